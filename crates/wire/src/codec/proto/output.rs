@@ -1,0 +1,299 @@
+//! `ForwardBackwardOutput`, written by servers and read by clients.
+
+use bytes::Bytes;
+
+use crate::output::{Column, LossOutputs, LossRecord};
+use crate::tensor::Shape;
+use crate::training::{DEFAULT_OUTPUT_TYPE, ForwardBackwardOutput, Metrics};
+use crate::{DecodeError, DecodeErrorKind};
+
+use super::read::{Field, Fields, Names, count, i64s};
+use super::tensor::{WireType, put_values, values_len, wire_number};
+use super::write::{
+    DOUBLE_SIZE, bytes_size, dims_size, number_size, put_array, put_bytes, put_dims, put_double,
+    put_header, put_number, put_text, text_size,
+};
+use super::{MAX_ENTRIES, entry};
+
+const OUTPUT: Names = &["loss_fn_output_type", "loss_fn_outputs", "metrics"];
+const RECORD: Names = &["type_tag", "fields", "num_datums"];
+const BATCHED: Names = &["data", "offsets", "dtype", "trailing_shape"];
+
+/// Datums that a result may speak of. A record without fields claims any number of them for free.
+const MAX_DATUMS: u64 = 1 << 20;
+
+// Writing
+
+pub(crate) fn encode(output: &ForwardBackwardOutput) -> Bytes {
+    let records = output.loss_fn_outputs.records();
+    let size = text_size(&output.loss_fn_output_type)
+        + records
+            .iter()
+            .map(|record| bytes_size(record_size(record)))
+            .sum::<usize>()
+        + output
+            .metrics
+            .keys()
+            .map(|name| bytes_size(metric_len(name)))
+            .sum::<usize>();
+    let mut out = Vec::with_capacity(size);
+    put_text(&mut out, 1, &output.loss_fn_output_type);
+    for record in records {
+        put_header(&mut out, 2, record_size(record));
+        write_record(&mut out, record);
+    }
+    for (name, number) in &output.metrics {
+        put_header(&mut out, 3, metric_len(name));
+        put_bytes(&mut out, 1, name.as_bytes());
+        put_double(&mut out, 2, *number);
+    }
+    debug_assert_eq!(out.len(), size, "the size was computed wrong");
+    out.into()
+}
+
+fn metric_len(name: &str) -> usize {
+    bytes_size(name.len()) + DOUBLE_SIZE
+}
+
+fn record_size(record: &LossRecord) -> usize {
+    text_size(&record.type_tag)
+        + record
+            .fields
+            .iter()
+            .map(|column| bytes_size(field_len(column)))
+            .sum::<usize>()
+        + number_size(record.datums as u64)
+}
+
+fn write_record(out: &mut Vec<u8>, record: &LossRecord) {
+    put_text(out, 1, &record.type_tag);
+    for column in &record.fields {
+        put_header(out, 2, field_len(column));
+        put_bytes(out, 1, column.name.as_bytes());
+        put_header(out, 2, batched_size(column));
+        write_batched(out, column);
+    }
+    put_number(out, 3, record.datums as u64);
+}
+
+/// The length of the map entry that holds a column.
+fn field_len(column: &Column) -> usize {
+    bytes_size(column.name.len()) + bytes_size(batched_size(column))
+}
+
+fn batched_size(column: &Column) -> usize {
+    let data = values_len(&column.values);
+    (if data == 0 { 0 } else { bytes_size(data) })
+        + bytes_size(column.starts.len() * size_of::<i64>())
+        + number_size(wire_number(column.values.dtype()))
+        + dims_size(column.trailing.dims())
+}
+
+fn write_batched(out: &mut Vec<u8>, column: &Column) {
+    if !column.values.is_empty() {
+        put_values(out, 1, &column.values);
+    }
+    let element = column.values.dtype().size();
+    #[expect(
+        clippy::cast_possible_wrap,
+        reason = "no slice has more than i64::MAX bytes"
+    )]
+    let offsets: Vec<i64> = column
+        .starts
+        .iter()
+        .map(|start| (start * element) as i64)
+        .collect();
+    put_array(out, 2, &offsets);
+    put_number(out, 3, wire_number(column.values.dtype()));
+    put_dims(out, 4, column.trailing.dims());
+}
+
+// Reading
+
+pub(crate) fn decode(body: &[u8]) -> Result<ForwardBackwardOutput, DecodeError> {
+    let mut output_type = "";
+    let mut records = Vec::with_capacity(count(body, OUTPUT, 2)?);
+    let mut metrics = Metrics::new();
+    let mut fields = Fields::new(body, OUTPUT);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => output_type = field.text()?,
+            2 => {
+                let at = records.len();
+                records.push(field.message(|m| decode_record(m).map_err(|e| e.at(at)))?);
+            }
+            3 => {
+                let (name, number) = field.message(|bytes| {
+                    let (name, value) = entry(bytes)?;
+                    let number = value.as_ref().map_or(Ok(0.0), Field::double);
+                    Ok((name, number.map_err(|error| error.at_key(name))?))
+                })?;
+                metrics.insert(name.to_owned(), number);
+            }
+            _ => {}
+        }
+    }
+    let records = settle(records).map_err(|error| error.within(OUTPUT[1]))?;
+    Ok(ForwardBackwardOutput {
+        loss_fn_output_type: short_type(output_type).to_owned(),
+        loss_fn_outputs: records,
+        metrics,
+    })
+}
+
+/// A qualified type name is more than anyone wants to see.
+fn short_type(qualified: &str) -> &str {
+    match qualified.rsplit(':').next() {
+        Some(name) if !qualified.is_empty() => name,
+        _ => DEFAULT_OUTPUT_TYPE,
+    }
+}
+
+/// A record as it was sent, before the number of its datums is settled.
+struct RawRecord {
+    type_tag: String,
+    fields: Vec<Column>,
+    num_datums: u64,
+}
+
+/// Decides how many datums each record has. The stated numbers hold, unless none was stated
+/// anywhere: then the fields tell.
+fn settle(raw: Vec<RawRecord>) -> Result<LossOutputs, DecodeError> {
+    let stated = raw.iter().any(|record| record.num_datums > 0);
+    let mut total = 0_u64;
+    let mut records = Vec::with_capacity(raw.len());
+    for (at, record) in raw.into_iter().enumerate() {
+        let in_fields = record
+            .fields
+            .first()
+            .map_or(0, |column| column.starts.len() - 1);
+        let datums = if stated {
+            record.num_datums
+        } else {
+            in_fields as u64
+        };
+        total = total.saturating_add(datums);
+        if total > MAX_DATUMS {
+            let why = format!("more than {MAX_DATUMS} datums");
+            return Err(DecodeError::new(DecodeErrorKind::TooLarge, why).at(at));
+        }
+        for column in &record.fields {
+            if (column.starts.len() - 1) as u64 != datums {
+                let why = format!(
+                    "{} datums where there are {datums}",
+                    column.starts.len() - 1
+                );
+                let error = DecodeError::new(DecodeErrorKind::Offsets, why).within(BATCHED[1]);
+                return Err(error.at_key(&column.name).within(RECORD[1]).at(at));
+            }
+        }
+        let datums = usize::try_from(datums).expect("at most MAX_DATUMS");
+        records.push(LossRecord {
+            type_tag: record.type_tag,
+            datums,
+            fields: record.fields,
+        });
+    }
+    Ok(LossOutputs::from_records(records).expect("at most MAX_DATUMS"))
+}
+
+fn decode_record(message: &[u8]) -> Result<RawRecord, DecodeError> {
+    let mut record = RawRecord {
+        type_tag: String::new(),
+        fields: Vec::new(),
+        num_datums: 0,
+    };
+    let mut fields = Fields::new(message, RECORD);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => record.type_tag = field.text()?.to_owned(),
+            2 => {
+                let column = field.message(|bytes| {
+                    let (name, value) = entry(bytes)?;
+                    let message = value.as_ref().map_or(Ok(&[][..]), Field::bytes);
+                    let column = message.and_then(|message| decode_column(name, message));
+                    column.map_err(|error| error.at_key(name))
+                })?;
+                let full = record.fields.len() == MAX_ENTRIES;
+                match record.fields.iter_mut().find(|old| old.name == column.name) {
+                    Some(old) => *old = column,
+                    None if full => {
+                        return Err(field.fail(DecodeErrorKind::TooLarge, "too many fields"));
+                    }
+                    None => record.fields.push(column),
+                }
+            }
+            3 => record.num_datums = field.count()?,
+            _ => {}
+        }
+    }
+    Ok(record)
+}
+
+fn decode_column(name: &str, message: &[u8]) -> Result<Column, DecodeError> {
+    let (mut data, mut offsets) = (&[][..], Vec::new());
+    let (mut wire_type, mut dims) = (0, Vec::new());
+    let mut fields = Fields::new(message, BATCHED);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => data = field.bytes()?,
+            2 => offsets = field.message(i64s)?,
+            3 => wire_type = field.varint()?,
+            4 => field.dims(&mut dims)?,
+            _ => {}
+        }
+    }
+    let wire_type = WireType::from_number(wire_type).map_err(|error| error.within(BATCHED[2]))?;
+    let starts = element_starts(&offsets, data.len(), wire_type.size())
+        .map_err(|why| DecodeError::new(DecodeErrorKind::Offsets, why).within(BATCHED[1]))?;
+    let trailing = Shape::from(&dims[..]);
+    if trailing.cells().is_none() {
+        let why = format!("{trailing:?} has too many cells");
+        return Err(DecodeError::new(DecodeErrorKind::Shape, why).within(BATCHED[3]));
+    }
+    let values = wire_type
+        .read(data)
+        .map_err(|error| error.within(BATCHED[0]))?;
+    let column = Column {
+        name: name.to_owned(),
+        values,
+        starts,
+        trailing,
+    };
+    column.check_rows().map_err(|datum| {
+        let why = format!(
+            "datum {datum} is not a whole number of rows of {:?}",
+            column.trailing
+        );
+        DecodeError::new(DecodeErrorKind::Shape, why).within(BATCHED[3])
+    })?;
+    Ok(column)
+}
+
+/// Byte offsets as element indices: from 0, never decreasing, inside the data, on elements.
+fn element_starts(offsets: &[i64], len: usize, element: usize) -> Result<Vec<usize>, &'static str> {
+    // No offsets at all: no datums.
+    let Some(first) = offsets.first() else {
+        return Ok(vec![0]);
+    };
+    if *first != 0 {
+        return Err("must begin with 0");
+    }
+    let mut starts = Vec::with_capacity(offsets.len());
+    let mut previous = 0;
+    for offset in offsets {
+        let offset = usize::try_from(*offset).map_err(|_| "must not be negative")?;
+        if offset < previous {
+            return Err("must not decrease");
+        }
+        if offset > len {
+            return Err("must stay inside the data");
+        }
+        if !offset.is_multiple_of(element) {
+            return Err("must fall between elements");
+        }
+        previous = offset;
+        starts.push(offset / element);
+    }
+    Ok(starts)
+}

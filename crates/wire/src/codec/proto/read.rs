@@ -1,0 +1,270 @@
+//! Reading the wire format: fields, and the numbers in them.
+
+use crate::{DecodeError, DecodeErrorKind};
+
+/// The field names of a message, by number, for errors.
+pub(super) type Names = &'static [&'static str];
+
+/// The fields of a message, one after the other.
+pub(super) struct Fields<'a> {
+    rest: &'a [u8],
+    names: Names,
+}
+
+/// One field.
+pub(super) struct Field<'a> {
+    pub(super) number: u32,
+    name: &'static str,
+    value: Value<'a>,
+}
+
+enum Value<'a> {
+    Varint(u64),
+    Fixed64([u8; 8]),
+    Bytes(&'a [u8]),
+    Fixed32,
+}
+
+impl<'a> Fields<'a> {
+    pub(super) fn new(message: &'a [u8], names: Names) -> Self {
+        Self {
+            rest: message,
+            names,
+        }
+    }
+
+    /// The next field, if there is one.
+    pub(super) fn next(&mut self) -> Result<Option<Field<'a>>, DecodeError> {
+        if self.rest.is_empty() {
+            return Ok(None);
+        }
+        let tag = take_varint(&mut self.rest)?;
+        let number = u32::try_from(tag >> 3)
+            .ok()
+            .filter(|n| (1..1 << 29).contains(n));
+        let Some(number) = number else {
+            return Err(DecodeError::new(
+                DecodeErrorKind::Tag,
+                format!("impossible tag {tag:#x}"),
+            ));
+        };
+        let known = usize::try_from(number)
+            .ok()
+            .and_then(|n| self.names.get(n - 1));
+        let name = known.copied().unwrap_or("(unknown field)");
+        let value = self.value(tag & 7).map_err(|error| error.within(name))?;
+        Ok(Some(Field {
+            number,
+            name,
+            value,
+        }))
+    }
+
+    fn value(&mut self, wire_type: u64) -> Result<Value<'a>, DecodeError> {
+        Ok(match wire_type {
+            0 => Value::Varint(take_varint(&mut self.rest)?),
+            1 => Value::Fixed64(*self.take_chunk()?),
+            2 => {
+                let len = take_varint(&mut self.rest)?;
+                let len = usize::try_from(len)
+                    .ok()
+                    .filter(|len| *len <= self.rest.len());
+                let Some(len) = len else {
+                    return Err(truncated());
+                };
+                let (bytes, rest) = self.rest.split_at(len);
+                self.rest = rest;
+                Value::Bytes(bytes)
+            }
+            5 => {
+                self.take_chunk::<4>()?;
+                Value::Fixed32
+            }
+            other => {
+                let why = format!("wire type {other} is not used by this API");
+                return Err(DecodeError::new(DecodeErrorKind::Tag, why));
+            }
+        })
+    }
+
+    fn take_chunk<const N: usize>(&mut self) -> Result<&'a [u8; N], DecodeError> {
+        let (chunk, rest) = self.rest.split_first_chunk().ok_or_else(truncated)?;
+        self.rest = rest;
+        Ok(chunk)
+    }
+}
+
+/// How often a field occurs: the exact capacity of the list it becomes.
+pub(super) fn count(message: &[u8], names: Names, number: u32) -> Result<usize, DecodeError> {
+    let mut fields = Fields::new(message, names);
+    let mut n = 0;
+    while let Some(field) = fields.next()? {
+        n += usize::from(field.number == number);
+    }
+    Ok(n)
+}
+
+impl<'a> Field<'a> {
+    fn wrong(&self, wanted: &str) -> DecodeError {
+        DecodeError::new(DecodeErrorKind::Tag, format!("not {wanted}")).within(self.name)
+    }
+
+    /// Names this field in an error about its contents.
+    pub(super) fn fail(&self, kind: DecodeErrorKind, why: impl Into<String>) -> DecodeError {
+        DecodeError::new(kind, why).within(self.name)
+    }
+
+    pub(super) fn bytes(&self) -> Result<&'a [u8], DecodeError> {
+        match self.value {
+            Value::Bytes(bytes) => Ok(bytes),
+            _ => Err(self.wrong("a byte field")),
+        }
+    }
+
+    pub(super) fn text(&self) -> Result<&'a str, DecodeError> {
+        std::str::from_utf8(self.bytes()?)
+            .map_err(|why| self.fail(DecodeErrorKind::Utf8, why.to_string()))
+    }
+
+    /// Reads a nested message; its errors are placed inside this field.
+    pub(super) fn message<T>(
+        &self,
+        read: impl FnOnce(&'a [u8]) -> Result<T, DecodeError>,
+    ) -> Result<T, DecodeError> {
+        read(self.bytes()?).map_err(|error| error.within(self.name))
+    }
+
+    pub(super) fn varint(&self) -> Result<u64, DecodeError> {
+        match self.value {
+            Value::Varint(number) => Ok(number),
+            _ => Err(self.wrong("an integer field")),
+        }
+    }
+
+    /// A 64-bit integer that must not be negative.
+    pub(super) fn count(&self) -> Result<u64, DecodeError> {
+        let number = self.varint()?.cast_signed();
+        u64::try_from(number)
+            .map_err(|_| self.fail(DecodeErrorKind::Number, format!("{number} is negative")))
+    }
+
+    /// A 32-bit integer that must not be negative.
+    pub(super) fn count32(&self) -> Result<u32, DecodeError> {
+        let number = self.varint()?.cast_signed();
+        u32::try_from(number).map_err(|_| {
+            self.fail(
+                DecodeErrorKind::Number,
+                format!("{number} does not fit 32 bits"),
+            )
+        })
+    }
+
+    pub(super) fn double(&self) -> Result<f64, DecodeError> {
+        match self.value {
+            Value::Fixed64(bytes) => Ok(f64::from_le_bytes(bytes)),
+            _ => Err(self.wrong("a floating-point field")),
+        }
+    }
+
+    /// Appends the dimensions in this field: one, or several packed together.
+    pub(super) fn dims(&self, out: &mut Vec<usize>) -> Result<(), DecodeError> {
+        let mut push = |dim: u64| {
+            let dim = usize::try_from(dim.cast_signed());
+            dim.map(|dim| out.push(dim))
+                .map_err(|_| self.fail(DecodeErrorKind::Shape, "a dimension is negative"))
+        };
+        match self.value {
+            Value::Varint(dim) => push(dim),
+            Value::Bytes(mut packed) => {
+                while !packed.is_empty() {
+                    push(take_varint(&mut packed).map_err(|error| error.within(self.name))?)?;
+                }
+                Ok(())
+            }
+            _ => Err(self.wrong("a list of integers")),
+        }
+    }
+}
+
+fn truncated() -> DecodeError {
+    DecodeError::new(
+        DecodeErrorKind::Truncated,
+        "the message ends inside this field",
+    )
+}
+
+/// A variable-length integer from the front of `rest`.
+pub(crate) fn take_varint(rest: &mut &[u8]) -> Result<u64, DecodeError> {
+    let mut number = 0_u64;
+    for (i, byte) in rest.iter().take(10).enumerate() {
+        number |= u64::from(byte & 0x7F) << (7 * i);
+        if byte & 0x80 == 0 {
+            // The tenth byte has room for one bit.
+            if i == 9 && *byte > 1 {
+                break;
+            }
+            *rest = &rest[i + 1..];
+            return Ok(number);
+        }
+    }
+    if rest.len() < 10 {
+        return Err(truncated());
+    }
+    Err(DecodeError::new(
+        DecodeErrorKind::Varint,
+        "an integer does not end within ten bytes",
+    ))
+}
+
+/// Raw little-endian arrays. One pass, which compiles to a plain copy on a little-endian machine.
+macro_rules! arrays {
+    ($($(#[$doc:meta])* $name:ident: $wire:ty => $type:ty, $convert:expr;)*) => {$(
+        $(#[$doc])*
+        pub(super) fn $name(bytes: &[u8]) -> Result<Vec<$type>, DecodeError> {
+            const SIZE: usize = size_of::<$wire>();
+            let (numbers, odd) = bytes.as_chunks::<SIZE>();
+            if !odd.is_empty() {
+                let why = format!("{} bytes are not a whole number of {SIZE}-byte elements", bytes.len());
+                return Err(DecodeError::new(DecodeErrorKind::Length, why));
+            }
+            Ok(numbers.iter().map(|number| $convert(<$wire>::from_le_bytes(*number))).collect())
+        }
+    )*};
+}
+
+arrays! {
+    f32s: f32 => f32, std::convert::identity;
+    i64s: i64 => i64, std::convert::identity;
+    u32s: u32 => u32, std::convert::identity;
+    /// Integers of 32 bits, widened.
+    i32s_as_i64s: i32 => i64, i64::from;
+    /// Half-length floats, widened: they are the upper half of a `f32`.
+    bf16s_as_f32s: u16 => f32, |half| f32::from_bits(u32::from(half) << 16);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn varints_end_within_ten_bytes() {
+        let read = |mut bytes: &[u8]| take_varint(&mut bytes).map_err(|e| e.kind());
+        assert_eq!(read(&[0x96, 0x01]), Ok(150));
+        let mut most = [0xFF; 10];
+        most[9] = 1;
+        assert_eq!(read(&most), Ok(u64::MAX));
+        most[9] = 2;
+        assert_eq!(read(&most), Err(DecodeErrorKind::Varint));
+        assert_eq!(read(&[0x80; 11]), Err(DecodeErrorKind::Varint));
+        assert_eq!(read(&[0x80; 3]), Err(DecodeErrorKind::Truncated));
+        assert_eq!(read(&[]), Err(DecodeErrorKind::Truncated));
+    }
+
+    #[test]
+    fn arrays_are_little_endian() {
+        assert_eq!(i64s(&[1, 0, 0, 0, 0, 0, 0, 0x80]).unwrap(), [i64::MIN + 1]);
+        assert_eq!(i32s_as_i64s(&[0xFF, 0xFF, 0xFF, 0xFF]).unwrap(), [-1]);
+        assert_eq!(bf16s_as_f32s(&[0x80, 0x3F]).unwrap(), [1.0]);
+        assert_eq!(f32s(&[0; 5]).unwrap_err().kind(), DecodeErrorKind::Length);
+    }
+}

@@ -1,0 +1,272 @@
+//! Reading a training request.
+
+use std::borrow::Cow;
+
+use bytes::Bytes;
+
+use crate::codec::proto::read::{Field, Fields, Names, count, u32s};
+use crate::codec::proto::{MAX_ENTRIES, entry, tensor};
+use crate::datum::{Datum, Provenance, Span, SpanSource, loss_input};
+use crate::ids::{ModelId, Seq};
+use crate::input::{Chunk, ImageFormat, ModelInput, Tokens};
+use crate::loss::{LossConfig, LossFn, LossSetting};
+use crate::tensor::TensorData;
+use crate::training::{ForwardBackward, Mode};
+use crate::{DecodeError, DecodeErrorKind};
+
+const REQUEST: Names = &[
+    "model_id",
+    "seq_id",
+    "data",
+    "loss_fn",
+    "loss_fn_config",
+    "forward_only",
+    "loss_fn_config_v2",
+];
+const DATUM: Names = &[
+    "model_input",
+    "loss_fn_inputs",
+    "model_input_spans",
+    "loss_fn_input_spans",
+];
+const CHUNK: Names = &["encoded_text", "image", "dmel"];
+const ENCODED_TEXT: Names = &["tokens"];
+const IMAGE: Names = &["data", "format", "expected_tokens", "override_dimensions"];
+const DMEL: Names = &["dmel"];
+const SPAN: Names = &["prompt_tokens", "sampled_tokens"];
+const SPAN_RANGE: Names = &["sequence_id", "offset", "length"];
+const SETTING: Names = &["number", "text"];
+
+pub(crate) fn decode(body: &Bytes) -> Result<ForwardBackward, DecodeError> {
+    let mut request = ForwardBackward::new(
+        "",
+        Vec::with_capacity(count(body, REQUEST, 3)?),
+        LossFn::CrossEntropy,
+    );
+    request.loss_fn = LossFn::Other(String::new());
+    let (mut numbers, mut settings) = (LossConfig::new(), LossConfig::new());
+    let mut fields = Fields::new(body, REQUEST);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => request.model_id = ModelId::from(field.text()?),
+            2 => {
+                let seq = field.count32()?;
+                if seq > i32::MAX.unsigned_abs() {
+                    return Err(field.fail(DecodeErrorKind::Number, "does not fit 31 bits"));
+                }
+                request.seq_id = (seq != 0).then(|| Seq::new(seq.into()));
+            }
+            3 => {
+                let at = request.data.len();
+                let datum =
+                    field.message(|bytes| decode_datum(body, bytes).map_err(|e| e.at(at)))?;
+                request.data.push(datum);
+            }
+            4 => request.loss_fn = LossFn::from(field.text()?),
+            5 => field.message(|bytes| {
+                let (name, value) = entry(bytes)?;
+                let number = value.as_ref().map_or(Ok(0.0), Field::double);
+                let number = number.map_err(|error| error.at_key(name))?;
+                add_setting(&mut numbers, name, LossSetting::Number(number))
+            })?,
+            6 if field.varint()? != 0 => request.mode = Mode::Forward,
+            7 => field.message(|bytes| {
+                let (name, value) = entry(bytes)?;
+                let message = value.as_ref().map_or(Ok(&[][..]), Field::bytes);
+                let setting = message
+                    .and_then(decode_setting)
+                    .map_err(|e| e.at_key(name))?;
+                add_setting(&mut settings, name, setting)
+            })?,
+            _ => {}
+        }
+    }
+    request.loss_fn_config = if settings.is_empty() {
+        numbers
+    } else {
+        settings
+    };
+    Ok(request)
+}
+
+fn add_setting(config: &mut LossConfig, name: &str, value: LossSetting) -> Result<(), DecodeError> {
+    config.insert(name.to_owned().into(), value);
+    if config.iter().len() > MAX_ENTRIES {
+        return Err(DecodeError::new(
+            DecodeErrorKind::TooLarge,
+            "too many settings",
+        ));
+    }
+    Ok(())
+}
+
+fn decode_setting(message: &[u8]) -> Result<LossSetting, DecodeError> {
+    let mut setting = None;
+    let mut fields = Fields::new(message, SETTING);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => setting = Some(LossSetting::Number(field.double()?)),
+            2 => setting = Some(LossSetting::Text(field.text()?.to_owned())),
+            _ => {}
+        }
+    }
+    setting.ok_or_else(|| DecodeError::new(DecodeErrorKind::Missing, "neither number nor text"))
+}
+
+fn decode_datum(body: &Bytes, message: &[u8]) -> Result<Datum, DecodeError> {
+    let mut chunks = Vec::new();
+    let mut inputs: Vec<(Cow<'static, str>, TensorData)> = Vec::new();
+    let (mut input_spans, mut loss_spans) = (Vec::new(), Vec::new());
+    let mut fields = Fields::new(message, DATUM);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => {
+                let at = chunks.len();
+                chunks.push(field.message(|m| decode_chunk(body, m).map_err(|e| e.at(at)))?);
+            }
+            2 => {
+                let (name, tensor) = field.message(|bytes| {
+                    let (name, value) = entry(bytes)?;
+                    let message = value.as_ref().map_or(Ok(&[][..]), Field::bytes);
+                    let tensor = message.and_then(tensor::decode);
+                    Ok((name, tensor.map_err(|error| error.at_key(name))?))
+                })?;
+                let full = inputs.len() == MAX_ENTRIES;
+                match inputs.iter_mut().find(|(key, _)| key == name) {
+                    Some((_, old)) => *old = tensor,
+                    None if full => {
+                        return Err(field.fail(DecodeErrorKind::TooLarge, "too many tensors"));
+                    }
+                    None => inputs.push((input_name(name), tensor)),
+                }
+            }
+            3 => {
+                let at = input_spans.len();
+                input_spans.push(field.message(|m| decode_span(m).map_err(|e| e.at(at)))?);
+            }
+            4 => {
+                let at = loss_spans.len();
+                loss_spans.push(field.message(|m| decode_span(m).map_err(|e| e.at(at)))?);
+            }
+            _ => {}
+        }
+    }
+    let provenance = match (input_spans.is_empty(), loss_spans.is_empty()) {
+        (true, true) => None,
+        (false, false) => Some(Box::new(Provenance {
+            model_input: input_spans,
+            loss_inputs: loss_spans,
+        })),
+        (one_missing, _) => {
+            let name = if one_missing { DATUM[2] } else { DATUM[3] };
+            let why = "both lists of spans must be given, or neither";
+            return Err(DecodeError::new(DecodeErrorKind::Missing, why).within(name));
+        }
+    };
+    Ok(Datum::from_parts(ModelInput { chunks }, inputs, provenance))
+}
+
+/// The usual names are not copied for every datum.
+fn input_name(name: &str) -> Cow<'static, str> {
+    let known = loss_input::ALL.into_iter().find(|known| *known == name);
+    known.map_or_else(|| Cow::Owned(name.to_owned()), Cow::Borrowed)
+}
+
+fn decode_chunk(body: &Bytes, message: &[u8]) -> Result<Chunk, DecodeError> {
+    let mut chunk = None;
+    let mut fields = Fields::new(message, CHUNK);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => chunk = Some(field.message(decode_text)?),
+            2 => chunk = Some(field.message(|m| decode_image(body, m))?),
+            3 => chunk = Some(field.message(|m| decode_dmel(body, m))?),
+            _ => {}
+        }
+    }
+    chunk.ok_or_else(|| {
+        DecodeError::new(
+            DecodeErrorKind::Missing,
+            "a chunk of a kind that this version lacks",
+        )
+    })
+}
+
+fn decode_text(message: &[u8]) -> Result<Chunk, DecodeError> {
+    let mut tokens = Tokens::default();
+    let mut fields = Fields::new(message, ENCODED_TEXT);
+    while let Some(field) = fields.next()? {
+        if field.number == 1 {
+            tokens = field.message(u32s)?.into();
+        }
+    }
+    Ok(Chunk::EncodedText { tokens })
+}
+
+fn decode_image(body: &Bytes, message: &[u8]) -> Result<Chunk, DecodeError> {
+    let (mut data, mut format, mut expected_tokens) = (Bytes::new(), None, None);
+    let mut fields = Fields::new(message, IMAGE);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => data = body.slice_ref(field.bytes()?),
+            2 => {
+                let name = field.text()?;
+                let known = ImageFormat::from_name(name);
+                let why = || format!("{name:?} is neither png nor jpeg");
+                format = Some(known.ok_or_else(|| field.fail(DecodeErrorKind::Value, why()))?);
+            }
+            3 => expected_tokens = Some(field.count32()?),
+            _ => {}
+        }
+    }
+    let missing = || DecodeError::new(DecodeErrorKind::Missing, "must be png or jpeg");
+    let format = format.ok_or_else(|| missing().within("format"))?;
+    Ok(Chunk::Image {
+        data,
+        format,
+        expected_tokens,
+    })
+}
+
+fn decode_dmel(body: &Bytes, message: &[u8]) -> Result<Chunk, DecodeError> {
+    let mut dmel = Bytes::new();
+    let mut fields = Fields::new(message, DMEL);
+    while let Some(field) = fields.next()? {
+        if field.number == 1 {
+            dmel = body.slice_ref(field.bytes()?);
+        }
+    }
+    Ok(Chunk::Dmel { dmel })
+}
+
+fn decode_span(message: &[u8]) -> Result<Span, DecodeError> {
+    let mut span = None;
+    let mut fields = Fields::new(message, SPAN);
+    while let Some(field) = fields.next()? {
+        let source = match field.number {
+            1 => SpanSource::Prompt,
+            2 => SpanSource::Sampled,
+            _ => continue,
+        };
+        span = Some(field.message(|m| decode_range(source, m))?);
+    }
+    span.ok_or_else(|| DecodeError::new(DecodeErrorKind::Missing, "a span without a source"))
+}
+
+fn decode_range(source: SpanSource, message: &[u8]) -> Result<Span, DecodeError> {
+    let (mut sequence_id, mut offset, mut length) = ("", 0, 0);
+    let mut fields = Fields::new(message, SPAN_RANGE);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => sequence_id = field.text()?,
+            2 => offset = field.count()?,
+            3 => length = field.count()?,
+            _ => {}
+        }
+    }
+    Ok(Span {
+        source,
+        sequence_id: sequence_id.into(),
+        offset,
+        length,
+    })
+}

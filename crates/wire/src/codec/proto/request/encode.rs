@@ -1,0 +1,233 @@
+//! Writing a training request: sizes first, then one pass.
+
+use bytes::Bytes;
+
+use crate::InvalidInput;
+use crate::codec::proto::tensor;
+use crate::codec::proto::write::{
+    DOUBLE_SIZE, Little, bytes_size, number_size, put_bytes, put_double, put_header, put_number,
+    put_present_number, put_text, text_size, varint_size,
+};
+use crate::datum::{Datum, Span, SpanSource};
+use crate::ids::Seq;
+use crate::input::Chunk;
+use crate::loss::LossSetting;
+use crate::training::{ForwardBackward, Mode};
+
+pub(crate) fn encode(request: &ForwardBackward) -> Result<Bytes, InvalidInput> {
+    let seq = check(request)?;
+    let size = request_size(request, seq);
+    let mut out = Vec::with_capacity(size);
+    write_request(&mut out, request, seq);
+    debug_assert_eq!(out.len(), size, "the size was computed wrong");
+    Ok(out.into())
+}
+
+/// Everything that could stop the encoding, before any of it is done.
+fn check(request: &ForwardBackward) -> Result<u64, InvalidInput> {
+    for (i, datum) in request.data.iter().enumerate() {
+        for (j, chunk) in datum.model_input().chunks.iter().enumerate() {
+            if matches!(chunk, Chunk::ImageAssetPointer { .. }) {
+                let place = format!("data[{i}].model_input[{j}]");
+                let why = "a picture by address cannot be trained on; send the picture itself";
+                return Err(InvalidInput::new(place, why));
+            }
+        }
+    }
+    let seq = request.seq_id.map_or(0, Seq::get);
+    if seq > i32::MAX.unsigned_abs().into() {
+        return Err(InvalidInput::new(
+            "seq_id",
+            format!("{seq} does not fit 31 bits"),
+        ));
+    }
+    Ok(seq)
+}
+
+fn request_size(request: &ForwardBackward, seq: u64) -> usize {
+    let settings: usize = request
+        .loss_fn_config
+        .iter()
+        .map(|(name, value)| {
+            let both = entry_size(name, bytes_size(setting_len(value)));
+            match value {
+                LossSetting::Number(_) => both + entry_size(name, DOUBLE_SIZE),
+                LossSetting::Text(_) => both,
+            }
+        })
+        .sum();
+    text_size(request.model_id.as_str())
+        + number_size(seq)
+        + request
+            .data
+            .iter()
+            .map(|datum| bytes_size(datum_size(datum)))
+            .sum::<usize>()
+        + text_size(request.loss_fn.as_str())
+        + number_size(forward_only(request))
+        + settings
+}
+
+fn write_request(out: &mut Vec<u8>, request: &ForwardBackward, seq: u64) {
+    put_text(out, 1, request.model_id.as_str());
+    put_number(out, 2, seq);
+    for datum in &request.data {
+        put_header(out, 3, datum_size(datum));
+        write_datum(out, datum);
+    }
+    put_text(out, 4, request.loss_fn.as_str());
+    // Numbers go into both maps: servers from before the second one read the first.
+    for (name, value) in request.loss_fn_config.iter() {
+        if let LossSetting::Number(number) = value {
+            put_entry(out, 5, name, DOUBLE_SIZE);
+            put_double(out, 2, *number);
+        }
+    }
+    put_number(out, 6, forward_only(request));
+    for (name, value) in request.loss_fn_config.iter() {
+        let len = setting_len(value);
+        put_entry(out, 7, name, bytes_size(len));
+        put_header(out, 2, len);
+        match value {
+            LossSetting::Number(number) => put_double(out, 1, *number),
+            LossSetting::Text(text) => put_bytes(out, 2, text.as_bytes()),
+        }
+    }
+}
+
+fn forward_only(request: &ForwardBackward) -> u64 {
+    u64::from(request.mode == Mode::Forward)
+}
+
+fn setting_len(value: &LossSetting) -> usize {
+    match value {
+        LossSetting::Number(_) => DOUBLE_SIZE,
+        LossSetting::Text(text) => bytes_size(text.len()),
+    }
+}
+
+/// A map entry: the key, and a value field of `value` bytes.
+fn entry_size(key: &str, value: usize) -> usize {
+    bytes_size(bytes_size(key.len()) + value)
+}
+
+/// The start of a map entry; the caller writes the value field.
+fn put_entry(out: &mut Vec<u8>, field: u8, key: &str, value: usize) {
+    put_header(out, field, bytes_size(key.len()) + value);
+    put_bytes(out, 1, key.as_bytes());
+}
+
+fn datum_size(datum: &Datum) -> usize {
+    let chunks = &datum.model_input().chunks;
+    let chunks: usize = chunks
+        .iter()
+        .map(|chunk| bytes_size(bytes_size(chunk_len(chunk))))
+        .sum();
+    let inputs: usize = datum
+        .loss_inputs()
+        .map(|(name, tensor)| entry_size(name, bytes_size(tensor::size(tensor))))
+        .sum();
+    let spans: usize = datum
+        .provenance()
+        .into_iter()
+        .flat_map(|provenance| provenance.model_input.iter().chain(&provenance.loss_inputs))
+        .map(|span| bytes_size(bytes_size(span_len(span))))
+        .sum();
+    chunks + inputs + spans
+}
+
+fn write_datum(out: &mut Vec<u8>, datum: &Datum) {
+    for chunk in &datum.model_input().chunks {
+        write_chunk(out, chunk);
+    }
+    for (name, data) in datum.loss_inputs() {
+        let len = tensor::size(data);
+        put_entry(out, 2, name, bytes_size(len));
+        put_header(out, 2, len);
+        tensor::write(out, data);
+    }
+    if let Some(provenance) = datum.provenance() {
+        for span in &provenance.model_input {
+            write_span(out, 3, span);
+        }
+        for span in &provenance.loss_inputs {
+            write_span(out, 4, span);
+        }
+    }
+}
+
+/// The length of the message inside a `Chunk`.
+fn chunk_len(chunk: &Chunk) -> usize {
+    match chunk {
+        Chunk::EncodedText { tokens } => filled_size(tokens.len() * size_of::<u32>()),
+        Chunk::Image {
+            data,
+            format,
+            expected_tokens,
+        } => {
+            filled_size(data.len())
+                + text_size(format.as_str())
+                + expected_tokens.map_or(0, |n| 1 + varint_size(n.into()))
+        }
+        // Refused before we come here.
+        Chunk::ImageAssetPointer { .. } => 0,
+        Chunk::Dmel { dmel } => filled_size(dmel.len()),
+    }
+}
+
+fn write_chunk(out: &mut Vec<u8>, chunk: &Chunk) {
+    let len = chunk_len(chunk);
+    put_header(out, 1, bytes_size(len));
+    match chunk {
+        Chunk::EncodedText { tokens } => {
+            put_header(out, 1, len);
+            put_filled(out, 1, &u32::bytes(tokens));
+        }
+        Chunk::Image {
+            data,
+            format,
+            expected_tokens,
+        } => {
+            put_header(out, 2, len);
+            put_filled(out, 1, data);
+            put_text(out, 2, format.as_str());
+            if let Some(n) = expected_tokens {
+                put_present_number(out, 3, (*n).into());
+            }
+        }
+        Chunk::ImageAssetPointer { .. } => {}
+        Chunk::Dmel { dmel } => {
+            put_header(out, 3, len);
+            put_filled(out, 1, dmel);
+        }
+    }
+}
+
+/// Bytes that are left out when there are none.
+fn filled_size(len: usize) -> usize {
+    if len == 0 { 0 } else { bytes_size(len) }
+}
+
+fn put_filled(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
+    if !bytes.is_empty() {
+        put_bytes(out, field, bytes);
+    }
+}
+
+/// The length of the message inside a `ProvenanceSpan`.
+fn span_len(span: &Span) -> usize {
+    text_size(span.sequence_id.as_str()) + number_size(span.offset) + number_size(span.length)
+}
+
+fn write_span(out: &mut Vec<u8>, field: u8, span: &Span) {
+    let len = span_len(span);
+    put_header(out, field, bytes_size(len));
+    let source = match span.source {
+        SpanSource::Prompt => 1,
+        SpanSource::Sampled => 2,
+    };
+    put_header(out, source, len);
+    put_text(out, 1, span.sequence_id.as_str());
+    put_number(out, 2, span.offset);
+    put_number(out, 3, span.length);
+}

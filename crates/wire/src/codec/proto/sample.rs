@@ -1,0 +1,262 @@
+//! `SampleResponse`, written by servers and read by clients.
+
+use bytes::Bytes;
+
+use crate::input::Tokens;
+use crate::sampled::{
+    Logprobs, PromptAltTokens, SampleResponse, SampledSequence, StopReason, TopkLogprobs,
+};
+use crate::{DecodeError, DecodeErrorKind};
+
+use super::read::{Fields, Names, count, f32s, u32s};
+use super::tensor;
+use super::write::{Little, bytes_size, number_size, put_array, put_header, put_number};
+
+const RESPONSE: Names = &[
+    "sequences",
+    "prompt_logprobs",
+    "topk_prompt_logprobs",
+    "prompt_cache_hit_tokens",
+    "target_prompt_logprobs",
+    "prompt_alt_tokens",
+];
+const SEQUENCE: Names = &["stop_reason", "tokens", "logprobs", "topk_sampled_logprobs"];
+const TOPK: Names = &["token_ids", "logprobs", "k", "length"];
+const ALT_TOKENS: Names = &["tokens", "logprobs"];
+
+// Writing
+
+pub(crate) fn encode(response: &SampleResponse) -> Bytes {
+    let size = response_size(response);
+    let mut out = Vec::with_capacity(size);
+    write_response(&mut out, response);
+    debug_assert_eq!(out.len(), size, "the size was computed wrong");
+    out.into()
+}
+
+fn response_size(response: &SampleResponse) -> usize {
+    response
+        .sequences
+        .iter()
+        .map(|sequence| bytes_size(sequence_size(sequence)))
+        .sum::<usize>()
+        + logprobs_size(response.prompt_logprobs.as_ref())
+        + response
+            .topk_prompt_logprobs
+            .as_ref()
+            .map_or(0, |topk| bytes_size(topk_size(topk)))
+        + number_size(response.prompt_cache_hit_tokens.into())
+        + response
+            .target_prompt_logprobs
+            .as_ref()
+            .map_or(0, |t| bytes_size(tensor::size(t)))
+        + response
+            .prompt_alt_tokens
+            .as_ref()
+            .map_or(0, |alt| bytes_size(alt_tokens_size(alt)))
+}
+
+fn write_response(out: &mut Vec<u8>, response: &SampleResponse) {
+    for sequence in &response.sequences {
+        put_header(out, 1, sequence_size(sequence));
+        write_sequence(out, sequence);
+    }
+    put_logprobs(out, 2, response.prompt_logprobs.as_ref());
+    if let Some(topk) = &response.topk_prompt_logprobs {
+        put_header(out, 3, topk_size(topk));
+        write_topk(out, topk);
+    }
+    put_number(out, 4, response.prompt_cache_hit_tokens.into());
+    if let Some(targets) = &response.target_prompt_logprobs {
+        put_header(out, 5, tensor::size(targets));
+        tensor::write(out, targets);
+    }
+    if let Some(alt) = &response.prompt_alt_tokens {
+        put_header(out, 6, alt_tokens_size(alt));
+        for (field, data) in [(1, &alt.tokens), (2, &alt.logprobs)] {
+            put_header(out, field, tensor::size(data));
+            tensor::write(out, data);
+        }
+    }
+}
+
+fn alt_tokens_size(alt: &PromptAltTokens) -> usize {
+    bytes_size(tensor::size(&alt.tokens)) + bytes_size(tensor::size(&alt.logprobs))
+}
+
+fn stop_number(reason: StopReason) -> u64 {
+    match reason {
+        StopReason::Stop => 0,
+        StopReason::Length => 1,
+        // A number that no version has given a meaning, so that it stays unknown when read.
+        StopReason::Unknown => i32::MAX.unsigned_abs().into(),
+    }
+}
+
+fn sequence_size(sequence: &SampledSequence) -> usize {
+    number_size(stop_number(sequence.stop_reason))
+        + numbers_size(&sequence.tokens)
+        + logprobs_size(sequence.logprobs.as_ref())
+        + sequence
+            .topk_logprobs
+            .as_ref()
+            .map_or(0, |topk| bytes_size(topk_size(topk)))
+}
+
+fn write_sequence(out: &mut Vec<u8>, sequence: &SampledSequence) {
+    put_number(out, 1, stop_number(sequence.stop_reason));
+    put_numbers(out, 2, &sequence.tokens);
+    put_logprobs(out, 3, sequence.logprobs.as_ref());
+    if let Some(topk) = &sequence.topk_logprobs {
+        put_header(out, 4, topk_size(topk));
+        write_topk(out, topk);
+    }
+}
+
+fn topk_size(topk: &TopkLogprobs) -> usize {
+    numbers_size(&topk.token_ids)
+        + numbers_size(&topk.logprobs)
+        + number_size(topk.k.into())
+        + number_size(topk.length.into())
+}
+
+fn write_topk(out: &mut Vec<u8>, topk: &TopkLogprobs) {
+    put_numbers(out, 1, &topk.token_ids);
+    put_numbers(out, 2, &topk.logprobs);
+    put_number(out, 3, topk.k.into());
+    put_number(out, 4, topk.length.into());
+}
+
+/// A field of numbers that is left out when empty.
+fn numbers_size<T>(numbers: &[T]) -> usize {
+    if numbers.is_empty() {
+        0
+    } else {
+        bytes_size(size_of_val(numbers))
+    }
+}
+
+fn put_numbers<T: Little>(out: &mut Vec<u8>, field: u8, numbers: &[T]) {
+    if !numbers.is_empty() {
+        put_array(out, field, numbers);
+    }
+}
+
+/// Present but empty and missing mean the same to every reader, so neither is written.
+fn logprobs_size(logprobs: Option<&Logprobs>) -> usize {
+    logprobs.map_or(0, |logprobs| numbers_size(logprobs.as_slice()))
+}
+
+fn put_logprobs(out: &mut Vec<u8>, field: u8, logprobs: Option<&Logprobs>) {
+    put_numbers(out, field, logprobs.map_or(&[], Logprobs::as_slice));
+}
+
+// Reading
+
+pub(crate) fn decode(body: &[u8]) -> Result<SampleResponse, DecodeError> {
+    let mut response = SampleResponse {
+        sequences: Vec::with_capacity(count(body, RESPONSE, 1)?),
+        ..Default::default()
+    };
+    let mut fields = Fields::new(body, RESPONSE);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => {
+                let at = response.sequences.len();
+                let sequence = field.message(|m| decode_sequence(m).map_err(|e| e.at(at)))?;
+                response.sequences.push(sequence);
+            }
+            2 => response.prompt_logprobs = field.message(decode_logprobs)?,
+            3 => response.topk_prompt_logprobs = field.message(decode_topk)?,
+            4 => response.prompt_cache_hit_tokens = field.count32()?,
+            5 => response.target_prompt_logprobs = Some(field.message(tensor::decode)?),
+            6 => response.prompt_alt_tokens = Some(field.message(decode_alt_tokens)?),
+            _ => {}
+        }
+    }
+    Ok(response)
+}
+
+fn decode_sequence(message: &[u8]) -> Result<SampledSequence, DecodeError> {
+    let mut sequence = SampledSequence::default();
+    let mut fields = Fields::new(message, SEQUENCE);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => {
+                sequence.stop_reason = match field.varint()? {
+                    0 => StopReason::Stop,
+                    1 => StopReason::Length,
+                    _ => StopReason::Unknown,
+                };
+            }
+            2 => sequence.tokens = field.message(u32s)?.into(),
+            3 => sequence.logprobs = field.message(decode_logprobs)?,
+            4 => sequence.topk_logprobs = field.message(decode_topk)?,
+            _ => {}
+        }
+    }
+    if let Some(logprobs) = &sequence.logprobs
+        && logprobs.len() != sequence.tokens.len()
+    {
+        let why = format!("{} for {} tokens", logprobs.len(), sequence.tokens.len());
+        return Err(DecodeError::new(DecodeErrorKind::Length, why).within(SEQUENCE[2]));
+    }
+    Ok(sequence)
+}
+
+/// None stand for missing ones.
+fn decode_logprobs(bytes: &[u8]) -> Result<Option<Logprobs>, DecodeError> {
+    let numbers = f32s(bytes)?;
+    Ok((!numbers.is_empty()).then(|| numbers.into()))
+}
+
+fn decode_topk(message: &[u8]) -> Result<Option<TopkLogprobs>, DecodeError> {
+    let (mut token_ids, mut logprobs) = (Tokens::default(), Vec::new());
+    let (mut k, mut length) = (0_u32, 0_u32);
+    let mut fields = Fields::new(message, TOPK);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => token_ids = field.message(u32s)?.into(),
+            2 => logprobs = field.message(f32s)?,
+            3 => k = field.count32()?,
+            4 => length = field.count32()?,
+            _ => {}
+        }
+    }
+    if k == 0 || length == 0 {
+        return Ok(None);
+    }
+    let cells = u64::from(k) * u64::from(length);
+    for (name, len) in [(TOPK[0], token_ids.len()), (TOPK[1], logprobs.len())] {
+        if len as u64 != cells {
+            let why = format!("{len} for {length} positions of {k}");
+            return Err(DecodeError::new(DecodeErrorKind::Length, why).within(name));
+        }
+    }
+    Ok(Some(TopkLogprobs {
+        k,
+        length,
+        token_ids,
+        logprobs: logprobs.into(),
+    }))
+}
+
+fn decode_alt_tokens(message: &[u8]) -> Result<PromptAltTokens, DecodeError> {
+    let (mut tokens, mut logprobs) = (None, None);
+    let mut fields = Fields::new(message, ALT_TOKENS);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => tokens = Some(field.message(tensor::decode)?),
+            2 => logprobs = Some(field.message(tensor::decode)?),
+            _ => {}
+        }
+    }
+    let missing = |name| DecodeError::new(DecodeErrorKind::Missing, "is not there").within(name);
+    let tokens = tokens.ok_or_else(|| missing(ALT_TOKENS[0]))?;
+    let logprobs = logprobs.ok_or_else(|| missing(ALT_TOKENS[1]))?;
+    if tokens.as_i64().is_none() || logprobs.as_f32().is_none() {
+        let why = "tokens must be integers and log-probabilities floating point";
+        return Err(DecodeError::new(DecodeErrorKind::DType, why).within(ALT_TOKENS[0]));
+    }
+    Ok(PromptAltTokens { tokens, logprobs })
+}

@@ -1,0 +1,205 @@
+//! `Tensor` and `SparseCsr`.
+
+use crate::slice::SharedSlice;
+use crate::tensor::{Csr, CsrFault, DType, Shape, TensorData, Values};
+use crate::{DecodeError, DecodeErrorKind};
+
+use super::read::{Fields, Names, bf16s_as_f32s, f32s, i32s_as_i64s, i64s};
+use super::write::{
+    Little, bytes_size, dims_size, number_size, put_array, put_dims, put_header, put_number,
+};
+
+const TENSOR: Names = &["dense", "sparse_csr", "dtype", "shape"];
+const SPARSE_CSR: Names = &["values", "crow_indices", "col_indices"];
+
+/// The element types of the wire. Two of them are only read.
+#[derive(Clone, Copy)]
+pub(super) enum WireType {
+    Float32 = 1,
+    Int64 = 2,
+    Int32 = 3,
+    Bfloat16 = 4,
+}
+
+impl WireType {
+    pub(super) fn from_number(number: u64) -> Result<Self, DecodeError> {
+        Ok(match number {
+            1 => Self::Float32,
+            2 => Self::Int64,
+            3 => Self::Int32,
+            4 => Self::Bfloat16,
+            0 => {
+                return Err(DecodeError::new(
+                    DecodeErrorKind::DType,
+                    "no element type is given",
+                ));
+            }
+            _ => {
+                let why = format!("{number} is not an element type");
+                return Err(DecodeError::new(DecodeErrorKind::DType, why));
+            }
+        })
+    }
+
+    pub(super) const fn size(self) -> usize {
+        match self {
+            Self::Int64 => 8,
+            Self::Float32 | Self::Int32 => 4,
+            Self::Bfloat16 => 2,
+        }
+    }
+
+    /// Copies raw elements into their in-memory type.
+    pub(super) fn read(self, bytes: &[u8]) -> Result<Values, DecodeError> {
+        Ok(match self {
+            Self::Float32 => Values::Float32(f32s(bytes)?.into()),
+            Self::Int64 => Values::Int64(i64s(bytes)?.into()),
+            Self::Int32 => Values::Int64(i32s_as_i64s(bytes)?.into()),
+            Self::Bfloat16 => Values::Float32(bf16s_as_f32s(bytes)?.into()),
+        })
+    }
+}
+
+/// The number of the type that values are written as.
+pub(super) fn wire_number(dtype: DType) -> u64 {
+    match dtype {
+        DType::Float32 => WireType::Float32 as u64,
+        DType::Int64 => WireType::Int64 as u64,
+    }
+}
+
+enum Encoding<'a> {
+    Dense(&'a [u8]),
+    Sparse(&'a [u8]),
+}
+
+pub(super) fn decode(message: &[u8]) -> Result<TensorData, DecodeError> {
+    let mut encoding = None;
+    let mut wire_type = 0;
+    let mut dims = Vec::new();
+    let mut fields = Fields::new(message, TENSOR);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => encoding = Some(Encoding::Dense(field.bytes()?)),
+            2 => encoding = Some(Encoding::Sparse(field.bytes()?)),
+            3 => wire_type = field.varint()?,
+            4 => field.dims(&mut dims)?,
+            _ => {}
+        }
+    }
+    let wire_type = WireType::from_number(wire_type).map_err(|error| error.within("dtype"))?;
+    let shape = Shape::from(&dims[..]);
+    match encoding {
+        Some(Encoding::Dense(bytes)) => dense(wire_type, bytes, shape),
+        Some(Encoding::Sparse(message)) => {
+            sparse(wire_type, message, shape).map_err(|error| error.within("sparse_csr"))
+        }
+        None => {
+            Err(DecodeError::new(DecodeErrorKind::Missing, "there are no values").within("dense"))
+        }
+    }
+}
+
+fn dense(wire_type: WireType, bytes: &[u8], shape: Shape) -> Result<TensorData, DecodeError> {
+    // Before anything is allocated: the shape must account for every byte.
+    if let Some(cells) = shape.cells()
+        && !shape.dims().is_empty()
+        && cells.checked_mul(wire_type.size()) != Some(bytes.len())
+    {
+        let why = format!("{} bytes for a shape of {shape:?}", bytes.len());
+        return Err(DecodeError::new(DecodeErrorKind::Length, why).within("dense"));
+    }
+    let values = wire_type
+        .read(bytes)
+        .map_err(|error| error.within("dense"))?;
+    TensorData::new(values, shape)
+        .map_err(|error| DecodeError::new(DecodeErrorKind::Shape, error.reason()).within("shape"))
+}
+
+fn sparse(wire_type: WireType, message: &[u8], shape: Shape) -> Result<TensorData, DecodeError> {
+    let (mut values, mut row_starts, mut columns) = (&[][..], &[][..], &[][..]);
+    let mut fields = Fields::new(message, SPARSE_CSR);
+    while let Some(field) = fields.next()? {
+        match field.number {
+            1 => values = field.bytes()?,
+            2 => row_starts = field.bytes()?,
+            3 => columns = field.bytes()?,
+            _ => {}
+        }
+    }
+    let values = wire_type
+        .read(values)
+        .map_err(|error| error.within("values"))?;
+    let row_starts = i64s(row_starts).map_err(|error| error.within("crow_indices"))?;
+    let columns = i64s(columns).map_err(|error| error.within("col_indices"))?;
+    let csr = Csr {
+        row_starts: row_starts.into(),
+        columns: columns.into(),
+    };
+    TensorData::from_csr(values, csr, shape).map_err(|fault| {
+        let (kind, name) = match fault {
+            CsrFault::Shape(_) => (DecodeErrorKind::Shape, "shape"),
+            CsrFault::RowStarts(_) => (DecodeErrorKind::Offsets, "crow_indices"),
+            CsrFault::Columns(_) => (DecodeErrorKind::Index, "col_indices"),
+        };
+        DecodeError::new(kind, fault.reason()).within(name)
+    })
+}
+
+pub(super) fn size(tensor: &TensorData) -> usize {
+    let payload = match tensor.csr() {
+        None => values_len(tensor.values()),
+        Some(csr) => sparse_size(tensor.values(), csr),
+    };
+    bytes_size(payload)
+        + number_size(wire_number(tensor.dtype()))
+        + dims_size(tensor.shape().dims())
+}
+
+pub(super) fn write(out: &mut Vec<u8>, tensor: &TensorData) {
+    match tensor.csr() {
+        None => put_values(out, 1, tensor.values()),
+        Some(csr) => {
+            put_header(out, 2, sparse_size(tensor.values(), csr));
+            if !tensor.values().is_empty() {
+                put_values(out, 1, tensor.values());
+            }
+            put_indices(out, 2, &csr.row_starts);
+            put_indices(out, 3, &csr.columns);
+        }
+    }
+    put_number(out, 3, wire_number(tensor.dtype()));
+    put_dims(out, 4, tensor.shape().dims());
+}
+
+pub(super) fn values_len(values: &Values) -> usize {
+    values.len() * values.dtype().size()
+}
+
+pub(super) fn put_values(out: &mut Vec<u8>, field: u8, values: &Values) {
+    match values {
+        Values::Int64(numbers) => put_array(out, field, numbers),
+        Values::Float32(numbers) => put_array(out, field, numbers),
+    }
+}
+
+fn sparse_size(values: &Values, csr: &Csr) -> usize {
+    array_size::<u8>(values_len(values))
+        + array_size::<i64>(csr.row_starts.len())
+        + array_size::<i64>(csr.columns.len())
+}
+
+/// A field of numbers that is left out when empty.
+fn array_size<T>(len: usize) -> usize {
+    if len == 0 {
+        0
+    } else {
+        bytes_size(len * size_of::<T>())
+    }
+}
+
+fn put_indices<T: Little>(out: &mut Vec<u8>, field: u8, numbers: &SharedSlice<T>) {
+    if !numbers.is_empty() {
+        put_array(out, field, numbers);
+    }
+}

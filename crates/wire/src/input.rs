@@ -1,0 +1,431 @@
+//! [`ModelInput`]: what a model reads, as a list of chunks.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::{Deref, RangeBounds};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::Bytes;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::slice::SharedSlice;
+
+/// Token ids, held once and shared.
+///
+/// A `Vec<u32>` or `Vec<i32>` is taken over without a copy. Ids are 32-bit integers on the wire;
+/// one above `i32::MAX` travels as the negative number with the same bits, and no vocabulary
+/// reaches that far.
+///
+/// ```
+/// use tinkex_wire::Tokens;
+///
+/// let tokens = Tokens::from([1, 2, 3]);
+/// assert_eq!(tokens.slice(..2), Tokens::from(vec![1_u32, 2]));
+/// ```
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Tokens(SharedSlice<u32>);
+
+impl Tokens {
+    /// A part, sharing the same memory.
+    ///
+    /// # Panics
+    /// If the range is out of bounds, like indexing.
+    #[must_use]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
+        Self(self.0.slice(range))
+    }
+}
+
+impl Deref for Tokens {
+    type Target = [u32];
+
+    fn deref(&self) -> &[u32] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl From<Vec<u32>> for Tokens {
+    fn from(ids: Vec<u32>) -> Self {
+        Self(ids.into())
+    }
+}
+
+impl From<Vec<i32>> for Tokens {
+    fn from(ids: Vec<i32>) -> Self {
+        Self(bytemuck::allocation::cast_vec::<i32, u32>(ids).into())
+    }
+}
+
+impl From<&[u32]> for Tokens {
+    fn from(ids: &[u32]) -> Self {
+        Self(ids.into())
+    }
+}
+
+impl From<&[i32]> for Tokens {
+    fn from(ids: &[i32]) -> Self {
+        Self(bytemuck::cast_slice::<i32, u32>(ids).into())
+    }
+}
+
+impl<const N: usize> From<[u32; N]> for Tokens {
+    fn from(ids: [u32; N]) -> Self {
+        Self(ids.into())
+    }
+}
+
+impl<const N: usize> From<[i32; N]> for Tokens {
+    fn from(ids: [i32; N]) -> Self {
+        Vec::from(ids).into()
+    }
+}
+
+impl From<&Self> for Tokens {
+    fn from(tokens: &Self) -> Self {
+        tokens.clone()
+    }
+}
+
+impl FromIterator<u32> for Tokens {
+    fn from_iter<I: IntoIterator<Item = u32>>(ids: I) -> Self {
+        Self(ids.into_iter().collect())
+    }
+}
+
+impl Serialize for Tokens {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(bytemuck::cast_slice::<u32, i32>(self))
+    }
+}
+
+impl<'de> Deserialize<'de> for Tokens {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Vec::<i32>::deserialize(deserializer).map(Self::from)
+    }
+}
+
+/// What a model reads.
+///
+/// ```
+/// use tinkex_wire::ModelInput;
+///
+/// let prompt = ModelInput::from_tokens([1, 2, 3]);
+/// assert_eq!(prompt.len(), Some(3));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ModelInput {
+    /// The pieces, in order.
+    pub chunks: Vec<Chunk>,
+}
+
+/// One piece of a [`ModelInput`].
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Chunk {
+    /// Text, already encoded.
+    EncodedText {
+        /// The token ids.
+        tokens: Tokens,
+    },
+    /// A picture, sent along.
+    Image {
+        /// The file, as it is on disk.
+        #[serde(serialize_with = "to_base64")]
+        data: Bytes,
+        /// Its format.
+        format: ImageFormat,
+        /// How many tokens it should become; the server refuses a picture that becomes another
+        /// number.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        expected_tokens: Option<u32>,
+    },
+    /// A picture that the server fetches. Only for sampling: training takes pictures sent along.
+    ImageAssetPointer {
+        /// Its format.
+        format: ImageFormat,
+        /// Where it is.
+        location: String,
+        /// How many tokens it should become.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        expected_tokens: Option<u32>,
+    },
+    /// Audio, as a mel spectrogram in its own container.
+    Dmel {
+        /// The container.
+        #[serde(serialize_with = "to_base64")]
+        dmel: Bytes,
+    },
+}
+
+/// The file format of a picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ImageFormat {
+    /// PNG.
+    Png,
+    /// JPEG.
+    Jpeg,
+}
+
+impl ImageFormat {
+    /// The name on the wire.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Png => "png",
+            Self::Jpeg => "jpeg",
+        }
+    }
+
+    /// The format with this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Png, Self::Jpeg]
+            .into_iter()
+            .find(|format| format.as_str() == name)
+    }
+}
+
+impl ModelInput {
+    /// Text only, as one chunk.
+    #[must_use]
+    pub fn from_tokens(tokens: impl Into<Tokens>) -> Self {
+        Self {
+            chunks: vec![Chunk::EncodedText {
+                tokens: tokens.into(),
+            }],
+        }
+    }
+
+    /// The same with more text behind it.
+    #[must_use]
+    pub fn tokens(mut self, tokens: impl Into<Tokens>) -> Self {
+        self.chunks.push(Chunk::EncodedText {
+            tokens: tokens.into(),
+        });
+        self
+    }
+
+    /// The same with a picture behind it.
+    #[must_use]
+    pub fn image(mut self, data: impl Into<Bytes>, format: ImageFormat) -> Self {
+        self.chunks.push(Chunk::Image {
+            data: data.into(),
+            format,
+            expected_tokens: None,
+        });
+        self
+    }
+
+    /// The same with another chunk behind it.
+    #[must_use]
+    pub fn chunk(mut self, chunk: Chunk) -> Self {
+        self.chunks.push(chunk);
+        self
+    }
+
+    /// How many tokens the model will see, if every chunk tells.
+    #[must_use]
+    pub fn len(&self) -> Option<usize> {
+        self.chunks
+            .iter()
+            .try_fold(0_usize, |n, chunk| n.checked_add(chunk.len()?))
+    }
+
+    /// Whether there is nothing to read.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.chunks.iter().all(|chunk| chunk.len() == Some(0))
+    }
+
+    /// All token ids in order, if the input is text only.
+    #[must_use]
+    pub fn to_tokens(&self) -> Option<Tokens> {
+        match &self.chunks[..] {
+            [] => Some(Tokens::default()),
+            [Chunk::EncodedText { tokens }] => Some(tokens.clone()),
+            chunks => {
+                let mut all = Vec::new();
+                for chunk in chunks {
+                    let Chunk::EncodedText { tokens } = chunk else {
+                        return None;
+                    };
+                    all.extend_from_slice(tokens);
+                }
+                Some(all.into())
+            }
+        }
+    }
+}
+
+impl<T: Into<Tokens>> From<T> for ModelInput {
+    fn from(tokens: T) -> Self {
+        Self::from_tokens(tokens)
+    }
+}
+
+impl Chunk {
+    /// How many tokens the chunk becomes, if it tells.
+    #[must_use]
+    pub fn len(&self) -> Option<usize> {
+        match self {
+            Self::EncodedText { tokens } => Some(tokens.len()),
+            Self::Image {
+                expected_tokens, ..
+            }
+            | Self::ImageAssetPointer {
+                expected_tokens, ..
+            } => expected_tokens.and_then(|n| usize::try_from(n).ok()),
+            Self::Dmel { dmel } => dmel_len(dmel),
+        }
+    }
+
+    /// Whether the chunk is known to become no tokens.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == Some(0)
+    }
+
+    /// The `type` tag in JSON.
+    #[must_use]
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::EncodedText { .. } => "encoded_text",
+            Self::Image { .. } => "image",
+            Self::ImageAssetPointer { .. } => "image_asset_pointer",
+            Self::Dmel { .. } => "dmel",
+        }
+    }
+}
+
+/// The first dimension in a mel container's header: an optional mark, an element type from 0 to 7,
+/// the rank and the dimensions as variable-length integers.
+fn dmel_len(container: &[u8]) -> Option<usize> {
+    const CONSTANT: u8 = 0xFE;
+    let header = container.strip_prefix(&[CONSTANT]).unwrap_or(container);
+    let (dtype, mut rest) = header.split_first()?;
+    if *dtype > 7 {
+        return None;
+    }
+    let rank = crate::codec::proto::take_varint(&mut rest).ok()?;
+    let first = crate::codec::proto::take_varint(&mut rest).ok()?;
+    if rank == 0 {
+        None
+    } else {
+        usize::try_from(first).ok()
+    }
+}
+
+fn to_base64<S: Serializer>(data: &Bytes, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&base64::display::Base64Display::new(data, &BASE64))
+}
+
+impl<'de> Deserialize<'de> for Chunk {
+    /// Reads the fields of all kinds at once. The tag may stand behind the tokens, and serde's
+    /// own reader for tagged types would first hold every token in a buffer of its own.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Form<'a> {
+            #[serde(borrow, rename = "type")]
+            kind: Cow<'a, str>,
+            tokens: Option<Tokens>,
+            #[serde(borrow)]
+            data: Option<Cow<'a, str>>,
+            format: Option<ImageFormat>,
+            location: Option<String>,
+            #[serde(borrow)]
+            dmel: Option<Cow<'a, str>>,
+            expected_tokens: Option<u32>,
+        }
+
+        fn need<T, E: de::Error>(value: Option<T>, name: &'static str) -> Result<T, E> {
+            value.ok_or_else(|| E::missing_field(name))
+        }
+
+        fn bytes<E: de::Error>(text: Option<Cow<'_, str>>, name: &'static str) -> Result<Bytes, E> {
+            let data = BASE64.decode(need(text, name)?.as_bytes());
+            data.map(Bytes::from)
+                .map_err(|why| E::custom(format!("{name}: {why}")))
+        }
+
+        let form = Form::deserialize(deserializer)?;
+        let expected_tokens = form.expected_tokens;
+        Ok(match &*form.kind {
+            "encoded_text" => Self::EncodedText {
+                tokens: need(form.tokens, "tokens")?,
+            },
+            "image" => Self::Image {
+                data: bytes(form.data, "data")?,
+                format: need(form.format, "format")?,
+                expected_tokens,
+            },
+            "image_asset_pointer" => Self::ImageAssetPointer {
+                format: need(form.format, "format")?,
+                location: need(form.location, "location")?,
+                expected_tokens,
+            },
+            "dmel" => Self::Dmel {
+                dmel: bytes(form.dmel, "dmel")?,
+            },
+            other => {
+                const KINDS: &[&str] = &["encoded_text", "image", "image_asset_pointer", "dmel"];
+                return Err(de::Error::unknown_variant(other, KINDS));
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_are_taken_over_without_a_copy() {
+        let ids = vec![5_u32, 6, 7];
+        let at = ids.as_ptr();
+        let input = ModelInput::from_tokens(ids);
+        assert_eq!(input.to_tokens().unwrap().as_ptr(), at);
+
+        let ids = vec![5_i32, -1];
+        let at = ids.as_ptr().cast::<u32>();
+        assert_eq!(Tokens::from(ids).as_ptr(), at);
+    }
+
+    #[test]
+    fn length_needs_every_chunk_to_tell() {
+        let text = ModelInput::from_tokens([1, 2]);
+        assert_eq!(text.len(), Some(2));
+        let image = text.clone().image(&b"x"[..], ImageFormat::Png);
+        assert_eq!(image.len(), None);
+        assert!(!image.is_empty());
+        assert_eq!(image.to_tokens(), None);
+
+        let dmel = Bytes::from_static(&[0, 2, 3, 1, 9, 9, 9]);
+        assert_eq!(text.clone().chunk(Chunk::Dmel { dmel }).len(), Some(5));
+        let constant = Bytes::from_static(&[0xFE, 1, 1, 0x80, 1]);
+        assert_eq!(Chunk::Dmel { dmel: constant }.len(), Some(128));
+        for bad in [&[][..], &[8, 1, 1], &[0], &[0, 0], &[0, 1], &[0, 1, 0xFF]] {
+            assert_eq!(
+                Chunk::Dmel {
+                    dmel: Bytes::from(bad)
+                }
+                .len(),
+                None,
+                "{bad:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn base64_must_be_whole() {
+        let json = r#"{"type":"image","format":"png","data":"AAA"}"#;
+        assert!(serde_json::from_str::<Chunk>(json).is_err());
+    }
+}

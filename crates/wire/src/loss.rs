@@ -1,0 +1,185 @@
+//! [`LossFn`] and its configuration.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use crate::ids::LossId;
+
+/// What a training step minimises.
+///
+/// ```
+/// use tinkex_wire::LossFn;
+///
+/// assert_eq!(LossFn::from("ppo"), LossFn::Ppo);
+/// assert_eq!(LossFn::from("brand_new").as_str(), "brand_new");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum LossFn {
+    /// Negative log-likelihood of the targets.
+    CrossEntropy,
+    /// Policy gradient with importance weights.
+    ImportanceSampling,
+    /// Clipped policy gradient.
+    Ppo,
+    /// Clipped importance weights on a plain policy gradient.
+    Cispo,
+    /// Direct reward optimization.
+    Dro,
+    /// Clipping by sequence in place of token.
+    Gspo,
+    /// Stabilised REINFORCE.
+    StableReinforce,
+    /// A loss uploaded by the caller; see [`LossConfig::uploaded`].
+    Custom,
+    /// A loss this version has no name for.
+    Other(String),
+}
+
+impl LossFn {
+    /// Every loss with a name of its own.
+    pub const NAMED: [Self; 8] = [
+        Self::CrossEntropy,
+        Self::ImportanceSampling,
+        Self::Ppo,
+        Self::Cispo,
+        Self::Dro,
+        Self::Gspo,
+        Self::StableReinforce,
+        Self::Custom,
+    ];
+
+    /// The name on the wire.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::CrossEntropy => "cross_entropy",
+            Self::ImportanceSampling => "importance_sampling",
+            Self::Ppo => "ppo",
+            Self::Cispo => "cispo",
+            Self::Dro => "dro",
+            Self::Gspo => "gspo",
+            Self::StableReinforce => "stable_reinforce",
+            Self::Custom => "custom",
+            Self::Other(name) => name,
+        }
+    }
+}
+
+impl From<&str> for LossFn {
+    fn from(name: &str) -> Self {
+        Self::NAMED
+            .into_iter()
+            .find(|loss| loss.as_str() == name)
+            .unwrap_or_else(|| Self::Other(name.to_owned()))
+    }
+}
+
+impl fmt::Display for LossFn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Settings of a loss: names with a number or a text each.
+///
+/// ```
+/// use tinkex_wire::LossConfig;
+///
+/// let config = LossConfig::new().set("clip_low_threshold", 0.8).set("note", "run 7");
+/// assert_eq!(config.number("clip_low_threshold"), Some(0.8));
+/// assert_eq!(config.text("note"), Some("run 7"));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LossConfig(Vec<(Cow<'static, str>, LossSetting)>);
+
+/// The value of a setting.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LossSetting {
+    /// A number.
+    Number(f64),
+    /// A text.
+    Text(String),
+}
+
+impl From<f64> for LossSetting {
+    fn from(number: f64) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl From<&str> for LossSetting {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl From<String> for LossSetting {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl LossConfig {
+    /// The setting that names an uploaded loss.
+    pub const LOSS_ID: &'static str = "loss_id";
+
+    /// No settings: the server's defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The settings for [`LossFn::Custom`].
+    #[must_use]
+    pub fn uploaded(loss: &LossId) -> Self {
+        Self::new().set(Self::LOSS_ID, loss.as_str())
+    }
+
+    /// Adds a setting, or replaces the one of that name.
+    #[must_use]
+    pub fn set(
+        mut self,
+        name: impl Into<Cow<'static, str>>,
+        value: impl Into<LossSetting>,
+    ) -> Self {
+        self.insert(name.into(), value.into());
+        self
+    }
+
+    pub(crate) fn insert(&mut self, name: Cow<'static, str>, value: LossSetting) {
+        match self.0.iter_mut().find(|(key, _)| *key == name) {
+            Some((_, old)) => *old = value,
+            None => self.0.push((name, value)),
+        }
+    }
+
+    /// A setting that is a number.
+    #[must_use]
+    pub fn number(&self, name: &str) -> Option<f64> {
+        self.iter().find_map(|(key, value)| match value {
+            LossSetting::Number(number) if key == name => Some(*number),
+            _ => None,
+        })
+    }
+
+    /// A setting that is a text.
+    #[must_use]
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.iter().find_map(|(key, value)| match value {
+            LossSetting::Text(text) if key == name => Some(&**text),
+            _ => None,
+        })
+    }
+
+    /// All settings, in the order they were given.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &LossSetting)> {
+        self.0.iter().map(|(name, value)| (&**name, value))
+    }
+
+    /// Whether everything is left to the server.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}

@@ -1,0 +1,377 @@
+//! [`LossOutputs`]: what a pass computed for each datum.
+//!
+//! On the wire the tensors of many datums lie end to end in one buffer per field. They are kept
+//! that way: a datum's output is a view into the shared columns, so a batch of thousands of datums
+//! costs as many allocations as it has fields.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::de::Error as _;
+use serde::ser::{SerializeMap, SerializeSeq};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::InvalidInput;
+use crate::tensor::{Shape, TensorData, Values};
+
+/// Tensors for each datum of a batch, in the order of the data.
+///
+/// ```
+/// use tinkex_wire::{LossOutputs, LossRecord, Values};
+///
+/// let record = LossRecord::new(2).field("logprobs", vec![-0.5_f32, -1.0, -2.0], [1, 2])?;
+/// let outputs = LossOutputs::from(record);
+/// assert_eq!(outputs.len(), 2);
+/// assert_eq!(outputs.get(1).unwrap().f32("logprobs"), Some(&[-1.0, -2.0][..]));
+/// # Ok::<_, tinkex_wire::InvalidInput>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LossOutputs {
+    records: Vec<LossRecord>,
+    /// How many datums there are up to and including each record.
+    ends: Vec<usize>,
+}
+
+/// Consecutive datums whose outputs have the same fields and types.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LossRecord {
+    pub(crate) type_tag: String,
+    pub(crate) datums: usize,
+    pub(crate) fields: Vec<Column>,
+}
+
+/// One field of all datums of a record, end to end.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Column {
+    pub(crate) name: String,
+    pub(crate) values: Values,
+    /// Where each datum's values start, and the end.
+    pub(crate) starts: Vec<usize>,
+    /// The dimensions behind the first.
+    pub(crate) trailing: Shape,
+}
+
+impl LossRecord {
+    /// A record of this many datums, without fields yet.
+    #[must_use]
+    pub fn new(datums: usize) -> Self {
+        Self {
+            type_tag: String::new(),
+            datums,
+            fields: Vec::new(),
+        }
+    }
+
+    /// Names the kind of outputs.
+    #[must_use]
+    pub fn type_tag(mut self, tag: impl Into<String>) -> Self {
+        self.type_tag = tag.into();
+        self
+    }
+
+    /// Adds a field: the values of all datums end to end, and how many each has.
+    ///
+    /// # Errors
+    /// If there is not one length per datum, or the lengths do not add up to the values.
+    pub fn field<T: crate::Element>(
+        self,
+        name: impl Into<String>,
+        values: Vec<T>,
+        lengths: impl IntoIterator<Item = usize>,
+    ) -> Result<Self, InvalidInput> {
+        self.field_of(name, T::values(values), lengths, Shape::UNSTATED)
+    }
+
+    /// Adds a field whose values have further dimensions: each datum has `length / trailing` rows.
+    ///
+    /// # Errors
+    /// As [`LossRecord::field`], and if a length is not a whole number of rows.
+    pub fn field_of(
+        mut self,
+        name: impl Into<String>,
+        values: Values,
+        lengths: impl IntoIterator<Item = usize>,
+        trailing: impl Into<Shape>,
+    ) -> Result<Self, InvalidInput> {
+        let (name, trailing) = (name.into(), trailing.into());
+        let mut starts = Vec::with_capacity(self.datums + 1);
+        starts.push(0);
+        let mut end = 0_usize;
+        for length in lengths {
+            end = end.saturating_add(length);
+            starts.push(end);
+        }
+        if starts.len() != self.datums + 1 || end != values.len() {
+            let why = format!(
+                "{} lengths of {end} values in all, for {} datums and {} values",
+                starts.len() - 1,
+                self.datums,
+                values.len()
+            );
+            return Err(InvalidInput::new(name, why));
+        }
+        let column = Column {
+            name,
+            values,
+            starts,
+            trailing,
+        };
+        if let Err(datum) = column.check_rows() {
+            let why = format!(
+                "datum {datum} is not a whole number of rows of {:?}",
+                column.trailing
+            );
+            return Err(InvalidInput::new(column.name, why));
+        }
+        self.fields.push(column);
+        Ok(self)
+    }
+}
+
+impl Column {
+    /// The first datum whose values do not fill whole rows.
+    pub(crate) fn check_rows(&self) -> Result<(), usize> {
+        let row = self.trailing.cells().unwrap_or(0);
+        let whole = |len: usize| {
+            if row == 0 {
+                len == 0
+            } else {
+                len.is_multiple_of(row)
+            }
+        };
+        match self
+            .starts
+            .windows(2)
+            .position(|pair| !whole(pair[1] - pair[0]))
+        {
+            Some(datum) => Err(datum),
+            None => Ok(()),
+        }
+    }
+
+    fn slice(&self, datum: usize) -> TensorData {
+        let range = self.starts[datum]..self.starts[datum + 1];
+        let row = self.trailing.cells().unwrap_or(0);
+        let rows = range.len().checked_div(row).unwrap_or(0);
+        let dims: Vec<usize> = [rows].iter().chain(self.trailing.dims()).copied().collect();
+        TensorData::new(self.values.slice(range), &dims[..]).expect("rows were checked")
+    }
+}
+
+impl LossOutputs {
+    pub(crate) fn from_records(records: Vec<LossRecord>) -> Option<Self> {
+        let mut total = 0_usize;
+        let mut ends = Vec::with_capacity(records.len());
+        for record in &records {
+            total = total.checked_add(record.datums)?;
+            ends.push(total);
+        }
+        Some(Self { records, ends })
+    }
+
+    /// How many datums.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The output of one datum.
+    #[must_use]
+    pub fn get(&self, datum: usize) -> Option<LossOutput<'_>> {
+        let at = self.ends.partition_point(|end| *end <= datum);
+        let record = self.records.get(at)?;
+        let start = self.ends[at] - record.datums;
+        Some(LossOutput {
+            record,
+            datum: datum - start,
+        })
+    }
+
+    /// The outputs of all datums in order.
+    pub fn iter(&self) -> impl Iterator<Item = LossOutput<'_>> {
+        self.records
+            .iter()
+            .flat_map(|record| (0..record.datums).map(move |datum| LossOutput { record, datum }))
+    }
+
+    /// Puts the outputs of another batch behind these.
+    pub fn append(&mut self, other: Self) {
+        let before = self.len();
+        self.records.extend(other.records);
+        self.ends.extend(other.ends.iter().map(|end| before + end));
+    }
+
+    pub(crate) fn records(&self) -> &[LossRecord] {
+        &self.records
+    }
+}
+
+impl From<LossRecord> for LossOutputs {
+    fn from(record: LossRecord) -> Self {
+        Self {
+            ends: vec![record.datums],
+            records: vec![record],
+        }
+    }
+}
+
+/// The output of one datum: a view.
+#[derive(Clone, Copy)]
+pub struct LossOutput<'a> {
+    record: &'a LossRecord,
+    datum: usize,
+}
+
+impl<'a> LossOutput<'a> {
+    /// The names of its tensors.
+    pub fn names(self) -> impl ExactSizeIterator<Item = &'a str> {
+        self.record.fields.iter().map(|column| column.name.as_str())
+    }
+
+    /// A tensor of its own, sharing the memory of the batch.
+    #[must_use]
+    pub fn tensor(self, name: &str) -> Option<TensorData> {
+        Some(self.column(name)?.slice(self.datum))
+    }
+
+    /// The numbers of a tensor, if they are `float32`.
+    #[must_use]
+    pub fn f32(self, name: &str) -> Option<&'a [f32]> {
+        let column = self.column(name)?;
+        let Values::Float32(values) = &column.values else {
+            return None;
+        };
+        Some(&values[column.starts[self.datum]..column.starts[self.datum + 1]])
+    }
+
+    /// The numbers of a tensor, if they are `int64`.
+    #[must_use]
+    pub fn i64(self, name: &str) -> Option<&'a [i64]> {
+        let column = self.column(name)?;
+        let Values::Int64(values) = &column.values else {
+            return None;
+        };
+        Some(&values[column.starts[self.datum]..column.starts[self.datum + 1]])
+    }
+
+    fn column(self, name: &str) -> Option<&'a Column> {
+        self.record.fields.iter().find(|column| column.name == name)
+    }
+}
+
+impl fmt::Debug for LossOutput<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map()
+            .entries(self.names().map(|name| (name, self.tensor(name))))
+            .finish()
+    }
+}
+
+// JSON, as servers before protobuf results sent it: a list of maps from name to tensor.
+
+impl Serialize for LossOutputs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_seq(Some(self.len()))?;
+        for output in self.iter() {
+            list.serialize_element(&output)?;
+        }
+        list.end()
+    }
+}
+
+impl Serialize for LossOutput<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.record.fields.len()))?;
+        for column in &self.record.fields {
+            map.serialize_entry(&column.name, &column.slice(self.datum))?;
+        }
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for LossOutputs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let datums = Vec::<BTreeMap<String, TensorData>>::deserialize(deserializer)?;
+        let mut records = Vec::with_capacity(datums.len());
+        for tensors in datums {
+            let mut record = LossRecord::new(1);
+            for (name, tensor) in tensors {
+                if tensor.is_sparse() {
+                    return Err(D::Error::custom(format!("{name}: an output must be dense")));
+                }
+                let trailing = Shape::from(tensor.shape().dims().get(1..).unwrap_or(&[]));
+                let values = tensor.values().clone();
+                let len = values.len();
+                record = record
+                    .field_of(name, values, [len], trailing)
+                    .map_err(D::Error::custom)?;
+            }
+            records.push(record);
+        }
+        Self::from_records(records).ok_or_else(|| D::Error::custom("too many datums"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn appended_batches_read_as_one() {
+        let batch = |values: Vec<f32>, lengths: [usize; 2]| {
+            LossOutputs::from(LossRecord::new(2).field("x", values, lengths).unwrap())
+        };
+        let mut all = batch(vec![1.0, 2.0, 3.0], [1, 2]);
+        all.append(LossOutputs::from(LossRecord::new(0)));
+        all.append(batch(vec![4.0], [0, 1]));
+        assert_eq!(all.len(), 4);
+        let seen: Vec<_> = all
+            .iter()
+            .map(|output| output.f32("x").unwrap().to_vec())
+            .collect();
+        assert_eq!(seen, [vec![1.0], vec![2.0, 3.0], vec![], vec![4.0]]);
+        let got: Vec<_> = (0..4)
+            .map(|i| all.get(i).unwrap().f32("x").unwrap().to_vec())
+            .collect();
+        assert_eq!(got, seen);
+        assert!(all.get(4).is_none());
+    }
+
+    #[test]
+    fn trailing_dimensions_give_each_datum_its_shape() {
+        let values = Values::Float32(vec![0.0; 12].into());
+        let record = LossRecord::new(2)
+            .field_of("x", values.clone(), [8, 4], [2, 2])
+            .unwrap();
+        let outputs = LossOutputs::from(record);
+        assert_eq!(
+            outputs.get(0).unwrap().tensor("x").unwrap().shape().dims(),
+            [2, 2, 2]
+        );
+        assert_eq!(
+            outputs.get(1).unwrap().tensor("x").unwrap().shape().dims(),
+            [1, 2, 2]
+        );
+        assert!(
+            LossRecord::new(2)
+                .field_of("x", values.clone(), [7, 5], [2, 2])
+                .is_err()
+        );
+        assert!(
+            LossRecord::new(2)
+                .field_of("x", values.clone(), [8], [2])
+                .is_err()
+        );
+        assert!(
+            LossRecord::new(2)
+                .field_of("x", values, [8, 8], [2])
+                .is_err()
+        );
+    }
+}

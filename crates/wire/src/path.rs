@@ -1,0 +1,169 @@
+//! `tinker://` addresses of checkpoints.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::InvalidInput;
+use crate::ids::ModelId;
+
+const SCHEME: &str = "tinker://";
+
+/// The address of a checkpoint: `tinker://<run>/<kind>/<name>`.
+///
+/// ```
+/// use tinkex_wire::{CheckpointKind, TinkerPath};
+///
+/// let path: TinkerPath = "tinker://s:train:0/weights/step-100".parse()?;
+/// assert_eq!(path.kind(), CheckpointKind::Training);
+/// assert_eq!(path.checkpoint_id(), "weights/step-100");
+/// assert_eq!(path.to_string(), "tinker://s:train:0/weights/step-100");
+/// # Ok::<_, tinkex_wire::InvalidInput>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TinkerPath {
+    run: ModelId,
+    kind: CheckpointKind,
+    name: String,
+}
+
+/// What a checkpoint is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CheckpointKind {
+    /// Weights and optimizer state, to go on training from.
+    Training,
+    /// Weights to sample from.
+    Sampler,
+    /// Files to download.
+    External,
+}
+
+impl CheckpointKind {
+    /// Every kind.
+    pub const ALL: [Self; 3] = [Self::Training, Self::Sampler, Self::External];
+
+    /// The word for this kind inside an address.
+    #[must_use]
+    pub const fn segment(self) -> &'static str {
+        match self {
+            Self::Training => "weights",
+            Self::Sampler => "sampler_weights",
+            Self::External => "external_weights",
+        }
+    }
+
+    /// The word for this kind in replies.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Training => "training",
+            Self::Sampler => "sampler",
+            Self::External => "external",
+        }
+    }
+
+    /// The kind that `segment` of an address stands for.
+    #[must_use]
+    pub fn from_segment(segment: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.segment() == segment)
+    }
+}
+
+impl fmt::Display for CheckpointKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl TinkerPath {
+    /// An address from its parts.
+    ///
+    /// # Errors
+    /// If `run` or `name` is empty or contains a `/`.
+    pub fn new(
+        run: impl Into<ModelId>,
+        kind: CheckpointKind,
+        name: impl Into<String>,
+    ) -> Result<Self, InvalidInput> {
+        let (run, name) = (run.into(), name.into());
+        for (part, text) in [("run id", run.as_str()), ("checkpoint name", &name)] {
+            if text.is_empty() || text.contains('/') {
+                let why = format!("the {part} {text:?} must not be empty or contain `/`");
+                return Err(InvalidInput::new("tinker_path", why));
+            }
+        }
+        Ok(Self { run, kind, name })
+    }
+
+    /// The training run.
+    #[must_use]
+    pub fn run(&self) -> &ModelId {
+        &self.run
+    }
+
+    /// What the checkpoint is for.
+    #[must_use]
+    pub fn kind(&self) -> CheckpointKind {
+        self.kind
+    }
+
+    /// Its name within the run and kind.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Kind and name, as replies and URLs carry it.
+    #[must_use]
+    pub fn checkpoint_id(&self) -> String {
+        format!("{}/{}", self.kind.segment(), self.name)
+    }
+}
+
+impl fmt::Display for TinkerPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{SCHEME}{}/{}/{}",
+            self.run,
+            self.kind.segment(),
+            self.name
+        )
+    }
+}
+
+impl FromStr for TinkerPath {
+    type Err = InvalidInput;
+
+    fn from_str(text: &str) -> Result<Self, InvalidInput> {
+        let wrong = |why: &str| {
+            let form = "expected tinker://<run>/<weights|sampler_weights|external_weights>/<name>";
+            InvalidInput::new("tinker_path", format!("{text:?} {why}; {form}"))
+        };
+        let rest = text
+            .strip_prefix(SCHEME)
+            .ok_or_else(|| wrong("does not start with tinker://"))?;
+        let parts: Vec<&str> = rest.split('/').collect();
+        let [run, segment, name] = parts[..] else {
+            return Err(wrong("does not have three parts"));
+        };
+        let kind = CheckpointKind::from_segment(segment)
+            .ok_or_else(|| wrong("names no kind of checkpoint"))?;
+        Self::new(run, kind, name)
+    }
+}
+
+impl Serialize for TinkerPath {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for TinkerPath {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}

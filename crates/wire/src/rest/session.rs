@@ -1,0 +1,135 @@
+//! Sessions, looked at from outside.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::InvalidInput;
+use crate::call::{Body, Call, bare_call, json_reply};
+use crate::codec::json;
+use crate::ids::{ModelId, SamplerId, SessionId};
+use crate::route::Route;
+
+use super::{AccessScope, ScopeQuery};
+
+/// Asks for a page of session ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ListSessions {
+    /// How many at most.
+    pub limit: u64,
+    /// How many to skip.
+    pub offset: u64,
+    /// Whose.
+    pub access_scope: AccessScope,
+}
+
+impl Default for ListSessions {
+    fn default() -> Self {
+        Self {
+            limit: 20,
+            offset: 0,
+            access_scope: AccessScope::Owned,
+        }
+    }
+}
+
+/// Session ids.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sessions {
+    /// The ids, newest first.
+    pub sessions: Vec<SessionId>,
+}
+
+/// Asks for one session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GetSession {
+    /// The session.
+    pub session_id: SessionId,
+    /// Whose sessions may be looked at.
+    pub query: ScopeQuery,
+}
+
+/// What a session made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionInfo {
+    /// Its models.
+    pub training_run_ids: Vec<ModelId>,
+    /// Its sampling sessions.
+    pub sampler_ids: Vec<SamplerId>,
+    /// What was remembered with it.
+    #[serde(default)]
+    pub user_metadata: Option<BTreeMap<String, String>>,
+    /// Its name for people.
+    #[serde(default)]
+    pub display_name: Option<String>,
+}
+
+/// Moves a session to a project.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AssignSessionProject {
+    /// The session.
+    pub session_id: SessionId,
+    /// The project.
+    pub project: SessionProject,
+}
+
+/// The body of [`AssignSessionProject`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SessionProject {
+    /// The project.
+    pub project_id: String,
+}
+
+/// Asks for a session's trace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TraceExportRequest {
+    /// The session.
+    pub session_id: SessionId,
+}
+
+/// How far a trace is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceExport {
+    /// How far.
+    pub status: TraceStatus,
+    /// Where to download it, once it is ready.
+    #[serde(default)]
+    pub url: Option<String>,
+    /// Why there will be none.
+    #[serde(default)]
+    pub error: Option<String>,
+}
+
+/// How far a trace is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TraceStatus {
+    /// Being made.
+    Pending,
+    /// Ready to download.
+    Ready,
+    /// There will be none.
+    Failed,
+}
+
+impl Call for AssignSessionProject {
+    type Reply = ();
+    const ROUTE: Route = Route::AssignSessionProject;
+
+    fn params(&self) -> Vec<&str> {
+        vec![self.session_id.as_str()]
+    }
+
+    fn body(&self) -> Result<Body, InvalidInput> {
+        Ok(Body::Json(json::encode(&self.project)?))
+    }
+}
+
+json_reply!(Sessions, SessionInfo, TraceExport);
+
+bare_call! {
+    ListSessions: ListSessions => Sessions, |c| params [], query c;
+    GetSession: GetSession => SessionInfo, |c| params [c.session_id.as_str()], query &c.query;
+    TraceExportRequest: TraceExport => TraceExport, |c| params [c.session_id.as_str()];
+}

@@ -1,0 +1,421 @@
+//! Asking for samples.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::call::{Body, Call, Submit, json_call, json_reply};
+use crate::codec::json;
+use crate::error::finite;
+use crate::future::{Payload, Ticket};
+use crate::ids::{SamplerId, Seq, SessionId};
+use crate::input::ModelInput;
+use crate::route::Route;
+use crate::sampled::SampleResponse;
+use crate::tensor::{DType, TensorData};
+use crate::{DecodeError, InvalidInput};
+
+/// Fixes weights to sample from: a base model's, or a checkpoint's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "create_sampling_session")]
+pub struct CreateSamplingSession {
+    /// The session it belongs to.
+    pub session_id: SessionId,
+    /// Its number within the session, from 0.
+    pub sampling_session_seq_id: u32,
+    /// The base model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_model: Option<String>,
+    /// The checkpoint, as a `tinker://` address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_path: Option<String>,
+}
+
+impl CreateSamplingSession {
+    fn check_source(&self) -> Result<(), InvalidInput> {
+        match (&self.base_model, &self.model_path) {
+            (None, None) => Err(InvalidInput::new(
+                "model_path",
+                "give a base_model or a model_path",
+            )),
+            (_, Some(path)) if !path.starts_with("tinker://") => {
+                Err(InvalidInput::new("model_path", "must start with tinker://"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The weights are fixed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "create_sampling_session")]
+pub struct SamplingSessionCreated {
+    /// The id to sample with.
+    pub sampling_session_id: SamplerId,
+}
+
+/// Becomes another client of a sampling session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "join_sampling_session")]
+pub struct JoinSamplingSession {
+    /// The sampling session.
+    pub sampling_session_id: SamplerId,
+}
+
+/// Another client of a sampling session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "join_sampling_session")]
+pub struct SamplingSessionJoined {
+    /// Its number; the client that made the session is 0.
+    pub client_counter: u32,
+}
+
+/// How to draw tokens.
+///
+/// ```
+/// use tinkex_wire::SamplingParams;
+///
+/// let params = SamplingParams::new().max_tokens(64).temperature(0.7).stop("\n\n");
+/// assert_eq!(params.top_p, 1.0);
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SamplingParams {
+    /// How many tokens at most; the rest of the context if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<u32>,
+    /// Makes the draw repeatable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+    /// Where to stop; at the model's own end if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop: Option<Stop>,
+    /// Flattens (above 1) or sharpens (below 1) the distribution; 0 takes the likeliest token.
+    pub temperature: f64,
+    /// Draw from this many likeliest tokens; from all if not given.
+    #[serde(with = "top_k")]
+    pub top_k: Option<u32>,
+    /// Draw from the likeliest tokens that have this much probability together.
+    pub top_p: f64,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            max_tokens: None,
+            seed: None,
+            stop: None,
+            temperature: 1.0,
+            top_k: None,
+            top_p: 1.0,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Limits the number of tokens.
+    #[must_use]
+    pub fn max_tokens(mut self, tokens: u32) -> Self {
+        self.max_tokens = Some(tokens);
+        self
+    }
+
+    /// Makes the draw repeatable.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// Where to stop.
+    #[must_use]
+    pub fn stop(mut self, stop: impl Into<Stop>) -> Self {
+        self.stop = Some(stop.into());
+        self
+    }
+
+    /// Flattens or sharpens the distribution.
+    #[must_use]
+    pub fn temperature(mut self, temperature: f64) -> Self {
+        self.temperature = temperature;
+        self
+    }
+
+    /// Draws from the `k` likeliest tokens.
+    #[must_use]
+    pub fn top_k(mut self, k: u32) -> Self {
+        self.top_k = Some(k);
+        self
+    }
+
+    /// Draws from the likeliest tokens that have probability `p` together.
+    #[must_use]
+    pub fn top_p(mut self, p: f64) -> Self {
+        self.top_p = p;
+        self
+    }
+
+    fn check(&self) -> Result<(), InvalidInput> {
+        finite("temperature", self.temperature)?;
+        finite("top_p", self.top_p)
+    }
+}
+
+/// On the wire, −1 stands for no limit.
+mod top_k {
+    use super::{Deserialize, Deserializer, Serializer, de};
+
+    pub(super) fn serialize<S: Serializer>(k: &Option<u32>, out: S) -> Result<S::Ok, S::Error> {
+        match k {
+            None => out.serialize_i32(-1),
+            Some(k) => out.serialize_u32(*k),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+        match i64::deserialize(from)? {
+            -1 => Ok(None),
+            k => u32::try_from(k).map(Some).map_err(|_| {
+                de::Error::invalid_value(de::Unexpected::Signed(k), &"a count, or -1 for all")
+            }),
+        }
+    }
+}
+
+/// Where sampling stops.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "a text, a list of texts, or a list of token ids"
+)]
+pub enum Stop {
+    /// At this text.
+    Text(String),
+    /// At any of these texts. An empty list stops nowhere, not even at the model's own end.
+    Texts(Vec<String>),
+    /// At any of these tokens.
+    Tokens(Vec<u32>),
+}
+
+impl Stop {
+    /// Nowhere, not even at the model's own end.
+    pub const NEVER: Self = Self::Texts(Vec::new());
+}
+
+impl From<&str> for Stop {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl From<String> for Stop {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<Vec<String>> for Stop {
+    fn from(texts: Vec<String>) -> Self {
+        Self::Texts(texts)
+    }
+}
+
+impl<const N: usize> From<[&str; N]> for Stop {
+    fn from(texts: [&str; N]) -> Self {
+        Self::Texts(texts.map(str::to_owned).into())
+    }
+}
+
+impl From<Vec<u32>> for Stop {
+    fn from(tokens: Vec<u32>) -> Self {
+        Self::Tokens(tokens)
+    }
+}
+
+impl<const N: usize> From<[u32; N]> for Stop {
+    fn from(tokens: [u32; N]) -> Self {
+        Self::Tokens(tokens.into())
+    }
+}
+
+/// Asks for samples from a prompt.
+///
+/// ```
+/// use tinkex_wire::{Call, SampleRequest, SamplingParams};
+///
+/// let request = SampleRequest {
+///     num_samples: 4,
+///     ..SampleRequest::new([1, 2, 3], SamplingParams::new().max_tokens(16))
+/// };
+/// request.check()?;
+/// # Ok::<_, tinkex_wire::InvalidInput>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename = "sample")]
+pub struct SampleRequest {
+    /// How many.
+    #[serde(default = "one")]
+    pub num_samples: u32,
+    /// What to go on from.
+    pub prompt: ModelInput,
+    /// How to draw.
+    pub sampling_params: SamplingParams,
+    /// A base model to sample from, without a sampling session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_model: Option<String>,
+    /// A checkpoint to sample from, without a sampling session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model_path: Option<String>,
+    /// The sampling session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sampling_session_id: Option<SamplerId>,
+    /// The number of this request among those of the client.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seq_id: Option<Seq>,
+    /// Whether the prompt's own log-probabilities are wanted; not sent if `None`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<bool>,
+    /// How many likeliest tokens to list for each prompt position.
+    #[serde(default)]
+    pub topk_prompt_logprobs: u32,
+    /// How many likeliest tokens to list for each sampled position.
+    #[serde(default)]
+    pub topk_sample_logprobs: u32,
+    /// Tokens whose log-probabilities are wanted: row `i` speaks about prompt position `i + 1`, and
+    /// −1 asks for nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target_prompt_logprobs: Option<TensorData>,
+    /// How many other tokens to draw for each prompt position.
+    #[serde(default)]
+    pub prompt_alt_tokens_k: u32,
+    /// Only the last this many prompt positions are wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs_last_n: Option<u32>,
+    /// Whether the server should keep what it needs to explain the sample later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub record_stability_info: Option<bool>,
+}
+
+fn one() -> u32 {
+    1
+}
+
+impl SampleRequest {
+    /// One sample, without extras, not yet addressed to a sampling session.
+    #[must_use]
+    pub fn new(prompt: impl Into<ModelInput>, sampling_params: SamplingParams) -> Self {
+        Self {
+            num_samples: 1,
+            prompt: prompt.into(),
+            sampling_params,
+            base_model: None,
+            model_path: None,
+            sampling_session_id: None,
+            seq_id: None,
+            prompt_logprobs: Some(false),
+            topk_prompt_logprobs: 0,
+            topk_sample_logprobs: 0,
+            target_prompt_logprobs: None,
+            prompt_alt_tokens_k: 0,
+            prompt_logprobs_last_n: None,
+            record_stability_info: Some(false),
+        }
+    }
+
+    fn check_all(&self) -> Result<(), InvalidInput> {
+        self.sampling_params
+            .check()
+            .map_err(|error| error.within("sampling_params"))?;
+        if let Some(targets) = &self.target_prompt_logprobs
+            && (targets.dtype() != DType::Int64 || targets.shape().dims().len() != 2)
+        {
+            let why = "must be an int64 matrix: one row per prompt position after the first";
+            return Err(InvalidInput::new("target_prompt_logprobs", why));
+        }
+        match self.prompt_logprobs_last_n {
+            Some(0) => Err(InvalidInput::new(
+                "prompt_logprobs_last_n",
+                "must be at least 1",
+            )),
+            Some(_) if self.prompt_logprobs != Some(true) => Err(InvalidInput::new(
+                "prompt_logprobs_last_n",
+                "needs prompt_logprobs",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses an answer to this request that lacks what was asked for, as old servers may send.
+    ///
+    /// # Errors
+    /// Names the part of the answer that is missing or not as asked.
+    pub fn check_response(&self, response: &SampleResponse) -> Result<(), DecodeError> {
+        use crate::DecodeErrorKind::{Missing, Value};
+        if self.prompt_alt_tokens_k > 0 && response.prompt_alt_tokens.is_none() {
+            let why = "were asked for but not sent; the server may be too old for them";
+            return Err(DecodeError::new(Missing, why).within("prompt_alt_tokens"));
+        }
+        if let (Some(n), Some(logprobs)) = (self.prompt_logprobs_last_n, &response.prompt_logprobs)
+        {
+            let n = usize::try_from(n).unwrap_or(usize::MAX);
+            let before = logprobs.len().saturating_sub(n);
+            if logprobs
+                .iter()
+                .take(before)
+                .any(|logprob| logprob.is_some())
+            {
+                let why = format!("only the last {n} were asked for but earlier ones were sent");
+                return Err(DecodeError::new(Value, why).within("prompt_logprobs"));
+            }
+        }
+        Ok(())
+    }
+}
+
+json_reply!(
+    SamplingSessionCreated = "create_sampling_session",
+    SamplingSessionJoined = "join_sampling_session",
+);
+
+json_call! {
+    CreateSamplingSession: CreateSamplingSession => SamplingSessionCreated,
+        check CreateSamplingSession::check_source;
+    JoinSamplingSession: JoinSamplingSession => SamplingSessionJoined;
+}
+
+impl Call for SampleRequest {
+    type Reply = Ticket;
+    const ROUTE: Route = Route::Sample;
+
+    fn check(&self) -> Result<(), InvalidInput> {
+        self.check_all()
+    }
+
+    fn body(&self) -> Result<Body, InvalidInput> {
+        self.check()?;
+        Ok(Body::Json(json::encode_sized(
+            self,
+            512 + self.prompt.sampling_bytes(),
+        )?))
+    }
+}
+
+impl Submit for SampleRequest {
+    type Output = SampleResponse;
+    const PROTO_OUTPUT: bool = true;
+
+    fn request_type(&self) -> &'static str {
+        "Sample"
+    }
+
+    fn output(payload: &Payload) -> Result<SampleResponse, DecodeError> {
+        match payload {
+            Payload::Proto(bytes) => SampleResponse::from_proto(bytes),
+            Payload::Json(bytes) => json::decode(bytes),
+        }
+    }
+}

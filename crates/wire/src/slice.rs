@@ -1,0 +1,163 @@
+//! [`SharedSlice`]: numbers held once and shared.
+//!
+//! Token and tensor data can be large and travels through many hands: the caller, a chunk of a
+//! batch, a request that may be sent twice. All of them hold the same allocation; a clone or a
+//! sub-slice copies a pointer.
+
+use std::fmt;
+use std::ops::{Bound, Deref, RangeBounds};
+use std::sync::Arc;
+
+/// An immutable, cheaply cloned view into shared numbers.
+///
+/// Made from a `Vec` without copying it. Reads like a slice.
+///
+/// ```
+/// use tinkex_wire::SharedSlice;
+///
+/// let all = SharedSlice::from(vec![1_i64, 2, 3, 4]);
+/// let tail = all.slice(1..);
+/// assert_eq!(&tail[..], [2, 3, 4]);
+/// assert_eq!(tail.as_ptr(), all[1..].as_ptr()); // the same memory
+/// ```
+pub struct SharedSlice<T> {
+    // Nothing to share, nothing to allocate: most empty slices come from messages, where an
+    // allocation for each would let two bytes of input cost a hundred.
+    owner: Option<Arc<Vec<T>>>,
+    start: usize,
+    end: usize,
+}
+
+impl<T> SharedSlice<T> {
+    /// A part of this slice, sharing the same memory.
+    ///
+    /// # Panics
+    /// If the range is out of bounds, like indexing.
+    #[must_use]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
+        let from = match range.start_bound() {
+            Bound::Included(&n) => n,
+            Bound::Excluded(&n) => n + 1,
+            Bound::Unbounded => 0,
+        };
+        let to = match range.end_bound() {
+            Bound::Included(&n) => n + 1,
+            Bound::Excluded(&n) => n,
+            Bound::Unbounded => self.len(),
+        };
+        assert!(
+            from <= to && to <= self.len(),
+            "range {from}..{to} out of {}",
+            self.len()
+        );
+        Self {
+            owner: self.owner.clone(),
+            start: self.start + from,
+            end: self.start + to,
+        }
+    }
+}
+
+impl<T> Deref for SharedSlice<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        self.owner
+            .as_deref()
+            .map_or(&[], |owner| &owner[self.start..self.end])
+    }
+}
+
+impl<T> Clone for SharedSlice<T> {
+    fn clone(&self) -> Self {
+        Self {
+            owner: self.owner.clone(),
+            start: self.start,
+            end: self.end,
+        }
+    }
+}
+
+impl<T> Default for SharedSlice<T> {
+    fn default() -> Self {
+        Self {
+            owner: None,
+            start: 0,
+            end: 0,
+        }
+    }
+}
+
+impl<T> From<Vec<T>> for SharedSlice<T> {
+    fn from(values: Vec<T>) -> Self {
+        let end = values.len();
+        Self {
+            owner: (end > 0).then(|| Arc::new(values)),
+            start: 0,
+            end,
+        }
+    }
+}
+
+impl<T: Clone> From<&[T]> for SharedSlice<T> {
+    fn from(values: &[T]) -> Self {
+        Self::from(values.to_vec())
+    }
+}
+
+impl<T, const N: usize> From<[T; N]> for SharedSlice<T> {
+    fn from(values: [T; N]) -> Self {
+        Self::from(Vec::from(values))
+    }
+}
+
+impl<T> FromIterator<T> for SharedSlice<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
+        Self::from(Vec::from_iter(values))
+    }
+}
+
+impl<T: PartialEq> PartialEq for SharedSlice<T> {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl<T: Eq> Eq for SharedSlice<T> {}
+
+impl<T: fmt::Debug> fmt::Debug for SharedSlice<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        debug_slice(self, f)
+    }
+}
+
+/// Long data is cut off: a debug line should not hold a megabyte of numbers.
+pub(crate) fn debug_slice<T: fmt::Debug>(all: &[T], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    const SHOWN: usize = 16;
+    let mut list = f.debug_list();
+    list.entries(&all[..all.len().min(SHOWN)]);
+    if all.len() > SHOWN {
+        list.entry(&format_args!("… {} in all", all.len()));
+    }
+    list.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_of_slices_share_one_allocation() {
+        let all: SharedSlice<u32> = (0..10).collect();
+        let part = all.slice(2..=8).slice(1..3);
+        assert_eq!(&part[..], [3, 4]);
+        assert_eq!(part.as_ptr(), all[3..].as_ptr());
+        assert!(all.slice(10..).is_empty());
+    }
+
+    #[test]
+    fn long_data_is_cut_in_debug() {
+        let text = format!("{:?}", SharedSlice::from(vec![0_u8; 20]));
+        assert!(text.ends_with("… 20 in all]"), "{text}");
+    }
+}

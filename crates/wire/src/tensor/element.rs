@@ -1,0 +1,111 @@
+//! Which Rust numbers become which wire type.
+
+use crate::input::Tokens;
+use crate::slice::SharedSlice;
+
+use super::{Shape, TensorData, Values};
+
+/// A number type that a tensor can be made from.
+///
+/// Integers of up to 32 bits and `i64` become `int64`, floating point becomes `float32`. Wider
+/// unsigned integers do not always fit: convert them first, with `i64::try_from`.
+pub trait Element: Copy + sealed::Sealed {
+    /// Takes the numbers over, without a copy where the layout is already the wire's.
+    fn values(numbers: Vec<Self>) -> Values;
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+macro_rules! element {
+    ($($type:ty => $wire:ident, $convert:expr;)*) => {$(
+        impl sealed::Sealed for $type {}
+
+        impl Element for $type {
+            fn values(numbers: Vec<Self>) -> Values {
+                Values::$wire($convert(numbers))
+            }
+        }
+    )*};
+}
+
+fn widened<T: Copy + Into<i64>>(numbers: Vec<T>) -> SharedSlice<i64> {
+    numbers.into_iter().map(Into::into).collect()
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "narrowing to float32 is the wire's rule"
+)]
+fn narrowed(numbers: Vec<f64>) -> SharedSlice<f32> {
+    numbers.into_iter().map(|x| x as f32).collect()
+}
+
+element! {
+    f32 => Float32, SharedSlice::from;
+    f64 => Float32, narrowed;
+    i64 => Int64, SharedSlice::from;
+    i8 => Int64, widened;
+    i16 => Int64, widened;
+    i32 => Int64, widened;
+    u8 => Int64, widened;
+    u16 => Int64, widened;
+    u32 => Int64, widened;
+}
+
+impl<T: Element> From<Vec<T>> for TensorData {
+    fn from(numbers: Vec<T>) -> Self {
+        let values = T::values(numbers);
+        Self {
+            shape: Shape::from([values.len()]),
+            values,
+            sparse: None,
+        }
+    }
+}
+
+impl<T: Element> From<&[T]> for TensorData {
+    fn from(numbers: &[T]) -> Self {
+        numbers.to_vec().into()
+    }
+}
+
+impl<T: Element, const N: usize> From<[T; N]> for TensorData {
+    fn from(numbers: [T; N]) -> Self {
+        Vec::from(numbers).into()
+    }
+}
+
+impl<T: Element> FromIterator<T> for TensorData {
+    fn from_iter<I: IntoIterator<Item = T>>(numbers: I) -> Self {
+        Vec::from_iter(numbers).into()
+    }
+}
+
+impl From<SharedSlice<f32>> for TensorData {
+    fn from(numbers: SharedSlice<f32>) -> Self {
+        Self {
+            shape: Shape::from([numbers.len()]),
+            values: Values::Float32(numbers),
+            sparse: None,
+        }
+    }
+}
+
+impl From<SharedSlice<i64>> for TensorData {
+    fn from(numbers: SharedSlice<i64>) -> Self {
+        Self {
+            shape: Shape::from([numbers.len()]),
+            values: Values::Int64(numbers),
+            sparse: None,
+        }
+    }
+}
+
+impl From<&Tokens> for TensorData {
+    /// Token ids as targets.
+    fn from(tokens: &Tokens) -> Self {
+        tokens.iter().copied().collect()
+    }
+}

@@ -1,0 +1,279 @@
+//! [`TensorData`]: numbers with a type and a shape.
+//!
+//! Two element types cross the wire, `int64` and `float32`; everything else is widened or narrowed
+//! on the way in. A tensor is checked when it is made, so one that exists is consistent: the shape
+//! matches the number of values, and sparse indices stay inside the shape.
+
+mod element;
+mod json;
+mod shape;
+mod sparse;
+
+use std::fmt;
+
+pub use element::Element;
+pub use shape::Shape;
+pub(crate) use sparse::{Csr, CsrFault};
+
+use crate::InvalidInput;
+use crate::slice::{SharedSlice, debug_slice};
+
+/// A dense or sparse tensor, ready to be sent.
+///
+/// Made from vectors, slices, arrays and iterators of the usual number types. A `Vec<f32>` or
+/// `Vec<i64>` is taken over without a copy; other types are converted once. Cloning shares the
+/// numbers.
+///
+/// ```
+/// use tinkex_wire::{DType, TensorData};
+///
+/// let weights = TensorData::from(vec![0.0_f32, 1.0, 1.0]);
+/// assert_eq!((weights.dtype(), weights.shape().dims()), (DType::Float32, &[3][..]));
+///
+/// let targets: TensorData = [7_u32, 8, 9, 10].into_iter().collect();
+/// let targets = targets.reshape([2, 2])?;
+/// assert_eq!(targets.as_i64(), Some(&[7, 8, 9, 10][..]));
+/// # Ok::<_, tinkex_wire::InvalidInput>(())
+/// ```
+#[derive(Clone, PartialEq)]
+pub struct TensorData {
+    values: Values,
+    shape: Shape,
+    sparse: Option<Box<Csr>>,
+}
+
+/// The element type of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DType {
+    /// 64-bit integers: token ids.
+    Int64,
+    /// 32-bit floating point: everything else.
+    Float32,
+}
+
+impl DType {
+    /// The name in JSON.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Int64 => "int64",
+            Self::Float32 => "float32",
+        }
+    }
+
+    /// Bytes per element.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        match self {
+            Self::Int64 => 8,
+            Self::Float32 => 4,
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The numbers of a tensor.
+///
+/// Equal when the bits are: a NaN that marks a missing value is equal to itself.
+#[derive(Clone)]
+pub enum Values {
+    /// 64-bit integers.
+    Int64(SharedSlice<i64>),
+    /// 32-bit floating point.
+    Float32(SharedSlice<f32>),
+}
+
+impl Values {
+    /// How many.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Int64(values) => values.len(),
+            Self::Float32(values) => values.len(),
+        }
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Their type.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        match self {
+            Self::Int64(_) => DType::Int64,
+            Self::Float32(_) => DType::Float32,
+        }
+    }
+
+    /// A part, sharing the same memory.
+    ///
+    /// # Panics
+    /// If the range is out of bounds, like indexing.
+    #[must_use]
+    pub fn slice(&self, range: std::ops::Range<usize>) -> Self {
+        match self {
+            Self::Int64(values) => Self::Int64(values.slice(range)),
+            Self::Float32(values) => Self::Float32(values.slice(range)),
+        }
+    }
+}
+
+impl PartialEq for Values {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Int64(a), Self::Int64(b)) => a == b,
+            (Self::Float32(a), Self::Float32(b)) => same_bits(a, b),
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Debug for Values {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Int64(values) => debug_slice(values, f),
+            Self::Float32(values) => debug_slice(values, f),
+        }
+    }
+}
+
+pub(crate) fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+impl TensorData {
+    /// A dense tensor of the given shape.
+    ///
+    /// # Errors
+    /// If the shape does not have as many cells as there are values.
+    pub fn new(values: Values, shape: impl Into<Shape>) -> Result<Self, InvalidInput> {
+        let shape = shape.into();
+        shape.check(values.len())?;
+        Ok(Self {
+            values,
+            shape,
+            sparse: None,
+        })
+    }
+
+    /// One number without a dimension.
+    #[must_use]
+    pub fn scalar<T: Element>(value: T) -> Self {
+        Self {
+            values: T::values(vec![value]),
+            shape: Shape::UNSTATED,
+            sparse: None,
+        }
+    }
+
+    /// A matrix from its rows.
+    ///
+    /// # Errors
+    /// If the rows differ in length.
+    pub fn from_rows<T: Element, R: AsRef<[T]>>(rows: &[R]) -> Result<Self, InvalidInput> {
+        let columns = rows.first().map_or(0, |row| row.as_ref().len());
+        let mut values = Vec::with_capacity(rows.len().saturating_mul(columns));
+        for (i, row) in rows.iter().enumerate() {
+            let row = row.as_ref();
+            if row.len() != columns {
+                let why = format!("row {i} has {} values, row 0 has {columns}", row.len());
+                return Err(InvalidInput::new("rows", why));
+            }
+            values.extend_from_slice(row);
+        }
+        Ok(Self {
+            values: T::values(values),
+            shape: [rows.len(), columns].into(),
+            sparse: None,
+        })
+    }
+
+    /// The same numbers in another shape.
+    ///
+    /// # Errors
+    /// If the shape does not have as many cells as there are values, or the tensor is sparse.
+    pub fn reshape(self, shape: impl Into<Shape>) -> Result<Self, InvalidInput> {
+        if self.is_sparse() {
+            return Err(InvalidInput::new(
+                "shape",
+                "a sparse tensor cannot be reshaped",
+            ));
+        }
+        Self::new(self.values, shape)
+    }
+
+    /// The element type.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.values.dtype()
+    }
+
+    /// The dimensions; [unstated](Shape::UNSTATED) for a scalar and for a tensor that came
+    /// without a shape.
+    #[must_use]
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// How many dimensions the server will see: a tensor without a shape counts as a vector.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.shape.dims().len().max(1)
+    }
+
+    /// The length of the first dimension.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.shape
+            .dims()
+            .first()
+            .copied()
+            .unwrap_or(self.values.len())
+    }
+
+    /// The stored numbers; of a sparse tensor only the listed ones.
+    #[must_use]
+    pub fn values(&self) -> &Values {
+        &self.values
+    }
+
+    /// The stored numbers, if they are `float32`.
+    #[must_use]
+    pub fn as_f32(&self) -> Option<&[f32]> {
+        match &self.values {
+            Values::Float32(values) => Some(values),
+            Values::Int64(_) => None,
+        }
+    }
+
+    /// The stored numbers, if they are `int64`.
+    #[must_use]
+    pub fn as_i64(&self) -> Option<&[i64]> {
+        match &self.values {
+            Values::Int64(values) => Some(values),
+            Values::Float32(_) => None,
+        }
+    }
+}
+
+impl fmt::Debug for TensorData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("TensorData");
+        out.field("dtype", &self.dtype())
+            .field("shape", &self.shape)
+            .field("values", &self.values);
+        if let Some(csr) = &self.sparse {
+            out.field("row_starts", &csr.row_starts)
+                .field("columns", &csr.columns);
+        }
+        out.finish()
+    }
+}

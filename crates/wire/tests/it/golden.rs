@@ -1,0 +1,406 @@
+//! Every recorded exchange of `fixtures/wire`, in both directions.
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tinkex_wire::codec::json as codec;
+use tinkex_wire::rest::*;
+use tinkex_wire::*;
+
+use crate::describe;
+use crate::fixtures::{self, Recorded};
+
+#[test]
+fn every_exchange_round_trips_and_every_file_is_covered() {
+    let all = fixtures::files("wire");
+    let mut covered = BTreeSet::new();
+    let mut routes = Vec::new();
+    for file in all.iter().filter(|file| file.ends_with(".request.json")) {
+        let name = file.strip_suffix(".request.json").unwrap();
+        let exchange = Exchange::load(name, &all, &mut covered);
+        exchange.check_request();
+        exchange.check_response();
+        routes.push(exchange.found.route);
+    }
+    let missed: Vec<_> = all.difference(&covered).collect();
+    assert!(missed.is_empty(), "fixtures that no test reads: {missed:?}");
+    let unseen: Vec<_> = Route::ALL
+        .iter()
+        .filter(|route| !routes.contains(route))
+        .collect();
+    assert!(unseen.is_empty(), "routes without an exchange: {unseen:?}");
+}
+
+struct Exchange {
+    name: String,
+    request: Recorded,
+    response: Recorded,
+    decoded_request: Option<Value>,
+    decoded_response: Option<Value>,
+    found: Found,
+}
+
+impl Exchange {
+    fn load(name: &str, all: &BTreeSet<String>, covered: &mut BTreeSet<String>) -> Self {
+        let mut read = |suffix: &str| {
+            let file = format!("{name}.{suffix}.json");
+            all.contains(&file).then(|| {
+                covered.insert(file.clone());
+                fixtures::load("wire", &file)
+            })
+        };
+        let request = Recorded(read("request").unwrap());
+        let (method, path) = (request.0["method"].as_str(), request.0["path"].as_str());
+        let found = Route::find(method.unwrap(), path.unwrap())
+            .unwrap_or_else(|| panic!("{name}: no route for {path:?}"));
+        Self {
+            name: name.to_owned(),
+            request,
+            response: Recorded(read("response").unwrap()),
+            decoded_request: read("request.decoded"),
+            decoded_response: read("response.decoded"),
+            found,
+        }
+    }
+
+    fn target(&self) -> &str {
+        self.request.0["path"].as_str().unwrap()
+    }
+
+    fn query<T: DeserializeOwned>(&self) -> T {
+        let query = self.target().split_once('?').map_or("", |(_, query)| query);
+        serde_urlencoded::from_str(query).unwrap()
+    }
+
+    fn param(&self, at: usize) -> &str {
+        &self.found.params[at]
+    }
+
+    fn checkpoint(&self) -> TinkerPath {
+        let kind = CheckpointKind::from_segment(self.param(1)).unwrap();
+        TinkerPath::new(self.param(0), kind, self.param(2)).unwrap()
+    }
+
+    /// Reads the body as a server does.
+    fn body<T: DeserializeOwned>(&self) -> T {
+        codec::decode(&self.request.body()).unwrap_or_else(|why| panic!("{}: {why}", self.name))
+    }
+
+    /// Sends what was read as a client does, and compares.
+    fn same<T: Call>(&self, call: &T) {
+        let name = &self.name;
+        assert_eq!(T::ROUTE, self.found.route, "{name}");
+        call.check().unwrap_or_else(|why| panic!("{name}: {why}"));
+        assert_eq!(call.target().unwrap(), self.target(), "{name}");
+        let body = call.body().unwrap();
+        match (&body, T::ROUTE.body()) {
+            (Body::Empty, BodyCodec::Empty) => {
+                assert_eq!(self.request.body(), "", "{name}");
+            }
+            (Body::Json(bytes), BodyCodec::Json) => {
+                let sent: Value = serde_json::from_slice(bytes).unwrap();
+                assert_eq!(&sent, self.request.json(), "{name}");
+            }
+            (Body::Proto(bytes), BodyCodec::Proto) => {
+                assert_eq!(bytes, &self.request.plain_body(), "{name}");
+            }
+            other => panic!("{name}: {other:?}"),
+        }
+        if let Some(sent) = self.request.header("content-type") {
+            assert_eq!(body.content_type(), sent, "{name}");
+        }
+    }
+
+    fn check_request(&self) {
+        let id = || self.param(0);
+        match self.found.route {
+            Route::ClientConfig => self.same(&self.body::<ClientConfigRequest>()),
+            Route::DynamicConfig => self.same(&self.body::<DynamicConfigRequest>()),
+            Route::AuthToken => self.same(&self.body::<AuthTokenRequest>()),
+            Route::CreateSession => self.same(&self.body::<CreateSession>()),
+            Route::SessionHeartbeat => self.same(&self.body::<SessionHeartbeat>()),
+            Route::FinishSession => {
+                self.same(&FinishSession {
+                    session_id: id().into(),
+                    finish: self.body(),
+                });
+            }
+            Route::CreateModel => self.same(&self.body::<CreateModel>()),
+            Route::GetInfo => self.same(&self.body::<GetInfo>()),
+            Route::ForwardBackward => self.check_training_request(),
+            Route::OptimStep => self.same(&self.body::<OptimStep>()),
+            Route::SaveWeights => self.same(&self.body::<SaveWeights>()),
+            Route::SaveWeightsForSampler => self.same(&self.body::<SaveWeightsForSampler>()),
+            Route::SaveWeightsExternal => self.same(&self.body::<SaveWeightsExternal>()),
+            Route::LoadWeights => self.same(&self.body::<LoadWeights>()),
+            Route::CreateCustomLoss => self.same(&self.body::<CreateCustomLoss>()),
+            Route::CreateSamplingSession => self.same(&self.body::<CreateSamplingSession>()),
+            Route::JoinSamplingSession => self.same(&self.body::<JoinSamplingSession>()),
+            Route::Sample => self.same(&self.body::<SampleRequest>()),
+            Route::RetrieveFuture => self.same(&self.body::<RetrieveFuture>()),
+            Route::RetrieveFutures => self.same(&self.body::<RetrieveFutures>()),
+            Route::CancelFuture => self.same(&self.body::<CancelFuture>()),
+            Route::Telemetry => self.same(&self.body::<TelemetryBatch>()),
+            Route::ServerCapabilities => self.same(&ServerCapabilitiesRequest),
+            Route::Health => self.same(&HealthRequest),
+            Route::WeightsInfo => self.same(&self.body::<WeightsInfoRequest>()),
+            Route::CopyWeights => self.same(&self.body::<CopyWeights>()),
+            Route::ListTrainingRuns => self.same(&self.query::<ListTrainingRuns>()),
+            Route::GetTrainingRun => {
+                self.same(&GetTrainingRun {
+                    run_id: id().into(),
+                    query: self.query(),
+                });
+            }
+            Route::ListCheckpoints => self.same(&ListCheckpoints {
+                run_id: id().into(),
+            }),
+            Route::DeleteCheckpoint => self.same(&DeleteCheckpoint {
+                path: self.checkpoint(),
+            }),
+            Route::PublishCheckpoint => self.same(&PublishCheckpoint {
+                path: self.checkpoint(),
+            }),
+            Route::UnpublishCheckpoint => {
+                self.same(&UnpublishCheckpoint {
+                    path: self.checkpoint(),
+                });
+            }
+            Route::SetCheckpointTtl => {
+                self.same(&SetCheckpointTtl {
+                    path: self.checkpoint(),
+                    ttl: self.body(),
+                });
+            }
+            Route::ExternalWeightsUrls => {
+                self.same(&ExternalWeightsUrlsRequest {
+                    path: self.checkpoint(),
+                });
+            }
+            Route::ListUserCheckpoints => self.same(&self.query::<ListUserCheckpoints>()),
+            Route::ListSessions => self.same(&self.query::<ListSessions>()),
+            Route::GetSession => {
+                self.same(&GetSession {
+                    session_id: id().into(),
+                    query: self.query(),
+                });
+            }
+            Route::SearchSessions => self.same(&self.body::<SearchSessions>()),
+            Route::AssignSessionProject => {
+                self.same(&AssignSessionProject {
+                    session_id: id().into(),
+                    project: self.body(),
+                });
+            }
+            Route::TraceExport => self.same(&TraceExportRequest {
+                session_id: id().into(),
+            }),
+            Route::GetSampler => self.same(&GetSampler {
+                sampler_id: id().into(),
+            }),
+            Route::BillingUsage => self.same(&self.query::<BillingUsageRequest>()),
+            Route::StorageUsage => self.same(&self.query::<StorageUsageRequest>()),
+            Route::AuditLog => self.same(&self.query::<AuditLogRequest>()),
+            Route::GetApiKey => self.same(&ApiKeyRequest),
+            Route::DeleteApiKey => self.same(&DeleteApiKey),
+        }
+    }
+
+    fn check_training_request(&self) {
+        let request = ForwardBackward::from_proto(&self.request.plain_body()).unwrap();
+        let decoded = self.decoded_request.as_ref().expect("a decoded form");
+        assert_eq!(&describe::request(&request), decoded, "{}", self.name);
+        self.same(&request);
+    }
+
+    fn check_response(&self) {
+        let status = self.response.0["status"].as_u64().unwrap();
+        let body = self.response.plain_body();
+        match status {
+            408 => {
+                let pending = Outcome::read_timeout(&body);
+                let state = self.response.json()["queue_state"].as_str();
+                assert_eq!(pending.queue_state.map(QueueState::as_str), state);
+                let reason = self.response.json()["queue_state_reason"].as_str();
+                assert_eq!(pending.queue_state_reason.as_deref(), reason);
+            }
+            400.. => {
+                let said = ErrorBody::message(&body).unwrap();
+                assert_eq!(said, self.response.json()["detail"].as_str().unwrap());
+                assert_eq!(codec::decode::<ErrorBody>(&body).unwrap().detail, said);
+            }
+            _ => self.check_reply(&body),
+        }
+    }
+
+    /// Reads a reply as a client does, writes it as a server does, and compares.
+    fn reply<T: Reply + Serialize>(&self) {
+        let body = self.response.plain_body();
+        let reply = T::from_body(&body).unwrap_or_else(|why| panic!("{}: {why}", self.name));
+        self.covers(&serde_json::to_value(&reply).unwrap());
+    }
+
+    /// Everything that was recorded must have been understood.
+    fn covers(&self, understood: &Value) {
+        if let Err(place) = covers(self.response.json(), understood) {
+            panic!("{}: {place} was lost: {understood}", self.name);
+        }
+    }
+
+    fn check_reply(&self, body: &Bytes) {
+        match self.found.route {
+            Route::ClientConfig => self.reply::<ClientConfig>(),
+            Route::DynamicConfig => self.reply::<DynamicConfig>(),
+            Route::AuthToken => self.reply::<AuthToken>(),
+            Route::CreateSession => self.reply::<SessionCreated>(),
+            Route::SessionHeartbeat => self.reply::<HeartbeatSeen>(),
+            Route::GetInfo => self.reply::<ModelInfo>(),
+            Route::CreateSamplingSession => self.reply::<SamplingSessionCreated>(),
+            Route::JoinSamplingSession => self.reply::<SamplingSessionJoined>(),
+            Route::RetrieveFutures => self.reply::<FuturesRetrieved>(),
+            Route::Telemetry => self.reply::<TelemetryReply>(),
+            Route::ServerCapabilities => self.reply::<ServerCapabilities>(),
+            Route::Health => self.reply::<Health>(),
+            Route::WeightsInfo => self.reply::<WeightsInfo>(),
+            Route::CopyWeights => self.reply::<WeightsCopied>(),
+            Route::ListTrainingRuns => self.reply::<TrainingRuns>(),
+            Route::GetTrainingRun => self.reply::<TrainingRun>(),
+            Route::ListCheckpoints | Route::ListUserCheckpoints => self.reply::<Checkpoints>(),
+            Route::ExternalWeightsUrls => self.reply::<ExternalWeightsUrls>(),
+            Route::ListSessions => self.reply::<Sessions>(),
+            Route::GetSession => self.reply::<SessionInfo>(),
+            Route::SearchSessions => self.reply::<SessionsFound>(),
+            Route::TraceExport => self.reply::<TraceExport>(),
+            Route::GetSampler => self.reply::<Sampler>(),
+            Route::BillingUsage => self.reply::<BillingUsage>(),
+            Route::StorageUsage => self.reply::<StorageUsage>(),
+            Route::AuditLog => self.reply::<AuditLog>(),
+            Route::GetApiKey => self.reply::<ApiKeyInfo>(),
+            Route::RetrieveFuture => self.check_outcome(body),
+            Route::CreateModel
+            | Route::ForwardBackward
+            | Route::OptimStep
+            | Route::SaveWeights
+            | Route::SaveWeightsForSampler
+            | Route::SaveWeightsExternal
+            | Route::LoadWeights
+            | Route::CreateCustomLoss
+            | Route::Sample => {
+                assert_eq!(self.found.route.reply(), ReplyCodec::Ticket);
+                self.reply::<Ticket>();
+            }
+            Route::FinishSession
+            | Route::CancelFuture
+            | Route::DeleteCheckpoint
+            | Route::PublishCheckpoint
+            | Route::UnpublishCheckpoint
+            | Route::SetCheckpointTtl
+            | Route::AssignSessionProject
+            | Route::DeleteApiKey => {
+                assert_eq!(self.found.route.reply(), ReplyCodec::Ignored);
+                <()>::from_body(body).unwrap();
+            }
+        }
+    }
+
+    fn check_outcome(&self, body: &Bytes) {
+        let content_type = self.response.header("content-type").unwrap();
+        let outcome = Outcome::read(content_type, body).unwrap();
+        let json = self.response.json();
+        let (sent_type, sent) = outcome.to_body(&"r".into());
+        assert_eq!(
+            Outcome::read(sent_type, &sent).unwrap(),
+            outcome,
+            "{}",
+            self.name
+        );
+        match &outcome {
+            Outcome::TryAgain(pending) => {
+                assert_eq!(json["type"], "try_again");
+                assert_eq!(json["queue_state"], pending.queue_state.unwrap().as_str());
+                let reason = pending.queue_state_reason.as_deref();
+                assert_eq!(json["queue_state_reason"].as_str(), reason);
+            }
+            Outcome::MetadataOnly {
+                response_payload_size,
+            } => {
+                assert_eq!(json["response_payload_size"], json!(response_payload_size));
+            }
+            Outcome::Failed(failed) => {
+                assert_eq!(json["error"], failed.error);
+                let category = json["category"].as_str().unwrap();
+                assert_eq!(failed.category, Category::from_name(category));
+            }
+            Outcome::Ready(payload) => self.check_payload(payload),
+        }
+    }
+
+    fn check_payload(&self, payload: &Payload) {
+        let request_type = self.request.header(header::REQUEST_TYPE).unwrap();
+        match request_type {
+            "CreateModel" => self.output::<CreateModel>(payload),
+            "OptimStep" => self.output::<OptimStep>(payload),
+            "SaveWeights" => self.output::<SaveWeights>(payload),
+            "SaveWeightsForSampler" => self.output::<SaveWeightsForSampler>(payload),
+            "SaveWeightsExternal" => self.output::<SaveWeightsExternal>(payload),
+            "LoadWeights" => self.output::<LoadWeights>(payload),
+            "CreateCustomLoss" => self.output::<CreateCustomLoss>(payload),
+            "Sample" if self.decoded_response.is_none() => self.output::<SampleRequest>(payload),
+            "Sample" => {
+                let response = SampleRequest::output(payload).unwrap();
+                self.decoded_as(&describe::sample(&response));
+                assert_eq!(
+                    SampleResponse::from_proto(&response.to_proto()).unwrap(),
+                    response
+                );
+            }
+            "Forward" | "ForwardBackward" => {
+                let output = ForwardBackward::output(payload).unwrap();
+                self.decoded_as(&describe::output(&output));
+                assert_eq!(
+                    ForwardBackwardOutput::from_proto(&output.to_proto()).unwrap(),
+                    output
+                );
+            }
+            other => panic!("{}: {other}", self.name),
+        }
+    }
+
+    fn output<T: Submit<Output: Serialize>>(&self, payload: &Payload) {
+        let output = T::output(payload).unwrap_or_else(|why| panic!("{}: {why}", self.name));
+        self.covers(&serde_json::to_value(output).unwrap());
+    }
+
+    fn decoded_as(&self, understood: &Value) {
+        let expected = self.decoded_response.as_ref().expect("a decoded form");
+        assert_eq!(
+            understood,
+            &describe::as_understood(expected),
+            "{}",
+            self.name
+        );
+    }
+}
+
+/// Where `understood` lacks something of `recorded`. A null may be missing.
+fn covers(recorded: &Value, understood: &Value) -> Result<(), String> {
+    match (recorded, understood) {
+        (Value::Object(fields), Value::Object(_)) => {
+            for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+                covers(value, &understood[key]).map_err(|place| format!(".{key}{place}"))?;
+            }
+            Ok(())
+        }
+        (Value::Array(items), Value::Array(others)) if items.len() == others.len() => {
+            for (i, (item, other)) in items.iter().zip(others).enumerate() {
+                covers(item, other).map_err(|place| format!("[{i}]{place}"))?;
+            }
+            Ok(())
+        }
+        _ if recorded == understood => Ok(()),
+        _ => Err(String::new()),
+    }
+}

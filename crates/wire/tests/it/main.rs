@@ -1,0 +1,12 @@
+//! One binary for all integration tests of the crate.
+
+//mod behaviour;
+//mod bounds;
+mod describe;
+mod fixtures;
+//mod fuzz;
+mod golden;
+//mod prost_peer;
+//mod roundtrip;
+//mod scenarios;
+//mod strict;
