@@ -23,17 +23,13 @@ pub struct DynamicConfigRequest {
 
 impl Default for ClientConfigRequest {
     fn default() -> Self {
-        Self {
-            sdk_version: SDK_VERSION.to_owned(),
-        }
+        Self { sdk_version: SDK_VERSION.to_owned() }
     }
 }
 
 impl Default for DynamicConfigRequest {
     fn default() -> Self {
-        Self {
-            sdk_version: SDK_VERSION.to_owned(),
-        }
+        Self { sdk_version: SDK_VERSION.to_owned() }
     }
 }
 

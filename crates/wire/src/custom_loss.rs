@@ -72,17 +72,11 @@ impl CreateCustomLoss {
             _ => return wrong("the first must be `logprobs`, of rank 1 or 2".to_owned()),
         }
         if self.inputs.len() > MAX_CUSTOM_LOSS_INPUTS {
-            return wrong(format!(
-                "{} are more than {MAX_CUSTOM_LOSS_INPUTS}",
-                self.inputs.len()
-            ));
+            return wrong(format!("{} are more than {MAX_CUSTOM_LOSS_INPUTS}", self.inputs.len()));
         }
         for (i, input) in self.inputs.iter().enumerate() {
             if !is_input_name(&input.name) {
-                return wrong(format!(
-                    "{:?} does not match [a-z_][a-z0-9_]{{0,63}}",
-                    input.name
-                ));
+                return wrong(format!("{:?} does not match [a-z_][a-z0-9_]{{0,63}}", input.name));
             }
             if input.rank > 2 {
                 return wrong(format!(
@@ -90,10 +84,7 @@ impl CreateCustomLoss {
                     input.name, input.rank
                 ));
             }
-            if self.inputs[..i]
-                .iter()
-                .any(|other| other.name == input.name)
-            {
+            if self.inputs[..i].iter().any(|other| other.name == input.name) {
                 return wrong(format!("{} is listed twice", input.name));
             }
         }
@@ -107,10 +98,7 @@ pub fn is_input_name(name: &str) -> bool {
     let tail = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'_';
     name.len() <= 64
         && name.bytes().all(tail)
-        && name
-            .bytes()
-            .next()
-            .is_some_and(|first| !first.is_ascii_digit())
+        && name.bytes().next().is_some_and(|first| !first.is_ascii_digit())
 }
 
 /// Whether a custom loss may report a metric of this name:
@@ -119,10 +107,7 @@ pub fn is_input_name(name: &str) -> bool {
 pub fn is_metric_name(name: &str) -> bool {
     let inside = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || b"_./-".contains(&c);
     name.strip_prefix("custom/")
-        .and_then(|rest| {
-            rest.strip_suffix(":sum")
-                .or_else(|| rest.strip_suffix(":mean"))
-        })
+        .and_then(|rest| rest.strip_suffix(":sum").or_else(|| rest.strip_suffix(":mean")))
         .is_some_and(|key| (1..=64).contains(&key.len()) && key.bytes().all(inside))
 }
 
@@ -144,10 +129,7 @@ impl Graph {
     /// A graph of these nodes.
     #[must_use]
     pub fn new(nodes: Vec<Node>) -> Self {
-        Self {
-            format: format_one(),
-            nodes,
-        }
+        Self { format: format_one(), nodes }
     }
 }
 
@@ -189,13 +171,7 @@ pub enum Op {
 impl Node {
     fn new(op: Op, name: &str, target: &str, args: Vec<Arg>) -> Self {
         let (name, target) = (name.to_owned(), target.to_owned());
-        Self {
-            op,
-            name,
-            target,
-            args,
-            kwargs: std::collections::BTreeMap::new(),
-        }
+        Self { op, name, target, args, kwargs: std::collections::BTreeMap::new() }
     }
 
     /// Reads an input.
@@ -252,10 +228,8 @@ impl Arg {
     /// A map from texts.
     #[must_use]
     pub fn dict<'a>(entries: impl IntoIterator<Item = (&'a str, Self)>) -> Self {
-        let entries: JsonObject = entries
-            .into_iter()
-            .map(|(key, value)| (key.to_owned(), value.0))
-            .collect();
+        let entries: JsonObject =
+            entries.into_iter().map(|(key, value)| (key.to_owned(), value.0)).collect();
         Self(json!({ "dict": entries }))
     }
 
@@ -341,10 +315,7 @@ mod tests {
             (Arg::from(f64::NAN), r#"{"float":"nan"}"#),
             (Arg::from(f64::NEG_INFINITY), r#"{"float":"-inf"}"#),
             (Arg::from(1.0), "1.0"),
-            (
-                Arg::slice(Some(1), None, None),
-                r#"{"slice":[1,null,null]}"#,
-            ),
+            (Arg::slice(Some(1), None, None), r#"{"slice":[1,null,null]}"#),
             (Arg::ellipsis(), r#"{"ellipsis":true}"#),
             (Arg::dtype("float32"), r#"{"dtype":"float32"}"#),
             (Arg::from(vec![Arg::from(1), Arg::from(true)]), "[1,true]"),

@@ -65,21 +65,13 @@ pub enum DecodeErrorKind {
 
 impl DecodeError {
     pub(crate) fn new(kind: DecodeErrorKind, detail: impl Into<String>) -> Self {
-        Self(Box::new(Inner {
-            kind,
-            path: String::new(),
-            detail: detail.into(),
-        }))
+        Self(Box::new(Inner { kind, path: String::new(), detail: detail.into() }))
     }
 
     /// Puts the error inside the field `name`.
     pub(crate) fn within(mut self, name: &str) -> Self {
         let inner = &mut self.0.path;
-        let joint = if inner.is_empty() || inner.starts_with('[') {
-            ""
-        } else {
-            "."
-        };
+        let joint = if inner.is_empty() || inner.starts_with('[') { "" } else { "." };
         *inner = format!("{name}{joint}{inner}");
         self
     }
@@ -145,10 +137,7 @@ pub struct InvalidInput {
 
 impl InvalidInput {
     pub(crate) fn new(field: impl Into<String>, reason: impl Into<String>) -> Self {
-        Self {
-            field: field.into(),
-            reason: reason.into(),
-        }
+        Self { field: field.into(), reason: reason.into() }
     }
 
     /// Puts the error inside the field `outer`.
@@ -183,9 +172,6 @@ pub(crate) fn finite(field: &'static str, value: f64) -> Result<(), InvalidInput
     if value.is_finite() {
         Ok(())
     } else {
-        Err(InvalidInput::new(
-            field,
-            format!("{value} is not a finite number"),
-        ))
+        Err(InvalidInput::new(field, format!("{value} is not a finite number")))
     }
 }

@@ -62,9 +62,7 @@ pub struct ErrorBody {
 impl ErrorBody {
     /// Says what was wrong.
     pub fn new(detail: impl Into<String>) -> Self {
-        Self {
-            detail: detail.into(),
-        }
+        Self { detail: detail.into() }
     }
 
     /// What the body of a refused call says, whatever its form: a `detail` or `error` text, a list
@@ -90,9 +88,7 @@ impl ErrorBody {
         let Ok(json) = serde_json::from_str::<Value>(text) else {
             return Some(text.to_owned());
         };
-        let said = ["detail", "error", "message"]
-            .into_iter()
-            .find_map(|key| json.get(key));
+        let said = ["detail", "error", "message"].into_iter().find_map(|key| json.get(key));
         Some(match said {
             Some(Value::String(said)) => said.clone(),
             Some(Value::Array(problems)) => {
@@ -117,10 +113,7 @@ fn problem(entry: &Value) -> String {
     };
     let place: Vec<String> = place
         .iter()
-        .map(|part| {
-            part.as_str()
-                .map_or_else(|| part.to_string(), str::to_owned)
-        })
+        .map(|part| part.as_str().map_or_else(|| part.to_string(), str::to_owned))
         .collect();
     format!("{}: {what}", place.join("."))
 }
@@ -141,10 +134,7 @@ mod tests {
             (b"{\"x\":1}", Some("{\"x\":1}")),
             (b"[1]", Some("[1]")),
             (b"{\"detail\":[{\"msg\":\"a\"},7]}", Some("a; 7")),
-            (
-                b"{\"detail\":[{\"loc\":[\"data\",0],\"msg\":\"a\"}]}",
-                Some("data.0: a"),
-            ),
+            (b"{\"detail\":[{\"loc\":[\"data\",0],\"msg\":\"a\"}]}", Some("data.0: a")),
         ] {
             assert_eq!(ErrorBody::message(body).as_deref(), message);
         }

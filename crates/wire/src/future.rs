@@ -138,11 +138,7 @@ impl QueueState {
     pub fn from_name(name: &str) -> Option<Self> {
         let known = [Self::Active, Self::PausedCapacity, Self::PausedRateLimit];
         let found = known.into_iter().find(|state| state.as_str() == name);
-        if name.is_empty() {
-            None
-        } else {
-            Some(found.unwrap_or(Self::Unknown))
-        }
+        if name.is_empty() { None } else { Some(found.unwrap_or(Self::Unknown)) }
     }
 }
 
@@ -190,9 +186,7 @@ fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<&'de RawValue>, 
 /// A text, or nothing if it is something else: results may use the same names for other things.
 fn text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Cow<'de, str>>, D::Error> {
     let raw = <&RawValue>::deserialize(from)?;
-    Ok(serde_json::from_str::<BorrowedText<'de>>(raw.get())
-        .ok()
-        .map(|text| text.0))
+    Ok(serde_json::from_str::<BorrowedText<'de>>(raw.get()).ok().map(|text| text.0))
 }
 
 #[derive(Deserialize)]
@@ -266,9 +260,7 @@ impl Outcome {
                 queue_state: pending.queue_state.unwrap_or(QueueState::Active).as_str(),
                 queue_state_reason: pending.queue_state_reason.as_deref(),
             }),
-            Self::MetadataOnly {
-                response_payload_size,
-            } => json::encode(&Metadata {
+            Self::MetadataOnly { response_payload_size } => json::encode(&Metadata {
                 status: "complete_metadata",
                 response_payload_size: *response_payload_size,
             }),
@@ -302,9 +294,7 @@ impl Marks<'_> {
             },
         }
 
-        let raw = self
-            .error
-            .map_or("the server gave no reason", RawValue::get);
+        let raw = self.error.map_or("the server gave no reason", RawValue::get);
         let (error, category) = match serde_json::from_str(raw) {
             Ok(Form::Text(text)) => (text.into_owned(), self.category),
             Ok(Form::Wrapped { message, category }) => (message, category),

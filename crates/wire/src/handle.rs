@@ -97,10 +97,7 @@ impl SamplerHandle {
     /// If the text is no handle.
     pub fn from_text(text: &str) -> Result<Self, DecodeError> {
         let bytes = URL_SAFE.decode(text.trim()).map_err(|why| {
-            DecodeError::new(
-                DecodeErrorKind::Json,
-                format!("not a sampler handle: {why}"),
-            )
+            DecodeError::new(DecodeErrorKind::Json, format!("not a sampler handle: {why}"))
         })?;
         json::decode(&bytes)
     }

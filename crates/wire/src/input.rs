@@ -187,9 +187,7 @@ impl ImageFormat {
     /// The format with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Png, Self::Jpeg]
-            .into_iter()
-            .find(|format| format.as_str() == name)
+        [Self::Png, Self::Jpeg].into_iter().find(|format| format.as_str() == name)
     }
 }
 
@@ -197,30 +195,20 @@ impl ModelInput {
     /// Text only, as one chunk.
     #[must_use]
     pub fn from_tokens(tokens: impl Into<Tokens>) -> Self {
-        Self {
-            chunks: vec![Chunk::EncodedText {
-                tokens: tokens.into(),
-            }],
-        }
+        Self { chunks: vec![Chunk::EncodedText { tokens: tokens.into() }] }
     }
 
     /// The same with more text behind it.
     #[must_use]
     pub fn tokens(mut self, tokens: impl Into<Tokens>) -> Self {
-        self.chunks.push(Chunk::EncodedText {
-            tokens: tokens.into(),
-        });
+        self.chunks.push(Chunk::EncodedText { tokens: tokens.into() });
         self
     }
 
     /// The same with a picture behind it.
     #[must_use]
     pub fn image(mut self, data: impl Into<Bytes>, format: ImageFormat) -> Self {
-        self.chunks.push(Chunk::Image {
-            data: data.into(),
-            format,
-            expected_tokens: None,
-        });
+        self.chunks.push(Chunk::Image { data: data.into(), format, expected_tokens: None });
         self
     }
 
@@ -234,9 +222,7 @@ impl ModelInput {
     /// How many tokens the model will see, if every chunk tells.
     #[must_use]
     pub fn len(&self) -> Option<usize> {
-        self.chunks
-            .iter()
-            .try_fold(0_usize, |n, chunk| n.checked_add(chunk.len()?))
+        self.chunks.iter().try_fold(0_usize, |n, chunk| n.checked_add(chunk.len()?))
     }
 
     /// Whether there is nothing to read.
@@ -277,12 +263,10 @@ impl Chunk {
     pub fn len(&self) -> Option<usize> {
         match self {
             Self::EncodedText { tokens } => Some(tokens.len()),
-            Self::Image {
-                expected_tokens, ..
+            Self::Image { expected_tokens, .. }
+            | Self::ImageAssetPointer { expected_tokens, .. } => {
+                expected_tokens.and_then(|n| usize::try_from(n).ok())
             }
-            | Self::ImageAssetPointer {
-                expected_tokens, ..
-            } => expected_tokens.and_then(|n| usize::try_from(n).ok()),
             Self::Dmel { dmel } => dmel_len(dmel),
         }
     }
@@ -316,11 +300,7 @@ fn dmel_len(container: &[u8]) -> Option<usize> {
     }
     let rank = crate::codec::proto::take_varint(&mut rest).ok()?;
     let first = crate::codec::proto::take_varint(&mut rest).ok()?;
-    if rank == 0 {
-        None
-    } else {
-        usize::try_from(first).ok()
-    }
+    if rank == 0 { None } else { usize::try_from(first).ok() }
 }
 
 fn to_base64<S: Serializer>(data: &Bytes, serializer: S) -> Result<S::Ok, S::Error> {
@@ -351,16 +331,13 @@ impl<'de> Deserialize<'de> for Chunk {
 
         fn bytes<E: de::Error>(text: Option<Cow<'_, str>>, name: &'static str) -> Result<Bytes, E> {
             let data = BASE64.decode(need(text, name)?.as_bytes());
-            data.map(Bytes::from)
-                .map_err(|why| E::custom(format!("{name}: {why}")))
+            data.map(Bytes::from).map_err(|why| E::custom(format!("{name}: {why}")))
         }
 
         let form = Form::deserialize(deserializer)?;
         let expected_tokens = form.expected_tokens;
         Ok(match &*form.kind {
-            "encoded_text" => Self::EncodedText {
-                tokens: need(form.tokens, "tokens")?,
-            },
+            "encoded_text" => Self::EncodedText { tokens: need(form.tokens, "tokens")? },
             "image" => Self::Image {
                 data: bytes(form.data, "data")?,
                 format: need(form.format, "format")?,
@@ -371,9 +348,7 @@ impl<'de> Deserialize<'de> for Chunk {
                 location: need(form.location, "location")?,
                 expected_tokens,
             },
-            "dmel" => Self::Dmel {
-                dmel: bytes(form.dmel, "dmel")?,
-            },
+            "dmel" => Self::Dmel { dmel: bytes(form.dmel, "dmel")? },
             other => {
                 const KINDS: &[&str] = &["encoded_text", "image", "image_asset_pointer", "dmel"];
                 return Err(de::Error::unknown_variant(other, KINDS));
@@ -412,14 +387,7 @@ mod tests {
         let constant = Bytes::from_static(&[0xFE, 1, 1, 0x80, 1]);
         assert_eq!(Chunk::Dmel { dmel: constant }.len(), Some(128));
         for bad in [&[][..], &[8, 1, 1], &[0], &[0, 0], &[0, 1], &[0, 1, 0xFF]] {
-            assert_eq!(
-                Chunk::Dmel {
-                    dmel: Bytes::from(bad)
-                }
-                .len(),
-                None,
-                "{bad:?}"
-            );
+            assert_eq!(Chunk::Dmel { dmel: Bytes::from(bad) }.len(), None, "{bad:?}");
         }
     }
 

@@ -39,22 +39,14 @@ impl OptimizerConfig {
     /// Adam with decoupled weight decay: the default.
     #[must_use]
     pub fn adamw() -> Self {
-        Self {
-            kind: ADAMW.to_owned(),
-            settings: JsonObject::new(),
-        }
+        Self { kind: ADAMW.to_owned(), settings: JsonObject::new() }
     }
 
     /// Dimuon, version 1.
     #[must_use]
     pub fn dimuon() -> Self {
-        let settings = [("version".to_owned(), Value::from(1))]
-            .into_iter()
-            .collect();
-        Self {
-            kind: DIMUON.to_owned(),
-            settings,
-        }
+        let settings = [("version".to_owned(), Value::from(1))].into_iter().collect();
+        Self { kind: DIMUON.to_owned(), settings }
     }
 }
 
@@ -106,10 +98,7 @@ impl AdamParams {
     /// The defaults with another step size.
     #[must_use]
     pub fn with_learning_rate(learning_rate: f64) -> Self {
-        Self {
-            learning_rate,
-            ..Self::default()
-        }
+        Self { learning_rate, ..Self::default() }
     }
 
     fn check(&self) -> Result<(), InvalidInput> {
@@ -153,11 +142,7 @@ impl DimuonParams {
     /// The defaults with a step size.
     #[must_use]
     pub fn with_learning_rate(learning_rate: f64) -> Self {
-        Self {
-            learning_rate,
-            grad_clip_norm: 0.0,
-            beta1: Self::beta1(),
-        }
+        Self { learning_rate, grad_clip_norm: 0.0, beta1: Self::beta1() }
     }
 
     fn beta1() -> f64 {
@@ -211,10 +196,7 @@ impl OptimParams {
         Ok(match &*kind {
             ADAMW | "adam" => Self::Adam(serde_json::from_value(Value::Object(fields))?),
             DIMUON => Self::Dimuon(serde_json::from_value(Value::Object(fields))?),
-            _ => Self::Other(OptimizerConfig {
-                kind,
-                settings: fields,
-            }),
+            _ => Self::Other(OptimizerConfig { kind, settings: fields }),
         })
     }
 }
@@ -244,9 +226,7 @@ pub struct OptimStepOutput {
 
 impl OptimStep {
     fn check_params(&self) -> Result<(), InvalidInput> {
-        self.params
-            .check()
-            .map_err(|error| error.within("optim_params"))
+        self.params.check().map_err(|error| error.within("optim_params"))
     }
 }
 
@@ -277,13 +257,7 @@ impl Serialize for OptimStep {
             OptimParams::Other(params) => (None, Some(Others::Other(params))),
         };
         let (model_id, seq_id) = (&self.model_id, self.seq_id);
-        Form {
-            model_id,
-            seq_id,
-            adam_params,
-            optimizer_params,
-        }
-        .serialize(serializer)
+        Form { model_id, seq_id, adam_params, optimizer_params }.serialize(serializer)
     }
 }
 
@@ -300,11 +274,7 @@ impl<'de> Deserialize<'de> for OptimStep {
         let form = Form::deserialize(deserializer)?;
         let params = OptimParams::read(form.optim_params)
             .map_err(|why| de::Error::custom(format!("optim_params: {why}")))?;
-        Ok(Self {
-            model_id: form.model_id,
-            seq_id: form.seq_id,
-            params,
-        })
+        Ok(Self { model_id: form.model_id, seq_id: form.seq_id, params })
     }
 }
 

@@ -55,11 +55,7 @@ impl LossRecord {
     /// A record of this many datums, without fields yet.
     #[must_use]
     pub fn new(datums: usize) -> Self {
-        Self {
-            type_tag: String::new(),
-            datums,
-            fields: Vec::new(),
-        }
+        Self { type_tag: String::new(), datums, fields: Vec::new() }
     }
 
     /// Names the kind of outputs.
@@ -110,17 +106,10 @@ impl LossRecord {
             );
             return Err(InvalidInput::new(name, why));
         }
-        let column = Column {
-            name,
-            values,
-            starts,
-            trailing,
-        };
+        let column = Column { name, values, starts, trailing };
         if let Err(datum) = column.check_rows() {
-            let why = format!(
-                "datum {datum} is not a whole number of rows of {:?}",
-                column.trailing
-            );
+            let why =
+                format!("datum {datum} is not a whole number of rows of {:?}", column.trailing);
             return Err(InvalidInput::new(column.name, why));
         }
         self.fields.push(column);
@@ -133,17 +122,9 @@ impl Column {
     pub(crate) fn check_rows(&self) -> Result<(), usize> {
         let row = self.trailing.cells().unwrap_or(0);
         let whole = |len: usize| {
-            if row == 0 {
-                len == 0
-            } else {
-                len.is_multiple_of(row)
-            }
+            if row == 0 { len == 0 } else { len.is_multiple_of(row) }
         };
-        match self
-            .starts
-            .windows(2)
-            .position(|pair| !whole(pair[1] - pair[0]))
-        {
+        match self.starts.windows(2).position(|pair| !whole(pair[1] - pair[0])) {
             Some(datum) => Err(datum),
             None => Ok(()),
         }
@@ -187,10 +168,7 @@ impl LossOutputs {
         let at = self.ends.partition_point(|end| *end <= datum);
         let record = self.records.get(at)?;
         let start = self.ends[at] - record.datums;
-        Some(LossOutput {
-            record,
-            datum: datum - start,
-        })
+        Some(LossOutput { record, datum: datum - start })
     }
 
     /// The outputs of all datums in order.
@@ -214,10 +192,7 @@ impl LossOutputs {
 
 impl From<LossRecord> for LossOutputs {
     fn from(record: LossRecord) -> Self {
-        Self {
-            ends: vec![record.datums],
-            records: vec![record],
-        }
+        Self { ends: vec![record.datums], records: vec![record] }
     }
 }
 
@@ -267,9 +242,7 @@ impl<'a> LossOutput<'a> {
 
 impl fmt::Debug for LossOutput<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map()
-            .entries(self.names().map(|name| (name, self.tensor(name))))
-            .finish()
+        f.debug_map().entries(self.names().map(|name| (name, self.tensor(name)))).finish()
     }
 }
 
@@ -308,9 +281,8 @@ impl<'de> Deserialize<'de> for LossOutputs {
                 let trailing = Shape::from(tensor.shape().dims().get(1..).unwrap_or(&[]));
                 let values = tensor.values().clone();
                 let len = values.len();
-                record = record
-                    .field_of(name, values, [len], trailing)
-                    .map_err(D::Error::custom)?;
+                record =
+                    record.field_of(name, values, [len], trailing).map_err(D::Error::custom)?;
             }
             records.push(record);
         }
@@ -331,14 +303,9 @@ mod tests {
         all.append(LossOutputs::from(LossRecord::new(0)));
         all.append(batch(vec![4.0], [0, 1]));
         assert_eq!(all.len(), 4);
-        let seen: Vec<_> = all
-            .iter()
-            .map(|output| output.f32("x").unwrap().to_vec())
-            .collect();
+        let seen: Vec<_> = all.iter().map(|output| output.f32("x").unwrap().to_vec()).collect();
         assert_eq!(seen, [vec![1.0], vec![2.0, 3.0], vec![], vec![4.0]]);
-        let got: Vec<_> = (0..4)
-            .map(|i| all.get(i).unwrap().f32("x").unwrap().to_vec())
-            .collect();
+        let got: Vec<_> = (0..4).map(|i| all.get(i).unwrap().f32("x").unwrap().to_vec()).collect();
         assert_eq!(got, seen);
         assert!(all.get(4).is_none());
     }
@@ -346,32 +313,12 @@ mod tests {
     #[test]
     fn trailing_dimensions_give_each_datum_its_shape() {
         let values = Values::Float32(vec![0.0; 12].into());
-        let record = LossRecord::new(2)
-            .field_of("x", values.clone(), [8, 4], [2, 2])
-            .unwrap();
+        let record = LossRecord::new(2).field_of("x", values.clone(), [8, 4], [2, 2]).unwrap();
         let outputs = LossOutputs::from(record);
-        assert_eq!(
-            outputs.get(0).unwrap().tensor("x").unwrap().shape().dims(),
-            [2, 2, 2]
-        );
-        assert_eq!(
-            outputs.get(1).unwrap().tensor("x").unwrap().shape().dims(),
-            [1, 2, 2]
-        );
-        assert!(
-            LossRecord::new(2)
-                .field_of("x", values.clone(), [7, 5], [2, 2])
-                .is_err()
-        );
-        assert!(
-            LossRecord::new(2)
-                .field_of("x", values.clone(), [8], [2])
-                .is_err()
-        );
-        assert!(
-            LossRecord::new(2)
-                .field_of("x", values, [8, 8], [2])
-                .is_err()
-        );
+        assert_eq!(outputs.get(0).unwrap().tensor("x").unwrap().shape().dims(), [2, 2, 2]);
+        assert_eq!(outputs.get(1).unwrap().tensor("x").unwrap().shape().dims(), [1, 2, 2]);
+        assert!(LossRecord::new(2).field_of("x", values.clone(), [7, 5], [2, 2]).is_err());
+        assert!(LossRecord::new(2).field_of("x", values.clone(), [8], [2]).is_err());
+        assert!(LossRecord::new(2).field_of("x", values, [8, 8], [2]).is_err());
     }
 }

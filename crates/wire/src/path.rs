@@ -124,13 +124,7 @@ impl TinkerPath {
 
 impl fmt::Display for TinkerPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{SCHEME}{}/{}/{}",
-            self.run,
-            self.kind.segment(),
-            self.name
-        )
+        write!(f, "{SCHEME}{}/{}/{}", self.run, self.kind.segment(), self.name)
     }
 }
 
@@ -142,9 +136,8 @@ impl FromStr for TinkerPath {
             let form = "expected tinker://<run>/<weights|sampler_weights|external_weights>/<name>";
             InvalidInput::new("tinker_path", format!("{text:?} {why}; {form}"))
         };
-        let rest = text
-            .strip_prefix(SCHEME)
-            .ok_or_else(|| wrong("does not start with tinker://"))?;
+        let rest =
+            text.strip_prefix(SCHEME).ok_or_else(|| wrong("does not start with tinker://"))?;
         let parts: Vec<&str> = rest.split('/').collect();
         let [run, segment, name] = parts[..] else {
             return Err(wrong("does not have three parts"));

@@ -268,12 +268,7 @@ impl Route {
         Self::ALL
             .iter()
             .filter(|route| route.method().as_str() == method)
-            .filter_map(|route| {
-                Some(Found {
-                    route: *route,
-                    params: route.captures(path)?,
-                })
-            })
+            .filter_map(|route| Some(Found { route: *route, params: route.captures(path)? }))
             .min_by_key(|found| found.params.len())
     }
 
@@ -337,11 +332,7 @@ fn unescape(text: &str) -> Option<String> {
         }
         let (hex, tail) = rest.split_first_chunk::<2>()?;
         rest = tail;
-        let digit = |d: u8| {
-            char::from(d)
-                .to_digit(16)
-                .and_then(|d| u8::try_from(d).ok())
-        };
+        let digit = |d: u8| char::from(d).to_digit(16).and_then(|d| u8::try_from(d).ok());
         out.push(digit(hex[0])? * 16 + digit(hex[1])?);
     }
     String::from_utf8(out).ok()
@@ -375,15 +366,9 @@ mod tests {
     #[test]
     fn path_parameters_cannot_lead_elsewhere() {
         for bad in ["", ".", ".."] {
-            assert_eq!(
-                Route::GetSession.path(&[bad]).unwrap_err().field(),
-                "session_id"
-            );
+            assert_eq!(Route::GetSession.path(&[bad]).unwrap_err().field(), "session_id");
         }
-        assert_eq!(
-            Route::GetSession.path(&["../x"]).unwrap(),
-            "/api/v1/sessions/..%2Fx"
-        );
+        assert_eq!(Route::GetSession.path(&["../x"]).unwrap(), "/api/v1/sessions/..%2Fx");
         assert_eq!(Route::find("GET", "/api/v1/sessions/"), None);
         assert_eq!(Route::find("GET", "/api/v1/sessions/%FF"), None);
         assert_eq!(Route::find("GET", "/api/v1/sessions/%4"), None);

@@ -178,12 +178,7 @@ impl Serialize for Logprobs {
 impl<'de> Deserialize<'de> for Logprobs {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let numbers = Vec::<Option<f32>>::deserialize(deserializer)?;
-        Ok(Self(
-            numbers
-                .into_iter()
-                .map(|number| number.unwrap_or(f32::NAN))
-                .collect(),
-        ))
+        Ok(Self(numbers.into_iter().map(|number| number.unwrap_or(f32::NAN)).collect()))
     }
 }
 
@@ -217,22 +212,14 @@ impl TopkLogprobs {
         let (mut token_ids, mut logprobs) = (Vec::new(), Vec::new());
         let mut length = 0_u32;
         for row in rows {
-            let cells = row
-                .unwrap_or_default()
-                .into_iter()
-                .chain(std::iter::repeat(PADDING));
+            let cells = row.unwrap_or_default().into_iter().chain(std::iter::repeat(PADDING));
             for (token, logprob) in cells.take(width) {
                 token_ids.push(token);
                 logprobs.push(logprob);
             }
             length = length.checked_add(1).expect("at most u32::MAX rows");
         }
-        Self {
-            k,
-            length,
-            token_ids: token_ids.into(),
-            logprobs: logprobs.into(),
-        }
+        Self { k, length, token_ids: token_ids.into(), logprobs: logprobs.into() }
     }
 
     /// How many positions.
@@ -259,20 +246,11 @@ impl TopkLogprobs {
         let range = position.checked_mul(self.k())?..(position + 1).checked_mul(self.k())?;
         let tokens = self.token_ids.get(range.clone())?;
         let logprobs = self.logprobs.get(range)?;
-        let filled = tokens
-            .iter()
-            .zip(logprobs)
-            .rposition(|(t, l)| (*t, *l) != PADDING)?
-            + 1;
+        let filled = tokens.iter().zip(logprobs).rposition(|(t, l)| (*t, *l) != PADDING)? + 1;
         if (tokens[0], logprobs[0]) == PADDING {
             return None;
         }
-        Some(
-            tokens[..filled]
-                .iter()
-                .copied()
-                .zip(logprobs[..filled].iter().copied()),
-        )
+        Some(tokens[..filled].iter().copied().zip(logprobs[..filled].iter().copied()))
     }
 
     /// All positions in order.
@@ -316,13 +294,7 @@ impl Serialize for TopkLogprobs {
 impl<'de> Deserialize<'de> for TopkLogprobs {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let rows = Vec::<Option<Vec<(u32, f32)>>>::deserialize(deserializer)?;
-        let widest = rows
-            .iter()
-            .flatten()
-            .map(Vec::len)
-            .max()
-            .unwrap_or(1)
-            .max(1);
+        let widest = rows.iter().flatten().map(Vec::len).max().unwrap_or(1).max(1);
         // Rows are padded to the widest one: a single long row must not blow up all others.
         let cells: usize = rows.iter().flatten().map(Vec::len).sum::<usize>() + rows.len();
         if widest.saturating_mul(rows.len()) > cells.saturating_mul(64) {

@@ -32,10 +32,9 @@ pub struct CreateSamplingSession {
 impl CreateSamplingSession {
     fn check_source(&self) -> Result<(), InvalidInput> {
         match (&self.base_model, &self.model_path) {
-            (None, None) => Err(InvalidInput::new(
-                "model_path",
-                "give a base_model or a model_path",
-            )),
+            (None, None) => {
+                Err(InvalidInput::new("model_path", "give a base_model or a model_path"))
+            }
             (_, Some(path)) if !path.starts_with("tinker://") => {
                 Err(InvalidInput::new("model_path", "must start with tinker://"))
             }
@@ -99,14 +98,7 @@ pub struct SamplingParams {
 
 impl Default for SamplingParams {
     fn default() -> Self {
-        Self {
-            max_tokens: None,
-            seed: None,
-            stop: None,
-            temperature: 1.0,
-            top_k: None,
-            top_p: 1.0,
-        }
+        Self { max_tokens: None, seed: None, stop: None, temperature: 1.0, top_k: None, top_p: 1.0 }
     }
 }
 
@@ -188,10 +180,7 @@ mod top_k {
 
 /// Where sampling stops.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(
-    untagged,
-    expecting = "a text, a list of texts, or a list of token ids"
-)]
+#[serde(untagged, expecting = "a text, a list of texts, or a list of token ids")]
 pub enum Stop {
     /// At this text.
     Text(String),
@@ -327,9 +316,7 @@ impl SampleRequest {
     }
 
     fn check_all(&self) -> Result<(), InvalidInput> {
-        self.sampling_params
-            .check()
-            .map_err(|error| error.within("sampling_params"))?;
+        self.sampling_params.check().map_err(|error| error.within("sampling_params"))?;
         if let Some(targets) = &self.target_prompt_logprobs
             && (targets.dtype() != DType::Int64 || targets.shape().dims().len() != 2)
         {
@@ -337,14 +324,10 @@ impl SampleRequest {
             return Err(InvalidInput::new("target_prompt_logprobs", why));
         }
         match self.prompt_logprobs_last_n {
-            Some(0) => Err(InvalidInput::new(
-                "prompt_logprobs_last_n",
-                "must be at least 1",
-            )),
-            Some(_) if self.prompt_logprobs != Some(true) => Err(InvalidInput::new(
-                "prompt_logprobs_last_n",
-                "needs prompt_logprobs",
-            )),
+            Some(0) => Err(InvalidInput::new("prompt_logprobs_last_n", "must be at least 1")),
+            Some(_) if self.prompt_logprobs != Some(true) => {
+                Err(InvalidInput::new("prompt_logprobs_last_n", "needs prompt_logprobs"))
+            }
             _ => Ok(()),
         }
     }
@@ -363,11 +346,7 @@ impl SampleRequest {
         {
             let n = usize::try_from(n).unwrap_or(usize::MAX);
             let before = logprobs.len().saturating_sub(n);
-            if logprobs
-                .iter()
-                .take(before)
-                .any(|logprob| logprob.is_some())
-            {
+            if logprobs.iter().take(before).any(|logprob| logprob.is_some()) {
                 let why = format!("only the last {n} were asked for but earlier ones were sent");
                 return Err(DecodeError::new(Value, why).within("prompt_logprobs"));
             }
@@ -397,10 +376,7 @@ impl Call for SampleRequest {
 
     fn body(&self) -> Result<Body, InvalidInput> {
         self.check()?;
-        Ok(Body::Json(json::encode_sized(
-            self,
-            512 + self.prompt.sampling_bytes(),
-        )?))
+        Ok(Body::Json(json::encode_sized(self, 512 + self.prompt.sampling_bytes())?))
     }
 }
 

@@ -101,10 +101,7 @@ pub enum FinishReason {
     Interrupted,
 }
 
-json_reply!(
-    SessionCreated = "create_session",
-    HeartbeatSeen = "session_heartbeat"
-);
+json_reply!(SessionCreated = "create_session", HeartbeatSeen = "session_heartbeat");
 
 json_call! {
     CreateSession: CreateSession => SessionCreated;

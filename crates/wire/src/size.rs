@@ -38,9 +38,7 @@ impl TensorData {
     /// The estimated size of this tensor in a request.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        let indices = self
-            .csr()
-            .map_or(0, |csr| csr.row_starts.len() + csr.columns.len());
+        let indices = self.csr().map_or(0, |csr| csr.row_starts.len() + csr.columns.len());
         self.values().len() * self.dtype().size() + indices * INDEX
     }
 }

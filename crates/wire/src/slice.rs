@@ -45,16 +45,8 @@ impl<T> SharedSlice<T> {
             Bound::Excluded(&n) => n,
             Bound::Unbounded => self.len(),
         };
-        assert!(
-            from <= to && to <= self.len(),
-            "range {from}..{to} out of {}",
-            self.len()
-        );
-        Self {
-            owner: self.owner.clone(),
-            start: self.start + from,
-            end: self.start + to,
-        }
+        assert!(from <= to && to <= self.len(), "range {from}..{to} out of {}", self.len());
+        Self { owner: self.owner.clone(), start: self.start + from, end: self.start + to }
     }
 }
 
@@ -62,40 +54,26 @@ impl<T> Deref for SharedSlice<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        self.owner
-            .as_deref()
-            .map_or(&[], |owner| &owner[self.start..self.end])
+        self.owner.as_deref().map_or(&[], |owner| &owner[self.start..self.end])
     }
 }
 
 impl<T> Clone for SharedSlice<T> {
     fn clone(&self) -> Self {
-        Self {
-            owner: self.owner.clone(),
-            start: self.start,
-            end: self.end,
-        }
+        Self { owner: self.owner.clone(), start: self.start, end: self.end }
     }
 }
 
 impl<T> Default for SharedSlice<T> {
     fn default() -> Self {
-        Self {
-            owner: None,
-            start: 0,
-            end: 0,
-        }
+        Self { owner: None, start: 0, end: 0 }
     }
 }
 
 impl<T> From<Vec<T>> for SharedSlice<T> {
     fn from(values: Vec<T>) -> Self {
         let end = values.len();
-        Self {
-            owner: (end > 0).then(|| Arc::new(values)),
-            start: 0,
-            end,
-        }
+        Self { owner: (end > 0).then(|| Arc::new(values)), start: 0, end }
     }
 }
 

@@ -123,11 +123,7 @@ pub fn duration_text(duration: Duration) -> String {
         1 => "1 day, ".to_owned(),
         n => format!("{n} days, "),
     };
-    let fraction = if micros == 0 {
-        String::new()
-    } else {
-        format!(".{micros:06}")
-    };
+    let fraction = if micros == 0 { String::new() } else { format!(".{micros:06}") };
     let (h, m, s) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
     format!("{days}{h}:{m:02}:{s:02}{fraction}")
 }

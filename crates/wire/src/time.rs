@@ -56,16 +56,9 @@ impl Timestamp {
     /// # Errors
     /// If the moment lies outside the years 0 to 9999.
     pub fn from_unix_micros(micros: i64) -> Result<Self, InvalidInput> {
-        let at = Self {
-            wall: micros,
-            offset: Offset::East(0),
-        };
+        let at = Self { wall: micros, offset: Offset::East(0) };
         let (year, ..) = at.date();
-        if YEARS.contains(&year) {
-            Ok(at)
-        } else {
-            Err(invalid(&micros.to_string()))
-        }
+        if YEARS.contains(&year) { Ok(at) } else { Err(invalid(&micros.to_string())) }
     }
 
     /// Microseconds since 1970 in UTC; a time without an offset is taken as UTC.
@@ -97,10 +90,7 @@ impl From<SystemTime> for Timestamp {
         };
         let first = days_from_civil(*YEARS.start(), 1, 1) * DAY * 1_000_000;
         let last = days_from_civil(*YEARS.end() + 1, 1, 1) * DAY * 1_000_000 - 1;
-        Self {
-            wall: micros.clamp(first, last),
-            offset: Offset::East(0),
-        }
+        Self { wall: micros.clamp(first, last), offset: Offset::East(0) }
     }
 }
 
@@ -108,11 +98,7 @@ impl From<Timestamp> for SystemTime {
     fn from(time: Timestamp) -> Self {
         let micros = time.unix_micros();
         let distance = Duration::from_micros(micros.unsigned_abs());
-        if micros < 0 {
-            UNIX_EPOCH - distance
-        } else {
-            UNIX_EPOCH + distance
-        }
+        if micros < 0 { UNIX_EPOCH - distance } else { UNIX_EPOCH + distance }
     }
 }
 
@@ -174,18 +160,12 @@ impl<'de> Deserialize<'de> for Timestamp {
                 from_unix(seconds).map_err(E::custom)
             }
 
-            #[expect(
-                clippy::cast_precision_loss,
-                reason = "a moment beyond 2^53 s is refused"
-            )]
+            #[expect(clippy::cast_precision_loss, reason = "a moment beyond 2^53 s is refused")]
             fn visit_i64<E: de::Error>(self, seconds: i64) -> Result<Timestamp, E> {
                 self.visit_f64(seconds as f64)
             }
 
-            #[expect(
-                clippy::cast_precision_loss,
-                reason = "a moment beyond 2^53 s is refused"
-            )]
+            #[expect(clippy::cast_precision_loss, reason = "a moment beyond 2^53 s is refused")]
             fn visit_u64<E: de::Error>(self, seconds: u64) -> Result<Timestamp, E> {
                 self.visit_f64(seconds as f64)
             }
@@ -196,22 +176,12 @@ impl<'de> Deserialize<'de> for Timestamp {
 }
 
 fn invalid(text: &str) -> InvalidInput {
-    InvalidInput::new(
-        "timestamp",
-        format!("{text:?} is not a time such as 2026-01-02T03:04:05Z"),
-    )
+    InvalidInput::new("timestamp", format!("{text:?} is not a time such as 2026-01-02T03:04:05Z"))
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "`as` saturates, and the year is checked"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "`as` saturates, and the year is checked")]
 fn from_unix(number: f64) -> Result<Timestamp, InvalidInput> {
-    let seconds = if number.abs() > SECONDS_AT_MOST {
-        number / 1000.0
-    } else {
-        number
-    };
+    let seconds = if number.abs() > SECONDS_AT_MOST { number / 1000.0 } else { number };
     if !seconds.is_finite() {
         return Err(invalid(&number.to_string()));
     }
@@ -233,10 +203,7 @@ fn parse(text: &[u8]) -> Option<Timestamp> {
     }
     let mut wall = days * DAY * 1_000_000;
     if rest.is_empty() {
-        return Some(Timestamp {
-            wall,
-            offset: Offset::Unstated,
-        });
+        return Some(Timestamp { wall, offset: Offset::Unstated });
     }
 
     expect(&mut rest, b"Tt ")?;
@@ -252,10 +219,7 @@ fn parse(text: &[u8]) -> Option<Timestamp> {
         }
     }
     wall += (hour * 3600 + minute * 60 + second) * 1_000_000 + micros;
-    Some(Timestamp {
-        wall,
-        offset: offset(rest)?,
-    })
+    Some(Timestamp { wall, offset: offset(rest)? })
 }
 
 fn offset(mut rest: &[u8]) -> Option<Offset> {
@@ -269,11 +233,7 @@ fn offset(mut rest: &[u8]) -> Option<Offset> {
     rest = &rest[1..];
     let hours = digits(&mut rest, 2).filter(|h| *h < 24)?;
     let _ = expect(&mut rest, b":");
-    let minutes = if rest.is_empty() {
-        0
-    } else {
-        digits(&mut rest, 2).filter(|m| *m < 60)?
-    };
+    let minutes = if rest.is_empty() { 0 } else { digits(&mut rest, 2).filter(|m| *m < 60)? };
     let east = i16::try_from(sign * (hours * 60 + minutes)).ok()?;
     rest.is_empty().then_some(Offset::East(east))
 }
@@ -286,9 +246,7 @@ fn expect(rest: &mut &[u8], any_of: &[u8]) -> Option<()> {
 fn digits(rest: &mut &[u8], count: usize) -> Option<i64> {
     let (number, tail) = rest.split_at_checked(count)?;
     *rest = tail;
-    number.iter().try_fold(0, |n, d| {
-        d.is_ascii_digit().then(|| n * 10 + i64::from(d - b'0'))
-    })
+    number.iter().try_fold(0, |n, d| d.is_ascii_digit().then(|| n * 10 + i64::from(d - b'0')))
 }
 
 /// Digits after the point, as microseconds; what is finer is dropped.
@@ -312,11 +270,7 @@ fn days_from_civil(year: i64, month: u8, day: u8) -> i64 {
     era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "1..=31"
-)]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1..=31")]
 fn civil_from_days(days: i64) -> (i64, u8, u8) {
     let days = days + 719_468;
     let era = days.div_euclid(146_097);
@@ -325,11 +279,7 @@ fn civil_from_days(days: i64) -> (i64, u8, u8) {
     let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let from_march = (5 * of_year + 2) / 153;
     let day = of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 {
-        from_march + 3
-    } else {
-        from_march - 9
-    };
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
     let year = era * 400 + year_of_era + i64::from(month <= 2);
     (year, month as u8, day as u8)
 }
@@ -339,8 +289,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> String {
-        text.parse::<Timestamp>()
-            .map_or_else(|e| e.to_string(), |t| t.to_string())
+        text.parse::<Timestamp>().map_or_else(|e| e.to_string(), |t| t.to_string())
     }
 
     #[test]
@@ -349,10 +298,7 @@ mod tests {
             ("2026-01-02T03:04:05Z", "2026-01-02T03:04:05Z"),
             ("2026-01-02T03:04:05.678901Z", "2026-01-02T03:04:05.678901Z"),
             ("2026-01-02T03:04:05.5Z", "2026-01-02T03:04:05.500000Z"),
-            (
-                "2026-01-02T03:04:05.1234567Z",
-                "2026-01-02T03:04:05.123456Z",
-            ),
+            ("2026-01-02T03:04:05.1234567Z", "2026-01-02T03:04:05.123456Z"),
             ("2026-01-02T03:04:05+00:00", "2026-01-02T03:04:05Z"),
             ("2026-01-02T03:04:05-0530", "2026-01-02T03:04:05-05:30"),
             ("2026-01-02 03:04:05", "2026-01-02T03:04:05"),
@@ -406,10 +352,7 @@ mod tests {
         }
         let early = UNIX_EPOCH - Duration::from_millis(1500);
         assert_eq!(SystemTime::from(Timestamp::from(early)), early);
-        assert_eq!(
-            Timestamp::from(early).to_string(),
-            "1969-12-31T23:59:58.500000Z"
-        );
+        assert_eq!(Timestamp::from(early).to_string(), "1969-12-31T23:59:58.500000Z");
     }
 
     #[test]

@@ -22,10 +22,7 @@ pub type Metrics = BTreeMap<String, f64>;
 /// JSON writes NaN as null, and reads it back here.
 fn metrics<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Metrics, D::Error> {
     let numbers = BTreeMap::<String, Option<f64>>::deserialize(deserializer)?;
-    Ok(numbers
-        .into_iter()
-        .map(|(name, number)| (name, number.unwrap_or(f64::NAN)))
-        .collect())
+    Ok(numbers.into_iter().map(|(name, number)| (name, number.unwrap_or(f64::NAN))).collect())
 }
 
 /// The same where the metrics themselves may be missing.
@@ -91,13 +88,7 @@ fn yes() -> bool {
 
 impl Default for LoraConfig {
     fn default() -> Self {
-        Self {
-            rank: 32,
-            seed: None,
-            train_unembed: true,
-            train_mlp: true,
-            train_attn: true,
-        }
+        Self { rank: 32, seed: None, train_unembed: true, train_mlp: true, train_attn: true }
     }
 }
 
@@ -105,10 +96,7 @@ impl LoraConfig {
     /// All layers, with this rank.
     #[must_use]
     pub fn with_rank(rank: u32) -> Self {
-        Self {
-            rank,
-            ..Self::default()
-        }
+        Self { rank, ..Self::default() }
     }
 
     fn check(&self) -> Result<(), InvalidInput> {

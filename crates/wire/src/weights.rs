@@ -165,21 +165,13 @@ impl LoadWeights {
     /// Loads weights alone into an existing model.
     #[must_use]
     pub fn into_model(model_id: ModelId, seq_id: Seq, path: impl Into<String>) -> Self {
-        Self {
-            model_id: Some(model_id),
-            seq_id: Some(seq_id),
-            ..Self::new(path)
-        }
+        Self { model_id: Some(model_id), seq_id: Some(seq_id), ..Self::new(path) }
     }
 
     /// Makes the session's `n`th model of a checkpoint's weights.
     #[must_use]
     pub fn as_new_model(session_id: SessionId, n: u32, path: impl Into<String>) -> Self {
-        Self {
-            session_id: Some(session_id),
-            model_seq_id: Some(n),
-            ..Self::new(path)
-        }
+        Self { session_id: Some(session_id), model_seq_id: Some(n), ..Self::new(path) }
     }
 
     fn check_target(&self) -> Result<(), InvalidInput> {

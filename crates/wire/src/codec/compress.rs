@@ -40,10 +40,7 @@ pub fn compress(body: &[u8]) -> Result<Bytes, InvalidInput> {
 /// and what the frame claims of its size is not believed.
 pub fn decompress(body: &[u8], limit: usize) -> Result<Bytes, DecodeError> {
     let broken = |why: std::io::Error| {
-        DecodeError::new(
-            DecodeErrorKind::Compression,
-            format!("not a zstd body: {why}"),
-        )
+        DecodeError::new(DecodeErrorKind::Compression, format!("not a zstd body: {why}"))
     };
     let mut reader = zstd::stream::read::Decoder::with_buffer(body).map_err(broken)?;
     reader.window_log_max(WINDOW_LOG).map_err(broken)?;
@@ -62,13 +59,8 @@ pub fn decompress(body: &[u8], limit: usize) -> Result<Bytes, DecodeError> {
 fn first_guess(body: &[u8], limit: usize) -> usize {
     const USUAL_RATIO: usize = 16;
     let claimed = zstd::zstd_safe::get_frame_content_size(body).ok().flatten();
-    let claimed = claimed
-        .and_then(|size| usize::try_from(size).ok())
-        .unwrap_or(body.len());
-    claimed
-        .min(limit)
-        .min(body.len().saturating_mul(USUAL_RATIO))
-        .saturating_add(1)
+    let claimed = claimed.and_then(|size| usize::try_from(size).ok()).unwrap_or(body.len());
+    claimed.min(limit).min(body.len().saturating_mul(USUAL_RATIO)).saturating_add(1)
 }
 
 #[cfg(test)]

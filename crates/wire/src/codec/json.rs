@@ -90,11 +90,7 @@ pub(crate) fn expect_tag(body: &[u8], tag: &str) -> Result<(), DecodeError> {
 /// Fields that a server which does not know them may refuse, and the value that says the same as
 /// leaving them out.
 const OPTIONAL: &[(Route, &str, &str)] = &[
-    (
-        Route::CreateModel,
-        "optimizer_config",
-        r#"{"type":"adamw"}"#,
-    ),
+    (Route::CreateModel, "optimizer_config", r#"{"type":"adamw"}"#),
     (Route::RetrieveFuture, "allow_metadata_only", "false"),
     (Route::Sample, "prompt_alt_tokens_k", "0"),
     (Route::Sample, "prompt_logprobs", "false"),
@@ -119,9 +115,7 @@ const OPTIONAL: &[(Route, &str, &str)] = &[
 #[must_use]
 pub fn without_defaults(route: Route, body: &Bytes) -> Bytes {
     let optional = |key: &str, value: &RawValue| {
-        OPTIONAL
-            .iter()
-            .any(|row| (row.0, row.1, row.2) == (route, key, value.get()))
+        OPTIONAL.iter().any(|row| (row.0, row.1, row.2) == (route, key, value.get()))
     };
     if !OPTIONAL.iter().any(|row| row.0 == route) {
         return body.clone();

@@ -65,11 +65,8 @@ impl Datum {
     /// # Ok::<_, tinkex_wire::InvalidInput>(())
     /// ```
     pub fn builder(model_input: impl Into<ModelInput>) -> DatumBuilder {
-        let datum = Self {
-            model_input: model_input.into(),
-            loss_inputs: Vec::new(),
-            provenance: None,
-        };
+        let datum =
+            Self { model_input: model_input.into(), loss_inputs: Vec::new(), provenance: None };
         DatumBuilder { datum }
     }
 
@@ -85,10 +82,7 @@ impl Datum {
         let (tokens, weights) = (tokens.into(), weights.into());
         let len = tokens.len();
         if len < 2 {
-            return Err(InvalidInput::new(
-                "tokens",
-                "a sequence needs at least two tokens",
-            ));
+            return Err(InvalidInput::new("tokens", "a sequence needs at least two tokens"));
         }
         let mut aligned = Vec::with_capacity(len - 1);
         weights.append(&mut aligned, WEIGHTS, len, 1)?;
@@ -137,11 +131,7 @@ impl Datum {
         let joined = Joined::new(prompt.into(), sampled.into())?;
         let logprobs = joined.align(LOGPROBS, &PerToken::Each(logprobs.into()))?;
         let advantages = joined.align(ADVANTAGES, &advantages.into())?;
-        joined
-            .builder()
-            .loss_input(LOGPROBS, logprobs)
-            .loss_input(ADVANTAGES, advantages)
-            .build()
+        joined.builder().loss_input(LOGPROBS, logprobs).loss_input(ADVANTAGES, advantages).build()
     }
 }
 
@@ -206,10 +196,7 @@ impl DatumBuilder {
 
     /// Says where the tokens came from. Both lists must cover the whole datum.
     pub fn provenance(mut self, model_input: Vec<Span>, loss_inputs: Vec<Span>) -> Self {
-        self.datum.provenance = Some(Box::new(Provenance {
-            model_input,
-            loss_inputs,
-        }));
+        self.datum.provenance = Some(Box::new(Provenance { model_input, loss_inputs }));
         self
     }
 
@@ -240,25 +227,14 @@ fn check_loss_input(
     tensor: &TensorData,
     len: Option<usize>,
 ) -> Result<(), InvalidInput> {
-    let wanted = if name == TARGET_TOKENS {
-        DType::Int64
-    } else {
-        DType::Float32
-    };
+    let wanted = if name == TARGET_TOKENS { DType::Int64 } else { DType::Float32 };
     if tensor.dtype() != wanted {
         let why = format!("must be {wanted}, not {}", tensor.dtype());
         return Err(InvalidInput::new(name, why));
     }
-    let most = if matches!(name, TARGET_TOKENS | WEIGHTS) {
-        2
-    } else {
-        1
-    };
+    let most = if matches!(name, TARGET_TOKENS | WEIGHTS) { 2 } else { 1 };
     if tensor.rank() > most {
-        let why = format!(
-            "has {} dimensions, at most {most} are allowed",
-            tensor.rank()
-        );
+        let why = format!("has {} dimensions, at most {most} are allowed", tensor.rank());
         return Err(InvalidInput::new(name, why));
     }
     match len {
@@ -272,14 +248,9 @@ fn check_loss_input(
 
 fn check_spans(name: &str, spans: &[Span], len: Option<usize>) -> Result<(), InvalidInput> {
     if spans.is_empty() {
-        return Err(InvalidInput::new(
-            name,
-            "must not be empty when the other list is given",
-        ));
+        return Err(InvalidInput::new(name, "must not be empty when the other list is given"));
     }
-    let covered = spans
-        .iter()
-        .try_fold(0_u64, |n, span| n.checked_add(span.length));
+    let covered = spans.iter().try_fold(0_u64, |n, span| n.checked_add(span.length));
     match len {
         Some(len) if covered != u64::try_from(len).ok() => {
             let why = format!("cover {covered:?} of {len} tokens").replace("Some", "");
@@ -301,10 +272,7 @@ mod tests {
     fn supervised_shifts_by_one_and_shares_the_tokens() {
         let tokens = Tokens::from([1, 2, 3]);
         let datum = Datum::supervised(&tokens, vec![9.0, 0.5, 1.0]).unwrap();
-        assert_eq!(
-            datum.model_input().to_tokens().unwrap().as_ptr(),
-            tokens.as_ptr()
-        );
+        assert_eq!(datum.model_input().to_tokens().unwrap().as_ptr(), tokens.as_ptr());
         assert_eq!(tensor(&datum, "target_tokens").as_i64().unwrap(), [2, 3]);
         assert_eq!(tensor(&datum, "weights").as_f32().unwrap(), [0.5, 1.0]);
         assert!(Datum::supervised([1], 1.0).is_err());
@@ -332,10 +300,7 @@ mod tests {
             })
             .collect();
         assert_eq!(pointers, [prompt.as_ptr(), answer.as_ptr()]);
-        assert_eq!(
-            tensor(&datum, "advantages").as_f32().unwrap(),
-            [0.0, 1.0, 2.0, 3.0]
-        );
+        assert_eq!(tensor(&datum, "advantages").as_f32().unwrap(), [0.0, 1.0, 2.0, 3.0]);
         assert!(Datum::rollout([1], [2, 3], vec![-1.0], 1.0).is_err());
     }
 
@@ -345,27 +310,15 @@ mod tests {
         let field = |b: DatumBuilder| b.build().unwrap_err().field().to_owned();
         assert_eq!(field(Datum::builder(Vec::<u32>::new())), "model_input");
         assert_eq!(field(input().loss_input("weights", vec![1.0])), "weights");
-        assert_eq!(
-            field(input().loss_input("target_tokens", vec![1.0, 2.0])),
-            "target_tokens"
-        );
+        assert_eq!(field(input().loss_input("target_tokens", vec![1.0, 2.0])), "target_tokens");
         let matrix = TensorData::from(vec![1.0; 4]).reshape([2, 2]).unwrap();
-        assert_eq!(
-            field(input().loss_input("advantages", matrix.clone())),
-            "advantages"
-        );
+        assert_eq!(field(input().loss_input("advantages", matrix.clone())), "advantages");
         assert!(input().loss_input("weights", matrix).build().is_ok());
         assert!(input().loss_input("my_own", vec![1.0]).build().is_ok());
 
         let spans = |n| vec![Span::sampled("q", 0, n)];
         assert!(input().provenance(spans(2), spans(2)).build().is_ok());
-        assert_eq!(
-            field(input().provenance(spans(2), spans(1))),
-            "loss_fn_input_spans"
-        );
-        assert_eq!(
-            field(input().provenance(vec![], spans(2))),
-            "model_input_spans"
-        );
+        assert_eq!(field(input().provenance(spans(2), spans(1))), "loss_fn_input_spans");
+        assert_eq!(field(input().provenance(vec![], spans(2))), "model_input_spans");
     }
 }

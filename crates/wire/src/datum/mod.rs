@@ -27,15 +27,8 @@ pub mod loss_input {
     /// Which positions count towards a sequence's ratio.
     pub const SEQUENCE_RATIO_MASK: &str = "sequence_ratio_mask";
 
-    pub(crate) const ALL: [&str; 7] = [
-        TARGET_TOKENS,
-        WEIGHTS,
-        LOGPROBS,
-        ADVANTAGES,
-        CLIP_LOW,
-        CLIP_HIGH,
-        SEQUENCE_RATIO_MASK,
-    ];
+    pub(crate) const ALL: [&str; 7] =
+        [TARGET_TOKENS, WEIGHTS, LOGPROBS, ADVANTAGES, CLIP_LOW, CLIP_HIGH, SEQUENCE_RATIO_MASK];
 }
 
 /// One training example: what the model reads, and the tensors its loss needs.
@@ -68,11 +61,7 @@ impl Datum {
         loss_inputs: Vec<(Cow<'static, str>, TensorData)>,
         provenance: Option<Box<Provenance>>,
     ) -> Self {
-        Self {
-            model_input,
-            loss_inputs,
-            provenance,
-        }
+        Self { model_input, loss_inputs, provenance }
     }
 
     /// What the model reads.
@@ -84,16 +73,12 @@ impl Datum {
     /// The loss input called `name`.
     #[must_use]
     pub fn loss_input(&self, name: &str) -> Option<&TensorData> {
-        self.loss_inputs()
-            .find(|(key, _)| *key == name)
-            .map(|(_, tensor)| tensor)
+        self.loss_inputs().find(|(key, _)| *key == name).map(|(_, tensor)| tensor)
     }
 
     /// All loss inputs with their names, in the order they were given.
     pub fn loss_inputs(&self) -> impl ExactSizeIterator<Item = (&str, &TensorData)> {
-        self.loss_inputs
-            .iter()
-            .map(|(name, tensor)| (&**name, tensor))
+        self.loss_inputs.iter().map(|(name, tensor)| (&**name, tensor))
     }
 
     /// Where the tokens came from, if that was said.
@@ -138,22 +123,12 @@ impl Span {
     /// A run of the prompt of a sampled sequence.
     #[must_use]
     pub fn prompt(sequence_id: impl Into<SequenceId>, offset: u64, length: u64) -> Self {
-        Self {
-            source: SpanSource::Prompt,
-            sequence_id: sequence_id.into(),
-            offset,
-            length,
-        }
+        Self { source: SpanSource::Prompt, sequence_id: sequence_id.into(), offset, length }
     }
 
     /// A run of sampled tokens.
     #[must_use]
     pub fn sampled(sequence_id: impl Into<SequenceId>, offset: u64, length: u64) -> Self {
-        Self {
-            source: SpanSource::Sampled,
-            sequence_id: sequence_id.into(),
-            offset,
-            length,
-        }
+        Self { source: SpanSource::Sampled, sequence_id: sequence_id.into(), offset, length }
     }
 }

@@ -33,10 +33,7 @@ pub struct ListUserCheckpoints {
 
 impl Default for ListUserCheckpoints {
     fn default() -> Self {
-        Self {
-            limit: 100,
-            offset: 0,
-        }
+        Self { limit: 100, offset: 0 }
     }
 }
 

@@ -27,12 +27,7 @@ pub struct ListTrainingRuns {
 
 impl Default for ListTrainingRuns {
     fn default() -> Self {
-        Self {
-            limit: 20,
-            offset: 0,
-            access_scope: AccessScope::Owned,
-            project_id: None,
-        }
+        Self { limit: 20, offset: 0, access_scope: AccessScope::Owned, project_id: None }
     }
 }
 

@@ -69,11 +69,7 @@ impl SearchSessions {
         {
             return wrong("owner.owner_urns", "must name 1 to 10 owners");
         }
-        if self
-            .cursor
-            .as_ref()
-            .is_some_and(|cursor| !cursor.last_created_at.has_offset())
-        {
+        if self.cursor.as_ref().is_some_and(|cursor| !cursor.last_created_at.has_offset()) {
             return wrong("cursor.last_created_at", "must have an offset from UTC");
         }
         Ok(())

@@ -26,11 +26,7 @@ pub struct ListSessions {
 
 impl Default for ListSessions {
     fn default() -> Self {
-        Self {
-            limit: 20,
-            offset: 0,
-            access_scope: AccessScope::Owned,
-        }
+        Self { limit: 20, offset: 0, access_scope: AccessScope::Owned }
     }
 }
 

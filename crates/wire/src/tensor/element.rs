@@ -34,10 +34,7 @@ fn widened<T: Copy + Into<i64>>(numbers: Vec<T>) -> SharedSlice<i64> {
     numbers.into_iter().map(Into::into).collect()
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "narrowing to float32 is the wire's rule"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "narrowing to float32 is the wire's rule")]
 fn narrowed(numbers: Vec<f64>) -> SharedSlice<f32> {
     numbers.into_iter().map(|x| x as f32).collect()
 }
@@ -57,11 +54,7 @@ element! {
 impl<T: Element> From<Vec<T>> for TensorData {
     fn from(numbers: Vec<T>) -> Self {
         let values = T::values(numbers);
-        Self {
-            shape: Shape::from([values.len()]),
-            values,
-            sparse: None,
-        }
+        Self { shape: Shape::from([values.len()]), values, sparse: None }
     }
 }
 
@@ -85,21 +78,13 @@ impl<T: Element> FromIterator<T> for TensorData {
 
 impl From<SharedSlice<f32>> for TensorData {
     fn from(numbers: SharedSlice<f32>) -> Self {
-        Self {
-            shape: Shape::from([numbers.len()]),
-            values: Values::Float32(numbers),
-            sparse: None,
-        }
+        Self { shape: Shape::from([numbers.len()]), values: Values::Float32(numbers), sparse: None }
     }
 }
 
 impl From<SharedSlice<i64>> for TensorData {
     fn from(numbers: SharedSlice<i64>) -> Self {
-        Self {
-            shape: Shape::from([numbers.len()]),
-            values: Values::Int64(numbers),
-            sparse: None,
-        }
+        Self { shape: Shape::from([numbers.len()]), values: Values::Int64(numbers), sparse: None }
     }
 }
 

@@ -60,10 +60,7 @@ impl<'de> Deserialize<'de> for TensorData {
         let shape = Shape::from(&form.shape.unwrap_or_default()[..]);
         match (form.sparse_crow_indices, form.sparse_col_indices) {
             (Some(row_starts), Some(columns)) => {
-                let csr = Csr {
-                    row_starts: row_starts.into(),
-                    columns: columns.into(),
-                };
+                let csr = Csr { row_starts: row_starts.into(), columns: columns.into() };
                 Self::from_csr(values, csr, shape).map_err(|fault| D::Error::custom(fault.reason()))
             }
             (None, None) => Self::new(values, shape).map_err(D::Error::custom),
@@ -81,10 +78,7 @@ fn in_data<E: serde::de::Error>(error: &serde_json::Error) -> E {
 /// A list of numbers and nulls.
 pub(crate) fn floats(json: &str) -> serde_json::Result<SharedSlice<f32>> {
     let numbers: Vec<Option<f32>> = serde_json::from_str(json)?;
-    Ok(numbers
-        .into_iter()
-        .map(|number| number.unwrap_or(f32::NAN))
-        .collect())
+    Ok(numbers.into_iter().map(|number| number.unwrap_or(f32::NAN)).collect())
 }
 
 impl<'de> Deserialize<'de> for DType {

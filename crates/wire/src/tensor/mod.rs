@@ -157,21 +157,13 @@ impl TensorData {
     pub fn new(values: Values, shape: impl Into<Shape>) -> Result<Self, InvalidInput> {
         let shape = shape.into();
         shape.check(values.len())?;
-        Ok(Self {
-            values,
-            shape,
-            sparse: None,
-        })
+        Ok(Self { values, shape, sparse: None })
     }
 
     /// One number without a dimension.
     #[must_use]
     pub fn scalar<T: Element>(value: T) -> Self {
-        Self {
-            values: T::values(vec![value]),
-            shape: Shape::UNSTATED,
-            sparse: None,
-        }
+        Self { values: T::values(vec![value]), shape: Shape::UNSTATED, sparse: None }
     }
 
     /// A matrix from its rows.
@@ -189,11 +181,7 @@ impl TensorData {
             }
             values.extend_from_slice(row);
         }
-        Ok(Self {
-            values: T::values(values),
-            shape: [rows.len(), columns].into(),
-            sparse: None,
-        })
+        Ok(Self { values: T::values(values), shape: [rows.len(), columns].into(), sparse: None })
     }
 
     /// The same numbers in another shape.
@@ -202,10 +190,7 @@ impl TensorData {
     /// If the shape does not have as many cells as there are values, or the tensor is sparse.
     pub fn reshape(self, shape: impl Into<Shape>) -> Result<Self, InvalidInput> {
         if self.is_sparse() {
-            return Err(InvalidInput::new(
-                "shape",
-                "a sparse tensor cannot be reshaped",
-            ));
+            return Err(InvalidInput::new("shape", "a sparse tensor cannot be reshaped"));
         }
         Self::new(self.values, shape)
     }
@@ -232,11 +217,7 @@ impl TensorData {
     /// The length of the first dimension.
     #[must_use]
     pub fn rows(&self) -> usize {
-        self.shape
-            .dims()
-            .first()
-            .copied()
-            .unwrap_or(self.values.len())
+        self.shape.dims().first().copied().unwrap_or(self.values.len())
     }
 
     /// The stored numbers; of a sparse tensor only the listed ones.
@@ -267,12 +248,9 @@ impl TensorData {
 impl fmt::Debug for TensorData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut out = f.debug_struct("TensorData");
-        out.field("dtype", &self.dtype())
-            .field("shape", &self.shape)
-            .field("values", &self.values);
+        out.field("dtype", &self.dtype()).field("shape", &self.shape).field("values", &self.values);
         if let Some(csr) = &self.sparse {
-            out.field("row_starts", &csr.row_starts)
-                .field("columns", &csr.columns);
+            out.field("row_starts", &csr.row_starts).field("columns", &csr.columns);
         }
         out.finish()
     }

@@ -42,16 +42,16 @@ impl Shape {
         }
     }
 
-    /// The product of the dimensions, unless it overflows. Unstated dimensions make one cell.
+    /// The product of the dimensions, unless no memory could hold that many cells. Unstated
+    /// dimensions make one cell.
     #[must_use]
     pub fn cells(&self) -> Option<usize> {
         // A zero anywhere makes the tensor empty, whatever the other dimensions claim.
         if self.dims().contains(&0) {
             return Some(0);
         }
-        self.dims()
-            .iter()
-            .try_fold(1_usize, |n, d| n.checked_mul(*d))
+        let cells = self.dims().iter().try_fold(1_usize, |n, d| n.checked_mul(*d))?;
+        (cells <= isize::MAX.unsigned_abs()).then_some(cells)
     }
 
     /// Whether `values` numbers fill this shape.
@@ -63,10 +63,7 @@ impl Shape {
                 "shape",
                 format!("{self:?} has {cells} cells but there are {values} values"),
             )),
-            None => Err(InvalidInput::new(
-                "shape",
-                format!("{self:?} has too many cells"),
-            )),
+            None => Err(InvalidInput::new("shape", format!("{self:?} has too many cells"))),
         }
     }
 }

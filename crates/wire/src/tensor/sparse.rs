@@ -34,18 +34,14 @@ impl Csr {
     /// Whether these indices describe `values` numbers inside `shape`.
     pub(crate) fn check(&self, shape: &Shape, values: usize) -> Result<(), CsrFault> {
         let [rows, width] = *shape.dims() else {
-            return Err(CsrFault::Shape(
-                "a sparse tensor needs a shape of two dimensions",
-            ));
+            return Err(CsrFault::Shape("a sparse tensor needs a shape of two dimensions"));
         };
         if shape.cells().is_none() {
             return Err(CsrFault::Shape("the shape has too many cells"));
         }
         let starts = &self.row_starts;
         if rows.checked_add(1) != Some(starts.len()) {
-            return Err(CsrFault::RowStarts(
-                "there must be one more row start than rows",
-            ));
+            return Err(CsrFault::RowStarts("there must be one more row start than rows"));
         }
         if starts.first() != Some(&0) {
             return Err(CsrFault::RowStarts("row starts must begin with 0"));
@@ -54,14 +50,10 @@ impl Csr {
             return Err(CsrFault::RowStarts("row starts must not decrease"));
         }
         if starts.last().and_then(|end| usize::try_from(*end).ok()) != Some(values) {
-            return Err(CsrFault::RowStarts(
-                "row starts must end with the number of values",
-            ));
+            return Err(CsrFault::RowStarts("row starts must end with the number of values"));
         }
         if self.columns.len() != values {
-            return Err(CsrFault::Columns(
-                "there must be one column index per value",
-            ));
+            return Err(CsrFault::Columns("there must be one column index per value"));
         }
         let inside = |column: &i64| usize::try_from(*column).is_ok_and(|column| column < width);
         if !self.columns.iter().all(inside) {
@@ -92,10 +84,7 @@ impl TensorData {
         columns: impl Into<SharedSlice<i64>>,
         shape: [usize; 2],
     ) -> Result<Self, InvalidInput> {
-        let csr = Csr {
-            row_starts: row_starts.into(),
-            columns: columns.into(),
-        };
+        let csr = Csr { row_starts: row_starts.into(), columns: columns.into() };
         Self::from_csr(T::values(values), csr, shape.into()).map_err(|fault| {
             let field = match fault {
                 CsrFault::Shape(_) => "shape",
@@ -108,11 +97,7 @@ impl TensorData {
 
     pub(crate) fn from_csr(values: Values, csr: Csr, shape: Shape) -> Result<Self, CsrFault> {
         csr.check(&shape, values.len())?;
-        Ok(Self {
-            values,
-            shape,
-            sparse: Some(Box::new(csr)),
-        })
+        Ok(Self { values, shape, sparse: Some(Box::new(csr)) })
     }
 
     /// Whether only some cells are listed.
@@ -150,11 +135,7 @@ impl TensorData {
             Values::Int64(values) => Values::Int64(csr.scatter(values, rows, width).into()),
             Values::Float32(values) => Values::Float32(csr.scatter(values, rows, width).into()),
         };
-        Self {
-            values,
-            shape: self.shape.clone(),
-            sparse: None,
-        }
+        Self { values, shape: self.shape.clone(), sparse: None }
     }
 
     /// The same matrix in whichever form is smaller on the wire.
@@ -186,22 +167,14 @@ impl TensorData {
             }
         };
         match gathered {
-            Some((csr, values)) => Self {
-                values,
-                shape: self.shape,
-                sparse: Some(Box::new(csr)),
-            },
+            Some((csr, values)) => Self { values, shape: self.shape, sparse: Some(Box::new(csr)) },
             None => self,
         }
     }
 }
 
 impl Csr {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "checked indices"
-    )]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked indices")]
     fn scatter<T: Copy + Default>(&self, values: &[T], rows: usize, width: usize) -> Vec<T> {
         let mut cells = vec![T::default(); rows * width];
         for (row, bounds) in self.row_starts.windows(2).enumerate() {
@@ -212,10 +185,7 @@ impl Csr {
         cells
     }
 
-    #[expect(
-        clippy::cast_possible_wrap,
-        reason = "no slice has more than i64::MAX elements"
-    )]
+    #[expect(clippy::cast_possible_wrap, reason = "no slice has more than i64::MAX elements")]
     fn gather<T: Copy>(cells: &[T], width: usize, keep: impl Fn(T) -> bool) -> (Self, Vec<T>) {
         let (mut starts, mut columns, mut values) = (vec![0], Vec::new(), Vec::new());
         for row in cells.chunks(width) {
@@ -227,12 +197,6 @@ impl Csr {
             }
             starts.push(values.len() as i64);
         }
-        (
-            Self {
-                row_starts: starts.into(),
-                columns: columns.into(),
-            },
-            values,
-        )
+        (Self { row_starts: starts.into(), columns: columns.into() }, values)
     }
 }

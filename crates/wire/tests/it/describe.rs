@@ -4,11 +4,7 @@ use serde_json::{Value, json};
 use tinkex_wire::*;
 
 fn float(number: f32) -> Value {
-    if number.is_nan() {
-        json!("NaN")
-    } else {
-        json!(number)
-    }
+    if number.is_nan() { json!("NaN") } else { json!(number) }
 }
 
 fn values(tensor: &TensorData) -> Value {
@@ -49,11 +45,7 @@ fn chunk(chunk: &Chunk) -> Value {
         Chunk::EncodedText { tokens: ids } => {
             json!({"encoded_text": {"tokens_int32": tokens(ids)}})
         }
-        Chunk::Image {
-            data,
-            format,
-            expected_tokens,
-        } => {
+        Chunk::Image { data, format, expected_tokens } => {
             let mut image = json!({"data_base64": base64(data), "format": format});
             if let Some(n) = expected_tokens {
                 image["expected_tokens"] = json!(n);
@@ -83,10 +75,8 @@ pub(crate) fn request(request: &ForwardBackward) -> Value {
         .data
         .iter()
         .map(|datum| {
-            let inputs: JsonObject = datum
-                .loss_inputs()
-                .map(|(k, v)| (k.to_owned(), tensor(v)))
-                .collect();
+            let inputs: JsonObject =
+                datum.loss_inputs().map(|(k, v)| (k.to_owned(), tensor(v))).collect();
             let provenance = datum.provenance();
             json!({
                 "model_input": datum.model_input().chunks.iter().map(chunk).collect::<Value>(),
@@ -161,10 +151,8 @@ pub(crate) fn sample(response: &SampleResponse) -> Value {
         "prompt_cache_hit_tokens": response.prompt_cache_hit_tokens,
     });
     if let Some(logprobs) = &response.prompt_logprobs {
-        out["prompt_logprobs_float32"] = logprobs
-            .iter()
-            .map(|logprob| logprob.map_or(json!("NaN"), float))
-            .collect();
+        out["prompt_logprobs_float32"] =
+            logprobs.iter().map(|logprob| logprob.map_or(json!("NaN"), float)).collect();
     }
     if let Some(top) = &response.topk_prompt_logprobs {
         out["topk_prompt_logprobs"] = topk(top);
@@ -186,10 +174,7 @@ pub(crate) fn output(output: &ForwardBackwardOutput) -> Value {
         .map(|datum| {
             let tensors = datum.names().map(|name| {
                 let data = datum.tensor(name).unwrap();
-                (
-                    name.to_owned(),
-                    json!({"shape": data.shape().dims(), "data": values(&data)}),
-                )
+                (name.to_owned(), json!({"shape": data.shape().dims(), "data": values(&data)}))
             });
             tensors.collect::<JsonObject>().into()
         })
@@ -232,10 +217,7 @@ pub(crate) fn as_understood(recorded: &Value) -> Value {
 }
 
 fn topk_rows(topk: &Value) -> Value {
-    let (k, length) = (
-        topk["k"].as_u64().unwrap(),
-        topk["length"].as_u64().unwrap(),
-    );
+    let (k, length) = (topk["k"].as_u64().unwrap(), topk["length"].as_u64().unwrap());
     let cell = |at: u64| {
         let at = usize::try_from(at).unwrap();
         json!([topk["token_ids_int32"][at], topk["logprobs_float32"][at]])
@@ -247,11 +229,7 @@ fn topk_rows(topk: &Value) -> Value {
                 .map(|column| cell(row * k + column))
                 .take_while(|cell| *cell != padding)
                 .collect();
-            if cells.is_empty() {
-                Value::Null
-            } else {
-                cells.into()
-            }
+            if cells.is_empty() { Value::Null } else { cells.into() }
         })
         .collect();
     json!({"k": k, "length": length, "rows": rows})

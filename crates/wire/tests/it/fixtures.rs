@@ -9,9 +9,7 @@ use serde_json::Value;
 
 /// The folder `fixtures/<name>`.
 pub(crate) fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../fixtures")
-        .join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
 }
 
 /// The names of all JSON files in a folder.
@@ -45,10 +43,7 @@ impl Recorded {
     /// The body as it was sent; JSON is written anew.
     pub(crate) fn body(&self) -> Bytes {
         if let Some(text) = self.0["body_base64"].as_str() {
-            return base64::engine::general_purpose::STANDARD
-                .decode(text)
-                .unwrap()
-                .into();
+            return base64::engine::general_purpose::STANDARD.decode(text).unwrap().into();
         }
         match self.json() {
             Value::Null => Bytes::new(),

@@ -27,10 +27,7 @@ fn every_exchange_round_trips_and_every_file_is_covered() {
     }
     let missed: Vec<_> = all.difference(&covered).collect();
     assert!(missed.is_empty(), "fixtures that no test reads: {missed:?}");
-    let unseen: Vec<_> = Route::ALL
-        .iter()
-        .filter(|route| !routes.contains(route))
-        .collect();
+    let unseen: Vec<_> = Route::ALL.iter().filter(|route| !routes.contains(route)).collect();
     assert!(unseen.is_empty(), "routes without an exchange: {unseen:?}");
 }
 
@@ -123,10 +120,7 @@ impl Exchange {
             Route::CreateSession => self.same(&self.body::<CreateSession>()),
             Route::SessionHeartbeat => self.same(&self.body::<SessionHeartbeat>()),
             Route::FinishSession => {
-                self.same(&FinishSession {
-                    session_id: id().into(),
-                    finish: self.body(),
-                });
+                self.same(&FinishSession { session_id: id().into(), finish: self.body() });
             }
             Route::CreateModel => self.same(&self.body::<CreateModel>()),
             Route::GetInfo => self.same(&self.body::<GetInfo>()),
@@ -150,57 +144,31 @@ impl Exchange {
             Route::CopyWeights => self.same(&self.body::<CopyWeights>()),
             Route::ListTrainingRuns => self.same(&self.query::<ListTrainingRuns>()),
             Route::GetTrainingRun => {
-                self.same(&GetTrainingRun {
-                    run_id: id().into(),
-                    query: self.query(),
-                });
+                self.same(&GetTrainingRun { run_id: id().into(), query: self.query() });
             }
-            Route::ListCheckpoints => self.same(&ListCheckpoints {
-                run_id: id().into(),
-            }),
-            Route::DeleteCheckpoint => self.same(&DeleteCheckpoint {
-                path: self.checkpoint(),
-            }),
-            Route::PublishCheckpoint => self.same(&PublishCheckpoint {
-                path: self.checkpoint(),
-            }),
+            Route::ListCheckpoints => self.same(&ListCheckpoints { run_id: id().into() }),
+            Route::DeleteCheckpoint => self.same(&DeleteCheckpoint { path: self.checkpoint() }),
+            Route::PublishCheckpoint => self.same(&PublishCheckpoint { path: self.checkpoint() }),
             Route::UnpublishCheckpoint => {
-                self.same(&UnpublishCheckpoint {
-                    path: self.checkpoint(),
-                });
+                self.same(&UnpublishCheckpoint { path: self.checkpoint() });
             }
             Route::SetCheckpointTtl => {
-                self.same(&SetCheckpointTtl {
-                    path: self.checkpoint(),
-                    ttl: self.body(),
-                });
+                self.same(&SetCheckpointTtl { path: self.checkpoint(), ttl: self.body() });
             }
             Route::ExternalWeightsUrls => {
-                self.same(&ExternalWeightsUrlsRequest {
-                    path: self.checkpoint(),
-                });
+                self.same(&ExternalWeightsUrlsRequest { path: self.checkpoint() });
             }
             Route::ListUserCheckpoints => self.same(&self.query::<ListUserCheckpoints>()),
             Route::ListSessions => self.same(&self.query::<ListSessions>()),
             Route::GetSession => {
-                self.same(&GetSession {
-                    session_id: id().into(),
-                    query: self.query(),
-                });
+                self.same(&GetSession { session_id: id().into(), query: self.query() });
             }
             Route::SearchSessions => self.same(&self.body::<SearchSessions>()),
             Route::AssignSessionProject => {
-                self.same(&AssignSessionProject {
-                    session_id: id().into(),
-                    project: self.body(),
-                });
+                self.same(&AssignSessionProject { session_id: id().into(), project: self.body() });
             }
-            Route::TraceExport => self.same(&TraceExportRequest {
-                session_id: id().into(),
-            }),
-            Route::GetSampler => self.same(&GetSampler {
-                sampler_id: id().into(),
-            }),
+            Route::TraceExport => self.same(&TraceExportRequest { session_id: id().into() }),
+            Route::GetSampler => self.same(&GetSampler { sampler_id: id().into() }),
             Route::BillingUsage => self.same(&self.query::<BillingUsageRequest>()),
             Route::StorageUsage => self.same(&self.query::<StorageUsageRequest>()),
             Route::AuditLog => self.same(&self.query::<AuditLogRequest>()),
@@ -311,12 +279,7 @@ impl Exchange {
         let outcome = Outcome::read(content_type, body).unwrap();
         let json = self.response.json();
         let (sent_type, sent) = outcome.to_body(&"r".into());
-        assert_eq!(
-            Outcome::read(sent_type, &sent).unwrap(),
-            outcome,
-            "{}",
-            self.name
-        );
+        assert_eq!(Outcome::read(sent_type, &sent).unwrap(), outcome, "{}", self.name);
         match &outcome {
             Outcome::TryAgain(pending) => {
                 assert_eq!(json["type"], "try_again");
@@ -324,9 +287,7 @@ impl Exchange {
                 let reason = pending.queue_state_reason.as_deref();
                 assert_eq!(json["queue_state_reason"].as_str(), reason);
             }
-            Outcome::MetadataOnly {
-                response_payload_size,
-            } => {
+            Outcome::MetadataOnly { response_payload_size } => {
                 assert_eq!(json["response_payload_size"], json!(response_payload_size));
             }
             Outcome::Failed(failed) => {
@@ -352,18 +313,12 @@ impl Exchange {
             "Sample" => {
                 let response = SampleRequest::output(payload).unwrap();
                 self.decoded_as(&describe::sample(&response));
-                assert_eq!(
-                    SampleResponse::from_proto(&response.to_proto()).unwrap(),
-                    response
-                );
+                assert_eq!(SampleResponse::from_proto(&response.to_proto()).unwrap(), response);
             }
             "Forward" | "ForwardBackward" => {
                 let output = ForwardBackward::output(payload).unwrap();
                 self.decoded_as(&describe::output(&output));
-                assert_eq!(
-                    ForwardBackwardOutput::from_proto(&output.to_proto()).unwrap(),
-                    output
-                );
+                assert_eq!(ForwardBackwardOutput::from_proto(&output.to_proto()).unwrap(), output);
             }
             other => panic!("{}: {other}", self.name),
         }
@@ -376,12 +331,7 @@ impl Exchange {
 
     fn decoded_as(&self, understood: &Value) {
         let expected = self.decoded_response.as_ref().expect("a decoded form");
-        assert_eq!(
-            understood,
-            &describe::as_understood(expected),
-            "{}",
-            self.name
-        );
+        assert_eq!(understood, &describe::as_understood(expected), "{}", self.name);
     }
 }
 

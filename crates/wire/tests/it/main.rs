@@ -1,12 +1,12 @@
 //! One binary for all integration tests of the crate.
 
-//mod behaviour;
-//mod bounds;
+mod behaviour;
+mod bounds;
 mod describe;
 mod fixtures;
-//mod fuzz;
+mod fuzz;
 mod golden;
-//mod prost_peer;
-//mod roundtrip;
-//mod scenarios;
-//mod strict;
+mod messages;
+mod roundtrip;
+mod scenarios;
+mod strict;

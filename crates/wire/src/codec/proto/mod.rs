@@ -5,7 +5,7 @@
 //! first, then everything goes into one buffer of exactly that size. Decoding checks every length
 //! before it allocates, and copies each array once into a typed vector.
 //!
-//! `tests/it/prost_peer.rs` holds the same messages declared for prost, and checks that both agree.
+//! `tests/it/messages.rs` declares the same messages for prost; the tests check that both agree.
 
 pub(crate) mod output;
 mod read;

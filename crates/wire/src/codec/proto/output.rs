@@ -27,15 +27,8 @@ const MAX_DATUMS: u64 = 1 << 20;
 pub(crate) fn encode(output: &ForwardBackwardOutput) -> Bytes {
     let records = output.loss_fn_outputs.records();
     let size = text_size(&output.loss_fn_output_type)
-        + records
-            .iter()
-            .map(|record| bytes_size(record_size(record)))
-            .sum::<usize>()
-        + output
-            .metrics
-            .keys()
-            .map(|name| bytes_size(metric_len(name)))
-            .sum::<usize>();
+        + records.iter().map(|record| bytes_size(record_size(record))).sum::<usize>()
+        + output.metrics.keys().map(|name| bytes_size(metric_len(name))).sum::<usize>();
     let mut out = Vec::with_capacity(size);
     put_text(&mut out, 1, &output.loss_fn_output_type);
     for record in records {
@@ -57,11 +50,7 @@ fn metric_len(name: &str) -> usize {
 
 fn record_size(record: &LossRecord) -> usize {
     text_size(&record.type_tag)
-        + record
-            .fields
-            .iter()
-            .map(|column| bytes_size(field_len(column)))
-            .sum::<usize>()
+        + record.fields.iter().map(|column| bytes_size(field_len(column))).sum::<usize>()
         + number_size(record.datums as u64)
 }
 
@@ -94,15 +83,8 @@ fn write_batched(out: &mut Vec<u8>, column: &Column) {
         put_values(out, 1, &column.values);
     }
     let element = column.values.dtype().size();
-    #[expect(
-        clippy::cast_possible_wrap,
-        reason = "no slice has more than i64::MAX bytes"
-    )]
-    let offsets: Vec<i64> = column
-        .starts
-        .iter()
-        .map(|start| (start * element) as i64)
-        .collect();
+    #[expect(clippy::cast_possible_wrap, reason = "no slice has more than i64::MAX bytes")]
+    let offsets: Vec<i64> = column.starts.iter().map(|start| (start * element) as i64).collect();
     put_array(out, 2, &offsets);
     put_number(out, 3, wire_number(column.values.dtype()));
     put_dims(out, 4, column.trailing.dims());
@@ -163,15 +145,8 @@ fn settle(raw: Vec<RawRecord>) -> Result<LossOutputs, DecodeError> {
     let mut total = 0_u64;
     let mut records = Vec::with_capacity(raw.len());
     for (at, record) in raw.into_iter().enumerate() {
-        let in_fields = record
-            .fields
-            .first()
-            .map_or(0, |column| column.starts.len() - 1);
-        let datums = if stated {
-            record.num_datums
-        } else {
-            in_fields as u64
-        };
+        let in_fields = record.fields.first().map_or(0, |column| column.starts.len() - 1);
+        let datums = if stated { record.num_datums } else { in_fields as u64 };
         total = total.saturating_add(datums);
         if total > MAX_DATUMS {
             let why = format!("more than {MAX_DATUMS} datums");
@@ -179,30 +154,19 @@ fn settle(raw: Vec<RawRecord>) -> Result<LossOutputs, DecodeError> {
         }
         for column in &record.fields {
             if (column.starts.len() - 1) as u64 != datums {
-                let why = format!(
-                    "{} datums where there are {datums}",
-                    column.starts.len() - 1
-                );
+                let why = format!("{} datums where there are {datums}", column.starts.len() - 1);
                 let error = DecodeError::new(DecodeErrorKind::Offsets, why).within(BATCHED[1]);
                 return Err(error.at_key(&column.name).within(RECORD[1]).at(at));
             }
         }
         let datums = usize::try_from(datums).expect("at most MAX_DATUMS");
-        records.push(LossRecord {
-            type_tag: record.type_tag,
-            datums,
-            fields: record.fields,
-        });
+        records.push(LossRecord { type_tag: record.type_tag, datums, fields: record.fields });
     }
     Ok(LossOutputs::from_records(records).expect("at most MAX_DATUMS"))
 }
 
 fn decode_record(message: &[u8]) -> Result<RawRecord, DecodeError> {
-    let mut record = RawRecord {
-        type_tag: String::new(),
-        fields: Vec::new(),
-        num_datums: 0,
-    };
+    let mut record = RawRecord { type_tag: String::new(), fields: Vec::new(), num_datums: 0 };
     let mut fields = Fields::new(message, RECORD);
     while let Some(field) = fields.next()? {
         match field.number {
@@ -251,20 +215,10 @@ fn decode_column(name: &str, message: &[u8]) -> Result<Column, DecodeError> {
         let why = format!("{trailing:?} has too many cells");
         return Err(DecodeError::new(DecodeErrorKind::Shape, why).within(BATCHED[3]));
     }
-    let values = wire_type
-        .read(data)
-        .map_err(|error| error.within(BATCHED[0]))?;
-    let column = Column {
-        name: name.to_owned(),
-        values,
-        starts,
-        trailing,
-    };
+    let values = wire_type.read(data).map_err(|error| error.within(BATCHED[0]))?;
+    let column = Column { name: name.to_owned(), values, starts, trailing };
     column.check_rows().map_err(|datum| {
-        let why = format!(
-            "datum {datum} is not a whole number of rows of {:?}",
-            column.trailing
-        );
+        let why = format!("datum {datum} is not a whole number of rows of {:?}", column.trailing);
         DecodeError::new(DecodeErrorKind::Shape, why).within(BATCHED[3])
     })?;
     Ok(column)

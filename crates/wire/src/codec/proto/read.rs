@@ -27,10 +27,7 @@ enum Value<'a> {
 
 impl<'a> Fields<'a> {
     pub(super) fn new(message: &'a [u8], names: Names) -> Self {
-        Self {
-            rest: message,
-            names,
-        }
+        Self { rest: message, names }
     }
 
     /// The next field, if there is one.
@@ -39,25 +36,14 @@ impl<'a> Fields<'a> {
             return Ok(None);
         }
         let tag = take_varint(&mut self.rest)?;
-        let number = u32::try_from(tag >> 3)
-            .ok()
-            .filter(|n| (1..1 << 29).contains(n));
+        let number = u32::try_from(tag >> 3).ok().filter(|n| (1..1 << 29).contains(n));
         let Some(number) = number else {
-            return Err(DecodeError::new(
-                DecodeErrorKind::Tag,
-                format!("impossible tag {tag:#x}"),
-            ));
+            return Err(DecodeError::new(DecodeErrorKind::Tag, format!("impossible tag {tag:#x}")));
         };
-        let known = usize::try_from(number)
-            .ok()
-            .and_then(|n| self.names.get(n - 1));
+        let known = usize::try_from(number).ok().and_then(|n| self.names.get(n - 1));
         let name = known.copied().unwrap_or("(unknown field)");
         let value = self.value(tag & 7).map_err(|error| error.within(name))?;
-        Ok(Some(Field {
-            number,
-            name,
-            value,
-        }))
+        Ok(Some(Field { number, name, value }))
     }
 
     fn value(&mut self, wire_type: u64) -> Result<Value<'a>, DecodeError> {
@@ -66,9 +52,7 @@ impl<'a> Fields<'a> {
             1 => Value::Fixed64(*self.take_chunk()?),
             2 => {
                 let len = take_varint(&mut self.rest)?;
-                let len = usize::try_from(len)
-                    .ok()
-                    .filter(|len| *len <= self.rest.len());
+                let len = usize::try_from(len).ok().filter(|len| *len <= self.rest.len());
                 let Some(len) = len else {
                     return Err(truncated());
                 };
@@ -152,10 +136,7 @@ impl<'a> Field<'a> {
     pub(super) fn count32(&self) -> Result<u32, DecodeError> {
         let number = self.varint()?.cast_signed();
         u32::try_from(number).map_err(|_| {
-            self.fail(
-                DecodeErrorKind::Number,
-                format!("{number} does not fit 32 bits"),
-            )
+            self.fail(DecodeErrorKind::Number, format!("{number} does not fit 32 bits"))
         })
     }
 
@@ -187,10 +168,7 @@ impl<'a> Field<'a> {
 }
 
 fn truncated() -> DecodeError {
-    DecodeError::new(
-        DecodeErrorKind::Truncated,
-        "the message ends inside this field",
-    )
+    DecodeError::new(DecodeErrorKind::Truncated, "the message ends inside this field")
 }
 
 /// A variable-length integer from the front of `rest`.
@@ -210,10 +188,7 @@ pub(crate) fn take_varint(rest: &mut &[u8]) -> Result<u64, DecodeError> {
     if rest.len() < 10 {
         return Err(truncated());
     }
-    Err(DecodeError::new(
-        DecodeErrorKind::Varint,
-        "an integer does not end within ten bytes",
-    ))
+    Err(DecodeError::new(DecodeErrorKind::Varint, "an integer does not end within ten bytes"))
 }
 
 /// Raw little-endian arrays. One pass, which compiles to a plain copy on a little-endian machine.

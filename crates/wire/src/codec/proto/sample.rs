@@ -35,25 +35,12 @@ pub(crate) fn encode(response: &SampleResponse) -> Bytes {
 }
 
 fn response_size(response: &SampleResponse) -> usize {
-    response
-        .sequences
-        .iter()
-        .map(|sequence| bytes_size(sequence_size(sequence)))
-        .sum::<usize>()
+    response.sequences.iter().map(|sequence| bytes_size(sequence_size(sequence))).sum::<usize>()
         + logprobs_size(response.prompt_logprobs.as_ref())
-        + response
-            .topk_prompt_logprobs
-            .as_ref()
-            .map_or(0, |topk| bytes_size(topk_size(topk)))
+        + response.topk_prompt_logprobs.as_ref().map_or(0, |topk| bytes_size(topk_size(topk)))
         + number_size(response.prompt_cache_hit_tokens.into())
-        + response
-            .target_prompt_logprobs
-            .as_ref()
-            .map_or(0, |t| bytes_size(tensor::size(t)))
-        + response
-            .prompt_alt_tokens
-            .as_ref()
-            .map_or(0, |alt| bytes_size(alt_tokens_size(alt)))
+        + response.target_prompt_logprobs.as_ref().map_or(0, |t| bytes_size(tensor::size(t)))
+        + response.prompt_alt_tokens.as_ref().map_or(0, |alt| bytes_size(alt_tokens_size(alt)))
 }
 
 fn write_response(out: &mut Vec<u8>, response: &SampleResponse) {
@@ -97,10 +84,7 @@ fn sequence_size(sequence: &SampledSequence) -> usize {
     number_size(stop_number(sequence.stop_reason))
         + numbers_size(&sequence.tokens)
         + logprobs_size(sequence.logprobs.as_ref())
-        + sequence
-            .topk_logprobs
-            .as_ref()
-            .map_or(0, |topk| bytes_size(topk_size(topk)))
+        + sequence.topk_logprobs.as_ref().map_or(0, |topk| bytes_size(topk_size(topk)))
 }
 
 fn write_sequence(out: &mut Vec<u8>, sequence: &SampledSequence) {
@@ -129,11 +113,7 @@ fn write_topk(out: &mut Vec<u8>, topk: &TopkLogprobs) {
 
 /// A field of numbers that is left out when empty.
 fn numbers_size<T>(numbers: &[T]) -> usize {
-    if numbers.is_empty() {
-        0
-    } else {
-        bytes_size(size_of_val(numbers))
-    }
+    if numbers.is_empty() { 0 } else { bytes_size(size_of_val(numbers)) }
 }
 
 fn put_numbers<T: Little>(out: &mut Vec<u8>, field: u8, numbers: &[T]) {
@@ -233,12 +213,7 @@ fn decode_topk(message: &[u8]) -> Result<Option<TopkLogprobs>, DecodeError> {
             return Err(DecodeError::new(DecodeErrorKind::Length, why).within(name));
         }
     }
-    Ok(Some(TopkLogprobs {
-        k,
-        length,
-        token_ids,
-        logprobs: logprobs.into(),
-    }))
+    Ok(Some(TopkLogprobs { k, length, token_ids, logprobs: logprobs.into() }))
 }
 
 fn decode_alt_tokens(message: &[u8]) -> Result<PromptAltTokens, DecodeError> {

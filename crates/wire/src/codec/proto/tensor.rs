@@ -29,10 +29,7 @@ impl WireType {
             3 => Self::Int32,
             4 => Self::Bfloat16,
             0 => {
-                return Err(DecodeError::new(
-                    DecodeErrorKind::DType,
-                    "no element type is given",
-                ));
+                return Err(DecodeError::new(DecodeErrorKind::DType, "no element type is given"));
             }
             _ => {
                 let why = format!("{number} is not an element type");
@@ -92,7 +89,9 @@ pub(super) fn decode(message: &[u8]) -> Result<TensorData, DecodeError> {
     match encoding {
         Some(Encoding::Dense(bytes)) => dense(wire_type, bytes, shape),
         Some(Encoding::Sparse(message)) => {
-            sparse(wire_type, message, shape).map_err(|error| error.within("sparse_csr"))
+            let (values, csr) =
+                sparse(wire_type, message).map_err(|error| error.within("sparse_csr"))?;
+            TensorData::from_csr(values, csr, shape).map_err(sparse_fault)
         }
         None => {
             Err(DecodeError::new(DecodeErrorKind::Missing, "there are no values").within("dense"))
@@ -109,14 +108,12 @@ fn dense(wire_type: WireType, bytes: &[u8], shape: Shape) -> Result<TensorData, 
         let why = format!("{} bytes for a shape of {shape:?}", bytes.len());
         return Err(DecodeError::new(DecodeErrorKind::Length, why).within("dense"));
     }
-    let values = wire_type
-        .read(bytes)
-        .map_err(|error| error.within("dense"))?;
+    let values = wire_type.read(bytes).map_err(|error| error.within("dense"))?;
     TensorData::new(values, shape)
         .map_err(|error| DecodeError::new(DecodeErrorKind::Shape, error.reason()).within("shape"))
 }
 
-fn sparse(wire_type: WireType, message: &[u8], shape: Shape) -> Result<TensorData, DecodeError> {
+fn sparse(wire_type: WireType, message: &[u8]) -> Result<(Values, Csr), DecodeError> {
     let (mut values, mut row_starts, mut columns) = (&[][..], &[][..], &[][..]);
     let mut fields = Fields::new(message, SPARSE_CSR);
     while let Some(field) = fields.next()? {
@@ -127,23 +124,19 @@ fn sparse(wire_type: WireType, message: &[u8], shape: Shape) -> Result<TensorDat
             _ => {}
         }
     }
-    let values = wire_type
-        .read(values)
-        .map_err(|error| error.within("values"))?;
+    let values = wire_type.read(values).map_err(|error| error.within("values"))?;
     let row_starts = i64s(row_starts).map_err(|error| error.within("crow_indices"))?;
     let columns = i64s(columns).map_err(|error| error.within("col_indices"))?;
-    let csr = Csr {
-        row_starts: row_starts.into(),
-        columns: columns.into(),
+    Ok((values, Csr { row_starts: row_starts.into(), columns: columns.into() }))
+}
+
+fn sparse_fault(fault: CsrFault) -> DecodeError {
+    let (kind, path) = match fault {
+        CsrFault::Shape(_) => (DecodeErrorKind::Shape, "shape"),
+        CsrFault::RowStarts(_) => (DecodeErrorKind::Offsets, "sparse_csr.crow_indices"),
+        CsrFault::Columns(_) => (DecodeErrorKind::Index, "sparse_csr.col_indices"),
     };
-    TensorData::from_csr(values, csr, shape).map_err(|fault| {
-        let (kind, name) = match fault {
-            CsrFault::Shape(_) => (DecodeErrorKind::Shape, "shape"),
-            CsrFault::RowStarts(_) => (DecodeErrorKind::Offsets, "crow_indices"),
-            CsrFault::Columns(_) => (DecodeErrorKind::Index, "col_indices"),
-        };
-        DecodeError::new(kind, fault.reason()).within(name)
-    })
+    DecodeError::new(kind, fault.reason()).within(path)
 }
 
 pub(super) fn size(tensor: &TensorData) -> usize {
@@ -191,11 +184,7 @@ fn sparse_size(values: &Values, csr: &Csr) -> usize {
 
 /// A field of numbers that is left out when empty.
 fn array_size<T>(len: usize) -> usize {
-    if len == 0 {
-        0
-    } else {
-        bytes_size(len * size_of::<T>())
-    }
+    if len == 0 { 0 } else { bytes_size(len * size_of::<T>()) }
 }
 
 fn put_indices<T: Little>(out: &mut Vec<u8>, field: u8, numbers: &SharedSlice<T>) {

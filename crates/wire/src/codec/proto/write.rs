@@ -47,11 +47,7 @@ pub(super) fn put_bytes(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
 
 /// A field that is left out when empty.
 pub(super) fn text_size(text: &str) -> usize {
-    if text.is_empty() {
-        0
-    } else {
-        bytes_size(text.len())
-    }
+    if text.is_empty() { 0 } else { bytes_size(text.len()) }
 }
 
 pub(super) fn put_text(out: &mut Vec<u8>, field: u8, text: &str) {
@@ -62,11 +58,7 @@ pub(super) fn put_text(out: &mut Vec<u8>, field: u8, text: &str) {
 
 /// A field that is left out when zero.
 pub(super) fn number_size(number: u64) -> usize {
-    if number == 0 {
-        0
-    } else {
-        1 + varint_size(number)
-    }
+    if number == 0 { 0 } else { 1 + varint_size(number) }
 }
 
 pub(super) fn put_number(out: &mut Vec<u8>, field: u8, number: u64) {
@@ -89,19 +81,12 @@ pub(super) fn put_double(out: &mut Vec<u8>, field: u8, number: f64) {
 }
 
 fn packed_len(numbers: &[usize]) -> usize {
-    numbers
-        .iter()
-        .map(|number| varint_size(*number as u64))
-        .sum()
+    numbers.iter().map(|number| varint_size(*number as u64)).sum()
 }
 
 /// A list of integers, packed; left out when empty.
 pub(super) fn dims_size(dims: &[usize]) -> usize {
-    if dims.is_empty() {
-        0
-    } else {
-        bytes_size(packed_len(dims))
-    }
+    if dims.is_empty() { 0 } else { bytes_size(packed_len(dims)) }
 }
 
 pub(super) fn put_dims(out: &mut Vec<u8>, field: u8, dims: &[usize]) {

@@ -23,12 +23,7 @@ const REQUEST: Names = &[
     "forward_only",
     "loss_fn_config_v2",
 ];
-const DATUM: Names = &[
-    "model_input",
-    "loss_fn_inputs",
-    "model_input_spans",
-    "loss_fn_input_spans",
-];
+const DATUM: Names = &["model_input", "loss_fn_inputs", "model_input_spans", "loss_fn_input_spans"];
 const CHUNK: Names = &["encoded_text", "image", "dmel"];
 const ENCODED_TEXT: Names = &["tokens"];
 const IMAGE: Names = &["data", "format", "expected_tokens", "override_dimensions"];
@@ -73,29 +68,20 @@ pub(crate) fn decode(body: &Bytes) -> Result<ForwardBackward, DecodeError> {
             7 => field.message(|bytes| {
                 let (name, value) = entry(bytes)?;
                 let message = value.as_ref().map_or(Ok(&[][..]), Field::bytes);
-                let setting = message
-                    .and_then(decode_setting)
-                    .map_err(|e| e.at_key(name))?;
+                let setting = message.and_then(decode_setting).map_err(|e| e.at_key(name))?;
                 add_setting(&mut settings, name, setting)
             })?,
             _ => {}
         }
     }
-    request.loss_fn_config = if settings.is_empty() {
-        numbers
-    } else {
-        settings
-    };
+    request.loss_fn_config = if settings.is_empty() { numbers } else { settings };
     Ok(request)
 }
 
 fn add_setting(config: &mut LossConfig, name: &str, value: LossSetting) -> Result<(), DecodeError> {
     config.insert(name.to_owned().into(), value);
     if config.iter().len() > MAX_ENTRIES {
-        return Err(DecodeError::new(
-            DecodeErrorKind::TooLarge,
-            "too many settings",
-        ));
+        return Err(DecodeError::new(DecodeErrorKind::TooLarge, "too many settings"));
     }
     Ok(())
 }
@@ -153,10 +139,9 @@ fn decode_datum(body: &Bytes, message: &[u8]) -> Result<Datum, DecodeError> {
     }
     let provenance = match (input_spans.is_empty(), loss_spans.is_empty()) {
         (true, true) => None,
-        (false, false) => Some(Box::new(Provenance {
-            model_input: input_spans,
-            loss_inputs: loss_spans,
-        })),
+        (false, false) => {
+            Some(Box::new(Provenance { model_input: input_spans, loss_inputs: loss_spans }))
+        }
         (one_missing, _) => {
             let name = if one_missing { DATUM[2] } else { DATUM[3] };
             let why = "both lists of spans must be given, or neither";
@@ -184,10 +169,7 @@ fn decode_chunk(body: &Bytes, message: &[u8]) -> Result<Chunk, DecodeError> {
         }
     }
     chunk.ok_or_else(|| {
-        DecodeError::new(
-            DecodeErrorKind::Missing,
-            "a chunk of a kind that this version lacks",
-        )
+        DecodeError::new(DecodeErrorKind::Missing, "a chunk of a kind that this version lacks")
     })
 }
 
@@ -220,11 +202,7 @@ fn decode_image(body: &Bytes, message: &[u8]) -> Result<Chunk, DecodeError> {
     }
     let missing = || DecodeError::new(DecodeErrorKind::Missing, "must be png or jpeg");
     let format = format.ok_or_else(|| missing().within("format"))?;
-    Ok(Chunk::Image {
-        data,
-        format,
-        expected_tokens,
-    })
+    Ok(Chunk::Image { data, format, expected_tokens })
 }
 
 fn decode_dmel(body: &Bytes, message: &[u8]) -> Result<Chunk, DecodeError> {
@@ -263,10 +241,5 @@ fn decode_range(source: SpanSource, message: &[u8]) -> Result<Span, DecodeError>
             _ => {}
         }
     }
-    Ok(Span {
-        source,
-        sequence_id: sequence_id.into(),
-        offset,
-        length,
-    })
+    Ok(Span { source, sequence_id: sequence_id.into(), offset, length })
 }

@@ -36,10 +36,7 @@ fn check(request: &ForwardBackward) -> Result<u64, InvalidInput> {
     }
     let seq = request.seq_id.map_or(0, Seq::get);
     if seq > i32::MAX.unsigned_abs().into() {
-        return Err(InvalidInput::new(
-            "seq_id",
-            format!("{seq} does not fit 31 bits"),
-        ));
+        return Err(InvalidInput::new("seq_id", format!("{seq} does not fit 31 bits")));
     }
     Ok(seq)
 }
@@ -58,11 +55,7 @@ fn request_size(request: &ForwardBackward, seq: u64) -> usize {
         .sum();
     text_size(request.model_id.as_str())
         + number_size(seq)
-        + request
-            .data
-            .iter()
-            .map(|datum| bytes_size(datum_size(datum)))
-            .sum::<usize>()
+        + request.data.iter().map(|datum| bytes_size(datum_size(datum))).sum::<usize>()
         + text_size(request.loss_fn.as_str())
         + number_size(forward_only(request))
         + settings
@@ -119,10 +112,7 @@ fn put_entry(out: &mut Vec<u8>, field: u8, key: &str, value: usize) {
 
 fn datum_size(datum: &Datum) -> usize {
     let chunks = &datum.model_input().chunks;
-    let chunks: usize = chunks
-        .iter()
-        .map(|chunk| bytes_size(bytes_size(chunk_len(chunk))))
-        .sum();
+    let chunks: usize = chunks.iter().map(|chunk| bytes_size(bytes_size(chunk_len(chunk)))).sum();
     let inputs: usize = datum
         .loss_inputs()
         .map(|(name, tensor)| entry_size(name, bytes_size(tensor::size(tensor))))
@@ -160,11 +150,7 @@ fn write_datum(out: &mut Vec<u8>, datum: &Datum) {
 fn chunk_len(chunk: &Chunk) -> usize {
     match chunk {
         Chunk::EncodedText { tokens } => filled_size(tokens.len() * size_of::<u32>()),
-        Chunk::Image {
-            data,
-            format,
-            expected_tokens,
-        } => {
+        Chunk::Image { data, format, expected_tokens } => {
             filled_size(data.len())
                 + text_size(format.as_str())
                 + expected_tokens.map_or(0, |n| 1 + varint_size(n.into()))
@@ -183,11 +169,7 @@ fn write_chunk(out: &mut Vec<u8>, chunk: &Chunk) {
             put_header(out, 1, len);
             put_filled(out, 1, &u32::bytes(tokens));
         }
-        Chunk::Image {
-            data,
-            format,
-            expected_tokens,
-        } => {
+        Chunk::Image { data, format, expected_tokens } => {
             put_header(out, 2, len);
             put_filled(out, 1, data);
             put_text(out, 2, format.as_str());

@@ -1,0 +1,344 @@
+//! The golden cases of `fixtures/behaviour` that concern this crate.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+use tinkex_wire::*;
+
+use crate::fixtures::{files, load};
+
+/// The files read below.
+const READ: [&str; 9] = [
+    "byte_estimates.json",
+    "client_config_defaults.json",
+    "custom_loss.json",
+    "future_retrieve.json",
+    "optimizer_params.json",
+    "sampler_handle.json",
+    "sampling_validation.json",
+    "telemetry_events.json",
+    "tinker_path.json",
+];
+
+#[test]
+fn every_file_is_read() {
+    assert_eq!(files("behaviour"), READ.map(str::to_owned).into_iter().collect::<BTreeSet<_>>());
+}
+
+fn cases(file: &str) -> Vec<Value> {
+    load("behaviour", file)["cases"].as_array().unwrap().clone()
+}
+
+#[test]
+fn paths_are_read_as_the_reference_reads_them() {
+    for case in cases("tinker_path.json") {
+        let text = case["path"].as_str().unwrap();
+        let path = text.parse::<TinkerPath>();
+        let (run, id) = (case["training_run_id"].as_str(), case["checkpoint_id"].as_str());
+        // Unlike the reference, an empty run or name is refused.
+        let empty = run == Some("") || id.is_some_and(|id| id.ends_with('/'));
+        if case["ok"] == false || empty {
+            let error = path.expect_err(text);
+            assert_eq!(error.field(), "tinker_path");
+            continue;
+        }
+        let path = path.unwrap_or_else(|why| panic!("{why}"));
+        assert_eq!(Some(path.run().as_str()), run);
+        assert_eq!(Some(&*path.checkpoint_id()), id);
+        assert_eq!(Some(path.kind().as_str()), case["checkpoint_type"].as_str());
+        assert_eq!(path.to_string(), text);
+    }
+}
+
+#[test]
+fn sizes_are_estimated_as_the_reference_does() {
+    let number = |value: &Value| usize::try_from(value.as_u64().unwrap()).unwrap();
+    for case in cases("byte_estimates.json") {
+        let mut input = ModelInput::default();
+        for chunk in case["chunks"].as_array().unwrap() {
+            let raw = || Bytes::from(vec![0; number(&chunk["raw_bytes"])]);
+            input = match chunk["type"].as_str().unwrap() {
+                "encoded_text" => input.tokens(vec![7_u32; number(&chunk["length"])]),
+                "image" => input.image(raw(), ImageFormat::Png),
+                "dmel" => input.chunk(Chunk::Dmel { dmel: raw() }),
+                "image_asset_pointer" => input.chunk(Chunk::ImageAssetPointer {
+                    format: ImageFormat::Png,
+                    location: chunk["location"].as_str().unwrap().to_owned(),
+                    expected_tokens: None,
+                }),
+                other => panic!("{other}"),
+            };
+        }
+        assert_eq!(input.sampling_bytes(), number(&case["sampling_estimate"]), "{}", case["id"]);
+
+        let tensors = case["tensors"].as_object().unwrap();
+        let training: usize = tensors.values().map(|tensor| estimate_of(tensor, &number)).sum::<usize>()
+                // Without tensors the same estimate is the input's alone.
+                + Datum::builder(input.clone().tokens([1])).build().unwrap().training_bytes()
+            - 4;
+        assert_eq!(training, number(&case["training_estimate"]), "{}", case["id"]);
+    }
+}
+
+fn estimate_of(tensor: &Value, number: &impl Fn(&Value) -> usize) -> usize {
+    let n = number(&tensor["elements"]);
+    let data = match tensor["dtype"].as_str().unwrap() {
+        "int64" => TensorData::from(vec![0_i64; n]),
+        _ => TensorData::from(vec![0.0_f32; n]),
+    };
+    if tensor["crow"].is_null() {
+        return data.bytes();
+    }
+    // Any matrix with that many row starts and columns will do.
+    let rows = number(&tensor["crow"]) - 1;
+    let mut starts = vec![n as i64; rows + 1];
+    starts[0] = 0;
+    let columns: Vec<i64> = (0..n as i64).collect();
+    TensorData::sparse(vec![0_i64; n], starts, columns, [rows, n]).unwrap().bytes()
+}
+
+/// A request with one optimizer step's numbers, read from JSON.
+fn step(params: &Value, field: &str) -> Result<OptimStep, DecodeError> {
+    let body = json!({"model_id": "m", "seq_id": 3, "type": "optim_step", field: params});
+    codec::json::decode(body.to_string().as_bytes())
+}
+
+#[test]
+fn optimizer_parameters_are_written_and_checked() {
+    let adam = AdamParams::default();
+    let dimuon = DimuonParams::with_learning_rate(0.01);
+    let request = |params: OptimParams| {
+        let step = OptimStep { model_id: "m".into(), seq_id: Some(Seq::new(3)), params };
+        serde_json::to_value(step).unwrap()
+    };
+    for case in cases("optimizer_params.json") {
+        let (wire, params) = (&case["wire"], &case["params"]);
+        match case["id"].as_str().unwrap() {
+            "adam_default" => assert_eq!(&request(adam.into())["adam_params"], wire),
+            "dimuon" => assert_eq!(&request(dimuon.into())["optimizer_params"], wire),
+            "custom_family" => {
+                let step = step(wire, "optim_params").unwrap();
+                assert!(matches!(step.params, OptimParams::Other(_)));
+                assert_eq!(&request(step.params)["optimizer_params"], wire);
+            }
+            "config_adam" => {
+                assert_eq!(&serde_json::to_value(OptimizerConfig::default()).unwrap(), wire);
+            }
+            "config_dimuon" => {
+                assert_eq!(&serde_json::to_value(OptimizerConfig::dimuon()).unwrap(), wire);
+            }
+            "optim_step_request_adam" => assert_eq!(&request(adam.into()), wire),
+            "optim_step_request_dimuon" => assert_eq!(&request(dimuon.into()), wire),
+            id @ ("dimuon_validate" | "adam_validate") => {
+                let mut params = params.clone();
+                if id == "dimuon_validate" {
+                    params["type"] = json!("dimuon");
+                }
+                // JSON cannot say NaN, so that case is made by hand.
+                let ok = if params["learning_rate"] == "nan" {
+                    OptimParams::from(DimuonParams::with_learning_rate(f64::NAN)).check().is_ok()
+                } else {
+                    step(&params, "optimizer_params").is_ok_and(|step| step.params.check().is_ok())
+                };
+                assert_eq!(ok, case["ok"].as_bool().unwrap(), "{case}");
+            }
+            other => panic!("{other}"),
+        }
+    }
+}
+
+#[test]
+fn every_alias_of_the_step_parameters_is_read() {
+    for field in ["optim_params", "adam_params", "optimizer_params"] {
+        let step = step(&json!({"learning_rate": 0.5}), field).unwrap();
+        assert_eq!(step.params, AdamParams::with_learning_rate(0.5).into());
+    }
+    let nan = AdamParams { eps: f64::NAN, ..AdamParams::default() };
+    let step = OptimStep { model_id: "m".into(), seq_id: None, params: nan.into() };
+    assert_eq!(step.body().unwrap_err().field(), "optim_params.eps");
+}
+
+#[test]
+fn settings_that_a_server_leaves_out_have_the_reference_defaults() {
+    let file = load("behaviour", "client_config_defaults.json");
+    let config: ClientConfig = codec::json::decode(b"{\"new_flag\":1}").unwrap();
+    assert_eq!(serde_json::to_value(config).unwrap(), file["client_config"]);
+    let dynamic: DynamicConfig = codec::json::decode(b"{}").unwrap();
+    assert_eq!(serde_json::to_value(dynamic).unwrap(), file["client_dynamic_config"]);
+}
+
+#[test]
+fn sampling_requests_and_answers_are_checked() {
+    let base = || SampleRequest::new([1, 2, 3], SamplingParams::new());
+    for case in cases("sampling_validation.json") {
+        let value = case["value"].as_i64();
+        let ok = match case["check"].as_str().unwrap() {
+            "target_prompt_logprobs" => {
+                let shape: Vec<usize> = case["shape"]
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .map(|dim| usize::try_from(dim.as_u64().unwrap()).unwrap())
+                    .collect();
+                let values = match case["dtype"].as_str().unwrap() {
+                    "int64" => Values::Int64(vec![0; 6].into()),
+                    _ => Values::Float32(vec![0.0; 6].into()),
+                };
+                let targets = TensorData::new(values, &shape[..]).unwrap();
+                SampleRequest { target_prompt_logprobs: Some(targets), ..base() }.check().is_ok()
+            }
+            // The type has no room for what the reference refuses: try it through JSON.
+            "prompt_alt_tokens_k" => with_field("prompt_alt_tokens_k", &case["value"]),
+            "prompt_logprobs_last_n" => {
+                let mut body = serde_json::to_value(base()).unwrap();
+                body["prompt_logprobs"] = case["include_prompt_logprobs"].clone();
+                if value.is_some() {
+                    body["prompt_logprobs_last_n"] = case["value"].clone();
+                }
+                accepted(&body)
+            }
+            "last_n_honored" => {
+                let last = u32::try_from(value.unwrap()).unwrap();
+                let request = SampleRequest { prompt_logprobs_last_n: Some(last), ..base() };
+                let answer = json!({"sequences": [], "prompt_logprobs": case["prompt_logprobs"]});
+                let answer = codec::json::decode(answer.to_string().as_bytes()).unwrap();
+                request.check_response(&answer).is_ok()
+            }
+            other => panic!("{other}"),
+        };
+        assert_eq!(ok, case["ok"].as_bool().unwrap(), "{case}");
+    }
+    let request = SampleRequest { prompt_alt_tokens_k: 2, ..base() };
+    let error = request.check_response(&SampleResponse::default()).unwrap_err();
+    assert_eq!(error.path(), "prompt_alt_tokens");
+}
+
+fn with_field(name: &str, value: &Value) -> bool {
+    let request = SampleRequest::new([1], SamplingParams::new());
+    let mut body = serde_json::to_value(request).unwrap();
+    body[name] = value.clone();
+    accepted(&body)
+}
+
+fn accepted(body: &Value) -> bool {
+    codec::json::decode::<SampleRequest>(body.to_string().as_bytes())
+        .is_ok_and(|request| request.check().is_ok())
+}
+
+#[test]
+fn handles_are_exchanged_with_the_reference() {
+    let file = load("behaviour", "sampler_handle.json");
+    let text = file["handle"].as_str().unwrap();
+    let handle = SamplerHandle::from_text(text).unwrap();
+    assert_eq!(handle.to_text(), text, "field order and padding are part of the form");
+    assert_eq!(serde_json::to_value(&handle).unwrap(), file["payload"]);
+    assert!(SamplerHandle::from_text("no handle").is_err());
+
+    // A handle that carries a key all the same does not pass it on.
+    let mut payload = file["payload"].clone();
+    payload["holder"]["api_key"] = json!("tml-secret");
+    let stolen: SamplerHandle = serde_json::from_value(payload).unwrap();
+    assert_eq!(stolen.to_text(), text);
+    assert!(!format!("{stolen:?}").contains("tml-secret"));
+}
+
+#[test]
+fn telemetry_events_have_the_reference_form() {
+    let file = load("behaviour", "telemetry_events.json");
+    for case in file["cases"].as_array().unwrap() {
+        if case["id"] != "events" {
+            // Queueing and batching belong to the client.
+            assert!(matches!(case["id"].as_str(), Some("sessionless" | "queue_cap" | "flush")));
+            continue;
+        }
+        for event in case["events"].as_array().unwrap() {
+            let mut whole = event.clone();
+            whole["event_id"] = json!("8d145ecc-cb8f-4fd3-a14a-52c12e327e44");
+            whole["timestamp"] = json!("2026-11-15T17:56:21.141851Z");
+            let read: TelemetryEvent = serde_json::from_value(whole.clone()).unwrap();
+            assert_eq!(serde_json::to_value(read).unwrap(), whole);
+        }
+    }
+    for case in file["duration_text"].as_array().unwrap() {
+        let micros = case["microseconds"].as_u64().unwrap();
+        assert_eq!(json!(duration_text(Duration::from_micros(micros))), case["text"]);
+    }
+}
+
+#[test]
+fn custom_losses_follow_the_naming_rules() {
+    let file = load("behaviour", "custom_loss.json");
+    for rule in file["metric_key_rule"].as_array().unwrap() {
+        assert_eq!(json!(is_metric_name(rule["key"].as_str().unwrap())), rule["ok"], "{rule}");
+    }
+    let upload = |name: &str| {
+        let inputs = [("logprobs", 1), (name, 1)];
+        let inputs = inputs.map(|(name, rank)| CustomLossInput { name: name.to_owned(), rank });
+        CreateCustomLoss {
+            session_id: "s".into(),
+            custom_loss_seq_id: 0,
+            name: "loss".to_owned(),
+            // The first case is the name that stands first anyway.
+            inputs: inputs.into_iter().skip(usize::from(name == "logprobs")).collect(),
+            graph: Graph::new(vec![]),
+        }
+    };
+    for rule in file["input_name_rule"].as_array().unwrap() {
+        let name = rule["name"].as_str().unwrap();
+        assert_eq!(json!(is_input_name(name)), rule["ok"], "{rule}");
+        assert_eq!(json!(upload(name).check().is_ok()), rule["ok"], "{rule}");
+    }
+}
+
+/// What the answers in the retrieve scripts mean; the loop over them belongs to the client.
+#[test]
+fn answers_behind_tickets_are_told_apart() {
+    let mut seen = BTreeSet::new();
+    for case in cases("future_retrieve.json") {
+        for step in case["script"].as_array().unwrap() {
+            let observed = || case["observer_calls"].as_array().unwrap();
+            if let Some([status, body]) = step.as_array().map(Vec::as_slice) {
+                if status == 408 {
+                    let pending = Outcome::read_timeout(&body.to_string().into());
+                    let state = pending.queue_state.map(QueueState::as_str);
+                    let call = json!([state, pending.queue_state_reason]);
+                    assert!(state.is_none() || observed().contains(&call), "{case}");
+                }
+                continue;
+            }
+            if !step.is_object() {
+                continue;
+            }
+            let outcome = Outcome::read("application/json", &step.to_string().into()).unwrap();
+            match &outcome {
+                Outcome::TryAgain(pending) => {
+                    seen.insert("try_again");
+                    let known = |state: &QueueState| *state != QueueState::Unknown;
+                    let state = pending.queue_state.filter(known).map(QueueState::as_str);
+                    let call = json!([state, pending.queue_state_reason]);
+                    assert!(state.is_none() || observed().contains(&call), "{case}");
+                }
+                Outcome::MetadataOnly { response_payload_size } => {
+                    seen.insert("metadata");
+                    let acquired = case["bytes_acquired"].as_array().unwrap();
+                    assert!(acquired.contains(&json!(response_payload_size)), "{case}");
+                }
+                Outcome::Failed(failed) => {
+                    seen.insert("failed");
+                    let text = step["error"].as_str().map_or("null".to_owned(), str::to_owned);
+                    assert_eq!(failed.error, text);
+                    // Unlike the reference, the case of the word does not matter.
+                    let category = step["category"].as_str().unwrap_or("unknown");
+                    assert_eq!(failed.category, Category::from_name(category));
+                }
+                Outcome::Ready(payload) => {
+                    seen.insert("ready");
+                    assert_eq!(payload.json().unwrap(), &step.to_string());
+                }
+            }
+        }
+    }
+    assert_eq!(seen, ["failed", "metadata", "ready", "try_again"].into());
+}

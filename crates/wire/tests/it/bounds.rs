@@ -1,0 +1,322 @@
+//! Bad bytes: each a typed error that names its field, and never an allocation out of proportion.
+
+use bytes::Bytes;
+use prost::Message;
+use tinkex_wire::{
+    DecodeError, DecodeErrorKind as Kind, ForwardBackward, ForwardBackwardOutput, SampleResponse,
+};
+
+use crate::messages as peer;
+
+const FLOAT32: i32 = 1;
+const INT64: i32 = 2;
+
+fn longs(numbers: &[i64]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+}
+
+/// What our reader says of a training request that prost wrote.
+fn request(request: &peer::ForwardBackwardRequest) -> (Kind, String) {
+    said(ForwardBackward::from_proto(&request.encode_to_vec().into()))
+}
+
+fn said<T: std::fmt::Debug>(result: Result<T, DecodeError>) -> (Kind, String) {
+    let error = result.unwrap_err();
+    (error.kind(), error.path().to_owned())
+}
+
+fn with_tensor(tensor: peer::Tensor) -> peer::ForwardBackwardRequest {
+    let datum = peer::Datum {
+        loss_fn_inputs: [("weights".to_owned(), tensor)].into(),
+        ..Default::default()
+    };
+    // Behind a good one, so that the path must count.
+    peer::ForwardBackwardRequest { data: vec![peer::Datum::default(), datum], ..Default::default() }
+}
+
+fn dense(bytes: Vec<u8>, dtype: i32, shape: &[i64]) -> peer::Tensor {
+    peer::Tensor { encoding: Some(peer::Encoding::Dense(bytes)), dtype, shape: shape.to_vec() }
+}
+
+#[test]
+fn dense_tensors_that_lie() {
+    const AT: &str = "data[1].loss_fn_inputs[\"weights\"]";
+    for (tensor, kind, field) in [
+        (dense(vec![0; 4], 0, &[1]), Kind::DType, "dtype"),
+        (dense(vec![0; 4], 9, &[1]), Kind::DType, "dtype"),
+        (dense(vec![0; 5], FLOAT32, &[]), Kind::Length, "dense"),
+        (dense(vec![0; 8], FLOAT32, &[3]), Kind::Length, "dense"),
+        (dense(vec![0; 8], INT64, &[2]), Kind::Length, "dense"),
+        (dense(vec![0; 8], FLOAT32, &[-2]), Kind::Shape, "shape"),
+        (dense(vec![0; 8], FLOAT32, &[i64::MAX, i64::MAX]), Kind::Shape, "shape"),
+        (dense(vec![], FLOAT32, &[1 << 62, 4]), Kind::Shape, "shape"),
+        (peer::Tensor { dtype: 1, ..Default::default() }, Kind::Missing, "dense"),
+    ] {
+        let about = format!("{tensor:?}");
+        assert_eq!(request(&with_tensor(tensor)), (kind, format!("{AT}.{field}")), "{about}");
+    }
+}
+
+#[test]
+fn sparse_tensors_that_lie() {
+    const AT: &str = "data[1].loss_fn_inputs[\"weights\"]";
+    let good = [0, 1, 3];
+    for (rows, columns, shape, kind, field) in [
+        (&good[..], &[0, 1, 2][..], &[2, 3, 1][..], Kind::Shape, "shape"),
+        (&good, &[0, 1, 2], &[], Kind::Shape, "shape"),
+        (&good, &[0, 1, 2], &[2, i64::MAX], Kind::Shape, "shape"),
+        (&good, &[0, 1, 2], &[3, 3], Kind::Offsets, "sparse_csr.crow_indices"),
+        (&[1, 1, 3], &[0, 1, 2], &[2, 3], Kind::Offsets, "sparse_csr.crow_indices"),
+        (&[0, 2, 1], &[0, 1, 2], &[2, 3], Kind::Offsets, "sparse_csr.crow_indices"),
+        (&[0, 1, 4], &[0, 1, 2], &[2, 3], Kind::Offsets, "sparse_csr.crow_indices"),
+        (&[0, -1, 3], &[0, 1, 2], &[2, 3], Kind::Offsets, "sparse_csr.crow_indices"),
+        (&good, &[0, 1], &[2, 3], Kind::Index, "sparse_csr.col_indices"),
+        (&good, &[0, 1, 3], &[2, 3], Kind::Index, "sparse_csr.col_indices"),
+        (&good, &[0, -1, 2], &[2, 3], Kind::Index, "sparse_csr.col_indices"),
+    ] {
+        let csr = peer::SparseCsr {
+            values: vec![0; 12],
+            crow_indices: longs(rows),
+            col_indices: longs(columns),
+        };
+        let tensor = peer::Tensor {
+            encoding: Some(peer::Encoding::SparseCsr(csr)),
+            dtype: FLOAT32,
+            shape: shape.to_vec(),
+        };
+        let about = format!("{rows:?} {columns:?} {shape:?}");
+        assert_eq!(request(&with_tensor(tensor)), (kind, format!("{AT}.{field}")), "{about}");
+    }
+}
+
+#[test]
+fn requests_that_lie() {
+    let mut negative = peer::ForwardBackwardRequest { seq_id: -1, ..Default::default() };
+    assert_eq!(request(&negative), (Kind::Number, "seq_id".to_owned()));
+
+    negative.seq_id = 0;
+    negative.data =
+        vec![peer::Datum { model_input: vec![peer::Chunk { chunk: None }], ..Default::default() }];
+    assert_eq!(request(&negative), (Kind::Missing, "data[0].model_input[0]".to_owned()));
+
+    let image = |format: &str| peer::ForwardBackwardRequest {
+        data: vec![peer::Datum {
+            model_input: vec![peer::Chunk {
+                chunk: Some(peer::ChunkKind::Image(peer::ImageChunk {
+                    format: format.to_owned(),
+                    ..Default::default()
+                })),
+            }],
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    let place = "data[0].model_input[0].image.format".to_owned();
+    assert_eq!(request(&image("gif")), (Kind::Value, place.clone()));
+    assert_eq!(request(&image("")), (Kind::Missing, place));
+
+    let lonely = peer::ForwardBackwardRequest {
+        data: vec![peer::Datum {
+            model_input_spans: vec![peer::ProvenanceSpan {
+                span: Some(peer::SpanSource::PromptTokens(peer::SpanRange::default())),
+            }],
+            ..Default::default()
+        }],
+        ..Default::default()
+    };
+    assert_eq!(request(&lonely), (Kind::Missing, "data[0].loss_fn_input_spans".to_owned()));
+
+    let settings = (0..1000).map(|i| (format!("s{i}"), 1.0)).collect();
+    let many = peer::ForwardBackwardRequest { loss_fn_config: settings, ..Default::default() };
+    assert_eq!(request(&many), (Kind::TooLarge, "loss_fn_config".to_owned()));
+}
+
+#[test]
+fn wire_faults_name_their_field() {
+    let read = |bytes: &'static [u8]| said(ForwardBackward::from_proto(&Bytes::from_static(bytes)));
+    for (bytes, kind, path) in [
+        (&b"\x0a\x05ab"[..], Kind::Truncated, "model_id"),
+        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", Kind::Truncated, "model_id"),
+        (b"\x0a\x02\xc3\x28", Kind::Utf8, "model_id"),
+        (b"\x08\x01", Kind::Tag, "model_id"),
+        (b"\x12\x01x", Kind::Tag, "seq_id"),
+        (b"\x0b", Kind::Tag, "model_id"),
+        (b"\x00\x01", Kind::Tag, ""),
+        (b"\x10\xff\xff\xff\xff\xff\xff\xff\xff\xff\x7f", Kind::Varint, "seq_id"),
+        (b"\xff", Kind::Truncated, ""),
+        (b"\x1a\x04\x0a\x02\x0a\x05", Kind::Truncated, "data[0].model_input[0].encoded_text"),
+        (
+            b"\x1a\x07\x0a\x05\x0a\x03\x0a\x01x",
+            Kind::Length,
+            "data[0].model_input[0].encoded_text.tokens",
+        ),
+    ] {
+        assert_eq!(read(bytes), (kind, path.to_owned()), "{bytes:x?}");
+    }
+    // Unknown fields of every wire type are passed over.
+    let unknown = b"\xf8\x01\x05\xf9\x0112345678\xfa\x01\x01x\xfd\x011234\x10\x07";
+    let request = ForwardBackward::from_proto(&Bytes::from_static(unknown)).unwrap();
+    assert_eq!(request.seq_id.unwrap().get(), 7);
+}
+
+fn batched(data: usize, offsets: &[i64], dtype: i32, trailing: &[i64]) -> peer::BatchedTensor {
+    peer::BatchedTensor {
+        data: vec![0; data],
+        offsets: longs(offsets),
+        dtype,
+        trailing_shape: trailing.to_vec(),
+    }
+}
+
+fn output(
+    tensor: peer::BatchedTensor,
+    num_datums: i64,
+) -> Result<ForwardBackwardOutput, DecodeError> {
+    let record = peer::ArrayRecord {
+        fields: [("x".to_owned(), tensor)].into(),
+        num_datums,
+        ..Default::default()
+    };
+    let message =
+        peer::ForwardBackwardOutput { loss_fn_outputs: vec![record], ..Default::default() };
+    ForwardBackwardOutput::from_proto(&message.encode_to_vec())
+}
+
+#[test]
+fn batched_results_that_lie() {
+    const AT: &str = "loss_fn_outputs[0].fields[\"x\"]";
+    for (tensor, datums, kind, field) in [
+        (batched(8, &[4, 8], FLOAT32, &[]), 1, Kind::Offsets, "offsets"),
+        (batched(8, &[0, 8, 4], FLOAT32, &[]), 2, Kind::Offsets, "offsets"),
+        (batched(8, &[0, 12], FLOAT32, &[]), 1, Kind::Offsets, "offsets"),
+        (batched(8, &[0, 6, 8], FLOAT32, &[]), 2, Kind::Offsets, "offsets"),
+        (batched(8, &[0, -4, 8], FLOAT32, &[]), 2, Kind::Offsets, "offsets"),
+        (batched(8, &[0, 8], FLOAT32, &[]), 2, Kind::Offsets, "offsets"),
+        (batched(9, &[0, 8], FLOAT32, &[]), 1, Kind::Length, "data"),
+        (batched(8, &[0, 8], 0, &[]), 1, Kind::DType, "dtype"),
+        (batched(8, &[0, 8], FLOAT32, &[3]), 1, Kind::Shape, "trailing_shape"),
+        (batched(8, &[0, 8], FLOAT32, &[0]), 1, Kind::Shape, "trailing_shape"),
+        (batched(0, &[0, 0], FLOAT32, &[i64::MAX, 3]), 1, Kind::Shape, "trailing_shape"),
+        (batched(8, &[0, 8], FLOAT32, &[-1]), 1, Kind::Shape, "trailing_shape"),
+    ] {
+        let about = format!("{tensor:?}");
+        assert_eq!(said(output(tensor, datums)), (kind, format!("{AT}.{field}")), "{about}");
+    }
+    let odd = peer::BatchedTensor { offsets: vec![0; 9], dtype: FLOAT32, ..Default::default() };
+    assert_eq!(said(output(odd, 0)), (Kind::Length, format!("{AT}.offsets")));
+}
+
+#[test]
+fn batched_results_whose_numbers_of_datums_are_not_stated() {
+    // Nothing stated: the fields tell.
+    let read = output(batched(12, &[0, 4, 12], FLOAT32, &[]), 0).unwrap();
+    assert_eq!(read.loss_fn_outputs.len(), 2);
+    // Stated without fields: that many empty datums, for free.
+    let bare = |num_datums| {
+        let record = peer::ArrayRecord { num_datums, ..Default::default() };
+        let message =
+            peer::ForwardBackwardOutput { loss_fn_outputs: vec![record], ..Default::default() };
+        ForwardBackwardOutput::from_proto(&message.encode_to_vec())
+    };
+    let outputs = bare(3).unwrap().loss_fn_outputs;
+    assert_eq!((outputs.len(), outputs.get(2).unwrap().names().len()), (3, 0));
+    assert_eq!(said(bare(i64::MAX)), (Kind::TooLarge, "loss_fn_outputs[0]".to_owned()));
+    assert_eq!(said(bare(-1)), (Kind::Number, "loss_fn_outputs[0].num_datums".to_owned()));
+    // Nothing at all.
+    let empty = ForwardBackwardOutput::from_proto(b"").unwrap();
+    assert_eq!(empty, ForwardBackwardOutput::default());
+    assert_eq!(empty.loss_fn_output_type, "ArrayRecord");
+}
+
+#[test]
+fn narrow_types_are_widened_in_every_place() {
+    let halves = peer::BatchedTensor {
+        data: vec![0x80, 0x3F, 0x00, 0xC0],
+        offsets: longs(&[0, 2, 4]),
+        dtype: 4,
+        trailing_shape: vec![],
+    };
+    let read = output(halves, 2).unwrap();
+    assert_eq!(read.loss_fn_outputs.get(0).unwrap().f32("x"), Some(&[1.0][..]));
+    assert_eq!(read.loss_fn_outputs.get(1).unwrap().f32("x"), Some(&[-2.0][..]));
+
+    let tensor = |bytes: Vec<u8>, dtype| peer::SampleResponse {
+        target_prompt_logprobs: Some(dense(bytes, dtype, &[1, 1])),
+        ..Default::default()
+    };
+    let read = |message: peer::SampleResponse| {
+        SampleResponse::from_proto(&message.encode_to_vec())
+            .unwrap()
+            .target_prompt_logprobs
+            .unwrap()
+    };
+    assert_eq!(read(tensor(vec![0x80, 0x3F], 4)).as_f32(), Some(&[1.0][..]));
+    assert_eq!(read(tensor(vec![0xFE, 0xFF, 0xFF, 0xFF], 3)).as_i64(), Some(&[-2][..]));
+}
+
+#[test]
+fn samples_that_lie() {
+    let response = |sequence: peer::SampledSequence| {
+        let message = peer::SampleResponse { sequences: vec![sequence], ..Default::default() };
+        SampleResponse::from_proto(&message.encode_to_vec())
+    };
+    let topk = |cells: usize, k, length| peer::SampledSequence {
+        topk_sampled_logprobs: Some(peer::TopkLogprobs {
+            token_ids: vec![0; cells * 4],
+            logprobs: vec![0; cells * 4],
+            k,
+            length,
+        }),
+        ..Default::default()
+    };
+    let place = |field: &str| format!("sequences[0].{field}");
+    let odd = peer::SampledSequence { tokens: vec![0; 3], ..Default::default() };
+    assert_eq!(said(response(odd)), (Kind::Length, place("tokens")));
+    let short = peer::SampledSequence {
+        tokens: vec![0; 8],
+        logprobs: Some(vec![0; 4]),
+        ..Default::default()
+    };
+    assert_eq!(said(response(short)), (Kind::Length, place("logprobs")));
+    let wrong = said(response(topk(6, 2, 2)));
+    assert_eq!(wrong, (Kind::Length, place("topk_sampled_logprobs.token_ids")));
+    let huge = said(response(topk(0, u32::MAX, u32::MAX)));
+    assert_eq!(huge, (Kind::Length, place("topk_sampled_logprobs.token_ids")));
+    assert_eq!(response(topk(0, 0, 5)).unwrap().sequences[0].topk_logprobs, None);
+
+    let alt = peer::SampleResponse {
+        prompt_alt_tokens: Some(peer::PromptAltTokens {
+            tokens: Some(dense(vec![0; 4], FLOAT32, &[1, 1])),
+            logprobs: Some(dense(vec![0; 4], FLOAT32, &[1, 1])),
+        }),
+        ..Default::default()
+    };
+    let read = SampleResponse::from_proto(&alt.encode_to_vec());
+    assert_eq!(said(read), (Kind::DType, "prompt_alt_tokens.tokens".to_owned()));
+}
+
+/// Many tiny parts are the dearest input there is: each has a struct of its own.
+#[test]
+fn memory_stays_in_proportion_to_the_input() {
+    let many = |part: &[u8]| Bytes::from(part.repeat(20_000));
+    for part in [
+        &b"\x1a\x00"[..],                    // an empty datum
+        b"\x1a\x06\x0a\x04\x0a\x02\x0a\x00", // a datum of one empty chunk
+        b"\x0a\x00",
+        b"\x2a\x00",
+    ] {
+        let body = many(part);
+        let peak = allocation_counter::measure(|| {
+            let _ = ForwardBackward::from_proto(&body);
+        });
+        assert!(peak.bytes_max < body.len() as u64 * 96, "{part:x?}: {peak:?}");
+    }
+    for part in [&b"\x0a\x00"[..], b"\x12\x00", b"\x1a\x00"] {
+        let body = many(part);
+        let peak = allocation_counter::measure(|| {
+            let _ = SampleResponse::from_proto(&body);
+            let _ = ForwardBackwardOutput::from_proto(&body);
+        });
+        assert!(peak.bytes_max < body.len() as u64 * 96, "{part:x?}: {peak:?}");
+    }
+}

@@ -1,0 +1,340 @@
+//! Every reader of foreign bytes, on mutated fixtures and on noise.
+//!
+//! A reader may refuse its input but must not panic, must not use more memory than the input
+//! justifies, and must read back what it wrote of anything it accepted. The short run here is part
+//! of the tests; `cargo xtask fuzz` runs the same for as long as you like.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use fastrand::Rng;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tinkex_wire::rest::*;
+use tinkex_wire::*;
+
+use crate::fixtures::{self, Recorded};
+
+/// Memory that a reader may use: a multiple of its input, and a little to start with.
+const BYTES_PER_INPUT_BYTE: u64 = 96;
+const BYTES_TO_START: u64 = 64 * 1024;
+/// Decompression has its own limit.
+const DECOMPRESSED: usize = 1 << 16;
+
+/// One reader: does it hold its promises on this input?
+type Target = fn(&Bytes) -> Result<(), String>;
+
+fn json<T: DeserializeOwned + Serialize>(bytes: &Bytes) -> Result<(), String> {
+    let Ok(value) = codec::json::decode::<T>(bytes) else {
+        return Ok(());
+    };
+    let written = codec::json::encode(&value).map_err(|why| format!("cannot be written: {why}"))?;
+    let again = codec::json::decode::<T>(&written).map_err(|why| format!("unreadable: {why}"))?;
+    let rewritten = codec::json::encode(&again).map_err(|why| why.to_string())?;
+    same(&written, &rewritten)
+}
+
+fn same<T: PartialEq + std::fmt::Debug>(one: &T, other: &T) -> Result<(), String> {
+    if one == other { Ok(()) } else { Err(format!("{one:?} became {other:?}")) }
+}
+
+fn request_proto(bytes: &Bytes) -> Result<(), String> {
+    let Ok(request) = ForwardBackward::from_proto(bytes) else {
+        return Ok(());
+    };
+    let written = request.to_proto().map_err(|why| format!("cannot be written: {why}"))?;
+    let again = ForwardBackward::from_proto(&written).map_err(|why| why.to_string())?;
+    // By the bytes: a setting may be NaN, which is not equal to itself.
+    same(&again.to_proto().map_err(|why| why.to_string())?, &written)
+}
+
+fn output_proto(bytes: &Bytes) -> Result<(), String> {
+    let Ok(output) = ForwardBackwardOutput::from_proto(bytes) else {
+        return Ok(());
+    };
+    let written = output.to_proto();
+    let again = ForwardBackwardOutput::from_proto(&written).map_err(|why| why.to_string())?;
+    same(&again.to_proto(), &written)?;
+    for datum in again.loss_fn_outputs.iter().take(100) {
+        for name in datum.names() {
+            datum.tensor(name).ok_or("a named tensor is not there")?;
+        }
+    }
+    Ok(())
+}
+
+fn sample_proto(bytes: &Bytes) -> Result<(), String> {
+    let Ok(response) = SampleResponse::from_proto(bytes) else {
+        return Ok(());
+    };
+    let again = SampleResponse::from_proto(&response.to_proto()).map_err(|why| why.to_string())?;
+    same(&again, &response)?;
+    for topk in response.sequences.iter().filter_map(|s| s.topk_logprobs.as_ref()) {
+        topk.rows().take(100).for_each(|row| drop(row.map(Iterator::collect::<Vec<_>>)));
+    }
+    Ok(())
+}
+
+fn zstd(bytes: &Bytes) -> Result<(), String> {
+    match codec::compress::decompress(bytes, DECOMPRESSED) {
+        Ok(body) if body.len() > DECOMPRESSED => Err("over the limit".to_owned()),
+        _ => Ok(()),
+    }
+}
+
+fn outcome(bytes: &Bytes) -> Result<(), String> {
+    let _ = Outcome::read_timeout(bytes);
+    let _ = ErrorBody::message(bytes);
+    let Ok(outcome) = Outcome::read("application/json", bytes) else {
+        return Ok(());
+    };
+    let (content_type, body) = outcome.to_body(&"r".into());
+    match (&outcome, Outcome::read(content_type, &body)) {
+        // Not saying is written as being active.
+        (Outcome::TryAgain(_), Ok(Outcome::TryAgain(_))) => Ok(()),
+        // The inside of a wrapper may look like anything, even like another wrapper.
+        (Outcome::Ready(_), Ok(_)) => Ok(()),
+        (_, again) => same(&again, &Ok(outcome)),
+    }
+}
+
+fn text(bytes: &Bytes) -> Result<(), String> {
+    let text = String::from_utf8_lossy(bytes);
+    if let Ok(path) = text.parse::<TinkerPath>() {
+        same(&path.to_string().parse(), &Ok(path))?;
+    }
+    if let Ok(time) = text.parse::<Timestamp>() {
+        same(&time.to_string().parse(), &Ok(time))?;
+    }
+    if let Ok(handle) = SamplerHandle::from_text(&text) {
+        same(&SamplerHandle::from_text(&handle.to_text()), &Ok(handle))?;
+    }
+    for method in ["GET", "POST", "PUT", "DELETE"] {
+        if let Some(found) = Route::find(method, &text) {
+            let params: Vec<&str> = found.params.iter().map(String::as_str).collect();
+            let path = found.route.path(&params);
+            let Ok(path) = path else { continue };
+            same(&Route::find(method, &path), &Some(found))?;
+        }
+    }
+    let dmel = Chunk::Dmel { dmel: bytes.clone() };
+    let _ = dmel.len();
+    Ok(())
+}
+
+macro_rules! targets {
+    ($($type:ty),* $(,)?) => {
+        &[
+            ("request_proto", request_proto as Target),
+            ("output_proto", output_proto),
+            ("sample_proto", sample_proto),
+            ("zstd", zstd),
+            ("outcome", outcome),
+            ("text", text),
+            $((stringify!($type), json::<$type>),)*
+        ]
+    };
+}
+
+const TARGETS: &[(&str, Target)] = targets![
+    ApiKeyInfo,
+    AuditLog,
+    AuditLogRequest,
+    AuthToken,
+    BillingUsage,
+    CancelFuture,
+    CheckpointTtl,
+    Checkpoints,
+    ClientConfig,
+    CopyWeights,
+    CreateCustomLoss,
+    CreateModel,
+    CreateSamplingSession,
+    CreateSession,
+    DynamicConfig,
+    ErrorBody,
+    ExternalWeightsUrls,
+    Finish,
+    ForwardBackwardOutput,
+    FuturesRetrieved,
+    GetInfo,
+    LoadWeights,
+    ModelInfo,
+    OptimStep,
+    OptimStepOutput,
+    RetrieveFuture,
+    RetrieveFutures,
+    SampleRequest,
+    SampleResponse,
+    Sampler,
+    SamplerWeightsSaved,
+    SaveWeights,
+    SaveWeightsForSampler,
+    SearchSessions,
+    ServerCapabilities,
+    SessionCreated,
+    SessionHeartbeat,
+    SessionInfo,
+    SessionProject,
+    SessionsFound,
+    StorageUsage,
+    TelemetryBatch,
+    TensorData,
+    Ticket,
+    TraceExport,
+    TrainingRuns,
+    WeightsInfo,
+    WeightsSaved,
+];
+
+/// All recorded bodies and paths, to start from.
+fn seeds() -> Vec<Vec<u8>> {
+    let mut seeds: Vec<Vec<u8>> = vec![
+        b"2026-01-02T03:04:05.678901+02:00".to_vec(),
+        b"tinker://s:train:0/weights/a".to_vec(),
+        br#"{"data":[1,2],"dtype":"int64","shape":[1,2]}"#.to_vec(),
+        br#"{"status":"completed","result":{"path":"p"}}"#.to_vec(),
+    ];
+    for file in fixtures::files("wire") {
+        let recorded = Recorded(fixtures::load("wire", &file));
+        if let Some(path) = recorded.0["path"].as_str() {
+            seeds.push(path.as_bytes().to_vec());
+        }
+        if file.ends_with(".decoded.json") {
+            continue;
+        }
+        seeds.push(recorded.body().to_vec());
+        seeds.push(recorded.plain_body().to_vec());
+    }
+    let handle = fixtures::load("behaviour", "sampler_handle.json");
+    seeds.push(handle["handle"].as_str().unwrap().as_bytes().to_vec());
+    seeds.sort();
+    seeds.dedup();
+    seeds
+}
+
+/// One input: a fixture with a few changes, or noise.
+fn mutate(rng: &mut Rng, seeds: &[Vec<u8>]) -> Vec<u8> {
+    if rng.u8(..) < 8 {
+        let len = rng.usize(..64);
+        return std::iter::repeat_with(|| rng.u8(..)).take(len).collect();
+    }
+    let mut bytes = rng.choice(seeds).unwrap().clone();
+    for _ in 0..rng.usize(1..5) {
+        let at = rng.usize(..=bytes.len());
+        match rng.u8(..10) {
+            0 => bytes.truncate(at),
+            1 => bytes.insert(at, rng.u8(..)),
+            2 if at < bytes.len() => drop(bytes.remove(at)),
+            3 if at < bytes.len() => bytes[at] ^= 1 << rng.u8(..8),
+            4 if at < bytes.len() => bytes[at] = rng.u8(..),
+            // Numbers that sit on edges.
+            5 if at < bytes.len() => bytes[at] = *rng.choice(&[0, 1, 0x7F, 0x80, 0xFF]).unwrap(),
+            6 => {
+                let edge: &[u8] = rng
+                    .choice(&[
+                        &b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"[..],
+                        b"\xff\xff\xff\xff\x07",
+                        b"\x80\x80\x80\x80\x80\x80\x80\x80\x40",
+                        b"-1",
+                        b"1e999",
+                        b"null",
+                        b"99999999999999999999",
+                        b"[[[[",
+                        b"{}",
+                        b"\"\\ud800\"",
+                    ])
+                    .unwrap();
+                bytes.splice(at..at, edge.iter().copied());
+            }
+            // A piece of itself again.
+            7 => {
+                let (a, b) = (rng.usize(..=bytes.len()), rng.usize(..=bytes.len()));
+                let piece = bytes[a.min(b)..a.max(b)].to_vec();
+                bytes.splice(at..at, piece);
+            }
+            // A piece of another.
+            8 => {
+                let other = rng.choice(seeds).unwrap();
+                let (a, b) = (rng.usize(..=other.len()), rng.usize(..=other.len()));
+                bytes.splice(at.., other[a.min(b)..a.max(b)].iter().copied());
+            }
+            _ => {
+                let cut = rng.usize(..=bytes.len());
+                bytes.drain(at.min(cut)..at.max(cut));
+            }
+        }
+        bytes.truncate(1 << 14);
+    }
+    bytes
+}
+
+/// Runs one reader on one input; `Err` says which promise it broke.
+fn attempt(target: Target, input: &Bytes) -> Result<(), String> {
+    let mut verdict = Ok(());
+    let used = allocation_counter::measure(|| {
+        verdict = catch_unwind(AssertUnwindSafe(|| target(input)))
+            .unwrap_or_else(|_| Err("it panicked".to_owned()));
+    });
+    verdict?;
+    let allowed =
+        BYTES_TO_START + BYTES_PER_INPUT_BYTE * input.len() as u64 + 2 * DECOMPRESSED as u64;
+    if used.bytes_max > allowed {
+        return Err(format!("{} bytes of memory for {} of input", used.bytes_max, input.len()));
+    }
+    Ok(())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Throws inputs at all targets until `done` says so. Every input goes to every reader that the
+/// name selects: a proto message is also a fine piece of broken JSON.
+fn run(seed: u64, only: Option<&str>, mut done: impl FnMut(u64) -> bool) -> u64 {
+    let seeds = seeds();
+    let selected: Vec<_> =
+        TARGETS.iter().filter(|(name, _)| only.is_none_or(|only| only == *name)).collect();
+    let names: Vec<_> = TARGETS.iter().map(|(name, _)| *name).collect();
+    assert!(!selected.is_empty(), "no such target; there are {}", names.join(", "));
+    let mut inputs = 0;
+    // The fixtures themselves, before anything is changed.
+    for bytes in &seeds {
+        try_all(&selected, &Bytes::from(bytes.clone()), seed);
+    }
+    let mut rng = Rng::with_seed(seed);
+    while !done(inputs) {
+        try_all(&selected, &mutate(&mut rng, &seeds).into(), seed);
+        inputs += 1;
+    }
+    inputs
+}
+
+fn try_all(targets: &[&(&str, Target)], input: &Bytes, seed: u64) {
+    for (name, target) in targets {
+        if let Err(why) = attempt(*target, input) {
+            panic!("{name}: {why}\n  seed {seed}\n  input (hex) {}", hex(input));
+        }
+    }
+}
+
+#[test]
+fn a_short_run_finds_nothing() {
+    run(0x7469_6e6b, None, |inputs| inputs == 3000);
+}
+
+/// The long run behind `cargo xtask fuzz`, which sets the variables read here.
+#[test]
+#[ignore = "runs for as long as it is told to"]
+fn a_long_run_finds_nothing() {
+    let variable = |name: &str| std::env::var(name).ok();
+    let number = |name: &str| variable(name).map(|text| text.parse::<u64>().unwrap());
+    let seconds = number("TINKEX_FUZZ_SECONDS").unwrap_or(10);
+    let seed = number("TINKEX_FUZZ_SEED").unwrap_or_else(|| Rng::new().u64(..));
+    let only = variable("TINKEX_FUZZ_TARGET");
+    println!("fuzzing for {seconds} s with seed {seed}");
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let inputs = run(seed, only.as_deref(), |_| Instant::now() >= end);
+    println!("{inputs} inputs to each reader, nothing found");
+}

@@ -1,0 +1,231 @@
+//! Which scenario of the protocol's test plan each test covers, and that none was forgotten.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+use tinkex_wire::*;
+
+/// The scenarios that this crate must show. T0.1.5 (who shares a rate limit) and T0.1.6 (sharing a
+/// tokenizer between threads) are about a running client and are covered there.
+const SCENARIOS: [&str; 13] = [
+    "T0.1.1", "T0.1.2", "T0.1.3", "T0.1.4", "T1.1.1", "T1.1.2", "T1.1.3", "T1.2.1", "T1.2.2",
+    "T1.2.3", "T1.2.4", "T1.2.5", "Q1",
+];
+
+#[test]
+fn every_scenario_names_the_test_that_covers_it() {
+    let source = include_str!("scenarios.rs");
+    let named: BTreeSet<&str> = source
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("/// Covers "))
+        .flat_map(|line| line.trim_end_matches('.').split(", "))
+        .collect();
+    assert_eq!(named, SCENARIOS.into_iter().collect());
+}
+
+fn to_json<T: serde::Serialize>(value: T) -> Value {
+    serde_json::to_value(value).unwrap()
+}
+
+fn from_json<T: serde::de::DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+/// Covers T0.1.1, T1.1.3.
+#[test]
+fn stop_reasons_have_words_and_a_fallback() {
+    for (reason, word) in [(StopReason::Stop, "stop"), (StopReason::Length, "length")] {
+        assert_eq!(to_json(reason), word);
+        assert_eq!(from_json::<StopReason>(json!(word)), reason);
+        assert_eq!(reason.as_str(), word);
+    }
+    assert_eq!(from_json::<StopReason>(json!("tool_call")), StopReason::Unknown);
+    // The same in protobuf, where the number 7 has no meaning yet.
+    let response = SampleResponse::from_proto(b"\x0a\x02\x08\x07").unwrap();
+    assert_eq!(response.sequences[0].stop_reason, StopReason::Unknown);
+}
+
+/// Covers T0.1.2, T1.1.2.
+#[test]
+fn categories_are_read_in_any_case() {
+    for word in ["user", "USER", "User"] {
+        assert_eq!(from_json::<Category>(json!(word)), Category::User);
+    }
+    assert_eq!(from_json::<Category>(json!("Server")), Category::Server);
+    for odd in [json!("weird"), json!(""), Value::Null, json!(7)] {
+        assert_eq!(from_json::<Category>(odd), Category::Unknown);
+    }
+}
+
+/// Covers T0.1.3, T1.2.4.
+#[test]
+fn pictures_are_written_as_recorded() {
+    let recorded = crate::fixtures::load("wire", "asample_multimodal.request.json");
+    let chunks = recorded["body"]["prompt"]["chunks"].as_array().unwrap();
+    let [_, Value::Object(image), Value::Object(sized), Value::Object(pointer), _] = &chunks[..]
+    else {
+        panic!("the recorded chunks changed: {chunks:?}");
+    };
+    let data = |chunk: &Chunk| match chunk {
+        Chunk::Image { data, .. } => data.clone(),
+        other => panic!("{other:?}"),
+    };
+    let png = data(&from_json(Value::Object(image.clone())));
+    assert!(png.starts_with(b"\x89PNG"), "base64 is undone");
+    let expected_tokens = None;
+    let made = Chunk::Image { data: png.clone(), format: ImageFormat::Png, expected_tokens };
+    assert_eq!(to_json(made), Value::Object(image.clone()));
+    let made = Chunk::Image { data: png, format: ImageFormat::Jpeg, expected_tokens: Some(4) };
+    assert_eq!(to_json(made), Value::Object(sized.clone()));
+    let made = Chunk::ImageAssetPointer {
+        format: ImageFormat::Png,
+        location: "https://example.invalid/a.png".to_owned(),
+        expected_tokens: Some(5),
+    };
+    assert_eq!(to_json(made), Value::Object(pointer.clone()));
+}
+
+/// Covers T0.1.4, T1.2.2.
+#[test]
+fn prompt_logprobs_can_be_true_false_or_left_out() {
+    let recorded = crate::fixtures::load("wire", "asample_minimal.request.json");
+    for wanted in [None, Some(true), Some(false)] {
+        let mut request = SampleRequest::new([1, 2, 3, 4], SamplingParams::new());
+        request.sampling_session_id = Some("11111111-2222-4333-8444-555555555555:sample:0".into());
+        request.seq_id = Some(Seq::new(0));
+        request.prompt_logprobs = wanted;
+        let mut expected = recorded["body"].clone();
+        match wanted {
+            None => drop(expected.as_object_mut().unwrap().remove("prompt_logprobs")),
+            Some(wanted) => expected["prompt_logprobs"] = json!(wanted),
+        }
+        assert_eq!(to_json(&request), expected);
+        assert_eq!(from_json_text::<SampleRequest>(&expected), request);
+    }
+}
+
+fn from_json_text<T: serde::de::DeserializeOwned>(value: &Value) -> T {
+    codec::json::decode(value.to_string().as_bytes()).unwrap()
+}
+
+/// Covers T1.1.1.
+#[test]
+fn every_word_comes_back_as_itself() {
+    for loss in LossFn::NAMED {
+        assert_eq!(LossFn::from(loss.as_str()), loss);
+    }
+    for category in [Category::Unknown, Category::Server, Category::User] {
+        assert_eq!(from_json::<Category>(to_json(category)), category);
+        assert_eq!(to_json(category), category.as_str());
+    }
+    for dtype in [DType::Int64, DType::Float32] {
+        assert_eq!(from_json::<DType>(json!(dtype.as_str())), dtype);
+    }
+    for state in [QueueState::Active, QueueState::PausedCapacity, QueueState::PausedRateLimit] {
+        assert_eq!(QueueState::from_name(state.as_str()), Some(state));
+    }
+    for kind in CheckpointKind::ALL {
+        assert_eq!(CheckpointKind::from_segment(kind.segment()), Some(kind));
+        assert_eq!(to_json(kind), kind.as_str());
+    }
+    for format in [ImageFormat::Png, ImageFormat::Jpeg] {
+        assert_eq!(ImageFormat::from_name(format.as_str()), Some(format));
+        assert_eq!(to_json(format), format.as_str());
+    }
+}
+
+/// Covers T1.2.1.
+#[test]
+fn requests_are_built_from_what_they_need_and_the_rest_has_defaults() {
+    let request = SampleRequest::new([1], SamplingParams::new());
+    assert_eq!((request.num_samples, request.seq_id), (1, None));
+    let body = to_json(&request);
+    for (field, default) in [
+        ("num_samples", json!(1)),
+        ("topk_prompt_logprobs", json!(0)),
+        ("record_stability_info", json!(false)),
+        ("type", json!("sample")),
+    ] {
+        assert_eq!(body[field], default, "defaults are sent");
+    }
+    // A server that is told only what must be told reads the same.
+    let least = json!({"prompt": body["prompt"], "sampling_params": {}});
+    let read: SampleRequest = from_json_text(&least);
+    assert_eq!(
+        read,
+        SampleRequest { prompt_logprobs: None, record_stability_info: None, ..request }
+    );
+    assert_eq!(from_json::<LoraConfig>(json!({"rank": 32})), LoraConfig::default());
+    assert_eq!(from_json::<AdamParams>(json!({})), AdamParams::default());
+    assert_eq!(CreateSession::default().sdk_version, SDK_VERSION);
+}
+
+/// Covers T1.2.3.
+#[test]
+fn numbers_are_cast_to_the_two_types_of_the_wire() {
+    let floats = TensorData::from(vec![0.1_f64, 1e300, f64::NAN]);
+    let values = floats.as_f32().unwrap();
+    assert_eq!((values[0], values[1]), (0.1, f32::INFINITY));
+    assert!(values[2].is_nan());
+    for tensor in [
+        TensorData::from(vec![-1_i8, 2]),
+        TensorData::from(vec![-1_i16, 2]),
+        TensorData::from(vec![-1_i32, 2]),
+        TensorData::from(vec![-1_i64, 2]),
+    ] {
+        assert_eq!(tensor.as_i64(), Some(&[-1, 2][..]));
+    }
+    for tensor in [
+        TensorData::from(vec![1_u8, 2]),
+        TensorData::from(vec![1_u16, 2]),
+        TensorData::from(&[1_u32, 2][..]),
+        TensorData::from([1_i32, 2]),
+        [1_u8, 2].into_iter().collect(),
+        TensorData::from(&Tokens::from([1, 2])),
+    ] {
+        assert_eq!(tensor.as_i64(), Some(&[1, 2][..]));
+    }
+    assert_eq!(TensorData::from(vec![u32::MAX]).as_i64(), Some(&[4_294_967_295][..]));
+
+    let (ints, floats) = (vec![1_i64, 2], vec![0.5_f32]);
+    let (at_ints, at_floats) = (ints.as_ptr(), floats.as_ptr());
+    assert_eq!(TensorData::from(ints).as_i64().unwrap().as_ptr(), at_ints, "not copied");
+    assert_eq!(TensorData::from(floats).as_f32().unwrap().as_ptr(), at_floats, "not copied");
+
+    // The shape may be a list, null, or missing.
+    for (shape, dims) in [(json!([2, 1]), &[2, 1][..]), (Value::Null, &[]), (json!([]), &[])] {
+        let tensor: TensorData =
+            from_json_text(&json!({"data": [1, 2], "dtype": "int64", "shape": shape}));
+        assert_eq!(tensor.shape().dims(), dims);
+        assert_eq!(tensor.rows(), 2);
+    }
+    let scalar = TensorData::scalar(2.5_f32);
+    assert_eq!(to_json(&scalar), json!({"data": [2.5], "dtype": "float32"}));
+    assert!(TensorData::from_rows(&[vec![1.0_f32, 2.0], vec![3.0]]).is_err(), "ragged");
+    assert_eq!(TensorData::from_rows(&[[1_i64, 2], [3, 4]]).unwrap().shape().dims(), [2, 2]);
+}
+
+/// Covers T1.2.5.
+#[test]
+fn a_tensor_comes_back_as_it_was() {
+    // The general case is a property: see `roundtrip.rs`. This is the one with a missing value.
+    let tensor = TensorData::from(vec![1.0_f32, f32::NAN, -0.0]).reshape([3, 1]).unwrap();
+    let body = to_json(&tensor);
+    assert_eq!(body, json!({"data": [1.0, null, -0.0], "dtype": "float32", "shape": [3, 1]}));
+    assert_eq!(from_json_text::<TensorData>(&body), tensor);
+}
+
+/// Covers Q1.
+#[test]
+fn nulls_are_sent_where_they_say_something() {
+    let finish = Finish { reason: FinishReason::Errored, detail: None };
+    assert_eq!(to_json(finish), json!({"reason": {"type": "errored"}, "detail": null}));
+    assert_eq!(to_json(rest::CheckpointTtl { ttl_seconds: None }), json!({"ttl_seconds": null}));
+    let mut session = CreateSession::default();
+    session.user_metadata = Some([("k".to_owned(), Value::Null)].into_iter().collect());
+    let body = to_json(session);
+    assert_eq!(body["user_metadata"], json!({"k": null}), "nulls inside metadata are kept");
+    assert_eq!(body.get("project_id"), None, "nulls of the request are not");
+    let node = Node::method("s", "sum", [Arg::node("x")]).kwarg("dim", Arg(Value::Null));
+    assert_eq!(to_json(node)["kwargs"], json!({"dim": null}));
+}
