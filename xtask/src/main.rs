@@ -1,1 +1,95 @@
-fn main() {}
+//! Every command that a person or CI runs: `cargo xtask <command>`.
+//!
+//! Each says what it does, runs the same tools anyone could run by hand, and stops at the first
+//! failure with the command that failed.
+
+#![forbid(unsafe_code)]
+#![expect(clippy::print_stdout, reason = "a command-line tool talks to its user")]
+
+mod arch;
+mod fuzz;
+mod step;
+
+use std::process::ExitCode;
+
+use step::{Failure, cargo};
+
+const HELP: &str = "\
+Usage: cargo xtask <command>
+
+  test            everything that must hold: fmt, lint, the tests, doc, arch
+  fmt             formatting (`--fix` to mend it)
+  lint            clippy, with warnings as errors
+  doc             the documentation, with broken links as errors
+  arch            who may depend on whom
+  bench WHAT      a benchmark, as ratios to its peers in the same run
+                    wire      codecs against memcpy and prost
+  fuzz            every reader of foreign bytes, on mutated fixtures and noise
+                    --seconds N   for how long (60)
+                    --seed N      to repeat a run
+                    --target T    one reader only
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("\nxtask: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &[&str]) -> Result<(), Failure> {
+    match arguments {
+        ["test"] => test(),
+        ["fmt"] => fmt(&["--check"]),
+        ["fmt", "--fix"] => fmt(&[]),
+        ["lint"] => lint(),
+        ["doc"] => doc(),
+        ["arch"] => arch::check(),
+        ["bench", what] => bench(what),
+        ["fuzz", options @ ..] => fuzz::run(options),
+        [] | ["help" | "--help" | "-h"] => {
+            print!("{HELP}");
+            Ok(())
+        }
+        other => Err(Failure::new(format!("no such command: {}\n\n{HELP}", other.join(" ")))),
+    }
+}
+
+fn test() -> Result<(), Failure> {
+    fmt(&["--check"])?;
+    lint()?;
+    cargo("tests and documentation examples", &["test", "--workspace", "--locked"]).run()?;
+    doc()?;
+    arch::check()?;
+    println!("\nAll of it holds.");
+    Ok(())
+}
+
+fn fmt(options: &[&str]) -> Result<(), Failure> {
+    cargo("formatting", &["fmt", "--all"]).arguments(options).run()
+}
+
+fn lint() -> Result<(), Failure> {
+    cargo("lints", &["clippy", "--workspace", "--all-targets", "--locked"])
+        .arguments(&["--", "--deny", "warnings"])
+        .run()
+}
+
+fn doc() -> Result<(), Failure> {
+    cargo("documentation", &["doc", "--workspace", "--no-deps", "--locked"])
+        .variable("RUSTDOCFLAGS", "--deny warnings")
+        .run()
+}
+
+fn bench(what: &str) -> Result<(), Failure> {
+    let package = match what {
+        "wire" => "tinkex-wire",
+        other => return Err(Failure::new(format!("no such benchmark: {other}; there is: wire"))),
+    };
+    cargo("benchmark", &["bench", "--locked", "--package", package]).run()
+}

@@ -1,1 +1,235 @@
-fn main() {}
+//! What the codecs cost, as ratios to copying the same bytes and to prost, in one run.
+//!
+//! Run it with `cargo xtask bench wire`. Contenders take turns, and the best of many rounds
+//! counts, so that a busy machine slows all of them alike.
+
+#[path = "../tests/it/messages.rs"]
+mod messages;
+
+use std::fmt::Write as _;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use fastrand::Rng;
+use prost::Message as _;
+use tinkex_wire::{
+    Call, Datum, ForwardBackward, ForwardBackwardOutput, Logprobs, LossFn, LossOutputs, LossRecord,
+    SampleRequest, SampleResponse, SampledSequence, SamplingParams, Seq, StopReason, codec,
+};
+
+const ROUNDS: usize = 60;
+
+fn main() {
+    let request = request();
+    let body = request.to_proto().expect("a valid request");
+    let peer = messages::ForwardBackwardRequest::decode(body.clone()).expect("the same message");
+    compare(
+        "encode ForwardBackwardRequest",
+        &body,
+        Some(2.0),
+        vec![
+            ("tinkex", Box::new(|| drop(black_box(request.to_proto())))),
+            ("prost (from byte arrays)", Box::new(|| drop(black_box(peer.encode_to_vec())))),
+        ],
+    );
+    compare(
+        "decode ForwardBackwardRequest",
+        &body,
+        None,
+        vec![
+            ("tinkex", Box::new(|| drop(black_box(ForwardBackward::from_proto(&body))))),
+            (
+                "prost (to byte arrays)",
+                Box::new(|| {
+                    drop(black_box(messages::ForwardBackwardRequest::decode(body.clone())));
+                }),
+            ),
+        ],
+    );
+
+    let response = response();
+    let body = response.to_proto();
+    let peer = messages::SampleResponse::decode(body.clone()).expect("the same message");
+    compare(
+        "decode SampleResponse",
+        &body,
+        Some(3.0),
+        vec![
+            ("tinkex", Box::new(|| drop(black_box(SampleResponse::from_proto(&body))))),
+            (
+                "prost (to byte arrays)",
+                Box::new(|| drop(black_box(messages::SampleResponse::decode(body.clone())))),
+            ),
+            ("prost and typed vectors", Box::new(|| drop(black_box(typed_samples(&body))))),
+        ],
+    );
+    compare(
+        "encode SampleResponse",
+        &body,
+        None,
+        vec![
+            ("tinkex", Box::new(|| drop(black_box(response.to_proto())))),
+            ("prost (from byte arrays)", Box::new(|| drop(black_box(peer.encode_to_vec())))),
+        ],
+    );
+
+    let output = output();
+    let body = output.to_proto();
+    let peer = messages::ForwardBackwardOutput::decode(body.clone()).expect("the same message");
+    compare(
+        "decode ForwardBackwardOutput",
+        &body,
+        Some(3.0),
+        vec![
+            ("tinkex", Box::new(|| drop(black_box(ForwardBackwardOutput::from_proto(&body))))),
+            (
+                "prost (to byte arrays)",
+                Box::new(|| {
+                    drop(black_box(messages::ForwardBackwardOutput::decode(body.clone())));
+                }),
+            ),
+            ("prost and typed vectors", Box::new(|| drop(black_box(typed_outputs(&body))))),
+        ],
+    );
+    compare(
+        "encode ForwardBackwardOutput",
+        &body,
+        None,
+        vec![
+            ("tinkex", Box::new(|| drop(black_box(output.to_proto())))),
+            ("prost (from byte arrays)", Box::new(|| drop(black_box(peer.encode_to_vec())))),
+        ],
+    );
+
+    let prompt: Vec<u32> = tokens(&mut Rng::with_seed(4), 512);
+    let sample = SampleRequest::new(prompt, SamplingParams::new().max_tokens(256));
+    let body = sample.body().expect("a valid request").bytes();
+    compare(
+        "encode SampleRequest, 512 tokens of JSON",
+        &body,
+        None,
+        vec![("tinkex", Box::new(|| drop(black_box(sample.body()))))],
+    );
+    compare(
+        "decode SampleRequest, 512 tokens of JSON",
+        &body,
+        None,
+        vec![("tinkex", Box::new(|| drop(black_box(codec::json::decode::<SampleRequest>(&body)))))],
+    );
+}
+
+fn tokens(rng: &mut Rng, n: usize) -> Vec<u32> {
+    std::iter::repeat_with(|| rng.u32(..150_000)).take(n).collect()
+}
+
+fn floats(rng: &mut Rng, n: usize) -> Vec<f32> {
+    std::iter::repeat_with(|| -rng.f32()).take(n).collect()
+}
+
+/// About 4 MB: 200 rollouts of 1,024 tokens with targets, log-probabilities and advantages.
+fn request() -> ForwardBackward {
+    let mut rng = Rng::with_seed(1);
+    let datum = |_| {
+        let (prompt, answer) = (tokens(&mut rng, 512), tokens(&mut rng, 513));
+        let logprobs = floats(&mut rng, 513);
+        Datum::rollout(prompt, answer, logprobs, 0.5).expect("lengths that fit")
+    };
+    ForwardBackward {
+        seq_id: Some(Seq::FIRST),
+        ..ForwardBackward::new("s:train:0", (0..200).map(datum).collect(), LossFn::Ppo)
+    }
+}
+
+/// About 1 MB: 64 samples of 2,048 tokens with log-probabilities.
+fn response() -> SampleResponse {
+    let mut rng = Rng::with_seed(2);
+    let sequence = |_| SampledSequence {
+        stop_reason: StopReason::Length,
+        tokens: tokens(&mut rng, 2048).into(),
+        logprobs: Some(Logprobs::from(floats(&mut rng, 2048))),
+        ..SampledSequence::default()
+    };
+    SampleResponse { sequences: (0..64).map(sequence).collect(), ..SampleResponse::default() }
+}
+
+/// About 4 MB: log-probabilities and losses of 512 datums of 1,024 tokens.
+fn output() -> ForwardBackwardOutput {
+    let mut rng = Rng::with_seed(3);
+    let record = LossRecord::new(512)
+        .field("logprobs", floats(&mut rng, 512 * 1024), [1024; 512])
+        .and_then(|r| r.field("elementwise_loss", floats(&mut rng, 512 * 1024), [1024; 512]))
+        .expect("lengths that fit");
+    ForwardBackwardOutput {
+        loss_fn_outputs: LossOutputs::from(record),
+        metrics: [("loss:sum".to_owned(), 1.0)].into(),
+        ..ForwardBackwardOutput::default()
+    }
+}
+
+fn as_f32s(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|chunk| f32::from_le_bytes(*chunk)).collect()
+}
+
+fn as_i32s(bytes: &[u8]) -> Vec<i32> {
+    bytes.as_chunks().0.iter().map(|chunk| i32::from_le_bytes(*chunk)).collect()
+}
+
+fn typed_samples(body: &Bytes) -> Vec<(Vec<i32>, Vec<f32>)> {
+    let message = messages::SampleResponse::decode(body.clone()).expect("a valid message");
+    let typed = |sequence: messages::SampledSequence| {
+        (as_i32s(&sequence.tokens), as_f32s(&sequence.logprobs.unwrap_or_default()))
+    };
+    message.sequences.into_iter().map(typed).collect()
+}
+
+fn typed_outputs(body: &Bytes) -> Vec<Vec<f32>> {
+    let message = messages::ForwardBackwardOutput::decode(body.clone()).expect("a valid message");
+    let fields = message.loss_fn_outputs.into_iter().flat_map(|record| record.fields.into_values());
+    fields.map(|field| as_f32s(&field.data)).collect()
+}
+
+type Contender<'a> = (&'a str, Box<dyn FnMut() + 'a>);
+
+/// Prints a table: each contender against copying `body` into a new buffer of its size.
+fn compare(title: &str, body: &Bytes, bar: Option<f64>, contenders: Vec<Contender<'_>>) {
+    let mut all: Vec<Contender<'_>> = vec![("memcpy", Box::new(|| drop(black_box(body.to_vec()))))];
+    all.extend(contenders);
+
+    let mut best = vec![Duration::MAX; all.len()];
+    // Small bodies are repeated, so that one measurement is long against the clock's grain.
+    let repeat = (2_000_000 / body.len().max(1)).clamp(1, 2000);
+    for _ in 0..ROUNDS {
+        for ((_, run), best) in all.iter_mut().zip(&mut best) {
+            let start = Instant::now();
+            for _ in 0..repeat {
+                run();
+            }
+            let per_run = start.elapsed() / u32::try_from(repeat).expect("at most 2000");
+            *best = (*best).min(per_run);
+        }
+    }
+
+    let mut table = String::new();
+    for ((name, run), time) in all.iter_mut().zip(&best) {
+        let allocations = allocation_counter::measure(run);
+        let ratio = time.as_secs_f64() / best[0].as_secs_f64();
+        let rate = body.len() as f64 / time.as_secs_f64() / 1e9;
+        let verdict = match bar {
+            Some(bar) if *name == "tinkex" && ratio <= bar => format!("  bar {bar:.0}x: met"),
+            Some(bar) if *name == "tinkex" => format!("  bar {bar:.0}x: MISSED"),
+            _ => String::new(),
+        };
+        let micros = time.as_secs_f64() * 1e6;
+        let (count, bytes) = (allocations.count_total, allocations.bytes_total);
+        let _ = writeln!(
+            table,
+            "  {name:<26} {micros:>9.1} us  {ratio:>6.2}x  {rate:>6.2} GB/s  \
+             {count:>5} allocations of {bytes:>9} bytes{verdict}"
+        );
+    }
+    #[expect(clippy::print_stdout, reason = "the table is the point")]
+    {
+        println!("{title}: {} bytes\n{table}", body.len());
+    }
+}

@@ -140,3 +140,8 @@ pub use weights::{
 
 /// A JSON object of any content: metadata, settings of unknown optimizers, event data.
 pub type JsonObject = serde_json::Map<String, serde_json::Value>;
+
+/// The README's example, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -1,7 +1,7 @@
 //! Bytes in, types out, and the way back.
 //!
-//! [`json`] for nearly everything, [`proto`] for training requests and the two kinds of large
-//! results, [`compress`] for bodies on request.
+//! [`json`] for nearly everything, [`compress`] for bodies on request. Protobuf, for training
+//! requests and the two kinds of large results, is behind their `to_proto` and `from_proto`.
 
 pub mod compress;
 pub mod json;

@@ -189,7 +189,7 @@ fn output() -> impl Strategy<Value = ForwardBackwardOutput> {
         let mut outputs = LossOutputs::default();
         // A message in which no record has a datum says nothing of how many there are: the same
         // as no record at all.
-        if records.iter().any(|record| LossOutputs::from(record.clone()).len() > 0) {
+        if records.iter().any(|record| !LossOutputs::from(record.clone()).is_empty()) {
             for record in records {
                 outputs.append(record.into());
             }

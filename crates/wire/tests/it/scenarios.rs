@@ -221,8 +221,8 @@ fn nulls_are_sent_where_they_say_something() {
     let finish = Finish { reason: FinishReason::Errored, detail: None };
     assert_eq!(to_json(finish), json!({"reason": {"type": "errored"}, "detail": null}));
     assert_eq!(to_json(rest::CheckpointTtl { ttl_seconds: None }), json!({"ttl_seconds": null}));
-    let mut session = CreateSession::default();
-    session.user_metadata = Some([("k".to_owned(), Value::Null)].into_iter().collect());
+    let metadata = [("k".to_owned(), Value::Null)].into_iter().collect();
+    let session = CreateSession { user_metadata: Some(metadata), ..CreateSession::default() };
     let body = to_json(session);
     assert_eq!(body["user_metadata"], json!({"k": null}), "nulls inside metadata are kept");
     assert_eq!(body.get("project_id"), None, "nulls of the request are not");

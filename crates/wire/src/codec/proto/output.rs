@@ -10,8 +10,8 @@ use crate::{DecodeError, DecodeErrorKind};
 use super::read::{Field, Fields, Names, count, i64s};
 use super::tensor::{WireType, put_values, values_len, wire_number};
 use super::write::{
-    DOUBLE_SIZE, bytes_size, dims_size, number_size, put_array, put_bytes, put_dims, put_double,
-    put_header, put_number, put_text, text_size,
+    DOUBLE_SIZE, bytes_size, dims_size, number_size, put_bytes, put_dims, put_double, put_header,
+    put_number, put_text, text_size,
 };
 use super::{MAX_ENTRIES, entry};
 
@@ -82,10 +82,11 @@ fn write_batched(out: &mut Vec<u8>, column: &Column) {
     if !column.values.is_empty() {
         put_values(out, 1, &column.values);
     }
-    let element = column.values.dtype().size();
-    #[expect(clippy::cast_possible_wrap, reason = "no slice has more than i64::MAX bytes")]
-    let offsets: Vec<i64> = column.starts.iter().map(|start| (start * element) as i64).collect();
-    put_array(out, 2, &offsets);
+    put_header(out, 2, column.starts.len() * size_of::<i64>());
+    for start in &column.starts {
+        let offset = (start * column.values.dtype().size()) as u64;
+        out.extend_from_slice(&offset.to_le_bytes());
+    }
     put_number(out, 3, wire_number(column.values.dtype()));
     put_dims(out, 4, column.trailing.dims());
 }
@@ -126,8 +127,8 @@ pub(crate) fn decode(body: &[u8]) -> Result<ForwardBackwardOutput, DecodeError> 
 /// A qualified type name is more than anyone wants to see.
 fn short_type(qualified: &str) -> &str {
     match qualified.rsplit(':').next() {
-        Some(name) if !qualified.is_empty() => name,
-        _ => DEFAULT_OUTPUT_TYPE,
+        None | Some("") => DEFAULT_OUTPUT_TYPE,
+        Some(name) => name,
     }
 }
 

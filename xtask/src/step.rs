@@ -1,0 +1,88 @@
+//! One step of a command: a tool that is run, shown, and must succeed.
+
+use std::fmt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+/// Why a command did not succeed.
+#[derive(Debug)]
+pub(crate) struct Failure(String);
+
+impl Failure {
+    pub(crate) fn new(why: impl Into<String>) -> Self {
+        Self(why.into())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A run of cargo, not yet started.
+pub(crate) struct Step {
+    what: &'static str,
+    command: Command,
+}
+
+/// Cargo, in the workspace's root.
+pub(crate) fn cargo(what: &'static str, arguments: &[&str]) -> Step {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(arguments).current_dir(root());
+    Step { what, command }
+}
+
+/// The workspace's root.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
+}
+
+impl Step {
+    pub(crate) fn arguments(mut self, more: &[&str]) -> Self {
+        self.command.args(more);
+        self
+    }
+
+    pub(crate) fn variable(mut self, name: &str, value: &str) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// The command as one would type it.
+    fn line(&self) -> String {
+        let words = self.command.get_args().map(|word| word.to_string_lossy());
+        format!("cargo {}", words.collect::<Vec<_>>().join(" "))
+    }
+
+    /// Runs it, with its output where ours goes.
+    pub(crate) fn run(mut self) -> Result<(), Failure> {
+        println!("\n==> {}: {}", self.what, self.line());
+        let start = Instant::now();
+        let status = self.command.status();
+        match status {
+            Ok(status) if status.success() => {
+                println!("    {} took {:.1} s", self.what, start.elapsed().as_secs_f64());
+                Ok(())
+            }
+            Ok(status) => Err(self.failed(&status.to_string())),
+            Err(why) => Err(self.failed(&why.to_string())),
+        }
+    }
+
+    /// Runs it and returns what it printed.
+    pub(crate) fn output(mut self) -> Result<String, Failure> {
+        let output = self.command.output().map_err(|why| self.failed(&why.to_string()))?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            return Err(self.failed(&format!("{}\n{said}", output.status)));
+        }
+        String::from_utf8(output.stdout).map_err(|why| self.failed(&why.to_string()))
+    }
+
+    fn failed(&self, why: &str) -> Failure {
+        Failure::new(format!("{} failed ({why})\n  to see it again: {}", self.what, self.line()))
+    }
+}
