@@ -131,11 +131,6 @@ impl Body {
     }
 }
 
-/// Writes a query; nulls are left out.
-pub(crate) fn query<T: Serialize>(of: &T) -> Result<String, InvalidInput> {
-    serde_urlencoded::to_string(of).map_err(|why| InvalidInput::new("query", why.to_string()))
-}
-
 /// The body of a call that is checked and sent as JSON.
 pub(crate) fn json_body<T: Call + Serialize>(call: &T) -> Result<Body, InvalidInput> {
     call.check()?;
@@ -207,7 +202,7 @@ macro_rules! bare_call {
 
             $(fn query(&self) -> Result<String, $crate::InvalidInput> {
                 let $call = self;
-                $crate::call::query($query)
+                $crate::codec::query::encode($query)
             })?
 
             fn body(&self) -> Result<$crate::Body, $crate::InvalidInput> {

@@ -65,7 +65,16 @@ pub struct CustomLossCreated {
 }
 
 impl CreateCustomLoss {
-    fn check_inputs(&self) -> Result<(), InvalidInput> {
+    fn check_all(&self) -> Result<(), InvalidInput> {
+        if self.graph.format != format_one() {
+            let why = format!("{} is not known, only 1 is", self.graph.format);
+            return Err(InvalidInput::new("graph.format", why));
+        }
+        let mut names = std::collections::BTreeSet::new();
+        if let Some(node) = self.graph.nodes.iter().find(|node| !names.insert(&*node.name)) {
+            let why = format!("two nodes are called {:?}", node.name);
+            return Err(InvalidInput::new("graph.nodes", why));
+        }
         let wrong = |why: String| Err(InvalidInput::new("inputs", why));
         match self.inputs.first() {
             Some(first) if first.name == "logprobs" && (1..=2).contains(&first.rank) => {}
@@ -245,6 +254,30 @@ impl Arg {
         Self(json!({ "ellipsis": true }))
     }
 
+    /// Nothing.
+    #[must_use]
+    pub fn null() -> Self {
+        Self(Value::Null)
+    }
+
+    /// Where a tensor lives, such as `cpu`.
+    #[must_use]
+    pub fn device(name: &str) -> Self {
+        Self(json!({ "device": name }))
+    }
+
+    /// How a tensor is stored, such as `strided`.
+    #[must_use]
+    pub fn layout(name: &str) -> Self {
+        Self(json!({ "layout": name }))
+    }
+
+    /// How a tensor's dimensions follow each other, such as `contiguous_format`.
+    #[must_use]
+    pub fn memory_format(name: &str) -> Self {
+        Self(json!({ "memory_format": name }))
+    }
+
     /// A type of numbers, such as `float32`.
     #[must_use]
     pub fn dtype(name: &str) -> Self {
@@ -298,7 +331,7 @@ impl From<Vec<Self>> for Arg {
 }
 
 json_call! {
-    CreateCustomLoss: CreateCustomLoss => Ticket, check CreateCustomLoss::check_inputs;
+    CreateCustomLoss: CreateCustomLoss => Ticket, check CreateCustomLoss::check_all;
 }
 
 json_output! {

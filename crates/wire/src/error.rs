@@ -28,6 +28,9 @@ struct Inner {
 }
 
 /// What was wrong with the bytes.
+///
+/// A fault in JSON is [`Json`](Self::Json) whatever field it is in, except for a wrong `type` tag
+/// and a body that ends too early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DecodeErrorKind {
@@ -65,14 +68,14 @@ pub enum DecodeErrorKind {
 
 impl DecodeError {
     pub(crate) fn new(kind: DecodeErrorKind, detail: impl Into<String>) -> Self {
-        Self(Box::new(Inner { kind, path: String::new(), detail: detail.into() }))
+        Self(Box::new(Inner { kind, path: String::new(), detail: shortened(detail.into()) }))
     }
 
     /// Puts the error inside the field `name`.
     pub(crate) fn within(mut self, name: &str) -> Self {
         let inner = &mut self.0.path;
         let joint = if inner.is_empty() || inner.starts_with('[') { "" } else { "." };
-        *inner = format!("{name}{joint}{inner}");
+        *inner = format!("{}{joint}{inner}", shortened(name.to_owned()));
         self
     }
 
@@ -92,11 +95,27 @@ impl DecodeError {
         self.0.kind
     }
 
+    /// What was wrong, in words, without the place.
+    #[must_use]
+    pub fn detail(&self) -> &str {
+        &self.0.detail
+    }
+
     /// Where in the message, outermost field first; empty for the message itself.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.0.path
     }
+}
+
+/// Messages quote what was sent, and that may be megabytes of it.
+fn shortened(mut text: String) -> String {
+    const MOST: usize = 200;
+    if text.len() > MOST {
+        text.truncate(text.floor_char_boundary(MOST));
+        text.push('…');
+    }
+    text
 }
 
 impl fmt::Display for DecodeError {

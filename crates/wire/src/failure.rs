@@ -88,7 +88,9 @@ impl ErrorBody {
         let Ok(json) = serde_json::from_str::<Value>(text) else {
             return Some(text.to_owned());
         };
-        let said = ["detail", "error", "message"].into_iter().find_map(|key| json.get(key));
+        let said = ["detail", "error", "message"]
+            .into_iter()
+            .find_map(|key| json.get(key).filter(|said| !said.is_null()));
         Some(match said {
             Some(Value::String(said)) => said.clone(),
             Some(Value::Array(problems)) => {
@@ -133,6 +135,7 @@ mod tests {
             (b"{\"detail\":{\"x\":1}}", Some("{\"detail\":{\"x\":1}}")),
             (b"{\"x\":1}", Some("{\"x\":1}")),
             (b"[1]", Some("[1]")),
+            (b"{\"detail\":null,\"message\":\"boom\"}", Some("boom")),
             (b"{\"detail\":[{\"msg\":\"a\"},7]}", Some("a; 7")),
             (b"{\"detail\":[{\"loc\":[\"data\",0],\"msg\":\"a\"}]}", Some("data.0: a")),
         ] {

@@ -198,13 +198,13 @@ impl Outcome {
     /// # Errors
     /// If the body is neither protobuf nor JSON.
     pub fn read(content_type: &str, body: &Bytes) -> Result<Self, DecodeError> {
-        if content_type.contains(PROTO) {
+        if content_type.to_ascii_lowercase().contains(PROTO) {
             return Ok(Self::Ready(Payload::Proto(body.clone())));
         }
         let ready = || Self::Ready(Payload::Json(body.clone()));
         // Any JSON that is not an object is an answer, though no call has such a one.
         if body.trim_ascii_start().first() != Some(&b'{') {
-            let _: serde::de::IgnoredAny = json::decode(body)?;
+            let _: serde::de::IgnoredAny = json::decode_borrowed(body)?;
             return Ok(ready());
         }
         let marks: Marks<'_> = json::decode_borrowed(body)?;
@@ -220,7 +220,10 @@ impl Outcome {
             (_, Some("failed")) => Self::Failed(marks.failed()),
             (_, Some("completed")) => match marks.result {
                 Some(result) => Self::Ready(Payload::Json(body.slice_ref(result.get().as_bytes()))),
-                None => ready(),
+                None => {
+                    let why = "is not there, though the work is completed";
+                    return Err(DecodeError::new(DecodeErrorKind::Missing, why).within("result"));
+                }
             },
             _ => ready(),
         })
@@ -287,17 +290,15 @@ impl Marks<'_> {
         #[serde(untagged)]
         enum Form<'a> {
             Text(Cow<'a, str>),
-            Wrapped {
-                message: String,
-                #[serde(default)]
-                category: Category,
-            },
+            Wrapped { message: Option<String>, category: Option<Category> },
         }
 
         let raw = self.error.map_or("the server gave no reason", RawValue::get);
         let (error, category) = match serde_json::from_str(raw) {
             Ok(Form::Text(text)) => (text.into_owned(), self.category),
-            Ok(Form::Wrapped { message, category }) => (message, category),
+            Ok(Form::Wrapped { message, category }) => {
+                (message.unwrap_or_else(|| raw.to_owned()), category.unwrap_or(self.category))
+            }
             Err(_) => (raw.to_owned(), self.category),
         };
         RequestFailed { error, category }
@@ -341,7 +342,7 @@ pub struct FuturesRetrieved {
 }
 
 /// A ticket that has an answer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "lowercase")]
 pub enum Completion {
     /// A good one.
@@ -349,7 +350,7 @@ pub enum Completion {
         /// The ticket.
         request_id: RequestId,
         /// The answer's size in bytes, if known.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[serde(skip_serializing_if = "Option::is_none")]
         response_payload_uncompressed_size: Option<u64>,
     },
     /// A failure; ask for the ticket to learn more.
@@ -357,6 +358,35 @@ pub enum Completion {
         /// The ticket.
         request_id: RequestId,
     },
+}
+
+impl<'de> Deserialize<'de> for Completion {
+    /// A completion that does not say so is a finished one.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Form {
+            #[serde(default)]
+            state: State,
+            request_id: RequestId,
+            #[serde(default)]
+            response_payload_uncompressed_size: Option<u64>,
+        }
+
+        #[derive(Deserialize, Default)]
+        #[serde(rename_all = "lowercase")]
+        enum State {
+            #[default]
+            Finished,
+            Failed,
+        }
+
+        let Form { state, request_id, response_payload_uncompressed_size } =
+            Form::deserialize(deserializer)?;
+        Ok(match state {
+            State::Finished => Self::Finished { request_id, response_payload_uncompressed_size },
+            State::Failed => Self::Failed { request_id },
+        })
+    }
 }
 
 impl Completion {

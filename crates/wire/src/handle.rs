@@ -1,6 +1,7 @@
 //! [`SamplerHandle`]: a sampling session, packed for another process.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE;
@@ -29,7 +30,7 @@ pub struct SamplerHandle {
 }
 
 /// How to reach the server of a [`SamplerHandle`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandleHolder {
     /// Where it is.
     pub base_url: String,
@@ -61,6 +62,19 @@ impl HandleHolder {
             client_dynamic_config,
             api_key: NoKey,
         }
+    }
+}
+
+impl fmt::Debug for HandleHolder {
+    /// Names the headers without what is in them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let headers = self.default_headers_overrides.as_ref();
+        f.debug_struct("HandleHolder")
+            .field("base_url", &self.base_url)
+            .field("default_headers_overrides", &headers.map(|all| all.keys().collect::<Vec<_>>()))
+            .field("client_config", &self.client_config)
+            .field("client_dynamic_config", &self.client_dynamic_config)
+            .finish_non_exhaustive()
     }
 }
 

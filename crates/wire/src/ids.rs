@@ -36,6 +36,24 @@ macro_rules! id {
             }
         }
 
+        impl From<$name> for String {
+            fn from(id: $name) -> Self {
+                id.as_str().to_owned()
+            }
+        }
+
+        impl PartialEq<str> for $name {
+            fn eq(&self, other: &str) -> bool {
+                self.as_str() == other
+            }
+        }
+
+        impl PartialEq<&str> for $name {
+            fn eq(&self, other: &&str) -> bool {
+                self.as_str() == *other
+            }
+        }
+
         impl AsRef<str> for $name {
             fn as_ref(&self) -> &str {
                 &self.0
@@ -140,8 +158,8 @@ impl Seq {
     /// assert_eq!(Seq::new(3_000_000_017).clone_id(), 3);
     /// ```
     #[must_use]
-    pub const fn first_of_clone(clone: u32) -> Self {
-        Self(clone as u64 * Self::CLONE_BLOCK)
+    pub const fn first_of_clone(clone: u64) -> Self {
+        Self(clone.saturating_mul(Self::CLONE_BLOCK))
     }
 
     /// Which client a sampling number belongs to.

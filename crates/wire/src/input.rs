@@ -1,6 +1,5 @@
 //! [`ModelInput`]: what a model reads, as a list of chunks.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::ops::{Deref, RangeBounds};
 
@@ -23,7 +22,7 @@ use crate::slice::SharedSlice;
 /// let tokens = Tokens::from([1, 2, 3]);
 /// assert_eq!(tokens.slice(..2), Tokens::from(vec![1_u32, 2]));
 /// ```
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Tokens(SharedSlice<u32>);
 
 impl Tokens {
@@ -63,6 +62,18 @@ impl From<Vec<i32>> for Tokens {
     }
 }
 
+impl From<&Vec<u32>> for Tokens {
+    fn from(ids: &Vec<u32>) -> Self {
+        Self(ids.as_slice().into())
+    }
+}
+
+impl<const N: usize> From<&[u32; N]> for Tokens {
+    fn from(ids: &[u32; N]) -> Self {
+        Self(ids.as_slice().into())
+    }
+}
+
 impl From<&[u32]> for Tokens {
     fn from(ids: &[u32]) -> Self {
         Self(ids.into())
@@ -93,6 +104,27 @@ impl From<&Self> for Tokens {
     }
 }
 
+impl PartialEq<[u32]> for Tokens {
+    fn eq(&self, other: &[u32]) -> bool {
+        **self == *other
+    }
+}
+
+impl AsRef<[u32]> for Tokens {
+    fn as_ref(&self) -> &[u32] {
+        self
+    }
+}
+
+impl<'a> IntoIterator for &'a Tokens {
+    type Item = &'a u32;
+    type IntoIter = std::slice::Iter<'a, u32>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
 impl FromIterator<u32> for Tokens {
     fn from_iter<I: IntoIterator<Item = u32>>(ids: I) -> Self {
         Self(ids.into_iter().collect())
@@ -117,7 +149,7 @@ impl<'de> Deserialize<'de> for Tokens {
 /// use tinkex_wire::ModelInput;
 ///
 /// let prompt = ModelInput::from_tokens([1, 2, 3]);
-/// assert_eq!(prompt.len(), Some(3));
+/// assert_eq!(prompt.token_count(), Some(3));
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModelInput {
@@ -221,14 +253,14 @@ impl ModelInput {
 
     /// How many tokens the model will see, if every chunk tells.
     #[must_use]
-    pub fn len(&self) -> Option<usize> {
-        self.chunks.iter().try_fold(0_usize, |n, chunk| n.checked_add(chunk.len()?))
+    pub fn token_count(&self) -> Option<usize> {
+        self.chunks.iter().try_fold(0_usize, |n, chunk| n.checked_add(chunk.token_count()?))
     }
 
     /// Whether there is nothing to read.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.chunks.iter().all(|chunk| chunk.len() == Some(0))
+        self.chunks.iter().all(|chunk| chunk.token_count() == Some(0))
     }
 
     /// All token ids in order, if the input is text only.
@@ -260,7 +292,7 @@ impl<T: Into<Tokens>> From<T> for ModelInput {
 impl Chunk {
     /// How many tokens the chunk becomes, if it tells.
     #[must_use]
-    pub fn len(&self) -> Option<usize> {
+    pub fn token_count(&self) -> Option<usize> {
         match self {
             Self::EncodedText { tokens } => Some(tokens.len()),
             Self::Image { expected_tokens, .. }
@@ -269,12 +301,6 @@ impl Chunk {
             }
             Self::Dmel { dmel } => dmel_len(dmel),
         }
-    }
-
-    /// Whether the chunk is known to become no tokens.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == Some(0)
     }
 
     /// The `type` tag in JSON.
@@ -312,16 +338,14 @@ impl<'de> Deserialize<'de> for Chunk {
     /// own reader for tagged types would first hold every token in a buffer of its own.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        struct Form<'a> {
-            #[serde(borrow, rename = "type")]
-            kind: Cow<'a, str>,
+        struct Form {
+            #[serde(rename = "type")]
+            kind: Option<String>,
             tokens: Option<Tokens>,
-            #[serde(borrow)]
-            data: Option<Cow<'a, str>>,
-            format: Option<ImageFormat>,
+            data: Option<Base64>,
+            format: Option<String>,
             location: Option<String>,
-            #[serde(borrow)]
-            dmel: Option<Cow<'a, str>>,
+            dmel: Option<Base64>,
             expected_tokens: Option<u32>,
         }
 
@@ -329,31 +353,62 @@ impl<'de> Deserialize<'de> for Chunk {
             value.ok_or_else(|| E::missing_field(name))
         }
 
-        fn bytes<E: de::Error>(text: Option<Cow<'_, str>>, name: &'static str) -> Result<Bytes, E> {
-            let data = BASE64.decode(need(text, name)?.as_bytes());
-            data.map(Bytes::from).map_err(|why| E::custom(format!("{name}: {why}")))
+        fn format<E: de::Error>(name: Option<String>) -> Result<ImageFormat, E> {
+            let name: String = need(name, "format")?;
+            ImageFormat::from_name(&name).ok_or_else(|| E::unknown_variant(&name, &["png", "jpeg"]))
         }
 
         let form = Form::deserialize(deserializer)?;
         let expected_tokens = form.expected_tokens;
-        Ok(match &*form.kind {
+        // Every kind has a default tag, so a chunk without one is known by its fields.
+        let kind = match form.kind.as_deref() {
+            Some(kind) => kind,
+            None if form.dmel.is_some() => "dmel",
+            None if form.location.is_some() => "image_asset_pointer",
+            None if form.data.is_some() => "image",
+            None => "encoded_text",
+        };
+        Ok(match kind {
             "encoded_text" => Self::EncodedText { tokens: need(form.tokens, "tokens")? },
             "image" => Self::Image {
-                data: bytes(form.data, "data")?,
-                format: need(form.format, "format")?,
+                data: need(form.data, "data")?.0,
+                format: format(form.format)?,
                 expected_tokens,
             },
             "image_asset_pointer" => Self::ImageAssetPointer {
-                format: need(form.format, "format")?,
+                format: format(form.format)?,
                 location: need(form.location, "location")?,
                 expected_tokens,
             },
-            "dmel" => Self::Dmel { dmel: bytes(form.dmel, "dmel")? },
+            "dmel" => Self::Dmel { dmel: need(form.dmel, "dmel")?.0 },
             other => {
                 const KINDS: &[&str] = &["encoded_text", "image", "image_asset_pointer", "dmel"];
                 return Err(de::Error::unknown_variant(other, KINDS));
             }
         })
+    }
+}
+
+/// Bytes in JSON, decoded straight from the text.
+struct Base64(Bytes);
+
+impl<'de> Deserialize<'de> for Base64 {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Text;
+
+        impl de::Visitor<'_> for Text {
+            type Value = Base64;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("base64 with padding")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Base64, E> {
+                BASE64.decode(text).map(|bytes| Base64(bytes.into())).map_err(E::custom)
+            }
+        }
+
+        deserializer.deserialize_str(Text)
     }
 }
 
@@ -376,18 +431,18 @@ mod tests {
     #[test]
     fn length_needs_every_chunk_to_tell() {
         let text = ModelInput::from_tokens([1, 2]);
-        assert_eq!(text.len(), Some(2));
+        assert_eq!(text.token_count(), Some(2));
         let image = text.clone().image(&b"x"[..], ImageFormat::Png);
-        assert_eq!(image.len(), None);
+        assert_eq!(image.token_count(), None);
         assert!(!image.is_empty());
         assert_eq!(image.to_tokens(), None);
 
         let dmel = Bytes::from_static(&[0, 2, 3, 1, 9, 9, 9]);
-        assert_eq!(text.clone().chunk(Chunk::Dmel { dmel }).len(), Some(5));
+        assert_eq!(text.clone().chunk(Chunk::Dmel { dmel }).token_count(), Some(5));
         let constant = Bytes::from_static(&[0xFE, 1, 1, 0x80, 1]);
-        assert_eq!(Chunk::Dmel { dmel: constant }.len(), Some(128));
+        assert_eq!(Chunk::Dmel { dmel: constant }.token_count(), Some(128));
         for bad in [&[][..], &[8, 1, 1], &[0], &[0, 0], &[0, 1], &[0, 1, 0xFF]] {
-            assert_eq!(Chunk::Dmel { dmel: Bytes::from(bad) }.len(), None, "{bad:?}");
+            assert_eq!(Chunk::Dmel { dmel: Bytes::from(bad) }.token_count(), None, "{bad:?}");
         }
     }
 
@@ -395,5 +450,15 @@ mod tests {
     fn base64_must_be_whole() {
         let json = r#"{"type":"image","format":"png","data":"AAA"}"#;
         assert!(serde_json::from_str::<Chunk>(json).is_err());
+    }
+
+    #[test]
+    fn a_chunk_without_a_tag_is_known_by_its_fields() {
+        let read = |json: &str| serde_json::from_str::<Chunk>(json).map(|chunk| chunk.kind());
+        assert_eq!(read(r#"{"tokens":[1]}"#).unwrap(), "encoded_text");
+        assert_eq!(read(r#"{"dmel":""}"#).unwrap(), "dmel");
+        assert_eq!(read(r#"{"data":"","format":"png"}"#).unwrap(), "image");
+        assert_eq!(read(r#"{"location":"x","format":"png"}"#).unwrap(), "image_asset_pointer");
+        assert!(read(r#"{"type":"video"}"#).is_err());
     }
 }

@@ -43,7 +43,7 @@
 //! * Fields at their default are sent, nulls are not, except where a null says something.
 //!   [`codec::json::without_defaults`] is for old servers that refuse what they do not know.
 //! * Bad bytes are a [`DecodeError`] that names the field: never a panic, and never more memory
-//!   than a fixed multiple of the input.
+//!   than a fixed multiple of the input. A compressed body is held to the limit its reader sets.
 //! * Token and tensor data is held once and shared; encoding is the only copy.
 
 #![forbid(unsafe_code)]

@@ -75,6 +75,12 @@ impl From<&str> for LossFn {
     }
 }
 
+impl From<String> for LossFn {
+    fn from(name: String) -> Self {
+        Self::from(name.as_str())
+    }
+}
+
 impl fmt::Display for LossFn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
@@ -105,6 +111,31 @@ pub enum LossSetting {
 impl From<f64> for LossSetting {
     fn from(number: f64) -> Self {
         Self::Number(number)
+    }
+}
+
+impl From<f32> for LossSetting {
+    fn from(number: f32) -> Self {
+        Self::Number(number.into())
+    }
+}
+
+impl From<i32> for LossSetting {
+    fn from(number: i32) -> Self {
+        Self::Number(number.into())
+    }
+}
+
+impl From<u32> for LossSetting {
+    fn from(number: u32) -> Self {
+        Self::Number(number.into())
+    }
+}
+
+impl From<bool> for LossSetting {
+    /// The wire has no flags: 1 or 0.
+    fn from(flag: bool) -> Self {
+        Self::Number(flag.into())
     }
 }
 

@@ -25,21 +25,34 @@ const DIMUON: &str = "dimuon";
 /// assert_eq!(json, r#"{"type":"dimuon","version":1}"#);
 /// # Ok::<_, serde_json::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct OptimizerConfig {
     /// Its name.
-    #[serde(rename = "type")]
+    #[serde(rename = "type", default = "adamw")]
     pub kind: String,
-    /// Its settings.
+    /// Its settings. One called `type` is not sent: that is the name.
     #[serde(flatten)]
     pub settings: JsonObject,
+}
+
+fn adamw() -> String {
+    ADAMW.to_owned()
+}
+
+impl Serialize for OptimizerConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let kind = Value::from(&*self.kind);
+        let settings = self.settings.iter().filter(|(name, _)| *name != "type");
+        let named = settings.map(|(name, value)| (name.as_str(), value));
+        serializer.collect_map([("type", &kind)].into_iter().chain(named))
+    }
 }
 
 impl OptimizerConfig {
     /// Adam with decoupled weight decay: the default.
     #[must_use]
     pub fn adamw() -> Self {
-        Self { kind: ADAMW.to_owned(), settings: JsonObject::new() }
+        Self { kind: adamw(), settings: JsonObject::new() }
     }
 
     /// Dimuon, version 1.
@@ -125,17 +138,37 @@ impl Default for AdamParams {
 }
 
 /// The numbers of a Dimuon step.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "type", rename = "dimuon", deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(tag = "type", rename = "dimuon")]
 pub struct DimuonParams {
     /// Step size, at least 0.
     pub learning_rate: f64,
     /// The largest gradient norm; 0 or less for no limit.
-    #[serde(default)]
     pub grad_clip_norm: f64,
     /// Momentum, at least 0 and below 1.
-    #[serde(default = "DimuonParams::beta1")]
     pub beta1: f64,
+}
+
+impl<'de> Deserialize<'de> for DimuonParams {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Form {
+            #[serde(default, rename = "type")]
+            kind: Option<String>,
+            learning_rate: f64,
+            #[serde(default)]
+            grad_clip_norm: f64,
+            #[serde(default = "DimuonParams::beta1")]
+            beta1: f64,
+        }
+
+        let Form { kind, learning_rate, grad_clip_norm, beta1 } = Form::deserialize(deserializer)?;
+        match kind.as_deref() {
+            None | Some(DIMUON) => Ok(Self { learning_rate, grad_clip_norm, beta1 }),
+            Some(other) => Err(de::Error::unknown_variant(other, &[DIMUON])),
+        }
+    }
 }
 
 impl DimuonParams {

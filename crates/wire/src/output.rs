@@ -25,7 +25,9 @@ use crate::tensor::{Shape, TensorData, Values};
 /// assert_eq!(outputs.get(1).unwrap().f32("logprobs"), Some(&[-1.0, -2.0][..]));
 /// # Ok::<_, tinkex_wire::InvalidInput>(())
 /// ```
-#[derive(Clone, Debug, Default, PartialEq)]
+///
+/// Equal when every datum has the same tensors, however the datums are grouped into records.
+#[derive(Clone, Debug, Default)]
 pub struct LossOutputs {
     records: Vec<LossRecord>,
     /// How many datums there are up to and including each record.
@@ -65,7 +67,8 @@ impl LossRecord {
         self
     }
 
-    /// Adds a field: the values of all datums end to end, and how many each has.
+    /// Adds a field, or replaces the one of that name: the values of all datums end to end, and how
+    /// many each has.
     ///
     /// # Errors
     /// If there is not one length per datum, or the lengths do not add up to the values.
@@ -75,7 +78,7 @@ impl LossRecord {
         values: Vec<T>,
         lengths: impl IntoIterator<Item = usize>,
     ) -> Result<Self, InvalidInput> {
-        self.field_of(name, T::values(values), lengths, Shape::UNSTATED)
+        self.field_of(name, T::values(values), lengths, Shape::SCALAR)
     }
 
     /// Adds a field whose values have further dimensions: each datum has `length / trailing` rows.
@@ -90,14 +93,13 @@ impl LossRecord {
         trailing: impl Into<Shape>,
     ) -> Result<Self, InvalidInput> {
         let (name, trailing) = (name.into(), trailing.into());
-        let mut starts = Vec::with_capacity(self.datums + 1);
-        starts.push(0);
+        let mut starts = vec![0];
         let mut end = 0_usize;
         for length in lengths {
             end = end.saturating_add(length);
             starts.push(end);
         }
-        if starts.len() != self.datums + 1 || end != values.len() {
+        if starts.len() - 1 != self.datums || end != values.len() {
             let why = format!(
                 "{} lengths of {end} values in all, for {} datums and {} values",
                 starts.len() - 1,
@@ -112,6 +114,7 @@ impl LossRecord {
                 format!("datum {datum} is not a whole number of rows of {:?}", column.trailing);
             return Err(InvalidInput::new(column.name, why));
         }
+        self.fields.retain(|other| other.name != column.name);
         self.fields.push(column);
         Ok(self)
     }
@@ -179,14 +182,40 @@ impl LossOutputs {
     }
 
     /// Puts the outputs of another batch behind these.
+    ///
+    /// # Panics
+    /// If there are more datums than can be counted.
     pub fn append(&mut self, other: Self) {
         let before = self.len();
+        let behind = |end: &usize| before.checked_add(*end).expect("datums can be counted");
+        self.ends.extend(other.ends.iter().map(behind));
         self.records.extend(other.records);
-        self.ends.extend(other.ends.iter().map(|end| before + end));
     }
 
     pub(crate) fn records(&self) -> &[LossRecord] {
         &self.records
+    }
+}
+
+impl PartialEq for LossOutputs {
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len() && self.iter().zip(other.iter()).all(|(a, b)| a == b)
+    }
+}
+
+impl PartialEq for LossOutput<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.names().len() == other.names().len()
+            && self.names().all(|name| self.tensor(name) == other.tensor(name))
+    }
+}
+
+impl<'a> IntoIterator for &'a LossOutputs {
+    type Item = LossOutput<'a>;
+    type IntoIter = Box<dyn Iterator<Item = LossOutput<'a>> + 'a>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        Box::new(self.iter())
     }
 }
 

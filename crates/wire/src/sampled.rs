@@ -3,15 +3,15 @@
 use std::fmt;
 
 use bytes::Bytes;
-use serde::de::Error as _;
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::DecodeError;
+use crate::future::Ticket;
 use crate::ids::SequenceId;
 use crate::input::Tokens;
 use crate::slice::SharedSlice;
-use crate::tensor::{TensorData, same_bits};
+use crate::tensor::TensorData;
+use crate::{DecodeError, DecodeErrorKind};
 
 /// The answer to a [`SampleRequest`](crate::SampleRequest).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -26,7 +26,7 @@ pub struct SampleResponse {
     #[serde(default)]
     pub topk_prompt_logprobs: Option<TopkLogprobs>,
     /// How many prompt tokens the server had already read.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_zero")]
     pub prompt_cache_hit_tokens: u32,
     /// Log-probabilities of the tokens that were asked about, in the request's layout; 0 where
     /// nothing was asked.
@@ -35,6 +35,10 @@ pub struct SampleResponse {
     /// Other tokens drawn at each prompt position after the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_alt_tokens: Option<PromptAltTokens>,
+}
+
+fn or_zero<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 /// One sample.
@@ -151,6 +155,12 @@ impl From<SharedSlice<f32>> for Logprobs {
     }
 }
 
+impl From<Logprobs> for SharedSlice<f32> {
+    fn from(logprobs: Logprobs) -> Self {
+        logprobs.0
+    }
+}
+
 impl From<&Logprobs> for SharedSlice<f32> {
     fn from(logprobs: &Logprobs) -> Self {
         logprobs.shared()
@@ -187,39 +197,79 @@ impl<'de> Deserialize<'de> for Logprobs {
 /// ```
 /// use tinkex_wire::TopkLogprobs;
 ///
-/// let topk = TopkLogprobs::from_rows(2, [None, Some(vec![(7, -0.5), (8, -1.0)])]);
+/// let topk = TopkLogprobs::from_rows([None, Some(vec![(7, -0.5), (8, -1.0)])]);
 /// assert!(topk.row(0).is_none());
 /// assert_eq!(topk.row(1).unwrap().collect::<Vec<_>>(), [(7, -0.5), (8, -1.0)]);
 /// ```
 #[derive(Clone)]
 pub struct TopkLogprobs {
-    pub(crate) k: u32,
-    pub(crate) length: u32,
-    pub(crate) token_ids: Tokens,
-    pub(crate) logprobs: SharedSlice<f32>,
+    k: u32,
+    length: u32,
+    token_ids: Tokens,
+    logprobs: SharedSlice<f32>,
+    layout: Layout,
 }
 
-/// Fills the cells of a row that has fewer tokens than the others.
-pub(crate) const PADDING: (u32, f32) = (0, -99_999.0);
+/// How the cells of all rows lie end to end.
+#[derive(Clone)]
+enum Layout {
+    /// As on the wire: every row is `k` cells, the unused ones [`PADDING`].
+    Padded,
+    /// Only the used cells, and where each row's start; one more for the end.
+    Ragged(SharedSlice<usize>),
+}
+
+/// What stands in a cell that is not used.
+const PADDING: (u32, f32) = (0, -99_999.0);
 
 impl TopkLogprobs {
-    /// From rows of at most `k` tokens each; `None` for a position that was not computed.
+    /// From rows of tokens with their log-probabilities; `None` or nothing for a position that was
+    /// not computed.
     ///
     /// # Panics
-    /// If there are more than `u32::MAX` rows.
-    pub fn from_rows(k: u32, rows: impl IntoIterator<Item = Option<Vec<(u32, f32)>>>) -> Self {
-        let width = k as usize;
-        let (mut token_ids, mut logprobs) = (Vec::new(), Vec::new());
-        let mut length = 0_u32;
+    /// If there are more than `u32::MAX` rows, or as many tokens in one.
+    pub fn from_rows(rows: impl IntoIterator<Item = Option<Vec<(u32, f32)>>>) -> Self {
+        let (mut token_ids, mut logprobs, mut starts) = (Vec::new(), Vec::new(), vec![0]);
+        let mut widest = 1;
         for row in rows {
-            let cells = row.unwrap_or_default().into_iter().chain(std::iter::repeat(PADDING));
-            for (token, logprob) in cells.take(width) {
+            let row = row.unwrap_or_default();
+            widest = widest.max(row.len());
+            for (token, logprob) in row {
                 token_ids.push(token);
                 logprobs.push(logprob);
             }
-            length = length.checked_add(1).expect("at most u32::MAX rows");
+            starts.push(token_ids.len());
         }
-        Self { k, length, token_ids: token_ids.into(), logprobs: logprobs.into() }
+        Self {
+            k: u32::try_from(widest).expect("at most u32::MAX tokens in a row"),
+            length: u32::try_from(starts.len() - 1).expect("at most u32::MAX rows"),
+            token_ids: token_ids.into(),
+            logprobs: logprobs.into(),
+            layout: Layout::Ragged(starts.into()),
+        }
+    }
+
+    /// From cells as they are on the wire. There must be `k * length` of both.
+    pub(crate) fn from_cells(
+        k: u32,
+        length: u32,
+        token_ids: Tokens,
+        logprobs: SharedSlice<f32>,
+    ) -> Self {
+        Self { k, length, token_ids, logprobs, layout: Layout::Padded }
+    }
+
+    /// The cells as they are on the wire.
+    pub(crate) fn to_cells(&self) -> (Tokens, SharedSlice<f32>) {
+        if matches!(self.layout, Layout::Padded) {
+            return (self.token_ids.clone(), self.logprobs.clone());
+        }
+        let row = |position| {
+            let cells = self.row(position).into_iter().flatten();
+            cells.chain(std::iter::repeat(PADDING)).take(self.k())
+        };
+        let (tokens, logprobs): (Vec<u32>, Vec<f32>) = (0..self.len()).flat_map(row).unzip();
+        (tokens.into(), logprobs.into())
     }
 
     /// How many positions.
@@ -243,11 +293,18 @@ impl TopkLogprobs {
     /// The tokens at a position with their log-probabilities, unless that was not computed.
     #[must_use]
     pub fn row(&self, position: usize) -> Option<impl ExactSizeIterator<Item = (u32, f32)>> {
-        let range = position.checked_mul(self.k())?..(position + 1).checked_mul(self.k())?;
-        let tokens = self.token_ids.get(range.clone())?;
-        let logprobs = self.logprobs.get(range)?;
-        let filled = tokens.iter().zip(logprobs).rposition(|(t, l)| (*t, *l) != PADDING)? + 1;
-        if (tokens[0], logprobs[0]) == PADDING {
+        if position >= self.len() {
+            return None;
+        }
+        let range = match &self.layout {
+            Layout::Padded => position * self.k()..(position + 1) * self.k(),
+            Layout::Ragged(starts) => starts[position]..starts[position + 1],
+        };
+        let (tokens, logprobs) = (&self.token_ids[range.clone()], &self.logprobs[range]);
+        let used = |(token, logprob): (&u32, &f32)| (*token, *logprob) != PADDING;
+        let filled = tokens.iter().zip(logprobs).rposition(used)? + 1;
+        // A row that begins with padding was not computed, whatever stands behind.
+        if !used((&tokens[0], &logprobs[0])) {
             return None;
         }
         Some(tokens[..filled].iter().copied().zip(logprobs[..filled].iter().copied()))
@@ -262,9 +319,17 @@ impl TopkLogprobs {
 }
 
 impl PartialEq for TopkLogprobs {
+    /// By what the rows say, not by how they lie in memory.
     fn eq(&self, other: &Self) -> bool {
-        (self.k, self.length, &self.token_ids) == (other.k, other.length, &other.token_ids)
-            && same_bits(&self.logprobs, &other.logprobs)
+        self.len() == other.len()
+            && self.rows().zip(other.rows()).all(|rows| match rows {
+                (None, None) => true,
+                (Some(a), Some(b)) => {
+                    a.len() == b.len()
+                        && a.zip(b).all(|(a, b)| (a.0, a.1.to_bits()) == (b.0, b.1.to_bits()))
+                }
+                _ => false,
+            })
     }
 }
 
@@ -275,7 +340,7 @@ impl fmt::Debug for TopkLogprobs {
             .field("length", &self.length)
             .field("token_ids", &self.token_ids)
             .field("logprobs", &self.logprobs)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
@@ -293,15 +358,7 @@ impl Serialize for TopkLogprobs {
 
 impl<'de> Deserialize<'de> for TopkLogprobs {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let rows = Vec::<Option<Vec<(u32, f32)>>>::deserialize(deserializer)?;
-        let widest = rows.iter().flatten().map(Vec::len).max().unwrap_or(1).max(1);
-        // Rows are padded to the widest one: a single long row must not blow up all others.
-        let cells: usize = rows.iter().flatten().map(Vec::len).sum::<usize>() + rows.len();
-        if widest.saturating_mul(rows.len()) > cells.saturating_mul(64) {
-            return Err(D::Error::custom("rows of too different lengths"));
-        }
-        let k = u32::try_from(widest).map_err(|_| D::Error::custom("row too long"))?;
-        Ok(Self::from_rows(k, rows))
+        Vec::<Option<Vec<(u32, f32)>>>::deserialize(deserializer).map(Self::from_rows)
     }
 }
 
@@ -316,6 +373,52 @@ pub struct PromptAltTokens {
 }
 
 impl SampleResponse {
+    /// Gives the samples the names that the server announced with the ticket. A server that
+    /// announced none leaves them without.
+    ///
+    /// # Errors
+    /// If there are not as many names as samples.
+    pub fn name_sequences(&mut self, ticket: &Ticket) -> Result<(), DecodeError> {
+        let Some(names) = &ticket.sample_sequence_ids else { return Ok(()) };
+        if names.len() != self.sequences.len() {
+            let why = format!("{} names for {} samples", names.len(), self.sequences.len());
+            return Err(
+                DecodeError::new(DecodeErrorKind::Length, why).within("sample_sequence_ids")
+            );
+        }
+        for (sequence, name) in self.sequences.iter_mut().zip(names) {
+            sequence.sequence_id = Some(name.clone());
+        }
+        Ok(())
+    }
+
+    /// What holds for an answer in either form: one log-probability per token, none in place of
+    /// empty lists, and types that fit.
+    pub(crate) fn settled(mut self) -> Result<Self, DecodeError> {
+        let filled = |logprobs: &mut Option<Logprobs>| {
+            if logprobs.as_ref().is_some_and(Logprobs::is_empty) {
+                *logprobs = None;
+            }
+        };
+        filled(&mut self.prompt_logprobs);
+        for (at, sequence) in self.sequences.iter_mut().enumerate() {
+            filled(&mut sequence.logprobs);
+            let tokens = sequence.tokens.len();
+            if let Some(logprobs) = sequence.logprobs.as_ref().filter(|l| l.len() != tokens) {
+                let why = format!("{} for {tokens} tokens", logprobs.len());
+                let error = DecodeError::new(DecodeErrorKind::Length, why).within("logprobs");
+                return Err(error.at(at).within("sequences"));
+            }
+        }
+        if let Some(alt) = &self.prompt_alt_tokens
+            && (alt.tokens.as_i64().is_none() || alt.logprobs.as_f32().is_none())
+        {
+            let why = "tokens must be integers and log-probabilities floating point";
+            return Err(DecodeError::new(DecodeErrorKind::DType, why).within("prompt_alt_tokens"));
+        }
+        Ok(self)
+    }
+
     /// Encodes the answer into one buffer of exactly its size.
     #[must_use]
     pub fn to_proto(&self) -> Bytes {

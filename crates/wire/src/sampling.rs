@@ -30,6 +30,26 @@ pub struct CreateSamplingSession {
 }
 
 impl CreateSamplingSession {
+    /// Samples from a base model; `n` is the number of the sampling session.
+    pub fn from_base(session_id: SessionId, n: u32, base_model: impl Into<String>) -> Self {
+        Self {
+            session_id,
+            sampling_session_seq_id: n,
+            base_model: Some(base_model.into()),
+            model_path: None,
+        }
+    }
+
+    /// Samples from a checkpoint; `n` is the number of the sampling session.
+    pub fn from_path(session_id: SessionId, n: u32, model_path: impl Into<String>) -> Self {
+        Self {
+            session_id,
+            sampling_session_seq_id: n,
+            base_model: None,
+            model_path: Some(model_path.into()),
+        }
+    }
+
     fn check_source(&self) -> Result<(), InvalidInput> {
         match (&self.base_model, &self.model_path) {
             (None, None) => {
@@ -64,7 +84,7 @@ pub struct JoinSamplingSession {
 #[serde(tag = "type", rename = "join_sampling_session")]
 pub struct SamplingSessionJoined {
     /// Its number; the client that made the session is 0.
-    pub client_counter: u32,
+    pub client_counter: u64,
 }
 
 /// How to draw tokens.
@@ -204,6 +224,12 @@ impl From<&str> for Stop {
 impl From<String> for Stop {
     fn from(text: String) -> Self {
         Self::Text(text)
+    }
+}
+
+impl From<Vec<&str>> for Stop {
+    fn from(texts: Vec<&str>) -> Self {
+        Self::Texts(texts.into_iter().map(str::to_owned).collect())
     }
 }
 
@@ -376,7 +402,7 @@ impl Call for SampleRequest {
 
     fn body(&self) -> Result<Body, InvalidInput> {
         self.check()?;
-        Ok(Body::Json(json::encode_sized(self, 512 + self.prompt.sampling_bytes())?))
+        Ok(Body::Json(json::encode_sized(self, 512 + self.prompt.sampling_bytes() / 3 * 4)?))
     }
 }
 
@@ -391,7 +417,10 @@ impl Submit for SampleRequest {
     fn output(payload: &Payload) -> Result<SampleResponse, DecodeError> {
         match payload {
             Payload::Proto(bytes) => SampleResponse::from_proto(bytes),
-            Payload::Json(bytes) => json::decode(bytes),
+            Payload::Json(bytes) => {
+                json::expect_tag(bytes, "sample")?;
+                json::decode::<SampleResponse>(bytes)?.settled()
+            }
         }
     }
 }

@@ -5,6 +5,7 @@
 //! sub-slice copies a pointer.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::ops::{Bound, Deref, RangeBounds};
 use std::sync::Arc;
 
@@ -37,11 +38,11 @@ impl<T> SharedSlice<T> {
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
         let from = match range.start_bound() {
             Bound::Included(&n) => n,
-            Bound::Excluded(&n) => n + 1,
+            Bound::Excluded(&n) => n.checked_add(1).expect("range out of bounds"),
             Bound::Unbounded => 0,
         };
         let to = match range.end_bound() {
-            Bound::Included(&n) => n + 1,
+            Bound::Included(&n) => n.checked_add(1).expect("range out of bounds"),
             Bound::Excluded(&n) => n,
             Bound::Unbounded => self.len(),
         };
@@ -103,6 +104,33 @@ impl<T: PartialEq> PartialEq for SharedSlice<T> {
 
 impl<T: Eq> Eq for SharedSlice<T> {}
 
+impl<T: PartialEq> PartialEq<[T]> for SharedSlice<T> {
+    fn eq(&self, other: &[T]) -> bool {
+        **self == *other
+    }
+}
+
+impl<T: Hash> Hash for SharedSlice<T> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (**self).hash(state);
+    }
+}
+
+impl<T> AsRef<[T]> for SharedSlice<T> {
+    fn as_ref(&self) -> &[T] {
+        self
+    }
+}
+
+impl<'a, T> IntoIterator for &'a SharedSlice<T> {
+    type Item = &'a T;
+    type IntoIter = std::slice::Iter<'a, T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
 impl<T: fmt::Debug> fmt::Debug for SharedSlice<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         debug_slice(self, f)
@@ -131,6 +159,12 @@ mod tests {
         assert_eq!(&part[..], [3, 4]);
         assert_eq!(part.as_ptr(), all[3..].as_ptr());
         assert!(all.slice(10..).is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "out of bounds")]
+    fn a_range_past_the_end_of_all_numbers_is_out_of_bounds() {
+        let _ = SharedSlice::from([1]).slice(..=usize::MAX);
     }
 
     #[test]

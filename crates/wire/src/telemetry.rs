@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::JsonObject;
 use crate::call::{json_call, json_reply};
 use crate::time::Timestamp;
+use crate::{InvalidInput, JsonObject};
 
 /// Events of one client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -26,6 +26,14 @@ pub struct TelemetryBatch {
 impl TelemetryBatch {
     /// How many events one call carries at most.
     pub const MAX_EVENTS: usize = 100;
+
+    fn check_events(&self) -> Result<(), InvalidInput> {
+        if (1..=Self::MAX_EVENTS).contains(&self.events.len()) {
+            return Ok(());
+        }
+        let why = format!("{} are not 1 to {}", self.events.len(), Self::MAX_EVENTS);
+        Err(InvalidInput::new("events", why))
+    }
 }
 
 /// Something that happened.
@@ -131,5 +139,5 @@ pub fn duration_text(duration: Duration) -> String {
 json_reply!(TelemetryReply);
 
 json_call! {
-    TelemetryBatch: Telemetry => TelemetryReply;
+    TelemetryBatch: Telemetry => TelemetryReply, check TelemetryBatch::check_events;
 }

@@ -95,10 +95,16 @@ impl From<SystemTime> for Timestamp {
 }
 
 impl From<Timestamp> for SystemTime {
+    /// A time that the system's clock cannot hold becomes 1970.
     fn from(time: Timestamp) -> Self {
         let micros = time.unix_micros();
         let distance = Duration::from_micros(micros.unsigned_abs());
-        if micros < 0 { UNIX_EPOCH - distance } else { UNIX_EPOCH + distance }
+        let time = if micros < 0 {
+            UNIX_EPOCH.checked_sub(distance)
+        } else {
+            UNIX_EPOCH.checked_add(distance)
+        };
+        time.unwrap_or(UNIX_EPOCH)
     }
 }
 

@@ -56,6 +56,18 @@ pub struct CreateModel {
 }
 
 impl CreateModel {
+    /// The session's `n`th model: an adapter of the default size, trained by the default optimizer.
+    pub fn new(session_id: SessionId, n: u32, base_model: impl Into<String>) -> Self {
+        Self {
+            session_id,
+            model_seq_id: n,
+            base_model: base_model.into(),
+            user_metadata: None,
+            lora_config: Some(LoraConfig::default()),
+            optimizer_config: OptimizerConfig::default(),
+        }
+    }
+
     fn check_lora(&self) -> Result<(), InvalidInput> {
         self.lora_config
             .map_or(Ok(()), |lora| lora.check())
@@ -218,6 +230,10 @@ impl Call for ForwardBackward {
     type Reply = Ticket;
     const ROUTE: Route = Route::ForwardBackward;
 
+    fn check(&self) -> Result<(), InvalidInput> {
+        crate::codec::proto::request::check(self)
+    }
+
     fn body(&self) -> Result<Body, InvalidInput> {
         Ok(Body::Proto(self.to_proto()?))
     }
@@ -237,7 +253,10 @@ impl Submit for ForwardBackward {
     fn output(payload: &Payload) -> Result<ForwardBackwardOutput, DecodeError> {
         match payload {
             Payload::Proto(bytes) => ForwardBackwardOutput::from_proto(bytes),
-            Payload::Json(bytes) => json::decode(bytes),
+            Payload::Json(bytes) => {
+                json::expect_tag(bytes, "forward_backward")?;
+                json::decode(bytes)
+            }
         }
     }
 }
@@ -246,10 +265,9 @@ impl Submit for ForwardBackward {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ForwardBackwardOutput {
     /// What kind of outputs these are.
-    #[serde(default = "default_output_type")]
+    #[serde(default = "default_output_type", deserialize_with = "output_type")]
     pub loss_fn_output_type: String,
     /// Tensors for each datum, in the order of the data.
-    #[serde(default)]
     pub loss_fn_outputs: LossOutputs,
     /// Numbers about the whole; the part of a name behind its `:` says how those of several chunks
     /// are joined.
@@ -262,6 +280,11 @@ pub(crate) const DEFAULT_OUTPUT_TYPE: &str = "ArrayRecord";
 
 fn default_output_type() -> String {
     DEFAULT_OUTPUT_TYPE.to_owned()
+}
+
+fn output_type<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let qualified = String::deserialize(deserializer)?;
+    Ok(crate::codec::proto::output::short_type(&qualified).to_owned())
 }
 
 impl Default for ForwardBackwardOutput {
@@ -289,7 +312,7 @@ impl ForwardBackward {
     /// Encodes the request in one pass into one buffer of exactly its size.
     ///
     /// # Errors
-    /// If the sequence number does not fit, or a chunk cannot be sent for training.
+    /// If a number does not fit its field, or a chunk cannot be sent for training.
     pub fn to_proto(&self) -> Result<Bytes, InvalidInput> {
         crate::codec::proto::request::encode(self)
     }

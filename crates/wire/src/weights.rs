@@ -34,6 +34,20 @@ pub struct SaveWeights {
     pub user_metadata: Option<BTreeMap<String, String>>,
 }
 
+impl SaveWeights {
+    /// Saves under a name that is not taken yet, for ever.
+    pub fn new(model_id: ModelId, seq_id: Seq, name: impl Into<String>) -> Self {
+        Self {
+            model_id,
+            path: Some(name.into()),
+            seq_id: Some(seq_id),
+            ttl_seconds: None,
+            overwrite: false,
+            user_metadata: None,
+        }
+    }
+}
+
 /// A training checkpoint was saved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "save_weights")]
@@ -66,6 +80,30 @@ pub struct SaveWeightsForSampler {
     pub user_metadata: Option<BTreeMap<String, String>>,
 }
 
+impl SaveWeightsForSampler {
+    /// Saves under a name, for ever.
+    pub fn named(model_id: ModelId, seq_id: Seq, name: impl Into<String>) -> Self {
+        Self { path: Some(name.into()), ..Self::unnamed(model_id, seq_id) }
+    }
+
+    /// Saves only for a sampling session made along with it, the session's `n`th.
+    #[must_use]
+    pub fn ephemeral(model_id: ModelId, seq_id: Seq, n: u32) -> Self {
+        Self { sampling_session_seq_id: Some(n), ..Self::unnamed(model_id, seq_id) }
+    }
+
+    fn unnamed(model_id: ModelId, seq_id: Seq) -> Self {
+        Self {
+            model_id,
+            path: None,
+            sampling_session_seq_id: None,
+            seq_id: Some(seq_id),
+            ttl_seconds: None,
+            user_metadata: None,
+        }
+    }
+}
+
 /// Weights to sample from were saved.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "save_weights_for_sampler")]
@@ -95,6 +133,19 @@ pub struct SaveWeightsExternal {
     /// Whom to encrypt the files for, as `age` public keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub age_encryption_recipients: Option<Vec<String>>,
+}
+
+impl SaveWeightsExternal {
+    /// Saves under a name, for ever, for anyone to read who has the URLs.
+    pub fn new(model_id: ModelId, seq_id: Seq, name: impl Into<String>) -> Self {
+        Self {
+            model_id,
+            path: name.into(),
+            seq_id: Some(seq_id),
+            ttl_seconds: None,
+            age_encryption_recipients: None,
+        }
+    }
 }
 
 /// Files to download were saved.
@@ -175,8 +226,9 @@ impl LoadWeights {
     }
 
     fn check_target(&self) -> Result<(), InvalidInput> {
-        let new = self.session_id.is_some() && self.model_seq_id.is_some();
-        if self.model_id.is_some() == new {
+        let new = (self.session_id.is_some(), self.model_seq_id.is_some());
+        if !matches!((self.model_id.is_some(), new), (true, (false, false)) | (false, (true, true)))
+        {
             let why = "give either a model_id, or a session_id and model_seq_id";
             return Err(InvalidInput::new("model_id", why));
         }

@@ -1,7 +1,7 @@
 //! JSON bodies.
 //!
-//! Written compact; read with unknown fields ignored. Bytes are parsed once: only when that fails
-//! are they read again, slowly, to name the field.
+//! Written compact; read with unknown fields ignored. Only when reading fails are the bytes read a
+//! second time, slowly, to name the field.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,7 +15,8 @@ use serde_json::value::RawValue;
 use crate::route::Route;
 use crate::{DecodeError, DecodeErrorKind, InvalidInput};
 
-/// Writes a value.
+/// Writes a value, without the checks that [`Call::body`](crate::Call::body) makes: a number that
+/// JSON has no form for becomes null.
 ///
 /// # Errors
 /// If a map has keys that are not text, or a type refuses to be written.
@@ -43,8 +44,13 @@ pub(crate) fn encode_sized<T: Serialize>(value: &T, size: usize) -> Result<Bytes
 /// ```
 ///
 /// # Errors
-/// If the bytes are not JSON of that shape; the error names the field.
+/// If the bytes are not a JSON object of that shape; the error names the field.
 pub fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T, DecodeError> {
+    // Every body of the API is an object; serde would read a list of field values as well.
+    if let Some(other) = body.trim_ascii_start().first().filter(|first| **first != b'{') {
+        let why = format!("a JSON object was expected, not {:?}", char::from(*other));
+        return Err(DecodeError::new(DecodeErrorKind::Json, why));
+    }
     decode_borrowed(body)
 }
 

@@ -87,7 +87,7 @@ impl Datum {
         let mut aligned = Vec::with_capacity(len - 1);
         weights.append(&mut aligned, WEIGHTS, len, 1)?;
         Self::builder(tokens.slice(..len - 1))
-            .loss_input(TARGET_TOKENS, &tokens.slice(1..))
+            .loss_input(TARGET_TOKENS, tokens.slice(1..))
             .loss_input(WEIGHTS, aligned)
             .build()
     }
@@ -100,7 +100,7 @@ impl Datum {
         prompt: impl Into<Tokens>,
         completion: impl Into<Tokens>,
     ) -> Result<Self, InvalidInput> {
-        let joined = Joined::new(prompt.into(), completion.into())?;
+        let joined = Joined::new(prompt.into(), completion.into(), "completion")?;
         let weights = joined.align(WEIGHTS, &PerToken::Same(1.0))?;
         joined.builder().loss_input(WEIGHTS, weights).build()
     }
@@ -128,7 +128,7 @@ impl Datum {
         logprobs: impl Into<SharedSlice<f32>>,
         advantages: impl Into<PerToken>,
     ) -> Result<Self, InvalidInput> {
-        let joined = Joined::new(prompt.into(), sampled.into())?;
+        let joined = Joined::new(prompt.into(), sampled.into(), "sampled")?;
         let logprobs = joined.align(LOGPROBS, &PerToken::Each(logprobs.into()))?;
         let advantages = joined.align(ADVANTAGES, &advantages.into())?;
         joined.builder().loss_input(LOGPROBS, logprobs).loss_input(ADVANTAGES, advantages).build()
@@ -142,8 +142,8 @@ struct Joined {
 }
 
 impl Joined {
-    fn new(prompt: Tokens, answer: Tokens) -> Result<Self, InvalidInput> {
-        for (name, tokens) in [("prompt", &prompt), ("completion", &answer)] {
+    fn new(prompt: Tokens, answer: Tokens, answer_name: &str) -> Result<Self, InvalidInput> {
+        for (name, tokens) in [("prompt", &prompt), (answer_name, &answer)] {
             if tokens.is_empty() {
                 return Err(InvalidInput::new(name, "must have at least one token"));
             }
@@ -205,12 +205,30 @@ impl DatumBuilder {
     /// # Errors
     /// If the input is empty, a built-in loss input has the wrong type or another length than the
     /// input, or the provenance does not cover the datum.
-    pub fn build(self) -> Result<Datum, InvalidInput> {
-        let datum = self.datum;
+    pub fn build(mut self) -> Result<Datum, InvalidInput> {
+        // Targets of many candidates are mostly padding: they are sent in the smaller form.
+        for (name, tensor) in &mut self.datum.loss_inputs {
+            if matches!(&**name, TARGET_TOKENS | WEIGHTS) {
+                *tensor = std::mem::take(tensor).compact();
+            }
+        }
+        self.datum.check()?;
+        Ok(self.datum)
+    }
+}
+
+impl Datum {
+    /// Refuses a datum that no loss could use. [`DatumBuilder::build`] does this; a server does it
+    /// with what it reads.
+    ///
+    /// # Errors
+    /// As [`DatumBuilder::build`].
+    pub fn check(&self) -> Result<(), InvalidInput> {
+        let datum = self;
         if datum.model_input.is_empty() {
             return Err(InvalidInput::new("model_input", "must not be empty"));
         }
-        let len = datum.model_input.len();
+        let len = datum.model_input.token_count();
         for (name, tensor) in datum.loss_inputs().filter(|(name, _)| ALL.contains(name)) {
             check_loss_input(name, tensor, len)?;
         }
@@ -218,7 +236,7 @@ impl DatumBuilder {
             check_spans("model_input_spans", &provenance.model_input, len)?;
             check_spans("loss_fn_input_spans", &provenance.loss_inputs, len)?;
         }
-        Ok(datum)
+        Ok(())
     }
 }
 
@@ -253,7 +271,8 @@ fn check_spans(name: &str, spans: &[Span], len: Option<usize>) -> Result<(), Inv
     let covered = spans.iter().try_fold(0_u64, |n, span| n.checked_add(span.length));
     match len {
         Some(len) if covered != u64::try_from(len).ok() => {
-            let why = format!("cover {covered:?} of {len} tokens").replace("Some", "");
+            let covered = covered.map_or_else(|| "too many".to_owned(), |n| n.to_string());
+            let why = format!("cover {covered} tokens where there are {len}");
             Err(InvalidInput::new(name, why))
         }
         _ => Ok(()),
@@ -302,6 +321,8 @@ mod tests {
         assert_eq!(pointers, [prompt.as_ptr(), answer.as_ptr()]);
         assert_eq!(tensor(&datum, "advantages").as_f32().unwrap(), [0.0, 1.0, 2.0, 3.0]);
         assert!(Datum::rollout([1], [2, 3], vec![-1.0], 1.0).is_err());
+        let nothing = Datum::rollout([1], Vec::<u32>::new(), vec![], 1.0).unwrap_err();
+        assert_eq!(nothing.field(), "sampled");
     }
 
     #[test]

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::JsonObject;
 use crate::call::{bare_call, json_reply};
+use crate::codec::query;
 use crate::ids::SessionId;
 use crate::time::Timestamp;
 
@@ -112,7 +113,7 @@ pub enum UsageKind {
 #[serde(default)]
 pub struct StorageUsageRequest {
     /// Only those of this project.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "query::is_blank")]
     pub project_id: Option<String>,
 }
 
@@ -159,7 +160,7 @@ pub struct AuditLogRequest {
     /// What kind of deeds.
     pub event_type: AuditKind,
     /// On this day, as `YYYY-MM-DD`.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "query::is_blank")]
     pub day: Option<String>,
 }
 

@@ -105,7 +105,9 @@ pub struct SetCheckpointTtl {
 /// The body of [`SetCheckpointTtl`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointTtl {
-    /// In this many seconds; never if null, which is sent.
+    /// In this many seconds; never if null, which is sent. It must be said: nobody should make a
+    /// checkpoint permanent by forgetting a field.
+    #[serde(deserialize_with = "Option::deserialize")]
     pub ttl_seconds: Option<u64>,
 }
 

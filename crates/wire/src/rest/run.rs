@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::call::{bare_call, json_reply};
+use crate::codec::query;
 use crate::ids::{ModelId, SamplerId};
 use crate::time::Timestamp;
 
@@ -21,7 +22,7 @@ pub struct ListTrainingRuns {
     /// Whose.
     pub access_scope: AccessScope,
     /// Only those of this project.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "query::is_blank")]
     pub project_id: Option<String>,
 }
 

@@ -64,6 +64,10 @@ impl SearchSessions {
         if self.statuses.as_deref().is_some_and(<[_]>::is_empty) {
             return wrong("statuses", "must not be empty; leave it out for all");
         }
+        let no_reasons = |status: &StatusQuery| matches!(status, StatusQuery::ClientFinished { reasons: Some(reasons) } if reasons.is_empty());
+        if self.statuses.iter().flatten().any(no_reasons) {
+            return wrong("statuses.reasons", "must not be empty; leave it out for all");
+        }
         if let SearchOwner::User { owner_urns } = &self.owner
             && !(1..=10).contains(&owner_urns.len())
         {

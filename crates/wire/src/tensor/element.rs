@@ -64,6 +64,18 @@ impl<T: Element> From<&[T]> for TensorData {
     }
 }
 
+impl<T: Element> From<&Vec<T>> for TensorData {
+    fn from(numbers: &Vec<T>) -> Self {
+        numbers.clone().into()
+    }
+}
+
+impl<T: Element, const N: usize> From<&[T; N]> for TensorData {
+    fn from(numbers: &[T; N]) -> Self {
+        numbers.to_vec().into()
+    }
+}
+
 impl<T: Element, const N: usize> From<[T; N]> for TensorData {
     fn from(numbers: [T; N]) -> Self {
         Vec::from(numbers).into()
@@ -85,6 +97,19 @@ impl From<SharedSlice<f32>> for TensorData {
 impl From<SharedSlice<i64>> for TensorData {
     fn from(numbers: SharedSlice<i64>) -> Self {
         Self { shape: Shape::from([numbers.len()]), values: Values::Int64(numbers), sparse: None }
+    }
+}
+
+impl<T: Element> From<Vec<T>> for Values {
+    fn from(numbers: Vec<T>) -> Self {
+        T::values(numbers)
+    }
+}
+
+impl From<Tokens> for TensorData {
+    /// Token ids as targets.
+    fn from(tokens: Tokens) -> Self {
+        Self::from(&tokens)
     }
 }
 

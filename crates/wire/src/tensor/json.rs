@@ -2,12 +2,11 @@
 //!
 //! A missing number is `null` in JSON and NaN in memory.
 
-use serde::de::Error as _;
+use std::fmt;
+
+use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use serde_json::value::RawValue;
-
-use crate::slice::SharedSlice;
 
 use super::{Csr, DType, Shape, TensorData, Values};
 
@@ -19,7 +18,7 @@ impl Serialize for TensorData {
             Values::Float32(values) => out.serialize_field("data", &values[..])?,
         }
         out.serialize_field("dtype", self.dtype().as_str())?;
-        if !self.shape.dims().is_empty() {
+        if self.shape != Shape::UNSTATED {
             out.serialize_field("shape", self.shape.dims())?;
         }
         if let Some(csr) = &self.sparse {
@@ -33,10 +32,8 @@ impl Serialize for TensorData {
 impl<'de> Deserialize<'de> for TensorData {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        struct Form<'a> {
-            // Read once the type is known: it may stand behind the numbers.
-            #[serde(borrow)]
-            data: &'a RawValue,
+        struct Form {
+            data: Numbers,
             dtype: DType,
             #[serde(default)]
             shape: Option<Vec<usize>>,
@@ -47,43 +44,124 @@ impl<'de> Deserialize<'de> for TensorData {
         }
 
         let form = Form::deserialize(deserializer)?;
-        let values = match form.dtype {
-            DType::Int64 => {
-                let numbers: Vec<i64> =
-                    serde_json::from_str(form.data.get()).map_err(|error| in_data(&error))?;
-                Values::Int64(numbers.into())
+        let values = match (form.dtype, form.data) {
+            (DType::Int64, Numbers::Ints(numbers)) => Values::Int64(numbers.into()),
+            (DType::Int64, Numbers::Floats(_)) => {
+                return Err(D::Error::custom("data: int64 numbers must be whole and fit 64 bits"));
             }
-            DType::Float32 => {
-                Values::Float32(floats(form.data.get()).map_err(|error| in_data(&error))?)
-            }
+            (DType::Float32, numbers) => Values::Float32(numbers.into_floats().into()),
         };
-        let shape = Shape::from(&form.shape.unwrap_or_default()[..]);
+        let shape = form.shape.map_or(Shape::UNSTATED, Shape::from);
         match (form.sparse_crow_indices, form.sparse_col_indices) {
             (Some(row_starts), Some(columns)) => {
                 let csr = Csr { row_starts: row_starts.into(), columns: columns.into() };
                 Self::from_csr(values, csr, shape).map_err(|fault| D::Error::custom(fault.reason()))
             }
-            (None, None) => Self::new(values, shape).map_err(D::Error::custom),
-            _ => Err(D::Error::custom(
-                "sparse_crow_indices and sparse_col_indices must come together",
-            )),
+            // Sparse only if both lists are there.
+            _ => Self::new(values, shape).map_err(D::Error::custom),
         }
     }
 }
 
-fn in_data<E: serde::de::Error>(error: &serde_json::Error) -> E {
-    E::custom(format!("data: {error}"))
+/// Numbers whose type is not known yet: it may stand behind them.
+enum Numbers {
+    /// All whole.
+    Ints(Vec<i64>),
+    /// Some not whole, too large, or missing.
+    Floats(Vec<f64>),
 }
 
-/// A list of numbers and nulls.
-pub(crate) fn floats(json: &str) -> serde_json::Result<SharedSlice<f32>> {
-    let numbers: Vec<Option<f32>> = serde_json::from_str(json)?;
-    Ok(numbers.into_iter().map(|number| number.unwrap_or(f32::NAN)).collect())
+impl Numbers {
+    #[expect(clippy::cast_possible_truncation, reason = "narrowing to float32 is the wire's rule")]
+    #[expect(clippy::cast_precision_loss, reason = "narrowing to float32 is the wire's rule")]
+    fn into_floats(self) -> Vec<f32> {
+        match self {
+            Self::Ints(numbers) => numbers.into_iter().map(|number| number as f32).collect(),
+            Self::Floats(numbers) => numbers.into_iter().map(|number| number as f32).collect(),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Numbers {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List;
+
+        impl<'de> Visitor<'de> for List {
+            type Value = Numbers;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of numbers")
+            }
+
+            #[expect(clippy::cast_precision_loss, reason = "becomes float32 in the end")]
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Numbers, A::Error> {
+                let mut ints = Vec::new();
+                let mut floats = loop {
+                    match list.next_element()? {
+                        None => return Ok(Numbers::Ints(ints)),
+                        Some(Number::Int(number)) => ints.push(number),
+                        Some(Number::Float(number)) => {
+                            let mut floats: Vec<f64> = ints.iter().map(|int| *int as f64).collect();
+                            floats.push(number);
+                            break floats;
+                        }
+                    }
+                };
+                while let Some(number) = list.next_element()? {
+                    floats.push(match number {
+                        Number::Int(number) => number as f64,
+                        Number::Float(number) => number,
+                    });
+                }
+                Ok(Numbers::Floats(floats))
+            }
+        }
+
+        deserializer.deserialize_seq(List)
+    }
+}
+
+enum Number {
+    Int(i64),
+    Float(f64),
+}
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct One;
+
+        impl Visitor<'_> for One {
+            type Value = Number;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number or null")
+            }
+
+            fn visit_i64<E>(self, number: i64) -> Result<Number, E> {
+                Ok(Number::Int(number))
+            }
+
+            #[expect(clippy::cast_precision_loss, reason = "too large for an int64")]
+            fn visit_u64<E>(self, number: u64) -> Result<Number, E> {
+                Ok(i64::try_from(number).map_or(Number::Float(number as f64), Number::Int))
+            }
+
+            fn visit_f64<E>(self, number: f64) -> Result<Number, E> {
+                Ok(Number::Float(number))
+            }
+
+            fn visit_unit<E>(self) -> Result<Number, E> {
+                Ok(Number::Float(f64::NAN))
+            }
+        }
+
+        deserializer.deserialize_any(One)
+    }
 }
 
 impl<'de> Deserialize<'de> for DType {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        let name = String::deserialize(deserializer)?;
         [Self::Int64, Self::Float32]
             .into_iter()
             .find(|dtype| dtype.as_str() == name)

@@ -163,7 +163,7 @@ impl TensorData {
     /// One number without a dimension.
     #[must_use]
     pub fn scalar<T: Element>(value: T) -> Self {
-        Self { values: T::values(vec![value]), shape: Shape::UNSTATED, sparse: None }
+        Self { values: T::values(vec![value]), shape: Shape::SCALAR, sparse: None }
     }
 
     /// A matrix from its rows.
@@ -201,17 +201,22 @@ impl TensorData {
         self.values.dtype()
     }
 
-    /// The dimensions; [unstated](Shape::UNSTATED) for a scalar and for a tensor that came
-    /// without a shape.
+    /// The dimensions; [unstated](Shape::UNSTATED) for a tensor that came without.
     #[must_use]
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// How many dimensions the server will see: a tensor without a shape counts as a vector.
+    /// How many dimensions there are; a tensor that came without a shape counts as a vector.
     #[must_use]
     pub fn rank(&self) -> usize {
-        self.shape.dims().len().max(1)
+        if self.shape == Shape::UNSTATED { 1 } else { self.shape.dims().len() }
+    }
+
+    /// Whether this may be a scalar: protobuf writes one without a shape.
+    #[must_use]
+    pub fn may_be_scalar(&self) -> bool {
+        self.shape.dims().is_empty() && self.values.len() == 1
     }
 
     /// The length of the first dimension.
@@ -242,6 +247,13 @@ impl TensorData {
             Values::Int64(values) => Some(values),
             Values::Float32(_) => None,
         }
+    }
+}
+
+impl Default for TensorData {
+    /// No numbers.
+    fn default() -> Self {
+        Self::from(Vec::<f32>::new())
     }
 }
 

@@ -6,8 +6,8 @@ use crate::InvalidInput;
 
 /// The dimensions of a tensor, outermost first.
 ///
-/// No dimensions at all means that none were stated: the tensor is a scalar if it holds one
-/// number, else a vector of however many it holds.
+/// A list of no dimensions is a [scalar](Shape::SCALAR). That is not the same as dimensions that
+/// were never [stated](Shape::UNSTATED), though protobuf cannot tell the two apart.
 ///
 /// ```
 /// use tinkex_wire::Shape;
@@ -21,29 +21,32 @@ pub struct Shape(Dims);
 // Nearly every tensor of the API has one or two dimensions; those need no allocation.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Dims {
-    None,
+    Unstated,
+    Scalar,
     One([usize; 1]),
     Two([usize; 2]),
     More(Box<[usize]>),
 }
 
 impl Shape {
-    /// No dimensions given.
-    pub const UNSTATED: Self = Self(Dims::None);
+    /// Nothing was said: a vector of however many numbers there are.
+    pub const UNSTATED: Self = Self(Dims::Unstated);
 
-    /// The dimensions; empty if unstated.
+    /// One number without a dimension.
+    pub const SCALAR: Self = Self(Dims::Scalar);
+
+    /// The dimensions; empty for a scalar, and if unstated.
     #[must_use]
     pub fn dims(&self) -> &[usize] {
         match &self.0 {
-            Dims::None => &[],
+            Dims::Unstated | Dims::Scalar => &[],
             Dims::One(dims) => dims,
             Dims::Two(dims) => dims,
             Dims::More(dims) => dims,
         }
     }
 
-    /// The product of the dimensions, unless no memory could hold that many cells. Unstated
-    /// dimensions make one cell.
+    /// The product of the dimensions, unless no memory could hold that many cells; 1 if unstated.
     #[must_use]
     pub fn cells(&self) -> Option<usize> {
         // A zero anywhere makes the tensor empty, whatever the other dimensions claim.
@@ -57,7 +60,7 @@ impl Shape {
     /// Whether `values` numbers fill this shape.
     pub(super) fn check(&self, values: usize) -> Result<(), InvalidInput> {
         match self.cells() {
-            _ if self.dims().is_empty() => Ok(()),
+            _ if *self == Self::UNSTATED => Ok(()),
             Some(cells) if cells == values => Ok(()),
             Some(cells) => Err(InvalidInput::new(
                 "shape",
@@ -77,7 +80,7 @@ impl<const N: usize> From<[usize; N]> for Shape {
 impl From<&[usize]> for Shape {
     fn from(dims: &[usize]) -> Self {
         Self(match *dims {
-            [] => Dims::None,
+            [] => Dims::Scalar,
             [a] => Dims::One([a]),
             [a, b] => Dims::Two([a, b]),
             _ => Dims::More(dims.into()),
@@ -85,8 +88,17 @@ impl From<&[usize]> for Shape {
     }
 }
 
+impl From<Vec<usize>> for Shape {
+    fn from(dims: Vec<usize>) -> Self {
+        Self::from(&dims[..])
+    }
+}
+
 impl fmt::Debug for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::UNSTATED {
+            return f.write_str("unstated");
+        }
         f.debug_list().entries(self.dims()).finish()
     }
 }

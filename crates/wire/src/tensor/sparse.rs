@@ -72,7 +72,7 @@ impl TensorData {
     ///
     /// // [[0, 5, 0], [0, 0, 0], [6, 0, 7]]
     /// let m = TensorData::sparse(vec![5_i64, 6, 7], vec![0, 1, 1, 3], vec![1, 0, 2], [3, 3])?;
-    /// assert_eq!(m.to_dense().as_i64(), Some(&[0, 5, 0, 0, 0, 0, 6, 0, 7][..]));
+    /// assert_eq!(m.to_dense(9)?.as_i64(), Some(&[0, 5, 0, 0, 0, 0, 6, 0, 7][..]));
     /// # Ok::<_, tinkex_wire::InvalidInput>(())
     /// ```
     ///
@@ -124,18 +124,21 @@ impl TensorData {
 
     /// The same matrix with every cell written out; cells that were not listed are 0.
     ///
-    /// A matrix can be far larger than its listed values. Look at
-    /// [`shape().cells()`](Shape::cells) first when the tensor came from somebody else.
-    #[must_use]
-    pub fn to_dense(&self) -> Self {
+    /// # Errors
+    /// If that would be more than `max_cells`: a matrix can be far larger than its listed values.
+    pub fn to_dense(&self, max_cells: usize) -> Result<Self, InvalidInput> {
         let (Some(csr), &[rows, width]) = (&self.sparse, self.shape.dims()) else {
-            return self.clone();
+            return Ok(self.clone());
         };
+        if self.shape.cells().is_none_or(|cells| cells > max_cells) {
+            let why = format!("{:?} has more than {max_cells} cells", self.shape);
+            return Err(InvalidInput::new("shape", why));
+        }
         let values = match &self.values {
             Values::Int64(values) => Values::Int64(csr.scatter(values, rows, width).into()),
             Values::Float32(values) => Values::Float32(csr.scatter(values, rows, width).into()),
         };
-        Self { values, shape: self.shape.clone(), sparse: None }
+        Ok(Self { values, shape: self.shape.clone(), sparse: None })
     }
 
     /// The same matrix in whichever form is smaller on the wire.
@@ -149,7 +152,8 @@ impl TensorData {
         if self.is_sparse() {
             return self;
         }
-        let smaller = |kept: usize| (rows + 1) + 2 * kept < rows * width;
+        // Every cell is in memory, so the products are small; zero is a value, minus zero another.
+        let smaller = |kept: usize| rows.saturating_add(1 + 2 * kept) < self.values.len();
         let gathered = match &self.values {
             Values::Int64(values) => {
                 let kept = values.iter().filter(|x| **x != 0).count();
@@ -159,9 +163,9 @@ impl TensorData {
                 })
             }
             Values::Float32(values) => {
-                let kept = values.iter().filter(|x| **x != 0.0).count();
+                let kept = values.iter().filter(|x| x.to_bits() != 0).count();
                 smaller(kept).then(|| {
-                    let (csr, values) = Csr::gather(values, width, |x| x != 0.0);
+                    let (csr, values) = Csr::gather(values, width, |x: f32| x.to_bits() != 0);
                     (csr, Values::Float32(values.into()))
                 })
             }

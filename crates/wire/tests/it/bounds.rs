@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use prost::Message;
 use tinkex_wire::{
-    DecodeError, DecodeErrorKind as Kind, ForwardBackward, ForwardBackwardOutput, SampleResponse,
+    Datum, DecodeError, DecodeErrorKind as Kind, ForwardBackward, ForwardBackwardOutput,
+    LossConfig, LossFn, LossRecord, SampleResponse, SampledSequence, SessionHeartbeat, Tokens,
 };
 
 use crate::messages as peer;
@@ -292,7 +293,50 @@ fn samples_that_lie() {
         ..Default::default()
     };
     let read = SampleResponse::from_proto(&alt.encode_to_vec());
-    assert_eq!(said(read), (Kind::DType, "prompt_alt_tokens.tokens".to_owned()));
+    assert_eq!(said(read), (Kind::DType, "prompt_alt_tokens".to_owned()));
+}
+
+#[test]
+fn encoding_takes_one_buffer_of_exactly_the_right_size() {
+    let prompt = Tokens::from((0..300).collect::<Vec<u32>>());
+    let rollout = |n: u32| {
+        let answer: Vec<u32> = (0..n).collect();
+        Datum::rollout(&prompt, answer, vec![-0.5; n as usize], 1.0).unwrap()
+    };
+    let request = ForwardBackward {
+        loss_fn_config: LossConfig::new().set("beta", 0.05).set("note", "x"),
+        ..ForwardBackward::new("m", (1..40).map(rollout).collect(), LossFn::Dro)
+    };
+    let mut body = Bytes::new();
+    let used = allocation_counter::measure(|| body = request.to_proto().unwrap());
+    assert_eq!((used.count_total, used.bytes_total), (1, body.len() as u64));
+
+    let record = LossRecord::new(3).field("logprobs", vec![0.5_f32; 60], [10, 20, 30]).unwrap();
+    let output = ForwardBackwardOutput { loss_fn_outputs: record.into(), ..Default::default() };
+    let used = allocation_counter::measure(|| body = output.to_proto());
+    assert_eq!((used.count_total, used.bytes_total), (1, body.len() as u64));
+
+    let sequence = SampledSequence {
+        tokens: prompt.clone(),
+        logprobs: Some(vec![-1.0; 300].into()),
+        ..Default::default()
+    };
+    let response = SampleResponse { sequences: vec![sequence; 9], ..Default::default() };
+    let used = allocation_counter::measure(|| body = response.to_proto());
+    assert_eq!((used.count_total, used.bytes_total), (1, body.len() as u64));
+}
+
+#[test]
+fn error_texts_stay_short_whatever_was_sent() {
+    let long = "x".repeat(1 << 20);
+    let body = format!("{{\"session_id\":{{\"{long}\":1}}}}");
+    let error = tinkex_wire::codec::json::decode::<SessionHeartbeat>(body.as_bytes()).unwrap_err();
+    assert!(error.to_string().len() < 1000, "{} bytes", error.to_string().len());
+    let tensor = peer::Tensor { dtype: 1, ..Default::default() };
+    let datum = peer::Datum { loss_fn_inputs: [(long, tensor)].into(), ..Default::default() };
+    let message = peer::ForwardBackwardRequest { data: vec![datum], ..Default::default() };
+    let error = ForwardBackward::from_proto(&message.encode_to_vec().into()).unwrap_err();
+    assert!(error.to_string().len() < 1000, "{} bytes", error.to_string().len());
 }
 
 /// Many tiny parts are the dearest input there is: each has a struct of its own.
@@ -319,4 +363,30 @@ fn memory_stays_in_proportion_to_the_input() {
         });
         assert!(peak.bytes_max < body.len() as u64 * 96, "{part:x?}: {peak:?}");
     }
+    // One long row among many that are empty.
+    let row = vec!["[1,-1.0]"; 63].join(",");
+    let nulls = "null,".repeat(100_000);
+    let body =
+        format!("{{\"sequences\":[],\"topk_prompt_logprobs\":[{nulls}[{row}]]}}").into_bytes();
+    let peak = allocation_counter::measure(|| {
+        let read = tinkex_wire::codec::json::decode::<SampleResponse>(&body).unwrap();
+        assert_eq!(read.topk_prompt_logprobs.unwrap().row(100_000).unwrap().len(), 63);
+    });
+    assert!(peak.bytes_max < body.len() as u64 * 96, "{peak:?}");
+}
+
+#[test]
+fn odd_arguments_are_answered_not_panicked_on() {
+    use tinkex_wire::{LossOutputs, TensorData, TopkLogprobs};
+    let topk = TopkLogprobs::from_rows([Some(vec![(1, -1.0)])]);
+    assert!(topk.row(usize::MAX).is_none());
+    let empty = TensorData::from(Vec::<f32>::new()).reshape([usize::MAX, 0]).unwrap();
+    assert_eq!(empty.clone().compact(), empty);
+    let wide = TensorData::sparse(vec![1_i64], vec![0, 1], vec![0], [1, 1 << 40]).unwrap();
+    assert_eq!(wide.to_dense(1 << 20).unwrap_err().field(), "shape");
+    assert!(LossRecord::new(usize::MAX).field("x", vec![1.0_f32], [1]).is_err());
+    assert_eq!(LossOutputs::from(LossRecord::new(usize::MAX)).len(), usize::MAX);
+    let twice = LossRecord::new(1).field("x", vec![1.0_f32], [1]).unwrap();
+    let twice = twice.field("x", vec![2.0_f32], [1]).unwrap();
+    assert_eq!(LossOutputs::from(twice).get(0).unwrap().f32("x"), Some(&[2.0][..]));
 }

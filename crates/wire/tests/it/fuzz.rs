@@ -118,7 +118,43 @@ fn text(bytes: &Bytes) -> Result<(), String> {
         }
     }
     let dmel = Chunk::Dmel { dmel: bytes.clone() };
-    let _ = dmel.len();
+    let _ = dmel.token_count();
+    Ok(())
+}
+
+/// What a server does with a query.
+fn queries(bytes: &Bytes) -> Result<(), String> {
+    fn one<T: DeserializeOwned + Serialize>(text: &str) -> Result<(), String> {
+        let Ok(query) = codec::query::decode::<T>(text) else { return Ok(()) };
+        let written = codec::query::encode(&query).map_err(|why| why.to_string())?;
+        let again = codec::query::decode::<T>(&written).map_err(|why| why.to_string())?;
+        same(&codec::query::encode(&again).map_err(|why| why.to_string())?, &written)
+    }
+
+    let text = String::from_utf8_lossy(bytes);
+    let text = text.split_once('?').map_or(&*text, |(_, query)| query);
+    one::<ListTrainingRuns>(text)?;
+    one::<ListUserCheckpoints>(text)?;
+    one::<ListSessions>(text)?;
+    one::<ScopeQuery>(text)?;
+    one::<BillingUsageRequest>(text)?;
+    one::<StorageUsageRequest>(text)?;
+    one::<AuditLogRequest>(text)
+}
+
+/// What a client does with a reply, and a server before it sends one to an old client.
+fn replies(bytes: &Bytes) -> Result<(), String> {
+    for payload in [Payload::Json(bytes.clone()), Payload::Proto(bytes.clone())] {
+        let _ = CreateModel::output(&payload);
+        let _ = ForwardBackward::output(&payload);
+        let _ = LoadWeights::output(&payload);
+        let _ = SampleRequest::output(&payload);
+    }
+    let _ = SessionCreated::from_body(bytes);
+    let _ = ModelInfo::from_body(bytes);
+    for route in Route::ALL {
+        let _ = codec::json::without_defaults(*route, bytes);
+    }
     Ok(())
 }
 
@@ -131,6 +167,8 @@ macro_rules! targets {
             ("zstd", zstd),
             ("outcome", outcome),
             ("text", text),
+            ("queries", queries),
+            ("replies", replies),
             $((stringify!($type), json::<$type>),)*
         ]
     };
@@ -139,36 +177,49 @@ macro_rules! targets {
 const TARGETS: &[(&str, Target)] = targets![
     ApiKeyInfo,
     AuditLog,
-    AuditLogRequest,
     AuthToken,
+    AuthTokenRequest,
     BillingUsage,
     CancelFuture,
     CheckpointTtl,
     Checkpoints,
     ClientConfig,
+    ClientConfigRequest,
     CopyWeights,
     CreateCustomLoss,
     CreateModel,
     CreateSamplingSession,
     CreateSession,
+    CustomLossCreated,
+    DimuonParams,
     DynamicConfig,
+    DynamicConfigRequest,
     ErrorBody,
+    ExternalWeightsSaved,
     ExternalWeightsUrls,
     Finish,
     ForwardBackwardOutput,
     FuturesRetrieved,
     GetInfo,
+    Health,
+    HeartbeatSeen,
+    JoinSamplingSession,
     LoadWeights,
+    ModelCreated,
     ModelInfo,
     OptimStep,
     OptimStepOutput,
+    OptimizerConfig,
     RetrieveFuture,
     RetrieveFutures,
     SampleRequest,
     SampleResponse,
     Sampler,
     SamplerWeightsSaved,
+    SamplingSessionCreated,
+    SamplingSessionJoined,
     SaveWeights,
+    SaveWeightsExternal,
     SaveWeightsForSampler,
     SearchSessions,
     ServerCapabilities,
@@ -176,14 +227,20 @@ const TARGETS: &[(&str, Target)] = targets![
     SessionHeartbeat,
     SessionInfo,
     SessionProject,
+    Sessions,
     SessionsFound,
     StorageUsage,
     TelemetryBatch,
+    TelemetryReply,
     TensorData,
     Ticket,
     TraceExport,
+    TrainingRun,
     TrainingRuns,
+    WeightsCopied,
     WeightsInfo,
+    WeightsInfoRequest,
+    WeightsLoaded,
     WeightsSaved,
 ];
 

@@ -69,7 +69,7 @@ impl Exchange {
 
     fn query<T: DeserializeOwned>(&self) -> T {
         let query = self.target().split_once('?').map_or("", |(_, query)| query);
-        serde_urlencoded::from_str(query).unwrap()
+        tinkex_wire::codec::query::decode(query).unwrap()
     }
 
     fn param(&self, at: usize) -> &str {

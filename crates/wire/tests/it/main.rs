@@ -18,3 +18,4 @@ mod messages;
 mod roundtrip;
 mod scenarios;
 mod strict;
+mod surface;

@@ -145,6 +145,13 @@ fn status_wrappers_of_older_servers_are_read() {
     );
     assert_eq!(outcome(json!({"error": null})), failed("null", Category::Unknown));
     // Results that happen to use the same names for other things are results.
+    assert!(outcome(json!({"status": "completed"})).is_err(), "completed, but with what?");
+    assert_eq!(
+        outcome(json!({"status": "failed", "error": {"message": "x"}, "category": "user"})),
+        failed("x", Category::User)
+    );
+    let proto = Outcome::read("Application/X-Protobuf; v=1", &Bytes::new());
+    assert_eq!(proto, Ok(Outcome::Ready(Payload::Proto(Bytes::new()))));
     for result in [json!({"status": 7, "type": []}), json!([1]), json!("x"), json!({})] {
         let body: Bytes = result.to_string().into();
         assert_eq!(outcome(result), Ok(Outcome::Ready(Payload::Json(body))));
@@ -183,6 +190,9 @@ fn a_wrong_tag_or_value_in_a_reply_is_named() {
         )
         .is_err()
     );
+    let silent = json!({"completions": [{"request_id": "r"}], "cursor": 0});
+    let silent: FuturesRetrieved = read(&silent).unwrap();
+    assert!(matches!(silent.completions[0], Completion::Finished { .. }), "the default state");
     assert!(read::<Health>(&json!({"status": "ill"})).is_err());
     assert!(read::<TelemetryReply>(&json!({"status": "refused"})).is_err());
 }
@@ -194,6 +204,68 @@ fn a_wrong_polled_result_is_an_error_with_its_place() {
     assert_eq!(error.path(), "type");
     let error = CreateModel::output(&Payload::Proto(Bytes::new())).unwrap_err();
     assert_eq!(error.kind(), DecodeErrorKind::Json);
+    // What is not such a result at all must not pass for an empty one.
+    for body in [
+        json!({"type": "create_model", "model_id": "x"}),
+        json!({"status": "queued", "detail": "hold on"}),
+        json!([]),
+    ] {
+        let payload = Payload::Json(body.to_string().into());
+        assert!(ForwardBackward::output(&payload).is_err(), "{body}");
+        assert!(SampleRequest::output(&payload).is_err(), "{body}");
+    }
+    let payload =
+        Payload::Json(json!({"type": "create_model", "sequences": []}).to_string().into());
+    assert_eq!(SampleRequest::output(&payload).unwrap_err().path(), "type");
+    let body =
+        json!({"sequences": [{"stop_reason": "stop", "tokens": [1, 2], "logprobs": [-1.0]}]});
+    let error = SampleRequest::output(&Payload::Json(body.to_string().into())).unwrap_err();
+    assert_eq!(error.path(), "sequences[0].logprobs");
+}
+
+#[test]
+fn samples_get_the_names_that_came_with_the_ticket() {
+    let sequences = vec![SampledSequence::default(); 2];
+    let mut response = SampleResponse { sequences, ..Default::default() };
+    let ticket = |names: Option<Vec<&str>>| Ticket {
+        request_id: "r".into(),
+        model_id: None,
+        sample_sequence_ids: names.map(|names| names.into_iter().map(Into::into).collect()),
+    };
+    response.name_sequences(&ticket(None)).unwrap();
+    assert_eq!(response.sequences[0].sequence_id, None, "older servers say nothing");
+    let error = response.name_sequences(&ticket(Some(vec!["a"]))).unwrap_err();
+    assert_eq!(error.path(), "sample_sequence_ids");
+    response.name_sequences(&ticket(Some(vec!["a", "b"]))).unwrap();
+    assert_eq!(response.sequences[1].sequence_id.as_ref().unwrap(), &"b");
+}
+
+#[test]
+fn a_ttl_must_be_said_to_be_removed() {
+    use tinkex_wire::rest::CheckpointTtl;
+    assert!(read::<CheckpointTtl>(&json!({})).is_err());
+    assert_eq!(read::<CheckpointTtl>(&json!({"ttl_seconds": null})).unwrap().ttl_seconds, None);
+}
+
+#[test]
+fn an_optimizer_without_a_name_is_the_default_one() {
+    assert_eq!(read::<OptimizerConfig>(&json!({})).unwrap(), OptimizerConfig::adamw());
+    let odd = OptimizerConfig {
+        settings: [("type".to_owned(), json!("x"))].into_iter().collect(),
+        ..OptimizerConfig::adamw()
+    };
+    assert_eq!(serde_json::to_string(&odd).unwrap(), r#"{"type":"adamw"}"#);
+    let dimuon = DimuonParams::with_learning_rate(0.5);
+    let body = serde_json::to_value(dimuon).unwrap();
+    assert_eq!(read::<DimuonParams>(&body).unwrap(), dimuon, "it reads what it writes");
+}
+
+#[test]
+fn empty_query_parameters_are_left_out() {
+    let storage = rest::StorageUsageRequest { project_id: Some(String::new()) };
+    assert_eq!(storage.target().unwrap(), "/api/v1/billing/usage/checkpoints/current");
+    let error = codec::query::decode::<rest::ListSessions>("limit=many").unwrap_err();
+    assert_eq!((error.kind(), error.path()), (DecodeErrorKind::Value, "query"));
 }
 
 #[test]
@@ -203,6 +275,10 @@ fn secrets_do_not_print() {
     assert!(!format!("{load:?}").contains("hidden"));
     let token = AuthToken { jwt: "eyJhidden".into() };
     assert!(!format!("{token:?}").contains("hidden"));
+    let mut holder =
+        HandleHolder::new("http://h", ClientConfig::default(), DynamicConfig::default());
+    holder.default_headers_overrides = Some([("X-Key".to_owned(), "hidden".to_owned())].into());
+    assert!(!format!("{holder:?}").contains("hidden"));
     let body = load.body().unwrap().bytes();
     assert!(String::from_utf8_lossy(&body).contains("tml-hidden"), "but they are sent");
 }
@@ -243,6 +319,7 @@ fn requests_that_no_server_could_understand_are_refused_before_sending() {
 
     let mut load = LoadWeights::into_model("m".into(), Seq::FIRST, "tinker://r/weights/a");
     load.session_id = Some("s".into());
+    assert_eq!(field(load.body()), "model_id");
     load.model_seq_id = Some(0);
     assert_eq!(field(load.body()), "model_id");
 
@@ -251,6 +328,18 @@ fn requests_that_no_server_could_understand_are_refused_before_sending() {
 
     let search = rest::SearchSessions { limit: 201, ..Default::default() };
     assert_eq!(field(search.body()), "limit");
+    let finished = rest::StatusQuery::ClientFinished { reasons: Some(vec![]) };
+    let search = rest::SearchSessions { statuses: Some(vec![finished]), ..Default::default() };
+    assert_eq!(field(search.body()), "statuses.reasons");
+
+    let telemetry = TelemetryBatch {
+        events: vec![],
+        platform: "Linux".to_owned(),
+        sdk_version: SDK_VERSION.to_owned(),
+        session_id: "s".to_owned(),
+        process_uuid: "p".to_owned(),
+    };
+    assert_eq!(field(telemetry.body()), "events");
 
     let mut train = ForwardBackward::new(
         "m",
@@ -266,7 +355,19 @@ fn requests_that_no_server_could_understand_are_refused_before_sending() {
         LossFn::CrossEntropy,
     );
     assert_eq!(field(train.body()), "data[0].model_input[1]");
+    let spans = vec![Span::prompt("q", u64::MAX, 1)];
+    let datum = Datum::builder([1]).provenance(spans.clone(), spans).build().unwrap();
+    train.data = vec![datum];
+    assert_eq!(field(train.body()), "data[0].provenance");
+    let image = Chunk::Image {
+        data: Bytes::new(),
+        format: ImageFormat::Png,
+        expected_tokens: Some(u32::MAX),
+    };
+    train.data = vec![Datum::builder(ModelInput::default().chunk(image)).build().unwrap()];
+    assert_eq!(field(train.body()), "data[0].model_input[0]");
     train.data.clear();
     train.seq_id = Some(Seq::new(1 << 31));
     assert_eq!(field(train.body()), "seq_id");
+    assert_eq!(train.check().unwrap_err().field(), "seq_id", "check says what body would");
 }

@@ -125,7 +125,7 @@ pub(crate) fn decode(body: &[u8]) -> Result<ForwardBackwardOutput, DecodeError> 
 }
 
 /// A qualified type name is more than anyone wants to see.
-fn short_type(qualified: &str) -> &str {
+pub(crate) fn short_type(qualified: &str) -> &str {
     match qualified.rsplit(':').next() {
         None | Some("") => DEFAULT_OUTPUT_TYPE,
         Some(name) => name,
@@ -145,9 +145,12 @@ fn settle(raw: Vec<RawRecord>) -> Result<LossOutputs, DecodeError> {
     let stated = raw.iter().any(|record| record.num_datums > 0);
     let mut total = 0_u64;
     let mut records = Vec::with_capacity(raw.len());
-    for (at, record) in raw.into_iter().enumerate() {
+    for (at, mut record) in raw.into_iter().enumerate() {
         let in_fields = record.fields.first().map_or(0, |column| column.starts.len() - 1);
         let datums = if stated { record.num_datums } else { in_fields as u64 };
+        if datums == 0 {
+            record.fields.clear();
+        }
         total = total.saturating_add(datums);
         if total > MAX_DATUMS {
             let why = format!("more than {MAX_DATUMS} datums");
@@ -211,7 +214,7 @@ fn decode_column(name: &str, message: &[u8]) -> Result<Column, DecodeError> {
     let wire_type = WireType::from_number(wire_type).map_err(|error| error.within(BATCHED[2]))?;
     let starts = element_starts(&offsets, data.len(), wire_type.size())
         .map_err(|why| DecodeError::new(DecodeErrorKind::Offsets, why).within(BATCHED[1]))?;
-    let trailing = Shape::from(&dims[..]);
+    let trailing = Shape::from(dims);
     if trailing.cells().is_none() {
         let why = format!("{trailing:?} has too many cells");
         return Err(DecodeError::new(DecodeErrorKind::Shape, why).within(BATCHED[3]));

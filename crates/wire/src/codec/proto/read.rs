@@ -132,11 +132,19 @@ impl<'a> Field<'a> {
             .map_err(|_| self.fail(DecodeErrorKind::Number, format!("{number} is negative")))
     }
 
-    /// A 32-bit integer that must not be negative.
-    pub(super) fn count32(&self) -> Result<u32, DecodeError> {
-        let number = self.varint()?.cast_signed();
+    /// A `uint32`.
+    pub(super) fn uint32(&self) -> Result<u32, DecodeError> {
+        let number = self.varint()?;
         u32::try_from(number).map_err(|_| {
             self.fail(DecodeErrorKind::Number, format!("{number} does not fit 32 bits"))
+        })
+    }
+
+    /// An `int32` that must not be negative.
+    pub(super) fn count32(&self) -> Result<u32, DecodeError> {
+        let number = self.varint()?.cast_signed();
+        i32::try_from(number).ok().and_then(|number| u32::try_from(number).ok()).ok_or_else(|| {
+            self.fail(DecodeErrorKind::Number, format!("{number} is not a count of 31 bits"))
         })
     }
 

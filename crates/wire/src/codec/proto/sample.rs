@@ -38,7 +38,7 @@ fn response_size(response: &SampleResponse) -> usize {
     response.sequences.iter().map(|sequence| bytes_size(sequence_size(sequence))).sum::<usize>()
         + logprobs_size(response.prompt_logprobs.as_ref())
         + response.topk_prompt_logprobs.as_ref().map_or(0, |topk| bytes_size(topk_size(topk)))
-        + number_size(response.prompt_cache_hit_tokens.into())
+        + number_size(cache_hits(response))
         + response.target_prompt_logprobs.as_ref().map_or(0, |t| bytes_size(tensor::size(t)))
         + response.prompt_alt_tokens.as_ref().map_or(0, |alt| bytes_size(alt_tokens_size(alt)))
 }
@@ -53,7 +53,7 @@ fn write_response(out: &mut Vec<u8>, response: &SampleResponse) {
         put_header(out, 3, topk_size(topk));
         write_topk(out, topk);
     }
-    put_number(out, 4, response.prompt_cache_hit_tokens.into());
+    put_number(out, 4, cache_hits(response));
     if let Some(targets) = &response.target_prompt_logprobs {
         put_header(out, 5, tensor::size(targets));
         tensor::write(out, targets);
@@ -65,6 +65,11 @@ fn write_response(out: &mut Vec<u8>, response: &SampleResponse) {
             tensor::write(out, data);
         }
     }
+}
+
+/// The field has 31 bits.
+fn cache_hits(response: &SampleResponse) -> u64 {
+    response.prompt_cache_hit_tokens.min(i32::MAX.unsigned_abs()).into()
 }
 
 fn alt_tokens_size(alt: &PromptAltTokens) -> usize {
@@ -98,17 +103,17 @@ fn write_sequence(out: &mut Vec<u8>, sequence: &SampledSequence) {
 }
 
 fn topk_size(topk: &TopkLogprobs) -> usize {
-    numbers_size(&topk.token_ids)
-        + numbers_size(&topk.logprobs)
-        + number_size(topk.k.into())
-        + number_size(topk.length.into())
+    let cells = topk.k() * topk.len();
+    let array = if cells == 0 { 0 } else { bytes_size(cells * size_of::<u32>()) };
+    2 * array + number_size(topk.k() as u64) + number_size(topk.len() as u64)
 }
 
 fn write_topk(out: &mut Vec<u8>, topk: &TopkLogprobs) {
-    put_numbers(out, 1, &topk.token_ids);
-    put_numbers(out, 2, &topk.logprobs);
-    put_number(out, 3, topk.k.into());
-    put_number(out, 4, topk.length.into());
+    let (token_ids, logprobs) = topk.to_cells();
+    put_numbers(out, 1, &token_ids);
+    put_numbers(out, 2, &logprobs);
+    put_number(out, 3, topk.k() as u64);
+    put_number(out, 4, topk.len() as u64);
 }
 
 /// A field of numbers that is left out when empty.
@@ -148,13 +153,14 @@ pub(crate) fn decode(body: &[u8]) -> Result<SampleResponse, DecodeError> {
             }
             2 => response.prompt_logprobs = field.message(decode_logprobs)?,
             3 => response.topk_prompt_logprobs = field.message(decode_topk)?,
-            4 => response.prompt_cache_hit_tokens = field.count32()?,
+            // A count that makes no sense is no reason to lose the sample.
+            4 => response.prompt_cache_hit_tokens = field.count32().unwrap_or(0),
             5 => response.target_prompt_logprobs = Some(field.message(tensor::decode)?),
             6 => response.prompt_alt_tokens = Some(field.message(decode_alt_tokens)?),
             _ => {}
         }
     }
-    Ok(response)
+    response.settled()
 }
 
 fn decode_sequence(message: &[u8]) -> Result<SampledSequence, DecodeError> {
@@ -175,19 +181,11 @@ fn decode_sequence(message: &[u8]) -> Result<SampledSequence, DecodeError> {
             _ => {}
         }
     }
-    if let Some(logprobs) = &sequence.logprobs
-        && logprobs.len() != sequence.tokens.len()
-    {
-        let why = format!("{} for {} tokens", logprobs.len(), sequence.tokens.len());
-        return Err(DecodeError::new(DecodeErrorKind::Length, why).within(SEQUENCE[2]));
-    }
     Ok(sequence)
 }
 
-/// None stand for missing ones.
 fn decode_logprobs(bytes: &[u8]) -> Result<Option<Logprobs>, DecodeError> {
-    let numbers = f32s(bytes)?;
-    Ok((!numbers.is_empty()).then(|| numbers.into()))
+    Ok(Some(f32s(bytes)?.into()))
 }
 
 fn decode_topk(message: &[u8]) -> Result<Option<TopkLogprobs>, DecodeError> {
@@ -198,8 +196,8 @@ fn decode_topk(message: &[u8]) -> Result<Option<TopkLogprobs>, DecodeError> {
         match field.number {
             1 => token_ids = field.message(u32s)?.into(),
             2 => logprobs = field.message(f32s)?,
-            3 => k = field.count32()?,
-            4 => length = field.count32()?,
+            3 => k = field.uint32()?,
+            4 => length = field.uint32()?,
             _ => {}
         }
     }
@@ -213,7 +211,7 @@ fn decode_topk(message: &[u8]) -> Result<Option<TopkLogprobs>, DecodeError> {
             return Err(DecodeError::new(DecodeErrorKind::Length, why).within(name));
         }
     }
-    Ok(Some(TopkLogprobs { k, length, token_ids, logprobs: logprobs.into() }))
+    Ok(Some(TopkLogprobs::from_cells(k, length, token_ids, logprobs.into())))
 }
 
 fn decode_alt_tokens(message: &[u8]) -> Result<PromptAltTokens, DecodeError> {
@@ -229,9 +227,5 @@ fn decode_alt_tokens(message: &[u8]) -> Result<PromptAltTokens, DecodeError> {
     let missing = |name| DecodeError::new(DecodeErrorKind::Missing, "is not there").within(name);
     let tokens = tokens.ok_or_else(|| missing(ALT_TOKENS[0]))?;
     let logprobs = logprobs.ok_or_else(|| missing(ALT_TOKENS[1]))?;
-    if tokens.as_i64().is_none() || logprobs.as_f32().is_none() {
-        let why = "tokens must be integers and log-probabilities floating point";
-        return Err(DecodeError::new(DecodeErrorKind::DType, why).within(ALT_TOKENS[0]));
-    }
     Ok(PromptAltTokens { tokens, logprobs })
 }

@@ -85,7 +85,7 @@ pub(super) fn decode(message: &[u8]) -> Result<TensorData, DecodeError> {
         }
     }
     let wire_type = WireType::from_number(wire_type).map_err(|error| error.within("dtype"))?;
-    let shape = Shape::from(&dims[..]);
+    let shape = if dims.is_empty() { Shape::UNSTATED } else { Shape::from(dims) };
     match encoding {
         Some(Encoding::Dense(bytes)) => dense(wire_type, bytes, shape),
         Some(Encoding::Sparse(message)) => {
@@ -102,7 +102,7 @@ pub(super) fn decode(message: &[u8]) -> Result<TensorData, DecodeError> {
 fn dense(wire_type: WireType, bytes: &[u8], shape: Shape) -> Result<TensorData, DecodeError> {
     // Before anything is allocated: the shape must account for every byte.
     if let Some(cells) = shape.cells()
-        && !shape.dims().is_empty()
+        && shape != Shape::UNSTATED
         && cells.checked_mul(wire_type.size()) != Some(bytes.len())
     {
         let why = format!("{} bytes for a shape of {shape:?}", bytes.len());

@@ -46,9 +46,6 @@ pub(crate) fn decode(body: &Bytes) -> Result<ForwardBackward, DecodeError> {
             1 => request.model_id = ModelId::from(field.text()?),
             2 => {
                 let seq = field.count32()?;
-                if seq > i32::MAX.unsigned_abs() {
-                    return Err(field.fail(DecodeErrorKind::Number, "does not fit 31 bits"));
-                }
                 request.seq_id = (seq != 0).then(|| Seq::new(seq.into()));
             }
             3 => {

@@ -15,33 +15,51 @@ use crate::loss::LossSetting;
 use crate::training::{ForwardBackward, Mode};
 
 pub(crate) fn encode(request: &ForwardBackward) -> Result<Bytes, InvalidInput> {
-    let seq = check(request)?;
-    let size = request_size(request, seq);
+    check(request)?;
+    let size = request_size(request);
     let mut out = Vec::with_capacity(size);
-    write_request(&mut out, request, seq);
+    write_request(&mut out, request);
     debug_assert_eq!(out.len(), size, "the size was computed wrong");
     Ok(out.into())
 }
 
 /// Everything that could stop the encoding, before any of it is done.
-fn check(request: &ForwardBackward) -> Result<u64, InvalidInput> {
+pub(crate) fn check(request: &ForwardBackward) -> Result<(), InvalidInput> {
+    if seq(request) > i32::MAX.unsigned_abs().into() {
+        return Err(InvalidInput::new("seq_id", format!("{} does not fit 31 bits", seq(request))));
+    }
     for (i, datum) in request.data.iter().enumerate() {
         for (j, chunk) in datum.model_input().chunks.iter().enumerate() {
-            if matches!(chunk, Chunk::ImageAssetPointer { .. }) {
-                let place = format!("data[{i}].model_input[{j}]");
-                let why = "a picture by address cannot be trained on; send the picture itself";
-                return Err(InvalidInput::new(place, why));
-            }
+            check_chunk(chunk)
+                .map_err(|why| InvalidInput::new(format!("data[{i}].model_input[{j}]"), why))?;
+        }
+        let fits = |span: &Span| i64::try_from(span.offset.max(span.length)).is_ok();
+        if !datum.provenance().is_none_or(|provenance| {
+            provenance.model_input.iter().chain(&provenance.loss_inputs).all(fits)
+        }) {
+            return Err(InvalidInput::new(format!("data[{i}].provenance"), "does not fit 63 bits"));
         }
     }
-    let seq = request.seq_id.map_or(0, Seq::get);
-    if seq > i32::MAX.unsigned_abs().into() {
-        return Err(InvalidInput::new("seq_id", format!("{seq} does not fit 31 bits")));
-    }
-    Ok(seq)
+    Ok(())
 }
 
-fn request_size(request: &ForwardBackward, seq: u64) -> usize {
+fn check_chunk(chunk: &Chunk) -> Result<(), &'static str> {
+    match chunk {
+        Chunk::ImageAssetPointer { .. } => {
+            Err("a picture by address cannot be trained on; send the picture itself")
+        }
+        Chunk::Image { expected_tokens: Some(n), .. } if *n > i32::MAX.unsigned_abs() => {
+            Err("expected_tokens does not fit 31 bits")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn seq(request: &ForwardBackward) -> u64 {
+    request.seq_id.map_or(0, Seq::get)
+}
+
+fn request_size(request: &ForwardBackward) -> usize {
     let settings: usize = request
         .loss_fn_config
         .iter()
@@ -54,16 +72,16 @@ fn request_size(request: &ForwardBackward, seq: u64) -> usize {
         })
         .sum();
     text_size(request.model_id.as_str())
-        + number_size(seq)
+        + number_size(seq(request))
         + request.data.iter().map(|datum| bytes_size(datum_size(datum))).sum::<usize>()
         + text_size(request.loss_fn.as_str())
         + number_size(forward_only(request))
         + settings
 }
 
-fn write_request(out: &mut Vec<u8>, request: &ForwardBackward, seq: u64) {
+fn write_request(out: &mut Vec<u8>, request: &ForwardBackward) {
     put_text(out, 1, request.model_id.as_str());
-    put_number(out, 2, seq);
+    put_number(out, 2, seq(request));
     for datum in &request.data {
         put_header(out, 3, datum_size(datum));
         write_datum(out, datum);

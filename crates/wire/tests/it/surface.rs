@@ -1,0 +1,57 @@
+//! What holds for the public types by themselves: they can cross threads, and they stay small.
+
+use tinkex_wire::*;
+
+#[test]
+fn everything_can_be_shared_between_threads() {
+    fn shared<T: Send + Sync + Clone + std::fmt::Debug + 'static>() {}
+    shared::<Datum>();
+    shared::<ModelInput>();
+    shared::<TensorData>();
+    shared::<Tokens>();
+    shared::<ForwardBackward>();
+    shared::<ForwardBackwardOutput>();
+    shared::<SampleRequest>();
+    shared::<SampleResponse>();
+    shared::<Outcome>();
+    shared::<DecodeError>();
+    shared::<InvalidInput>();
+    shared::<SamplerHandle>();
+}
+
+#[test]
+fn errors_fit_a_pointer_and_what_is_many_stays_small() {
+    assert_eq!(size_of::<DecodeError>(), size_of::<usize>());
+    assert!(size_of::<Datum>() <= 64, "{}", size_of::<Datum>());
+    assert!(size_of::<Chunk>() <= 64, "{}", size_of::<Chunk>());
+    assert!(size_of::<TensorData>() <= 96, "{}", size_of::<TensorData>());
+    assert!(size_of::<SampledSequence>() <= 192, "{}", size_of::<SampledSequence>());
+}
+
+#[test]
+fn a_batch_is_the_same_however_it_is_grouped() {
+    let record = |values: Vec<f32>, lengths: Vec<usize>| {
+        LossOutputs::from(LossRecord::new(lengths.len()).field("x", values, lengths).unwrap())
+    };
+    let whole = record(vec![1.0, 2.0, 3.0], vec![1, 2]);
+    let mut parts = record(vec![1.0], vec![1]);
+    parts.append(record(vec![2.0, 3.0], vec![2]));
+    assert_eq!(whole, parts);
+    assert_ne!(whole, record(vec![1.0, 2.0, 3.0], vec![2, 1]));
+    assert_eq!((&whole).into_iter().count(), 2);
+}
+
+#[test]
+fn many_targets_are_sent_in_the_smaller_form() {
+    let mut targets = vec![0_i64; 4 * 50];
+    targets[7] = 9;
+    let matrix = TensorData::from(targets).reshape([4, 50]).unwrap();
+    let datum = Datum::builder([1, 2, 3, 4])
+        .loss_input("target_tokens", matrix.clone())
+        .loss_input("my_own", matrix.clone())
+        .build()
+        .unwrap();
+    assert!(datum.loss_input("target_tokens").unwrap().is_sparse());
+    assert_eq!(datum.loss_input("target_tokens").unwrap().to_dense(200).unwrap(), matrix);
+    assert!(!datum.loss_input("my_own").unwrap().is_sparse(), "left as it was given");
+}
