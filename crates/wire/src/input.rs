@@ -1,147 +1,13 @@
 //! [`ModelInput`]: what a model reads, as a list of chunks.
 
 use std::fmt;
-use std::ops::{Deref, RangeBounds};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::slice::SharedSlice;
-
-/// Token ids, held once and shared.
-///
-/// A `Vec<u32>` or `Vec<i32>` is taken over without a copy. Ids are 32-bit integers on the wire;
-/// one above `i32::MAX` travels as the negative number with the same bits, and no vocabulary
-/// reaches that far.
-///
-/// ```
-/// use tinkex_wire::Tokens;
-///
-/// let tokens = Tokens::from([1, 2, 3]);
-/// assert_eq!(tokens.slice(..2), Tokens::from(vec![1_u32, 2]));
-/// ```
-#[derive(Clone, Default, PartialEq, Eq, Hash)]
-pub struct Tokens(SharedSlice<u32>);
-
-impl Tokens {
-    /// A part, sharing the same memory.
-    ///
-    /// # Panics
-    /// If the range is out of bounds, like indexing.
-    #[must_use]
-    pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
-        Self(self.0.slice(range))
-    }
-}
-
-impl Deref for Tokens {
-    type Target = [u32];
-
-    fn deref(&self) -> &[u32] {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Tokens {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0, f)
-    }
-}
-
-impl From<Vec<u32>> for Tokens {
-    fn from(ids: Vec<u32>) -> Self {
-        Self(ids.into())
-    }
-}
-
-impl From<Vec<i32>> for Tokens {
-    fn from(ids: Vec<i32>) -> Self {
-        Self(bytemuck::allocation::cast_vec::<i32, u32>(ids).into())
-    }
-}
-
-impl From<&Vec<u32>> for Tokens {
-    fn from(ids: &Vec<u32>) -> Self {
-        Self(ids.as_slice().into())
-    }
-}
-
-impl<const N: usize> From<&[u32; N]> for Tokens {
-    fn from(ids: &[u32; N]) -> Self {
-        Self(ids.as_slice().into())
-    }
-}
-
-impl From<&[u32]> for Tokens {
-    fn from(ids: &[u32]) -> Self {
-        Self(ids.into())
-    }
-}
-
-impl From<&[i32]> for Tokens {
-    fn from(ids: &[i32]) -> Self {
-        Self(bytemuck::cast_slice::<i32, u32>(ids).into())
-    }
-}
-
-impl<const N: usize> From<[u32; N]> for Tokens {
-    fn from(ids: [u32; N]) -> Self {
-        Self(ids.into())
-    }
-}
-
-impl<const N: usize> From<[i32; N]> for Tokens {
-    fn from(ids: [i32; N]) -> Self {
-        Vec::from(ids).into()
-    }
-}
-
-impl From<&Self> for Tokens {
-    fn from(tokens: &Self) -> Self {
-        tokens.clone()
-    }
-}
-
-impl PartialEq<[u32]> for Tokens {
-    fn eq(&self, other: &[u32]) -> bool {
-        **self == *other
-    }
-}
-
-impl AsRef<[u32]> for Tokens {
-    fn as_ref(&self) -> &[u32] {
-        self
-    }
-}
-
-impl<'a> IntoIterator for &'a Tokens {
-    type Item = &'a u32;
-    type IntoIter = std::slice::Iter<'a, u32>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.iter()
-    }
-}
-
-impl FromIterator<u32> for Tokens {
-    fn from_iter<I: IntoIterator<Item = u32>>(ids: I) -> Self {
-        Self(ids.into_iter().collect())
-    }
-}
-
-impl Serialize for Tokens {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(bytemuck::cast_slice::<u32, i32>(self))
-    }
-}
-
-impl<'de> Deserialize<'de> for Tokens {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Vec::<i32>::deserialize(deserializer).map(Self::from)
-    }
-}
+use crate::tokens::Tokens;
 
 /// What a model reads.
 ///
@@ -415,18 +281,6 @@ impl<'de> Deserialize<'de> for Base64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn vectors_are_taken_over_without_a_copy() {
-        let ids = vec![5_u32, 6, 7];
-        let at = ids.as_ptr();
-        let input = ModelInput::from_tokens(ids);
-        assert_eq!(input.to_tokens().unwrap().as_ptr(), at);
-
-        let ids = vec![5_i32, -1];
-        let at = ids.as_ptr().cast::<u32>();
-        assert_eq!(Tokens::from(ids).as_ptr(), at);
-    }
 
     #[test]
     fn length_needs_every_chunk_to_tell() {

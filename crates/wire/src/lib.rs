@@ -61,6 +61,7 @@ mod handle;
 pub mod header;
 mod ids;
 mod input;
+mod logprobs;
 mod loss;
 mod optim;
 mod output;
@@ -76,6 +77,7 @@ mod slice;
 mod telemetry;
 mod tensor;
 mod time;
+mod tokens;
 mod training;
 mod weights;
 
@@ -101,7 +103,8 @@ pub use future::{
 };
 pub use handle::{HandleHolder, SamplerHandle};
 pub use ids::{LossId, ModelId, RequestId, SamplerId, Seq, SequenceId, SessionId};
-pub use input::{Chunk, ImageFormat, ModelInput, Tokens};
+pub use input::{Chunk, ImageFormat, ModelInput};
+pub use logprobs::{Logprobs, TopkLogprobs};
 pub use loss::{LossConfig, LossFn, LossSetting};
 pub use optim::{
     AdamParams, DimuonParams, OptimParams, OptimStep, OptimStepOutput, OptimizerConfig,
@@ -109,9 +112,7 @@ pub use optim::{
 pub use output::{LossOutput, LossOutputs, LossRecord};
 pub use path::{CheckpointKind, TinkerPath};
 pub use route::{BodyCodec, Found, Method, ReplyCodec, Route};
-pub use sampled::{
-    Logprobs, PromptAltTokens, SampleResponse, SampledSequence, StopReason, TopkLogprobs,
-};
+pub use sampled::{PromptAltTokens, SampleResponse, SampledSequence, StopReason};
 pub use sampling::{
     CreateSamplingSession, JoinSamplingSession, SampleRequest, SamplingParams,
     SamplingSessionCreated, SamplingSessionJoined, Stop,
@@ -128,6 +129,7 @@ pub use telemetry::{
 };
 pub use tensor::{DType, Element, Shape, TensorData, Values};
 pub use time::Timestamp;
+pub use tokens::Tokens;
 pub use training::{
     CreateModel, ForwardBackward, ForwardBackwardOutput, GetInfo, LoraConfig, Metrics, Mode,
     ModelCreated, ModelData, ModelInfo,

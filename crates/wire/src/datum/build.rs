@@ -3,9 +3,10 @@
 use std::borrow::Cow;
 
 use crate::InvalidInput;
-use crate::input::{ModelInput, Tokens};
+use crate::input::ModelInput;
 use crate::slice::SharedSlice;
 use crate::tensor::{DType, TensorData};
+use crate::tokens::Tokens;
 
 use super::loss_input::{ADVANTAGES, ALL, LOGPROBS, TARGET_TOKENS, WEIGHTS};
 use super::{Datum, Provenance, Span};

@@ -1,7 +1,7 @@
 //! Which Rust numbers become which wire type.
 
-use crate::input::Tokens;
 use crate::slice::SharedSlice;
+use crate::tokens::Tokens;
 
 use super::{Shape, TensorData, Values};
 

@@ -2,10 +2,9 @@
 
 use bytes::Bytes;
 
-use crate::input::Tokens;
-use crate::sampled::{
-    Logprobs, PromptAltTokens, SampleResponse, SampledSequence, StopReason, TopkLogprobs,
-};
+use crate::logprobs::{Logprobs, TopkLogprobs};
+use crate::sampled::{PromptAltTokens, SampleResponse, SampledSequence, StopReason};
+use crate::tokens::Tokens;
 use crate::{DecodeError, DecodeErrorKind};
 
 use super::read::{Fields, Names, count, f32s, u32s};

@@ -11,9 +11,13 @@ const FIXED64: u8 = 1;
 const BYTES: u8 = 2;
 
 pub(super) fn varint_size(number: u64) -> usize {
-    // Seven bits a byte, and at least one byte.
-    let bits = 64 - (number | 1).leading_zeros();
-    bits.div_ceil(7) as usize
+    // Lengths are nearly always below 2 MB, and they are asked for many times a message.
+    match number {
+        ..0x80 => 1,
+        0x80..0x4000 => 2,
+        0x4000..0x20_0000 => 3,
+        _ => (64 - number.leading_zeros()).div_ceil(7) as usize,
+    }
 }
 
 pub(super) fn put_varint(out: &mut Vec<u8>, mut number: u64) {

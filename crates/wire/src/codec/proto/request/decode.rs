@@ -8,9 +8,10 @@ use crate::codec::proto::read::{Field, Fields, Names, count, u32s};
 use crate::codec::proto::{MAX_ENTRIES, entry, tensor};
 use crate::datum::{Datum, Provenance, Span, SpanSource, loss_input};
 use crate::ids::{ModelId, Seq};
-use crate::input::{Chunk, ImageFormat, ModelInput, Tokens};
+use crate::input::{Chunk, ImageFormat, ModelInput};
 use crate::loss::{LossConfig, LossFn, LossSetting};
 use crate::tensor::TensorData;
+use crate::tokens::Tokens;
 use crate::training::{ForwardBackward, Mode};
 use crate::{DecodeError, DecodeErrorKind};
 

@@ -1,0 +1,284 @@
+//! [`Logprobs`] and [`TopkLogprobs`]: how likely tokens were.
+
+use std::fmt;
+
+use serde::ser::SerializeSeq;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::slice::SharedSlice;
+use crate::tokens::Tokens;
+
+/// Log-probabilities, one per position; some may be missing.
+///
+/// A missing one is NaN in memory and on the wire, null in JSON, `None` here.
+///
+/// ```
+/// use tinkex_wire::Logprobs;
+///
+/// let logprobs = Logprobs::from(vec![f32::NAN, -0.25]);
+/// assert_eq!(logprobs.get(0), None);
+/// assert_eq!(logprobs.get(1), Some(-0.25));
+/// assert_eq!(logprobs.iter().flatten().sum::<f32>(), -0.25);
+/// ```
+#[derive(Clone, Default)]
+pub struct Logprobs(SharedSlice<f32>);
+
+impl Logprobs {
+    /// How many positions.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are no positions.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The log-probability at a position, unless it is missing.
+    #[must_use]
+    pub fn get(&self, position: usize) -> Option<f32> {
+        self.0.get(position).copied().and_then(known)
+    }
+
+    /// All positions in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Option<f32>> {
+        self.0.iter().copied().map(known)
+    }
+
+    /// The numbers as they are, NaN for missing.
+    #[must_use]
+    pub fn as_slice(&self) -> &[f32] {
+        &self.0
+    }
+
+    /// The numbers as they are, shared; to put into a [`Datum`](crate::Datum).
+    #[must_use]
+    pub fn shared(&self) -> SharedSlice<f32> {
+        self.0.clone()
+    }
+}
+
+fn known(logprob: f32) -> Option<f32> {
+    (!logprob.is_nan()).then_some(logprob)
+}
+
+impl From<Vec<f32>> for Logprobs {
+    fn from(numbers: Vec<f32>) -> Self {
+        Self(numbers.into())
+    }
+}
+
+impl From<SharedSlice<f32>> for Logprobs {
+    fn from(numbers: SharedSlice<f32>) -> Self {
+        Self(numbers)
+    }
+}
+
+impl From<Logprobs> for SharedSlice<f32> {
+    fn from(logprobs: Logprobs) -> Self {
+        logprobs.0
+    }
+}
+
+impl From<&Logprobs> for SharedSlice<f32> {
+    fn from(logprobs: &Logprobs) -> Self {
+        logprobs.shared()
+    }
+}
+
+impl PartialEq for Logprobs {
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len() && self.iter().zip(other.iter()).all(|(a, b)| a == b)
+    }
+}
+
+impl fmt::Debug for Logprobs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl Serialize for Logprobs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.iter())
+    }
+}
+
+impl<'de> Deserialize<'de> for Logprobs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let numbers = Vec::<Option<f32>>::deserialize(deserializer)?;
+        Ok(Self(numbers.into_iter().map(|number| number.unwrap_or(f32::NAN)).collect()))
+    }
+}
+
+/// The likeliest tokens at each position, likeliest first.
+///
+/// ```
+/// use tinkex_wire::TopkLogprobs;
+///
+/// let topk = TopkLogprobs::from_rows([None, Some(vec![(7, -0.5), (8, -1.0)])]);
+/// assert!(topk.row(0).is_none());
+/// assert_eq!(topk.row(1).unwrap().collect::<Vec<_>>(), [(7, -0.5), (8, -1.0)]);
+/// ```
+#[derive(Clone)]
+pub struct TopkLogprobs {
+    k: u32,
+    length: u32,
+    token_ids: Tokens,
+    logprobs: SharedSlice<f32>,
+    layout: Layout,
+}
+
+/// How the cells of all rows lie end to end.
+#[derive(Clone)]
+enum Layout {
+    /// As on the wire: every row is `k` cells, the unused ones [`PADDING`].
+    Padded,
+    /// Only the used cells, and where each row's start; one more for the end.
+    Ragged(SharedSlice<usize>),
+}
+
+/// What stands in a cell that is not used.
+const PADDING: (u32, f32) = (0, -99_999.0);
+
+impl TopkLogprobs {
+    /// From rows of tokens with their log-probabilities; `None` or nothing for a position that was
+    /// not computed.
+    ///
+    /// # Panics
+    /// If there are more than `u32::MAX` rows, or as many tokens in one.
+    pub fn from_rows(rows: impl IntoIterator<Item = Option<Vec<(u32, f32)>>>) -> Self {
+        let (mut token_ids, mut logprobs, mut starts) = (Vec::new(), Vec::new(), vec![0]);
+        let mut widest = 1;
+        for row in rows {
+            let row = row.unwrap_or_default();
+            widest = widest.max(row.len());
+            for (token, logprob) in row {
+                token_ids.push(token);
+                logprobs.push(logprob);
+            }
+            starts.push(token_ids.len());
+        }
+        Self {
+            k: u32::try_from(widest).expect("at most u32::MAX tokens in a row"),
+            length: u32::try_from(starts.len() - 1).expect("at most u32::MAX rows"),
+            token_ids: token_ids.into(),
+            logprobs: logprobs.into(),
+            layout: Layout::Ragged(starts.into()),
+        }
+    }
+
+    /// From cells as they are on the wire. There must be `k * length` of both.
+    pub(crate) fn from_cells(
+        k: u32,
+        length: u32,
+        token_ids: Tokens,
+        logprobs: SharedSlice<f32>,
+    ) -> Self {
+        Self { k, length, token_ids, logprobs, layout: Layout::Padded }
+    }
+
+    /// The cells as they are on the wire.
+    pub(crate) fn to_cells(&self) -> (Tokens, SharedSlice<f32>) {
+        if matches!(self.layout, Layout::Padded) {
+            return (self.token_ids.clone(), self.logprobs.clone());
+        }
+        let row = |position| {
+            let cells = self.row(position).into_iter().flatten();
+            cells.chain(std::iter::repeat(PADDING)).take(self.k())
+        };
+        let (tokens, logprobs): (Vec<u32>, Vec<f32>) = (0..self.len()).flat_map(row).unzip();
+        (tokens.into(), logprobs.into())
+    }
+
+    /// How many positions.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.length as usize
+    }
+
+    /// Whether there are no positions.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// How many tokens a position has at most.
+    #[must_use]
+    pub fn k(&self) -> usize {
+        self.k as usize
+    }
+
+    /// The tokens at a position with their log-probabilities, unless that was not computed.
+    #[must_use]
+    pub fn row(&self, position: usize) -> Option<impl ExactSizeIterator<Item = (u32, f32)>> {
+        if position >= self.len() {
+            return None;
+        }
+        let range = match &self.layout {
+            Layout::Padded => position * self.k()..(position + 1) * self.k(),
+            Layout::Ragged(starts) => starts[position]..starts[position + 1],
+        };
+        let (tokens, logprobs) = (&self.token_ids[range.clone()], &self.logprobs[range]);
+        let used = |(token, logprob): (&u32, &f32)| (*token, *logprob) != PADDING;
+        let filled = tokens.iter().zip(logprobs).rposition(used)? + 1;
+        // A row that begins with padding was not computed, whatever stands behind.
+        if !used((&tokens[0], &logprobs[0])) {
+            return None;
+        }
+        Some(tokens[..filled].iter().copied().zip(logprobs[..filled].iter().copied()))
+    }
+
+    /// All positions in order.
+    pub fn rows(
+        &self,
+    ) -> impl ExactSizeIterator<Item = Option<impl ExactSizeIterator<Item = (u32, f32)>>> {
+        (0..self.len()).map(|position| self.row(position))
+    }
+}
+
+impl PartialEq for TopkLogprobs {
+    /// By what the rows say, not by how they lie in memory.
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len()
+            && self.rows().zip(other.rows()).all(|rows| match rows {
+                (None, None) => true,
+                (Some(a), Some(b)) => {
+                    a.len() == b.len()
+                        && a.zip(b).all(|(a, b)| (a.0, a.1.to_bits()) == (b.0, b.1.to_bits()))
+                }
+                _ => false,
+            })
+    }
+}
+
+impl fmt::Debug for TopkLogprobs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TopkLogprobs")
+            .field("k", &self.k)
+            .field("length", &self.length)
+            .field("token_ids", &self.token_ids)
+            .field("logprobs", &self.logprobs)
+            .finish_non_exhaustive()
+    }
+}
+
+// JSON, as servers before protobuf results sent it: rows of [token, logprob] pairs, or null.
+
+impl Serialize for TopkLogprobs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut list = serializer.serialize_seq(Some(self.len()))?;
+        for row in self.rows() {
+            list.serialize_element(&row.map(Iterator::collect::<Vec<_>>))?;
+        }
+        list.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for TopkLogprobs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Vec::<Option<Vec<(u32, f32)>>>::deserialize(deserializer).map(Self::from_rows)
+    }
+}
