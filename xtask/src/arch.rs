@@ -29,6 +29,13 @@ const ASYNC: &[&str] =
 
 const RULES: &[Rule] = &[
     Rule {
+        package: "tinkex",
+        folder: "crates/client",
+        may_use: &["tinkex-wire"],
+        must_not_use: &["aws-lc-sys", "axum", "clap", "native-tls", "openssl-sys"],
+        unsafe_code: Unsafe::Forbidden,
+    },
+    Rule {
         package: "tinkex-wire",
         folder: "crates/wire",
         may_use: &[],

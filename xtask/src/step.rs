@@ -29,6 +29,7 @@ pub(crate) struct Step {
 
 /// Cargo, in the workspace's root.
 pub(crate) fn cargo(what: &'static str, arguments: &[&str]) -> Step {
+    #[expect(clippy::disallowed_methods, reason = "cargo tells its children where it is")]
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(arguments).current_dir(root());

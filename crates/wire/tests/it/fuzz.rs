@@ -384,6 +384,7 @@ fn a_short_run_finds_nothing() {
 #[test]
 #[ignore = "runs for as long as it is told to"]
 fn a_long_run_finds_nothing() {
+    #[expect(clippy::disallowed_methods, reason = "how the command tells a test what to do")]
     let variable = |name: &str| std::env::var(name).ok();
     let number = |name: &str| variable(name).map(|text| text.parse::<u64>().unwrap());
     let seconds = number("TINKEX_FUZZ_SECONDS").unwrap_or(10);

@@ -1,0 +1,17 @@
+//! The wall clock, moved along by tokio's: when a test pauses or advances time, both agree.
+
+use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant;
+
+/// Seconds since 1970.
+pub(crate) fn unix_now() -> f64 {
+    static START: OnceLock<(Instant, f64)> = OnceLock::new();
+    let (instant, unix) = *START.get_or_init(|| (Instant::now(), wall()));
+    unix + Instant::now().saturating_duration_since(instant).as_secs_f64()
+}
+
+fn wall() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}

@@ -1,0 +1,256 @@
+//! The file that keeps credentials between runs, shared with the Python tools.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tinkex_wire::{ApiKeyDetails, Secret};
+
+use crate::error::{Error, ErrorKind};
+
+use super::Env;
+
+/// Stored keys: `~/.tinker/credentials.json`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CredentialStore {
+    path: PathBuf,
+    file: File,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct File {
+    #[serde(default = "version_one")]
+    version: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    default: Option<String>,
+    #[serde(default)]
+    keys: BTreeMap<String, StoredKey>,
+}
+
+fn version_one() -> u32 {
+    1
+}
+
+/// A stored key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredKey {
+    /// How it came here.
+    #[serde(rename = "type")]
+    pub kind: StoredKeyKind,
+    /// The key.
+    pub key: Secret,
+    /// Its name.
+    pub name: String,
+    /// What its owner wrote about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    /// Whose it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub details: Option<ApiKeyDetails>,
+}
+
+/// How a key came into the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StoredKeyKind {
+    /// Its owner pasted it.
+    Manual,
+    /// A login made it, and logging out revokes it.
+    Generated,
+}
+
+impl CredentialStore {
+    /// Reads the store of the user that `env` belongs to. A file that is not there is an empty one.
+    ///
+    /// # Errors
+    /// If the file cannot be read or is of a form that this version does not know.
+    pub fn load(env: &Env) -> Result<Self, Error> {
+        let home = env.home().unwrap_or_default();
+        Self::load_from(&home.join(".tinker").join("credentials.json"))
+    }
+
+    /// Reads a store.
+    ///
+    /// # Errors
+    /// If the file cannot be read or is of a form that this version does not know.
+    pub fn load_from(path: &Path) -> Result<Self, Error> {
+        let wrong = |why: String| {
+            let what = format!("the credentials in {}", path.display());
+            Error::new(ErrorKind::Config, format!("{what} cannot be used: {why}"))
+                .with_hint("mend or remove the file, then log in again")
+        };
+        let file = match std::fs::read(path) {
+            Ok(text) => {
+                // The parser's own message might quote the key.
+                let file: File = tinkex_wire::codec::json::decode(&text)
+                    .map_err(|why| wrong(format!("{:?} is not as expected", why.path())))?;
+                file.check().map_err(|why| wrong(why.to_owned()))?;
+                file
+            }
+            Err(why) if why.kind() == std::io::ErrorKind::NotFound => {
+                File { version: version_one(), default: None, keys: BTreeMap::new() }
+            }
+            Err(why) => return Err(wrong(why.to_string())),
+        };
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// The key that is used when none is named.
+    #[must_use]
+    pub fn default_key(&self) -> Option<&StoredKey> {
+        self.file.keys.get(self.file.default.as_ref()?)
+    }
+
+    /// All keys with their ids.
+    pub fn keys(&self) -> impl ExactSizeIterator<Item = (&str, &StoredKey)> {
+        self.file.keys.iter().map(|(id, key)| (id.as_str(), key))
+    }
+
+    /// Adds a key, or replaces the one of that id, and makes it the default.
+    pub fn insert(&mut self, id: impl Into<String>, key: StoredKey) {
+        let id = id.into();
+        self.file.default = Some(id.clone());
+        self.file.keys.insert(id, key);
+    }
+
+    /// Removes a key; if it was the default, there is none any more.
+    pub fn remove(&mut self, id: &str) -> Option<StoredKey> {
+        if self.file.default.as_deref() == Some(id) {
+            self.file.default = None;
+        }
+        self.file.keys.remove(id)
+    }
+
+    /// Writes the store: to a file beside it that only its owner may read, then in one move.
+    ///
+    /// # Errors
+    /// If the folder or file cannot be written; the old file is then untouched.
+    pub fn save(&self) -> Result<(), Error> {
+        let failed = |why: std::io::Error| {
+            let what = format!("{} cannot be written", self.path.display());
+            Error::new(ErrorKind::Config, what).with_source(why)
+        };
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        create_private_folder(folder).map_err(failed)?;
+        let text = serde_json::to_vec_pretty(&self.file)
+            .map_err(|why| failed(std::io::Error::other(why)))?;
+        let beside = folder.join(format!(".credentials-{}", uuid::Uuid::new_v4()));
+        let written =
+            write_private(&beside, &text).and_then(|()| std::fs::rename(&beside, &self.path));
+        if written.is_err() {
+            let _ = std::fs::remove_file(&beside);
+        }
+        written.map_err(failed)
+    }
+}
+
+impl File {
+    fn check(&self) -> Result<(), &'static str> {
+        if self.version != version_one() {
+            return Err("the file is of another version");
+        }
+        let lacks = |key: &StoredKey| key.kind == StoredKeyKind::Generated && key.details.is_none();
+        if self.keys.values().any(lacks) {
+            return Err("a generated key lacks its details");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(unix)]
+fn create_private_folder(folder: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}
+
+#[cfg(not(unix))]
+fn create_private_folder(folder: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(folder)
+}
+
+fn write_private(path: &Path, text: &[u8]) -> std::io::Result<()> {
+    use std::io::Write as _;
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt as _;
+        options.mode(0o600);
+    }
+    let mut file = options.open(path)?;
+    file.write_all(text)?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+
+    fn store(text: &str) -> (tempfile::TempDir, Result<CredentialStore, Error>) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("credentials.json");
+        std::fs::write(&path, text).unwrap();
+        let store = CredentialStore::load_from(&path);
+        (folder, store)
+    }
+
+    #[test]
+    fn files_of_the_python_tools_are_read() {
+        for case in fixture::cases("credentials_file.json") {
+            let (_folder, store) = store(case["raw"].as_str().unwrap());
+            match case["error"].as_str() {
+                Some(_) => assert!(store.is_err(), "{case}"),
+                None => {
+                    let store = store.unwrap();
+                    let key = store.default_key().map(|key| key.key.expose());
+                    assert_eq!(key, case["default_key"].as_str(), "{case}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_empty() {
+        let env = Env::from_pairs([("HOME", "/nonexistent/of/nobody")]);
+        assert_eq!(CredentialStore::load(&env).unwrap().keys().len(), 0);
+    }
+
+    #[test]
+    fn what_is_saved_is_the_file_of_the_python_tools() {
+        let text = fixture::load("credentials_file.json")["example_file_text"].clone();
+        let text = text.as_str().unwrap();
+        let (_folder, store) = store(text);
+        let mut store = store.unwrap();
+        store.save().unwrap();
+        assert_eq!(std::fs::read_to_string(&store.path).unwrap(), text);
+
+        let key = store.remove("k1").unwrap();
+        assert_eq!(store.default_key(), None, "the default went with it");
+        store.insert("k3", key);
+        store.save().unwrap();
+        let again = CredentialStore::load_from(&store.path).unwrap();
+        assert_eq!(again, store);
+        assert_eq!(again.default_key().unwrap().key.expose(), "tml-1");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn only_the_owner_may_read_it() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new").join("credentials.json");
+        CredentialStore::load_from(&path).unwrap().save().unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
+        let left = std::fs::read_dir(path.parent().unwrap()).unwrap().count();
+        assert_eq!(left, 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn errors_do_not_quote_the_file() {
+        let (_folder, store) = store(r#"{"version":1,"keys":{"a":"tml-hidden"}}"#);
+        let error = store.unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("hidden"), "{error}");
+    }
+}

@@ -1,0 +1,15 @@
+//! Golden cases for unit tests, read from the workspace's `fixtures/behaviour`.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+pub(crate) fn load(file: &str) -> Value {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/behaviour");
+    let text = std::fs::read(folder.join(file)).unwrap_or_else(|why| panic!("{file}: {why}"));
+    serde_json::from_slice(&text).unwrap_or_else(|why| panic!("{file}: {why}"))
+}
+
+pub(crate) fn cases(file: &str) -> Vec<Value> {
+    load(file)["cases"].as_array().unwrap().clone()
+}

@@ -1,0 +1,62 @@
+//! Looking things up and tidying: plain calls, each one request and one reply.
+
+mod admin;
+mod checkpoint;
+mod page;
+mod run;
+mod session;
+
+use ::http::HeaderMap;
+use tinkex_wire::{Call, header as wire_header};
+
+use crate::error::Result;
+use crate::service::ServiceClient;
+use crate::transport::{Extras, header};
+
+pub use admin::AdminClient;
+pub use checkpoint::CopyCheckpoint;
+
+/// Looks things up and tidies: runs, checkpoints, sessions.
+///
+/// ```no_run
+/// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
+/// use futures_util::TryStreamExt;
+///
+/// let rest = service.rest();
+/// let mut runs = std::pin::pin!(rest.training_runs(Default::default()));
+/// while let Some(run) = runs.try_next().await? {
+///     println!("{} of {}", run.training_run_id, run.base_model);
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct RestClient {
+    service: ServiceClient,
+}
+
+impl RestClient {
+    pub(crate) fn new(service: ServiceClient) -> Self {
+        Self { service }
+    }
+
+    async fn call<C: Call>(&self, method: &'static str, call: &C) -> Result<C::Reply> {
+        send(&self.service, method, call).await
+    }
+}
+
+/// Makes a call under the name of the method that was called, as the service likes to know.
+async fn send<C: Call>(
+    service: &ServiceClient,
+    method: &'static str,
+    call: &C,
+) -> Result<C::Reply> {
+    let extras = Extras { headers: named(method), ..Extras::default() };
+    service.engine().await?.transport().call(call, &extras).await
+}
+
+fn named(method: &'static str) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    header::put(&mut headers, wire_header::SDK_VERSION, tinkex_wire::SDK_VERSION);
+    header::put(&mut headers, wire_header::SDK_METHOD, method);
+    headers
+}

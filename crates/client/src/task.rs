@@ -1,0 +1,20 @@
+//! The only place that spawns: work in the background that ends with its owner.
+
+use tokio::task::JoinHandle;
+
+/// A task that is stopped when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Task(JoinHandle<()>);
+
+impl Task {
+    #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
+    pub(crate) fn spawn(work: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self(tokio::spawn(work))
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

@@ -1,0 +1,253 @@
+//! Signing requests: the credential, or a token it was exchanged for.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::Deserialize;
+use serde_json::Value;
+use tinkex_wire::Secret;
+
+use crate::clock::unix_now;
+use crate::config::Credential;
+use crate::error::{Error, ErrorKind};
+
+/// A token with this little left is exchanged before it is used.
+const TOO_LITTLE_LEFT: f64 = 60.0;
+
+impl Credential {
+    /// The credential right now; a command is run.
+    pub(crate) async fn fetch(&self) -> Result<Secret, Error> {
+        match self {
+            Self::Key(key) => Ok(key.expose().into()),
+            Self::Command(command) => run(command).await,
+        }
+    }
+}
+
+/// Runs a shell command and takes what it prints.
+async fn run(command: &str) -> Result<Secret, Error> {
+    let failed = |why: String| {
+        Error::new(ErrorKind::Auth, format!("the credential command failed: {why}"))
+            .with_hint("run the command in TINKER_CREDENTIAL_CMD by hand")
+    };
+    let (shell, flag) = if cfg!(windows) { ("cmd", "/C") } else { ("sh", "-c") };
+    let output = tokio::process::Command::new(shell)
+        .args([flag, command])
+        .stdin(std::process::Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await
+        .map_err(|why| failed(why.to_string()))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        return Err(failed(format!("{}: {}", output.status, said.trim())));
+    }
+    let printed = String::from_utf8_lossy(&output.stdout);
+    match printed.trim() {
+        "" => Err(failed("it printed nothing".to_owned())),
+        credential => Ok(credential.into()),
+    }
+}
+
+/// The token that requests are signed with, exchanged when there is little left of it.
+#[derive(Debug, Default)]
+pub(crate) struct Token {
+    current: Mutex<Option<Secret>>,
+    /// Held by whoever exchanges, so that many waiting requests make one exchange.
+    exchanging: tokio::sync::Mutex<()>,
+}
+
+impl Token {
+    /// The current token, or what `exchange` gives. If that fails, an old token is still used:
+    /// the server decides whether it is too old.
+    pub(crate) async fn get<F>(&self, exchange: impl FnOnce() -> F) -> Result<Secret, Error>
+    where
+        F: Future<Output = Result<Secret, Error>>,
+    {
+        if let Some(token) = self.fresh() {
+            return Ok(token);
+        }
+        let _only_one = self.exchanging.lock().await;
+        if let Some(token) = self.fresh() {
+            return Ok(token);
+        }
+        match self.store(exchange().await) {
+            Ok(token) => Ok(token),
+            Err(error) => match self.lock().clone() {
+                Some(old) => {
+                    tracing::warn!(%error, "no new token; going on with the old one");
+                    Ok(old)
+                }
+                None => Err(error),
+            },
+        }
+    }
+
+    /// A new token ahead of need, even if there is much left of the current one.
+    pub(crate) async fn renew<F>(&self, exchange: impl FnOnce() -> F) -> Result<Secret, Error>
+    where
+        F: Future<Output = Result<Secret, Error>>,
+    {
+        let _only_one = self.exchanging.lock().await;
+        self.store(exchange().await)
+    }
+
+    fn store(&self, exchanged: Result<Secret, Error>) -> Result<Secret, Error> {
+        exchanged.inspect(|token| *self.lock() = Some(token.clone()))
+    }
+
+    fn fresh(&self) -> Option<Secret> {
+        let current = self.lock();
+        current.as_ref().filter(|token| seconds_left(token, unix_now()) > TOO_LITTLE_LEFT).cloned()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Secret>> {
+        self.current.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// Who a token speaks for. Read from the token without checking its signature: that is the server's
+/// business.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Identity {
+    /// The person.
+    pub user_urn: String,
+    /// Their organization.
+    pub org_urn: String,
+    /// Their address, if known.
+    pub email: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Claims {
+    exp: Option<Value>,
+    sub: Option<String>,
+    org_id: Option<String>,
+    email: Option<String>,
+    iss: Option<String>,
+}
+
+fn claims(token: &Secret) -> Option<Claims> {
+    let payload = token.expose().split('.').nth(1)?.trim_end_matches('=');
+    serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()
+}
+
+/// When a token expires, in Unix seconds.
+fn expiry(token: &Secret) -> Option<f64> {
+    match claims(token)?.exp? {
+        Value::Number(seconds) => seconds.as_f64(),
+        Value::String(seconds) => seconds.trim().parse().ok(),
+        _ => None,
+    }
+}
+
+/// How much is left of a token; nothing if that cannot be read.
+pub(crate) fn seconds_left(token: &Secret, now: f64) -> f64 {
+    expiry(token).map_or(0.0, |expiry| expiry - now)
+}
+
+/// When to exchange a token ahead of need.
+pub(crate) fn refresh_in(token: &Secret, now: f64) -> Duration {
+    const EARLY: f64 = 300.0;
+    const UNREADABLE: f64 = 60.0;
+    let seconds = expiry(token).map_or(UNREADABLE, |expiry| expiry - now - EARLY);
+    Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX)
+}
+
+impl Identity {
+    /// Who a token speaks for. Unless the server handed it out (`exchanged`), it must be a passport.
+    pub(crate) fn of(token: &Secret, exchanged: bool) -> Option<Self> {
+        let claims = claims(token)?;
+        let passport = claims.iss.as_deref().is_some_and(|iss| iss.starts_with("passport-"));
+        if !exchanged && !passport {
+            return None;
+        }
+        Some(Self {
+            user_urn: claims.sub?,
+            org_urn: format!("tml:organization:{}", claims.org_id?),
+            email: claims.email.filter(|email| !email.is_empty()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::ApiKey;
+    use crate::fixture;
+
+    #[test]
+    fn tokens_are_exchanged_when_the_reference_does() {
+        for case in fixture::cases("jwt.json") {
+            let token = Secret::from(case["jwt"].as_str().unwrap());
+            let now = case["now"].as_f64().unwrap();
+            let left = seconds_left(&token, now);
+            assert_eq!(json!(left), case["seconds_until_expiry"], "{case}");
+            assert_eq!(json!(expiry(&token)), case["expiry"], "{case}");
+            assert_eq!(json!(left <= TOO_LITTLE_LEFT), case["on_demand_refresh_needed"], "{case}");
+            let wait = refresh_in(&token, now).as_secs_f64();
+            assert_eq!(json!(wait), case["background_delay"], "{case}");
+        }
+    }
+
+    fn token(claims: &Value) -> Secret {
+        format!("h.{}.s", URL_SAFE_NO_PAD.encode(claims.to_string())).into()
+    }
+
+    #[test]
+    fn who_a_token_speaks_for() {
+        let whoami = &fixture::load("jwt.json")["whoami"];
+        let identity = Identity::of(&token(&whoami["claims"]), true).unwrap();
+        let expected = &whoami["expected"];
+        assert_eq!(json!(identity.user_urn), expected["user_urn"]);
+        assert_eq!(json!(identity.org_urn), expected["org_urn"]);
+        assert_eq!(json!(identity.email), expected["email"]);
+        assert_eq!(Identity::of(&token(&whoami["claims"]), false), None, "anyone's token");
+        let passport = json!({"sub": "u", "org_id": "o", "iss": "passport-prod"});
+        assert!(Identity::of(&token(&passport), false).is_some());
+    }
+
+    #[tokio::test]
+    async fn many_waiting_requests_make_one_exchange() {
+        let tokens = Token::default();
+        let made = std::sync::atomic::AtomicU32::new(0);
+        let long = token(&json!({"exp": unix_now() + 3600.0}));
+        let get = || {
+            tokens.get(async || {
+                made.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                tokio::task::yield_now().await;
+                Ok(long.clone())
+            })
+        };
+        let all = futures_util::future::join_all((0..20).map(|_| get())).await;
+        assert!(all.into_iter().all(|token| token.unwrap() == long));
+        assert_eq!(made.into_inner(), 1);
+    }
+
+    #[tokio::test]
+    async fn an_old_token_is_used_when_there_is_no_new_one() {
+        let tokens = Token::default();
+        let refused = async || Err(Error::new(ErrorKind::Auth, "no"));
+        assert!(tokens.get(refused).await.is_err(), "nothing to go on with");
+        let old = token(&json!({"exp": unix_now() + 10.0}));
+        assert_eq!(tokens.get(async || Ok(old.clone())).await.unwrap(), old);
+        assert_eq!(tokens.get(refused).await.unwrap(), old);
+    }
+
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn a_command_must_succeed_and_print_something() {
+        let fetch = async |command: &str| Credential::Command(command.to_owned()).fetch().await;
+        assert_eq!(fetch("printf ' tml-x\\n'").await.unwrap().expose(), "tml-x");
+        let failed = fetch("echo why >&2; exit 3").await.unwrap_err();
+        assert!(failed.to_string().contains("why"), "{failed}");
+        assert!(fetch("true").await.is_err());
+        let key = ApiKey::new("tml-1").unwrap();
+        assert_eq!(Credential::Key(key).fetch().await.unwrap().expose(), "tml-1");
+    }
+}

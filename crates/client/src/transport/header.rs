@@ -1,0 +1,94 @@
+//! Headers that go with every request, and those of replies that are for people.
+
+use ::http::header::USER_AGENT;
+use ::http::{HeaderMap, HeaderName, HeaderValue};
+use tinkex_wire::Secret;
+
+use crate::config::Env;
+use crate::error::{Error, ErrorKind, Result};
+
+pub(crate) const RETRY_COUNT: &str = "x-stainless-retry-count";
+pub(crate) const READ_TIMEOUT: &str = "x-stainless-read-timeout";
+
+/// The headers of every request: who we are, and what a proxy in front of the server wants.
+pub(crate) fn fixed(env: &Env, overrides: &[(String, String)]) -> Result<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    let agent = concat!("tinkex/", env!("CARGO_PKG_VERSION"), " (Rust)");
+    headers.insert(USER_AGENT, HeaderValue::from_static(agent));
+    for (name, value) in [
+        ("x-stainless-package-version", tinkex_wire::SDK_VERSION),
+        ("x-stainless-os", os()),
+        ("x-stainless-arch", arch()),
+        ("x-stainless-runtime", "Rust"),
+        ("x-stainless-runtime-version", env!("CARGO_PKG_RUST_VERSION")),
+        ("x-stainless-async", "async:tokio"),
+    ] {
+        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+    }
+    for (name, variable) in [
+        ("cf-access-client-id", "CLOUDFLARE_ACCESS_CLIENT_ID"),
+        ("cf-access-client-secret", "CLOUDFLARE_ACCESS_CLIENT_SECRET"),
+    ] {
+        if let Some(value) = env.get(variable) {
+            put_secret(&mut headers, name, &value.into())?;
+        }
+    }
+    for (name, value) in overrides {
+        put_secret(&mut headers, name, &value.as_str().into())?;
+    }
+    Ok(headers)
+}
+
+fn os() -> &'static str {
+    match std::env::consts::OS {
+        "linux" => "Linux",
+        "macos" => "MacOS",
+        "windows" => "Windows",
+        "freebsd" => "FreeBSD",
+        "openbsd" => "OpenBSD",
+        "ios" => "iOS",
+        "android" => "Android",
+        _ => "Unknown",
+    }
+}
+
+fn arch() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "x64",
+        "aarch64" => "arm64",
+        "arm" => "arm",
+        "x86" => "x32",
+        _ => "unknown",
+    }
+}
+
+/// Adds a header of our own making.
+pub(crate) fn put(headers: &mut HeaderMap, name: &'static str, value: &str) {
+    let value = HeaderValue::from_str(value).expect("digits, names and ids are header text");
+    headers.insert(HeaderName::from_static(name), value);
+}
+
+/// Adds a header whose value must not be shown.
+pub(crate) fn put_secret(headers: &mut HeaderMap, name: &str, value: &Secret) -> Result<()> {
+    let wrong = |why: &str| {
+        Error::new(ErrorKind::Config, format!("the header {name:?} cannot be sent: {why}"))
+    };
+    let name: HeaderName = name.parse().map_err(|_| wrong("that is not a header's name"))?;
+    let mut value = HeaderValue::from_str(value.expose())
+        .map_err(|_| wrong("its value has characters that headers cannot carry"))?;
+    value.set_sensitive(true);
+    headers.insert(name, value);
+    Ok(())
+}
+
+/// Passes on what a server says about calls that will go away.
+pub(crate) fn note_deprecation(headers: &HeaderMap) {
+    let text = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
+    let Some(note) = text("x-deprecation-note") else { return };
+    match text("x-deprecation-level") {
+        Some(level) if level.eq_ignore_ascii_case("error") => {
+            tracing::error!(note, "the server says that this call is deprecated");
+        }
+        _ => tracing::warn!(note, "the server says that this call is deprecated"),
+    }
+}

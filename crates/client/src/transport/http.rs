@@ -1,0 +1,192 @@
+//! The one door to the network.
+//!
+//! [`HttpService`] is what the rest of the crate sees: a request goes in, a whole reply or a failure
+//! comes out. Fakes and proxies come in here; the real one is [`Network`].
+
+use std::error::Error as StdError;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::{Request, Response};
+
+use crate::error::{Error, ErrorKind};
+
+use super::pool::Pool;
+
+/// Sends requests. Redirects are not followed and nothing is sent twice: others decide that.
+pub trait HttpService: Send + Sync + 'static {
+    /// Sends one request and waits for the whole reply, at most for `timeout`.
+    fn send(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>>;
+}
+
+/// A class of traffic. Each has connections of its own, so that a long poll never stands in the way
+/// of an upload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Lane {
+    /// Settings, asked for once.
+    Config,
+    /// Tokens.
+    Auth,
+    /// Sessions: opening, keeping alive, joining.
+    Session,
+    /// Training requests, and looking things up.
+    Train,
+    /// Sampling requests.
+    Sample,
+    /// Waiting for one answer.
+    Poll,
+    /// Waiting for many answers.
+    PollMany,
+    /// How the client is doing.
+    Telemetry,
+}
+
+impl Lane {
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Config,
+        Self::Auth,
+        Self::Session,
+        Self::Train,
+        Self::Sample,
+        Self::Poll,
+        Self::PollMany,
+        Self::Telemetry,
+    ];
+
+    /// How many requests share one set of connections. An upload has its own; the others stay below
+    /// what one HTTP/2 connection carries at once.
+    pub(crate) const fn requests_per_client(self) -> usize {
+        match self {
+            Self::Config | Self::Auth | Self::Train => 1,
+            Self::Session | Self::Sample | Self::Poll | Self::PollMany | Self::Telemetry => 50,
+        }
+    }
+}
+
+/// A request that got no answer.
+#[derive(Debug)]
+pub struct HttpFailure {
+    kind: FailureKind,
+    source: Box<dyn StdError + Send + Sync>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FailureKind {
+    Timeout,
+    Connect,
+}
+
+impl HttpFailure {
+    /// The answer did not come in time.
+    pub fn timeout(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self { kind: FailureKind::Timeout, source: source.into() }
+    }
+
+    /// There was no connection, or it broke.
+    pub fn connect(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self { kind: FailureKind::Connect, source: source.into() }
+    }
+}
+
+impl From<HttpFailure> for Error {
+    fn from(failure: HttpFailure) -> Self {
+        let kind = match failure.kind {
+            FailureKind::Timeout => ErrorKind::Timeout,
+            FailureKind::Connect => ErrorKind::Connect,
+        };
+        Self::of_transport(kind, failure.source)
+    }
+}
+
+/// The network, by reqwest.
+pub(crate) struct Network {
+    pools: Vec<(Lane, Pool<reqwest::Client>)>,
+}
+
+const CONNECT: Duration = Duration::from_secs(5);
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
+const IDLE: Duration = Duration::from_secs(90);
+/// What an upload may take on top of its timeout: a slow line is not a dead one.
+const SLOWEST_UPLOAD_BYTES_PER_SECOND: usize = 64 * 1024;
+
+impl Network {
+    pub(crate) fn new() -> Result<Self, Error> {
+        let tls = tls()?;
+        // Made once here so that a mistake shows now and not at the first request.
+        client(tls.clone())?;
+        let pool = |lane: Lane| {
+            let tls = tls.clone();
+            let make = move || client(tls.clone()).expect("the same settings worked before");
+            (lane, Pool::new(lane.requests_per_client(), Box::new(make)))
+        };
+        Ok(Self { pools: Lane::ALL.map(pool).into() })
+    }
+
+    fn pool(&self, lane: Lane) -> &Pool<reqwest::Client> {
+        let found = self.pools.iter().find(|(of, _)| *of == lane);
+        &found.expect("every lane has a pool").1
+    }
+}
+
+impl HttpService for Network {
+    fn send(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+        Box::pin(async move {
+            let pool = self.pool(lane);
+            let upload = request.body().len() / SLOWEST_UPLOAD_BYTES_PER_SECOND;
+            let mut request = reqwest::Request::try_from(request).map_err(failure)?;
+            *request.timeout_mut() = Some(timeout + Duration::from_secs(upload as u64));
+            let lease = pool.lease();
+            let mut reply = lease.client().execute(request).await.map_err(failure)?;
+            let mut response = Response::builder().status(reply.status());
+            if let Some(headers) = response.headers_mut() {
+                *headers = std::mem::take(reply.headers_mut());
+            }
+            let body = reply.bytes().await.map_err(failure)?;
+            let response = response.body(body).map_err(HttpFailure::connect)?;
+            pool.settle(&lease, response)
+        })
+    }
+}
+
+/// Without the address: it may hold a query that is nobody's business.
+fn failure(error: reqwest::Error) -> HttpFailure {
+    let error = error.without_url();
+    if error.is_timeout() { HttpFailure::timeout(error) } else { HttpFailure::connect(error) }
+}
+
+fn client(tls: rustls::ClientConfig) -> Result<reqwest::Client, Error> {
+    reqwest::Client::builder()
+        .tls_backend_preconfigured(tls)
+        .redirect(reqwest::redirect::Policy::none())
+        .connect_timeout(CONNECT)
+        .tcp_keepalive(KEEP_ALIVE)
+        .pool_idle_timeout(IDLE)
+        .build()
+        .map_err(|why| Error::new(ErrorKind::Config, "no HTTP client").with_source(why))
+}
+
+fn tls() -> Result<rustls::ClientConfig, Error> {
+    use rustls_platform_verifier::BuilderVerifierExt;
+
+    let wrong = |why: rustls::Error| Error::new(ErrorKind::Config, "no TLS").with_source(why);
+    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .and_then(BuilderVerifierExt::with_platform_verifier)
+        .map_err(wrong)?
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(config)
+}

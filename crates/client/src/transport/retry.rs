@@ -1,0 +1,280 @@
+//! Whether the same bytes are sent again, and when.
+//!
+//! The loop itself is [`Transport::send`](super::Transport), the only one that resends; what it
+//! does after a failure is decided here. There are two rhythms. A *resend* follows soon after a lost connection or a passing failure,
+//! with the same idempotency key. A *round* of resends that failed may be followed by another, with
+//! a new key, until minutes have passed. A 402 waits for the account to be settled and counts as
+//! neither.
+
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::Response;
+use tokio::time::{Instant, sleep};
+
+use crate::error::{Error, retryable_status};
+
+use super::billing::{self, Billing};
+use super::delay;
+use super::rule::Rule;
+
+/// How long rounds go on, from the first attempt.
+const BUDGET: Duration = Duration::from_secs(300);
+const LONGEST_ROUND_PAUSE: Duration = Duration::from_secs(30);
+
+/// How failed requests are sent again.
+///
+/// ```
+/// use tinkex::RetryPolicy;
+///
+/// // Exactly one HTTP request per call; the error says when to come back.
+/// let once = RetryPolicy::disabled();
+/// assert_eq!(once.max_resends(), 0);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RetryPolicy {
+    max_resends: u32,
+    persist: bool,
+}
+
+impl Default for RetryPolicy {
+    /// As the service expects of its clients: up to ten resends, and persistence for five minutes
+    /// where a call may be repeated.
+    fn default() -> Self {
+        Self { max_resends: u32::MAX, persist: true }
+    }
+}
+
+impl RetryPolicy {
+    /// Nothing is sent twice.
+    #[must_use]
+    pub fn disabled() -> Self {
+        Self { max_resends: 0, persist: false }
+    }
+
+    /// At most this many resends at a time, fewer where the service expects fewer.
+    #[must_use]
+    pub fn with_max_resends(mut self, resends: u32) -> Self {
+        self.max_resends = resends;
+        self
+    }
+
+    /// The limit on resends.
+    #[must_use]
+    pub fn max_resends(&self) -> u32 {
+        self.max_resends
+    }
+
+    pub(crate) fn apply(self, rule: Rule) -> Rule {
+        let (resends, persist) = (rule.resends.min(self.max_resends), rule.persist && self.persist);
+        Rule { resends, persist, ..rule }
+    }
+}
+
+/// Why an attempt failed, and what the server said about another.
+pub(crate) struct Failed {
+    pub(crate) error: Error,
+    /// The wait that the server asked for, in seconds.
+    pub(crate) asked: Option<f64>,
+    /// Whether the server wants a resend, if it said so.
+    pub(crate) wanted: Option<bool>,
+    /// Whether there is no sense in another attempt of any kind.
+    for_good: bool,
+}
+
+impl Failed {
+    /// The server answered with an error.
+    pub(crate) fn of_reply(reply: &Response<Bytes>) -> Self {
+        let asked = delay::asked(reply.headers(), SystemTime::now());
+        let retry_after = delay::asked_duration(asked);
+        Self {
+            error: Error::of_reply(reply.status().as_u16(), reply.body(), retry_after),
+            asked,
+            wanted: delay::should_resend(reply.headers()),
+            for_good: false,
+        }
+    }
+
+    /// No other attempt can succeed, whatever kind of error it is.
+    pub(crate) fn for_good(error: Error) -> Self {
+        Self { for_good: true, ..Self::from(error) }
+    }
+
+    fn may_be_resent(&self) -> bool {
+        if self.for_good {
+            return false;
+        }
+        self.wanted.unwrap_or_else(|| match self.error.status() {
+            Some(status) => retryable_status(status) || status >= 600,
+            None => self.error.is_retryable(),
+        })
+    }
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self { error, asked: None, wanted: None, for_good: false }
+    }
+}
+
+/// Where a call stands: how often it was sent, and what tells its resends apart from new requests.
+pub(crate) struct Sending {
+    rule: Rule,
+    fixed_key: Option<String>,
+    key: String,
+    sent_before: u32,
+    attempts: u32,
+    round: u32,
+    start: Instant,
+}
+
+impl Sending {
+    pub(crate) fn new(rule: Rule, fixed_key: Option<String>) -> Self {
+        let key = fixed_key.clone().unwrap_or_else(new_key);
+        Self { rule, fixed_key, key, sent_before: 0, attempts: 0, round: 0, start: Instant::now() }
+    }
+
+    /// The same for all resends of a round.
+    pub(crate) fn idempotency_key(&self) -> &str {
+        &self.key
+    }
+
+    /// How often these bytes were sent before in this round.
+    pub(crate) fn sent_before(&self) -> u32 {
+        self.sent_before
+    }
+
+    /// An attempt failed: waits until it is time for another, or says why there is none.
+    pub(crate) async fn failed(&mut self, failed: Failed, billing: &Billing) -> Result<(), Error> {
+        self.attempts += 1;
+        if self.sent_before < self.rule.resends && failed.may_be_resent() {
+            let wait = delay::before_resend(self.sent_before, failed.asked, fastrand::f64());
+            tracing::debug!(error = %failed.error, ?wait, self.attempts, "sending again");
+            sleep(wait).await;
+            self.sent_before += 1;
+            return Ok(());
+        }
+
+        if self.rule.persist && failed.error.status() == Some(402) && billing.pause() {
+            sleep(billing::PAUSE).await;
+        } else {
+            let elapsed = self.start.elapsed();
+            let sensible = !failed.for_good && failed.error.is_retryable();
+            if !self.rule.persist || !sensible || elapsed >= BUDGET {
+                return Err(failed.error.after(self.attempts, elapsed));
+            }
+            let pause = Duration::from_secs(1 << self.round.min(5)).min(LONGEST_ROUND_PAUSE);
+            let pause = pause.min(BUDGET - elapsed);
+            tracing::debug!(error = %failed.error, ?pause, self.attempts, "trying anew");
+            sleep(pause).await;
+            self.round += 1;
+        }
+        self.sent_before = 0;
+        self.key = self.fixed_key.clone().unwrap_or_else(new_key);
+        Ok(())
+    }
+}
+
+fn new_key() -> String {
+    format!("stainless-rust-retry-{}", uuid::Uuid::new_v4())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use serde_json::{Value, json};
+    use tinkex_wire::Route;
+
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::fixture;
+
+    fn outcome(step: &Value) -> Result<Response<Bytes>, Failed> {
+        let transport = |kind| Err(Error::of_transport(kind, "scripted".into()).into());
+        match step {
+            Value::Number(status) => {
+                let status = u16::try_from(status.as_u64().unwrap()).unwrap();
+                let reply = Response::builder().status(status).body(Bytes::new()).unwrap();
+                Err(Failed::of_reply(&reply))
+            }
+            Value::String(word) => match word.as_str() {
+                "ok" => Ok(Response::new(Bytes::new())),
+                "conn" => transport(ErrorKind::Connect),
+                "timeout" | "asyncio_timeout" => transport(ErrorKind::Timeout),
+                "value_error" => Err(Error::new(ErrorKind::InvalidInput, "scripted").into()),
+                other => panic!("{other}"),
+            },
+            other => panic!("{other}"),
+        }
+    }
+
+    /// Covers X15.
+    #[tokio::test(start_paused = true)]
+    async fn rounds_go_on_as_in_the_reference() {
+        for case in fixture::cases("execute_with_retries.json") {
+            let mut script: VecDeque<Value> = case["script"].as_array().unwrap().clone().into();
+            let busy = Duration::from_secs_f64(case["seconds_per_attempt"].as_f64().unwrap());
+            let rule = Rule { resends: 0, persist: true, ..Rule::of(Route::OptimStep) };
+            let billing = Billing::new(Duration::from_secs(3600));
+            let start = Instant::now();
+            let (mut attempts, mut sleeps) = (0, Vec::new());
+            let mut sending = Sending::new(rule, None);
+            let result = loop {
+                attempts += 1;
+                let step = script.pop_front().unwrap_or_else(|| case["then_forever"].clone());
+                sleep(busy).await;
+                let idle_since = Instant::now();
+                match outcome(&step) {
+                    Ok(_) => break Ok(()),
+                    Err(failed) => match sending.failed(failed, &billing).await {
+                        Ok(()) => sleeps.push(json!(idle_since.elapsed().as_secs_f64())),
+                        Err(error) => break Err(error),
+                    },
+                }
+            };
+            assert_eq!(json!(attempts), case["attempts"], "{case}");
+            assert_eq!(json!(result.is_ok()), case["result"]["ok"], "{case}");
+            if let Err(error) = result {
+                assert_eq!(json!(error.status()), case["result"]["status"], "{case}");
+                assert_eq!(json!(error.attempts()), case["attempts"], "{case}");
+            }
+            let expected: Vec<Value> = match &case["sleeps"] {
+                Value::Array(each) => each.iter().map(|s| json!(s.as_f64().unwrap())).collect(),
+                all => {
+                    let count = usize::try_from(all["count"].as_u64().unwrap()).unwrap();
+                    vec![json!(all["each"].as_f64().unwrap()); count]
+                }
+            };
+            assert_eq!(sleeps, expected, "{case}");
+            let total = (Instant::now() - start).as_secs_f64();
+            assert_eq!(json!(total), case["total_elapsed"], "{case}");
+        }
+    }
+
+    #[test]
+    fn the_server_may_insist_or_decline() {
+        for case in fixture::cases("should_retry.json") {
+            let status = u16::try_from(case["status"].as_u64().unwrap()).unwrap();
+            if status < 400 {
+                // A success never gets as far as this question.
+                continue;
+            }
+            for (key, expected) in case.as_object().unwrap() {
+                let value = match key.as_str() {
+                    "status" => continue,
+                    "absent" => None,
+                    other => other.strip_prefix("header="),
+                };
+                let mut reply = Response::builder().status(status);
+                if let Some(value) = value {
+                    reply = reply.header("x-should-retry", value);
+                }
+                let failed = Failed::of_reply(&reply.body(Bytes::new()).unwrap());
+                // Unlike the reference, the case of the word does not matter.
+                let expected = if value == Some("TRUE") { &json!(true) } else { expected };
+                assert_eq!(json!(failed.may_be_resent()), *expected, "{status} {value:?}");
+            }
+        }
+    }
+}

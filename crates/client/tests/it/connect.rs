@@ -1,0 +1,173 @@
+//! Connecting: settings, credentials, tokens, redirects.
+
+use base64::Engine as _;
+use serde_json::{Value, json};
+use tinkex::rest::{AuditLogRequest, ListSessions};
+use tinkex::{Env, ErrorKind, Lane, ServiceClient};
+
+use crate::fake::Fake;
+
+const CONFIG: &str = "POST /api/v1/client/config";
+const DYNAMIC: &str = "POST /api/v1/client/dynamic_config";
+const TOKEN: &str = "POST /api/v1/auth/token";
+const LIST: &str = "GET /api/v1/sessions";
+
+fn none() -> Value {
+    json!({"sessions": []})
+}
+
+fn jwt(seconds_left: u64) -> String {
+    let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
+    let claims = json!({"exp": now + seconds_left, "sub": "u", "org_id": "o", "email": "a@b.c"});
+    let payload = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(claims.to_string());
+    format!("eyJh.{payload}.s")
+}
+
+/// Covers T2.1.1, Q2.
+#[tokio::test(start_paused = true)]
+async fn settings_of_one_client_do_not_reach_another() {
+    let (one, other) = (Fake::started().reply(LIST, 200, none()), Fake::new());
+    let other = other
+        .reply(&CONFIG.replace("/api", "/pre/api"), 200, json!({}))
+        .reply(&DYNAMIC.replace("/api", "/pre/api"), 200, json!({}))
+        .reply(&LIST.replace("/api", "/pre/api"), 200, none());
+    let env = [("TINKER_API_KEY", "tml-from-env"), ("TINKER_BASE_URL", "https://env.test/pre/")];
+    let from_env = ServiceClient::builder().env(Env::from_pairs(env)).http(other.clone());
+    let from_env = from_env.header("X-Mine", "1").header("User-Agent", "me").build().unwrap();
+    from_env.rest().list_sessions(&ListSessions::default()).await.unwrap();
+    one.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
+
+    let (a, b) = (one.last(), other.last());
+    assert_eq!(a.header("x-api-key"), Some("tml-test-key-0123456789"));
+    assert_eq!(b.header("x-api-key"), Some("tml-from-env"));
+    assert_eq!((a.header("x-mine"), b.header("x-mine")), (None, Some("1")));
+    assert_eq!(b.header("user-agent"), Some("me"), "the caller's headers win");
+    assert!(b.url.starts_with("https://env.test/pre/api/v1/sessions?"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_start_is_made_once_and_a_failed_one_is_made_again() {
+    let fake = Fake::new().reply(CONFIG, 401, json!({"detail": "who?"}));
+    let client = fake.client();
+    let error = client.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Auth);
+    assert!(error.hint().unwrap().contains("TINKER_API_KEY"));
+
+    let fake = fake.reply(CONFIG, 200, json!({})).reply(DYNAMIC, 404, Value::Null);
+    let fake = fake.reply(LIST, 200, none()).reply(LIST, 200, none());
+    let rest = client.rest();
+    let list = ListSessions::default();
+    let (a, b) = tokio::join!(rest.list_sessions(&list), rest.list_sessions(&list));
+    a.and(b).unwrap();
+    fake.finish();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_without_settings_has_the_defaults() {
+    let fake = Fake::new().reply(CONFIG, 404, Value::Null).reply(DYNAMIC, 404, Value::Null).reply(
+        LIST,
+        200,
+        none(),
+    );
+    fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
+    fake.finish();
+}
+
+#[test]
+fn a_client_without_a_credential_is_not_made() {
+    let home = tempfile::tempdir().unwrap();
+    let env = Env::from_pairs([("HOME", home.path().to_str().unwrap())]);
+    let error = ServiceClient::builder().env(env).http(Fake::new()).build().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Auth);
+    assert!(error.hint().is_some());
+}
+
+/// Covers R-JWT.
+#[tokio::test(start_paused = true)]
+async fn keys_are_exchanged_for_tokens_where_the_server_wants_that() {
+    let token = jwt(3600);
+    let fake = Fake::new()
+        .reply(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
+        .reply(TOKEN, 200, json!({"jwt": token}))
+        .reply(DYNAMIC, 200, json!({}))
+        .reply(LIST, 200, none());
+    let client = fake.client();
+    client.rest().list_sessions(&ListSessions::default()).await.unwrap();
+    let keys: Vec<_> =
+        fake.seen().iter().map(|seen| seen.header("x-api-key").unwrap().to_owned()).collect();
+    let key = "tml-test-key-0123456789";
+    assert_eq!(keys, [key, key, &token, &token]);
+    let lanes: Vec<_> = fake.seen().iter().map(|seen| seen.lane).collect();
+    assert_eq!(lanes, [Lane::Config, Lane::Auth, Lane::Session, Lane::Train]);
+    let whoami = client.whoami().await.unwrap();
+    assert_eq!((whoami.user_urn.as_str(), whoami.org_urn.as_str()), ("u", "tml:organization:o"));
+    fake.finish();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_exchange_is_told_as_it_is_and_not_taken_for_a_lost_connection() {
+    let fake = Fake::new().reply(CONFIG, 200, json!({"pjwt_auth_enabled": true})).reply(
+        TOKEN,
+        403,
+        json!({"detail": "not you"}),
+    );
+    let error = fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap_err();
+    assert_eq!((error.kind(), error.status()), (ErrorKind::Permission, Some(403)));
+    fake.finish();
+}
+
+/// A token is renewed five minutes before its end, without anyone asking.
+#[tokio::test(start_paused = true)]
+async fn tokens_are_renewed_ahead_of_need() {
+    let (old, new) = (jwt(3600), jwt(7200));
+    let fake = Fake::new()
+        .reply(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
+        .reply(TOKEN, 200, json!({"jwt": old}))
+        .reply(DYNAMIC, 200, json!({}))
+        .reply(LIST, 200, none())
+        .reply(TOKEN, 200, json!({"jwt": new}))
+        .reply(LIST, 200, none());
+    let client = fake.client();
+    client.rest().list_sessions(&ListSessions::default()).await.unwrap();
+    tokio::time::sleep(std::time::Duration::from_secs(3310)).await;
+    client.rest().list_sessions(&ListSessions::default()).await.unwrap();
+    assert_eq!(fake.last().header("x-api-key"), Some(&*new));
+    fake.finish();
+}
+
+/// Covers X5, X6.
+#[tokio::test(start_paused = true)]
+async fn secrets_do_not_follow_a_redirect_to_another_server() {
+    let log = json!({"entries": []});
+    let fake = Fake::started()
+        .reply_with("GET /api/v1/audit", 302, &[("location", "/moved?x=1")], Value::Null)
+        .reply_with("GET /moved", 307, &[("location", "https://storage.test/f?sig=1")], Value::Null)
+        .reply("GET /f", 200, log);
+    let env =
+        [("CLOUDFLARE_ACCESS_CLIENT_SECRET", "hidden"), ("CLOUDFLARE_ACCESS_CLIENT_ID", "id")];
+    let client = fake.builder().env(Env::from_pairs(env)).header("x-mine", "hidden").build();
+    let client = client.unwrap();
+    client.admin().get_audit_log(&AuditLogRequest::default()).await.unwrap();
+    let seen = fake.seen();
+    let [near, away] = &seen[3..] else { panic!("two redirects") };
+    assert_eq!(near.header("x-api-key"), Some("tml-test-key-0123456789"), "the same server");
+    assert_eq!(near.header("cf-access-client-secret"), Some("hidden"));
+    assert_eq!(away.url, "https://storage.test/f?sig=1");
+    let mut names: Vec<_> = away.headers.keys().map(|name| name.as_str().to_owned()).collect();
+    names.sort();
+    assert_eq!(names, ["accept", "user-agent"]);
+    assert!(!format!("{client:?}").contains("hidden"));
+    assert!(!format!("{:?}", near.headers).contains("hidden"));
+    fake.finish();
+}
+
+#[tokio::test(start_paused = true)]
+async fn endless_redirects_end() {
+    let mut fake = Fake::started();
+    for _ in 0..11 {
+        fake = fake.reply_with(LIST, 302, &[("location", "/api/v1/sessions")], Value::Null);
+    }
+    let error = fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Rejected);
+    fake.finish();
+}

@@ -1,0 +1,166 @@
+//! A scripted server in place of the network: it answers what it was told to, in order, and fails
+//! the test on any call it did not expect.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::{HeaderMap, Request, Response};
+use serde_json::{Value, json};
+use tinkex::{Env, HttpFailure, HttpService, Lane, ServiceClient, ServiceClientBuilder};
+use tokio::time::Instant;
+
+#[derive(Clone, Default)]
+pub(crate) struct Fake(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    script: VecDeque<(String, Answer)>,
+    seen: Vec<Seen>,
+}
+
+enum Answer {
+    Reply(Response<Bytes>),
+    Lost,
+    Late,
+}
+
+/// A request that came in.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) at: Instant,
+    pub(crate) method: String,
+    pub(crate) url: String,
+    pub(crate) lane: Lane,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+    pub(crate) timeout: Duration,
+}
+
+impl Seen {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        if self.body.is_empty() { Value::Null } else { serde_json::from_slice(&self.body).unwrap() }
+    }
+}
+
+impl Fake {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    /// The calls that every client begins with, answered with nothing but defaults.
+    pub(crate) fn started() -> Self {
+        Self::new().reply("POST /api/v1/client/config", 200, json!({})).reply(
+            "POST /api/v1/client/dynamic_config",
+            200,
+            json!({}),
+        )
+    }
+
+    /// The next call must be this one, and gets this answer.
+    pub(crate) fn reply(self, call: &str, status: u16, body: Value) -> Self {
+        self.reply_with(call, status, &[], body)
+    }
+
+    pub(crate) fn reply_with(
+        self,
+        call: &str,
+        status: u16,
+        headers: &[(&str, &str)],
+        body: Value,
+    ) -> Self {
+        let mut reply = Response::builder().status(status);
+        for (name, value) in headers {
+            reply = reply.header(*name, *value);
+        }
+        let body = if body.is_null() { Bytes::new() } else { body.to_string().into() };
+        self.then(call, Answer::Reply(reply.body(body).unwrap()))
+    }
+
+    /// The next call must be this one, and its connection is lost.
+    pub(crate) fn lose(self, call: &str) -> Self {
+        self.then(call, Answer::Lost)
+    }
+
+    /// The next call must be this one, and is not answered in time.
+    pub(crate) fn delay(self, call: &str) -> Self {
+        self.then(call, Answer::Late)
+    }
+
+    fn then(self, call: &str, answer: Answer) -> Self {
+        self.0.lock().unwrap().script.push_back((call.to_owned(), answer));
+        self
+    }
+
+    /// All requests so far.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        self.0.lock().unwrap().seen.clone()
+    }
+
+    /// The last request.
+    pub(crate) fn last(&self) -> Seen {
+        self.seen().pop().expect("a request")
+    }
+
+    /// Nothing of the script may be left.
+    pub(crate) fn finish(&self) {
+        let state = self.0.lock().unwrap();
+        let left: Vec<_> = state.script.iter().map(|(call, _)| call).collect();
+        assert!(left.is_empty(), "calls that never came: {left:?}");
+    }
+
+    /// A client that speaks to this server alone.
+    pub(crate) fn client(&self) -> ServiceClient {
+        self.builder().build().unwrap()
+    }
+
+    pub(crate) fn builder(&self) -> ServiceClientBuilder {
+        ServiceClient::builder()
+            .env(Env::empty())
+            .base_url("http://server.test".parse().unwrap())
+            .api_key("tml-test-key-0123456789")
+            .http(self.clone())
+    }
+}
+
+impl HttpService for Fake {
+    fn send(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+        let (parts, body) = request.into_parts();
+        let call = format!("{} {}", parts.method, parts.uri.path());
+        let mut state = self.0.lock().unwrap();
+        state.seen.push(Seen {
+            at: Instant::now(),
+            method: parts.method.to_string(),
+            url: parts.uri.to_string(),
+            lane,
+            headers: parts.headers,
+            body,
+            timeout,
+        });
+        let (expected, answer) =
+            state.script.pop_front().unwrap_or_else(|| panic!("{call} was not expected"));
+        assert_eq!(call, expected, "another call was expected");
+        drop(state);
+        Box::pin(async move {
+            match answer {
+                Answer::Reply(reply) => Ok(reply),
+                Answer::Lost => Err(HttpFailure::connect("scripted loss")),
+                Answer::Late => {
+                    tokio::time::sleep(timeout).await;
+                    Err(HttpFailure::timeout("scripted delay"))
+                }
+            }
+        })
+    }
+}

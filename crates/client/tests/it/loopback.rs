@@ -1,0 +1,134 @@
+//! The real network stack, over loopback, against a server that misbehaves.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tinkex::rest::ListSessions;
+use tinkex::{Env, ErrorKind, RetryPolicy, ServiceClient};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+/// What the server does with the first request that is not about settings.
+#[derive(Clone, Copy)]
+enum Deed {
+    Answer,
+    CloseMidBody,
+    CloseAtOnce,
+    Garbage,
+    Zstd,
+}
+
+/// A server on a free port; returns its address and how many connections it took.
+async fn serve(deed: Deed) -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let connections = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&connections);
+    let accept = async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            counter.fetch_add(1, Ordering::Relaxed);
+            #[expect(clippy::disallowed_methods, reason = "the server of a test")]
+            tokio::spawn(converse(stream, deed));
+        }
+    };
+    #[expect(clippy::disallowed_methods, reason = "the server of a test")]
+    tokio::spawn(accept);
+    (address, connections)
+}
+
+async fn converse(mut stream: TcpStream, deed: Deed) {
+    while let Some(head) = read_request(&mut stream).await {
+        let reply: Vec<u8> = if head.contains("/client/") {
+            reply(b"{}", "")
+        } else {
+            match deed {
+                Deed::Answer => reply(br#"{"sessions":["s"]}"#, ""),
+                Deed::Zstd => {
+                    let body = tinkex::wire::codec::compress::compress(br#"{"sessions":["z"]}"#);
+                    reply(&body.unwrap(), "content-encoding: zstd\r\n")
+                }
+                Deed::CloseMidBody => {
+                    b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"sess".to_vec()
+                }
+                Deed::CloseAtOnce => return,
+                Deed::Garbage => b"I am not a web server\r\n\r\n".to_vec(),
+            }
+        };
+        if stream.write_all(&reply).await.is_err()
+            || matches!(deed, Deed::CloseMidBody if !head.contains("/client/"))
+        {
+            return;
+        }
+    }
+}
+
+fn reply(body: &[u8], headers: &str) -> Vec<u8> {
+    let length = body.len();
+    let head = format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{headers}content-length: {length}\r\n\r\n"
+    );
+    [head.as_bytes(), body].concat()
+}
+
+/// One request's head; its body is read and dropped.
+async fn read_request(stream: &mut TcpStream) -> Option<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.ok()?);
+    }
+    let head = String::from_utf8(head).unwrap().to_ascii_lowercase();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+    let mut body = vec![0; length.map_or(0, |length| length.trim().parse().unwrap())];
+    stream.read_exact(&mut body).await.ok()?;
+    Some(head)
+}
+
+fn client(address: &str) -> ServiceClient {
+    ServiceClient::builder()
+        .env(Env::empty())
+        .base_url(address.parse().unwrap())
+        .api_key("tml-test")
+        .retry(RetryPolicy::disabled())
+        .build()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_good_server_is_understood_and_its_connections_are_used_again() {
+    let (address, connections) = serve(Deed::Answer).await;
+    let rest = client(&address).rest();
+    for _ in 0..5 {
+        let found = rest.list_sessions(&ListSessions::default()).await.unwrap();
+        assert_eq!(found.sessions[0], "s");
+    }
+    // One for each lane that was used: settings, session, looking things up.
+    assert_eq!(connections.load(Ordering::Relaxed), 3);
+}
+
+#[tokio::test]
+async fn compressed_replies_are_read() {
+    let (address, _) = serve(Deed::Zstd).await;
+    let found = client(&address).rest().list_sessions(&ListSessions::default()).await.unwrap();
+    assert_eq!(found.sessions[0], "z");
+}
+
+#[tokio::test]
+async fn broken_connections_are_told_as_such() {
+    for deed in [Deed::CloseMidBody, Deed::CloseAtOnce, Deed::Garbage] {
+        let (address, _) = serve(deed).await;
+        let error =
+            client(&address).rest().list_sessions(&ListSessions::default()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Connect, "{error:?}");
+        assert!(error.is_retryable());
+        assert!(std::error::Error::source(&error).is_some(), "the cause is kept");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_told_as_such() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    let error = client(&address).rest().list_sessions(&ListSessions::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Connect);
+}

@@ -1,0 +1,11 @@
+//! One binary for all integration tests of the crate.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a wrong assumption is a failed test")]
+#![expect(clippy::needless_pass_by_value, reason = "scripts read better without a mark per value")]
+
+mod connect;
+mod fake;
+mod lookup;
+mod loopback;
+mod resend;
+mod surface;

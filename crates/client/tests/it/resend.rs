@@ -1,0 +1,189 @@
+//! What is sent again, when, and what the error says if nothing helped.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tinkex::rest::ListSessions;
+use tinkex::{ErrorKind, RetryPolicy};
+use tokio::time::Instant;
+
+use crate::fake::Fake;
+
+const LIST: &str = "GET /api/v1/sessions";
+const COPY: &str = "POST /api/v1/copy_weights";
+
+fn none() -> Value {
+    json!({"sessions": []})
+}
+
+/// Covers T2.2.1.
+#[tokio::test(start_paused = true)]
+async fn a_success_is_one_request() {
+    let fake = Fake::started().reply(LIST, 200, none());
+    fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
+    fake.finish();
+}
+
+/// Covers T2.2.2.
+#[tokio::test(start_paused = true)]
+async fn a_failing_server_is_asked_ten_times_more_in_a_round_and_for_minutes_in_all() {
+    let mut fake = Fake::started();
+    for _ in 0..400 {
+        fake = fake.reply(LIST, 500, json!({"detail": "oops"}));
+    }
+    let start = Instant::now();
+    let error = fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap_err();
+    assert_eq!((error.kind(), error.status()), (ErrorKind::Server, Some(500)));
+    assert!(start.elapsed() >= Duration::from_secs(300), "persists for five minutes");
+    let seen = fake.seen();
+    let calls = &seen[2..];
+    assert_eq!(calls.len(), usize::try_from(error.attempts()).unwrap());
+    // Rounds of eleven, each counting its resends from 0.
+    for (i, call) in calls.iter().enumerate() {
+        assert_eq!(call.header("x-stainless-retry-count").unwrap(), (i % 11).to_string());
+    }
+    let text = error.to_string();
+    assert!(text.contains("attempts") && text.contains("oops"), "{text}");
+}
+
+/// Covers T2.2.3, P4C.8.
+#[tokio::test(start_paused = true)]
+async fn passing_failures_are_sent_again_with_the_same_key() {
+    let path = json!({"tinker_path": "tinker://r/weights/a"});
+    for (name, fake) in [
+        ("408", Fake::started().reply(COPY, 408, Value::Null)),
+        ("409", Fake::started().reply(COPY, 409, Value::Null)),
+        ("lost", Fake::started().lose(COPY)),
+        ("late", Fake::started().delay(COPY)),
+    ] {
+        let fake = fake.reply(COPY, 200, path.clone());
+        let copy = tinkex::CopyCheckpoint::of("tinker://r/weights/a".parse().unwrap());
+        let copied = fake.client().rest().copy_weights(copy.into_project("p")).await;
+        assert_eq!(copied.unwrap().to_string(), "tinker://r/weights/a", "{name}");
+        let seen = fake.seen();
+        let keys: Vec<_> = seen[2..].iter().map(|s| s.header("x-idempotency-key")).collect();
+        assert_eq!(keys[0], keys[1], "{name}");
+        assert_eq!(seen[2].body, seen[3].body, "the same bytes");
+        fake.finish();
+    }
+}
+
+/// Covers T2.2.4.
+#[tokio::test(start_paused = true)]
+async fn the_wait_that_a_server_asks_for_is_kept_and_told() {
+    for (header, value, wait) in [
+        ("retry-after-ms", "100", Duration::from_millis(100)),
+        ("retry-after", "3", Duration::from_secs(3)),
+    ] {
+        let fake = Fake::started().reply_with(LIST, 429, &[(header, value)], Value::Null).reply(
+            LIST,
+            200,
+            none(),
+        );
+        fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
+        let seen = fake.seen();
+        assert_eq!(seen[3].at - seen[2].at, wait, "{header}");
+
+        let fake = Fake::started().reply_with(LIST, 429, &[(header, value)], Value::Null);
+        let once = fake.builder().retry(RetryPolicy::disabled()).build().unwrap();
+        let error = once.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
+        assert_eq!((error.kind(), error.retry_after()), (ErrorKind::RateLimited, Some(wait)));
+        fake.finish();
+    }
+}
+
+/// Covers T2.2.5.
+#[tokio::test(start_paused = true)]
+async fn a_server_may_insist_on_a_resend_or_decline_it() {
+    let fake = Fake::started()
+        .reply_with(LIST, 400, &[("x-should-retry", "true")], json!({"detail": "odd"}))
+        .reply(LIST, 200, none());
+    fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
+    fake.finish();
+
+    // Declined within the round; the rounds that follow are ours to decide.
+    let fake = Fake::started()
+        .reply_with(LIST, 503, &[("x-should-retry", "false")], Value::Null)
+        .reply(LIST, 200, none());
+    fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
+    let seen = fake.seen();
+    assert_eq!(seen[3].at - seen[2].at, Duration::from_secs(1), "a new round, not a resend");
+    assert_eq!(seen[3].header("x-stainless-retry-count"), Some("0"));
+}
+
+/// Covers P6B.3, P6B.4, P6C.4.
+#[tokio::test(start_paused = true)]
+async fn without_retries_there_is_exactly_one_request() {
+    for (status, kind) in [(500, ErrorKind::Server), (400, ErrorKind::Rejected)] {
+        let fake = Fake::started().reply(LIST, status, json!({"detail": "no"}));
+        let client = fake.builder().retry(RetryPolicy::disabled()).build().unwrap();
+        let error = client.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
+        assert_eq!((error.kind(), error.attempts()), (kind, 1));
+        fake.finish();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_no_resend_can_mend_is_not_resent() {
+    for status in [400, 401, 403, 404, 410, 422] {
+        let fake = Fake::started().reply(LIST, status, json!({"detail": "no"}));
+        let error = fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap_err();
+        assert_eq!((error.status(), error.attempts()), (Some(status), 1));
+        assert!(error.is_user_error());
+        fake.finish();
+    }
+    let fake = Fake::started().reply(LIST, 200, json!({"sessions": 7}));
+    let error = fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Decode);
+    assert!(error.to_string().contains("sessions"), "{error}");
+}
+
+/// Covers R-COPY.
+#[tokio::test(start_paused = true)]
+async fn a_copy_keeps_one_key_and_one_token_through_all_rounds() {
+    let mut fake = Fake::started();
+    for _ in 0..11 {
+        fake = fake.reply(COPY, 503, Value::Null);
+    }
+    let fake = fake.lose(COPY).delay(COPY).reply(
+        COPY,
+        200,
+        json!({"tinker_path": "tinker://copy/weights/a"}),
+    );
+    let client = fake.builder().project_id("own").build().unwrap();
+    let source = "tinker://r/weights/a".parse().unwrap();
+    let copy = tinkex::CopyCheckpoint::of(source).ttl_seconds(3600).source_token("tml-other");
+    client.rest().copy_weights(copy).await.unwrap();
+    let seen = fake.seen();
+    let copies = &seen[2..];
+    let key = copies[0].header("x-idempotency-key").unwrap();
+    assert_eq!(key.len(), 36, "a bare id");
+    for copy in copies {
+        assert_eq!(copy.header("x-idempotency-key"), Some(key));
+        assert_eq!(copy.header("x-tinker-weights-access-token"), Some("tml-other"));
+        assert_eq!(copy.json()["destination_project_id"], "own");
+    }
+    assert!(!format!("{:?}", copies[0].headers).contains("tml-other"), "marked as secret");
+    fake.finish();
+
+    let fake = Fake::new();
+    let source = "tinker://r/weights/a".parse().unwrap();
+    let nowhere = fake.client().rest().copy_weights(tinkex::CopyCheckpoint::of(source)).await;
+    assert_eq!(nowhere.unwrap_err().kind(), ErrorKind::InvalidInput, "and nothing was sent");
+}
+
+/// Covers X4.
+#[tokio::test(start_paused = true)]
+async fn a_billing_problem_pauses_even_the_start() {
+    let start = Instant::now();
+    let fake = Fake::new()
+        .reply("POST /api/v1/client/config", 402, Value::Null)
+        .reply("POST /api/v1/client/config", 200, json!({}))
+        .reply("POST /api/v1/client/dynamic_config", 402, Value::Null)
+        .reply("POST /api/v1/client/dynamic_config", 200, json!({}))
+        .reply(LIST, 402, Value::Null)
+        .reply(LIST, 200, none());
+    fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
+    assert_eq!(start.elapsed(), Duration::from_secs(15));
+    fake.finish();
+}
