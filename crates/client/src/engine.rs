@@ -10,9 +10,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::settings::Settings;
 use crate::transport::{Extras, Transport};
 
-/// A connection to a server without a session: for looking things up.
+/// A connection to a server.
 pub(crate) struct Engine {
     transport: Arc<Transport>,
+    config: ClientConfig,
 }
 
 impl Engine {
@@ -31,11 +32,16 @@ impl Engine {
             return Err(Error::new(ErrorKind::Auth, why).with_hint("set TINKER_API_KEY"));
         }
         or_default(&transport, &DynamicConfigRequest::default()).await?;
-        Ok(Self { transport })
+        Ok(Self { transport, config })
     }
 
-    pub(crate) fn transport(&self) -> &Transport {
+    pub(crate) fn transport(&self) -> &Arc<Transport> {
         &self.transport
+    }
+
+    /// What the server wants of its clients.
+    pub(crate) fn config(&self) -> &ClientConfig {
+        &self.config
     }
 }
 

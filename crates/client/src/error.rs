@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;
 
-use tinkex_wire::{Category, DecodeError, ErrorBody, InvalidInput, RequestId};
+use tinkex_wire::{Category, DecodeError, ErrorBody, InvalidInput, RequestFailed, RequestId};
 
 /// The result of a call.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -61,6 +61,8 @@ pub enum ErrorKind {
     Server,
     /// The answer did not come in time.
     Timeout,
+    /// The work was done and failed; see [`Error::category`] for whose fault it was.
+    WorkFailed,
 }
 
 impl ErrorKind {
@@ -120,6 +122,25 @@ impl Error {
         let mut error = Self::new(kind, why);
         error.0.source = Some(source);
         error
+    }
+
+    /// The server did the work, and it failed.
+    pub(crate) fn of_work(failed: RequestFailed) -> Self {
+        let mut error = Self::new(ErrorKind::WorkFailed, failed.error);
+        error.0.category = Some(failed.category);
+        error
+    }
+
+    /// Says which request it was.
+    pub(crate) fn about(mut self, request_id: RequestId) -> Self {
+        self.0.request_id = Some(request_id);
+        self
+    }
+
+    /// The same, where a status means that an answer was not fetched in time.
+    pub(crate) fn expired(mut self) -> Self {
+        self.0.kind = ErrorKind::Expired;
+        self
     }
 
     pub(crate) fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
@@ -203,6 +224,9 @@ impl Error {
     /// Whether the same request may succeed later.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
+        if let Some(category) = self.0.category {
+            return category != Category::User;
+        }
         match self.0.status {
             Some(status) => retryable_status(status),
             None => matches!(self.0.kind, ErrorKind::Connect | ErrorKind::Timeout),

@@ -1,8 +1,8 @@
 //! Fine-tune and sample language models through the Tinker API.
 //!
-//! This crate is being built. What works today: connecting with every kind of credential, and
-//! everything about looking things up and tidying ([`RestClient`], [`AdminClient`]). Training and
-//! sampling are not here yet.
+//! This crate is being built. What works today: connecting with every kind of credential, training
+//! ([`TrainingClient`]: passes, steps, saving and loading), and everything about looking things up
+//! and tidying ([`RestClient`], [`AdminClient`]). Sampling is not here yet.
 //!
 //! ```no_run
 //! use tinkex::{ServiceClient, rest::ListTrainingRuns};
@@ -28,12 +28,16 @@
 
 mod clock;
 mod config;
+mod dispatch;
 mod engine;
 mod error;
+mod future;
 mod lookup;
 mod service;
+mod session;
 mod settings;
 mod task;
+mod training;
 mod transport;
 
 #[cfg(test)]
@@ -41,12 +45,16 @@ mod fixture;
 
 pub use config::{ApiKey, BaseUrl, CredentialStore, Env, StoredKey, StoredKeyKind};
 pub use error::{Error, ErrorKind, Result};
+pub use future::ApiFuture;
 pub use lookup::{AdminClient, CopyCheckpoint, RestClient};
 pub use service::{ServiceClient, ServiceClientBuilder};
 pub use tinkex_wire::{
-    self as wire, ModelId, SamplerId, Secret, ServerCapabilities, SessionId, SupportedModel,
-    Timestamp, TinkerPath, rest,
+    self as wire, AdamParams, Category, Datum, DimuonParams, FinishReason, JsonObject, LoraConfig,
+    LossConfig, LossFn, LossOutput, LossOutputs, ModelId, ModelInfo, ModelInput, OptimParams,
+    OptimStepOutput, OptimizerConfig, RequestId, SamplerId, Secret, ServerCapabilities, SessionId,
+    SupportedModel, TensorData, Timestamp, TinkerPath, Tokens, rest,
 };
+pub use training::{CreateLora, Loss, Metric, PassOutput, Restore, TrainingClient};
 pub use transport::Identity;
 pub use transport::http::{HttpFailure, HttpService, Lane};
 pub use transport::retry::RetryPolicy;

@@ -3,14 +3,16 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tinkex_wire::{ServerCapabilities, ServerCapabilitiesRequest};
+use tinkex_wire::{FinishReason, JsonObject, ServerCapabilities, ServerCapabilitiesRequest};
 use tokio::sync::OnceCell;
 
 use crate::config::{BaseUrl, Env};
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::lookup::{AdminClient, RestClient};
+use crate::session::Session;
 use crate::settings::{Given, Settings};
+use crate::training::CreateLora;
 use crate::transport::http::HttpService;
 use crate::transport::retry::RetryPolicy;
 use crate::transport::{Extras, Identity};
@@ -33,6 +35,7 @@ pub struct ServiceClient(Arc<Inner>);
 struct Inner {
     settings: Settings,
     engine: OnceCell<Engine>,
+    session: OnceCell<Arc<Session>>,
 }
 
 impl ServiceClient {
@@ -56,6 +59,28 @@ impl ServiceClient {
     pub async fn server_capabilities(&self) -> Result<ServerCapabilities> {
         let engine = self.engine().await?;
         engine.transport().call(&ServerCapabilitiesRequest, &Extras::default()).await
+    }
+
+    /// A new adapter of a base model, to be trained.
+    ///
+    /// ```no_run
+    /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
+    /// let model = service.create_lora_training_client("Qwen/Qwen3-8B").rank(16).create().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn create_lora_training_client(&self, base_model: impl Into<String>) -> CreateLora {
+        CreateLora::new(self.clone(), base_model.into())
+    }
+
+    /// Tells the server how this program's stay ended, if it had one. The first end counts.
+    ///
+    /// # Errors
+    /// If the server cannot be told.
+    pub async fn finish(&self, reason: FinishReason, detail: Option<String>) -> Result<()> {
+        match self.0.session.get() {
+            Some(session) => session.finish(reason, detail).await,
+            None => Ok(()),
+        }
     }
 
     /// Looks things up and tidies: runs, checkpoints, sessions.
@@ -92,6 +117,16 @@ impl ServiceClient {
         self.0.settings.project_id.as_deref()
     }
 
+    pub(crate) fn paced(&self) -> bool {
+        self.0.settings.paced
+    }
+
+    /// The session, opened by whoever needs it first; a failure is not remembered.
+    pub(crate) async fn session(&self) -> Result<Arc<Session>> {
+        let session = self.0.session.get_or_try_init(|| Session::open(&self.0.settings)).await?;
+        Ok(Arc::clone(session))
+    }
+
     /// The connection, made by whoever needs it first; a failure is not remembered.
     pub(crate) async fn engine(&self) -> Result<&Engine> {
         self.0.engine.get_or_try_init(|| Engine::start(&self.0.settings)).await
@@ -117,6 +152,9 @@ pub struct ServiceClientBuilder {
     retry: RetryPolicy,
     http: Option<Arc<dyn HttpService>>,
     project_id: Option<String>,
+    display_name: Option<String>,
+    user_metadata: JsonObject,
+    unpaced: bool,
 }
 
 impl ServiceClientBuilder {
@@ -162,6 +200,25 @@ impl ServiceClientBuilder {
         self
     }
 
+    /// A name of the session for people.
+    pub fn display_name(mut self, name: impl Into<String>) -> Self {
+        self.display_name = Some(name.into());
+        self
+    }
+
+    /// Anything to remember with the session.
+    pub fn user_metadata(mut self, metadata: JsonObject) -> Self {
+        self.user_metadata = metadata;
+        self
+    }
+
+    /// Polls a server that answers "not yet" as fast as it does so. By default such a server is
+    /// given time.
+    pub fn poll_without_pauses(mut self) -> Self {
+        self.unpaced = true;
+        self
+    }
+
     /// The client. Nothing is sent yet.
     ///
     /// # Errors
@@ -175,8 +232,12 @@ impl ServiceClientBuilder {
             retry: self.retry,
             http: self.http,
             project_id: self.project_id,
+            display_name: self.display_name,
+            user_metadata: self.user_metadata,
+            paced: !self.unpaced,
         })?;
-        Ok(ServiceClient(Arc::new(Inner { settings, engine: OnceCell::new() })))
+        let (engine, session) = (OnceCell::new(), OnceCell::new());
+        Ok(ServiceClient(Arc::new(Inner { settings, engine, session })))
     }
 }
 

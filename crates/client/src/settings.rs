@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use ::http::HeaderMap;
+use tinkex_wire::JsonObject;
 
 use crate::config::{BaseUrl, Credential, Env};
 use crate::error::Result;
@@ -19,6 +20,10 @@ pub(crate) struct Settings {
     retry: RetryPolicy,
     http: Arc<dyn HttpService>,
     pub(crate) project_id: Option<String>,
+    pub(crate) display_name: Option<String>,
+    pub(crate) user_metadata: JsonObject,
+    pub(crate) tags: Vec<String>,
+    pub(crate) paced: bool,
 }
 
 /// The same, as it was given.
@@ -30,6 +35,20 @@ pub(crate) struct Given {
     pub(crate) retry: RetryPolicy,
     pub(crate) http: Option<Arc<dyn HttpService>>,
     pub(crate) project_id: Option<String>,
+    pub(crate) display_name: Option<String>,
+    pub(crate) user_metadata: JsonObject,
+    pub(crate) paced: bool,
+}
+
+/// A list with commas, without empty items and without repeats.
+fn tags(text: &str) -> Vec<String> {
+    let mut tags: Vec<String> = Vec::new();
+    for tag in text.split(',').filter(|tag| !tag.is_empty()) {
+        if !tags.iter().any(|seen| seen == tag) {
+            tags.push(tag.to_owned());
+        }
+    }
+    tags
 }
 
 impl Settings {
@@ -45,6 +64,10 @@ impl Settings {
             api_key: given.api_key,
             headers: header::fixed(&given.env, &given.headers)?,
             project_id: given.project_id.or(project),
+            display_name: given.display_name,
+            user_metadata: given.user_metadata,
+            tags: tags(given.env.get("TINKER_TAGS").unwrap_or_default()),
+            paced: given.paced,
             env: given.env,
             retry: given.retry,
             http,

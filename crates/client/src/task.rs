@@ -13,6 +13,12 @@ impl Task {
     }
 }
 
+/// Work that goes on without an owner: training that was asked for is done, whoever still listens.
+#[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
+pub(crate) fn detach(work: impl Future<Output = ()> + Send + 'static) {
+    drop(tokio::spawn(work));
+}
+
 impl Drop for Task {
     fn drop(&mut self) {
         self.0.abort();

@@ -135,7 +135,7 @@ impl RestClient {
             ..CopyWeights::into_project(copy.source.to_string(), project)
         };
         let key = uuid::Uuid::new_v4().to_string();
-        let extras = Extras { headers, idempotency_key: Some(key) };
+        let extras = Extras { headers, idempotency_key: Some(key), ..Extras::default() };
         let copied = self.service.engine().await?.transport().call(&call, &extras).await?;
         Ok(copied.tinker_path.parse()?)
     }

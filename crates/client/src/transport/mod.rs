@@ -14,10 +14,11 @@ mod rule;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use ::http::header::{ACCEPT, CONTENT_TYPE, LOCATION, USER_AGENT};
+use ::http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, LOCATION, USER_AGENT};
 use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use tinkex_wire::codec::compress;
 use tinkex_wire::{AuthTokenRequest, BodyCodec, Call, Reply, Secret, header as wire_header};
 use url::Url;
 
@@ -28,12 +29,13 @@ use crate::task::Task;
 pub use auth::Identity;
 use auth::Token;
 use billing::Billing;
+pub(crate) use billing::PAUSE as BILLING_PAUSE;
 use http::HttpService;
 use retry::{Failed, RetryPolicy, Sending};
 use rule::{Rule, Signer};
 
 const MOST_REDIRECTS: usize = 10;
-const BILLING_PAUSE: Duration = Duration::from_secs(3600);
+const LONGEST_BILLING_PAUSE: Duration = Duration::from_secs(3600);
 
 /// The way to one server with one credential.
 pub(crate) struct Transport {
@@ -61,6 +63,8 @@ pub(crate) struct Extras {
     pub(crate) headers: HeaderMap,
     /// The same idempotency key for every attempt of every round.
     pub(crate) idempotency_key: Option<String>,
+    /// Whether the body is compressed.
+    pub(crate) compress: bool,
 }
 
 /// A call, encoded: what every attempt of it sends.
@@ -88,7 +92,7 @@ impl Transport {
             exchange: OnceLock::new(),
             headers,
             policy,
-            billing: Billing::new(BILLING_PAUSE),
+            billing: Billing::new(LONGEST_BILLING_PAUSE),
             refresh: OnceLock::new(),
         })
     }
@@ -100,6 +104,11 @@ impl Transport {
 
     pub(crate) fn set_longest_billing_pause(&self, longest: Duration) {
         self.billing.set_longest(longest);
+    }
+
+    /// Whether to wait for a billing problem; every call of this transport shares one decision.
+    pub(crate) fn pause_for_billing(&self) -> bool {
+        self.billing.pause()
     }
 
     /// The credential that requests are signed with right now, and whether the server handed it out.
@@ -114,8 +123,8 @@ impl Transport {
     }
 
     /// Makes a call and leaves the reply as it is. This is the one loop that sends bytes again.
-    async fn send<C: Call>(&self, call: &C, extras: &Extras) -> Result<Response<Bytes>> {
-        let outgoing = self.encode(call, extras).map_err(|error| error.during(what::<C>()))?;
+    pub(crate) async fn send<C: Call>(&self, call: &C, extras: &Extras) -> Result<Response<Bytes>> {
+        let outgoing = self.encode(call, extras).await.map_err(|e| e.during(what::<C>()))?;
         let mut sending = Sending::new(outgoing.rule, extras.idempotency_key.clone());
         loop {
             match self.attempt(&outgoing, &sending).await {
@@ -128,7 +137,7 @@ impl Transport {
         }
     }
 
-    fn encode<C: Call>(&self, call: &C, extras: &Extras) -> Result<Outgoing> {
+    async fn encode<C: Call>(&self, call: &C, extras: &Extras) -> Result<Outgoing> {
         let url = self.base.join(&call.target()?);
         let url = Url::parse(&url)
             .map_err(|why| Error::new(ErrorKind::InvalidInput, format!("{url:?}: {why}")))?;
@@ -139,6 +148,7 @@ impl Transport {
             tinkex_wire::Method::Delete => Method::DELETE,
         };
         let body = call.body()?;
+        let mut bytes = body.bytes();
         let rule = self.policy.apply(Rule::of(C::ROUTE));
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static(tinkex_wire::JSON));
@@ -146,11 +156,15 @@ impl Transport {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static(body.content_type()));
         }
         header::put(&mut headers, header::READ_TIMEOUT, &rule.timeout.as_secs().to_string());
-        debug_assert!(C::ROUTE.body() != BodyCodec::Empty || body.bytes().is_empty());
+        debug_assert!(C::ROUTE.body() != BodyCodec::Empty || bytes.is_empty());
+        if extras.compress {
+            bytes = compressed(bytes).await?;
+            headers.insert(CONTENT_ENCODING, HeaderValue::from_static(compress::ZSTD));
+        }
         // The caller's own headers win over ours, and those of this call over both.
         headers.extend(self.headers.clone());
         headers.extend(extras.headers.clone());
-        Ok(Outgoing { method, url, body: body.bytes(), headers, rule })
+        Ok(Outgoing { method, url, body: bytes, headers, rule })
     }
 
     /// Sends once, and follows redirects.
@@ -240,6 +254,13 @@ async fn refresh(transport: Weak<Transport>, mut token: Secret) {
             }
         };
     }
+}
+
+/// Compressing takes milliseconds, which others on this thread should not wait for.
+async fn compressed(body: Bytes) -> Result<Bytes> {
+    let failed = |why: String| Error::new(ErrorKind::InvalidInput, why);
+    let work = tokio::task::spawn_blocking(move || compress::compress(&body));
+    Ok(work.await.map_err(|why| failed(why.to_string()))??)
 }
 
 /// What was tried, for errors.

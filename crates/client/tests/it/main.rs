@@ -8,4 +8,7 @@ mod fake;
 mod lookup;
 mod loopback;
 mod resend;
+mod session;
+mod stage;
 mod surface;
+mod training;

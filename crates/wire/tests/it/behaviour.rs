@@ -26,20 +26,26 @@ const CHECKS: &[(&str, Check)] = &[
 ];
 
 /// Files that the client's tests read.
-const READ_ELSEWHERE: [&str; 13] = [
+const READ_ELSEWHERE: [&str; 19] = [
     "auth_resolution.json",
     "base_url.json",
     "billing_pause.json",
+    "bytes_semaphore.json",
+    "chunking.json",
     "client_pool.json",
     "credentials_file.json",
     "empty_400.json",
     "error_mapping.json",
     "execute_with_retries.json",
+    "heartbeat.json",
     "http_retry_delay.json",
     "jwt.json",
+    "metrics_reduction.json",
+    "queue_state_log.json",
     "retry_after_parsing.json",
     "retry_classification.json",
     "should_retry.json",
+    "turn_taking.json",
 ];
 
 #[test]

@@ -1,0 +1,59 @@
+//! Work on its way: [`ApiFuture`].
+
+pub(crate) mod observe;
+pub(crate) mod poll;
+
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::sync::oneshot;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::task;
+
+/// An answer that is already on its way.
+///
+/// The work started when the call was made, not when this is awaited. Dropping it stops the
+/// waiting, not the work.
+#[must_use = "the work goes on, but nobody learns how it ended"]
+pub struct ApiFuture<T>(oneshot::Receiver<Result<T>>);
+
+impl<T: Send + 'static> ApiFuture<T> {
+    /// Starts work that nobody has to wait for.
+    pub(crate) fn start(work: impl Future<Output = Result<T>> + Send + 'static) -> Self {
+        let (sender, receiver) = oneshot::channel();
+        task::detach(async move {
+            let result = work.await;
+            if let Err(Err(error)) = sender.send(result) {
+                tracing::debug!(%error, "work failed and nobody was waiting for it");
+            }
+        });
+        Self(receiver)
+    }
+
+    /// Work that was over before it began.
+    pub(crate) fn failed(error: Error) -> Self {
+        let (sender, receiver) = oneshot::channel();
+        let _ = sender.send(Err(error));
+        Self(receiver)
+    }
+}
+
+impl<T> Future for ApiFuture<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(context).map(|received| {
+            received.unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Connect, "the runtime ended before the work did"))
+            })
+        })
+    }
+}
+
+impl<T> fmt::Debug for ApiFuture<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ApiFuture")
+    }
+}

@@ -1,0 +1,95 @@
+//! Telling people that their work is paused, but not all the time.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tinkex_wire::{Pending, QueueState};
+use tokio::time::Instant;
+
+/// How long a client stays quiet after it said something.
+const QUIET: Duration = Duration::from_secs(60);
+
+/// Whose work it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Work {
+    Training,
+    ModelCreation,
+}
+
+/// What one client says about its own work; gone with the client.
+#[derive(Debug)]
+pub(crate) struct QueueLog {
+    work: Work,
+    id: String,
+    last: Mutex<Option<Instant>>,
+}
+
+impl QueueLog {
+    pub(crate) fn new(work: Work, id: impl Into<String>) -> Self {
+        Self { work, id: id.into(), last: Mutex::new(None) }
+    }
+
+    /// The server said why there is no answer yet.
+    pub(crate) fn notice(&self, pending: &Pending) {
+        if let Some(line) = self.line(pending, Instant::now()) {
+            tracing::warn!("{line}");
+        }
+    }
+
+    fn line(&self, pending: &Pending, now: Instant) -> Option<String> {
+        let state = pending.queue_state.filter(|state| *state != QueueState::Active)?;
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_some_and(|last| now - last < QUIET) {
+            return None;
+        }
+        *last = Some(now);
+        let reason = pending.queue_state_reason.as_deref().unwrap_or(match state {
+            QueueState::PausedRateLimit => "concurrent training clients rate limit hit",
+            QueueState::PausedCapacity => {
+                "Tinker backend is running short on capacity, please wait"
+            }
+            QueueState::Active | QueueState::Unknown => "unknown",
+        });
+        let what = match self.work {
+            Work::Training => "Training",
+            Work::ModelCreation => "Model creation",
+        };
+        Some(format!("{what} for {} is paused. Reason: {reason}.", self.id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixture;
+
+    /// Covers AUD.6.
+    #[test]
+    fn pauses_are_told_as_often_as_in_the_reference() {
+        for case in fixture::cases("queue_state_log.json") {
+            let work = match case["client"].as_str().unwrap() {
+                "training" => Work::Training,
+                "create_model" | "model_creation" => Work::ModelCreation,
+                _ => continue,
+            };
+            let zero = Instant::now();
+            let first = case["calls"][0][0].as_f64().unwrap();
+            let expected = case["logged"].as_array().unwrap();
+            let id = expected.iter().find_map(|line| {
+                Some(line.as_str()?.split(" for ").nth(1)?.split(" is ").next()?.to_owned())
+            });
+            let log = QueueLog::new(work, id.unwrap());
+            for (call, expected) in case["calls"].as_array().unwrap().iter().zip(expected) {
+                let at = zero + Duration::from_secs_f64(call[0].as_f64().unwrap() - first);
+                let reason = call[2].as_str().filter(|reason| !reason.is_empty());
+                let pending = Pending {
+                    queue_state: QueueState::from_name(call[1].as_str().unwrap()),
+                    queue_state_reason: reason.map(str::to_owned),
+                };
+                assert_eq!(&json!(log.line(&pending, at)), expected, "{call}");
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! [`Session`]: a program's stay on the server.
+
+mod heartbeat;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tinkex_wire::{ClientConfig, CreateSession, Finish, FinishReason, FinishSession, SessionId};
+
+use crate::dispatch::ByteBudget;
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::settings::Settings;
+use crate::task::Task;
+use crate::transport::{Extras, Transport};
+
+/// An open session. It is kept alive until this is dropped.
+pub(crate) struct Session {
+    engine: Engine,
+    id: SessionId,
+    next_model: AtomicU32,
+    uploads: Arc<ByteBudget>,
+    downloads: Arc<ByteBudget>,
+    _heartbeat: Task,
+}
+
+impl Session {
+    pub(crate) async fn open(settings: &Settings) -> Result<Arc<Self>> {
+        let engine = Engine::start(settings).await?;
+        let transport = Arc::clone(engine.transport());
+        let opened = transport.call(&settings.session(), &Extras::default()).await?;
+        for (level, message) in [
+            (tracing::Level::INFO, opened.info_message),
+            (tracing::Level::WARN, opened.warning_message),
+            (tracing::Level::ERROR, opened.error_message),
+        ] {
+            if let Some(message) = message {
+                note(level, &message);
+            }
+        }
+        let id = opened.session_id;
+        let config = engine.config();
+        Ok(Arc::new(Self {
+            next_model: AtomicU32::new(0),
+            uploads: ByteBudget::new(config.fwdbwd_dispatch_bytes_semaphore_size),
+            downloads: ByteBudget::new(config.inflight_response_bytes_semaphore_size),
+            _heartbeat: Task::spawn(heartbeat::keep_alive(transport, id.clone())),
+            engine,
+            id,
+        }))
+    }
+
+    pub(crate) fn id(&self) -> &SessionId {
+        &self.id
+    }
+
+    pub(crate) fn transport(&self) -> &Transport {
+        self.engine.transport()
+    }
+
+    pub(crate) fn config(&self) -> &ClientConfig {
+        self.engine.config()
+    }
+
+    /// The number of the next model.
+    pub(crate) fn next_model(&self) -> u32 {
+        self.next_model.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// How many bytes of training requests may be on their way.
+    pub(crate) fn uploads(&self) -> &Arc<ByteBudget> {
+        &self.uploads
+    }
+
+    /// How many bytes of large results may be fetched at once.
+    pub(crate) fn downloads(&self) -> &Arc<ByteBudget> {
+        &self.downloads
+    }
+
+    /// Tells the server how it ended.
+    pub(crate) async fn finish(&self, reason: FinishReason, detail: Option<String>) -> Result<()> {
+        let finish = Finish { reason, detail };
+        let call = FinishSession { session_id: self.id.clone(), finish };
+        self.transport().call(&call, &Extras::default()).await
+    }
+}
+
+fn note(level: tracing::Level, message: &str) {
+    match level {
+        tracing::Level::ERROR => tracing::error!("{message}"),
+        tracing::Level::WARN => tracing::warn!("{message}"),
+        _ => tracing::info!("{message}"),
+    }
+}
+
+impl Settings {
+    fn session(&self) -> CreateSession {
+        CreateSession {
+            tags: self.tags.clone(),
+            user_metadata: Some(self.user_metadata.clone()),
+            project_id: self.project_id.clone(),
+            display_name: self.display_name.clone(),
+            ..CreateSession::default()
+        }
+    }
+}

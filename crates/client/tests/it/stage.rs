@@ -1,0 +1,209 @@
+//! A server played by a function: for calls that come at the same time, where a script in order
+//! does not do. A call that the function does not know fails the test.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::{Request, Response};
+use serde_json::{Value, json};
+use tinkex::wire::codec::compress;
+use tinkex::wire::{ForwardBackward, ForwardBackwardOutput, LossRecord, PROTO};
+use tinkex::{Env, HttpFailure, HttpService, Lane, ServiceClient, ServiceClientBuilder};
+use tokio::time::{Instant, sleep};
+
+/// How long the server takes to accept a training request.
+pub(crate) const ACCEPTING: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Default)]
+pub(crate) struct Stage(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    config: Value,
+    /// Accepted training requests that fail, by sequence number.
+    refused: Vec<u64>,
+    /// What happened, in order.
+    log: Vec<String>,
+    /// What a poll for a ticket gets, answer by answer; the last one stays.
+    answers: HashMap<String, Vec<Value>>,
+    heartbeats: Vec<Value>,
+    seen: Vec<Call>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) at: Instant,
+    pub(crate) path: String,
+    pub(crate) headers: http::HeaderMap,
+    pub(crate) body: Bytes,
+}
+
+impl Call {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap()
+    }
+}
+
+/// A golden file of behaviour.
+pub(crate) fn cases(file: &str) -> Vec<Value> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/behaviour");
+    let file: Value = serde_json::from_slice(&std::fs::read(folder.join(file)).unwrap()).unwrap();
+    file["cases"].as_array().unwrap().clone()
+}
+
+impl Stage {
+    pub(crate) fn new(config: Value) -> Self {
+        let stage = Self::default();
+        stage.0.lock().unwrap().config = config;
+        stage
+    }
+
+    pub(crate) fn refuse(&self, seq: u64) {
+        self.0.lock().unwrap().refused.push(seq);
+    }
+
+    /// What polls for a ticket get.
+    pub(crate) fn answer(&self, request_id: &str, answers: Vec<Value>) {
+        self.0.lock().unwrap().answers.insert(request_id.to_owned(), answers);
+    }
+
+    pub(crate) fn heartbeats(&self, outcomes: Vec<Value>) {
+        self.0.lock().unwrap().heartbeats = outcomes;
+    }
+
+    pub(crate) fn log(&self) -> Vec<String> {
+        self.0.lock().unwrap().log.clone()
+    }
+
+    pub(crate) fn calls(&self, path: &str) -> Vec<Call> {
+        let state = self.0.lock().unwrap();
+        state.seen.iter().filter(|call| call.path.ends_with(path)).cloned().collect()
+    }
+
+    pub(crate) fn builder(&self) -> ServiceClientBuilder {
+        ServiceClient::builder()
+            .env(Env::empty())
+            .base_url("http://stage.test".parse().unwrap())
+            .api_key("tml-stage")
+            .poll_without_pauses()
+            .http(self.clone())
+    }
+
+    /// A model to train, already made.
+    pub(crate) async fn model(&self) -> tinkex::TrainingClient {
+        // The service is dropped here on purpose: the model alone keeps the session.
+        let service = self.builder().build().unwrap();
+        service.create_lora_training_client("base").rank(8).create().await.unwrap()
+    }
+
+    fn note(&self, line: String) {
+        self.0.lock().unwrap().log.push(line);
+    }
+
+    async fn train(&self, seq: u64) -> Value {
+        self.note(format!("start {seq}"));
+        sleep(ACCEPTING).await;
+        let refused = self.0.lock().unwrap().refused.contains(&seq);
+        self.note(format!("{} {seq}", if refused { "fail" } else { "done" }));
+        if refused { json!(422) } else { json!({"request_id": format!("r{seq}")}) }
+    }
+
+    async fn handle(&self, call: &Call) -> Value {
+        match call.path.trim_start_matches("/api/v1/") {
+            "client/config" => self.0.lock().unwrap().config.clone(),
+            "client/dynamic_config" => json!({}),
+            "create_session" => json!({"session_id": "s"}),
+            "create_model" => json!({"request_id": "created"}),
+            "forward_backward" => {
+                let body = match call.header("content-encoding") {
+                    Some("zstd") => compress::decompress(&call.body, 1 << 20).unwrap(),
+                    _ => call.body.clone(),
+                };
+                let request = ForwardBackward::from_proto(&body).unwrap();
+                let seq = request.seq_id.unwrap().get();
+                self.0.lock().unwrap().answers.entry(format!("r{seq}")).or_insert_with(|| {
+                    let n = request.data.len();
+                    let values = vec![-(seq as f32); n];
+                    let record = LossRecord::new(n).field("logprobs", values, vec![1; n]).unwrap();
+                    let output = ForwardBackwardOutput {
+                        loss_fn_outputs: record.into(),
+                        metrics: [("n:sum".to_owned(), n as f64)].into(),
+                        ..Default::default()
+                    };
+                    vec![json!({"proto": output.to_proto().to_vec()})]
+                });
+                self.train(seq).await
+            }
+            "optim_step" | "save_weights" | "save_weights_for_sampler" | "load_weights" => {
+                self.train(call.json()["seq_id"].as_u64().unwrap()).await
+            }
+            "retrieve_future" => self.poll(&call.json()),
+            "session_heartbeat" => {
+                let mut state = self.0.lock().unwrap();
+                if state.heartbeats.is_empty() { json!({}) } else { state.heartbeats.remove(0) }
+            }
+            "sessions/s/finish" | "get_info" => json!({
+                "model_data": {}, "model_id": "s:train:0",
+            }),
+            other => panic!("{other} was not expected"),
+        }
+    }
+
+    fn poll(&self, poll: &Value) -> Value {
+        let id = poll["request_id"].as_str().unwrap();
+        if id == "created" {
+            return json!({"type": "create_model", "model_id": "s:train:0"});
+        }
+        let mut state = self.0.lock().unwrap();
+        match state.answers.get_mut(id) {
+            Some(answers) if answers.len() > 1 => answers.remove(0),
+            Some(answers) => answers[0].clone(),
+            None => json!({"metrics": {}}),
+        }
+    }
+}
+
+/// A number is a status, a pair a status with a body, a word a lost request, anything else a reply.
+fn reply(answer: &Value) -> Result<Response<Bytes>, HttpFailure> {
+    let with = |status: u64, body: Bytes, kind: &str| {
+        let status = u16::try_from(status).unwrap();
+        let reply = Response::builder().status(status).header("content-type", kind);
+        Ok(reply.body(body).unwrap())
+    };
+    match answer {
+        Value::Number(status) => with(status.as_u64().unwrap(), Bytes::new(), "text/plain"),
+        Value::Array(pair) => {
+            with(pair[0].as_u64().unwrap(), pair[1].to_string().into(), "application/json")
+        }
+        Value::String(word) if word == "timeout" => Err(HttpFailure::timeout("scripted")),
+        Value::String(_) => Err(HttpFailure::connect("scripted")),
+        Value::Object(fields) if fields.contains_key("proto") => {
+            let bytes: Vec<u8> = serde_json::from_value(fields["proto"].clone()).unwrap();
+            with(200, bytes.into(), PROTO)
+        }
+        body => with(200, body.to_string().into(), "application/json"),
+    }
+}
+
+impl HttpService for Stage {
+    fn send(
+        &self,
+        _: Lane,
+        request: Request<Bytes>,
+        _: Duration,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+        let (parts, body) = request.into_parts();
+        let path = parts.uri.path().to_owned();
+        let call = Call { at: Instant::now(), path, headers: parts.headers, body };
+        self.0.lock().unwrap().seen.push(call.clone());
+        Box::pin(async move { reply(&self.handle(&call).await) })
+    }
+}
