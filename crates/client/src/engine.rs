@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tinkex_wire::{Call, ClientConfig, ClientConfigRequest, DynamicConfigRequest};
+use tinkex_wire::{Call, ClientConfig, ClientConfigRequest, DynamicConfig, DynamicConfigRequest};
 
 use crate::config::Credential;
 use crate::error::{Error, ErrorKind, Result};
@@ -14,6 +14,7 @@ use crate::transport::{Extras, Transport};
 pub(crate) struct Engine {
     transport: Arc<Transport>,
     config: ClientConfig,
+    first_dynamic: DynamicConfig,
 }
 
 impl Engine {
@@ -31,12 +32,17 @@ impl Engine {
             let why = "this server takes API keys only, and only a credential command is set";
             return Err(Error::new(ErrorKind::Auth, why).with_hint("set TINKER_API_KEY"));
         }
-        or_default(&transport, &DynamicConfigRequest::default()).await?;
-        Ok(Self { transport, config })
+        let first_dynamic = or_default(&transport, &DynamicConfigRequest::default()).await?;
+        Ok(Self { transport, config, first_dynamic })
     }
 
     pub(crate) fn transport(&self) -> &Arc<Transport> {
         &self.transport
+    }
+
+    /// What the server wanted at the start, and may want otherwise later.
+    pub(crate) fn first_dynamic(&self) -> &DynamicConfig {
+        &self.first_dynamic
     }
 
     /// What the server wants of its clients.

@@ -1,8 +1,9 @@
 //! Fine-tune and sample language models through the Tinker API.
 //!
 //! This crate is being built. What works today: connecting with every kind of credential, training
-//! ([`TrainingClient`]: passes, steps, saving and loading), and everything about looking things up
-//! and tidying ([`RestClient`], [`AdminClient`]). Sampling is not here yet.
+//! ([`TrainingClient`]: passes, steps, saving and loading), sampling ([`SamplingClient`]), and
+//! everything about looking things up and tidying ([`RestClient`], [`AdminClient`]). Telemetry,
+//! tokenizers and custom losses are not here yet.
 //!
 //! ```no_run
 //! use tinkex::{ServiceClient, rest::ListTrainingRuns};
@@ -33,6 +34,7 @@ mod engine;
 mod error;
 mod future;
 mod lookup;
+mod sampling;
 mod service;
 mod session;
 mod settings;
@@ -47,11 +49,13 @@ pub use config::{ApiKey, BaseUrl, CredentialStore, Env, StoredKey, StoredKeyKind
 pub use error::{Error, ErrorKind, Result};
 pub use future::ApiFuture;
 pub use lookup::{AdminClient, CopyCheckpoint, RestClient};
+pub use sampling::{SampleCall, SamplingClient};
 pub use service::{ServiceClient, ServiceClientBuilder};
 pub use tinkex_wire::{
-    self as wire, AdamParams, Category, Datum, DimuonParams, FinishReason, JsonObject, LoraConfig,
-    LossConfig, LossFn, LossOutput, LossOutputs, ModelId, ModelInfo, ModelInput, OptimParams,
-    OptimStepOutput, OptimizerConfig, RequestId, SamplerId, Secret, ServerCapabilities, SessionId,
+    self as wire, AdamParams, Category, Datum, DimuonParams, FinishReason, JsonObject, Logprobs,
+    LoraConfig, LossConfig, LossFn, LossOutput, LossOutputs, ModelId, ModelInfo, ModelInput,
+    OptimParams, OptimStepOutput, OptimizerConfig, RequestId, SampleResponse, SampledSequence,
+    SamplerId, SamplingParams, Secret, ServerCapabilities, SessionId, Stop, StopReason,
     SupportedModel, TensorData, Timestamp, TinkerPath, Tokens, rest,
 };
 pub use training::{CreateLora, Loss, Metric, PassOutput, Restore, TrainingClient};

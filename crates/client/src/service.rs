@@ -3,13 +3,17 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tinkex_wire::{FinishReason, JsonObject, ServerCapabilities, ServerCapabilitiesRequest};
+use tinkex_wire::{
+    CheckpointKind, FinishReason, JsonObject, ServerCapabilities, ServerCapabilitiesRequest,
+    TinkerPath,
+};
 use tokio::sync::OnceCell;
 
 use crate::config::{BaseUrl, Env};
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::lookup::{AdminClient, RestClient};
+use crate::sampling::{SamplingClient, Weights};
 use crate::session::Session;
 use crate::settings::{Given, Settings};
 use crate::training::CreateLora;
@@ -70,6 +74,36 @@ impl ServiceClient {
     /// ```
     pub fn create_lora_training_client(&self, base_model: impl Into<String>) -> CreateLora {
         CreateLora::new(self.clone(), base_model.into())
+    }
+
+    /// Samples from a base model.
+    ///
+    /// # Errors
+    /// If the server has no such model.
+    pub async fn create_sampling_client(
+        &self,
+        base_model: impl Into<String>,
+    ) -> Result<SamplingClient> {
+        self.sampling(Weights::Base(base_model.into())).await
+    }
+
+    /// Samples from a checkpoint that was saved for that.
+    ///
+    /// # Errors
+    /// If there is no such checkpoint, or it was saved for something else.
+    pub async fn create_sampling_client_from(&self, path: &TinkerPath) -> Result<SamplingClient> {
+        if path.kind() != CheckpointKind::Sampler {
+            let why = format!("{path} was not saved to sample from");
+            let hint = "save it with save_weights_for_sampler";
+            return Err(crate::Error::new(crate::ErrorKind::InvalidInput, why).with_hint(hint));
+        }
+        self.sampling(Weights::Checkpoint(path.to_string())).await
+    }
+
+    async fn sampling(&self, weights: Weights) -> Result<SamplingClient> {
+        let (session, settings) = (self.session().await?, &self.0.settings);
+        let retried = settings.retry != RetryPolicy::disabled();
+        SamplingClient::create(session, weights, retried, settings.paced).await
     }
 
     /// Tells the server how this program's stay ended, if it had one. The first end counts.

@@ -17,7 +17,7 @@ pub(crate) struct Settings {
     api_key: Option<String>,
     env: Env,
     headers: HeaderMap,
-    retry: RetryPolicy,
+    pub(crate) retry: RetryPolicy,
     http: Arc<dyn HttpService>,
     pub(crate) project_id: Option<String>,
     pub(crate) display_name: Option<String>,

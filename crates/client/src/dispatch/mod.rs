@@ -1,5 +1,9 @@
-//! How much may be on its way at once.
+//! When a request may leave, and how much may be on its way at once.
 
 mod bytes;
+mod gate;
+mod pause;
 
 pub(crate) use bytes::ByteBudget;
+pub(crate) use gate::{Gate, hold_back};
+pub(crate) use pause::Pause;

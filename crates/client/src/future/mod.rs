@@ -10,14 +10,18 @@ use std::task::{Context, Poll};
 use tokio::sync::oneshot;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::task;
+use crate::task::{self, Task};
 
 /// An answer that is already on its way.
 ///
 /// The work started when the call was made, not when this is awaited. Dropping it stops the
-/// waiting, not the work.
+/// waiting; training goes on all the same, a sample is given up.
 #[must_use = "the work goes on, but nobody learns how it ended"]
-pub struct ApiFuture<T>(oneshot::Receiver<Result<T>>);
+pub struct ApiFuture<T> {
+    result: oneshot::Receiver<Result<T>>,
+    /// Work that ends when nobody waits for it any more.
+    _work: Option<Task>,
+}
 
 impl<T: Send + 'static> ApiFuture<T> {
     /// Starts work that nobody has to wait for.
@@ -29,14 +33,23 @@ impl<T: Send + 'static> ApiFuture<T> {
                 tracing::debug!(%error, "work failed and nobody was waiting for it");
             }
         });
-        Self(receiver)
+        Self { result: receiver, _work: None }
+    }
+
+    /// Starts work that is given up when nobody waits for it.
+    pub(crate) fn abandonable(work: impl Future<Output = Result<T>> + Send + 'static) -> Self {
+        let (sender, receiver) = oneshot::channel();
+        let work = Task::spawn(async move {
+            let _ = sender.send(work.await);
+        });
+        Self { result: receiver, _work: Some(work) }
     }
 
     /// Work that was over before it began.
     pub(crate) fn failed(error: Error) -> Self {
         let (sender, receiver) = oneshot::channel();
         let _ = sender.send(Err(error));
-        Self(receiver)
+        Self { result: receiver, _work: None }
     }
 }
 
@@ -44,7 +57,7 @@ impl<T> Future for ApiFuture<T> {
     type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(context).map(|received| {
+        Pin::new(&mut self.result).poll(context).map(|received| {
             received.unwrap_or_else(|_| {
                 Err(Error::new(ErrorKind::Connect, "the runtime ended before the work did"))
             })

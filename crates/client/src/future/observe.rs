@@ -14,6 +14,7 @@ const QUIET: Duration = Duration::from_secs(60);
 pub(crate) enum Work {
     Training,
     ModelCreation,
+    Sampling,
 }
 
 /// What one client says about its own work; gone with the client.
@@ -44,17 +45,23 @@ impl QueueLog {
         }
         *last = Some(now);
         let reason = pending.queue_state_reason.as_deref().unwrap_or(match state {
-            QueueState::PausedRateLimit => "concurrent training clients rate limit hit",
+            QueueState::PausedRateLimit => match self.work {
+                Work::Sampling => "concurrent sampler weights limit hit",
+                Work::Training | Work::ModelCreation => {
+                    "concurrent training clients rate limit hit"
+                }
+            },
             QueueState::PausedCapacity => {
                 "Tinker backend is running short on capacity, please wait"
             }
             QueueState::Active | QueueState::Unknown => "unknown",
         });
-        let what = match self.work {
-            Work::Training => "Training",
-            Work::ModelCreation => "Model creation",
-        };
-        Some(format!("{what} for {} is paused. Reason: {reason}.", self.id))
+        let id = &self.id;
+        Some(match self.work {
+            Work::Training => format!("Training for {id} is paused. Reason: {reason}."),
+            Work::ModelCreation => format!("Model creation for {id} is paused. Reason: {reason}."),
+            Work::Sampling => format!("Sampling is paused for sampler {id}. Reason: {reason}"),
+        })
     }
 }
 
@@ -71,14 +78,18 @@ mod tests {
         for case in fixture::cases("queue_state_log.json") {
             let work = match case["client"].as_str().unwrap() {
                 "training" => Work::Training,
-                "create_model" | "model_creation" => Work::ModelCreation,
-                _ => continue,
+                "sampling" => Work::Sampling,
+                other if other.contains("creat") => Work::ModelCreation,
+                other => panic!("{other}"),
             };
             let zero = Instant::now();
             let first = case["calls"][0][0].as_f64().unwrap();
             let expected = case["logged"].as_array().unwrap();
             let id = expected.iter().find_map(|line| {
-                Some(line.as_str()?.split(" for ").nth(1)?.split(" is ").next()?.to_owned())
+                let (_, rest) = line.as_str()?.split_once(" for ")?;
+                let rest = rest.strip_prefix("sampler ").unwrap_or(rest);
+                let end = rest.find(" is ").or(rest.find(". Reason"))?;
+                Some(rest[..end].to_owned())
             });
             let log = QueueLog::new(work, id.unwrap());
             for (call, expected) in case["calls"].as_array().unwrap().iter().zip(expected) {

@@ -1,27 +1,39 @@
 //! [`Session`]: a program's stay on the server.
 
+mod cancel;
+mod dynamic;
 mod heartbeat;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use tinkex_wire::{ClientConfig, CreateSession, Finish, FinishReason, FinishSession, SessionId};
+use tinkex_wire::{
+    ClientConfig, CreateSession, Finish, FinishReason, FinishSession, RequestId, SessionId,
+};
+use tokio::sync::mpsc;
 
-use crate::dispatch::ByteBudget;
+use crate::dispatch::{ByteBudget, Gate, Pause};
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::settings::Settings;
 use crate::task::Task;
 use crate::transport::{Extras, Transport};
 
+pub(crate) use cancel::Awaited;
+use dynamic::Dynamic;
+
 /// An open session. It is kept alive until this is dropped.
 pub(crate) struct Session {
     engine: Engine,
     id: SessionId,
+    dynamic: Arc<Dynamic>,
     next_model: AtomicU32,
+    next_sampler: AtomicU32,
     uploads: Arc<ByteBudget>,
     downloads: Arc<ByteBudget>,
-    _heartbeat: Task,
+    gate: Gate,
+    cancels: mpsc::UnboundedSender<RequestId>,
+    _tasks: [Task; 3],
 }
 
 impl Session {
@@ -40,11 +52,23 @@ impl Session {
         }
         let id = opened.session_id;
         let config = engine.config();
+        let dynamic = Dynamic::new(engine.first_dynamic().clone());
+        let (cancels, to_cancel) = mpsc::unbounded_channel();
+        let tasks = [
+            Task::spawn(heartbeat::keep_alive(Arc::clone(&transport), id.clone())),
+            Task::spawn(dynamic::refresh(Arc::clone(&transport), Arc::clone(&dynamic))),
+            Task::spawn(cancel::drain(transport, Arc::clone(&dynamic), to_cancel)),
+        ];
+        let pause = Pause::of(&settings.base_url, &settings.credential(false)?);
         Ok(Arc::new(Self {
+            gate: Gate::new(config.sample_dispatch_bytes_semaphore_size, pause),
+            dynamic,
+            cancels,
+            _tasks: tasks,
             next_model: AtomicU32::new(0),
+            next_sampler: AtomicU32::new(0),
             uploads: ByteBudget::new(config.fwdbwd_dispatch_bytes_semaphore_size),
             downloads: ByteBudget::new(config.inflight_response_bytes_semaphore_size),
-            _heartbeat: Task::spawn(heartbeat::keep_alive(transport, id.clone())),
             engine,
             id,
         }))
@@ -65,6 +89,23 @@ impl Session {
     /// The number of the next model.
     pub(crate) fn next_model(&self) -> u32 {
         self.next_model.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The number of the next sampling session.
+    pub(crate) fn next_sampler(&self) -> u32 {
+        self.next_sampler.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// When a sample may leave.
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// Nobody waits for this answer any more; the server is told if it wants to know.
+    pub(crate) fn cancel(&self, request_id: RequestId) {
+        if self.dynamic.get().sample_cancel_enabled {
+            let _ = self.cancels.send(request_id);
+        }
     }
 
     /// How many bytes of training requests may be on their way.

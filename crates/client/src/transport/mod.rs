@@ -65,6 +65,8 @@ pub(crate) struct Extras {
     pub(crate) idempotency_key: Option<String>,
     /// Whether the body is compressed.
     pub(crate) compress: bool,
+    /// Statuses that the caller deals with: they end the call at once.
+    pub(crate) handed_back: &'static [u16],
 }
 
 /// A call, encoded: what every attempt of it sends.
@@ -122,6 +124,15 @@ impl Transport {
         C::Reply::from_body(reply.body()).map_err(|why| Error::from(why).during(what::<C>()))
     }
 
+    /// Makes a call, and does not persist where it usually would.
+    pub(crate) async fn call_once<C: Call>(&self, call: &C, extras: &Extras) -> Result<C::Reply> {
+        let outgoing = self.encode(call, extras).await.map_err(|e| e.during(what::<C>()))?;
+        let sending = Sending::new(outgoing.rule, None);
+        let reply = self.attempt(&outgoing, &sending).await;
+        let reply = reply.map_err(|failed| failed.error.during(what::<C>()))?;
+        C::Reply::from_body(reply.body()).map_err(|why| Error::from(why).during(what::<C>()))
+    }
+
     /// Makes a call and leaves the reply as it is. This is the one loop that sends bytes again.
     pub(crate) async fn send<C: Call>(&self, call: &C, extras: &Extras) -> Result<Response<Bytes>> {
         let outgoing = self.encode(call, extras).await.map_err(|e| e.during(what::<C>()))?;
@@ -129,6 +140,11 @@ impl Transport {
         loop {
             match self.attempt(&outgoing, &sending).await {
                 Ok(reply) => return Ok(reply),
+                Err(failed)
+                    if failed.error.status().is_some_and(|s| extras.handed_back.contains(&s)) =>
+                {
+                    return Err(sending.handed_back(failed).during(what::<C>()));
+                }
                 Err(failed) => sending
                     .failed(failed, &self.billing)
                     .await

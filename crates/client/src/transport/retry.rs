@@ -144,6 +144,11 @@ impl Sending {
         self.sent_before
     }
 
+    /// An attempt failed in a way that the caller deals with.
+    pub(crate) fn handed_back(&self, failed: Failed) -> Error {
+        failed.error.after(self.attempts + 1, self.start.elapsed())
+    }
+
     /// An attempt failed: waits until it is time for another, or says why there is none.
     pub(crate) async fn failed(&mut self, failed: Failed, billing: &Billing) -> Result<(), Error> {
         self.attempts += 1;

@@ -8,6 +8,7 @@ mod fake;
 mod lookup;
 mod loopback;
 mod resend;
+mod sampling;
 mod session;
 mod stage;
 mod surface;

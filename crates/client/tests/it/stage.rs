@@ -1,7 +1,7 @@
 //! A server played by a function: for calls that come at the same time, where a script in order
 //! does not do. A call that the function does not know fails the test.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -31,6 +31,10 @@ struct State {
     /// What a poll for a ticket gets, answer by answer; the last one stays.
     answers: HashMap<String, Vec<Value>>,
     heartbeats: Vec<Value>,
+    /// What the next sampling requests get; "ok" once it is used up.
+    samples: VecDeque<Value>,
+    dynamic: Value,
+    samplers: u32,
     seen: Vec<Call>,
 }
 
@@ -79,6 +83,21 @@ impl Stage {
         self.0.lock().unwrap().heartbeats = outcomes;
     }
 
+    /// What the next sampling requests get: "ok", or as in [`reply`].
+    pub(crate) fn samples(&self, outcomes: Vec<Value>) {
+        self.0.lock().unwrap().samples = outcomes.into();
+    }
+
+    pub(crate) fn dynamic(&self, config: Value) {
+        self.0.lock().unwrap().dynamic = config;
+    }
+
+    /// Weights to sample from.
+    pub(crate) async fn sampler(&self) -> tinkex::SamplingClient {
+        let service = self.builder().build().unwrap();
+        service.create_sampling_client("base").await.unwrap()
+    }
+
     pub(crate) fn log(&self) -> Vec<String> {
         self.0.lock().unwrap().log.clone()
     }
@@ -119,7 +138,28 @@ impl Stage {
     async fn handle(&self, call: &Call) -> Value {
         match call.path.trim_start_matches("/api/v1/") {
             "client/config" => self.0.lock().unwrap().config.clone(),
-            "client/dynamic_config" => json!({}),
+            "client/dynamic_config" => match &self.0.lock().unwrap().dynamic {
+                Value::Null => json!({}),
+                config => config.clone(),
+            },
+            "create_sampling_session" => {
+                let mut state = self.0.lock().unwrap();
+                state.samplers += 1;
+                json!({"sampling_session_id": format!("s:sample:{}", state.samplers - 1)})
+            }
+            "asample" => {
+                let outcome = self.0.lock().unwrap().samples.pop_front();
+                match outcome {
+                    Some(outcome) if outcome != "ok" => outcome,
+                    _ => {
+                        let (seq, n) = (&call.json()["seq_id"], &call.json()["num_samples"]);
+                        let names: Vec<_> =
+                            (0..n.as_u64().unwrap()).map(|i| format!("q{seq}:{i}")).collect();
+                        json!({"request_id": format!("q{seq}"), "sample_sequence_ids": names})
+                    }
+                }
+            }
+            "cancel_future" => json!({}),
             "create_session" => json!({"session_id": "s"}),
             "create_model" => json!({"request_id": "created"}),
             "forward_backward" => {
@@ -166,6 +206,8 @@ impl Stage {
         match state.answers.get_mut(id) {
             Some(answers) if answers.len() > 1 => answers.remove(0),
             Some(answers) => answers[0].clone(),
+            // One token, and nothing else.
+            None if id.starts_with('q') => json!({"proto": b"\x0a\x06\x12\x04\x07\0\0\0".to_vec()}),
             None => json!({"metrics": {}}),
         }
     }

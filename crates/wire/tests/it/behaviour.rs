@@ -26,7 +26,7 @@ const CHECKS: &[(&str, Check)] = &[
 ];
 
 /// Files that the client's tests read.
-const READ_ELSEWHERE: [&str; 19] = [
+const READ_ELSEWHERE: [&str; 22] = [
     "auth_resolution.json",
     "base_url.json",
     "billing_pause.json",
@@ -44,6 +44,9 @@ const READ_ELSEWHERE: [&str; 19] = [
     "queue_state_log.json",
     "retry_after_parsing.json",
     "retry_classification.json",
+    "retry_handler_delay.json",
+    "sampling_backoff.json",
+    "sampling_recent_backoff.json",
     "should_retry.json",
     "turn_taking.json",
 ];

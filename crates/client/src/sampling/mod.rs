@@ -1,0 +1,224 @@
+//! [`SamplingClient`]: sampling from fixed weights.
+
+mod call;
+mod retry;
+
+use std::fmt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures_util::future::{Either, select};
+use tinkex_wire::rest::{GetSampler, Sampler};
+use tinkex_wire::{
+    CreateSamplingSession, Logprobs, ModelInput, SampleRequest, SampleResponse, SamplerId,
+    SamplingParams, Seq, Submit as _, header as wire_header,
+};
+use tokio::time::{Instant, sleep};
+
+use crate::dispatch::hold_back;
+use crate::error::{Error, ErrorKind, Result};
+use crate::future::ApiFuture;
+use crate::future::observe::{QueueLog, Work};
+use crate::future::poll::{Poller, Taken};
+use crate::session::{Awaited, Session};
+use crate::transport::{Extras, header};
+
+pub use call::SampleCall;
+use retry::Watch;
+
+/// Fixed weights to sample from. Cheap to clone; all clones count in one line.
+///
+/// ```no_run
+/// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
+/// use tinkex::SamplingParams;
+///
+/// let sampler = service.create_sampling_client("Qwen/Qwen3-8B").await?;
+/// let params = SamplingParams::new().max_tokens(64).temperature(0.7);
+/// let answer = sampler.sample([1, 2, 3], params).num_samples(4).send().await?;
+/// for sequence in &answer.sequences {
+///     println!("{:?}", &sequence.tokens[..]);
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct SamplingClient(Arc<Inner>);
+
+struct Inner {
+    session: Arc<Session>,
+    id: SamplerId,
+    next: AtomicU64,
+    watch: Watch,
+    log: QueueLog,
+    retried: bool,
+    paced: bool,
+}
+
+impl SamplingClient {
+    pub(crate) async fn create(
+        session: Arc<Session>,
+        weights: Weights,
+        retried: bool,
+        paced: bool,
+    ) -> Result<Self> {
+        let (session_id, n) = (session.id().clone(), session.next_sampler());
+        let call = match weights {
+            Weights::Base(model) => CreateSamplingSession::from_base(session_id, n, model),
+            Weights::Checkpoint(path) => CreateSamplingSession::from_path(session_id, n, path),
+        };
+        let created = session.transport().call(&call, &Extras::default()).await?;
+        let id = created.sampling_session_id;
+        let config = session.config();
+        let watch =
+            Watch::new(config.sample_max_concurrent_requests, config.sample_enable_stuck_detection);
+        Ok(Self(Arc::new(Inner {
+            log: QueueLog::new(Work::Sampling, id.as_str()),
+            retried: retried && !config.sample_no_retries,
+            next: AtomicU64::new(0),
+            session,
+            id,
+            watch,
+            paced,
+        })))
+    }
+
+    /// The sampling session's id.
+    #[must_use]
+    pub fn sampler_id(&self) -> &SamplerId {
+        &self.0.id
+    }
+
+    /// Asks for samples from a prompt; [`SampleCall::send`] sends it on its way.
+    pub fn sample(&self, prompt: impl Into<ModelInput>, params: SamplingParams) -> SampleCall {
+        SampleCall::new(self.clone(), SampleRequest::new(prompt, params))
+    }
+
+    /// How likely each token of a text is, given those before it; the first has no answer.
+    ///
+    /// # Errors
+    /// If the server does not send them.
+    pub fn compute_logprobs(&self, text: impl Into<ModelInput>) -> ApiFuture<Logprobs> {
+        let request = SampleRequest {
+            prompt_logprobs: Some(true),
+            ..SampleRequest::new(text, SamplingParams::new().max_tokens(1))
+        };
+        self.start(request, |response| {
+            let missing = || Error::new(ErrorKind::Decode, "the server sent no log-probabilities");
+            response.prompt_logprobs.ok_or_else(missing)
+        })
+    }
+
+    /// What is sampled from.
+    ///
+    /// # Errors
+    /// If the server cannot be asked.
+    pub async fn get_sampler(&self) -> Result<Sampler> {
+        let call = GetSampler { sampler_id: self.0.id.clone() };
+        self.0.session.transport().call(&call, &Extras::default()).await
+    }
+
+    fn start<T: Send + 'static>(
+        &self,
+        request: SampleRequest,
+        finish: impl FnOnce(SampleResponse) -> Result<T> + Send + 'static,
+    ) -> ApiFuture<T> {
+        use tinkex_wire::Call as _;
+        if let Err(why) = request.check() {
+            return ApiFuture::failed(why.into());
+        }
+        let inner = Arc::clone(&self.0);
+        ApiFuture::abandonable(async move { finish(inner.sample(request).await?) })
+    }
+}
+
+/// Which weights to sample from.
+pub(crate) enum Weights {
+    Base(String),
+    Checkpoint(String),
+}
+
+impl Inner {
+    /// Asks for a sample, and anew if the answer was lost.
+    async fn sample(&self, mut request: SampleRequest) -> Result<SampleResponse> {
+        let _place = self.watch.enter().await;
+        let work = async {
+            let mut attempt = 0;
+            loop {
+                let error = match self.sample_once(&mut request).await {
+                    Ok(response) => {
+                        self.watch.progressed();
+                        return Ok(response);
+                    }
+                    Err(error) => error,
+                };
+                if !self.retried || !retry::worth_another(&error) {
+                    return Err(error);
+                }
+                tracing::debug!(%error, attempt, "asking for the sample anew");
+                sleep(retry::delay(attempt, fastrand::f64())).await;
+                attempt += 1;
+            }
+        };
+        let (work, stuck) = (pin!(work), pin!(self.watch.stuck()));
+        match select(work, stuck).await {
+            Either::Left((result, _)) | Either::Right((result, _)) => result,
+        }
+    }
+
+    async fn sample_once(&self, request: &mut SampleRequest) -> Result<SampleResponse> {
+        // A new number for every time it is asked for; resends keep theirs.
+        request.seq_id = Some(Seq::new(self.next.fetch_add(1, Ordering::Relaxed)));
+        request.sampling_session_id = Some(self.id.clone());
+        let taken = self.submit(request).await?;
+        let awaited = Awaited::new(&self.session, taken.ticket.request_id.clone());
+        let poller = Poller {
+            transport: self.session.transport(),
+            in_flight: self.session.downloads(),
+            log: &self.log,
+            paced: self.paced,
+        };
+        let answer = poller.answer::<SampleRequest>(&taken).await;
+        awaited.answered();
+        let mut response = answer?;
+        request.check_response(&response)?;
+        response.name_sequences(&taken.ticket)?;
+        Ok(response)
+    }
+
+    /// Hands a request over, holding back as long as the server wants that.
+    async fn submit(&self, request: &SampleRequest) -> Result<Taken> {
+        let start = Instant::now();
+        let bytes = request.prompt.sampling_bytes() as u64;
+        let gate = self.session.gate();
+        let _pass = gate.enter(bytes).await;
+        let mut extras = Extras { handed_back: &[402, 429], ..Extras::default() };
+        header::put(&mut extras.headers, wire_header::SAMPLING_BACKPRESSURE, "1");
+        loop {
+            gate.pause().over().await;
+            let error = match self.session.transport().call(request, &extras).await {
+                Ok(ticket) => {
+                    let request_type = request.request_type();
+                    return Ok(Taken { ticket, request_type, handed_over_in: start.elapsed() });
+                }
+                Err(error) => error,
+            };
+            let too_much = match error.status() {
+                Some(429) => true,
+                Some(402) => self.session.transport().pause_for_billing(),
+                _ => false,
+            };
+            if too_much {
+                gate.pause().begin(error.retry_after().unwrap_or_else(|| hold_back(bytes)));
+            }
+            if !too_much || !self.retried {
+                return Err(error);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for SamplingClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SamplingClient").field("id", &self.0.id).finish_non_exhaustive()
+    }
+}

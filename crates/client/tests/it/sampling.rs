@@ -1,0 +1,283 @@
+//! Sampling: held back together, asked for anew, given up.
+
+use std::path::Path;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use tinkex::wire::{Chunk, ImageFormat};
+use tinkex::{ErrorKind, ModelInput, RetryPolicy, SamplingParams, ServiceClient, Stop, TensorData};
+use tokio::time::{Instant, sleep};
+
+use crate::stage::{Stage, cases};
+
+fn params() -> SamplingParams {
+    SamplingParams::new()
+}
+
+/// A prompt of exactly this estimated size.
+fn prompt_of(bytes: u64) -> ModelInput {
+    let data = vec![0; usize::try_from(bytes).unwrap()].into();
+    ModelInput::default().chunk(Chunk::Image {
+        data,
+        format: ImageFormat::Png,
+        expected_tokens: None,
+    })
+}
+
+/// A client of a server and key that no other test uses: pauses are shared by server and key.
+fn alone(stage: &Stage, key: &str) -> tinkex::ServiceClientBuilder {
+    stage
+        .builder()
+        .base_url(format!("http://{key}.test").parse().unwrap())
+        .api_key(format!("tml-{key}"))
+}
+
+async fn sampler(service: &ServiceClient) -> tinkex::SamplingClient {
+    service.create_sampling_client("base").await.unwrap()
+}
+
+/// Covers AUD.2, P4C.5, P6B.1.
+#[tokio::test(start_paused = true)]
+async fn requests_are_held_back_as_in_the_reference() {
+    for (i, case) in cases("sampling_backoff.json").into_iter().enumerate() {
+        let stage = Stage::new(json!({}));
+        let service = alone(&stage, &format!("held-back-{i}")).build().unwrap();
+        let sampler = sampler(&service).await;
+        stage.samples(case["script"].as_array().unwrap().clone());
+        let start = Instant::now();
+        let mut result = Ok(());
+        for _ in 0..case["samples"].as_u64().unwrap() {
+            let prompt = prompt_of(case["estimated_bytes"].as_u64().unwrap());
+            result = sampler.sample(prompt, params()).send().await.map(drop);
+        }
+        match case["result"].as_str().unwrap() {
+            "ok" => result.unwrap(),
+            _ => assert_eq!(result.unwrap_err().kind(), ErrorKind::Rejected),
+        }
+        let posts: Vec<Value> = stage
+            .calls("/asample")
+            .iter()
+            .zip(case["script"].as_array().unwrap())
+            .map(|(call, outcome)| {
+                assert_eq!(call.header("x-tinker-sampling-backpressure"), Some("1"));
+                json!([(call.at - start).as_secs_f64(), call.json()["seq_id"], outcome])
+            })
+            .collect();
+        assert_eq!(json!(posts), case["posts_time_seq_outcome"], "{case}");
+    }
+}
+
+/// Covers T4.2.4, P6B.2.
+#[tokio::test(start_paused = true)]
+async fn without_retries_the_error_surfaces_and_the_next_call_waits() {
+    let stage = Stage::new(json!({}));
+    let builder = alone(&stage, "surfaces").retry(RetryPolicy::disabled());
+    let sampler = sampler(&builder.build().unwrap()).await;
+    stage.samples(vec![json!(429)]);
+    let error = sampler.sample([1], params()).send().await.unwrap_err();
+    assert_eq!((error.kind(), error.attempts()), (ErrorKind::RateLimited, 1));
+    let start = Instant::now();
+    sampler.sample([1], params()).send().await.unwrap();
+    assert_eq!(start.elapsed(), Duration::from_secs(1));
+}
+
+/// Covers T4.2.5, P6B.2, AUD.1.
+#[tokio::test(start_paused = true)]
+async fn many_samples_at_once_all_come_back() {
+    let stage = Stage::new(json!({}));
+    let sampler = sampler(&alone(&stage, "many").build().unwrap()).await;
+    let outcomes = [json!("ok"), json!(429), json!("conn"), json!(503), json!("ok")];
+    stage.samples(outcomes.iter().cycle().take(100).cloned().collect());
+    let calls = (0..100).map(|_| sampler.sample([1, 2], params()).num_samples(1).send());
+    for (i, answer) in join_all(calls).await.into_iter().enumerate() {
+        let answer = answer.unwrap_or_else(|why| panic!("sample {i}: {why}"));
+        assert_eq!(answer.sequences[0].tokens[..], [7]);
+        assert!(answer.sequences[0].sequence_id.is_some());
+    }
+    let mut numbers: Vec<u64> =
+        stage.calls("/asample").iter().map(|c| c.json()["seq_id"].as_u64().unwrap()).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers, (0..100).collect::<Vec<_>>(), "resends keep their number");
+}
+
+/// Covers P4C.6, P6B.5, P6C.1, P6C.2, T6.3.1.
+#[tokio::test(start_paused = true)]
+async fn a_pause_of_one_key_does_not_delay_another() {
+    let (one, other) = (Stage::new(json!({})), Stage::new(json!({})));
+    let paused = sampler(&alone(&one, "paused").build().unwrap()).await;
+    let sibling = alone(&one, "paused").build().unwrap();
+    let sibling = sampler(&sibling).await;
+    let free = sampler(&alone(&other, "free").build().unwrap()).await;
+    one.samples(vec![json!(429)]);
+    let start = Instant::now();
+    let first = paused.sample(prompt_of(200_000), params()).send();
+    sleep(Duration::from_millis(10)).await;
+    join_all((0..100).map(|_| free.sample([1], params()).send())).await;
+    assert_eq!(start.elapsed(), Duration::from_millis(10), "nobody waited");
+    sibling.sample([1], params()).send().await.unwrap();
+    assert_eq!(start.elapsed(), Duration::from_secs(5), "the same server and key");
+    first.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_expired_is_asked_for_anew() {
+    let stage = Stage::new(json!({}));
+    let sampler = sampler(&alone(&stage, "expired").build().unwrap()).await;
+    stage.answer("q0", vec![json!(410)]);
+    sampler.sample([1], params()).send().await.unwrap();
+    let numbers: Vec<_> =
+        stage.calls("/asample").iter().map(|c| c.json()["seq_id"].clone()).collect();
+    assert_eq!(json!(numbers), json!([0, 1]), "with a number of its own");
+
+    stage.answer("q2", vec![json!({"error": "bad prompt", "category": "user"})]);
+    let error = sampler.sample([1], params()).send().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::WorkFailed);
+    assert!(error.is_user_error());
+    assert_eq!(stage.calls("/asample").len(), 3, "failed work is not asked for anew");
+}
+
+/// Covers X13.
+#[tokio::test(start_paused = true)]
+async fn a_sample_that_is_dropped_is_cancelled_where_the_server_wants_that() {
+    for enabled in [false, true] {
+        let stage = Stage::new(json!({}));
+        stage.dynamic(json!({"sample_cancel_enabled": enabled}));
+        let sampler = sampler(&alone(&stage, &format!("dropped-{enabled}")).build().unwrap()).await;
+        stage.answer("q0", vec![json!("conn")]);
+        let waiting = sampler.sample([1], params()).send();
+        sleep(Duration::from_secs(5)).await;
+        drop(waiting);
+        sampler.sample([1], params()).send().await.unwrap();
+        sleep(Duration::from_secs(1)).await;
+        let cancelled: Vec<_> =
+            stage.calls("/cancel_future").iter().map(|c| c.json()["request_id"].clone()).collect();
+        let expected = if enabled { json!(["q0"]) } else { json!([]) };
+        assert_eq!(json!(cancelled), expected, "and never one that was answered");
+        let polls = stage.calls("/retrieve_future").len();
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(stage.calls("/retrieve_future").len(), polls, "the polling ended");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn samples_without_any_progress_are_given_up() {
+    let stage = Stage::new(json!({}));
+    let sampler = sampler(&alone(&stage, "stuck").build().unwrap()).await;
+    stage.answer("q0", vec![json!("conn")]);
+    let start = Instant::now();
+    let error = sampler.sample([1], params()).send().await.unwrap_err();
+    assert_eq!((error.kind(), start.elapsed().as_secs()), (ErrorKind::Connect, 7200));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_makes_no_sense_is_refused_before_sending() {
+    let stage = Stage::new(json!({}));
+    let sampler = stage.sampler().await;
+    let nan = sampler.sample([1], params().temperature(f64::NAN)).send().await.unwrap_err();
+    assert_eq!(nan.kind(), ErrorKind::InvalidInput);
+    let flat = TensorData::from(vec![1_i64, 2]);
+    let flat = sampler.sample([1], params()).target_prompt_logprobs(flat).send().await;
+    assert_eq!(flat.unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert!(stage.calls("/asample").is_empty());
+
+    let service = stage.builder().build().unwrap();
+    let wrong = "tinker://r/weights/a".parse().unwrap();
+    let error = service.create_sampling_client_from(&wrong).await.unwrap_err();
+    assert!(error.hint().unwrap().contains("save_weights_for_sampler"));
+}
+
+/// Covers T6.2.
+#[tokio::test(start_paused = true)]
+async fn requests_are_the_ones_that_the_reference_sends() {
+    let stage = Stage::new(json!({}));
+    let prompt = || [1, 2, 3, 4];
+    let one = || params().max_tokens(1);
+    for (name, call) in [
+        ("asample_minimal", stage.sampler().await.sample(prompt(), params())),
+        (
+            "asample_stop_string_seed",
+            stage
+                .sampler()
+                .await
+                .sample(
+                    prompt(),
+                    params()
+                        .max_tokens(16)
+                        .seed(42)
+                        .stop("\n\n")
+                        .temperature(0.7)
+                        .top_k(50)
+                        .top_p(0.9),
+                )
+                .num_samples(2),
+        ),
+        (
+            "asample_stop_list_str",
+            stage.sampler().await.sample(prompt(), params().stop(["a", "b"])),
+        ),
+        ("asample_stop_list_int", stage.sampler().await.sample(prompt(), params().stop([1, 2]))),
+        (
+            "asample_stop_empty_list",
+            stage.sampler().await.sample(prompt(), params().stop(Stop::NEVER)),
+        ),
+        (
+            "asample_prompt_logprobs",
+            stage.sampler().await.sample(prompt(), one()).prompt_logprobs(),
+        ),
+        (
+            "asample_prompt_logprobs_last_n",
+            stage.sampler().await.sample(prompt(), one()).prompt_logprobs_last(2),
+        ),
+        (
+            "asample_topk",
+            stage
+                .sampler()
+                .await
+                .sample(prompt(), params().max_tokens(3))
+                .prompt_logprobs()
+                .topk_prompt_logprobs(2)
+                .topk_sample_logprobs(2),
+        ),
+        (
+            "asample_record_stability_info",
+            stage.sampler().await.sample(prompt(), params()).record_stability_info(),
+        ),
+    ] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/wire");
+        let text = std::fs::read(folder.join(format!("{name}.request.json"))).unwrap();
+        let mut recorded: Value = serde_json::from_slice(&text).unwrap();
+        // The answer does not fit all of these questions, and does not matter here.
+        let _ = call.send().await;
+        let mut sent = stage.calls("/asample").pop().unwrap().json();
+        for body in [&mut sent, &mut recorded["body"]] {
+            for own in ["seq_id", "sampling_session_id"] {
+                body.as_object_mut().unwrap().remove(own).unwrap();
+            }
+        }
+        assert_eq!(sent, recorded["body"], "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_likelihood_of_a_text_is_asked_for() {
+    let stage = Stage::new(json!({}));
+    let sampler = stage.sampler().await;
+    let answer = tinkex::SampleResponse {
+        prompt_logprobs: Some(vec![f32::NAN, -0.5].into()),
+        ..Default::default()
+    };
+    // The ticket promises one sample, so there must be one.
+    let answer = tinkex::SampleResponse { sequences: vec![Default::default()], ..answer };
+    stage.answer("q0", vec![json!({"proto": answer.to_proto().to_vec()})]);
+    let logprobs = sampler.compute_logprobs([5, 6]).await.unwrap();
+    assert_eq!(logprobs.iter().collect::<Vec<_>>(), [None, Some(-0.5)]);
+    let sent = stage.calls("/asample").pop().unwrap().json();
+    assert_eq!(
+        (&sent["sampling_params"]["max_tokens"], &sent["prompt_logprobs"]),
+        (&json!(1), &json!(true))
+    );
+    let missing = sampler.compute_logprobs([5, 6]).await.unwrap_err();
+    assert_eq!(missing.kind(), ErrorKind::Decode);
+}
