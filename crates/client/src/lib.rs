@@ -20,7 +20,8 @@
 //!
 //! # What you can rely on
 //!
-//! * Making a client touches nothing; the first call connects. The environment is read once.
+//! * Making a client touches nothing; the first call connects. The environment is read once. Calls
+//!   are made inside a tokio runtime, which does the work behind an [`ApiFuture`].
 //! * A passing failure is sent again as the service expects; [`RetryPolicy::disabled`] gives
 //!   exactly one HTTP request. [`Error`] says how often and how long it was tried.
 //! * No credential appears in errors, logs, `Debug`, or a request that was redirected elsewhere.
@@ -58,7 +59,9 @@ pub use tinkex_wire::{
     SamplerId, SamplingParams, Secret, ServerCapabilities, SessionId, Stop, StopReason,
     SupportedModel, TensorData, Timestamp, TinkerPath, Tokens, rest,
 };
-pub use training::{CreateLora, Loss, Metric, PassOutput, Restore, TrainingClient};
+pub use training::{
+    CreateFromState, CreateLora, Loss, Metric, PassOutput, Restore, TrainingClient,
+};
 pub use transport::Identity;
 pub use transport::http::{HttpFailure, HttpService, Lane};
 pub use transport::retry::RetryPolicy;

@@ -16,7 +16,7 @@ use crate::lookup::{AdminClient, RestClient};
 use crate::sampling::{SamplingClient, Weights};
 use crate::session::Session;
 use crate::settings::{Given, Settings};
-use crate::training::CreateLora;
+use crate::training::{CreateFromState, CreateLora, Restore};
 use crate::transport::http::HttpService;
 use crate::transport::retry::RetryPolicy;
 use crate::transport::{Extras, Identity};
@@ -74,6 +74,24 @@ impl ServiceClient {
     /// ```
     pub fn create_lora_training_client(&self, base_model: impl Into<String>) -> CreateLora {
         CreateLora::new(self.clone(), base_model.into())
+    }
+
+    /// A model that goes on from a saved state.
+    ///
+    /// ```no_run
+    /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
+    /// use tinkex::Restore;
+    ///
+    /// let path = "tinker://run/weights/step-100".parse()?;
+    /// let model = service.create_training_client_from(path, Restore::WithOptimizer).create().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn create_training_client_from(
+        &self,
+        path: TinkerPath,
+        restore: Restore,
+    ) -> CreateFromState {
+        CreateFromState::new(self.clone(), path, restore)
     }
 
     /// Samples from a base model.

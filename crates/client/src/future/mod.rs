@@ -16,6 +16,8 @@ use crate::task::{self, Task};
 ///
 /// The work started when the call was made, not when this is awaited. Dropping it stops the
 /// waiting; training goes on all the same, a sample is given up.
+///
+/// Calls that return one must be made inside a tokio runtime, which does the work.
 #[must_use = "the work goes on, but nobody learns how it ended"]
 pub struct ApiFuture<T> {
     result: oneshot::Receiver<Result<T>>,

@@ -7,6 +7,7 @@ use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use tinkex_wire::rest::{GetSampler, Sampler};
@@ -26,6 +27,9 @@ use crate::transport::{Extras, header};
 
 pub use call::SampleCall;
 use retry::Watch;
+
+/// The longest pause that a server may ask for.
+const LONGEST_ASKED: Duration = Duration::from_secs(60);
 
 /// Fixed weights to sample from. Cheap to clone; all clones count in one line.
 ///
@@ -208,7 +212,8 @@ impl Inner {
                 _ => false,
             };
             if too_much {
-                gate.pause().begin(error.retry_after().unwrap_or_else(|| hold_back(bytes)));
+                let asked = error.retry_after().filter(|asked| *asked <= LONGEST_ASKED);
+                gate.pause().begin(asked.unwrap_or_else(|| hold_back(bytes)));
             }
             if !too_much || !self.retried {
                 return Err(error);

@@ -1,15 +1,21 @@
-//! Making a model to train.
+//! Making a model to train: a new adapter, or one from a checkpoint.
 
-use tinkex_wire::{CreateModel, JsonObject, LoraConfig, OptimizerConfig, Submit as _};
+use std::sync::Arc;
+
+use tinkex_wire::{
+    CheckpointKind, CreateModel, JsonObject, LoadWeights, LoraConfig, ModelId, OptimizerConfig,
+    Submit, TinkerPath, WeightsInfo, WeightsInfoRequest,
+};
 use tokio::time::Instant;
 
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::future::observe::{QueueLog, Work};
 use crate::future::poll::{Poller, Taken};
 use crate::service::ServiceClient;
+use crate::session::Session;
 use crate::transport::Extras;
 
-use super::TrainingClient;
+use super::{Restore, TrainingClient};
 
 /// Collects the settings of a new adapter; made by
 /// [`ServiceClient::create_lora_training_client`].
@@ -71,19 +77,128 @@ impl CreateLora {
             user_metadata: self.user_metadata,
             ..CreateModel::new(session.id().clone(), session.next_model(), self.base_model.as_str())
         };
-        let start = Instant::now();
-        let ticket = session.transport().call(&request, &Extras::default()).await?;
-        let taken =
-            Taken { ticket, request_type: request.request_type(), handed_over_in: start.elapsed() };
-        let log = QueueLog::new(Work::ModelCreation, self.base_model);
         let paced = self.service.paced();
-        let poller = Poller {
-            transport: session.transport(),
-            in_flight: session.downloads(),
-            log: &log,
-            paced,
-        };
-        let created = poller.answer::<CreateModel>(&taken).await?;
+        let created = make(&session, &request, self.base_model, paced).await?;
         Ok(TrainingClient::new(session, created.model_id, paced))
     }
+}
+
+/// Sends a request that makes a model, and waits for it. It stands in no line: there is no model yet.
+async fn make<S: Submit>(
+    session: &Session,
+    request: &S,
+    name: String,
+    paced: bool,
+) -> Result<S::Output> {
+    let start = Instant::now();
+    let ticket = session.transport().call(request, &Extras::default()).await?;
+    let request_type = request.request_type();
+    let taken = Taken { ticket, request_type, handed_over_in: start.elapsed() };
+    let log = QueueLog::new(Work::ModelCreation, name);
+    let (transport, in_flight) = (session.transport(), session.downloads());
+    Poller { transport, in_flight, log: &log, paced }.answer::<S>(&taken).await
+}
+
+/// Collects the settings of a model that goes on from a checkpoint; made by
+/// [`ServiceClient::create_training_client_from`].
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct CreateFromState {
+    service: ServiceClient,
+    path: TinkerPath,
+    restore: Restore,
+    base_model: Option<String>,
+    optimizer: Option<OptimizerConfig>,
+    user_metadata: Option<JsonObject>,
+}
+
+impl CreateFromState {
+    pub(crate) fn new(service: ServiceClient, path: TinkerPath, restore: Restore) -> Self {
+        let (base_model, optimizer, user_metadata) = (None, None, None);
+        Self { service, path, restore, base_model, optimizer, user_metadata }
+    }
+
+    /// Another base model than the checkpoint's, with the same layers.
+    pub fn base_model(mut self, base_model: impl Into<String>) -> Self {
+        self.base_model = Some(base_model.into());
+        self
+    }
+
+    /// Another optimizer than the checkpoint's.
+    pub fn optimizer(mut self, optimizer: OptimizerConfig) -> Self {
+        self.optimizer = Some(optimizer);
+        self
+    }
+
+    /// Anything to remember with the model.
+    pub fn user_metadata(mut self, metadata: JsonObject) -> Self {
+        self.user_metadata = Some(metadata);
+        self
+    }
+
+    /// Makes the model, and waits until the checkpoint is loaded.
+    ///
+    /// # Errors
+    /// If there is no such checkpoint, or it holds nothing to go on training from.
+    pub async fn create(self) -> Result<TrainingClient> {
+        if self.path.kind() != CheckpointKind::Training {
+            let why = format!("{} was not saved to go on training from", self.path);
+            let hint = "save it with save_state";
+            return Err(Error::new(ErrorKind::InvalidInput, why).with_hint(hint));
+        }
+        let session = self.service.session().await?;
+        if session.config().create_model_via_load_weights {
+            self.create_by_loading(&session).await
+        } else {
+            self.create_and_load(&session).await
+        }
+    }
+
+    /// One request makes the model and loads it; its id follows from its number.
+    async fn create_by_loading(self, session: &Arc<Session>) -> Result<TrainingClient> {
+        let n = session.next_model();
+        let name = ModelId::in_session(session.id(), n);
+        let request = LoadWeights {
+            base_model: self.base_model,
+            user_metadata: self.user_metadata,
+            optimizer: self.restore == Restore::WithOptimizer,
+            optimizer_config: self.optimizer,
+            ..LoadWeights::as_new_model(session.id().clone(), n, self.path.to_string())
+        };
+        let paced = self.service.paced();
+        let loaded = make(session, &request, name.as_str().to_owned(), paced).await?;
+        let model_id = loaded.model_id.unwrap_or(name);
+        Ok(TrainingClient::new(Arc::clone(session), model_id, paced))
+    }
+
+    /// Asks what the checkpoint holds, makes a model like that, and loads the checkpoint into it.
+    async fn create_and_load(self, session: &Arc<Session>) -> Result<TrainingClient> {
+        let ask = WeightsInfoRequest { tinker_path: self.path.to_string() };
+        let info = session.transport().call(&ask, &Extras::default()).await?;
+        let restored =
+            (self.restore == Restore::WithOptimizer).then(|| info.optimizer_config.clone());
+        let create = CreateLora {
+            lora: lora(&info)?,
+            optimizer: self.optimizer.or(restored).unwrap_or_default(),
+            user_metadata: self.user_metadata,
+            ..CreateLora::new(self.service, self.base_model.unwrap_or(info.base_model))
+        };
+        let model = create.create().await?;
+        model.load_state(&self.path, self.restore).await?;
+        Ok(model)
+    }
+}
+
+/// The adapter that a checkpoint holds. Layers that nobody speaks of were trained.
+fn lora(info: &WeightsInfo) -> Result<LoraConfig> {
+    let (true, Some(rank)) = (info.is_lora, info.lora_rank) else {
+        return Err(Error::new(ErrorKind::InvalidInput, "the checkpoint does not hold an adapter"));
+    };
+    Ok(LoraConfig {
+        rank,
+        seed: None,
+        train_unembed: info.train_unembed.unwrap_or(true),
+        train_mlp: info.train_mlp.unwrap_or(true),
+        train_attn: info.train_attn.unwrap_or(true),
+    })
 }

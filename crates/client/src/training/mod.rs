@@ -26,7 +26,7 @@ use crate::transport::Extras;
 use chunk::{Chunk, Limits};
 use turn::{Turn, Turnstile};
 
-pub use create::CreateLora;
+pub use create::{CreateFromState, CreateLora};
 pub use merge::{Metric, PassOutput};
 
 /// A model in training. Cheap to clone; all clones stand in one line.

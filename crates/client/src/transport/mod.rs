@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use ::http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, LOCATION, USER_AGENT};
-use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tinkex_wire::codec::compress;
@@ -300,7 +300,7 @@ fn harmless(headers: &HeaderMap) -> HeaderMap {
 
 fn check(reply: Response<Bytes>) -> std::result::Result<Response<Bytes>, Failed> {
     header::note_deprecation(reply.headers());
-    if reply.status().is_success() || reply.status() == StatusCode::NOT_MODIFIED {
+    if reply.status().is_success() {
         return Ok(reply);
     }
     Err(Failed::of_reply(&reply))

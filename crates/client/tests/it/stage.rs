@@ -159,6 +159,10 @@ impl Stage {
                     }
                 }
             }
+            "weights_info" => json!({
+                "base_model": "base", "is_lora": true, "lora_rank": 8, "train_mlp": false,
+                "optimizer_config": {"type": "dimuon", "version": 1},
+            }),
             "cancel_future" => json!({}),
             "create_session" => json!({"session_id": "s"}),
             "create_model" => json!({"request_id": "created"}),
@@ -182,6 +186,7 @@ impl Stage {
                 });
                 self.train(seq).await
             }
+            "load_weights" if call.json()["seq_id"].is_null() => json!({"request_id": "loaded"}),
             "optim_step" | "save_weights" | "save_weights_for_sampler" | "load_weights" => {
                 self.train(call.json()["seq_id"].as_u64().unwrap()).await
             }
@@ -201,6 +206,9 @@ impl Stage {
         let id = poll["request_id"].as_str().unwrap();
         if id == "created" {
             return json!({"type": "create_model", "model_id": "s:train:0"});
+        }
+        if id == "loaded" {
+            return json!({"type": "load_weights"});
         }
         let mut state = self.0.lock().unwrap();
         match state.answers.get_mut(id) {

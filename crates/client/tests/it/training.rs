@@ -165,6 +165,51 @@ async fn states_are_saved_and_loaded() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn training_goes_on_from_a_saved_state() {
+    let path = || "tinker://r/weights/a".parse().unwrap();
+    for (restore, optimizer) in
+        [(Restore::WeightsOnly, "adamw"), (Restore::WithOptimizer, "dimuon")]
+    {
+        let stage = Stage::new(json!({}));
+        let service = stage.builder().build().unwrap();
+        let model = service.create_training_client_from(path(), restore).create().await.unwrap();
+        let create = stage.calls("/create_model").pop().unwrap().json();
+        assert_eq!(create["optimizer_config"]["type"], optimizer);
+        assert_eq!(
+            create["lora_config"],
+            json!({"rank": 8, "train_unembed": true, "train_mlp": false, "train_attn": true})
+        );
+        let load = stage.calls("/load_weights").pop().unwrap().json();
+        assert_eq!(load["optimizer"], restore == Restore::WithOptimizer);
+        assert_eq!(load["seq_id"], 1, "the first thing that happens to it");
+        model.optim_step(AdamParams::default()).await.unwrap();
+        assert_eq!(stage.calls("/optim_step")[0].json()["seq_id"], 2);
+    }
+
+    // Where the server makes the model by loading it, that is one request.
+    let stage = Stage::new(json!({"create_model_via_load_weights": true}));
+    let service = stage.builder().build().unwrap();
+    let create = service.create_training_client_from(path(), Restore::WeightsOnly);
+    let model = create.base_model("base:long").create().await.unwrap();
+    assert_eq!(model.model_id(), &"s:train:0");
+    let load = stage.calls("/load_weights").pop().unwrap().json();
+    assert_eq!(
+        load,
+        json!({
+            "session_id": "s", "model_seq_id": 0, "base_model": "base:long", "optimizer": false,
+            "path": "tinker://r/weights/a", "type": "load_weights",
+        })
+    );
+    model.optim_step(AdamParams::default()).await.unwrap();
+    assert_eq!(stage.calls("/optim_step")[0].json()["seq_id"], 1);
+    assert!(stage.calls("/create_model").is_empty());
+
+    let wrong = "tinker://r/sampler_weights/a".parse().unwrap();
+    let error = service.create_training_client_from(wrong, Restore::WeightsOnly).create().await;
+    assert!(error.unwrap_err().hint().unwrap().contains("save_state"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn bodies_are_compressed_where_the_server_wants_that() {
     let stage = Stage::new(json!({"proto_compress_fwdbwd": true}));
     let model = stage.model().await;
