@@ -119,9 +119,7 @@ impl ServiceClient {
     }
 
     async fn sampling(&self, weights: Weights) -> Result<SamplingClient> {
-        let (session, settings) = (self.session().await?, &self.0.settings);
-        let retried = settings.retry != RetryPolicy::disabled();
-        SamplingClient::create(session, weights, retried, settings.paced).await
+        SamplingClient::create(self.session().await?, weights).await
     }
 
     /// Tells the server how this program's stay ended, if it had one. The first end counts.
@@ -167,10 +165,6 @@ impl ServiceClient {
 
     pub(crate) fn project_id(&self) -> Option<&str> {
         self.0.settings.project_id.as_deref()
-    }
-
-    pub(crate) fn paced(&self) -> bool {
-        self.0.settings.paced
     }
 
     /// The session, opened by whoever needs it first; a failure is not remembered.

@@ -1,6 +1,5 @@
 //! The only loop that waits for an answer.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use ::http::HeaderMap;
@@ -12,9 +11,9 @@ use tinkex_wire::{
 };
 use tokio::time::{Instant, sleep};
 
-use crate::dispatch::ByteBudget;
 use crate::error::{Error, ErrorKind, Result};
-use crate::transport::{BILLING_PAUSE, Extras, Transport, header};
+use crate::session::Session;
+use crate::transport::{BILLING_PAUSE, Extras, header};
 
 use super::observe::QueueLog;
 
@@ -26,11 +25,8 @@ const LONGEST_FAST_PAUSE: Duration = Duration::from_secs(5);
 
 /// What polling needs besides the ticket.
 pub(crate) struct Poller<'a> {
-    pub(crate) transport: &'a Transport,
-    pub(crate) in_flight: &'a Arc<ByteBudget>,
-    pub(crate) log: &'a QueueLog,
-    /// Whether to slow down a server that answers "not yet" without waiting.
-    pub(crate) paced: bool,
+    session: &'a Session,
+    log: &'a QueueLog,
 }
 
 /// A request that was taken: what to ask for, and how long it took to hand it over.
@@ -41,7 +37,12 @@ pub(crate) struct Taken {
     pub(crate) handed_over_in: Duration,
 }
 
-impl Poller<'_> {
+impl<'a> Poller<'a> {
+    /// Waits for answers of a session, and tells `log` why there are none yet.
+    pub(crate) fn new(session: &'a Session, log: &'a QueueLog) -> Self {
+        Self { session, log }
+    }
+
     /// Waits for the answer behind a ticket.
     pub(crate) async fn answer<S: Submit>(&self, taken: &Taken) -> Result<S::Output> {
         let payload = self.wait(taken, S::PROTO_OUTPUT).await;
@@ -61,7 +62,7 @@ impl Poller<'_> {
         loop {
             let asked = Instant::now();
             let extras = Extras { headers: headers(taken, iteration, proto), ..Extras::default() };
-            let reply = self.transport.send(&poll, &extras).await;
+            let reply = self.session.transport().send(&poll, &extras).await;
             iteration += 1;
             let error = match reply {
                 Ok(reply) => {
@@ -76,7 +77,8 @@ impl Poller<'_> {
                         }
                         Outcome::MetadataOnly { response_payload_size } => {
                             poll.allow_metadata_only = false;
-                            _room = Some(self.in_flight.take(response_payload_size).await);
+                            let downloads = self.session.downloads();
+                            _room = Some(downloads.take(response_payload_size).await);
                         }
                         Outcome::TryAgain(pending) => {
                             self.log.notice(&pending);
@@ -106,7 +108,9 @@ impl Poller<'_> {
                     lost = 0;
                     bad += 1;
                 }
-                Some(402) if self.transport.pause_for_billing() => sleep(BILLING_PAUSE).await,
+                Some(402) if self.session.transport().pause_for_billing() => {
+                    sleep(BILLING_PAUSE).await;
+                }
                 Some(410) => return Err(error.expired()),
                 Some(429) => back_off(&mut lost).await,
                 None if error.is_retryable() => back_off(&mut lost).await,
@@ -118,7 +122,7 @@ impl Poller<'_> {
     /// A server should hold a poll until there is something to say. One that does not must not be
     /// asked as fast as it answers.
     async fn pace(&self, asked: Instant, fast: &mut u32) {
-        if !self.paced || asked.elapsed() >= FAST {
+        if !self.session.paced() || asked.elapsed() >= FAST {
             *fast = 0;
             return;
         }

@@ -54,36 +54,26 @@ struct Inner {
     next: AtomicU64,
     watch: Watch,
     log: QueueLog,
-    retried: bool,
-    paced: bool,
 }
 
 impl SamplingClient {
-    pub(crate) async fn create(
-        session: Arc<Session>,
-        weights: Weights,
-        retried: bool,
-        paced: bool,
-    ) -> Result<Self> {
+    pub(crate) async fn create(session: Arc<Session>, weights: Weights) -> Result<Self> {
         let (session_id, n) = (session.id().clone(), session.next_sampler());
         let call = match weights {
             Weights::Base(model) => CreateSamplingSession::from_base(session_id, n, model),
             Weights::Checkpoint(path) => CreateSamplingSession::from_path(session_id, n, path),
         };
         let created = session.transport().call(&call, &Extras::default()).await?;
-        let id = created.sampling_session_id;
+        Ok(Self::of(session, created.sampling_session_id))
+    }
+
+    /// A sampling session that is there already, with this as its first client.
+    pub(crate) fn of(session: Arc<Session>, id: SamplerId) -> Self {
         let config = session.config();
         let watch =
             Watch::new(config.sample_max_concurrent_requests, config.sample_enable_stuck_detection);
-        Ok(Self(Arc::new(Inner {
-            log: QueueLog::new(Work::Sampling, id.as_str()),
-            retried: retried && !config.sample_no_retries,
-            next: AtomicU64::new(0),
-            session,
-            id,
-            watch,
-            paced,
-        })))
+        let log = QueueLog::new(Work::Sampling, id.as_str());
+        Self(Arc::new(Inner { session, id, next: AtomicU64::new(0), watch, log }))
     }
 
     /// The sampling session's id.
@@ -155,7 +145,7 @@ impl Inner {
                     }
                     Err(error) => error,
                 };
-                if !self.retried || !retry::worth_another(&error) {
+                if !self.session.retries_samples() || !retry::worth_another(&error) {
                     return Err(error);
                 }
                 tracing::debug!(%error, attempt, "asking for the sample anew");
@@ -175,12 +165,7 @@ impl Inner {
         request.sampling_session_id = Some(self.id.clone());
         let taken = self.submit(request).await?;
         let awaited = Awaited::new(&self.session, taken.ticket.request_id.clone());
-        let poller = Poller {
-            transport: self.session.transport(),
-            in_flight: self.session.downloads(),
-            log: &self.log,
-            paced: self.paced,
-        };
+        let poller = Poller::new(&self.session, &self.log);
         let answer = poller.answer::<SampleRequest>(&taken).await;
         awaited.answered();
         let mut response = answer?;
@@ -215,7 +200,7 @@ impl Inner {
                 let asked = error.retry_after().filter(|asked| *asked <= LONGEST_ASKED);
                 gate.pause().begin(asked.unwrap_or_else(|| hold_back(bytes)));
             }
-            if !too_much || !self.retried {
+            if !too_much || !self.session.retries_samples() {
                 return Err(error);
             }
         }

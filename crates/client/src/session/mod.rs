@@ -17,6 +17,7 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::settings::Settings;
 use crate::task::Task;
+use crate::transport::retry::RetryPolicy;
 use crate::transport::{Extras, Transport};
 
 pub(crate) use cancel::Awaited;
@@ -33,6 +34,8 @@ pub(crate) struct Session {
     downloads: Arc<ByteBudget>,
     gate: Gate,
     cancels: mpsc::UnboundedSender<RequestId>,
+    paced: bool,
+    retried: bool,
     _tasks: [Task; 3],
 }
 
@@ -64,6 +67,8 @@ impl Session {
             gate: Gate::new(config.sample_dispatch_bytes_semaphore_size, pause),
             dynamic,
             cancels,
+            paced: settings.paced,
+            retried: settings.retry != RetryPolicy::disabled(),
             _tasks: tasks,
             next_model: AtomicU32::new(0),
             next_sampler: AtomicU32::new(0),
@@ -84,6 +89,16 @@ impl Session {
 
     pub(crate) fn config(&self) -> &ClientConfig {
         self.engine.config()
+    }
+
+    /// Whether to slow down for a server that answers "not yet" without waiting.
+    pub(crate) fn paced(&self) -> bool {
+        self.paced
+    }
+
+    /// Whether a sample that was lost is asked for anew.
+    pub(crate) fn retries_samples(&self) -> bool {
+        self.retried && !self.config().sample_no_retries
     }
 
     /// The number of the next model.

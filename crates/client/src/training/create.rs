@@ -77,26 +77,19 @@ impl CreateLora {
             user_metadata: self.user_metadata,
             ..CreateModel::new(session.id().clone(), session.next_model(), self.base_model.as_str())
         };
-        let paced = self.service.paced();
-        let created = make(&session, &request, self.base_model, paced).await?;
-        Ok(TrainingClient::new(session, created.model_id, paced))
+        let created = make(&session, &request, self.base_model).await?;
+        Ok(TrainingClient::new(session, created.model_id))
     }
 }
 
 /// Sends a request that makes a model, and waits for it. It stands in no line: there is no model yet.
-async fn make<S: Submit>(
-    session: &Session,
-    request: &S,
-    name: String,
-    paced: bool,
-) -> Result<S::Output> {
+async fn make<S: Submit>(session: &Session, request: &S, name: String) -> Result<S::Output> {
     let start = Instant::now();
     let ticket = session.transport().call(request, &Extras::default()).await?;
     let request_type = request.request_type();
     let taken = Taken { ticket, request_type, handed_over_in: start.elapsed() };
     let log = QueueLog::new(Work::ModelCreation, name);
-    let (transport, in_flight) = (session.transport(), session.downloads());
-    Poller { transport, in_flight, log: &log, paced }.answer::<S>(&taken).await
+    Poller::new(session, &log).answer::<S>(&taken).await
 }
 
 /// Collects the settings of a model that goes on from a checkpoint; made by
@@ -165,10 +158,9 @@ impl CreateFromState {
             optimizer_config: self.optimizer,
             ..LoadWeights::as_new_model(session.id().clone(), n, self.path.to_string())
         };
-        let paced = self.service.paced();
-        let loaded = make(session, &request, name.as_str().to_owned(), paced).await?;
+        let loaded = make(session, &request, name.as_str().to_owned()).await?;
         let model_id = loaded.model_id.unwrap_or(name);
-        Ok(TrainingClient::new(Arc::clone(session), model_id, paced))
+        Ok(TrainingClient::new(Arc::clone(session), model_id))
     }
 
     /// Asks what the checkpoint holds, makes a model like that, and loads the checkpoint into it.

@@ -20,6 +20,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::future::ApiFuture;
 use crate::future::observe::{QueueLog, Work};
 use crate::future::poll::{Poller, Taken};
+use crate::sampling::SamplingClient;
 use crate::session::Session;
 use crate::transport::Extras;
 
@@ -51,7 +52,6 @@ struct Inner {
     model_id: ModelId,
     turns: Turnstile,
     log: QueueLog,
-    paced: bool,
 }
 
 /// A loss and its settings.
@@ -76,9 +76,9 @@ impl From<LossFn> for Loss {
 }
 
 impl TrainingClient {
-    pub(crate) fn new(session: Arc<Session>, model_id: ModelId, paced: bool) -> Self {
+    pub(crate) fn new(session: Arc<Session>, model_id: ModelId) -> Self {
         let log = QueueLog::new(Work::Training, model_id.as_str());
-        Self(Arc::new(Inner { session, model_id, turns: Turnstile::new(), log, paced }))
+        Self(Arc::new(Inner { session, model_id, turns: Turnstile::new(), log }))
     }
 
     /// The model's id.
@@ -158,6 +158,25 @@ impl TrainingClient {
                 Some(path) => Ok(path.parse()?),
                 None => {
                     Err(Error::new(ErrorKind::Decode, "saved, but the server does not say where"))
+                }
+            },
+        )
+    }
+
+    /// Saves weights under no name, only to sample from them, and returns a client that does.
+    ///
+    /// # Errors
+    /// If the server cannot keep them.
+    pub fn save_weights_and_get_sampling_client(&self) -> ApiFuture<SamplingClient> {
+        let session = Arc::clone(&self.0.session);
+        // Taken once, so that a resend asks for the same sampling session.
+        let n = session.next_sampler();
+        self.one(
+            |model, seq| SaveWeightsForSampler::ephemeral(model, seq, n),
+            |saved| match saved.sampling_session_id {
+                Some(id) => Ok(SamplingClient::of(session, id)),
+                None => {
+                    Err(Error::new(ErrorKind::Decode, "saved, but there is nothing to sample from"))
                 }
             },
         )
@@ -284,12 +303,7 @@ impl Inner {
     }
 
     fn poller(&self) -> Poller<'_> {
-        Poller {
-            transport: self.session.transport(),
-            in_flight: self.session.downloads(),
-            log: &self.log,
-            paced: self.paced,
-        }
+        Poller::new(&self.session, &self.log)
     }
 }
 

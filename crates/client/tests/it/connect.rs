@@ -4,6 +4,7 @@ use base64::Engine as _;
 use serde_json::{Value, json};
 use tinkex::rest::{AuditLogRequest, ListSessions};
 use tinkex::{Env, ErrorKind, Lane, ServiceClient};
+use tokio::time::{Duration, sleep};
 
 use crate::fake::Fake;
 
@@ -129,7 +130,7 @@ async fn tokens_are_renewed_ahead_of_need() {
         .reply(LIST, 200, none());
     let client = fake.client();
     client.rest().list_sessions(&ListSessions::default()).await.unwrap();
-    tokio::time::sleep(std::time::Duration::from_secs(3310)).await;
+    sleep(Duration::from_secs(3310)).await;
     client.rest().list_sessions(&ListSessions::default()).await.unwrap();
     assert_eq!(fake.last().header("x-api-key"), Some(&*new));
     fake.finish();

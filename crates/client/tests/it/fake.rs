@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use http::{HeaderMap, Request, Response};
 use serde_json::{Value, json};
 use tinkex::{Env, HttpFailure, HttpService, Lane, ServiceClient, ServiceClientBuilder};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 #[derive(Clone, Default)]
 pub(crate) struct Fake(Arc<Mutex<State>>);
@@ -157,7 +157,7 @@ impl HttpService for Fake {
                 Answer::Reply(reply) => Ok(reply),
                 Answer::Lost => Err(HttpFailure::connect("scripted loss")),
                 Answer::Late => {
-                    tokio::time::sleep(timeout).await;
+                    sleep(timeout).await;
                     Err(HttpFailure::timeout("scripted delay"))
                 }
             }

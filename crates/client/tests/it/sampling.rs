@@ -138,6 +138,24 @@ async fn an_answer_that_expired_is_asked_for_anew() {
     assert_eq!(stage.calls("/asample").len(), 3, "failed work is not asked for anew");
 }
 
+/// Covers T6.1.3, X10.
+#[tokio::test(start_paused = true)]
+async fn weights_without_a_name_can_be_sampled_from() {
+    let stage = Stage::new(json!({}));
+    let model = stage.model().await;
+    stage.answer("r1", vec![json!({"path": null, "sampling_session_id": "s:sample:9"})]);
+    stage.fail_once("save_weights_for_sampler");
+    let sampler = model.save_weights_and_get_sampling_client().await.unwrap();
+    let saves: Vec<_> =
+        stage.calls("/save_weights_for_sampler").iter().map(|call| call.json()).collect();
+    assert_eq!(saves.len(), 2);
+    assert_eq!(saves[0], saves[1], "a resend asks for the same sampling session");
+    assert_eq!(saves[0].get("path"), None);
+    sampler.sample([1], params()).send().await.unwrap();
+    let sample = stage.calls("/asample").pop().unwrap().json();
+    assert_eq!(sample["sampling_session_id"], "s:sample:9");
+}
+
 /// Covers X13.
 #[tokio::test(start_paused = true)]
 async fn a_sample_that_is_dropped_is_cancelled_where_the_server_wants_that() {

@@ -34,6 +34,8 @@ struct State {
     /// What the next sampling requests get; "ok" once it is used up.
     samples: VecDeque<Value>,
     dynamic: Value,
+    /// A call whose connection is lost the next time.
+    lost: Option<String>,
     samplers: u32,
     seen: Vec<Call>,
 }
@@ -88,6 +90,11 @@ impl Stage {
         self.0.lock().unwrap().samples = outcomes.into();
     }
 
+    /// The connection of the next such call is lost.
+    pub(crate) fn fail_once(&self, call: &str) {
+        self.0.lock().unwrap().lost = Some(call.to_owned());
+    }
+
     pub(crate) fn dynamic(&self, config: Value) {
         self.0.lock().unwrap().dynamic = config;
     }
@@ -136,6 +143,10 @@ impl Stage {
     }
 
     async fn handle(&self, call: &Call) -> Value {
+        let lost = self.0.lock().unwrap().lost.take_if(|lost| call.path.ends_with(&**lost));
+        if lost.is_some() {
+            return json!("conn");
+        }
         match call.path.trim_start_matches("/api/v1/") {
             "client/config" => self.0.lock().unwrap().config.clone(),
             "client/dynamic_config" => match &self.0.lock().unwrap().dynamic {
