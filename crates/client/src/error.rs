@@ -277,6 +277,7 @@ impl fmt::Debug for Error {
         f.debug_struct("Error")
             .field("kind", &self.0.kind)
             .field("message", &self.to_string())
+            .field("hint", &self.0.hint)
             .field("status", &self.0.status)
             .field("attempts", &self.0.attempts)
             .field("retry_after", &self.0.retry_after)

@@ -42,7 +42,7 @@ impl BaseUrl {
         match (given, env.get("TINKER_BASE_URL")) {
             (Some(given), _) => Ok(given),
             (None, Some(text)) => {
-                text.parse().map_err(|error: Error| error.during("TINKER_BASE_URL"))
+                text.parse().map_err(|error: Error| error.during("reading TINKER_BASE_URL"))
             }
             (None, None) => Ok(Self::production()),
         }

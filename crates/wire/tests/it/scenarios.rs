@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tinkex_wire::*;
 
 /// The scenarios that this crate must show. T0.1.5 (who shares a rate limit) and T0.1.6 (sharing a
-/// tokenizer between threads) are about a running client and are covered there.
+/// tokenizer between threads) are about a running client and belong there.
 const SCENARIOS: [&str; 13] = [
     "T0.1.1", "T0.1.2", "T0.1.3", "T0.1.4", "T1.1.1", "T1.1.2", "T1.1.3", "T1.2.1", "T1.2.2",
     "T1.2.3", "T1.2.4", "T1.2.5", "Q1",

@@ -1,0 +1,29 @@
+//! Lists all checkpoints, and lets those of one run expire in a day.
+//!
+//! `TINKER_API_KEY=tml-… cargo run --example checkpoints -- [RUN]`
+
+#![expect(clippy::print_stdout, reason = "an example shows its results")]
+
+use futures_util::TryStreamExt as _;
+use tinkex::{ServiceClient, TinkerPath};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let rest = ServiceClient::from_env()?.rest();
+    let mut all = std::pin::pin!(rest.user_checkpoints());
+    let mut bytes = 0;
+    while let Some(checkpoint) = all.try_next().await? {
+        println!("{} {}", checkpoint.time, checkpoint.tinker_path);
+        bytes += checkpoint.size_bytes.unwrap_or(0);
+    }
+    println!("{bytes} bytes in all");
+
+    if let Some(run) = std::env::args().nth(1) {
+        for checkpoint in rest.list_checkpoints(run).await?.checkpoints {
+            let path: TinkerPath = checkpoint.tinker_path.parse()?;
+            rest.set_checkpoint_ttl(&path, Some(24 * 60 * 60)).await?;
+            println!("{path} expires in a day");
+        }
+    }
+    Ok(())
+}
