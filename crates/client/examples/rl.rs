@@ -7,7 +7,7 @@
 use tinkex::{AdamParams, Datum, LossFn, SampledSequence, SamplingParams, ServiceClient, Tokens};
 
 const WANTED: u32 = 42;
-const GROUP: u32 = 8;
+const GROUP: u16 = 8;
 
 fn reward(answer: &SampledSequence) -> f32 {
     if answer.tokens.contains(&WANTED) { 1.0 } else { 0.0 }
@@ -23,8 +23,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     for round in 0..10 {
         let sampler = model.save_weights_and_get_sampling_client().await?;
         let params = SamplingParams::new().max_tokens(16);
-        let answer = sampler.sample(prompt.clone(), params).num_samples(GROUP).send().await?;
-        let mean = answer.sequences.iter().map(reward).sum::<f32>() / 8.0;
+        let answer =
+            sampler.sample(prompt.clone(), params).num_samples(GROUP.into()).send().await?;
+        let mean = answer.sequences.iter().map(reward).sum::<f32>() / f32::from(GROUP);
         println!("round {round}: mean reward {mean:.2}");
 
         let mut batch = Vec::new();

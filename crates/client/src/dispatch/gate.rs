@@ -5,17 +5,16 @@
 //! overrun again. A pass is held until the server has taken the request, not until it is answered.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use crate::transport::pause::Pause;
+
 use super::bytes::{ByteBudget, BytePermit};
-use super::pause::Pause;
 
 const PLACES: usize = 400;
 const CAREFUL_PLACES: usize = 10;
 const CAREFUL_BYTES: u64 = 20;
-const LARGE_BYTES: u64 = 128 * 1024;
 
 #[derive(Debug)]
 pub(crate) struct Gate {
@@ -56,12 +55,8 @@ impl Gate {
         Pass { _place: place, _careful_place: careful_place, _bytes: bytes }
     }
 
-    pub(crate) fn pause(&self) -> &Pause {
+    /// What holds all samples back together.
+    pub(crate) fn pause(&self) -> &Arc<Pause> {
         &self.pause
     }
-}
-
-/// How long to hold back after a request of this size was too much, unless the server says.
-pub(crate) fn hold_back(bytes: u64) -> Duration {
-    Duration::from_secs(if bytes <= LARGE_BYTES { 1 } else { 5 })
 }

@@ -2,8 +2,6 @@
 
 mod bytes;
 mod gate;
-mod pause;
 
 pub(crate) use bytes::ByteBudget;
-pub(crate) use gate::{Gate, hold_back};
-pub(crate) use pause::Pause;
+pub(crate) use gate::Gate;

@@ -6,8 +6,7 @@ use ::http::HeaderMap;
 use ::http::header::{ACCEPT, CONTENT_TYPE};
 use bytes::Bytes;
 use tinkex_wire::{
-    JSON, Outcome, PROTO, Payload, RequestFailed, RetrieveFuture, Submit, Ticket,
-    header as wire_header,
+    JSON, Outcome, PROTO, Payload, RetrieveFuture, Submit, Ticket, header as wire_header,
 };
 use tokio::time::{Instant, sleep};
 
@@ -70,7 +69,9 @@ impl<'a> Poller<'a> {
                     let kind = reply.headers().get(CONTENT_TYPE).and_then(|t| t.to_str().ok());
                     match Outcome::read(kind.unwrap_or(JSON), reply.body())? {
                         Outcome::Ready(payload) => return Ok(payload),
-                        Outcome::Failed(failed) => return Err(work_failed(failed, start)),
+                        Outcome::Failed(failed) => {
+                            return Err(Error::of_work(failed).after(1, start.elapsed()));
+                        }
                         Outcome::MetadataOnly { .. } if !poll.allow_metadata_only => {
                             let why = "the server announced the answer twice and did not send it";
                             return Err(Error::new(ErrorKind::Decode, why));
@@ -135,10 +136,6 @@ impl<'a> Poller<'a> {
 async fn back_off(lost: &mut u32) {
     sleep(Duration::from_secs(1 << (*lost).min(5)).min(LONGEST_PAUSE)).await;
     *lost += 1;
-}
-
-fn work_failed(failed: RequestFailed, start: Instant) -> Error {
-    Error::of_work(failed).after(1, start.elapsed())
 }
 
 fn headers(taken: &Taken, iteration: u64, proto: bool) -> HeaderMap {

@@ -76,6 +76,7 @@ impl SampleCall {
     /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if the options contradict each
     /// other; nothing is sent then.
     pub fn send(self) -> ApiFuture<SampleResponse> {
-        self.client.start(self.request, Ok)
+        let anew = self.client.asks_anew();
+        self.client.start(self.request, anew, Ok)
     }
 }

@@ -7,7 +7,6 @@ use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use tinkex_wire::rest::{GetSampler, Sampler};
@@ -17,19 +16,16 @@ use tinkex_wire::{
 };
 use tokio::time::{Instant, sleep};
 
-use crate::dispatch::hold_back;
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::ApiFuture;
 use crate::future::observe::{QueueLog, Work};
 use crate::future::poll::{Poller, Taken};
 use crate::session::{Awaited, Session};
+use crate::transport::pause::Hold;
 use crate::transport::{Extras, header};
 
 pub use call::SampleCall;
 use retry::Watch;
-
-/// The longest pause that a server may ask for.
-const LONGEST_ASKED: Duration = Duration::from_secs(60);
 
 /// Fixed weights to sample from. Cheap to clone; all clones count in one line.
 ///
@@ -96,7 +92,8 @@ impl SamplingClient {
             prompt_logprobs: Some(true),
             ..SampleRequest::new(text, SamplingParams::new().max_tokens(1))
         };
-        self.start(request, |response| {
+        // A server that leaves lost samples to the caller does not mean this.
+        self.start(request, self.0.session.persists(), |response| {
             let missing = || Error::new(ErrorKind::Decode, "the server sent no log-probabilities");
             response.prompt_logprobs.ok_or_else(missing)
         })
@@ -111,9 +108,15 @@ impl SamplingClient {
         self.0.session.transport().call(&call, &Extras::default()).await
     }
 
+    /// Whether a sample that was lost is asked for anew, or left to the caller.
+    fn asks_anew(&self) -> bool {
+        self.0.session.persists() && !self.0.session.config().sample_no_retries
+    }
+
     fn start<T: Send + 'static>(
         &self,
         request: SampleRequest,
+        anew: bool,
         finish: impl FnOnce(SampleResponse) -> Result<T> + Send + 'static,
     ) -> ApiFuture<T> {
         use tinkex_wire::Call as _;
@@ -121,7 +124,7 @@ impl SamplingClient {
             return ApiFuture::failed(why.into());
         }
         let inner = Arc::clone(&self.0);
-        ApiFuture::abandonable(async move { finish(inner.sample(request).await?) })
+        ApiFuture::abandonable(async move { finish(inner.sample(request, anew).await?) })
     }
 }
 
@@ -133,7 +136,7 @@ pub(crate) enum Weights {
 
 impl Inner {
     /// Asks for a sample, and anew if the answer was lost.
-    async fn sample(&self, mut request: SampleRequest) -> Result<SampleResponse> {
+    async fn sample(&self, mut request: SampleRequest, anew: bool) -> Result<SampleResponse> {
         let _place = self.watch.enter().await;
         let work = async {
             let mut attempt = 0;
@@ -145,7 +148,7 @@ impl Inner {
                     }
                     Err(error) => error,
                 };
-                if !self.session.retries_samples() || !retry::worth_another(&error) {
+                if !anew || !retry::worth_another(&error) {
                     return Err(error);
                 }
                 tracing::debug!(%error, attempt, "asking for the sample anew");
@@ -174,36 +177,18 @@ impl Inner {
         Ok(response)
     }
 
-    /// Hands a request over, holding back as long as the server wants that.
+    /// Hands a request over, held back together with all others of this server and key.
     async fn submit(&self, request: &SampleRequest) -> Result<Taken> {
         let start = Instant::now();
         let bytes = request.prompt.sampling_bytes() as u64;
         let gate = self.session.gate();
         let _pass = gate.enter(bytes).await;
-        let mut extras = Extras { handed_back: &[402, 429], ..Extras::default() };
+        let hold = Hold { pause: Arc::clone(gate.pause()), bytes };
+        let mut extras = Extras { hold: Some(hold), ..Extras::default() };
         header::put(&mut extras.headers, wire_header::SAMPLING_BACKPRESSURE, "1");
-        loop {
-            gate.pause().over().await;
-            let error = match self.session.transport().call(request, &extras).await {
-                Ok(ticket) => {
-                    let request_type = request.request_type();
-                    return Ok(Taken { ticket, request_type, handed_over_in: start.elapsed() });
-                }
-                Err(error) => error,
-            };
-            let too_much = match error.status() {
-                Some(429) => true,
-                Some(402) => self.session.transport().pause_for_billing(),
-                _ => false,
-            };
-            if too_much {
-                let asked = error.retry_after().filter(|asked| *asked <= LONGEST_ASKED);
-                gate.pause().begin(asked.unwrap_or_else(|| hold_back(bytes)));
-            }
-            if !too_much || !self.session.retries_samples() {
-                return Err(error);
-            }
-        }
+        let ticket = self.session.transport().call(request, &extras).await?;
+        let request_type = request.request_type();
+        Ok(Taken { ticket, request_type, handed_over_in: start.elapsed() })
     }
 }
 

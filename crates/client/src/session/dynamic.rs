@@ -29,7 +29,8 @@ pub(super) async fn refresh(transport: Arc<Transport>, dynamic: Arc<Dynamic>) {
     loop {
         let interval = Duration::from_secs(dynamic.get().refresh_interval_sec);
         sleep(interval.max(SHORTEST_INTERVAL)).await;
-        match transport.call_once(&DynamicConfigRequest::default(), &Extras::default()).await {
+        let once = Extras { once: true, ..Extras::default() };
+        match transport.call(&DynamicConfigRequest::default(), &once).await {
             Ok(new) => *dynamic.0.write().unwrap_or_else(PoisonError::into_inner) = new,
             Err(error) => tracing::debug!(%error, "settings were not refreshed"),
         }

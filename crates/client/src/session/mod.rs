@@ -12,12 +12,12 @@ use tinkex_wire::{
 };
 use tokio::sync::mpsc;
 
-use crate::dispatch::{ByteBudget, Gate, Pause};
+use crate::dispatch::{ByteBudget, Gate};
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::settings::Settings;
 use crate::task::Task;
-use crate::transport::retry::RetryPolicy;
+use crate::transport::pause::Pause;
 use crate::transport::{Extras, Transport};
 
 pub(crate) use cancel::Awaited;
@@ -35,7 +35,7 @@ pub(crate) struct Session {
     gate: Gate,
     cancels: mpsc::UnboundedSender<RequestId>,
     paced: bool,
-    retried: bool,
+    persists: bool,
     _tasks: [Task; 3],
 }
 
@@ -44,14 +44,14 @@ impl Session {
         let engine = Engine::start(settings).await?;
         let transport = Arc::clone(engine.transport());
         let opened = transport.call(&settings.session(), &Extras::default()).await?;
-        for (level, message) in [
-            (tracing::Level::INFO, opened.info_message),
-            (tracing::Level::WARN, opened.warning_message),
-            (tracing::Level::ERROR, opened.error_message),
-        ] {
-            if let Some(message) = message {
-                note(level, &message);
-            }
+        if let Some(message) = opened.info_message {
+            tracing::info!("{message}");
+        }
+        if let Some(message) = opened.warning_message {
+            tracing::warn!("{message}");
+        }
+        if let Some(message) = opened.error_message {
+            tracing::error!("{message}");
         }
         let id = opened.session_id;
         let config = engine.config();
@@ -68,7 +68,7 @@ impl Session {
             dynamic,
             cancels,
             paced: settings.paced,
-            retried: settings.retry != RetryPolicy::disabled(),
+            persists: settings.retry.persists(),
             _tasks: tasks,
             next_model: AtomicU32::new(0),
             next_sampler: AtomicU32::new(0),
@@ -96,9 +96,9 @@ impl Session {
         self.paced
     }
 
-    /// Whether a sample that was lost is asked for anew.
-    pub(crate) fn retries_samples(&self) -> bool {
-        self.retried && !self.config().sample_no_retries
+    /// Whether the caller wants lost work to be asked for anew.
+    pub(crate) fn persists(&self) -> bool {
+        self.persists
     }
 
     /// The number of the next model.
@@ -138,14 +138,6 @@ impl Session {
         let finish = Finish { reason, detail };
         let call = FinishSession { session_id: self.id.clone(), finish };
         self.transport().call(&call, &Extras::default()).await
-    }
-}
-
-fn note(level: tracing::Level, message: &str) {
-    match level {
-        tracing::Level::ERROR => tracing::error!("{message}"),
-        tracing::Level::WARN => tracing::warn!("{message}"),
-        _ => tracing::info!("{message}"),
     }
 }
 

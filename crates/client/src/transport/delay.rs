@@ -14,11 +14,16 @@ const JITTER: f64 = 0.25;
 /// The wait before resend number `sent` (from 0): what the server asked for if that is sensible,
 /// else twice as long each time, a little less by chance.
 pub(crate) fn before_resend(sent: u32, asked: Option<f64>, chance: f64) -> Duration {
-    if let Some(asked) = asked.filter(|s| *s > 0.0 && *s <= LONGEST_ASKED.as_secs_f64()) {
-        return Duration::from_secs_f64(asked);
+    if let Some(asked) = sensible(asked) {
+        return asked;
     }
     let doubled = FIRST * 2_f64.powi(i32::try_from(sent.min(1000)).unwrap_or(1000));
     Duration::from_secs_f64(doubled.min(LONGEST) * (1.0 - JITTER * chance))
+}
+
+/// What the server asked for, if it is neither nothing nor too long.
+pub(crate) fn sensible(asked: Option<f64>) -> Option<Duration> {
+    asked_duration(asked).filter(|asked| *asked <= LONGEST_ASKED)
 }
 
 /// What the server asked for, in seconds: `retry-after-ms`, or `retry-after` as seconds or a date.

@@ -7,6 +7,7 @@ mod billing;
 mod delay;
 pub(crate) mod header;
 pub(crate) mod http;
+pub(crate) mod pause;
 mod pool;
 pub(crate) mod retry;
 mod rule;
@@ -31,6 +32,7 @@ use auth::Token;
 use billing::Billing;
 pub(crate) use billing::PAUSE as BILLING_PAUSE;
 use http::HttpService;
+use pause::Hold;
 use retry::{Failed, RetryPolicy, Sending};
 use rule::{Rule, Signer};
 
@@ -65,8 +67,10 @@ pub(crate) struct Extras {
     pub(crate) idempotency_key: Option<String>,
     /// Whether the body is compressed.
     pub(crate) compress: bool,
-    /// Statuses that the caller deals with: they end the call at once.
-    pub(crate) handed_back: &'static [u16],
+    /// Whether it is sent at most once, even where it usually persists.
+    pub(crate) once: bool,
+    /// What holds it back together with others.
+    pub(crate) hold: Option<Hold>,
 }
 
 /// A call, encoded: what every attempt of it sends.
@@ -124,27 +128,15 @@ impl Transport {
         C::Reply::from_body(reply.body()).map_err(|why| Error::from(why).during(what::<C>()))
     }
 
-    /// Makes a call, and does not persist where it usually would.
-    pub(crate) async fn call_once<C: Call>(&self, call: &C, extras: &Extras) -> Result<C::Reply> {
-        let outgoing = self.encode(call, extras).await.map_err(|e| e.during(what::<C>()))?;
-        let sending = Sending::new(outgoing.rule, None);
-        let reply = self.attempt(&outgoing, &sending).await;
-        let reply = reply.map_err(|failed| failed.error.during(what::<C>()))?;
-        C::Reply::from_body(reply.body()).map_err(|why| Error::from(why).during(what::<C>()))
-    }
-
     /// Makes a call and leaves the reply as it is. This is the one loop that sends bytes again.
     pub(crate) async fn send<C: Call>(&self, call: &C, extras: &Extras) -> Result<Response<Bytes>> {
         let outgoing = self.encode(call, extras).await.map_err(|e| e.during(what::<C>()))?;
-        let mut sending = Sending::new(outgoing.rule, extras.idempotency_key.clone());
+        let (hold, key) = (extras.hold.clone(), extras.idempotency_key.clone());
+        let mut sending = Sending::new(outgoing.rule, hold, key);
         loop {
+            sending.held().await;
             match self.attempt(&outgoing, &sending).await {
                 Ok(reply) => return Ok(reply),
-                Err(failed)
-                    if failed.error.status().is_some_and(|s| extras.handed_back.contains(&s)) =>
-                {
-                    return Err(sending.handed_back(failed).during(what::<C>()));
-                }
                 Err(failed) => sending
                     .failed(failed, &self.billing)
                     .await
@@ -165,7 +157,8 @@ impl Transport {
         };
         let body = call.body()?;
         let mut bytes = body.bytes();
-        let rule = self.policy.apply(Rule::of(C::ROUTE));
+        let policy = if extras.once { RetryPolicy::disabled() } else { self.policy };
+        let rule = policy.apply(Rule::of(C::ROUTE));
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static(tinkex_wire::JSON));
         if method != Method::GET {
@@ -215,14 +208,20 @@ impl Transport {
             let sent = self.http.send(outgoing.rule.lane, request, outgoing.rule.timeout).await;
             let reply = sent.map_err(Error::from)?;
             let Some(next) = redirect(&url, &reply) else { return check(reply) };
-            // What is secret is for our server alone, and so is everything we cannot judge.
-            if next.origin() != self.base.origin() {
-                headers = harmless(&headers);
-            }
             let keeps_method = matches!(reply.status().as_u16(), 307 | 308);
             if !keeps_method && method != Method::GET {
                 (method, body) = (Method::GET, Bytes::new());
                 headers.remove(CONTENT_TYPE);
+                headers.remove(CONTENT_ENCODING);
+            }
+            // What is secret is for our server alone, and so is everything we cannot judge: a body
+            // may hold a token, and is somebody's data in any case.
+            if next.origin() != self.base.origin() {
+                if method != Method::GET {
+                    let why = "the server redirects a request with data to another server";
+                    return Err(Failed::for_good(Error::new(ErrorKind::Rejected, why)));
+                }
+                headers = harmless(&headers);
             }
             url = next;
         }

@@ -1,10 +1,13 @@
 //! Whether the same bytes are sent again, and when.
 //!
 //! The loop itself is [`Transport::send`](super::Transport), the only one that resends; what it
-//! does after a failure is decided here. There are two rhythms. A *resend* follows soon after a lost connection or a passing failure,
-//! with the same idempotency key. A *round* of resends that failed may be followed by another, with
-//! a new key, until minutes have passed. A 402 waits for the account to be settled and counts as
-//! neither.
+//! does after a failure is decided here. There are two rhythms. A *resend* follows soon after a lost
+//! connection or a passing failure, with the same idempotency key. A *round* of resends that failed
+//! may be followed by another, with a new key, until minutes have passed.
+//!
+//! Two failures count as neither. A 402 waits for the account to be settled. A request that is held
+//! back together with others (a sample) is sent again after a 429 when their common pause is over,
+//! however long that takes.
 
 use std::time::{Duration, SystemTime};
 
@@ -16,6 +19,7 @@ use crate::error::{Error, retryable_status};
 
 use super::billing::{self, Billing};
 use super::delay;
+use super::pause::Hold;
 use super::rule::Rule;
 
 /// How long rounds go on, from the first attempt.
@@ -63,6 +67,11 @@ impl RetryPolicy {
     #[must_use]
     pub fn max_resends(&self) -> u32 {
         self.max_resends
+    }
+
+    /// Whether a call is tried anew after its resends.
+    pub(crate) fn persists(&self) -> bool {
+        self.persist
     }
 
     pub(crate) fn apply(self, rule: Rule) -> Rule {
@@ -120,6 +129,7 @@ impl From<Error> for Failed {
 /// Where a call stands: how often it was sent, and what tells its resends apart from new requests.
 pub(crate) struct Sending {
     rule: Rule,
+    hold: Option<Hold>,
     fixed_key: Option<String>,
     key: String,
     sent_before: u32,
@@ -129,9 +139,17 @@ pub(crate) struct Sending {
 }
 
 impl Sending {
-    pub(crate) fn new(rule: Rule, fixed_key: Option<String>) -> Self {
+    pub(crate) fn new(rule: Rule, hold: Option<Hold>, fixed_key: Option<String>) -> Self {
         let key = fixed_key.clone().unwrap_or_else(new_key);
-        Self { rule, fixed_key, key, sent_before: 0, attempts: 0, round: 0, start: Instant::now() }
+        let start = Instant::now();
+        Self { rule, hold, fixed_key, key, sent_before: 0, attempts: 0, round: 0, start }
+    }
+
+    /// Waits until everyone may send again who is held back together with this.
+    pub(crate) async fn held(&self) {
+        if let Some(hold) = &self.hold {
+            hold.pause.over().await;
+        }
     }
 
     /// The same for all resends of a round.
@@ -142,11 +160,6 @@ impl Sending {
     /// How often these bytes were sent before in this round.
     pub(crate) fn sent_before(&self) -> u32 {
         self.sent_before
-    }
-
-    /// An attempt failed in a way that the caller deals with.
-    pub(crate) fn handed_back(&self, failed: Failed) -> Error {
-        failed.error.after(self.attempts + 1, self.start.elapsed())
     }
 
     /// An attempt failed: waits until it is time for another, or says why there is none.
@@ -160,7 +173,15 @@ impl Sending {
             return Ok(());
         }
 
-        if self.rule.persist && failed.error.status() == Some(402) && billing.pause() {
+        let status = failed.error.status();
+        // One decision of the whole client: asked once for each 402.
+        let unsettled = status == Some(402) && self.rule.persist && billing.pause();
+        if let Some(hold) = self.hold.as_ref().filter(|_| unsettled || status == Some(429)) {
+            hold.too_much(delay::sensible(failed.asked));
+            if !self.rule.persist {
+                return Err(failed.error.after(self.attempts, self.start.elapsed()));
+            }
+        } else if unsettled {
             sleep(billing::PAUSE).await;
         } else {
             let elapsed = self.start.elapsed();
@@ -224,7 +245,7 @@ mod tests {
             let billing = Billing::new(Duration::from_secs(3600));
             let start = Instant::now();
             let (mut attempts, mut sleeps) = (0, Vec::new());
-            let mut sending = Sending::new(rule, None);
+            let mut sending = Sending::new(rule, None, None);
             let result = loop {
                 attempts += 1;
                 let step = script.pop_front().unwrap_or_else(|| case["then_forever"].clone());

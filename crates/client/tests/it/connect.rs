@@ -163,6 +163,34 @@ async fn secrets_do_not_follow_a_redirect_to_another_server() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn data_does_not_follow_a_redirect_to_another_server() {
+    const COPY: &str = "POST /api/v1/copy_weights";
+    let away = [("location", "https://elsewhere.test/x")];
+    let copy = || {
+        let source = "tinker://r/weights/a".parse().unwrap();
+        tinkex::CopyCheckpoint::of(source).into_project("p").source_token("tml-other")
+    };
+    let fake = Fake::started().reply_with(COPY, 307, &away, Value::Null);
+    let error = fake.client().rest().copy_weights(copy()).await.unwrap_err();
+    assert_eq!((error.kind(), error.attempts()), (ErrorKind::Rejected, 1));
+    fake.finish();
+
+    // A redirect that asks for a plain look elsewhere carries nothing along.
+    let fake = Fake::started().reply_with(COPY, 303, &away, Value::Null).reply(
+        "GET /x",
+        200,
+        json!({"tinker_path": "tinker://c/weights/a"}),
+    );
+    fake.client().rest().copy_weights(copy()).await.unwrap();
+    let look = fake.last();
+    assert!(look.body.is_empty());
+    let mut names: Vec<_> = look.headers.keys().map(|name| name.as_str().to_owned()).collect();
+    names.sort();
+    assert_eq!(names, ["accept", "user-agent"]);
+    fake.finish();
+}
+
+#[tokio::test(start_paused = true)]
 async fn endless_redirects_end() {
     let mut fake = Fake::started();
     for _ in 0..11 {

@@ -82,6 +82,33 @@ async fn without_retries_the_error_surfaces_and_the_next_call_waits() {
     assert_eq!(start.elapsed(), Duration::from_secs(1));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_server_may_leave_lost_samples_to_the_caller_but_not_its_own_pauses() {
+    let stage = Stage::new(json!({"sample_no_retries": true}));
+    let sampler = sampler(&alone(&stage, "left-to-the-caller").build().unwrap()).await;
+    stage.samples(vec![json!(429)]);
+    sampler.sample([1], params()).send().await.unwrap();
+    stage.answer("q1", vec![json!(410)]);
+    let lost = sampler.sample([1], params()).send().await.unwrap_err();
+    assert_eq!(lost.kind(), ErrorKind::Expired, "a lost answer is the caller's business");
+    stage.answer("q2", vec![json!(410)]);
+    let missing = sampler.compute_logprobs([1]).await.unwrap_err();
+    assert_eq!(missing.kind(), ErrorKind::Decode, "asked for anew, and answered without any");
+    assert_eq!(stage.calls("/asample").len(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_is_as_long_as_the_server_asks_within_reason() {
+    let stage = Stage::new(json!({}));
+    let sampler = sampler(&alone(&stage, "within-reason").build().unwrap()).await;
+    for (asked, waited) in [("7", 7), ("3600", 1)] {
+        stage.samples(vec![json!({"status": 429, "retry-after": asked})]);
+        let start = Instant::now();
+        sampler.sample([1], params()).send().await.unwrap();
+        assert_eq!(start.elapsed(), Duration::from_secs(waited));
+    }
+}
+
 /// Covers T4.2.5, P6B.2, AUD.1.
 #[tokio::test(start_paused = true)]
 async fn many_samples_at_once_all_come_back() {

@@ -246,6 +246,12 @@ fn reply(answer: &Value) -> Result<Response<Bytes>, HttpFailure> {
         }
         Value::String(word) if word == "timeout" => Err(HttpFailure::timeout("scripted")),
         Value::String(_) => Err(HttpFailure::connect("scripted")),
+        Value::Object(fields) if fields.contains_key("retry-after") => {
+            let status = u16::try_from(fields["status"].as_u64().unwrap()).unwrap();
+            let asked = fields["retry-after"].as_str().unwrap();
+            let reply = Response::builder().status(status).header("retry-after", asked);
+            Ok(reply.body(Bytes::new()).unwrap())
+        }
         Value::Object(fields) if fields.contains_key("proto") => {
             let bytes: Vec<u8> = serde_json::from_value(fields["proto"].clone()).unwrap();
             with(200, bytes.into(), PROTO)

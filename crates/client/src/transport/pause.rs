@@ -23,6 +23,23 @@ pub(crate) struct Pause {
     until: AtomicU64,
 }
 
+/// A request that waits for a pause, and begins one when it was too much.
+#[derive(Clone, Debug)]
+pub(crate) struct Hold {
+    pub(crate) pause: Arc<Pause>,
+    /// Its estimated size.
+    pub(crate) bytes: u64,
+}
+
+impl Hold {
+    /// The server said that this request was too much, and perhaps when to come back.
+    pub(crate) fn too_much(&self, asked: Option<Duration>) {
+        const LARGE_BYTES: u64 = 128 * 1024;
+        let usual = Duration::from_secs(if self.bytes <= LARGE_BYTES { 1 } else { 5 });
+        self.pause.begin(asked.unwrap_or(usual));
+    }
+}
+
 /// Whose pause: the server's address with its path, and the key's fingerprint.
 type Owner = (String, [u8; 32]);
 
