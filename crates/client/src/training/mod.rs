@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use tinkex_wire::{
-    Datum, ForwardBackward, GetInfo, LoadWeights, LossConfig, LossFn, Mode, ModelId, ModelInfo,
-    OptimParams, OptimStep, OptimStepOutput, SaveWeights, SaveWeightsForSampler, Seq, Submit,
-    TinkerPath,
+    Call as _, Datum, ForwardBackward, GetInfo, LoadWeights, LossConfig, LossFn, Mode, ModelId,
+    ModelInfo, OptimParams, OptimStep, OptimStepOutput, SaveWeights, SaveWeightsForSampler, Seq,
+    Submit, TinkerPath,
 };
 use tokio::time::Instant;
 
@@ -93,8 +93,8 @@ impl TrainingClient {
     /// the training.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] if `data` is empty; [`ErrorKind::WorkFailed`] if the server cannot
-    /// compute the loss.
+    /// [`ErrorKind::InvalidInput`] if `data` is empty or cannot be trained on, and nothing was queued
+    /// then; [`ErrorKind::WorkFailed`] if the server cannot compute the loss.
     pub fn forward_backward(
         &self,
         data: Vec<Datum>,
@@ -234,23 +234,25 @@ impl TrainingClient {
             datums: config.fwdbwd_max_chunk_len,
             bytes: config.fwdbwd_max_chunk_bytes_count,
         };
-        let chunks = chunk::cut(data, limits);
-        let turn = inner.turns.reserve(chunks.len());
-        let parts: Vec<Part> = chunks
+        let mut parts: Vec<Part> = chunk::cut(data, limits)
             .into_iter()
-            .enumerate()
-            .map(|(i, Chunk { data, bytes })| Part {
+            .map(|Chunk { data, bytes }| Part {
                 bytes,
                 request: ForwardBackward {
-                    model_id: inner.model_id.clone(),
-                    seq_id: Some(turn.seq(i)),
-                    data,
-                    loss_fn: loss.function.clone(),
                     loss_fn_config: loss.config.clone(),
                     mode,
+                    ..ForwardBackward::new(inner.model_id.clone(), data, loss.function.clone())
                 },
             })
             .collect();
+        // Before any number is taken: one that is never sent would leave a hole in the sequence.
+        if let Err(why) = parts.iter().try_for_each(|part| part.request.check()) {
+            return ApiFuture::failed(why.into());
+        }
+        let turn = inner.turns.reserve(parts.len());
+        for (i, part) in parts.iter_mut().enumerate() {
+            part.request.seq_id = Some(turn.seq(i));
+        }
         ApiFuture::start(async move {
             let taken = inner.submit_parts(turn, &parts).await;
             drop(parts);

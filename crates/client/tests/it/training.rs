@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use serde_json::{Value, json};
-use tinkex::wire::ForwardBackward;
-use tinkex::{AdamParams, Category, Datum, ErrorKind, LossFn, Metric, Restore};
+use tinkex::wire::{Chunk, ForwardBackward, ImageFormat};
+use tinkex::{AdamParams, Category, Datum, ErrorKind, LossFn, Metric, ModelInput, Restore};
 use tokio::time::{Instant, sleep};
 
 use crate::stage::{ACCEPTING, Stage, cases};
@@ -141,6 +141,14 @@ async fn what_makes_no_sense_is_refused_and_takes_no_turn() {
     let model = stage.model().await;
     let none = model.forward_backward(vec![], LossFn::CrossEntropy).await.unwrap_err();
     assert_eq!(none.kind(), ErrorKind::InvalidInput);
+    let pointer = Chunk::ImageAssetPointer {
+        format: ImageFormat::Png,
+        location: "https://example.invalid/a.png".to_owned(),
+        expected_tokens: Some(1),
+    };
+    let by_address = Datum::builder(ModelInput::from_tokens([1]).chunk(pointer)).build().unwrap();
+    let refused = model.forward(vec![by_address], LossFn::CrossEntropy).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidInput);
     let nan = AdamParams::with_learning_rate(f64::NAN);
     assert_eq!(model.optim_step(nan).await.unwrap_err().kind(), ErrorKind::InvalidInput);
     model.optim_step(AdamParams::default()).await.unwrap();
