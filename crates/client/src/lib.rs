@@ -39,6 +39,7 @@ mod sampling;
 mod service;
 mod session;
 mod settings;
+mod sync;
 mod task;
 mod training;
 mod transport;

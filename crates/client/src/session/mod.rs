@@ -12,7 +12,7 @@ use tinkex_wire::{
 };
 use tokio::sync::mpsc;
 
-use crate::dispatch::{ByteBudget, Gate};
+use crate::dispatch::{Gate, Limit};
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::settings::Settings;
@@ -30,8 +30,8 @@ pub(crate) struct Session {
     dynamic: Arc<Dynamic>,
     next_model: AtomicU32,
     next_sampler: AtomicU32,
-    uploads: Arc<ByteBudget>,
-    downloads: Arc<ByteBudget>,
+    uploads: Arc<Limit>,
+    downloads: Arc<Limit>,
     gate: Gate,
     cancels: mpsc::UnboundedSender<RequestId>,
     paced: bool,
@@ -72,8 +72,8 @@ impl Session {
             _tasks: tasks,
             next_model: AtomicU32::new(0),
             next_sampler: AtomicU32::new(0),
-            uploads: ByteBudget::new(config.fwdbwd_dispatch_bytes_semaphore_size),
-            downloads: ByteBudget::new(config.inflight_response_bytes_semaphore_size),
+            uploads: Limit::of_bytes(config.fwdbwd_dispatch_bytes_semaphore_size),
+            downloads: Limit::of_bytes(config.inflight_response_bytes_semaphore_size),
             engine,
             id,
         }))
@@ -124,12 +124,12 @@ impl Session {
     }
 
     /// How many bytes of training requests may be on their way.
-    pub(crate) fn uploads(&self) -> &Arc<ByteBudget> {
+    pub(crate) fn uploads(&self) -> &Arc<Limit> {
         &self.uploads
     }
 
     /// How many bytes of large results may be fetched at once.
-    pub(crate) fn downloads(&self) -> &Arc<ByteBudget> {
+    pub(crate) fn downloads(&self) -> &Arc<Limit> {
         &self.downloads
     }
 

@@ -5,6 +5,9 @@ mod create;
 mod merge;
 mod turn;
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 use std::sync::Arc;
 

@@ -5,10 +5,12 @@
 //! dropped, used or not, passes on: nobody can hold up the line for good.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use tinkex_wire::Seq;
 use tokio::sync::oneshot;
+
+use crate::sync::{Mutex, MutexGuard};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Turnstile(Arc<Mutex<State>>);
@@ -28,8 +30,8 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Turn {
     stile: Turnstile,
-    first: u64,
-    count: u64,
+    pub(super) first: u64,
+    pub(super) count: u64,
 }
 
 impl Turnstile {
@@ -92,58 +94,5 @@ impl Drop for Turn {
             // Whoever does not listen any more drops its own turn.
             let _ = called.send(());
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use futures_util::FutureExt as _;
-
-    use super::*;
-
-    /// Covers X3.
-    #[test]
-    fn numbers_of_one_call_are_never_interleaved() {
-        let stile = Turnstile::new();
-        let threads: Vec<_> = (0..4)
-            .map(|_| {
-                let stile = stile.clone();
-                std::thread::spawn(move || {
-                    (0..500).map(|i| stile.reserve(1 + i % 3)).collect::<Vec<_>>()
-                })
-            })
-            .collect();
-        let mut turns: Vec<Turn> =
-            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
-        turns.sort_by_key(|turn| turn.first);
-        let mut next = 1;
-        for turn in &turns {
-            assert_eq!(turn.first, next);
-            next += turn.count;
-        }
-    }
-
-    /// Covers X2.
-    #[test]
-    fn a_turn_that_is_dropped_early_passes_on_when_its_time_comes() {
-        let stile = Turnstile::new();
-        let (mut one, two, mut three) = (stile.reserve(2), stile.reserve(1), stile.reserve(1));
-        assert!(one.come().now_or_never().is_some());
-        drop(two);
-        assert!(three.come().now_or_never().is_none(), "the first has not passed yet");
-        drop(one);
-        assert!(three.come().now_or_never().is_some());
-        assert_eq!(three.seq(0).get(), 4);
-    }
-
-    #[test]
-    fn a_wait_that_was_given_up_can_be_taken_up_again() {
-        let stile = Turnstile::new();
-        let (one, mut two) = (stile.reserve(1), stile.reserve(1));
-        assert!(two.come().now_or_never().is_none());
-        let mut waiting = Box::pin(two.come());
-        assert!((&mut waiting).now_or_never().is_none());
-        drop(one);
-        assert!(waiting.now_or_never().is_some());
     }
 }

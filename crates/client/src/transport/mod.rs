@@ -8,6 +8,7 @@ mod delay;
 pub(crate) mod header;
 pub(crate) mod http;
 pub(crate) mod pause;
+mod pauses;
 mod pool;
 pub(crate) mod retry;
 mod rule;
