@@ -37,6 +37,8 @@ pub enum ErrorKind {
     Auth,
     /// The account has to be settled first (402).
     Billing,
+    /// The client was closed.
+    Closed,
     /// A setting makes no sense.
     Config,
     /// Something of that name is there already, or changed meanwhile (409).
@@ -113,6 +115,12 @@ impl Error {
         error
     }
 
+    /// Nothing is sent any more.
+    pub(crate) fn closed() -> Self {
+        let hint = "make another ServiceClient to go on";
+        Self::new(ErrorKind::Closed, "the client was closed").with_hint(hint)
+    }
+
     /// The request never got an answer.
     pub(crate) fn of_transport(kind: ErrorKind, source: Box<dyn StdError + Send + Sync>) -> Self {
         let why = match kind {
@@ -129,6 +137,19 @@ impl Error {
         let mut error = Self::new(ErrorKind::WorkFailed, failed.error);
         error.0.category = Some(failed.category);
         error
+    }
+
+    /// The same, for another who waits for the same thing. What lies beneath stays with the first.
+    pub(crate) fn again(&self) -> Self {
+        let inner = &self.0;
+        Self(Box::new(Inner {
+            what: inner.what.clone(),
+            why: inner.why.clone(),
+            body: inner.body.clone(),
+            request_id: inner.request_id.clone(),
+            source: None,
+            ..**inner
+        }))
     }
 
     /// Says which request it was.

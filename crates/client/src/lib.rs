@@ -41,6 +41,7 @@ mod session;
 mod settings;
 mod sync;
 mod task;
+mod telemetry;
 mod training;
 mod transport;
 
@@ -57,8 +58,8 @@ pub use tinkex_wire::{
     self as wire, AdamParams, Category, Datum, DimuonParams, FinishReason, JsonObject, Logprobs,
     LoraConfig, LossConfig, LossFn, LossOutput, LossOutputs, ModelId, ModelInfo, ModelInput,
     OptimParams, OptimStepOutput, OptimizerConfig, RequestId, SampleResponse, SampledSequence,
-    SamplerId, SamplingParams, Secret, ServerCapabilities, SessionId, Stop, StopReason,
-    SupportedModel, TensorData, Timestamp, TinkerPath, Tokens, rest,
+    SamplerHandle, SamplerId, SamplingParams, Secret, ServerCapabilities, SessionId, Stop,
+    StopReason, SupportedModel, TensorData, Timestamp, TinkerPath, Tokens, rest,
 };
 pub use training::{
     CreateFromState, CreateLora, Loss, Metric, PassOutput, Restore, TrainingClient,

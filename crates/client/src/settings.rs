@@ -24,6 +24,9 @@ pub(crate) struct Settings {
     pub(crate) user_metadata: JsonObject,
     pub(crate) tags: Vec<String>,
     pub(crate) paced: bool,
+    pub(crate) telemetry: bool,
+    /// Headers that the caller set, as they were given.
+    pub(crate) overrides: Vec<(String, String)>,
 }
 
 /// The same, as it was given.
@@ -38,6 +41,7 @@ pub(crate) struct Given {
     pub(crate) display_name: Option<String>,
     pub(crate) user_metadata: JsonObject,
     pub(crate) paced: bool,
+    pub(crate) telemetry: bool,
 }
 
 /// A list with commas, without empty items and without repeats.
@@ -49,6 +53,12 @@ fn tags(text: &str) -> Vec<String> {
         }
     }
     tags
+}
+
+/// On unless a variable says otherwise; an empty one does.
+fn telemetry_wanted(variable: Option<&str>) -> bool {
+    let on = ["1", "true", "yes", "on"];
+    variable.is_none_or(|value| on.contains(&value.to_ascii_lowercase().as_str()))
 }
 
 impl Settings {
@@ -68,6 +78,8 @@ impl Settings {
             user_metadata: given.user_metadata,
             tags: tags(given.env.get("TINKER_TAGS").unwrap_or_default()),
             paced: given.paced,
+            telemetry: given.telemetry && telemetry_wanted(given.env.raw("TINKER_TELEMETRY")),
+            overrides: given.headers,
             env: given.env,
             retry: given.retry,
             http,
@@ -88,5 +100,21 @@ impl Settings {
             self.headers.clone(),
             self.retry,
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixture;
+
+    #[test]
+    fn telemetry_is_switched_as_in_the_reference() {
+        for case in fixture::cases("telemetry_env.json") {
+            let wanted = telemetry_wanted(case["TINKER_TELEMETRY"].as_str());
+            assert_eq!(json!(wanted), case["enabled"], "{case}");
+        }
     }
 }

@@ -7,4 +7,4 @@ mod limit;
 mod tests;
 
 pub(crate) use gate::Gate;
-pub(crate) use limit::Limit;
+pub(crate) use limit::{Limit, Permit};

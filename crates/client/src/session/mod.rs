@@ -4,11 +4,12 @@ mod cancel;
 mod dynamic;
 mod heartbeat;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tinkex_wire::{
-    ClientConfig, CreateSession, Finish, FinishReason, FinishSession, RequestId, SessionId,
+    ClientConfig, CreateSession, Finish, FinishReason, FinishSession, HandleHolder, RequestId,
+    SamplerHandle, SessionId,
 };
 use tokio::sync::mpsc;
 
@@ -23,27 +24,31 @@ use crate::transport::{Extras, Transport};
 pub(crate) use cancel::Awaited;
 use dynamic::Dynamic;
 
-/// An open session. It is kept alive until this is dropped.
+/// An open session. It is kept alive until this is closed or dropped.
 pub(crate) struct Session {
     engine: Engine,
     id: SessionId,
+    base_url: String,
+    /// Headers that the caller set.
+    overrides: Vec<(String, String)>,
     dynamic: Arc<Dynamic>,
     next_model: AtomicU32,
     next_sampler: AtomicU32,
+    next_loss: AtomicU32,
     uploads: Arc<Limit>,
     downloads: Arc<Limit>,
     gate: Gate,
     cancels: mpsc::UnboundedSender<RequestId>,
     paced: bool,
     persists: bool,
-    _tasks: [Task; 3],
+    tasks: Mutex<Vec<Task>>,
 }
 
 impl Session {
+    /// Asks the server for a session.
     pub(crate) async fn open(settings: &Settings) -> Result<Arc<Self>> {
         let engine = Engine::start(settings).await?;
-        let transport = Arc::clone(engine.transport());
-        let opened = transport.call(&settings.session(), &Extras::default()).await?;
+        let opened = engine.transport().call(&settings.session(), &Extras::default()).await?;
         if let Some(message) = opened.info_message {
             tracing::info!("{message}");
         }
@@ -53,25 +58,43 @@ impl Session {
         if let Some(message) = opened.error_message {
             tracing::error!("{message}");
         }
-        let id = opened.session_id;
+        Self::begin(settings, engine, opened.session_id)
+    }
+
+    /// A session that another process has opened, for sampling alone. Asks nothing.
+    pub(crate) fn restore(settings: &Settings, handle: &SamplerHandle) -> Result<Arc<Self>> {
+        let (config, dynamic) =
+            (&handle.holder.client_config, &handle.holder.client_dynamic_config);
+        let engine = Engine::restore(settings, config.clone(), dynamic.clone())?;
+        Self::begin(settings, engine, handle.session_id.clone())
+    }
+
+    fn begin(settings: &Settings, engine: Engine, id: SessionId) -> Result<Arc<Self>> {
+        if settings.telemetry {
+            engine.report_for(Some(&id));
+        }
+        let transport = engine.transport();
         let config = engine.config();
         let dynamic = Dynamic::new(engine.first_dynamic().clone());
         let (cancels, to_cancel) = mpsc::unbounded_channel();
-        let tasks = [
-            Task::spawn(heartbeat::keep_alive(Arc::clone(&transport), id.clone())),
-            Task::spawn(dynamic::refresh(Arc::clone(&transport), Arc::clone(&dynamic))),
-            Task::spawn(cancel::drain(transport, Arc::clone(&dynamic), to_cancel)),
+        let tasks = vec![
+            Task::spawn(heartbeat::keep_alive(Arc::clone(transport), id.clone())),
+            Task::spawn(dynamic::refresh(Arc::clone(transport), Arc::clone(&dynamic))),
+            Task::spawn(cancel::drain(Arc::clone(transport), Arc::clone(&dynamic), to_cancel)),
         ];
         let pause = Pause::of(&settings.base_url, &settings.credential(false)?);
         Ok(Arc::new(Self {
             gate: Gate::new(config.sample_dispatch_bytes_semaphore_size, pause),
+            base_url: settings.base_url.as_str().to_owned(),
+            overrides: settings.overrides.clone(),
             dynamic,
             cancels,
             paced: settings.paced,
             persists: settings.retry.persists(),
-            _tasks: tasks,
+            tasks: Mutex::new(tasks),
             next_model: AtomicU32::new(0),
             next_sampler: AtomicU32::new(0),
+            next_loss: AtomicU32::new(0),
             uploads: Limit::of_bytes(config.fwdbwd_dispatch_bytes_semaphore_size),
             downloads: Limit::of_bytes(config.inflight_response_bytes_semaphore_size),
             engine,
@@ -83,8 +106,22 @@ impl Session {
         &self.id
     }
 
-    pub(crate) fn transport(&self) -> &Transport {
+    pub(crate) fn transport(&self) -> &Arc<Transport> {
         self.engine.transport()
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// What another process needs to sample in this session.
+    pub(crate) fn holder(&self) -> HandleHolder {
+        let (config, dynamic) = (self.config().clone(), self.dynamic.get());
+        let mut holder = HandleHolder::new(self.base_url.as_str(), config, dynamic);
+        if !self.overrides.is_empty() {
+            holder.default_headers_overrides = Some(self.overrides.iter().cloned().collect());
+        }
+        holder
     }
 
     pub(crate) fn config(&self) -> &ClientConfig {
@@ -133,11 +170,26 @@ impl Session {
         &self.downloads
     }
 
-    /// Tells the server how it ended.
-    pub(crate) async fn finish(&self, reason: FinishReason, detail: Option<String>) -> Result<()> {
+    /// The number of the next custom loss.
+    pub(crate) fn next_loss(&self) -> u32 {
+        self.next_loss.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Tells the server how it ended, and sends nothing more after that. The end is told even if
+    /// the server does not hear it.
+    pub(crate) async fn close(&self, reason: FinishReason, detail: Option<String>) -> Result<()> {
         let finish = Finish { reason, detail };
         let call = FinishSession { session_id: self.id.clone(), finish };
-        self.transport().call(&call, &Extras::default()).await
+        self.transport().close();
+        let told = self.engine.noted(self.transport().call(&call, &Extras::default()).await);
+        self.leave().await;
+        told
+    }
+
+    /// Stops without telling the server how it went: it may be another's session.
+    pub(crate) async fn leave(&self) {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.engine.close().await;
     }
 }
 

@@ -85,11 +85,12 @@ impl CreateLora {
 /// Sends a request that makes a model, and waits for it. It stands in no line: there is no model yet.
 async fn make<S: Submit>(session: &Session, request: &S, name: String) -> Result<S::Output> {
     let start = Instant::now();
-    let ticket = session.transport().call(request, &Extras::default()).await?;
+    let ticket = session.transport().call(request, &Extras::default()).await;
+    let ticket = session.engine().noted(ticket)?;
     let request_type = request.request_type();
     let taken = Taken { ticket, request_type, handed_over_in: start.elapsed() };
     let log = QueueLog::new(Work::ModelCreation, name);
-    Poller::new(session, &log).answer::<S>(&taken).await
+    session.engine().noted(Poller::new(session, &log).answer::<S>(&taken).await)
 }
 
 /// Collects the settings of a model that goes on from a checkpoint; made by

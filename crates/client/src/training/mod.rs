@@ -223,7 +223,11 @@ impl TrainingClient {
             let taken = inner.submit(&request, &Extras::default()).await;
             // The next one may be sent now; the answer is waited for beside it.
             drop(turn);
-            finish(inner.poller().answer::<S>(&taken?).await?)
+            let answer = match taken {
+                Ok(taken) => inner.poller().answer::<S>(&taken).await,
+                Err(error) => Err(error),
+            };
+            finish(inner.session.engine().noted(answer)?)
         })
     }
 
@@ -263,7 +267,7 @@ impl TrainingClient {
                 .into_iter()
                 .map(async |taken| inner.poller().answer::<ForwardBackward>(&taken?).await);
             let outputs: Result<Vec<_>> = join_all(answers).await.into_iter().collect();
-            Ok(merge::merge(outputs?))
+            Ok(merge::merge(inner.session.engine().noted(outputs)?))
         })
     }
 }

@@ -5,6 +5,7 @@
 
 mod connect;
 mod fake;
+mod handle;
 mod lookup;
 mod loopback;
 mod resend;

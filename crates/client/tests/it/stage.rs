@@ -37,6 +37,9 @@ struct State {
     /// A call whose connection is lost the next time.
     lost: Option<String>,
     samplers: u32,
+    joined: u32,
+    /// Samples that were accepted and not yet announced.
+    unannounced: Vec<String>,
     seen: Vec<Call>,
 }
 
@@ -166,6 +169,7 @@ impl Stage {
                         let (seq, n) = (&call.json()["seq_id"], &call.json()["num_samples"]);
                         let names: Vec<_> =
                             (0..n.as_u64().unwrap()).map(|i| format!("q{seq}:{i}")).collect();
+                        self.0.lock().unwrap().unannounced.push(format!("q{seq}"));
                         json!({"request_id": format!("q{seq}"), "sample_sequence_ids": names})
                     }
                 }
@@ -175,6 +179,13 @@ impl Stage {
                 "optimizer_config": {"type": "dimuon", "version": 1},
             }),
             "cancel_future" => json!({}),
+            "telemetry" => json!({"status": "accepted"}),
+            "join_sampling_session" => {
+                let mut state = self.0.lock().unwrap();
+                state.joined += 1;
+                json!({"type": "join_sampling_session", "client_counter": state.joined})
+            }
+            "retrieve_futures" => self.announce(&call.json()).await,
             "create_session" => json!({"session_id": "s"}),
             "create_model" => json!({"request_id": "created"}),
             "forward_backward" => {
@@ -211,6 +222,26 @@ impl Stage {
             }),
             other => panic!("{other} was not expected"),
         }
+    }
+
+    /// Announces what was accepted, or holds the poll for a while.
+    async fn announce(&self, poll: &Value) -> Value {
+        for _ in 0..30 {
+            let ready = std::mem::take(&mut self.0.lock().unwrap().unannounced);
+            if !ready.is_empty() {
+                let cursor = poll["prev_cursor"].as_u64().unwrap() + ready.len() as u64;
+                let completions: Vec<Value> = ready
+                    .iter()
+                    .map(|id| {
+                        json!({"state": "finished", "request_id": id,
+                        "response_payload_uncompressed_size": 8})
+                    })
+                    .collect();
+                return json!({"completions": completions, "cursor": cursor});
+            }
+            sleep(Duration::from_secs(1)).await;
+        }
+        json!({"completions": [], "cursor": poll["prev_cursor"]})
     }
 
     fn poll(&self, poll: &Value) -> Value {
