@@ -169,6 +169,11 @@ impl Error {
         self
     }
 
+    pub(crate) fn with_boxed_source(mut self, source: Box<dyn StdError + Send + Sync>) -> Self {
+        self.0.source = Some(source);
+        self
+    }
+
     pub(crate) fn with_hint(mut self, hint: &'static str) -> Self {
         self.0.hint = Some(hint);
         self

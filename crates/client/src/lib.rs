@@ -35,6 +35,7 @@ mod engine;
 mod error;
 mod future;
 mod lookup;
+pub mod loss;
 mod sampling;
 mod service;
 mod session;
@@ -62,7 +63,8 @@ pub use tinkex_wire::{
     StopReason, SupportedModel, TensorData, Timestamp, TinkerPath, Tokens, rest,
 };
 pub use training::{
-    CreateFromState, CreateLora, Loss, Metric, PassOutput, Restore, TrainingClient,
+    CreateFromState, CreateLora, ExternalWeights, Loss, Metric, PassOutput, Restore, Save,
+    TrainingClient,
 };
 pub use transport::Identity;
 pub use transport::http::{HttpFailure, HttpService, Lane};

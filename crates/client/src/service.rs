@@ -15,6 +15,7 @@ use crate::config::{BaseUrl, Env};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lookup::{AdminClient, RestClient};
+use crate::loss::CustomLoss;
 use crate::sampling::{SamplingClient, Weights};
 use crate::session::Session;
 use crate::settings::{Given, Settings};
@@ -39,7 +40,7 @@ use crate::transport::{Extras, Identity};
 pub struct ServiceClient(Arc<Inner>);
 
 struct Inner {
-    settings: Settings,
+    settings: Arc<Settings>,
     engine: OnceCell<Engine>,
     session: OnceCell<Arc<Session>>,
     /// Sessions of other processes that this one samples in.
@@ -168,6 +169,16 @@ impl ServiceClient {
             }
         };
         Ok(SamplingClient::restore(session, handle))
+    }
+
+    /// Hands a traced loss to the server, where the server computes such; otherwise it stays as it
+    /// is and is computed here. The same loss is handed over once.
+    ///
+    /// # Errors
+    /// If the server refuses it.
+    pub async fn create_custom_loss(&self, loss: &CustomLoss) -> Result<CustomLoss> {
+        let session = self.session().await?;
+        session.engine().noted(session.create_custom_loss(loss).await)
     }
 
     /// Tells the server how this program's stay ended, and stops. Calls of this client, and of
@@ -392,7 +403,7 @@ impl ServiceClientBuilder {
             telemetry: !self.silent,
         })?;
         Ok(ServiceClient(Arc::new(Inner {
-            settings,
+            settings: Arc::new(settings),
             engine: OnceCell::new(),
             session: OnceCell::new(),
             restored: Mutex::default(),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ::http::HeaderMap;
-use tinkex_wire::JsonObject;
+use tinkex_wire::{JsonObject, Secret};
 
 use crate::config::{BaseUrl, Credential, Env};
 use crate::error::Result;
@@ -12,6 +12,7 @@ use crate::transport::retry::RetryPolicy;
 use crate::transport::{Transport, header};
 
 /// What a service client is made of; nothing of it changes.
+#[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) base_url: BaseUrl,
     api_key: Option<String>,
@@ -86,6 +87,11 @@ impl Settings {
         };
         settings.credential(false)?;
         Ok(settings)
+    }
+
+    /// The same with another key.
+    pub(crate) fn with_key(&self, key: &Secret) -> Self {
+        Self { api_key: Some(key.expose().to_owned()), ..self.clone() }
     }
 
     pub(crate) fn credential(&self, command_only: bool) -> Result<Credential> {

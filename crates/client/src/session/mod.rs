@@ -1,15 +1,18 @@
 //! [`Session`]: a program's stay on the server.
 
 mod cancel;
+mod custom;
 mod dynamic;
+mod foreign;
 mod heartbeat;
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tinkex_wire::{
-    ClientConfig, CreateSession, Finish, FinishReason, FinishSession, HandleHolder, RequestId,
-    SamplerHandle, SessionId,
+    ClientConfig, CreateSession, Finish, FinishReason, FinishSession, HandleHolder, LossId,
+    RequestId, SamplerHandle, SessionId,
 };
 use tokio::sync::mpsc;
 
@@ -23,30 +26,29 @@ use crate::transport::{Extras, Transport};
 
 pub(crate) use cancel::Awaited;
 use dynamic::Dynamic;
+pub(crate) use foreign::Foreign;
 
 /// An open session. It is kept alive until this is closed or dropped.
 pub(crate) struct Session {
     engine: Engine,
     id: SessionId,
-    base_url: String,
-    /// Headers that the caller set.
-    overrides: Vec<(String, String)>,
+    settings: Arc<Settings>,
     dynamic: Arc<Dynamic>,
     next_model: AtomicU32,
     next_sampler: AtomicU32,
     next_loss: AtomicU32,
+    /// Losses that the server has, by what they compute.
+    losses: tokio::sync::Mutex<HashMap<[u8; 32], LossId>>,
     uploads: Arc<Limit>,
     downloads: Arc<Limit>,
     gate: Gate,
     cancels: mpsc::UnboundedSender<RequestId>,
-    paced: bool,
-    persists: bool,
     tasks: Mutex<Vec<Task>>,
 }
 
 impl Session {
     /// Asks the server for a session.
-    pub(crate) async fn open(settings: &Settings) -> Result<Arc<Self>> {
+    pub(crate) async fn open(settings: &Arc<Settings>) -> Result<Arc<Self>> {
         let engine = Engine::start(settings).await?;
         let opened = engine.transport().call(&settings.session(), &Extras::default()).await?;
         if let Some(message) = opened.info_message {
@@ -62,14 +64,14 @@ impl Session {
     }
 
     /// A session that another process has opened, for sampling alone. Asks nothing.
-    pub(crate) fn restore(settings: &Settings, handle: &SamplerHandle) -> Result<Arc<Self>> {
+    pub(crate) fn restore(settings: &Arc<Settings>, handle: &SamplerHandle) -> Result<Arc<Self>> {
         let (config, dynamic) =
             (&handle.holder.client_config, &handle.holder.client_dynamic_config);
         let engine = Engine::restore(settings, config.clone(), dynamic.clone())?;
         Self::begin(settings, engine, handle.session_id.clone())
     }
 
-    fn begin(settings: &Settings, engine: Engine, id: SessionId) -> Result<Arc<Self>> {
+    fn begin(settings: &Arc<Settings>, engine: Engine, id: SessionId) -> Result<Arc<Self>> {
         if settings.telemetry {
             engine.report_for(Some(&id));
         }
@@ -85,16 +87,14 @@ impl Session {
         let pause = Pause::of(&settings.base_url, &settings.credential(false)?);
         Ok(Arc::new(Self {
             gate: Gate::new(config.sample_dispatch_bytes_semaphore_size, pause),
-            base_url: settings.base_url.as_str().to_owned(),
-            overrides: settings.overrides.clone(),
+            settings: Arc::clone(settings),
             dynamic,
             cancels,
-            paced: settings.paced,
-            persists: settings.retry.persists(),
             tasks: Mutex::new(tasks),
             next_model: AtomicU32::new(0),
             next_sampler: AtomicU32::new(0),
             next_loss: AtomicU32::new(0),
+            losses: tokio::sync::Mutex::default(),
             uploads: Limit::of_bytes(config.fwdbwd_dispatch_bytes_semaphore_size),
             downloads: Limit::of_bytes(config.inflight_response_bytes_semaphore_size),
             engine,
@@ -117,9 +117,10 @@ impl Session {
     /// What another process needs to sample in this session.
     pub(crate) fn holder(&self) -> HandleHolder {
         let (config, dynamic) = (self.config().clone(), self.dynamic.get());
-        let mut holder = HandleHolder::new(self.base_url.as_str(), config, dynamic);
-        if !self.overrides.is_empty() {
-            holder.default_headers_overrides = Some(self.overrides.iter().cloned().collect());
+        let mut holder = HandleHolder::new(self.settings.base_url.as_str(), config, dynamic);
+        let overrides = &self.settings.overrides;
+        if !overrides.is_empty() {
+            holder.default_headers_overrides = Some(overrides.iter().cloned().collect());
         }
         holder
     }
@@ -130,12 +131,12 @@ impl Session {
 
     /// Whether to slow down for a server that answers "not yet" without waiting.
     pub(crate) fn paced(&self) -> bool {
-        self.paced
+        self.settings.paced
     }
 
     /// Whether the caller wants lost work to be asked for anew.
     pub(crate) fn persists(&self) -> bool {
-        self.persists
+        self.settings.retry.persists()
     }
 
     /// The number of the next model.
@@ -171,7 +172,7 @@ impl Session {
     }
 
     /// The number of the next custom loss.
-    pub(crate) fn next_loss(&self) -> u32 {
+    fn next_loss(&self) -> u32 {
         self.next_loss.fetch_add(1, Ordering::Relaxed)
     }
 

@@ -4,6 +4,7 @@
 #![expect(clippy::needless_pass_by_value, reason = "scripts read better without a mark per value")]
 
 mod connect;
+mod custom;
 mod fake;
 mod handle;
 mod lookup;

@@ -37,6 +37,8 @@ struct State {
     /// A call whose connection is lost the next time.
     lost: Option<String>,
     samplers: u32,
+    /// The session's id; "s" if nothing was said.
+    session: Option<String>,
     joined: u32,
     /// Samples that were accepted and not yet announced.
     unannounced: Vec<String>,
@@ -106,6 +108,10 @@ impl Stage {
     pub(crate) async fn sampler(&self) -> tinkex::SamplingClient {
         let service = self.builder().build().unwrap();
         service.create_sampling_client("base").await.unwrap()
+    }
+
+    pub(crate) fn session_id(&self, id: &str) {
+        self.0.lock().unwrap().session = Some(id.to_owned());
     }
 
     pub(crate) fn log(&self) -> Vec<String> {
@@ -186,7 +192,11 @@ impl Stage {
                 json!({"type": "join_sampling_session", "client_counter": state.joined})
             }
             "retrieve_futures" => self.announce(&call.json()).await,
-            "create_session" => json!({"session_id": "s"}),
+            "create_session" => {
+                let state = self.0.lock().unwrap();
+                json!({"session_id": state.session.as_deref().unwrap_or("s")})
+            }
+            "create_custom_loss" => json!({"request_id": "loss"}),
             "create_model" => json!({"request_id": "created"}),
             "forward_backward" => {
                 let body = match call.header("content-encoding") {
@@ -209,9 +219,12 @@ impl Stage {
                 self.train(seq).await
             }
             "load_weights" if call.json()["seq_id"].is_null() => json!({"request_id": "loaded"}),
-            "optim_step" | "save_weights" | "save_weights_for_sampler" | "load_weights" => {
-                self.train(call.json()["seq_id"].as_u64().unwrap()).await
-            }
+            "auth/token" => json!({"jwt": format!("eyJ-of-{}", call.header("x-api-key").unwrap())}),
+            "optim_step"
+            | "save_weights"
+            | "save_weights_for_sampler"
+            | "save_weights_external"
+            | "load_weights" => self.train(call.json()["seq_id"].as_u64().unwrap()).await,
             "retrieve_future" => self.poll(&call.json()),
             "session_heartbeat" => {
                 let mut state = self.0.lock().unwrap();
@@ -248,6 +261,9 @@ impl Stage {
         let id = poll["request_id"].as_str().unwrap();
         if id == "created" {
             return json!({"type": "create_model", "model_id": "s:train:0"});
+        }
+        if id == "loss" {
+            return json!({"type": "create_custom_loss", "loss_id": "loss-0"});
         }
         if id == "loaded" {
             return json!({"type": "load_weights"});
