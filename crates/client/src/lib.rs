@@ -28,6 +28,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "chat")]
+mod chat;
 mod clock;
 mod config;
 mod dispatch;
@@ -40,6 +42,8 @@ mod service;
 mod session;
 mod settings;
 mod task;
+#[cfg(feature = "tokenizer")]
+mod tokenizer;
 mod training;
 mod transport;
 
@@ -65,3 +69,6 @@ pub use training::{
 pub use transport::Identity;
 pub use transport::http::{HttpFailure, HttpService, Lane};
 pub use transport::retry::RetryPolicy;
+
+#[cfg(feature = "tokenizer")]
+pub use tokenizer::{Hub, Tokenizer, TokenizerId};

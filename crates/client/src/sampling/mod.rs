@@ -2,6 +2,8 @@
 
 mod call;
 mod retry;
+#[cfg(feature = "tokenizer")]
+mod tokenizer;
 
 use std::fmt;
 use std::pin::pin;

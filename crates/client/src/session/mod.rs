@@ -36,6 +36,8 @@ pub(crate) struct Session {
     cancels: mpsc::UnboundedSender<RequestId>,
     paced: bool,
     persists: bool,
+    #[cfg(feature = "tokenizer")]
+    hub: crate::tokenizer::HubSettings,
     _tasks: [Task; 3],
 }
 
@@ -69,6 +71,8 @@ impl Session {
             cancels,
             paced: settings.paced,
             persists: settings.retry.persists(),
+            #[cfg(feature = "tokenizer")]
+            hub: settings.hub(),
             _tasks: tasks,
             next_model: AtomicU32::new(0),
             next_sampler: AtomicU32::new(0),
@@ -85,6 +89,12 @@ impl Session {
 
     pub(crate) fn transport(&self) -> &Transport {
         self.engine.transport()
+    }
+
+    /// Where tokenizers come from.
+    #[cfg(feature = "tokenizer")]
+    pub(crate) fn hub(&self) -> Result<crate::tokenizer::Hub> {
+        self.hub.hub()
     }
 
     pub(crate) fn config(&self) -> &ClientConfig {

@@ -3,6 +3,8 @@
 mod chunk;
 mod create;
 mod merge;
+#[cfg(feature = "tokenizer")]
+mod tokenizer;
 mod turn;
 
 use std::fmt;

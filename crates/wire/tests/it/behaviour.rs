@@ -26,7 +26,7 @@ const CHECKS: &[(&str, Check)] = &[
 ];
 
 /// Files that the client's tests read.
-const READ_ELSEWHERE: [&str; 22] = [
+const READ_ELSEWHERE: [&str; 23] = [
     "auth_resolution.json",
     "base_url.json",
     "billing_pause.json",
@@ -48,6 +48,7 @@ const READ_ELSEWHERE: [&str; 22] = [
     "sampling_backoff.json",
     "sampling_recent_backoff.json",
     "should_retry.json",
+    "tokenizer_id.json",
     "turn_taking.json",
 ];
 
