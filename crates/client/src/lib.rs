@@ -70,5 +70,7 @@ pub use transport::Identity;
 pub use transport::http::{HttpFailure, HttpService, Lane};
 pub use transport::retry::RetryPolicy;
 
+#[cfg(feature = "chat")]
+pub use chat::{BadLine, Chat, Example, Jsonl, Message, TooLong, TrainOn};
 #[cfg(feature = "tokenizer")]
 pub use tokenizer::{Hub, Tokenizer, TokenizerId};

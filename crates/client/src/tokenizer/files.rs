@@ -20,13 +20,13 @@ pub(crate) const TEMPLATE: &str = "chat_template.jinja";
 #[derive(Debug, Default)]
 pub(crate) struct TokenizerFiles {
     pub(crate) special: Special,
-    #[cfg_attr(not(feature = "chat"), expect(dead_code, reason = "only conversations need them"))]
+    #[cfg_attr(not(any(feature = "chat", test)), expect(dead_code, reason = "for conversations"))]
     pub(crate) templates: Vec<NamedTemplate>,
 }
 
 /// A chat template and its name; the usual one is called `default`.
 #[derive(Debug, Deserialize)]
-#[cfg_attr(not(feature = "chat"), expect(dead_code, reason = "only conversations need them"))]
+#[cfg_attr(not(any(feature = "chat", test)), expect(dead_code, reason = "for conversations"))]
 pub(crate) struct NamedTemplate {
     pub(crate) name: String,
     #[serde(rename = "template")]

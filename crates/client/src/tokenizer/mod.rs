@@ -242,6 +242,13 @@ impl Tokenizer {
         self.0.pieces.join()
     }
 
+    /// Whether a text ends with a special token.
+    #[cfg(feature = "chat")]
+    pub(crate) fn ends_specially(&self, text: &str) -> bool {
+        let added = self.0.core.get_added_vocabulary().get_added_tokens_decoder();
+        added.values().any(|token| token.special && text.ends_with(&token.content))
+    }
+
     pub(crate) fn ids(&self, text: &str, around: bool) -> Result<Vec<u32>> {
         let encoding = self.0.core.encode_fast(text, around).map_err(|why| self.failed(&*why))?;
         Ok(encoding.get_ids().to_vec())
@@ -249,8 +256,8 @@ impl Tokenizer {
 
     /// Tokens, each with where it ends in the text, in bytes.
     #[cfg(feature = "chat")]
-    pub(crate) fn ids_with_ends(&self, text: &str) -> Result<Vec<(u32, usize)>> {
-        let encoding = self.0.core.encode(text, false).map_err(|why| self.failed(&*why))?;
+    pub(crate) fn ids_with_ends(&self, text: &str, around: bool) -> Result<Vec<(u32, usize)>> {
+        let encoding = self.0.core.encode(text, around).map_err(|why| self.failed(&*why))?;
         let ends = encoding.get_offsets().iter().map(|(_, end)| *end);
         Ok(encoding.get_ids().iter().copied().zip(ends).collect())
     }
