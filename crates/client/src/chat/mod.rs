@@ -134,10 +134,25 @@ impl Chat {
     }
 
     /// Tools that the model may call, as its template expects them: often a list of JSON schemas.
+    ///
+    /// Their fields are written in the order that they come in. A [`serde_json::Value`] sorts them
+    /// by name, unlike Python; [`Chat::tools_json`] does not.
     #[must_use]
     pub fn tools(mut self, tools: impl Serialize) -> Self {
         self.tools = Some(Value::from(Serde(tools)));
         self
+    }
+
+    /// The same from JSON text, with fields in the order they have there.
+    ///
+    /// # Errors
+    /// If the text is not JSON.
+    pub fn tools_json(mut self, text: &str) -> Result<Self> {
+        let tools: Value = serde_json::from_str(text).map_err(|why| {
+            Error::new(ErrorKind::InvalidInput, format!("the tools are not JSON: {why}"))
+        })?;
+        self.tools = Some(tools);
+        Ok(self)
     }
 
     /// A variable that the template reads, such as `enable_thinking`.

@@ -3,7 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::value::{Kwargs, ValueKind, from_args};
-use minijinja::{Error, ErrorKind, State, Value};
+use minijinja::{Error, ErrorKind, Output, State, Value};
 use minijinja_contrib::pycompat;
 
 /// Methods of Python's values.
@@ -48,6 +48,18 @@ fn text_method(text: &str, name: &str, arguments: &[Value]) -> Result<Value, Err
         }
         _ => return Err(Error::from(ErrorKind::UnknownMethod)),
     })
+}
+
+/// Prints a value; only fractions differ from what the library does.
+pub(crate) fn print(
+    out: &mut Output<'_>,
+    state: &mut State<'_, '_>,
+    value: &Value,
+) -> Result<(), Error> {
+    if value.kind() == ValueKind::Number && !value.is_integer() {
+        return Ok(out.write_str(&float(f64::try_from(value.clone())?))?);
+    }
+    minijinja::escape_formatter(out, state, value)
 }
 
 /// `json.dumps` as chat templates call it: nothing is escaped for the web, and there is a space

@@ -46,6 +46,7 @@ impl Template {
         environment.set_syntax(syntax.map_err(|why| wrong(&why))?);
         environment.set_fuel(Some(fuel));
         environment.set_unknown_method_callback(python::method);
+        environment.set_formatter(python::print);
         environment.add_filter("tojson", python::tojson);
         environment.add_function(
             "raise_exception",
@@ -203,6 +204,7 @@ mod tests {
             ),
             ("{{ 'x' if missing is not defined else 'y' }}{{ missing }}", "x"),
             ("{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m(1) }}", "<1>"),
+            ("{{ 1e-7 }} {{ 2.0 }} {{ 3 }} {{ none }} {{ true }}", "1e-07 2.0 3 None True"),
             ("{{ 'ab'.startswith('a') and 'b' in 'ab' }}", "True"),
         ] {
             assert_eq!(render(source, context!()).unwrap(), expected, "{source}");
