@@ -2,8 +2,8 @@
 //!
 //! This crate is being built. What works today: connecting with every kind of credential, training
 //! ([`TrainingClient`]: passes, steps, saving and loading), sampling ([`SamplingClient`]), and
-//! everything about looking things up and tidying ([`RestClient`], [`AdminClient`]). Telemetry,
-//! tokenizers and custom losses are not here yet.
+//! everything about looking things up and tidying ([`RestClient`], [`AdminClient`]). Telemetry
+//! and custom losses are not here yet.
 //!
 //! ```no_run
 //! use tinkex::{ServiceClient, rest::ListTrainingRuns};
@@ -17,6 +17,11 @@
 //! println!("{} runs", runs.cursor.total_count);
 //! # Ok(()) }
 //! ```
+//!
+//! # Features
+//!
+//! * `tokenizer`: `Tokenizer`, text to tokens and back, from a folder, the local hub cache or a hub.
+//! * `chat`: `Chat`, conversations to prompts and training examples through the model's own template.
 //!
 //! # What you can rely on
 //!
