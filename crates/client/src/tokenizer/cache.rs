@@ -47,7 +47,7 @@ impl Repo {
         let commit = commit.as_deref().map_or(revision, str::trim);
         let leads_elsewhere = commit.is_empty() || commit.contains(['/', '\\']) || commit == "..";
         let folder = self.0.join("snapshots").join(commit);
-        if leads_elsewhere || !folder.join(files::TOKENIZER).is_file() {
+        if leads_elsewhere || !files::are_in(&folder) {
             return None;
         }
         // Others may have fetched the tokenizer alone. Without its settings it has no end token and

@@ -9,6 +9,8 @@ use crate::error::{Error, ErrorKind};
 
 /// The tokenizer itself.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
+/// The same in another form; see [`super::tiktoken`].
+pub(crate) const TIKTOKEN: &str = "tiktoken.model";
 /// Special tokens by name, and perhaps chat templates.
 pub(crate) const CONFIG: &str = "tokenizer_config.json";
 /// Special tokens by name, in older repositories.
@@ -60,6 +62,11 @@ struct Config {
 enum Templates {
     One(String),
     Many(Vec<NamedTemplate>),
+}
+
+/// Whether a tokenizer is in a folder, in any form.
+pub(crate) fn are_in(folder: &Path) -> bool {
+    [TOKENIZER, TIKTOKEN].iter().any(|file| folder.join(file).is_file())
 }
 
 impl TokenizerFiles {

@@ -23,7 +23,7 @@ const MAIN: &str = "main";
 ///
 /// A tokenizer is looked for in this order, and the first that is found is taken:
 ///
-/// 1. a folder of that name with a `tokenizer.json` in it;
+/// 1. a folder of that name with a `tokenizer.json` in it (or Kimi's `tiktoken.model`);
 /// 2. this process's memory;
 /// 3. the local hub cache, which is shared with the Python tools; a cached revision is not asked
 ///    about again;
@@ -124,8 +124,8 @@ impl Hub {
     ) -> Result<Tokenizer> {
         // A server on this machine may name a model by its folder.
         let folder = PathBuf::from(named_by_server.unwrap_or(model));
-        let is_folder = folder.join(files::TOKENIZER);
-        if off_runtime(move || Ok(is_folder.is_file())).await? {
+        let looking = folder.clone();
+        if off_runtime(move || Ok(files::are_in(&looking))).await? {
             return read(folder, None).await;
         }
         self.fetch(&TokenizerId::of_model(model, named_by_server)?).await
@@ -175,9 +175,15 @@ impl Hub {
         let token = self.token.as_ref();
         let source = Source { http: &*http, endpoint: &self.endpoint, token };
         let about = |file: &str| format!("fetching {file} of {id} from {}", self.endpoint);
-        let first = source.facts(id, revision, files::TOKENIZER).await;
-        let first = first.map_err(|error| error.during(about(files::TOKENIZER)))?;
-        let Some(first) = first else {
+        let mut found = None;
+        for file in [files::TOKENIZER, files::TIKTOKEN] {
+            let facts = source.facts(id, revision, file).await;
+            if let Some(facts) = facts.map_err(|error| error.during(about(file)))? {
+                found = Some((file, facts));
+                break;
+            }
+        }
+        let Some((main, first)) = found else {
             let why = format!("{id} has no {} on {}", files::TOKENIZER, self.endpoint);
             let hint = "some models come with code in its place, which is not run here; convert it \
                         to a tokenizer.json and give its folder";
@@ -187,7 +193,7 @@ impl Hub {
         let commit = first.commit.clone().unwrap_or_else(|| revision.replace('/', "--"));
         let asked = if first.commit.is_some() { &*commit } else { revision };
         // The tokenizer is last: where it is, the rest is too.
-        for file in [files::CONFIG, files::SPECIAL, files::TEMPLATE, files::TOKENIZER] {
+        for file in [files::CONFIG, files::SPECIAL, files::TEMPLATE, main] {
             let fetched = async {
                 let facts = source.facts(id, asked, file).await?;
                 let blob = match &facts {

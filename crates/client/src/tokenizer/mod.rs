@@ -9,6 +9,7 @@ pub(crate) mod files;
 mod hub;
 mod id;
 mod pieces;
+mod tiktoken;
 
 use std::fmt;
 use std::path::Path;
@@ -69,21 +70,33 @@ impl Tokenizer {
     }
 
     /// The tokenizer in a folder: its `tokenizer.json`, and `tokenizer_config.json`,
-    /// `special_tokens_map.json` and `chat_template.jinja` where there are any.
+    /// `special_tokens_map.json` and `chat_template.jinja` where there are any. The `tiktoken.model`
+    /// of the Kimi models is read too.
     ///
     /// Reads files of some megabytes; call it where that may take its time.
     ///
     /// # Errors
-    /// If there is no `tokenizer.json`, or a file cannot be understood.
+    /// If there is no tokenizer, or a file cannot be understood.
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
-        let path = folder.join(files::TOKENIZER);
-        let json = std::fs::read(&path).map_err(|why| {
-            Error::new(ErrorKind::NotFound, format!("{} cannot be read: {why}", path.display()))
-                .with_hint("a tokenizer's folder has a tokenizer.json in it")
-        })?;
-        let files = TokenizerFiles::of_folder(folder)?;
-        Self::new(folder.display().to_string(), &json, files)
+        let read = |file: &str| {
+            let path = folder.join(file);
+            std::fs::read(&path).map_err(|why| {
+                let why = format!("{} cannot be read: {why}", path.display());
+                let hint = "a tokenizer's folder has a tokenizer.json in it";
+                Error::new(ErrorKind::NotFound, why).with_hint(hint)
+            })
+        };
+        let name = folder.display().to_string();
+        let (file, core) = match read(files::TOKENIZER) {
+            Ok(json) => (files::TOKENIZER, Core::from_bytes(json)),
+            Err(missing) => {
+                let model = read(files::TIKTOKEN).map_err(|_| missing)?;
+                (files::TIKTOKEN, tiktoken::read(&model, &read(files::CONFIG)?))
+            }
+        };
+        let core = core.map_err(|why| not_understood(&name, file, &*why))?;
+        Self::new(name, core, TokenizerFiles::of_folder(folder)?)
     }
 
     /// A tokenizer from the text of its `tokenizer.json` alone, without named special tokens.
@@ -91,14 +104,12 @@ impl Tokenizer {
     /// # Errors
     /// If the text is not a tokenizer.
     pub fn from_json(json: impl AsRef<[u8]>) -> Result<Self> {
-        Self::new("tokenizer.json".to_owned(), json.as_ref(), TokenizerFiles::default())
+        let name = files::TOKENIZER.to_owned();
+        let core = Core::from_bytes(json).map_err(|why| not_understood("it", &name, &*why))?;
+        Self::new(name, core, TokenizerFiles::default())
     }
 
-    fn new(name: String, json: &[u8], files: TokenizerFiles) -> Result<Self> {
-        let mut core = Core::from_bytes(json).map_err(|why| {
-            let why = format!("the tokenizer.json of {name} cannot be understood: {why}");
-            Error::new(ErrorKind::Decode, why)
-        })?;
+    fn new(name: String, mut core: Core, files: TokenizerFiles) -> Result<Self> {
         // Files carry the settings of some old batch job; what is encoded here stays whole.
         core.with_truncation(None).map_err(|why| Error::new(ErrorKind::Decode, why.to_string()))?;
         core.with_padding(None);
@@ -270,6 +281,10 @@ impl Tokenizer {
         let why = format!("the tokenizer of {} cannot do that: {why}", self.name());
         Error::new(ErrorKind::InvalidInput, why)
     }
+}
+
+fn not_understood(name: &str, file: &str, why: &(dyn std::error::Error + Send + Sync)) -> Error {
+    Error::new(ErrorKind::Decode, format!("the {file} of {name} cannot be understood: {why}"))
 }
 
 impl fmt::Debug for Tokenizer {

@@ -94,7 +94,7 @@ fn raw_byte(token: &str) -> Option<u8> {
 
 /// The alphabet of byte-level tokenizers: printable Latin-1 stands for itself, the other bytes are
 /// the characters from 256 on, in order.
-fn byte_level() -> HashMap<char, u8> {
+pub(crate) fn byte_level() -> HashMap<char, u8> {
     let mut others = (256_u32..).filter_map(char::from_u32);
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     (0..=u8::MAX)

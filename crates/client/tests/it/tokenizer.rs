@@ -373,11 +373,11 @@ async fn the_token_does_not_follow_a_redirect_to_another_origin() {
 
 #[tokio::test]
 async fn refusals_say_what_to_do() {
-    for (status, code, kind, hint) in [
-        (401, "", ErrorKind::Auth, "does not know the token"),
-        (403, "GatedRepo", ErrorKind::Permission, "ask for access"),
-        (404, "RepoNotFound", ErrorKind::NotFound, "check the model's name"),
-        (404, "EntryNotFound", ErrorKind::NotFound, "tokenizer.json"),
+    for (status, code, kind, hint, asked) in [
+        (401, "", ErrorKind::Auth, "does not know the token", 1),
+        (403, "GatedRepo", ErrorKind::Permission, "ask for access", 1),
+        (404, "RepoNotFound", ErrorKind::NotFound, "check the model's name", 1),
+        (404, "EntryNotFound", ErrorKind::NotFound, "tokenizer.json", 2),
     ] {
         let fake = Fake::refusing(status, code);
         let cache = cache();
@@ -386,7 +386,7 @@ async fn refusals_say_what_to_do() {
         assert!(error.to_string().contains("org/refused"), "{error}");
         assert!(error.hint().unwrap().contains(hint), "{error:?}");
         assert!(!format!("{error} {error:?}").contains("hf_secret"));
-        assert_eq!(fake.seen("").len(), 1, "nothing of it passes by itself");
+        assert_eq!(fake.seen("").len(), asked, "nothing of it passes by itself");
     }
 }
 
@@ -416,6 +416,26 @@ async fn a_tokenizer_that_others_cached_without_settings_gets_them() {
     let offline = fake.hub(&cache).endpoint("https://off.test".parse().unwrap()).offline(true);
     assert_eq!(offline.tokenizer("org/half").await.unwrap().eos_id(), None, "better than nothing");
     assert_eq!(fake.hub(&cache).tokenizer("org/half").await.unwrap().eos_id(), Some(END));
+}
+
+#[tokio::test]
+async fn a_model_that_has_ranks_in_place_of_a_tokenizer_is_read() {
+    use base64::Engine as _;
+    let line = |byte: u8| {
+        let token = base64::engine::general_purpose::STANDARD.encode([byte]);
+        format!("{token} {byte}\n")
+    };
+    let ranks: String = (0..=u8::MAX).map(line).collect();
+    let config = r#"{"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", null]},
+        "eos_token": "[EOS]", "added_tokens_decoder": {"256": {"content": "[EOS]", "special": true}}}"#;
+    let fake = Fake::default().file("tiktoken.model", ranks).file("tokenizer_config.json", config);
+    let cache = cache();
+    let hub = fake.hub(&cache);
+    let tokenizer = hub.tokenizer("org/ranks").await.unwrap();
+    assert_eq!(tokenizer.encode("hi[EOS]").unwrap()[..], [104, 105, 256]);
+    assert_eq!(tokenizer.eos_id(), Some(256));
+    let other = hub.endpoint("https://off.test".parse().unwrap()).offline(true);
+    assert_eq!(other.tokenizer("org/ranks").await.unwrap().eos_id(), Some(256));
 }
 
 #[tokio::test]
