@@ -32,7 +32,7 @@ const RULES: &[Rule] = &[
         package: "tinkex",
         folder: "crates/client",
         may_use: &["tinkex-wire"],
-        must_not_use: &["aws-lc-sys", "axum", "clap", "native-tls", "openssl-sys"],
+        must_not_use: &["aws-lc-sys", "axum", "clap", "native-tls", "onig_sys", "openssl-sys"],
         unsafe_code: Unsafe::Forbidden,
     },
     Rule {
@@ -82,7 +82,8 @@ fn check_crate(
     packages: &BTreeSet<String>,
     faults: &mut Vec<String>,
 ) -> Result<(), Failure> {
-    let below = names(&["tree", "--package", rule.package, "--edges", "normal,build"])?;
+    let below =
+        names(&["tree", "--package", rule.package, "--all-features", "--edges", "normal,build"])?;
     for name in &below {
         let ours = packages.contains(name) && name != rule.package;
         if ours && !rule.may_use.contains(&name.as_str()) {

@@ -63,7 +63,11 @@ fn run(arguments: &[&str]) -> Result<(), Failure> {
 fn test() -> Result<(), Failure> {
     fmt(&["--check"])?;
     lint()?;
-    cargo("tests and documentation examples", &["test", "--workspace", "--locked"]).run()?;
+    cargo(
+        "tests and documentation examples",
+        &["test", "--workspace", "--all-features", "--locked"],
+    )
+    .run()?;
     doc()?;
     arch::check()?;
     println!("\nAll of it holds.");
@@ -75,13 +79,17 @@ fn fmt(options: &[&str]) -> Result<(), Failure> {
 }
 
 fn lint() -> Result<(), Failure> {
-    cargo("lints", &["clippy", "--workspace", "--all-targets", "--locked"])
-        .arguments(&["--", "--deny", "warnings"])
-        .run()
+    // Features only add: the crates hold with all of them and with none.
+    for features in ["--all-features", "--no-default-features"] {
+        cargo("lints", &["clippy", "--workspace", "--all-targets", "--locked", features])
+            .arguments(&["--", "--deny", "warnings"])
+            .run()?;
+    }
+    Ok(())
 }
 
 fn doc() -> Result<(), Failure> {
-    cargo("documentation", &["doc", "--workspace", "--no-deps", "--locked"])
+    cargo("documentation", &["doc", "--workspace", "--all-features", "--no-deps", "--locked"])
         .variable("RUSTDOCFLAGS", "--deny warnings")
         .run()
 }

@@ -2,8 +2,8 @@
 //!
 //! This crate is being built. What works today: connecting with every kind of credential, training
 //! ([`TrainingClient`]: passes, steps, saving and loading), sampling ([`SamplingClient`]), and
-//! everything about looking things up and tidying ([`RestClient`], [`AdminClient`]). Telemetry,
-//! tokenizers and custom losses are not here yet.
+//! everything about looking things up and tidying ([`RestClient`], [`AdminClient`]). Telemetry
+//! and custom losses are not here yet.
 //!
 //! ```no_run
 //! use tinkex::{ServiceClient, rest::ListTrainingRuns};
@@ -18,6 +18,11 @@
 //! # Ok(()) }
 //! ```
 //!
+//! # Features
+//!
+//! * `tokenizer`: `Tokenizer`, text to tokens and back, from a folder, the local hub cache or a hub.
+//! * `chat`: `Chat`, conversations to prompts and training examples through the model's own template.
+//!
 //! # What you can rely on
 //!
 //! * Making a client touches nothing; the first call connects. The environment is read once. Calls
@@ -28,6 +33,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "chat")]
+mod chat;
 mod clock;
 mod config;
 mod dispatch;
@@ -43,6 +50,8 @@ mod settings;
 mod sync;
 mod task;
 mod telemetry;
+#[cfg(feature = "tokenizer")]
+mod tokenizer;
 mod training;
 mod transport;
 
@@ -69,3 +78,8 @@ pub use training::{
 pub use transport::Identity;
 pub use transport::http::{HttpFailure, HttpService, Lane};
 pub use transport::retry::RetryPolicy;
+
+#[cfg(feature = "chat")]
+pub use chat::{BadLine, Chat, Example, Jsonl, Message, TooLong, TrainOn};
+#[cfg(feature = "tokenizer")]
+pub use tokenizer::{Hub, Tokenizer, TokenizerId};

@@ -98,6 +98,12 @@ impl Settings {
         Credential::find(self.api_key.as_deref(), &self.env, command_only)
     }
 
+    /// Where tokenizers come from, through the same door to the network.
+    #[cfg(feature = "tokenizer")]
+    pub(crate) fn hub(&self) -> crate::tokenizer::HubSettings {
+        crate::tokenizer::HubSettings { env: self.env.clone(), http: Arc::clone(&self.http) }
+    }
+
     pub(crate) fn transport(&self) -> Result<Arc<Transport>> {
         Ok(Transport::new(
             Arc::clone(&self.http),

@@ -22,7 +22,10 @@ use crate::transport::retry::RetryPolicy;
 
 /// Answers in order, then holds the poll for ever.
 #[derive(Clone, Default)]
-struct Script(Arc<Mutex<(VecDeque<Value>, Vec<(Instant, Value)>)>>);
+struct Script(Arc<Mutex<(VecDeque<Value>, Seen)>>);
+
+/// When each poll came, and with what.
+type Seen = Vec<(Instant, Value)>;
 
 impl HttpService for Script {
     fn send(

@@ -3,6 +3,8 @@
 mod call;
 mod line;
 mod retry;
+#[cfg(feature = "tokenizer")]
+mod tokenizer;
 
 use std::fmt;
 use std::pin::pin;

@@ -125,6 +125,12 @@ impl Session {
         holder
     }
 
+    /// Where tokenizers come from.
+    #[cfg(feature = "tokenizer")]
+    pub(crate) fn hub(&self) -> Result<crate::tokenizer::Hub> {
+        self.settings.hub().hub()
+    }
+
     pub(crate) fn config(&self) -> &ClientConfig {
         self.engine.config()
     }

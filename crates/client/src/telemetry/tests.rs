@@ -78,7 +78,7 @@ fn events_have_the_shape_of_the_reference() {
     assert_eq!(batch["session_id"], "s");
     assert_eq!(
         batch["process_uuid"],
-        serde_json::to_value(&journal.batch()).unwrap()["process_uuid"]
+        serde_json::to_value(journal.batch()).unwrap()["process_uuid"]
     );
 }
 

@@ -6,6 +6,8 @@ mod custom;
 mod merge;
 mod pass;
 mod save;
+#[cfg(feature = "tokenizer")]
+mod tokenizer;
 mod turn;
 
 #[cfg(test)]
@@ -123,7 +125,7 @@ impl TrainingClient {
         data: Vec<Datum>,
         loss: impl Into<Loss>,
     ) -> ApiFuture<PassOutput> {
-        self.pass(Mode::ForwardBackward, data, loss.into())
+        self.pass(Mode::ForwardBackward, data, &loss.into())
     }
 
     /// Computes `loss` over `data` without a gradient.
@@ -131,7 +133,7 @@ impl TrainingClient {
     /// # Errors
     /// As [`TrainingClient::forward_backward`].
     pub fn forward(&self, data: Vec<Datum>, loss: impl Into<Loss>) -> ApiFuture<PassOutput> {
-        self.pass(Mode::Forward, data, loss.into())
+        self.pass(Mode::Forward, data, &loss.into())
     }
 
     /// Applies the gradient gathered since the last step.
@@ -311,14 +313,14 @@ impl TrainingClient {
         })
     }
 
-    fn pass(&self, mode: Mode, data: Vec<Datum>, loss: Loss) -> ApiFuture<PassOutput> {
-        if let LossKind::Traced(traced) = &loss.0 {
-            if !traced.is_on_server() {
-                return self.compute_traced(mode, data, traced.clone());
-            }
+    fn pass(&self, mode: Mode, data: Vec<Datum>, loss: &Loss) -> ApiFuture<PassOutput> {
+        if let LossKind::Traced(traced) = &loss.0
+            && !traced.is_on_server()
+        {
+            return self.compute_traced(mode, data, traced.clone());
         }
         let inner = Arc::clone(&self.0);
-        let batch = match Batch::of_loss(&inner, mode, data, &loss) {
+        let batch = match Batch::of_loss(&inner, mode, data, loss) {
             Ok(batch) => batch,
             Err(error) => return ApiFuture::failed(error),
         };

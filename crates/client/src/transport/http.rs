@@ -46,10 +46,12 @@ pub enum Lane {
     PollMany,
     /// How the client is doing.
     Telemetry,
+    /// Files of a model hub.
+    Hub,
 }
 
 impl Lane {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Config,
         Self::Auth,
         Self::Session,
@@ -58,13 +60,14 @@ impl Lane {
         Self::Poll,
         Self::PollMany,
         Self::Telemetry,
+        Self::Hub,
     ];
 
     /// How many requests share one set of connections. An upload has its own; the others stay below
     /// what one HTTP/2 connection carries at once.
     pub(crate) const fn requests_per_client(self) -> usize {
         match self {
-            Self::Config | Self::Auth | Self::Train => 1,
+            Self::Config | Self::Auth | Self::Train | Self::Hub => 1,
             Self::Session | Self::Sample | Self::Poll | Self::PollMany | Self::Telemetry => 50,
         }
     }

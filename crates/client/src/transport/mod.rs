@@ -4,7 +4,7 @@
 
 mod auth;
 mod billing;
-mod delay;
+pub(crate) mod delay;
 pub(crate) mod header;
 pub(crate) mod http;
 pub(crate) mod pause;

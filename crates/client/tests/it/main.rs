@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a wrong assumption is a failed test")]
 #![expect(clippy::needless_pass_by_value, reason = "scripts read better without a mark per value")]
 
+#[cfg(feature = "chat")]
+mod chat;
 mod connect;
 mod custom;
 mod fake;
@@ -14,4 +16,8 @@ mod sampling;
 mod session;
 mod stage;
 mod surface;
+#[cfg(feature = "tokenizer")]
+mod tiny;
+#[cfg(feature = "tokenizer")]
+mod tokenizer;
 mod training;

@@ -4,7 +4,6 @@
 //! and reorder. A wake-up that is lost shows as a deadlock; a permit or a turn that is lost shows as
 //! an assertion.
 
-#![expect(clippy::unwrap_used, reason = "a wrong assumption is a failed test")]
 #![allow(dead_code, reason = "the files hold more than is modelled")]
 
 mod sync {

@@ -26,7 +26,7 @@ const CHECKS: &[(&str, Check)] = &[
 ];
 
 /// Files that the client's tests read.
-const READ_ELSEWHERE: [&str; 25] = [
+const READ_ELSEWHERE: [&str; 26] = [
     "auth_resolution.json",
     "base_url.json",
     "billing_pause.json",
@@ -51,6 +51,7 @@ const READ_ELSEWHERE: [&str; 25] = [
     "sampling_recent_backoff.json",
     "should_retry.json",
     "telemetry_env.json",
+    "tokenizer_id.json",
     "turn_taking.json",
 ];
 

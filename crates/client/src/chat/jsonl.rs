@@ -1,0 +1,252 @@
+//! Files of conversations, one per line.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read as _};
+use std::path::Path;
+
+use minijinja::Value;
+use serde::Deserialize;
+use tinkex_wire::Datum;
+
+use crate::error::{Error, ErrorKind, Result};
+
+use super::train::encode;
+use super::{Chat, Example, Message, TrainOn};
+
+/// A longer line is not a conversation, whatever it is.
+const LONGEST_LINE: u64 = 256 << 20;
+
+/// Reads training examples from lines of JSON; made by [`Chat::read_jsonl`].
+///
+/// Each line is `{"messages": […]}`, perhaps with `"tools"`, or `{"prompt": "…", "completion": "…"}`.
+/// Empty lines are skipped, and so are fields that mean nothing here. A bad line is reported and the
+/// next one is read, so the caller decides whether to stop.
+///
+/// ```no_run
+/// # async fn run(model: tinkex::TrainingClient) -> Result<(), Box<dyn std::error::Error>> {
+/// use tinkex::{LossFn, TooLong};
+///
+/// let chat = model.tokenizer().await?.chat()?;
+/// let lines = chat.open_jsonl("talks.jsonl")?.max_tokens(8192, TooLong::Truncate);
+/// let batch: Vec<_> = lines.take(128).collect::<Result<_, _>>()?;
+/// model.forward_backward(batch, LossFn::CrossEntropy).await?;
+/// # Ok(()) }
+/// ```
+#[must_use]
+pub struct Jsonl<R> {
+    chat: Chat,
+    reader: R,
+    line: u64,
+    buffer: Vec<u8>,
+    train_on: TrainOn,
+    most: Option<(usize, TooLong)>,
+    ready: VecDeque<Datum>,
+    done: bool,
+}
+
+/// What happens to an example that is too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TooLong {
+    /// Its line is bad.
+    Refuse,
+    /// Its end is cut off. If nothing is left to learn from, its line is bad.
+    Truncate,
+}
+
+/// A line that no example could be made of, and why.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct BadLine {
+    /// Which line, counted from 1.
+    pub line: u64,
+    /// What is wrong with it.
+    pub error: Error,
+}
+
+impl Chat {
+    /// Reads training examples, line by line as they are asked for.
+    pub fn read_jsonl<R: BufRead>(&self, reader: R) -> Jsonl<R> {
+        Jsonl {
+            chat: self.clone(),
+            reader,
+            line: 0,
+            buffer: Vec::new(),
+            train_on: TrainOn::default(),
+            most: None,
+            ready: VecDeque::new(),
+            done: false,
+        }
+    }
+
+    /// The same from a file.
+    ///
+    /// # Errors
+    /// If there is no such file.
+    pub fn open_jsonl(&self, path: impl AsRef<Path>) -> Result<Jsonl<BufReader<File>>> {
+        let path = path.as_ref();
+        let file = File::open(path).map_err(|why| {
+            let what = format!("{} cannot be opened: {why}", path.display());
+            Error::new(ErrorKind::NotFound, what)
+        })?;
+        Ok(self.read_jsonl(BufReader::new(file)))
+    }
+}
+
+impl<R: BufRead> Jsonl<R> {
+    /// Which turns are learned; all that the assistant says unless this says otherwise.
+    pub fn train_on(mut self, train_on: TrainOn) -> Self {
+        self.train_on = train_on;
+        self
+    }
+
+    /// How many tokens an example may have, and what happens to a longer one. Without this any
+    /// length will do.
+    pub fn max_tokens(mut self, most: usize, too_long: TooLong) -> Self {
+        self.most = Some((most, too_long));
+        self
+    }
+
+    /// The next line that is not empty, in the buffer.
+    fn next_line(&mut self) -> Result<bool> {
+        loop {
+            self.buffer.clear();
+            let mut line = self.reader.by_ref().take(LONGEST_LINE + 1);
+            let read = line.read_until(b'\n', &mut self.buffer).map_err(|why| {
+                self.done = true;
+                Error::new(ErrorKind::Config, format!("it cannot be read: {why}"))
+            });
+            self.line += 1;
+            if read? == 0 {
+                self.done = true;
+                return Ok(false);
+            }
+            if self.buffer.len() as u64 > LONGEST_LINE {
+                self.done = true;
+                let why =
+                    format!("it has more than {LONGEST_LINE} bytes; nothing behind it is read");
+                return Err(Error::new(ErrorKind::InvalidInput, why));
+            }
+            if !self.buffer.trim_ascii().is_empty() {
+                return Ok(true);
+            }
+        }
+    }
+
+    fn datums(&self) -> Result<VecDeque<Datum>> {
+        self.chat
+            .examples_of_line(self.buffer.trim_ascii(), self.train_on)?
+            .into_iter()
+            .map(|example| fit(example, self.most)?.datum())
+            .collect()
+    }
+}
+
+impl<R: BufRead> Iterator for Jsonl<R> {
+    type Item = std::result::Result<Datum, BadLine>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.ready.is_empty() && !self.done {
+            let read = self.next_line().and_then(|more| match more {
+                true => self.datums(),
+                false => Ok(VecDeque::new()),
+            });
+            match read {
+                Ok(datums) => self.ready = datums,
+                Err(error) => return Some(Err(BadLine { line: self.line, error })),
+            }
+        }
+        self.ready.pop_front().map(Ok)
+    }
+}
+
+fn fit(example: Example, most: Option<(usize, TooLong)>) -> Result<Example> {
+    let (len, example) = match most {
+        Some((most, too_long)) if example.tokens.len() > most => {
+            let len = example.tokens.len();
+            if too_long == TooLong::Refuse {
+                let why = format!("it has {len} tokens, and {most} are allowed");
+                return Err(Error::new(ErrorKind::InvalidInput, why));
+            }
+            (len, example.truncated(most))
+        }
+        _ => (example.tokens.len(), example),
+    };
+    if example.teaches() {
+        return Ok(example);
+    }
+    let why = format!("nothing to learn from is left in {} of {len} tokens", example.tokens.len());
+    Err(Error::new(ErrorKind::InvalidInput, why))
+}
+
+#[derive(Deserialize)]
+struct Line {
+    messages: Option<Vec<Message>>,
+    tools: Option<Value>,
+    prompt: Option<String>,
+    completion: Option<String>,
+}
+
+impl Chat {
+    fn examples_of_line(&self, line: &[u8], train_on: TrainOn) -> Result<Vec<Example>> {
+        let wrong = |why: String| Error::new(ErrorKind::InvalidInput, why);
+        let line = line.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(line);
+        let line: Line = serde_json::from_slice(line).map_err(|why| {
+            // To the parser every line is the first.
+            wrong(why.to_string().replace(" at line 1 column ", " at column "))
+        })?;
+        match (line.messages, line.prompt, line.completion) {
+            (Some(messages), None, None) => {
+                self.with_tools(line.tools).examples(&messages, train_on)
+            }
+            (None, Some(prompt), Some(completion)) => Ok(vec![self.pair(&prompt, &completion)?]),
+            _ => {
+                Err(wrong(r#"a line has "messages", or else "prompt" and "completion""#.to_owned()))
+            }
+        }
+    }
+
+    /// A prompt and what is to follow it, with the end token behind it.
+    fn pair(&self, prompt: &str, completion: &str) -> Result<Example> {
+        if completion.is_empty() {
+            return Err(Error::new(ErrorKind::InvalidInput, "the completion is empty"));
+        }
+        let mut text = format!("{prompt}{completion}");
+        if let Some(end) = &self.tokenizer.special().eos_token
+            && !text.ends_with(end.as_str())
+        {
+            text.push_str(end);
+        }
+        let learned = prompt.len()..text.len();
+        encode(&self.tokenizer, &text, &[learned], true)
+    }
+}
+
+impl fmt::Display for BadLine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.error)
+    }
+}
+
+impl std::error::Error for BadLine {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+impl From<BadLine> for Error {
+    fn from(bad: BadLine) -> Self {
+        Self::new(bad.error.kind(), bad.to_string()).with_source(bad.error)
+    }
+}
+
+impl<R> fmt::Debug for Jsonl<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Jsonl")
+            .field("line", &self.line)
+            .field("train_on", &self.train_on)
+            .field("most", &self.most)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,152 @@
+//! [`Message`]: one turn of a conversation.
+
+use std::fmt;
+
+use minijinja::Value;
+use minijinja::value::{Serde, ValueKind};
+use serde::de::{self, Deserialize, Deserializer};
+use serde::ser::{Serialize, SerializeMap as _, Serializer};
+
+/// One turn of a conversation: who speaks, what is said, and whatever else the model's template
+/// knows (tool calls, thinking, names). Fields keep their order.
+///
+/// ```
+/// use tinkex::Message;
+///
+/// let question = Message::user("What is the weather in Ulm?");
+/// let call = Message::assistant("").with("tool_calls", [("name", "weather")]);
+/// let answer: Message = serde_json::from_str(r#"{"role": "tool", "content": "snow"}"#).unwrap();
+/// assert_eq!((question.role(), answer.role()), ("user", "tool"));
+/// ```
+#[derive(Clone, PartialEq)]
+pub struct Message {
+    role: String,
+    fields: Vec<(String, Value)>,
+}
+
+impl Message {
+    /// A turn of any role.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        let role = role.into();
+        let fields = vec![
+            ("role".to_owned(), Value::from(role.clone())),
+            ("content".to_owned(), Value::from(content.into())),
+        ];
+        Self { role, fields }
+    }
+
+    /// What the model is told to be.
+    pub fn system(content: impl Into<String>) -> Self {
+        Self::new("system", content)
+    }
+
+    /// What the model is asked.
+    pub fn user(content: impl Into<String>) -> Self {
+        Self::new("user", content)
+    }
+
+    /// What the model says.
+    pub fn assistant(content: impl Into<String>) -> Self {
+        Self::new(ASSISTANT, content)
+    }
+
+    /// What a tool answered.
+    pub fn tool(content: impl Into<String>) -> Self {
+        Self::new("tool", content)
+    }
+
+    /// The same with another field, or with another value for one it has. Anything that is not data
+    /// (a number as a key, say) reaches the template as an error and is reported when it is used.
+    #[must_use]
+    pub fn with(mut self, name: impl Into<String>, value: impl Serialize) -> Self {
+        let (name, value) = (name.into(), Value::from(Serde(value)));
+        if name == "role" {
+            value.as_str().unwrap_or_default().clone_into(&mut self.role);
+        }
+        match self.fields.iter_mut().find(|(key, _)| *key == name) {
+            Some((_, old)) => *old = value,
+            None => self.fields.push((name, value)),
+        }
+        self
+    }
+
+    /// Who speaks.
+    #[must_use]
+    pub fn role(&self) -> &str {
+        &self.role
+    }
+
+    /// What is said, if it is plain text.
+    #[must_use]
+    pub fn content(&self) -> Option<&str> {
+        self.fields.iter().find(|(name, _)| name == "content")?.1.as_str()
+    }
+
+    pub(crate) fn is_assistant(&self) -> bool {
+        self.role == ASSISTANT
+    }
+
+    pub(crate) fn value(&self) -> Value {
+        Value::from_pairs(self.fields.iter().map(|(name, value)| (name.as_str(), value.clone())))
+    }
+}
+
+const ASSISTANT: &str = "assistant";
+
+impl Serialize for Message {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.fields.len()))?;
+        for (name, value) in &self.fields {
+            map.serialize_entry(name, value)?;
+        }
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Message {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        if value.kind() != ValueKind::Map {
+            return Err(de::Error::custom("a message is an object with a role and a content"));
+        }
+        let mut fields = Vec::new();
+        for name in value.try_iter().map_err(de::Error::custom)? {
+            let field = value.get_item(&name).map_err(de::Error::custom)?;
+            fields.push((name.to_string(), field));
+        }
+        let role = fields.iter().find(|(name, _)| name == "role");
+        let role = role.and_then(|(_, role)| role.as_str()).map(str::to_owned);
+        let role = role.ok_or_else(|| de::Error::custom("a message lacks its role"))?;
+        Ok(Self { role, fields })
+    }
+}
+
+impl fmt::Debug for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.fields.iter().map(|(name, value)| (name, value))).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_keep_their_order_both_ways() {
+        let text = r#"{"role":"assistant","z":1,"content":null,"a":{"y":[true],"b":2.5}}"#;
+        let message: Message = serde_json::from_str(text).unwrap();
+        assert_eq!(serde_json::to_string(&message).unwrap(), text);
+        assert_eq!((message.role(), message.content()), ("assistant", None));
+        let changed = message.with("content", "hi").with("role", "user");
+        let text = r#"{"role":"user","z":1,"content":"hi","a":{"y":[true],"b":2.5}}"#;
+        assert_eq!(serde_json::to_string(&changed).unwrap(), text);
+        assert_eq!((changed.role(), changed.content()), ("user", Some("hi")));
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused() {
+        for text in ["1", "[]", "{}", r#"{"role":1,"content":"x"}"#] {
+            assert!(serde_json::from_str::<Message>(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! A chat template: a Jinja program that writes a conversation as one text.
+//!
+//! Templates come with models and were written for Python's Jinja, set up in one particular way. What
+//! they may use beyond the language is in [`super::python`]. They are programs of strangers: they
+//! reach nothing but what they are given, and run out of fuel before they run forever.
+
+use std::fmt;
+use std::ops::Range;
+use std::time::SystemTime;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, Value};
+
+use crate::error::{Error, ErrorKind, Result};
+
+use super::python;
+
+/// Steps a template may take: some hundred are one turn of a conversation.
+const FUEL: u64 = 20_000_000;
+const NAME: &str = "chat_template";
+
+/// A compiled template.
+pub(crate) struct Template {
+    environment: Environment<'static>,
+    /// What stands around generated text, if the template says which text that is.
+    marks: Option<(String, String)>,
+}
+
+/// A conversation as text.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Rendered {
+    pub(crate) text: String,
+    /// What the model writes, if the template says so.
+    pub(crate) generated: Vec<Range<usize>>,
+}
+
+impl Template {
+    pub(crate) fn compile(source: &str) -> Result<Self> {
+        Self::with_fuel(source, FUEL)
+    }
+
+    fn with_fuel(source: &str, fuel: u64) -> Result<Self> {
+        let (source, marked) = with_generation_as_filter(source);
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(|why| wrong(&why))?);
+        environment.set_fuel(Some(fuel));
+        environment.set_unknown_method_callback(python::method);
+        environment.set_formatter(python::print);
+        environment.add_filter("tojson", python::tojson);
+        environment.add_function(
+            "raise_exception",
+            |why: String| -> std::result::Result<Value, minijinja::Error> {
+                let error = minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, "raised");
+                Err(error.with_source(Raised(why)))
+            },
+        );
+        // Nobody can guess them, so no message can contain them.
+        let nonce = fastrand::u64(..);
+        let marks = marked.then(|| (format!("\u{fdd0}{nonce:x}["), format!("]{nonce:x}\u{fdd1}")));
+        if let Some((before, after)) = marks.clone() {
+            environment
+                .add_filter("generation", move |text: String| format!("{before}{text}{after}"));
+        }
+        environment.add_template_owned(NAME, source).map_err(|why| wrong(&why))?;
+        Ok(Self { environment, marks })
+    }
+
+    /// Whether the template says which text is generated.
+    pub(crate) fn marks_generation(&self) -> bool {
+        self.marks.is_some()
+    }
+
+    pub(crate) fn render(&self, context: Value) -> Result<Rendered> {
+        let template = self.environment.get_template(NAME).map_err(|why| wrong(&why))?;
+        let text = template.render(context).map_err(|why| failed(&why))?;
+        match &self.marks {
+            None => Ok(Rendered { text, generated: Vec::new() }),
+            Some((before, after)) => unmark(&text, before, after),
+        }
+    }
+}
+
+/// What a template prints today's date with.
+pub(crate) fn strftime_now(now: Option<SystemTime>) -> Value {
+    Value::from_function(move |format: String| {
+        python::strftime(&format, now.unwrap_or_else(SystemTime::now))
+    })
+}
+
+/// `{% generation %}` is a tag of one Python library. A filter block is cut and trimmed the same
+/// way, so that is what it becomes here.
+fn with_generation_as_filter(source: &str) -> (String, bool) {
+    let (mut out, mut rest, mut found) = (String::with_capacity(source.len()), source, false);
+    while let Some(start) = rest.find("{%") {
+        let Some(length) = rest[start..].find("%}") else { break };
+        let (tag, end) = (&rest[start + 2..start + length], start + length);
+        out.push_str(&rest[..start + 2]);
+        let name = tag.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
+        match name {
+            "generation" | "endgeneration" => {
+                found = true;
+                let filter = if name == "generation" { "filter generation" } else { "endfilter" };
+                out.push_str(&tag.replacen(name, filter, 1));
+            }
+            _ => out.push_str(tag),
+        }
+        rest = &rest[end..];
+    }
+    out.push_str(rest);
+    (out, found)
+}
+
+/// Takes the marks out of a text and says where they were.
+fn unmark(text: &str, before: &str, after: &str) -> Result<Rendered> {
+    let (mut out, mut generated, mut rest) = (String::with_capacity(text.len()), vec![], text);
+    while let Some((plain, marked)) = rest.split_once(before) {
+        let Some((inner, behind)) = marked.split_once(after) else {
+            let why = "the chat template cuts text that it marks as generated";
+            return Err(Error::new(ErrorKind::InvalidInput, why));
+        };
+        out.push_str(plain);
+        let start = out.len();
+        out.push_str(inner);
+        generated.push(start..out.len());
+        rest = behind;
+    }
+    out.push_str(rest);
+    Ok(Rendered { text: out, generated })
+}
+
+/// What a template says about a conversation that it does not take.
+#[derive(Debug)]
+struct Raised(String);
+
+impl fmt::Display for Raised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Raised {}
+
+fn wrong(why: &minijinja::Error) -> Error {
+    Error::new(ErrorKind::Decode, format!("the chat template cannot be understood: {why}"))
+}
+
+fn failed(why: &minijinja::Error) -> Error {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(why);
+    while let Some(error) = cause {
+        if let Some(Raised(said)) = error.downcast_ref() {
+            let why = format!("the chat template does not take this conversation: {said}");
+            return Error::new(ErrorKind::InvalidInput, why);
+        }
+        cause = error.source();
+    }
+    let why = format!("the chat template failed on this conversation: {why}");
+    Error::new(ErrorKind::InvalidInput, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use minijinja::context;
+
+    use super::*;
+
+    fn render(source: &str, context: Value) -> Result<String> {
+        Template::compile(source)?.render(context).map(|rendered| rendered.text)
+    }
+
+    #[test]
+    fn templates_are_read_as_transformers_sets_jinja_up() {
+        // A tag's own line leaves nothing behind, and neither does the last line's end.
+        let source = "{% for i in [1, 2, 3] %}\n    {% if i == 2 %}\n        {% continue %}\n    \
+                      {% endif %}\n{{ i }}\n{% endfor %}\nend\n";
+        assert_eq!(render(source, context!()).unwrap(), "1\n3\nend");
+    }
+
+    #[test]
+    fn templates_have_the_python_they_need() {
+        for (source, expected) in [
+            ("{{ ' a '.strip() }}|{{ 'a</t>b'.split('</t>')[-1] }}", "a|b"),
+            (
+                "{{ {'b': 1, 'a': [True, None, 'é<']} | tojson }}",
+                r#"{"b": 1, "a": [true, null, "é<"]}"#,
+            ),
+            (
+                "{{ {'b': [], 'a': [1]} | tojson(indent=2) }}",
+                "{\n  \"b\": [],\n  \"a\": [\n    1\n  ]\n}",
+            ),
+            ("{{ 'é' | tojson(ensure_ascii=true) }}", "\"\\u00e9\""),
+            (
+                "{% set ns = namespace(n=0) %}{% for i in [1, 2] %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}",
+                "3",
+            ),
+            (
+                "{{ [1, 2, 3][::-1] | list }}{% set l = [1, 2, 3][1:] %}{{ l[0] }}{{ l | length }}",
+                "[3, 2, 1]22",
+            ),
+            ("{{ {'a': 1}.get('b') is none }}{{ {'a': 1}.items() | list }}", "True[('a', 1)]"),
+            (
+                "{{ 'a-b-c'.rsplit('-', 1)[1] }}{{ 'ab'.removeprefix('a') }}{{ 'a=b'.partition('=')[2] }}",
+                "cbb",
+            ),
+            ("{{ 'x' if missing is not defined else 'y' }}{{ missing }}", "x"),
+            ("{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m(1) }}", "<1>"),
+            ("{{ 1e-7 }} {{ 2.0 }} {{ 3 }} {{ none }} {{ true }}", "1e-07 2.0 3 None True"),
+            ("{{ 'ab'.startswith('a') and 'b' in 'ab' }}", "True"),
+        ] {
+            assert_eq!(render(source, context!()).unwrap(), expected, "{source}");
+        }
+    }
+
+    #[test]
+    fn a_template_may_refuse_and_is_quoted() {
+        let error =
+            render("{{ raise_exception('roles must alternate') }}", context!()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().ends_with("conversation: roles must alternate"), "{error}");
+        let error = render("{{ missing.field }}", context!()).unwrap_err();
+        assert!(error.to_string().contains("failed on this conversation"), "{error}");
+        let error = render("{% if %}", context!()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Decode);
+    }
+
+    #[test]
+    fn a_template_cannot_run_forever() {
+        let source = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}\
+                      {% set x = c %}{% endfor %}{% endfor %}{% endfor %}";
+        assert!(Template::with_fuel(source, 10_000).unwrap().render(context!()).is_err());
+    }
+
+    #[test]
+    fn generated_text_is_found_where_the_template_marks_it() {
+        let source = "a\n{%- generation -%}\n  bé\n{%- endgeneration %}\nc{% generation %}d{% endgeneration %}";
+        let template = Template::compile(source).unwrap();
+        let rendered = template.render(context!()).unwrap();
+        assert_eq!(rendered.text, "abécd");
+        let marked: Vec<_> = rendered.generated.iter().map(|r| &rendered.text[r.clone()]).collect();
+        assert_eq!(marked, ["bé", "d"]);
+        assert!(!Template::compile("{{ generation }}").unwrap().marks_generation());
+    }
+}

@@ -1,0 +1,172 @@
+//! [`TokenizerId`]: which tokenizer belongs to a model.
+
+use std::fmt;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// The Llama-3 models are gated on the hub; their tokenizer is here for everyone.
+const LLAMA_3: &str = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer";
+
+/// Models whose tokenizer is taken at one revision: asked for, repository, revision.
+const PINNED: [(&str, &str, &str); 5] = [
+    (
+        "moonshotai/Kimi-K2-Thinking",
+        "moonshotai/Kimi-K2-Thinking",
+        "612681931a8c906ddb349f8ad0f582cb552189cd",
+    ),
+    ("moonshotai/Kimi-K2.5", "moonshotai/Kimi-K2.5", KIMI_K2_5),
+    ("moonshotai/Kimi-K2.5-Text-Only", "moonshotai/Kimi-K2.5", KIMI_K2_5),
+    ("moonshotai/Kimi-K2.6", "moonshotai/Kimi-K2.6", "b5aabbfb20227ed42becbf5541dbffd213942c58"),
+    ("moonshotai/Kimi-K3", "moonshotai/Kimi-K3", "f831ab66814297da540d832a5235f8e904f29d06"),
+];
+const KIMI_K2_5: &str = "4d01dfe0332d63057c186e0b262165819efb6611";
+
+/// Tokenizers that are not files on a hub.
+const NOT_ON_A_HUB: [&str; 2] = ["thinkingmachines/", "TML/"];
+
+/// A tokenizer's place on a hub: a repository, and perhaps one revision of it.
+///
+/// ```
+/// use tinkex::TokenizerId;
+///
+/// let id = TokenizerId::of_model("Qwen/Qwen3-8B:peft:131072", None)?;
+/// assert_eq!(id.repo(), "Qwen/Qwen3-8B");
+/// assert_eq!(id.revision(), None);
+/// # Ok::<_, tinkex::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TokenizerId {
+    repo: String,
+    revision: Option<String>,
+}
+
+impl TokenizerId {
+    /// A repository at its main revision.
+    ///
+    /// # Errors
+    /// If this is no name that a hub could know.
+    pub fn new(repo: impl Into<String>) -> Result<Self> {
+        let repo = repo.into();
+        check_name(&repo)?;
+        Ok(Self { repo, revision: None })
+    }
+
+    /// The same at one revision: a branch, a tag or a commit.
+    ///
+    /// # Errors
+    /// If this is no revision that a hub could know.
+    pub fn at(mut self, revision: impl Into<String>) -> Result<Self> {
+        let revision = revision.into();
+        if !Self::is_revision(&revision) {
+            let why = format!("{revision:?} is not a revision: a branch, a tag or a commit");
+            return Err(Error::new(ErrorKind::InvalidInput, why));
+        }
+        self.revision = Some(revision);
+        Ok(self)
+    }
+
+    pub(crate) fn is_revision(text: &str) -> bool {
+        text.split('/').all(is_segment)
+    }
+
+    /// The tokenizer of a model: what the server named if it did, else what its name implies.
+    ///
+    /// # Errors
+    /// If that tokenizer is not on a hub, or the name makes no sense.
+    pub fn of_model(model_name: &str, named_by_server: Option<&str>) -> Result<Self> {
+        let name = before_colon(model_name);
+        let id = match named_by_server {
+            Some(id) => id,
+            None if name.starts_with("meta-llama/Llama-3") => LLAMA_3,
+            None => match *name.split('/').collect::<Vec<_>>() {
+                [org, model, _variant] => &name[..=org.len() + model.len()],
+                _ => name,
+            },
+        };
+        if NOT_ON_A_HUB.iter().any(|prefix| id.starts_with(prefix)) {
+            let why = format!("the tokenizer {id:?} of {model_name:?} is not a file on a hub");
+            let hint = "load it from a folder with Tokenizer::from_folder, or work with token ids";
+            return Err(Error::new(ErrorKind::InvalidInput, why).with_hint(hint));
+        }
+        if let Some((_, repo, revision)) = PINNED.iter().find(|(asked, ..)| *asked == id) {
+            return Self::new(*repo)?.at(*revision);
+        }
+        Self::new(id)
+    }
+
+    /// The repository, as in `Qwen/Qwen3-8B`.
+    #[must_use]
+    pub fn repo(&self) -> &str {
+        &self.repo
+    }
+
+    /// The revision, if it is not the main one.
+    #[must_use]
+    pub fn revision(&self) -> Option<&str> {
+        self.revision.as_deref()
+    }
+}
+
+impl fmt::Display for TokenizerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.repo)?;
+        match &self.revision {
+            Some(revision) => write!(f, "@{revision}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A name without what servers put behind a colon.
+pub(crate) fn before_colon(name: &str) -> &str {
+    name.split(':').next().unwrap_or(name)
+}
+
+/// A name becomes part of a path and of an address, so it must not lead elsewhere. One that the
+/// hub would not know is the hub's to refuse.
+fn check_name(name: &str) -> Result<()> {
+    if name.split('/').all(is_segment) {
+        return Ok(());
+    }
+    let why = format!("{name:?} is not the name of a tokenizer");
+    let hint = "give one such as Qwen/Qwen3-8B, or a folder with a tokenizer.json";
+    Err(Error::new(ErrorKind::InvalidInput, why).with_hint(hint))
+}
+
+fn is_segment(text: &str) -> bool {
+    let known = |c: char| c.is_ascii_alphanumeric() || "._-:+".contains(c);
+    !text.is_empty() && text.len() <= 200 && !text.starts_with('.') && text.chars().all(known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture;
+
+    /// Covers T5.2.1, T5.2.2, T5.2.3.
+    #[test]
+    fn models_have_the_tokenizers_that_the_reference_gives_them() {
+        for case in fixture::cases("tokenizer_id.json") {
+            let named = case["tokenizer_id_from_server"].as_str();
+            let id = TokenizerId::of_model(case["model_name"].as_str().unwrap(), named);
+            if case.get("error").is_some() {
+                let error = id.expect_err("it needs a package of its own");
+                assert_eq!(error.kind(), ErrorKind::InvalidInput, "{case}");
+                assert!(error.hint().unwrap().contains("folder"));
+                continue;
+            }
+            let id = id.unwrap();
+            assert_eq!(case["tokenizer_id"], *id.repo(), "{case}");
+            assert_eq!(case["revision"].as_str(), id.revision(), "{case}");
+        }
+    }
+
+    #[test]
+    fn names_that_lead_elsewhere_are_refused() {
+        for name in ["", "../etc", "a/../b", "/etc", "a//b", "a b", "a/b?x=1", "a\\b", ".hidden"] {
+            assert!(TokenizerId::new(name).is_err(), "{name:?}");
+            assert!(TokenizerId::new("a/b").unwrap().at(name).is_err(), "{name:?}");
+        }
+        assert_eq!(TokenizerId::new("a/b").unwrap().at("v1").unwrap().to_string(), "a/b@v1");
+    }
+}

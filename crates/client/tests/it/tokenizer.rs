@@ -1,0 +1,490 @@
+//! Tokenizers: text to tokens and back, and where their files come from.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::{HeaderMap, Request, Response};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tinkex::{Env, ErrorKind, HttpFailure, HttpService, Hub, Lane, Tokenizer, TokenizerId};
+
+use crate::stage::Stage;
+use crate::tiny::{self, FIRST_SPECIAL, HE, HELL, LL};
+
+const END: u32 = FIRST_SPECIAL;
+
+fn tokenizer() -> Tokenizer {
+    tiny::tokenizer(&["<end>"], json!({"eos_token": "<end>"}))
+}
+
+/// Covers T5.3.1, T5.3.2.
+#[test]
+fn text_becomes_tokens_and_text_again() {
+    let tokenizer = tokenizer();
+    let tokens = tokenizer.encode("hello all<end>").unwrap();
+    assert_eq!(tokens[..], [HELL, 111, 32, 97, LL, END], "not cut at the three of the file");
+    assert_eq!(tokenizer.decode(&tokens).unwrap(), "hello all<end>");
+    assert_eq!(tokenizer.decode_text(&tokens).unwrap(), "hello all");
+    assert_eq!(tokenizer.decode(&[HE, 99_999]).unwrap(), "he", "unknown ids are left out");
+
+    let input = tokenizer.input("hello all<end>").unwrap();
+    assert_eq!(input.chunks.len(), 1);
+    assert_eq!(input.token_count(), Some(tokens.len()));
+}
+
+#[test]
+fn tokens_can_be_asked_about() {
+    let tokenizer = tokenizer();
+    assert_eq!(tokenizer.eos_id(), Some(END));
+    assert_eq!((tokenizer.bos_id(), tokenizer.pad_id()), (None, None));
+    assert_eq!(tokenizer.vocab_size(), 260);
+    assert_eq!(tokenizer.token_id("hell"), Some(HELL));
+    assert_eq!(tokenizer.token(32).as_deref(), Some("Ġ"));
+    assert!(tokenizer.is_special(END) && !tokenizer.is_special(HE));
+    let euro: Vec<u8> = tokenizer
+        .encode_piece("€")
+        .unwrap()
+        .iter()
+        .flat_map(|id| tokenizer.token_bytes(*id).unwrap())
+        .collect();
+    assert_eq!(euro, "€".as_bytes(), "three tokens, none of them a character");
+    assert_eq!(tokenizer.token_bytes(END).unwrap(), b"<end>");
+    assert_eq!(tokenizer.token_bytes(99_999), None);
+}
+
+/// Covers T5.1.
+#[test]
+fn a_tokenizer_is_shared_between_threads() {
+    fn shared<T: Send + Sync + Clone + std::fmt::Debug + 'static>() {}
+    shared::<Tokenizer>();
+    shared::<Hub>();
+    assert_eq!(size_of::<Tokenizer>(), size_of::<usize>());
+    let tokenizer = tokenizer();
+    let expected = tokenizer.encode("hello").unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            let tokenizer = tokenizer.clone();
+            let expected = &expected;
+            scope.spawn(move || {
+                for _ in 0..100 {
+                    assert_eq!(tokenizer.encode("hello").unwrap(), *expected);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_folder_without_a_tokenizer_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = Tokenizer::from_folder(folder.path()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.to_string().contains("tokenizer.json"), "{error}");
+    let error = Tokenizer::from_json("{}").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Decode);
+}
+
+/// A hub in memory.
+#[derive(Clone, Default)]
+struct Fake(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    files: HashMap<String, File>,
+    /// What the next requests for content get in place of it.
+    faults: Vec<Fault>,
+    /// What every request gets.
+    refusal: Option<(u16, &'static str)>,
+    seen: Vec<Seen>,
+}
+
+#[derive(Clone)]
+struct File {
+    bytes: Bytes,
+    etag: String,
+    /// The content is stored under another origin.
+    elsewhere: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Fault {
+    Lost,
+    Busy,
+    None,
+}
+
+#[derive(Clone, Debug)]
+struct Seen {
+    call: String,
+    headers: HeaderMap,
+}
+
+impl Seen {
+    fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+}
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+impl Fake {
+    fn file(self, name: &str, bytes: impl Into<Bytes>) -> Self {
+        let bytes = bytes.into();
+        let etag = format!("tag-of-{name}");
+        self.with(name, File { bytes, etag, elsewhere: false })
+    }
+
+    fn with(self, name: &str, file: File) -> Self {
+        self.0.lock().unwrap().files.insert(name.to_owned(), file);
+        self
+    }
+
+    fn faults(&self, faults: &[Fault]) {
+        self.0.lock().unwrap().faults = faults.iter().rev().copied().collect();
+    }
+
+    fn refusing(status: u16, code: &'static str) -> Self {
+        let fake = Self::default();
+        fake.0.lock().unwrap().refusal = Some((status, code));
+        fake
+    }
+
+    fn seen(&self, call: &str) -> Vec<Seen> {
+        let state = self.0.lock().unwrap();
+        state.seen.iter().filter(|seen| seen.call.contains(call)).cloned().collect()
+    }
+
+    /// A hub with a cache of its own.
+    fn hub(&self, cache: &TempDir) -> Hub {
+        Hub::from_env(&Env::empty())
+            .unwrap()
+            .endpoint("https://hub.test".parse().unwrap())
+            .token("hf_secret")
+            .cache(cache.path())
+            .http(self.clone())
+    }
+
+    fn answer(&self, request: &Request<Bytes>) -> Result<Response<Bytes>, HttpFailure> {
+        let uri = request.uri().to_string();
+        let mut state = self.0.lock().unwrap();
+        let call = format!("{} {uri}", request.method());
+        state.seen.push(Seen { call, headers: request.headers().clone() });
+        let reply = Response::builder();
+        if let Some((status, code)) = state.refusal {
+            return Ok(reply
+                .status(status)
+                .header("x-error-code", code)
+                .body(Bytes::new())
+                .unwrap());
+        }
+        let name = uri.rsplit('/').next().unwrap();
+        let Some(file) = state.files.get(name).cloned() else {
+            let reply = reply.status(404).header("x-error-code", "EntryNotFound");
+            return Ok(reply.body(Bytes::new()).unwrap());
+        };
+        let tag = format!("\"{}\"", file.etag);
+        let reply = reply.header("x-repo-commit", COMMIT);
+        if file.elsewhere && uri.starts_with("https://hub.test/") {
+            let reply = reply.status(302).header("location", format!("https://cdn.test/{name}"));
+            let reply =
+                reply.header("x-linked-etag", tag).header("x-linked-size", file.bytes.len());
+            return Ok(reply.body(Bytes::from_static(b"it is elsewhere")).unwrap());
+        }
+        let tag = if file.elsewhere { "\"tag-of-the-store\"".to_owned() } else { tag };
+        let reply = reply.header("etag", &tag);
+        if request.method() == "HEAD" {
+            return Ok(reply
+                .header("content-length", file.bytes.len())
+                .body(Bytes::new())
+                .unwrap());
+        }
+        match state.faults.pop().unwrap_or(Fault::None) {
+            Fault::Lost => return Err(HttpFailure::connect("scripted loss")),
+            Fault::Busy => return Ok(Response::builder().status(503).body(Bytes::new()).unwrap()),
+            Fault::None => {}
+        }
+        let range = request.headers()["range"].to_str().unwrap().strip_prefix("bytes=").unwrap();
+        let (start, end) = range.split_once('-').unwrap();
+        let (start, end): (usize, usize) = (start.parse().unwrap(), end.parse().unwrap());
+        let total = file.bytes.len();
+        let changed = request.headers().get("if-range").is_some_and(|old| *old != *tag);
+        if changed {
+            return Ok(reply.body(file.bytes).unwrap());
+        }
+        if start >= total {
+            return Ok(reply.status(416).body(Bytes::new()).unwrap());
+        }
+        let end = total.min(end + 1);
+        let reply = reply.header("content-range", format!("bytes {start}-{}/{total}", end - 1));
+        Ok(reply.status(206).body(file.bytes.slice(start..end)).unwrap())
+    }
+}
+
+impl HttpService for Fake {
+    fn send(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        _timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+        assert_eq!(lane, Lane::Hub);
+        let answer = self.answer(&request);
+        Box::pin(async move {
+            // Others get a chance to ask for the same.
+            tokio::task::yield_now().await;
+            answer
+        })
+    }
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    use sha2::Digest as _;
+    sha2::Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A tokenizer of two and a half pieces: spaces behind it do not matter.
+fn large() -> Bytes {
+    let mut text = tiny::json(&["<end>"]).into_bytes();
+    text.resize((10 << 20) + 5, b' ');
+    text.into()
+}
+
+fn cache() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+#[tokio::test]
+async fn files_are_fetched_once_and_kept_as_every_hub_client_keeps_them() {
+    let fake = Fake::default()
+        .file("tokenizer.json", tiny::json(&["<end>"]))
+        .file("tokenizer_config.json", r#"{"eos_token":"<end>"}"#);
+    let cache = cache();
+    let tokenizer = fake.hub(&cache).tokenizer("org/name:peft:1024").await.unwrap();
+    assert_eq!((tokenizer.name(), tokenizer.eos_id()), ("org/name", Some(END)));
+    let seen = fake.seen("");
+    assert!(seen.iter().all(|s| s.header("authorization") == Some("Bearer hf_secret")));
+    assert_eq!(seen[0].call, "HEAD https://hub.test/org/name/resolve/main/tokenizer.json");
+    let pinned = format!("https://hub.test/org/name/resolve/{COMMIT}/");
+    assert!(seen[1..].iter().all(|seen| seen.call.contains(&pinned)), "all of one commit");
+
+    let repo = cache.path().join("models--org--name");
+    let read = |path: &str| std::fs::read_to_string(repo.join(path)).unwrap();
+    assert_eq!(read("refs/main"), COMMIT);
+    assert_eq!(
+        read(&format!("snapshots/{COMMIT}/tokenizer_config.json")),
+        r#"{"eos_token":"<end>"}"#
+    );
+    assert_eq!(read(&format!(".no_exist/{COMMIT}/chat_template.jinja")), "");
+
+    fake.hub(&cache).tokenizer("org/name").await.unwrap();
+    assert_eq!(fake.seen("").len(), seen.len(), "it is in memory");
+    // Another hub shares the folder and not the memory.
+    let other = fake.hub(&cache).endpoint("https://other.test".parse().unwrap()).offline(true);
+    assert_eq!(other.tokenizer("org/name").await.unwrap().eos_id(), Some(END));
+    assert_eq!(fake.seen("").len(), seen.len(), "it is on disk");
+}
+
+#[tokio::test]
+async fn callers_at_once_share_one_download() {
+    let fake = Fake::default().file("tokenizer.json", tiny::json(&[]));
+    let cache = cache();
+    let hub = fake.hub(&cache);
+    let load = || async { hub.clone().tokenizer("org/shared").await.unwrap() };
+    tokio::join!(load(), load(), load());
+    assert_eq!(fake.seen("GET").len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_piece_is_asked_for_again_from_where_the_file_ends() {
+    let fake = Fake::default().file("tokenizer.json", large());
+    fake.faults(&[Fault::None, Fault::Lost, Fault::Busy, Fault::None]);
+    let cache = cache();
+    fake.hub(&cache).tokenizer("org/large").await.unwrap();
+    let asked: Vec<_> =
+        fake.seen("GET").iter().map(|s| s.header("range").unwrap().to_owned()).collect();
+    let piece = |n: usize| format!("bytes={}-{}", n << 22, ((n + 1) << 22) - 1);
+    assert_eq!(asked, [piece(0), piece(1), piece(1), piece(1), piece(2)]);
+    let tags: Vec<_> = fake.seen("GET").iter().map(|s| s.header("if-range").is_some()).collect();
+    assert_eq!(tags, [false, true, true, true, true]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_download_that_was_given_up_goes_on_later() {
+    let fake = Fake::default().file("tokenizer.json", large());
+    let cache = cache();
+    fake.faults(&[Fault::None, Fault::Lost, Fault::Lost, Fault::Lost, Fault::Lost, Fault::Lost]);
+    let error = fake.hub(&cache).tokenizer("org/later").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Connect);
+    let text = error.to_string();
+    assert!(text.contains("org/later") && text.contains("hub.test cannot be reached"), "{text}");
+    assert!(error.hint().unwrap().contains("HF_ENDPOINT"));
+    let before = fake.seen("GET").len();
+    fake.hub(&cache).tokenizer("org/later").await.unwrap();
+    let resumed = &fake.seen("GET")[before];
+    assert_eq!(resumed.header("range"), Some("bytes=4194304-8388607"));
+    assert_eq!(resumed.header("if-range"), Some("\"tag-of-tokenizer.json\""));
+}
+
+#[tokio::test]
+async fn leftovers_that_do_not_add_up_are_thrown_away() {
+    let bytes = large();
+    let etag = sha256(&bytes);
+    let fake =
+        Fake::default().with("tokenizer.json", File { bytes, etag: etag.clone(), elsewhere: true });
+    let cache = cache();
+    let blobs = cache.path().join("models--org--left/blobs");
+    std::fs::create_dir_all(&blobs).unwrap();
+    std::fs::write(blobs.join(format!("{etag}.tinkex-incomplete")), "garbage").unwrap();
+    fake.hub(&cache).tokenizer("org/left").await.unwrap();
+    assert_eq!(fake.seen("GET https://cdn.test")[0].header("range"), Some("bytes=7-4194310"));
+    assert_eq!(std::fs::read_dir(blobs).unwrap().count(), 1);
+}
+
+#[tokio::test]
+async fn what_does_not_match_its_checksum_is_refused() {
+    let etag = sha256(b"something else");
+    let bytes = Bytes::from(tiny::json(&[]));
+    let fake = Fake::default().with("tokenizer.json", File { bytes, etag, elsewhere: false });
+    let cache = cache();
+    let error = fake.hub(&cache).tokenizer("org/bad").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Decode);
+    assert!(error.to_string().contains("checksum"), "{error}");
+    assert!(!cache.path().join("models--org--bad/refs/main").exists());
+    assert!(
+        !cache.path().join(format!("models--org--bad/snapshots/{COMMIT}/tokenizer.json")).exists()
+    );
+}
+
+#[tokio::test]
+async fn the_token_does_not_follow_a_redirect_to_another_origin() {
+    let bytes = Bytes::from(tiny::json(&[]));
+    let etag = sha256(&bytes);
+    let fake = Fake::default().with("tokenizer.json", File { bytes, etag, elsewhere: true });
+    let cache = cache();
+    fake.hub(&cache).tokenizer("org/elsewhere").await.unwrap();
+    let stored = fake.seen("https://cdn.test");
+    assert_eq!(stored.len(), 1, "facts are not asked for there");
+    assert_eq!(stored[0].header("authorization"), None);
+    assert!(fake.seen("https://hub.test").iter().all(|s| s.header("authorization").is_some()));
+}
+
+#[tokio::test]
+async fn refusals_say_what_to_do() {
+    for (status, code, kind, hint, asked) in [
+        (401, "", ErrorKind::Auth, "does not know the token", 1),
+        (403, "GatedRepo", ErrorKind::Permission, "ask for access", 1),
+        (404, "RepoNotFound", ErrorKind::NotFound, "check the model's name", 1),
+        (404, "EntryNotFound", ErrorKind::NotFound, "tokenizer.json", 2),
+    ] {
+        let fake = Fake::refusing(status, code);
+        let cache = cache();
+        let error = fake.hub(&cache).tokenizer("org/refused").await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.to_string().contains("org/refused"), "{error}");
+        assert!(error.hint().unwrap().contains(hint), "{error:?}");
+        assert!(!format!("{error} {error:?}").contains("hf_secret"));
+        assert_eq!(fake.seen("").len(), asked, "nothing of it passes by itself");
+    }
+}
+
+#[tokio::test]
+async fn offline_the_error_says_where_it_was_looked_for() {
+    let fake = Fake::default();
+    let cache = cache();
+    let error = fake.hub(&cache).offline(true).tokenizer("org/offline").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    let text = error.to_string();
+    assert!(text.contains("models--org--offline") && text.contains("HF_HUB_OFFLINE"), "{text}");
+    assert!(fake.seen("").is_empty());
+}
+
+#[tokio::test]
+async fn a_tokenizer_that_others_cached_without_settings_gets_them() {
+    let fake = Fake::default()
+        .file("tokenizer.json", tiny::json(&["<end>"]))
+        .file("tokenizer_config.json", r#"{"eos_token":"<end>"}"#);
+    let cache = cache();
+    let repo = cache.path().join("models--org--half");
+    let snapshot = repo.join("snapshots").join(COMMIT);
+    std::fs::create_dir_all(&snapshot).unwrap();
+    std::fs::create_dir_all(repo.join("refs")).unwrap();
+    std::fs::write(repo.join("refs/main"), COMMIT).unwrap();
+    std::fs::write(snapshot.join("tokenizer.json"), tiny::json(&["<end>"])).unwrap();
+    let offline = fake.hub(&cache).endpoint("https://off.test".parse().unwrap()).offline(true);
+    assert_eq!(offline.tokenizer("org/half").await.unwrap().eos_id(), None, "better than nothing");
+    assert_eq!(fake.hub(&cache).tokenizer("org/half").await.unwrap().eos_id(), Some(END));
+}
+
+#[tokio::test]
+async fn a_model_that_has_ranks_in_place_of_a_tokenizer_is_read() {
+    use base64::Engine as _;
+    let line = |byte: u8| {
+        let token = base64::engine::general_purpose::STANDARD.encode([byte]);
+        format!("{token} {byte}\n")
+    };
+    let ranks: String = (0..=u8::MAX).map(line).collect();
+    let config = r#"{"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", null]},
+        "eos_token": "[EOS]", "added_tokens_decoder": {"256": {"content": "[EOS]", "special": true}}}"#;
+    let fake = Fake::default().file("tiktoken.model", ranks).file("tokenizer_config.json", config);
+    let cache = cache();
+    let hub = fake.hub(&cache);
+    let tokenizer = hub.tokenizer("org/ranks").await.unwrap();
+    assert_eq!(tokenizer.encode("hi[EOS]").unwrap()[..], [104, 105, 256]);
+    assert_eq!(tokenizer.eos_id(), Some(256));
+    let other = hub.endpoint("https://off.test".parse().unwrap()).offline(true);
+    assert_eq!(other.tokenizer("org/ranks").await.unwrap().eos_id(), Some(256));
+}
+
+#[tokio::test]
+async fn a_pinned_revision_is_asked_for_as_such() {
+    let fake = Fake::default().file("tokenizer.json", tiny::json(&[]));
+    let cache = cache();
+    let id = TokenizerId::new("org/pinned").unwrap().at("v2").unwrap();
+    fake.hub(&cache).fetch(&id).await.unwrap();
+    assert!(fake.seen("HEAD")[0].call.contains("/org/pinned/resolve/v2/"));
+    assert!(cache.path().join("models--org--pinned/refs/v2").is_file());
+}
+
+/// The stage, which also knows what is trained and sampled from.
+#[derive(Clone)]
+struct Knowing {
+    stage: Stage,
+    facts: Value,
+}
+
+impl HttpService for Knowing {
+    fn send(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+        let path = request.uri().path();
+        if !path.ends_with("/get_info") && !path.contains("/samplers/") {
+            return self.stage.send(lane, request, timeout);
+        }
+        let reply = Response::new(Bytes::from(self.facts.to_string()));
+        Box::pin(async move { Ok(reply) })
+    }
+}
+
+/// Covers T6.1.4.
+#[tokio::test]
+async fn clients_find_the_tokenizer_of_their_model() {
+    let folder = tiny::folder(&["<end>"], json!({"eos_token": "<end>"}));
+    let place = folder.path().to_str().unwrap();
+    let stage = Stage::new(json!({}));
+    let data = json!({"model_name": "org/unknown", "tokenizer_id": format!("{place}:rev")});
+    let facts = json!({"type": "get_info", "model_id": "m", "model_data": data});
+    let service = stage.builder().http(Knowing { stage: stage.clone(), facts }).build().unwrap();
+    let model = service.create_lora_training_client("base").rank(8).create().await.unwrap();
+    assert_eq!(model.tokenizer().await.unwrap().eos_id(), Some(END));
+
+    let facts = json!({"sampler_id": "s", "base_model": place});
+    let service = stage.builder().http(Knowing { stage: stage.clone(), facts }).build().unwrap();
+    let sampler = service.create_sampling_client("base").await.unwrap();
+    assert_eq!(sampler.tokenizer().await.unwrap().eos_id(), Some(END));
+}
