@@ -1,10 +1,13 @@
 //! The work, done with tinkex.
 
-use futures_util::StreamExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use tinkex::{
     AdamParams, ApiFuture, Datum, LossFn, SampleResponse, SamplingClient, ServiceClient,
     ServiceClientBuilder, TrainingClient,
 };
+use tokio::task::JoinSet;
 
 use crate::Outcome;
 use crate::usage::Stopwatch;
@@ -42,15 +45,30 @@ async fn samples(work: &Work, service: &ServiceClient) -> Outcome<()> {
     Ok(())
 }
 
+/// So many workers ask for one sample after the other.
 async fn many(sampler: &SamplingClient, count: u32, concurrent: usize) -> Outcome<()> {
-    let one = |n| async move { (n, sample(sampler, n).await) };
-    let mut answers = futures_util::stream::iter(0..count).map(one).buffer_unordered(concurrent);
-    let mut seen = 0;
-    while let Some((n, answer)) = answers.next().await {
-        check(n, &answer?)?;
-        seen += 1;
+    let next = Arc::new(AtomicU32::new(0));
+    let mut workers = JoinSet::new();
+    for _ in 0..concurrent {
+        let (sampler, next) = (sampler.clone(), Arc::clone(&next));
+        workers.spawn(async move {
+            let mut answered = 0;
+            loop {
+                let n = next.fetch_add(1, Ordering::Relaxed);
+                if n >= count {
+                    return Ok::<_, String>(answered);
+                }
+                let answer = sample(&sampler, n).await.map_err(|why| why.to_string())?;
+                check(n, &answer)?;
+                answered += 1;
+            }
+        });
     }
-    if seen == count { Ok(()) } else { Err(format!("{seen} of {count} samples").into()) }
+    let mut answered = 0;
+    while let Some(worker) = workers.join_next().await {
+        answered += worker??;
+    }
+    if answered == count { Ok(()) } else { Err(format!("{answered} of {count} samples").into()) }
 }
 
 async fn steps(work: &Work, service: &ServiceClient) -> Outcome<()> {
@@ -84,10 +102,10 @@ pub(crate) fn sample(sampler: &SamplingClient, n: u32) -> ApiFuture<SampleRespon
 }
 
 /// Whether this is the answer to prompt `n`, all of it.
-fn check(n: u32, answer: &SampleResponse) -> Outcome<()> {
+fn check(n: u32, answer: &SampleResponse) -> Result<(), String> {
     let tokens = &answer.sequences.first().ok_or("an answer without a sequence")?.tokens;
     if tokens.first() == Some(&n) && tokens.len() == SAMPLED_TOKENS as usize {
         return Ok(());
     }
-    Err(format!("sample {n} got the answer of {:?}", tokens.first()).into())
+    Err(format!("sample {n} got the answer of {:?}", tokens.first()))
 }
