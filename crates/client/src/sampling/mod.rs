@@ -138,7 +138,9 @@ impl Inner {
     /// Asks for a sample, and anew if the answer was lost.
     async fn sample(&self, mut request: SampleRequest, anew: bool) -> Result<SampleResponse> {
         let _place = self.watch.enter().await;
-        let work = async {
+        // On the heap from here on: of ten thousand samples most wait for a place, and those should
+        // not hold the room that sending takes.
+        let work = Box::pin(async {
             let mut attempt = 0;
             loop {
                 let error = match self.sample_once(&mut request).await {
@@ -155,9 +157,8 @@ impl Inner {
                 sleep(retry::delay(attempt, fastrand::f64())).await;
                 attempt += 1;
             }
-        };
-        let (work, stuck) = (pin!(work), pin!(self.watch.stuck()));
-        match select(work, stuck).await {
+        });
+        match select(work, pin!(self.watch.stuck())).await {
             Either::Left((result, _)) | Either::Right((result, _)) => result,
         }
     }

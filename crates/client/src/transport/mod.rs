@@ -167,7 +167,7 @@ impl Transport {
         header::put(&mut headers, header::READ_TIMEOUT, &rule.timeout.as_secs().to_string());
         debug_assert!(C::ROUTE.body() != BodyCodec::Empty || bytes.is_empty());
         if extras.compress {
-            bytes = compressed(bytes).await?;
+            bytes = Box::pin(compressed(bytes)).await?;
             headers.insert(CONTENT_ENCODING, HeaderValue::from_static(compress::ZSTD));
         }
         // The caller's own headers win over ours, and those of this call over both.
