@@ -149,6 +149,7 @@ fn client() -> Outcome<reqwest::Client> {
     Ok(reqwest::Client::builder()
         .tls_backend_preconfigured(tls)
         .redirect(reqwest::redirect::Policy::none())
+        .retry(reqwest::retry::never().max_retries_per_request(0))
         .connect_timeout(Duration::from_secs(5))
         .tcp_keepalive(Duration::from_secs(30))
         .build()?)
