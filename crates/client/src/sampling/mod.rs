@@ -123,7 +123,8 @@ impl SamplingClient {
         if let Err(why) = request.check() {
             return ApiFuture::failed(why.into());
         }
-        let inner = Arc::clone(&self.0);
+        // Boxed: what waits is small, see `Inner::sample`.
+        let (inner, request) = (Arc::clone(&self.0), Box::new(request));
         ApiFuture::abandonable(async move { finish(inner.sample(request, anew).await?) })
     }
 }
@@ -136,7 +137,7 @@ pub(crate) enum Weights {
 
 impl Inner {
     /// Asks for a sample, and anew if the answer was lost.
-    async fn sample(&self, mut request: SampleRequest, anew: bool) -> Result<SampleResponse> {
+    async fn sample(&self, mut request: Box<SampleRequest>, anew: bool) -> Result<SampleResponse> {
         let _place = self.watch.enter().await;
         // On the heap from here on: of ten thousand samples most wait for a place, and those should
         // not hold the room that sending takes.
