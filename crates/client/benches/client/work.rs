@@ -4,7 +4,7 @@ use tinkex::{Datum, SamplingParams};
 
 use crate::Outcome;
 
-pub(crate) const PROMPT_TOKENS: usize = 512;
+const PROMPT_TOKENS: u32 = 512;
 pub(crate) const SAMPLED_TOKENS: u32 = 256;
 pub(crate) const DATUMS: usize = 128;
 pub(crate) const DATUM_TOKENS: usize = 1024;
@@ -65,7 +65,7 @@ impl Work {
 
 /// The prompt of sample `n`. Its first token is `n`, and so is that of the answer.
 pub(crate) fn prompt(n: u32) -> Vec<u32> {
-    let rest = (1..PROMPT_TOKENS as u32).map(|i| 1_000 + i * 37 % 100_000);
+    let rest = (1..PROMPT_TOKENS).map(|i| 1_000 + i * 37 % 100_000);
     std::iter::once(n).chain(rest).collect()
 }
 
