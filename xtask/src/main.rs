@@ -7,6 +7,7 @@
 #![expect(clippy::print_stdout, reason = "a command-line tool talks to its user")]
 
 mod arch;
+mod bench;
 mod fuzz;
 mod step;
 
@@ -24,6 +25,8 @@ Usage: cargo xtask <command>
   arch            who may depend on whom
   bench WHAT      a benchmark, as ratios to its peers in the same run
                     wire      codecs against memcpy and prost
+                    client    tinkex against the Python SDK and the bare requests
+                              (needs python3; `--quick` only shows that it runs)
   fuzz            every reader of foreign bytes, on mutated fixtures and noise
                     --seconds N   for how long (60)
                     --seed N      to repeat a run
@@ -50,7 +53,7 @@ fn run(arguments: &[&str]) -> Result<(), Failure> {
         ["lint"] => lint(),
         ["doc"] => doc(),
         ["arch"] => arch::check(),
-        ["bench", what] => bench(what),
+        ["bench", what, options @ ..] => bench::run(what, options),
         ["fuzz", options @ ..] => fuzz::run(options),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");
@@ -92,12 +95,4 @@ fn doc() -> Result<(), Failure> {
     cargo("documentation", &["doc", "--workspace", "--all-features", "--no-deps", "--locked"])
         .variable("RUSTDOCFLAGS", "--deny warnings")
         .run()
-}
-
-fn bench(what: &str) -> Result<(), Failure> {
-    let package = match what {
-        "wire" => "tinkex-wire",
-        other => return Err(Failure::new(format!("no such benchmark: {other}; there is: wire"))),
-    };
-    cargo("benchmark", &["bench", "--locked", "--package", package]).run()
 }

@@ -1,5 +1,6 @@
 //! One step of a command: a tool that is run, shown, and must succeed.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::path::Path;
 use std::process::Command;
@@ -21,9 +22,10 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A run of cargo, not yet started.
+/// A run of a tool, not yet started.
 pub(crate) struct Step {
     what: &'static str,
+    tool: String,
     command: Command,
 }
 
@@ -31,9 +33,14 @@ pub(crate) struct Step {
 pub(crate) fn cargo(what: &'static str, arguments: &[&str]) -> Step {
     #[expect(clippy::disallowed_methods, reason = "cargo tells its children where it is")]
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
+    Step { tool: "cargo".to_owned(), ..tool(what, cargo, arguments) }
+}
+
+/// Another tool, in the workspace's root.
+pub(crate) fn tool(what: &'static str, tool: impl AsRef<OsStr>, arguments: &[&str]) -> Step {
+    let mut command = Command::new(tool.as_ref());
     command.args(arguments).current_dir(root());
-    Step { what, command }
+    Step { what, tool: tool.as_ref().to_string_lossy().into_owned(), command }
 }
 
 /// The workspace's root.
@@ -47,6 +54,11 @@ impl Step {
         self
     }
 
+    pub(crate) fn argument(mut self, more: impl AsRef<OsStr>) -> Self {
+        self.command.arg(more);
+        self
+    }
+
     pub(crate) fn variable(mut self, name: &str, value: &str) -> Self {
         self.command.env(name, value);
         self
@@ -55,7 +67,7 @@ impl Step {
     /// The command as one would type it.
     fn line(&self) -> String {
         let words = self.command.get_args().map(|word| word.to_string_lossy());
-        format!("cargo {}", words.collect::<Vec<_>>().join(" "))
+        format!("{} {}", self.tool, words.collect::<Vec<_>>().join(" "))
     }
 
     /// Runs it, with its output where ours goes.

@@ -13,6 +13,7 @@ use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use futures_util::FutureExt as _;
 use tokio::sync::oneshot;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -37,21 +38,20 @@ impl<T: Send + 'static> ApiFuture<T> {
     /// Starts work that nobody has to wait for.
     pub(crate) fn start(work: impl Future<Output = Result<T>> + Send + 'static) -> Self {
         let (sender, receiver) = oneshot::channel();
-        task::detach(async move {
-            let result = work.await;
+        // Mapped, here and below: an async block would hold the work twice, as captured and as
+        // awaited.
+        task::detach(work.map(|result| {
             if let Err(Err(error)) = sender.send(result) {
                 tracing::debug!(%error, "work failed and nobody was waiting for it");
             }
-        });
+        }));
         Self { result: receiver, _work: None }
     }
 
     /// Starts work that is given up when nobody waits for it.
     pub(crate) fn abandonable(work: impl Future<Output = Result<T>> + Send + 'static) -> Self {
         let (sender, receiver) = oneshot::channel();
-        let work = Task::spawn(async move {
-            let _ = sender.send(work.await);
-        });
+        let work = Task::spawn(work.map(|result| drop(sender.send(result))));
         Self { result: receiver, _work: Some(work) }
     }
 

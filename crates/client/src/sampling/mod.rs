@@ -178,7 +178,8 @@ impl SamplingClient {
         if let Err(why) = request.check() {
             return ApiFuture::failed(why.into());
         }
-        let inner = Arc::clone(&self.0);
+        // Boxed: what waits is small, see `Inner::sample`.
+        let (inner, request) = (Arc::clone(&self.0), Box::new(request));
         ApiFuture::abandonable(async move {
             let sampled = inner.sample(request, anew).await;
             finish(inner.session.engine().noted(sampled)?)
@@ -194,9 +195,11 @@ pub(crate) enum Weights {
 
 impl Inner {
     /// Asks for a sample, and anew if the answer was lost.
-    async fn sample(&self, mut request: SampleRequest, anew: bool) -> Result<SampleResponse> {
+    async fn sample(&self, mut request: Box<SampleRequest>, anew: bool) -> Result<SampleResponse> {
         let _place = self.watch.enter().await;
-        let work = async {
+        // On the heap from here on: of ten thousand samples most wait for a place, and those should
+        // not hold the room that sending takes.
+        let work = Box::pin(async {
             let mut attempt = 0;
             loop {
                 let error = match self.sample_once(&mut request).await {
@@ -217,9 +220,8 @@ impl Inner {
                 sleep(retry::delay(attempt, fastrand::f64())).await;
                 attempt += 1;
             }
-        };
-        let (work, stuck) = (pin!(work), pin!(self.watch.stuck()));
-        match select(work, stuck).await {
+        });
+        match select(work, pin!(self.watch.stuck())).await {
             Either::Left((result, _)) | Either::Right((result, _)) => result,
         }
     }

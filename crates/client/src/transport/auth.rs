@@ -21,7 +21,8 @@ impl Credential {
     pub(crate) async fn fetch(&self) -> Result<Secret, Error> {
         match self {
             Self::Key(key) => Ok(key.expose().into()),
-            Self::Command(command) => run(command).await,
+            // Boxed: few have a command, and every request would hold the room for running it.
+            Self::Command(command) => Box::pin(run(command)).await,
         }
     }
 }

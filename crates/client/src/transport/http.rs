@@ -173,6 +173,8 @@ fn client(tls: rustls::ClientConfig) -> Result<reqwest::Client, Error> {
     reqwest::Client::builder()
         .tls_backend_preconfigured(tls)
         .redirect(reqwest::redirect::Policy::none())
+        // Without the limit it never resends either, but keeps a copy of every request.
+        .retry(reqwest::retry::never().max_retries_per_request(0))
         .connect_timeout(CONNECT)
         .tcp_keepalive(KEEP_ALIVE)
         .pool_idle_timeout(IDLE)

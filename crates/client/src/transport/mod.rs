@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use ::http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, LOCATION, USER_AGENT};
-use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
+use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tinkex_wire::codec::compress;
@@ -40,6 +40,8 @@ use retry::{Failed, RetryPolicy, Sending};
 use rule::{Rule, Signer};
 
 const MOST_REDIRECTS: usize = 10;
+/// How many headers a call and its attempts add at most.
+const OWN_HEADERS: usize = 7;
 const LONGEST_BILLING_PAUSE: Duration = Duration::from_secs(3600);
 
 /// The way to one server with one credential.
@@ -81,9 +83,9 @@ pub(crate) struct Extras {
 /// A call, encoded: what every attempt of it sends.
 struct Outgoing {
     method: Method,
-    url: Url,
+    uri: Uri,
     body: Bytes,
-    headers: HeaderMap,
+    content_type: &'static str,
     rule: Rule,
 }
 
@@ -166,7 +168,7 @@ impl Transport {
         loop {
             sending.held().await;
             self.check_open(C::ROUTE).map_err(|error| error.during(what::<C>()))?;
-            match self.attempt(&outgoing, &sending).await {
+            match self.attempt(&outgoing, extras, &sending).await {
                 Ok(reply) => return Ok(reply),
                 Err(failed) => sending
                     .failed(failed, &self.billing, self.journal())
@@ -177,9 +179,7 @@ impl Transport {
     }
 
     async fn encode<C: Call>(&self, call: &C, extras: &Extras) -> Result<Outgoing> {
-        let url = self.base.join(&call.target()?);
-        let url = Url::parse(&url)
-            .map_err(|why| Error::new(ErrorKind::InvalidInput, format!("{url:?}: {why}")))?;
+        let uri = uri(&self.base.join(&call.target()?))?;
         let method = match C::ROUTE.method() {
             tinkex_wire::Method::Get => Method::GET,
             tinkex_wire::Method::Post => Method::POST,
@@ -190,27 +190,53 @@ impl Transport {
         let mut bytes = body.bytes();
         let policy = if extras.once { RetryPolicy::disabled() } else { self.policy };
         let rule = policy.apply(Rule::of(C::ROUTE));
-        let mut headers = HeaderMap::new();
-        headers.insert(ACCEPT, HeaderValue::from_static(tinkex_wire::JSON));
-        if method != Method::GET {
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static(body.content_type()));
-        }
-        header::put(&mut headers, header::READ_TIMEOUT, &rule.timeout.as_secs().to_string());
         debug_assert!(C::ROUTE.body() != BodyCodec::Empty || bytes.is_empty());
         if extras.compress {
-            bytes = compressed(bytes).await?;
+            bytes = Box::pin(compressed(bytes)).await?;
+        }
+        let content_type = body.content_type();
+        Ok(Outgoing { method, uri, body: bytes, content_type, rule })
+    }
+
+    /// The headers of one attempt. They are put together each time: a copy kept for resends would
+    /// cost every request more than the few resends that there are.
+    fn headers(
+        &self,
+        outgoing: &Outgoing,
+        extras: &Extras,
+        sending: &Sending,
+        signature: &Secret,
+    ) -> Result<HeaderMap> {
+        // Room for all at once: growing hashes every name anew.
+        let room = self.headers.len() + extras.headers.len() + OWN_HEADERS;
+        let mut headers = HeaderMap::with_capacity(room);
+        headers.insert(ACCEPT, HeaderValue::from_static(tinkex_wire::JSON));
+        if outgoing.method != Method::GET {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static(outgoing.content_type));
+        }
+        let timeout = HeaderValue::from(outgoing.rule.timeout.as_secs());
+        headers.insert(HeaderName::from_static(header::READ_TIMEOUT), timeout);
+        if extras.compress {
             headers.insert(CONTENT_ENCODING, HeaderValue::from_static(compress::ZSTD));
         }
         // The caller's own headers win over ours, and those of this call over both.
-        headers.extend(self.headers.clone());
-        headers.extend(extras.headers.clone());
-        Ok(Outgoing { method, url, body: bytes, headers, rule })
+        for (name, value) in self.headers.iter().chain(&extras.headers) {
+            headers.insert(name.clone(), value.clone());
+        }
+        header::put_secret(&mut headers, wire_header::API_KEY, signature)?;
+        let sent_before = HeaderValue::from(sending.sent_before());
+        headers.insert(HeaderName::from_static(header::RETRY_COUNT), sent_before);
+        if outgoing.method != Method::GET {
+            header::put(&mut headers, wire_header::IDEMPOTENCY_KEY, sending.idempotency_key());
+        }
+        Ok(headers)
     }
 
     /// Sends once, and follows redirects.
     async fn attempt(
         &self,
         outgoing: &Outgoing,
+        extras: &Extras,
         sending: &Sending,
     ) -> std::result::Result<Response<Bytes>, Failed> {
         // A credential that cannot be had is not a connection that was lost: no resend helps.
@@ -220,30 +246,26 @@ impl Transport {
             Signer::Token => self.token().await,
         };
         let signature = signature.map_err(Failed::for_good)?;
-        let mut headers = outgoing.headers.clone();
-        header::put_secret(&mut headers, wire_header::API_KEY, &signature)?;
-        header::put(&mut headers, header::RETRY_COUNT, &sending.sent_before().to_string());
-        if outgoing.method != Method::GET {
-            header::put(&mut headers, wire_header::IDEMPOTENCY_KEY, sending.idempotency_key());
-        }
-
-        let (mut method, mut url) = (outgoing.method.clone(), outgoing.url.clone());
+        let headers = || self.headers(outgoing, extras, sending, &signature);
+        let (mut method, mut uri) = (outgoing.method.clone(), outgoing.uri.clone());
         let mut body = outgoing.body.clone();
+        let (mut without_body, mut elsewhere) = (false, false);
         for _ in 0..=MOST_REDIRECTS {
             let mut request = Request::new(body.clone());
             *request.method_mut() = method.clone();
-            *request.uri_mut() = url.as_str().parse().map_err(|why: ::http::uri::InvalidUri| {
-                Error::new(ErrorKind::InvalidInput, why.to_string())
-            })?;
-            *request.headers_mut() = headers.clone();
-            let sent = self.http.send(outgoing.rule.lane, request, outgoing.rule.timeout).await;
-            let reply = sent.map_err(Error::from)?;
-            let Some(next) = redirect(&url, &reply) else { return check(reply) };
-            let keeps_method = matches!(reply.status().as_u16(), 307 | 308);
-            if !keeps_method && method != Method::GET {
-                (method, body) = (Method::GET, Bytes::new());
+            *request.uri_mut() = uri.clone();
+            let mut headers = headers()?;
+            if without_body {
                 headers.remove(CONTENT_TYPE);
                 headers.remove(CONTENT_ENCODING);
+            }
+            *request.headers_mut() = if elsewhere { harmless(&headers) } else { headers };
+            let sent = self.http.send(outgoing.rule.lane, request, outgoing.rule.timeout).await;
+            let reply = sent.map_err(Error::from)?;
+            let Some(next) = redirect(&uri, &reply) else { return check(reply) };
+            let keeps_method = matches!(reply.status().as_u16(), 307 | 308);
+            if !keeps_method && method != Method::GET {
+                (method, body, without_body) = (Method::GET, Bytes::new(), true);
             }
             // What is secret is for our server alone, and so is everything we cannot judge: a body
             // may hold a token, and is somebody's data in any case.
@@ -252,9 +274,9 @@ impl Transport {
                     let why = "the server redirects a request with data to another server";
                     return Err(Failed::for_good(Error::new(ErrorKind::Rejected, why)));
                 }
-                headers = harmless(&headers);
+                elsewhere = true;
             }
-            url = next;
+            uri = self::uri(next.as_str())?;
         }
         Err(Error::new(ErrorKind::Rejected, "the server redirects without end").into())
     }
@@ -314,13 +336,24 @@ fn what<C: Call>() -> String {
     C::ROUTE.to_string()
 }
 
+/// An address as requests carry it. Reading it as a `Url` costs ten times as much, so that is left
+/// to those with characters that must be escaped first.
+fn uri(address: &str) -> Result<Uri> {
+    let wrong = |why: String| Error::new(ErrorKind::InvalidInput, format!("{address:?}: {why}"));
+    address.parse().or_else(|_| {
+        let url = Url::parse(address).map_err(|why| wrong(why.to_string()))?;
+        url.as_str().parse().map_err(|why: ::http::uri::InvalidUri| wrong(why.to_string()))
+    })
+}
+
 /// Where a reply sends us, if it does.
-fn redirect(from: &Url, reply: &Response<Bytes>) -> Option<Url> {
+fn redirect(from: &Uri, reply: &Response<Bytes>) -> Option<Url> {
     let status = reply.status();
     if !matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308) {
         return None;
     }
-    from.join(reply.headers().get(LOCATION)?.to_str().ok()?).ok()
+    let location = reply.headers().get(LOCATION)?.to_str().ok()?;
+    Url::parse(&from.to_string()).ok()?.join(location).ok()
 }
 
 fn harmless(headers: &HeaderMap) -> HeaderMap {

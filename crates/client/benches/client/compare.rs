@@ -1,0 +1,282 @@
+//! Lets the contenders take turns on one server and judges the result.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Instant;
+
+use crate::Outcome;
+use crate::table::{Bar, Row, micros, millis, table};
+use crate::usage::Usage;
+use crate::work::{Kind, Work};
+
+/// How much of everything is done.
+struct Plan {
+    rounds: usize,
+    /// By Python, and by the others, who are much faster.
+    samples: (u32, u32),
+    steps: (u32, u32),
+    starts: usize,
+    burst: u32,
+    many: u32,
+}
+
+const FULL: Plan = Plan {
+    rounds: 3,
+    samples: (2_000, 20_000),
+    steps: (10, 50),
+    starts: 15,
+    burst: 10_000,
+    many: 100_000,
+};
+
+/// Shows that everything runs; its figures prove nothing.
+const QUICK: Plan =
+    Plan { rounds: 1, samples: (300, 3_000), steps: (2, 10), starts: 3, burst: 1_000, many: 5_000 };
+
+const CONCURRENT: usize = 128;
+/// How long a model thinks, so that thousands of samples wait for their answers beside each other.
+const HOLD_MS: u32 = 500;
+
+/// Returns whether all bars were met.
+pub(crate) fn run(options: &[&str]) -> Outcome<bool> {
+    let mut python = None;
+    let mut plan = &FULL;
+    let mut rest = options.iter();
+    while let Some(option) = rest.next() {
+        match *option {
+            "--quick" => plan = &QUICK,
+            "--python" => python = rest.next().map(PathBuf::from),
+            other => return Err(format!("no such option: {other}").into()),
+        }
+    }
+    let python = python.ok_or("--python PATH is missing: one that has tinker==0.36.0")?;
+    let contest = Contest { server: Server::start()?, python };
+    let rows = contest.rows(plan)?;
+    println!("\n{}", table(&rows));
+    let met = rows.iter().all(Row::met);
+    if plan.many < FULL.many {
+        println!("a quick run: it shows that everything works, not how fast");
+        return Ok(true);
+    }
+    Ok(met)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contender {
+    Python,
+    Floor,
+    Ours,
+}
+
+struct Contest {
+    server: Server,
+    python: PathBuf,
+}
+
+impl Contest {
+    fn rows(&self, plan: &Plan) -> Outcome<Vec<Row>> {
+        let mut rows = Vec::new();
+        let (before, samples) = (self.server.usage()?, self.rounds(plan, Kind::Samples)?);
+        let served = self.server.usage()?;
+        let cpu = samples.map(|best| best.cpu_each);
+        rows.push(Row::new("CPU per sample", cpu, micros, &[Bar::OfPeer(30.0), Bar::OfFloor(2.0)]));
+        let rate = samples.map(|best| best.per_second);
+        let rate_row = |n: f64| format!("{n:.0}");
+        rows.push(Row::new("samples per second", rate, rate_row, &[Bar::TimesPeer(20.0)]));
+        let each = (served.cpu_seconds - before.cpu_seconds) / (served.count - before.count);
+        let most = 0.5 / each;
+        println!("server: {} of CPU per request, so {most:.0} samples/s at most", micros(each));
+
+        let steps = self.rounds(plan, Kind::Steps)?;
+        let cpu = steps.map(|best| best.cpu_each);
+        rows.push(Row::new("CPU per training step", cpu, millis, &[Bar::OfPeer(10.0)]));
+
+        let start = self.starts(plan)?;
+        rows.push(Row::new("start to first sample", start, millis, &[Bar::OfPeer(20.0)]));
+
+        let memory = |usage: Usage| usage.peak_kib * 1024.0 / 1e6;
+        let megabytes = |n: f64| format!("{n:.0} MB");
+        let bar = [Bar::AtMost(150.0, "150 MB")];
+        let python = memory(self.burst(Contender::Python, plan.burst, 0)?);
+        let ours = memory(self.burst(Contender::Ours, plan.burst, 0)?);
+        let name = format!("peak memory, {} samples at once", plan.burst);
+        let peaks = Three { python: Some(python), floor: None, ours };
+        rows.push(Row::new(&name, peaks, megabytes, &bar));
+        let ours = memory(self.burst(Contender::Ours, plan.burst, HOLD_MS)?);
+        let name = format!("the same, each answer held for {HOLD_MS} ms");
+        let peaks = Three { python: None, floor: None, ours };
+        rows.push(Row::new(&name, peaks, megabytes, &bar));
+
+        // Every answer is checked against its prompt: a lost one would fail the run.
+        let many = self.burst(Contender::Ours, plan.many, HOLD_MS)?;
+        let name = format!("answered of {} at once", plan.many);
+        let counted = Three { python: None, floor: None, ours: many.count };
+        let bar = Bar::AtLeast(f64::from(plan.many), "all");
+        rows.push(Row::new(&name, counted, rate_row, &[bar]));
+        println!(
+            "{} samples at once: {:.1} s, {:.0} MB",
+            plan.many,
+            many.wall_seconds,
+            memory(many)
+        );
+        Ok(rows)
+    }
+
+    /// All three take turns; the best round of each counts.
+    fn rounds(&self, plan: &Plan, kind: Kind) -> Outcome<Three<Best>> {
+        let (few, many) = if kind == Kind::Samples { plan.samples } else { plan.steps };
+        let mut best = [Best::NONE; 3];
+        for round in 1..=plan.rounds {
+            let all = [Contender::Python, Contender::Floor, Contender::Ours];
+            for (contender, best) in all.into_iter().zip(&mut best) {
+                let count = if contender == Contender::Python { few } else { many };
+                let work = Work { kind, url: self.server.url(0), count, concurrent: CONCURRENT };
+                let usage = self.work(contender, &work)?;
+                let (cpu, rate) = (usage.cpu_each(), usage.per_second());
+                let name = kind.name();
+                println!(
+                    "{name}, round {round}, {contender:?}: {} of CPU, {rate:.1}/s",
+                    micros(cpu)
+                );
+                best.cpu_each = best.cpu_each.min(cpu);
+                best.per_second = best.per_second.max(rate);
+            }
+        }
+        let [python, floor, ours] = best;
+        Ok(Three { python: Some(python), floor: Some(floor), ours })
+    }
+
+    /// From the start of a process to its first sample, the median of many.
+    fn starts(&self, plan: &Plan) -> Outcome<Three<f64>> {
+        let work = Work { kind: Kind::Start, url: self.server.url(0), count: 1, concurrent: 1 };
+        let (mut python, mut ours) = (Vec::new(), Vec::new());
+        for _ in 0..plan.starts {
+            for (contender, times) in
+                [(Contender::Python, &mut python), (Contender::Ours, &mut ours)]
+            {
+                let start = Instant::now();
+                self.work(contender, &work)?;
+                times.push(start.elapsed().as_secs_f64());
+            }
+        }
+        let (python, ours) = (median(python), median(ours));
+        println!("start to first sample: Python {}, ours {}", millis(python), millis(ours));
+        Ok(Three { python: Some(python), floor: None, ours })
+    }
+
+    fn burst(&self, contender: Contender, count: u32, hold_ms: u32) -> Outcome<Usage> {
+        let url = self.server.url(hold_ms);
+        let work = Work { kind: Kind::Burst, url, count, concurrent: 1 };
+        self.work(contender, &work)
+    }
+
+    /// Runs a process up to the moment when it reports.
+    fn work(&self, contender: Contender, work: &Work) -> Outcome<Usage> {
+        let mut command = match contender {
+            Contender::Python => {
+                let mut command = Command::new(&self.python);
+                command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/client/peer.py"));
+                // Compiled modules and no telemetry: both are to its advantage.
+                command.env_remove("PYTHONDONTWRITEBYTECODE").env("TINKER_TELEMETRY", "0");
+                command
+            }
+            Contender::Floor | Contender::Ours => {
+                let mut command = Command::new(std::env::current_exe()?);
+                command.arg(if contender == Contender::Ours { "ours" } else { "floor" });
+                command
+            }
+        };
+        command.args(work.arguments()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(|why| format!("{contender:?}: {why}"))?;
+        let mut line = String::new();
+        if let Some(stdout) = child.stdout.take() {
+            BufReader::new(stdout).read_line(&mut line)?;
+        }
+        let usage = Usage::parse(line.trim());
+        // Its way out is not measured.
+        let status =
+            if usage.is_ok() { child.kill().and_then(|()| child.wait()) } else { child.wait() };
+        usage.map_err(|why| {
+            format!("{contender:?}, {}: {why} ({status:?})", work.kind.name()).into()
+        })
+    }
+}
+
+/// A figure of each contender.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Three<T> {
+    pub(crate) python: Option<T>,
+    pub(crate) floor: Option<T>,
+    pub(crate) ours: T,
+}
+
+impl<T> Three<T> {
+    fn map<U>(self, f: impl Fn(&T) -> U) -> Three<U> {
+        let Self { python, floor, ours } = &self;
+        Three { python: python.as_ref().map(&f), floor: floor.as_ref().map(&f), ours: f(ours) }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Best {
+    cpu_each: f64,
+    per_second: f64,
+}
+
+impl Best {
+    const NONE: Self = Self { cpu_each: f64::INFINITY, per_second: 0.0 };
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+/// The canned server, in a process of its own.
+struct Server {
+    child: Child,
+    /// Read from by [`Server::usage`], which takes turns with nobody.
+    pipes: std::cell::RefCell<(ChildStdin, BufReader<ChildStdout>)>,
+    port: u16,
+}
+
+impl Server {
+    fn start() -> Outcome<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        let mut child =
+            command.arg("server").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("a server without pipes".into());
+        };
+        let mut stdout = BufReader::new(stdout);
+        let mut line = String::new();
+        stdout.read_line(&mut line)?;
+        let port = line.trim().parse()?;
+        Ok(Self { child, pipes: (stdin, stdout).into(), port })
+    }
+
+    fn url(&self, hold_ms: u32) -> String {
+        let Self { port, .. } = self;
+        match hold_ms {
+            0 => format!("http://127.0.0.1:{port}"),
+            _ => format!("http://127.0.0.1:{port}/hold/{hold_ms}"),
+        }
+    }
+
+    /// What it has used, counted in requests.
+    fn usage(&self) -> Outcome<Usage> {
+        let (stdin, stdout) = &mut *self.pipes.borrow_mut();
+        writeln!(stdin)?;
+        let mut line = String::new();
+        stdout.read_line(&mut line)?;
+        Usage::parse(line.trim())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

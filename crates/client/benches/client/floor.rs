@@ -1,0 +1,156 @@
+//! The same HTTP requests with no logic: what no client on this HTTP stack can be below.
+//!
+//! The requests are recorded from the client itself, so that they stay the same when it changes:
+//! bodies, headers and lanes. Then they are sent again and again as they are, over as many
+//! connections as the client would use, and the answers are received and dropped.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::{Request, Response};
+use tinkex::{HttpFailure, HttpService, Lane};
+use tokio::task::JoinSet;
+
+use crate::Outcome;
+use crate::ours;
+use crate::usage::Stopwatch;
+use crate::work::{Kind, MODEL, Work, batch};
+
+/// How many requests share one HTTP client, as in the client itself.
+const REQUESTS_PER_CLIENT: usize = 50;
+
+pub(crate) async fn run(work: &Work) -> Outcome<()> {
+    let recorder = Recorder { client: client()?, log: Arc::default() };
+    let log = Arc::clone(&recorder.log);
+    let service = ours::builder(&work.url)?.http(recorder).build()?;
+    let workers = match work.kind {
+        Kind::Samples => {
+            let sampler = service.create_sampling_client(MODEL).await?;
+            clear(&log);
+            ours::sample(&sampler, 7).await?;
+            work.concurrent
+        }
+        Kind::Steps => {
+            let model = service.create_lora_training_client(MODEL).rank(32).create().await?;
+            clear(&log);
+            ours::step(&model, batch()?).await?;
+            1
+        }
+        Kind::Start | Kind::Burst => return Err("there is no floor under this".into()),
+    };
+    let recorded = clear(&log);
+    drop(service);
+    let replays = replays(&recorded, workers)?;
+    replay(&replays, 2 * u32::try_from(workers)?).await?;
+    let watch = Stopwatch::start();
+    replay(&replays, work.count).await?;
+    watch.report(work.count);
+    Ok(())
+}
+
+type Log = Mutex<Vec<(Lane, Request<Bytes>, Duration)>>;
+
+fn clear(log: &Log) -> Vec<(Lane, Request<Bytes>, Duration)> {
+    std::mem::take(&mut *log.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The requests of one sample or step, each with the client it is sent by.
+type Replay = Vec<(reqwest::Client, reqwest::Request)>;
+
+/// One replay for each worker; every lane has its own clients.
+fn replays(recorded: &[(Lane, Request<Bytes>, Duration)], workers: usize) -> Outcome<Vec<Replay>> {
+    let mut clients: Vec<(Lane, usize, reqwest::Client)> = Vec::new();
+    let mut replays = Vec::with_capacity(workers);
+    for worker in 0..workers {
+        let place = worker / REQUESTS_PER_CLIENT;
+        let mut replay = Replay::new();
+        for (lane, request, timeout) in recorded {
+            let known = clients.iter().find(|(l, p, _)| (l, p) == (lane, &place));
+            let client = match known {
+                Some((.., client)) => client.clone(),
+                None => {
+                    let client = client()?;
+                    clients.push((*lane, place, client.clone()));
+                    client
+                }
+            };
+            let mut request = reqwest::Request::try_from(request.clone())?;
+            *request.timeout_mut() = Some(*timeout);
+            replay.push((client, request));
+        }
+        replays.push(replay);
+    }
+    Ok(replays)
+}
+
+/// Sends each replay as often as it takes to reach `count` in all.
+async fn replay(replays: &[Replay], count: u32) -> Outcome<()> {
+    let workers = u32::try_from(replays.len())?;
+    let mut tasks = JoinSet::new();
+    for (worker, replay) in (0..workers).zip(replays) {
+        let times = count / workers + u32::from(worker < count % workers);
+        let same = |(c, r): &(reqwest::Client, reqwest::Request)| Some((c.clone(), r.try_clone()?));
+        let replay: Replay = replay.iter().filter_map(same).collect();
+        tasks.spawn(async move {
+            for _ in 0..times {
+                for (client, request) in &replay {
+                    let request = request.try_clone().expect("bodies are bytes");
+                    let reply = client.execute(request).await?.error_for_status()?;
+                    drop(reply.bytes().await?);
+                }
+            }
+            Ok::<_, reqwest::Error>(())
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done??;
+    }
+    Ok(())
+}
+
+/// Passes requests on and remembers them.
+struct Recorder {
+    client: reqwest::Client,
+    log: Arc<Log>,
+}
+
+impl HttpService for Recorder {
+    fn send(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+        let mut log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        log.push((lane, request.clone(), timeout));
+        drop(log);
+        Box::pin(async move {
+            let request = reqwest::Request::try_from(request).map_err(HttpFailure::connect)?;
+            let mut reply = self.client.execute(request).await.map_err(HttpFailure::connect)?;
+            let mut response = Response::builder().status(reply.status());
+            if let Some(headers) = response.headers_mut() {
+                *headers = std::mem::take(reply.headers_mut());
+            }
+            let body = reply.bytes().await.map_err(HttpFailure::connect)?;
+            response.body(body).map_err(HttpFailure::connect)
+        })
+    }
+}
+
+/// As the client makes them. TLS is set up and not used.
+fn client() -> Outcome<reqwest::Client> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let tls = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(rustls::RootCertStore::empty())
+        .with_no_client_auth();
+    Ok(reqwest::Client::builder()
+        .tls_backend_preconfigured(tls)
+        .redirect(reqwest::redirect::Policy::none())
+        .retry(reqwest::retry::never().max_retries_per_request(0))
+        .connect_timeout(Duration::from_secs(5))
+        .tcp_keepalive(Duration::from_secs(30))
+        .build()?)
+}

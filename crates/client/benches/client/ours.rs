@@ -1,0 +1,111 @@
+//! The work, done with tinkex.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tinkex::{
+    AdamParams, ApiFuture, Datum, LossFn, SampleResponse, SamplingClient, ServiceClient,
+    ServiceClientBuilder, TrainingClient,
+};
+use tokio::task::JoinSet;
+
+use crate::Outcome;
+use crate::usage::Stopwatch;
+use crate::work::{DATUMS, Kind, MODEL, SAMPLED_TOKENS, Work, batch, params, prompt};
+
+pub(crate) async fn run(work: &Work) -> Outcome<()> {
+    let watch = Stopwatch::start();
+    let service = builder(&work.url)?.build()?;
+    match work.kind {
+        Kind::Steps => return steps(work, &service).await,
+        Kind::Start => {
+            let sampler = service.create_sampling_client(MODEL).await?;
+            check(7, &sample(&sampler, 7).await?)?;
+        }
+        Kind::Samples => return samples(work, &service).await,
+        Kind::Burst => {
+            let sampler = service.create_sampling_client(MODEL).await?;
+            let all: Vec<_> = (0..work.count).map(|n| sample(&sampler, n)).collect();
+            for (n, answer) in (0..).zip(all) {
+                check(n, &answer.await?)?;
+            }
+        }
+    }
+    watch.report(work.count);
+    Ok(())
+}
+
+async fn samples(work: &Work, service: &ServiceClient) -> Outcome<()> {
+    let sampler = service.create_sampling_client(MODEL).await?;
+    let warm_up = u32::try_from(work.concurrent)? * 2;
+    many(&sampler, warm_up, work.concurrent).await?;
+    let watch = Stopwatch::start();
+    many(&sampler, work.count, work.concurrent).await?;
+    watch.report(work.count);
+    Ok(())
+}
+
+/// So many workers ask for one sample after the other.
+async fn many(sampler: &SamplingClient, count: u32, concurrent: usize) -> Outcome<()> {
+    let next = Arc::new(AtomicU32::new(0));
+    let mut workers = JoinSet::new();
+    for _ in 0..concurrent {
+        let (sampler, next) = (sampler.clone(), Arc::clone(&next));
+        workers.spawn(async move {
+            let mut answered = 0;
+            loop {
+                let n = next.fetch_add(1, Ordering::Relaxed);
+                if n >= count {
+                    return Ok::<_, String>(answered);
+                }
+                let answer = sample(&sampler, n).await.map_err(|why| why.to_string())?;
+                check(n, &answer)?;
+                answered += 1;
+            }
+        });
+    }
+    let mut answered = 0;
+    while let Some(worker) = workers.join_next().await {
+        answered += worker??;
+    }
+    if answered == count { Ok(()) } else { Err(format!("{answered} of {count} samples").into()) }
+}
+
+async fn steps(work: &Work, service: &ServiceClient) -> Outcome<()> {
+    let model = service.create_lora_training_client(MODEL).rank(32).create().await?;
+    let batch = batch()?;
+    step(&model, batch.clone()).await?;
+    let watch = Stopwatch::start();
+    for _ in 0..work.count {
+        step(&model, batch.clone()).await?;
+    }
+    watch.report(work.count);
+    Ok(())
+}
+
+pub(crate) async fn step(model: &TrainingClient, batch: Vec<Datum>) -> Outcome<()> {
+    let adam = AdamParams::with_learning_rate(1e-4);
+    let (pass, optim) = model.step(batch, LossFn::ImportanceSampling, adam);
+    let outputs = pass.await?.outputs.len();
+    optim.await?;
+    if outputs == DATUMS { Ok(()) } else { Err(format!("{outputs} outputs").into()) }
+}
+
+/// With a key of no worth, and nothing from the environment.
+pub(crate) fn builder(url: &str) -> Outcome<ServiceClientBuilder> {
+    let env = tinkex::Env::from_pairs([("TINKER_TELEMETRY", "0")]);
+    Ok(ServiceClient::builder().base_url(url.parse()?).api_key("tml-bench").env(env))
+}
+
+pub(crate) fn sample(sampler: &SamplingClient, n: u32) -> ApiFuture<SampleResponse> {
+    sampler.sample(prompt(n), params()).send()
+}
+
+/// Whether this is the answer to prompt `n`, all of it.
+fn check(n: u32, answer: &SampleResponse) -> Result<(), String> {
+    let tokens = &answer.sequences.first().ok_or("an answer without a sequence")?.tokens;
+    if tokens.first() == Some(&n) && tokens.len() == SAMPLED_TOKENS as usize {
+        return Ok(());
+    }
+    Err(format!("sample {n} got the answer of {:?}", tokens.first()))
+}

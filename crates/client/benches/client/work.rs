@@ -1,0 +1,83 @@
+//! What is measured: five kinds of work that every contender does in the same way.
+
+use tinkex::{Datum, SamplingParams};
+
+use crate::Outcome;
+
+const PROMPT_TOKENS: u32 = 512;
+pub(crate) const SAMPLED_TOKENS: u32 = 256;
+pub(crate) const DATUMS: usize = 128;
+pub(crate) const DATUM_TOKENS: usize = 1024;
+pub(crate) const MODEL: &str = "bench/model";
+
+/// Work for one process.
+pub(crate) struct Work {
+    pub(crate) kind: Kind,
+    pub(crate) url: String,
+    pub(crate) count: u32,
+    pub(crate) concurrent: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// So many samples, a few at a time.
+    Samples,
+    /// So many training steps, one after the other.
+    Steps,
+    /// The first sample of a process.
+    Start,
+    /// All samples at once.
+    Burst,
+}
+
+impl Kind {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Samples => "samples",
+            Self::Steps => "steps",
+            Self::Start => "start",
+            Self::Burst => "burst",
+        }
+    }
+}
+
+impl Work {
+    /// Reads what [`Work::arguments`] wrote.
+    pub(crate) fn parse(arguments: &[&str]) -> Outcome<Self> {
+        let [kind, url, count, concurrent] = arguments else {
+            return Err("expected: KIND URL COUNT CONCURRENT".into());
+        };
+        let kinds = [Kind::Samples, Kind::Steps, Kind::Start, Kind::Burst];
+        let kind = kinds.into_iter().find(|known| known.name() == *kind);
+        Ok(Self {
+            kind: kind.ok_or("no such kind of work")?,
+            url: (*url).to_owned(),
+            count: count.parse()?,
+            concurrent: concurrent.parse()?,
+        })
+    }
+
+    pub(crate) fn arguments(&self) -> [String; 4] {
+        let Self { kind, url, count, concurrent } = self;
+        [kind.name().to_owned(), url.clone(), count.to_string(), concurrent.to_string()]
+    }
+}
+
+/// The prompt of sample `n`. Its first token is `n`, and so is that of the answer.
+pub(crate) fn prompt(n: u32) -> Vec<u32> {
+    let rest = (1..PROMPT_TOKENS).map(|i| 1_000 + i * 37 % 100_000);
+    std::iter::once(n).chain(rest).collect()
+}
+
+pub(crate) fn params() -> SamplingParams {
+    SamplingParams::new().max_tokens(SAMPLED_TOKENS)
+}
+
+/// Rollouts to train on, half of each prompt.
+pub(crate) fn batch() -> Outcome<Vec<Datum>> {
+    let mut rng = fastrand::Rng::with_seed(1);
+    let half = DATUM_TOKENS / 2;
+    let mut tokens = |n: usize| -> Vec<u32> { (0..n).map(|_| rng.u32(..150_000)).collect() };
+    let datum = |_| Datum::rollout(tokens(half), tokens(half + 1), vec![-0.5; half + 1], 0.5);
+    Ok((0..DATUMS).map(datum).collect::<Result<_, _>>()?)
+}
