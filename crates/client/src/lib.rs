@@ -37,6 +37,8 @@
 mod chat;
 mod clock;
 mod config;
+#[cfg(feature = "console")]
+mod console;
 mod dispatch;
 mod engine;
 mod error;
@@ -59,6 +61,8 @@ mod transport;
 mod fixture;
 
 pub use config::{ApiKey, BaseUrl, CredentialStore, Env, StoredKey, StoredKeyKind};
+#[cfg(feature = "console")]
+pub use console::log_to_console;
 pub use error::{Error, ErrorKind, Result};
 pub use future::ApiFuture;
 pub use lookup::{AdminClient, CopyCheckpoint, RestClient};
@@ -71,6 +75,8 @@ pub use tinkex_wire::{
     SamplerHandle, SamplerId, SamplingParams, Secret, ServerCapabilities, SessionId, Stop,
     StopReason, SupportedModel, TensorData, Timestamp, TinkerPath, Tokens, rest,
 };
+#[cfg(feature = "console")]
+pub use tracing;
 pub use training::{
     CreateFromState, CreateLora, ExternalWeights, Loss, Metric, PassOutput, Restore, Save,
     TrainingClient,

@@ -23,18 +23,35 @@ pub(crate) struct QueueLog {
     work: Work,
     id: String,
     last: Mutex<Option<Instant>>,
+    /// What the server said last, so that a change can be told.
+    state: Mutex<Pending>,
 }
 
 impl QueueLog {
     pub(crate) fn new(work: Work, id: impl Into<String>) -> Self {
-        Self { work, id: id.into(), last: Mutex::new(None) }
+        Self { work, id: id.into(), last: Mutex::new(None), state: Mutex::default() }
     }
 
     /// The server said why there is no answer yet.
     pub(crate) fn notice(&self, pending: &Pending) {
+        if self.changed(pending) {
+            let state = pending.queue_state.map_or("", QueueState::as_str);
+            let reason = pending.queue_state_reason.as_deref();
+            let (work, id) = (self.work, self.id.as_str());
+            tracing::info!(target: "tinkex::queue", ?work, id, state, reason, "queue.state_change");
+        }
         if let Some(line) = self.line(pending, Instant::now()) {
             tracing::warn!("{line}");
         }
+    }
+
+    fn changed(&self, pending: &Pending) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if *state == *pending {
+            return false;
+        }
+        state.clone_from(pending);
+        true
     }
 
     fn line(&self, pending: &Pending, now: Instant) -> Option<String> {

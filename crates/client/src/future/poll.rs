@@ -68,9 +68,8 @@ impl<'a> Poller<'a> {
     }
 
     fn write_down(&self, error: &Error, taken: &Taken, progress: &Progress) {
-        if let Some(journal) = self.session.engine().journal() {
-            report::failure(journal, error, taken, progress.polls, progress.start.elapsed());
-        }
+        let journal = self.session.engine().journal();
+        report::failure(journal, error, taken, progress.polls, progress.start.elapsed());
     }
 
     async fn wait(&self, taken: &Taken, proto: bool, progress: &mut Progress) -> Result<Payload> {

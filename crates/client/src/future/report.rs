@@ -10,9 +10,9 @@ use crate::telemetry::Journal;
 
 use super::poll::Taken;
 
-/// Writes down why a poll, or the answer behind it, was a failure.
+/// Tells and writes down why a poll, or the answer behind it, was a failure.
 pub(super) fn failure(
-    journal: &Journal,
+    journal: Option<&Journal>,
     error: &Error,
     taken: &Taken,
     polls: u64,
@@ -28,6 +28,11 @@ pub(super) fn failure(
         _ if error.is_retryable() => ("connection_error", Severity::Warning),
         _ => ("connection_error", Severity::Error),
     };
+    let (request_id, request_type) = (&taken.ticket.request_id, taken.request_type);
+    tracing::debug!(
+        target: "tinkex::future", event, %request_id, request_type, polls, %error, "poll failed"
+    );
+    let Some(journal) = journal else { return };
     let facts = [
         ("request_id", json!(taken.ticket.request_id)),
         ("request_type", json!(taken.request_type)),

@@ -63,6 +63,22 @@ impl Lane {
         Self::Hub,
     ];
 
+    /// Its name, for logs and metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Config => "config",
+            Self::Auth => "auth",
+            Self::Session => "session",
+            Self::Train => "train",
+            Self::Sample => "sample",
+            Self::Poll => "poll",
+            Self::PollMany => "poll_many",
+            Self::Telemetry => "telemetry",
+            Self::Hub => "hub",
+        }
+    }
+
     /// How many requests share one set of connections. An upload has its own; the others stay below
     /// what one HTTP/2 connection carries at once.
     pub(crate) const fn requests_per_client(self) -> usize {

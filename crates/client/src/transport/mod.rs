@@ -12,6 +12,7 @@ mod pauses;
 mod pool;
 pub(crate) mod retry;
 mod rule;
+mod seen;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -23,6 +24,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tinkex_wire::codec::compress;
 use tinkex_wire::{AuthTokenRequest, BodyCodec, Call, Reply, Route, Secret, header as wire_header};
+use tracing::Instrument as _;
 use url::Url;
 
 use crate::config::{BaseUrl, Credential};
@@ -38,6 +40,7 @@ use http::HttpService;
 use pause::Hold;
 use retry::{Failed, RetryPolicy, Sending};
 use rule::{Rule, Signer};
+use seen::Seen;
 
 const MOST_REDIRECTS: usize = 10;
 /// How many headers a call and its attempts add at most.
@@ -162,6 +165,11 @@ impl Transport {
 
     /// Makes a call and leaves the reply as it is. This is the one loop that sends bytes again.
     pub(crate) async fn send<C: Call>(&self, call: &C, extras: &Extras) -> Result<Response<Bytes>> {
+        let span = tracing::debug_span!(target: "tinkex::http", "call", route = %C::ROUTE);
+        self.send_on(call, extras).instrument(span).await
+    }
+
+    async fn send_on<C: Call>(&self, call: &C, extras: &Extras) -> Result<Response<Bytes>> {
         let outgoing = self.encode(call, extras).await.map_err(|e| e.during(what::<C>()))?;
         let (hold, key) = (extras.hold.clone(), extras.idempotency_key.clone());
         let mut sending = Sending::new(outgoing.rule, hold, key);
@@ -260,7 +268,10 @@ impl Transport {
                 headers.remove(CONTENT_ENCODING);
             }
             *request.headers_mut() = if elsewhere { harmless(&headers) } else { headers };
-            let sent = self.http.send(outgoing.rule.lane, request, outgoing.rule.timeout).await;
+            let (lane, retries) = (outgoing.rule.lane, sending.sent_before());
+            let seen = Seen::start(&method, &uri, lane, self.base.as_str(), retries);
+            let sent = self.http.send(lane, request, outgoing.rule.timeout).await;
+            seen.stop(&sent);
             let reply = sent.map_err(Error::from)?;
             let Some(next) = redirect(&uri, &reply) else { return check(reply) };
             let keeps_method = matches!(reply.status().as_u16(), 307 | 308);

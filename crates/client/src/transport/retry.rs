@@ -24,6 +24,7 @@ use super::billing::{self, Billing};
 use super::delay;
 use super::pause::Hold;
 use super::rule::Rule;
+use super::seen;
 
 /// How long rounds go on, from the first attempt.
 const BUDGET: Duration = Duration::from_secs(300);
@@ -177,7 +178,9 @@ impl Sending {
         self.attempts += 1;
         if self.sent_before < self.rule.resends && failed.may_be_resent() {
             let wait = delay::before_resend(self.sent_before, failed.asked, fastrand::f64());
-            tracing::debug!(error = %failed.error, ?wait, self.attempts, "sending again");
+            let (error, attempt) = (&failed.error, self.attempts);
+            tracing::debug!(target: "tinkex::retry", %error, ?wait, attempt, "sending again");
+            seen::resend("soon");
             sleep(wait).await;
             self.sent_before += 1;
             return Ok(());
@@ -188,6 +191,7 @@ impl Sending {
         let unsettled = status == Some(402) && self.rule.persist && billing.pause();
         if let Some(hold) = self.hold.as_ref().filter(|_| unsettled || status == Some(429)) {
             hold.too_much(delay::sensible(failed.asked));
+            seen::resend("pause");
             if !self.rule.persist {
                 return Err(failed.error.after(self.attempts, self.start.elapsed()));
             }
@@ -200,11 +204,15 @@ impl Sending {
             }
             let sensible = !failed.for_good && failed.error.is_retryable();
             if !self.rule.persist || !sensible || elapsed >= BUDGET {
+                let (error, attempts) = (&failed.error, self.attempts);
+                tracing::debug!(target: "tinkex::retry", %error, attempts, ?elapsed, "giving up");
                 return Err(failed.error.after(self.attempts, elapsed));
             }
             let pause = Duration::from_secs(1 << self.round.min(5)).min(LONGEST_ROUND_PAUSE);
             let pause = pause.min(BUDGET - elapsed);
-            tracing::debug!(error = %failed.error, ?pause, self.attempts, "trying anew");
+            let (error, attempt) = (&failed.error, self.attempts);
+            tracing::debug!(target: "tinkex::retry", %error, ?pause, attempt, "trying anew");
+            seen::resend("round");
             sleep(pause).await;
             self.round += 1;
         }

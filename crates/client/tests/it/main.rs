@@ -13,6 +13,7 @@ mod lookup;
 mod loopback;
 mod resend;
 mod sampling;
+mod seen;
 mod session;
 mod stage;
 mod surface;

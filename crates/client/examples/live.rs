@@ -1,0 +1,49 @@
+//! Prints a table of what the client does, every second, while samples are under way.
+//!
+//! `cargo run --example live -- <base model>`
+
+#![expect(clippy::print_stdout, reason = "an example talks to people")]
+
+use std::error::Error;
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::future::{Either, join_all, select};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use tinkex::{SamplingParams, ServiceClient};
+use tokio::time::sleep;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let base_model = std::env::args().nth(1).ok_or("say which base model to sample from")?;
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    recorder.install()?;
+    let sampler = ServiceClient::from_env()?.create_sampling_client(base_model).await?;
+    let params = SamplingParams::new().max_tokens(64);
+    let calls = (0..1000).map(|_| sampler.sample([1, 2, 3], params.clone()).send());
+    let mut all = pin!(join_all(calls));
+    while let Either::Right((_, rest)) = select(all, pin!(sleep(Duration::from_secs(1)))).await {
+        print(&snapshotter);
+        all = rest;
+    }
+    Ok(())
+}
+
+/// One line for each number: counts since the last table, and how long requests took.
+fn print(snapshotter: &Snapshotter) {
+    println!("{:<34} {:<24} {:>8} {:>10}", "", "", "count", "median ms");
+    for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+        let labels: Vec<&str> = key.key().labels().map(|label| label.value()).collect();
+        let (count, median) = match value {
+            DebugValue::Counter(count) => (count, String::new()),
+            DebugValue::Histogram(mut times) => {
+                times.sort_unstable();
+                let median = times.get(times.len() / 2).map(|time| time.into_inner() * 1000.0);
+                (times.len() as u64, median.map_or_else(String::new, |ms| format!("{ms:.2}")))
+            }
+            DebugValue::Gauge(_) => continue,
+        };
+        println!("{:<34} {:<24} {count:>8} {median:>10}", key.key().name(), labels.join(" "));
+    }
+}

@@ -1,0 +1,136 @@
+//! What can be seen from outside: events and numbers.
+
+use std::sync::{Arc, Mutex};
+
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use serde_json::json;
+use tinkex::{AdamParams, RetryPolicy, SamplingParams};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+use crate::stage::Stage;
+
+/// Keeps events of the crate as lines.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        self.0 += &format!(" {}={value:?}", field.name());
+    }
+}
+
+impl Subscriber for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("tinkex")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line(format!("{} {}", event.metadata().target(), event.metadata().level()));
+        event.record(&mut line);
+        self.0.lock().unwrap().push(line.0);
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+impl Lines {
+    fn with(&self, words: &[&str]) -> Vec<String> {
+        let lines = self.0.lock().unwrap();
+        let all = |line: &&String| words.iter().all(|word| line.contains(word));
+        lines.iter().filter(all).cloned().collect()
+    }
+}
+
+/// Covers T2.3.1, T2.3.2, T3.2.4, P6C.5.
+#[tokio::test(start_paused = true)]
+async fn requests_retries_and_queue_states_are_events_and_numbers() {
+    let (lines, recorder) = (Lines::default(), DebuggingRecorder::new());
+    let _log = tracing::subscriber::set_default(lines.clone());
+    let _numbers = metrics::set_default_local_recorder(&recorder);
+    let stage = Stage::new(json!({}));
+    let service = stage.builder().api_key("tml-seen").build().unwrap();
+    let model = service.create_lora_training_client("base").create().await.unwrap();
+    stage.fail_once("/optim_step");
+    let paused = json!({"type": "try_again", "queue_state": "paused_rate_limit"});
+    let active = json!({"type": "try_again", "queue_state": "active"});
+    stage.answer("r1", vec![paused.clone(), paused, active, json!({"metrics": {}})]);
+    model.optim_step(AdamParams::default()).await.unwrap();
+
+    let steps = lines.with(&["tinkex::http DEBUG", "path=\"/api/v1/optim_step\""]);
+    assert_eq!(steps.len(), 2, "{steps:?}");
+    assert!(steps[0].contains("request exception") && steps[0].contains("retry_count=0"));
+    for field in [
+        "request stop",
+        "method=POST",
+        "lane=\"train\"",
+        "base_url=",
+        "duration=",
+        "status=200",
+        "retry_count=1",
+    ] {
+        assert!(steps[1].contains(field), "{field}: {}", steps[1]);
+    }
+    assert_eq!(lines.with(&["tinkex::http TRACE", "optim_step"]).len(), 2, "two starts");
+    assert_eq!(lines.with(&["tinkex::retry", "sending again"]).len(), 1);
+    let changes = lines.with(&["tinkex::queue", "queue.state_change"]);
+    assert_eq!(changes.len(), 2, "said when it changes: {changes:?}");
+    assert!(changes[0].contains("paused_rate_limit") && changes[1].contains("active"));
+    assert_eq!(lines.with(&["WARN", "is paused"]).len(), 1);
+    assert!(lines.with(&["tml-seen"]).is_empty(), "no secret in any of them");
+
+    let numbers: Vec<String> = recorder
+        .snapshotter()
+        .snapshot()
+        .into_vec()
+        .into_iter()
+        .map(|(key, _, _, value)| {
+            let labels: Vec<String> =
+                key.key().labels().map(|l| format!("{}={}", l.key(), l.value())).collect();
+            let value = match value {
+                DebugValue::Counter(count) => count.to_string(),
+                DebugValue::Histogram(values) => format!("{} values", values.len()),
+                DebugValue::Gauge(value) => value.to_string(),
+            };
+            format!("{} {} {value}", key.key().name(), labels.join(" "))
+        })
+        .collect();
+    for expected in [
+        "tinkex_requests_total lane=train outcome=ok 2",
+        "tinkex_requests_total lane=train outcome=lost 1",
+        "tinkex_request_duration_seconds lane=train 3 values",
+        "tinkex_resends_total why=soon 1",
+    ] {
+        assert!(numbers.iter().any(|line| line == expected), "{expected}: {numbers:?}");
+    }
+}
+
+/// Covers P6B.3, P6B.4, P6C.3, P6C.4.
+#[tokio::test(start_paused = true)]
+async fn without_retries_failures_surface_at_once() {
+    let stage = Stage::new(json!({}));
+    let service = stage.builder().retry(RetryPolicy::disabled()).build().unwrap();
+    let sampler = service.create_sampling_client("base").await.unwrap();
+    for status in [500, 503, 400, 422] {
+        stage.samples(vec![json!(status)]);
+        let before = stage.calls("/asample").len();
+        let params = SamplingParams::new().max_tokens(1);
+        let error = sampler.sample([1], params).send().await.unwrap_err();
+        assert_eq!((error.status(), error.attempts()), (Some(status), 1));
+        assert_eq!(stage.calls("/asample").len(), before + 1);
+    }
+    // Polling goes on all the same: the answer is there, only not yet.
+    let model = stage.model().await;
+    stage.answer("r1", vec![json!(503), json!(503), json!({"metrics": {}})]);
+    model.optim_step(AdamParams::default()).await.unwrap();
+}
