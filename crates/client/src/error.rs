@@ -260,11 +260,12 @@ impl Error {
     }
 
     /// Whether the request itself was at fault: a status of 400 to 499 except 408, or failed work
-    /// that the server blames on the user.
+    /// that the server blames on the user. An answer that expired is nobody's fault.
     #[must_use]
     pub fn is_user_error(&self) -> bool {
+        let refused = |status: u16| (400..500).contains(&status) && status != 408;
         self.0.category == Some(Category::User)
-            || self.0.status.is_some_and(|status| (400..500).contains(&status) && status != 408)
+            || (self.0.kind != ErrorKind::Expired && self.0.status.is_some_and(refused))
     }
 }
 
@@ -380,13 +381,27 @@ mod tests {
                     "value_error" | "generic_sdk_error" => {
                         Error::new(ErrorKind::InvalidInput, "scripted")
                     }
-                    // Failed work and causes of causes come with the futures; a raw connection
-                    // error of an HTTP library never leaves the transport here.
-                    _ => continue,
+                    "promise_expired(410)" => Error::of_reply(410, b"", None).expired(),
+                    failed if failed.starts_with("request_failed") => {
+                        let category = failed.rsplit(['=', '_']).next().unwrap();
+                        let category = Category::from_name(category);
+                        Error::of_work(RequestFailed { error: String::new(), category })
+                    }
+                    // A raw error of an HTTP library never leaves the transport here; causes of
+                    // causes are the journal's business.
+                    "raw_connect_error" => continue,
+                    cause if cause.contains("caused by") => continue,
+                    other => panic!("no test for {other}"),
                 }
             };
-            assert_eq!(json!(error.is_retryable()), case["holder_retryable"], "{case}");
             assert_eq!(json!(error.is_user_error()), case["is_user_error"], "{case}");
+            let anew = crate::sampling::worth_another(&error);
+            assert_eq!(json!(anew), case["sampling_handler_retryable"], "{case}");
+            // Unlike in the reference, failed work says whether it may be worth asking for again;
+            // nobody here does so by themselves.
+            if error.kind() != ErrorKind::WorkFailed {
+                assert_eq!(json!(error.is_retryable()), case["holder_retryable"], "{case}");
+            }
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use tinkex_wire::{
     CheckpointKind, FinishReason, JsonObject, SamplerHandle, ServerCapabilities,
@@ -314,6 +315,9 @@ pub struct ServiceClientBuilder {
     user_metadata: JsonObject,
     unpaced: bool,
     silent: bool,
+    max_samples: Option<u32>,
+    progress_timeout: Option<Duration>,
+    poll_timeout: Option<Duration>,
 }
 
 impl ServiceClientBuilder {
@@ -378,6 +382,25 @@ impl ServiceClientBuilder {
         self
     }
 
+    /// At most so many samples of one sampling client under way, fewer if the server wants that.
+    pub fn max_concurrent_samples(mut self, samples: u32) -> Self {
+        self.max_samples = Some(samples.max(1));
+        self
+    }
+
+    /// Samples are given up when none has succeeded for this long; two hours if nothing is said.
+    pub fn progress_timeout(mut self, timeout: Duration) -> Self {
+        self.progress_timeout = Some(timeout);
+        self
+    }
+
+    /// The answer to one request is waited for at most this long; for ever if nothing is said. The
+    /// work itself goes on.
+    pub fn poll_timeout(mut self, timeout: Duration) -> Self {
+        self.poll_timeout = Some(timeout);
+        self
+    }
+
     /// Tells the server nothing about how the client is doing, as `TINKER_TELEMETRY=0` does.
     pub fn without_telemetry(mut self) -> Self {
         self.silent = true;
@@ -401,6 +424,9 @@ impl ServiceClientBuilder {
             user_metadata: self.user_metadata,
             paced: !self.unpaced,
             telemetry: !self.silent,
+            max_samples: self.max_samples,
+            progress_timeout: self.progress_timeout,
+            poll_timeout: self.poll_timeout,
         })?;
         Ok(ServiceClient(Arc::new(Inner {
             settings: Arc::new(settings),

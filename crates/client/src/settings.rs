@@ -1,6 +1,7 @@
 //! Everything a client was told, put in order once.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ::http::HeaderMap;
 use tinkex_wire::{JsonObject, Secret};
@@ -26,6 +27,9 @@ pub(crate) struct Settings {
     pub(crate) tags: Vec<String>,
     pub(crate) paced: bool,
     pub(crate) telemetry: bool,
+    pub(crate) max_samples: Option<u32>,
+    pub(crate) progress_timeout: Option<Duration>,
+    pub(crate) poll_timeout: Option<Duration>,
     /// Headers that the caller set, as they were given.
     pub(crate) overrides: Vec<(String, String)>,
 }
@@ -43,6 +47,9 @@ pub(crate) struct Given {
     pub(crate) user_metadata: JsonObject,
     pub(crate) paced: bool,
     pub(crate) telemetry: bool,
+    pub(crate) max_samples: Option<u32>,
+    pub(crate) progress_timeout: Option<Duration>,
+    pub(crate) poll_timeout: Option<Duration>,
 }
 
 /// A list with commas, without empty items and without repeats.
@@ -81,6 +88,9 @@ impl Settings {
             paced: given.paced,
             telemetry: given.telemetry && telemetry_wanted(given.env.raw("TINKER_TELEMETRY")),
             overrides: given.headers,
+            max_samples: given.max_samples,
+            progress_timeout: given.progress_timeout,
+            poll_timeout: given.poll_timeout,
             env: given.env,
             retry: given.retry,
             http,

@@ -84,8 +84,14 @@ impl<'a> Poller<'a> {
             poll.allow_metadata_only = false;
             _room = Some(self.session.downloads().take(bytes).await);
         }
+        let longest = self.session.settings().poll_timeout;
         loop {
             let asked = Instant::now();
+            if longest.is_some_and(|longest| asked - progress.start >= longest) {
+                let error = Error::new(ErrorKind::Timeout, "the answer did not come in time");
+                let polls = u32::try_from(progress.polls).unwrap_or(u32::MAX);
+                return Err(error.after(polls, progress.start.elapsed()));
+            }
             let extras =
                 Extras { headers: headers(taken, progress.polls, proto), ..Extras::default() };
             let reply = self.session.transport().send(&poll, &extras).await;

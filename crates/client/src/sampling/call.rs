@@ -1,7 +1,10 @@
 //! [`SampleCall`]: what to ask for besides a sample.
 
+use std::future::IntoFuture;
+
 use tinkex_wire::{SampleRequest, SampleResponse, TensorData};
 
+use crate::error::Result;
 use crate::future::ApiFuture;
 
 use super::SamplingClient;
@@ -78,5 +81,15 @@ impl SampleCall {
     pub fn send(self) -> ApiFuture<SampleResponse> {
         let anew = self.client.asks_anew();
         self.client.start(self.request, anew, Ok)
+    }
+}
+
+/// Awaiting the call itself sends it.
+impl IntoFuture for SampleCall {
+    type Output = Result<SampleResponse>;
+    type IntoFuture = ApiFuture<SampleResponse>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        self.send()
     }
 }

@@ -9,6 +9,7 @@ mod tokenizer;
 use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use tinkex_wire::rest::{GetSampler, Sampler};
@@ -31,6 +32,8 @@ use crate::transport::{Extras, header};
 pub use call::SampleCall;
 use line::Line;
 use retry::Watch;
+#[cfg(test)]
+pub(crate) use retry::worth_another;
 
 /// Fixed weights to sample from. Cheap to clone; all clones count in one line.
 ///
@@ -88,11 +91,7 @@ impl SamplingClient {
         line: OnceCell<Line>,
         record_stability_info: bool,
     ) -> Self {
-        let config = session.config();
-        // With one poll for all there is no request per sample under way that could be too many.
-        let places =
-            (!config.sample_use_retrieve_futures).then_some(config.sample_max_concurrent_requests);
-        let watch = Watch::new(places, config.sample_enable_stuck_detection);
+        let watch = Watch::new(session.config(), session.settings());
         let log = QueueLog::new(Work::Sampling, id.as_str());
         Self(Arc::new(Inner { session, id, line, record_stability_info, watch, log }))
     }
@@ -127,6 +126,14 @@ impl SamplingClient {
     #[must_use]
     pub fn sampler_id(&self) -> &SamplerId {
         &self.0.id
+    }
+
+    /// How long no sample leaves, because the server said that it is too much. All clients of one
+    /// server and key in this process share that.
+    #[must_use]
+    pub fn paused_for(&self) -> Option<Duration> {
+        let until = self.0.session.gate().pause().until()?;
+        until.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero())
     }
 
     /// Asks for samples from a prompt; [`SampleCall::send`] sends it on its way.

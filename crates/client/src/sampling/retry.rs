@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::json;
-use tinkex_wire::JsonObject;
+use tinkex_wire::{ClientConfig, JsonObject};
 use tokio::time::{Instant, sleep_until};
 
 use crate::dispatch::{Limit, Permit};
 use crate::error::{Error, ErrorKind, Result};
+use crate::settings::Settings;
 
 /// What the service calls a sample that failed.
 pub(super) const SAMPLE_FAILED: &str = "RetryHandler.execute.exception";
@@ -17,7 +18,7 @@ pub(super) const SAMPLE_FAILED: &str = "RetryHandler.execute.exception";
 const FIRST: f64 = 0.5;
 const LONGEST: f64 = 10.0;
 const JITTER: f64 = 0.25;
-/// Without any progress for so long, a sample is given up.
+/// Without any progress for so long, a sample is given up, unless the caller says otherwise.
 const STUCK_AFTER: Duration = Duration::from_secs(7200);
 
 /// The wait before attempt number `attempt` after the first (from 0).
@@ -28,7 +29,7 @@ pub(super) fn delay(attempt: u32, chance: f64) -> Duration {
 }
 
 /// Whether asking anew may help: unlike elsewhere, an answer that expired may be asked for again.
-pub(super) fn worth_another(error: &Error) -> bool {
+pub(crate) fn worth_another(error: &Error) -> bool {
     error.kind() == ErrorKind::Expired
         || (error.kind() != ErrorKind::WorkFailed && error.is_retryable())
 }
@@ -38,17 +39,24 @@ pub(super) fn worth_another(error: &Error) -> bool {
 pub(super) struct Watch {
     places: Option<Arc<Limit>>,
     under_way: AtomicUsize,
-    watched: bool,
+    /// After how long without progress a sample is given up, if at all.
+    stuck_after: Option<Duration>,
     progress: Mutex<Instant>,
 }
 
 impl Watch {
-    /// At most so many at once; any number without a limit.
-    pub(super) fn new(places: Option<u64>, watched: bool) -> Self {
+    /// As the server and the caller want it; the stricter one counts.
+    pub(super) fn new(config: &ClientConfig, settings: &Settings) -> Self {
+        // With one poll for all there is no request per sample under way that could be too many.
+        let servers =
+            (!config.sample_use_retrieve_futures).then_some(config.sample_max_concurrent_requests);
+        let most = [servers, settings.max_samples.map(u64::from)].into_iter().flatten().min();
         let places =
-            places.map(|places| Limit::of_places(u32::try_from(places).unwrap_or(u32::MAX).max(1)));
+            most.map(|places| Limit::of_places(u32::try_from(places).unwrap_or(u32::MAX).max(1)));
+        let stuck_after = settings.progress_timeout.unwrap_or(STUCK_AFTER);
+        let stuck_after = config.sample_enable_stuck_detection.then_some(stuck_after);
         let progress = Mutex::new(Instant::now());
-        Self { places, under_way: AtomicUsize::new(0), watched, progress }
+        Self { places, under_way: AtomicUsize::new(0), stuck_after, progress }
     }
 
     /// A place among the samples under way. Waiting for it is not watched.
@@ -70,15 +78,12 @@ impl Watch {
 
     /// Ends when nothing has succeeded for too long.
     pub(super) async fn stuck<T>(&self) -> Result<T> {
-        if !self.watched {
-            std::future::pending::<()>().await;
-        }
+        let Some(stuck_after) = self.stuck_after else { return std::future::pending().await };
         loop {
             let last = *self.progress.lock().unwrap_or_else(PoisonError::into_inner);
-            let due = last + STUCK_AFTER;
+            let due = last + stuck_after;
             if due <= Instant::now() {
-                let why =
-                    format!("no sample has succeeded for {} minutes", STUCK_AFTER.as_secs() / 60);
+                let why = format!("no sample has succeeded for {} seconds", stuck_after.as_secs());
                 return Err(Error::new(ErrorKind::Connect, why));
             }
             sleep_until(due).await;

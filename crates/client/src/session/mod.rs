@@ -114,6 +114,10 @@ impl Session {
         &self.engine
     }
 
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
     /// What another process needs to sample in this session.
     pub(crate) fn holder(&self) -> HandleHolder {
         let (config, dynamic) = (self.config().clone(), self.dynamic.get());

@@ -83,6 +83,20 @@ fn events_have_the_shape_of_the_reference() {
 }
 
 #[test]
+fn a_mistake_counts_as_one_wherever_in_the_causes_it_is() {
+    let mut seen = 0;
+    for case in fixture::cases("retry_classification.json") {
+        let name = case["error"].as_str().unwrap();
+        let Some(status) = name.strip_prefix("generic error caused by status ") else { continue };
+        let error = Around(Error::of_reply(status.parse().unwrap(), b"", None));
+        let (severity, _) = describe(&error);
+        assert_eq!(json!(severity == Severity::Warning), case["is_user_error"], "{case}");
+        seen += 1;
+    }
+    assert_eq!(seen, 3);
+}
+
+#[test]
 fn a_client_without_a_session_has_neither_start_nor_end() {
     let case = &case("sessionless")[0];
     let journal = Journal::new(None);

@@ -9,6 +9,8 @@ mod connect;
 mod custom;
 mod fake;
 mod handle;
+mod isolation;
+mod lines;
 mod lookup;
 mod loopback;
 mod resend;

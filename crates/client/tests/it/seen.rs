@@ -1,56 +1,11 @@
 //! What can be seen from outside: events and numbers.
 
-use std::sync::{Arc, Mutex};
-
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use serde_json::json;
 use tinkex::{AdamParams, RetryPolicy, SamplingParams};
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
 
+use crate::lines::Lines;
 use crate::stage::Stage;
-
-/// Keeps events of the crate as lines.
-#[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<String>>>);
-
-struct Line(String);
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        self.0 += &format!(" {}={value:?}", field.name());
-    }
-}
-
-impl Subscriber for Lines {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("tinkex")
-    }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn event(&self, event: &Event<'_>) {
-        let mut line = Line(format!("{} {}", event.metadata().target(), event.metadata().level()));
-        event.record(&mut line);
-        self.0.lock().unwrap().push(line.0);
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-}
-
-impl Lines {
-    fn with(&self, words: &[&str]) -> Vec<String> {
-        let lines = self.0.lock().unwrap();
-        let all = |line: &&String| words.iter().all(|word| line.contains(word));
-        lines.iter().filter(all).cloned().collect()
-    }
-}
 
 /// Covers T2.3.1, T2.3.2, T3.2.4, P6C.5.
 #[tokio::test(start_paused = true)]

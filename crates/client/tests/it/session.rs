@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use tinkex::{AdamParams, Env, ErrorKind, FinishReason, JsonObject, RetryPolicy, SamplingParams};
 use tokio::time::{Duration, sleep};
 
+use crate::lines::Lines;
 use crate::stage::{Stage, cases};
 
 /// Covers T4.3.1, T4.3.3.
@@ -43,10 +44,8 @@ async fn a_session_is_opened_by_the_first_who_needs_it_and_shared() {
 #[tokio::test(start_paused = true)]
 async fn heartbeats_come_as_in_the_reference() {
     for case in cases("heartbeat.json") {
-        if case["failure_latency"] != 0.0 {
-            // A slow failure is a time-out of the HTTP layer, which the stage does not play.
-            continue;
-        }
+        let lines = Lines::default();
+        let _log = tracing::subscriber::set_default(lines.clone());
         let stage = Stage::new(json!({}));
         let outcomes: Vec<Value> = case["outcomes"]
             .as_array()
@@ -54,11 +53,12 @@ async fn heartbeats_come_as_in_the_reference() {
             .iter()
             .map(|outcome| if outcome == "ok" { json!({}) } else { outcome.clone() })
             .collect();
-        let count = outcomes.len();
-        stage.heartbeats(outcomes);
+        stage.heartbeats(outcomes, case["failure_latency"].as_f64().unwrap());
         let start = tokio::time::Instant::now();
         let model = stage.model().await;
-        sleep(Duration::from_secs(10 * count as u64 + 5)).await;
+        let expected = case["sent_at"].as_array().unwrap();
+        let last = expected.last().unwrap().as_f64().unwrap();
+        sleep(Duration::from_secs_f64(last + 5.0)).await;
         let beats: Vec<f64> = stage
             .calls("/session_heartbeat")
             .iter()
@@ -72,6 +72,14 @@ async fn heartbeats_come_as_in_the_reference() {
             beats.len(),
             "it ended with its client"
         );
+        let warned: Vec<f64> = lines
+            .timed(&["WARN", "no heartbeat"])
+            .iter()
+            .map(|(at, _)| (*at - start).as_secs_f64())
+            .collect();
+        let expected: Vec<f64> =
+            case["warned_at"].as_array().unwrap().iter().map(|at| at.as_f64().unwrap()).collect();
+        assert_eq!(warned, expected, "{}", case["id"]);
     }
 }
 

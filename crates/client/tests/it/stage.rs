@@ -31,6 +31,7 @@ struct State {
     /// What a poll for a ticket gets, answer by answer; the last one stays.
     answers: HashMap<String, Vec<Value>>,
     heartbeats: Vec<Value>,
+    heartbeat_latency: f64,
     /// What the next sampling requests get; "ok" once it is used up.
     samples: VecDeque<Value>,
     dynamic: Value,
@@ -86,8 +87,10 @@ impl Stage {
         self.0.lock().unwrap().answers.insert(request_id.to_owned(), answers);
     }
 
-    pub(crate) fn heartbeats(&self, outcomes: Vec<Value>) {
-        self.0.lock().unwrap().heartbeats = outcomes;
+    /// What heartbeats get, and how long those that fail take.
+    pub(crate) fn heartbeats(&self, outcomes: Vec<Value>, latency: f64) {
+        let mut state = self.0.lock().unwrap();
+        (state.heartbeats, state.heartbeat_latency) = (outcomes, latency);
     }
 
     /// What the next sampling requests get: "ok", or as in [`reply`].
@@ -227,8 +230,16 @@ impl Stage {
             | "load_weights" => self.train(call.json()["seq_id"].as_u64().unwrap()).await,
             "retrieve_future" => self.poll(&call.json()),
             "session_heartbeat" => {
-                let mut state = self.0.lock().unwrap();
-                if state.heartbeats.is_empty() { json!({}) } else { state.heartbeats.remove(0) }
+                let (outcome, latency) = {
+                    let mut state = self.0.lock().unwrap();
+                    let none = state.heartbeats.is_empty();
+                    let outcome = if none { json!({}) } else { state.heartbeats.remove(0) };
+                    (outcome, state.heartbeat_latency)
+                };
+                if !outcome.is_object() {
+                    sleep(Duration::from_secs_f64(latency)).await;
+                }
+                outcome
             }
             "sessions/s/finish" | "get_info" => json!({
                 "model_data": {}, "model_id": "s:train:0",
@@ -318,6 +329,11 @@ impl HttpService for Stage {
         let path = parts.uri.path().to_owned();
         let call = Call { at: Instant::now(), path, headers: parts.headers, body };
         self.0.lock().unwrap().seen.push(call.clone());
-        Box::pin(async move { reply(&self.handle(&call).await) })
+        Box::pin(async move {
+            match self.handle(&call).await {
+                Value::String(word) if word == "hang" => std::future::pending().await,
+                answer => reply(&answer),
+            }
+        })
     }
 }

@@ -6,7 +6,10 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use serde_json::{Value, json};
 use tinkex::wire::{Chunk, ForwardBackward, ImageFormat};
-use tinkex::{AdamParams, Category, Datum, ErrorKind, LossFn, Metric, ModelInput, Restore, Save};
+use tinkex::{
+    AdamParams, Category, Datum, ErrorKind, LossFn, Metric, ModelInput, Restore, SamplingParams,
+    Save,
+};
 use tokio::time::{Instant, sleep};
 
 use crate::stage::{ACCEPTING, Stage, cases};
@@ -297,8 +300,8 @@ async fn bodies_are_compressed_where_the_server_wants_that() {
 async fn answers_are_waited_for_as_in_the_reference() {
     for case in cases("future_retrieve.json") {
         let script = case["script"].as_array().unwrap().clone();
-        if case["result_type"] == "SampleResponse" || script.contains(&json!("hang")) {
-            // Samples, and giving up on them, belong to sampling.
+        if script.contains(&json!("hang")) {
+            given_up(&case).await;
             continue;
         }
         let billing = json!({"billing_exception_max_pause_duration_sec": 20});
@@ -348,6 +351,49 @@ async fn answers_are_waited_for_as_in_the_reference() {
             assert_eq!(json!(proto), case["accept_proto"], "{case}");
         }
     }
+}
+
+/// Nobody waits any more while the server holds the poll: only a sample is cancelled.
+async fn given_up(case: &Value) {
+    let stage = Stage::new(json!({}));
+    stage.dynamic(json!({"sample_cancel_enabled": true}));
+    let id = if case["result_type"] == "SampleResponse" {
+        let sampler = stage.sampler().await;
+        stage.answer("q0", vec![json!("hang")]);
+        let waiting = sampler.sample([1], SamplingParams::new().max_tokens(1)).send();
+        sleep(Duration::from_secs(5)).await;
+        drop(waiting);
+        sleep(Duration::from_secs(5)).await;
+        "q0"
+    } else {
+        let model = stage.model().await;
+        stage.answer("r1", vec![json!("hang")]);
+        let waiting = model.optim_step(AdamParams::default());
+        sleep(Duration::from_secs(5)).await;
+        drop(waiting);
+        sleep(Duration::from_secs(5)).await;
+        "r1"
+    };
+    let polls = stage.calls("/retrieve_future");
+    let polls = polls.iter().filter(|poll| poll.json()["request_id"] == id).count();
+    assert_eq!(json!(polls), case["requests"]);
+    let cancelled = stage.calls("/cancel_future").len();
+    assert_eq!(cancelled, case["cancel_requests"].as_array().unwrap().len(), "{case}");
+}
+
+/// Covers T3.2.5.
+#[tokio::test(start_paused = true)]
+async fn waiting_can_have_an_end() {
+    let stage = Stage::new(json!({}));
+    let builder = stage.builder().poll_timeout(Duration::from_secs(100));
+    let service = builder.build().unwrap();
+    let model = service.create_lora_training_client("base").create().await.unwrap();
+    stage.answer("r1", vec![json!("conn")]);
+    let start = Instant::now();
+    let error = model.optim_step(AdamParams::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert!(error.attempts() > 3 && start.elapsed() < Duration::from_secs(140), "{error}");
+    assert_eq!(error.request_id().unwrap(), &"r1", "it can still be asked for");
 }
 
 /// Covers X7.

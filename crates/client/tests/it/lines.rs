@@ -1,0 +1,55 @@
+//! What the crate tells `tracing`, kept for a test.
+
+use std::sync::{Arc, Mutex};
+
+use tokio::time::Instant;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// Keeps events of the crate as lines.
+#[derive(Clone, Default)]
+pub(crate) struct Lines(Arc<Mutex<Vec<(Instant, String)>>>);
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        self.0 += &format!(" {}={value:?}", field.name());
+    }
+}
+
+impl Subscriber for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("tinkex")
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line(format!("{} {}", event.metadata().target(), event.metadata().level()));
+        event.record(&mut line);
+        self.0.lock().unwrap().push((Instant::now(), line.0));
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+impl Lines {
+    /// The lines with all of these words.
+    pub(crate) fn with(&self, words: &[&str]) -> Vec<String> {
+        self.timed(words).into_iter().map(|(_, line)| line).collect()
+    }
+
+    /// The same, with when they came.
+    pub(crate) fn timed(&self, words: &[&str]) -> Vec<(Instant, String)> {
+        let lines = self.0.lock().unwrap();
+        let all = |line: &&(Instant, String)| words.iter().all(|word| line.1.contains(word));
+        lines.iter().filter(all).cloned().collect()
+    }
+}
