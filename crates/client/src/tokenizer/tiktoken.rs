@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn what_is_not_known_is_refused() {
         let why = |model: &str, config: &str| {
-            read(model.as_bytes(), config.as_bytes()).err().expect("refused").to_string()
+            read(model.as_bytes(), config.as_bytes()).expect_err("refused").to_string()
         };
         assert!(why(&model(), "{}").contains("tokenization_kimi"));
         assert!(why("YQ== x\n", CONFIG).contains("line 1"));
