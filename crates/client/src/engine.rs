@@ -1,13 +1,16 @@
 //! What every client of one server shares: the way to it, and what it wants of its clients.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tinkex_wire::{Call, ClientConfig, ClientConfigRequest, DynamicConfig, DynamicConfigRequest};
+use tinkex_wire::{
+    Call, ClientConfig, ClientConfigRequest, DynamicConfig, DynamicConfigRequest, SessionId,
+};
 
 use crate::config::Credential;
 use crate::error::{Error, ErrorKind, Result};
 use crate::settings::Settings;
+use crate::telemetry::{Journal, Reporter};
 use crate::transport::{Extras, Transport};
 
 /// A connection to a server.
@@ -15,6 +18,7 @@ pub(crate) struct Engine {
     transport: Arc<Transport>,
     config: ClientConfig,
     first_dynamic: DynamicConfig,
+    reporter: OnceLock<Reporter>,
 }
 
 impl Engine {
@@ -22,18 +26,25 @@ impl Engine {
     pub(crate) async fn start(settings: &Settings) -> Result<Self> {
         let transport = settings.transport()?;
         let config: ClientConfig = or_default(&transport, &ClientConfigRequest::default()).await?;
-        transport.set_longest_billing_pause(Duration::from_secs(
-            config.billing_exception_max_pause_duration_sec,
-        ));
-        if config.pjwt_auth_enabled {
-            let command_only = config.credential_default_source == "credential_cmd";
-            transport.exchange_tokens(settings.credential(command_only)?);
-        } else if let Credential::Command(_) = settings.credential(false)? {
-            let why = "this server takes API keys only, and only a credential command is set";
-            return Err(Error::new(ErrorKind::Auth, why).with_hint("set TINKER_API_KEY"));
-        }
+        prepare(&transport, settings, &config)?;
         let first_dynamic = or_default(&transport, &DynamicConfigRequest::default()).await?;
-        Ok(Self { transport, config, first_dynamic })
+        Ok(Self { transport, config, first_dynamic, reporter: OnceLock::new() })
+    }
+
+    /// The same with what another process was told. Asks nothing.
+    pub(crate) fn restore(
+        settings: &Settings,
+        config: ClientConfig,
+        first_dynamic: DynamicConfig,
+    ) -> Result<Self> {
+        let transport = settings.transport()?;
+        prepare(&transport, settings, &config)?;
+        Ok(Self { transport, config, first_dynamic, reporter: OnceLock::new() })
+    }
+
+    /// Begins to report for a session, or for a client that has none.
+    pub(crate) fn report_for(&self, session: Option<&SessionId>) {
+        self.reporter.get_or_init(|| Reporter::start(&self.transport, session));
     }
 
     pub(crate) fn transport(&self) -> &Arc<Transport> {
@@ -49,6 +60,49 @@ impl Engine {
     pub(crate) fn config(&self) -> &ClientConfig {
         &self.config
     }
+
+    /// Where things are written down, if anywhere.
+    pub(crate) fn journal(&self) -> Option<&Journal> {
+        self.reporter.get().map(Reporter::journal)
+    }
+
+    /// Passes a result on, and writes a failure down.
+    pub(crate) fn noted<T>(&self, result: Result<T>) -> Result<T> {
+        if let (Err(error), Some(journal)) = (&result, self.journal()) {
+            journal.failure(error);
+        }
+        result
+    }
+
+    /// Waits until what was written down has left.
+    pub(crate) async fn drain(&self) {
+        if let Some(reporter) = self.reporter.get() {
+            reporter.drain().await;
+        }
+    }
+
+    /// Sends last words, and nothing more after that.
+    pub(crate) async fn close(&self) {
+        self.transport.close();
+        if let Some(reporter) = self.reporter.get() {
+            reporter.close().await;
+        }
+    }
+}
+
+/// Does as the server wants about billing and signatures.
+fn prepare(transport: &Transport, settings: &Settings, config: &ClientConfig) -> Result<()> {
+    transport.set_longest_billing_pause(Duration::from_secs(
+        config.billing_exception_max_pause_duration_sec,
+    ));
+    if config.pjwt_auth_enabled {
+        let command_only = config.credential_default_source == "credential_cmd";
+        transport.exchange_tokens(settings.credential(command_only)?);
+    } else if let Credential::Command(_) = settings.credential(false)? {
+        let why = "this server takes API keys only, and only a credential command is set";
+        return Err(Error::new(ErrorKind::Auth, why).with_hint("set TINKER_API_KEY"));
+    }
+    Ok(())
 }
 
 /// Settings that a server does not have are the defaults: simple servers lack the call.

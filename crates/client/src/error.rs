@@ -37,6 +37,8 @@ pub enum ErrorKind {
     Auth,
     /// The account has to be settled first (402).
     Billing,
+    /// The client was closed.
+    Closed,
     /// A setting makes no sense.
     Config,
     /// Something of that name is there already, or changed meanwhile (409).
@@ -113,6 +115,12 @@ impl Error {
         error
     }
 
+    /// Nothing is sent any more.
+    pub(crate) fn closed() -> Self {
+        let hint = "make another ServiceClient to go on";
+        Self::new(ErrorKind::Closed, "the client was closed").with_hint(hint)
+    }
+
     /// The request never got an answer.
     pub(crate) fn of_transport(kind: ErrorKind, source: Box<dyn StdError + Send + Sync>) -> Self {
         let why = match kind {
@@ -131,6 +139,19 @@ impl Error {
         error
     }
 
+    /// The same, for another who waits for the same thing. What lies beneath stays with the first.
+    pub(crate) fn again(&self) -> Self {
+        let inner = &self.0;
+        Self(Box::new(Inner {
+            what: inner.what.clone(),
+            why: inner.why.clone(),
+            body: inner.body.clone(),
+            request_id: inner.request_id.clone(),
+            source: None,
+            ..**inner
+        }))
+    }
+
     /// Says which request it was.
     pub(crate) fn about(mut self, request_id: RequestId) -> Self {
         self.0.request_id = Some(request_id);
@@ -145,6 +166,11 @@ impl Error {
 
     pub(crate) fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
         self.0.source = Some(Box::new(source));
+        self
+    }
+
+    pub(crate) fn with_boxed_source(mut self, source: Box<dyn StdError + Send + Sync>) -> Self {
+        self.0.source = Some(source);
         self
     }
 

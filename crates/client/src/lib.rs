@@ -42,11 +42,14 @@ mod engine;
 mod error;
 mod future;
 mod lookup;
+pub mod loss;
 mod sampling;
 mod service;
 mod session;
 mod settings;
+mod sync;
 mod task;
+mod telemetry;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
 mod training;
@@ -65,11 +68,12 @@ pub use tinkex_wire::{
     self as wire, AdamParams, Category, Datum, DimuonParams, FinishReason, JsonObject, Logprobs,
     LoraConfig, LossConfig, LossFn, LossOutput, LossOutputs, ModelId, ModelInfo, ModelInput,
     OptimParams, OptimStepOutput, OptimizerConfig, RequestId, SampleResponse, SampledSequence,
-    SamplerId, SamplingParams, Secret, ServerCapabilities, SessionId, Stop, StopReason,
-    SupportedModel, TensorData, Timestamp, TinkerPath, Tokens, rest,
+    SamplerHandle, SamplerId, SamplingParams, Secret, ServerCapabilities, SessionId, Stop,
+    StopReason, SupportedModel, TensorData, Timestamp, TinkerPath, Tokens, rest,
 };
 pub use training::{
-    CreateFromState, CreateLora, Loss, Metric, PassOutput, Restore, TrainingClient,
+    CreateFromState, CreateLora, ExternalWeights, Loss, Metric, PassOutput, Restore, Save,
+    TrainingClient,
 };
 pub use transport::Identity;
 pub use transport::http::{HttpFailure, HttpService, Lane};

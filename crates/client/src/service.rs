@@ -1,18 +1,21 @@
 //! [`ServiceClient`]: the first thing a program makes.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tinkex_wire::{
-    CheckpointKind, FinishReason, JsonObject, ServerCapabilities, ServerCapabilitiesRequest,
-    TinkerPath,
+    CheckpointKind, FinishReason, JsonObject, SamplerHandle, ServerCapabilities,
+    ServerCapabilitiesRequest, SessionId, TinkerPath,
 };
 use tokio::sync::OnceCell;
 
 use crate::config::{BaseUrl, Env};
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::lookup::{AdminClient, RestClient};
+use crate::loss::CustomLoss;
 use crate::sampling::{SamplingClient, Weights};
 use crate::session::Session;
 use crate::settings::{Given, Settings};
@@ -37,9 +40,12 @@ use crate::transport::{Extras, Identity};
 pub struct ServiceClient(Arc<Inner>);
 
 struct Inner {
-    settings: Settings,
+    settings: Arc<Settings>,
     engine: OnceCell<Engine>,
     session: OnceCell<Arc<Session>>,
+    /// Sessions of other processes that this one samples in.
+    restored: Mutex<HashMap<SessionId, Weak<Session>>>,
+    closed: AtomicBool,
 }
 
 impl ServiceClient {
@@ -62,7 +68,8 @@ impl ServiceClient {
     /// If the server cannot be asked.
     pub async fn server_capabilities(&self) -> Result<ServerCapabilities> {
         let engine = self.engine().await?;
-        engine.transport().call(&ServerCapabilitiesRequest, &Extras::default()).await
+        let extras = Extras::default();
+        engine.noted(engine.transport().call(&ServerCapabilitiesRequest, &extras).await)
     }
 
     /// A new adapter of a base model, to be trained.
@@ -113,24 +120,115 @@ impl ServiceClient {
         if path.kind() != CheckpointKind::Sampler {
             let why = format!("{path} was not saved to sample from");
             let hint = "save it with save_weights_for_sampler";
-            return Err(crate::Error::new(crate::ErrorKind::InvalidInput, why).with_hint(hint));
+            return Err(Error::new(ErrorKind::InvalidInput, why).with_hint(hint));
         }
         self.sampling(Weights::Checkpoint(path.to_string())).await
     }
 
     async fn sampling(&self, weights: Weights) -> Result<SamplingClient> {
-        SamplingClient::create(self.session().await?, weights).await
+        let session = self.session().await?;
+        let created = SamplingClient::create(Arc::clone(&session), weights).await;
+        session.engine().noted(created)
     }
 
-    /// Tells the server how this program's stay ended, if it had one. The first end counts.
+    /// Samples in a session that another process has opened, with this client's own credential.
+    /// Nothing is sent yet.
+    ///
+    /// ```no_run
+    /// # fn run(service: tinkex::ServiceClient, text: &str) -> tinkex::Result<()> {
+    /// use tinkex::SamplerHandle;
+    ///
+    /// let sampler = service.restore_sampling_client(&SamplerHandle::from_text(text)?)?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// If the server cannot be told.
-    pub async fn finish(&self, reason: FinishReason, detail: Option<String>) -> Result<()> {
-        match self.0.session.get() {
-            Some(session) => session.finish(reason, detail).await,
-            None => Ok(()),
+    /// If the handle is for another server.
+    pub fn restore_sampling_client(&self, handle: &SamplerHandle) -> Result<SamplingClient> {
+        self.check_open()?;
+        let theirs: BaseUrl = handle.holder.base_url.parse()?;
+        if theirs != *self.base_url() {
+            let why = format!("the handle is for {theirs}, this client for {}", self.base_url());
+            let hint = "use SamplingClient::from_handle, or set the base URL";
+            return Err(Error::new(ErrorKind::InvalidInput, why).with_hint(hint));
         }
+        let own = self.0.session.get().filter(|session| *session.id() == handle.session_id);
+        let session = match own {
+            Some(session) => Arc::clone(session),
+            None => {
+                let mut all = self.0.restored.lock().unwrap_or_else(PoisonError::into_inner);
+                all.retain(|_, session| session.strong_count() > 0);
+                match all.get(&handle.session_id).and_then(Weak::upgrade) {
+                    Some(session) => session,
+                    None => {
+                        let session = Session::restore(&self.0.settings, handle)?;
+                        all.insert(handle.session_id.clone(), Arc::downgrade(&session));
+                        session
+                    }
+                }
+            }
+        };
+        Ok(SamplingClient::restore(session, handle))
+    }
+
+    /// Hands a traced loss to the server, where the server computes such; otherwise it stays as it
+    /// is and is computed here. The same loss is handed over once.
+    ///
+    /// # Errors
+    /// If the server refuses it.
+    pub async fn create_custom_loss(&self, loss: &CustomLoss) -> Result<CustomLoss> {
+        let session = self.session().await?;
+        session.engine().noted(session.create_custom_loss(loss).await)
+    }
+
+    /// Tells the server how this program's stay ended, and stops. Calls of this client, and of
+    /// every client made from it, fail from now on. The first end counts; a second call does
+    /// nothing.
+    ///
+    /// Dropping all clients without this stops as well, but the server does not learn how it went.
+    ///
+    /// # Errors
+    /// If the server cannot be told; the client is closed all the same.
+    pub async fn close(&self, reason: FinishReason, detail: Option<String>) -> Result<()> {
+        if self.0.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let told = match self.0.session.get() {
+            Some(session) => session.close(reason, detail).await,
+            None => Ok(()),
+        };
+        let restored: Vec<_> = {
+            let all = self.0.restored.lock().unwrap_or_else(PoisonError::into_inner);
+            all.values().filter_map(Weak::upgrade).collect()
+        };
+        for session in restored {
+            session.leave().await;
+        }
+        if let Some(engine) = self.0.engine.get() {
+            engine.close().await;
+        }
+        told
+    }
+
+    /// Writes a failure of the program into the telemetry, if that is on.
+    pub fn report(&self, error: &(dyn std::error::Error + 'static)) {
+        if let Some(journal) = self.reporting().and_then(Engine::journal) {
+            journal.failure(error);
+        }
+    }
+
+    /// The same before the program ends: the session ends with it, and this waits up to half a
+    /// minute for the news to leave.
+    pub async fn report_fatal(&self, error: &(dyn std::error::Error + 'static)) {
+        let Some(engine) = self.reporting() else { return };
+        if let Some(journal) = engine.journal() {
+            journal.fatal(error);
+            engine.drain().await;
+        }
+    }
+
+    fn reporting(&self) -> Option<&Engine> {
+        self.0.session.get().map(|session| session.engine()).or(self.0.engine.get())
     }
 
     /// Looks things up and tidies: runs, checkpoints, sessions.
@@ -153,7 +251,7 @@ impl ServiceClient {
         let (token, exchanged) = self.engine().await?.transport().signature().await?;
         Identity::of(&token, exchanged).ok_or_else(|| {
             let why = "the credential is a plain API key, which does not tell whose it is";
-            crate::Error::new(crate::ErrorKind::Auth, why)
+            Error::new(ErrorKind::Auth, why)
         })
     }
 
@@ -169,13 +267,27 @@ impl ServiceClient {
 
     /// The session, opened by whoever needs it first; a failure is not remembered.
     pub(crate) async fn session(&self) -> Result<Arc<Session>> {
+        self.check_open()?;
         let session = self.0.session.get_or_try_init(|| Session::open(&self.0.settings)).await?;
+        self.check_open()?;
         Ok(Arc::clone(session))
     }
 
     /// The connection, made by whoever needs it first; a failure is not remembered.
     pub(crate) async fn engine(&self) -> Result<&Engine> {
-        self.0.engine.get_or_try_init(|| Engine::start(&self.0.settings)).await
+        self.check_open()?;
+        let start = async || {
+            let engine = Engine::start(&self.0.settings).await?;
+            if self.0.settings.telemetry {
+                engine.report_for(None);
+            }
+            Ok(engine)
+        };
+        self.0.engine.get_or_try_init(start).await
+    }
+
+    fn check_open(&self) -> Result<()> {
+        if self.0.closed.load(Ordering::Acquire) { Err(Error::closed()) } else { Ok(()) }
     }
 }
 
@@ -201,6 +313,7 @@ pub struct ServiceClientBuilder {
     display_name: Option<String>,
     user_metadata: JsonObject,
     unpaced: bool,
+    silent: bool,
 }
 
 impl ServiceClientBuilder {
@@ -265,6 +378,12 @@ impl ServiceClientBuilder {
         self
     }
 
+    /// Tells the server nothing about how the client is doing, as `TINKER_TELEMETRY=0` does.
+    pub fn without_telemetry(mut self) -> Self {
+        self.silent = true;
+        self
+    }
+
     /// The client. Nothing is sent yet.
     ///
     /// # Errors
@@ -281,9 +400,15 @@ impl ServiceClientBuilder {
             display_name: self.display_name,
             user_metadata: self.user_metadata,
             paced: !self.unpaced,
+            telemetry: !self.silent,
         })?;
-        let (engine, session) = (OnceCell::new(), OnceCell::new());
-        Ok(ServiceClient(Arc::new(Inner { settings, engine, session })))
+        Ok(ServiceClient(Arc::new(Inner {
+            settings: Arc::new(settings),
+            engine: OnceCell::new(),
+            session: OnceCell::new(),
+            restored: Mutex::default(),
+            closed: AtomicBool::new(false),
+        })))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ::http::HeaderMap;
-use tinkex_wire::JsonObject;
+use tinkex_wire::{JsonObject, Secret};
 
 use crate::config::{BaseUrl, Credential, Env};
 use crate::error::Result;
@@ -12,6 +12,7 @@ use crate::transport::retry::RetryPolicy;
 use crate::transport::{Transport, header};
 
 /// What a service client is made of; nothing of it changes.
+#[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) base_url: BaseUrl,
     api_key: Option<String>,
@@ -24,6 +25,9 @@ pub(crate) struct Settings {
     pub(crate) user_metadata: JsonObject,
     pub(crate) tags: Vec<String>,
     pub(crate) paced: bool,
+    pub(crate) telemetry: bool,
+    /// Headers that the caller set, as they were given.
+    pub(crate) overrides: Vec<(String, String)>,
 }
 
 /// The same, as it was given.
@@ -38,6 +42,7 @@ pub(crate) struct Given {
     pub(crate) display_name: Option<String>,
     pub(crate) user_metadata: JsonObject,
     pub(crate) paced: bool,
+    pub(crate) telemetry: bool,
 }
 
 /// A list with commas, without empty items and without repeats.
@@ -49,6 +54,12 @@ fn tags(text: &str) -> Vec<String> {
         }
     }
     tags
+}
+
+/// On unless a variable says otherwise; an empty one does.
+fn telemetry_wanted(variable: Option<&str>) -> bool {
+    let on = ["1", "true", "yes", "on"];
+    variable.is_none_or(|value| on.contains(&value.to_ascii_lowercase().as_str()))
 }
 
 impl Settings {
@@ -68,6 +79,8 @@ impl Settings {
             user_metadata: given.user_metadata,
             tags: tags(given.env.get("TINKER_TAGS").unwrap_or_default()),
             paced: given.paced,
+            telemetry: given.telemetry && telemetry_wanted(given.env.raw("TINKER_TELEMETRY")),
+            overrides: given.headers,
             env: given.env,
             retry: given.retry,
             http,
@@ -76,14 +89,19 @@ impl Settings {
         Ok(settings)
     }
 
+    /// The same with another key.
+    pub(crate) fn with_key(&self, key: &Secret) -> Self {
+        Self { api_key: Some(key.expose().to_owned()), ..self.clone() }
+    }
+
     pub(crate) fn credential(&self, command_only: bool) -> Result<Credential> {
         Credential::find(self.api_key.as_deref(), &self.env, command_only)
     }
 
     /// Where tokenizers come from, through the same door to the network.
     #[cfg(feature = "tokenizer")]
-    pub(crate) fn hub(&self) -> crate::tokenizer::HubSettings {
-        crate::tokenizer::HubSettings { env: self.env.clone(), http: Arc::clone(&self.http) }
+    pub(crate) fn hub(&self) -> Result<crate::tokenizer::Hub> {
+        Ok(crate::tokenizer::Hub::from_env(&self.env)?.shared_http(Arc::clone(&self.http)))
     }
 
     pub(crate) fn transport(&self) -> Result<Arc<Transport>> {
@@ -94,5 +112,21 @@ impl Settings {
             self.headers.clone(),
             self.retry,
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixture;
+
+    #[test]
+    fn telemetry_is_switched_as_in_the_reference() {
+        for case in fixture::cases("telemetry_env.json") {
+            let wanted = telemetry_wanted(case["TINKER_TELEMETRY"].as_str());
+            assert_eq!(json!(wanted), case["enabled"], "{case}");
+        }
     }
 }

@@ -19,6 +19,13 @@ pub(crate) fn detach(work: impl Future<Output = ()> + Send + 'static) {
     drop(tokio::spawn(work));
 }
 
+/// The same, unless the runtime is gone already.
+pub(crate) fn detach_if_possible(work: impl Future<Output = ()> + Send + 'static) {
+    if tokio::runtime::Handle::try_current().is_ok() {
+        detach(work);
+    }
+}
+
 impl Drop for Task {
     fn drop(&mut self) {
         self.0.abort();

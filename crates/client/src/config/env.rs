@@ -46,6 +46,11 @@ impl Env {
         self.0.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
+    /// A variable that is set, even to nothing.
+    pub(crate) fn raw(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
     /// The user's home folder.
     pub(crate) fn home(&self) -> Option<PathBuf> {
         self.get("HOME").or_else(|| self.get("USERPROFILE")).map(PathBuf::from)

@@ -6,50 +6,54 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
-
 use crate::transport::pause::Pause;
 
-use super::bytes::{ByteBudget, BytePermit};
+use super::limit::{Limit, Permit};
 
-const PLACES: usize = 400;
-const CAREFUL_PLACES: usize = 10;
+const PLACES: u32 = 400;
+const CAREFUL_PLACES: u32 = 10;
 const CAREFUL_BYTES: u64 = 20;
 
 #[derive(Debug)]
 pub(crate) struct Gate {
-    places: Semaphore,
-    careful_places: Semaphore,
-    bytes: Arc<ByteBudget>,
+    places: Arc<Limit>,
+    careful_places: Arc<Limit>,
+    bytes: Arc<Limit>,
     pause: Arc<Pause>,
 }
 
 /// The right to send one request; dropped once the server has it.
 #[derive(Debug)]
-pub(crate) struct Pass<'a> {
-    _place: SemaphorePermit<'a>,
-    _careful_place: Option<SemaphorePermit<'a>>,
-    _bytes: BytePermit,
+pub(crate) struct Pass {
+    _place: Permit,
+    _careful_place: Option<Permit>,
+    _bytes: Permit,
 }
 
 impl Gate {
     pub(crate) fn new(bytes: u64, pause: Arc<Pause>) -> Self {
+        Self::with_places(PLACES, CAREFUL_PLACES, bytes, pause)
+    }
+
+    pub(crate) fn with_places(
+        places: u32,
+        careful_places: u32,
+        bytes: u64,
+        pause: Arc<Pause>,
+    ) -> Self {
         Self {
-            places: Semaphore::new(PLACES),
-            careful_places: Semaphore::new(CAREFUL_PLACES),
-            bytes: ByteBudget::new(bytes),
+            places: Limit::of_places(places),
+            careful_places: Limit::of_places(careful_places),
+            bytes: Limit::of_bytes(bytes),
             pause,
         }
     }
 
     /// Waits for a place and for room.
-    pub(crate) async fn enter(&self, bytes: u64) -> Pass<'_> {
-        let place = self.places.acquire().await.expect("never closed");
-        let careful_place = if self.pause.recent() {
-            Some(self.careful_places.acquire().await.expect("never closed"))
-        } else {
-            None
-        };
+    pub(crate) async fn enter(&self, bytes: u64) -> Pass {
+        let place = self.places.take(1).await;
+        let careful_place =
+            if self.pause.recent() { Some(self.careful_places.take(1).await) } else { None };
         let factor = if self.pause.recent() { CAREFUL_BYTES } else { 1 };
         let bytes = self.bytes.take(bytes.saturating_mul(factor)).await;
         Pass { _place: place, _careful_place: careful_place, _bytes: bytes }

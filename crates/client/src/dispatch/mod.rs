@@ -1,7 +1,10 @@
 //! When a request may leave, and how much may be on its way at once.
 
-mod bytes;
 mod gate;
+mod limit;
 
-pub(crate) use bytes::ByteBudget;
+#[cfg(test)]
+mod tests;
+
 pub(crate) use gate::Gate;
+pub(crate) use limit::{Limit, Permit};

@@ -1,7 +1,13 @@
 //! Work on its way: [`ApiFuture`].
 
+mod arrivals;
 pub(crate) mod observe;
+mod pace;
 pub(crate) mod poll;
+mod report;
+
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::pin::Pin;
@@ -11,6 +17,8 @@ use tokio::sync::oneshot;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::task::{self, Task};
+
+pub(crate) use arrivals::Arrivals;
 
 /// An answer that is already on its way.
 ///

@@ -6,7 +6,8 @@ use ::http::HeaderMap;
 use ::http::header::{ACCEPT, CONTENT_TYPE};
 use bytes::Bytes;
 use tinkex_wire::{
-    JSON, Outcome, PROTO, Payload, RetrieveFuture, Submit, Ticket, header as wire_header,
+    Completion, JSON, Outcome, PROTO, Payload, RetrieveFuture, Submit, Ticket,
+    header as wire_header,
 };
 use tokio::time::{Instant, sleep};
 
@@ -15,17 +16,17 @@ use crate::session::Session;
 use crate::transport::{BILLING_PAUSE, Extras, header};
 
 use super::observe::QueueLog;
+use super::pace::Pace;
+use super::{Arrivals, report};
 
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const BAD_REQUESTS: u32 = 3;
-/// An answer that comes faster than this was not waited for by the server.
-const FAST: Duration = Duration::from_secs(1);
-const LONGEST_FAST_PAUSE: Duration = Duration::from_secs(5);
 
 /// What polling needs besides the ticket.
 pub(crate) struct Poller<'a> {
     session: &'a Session,
     log: &'a QueueLog,
+    arrivals: Option<&'a Arrivals>,
 }
 
 /// A request that was taken: what to ask for, and how long it took to hand it over.
@@ -36,33 +37,60 @@ pub(crate) struct Taken {
     pub(crate) handed_over_in: Duration,
 }
 
+/// How waiting for one answer goes.
+struct Progress {
+    polls: u64,
+    start: Instant,
+}
+
 impl<'a> Poller<'a> {
     /// Waits for answers of a session, and tells `log` why there are none yet.
     pub(crate) fn new(session: &'a Session, log: &'a QueueLog) -> Self {
-        Self { session, log }
+        Self { session, log, arrivals: None }
+    }
+
+    /// Asks for an answer only when it is announced.
+    pub(crate) fn announced_by(self, arrivals: Option<&'a Arrivals>) -> Self {
+        Self { arrivals, ..self }
     }
 
     /// Waits for the answer behind a ticket.
     pub(crate) async fn answer<S: Submit>(&self, taken: &Taken) -> Result<S::Output> {
-        let payload = self.wait(taken, S::PROTO_OUTPUT).await;
+        let mut progress = Progress { polls: 0, start: Instant::now() };
+        let payload = self.wait(taken, S::PROTO_OUTPUT, &mut progress).await;
+        if let Some(arrivals) = self.arrivals {
+            arrivals.fetched(taken.ticket.request_id.clone());
+        }
         payload.and_then(|payload| Ok(S::output(&payload)?)).map_err(|error| {
+            self.write_down(&error, taken, &progress);
             error.about(taken.ticket.request_id.clone()).during(taken.request_type)
         })
     }
 
-    async fn wait(&self, taken: &Taken, proto: bool) -> Result<Payload> {
-        let start = Instant::now();
+    fn write_down(&self, error: &Error, taken: &Taken, progress: &Progress) {
+        if let Some(journal) = self.session.engine().journal() {
+            report::failure(journal, error, taken, progress.polls, progress.start.elapsed());
+        }
+    }
+
+    async fn wait(&self, taken: &Taken, proto: bool, progress: &mut Progress) -> Result<Payload> {
         let mut poll = RetrieveFuture {
             request_id: taken.ticket.request_id.clone(),
             allow_metadata_only: true,
         };
-        let (mut iteration, mut lost, mut bad, mut fast) = (0_u64, 0_u32, 0_u32, 0_u32);
+        let (mut lost, mut bad) = (0_u32, 0_u32);
+        let mut pace = Pace::new(self.session.paced());
         let mut _room = None;
+        if let Some(bytes) = self.announced(taken).await? {
+            poll.allow_metadata_only = false;
+            _room = Some(self.session.downloads().take(bytes).await);
+        }
         loop {
             let asked = Instant::now();
-            let extras = Extras { headers: headers(taken, iteration, proto), ..Extras::default() };
+            let extras =
+                Extras { headers: headers(taken, progress.polls, proto), ..Extras::default() };
             let reply = self.session.transport().send(&poll, &extras).await;
-            iteration += 1;
+            progress.polls += 1;
             let error = match reply {
                 Ok(reply) => {
                     lost = 0;
@@ -70,7 +98,7 @@ impl<'a> Poller<'a> {
                     match Outcome::read(kind.unwrap_or(JSON), reply.body())? {
                         Outcome::Ready(payload) => return Ok(payload),
                         Outcome::Failed(failed) => {
-                            return Err(Error::of_work(failed).after(1, start.elapsed()));
+                            return Err(Error::of_work(failed).after(1, progress.start.elapsed()));
                         }
                         Outcome::MetadataOnly { .. } if !poll.allow_metadata_only => {
                             let why = "the server announced the answer twice and did not send it";
@@ -83,7 +111,7 @@ impl<'a> Poller<'a> {
                         }
                         Outcome::TryAgain(pending) => {
                             self.log.notice(&pending);
-                            self.pace(asked, &mut fast).await;
+                            pace.wait(asked).await;
                         }
                     }
                     continue;
@@ -99,11 +127,11 @@ impl<'a> Poller<'a> {
                             body.as_bytes(),
                         )));
                     }
-                    self.pace(asked, &mut fast).await;
+                    pace.wait(asked).await;
                 }
                 Some(500..600) => {
                     lost = 0;
-                    self.pace(asked, &mut fast).await;
+                    pace.wait(asked).await;
                 }
                 Some(400) if bad < BAD_REQUESTS => {
                     lost = 0;
@@ -111,25 +139,26 @@ impl<'a> Poller<'a> {
                 }
                 Some(402) if self.session.transport().pause_for_billing() => {
                     sleep(BILLING_PAUSE).await;
+                    continue;
                 }
                 Some(410) => return Err(error.expired()),
                 Some(429) => back_off(&mut lost).await,
                 None if error.is_retryable() => back_off(&mut lost).await,
                 _ => return Err(error),
             }
+            self.write_down(&error, taken, progress);
         }
     }
 
-    /// A server should hold a poll until there is something to say. One that does not must not be
-    /// asked as fast as it answers.
-    async fn pace(&self, asked: Instant, fast: &mut u32) {
-        if !self.session.paced() || asked.elapsed() >= FAST {
-            *fast = 0;
-            return;
-        }
-        let most = Duration::from_millis(250 << (*fast).min(5)).min(LONGEST_FAST_PAUSE);
-        *fast += 1;
-        sleep(most.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
+    /// Waits until the answer is announced, where answers are; returns its size if that is known.
+    async fn announced(&self, taken: &Taken) -> Result<Option<u64>> {
+        let Some(arrivals) = self.arrivals else { return Ok(None) };
+        Ok(match arrivals.wait_for(&taken.ticket.request_id).await? {
+            Some(Completion::Finished { response_payload_uncompressed_size: size, .. }) => {
+                size.filter(|bytes| *bytes > 0)
+            }
+            Some(Completion::Failed { .. }) | None => None,
+        })
     }
 }
 

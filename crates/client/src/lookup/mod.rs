@@ -51,7 +51,8 @@ async fn send<C: Call>(
     call: &C,
 ) -> Result<C::Reply> {
     let extras = Extras { headers: named(method), ..Extras::default() };
-    service.engine().await?.transport().call(call, &extras).await
+    let engine = service.engine().await?;
+    engine.noted(engine.transport().call(call, &extras).await)
 }
 
 fn named(method: &'static str) -> HeaderMap {

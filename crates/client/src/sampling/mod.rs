@@ -1,6 +1,7 @@
 //! [`SamplingClient`]: sampling from fixed weights.
 
 mod call;
+mod line;
 mod retry;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
@@ -8,25 +9,27 @@ mod tokenizer;
 use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures_util::future::{Either, select};
 use tinkex_wire::rest::{GetSampler, Sampler};
 use tinkex_wire::{
-    CreateSamplingSession, Logprobs, ModelInput, SampleRequest, SampleResponse, SamplerId,
-    SamplingParams, Seq, Submit as _, header as wire_header,
+    CreateSamplingSession, Logprobs, ModelInput, SampleRequest, SampleResponse, SamplerHandle,
+    SamplerId, SamplingParams, Submit as _, header as wire_header,
 };
+use tokio::sync::OnceCell;
 use tokio::time::{Instant, sleep};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::ApiFuture;
 use crate::future::observe::{QueueLog, Work};
 use crate::future::poll::{Poller, Taken};
+use crate::service::ServiceClient;
 use crate::session::{Awaited, Session};
 use crate::transport::pause::Hold;
 use crate::transport::{Extras, header};
 
 pub use call::SampleCall;
+use line::Line;
 use retry::Watch;
 
 /// Fixed weights to sample from. Cheap to clone; all clones count in one line.
@@ -49,7 +52,9 @@ pub struct SamplingClient(Arc<Inner>);
 struct Inner {
     session: Arc<Session>,
     id: SamplerId,
-    next: AtomicU64,
+    /// Ours from the start, or joined before the first sample.
+    line: OnceCell<Line>,
+    record_stability_info: bool,
     watch: Watch,
     log: QueueLog,
 }
@@ -67,11 +72,55 @@ impl SamplingClient {
 
     /// A sampling session that is there already, with this as its first client.
     pub(crate) fn of(session: Arc<Session>, id: SamplerId) -> Self {
+        let line = Line::of_maker(&session, &id);
+        Self::with(session, id, OnceCell::new_with(Some(line)), false)
+    }
+
+    /// Another client of a sampling session.
+    pub(crate) fn restore(session: Arc<Session>, handle: &SamplerHandle) -> Self {
+        let (id, stability) = (handle.sampling_session_id.clone(), handle.record_stability_info);
+        Self::with(session, id, OnceCell::new(), stability)
+    }
+
+    fn with(
+        session: Arc<Session>,
+        id: SamplerId,
+        line: OnceCell<Line>,
+        record_stability_info: bool,
+    ) -> Self {
         let config = session.config();
-        let watch =
-            Watch::new(config.sample_max_concurrent_requests, config.sample_enable_stuck_detection);
+        // With one poll for all there is no request per sample under way that could be too many.
+        let places =
+            (!config.sample_use_retrieve_futures).then_some(config.sample_max_concurrent_requests);
+        let watch = Watch::new(places, config.sample_enable_stuck_detection);
         let log = QueueLog::new(Work::Sampling, id.as_str());
-        Self(Arc::new(Inner { session, id, next: AtomicU64::new(0), watch, log }))
+        Self(Arc::new(Inner { session, id, line, record_stability_info, watch, log }))
+    }
+
+    /// Samples in a session that another process has opened, on its server, with the credential of
+    /// this process's environment. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// If there is no credential.
+    pub fn from_handle(handle: &SamplerHandle) -> Result<Self> {
+        let mut builder = ServiceClient::builder().base_url(handle.holder.base_url.parse()?);
+        for (name, value) in handle.holder.default_headers_overrides.iter().flatten() {
+            builder = builder.header(name, value);
+        }
+        builder.build()?.restore_sampling_client(handle)
+    }
+
+    /// What another process needs to sample from the same weights; [`SamplerHandle::to_text`] packs
+    /// it. It holds no credential, but the headers that were set on the builder: keep secrets out of
+    /// those.
+    #[must_use]
+    pub fn handle(&self) -> SamplerHandle {
+        SamplerHandle {
+            session_id: self.0.session.id().clone(),
+            sampling_session_id: self.0.id.clone(),
+            holder: self.0.session.holder(),
+            record_stability_info: self.0.record_stability_info,
+        }
     }
 
     /// The sampling session's id.
@@ -82,7 +131,11 @@ impl SamplingClient {
 
     /// Asks for samples from a prompt; [`SampleCall::send`] sends it on its way.
     pub fn sample(&self, prompt: impl Into<ModelInput>, params: SamplingParams) -> SampleCall {
-        SampleCall::new(self.clone(), SampleRequest::new(prompt, params))
+        let mut request = SampleRequest::new(prompt, params);
+        if self.0.record_stability_info {
+            request.record_stability_info = Some(true);
+        }
+        SampleCall::new(self.clone(), request)
     }
 
     /// How likely each token of a text is, given those before it; the first has no answer.
@@ -126,7 +179,10 @@ impl SamplingClient {
             return ApiFuture::failed(why.into());
         }
         let inner = Arc::clone(&self.0);
-        ApiFuture::abandonable(async move { finish(inner.sample(request, anew).await?) })
+        ApiFuture::abandonable(async move {
+            let sampled = inner.sample(request, anew).await;
+            finish(inner.session.engine().noted(sampled)?)
+        })
     }
 }
 
@@ -150,7 +206,11 @@ impl Inner {
                     }
                     Err(error) => error,
                 };
-                if !anew || !retry::worth_another(&error) {
+                let again = anew && retry::worth_another(&error);
+                if let Some(journal) = self.session.engine().journal() {
+                    journal.attempt(retry::SAMPLE_FAILED, &error, retry::so_far(again, attempt));
+                }
+                if !again {
                     return Err(error);
                 }
                 tracing::debug!(%error, attempt, "asking for the sample anew");
@@ -165,12 +225,13 @@ impl Inner {
     }
 
     async fn sample_once(&self, request: &mut SampleRequest) -> Result<SampleResponse> {
+        let line = self.line.get_or_try_init(|| Line::join(&self.session, &self.id)).await?;
         // A new number for every time it is asked for; resends keep theirs.
-        request.seq_id = Some(Seq::new(self.next.fetch_add(1, Ordering::Relaxed)));
+        request.seq_id = Some(line.next());
         request.sampling_session_id = Some(self.id.clone());
         let taken = self.submit(request).await?;
         let awaited = Awaited::new(&self.session, taken.ticket.request_id.clone());
-        let poller = Poller::new(&self.session, &self.log);
+        let poller = Poller::new(&self.session, &self.log).announced_by(line.arrivals());
         let answer = poller.answer::<SampleRequest>(&taken).await;
         awaited.answered();
         let mut response = answer?;

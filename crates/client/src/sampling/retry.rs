@@ -1,13 +1,18 @@
 //! The only loop that asks for the same sample anew, and the watch over it.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use serde_json::json;
+use tinkex_wire::JsonObject;
 use tokio::time::{Instant, sleep_until};
 
+use crate::dispatch::{Limit, Permit};
 use crate::error::{Error, ErrorKind, Result};
+
+/// What the service calls a sample that failed.
+pub(super) const SAMPLE_FAILED: &str = "RetryHandler.execute.exception";
 
 const FIRST: f64 = 0.5;
 const LONGEST: f64 = 10.0;
@@ -31,27 +36,32 @@ pub(super) fn worth_another(error: &Error) -> bool {
 /// How many samples of one client may be under way, and when the last one succeeded.
 #[derive(Debug)]
 pub(super) struct Watch {
-    places: Semaphore,
-    most: usize,
+    places: Option<Arc<Limit>>,
+    under_way: AtomicUsize,
     watched: bool,
     progress: Mutex<Instant>,
 }
 
 impl Watch {
-    pub(super) fn new(places: u64, watched: bool) -> Self {
-        let most = usize::try_from(places).unwrap_or(usize::MAX).clamp(1, Semaphore::MAX_PERMITS);
+    /// At most so many at once; any number without a limit.
+    pub(super) fn new(places: Option<u64>, watched: bool) -> Self {
+        let places =
+            places.map(|places| Limit::of_places(u32::try_from(places).unwrap_or(u32::MAX).max(1)));
         let progress = Mutex::new(Instant::now());
-        Self { places: Semaphore::new(most), most, watched, progress }
+        Self { places, under_way: AtomicUsize::new(0), watched, progress }
     }
 
     /// A place among the samples under way. Waiting for it is not watched.
-    pub(super) async fn enter(&self) -> SemaphorePermit<'_> {
-        let place = self.places.acquire().await.expect("never closed");
-        if self.places.available_permits() + 1 == self.most {
+    pub(super) async fn enter(&self) -> Place<'_> {
+        let permit = match &self.places {
+            Some(places) => Some(places.take(1).await),
+            None => None,
+        };
+        if self.under_way.fetch_add(1, Ordering::AcqRel) == 0 {
             // Nobody was under way: the clock starts now.
             self.progressed();
         }
-        place
+        Place { watch: self, _permit: permit }
     }
 
     pub(super) fn progressed(&self) {
@@ -74,6 +84,24 @@ impl Watch {
             sleep_until(due).await;
         }
     }
+}
+
+/// A sample under way.
+pub(super) struct Place<'a> {
+    watch: &'a Watch,
+    _permit: Option<Permit>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.watch.under_way.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// For the journal.
+pub(super) fn so_far(again: bool, attempt: u32) -> JsonObject {
+    let facts = [("should_retry", json!(again)), ("attempt_count", json!(attempt + 1))];
+    facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 #[cfg(test)]

@@ -1,18 +1,22 @@
 //! [`Session`]: a program's stay on the server.
 
 mod cancel;
+mod custom;
 mod dynamic;
+mod foreign;
 mod heartbeat;
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tinkex_wire::{
-    ClientConfig, CreateSession, Finish, FinishReason, FinishSession, RequestId, SessionId,
+    ClientConfig, CreateSession, Finish, FinishReason, FinishSession, HandleHolder, LossId,
+    RequestId, SamplerHandle, SessionId,
 };
 use tokio::sync::mpsc;
 
-use crate::dispatch::{ByteBudget, Gate};
+use crate::dispatch::{Gate, Limit};
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::settings::Settings;
@@ -22,30 +26,31 @@ use crate::transport::{Extras, Transport};
 
 pub(crate) use cancel::Awaited;
 use dynamic::Dynamic;
+pub(crate) use foreign::Foreign;
 
-/// An open session. It is kept alive until this is dropped.
+/// An open session. It is kept alive until this is closed or dropped.
 pub(crate) struct Session {
     engine: Engine,
     id: SessionId,
+    settings: Arc<Settings>,
     dynamic: Arc<Dynamic>,
     next_model: AtomicU32,
     next_sampler: AtomicU32,
-    uploads: Arc<ByteBudget>,
-    downloads: Arc<ByteBudget>,
+    next_loss: AtomicU32,
+    /// Losses that the server has, by what they compute.
+    losses: tokio::sync::Mutex<HashMap<[u8; 32], LossId>>,
+    uploads: Arc<Limit>,
+    downloads: Arc<Limit>,
     gate: Gate,
     cancels: mpsc::UnboundedSender<RequestId>,
-    paced: bool,
-    persists: bool,
-    #[cfg(feature = "tokenizer")]
-    hub: crate::tokenizer::HubSettings,
-    _tasks: [Task; 3],
+    tasks: Mutex<Vec<Task>>,
 }
 
 impl Session {
-    pub(crate) async fn open(settings: &Settings) -> Result<Arc<Self>> {
+    /// Asks the server for a session.
+    pub(crate) async fn open(settings: &Arc<Settings>) -> Result<Arc<Self>> {
         let engine = Engine::start(settings).await?;
-        let transport = Arc::clone(engine.transport());
-        let opened = transport.call(&settings.session(), &Extras::default()).await?;
+        let opened = engine.transport().call(&settings.session(), &Extras::default()).await?;
         if let Some(message) = opened.info_message {
             tracing::info!("{message}");
         }
@@ -55,29 +60,43 @@ impl Session {
         if let Some(message) = opened.error_message {
             tracing::error!("{message}");
         }
-        let id = opened.session_id;
+        Self::begin(settings, engine, opened.session_id)
+    }
+
+    /// A session that another process has opened, for sampling alone. Asks nothing.
+    pub(crate) fn restore(settings: &Arc<Settings>, handle: &SamplerHandle) -> Result<Arc<Self>> {
+        let (config, dynamic) =
+            (&handle.holder.client_config, &handle.holder.client_dynamic_config);
+        let engine = Engine::restore(settings, config.clone(), dynamic.clone())?;
+        Self::begin(settings, engine, handle.session_id.clone())
+    }
+
+    fn begin(settings: &Arc<Settings>, engine: Engine, id: SessionId) -> Result<Arc<Self>> {
+        if settings.telemetry {
+            engine.report_for(Some(&id));
+        }
+        let transport = engine.transport();
         let config = engine.config();
         let dynamic = Dynamic::new(engine.first_dynamic().clone());
         let (cancels, to_cancel) = mpsc::unbounded_channel();
-        let tasks = [
-            Task::spawn(heartbeat::keep_alive(Arc::clone(&transport), id.clone())),
-            Task::spawn(dynamic::refresh(Arc::clone(&transport), Arc::clone(&dynamic))),
-            Task::spawn(cancel::drain(transport, Arc::clone(&dynamic), to_cancel)),
+        let tasks = vec![
+            Task::spawn(heartbeat::keep_alive(Arc::clone(transport), id.clone())),
+            Task::spawn(dynamic::refresh(Arc::clone(transport), Arc::clone(&dynamic))),
+            Task::spawn(cancel::drain(Arc::clone(transport), Arc::clone(&dynamic), to_cancel)),
         ];
         let pause = Pause::of(&settings.base_url, &settings.credential(false)?);
         Ok(Arc::new(Self {
             gate: Gate::new(config.sample_dispatch_bytes_semaphore_size, pause),
+            settings: Arc::clone(settings),
             dynamic,
             cancels,
-            paced: settings.paced,
-            persists: settings.retry.persists(),
-            #[cfg(feature = "tokenizer")]
-            hub: settings.hub(),
-            _tasks: tasks,
+            tasks: Mutex::new(tasks),
             next_model: AtomicU32::new(0),
             next_sampler: AtomicU32::new(0),
-            uploads: ByteBudget::new(config.fwdbwd_dispatch_bytes_semaphore_size),
-            downloads: ByteBudget::new(config.inflight_response_bytes_semaphore_size),
+            next_loss: AtomicU32::new(0),
+            losses: tokio::sync::Mutex::default(),
+            uploads: Limit::of_bytes(config.fwdbwd_dispatch_bytes_semaphore_size),
+            downloads: Limit::of_bytes(config.inflight_response_bytes_semaphore_size),
             engine,
             id,
         }))
@@ -87,14 +106,29 @@ impl Session {
         &self.id
     }
 
-    pub(crate) fn transport(&self) -> &Transport {
+    pub(crate) fn transport(&self) -> &Arc<Transport> {
         self.engine.transport()
     }
 
     /// Where tokenizers come from.
     #[cfg(feature = "tokenizer")]
     pub(crate) fn hub(&self) -> Result<crate::tokenizer::Hub> {
-        self.hub.hub()
+        self.settings.hub()
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// What another process needs to sample in this session.
+    pub(crate) fn holder(&self) -> HandleHolder {
+        let (config, dynamic) = (self.config().clone(), self.dynamic.get());
+        let mut holder = HandleHolder::new(self.settings.base_url.as_str(), config, dynamic);
+        let overrides = &self.settings.overrides;
+        if !overrides.is_empty() {
+            holder.default_headers_overrides = Some(overrides.iter().cloned().collect());
+        }
+        holder
     }
 
     pub(crate) fn config(&self) -> &ClientConfig {
@@ -103,12 +137,12 @@ impl Session {
 
     /// Whether to slow down for a server that answers "not yet" without waiting.
     pub(crate) fn paced(&self) -> bool {
-        self.paced
+        self.settings.paced
     }
 
     /// Whether the caller wants lost work to be asked for anew.
     pub(crate) fn persists(&self) -> bool {
-        self.persists
+        self.settings.retry.persists()
     }
 
     /// The number of the next model.
@@ -134,20 +168,35 @@ impl Session {
     }
 
     /// How many bytes of training requests may be on their way.
-    pub(crate) fn uploads(&self) -> &Arc<ByteBudget> {
+    pub(crate) fn uploads(&self) -> &Arc<Limit> {
         &self.uploads
     }
 
     /// How many bytes of large results may be fetched at once.
-    pub(crate) fn downloads(&self) -> &Arc<ByteBudget> {
+    pub(crate) fn downloads(&self) -> &Arc<Limit> {
         &self.downloads
     }
 
-    /// Tells the server how it ended.
-    pub(crate) async fn finish(&self, reason: FinishReason, detail: Option<String>) -> Result<()> {
+    /// The number of the next custom loss.
+    fn next_loss(&self) -> u32 {
+        self.next_loss.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Tells the server how it ended, and sends nothing more after that. The end is told even if
+    /// the server does not hear it.
+    pub(crate) async fn close(&self, reason: FinishReason, detail: Option<String>) -> Result<()> {
         let finish = Finish { reason, detail };
         let call = FinishSession { session_id: self.id.clone(), finish };
-        self.transport().call(&call, &Extras::default()).await
+        self.transport().close();
+        let told = self.engine.noted(self.transport().call(&call, &Extras::default()).await);
+        self.leave().await;
+        told
+    }
+
+    /// Stops without telling the server how it went: it may be another's session.
+    pub(crate) async fn leave(&self) {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.engine.close().await;
     }
 }
 

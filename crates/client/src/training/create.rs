@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tinkex_wire::{
     CheckpointKind, CreateModel, JsonObject, LoadWeights, LoraConfig, ModelId, OptimizerConfig,
-    Submit, TinkerPath, WeightsInfo, WeightsInfoRequest,
+    Secret, Submit, TinkerPath, WeightsInfo, WeightsInfoRequest,
 };
 use tokio::time::Instant;
 
@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::future::observe::{QueueLog, Work};
 use crate::future::poll::{Poller, Taken};
 use crate::service::ServiceClient;
-use crate::session::Session;
+use crate::session::{Foreign, Session};
 use crate::transport::Extras;
 
 use super::{Restore, TrainingClient};
@@ -85,11 +85,12 @@ impl CreateLora {
 /// Sends a request that makes a model, and waits for it. It stands in no line: there is no model yet.
 async fn make<S: Submit>(session: &Session, request: &S, name: String) -> Result<S::Output> {
     let start = Instant::now();
-    let ticket = session.transport().call(request, &Extras::default()).await?;
+    let ticket = session.transport().call(request, &Extras::default()).await;
+    let ticket = session.engine().noted(ticket)?;
     let request_type = request.request_type();
     let taken = Taken { ticket, request_type, handed_over_in: start.elapsed() };
     let log = QueueLog::new(Work::ModelCreation, name);
-    Poller::new(session, &log).answer::<S>(&taken).await
+    session.engine().noted(Poller::new(session, &log).answer::<S>(&taken).await)
 }
 
 /// Collects the settings of a model that goes on from a checkpoint; made by
@@ -103,12 +104,13 @@ pub struct CreateFromState {
     base_model: Option<String>,
     optimizer: Option<OptimizerConfig>,
     user_metadata: Option<JsonObject>,
+    key: Option<Secret>,
 }
 
 impl CreateFromState {
     pub(crate) fn new(service: ServiceClient, path: TinkerPath, restore: Restore) -> Self {
         let (base_model, optimizer, user_metadata) = (None, None, None);
-        Self { service, path, restore, base_model, optimizer, user_metadata }
+        Self { service, path, restore, base_model, optimizer, user_metadata, key: None }
     }
 
     /// Another base model than the checkpoint's, with the same layers.
@@ -129,6 +131,12 @@ impl CreateFromState {
         self
     }
 
+    /// Another key that may read the checkpoint, if this client's own may not.
+    pub fn weights_key(mut self, key: impl Into<Secret>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
     /// Makes the model, and waits until the checkpoint is loaded.
     ///
     /// # Errors
@@ -140,15 +148,24 @@ impl CreateFromState {
             return Err(Error::new(ErrorKind::InvalidInput, why).with_hint(hint));
         }
         let session = self.service.session().await?;
+        let foreign = self.key.as_ref().map(|key| session.foreign(key)).transpose()?;
+        let token = match &foreign {
+            Some(foreign) => Some(foreign.access_token().await?),
+            None => None,
+        };
         if session.config().create_model_via_load_weights {
-            self.create_by_loading(&session).await
+            self.create_by_loading(&session, token).await
         } else {
-            self.create_and_load(&session).await
+            self.create_and_load(&session, foreign, token).await
         }
     }
 
     /// One request makes the model and loads it; its id follows from its number.
-    async fn create_by_loading(self, session: &Arc<Session>) -> Result<TrainingClient> {
+    async fn create_by_loading(
+        self,
+        session: &Arc<Session>,
+        weights_access_token: Option<Secret>,
+    ) -> Result<TrainingClient> {
         let n = session.next_model();
         let name = ModelId::in_session(session.id(), n);
         let request = LoadWeights {
@@ -156,6 +173,7 @@ impl CreateFromState {
             user_metadata: self.user_metadata,
             optimizer: self.restore == Restore::WithOptimizer,
             optimizer_config: self.optimizer,
+            weights_access_token,
             ..LoadWeights::as_new_model(session.id().clone(), n, self.path.to_string())
         };
         let loaded = make(session, &request, name.as_str().to_owned()).await?;
@@ -164,9 +182,17 @@ impl CreateFromState {
     }
 
     /// Asks what the checkpoint holds, makes a model like that, and loads the checkpoint into it.
-    async fn create_and_load(self, session: &Arc<Session>) -> Result<TrainingClient> {
+    async fn create_and_load(
+        self,
+        session: &Arc<Session>,
+        foreign: Option<Foreign>,
+        token: Option<Secret>,
+    ) -> Result<TrainingClient> {
         let ask = WeightsInfoRequest { tinker_path: self.path.to_string() };
-        let info = session.transport().call(&ask, &Extras::default()).await?;
+        // Only whoever may read the checkpoint may ask about it.
+        let transport = foreign.as_ref().map_or(session.transport(), Foreign::transport);
+        let info = transport.call(&ask, &Extras::default()).await;
+        let info = session.engine().noted(info)?;
         let restored =
             (self.restore == Restore::WithOptimizer).then(|| info.optimizer_config.clone());
         let create = CreateLora {
@@ -176,7 +202,7 @@ impl CreateFromState {
             ..CreateLora::new(self.service, self.base_model.unwrap_or(info.base_model))
         };
         let model = create.create().await?;
-        model.load_state(&self.path, self.restore).await?;
+        model.load(&self.path, self.restore, token).await?;
         Ok(model)
     }
 }

@@ -2,19 +2,24 @@
 
 mod chunk;
 mod create;
+mod custom;
 mod merge;
+mod pass;
+mod save;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
 mod turn;
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 use std::sync::Arc;
 
-use futures_util::future::join_all;
 use tinkex_wire::{
-    Call as _, Datum, ForwardBackward, GetInfo, LoadWeights, LossConfig, LossFn, Mode, ModelId,
-    ModelInfo, OptimParams, OptimStep, OptimStepOutput, SaveWeights, SaveWeightsForSampler, Seq,
-    Submit, TinkerPath,
+    Datum, GetInfo, LoadWeights, LossConfig, LossFn, Mode, ModelId, ModelInfo, OptimParams,
+    OptimStep, OptimStepOutput, SaveWeights, SaveWeightsExternal, SaveWeightsForSampler, Secret,
+    Seq, Submit, TinkerPath,
 };
 use tokio::time::Instant;
 
@@ -22,15 +27,18 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::future::ApiFuture;
 use crate::future::observe::{QueueLog, Work};
 use crate::future::poll::{Poller, Taken};
+use crate::loss::CustomLoss;
 use crate::sampling::SamplingClient;
 use crate::session::Session;
 use crate::transport::Extras;
 
-use chunk::{Chunk, Limits};
-use turn::{Turn, Turnstile};
+use pass::Batch;
+use save::Kind;
+use turn::Turnstile;
 
 pub use create::{CreateFromState, CreateLora};
 pub use merge::{Metric, PassOutput};
+pub use save::{ExternalWeights, Save};
 
 /// A model in training. Cheap to clone; all clones stand in one line.
 ///
@@ -56,24 +64,39 @@ struct Inner {
     log: QueueLog,
 }
 
-/// A loss and its settings.
+/// A loss and its settings: one that the service knows by name, or one of your own.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Loss {
-    function: LossFn,
-    config: LossConfig,
+pub struct Loss(LossKind);
+
+#[derive(Clone, Debug, PartialEq)]
+enum LossKind {
+    Named(LossFn, LossConfig),
+    Traced(CustomLoss),
 }
 
 impl Loss {
     /// A loss with settings of its own.
     #[must_use]
     pub fn new(function: LossFn, config: LossConfig) -> Self {
-        Self { function, config }
+        Self(LossKind::Named(function, config))
     }
 }
 
 impl From<LossFn> for Loss {
     fn from(function: LossFn) -> Self {
         Self::new(function, LossConfig::new())
+    }
+}
+
+impl From<CustomLoss> for Loss {
+    fn from(loss: CustomLoss) -> Self {
+        Self(LossKind::Traced(loss))
+    }
+}
+
+impl From<&CustomLoss> for Loss {
+    fn from(loss: &CustomLoss) -> Self {
+        loss.clone().into()
     }
 }
 
@@ -102,7 +125,7 @@ impl TrainingClient {
         data: Vec<Datum>,
         loss: impl Into<Loss>,
     ) -> ApiFuture<PassOutput> {
-        self.pass(Mode::ForwardBackward, data, &loss.into())
+        self.pass(Mode::ForwardBackward, data, loss.into())
     }
 
     /// Computes `loss` over `data` without a gradient.
@@ -110,7 +133,7 @@ impl TrainingClient {
     /// # Errors
     /// As [`TrainingClient::forward_backward`].
     pub fn forward(&self, data: Vec<Datum>, loss: impl Into<Loss>) -> ApiFuture<PassOutput> {
-        self.pass(Mode::Forward, data, &loss.into())
+        self.pass(Mode::Forward, data, loss.into())
     }
 
     /// Applies the gradient gathered since the last step.
@@ -122,7 +145,7 @@ impl TrainingClient {
         if let Err(why) = params.check() {
             return ApiFuture::failed(why.into());
         }
-        self.one(|model_id, seq| OptimStep { model_id, seq_id: Some(seq), params }, Ok)
+        self.one(move |model_id, seq| OptimStep { model_id, seq_id: Some(seq), params }, Ok)
     }
 
     /// Queues a pass and a step at once, which is what a fast loop does.
@@ -142,27 +165,61 @@ impl TrainingClient {
     /// Saves weights and optimizer state under a name, and returns the checkpoint's address.
     ///
     /// # Errors
-    /// [`ErrorKind::Conflict`] if the name is taken.
-    pub fn save_state(&self, name: impl Into<String>) -> ApiFuture<TinkerPath> {
-        let name = name.into();
-        self.one(|model, seq| SaveWeights::new(model, seq, name), |saved| Ok(saved.path.parse()?))
+    /// [`ErrorKind::Conflict`] if the name is taken and is not to be replaced.
+    pub fn save_state(&self, save: impl Into<Save>) -> ApiFuture<TinkerPath> {
+        let save = save.into();
+        if let Err(error) = save.check(Kind::State) {
+            return ApiFuture::failed(error);
+        }
+        let request = move |model, seq| SaveWeights {
+            ttl_seconds: save.ttl_seconds(),
+            overwrite: save.overwrite,
+            user_metadata: save.user_metadata(),
+            ..SaveWeights::new(model, seq, save.name)
+        };
+        self.one(request, |saved| Ok(saved.path.parse()?))
     }
 
     /// Saves weights to sample from under a name, and returns the checkpoint's address.
     ///
     /// # Errors
     /// [`ErrorKind::Conflict`] if the name is taken.
-    pub fn save_weights_for_sampler(&self, name: impl Into<String>) -> ApiFuture<TinkerPath> {
-        let name = name.into();
-        self.one(
-            |model, seq| SaveWeightsForSampler::named(model, seq, name),
-            |saved| match saved.path {
-                Some(path) => Ok(path.parse()?),
-                None => {
-                    Err(Error::new(ErrorKind::Decode, "saved, but the server does not say where"))
-                }
-            },
-        )
+    pub fn save_weights_for_sampler(&self, save: impl Into<Save>) -> ApiFuture<TinkerPath> {
+        let save = save.into();
+        if let Err(error) = save.check(Kind::Sampler) {
+            return ApiFuture::failed(error);
+        }
+        let request = move |model, seq| SaveWeightsForSampler {
+            ttl_seconds: save.ttl_seconds(),
+            user_metadata: save.user_metadata(),
+            ..SaveWeightsForSampler::named(model, seq, save.name)
+        };
+        self.one(request, |saved| match saved.path {
+            Some(path) => Ok(path.parse()?),
+            None => Err(nowhere()),
+        })
+    }
+
+    /// Saves weights as files to download, which
+    /// [`RestClient::get_external_weights_urls`](crate::RestClient::get_external_weights_urls) leads
+    /// to.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Conflict`] if the name is taken.
+    pub fn save_weights_external(&self, save: impl Into<Save>) -> ApiFuture<ExternalWeights> {
+        let save = save.into();
+        if let Err(error) = save.check(Kind::External) {
+            return ApiFuture::failed(error);
+        }
+        let request = move |model, seq| SaveWeightsExternal {
+            ttl_seconds: save.ttl_seconds(),
+            age_encryption_recipients: (!save.recipients.is_empty()).then_some(save.recipients),
+            ..SaveWeightsExternal::new(model, seq, save.name)
+        };
+        self.one(request, |saved| {
+            let path = saved.path.ok_or_else(nowhere)?.parse()?;
+            Ok(ExternalWeights { path, size_bytes: saved.size_bytes })
+        })
     }
 
     /// Saves weights under no name, only to sample from them, and returns a client that does.
@@ -174,8 +231,8 @@ impl TrainingClient {
         // Taken once, so that a resend asks for the same sampling session.
         let n = session.next_sampler();
         self.one(
-            |model, seq| SaveWeightsForSampler::ephemeral(model, seq, n),
-            |saved| match saved.sampling_session_id {
+            move |model, seq| SaveWeightsForSampler::ephemeral(model, seq, n),
+            move |saved| match saved.sampling_session_id {
                 Some(id) => Ok(SamplingClient::of(session, id)),
                 None => {
                     Err(Error::new(ErrorKind::Decode, "saved, but there is nothing to sample from"))
@@ -189,9 +246,35 @@ impl TrainingClient {
     /// # Errors
     /// [`ErrorKind::WorkFailed`] if the checkpoint does not fit this model.
     pub fn load_state(&self, path: &TinkerPath, optimizer: Restore) -> ApiFuture<()> {
+        self.load(path, optimizer, None)
+    }
+
+    /// The same for a checkpoint that another key may read and this client's may not.
+    ///
+    /// # Errors
+    /// As [`TrainingClient::load_state`], and if the key cannot be used.
+    pub async fn load_state_of(
+        &self,
+        path: &TinkerPath,
+        optimizer: Restore,
+        key: impl Into<Secret>,
+    ) -> Result<()> {
+        let token = self.0.session.foreign(&key.into())?.access_token().await?;
+        self.load(path, optimizer, Some(token)).await
+    }
+
+    fn load(
+        &self,
+        path: &TinkerPath,
+        optimizer: Restore,
+        weights_access_token: Option<Secret>,
+    ) -> ApiFuture<()> {
         let (path, optimizer) = (path.to_string(), optimizer == Restore::WithOptimizer);
-        let load =
-            |model, seq| LoadWeights { optimizer, ..LoadWeights::into_model(model, seq, path) };
+        let load = move |model, seq| LoadWeights {
+            optimizer,
+            weights_access_token,
+            ..LoadWeights::into_model(model, seq, path)
+        };
         self.one(load, |_| Ok(()))
     }
 
@@ -207,7 +290,7 @@ impl TrainingClient {
     /// Queues one request, and turns its answer into what the caller wants.
     fn one<S, T>(
         &self,
-        request: impl FnOnce(ModelId, Seq) -> S,
+        request: impl FnOnce(ModelId, Seq) -> S + Send + 'static,
         finish: impl FnOnce(S::Output) -> Result<T> + Send + 'static,
     ) -> ApiFuture<T>
     where
@@ -215,90 +298,47 @@ impl TrainingClient {
         T: Send + 'static,
     {
         let inner = Arc::clone(&self.0);
-        let mut turn = inner.turns.reserve(1);
-        let request = request(inner.model_id.clone(), turn.seq(0));
+        let mut turn = inner.turns.reserve();
         ApiFuture::start(async move {
             turn.come().await;
+            let request = request(inner.model_id.clone(), turn.number());
             let taken = inner.submit(&request, &Extras::default()).await;
             // The next one may be sent now; the answer is waited for beside it.
             drop(turn);
-            finish(inner.poller().answer::<S>(&taken?).await?)
+            let answer = match taken {
+                Ok(taken) => inner.poller().answer::<S>(&taken).await,
+                Err(error) => Err(error),
+            };
+            finish(inner.session.engine().noted(answer)?)
         })
     }
 
-    fn pass(&self, mode: Mode, data: Vec<Datum>, loss: &Loss) -> ApiFuture<PassOutput> {
-        if data.is_empty() {
-            return ApiFuture::failed(Error::new(ErrorKind::InvalidInput, "there is no data"));
+    fn pass(&self, mode: Mode, data: Vec<Datum>, loss: Loss) -> ApiFuture<PassOutput> {
+        if let LossKind::Traced(traced) = &loss.0 {
+            if !traced.is_on_server() {
+                return self.compute_traced(mode, data, traced.clone());
+            }
         }
         let inner = Arc::clone(&self.0);
-        let config = inner.session.config();
-        let limits = Limits {
-            datums: config.fwdbwd_max_chunk_len,
-            bytes: config.fwdbwd_max_chunk_bytes_count,
+        let batch = match Batch::of_loss(&inner, mode, data, &loss) {
+            Ok(batch) => batch,
+            Err(error) => return ApiFuture::failed(error),
         };
-        let mut parts: Vec<Part> = chunk::cut(data, limits)
-            .into_iter()
-            .map(|Chunk { data, bytes }| Part {
-                bytes,
-                request: ForwardBackward {
-                    loss_fn_config: loss.config.clone(),
-                    mode,
-                    ..ForwardBackward::new(inner.model_id.clone(), data, loss.function.clone())
-                },
-            })
-            .collect();
-        // Before any number is taken: one that is never sent would leave a hole in the sequence.
-        if let Err(why) = parts.iter().try_for_each(|part| part.request.check()) {
-            return ApiFuture::failed(why.into());
-        }
-        let turn = inner.turns.reserve(parts.len());
-        for (i, part) in parts.iter_mut().enumerate() {
-            part.request.seq_id = Some(turn.seq(i));
-        }
+        let mut turn = inner.turns.reserve();
         ApiFuture::start(async move {
-            let taken = inner.submit_parts(turn, &parts).await;
-            drop(parts);
-            let answers = taken
-                .into_iter()
-                .map(async |taken| inner.poller().answer::<ForwardBackward>(&taken?).await);
-            let outputs: Result<Vec<_>> = join_all(answers).await.into_iter().collect();
-            Ok(merge::merge(outputs?))
+            turn.come().await;
+            let taken = inner.submit_batch(&mut turn, batch).await;
+            drop(turn);
+            inner.session.engine().noted(inner.batch_answer(taken).await)
         })
     }
 }
 
-/// One request of a batch.
-struct Part {
-    request: ForwardBackward,
-    bytes: u64,
+fn nowhere() -> Error {
+    Error::new(ErrorKind::Decode, "saved, but the server does not say where")
 }
 
 impl Inner {
-    /// Sends all parts when their turn comes. A part that fails does not keep the others: a hole in
-    /// the sequence would hold up the server.
-    async fn submit_parts(&self, mut turn: Turn, parts: &[Part]) -> Vec<Result<Taken>> {
-        turn.come().await;
-        let Some((first, rest)) = parts.split_first() else { return Vec::new() };
-        if self.session.config().parallel_fwdbwd_chunks {
-            // The first goes last: the server starts at the lowest number, so by the time it
-            // arrives the rest is queued and can run as one batch.
-            let rest = join_all(rest.iter().map(|part| self.submit_part(part))).await;
-            let first = self.submit_part(first).await;
-            return std::iter::once(first).chain(rest).collect();
-        }
-        let mut taken = Vec::with_capacity(parts.len());
-        for part in parts {
-            taken.push(self.submit_part(part).await);
-        }
-        taken
-    }
-
-    async fn submit_part(&self, part: &Part) -> Result<Taken> {
-        let _room = self.session.uploads().take(part.bytes).await;
-        let compress = self.session.config().proto_compress_fwdbwd;
-        self.submit(&part.request, &Extras { compress, ..Extras::default() }).await
-    }
-
     async fn submit<S: Submit>(&self, request: &S, extras: &Extras) -> Result<Taken> {
         let start = Instant::now();
         let ticket = self.session.transport().call(request, extras).await?;

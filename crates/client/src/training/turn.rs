@@ -1,53 +1,56 @@
 //! [`Turnstile`]: calls leave in the order they were made.
 //!
-//! A call reserves its numbers at once, when it is made; the numbers are its place in the line and
-//! its sequence numbers on the wire. When all before it have passed, it may send. A turn that is
-//! dropped, used or not, passes on: nobody can hold up the line for good.
+//! A call takes its place in the line at once, when it is made. When all before it have passed, it
+//! numbers its requests and sends them. A place that is dropped, used or not, passes on: nobody can
+//! hold up the line for good, and a call that sends nothing leaves no hole in the numbers, which a
+//! server would wait for.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, PoisonError};
 
 use tinkex_wire::Seq;
 use tokio::sync::oneshot;
+
+use crate::sync::{Mutex, MutexGuard};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Turnstile(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
-    /// The next number to give out.
+    /// The next place to give out.
     next: u64,
-    /// The number whose turn it is.
+    /// The place whose turn it is.
     now: u64,
-    /// Turns that passed before their time came: from their first number to behind their last.
-    passed: BTreeMap<u64, u64>,
+    /// Places that were left before their turn came.
+    passed: BTreeSet<u64>,
     waiting: HashMap<u64, oneshot::Sender<()>>,
+    /// The number of the next request.
+    seq: u64,
 }
 
-/// A place in the line, for one or more requests.
+/// A place in the line.
 #[derive(Debug)]
 pub(crate) struct Turn {
     stile: Turnstile,
-    first: u64,
-    count: u64,
+    place: u64,
 }
 
 impl Turnstile {
     /// An empty line; the first number is the first operation on a model.
     pub(crate) fn new() -> Self {
-        let first = Seq::FIRST.get();
-        let (passed, waiting) = (BTreeMap::new(), HashMap::new());
-        Self(Arc::new(Mutex::new(State { next: first, now: first, passed, waiting })))
+        let (passed, waiting) = (BTreeSet::new(), HashMap::new());
+        let state = State { next: 0, now: 0, passed, waiting, seq: Seq::FIRST.get() };
+        Self(Arc::new(Mutex::new(state)))
     }
 
-    /// Takes the next `count` numbers, which nobody else's come between.
-    pub(crate) fn reserve(&self, count: usize) -> Turn {
-        let count = count as u64;
+    /// The last place in the line.
+    pub(crate) fn reserve(&self) -> Turn {
         let mut state = self.lock();
-        let first = state.next;
-        state.next += count;
+        let place = state.next;
+        state.next += 1;
         drop(state);
-        Turn { stile: self.clone(), first, count }
+        Turn { stile: self.clone(), place }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -56,34 +59,43 @@ impl Turnstile {
 }
 
 impl Turn {
-    /// The sequence number of the `i`th request of this turn.
-    pub(crate) fn seq(&self, i: usize) -> Seq {
-        Seq::new(self.first + i as u64)
-    }
-
     /// Waits until all before have passed.
     pub(crate) async fn come(&mut self) {
         let called = {
             let mut state = self.stile.lock();
-            if state.now == self.first {
+            if state.now == self.place {
                 return;
             }
             let (sender, called) = oneshot::channel();
-            state.waiting.insert(self.first, sender);
+            state.waiting.insert(self.place, sender);
             called
         };
         called.await.expect("the line outlives those who stand in it");
+    }
+
+    /// Numbers for this many requests, one after the other. Only whoever's turn it is may ask.
+    pub(crate) fn numbers(&mut self, count: usize) -> impl Iterator<Item = Seq> + use<> {
+        let mut state = self.stile.lock();
+        debug_assert_eq!(state.now, self.place, "it is another's turn");
+        let first = state.seq;
+        state.seq += count as u64;
+        (first..state.seq).map(Seq::new)
+    }
+
+    /// The number for one request.
+    pub(crate) fn number(&mut self) -> Seq {
+        self.numbers(1).next().expect("one was asked for")
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
         let mut state = self.stile.lock();
-        state.waiting.remove(&self.first);
-        state.passed.insert(self.first, self.first + self.count);
+        state.waiting.remove(&self.place);
+        state.passed.insert(self.place);
         let mut now = state.now;
-        while let Some(behind) = state.passed.remove(&now) {
-            now = behind;
+        while state.passed.remove(&now) {
+            now += 1;
         }
         state.now = now;
         let called = state.waiting.remove(&now);
@@ -92,58 +104,5 @@ impl Drop for Turn {
             // Whoever does not listen any more drops its own turn.
             let _ = called.send(());
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use futures_util::FutureExt as _;
-
-    use super::*;
-
-    /// Covers X3.
-    #[test]
-    fn numbers_of_one_call_are_never_interleaved() {
-        let stile = Turnstile::new();
-        let threads: Vec<_> = (0..4)
-            .map(|_| {
-                let stile = stile.clone();
-                std::thread::spawn(move || {
-                    (0..500).map(|i| stile.reserve(1 + i % 3)).collect::<Vec<_>>()
-                })
-            })
-            .collect();
-        let mut turns: Vec<Turn> =
-            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
-        turns.sort_by_key(|turn| turn.first);
-        let mut next = 1;
-        for turn in &turns {
-            assert_eq!(turn.first, next);
-            next += turn.count;
-        }
-    }
-
-    /// Covers X2.
-    #[test]
-    fn a_turn_that_is_dropped_early_passes_on_when_its_time_comes() {
-        let stile = Turnstile::new();
-        let (mut one, two, mut three) = (stile.reserve(2), stile.reserve(1), stile.reserve(1));
-        assert!(one.come().now_or_never().is_some());
-        drop(two);
-        assert!(three.come().now_or_never().is_none(), "the first has not passed yet");
-        drop(one);
-        assert!(three.come().now_or_never().is_some());
-        assert_eq!(three.seq(0).get(), 4);
-    }
-
-    #[test]
-    fn a_wait_that_was_given_up_can_be_taken_up_again() {
-        let stile = Turnstile::new();
-        let (one, mut two) = (stile.reserve(1), stile.reserve(1));
-        assert!(two.come().now_or_never().is_none());
-        let mut waiting = Box::pin(two.come());
-        assert!((&mut waiting).now_or_never().is_none());
-        drop(one);
-        assert!(waiting.now_or_never().is_some());
     }
 }

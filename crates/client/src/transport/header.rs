@@ -39,7 +39,7 @@ pub(crate) fn fixed(env: &Env, overrides: &[(String, String)]) -> Result<HeaderM
     Ok(headers)
 }
 
-fn os() -> &'static str {
+pub(crate) fn os() -> &'static str {
     match std::env::consts::OS {
         "linux" => "Linux",
         "macos" => "MacOS",

@@ -8,10 +8,12 @@ pub(crate) mod delay;
 pub(crate) mod header;
 pub(crate) mod http;
 pub(crate) mod pause;
+mod pauses;
 mod pool;
 pub(crate) mod retry;
 mod rule;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -20,12 +22,13 @@ use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tinkex_wire::codec::compress;
-use tinkex_wire::{AuthTokenRequest, BodyCodec, Call, Reply, Secret, header as wire_header};
+use tinkex_wire::{AuthTokenRequest, BodyCodec, Call, Reply, Route, Secret, header as wire_header};
 use url::Url;
 
 use crate::config::{BaseUrl, Credential};
 use crate::error::{Error, ErrorKind, Result};
 use crate::task::Task;
+use crate::telemetry::Journal;
 
 pub use auth::Identity;
 use auth::Token;
@@ -50,6 +53,8 @@ pub(crate) struct Transport {
     policy: RetryPolicy,
     billing: Billing,
     refresh: OnceLock<Task>,
+    journal: OnceLock<Arc<Journal>>,
+    closed: AtomicBool,
 }
 
 /// A credential that is exchanged for tokens.
@@ -100,6 +105,8 @@ impl Transport {
             policy,
             billing: Billing::new(LONGEST_BILLING_PAUSE),
             refresh: OnceLock::new(),
+            journal: OnceLock::new(),
+            closed: AtomicBool::new(false),
         })
     }
 
@@ -110,6 +117,29 @@ impl Transport {
 
     pub(crate) fn set_longest_billing_pause(&self, longest: Duration) {
         self.billing.set_longest(longest);
+    }
+
+    /// Failures are written down there from now on.
+    pub(crate) fn write_into(&self, journal: Arc<Journal>) {
+        let _ = self.journal.set(journal);
+    }
+
+    /// Where failures are written down, if anywhere.
+    pub(crate) fn journal(&self) -> Option<&Journal> {
+        self.journal.get().map(|journal| &**journal)
+    }
+
+    /// From now on nothing is sent but last words.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    fn check_open(&self, route: Route) -> Result<()> {
+        let last_words = matches!(route, Route::FinishSession | Route::Telemetry);
+        if self.closed.load(Ordering::Acquire) && !last_words {
+            return Err(Error::closed());
+        }
+        Ok(())
     }
 
     /// Whether to wait for a billing problem; every call of this transport shares one decision.
@@ -135,10 +165,11 @@ impl Transport {
         let mut sending = Sending::new(outgoing.rule, hold, key);
         loop {
             sending.held().await;
+            self.check_open(C::ROUTE).map_err(|error| error.during(what::<C>()))?;
             match self.attempt(&outgoing, &sending).await {
                 Ok(reply) => return Ok(reply),
                 Err(failed) => sending
-                    .failed(failed, &self.billing)
+                    .failed(failed, &self.billing, self.journal())
                     .await
                     .map_err(|error| error.during(what::<C>()))?,
             }

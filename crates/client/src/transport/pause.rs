@@ -1,17 +1,14 @@
 //! [`Pause`]: "not before", shared by everyone who uses one server with one key.
 //!
 //! When a server says that it is too much, all clients of that server and key in this process hold
-//! back, and nobody else does.
+//! back, and nobody else does. Who shares one is [`pauses`](super::pauses)' business.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
-use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep_until};
 
-use crate::config::{BaseUrl, Credential};
+use crate::sync::{AtomicU64, Ordering};
 
 /// For so long after a pause clients stay careful.
 const CAREFUL_FOR: Duration = Duration::from_secs(10);
@@ -40,30 +37,8 @@ impl Hold {
     }
 }
 
-/// Whose pause: the server's address with its path, and the key's fingerprint.
-type Owner = (String, [u8; 32]);
-
-static ALL: LazyLock<Mutex<HashMap<Owner, Weak<Pause>>>> = LazyLock::new(Mutex::default);
-
 impl Pause {
-    /// The pause of a server and key: the same for all who ask, gone with the last of them.
-    pub(crate) fn of(base: &BaseUrl, credential: &Credential) -> Arc<Self> {
-        let secret = match credential {
-            Credential::Key(key) => key.expose(),
-            Credential::Command(command) => command,
-        };
-        let owner = (base.as_str().to_owned(), Sha256::digest(secret.as_bytes()).into());
-        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pause) = all.get(&owner).and_then(Weak::upgrade) {
-            return pause;
-        }
-        all.retain(|_, pause| pause.strong_count() > 0);
-        let pause = Arc::new(Self::new());
-        all.insert(owner, Arc::downgrade(&pause));
-        pause
-    }
-
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { epoch: Instant::now(), until: AtomicU64::new(0) }
     }
 
@@ -95,64 +70,6 @@ impl Pause {
     }
 }
 
-fn recent(until: Option<Instant>, now: Instant) -> bool {
+pub(super) fn recent(until: Option<Instant>, now: Instant) -> bool {
     until.is_some_and(|until| now.saturating_duration_since(until) < CAREFUL_FOR)
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-    use crate::config::ApiKey;
-    use crate::fixture;
-
-    /// Covers AUD.3.
-    #[test]
-    fn clients_stay_careful_as_long_as_in_the_reference() {
-        for case in fixture::cases("sampling_recent_backoff.json") {
-            let zero = Instant::now();
-            let at = |seconds: f64| zero + Duration::from_secs_f64(seconds);
-            let now = at(case["now"].as_f64().unwrap());
-            let until = case["backoff_until"].as_f64().map(at);
-            assert_eq!(json!(recent(until, now)), case["recent"], "{case}");
-            assert_eq!(json!(until.is_some_and(|until| until > now)), case["must_wait"], "{case}");
-        }
-    }
-
-    /// Covers X8.
-    #[tokio::test(start_paused = true)]
-    async fn a_short_pause_does_not_end_a_long_one() {
-        let (pause, start) = (Pause::new(), Instant::now());
-        pause.begin(Duration::from_secs(5));
-        pause.begin(Duration::from_secs(1));
-        pause.over().await;
-        assert_eq!(start.elapsed(), Duration::from_secs(5));
-        pause.over().await;
-        assert_eq!(start.elapsed(), Duration::from_secs(5), "over is over");
-    }
-
-    /// Covers T0.1.5, T4.2.2, T4.2.3.
-    #[test]
-    fn one_pause_for_each_server_and_key() {
-        let key = |text: &str| Credential::Key(ApiKey::new(text).unwrap());
-        let base = |text: &str| text.parse::<BaseUrl>().unwrap();
-        let threads: Vec<_> = (0..8)
-            .map(|_| {
-                std::thread::spawn(move || Pause::of(&base("https://one.test:443/"), &key("tml-a")))
-            })
-            .collect();
-        let same: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        assert!(same.iter().all(|pause| Arc::ptr_eq(pause, &same[0])));
-        for (url, other) in [
-            ("https://one.test", "tml-b"),
-            ("https://two.test", "tml-a"),
-            ("https://one.test/path", "tml-a"),
-        ] {
-            assert!(!Arc::ptr_eq(&Pause::of(&base(url), &key(other)), &same[0]), "{url} {other}");
-        }
-        let weak = Arc::downgrade(&same[0]);
-        drop(same);
-        assert!(weak.upgrade().is_none(), "gone with its last client");
-    }
 }

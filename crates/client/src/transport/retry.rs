@@ -13,9 +13,12 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::Response;
+use serde_json::json;
+use tinkex_wire::JsonObject;
 use tokio::time::{Instant, sleep};
 
 use crate::error::{Error, retryable_status};
+use crate::telemetry::Journal;
 
 use super::billing::{self, Billing};
 use super::delay;
@@ -25,6 +28,8 @@ use super::rule::Rule;
 /// How long rounds go on, from the first attempt.
 const BUDGET: Duration = Duration::from_secs(300);
 const LONGEST_ROUND_PAUSE: Duration = Duration::from_secs(30);
+/// What the service calls a round that failed.
+const ROUND_FAILED: &str = "InternalClientHolder.execute_with_retries.exception";
 
 /// How failed requests are sent again.
 ///
@@ -163,7 +168,12 @@ impl Sending {
     }
 
     /// An attempt failed: waits until it is time for another, or says why there is none.
-    pub(crate) async fn failed(&mut self, failed: Failed, billing: &Billing) -> Result<(), Error> {
+    pub(crate) async fn failed(
+        &mut self,
+        failed: Failed,
+        billing: &Billing,
+        journal: Option<&Journal>,
+    ) -> Result<(), Error> {
         self.attempts += 1;
         if self.sent_before < self.rule.resends && failed.may_be_resent() {
             let wait = delay::before_resend(self.sent_before, failed.asked, fastrand::f64());
@@ -185,6 +195,9 @@ impl Sending {
             sleep(billing::PAUSE).await;
         } else {
             let elapsed = self.start.elapsed();
+            if let Some(journal) = journal.filter(|_| self.rule.persist) {
+                journal.attempt(ROUND_FAILED, &failed.error, self.so_far(elapsed));
+            }
             let sensible = !failed.for_good && failed.error.is_retryable();
             if !self.rule.persist || !sensible || elapsed >= BUDGET {
                 return Err(failed.error.after(self.attempts, elapsed));
@@ -199,6 +212,15 @@ impl Sending {
         self.key = self.fixed_key.clone().unwrap_or_else(new_key);
         Ok(())
     }
+
+    /// For the journal.
+    fn so_far(&self, elapsed: Duration) -> JsonObject {
+        let numbers = [
+            ("attempt_count", json!(self.round + 1)),
+            ("elapsed_time", json!(elapsed.as_secs_f64())),
+        ];
+        numbers.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
 }
 
 fn new_key() -> String {
@@ -209,7 +231,7 @@ fn new_key() -> String {
 mod tests {
     use std::collections::VecDeque;
 
-    use serde_json::{Value, json};
+    use serde_json::Value;
     use tinkex_wire::Route;
 
     use super::*;
@@ -253,7 +275,7 @@ mod tests {
                 let idle_since = Instant::now();
                 match outcome(&step) {
                     Ok(_) => break Ok(()),
-                    Err(failed) => match sending.failed(failed, &billing).await {
+                    Err(failed) => match sending.failed(failed, &billing, None).await {
                         Ok(()) => sleeps.push(json!(idle_since.elapsed().as_secs_f64())),
                         Err(error) => break Err(error),
                     },

@@ -122,6 +122,7 @@ impl Fake {
 
     pub(crate) fn builder(&self) -> ServiceClientBuilder {
         ServiceClient::builder()
+            .without_telemetry()
             .env(Env::empty())
             .base_url("http://server.test".parse().unwrap())
             .api_key("tml-test-key-0123456789")

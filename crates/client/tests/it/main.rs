@@ -6,7 +6,9 @@
 #[cfg(feature = "chat")]
 mod chat;
 mod connect;
+mod custom;
 mod fake;
+mod handle;
 mod lookup;
 mod loopback;
 mod resend;

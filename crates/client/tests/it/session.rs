@@ -1,7 +1,7 @@
 //! Sessions: opened once, kept alive, ended.
 
 use serde_json::{Value, json};
-use tinkex::{Env, FinishReason, JsonObject};
+use tinkex::{AdamParams, Env, ErrorKind, FinishReason, JsonObject, RetryPolicy, SamplingParams};
 use tokio::time::{Duration, sleep};
 
 use crate::stage::{Stage, cases};
@@ -34,7 +34,7 @@ async fn a_session_is_opened_by_the_first_who_needs_it_and_shared() {
     assert_eq!(numbers, [0, 1]);
     assert_eq!(models[0]["lora_config"]["rank"], 16);
 
-    service.finish(FinishReason::Success, Some("done".to_owned())).await.unwrap();
+    service.close(FinishReason::Success, Some("done".to_owned())).await.unwrap();
     let finish = stage.calls("/finish").pop().unwrap().json();
     assert_eq!(finish, json!({"reason": {"type": "success"}, "detail": "done"}));
 }
@@ -73,4 +73,108 @@ async fn heartbeats_come_as_in_the_reference() {
             "it ended with its client"
         );
     }
+}
+
+/// Covers R-HOLD.
+#[tokio::test(start_paused = true)]
+async fn a_closed_client_says_so_and_everything_stops() {
+    let stage = Stage::new(json!({}));
+    let service = stage.builder().build().unwrap();
+    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let sampler = service.create_sampling_client("base").await.unwrap();
+    // Still on its way when the client is closed.
+    stage.answer("r1", vec![json!("conn")]);
+    let waiting = model.optim_step(AdamParams::default());
+    sleep(Duration::from_secs(2)).await;
+    service.close(FinishReason::Errored, None).await.unwrap();
+    service.close(FinishReason::Success, None).await.unwrap();
+    let ends: Vec<Value> = stage.calls("/finish").iter().map(|call| call.json()).collect();
+    assert_eq!(ends, [json!({"reason": {"type": "errored"}, "detail": null})], "the first counts");
+    assert_eq!(waiting.await.unwrap_err().kind(), ErrorKind::Closed);
+    let params = SamplingParams::new().max_tokens(1);
+    assert_eq!(sampler.sample([1], params).send().await.unwrap_err().kind(), ErrorKind::Closed);
+    let step = model.optim_step(AdamParams::default()).await.unwrap_err();
+    assert_eq!(step.kind(), ErrorKind::Closed);
+    assert!(step.hint().is_some());
+    let create = service.create_sampling_client("base").await.unwrap_err();
+    assert_eq!(create.kind(), ErrorKind::Closed);
+    assert_eq!(service.server_capabilities().await.unwrap_err().kind(), ErrorKind::Closed);
+    let calls = stage.calls("").len();
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!(stage.calls("").len(), calls, "no heartbeat, no refresh, no telemetry");
+    drop((service, model, sampler));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_does_not_hear_the_end_does_not_keep_the_client_open() {
+    let stage = Stage::new(json!({}));
+    let service = stage.builder().retry(RetryPolicy::disabled()).build().unwrap();
+    let _model = service.create_lora_training_client("base").create().await.unwrap();
+    stage.fail_once("/finish");
+    let error = service.close(FinishReason::Success, None).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Connect);
+    assert_eq!(service.server_capabilities().await.unwrap_err().kind(), ErrorKind::Closed);
+}
+
+/// Covers R-TEL, X6.
+#[tokio::test(start_paused = true)]
+async fn a_session_is_told_about_without_its_secrets() {
+    let stage = Stage::new(json!({}));
+    let service = stage.builder().header("X-Secret", "hush").build().unwrap();
+    let model = service.create_lora_training_client("base").create().await.unwrap();
+    stage.answer("r1", vec![json!(503), json!([400, {"detail": "odd"}]), json!([422, {"a": 1}])]);
+    model.optim_step(AdamParams::default()).await.unwrap_err();
+    stage.answer("r2", vec![json!({"error": "lost it", "category": "server"})]);
+    model.optim_step(AdamParams::default()).await.unwrap_err();
+    service.report(&std::io::Error::other("the program's own"));
+    service.close(FinishReason::Success, None).await.unwrap();
+    let mut events = Vec::new();
+    for call in stage.calls("/telemetry") {
+        let text = String::from_utf8(call.body.to_vec()).unwrap();
+        for secret in ["tml-stage", "hush"] {
+            assert!(!text.contains(secret), "{text}");
+        }
+        assert_eq!(call.json()["session_id"], "s");
+        events.extend(call.json()["events"].as_array().unwrap().clone());
+    }
+    let names: Vec<String> = events
+        .iter()
+        .map(|event| {
+            let name = event.get("event_name").unwrap_or(&event["event"]).as_str().unwrap();
+            format!("{name} {}", event["severity"].as_str().unwrap())
+        })
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "SESSION_START INFO",
+            "APIFuture.result_async.api_status_error WARNING",
+            "APIFuture.result_async.api_status_error ERROR",
+            "APIFuture.result_async.api_status_error ERROR",
+            "user_error WARNING",
+            "APIFuture.result_async.application_error ERROR",
+            "UNHANDLED_EXCEPTION ERROR",
+            "UNHANDLED_EXCEPTION ERROR",
+            "SESSION_END INFO",
+        ]
+    );
+    let order: Vec<u64> =
+        events.iter().map(|event| event["event_session_index"].as_u64().unwrap()).collect();
+    assert_eq!(order, (0..9).collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn telemetry_can_be_switched_off() {
+    let stage = Stage::new(json!({}));
+    let quiet = [("TINKER_TELEMETRY", "0")];
+    for builder in
+        [stage.builder().without_telemetry(), stage.builder().env(Env::from_pairs(quiet))]
+    {
+        let service = builder.build().unwrap();
+        service.create_lora_training_client("base").create().await.unwrap();
+        service.report(&std::io::Error::other("nobody hears"));
+        sleep(Duration::from_secs(60)).await;
+        service.close(FinishReason::Success, None).await.unwrap();
+    }
+    assert!(stage.calls("/telemetry").is_empty());
 }

@@ -37,6 +37,11 @@ struct State {
     /// A call whose connection is lost the next time.
     lost: Option<String>,
     samplers: u32,
+    /// The session's id; "s" if nothing was said.
+    session: Option<String>,
+    joined: u32,
+    /// Samples that were accepted and not yet announced.
+    unannounced: Vec<String>,
     seen: Vec<Call>,
 }
 
@@ -105,6 +110,10 @@ impl Stage {
         service.create_sampling_client("base").await.unwrap()
     }
 
+    pub(crate) fn session_id(&self, id: &str) {
+        self.0.lock().unwrap().session = Some(id.to_owned());
+    }
+
     pub(crate) fn log(&self) -> Vec<String> {
         self.0.lock().unwrap().log.clone()
     }
@@ -166,6 +175,7 @@ impl Stage {
                         let (seq, n) = (&call.json()["seq_id"], &call.json()["num_samples"]);
                         let names: Vec<_> =
                             (0..n.as_u64().unwrap()).map(|i| format!("q{seq}:{i}")).collect();
+                        self.0.lock().unwrap().unannounced.push(format!("q{seq}"));
                         json!({"request_id": format!("q{seq}"), "sample_sequence_ids": names})
                     }
                 }
@@ -175,7 +185,18 @@ impl Stage {
                 "optimizer_config": {"type": "dimuon", "version": 1},
             }),
             "cancel_future" => json!({}),
-            "create_session" => json!({"session_id": "s"}),
+            "telemetry" => json!({"status": "accepted"}),
+            "join_sampling_session" => {
+                let mut state = self.0.lock().unwrap();
+                state.joined += 1;
+                json!({"type": "join_sampling_session", "client_counter": state.joined})
+            }
+            "retrieve_futures" => self.announce(&call.json()).await,
+            "create_session" => {
+                let state = self.0.lock().unwrap();
+                json!({"session_id": state.session.as_deref().unwrap_or("s")})
+            }
+            "create_custom_loss" => json!({"request_id": "loss"}),
             "create_model" => json!({"request_id": "created"}),
             "forward_backward" => {
                 let body = match call.header("content-encoding") {
@@ -198,9 +219,12 @@ impl Stage {
                 self.train(seq).await
             }
             "load_weights" if call.json()["seq_id"].is_null() => json!({"request_id": "loaded"}),
-            "optim_step" | "save_weights" | "save_weights_for_sampler" | "load_weights" => {
-                self.train(call.json()["seq_id"].as_u64().unwrap()).await
-            }
+            "auth/token" => json!({"jwt": format!("eyJ-of-{}", call.header("x-api-key").unwrap())}),
+            "optim_step"
+            | "save_weights"
+            | "save_weights_for_sampler"
+            | "save_weights_external"
+            | "load_weights" => self.train(call.json()["seq_id"].as_u64().unwrap()).await,
             "retrieve_future" => self.poll(&call.json()),
             "session_heartbeat" => {
                 let mut state = self.0.lock().unwrap();
@@ -213,10 +237,33 @@ impl Stage {
         }
     }
 
+    /// Announces what was accepted, or holds the poll for a while.
+    async fn announce(&self, poll: &Value) -> Value {
+        for _ in 0..30 {
+            let ready = std::mem::take(&mut self.0.lock().unwrap().unannounced);
+            if !ready.is_empty() {
+                let cursor = poll["prev_cursor"].as_u64().unwrap() + ready.len() as u64;
+                let completions: Vec<Value> = ready
+                    .iter()
+                    .map(|id| {
+                        json!({"state": "finished", "request_id": id,
+                        "response_payload_uncompressed_size": 8})
+                    })
+                    .collect();
+                return json!({"completions": completions, "cursor": cursor});
+            }
+            sleep(Duration::from_secs(1)).await;
+        }
+        json!({"completions": [], "cursor": poll["prev_cursor"]})
+    }
+
     fn poll(&self, poll: &Value) -> Value {
         let id = poll["request_id"].as_str().unwrap();
         if id == "created" {
             return json!({"type": "create_model", "model_id": "s:train:0"});
+        }
+        if id == "loss" {
+            return json!({"type": "create_custom_loss", "loss_id": "loss-0"});
         }
         if id == "loaded" {
             return json!({"type": "load_weights"});

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use serde_json::{Value, json};
 use tinkex::wire::{Chunk, ForwardBackward, ImageFormat};
-use tinkex::{AdamParams, Category, Datum, ErrorKind, LossFn, Metric, ModelInput, Restore};
+use tinkex::{AdamParams, Category, Datum, ErrorKind, LossFn, Metric, ModelInput, Restore, Save};
 use tokio::time::{Instant, sleep};
 
 use crate::stage::{ACCEPTING, Stage, cases};
@@ -170,6 +170,68 @@ async fn states_are_saved_and_loaded() {
     let load = stage.calls("/load_weights").pop().unwrap().json();
     assert_eq!((&load["optimizer"], &load["seq_id"]), (&json!(true), &json!(3)));
     assert_eq!(model.get_info().await.unwrap().model_id, "s:train:0");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_saved_can_be_kept_replaced_remembered_and_encrypted() {
+    let stage = Stage::new(json!({}));
+    let model = stage.model().await;
+    stage.answer("r1", vec![json!({"type": "save_weights", "path": "tinker://r/weights/a"})]);
+    let day = Duration::from_secs(86_400);
+    let save = Save::named("a").ttl(day).overwrite().metadata("k", "v");
+    model.save_state(save).await.unwrap();
+    let sent = stage.calls("/save_weights").pop().unwrap().json();
+    assert_eq!((&sent["ttl_seconds"], &sent["overwrite"]), (&json!(86_400), &json!(true)));
+    assert_eq!(sent["user_metadata"], json!({"k": "v"}));
+    let path = "tinker://r/external_weights/b";
+    stage.answer(
+        "r2",
+        vec![json!({"type": "save_weights_external", "path": path, "size_bytes": 5})],
+    );
+    let save = Save::named("b").ttl(day).encrypt_for("age1x").encrypt_for("age1y");
+    let saved = model.save_weights_external(save).await.unwrap();
+    assert_eq!((saved.path.to_string(), saved.size_bytes), (path.to_owned(), Some(5)));
+    let sent = stage.calls("/save_weights_external").pop().unwrap().json();
+    assert_eq!(sent["age_encryption_recipients"], json!(["age1x", "age1y"]));
+    assert_eq!((&sent["path"], &sent["seq_id"]), (&json!("b"), &json!(2)));
+    let many = (0..11).fold(Save::named("c"), |save, i| save.encrypt_for(format!("age{i}")));
+    for (save, told) in [
+        (Save::named(""), "needs a name"),
+        (Save::named("c").ttl(Duration::ZERO), "less than a second"),
+        (Save::named("c").encrypt_for("age1x"), "encrypted"),
+    ] {
+        let error = model.save_state(save).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains(told), "{error}");
+    }
+    model.save_weights_for_sampler(Save::named("c").overwrite()).await.unwrap_err();
+    model.save_weights_external(many).await.unwrap_err();
+    assert_eq!(stage.calls("/save_weights").len(), 1, "refused before sending");
+}
+
+/// Covers R-SVC.
+#[tokio::test(start_paused = true)]
+async fn another_key_reads_a_checkpoint_and_is_exchanged_where_keys_are() {
+    let path = || "tinker://theirs/weights/a".parse().unwrap();
+    for exchanged in [false, true] {
+        let stage = Stage::new(json!({"pjwt_auth_enabled": exchanged}));
+        let service = stage.builder().build().unwrap();
+        let create = service.create_training_client_from(path(), Restore::WeightsOnly);
+        let model = create.weights_key("tml-theirs").create().await.unwrap();
+        let token = if exchanged { "eyJ-of-tml-theirs" } else { "tml-theirs" };
+        let own = if exchanged { "eyJ-of-tml-stage" } else { "tml-stage" };
+        let asked = stage.calls("/weights_info").pop().unwrap();
+        assert_eq!(asked.header("x-api-key"), Some(token), "their checkpoint, their key");
+        let load = stage.calls("/load_weights").pop().unwrap();
+        assert_eq!(load.json()["weights_access_token"], token);
+        assert_eq!(load.header("x-api-key"), Some(own), "our model, our key");
+        model.load_state_of(&path(), Restore::WithOptimizer, "tml-theirs").await.unwrap();
+        let load = stage.calls("/load_weights").pop().unwrap().json();
+        assert_eq!((&load["weights_access_token"], &load["seq_id"]), (&json!(token), &json!(2)));
+        model.load_state(&path(), Restore::WeightsOnly).await.unwrap();
+        let load = stage.calls("/load_weights").pop().unwrap().json();
+        assert!(load.get("weights_access_token").is_none());
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -26,7 +26,7 @@ const CHECKS: &[(&str, Check)] = &[
 ];
 
 /// Files that the client's tests read.
-const READ_ELSEWHERE: [&str; 23] = [
+const READ_ELSEWHERE: [&str; 26] = [
     "auth_resolution.json",
     "base_url.json",
     "billing_pause.json",
@@ -37,17 +37,20 @@ const READ_ELSEWHERE: [&str; 23] = [
     "empty_400.json",
     "error_mapping.json",
     "execute_with_retries.json",
+    "futures_poller.json",
     "heartbeat.json",
     "http_retry_delay.json",
     "jwt.json",
     "metrics_reduction.json",
     "queue_state_log.json",
+    "regularizers.json",
     "retry_after_parsing.json",
     "retry_classification.json",
     "retry_handler_delay.json",
     "sampling_backoff.json",
     "sampling_recent_backoff.json",
     "should_retry.json",
+    "telemetry_env.json",
     "tokenizer_id.json",
     "turn_taking.json",
 ];

@@ -1,0 +1,34 @@
+//! [`Pace`]: not asking a server as fast as it can say "not yet".
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+/// An answer that comes faster than this was not waited for by the server.
+const FAST: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// A server should hold a poll until there is something to say. One that does not is given more and
+/// more time.
+#[derive(Debug)]
+pub(super) struct Pace {
+    enabled: bool,
+    fast: u32,
+}
+
+impl Pace {
+    pub(super) fn new(enabled: bool) -> Self {
+        Self { enabled, fast: 0 }
+    }
+
+    /// The server had nothing to say, on a poll that began then.
+    pub(super) async fn wait(&mut self, asked: Instant) {
+        if !self.enabled || asked.elapsed() >= FAST {
+            self.fast = 0;
+            return;
+        }
+        let most = Duration::from_millis(250 << self.fast.min(5)).min(LONGEST_PAUSE);
+        self.fast += 1;
+        sleep(most.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
+    }
+}

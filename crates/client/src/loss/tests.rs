@@ -1,0 +1,329 @@
+//! Values by hand, gradients by small differences.
+
+use serde_json::{Value, json};
+
+use tinkex_wire::loss_input;
+
+use super::*;
+use crate::fixture;
+
+fn datum(inputs: &[(&'static str, TensorData)], tokens: usize) -> Datum {
+    let mut builder = Datum::builder(vec![1_u32; tokens]);
+    builder = builder.loss_input(loss_input::TARGET_TOKENS, vec![1_i64; tokens]);
+    for (name, tensor) in inputs {
+        builder = builder.loss_input(*name, tensor.clone());
+    }
+    builder.build().unwrap()
+}
+
+fn numbers(value: &Value) -> Vec<f32> {
+    serde_json::from_value(value.clone()).unwrap()
+}
+
+/// The value of a loss of one sequence.
+fn value_of(
+    loss: &CustomLoss,
+    logprobs: Vec<f32>,
+    inputs: &[(&'static str, TensorData)],
+) -> LossValue {
+    let datum = datum(inputs, logprobs.len());
+    loss.evaluate(&[datum], &[TensorData::from(logprobs)]).unwrap()
+}
+
+fn close(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-5 * a.abs().max(b.abs()).max(1.0)
+}
+
+#[test]
+fn gradients_of_every_step_are_those_of_small_differences() {
+    type Describe = for<'t> fn(Term<'t>, Term<'t>) -> Term<'t>;
+    let cases: [(&str, Describe); 24] = [
+        ("add", |x, y| (x + y + 2.0).sum()),
+        ("sub", |x, y| (x - y - (1.0 - x)).sum()),
+        ("mul", |x, y| (x * y * x).sum()),
+        ("div", |x, y| (x / y + 1.0 / x).sum()),
+        ("pow", |x, _| x.pow(3.0).sum()),
+        ("exp", |x, _| x.exp().sum()),
+        ("ln", |x, y| (y * y + x.exp()).ln().sum()),
+        ("abs", |x, _| x.abs().sum()),
+        ("sqrt", |x, _| (x * x).sqrt().sum()),
+        ("sigmoid", |x, _| x.sigmoid().sum()),
+        ("log_sigmoid", |x, _| x.log_sigmoid().sum()),
+        ("softplus", |x, _| x.softplus().sum()),
+        ("tanh", |x, _| x.tanh().mean()),
+        ("relu", |x, _| (x + 1.0).relu().sum()),
+        ("neg", |x, _| (-x).sum()),
+        ("max", |x, y| x.max(y).sum() + x.max(-0.6).sum()),
+        ("min", |x, y| x.min(y).sum() + x.min(-0.6).sum()),
+        ("clamp", |x, _| (x * x).clamp(0.1, 1.0).sum()),
+        ("choose", |x, y| x.greater_than(y).choose(x * x, y * x).sum()),
+        ("choose_less", |x, _| x.less_than(-0.6).choose(x, 3.0).sum()),
+        ("sum_last", |x, y| (x * y).sum_last() * x.sum()),
+        ("log_sum_exp", |x, _| x.log_sum_exp_last()),
+        ("cumulative", |x, y| (x.cumulative_sum() * y).sum()),
+        ("stretched", |x, y| (x * y.sum() + x.mean()).sum()),
+    ];
+    let at = [-0.5_f32, -1.25, -0.75];
+    let other = [("other", TensorData::from(vec![-1.0_f32, -0.25, 0.5]))];
+    for (name, describe) in cases {
+        let loss = CustomLoss::trace(name, |trace| {
+            describe(trace.input("logprobs", 1), trace.input("other", 1))
+        })
+        .unwrap();
+        let here = value_of(&loss, at.to_vec(), &other);
+        for i in 0..at.len() {
+            let step = 1.0 / 1024.0;
+            let moved = |by: f32| {
+                let mut at = at;
+                at[i] += by;
+                value_of(&loss, at.to_vec(), &other).loss
+            };
+            let slope = (moved(step) - moved(-step)) / f64::from(2.0 * step);
+            let gradient = f64::from(here.gradients[0][i]);
+            assert!(
+                (slope - gradient).abs() < 1e-4 * slope.abs().max(1.0),
+                "{name} {i}: {slope} {gradient}"
+            );
+        }
+    }
+    let detached = CustomLoss::trace("detached", |trace| {
+        let x = trace.input("logprobs", 1);
+        (x.detach() * x).sum()
+    });
+    assert_eq!(value_of(&detached.unwrap(), at.to_vec(), &[]).gradients[0], at);
+}
+
+#[test]
+fn tables_are_summed_over_their_last_dimension() {
+    let loss = CustomLoss::trace("table", |trace| {
+        let x = trace.input("logprobs", 2);
+        (x.log_sum_exp_last() * trace.input("weights", 1)).sum()
+    });
+    // Named after something was computed.
+    assert!(loss.unwrap_err().to_string().contains("before anything is computed"));
+    let loss = CustomLoss::trace("table", |trace| {
+        let (x, weights) = (trace.input("logprobs", 2), trace.input("per_row", 1));
+        (x.log_sum_exp_last() * weights).sum()
+    });
+    let rows = [[0.0_f32, 0.0], [1.0, 3.0]];
+    let table = TensorData::from_rows(&rows).unwrap();
+    let per_row = ("per_row", TensorData::from(vec![1.0_f32, 2.0]));
+    let value = loss.unwrap().evaluate(&[datum(&[per_row], 2)], &[table]).unwrap();
+    let second = 3.0 + (-2.0_f64).exp().ln_1p();
+    assert!(close(value.loss, 2.0_f64.ln() + 2.0 * second), "{value:?}");
+    assert!(close(f64::from(value.gradients[0][0]), 0.5));
+    assert_eq!(value.gradients[0].len(), 4);
+}
+
+#[test]
+fn what_makes_no_sense_is_told_when_it_is_traced() {
+    type Describe = for<'t> fn(&'t Trace) -> Term<'t>;
+    let cases: [(Describe, &str); 6] = [
+        (|trace| trace.input("logprobs", 1), "not a single number"),
+        (|trace| trace.input("advantages", 1).sum(), "the first must be `logprobs`"),
+        (|trace| trace.input("logprobs", 3).sum(), "rank 1 or 2"),
+        (|trace| trace.input("logprobs", 1).sum().sum_last(), "no last dimension"),
+        (
+            |trace| {
+                let loss = trace.input("logprobs", 1).sum();
+                trace.metric("loss:sum", loss);
+                loss
+            },
+            "metric \"loss:sum\"",
+        ),
+        (
+            |trace| {
+                let loss = trace.input("logprobs", 1).sum();
+                regularize::add(trace, loss, &[("x", -1.0, loss)])
+            },
+            "the weight of \"x\"",
+        ),
+    ];
+    for (describe, told) in cases {
+        let error = CustomLoss::trace("odd", describe).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains(told), "{error}");
+    }
+}
+
+#[test]
+fn metrics_are_joined_over_datums_as_in_the_reference() {
+    let case = fixture::cases("custom_loss.json");
+    let case = case.iter().find(|case| case["id"] == "per_datum_metrics").unwrap();
+    let loss = CustomLoss::trace("m", |trace| {
+        let (x, a, b) = (trace.input("logprobs", 1), trace.input("a", 0), trace.input("b", 0));
+        trace.metric("custom/a:sum", a);
+        trace.metric("custom/b:mean", b);
+        x.sum()
+    })
+    .unwrap();
+    let per_datum = case["per_datum"].as_array().unwrap();
+    #[expect(clippy::cast_possible_truncation, reason = "small numbers")]
+    let scalar = |value: &Value| TensorData::scalar(value.as_f64().unwrap() as f32);
+    let data: Vec<Datum> = per_datum
+        .iter()
+        .map(|m| datum(&[("a", scalar(&m["custom/a:sum"])), ("b", scalar(&m["custom/b:mean"]))], 1))
+        .collect();
+    let logprobs = vec![TensorData::from(vec![0.0_f32]); data.len()];
+    let value = loss.evaluate(&data, &logprobs).unwrap();
+    assert_eq!(json!(value.metrics), case["expected"]);
+}
+
+#[test]
+fn a_graph_names_every_step_once_and_reads_back() {
+    let loss = CustomLoss::trace("ppo", |trace| {
+        let (x, old, adv) =
+            (trace.input("logprobs", 1), trace.input("old", 1), trace.input("advantages", 1));
+        let ratio = (x - old).exp();
+        let clipped = ratio.clamp(0.8, 1.2);
+        trace.metric("custom/ratio:mean", ratio.mean());
+        -(ratio * adv).min(clipped * adv).sum() + ratio.max(2.0).sum()
+    })
+    .unwrap();
+    let upload = serde_json::to_value(loss.upload(SessionId::from("s"), 3)).unwrap();
+    let nodes = upload["graph"]["nodes"].as_array().unwrap();
+    let targets: Vec<_> = nodes.iter().map(|node| node["target"].as_str().unwrap()).collect();
+    assert_eq!(
+        targets,
+        [
+            "logprobs",
+            "old",
+            "advantages",
+            "operator.sub",
+            "torch.exp",
+            "torch.clamp",
+            "mean",
+            "operator.mul",
+            "operator.mul",
+            "torch.minimum",
+            "sum",
+            "operator.neg",
+            "torch.clamp",
+            "sum",
+            "operator.add",
+            "output",
+        ]
+    );
+    assert_eq!(nodes[3]["args"], json!([{"ref": "logprobs"}, {"ref": "old"}]));
+    assert_eq!(nodes[5]["kwargs"], json!({"min": 0.8, "max": 1.2}));
+    assert_eq!(nodes[12]["kwargs"], json!({"min": 2.0, "max": null}));
+    let output = &nodes[15]["args"][0]["tuple"];
+    assert_eq!(output[1]["dict"], json!({"custom/ratio:mean": {"ref": "Step6"}}));
+    assert_ne!(
+        loss.fingerprint(),
+        CustomLoss::trace("ppo", |t| t.input("logprobs", 1).sum()).unwrap().fingerprint()
+    );
+}
+
+/// What each regularizer comes to, as worked out by hand.
+#[test]
+fn regularizers_come_to_what_their_formulas_say() {
+    use regularize::*;
+
+    let of = |describe: &dyn for<'t> Fn(Term<'t>) -> Term<'t>, x: &[f32]| {
+        let loss = CustomLoss::trace("r", |trace| describe(trace.input("logprobs", 1))).unwrap();
+        value_of(&loss, x.to_vec(), &[]).loss
+    };
+    let of_two =
+        |describe: &dyn for<'t> Fn(Term<'t>, Term<'t>) -> Term<'t>, x: &[f32], y: &[f32]| {
+            let loss = CustomLoss::trace("r", |trace| {
+                describe(trace.input("logprobs", 1), trace.input("other", 1))
+            });
+            value_of(&loss.unwrap(), x.to_vec(), &[("other", TensorData::from(y.to_vec()))]).loss
+        };
+    let logs = |value: &Value| numbers(value).into_iter().map(f32::ln).collect::<Vec<_>>();
+    for case in fixture::cases("regularizers.json") {
+        let opts = &case["opts"];
+        let number = |name: &str, or: f64| opts[name].as_f64().unwrap_or(or);
+        let lambda = number("lambda", 1.0);
+        let mean = opts["reduction"] == "mean";
+        let reduced = |x: f64, len: usize| {
+            #[expect(clippy::cast_precision_loss, reason = "a handful")]
+            let len = len as f64;
+            lambda * if mean { x / len } else { x }
+        };
+        let x = if case["input"].is_array() { numbers(&case["input"]) } else { Vec::new() };
+        let seen = match case["name"].as_str().unwrap() {
+            "l1" => reduced(of(&|x| l1(x).sum(), &x), x.len()),
+            "l2" => {
+                #[expect(clippy::cast_precision_loss, reason = "a handful")]
+                let average = x.iter().map(|x| f64::from(*x)).sum::<f64>() / x.len() as f64;
+                let center = if opts["center"] == "mean" { average } else { number("center", 0.0) };
+                let clip = number("clip", f64::INFINITY);
+                lambda * of(&|x| l2((x - center).clamp(-clip, clip)).sum(), &x)
+            }
+            "elastic_net" => {
+                let share = number("l1_ratio", 0.5);
+                reduced(of(&|x| elastic_net(x, share).sum(), &x), x.len())
+            }
+            "kl_divergence" => {
+                let (p, q) = (logs(&case["p"]), logs(&case["q"]));
+                if opts["symmetric"] == true {
+                    of_two(&symmetric_kl, &p, &q)
+                } else if opts["direction"] == "reverse" {
+                    of_two(&kl, &q, &p)
+                } else {
+                    of_two(&kl, &p, &q)
+                }
+            }
+            "entropy" => {
+                let p = logs(&case["p"]);
+                let entropy = of(&|x| entropy(with_temperature(x, number("temperature", 1.0))), &p);
+                #[expect(clippy::cast_precision_loss, reason = "a handful")]
+                let most = if opts["normalize"] == true { (p.len() as f64).ln() } else { 1.0 };
+                if opts["mode"] == "maximize" { -entropy / most } else { entropy / most }
+            }
+            "consistency" => {
+                let (a, b) = (numbers(&case["a"]), numbers(&case["b"]));
+                match opts["metric"].as_str().unwrap() {
+                    "mse" => of_two(&|a, b| l2(a - b).mean(), &a, &b),
+                    "l1" => of_two(&|a, b| l1(a - b).sum(), &a, &b),
+                    _ => of_two(&cosine_distance, &a, &b),
+                }
+            }
+            "orthogonality" => {
+                let rows: Vec<Vec<f64>> = serde_json::from_value(case["matrix"].clone()).unwrap();
+                let rows = if opts["normalize"] == false { rows } else { normalized(&rows) };
+                let mode = match opts["mode"].as_str().unwrap() {
+                    "soft" => Orthogonality::Soft,
+                    "hard" => Orthogonality::Hard,
+                    _ => Orthogonality::Spectral,
+                };
+                orthogonality(&rows, mode)
+            }
+            "gradient_penalty" => {
+                let squares = case["loss"].as_str().unwrap().contains("squares");
+                let loss = CustomLoss::trace("g", |trace| {
+                    let x = trace.input("logprobs", 1);
+                    if squares { l2(x).sum() } else { x.sum() }
+                });
+                let value = value_of(&loss.unwrap(), x, &[]);
+                gradient_penalty(&value.gradients, number("target_norm", 0.0))
+            }
+            other => panic!("no test for {other}"),
+        };
+        assert!(close(seen, case["expected"].as_f64().unwrap()), "{seen} {case}");
+    }
+}
+
+#[test]
+fn regularizers_add_up() {
+    let file = fixture::load("regularizers.json");
+    for case in file["composition"].as_array().unwrap() {
+        let parts = case["regularizers"].as_array().unwrap();
+        let (base, a, b) = (case["base_loss"].as_f64(), &parts[0], &parts[1]);
+        let loss = CustomLoss::trace("sum", |trace| {
+            let zero = trace.input("logprobs", 1).sum() * 0.0;
+            let part = |part: &Value| zero + part["value"].as_f64().unwrap();
+            let weight = |part: &Value| part["weight"].as_f64().unwrap();
+            let parts = [("a", weight(a), part(a)), ("b", weight(b), part(b))];
+            regularize::add(trace, zero + base.unwrap(), &parts)
+        });
+        let value = value_of(&loss.unwrap(), vec![-1.0], &[]);
+        assert!(close(value.loss, case["expected"]["loss_total"].as_f64().unwrap()), "{value:?}");
+        let metric = value.metrics["custom/regularizer/a:sum"];
+        assert!(close(metric, a["value"].as_f64().unwrap()));
+        let contribution = a["weight"].as_f64().unwrap() * metric;
+        assert!(close(contribution, case["expected"]["a"]["contribution"].as_f64().unwrap()));
+    }
+}

@@ -1,0 +1,39 @@
+//! Handing losses to the server.
+
+use tokio::time::Instant;
+
+use tinkex_wire::Submit as _;
+
+use crate::error::Result;
+use crate::future::observe::{QueueLog, Work};
+use crate::future::poll::{Poller, Taken};
+use crate::loss::CustomLoss;
+use crate::transport::Extras;
+
+use super::Session;
+
+impl Session {
+    /// The same loss, computed by the server if it does that. One that it has already is not handed
+    /// over again.
+    pub(crate) async fn create_custom_loss(&self, loss: &CustomLoss) -> Result<CustomLoss> {
+        if !self.config().custom_loss_server_side {
+            return Ok(loss.clone());
+        }
+        let fingerprint = loss.fingerprint();
+        // Held while one is handed over, so that two callers do not hand over the same.
+        let mut known = self.losses.lock().await;
+        if let Some(id) = known.get(&fingerprint) {
+            return Ok(loss.on_server(self.id.clone(), id.clone()));
+        }
+        let request = loss.upload(self.id.clone(), self.next_loss());
+        let start = Instant::now();
+        let ticket = self.transport().call(&request, &Extras::default()).await?;
+        let request_type = request.request_type();
+        let taken = Taken { ticket, request_type, handed_over_in: start.elapsed() };
+        let log = QueueLog::new(Work::ModelCreation, loss.name());
+        let created =
+            Poller::new(self, &log).answer::<tinkex_wire::CreateCustomLoss>(&taken).await?;
+        known.insert(fingerprint, created.loss_id.clone());
+        Ok(loss.on_server(self.id.clone(), created.loss_id))
+    }
+}

@@ -1,0 +1,154 @@
+//! [`Journal`]: events that wait to be sent.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tinkex_wire::{
+    EventKind, SDK_VERSION, SessionId, Severity, TelemetryBatch, TelemetryEvent, Timestamp,
+    duration_text,
+};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, timeout};
+use uuid::Uuid;
+
+use crate::transport::header;
+
+/// How many events may wait; more are refused.
+pub(super) const MOST_EVENTS: usize = 10_000;
+
+#[derive(Debug)]
+pub(crate) struct Journal {
+    session_id: String,
+    /// Whether the start and the end of a session are events.
+    has_session: bool,
+    started: Instant,
+    next_index: AtomicU64,
+    ended: AtomicBool,
+    events: Mutex<VecDeque<TelemetryEvent>>,
+    /// How many events were written and how many have left, each since the start.
+    written: AtomicU64,
+    left: watch::Sender<u64>,
+    hurry: Notify,
+}
+
+impl Journal {
+    /// A journal of a session, which begins with that; or of a client that has none.
+    pub(crate) fn new(session: Option<&SessionId>) -> Self {
+        let session_id = match session {
+            Some(id) => id.to_string(),
+            None => format!("sessionless-{}", Uuid::new_v4()),
+        };
+        let journal = Self {
+            session_id,
+            has_session: session.is_some(),
+            started: Instant::now(),
+            next_index: AtomicU64::new(0),
+            ended: AtomicBool::new(false),
+            events: Mutex::default(),
+            written: AtomicU64::new(0),
+            left: watch::channel(0).0,
+            hurry: Notify::new(),
+        };
+        if journal.has_session {
+            journal.write([(Severity::Info, EventKind::SessionStart)]);
+        }
+        journal
+    }
+
+    /// Writes these events, or none of them if they are too many.
+    pub(crate) fn write<const N: usize>(&self, events: [(Severity, EventKind); N]) -> bool {
+        self.append(events.into_iter().map(|(severity, kind)| self.event(severity, kind)).collect())
+    }
+
+    pub(super) fn append(&self, new: Vec<TelemetryEvent>) -> bool {
+        let mut events = self.lock();
+        if events.len() + new.len() > MOST_EVENTS {
+            drop(events);
+            tracing::warn!("too many telemetry events are waiting; {} are dropped", new.len());
+            return false;
+        }
+        self.written.fetch_add(new.len() as u64, Ordering::AcqRel);
+        events.extend(new);
+        true
+    }
+
+    pub(super) fn event(&self, severity: Severity, kind: EventKind) -> TelemetryEvent {
+        TelemetryEvent {
+            event_id: Uuid::new_v4().to_string(),
+            event_session_index: self.next_index.fetch_add(1, Ordering::Relaxed),
+            severity,
+            timestamp: Timestamp::now(),
+            kind,
+        }
+    }
+
+    /// The end of the session, if there is one and nobody has said so yet.
+    pub(super) fn last_event(&self) -> Option<EventKind> {
+        let first = self.has_session && !self.ended.swap(true, Ordering::AcqRel);
+        first.then(|| EventKind::SessionEnd { duration: duration_text(self.started.elapsed()) })
+    }
+
+    pub(super) fn end(&self) {
+        if let Some(end) = self.last_event() {
+            self.write([(Severity::Info, end)]);
+        }
+    }
+
+    /// Sends what there is without waiting for the next round.
+    pub(crate) fn hurry(&self) {
+        self.hurry.notify_one();
+    }
+
+    /// Waits for somebody in a hurry, but not longer than that.
+    pub(super) async fn next_round(&self, longest: Duration) {
+        let _ = timeout(longest, self.hurry.notified()).await;
+    }
+
+    /// Waits until everything that is written now has left.
+    pub(crate) async fn drained(&self) {
+        let all = self.written.load(Ordering::Acquire);
+        self.hurry();
+        let _ = self.left.subscribe().wait_for(|left| *left >= all).await;
+    }
+
+    /// The next events to send. They stay until [`Journal::gone`].
+    pub(super) fn batch(&self) -> Option<TelemetryBatch> {
+        let events: Vec<_> = self.lock().iter().take(TelemetryBatch::MAX_EVENTS).cloned().collect();
+        (!events.is_empty()).then(|| TelemetryBatch {
+            events,
+            platform: header::os().to_owned(),
+            sdk_version: SDK_VERSION.to_owned(),
+            session_id: self.session_id.clone(),
+            process_uuid: process_id(),
+        })
+    }
+
+    /// The oldest `count` events have left, or are given up.
+    pub(super) fn gone(&self, count: usize) {
+        self.lock().drain(..count);
+        self.left.send_modify(|left| *left += count as u64);
+    }
+
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> usize {
+        self.lock().len()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<TelemetryEvent>> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One id per process, and another after a fork.
+fn process_id() -> String {
+    static ID: Mutex<Option<(u32, Uuid)>> = Mutex::new(None);
+    let mut id = ID.lock().unwrap_or_else(PoisonError::into_inner);
+    let process = std::process::id();
+    let (_, uuid) = match *id {
+        Some(known) if known.0 == process => known,
+        _ => *id.insert((process, Uuid::new_v4())),
+    };
+    uuid.to_string()
+}

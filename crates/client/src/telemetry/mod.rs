@@ -1,0 +1,150 @@
+//! How the client is doing, told to the server now and then.
+//!
+//! Anyone may write into a [`Journal`]; that never waits and never fails a call. [`flush`] sends it
+//! in batches. No event holds a credential: they are made of errors, which hold none, and of
+//! numbers.
+
+mod flush;
+mod journal;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::json;
+use tinkex_wire::{EventKind, JsonObject, SessionId, Severity};
+use tokio::time::timeout;
+
+use crate::error::{Error, ErrorKind};
+use crate::task::{self, Task};
+use crate::transport::Transport;
+
+pub(crate) use journal::Journal;
+
+/// How long the end of a client waits for its last events to leave.
+const LAST_WORDS: Duration = Duration::from_secs(30);
+
+/// A journal and the task that sends it. What is left when this is dropped is sent in the
+/// background.
+pub(crate) struct Reporter {
+    journal: Arc<Journal>,
+    transport: Arc<Transport>,
+    task: Mutex<Option<Task>>,
+}
+
+impl Reporter {
+    /// Begins to report for a session, or for a client that has none.
+    pub(crate) fn start(transport: &Arc<Transport>, session: Option<&SessionId>) -> Self {
+        let journal = Arc::new(Journal::new(session));
+        transport.write_into(Arc::clone(&journal));
+        let task = Task::spawn(flush::run(Arc::clone(&journal), Arc::clone(transport)));
+        Self { journal, transport: Arc::clone(transport), task: Mutex::new(Some(task)) }
+    }
+
+    pub(crate) fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    /// Writes the last event, sends what there is, and stops. A second call finds nothing to do.
+    pub(crate) async fn close(&self) {
+        self.journal.end();
+        self.drain().await;
+        drop(self.stop());
+    }
+
+    /// Waits until everything written so far has left, or for half a minute.
+    pub(crate) async fn drain(&self) {
+        if timeout(LAST_WORDS, self.journal.drained()).await.is_err() {
+            tracing::debug!("telemetry did not leave in time");
+        }
+    }
+
+    fn stop(&self) -> Option<Task> {
+        self.task.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Drop for Reporter {
+    fn drop(&mut self) {
+        if self.stop().is_none() {
+            return;
+        }
+        self.journal.end();
+        let (journal, transport) = (Arc::clone(&self.journal), Arc::clone(&self.transport));
+        task::detach_if_possible(async move {
+            let _ = timeout(LAST_WORDS, flush::send_all(&journal, &transport)).await;
+        });
+    }
+}
+
+impl Journal {
+    /// A call of the user failed. Their own mistakes count as such, wherever in the chain of causes
+    /// they show.
+    pub(crate) fn failure(&self, error: &(dyn std::error::Error + 'static)) {
+        self.write([describe(error)]);
+        self.hurry();
+    }
+
+    /// The program cannot go on: the failure, and the end of the session with it.
+    pub(crate) fn fatal(&self, error: &(dyn std::error::Error + 'static)) {
+        match self.last_event() {
+            Some(end) => self.write([describe(error), (Severity::Info, end)]),
+            None => self.write([describe(error)]),
+        };
+        self.hurry();
+    }
+
+    /// Something with a name; one of few.
+    pub(crate) fn note(&self, name: &str, severity: Severity, data: JsonObject) -> bool {
+        let kind = EventKind::GenericEvent { event_name: name.to_owned(), event_data: data };
+        self.write([(severity, kind)])
+    }
+
+    /// An attempt failed that may have been repeated.
+    pub(crate) fn attempt(&self, name: &str, error: &Error, more: JsonObject) {
+        let (retryable, user) = (error.is_retryable(), error.is_user_error());
+        let mut data = JsonObject::new();
+        data.insert("exception".to_owned(), json!(error.to_string()));
+        data.insert("exception_type".to_owned(), json!(kind(error)));
+        data.insert("status_code".to_owned(), json!(error.status()));
+        data.insert("is_retryable".to_owned(), json!(retryable));
+        data.insert("is_user_error".to_owned(), json!(user));
+        data.extend(more);
+        let severity = if retryable || user { Severity::Warning } else { Severity::Error };
+        self.note(name, severity, data);
+    }
+}
+
+/// An error as an event: the user's mistake, or something unexpected.
+fn describe(error: &(dyn std::error::Error + 'static)) -> (Severity, EventKind) {
+    let own = |error: &(dyn std::error::Error + 'static)| {
+        error.downcast_ref::<Error>().map_or_else(|| "Error".to_owned(), kind)
+    };
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    let mistake = causes
+        .find_map(|cause| cause.downcast_ref::<Error>().filter(|cause| is_users_mistake(cause)));
+    let Some(mistake) = mistake else {
+        let (error_type, error_message) = (own(error), error.to_string());
+        let kind = EventKind::UnhandledException { error_message, error_type, traceback: None };
+        return (Severity::Error, kind);
+    };
+    let mut data = JsonObject::new();
+    data.insert("error_type".to_owned(), json!(own(error)));
+    data.insert("message".to_owned(), json!(error.to_string()));
+    if let Some(status) = mistake.status() {
+        data.insert("status_code".to_owned(), json!(status));
+    }
+    let event_name = "user_error".to_owned();
+    (Severity::Warning, EventKind::GenericEvent { event_name, event_data: data })
+}
+
+/// A request that was refused before it was sent is no failure of ours either.
+fn is_users_mistake(error: &Error) -> bool {
+    error.is_user_error() || error.kind() == ErrorKind::InvalidInput
+}
+
+fn kind(error: &Error) -> String {
+    format!("{:?}", error.kind())
+}

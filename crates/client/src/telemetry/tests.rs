@@ -1,0 +1,214 @@
+//! Events, their limits and their way to the server.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ::http::{HeaderMap, Request, Response};
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use serde_json::{Value, json};
+use tinkex_wire::{Category, RequestFailed, SessionId};
+use tokio::time::sleep;
+
+use super::*;
+use crate::config::{ApiKey, Credential};
+use crate::fixture;
+use crate::transport::http::{HttpFailure, HttpService, Lane};
+use crate::transport::retry::RetryPolicy;
+
+fn session() -> SessionId {
+    SessionId::from("s")
+}
+
+fn event(name: &str) -> (Severity, EventKind) {
+    let event_name = name.to_owned();
+    (Severity::Info, EventKind::GenericEvent { event_name, event_data: JsonObject::new() })
+}
+
+fn case(id: &str) -> Vec<Value> {
+    let cases = fixture::cases("telemetry_events.json");
+    cases.into_iter().filter(|case| case["id"] == id).collect()
+}
+
+/// An error of the program around one of ours.
+#[derive(Debug)]
+struct Around(Error);
+
+impl std::fmt::Display for Around {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("wrapped")
+    }
+}
+
+impl std::error::Error for Around {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.0)
+    }
+}
+
+#[test]
+fn events_have_the_shape_of_the_reference() {
+    let journal = Journal::new(Some(&session()));
+    let data = [("k".to_owned(), json!(1))].into_iter().collect();
+    journal.note("my.event", Severity::Warning, data);
+    journal.failure(&std::io::Error::other("boom"));
+    journal.fatal(&Around(Error::of_reply(404, b"", None)));
+    let failed = RequestFailed { error: "rf".to_owned(), category: Category::User };
+    journal.fatal(&Error::of_work(failed));
+    let batch = serde_json::to_value(journal.batch().unwrap()).unwrap();
+    let mut seen = batch["events"].as_array().unwrap().clone();
+    let mut ids = Vec::new();
+    for event in &mut seen {
+        let fields = event.as_object_mut().unwrap();
+        ids.push(fields.remove("event_id").unwrap());
+        assert!(fields.remove("timestamp").unwrap().as_str().unwrap().contains('T'));
+        if let Some(duration) = fields.get_mut("duration") {
+            *duration = json!("<H:MM:SS.ffffff>");
+        }
+    }
+    ids.dedup();
+    assert_eq!(ids.len(), seen.len());
+    let mut expected = case("events")[0]["events"].as_array().unwrap().clone();
+    // The names of error types are our own.
+    expected[2]["error_type"] = json!("Error");
+    expected[3]["event_data"]["error_type"] = json!("Error");
+    expected[5]["event_data"]["error_type"] = json!("WorkFailed");
+    assert_eq!(seen, expected, "one end, at the first fatal failure");
+    assert_eq!(batch["session_id"], "s");
+    assert_eq!(
+        batch["process_uuid"],
+        serde_json::to_value(&journal.batch()).unwrap()["process_uuid"]
+    );
+}
+
+#[test]
+fn a_client_without_a_session_has_neither_start_nor_end() {
+    let case = &case("sessionless")[0];
+    let journal = Journal::new(None);
+    assert_eq!(json!(journal.waiting()), case["initial_events"]);
+    journal.fatal(&std::io::Error::other("boom"));
+    journal.end();
+    let batch = serde_json::to_value(journal.batch().unwrap()).unwrap();
+    let prefix = case["session_id_prefix"].as_str().unwrap();
+    assert!(batch["session_id"].as_str().unwrap().starts_with(prefix));
+    let kinds: Vec<_> =
+        batch["events"].as_array().unwrap().iter().map(|event| &event["event"]).collect();
+    assert_eq!(json!(kinds), case["fatal_event_types"]);
+}
+
+#[test]
+fn too_many_events_are_refused_all_at_once() {
+    let case = &case("queue_cap")[0];
+    let journal = Journal::new(Some(&session()));
+    assert_eq!(json!(journal.waiting()), case["start"]);
+    let sizes = case["push_sizes"].as_array().unwrap();
+    let taken: Vec<bool> = sizes
+        .iter()
+        .map(|size| {
+            let events = (0..size.as_u64().unwrap()).map(|_| event("e"));
+            journal.append(events.map(|(severity, kind)| journal.event(severity, kind)).collect())
+        })
+        .collect();
+    assert_eq!(json!(taken), case["accepted"]);
+    assert_eq!(json!(journal.waiting()), case["final_len"]);
+}
+
+/// Takes batches, or fails in every way there is.
+#[derive(Clone, Default)]
+struct Server {
+    batches: Arc<Mutex<Vec<usize>>>,
+    /// Answers before it takes anything.
+    failures: Arc<Mutex<Vec<u16>>>,
+}
+
+impl HttpService for Server {
+    fn send(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+        assert_eq!((lane, timeout), (Lane::Telemetry, Duration::from_secs(5)));
+        if let Some(status) = self.failures.lock().unwrap().pop() {
+            let reply = Response::builder().status(status).body(Bytes::from_static(b"no"));
+            let failed =
+                if status == 0 { Err(HttpFailure::connect("x")) } else { Ok(reply.unwrap()) };
+            return futures_util::future::ready(failed).boxed();
+        }
+        let body: Value = serde_json::from_slice(request.body()).unwrap();
+        self.batches.lock().unwrap().push(body["events"].as_array().unwrap().len());
+        let reply = Response::new(Bytes::from_static(b"{\"status\":\"accepted\"}"));
+        futures_util::future::ready(Ok(reply)).boxed()
+    }
+}
+
+impl Server {
+    fn transport(&self) -> Arc<Transport> {
+        let key = Credential::Key(ApiKey::new("tml-x").unwrap());
+        let base = "http://telemetry.test".parse().unwrap();
+        let policy = RetryPolicy::default().with_max_resends(0);
+        Transport::new(Arc::new(self.clone()), base, key, HeaderMap::new(), policy)
+    }
+
+    fn seen(&self) -> Vec<usize> {
+        self.batches.lock().unwrap().clone()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_leave_in_batches_as_in_the_reference() {
+    for case in case("flush") {
+        let (server, journal) = (Server::default(), Journal::new(None));
+        for _ in 0..case["queued"].as_u64().unwrap() {
+            journal.write([event("e")]);
+        }
+        flush::send_all(&journal, &server.transport()).await;
+        assert_eq!(json!(server.seen()), case["batches"]);
+    }
+}
+
+/// Covers R-TEL.
+#[tokio::test(start_paused = true)]
+async fn events_leave_every_ten_seconds_or_in_a_hurry_and_at_the_end() {
+    let server = Server::default();
+    let reporter = Reporter::start(&server.transport(), Some(&session()));
+    sleep(Duration::from_secs(9)).await;
+    assert!(server.seen().is_empty());
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(server.seen(), [1], "the start of the session");
+    reporter.journal().failure(&std::io::Error::other("boom"));
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(server.seen(), [1, 1], "failures do not wait");
+    reporter.journal().write([event("e")]);
+    reporter.close().await;
+    assert_eq!(server.seen(), [1, 1, 2], "the event and the end");
+    reporter.close().await;
+    drop(reporter);
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(server.seen().len(), 3, "one end is enough");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_left_when_a_client_is_dropped_leaves_in_the_background() {
+    let server = Server::default();
+    drop(Reporter::start(&server.transport(), Some(&session())));
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(server.seen(), [2], "start and end");
+}
+
+/// Covers X9.
+#[tokio::test(start_paused = true)]
+async fn the_task_survives_whatever_the_server_does() {
+    let server = Server::default();
+    *server.failures.lock().unwrap() = vec![500, 0, 400, 404, 0, 500];
+    let reporter = Reporter::start(&server.transport(), Some(&session()));
+    reporter.drain().await;
+    assert!(server.seen().is_empty(), "the batch was given up, and nobody waits for it");
+    reporter.journal().write([event("e")]);
+    reporter.drain().await;
+    assert!(server.failures.lock().unwrap().is_empty());
+    reporter.journal().write([event("e")]);
+    reporter.drain().await;
+    assert_eq!(server.seen(), [1]);
+}

@@ -1,0 +1,131 @@
+//! [`Save`]: under which name to save, and how.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tinkex_wire::TinkerPath;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// How to save weights. A plain name saves for ever, unless the name is taken.
+///
+/// ```
+/// use std::time::Duration;
+/// use tinkex::Save;
+///
+/// let save = Save::named("step-100")
+///     .ttl(Duration::from_secs(7 * 24 * 3600))
+///     .overwrite()
+///     .metadata("accuracy", "0.91");
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+#[must_use]
+pub struct Save {
+    pub(super) name: String,
+    pub(super) ttl: Option<Duration>,
+    pub(super) overwrite: bool,
+    pub(super) metadata: BTreeMap<String, String>,
+    pub(super) recipients: Vec<String>,
+}
+
+impl Save {
+    /// Saves under a name.
+    pub fn named(name: impl Into<String>) -> Self {
+        let (metadata, recipients) = (BTreeMap::new(), Vec::new());
+        Self { name: name.into(), ttl: None, overwrite: false, metadata, recipients }
+    }
+
+    /// Kept for this long, an hour at least.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
+    }
+
+    /// Replaces a checkpoint of that name, if there is one; only for
+    /// [`TrainingClient::save_state`](crate::TrainingClient::save_state).
+    pub fn overwrite(mut self) -> Self {
+        self.overwrite = true;
+        self
+    }
+
+    /// Remembers something with it.
+    pub fn metadata(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.metadata.insert(key.into(), value.into());
+        self
+    }
+
+    /// Encrypts the files for this `age` public key as well; only for
+    /// [`TrainingClient::save_weights_external`](crate::TrainingClient::save_weights_external).
+    pub fn encrypt_for(mut self, recipient: impl Into<String>) -> Self {
+        self.recipients.push(recipient.into());
+        self
+    }
+
+    pub(super) fn ttl_seconds(&self) -> Option<u64> {
+        self.ttl.map(|ttl| ttl.as_secs())
+    }
+
+    pub(super) fn user_metadata(&self) -> Option<BTreeMap<String, String>> {
+        (!self.metadata.is_empty()).then(|| self.metadata.clone())
+    }
+
+    /// Refuses what makes no sense for this kind of checkpoint.
+    pub(super) fn check(&self, kind: Kind) -> Result<()> {
+        let wrong = |why: &str| {
+            let why = format!("cannot save {:?}: {why}", self.name);
+            Err(Error::new(ErrorKind::InvalidInput, why))
+        };
+        if self.name.is_empty() {
+            return wrong("a checkpoint needs a name");
+        }
+        if self.ttl.is_some_and(|ttl| ttl.as_secs() == 0) {
+            return wrong("a checkpoint that is kept for less than a second is not kept");
+        }
+        if self.overwrite && kind != Kind::State {
+            return wrong("only a saved state can be replaced");
+        }
+        if !self.recipients.is_empty() && kind != Kind::External {
+            return wrong("only external weights can be encrypted");
+        }
+        if !self.metadata.is_empty() && kind == Kind::External {
+            return wrong("external weights carry no metadata");
+        }
+        if self.recipients.len() > MOST_RECIPIENTS {
+            return wrong("it can be encrypted for 10 recipients at most");
+        }
+        Ok(())
+    }
+}
+
+const MOST_RECIPIENTS: usize = 10;
+
+/// What is saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    State,
+    Sampler,
+    External,
+}
+
+impl From<&str> for Save {
+    fn from(name: &str) -> Self {
+        Self::named(name)
+    }
+}
+
+impl From<String> for Save {
+    fn from(name: String) -> Self {
+        Self::named(name)
+    }
+}
+
+/// Weights saved as files to download.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ExternalWeights {
+    /// Their address; see
+    /// [`RestClient::get_external_weights_urls`](crate::RestClient::get_external_weights_urls).
+    pub path: TinkerPath,
+    /// How large they are, if the server says so.
+    pub size_bytes: Option<u64>,
+}

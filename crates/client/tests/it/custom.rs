@@ -1,0 +1,186 @@
+//! Losses of the caller's own, computed here or on the server.
+
+use serde_json::{Value, json};
+use tinkex::loss::{CustomLoss, LossValue};
+use tinkex::wire::{ForwardBackward, ForwardBackwardOutput, LossRecord, Mode};
+use tinkex::{AdamParams, Datum, ErrorKind, LossFn};
+
+use crate::stage::{Stage, cases};
+
+fn datum(tokens: u32) -> Datum {
+    Datum::builder((0..tokens).collect::<Vec<_>>())
+        .loss_input("target_tokens", vec![5_i64; tokens as usize])
+        .loss_input("advantages", vec![2.0_f32; tokens as usize])
+        .build()
+        .unwrap()
+}
+
+/// An answer with these log-probabilities, one list a datum.
+fn answer(logprobs: &[Vec<f32>], metrics: &[(&str, f64)]) -> Value {
+    let lengths: Vec<usize> = logprobs.iter().map(Vec::len).collect();
+    let values: Vec<f32> = logprobs.concat();
+    let record = LossRecord::new(logprobs.len()).field("logprobs", values, lengths).unwrap();
+    let output = ForwardBackwardOutput {
+        loss_fn_outputs: record.into(),
+        metrics: metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
+        ..Default::default()
+    };
+    json!({"proto": output.to_proto().to_vec()})
+}
+
+fn passes(stage: &Stage) -> Vec<ForwardBackward> {
+    let calls = stage.calls("/forward_backward");
+    calls.iter().map(|call| ForwardBackward::from_proto(&call.body).unwrap()).collect()
+}
+
+fn numbers(value: &Value) -> Vec<Vec<f32>> {
+    serde_json::from_value(value.clone()).unwrap()
+}
+
+fn weights(pass: &ForwardBackward) -> Vec<Vec<f32>> {
+    let weights = |datum: &Datum| datum.loss_input("weights").unwrap().as_f32().unwrap().to_vec();
+    pass.data.iter().map(weights).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_computed_loss_sends_its_gradient_as_weights() {
+    for case in cases("custom_loss.json") {
+        if !case["logprobs"].is_array() {
+            continue;
+        }
+        let logprobs = numbers(&case["logprobs"]);
+        let stage = Stage::new(json!({}));
+        let model = stage.model().await;
+        stage.answer("r1", vec![answer(&logprobs, &[("loss:sum", 0.0)])]);
+        stage.answer("r2", vec![answer(&logprobs, &[("loss:sum", 7.0), ("tokens:sum", 5.0)])]);
+        let data = logprobs.iter().map(|l| datum(u32::try_from(l.len()).unwrap())).collect();
+        let (loss, gradients) = (case["loss_value"].as_f64().unwrap(), numbers(&case["gradient"]));
+        let expected = logprobs.clone();
+        let pass = model.forward_backward_custom(data, move |data, logprobs| {
+            assert_eq!(data[0].loss_input("advantages").unwrap().as_f32().unwrap()[0], 2.0);
+            let seen: Vec<Vec<f32>> =
+                logprobs.iter().map(|tensor| tensor.as_f32().unwrap().to_vec()).collect();
+            assert_eq!(seen, expected);
+            let metrics = [("my_metric".to_owned(), 0.5)].into();
+            Ok(LossValue { loss, gradients, metrics })
+        });
+        // Queued behind both passes.
+        let step = model.optim_step(AdamParams::default());
+        let output = pass.await.unwrap();
+        step.await.unwrap();
+        let sent = passes(&stage);
+        assert_eq!(sent.len(), 2);
+        assert_eq!((sent[0].mode, sent[1].mode), (Mode::Forward, Mode::ForwardBackward));
+        assert!(sent.iter().all(|pass| pass.loss_fn == LossFn::CrossEntropy));
+        assert!(sent.iter().all(|pass| pass.data[0].loss_inputs().len() == 2), "nothing else");
+        assert_eq!(weights(&sent[1]), numbers(&case["weights_sent"]), "{case}");
+        let metrics: Value = output
+            .metrics
+            .iter()
+            .map(|(name, value)| (name.clone(), json!(value.as_f64())))
+            .collect();
+        assert_eq!(
+            metrics,
+            json!({"loss:sum": loss, "surrogate_loss:sum": 7.0, "tokens:sum": 5.0, "my_metric": 0.5})
+        );
+        assert_eq!(stage.calls("/optim_step")[0].json()["seq_id"], 3, "calls keep their order");
+    }
+}
+
+fn nll() -> CustomLoss {
+    CustomLoss::trace("weighted", |trace| {
+        let (logprobs, advantages) = (trace.input("logprobs", 1), trace.input("advantages", 1));
+        let loss = -(logprobs * advantages).sum();
+        trace.metric("custom/total:sum", loss);
+        loss
+    })
+    .unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_traced_loss_runs_here_where_the_server_does_not() {
+    let stage = Stage::new(json!({}));
+    let service = stage.builder().build().unwrap();
+    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let loss = service.create_custom_loss(&nll()).await.unwrap();
+    assert!(!loss.is_on_server());
+    stage.answer("r1", vec![answer(&[vec![-0.5, -1.0]], &[])]);
+    stage.answer("r2", vec![answer(&[vec![-0.5, -1.0]], &[("loss:sum", 9.0)])]);
+    let output = model.forward_backward(vec![datum(2)], &loss).await.unwrap();
+    assert_eq!(weights(&passes(&stage)[1]), [[2.0, 2.0]]);
+    assert_eq!(output.metrics["loss:sum"].as_f64(), 3.0);
+    assert_eq!(output.metrics["custom/total:sum"].as_f64(), 3.0);
+    stage.answer("r3", vec![answer(&[vec![-2.0]], &[("loss:sum", 1.0)])]);
+    let output = model.forward(vec![datum(1)], &loss).await.unwrap();
+    assert_eq!(output.metrics["loss:sum"].as_f64(), 4.0, "without a gradient there is one pass");
+    assert_eq!(passes(&stage).len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_traced_loss_runs_on_the_server_where_it_can() {
+    let stage = Stage::new(json!({"custom_loss_server_side": true}));
+    let service = stage.builder().build().unwrap();
+    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let traced = nll();
+    let (loss, same) = (service.create_custom_loss(&traced), service.create_custom_loss(&traced));
+    let (loss, same) = tokio::join!(loss, same);
+    let (loss, same) = (loss.unwrap(), same.unwrap());
+    assert!(loss.is_on_server());
+    assert_eq!(loss, same);
+    let uploads = stage.calls("/create_custom_loss");
+    assert_eq!(uploads.len(), 1, "the same loss is handed over once");
+    let upload = uploads[0].json();
+    assert_eq!((&upload["session_id"], &upload["custom_loss_seq_id"]), (&json!("s"), &json!(0)));
+    let inputs = json!([{"name": "logprobs", "rank": 1}, {"name": "advantages", "rank": 1}]);
+    assert_eq!(upload["inputs"], inputs);
+    model.forward_backward(vec![datum(2)], &loss).await.unwrap();
+    let pass = passes(&stage).remove(0);
+    assert_eq!(
+        (pass.loss_fn, pass.loss_fn_config.text("loss_id")),
+        (LossFn::Custom, Some("loss-0"))
+    );
+    assert_eq!(pass.data[0], datum(2), "the data goes as it is");
+
+    let plain = Datum::supervised([1, 2], 1.0).unwrap();
+    let error = model.forward_backward(vec![plain], &loss).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert!(error.to_string().contains("advantages"), "{error}");
+    let other = Stage::new(json!({"custom_loss_server_side": true, "x": 1}));
+    other.session_id("t");
+    let elsewhere = other.model().await.forward_backward(vec![datum(1)], &loss).await.unwrap_err();
+    assert!(elsewhere.to_string().contains("belongs to session s"), "{elsewhere}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_that_fails_adds_nothing_and_leaves_no_hole() {
+    type Loss = fn() -> Result<LossValue, Box<dyn std::error::Error + Send + Sync>>;
+    let cases: [(Loss, &str); 5] = [
+        (|| Err("no idea".into()), "the loss failed: no idea"),
+        (|| panic!("scripted"), "the loss panicked"),
+        (|| Ok(LossValue::default()), "0 gradients for 1 datums"),
+        (|| Ok(LossValue { gradients: vec![vec![1.0; 5]], ..Default::default() }), "5 numbers"),
+        (
+            || Ok(LossValue { gradients: vec![vec![f32::NAN; 2]], ..Default::default() }),
+            "not finite",
+        ),
+    ];
+    for (loss, told) in cases {
+        let stage = Stage::new(json!({}));
+        let model = stage.model().await;
+        stage.answer("r1", vec![answer(&[vec![-0.5, -1.0]], &[])]);
+        let pass = model.forward_backward_custom(vec![datum(2)], move |_, _| loss());
+        let step = model.optim_step(AdamParams::default());
+        let error = pass.await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains(told), "{error}");
+        step.await.unwrap();
+        assert_eq!(passes(&stage).len(), 1);
+        assert_eq!(stage.calls("/optim_step")[0].json()["seq_id"], 2);
+    }
+    let stage = Stage::new(json!({}));
+    let model = stage.model().await;
+    let plain = Datum::builder([1, 2]).build().unwrap();
+    let error = model.forward_backward_custom(vec![plain], |_, _| Ok(LossValue::default())).await;
+    assert!(error.unwrap_err().to_string().contains("target_tokens"));
+    assert!(stage.calls("/forward_backward").is_empty());
+}

@@ -1,0 +1,113 @@
+//! Sampling sessions shared between processes, and one poll for all of a client's samples.
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use tinkex::{ErrorKind, SamplerHandle, SamplingClient, SamplingParams};
+use tokio::time::{Duration, sleep};
+
+use crate::stage::Stage;
+
+fn params() -> SamplingParams {
+    SamplingParams::new().max_tokens(1)
+}
+
+fn numbers(stage: &Stage) -> Vec<u64> {
+    stage.calls("/asample").iter().map(|call| call.json()["seq_id"].as_u64().unwrap()).collect()
+}
+
+/// Covers X11, R-HOLD.
+#[tokio::test(start_paused = true)]
+async fn a_handle_carries_no_key_and_the_other_process_uses_its_own() {
+    let config = json!({"sample_max_concurrent_requests": 7, "pjwt_auth_enabled": false});
+    let (here, there) = (Stage::new(config), Stage::new(json!({})));
+    let service = here.builder().header("X-Team", "blue").build().unwrap();
+    let sampler = service.create_sampling_client("base").await.unwrap();
+    let text = sampler.handle().to_text();
+    let handle = SamplerHandle::from_text(&text).unwrap();
+    assert!(!serde_json::to_string(&handle).unwrap().contains("tml-"), "{handle:?}");
+    assert_eq!(handle.holder.client_config.sample_max_concurrent_requests, 7);
+    assert_eq!(handle.holder.default_headers_overrides.as_ref().unwrap()["X-Team"], "blue");
+
+    let other = there.builder().api_key("tml-there").build().unwrap();
+    let restored = other.restore_sampling_client(&handle).unwrap();
+    assert!(there.calls("").is_empty(), "restoring asks nothing");
+    restored.sample([1], params()).send().await.unwrap();
+    let asked: Vec<String> = there.calls("").into_iter().map(|call| call.path).collect();
+    assert_eq!(asked, ["/api/v1/asample", "/api/v1/retrieve_future"], "no session was opened");
+    assert_eq!(there.calls("/asample")[0].header("x-api-key"), Some("tml-there"));
+    assert_eq!(there.calls("/asample")[0].json()["sampling_session_id"], "s:sample:0");
+    sleep(Duration::from_secs(11)).await;
+    assert_eq!(there.calls("/session_heartbeat").len(), 1, "it keeps the session alive too");
+
+    let elsewhere = there.builder().base_url("http://elsewhere.test".parse().unwrap());
+    let error = elsewhere.build().unwrap().restore_sampling_client(&handle).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert_eq!(restored.handle(), SamplerHandle { holder: restored.handle().holder, ..handle });
+}
+
+/// Covers X12.
+#[tokio::test(start_paused = true)]
+async fn clients_of_one_sampling_session_number_apart() {
+    let stage = Stage::new(json!({"sample_join_sampling_session": true}));
+    let service = stage.builder().build().unwrap();
+    let maker = service.create_sampling_client("base").await.unwrap();
+    let handle = maker.handle();
+    let (one, two) = (
+        service.restore_sampling_client(&handle).unwrap(),
+        service.restore_sampling_client(&handle).unwrap(),
+    );
+    maker.sample([1], params()).send().await.unwrap();
+    assert!(stage.calls("/join_sampling_session").is_empty(), "the maker is clone 0");
+    let both =
+        [&one, &one, &two].map(|client: &SamplingClient| client.sample([1], params()).send());
+    for answer in join_all(both).await {
+        answer.unwrap();
+    }
+    let mut seen = numbers(&stage);
+    seen.sort_unstable();
+    assert_eq!(seen, [0, 1_000_000_000, 1_000_000_001, 2_000_000_000]);
+    assert_eq!(stage.calls("/join_sampling_session").len(), 2, "each joins once");
+    assert_eq!(stage.calls("/create_session").len(), 1, "in the session that was there");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_clone_draws_lots_where_the_server_does_not_number() {
+    let stage = Stage::new(json!({}));
+    let service = stage.builder().build().unwrap();
+    let maker = service.create_sampling_client("base").await.unwrap();
+    let clone = service.restore_sampling_client(&maker.handle()).unwrap();
+    for _ in 0..2 {
+        clone.sample([1], params()).send().await.unwrap();
+    }
+    let seen = numbers(&stage);
+    assert!(seen[0] >= 1_000_000_000 && seen[0] % 1_000_000_000 == 0, "{seen:?}");
+    assert_eq!(seen[1], seen[0] + 1);
+}
+
+/// Covers R-POLL.
+#[tokio::test(start_paused = true)]
+async fn one_poll_serves_all_samples_and_reports_what_was_fetched() {
+    let stage = Stage::new(json!({
+        "sample_use_retrieve_futures": true, "sample_max_concurrent_requests": 1,
+    }));
+    let sampler = stage.sampler().await;
+    let calls = (0..50).map(|_| sampler.sample([1, 2], params()).send());
+    for answer in join_all(calls).await {
+        assert_eq!(answer.unwrap().sequences[0].tokens[..], [7]);
+    }
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(stage.calls("/asample").len(), 50);
+    let polls = stage.calls("/retrieve_future");
+    assert_eq!(polls.len(), 50, "each answer is fetched once, when it is there");
+    assert!(polls.iter().all(|poll| poll.json()["allow_metadata_only"] == false));
+    let many: Vec<Value> = stage.calls("/retrieve_futures").iter().map(|c| c.json()).collect();
+    assert!(many.len() < 10, "{} polls for 50 samples", many.len());
+    let reported: usize =
+        many.iter().map(|poll| poll["retrieved_request_ids"].as_array().unwrap().len()).sum();
+    assert_eq!(reported, 50);
+    assert_eq!(many[0]["target"]["type"], "sampling_session");
+    drop(sampler);
+    let polls = stage.calls("/retrieve_futures").len();
+    sleep(Duration::from_secs(300)).await;
+    assert_eq!(stage.calls("/retrieve_futures").len(), polls, "it ended with its client");
+}

@@ -1,0 +1,4 @@
+//! As in the crate.
+
+#[path = "../../src/training/turn.rs"]
+pub(crate) mod turn;

@@ -1,0 +1,4 @@
+//! As in the crate.
+
+#[path = "../../src/transport/pause.rs"]
+pub(crate) mod pause;
