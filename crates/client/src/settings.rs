@@ -110,8 +110,8 @@ impl Settings {
 
     /// Where tokenizers come from, through the same door to the network.
     #[cfg(feature = "tokenizer")]
-    pub(crate) fn hub(&self) -> crate::tokenizer::HubSettings {
-        crate::tokenizer::HubSettings { env: self.env.clone(), http: Arc::clone(&self.http) }
+    pub(crate) fn hub(&self) -> Result<crate::tokenizer::Hub> {
+        Ok(crate::tokenizer::Hub::from_env(&self.env)?.shared_http(Arc::clone(&self.http)))
     }
 
     pub(crate) fn transport(&self) -> Result<Arc<Transport>> {

@@ -14,7 +14,8 @@ use serde::ser::{Serialize, SerializeMap as _, Serializer};
 /// use tinkex::Message;
 ///
 /// let question = Message::user("What is the weather in Ulm?");
-/// let call = Message::assistant("").with("tool_calls", [("name", "weather")]);
+/// let tool_calls = serde_json::json!([{"function": {"name": "weather"}}]);
+/// let call = Message::assistant("").with("tool_calls", tool_calls);
 /// let answer: Message = serde_json::from_str(r#"{"role": "tool", "content": "snow"}"#).unwrap();
 /// assert_eq!((question.role(), answer.role()), ("user", "tool"));
 /// ```
@@ -55,8 +56,8 @@ impl Message {
         Self::new("tool", content)
     }
 
-    /// The same with another field, or with another value for one it has. Anything that is not data
-    /// (a number as a key, say) reaches the template as an error and is reported when it is used.
+    /// The same with another field, or with another value for one it has. A value that cannot be
+    /// serialized is reported when a template uses it.
     #[must_use]
     pub fn with(mut self, name: impl Into<String>, value: impl Serialize) -> Self {
         let (name, value) = (name.into(), Value::from(Serde(value)));

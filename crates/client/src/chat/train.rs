@@ -135,9 +135,10 @@ impl Chat {
         mut generated: Vec<Range<usize>>,
     ) -> Result<Vec<Range<usize>>> {
         let first = turns.first().copied().unwrap_or_default();
-        let before = match messages[..first].iter().any(is_assistant) {
-            true => self.write(&messages[..first], false)?.generated.len(),
-            false => 0,
+        let before = if messages[..first].iter().any(is_assistant) {
+            self.write(&messages[..first], false)?.generated.len()
+        } else {
+            0
         };
         generated.drain(..before.min(generated.len()));
         generated.retain(|span| !span.is_empty());

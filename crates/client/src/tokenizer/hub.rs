@@ -103,8 +103,12 @@ impl Hub {
 
     /// Another way to send requests: a proxy, a recorder, a fake.
     #[must_use]
-    pub fn http(mut self, service: impl HttpService) -> Self {
-        self.http = Some(Arc::new(service));
+    pub fn http(self, service: impl HttpService) -> Self {
+        self.shared_http(Arc::new(service))
+    }
+
+    pub(crate) fn shared_http(mut self, service: Arc<dyn HttpService>) -> Self {
+        self.http = Some(service);
         self
     }
 
@@ -230,18 +234,6 @@ impl Hub {
             None => error.with_hint(hint),
             Some(cause) => error.with_hint(hint).with_source(cause),
         }
-    }
-}
-
-/// What a client's hub is made of, once it is needed: a wrong variable is no reason not to train.
-pub(crate) struct HubSettings {
-    pub(crate) env: Env,
-    pub(crate) http: Arc<dyn HttpService>,
-}
-
-impl HubSettings {
-    pub(crate) fn hub(&self) -> Result<Hub> {
-        Ok(Hub { http: Some(Arc::clone(&self.http)), ..Hub::from_env(&self.env)? })
     }
 }
 

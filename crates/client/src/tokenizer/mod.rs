@@ -23,7 +23,6 @@ use crate::error::{Error, ErrorKind, Result};
 
 use files::{Special, TokenizerFiles};
 pub use hub::Hub;
-pub(crate) use hub::HubSettings;
 pub use id::TokenizerId;
 pub(crate) use id::before_colon;
 use pieces::Pieces;

@@ -448,6 +448,53 @@ async fn a_pinned_revision_is_asked_for_as_such() {
     assert!(cache.path().join("models--org--pinned/refs/v2").is_file());
 }
 
+/// The real network stack: facts without a body, and pieces of a file, from a plain web server.
+#[tokio::test]
+async fn a_plain_web_server_is_hub_enough() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    async fn converse(mut stream: tokio::net::TcpStream) {
+        let file = tiny::json(&["<end>"]);
+        loop {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let Ok(byte) = stream.read_u8().await else { return };
+                head.push(byte);
+            }
+            let head = String::from_utf8(head).unwrap().to_ascii_lowercase();
+            let (total, last) = (file.len(), file.len() - 1);
+            let reply = if !head.contains("/tokenizer.json ") {
+                "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".to_owned()
+            } else if head.starts_with("head ") {
+                format!("HTTP/1.1 200 OK\r\netag: \"e\"\r\ncontent-length: {total}\r\n\r\n")
+            } else {
+                assert!(head.contains("range: bytes=0-4194303\r\n"), "{head}");
+                assert!(head.contains("accept-encoding: identity\r\n"), "{head}");
+                format!(
+                    "HTTP/1.1 206 Partial Content\r\netag: \"e\"\r\n\
+                     content-range: bytes 0-{last}/{total}\r\ncontent-length: {total}\r\n\r\n{file}"
+                )
+            };
+            stream.write_all(reply.as_bytes()).await.unwrap();
+        }
+    }
+
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}/mirror", listener.local_addr().unwrap());
+    #[expect(clippy::disallowed_methods, reason = "the server of a test")]
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(converse(stream));
+        }
+    });
+    let cache = cache();
+    let hub = Hub::from_env(&Env::empty()).unwrap().cache(cache.path());
+    let tokenizer = hub.endpoint(address.parse().unwrap()).tokenizer("org/plain").await.unwrap();
+    assert_eq!(tokenizer.token_id("<end>"), Some(END));
+    // It does not tell commits, so the revision's name stands for one.
+    assert!(cache.path().join("models--org--plain/snapshots/main/tokenizer.json").is_file());
+}
+
 /// The stage, which also knows what is trained and sampled from.
 #[derive(Clone)]
 struct Knowing {
