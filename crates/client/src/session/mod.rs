@@ -132,7 +132,7 @@ impl Session {
     /// Where tokenizers come from.
     #[cfg(feature = "tokenizer")]
     pub(crate) fn hub(&self) -> Result<crate::tokenizer::Hub> {
-        self.settings.hub().hub()
+        self.settings.hub()
     }
 
     pub(crate) fn config(&self) -> &ClientConfig {
