@@ -1,25 +1,44 @@
 //! Fine-tune and sample language models through the Tinker API.
 //!
-//! This crate is being built. What works today: connecting with every kind of credential, training
-//! ([`TrainingClient`]: passes, steps, saving and loading), sampling ([`SamplingClient`]), and
-//! everything about looking things up and tidying ([`RestClient`], [`AdminClient`]). Telemetry
-//! and custom losses are not here yet.
-//!
 //! ```no_run
-//! use tinkex::{ServiceClient, rest::ListTrainingRuns};
+//! use tinkex::{AdamParams, Datum, FinishReason, LossFn, SamplingParams, ServiceClient};
 //!
 //! # async fn run() -> tinkex::Result<()> {
-//! let service = ServiceClient::builder()
-//!     .base_url("http://localhost:8000".parse()?)
-//!     .api_key("tml-local")
-//!     .build()?;
-//! let runs = service.rest().list_training_runs(&ListTrainingRuns::default()).await?;
-//! println!("{} runs", runs.cursor.total_count);
+//! // Connect: TINKER_API_KEY and TINKER_BASE_URL, or a builder.
+//! let service = ServiceClient::from_env()?;
+//!
+//! // Train: calls are queued in order, and awaited when you like.
+//! let model = service.create_lora_training_client("Qwen/Qwen3-8B").rank(16).create().await?;
+//! let data = vec![Datum::completion([1, 2, 3], [4, 5])?];
+//! let (pass, step) = model.step(data, LossFn::CrossEntropy, AdamParams::with_learning_rate(1e-4));
+//! println!("{:?}", pass.await?.metrics);
+//! step.await?;
+//!
+//! // Sample from what was trained.
+//! let sampler = model.save_weights_and_get_sampling_client().await?;
+//! let answer = sampler.sample([1, 2, 3], SamplingParams::new().max_tokens(64)).await?;
+//! println!("{:?}", &answer.sequences[0].tokens[..]);
+//!
+//! // Look things up, and end it.
+//! let path = model.save_state("first").await?;
+//! println!("{path}: {:?}", service.rest().get_weights_info(&path).await?);
+//! service.close(FinishReason::Success, None).await?;
 //! # Ok(()) }
 //! ```
 //!
+//! | To | Start at |
+//! |---|---|
+//! | connect | [`ServiceClient`], [`ServiceClientBuilder`] |
+//! | train | [`TrainingClient`], [`Datum`], [`LossFn`], [`AdamParams`] |
+//! | use a loss of your own | [`loss`] |
+//! | sample | [`SamplingClient`], [`SamplingParams`], [`SamplerHandle`] |
+//! | look things up and tidy | [`RestClient`], [`AdminClient`], [`rest`] |
+//! | understand a failure | [`Error`], [`ErrorKind`], [`RetryPolicy`] |
+//! | test without a network | [`HttpService`] |
+//!
 //! # Features
 //!
+//! * `console`: `log_to_console`, a log for people on standard error.
 //! * `tokenizer`: `Tokenizer`, text to tokens and back, from a folder, the local hub cache or a hub.
 //! * `chat`: `Chat`, conversations to prompts and training examples through the model's own template.
 //!
@@ -32,6 +51,10 @@
 //! * No credential appears in errors, logs, `Debug`, or a request that was redirected elsewhere.
 
 #![forbid(unsafe_code)]
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/client.md")]
+struct Guide;
 
 #[cfg(feature = "chat")]
 mod chat;

@@ -42,6 +42,7 @@ fn weights(pass: &ForwardBackward) -> Vec<Vec<f32>> {
     pass.data.iter().map(weights).collect()
 }
 
+/// Covers R-OLD.
 #[tokio::test(start_paused = true)]
 async fn a_computed_loss_sends_its_gradient_as_weights() {
     for case in cases("custom_loss.json") {

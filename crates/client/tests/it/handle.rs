@@ -70,6 +70,7 @@ async fn clients_of_one_sampling_session_number_apart() {
     assert_eq!(stage.calls("/create_session").len(), 1, "in the session that was there");
 }
 
+/// Covers X12.
 #[tokio::test(start_paused = true)]
 async fn a_clone_draws_lots_where_the_server_does_not_number() {
     let stage = Stage::new(json!({}));

@@ -51,6 +51,7 @@ fn path(kind: &str, name: &str) -> TinkerPath {
     format!("tinker://{RUN}/{kind}/{name}").parse().unwrap()
 }
 
+/// Covers R-OLD.
 #[tokio::test(start_paused = true)]
 async fn runs_and_samplers() {
     replay("list_training_runs", async |service| {
@@ -220,6 +221,7 @@ async fn a_search_goes_on_from_its_cursor() {
     fake.finish();
 }
 
+/// Covers R-OLD.
 #[tokio::test(start_paused = true)]
 async fn a_trace_is_waited_for() {
     let call = format!("GET /api/v1/sessions/{SESSION}/trace_export");

@@ -15,6 +15,7 @@ mod lookup;
 mod loopback;
 mod resend;
 mod sampling;
+mod scenarios;
 mod seen;
 mod session;
 mod stage;

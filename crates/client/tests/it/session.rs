@@ -7,7 +7,7 @@ use tokio::time::{Duration, sleep};
 use crate::lines::Lines;
 use crate::stage::{Stage, cases};
 
-/// Covers T4.3.1, T4.3.3.
+/// Covers T4.3.1, T4.3.3, R-OLD.
 #[tokio::test(start_paused = true)]
 async fn a_session_is_opened_by_the_first_who_needs_it_and_shared() {
     let stage = Stage::new(json!({}));
@@ -185,4 +185,20 @@ async fn telemetry_can_be_switched_off() {
         service.close(FinishReason::Success, None).await.unwrap();
     }
     assert!(stage.calls("/telemetry").is_empty());
+}
+
+/// Covers AUD.9.
+#[tokio::test(start_paused = true)]
+async fn feature_gates_change_nothing() {
+    let bodies = async |gates: &[(&str, &str)]| {
+        let stage = Stage::new(json!({}));
+        let env = Env::from_pairs(gates.iter().copied());
+        let service = stage.builder().env(env).without_telemetry().build().unwrap();
+        let sampler = service.create_sampling_client("base").await.unwrap();
+        sampler.sample([1], SamplingParams::new().max_tokens(1)).await.unwrap();
+        let calls = stage.calls("").into_iter();
+        calls.map(|call| (call.path.clone(), call.json())).collect::<Vec<_>>()
+    };
+    let gates = [("TINKER_FEATURE_GATES", "async_sampling,other,")];
+    assert_eq!(bodies(&gates).await, bodies(&[]).await);
 }

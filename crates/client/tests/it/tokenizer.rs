@@ -55,7 +55,7 @@ fn tokens_can_be_asked_about() {
     assert_eq!(tokenizer.token_bytes(99_999), None);
 }
 
-/// Covers T5.1.
+/// Covers T5.1, T0.1.6.
 #[test]
 fn a_tokenizer_is_shared_between_threads() {
     fn shared<T: Send + Sync + Clone + std::fmt::Debug + 'static>() {}

@@ -237,6 +237,7 @@ async fn another_key_reads_a_checkpoint_and_is_exchanged_where_keys_are() {
     }
 }
 
+/// Covers R-OLD.
 #[tokio::test(start_paused = true)]
 async fn training_goes_on_from_a_saved_state() {
     let path = || "tinker://r/weights/a".parse().unwrap();
