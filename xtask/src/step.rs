@@ -29,11 +29,27 @@ pub(crate) struct Step {
     command: Command,
 }
 
+/// What `cargo run` tells xtask about xtask. A build script that reads such a variable (ring's does)
+/// would run again, and all above it be compiled again, whenever cargo is called the other way.
+const OF_XTASK: [&str; 7] = [
+    "CARGO_MANIFEST_DIR",
+    "CARGO_MANIFEST_LINKS",
+    "CARGO_PKG_NAME",
+    "CARGO_PKG_VERSION_MAJOR",
+    "CARGO_PKG_VERSION_MINOR",
+    "CARGO_PKG_VERSION_PATCH",
+    "CARGO_PKG_VERSION_PRE",
+];
+
 /// Cargo, in the workspace's root.
 pub(crate) fn cargo(what: &'static str, arguments: &[&str]) -> Step {
     #[expect(clippy::disallowed_methods, reason = "cargo tells its children where it is")]
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    Step { tool: "cargo".to_owned(), ..tool(what, cargo, arguments) }
+    let mut step = Step { tool: "cargo".to_owned(), ..tool(what, cargo, arguments) };
+    for name in OF_XTASK {
+        step.command.env_remove(name);
+    }
+    step
 }
 
 /// Another tool, in the workspace's root.
