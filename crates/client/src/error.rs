@@ -108,7 +108,7 @@ impl Error {
             None => format!("the server answered {status}"),
         };
         let mut error = Self::new(ErrorKind::of_status(status), why);
-        error.0.hint = hint(status);
+        error.0.hint = hint(status).or_else(|| context_hint(said.as_deref()?));
         error.0.status = Some(status);
         error.0.retry_after = retry_after;
         error.0.body = (!body.is_empty()).then(|| String::from_utf8_lossy(body).into_owned());
@@ -135,6 +135,7 @@ impl Error {
     /// The server did the work, and it failed.
     pub(crate) fn of_work(failed: RequestFailed) -> Self {
         let mut error = Self::new(ErrorKind::WorkFailed, failed.error);
+        error.0.hint = context_hint(&error.0.why);
         error.0.category = Some(failed.category);
         error
     }
@@ -284,6 +285,15 @@ fn hint(status: u16) -> Option<&'static str> {
     }
 }
 
+/// Servers say in their own words that a prompt does not fit; all of them speak of the context.
+fn context_hint(said: &str) -> Option<&'static str> {
+    let said = said.to_ascii_lowercase();
+    let too_long = ["length", "long", "exceed", "window"].iter().any(|word| said.contains(word));
+    (said.contains("context") && too_long).then_some(
+        "shorten the prompt or lower max_tokens; the model's limit is in server_capabilities",
+    )
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &self.0;
@@ -403,6 +413,17 @@ mod tests {
                 assert_eq!(json!(error.is_retryable()), case["holder_retryable"], "{case}");
             }
         }
+    }
+
+    #[test]
+    fn a_hint_says_what_to_do_where_that_is_known() {
+        let long = b"{\"detail\":\"prompt exceeds the context window of 4096\"}";
+        assert!(Error::of_reply(400, long, None).hint().unwrap().contains("max_tokens"));
+        let failed =
+            RequestFailed { error: "Context length exceeded".to_owned(), category: Category::User };
+        assert!(Error::of_work(failed).hint().is_some());
+        assert!(Error::of_reply(401, b"", None).hint().unwrap().contains("TINKER_API_KEY"));
+        assert!(Error::of_reply(400, b"odd", None).hint().is_none());
     }
 
     #[test]

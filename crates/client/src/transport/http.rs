@@ -4,6 +4,8 @@
 //! comes out. Fakes and proxies come in here; the real one is [`Network`].
 
 use std::error::Error as StdError;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -125,8 +127,13 @@ impl From<HttpFailure> for Error {
 }
 
 /// The network, by reqwest.
+///
+/// Whether the server speaks HTTP/2 shows only when a connection is there, so requests that start
+/// together would each open one of their own. The first reply settles it: from then on clients whose
+/// connection is shared begin with one, and open no other.
 pub(crate) struct Network {
     pools: Vec<(Lane, Pool<reqwest::Client>)>,
+    speaks_http2: Arc<AtomicBool>,
 }
 
 const CONNECT: Duration = Duration::from_secs(5);
@@ -138,14 +145,20 @@ const SLOWEST_UPLOAD_BYTES_PER_SECOND: usize = 64 * 1024;
 impl Network {
     pub(crate) fn new() -> Result<Self, Error> {
         let tls = tls()?;
+        let speaks_http2 = Arc::new(AtomicBool::new(false));
         // Made once here so that a mistake shows now and not at the first request.
-        client(tls.clone())?;
+        client(tls.clone(), Protocol::Any)?;
         let pool = |lane: Lane| {
-            let tls = tls.clone();
-            let make = move || client(tls.clone()).expect("the same settings worked before");
+            let (tls, speaks_http2) = (tls.clone(), Arc::clone(&speaks_http2));
+            let shared = lane.requests_per_client() > 1;
+            let make = move || {
+                let known = shared && speaks_http2.load(Ordering::Relaxed);
+                let protocol = if known { Protocol::Http2 } else { Protocol::Any };
+                client(tls.clone(), protocol).expect("the same settings worked before")
+            };
             (lane, Pool::new(lane.requests_per_client(), Box::new(make)))
         };
-        Ok(Self { pools: Lane::ALL.map(pool).into() })
+        Ok(Self { pools: Lane::ALL.map(pool).into(), speaks_http2 })
     }
 
     fn pool(&self, lane: Lane) -> &Pool<reqwest::Client> {
@@ -167,7 +180,17 @@ impl HttpService for Network {
             let mut request = reqwest::Request::try_from(request).map_err(failure)?;
             *request.timeout_mut() = Some(timeout + Duration::from_secs(upload as u64));
             let lease = pool.lease();
-            let mut reply = lease.client().execute(request).await.map_err(failure)?;
+            let sent = lease.client().execute(request).await;
+            if sent.as_ref().is_err_and(reqwest::Error::is_connect)
+                && self.speaks_http2.swap(false, Ordering::Relaxed)
+            {
+                // Perhaps another server answers now, which does not speak it.
+                pool.renew(&lease);
+            }
+            let mut reply = sent.map_err(failure)?;
+            if reply.version() == http::Version::HTTP_2 {
+                self.speaks_http2.store(true, Ordering::Relaxed);
+            }
             let mut response = Response::builder().status(reply.status());
             if let Some(headers) = response.headers_mut() {
                 *headers = std::mem::take(reply.headers_mut());
@@ -185,8 +208,20 @@ fn failure(error: reqwest::Error) -> HttpFailure {
     if error.is_timeout() { HttpFailure::timeout(error) } else { HttpFailure::connect(error) }
 }
 
-fn client(tls: rustls::ClientConfig) -> Result<reqwest::Client, Error> {
-    reqwest::Client::builder()
+/// What a client offers to speak.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Protocol {
+    Any,
+    Http2,
+}
+
+fn client(mut tls: rustls::ClientConfig, protocol: Protocol) -> Result<reqwest::Client, Error> {
+    let mut builder = reqwest::Client::builder();
+    if protocol == Protocol::Http2 {
+        tls.alpn_protocols = vec![b"h2".to_vec()];
+        builder = builder.http2_prior_knowledge();
+    }
+    builder
         .tls_backend_preconfigured(tls)
         .redirect(reqwest::redirect::Policy::none())
         // Without the limit it never resends either, but keeps a copy of every request.
@@ -202,7 +237,7 @@ fn tls() -> Result<rustls::ClientConfig, Error> {
     use rustls_platform_verifier::BuilderVerifierExt;
 
     let wrong = |why: rustls::Error| Error::new(ErrorKind::Config, "no TLS").with_source(why);
-    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .and_then(BuilderVerifierExt::with_platform_verifier)

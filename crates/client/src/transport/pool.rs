@@ -70,6 +70,12 @@ impl<C: Clone> Pool<C> {
         Ok(reply)
     }
 
+    /// The next request in this place gets a new client.
+    pub(crate) fn renew(&self, lease: &Lease<'_, C>) {
+        let client = (self.make)();
+        self.lock().slots[lease.slot].client = client;
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, State<C>> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }

@@ -9,6 +9,7 @@ mod connect;
 mod custom;
 mod fake;
 mod handle;
+mod http2;
 mod isolation;
 mod lines;
 mod lookup;
