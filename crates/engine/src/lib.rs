@@ -1,0 +1,10 @@
+//! LoRA training and sampling of language models on the CPU.
+//!
+//! No network, nothing asynchronous: numbers and files in, numbers and files out. Who may ask for
+//! what, and in which order, is for the server to decide.
+
+#![deny(unsafe_code)]
+
+mod error;
+
+pub use error::{Error, ErrorKind, Result};
