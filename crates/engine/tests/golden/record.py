@@ -22,6 +22,7 @@ Layout of a model's folder:
         adam.{tensor}  dimuon.{tensor}           the adapter after ten steps
 """
 
+import copy
 import json
 import math
 import os
@@ -300,11 +301,9 @@ def record(name, model, how):
     folder = os.path.join(HERE, name)
     shutil.rmtree(folder, ignore_errors=True)
     dtype = torch.bfloat16 if name == "qwen2" else torch.float32
-    model.to(dtype).save_pretrained(folder, **how)
-    model.to(torch.float32)
-    for unused in ("generation_config.json",):
-        if os.path.exists(os.path.join(folder, unused)):
-            os.remove(os.path.join(folder, unused))
+    # A copy: the conversion would round the rotary frequencies of this one.
+    copy.deepcopy(model).to(dtype).save_pretrained(folder, **how)
+    remove(os.path.join(folder, "generation_config.json"))
 
     vocab = model.config.vocab_size
     batch = data(vocab)
@@ -318,9 +317,7 @@ def record(name, model, how):
 
     model = adapt(model)
     model.save_pretrained(os.path.join(folder, "adapter"), save_embedding_layers=False)
-    readme = os.path.join(folder, "adapter", "README.md")
-    if os.path.exists(readme):
-        os.remove(readme)
+    remove(os.path.join(folder, "adapter", "README.md"))
     strip_paths(os.path.join(folder, "adapter", "adapter_config.json"), name)
     with torch.no_grad():
         adapted = []
@@ -357,11 +354,17 @@ def record(name, model, how):
     save_file({key: value.contiguous() for key, value in large.items()}, os.path.join(folder, "expected.safetensors"))
 
 
+def remove(path):
+    if os.path.exists(path):
+        os.remove(path)
+
+
 def strip_paths(path, name):
     """No path of the machine that recorded this."""
     with open(path) as file:
         config = json.load(file)
     config["base_model_name_or_path"] = name
+    config["target_modules"].sort()
     with open(path, "w") as file:
         json.dump(config, file, indent=2, sort_keys=True)
         file.write("\n")
