@@ -6,5 +6,6 @@
 #![deny(unsafe_code)]
 
 mod error;
+mod kernel;
 
 pub use error::{Error, ErrorKind, Result};
