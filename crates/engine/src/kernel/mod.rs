@@ -11,15 +11,16 @@
 
 mod exp;
 mod gemm;
+pub(crate) mod pages;
 mod panels;
 mod pool;
-mod rows;
+pub(crate) mod rows;
 mod tile;
 mod wide;
 
 pub(crate) use gemm::{Lhs, Rhs};
 pub(crate) use panels::{Panels, Precision};
-pub(crate) use pool::{Pool, SharedMut};
+pub(crate) use pool::Pool;
 
 /// How many outputs one panel of packed weights holds: one AVX-512 register, two of AVX2.
 pub(crate) const PANEL: usize = 16;
@@ -77,6 +78,15 @@ impl Kernel {
     pub(crate) fn with_isa(isa: Isa, threads: usize) -> Self {
         assert!(Isa::available().contains(&isa), "{isa:?} is not there");
         Self { isa, pool: Pool::new(threads).expect("threads can be started") }
+    }
+
+    /// The same instructions on the caller's thread alone, for use inside a task.
+    pub(crate) fn alone(&self) -> Self {
+        Self { isa: self.isa, pool: Pool::alone() }
+    }
+
+    pub(crate) fn isa(&self) -> Isa {
+        self.isa
     }
 
     pub(crate) fn pool(&self) -> &Pool {

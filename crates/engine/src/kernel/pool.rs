@@ -7,6 +7,9 @@ use rayon::prelude::*;
 
 use crate::{Error, Result};
 
+/// Fewer operations than this are done sooner than handed out.
+const WORTH: usize = 1 << 16;
+
 /// Threads that share independent tasks. What a task computes must not depend on who runs it.
 #[derive(Clone)]
 pub(crate) struct Pool {
@@ -35,6 +38,11 @@ impl Pool {
         Ok(Self { threads, workers })
     }
 
+    /// The caller's thread alone.
+    pub(crate) fn alone() -> Self {
+        Self { threads: 1, workers: None }
+    }
+
     pub(crate) fn threads(&self) -> usize {
         self.threads
     }
@@ -51,10 +59,41 @@ impl Pool {
 
     /// The same where all tasks together are `work` multiply-adds: too few are not worth sharing.
     pub(crate) fn each_if_worth(&self, work: usize, count: usize, task: impl Fn(usize) + Sync) {
-        if work < 1 << 16 {
+        if work < WORTH {
             (0..count).for_each(task);
         } else {
             self.each(count, task);
+        }
+    }
+}
+
+impl Pool {
+    /// The results of `task` for every number below `count`, in order.
+    pub(crate) fn map<T: Send>(&self, count: usize, task: impl Fn(usize) -> T + Sync) -> Vec<T> {
+        match &self.workers {
+            Some(workers) if count > 1 => workers
+                .install(|| (0..count).into_par_iter().with_max_len(1).map(&task).collect()),
+            _ => (0..count).map(task).collect(),
+        }
+    }
+
+    /// Runs `task` on every row of a matrix whose rows are `width` long, each of them being `work`
+    /// operations.
+    pub(crate) fn each_row<T: Send>(
+        &self,
+        matrix: &mut [T],
+        width: usize,
+        work: usize,
+        task: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        let count = matrix.len() / width;
+        match &self.workers {
+            Some(workers) if count > 1 && count * work >= WORTH => workers.install(|| {
+                let least = count.div_ceil(self.threads * 4);
+                let rows = matrix.par_chunks_exact_mut(width).enumerate().with_min_len(least);
+                rows.for_each(|(i, row)| task(i, row));
+            }),
+            _ => matrix.chunks_exact_mut(width).enumerate().for_each(|(i, row)| task(i, row)),
         }
     }
 }

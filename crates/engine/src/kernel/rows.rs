@@ -129,6 +129,17 @@ for_each_isa! {
         inverse
     }
 
+    /// [`norm`] of a row in its place.
+    fn norm_in_place(x: &mut [f32], gain: &[f32], epsilon: f32) -> f32 {
+        #[expect(clippy::cast_precision_loss, reason = "rows are shorter than 2²⁴")]
+        let mean = lanes_of_products(x, x) / x.len() as f32;
+        let inverse = 1.0 / (mean + epsilon).sqrt();
+        for (x, gain) in x.iter_mut().zip(gain) {
+            *x = (*x * inverse) * *gain;
+        }
+        inverse
+    }
+
     /// Backward of [`norm`]: adds the gradient by `x` to `grad_x`.
     fn norm_backward(x: &[f32], gain: &[f32], inverse: f32, grad: &[f32], grad_x: &mut [f32]) {
         let mut lanes = [0.0_f32; PANEL];
