@@ -6,5 +6,6 @@
 #![deny(unsafe_code)]
 
 mod error;
+pub mod file;
 
 pub use error::{Error, ErrorKind, Result};
