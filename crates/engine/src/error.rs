@@ -177,9 +177,9 @@ impl Error {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Io { .. } | Self::Memory { .. } => ErrorKind::System,
-            Self::BadFile { .. } | Self::UnknownArchitecture { .. } | Self::MissingTensor { .. } => {
-                ErrorKind::File
-            }
+            Self::BadFile { .. }
+            | Self::UnknownArchitecture { .. }
+            | Self::MissingTensor { .. } => ErrorKind::File,
             Self::NonFiniteResult { .. } => ErrorKind::Numeric,
             Self::Shape { .. }
             | Self::Length { .. }

@@ -6,6 +6,11 @@
 #![deny(unsafe_code)]
 
 mod error;
+pub mod file;
 mod kernel;
+mod lora;
+mod model;
+mod noise;
+mod train;
 
 pub use error::{Error, ErrorKind, Result};

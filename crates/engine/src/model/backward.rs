@@ -77,6 +77,13 @@ impl LayerGrads {
     }
 }
 
+/// Gradients of an adapter, in the layout of its packed form.
+#[derive(Debug)]
+pub(crate) struct Grads {
+    pub(crate) layers: Vec<LayerGrads>,
+    pub(crate) unembedding: Option<DeltaGrad>,
+}
+
 /// What a layer's backward pass works on.
 pub(crate) struct LayerBackward<'a> {
     pub(crate) index: usize,

@@ -12,8 +12,8 @@ mod linear;
 mod load;
 mod rope;
 
-pub(crate) use backward::{NoSink, Sink, Site};
-pub(crate) use batch::{Batch, Node};
+pub(crate) use backward::{Gain, Grads, LayerBackward, LayerGrads, NoSink, Sink, Site};
+pub(crate) use batch::Batch;
 pub(crate) use forward::{Adapted, Trace, Workspace};
 pub(crate) use head::{Head, Pair, log_probability, log_sum_exp};
 pub(crate) use linear::{DeltaGrad, Linear};
