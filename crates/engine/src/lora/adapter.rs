@@ -58,7 +58,7 @@ impl Target {
         }
     }
 
-    fn in_attention(self) -> bool {
+    pub(super) fn in_attention(self) -> bool {
         matches!(self, Self::Query | Self::Key | Self::Value | Self::Output)
     }
 

@@ -4,6 +4,7 @@ use crate::kernel::{Kernel, Lhs, Panels, Precision, Rhs, rows};
 use crate::model::DeltaGrad;
 
 mod adapter;
+mod folder;
 
 pub(crate) use adapter::{Adapter, Place, Target};
 pub use adapter::LoraConfig;
