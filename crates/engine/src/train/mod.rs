@@ -3,5 +3,7 @@
 #[cfg(test)]
 pub(crate) mod golden;
 mod pass;
+#[cfg(test)]
+mod speed;
 
 pub(crate) use pass::{Pass, Passed, Sequence};
