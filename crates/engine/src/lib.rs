@@ -7,5 +7,6 @@
 
 mod error;
 pub mod file;
+pub mod loss;
 
 pub use error::{Error, ErrorKind, Result};
