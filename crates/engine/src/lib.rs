@@ -8,5 +8,6 @@
 mod error;
 pub mod file;
 pub mod loss;
+pub mod optim;
 
 pub use error::{Error, ErrorKind, Result};

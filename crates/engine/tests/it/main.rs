@@ -7,3 +7,4 @@ mod fixtures;
 mod golden;
 mod graphs;
 mod losses;
+mod optimizers;
