@@ -135,6 +135,15 @@ pub enum Error {
         /// Why not, and how to get it.
         reason: &'static str,
     },
+    /// Something about one datum of a batch.
+    #[error("data[{index}]: {source}")]
+    Datum {
+        /// Which datum.
+        index: usize,
+        /// What about it.
+        #[source]
+        source: Box<Self>,
+    },
     /// A custom-loss graph that cannot be run.
     #[error("custom loss, node {node:?}: {reason}")]
     Graph {
@@ -181,6 +190,7 @@ impl Error {
             | Self::UnknownArchitecture { .. }
             | Self::MissingTensor { .. } => ErrorKind::File,
             Self::NonFiniteResult { .. } => ErrorKind::Numeric,
+            Self::Datum { source, .. } => source.kind(),
             Self::Shape { .. }
             | Self::Length { .. }
             | Self::MissingInput { .. }
@@ -190,6 +200,12 @@ impl Error {
             | Self::Unavailable { .. }
             | Self::Graph { .. } => ErrorKind::Input,
         }
+    }
+
+    /// The same, said of datum `index` of a batch.
+    #[must_use]
+    pub fn in_datum(self, index: usize) -> Self {
+        Self::Datum { index, source: Box::new(self) }
     }
 
     /// The operating system refused `action` on `path`.

@@ -5,12 +5,19 @@
 
 #![deny(unsafe_code)]
 
+mod engine;
 mod error;
 pub mod file;
 mod kernel;
 mod lora;
+pub mod loss;
 mod model;
 mod noise;
-mod train;
+pub mod optim;
+pub mod train;
 
+pub use engine::{Engine, Options};
 pub use error::{Error, ErrorKind, Result};
+pub use kernel::Precision;
+pub use lora::LoraConfig;
+pub use train::Trainer;
