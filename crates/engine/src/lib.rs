@@ -7,7 +7,12 @@
 
 mod error;
 pub mod file;
+mod kernel;
+mod lora;
 pub mod loss;
+mod model;
+mod noise;
 pub mod optim;
+mod train;
 
 pub use error::{Error, ErrorKind, Result};
