@@ -75,6 +75,11 @@ impl Trainer {
         self.adapter.pairs.iter().map(|pair| pair.a.len() + pair.b.len()).sum()
     }
 
+    /// Every adapted module with its A (rank × inputs) and B (outputs × rank).
+    pub fn tensors(&self) -> impl Iterator<Item = (String, &[f32], &[f32])> {
+        self.adapter.pairs.iter().map(|pair| (pair.place.module(), &pair.a[..], &pair.b[..]))
+    }
+
     pub(crate) fn packed(&self) -> Arc<Lora> {
         self.packed.clone()
     }
