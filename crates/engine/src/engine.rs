@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::file::{AdapterFile, ModelConfig, ModelFolder};
 use crate::kernel::{Kernel, Precision};
-use crate::lora::{Adapter, LoraConfig};
+use crate::lora::{Adapter, Lora, LoraConfig};
 use crate::model::Model;
 use crate::optim::OptimizerKind;
+use crate::sample::{Sampler, Weights};
 use crate::train::Trainer;
 use crate::{Error, Result};
 
@@ -49,7 +50,7 @@ pub struct Engine {
     name: Arc<str>,
     options: Arc<Options>,
     /// The number of the next weights to sample from.
-    weights: Arc<AtomicU64>,
+    next: Arc<AtomicU64>,
 }
 
 impl Engine {
@@ -72,7 +73,7 @@ impl Engine {
             model: Arc::new(model),
             name: name.into(),
             options: Arc::new(options),
-            weights: Arc::new(AtomicU64::new(1)),
+            next: Arc::new(AtomicU64::new(1)),
         }
     }
 
@@ -100,6 +101,40 @@ impl Engine {
     fn trainer(&self, adapter: Adapter, kind: OptimizerKind) -> Trainer {
         let (model, name) = (self.model.clone(), self.name.clone());
         Trainer::new(model, name, self.options.training_memory, adapter, kind)
+    }
+
+    /// A sampler with a cache of its own.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] if the cache could not hold anything.
+    pub fn sampler(&self) -> Result<Sampler> {
+        Sampler::new(self.model.clone(), self.options.cache_memory)
+    }
+
+    /// The model as it is, to sample from.
+    #[must_use]
+    pub fn base(&self) -> Weights {
+        Weights::new(0, None)
+    }
+
+    /// An adapter as it is now, to sample from; training it further changes nothing there.
+    #[must_use]
+    pub fn snapshot(&self, trainer: &Trainer) -> Weights {
+        self.weights(trainer.packed())
+    }
+
+    /// An adapter from a PEFT folder, to sample from.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_weights(&self, folder: impl AsRef<Path>) -> Result<Weights> {
+        let file = AdapterFile::load(folder)?;
+        let adapter = Adapter::from_file(&self.model.config, file, 0)?;
+        Ok(self.weights(Arc::new(adapter.packed(&self.model.config))))
+    }
+
+    fn weights(&self, lora: Arc<Lora>) -> Weights {
+        Weights::new(self.next.fetch_add(1, Ordering::Relaxed), Some(lora))
     }
 
     /// An adapter from a PEFT folder; the optimizer begins anew.

@@ -14,10 +14,13 @@ pub mod loss;
 mod model;
 mod noise;
 pub mod optim;
+pub mod pick;
+pub mod sample;
 pub mod train;
 
 pub use engine::{Engine, Options};
 pub use error::{Error, ErrorKind, Result};
 pub use kernel::Precision;
 pub use lora::LoraConfig;
+pub use sample::Sampler;
 pub use train::Trainer;

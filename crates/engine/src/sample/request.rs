@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::file::ModelConfig;
 use crate::lora::Lora;
 use crate::pick::{Draw, Stop};
+use crate::train::check_tokens;
 use crate::{Error, Result};
 
 /// Names a request from [`Sampler::add`](super::Sampler::add) to its answer.
@@ -50,12 +51,20 @@ pub struct SampleRequest {
     pub seed: u64,
     /// What ends a continuation.
     pub stop: Stop,
+    /// What tokens stand for; needed only if a stop is a text.
+    pub vocabulary: Option<Arc<dyn Vocabulary>>,
     /// Report log-probabilities as the model gives them, not as the temperature bends them.
     pub raw_logprobs: bool,
     /// How many of the likeliest tokens to report for every written token.
     pub top_k: usize,
     /// What to say about the prompt.
     pub scoring: Scoring,
+}
+
+/// What tokens stand for.
+pub trait Vocabulary: std::fmt::Debug + Send + Sync {
+    /// The bytes of a token; empty if it stands for none.
+    fn bytes(&self, token: u32) -> &[u8];
 }
 
 /// What to say about a prompt. Its log-probabilities know no temperature.
@@ -145,6 +154,7 @@ impl SampleRequest {
             draw: Draw::default(),
             seed: 0,
             stop: Stop::default(),
+            vocabulary: None,
             raw_logprobs: false,
             top_k: 0,
             scoring: Scoring::default(),
@@ -176,6 +186,9 @@ impl SampleRequest {
             return Err(Error::invalid("max_tokens", why));
         }
         self.draw.check()?;
+        if self.stop.reads_bytes() && self.vocabulary.is_none() {
+            return Err(Error::invalid("stop", "a text needs a vocabulary to be found in"));
+        }
         for (field, rows, k) in [
             ("topk_prompt_logprobs", len, self.scoring.top_k),
             ("topk_sample_logprobs", limit, self.top_k),
@@ -214,18 +227,5 @@ impl SampleRequest {
             }
         }
         Ok(limit)
-    }
-}
-
-/// Every token exists.
-pub(crate) fn check_tokens(field: &str, tokens: &[u32], vocab: usize) -> Result<()> {
-    match tokens.iter().position(|token| *token as usize >= vocab) {
-        None => Ok(()),
-        Some(index) => Err(Error::TokenOutOfRange {
-            field: field.to_owned(),
-            index,
-            token: i64::from(tokens[index]),
-            vocab,
-        }),
     }
 }

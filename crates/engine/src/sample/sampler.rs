@@ -83,8 +83,7 @@ impl Sampler {
         }
         self.next += 1;
         let id = RequestId(self.next);
-        let request = Request::new(&self.model, weights.clone(), request, limit)?;
-        self.requests.insert(id, request);
+        self.requests.insert(id, Request::new(weights.clone(), request, limit));
         self.waiting.push_back(id);
         Ok(id)
     }
@@ -108,12 +107,6 @@ impl Sampler {
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.requests.is_empty()
-    }
-
-    /// How many tokens of `tokens` would be served from the cache.
-    #[must_use]
-    pub fn free_pages(&self) -> usize {
-        self.cache.available()
     }
 
     /// Computes one batch; returns the requests that are answered now.
@@ -151,6 +144,7 @@ impl Sampler {
         let mut shares = Vec::new();
         let mut index = 0;
         while index < self.running.len() {
+            self.find_again(index);
             let pending = self.running[index].pending();
             let rows = if pending == 1 { 1 } else { pending.min(left) };
             if rows > 0 && self.get_pages(index, rows) {
@@ -162,6 +156,21 @@ impl Sampler {
             index += 1;
         }
         shares
+    }
+
+    /// Looks for pages of a sequence that gave its own up.
+    fn find_again(&mut self, index: usize) {
+        let sequence = &mut self.running[index];
+        if !sequence.pages.is_empty() {
+            return;
+        }
+        if let Some(request) = self.requests.get(&sequence.request) {
+            let most = match sequence.writer {
+                Some(_) => sequence.tokens.len() - 1,
+                None => request.reusable(),
+            };
+            sequence.find(&mut self.cache, request.weights.id(), most);
+        }
     }
 
     /// Makes room for `rows` more rows of a sequence, at the cost of younger ones.

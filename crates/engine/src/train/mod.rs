@@ -10,6 +10,7 @@ mod speed;
 mod trainer;
 
 pub use datum::Datum;
+pub(crate) use datum::check_tokens;
 pub use objective::{Objective, Output};
 pub(crate) use pass::Pass;
 pub use trainer::Trainer;

@@ -80,6 +80,13 @@ impl Trainer {
         self.adapter.pairs.iter().map(|pair| (pair.place.module(), &pair.a[..], &pair.b[..]))
     }
 
+    /// Makes its weights useless.
+    #[cfg(test)]
+    pub(crate) fn poison(&mut self) {
+        self.adapter.pairs.iter_mut().for_each(|pair| pair.b.fill(f32::NAN));
+        self.packed = Arc::new(self.adapter.packed(&self.model.config));
+    }
+
     pub(crate) fn packed(&self) -> Arc<Lora> {
         self.packed.clone()
     }
