@@ -13,6 +13,7 @@ pub mod loss;
 mod model;
 mod noise;
 pub mod optim;
+pub mod pick;
 mod train;
 
 pub use error::{Error, ErrorKind, Result};
