@@ -8,3 +8,4 @@ mod golden;
 mod graphs;
 mod losses;
 mod optimizers;
+mod picks;
