@@ -1,6 +1,7 @@
 //! Training: what batches and steps do to an adapter.
 
 mod datum;
+mod full;
 #[cfg(test)]
 pub(crate) mod golden;
 mod objective;
@@ -10,6 +11,7 @@ mod speed;
 mod trainer;
 
 pub use datum::Datum;
+pub use full::FullTrainer;
 pub(crate) use datum::check_tokens;
 pub use objective::{Objective, Output};
 pub(crate) use pass::Pass;
