@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod corpus;
 mod error;
 pub mod file;
 mod kernel;
@@ -14,6 +15,7 @@ mod model;
 mod noise;
 pub mod optim;
 pub mod pick;
+pub mod tokenizer;
 mod train;
 
 pub use error::{Error, ErrorKind, Result};
