@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod corpus;
 mod engine;
 mod error;
 pub mod file;
@@ -16,6 +17,7 @@ mod noise;
 pub mod optim;
 pub mod pick;
 pub mod sample;
+pub mod tokenizer;
 pub mod train;
 
 pub use engine::{Engine, Options};

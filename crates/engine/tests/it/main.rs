@@ -9,3 +9,4 @@ mod graphs;
 mod losses;
 mod optimizers;
 mod picks;
+mod tokenizers;
