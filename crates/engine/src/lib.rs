@@ -6,6 +6,7 @@
 #![deny(unsafe_code)]
 
 pub mod corpus;
+mod engine;
 mod error;
 pub mod file;
 mod kernel;
@@ -15,7 +16,13 @@ mod model;
 mod noise;
 pub mod optim;
 pub mod pick;
+pub mod sample;
 pub mod tokenizer;
-mod train;
+pub mod train;
 
+pub use engine::{Engine, Options};
 pub use error::{Error, ErrorKind, Result};
+pub use kernel::Precision;
+pub use lora::LoraConfig;
+pub use sample::Sampler;
+pub use train::Trainer;

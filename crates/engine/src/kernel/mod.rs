@@ -19,7 +19,8 @@ mod tile;
 mod wide;
 
 pub(crate) use gemm::{Lhs, Rhs};
-pub(crate) use panels::{Panels, Precision};
+pub(crate) use panels::Panels;
+pub use panels::Precision;
 pub(crate) use pool::Pool;
 
 /// How many outputs one panel of packed weights holds: one AVX-512 register, two of AVX2.

@@ -6,7 +6,7 @@ use crate::model::DeltaGrad;
 mod adapter;
 mod folder;
 
-pub(crate) use adapter::{Adapter, Place, Target};
+pub(crate) use adapter::{Adapter, Pair};
 pub use adapter::LoraConfig;
 
 /// An adapter in the form that products read.

@@ -111,3 +111,75 @@ fn gradients_are_those_of_torch_whatever_is_kept() {
         }
     }
 }
+
+/// Ten optimizer steps end where torch's ended.
+#[test]
+fn ten_steps_of_each_optimizer_end_where_torch_does() {
+    use crate::optim::{AdamParams, DimuonParams, OptimizerKind, StepParams};
+    use crate::train::{Datum as Example, Objective, Trainer};
+    use crate::loss::{Inputs, Loss};
+    for name in MODELS {
+        let model = std::sync::Arc::new(model(name, 1));
+        let text = std::fs::read(folder(name).join("expected.json")).unwrap();
+        let json: Value = serde_json::from_slice(&text).unwrap();
+        let data = data(name);
+        let weights: Vec<Vec<f32>> = data.iter().map(|datum| datum.floats("weights")).collect();
+        let examples: Vec<Example<'_>> = data
+            .iter()
+            .zip(&weights)
+            .map(|(datum, weights)| Example {
+                tokens: &datum.input,
+                targets: &datum.target,
+                inputs: Inputs { weights: Some(weights), ..Inputs::default() },
+                ..Example::default()
+            })
+            .collect();
+        let expected = TensorFile::open(folder(name).join("expected.safetensors")).unwrap();
+        for kind in ["adam", "dimuon"] {
+            let about = &json[kind]["params"];
+            let get = |key: &str| about[key].as_f64().unwrap();
+            let (optimizer, params) = match kind {
+                "adam" => (
+                    OptimizerKind::Adam,
+                    StepParams::Adam(AdamParams {
+                        learning_rate: get("learning_rate"),
+                        beta1: get("beta1"),
+                        beta2: get("beta2"),
+                        eps: get("eps"),
+                        weight_decay: get("weight_decay"),
+                        grad_clip_norm: get("grad_clip_norm"),
+                    }),
+                ),
+                _ => (
+                    OptimizerKind::Dimuon { rank: 4 },
+                    StepParams::Dimuon(DimuonParams {
+                        grad_clip_norm: get("grad_clip_norm"),
+                        beta1: get("beta1"),
+                        ..DimuonParams::new(get("learning_rate"))
+                    }),
+                ),
+            };
+            let adapter = adapter(name, &model);
+            let mut trainer =
+                Trainer::new(model.clone(), name.into(), usize::MAX, adapter, optimizer);
+            for step in json[kind]["steps"].as_array().unwrap() {
+                let objective = Objective::Loss(Loss::CrossEntropy);
+                let out = trainer.forward_backward(&objective, &examples).unwrap();
+                let loss = step["loss"].as_f64().unwrap();
+                assert!((out.metrics[0].1 - loss).abs() < 1e-3 * loss.abs().max(1.0), "{kind} {name}");
+                let report = trainer.optim_step(&params).unwrap();
+                let norm = step["grad_norm"].as_f64().unwrap();
+                assert!((report.grad_norm - norm).abs() < 1e-3 * norm, "{kind} {name}");
+            }
+            for (module, a, b) in trainer.tensors() {
+                for (half, got) in [("A", a), ("B", b)] {
+                    let key = format!("{kind}.base_model.model.{module}.lora_{half}.weight");
+                    let expected = expected.get(&key).unwrap().to_f32().unwrap();
+                    let norm = expected.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+                    let off = expected.iter().zip(got).map(|(x, y)| f64::from(x - y).powi(2)).sum::<f64>();
+                    assert!(off.sqrt() < 1e-3 * norm, "{name} {key}: off by {} of {norm}", off.sqrt());
+                }
+            }
+        }
+    }
+}

@@ -1,7 +1,18 @@
-//! Training: what one batch does to an adapter.
+//! Training: what batches and steps do to an adapter.
 
+mod datum;
+mod full;
 #[cfg(test)]
 pub(crate) mod golden;
+mod objective;
 mod pass;
+#[cfg(test)]
+mod speed;
+mod trainer;
 
-pub(crate) use pass::{Pass, Passed, Sequence};
+pub use datum::Datum;
+pub use full::FullTrainer;
+pub(crate) use datum::check_tokens;
+pub use objective::{Objective, Output};
+pub(crate) use pass::Pass;
+pub use trainer::Trainer;
