@@ -97,13 +97,6 @@ for_each_isa! {
         lanes_of_products(a, b)
     }
 
-    /// `to += scale · from`.
-    fn add_scaled(to: &mut [f32], scale: f32, from: &[f32]) {
-        for (to, from) in to.iter_mut().zip(from) {
-            *to = scale.mul_add(*from, *to);
-        }
-    }
-
     /// `to += from`.
     fn add(to: &mut [f32], from: &[f32]) {
         for (to, from) in to.iter_mut().zip(from) {

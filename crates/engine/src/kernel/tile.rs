@@ -1,10 +1,13 @@
 //! The innermost loop: a few rows times a few panels, with all sums in registers.
 
-#![expect(unsafe_code, reason = "reads and writes through raw pointers; every function says what it needs")]
+#![expect(
+    unsafe_code,
+    reason = "reads and writes through raw pointers; every function says what it needs"
+)]
 
-use super::wide::{Portable, Wide};
 #[cfg(target_arch = "x86_64")]
 use super::wide::{Avx2, Avx512};
+use super::wide::{Portable, Wide};
 use super::{Isa, PANEL};
 
 /// The most rows that one tile has.
