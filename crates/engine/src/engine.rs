@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::builtin;
 use crate::file::{AdapterFile, ModelConfig, ModelFolder};
 use crate::kernel::{Kernel, Precision};
 use crate::lora::{Adapter, Lora, LoraConfig};
@@ -65,6 +66,17 @@ impl Engine {
         let model = Model::load(folder.config(), &folder, options.precision, kernel)?;
         let own = path.file_name().map(|name| name.to_string_lossy().into_owned());
         Ok(Self::with_model(model, options, own))
+    }
+
+    /// The built-in model, which needs no files: see [`builtin`](crate::builtin).
+    ///
+    /// # Errors
+    /// If threads cannot be started.
+    pub fn builtin(options: Options) -> Result<Self> {
+        let kernel = Kernel::new(options.threads)?;
+        let (config, tensors) = (builtin::config()?, builtin::tensors()?);
+        let model = Model::load(&config, &tensors, options.precision, kernel)?;
+        Ok(Self::with_model(model, options, Some(builtin::NAME.to_owned())))
     }
 
     pub(crate) fn with_model(model: Model, options: Options, own: Option<String>) -> Self {

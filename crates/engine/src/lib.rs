@@ -5,6 +5,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod builtin;
 pub mod corpus;
 mod engine;
 mod error;
