@@ -20,12 +20,13 @@ pub(crate) fn run(what: &str, options: &[&str]) -> Result<(), Failure> {
                 .arguments(options)
                 .run()
         }
-        ("wire" | "client", options) => {
+        ("engine", []) => crate::engine::bench(),
+        ("wire" | "client" | "engine", options) => {
             Err(Failure::new(format!("bench {what}: no such option: {}", options.join(" "))))
         }
-        (other, _) => {
-            Err(Failure::new(format!("no such benchmark: {other}; there are: wire, client")))
-        }
+        (other, _) => Err(Failure::new(format!(
+            "no such benchmark: {other}; there are: wire, client, engine"
+        ))),
     }
 }
 

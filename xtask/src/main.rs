@@ -8,6 +8,7 @@
 
 mod arch;
 mod bench;
+mod engine;
 mod fuzz;
 mod step;
 
@@ -27,6 +28,7 @@ Usage: cargo xtask <command>
                     wire      codecs against memcpy and prost
                     client    tinkex against the Python SDK and the bare requests
                               (needs python3; `--quick` only shows that it runs)
+                    engine    training and sampling against torch and peft
   fuzz            every reader of foreign bytes, on mutated fixtures and noise
                     --seconds N   for how long (60)
                     --seed N      to repeat a run

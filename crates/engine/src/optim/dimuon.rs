@@ -1,0 +1,273 @@
+//! Orthogonalised momentum for the thin matrices of an adapter.
+//!
+//! The service's formula is not public; this is our reading of what is (version DM-1 of
+//! `docs/engine.md`). Momentum is evened out over rows and columns, brought near a matrix whose
+//! singular values are all 1, and scaled to the length `sqrt(rank)`.
+
+use super::{Parameter, at_least_zero, check_clip, fraction};
+use crate::{Error, Result};
+
+const DAMPING: f64 = 0.01;
+const ITERATIONS: usize = 5;
+const COEFFICIENTS: (f64, f64, f64) = (3.4445, -4.7750, 2.0315);
+
+/// The settings of a Dimuon step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DimuonParams {
+    /// How far a step goes.
+    pub learning_rate: f64,
+    /// How slowly the momentum forgets.
+    pub beta1: f64,
+    /// The bound of the length of all gradients together; 0 or less for none.
+    pub grad_clip_norm: f64,
+}
+
+impl DimuonParams {
+    /// These, with the usual momentum and no bound.
+    #[must_use]
+    pub fn new(learning_rate: f64) -> Self {
+        Self { learning_rate, beta1: 0.9, grad_clip_norm: 0.0 }
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        at_least_zero("learning_rate", self.learning_rate)?;
+        fraction("beta1", self.beta1)?;
+        check_clip(self.grad_clip_norm)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Dimuon {
+    rank: usize,
+    pub(super) momenta: Vec<Vec<f32>>,
+}
+
+impl Dimuon {
+    pub(super) fn new(rank: usize, lengths: &[usize]) -> Self {
+        Self { rank, momenta: lengths.iter().map(|&length| vec![0.0; length]).collect() }
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub(super) fn lengths(&self) -> impl ExactSizeIterator<Item = usize> {
+        self.momenta.iter().map(Vec::len)
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "weights and their state are f32")]
+    pub(super) fn step(
+        &mut self,
+        params: &DimuonParams,
+        tensors: &mut [Parameter<'_>],
+        clip_scale: f64,
+    ) -> Result<()> {
+        let length = (self.rank as f64).sqrt();
+        // No number of a direction exceeds its length, so this settles beforehand whether every
+        // new weight will be one.
+        for tensor in tensors.iter() {
+            let most = f64::from(f32::MAX) - params.learning_rate * length;
+            let within = |w: f32| f64::from(w).abs() <= most;
+            if let Some(index) = tensor.weights.iter().position(|&w| !within(w)) {
+                return Err(Error::NonFiniteResult {
+                    what: format!("the new value of {}", tensor.name),
+                    index,
+                    value: f64::from(tensor.weights[index]),
+                    hint: "no step was taken; lower the learning rate",
+                });
+            }
+        }
+        let (old, new) = (params.beta1 as f32, ((1.0 - params.beta1) * clip_scale) as f32);
+        let mut scratch = Scratch::default();
+        for (tensor, momentum) in tensors.iter_mut().zip(&mut self.momenta) {
+            for (m, &g) in momentum.iter_mut().zip(tensor.gradient) {
+                *m = old * *m + new * g;
+            }
+            let step = params.learning_rate * length;
+            scratch.step(tensor.rows, tensor.columns, momentum, step, tensor.weights);
+        }
+        Ok(())
+    }
+}
+
+/// Numbers of the long side that are worked on together, so that they stay in the cache.
+const WIDTH: usize = 64;
+
+/// Small memory, used again for every matrix; the long side is never held as a whole.
+#[derive(Debug, Default)]
+struct Scratch {
+    rows: Vec<f64>,
+    columns: Vec<f64>,
+    panel: Vec<f64>,
+    turned: Vec<f64>,
+}
+
+impl Scratch {
+    /// Moves `weights` by a step of this length along the direction of `momentum`, if it has one.
+    fn step(
+        &mut self,
+        rows: usize,
+        columns: usize,
+        momentum: &[f32],
+        step: f64,
+        weights: &mut [f32],
+    ) {
+        if !self.even_out(rows, columns, momentum) {
+            return;
+        }
+        let thin = rows.min(columns);
+        let long = rows.max(columns);
+        self.panel.resize(thin * WIDTH, 0.0);
+        self.turned.resize(thin * WIDTH, 0.0);
+
+        let mut gram = vec![0.0; thin * thin];
+        for from in (0..long).step_by(WIDTH) {
+            self.fill(rows, columns, momentum, from);
+            for i in 0..thin {
+                for j in 0..=i {
+                    gram[i * thin + j] += dot(panel_row(&self.panel, i), panel_row(&self.panel, j));
+                }
+            }
+        }
+        for i in 0..thin {
+            for j in 0..i {
+                gram[j * thin + i] = gram[i * thin + j];
+            }
+        }
+        let size = trace(&gram, thin).sqrt() + 1e-7;
+        gram.iter_mut().for_each(|value| *value /= size * size);
+
+        // Every round multiplies from the thin side by a polynomial of the Gram matrix, so the
+        // rounds are run on that small matrix and the long side is read twice, not ten times.
+        let (a, b, c) = COEFFICIENTS;
+        let mut whole = identity(thin);
+        for _ in 0..ITERATIONS {
+            let squared = product(&gram, &gram, thin);
+            let mut factor: Vec<f64> =
+                gram.iter().zip(&squared).map(|(s, ss)| b * s + c * ss).collect();
+            (0..thin).for_each(|i| factor[i * thin + i] += a);
+            // X' = F X, so X' X'ᵀ = F S F; all three are polynomials of one matrix.
+            gram = product(&product(&factor, &gram, thin), &factor, thin);
+            whole = product(&factor, &whole, thin);
+        }
+        // By now the Gram matrix is that of the direction, whose squared length is its trace.
+        let factor = step / (trace(&gram, thin).sqrt() + 1e-12) / size;
+
+        for from in (0..long).step_by(WIDTH) {
+            self.fill(rows, columns, momentum, from);
+            for i in 0..thin {
+                let out = &mut self.turned[i * WIDTH..(i + 1) * WIDTH];
+                out.fill(0.0);
+                for k in 0..thin {
+                    add_scaled(out, panel_row(&self.panel, k), factor * whole[i * thin + k]);
+                }
+            }
+            for i in 0..thin {
+                for (j, &move_by) in panel_row(&self.turned, i).iter().enumerate() {
+                    if from + j < long {
+                        let at = place(rows, columns, i, from + j);
+                        #[expect(clippy::cast_possible_truncation, reason = "weights are f32")]
+                        let new = (f64::from(weights[at]) - move_by) as f32;
+                        weights[at] = new;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Copies `WIDTH` numbers of the long side, from `from` on, evened out; zeros beyond its end.
+    fn fill(&mut self, rows: usize, columns: usize, momentum: &[f32], from: usize) {
+        let (thin, long) = (rows.min(columns), rows.max(columns));
+        let (short, wide) =
+            if rows <= columns { (&self.rows, &self.columns) } else { (&self.columns, &self.rows) };
+        for i in 0..thin {
+            let panel = &mut self.panel[i * WIDTH..(i + 1) * WIDTH];
+            for (j, out) in panel.iter_mut().enumerate() {
+                *out = match from + j < long {
+                    true => {
+                        let value = momentum[place(rows, columns, i, from + j)];
+                        f64::from(value) * short[i] * wide[from + j]
+                    }
+                    false => 0.0,
+                };
+            }
+        }
+    }
+
+    /// Finds what rows and columns have to be multiplied by to be about equally large; false if
+    /// everything is zero.
+    fn even_out(&mut self, rows: usize, columns: usize, momentum: &[f32]) -> bool {
+        self.rows.clear();
+        self.rows.resize(rows, 0.0);
+        self.columns.clear();
+        self.columns.resize(columns, 0.0);
+        if momentum.is_empty() {
+            return false;
+        }
+        for (row, values) in self.rows.iter_mut().zip(momentum.chunks_exact(columns)) {
+            for (column, &value) in self.columns.iter_mut().zip(values) {
+                let square = f64::from(value) * f64::from(value);
+                *row += square;
+                *column += square;
+            }
+        }
+        let mean = self.rows.iter().sum::<f64>() / momentum.len() as f64;
+        if mean == 0.0 {
+            return false;
+        }
+        let root = |total: &mut f64, count: usize| {
+            *total = (*total / count as f64 + DAMPING * mean).sqrt().sqrt().recip();
+        };
+        self.rows.iter_mut().for_each(|total| root(total, columns));
+        self.columns.iter_mut().for_each(|total| root(total, rows));
+        true
+    }
+}
+
+/// Where number `j` of the long side and `i` of the thin one is stored.
+#[inline]
+fn place(rows: usize, columns: usize, i: usize, j: usize) -> usize {
+    if rows <= columns { i * columns + j } else { j * columns + i }
+}
+
+fn panel_row(panel: &[f64], i: usize) -> &[f64] {
+    &panel[i * WIDTH..(i + 1) * WIDTH]
+}
+
+fn trace(matrix: &[f64], size: usize) -> f64 {
+    (0..size).map(|i| matrix[i * size + i]).sum()
+}
+
+fn add_scaled(out: &mut [f64], values: &[f64], factor: f64) {
+    for (out, value) in out.iter_mut().zip(values) {
+        *out += factor * value;
+    }
+}
+
+fn identity(size: usize) -> Vec<f64> {
+    let mut all = vec![0.0; size * size];
+    (0..size).for_each(|i| all[i * size + i] = 1.0);
+    all
+}
+
+fn product(a: &[f64], b: &[f64], size: usize) -> Vec<f64> {
+    let mut out = vec![0.0; size * size];
+    for (out, a) in out.chunks_exact_mut(size).zip(a.chunks_exact(size)) {
+        for (&a, b) in a.iter().zip(b.chunks_exact(size)) {
+            add_scaled(out, b, a);
+        }
+    }
+    out
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    let mut lanes = [0.0; 8];
+    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
+    for (a, b) in a.iter().zip(b) {
+        for i in 0..8 {
+            lanes[i] += a[i] * b[i];
+        }
+    }
+    let rest: f64 = a_rest.iter().zip(b_rest).map(|(a, b)| a * b).sum();
+    lanes.iter().sum::<f64>() + rest
+}

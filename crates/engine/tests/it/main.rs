@@ -1,0 +1,13 @@
+//! One binary for all integration tests of the crate.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a wrong assumption is a failed test")]
+
+mod files;
+mod fixtures;
+mod golden;
+mod graphs;
+mod hostile;
+mod losses;
+mod optimizers;
+mod picks;
+mod tokenizers;
