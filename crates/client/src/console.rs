@@ -3,12 +3,14 @@
 use std::io::IsTerminal as _;
 
 use tracing::Level;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt;
+use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 
 use crate::config::Env;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Writes what this crate has to say to standard error, from a level up.
+/// Writes what this crate has to say to standard error, from a level up, and warnings of others.
 ///
 /// Warnings come without any of this only if the program has a `tracing` subscriber of its own; a
 /// program that has none calls this once. `TINKER_LOG=info` or `debug` wins over the level.
@@ -23,7 +25,10 @@ use crate::error::{Error, ErrorKind, Result};
 pub fn log_to_console(level: Level) -> Result<()> {
     let level = wanted(&Env::of_process()).unwrap_or(level);
     let colours = std::io::stderr().is_terminal();
-    let log = fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(colours).finish();
+    let text = fmt::layer().with_writer(std::io::stderr).with_ansi(colours);
+    // Of other crates only what is serious: HTTP libraries tell every frame.
+    let filter = Targets::new().with_default(Level::WARN.min(level)).with_target("tinkex", level);
+    let log = tracing_subscriber::registry().with(text.with_filter(filter));
     tracing::subscriber::set_global_default(log).map_err(|why| {
         let told = "the program has a tracing subscriber already";
         Error::new(ErrorKind::Config, told).with_source(why)

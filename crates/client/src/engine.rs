@@ -3,14 +3,12 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tinkex_wire::{
-    Call, ClientConfig, ClientConfigRequest, DynamicConfig, DynamicConfigRequest, SessionId,
-};
+use tinkex_wire::{Call, ClientConfig, ClientConfigRequest, DynamicConfig, DynamicConfigRequest};
 
 use crate::config::Credential;
 use crate::error::{Error, ErrorKind, Result};
 use crate::settings::Settings;
-use crate::telemetry::{Journal, Reporter};
+use crate::telemetry::{Journal, Owner, Reporter};
 use crate::transport::{Extras, Transport};
 
 /// A connection to a server.
@@ -42,9 +40,9 @@ impl Engine {
         Ok(Self { transport, config, first_dynamic, reporter: OnceLock::new() })
     }
 
-    /// Begins to report for a session, or for a client that has none.
-    pub(crate) fn report_for(&self, session: Option<&SessionId>) {
-        self.reporter.get_or_init(|| Reporter::start(&self.transport, session));
+    /// Begins to report.
+    pub(crate) fn report_for(&self, owner: Owner<'_>) {
+        self.reporter.get_or_init(|| Reporter::start(&self.transport, owner));
     }
 
     pub(crate) fn transport(&self) -> &Arc<Transport> {

@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tinkex_wire::{Category, DecodeError, ErrorBody, InvalidInput, RequestFailed, RequestId};
@@ -11,9 +12,11 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why a call failed. Ask it questions; print it for people.
 ///
-/// It never holds a credential.
+/// It never holds a credential. A clone says the same.
+#[derive(Clone)]
 pub struct Error(Box<Inner>);
 
+#[derive(Clone)]
 struct Inner {
     kind: ErrorKind,
     what: String,
@@ -26,7 +29,9 @@ struct Inner {
     attempts: u32,
     elapsed: Duration,
     retry_after: Option<Duration>,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
+    /// Whether the caller wanted it to end.
+    wanted: bool,
 }
 
 /// What kind of failure it was.
@@ -97,6 +102,7 @@ impl Error {
             elapsed: Duration::ZERO,
             retry_after: None,
             source: None,
+            wanted: false,
         }))
     }
 
@@ -128,7 +134,7 @@ impl Error {
             _ => "no connection to the server",
         };
         let mut error = Self::new(kind, why);
-        error.0.source = Some(source);
+        error.0.source = Some(source.into());
         error
     }
 
@@ -140,17 +146,11 @@ impl Error {
         error
     }
 
-    /// The same, for another who waits for the same thing. What lies beneath stays with the first.
-    pub(crate) fn again(&self) -> Self {
-        let inner = &self.0;
-        Self(Box::new(Inner {
-            what: inner.what.clone(),
-            why: inner.why.clone(),
-            body: inner.body.clone(),
-            request_id: inner.request_id.clone(),
-            source: None,
-            ..**inner
-        }))
+    /// The caller did not want to wait any longer.
+    pub(crate) fn deadline() -> Self {
+        let mut error = Self::new(ErrorKind::Timeout, "the answer did not come in time");
+        error.0.wanted = true;
+        error
     }
 
     /// Says which request it was.
@@ -166,12 +166,12 @@ impl Error {
     }
 
     pub(crate) fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
-        self.0.source = Some(Box::new(source));
+        self.0.source = Some(Arc::new(source));
         self
     }
 
     pub(crate) fn with_boxed_source(mut self, source: Box<dyn StdError + Send + Sync>) -> Self {
-        self.0.source = Some(source);
+        self.0.source = Some(source.into());
         self
     }
 
@@ -255,6 +255,7 @@ impl Error {
             return category != Category::User;
         }
         match self.0.status {
+            _ if self.0.wanted => false,
             Some(status) => retryable_status(status),
             None => matches!(self.0.kind, ErrorKind::Connect | ErrorKind::Timeout),
         }

@@ -10,16 +10,18 @@ use tinkex_wire::{
     CheckpointKind, FinishReason, JsonObject, SamplerHandle, ServerCapabilities,
     ServerCapabilitiesRequest, SessionId, TinkerPath,
 };
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, watch};
 
 use crate::config::{BaseUrl, Env};
 use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
+use crate::future::ApiFuture;
 use crate::lookup::{AdminClient, RestClient};
 use crate::loss::CustomLoss;
 use crate::sampling::{SamplingClient, Weights};
 use crate::session::Session;
 use crate::settings::{Given, Settings};
+use crate::telemetry::Owner;
 use crate::training::{CreateFromState, CreateLora, Restore};
 use crate::transport::http::HttpService;
 use crate::transport::retry::RetryPolicy;
@@ -45,9 +47,14 @@ struct Inner {
     engine: OnceCell<Engine>,
     session: OnceCell<Arc<Session>>,
     /// Sessions of other processes that this one samples in.
-    restored: Mutex<HashMap<SessionId, Weak<Session>>>,
+    restored: Mutex<HashMap<Restored, Weak<Session>>>,
     closed: AtomicBool,
+    /// Whether closing has come to its end.
+    over: watch::Sender<bool>,
 }
+
+/// Which session, and what its server wants of its clients.
+type Restored = (SessionId, String);
 
 impl ServiceClient {
     /// A client with settings of its own.
@@ -132,8 +139,8 @@ impl ServiceClient {
         session.engine().noted(created)
     }
 
-    /// Samples in a session that another process has opened, with this client's own credential.
-    /// Nothing is sent yet.
+    /// Samples in a session that another process has opened, with this client's own credential and
+    /// headers. Nothing is sent yet. It must be called inside a tokio runtime.
     ///
     /// ```no_run
     /// # fn run(service: tinkex::ServiceClient, text: &str) -> tinkex::Result<()> {
@@ -147,6 +154,10 @@ impl ServiceClient {
     /// If the handle is for another server.
     pub fn restore_sampling_client(&self, handle: &SamplerHandle) -> Result<SamplingClient> {
         self.check_open()?;
+        if tokio::runtime::Handle::try_current().is_err() {
+            let why = "a sampling client needs a tokio runtime, and there is none here";
+            return Err(Error::new(ErrorKind::Config, why));
+        }
         let theirs: BaseUrl = handle.holder.base_url.parse()?;
         if theirs != *self.base_url() {
             let why = format!("the handle is for {theirs}, this client for {}", self.base_url());
@@ -159,11 +170,12 @@ impl ServiceClient {
             None => {
                 let mut all = self.0.restored.lock().unwrap_or_else(PoisonError::into_inner);
                 all.retain(|_, session| session.strong_count() > 0);
-                match all.get(&handle.session_id).and_then(Weak::upgrade) {
+                let key = (handle.session_id.clone(), format!("{:?}", handle.holder.client_config));
+                match all.get(&key).and_then(Weak::upgrade) {
                     Some(session) => session,
                     None => {
                         let session = Session::restore(&self.0.settings, handle)?;
-                        all.insert(handle.session_id.clone(), Arc::downgrade(&session));
+                        all.insert(key, Arc::downgrade(&session));
                         session
                     }
                 }
@@ -178,8 +190,13 @@ impl ServiceClient {
     /// # Errors
     /// If the server refuses it.
     pub async fn create_custom_loss(&self, loss: &CustomLoss) -> Result<CustomLoss> {
-        let session = self.session().await?;
-        session.engine().noted(session.create_custom_loss(loss).await)
+        let (session, loss) = (self.session().await?, loss.clone());
+        // Work of its own: half handed over, it could not be handed over again.
+        ApiFuture::start(async move {
+            let created = session.unless_closed(session.create_custom_loss(&loss)).await;
+            session.engine().noted(created)
+        })
+        .await
     }
 
     /// Tells the server how this program's stay ended, and stops. Calls of this client, and of
@@ -192,23 +209,17 @@ impl ServiceClient {
     /// If the server cannot be told; the client is closed all the same.
     pub async fn close(&self, reason: FinishReason, detail: Option<String>) -> Result<()> {
         if self.0.closed.swap(true, Ordering::AcqRel) {
+            let _ = self.0.over.subscribe().wait_for(|over| *over).await;
             return Ok(());
         }
-        let told = match self.0.session.get() {
-            Some(session) => session.close(reason, detail).await,
-            None => Ok(()),
-        };
-        let restored: Vec<_> = {
-            let all = self.0.restored.lock().unwrap_or_else(PoisonError::into_inner);
-            all.values().filter_map(Weak::upgrade).collect()
-        };
-        for session in restored {
-            session.leave().await;
-        }
-        if let Some(engine) = self.0.engine.get() {
-            engine.close().await;
-        }
-        told
+        let inner = Arc::clone(&self.0);
+        // Work of its own: a caller that stops waiting must not leave it half done.
+        ApiFuture::start(async move {
+            let told = inner.end(reason, detail).await;
+            inner.over.send_replace(true);
+            told
+        })
+        .await
     }
 
     /// Writes a failure of the program into the telemetry, if that is on.
@@ -270,7 +281,11 @@ impl ServiceClient {
     pub(crate) async fn session(&self) -> Result<Arc<Session>> {
         self.check_open()?;
         let session = self.0.session.get_or_try_init(|| Session::open(&self.0.settings)).await?;
-        self.check_open()?;
+        if let Err(closed) = self.check_open() {
+            // It was closed while this was being opened, and did not know of it.
+            let _ = session.close(FinishReason::Interrupted, None).await;
+            return Err(closed);
+        }
         Ok(Arc::clone(session))
     }
 
@@ -280,15 +295,40 @@ impl ServiceClient {
         let start = async || {
             let engine = Engine::start(&self.0.settings).await?;
             if self.0.settings.telemetry {
-                engine.report_for(None);
+                engine.report_for(Owner::Nobody);
             }
-            Ok(engine)
+            Ok::<_, Error>(engine)
         };
-        self.0.engine.get_or_try_init(start).await
+        let engine = self.0.engine.get_or_try_init(start).await?;
+        if let Err(closed) = self.check_open() {
+            engine.close().await;
+            return Err(closed);
+        }
+        Ok(engine)
     }
 
     fn check_open(&self) -> Result<()> {
         if self.0.closed.load(Ordering::Acquire) { Err(Error::closed()) } else { Ok(()) }
+    }
+}
+
+impl Inner {
+    async fn end(&self, reason: FinishReason, detail: Option<String>) -> Result<()> {
+        let told = match self.session.get() {
+            Some(session) => session.close(reason, detail).await,
+            None => Ok(()),
+        };
+        let restored: Vec<_> = {
+            let all = self.restored.lock().unwrap_or_else(PoisonError::into_inner);
+            all.values().filter_map(Weak::upgrade).collect()
+        };
+        for session in restored {
+            session.leave().await;
+        }
+        if let Some(engine) = self.engine.get() {
+            engine.close().await;
+        }
+        told
     }
 }
 
@@ -339,7 +379,8 @@ impl ServiceClientBuilder {
         self
     }
 
-    /// A header for every request; it wins over our own of that name.
+    /// A header for every request. It wins over our own of that name, but not over those that sign
+    /// and number requests.
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.headers.push((name.into(), value.into()));
         self
@@ -434,6 +475,7 @@ impl ServiceClientBuilder {
             session: OnceCell::new(),
             restored: Mutex::default(),
             closed: AtomicBool::new(false),
+            over: watch::channel(false).0,
         })))
     }
 }

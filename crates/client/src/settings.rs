@@ -17,6 +17,8 @@ use crate::transport::{Transport, header};
 pub(crate) struct Settings {
     pub(crate) base_url: BaseUrl,
     api_key: Option<String>,
+    /// Whether a credential command is out of the question.
+    key_only: bool,
     env: Env,
     headers: HeaderMap,
     pub(crate) retry: RetryPolicy,
@@ -74,12 +76,13 @@ impl Settings {
     pub(crate) fn new(given: Given) -> Result<Self> {
         let http = match given.http {
             Some(http) => http,
-            None => Arc::new(Network::new()?),
+            None => Arc::new(Network::new(&given.env)?),
         };
         let project = given.env.get("TINKER_PROJECT_ID").map(str::to_owned);
         let settings = Self {
             base_url: BaseUrl::resolve(given.base_url, &given.env)?,
             api_key: given.api_key,
+            key_only: false,
             headers: header::fixed(&given.env, &given.headers)?,
             project_id: given.project_id.or(project),
             display_name: given.display_name,
@@ -99,12 +102,13 @@ impl Settings {
         Ok(settings)
     }
 
-    /// The same with another key.
+    /// The same with another key, and no other credential.
     pub(crate) fn with_key(&self, key: &Secret) -> Self {
-        Self { api_key: Some(key.expose().to_owned()), ..self.clone() }
+        Self { api_key: Some(key.expose().to_owned()), key_only: true, ..self.clone() }
     }
 
     pub(crate) fn credential(&self, command_only: bool) -> Result<Credential> {
+        let command_only = command_only && !self.key_only;
         Credential::find(self.api_key.as_deref(), &self.env, command_only)
     }
 

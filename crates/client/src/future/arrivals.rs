@@ -19,6 +19,7 @@ use super::pace::Pace;
 
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 const BAD_REQUESTS: u32 = 3;
+const MOST_GIVEN_UP: usize = 10_000;
 
 /// Which answers have arrived. Polling ends when this is dropped.
 #[derive(Debug)]
@@ -91,8 +92,12 @@ impl Arrivals {
 
     /// An answer was fetched: the server may forget it.
     pub(crate) fn fetched(&self, request_id: RequestId) {
-        self.board.lock().fetched.insert(request_id);
-        self.board.news.notify_one();
+        let mut state = self.board.lock();
+        if state.over.is_none() {
+            state.fetched.insert(request_id);
+            drop(state);
+            self.board.news.notify_one();
+        }
     }
 }
 
@@ -105,7 +110,11 @@ struct Waiter<'a> {
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         let mut state = self.board.lock();
-        if state.waiting.remove(self.request_id).is_some() {
+        if state.waiting.remove(self.request_id).is_some() && state.over.is_none() {
+            // A cancelled one may never be announced; so many at once cannot be on their way.
+            if state.given_up.len() >= MOST_GIVEN_UP {
+                state.given_up.clear();
+            }
             state.given_up.insert(self.request_id.clone());
         }
     }
@@ -179,7 +188,11 @@ impl Board {
         for (_, waiter) in state.waiting.drain() {
             let _ = waiter.send(over.tell());
         }
-        state.over = Some(over);
+        *state = State {
+            over: Some(over),
+            arrived: std::mem::take(&mut state.arrived),
+            ..State::default()
+        };
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -191,7 +204,7 @@ impl Over {
     fn tell(&self) -> Arrival {
         match self {
             Self::NotOffered => Ok(None),
-            Self::Failed(error) => Err(error.again()),
+            Self::Failed(error) => Err(error.clone()),
         }
     }
 }
@@ -201,6 +214,7 @@ impl Arrivals {
     /// Whether nothing is remembered about any ticket.
     pub(super) fn is_empty(&self) -> bool {
         let state = self.board.lock();
-        state.waiting.is_empty() && state.arrived.is_empty() && state.given_up.is_empty()
+        let State { waiting, arrived, given_up, fetched, .. } = &*state;
+        waiting.is_empty() && arrived.is_empty() && given_up.is_empty() && fetched.is_empty()
     }
 }

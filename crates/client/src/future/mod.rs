@@ -69,7 +69,7 @@ impl<T> Future for ApiFuture<T> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.result).poll(context).map(|received| {
             received.unwrap_or_else(|_| {
-                Err(Error::new(ErrorKind::Connect, "the runtime ended before the work did"))
+                Err(Error::new(ErrorKind::Closed, "the runtime ended before the work did"))
             })
         })
     }

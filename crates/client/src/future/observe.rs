@@ -14,6 +14,7 @@ const QUIET: Duration = Duration::from_secs(60);
 pub(crate) enum Work {
     Training,
     ModelCreation,
+    LossCreation,
     Sampling,
 }
 
@@ -64,7 +65,7 @@ impl QueueLog {
         let reason = pending.queue_state_reason.as_deref().unwrap_or(match state {
             QueueState::PausedRateLimit => match self.work {
                 Work::Sampling => "concurrent sampler weights limit hit",
-                Work::Training | Work::ModelCreation => {
+                Work::Training | Work::ModelCreation | Work::LossCreation => {
                     "concurrent training clients rate limit hit"
                 }
             },
@@ -77,6 +78,7 @@ impl QueueLog {
         Some(match self.work {
             Work::Training => format!("Training for {id} is paused. Reason: {reason}."),
             Work::ModelCreation => format!("Model creation for {id} is paused. Reason: {reason}."),
+            Work::LossCreation => format!("Creating the loss {id:?} is paused. Reason: {reason}."),
             Work::Sampling => format!("Sampling is paused for sampler {id}. Reason: {reason}"),
         })
     }

@@ -9,7 +9,7 @@ use tinkex_wire::{
     Completion, JSON, Outcome, PROTO, Payload, RetrieveFuture, Submit, Ticket,
     header as wire_header,
 };
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::session::Session;
@@ -57,7 +57,17 @@ impl<'a> Poller<'a> {
     /// Waits for the answer behind a ticket.
     pub(crate) async fn answer<S: Submit>(&self, taken: &Taken) -> Result<S::Output> {
         let mut progress = Progress { polls: 0, start: Instant::now() };
-        let payload = self.wait(taken, S::PROTO_OUTPUT, &mut progress).await;
+        let waiting = self.wait(taken, S::PROTO_OUTPUT, &mut progress);
+        let payload = match self.session.settings().poll_timeout {
+            None => waiting.await,
+            Some(longest) => match timeout(longest, waiting).await {
+                Ok(payload) => payload,
+                Err(_) => {
+                    let polls = u32::try_from(progress.polls).unwrap_or(u32::MAX);
+                    Err(Error::deadline().after(polls, progress.start.elapsed()))
+                }
+            },
+        };
         if let Some(arrivals) = self.arrivals {
             arrivals.fetched(taken.ticket.request_id.clone());
         }
@@ -84,14 +94,8 @@ impl<'a> Poller<'a> {
             poll.allow_metadata_only = false;
             _room = Some(self.session.downloads().take(bytes).await);
         }
-        let longest = self.session.settings().poll_timeout;
         loop {
             let asked = Instant::now();
-            if longest.is_some_and(|longest| asked - progress.start >= longest) {
-                let error = Error::new(ErrorKind::Timeout, "the answer did not come in time");
-                let polls = u32::try_from(progress.polls).unwrap_or(u32::MAX);
-                return Err(error.after(polls, progress.start.elapsed()));
-            }
             let extras =
                 Extras { headers: headers(taken, progress.polls, proto), ..Extras::default() };
             let reply = self.session.transport().send(&poll, &extras).await;

@@ -97,7 +97,8 @@ impl SamplingClient {
     }
 
     /// Samples in a session that another process has opened, on its server, with the credential of
-    /// this process's environment. Nothing is sent yet.
+    /// this process's environment. Nothing is sent yet, but the handle says where to: only use
+    /// handles that you trust. It must be called inside a tokio runtime.
     ///
     /// # Errors
     /// If there is no credential.
@@ -188,7 +189,7 @@ impl SamplingClient {
         // Boxed: what waits is small, see `Inner::sample`.
         let (inner, request) = (Arc::clone(&self.0), Box::new(request));
         ApiFuture::abandonable(async move {
-            let sampled = inner.sample(request, anew).await;
+            let sampled = inner.session.unless_closed(inner.sample(request, anew)).await;
             finish(inner.session.engine().noted(sampled)?)
         })
     }
@@ -203,7 +204,7 @@ pub(crate) enum Weights {
 impl Inner {
     /// Asks for a sample, and anew if the answer was lost.
     async fn sample(&self, mut request: Box<SampleRequest>, anew: bool) -> Result<SampleResponse> {
-        let _place = self.watch.enter().await;
+        let place = self.watch.enter().await;
         // On the heap from here on: of ten thousand samples most wait for a place, and those should
         // not hold the room that sending takes.
         let work = Box::pin(async {
@@ -228,7 +229,7 @@ impl Inner {
                 attempt += 1;
             }
         });
-        match select(work, pin!(self.watch.stuck())).await {
+        match select(work, pin!(place.stuck())).await {
             Either::Left((result, _)) | Either::Right((result, _)) => result,
         }
     }
@@ -242,7 +243,11 @@ impl Inner {
         let awaited = Awaited::new(&self.session, taken.ticket.request_id.clone());
         let poller = Poller::new(&self.session, &self.log).announced_by(line.arrivals());
         let answer = poller.answer::<SampleRequest>(&taken).await;
-        awaited.answered();
+        // Whatever else ended the waiting, the server may still be at work.
+        let over = |kind| matches!(kind, ErrorKind::WorkFailed | ErrorKind::Expired);
+        if answer.as_ref().map_or_else(|error| over(error.kind()), |_| true) {
+            awaited.answered();
+        }
         let mut response = answer?;
         request.check_response(&response)?;
         response.name_sequences(&taken.ticket)?;

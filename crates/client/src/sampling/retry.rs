@@ -1,7 +1,7 @@
 //! The only loop that asks for the same sample anew, and the watch over it.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::json;
@@ -38,10 +38,11 @@ pub(crate) fn worth_another(error: &Error) -> bool {
 #[derive(Debug)]
 pub(super) struct Watch {
     places: Option<Arc<Limit>>,
-    under_way: AtomicUsize,
     /// After how long without progress a sample is given up, if at all.
     stuck_after: Option<Duration>,
-    progress: Mutex<Instant>,
+    epoch: Instant,
+    /// When a sample last succeeded, in microseconds since the epoch.
+    progress: AtomicU64,
 }
 
 impl Watch {
@@ -55,8 +56,7 @@ impl Watch {
             most.map(|places| Limit::of_places(u32::try_from(places).unwrap_or(u32::MAX).max(1)));
         let stuck_after = settings.progress_timeout.unwrap_or(STUCK_AFTER);
         let stuck_after = config.sample_enable_stuck_detection.then_some(stuck_after);
-        let progress = Mutex::new(Instant::now());
-        Self { places, under_way: AtomicUsize::new(0), stuck_after, progress }
+        Self { places, stuck_after, epoch: Instant::now(), progress: AtomicU64::new(0) }
     }
 
     /// A place among the samples under way. Waiting for it is not watched.
@@ -65,41 +65,40 @@ impl Watch {
             Some(places) => Some(places.take(1).await),
             None => None,
         };
-        if self.under_way.fetch_add(1, Ordering::AcqRel) == 0 {
-            // Nobody was under way: the clock starts now.
-            self.progressed();
-        }
-        Place { watch: self, _permit: permit }
+        Place { watch: self, since: Instant::now(), _permit: permit }
     }
 
     pub(super) fn progressed(&self) {
-        *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        let micros = self.epoch.elapsed().as_micros();
+        self.progress.fetch_max(u64::try_from(micros).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Ends when nothing has succeeded for too long.
-    pub(super) async fn stuck<T>(&self) -> Result<T> {
-        let Some(stuck_after) = self.stuck_after else { return std::future::pending().await };
-        loop {
-            let last = *self.progress.lock().unwrap_or_else(PoisonError::into_inner);
-            let due = last + stuck_after;
-            if due <= Instant::now() {
-                let why = format!("no sample has succeeded for {} seconds", stuck_after.as_secs());
-                return Err(Error::new(ErrorKind::Connect, why));
-            }
-            sleep_until(due).await;
-        }
+    fn last_progress(&self) -> Instant {
+        self.epoch + Duration::from_micros(self.progress.load(Ordering::Relaxed))
     }
 }
 
 /// A sample under way.
 pub(super) struct Place<'a> {
     watch: &'a Watch,
+    since: Instant,
     _permit: Option<Permit>,
 }
 
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        self.watch.under_way.fetch_sub(1, Ordering::AcqRel);
+impl Place<'_> {
+    /// Ends when nothing has succeeded for too long since this sample began.
+    pub(super) async fn stuck<T>(&self) -> Result<T> {
+        loop {
+            let last = self.since.max(self.watch.last_progress());
+            let due = self.watch.stuck_after.and_then(|after| last.checked_add(after));
+            let Some(due) = due else { return std::future::pending().await };
+            if due <= Instant::now() {
+                let seconds = self.watch.stuck_after.unwrap_or_default().as_secs();
+                let why = format!("no sample has succeeded for {seconds} seconds");
+                return Err(Error::new(ErrorKind::Connect, why));
+            }
+            sleep_until(due).await;
+        }
     }
 }
 

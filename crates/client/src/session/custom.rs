@@ -30,7 +30,7 @@ impl Session {
         let ticket = self.transport().call(&request, &Extras::default()).await?;
         let request_type = request.request_type();
         let taken = Taken { ticket, request_type, handed_over_in: start.elapsed() };
-        let log = QueueLog::new(Work::ModelCreation, loss.name());
+        let log = QueueLog::new(Work::LossCreation, loss.name());
         let created =
             Poller::new(self, &log).answer::<tinkex_wire::CreateCustomLoss>(&taken).await?;
         known.insert(fingerprint, created.loss_id.clone());

@@ -7,9 +7,11 @@ mod foreign;
 mod heartbeat;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use futures_util::future::{Either, select};
 use tinkex_wire::{
     ClientConfig, CreateSession, Finish, FinishReason, FinishSession, HandleHolder, LossId,
     RequestId, SamplerHandle, SessionId,
@@ -18,9 +20,10 @@ use tokio::sync::mpsc;
 
 use crate::dispatch::{Gate, Limit};
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::settings::Settings;
 use crate::task::Task;
+use crate::telemetry::Owner;
 use crate::transport::pause::Pause;
 use crate::transport::{Extras, Transport};
 
@@ -44,6 +47,7 @@ pub(crate) struct Session {
     gate: Gate,
     cancels: mpsc::UnboundedSender<RequestId>,
     tasks: Mutex<Vec<Task>>,
+    closed: AtomicBool,
 }
 
 impl Session {
@@ -60,6 +64,9 @@ impl Session {
         if let Some(message) = opened.error_message {
             tracing::error!("{message}");
         }
+        if settings.telemetry {
+            engine.report_for(Owner::Session(&opened.session_id));
+        }
         Self::begin(settings, engine, opened.session_id)
     }
 
@@ -68,13 +75,13 @@ impl Session {
         let (config, dynamic) =
             (&handle.holder.client_config, &handle.holder.client_dynamic_config);
         let engine = Engine::restore(settings, config.clone(), dynamic.clone())?;
+        if settings.telemetry {
+            engine.report_for(Owner::Guest(&handle.session_id));
+        }
         Self::begin(settings, engine, handle.session_id.clone())
     }
 
     fn begin(settings: &Arc<Settings>, engine: Engine, id: SessionId) -> Result<Arc<Self>> {
-        if settings.telemetry {
-            engine.report_for(Some(&id));
-        }
         let transport = engine.transport();
         let config = engine.config();
         let dynamic = Dynamic::new(engine.first_dynamic().clone());
@@ -91,6 +98,7 @@ impl Session {
             dynamic,
             cancels,
             tasks: Mutex::new(tasks),
+            closed: AtomicBool::new(false),
             next_model: AtomicU32::new(0),
             next_sampler: AtomicU32::new(0),
             next_loss: AtomicU32::new(0),
@@ -189,6 +197,10 @@ impl Session {
     /// Tells the server how it ended, and sends nothing more after that. The end is told even if
     /// the server does not hear it.
     pub(crate) async fn close(&self, reason: FinishReason, detail: Option<String>) -> Result<()> {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.stop();
         let finish = Finish { reason, detail };
         let call = FinishSession { session_id: self.id.clone(), finish };
         self.transport().close();
@@ -199,8 +211,23 @@ impl Session {
 
     /// Stops without telling the server how it went: it may be another's session.
     pub(crate) async fn leave(&self) {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.stop();
         self.engine.close().await;
+    }
+
+    fn stop(&self) {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Does some work, unless this is closed first.
+    pub(crate) async fn unless_closed<T>(
+        &self,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        match select(pin!(work), pin!(self.transport().until_closed())).await {
+            Either::Left((result, _)) => result,
+            Either::Right(_) => Err(Error::closed()),
+        }
     }
 }
 

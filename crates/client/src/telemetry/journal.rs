@@ -33,16 +33,27 @@ pub(crate) struct Journal {
     hurry: Notify,
 }
 
+/// Whose journal it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Owner<'a> {
+    /// A session that begins and ends with it.
+    Session(&'a SessionId),
+    /// Somebody in another's session.
+    Guest(&'a SessionId),
+    /// A client without a session.
+    Nobody,
+}
+
 impl Journal {
-    /// A journal of a session, which begins with that; or of a client that has none.
-    pub(crate) fn new(session: Option<&SessionId>) -> Self {
-        let session_id = match session {
-            Some(id) => id.to_string(),
-            None => format!("sessionless-{}", Uuid::new_v4()),
+    /// An empty one, or one that begins with the start of a session.
+    pub(crate) fn new(of: Owner<'_>) -> Self {
+        let session_id = match of {
+            Owner::Session(id) | Owner::Guest(id) => id.to_string(),
+            Owner::Nobody => format!("sessionless-{}", Uuid::new_v4()),
         };
         let journal = Self {
             session_id,
-            has_session: session.is_some(),
+            has_session: matches!(of, Owner::Session(_)),
             started: Instant::now(),
             next_index: AtomicU64::new(0),
             ended: AtomicBool::new(false),
@@ -127,7 +138,11 @@ impl Journal {
 
     /// The oldest `count` events have left, or are given up.
     pub(super) fn gone(&self, count: usize) {
-        self.lock().drain(..count);
+        let mut events = self.lock();
+        // Another may have been at it when the client ended.
+        let count = count.min(events.len());
+        events.drain(..count);
+        drop(events);
         self.left.send_modify(|left| *left += count as u64);
     }
 

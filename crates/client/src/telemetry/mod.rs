@@ -14,14 +14,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::json;
-use tinkex_wire::{EventKind, JsonObject, SessionId, Severity};
+use tinkex_wire::{EventKind, JsonObject, Severity};
 use tokio::time::timeout;
 
 use crate::error::{Error, ErrorKind};
 use crate::task::{self, Task};
 use crate::transport::Transport;
 
-pub(crate) use journal::Journal;
+pub(crate) use journal::{Journal, Owner};
 
 /// How long the end of a client waits for its last events to leave.
 const LAST_WORDS: Duration = Duration::from_secs(30);
@@ -35,9 +35,9 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    /// Begins to report for a session, or for a client that has none.
-    pub(crate) fn start(transport: &Arc<Transport>, session: Option<&SessionId>) -> Self {
-        let journal = Arc::new(Journal::new(session));
+    /// Begins to report.
+    pub(crate) fn start(transport: &Arc<Transport>, owner: Owner<'_>) -> Self {
+        let journal = Arc::new(Journal::new(owner));
         transport.write_into(Arc::clone(&journal));
         let task = Task::spawn(flush::run(Arc::clone(&journal), Arc::clone(transport)));
         Self { journal, transport: Arc::clone(transport), task: Mutex::new(Some(task)) }
@@ -106,7 +106,7 @@ impl Journal {
     pub(crate) fn attempt(&self, name: &str, error: &Error, more: JsonObject) {
         let (retryable, user) = (error.is_retryable(), error.is_user_error());
         let mut data = JsonObject::new();
-        data.insert("exception".to_owned(), json!(error.to_string()));
+        data.insert("exception".to_owned(), json!(told(error)));
         data.insert("exception_type".to_owned(), json!(kind(error)));
         data.insert("status_code".to_owned(), json!(error.status()));
         data.insert("is_retryable".to_owned(), json!(retryable));
@@ -126,18 +126,30 @@ fn describe(error: &(dyn std::error::Error + 'static)) -> (Severity, EventKind) 
     let mistake = causes
         .find_map(|cause| cause.downcast_ref::<Error>().filter(|cause| is_users_mistake(cause)));
     let Some(mistake) = mistake else {
-        let (error_type, error_message) = (own(error), error.to_string());
+        let (error_type, error_message) = (own(error), text(error));
         let kind = EventKind::UnhandledException { error_message, error_type, traceback: None };
         return (Severity::Error, kind);
     };
     let mut data = JsonObject::new();
     data.insert("error_type".to_owned(), json!(own(error)));
-    data.insert("message".to_owned(), json!(error.to_string()));
+    data.insert("message".to_owned(), json!(text(error)));
     if let Some(status) = mistake.status() {
         data.insert("status_code".to_owned(), json!(status));
     }
     let event_name = "user_error".to_owned();
     (Severity::Warning, EventKind::GenericEvent { event_name, event_data: data })
+}
+
+fn text(error: &(dyn std::error::Error + 'static)) -> String {
+    error.downcast_ref::<Error>().map_or_else(|| error.to_string(), told)
+}
+
+/// What is told about an error. What a credential command printed is nobody else's business.
+fn told(error: &Error) -> String {
+    if error.kind() == ErrorKind::Auth && error.status().is_none() {
+        return "there was no credential".to_owned();
+    }
+    error.to_string()
 }
 
 /// A request that was refused before it was sent is no failure of ours either.

@@ -49,7 +49,7 @@ impl std::error::Error for Around {
 
 #[test]
 fn events_have_the_shape_of_the_reference() {
-    let journal = Journal::new(Some(&session()));
+    let journal = Journal::new(Owner::Session(&session()));
     let data = [("k".to_owned(), json!(1))].into_iter().collect();
     journal.note("my.event", Severity::Warning, data);
     journal.failure(&std::io::Error::other("boom"));
@@ -99,7 +99,7 @@ fn a_mistake_counts_as_one_wherever_in_the_causes_it_is() {
 #[test]
 fn a_client_without_a_session_has_neither_start_nor_end() {
     let case = &case("sessionless")[0];
-    let journal = Journal::new(None);
+    let journal = Journal::new(Owner::Nobody);
     assert_eq!(json!(journal.waiting()), case["initial_events"]);
     journal.fatal(&std::io::Error::other("boom"));
     journal.end();
@@ -114,7 +114,7 @@ fn a_client_without_a_session_has_neither_start_nor_end() {
 #[test]
 fn too_many_events_are_refused_all_at_once() {
     let case = &case("queue_cap")[0];
-    let journal = Journal::new(Some(&session()));
+    let journal = Journal::new(Owner::Session(&session()));
     assert_eq!(json!(journal.waiting()), case["start"]);
     let sizes = case["push_sizes"].as_array().unwrap();
     let taken: Vec<bool> = sizes
@@ -173,7 +173,7 @@ impl Server {
 #[tokio::test(start_paused = true)]
 async fn events_leave_in_batches_as_in_the_reference() {
     for case in case("flush") {
-        let (server, journal) = (Server::default(), Journal::new(None));
+        let (server, journal) = (Server::default(), Journal::new(Owner::Nobody));
         for _ in 0..case["queued"].as_u64().unwrap() {
             journal.write([event("e")]);
         }
@@ -186,7 +186,7 @@ async fn events_leave_in_batches_as_in_the_reference() {
 #[tokio::test(start_paused = true)]
 async fn events_leave_every_ten_seconds_or_in_a_hurry_and_at_the_end() {
     let server = Server::default();
-    let reporter = Reporter::start(&server.transport(), Some(&session()));
+    let reporter = Reporter::start(&server.transport(), Owner::Session(&session()));
     sleep(Duration::from_secs(9)).await;
     assert!(server.seen().is_empty());
     sleep(Duration::from_secs(2)).await;
@@ -206,7 +206,7 @@ async fn events_leave_every_ten_seconds_or_in_a_hurry_and_at_the_end() {
 #[tokio::test(start_paused = true)]
 async fn what_is_left_when_a_client_is_dropped_leaves_in_the_background() {
     let server = Server::default();
-    drop(Reporter::start(&server.transport(), Some(&session())));
+    drop(Reporter::start(&server.transport(), Owner::Session(&session())));
     sleep(Duration::from_millis(1)).await;
     assert_eq!(server.seen(), [2], "start and end");
 }
@@ -216,7 +216,7 @@ async fn what_is_left_when_a_client_is_dropped_leaves_in_the_background() {
 async fn the_task_survives_whatever_the_server_does() {
     let server = Server::default();
     *server.failures.lock().unwrap() = vec![500, 0, 400, 404, 0, 500];
-    let reporter = Reporter::start(&server.transport(), Some(&session()));
+    let reporter = Reporter::start(&server.transport(), Owner::Session(&session()));
     reporter.drain().await;
     assert!(server.seen().is_empty(), "the batch was given up, and nobody waits for it");
     reporter.journal().write([event("e")]);

@@ -51,6 +51,7 @@ pub struct Hub {
     cache: PathBuf,
     offline: bool,
     http: Option<Arc<dyn HttpService>>,
+    env: Env,
 }
 
 impl Hub {
@@ -70,6 +71,7 @@ impl Hub {
             cache: cache.map_or_else(|| home.join("hub"), PathBuf::from),
             offline: env.get("HF_HUB_OFFLINE").is_some_and(on),
             http: None,
+            env: env.clone(),
         })
     }
 
@@ -174,7 +176,7 @@ impl Hub {
     async fn download(&self, repo: &Repo, id: &TokenizerId, revision: &str) -> Result<PathBuf> {
         let http = match &self.http {
             Some(http) => Arc::clone(http),
-            None => Arc::new(Network::new()?),
+            None => Arc::new(Network::new(&self.env)?),
         };
         let token = self.token.as_ref();
         let source = Source { http: &*http, endpoint: &self.endpoint, token };

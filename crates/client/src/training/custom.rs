@@ -58,7 +58,7 @@ impl TrainingClient {
             + Send
             + 'static,
     {
-        self.compute(Mode::ForwardBackward, data, loss)
+        self.compute(Mode::ForwardBackward, data, loss).unwrap_or_else(ApiFuture::failed)
     }
 
     /// Computes a traced loss here.
@@ -67,55 +67,64 @@ impl TrainingClient {
         mode: Mode,
         data: Vec<Datum>,
         loss: CustomLoss,
-    ) -> ApiFuture<PassOutput> {
-        if let Err(error) = loss.check(&data) {
-            return ApiFuture::failed(error);
-        }
+    ) -> Result<ApiFuture<PassOutput>> {
+        loss.check(&data)?;
         self.compute(mode, data, move |data, logprobs| Ok(loss.evaluate(data, logprobs)?))
     }
 
-    fn compute<F>(&self, mode: Mode, data: Vec<Datum>, loss: F) -> ApiFuture<PassOutput>
+    fn compute<F>(&self, mode: Mode, data: Vec<Datum>, loss: F) -> Result<ApiFuture<PassOutput>>
     where
         F: FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, Failure>
             + Send
             + 'static,
     {
         let inner = Arc::clone(&self.0);
-        let forward =
-            match with_weights(&data, None).and_then(|data| inner.plain(Mode::Forward, data)) {
-                Ok(batch) => batch,
-                Err(error) => return ApiFuture::failed(error),
-            };
+        let forward = inner.plain(Mode::Forward, with_weights(&data, None)?)?;
         let mut turn = inner.turns.reserve();
-        ApiFuture::start(async move {
-            turn.come().await;
-            let taken = inner.submit_batch(&mut turn, forward).await;
-            let output = inner.session.engine().noted(inner.batch_answer(taken).await)?;
-            let logprobs = logprobs(&output, data.len())?;
-            // It may take long, and may panic: neither is for the threads that send and receive.
-            let work = tokio::task::spawn_blocking(move || {
-                let value = loss(&data, &logprobs).map_err(|why| {
-                    let failed =
-                        Error::new(ErrorKind::InvalidInput, format!("the loss failed: {why}"));
-                    failed.with_boxed_source(why)
-                })?;
-                check(&value, &logprobs)?;
-                let data = with_weights(&data, Some((&value, &logprobs)))?;
-                Ok::<_, Error>((value, data))
-            });
-            let (value, data) = work.await.map_err(|why| {
-                Error::new(ErrorKind::InvalidInput, format!("the loss panicked: {why}"))
-            })??;
-            if mode == Mode::Forward {
-                return Ok(with_metrics(output, value.loss, value.metrics));
-            }
-            let backward = inner.plain(Mode::ForwardBackward, data)?;
-            let taken = inner.submit_batch(&mut turn, backward).await;
-            drop(turn);
-            let output = inner.session.engine().noted(inner.batch_answer(taken).await)?;
-            Ok(with_metrics(output, value.loss, value.metrics))
-        })
+        Ok(ApiFuture::start(async move {
+            let work = async {
+                turn.come().await;
+                let taken = inner.submit_batch(&mut turn, forward).await;
+                let output = inner.batch_answer(taken).await?;
+                let logprobs = logprobs(&output, data.len())?;
+                let (value, data) = run(loss, data, logprobs).await?;
+                if mode == Mode::Forward {
+                    return Ok(with_metrics(output, value.loss, value.metrics));
+                }
+                let backward = inner.plain(Mode::ForwardBackward, data)?;
+                let taken = inner.submit_batch(&mut turn, backward).await;
+                drop(turn);
+                let output = inner.batch_answer(taken).await?;
+                Ok(with_metrics(output, value.loss, value.metrics))
+            };
+            let answer = inner.session.unless_closed(work).await;
+            inner.session.engine().noted(answer)
+        }))
     }
+}
+
+/// Computes a loss, and the data of the backward pass. It may take long, and may panic: neither is
+/// for the threads that send and receive.
+async fn run<F>(
+    loss: F,
+    data: Vec<Datum>,
+    logprobs: Vec<TensorData>,
+) -> Result<(LossValue, Vec<Datum>)>
+where
+    F: FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, Failure> + Send + 'static,
+{
+    let work = tokio::task::spawn_blocking(move || {
+        let value = loss(&data, &logprobs).map_err(|why| {
+            let failed = Error::new(ErrorKind::InvalidInput, format!("the loss failed: {why}"));
+            failed.with_boxed_source(why)
+        })?;
+        check(&value, &logprobs)?;
+        let data = with_weights(&data, Some((&value, &logprobs)))?;
+        Ok((value, data))
+    });
+    work.await.unwrap_or_else(|why| {
+        Err(Error::new(ErrorKind::InvalidInput, format!("the loss panicked: {why}")))
+    })
 }
 
 impl Inner {

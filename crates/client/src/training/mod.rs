@@ -148,7 +148,8 @@ impl TrainingClient {
         self.one(move |model_id, seq| OptimStep { model_id, seq_id: Some(seq), params }, Ok)
     }
 
-    /// Queues a pass and a step at once, which is what a fast loop does.
+    /// Queues a pass and a step at once, which is what a fast loop does. If one of them makes no
+    /// sense, neither is queued.
     ///
     /// # Errors
     /// As [`TrainingClient::forward_backward`] and [`TrainingClient::optim_step`], each for its own
@@ -159,7 +160,13 @@ impl TrainingClient {
         loss: impl Into<Loss>,
         params: impl Into<OptimParams>,
     ) -> (ApiFuture<PassOutput>, ApiFuture<OptimStepOutput>) {
-        (self.forward_backward(data, loss), self.optim_step(params))
+        let params = params.into();
+        let checked = params.check().map_err(Error::from);
+        let pass = checked.and_then(|()| self.queue(Mode::ForwardBackward, data, &loss.into()));
+        match pass {
+            Ok(pass) => (pass, self.optim_step(params)),
+            Err(error) => (ApiFuture::failed(error.clone()), ApiFuture::failed(error)),
+        }
     }
 
     /// Saves weights and optimizer state under a name, and returns the checkpoint's address.
@@ -253,14 +260,21 @@ impl TrainingClient {
     ///
     /// # Errors
     /// As [`TrainingClient::load_state`], and if the key cannot be used.
-    pub async fn load_state_of(
+    pub fn load_state_of(
         &self,
         path: &TinkerPath,
         optimizer: Restore,
         key: impl Into<Secret>,
-    ) -> Result<()> {
-        let token = self.0.session.foreign(&key.into())?.access_token().await?;
-        self.load(path, optimizer, Some(token)).await
+    ) -> ApiFuture<()> {
+        let (path, optimizer) = (path.to_string(), optimizer == Restore::WithOptimizer);
+        let (inner, key) = (Arc::clone(&self.0), key.into());
+        let token = async move { inner.session.foreign(&key)?.access_token().await };
+        let load = move |token, model, seq| LoadWeights {
+            optimizer,
+            weights_access_token: Some(token),
+            ..LoadWeights::into_model(model, seq, path)
+        };
+        self.one_after(token, load, |_| Ok(()))
     }
 
     fn load(
@@ -297,40 +311,63 @@ impl TrainingClient {
         S: Submit<Output: Send> + Send + Sync + 'static,
         T: Send + 'static,
     {
+        let request = move |(), model, seq| request(model, seq);
+        self.one_after(std::future::ready(Ok(())), request, finish)
+    }
+
+    /// The same for a request that needs something first. Its place in the line is taken now.
+    fn one_after<P, S, T>(
+        &self,
+        first: impl Future<Output = Result<P>> + Send + 'static,
+        request: impl FnOnce(P, ModelId, Seq) -> S + Send + 'static,
+        finish: impl FnOnce(S::Output) -> Result<T> + Send + 'static,
+    ) -> ApiFuture<T>
+    where
+        P: Send + 'static,
+        S: Submit<Output: Send> + Send + Sync + 'static,
+        T: Send + 'static,
+    {
         let inner = Arc::clone(&self.0);
         let mut turn = inner.turns.reserve();
         ApiFuture::start(async move {
-            turn.come().await;
-            let request = request(inner.model_id.clone(), turn.number());
-            let taken = inner.submit(&request, &Extras::default()).await;
-            // The next one may be sent now; the answer is waited for beside it.
-            drop(turn);
-            let answer = match taken {
-                Ok(taken) => inner.poller().answer::<S>(&taken).await,
-                Err(error) => Err(error),
+            let work = async {
+                let first = first.await?;
+                turn.come().await;
+                let request = request(first, inner.model_id.clone(), turn.number());
+                let taken = inner.submit(&request, &Extras::default()).await;
+                // The next one may be sent now; the answer is waited for beside it.
+                drop(turn);
+                inner.poller().answer::<S>(&taken?).await
             };
+            let answer = inner.session.unless_closed(work).await;
             finish(inner.session.engine().noted(answer)?)
         })
     }
 
     fn pass(&self, mode: Mode, data: Vec<Datum>, loss: &Loss) -> ApiFuture<PassOutput> {
+        self.queue(mode, data, loss).unwrap_or_else(ApiFuture::failed)
+    }
+
+    /// Queues a pass, unless it makes no sense.
+    fn queue(&self, mode: Mode, data: Vec<Datum>, loss: &Loss) -> Result<ApiFuture<PassOutput>> {
         if let LossKind::Traced(traced) = &loss.0
             && !traced.is_on_server()
         {
             return self.compute_traced(mode, data, traced.clone());
         }
         let inner = Arc::clone(&self.0);
-        let batch = match Batch::of_loss(&inner, mode, data, loss) {
-            Ok(batch) => batch,
-            Err(error) => return ApiFuture::failed(error),
-        };
+        let batch = Batch::of_loss(&inner, mode, data, loss)?;
         let mut turn = inner.turns.reserve();
-        ApiFuture::start(async move {
-            turn.come().await;
-            let taken = inner.submit_batch(&mut turn, batch).await;
-            drop(turn);
-            inner.session.engine().noted(inner.batch_answer(taken).await)
-        })
+        Ok(ApiFuture::start(async move {
+            let work = async {
+                turn.come().await;
+                let taken = inner.submit_batch(&mut turn, batch).await;
+                drop(turn);
+                inner.batch_answer(taken).await
+            };
+            let answer = inner.session.unless_closed(work).await;
+            inner.session.engine().noted(answer)
+        }))
     }
 }
 

@@ -1,6 +1,6 @@
 //! A pass over a batch: cut into requests, numbered, sent in turn, answered beside each other.
 
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 use tinkex_wire::{Call as _, Datum, ForwardBackward, LossConfig, LossFn, Mode};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -103,12 +103,12 @@ impl Inner {
         self.submit(&part.request, &Extras { compress, ..Extras::default() }).await
     }
 
-    /// Waits for the answers to all requests of a batch.
+    /// Waits for the answers to all requests of a batch, or for the first failure: behind a request
+    /// that was refused the server may wait for ever.
     pub(super) async fn batch_answer(&self, taken: Vec<Result<Taken>>) -> Result<PassOutput> {
-        let answers = taken
-            .into_iter()
-            .map(async |taken| self.poller().answer::<ForwardBackward>(&taken?).await);
-        let outputs: Result<Vec<_>> = join_all(answers).await.into_iter().collect();
-        Ok(merge::merge(outputs?))
+        let taken: Vec<Taken> = taken.into_iter().collect::<Result<_>>()?;
+        let answers =
+            taken.iter().map(async |taken| self.poller().answer::<ForwardBackward>(taken).await);
+        Ok(merge::merge(try_join_all(answers).await?))
     }
 }

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
 
+use crate::config::Env;
 use crate::error::{Error, ErrorKind};
 
 use super::pool::Pool;
@@ -81,6 +82,11 @@ impl Lane {
         }
     }
 
+    /// Whether requests share connections.
+    const fn is_shared(self) -> bool {
+        self.requests_per_client() > 1
+    }
+
     /// How many requests share one set of connections. An upload has its own; the others stay below
     /// what one HTTP/2 connection carries at once.
     pub(crate) const fn requests_per_client(self) -> usize {
@@ -132,8 +138,15 @@ impl From<HttpFailure> for Error {
 /// together would each open one of their own. The first reply settles it: from then on clients whose
 /// connection is shared begin with one, and open no other.
 pub(crate) struct Network {
-    pools: Vec<(Lane, Pool<reqwest::Client>)>,
+    pools: Vec<(Lane, Pool<Connected>)>,
     speaks_http2: Arc<AtomicBool>,
+}
+
+/// A client, and what it offers to speak.
+#[derive(Clone)]
+struct Connected {
+    client: reqwest::Client,
+    protocol: Protocol,
 }
 
 const CONNECT: Duration = Duration::from_secs(5);
@@ -143,25 +156,27 @@ const IDLE: Duration = Duration::from_secs(90);
 const SLOWEST_UPLOAD_BYTES_PER_SECOND: usize = 64 * 1024;
 
 impl Network {
-    pub(crate) fn new() -> Result<Self, Error> {
-        let tls = tls()?;
+    /// Proxies come from these variables, read now and never again.
+    pub(crate) fn new(env: &Env) -> Result<Self, Error> {
+        let (tls, proxies) = (tls()?, proxies(env)?);
         let speaks_http2 = Arc::new(AtomicBool::new(false));
         // Made once here so that a mistake shows now and not at the first request.
-        client(tls.clone(), Protocol::Any)?;
+        client(tls.clone(), &proxies, Protocol::Any)?;
         let pool = |lane: Lane| {
-            let (tls, speaks_http2) = (tls.clone(), Arc::clone(&speaks_http2));
-            let shared = lane.requests_per_client() > 1;
+            let (tls, proxies) = (tls.clone(), proxies.clone());
+            let speaks_http2 = Arc::clone(&speaks_http2);
             let make = move || {
-                let known = shared && speaks_http2.load(Ordering::Relaxed);
+                let known = lane.is_shared() && speaks_http2.load(Ordering::Relaxed);
                 let protocol = if known { Protocol::Http2 } else { Protocol::Any };
-                client(tls.clone(), protocol).expect("the same settings worked before")
+                let client = client(tls.clone(), &proxies, protocol);
+                Connected { client: client.expect("the same settings worked before"), protocol }
             };
             (lane, Pool::new(lane.requests_per_client(), Box::new(make)))
         };
         Ok(Self { pools: Lane::ALL.map(pool).into(), speaks_http2 })
     }
 
-    fn pool(&self, lane: Lane) -> &Pool<reqwest::Client> {
+    fn pool(&self, lane: Lane) -> &Pool<Connected> {
         let found = self.pools.iter().find(|(of, _)| *of == lane);
         &found.expect("every lane has a pool").1
     }
@@ -179,16 +194,20 @@ impl HttpService for Network {
             let upload = request.body().len() / SLOWEST_UPLOAD_BYTES_PER_SECOND;
             let mut request = reqwest::Request::try_from(request).map_err(failure)?;
             *request.timeout_mut() = Some(timeout + Duration::from_secs(upload as u64));
+            let secure = request.url().scheme() == "https";
             let lease = pool.lease();
-            let sent = lease.client().execute(request).await;
-            if sent.as_ref().is_err_and(reqwest::Error::is_connect)
-                && self.speaks_http2.swap(false, Ordering::Relaxed)
-            {
-                // Perhaps another server answers now, which does not speak it.
+            let sent = lease.client().client.execute(request).await;
+            if sent.is_err() && lease.client().protocol == Protocol::Http2 {
+                // Perhaps another server answers now, which does not speak it: offer both again.
+                self.speaks_http2.store(false, Ordering::Relaxed);
                 pool.renew(&lease);
             }
             let mut reply = sent.map_err(failure)?;
-            if reply.version() == http::Version::HTTP_2 {
+            // Shared lanes speak to our own server alone, and so does the first call of all.
+            if secure
+                && (lane == Lane::Config || lane.is_shared())
+                && reply.version() == http::Version::HTTP_2
+            {
                 self.speaks_http2.store(true, Ordering::Relaxed);
             }
             let mut response = Response::builder().status(reply.status());
@@ -209,14 +228,40 @@ fn failure(error: reqwest::Error) -> HttpFailure {
 }
 
 /// What a client offers to speak.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Protocol {
     Any,
     Http2,
 }
 
-fn client(mut tls: rustls::ClientConfig, protocol: Protocol) -> Result<reqwest::Client, Error> {
-    let mut builder = reqwest::Client::builder();
+/// The proxies that the usual variables name, in either case.
+fn proxies(env: &Env) -> Result<Vec<reqwest::Proxy>, Error> {
+    let get = |name: &str| env.get(name).or_else(|| env.get(&name.to_ascii_lowercase()));
+    let except = || reqwest::NoProxy::from_string(get("NO_PROXY").unwrap_or_default());
+    type Make = fn(&str) -> reqwest::Result<reqwest::Proxy>;
+    let kinds: [(&str, Make); 3] = [
+        ("HTTP_PROXY", |url| reqwest::Proxy::http(url)),
+        ("HTTPS_PROXY", |url| reqwest::Proxy::https(url)),
+        ("ALL_PROXY", |url| reqwest::Proxy::all(url)),
+    ];
+    let named = kinds.into_iter().filter_map(|(name, make)| Some((name, make, get(name)?)));
+    named
+        .map(|(name, make, url)| {
+            // Without the address: it may hold a password.
+            let wrong = |_| Error::new(ErrorKind::Config, format!("{name} is not an address"));
+            Ok(make(url).map_err(wrong)?.no_proxy(except()))
+        })
+        .collect()
+}
+
+fn client(
+    mut tls: rustls::ClientConfig,
+    proxies: &[reqwest::Proxy],
+    protocol: Protocol,
+) -> Result<reqwest::Client, Error> {
+    // What the system says about proxies is not asked: the variables were read once, elsewhere.
+    let builder = reqwest::Client::builder().no_proxy();
+    let mut builder = proxies.iter().cloned().fold(builder, reqwest::ClientBuilder::proxy);
     if protocol == Protocol::Http2 {
         tls.alpn_protocols = vec![b"h2".to_vec()];
         builder = builder.http2_prior_knowledge();
@@ -245,4 +290,20 @@ fn tls() -> Result<rustls::ClientConfig, Error> {
         .with_no_client_auth();
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proxies_come_from_the_variables_that_were_given_and_keep_their_secrets() {
+        let of = |pairs: &[(&str, &str)]| proxies(&Env::from_pairs(pairs.iter().copied()));
+        assert!(of(&[("NO_PROXY", "localhost")]).unwrap().is_empty());
+        let two = of(&[("https_proxy", "http://a:1"), ("ALL_PROXY", "http://b:2")]).unwrap();
+        assert_eq!(two.len(), 2);
+        let error = of(&[("HTTP_PROXY", "http://user:hush@:x")]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains("HTTP_PROXY") && !format!("{error:?}").contains("hush"));
+    }
 }

@@ -14,7 +14,6 @@ pub(crate) mod retry;
 mod rule;
 mod seen;
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -24,6 +23,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tinkex_wire::codec::compress;
 use tinkex_wire::{AuthTokenRequest, BodyCodec, Call, Reply, Route, Secret, header as wire_header};
+use tokio::sync::watch;
 use tracing::Instrument as _;
 use url::Url;
 
@@ -59,7 +59,7 @@ pub(crate) struct Transport {
     billing: Billing,
     refresh: OnceLock<Task>,
     journal: OnceLock<Arc<Journal>>,
-    closed: AtomicBool,
+    closed: watch::Sender<bool>,
 }
 
 /// A credential that is exchanged for tokens.
@@ -111,7 +111,7 @@ impl Transport {
             billing: Billing::new(LONGEST_BILLING_PAUSE),
             refresh: OnceLock::new(),
             journal: OnceLock::new(),
-            closed: AtomicBool::new(false),
+            closed: watch::channel(false).0,
         })
     }
 
@@ -136,12 +136,20 @@ impl Transport {
 
     /// From now on nothing is sent but last words.
     pub(crate) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
+        self.closed.send_replace(true);
+    }
+
+    /// Ends when this is closed.
+    pub(crate) async fn until_closed(&self) {
+        // It cannot fail: the sender is ours.
+        let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
     }
 
     fn check_open(&self, route: Route) -> Result<()> {
-        let last_words = matches!(route, Route::FinishSession | Route::Telemetry);
-        if self.closed.load(Ordering::Acquire) && !last_words {
+        // Last words may have to be signed anew.
+        let last_words =
+            matches!(route, Route::FinishSession | Route::Telemetry | Route::AuthToken);
+        if *self.closed.borrow() && !last_words {
             return Err(Error::closed());
         }
         Ok(())
@@ -321,6 +329,9 @@ async fn refresh(transport: Weak<Transport>, mut token: Secret) {
     loop {
         tokio::time::sleep(wait).await;
         let Some(transport) = transport.upgrade() else { return };
+        if *transport.closed.borrow() {
+            return;
+        }
         let Some(exchange) = transport.exchange.get() else { return };
         wait = match exchange.token.renew(|| transport.exchange_now()).await {
             Ok(new) => {

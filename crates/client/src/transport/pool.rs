@@ -3,7 +3,8 @@
 //! A request takes the first client that is not full. Under HTTP/2 one client is one connection, so
 //! this is what keeps thousands of requests from queueing behind one connection's stream limit.
 
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
@@ -13,40 +14,49 @@ use super::http::HttpFailure;
 /// How many refusals by a proxy are taken for broken connections before one is believed.
 const EMPTY_400_BUDGET: u32 = 16;
 
+/// Requests pass side by side: the list is only locked for good when it grows.
 pub(crate) struct Pool<C> {
     requests_per_client: usize,
     make: Box<dyn Fn() -> C + Send + Sync>,
-    state: Mutex<State<C>>,
-}
-
-struct State<C> {
-    slots: Vec<Slot<C>>,
-    empty_400_budget: u32,
+    slots: RwLock<Vec<Arc<Slot<C>>>>,
+    empty_400_budget: AtomicU32,
 }
 
 struct Slot<C> {
-    client: C,
-    active: usize,
+    client: RwLock<C>,
+    active: AtomicUsize,
+    #[cfg(test)]
+    index: usize,
 }
 
 impl<C: Clone> Pool<C> {
     pub(crate) fn new(requests_per_client: usize, make: Box<dyn Fn() -> C + Send + Sync>) -> Self {
-        let state = State { slots: Vec::new(), empty_400_budget: EMPTY_400_BUDGET };
-        Self { requests_per_client, make, state: Mutex::new(state) }
+        let empty_400_budget = AtomicU32::new(EMPTY_400_BUDGET);
+        Self { requests_per_client, make, slots: RwLock::default(), empty_400_budget }
     }
 
     /// A place for one request, until the lease is dropped.
-    pub(crate) fn lease(&self) -> Lease<'_, C> {
-        let mut state = self.lock();
-        let free = |slot: &Slot<C>| slot.active < self.requests_per_client;
-        let slot = state.slots.iter().position(free).unwrap_or_else(|| {
-            state.slots.push(Slot { client: (self.make)(), active: 0 });
-            state.slots.len() - 1
-        });
-        state.slots[slot].active += 1;
-        let client = state.slots[slot].client.clone();
-        drop(state);
-        Lease { pool: self, slot, client }
+    pub(crate) fn lease(&self) -> Lease<C> {
+        loop {
+            let full = {
+                let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+                if let Some(slot) = slots.iter().find(|slot| slot.enter(self.requests_per_client)) {
+                    return Lease::new(slot);
+                }
+                slots.len()
+            };
+            // Made before the list is locked: it takes a while.
+            let client = RwLock::new((self.make)());
+            let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+            if slots.len() == full {
+                slots.push(Arc::new(Slot {
+                    client,
+                    active: AtomicUsize::new(0),
+                    #[cfg(test)]
+                    index: full,
+                }));
+            }
+        }
     }
 
     /// Looks at a reply. A 400 without a body comes from a proxy that wants to be rid of the
@@ -54,51 +64,60 @@ impl<C: Clone> Pool<C> {
     /// sent again. After many of those it is believed.
     pub(crate) fn settle(
         &self,
-        lease: &Lease<'_, C>,
+        lease: &Lease<C>,
         reply: Response<Bytes>,
     ) -> Result<Response<Bytes>, HttpFailure> {
-        let mut state = self.lock();
+        let budget = &self.empty_400_budget;
         if reply.status() == StatusCode::BAD_REQUEST && reply.body().is_empty() {
-            state.slots[lease.slot].client = (self.make)();
-            if state.empty_400_budget > 0 {
-                state.empty_400_budget -= 1;
+            self.renew(lease);
+            let less = |left: u32| left.checked_sub(1);
+            if budget.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok() {
                 return Err(HttpFailure::connect("a proxy refused the connection (empty 400)"));
             }
         } else if !reply.status().is_client_error() && !reply.status().is_server_error() {
-            state.empty_400_budget = EMPTY_400_BUDGET.min(state.empty_400_budget + 1);
+            let more = |left: u32| (left < EMPTY_400_BUDGET).then_some(left + 1);
+            let _ = budget.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
         }
         Ok(reply)
     }
 
     /// The next request in this place gets a new client.
-    pub(crate) fn renew(&self, lease: &Lease<'_, C>) {
+    pub(crate) fn renew(&self, lease: &Lease<C>) {
         let client = (self.make)();
-        self.lock().slots[lease.slot].client = client;
+        *lease.slot.client.write().unwrap_or_else(PoisonError::into_inner) = client;
     }
+}
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State<C>> {
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+impl<C> Slot<C> {
+    /// Takes a place, if there is one.
+    fn enter(&self, most: usize) -> bool {
+        let one_more = |active: usize| (active < most).then_some(active + 1);
+        self.active.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_ok()
     }
 }
 
 /// A place in a [`Pool`].
-pub(crate) struct Lease<'a, C> {
-    pool: &'a Pool<C>,
-    slot: usize,
+pub(crate) struct Lease<C> {
+    slot: Arc<Slot<C>>,
     client: C,
 }
 
-impl<C> Lease<'_, C> {
+impl<C: Clone> Lease<C> {
+    fn new(slot: &Arc<Slot<C>>) -> Self {
+        let client = slot.client.read().unwrap_or_else(PoisonError::into_inner).clone();
+        Self { slot: Arc::clone(slot), client }
+    }
+}
+
+impl<C> Lease<C> {
     pub(crate) fn client(&self) -> &C {
         &self.client
     }
 }
 
-impl<C> Drop for Lease<'_, C> {
+impl<C> Drop for Lease<C> {
     fn drop(&mut self) {
-        let state = self.pool.state.lock();
-        let mut state = state.unwrap_or_else(std::sync::PoisonError::into_inner);
-        state.slots[self.slot].active -= 1;
+        self.slot.active.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -132,7 +151,7 @@ mod tests {
                 let (sign, name) = op.as_str().unwrap().split_at(1);
                 if sign == "+" {
                     let lease = pool.lease();
-                    assert_eq!(json!(lease.slot), *index, "{op}");
+                    assert_eq!(json!(lease.slot.index), *index, "{op}");
                     open.insert(name.to_owned(), lease);
                 } else {
                     open.remove(name).expect("a request that was begun");
@@ -164,7 +183,7 @@ mod tests {
                     Ok(reply) if reply.status().is_success() => "ok".to_owned(),
                     Ok(reply) => format!("status_{}", reply.status().as_u16()),
                 };
-                let budget = pool.lock().empty_400_budget;
+                let budget = pool.empty_400_budget.load(Ordering::Relaxed);
                 let state = json!([seen, budget, made.load(Ordering::Relaxed)]);
                 if case["id"] == "no_content_length" {
                     // Unlike the reference we look at the body, which is there.

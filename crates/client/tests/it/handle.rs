@@ -112,3 +112,16 @@ async fn one_poll_serves_all_samples_and_reports_what_was_fetched() {
     sleep(Duration::from_secs(300)).await;
     assert_eq!(stage.calls("/retrieve_futures").len(), polls, "it ended with its client");
 }
+
+#[test]
+fn a_handle_needs_a_runtime_and_says_so() {
+    let stage = Stage::new(json!({}));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let (service, handle) = runtime.block_on(async {
+        let service = stage.builder().build().unwrap();
+        let handle = service.create_sampling_client("base").await.unwrap().handle();
+        (service, handle)
+    });
+    let error = service.restore_sampling_client(&handle).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+}

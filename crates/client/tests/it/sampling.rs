@@ -207,6 +207,23 @@ async fn a_sample_that_is_dropped_is_cancelled_where_the_server_wants_that() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_sample_that_takes_too_long_ends_and_is_cancelled() {
+    let stage = Stage::new(json!({}));
+    stage.dynamic(json!({"sample_cancel_enabled": true}));
+    let builder = alone(&stage, "too-long").poll_timeout(Duration::from_secs(60));
+    let service = builder.progress_timeout(Duration::MAX).build().unwrap();
+    let sampler = sampler(&service).await;
+    stage.answer("q0", vec![json!("hang")]);
+    let start = Instant::now();
+    let error = sampler.sample([1], params()).send().await.unwrap_err();
+    assert_eq!((error.kind(), start.elapsed().as_secs()), (ErrorKind::Timeout, 60));
+    assert!(!error.is_retryable());
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(stage.calls("/asample").len(), 1, "it is not asked for anew");
+    assert_eq!(stage.calls("/cancel_future").len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn samples_without_any_progress_are_given_up() {
     let stage = Stage::new(json!({}));
     let sampler = sampler(&alone(&stage, "stuck").build().unwrap()).await;

@@ -202,3 +202,43 @@ async fn feature_gates_change_nothing() {
     let gates = [("TINKER_FEATURE_GATES", "async_sampling,other,")];
     assert_eq!(bodies(&gates).await, bodies(&[]).await);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_opens_while_the_client_is_closed_is_ended() {
+    let stage = Stage::new(json!({}));
+    stage.slow("/create_session", Duration::from_secs(5));
+    let service = stage.builder().build().unwrap();
+    let opening = service.create_lora_training_client("base").create();
+    let closing = async {
+        sleep(Duration::from_secs(1)).await;
+        service.close(FinishReason::Success, None).await
+    };
+    let (opened, closed) = tokio::join!(opening, closing);
+    closed.unwrap();
+    assert_eq!(opened.unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(stage.calls("/finish").len(), 1, "the server does not wait for it");
+    sleep(Duration::from_secs(60)).await;
+    assert!(stage.calls("/session_heartbeat").is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_goes_on_when_nobody_waits_for_it() {
+    let stage = Stage::new(json!({}));
+    stage.slow("/finish", Duration::from_secs(20));
+    let service = stage.builder().build().unwrap();
+    let model = service.create_lora_training_client("base").create().await.unwrap();
+    // Nobody answers, and it is not waited for either.
+    stage.answer("r1", vec![json!("hang")]);
+    let stuck = model.optim_step(AdamParams::default());
+    sleep(Duration::from_secs(2)).await;
+    let short = tokio::time::timeout(Duration::from_secs(1), {
+        service.close(FinishReason::Success, None)
+    });
+    short.await.unwrap_err();
+    let start = tokio::time::Instant::now();
+    assert_eq!(stuck.await.unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(start.elapsed(), Duration::ZERO, "what waits is told at once");
+    service.close(FinishReason::Errored, None).await.unwrap();
+    assert_eq!(start.elapsed().as_secs(), 19, "it waits for the end that is under way");
+    assert_eq!(stage.calls("/finish").len(), 1);
+}

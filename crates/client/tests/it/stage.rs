@@ -38,6 +38,8 @@ struct State {
     /// A call whose connection is lost the next time.
     lost: Option<String>,
     samplers: u32,
+    /// A call that takes this long.
+    slow: Option<(String, Duration)>,
     /// The session's id; "s" if nothing was said.
     session: Option<String>,
     joined: u32,
@@ -113,6 +115,10 @@ impl Stage {
         service.create_sampling_client("base").await.unwrap()
     }
 
+    pub(crate) fn slow(&self, call: &str, time: Duration) {
+        self.0.lock().unwrap().slow = Some((call.to_owned(), time));
+    }
+
     pub(crate) fn session_id(&self, id: &str) {
         self.0.lock().unwrap().session = Some(id.to_owned());
     }
@@ -158,6 +164,10 @@ impl Stage {
         let lost = self.0.lock().unwrap().lost.take_if(|lost| call.path.ends_with(&**lost));
         if lost.is_some() {
             return json!("conn");
+        }
+        let slow = self.0.lock().unwrap().slow.clone();
+        if let Some((_, time)) = slow.filter(|(slow, _)| call.path.ends_with(slow.as_str())) {
+            sleep(time).await;
         }
         match call.path.trim_start_matches("/api/v1/") {
             "client/config" => self.0.lock().unwrap().config.clone(),

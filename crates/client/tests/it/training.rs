@@ -417,3 +417,29 @@ async fn a_server_that_does_not_hold_a_poll_is_given_time() {
     model.optim_step(AdamParams::default()).await.unwrap();
     assert!(start.elapsed() > Duration::from_secs(60), "forty answers in {:?}", start.elapsed());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_chunk_that_is_refused_is_told_though_others_wait_for_ever() {
+    let stage = Stage::new(one_datum_a_chunk(true));
+    let model = stage.model().await;
+    stage.refuse(2);
+    for seq in [1, 3] {
+        stage.answer(&format!("r{seq}"), vec![json!("hang")]);
+    }
+    let error = model.forward_backward(batch(3), LossFn::CrossEntropy).await.unwrap_err();
+    assert_eq!(error.status(), Some(422));
+    model.optim_step(AdamParams::default()).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn half_a_step_is_never_queued() {
+    let stage = Stage::new(json!({}));
+    let model = stage.model().await;
+    let (pass, step) = model.step(Vec::new(), LossFn::CrossEntropy, AdamParams::default());
+    assert_eq!(pass.await.unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(step.await.unwrap_err().kind(), ErrorKind::InvalidInput);
+    let (pass, step) =
+        model.step(batch(1), LossFn::CrossEntropy, AdamParams::with_learning_rate(f64::NAN));
+    assert!(pass.await.is_err() && step.await.is_err());
+    assert!(stage.calls("/forward_backward").is_empty() && stage.calls("/optim_step").is_empty());
+}
