@@ -31,7 +31,7 @@ fn main() -> Outcome<()> {
     let engine = Engine::open(folder, options)?;
     let loaded = begun.elapsed().as_secs_f64();
     let mut best = (f64::INFINITY, f64::INFINITY);
-    let mut bench = Bench::new(engine, work)?;
+    let mut bench = Bench::new(&engine, work)?;
     if work == "load" {
         bench.round()?;
         best = (loaded, cpu()?);
@@ -49,13 +49,21 @@ fn main() -> Outcome<()> {
 
 enum Bench {
     Train(Box<Trainer>, Vec<Vec<u32>>),
-    Decode { sampler: Box<Sampler>, weights: Vec<Weights>, batch: usize, tokens: usize, vocab: u32, turn: u32 },
+    Decode {
+        sampler: Box<Sampler>,
+        weights: Vec<Weights>,
+        batch: usize,
+        tokens: usize,
+        vocab: u32,
+        turn: u32,
+    },
 }
 
 impl Bench {
-    fn new(engine: Engine, work: &str) -> Outcome<Self> {
+    fn new(engine: &Engine, work: &str) -> Outcome<Self> {
         let vocab = u32::try_from(engine.config().vocab_size)?;
-        let adapter = |seed| engine.create(LoraConfig { seed, ..LoraConfig::default() }, OptimizerKind::Adam);
+        let adapter =
+            |seed| engine.create(LoraConfig { seed, ..LoraConfig::default() }, OptimizerKind::Adam);
         let decode = |batch: usize, adapters: u64, tokens: usize| -> Outcome<Self> {
             let mut weights = Vec::new();
             for seed in 0..adapters {
@@ -85,7 +93,10 @@ impl Bench {
                     .map(|row| Datum {
                         tokens: &row[..row.len() - 1],
                         targets: &row[1..],
-                        inputs: Inputs { weights: Some(&weights[..row.len() - 1]), ..Inputs::default() },
+                        inputs: Inputs {
+                            weights: Some(&weights[..row.len() - 1]),
+                            ..Inputs::default()
+                        },
                         ..Datum::default()
                     })
                     .collect();
@@ -96,7 +107,10 @@ impl Bench {
                 *turn += 1;
                 for i in 0..*batch {
                     // Other prompts every time: nothing comes from the cache.
-                    let mut request = SampleRequest::new(prompt(64, *turn * 1000 + i as u32, *vocab), *tokens);
+                    let mut request = SampleRequest::new(
+                        prompt(64, *turn * 1000 + u32::try_from(i)?, *vocab),
+                        *tokens,
+                    );
                     request.draw.temperature = 0.0;
                     sampler.add(&weights[i % weights.len()], request)?;
                 }

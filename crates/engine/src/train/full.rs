@@ -279,6 +279,7 @@ mod tests {
 
     /// The gradient of every kind of weight against differences of the loss.
     #[test]
+    #[expect(clippy::cast_possible_truncation, reason = "weights are f32")]
     fn gradients_of_all_weights_are_slopes_of_the_loss() {
         for name in golden::MODELS {
             let config = golden::model(name, 1).config;
@@ -310,7 +311,8 @@ mod tests {
                     for ((weight, before), grad) in
                         tensor.weights.iter_mut().zip(&before).zip(&grad)
                     {
-                        *weight = (f64::from(*before) + sign * step * f64::from(*grad) / norm) as f32;
+                        *weight =
+                            (f64::from(*before) + sign * step * f64::from(*grad) / norm) as f32;
                     }
                     let source = Weights(&trainer.tensors);
                     let kernel = trainer.kernel.clone();

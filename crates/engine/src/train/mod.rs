@@ -7,12 +7,11 @@ pub(crate) mod golden;
 mod objective;
 mod pass;
 #[cfg(test)]
-mod speed;
+mod tests;
 mod trainer;
 
 pub use datum::Datum;
-pub use full::FullTrainer;
 pub(crate) use datum::check_tokens;
+pub use full::FullTrainer;
 pub use objective::{Objective, Output};
-pub(crate) use pass::Pass;
 pub use trainer::Trainer;
