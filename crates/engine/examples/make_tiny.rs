@@ -27,7 +27,7 @@ const LENGTH: usize = 256;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
-    let steps: u32 = arguments.next().map_or(Ok(900), |steps| steps.parse())?;
+    let steps: u32 = arguments.next().map_or(Ok(700), |steps| steps.parse())?;
     let default: PathBuf = [env!("CARGO_MANIFEST_DIR"), "models", "tiny"].iter().collect();
     let folder = arguments.next().map_or(default, PathBuf::from);
     std::fs::create_dir_all(&folder)?;

@@ -6,6 +6,8 @@ mod full;
 pub(crate) mod golden;
 mod objective;
 mod pass;
+#[cfg(test)]
+mod tests;
 mod trainer;
 
 pub use datum::Datum;
