@@ -1,0 +1,92 @@
+//! The safetensors format: eight bytes of header length, a JSON header, raw little-endian data.
+
+mod header;
+mod read;
+mod write;
+
+pub use read::{Tensor, TensorFile};
+pub use write::{TensorOut, Values, write_tensors};
+
+/// How a tensor's numbers are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DType {
+    /// 32-bit floats.
+    F32,
+    /// 16-bit IEEE floats.
+    F16,
+    /// 16-bit floats with the range of 32-bit ones.
+    Bf16,
+    /// 64-bit floats.
+    F64,
+    /// 64-bit signed integers.
+    I64,
+    /// 32-bit signed integers.
+    I32,
+    /// 16-bit signed integers.
+    I16,
+    /// 8-bit signed integers.
+    I8,
+    /// 64-bit unsigned integers.
+    U64,
+    /// 32-bit unsigned integers.
+    U32,
+    /// 16-bit unsigned integers.
+    U16,
+    /// Bytes.
+    U8,
+    /// One byte each, 0 or 1.
+    Bool,
+}
+
+const NAMES: [(DType, &str, usize); 13] = [
+    (DType::F32, "F32", 4),
+    (DType::F16, "F16", 2),
+    (DType::Bf16, "BF16", 2),
+    (DType::F64, "F64", 8),
+    (DType::I64, "I64", 8),
+    (DType::I32, "I32", 4),
+    (DType::I16, "I16", 2),
+    (DType::I8, "I8", 1),
+    (DType::U64, "U64", 8),
+    (DType::U32, "U32", 4),
+    (DType::U16, "U16", 2),
+    (DType::U8, "U8", 1),
+    (DType::Bool, "BOOL", 1),
+];
+
+impl DType {
+    fn from_name(name: &str) -> Option<Self> {
+        NAMES.iter().find(|(_, other, _)| *other == name).map(|(dtype, ..)| *dtype)
+    }
+
+    fn row(self) -> &'static (Self, &'static str, usize) {
+        NAMES.iter().find(|(dtype, ..)| *dtype == self).expect("every type has a row")
+    }
+
+    /// Its name in a file: `F32`, `BF16`, …
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        self.row().1
+    }
+
+    /// Bytes per number.
+    #[must_use]
+    pub fn size(self) -> usize {
+        self.row().2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_again() {
+        for (dtype, name, size) in NAMES {
+            assert_eq!(DType::from_name(name), Some(dtype));
+            assert_eq!((dtype.name(), dtype.size()), (name, size));
+        }
+        assert_eq!(DType::from_name("F4"), None);
+    }
+}

@@ -1,0 +1,155 @@
+//! [`Panels`]: a weight matrix in the order in which products read it.
+
+use half::bf16;
+
+use super::PANEL;
+
+/// In what form weights are kept. Sums are always f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Precision {
+    /// 32-bit floats.
+    #[default]
+    F32,
+    /// The upper half of a 32-bit float: half the memory, eight bits of mantissa.
+    Bf16,
+}
+
+/// A matrix of `rows` outputs and `cols` inputs, packed: sixteen outputs form a panel, and a panel
+/// holds its sixteen weights of input 0, then of input 1, and so on. The last panel is filled up
+/// with zeros.
+#[derive(Clone, Debug)]
+pub(crate) struct Panels {
+    rows: usize,
+    cols: usize,
+    data: Data,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Data {
+    F32(Vec<f32>),
+    Bf16(Vec<u16>),
+}
+
+impl Panels {
+    /// Packs a row-major matrix, reading row `i` into the buffer by `row(i, buffer)`.
+    pub(crate) fn pack(
+        rows: usize,
+        cols: usize,
+        precision: Precision,
+        mut row: impl FnMut(usize, &mut [f32]),
+    ) -> Self {
+        let len = rows.div_ceil(PANEL) * PANEL * cols;
+        let mut sixteen = vec![0.0; PANEL * cols];
+        let data = match precision {
+            Precision::F32 => {
+                let mut out = vec![0.0; len];
+                Self::fill(rows, cols, &mut sixteen, &mut row, &mut out, |x| x);
+                Data::F32(out)
+            }
+            Precision::Bf16 => {
+                let mut out = vec![0; len];
+                Self::fill(rows, cols, &mut sixteen, &mut row, &mut out, |x| {
+                    bf16::from_f32(x).to_bits()
+                });
+                Data::Bf16(out)
+            }
+        };
+        Self { rows, cols, data }
+    }
+
+    /// Packs a row-major matrix in memory.
+    pub(crate) fn from_rows(matrix: &[f32], rows: usize, cols: usize, precision: Precision) -> Self {
+        assert_eq!(matrix.len(), rows * cols, "a matrix of {rows} × {cols}");
+        Self::pack(rows, cols, precision, |i, out| {
+            out.copy_from_slice(&matrix[i * cols..(i + 1) * cols]);
+        })
+    }
+
+    fn fill<T: Copy>(
+        rows: usize,
+        cols: usize,
+        sixteen: &mut [f32],
+        row: &mut impl FnMut(usize, &mut [f32]),
+        out: &mut [T],
+        convert: impl Fn(f32) -> T,
+    ) {
+        if cols == 0 {
+            return;
+        }
+        for (panel, out) in out.chunks_exact_mut(PANEL * cols).enumerate() {
+            let first = panel * PANEL;
+            let filled = PANEL.min(rows - first);
+            for (lane, buffer) in sixteen.chunks_exact_mut(cols).enumerate() {
+                if lane < filled {
+                    row(first + lane, buffer);
+                } else {
+                    buffer.fill(0.0);
+                }
+            }
+            for (k, out) in out.chunks_exact_mut(PANEL).enumerate() {
+                for (lane, out) in out.iter_mut().enumerate() {
+                    *out = convert(sixteen[lane * cols + k]);
+                }
+            }
+        }
+    }
+
+    /// How many outputs.
+    pub(crate) fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// How many inputs.
+    pub(crate) fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Memory that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        match &self.data {
+            Data::F32(data) => data.len() * 4,
+            Data::Bf16(data) => data.len() * 2,
+        }
+    }
+
+    /// Writes row `i` to `out`.
+    pub(crate) fn row(&self, i: usize, out: &mut [f32]) {
+        assert!(i < self.rows && out.len() == self.cols, "row {i} of {} × {}", self.rows, self.cols);
+        let start = (i / PANEL) * PANEL * self.cols + i % PANEL;
+        match &self.data {
+            Data::F32(data) => {
+                for (out, value) in out.iter_mut().zip(data[start..].iter().step_by(PANEL)) {
+                    *out = *value;
+                }
+            }
+            Data::Bf16(data) => {
+                for (out, value) in out.iter_mut().zip(data[start..].iter().step_by(PANEL)) {
+                    *out = f32::from_bits(u32::from(*value) << 16);
+                }
+            }
+        }
+    }
+
+    pub(super) fn data(&self) -> &Data {
+        &self.data
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_come_back_as_they_were() {
+        let matrix: Vec<f32> = (0_u8..35).map(f32::from).collect();
+        for precision in [Precision::F32, Precision::Bf16] {
+            let panels = Panels::from_rows(&matrix, 7, 5, precision);
+            let mut row = [0.0; 5];
+            for i in 0..7 {
+                panels.row(i, &mut row);
+                assert_eq!(row, matrix[i * 5..(i + 1) * 5]);
+            }
+        }
+    }
+}

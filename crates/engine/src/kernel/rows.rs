@@ -1,0 +1,288 @@
+//! Loops over rows of numbers: norms, activations, softmax, conversions.
+//!
+//! Each is written once, without branches, and compiled once for every kind of machine. Sums run in
+//! sixteen lanes that are added up in one fixed order, however wide the registers are.
+
+#![expect(unsafe_code, reason = "calls of functions compiled for instructions that were detected")]
+
+use super::exp::exp;
+use super::{Isa, PANEL};
+
+/// Defines functions that take the [`Isa`] first and are compiled for each.
+macro_rules! for_each_isa {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $out:ty)? $body:block)*) => {
+        $(
+            $(#[$doc])*
+            pub(crate) fn $name(isa: Isa, $($arg: $type),*) $(-> $out)? {
+                #[inline(always)]
+                fn body($($arg: $type),*) $(-> $out)? $body
+
+                #[cfg(target_arch = "x86_64")]
+                #[target_feature(enable = "avx2,fma")]
+                fn avx2($($arg: $type),*) $(-> $out)? {
+                    body($($arg),*)
+                }
+
+                #[cfg(target_arch = "x86_64")]
+                #[target_feature(enable = "avx512f,avx2,fma")]
+                fn avx512($($arg: $type),*) $(-> $out)? {
+                    body($($arg),*)
+                }
+
+                match isa {
+                    Isa::Portable => body($($arg),*),
+                    // SAFETY: an `Isa` is only made where the machine has it.
+                    #[cfg(target_arch = "x86_64")]
+                    Isa::Avx2 => unsafe { avx2($($arg),*) },
+                    // SAFETY: as above.
+                    #[cfg(target_arch = "x86_64")]
+                    Isa::Avx512 => unsafe { avx512($($arg),*) },
+                }
+            }
+        )*
+    };
+}
+
+for_each_isa! {
+    /// bf16 to f32.
+    fn widen(from: &[u16], to: &mut [f32]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = f32::from_bits(u32::from(*from) << 16);
+        }
+    }
+
+    /// Turns up to sixteen columns of sixteen: `to[k][col] = from[col][k]`; `to` may have fewer
+    /// rows than sixteen, and columns that `from` does not have become 0.
+    fn turn(from: &[f32], to: &mut [f32]) {
+        if let (Ok(from), Ok(to)) =
+            (<&[f32; PANEL * PANEL]>::try_from(from), <&mut [f32; PANEL * PANEL]>::try_from(&mut *to))
+        {
+            for k in 0..PANEL {
+                for col in 0..PANEL {
+                    to[k * PANEL + col] = from[col * PANEL + k];
+                }
+            }
+            return;
+        }
+        to.fill(0.0);
+        for (col, from) in from.chunks_exact(PANEL).enumerate() {
+            for (to, from) in to.chunks_exact_mut(PANEL).zip(from) {
+                to[col] = *from;
+            }
+        }
+    }
+
+    /// The same from bf16.
+    fn turn_bf16(from: &[u16], to: &mut [f32]) {
+        if let (Ok(from), Ok(to)) =
+            (<&[u16; PANEL * PANEL]>::try_from(from), <&mut [f32; PANEL * PANEL]>::try_from(&mut *to))
+        {
+            for k in 0..PANEL {
+                for col in 0..PANEL {
+                    to[k * PANEL + col] = f32::from_bits(u32::from(from[col * PANEL + k]) << 16);
+                }
+            }
+            return;
+        }
+        to.fill(0.0);
+        for (col, from) in from.chunks_exact(PANEL).enumerate() {
+            for (to, from) in to.chunks_exact_mut(PANEL).zip(from) {
+                to[col] = f32::from_bits(u32::from(*from) << 16);
+            }
+        }
+    }
+
+    /// `Σ a · b`.
+    fn dot(a: &[f32], b: &[f32]) -> f32 {
+        lanes_of_products(a, b)
+    }
+
+    /// `to += scale · from`.
+    fn add_scaled(to: &mut [f32], scale: f32, from: &[f32]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = scale.mul_add(*from, *to);
+        }
+    }
+
+    /// `to += from`.
+    fn add(to: &mut [f32], from: &[f32]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to += *from;
+        }
+    }
+
+    /// `to *= scale`.
+    fn scale(to: &mut [f32], scale: f32) {
+        for to in to.iter_mut() {
+            *to *= scale;
+        }
+    }
+
+    /// RMS norm of a row: `out = x · gain / rms(x)`; returns `1 / rms(x)`.
+    fn norm(x: &[f32], gain: &[f32], epsilon: f32, out: &mut [f32]) -> f32 {
+        #[expect(clippy::cast_precision_loss, reason = "rows are shorter than 2²⁴")]
+        let mean = lanes_of_products(x, x) / x.len() as f32;
+        let inverse = 1.0 / (mean + epsilon).sqrt();
+        for ((out, x), gain) in out.iter_mut().zip(x).zip(gain) {
+            *out = (*x * inverse) * *gain;
+        }
+        inverse
+    }
+
+    /// [`norm`] of a row in its place.
+    fn norm_in_place(x: &mut [f32], gain: &[f32], epsilon: f32) -> f32 {
+        #[expect(clippy::cast_precision_loss, reason = "rows are shorter than 2²⁴")]
+        let mean = lanes_of_products(x, x) / x.len() as f32;
+        let inverse = 1.0 / (mean + epsilon).sqrt();
+        for (x, gain) in x.iter_mut().zip(gain) {
+            *x = (*x * inverse) * *gain;
+        }
+        inverse
+    }
+
+    /// Backward of [`norm`]: adds the gradient by `x` to `grad_x`.
+    fn norm_backward(x: &[f32], gain: &[f32], inverse: f32, grad: &[f32], grad_x: &mut [f32]) {
+        let mut lanes = [0.0_f32; PANEL];
+        let (xs, rest_x) = x.as_chunks::<PANEL>();
+        let (grads, rest_grad) = grad.as_chunks::<PANEL>();
+        let (gains, rest_gain) = gain.as_chunks::<PANEL>();
+        for ((x, grad), gain) in xs.iter().zip(grads).zip(gains) {
+            for l in 0..PANEL {
+                lanes[l] = (grad[l] * gain[l]).mul_add(x[l], lanes[l]);
+            }
+        }
+        for (l, ((x, grad), gain)) in rest_x.iter().zip(rest_grad).zip(rest_gain).enumerate() {
+            lanes[l] = (grad * gain).mul_add(*x, lanes[l]);
+        }
+        #[expect(clippy::cast_precision_loss, reason = "rows are shorter than 2²⁴")]
+        let shift = sum_lanes(lanes) * inverse * inverse / x.len() as f32;
+        for (((out, x), grad), gain) in grad_x.iter_mut().zip(x).zip(grad).zip(gain) {
+            *out += inverse * (-shift).mul_add(*x, grad * gain);
+        }
+    }
+
+    /// `out = silu(gate) · up`.
+    fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) {
+        for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+            *out = gate / (1.0 + exp(-gate)) * up;
+        }
+    }
+
+    /// Backward of [`swiglu`]: turns `gate` and `up` into the gradients by them.
+    fn swiglu_backward(gate: &mut [f32], up: &mut [f32], grad: &[f32]) {
+        for ((gate, up), grad) in gate.iter_mut().zip(up).zip(grad) {
+            let sigmoid = 1.0 / (1.0 + exp(-*gate));
+            let silu = *gate * sigmoid;
+            let slope = (*gate * (1.0 - sigmoid)).mul_add(sigmoid, sigmoid);
+            *gate = grad * *up * slope;
+            *up = grad * silu;
+        }
+    }
+
+    /// The greatest value; NaN if there is one.
+    fn max(x: &[f32]) -> f32 {
+        let mut lanes = [f32::NEG_INFINITY; PANEL];
+        let mut bad = [0_u32; PANEL];
+        let (chunks, rest) = x.as_chunks::<PANEL>();
+        for x in chunks {
+            for l in 0..PANEL {
+                lanes[l] = if x[l] > lanes[l] { x[l] } else { lanes[l] };
+                bad[l] |= u32::from(x[l].is_nan());
+            }
+        }
+        for (l, x) in rest.iter().enumerate() {
+            lanes[l] = if *x > lanes[l] { *x } else { lanes[l] };
+            bad[l] |= u32::from(x.is_nan());
+        }
+        if bad.iter().any(|bad| *bad != 0) {
+            return f32::NAN;
+        }
+        lanes.iter().fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a })
+    }
+
+    /// `x = exp(x - shift)`; returns the sum.
+    fn exp_and_sum(x: &mut [f32], shift: f32) -> f32 {
+        let mut lanes = [0.0_f32; PANEL];
+        let (chunks, rest) = x.as_chunks_mut::<PANEL>();
+        for x in chunks {
+            for l in 0..PANEL {
+                x[l] = exp(x[l] - shift);
+                lanes[l] += x[l];
+            }
+        }
+        for (l, x) in rest.iter_mut().enumerate() {
+            *x = exp(*x - shift);
+            lanes[l] += *x;
+        }
+        sum_lanes(lanes)
+    }
+
+    /// `Σ exp(x - shift)`, with the bits of [`exp_and_sum`].
+    fn sum_exp(x: &[f32], shift: f32) -> f32 {
+        let mut lanes = [0.0_f32; PANEL];
+        let (chunks, rest) = x.as_chunks::<PANEL>();
+        for x in chunks {
+            for l in 0..PANEL {
+                lanes[l] += exp(x[l] - shift);
+            }
+        }
+        for (l, x) in rest.iter().enumerate() {
+            lanes[l] += exp(*x - shift);
+        }
+        sum_lanes(lanes)
+    }
+
+    /// `x = scale · exp(x - shift)`.
+    fn scaled_exp(x: &mut [f32], shift: f32, scale: f32) {
+        for x in x.iter_mut() {
+            *x = scale * exp(*x - shift);
+        }
+    }
+
+    /// Gradient of a softmax row: `grad = p · (grad - shift) · scale`.
+    fn softmax_backward(p: &[f32], grad: &mut [f32], shift: f32, scale: f32) {
+        for (grad, p) in grad.iter_mut().zip(p) {
+            *grad = p * (*grad - shift) * scale;
+        }
+    }
+
+    /// Turns pairs `(i, i + half)` of a head by their angles; the turn back has the sines negated.
+    fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32], direction: f32) {
+        let (first, second) = head.split_at_mut(cos.len());
+        for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
+            let sin = sin * direction;
+            let (x, y) = (*a, *b);
+            *a = x * cos - y * sin;
+            *b = y * cos + x * sin;
+        }
+    }
+}
+
+#[inline(always)]
+fn lanes_of_products(a: &[f32], b: &[f32]) -> f32 {
+    let mut lanes = [0.0_f32; PANEL];
+    let (chunks_a, rest_a) = a.as_chunks::<PANEL>();
+    let (chunks_b, rest_b) = b.as_chunks::<PANEL>();
+    for (a, b) in chunks_a.iter().zip(chunks_b) {
+        for l in 0..PANEL {
+            lanes[l] = a[l].mul_add(b[l], lanes[l]);
+        }
+    }
+    for (l, (a, b)) in rest_a.iter().zip(rest_b).enumerate() {
+        lanes[l] = a.mul_add(*b, lanes[l]);
+    }
+    sum_lanes(lanes)
+}
+
+/// Adds up lanes in halves: 16, 8, 4, 2, 1.
+#[inline(always)]
+fn sum_lanes(mut lanes: [f32; PANEL]) -> f32 {
+    let mut half = PANEL / 2;
+    while half > 0 {
+        for l in 0..half {
+            lanes[l] += lanes[l + half];
+        }
+        half /= 2;
+    }
+    lanes[0]
+}

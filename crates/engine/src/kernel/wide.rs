@@ -1,0 +1,175 @@
+//! [`Wide`]: sixteen floats that are worked on at once.
+//!
+//! Three implementations of five operations. A fused multiply-add is one operation with one
+//! rounding everywhere, so all three give the same bits.
+
+#![expect(unsafe_code, reason = "vector instructions and raw loads; every method says what it needs")]
+
+use super::PANEL;
+
+/// Sixteen `f32`.
+///
+/// # Safety
+/// Every method must run where the implementation's instructions exist; pointers must be valid for
+/// sixteen elements (any alignment).
+pub(super) trait Wide: Copy {
+    /// How many panels a tile of so many rows covers, so that its sums fill the registers.
+    const PANELS: [usize; 7];
+    unsafe fn zero() -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    unsafe fn load_bf16(from: *const u16) -> Self;
+    unsafe fn store(self, to: *mut f32);
+    /// `self + scale · values`, rounded once.
+    unsafe fn add_scaled(self, scale: f32, values: Self) -> Self;
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Portable([f32; PANEL]);
+
+impl Wide for Portable {
+    const PANELS: [usize; 7] = [1; 7];
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        Self([0.0; PANEL])
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller's promise: sixteen floats; an array has no alignment beyond theirs,
+        // and the read asks for none.
+        Self(unsafe { from.cast::<[f32; PANEL]>().read_unaligned() })
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self {
+        // SAFETY: as in `load`.
+        let bits = unsafe { from.cast::<[u16; PANEL]>().read_unaligned() };
+        Self(bits.map(|bits| f32::from_bits(u32::from(bits) << 16)))
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: as in `load`.
+        unsafe { to.cast::<[f32; PANEL]>().write_unaligned(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_scaled(mut self, scale: f32, values: Self) -> Self {
+        for (sum, value) in self.0.iter_mut().zip(values.0) {
+            *sum = scale.mul_add(value, *sum);
+        }
+        self
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::{Avx2, Avx512};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::{
+        __m256, __m512, _mm_loadu_si128, _mm256_castsi256_ps, _mm256_cvtepu16_epi32,
+        _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_ps, _mm256_setzero_ps,
+        _mm256_slli_epi32, _mm256_storeu_ps, _mm512_castsi512_ps, _mm512_cvtepu16_epi32,
+        _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32,
+        _mm512_storeu_ps,
+    };
+
+    use super::Wide;
+
+    #[derive(Clone, Copy)]
+    pub(in crate::kernel) struct Avx2(__m256, __m256);
+
+    impl Wide for Avx2 {
+        // Twelve of sixteen registers hold sums.
+        const PANELS: [usize; 7] = [1, 4, 2, 2, 1, 1, 1];
+
+        #[inline(always)]
+        unsafe fn zero() -> Self {
+            // SAFETY: AVX2 is there by the caller's promise, here and below.
+            unsafe { Self(_mm256_setzero_ps(), _mm256_setzero_ps()) }
+        }
+
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> Self {
+            // SAFETY: sixteen floats by the caller's promise.
+            unsafe { Self(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_bf16(from: *const u16) -> Self {
+            // SAFETY: sixteen halves by the caller's promise.
+            unsafe {
+                let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+                let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(8).cast()));
+                Self(
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+                )
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32) {
+            // SAFETY: room for sixteen floats by the caller's promise.
+            unsafe {
+                _mm256_storeu_ps(to, self.0);
+                _mm256_storeu_ps(to.add(8), self.1);
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn add_scaled(self, scale: f32, values: Self) -> Self {
+            // SAFETY: AVX2 and FMA are there by the caller's promise.
+            unsafe {
+                let scale = _mm256_set1_ps(scale);
+                Self(
+                    _mm256_fmadd_ps(scale, values.0, self.0),
+                    _mm256_fmadd_ps(scale, values.1, self.1),
+                )
+            }
+        }
+    }
+
+    #[derive(Clone, Copy)]
+    pub(in crate::kernel) struct Avx512(__m512);
+
+    impl Wide for Avx512 {
+        // Up to 24 of 32 registers hold sums.
+        const PANELS: [usize; 7] = [1, 4, 4, 4, 4, 4, 4];
+
+        #[inline(always)]
+        unsafe fn zero() -> Self {
+            // SAFETY: AVX-512F is there by the caller's promise, here and below.
+            unsafe { Self(_mm512_setzero_ps()) }
+        }
+
+        #[inline(always)]
+        unsafe fn load(from: *const f32) -> Self {
+            // SAFETY: sixteen floats by the caller's promise.
+            unsafe { Self(_mm512_loadu_ps(from)) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_bf16(from: *const u16) -> Self {
+            // SAFETY: sixteen halves by the caller's promise.
+            unsafe {
+                let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+                Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn store(self, to: *mut f32) {
+            // SAFETY: room for sixteen floats by the caller's promise.
+            unsafe { _mm512_storeu_ps(to, self.0) }
+        }
+
+        #[inline(always)]
+        unsafe fn add_scaled(self, scale: f32, values: Self) -> Self {
+            // SAFETY: AVX-512F is there by the caller's promise.
+            unsafe { Self(_mm512_fmadd_ps(_mm512_set1_ps(scale), values.0, self.0)) }
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! [`Adapter`]: the trained weights themselves, by name.
+
+use super::{Delta, LayerDeltas, Lora};
+use crate::file::ModelConfig;
+use crate::model::{Grads, LayerGrads};
+use crate::noise::Noise;
+use crate::{Error, Result};
+
+/// What an adapter is made with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraConfig {
+    /// Width of the bottleneck.
+    pub rank: usize,
+    /// The product of a pair counts `alpha / rank` times.
+    pub alpha: f32,
+    /// The same seed gives the same start.
+    pub seed: u64,
+    /// Queries, keys, values and attention's output.
+    pub attention: bool,
+    /// Gate, up and down.
+    pub mlp: bool,
+    /// The output head.
+    pub unembedding: bool,
+}
+
+impl Default for LoraConfig {
+    /// Rank 32, alpha 32, everything trained.
+    fn default() -> Self {
+        Self { rank: 32, alpha: 32.0, seed: 0, attention: true, mlp: true, unembedding: true }
+    }
+}
+
+/// What a pair of matrices is added to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    Query,
+    Key,
+    Value,
+    Output,
+    Gate,
+    Up,
+    Down,
+}
+
+impl Target {
+    pub(crate) const ALL: [Self; 7] =
+        [Self::Query, Self::Key, Self::Value, Self::Output, Self::Gate, Self::Up, Self::Down];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Query => "self_attn.q_proj",
+            Self::Key => "self_attn.k_proj",
+            Self::Value => "self_attn.v_proj",
+            Self::Output => "self_attn.o_proj",
+            Self::Gate => "mlp.gate_proj",
+            Self::Up => "mlp.up_proj",
+            Self::Down => "mlp.down_proj",
+        }
+    }
+
+    pub(super) fn in_attention(self) -> bool {
+        matches!(self, Self::Query | Self::Key | Self::Value | Self::Output)
+    }
+
+    /// Inputs and outputs.
+    fn size(self, config: &ModelConfig) -> (usize, usize) {
+        let queries = config.heads * config.head_dim;
+        let keys = config.kv_heads * config.head_dim;
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        match self {
+            Self::Query => (hidden, queries),
+            Self::Key | Self::Value => (hidden, keys),
+            Self::Output => (queries, hidden),
+            Self::Gate | Self::Up => (hidden, inner),
+            Self::Down => (inner, hidden),
+        }
+    }
+}
+
+/// Where a pair of matrices belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Layer(usize, Target),
+    Unembedding,
+}
+
+impl Place {
+    /// All of a model's, in the order of their use.
+    pub(crate) fn all(config: &ModelConfig) -> impl Iterator<Item = Self> + use<> {
+        (0..config.layers)
+            .flat_map(|layer| Target::ALL.map(|target| Self::Layer(layer, target)))
+            .chain([Self::Unembedding])
+    }
+
+    /// The module's name: `model.layers.0.self_attn.q_proj`, `lm_head`.
+    pub(crate) fn module(self) -> String {
+        match self {
+            Self::Layer(layer, target) => format!("model.layers.{layer}.{}", target.name()),
+            Self::Unembedding => "lm_head".to_owned(),
+        }
+    }
+
+    pub(crate) fn size(self, config: &ModelConfig) -> (usize, usize) {
+        match self {
+            Self::Layer(_, target) => target.size(config),
+            Self::Unembedding => (config.hidden_size, config.vocab_size),
+        }
+    }
+}
+
+/// A pair of matrices.
+#[derive(Clone, Debug)]
+pub(crate) struct Pair {
+    pub(crate) place: Place,
+    pub(crate) inputs: usize,
+    pub(crate) outputs: usize,
+    /// `rank × inputs`.
+    pub(crate) a: Vec<f32>,
+    /// `outputs × rank`.
+    pub(crate) b: Vec<f32>,
+}
+
+/// The weights of an adapter.
+#[derive(Clone, Debug)]
+pub(crate) struct Adapter {
+    pub(crate) config: LoraConfig,
+    pub(crate) pairs: Vec<Pair>,
+}
+
+impl Adapter {
+    /// A fresh adapter: A is uniform in ±1/√inputs, B is zero, so it changes nothing yet.
+    pub(crate) fn new(model: &ModelConfig, config: LoraConfig) -> Result<Self> {
+        check(model, &config)?;
+        let wanted = |place: &Place| match place {
+            Place::Layer(_, target) if target.in_attention() => config.attention,
+            Place::Layer(..) => config.mlp,
+            Place::Unembedding => config.unembedding,
+        };
+        let pairs = Place::all(model)
+            .filter(wanted)
+            .map(|place| {
+                let (inputs, outputs) = place.size(model);
+                // A stream of its own for every tensor: what else is trained does not shift it.
+                let mut noise = Noise::new(config.seed, hash(&place.module()));
+                #[expect(clippy::cast_precision_loss, reason = "widths are below 2²⁴")]
+                let bound = 1.0 / (inputs as f32).sqrt();
+                let a = (0..config.rank * inputs)
+                    .map(|_| (2.0 * noise.uniform() - 1.0) * bound)
+                    .collect();
+                Pair { place, inputs, outputs, a, b: vec![0.0; outputs * config.rank] }
+            })
+            .collect();
+        Ok(Self { config, pairs })
+    }
+
+    /// In the form that products read.
+    pub(crate) fn packed(&self, model: &ModelConfig) -> Lora {
+        use Target::{Down, Gate, Key, Output, Query, Up, Value};
+        let layers = (0..model.layers).map(|layer| LayerDeltas {
+            qkv: self.delta(model, layer, &[Query, Key, Value]),
+            o: self.delta(model, layer, &[Output]),
+            gate_up: self.delta(model, layer, &[Gate, Up]),
+            down: self.delta(model, layer, &[Down]),
+        });
+        let unembedding = self.pairs.iter().find(|pair| pair.place == Place::Unembedding);
+        Lora {
+            layers: layers.collect(),
+            unembedding: unembedding.map(|pair| {
+                let parts = [(&pair.a[..], &pair.b[..])];
+                Delta::new(self.config.rank, self.scale(), pair.inputs, &parts)
+            }),
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "ranks are small")]
+    fn scale(&self) -> f32 {
+        self.config.alpha / self.config.rank as f32
+    }
+
+    fn pair(&self, place: Place) -> Option<&Pair> {
+        self.pairs.iter().find(|pair| pair.place == place)
+    }
+
+    /// The delta of several targets of the same input; one that is not there counts as zero.
+    fn delta(&self, model: &ModelConfig, layer: usize, targets: &[Target]) -> Option<Delta> {
+        let pairs: Vec<Option<&Pair>> =
+            targets.iter().map(|target| self.pair(Place::Layer(layer, *target))).collect();
+        if pairs.iter().all(Option::is_none) {
+            return None;
+        }
+        let rank = self.config.rank;
+        let zeros: Vec<(Vec<f32>, Vec<f32>)> = targets
+            .iter()
+            .map(|target| {
+                let (inputs, outputs) = target.size(model);
+                (vec![0.0; inputs * rank], vec![0.0; outputs * rank])
+            })
+            .collect();
+        let parts: Vec<(&[f32], &[f32])> = pairs
+            .iter()
+            .zip(&zeros)
+            .map(|(pair, zeros)| match pair {
+                Some(pair) => (&pair.a[..], &pair.b[..]),
+                None => (&zeros.0[..], &zeros.1[..]),
+            })
+            .collect();
+        Some(Delta::new(rank, self.scale(), targets[0].size(model).0, &parts))
+    }
+
+    /// Adds the gradients of a pass to `sums`, which are two vectors for each pair: of A and of B.
+    pub(crate) fn collect(&self, grads: &Grads, sums: &mut [[Vec<f32>; 2]]) {
+        let rank = self.config.rank;
+        for (pair, sums) in self.pairs.iter().zip(sums) {
+            let (grad, part) = match pair.place {
+                Place::Layer(layer, target) => {
+                    let LayerGrads { qkv, o, gate_up, down } = &grads.layers[layer];
+                    match target {
+                        Target::Query => (qkv, 0),
+                        Target::Key => (qkv, 1),
+                        Target::Value => (qkv, 2),
+                        Target::Output => (o, 0),
+                        Target::Gate => (gate_up, 0),
+                        Target::Up => (gate_up, 1),
+                        Target::Down => (down, 0),
+                    }
+                }
+                Place::Unembedding => (&grads.unembedding, 0),
+            };
+            let Some(grad) = grad else { continue };
+            let len = rank * pair.inputs;
+            for (sum, grad) in sums[0].iter_mut().zip(&grad.a[part * len..(part + 1) * len]) {
+                *sum += grad;
+            }
+            for (sum, grad) in sums[1].iter_mut().zip(&grad.b[part]) {
+                *sum += grad;
+            }
+        }
+    }
+
+    /// Zeros in the form that [`Adapter::collect`] adds to.
+    pub(crate) fn zeros(&self) -> Vec<[Vec<f32>; 2]> {
+        let zeros = |pair: &Pair| [vec![0.0; pair.a.len()], vec![0.0; pair.b.len()]];
+        self.pairs.iter().map(zeros).collect()
+    }
+}
+
+fn check(model: &ModelConfig, config: &LoraConfig) -> Result<()> {
+    let most = model.hidden_size.min(256);
+    if !(1..=most).contains(&config.rank) {
+        let why = format!("{} exceeds max LoRA rank, expected 1 to {most}", config.rank);
+        return Err(Error::invalid("rank", why));
+    }
+    if !config.alpha.is_finite() {
+        return Err(Error::invalid("alpha", format!("{} is not a number", config.alpha)));
+    }
+    if !(config.attention || config.mlp || config.unembedding) {
+        let why = "nothing would be trained; switch on attention, mlp or unembedding";
+        return Err(Error::invalid("lora", why));
+    }
+    Ok(())
+}
+
+/// FNV-1a: the same on every machine and in every version.
+fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}

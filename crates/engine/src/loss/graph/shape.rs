@@ -1,0 +1,264 @@
+//! Operations that move numbers and change none.
+
+use super::array::{Array, Kind, cells, strides, walk};
+use super::call::{Call, Value, dimension, dimensions, whole};
+use super::tape::{ABSENT, Link, Var};
+
+/// Shape operations; `None` if there is none of this name.
+pub(super) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, String> {
+    let var = match name {
+        "reshape" | "view" => {
+            let x = call.tensor(0, "input")?;
+            let sizes = call.rest(1, "shape").unwrap_or_default();
+            let shape = filled(&sizes, call.tape.get(x).data.len())?;
+            call.tape.reshaped(x, shape)
+        }
+        "flatten" => flatten(call),
+        "squeeze" => {
+            let x = call.tensor(0, "input")?;
+            let dim = call.optional(1, "dim");
+            let shape = call.tape.shape(x).to_vec();
+            let dims = dimensions(dim, shape.len())?;
+            let kept = (0..shape.len()).filter(|i| shape[*i] != 1 || !dims.contains(i));
+            let kept = kept.map(|i| shape[i]).collect();
+            call.tape.reshaped(x, kept)
+        }
+        "unsqueeze" => {
+            let x = call.tensor(0, "input")?;
+            let dim = call.needed(1, "dim")?;
+            let mut shape = call.tape.shape(x).to_vec();
+            let dim = dimension(&dim, shape.len() + 1)?;
+            shape.insert(dim, 1);
+            call.tape.reshaped(x, shape)
+        }
+        "transpose" | "t" | "T" => {
+            let x = call.tensor(0, "input")?;
+            let rank = call.tape.shape(x).len();
+            let mut order: Vec<usize> = (0..rank).collect();
+            if name == "transpose" {
+                let (a, b) = (call.needed(1, "dim0")?, call.needed(2, "dim1")?);
+                let (a, b) = (dimension(&a, rank)?, dimension(&b, rank)?);
+                if rank > 0 {
+                    order.swap(a, b);
+                }
+            } else if rank > 2 {
+                return Err("T is for at most two dimensions".to_owned());
+            } else {
+                order.reverse();
+            }
+            permuted(call, x, &order)
+        }
+        "permute" => {
+            let x = call.tensor(0, "input")?;
+            let rank = call.tape.shape(x).len();
+            let order = call.rest(1, "dims").unwrap_or_default();
+            let order: Vec<usize> =
+                order.iter().map(|dim| dimension(dim, rank)).collect::<Result<_, _>>()?;
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            if sorted != (0..rank).collect::<Vec<_>>() {
+                return Err(format!("{order:?} is not an order of {rank} dimensions"));
+            }
+            permuted(call, x, &order)
+        }
+        "expand" => expand(call),
+        "expand_as" => {
+            let (x, like) = (call.tensor(0, "input")?, call.tensor(1, "other")?);
+            let shape = call.tape.shape(like).to_vec();
+            call.tape.stretched(x, &shape)
+        }
+        "stack" | "cat" | "concat" => join(name == "stack", call),
+        "flip" => {
+            let x = call.tensor(0, "input")?;
+            let shape = call.tape.shape(x).to_vec();
+            let dims = call.rest(1, "dims").map(Value::List);
+            let dims = dimensions(dims, shape.len())?;
+            let own = strides(&shape);
+            let start = dims.iter().map(|&dim| own[dim] * shape[dim].saturating_sub(1)).sum();
+            let steps: Vec<isize> = own
+                .iter()
+                .enumerate()
+                .map(|(i, step)| step.cast_signed() * if dims.contains(&i) { -1 } else { 1 })
+                .collect();
+            call.tape.gather(x, walk(&shape, start, &steps), shape)
+        }
+        "roll" => roll(call),
+        _ => return Ok(None),
+    };
+    var.map(|var| Some(Value::Tensor(var)))
+}
+
+/// Sizes, of which one may be -1 and is then what is left of `count`.
+fn filled(sizes: &[Value], count: usize) -> Result<Vec<usize>, String> {
+    let sizes: Vec<i64> = sizes.iter().map(whole).collect::<Result<_, _>>()?;
+    let wrong = || format!("{count} numbers do not fill the shape {sizes:?}");
+    let mut open = None;
+    let mut shape = Vec::with_capacity(sizes.len());
+    for (i, &size) in sizes.iter().enumerate() {
+        shape.push(match size {
+            -1 if open.replace(i).is_none() => 1,
+            size => usize::try_from(size).map_err(|_| wrong())?,
+        });
+    }
+    let known = cells(&shape).ok_or_else(wrong)?;
+    if let Some(i) = open {
+        shape[i] = count.checked_div(known).ok_or_else(wrong)?;
+    }
+    if cells(&shape) == Some(count) { Ok(shape) } else { Err(wrong()) }
+}
+
+fn flatten(call: &mut Call<'_>) -> Result<Var, String> {
+    let x = call.tensor(0, "input")?;
+    let (from, to) = (call.optional(1, "start_dim"), call.optional(2, "end_dim"));
+    let shape = call.tape.shape(x).to_vec();
+    let from = from.map_or(Ok(0), |dim| dimension(&dim, shape.len()))?;
+    let to = to.map_or(Ok(shape.len().saturating_sub(1)), |dim| dimension(&dim, shape.len()))?;
+    if from > to {
+        return Err("start_dim is after end_dim".to_owned());
+    }
+    let flat = match shape.get(from..=to) {
+        None => vec![1],
+        Some(middle) => {
+            let middle = middle.iter().product();
+            [&shape[..from], &[middle], &shape[to + 1..]].concat()
+        }
+    };
+    call.tape.reshaped(x, flat)
+}
+
+fn permuted(call: &mut Call<'_>, x: Var, order: &[usize]) -> Result<Var, String> {
+    let shape = call.tape.shape(x).to_vec();
+    let own = strides(&shape);
+    let turned: Vec<usize> = order.iter().map(|&dim| shape[dim]).collect();
+    let steps: Vec<isize> = order.iter().map(|&dim| own[dim].cast_signed()).collect();
+    call.tape.gather(x, walk(&turned, 0, &steps), turned)
+}
+
+fn expand(call: &mut Call<'_>) -> Result<Var, String> {
+    let x = call.tensor(0, "input")?;
+    let sizes = call.rest(1, "size").unwrap_or_default();
+    let sizes: Vec<i64> = sizes.iter().map(whole).collect::<Result<_, _>>()?;
+    let own = call.tape.shape(x);
+    let Some(missing) = sizes.len().checked_sub(own.len()) else {
+        return Err(format!("shape {own:?} does not stretch to {sizes:?}"));
+    };
+    let shape: Vec<usize> = sizes
+        .iter()
+        .enumerate()
+        .map(|(i, &size)| match (size, i.checked_sub(missing)) {
+            (-1, Some(i)) => Ok(own[i]),
+            _ => usize::try_from(size).map_err(|_| format!("{size} is not a size")),
+        })
+        .collect::<Result<_, _>>()?;
+    call.tape.stretched(x, &shape)
+}
+
+/// Several tensors beside each other, along a new dimension or one they have.
+fn join(stack: bool, call: &mut Call<'_>) -> Result<Var, String> {
+    let Value::List(items) = call.needed(0, "tensors")? else {
+        return Err("expected a list of tensors".to_owned());
+    };
+    let dim = call.optional(1, "dim").unwrap_or(Value::Number(0.0, Kind::Int));
+    let mut parts = Vec::with_capacity(items.len());
+    for item in &items {
+        parts.push(call.var(item, "tensors")?);
+    }
+    let Some(&first) = parts.first() else {
+        return Err("there is nothing to join".to_owned());
+    };
+    let like = call.tape.shape(first).to_vec();
+    let dim = dimension(&dim, like.len() + usize::from(stack))?;
+    if !stack && like.is_empty() {
+        return Err("single numbers cannot be joined by cat; use stack".to_owned());
+    }
+    // Every part as blocks of neighbours, one block of each part after the other.
+    let mut side = 0_usize;
+    let mut kind = Kind::Bool;
+    for &part in &parts {
+        let shape = call.tape.shape(part);
+        let fits = match stack {
+            true => shape == like,
+            false => {
+                shape.len() == like.len()
+                    && (0..like.len()).all(|i| i == dim || shape[i] == like[i])
+            }
+        };
+        if !fits {
+            return Err(format!("shapes {like:?} and {shape:?} cannot be joined"));
+        }
+        side += if stack { 1 } else { shape[dim] };
+        kind = kind.max(call.tape.get(part).kind);
+    }
+    let mut shape = like.clone();
+    match stack {
+        true => shape.insert(dim, side),
+        false => shape[dim] = side,
+    }
+    let count = call.tape.room(&shape)?;
+    let outer: usize = shape[..dim].iter().product();
+    let mut data = Vec::with_capacity(count);
+    let mut maps = vec![Vec::with_capacity(count); parts.len()];
+    for block in 0..outer {
+        for (i, &part) in parts.iter().enumerate() {
+            let source = &call.tape.get(part).data;
+            let length = source.len() / outer;
+            let cells = block * length..(block + 1) * length;
+            data.extend_from_slice(&source[cells.clone()]);
+            for at in cells {
+                for (j, map) in maps.iter_mut().enumerate() {
+                    map.push(if i == j { at } else { ABSENT });
+                }
+            }
+        }
+    }
+    let links = parts.into_iter().zip(maps.into_iter().map(Link::Gather)).collect();
+    call.tape.derive(Array { shape, data, kind }, links)
+}
+
+fn roll(call: &mut Call<'_>) -> Result<Var, String> {
+    let x = call.tensor(0, "input")?;
+    let shifts = match call.needed(1, "shifts")? {
+        Value::List(items) => items,
+        one => vec![one],
+    };
+    let shape = call.tape.shape(x).to_vec();
+    let dims = match call.optional(2, "dims") {
+        Some(Value::List(items)) => items,
+        Some(one) => vec![one],
+        None => {
+            // All numbers in a row.
+            let flat = call.tape.reshaped(x, vec![call.tape.get(x).data.len()])?;
+            let turned = match shifts.as_slice() {
+                [shift] => rolled(call, flat, whole(shift)?, 0)?,
+                _ => return Err("shifts need dims".to_owned()),
+            };
+            return call.tape.reshaped(turned, shape);
+        }
+    };
+    if dims.len() != shifts.len() {
+        return Err("as many shifts as dims are needed".to_owned());
+    }
+    let mut x = x;
+    for (shift, dim) in shifts.iter().zip(&dims) {
+        x = rolled(call, x, whole(shift)?, dimension(dim, shape.len())?)?;
+    }
+    Ok(x)
+}
+
+fn rolled(call: &mut Call<'_>, x: Var, shift: i64, dim: usize) -> Result<Var, String> {
+    let shape = call.tape.shape(x).to_vec();
+    let Some(&side) = shape.get(dim) else { return Ok(x) };
+    if side == 0 {
+        return Ok(x);
+    }
+    let step = strides(&shape)[dim];
+    let sides = i64::try_from(side).map_err(|_| "too large".to_owned())?;
+    let back = usize::try_from((-shift).rem_euclid(sides)).map_err(|_| "too large".to_owned())?;
+    let map = (0..call.tape.get(x).data.len())
+        .map(|at| {
+            let index = at / step % side;
+            at - index * step + (index + back) % side * step
+        })
+        .collect();
+    call.tape.gather(x, map, shape)
+}

@@ -1,0 +1,196 @@
+//! Attention's backward pass.
+
+use super::forward::split;
+use super::{Batch, Model};
+use crate::kernel::{Kernel, Lhs, Panels, Precision, Rhs, rows};
+
+/// Rows of queries that are worked on together.
+const ROWS: usize = 48;
+
+/// Rotated projections of a batch, what attention gave, and the gradient by it.
+pub(super) struct Mixed<'a> {
+    pub(super) batch: &'a Batch,
+    pub(super) rotated: &'a [f32],
+    pub(super) out: &'a [f32],
+    pub(super) grad: &'a [f32],
+}
+
+/// Rows of one tree, one key-value head: everything its gradient needs, side by side.
+struct Local {
+    /// Keys and values, one row for each row of the tree.
+    keys: Vec<f32>,
+    /// The same as panels, node by node.
+    key_panels: Vec<Panels>,
+    value_panels: Vec<Panels>,
+    grad_keys: Vec<f32>,
+    grad_values: Vec<f32>,
+    /// For every query head of the group.
+    grad_queries: Vec<Vec<f32>>,
+}
+
+impl Model {
+    /// The gradient by the rotated queries and keys, and by the values.
+    pub(super) fn attend_backward(&self, mixed: &Mixed<'_>) -> Vec<f32> {
+        let heads = self.heads();
+        let width = heads.query_width() + 2 * heads.key_width();
+        let tasks = mixed.batch.trees.len() * heads.keys;
+        let kernel = self.kernel.alone();
+        let done = self.kernel.pool().map(tasks, |task| {
+            let (tree, head) = (task / heads.keys, task % heads.keys);
+            self.tree_backward(&kernel, mixed, tree, head)
+        });
+        let mut grad = vec![0.0; mixed.batch.tokens.len() * width];
+        let (queries, keys, values) = split(heads.query_width(), heads.key_width());
+        let group = heads.group();
+        for (task, local) in done.into_iter().enumerate() {
+            let (tree, head) = (task / heads.keys, task % heads.keys);
+            let first = mixed.batch.nodes[mixed.batch.trees[tree].start].rows.start;
+            let mut put = |col: usize, from: &[f32]| {
+                for (i, from) in from.chunks_exact(heads.width).enumerate() {
+                    let start = (first + i) * width + col;
+                    grad[start..start + heads.width].copy_from_slice(from);
+                }
+            };
+            for (g, from) in local.grad_queries.iter().enumerate() {
+                put(queries + (head * group + g) * heads.width, from);
+            }
+            put(keys + head * heads.width, &local.grad_keys);
+            put(values + head * heads.width, &local.grad_values);
+        }
+        grad
+    }
+
+    fn tree_backward(&self, kernel: &Kernel, mixed: &Mixed<'_>, tree: usize, head: usize) -> Local {
+        let heads = self.heads();
+        let (batch, d) = (mixed.batch, heads.width);
+        let nodes = batch.trees[tree].clone();
+        let first = batch.nodes[nodes.start].rows.start;
+        let count = batch.nodes[nodes.end - 1].rows.end - first;
+        let width = heads.query_width() + 2 * heads.key_width();
+        let (queries, keys, values) = split(heads.query_width(), heads.key_width());
+        let column = |from: &[f32], stride: usize, col: usize| {
+            let mut out = Vec::with_capacity(count * d);
+            for row in first..first + count {
+                out.extend_from_slice(&from[row * stride + col..][..d]);
+            }
+            out
+        };
+        let local_keys = column(mixed.rotated, width, keys + head * d);
+        let local_values = column(mixed.rotated, width, values + head * d);
+        let panels = |from: &[f32]| -> Vec<Panels> {
+            let of = |node: usize| {
+                let rows = &batch.nodes[node].rows;
+                let from = &from[(rows.start - first) * d..(rows.end - first) * d];
+                Panels::from_rows(from, rows.len(), d, Precision::F32)
+            };
+            nodes.clone().map(of).collect()
+        };
+        let mut local = Local {
+            key_panels: panels(&local_keys),
+            value_panels: panels(&local_values),
+            grad_keys: vec![0.0; count * d],
+            grad_values: vec![0.0; count * d],
+            grad_queries: Vec::new(),
+            keys: local_keys,
+        };
+        for g in 0..heads.group() {
+            let head = head * heads.group() + g;
+            let mut local_queries = column(mixed.rotated, width, queries + head * d);
+            rows::scale(kernel.isa(), &mut local_queries, heads.scale());
+            let out = column(mixed.out, heads.query_width(), head * d);
+            let grad = column(mixed.grad, heads.query_width(), head * d);
+            let mut grad_queries = vec![0.0; count * d];
+            for node in nodes.clone() {
+                let rows = batch.nodes[node].rows.clone();
+                for start in rows.clone().step_by(ROWS) {
+                    let block = start..rows.end.min(start + ROWS);
+                    let here = (block.start - first) * d..(block.end - first) * d;
+                    let query = Query {
+                        queries: &local_queries[here.clone()],
+                        out: &out[here.clone()],
+                        grad: &grad[here.clone()],
+                        node,
+                        nodes: nodes.start,
+                        offset: block.start - rows.start,
+                    };
+                    query.backward(kernel, batch, first, d, &mut local, &mut grad_queries[here]);
+                }
+            }
+            rows::scale(kernel.isa(), &mut grad_queries, heads.scale());
+            local.grad_queries.push(grad_queries);
+        }
+        local
+    }
+}
+
+/// A few rows of queries of one node and one head, scaled.
+struct Query<'a> {
+    queries: &'a [f32],
+    out: &'a [f32],
+    grad: &'a [f32],
+    node: usize,
+    /// The tree's first node.
+    nodes: usize,
+    /// Which of the node's rows is the first.
+    offset: usize,
+}
+
+impl Query<'_> {
+    fn backward(
+        &self,
+        kernel: &Kernel,
+        batch: &Batch,
+        first: usize,
+        d: usize,
+        local: &mut Local,
+        grad_queries: &mut [f32],
+    ) {
+        let isa = kernel.isa();
+        let count = self.queries.len() / d;
+        let position = batch.nodes[self.node].start + self.offset;
+        let context = position + count;
+        // Which local rows the context consists of, in order.
+        let mut parts = Vec::new();
+        let mut seen = 0;
+        for node in batch.ancestry(self.node) {
+            let rows = &batch.nodes[node].rows;
+            let len = rows.len().min(context - seen);
+            parts.push((node - self.nodes, rows.start - first, seen, len));
+            seen += len;
+        }
+        let mut p = vec![0.0; count * context];
+        let mut ds = vec![0.0; count * context];
+        for &(node, _, col, len) in &parts {
+            let lhs = Lhs::rows(self.queries, d);
+            let rhs = Rhs::packed(&local.key_panels[node]);
+            kernel.product((count, d, len), lhs, rhs, &mut p[col..], context);
+            let lhs = Lhs::rows(self.grad, d);
+            let rhs = Rhs::packed(&local.value_panels[node]);
+            kernel.product((count, d, len), lhs, rhs, &mut ds[col..], context);
+        }
+        for (i, (p, ds)) in p.chunks_exact_mut(context).zip(ds.chunks_exact_mut(context)).enumerate() {
+            let (p, hidden) = p.split_at_mut(position + i + 1);
+            hidden.fill(0.0);
+            let max = rows::max(isa, p);
+            let sum = rows::exp_and_sum(isa, p, max);
+            rows::scale(isa, p, 1.0 / sum);
+            let own = i * d..(i + 1) * d;
+            let shift = rows::dot(isa, &self.out[own.clone()], &self.grad[own]);
+            let (ds, hidden) = ds.split_at_mut(position + i + 1);
+            hidden.fill(0.0);
+            rows::softmax_backward(isa, p, ds, shift, 1.0);
+        }
+        for &(_, row, col, len) in &parts {
+            let range = row * d..(row + len) * d;
+            let rhs = Rhs::Rows { data: &local.keys[range.clone()], stride: d };
+            let lhs = Lhs::rows(&ds[col..], context);
+            kernel.add_product((count, len, d), lhs, rhs, grad_queries, d);
+            let rhs = Rhs::Rows { data: self.queries, stride: d };
+            let out = &mut local.grad_keys[range.clone()];
+            kernel.add_product((len, count, d), Lhs::columns(&ds[col..], context), rhs, out, d);
+            let rhs = Rhs::Rows { data: self.grad, stride: d };
+            let out = &mut local.grad_values[range];
+            kernel.add_product((len, count, d), Lhs::columns(&p[col..], context), rhs, out, d);
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! The backward pass.
+
+use super::attention::Mixed;
+use super::forward::Trace;
+use super::linear::DeltaGrad;
+use super::rope::Angles;
+use super::{Batch, Model};
+use crate::kernel::rows;
+use crate::lora::{Delta, LayerDeltas};
+
+/// A product of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Site {
+    Qkv,
+    O,
+    GateUp,
+    Down,
+}
+
+/// A norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Gain {
+    Attention(usize),
+    Queries(usize),
+    Keys(usize),
+    Mlp(usize),
+    Last,
+}
+
+/// Who wants gradients of the frozen weights. Without one none is formed.
+pub(crate) trait Sink {
+    /// Whether anyone does.
+    fn wants(&self) -> bool;
+    /// A product: its input and the gradient by its output.
+    fn product(&mut self, model: &Model, layer: usize, site: Site, x: &[f32], grad: &[f32]);
+    /// A norm of one row: its input, `1 / rms`, and the gradient by its output.
+    fn norm(&mut self, gain: Gain, x: &[f32], inverse: f32, grad: &[f32]);
+    /// A slice of the unembedding: its input and the gradient by the logits.
+    fn unembedding(&mut self, model: &Model, from: usize, cols: usize, x: &[f32], grad: &[f32]);
+    /// The gradient by the embedded tokens.
+    fn embedding(&mut self, tokens: &[u32], grad: &[f32]);
+}
+
+/// Nobody wants them.
+#[derive(Debug)]
+pub(crate) struct NoSink;
+
+impl Sink for NoSink {
+    fn wants(&self) -> bool {
+        false
+    }
+    fn product(&mut self, _: &Model, _: usize, _: Site, _: &[f32], _: &[f32]) {}
+    fn norm(&mut self, _: Gain, _: &[f32], _: f32, _: &[f32]) {}
+    fn unembedding(&mut self, _: &Model, _: usize, _: usize, _: &[f32], _: &[f32]) {}
+    fn embedding(&mut self, _: &[u32], _: &[f32]) {}
+}
+
+/// Gradients of one layer's deltas.
+#[derive(Debug, Default)]
+pub(crate) struct LayerGrads {
+    pub(crate) qkv: Option<DeltaGrad>,
+    pub(crate) o: Option<DeltaGrad>,
+    pub(crate) gate_up: Option<DeltaGrad>,
+    pub(crate) down: Option<DeltaGrad>,
+}
+
+impl LayerGrads {
+    /// Zeros like `deltas`.
+    pub(crate) fn like(deltas: &LayerDeltas) -> Self {
+        let grad = |delta: &Option<Delta>| delta.as_ref().map(Delta::grad);
+        Self {
+            qkv: grad(&deltas.qkv),
+            o: grad(&deltas.o),
+            gate_up: grad(&deltas.gate_up),
+            down: grad(&deltas.down),
+        }
+    }
+}
+
+/// Gradients of an adapter, in the layout of its packed form.
+#[derive(Debug)]
+pub(crate) struct Grads {
+    pub(crate) layers: Vec<LayerGrads>,
+    pub(crate) unembedding: Option<DeltaGrad>,
+}
+
+/// What a layer's backward pass works on.
+pub(crate) struct LayerBackward<'a> {
+    pub(crate) index: usize,
+    pub(crate) batch: &'a Batch,
+    pub(crate) angles: &'a Angles,
+    pub(crate) trace: &'a Trace,
+    pub(crate) deltas: Option<&'a LayerDeltas>,
+    /// Whether the gradient by the layer's input is of use to anyone.
+    pub(crate) input: bool,
+}
+
+impl Model {
+    /// Turns `grad`, the gradient by a layer's output, into the one by its input.
+    pub(crate) fn layer_backward(
+        &self,
+        pass: &LayerBackward<'_>,
+        grads: &mut LayerGrads,
+        grad: &mut Vec<f32>,
+        sink: &mut dyn Sink,
+    ) {
+        let LayerBackward { index, batch, angles, trace, deltas, input } = *pass;
+        let (layer, kernel) = (&self.layers[index], &self.kernel);
+        let isa = kernel.isa();
+        let (hidden, inner) = (self.config.hidden_size, self.config.intermediate_size);
+        let count = batch.tokens.len();
+        let mut normed = Vec::new();
+        let mut inverse = Vec::new();
+
+        // MLP.
+        let mut active = Vec::new();
+        self.activate(&trace.gate_up, &mut active);
+        let mut grad_active = vec![0.0; count * inner];
+        sink.product(self, index, Site::Down, &active, grad);
+        let delta = deltas.and_then(|deltas| deltas.down.as_ref()).zip(grads.down.as_mut());
+        let down = &trace.down_down;
+        layer.down.backward(kernel, &active, delta, down, grad, Some(&mut grad_active));
+        drop(active);
+        let mut grad_gate_up = trace.gate_up.clone();
+        kernel.pool().each_row(&mut grad_gate_up, 2 * inner, 24 * inner, |row, gate_up| {
+            let (gate, up) = gate_up.split_at_mut(inner);
+            rows::swiglu_backward(isa, gate, up, &grad_active[row * inner..(row + 1) * inner]);
+        });
+        drop(grad_active);
+        self.norm_rows(&trace.middle, &layer.mlp_norm, &mut normed, &mut inverse);
+        let mut grad_normed = vec![0.0; count * hidden];
+        sink.product(self, index, Site::GateUp, &normed, &grad_gate_up);
+        let delta = deltas.and_then(|deltas| deltas.gate_up.as_ref()).zip(grads.gate_up.as_mut());
+        let (down, out) = (&trace.gate_up_down, Some(&mut grad_normed[..]));
+        layer.gate_up.backward(kernel, &normed, delta, down, &grad_gate_up, out);
+        drop(grad_gate_up);
+        let norm = (Gain::Mlp(index), &layer.mlp_norm[..]);
+        self.norm_backward(norm, &trace.middle, &inverse, &grad_normed, grad, sink);
+
+        // Attention.
+        let mut grad_mixed = vec![0.0; count * self.heads().query_width()];
+        sink.product(self, index, Site::O, &trace.mixed, grad);
+        let delta = deltas.and_then(|deltas| deltas.o.as_ref()).zip(grads.o.as_mut());
+        let (down, out) = (&trace.o_down, Some(&mut grad_mixed[..]));
+        layer.o.backward(kernel, &trace.mixed, delta, down, grad, out);
+        let mut rotated = trace.qkv.clone();
+        self.rotate(layer, angles, &mut rotated);
+        let mut grad_qkv = self.attend_backward(&Mixed {
+            batch,
+            rotated: &rotated,
+            out: &trace.mixed,
+            grad: &grad_mixed,
+        });
+        drop((rotated, grad_mixed));
+        self.rotate_backward(index, angles, &trace.qkv, &mut grad_qkv, sink);
+        self.norm_rows(&trace.x, &layer.attention_norm, &mut normed, &mut inverse);
+        grad_normed.fill(0.0);
+        sink.product(self, index, Site::Qkv, &normed, &grad_qkv);
+        let delta = deltas.and_then(|deltas| deltas.qkv.as_ref()).zip(grads.qkv.as_mut());
+        let out = input.then_some(&mut grad_normed[..]);
+        layer.qkv.backward(kernel, &normed, delta, &trace.qkv_down, &grad_qkv, out);
+        if input {
+            let norm = (Gain::Attention(index), &layer.attention_norm[..]);
+            self.norm_backward(norm, &trace.x, &inverse, &grad_normed, grad, sink);
+        }
+    }
+
+    /// Backward of a norm over rows: adds the gradient by its input to `out`.
+    pub(crate) fn norm_backward(
+        &self,
+        (which, gain): (Gain, &[f32]),
+        x: &[f32],
+        inverse: &[f32],
+        grad: &[f32],
+        out: &mut [f32],
+        sink: &mut dyn Sink,
+    ) {
+        let isa = self.kernel.isa();
+        let width = gain.len();
+        if sink.wants() {
+            for (i, inverse) in inverse.iter().enumerate() {
+                let row = i * width..(i + 1) * width;
+                sink.norm(which, &x[row.clone()], *inverse, &grad[row]);
+            }
+        }
+        self.kernel.pool().each_row(out, width, 8 * width, |i, out| {
+            let row = i * width..(i + 1) * width;
+            rows::norm_backward(isa, &x[row.clone()], gain, inverse[i], &grad[row], out);
+        });
+    }
+
+    /// Backward of [`Model::rotate`], in the place of the gradient.
+    fn rotate_backward(
+        &self,
+        index: usize,
+        angles: &Angles,
+        qkv: &[f32],
+        grad: &mut [f32],
+        sink: &mut dyn Sink,
+    ) {
+        let layer = &self.layers[index];
+        let (isa, heads, epsilon) = (self.kernel.isa(), self.heads(), self.config.norm_eps);
+        let width = layer.qkv.weights.rows();
+        let end = heads.query_width() + heads.key_width();
+        self.kernel.pool().each_row(grad, width, 4 * width, |row, grad| {
+            let (cos, sin) = angles.row(row);
+            for head in grad[..end].chunks_exact_mut(heads.width) {
+                rows::rotate(isa, head, cos, sin, -1.0);
+            }
+        });
+        if layer.query_norm.is_none() && layer.key_norm.is_none() {
+            return;
+        }
+        let gain_of = |i: usize| if i < heads.queries { &layer.query_norm } else { &layer.key_norm };
+        if sink.wants() {
+            let mut out = vec![0.0; heads.width];
+            for (qkv, grad) in qkv.chunks_exact(width).zip(grad.chunks_exact(width)) {
+                let rows = qkv[..end].chunks_exact(heads.width).zip(grad.chunks_exact(heads.width));
+                for (i, (x, grad)) in rows.enumerate() {
+                    if let Some(gain) = gain_of(i) {
+                        let inverse = rows::norm(isa, x, gain, epsilon, &mut out);
+                        let which =
+                            if i < heads.queries { Gain::Queries(index) } else { Gain::Keys(index) };
+                        sink.norm(which, x, inverse, grad);
+                    }
+                }
+            }
+        }
+        self.kernel.pool().each_row(grad, width, 8 * width, |row, grad| {
+            let mut copy = vec![0.0; heads.width];
+            let qkv = &qkv[row * width..(row + 1) * width];
+            for (i, head) in grad[..end].chunks_exact_mut(heads.width).enumerate() {
+                if let Some(gain) = gain_of(i) {
+                    let x = &qkv[i * heads.width..(i + 1) * heads.width];
+                    copy.copy_from_slice(head);
+                    let mut normed = vec![0.0; heads.width];
+                    let inverse = rows::norm(isa, x, gain, epsilon, &mut normed);
+                    head.fill(0.0);
+                    rows::norm_backward(isa, x, gain, inverse, &copy, head);
+                }
+            }
+        });
+    }
+}

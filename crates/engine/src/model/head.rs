@@ -1,0 +1,214 @@
+//! Unembedding and log-probabilities in one pass over slices of the vocabulary.
+//!
+//! The logits of a batch never exist all at once.
+
+use super::Model;
+use super::backward::Sink;
+use crate::kernel::{Isa, Lhs, Rhs, rows};
+use crate::lora::Lora;
+use crate::model::linear::DeltaGrad;
+
+/// Tokens of one slice of the vocabulary. Sums over the vocabulary run slice by slice, so this is
+/// part of the result's bits.
+pub(crate) const SLICE: usize = 2048;
+/// Rows that are worked on together.
+const BLOCK: usize = 1024;
+
+/// A row and a token whose log-probability there is wanted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Pair {
+    /// Which of the head's rows.
+    pub(crate) row: usize,
+    pub(crate) token: u32,
+}
+
+/// The head of one batch: its rows, after the last norm.
+#[derive(Debug)]
+pub(crate) struct Head<'a> {
+    pub(crate) model: &'a Model,
+    pub(crate) lora: Option<&'a Lora>,
+    pub(crate) x: &'a [f32],
+}
+
+/// A sum of exponentials that is still growing.
+#[derive(Clone, Copy, Debug)]
+struct Mass {
+    max: f32,
+    sum: f64,
+}
+
+impl Mass {
+    const NONE: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
+
+    /// Takes in one slice of logits.
+    fn add(&mut self, isa: Isa, logits: &[f32]) {
+        let max = rows::max(isa, logits);
+        if max == f32::NEG_INFINITY {
+            return;
+        }
+        let sum = f64::from(rows::sum_exp(isa, logits, max));
+        // NaN goes through the first branch and stays.
+        if max > self.max || max.is_nan() {
+            let old = if self.sum == 0.0 { 0.0 } else { f64::from(self.max - max).exp() };
+            self.sum = self.sum * old + sum;
+            self.max = max;
+        } else {
+            self.sum += sum * f64::from(max - self.max).exp();
+        }
+    }
+
+    fn log(self) -> f64 {
+        f64::from(self.max) + self.sum.ln()
+    }
+}
+
+/// `log Σ exp` of a whole row of logits, with the bits that training gets.
+pub(crate) fn log_sum_exp(isa: Isa, logits: &[f32]) -> f64 {
+    let mut mass = Mass::NONE;
+    logits.chunks(SLICE).for_each(|slice| mass.add(isa, slice));
+    mass.log()
+}
+
+/// A log-probability from a logit.
+#[expect(clippy::cast_possible_truncation, reason = "reported in f32")]
+pub(crate) fn log_probability(logit: f32, log_sum_exp: f64) -> f32 {
+    (f64::from(logit) - log_sum_exp) as f32
+}
+
+impl Head<'_> {
+    fn hidden(&self) -> usize {
+        self.model.config.hidden_size
+    }
+
+    fn count(&self) -> usize {
+        self.x.len() / self.hidden()
+    }
+
+    fn down(&self) -> Vec<f32> {
+        let mut down = Vec::new();
+        if let Some(delta) = self.lora.and_then(|lora| lora.unembedding.as_ref()) {
+            delta.project(&self.model.kernel, self.x, &mut down);
+        }
+        down
+    }
+
+    /// Logits of one slice for rows `first` and on, `count` of them.
+    fn logits(&self, first: usize, count: usize, from: usize, down: &[f32], out: &mut Vec<f32>) {
+        let kernel = &self.model.kernel;
+        let (hidden, vocab) = (self.hidden(), self.model.config.vocab_size);
+        let cols = SLICE.min(vocab - from);
+        out.resize(count * cols, 0.0);
+        let rhs = Rhs::Packed { weights: self.model.unembedding(), from };
+        let lhs = Lhs::rows(&self.x[first * hidden..], hidden);
+        kernel.product((count, hidden, cols), lhs, rhs, out, cols);
+        if let Some(delta) = self.lora.and_then(|lora| lora.unembedding.as_ref()) {
+            let width = delta.width();
+            let down = &down[first * width..(first + count) * width];
+            delta.expand(kernel, down, from, cols, out);
+        }
+    }
+
+    /// The log-probability of every pair (sorted by row), and the `log Σ exp` of every row.
+    pub(crate) fn forward(&self, pairs: &[Pair]) -> (Vec<f32>, Vec<f64>) {
+        let vocab = self.model.config.vocab_size;
+        let isa = self.model.kernel.isa();
+        let down = self.down();
+        let mut found = vec![0.0; pairs.len()];
+        let mut masses = vec![Mass::NONE; self.count()];
+        let mut logits = Vec::new();
+        for first in (0..self.count()).step_by(BLOCK) {
+            let count = BLOCK.min(self.count() - first);
+            let pairs_here = range_of(pairs, first, count);
+            for from in (0..vocab).step_by(SLICE) {
+                self.logits(first, count, from, &down, &mut logits);
+                let cols = SLICE.min(vocab - from);
+                let masses = &mut masses[first..first + count];
+                self.model.kernel.pool().each_row(masses, 1, cols * 16, |row, mass| {
+                    mass[0].add(isa, &logits[row * cols..(row + 1) * cols]);
+                });
+                for (pair, found) in pairs[pairs_here.clone()].iter().zip(&mut found[pairs_here.clone()]) {
+                    if (from..from + cols).contains(&(pair.token as usize)) {
+                        *found = logits[(pair.row - first) * cols + pair.token as usize - from];
+                    }
+                }
+            }
+        }
+        let logs: Vec<f64> = masses.into_iter().map(Mass::log).collect();
+        for (pair, found) in pairs.iter().zip(&mut found) {
+            *found = log_probability(*found, logs[pair.row]);
+        }
+        (found, logs)
+    }
+
+    /// The gradient by the rows, from the gradient by every pair's log-probability; adds to the
+    /// gradients of the adapter's unembedding.
+    pub(crate) fn backward(
+        &self,
+        pairs: &[Pair],
+        grads: &[f32],
+        logs: &[f64],
+        mut delta_grad: Option<&mut DeltaGrad>,
+        sink: &mut dyn Sink,
+    ) -> Vec<f32> {
+        let kernel = &self.model.kernel;
+        let isa = kernel.isa();
+        let (hidden, vocab) = (self.hidden(), self.model.config.vocab_size);
+        let weights = self.model.unembedding();
+        let down = self.down();
+        let delta = self.lora.and_then(|lora| lora.unembedding.as_ref());
+        let width = delta.map_or(0, crate::lora::Delta::width);
+        let mut totals = vec![0.0_f32; self.count()];
+        for (pair, grad) in pairs.iter().zip(grads) {
+            totals[pair.row] += grad;
+        }
+        let mut grad_x = vec![0.0; self.x.len()];
+        let mut grad_down = vec![0.0; down.len()];
+        let mut logits = Vec::new();
+        for first in (0..self.count()).step_by(BLOCK) {
+            let count = BLOCK.min(self.count() - first);
+            let here = range_of(pairs, first, count);
+            let rows_here = first * hidden..(first + count) * hidden;
+            for from in (0..vocab).step_by(SLICE) {
+                self.logits(first, count, from, &down, &mut logits);
+                let cols = SLICE.min(vocab - from);
+                kernel.pool().each_row(&mut logits, cols, cols * 16, |row, logits| {
+                    #[expect(clippy::cast_possible_truncation, reason = "computing is in f32")]
+                    let shift = logs[first + row] as f32;
+                    rows::scaled_exp(isa, logits, shift, -totals[first + row]);
+                });
+                for (pair, grad) in pairs[here.clone()].iter().zip(&grads[here.clone()]) {
+                    if (from..from + cols).contains(&(pair.token as usize)) {
+                        logits[(pair.row - first) * cols + pair.token as usize - from] += grad;
+                    }
+                }
+                let lhs = Lhs::rows(&logits, cols);
+                let rhs = Rhs::Turned { weights, from };
+                let out = &mut grad_x[rows_here.clone()];
+                kernel.add_product((count, cols, hidden), lhs, rhs, out, hidden);
+                if let (Some(delta), Some(delta_grad)) = (delta, delta_grad.as_deref_mut()) {
+                    let here = first * width..(first + count) * width;
+                    let rhs = Rhs::Turned { weights: delta.only_b(), from };
+                    let out = &mut grad_down[here.clone()];
+                    kernel.add_product((count, cols, width), lhs, rhs, out, width);
+                    let rhs = Rhs::Rows { data: &down[here], stride: width };
+                    let out = &mut delta_grad.b[0][from * width..(from + cols) * width];
+                    let size = (cols, count, width);
+                    kernel.add_product(size, Lhs::columns(&logits, cols), rhs, out, width);
+                }
+                sink.unembedding(self.model, from, cols, &self.x[rows_here.clone()], &logits);
+            }
+        }
+        if let (Some(delta), Some(delta_grad)) = (delta, delta_grad) {
+            rows::scale(isa, &mut grad_down, delta.scale());
+            delta.backward_a(kernel, self.x, &grad_down, delta_grad, Some(&mut grad_x));
+        }
+        grad_x
+    }
+}
+
+/// Which pairs are about rows `first` and on, `count` of them.
+fn range_of(pairs: &[Pair], first: usize, count: usize) -> std::ops::Range<usize> {
+    let start = pairs.partition_point(|pair| pair.row < first);
+    let end = pairs.partition_point(|pair| pair.row < first + count);
+    start..end
+}

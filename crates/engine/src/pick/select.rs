@@ -1,0 +1,137 @@
+//! The largest of many, without sorting all of them.
+
+use std::cmp::Ordering;
+
+/// A logit and its token.
+pub(super) type Item = (f32, u32);
+
+/// Larger logits first; of equal ones the lower token.
+pub(super) fn best_first(a: &Item, b: &Item) -> Ordering {
+    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
+}
+
+/// Puts the `k` best of `logits` into `items`, best first.
+pub(super) fn best(logits: &[f32], k: usize, items: &mut Vec<Item>) {
+    items.clear();
+    if k == 0 {
+        return;
+    }
+    // Twice as many as needed are kept before the worse half goes, so that sorting out is rare; a
+    // logit below the worst that would stay is not looked at again.
+    let room = k.saturating_mul(2).clamp(64, logits.len().max(64));
+    let mut floor = f32::NEG_INFINITY;
+    for (token, &logit) in (0..).zip(logits) {
+        if logit < floor {
+            continue;
+        }
+        items.push((logit, token));
+        if items.len() >= room && items.len() > k {
+            items.select_nth_unstable_by(k - 1, best_first);
+            items.truncate(k);
+            floor = items[k - 1].0;
+        }
+    }
+    items.sort_unstable_by(best_first);
+    items.truncate(k);
+}
+
+/// Where a running sum over `items`, best first, passes `goal`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Passed {
+    pub(super) token: u32,
+    /// The sum up to and including it.
+    pub(super) through: f64,
+}
+
+/// Finds where the sum of `weight` over `items`, best first, exceeds `goal` (or reaches it, if
+/// `reach`); the last item of any weight if it never does. `items` end up in another order.
+pub(super) fn pass(
+    mut items: &mut [Item],
+    goal: f64,
+    reach: bool,
+    weight: impl Fn(f32) -> f64,
+) -> Option<Passed> {
+    const FEW: usize = 48;
+    let met = |sum: f64| if reach { sum >= goal } else { sum > goal };
+    let mut before = 0.0;
+    // Halves of a list by rank: the better half is summed, and one of the two is kept.
+    while items.len() > FEW {
+        let middle = items.len() / 2;
+        items.select_nth_unstable_by(middle, best_first);
+        let (better, worse) = items.split_at_mut(middle);
+        let sum: f64 = better.iter().map(|item| weight(item.0)).sum();
+        // Where the worse half weighs nothing, rounding must not lead into it.
+        if met(before + sum) || weight(worse[0].0) == 0.0 {
+            items = better;
+        } else {
+            before += sum;
+            items = worse;
+        }
+    }
+    items.sort_unstable_by(best_first);
+    let mut last = None;
+    for item in items {
+        let own = weight(item.0);
+        if own == 0.0 && last.is_some() {
+            break;
+        }
+        before += own;
+        last = Some(Passed { token: item.1, through: before });
+        if met(before) {
+            break;
+        }
+    }
+    last
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_best_are_those_of_a_full_sort(
+            logits in prop::collection::vec(-3_i8..4, 1..400),
+            k in 1_usize..200,
+        ) {
+            let logits: Vec<f32> = logits.into_iter().map(f32::from).collect();
+            let mut all: Vec<Item> = logits.iter().copied().zip(0..).collect();
+            all.sort_by(best_first);
+            all.truncate(k);
+            let mut items = Vec::new();
+            best(&logits, k, &mut items);
+            prop_assert_eq!(items, all);
+        }
+
+        #[test]
+        fn passing_is_that_of_a_running_sum(
+            logits in prop::collection::vec(-40_i8..4, 1..300),
+            u in 0.0_f64..1.0,
+        ) {
+            // Powers of two, so that sums are exact in any order.
+            let weight = |logit: f32| 2.0_f64.powf(f64::from(logit));
+            let mut items: Vec<Item> = logits.into_iter().map(f32::from).zip(0..).collect();
+            let mut sorted = items.clone();
+            sorted.sort_by(best_first);
+            let total: f64 = items.iter().map(|item| weight(item.0)).sum();
+            let mut sum = 0.0;
+            let want = sorted.iter().find(|item| {
+                sum += weight(item.0);
+                sum > u * total
+            });
+            let got = pass(&mut items, u * total, false, weight).unwrap();
+            prop_assert_eq!(got.token, want.unwrap().1);
+            prop_assert_eq!(got.through, sum);
+        }
+    }
+
+    #[test]
+    fn a_goal_beyond_everything_gives_the_last_of_any_weight() {
+        let mut items: Vec<Item> = (0..100).map(|i| (if i < 60 { 0.0 } else { -1.0 }, i)).collect();
+        let weight = |logit: f32| if logit == 0.0 { 1.0 } else { 0.0 };
+        assert_eq!(pass(&mut items, 1e9, false, weight).unwrap().token, 59);
+        assert_eq!(pass(&mut [], 0.5, false, weight), None);
+    }
+}

@@ -1,0 +1,208 @@
+//! [`Cache`]: pages of keys and values, shared where sequences begin alike.
+//!
+//! A page that is full and whose tokens are known stays after its last user is gone, until its
+//! room is needed. Pages are found again by what they hold (weights, everything before, and their
+//! own tokens), compared in full: a hash alone never decides.
+
+use std::collections::{BTreeSet, HashMap};
+
+use crate::kernel::pages::{Heads, PAGE};
+
+/// What a page holds: the page before it (or the weights, for a first one) and its tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    before: Link,
+    tokens: [u32; PAGE],
+}
+
+/// What stands before a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Link {
+    /// Nothing: it is a first page, computed with these weights.
+    Weights(u64),
+    /// A page, by a number that no other page ever has.
+    Page(u64),
+}
+
+#[derive(Clone, Debug, Default)]
+struct Page {
+    users: usize,
+    /// Its number and key once it can be found.
+    known: Option<(u64, Key)>,
+    used: u64,
+}
+
+/// All pages of a model.
+#[derive(Debug)]
+pub(crate) struct Cache {
+    heads: Heads,
+    /// One layer after the other.
+    data: Vec<Vec<f32>>,
+    pages: Vec<Page>,
+    free: Vec<usize>,
+    found: HashMap<Key, usize>,
+    /// Pages without users that can still be found, least recently used first.
+    idle: BTreeSet<(u64, usize)>,
+    numbers: u64,
+    clock: u64,
+}
+
+impl Cache {
+    /// At most `bytes` of memory, which is taken from the system as pages come into use.
+    pub(crate) fn new(heads: Heads, layers: usize, bytes: usize) -> Self {
+        let count = bytes / Self::page_bytes(heads, layers).max(1);
+        Self {
+            heads,
+            data: (0..layers).map(|_| vec![0.0; count * heads.page_len()]).collect(),
+            pages: vec![Page::default(); count],
+            free: (0..count).rev().collect(),
+            found: HashMap::new(),
+            idle: BTreeSet::new(),
+            numbers: 0,
+            clock: 0,
+        }
+    }
+
+    /// Memory that one page takes.
+    pub(crate) fn page_bytes(heads: Heads, layers: usize) -> usize {
+        heads.page_len() * layers * 4
+    }
+
+    /// How many pages there are.
+    pub(crate) fn count(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// How many could be had.
+    pub(crate) fn available(&self) -> usize {
+        self.free.len() + self.idle.len()
+    }
+
+    /// One layer's pages.
+    pub(crate) fn layer(&mut self, layer: usize) -> &mut [f32] {
+        &mut self.data[layer]
+    }
+
+    /// The longest run of known pages that `tokens` begin with; the caller becomes a user of each.
+    pub(crate) fn find(&mut self, weights: u64, tokens: &[u32]) -> (Vec<usize>, Link) {
+        let mut link = Link::Weights(weights);
+        let mut pages = Vec::new();
+        for tokens in tokens.as_chunks::<PAGE>().0 {
+            let Some(&page) = self.found.get(&Key { before: link, tokens: *tokens }) else { break };
+            let Some((number, _)) = self.pages[page].known else { break };
+            link = Link::Page(number);
+            pages.push(page);
+        }
+        // The first page is touched last, so that a run is given up from its end.
+        for page in pages.iter().rev() {
+            self.share(*page);
+        }
+        (pages, link)
+    }
+
+    /// One more user of a page.
+    pub(crate) fn share(&mut self, page: usize) {
+        self.clock += 1;
+        let entry = &mut self.pages[page];
+        if entry.users == 0 {
+            self.idle.remove(&(entry.used, page));
+        }
+        entry.users += 1;
+        entry.used = self.clock;
+    }
+
+    /// A page for one user, if there is one.
+    pub(crate) fn take(&mut self) -> Option<usize> {
+        let page = self.free.pop().or_else(|| {
+            let (_, page) = self.idle.pop_first()?;
+            if let Some((_, key)) = self.pages[page].known.take() {
+                self.found.remove(&key);
+            }
+            Some(page)
+        })?;
+        self.clock += 1;
+        self.pages[page] = Page { users: 1, known: None, used: self.clock };
+        Some(page)
+    }
+
+    /// A page for one user that begins as a copy of `from`.
+    pub(crate) fn copy(&mut self, from: usize) -> Option<usize> {
+        let page = self.take()?;
+        let len = self.heads.page_len();
+        for data in &mut self.data {
+            data.copy_within(from * len..(from + 1) * len, page * len);
+        }
+        Some(page)
+    }
+
+    /// Lets others find a page that is full now. Returns what stands before the next page.
+    pub(crate) fn publish(&mut self, page: usize, before: Link, tokens: [u32; PAGE]) -> Link {
+        let key = Key { before, tokens };
+        if let Some(other) = self.found.get(&key)
+            && let Some((number, _)) = &self.pages[*other].known
+        {
+            return Link::Page(*number);
+        }
+        self.numbers += 1;
+        self.pages[page].known = Some((self.numbers, key.clone()));
+        self.found.insert(key, page);
+        Link::Page(self.numbers)
+    }
+
+    /// One user less.
+    pub(crate) fn release(&mut self, page: usize) {
+        let entry = &mut self.pages[page];
+        entry.users -= 1;
+        if entry.users == 0 {
+            if entry.known.is_some() {
+                self.idle.insert((entry.used, page));
+            } else {
+                self.free.push(page);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cache(pages: usize) -> Cache {
+        let heads = Heads { queries: 1, keys: 1, width: 2 };
+        Cache::new(heads, 1, pages * Cache::page_bytes(heads, 1))
+    }
+
+    #[test]
+    fn what_was_published_is_found_until_its_room_is_needed() {
+        let mut cache = cache(3);
+        let tokens: Vec<u32> = (0..40).collect();
+        let (first, second) = (cache.take().unwrap(), cache.take().unwrap());
+        let link = cache.publish(first, Link::Weights(7), tokens[..16].try_into().unwrap());
+        cache.publish(second, link, tokens[16..32].try_into().unwrap());
+        assert!(cache.find(8, &tokens).0.is_empty(), "other weights, other pages");
+        assert_eq!(cache.find(7, &tokens).0, [first, second]);
+        for page in [first, second, first, second] {
+            cache.release(page);
+        }
+        assert_eq!(cache.available(), 3);
+        let (a, b) = (cache.take().unwrap(), cache.take().unwrap());
+        assert_eq!(cache.find(7, &tokens).0, [first], "the end of a run goes first");
+        assert_eq!(cache.take(), None, "all three are in use");
+        cache.release(a);
+        cache.release(b);
+        cache.release(first);
+        assert_eq!(cache.available(), 3);
+    }
+
+    #[test]
+    fn the_same_page_twice_is_published_once() {
+        let mut cache = cache(2);
+        let (a, b) = (cache.take().unwrap(), cache.take().unwrap());
+        let link = cache.publish(a, Link::Weights(1), [5; 16]);
+        assert_eq!(cache.publish(b, Link::Weights(1), [5; 16]), link);
+        cache.release(b);
+        cache.release(a);
+        assert_eq!(cache.available(), 2);
+        assert_eq!(cache.find(1, &[5; 16]).0, [a]);
+    }
+}

@@ -1,0 +1,15 @@
+//! Sampling: many requests on one model, together.
+
+mod cache;
+mod request;
+mod sampler;
+mod sequence;
+mod state;
+mod step;
+#[cfg(test)]
+mod tests;
+
+pub use request::{
+    Answer, PromptScores, RequestId, SampleRequest, Sampled, Scoring, StopReason, TopK, Vocabulary, Weights,
+};
+pub use sampler::Sampler;

@@ -1,0 +1,185 @@
+//! The passes against numbers that torch computed.
+
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::pass::{Pass, Sequence};
+use crate::file::{AdapterFile, ModelFolder, TensorFile};
+use crate::kernel::{Kernel, Precision};
+use crate::lora::Adapter;
+use crate::model::{Model, NoSink};
+
+pub(crate) const MODELS: [&str; 3] = ["llama", "qwen2", "qwen3"];
+
+pub(crate) fn folder(name: &str) -> PathBuf {
+    [env!("CARGO_MANIFEST_DIR"), "tests", "golden", name].iter().collect()
+}
+
+pub(crate) fn model(name: &str, threads: usize) -> Model {
+    let folder = ModelFolder::open(folder(name)).unwrap();
+    let kernel = Kernel::new(threads).unwrap();
+    Model::load(folder.config(), &folder, Precision::F32, kernel).unwrap()
+}
+
+pub(crate) fn adapter(name: &str, model: &Model) -> Adapter {
+    let file = AdapterFile::load(folder(name).join("adapter")).unwrap();
+    Adapter::from_file(&model.config, file, 0).unwrap()
+}
+
+pub(crate) struct Datum {
+    pub(crate) input: Vec<u32>,
+    pub(crate) target: Vec<u32>,
+    pub(crate) json: Value,
+}
+
+impl Datum {
+    pub(crate) fn floats(&self, field: &str) -> Vec<f32> {
+        self.json[field].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
+    }
+}
+
+pub(crate) fn data(name: &str) -> Vec<Datum> {
+    let text = std::fs::read(folder(name).join("expected.json")).unwrap();
+    let json: Value = serde_json::from_slice(&text).unwrap();
+    let tokens = |json: &Value| -> Vec<u32> {
+        json.as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as u32).collect()
+    };
+    json["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|json| Datum {
+            input: tokens(&json["input"]),
+            target: tokens(&json["target"]),
+            json: json.clone(),
+        })
+        .collect()
+}
+
+pub(crate) fn sequences(data: &[Datum]) -> Vec<Sequence<'_>> {
+    data.iter().map(|datum| Sequence { tokens: &datum.input, targets: &datum.target }).collect()
+}
+
+#[test]
+fn log_probabilities_are_those_of_torch() {
+    for name in MODELS {
+        let model = model(name, 2);
+        let lora = adapter(name, &model).packed(&model.config);
+        let data = data(name);
+        for (lora, field) in [(None, "base_logprobs"), (Some(&lora), "adapter_logprobs")] {
+            let (_, found) = Pass::forward(&model, lora, &sequences(&data), None);
+            for (found, datum) in found.iter().zip(&data) {
+                for (found, expected) in found.iter().zip(datum.floats(field)) {
+                    assert!((found - expected).abs() < 2e-5, "{name} {field}: {found} {expected}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_are_those_of_torch_whatever_is_kept() {
+    for name in MODELS {
+        let model = model(name, 2);
+        let adapter = adapter(name, &model);
+        let lora = adapter.packed(&model.config);
+        let data = data(name);
+        let expected = TensorFile::open(folder(name).join("expected.safetensors")).unwrap();
+        let mut before: Option<Vec<[Vec<f32>; 2]>> = None;
+        for memory in [0, usize::MAX] {
+            let (pass, _) = Pass::forward(&model, Some(&lora), &sequences(&data), Some(memory));
+            let slopes: Vec<Vec<f32>> =
+                data.iter().map(|datum| datum.floats("weights").iter().map(|w| -w).collect()).collect();
+            let grads = pass.backward(&slopes, &mut NoSink);
+            let mut sums = adapter.zeros();
+            adapter.collect(&grads, &mut sums);
+            for (pair, sums) in adapter.pairs.iter().zip(&sums) {
+                for (half, sum) in ["A", "B"].into_iter().zip(sums) {
+                    let module = pair.place.module();
+                    let key = format!("grad.cross_entropy.base_model.model.{module}.lora_{half}.weight");
+                    let expected = expected.get(&key).unwrap_or_else(|| panic!("{key}")).to_f32().unwrap();
+                    let norm = expected.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+                    let off = expected.iter().zip(sum).map(|(x, y)| f64::from(x - y).powi(2)).sum::<f64>();
+                    assert!(off.sqrt() < 1e-4 * norm, "{name} {key}: off by {} of {norm}", off.sqrt());
+                }
+            }
+            if let Some(before) = &before {
+                assert_eq!(*before, sums, "recomputing must not change a bit");
+            }
+            before = Some(sums);
+        }
+    }
+}
+
+/// Ten optimizer steps end where torch's ended.
+#[test]
+fn ten_steps_of_each_optimizer_end_where_torch_does() {
+    use crate::optim::{AdamParams, DimuonParams, OptimizerKind, StepParams};
+    use crate::train::{Datum as Example, Objective, Trainer};
+    use crate::loss::{Inputs, Loss};
+    for name in MODELS {
+        let model = std::sync::Arc::new(model(name, 1));
+        let text = std::fs::read(folder(name).join("expected.json")).unwrap();
+        let json: Value = serde_json::from_slice(&text).unwrap();
+        let data = data(name);
+        let weights: Vec<Vec<f32>> = data.iter().map(|datum| datum.floats("weights")).collect();
+        let examples: Vec<Example<'_>> = data
+            .iter()
+            .zip(&weights)
+            .map(|(datum, weights)| Example {
+                tokens: &datum.input,
+                targets: &datum.target,
+                inputs: Inputs { weights: Some(weights), ..Inputs::default() },
+                ..Example::default()
+            })
+            .collect();
+        let expected = TensorFile::open(folder(name).join("expected.safetensors")).unwrap();
+        for kind in ["adam", "dimuon"] {
+            let about = &json[kind]["params"];
+            let get = |key: &str| about[key].as_f64().unwrap();
+            let (optimizer, params) = match kind {
+                "adam" => (
+                    OptimizerKind::Adam,
+                    StepParams::Adam(AdamParams {
+                        learning_rate: get("learning_rate"),
+                        beta1: get("beta1"),
+                        beta2: get("beta2"),
+                        eps: get("eps"),
+                        weight_decay: get("weight_decay"),
+                        grad_clip_norm: get("grad_clip_norm"),
+                    }),
+                ),
+                _ => (
+                    OptimizerKind::Dimuon { rank: 4 },
+                    StepParams::Dimuon(DimuonParams {
+                        grad_clip_norm: get("grad_clip_norm"),
+                        beta1: get("beta1"),
+                        ..DimuonParams::new(get("learning_rate"))
+                    }),
+                ),
+            };
+            let adapter = adapter(name, &model);
+            let mut trainer =
+                Trainer::new(model.clone(), name.into(), usize::MAX, adapter, optimizer);
+            for step in json[kind]["steps"].as_array().unwrap() {
+                let objective = Objective::Loss(Loss::CrossEntropy);
+                let out = trainer.forward_backward(&objective, &examples).unwrap();
+                let loss = step["loss"].as_f64().unwrap();
+                assert!((out.metrics[0].1 - loss).abs() < 1e-3 * loss.abs().max(1.0), "{kind} {name}");
+                let report = trainer.optim_step(&params).unwrap();
+                let norm = step["grad_norm"].as_f64().unwrap();
+                assert!((report.grad_norm - norm).abs() < 1e-3 * norm, "{kind} {name}");
+            }
+            for (module, a, b) in trainer.tensors() {
+                for (half, got) in [("A", a), ("B", b)] {
+                    let key = format!("{kind}.base_model.model.{module}.lora_{half}.weight");
+                    let expected = expected.get(&key).unwrap().to_f32().unwrap();
+                    let norm = expected.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+                    let off = expected.iter().zip(got).map(|(x, y)| f64::from(x - y).powi(2)).sum::<f64>();
+                    assert!(off.sqrt() < 1e-3 * norm, "{name} {key}: off by {} of {norm}", off.sqrt());
+                }
+            }
+        }
+    }
+}

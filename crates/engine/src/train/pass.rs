@@ -1,0 +1,208 @@
+//! One pass over a batch: log-probabilities forward, gradients back.
+
+use crate::kernel::pages::Span;
+use crate::lora::Lora;
+use crate::model::{
+    Adapted, Batch, Gain, Grads, Head, LayerBackward, LayerGrads, Model, Pair, Sink, Trace,
+    Workspace,
+};
+
+/// Common beginnings shorter than this are computed again for each sequence.
+const WORTH_SHARING: usize = 16;
+
+/// One sequence: what the model reads, and which tokens are scored after each position.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sequence<'a> {
+    pub(crate) tokens: &'a [u32],
+    /// As many for every position: one, or `targets.len() / tokens.len()`.
+    pub(crate) targets: &'a [u32],
+}
+
+/// A forward pass that is over, with what its backward pass needs.
+#[derive(Debug)]
+pub(crate) struct Pass<'a> {
+    model: &'a Model,
+    lora: Option<&'a Lora>,
+    batch: Batch,
+    spans: Vec<Span>,
+    pages: Vec<f32>,
+    work: Workspace,
+    /// What every layer got; all of its trace where memory allows.
+    traces: Vec<Trace>,
+    kept: usize,
+    normed: Vec<f32>,
+    inverse: Vec<f32>,
+    pairs: Vec<Pair>,
+    logs: Vec<f64>,
+    /// For every sequence and target the place of its pair.
+    places: Vec<Vec<usize>>,
+}
+
+/// What a forward pass found: the log-probability of every target.
+pub(crate) type Passed = Vec<Vec<f32>>;
+
+impl<'a> Pass<'a> {
+    /// Runs the model forward. `memory` bounds what is kept for the way back; what does not fit is
+    /// computed again. Without a way back nothing is kept.
+    ///
+    /// Sequences must be checked: not empty, not too long, tokens that exist.
+    pub(crate) fn forward(
+        model: &'a Model,
+        lora: Option<&'a Lora>,
+        sequences: &[Sequence<'_>],
+        memory: Option<usize>,
+    ) -> (Self, Passed) {
+        let tokens: Vec<&[u32]> = sequences.iter().map(|sequence| sequence.tokens).collect();
+        let batch = Batch::pack(&tokens, WORTH_SHARING);
+        let (spans, pages) = batch.spans();
+        let rows = batch.tokens.len();
+        let layers = model.layers.len();
+        let trace = Trace::bytes(model, rows).max(1);
+        let kept = memory.map_or(0, |memory| (memory / trace).min(layers));
+        let mut pass = Self {
+            model,
+            lora,
+            spans,
+            pages: vec![0.0; pages * model.heads().page_len()],
+            work: Workspace::default(),
+            traces: Vec::new(),
+            kept,
+            normed: Vec::new(),
+            inverse: Vec::new(),
+            pairs: Vec::new(),
+            logs: Vec::new(),
+            places: Vec::new(),
+            batch,
+        };
+        model.begin(&pass.batch.tokens, &pass.spans, &mut pass.work);
+        let mut spare = Trace::default();
+        for layer in 0..layers {
+            pass.layer(layer, &mut spare);
+            if memory.is_none() {
+                continue;
+            }
+            // The last layers are the first ones that the way back needs.
+            pass.traces.push(if layer + kept >= layers {
+                std::mem::take(&mut spare)
+            } else {
+                Trace { x: std::mem::take(&mut spare.x), ..Trace::default() }
+            });
+        }
+        model.norm_rows(&pass.work.x, &model.norm, &mut pass.normed, &mut pass.inverse);
+        let logprobs = pass.score(sequences);
+        (pass, logprobs)
+    }
+
+    fn layer(&mut self, layer: usize, trace: &mut Trace) {
+        let adapted = [Adapted { rows: 0..self.batch.tokens.len(), lora: self.lora }];
+        let (pages, work) = (&mut self.pages, &mut self.work);
+        self.model.layer(layer, &self.spans, &adapted, pages, work, trace);
+    }
+
+    fn score(&mut self, sequences: &[Sequence<'_>]) -> Passed {
+        // Pairs must be sorted by row; rows that sequences share have pairs of each.
+        let mut wanted: Vec<(usize, u32, usize, usize)> = Vec::new();
+        for (i, sequence) in sequences.iter().enumerate() {
+            let each = sequence.targets.len() / sequence.tokens.len();
+            for (position, row) in self.batch.rows(i).enumerate() {
+                for k in position * each..(position + 1) * each {
+                    wanted.push((row, sequence.targets[k], i, k));
+                }
+            }
+        }
+        wanted.sort_by_key(|(row, ..)| *row);
+        self.pairs = wanted.iter().map(|&(row, token, ..)| Pair { row, token }).collect();
+        self.places = sequences.iter().map(|sequence| vec![0; sequence.targets.len()]).collect();
+        for (place, &(_, _, sequence, k)) in wanted.iter().enumerate() {
+            self.places[sequence][k] = place;
+        }
+        let head = Head { model: self.model, lora: self.lora, x: &self.normed };
+        let (found, logs) = head.forward(&self.pairs);
+        self.logs = logs;
+        self.places.iter().map(|of| of.iter().map(|place| found[*place]).collect()).collect()
+    }
+
+    /// Runs back from the gradients by every log-probability, aligned with the targets.
+    pub(crate) fn backward(mut self, slopes: &[Vec<f32>], sink: &mut dyn Sink) -> Grads {
+        let mut grads = Grads {
+            layers: match self.lora {
+                Some(lora) => lora.layers.iter().map(LayerGrads::like).collect(),
+                None => self.model.layers.iter().map(|_| LayerGrads::default()).collect(),
+            },
+            unembedding: self
+                .lora
+                .and_then(|lora| lora.unembedding.as_ref())
+                .map(crate::lora::Delta::grad),
+        };
+        let Some(mut grad) = self.head_backward(slopes, &mut grads, sink) else { return grads };
+        let layers = self.model.layers.len();
+        for layer in (0..layers).rev() {
+            let mut trace = self.traces.pop().unwrap_or_default();
+            if layer + self.kept < layers {
+                self.work.x = std::mem::take(&mut trace.x);
+                self.layer(layer, &mut trace);
+            }
+            let pass = LayerBackward {
+                index: layer,
+                batch: &self.batch,
+                angles: &self.work.angles,
+                trace: &trace,
+                deltas: self.lora.map(|lora| &lora.layers[layer]),
+                input: layer > 0 || sink.wants(),
+            };
+            self.model.layer_backward(&pass, &mut grads.layers[layer], &mut grad, sink);
+        }
+        if sink.wants() {
+            sink.embedding(&self.batch.tokens, &grad);
+        }
+        grads
+    }
+
+    /// The gradient by what the last layer gave; `None` if there is none at all.
+    fn head_backward(
+        &mut self,
+        slopes: &[Vec<f32>],
+        grads: &mut Grads,
+        sink: &mut dyn Sink,
+    ) -> Option<Vec<f32>> {
+        let hidden = self.model.config.hidden_size;
+        let mut by_pair = vec![0.0_f32; self.pairs.len()];
+        for (slopes, places) in slopes.iter().zip(&self.places) {
+            for (slope, place) in slopes.iter().zip(places) {
+                by_pair[*place] = *slope;
+            }
+        }
+        // Only rows with a gradient go through the unembedding again.
+        let mut rows: Vec<usize> = Vec::new();
+        let mut pairs = Vec::new();
+        let mut slopes = Vec::new();
+        for (pair, slope) in self.pairs.iter().zip(&by_pair) {
+            if *slope != 0.0 {
+                if rows.last() != Some(&pair.row) {
+                    rows.push(pair.row);
+                }
+                pairs.push(Pair { row: rows.len() - 1, token: pair.token });
+                slopes.push(*slope);
+            }
+        }
+        if rows.is_empty() {
+            return None;
+        }
+        let mut x = Vec::with_capacity(rows.len() * hidden);
+        for row in &rows {
+            x.extend_from_slice(&self.normed[row * hidden..(row + 1) * hidden]);
+        }
+        let logs: Vec<f64> = rows.iter().map(|row| self.logs[*row]).collect();
+        let head = Head { model: self.model, lora: self.lora, x: &x };
+        let some = head.backward(&pairs, &slopes, &logs, grads.unembedding.as_mut(), sink);
+        let mut grad_normed = vec![0.0; self.normed.len()];
+        for (row, some) in rows.iter().zip(some.chunks_exact(hidden)) {
+            grad_normed[row * hidden..(row + 1) * hidden].copy_from_slice(some);
+        }
+        let mut grad = vec![0.0; self.normed.len()];
+        let norm = (Gain::Last, &self.model.norm[..]);
+        let (x, inverse) = (&self.work.x, &self.inverse);
+        self.model.norm_backward(norm, x, inverse, &grad_normed, &mut grad, sink);
+        Some(grad)
+    }
+}

@@ -1,0 +1,250 @@
+//! [`Trainer`]: an adapter in training.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::datum::Datum;
+use super::objective::{Objective, Output};
+use super::pass::{Pass, Sequence};
+use crate::file::{AdapterFile, HeadName, write_folder};
+use crate::lora::{Adapter, Lora, LoraConfig};
+use crate::model::{Model, NoSink};
+use crate::optim::{Optimizer, OptimizerKind, Parameter, StepParams, StepReport};
+use crate::{Error, Result};
+
+/// The optimizer's memory beside an adapter.
+const OPTIMIZER: &str = "optimizer.safetensors";
+
+/// An adapter in training: its weights, the gradients so far, and the optimizer.
+///
+/// Every method does all of its work or none: after an error weights, gradients and optimizer are
+/// as they were.
+#[derive(Debug)]
+pub struct Trainer {
+    model: Arc<Model>,
+    base: Arc<str>,
+    memory: usize,
+    adapter: Adapter,
+    packed: Arc<Lora>,
+    grads: Vec<[Vec<f32>; 2]>,
+    optimizer: Optimizer,
+}
+
+impl Trainer {
+    pub(crate) fn new(
+        model: Arc<Model>,
+        base: Arc<str>,
+        memory: usize,
+        adapter: Adapter,
+        kind: OptimizerKind,
+    ) -> Self {
+        let lengths: Vec<usize> =
+            adapter.pairs.iter().flat_map(|pair| [pair.a.len(), pair.b.len()]).collect();
+        Self {
+            packed: Arc::new(adapter.packed(&model.config)),
+            grads: adapter.zeros(),
+            optimizer: Optimizer::new(kind, &lengths),
+            model,
+            base,
+            memory,
+            adapter,
+        }
+    }
+
+    /// What the adapter was made with.
+    #[must_use]
+    pub fn config(&self) -> &LoraConfig {
+        &self.adapter.config
+    }
+
+    /// Which optimizer trains it.
+    #[must_use]
+    pub fn optimizer(&self) -> OptimizerKind {
+        self.optimizer.kind()
+    }
+
+    /// Steps taken so far.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.optimizer.steps()
+    }
+
+    /// How many numbers are trained.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.adapter.pairs.iter().map(|pair| pair.a.len() + pair.b.len()).sum()
+    }
+
+    /// Every adapted module with its A (rank × inputs) and B (outputs × rank).
+    pub fn tensors(&self) -> impl Iterator<Item = (String, &[f32], &[f32])> {
+        self.adapter.pairs.iter().map(|pair| (pair.place.module(), &pair.a[..], &pair.b[..]))
+    }
+
+    /// Makes its weights useless.
+    #[cfg(test)]
+    pub(crate) fn poison(&mut self) {
+        self.adapter.pairs.iter_mut().for_each(|pair| pair.b.fill(f32::NAN));
+        self.packed = Arc::new(self.adapter.packed(&self.model.config));
+    }
+
+    pub(crate) fn packed(&self) -> Arc<Lora> {
+        self.packed.clone()
+    }
+
+    /// Runs a batch and adds its gradients to those of the batches before.
+    ///
+    /// # Errors
+    /// If a datum cannot be run, or the loss or a gradient is not a number.
+    pub fn forward_backward(
+        &mut self,
+        objective: &Objective<'_>,
+        data: &[Datum<'_>],
+    ) -> Result<Output> {
+        let sequences = self.check(objective, data)?;
+        let memory = Some(self.memory);
+        let (pass, logprobs) = Pass::forward(&self.model, Some(&self.packed), &sequences, memory);
+        let (metrics, slopes) = objective.evaluate(data, &logprobs)?;
+        let grads = pass.backward(&slopes, &mut NoSink);
+        let mut sums = self.grads.clone();
+        self.adapter.collect(&grads, &mut sums);
+        let bad = sums.iter().flatten().flatten().position(|grad| !grad.is_finite());
+        if let Some(index) = bad {
+            return Err(Error::NonFiniteResult {
+                what: "the gradient of the adapter".to_owned(),
+                index,
+                value: f64::NAN,
+                hint: "make the weights or advantages smaller, or load an earlier checkpoint",
+            });
+        }
+        self.grads = sums;
+        Ok(Output { logprobs, metrics })
+    }
+
+    /// Runs a batch and changes nothing.
+    ///
+    /// # Errors
+    /// As [`forward_backward`](Self::forward_backward).
+    pub fn forward(&self, objective: &Objective<'_>, data: &[Datum<'_>]) -> Result<Output> {
+        let sequences = self.check(objective, data)?;
+        let (_, logprobs) = Pass::forward(&self.model, Some(&self.packed), &sequences, None);
+        let (metrics, _) = objective.evaluate(data, &logprobs)?;
+        Ok(Output { logprobs, metrics })
+    }
+
+    fn check<'d>(
+        &self,
+        objective: &Objective<'_>,
+        data: &[Datum<'d>],
+    ) -> Result<Vec<Sequence<'d>>> {
+        for (i, datum) in data.iter().enumerate() {
+            let checked = datum.check(&self.model.config, objective);
+            checked.map_err(|error| error.in_datum(i))?;
+        }
+        Ok(data.iter().map(Datum::sequence).collect())
+    }
+
+    /// Changes the weights by the gradients gathered so far, and forgets those.
+    ///
+    /// # Errors
+    /// If the settings make no sense or a new weight would not be a number.
+    pub fn optim_step(&mut self, params: &StepParams) -> Result<StepReport> {
+        let names = self.names();
+        let rank = self.adapter.config.rank;
+        let mut tensors = Vec::with_capacity(names.len());
+        let pairs = self.adapter.pairs.iter_mut().zip(&self.grads);
+        for ((pair, [grad_a, grad_b]), [name_a, name_b]) in pairs.zip(&names) {
+            tensors.push(Parameter {
+                name: name_a,
+                rows: rank,
+                columns: pair.inputs,
+                weights: &mut pair.a,
+                gradient: grad_a,
+            });
+            tensors.push(Parameter {
+                name: name_b,
+                rows: pair.outputs,
+                columns: rank,
+                weights: &mut pair.b,
+                gradient: grad_b,
+            });
+        }
+        let report = self.optimizer.step(params, &mut tensors)?;
+        for grad in self.grads.iter_mut().flatten() {
+            grad.fill(0.0);
+        }
+        self.packed = Arc::new(self.adapter.packed(&self.model.config));
+        Ok(report)
+    }
+
+    /// Writes the adapter as a PEFT folder, which appears whole or not at all.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn save(&self, folder: &Path, head: HeadName) -> Result<()> {
+        write_folder(folder, |folder| self.adapter.save(folder, &self.base, head))
+    }
+
+    /// The same with the optimizer's memory, so that training can go on from there.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn save_all(&self, folder: &Path, head: HeadName) -> Result<()> {
+        let names = self.names();
+        let shapes = self.shapes();
+        let tensors = named(&names, &shapes);
+        write_folder(folder, |folder| {
+            self.adapter.save(folder, &self.base, head)?;
+            self.optimizer.save(folder.join(OPTIMIZER), &tensors)
+        })
+    }
+
+    /// Takes over an adapter's weights; the optimizer begins anew.
+    pub(crate) fn load(
+        model: Arc<Model>,
+        base: Arc<str>,
+        memory: usize,
+        folder: &Path,
+        kind: OptimizerKind,
+    ) -> Result<Self> {
+        let adapter = Adapter::from_file(&model.config, AdapterFile::load(folder)?, 0)?;
+        let kind = match kind {
+            OptimizerKind::Dimuon { .. } => OptimizerKind::Dimuon { rank: adapter.config.rank },
+            other => other,
+        };
+        Ok(Self::new(model, base, memory, adapter, kind))
+    }
+
+    /// Takes over the optimizer's memory too.
+    pub(crate) fn load_optimizer(&mut self, folder: &Path) -> Result<()> {
+        let (names, shapes) = (self.names(), self.shapes());
+        let kind = self.optimizer.kind();
+        self.optimizer = Optimizer::load(folder.join(OPTIMIZER), kind, &named(&names, &shapes))?;
+        Ok(())
+    }
+
+    /// Names of A and B of every pair.
+    fn names(&self) -> Vec<[String; 2]> {
+        let name = |pair: &crate::lora::Pair| {
+            let module = pair.place.module();
+            ["A", "B"].map(|half| format!("{module}.lora_{half}.weight"))
+        };
+        self.adapter.pairs.iter().map(name).collect()
+    }
+
+    fn shapes(&self) -> Vec<[[usize; 2]; 2]> {
+        let rank = self.adapter.config.rank;
+        self.adapter.pairs.iter().map(|pair| [[rank, pair.inputs], [pair.outputs, rank]]).collect()
+    }
+}
+
+fn named<'a>(
+    names: &'a [[String; 2]],
+    shapes: &'a [[[usize; 2]; 2]],
+) -> Vec<(&'a str, &'a [usize])> {
+    names
+        .iter()
+        .flatten()
+        .zip(shapes.iter().flatten())
+        .map(|(name, shape)| (name.as_str(), &shape[..]))
+        .collect()
+}

@@ -1,0 +1,530 @@
+#!/usr/bin/env python3
+"""Records the golden numbers that the engine's tests compare with.
+
+    pip install torch transformers peft
+    python record.py              # writes llama/, qwen2/, qwen3/ and graphs.json beside this file
+    python record.py check DIR    # DIR/{model,adapter}: prints log-probabilities that peft computes
+
+Three tiny random models in Hugging Face form, one PEFT adapter each (rank 4, alpha 32, A and B
+both random), and what torch computes with them: logits, log-probabilities, losses, the gradient of
+every loss on every adapter tensor, ten optimizer steps, greedy continuations. Everything is
+float32 on the CPU. The formulas of losses and optimizers are written here a second time, on
+autograd, independent of the engine's.
+
+Layout of a model's folder:
+
+    config.json, model*.safetensors[, model.safetensors.index.json]   the model
+    adapter/                                                         the adapter, saved by peft
+    expected.json          inputs and small results
+    expected.safetensors   large results:
+        logits.base.{i}  logits.adapter.{i}      (N, vocab) of sequence i
+        grad.{loss}.{tensor}                     gradient of the summed loss, by PEFT tensor name
+        adam.{tensor}  dimuon.{tensor}           the adapter after ten steps
+"""
+
+import copy
+import json
+import math
+import os
+import shutil
+import sys
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import save_file
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+RANK, ALPHA = 4, 32
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"]
+STEPS = 10
+ADAM = dict(learning_rate=2e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.01, grad_clip_norm=1.0)
+DIMUON = dict(learning_rate=2e-3, beta1=0.9, grad_clip_norm=1.0)
+
+
+def models():
+    """Name, model, and how to save it."""
+    torch.manual_seed(11)
+    shared = dict(
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        bos_token_id=1,
+        eos_token_id=2,
+        attn_implementation="eager",
+    )
+    llama = LlamaConfig(
+        vocab_size=131,
+        hidden_size=40,
+        intermediate_size=72,
+        head_dim=10,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+        rope_theta=10000.0,
+        rope_scaling=dict(
+            rope_type="llama3",
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=64,
+        ),
+        **shared,
+    )
+    qwen2 = Qwen2Config(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=56,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=False,
+        rope_theta=10000.0,
+        **shared,
+    )
+    qwen3 = Qwen3Config(
+        vocab_size=113,
+        hidden_size=36,
+        intermediate_size=64,
+        head_dim=16,  # heads together are wider than the hidden state, as in Qwen3-0.6B
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=True,
+        rope_theta=1000000.0,
+        **shared,
+    )
+    yield "llama", randomise(LlamaForCausalLM(llama)), dict()
+    # Weights that bfloat16 holds exactly, on disk in bfloat16 and in several files.
+    yield "qwen2", randomise(Qwen2ForCausalLM(qwen2), torch.bfloat16), dict(max_shard_size="20KB")
+    yield "qwen3", randomise(Qwen3ForCausalLM(qwen3)), dict()
+
+
+def randomise(model, dtype=torch.float32):
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "norm" in name:
+                value.copy_(1 + 0.2 * torch.randn_like(value))
+            elif name.endswith("bias"):
+                value.copy_(0.2 * torch.randn_like(value))
+            elif "embed_tokens" in name or "lm_head" in name:
+                value.copy_(0.5 * torch.randn_like(value))
+            else:
+                value.copy_(torch.randn_like(value) / math.sqrt(value.shape[1]))
+            value.copy_(value.to(dtype).to(torch.float32))
+    return model.eval()
+
+
+def adapt(model):
+    config = LoraConfig(
+        r=RANK, lora_alpha=ALPHA, target_modules=TARGETS, bias="none", lora_dropout=0.0, task_type="CAUSAL_LM"
+    )
+    model = get_peft_model(model, config).eval()
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if "lora_A" in name:
+                value.copy_(torch.randn_like(value) / math.sqrt(value.shape[1]))
+            elif "lora_B" in name:
+                # alpha / r = 8, so this changes the result without drowning the base model.
+                value.copy_(0.02 * torch.randn_like(value))
+    return model
+
+
+def adapter_tensors(model):
+    """PEFT's names in a file, and the parameters."""
+    return {
+        name.replace(".default.weight", ".weight"): value
+        for name, value in model.named_parameters()
+        if "lora_" in name
+    }
+
+
+def data(vocab):
+    """Ragged sequences with everything a loss may read; q is filled in later."""
+    out = []
+    for length in (17, 9, 1):
+        tokens = torch.randint(0, vocab, (length + 1,))
+        weights = torch.rand(length).mul(1.5).sub(0.25)
+        weights[: length // 3] = 0.0
+        advantages = torch.randn(length)
+        advantages[: length // 3] = 0.0
+        mask = torch.ones(length)
+        mask[: length // 3] = 0.0
+        out.append(
+            dict(
+                input=tokens[:-1],
+                target=tokens[1:],
+                weights=weights,
+                advantages=advantages,
+                mask=mask,
+                noise=torch.randn(length) * 0.35,
+                targets2=torch.randint(0, vocab, (length, 3)),
+                weights2=torch.rand(length, 3) - 0.3,
+            )
+        )
+    return out
+
+
+def logits_of(model, tokens):
+    return model(tokens[None], use_cache=False).logits[0].float()
+
+
+def gathered(model, datum):
+    logp = torch.log_softmax(logits_of(model, datum["input"]), -1)
+    return logp, logp.gather(1, datum["target"][:, None])[:, 0]
+
+
+CONFIG = {
+    "cross_entropy": {},
+    "cross_entropy_targets": {},
+    "importance_sampling": {},
+    "ppo": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
+    "cispo": {"clip_low_threshold": 0.7, "clip_high_threshold": 1.3},
+    "dro": {"beta": 0.05},
+    "gspo": {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1},
+}
+
+
+def loss_of(name, model, datum):
+    logp, p = gathered(model, datum)
+    w, a = datum["weights"], datum["advantages"]
+    config = CONFIG[name]
+    low, high = config.get("clip_low_threshold"), config.get("clip_high_threshold")
+    if name == "cross_entropy":
+        return -(w * p).sum()
+    if name == "cross_entropy_targets":
+        return -(datum["weights2"] * logp.gather(1, datum["targets2"])).sum()
+    q = datum["logprobs"]
+    ratio = torch.exp(p - q)
+    if name == "importance_sampling":
+        return -(ratio * a).sum()
+    if name == "ppo":
+        return -torch.minimum(ratio * a, ratio.clamp(low, high) * a).sum()
+    if name == "cispo":
+        return -(ratio.clamp(low, high).detach() * p * a).sum()
+    if name == "dro":
+        return -(p * a - config["beta"] / 2 * (p - q) ** 2).sum()
+    if name == "gspo":
+        m = datum["mask"]
+        s = torch.exp((m * (p.detach() - q)).sum() / m.sum())
+        s = s * torch.exp(p - p.detach())
+        return -torch.minimum(s * a, s.clamp(low, high) * a).sum()
+    raise ValueError(name)
+
+
+def total(name, model, batch):
+    return sum(loss_of(name, model, datum) for datum in batch)
+
+
+def gradient(name, model, batch):
+    tensors = adapter_tensors(model)
+    loss = total(name, model, batch)
+    grads = torch.autograd.grad(loss, list(tensors.values()))
+    return loss.item(), dict(zip(tensors, grads))
+
+
+def clip(grads, bound):
+    norm = math.sqrt(sum(float(g.double().pow(2).sum()) for g in grads.values()))
+    scale = min(1.0, bound / (norm + 1e-6)) if bound > 0 else 1.0
+    return norm, {name: g * scale for name, g in grads.items()}
+
+
+def adam_steps(model, batch):
+    tensors = adapter_tensors(model)
+    optimizer = torch.optim.AdamW(
+        list(tensors.values()),
+        lr=ADAM["learning_rate"],
+        betas=(ADAM["beta1"], ADAM["beta2"]),
+        eps=ADAM["eps"],
+        weight_decay=ADAM["weight_decay"],
+    )
+    log = []
+    for _ in range(STEPS):
+        loss, grads = gradient("cross_entropy", model, batch)
+        norm, grads = clip(grads, ADAM["grad_clip_norm"])
+        for name, value in tensors.items():
+            value.grad = grads[name]
+        optimizer.step()
+        log.append(dict(loss=loss, grad_norm=norm))
+    return log
+
+
+def dimuon_direction(m):
+    s2 = m.pow(2).mean()
+    if s2 == 0:
+        return torch.zeros_like(m)
+    rows = m.pow(2).mean(1, keepdim=True) + 0.01 * s2
+    columns = m.pow(2).mean(0, keepdim=True) + 0.01 * s2
+    p = m / (rows * columns) ** 0.25
+    flip = p.shape[0] > p.shape[1]
+    x = p.T if flip else p
+    x = x / (x.norm() + 1e-7)
+    for _ in range(5):
+        s = x @ x.T
+        x = 3.4445 * x + (-4.7750 * s + 2.0315 * s @ s) @ x
+    o = x.T if flip else x
+    return o * math.sqrt(RANK) / (o.norm() + 1e-12)
+
+
+def dimuon_steps(model, batch):
+    tensors = adapter_tensors(model)
+    momentum = {name: torch.zeros_like(value) for name, value in tensors.items()}
+    log = []
+    for _ in range(STEPS):
+        loss, grads = gradient("cross_entropy", model, batch)
+        norm, grads = clip(grads, DIMUON["grad_clip_norm"])
+        with torch.no_grad():
+            for name, value in tensors.items():
+                momentum[name] = DIMUON["beta1"] * momentum[name] + (1 - DIMUON["beta1"]) * grads[name]
+                value -= DIMUON["learning_rate"] * dimuon_direction(momentum[name])
+        log.append(dict(loss=loss, grad_norm=norm))
+    return log
+
+
+def greedy(model, prompt, count):
+    tokens, logprobs, margin = list(prompt), [], math.inf
+    for _ in range(count):
+        row = logits_of(model, torch.tensor(tokens))[-1]
+        best = torch.topk(row, 2)
+        margin = min(margin, (best.values[0] - best.values[1]).item())
+        tokens.append(best.indices[0].item())
+        logprobs.append(torch.log_softmax(row, -1)[tokens[-1]].item())
+    assert margin > 1e-3, f"too close to call: {margin}"
+    return dict(prompt=list(prompt), tokens=tokens[len(prompt) :], logprobs=logprobs)
+
+
+def record(name, model, how):
+    folder = os.path.join(HERE, name)
+    shutil.rmtree(folder, ignore_errors=True)
+    dtype = torch.bfloat16 if name == "qwen2" else torch.float32
+    # A copy: the conversion would round the rotary frequencies of this one.
+    copy.deepcopy(model).to(dtype).save_pretrained(folder, **how)
+    remove(os.path.join(folder, "generation_config.json"))
+
+    vocab = model.config.vocab_size
+    batch = data(vocab)
+    large, small = {}, {}
+    with torch.no_grad():
+        base = [gathered(model, datum)[1].tolist() for datum in batch]
+        for i, datum in enumerate(batch):
+            large[f"logits.base.{i}"] = logits_of(model, datum["input"])
+        prompt = batch[0]["input"][:6].tolist()
+        small["greedy_base"] = greedy(model, prompt, 12)
+
+    model = adapt(model)
+    model.save_pretrained(os.path.join(folder, "adapter"), save_embedding_layers=False)
+    remove(os.path.join(folder, "adapter", "README.md"))
+    strip_paths(os.path.join(folder, "adapter", "adapter_config.json"), name)
+    with torch.no_grad():
+        adapted = []
+        for i, datum in enumerate(batch):
+            large[f"logits.adapter.{i}"] = logits_of(model, datum["input"])
+            logp, p = gathered(model, datum)
+            datum["logprobs"] = p + datum.pop("noise")
+            adapted.append(p.tolist())
+            datum["targets2_logprobs"] = logp.gather(1, datum["targets2"])
+        small["greedy_adapter"] = greedy(model, prompt, 12)
+
+    small["data"] = [
+        {key: value.tolist() for key, value in datum.items()} | dict(base_logprobs=base[i], adapter_logprobs=adapted[i])
+        for i, datum in enumerate(batch)
+    ]
+    small["losses"] = {}
+    for loss, config in CONFIG.items():
+        value, grads = gradient(loss, model, batch)
+        small["losses"][loss] = dict(config=config, sum=value)
+        for tensor, grad in grads.items():
+            large[f"grad.{loss}.{tensor}"] = grad
+    start = {key: value.detach().clone() for key, value in adapter_tensors(model).items()}
+    for kind, steps, params in (("adam", adam_steps, ADAM), ("dimuon", dimuon_steps, DIMUON)):
+        with torch.no_grad():
+            for key, value in adapter_tensors(model).items():
+                value.copy_(start[key])
+        small[kind] = dict(params=params, loss="cross_entropy", steps=steps(model, batch))
+        for key, value in adapter_tensors(model).items():
+            large[f"{kind}.{key}"] = value.detach().clone()
+
+    with open(os.path.join(folder, "expected.json"), "w") as file:
+        json.dump(small, file, indent=1)
+        file.write("\n")
+    save_file({key: value.contiguous() for key, value in large.items()}, os.path.join(folder, "expected.safetensors"))
+
+
+def remove(path):
+    if os.path.exists(path):
+        os.remove(path)
+
+
+# Losses to be traced: every operation that a custom loss may use, kinks and ties included, but for
+# clamp on its bound, where the slope was 1 in older versions of torch and is 0 in newer; ours is 1. x is (T,) or
+# (T, K) and has a gradient; w is like x, m is a mask of whole numbers, i of places.
+F = torch.nn.functional
+GRAPHS = [
+    lambda x, w, m, i: (torch.exp(x) + torch.log(w) - torch.log1p(w) * torch.expm1(x)).sum(),
+    lambda x, w, m, i: (torch.sqrt(x * x + 1) * torch.rsqrt(w) + x.square() / w + x.reciprocal()).mean(),
+    lambda x, w, m, i: (x.abs() + x.sign() * x - torch.neg(x) + x.sigmoid() * x.tanh()).sum(),
+    lambda x, w, m, i: (F.relu(x + 1) + F.softplus(x, beta=3.0) + F.logsigmoid(x)).sum(),
+    lambda x, w, m, i: x.clamp(-1.5, -0.6).sum() + torch.clip(x, max=-1.0).sum() + x.clamp(min=w - 2).sum(),
+    lambda x, w, m, i: torch.minimum(x, -w).sum() + torch.maximum(x, -w).mean() + torch.max(x, w * 0 - 1).sum(),
+    lambda x, w, m, i: torch.min(x) * 3 + x.max() + torch.minimum(x, x.detach()).sum(),
+    lambda x, w, m, i: (x**2 + 2.0**x + w**x + x.pow(3) + torch.pow(w, 2)).sum(),
+    lambda x, w, m, i: (x / w - w / x + x.detach() // 1 + x % 0.7 + torch.div(x, w, rounding_mode="floor")).sum(),
+    lambda x, w, m, i: torch.where(m > 0, x * 2, w).sum() + x.masked_fill(m == 0, -9.0).sum(),
+    lambda x, w, m, i: torch.where(x > -1, x, torch.zeros_like(x)).sum() + x.where(m.bool(), -x).sum(),
+    lambda x, w, m, i: (torch.nan_to_num((x / m).detach(), nan=2.0, posinf=1.0, neginf=-1.0) * x).sum(),
+    lambda x, w, m, i: (torch.isnan(x) | torch.isinf(w) | torch.isfinite(x)).float().sum() * x.sum(),
+    lambda x, w, m, i: torch.logaddexp(x, w).sum() + x.add(w, alpha=2).sum() + torch.sub(x, w, alpha=3).mean(),
+    lambda x, w, m, i: x.sum(0).sum() + x.mean(dim=-1).sum() + x.sum(dim=-1, keepdim=True).pow(2).sum(),
+    lambda x, w, m, i: x.amax(-1).sum() + x.amin(dim=0).sum() + x.max(-1)[0].sum() + torch.min(x, dim=0).values.sum(),
+    lambda x, w, m, i: x.prod() + x.prod(-1).sum() + (x * m).prod(-1).sum(),
+    lambda x, w, m, i: x.var() + x.std() + x.var(-1, unbiased=False).sum() + x.std(dim=0, correction=0).sum(),
+    lambda x, w, m, i: x.logsumexp(-1).sum() + torch.logsumexp(x * 3, dim=0, keepdim=True).sum(),
+    lambda x, w, m, i: (F.softmax(x, dim=-1) * w).sum() + (x.log_softmax(0) * w).sum() + torch.softmax(x, 0).max(),
+    lambda x, w, m, i: (x.cumsum(0) * w).sum() + torch.cumsum(x, dim=-1).square().mean(),
+    lambda x, w, m, i: ((x > -1).any().float() + (x < 0).all(-1).float().sum()) * x.mean(),
+    lambda x, w, m, i: x.norm() + torch.norm(x, 1) + x.norm(2, dim=-1).sum() + x.norm(3) + (x * 0).norm(),
+    lambda x, w, m, i: F.mse_loss(x, w) + F.l1_loss(x, w, reduction="sum") + F.smooth_l1_loss(x, w, beta=0.5),
+    lambda x, w, m, i: F.huber_loss(x, w, delta=1.7) + F.mse_loss(x, w, reduction="none").mean(),
+    lambda x, w, m, i: (x.reshape(-1) * w.flatten()).sum() + x.view(x.shape[0], -1).square().sum(),
+    lambda x, w, m, i: (x.unsqueeze(0) * w.unsqueeze(-1).squeeze(-1)).sum() + x.unsqueeze(-1).squeeze().sum(),
+    lambda x, w, m, i: (x.flip(0) * w).sum() + (x.roll(1, 0) * w).sum() + (torch.roll(x, -2) * w).sum(),
+    lambda x, w, m, i: (x[1:] * w[:-1]).sum() + (x[::2] * w[::2]).sum() + x[-1].sum() + x[..., 0].sum() * 2,
+    lambda x, w, m, i: (x[None] * w[None, ...]).sum() + x[1:3].square().sum() + x[m > 0].square().sum(),
+    lambda x, w, m, i: (torch.stack([x, w * x, w]) * 0.5).square().sum() + (torch.cat((x, w)) ** 3).sum(),
+    lambda x, w, m, i: x.index_select(0, i).square().sum() + (x[i] * 3).sum() + torch.stack([x, w], dim=-1).prod(-1).sum(),
+    lambda x, w, m, i: (x.detach() * x).sum() + x.clone().contiguous().sum() / x.numel() + x.size(0) + x.dim(),
+    lambda x, w, m, i: (x.float().double() * x.long().float()).sum() + x.to(torch.float32).type_as(w).sum() * m.sum(),
+    lambda x, w, m, i: (torch.ones_like(x) * x + torch.full_like(x, 0.25) * x * x).sum() * (~(m > 0)).float().sum(),
+    lambda x, w, m, i: x.sub(w).mul(2).div(3).neg().add_(1).mul_(w).square().sum(),
+    lambda x, w, m, i: (x - x.max()).exp().sum().log(),
+]
+GRAPHS_2D = [
+    lambda x, w, m, i: (x @ w.T).square().sum() + (x.t() * w.transpose(0, 1)).sum() + torch.matmul(x, w[0]).sum(),
+    lambda x, w, m, i: x.gather(1, m).sum() * 2 + (x.gather(0, m) * w).sum() + x.permute(1, 0)[0].square().sum(),
+    lambda x, w, m, i: (x.sum(-1, keepdim=True).expand(-1, 3) * w).sum() + (x[:, :1].expand_as(w) * w * w).sum(),
+    lambda x, w, m, i: (x[:, -1] * w[:, 0]).sum() + x[1, 2] * 5 + torch.cat([x, w], dim=1).cumsum(1).square().sum(),
+    lambda x, w, m, i: (x.flatten(0, 1) * 2).sum() + x.flip([0, 1])[0, 0] + x.roll((1, 1), (0, 1))[0].square().sum(),
+]
+
+
+def encode(value):
+    """An argument of a traced node, in the form of the API."""
+    if isinstance(value, torch.fx.Node):
+        return {"ref": value.name}
+    if isinstance(value, tuple):
+        return {"tuple": [encode(item) for item in value]}
+    if isinstance(value, list):
+        return [encode(item) for item in value]
+    if isinstance(value, slice):
+        return {"slice": [encode(value.start), encode(value.stop), encode(value.step)]}
+    if value is Ellipsis:
+        return {"ellipsis": True}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    return value
+
+
+def target(node):
+    if isinstance(node.target, str):
+        return node.target
+    if node.target is getattr:
+        return "getattr"
+    module = node.target.__module__ or "torch"
+    module = {"_operator": "operator", "builtins": "torch", "torch._VF": "torch"}.get(module, module)
+    return f"{module}.{node.target.__name__}"
+
+
+def graphs():
+    """Values and gradients of traced functions, in float64 on float32 inputs."""
+    torch.manual_seed(7)
+    cases = []
+    for number, function in enumerate(GRAPHS + GRAPHS_2D):
+        for rank in (1, 2) if number < len(GRAPHS) else (2,):
+            shape = (5,) if rank == 1 else (4, 3)
+            x = (-2 * torch.rand(shape)).to(torch.float32)
+            # Ties, and a value on a bound.
+            x.view(-1)[1] = x.view(-1)[0]
+            x.view(-1)[2] = -0.5
+            w = torch.rand(shape) + 0.5
+            m = torch.randint(0, 3, shape)
+            i = torch.tensor([2, 0, 2])
+            nodes = []
+            traced = torch.fx.symbolic_trace(function)
+            for node in traced.graph.nodes:
+                args = [encode(arg) for arg in node.args]
+                if node.op == "output":
+                    args = [{"tuple": [args[0], {"dict": {"custom/x:sum": args[0]}}]}]
+                name = "logprobs" if node.name == "x" else node.name
+                nodes.append(
+                    dict(
+                        op=node.op,
+                        name=name,
+                        target="logprobs" if node.op == "placeholder" and node.name == "x" else target(node),
+                        args=args,
+                        kwargs={key: encode(value) for key, value in node.kwargs.items()},
+                    )
+                )
+            text = json.dumps(nodes).replace('{"ref": "x"}', '{"ref": "logprobs"}')
+            leaf = x.double().requires_grad_(True)
+            # In-place calls need something that is not the leaf itself.
+            value = function(leaf * 1, w.double(), m, i)
+            (grad,) = torch.autograd.grad(value, leaf)
+            assert value.isfinite() and grad.isfinite().all(), f"graph {number}"
+            cases.append(
+                dict(
+                    nodes=json.loads(text),
+                    logprobs=x.tolist(),
+                    w=w.tolist(),
+                    m=m.tolist(),
+                    i=i.tolist(),
+                    loss=value.item(),
+                    grad=grad.tolist(),
+                )
+            )
+    with open(os.path.join(HERE, "graphs.json"), "w") as file:
+        json.dump(cases, file)
+        file.write("\n")
+
+
+def strip_paths(path, name):
+    """No path of the machine that recorded this."""
+    with open(path) as file:
+        config = json.load(file)
+    config["base_model_name_or_path"] = name
+    config["target_modules"].sort()
+    with open(path, "w") as file:
+        json.dump(config, file, indent=2, sort_keys=True)
+        file.write("\n")
+
+
+def check(folder):
+    """What peft computes with an adapter that someone else saved."""
+    model = AutoModelForCausalLM.from_pretrained(
+        os.path.join(folder, "model"), dtype=torch.float32, attn_implementation="eager"
+    )
+    model = PeftModel.from_pretrained(model, os.path.join(folder, "adapter")).eval()
+    with open(os.path.join(folder, "model", "expected.json")) as file:
+        expected = json.load(file)
+    worst = 0.0
+    with torch.no_grad():
+        for datum in expected["data"]:
+            datum = dict(input=torch.tensor(datum["input"]), target=torch.tensor(datum["target"])) | dict(
+                want=torch.tensor(datum["adapter_logprobs"])
+            )
+            _, p = gathered(model, datum)
+            worst = max(worst, (p - datum["want"]).abs().max().item())
+    print(f"largest difference from the recorded log-probabilities: {worst:.2e}")
+    return 0 if worst < 2e-5 else 1
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if len(sys.argv) == 3 and sys.argv[1] == "check":
+        sys.exit(check(sys.argv[2]))
+    graphs()
+    for name, model, how in models():
+        record(name, model, how)

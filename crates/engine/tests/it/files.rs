@@ -1,0 +1,371 @@
+//! Models and adapters on disk: good ones, and ones that lie.
+
+use std::fs;
+use std::path::Path;
+
+use proptest::prelude::*;
+use tinkex_engine::file::{
+    AdapterFile, Architecture, DType, HeadName, LoraPairRef, ModelConfig, ModelFolder, PeftConfig,
+    RopeScaling, TensorFile, TensorOut, Values, write_tensors,
+};
+use tinkex_engine::{Error, ErrorKind};
+
+use crate::golden::{MODELS, folder};
+
+#[test]
+fn recorded_models_open() {
+    for name in MODELS {
+        let model = ModelFolder::open(folder(name)).unwrap();
+        let config = model.config();
+        assert_eq!((config.layers, config.heads, config.kv_heads), (2, 4, 2));
+        assert_eq!(config.eos, [2]);
+        for (name, shape) in config.tensors() {
+            let tensor = model.tensor(&name).unwrap();
+            assert_eq!(tensor.to_f32().unwrap().len(), shape.iter().product::<usize>());
+        }
+    }
+}
+
+#[test]
+fn configurations_say_what_the_architectures_differ_in() {
+    let config = |name| ModelConfig::read(folder(name).join("config.json")).unwrap();
+    let (llama, qwen2, qwen3) = (config("llama"), config("qwen2"), config("qwen3"));
+    assert_eq!(llama.architecture, Architecture::Llama);
+    assert!(!llama.tied && !llama.qk_norm && !llama.qkv_bias);
+    let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 64.0 };
+    assert_eq!(llama.rope.scaling, scaling);
+    assert!(qwen2.qkv_bias && !qwen2.o_bias && !qwen2.tied);
+    assert!(qwen3.qk_norm && qwen3.tied && !qwen3.qkv_bias);
+    assert_eq!((qwen3.rope.theta, qwen3.head_dim), (1e6, 16));
+}
+
+#[test]
+fn the_older_form_of_rope_settings_is_understood() {
+    let new = fs::read_to_string(folder("llama").join("config.json")).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&new).unwrap();
+    let object = json.as_object_mut().unwrap();
+    let mut rope = object.remove("rope_parameters").unwrap();
+    let theta = rope.as_object_mut().unwrap().remove("rope_theta").unwrap();
+    object.insert("rope_scaling".to_owned(), rope);
+    object.insert("rope_theta".to_owned(), theta);
+    let old = ModelConfig::parse(json.to_string().as_bytes(), "old").unwrap();
+    assert_eq!(old, ModelConfig::parse(new.as_bytes(), "new").unwrap());
+}
+
+#[test]
+fn what_the_engine_cannot_do_is_named() {
+    let good = fs::read_to_string(folder("qwen3").join("config.json")).unwrap();
+    for (key, value, want) in [
+        ("architectures", serde_json::json!(["MambaForCausalLM"]), "\"MambaForCausalLM\""),
+        ("architectures", serde_json::json!([]), ""),
+        ("quantization_config", serde_json::json!({"bits": 4}), "quantized"),
+        ("use_sliding_window", serde_json::json!(true), "sliding"),
+        ("hidden_act", serde_json::json!("gelu"), "gelu"),
+        ("num_key_value_heads", serde_json::json!(3), "do not divide"),
+        ("head_dim", serde_json::json!(15), "even"),
+        ("hidden_size", serde_json::json!(0), "hidden_size is 0"),
+        ("vocab_size", serde_json::json!(1_u64 << 60), "vocab_size"),
+        ("rope_parameters", serde_json::json!({"rope_type": "longrope"}), "longrope"),
+        ("rms_norm_eps", serde_json::json!(-1.0), "rms_norm_eps"),
+    ] {
+        let mut json: serde_json::Value = serde_json::from_str(&good).unwrap();
+        json[key] = value.clone();
+        let parsed = ModelConfig::parse(json.to_string().as_bytes(), "config.json");
+        if want.is_empty() {
+            // The model's type says the same.
+            assert!(parsed.is_ok());
+            continue;
+        }
+        let error = parsed.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::File);
+        assert!(error.to_string().contains(want), "{key} = {value}: {error}");
+    }
+}
+
+fn copy_of(model: &str) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(folder(model)).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_file() {
+            fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+        }
+    }
+    copy
+}
+
+#[test]
+fn a_missing_tensor_is_named() {
+    let copy = copy_of("qwen2");
+    fs::remove_file(copy.path().join("model-00002-of-00003.safetensors")).unwrap();
+    let error = ModelFolder::open(copy.path()).unwrap_err();
+    assert!(matches!(error, Error::Io { .. }), "{error}");
+    assert!(error.to_string().contains("model-00002-of-00003.safetensors"), "{error}");
+
+    let copy = copy_of("llama");
+    let text = fs::read_to_string(copy.path().join("config.json")).unwrap();
+    let more = text.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3");
+    fs::write(copy.path().join("config.json"), more).unwrap();
+    let error = ModelFolder::open(copy.path()).unwrap_err();
+    let Error::MissingTensor { name, .. } = &error else { panic!("{error}") };
+    assert_eq!(name, "model.layers.2.input_layernorm.weight");
+
+    let wider = text.replace("\"intermediate_size\": 72", "\"intermediate_size\": 73");
+    fs::write(copy.path().join("config.json"), wider).unwrap();
+    let error = ModelFolder::open(copy.path()).unwrap_err();
+    assert!(matches!(error, Error::Shape { .. }), "{error}");
+}
+
+#[test]
+fn an_index_cannot_point_outside_the_folder() {
+    for escape in ["../x.safetensors", "/etc/passwd", "..", ""] {
+        let copy = copy_of("qwen2");
+        let index = serde_json::json!({"weight_map": {"model.norm.weight": escape}});
+        let path = copy.path().join("model.safetensors.index.json");
+        fs::write(path, index.to_string()).unwrap();
+        let error = ModelFolder::open(copy.path()).unwrap_err();
+        assert!(matches!(error, Error::BadFile { .. }), "{escape:?}: {error}");
+    }
+}
+
+#[test]
+fn an_index_that_promises_too_much_names_the_tensor() {
+    let copy = copy_of("qwen2");
+    let path = copy.path().join("model.safetensors.index.json");
+    let mut index: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    index["weight_map"]["model.extra"] = "model-00001-of-00003.safetensors".into();
+    fs::write(path, index.to_string()).unwrap();
+    let error = ModelFolder::open(copy.path()).unwrap_err();
+    assert!(matches!(error, Error::MissingTensor { .. }), "{error}");
+}
+
+#[test]
+fn adapters_of_peft_are_read_and_written_as_peft_would() {
+    for name in MODELS {
+        let theirs = folder(name).join("adapter");
+        let adapter = AdapterFile::load(&theirs).unwrap();
+        assert_eq!((adapter.config.rank, adapter.config.scale()), (4, 8.0));
+        assert_eq!(adapter.pairs.len(), 2 * 7 + 1);
+        let ours = tempfile::tempdir().unwrap();
+        save(ours.path(), &adapter, HeadName::Peft);
+        assert_eq!(AdapterFile::load(ours.path()).unwrap(), adapter);
+
+        let file = |folder: &Path| TensorFile::open(folder.join("adapter_model.safetensors"));
+        let (ours, theirs) = (file(ours.path()).unwrap(), file(&theirs).unwrap());
+        assert_eq!(ours.names().collect::<Vec<_>>(), theirs.names().collect::<Vec<_>>());
+        for tensor in theirs.tensors() {
+            let own = ours.tensor(tensor.name()).unwrap();
+            assert_eq!((own.dtype(), own.shape()), (tensor.dtype(), tensor.shape()));
+            assert_eq!(own.bytes(), tensor.bytes());
+        }
+    }
+}
+
+#[test]
+fn the_services_name_of_the_head_is_read_back() {
+    let adapter = AdapterFile::load(folder("qwen3").join("adapter")).unwrap();
+    let ours = tempfile::tempdir().unwrap();
+    save(ours.path(), &adapter, HeadName::Service);
+    let file = TensorFile::open(ours.path().join("adapter_model.safetensors")).unwrap();
+    assert!(file.get("base_model.model.model.unembed_tokens.lora_A.weight").is_some());
+    assert_eq!(AdapterFile::load(ours.path()).unwrap(), adapter);
+}
+
+fn save(path: &Path, adapter: &AdapterFile, head: HeadName) {
+    let pairs: Vec<LoraPairRef<'_>> = adapter
+        .pairs
+        .iter()
+        .map(|pair| LoraPairRef {
+            module: &pair.module,
+            inputs: pair.inputs,
+            outputs: pair.outputs,
+            a: &pair.a,
+            b: &pair.b,
+        })
+        .collect();
+    AdapterFile::save(path, &adapter.config, &pairs, head).unwrap();
+}
+
+#[test]
+fn adapters_that_mean_something_else_are_refused() {
+    let good = folder("llama").join("adapter");
+    let text = fs::read(good.join("adapter_config.json")).unwrap();
+    for (key, value) in [
+        ("use_dora", serde_json::json!(true)),
+        ("use_rslora", serde_json::json!(true)),
+        ("bias", serde_json::json!("all")),
+        ("peft_type", serde_json::json!("IA3")),
+        ("rank_pattern", serde_json::json!({"q_proj": 8})),
+        ("modules_to_save", serde_json::json!(["lm_head"])),
+        ("r", serde_json::json!(0)),
+        ("r", serde_json::json!(8)),
+    ] {
+        let copy = tempfile::tempdir().unwrap();
+        let tensors = "adapter_model.safetensors";
+        fs::copy(good.join(tensors), copy.path().join(tensors)).unwrap();
+        let mut config: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        config[key] = value.clone();
+        fs::write(copy.path().join("adapter_config.json"), config.to_string()).unwrap();
+        let error = AdapterFile::load(copy.path()).unwrap_err();
+        let fits = matches!(error, Error::BadFile { .. } | Error::Shape { .. });
+        assert!(fits, "{key} = {value}: {error}");
+    }
+}
+
+#[test]
+fn half_a_pair_and_poisoned_numbers_are_refused() {
+    let config = PeftConfig {
+        rank: 1,
+        alpha: 32.0,
+        base_model: "m".to_owned(),
+        target_modules: vec!["q_proj".to_owned()],
+    };
+    let name =
+        |half| format!("base_model.model.model.layers.0.self_attn.q_proj.lora_{half}.weight");
+    let (a, b) = (name("A"), name("B"));
+    let out = |name, values| TensorOut { name, shape: &[1, 1], values: Values::F32(values) };
+    for (tensors, want) in [
+        (vec![out(&a, &[1.0])], "there is no tensor base_model.model.model.layers.0"),
+        (vec![out(&a, &[1.0]), out(&b, &[f32::NAN])], "NaN"),
+        (vec![out("x", &[1.0])], "not half of a LoRA pair"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        config.write(folder.path().join("adapter_config.json")).unwrap();
+        write_tensors(folder.path().join("adapter_model.safetensors"), &tensors, &[]).unwrap();
+        let error = AdapterFile::load(folder.path()).unwrap_err();
+        assert!(error.to_string().contains(want), "{error}");
+    }
+}
+
+/// A file of this header, with `data` bytes after it.
+fn lying(header: &str, data: usize) -> (tempfile::TempDir, std::path::PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.safetensors");
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(header.as_bytes());
+    bytes.resize(bytes.len() + data, 0);
+    fs::write(&path, bytes).unwrap();
+    (folder, path)
+}
+
+#[test]
+fn files_that_lie_are_refused_with_the_reason() {
+    let f32s = |shape: &str, from: u64, to: u64| {
+        format!(r#"{{"dtype":"F32","shape":{shape},"data_offsets":[{from},{to}]}}"#)
+    };
+    for (header, data, want) in [
+        ("", 0, "bad header"),
+        ("[]", 0, "bad header"),
+        ("{", 0, "bad header"),
+        (&format!(r#"{{"a":{}}}"#, f32s("[2]", 0, 8)), 4, "describes 8 bytes"),
+        (&format!(r#"{{"a":{}}}"#, f32s("[2]", 0, 8)), 12, "describes 8 bytes"),
+        (&format!(r#"{{"a":{}}}"#, f32s("[3]", 0, 8)), 8, "takes 12 bytes"),
+        (&format!(r#"{{"a":{}}}"#, f32s("[2]", 8, 0)), 8, "offsets are 8..0"),
+        (&format!(r#"{{"a":{}}}"#, f32s("[1]", 4, 8)), 8, "leaves a hole"),
+        (&format!(r#"{{"a":{},"b":{}}}"#, f32s("[2]", 0, 8), f32s("[2]", 4, 12)), 12, "overlaps"),
+        (&format!(r#"{{"a":{0},"a":{0}}}"#, f32s("[1]", 0, 4)), 4, "twice"),
+        (
+            &format!(r#"{{"a":{}}}"#, f32s("[4294967296,4294967296,4294967296]", 0, 8)),
+            8,
+            "too large",
+        ),
+        (&format!(r#"{{"a":{}}}"#, f32s("[1000000000000]", 0, 4_000_000_000_000)), 8, "describes"),
+        (r#"{"a":{"dtype":"F4","shape":[1],"data_offsets":[0,1]}}"#, 1, "\"F4\""),
+        (r#"{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}"#, 4, "bad header"),
+    ] {
+        let (_folder, path) = lying(header, data);
+        let error = TensorFile::open(&path).unwrap_err();
+        assert!(matches!(error, Error::BadFile { .. }), "{header}: {error}");
+        assert!(error.to_string().contains(want), "{header}: {error}");
+    }
+}
+
+#[test]
+fn short_files_and_long_headers_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x");
+    for bytes in [&b""[..], b"1234567", &[255; 8], &[255; 64], &100_u64.to_le_bytes()] {
+        fs::write(&path, bytes).unwrap();
+        let error = TensorFile::open(&path).unwrap_err();
+        assert!(matches!(error, Error::BadFile { .. }), "{error}");
+    }
+    assert!(matches!(TensorFile::open(folder.path()), Err(Error::BadFile { .. })));
+    assert!(matches!(TensorFile::open(folder.path().join("none")), Err(Error::Io { .. })));
+}
+
+#[test]
+fn numbers_that_are_not_aligned_are_copied() {
+    let header = r#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}}"#;
+    let (_folder, path) = lying(header, 5);
+    let file = TensorFile::open(&path).unwrap();
+    assert_eq!(file.tensor("b").unwrap().to_f32().unwrap()[..], [0.0]);
+    let error = file.tensor("a").unwrap().to_f32().unwrap_err();
+    assert!(error.to_string().contains("stored as U8"), "{error}");
+    assert_eq!(file.tensor("a").unwrap().dtype(), DType::U8);
+}
+
+#[test]
+fn a_tensor_must_fill_its_shape_to_be_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x");
+    let one = |name, shape| TensorOut { name, shape, values: Values::F32(&[1.0, 2.0]) };
+    let wrong = write_tensors(&path, &[one("a", &[3])], &[]);
+    assert!(matches!(wrong, Err(Error::Shape { .. })));
+    let twice = write_tensors(&path, &[one("a", &[2]), one("a", &[2])], &[]);
+    assert!(matches!(twice, Err(Error::Invalid { .. })));
+    assert!(!path.exists());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// Nothing that a byte can do to a file makes the reader panic or look outside.
+    #[test]
+    fn mutated_files_never_panic(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        let tensors = [
+            TensorOut { name: "a", shape: &[2, 3], values: Values::F32(&[1.0; 6]) },
+            TensorOut { name: "bb", shape: &[4], values: Values::Bf16(&[half::bf16::ONE; 4]) },
+        ];
+        write_tensors(&path, &tensors, &[("k", "v")]).unwrap();
+        let mut bytes = fs::read(&path).unwrap();
+        for (at, value) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = value;
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(cut.index(bytes.len()));
+        }
+        fs::write(&path, bytes).unwrap();
+        if let Ok(file) = TensorFile::open(&path) {
+            for tensor in file.tensors() {
+                prop_assert_eq!(tensor.count() * tensor.dtype().size(), tensor.bytes().len());
+                let _ = tensor.to_f32();
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back(
+        values in prop::collection::vec(any::<f32>(), 0..40),
+        narrow in prop::collection::vec(any::<f32>(), 0..40),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        let narrow: Vec<half::bf16> = narrow.into_iter().map(half::bf16::from_f32).collect();
+        let tensors = [
+            TensorOut { name: "n", shape: &[narrow.len(), 1], values: Values::Bf16(&narrow) },
+            TensorOut { name: "w", shape: &[values.len()], values: Values::F32(&values) },
+        ];
+        write_tensors(&path, &tensors, &[]).unwrap();
+        let file = TensorFile::open(&path).unwrap();
+        let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        let (w, n) = (file.tensor("w").unwrap(), file.tensor("n").unwrap());
+        prop_assert_eq!(bits(w.as_f32().unwrap()), bits(&values));
+        let same = n.as_bf16().unwrap().iter().zip(&narrow).all(|(a, b)| a.to_bits() == b.to_bits());
+        prop_assert!(same);
+    }
+}

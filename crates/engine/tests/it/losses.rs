@@ -1,0 +1,370 @@
+//! Built-in losses against `fixtures/semantics/losses.json`, and their slopes against differences.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use serde_json::Value;
+use tinkex_engine::loss::{Guesses, Inputs, Loss, Metrics};
+use tinkex_engine::{Error, ErrorKind};
+
+use crate::fixtures::{close, floats, number, numbers, semantics, shape, wide};
+
+const REL: f64 = 2e-6;
+
+/// The lists that a case gives, and their shape.
+struct Given {
+    lists: BTreeMap<String, Vec<f32>>,
+    shape: Vec<usize>,
+}
+
+impl Given {
+    fn new(inputs: &Value) -> Self {
+        let lists = inputs.as_object().unwrap().iter();
+        let lists = lists.map(|(key, value)| (key.clone(), floats(value))).collect();
+        Self { lists, shape: shape(&inputs["target_logprobs"]) }
+    }
+
+    fn get(&self, key: &str) -> Option<&[f32]> {
+        self.lists.get(key).map(Vec::as_slice)
+    }
+
+    fn inputs(&self) -> Inputs<'_> {
+        Inputs {
+            weights: self.get("weights"),
+            logprobs: self.get("logprobs").or(self.get("recorded_logprobs")),
+            advantages: self.get("advantages"),
+            clip_low: self.get("clip_low_threshold"),
+            clip_high: self.get("clip_high_threshold"),
+            sequence_ratio_mask: self.get("sequence_ratio_mask"),
+            sampled_mask: self.get("sampled_mask"),
+        }
+    }
+}
+
+fn loss_of(case: &Value) -> Result<Loss, Error> {
+    let none = serde_json::Map::new();
+    let config = case["loss_fn_config"].as_object().unwrap_or(&none);
+    let config: Vec<(&str, f64)> =
+        config.iter().map(|(key, value)| (key.as_str(), number(value))).collect();
+    Loss::parse(case["loss_fn"].as_str().unwrap(), &config, Guesses::Allow)
+}
+
+#[test]
+fn every_case_has_its_loss_and_slope() {
+    let fixture = semantics("losses.json");
+    let cases = fixture["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 66);
+    for case in cases {
+        let name = case["name"].as_str().unwrap();
+        let (loss, given) = (loss_of(case).unwrap(), Given::new(&case["inputs"]));
+        let (inputs, p) = (given.inputs(), given.get("target_logprobs").unwrap());
+        loss.check(&given.shape, &inputs).unwrap();
+        let mut slope = vec![f32::NAN; p.len()];
+        let out = loss.evaluate(&inputs, p, &mut slope).unwrap();
+        let expect = &case["expect"];
+        close(name, &[out.sum], &[number(&expect["loss_sum"])], REL, REL);
+        close(name, &wide(&slope), &numbers(&expect["grad_target_logprobs"]), REL, REL);
+
+        // One token at a time, by its weight alone.
+        let each = numbers(&expect["elementwise_loss"]);
+        for (at, want) in each.iter().enumerate() {
+            let mut one = vec![0.0; p.len()];
+            one[at] = inputs.weights.map_or(1.0, |weights| weights[at]);
+            let inputs = Inputs { weights: Some(&one), ..inputs };
+            let out = loss.evaluate(&inputs, p, &mut slope).unwrap();
+            close(&format!("{name} token {at}"), &[out.sum], &[*want], REL, REL);
+        }
+    }
+}
+
+#[test]
+fn batches_add_up() {
+    for case in semantics("losses.json")["batches"].as_array().unwrap() {
+        let name = case["name"].as_str().unwrap();
+        let loss = loss_of(case).unwrap();
+        let mut metrics = Metrics::default();
+        for (i, datum) in case["data"].as_array().unwrap().iter().enumerate() {
+            let given = Given::new(datum);
+            let p = given.get("target_logprobs").unwrap();
+            let mut slope = vec![0.0; p.len()];
+            let out = loss.evaluate(&given.inputs(), p, &mut slope).unwrap();
+            metrics.add(p.len(), &out);
+            let want = &case["expect"]["per_datum"][i]["grad_target_logprobs"];
+            close(name, &wide(&slope), &numbers(want), REL, REL);
+        }
+        let named: BTreeMap<String, f64> = metrics.named().into_iter().collect();
+        for (key, want) in case["expect"]["metrics"].as_object().unwrap() {
+            close(name, &[named[key]], &[number(want)], REL, REL);
+        }
+        assert_eq!(metrics.loss(), named["loss:sum"]);
+    }
+}
+
+/// The chain that the engine's fused kernels compute, written out plainly.
+#[test]
+fn slopes_by_logits_follow() {
+    for case in semantics("losses.json")["logits_cases"].as_array().unwrap() {
+        let name = case["name"].as_str().unwrap();
+        let loss = loss_of(case).unwrap();
+        let rows: Vec<Vec<f64>> = case["logits"].as_array().unwrap().iter().map(numbers).collect();
+        let targets = case["target_tokens"].as_array().unwrap();
+        let logs: Vec<Vec<f64>> = rows.iter().map(|row| log_softmax(row)).collect();
+        #[expect(clippy::cast_possible_truncation, reason = "as a model would report it")]
+        #[expect(clippy::cast_sign_loss, reason = "tokens are not negative")]
+        let picked: Vec<Vec<(usize, f32)>> = targets
+            .iter()
+            .zip(&logs)
+            .map(|(tokens, row)| {
+                let tokens = numbers(tokens).into_iter().map(|token| token as usize);
+                tokens.map(|token| (token, row[token] as f32)).collect()
+            })
+            .collect();
+        let p: Vec<f32> = picked.iter().flatten().map(|(_, p)| *p).collect();
+        close(name, &wide(&p), &numbers(&case["expect"]["logprobs"]), REL, REL);
+        let mut given = Given::new(&case["inputs"]);
+        given.shape = shape(&case["target_tokens"]);
+        loss.check(&given.shape, &given.inputs()).unwrap();
+        let mut slope = vec![0.0; p.len()];
+        let out = loss.evaluate(&given.inputs(), &p, &mut slope).unwrap();
+        close(name, &[out.sum], &[number(&case["expect"]["loss_sum"])], REL, REL);
+        let mut slopes = slope.iter();
+        let by_logits: Vec<f64> = picked
+            .iter()
+            .zip(&logs)
+            .flat_map(|(picked, row)| {
+                let mut grad = vec![0.0; row.len()];
+                for (token, _) in picked {
+                    let slope = f64::from(*slopes.next().unwrap());
+                    for (i, log) in row.iter().enumerate() {
+                        grad[i] += slope * (f64::from(u8::from(i == *token)) - log.exp());
+                    }
+                }
+                grad
+            })
+            .collect();
+        close(name, &by_logits, &numbers(&case["expect"]["grad_logits"]), REL, REL);
+    }
+}
+
+fn log_softmax(row: &[f64]) -> Vec<f64> {
+    let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let total = row.iter().map(|x| (x - top).exp()).sum::<f64>().ln() + top;
+    row.iter().map(|x| x - total).collect()
+}
+
+/// What of the error cases is about losses; dtypes, token ids and a missing target are not.
+#[test]
+fn mistakes_are_refused() {
+    let elsewhere = [
+        "missing_target_tokens",
+        "length_mismatch_targets",
+        "wrong_dtype_targets",
+        "target_out_of_vocab",
+    ];
+    let mut seen = 0;
+    for case in semantics("losses.json")["error_cases"].as_array().unwrap() {
+        let name = case["name"].as_str().unwrap();
+        if elsewhere.contains(&name) {
+            continue;
+        }
+        seen += 1;
+        let outcome = loss_of(case).and_then(|loss| {
+            let tensors = case["inputs"].as_object().unwrap();
+            let mut targets =
+                vec![usize::try_from(case["model_input_len"].as_u64().unwrap()).unwrap()];
+            let mut lists = BTreeMap::new();
+            for (key, about) in tensors {
+                let sides = numbers(&about["shape"].clone().or_one());
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "small"
+                )]
+                let sides: Vec<usize> = sides.into_iter().map(|side| side as usize).collect();
+                if key == "target_tokens" {
+                    targets.clone_from(&sides);
+                }
+                let filled = vec![0.5; sides.iter().product()];
+                let values = about.get("value").map_or(filled, floats);
+                lists.insert(key.clone(), values);
+            }
+            // What the case leaves out is good, unless its absence is the point.
+            let count = targets.iter().product();
+            for key in ["logprobs", "advantages"] {
+                if name != format!("missing_{key}") {
+                    lists.entry(key.to_owned()).or_insert_with(|| vec![0.0; count]);
+                }
+            }
+            let given = Given { lists, shape: targets };
+            loss.check(&given.shape, &given.inputs())
+        });
+        let error = outcome.expect_err(name);
+        assert_eq!(error.kind(), ErrorKind::Input, "{name}: {error}");
+        if name == "nan_advantage" {
+            assert!(error.to_string().contains("NonFiniteInTensor"), "{error}");
+        }
+    }
+    assert_eq!(seen, 9);
+}
+
+trait OrOne {
+    fn or_one(self) -> Value;
+}
+
+impl OrOne for Value {
+    fn or_one(self) -> Value {
+        if self.is_null() { serde_json::json!([1]) } else { self }
+    }
+}
+
+#[test]
+fn a_guess_runs_only_when_switched_on() {
+    let error = Loss::parse("stable_reinforce", &[], Guesses::Refuse).unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(Loss::parse("stable_reinforce", &[("kl_coeff", 0.1)], Guesses::Allow).is_ok());
+}
+
+#[test]
+fn settings_outside_their_range_are_refused() {
+    for (name, key, value) in [
+        ("ppo", "clip_low_threshold", -0.1),
+        ("ppo", "clip_high_threshold", f64::NAN),
+        ("cispo", "clip_high_threshold", f64::INFINITY),
+        ("dro", "beta", -1.0),
+        ("dro", "clip_low_threshold", 0.5),
+        ("cross_entropy", "beta", 0.5),
+    ] {
+        let error = Loss::parse(name, &[(key, value)], Guesses::Refuse).unwrap_err();
+        assert!(error.to_string().contains(key), "{error}");
+    }
+}
+
+#[test]
+fn a_token_without_a_chance_may_say_so_if_it_does_not_count() {
+    let loss = Loss::parse("ppo", &[], Guesses::Refuse).unwrap();
+    let q = [f32::NEG_INFINITY, -1.0];
+    let counted = |advantages| Inputs { logprobs: Some(&q), advantages, ..Inputs::default() };
+    let idle = counted(Some(&[0.0, 1.0]));
+    loss.check(&[2], &idle).unwrap();
+    let mut slope = [0.0; 2];
+    let out = loss.evaluate(&idle, &[-1.0, -1.0], &mut slope).unwrap();
+    assert_eq!((out.sum, slope), (-1.0, [0.0, -1.0]));
+    let error = loss.check(&[2], &counted(Some(&[1.0, 1.0]))).unwrap_err();
+    assert!(matches!(error, Error::NonFiniteInput { index: 0, .. }), "{error}");
+}
+
+#[test]
+fn an_overflowing_ratio_is_an_error_that_names_the_token() {
+    let loss = Loss::ImportanceSampling;
+    let inputs = Inputs {
+        logprobs: Some(&[-1.0, -200.0]),
+        advantages: Some(&[1.0, 1.0]),
+        ..Inputs::default()
+    };
+    loss.check(&[2], &inputs).unwrap();
+    let error = loss.evaluate(&inputs, &[-1.0, -0.5], &mut [0.0; 2]).unwrap_err();
+    assert!(matches!(error, Error::NonFiniteResult { index: 1, .. }), "{error}");
+    assert_eq!(error.in_datum(3).kind(), ErrorKind::Numeric);
+    let error = loss.evaluate(&inputs, &[f32::NAN, -0.5], &mut [0.0; 2]).unwrap_err();
+    assert!(error.to_string().contains("log-probability"), "{error}");
+}
+
+#[test]
+fn bounds_that_cross_at_a_token_are_refused() {
+    let loss = Loss::parse("cispo", &[], Guesses::Refuse).unwrap();
+    let inputs = Inputs {
+        logprobs: Some(&[0.0; 2]),
+        advantages: Some(&[1.0; 2]),
+        clip_low: Some(&[0.5, 5.0]),
+        ..Inputs::default()
+    };
+    let error = loss.check(&[2], &inputs).unwrap_err();
+    assert!(error.to_string().contains("position 1"), "{error}");
+}
+
+/// The formulas again, as functions of `p` alone with everything that has no slope held fixed.
+fn plainly(loss: &Loss, p: f64, at_p: f64, ratio0: f64, q: f64, a: f64) -> f64 {
+    let ratio = (p - q).exp();
+    match *loss {
+        Loss::CrossEntropy => -p,
+        Loss::ImportanceSampling => -ratio * a,
+        Loss::Ppo(clip) => -(ratio * a).min(ratio.clamp(clip.low, clip.high) * a),
+        Loss::Cispo(clip) => -(at_p - q).exp().clamp(clip.low, clip.high) * p * a,
+        Loss::Dro { beta } => -(p * a - beta / 2.0 * (p - q) * (p - q)),
+        Loss::Gspo(clip) => {
+            let s = ratio0 * (p - at_p).exp();
+            -(s * a).min(s.clamp(clip.low, clip.high) * a)
+        }
+        Loss::StableReinforce { kl_coeff } => {
+            let c = (at_p - q).exp().min(1.0);
+            -c * a * p + kl_coeff / 2.0 * (p - q) * (p - q)
+        }
+        _ => panic!("a loss without a test"),
+    }
+}
+
+proptest! {
+    /// Central differences of the plain formulas, away from the kinks.
+    #[test]
+    fn slopes_are_those_of_finite_differences(
+        tokens in prop::collection::vec((-4.0_f32..0.0, -4.0_f32..0.0, -2.0_f32..2.0, -1.0_f32..2.0), 1..6),
+        which in 0_usize..7,
+    ) {
+        let names = ["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce"];
+        let loss = Loss::parse(names[which], &[], Guesses::Allow).unwrap();
+        let p: Vec<f32> = tokens.iter().map(|t| t.0).collect();
+        let q: Vec<f32> = tokens.iter().map(|t| t.1).collect();
+        let a: Vec<f32> = tokens.iter().map(|t| t.2).collect();
+        let w: Vec<f32> = tokens.iter().map(|t| t.3).collect();
+        let ones = vec![1.0; p.len()];
+        let inputs = Inputs {
+            weights: Some(&w), logprobs: Some(&q), advantages: Some(&a),
+            sequence_ratio_mask: Some(&ones), sampled_mask: Some(&ones), ..Inputs::default()
+        };
+        loss.check(&[p.len()], &inputs).unwrap();
+        let mut slope = vec![0.0; p.len()];
+        let out = loss.evaluate(&inputs, &p, &mut slope).unwrap();
+        let mean = p.iter().zip(&q).map(|(p, q)| f64::from(*p) - f64::from(*q)).sum::<f64>() / p.len() as f64;
+        let s = mean.exp();
+        let mut total = 0.0;
+        for i in 0..p.len() {
+            let (p, q, a, w) = (f64::from(p[i]), f64::from(q[i]), f64::from(a[i]), f64::from(w[i]));
+            total += w * plainly(&loss, p, p, s, q, a);
+            let ratio = if which == 5 { s } else { (p - q).exp() };
+            let kink = [0.8, 1.2, 1.0, 4.0].iter().any(|edge| (ratio - edge).abs() < 1e-3);
+            if kink {
+                continue;
+            }
+            let h = 1e-5;
+            let up = plainly(&loss, p + h, p, s, q, a);
+            let down = plainly(&loss, p - h, p, s, q, a);
+            let want = w * (up - down) / (2.0 * h);
+            let got = f64::from(slope[i]);
+            prop_assert!((got - want).abs() <= 1e-5 * (1.0 + want.abs()), "{}: {got} instead of {want}", loss.name());
+        }
+        prop_assert!((out.sum - total).abs() <= 1e-9 * (1.0 + total.abs()));
+    }
+
+    /// Whatever is sent, the answer is numbers or an error.
+    #[test]
+    fn no_input_makes_a_nan(
+        tokens in prop::collection::vec((any::<f32>(), any::<f32>(), any::<f32>(), any::<f32>()), 0..5),
+        which in 0_usize..7,
+    ) {
+        let names = ["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce"];
+        let loss = Loss::parse(names[which], &[], Guesses::Allow).unwrap();
+        let list = |f: fn(&(f32, f32, f32, f32)) -> f32| tokens.iter().map(f).collect::<Vec<_>>();
+        let (p, q, a, w) = (list(|t| t.0), list(|t| t.1), list(|t| t.2), list(|t| t.3));
+        let inputs = Inputs {
+            weights: Some(&w), logprobs: Some(&q), advantages: Some(&a),
+            sequence_ratio_mask: Some(&w), sampled_mask: Some(&w), ..Inputs::default()
+        };
+        if loss.check(&[p.len()], &inputs).is_ok() {
+            let mut slope = vec![0.0; p.len()];
+            if let Ok(out) = loss.evaluate(&inputs, &p, &mut slope) {
+                prop_assert!(out.sum.is_finite());
+                prop_assert!(slope.iter().all(|slope| slope.is_finite()));
+            }
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! One binary for all integration tests of the crate.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a wrong assumption is a failed test")]
+
+mod files;
+mod fixtures;
+mod golden;
+mod graphs;
+mod losses;
+mod optimizers;
+mod picks;

@@ -1,0 +1,195 @@
+//! Drawing tokens against `fixtures/semantics/sampling.json`, and by counting.
+
+use proptest::prelude::*;
+use tinkex_engine::Error;
+use tinkex_engine::pick::{Draw, Picker, Stream, log_mass, logprob};
+
+use crate::fixtures::{close, floats, number, numbers, semantics};
+
+#[test]
+fn every_case_keeps_its_tokens_with_their_probabilities() {
+    let fixture = semantics("sampling.json");
+    let cases = fixture["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 14);
+    let mut picker = Picker::default();
+    for case in cases {
+        let name = case["name"].as_str().unwrap();
+        let logits = floats(&case["logits"]);
+        let draw = Draw {
+            temperature: number(&case["temperature"]),
+            top_k: case["top_k"].as_i64().unwrap(),
+            top_p: number(&case["top_p"]),
+        };
+        draw.check().unwrap();
+        let mass = log_mass(&logits, draw.temperature);
+        let mut pick = |uniform| picker.pick(&logits, &draw, mass, uniform).unwrap() as usize;
+
+        // Tokens in the order of likelihood divide [0, 1) by their probabilities.
+        let chances = numbers(&case["draw_probabilities"]);
+        let kept: Vec<usize> = numbers(&case["kept"])
+            .into_iter()
+            .map(|token| (0..logits.len()).find(|&i| i as f64 == token).unwrap())
+            .collect();
+        let mut order = kept.clone();
+        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+        let mut start = 0.0;
+        for &token in &order {
+            let end = start + chances[token];
+            for uniform in [start + 1e-9, f64::midpoint(start, end), end - 1e-9] {
+                assert_eq!(pick(uniform), token, "{name} at {uniform}");
+            }
+            start = end;
+        }
+        close(name, &[start], &[1.0], 0.0, 1e-9);
+        assert_eq!(pick(0.0), order[0]);
+        assert_eq!(pick(1.0 - f64::EPSILON / 2.0), order[order.len() - 1], "{name}");
+
+        for (token, want) in case["reported_logprob_if_drawn"].as_object().unwrap() {
+            let token: usize = token.parse().unwrap();
+            let got = f64::from(logprob(logits[token], draw.temperature, mass));
+            close(name, &[got], &[number(want)], 1e-6, 1e-6);
+            let raw = f64::from(logprob(logits[token], 1.0, log_mass(&logits, 1.0)));
+            close(
+                name,
+                &[raw],
+                &[number(&case["temperature_1_logprob"][token.to_string()])],
+                1e-6,
+                1e-6,
+            );
+        }
+    }
+}
+
+#[test]
+fn settings_out_of_range_are_refused() {
+    for draw in [
+        Draw { temperature: -0.1, ..Draw::default() },
+        Draw { temperature: f64::NAN, ..Draw::default() },
+        Draw { temperature: f64::INFINITY, ..Draw::default() },
+        Draw { top_k: -2, ..Draw::default() },
+        Draw { top_p: 0.0, ..Draw::default() },
+        Draw { top_p: 1.1, ..Draw::default() },
+        Draw { top_p: f64::NAN, ..Draw::default() },
+    ] {
+        assert!(matches!(draw.check(), Err(Error::Invalid { .. })), "{draw:?}");
+    }
+    Draw::default().check().unwrap();
+}
+
+#[test]
+fn logits_that_are_no_numbers_are_an_error_and_impossible_tokens_are_not() {
+    let mut picker = Picker::default();
+    let draw = Draw::default();
+    for logits in [
+        &[0.0, f32::NAN][..],
+        &[f32::NAN, 0.0],
+        &[f32::INFINITY, 0.0],
+        &[f32::NEG_INFINITY; 3],
+        &[],
+    ] {
+        let error = picker.pick(logits, &draw, log_mass(logits, 1.0), 0.5).unwrap_err();
+        assert!(matches!(error, Error::NonFiniteResult { .. }), "{error}");
+    }
+    let logits = [f32::NEG_INFINITY, 1.0, f32::NEG_INFINITY];
+    for uniform in [0.0, 0.5, 1.0 - f64::EPSILON] {
+        let token = picker.pick(&logits, &draw, log_mass(&logits, 1.0), uniform).unwrap();
+        assert_eq!(token, 1);
+    }
+}
+
+#[test]
+fn draws_are_as_frequent_as_they_should_be() {
+    let logits: Vec<f32> = (0..300_i16).map(|i| f32::from(i % 7) - f32::from(i) / 40.0).collect();
+    let draw = Draw { temperature: 1.3, ..Draw::default() };
+    let mass = log_mass(&logits, draw.temperature);
+    let (mut picker, mut stream) = (Picker::default(), Stream::sample(5, 0));
+    let mut counts = vec![0_u32; logits.len()];
+    let total = 40_000;
+    for _ in 0..total {
+        counts[picker.pick(&logits, &draw, mass, stream.uniform()).unwrap() as usize] += 1;
+    }
+    for (token, &count) in counts.iter().enumerate() {
+        let want = f64::from(logprob(logits[token], draw.temperature, mass)).exp();
+        let got = f64::from(count) / f64::from(total);
+        let spread = (want * (1.0 - want) / f64::from(total)).sqrt();
+        assert!((got - want).abs() < 5.0 * spread + 1e-4, "{token}: {got} instead of {want}");
+    }
+}
+
+#[test]
+fn top_lists_are_sorted_and_end_with_the_vocabulary() {
+    let mut picker = Picker::default();
+    let logits = [1.0, 3.0, 1.0, 2.0];
+    assert_eq!(picker.top(&logits, 3), [(3.0, 1), (2.0, 3), (1.0, 0)]);
+    assert_eq!(picker.top(&logits, 9).len(), 4);
+    assert!(picker.top(&logits, 0).is_empty());
+}
+
+/// Filters and draws the plain way: sort everything, walk along.
+fn plainly(logits: &[f32], draw: &Draw, uniform: f64) -> (u32, bool) {
+    let mut order: Vec<u32> = (0..u32::try_from(logits.len()).unwrap()).collect();
+    let logit = |token: u32| f64::from(logits[token as usize]);
+    order.sort_by(|&a, &b| logit(b).total_cmp(&logit(a)).then(a.cmp(&b)));
+    if draw.temperature == 0.0 {
+        return (order[0], true);
+    }
+    if let Ok(k @ 1..) = usize::try_from(draw.top_k) {
+        order.truncate(k);
+    }
+    let top = logit(order[0]);
+    let weight = |token: u32| ((logit(token) - top) / draw.temperature).exp();
+    let total: f64 = order.iter().map(|&token| weight(token)).sum();
+    let mut clear = true;
+    if draw.top_p < 1.0 {
+        let mut sum = 0.0;
+        let cut = order.iter().position(|&token| {
+            sum += weight(token);
+            clear &= (sum / total - draw.top_p).abs() > 1e-9;
+            sum >= draw.top_p * total
+        });
+        order.truncate(cut.map_or(order.len(), |cut| cut + 1));
+    }
+    let total: f64 = order.iter().map(|&token| weight(token)).sum();
+    let mut sum = 0.0;
+    for &token in &order {
+        sum += weight(token);
+        clear &= (sum / total - uniform).abs() > 1e-9;
+        if sum > uniform * total {
+            return (token, clear);
+        }
+    }
+    (order[order.len() - 1], false)
+}
+
+proptest! {
+    #[test]
+    fn picking_is_sorting_and_walking(
+        logits in prop::collection::vec(-30.0_f32..10.0, 1..200),
+        temperature in prop_oneof![Just(0.0), 0.05_f64..3.0],
+        top_k in -1_i64..220,
+        top_p in prop_oneof![Just(1.0), 0.01_f64..1.0],
+        uniform in 0.0_f64..1.0,
+    ) {
+        let draw = Draw { temperature, top_k, top_p };
+        let mass = log_mass(&logits, temperature);
+        let got = Picker::default().pick(&logits, &draw, mass, uniform).unwrap();
+        let (want, clear) = plainly(&logits, &draw, uniform);
+        // Where rounding may decide, either neighbour is right.
+        prop_assume!(clear);
+        prop_assert_eq!(got, want);
+    }
+
+    #[test]
+    fn no_temperature_makes_a_panic(
+        logits in prop::collection::vec(any::<f32>(), 0..40),
+        temperature in prop_oneof![Just(0.0), Just(f64::MIN_POSITIVE), Just(1e300), 1e-12_f64..1e3],
+        top_p in f64::MIN_POSITIVE..1.0,
+        uniform in 0.0_f64..1.0,
+    ) {
+        let draw = Draw { temperature, top_p, ..Draw::default() };
+        let picked = Picker::default().pick(&logits, &draw, log_mass(&logits, temperature), uniform);
+        if let Ok(token) = picked {
+            prop_assert!((token as usize) < logits.len());
+        }
+    }
+}
