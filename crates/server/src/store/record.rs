@@ -143,22 +143,6 @@ pub(crate) enum Kind {
     Sample,
 }
 
-impl Kind {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::CreateModel => "create_model",
-            Self::ForwardBackward => "forward_backward",
-            Self::OptimStep => "optim_step",
-            Self::SaveWeights => "save_weights",
-            Self::SaveWeightsForSampler => "save_weights_for_sampler",
-            Self::SaveWeightsExternal => "save_weights_external",
-            Self::LoadWeights => "load_weights",
-            Self::CreateCustomLoss => "create_custom_loss",
-            Self::Sample => "sample",
-        }
-    }
-}
-
 /// Where a request stands in line.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

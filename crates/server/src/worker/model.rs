@@ -22,7 +22,6 @@ use crate::work::Op;
 /// A model in memory.
 pub(super) struct Live {
     pub(super) trainer: Trainer,
-    pub(super) base: String,
     /// Work since the last snapshot.
     spent: Duration,
     /// Whether gradients are pending.
@@ -31,9 +30,8 @@ pub(super) struct Live {
 }
 
 impl Live {
-    pub(super) fn new(trainer: Trainer, base: &str) -> Self {
-        let base = base.to_owned();
-        Self { trainer, base, spent: Duration::ZERO, pending: false, used: Instant::now() }
+    pub(super) fn new(trainer: Trainer) -> Self {
+        Self { trainer, spent: Duration::ZERO, pending: false, used: Instant::now() }
     }
 }
 
@@ -69,7 +67,7 @@ impl Worker {
             Some(snapshot) => engine.resume(self.shared.folders.join(&snapshot.folder), kind)?,
             None => engine.create(lora_config(&run.lora), kind)?,
         };
-        let mut live = Live::new(trainer, &run.base_model);
+        let mut live = Live::new(trainer);
         let start = Instant::now();
         let count = since.len();
         for Change { kind, request, .. } in since.into_values() {
