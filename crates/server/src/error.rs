@@ -32,6 +32,15 @@ impl ApiError {
         Self::new(StatusCode::FORBIDDEN, detail)
     }
 
+    /// Whether sending the same again would be of no use.
+    pub(crate) fn is_final(&self) -> bool {
+        self.status.is_client_error()
+            && !matches!(
+                self.status,
+                StatusCode::REQUEST_TIMEOUT | StatusCode::CONFLICT | StatusCode::TOO_MANY_REQUESTS
+            )
+    }
+
     /// Come back later.
     pub(crate) fn busy(detail: impl Into<String>, retry_after_ms: u64) -> Self {
         let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, detail);

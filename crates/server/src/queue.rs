@@ -5,7 +5,7 @@
 //! they never will: a client may use a number up without sending anything. Models take turns.
 //! Samples have no order.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,32 @@ struct Line {
     /// The number that may run.
     next: u64,
     waiting: BTreeMap<u64, (Job, Instant)>,
+    /// Numbers whose requests were refused: nobody waits for them.
+    refused: BTreeSet<u64>,
 }
+
+impl Line {
+    /// The first number that is waited for, if what waits comes behind it.
+    fn missing(&self) -> Option<u64> {
+        let first = *self.waiting.keys().next()?;
+        (self.next..first).find(|number| !self.refused.contains(number))
+    }
+
+    /// Takes out the next request if it may run.
+    fn release(&mut self, now: Instant, gap: Duration) -> Option<Job> {
+        let waited = |(_, arrived): &(Job, Instant)| now.saturating_duration_since(*arrived) >= gap;
+        if self.missing().is_some() && !self.waiting.values().next().is_some_and(waited) {
+            return None;
+        }
+        let (seq, (job, _)) = self.waiting.pop_first()?;
+        self.next = self.next.max(seq + 1);
+        self.refused = self.refused.split_off(&self.next);
+        Some(job)
+    }
+}
+
+/// Refused numbers of one model that are remembered.
+const MOST_REFUSED: usize = 4_096;
 
 /// What the worker is handed.
 #[derive(Default)]
@@ -98,9 +123,20 @@ impl Queue {
     /// What a request has to wait for, if it is a number that has not come.
     pub(crate) fn missing(&self, model: &ModelId, seq: u64) -> Option<u64> {
         let inner = self.lock();
-        let line = inner.lines.get(model)?;
-        let first = *line.waiting.keys().next()?;
-        (first > line.next && seq >= first).then_some(line.next)
+        inner.lines.get(model)?.missing().filter(|missing| seq > *missing)
+    }
+
+    /// Nobody will send a request under this number: it was refused.
+    pub(crate) fn refuse(&self, model: &ModelId, seq: u64) {
+        let mut inner = self.lock();
+        if let Some(line) = inner.lines.get_mut(model)
+            && seq >= line.next
+            && line.refused.len() < MOST_REFUSED
+        {
+            line.refused.insert(seq);
+        }
+        drop(inner);
+        self.wake.notify_all();
     }
 
     /// Lines a request up.
@@ -199,18 +235,12 @@ impl Inner {
         for _ in 0..self.turns.len() {
             let model = self.turns.pop_front()?;
             let Some(line) = self.lines.get_mut(&model) else { continue };
-            let ready = line.waiting.first_key_value().is_some_and(|(seq, (_, arrived))| {
-                *seq <= line.next || now.saturating_duration_since(*arrived) >= gap
-            });
-            let job = if ready { line.waiting.pop_first() } else { None };
-            if let Some((seq, _)) = &job {
-                line.next = seq + 1;
-            }
+            let job = line.release(now, gap);
             if !line.waiting.is_empty() {
                 self.turns.push_back(model);
             }
-            if let Some((_, (job, _))) = job {
-                return Some(job);
+            if job.is_some() {
+                return job;
             }
         }
         None
@@ -281,6 +311,21 @@ mod tests {
         assert_eq!(taken(&queue).unwrap(), "m2");
         let Err(Late(late)) = queue.push(job("m", 1), now) else { panic!("1 is too late") };
         assert_eq!(late.id, "m1");
+    }
+
+    #[test]
+    fn nobody_waits_for_a_refused_number() {
+        let queue = Queue::new(Duration::from_secs(60));
+        let now = Instant::now();
+        assert!(queue.push(job("m", 0), now).is_ok());
+        assert!(queue.push(job("m", 3), now).is_ok());
+        assert_eq!(taken(&queue).unwrap(), "m0");
+        queue.refuse(&"m".into(), 2);
+        assert_eq!(taken(&queue), None, "1 may come");
+        assert_eq!(queue.missing(&"m".into(), 3), Some(1));
+        assert!(queue.push(job("m", 1), now).is_ok());
+        assert_eq!(taken(&queue).unwrap(), "m1");
+        assert_eq!(taken(&queue).unwrap(), "m3");
     }
 
     #[test]

@@ -111,6 +111,21 @@ fn submit(
     Ok(id)
 }
 
+/// A request that is refused for good leaves no gap: those behind it need not wait for it.
+fn or_refuse(
+    shared: &Shared,
+    model: &ModelId,
+    seq: Option<u64>,
+    taken: Result<RequestId, ApiError>,
+) -> Result<RequestId, ApiError> {
+    if let (Err(error), Some(seq)) = (&taken, seq)
+        && error.is_final()
+    {
+        shared.queue.refuse(model, seq);
+    }
+    taken
+}
+
 /// The number behind the last one of a line.
 fn next_number(shared: &Shared, store: &Store, line: &Line) -> u64 {
     let last = store.lines.get(line).and_then(|line| line.keys().next_back().copied());

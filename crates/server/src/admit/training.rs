@@ -11,7 +11,7 @@ use tinkex_wire::{
     OptimParams, OptimStep, OptimizerConfig, RequestId, Seq,
 };
 
-use super::{Intake, Next, digest, run, session, submit};
+use super::{Intake, Next, digest, or_refuse, run, session, submit};
 use crate::error::ApiError;
 use crate::models::BaseModel;
 use crate::state::Shared;
@@ -83,10 +83,13 @@ pub(crate) fn forward_backward(shared: &Arc<Shared>, body: Bytes) -> Result<Requ
     let call = ForwardBackward::from_proto(&body)?;
     let digest = digest::of_pass(&call);
     let (model, seq) = (call.model_id.clone(), call.seq_id.map(Seq::get));
-    let mut store = shared.store();
-    let run = run(&mut store, &model)?;
-    let op = pass_of(&store, &run, call)?;
-    numbered(shared, store, Kind::ForwardBackward, &run, seq, digest, body, op)
+    let take = || {
+        let mut store = shared.store();
+        let run = run(&mut store, &call.model_id)?;
+        let op = pass_of(&store, &run, call)?;
+        numbered(shared, store, Kind::ForwardBackward, &run, seq, digest, body, op)
+    };
+    or_refuse(shared, &model, seq, take())
 }
 
 pub(super) fn again_pass(store: &Store, row: &Request, body: &Bytes) -> Result<Next, ApiError> {
@@ -144,6 +147,11 @@ fn objective(
 /// A step.
 pub(crate) fn optim_step(shared: &Arc<Shared>, body: Bytes) -> Result<RequestId, ApiError> {
     let call: OptimStep = json::decode(&body)?;
+    let (model, seq) = (call.model_id.clone(), call.seq_id.map(Seq::get));
+    or_refuse(shared, &model, seq, take_step(shared, &call, body))
+}
+
+fn take_step(shared: &Arc<Shared>, call: &OptimStep, body: Bytes) -> Result<RequestId, ApiError> {
     call.check()?;
     let mut store = shared.store();
     let run = run(&mut store, &call.model_id)?;

@@ -10,7 +10,7 @@ use tinkex_wire::{
 };
 
 use super::training::{base_model, check_optimizer, numbered, random, train};
-use super::{Intake, Next, digest, run, session, submit};
+use super::{Intake, Next, digest, or_refuse, run, session, submit};
 use crate::error::ApiError;
 use crate::state::Shared;
 use crate::store::{Checkpoint, Kind, Line, Lora, Record, Request, Run, Store, now};
@@ -31,7 +31,7 @@ pub(crate) fn save_weights(shared: &Arc<Shared>, body: Bytes) -> Result<RequestI
         ttl_seconds: call.ttl_seconds,
         user_metadata: call.user_metadata,
     };
-    named.submit(shared, body)
+    named.take(shared, body)
 }
 
 /// A checkpoint to sample from, or one that only a sampling session knows.
@@ -50,7 +50,7 @@ pub(crate) fn save_weights_for_sampler(
             ttl_seconds: call.ttl_seconds,
             user_metadata: call.user_metadata,
         };
-        return named.submit(shared, body);
+        return named.take(shared, body);
     };
     let mut store = shared.store();
     let run = run(&mut store, &call.model_id)?;
@@ -90,7 +90,7 @@ pub(crate) fn save_weights_external(
         ttl_seconds: call.ttl_seconds,
         user_metadata: None,
     };
-    named.submit(shared, body)
+    named.take(shared, body)
 }
 
 /// A checkpoint with an address.
@@ -105,6 +105,11 @@ struct Named {
 }
 
 impl Named {
+    fn take(self, shared: &Arc<Shared>, body: Bytes) -> Result<RequestId, ApiError> {
+        let (model, seq) = (self.model.clone(), self.seq.map(Seq::get));
+        or_refuse(shared, &model, seq, self.submit(shared, body))
+    }
+
     fn submit(self, shared: &Arc<Shared>, body: Bytes) -> Result<RequestId, ApiError> {
         check_ttl(self.ttl_seconds)?;
         let mut store = shared.store();
@@ -192,6 +197,7 @@ pub(crate) fn load_weights(shared: &Arc<Shared>, body: Bytes) -> Result<RequestI
             Seq::get,
         );
         if seq != 1 {
+            shared.queue.refuse(model, seq);
             return Err(ApiError::bad(format!(
                 "LoadWeights is not permitted with seq_id {seq}: only the first request of a model may load"
             )));

@@ -19,8 +19,8 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use tinkex_wire::codec::{compress, json, query};
 use tinkex_wire::{
-    BodyCodec, ClientConfig, DynamicConfig, ErrorBody, Found, Health, HealthStatus, JSON, Route,
-    ServerCapabilities, TelemetryBatch, TelemetryReply, TelemetryStatus, header,
+    BodyCodec, ClientConfig, DynamicConfig, ErrorBody, Found, Health, HealthStatus, JSON,
+    JsonObject, Route, ServerCapabilities, TelemetryBatch, TelemetryReply, TelemetryStatus, header,
 };
 
 use crate::admit;
@@ -38,17 +38,30 @@ const FILES: &str = "/files/";
 /// Answers a call.
 pub(crate) async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Body> {
     shared.metrics.calls.add(1);
-    let (parts, body) = request.into_parts();
-    match dispatch(shared, &parts, body).await {
+    let (parts, mut body) = request.into_parts();
+    match dispatch(shared, &parts, &mut body).await {
         Ok(reply) => reply,
         Err(error) => {
             shared.metrics.refused.add(1);
+            // A client that is still sending would see a broken connection in place of the reason.
+            let limit = shared.options.times.slow_client;
+            let _ = tokio::time::timeout(limit, drain(&mut body)).await;
             refuse(&error)
         }
     }
 }
 
-async fn dispatch(shared: &Arc<Shared>, parts: &Parts, body: Incoming) -> Reply {
+/// Reads and drops what is left of a body, within reason.
+async fn drain(body: &mut Incoming) {
+    let mut left: usize = 16 << 20;
+    while let Some(Ok(frame)) = body.frame().await {
+        let read = frame.data_ref().map_or(0, Bytes::len);
+        let Some(rest) = left.checked_sub(read) else { return };
+        left = rest;
+    }
+}
+
+async fn dispatch(shared: &Arc<Shared>, parts: &Parts, body: &mut Incoming) -> Reply {
     let path = parts.uri.path();
     if path.starts_with(FILES) && parts.method == http::Method::GET {
         return file::download(shared, &path[FILES.len()..]).await;
@@ -76,8 +89,14 @@ async fn route(
 ) -> Reply {
     let param = |n: usize| found.params.get(n).map_or("", String::as_str);
     match found.route {
-        Route::ClientConfig => to_json(&client_config(shared)),
-        Route::DynamicConfig => to_json(&dynamic_config()),
+        Route::ClientConfig => {
+            let _: JsonObject = json::decode(&body)?;
+            to_json(&client_config(shared))
+        }
+        Route::DynamicConfig => {
+            let _: JsonObject = json::decode(&body)?;
+            to_json(&dynamic_config())
+        }
         Route::Health => to_json(&Health { status: HealthStatus::Ok }),
         Route::ServerCapabilities => {
             to_json(&ServerCapabilities { supported_models: shared.models.supported() })
@@ -183,7 +202,7 @@ async fn ticket(shared: &Shared, taken: Result<tinkex_wire::RequestId, ApiError>
 async fn read(
     shared: &Shared,
     parts: &Parts,
-    body: Incoming,
+    body: &mut Incoming,
     route: Route,
 ) -> Result<Bytes, ApiError> {
     let limit = shared.options.limits.body;

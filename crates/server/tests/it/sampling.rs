@@ -126,7 +126,9 @@ async fn a_cancelled_sample_fails_and_the_same_number_is_the_same_request() {
     let (status, refused) = http.post("/asample", ask(0, 4)).await;
     assert_eq!(status, 400, "{refused}");
 
-    let (_, long) = http.post("/asample", ask(1, 250)).await;
+    let mut long = ask(1, 250);
+    long["num_samples"] = json!(3000);
+    let (_, long) = http.post("/asample", long).await;
     let (status, _) = http.post("/cancel_future", json!({"request_id": long["request_id"]})).await;
     assert_eq!(status, 200);
     let answer = http.answer(&long).await;
