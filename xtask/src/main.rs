@@ -7,6 +7,7 @@
 #![expect(clippy::print_stdout, reason = "a command-line tool talks to its user")]
 
 mod arch;
+mod engine;
 mod fuzz;
 mod step;
 
@@ -24,6 +25,7 @@ Usage: cargo xtask <command>
   arch            who may depend on whom
   bench WHAT      a benchmark, as ratios to its peers in the same run
                     wire      codecs against memcpy and prost
+                    engine    training and sampling against torch and peft
   fuzz            every reader of foreign bytes, on mutated fixtures and noise
                     --seconds N   for how long (60)
                     --seed N      to repeat a run
@@ -87,9 +89,9 @@ fn doc() -> Result<(), Failure> {
 }
 
 fn bench(what: &str) -> Result<(), Failure> {
-    let package = match what {
-        "wire" => "tinkex-wire",
-        other => return Err(Failure::new(format!("no such benchmark: {other}; there is: wire"))),
-    };
-    cargo("benchmark", &["bench", "--locked", "--package", package]).run()
+    match what {
+        "wire" => cargo("benchmark", &["bench", "--locked", "--package", "tinkex-wire"]).run(),
+        "engine" => engine::bench(),
+        other => Err(Failure::new(format!("no such benchmark: {other}; there are: wire, engine"))),
+    }
 }

@@ -4,6 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::Result;
+use crate::builtin;
 use crate::file::{AdapterFile, ModelConfig, ModelFolder};
 use crate::kernel::{Kernel, Precision};
 use crate::lora::{Adapter, Lora, LoraConfig};
@@ -11,7 +13,6 @@ use crate::model::Model;
 use crate::optim::OptimizerKind;
 use crate::sample::{Sampler, Weights};
 use crate::train::Trainer;
-use crate::{Error, Result};
 
 /// How a model is run.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,6 +68,17 @@ impl Engine {
         Ok(Self::with_model(model, options, own))
     }
 
+    /// The built-in model, which needs no files: see [`builtin`](crate::builtin).
+    ///
+    /// # Errors
+    /// If threads cannot be started.
+    pub fn builtin(options: Options) -> Result<Self> {
+        let kernel = Kernel::new(options.threads)?;
+        let (config, tensors) = (builtin::config()?, builtin::tensors()?);
+        let model = Model::load(&config, &tensors, options.precision, kernel)?;
+        Ok(Self::with_model(model, options, Some(builtin::NAME.to_owned())))
+    }
+
     pub(crate) fn with_model(model: Model, options: Options, own: Option<String>) -> Self {
         let name = options.name.clone().or(own).unwrap_or_else(|| "model".to_owned());
         Self {
@@ -92,7 +104,7 @@ impl Engine {
     /// A fresh adapter, which changes nothing until it is trained.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a rank out of range, or if nothing would be trained.
+    /// [`Error::Invalid`](crate::Error::Invalid) for a rank out of range, or if nothing would be trained.
     pub fn create(&self, config: LoraConfig, kind: OptimizerKind) -> Result<Trainer> {
         let adapter = Adapter::new(&self.model.config, config)?;
         Ok(self.trainer(adapter, kind))
@@ -106,7 +118,7 @@ impl Engine {
     /// A sampler with a cache of its own.
     ///
     /// # Errors
-    /// [`Error::Memory`] if the cache could not hold anything.
+    /// [`Error::Memory`](crate::Error::Memory) if the cache could not hold anything.
     pub fn sampler(&self) -> Result<Sampler> {
         Sampler::new(self.model.clone(), self.options.cache_memory)
     }

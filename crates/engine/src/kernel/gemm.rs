@@ -1,6 +1,9 @@
 //! Matrix products: who computes which tile, and what is copied together first.
 
-#![expect(unsafe_code, reason = "tasks write disjoint blocks of one matrix; tiles take raw addresses")]
+#![expect(
+    unsafe_code,
+    reason = "tasks write disjoint blocks of one matrix; tiles take raw addresses"
+)]
 
 use std::cell::RefCell;
 
@@ -189,7 +192,8 @@ impl Job<'_> {
         let tiles = count.div_ceil(ROWS);
         let group = Tile::<f32>::panels(self.isa, count.div_ceil(tiles));
         // With one tile of rows nothing is read twice, so nothing is cut.
-        let depth = if tiles == 1 && !self.needs_copy(count) { self.size.depth } else { BLOCK_DEPTH };
+        let depth =
+            if tiles == 1 && !self.needs_copy(count) { self.size.depth } else { BLOCK_DEPTH };
         for from in (0..self.size.depth).step_by(depth) {
             let depth = depth.min(self.size.depth - from);
             let mut first = panels.start;
@@ -323,13 +327,33 @@ impl Job<'_> {
         unsafe {
             match ready {
                 Ready::F32 { start: b, panel: b_panel } => {
-                    let tile =
-                        Tile { depth, a, a_row, a_step, b, b_panel, b_step: PANEL, c, c_row, fresh };
+                    let tile = Tile {
+                        depth,
+                        a,
+                        a_row,
+                        a_step,
+                        b,
+                        b_panel,
+                        b_step: PANEL,
+                        c,
+                        c_row,
+                        fresh,
+                    };
                     tile.run(self.isa, rows.len(), group);
                 }
                 Ready::Bf16 { start: b, panel: b_panel } => {
-                    let tile =
-                        Tile { depth, a, a_row, a_step, b, b_panel, b_step: PANEL, c, c_row, fresh };
+                    let tile = Tile {
+                        depth,
+                        a,
+                        a_row,
+                        a_step,
+                        b,
+                        b_panel,
+                        b_step: PANEL,
+                        c,
+                        c_row,
+                        fresh,
+                    };
                     tile.run(self.isa, rows.len(), group);
                 }
             }
@@ -481,50 +505,5 @@ mod tests {
         kernel.product((2, 0, 3), Lhs::rows(&[], 0), rhs, &mut out, 3);
         assert_eq!(out, [0.0; 6]);
         kernel.product((0, 4, 3), Lhs::rows(&[], 4), rhs, &mut [], 3);
-    }
-
-    #[test]
-    #[ignore = "a measurement"]
-    fn speed() {
-        fn now() -> f64 {
-            let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-            text.split(' ').next().unwrap().parse::<f64>().unwrap() / 1e9
-        }
-        let kernel = Kernel::new(1).unwrap();
-        for (rows, depth, cols) in [
-            (1024, 1024, 3072),
-            (1024, 3072, 1024),
-            (1024, 1024, 32),
-            (1024, 32, 3072),
-            (1, 1024, 3072),
-            (8, 1024, 3072),
-            (1, 1024, 32),
-        ] {
-            let a = noise(rows * depth, 1);
-            let w = noise(cols * depth, 2);
-            let mut out = vec![0.0; rows * cols.max(depth)];
-            for precision in [Precision::F32, Precision::Bf16] {
-                let weights = Panels::from_rows(&w, cols, depth, precision);
-                let mut best = [f64::MAX; 2];
-                for _ in 0..10 {
-                    let reps = 1 + 20_000_000 / (rows * depth);
-                    let begun = now();
-                    for _ in 0..reps {
-                        let rhs = Rhs::packed(&weights);
-                        kernel.product((rows, depth, cols), Lhs::rows(&a, depth), rhs, &mut out, cols);
-                    }
-                    best[0] = best[0].min((now() - begun) / reps as f64);
-                    if a.len() >= rows * cols {
-                    let begun = now();
-                    for _ in 0..reps {
-                        let rhs = Rhs::turned(&weights);
-                        kernel.product((rows, cols, depth), Lhs::rows(&a, cols), rhs, &mut out, depth);
-                    }
-                    best[1] = best[1].min((now() - begun) / reps as f64);}
-                }
-                let work = 2.0 * (rows * depth * cols) as f64 / 1e9;
-                println!("{rows} {depth} {cols} {precision:?}: {:.1} packed, {:.1} turned", work / best[0], work / best[1]);
-            }
-        }
     }
 }

@@ -5,7 +5,10 @@
 //! read pages as they are. Which pages make up a context, and in which order, is said by a list of
 //! [`Block`]s; where pages are cut changes no bit of the result.
 
-#![expect(unsafe_code, reason = "tiles take raw addresses; tasks write disjoint parts of one matrix")]
+#![expect(
+    unsafe_code,
+    reason = "tiles take raw addresses; tasks write disjoint parts of one matrix"
+)]
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -111,9 +114,7 @@ pub(crate) fn write(
             for (head, page) in page.chunks_exact_mut(heads.head_len()).enumerate() {
                 let (page_keys, page_values) = page.split_at_mut(PAGE * width);
                 let from = row + head * width;
-                for (to, key) in
-                    page_keys.chunks_exact_mut(PAGE).zip(&keys[from..from + width])
-                {
+                for (to, key) in page_keys.chunks_exact_mut(PAGE).zip(&keys[from..from + width]) {
                     to[slot] = *key;
                 }
                 page_values[slot * padded..slot * padded + width]
@@ -153,7 +154,17 @@ impl Kernel {
             let head = task % heads.keys;
             SCRATCH.with_borrow_mut(|scratch| {
                 let queries = &queries[rows.start * query_stride..];
-                attend_rows(self.isa, heads, span, rows, head, queries, query_stride, pages, scratch);
+                attend_rows(
+                    self.isa,
+                    heads,
+                    span,
+                    rows,
+                    head,
+                    queries,
+                    query_stride,
+                    pages,
+                    scratch,
+                );
                 let group = heads.group();
                 for (i, row) in rows.clone().enumerate() {
                     let start = row * width + head * group * heads.width;

@@ -59,7 +59,12 @@ impl Panels {
     }
 
     /// Packs a row-major matrix in memory.
-    pub(crate) fn from_rows(matrix: &[f32], rows: usize, cols: usize, precision: Precision) -> Self {
+    pub(crate) fn from_rows(
+        matrix: &[f32],
+        rows: usize,
+        cols: usize,
+        precision: Precision,
+    ) -> Self {
         assert_eq!(matrix.len(), rows * cols, "a matrix of {rows} × {cols}");
         Self::pack(rows, cols, precision, |i, out| {
             out.copy_from_slice(&matrix[i * cols..(i + 1) * cols]);
@@ -115,7 +120,12 @@ impl Panels {
 
     /// Writes row `i` to `out`.
     pub(crate) fn row(&self, i: usize, out: &mut [f32]) {
-        assert!(i < self.rows && out.len() == self.cols, "row {i} of {} × {}", self.rows, self.cols);
+        assert!(
+            i < self.rows && out.len() == self.cols,
+            "row {i} of {} × {}",
+            self.rows,
+            self.cols
+        );
         let start = (i / PANEL) * PANEL * self.cols + i % PANEL;
         match &self.data {
             Data::F32(data) => {

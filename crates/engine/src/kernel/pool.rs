@@ -71,8 +71,9 @@ impl Pool {
     /// The results of `task` for every number below `count`, in order.
     pub(crate) fn map<T: Send>(&self, count: usize, task: impl Fn(usize) -> T + Sync) -> Vec<T> {
         match &self.workers {
-            Some(workers) if count > 1 => workers
-                .install(|| (0..count).into_par_iter().with_max_len(1).map(&task).collect()),
+            Some(workers) if count > 1 => {
+                workers.install(|| (0..count).into_par_iter().with_max_len(1).map(&task).collect())
+            }
             _ => (0..count).map(task).collect(),
         }
     }

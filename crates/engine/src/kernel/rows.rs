@@ -97,13 +97,6 @@ for_each_isa! {
         lanes_of_products(a, b)
     }
 
-    /// `to += scale · from`.
-    fn add_scaled(to: &mut [f32], scale: f32, from: &[f32]) {
-        for (to, from) in to.iter_mut().zip(from) {
-            *to = scale.mul_add(*from, *to);
-        }
-    }
-
     /// `to += from`.
     fn add(to: &mut [f32], from: &[f32]) {
         for (to, from) in to.iter_mut().zip(from) {
@@ -285,4 +278,123 @@ fn sum_lanes(mut lanes: [f32; PANEL]) -> f32 {
         half /= 2;
     }
     lanes[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(len: usize, seed: u64) -> Vec<f32> {
+        let mut noise = crate::noise::Noise::new(seed, 0);
+        (0..len).map(|_| 4.0 * noise.uniform() - 2.0).collect()
+    }
+
+    /// Lengths that are multiples of nothing.
+    const LENGTHS: [usize; 8] = [1, 2, 15, 16, 17, 31, 100, 259];
+
+    #[test]
+    fn every_path_gives_the_bits_of_the_portable_one() {
+        for isa in Isa::available() {
+            for len in LENGTHS {
+                let (x, y, z) = (noise(len, 1), noise(len, 2), noise(len, 3));
+                let run = |isa: Isa| {
+                    let mut all = vec![dot(isa, &x, &y), max(isa, &x), sum_exp(isa, &x, 0.5)];
+                    let mut out = vec![0.0; len];
+                    all.push(norm(isa, &x, &y, 1e-6, &mut out));
+                    all.extend_from_slice(&out);
+                    norm_in_place(isa, &mut out, &z, 1e-5);
+                    all.extend_from_slice(&out);
+                    norm_backward(isa, &x, &y, 0.7, &z, &mut out);
+                    all.extend_from_slice(&out);
+                    swiglu(isa, &x, &y, &mut out);
+                    all.extend_from_slice(&out);
+                    let (mut gate, mut up) = (x.clone(), y.clone());
+                    swiglu_backward(isa, &mut gate, &mut up, &z);
+                    all.extend(gate.into_iter().chain(up));
+                    softmax_backward(isa, &x, &mut out, 0.3, 0.5);
+                    all.extend_from_slice(&out);
+                    all.push(exp_and_sum(isa, &mut out, 0.1));
+                    all.extend_from_slice(&out);
+                    scaled_exp(isa, &mut out, 0.2, -3.0);
+                    scale(isa, &mut out, 0.9);
+                    add(isa, &mut out, &z);
+                    all.extend_from_slice(&out);
+                    let mut head = noise(2 * len, 4);
+                    rotate(isa, &mut head, &x, &y, -1.0);
+                    all.extend(head);
+                    all.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+                };
+                assert_eq!(run(isa), run(Isa::Portable), "{isa:?} {len}");
+            }
+        }
+    }
+
+    fn wide(x: &[f32]) -> Vec<f64> {
+        x.iter().map(|x| f64::from(*x)).collect()
+    }
+
+    /// Differences of `f`, computed in f64, against a gradient.
+    fn check(x: &[f32], grad: &[f32], f: impl Fn(&[f64]) -> f64) {
+        for i in 0..x.len() {
+            let at = |shift: f64| {
+                let mut x = wide(x);
+                x[i] += shift;
+                f(&x)
+            };
+            let slope = (at(1e-5) - at(-1e-5)) / 2e-5;
+            let off = (slope - f64::from(grad[i])).abs();
+            assert!(off < 1e-5 * (1.0 + slope.abs()), "{i}: {slope} {}", grad[i]);
+        }
+    }
+
+    #[test]
+    fn backward_of_the_norm_is_its_slope() {
+        for len in LENGTHS {
+            let (x, gain, grad) = (noise(len, 1), noise(len, 2), noise(len, 3));
+            let (mut out, mut grad_x) = (vec![0.0; len], vec![0.0; len]);
+            let inverse = norm(Isa::detect(), &x, &gain, 1e-3, &mut out);
+            norm_backward(Isa::detect(), &x, &gain, inverse, &grad, &mut grad_x);
+            let (gain, grad) = (wide(&gain), wide(&grad));
+            check(&x, &grad_x, |x| {
+                let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+                let inverse = 1.0 / (mean + 1e-3).sqrt();
+                x.iter()
+                    .zip(&gain)
+                    .zip(&grad)
+                    .map(|((x, gain), grad)| x * inverse * gain * grad)
+                    .sum()
+            });
+        }
+    }
+
+    #[test]
+    fn backward_of_swiglu_is_its_slope() {
+        let (gate, up, grad) = (noise(67, 1), noise(67, 2), noise(67, 3));
+        let (mut grad_gate, mut grad_up) = (gate.clone(), up.clone());
+        swiglu_backward(Isa::detect(), &mut grad_gate, &mut grad_up, &grad);
+        let loss = |gate: &[f64], up: &[f64]| -> f64 {
+            let terms = gate.iter().zip(up).zip(&grad);
+            terms
+                .map(|((gate, up), grad)| gate / (1.0 + (-gate).exp()) * up * f64::from(*grad))
+                .sum()
+        };
+        check(&gate, &grad_gate, |gate| loss(gate, &wide(&up)));
+        check(&up, &grad_up, |up| loss(&wide(&gate), up));
+    }
+
+    #[test]
+    fn backward_of_the_softmax_is_its_slope() {
+        let (x, grad) = (noise(41, 1), noise(41, 2));
+        let isa = Isa::detect();
+        let mut p = x.clone();
+        let sum = exp_and_sum(isa, &mut p, max(isa, &x));
+        scale(isa, &mut p, 1.0 / sum);
+        let mut grad_x = grad.clone();
+        let shift = dot(isa, &p, &grad);
+        softmax_backward(isa, &p, &mut grad_x, shift, 1.0);
+        check(&x, &grad_x, |x| {
+            let sum: f64 = x.iter().map(|x| x.exp()).sum();
+            x.iter().zip(&grad).map(|(x, grad)| x.exp() / sum * f64::from(*grad)).sum()
+        });
+    }
 }

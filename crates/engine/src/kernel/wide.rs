@@ -3,7 +3,10 @@
 //! Three implementations of five operations. A fused multiply-add is one operation with one
 //! rounding everywhere, so all three give the same bits.
 
-#![expect(unsafe_code, reason = "vector instructions and raw loads; every method says what it needs")]
+#![expect(
+    unsafe_code,
+    reason = "vector instructions and raw loads; every method says what it needs"
+)]
 
 use super::PANEL;
 

@@ -6,8 +6,8 @@ use crate::model::DeltaGrad;
 mod adapter;
 mod folder;
 
-pub(crate) use adapter::{Adapter, Pair};
 pub use adapter::LoraConfig;
+pub(crate) use adapter::{Adapter, Pair};
 
 /// An adapter in the form that products read.
 #[derive(Debug)]
@@ -60,10 +60,6 @@ impl Delta {
     /// How wide the result of the A side is.
     pub(crate) fn width(&self) -> usize {
         self.a.rows()
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.a.bytes() + self.b.iter().map(Panels::bytes).sum::<usize>()
     }
 
     /// The scaled A side of these rows, appended to `down`.

@@ -168,7 +168,9 @@ impl Query<'_> {
             let rhs = Rhs::packed(&local.value_panels[node]);
             kernel.product((count, d, len), lhs, rhs, &mut ds[col..], context);
         }
-        for (i, (p, ds)) in p.chunks_exact_mut(context).zip(ds.chunks_exact_mut(context)).enumerate() {
+        for (i, (p, ds)) in
+            p.chunks_exact_mut(context).zip(ds.chunks_exact_mut(context)).enumerate()
+        {
             let (p, hidden) = p.split_at_mut(position + i + 1);
             hidden.fill(0.0);
             let max = rows::max(isa, p);

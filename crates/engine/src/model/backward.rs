@@ -101,7 +101,7 @@ impl Model {
         &self,
         pass: &LayerBackward<'_>,
         grads: &mut LayerGrads,
-        grad: &mut Vec<f32>,
+        grad: &mut [f32],
         sink: &mut dyn Sink,
     ) {
         let LayerBackward { index, batch, angles, trace, deltas, input } = *pass;
@@ -211,7 +211,8 @@ impl Model {
         if layer.query_norm.is_none() && layer.key_norm.is_none() {
             return;
         }
-        let gain_of = |i: usize| if i < heads.queries { &layer.query_norm } else { &layer.key_norm };
+        let gain_of =
+            |i: usize| if i < heads.queries { &layer.query_norm } else { &layer.key_norm };
         if sink.wants() {
             let mut out = vec![0.0; heads.width];
             for (qkv, grad) in qkv.chunks_exact(width).zip(grad.chunks_exact(width)) {
@@ -219,8 +220,11 @@ impl Model {
                 for (i, (x, grad)) in rows.enumerate() {
                     if let Some(gain) = gain_of(i) {
                         let inverse = rows::norm(isa, x, gain, epsilon, &mut out);
-                        let which =
-                            if i < heads.queries { Gain::Queries(index) } else { Gain::Keys(index) };
+                        let which = if i < heads.queries {
+                            Gain::Queries(index)
+                        } else {
+                            Gain::Keys(index)
+                        };
                         sink.norm(which, x, inverse, grad);
                     }
                 }

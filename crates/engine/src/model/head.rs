@@ -126,7 +126,9 @@ impl Head<'_> {
                 self.model.kernel.pool().each_row(masses, 1, cols * 16, |row, mass| {
                     mass[0].add(isa, &logits[row * cols..(row + 1) * cols]);
                 });
-                for (pair, found) in pairs[pairs_here.clone()].iter().zip(&mut found[pairs_here.clone()]) {
+                for (pair, found) in
+                    pairs[pairs_here.clone()].iter().zip(&mut found[pairs_here.clone()])
+                {
                     if (from..from + cols).contains(&(pair.token as usize)) {
                         *found = logits[(pair.row - first) * cols + pair.token as usize - from];
                     }

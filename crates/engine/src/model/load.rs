@@ -2,7 +2,7 @@
 
 use super::{Layer, Linear, Model};
 use crate::Result;
-use crate::file::{ModelConfig, ModelFolder};
+use crate::file::{ModelConfig, ModelFolder, TensorFile};
 use crate::kernel::{Kernel, Panels, Precision};
 
 /// Where weights come from.
@@ -12,6 +12,12 @@ pub(crate) trait Source: Sync {
 }
 
 impl Source for ModelFolder {
+    fn values(&self, name: &str) -> Result<std::borrow::Cow<'_, [f32]>> {
+        self.tensor(name)?.to_f32()
+    }
+}
+
+impl Source for TensorFile {
     fn values(&self, name: &str) -> Result<std::borrow::Cow<'_, [f32]>> {
         self.tensor(name)?.to_f32()
     }

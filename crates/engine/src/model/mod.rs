@@ -18,7 +18,6 @@ pub(crate) use forward::{Adapted, Trace, Workspace};
 pub(crate) use head::{Head, Pair, log_probability, log_sum_exp};
 pub(crate) use linear::{DeltaGrad, Linear};
 pub(crate) use load::Source;
-pub(crate) use rope::Angles;
 
 use crate::file::ModelConfig;
 use crate::kernel::pages::Heads;

@@ -83,48 +83,62 @@ impl Dimuon {
             for (m, &g) in momentum.iter_mut().zip(tensor.gradient) {
                 *m = old * *m + new * g;
             }
-            if scratch.direct(tensor.rows, tensor.columns, momentum) {
-                let step = params.learning_rate * length / (scratch.norm() + 1e-12);
-                for (w, &d) in tensor.weights.iter_mut().zip(&scratch.direction) {
-                    *w = (f64::from(*w) - step * d) as f32;
-                }
-            }
+            let step = params.learning_rate * length;
+            scratch.step(tensor.rows, tensor.columns, momentum, step, tensor.weights);
         }
         Ok(())
     }
 }
 
-/// Room for one matrix, used again for the next.
+/// Numbers of the long side that are worked on together, so that they stay in the cache.
+const WIDTH: usize = 64;
+
+/// Small memory, used again for every matrix; the long side is never held as a whole.
 #[derive(Debug, Default)]
 struct Scratch {
-    even: Vec<f64>,
-    direction: Vec<f64>,
     rows: Vec<f64>,
     columns: Vec<f64>,
+    panel: Vec<f64>,
+    turned: Vec<f64>,
 }
 
 impl Scratch {
-    fn norm(&self) -> f64 {
-        length(&self.direction)
-    }
-
-    /// Computes the direction, up to its length; false if the momentum is zero.
-    fn direct(&mut self, rows: usize, columns: usize, momentum: &[f32]) -> bool {
+    /// Moves `weights` by a step of this length along the direction of `momentum`, if it has one.
+    fn step(
+        &mut self,
+        rows: usize,
+        columns: usize,
+        momentum: &[f32],
+        step: f64,
+        weights: &mut [f32],
+    ) {
         if !self.even_out(rows, columns, momentum) {
-            return false;
+            return;
         }
-        let norm = length(&self.even) + 1e-7;
-        self.even.iter_mut().for_each(|value| *value /= norm);
+        let thin = rows.min(columns);
+        let long = rows.max(columns);
+        self.panel.resize(thin * WIDTH, 0.0);
+        self.turned.resize(thin * WIDTH, 0.0);
+
+        let mut gram = vec![0.0; thin * thin];
+        for from in (0..long).step_by(WIDTH) {
+            self.fill(rows, columns, momentum, from);
+            for i in 0..thin {
+                for j in 0..=i {
+                    gram[i * thin + j] += dot(panel_row(&self.panel, i), panel_row(&self.panel, j));
+                }
+            }
+        }
+        for i in 0..thin {
+            for j in 0..i {
+                gram[j * thin + i] = gram[i * thin + j];
+            }
+        }
+        let size = trace(&gram, thin).sqrt() + 1e-7;
+        gram.iter_mut().for_each(|value| *value /= size * size);
 
         // Every round multiplies from the thin side by a polynomial of the Gram matrix, so the
-        // rounds are run on that small matrix and the wide one is touched twice, not ten times.
-        let thin = rows.min(columns);
-        let wide = rows <= columns;
-        let mut gram = if wide {
-            gram_of_rows(&self.even, rows, columns)
-        } else {
-            gram_of_columns(&self.even, columns)
-        };
+        // rounds are run on that small matrix and the long side is read twice, not ten times.
         let (a, b, c) = COEFFICIENTS;
         let mut whole = identity(thin);
         for _ in 0..ITERATIONS {
@@ -136,27 +150,52 @@ impl Scratch {
             gram = product(&product(&factor, &gram, thin), &factor, thin);
             whole = product(&factor, &whole, thin);
         }
+        // By now the Gram matrix is that of the direction, whose squared length is its trace.
+        let factor = step / (trace(&gram, thin).sqrt() + 1e-12) / size;
 
-        self.direction.clear();
-        self.direction.resize(self.even.len(), 0.0);
-        if wide {
-            for (i, out) in self.direction.chunks_exact_mut(columns).enumerate() {
-                for (k, row) in self.even.chunks_exact(columns).enumerate() {
-                    add_scaled(out, row, whole[i * thin + k]);
+        for from in (0..long).step_by(WIDTH) {
+            self.fill(rows, columns, momentum, from);
+            for i in 0..thin {
+                let out = &mut self.turned[i * WIDTH..(i + 1) * WIDTH];
+                out.fill(0.0);
+                for k in 0..thin {
+                    add_scaled(out, panel_row(&self.panel, k), factor * whole[i * thin + k]);
                 }
             }
-        } else {
-            let outs = self.direction.chunks_exact_mut(columns);
-            for (out, row) in outs.zip(self.even.chunks_exact(columns)) {
-                for (k, &value) in row.iter().enumerate() {
-                    add_scaled(out, &whole[k * thin..(k + 1) * thin], value);
+            for i in 0..thin {
+                for (j, &move_by) in panel_row(&self.turned, i).iter().enumerate() {
+                    if from + j < long {
+                        let at = place(rows, columns, i, from + j);
+                        #[expect(clippy::cast_possible_truncation, reason = "weights are f32")]
+                        let new = (f64::from(weights[at]) - move_by) as f32;
+                        weights[at] = new;
+                    }
                 }
             }
         }
-        true
     }
 
-    /// Divides out how large rows and columns are; false if everything is zero.
+    /// Copies `WIDTH` numbers of the long side, from `from` on, evened out; zeros beyond its end.
+    fn fill(&mut self, rows: usize, columns: usize, momentum: &[f32], from: usize) {
+        let (thin, long) = (rows.min(columns), rows.max(columns));
+        let (short, wide) =
+            if rows <= columns { (&self.rows, &self.columns) } else { (&self.columns, &self.rows) };
+        for i in 0..thin {
+            let panel = &mut self.panel[i * WIDTH..(i + 1) * WIDTH];
+            for (j, out) in panel.iter_mut().enumerate() {
+                *out = match from + j < long {
+                    true => {
+                        let value = momentum[place(rows, columns, i, from + j)];
+                        f64::from(value) * short[i] * wide[from + j]
+                    }
+                    false => 0.0,
+                };
+            }
+        }
+    }
+
+    /// Finds what rows and columns have to be multiplied by to be about equally large; false if
+    /// everything is zero.
     fn even_out(&mut self, rows: usize, columns: usize, momentum: &[f32]) -> bool {
         self.rows.clear();
         self.rows.resize(rows, 0.0);
@@ -177,21 +216,26 @@ impl Scratch {
             return false;
         }
         let root = |total: &mut f64, count: usize| {
-            *total = (*total / count as f64 + DAMPING * mean).powf(-0.25);
+            *total = (*total / count as f64 + DAMPING * mean).sqrt().sqrt().recip();
         };
         self.rows.iter_mut().for_each(|total| root(total, columns));
         self.columns.iter_mut().for_each(|total| root(total, rows));
-        self.even.clear();
-        for (row, values) in self.rows.iter().zip(momentum.chunks_exact(columns)) {
-            let values = values.iter().zip(&self.columns);
-            self.even.extend(values.map(|(&value, column)| f64::from(value) * row * column));
-        }
         true
     }
 }
 
-fn length(values: &[f64]) -> f64 {
-    values.iter().map(|value| value * value).sum::<f64>().sqrt()
+/// Where number `j` of the long side and `i` of the thin one is stored.
+#[inline]
+fn place(rows: usize, columns: usize, i: usize, j: usize) -> usize {
+    if rows <= columns { i * columns + j } else { j * columns + i }
+}
+
+fn panel_row(panel: &[f64], i: usize) -> &[f64] {
+    &panel[i * WIDTH..(i + 1) * WIDTH]
+}
+
+fn trace(matrix: &[f64], size: usize) -> f64 {
+    (0..size).map(|i| matrix[i * size + i]).sum()
 }
 
 fn add_scaled(out: &mut [f64], values: &[f64], factor: f64) {
@@ -211,31 +255,6 @@ fn product(a: &[f64], b: &[f64], size: usize) -> Vec<f64> {
     for (out, a) in out.chunks_exact_mut(size).zip(a.chunks_exact(size)) {
         for (&a, b) in a.iter().zip(b.chunks_exact(size)) {
             add_scaled(out, b, a);
-        }
-    }
-    out
-}
-
-/// `X Xᵀ` of a matrix with few rows.
-fn gram_of_rows(x: &[f64], rows: usize, columns: usize) -> Vec<f64> {
-    let mut out = vec![0.0; rows * rows];
-    for i in 0..rows {
-        for j in 0..=i {
-            let (a, b) = (&x[i * columns..(i + 1) * columns], &x[j * columns..(j + 1) * columns]);
-            let value = dot(a, b);
-            out[i * rows + j] = value;
-            out[j * rows + i] = value;
-        }
-    }
-    out
-}
-
-/// `Xᵀ X` of a matrix with few columns.
-fn gram_of_columns(x: &[f64], columns: usize) -> Vec<f64> {
-    let mut out = vec![0.0; columns * columns];
-    for row in x.chunks_exact(columns) {
-        for (out, &value) in out.chunks_exact_mut(columns).zip(row) {
-            add_scaled(out, row, value);
         }
     }
     out

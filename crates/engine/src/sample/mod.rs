@@ -10,6 +10,7 @@ mod step;
 mod tests;
 
 pub use request::{
-    Answer, PromptScores, RequestId, SampleRequest, Sampled, Scoring, StopReason, TopK, Vocabulary, Weights,
+    Answer, PromptScores, RequestId, SampleRequest, Sampled, Scoring, StopReason, TopK, Vocabulary,
+    Weights,
 };
 pub use sampler::Sampler;

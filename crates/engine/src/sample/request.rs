@@ -202,7 +202,10 @@ impl SampleRequest {
         if let Some(last) = self.scoring.last
             && !(self.scoring.logprobs && (1..len).contains(&last))
         {
-            let why = format!("{last} with a prompt of {len}: expected prompt_logprobs and 1 to {}", len - 1);
+            let why = format!(
+                "{last} with a prompt of {len}: expected prompt_logprobs and 1 to {}",
+                len - 1
+            );
             return Err(Error::invalid("prompt_logprobs_last_n", why));
         }
         if let Some(targets) = &self.scoring.targets {

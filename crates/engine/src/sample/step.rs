@@ -18,7 +18,8 @@ impl Sampler {
         }
         // Rows of one adapter stand together.
         let mut shares = shares.to_vec();
-        shares.sort_by_key(|share| self.requests[&self.running[share.sequence].request].weights.id());
+        shares
+            .sort_by_key(|share| self.requests[&self.running[share.sequence].request].weights.id());
         let mut tokens = Vec::new();
         let mut spans = Vec::with_capacity(shares.len());
         for share in &shares {
@@ -75,13 +76,13 @@ impl Sampler {
             }
         }
         for chunk in split.chunks(LOGIT_ROWS) {
-            let x: Vec<&[f32]> =
-                chunk.iter().map(|(_, row)| &self.work.x[row * hidden..(row + 1) * hidden]).collect();
+            let x: Vec<&[f32]> = chunk
+                .iter()
+                .map(|(_, row)| &self.work.x[row * hidden..(row + 1) * hidden])
+                .collect();
             let loras: Vec<Option<&Lora>> = chunk
                 .iter()
-                .map(|(sequence, _)| {
-                    self.requests[&self.running[*sequence].request].weights.lora()
-                })
+                .map(|(sequence, _)| self.requests[&self.running[*sequence].request].weights.lora())
                 .collect();
             let logits = model.logits(&x, &loras);
             let vocab = model.config.vocab_size;
@@ -189,7 +190,11 @@ impl Model {
             let count = loras[first..].iter().take_while(same).count();
             if let Some(delta) = loras[first].and_then(|lora| lora.unembedding.as_ref()) {
                 let mut down = Vec::new();
-                delta.project(&self.kernel, &normed[first * hidden..(first + count) * hidden], &mut down);
+                delta.project(
+                    &self.kernel,
+                    &normed[first * hidden..(first + count) * hidden],
+                    &mut down,
+                );
                 let out = &mut logits[first * vocab..(first + count) * vocab];
                 delta.expand(&self.kernel, &down, 0, vocab, out);
             }

@@ -14,7 +14,8 @@ use crate::train::{Datum, Objective};
 use crate::{Error, LoraConfig};
 
 fn engine(name: &str, threads: usize) -> Engine {
-    Engine::open(folder(name), Options { threads, cache_memory: 8 << 20, ..Options::default() }).unwrap()
+    Engine::open(folder(name), Options { threads, cache_memory: 8 << 20, ..Options::default() })
+        .unwrap()
 }
 
 fn run(sampler: &mut Sampler) -> Vec<(RequestId, crate::Result<Answer>)> {
@@ -41,7 +42,7 @@ fn greedy_tokens_are_those_of_torch() {
         for (weights, key) in [(engine.base(), "greedy_base"), (adapter, "greedy_adapter")] {
             let list = |field: &str| json[key][field].as_array().unwrap().clone();
             let ids = |field: &str| -> Vec<u32> {
-                list(field).iter().map(|x| x.as_u64().unwrap() as u32).collect()
+                list(field).iter().map(|x| u32::try_from(x.as_u64().unwrap()).unwrap()).collect()
             };
             let mut request = SampleRequest::new(ids("prompt"), 12);
             request.draw.temperature = 0.0;
@@ -55,7 +56,7 @@ fn greedy_tokens_are_those_of_torch() {
 }
 
 fn prompt(len: usize, salt: u32) -> Vec<u32> {
-    (0..len).map(|i| (i as u32 * 31 + salt * 17 + 3) % 97).collect()
+    (0_u32..).take(len).map(|i| (i * 31 + salt * 17 + 3) % 97).collect()
 }
 
 #[test]
@@ -92,7 +93,8 @@ fn nothing_else_in_the_batch_changes_a_result() {
     let requests = |seed: u64| -> Vec<SampleRequest> {
         (0..9)
             .map(|i| {
-                let mut request = SampleRequest::new(prompt(5 + 13 * (i % 4), i as u32 / 4), 30);
+                let mut request =
+                    SampleRequest::new(prompt(5 + 13 * (i % 4), u32::try_from(i / 4).unwrap()), 30);
                 request.seed = seed + i as u64;
                 request.samples = 1 + i % 3;
                 request.draw = Draw { temperature: 0.8, top_k: 20, top_p: 0.95 };
@@ -102,7 +104,7 @@ fn nothing_else_in_the_batch_changes_a_result() {
     };
     let engine = engine("qwen3", 1);
     let adapter = engine.load_weights(folder("qwen3").join("adapter")).unwrap();
-    let pick = |i: usize| if i % 2 == 0 { engine.base() } else { adapter.clone() };
+    let pick = |i: usize| if i.is_multiple_of(2) { engine.base() } else { adapter.clone() };
     let alone: Vec<Vec<Sampled>> = requests(5)
         .into_iter()
         .enumerate()
@@ -117,7 +119,7 @@ fn nothing_else_in_the_batch_changes_a_result() {
         let mut sampler = engine.sampler().unwrap();
         for round in 0..2 {
             for (i, request) in requests(5).into_iter().enumerate() {
-                let weights = if i % 2 == 0 { engine.base() } else { adapter.clone() };
+                let weights = if i.is_multiple_of(2) { engine.base() } else { adapter.clone() };
                 sampler.add(&weights, request).unwrap();
             }
             let together = run(&mut sampler);
@@ -207,7 +209,8 @@ fn stops_end_a_continuation_and_are_part_of_it() {
     request.stop = Stop::new([free.tokens[7]], [] as [&str; 0]).unwrap();
     let stopped = one(&mut sampler, &engine.base(), request.clone()).samples.remove(0);
     assert_eq!((&stopped.tokens[..], stopped.reason), (&free.tokens[..=at], StopReason::Stop));
-    let text: Vec<u8> = free.tokens[9..12].iter().flat_map(|t| Letters.bytes(*t).to_vec()).collect();
+    let text: Vec<u8> =
+        free.tokens[9..12].iter().flat_map(|t| Letters.bytes(*t).to_vec()).collect();
     request.stop = Stop::new([], [text]).unwrap();
     let refused = sampler.add(&engine.base(), request.clone()).unwrap_err();
     assert!(refused.to_string().contains("vocabulary"), "{refused}");
@@ -271,10 +274,13 @@ fn what_cannot_be_done_is_refused_with_a_reason() {
 #[test]
 fn a_poisoned_adapter_fails_its_own_requests_only() {
     let engine = engine("qwen3", 1);
-    let mut trainer = engine.create(LoraConfig { rank: 4, ..LoraConfig::default() }, OptimizerKind::Adam).unwrap();
+    let mut trainer = engine
+        .create(LoraConfig { rank: 4, ..LoraConfig::default() }, OptimizerKind::Adam)
+        .unwrap();
     trainer.poison();
     let mut sampler = engine.sampler().unwrap();
-    let bad = sampler.add(&engine.snapshot(&trainer), SampleRequest::new(prompt(20, 0), 4)).unwrap();
+    let bad =
+        sampler.add(&engine.snapshot(&trainer), SampleRequest::new(prompt(20, 0), 4)).unwrap();
     let good = sampler.add(&engine.base(), SampleRequest::new(prompt(20, 0), 4)).unwrap();
     for (id, answer) in run(&mut sampler) {
         assert_eq!(answer.is_ok(), id == good, "{answer:?}");

@@ -34,6 +34,7 @@ pub(crate) struct Datum {
 }
 
 impl Datum {
+    #[expect(clippy::cast_possible_truncation, reason = "recorded from f32")]
     pub(crate) fn floats(&self, field: &str) -> Vec<f32> {
         self.json[field].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
     }
@@ -43,7 +44,11 @@ pub(crate) fn data(name: &str) -> Vec<Datum> {
     let text = std::fs::read(folder(name).join("expected.json")).unwrap();
     let json: Value = serde_json::from_slice(&text).unwrap();
     let tokens = |json: &Value| -> Vec<u32> {
-        json.as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as u32).collect()
+        json.as_array()
+            .unwrap()
+            .iter()
+            .map(|x| u32::try_from(x.as_u64().unwrap()).unwrap())
+            .collect()
     };
     json["data"]
         .as_array()
@@ -89,19 +94,31 @@ fn gradients_are_those_of_torch_whatever_is_kept() {
         let mut before: Option<Vec<[Vec<f32>; 2]>> = None;
         for memory in [0, usize::MAX] {
             let (pass, _) = Pass::forward(&model, Some(&lora), &sequences(&data), Some(memory));
-            let slopes: Vec<Vec<f32>> =
-                data.iter().map(|datum| datum.floats("weights").iter().map(|w| -w).collect()).collect();
+            let slopes: Vec<Vec<f32>> = data
+                .iter()
+                .map(|datum| datum.floats("weights").iter().map(|w| -w).collect())
+                .collect();
             let grads = pass.backward(&slopes, &mut NoSink);
             let mut sums = adapter.zeros();
             adapter.collect(&grads, &mut sums);
             for (pair, sums) in adapter.pairs.iter().zip(&sums) {
                 for (half, sum) in ["A", "B"].into_iter().zip(sums) {
                     let module = pair.place.module();
-                    let key = format!("grad.cross_entropy.base_model.model.{module}.lora_{half}.weight");
-                    let expected = expected.get(&key).unwrap_or_else(|| panic!("{key}")).to_f32().unwrap();
+                    let key =
+                        format!("grad.cross_entropy.base_model.model.{module}.lora_{half}.weight");
+                    let expected =
+                        expected.get(&key).unwrap_or_else(|| panic!("{key}")).to_f32().unwrap();
                     let norm = expected.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
-                    let off = expected.iter().zip(sum).map(|(x, y)| f64::from(x - y).powi(2)).sum::<f64>();
-                    assert!(off.sqrt() < 1e-4 * norm, "{name} {key}: off by {} of {norm}", off.sqrt());
+                    let off = expected
+                        .iter()
+                        .zip(sum)
+                        .map(|(x, y)| f64::from(x - y).powi(2))
+                        .sum::<f64>();
+                    assert!(
+                        off.sqrt() < 1e-4 * norm,
+                        "{name} {key}: off by {} of {norm}",
+                        off.sqrt()
+                    );
                 }
             }
             if let Some(before) = &before {
@@ -115,9 +132,9 @@ fn gradients_are_those_of_torch_whatever_is_kept() {
 /// Ten optimizer steps end where torch's ended.
 #[test]
 fn ten_steps_of_each_optimizer_end_where_torch_does() {
+    use crate::loss::{Inputs, Loss};
     use crate::optim::{AdamParams, DimuonParams, OptimizerKind, StepParams};
     use crate::train::{Datum as Example, Objective, Trainer};
-    use crate::loss::{Inputs, Loss};
     for name in MODELS {
         let model = std::sync::Arc::new(model(name, 1));
         let text = std::fs::read(folder(name).join("expected.json")).unwrap();
@@ -166,7 +183,10 @@ fn ten_steps_of_each_optimizer_end_where_torch_does() {
                 let objective = Objective::Loss(Loss::CrossEntropy);
                 let out = trainer.forward_backward(&objective, &examples).unwrap();
                 let loss = step["loss"].as_f64().unwrap();
-                assert!((out.metrics[0].1 - loss).abs() < 1e-3 * loss.abs().max(1.0), "{kind} {name}");
+                assert!(
+                    (out.metrics[0].1 - loss).abs() < 1e-3 * loss.abs().max(1.0),
+                    "{kind} {name}"
+                );
                 let report = trainer.optim_step(&params).unwrap();
                 let norm = step["grad_norm"].as_f64().unwrap();
                 assert!((report.grad_norm - norm).abs() < 1e-3 * norm, "{kind} {name}");
@@ -176,8 +196,16 @@ fn ten_steps_of_each_optimizer_end_where_torch_does() {
                     let key = format!("{kind}.base_model.model.{module}.lora_{half}.weight");
                     let expected = expected.get(&key).unwrap().to_f32().unwrap();
                     let norm = expected.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
-                    let off = expected.iter().zip(got).map(|(x, y)| f64::from(x - y).powi(2)).sum::<f64>();
-                    assert!(off.sqrt() < 1e-3 * norm, "{name} {key}: off by {} of {norm}", off.sqrt());
+                    let off = expected
+                        .iter()
+                        .zip(got)
+                        .map(|(x, y)| f64::from(x - y).powi(2))
+                        .sum::<f64>();
+                    assert!(
+                        off.sqrt() < 1e-3 * norm,
+                        "{name} {key}: off by {} of {norm}",
+                        off.sqrt()
+                    );
                 }
             }
         }

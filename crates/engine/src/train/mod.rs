@@ -1,16 +1,17 @@
 //! Training: what batches and steps do to an adapter.
 
 mod datum;
+mod full;
 #[cfg(test)]
 pub(crate) mod golden;
 mod objective;
 mod pass;
 #[cfg(test)]
-mod speed;
+mod tests;
 mod trainer;
 
 pub use datum::Datum;
 pub(crate) use datum::check_tokens;
+pub use full::FullTrainer;
 pub use objective::{Objective, Output};
-pub(crate) use pass::Pass;
 pub use trainer::Trainer;

@@ -20,6 +20,9 @@ impl From<Loss> for Objective<'_> {
     }
 }
 
+/// Names and values.
+type NamedValues = Vec<(String, f64)>;
+
 /// What a pass over a batch found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
@@ -35,7 +38,7 @@ impl Objective<'_> {
         &self,
         data: &[Datum<'_>],
         logprobs: &[Vec<f32>],
-    ) -> Result<(Vec<(String, f64)>, Vec<Vec<f32>>)> {
+    ) -> Result<(NamedValues, Vec<Vec<f32>>)> {
         match self {
             Self::Loss(loss) => {
                 let mut metrics = Metrics::default();

@@ -80,6 +80,12 @@ impl Trainer {
         self.adapter.pairs.iter().map(|pair| (pair.place.module(), &pair.a[..], &pair.b[..]))
     }
 
+    /// The gradients gathered so far.
+    #[cfg(test)]
+    pub(crate) fn gradients(&self) -> Vec<f32> {
+        self.grads.iter().flatten().flatten().copied().collect()
+    }
+
     /// Makes its weights useless.
     #[cfg(test)]
     pub(crate) fn poison(&mut self) {

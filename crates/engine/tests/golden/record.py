@@ -2,7 +2,8 @@
 """Records the golden numbers that the engine's tests compare with.
 
     pip install torch transformers peft
-    python record.py              # writes llama/, qwen2/, qwen3/ and graphs.json beside this file
+    python record.py              # writes llama/, qwen2/, qwen3/, graphs.json and encodings.json
+                                  # beside this file; reads tokenizer.json (--example tokenizer)
     python record.py check DIR    # DIR/{model,adapter}: prints log-probabilities that peft computes
 
 Three tiny random models in Hugging Face form, one PEFT adapter each (rank 4, alpha 32, A and B
@@ -32,6 +33,7 @@ import sys
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -354,6 +356,24 @@ def record(name, model, how):
     save_file({key: value.contiguous() for key, value in large.items()}, os.path.join(folder, "expected.safetensors"))
 
 
+def encodings():
+    """What the `tokenizers` library makes of texts, with the tokenizer that the engine learnt."""
+    tokenizer = Tokenizer.from_file(os.path.join(HERE, "tokenizer.json"))
+    words = "The little dog, Max, ran 12 times; isn't it so? Yes! (No.) x=3*y_2\t\"quoted\" \\ end"
+    texts = ["", " ", "a", "  a", "a  b", " a b  ", "\n\n x", "\r\n", "1234567890", " 42", "+ 1", "a1b2", words]
+    texts += ["caf\u00e9 \u2603 \U0001f600\U0001f600 na\u00efve", "\u4f60\u597d\uff0c\u4e16\u754c", "\u0627\u0644\u0639", "e\u0301"]
+    texts += ["\u00a0nbsp\u2003em", "\x00\x01\x7f", "<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"]
+    texts += ["<|im_start", "<|endoftext|><|endoftext|>x", "a<|im_end|> b", "<<|im_end|>>", "....!!!", " ...", ". .", "--a--"]
+    texts += ["What is 17 + 25?", "Once there was a brave cat named Iris.", "the " * 9, "The capital of Norway is Oslo."]
+    cases = []
+    for text in texts:
+        ids = tokenizer.encode(text).ids
+        cases.append(dict(text=text, ids=ids, decoded=tokenizer.decode(ids, skip_special_tokens=False)))
+    with open(os.path.join(HERE, "encodings.json"), "w") as file:
+        json.dump(cases, file, indent=0)
+        file.write("\n")
+
+
 def remove(path):
     if os.path.exists(path):
         os.remove(path)
@@ -526,5 +546,6 @@ if __name__ == "__main__":
     if len(sys.argv) == 3 and sys.argv[1] == "check":
         sys.exit(check(sys.argv[2]))
     graphs()
+    encodings()
     for name, model, how in models():
         record(name, model, how)

@@ -6,6 +6,8 @@ mod files;
 mod fixtures;
 mod golden;
 mod graphs;
+mod hostile;
 mod losses;
 mod optimizers;
 mod picks;
+mod tokenizers;

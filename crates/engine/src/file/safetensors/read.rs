@@ -32,7 +32,7 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
-    map: Mmap,
+    bytes: Bytes,
     header: Header,
     data_start: usize,
 }
@@ -54,8 +54,21 @@ impl TensorFile {
             return Err(Error::bad_file(path, format!("is cut off: {} bytes", about.len())));
         }
         let map = map(&file).map_err(Error::io("map", path))?;
-        let (header, data_start) = read_header(&map).map_err(|why| Error::bad_file(path, why))?;
-        Ok(Self { path: path.to_owned(), map, header, data_start })
+        Self::new(path, Bytes::Mapped(map))
+    }
+
+    /// Reads a file that is part of the program; `path` is what errors call it.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] if it is not a whole safetensors file.
+    pub fn from_static(bytes: &'static [u8], path: impl AsRef<Path>) -> Result<Self> {
+        Self::new(path.as_ref(), Bytes::Static(bytes))
+    }
+
+    fn new(path: &Path, bytes: Bytes) -> Result<Self> {
+        let (header, data_start) =
+            read_header(bytes.get()).map_err(|why| Error::bad_file(path, why))?;
+        Ok(Self { path: path.to_owned(), bytes, header, data_start })
     }
 
     /// Where it is.
@@ -97,8 +110,25 @@ impl TensorFile {
     }
 
     fn view<'a>(&'a self, name: &'a str, entry: &'a Entry) -> Tensor<'a> {
-        let bytes = &self.map[self.data_start + entry.start..self.data_start + entry.end];
+        let data = &self.bytes.get()[self.data_start..];
+        let bytes = &data[entry.start..entry.end];
         Tensor { path: &self.path, name, dtype: entry.dtype, shape: &entry.shape, bytes }
+    }
+}
+
+/// Where a file's bytes are.
+#[derive(Debug)]
+enum Bytes {
+    Mapped(Mmap),
+    Static(&'static [u8]),
+}
+
+impl Bytes {
+    fn get(&self) -> &[u8] {
+        match self {
+            Self::Mapped(map) => map,
+            Self::Static(bytes) => bytes,
+        }
     }
 }
 

@@ -1,0 +1,149 @@
+//! Makes the built-in model: `cargo run --release -p tinkex-engine --example make_tiny`.
+//!
+//! Text is written by rules (`docs/corpus.md`), a tokenizer is learnt from it, and a small Qwen3
+//! model is trained on it from random weights. The same program gives the same files. Minutes, not
+//! hours; `-- STEPS FOLDER` changes how long and where to.
+
+#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use tinkex_engine::corpus::{END_OF_TEXT, SPECIALS, TURN_END, document};
+use tinkex_engine::file::ModelConfig;
+use tinkex_engine::loss::{Inputs, Loss};
+use tinkex_engine::optim::{AdamParams, StepParams};
+use tinkex_engine::pick::{Draw, Stop};
+use tinkex_engine::sample::SampleRequest;
+use tinkex_engine::tokenizer::Tokenizer;
+use tinkex_engine::train::{Datum, FullTrainer, Objective};
+use tinkex_engine::{Options, Result};
+
+const SEED: u64 = 1;
+const VOCAB: usize = 1024;
+const DOCUMENTS: u64 = 40_000;
+const ROWS: usize = 16;
+const LENGTH: usize = 256;
+
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let steps: u32 = arguments.next().map_or(Ok(700), |steps| steps.parse())?;
+    let default: PathBuf = [env!("CARGO_MANIFEST_DIR"), "models", "tiny"].iter().collect();
+    let folder = arguments.next().map_or(default, PathBuf::from);
+    std::fs::create_dir_all(&folder)?;
+
+    let documents: Vec<String> = (0..DOCUMENTS).map(|index| document(SEED, index)).collect();
+    let some = documents.iter().take(4_000).map(String::as_str);
+    let tokenizer = Tokenizer::train(some, VOCAB, &SPECIALS)?;
+    let end = tokenizer.special(END_OF_TEXT).ok_or("no end of text")?;
+    let turn = tokenizer.special(TURN_END).ok_or("no end of turn")?;
+    let mut stream = Vec::new();
+    for document in &documents {
+        stream.extend(tokenizer.encode(document));
+        stream.push(end);
+    }
+    let bytes: usize = documents.iter().map(String::len).sum();
+    println!("{bytes} bytes of text, {} tokens", stream.len());
+
+    let vocab = tokenizer.vocabulary().len();
+    let config = format!(
+        r#"{{
+  "architectures": ["Qwen3ForCausalLM"],
+  "model_type": "qwen3",
+  "vocab_size": {vocab},
+  "hidden_size": 128,
+  "intermediate_size": 384,
+  "num_hidden_layers": 4,
+  "num_attention_heads": 4,
+  "num_key_value_heads": 2,
+  "head_dim": 32,
+  "rms_norm_eps": 1e-06,
+  "hidden_act": "silu",
+  "rope_theta": 10000.0,
+  "max_position_embeddings": 2048,
+  "tie_word_embeddings": true,
+  "eos_token_id": [{end}, {turn}],
+  "dtype": "bfloat16"
+}}
+"#
+    );
+    std::fs::write(folder.join("config.json"), &config)?;
+    tokenizer.write(folder.join("tokenizer.json"))?;
+    let config = ModelConfig::parse(config.as_bytes(), "config.json")?;
+    let mut trainer = FullTrainer::new(&config, SEED, &Options::default())?;
+    println!("{} parameters, {steps} steps of {} tokens", trainer.parameters(), ROWS * LENGTH);
+
+    let mut random = fastrand::Rng::with_seed(SEED);
+    let begun = Instant::now();
+    for step in 0..steps {
+        let loss = train(&mut trainer, &stream, step, steps, &mut random)?;
+        if step % 50 == 0 || step + 1 == steps {
+            println!("step {step}: {loss:.3} nats a token, {:.0?}", begun.elapsed());
+        }
+        if step % 300 == 299 {
+            trainer.save_bf16(folder.join("model.safetensors"))?;
+        }
+    }
+    trainer.save_bf16(folder.join("model.safetensors"))?;
+    show(&trainer, &tokenizer, turn)?;
+    Ok(())
+}
+
+/// One step on random windows of the text.
+fn train(
+    trainer: &mut FullTrainer,
+    stream: &[u32],
+    step: u32,
+    steps: u32,
+    random: &mut fastrand::Rng,
+) -> Result<f64> {
+    let each = 1.0 / (ROWS * LENGTH) as f32;
+    let weights = vec![each; LENGTH];
+    let data: Vec<Datum<'_>> = (0..ROWS)
+        .map(|_| {
+            let start = random.usize(..stream.len() - LENGTH - 1);
+            Datum {
+                tokens: &stream[start..start + LENGTH],
+                targets: &stream[start + 1..start + LENGTH + 1],
+                inputs: Inputs { weights: Some(&weights), ..Inputs::default() },
+                ..Datum::default()
+            }
+        })
+        .collect();
+    let out = trainer.forward_backward(&Objective::Loss(Loss::CrossEntropy), &data)?;
+    // A short rise, then down along a cosine.
+    let rise = f64::from(step + 1).min(50.0) / 50.0;
+    let fall = 0.5 + 0.5 * (std::f64::consts::PI * f64::from(step) / f64::from(steps)).cos();
+    let learning_rate = 4e-3 * rise * (0.05 + 0.95 * fall);
+    trainer.optim_step(&StepParams::Adam(AdamParams {
+        learning_rate,
+        weight_decay: 0.02,
+        grad_clip_norm: 1.0,
+        eps: 1e-8,
+        ..AdamParams::default()
+    }))?;
+    Ok(out.metrics[0].1)
+}
+
+/// What the model writes.
+fn show(trainer: &FullTrainer, tokenizer: &Tokenizer, turn: u32) -> Result<()> {
+    let engine = trainer.engine(Options::default())?;
+    let mut sampler = engine.sampler()?;
+    for prompt in [
+        "Once upon a time",
+        "<|im_start|>user\nWhat is 3 + 4?<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_start|>user\nWhat does a dog say?<|im_end|>\n<|im_start|>assistant\n",
+    ] {
+        let mut request = SampleRequest::new(tokenizer.encode(prompt), 60);
+        request.draw = Draw { temperature: 0.7, ..Draw::default() };
+        request.stop = Stop::new([turn], [] as [&str; 0])?;
+        sampler.add(&engine.base(), request)?;
+        while !sampler.is_idle() {
+            for (_, answer) in sampler.step() {
+                let text = tokenizer.vocabulary().decode(&answer?.samples[0].tokens);
+                println!("--- {prompt}{text}");
+            }
+        }
+    }
+    Ok(())
+}

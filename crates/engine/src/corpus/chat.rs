@@ -1,0 +1,180 @@
+//! Conversations: short questions with short answers.
+
+use super::sums::sum;
+use super::words::{
+    ANIMALS, COUNTRIES, DAYS, FEELINGS, FOODS, MONTHS, NAMES, NUMBERS, OPPOSITES, PLACES, Pen,
+    THINGS, a, capital,
+};
+use super::{TURN_END, TURN_START};
+
+/// One to four turns of each side.
+pub(super) fn write(pen: &mut Pen) -> String {
+    let count = 1 + pen.below(4);
+    let mut turns = Vec::with_capacity(2 * count);
+    for _ in 0..count {
+        let (question, answer) = exchange(pen);
+        turns.push(turn("user", &question));
+        turns.push(turn("assistant", &answer));
+    }
+    turns.join("\n")
+}
+
+fn turn(who: &str, text: &str) -> String {
+    format!("{TURN_START}{who}\n{text}{TURN_END}")
+}
+
+fn exchange(pen: &mut Pen) -> (String, String) {
+    match pen.below(16) {
+        0..=2 => arithmetic(pen),
+        3 => color(pen),
+        4 => opposite(pen),
+        5 => capital_city(pen),
+        6 => after(pen),
+        7 => sound(pen),
+        8 => legs(pen),
+        9 => repeat(pen),
+        10 => in_order(pen),
+        11 => spelling(pen),
+        12 => choice(pen),
+        13 => greeting(pen),
+        14 => counting(pen),
+        _ => who_has(pen),
+    }
+}
+
+fn arithmetic(pen: &mut Pen) -> (String, String) {
+    let (text, result) = sum(pen);
+    let ask = ["What is {sum}?", "{sum} = ?", "Please compute {sum}.", "How much is {sum}?"];
+    (pen.say(&ask, &[("sum", &text)]), result.to_string())
+}
+
+fn color(pen: &mut Pen) -> (String, String) {
+    let (thing, color) = pen.one(&THINGS);
+    let (name, _) = pen.one(&NAMES);
+    let tell = ["{name} has {a_color} {thing}. What color is the {thing}?"];
+    let slots = [("name", name), ("a_color", &a(color)), ("thing", thing)];
+    (pen.say(&tell, &slots), format!("The {thing} is {color}."))
+}
+
+fn opposite(pen: &mut Pen) -> (String, String) {
+    let (one, other) = pen.one(&OPPOSITES);
+    let (one, other) = if pen.below(2) == 0 { (one, other) } else { (other, one) };
+    let ask = ["What is the opposite of {word}?", "Tell me the opposite of {word}."];
+    (pen.say(&ask, &[("word", one)]), format!("The opposite of {one} is {other}."))
+}
+
+fn capital_city(pen: &mut Pen) -> (String, String) {
+    let (country, city) = pen.one(&COUNTRIES);
+    if pen.below(3) == 0 {
+        return (
+            format!("{city} is the capital of which country?"),
+            format!("{city} is the capital of {country}."),
+        );
+    }
+    let ask = ["What is the capital of {country}?", "Which city is the capital of {country}?"];
+    (pen.say(&ask, &[("country", country)]), format!("The capital of {country} is {city}."))
+}
+
+fn after(pen: &mut Pen) -> (String, String) {
+    if pen.below(2) == 0 {
+        let at = pen.below(DAYS.len());
+        let next = DAYS[(at + 1) % DAYS.len()];
+        let day = DAYS[at];
+        return (format!("Which day comes after {day}?"), format!("{next} comes after {day}."));
+    }
+    let at = pen.below(MONTHS.len());
+    let (month, next) = (MONTHS[at], MONTHS[(at + 1) % MONTHS.len()]);
+    (format!("Which month comes after {month}?"), format!("{next} comes after {month}."))
+}
+
+fn sound(pen: &mut Pen) -> (String, String) {
+    let (animal, sound, _) = pen.one(&ANIMALS);
+    let ask = ["What does {an} say?", "Which sound does {an} make?"];
+    let an = a(animal);
+    (pen.say(&ask, &[("an", &an)]), format!("{} says \"{sound}\".", capital(&an)))
+}
+
+fn legs(pen: &mut Pen) -> (String, String) {
+    let (animal, _, legs) = pen.one(&ANIMALS);
+    let legs = match legs {
+        0 => "no",
+        legs => NUMBERS[usize::from(legs)],
+    };
+    let an = a(animal);
+    (format!("How many legs does {an} have?"), format!("{} has {legs} legs.", capital(&an)))
+}
+
+fn repeat(pen: &mut Pen) -> (String, String) {
+    let words: Vec<&str> = pen.some(&FOODS, 3).into_iter().copied().collect();
+    let text = words.join(" ");
+    let ask = ["Repeat after me: {text}", "Please say: {text}"];
+    (pen.say(&ask, &[("text", &text)]), text)
+}
+
+fn in_order(pen: &mut Pen) -> (String, String) {
+    let mut words: Vec<&str> = pen.some(&PLACES, 3).into_iter().copied().collect();
+    let given = words.join(", ");
+    if pen.below(2) == 0 {
+        words.reverse();
+        return (format!("Say these words backwards: {given}"), words.join(", "));
+    }
+    words.sort_unstable();
+    (format!("Sort these words by the alphabet: {given}"), words.join(", "))
+}
+
+fn spelling(pen: &mut Pen) -> (String, String) {
+    let word = pen.one(&FOODS);
+    let letters: Vec<String> = word.chars().map(|c| c.to_string()).collect();
+    if pen.below(2) == 0 {
+        return (format!("How do you spell {word}?"), letters.join("-"));
+    }
+    let count = NUMBERS[letters.len()];
+    (format!("How many letters are in the word {word}?"), capital(&format!("{count}.")))
+}
+
+fn choice(pen: &mut Pen) -> (String, String) {
+    let (x, y) = (pen.below(100), pen.below(100));
+    let answer = match x.cmp(&y) {
+        std::cmp::Ordering::Less => format!("{y} is larger than {x}."),
+        std::cmp::Ordering::Greater => format!("{x} is larger than {y}."),
+        std::cmp::Ordering::Equal => "They are the same.".to_owned(),
+    };
+    (format!("Which number is larger, {x} or {y}?"), answer)
+}
+
+fn greeting(pen: &mut Pen) -> (String, String) {
+    let (name, _) = pen.one(&NAMES);
+    let feeling = pen.one(&FEELINGS);
+    let pairs: [(&str, &str); 6] = [
+        ("Hello! My name is {name}.", "Hello, {name}! How can I help you?"),
+        ("Hi, I am {name}. Who are you?", "Hi, {name}! I am a tiny language model."),
+        ("Good morning!", "Good morning! What would you like to do today?"),
+        ("I am {feeling} today.", "Thank you for telling me that you are {feeling}."),
+        ("Thank you very much!", "You are welcome!"),
+        ("Goodbye, see you tomorrow.", "Goodbye, and have a nice day!"),
+    ];
+    let (question, answer) = pen.one(&pairs);
+    let slots = [("name", name), ("feeling", feeling)];
+    (pen.say(&[question], &slots), pen.say(&[answer], &slots))
+}
+
+fn counting(pen: &mut Pen) -> (String, String) {
+    let from = 1 + pen.below(12);
+    let to = from + 2 + pen.below(6);
+    let all: Vec<String> = (from..=to).map(|n| n.to_string()).collect();
+    (format!("Count from {from} to {to}."), format!("{}.", all.join(", ")))
+}
+
+fn who_has(pen: &mut Pen) -> (String, String) {
+    let names = pen.some(&NAMES, 2);
+    let things = pen.some(&THINGS, 2);
+    let ((first, _), (second, _)) = (names[0], names[1]);
+    let ((one, _), (two, _)) = (things[0], things[1]);
+    let story = format!("{first} has {}. {second} has {}.", a(one), a(two));
+    if pen.below(2) == 0 {
+        let (asked, name) = if pen.below(2) == 0 { (one, first) } else { (two, second) };
+        return (format!("{story} Who has the {asked}?"), format!("{name} has the {asked}."));
+    }
+    let (asked, thing) = if pen.below(2) == 0 { (first, one) } else { (second, two) };
+    (format!("{story} What does {asked} have?"), format!("{asked} has {}.", a(thing)))
+}

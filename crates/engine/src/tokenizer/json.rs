@@ -1,0 +1,157 @@
+//! `tokenizer.json`, as the `tokenizers` library has it.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::split::PATTERN;
+use super::vocabulary::letter;
+use super::{Tokenizer, Vocabulary};
+use crate::file::write_file;
+use crate::{Error, Result};
+
+impl Tokenizer {
+    /// Its `tokenizer.json`.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let letters = |token: u32| -> String {
+            self.vocabulary.bytes(token).iter().map(|&byte| letter(byte)).collect()
+        };
+        let mut merges: Vec<(&(u32, u32), &u32)> = self.merges.iter().collect();
+        merges.sort_by_key(|(_, merged)| **merged);
+        let plain = self.vocabulary.len() - self.specials.len();
+        let vocab: Map<String, Value> =
+            (0_u32..).take(plain).map(|token| (letters(token), json!(token))).collect();
+        let added: Vec<Value> = self
+            .specials
+            .iter()
+            .map(|(content, id)| {
+                json!({
+                    "id": id, "content": content, "single_word": false, "lstrip": false,
+                    "rstrip": false, "normalized": false, "special": true,
+                })
+            })
+            .collect();
+        let split = json!({
+            "type": "Split", "pattern": { "Regex": PATTERN }, "behavior": "Isolated", "invert": false,
+        });
+        let bytes = json!({
+            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false,
+        });
+        let all = json!({
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": added,
+            "normalizer": null,
+            "pre_tokenizer": { "type": "Sequence", "pretokenizers": [split, bytes] },
+            "post_processor": null,
+            "decoder": bytes,
+            "model": {
+                "type": "BPE",
+                "dropout": null,
+                "unk_token": null,
+                "continuing_subword_prefix": null,
+                "end_of_word_suffix": null,
+                "fuse_unk": false,
+                "byte_fallback": false,
+                "ignore_merges": false,
+                "vocab": vocab,
+                "merges": merges
+                    .iter()
+                    .map(|((a, b), _)| json!([letters(*a), letters(*b)]))
+                    .collect::<Vec<_>>(),
+            },
+        });
+        all.to_string()
+    }
+
+    /// Writes its `tokenizer.json`.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
+        let text = self.to_json();
+        write_file(path.as_ref(), |out| out.write_all(text.as_bytes()))
+    }
+
+    /// Reads what [`write`](Self::write) wrote.
+    ///
+    /// # Errors
+    /// [`Error::Io`], or as [`parse`](Self::parse).
+    pub fn read(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        Self::parse(&std::fs::read(path).map_err(Error::io("read", path))?, path)
+    }
+
+    /// Reads the text of a `tokenizer.json`; `path` is what errors call it.
+    ///
+    /// # Errors
+    /// [`Error::BadFile`] if it is none, or not one of ours: another rule for cutting up text
+    /// would give other tokens.
+    pub fn parse(text: &[u8], path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let bad = |why: String| Error::bad_file(path, why);
+        let vocabulary = Vocabulary::parse(text, path)?;
+        let raw: Raw = serde_json::from_slice(text)
+            .map_err(|e| bad(format!("is not a tokenizer of ours: {e}")))?;
+        if raw.pre_tokenizer.to_string().matches("Regex").count() != 1
+            || raw.pre_tokenizer["pretokenizers"][0]["pattern"]["Regex"] != PATTERN
+        {
+            return Err(bad("cuts up text by another rule than ours".to_owned()));
+        }
+        let ids: HashMap<&[u8], u32> =
+            (0..).take(vocabulary.len()).map(|token| (vocabulary.bytes(token), token)).collect();
+        let tokens: Vec<Vec<u8>> = (0..)
+            .take(vocabulary.len() - raw.added_tokens.len().min(vocabulary.len()))
+            .map(|token| vocabulary.bytes(token).to_vec())
+            .collect();
+        let in_order = (0..=255_u8).zip(&tokens).all(|(byte, token)| *token == [byte]);
+        if tokens.len() != 256 + raw.model.merges.len() || !in_order {
+            return Err(bad("its tokens are not all bytes and then its merges".to_owned()));
+        }
+        let letters: HashMap<char, u8> = (0..=255).map(|byte| (letter(byte), byte)).collect();
+        let bytes = |text: &str| -> Option<Vec<u8>> {
+            text.chars().map(|c| letters.get(&c).copied()).collect()
+        };
+        let mut merges = HashMap::with_capacity(raw.model.merges.len());
+        for (merged, (a, b)) in (256..).zip(&raw.model.merges) {
+            let pair = bytes(a).zip(bytes(b)).filter(|(a, b)| {
+                tokens.get(merged as usize).is_some_and(|token| *token == [&a[..], b].concat())
+            });
+            let ids = pair.and_then(|(a, b)| Some((*ids.get(&a[..])?, *ids.get(&b[..])?)));
+            let earlier = ids.filter(|(a, b)| *a < merged && *b < merged);
+            let Some(pair) = earlier else {
+                return Err(bad(format!("merge of {a:?} and {b:?} is not token {merged}")));
+            };
+            merges.insert(pair, merged);
+        }
+        let specials: Vec<&str> =
+            raw.added_tokens.iter().map(|added| added.content.as_str()).collect();
+        let tokenizer = Self::new(tokens, merges, &specials)?;
+        if tokenizer.vocabulary != vocabulary {
+            return Err(bad("its special tokens do not follow the others".to_owned()));
+        }
+        Ok(tokenizer)
+    }
+}
+
+#[derive(Deserialize)]
+struct Raw {
+    model: RawModel,
+    pre_tokenizer: Value,
+    #[serde(default)]
+    added_tokens: Vec<Added>,
+}
+
+#[derive(Deserialize)]
+struct RawModel {
+    merges: Vec<(String, String)>,
+}
+
+#[derive(Deserialize)]
+struct Added {
+    content: String,
+}

@@ -1,0 +1,330 @@
+//! [`FullTrainer`]: a small model trained from nothing, all of it.
+//!
+//! Everything is packed again after every step, which a small model does not notice. This is how
+//! the built-in model was made; a large model wants an adapter.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::datum::Datum;
+use super::objective::{Objective, Output};
+use super::pass::Pass;
+use crate::engine::{Engine, Options};
+use crate::file::{ModelConfig, TensorOut, Values, write_tensors};
+use crate::kernel::{Kernel, Lhs, Precision, Rhs, rows};
+use crate::model::{Gain, Model, Sink, Site, Source};
+use crate::noise::Noise;
+use crate::optim::{Optimizer, OptimizerKind, Parameter, StepParams, StepReport};
+use crate::{Error, Result};
+
+/// A tensor and the gradient by it.
+#[derive(Debug)]
+struct Trained {
+    shape: Vec<usize>,
+    weights: Vec<f32>,
+    grad: Vec<f32>,
+}
+
+/// A model of which every weight is trained.
+#[derive(Debug)]
+pub struct FullTrainer {
+    config: ModelConfig,
+    kernel: Kernel,
+    memory: usize,
+    tensors: BTreeMap<String, Trained>,
+    model: Model,
+    optimizer: Optimizer,
+}
+
+impl FullTrainer {
+    /// A model with random weights: matrices uniform with the spread that keeps signals alive,
+    /// norms 1, biases 0.
+    ///
+    /// # Errors
+    /// If threads cannot be started.
+    pub fn new(config: &ModelConfig, seed: u64, options: &Options) -> Result<Self> {
+        let kernel = Kernel::new(options.threads)?;
+        let tensors: BTreeMap<String, Trained> = config
+            .tensors()
+            .enumerate()
+            .map(|(i, (name, shape))| {
+                let weights = start(config, &name, &shape, &mut Noise::new(seed, i as u64));
+                let grad = vec![0.0; weights.len()];
+                (name, Trained { shape, weights, grad })
+            })
+            .collect();
+        let lengths: Vec<usize> = tensors.values().map(|tensor| tensor.weights.len()).collect();
+        Ok(Self {
+            model: Model::load(config, &Weights(&tensors), Precision::F32, kernel.clone())?,
+            config: config.clone(),
+            memory: options.training_memory,
+            optimizer: Optimizer::new(OptimizerKind::Adam, &lengths),
+            tensors,
+            kernel,
+        })
+    }
+
+    /// How many numbers are trained.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.tensors.values().map(|tensor| tensor.weights.len()).sum()
+    }
+
+    /// Runs a batch and adds its gradients to those of the batches before.
+    ///
+    /// # Errors
+    /// If a datum cannot be run, or the loss is not a number.
+    pub fn forward_backward(
+        &mut self,
+        objective: &Objective<'_>,
+        data: &[Datum<'_>],
+    ) -> Result<Output> {
+        for (i, datum) in data.iter().enumerate() {
+            datum.check(&self.config, objective).map_err(|error| error.in_datum(i))?;
+        }
+        let sequences: Vec<_> = data.iter().map(Datum::sequence).collect();
+        let memory = Some(self.memory);
+        let (pass, logprobs) = Pass::forward(&self.model, None, &sequences, memory);
+        let (metrics, slopes) = objective.evaluate(data, &logprobs)?;
+        let mut sink = Into { tensors: &mut self.tensors, config: &self.config };
+        pass.backward(&slopes, &mut sink);
+        Ok(Output { logprobs, metrics })
+    }
+
+    /// Changes the weights by the gradients gathered so far, and forgets those.
+    ///
+    /// # Errors
+    /// If the settings make no sense or a new weight would not be a number.
+    pub fn optim_step(&mut self, params: &StepParams) -> Result<StepReport> {
+        let mut list: Vec<Parameter<'_>> = self
+            .tensors
+            .iter_mut()
+            .map(|(name, tensor)| Parameter {
+                name,
+                rows: tensor.shape[0],
+                columns: tensor.shape.get(1).copied().unwrap_or(1),
+                weights: &mut tensor.weights,
+                gradient: &tensor.grad,
+            })
+            .collect();
+        let report = self.optimizer.step(params, &mut list)?;
+        for tensor in self.tensors.values_mut() {
+            tensor.grad.fill(0.0);
+        }
+        let source = Weights(&self.tensors);
+        self.model = Model::load(&self.config, &source, Precision::F32, self.kernel.clone())?;
+        Ok(report)
+    }
+
+    /// The model as it is now, ready for use.
+    ///
+    /// # Errors
+    /// Never, since the weights were loaded before.
+    pub fn engine(&self, options: Options) -> Result<Engine> {
+        let source = Weights(&self.tensors);
+        let model = Model::load(&self.config, &source, options.precision, self.kernel.clone())?;
+        Ok(Engine::with_model(model, options, None))
+    }
+
+    /// Writes the weights, rounded to bf16, to the safetensors file `path`.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn save_bf16(&self, path: impl AsRef<Path>) -> Result<()> {
+        let rounded: Vec<Vec<half::bf16>> = self
+            .tensors
+            .values()
+            .map(|tensor| tensor.weights.iter().map(|x| half::bf16::from_f32(*x)).collect())
+            .collect();
+        let out: Vec<TensorOut<'_>> = self
+            .tensors
+            .iter()
+            .zip(&rounded)
+            .map(|((name, tensor), values)| TensorOut {
+                name,
+                shape: &tensor.shape,
+                values: Values::Bf16(values),
+            })
+            .collect();
+        write_tensors(path, &out, &[("format", "pt")])
+    }
+}
+
+/// How a tensor begins.
+fn start(config: &ModelConfig, name: &str, shape: &[usize], noise: &mut Noise) -> Vec<f32> {
+    let len: usize = shape.iter().product();
+    match shape {
+        [_, inputs] => {
+            #[expect(clippy::cast_precision_loss, reason = "sizes are below 2²⁴")]
+            let (inputs, layers) = (*inputs as f32, config.layers as f32);
+            // √3 makes a uniform number's spread 1. What adds to the residual stream begins small.
+            let bound = if name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight") {
+                (3.0 / inputs).sqrt() / (2.0 * layers).sqrt()
+            } else if name.contains("embed") || name.contains("lm_head") {
+                0.05
+            } else {
+                (3.0 / inputs).sqrt()
+            };
+            (0..len).map(|_| (2.0 * noise.uniform() - 1.0) * bound).collect()
+        }
+        _ if name.ends_with("bias") => vec![0.0; len],
+        _ => vec![1.0; len],
+    }
+}
+
+struct Weights<'a>(&'a BTreeMap<String, Trained>);
+
+impl Source for Weights<'_> {
+    fn values(&self, name: &str) -> Result<Cow<'_, [f32]>> {
+        match self.0.get(name) {
+            Some(tensor) => Ok(Cow::Borrowed(&tensor.weights)),
+            None => Err(Error::MissingTensor { path: "memory".into(), name: name.to_owned() }),
+        }
+    }
+}
+
+/// Puts gradients where they belong.
+struct Into<'a> {
+    tensors: &'a mut BTreeMap<String, Trained>,
+    config: &'a ModelConfig,
+}
+
+impl Into<'_> {
+    fn grad(&mut self, name: &str) -> &mut [f32] {
+        self.tensors.get_mut(name).map_or(&mut [], |tensor| &mut tensor.grad)
+    }
+}
+
+impl Sink for Into<'_> {
+    fn wants(&self) -> bool {
+        true
+    }
+
+    fn product(&mut self, model: &Model, layer: usize, site: Site, x: &[f32], grad: &[f32]) {
+        let config = self.config;
+        let (heads, keys) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let (inputs, parts): (usize, &[(&str, usize)]) = match site {
+            Site::Qkv => (
+                hidden,
+                &[
+                    ("self_attn.q_proj", heads),
+                    ("self_attn.k_proj", keys),
+                    ("self_attn.v_proj", keys),
+                ],
+            ),
+            Site::O => (heads, &[("self_attn.o_proj", hidden)]),
+            Site::GateUp => (hidden, &[("mlp.gate_proj", inner), ("mlp.up_proj", inner)]),
+            Site::Down => (inner, &[("mlp.down_proj", hidden)]),
+        };
+        let stride: usize = parts.iter().map(|(_, outputs)| outputs).sum();
+        let count = x.len() / inputs;
+        let mut col = 0;
+        for (part, outputs) in parts {
+            let name = format!("model.layers.{layer}.{part}");
+            let lhs = Lhs::columns(&grad[col..], stride);
+            let rhs = Rhs::Rows { data: x, stride: inputs };
+            let out = self.grad(&format!("{name}.weight"));
+            model.kernel.add_product((*outputs, count, inputs), lhs, rhs, out, inputs);
+            let bias = self.grad(&format!("{name}.bias"));
+            if !bias.is_empty() {
+                for row in grad.chunks_exact(stride) {
+                    rows::add(model.kernel.isa(), bias, &row[col..col + outputs]);
+                }
+            }
+            col += outputs;
+        }
+    }
+
+    fn norm(&mut self, gain: Gain, x: &[f32], inverse: f32, grad: &[f32]) {
+        let name = match gain {
+            Gain::Attention(layer) => format!("model.layers.{layer}.input_layernorm.weight"),
+            Gain::Queries(layer) => format!("model.layers.{layer}.self_attn.q_norm.weight"),
+            Gain::Keys(layer) => format!("model.layers.{layer}.self_attn.k_norm.weight"),
+            Gain::Mlp(layer) => format!("model.layers.{layer}.post_attention_layernorm.weight"),
+            Gain::Last => "model.norm.weight".to_owned(),
+        };
+        for ((out, x), grad) in self.grad(&name).iter_mut().zip(x).zip(grad) {
+            *out += x * inverse * grad;
+        }
+    }
+
+    fn unembedding(&mut self, model: &Model, from: usize, cols: usize, x: &[f32], grad: &[f32]) {
+        let hidden = self.config.hidden_size;
+        let name = if self.config.tied { "model.embed_tokens.weight" } else { "lm_head.weight" };
+        let out = &mut self.grad(name)[from * hidden..(from + cols) * hidden];
+        let rhs = Rhs::Rows { data: x, stride: hidden };
+        let size = (cols, x.len() / hidden, hidden);
+        model.kernel.add_product(size, Lhs::columns(grad, cols), rhs, out, hidden);
+    }
+
+    fn embedding(&mut self, tokens: &[u32], grad: &[f32]) {
+        let hidden = self.config.hidden_size;
+        let out = self.grad("model.embed_tokens.weight");
+        for (token, grad) in tokens.iter().zip(grad.chunks_exact(hidden)) {
+            let start = *token as usize * hidden;
+            for (out, grad) in out[start..start + hidden].iter_mut().zip(grad) {
+                *out += grad;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::loss::Loss;
+    use crate::train::golden;
+
+    /// The gradient of every kind of weight against differences of the loss.
+    #[test]
+    #[expect(clippy::cast_possible_truncation, reason = "weights are f32")]
+    fn gradients_of_all_weights_are_slopes_of_the_loss() {
+        for name in golden::MODELS {
+            let config = golden::model(name, 1).config;
+            let options = Options { threads: 1, ..Options::default() };
+            let mut trainer = FullTrainer::new(&config, 3, &options).unwrap();
+            let data = golden::data(name);
+            let examples: Vec<Datum<'_>> = data
+                .iter()
+                .map(|datum| Datum {
+                    tokens: &datum.input,
+                    targets: &datum.target,
+                    ..Datum::default()
+                })
+                .collect();
+            let objective = Objective::Loss(Loss::CrossEntropy);
+            trainer.forward_backward(&objective, &examples).unwrap();
+            let names: Vec<String> = trainer.tensors.keys().cloned().collect();
+            for name in names {
+                // Along the gradient itself, where the slope is its length.
+                let grad = trainer.tensors[&name].grad.clone();
+                let norm = grad.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+                if norm < 1e-3 {
+                    continue;
+                }
+                let before = trainer.tensors[&name].weights.clone();
+                let step = 2e-3;
+                let mut loss = |sign: f64| {
+                    let tensor = trainer.tensors.get_mut(&name).unwrap();
+                    for ((weight, before), grad) in
+                        tensor.weights.iter_mut().zip(&before).zip(&grad)
+                    {
+                        *weight =
+                            (f64::from(*before) + sign * step * f64::from(*grad) / norm) as f32;
+                    }
+                    let source = Weights(&trainer.tensors);
+                    let kernel = trainer.kernel.clone();
+                    trainer.model = Model::load(&config, &source, Precision::F32, kernel).unwrap();
+                    let sequences: Vec<_> = examples.iter().map(Datum::sequence).collect();
+                    let (_, found) = Pass::forward(&trainer.model, None, &sequences, None);
+                    -found.iter().flatten().map(|p| f64::from(*p)).sum::<f64>()
+                };
+                let slope = (loss(1.0) - loss(-1.0)) / (2.0 * step);
+                loss(0.0);
+                assert!((slope - norm).abs() < 1e-2 * norm + 1e-2, "{name}: {slope} for {norm}");
+            }
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Training against itself: what must not matter, what must be refused, what must be learnt.
+
+use super::golden::{data, folder};
+use super::{Datum, Objective};
+use crate::loss::{Inputs, Loss};
+use crate::optim::{AdamParams, OptimizerKind, StepParams};
+use crate::{Engine, Error, LoraConfig, Options, Trainer, builtin};
+
+const CROSS_ENTROPY: Objective<'static> = Objective::Loss(Loss::CrossEntropy);
+
+fn engine(name: &str, threads: usize) -> Engine {
+    Engine::open(folder(name), Options { threads, ..Options::default() }).unwrap()
+}
+
+fn trainer(name: &str, threads: usize) -> Trainer {
+    engine(name, threads).load(folder(name).join("adapter"), OptimizerKind::Adam).unwrap()
+}
+
+fn tokens(len: usize, salt: u32) -> Vec<u32> {
+    (0_u32..).take(len + 1).map(|i| (i * i + i * 31 + salt * 17 + 3) % 97).collect()
+}
+
+fn datum(tokens: &[u32]) -> Datum<'_> {
+    Datum { tokens: &tokens[..tokens.len() - 1], targets: &tokens[1..], ..Datum::default() }
+}
+
+fn step(learning_rate: f64) -> StepParams {
+    StepParams::Adam(AdamParams { learning_rate, ..AdamParams::default() })
+}
+
+/// All weights of an adapter.
+fn weights(trainer: &Trainer) -> Vec<f32> {
+    trainer.tensors().flat_map(|(_, a, b)| [a.to_vec(), b.to_vec()].concat()).collect()
+}
+
+/// 500 ragged rows, some with a beginning in common: each has the bits that it has alone.
+#[test]
+fn log_probabilities_do_not_depend_on_the_batch_or_on_threads() {
+    let rows: Vec<Vec<u32>> = (0..500)
+        .map(|i| {
+            let mut row = tokens(20 + i % 3, 7);
+            row.extend(tokens(1 + (i * 13) % 29, u32::try_from(i).unwrap()));
+            if i % 5 == 0 { tokens(1 + i % 40, u32::try_from(i).unwrap()) } else { row }
+        })
+        .collect();
+    let all: Vec<Datum<'_>> = rows.iter().map(|row| datum(row)).collect();
+    let one = trainer("qwen3", 1);
+    let together = one.forward(&CROSS_ENTROPY, &all).unwrap().logprobs;
+    assert_eq!(together, trainer("qwen3", 3).forward(&CROSS_ENTROPY, &all).unwrap().logprobs);
+    for i in (0..500).step_by(41) {
+        let alone = one.forward(&CROSS_ENTROPY, &all[i..=i]).unwrap().logprobs;
+        assert_eq!(alone[0], together[i], "row {i}");
+    }
+}
+
+#[test]
+fn gradients_do_not_depend_on_threads_and_calls_add_up() {
+    let rows: Vec<Vec<u32>> = (0..6).map(|i| tokens(9 + i as usize * 7, i)).collect();
+    let all: Vec<Datum<'_>> = rows.iter().map(|row| datum(row)).collect();
+    let run = |threads: usize, parts: usize| {
+        let mut trainer = trainer("llama", threads);
+        for part in all.chunks(all.len() / parts) {
+            trainer.forward_backward(&CROSS_ENTROPY, part).unwrap();
+        }
+        let norm = trainer.optim_step(&step(1e-3)).unwrap().grad_norm;
+        (norm, weights(&trainer))
+    };
+    assert_eq!(run(1, 1), run(3, 1));
+    let (whole, parts) = (run(2, 1).0, run(2, 3).0);
+    assert!((whole - parts).abs() < 1e-5 * whole, "{whole} {parts}");
+}
+
+/// Rows that sequences share are computed once, and get the gradients of all of them.
+#[test]
+fn sharing_a_beginning_changes_no_gradient() {
+    let rows: Vec<Vec<u32>> =
+        (0..4).map(|i| [tokens(40, 1), tokens(6 + 3 * i as usize, 50 + i)].concat()).collect();
+    let all: Vec<Datum<'_>> = rows.iter().map(|row| datum(row)).collect();
+    let mut shared = trainer("qwen3", 2);
+    let mut apart = trainer("qwen3", 2);
+    shared.forward_backward(&CROSS_ENTROPY, &all).unwrap();
+    for one in &all {
+        apart.forward_backward(&CROSS_ENTROPY, std::slice::from_ref(one)).unwrap();
+    }
+    let (shared, apart) = (shared.gradients(), apart.gradients());
+    let size = apart.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+    let off = shared.iter().zip(&apart).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt();
+    assert!(off < 1e-5 * size, "{off} of {size}");
+}
+
+#[test]
+fn a_bad_datum_is_refused_and_changes_nothing() {
+    let mut trainer = trainer("qwen2", 1);
+    let good = tokens(12, 0);
+    trainer.forward_backward(&CROSS_ENTROPY, &[datum(&good)]).unwrap();
+    let before = (weights(&trainer), trainer.gradients());
+    let long = vec![1; 258];
+    let mut outside = tokens(12, 0);
+    outside[5] = 97;
+    let nan = [f32::NAN; 12];
+    let huge = [f32::MAX; 12];
+    let with = |weights| Datum {
+        inputs: Inputs { weights: Some(weights), ..Inputs::default() },
+        ..datum(&good)
+    };
+    let empty = Datum::default();
+    let short = Datum { targets: &good[1..5], ..datum(&good) };
+    for (bad, says) in [
+        (empty, "empty"),
+        (short, "target_tokens has 4 values"),
+        (datum(&long), "exceed the context"),
+        (datum(&outside), "is token 97"),
+        (with(&nan), "NonFiniteInTensor"),
+        (with(&huge[..]), ""),
+        (with(&huge[..3]), "weights has 3 values"),
+    ] {
+        let error = trainer.forward_backward(&CROSS_ENTROPY, &[datum(&good), bad]).unwrap_err();
+        let text = format!(
+            "{error}: {}",
+            std::error::Error::source(&error).map_or(String::new(), ToString::to_string)
+        );
+        assert!(text.contains(says), "{text}");
+        assert!(says.is_empty() || matches!(error, Error::Datum { index: 1, .. }), "{error:?}");
+        assert_eq!(before, (weights(&trainer), trainer.gradients()));
+    }
+    assert!(trainer.optim_step(&step(f64::NAN)).is_err());
+    assert_eq!(before, (weights(&trainer), trainer.gradients()));
+    assert_eq!(
+        trainer.forward_backward(&CROSS_ENTROPY, &[]).unwrap().metrics,
+        [("loss:sum".to_owned(), 0.0)]
+    );
+}
+
+#[test]
+fn one_token_and_the_longest_context_are_fine() {
+    let mut trainer = trainer("llama", 2);
+    let (one, longest) = (tokens(1, 0), tokens(256, 3));
+    let out = trainer.forward_backward(&CROSS_ENTROPY, &[datum(&one), datum(&longest)]).unwrap();
+    assert_eq!((out.logprobs[0].len(), out.logprobs[1].len()), (1, 256));
+    trainer.optim_step(&step(1e-3)).unwrap();
+}
+
+#[test]
+fn a_fresh_adapter_changes_nothing_and_a_seed_names_its_start() {
+    let engine = engine("qwen3", 1);
+    let make = |seed| {
+        let config = LoraConfig { rank: 8, seed, ..LoraConfig::default() };
+        engine.create(config, OptimizerKind::Adam).unwrap()
+    };
+    assert_eq!(weights(&make(5)), weights(&make(5)));
+    assert_ne!(weights(&make(5)), weights(&make(6)));
+    let data = data("qwen3");
+    let fresh = make(1);
+    for datum in &data {
+        let one = Datum { tokens: &datum.input, targets: &datum.target, ..Datum::default() };
+        let found = fresh.forward(&CROSS_ENTROPY, &[one]).unwrap();
+        for (found, expected) in found.logprobs[0].iter().zip(datum.floats("base_logprobs")) {
+            assert!((found - expected).abs() < 2e-5);
+        }
+    }
+    for rank in [0, 37] {
+        let config = LoraConfig { rank, ..LoraConfig::default() };
+        assert!(engine.create(config, OptimizerKind::Adam).is_err());
+    }
+    let nothing = LoraConfig {
+        rank: 4,
+        attention: false,
+        mlp: false,
+        unembedding: false,
+        ..LoraConfig::default()
+    };
+    assert!(engine.create(nothing, OptimizerKind::Adam).is_err());
+}
+
+#[test]
+fn training_goes_on_from_a_folder_as_if_it_had_never_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("adapter");
+    let engine = engine("qwen3", 2);
+    let config = LoraConfig { rank: 4, seed: 9, ..LoraConfig::default() };
+    let mut trainer = engine.create(config, OptimizerKind::Adam).unwrap();
+    let rows = tokens(30, 4);
+    let mut train = |trainer: &mut Trainer| {
+        trainer.forward_backward(&CROSS_ENTROPY, &[datum(&rows)]).unwrap();
+        trainer.optim_step(&step(1e-2)).unwrap();
+    };
+    for _ in 0..3 {
+        train(&mut trainer);
+    }
+    trainer.save_all(&path, crate::file::HeadName::Peft).unwrap();
+    let mut resumed = engine.resume(&path, OptimizerKind::Adam).unwrap();
+    assert_eq!(resumed.steps(), 3);
+    for _ in 0..3 {
+        train(&mut trainer);
+        train(&mut resumed);
+    }
+    assert_eq!(weights(&trainer), weights(&resumed));
+    let mut forgetful = engine.load(&path, OptimizerKind::Adam).unwrap();
+    train(&mut forgetful);
+    assert_ne!(weights(&trainer), weights(&forgetful));
+    assert!(engine.resume(&path, OptimizerKind::Dimuon { rank: 4 }).is_err());
+}
+
+/// bf16 weights: the tiny Qwen2's are exact in bf16, the others are within the rounding.
+#[test]
+fn bf16_weights_cost_their_rounding_and_nothing_else() {
+    for (name, bound) in [("qwen2", 2e-5), ("llama", 0.15), ("qwen3", 0.15)] {
+        let options = Options { precision: crate::Precision::Bf16, ..Options::default() };
+        let engine = Engine::open(folder(name), options).unwrap();
+        let trainer = engine.load(folder(name).join("adapter"), OptimizerKind::Adam).unwrap();
+        for datum in data(name) {
+            let one = Datum { tokens: &datum.input, targets: &datum.target, ..Datum::default() };
+            let found = trainer.forward(&CROSS_ENTROPY, &[one]).unwrap();
+            for (found, expected) in found.logprobs[0].iter().zip(datum.floats("adapter_logprobs"))
+            {
+                assert!((found - expected).abs() < bound, "{name}: {found} {expected}");
+            }
+        }
+    }
+}
+
+/// What the built-in model does not know it learns in a few steps.
+#[test]
+fn the_built_in_model_can_be_taught() {
+    let engine = Engine::builtin(Options::default()).unwrap();
+    let tokenizer = builtin::tokenizer().unwrap();
+    let text =
+        "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\nI am a teapot.<|im_end|>";
+    let rows = tokenizer.encode(text);
+    let config = LoraConfig { rank: 8, ..LoraConfig::default() };
+    let mut trainer = engine.create(config, OptimizerKind::Adam).unwrap();
+    let mut losses = Vec::new();
+    for _ in 0..15 {
+        let out = trainer.forward_backward(&CROSS_ENTROPY, &[datum(&rows)]).unwrap();
+        losses.push(out.metrics[0].1);
+        trainer.optim_step(&step(1e-2)).unwrap();
+    }
+    assert!(losses[14] < losses[0] / 4.0, "{losses:?}");
+}

@@ -1,0 +1,103 @@
+//! The tokenizer against the `tokenizers` library.
+
+use std::sync::LazyLock;
+
+use proptest::prelude::*;
+use serde_json::Value;
+use tinkex_engine::Error;
+use tinkex_engine::corpus::{SPECIALS, document};
+use tinkex_engine::tokenizer::{Tokenizer, Vocabulary};
+
+use crate::golden::folder;
+
+fn recorded() -> &'static Tokenizer {
+    static TOKENIZER: LazyLock<Tokenizer> =
+        LazyLock::new(|| Tokenizer::read(folder("tokenizer.json")).unwrap());
+    &TOKENIZER
+}
+
+/// If this fails because the text was changed on purpose, write the file anew (`--example
+/// tokenizer`), and the encodings with it (`record.py`).
+#[test]
+fn learning_gives_the_recorded_tokens() {
+    let texts: Vec<String> = (0..4000).map(|index| document(1, index)).collect();
+    let tokenizer = Tokenizer::train(texts.iter().map(String::as_str), 1024, &SPECIALS).unwrap();
+    assert_eq!(&tokenizer, recorded());
+    let stored = std::fs::read_to_string(folder("tokenizer.json")).unwrap();
+    assert_eq!(tokenizer.to_json(), stored);
+}
+
+#[test]
+fn texts_have_the_tokens_that_the_library_gives_them() {
+    let tokenizer = recorded();
+    let cases: Value =
+        serde_json::from_slice(&std::fs::read(folder("encodings.json")).unwrap()).unwrap();
+    let cases = cases.as_array().unwrap();
+    assert!(cases.len() > 30);
+    for case in cases {
+        let text = case["text"].as_str().unwrap();
+        let ids: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
+        assert_eq!(tokenizer.encode(text), ids, "{text:?}");
+        assert_eq!(tokenizer.vocabulary().decode(&ids), text);
+        assert_eq!(case["decoded"], text);
+    }
+}
+
+#[test]
+fn the_bytes_of_tokens_are_read_from_the_same_file() {
+    let vocabulary = Vocabulary::read(folder("tokenizer.json")).unwrap();
+    assert_eq!(&vocabulary, recorded().vocabulary());
+}
+
+#[test]
+fn the_text_is_shortened_well() {
+    let tokenizer = recorded();
+    let text: String = (0..200).map(|index| document(2, index)).collect();
+    let count = tokenizer.encode(&text).len();
+    assert!(text.len() as f64 / count as f64 > 3.0, "{} bytes in {count} tokens", text.len());
+}
+
+#[test]
+fn what_is_not_ours_is_refused() {
+    let good = std::fs::read_to_string(folder("tokenizer.json")).unwrap();
+    let mut other: Value = serde_json::from_str(&good).unwrap();
+    other["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\s+".into();
+    let mut swapped: Value = serde_json::from_str(&good).unwrap();
+    let merges = swapped["model"]["merges"].as_array_mut().unwrap();
+    merges.swap(0, 9);
+    let mut fewer: Value = serde_json::from_str(&good).unwrap();
+    fewer["model"]["merges"].as_array_mut().unwrap().pop();
+    for (json, want) in [
+        (other, "another rule"),
+        (swapped, "is not token 256"),
+        (fewer, "then its merges"),
+        (serde_json::json!({"model": {}}), "not a tokenizer"),
+    ] {
+        let error = Tokenizer::parse(json.to_string().as_bytes(), "x").unwrap_err();
+        assert!(matches!(error, Error::BadFile { .. }), "{error}");
+        assert!(error.to_string().contains(want), "{error}");
+    }
+}
+
+#[test]
+fn a_vocabulary_too_small_or_a_doubtful_special_is_refused() {
+    for (size, specials) in [(257, &["a", "b"][..]), (300, &[""]), (300, &["x", "x"])] {
+        let trained = Tokenizer::train(["some text"], size, specials);
+        assert!(matches!(trained, Err(Error::Invalid { .. })));
+    }
+}
+
+#[test]
+fn one_endless_word_is_no_trouble() {
+    let text = "la".repeat(100_000);
+    let tokenizer = recorded();
+    assert_eq!(tokenizer.vocabulary().decode(&tokenizer.encode(&text)), text);
+}
+
+proptest! {
+    #[test]
+    fn text_comes_back(text in ".*") {
+        let tokenizer = recorded();
+        prop_assert_eq!(tokenizer.vocabulary().decode(&tokenizer.encode(&text)), text);
+    }
+}
