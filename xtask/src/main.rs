@@ -7,6 +7,7 @@
 #![expect(clippy::print_stdout, reason = "a command-line tool talks to its user")]
 
 mod arch;
+mod conformance;
 mod engine;
 mod fuzz;
 mod step;
@@ -26,6 +27,8 @@ Usage: cargo xtask <command>
   bench WHAT      a benchmark, as ratios to its peers in the same run
                     wire      codecs against memcpy and prost
                     engine    training and sampling against torch and peft
+  conformance     the official Python SDK against a fresh server
+                    --sdk VERSION  one version only (0.36.0 and 0.25.0)
   fuzz            every reader of foreign bytes, on mutated fixtures and noise
                     --seconds N   for how long (60)
                     --seed N      to repeat a run
@@ -53,6 +56,7 @@ fn run(arguments: &[&str]) -> Result<(), Failure> {
         ["doc"] => doc(),
         ["arch"] => arch::check(),
         ["bench", what] => bench(what),
+        ["conformance", options @ ..] => conformance::run(options),
         ["fuzz", options @ ..] => fuzz::run(options),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");

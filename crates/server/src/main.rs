@@ -20,6 +20,7 @@ Usage: tinkex-server [OPTIONS]
   --threads N           threads that compute; 0 for one on each core (0)
   --bf16                keep frozen weights in bf16
   --raw-logprobs        report log-probabilities of samples without the temperature
+  --plain               ask nothing special of clients
   --quiet               no line for every finished job
 
 The first line on stdout is the base URL; everything else goes to stderr.
@@ -99,6 +100,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>,
             }
             "--bf16" => options.bf16 = true,
             "--raw-logprobs" => options.raw_logprobs = true,
+            "--plain" => options.efficient = false,
             "--quiet" => options.log_jobs = false,
             other => return Err(format!("there is no option {other}")),
         }
@@ -115,13 +117,7 @@ async fn serve(options: Options) -> Result<(), Box<dyn std::error::Error>> {
     writeln!(out, "{url}")?;
     out.flush()?;
     let key = if has_key { "<the key>" } else { "tml-local" };
-    eprintln!(
-        "serving {} from {data}",
-        match server.models()[..] {
-            [] => "no models (see --model)".to_owned(),
-            ref models => models.join(", "),
-        }
-    );
+    eprintln!("serving {} from {data}", server.models().join(", "));
     eprintln!("to use it: export TINKER_BASE_URL={url} TINKER_API_KEY={key}");
     interrupted().await?;
     eprintln!("stopping");

@@ -2,17 +2,15 @@
 //!
 //! Only their configurations are read here; weights are loaded by the worker when first used.
 
-mod vocabulary;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use tinkex_engine::file::ModelConfig;
+use tinkex_engine::builtin;
+use tinkex_engine::file::{ModelConfig, write_file};
 use tinkex_engine::sample::Vocabulary;
+use tinkex_engine::tokenizer::Vocabulary as Table;
 use tinkex_wire::SupportedModel;
-
-use self::vocabulary::Table;
 
 /// The base models of a server, by name.
 #[derive(Debug, Default)]
@@ -22,19 +20,24 @@ pub(crate) struct Models(BTreeMap<String, Arc<BaseModel>>);
 #[derive(Debug)]
 pub(crate) struct BaseModel {
     pub(crate) name: String,
+    /// Where its files are. Of the built-in model these are only the tokenizer's.
     pub(crate) folder: PathBuf,
+    pub(crate) built_in: bool,
     pub(crate) config: ModelConfig,
-    vocabulary: OnceLock<Result<Arc<Table>, String>>,
+    vocabulary: OnceLock<Result<Arc<dyn Vocabulary>, String>>,
 }
 
 impl Models {
-    /// Reads the configurations of the mapped folders and of those in a hub cache. A mapped folder
-    /// that cannot be read is an error; one in the cache is left out.
+    /// The built-in model, those of a hub cache, and the mapped folders. A mapped folder that cannot
+    /// be read is an error; one in the cache is left out. `own` gets the built-in tokenizer, so that
+    /// other programs can load it.
     pub(crate) fn find(
+        own: &Path,
         mapped: &[(String, PathBuf)],
         hub_cache: Option<&Path>,
     ) -> Result<Self, tinkex_engine::Error> {
         let mut all = BTreeMap::new();
+        all.insert(builtin::NAME.to_owned(), Arc::new(BaseModel::built_in(own)?));
         for (name, folder) in hub_cache.map(cached).unwrap_or_default() {
             if let Ok(model) = BaseModel::read(&name, &folder) {
                 all.insert(name, Arc::new(model));
@@ -75,7 +78,25 @@ impl BaseModel {
     fn read(name: &str, folder: &Path) -> Result<Self, tinkex_engine::Error> {
         let config = ModelConfig::read(folder.join("config.json"))?;
         let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
-        Ok(Self { name: name.to_owned(), folder, config, vocabulary: OnceLock::new() })
+        let vocabulary = OnceLock::new();
+        Ok(Self { name: name.to_owned(), folder, built_in: false, config, vocabulary })
+    }
+
+    fn built_in(own: &Path) -> Result<Self, tinkex_engine::Error> {
+        let folder = std::path::absolute(own).unwrap_or_else(|_| own.to_owned());
+        let files: [(&str, &[u8]); 3] = [
+            ("config.json", builtin::CONFIG),
+            ("tokenizer.json", builtin::TOKENIZER),
+            ("tokenizer_config.json", br#"{"tokenizer_class":"PreTrainedTokenizerFast"}"#),
+        ];
+        for (name, content) in files {
+            let path = folder.join(name);
+            if std::fs::read(&path).ok().as_deref() != Some(content) {
+                write_file(&path, |out| out.write_all(content))?;
+            }
+        }
+        let (name, config) = (builtin::NAME.to_owned(), builtin::config()?);
+        Ok(Self { name, folder, built_in: true, config, vocabulary: OnceLock::new() })
     }
 
     /// What to give a tokenizer library: the folder if it has one, which works without a network.
@@ -89,17 +110,22 @@ impl BaseModel {
 
     /// The bytes of its tokens, read when first asked for.
     pub(crate) fn vocabulary(&self) -> Result<Arc<dyn Vocabulary>, String> {
-        let read = || Table::read(&self.folder.join("tokenizer.json")).map(Arc::new);
-        match self.vocabulary.get_or_init(read) {
-            Ok(table) => Ok(Arc::clone(table) as Arc<dyn Vocabulary>),
-            Err(why) => Err(why.clone()),
-        }
+        let path = self.folder.join("tokenizer.json");
+        let read = || match Table::read(path) {
+            Ok(table) => Ok(Arc::new(Bytes(table)) as Arc<dyn Vocabulary>),
+            Err(why) => Err(why.to_string()),
+        };
+        self.vocabulary.get_or_init(read).clone()
     }
+}
 
-    /// The token that a text is, if it is exactly one special token.
-    pub(crate) fn special(&self, text: &str) -> Option<u32> {
-        self.vocabulary().ok()?;
-        self.vocabulary.get()?.as_ref().ok()?.special(text)
+/// The bytes of tokens, as samplers ask for them.
+#[derive(Debug)]
+struct Bytes(Table);
+
+impl Vocabulary for Bytes {
+    fn bytes(&self, token: u32) -> &[u8] {
+        self.0.bytes(token)
     }
 }
 

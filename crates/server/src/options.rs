@@ -33,6 +33,9 @@ pub struct Options {
     pub bf16: bool,
     /// Report log-probabilities of sampled tokens without the temperature.
     pub raw_logprobs: bool,
+    /// Ask clients to do everything the efficient way: one poll for many samples, compressed bodies,
+    /// losses on the server. Without it they do what they do with an old server.
+    pub efficient: bool,
     /// Print a line for every finished job.
     pub log_jobs: bool,
     /// What may be asked at once.
@@ -96,6 +99,7 @@ impl Options {
             threads: 0,
             bf16: false,
             raw_logprobs: false,
+            efficient: true,
             log_jobs: false,
             limits: Limits::default(),
             times: Times::default(),

@@ -91,7 +91,7 @@ impl Batch {
 }
 
 /// A request that came after its number was given up.
-pub(crate) struct Late(pub(crate) Job);
+pub(crate) struct Late(pub(crate) RequestId);
 
 impl Queue {
     pub(crate) fn new(gap: Duration) -> Self {
@@ -152,7 +152,7 @@ impl Queue {
                 let (model, seq) = (model.clone(), *seq);
                 let line = inner.lines.entry(model.clone()).or_default();
                 if seq < line.next {
-                    return Err(Late(job));
+                    return Err(Late(job.id));
                 }
                 let bytes = job.bytes;
                 let idle = line.waiting.is_empty();
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(taken(&queue).unwrap(), "m0");
         assert_eq!(taken(&queue).unwrap(), "m2");
         let Err(Late(late)) = queue.push(job("m", 1), now) else { panic!("1 is too late") };
-        assert_eq!(late.id, "m1");
+        assert_eq!(late, "m1");
     }
 
     #[test]

@@ -80,7 +80,7 @@ pub enum StartError {
 }
 
 impl StartError {
-    fn io(what: &'static str, place: impl ToString) -> impl FnOnce(io::Error) -> Self {
+    fn io(what: &'static str, place: impl std::fmt::Display) -> impl FnOnce(io::Error) -> Self {
         let place = place.to_string();
         move |source| Self::Io { what, place, source }
     }
@@ -106,7 +106,9 @@ impl Server {
         if lock.try_lock().is_err() {
             return Err(StartError::InUse(data));
         }
-        let models = Models::find(&options.models, options.hub_cache.as_deref())?;
+        let own = data.join("tokenizer");
+        std::fs::create_dir_all(&own).map_err(StartError::io("create", own.display()))?;
+        let models = Models::find(&own, &options.models, options.hub_cache.as_deref())?;
         let store = Store::open(&data.join("journal"), options.limits.answers)
             .map_err(StartError::io("read the journal in", &place))?;
         let listener = TcpListener::bind(options.address)

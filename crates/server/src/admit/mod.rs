@@ -159,9 +159,9 @@ fn follow(shared: &Arc<Shared>, id: RequestId, bytes: usize, next: Next) {
         Next::Work(work) => work,
         Next::Answer(settled) => return settle(shared, &mut shared.store(), &id, settled),
     };
-    if let Err(Late(job)) = shared.queue.push(Job { id, bytes, work }, Instant::now()) {
+    if let Err(Late(id)) = shared.queue.push(Job { id, bytes, work }, Instant::now()) {
         let failed = Settled::failed(Fault::User, "its turn was over before it was written down");
-        settle(shared, &mut shared.store(), &job.id, failed);
+        settle(shared, &mut shared.store(), &id, failed);
     }
 }
 

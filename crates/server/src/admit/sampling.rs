@@ -167,8 +167,7 @@ fn stop(base: &BaseModel, wanted: Option<WireStop>) -> Result<Stops, ApiError> {
             "sampling_params.stop: a text needs the model's tokenizer, but {why}; give token ids"
         ))
     })?;
-    let special = texts.iter().filter_map(|text| base.special(text));
-    Ok((Stop::new(eos.chain(special), &texts)?, Some(vocabulary)))
+    Ok((Stop::new(eos, &texts)?, Some(vocabulary)))
 }
 
 /// Every cell, −1 where nothing was asked.

@@ -95,7 +95,10 @@ async fn route(
         }
         Route::DynamicConfig => {
             let _: JsonObject = json::decode(&body)?;
-            to_json(&dynamic_config())
+            to_json(&DynamicConfig {
+                sample_cancel_enabled: shared.options.efficient,
+                ..DynamicConfig::default()
+            })
         }
         Route::Health => to_json(&Health { status: HealthStatus::Ok }),
         Route::ServerCapabilities => {
@@ -176,21 +179,18 @@ async fn route(
 
 /// What clients should do so that everything goes the efficient way.
 fn client_config(shared: &Shared) -> ClientConfig {
+    let efficient = shared.options.efficient;
     ClientConfig {
-        proto_compress_fwdbwd: true,
-        create_model_via_load_weights: true,
-        sample_use_retrieve_futures: true,
-        custom_loss_server_side: true,
-        sample_join_sampling_session: true,
+        proto_compress_fwdbwd: efficient,
+        create_model_via_load_weights: efficient,
+        sample_use_retrieve_futures: efficient,
+        custom_loss_server_side: efficient,
+        sample_join_sampling_session: efficient,
         fwdbwd_max_chunk_bytes_count: u64::try_from(shared.options.limits.body / 2)
             .unwrap_or(u64::MAX)
             .min(ClientConfig::default().fwdbwd_max_chunk_bytes_count),
         ..ClientConfig::default()
     }
-}
-
-fn dynamic_config() -> DynamicConfig {
-    DynamicConfig { sample_cancel_enabled: true, ..DynamicConfig::default() }
 }
 
 /// Waits for the promise of a request that was taken in.

@@ -128,6 +128,5 @@ impl Store {
 }
 
 fn upsert<K, T>(slot: std::collections::hash_map::Entry<'_, K, Kept<T>>, row: T, number: u64) {
-    let kept = slot.insert_entry(Kept::new(row, number));
-    drop(kept);
+    slot.insert_entry(Kept::new(row, number));
 }

@@ -42,7 +42,10 @@ impl Engines {
                 let start = Instant::now();
                 let name = Some(base.name.clone());
                 let options = tinkex_engine::Options { name, ..self.template.clone() };
-                let engine = Engine::open(&base.folder, options)?;
+                let engine = match base.built_in {
+                    true => Engine::builtin(options)?,
+                    false => Engine::open(&base.folder, options)?,
+                };
                 let sampler = engine.sampler()?;
                 crate::log::job(format_args!(
                     "loaded {} ({} MiB) in {:.2} s",

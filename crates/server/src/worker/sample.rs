@@ -128,7 +128,7 @@ impl Worker {
             loaded.used = Instant::now();
             match catch_unwind(AssertUnwindSafe(|| loaded.sampler.step())) {
                 Ok(answers) => {
-                    finished.extend(answers.into_iter().map(|(t, a)| ((name.clone(), t), a)))
+                    finished.extend(answers.into_iter().map(|(t, a)| ((name.clone(), t), a)));
                 }
                 Err(_) => broken.push(name.clone()),
             }
