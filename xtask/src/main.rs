@@ -29,6 +29,7 @@ Usage: cargo xtask <command>
                     engine    training and sampling against torch and peft
   conformance     the official Python SDK against a fresh server
                     --sdk VERSION  one version only (0.36.0 and 0.25.0)
+  crash           a training run that is killed again and again, over many seeds
   fuzz            every reader of foreign bytes, on mutated fixtures and noise
                     --seconds N   for how long (60)
                     --seed N      to repeat a run
@@ -57,6 +58,7 @@ fn run(arguments: &[&str]) -> Result<(), Failure> {
         ["arch"] => arch::check(),
         ["bench", what] => bench(what),
         ["conformance", options @ ..] => conformance::run(options),
+        ["crash"] => crash(),
         ["fuzz", options @ ..] => fuzz::run(options),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");
@@ -90,6 +92,16 @@ fn doc() -> Result<(), Failure> {
     cargo("documentation", &["doc", "--workspace", "--no-deps", "--locked"])
         .variable("RUSTDOCFLAGS", "--deny warnings")
         .run()
+}
+
+fn crash() -> Result<(), Failure> {
+    let test = "restart::runs_of_the_client_survive_kills_over_many_seeds";
+    cargo(
+        "killing servers",
+        &["test", "--locked", "--package", "tinkex-server", "--test", "it", test],
+    )
+    .arguments(&["--", "--ignored", "--nocapture"])
+    .run()
 }
 
 fn bench(what: &str) -> Result<(), Failure> {

@@ -60,6 +60,8 @@ pub struct Limits {
     pub queued_bytes: usize,
     /// Bytes of answers kept in memory; the others stay on disk until they are fetched.
     pub answers: usize,
+    /// Bytes of the journal from which on it is tidied.
+    pub journal: u64,
     /// Bytes that a training pass may keep.
     pub training_memory: usize,
     /// Bytes of keys and values that sampling may keep for one model.
@@ -82,6 +84,8 @@ pub struct Times {
     pub slow_client: Duration,
     /// Work on a model since its last snapshot, which a crash would mean doing again.
     pub snapshot: Duration,
+    /// How often what expired is removed.
+    pub sweep: Duration,
     /// A base model that nobody uses is unloaded after this.
     pub idle_model: Duration,
 }
@@ -137,6 +141,7 @@ impl Default for Limits {
             queued: 50_000,
             queued_bytes: 1 << 30,
             answers: 256 << 20,
+            journal: 32 << 20,
             training_memory: 4 << 30,
             cache_memory: 2 << 30,
         }
@@ -152,6 +157,7 @@ impl Default for Times {
             session: Duration::from_secs(900),
             slow_client: Duration::from_secs(30),
             snapshot: Duration::from_secs(20),
+            sweep: Duration::from_secs(30),
             idle_model: Duration::from_secs(600),
         }
     }

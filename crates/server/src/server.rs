@@ -195,7 +195,7 @@ fn come_back(shared: &Arc<Shared>) -> io::Result<()> {
 
 async fn sweep_always(shared: Arc<Shared>) {
     loop {
-        tokio::time::sleep(sweep::EVERY).await;
+        tokio::time::sleep(shared.options.times.sweep).await;
         let shared = Arc::clone(&shared);
         // Files are removed here.
         let _ = tokio::task::spawn_blocking(move || sweep::sweep(&shared)).await;

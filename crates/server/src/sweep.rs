@@ -10,11 +10,6 @@ use crate::settle::{Settled, settle};
 use crate::state::Shared;
 use crate::store::{End, Fault, Kind, Micros, Record, now};
 
-/// How often.
-pub(crate) const EVERY: Duration = Duration::from_secs(30);
-/// A journal shorter than this is left alone.
-const COMPACT_FROM: u64 = 32 << 20;
-
 /// Tidies once.
 pub(crate) fn sweep(shared: &Arc<Shared>) {
     let now = now();
@@ -42,7 +37,7 @@ pub(crate) fn sweep(shared: &Arc<Shared>) {
     for path in expired {
         store.note(Record::Gone { path });
     }
-    store.compact(COMPACT_FROM);
+    store.compact(shared.options.limits.journal);
     drop(store);
     let time = std::time::Instant::now();
     shared.downloads().retain(|_, download| download.until > time);

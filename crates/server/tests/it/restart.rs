@@ -17,12 +17,17 @@ struct Process {
 
 impl Process {
     fn start(data: &Path) -> Self {
+        Self::on(data, 0)
+    }
+
+    fn on(data: &Path, port: u16) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_tinkex-server"))
-            .args(["--port", "0", "--threads", "1", "--quiet", "--data"])
+            .args(["--port", &port.to_string(), "--threads", "1", "--quiet", "--data"])
             .arg(data)
             .arg("--model")
             .arg(format!("{MODEL}={}", golden("qwen3").display()))
             .stdout(Stdio::piped())
+            .stderr(Stdio::null())
             .spawn()
             .unwrap();
         let mut line = String::new();
@@ -160,4 +165,128 @@ async fn sessions_samplers_and_answers_come_back() {
     assert_eq!(reply.headers()["content-type"], "application/x-protobuf");
     let beat = http.post("/session_heartbeat", json!({"session_id": session})).await;
     assert_eq!(beat.0, 200);
+}
+
+/// Thirty steps by the client, which sends again what got lost, while the server is killed `kills`
+/// times at moments that `seed` decides. Returns the losses and the last weights.
+async fn run_by_client(seed: u64, kills: usize) -> (Vec<u64>, Vec<Vec<u8>>) {
+    let data = tempfile::tempdir().unwrap();
+    let mut process = Process::start(data.path());
+    let url = process.url.clone();
+    let port: u16 = url.rsplit(':').next().unwrap().parse().unwrap();
+    let service = crate::house::client(&url);
+    let model = service.create_lora_training_client(MODEL).rank(4).seed(11).create().await.unwrap();
+    let rest = service.rest();
+    let steps = async {
+        let mut ahead = Vec::new();
+        for n in 0..30_u32 {
+            let batch = vec![Datum::completion([n + 3, 4, 5], [9, 10]).unwrap(); 2];
+            let adam = tinkex::AdamParams::with_learning_rate(1e-2);
+            ahead.push(model.step(batch, LossFn::CrossEntropy, adam));
+        }
+        let mut losses = Vec::new();
+        for (pass, step) in ahead {
+            losses.push(pass.await.unwrap().metrics["loss:sum"].as_f64().to_bits());
+            step.await.unwrap();
+        }
+        let saved = model.save_weights_external("end").await.unwrap();
+        (losses, rest.get_external_weights_urls(&saved.path).await.unwrap().urls)
+    };
+    let mut steps = std::pin::pin!(steps);
+    let mut noise = seed;
+    let mut killed = 0;
+    let (losses, urls) = loop {
+        noise =
+            noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let pause = std::time::Duration::from_millis((noise >> 33) % 60);
+        tokio::select! {
+            done = steps.as_mut() => break done,
+            () = tokio::time::sleep(pause), if killed < kills => {
+                process.kill();
+                killed += 1;
+                process = Process::on(data.path(), port);
+            }
+        }
+    };
+    let mut files = Vec::new();
+    for url in urls.values() {
+        files.push(
+            crate::house::plain().get(url).send().await.unwrap().bytes().await.unwrap().to_vec(),
+        );
+    }
+    (losses, files)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_of_the_client_survives_kills_at_any_moment() {
+    assert_eq!(run_by_client(1, 3).await, run_by_client(0, 0).await);
+}
+
+/// The same over many seeds: `cargo xtask crash`.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes; cargo xtask crash runs it"]
+async fn runs_of_the_client_survive_kills_over_many_seeds() {
+    let whole = run_by_client(0, 0).await;
+    for seed in 1..=25 {
+        assert_eq!(run_by_client(seed, 5).await, whole, "seed {seed}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tidying_loses_nothing_that_is_needed() {
+    let data = tempfile::tempdir().unwrap();
+    let start = |port: u16| {
+        let mut options = crate::house::options(data.path());
+        options.address.set_port(port);
+        // Everything that can be tidied is, all the time; nothing is saved by itself.
+        options.limits.journal = 0;
+        options.times.sweep = std::time::Duration::from_millis(5);
+        options.times.answer = std::time::Duration::ZERO;
+        options.times.snapshot = std::time::Duration::from_secs(3600);
+        tinkex_server::Server::start(options)
+    };
+    let server = start(0).await.unwrap();
+    let port = server.address().port();
+    let http = Http::new(&server.base_url());
+    let session = http.session().await;
+    let (status, _) = http.post("/create_model", create_model(&session, 0)).await;
+    assert_eq!(status, 200);
+    let model = format!("{session}:train:0");
+    let send = async |http: &Http, seq: u64| {
+        let body = pass(&model, seq);
+        assert_eq!(http.send("POST", "/api/v1/forward_backward", PROTO, body).await.0, 200);
+        assert_eq!(http.post("/optim_step", step(&model, seq + 1, 1e-2)).await.0, 200);
+    };
+    for n in 0..5 {
+        send(&http, 2 * n + 1).await;
+    }
+    let save = json!({"model_id": model, "path": "five", "seq_id": 11, "type": "save_weights"});
+    assert_eq!(http.post("/save_weights", save).await.0, 200);
+    let listed = format!("/api/v1/training_runs/{model}/checkpoints");
+    while http.get(&listed).await.1["checkpoints"].as_array().unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    // As a crash: nobody is told to save.
+    let journal = data.path().join("journal");
+    let copy = data.path().join("copy");
+    std::fs::copy(&journal, &copy).unwrap();
+    server.stop().await;
+    std::fs::copy(&copy, &journal).unwrap();
+
+    let server = start(port).await.unwrap();
+    let http = Http::new(&server.base_url());
+    let save = json!({"model_id": model, "path": "again", "seq_id": 12, "type": "save_weights"});
+    assert_eq!(http.post("/save_weights", save).await.0, 200);
+    while http.get(&listed).await.1["checkpoints"].as_array().unwrap().len() < 2 {
+        tokio::task::yield_now().await;
+    }
+    let weights = |name: &str| {
+        let folders = std::fs::read_dir(data.path().join("weights")).unwrap();
+        let folder = folders
+            .map(|entry| entry.unwrap().path())
+            .find(|path| path.to_string_lossy().contains(&format!("-weights-{name}-")))
+            .unwrap();
+        std::fs::read(folder.join("adapter_model.safetensors")).unwrap()
+    };
+    assert_eq!(weights("five"), weights("again"), "the same model, computed again");
 }

@@ -5,11 +5,9 @@
 Every check is a function; one that fails is reported and the others still run.
 """
 
-import asyncio
 import math
 import os
 import sys
-import tempfile
 import traceback
 import urllib.request
 
@@ -267,6 +265,23 @@ def both_optimizers_step(service):
         model.optim_step(types.DimuonParams(learning_rate=1e-2)).result()
     assert losses[-1] < losses[0], losses
     fails(lambda: model.optim_step(types.AdamParams()), "dimuon")
+
+
+@check
+def the_command_line_lists(service):
+    import json
+    import subprocess
+
+    model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
+    path = model.save_state("cli").result().path
+    program = os.path.join(os.path.dirname(sys.executable), "tinker")
+    commands = [["run", "list"], ["checkpoint", "list"]]
+    if VERSION >= (0, 36):
+        commands += [["model", "list"], ["checkpoint", "info", path]]
+    for command in commands:
+        done = subprocess.run([program, "--format", "json", *command], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        json.loads(done.stdout)
 
 
 def main():
