@@ -37,7 +37,7 @@ pub(crate) struct Store {
     /// Answers of each client of a sampling session.
     pub(crate) feeds: HashMap<(SamplerId, u64), Feed>,
     pub(crate) usage: BTreeMap<Use, u64>,
-    usage_number: u64,
+    totals_number: u64,
     /// Folders that are being written.
     pub(crate) making: HashSet<String>,
     /// Bytes of answers in memory.
@@ -145,7 +145,7 @@ impl Store {
             live.insert(entry.number);
             live.extend(entry.done_number());
         }
-        live.insert(self.usage_number);
+        live.insert(self.totals_number);
         live
     }
 
@@ -155,13 +155,11 @@ impl Store {
         if length < at_least || self.journal.len_of(&self.live()) > length / 2 {
             return;
         }
-        // What only forgotten answers told is said anew.
-        let totals = self.usage.iter().map(|(key, n)| (key.clone(), *n)).collect();
-        self.note(Record::Usage { totals });
-        let runs: Vec<Run> = self.runs.values().map(|kept| kept.row.clone()).collect();
-        for run in runs {
-            self.note(Record::Run(run));
-        }
+        // Runs stay where they are: what was done to them must come after them.
+        let used = self.usage.iter().map(|(key, n)| (key.clone(), *n)).collect();
+        let last = |kept: &Kept<Run>| Some((kept.row.id.clone(), kept.row.last_seq?));
+        let last_seq = self.runs.values().filter_map(last).collect();
+        self.note(Record::Totals { used, last_seq });
         let live = self.live();
         self.journal.keep(
             live,
@@ -188,3 +186,6 @@ impl Store {
         self.runs.values().map(|kept| &kept.row).filter(move |run| run.session == *id)
     }
 }
+
+#[cfg(test)]
+mod tests;

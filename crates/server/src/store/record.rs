@@ -31,9 +31,10 @@ pub(crate) enum Record {
     Forget {
         ids: Vec<RequestId>,
     },
-    /// All use so far.
-    Usage {
-        totals: Vec<(Use, u64)>,
+    /// All use so far, and how far each model is: what only forgotten answers told.
+    Totals {
+        used: Vec<(Use, u64)>,
+        last_seq: Vec<(ModelId, u64)>,
     },
 }
 

@@ -32,7 +32,7 @@ impl Store {
             losses: Default::default(),
             feeds: Default::default(),
             usage: Default::default(),
-            usage_number: 0,
+            totals_number: 0,
             making: Default::default(),
             answer_bytes: 0,
             answer_limit,
@@ -96,9 +96,14 @@ impl Store {
             }
             Record::Done(done) => self.apply_done(&done, number, body),
             Record::Forget { ids } => ids.iter().for_each(|id| self.drop_request(id)),
-            Record::Usage { totals } => {
-                self.usage = totals.into_iter().collect();
-                self.usage_number = number;
+            Record::Totals { used, last_seq } => {
+                self.usage = used.into_iter().collect();
+                self.totals_number = number;
+                for (model, seq) in last_seq {
+                    if let Some(run) = self.runs.get_mut(&model) {
+                        run.row.last_seq = run.row.last_seq.max(Some(seq));
+                    }
+                }
             }
         }
     }
