@@ -12,6 +12,7 @@ use crate::step::{Failure, cargo, root};
 /// Versions, and whether clients are asked to do things the efficient way.
 const RUNS: &[(&str, bool)] = &[("0.36.0", true), ("0.36.0", false), ("0.25.0", true)];
 const CHECKS: &str = "crates/server/tests/python/conformance.py";
+const LOAD: &str = "crates/server/tests/python/load.py";
 const MODEL: &str = "tiny";
 
 pub(crate) fn run(options: &[&str]) -> Result<(), Failure> {
@@ -27,6 +28,23 @@ pub(crate) fn run(options: &[&str]) -> Result<(), Failure> {
     for (version, efficient) in runs {
         let python = environment(version)?;
         check(&python, version, *efficient)?;
+    }
+    Ok(())
+}
+
+/// A server under load: `crates/server/tests/python/load.py`.
+pub(crate) fn load() -> Result<(), Failure> {
+    cargo("server", &["build", "--release", "--locked", "--package", "tinkex-server"]).run()?;
+    let data = root().join("target/conformance/data-load");
+    // Left from the last time, or not there.
+    let _ = std::fs::remove_dir_all(&data);
+    let server = Server::start("release", &data, true)?;
+    call(Command::new("python3").arg(root().join(LOAD)).args([&server.url, MODEL]))?;
+    let peak = std::fs::read_to_string(format!("/proc/{}/status", server.child.id()));
+    if let Some(line) =
+        peak.ok().as_deref().and_then(|text| text.lines().find(|l| l.starts_with("VmHWM")))
+    {
+        println!("peak memory of the server: {}", line.trim_start_matches("VmHWM:").trim());
     }
     Ok(())
 }
@@ -63,7 +81,7 @@ fn check(python: &Path, version: &str, efficient: bool) -> Result<(), Failure> {
     let data = root().join("target/conformance").join(format!("data-{version}-{how}"));
     // Left from the last time, or not there.
     let _ = std::fs::remove_dir_all(&data);
-    let server = Server::start(&data, efficient)?;
+    let server = Server::start("debug", &data, efficient)?;
     let status = Command::new(python)
         .arg(root().join(CHECKS))
         .args([&server.url, MODEL])
@@ -79,10 +97,10 @@ struct Server {
 }
 
 impl Server {
-    fn start(data: &Path, efficient: bool) -> Result<Self, Failure> {
+    fn start(profile: &str, data: &Path, efficient: bool) -> Result<Self, Failure> {
         let failed = |why: std::io::Error| Failure::new(format!("the server did not start: {why}"));
         let model = root().join("crates/engine/tests/golden/qwen3");
-        let mut command = Command::new(root().join("target/debug/tinkex-server"));
+        let mut command = Command::new(root().join("target").join(profile).join("tinkex-server"));
         command.args(["--port", "0", "--quiet", "--data"]).arg(data);
         command.args(["--model", &format!("{MODEL}={}", model.display())]);
         if !efficient {

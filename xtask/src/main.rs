@@ -27,6 +27,7 @@ Usage: cargo xtask <command>
   bench WHAT      a benchmark, as ratios to its peers in the same run
                     wire      codecs against memcpy and prost
                     engine    training and sampling against torch and peft
+                    server    requests per second, many connections, large bodies
   conformance     the official Python SDK against a fresh server
                     --sdk VERSION  one version only (0.36.0 and 0.25.0)
   crash           a training run that is killed again and again, over many seeds
@@ -108,6 +109,10 @@ fn bench(what: &str) -> Result<(), Failure> {
     match what {
         "wire" => cargo("benchmark", &["bench", "--locked", "--package", "tinkex-wire"]).run(),
         "engine" => engine::bench(),
-        other => Err(Failure::new(format!("no such benchmark: {other}; there are: wire, engine"))),
+        "server" => conformance::load(),
+        other => {
+            let known = "wire, engine, server";
+            Err(Failure::new(format!("no such benchmark: {other}; there are: {known}")))
+        }
     }
 }
