@@ -26,6 +26,8 @@ pub(crate) struct Shared {
     pub(crate) downloads: Mutex<HashMap<String, Download>>,
     /// Room for bodies, in units of [`BODY_UNIT`].
     pub(crate) body_room: Semaphore,
+    /// Turns for reading large bodies: as many as cores, so that calls are answered meanwhile.
+    pub(crate) heavy: Semaphore,
 }
 
 /// A folder that may be downloaded.
@@ -48,6 +50,9 @@ impl Shared {
             folders,
             downloads: Mutex::default(),
             body_room: Semaphore::new(options.limits.bodies / BODY_UNIT),
+            heavy: Semaphore::new(
+                std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            ),
             options,
         }
     }

@@ -20,7 +20,8 @@ use sha2::{Digest as _, Sha256};
 use tinkex_wire::codec::{compress, json, query};
 use tinkex_wire::{
     BodyCodec, ClientConfig, DynamicConfig, ErrorBody, Found, Health, HealthStatus, JSON,
-    JsonObject, Route, ServerCapabilities, TelemetryBatch, TelemetryReply, TelemetryStatus, header,
+    JsonObject, RequestId, Route, ServerCapabilities, TelemetryBatch, TelemetryReply,
+    TelemetryStatus, header,
 };
 
 use crate::admit;
@@ -118,7 +119,9 @@ async fn route(
         Route::AssignSessionProject => session::assign_project(shared, param(0), &body).await,
 
         Route::CreateModel => ticket(shared, admit::create_model(shared, body)).await,
-        Route::ForwardBackward => ticket(shared, admit::forward_backward(shared, body)).await,
+        Route::ForwardBackward => {
+            ticket(shared, take(shared, body, admit::forward_backward).await).await
+        }
         Route::OptimStep => ticket(shared, admit::optim_step(shared, body)).await,
         Route::SaveWeights => ticket(shared, admit::save_weights(shared, body)).await,
         Route::SaveWeightsForSampler => {
@@ -129,7 +132,7 @@ async fn route(
         }
         Route::LoadWeights => ticket(shared, admit::load_weights(shared, body)).await,
         Route::CreateCustomLoss => ticket(shared, admit::create_custom_loss(shared, body)).await,
-        Route::Sample => ticket(shared, admit::sample(shared, body)).await,
+        Route::Sample => ticket(shared, take(shared, body, admit::sample).await).await,
         Route::GetInfo => run::info(shared, &body),
 
         Route::CreateSamplingSession => run::create_sampler(shared, &body).await,
@@ -193,8 +196,35 @@ fn client_config(shared: &Shared) -> ClientConfig {
     }
 }
 
+/// Bodies from this size on are read beside the threads that answer calls.
+const HEAVY: usize = 64 << 10;
+
+/// Takes in a request whose body may be large.
+async fn take(
+    shared: &Arc<Shared>,
+    body: Bytes,
+    admit: fn(&Arc<Shared>, Bytes) -> Result<RequestId, ApiError>,
+) -> Result<RequestId, ApiError> {
+    let own = Arc::clone(shared);
+    beside(shared, body.len(), move || admit(&own, body)).await
+}
+
+/// Runs what takes long for large bodies where it holds nobody up; only so many at once.
+async fn beside<T: Send + 'static>(
+    shared: &Shared,
+    size: usize,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if size < HEAVY {
+        return work();
+    }
+    let stopping = || ApiError::busy("the server is stopping", 1_000);
+    let _turn = shared.heavy.acquire().await.map_err(|_| stopping())?;
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(stopping()))
+}
+
 /// Waits for the promise of a request that was taken in.
-async fn ticket(shared: &Shared, taken: Result<tinkex_wire::RequestId, ApiError>) -> Reply {
+async fn ticket(shared: &Shared, taken: Result<RequestId, ApiError>) -> Reply {
     to_json(&admit::promise(shared, taken?).await?)
 }
 
@@ -239,7 +269,10 @@ async fn read(
     };
     match parts.headers.get(CONTENT_ENCODING).map(HeaderValue::as_bytes) {
         None | Some(b"identity") => Ok(collected),
-        Some(b"zstd") => Ok(compress::decompress(&collected, limit)?),
+        Some(b"zstd") => {
+            let size = collected.len();
+            beside(shared, size, move || Ok(compress::decompress(&collected, limit)?)).await
+        }
         Some(_) => Err(ApiError::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             "content-encoding: this server understands zstd, and bodies as they are",
