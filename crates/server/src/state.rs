@@ -49,7 +49,7 @@ impl Shared {
             metrics: Metrics::default(),
             folders,
             downloads: Mutex::default(),
-            body_room: Semaphore::new(options.limits.bodies / BODY_UNIT),
+            body_room: Semaphore::new((options.limits.bodies / BODY_UNIT).max(1)),
             heavy: Semaphore::new(
                 std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             ),

@@ -10,7 +10,9 @@ mod usage;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, ORIGIN};
+use http::header::{
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, ORIGIN, TRANSFER_ENCODING,
+};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -244,7 +246,8 @@ async fn read(
     let length = match length.map(str::parse::<usize>) {
         Some(Ok(length)) => length,
         Some(Err(_)) => return Err(ApiError::bad("content-length: not a number")),
-        // Chunked, or none.
+        // In pieces of any number, or none at all.
+        None if parts.headers.contains_key(TRANSFER_ENCODING) => limit,
         None => 0,
     };
     if length > limit {
@@ -253,7 +256,8 @@ async fn read(
     if route.body() == BodyCodec::Empty && length == 0 {
         return Ok(Bytes::new());
     }
-    let units = u32::try_from((length / BODY_UNIT).max(1)).unwrap_or(u32::MAX);
+    let most = shared.options.limits.bodies / BODY_UNIT;
+    let units = u32::try_from((length / BODY_UNIT).clamp(1, most.max(1))).unwrap_or(u32::MAX);
     let Ok(_room) = shared.body_room.acquire_many(units).await else {
         return Err(ApiError::busy("the server is stopping", 1_000));
     };

@@ -85,3 +85,55 @@ async fn a_full_queue_says_when_to_come_back() {
     let (status, refused) = http.post("/optim_step", step(&model, 4, 0.1)).await;
     assert_eq!(status, 429, "{refused}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_says_nothing_ends_and_takes_its_requests_along() {
+    let house = House::with(|options| {
+        options.times.session = Duration::from_millis(200);
+        options.times.sweep = Duration::from_millis(5);
+    })
+    .await;
+    let http = house.http();
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    // Number 1 never comes, so this stays in line until the session ends.
+    let (_, waiting) = http.post("/optim_step", step(&model, 2, 0.1)).await;
+    let answer = http.answer(&waiting).await;
+    assert!(answer["error"].as_str().unwrap().contains("session expired"), "{answer}");
+    assert_eq!(http.post("/session_heartbeat", json!({"session_id": session})).await.0, 410);
+    assert_eq!(http.post("/session_heartbeat", json!({"session_id": "other"})).await.0, 404);
+    assert_eq!(http.post("/optim_step", step(&model, 3, 0.1)).await.0, 403);
+    let search = json!({"session_id": session, "statuses": [{"type": "cancelled"}]});
+    let (_, found) = http.post("/sessions/search", search).await;
+    assert_eq!(found["sessions"][0]["status"]["type"], "cancelled", "{found}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_finished_session_is_over_and_use_was_counted() {
+    let house = House::new().await;
+    let http = house.http();
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    let (_, ticket) = pass(&http, &model, 1, [3, 4]).await;
+    let (_, next) = http.post("/optim_step", step(&model, 2, 0.1)).await;
+    http.answer(&next).await;
+    let finish = json!({"reason": {"type": "success"}, "detail": null});
+    let path = format!("/sessions/{session}/finish");
+    assert_eq!(http.post(&path, finish.clone()).await.0, 200);
+    assert_eq!(http.post(&path, finish).await.0, 200, "the first end counts");
+    assert_eq!(http.post("/session_heartbeat", json!({"session_id": session})).await.0, 410);
+    let poll = json!({"request_id": ticket["request_id"]});
+    assert_eq!(http.post("/retrieve_future", poll).await.0, 200, "answers stay");
+    let hour = 3_600;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let (from, to) = (now / hour * hour - hour, now / hour * hour + 2 * hour);
+    let (_, usage) = http
+        .get(&format!("/api/v1/billing/usage/events?starting_on={from}&ending_before={to}"))
+        .await;
+    assert_eq!(
+        usage["data"][0]["event_info"],
+        json!({"type": "training", "token_count": 2}),
+        "{usage}"
+    );
+    assert_eq!(http.get("/metrics").await.0, 200);
+}
