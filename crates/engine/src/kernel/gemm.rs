@@ -302,67 +302,78 @@ impl Job<'_> {
     ) {
         let col = first * PANEL;
         let fresh = self.fresh && from == 0;
-        let cut = self.size.cols - col < group * PANEL;
-        let mut edge = [0.0_f32; ROWS * 4 * PANEL];
+        let cols = self.size.cols - col;
+        if cols < group * PANEL {
+            return self.edge(rows, col, cols, (from, depth, fresh), ready);
+        }
+        let c = self.out.address(rows.start * self.stride + col);
+        // SAFETY: `check` proved that `out` holds these columns of these rows, and no other task has
+        // them.
+        unsafe { self.sums(rows, group, (from, depth, fresh), ready, c, self.stride) }
+    }
+
+    /// The last panel where its columns do not fill it: computed aside.
+    fn edge(
+        &self,
+        rows: std::ops::Range<usize>,
+        col: usize,
+        cols: usize,
+        (from, depth, fresh): (usize, usize, bool),
+        ready: Ready,
+    ) {
+        let group = cols.div_ceil(PANEL);
         let width = group * PANEL;
-        let cols = width.min(self.size.cols - col);
-        if cut && !fresh {
+        let mut edge = [0.0_f32; ROWS * 4 * PANEL];
+        let place = |row: usize| row * self.stride + col;
+        if !fresh {
             for (i, row) in rows.clone().enumerate() {
                 // SAFETY: this row and these columns belong to this task alone.
-                let out = unsafe { self.out.part(row * self.stride + col, cols) };
+                let out = unsafe { self.out.part(place(row), cols) };
                 edge[i * width..i * width + cols].copy_from_slice(out);
             }
         }
-        let (c, c_row) = if cut {
-            (edge.as_mut_ptr(), width)
-        } else {
-            (self.out.address(rows.start * self.stride + col), self.stride)
-        };
+        // SAFETY: `edge` has room for six rows of four panels, and is our own.
+        unsafe {
+            let c = edge.as_mut_ptr();
+            self.sums(rows.clone(), group, (from, depth, fresh), ready, c, width);
+        }
+        for (i, row) in rows.enumerate() {
+            // SAFETY: as above.
+            let out = unsafe { self.out.part(place(row), cols) };
+            out.copy_from_slice(&edge[i * width..i * width + cols]);
+        }
+    }
+
+    /// Runs the tile of these rows and `group` panels into `c`.
+    ///
+    /// # Safety
+    /// `c` must have room for the rows, `c_row` apart, and be nobody else's.
+    unsafe fn sums(
+        &self,
+        rows: std::ops::Range<usize>,
+        group: usize,
+        (from, depth, fresh): (usize, usize, bool),
+        ready: Ready,
+        c: *mut f32,
+        c_row: usize,
+    ) {
         let start = rows.start * self.lhs.row + from * self.lhs.step;
         let a = self.lhs.data[start..].as_ptr();
         let (a_row, a_step) = (self.lhs.row, self.lhs.step);
-        // SAFETY: `check` proved that the left side holds every element of these rows and steps and
-        // `out` every element of these columns; `with_ready` gave panels of at least `depth` steps.
-        // Tasks have different rows or columns, and `edge` is our own. The machine has `isa`.
+        let (rows, b_step) = (rows.len(), PANEL);
+        // SAFETY: `check` proved that the left side holds every element of these rows and steps;
+        // `with_ready` gave `group` panels of at least `depth` steps; `c` is the caller's promise.
+        // The machine has `isa`.
         unsafe {
             match ready {
                 Ready::F32 { start: b, panel: b_panel } => {
-                    let tile = Tile {
-                        depth,
-                        a,
-                        a_row,
-                        a_step,
-                        b,
-                        b_panel,
-                        b_step: PANEL,
-                        c,
-                        c_row,
-                        fresh,
-                    };
-                    tile.run(self.isa, rows.len(), group);
+                    Tile { depth, a, a_row, a_step, b, b_panel, b_step, c, c_row, fresh }
+                        .run(self.isa, rows, group);
                 }
                 Ready::Bf16 { start: b, panel: b_panel } => {
-                    let tile = Tile {
-                        depth,
-                        a,
-                        a_row,
-                        a_step,
-                        b,
-                        b_panel,
-                        b_step: PANEL,
-                        c,
-                        c_row,
-                        fresh,
-                    };
-                    tile.run(self.isa, rows.len(), group);
+                    Tile { depth, a, a_row, a_step, b, b_panel, b_step, c, c_row, fresh }
+                        .run(self.isa, rows, group);
                 }
-            }
-        }
-        if cut {
-            for (i, row) in rows.enumerate() {
-                // SAFETY: as above.
-                let out = unsafe { self.out.part(row * self.stride + col, cols) };
-                out.copy_from_slice(&edge[i * width..i * width + cols]);
             }
         }
     }

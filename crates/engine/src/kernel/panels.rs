@@ -3,6 +3,7 @@
 use half::bf16;
 
 use super::PANEL;
+use super::pool::Pool;
 
 /// In what form weights are kept. Sums are always f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,31 +35,29 @@ pub(super) enum Data {
 impl Panels {
     /// Packs a row-major matrix, reading row `i` into the buffer by `row(i, buffer)`.
     pub(crate) fn pack(
+        pool: &Pool,
         rows: usize,
         cols: usize,
         precision: Precision,
-        mut row: impl FnMut(usize, &mut [f32]),
+        row: impl Fn(usize, &mut [f32]) + Sync,
     ) -> Self {
         let len = rows.div_ceil(PANEL) * PANEL * cols;
-        let mut sixteen = vec![0.0; PANEL * cols];
         let data = match precision {
             Precision::F32 => {
                 let mut out = vec![0.0; len];
-                Self::fill(rows, cols, &mut sixteen, &mut row, &mut out, |x| x);
+                Self::fill(pool, rows, cols, &row, &mut out, |x| x);
                 Data::F32(out)
             }
             Precision::Bf16 => {
                 let mut out = vec![0; len];
-                Self::fill(rows, cols, &mut sixteen, &mut row, &mut out, |x| {
-                    bf16::from_f32(x).to_bits()
-                });
+                Self::fill(pool, rows, cols, &row, &mut out, |x| bf16::from_f32(x).to_bits());
                 Data::Bf16(out)
             }
         };
         Self { rows, cols, data }
     }
 
-    /// Packs a row-major matrix in memory.
+    /// Packs a row-major matrix in memory, on the caller's thread.
     pub(crate) fn from_rows(
         matrix: &[f32],
         rows: usize,
@@ -66,38 +65,32 @@ impl Panels {
         precision: Precision,
     ) -> Self {
         assert_eq!(matrix.len(), rows * cols, "a matrix of {rows} × {cols}");
-        Self::pack(rows, cols, precision, |i, out| {
+        Self::pack(&Pool::alone(), rows, cols, precision, |i, out| {
             out.copy_from_slice(&matrix[i * cols..(i + 1) * cols]);
         })
     }
 
-    fn fill<T: Copy>(
+    fn fill<T: Copy + Send>(
+        pool: &Pool,
         rows: usize,
         cols: usize,
-        sixteen: &mut [f32],
-        row: &mut impl FnMut(usize, &mut [f32]),
+        row: &(impl Fn(usize, &mut [f32]) + Sync),
         out: &mut [T],
-        convert: impl Fn(f32) -> T,
+        convert: impl Fn(f32) -> T + Sync,
     ) {
         if cols == 0 {
             return;
         }
-        for (panel, out) in out.chunks_exact_mut(PANEL * cols).enumerate() {
+        pool.each_row(out, PANEL * cols, PANEL * cols, |panel, out| {
             let first = panel * PANEL;
-            let filled = PANEL.min(rows - first);
-            for (lane, buffer) in sixteen.chunks_exact_mut(cols).enumerate() {
-                if lane < filled {
-                    row(first + lane, buffer);
-                } else {
-                    buffer.fill(0.0);
+            let mut buffer = vec![0.0; cols];
+            for lane in 0..PANEL.min(rows - first) {
+                row(first + lane, &mut buffer);
+                for (out, value) in out[lane..].iter_mut().step_by(PANEL).zip(&buffer) {
+                    *out = convert(*value);
                 }
             }
-            for (k, out) in out.chunks_exact_mut(PANEL).enumerate() {
-                for (lane, out) in out.iter_mut().enumerate() {
-                    *out = convert(sixteen[lane * cols + k]);
-                }
-            }
-        }
+        });
     }
 
     /// How many outputs.

@@ -1,6 +1,6 @@
 //! LoRA: small trained deltas beside frozen products.
 
-use crate::kernel::{Kernel, Lhs, Panels, Precision, Rhs, rows};
+use crate::kernel::{Kernel, Lhs, Panels, Pool, Precision, Rhs, rows};
 use crate::model::DeltaGrad;
 
 mod adapter;
@@ -39,7 +39,8 @@ pub(crate) struct Delta {
 impl Delta {
     /// From row-major A (`rank × inputs`) and B (`outputs × rank`) of each part.
     pub(crate) fn new(rank: usize, scale: f32, inputs: usize, parts: &[(&[f32], &[f32])]) -> Self {
-        let a = Panels::pack(rank * parts.len(), inputs, Precision::F32, |i, out| {
+        let pool = Pool::alone();
+        let a = Panels::pack(&pool, rank * parts.len(), inputs, Precision::F32, |i, out| {
             let (part, row) = (i / rank, i % rank);
             out.copy_from_slice(&parts[part].0[row * inputs..(row + 1) * inputs]);
         });

@@ -2,24 +2,48 @@
 
 use super::{Layer, Linear, Model};
 use crate::Result;
-use crate::file::{ModelConfig, ModelFolder, TensorFile};
-use crate::kernel::{Kernel, Panels, Precision};
+use crate::file::{ModelConfig, ModelFolder, Tensor, TensorFile};
+use crate::kernel::{Kernel, Panels, Pool, Precision};
 
 /// Where weights come from.
 pub(crate) trait Source: Sync {
-    /// All values of the tensor `name`.
-    fn values(&self, name: &str) -> Result<std::borrow::Cow<'_, [f32]>>;
+    /// The tensor `name`.
+    fn values(&self, name: &str) -> Result<Numbers<'_>>;
+}
+
+/// The numbers of a tensor, widened when they are read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Numbers<'a> {
+    F32(&'a [f32]),
+    Stored(Tensor<'a>),
+}
+
+impl Numbers<'_> {
+    /// Row `row` of a matrix.
+    fn row(&self, row: usize, out: &mut [f32]) {
+        let range = row * out.len()..(row + 1) * out.len();
+        match self {
+            Self::F32(values) => out.copy_from_slice(&values[range]),
+            Self::Stored(tensor) => tensor.copy_range(range, out),
+        }
+    }
+
+    fn all(&self, len: usize) -> Vec<f32> {
+        let mut out = vec![0.0; len];
+        self.row(0, &mut out);
+        out
+    }
 }
 
 impl Source for ModelFolder {
-    fn values(&self, name: &str) -> Result<std::borrow::Cow<'_, [f32]>> {
-        self.tensor(name)?.to_f32()
+    fn values(&self, name: &str) -> Result<Numbers<'_>> {
+        Ok(Numbers::Stored(self.tensor(name)?))
     }
 }
 
 impl Source for TensorFile {
-    fn values(&self, name: &str) -> Result<std::borrow::Cow<'_, [f32]>> {
-        self.tensor(name)?.to_f32()
+    fn values(&self, name: &str) -> Result<Numbers<'_>> {
+        Ok(Numbers::Stored(self.tensor(name)?))
     }
 }
 
@@ -35,13 +59,21 @@ impl Model {
         let keys = config.kv_heads * config.head_dim;
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let pack = |name: &str, rows: usize| -> Result<Panels> {
-            Ok(Panels::from_rows(&source.values(name)?, rows, hidden, precision))
+            let values = source.values(name)?;
+            Ok(Panels::pack(kernel.pool(), rows, hidden, precision, |i, out| values.row(i, out)))
         };
         let layers = kernel.pool().map(config.layers, |index| {
-            let load = Loader { source, precision, prefix: format!("model.layers.{index}.") };
+            let load = Loader {
+                source,
+                precision,
+                pool: kernel.pool(),
+                prefix: format!("model.layers.{index}."),
+            };
             {
-                let norm = |name: &str| load.vector(name);
-                let qk = |name: &str| config.qk_norm.then(|| load.vector(name)).transpose();
+                let norm = |name: &str| load.vector(name, hidden);
+                let qk = |name: &str| {
+                    config.qk_norm.then(|| load.vector(name, config.head_dim)).transpose()
+                };
                 Ok(Layer {
                     attention_norm: norm("input_layernorm.weight")?,
                     qkv: load.linear(
@@ -73,7 +105,7 @@ impl Model {
         Ok(Self {
             embedding: pack("model.embed_tokens.weight", config.vocab_size)?,
             layers,
-            norm: source.values("model.norm.weight")?.into_owned(),
+            norm: source.values("model.norm.weight")?.all(hidden),
             unembedding: if config.tied {
                 None
             } else {
@@ -89,12 +121,13 @@ impl Model {
 struct Loader<'a, S> {
     source: &'a S,
     precision: Precision,
+    pool: &'a Pool,
     prefix: String,
 }
 
 impl<S: Source> Loader<'_, S> {
-    fn vector(&self, name: &str) -> Result<Vec<f32>> {
-        Ok(self.source.values(&format!("{}{name}", self.prefix))?.into_owned())
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>> {
+        Ok(self.source.values(&format!("{}{name}", self.prefix))?.all(len))
     }
 
     /// Products of the same input, stacked.
@@ -104,10 +137,10 @@ impl<S: Source> Loader<'_, S> {
             matrices.push(self.source.values(&format!("{}{name}.weight", self.prefix))?);
         }
         let rows = parts.iter().map(|(_, outputs)| outputs).sum();
-        let weights = Panels::pack(rows, inputs, self.precision, |mut row, out| {
+        let weights = Panels::pack(self.pool, rows, inputs, self.precision, |mut row, out| {
             for (matrix, (_, outputs)) in matrices.iter().zip(parts) {
                 if row < *outputs {
-                    out.copy_from_slice(&matrix[row * inputs..(row + 1) * inputs]);
+                    matrix.row(row, out);
                     return;
                 }
                 row -= outputs;
@@ -115,8 +148,8 @@ impl<S: Source> Loader<'_, S> {
         });
         let mut biases = Vec::new();
         if bias {
-            for (name, _) in parts {
-                biases.extend(self.vector(&format!("{name}.bias"))?);
+            for (name, outputs) in parts {
+                biases.extend(self.vector(&format!("{name}.bias"), *outputs)?);
             }
         }
         Ok(Linear { weights, bias: bias.then_some(biases) })

@@ -17,7 +17,7 @@ pub(crate) use batch::Batch;
 pub(crate) use forward::{Adapted, Trace, Workspace};
 pub(crate) use head::{Head, Pair, log_probability, log_sum_exp};
 pub(crate) use linear::{DeltaGrad, Linear};
-pub(crate) use load::Source;
+pub(crate) use load::{Numbers, Source};
 
 use crate::file::ModelConfig;
 use crate::kernel::pages::Heads;

@@ -1,6 +1,7 @@
 //! Drawing a token.
 
-use super::select::{Item, best, best_first, pass};
+use super::bins::{Bins, weight};
+use super::select::{Item, Passed, best, best_first, pass};
 use crate::{Error, Result};
 
 /// How tokens are drawn: logits over temperature, then the top k, then the top p of those.
@@ -65,6 +66,7 @@ impl Draw {
 #[derive(Clone, Debug, Default)]
 pub struct Picker {
     items: Vec<Item>,
+    bins: Bins,
 }
 
 impl Picker {
@@ -87,47 +89,53 @@ impl Picker {
         if draw.temperature == 0.0 {
             return Ok(top.1);
         }
-        let weight = |logit: f32| weight(logit, top.0, draw.temperature);
-        let total = if let Some(k) = draw.best_of(logits.len()) {
-            best(logits, k, &mut self.items);
-            self.items.iter().map(|item| weight(item.0)).sum()
-        } else {
-            let total = (log_mass - f64::from(top.0) / draw.temperature).exp();
-            let goal = total * if draw.top_p < 1.0 { draw.top_p } else { uniform };
-            self.gather(logits, top.0, draw.temperature, goal);
-            total
+        let passed = match draw.best_of(logits.len()) {
+            Some(k) => self.among(logits, k, top, draw, uniform),
+            None => self.of_all(logits, top, draw, log_mass, uniform),
         };
-        let mut mass = total;
-        if draw.top_p < 1.0
-            && let Some(cut) = pass(&mut self.items, draw.top_p * total, true, weight)
-        {
-            // What is left of the list, and the uniform number goes over that.
+        Ok(passed.map_or(top.1, |passed| passed.token))
+    }
+
+    /// Draws from the `k` best.
+    fn among(
+        &mut self,
+        logits: &[f32],
+        k: usize,
+        top: Item,
+        draw: &Draw,
+        uniform: f64,
+    ) -> Option<Passed> {
+        let weight = |logit: f32| weight(logit, top.0, draw.temperature);
+        best(logits, k, &mut self.items);
+        let mut mass = self.items.iter().map(|item| weight(item.0)).sum();
+        if draw.top_p < 1.0 {
+            let cut = pass(&mut self.items, draw.top_p * mass, true, weight)?;
             let last = (logits[cut.token as usize], cut.token);
             self.items.retain(|item| best_first(item, &last).is_le());
             mass = cut.through;
         }
-        let passed = pass(&mut self.items, uniform * mass, false, weight);
-        Ok(passed.map_or(top.1, |passed| passed.token))
+        pass(&mut self.items, uniform * mass, false, weight)
     }
 
-    /// Takes in the likeliest tokens, as many as are surely needed to go past `goal`.
-    fn gather(&mut self, logits: &[f32], top: f32, temperature: f64, goal: f64) {
-        // A trained model's mass is within a few units of its highest logit; most tokens are not,
-        // and need no exponential.
-        for depth in [4.0, 12.0, f64::INFINITY] {
-            let floor = f64::from(top) - depth * temperature;
-            self.items.clear();
-            let wanted = (0..).zip(logits).filter(|(_, logit)| f64::from(**logit) >= floor);
-            self.items.extend(wanted.map(|(token, &logit)| (logit, token)));
-            let enough = || {
-                let sum: f64 = self.items.iter().map(|item| weight(item.0, top, temperature)).sum();
-                // With room for the roundings of sums in another order.
-                sum > goal * (1.0 + 1e-9)
-            };
-            if self.items.len() == logits.len() || depth.is_infinite() || enough() {
-                return;
-            }
+    /// Draws from all, of which few are ever looked at twice.
+    fn of_all(
+        &mut self,
+        logits: &[f32],
+        top: Item,
+        draw: &Draw,
+        log_mass: f64,
+        uniform: f64,
+    ) -> Option<Passed> {
+        let total = (log_mass - f64::from(top.0) / draw.temperature).exp();
+        let share = if draw.top_p < 1.0 { draw.top_p } else { uniform };
+        self.bins.fill(logits, top.0, draw.temperature, share * total);
+        if draw.top_p < 1.0 {
+            let cut = self.bins.pass(logits, share * total, true, None, &mut self.items)?;
+            let last = (logits[cut.token as usize], cut.token);
+            let goal = uniform * cut.through;
+            return self.bins.pass(logits, goal, false, Some(last), &mut self.items);
         }
+        self.bins.pass(logits, share * total, false, None, &mut self.items)
     }
 
     /// The `k` likeliest tokens with their logits, best first, the lower token first of equal ones;
@@ -158,10 +166,6 @@ pub fn log_mass(logits: &[f32], temperature: f64) -> f64 {
 pub fn logprob(logit: f32, temperature: f64, log_mass: f64) -> f32 {
     let temperature = if temperature == 0.0 { 1.0 } else { temperature };
     (f64::from(logit) / temperature - log_mass) as f32
-}
-
-fn weight(logit: f32, top: f32, temperature: f64) -> f64 {
-    ((f64::from(logit) - f64::from(top)) / temperature).exp()
 }
 
 /// The highest logit and its lowest token.

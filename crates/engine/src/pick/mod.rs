@@ -3,6 +3,7 @@
 //! Nothing here knows a model, a batch or a cache. The same logits, settings and random number give
 //! the same token, whatever else is going on; scratch memory is the caller's and used again.
 
+mod bins;
 mod draw;
 mod select;
 mod stop;

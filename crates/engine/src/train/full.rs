@@ -3,7 +3,6 @@
 //! Everything is packed again after every step, which a small model does not notice. This is how
 //! the built-in model was made; a large model wants an adapter.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -13,7 +12,7 @@ use super::pass::Pass;
 use crate::engine::{Engine, Options};
 use crate::file::{ModelConfig, TensorOut, Values, write_tensors};
 use crate::kernel::{Kernel, Lhs, Precision, Rhs, rows};
-use crate::model::{Gain, Model, Sink, Site, Source};
+use crate::model::{Gain, Model, Numbers, Sink, Site, Source};
 use crate::noise::Noise;
 use crate::optim::{Optimizer, OptimizerKind, Parameter, StepParams, StepReport};
 use crate::{Error, Result};
@@ -176,9 +175,9 @@ fn start(config: &ModelConfig, name: &str, shape: &[usize], noise: &mut Noise) -
 struct Weights<'a>(&'a BTreeMap<String, Trained>);
 
 impl Source for Weights<'_> {
-    fn values(&self, name: &str) -> Result<Cow<'_, [f32]>> {
+    fn values(&self, name: &str) -> Result<Numbers<'_>> {
         match self.0.get(name) {
-            Some(tensor) => Ok(Cow::Borrowed(&tensor.weights)),
+            Some(tensor) => Ok(Numbers::F32(&tensor.weights)),
             None => Err(Error::MissingTensor { path: "memory".into(), name: name.to_owned() }),
         }
     }

@@ -180,7 +180,7 @@ fn training_goes_on_from_a_folder_as_if_it_had_never_stopped() {
     let config = LoraConfig { rank: 4, seed: 9, ..LoraConfig::default() };
     let mut trainer = engine.create(config, OptimizerKind::Adam).unwrap();
     let rows = tokens(30, 4);
-    let mut train = |trainer: &mut Trainer| {
+    let train = |trainer: &mut Trainer| {
         trainer.forward_backward(&CROSS_ENTROPY, &[datum(&rows)]).unwrap();
         trainer.optim_step(&step(1e-2)).unwrap();
     };

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
@@ -272,15 +273,23 @@ impl<'a> Tensor<'a> {
             let field = self.name.to_owned();
             return Err(Error::Length { field, expected: out.len(), got: self.count() });
         }
-        match self.dtype {
-            DType::F32 => widen(self.bytes, out, f32::from_le_bytes),
-            DType::F16 => widen(self.bytes, out, |b| f16::from_le_bytes(b).to_f32()),
-            DType::Bf16 => widen(self.bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
-            _ => {
-                self.as_float()?;
-            }
-        }
+        self.as_float()?;
+        self.copy_range(0..out.len(), out);
         Ok(())
+    }
+
+    /// Copies a part of its numbers, which must be floats, into `out`.
+    pub(crate) fn copy_range(&self, range: Range<usize>, out: &mut [f32]) {
+        let bytes = |size: usize| &self.bytes[range.start * size..range.end * size];
+        match self.dtype {
+            DType::F32 => widen(bytes(4), out, f32::from_le_bytes),
+            DType::F16 => widen(bytes(2), out, |b| f16::from_le_bytes(b).to_f32()),
+            // The upper half of an f32.
+            DType::Bf16 => {
+                widen(bytes(2), out, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16));
+            }
+            _ => out.fill(f32::NAN),
+        }
     }
 }
 
