@@ -101,7 +101,7 @@ impl Server {
         let failed = |why: std::io::Error| Failure::new(format!("the server did not start: {why}"));
         let model = root().join("crates/engine/tests/golden/qwen3");
         let mut command = Command::new(root().join("target").join(profile).join("tinkex-server"));
-        command.args(["--port", "0", "--quiet", "--data"]).arg(data);
+        command.args(["--port", "0", "--quiet", "--data-dir"]).arg(data);
         command.args(["--model", &format!("{MODEL}={}", model.display())]);
         if !efficient {
             command.arg("--plain");

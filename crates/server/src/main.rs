@@ -11,7 +11,7 @@ use tinkex_server::{Options, Server};
 const HELP: &str = "\
 Usage: tinkex-server [OPTIONS]
 
-  --data DIR            where everything is kept (tinkex-data)
+  --data-dir DIR        where everything is kept (tinkex-data)
   --host ADDRESS        where to listen (127.0.0.1); any other needs a key
   --port PORT           0 picks a free one (8080)
   --key-file FILE       let in only who sends the key in this file
@@ -62,7 +62,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>,
         let mut value = || arguments.next().ok_or_else(|| format!("{name} needs a value"));
         match name.as_str() {
             "--help" | "-h" => return Ok(None),
-            "--data" => options.data = value()?.into(),
+            "--data-dir" => options.data = value()?.into(),
             "--host" => {
                 let text = value()?;
                 let ip: IpAddr =

@@ -22,7 +22,7 @@ impl Process {
 
     fn on(data: &Path, port: u16) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_tinkex-server"))
-            .args(["--port", &port.to_string(), "--threads", "1", "--quiet", "--data"])
+            .args(["--port", &port.to_string(), "--threads", "1", "--quiet", "--data-dir"])
             .arg(data)
             .arg("--model")
             .arg(format!("{MODEL}={}", golden("qwen3").display()))
@@ -177,6 +177,7 @@ async fn run_by_client(seed: u64, kills: usize) -> (Vec<u64>, Vec<Vec<u8>>) {
     let service = crate::house::client(&url);
     let model = service.create_lora_training_client(MODEL).rank(4).seed(11).create().await.unwrap();
     let rest = service.rest();
+    let (finished, mut progress) = tokio::sync::watch::channel(0_usize);
     let steps = async {
         let mut ahead = Vec::new();
         for n in 0..30_u32 {
@@ -188,6 +189,7 @@ async fn run_by_client(seed: u64, kills: usize) -> (Vec<u64>, Vec<Vec<u8>>) {
         for (pass, step) in ahead {
             losses.push(pass.await.unwrap().metrics["loss:sum"].as_f64().to_bits());
             step.await.unwrap();
+            finished.send_replace(losses.len());
         }
         let saved = model.save_weights_external("end").await.unwrap();
         (losses, rest.get_external_weights_urls(&saved.path).await.unwrap().urls)
@@ -198,16 +200,24 @@ async fn run_by_client(seed: u64, kills: usize) -> (Vec<u64>, Vec<Vec<u8>>) {
     let (losses, urls) = loop {
         noise =
             noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let pause = std::time::Duration::from_millis((noise >> 33) % 60);
+        // Spread over the run, and then a moment that has nothing to do with what is answered.
+        let (after, turns) = ((killed + 1) * 30 / (kills + 2), (noise >> 33) % 500);
+        let moment = async {
+            progress.wait_for(|finished| *finished >= after).await.unwrap();
+            for _ in 0..turns {
+                tokio::task::yield_now().await;
+            }
+        };
         tokio::select! {
             done = steps.as_mut() => break done,
-            () = tokio::time::sleep(pause), if killed < kills => {
+            () = moment, if killed < kills => {
                 process.kill();
                 killed += 1;
                 process = Process::on(data.path(), port);
             }
         }
     };
+    assert_eq!(killed, kills, "every kill came before the end");
     let mut files = Vec::new();
     for url in urls.values() {
         files.push(
