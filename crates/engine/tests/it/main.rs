@@ -5,6 +5,7 @@
 mod files;
 mod fixtures;
 mod golden;
+mod gradients;
 mod graphs;
 mod hostile;
 mod losses;
