@@ -8,8 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use tinkex_engine::builtin;
 use tinkex_engine::file::{ModelConfig, write_file};
-use tinkex_engine::sample::Vocabulary;
-use tinkex_engine::tokenizer::Vocabulary as Table;
+use tinkex_engine::tokenizer::Vocabulary;
 use tinkex_wire::SupportedModel;
 
 /// The base models of a server, by name.
@@ -24,7 +23,7 @@ pub(crate) struct BaseModel {
     pub(crate) folder: PathBuf,
     pub(crate) built_in: bool,
     pub(crate) config: ModelConfig,
-    vocabulary: OnceLock<Result<Arc<dyn Vocabulary>, String>>,
+    vocabulary: OnceLock<Result<Arc<Vocabulary>, String>>,
 }
 
 impl Models {
@@ -109,23 +108,13 @@ impl BaseModel {
     }
 
     /// The bytes of its tokens, read when first asked for.
-    pub(crate) fn vocabulary(&self) -> Result<Arc<dyn Vocabulary>, String> {
+    pub(crate) fn vocabulary(&self) -> Result<Arc<Vocabulary>, String> {
         let path = self.folder.join("tokenizer.json");
-        let read = || match Table::read(path) {
-            Ok(table) => Ok(Arc::new(Bytes(table)) as Arc<dyn Vocabulary>),
+        let read = || match Vocabulary::read(path) {
+            Ok(vocabulary) => Ok(Arc::new(vocabulary)),
             Err(why) => Err(why.to_string()),
         };
         self.vocabulary.get_or_init(read).clone()
-    }
-}
-
-/// The bytes of tokens, as samplers ask for them.
-#[derive(Debug)]
-struct Bytes(Table);
-
-impl Vocabulary for Bytes {
-    fn bytes(&self, token: u32) -> &[u8] {
-        self.0.bytes(token)
     }
 }
 

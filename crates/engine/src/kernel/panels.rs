@@ -16,6 +16,16 @@ pub enum Precision {
     Bf16,
 }
 
+impl Precision {
+    /// Bytes of one weight.
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
 /// A matrix of `rows` outputs and `cols` inputs, packed: sixteen outputs form a panel, and a panel
 /// holds its sixteen weights of input 0, then of input 1, and so on. The last panel is filled up
 /// with zeros.

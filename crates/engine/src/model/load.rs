@@ -4,6 +4,7 @@ use super::{Layer, Linear, Model};
 use crate::Result;
 use crate::file::{ModelConfig, ModelFolder, Tensor, TensorFile};
 use crate::kernel::{Kernel, Panels, Pool, Precision};
+use crate::memory::probe;
 
 /// Where weights come from.
 pub(crate) trait Source: Sync {
@@ -49,12 +50,20 @@ impl Source for TensorFile {
 
 impl Model {
     /// Reads and packs the weights of a folder that was checked when it was opened.
+    ///
+    /// # Errors
+    /// If a tensor is missing, or the system does not have the memory.
     pub(crate) fn load(
         config: &ModelConfig,
         source: &impl Source,
         precision: Precision,
         kernel: Kernel,
     ) -> Result<Self> {
+        let bytes = config.tensors().fold(0_usize, |sum, (_, shape)| {
+            let len = shape.iter().fold(precision.bytes(), |len, side| len.saturating_mul(*side));
+            sum.saturating_add(len)
+        });
+        probe("the weights of the model", bytes)?;
         let heads = config.heads * config.head_dim;
         let keys = config.kv_heads * config.head_dim;
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);

@@ -43,7 +43,7 @@ pub(super) struct Share {
 impl Sampler {
     pub(crate) fn new(model: Arc<Model>, cache_bytes: usize) -> Result<Self> {
         let layers = model.layers.len();
-        let cache = Cache::new(model.heads(), layers, cache_bytes);
+        let cache = Cache::new(model.heads(), layers, cache_bytes)?;
         if cache.count() == 0 {
             return Err(Error::Memory {
                 what: "one page of the cache",
@@ -76,7 +76,7 @@ impl Sampler {
             let page = Cache::page_bytes(self.model.heads(), self.model.layers.len());
             return Err(Error::Memory {
                 what: "the keys and values of one continuation",
-                needed: (pages * page) as u64,
+                needed: pages.saturating_mul(page) as u64,
                 available: (self.cache.count() * page) as u64,
                 hint: "ask for fewer tokens, or allow the cache more memory",
             });

@@ -135,8 +135,11 @@ fn every_loss_has_the_gradients_of_torch_on_every_tensor() {
         for (loss, about) in losses {
             let tensors: Vec<Vec<Tensor<'_>>> =
                 given.iter().map(|given| given.tensors(loss)).collect();
-            let data: Vec<Datum<'_>> =
-                given.iter().zip(&tensors).map(|(given, inputs)| given.datum(loss, inputs)).collect();
+            let data: Vec<Datum<'_>> = given
+                .iter()
+                .zip(&tensors)
+                .map(|(given, inputs)| given.datum(loss, inputs))
+                .collect();
             let graph = graph(loss, about);
             let objective = match &graph {
                 Some(graph) => Objective::Graph(graph),

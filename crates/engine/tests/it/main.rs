@@ -11,4 +11,5 @@ mod hostile;
 mod losses;
 mod optimizers;
 mod picks;
+mod robust;
 mod tokenizers;

@@ -147,7 +147,7 @@ fn check_context(base: &BaseModel, prompt: usize, max_tokens: Option<u32>) -> Re
     Ok(())
 }
 
-type Stops = (Stop, Option<Arc<dyn tinkex_engine::sample::Vocabulary>>);
+type Stops = (Stop, Option<Arc<tinkex_engine::tokenizer::Vocabulary>>);
 
 /// Where to stop. The model's own ends stay, except where the caller wants none at all.
 fn stop(base: &BaseModel, wanted: Option<WireStop>) -> Result<Stops, ApiError> {
