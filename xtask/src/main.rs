@@ -33,7 +33,7 @@ Usage: cargo xtask <command>
                     server    requests per second, many connections, large bodies
   conformance     the official Python SDK against a fresh server
                     --sdk VERSION  one version only (0.36.0 and 0.25.0)
-  crash           a training run that is killed again and again, over many seeds
+  crash           a training run whose server is killed and whose disk is full, over many seeds
   fuzz            every reader of foreign bytes, on mutated fixtures and noise
                     --seconds N   for how long (60)
                     --seed N      to repeat a run
@@ -107,7 +107,7 @@ fn doc() -> Result<(), Failure> {
 }
 
 fn crash() -> Result<(), Failure> {
-    let test = "restart::runs_of_the_client_survive_kills_over_many_seeds";
+    let test = "crash::runs_of_the_client_survive_troubles_over_many_seeds";
     cargo(
         "killing servers",
         &["test", "--locked", "--package", "tinkex-server", "--test", "it", test],

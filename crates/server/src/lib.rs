@@ -29,6 +29,8 @@
 #![forbid(unsafe_code)]
 
 mod admit;
+mod batch;
+mod commit;
 mod error;
 mod journal;
 mod log;
@@ -46,5 +48,5 @@ mod task;
 mod work;
 mod worker;
 
-pub use options::{Limits, Options, Times};
+pub use options::{Limits, Options, Times, local_hub_cache};
 pub use server::{Server, StartError, Stopped};

@@ -36,6 +36,9 @@ pub struct Options {
     /// Ask clients to do everything the efficient way: one poll for many samples, compressed bodies,
     /// losses on the server. Without it they do what they do with an old server.
     pub efficient: bool,
+    /// When a session is given up because nothing is heard of it, save what its models learned since
+    /// they were last saved: as `autosave-N`, for a day.
+    pub autosave_on_expiry: bool,
     /// Print a line for every finished job.
     pub log_jobs: bool,
     /// What may be asked at once.
@@ -104,6 +107,7 @@ impl Options {
             bf16: false,
             raw_logprobs: false,
             efficient: true,
+            autosave_on_expiry: true,
             log_jobs: false,
             limits: Limits::default(),
             times: Times::default(),
@@ -130,6 +134,19 @@ impl Options {
         self.key = Some(Secret::from(key.into()));
         self
     }
+}
+
+/// This user's Hugging Face hub cache, if there is one: `HF_HUB_CACHE`, `HF_HOME/hub`, or
+/// `~/.cache/huggingface/hub`.
+#[must_use]
+pub fn local_hub_cache() -> Option<PathBuf> {
+    #[expect(clippy::disallowed_methods, reason = "asked once, by whoever starts a server")]
+    let read = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let folder = read("HF_HUB_CACHE")
+        .or_else(|| Some(read("HF_HOME")?.join("hub")))
+        .or_else(|| Some(read("XDG_CACHE_HOME")?.join("huggingface/hub")))
+        .or_else(|| Some(std::env::home_dir()?.join(".cache/huggingface/hub")))?;
+    folder.is_dir().then_some(folder)
 }
 
 impl Default for Limits {

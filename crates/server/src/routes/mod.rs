@@ -369,23 +369,3 @@ fn refuse(error: &ApiError) -> Response<Body> {
 fn from_query<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, ApiError> {
     Ok(query::decode(text)?)
 }
-
-/// Waits until a fact is on disk.
-struct OnDisk(tokio::sync::oneshot::Receiver<std::io::Result<()>>);
-
-impl OnDisk {
-    fn new() -> (crate::journal::Then, Self) {
-        let (sent, received) = tokio::sync::oneshot::channel();
-        // Whoever asked may have gone; the fact is a fact all the same.
-        let then = Box::new(move |written| drop(sent.send(written)));
-        (then, Self(received))
-    }
-
-    async fn wait(self) -> Result<(), ApiError> {
-        match self.0.await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(why)) => Err(ApiError::disk(&why)),
-            Err(_) => Err(ApiError::disk(&std::io::Error::other("the journal has stopped"))),
-        }
-    }
-}

@@ -4,6 +4,7 @@
 //! same bits. A snapshot is taken after a step, when no gradients are pending, once enough work
 //! has gathered that doing it again would hurt.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use tinkex_engine::file::HeadName;
@@ -13,11 +14,10 @@ use tinkex_wire::codec::json;
 use tinkex_wire::{ForwardBackward, ModelId, OptimStep};
 
 use super::Worker;
-use crate::admit;
 use crate::error::ApiError;
 use crate::settle::Settled;
 use crate::store::{Change, Fault, Kind, Lora, Record, Run, Snapshot};
-use crate::work::Op;
+use crate::work::{Objective, Pass, step_params};
 
 /// A model in memory.
 pub(super) struct Live {
@@ -52,7 +52,9 @@ impl Worker {
         let Some(model) = self.shared.models.get(base) else {
             return Err(Settled::failed(Fault::User, self.shared.models.missing(base)));
         };
-        Ok(self.engines.get(model)?.engine.clone())
+        let engine = self.engines.get(model)?.engine.clone();
+        self.shared.metrics.loaded.set(self.engines.count());
+        Ok(engine)
     }
 
     fn bring_back(&mut self, run: &Run) -> Result<Live, Settled> {
@@ -79,15 +81,16 @@ impl Worker {
             match kind {
                 Kind::ForwardBackward => {
                     let call = ForwardBackward::from_proto(&body).map_err(|e| again(e.into()))?;
-                    let op = admit::pass_of(&self.shared.store(), run, call).map_err(again)?;
-                    if let Op::Pass(pass) = op {
-                        super::data::run(&mut live.trainer, &pass)?;
-                        live.pending = true;
-                    }
+                    let objective = Objective::of(&self.shared.store(), run, &call);
+                    let objective = objective.map_err(again)?;
+                    let pass =
+                        Pass::new(&self.shared.models, run, objective, &call).map_err(again)?;
+                    pass.batch.run(&mut live.trainer, pass.mode)?;
+                    live.pending = true;
                 }
                 Kind::OptimStep => {
                     let call: OptimStep = json::decode(&body).map_err(|e| again(e.into()))?;
-                    let params = admit::step_params(&call.params).map_err(again)?;
+                    let params = step_params(&call.params).map_err(again)?;
                     live.trainer.optim_step(&params)?;
                     live.pending = false;
                 }
@@ -128,9 +131,11 @@ impl Worker {
                 let row = store.runs.get(model).map(|kept| kept.row.clone());
                 if let Some(row) = row {
                     let snapshot = Some(Snapshot { seq, folder: folder.clone() });
-                    store.note(Record::Run(Run { snapshot, ..row }));
+                    // Later records build on it.
+                    store.owe(Record::Run(Run { snapshot, ..row }));
+                } else {
+                    store.making.remove(&folder);
                 }
-                store.making.remove(&folder);
                 true
             }
             Err(why) => {
@@ -168,12 +173,25 @@ impl Worker {
         for model in idle {
             self.live.remove(&model);
         }
-        if self.live.is_empty() {
-            for name in self.engines.drop_idle(after) {
-                self.running.forget_weights_of(&name);
-                crate::log::job(format_args!("unloaded {name}"));
-            }
+        let store = self.shared.store();
+        let in_use: HashSet<String> = self
+            .live
+            .keys()
+            .filter_map(|model| Some(store.runs.get(model)?.row.base_model.clone()))
+            .collect();
+        drop(store);
+        for name in self.engines.drop_idle(after, &in_use) {
+            self.running.forget_weights_of(&name);
+            crate::log::job(format_args!("unloaded {name}"));
         }
+        self.shared.metrics.loaded.set(self.engines.count());
+    }
+
+    /// When something may be idle for long enough to go.
+    pub(super) fn next_idle(&self) -> Option<Instant> {
+        let live = self.live.values().map(|live| live.used);
+        let first = live.chain(self.engines.used()).min()?;
+        first.checked_add(self.shared.options.times.idle_model)
     }
 }
 

@@ -16,6 +16,12 @@ pub(crate) struct House {
     pub(crate) data: TempDir,
 }
 
+/// What a command tells the tests it runs.
+pub(crate) fn setting(name: &str) -> Option<String> {
+    #[expect(clippy::disallowed_methods, reason = "the one place where tests are told something")]
+    std::env::var(name).ok()
+}
+
 pub(crate) fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden").join(name)
 }
@@ -116,6 +122,30 @@ impl Http {
                 return body;
             }
         }
+    }
+
+    /// The tokens behind the ticket of a sample.
+    pub(crate) async fn sampled(&self, ticket: &Value) -> Vec<u32> {
+        loop {
+            let poll = serde_json::json!({"request_id": ticket["request_id"]});
+            let url = format!("{}/api/v1/retrieve_future", self.base);
+            let reply = self.client.post(url).body(poll.to_string()).send().await.unwrap();
+            let proto = reply.headers()["content-type"] == "application/x-protobuf";
+            let body = reply.bytes().await.unwrap();
+            if proto {
+                let answer = tinkex_wire::SampleResponse::from_proto(&body).unwrap();
+                return answer.sequences[0].tokens.to_vec();
+            }
+            assert!(body.windows(9).any(|part| part == b"try_again"), "{body:?}");
+        }
+    }
+
+    /// A number of `/metrics`.
+    pub(crate) async fn metric(&self, name: &str) -> u64 {
+        let reply = self.client.get(format!("{}/metrics", self.base)).send().await.unwrap();
+        let text = reply.text().await.unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("tinkex_{name} ")));
+        line.unwrap().parse().unwrap()
     }
 
     pub(crate) async fn session(&self) -> String {

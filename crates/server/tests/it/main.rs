@@ -4,8 +4,13 @@
 
 mod checkpoint;
 mod closed;
+mod crash;
+mod disk;
+mod faults;
 mod house;
+mod idle;
 mod order;
+mod process;
 mod restart;
 mod sampling;
 mod training;
