@@ -25,7 +25,7 @@ use crate::telemetry::Owner;
 use crate::training::{CreateFromState, CreateLora, Restore};
 use crate::transport::http::HttpService;
 use crate::transport::retry::RetryPolicy;
-use crate::transport::{Extras, Identity};
+use crate::transport::{Extras, Identity, Transport};
 
 /// A server and the right to use it. Cheap to clone; all clones share one connection.
 ///
@@ -305,6 +305,12 @@ impl ServiceClient {
             return Err(closed);
         }
         Ok(engine)
+    }
+
+    /// The way to the server before anything was asked of it.
+    pub(crate) fn bare_transport(&self) -> Result<Arc<Transport>> {
+        self.check_open()?;
+        self.0.settings.transport()
     }
 
     fn check_open(&self) -> Result<()> {

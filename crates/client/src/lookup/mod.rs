@@ -2,6 +2,7 @@
 
 mod admin;
 mod checkpoint;
+mod key;
 mod page;
 mod run;
 mod session;

@@ -45,13 +45,14 @@ const ROUND_FAILED: &str = "InternalClientHolder.execute_with_retries.exception"
 pub struct RetryPolicy {
     max_resends: u32,
     persist: bool,
+    patience: Option<Duration>,
 }
 
 impl Default for RetryPolicy {
     /// As the service expects of its clients: up to ten resends, and persistence for five minutes
     /// where a call may be repeated.
     fn default() -> Self {
-        Self { max_resends: u32::MAX, persist: true }
+        Self { max_resends: u32::MAX, persist: true, patience: None }
     }
 }
 
@@ -59,13 +60,22 @@ impl RetryPolicy {
     /// Nothing is sent twice.
     #[must_use]
     pub fn disabled() -> Self {
-        Self { max_resends: 0, persist: false }
+        Self { max_resends: 0, persist: false, patience: None }
     }
 
     /// At most this many resends at a time, fewer where the service expects fewer.
     #[must_use]
     pub fn with_max_resends(mut self, resends: u32) -> Self {
         self.max_resends = resends;
+        self
+    }
+
+    /// For a person who waits: a call is given up when another attempt would begin later than this
+    /// after the first, and at once where only a person can help: something is there already (409),
+    /// or the account has to be settled (402).
+    #[must_use]
+    pub fn within(mut self, patience: Duration) -> Self {
+        self.patience = Some(patience);
         self
     }
 
@@ -82,7 +92,7 @@ impl RetryPolicy {
 
     pub(crate) fn apply(self, rule: Rule) -> Rule {
         let (resends, persist) = (rule.resends.min(self.max_resends), rule.persist && self.persist);
-        Rule { resends, persist, ..rule }
+        Rule { resends, persist, patience: self.patience, ..rule }
     }
 }
 
@@ -176,8 +186,14 @@ impl Sending {
         journal: Option<&Journal>,
     ) -> Result<(), Error> {
         self.attempts += 1;
+        if self.rule.patience.is_some() && matches!(failed.error.status(), Some(402 | 409)) {
+            return Err(failed.error.after(self.attempts, self.start.elapsed()));
+        }
         if self.sent_before < self.rule.resends && failed.may_be_resent() {
             let wait = delay::before_resend(self.sent_before, failed.asked, fastrand::f64());
+            if self.too_late_in(wait) {
+                return Err(failed.error.after(self.attempts, self.start.elapsed()));
+            }
             let (error, attempt) = (&failed.error, self.attempts);
             tracing::debug!(target: "tinkex::retry", %error, ?wait, attempt, "sending again");
             seen::resend("soon");
@@ -210,6 +226,9 @@ impl Sending {
             }
             let pause = Duration::from_secs(1 << self.round.min(5)).min(LONGEST_ROUND_PAUSE);
             let pause = pause.min(BUDGET - elapsed);
+            if self.too_late_in(pause) {
+                return Err(failed.error.after(self.attempts, elapsed));
+            }
             let (error, attempt) = (&failed.error, self.attempts);
             tracing::debug!(target: "tinkex::retry", %error, ?pause, attempt, "trying anew");
             seen::resend("round");
@@ -219,6 +238,11 @@ impl Sending {
         self.sent_before = 0;
         self.key = self.fixed_key.clone().unwrap_or_else(new_key);
         Ok(())
+    }
+
+    /// Whether nobody would wait for an attempt that begins after this pause.
+    fn too_late_in(&self, pause: Duration) -> bool {
+        self.rule.patience.is_some_and(|patience| self.start.elapsed() + pause > patience)
     }
 
     /// For the journal.
@@ -305,6 +329,25 @@ mod tests {
             assert_eq!(sleeps, expected, "{case}");
             let total = (Instant::now() - start).as_secs_f64();
             assert_eq!(json!(total), case["total_elapsed"], "{case}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn patience_ends_the_rounds_and_is_not_spent_on_what_only_a_person_can_mend() {
+        let policy = RetryPolicy::default().within(Duration::from_secs(20));
+        for (status, waits) in [(503, true), (429, true), (409, false), (402, false)] {
+            let billing = Billing::new(Duration::from_secs(3600));
+            let rule = policy.apply(Rule::of(Route::ListTrainingRuns));
+            let mut sending = Sending::new(rule, None, None);
+            let error = loop {
+                let failed = outcome(&json!(status)).unwrap_err();
+                if let Err(error) = sending.failed(failed, &billing, None).await {
+                    break error;
+                }
+            };
+            assert_eq!(error.status(), Some(status));
+            assert_eq!(error.attempts() > 1, waits, "{status}");
+            assert!(error.elapsed() <= Duration::from_secs(20), "{status}");
         }
     }
 

@@ -16,6 +16,8 @@ pub(crate) struct Rule {
     /// Whether it is tried anew for minutes after that, and waits for a billing problem.
     pub(crate) persist: bool,
     pub(crate) signed_by: Signer,
+    /// How long after the first attempt another may begin, if somebody is waiting.
+    pub(crate) patience: Option<Duration>,
 }
 
 /// Whose signature a call carries.
@@ -39,6 +41,7 @@ impl Rule {
         resends: RESENDS,
         persist: true,
         signed_by: Signer::Token,
+        patience: None,
     };
 
     pub(crate) fn of(route: Route) -> Self {

@@ -1,0 +1,363 @@
+//! What can be typed.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args as Group, Parser, Subcommand, ValueEnum};
+use tinkex::rest::AccessScope;
+use tinkex::wire::CheckpointKind;
+use tinkex::{BaseUrl, Timestamp, TinkerPath};
+
+/// Fine-tune and sample language models through the Tinker API.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tinkex",
+    version,
+    arg_required_else_help = true,
+    infer_long_args = false,
+    after_help = "Examples:
+  tinkex auth login                     store an API key
+  tinkex run list --limit 5             the newest runs
+  tinkex checkpoint list --json         all checkpoints, for a program
+  tinkex checkpoint delete --run-id ID --type weights --dry-run
+
+Exit codes: 0 done, 1 failed, 2 usage, 3 credentials, 4 not found, 5 try again later,
+6 partly done."
+)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    pub(crate) globals: Globals,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What every command understands, before or after its name.
+#[derive(Clone, Debug, Group)]
+pub(crate) struct Globals {
+    /// How results are written
+    #[arg(short, long, global = true, value_enum, default_value_t = Format::Table, help_heading = "Global options")]
+    format: Format,
+    /// The same as --format json
+    #[arg(long, global = true, conflicts_with = "format", help_heading = "Global options")]
+    json: bool,
+    /// When to use colours
+    #[arg(long, global = true, value_enum, default_value_t = Colour::Auto, value_name = "WHEN", help_heading = "Global options")]
+    pub(crate) color: Colour,
+    /// The same as --color never
+    #[arg(long, global = true, help_heading = "Global options")]
+    pub(crate) no_color: bool,
+    /// Only results and errors
+    #[arg(short, long, global = true, help_heading = "Global options")]
+    pub(crate) quiet: bool,
+    /// Tell what happens, on standard error; twice to tell more
+    #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = "Global options")]
+    pub(crate) verbose: u8,
+    /// The server; without it TINKER_BASE_URL, or the hosted service
+    #[arg(long, global = true, value_name = "URL", help_heading = "Global options")]
+    pub(crate) base_url: Option<BaseUrl>,
+    /// A file that holds the API key
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// The API key. Others on this machine can see it: prefer the file, or TINKER_API_KEY
+    #[arg(long, global = true, value_name = "KEY", conflicts_with = "api_key_file", hide = true)]
+    pub(crate) api_key: Option<String>,
+    /// How long to go on after failures that pass, such as 90s or 5m; 0 tries once
+    #[arg(long, global = true, value_name = "TIME", value_parser = duration, default_value = "60s", help_heading = "Global options")]
+    pub(crate) retry_for: Duration,
+}
+
+impl Globals {
+    pub(crate) fn format(&self) -> Format {
+        if self.json { Format::Json } else { self.format }
+    }
+}
+
+/// How results are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// A table for people
+    Table,
+    /// One document for programs
+    Json,
+    /// Values with commas
+    Csv,
+    /// Values with tabs, without headers
+    Plain,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Colour {
+    /// On a terminal, unless NO_COLOR is set
+    Auto,
+    Always,
+    Never,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Credentials: store, remove and check them
+    #[command(subcommand, arg_required_else_help = true)]
+    Auth(Auth),
+    /// What was used, and what it cost
+    #[command(subcommand, arg_required_else_help = true)]
+    Billing(Billing),
+    /// Saved weights
+    #[command(subcommand, arg_required_else_help = true)]
+    Checkpoint(Checkpoint),
+    /// Models that the server has
+    #[command(subcommand, arg_required_else_help = true)]
+    Model(Model),
+    /// Training runs
+    #[command(subcommand, arg_required_else_help = true)]
+    Run(Run),
+    /// The version of this program
+    Version,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Auth {
+    /// Check an API key and store it
+    Login {
+        /// Read the key from standard input, for scripts
+        #[arg(long)]
+        key_stdin: bool,
+    },
+    /// Remove the stored API key
+    Logout,
+    /// Whether there is a credential, and the server accepts it
+    Status,
+    /// Whose credential it is
+    Whoami,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Billing {
+    /// What was used, by the hour; at most 14 days
+    Usage {
+        /// From this full hour on, such as 2026-07-13T00:00:00Z
+        starting_on: Timestamp,
+        /// To before this full hour
+        ending_before: Timestamp,
+        /// Write the rows as CSV to a file instead; - is standard output
+        #[arg(long, value_name = "FILE")]
+        csv: Option<String>,
+        /// Write the sessions as CSV to a file instead; - is standard output
+        #[arg(long, value_name = "FILE")]
+        sessions_csv: Option<String>,
+    },
+    /// How much storage checkpoints take now
+    CheckpointStorage {
+        /// Only those of this project
+        #[arg(long, value_name = "ID")]
+        project_id: Option<String>,
+        /// Write the rows as CSV to a file instead; - is standard output
+        #[arg(long, value_name = "FILE")]
+        csv: Option<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Checkpoint {
+    /// List checkpoints, newest first
+    List {
+        /// All those of this run
+        #[arg(long, value_name = "ID", conflicts_with = "offset")]
+        run_id: Option<String>,
+        #[command(flatten)]
+        page: Page,
+    },
+    /// Show one checkpoint
+    Info {
+        /// tinker://<run>/<weights|sampler_weights|external_weights>/<name>
+        path: TinkerPath,
+    },
+    /// Let everyone read a checkpoint
+    Publish {
+        /// The checkpoint's tinker:// path
+        path: TinkerPath,
+    },
+    /// Let only its owner read a checkpoint again
+    Unpublish {
+        /// The checkpoint's tinker:// path
+        path: TinkerPath,
+    },
+    /// Set or clear when a checkpoint is deleted
+    #[command(group = clap::ArgGroup::new("when").required(true))]
+    SetTtl {
+        /// The checkpoint's tinker:// path
+        path: TinkerPath,
+        /// Delete it in so many seconds
+        #[arg(long, value_name = "SECONDS", group = "when")]
+        ttl: Option<u64>,
+        /// Keep it for ever
+        #[arg(long, group = "when")]
+        remove: bool,
+    },
+    /// Delete checkpoints, by path or by run
+    Delete(Delete),
+}
+
+#[derive(Debug, Group)]
+#[group(id = "what", required = true, multiple = false, args = ["paths", "run_id"])]
+pub(crate) struct Delete {
+    /// The checkpoints' tinker:// paths
+    #[arg(value_name = "PATH")]
+    pub(crate) paths: Vec<TinkerPath>,
+    /// All checkpoints of this run, or those of them that the filters let through
+    #[arg(long, value_name = "ID")]
+    pub(crate) run_id: Option<String>,
+    /// Only this kind: weights, sampler_weights or external_weights
+    #[arg(long = "type", value_name = "KIND", value_parser = checkpoint_kind, requires = "run_id")]
+    pub(crate) kind: Option<CheckpointKind>,
+    /// Only those saved before this day or time
+    #[arg(long, value_name = "TIME", requires = "run_id")]
+    pub(crate) before: Option<Timestamp>,
+    /// Only those saved after this day or time
+    #[arg(long, value_name = "TIME", requires = "run_id")]
+    pub(crate) after: Option<Timestamp>,
+    /// Do not ask
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    /// Only show what would be deleted
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Model {
+    /// List the models that can be trained or sampled from
+    List {
+        /// Only those whose name contains this
+        substring: Option<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Run {
+    /// List training runs, newest first
+    List {
+        #[command(flatten)]
+        page: Page,
+        /// Which columns, in this order, with commas
+        #[arg(short, long, value_name = "LIST", value_parser = columns)]
+        columns: Option<Columns>,
+        /// Whose runs
+        #[arg(long, value_name = "SCOPE", value_parser = access_scope, default_value = "owned")]
+        access_scope: AccessScope,
+    },
+    /// Show one training run
+    Info {
+        /// The run's id
+        run_id: String,
+    },
+}
+
+/// Which part of a list.
+#[derive(Clone, Copy, Debug, Group)]
+pub(crate) struct Page {
+    /// How many at most; 0 for all
+    #[arg(long, value_name = "N", default_value_t = 20, allow_negative_numbers = true)]
+    limit: i64,
+    /// How many to skip
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) offset: u64,
+}
+
+impl Page {
+    /// How many at most; all if `None`.
+    pub(crate) fn limit(&self) -> Option<u64> {
+        u64::try_from(self.limit).ok().filter(|limit| *limit > 0)
+    }
+}
+
+/// A column of the list of runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum Column {
+    Id,
+    Model,
+    Owner,
+    Lora,
+    Updated,
+    Status,
+    Checkpoint,
+    CheckpointTime,
+}
+
+/// Columns in the order they were asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Columns(pub(crate) Vec<Column>);
+
+fn columns(text: &str) -> Result<Columns, String> {
+    let one = |name: &str| {
+        Column::from_str(name.trim(), false).map_err(|_| {
+            let all = Column::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+            let all: Vec<_> = all.map(|value| value.get_name().to_owned()).collect();
+            format!("there is no column {name:?}; there are {}", all.join(", "))
+        })
+    };
+    text.split(',').map(one).collect::<Result<_, _>>().map(Columns)
+}
+
+/// A kind of checkpoint by either of its names.
+fn checkpoint_kind(text: &str) -> Result<CheckpointKind, String> {
+    let named = |kind: &CheckpointKind| kind.segment() == text || kind.as_str() == text;
+    CheckpointKind::ALL.into_iter().find(named).ok_or_else(|| {
+        let all = CheckpointKind::ALL.map(CheckpointKind::segment);
+        format!("there is no such kind; there are {}", all.join(", "))
+    })
+}
+
+fn access_scope(text: &str) -> Result<AccessScope, String> {
+    match text {
+        "owned" => Ok(AccessScope::Owned),
+        "accessible" => Ok(AccessScope::Accessible),
+        _ => Err("say owned or accessible".to_owned()),
+    }
+}
+
+/// A time such as `90s`, `5m`, `1h`, `250ms`; a bare number is seconds.
+fn duration(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let wrong = || "give a time such as 90s, 5m or 1h".to_owned();
+    let number: f64 = number.parse().map_err(|_| wrong())?;
+    let seconds = match unit.trim() {
+        "ms" => number / 1000.0,
+        "" | "s" => number,
+        "m" => number * 60.0,
+        "h" => number * 3600.0,
+        _ => return Err(wrong()),
+    };
+    Duration::try_from_secs_f64(seconds).map_err(|_| wrong())
+}
+
+/// Whether a command line that could not be understood wants its errors as a document.
+pub(crate) fn wants_json(line: &[OsString]) -> bool {
+    let words: Vec<_> = line.iter().filter_map(|word| word.to_str()).collect();
+    words.iter().any(|word| matches!(*word, "--json" | "--format=json" | "-fjson" | "-f=json"))
+        || words.windows(2).any(|pair| matches!(pair, ["-f" | "--format", "json"]))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_definitions_agree_with_each_other() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn times_have_units() {
+        for (text, seconds) in [("0", 0.0), ("90s", 90.0), ("1.5m", 90.0), ("250ms", 0.25)] {
+            assert_eq!(duration(text).unwrap(), Duration::from_secs_f64(seconds));
+        }
+        for wrong in ["", "s", "5 weeks", "-1s", "1e999"] {
+            assert!(duration(wrong).is_err(), "{wrong}");
+        }
+    }
+}
