@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args as Group, Parser, Subcommand, ValueEnum};
+use tinkex::BaseUrl;
 use tinkex::rest::AccessScope;
-use tinkex::wire::CheckpointKind;
-use tinkex::{BaseUrl, Timestamp, TinkerPath};
 
 /// Fine-tune and sample language models through the Tinker API.
 #[derive(Debug, Parser)]
@@ -17,13 +16,10 @@ use tinkex::{BaseUrl, Timestamp, TinkerPath};
     arg_required_else_help = true,
     infer_long_args = false,
     after_help = "Examples:
-  tinkex auth login                     store an API key
   tinkex run list --limit 5             the newest runs
-  tinkex checkpoint list --json         all checkpoints, for a program
-  tinkex checkpoint delete --run-id ID --type weights --dry-run
+  tinkex run list --json                for a program
 
-Exit codes: 0 done, 1 failed, 2 usage, 3 credentials, 4 not found, 5 try again later,
-6 partly done."
+Exit codes: 0 done, 1 failed, 2 usage, 3 credentials, 4 not found, 5 try again later."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -47,12 +43,6 @@ pub(crate) struct Globals {
     /// The same as --color never
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) no_color: bool,
-    /// Only results and errors
-    #[arg(short, long, global = true, help_heading = "Global options")]
-    pub(crate) quiet: bool,
-    /// Tell what happens, on standard error; twice to tell more
-    #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = "Global options")]
-    pub(crate) verbose: u8,
     /// The server; without it TINKER_BASE_URL, or the hosted service
     #[arg(long, global = true, value_name = "URL", help_heading = "Global options")]
     pub(crate) base_url: Option<BaseUrl>,
@@ -96,141 +86,11 @@ pub(crate) enum Colour {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Credentials: store, remove and check them
-    #[command(subcommand, arg_required_else_help = true)]
-    Auth(Auth),
-    /// What was used, and what it cost
-    #[command(subcommand, arg_required_else_help = true)]
-    Billing(Billing),
-    /// Saved weights
-    #[command(subcommand, arg_required_else_help = true)]
-    Checkpoint(Checkpoint),
-    /// Models that the server has
-    #[command(subcommand, arg_required_else_help = true)]
-    Model(Model),
     /// Training runs
     #[command(subcommand, arg_required_else_help = true)]
     Run(Run),
     /// The version of this program
     Version,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Auth {
-    /// Check an API key and store it
-    Login {
-        /// Read the key from standard input, for scripts
-        #[arg(long)]
-        key_stdin: bool,
-    },
-    /// Remove the stored API key
-    Logout,
-    /// Whether there is a credential, and the server accepts it
-    Status,
-    /// Whose credential it is
-    Whoami,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Billing {
-    /// What was used, by the hour; at most 14 days
-    Usage {
-        /// From this full hour on, such as 2026-07-13T00:00:00Z
-        starting_on: Timestamp,
-        /// To before this full hour
-        ending_before: Timestamp,
-        /// Write the rows as CSV to a file instead; - is standard output
-        #[arg(long, value_name = "FILE")]
-        csv: Option<String>,
-        /// Write the sessions as CSV to a file instead; - is standard output
-        #[arg(long, value_name = "FILE")]
-        sessions_csv: Option<String>,
-    },
-    /// How much storage checkpoints take now
-    CheckpointStorage {
-        /// Only those of this project
-        #[arg(long, value_name = "ID")]
-        project_id: Option<String>,
-        /// Write the rows as CSV to a file instead; - is standard output
-        #[arg(long, value_name = "FILE")]
-        csv: Option<String>,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Checkpoint {
-    /// List checkpoints, newest first
-    List {
-        /// All those of this run
-        #[arg(long, value_name = "ID", conflicts_with = "offset")]
-        run_id: Option<String>,
-        #[command(flatten)]
-        page: Page,
-    },
-    /// Show one checkpoint
-    Info {
-        /// tinker://<run>/<weights|sampler_weights|external_weights>/<name>
-        path: TinkerPath,
-    },
-    /// Let everyone read a checkpoint
-    Publish {
-        /// The checkpoint's tinker:// path
-        path: TinkerPath,
-    },
-    /// Let only its owner read a checkpoint again
-    Unpublish {
-        /// The checkpoint's tinker:// path
-        path: TinkerPath,
-    },
-    /// Set or clear when a checkpoint is deleted
-    #[command(group = clap::ArgGroup::new("when").required(true))]
-    SetTtl {
-        /// The checkpoint's tinker:// path
-        path: TinkerPath,
-        /// Delete it in so many seconds
-        #[arg(long, value_name = "SECONDS", group = "when")]
-        ttl: Option<u64>,
-        /// Keep it for ever
-        #[arg(long, group = "when")]
-        remove: bool,
-    },
-    /// Delete checkpoints, by path or by run
-    Delete(Delete),
-}
-
-#[derive(Debug, Group)]
-#[group(id = "what", required = true, multiple = false, args = ["paths", "run_id"])]
-pub(crate) struct Delete {
-    /// The checkpoints' tinker:// paths
-    #[arg(value_name = "PATH")]
-    pub(crate) paths: Vec<TinkerPath>,
-    /// All checkpoints of this run, or those of them that the filters let through
-    #[arg(long, value_name = "ID")]
-    pub(crate) run_id: Option<String>,
-    /// Only this kind: weights, sampler_weights or external_weights
-    #[arg(long = "type", value_name = "KIND", value_parser = checkpoint_kind, requires = "run_id")]
-    pub(crate) kind: Option<CheckpointKind>,
-    /// Only those saved before this day or time
-    #[arg(long, value_name = "TIME", requires = "run_id")]
-    pub(crate) before: Option<Timestamp>,
-    /// Only those saved after this day or time
-    #[arg(long, value_name = "TIME", requires = "run_id")]
-    pub(crate) after: Option<Timestamp>,
-    /// Do not ask
-    #[arg(short, long)]
-    pub(crate) yes: bool,
-    /// Only show what would be deleted
-    #[arg(long)]
-    pub(crate) dry_run: bool,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Model {
-    /// List the models that can be trained or sampled from
-    List {
-        /// Only those whose name contains this
-        substring: Option<String>,
-    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -298,15 +158,6 @@ fn columns(text: &str) -> Result<Columns, String> {
         })
     };
     text.split(',').map(one).collect::<Result<_, _>>().map(Columns)
-}
-
-/// A kind of checkpoint by either of its names.
-fn checkpoint_kind(text: &str) -> Result<CheckpointKind, String> {
-    let named = |kind: &CheckpointKind| kind.segment() == text || kind.as_str() == text;
-    CheckpointKind::ALL.into_iter().find(named).ok_or_else(|| {
-        let all = CheckpointKind::ALL.map(CheckpointKind::segment);
-        format!("there is no such kind; there are {}", all.join(", "))
-    })
 }
 
 fn access_scope(text: &str) -> Result<AccessScope, String> {

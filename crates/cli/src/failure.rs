@@ -24,8 +24,6 @@ pub enum Exit {
     NotFound,
     /// It may work later.
     Temporary,
-    /// Some of it is done, some failed.
-    Partly,
 }
 
 impl Exit {
@@ -39,7 +37,6 @@ impl Exit {
             Self::Credentials => 3,
             Self::NotFound => 4,
             Self::Temporary => 5,
-            Self::Partly => 6,
         }
     }
 }
@@ -75,7 +72,6 @@ impl Failure {
             Exit::Credentials => "auth",
             Exit::NotFound => "not_found",
             Exit::Temporary => "temporary",
-            Exit::Partly => "partly",
             Exit::Done | Exit::Failed => "failed",
         };
         Self::Said(Box::new(Said {

@@ -7,35 +7,9 @@ const MINUTE: i64 = 60;
 const HOUR: i64 = 3600;
 const DAY: i64 = 86_400;
 
-/// A size in bytes, in steps of 1024.
-pub(crate) fn size(bytes: u64) -> String {
-    if bytes < 1024 {
-        return format!("{bytes} B");
-    }
-    #[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]
-    let mut amount = bytes as f64 / 1024.0;
-    let mut units = ["KB", "MB", "GB", "TB", "PB", "EB"].into_iter();
-    let mut unit = units.next().unwrap_or_default();
-    while amount >= 1024.0 {
-        let Some(next) = units.next() else { break };
-        (amount, unit) = (amount / 1024.0, next);
-    }
-    format!("{amount:.1} {unit}")
-}
-
-/// A size that may be unknown.
-pub(crate) fn maybe_size(bytes: Option<u64>) -> String {
-    bytes.map_or_else(|| MISSING.to_owned(), size)
-}
-
 /// Yes or no.
 pub(crate) fn yes(value: bool) -> &'static str {
     if value { "Yes" } else { "No" }
-}
-
-/// Yes, no, or unknown.
-pub(crate) fn maybe_yes(value: Option<bool>) -> &'static str {
-    value.map_or(MISSING, yes)
 }
 
 /// Anything that may be unknown.
@@ -69,30 +43,10 @@ pub(crate) fn time(time: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// When something ends, if it does.
-pub(crate) fn expiry(time_of_end: Option<Timestamp>, now: Timestamp) -> String {
-    time_of_end.map_or_else(|| "Never".to_owned(), |end| time(end, now))
-}
-
 /// The day, in UTC.
 pub(crate) fn date(time: Timestamp) -> String {
     let utc = Timestamp::from_unix_micros(time.unix_micros()).unwrap_or(time);
     utc.to_string().split('T').next().unwrap_or_default().to_owned()
-}
-
-/// A number in its shortest form: `0.4`, `5.0`, `1.4e-06`.
-pub(crate) fn number(value: f64) -> String {
-    let magnitude = value.abs();
-    if magnitude == 0.0 || (1e-4..1e16).contains(&magnitude) || !value.is_finite() {
-        return format!("{value:?}");
-    }
-    let text = format!("{value:e}");
-    let Some((digits, exponent)) = text.split_once('e') else { return text };
-    let (sign, exponent) = match exponent.strip_prefix('-') {
-        Some(exponent) => ('-', exponent),
-        None => ('+', exponent),
-    };
-    format!("{digits}e{sign}{exponent:0>2}")
 }
 
 /// Text from elsewhere, with what would move the cursor or change colours written out.
@@ -128,28 +82,6 @@ mod tests {
                 continue;
             };
             assert_eq!(case["text"], time(at.parse().unwrap(), now), "{case}");
-        }
-    }
-
-    #[test]
-    fn sizes_and_answers_read_as_in_the_reference() {
-        let vectors = vectors();
-        for case in vectors["sizes"].as_array().unwrap() {
-            // There are no sizes below nothing here.
-            let Some(bytes) = case["bytes"].as_u64() else { continue };
-            assert_eq!(case["text"], size(bytes), "{case}");
-        }
-        for case in vectors["booleans"].as_array().unwrap() {
-            assert_eq!(case["text"], maybe_yes(case["value"].as_bool()), "{case}");
-        }
-    }
-
-    #[test]
-    fn numbers_are_short_and_keep_their_value() {
-        for (value, text) in
-            [(0.4, "0.4"), (5.0, "5.0"), (1.4e-6, "1.4e-06"), (0.00096, "0.00096"), (1e16, "1e+16")]
-        {
-            assert_eq!(number(value), text);
         }
     }
 

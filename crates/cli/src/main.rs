@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::io::{BufReader, IsTerminal as _, stderr, stdin, stdout};
+use std::io::{IsTerminal as _, stderr, stdout};
 use std::process::ExitCode;
 
 use tinkex::Env;
@@ -21,11 +21,8 @@ fn main() -> ExitCode {
         env: Env::of_process(),
         out: Box::new(stdout()),
         err: Box::new(stderr()),
-        input: Box::new(BufReader::new(stdin())),
-        interactive: stdin().is_terminal() && stderr().is_terminal(),
         width: width(),
         prepare: Box::new(|client| client),
-        echo: Box::new(echo),
     };
     let line = std::env::args_os().collect();
     let exit = runtime.block_on(tinkex_cli::run(&mut world, line));
@@ -45,16 +42,3 @@ fn width() -> Option<usize> {
     }
     Some(80)
 }
-
-#[cfg(unix)]
-fn echo(on: bool) {
-    use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
-    if let Ok(mut mode) = tcgetattr(stdin()) {
-        mode.local_modes.set(LocalModes::ECHO, on);
-        // If it cannot be switched off, what is typed is seen, as everything else is.
-        let _ = tcsetattr(stdin(), OptionalActions::Now, &mode);
-    }
-}
-
-#[cfg(not(unix))]
-fn echo(_on: bool) {}

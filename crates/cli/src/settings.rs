@@ -1,27 +1,14 @@
 //! Flags over the environment, and the client they make.
 
-use tinkex::{CredentialStore, RetryPolicy, ServiceClient, ServiceClientBuilder};
+use tinkex::{RetryPolicy, ServiceClient, ServiceClientBuilder};
 
 use crate::args::{Colour, Globals};
 use crate::failure::Failure;
 use crate::world::World;
 
-/// How often failed requests are sent again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
-    /// As the flags say.
-    AsSaid,
-    /// Not at all: the command asks how things are.
-    None,
-}
-
 /// A client as the flags and the environment want it. Nothing is sent yet.
-pub(crate) fn client(
-    world: &World,
-    globals: &Globals,
-    patience: Patience,
-) -> Result<ServiceClient, Failure> {
-    let client = base(world, globals, patience);
+pub(crate) fn client(world: &World, globals: &Globals) -> Result<ServiceClient, Failure> {
+    let client = base(world, globals);
     let key = match (&globals.api_key_file, &globals.api_key) {
         (Some(file), _) => {
             let text = std::fs::read_to_string(file)
@@ -33,21 +20,11 @@ pub(crate) fn client(
     Ok(key.into_iter().fold(client, ServiceClientBuilder::api_key).build()?)
 }
 
-/// A client that speaks with this key and no other.
-pub(crate) fn client_of_key(
-    world: &World,
-    globals: &Globals,
-    key: &str,
-) -> Result<ServiceClient, Failure> {
-    Ok(base(world, globals, Patience::None).api_key(key).build()?)
-}
-
-fn base(world: &World, globals: &Globals, patience: Patience) -> ServiceClientBuilder {
-    let retry = match patience {
-        Patience::AsSaid if !globals.retry_for.is_zero() => {
-            RetryPolicy::default().within(globals.retry_for)
-        }
-        Patience::AsSaid | Patience::None => RetryPolicy::disabled(),
+fn base(world: &World, globals: &Globals) -> ServiceClientBuilder {
+    let retry = if globals.retry_for.is_zero() {
+        RetryPolicy::disabled()
+    } else {
+        RetryPolicy::default().within(globals.retry_for)
     };
     let mut client = ServiceClient::builder()
         .env(world.env.clone())
@@ -58,11 +35,6 @@ fn base(world: &World, globals: &Globals, patience: Patience) -> ServiceClientBu
         client = client.base_url(url.clone());
     }
     (world.prepare)(client)
-}
-
-/// The stored keys of whoever runs the program.
-pub(crate) fn store(world: &World) -> Result<CredentialStore, Failure> {
-    Ok(CredentialStore::load(&world.env)?)
 }
 
 /// Whether results are coloured.

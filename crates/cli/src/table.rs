@@ -48,10 +48,6 @@ impl Table {
         self.row([name.to_owned(), value.into()]);
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.rows.len()
-    }
-
     /// With borders.
     pub(crate) fn render(&self, style: Style) -> String {
         let rows: Vec<Vec<String>> =
@@ -176,7 +172,10 @@ mod tests {
 │ first │ a word and another word │\n\
 │ 日本  │ [red]x[/red]\\u{1b}[2J   │\n\
 └───────┴─────────────────────────┘\n";
-        assert_eq!(text.lines().skip(1).collect::<Vec<_>>(), expected.lines().skip(1).collect::<Vec<_>>());
+        assert_eq!(
+            text.lines().skip(1).collect::<Vec<_>>(),
+            expected.lines().skip(1).collect::<Vec<_>>()
+        );
         assert_eq!(text.lines().next().unwrap().trim(), "two");
     }
 

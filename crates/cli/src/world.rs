@@ -1,7 +1,7 @@
 //! [`World`]: everything a command line touches outside itself.
 
 use std::fmt;
-use std::io::{BufRead, Write};
+use std::io::Write;
 
 use tinkex::{Env, ServiceClientBuilder};
 
@@ -16,23 +16,16 @@ pub struct World {
     pub out: Box<dyn Write>,
     /// Where questions, notices and errors go.
     pub err: Box<dyn Write>,
-    /// Where answers come from.
-    pub input: Box<dyn BufRead>,
-    /// Whether somebody is there to answer: input and errors are a terminal.
-    pub interactive: bool,
     /// How wide the terminal is that results go to; `None` if they go elsewhere.
     pub width: Option<usize>,
     /// Changes every client before it is built: a test puts its own server in here.
     pub prepare: Box<dyn Fn(ServiceClientBuilder) -> ServiceClientBuilder>,
-    /// Switches the echo of typed text on or off, while a secret is typed.
-    pub echo: Box<dyn FnMut(bool)>,
 }
 
 impl fmt::Debug for World {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("World")
             .field("env", &self.env)
-            .field("interactive", &self.interactive)
             .field("width", &self.width)
             .finish_non_exhaustive()
     }

@@ -8,7 +8,6 @@ use crate::args::{Column, Page, Run};
 use crate::failure::Failure;
 use crate::human;
 use crate::output::Shell;
-use crate::settings::Patience;
 use crate::table::Table;
 
 /// How many runs one request brings.
@@ -17,7 +16,7 @@ const USUAL: [Column; 5] =
     [Column::Id, Column::Model, Column::Lora, Column::Updated, Column::Status];
 
 pub(super) async fn run(shell: &mut Shell<'_>, command: Run) -> Result<(), Failure> {
-    let rest = shell.client(Patience::AsSaid)?.rest();
+    let rest = shell.client()?.rest();
     let now = Timestamp::now();
     match command {
         Run::List { page, columns, access_scope } => {
