@@ -70,6 +70,14 @@ const RULES: &[Rule] = &[
         unsafe_code: Unsafe::Stated,
     },
     Rule {
+        package: "tinkex-server",
+        folder: "crates/server",
+        may_use: &["tinkex-engine", "tinkex-wire"],
+        // It answers calls; it makes none.
+        must_not_use: &["clap", "openssl-sys", "reqwest", "rustls"],
+        unsafe_code: Unsafe::Forbidden,
+    },
+    Rule {
         package: "tinkex-wire",
         folder: "crates/wire",
         may_use: &[],

@@ -21,7 +21,8 @@ pub(crate) fn run(what: &str, options: &[&str]) -> Result<(), Failure> {
                 .run()
         }
         ("engine", []) => crate::engine::bench(),
-        ("wire" | "client" | "engine", options) => {
+        ("server", []) => crate::conformance::load(),
+        ("wire" | "client" | "engine" | "server", options) => {
             Err(Failure::new(format!("bench {what}: no such option: {}", options.join(" "))))
         }
         (other, _) => Err(Failure::new(format!(

@@ -8,6 +8,7 @@
 
 mod arch;
 mod bench;
+mod conformance;
 mod engine;
 mod fuzz;
 mod step;
@@ -29,6 +30,10 @@ Usage: cargo xtask <command>
                     client    tinkex against the Python SDK and the bare requests
                               (needs python3; `--quick` only shows that it runs)
                     engine    training and sampling against torch and peft
+                    server    requests per second, many connections, large bodies
+  conformance     the official Python SDK against a fresh server
+                    --sdk VERSION  one version only (0.36.0 and 0.25.0)
+  crash           a training run that is killed again and again, over many seeds
   fuzz            every reader of foreign bytes, on mutated fixtures and noise
                     --seconds N   for how long (60)
                     --seed N      to repeat a run
@@ -56,6 +61,8 @@ fn run(arguments: &[&str]) -> Result<(), Failure> {
         ["doc"] => doc(),
         ["arch"] => arch::check(),
         ["bench", what, options @ ..] => bench::run(what, options),
+        ["conformance", options @ ..] => conformance::run(options),
+        ["crash"] => crash(),
         ["fuzz", options @ ..] => fuzz::run(options),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");
@@ -97,4 +104,14 @@ fn doc() -> Result<(), Failure> {
     cargo("documentation", &["doc", "--workspace", "--all-features", "--no-deps", "--locked"])
         .variable("RUSTDOCFLAGS", "--deny warnings")
         .run()
+}
+
+fn crash() -> Result<(), Failure> {
+    let test = "restart::runs_of_the_client_survive_kills_over_many_seeds";
+    cargo(
+        "killing servers",
+        &["test", "--locked", "--package", "tinkex-server", "--test", "it", test],
+    )
+    .arguments(&["--", "--ignored", "--nocapture"])
+    .run()
 }

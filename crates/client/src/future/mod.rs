@@ -26,7 +26,18 @@ pub(crate) use arrivals::Arrivals;
 /// The work started when the call was made, not when this is awaited. Dropping it stops the
 /// waiting; training goes on all the same, a sample is given up.
 ///
-/// Calls that return one must be made inside a tokio runtime, which does the work.
+/// Calls that return one must be made inside a tokio runtime, which does the work. Several can wait
+/// for one answer, because results and errors can be cloned:
+///
+/// ```no_run
+/// use futures_util::FutureExt;
+///
+/// # async fn run(model: tinkex::TrainingClient) -> tinkex::Result<()> {
+/// let saved = model.save_state("step-100").shared();
+/// let (one, other) = (saved.clone(), saved);
+/// assert_eq!(one.await?, other.await?);
+/// # Ok(()) }
+/// ```
 #[must_use = "the work goes on, but nobody learns how it ended"]
 pub struct ApiFuture<T> {
     result: oneshot::Receiver<Result<T>>,

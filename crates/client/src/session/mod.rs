@@ -7,10 +7,10 @@ mod foreign;
 mod heartbeat;
 
 use std::collections::HashMap;
-use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use futures_util::FutureExt as _;
 use futures_util::future::{Either, select};
 use tinkex_wire::{
     ClientConfig, CreateSession, Finish, FinishReason, FinishSession, HandleHolder, LossId,
@@ -220,14 +220,17 @@ impl Session {
     }
 
     /// Does some work, unless this is closed first.
-    pub(crate) async fn unless_closed<T>(
-        &self,
-        work: impl Future<Output = Result<T>>,
-    ) -> Result<T> {
-        match select(pin!(work), pin!(self.transport().until_closed())).await {
+    pub(crate) fn unless_closed<'a, T: 'a>(
+        &'a self,
+        work: impl Future<Output = Result<T>> + Send + 'a,
+    ) -> impl Future<Output = Result<T>> + Send + 'a {
+        // On the heap: an async function would hold the work twice, as argument and as awaited, and
+        // ten thousand samples may wait here.
+        let closed = Box::pin(self.transport().until_closed());
+        select(Box::pin(work), closed).map(|first| match first {
             Either::Left((result, _)) => result,
             Either::Right(_) => Err(Error::closed()),
-        }
+        })
     }
 }
 

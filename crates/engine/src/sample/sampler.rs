@@ -111,8 +111,8 @@ impl Sampler {
 
     /// Computes one batch; returns the requests that are answered now.
     ///
-    /// # Errors
-    /// [`Error::NonFiniteResult`] inside an answer, never for the whole step.
+    /// A request whose weights no longer compute numbers is answered with
+    /// [`Error::NonFiniteResult`]; the others go on.
     pub fn step(&mut self) -> Vec<(RequestId, Result<Answer>)> {
         self.admit();
         let shares = self.plan();

@@ -286,7 +286,7 @@ impl<'a> Tensor<'a> {
             DType::F16 => widen(bytes(2), out, |b| f16::from_le_bytes(b).to_f32()),
             // The upper half of an f32.
             DType::Bf16 => {
-                widen(bytes(2), out, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16))
+                widen(bytes(2), out, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16));
             }
             _ => out.fill(f32::NAN),
         }

@@ -1,0 +1,270 @@
+//! Admission: from a request of the wire to work in line, or a refusal that changes nothing.
+//!
+//! A request is checked as far as it can be without running it, written down, and only then lined
+//! up and promised. The same request again gets the same promise; another one under its number is
+//! refused.
+
+mod digest;
+mod loss;
+mod sampling;
+mod training;
+mod weights;
+
+use std::sync::{Arc, MutexGuard};
+use std::time::Instant;
+
+use bytes::Bytes;
+use tinkex_wire::{ModelId, RequestId, SequenceId, SessionId, Ticket};
+
+use crate::error::ApiError;
+use crate::queue::Late;
+use crate::settle::{Settled, settle};
+use crate::state::Shared;
+use crate::store::{Fault, Kind, Line, Phase, Record, Request, Run, Store, Undone, now};
+use crate::work::{Job, Work};
+
+pub(crate) use self::loss::create_custom_loss;
+pub(crate) use self::sampling::sample;
+pub(crate) use self::training::{create_model, forward_backward, optim_step, pass_of, step_params};
+pub(crate) use self::weights::{
+    check_ttl, load_weights, save_weights, save_weights_external, save_weights_for_sampler,
+};
+
+/// A request that may come in.
+struct Intake {
+    kind: Kind,
+    session: SessionId,
+    line: Line,
+    /// Its number; the next one if its client gave none.
+    seq: Option<u64>,
+    digest: String,
+    seed: u64,
+    samples: u32,
+    body: Bytes,
+    /// Facts that come with it.
+    facts: Vec<Record>,
+    next: Next,
+}
+
+/// What follows once it is written down.
+enum Next {
+    Work(Work),
+    Answer(Settled),
+}
+
+/// Takes a request in and returns its id. Nothing is promised before [`promise`] says so.
+fn submit(
+    shared: &Arc<Shared>,
+    mut store: MutexGuard<'_, Store>,
+    intake: Intake,
+) -> Result<RequestId, ApiError> {
+    let Intake { kind, session, line, seq, digest, seed, samples, body, facts, next } = intake;
+    let known = store.lines.get(&line);
+    let seq = match seq {
+        Some(seq) => seq,
+        None => next_number(shared, &store, &line),
+    };
+    if let Some(id) = known.and_then(|line| line.get(&seq)) {
+        let same = store.requests.get(id).is_some_and(|entry| entry.row.digest == digest);
+        return if same {
+            Ok(id.clone())
+        } else {
+            Err(ApiError::bad(format!(
+                "seq_id {seq} was used for another request; a new request needs a new number"
+            )))
+        };
+    }
+    if let Line::Model(model) = &line {
+        let next = shared.queue.next_of(model);
+        if seq < next {
+            return Err(ApiError::bad(format!(
+                "seq_id {seq} of {model} comes too late: the model has gone on to {next}"
+            )));
+        }
+    }
+    let bytes = body.len();
+    check_room(shared, bytes)?;
+    store.touch(&session);
+    for fact in facts {
+        store.note(fact);
+    }
+    if let Line::Model(model) = &line
+        && let Some(run) = store.runs.get_mut(model)
+    {
+        run.seen = now();
+    }
+    let id = RequestId::from(uuid::Uuid::new_v4().simple().to_string());
+    let row =
+        Request { id: id.clone(), kind, session, line, seq, digest, seed, samples, at: now() };
+    let (shared, own) = (Arc::clone(shared), id.clone());
+    let then = Box::new(move |written: std::io::Result<()>| match written {
+        Ok(()) => {
+            shared.store().request_written(&own);
+            follow(&shared, own, bytes, next);
+        }
+        Err(why) => {
+            crate::log::warn(format_args!("a request could not be written down: {why}"));
+            lose(&mut shared.store(), &own);
+        }
+    });
+    store.open_request(row, body, then);
+    Ok(id)
+}
+
+/// A request that is refused for good leaves no gap: those behind it need not wait for it.
+fn or_refuse(
+    shared: &Shared,
+    model: &ModelId,
+    seq: Option<u64>,
+    taken: Result<RequestId, ApiError>,
+) -> Result<RequestId, ApiError> {
+    if let (Err(error), Some(seq)) = (&taken, seq)
+        && error.is_final()
+    {
+        shared.queue.refuse(model, seq);
+    }
+    taken
+}
+
+/// The number behind the last one of a line.
+fn next_number(shared: &Shared, store: &Store, line: &Line) -> u64 {
+    let last = store.lines.get(line).and_then(|line| line.keys().next_back().copied());
+    let next = last.map_or(0, |last| last + 1);
+    match line {
+        Line::Model(model) => next.max(shared.queue.next_of(model)),
+        Line::Sampler(_) | Line::Losses(_) => next,
+    }
+}
+
+fn check_room(shared: &Shared, bytes: usize) -> Result<(), ApiError> {
+    let limits = &shared.options.limits;
+    let (count, held) = shared.queue.size();
+    if count >= limits.queued {
+        let why = format!("{count} requests are in line, the most this server holds; come back");
+        return Err(ApiError::busy(why, 1_000));
+    }
+    if held > 0 && held.saturating_add(bytes) > limits.queued_bytes {
+        let why = format!(
+            "requests of {held} bytes are in line, and this one of {bytes} would be more than {}; come back",
+            limits.queued_bytes
+        );
+        return Err(ApiError::busy(why, 1_000));
+    }
+    Ok(())
+}
+
+/// Does what follows once a request is on disk.
+fn follow(shared: &Arc<Shared>, id: RequestId, bytes: usize, next: Next) {
+    let work = match next {
+        Next::Work(work) => work,
+        Next::Answer(settled) => return settle(shared, &mut shared.store(), &id, settled),
+    };
+    if let Err(Late(id)) = shared.queue.push(Job { id, bytes, work }, Instant::now()) {
+        let failed = Settled::failed(Fault::User, "its turn was over before it was written down");
+        settle(shared, &mut shared.store(), &id, failed);
+    }
+}
+
+/// A request that could not be written down never was; nor was the model it would have made.
+fn lose(store: &mut Store, id: &RequestId) {
+    let entry = store.requests.get(id);
+    let made = entry.and_then(|entry| match (&entry.row.line, entry.row.seq) {
+        (Line::Model(model), 0) => Some(model.clone()),
+        _ => None,
+    });
+    if let Some(model) = made {
+        store.runs.remove(&model);
+    }
+    store.request_lost(id);
+}
+
+/// Waits until a request is on disk; that is the promise.
+pub(crate) async fn promise(shared: &Shared, id: RequestId) -> Result<Ticket, ApiError> {
+    loop {
+        let changed = {
+            let store = shared.store();
+            let Some(entry) = store.requests.get(&id) else {
+                return Err(ApiError::disk(&std::io::Error::other("the disk may be full")));
+            };
+            if !matches!(entry.phase, Phase::Writing) {
+                return Ok(ticket(&entry.row));
+            }
+            Arc::clone(&entry.changed).notified_owned()
+        };
+        changed.await;
+    }
+}
+
+fn ticket(row: &Request) -> Ticket {
+    let model_id = match &row.line {
+        Line::Model(model) => Some(model.clone()),
+        Line::Sampler(_) | Line::Losses(_) => None,
+    };
+    let name = |j| {
+        SequenceId::from(match &row.line {
+            Line::Sampler(sampler) => format!("{sampler}:{}:{j}", row.seq),
+            Line::Model(_) | Line::Losses(_) => format!("{}:{j}", row.id),
+        })
+    };
+    let sample_sequence_ids =
+        (row.kind == Kind::Sample).then(|| (0..row.samples).map(name).collect());
+    Ticket { request_id: row.id.clone(), model_id, sample_sequence_ids }
+}
+
+/// Lines up again what a restart interrupted.
+pub(crate) fn readmit(shared: &Arc<Shared>, undone: Undone) {
+    let Undone { row, body } = undone;
+    let next = match row.kind {
+        Kind::CreateModel => training::again_create(&row),
+        Kind::ForwardBackward => training::again_pass(&shared.store(), &row, &body),
+        Kind::OptimStep => training::again_step(&row, &body),
+        Kind::SaveWeights | Kind::SaveWeightsForSampler | Kind::SaveWeightsExternal => {
+            weights::again_save(&row, &body)
+        }
+        Kind::LoadWeights => weights::again_load(&shared.store(), &row, &body),
+        Kind::CreateCustomLoss => loss::again(&mut shared.store(), &row, &body),
+        Kind::Sample => sampling::again(shared, &row, &body),
+    };
+    let next = next.unwrap_or_else(|why| Next::Answer(Settled::failed(Fault::User, why.detail)));
+    follow(shared, row.id.clone(), body.len(), next);
+}
+
+/// Brings back the custom losses of sessions that are still open.
+pub(crate) fn relearn_losses(shared: &Shared) {
+    let mut store = shared.store();
+    let reader = store.reader();
+    let known: Vec<_> = store
+        .requests
+        .values()
+        .filter(|entry| entry.row.kind == Kind::CreateCustomLoss && entry.answered_at().is_some())
+        .map(|entry| (entry.number, Arc::clone(&entry.row)))
+        .collect();
+    for (number, row) in known {
+        let learned = reader.body(number).map_err(|why| ApiError::disk(&why));
+        if let Err(why) = learned.and_then(|body| loss::again(&mut store, &row, &body)) {
+            crate::log::warn(format_args!("a custom loss was lost: {}", why.detail));
+        }
+    }
+}
+
+/// A session that may go on.
+fn session<'a>(store: &'a mut Store, id: &SessionId) -> Result<&'a mut Store, ApiError> {
+    match store.sessions.get(id) {
+        None => Err(ApiError::not_found(format!("there is no session {id}"))),
+        Some(kept) if kept.row.end.is_some() => {
+            Err(ApiError::forbidden(format!("session {id} is over; open a new one")))
+        }
+        Some(_) => Ok(store),
+    }
+}
+
+/// A model that may be used.
+fn run(store: &mut Store, id: &ModelId) -> Result<Run, ApiError> {
+    let run = store.runs.get(id).map(|kept| kept.row.clone());
+    let run = run.ok_or_else(|| ApiError::not_found(format!("there is no model {id}")))?;
+    session(store, &run.session)?;
+    match &run.closed {
+        Some(why) => Err(ApiError::bad(format!("{id} cannot be used: {why}"))),
+        None => Ok(run),
+    }
+}

@@ -1,0 +1,200 @@
+//! Samples.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tinkex_engine::pick::{Draw, Stop};
+use tinkex_engine::sample::{SampleRequest as Asked, Scoring};
+use tinkex_wire::codec::json;
+use tinkex_wire::{Call as _, Chunk, RequestId, SampleRequest, Seq, Stop as WireStop, TensorData};
+
+use super::training::{base_model, random};
+use super::{Intake, Next, digest, session, submit};
+use crate::error::ApiError;
+use crate::models::BaseModel;
+use crate::state::Shared;
+use crate::store::{Kind, Line, Request};
+use crate::work::{Sample, Work};
+
+/// Cells of a matrix of targets.
+const MOST_CELLS: usize = 1 << 24;
+
+/// Takes a sample in.
+pub(crate) fn sample(shared: &Arc<Shared>, body: Bytes) -> Result<RequestId, ApiError> {
+    let call: SampleRequest = json::decode(&body)?;
+    call.check()?;
+    let Some(sampler) = call.sampling_session_id.clone() else {
+        return Err(ApiError::bad(
+            "sampling_session_id: create a sampling session first; this server samples from nothing else",
+        ));
+    };
+    let mut store = shared.store();
+    let known = store.samplers.get(&sampler).map(|kept| kept.row.clone());
+    let Some(row) = known else {
+        return Err(ApiError::not_found(format!("there is no sampling session {sampler}")));
+    };
+    session(&mut store, &row.session)?;
+    drop(store);
+    let base = base_model(shared, &row.base_model)?;
+    let digest = digest::of_bytes(&body);
+    let (samples, seq) = (call.num_samples, call.seq_id.map(Seq::get));
+    let seed = call.sampling_params.seed.unwrap_or_else(random);
+    let sample = prepare(shared, base, call, seed)?;
+    let intake = Intake {
+        kind: Kind::Sample,
+        session: row.session,
+        line: Line::Sampler(sampler),
+        seq,
+        digest,
+        seed,
+        samples,
+        body,
+        facts: Vec::new(),
+        next: Next::Work(Work::Sample(Box::new(sample))),
+    };
+    submit(shared, shared.store(), intake)
+}
+
+pub(super) fn again(shared: &Shared, row: &Request, body: &Bytes) -> Result<Next, ApiError> {
+    let call: SampleRequest = json::decode(body)?;
+    let Line::Sampler(sampler) = &row.line else {
+        return Err(ApiError::bad("it is not a sample"));
+    };
+    let known = shared.store().samplers.get(sampler).map(|kept| kept.row.base_model.clone());
+    let base = known.ok_or_else(|| ApiError::not_found("its sampling session is gone"))?;
+    let sample = prepare(shared, base_model(shared, &base)?, call, row.seed)?;
+    Ok(Next::Work(Work::Sample(Box::new(sample))))
+}
+
+fn prepare(
+    shared: &Shared,
+    base: &BaseModel,
+    call: SampleRequest,
+    seed: u64,
+) -> Result<Sample, ApiError> {
+    let Some(sampler) = call.sampling_session_id else {
+        return Err(ApiError::bad("sampling_session_id: is missing"));
+    };
+    let strange = call.prompt.chunks.iter().find(|c| !matches!(c, Chunk::EncodedText { .. }));
+    if let Some(chunk) = strange {
+        return Err(ApiError::bad(format!(
+            "prompt: chunk type {} is not supported by this server",
+            chunk.kind()
+        )));
+    }
+    let prompt = call.prompt.to_tokens().unwrap_or_default().to_vec();
+    let params = call.sampling_params;
+    check_context(base, prompt.len(), params.max_tokens)?;
+    if call.num_samples == 0 {
+        return Err(ApiError::bad("num_samples: 0, expected at least 1"));
+    }
+    let vocab = base.config.vocab_size;
+    if let Some(at) = prompt.iter().position(|token| *token as usize >= vocab) {
+        let token = prompt[at];
+        return Err(ApiError::bad(format!(
+            "prompt[{at}] is token {token}, but the model has {vocab} tokens"
+        )));
+    }
+    let (stop, vocabulary) = stop(base, params.stop)?;
+    let draw = Draw {
+        temperature: params.temperature,
+        top_k: params.top_k.map_or(-1, i64::from),
+        top_p: params.top_p,
+    };
+    draw.check()?;
+    let targets = match &call.target_prompt_logprobs {
+        Some(targets) => Some(dense_targets(targets, prompt.len())?),
+        None => None,
+    };
+    let count = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
+    let scoring = Scoring {
+        logprobs: call.prompt_logprobs == Some(true),
+        last: call.prompt_logprobs_last_n.map(count),
+        top_k: count(call.topk_prompt_logprobs),
+        targets,
+        alternatives: count(call.prompt_alt_tokens_k),
+    };
+    let request = Asked {
+        prompt,
+        samples: count(call.num_samples),
+        max_tokens: params.max_tokens.map(count),
+        draw,
+        seed,
+        stop,
+        vocabulary,
+        raw_logprobs: shared.options.raw_logprobs,
+        top_k: count(call.topk_sample_logprobs),
+        scoring,
+    };
+    Ok(Sample { sampler, request, targets: call.target_prompt_logprobs })
+}
+
+fn check_context(base: &BaseModel, prompt: usize, max_tokens: Option<u32>) -> Result<(), ApiError> {
+    if prompt == 0 {
+        return Err(ApiError::bad("prompt: it is empty"));
+    }
+    let most = base.config.max_positions;
+    let more = match max_tokens {
+        Some(0) => return Err(ApiError::bad("max_tokens: 0, expected at least 1")),
+        Some(tokens) => usize::try_from(tokens).unwrap_or(usize::MAX),
+        None => 1,
+    };
+    if prompt.saturating_add(more) > most {
+        return Err(ApiError::bad(format!(
+            "Prompt length plus max_tokens exceeds the model's context window: {prompt} + {more} > {most}"
+        )));
+    }
+    Ok(())
+}
+
+type Stops = (Stop, Option<Arc<dyn tinkex_engine::sample::Vocabulary>>);
+
+/// Where to stop. The model's own ends stay, except where the caller wants none at all.
+fn stop(base: &BaseModel, wanted: Option<WireStop>) -> Result<Stops, ApiError> {
+    let eos = base.config.eos.iter().copied();
+    let texts = match wanted {
+        None => return Ok((Stop::new(eos, [""; 0])?, None)),
+        Some(WireStop::Tokens(tokens)) if tokens.is_empty() => return Ok((Stop::default(), None)),
+        Some(WireStop::Tokens(tokens)) => {
+            return Ok((Stop::new(eos.chain(tokens), [""; 0])?, None));
+        }
+        Some(WireStop::Texts(texts)) if texts.is_empty() => return Ok((Stop::default(), None)),
+        Some(WireStop::Texts(texts)) => texts,
+        Some(WireStop::Text(text)) => vec![text],
+    };
+    let vocabulary = base.vocabulary().map_err(|why| {
+        ApiError::bad(format!(
+            "sampling_params.stop: a text needs the model's tokenizer, but {why}; give token ids"
+        ))
+    })?;
+    Ok((Stop::new(eos, &texts)?, Some(vocabulary)))
+}
+
+/// Every cell, −1 where nothing was asked.
+fn dense_targets(targets: &TensorData, prompt: usize) -> Result<Vec<i64>, ApiError> {
+    let wrong = |why: String| ApiError::bad(format!("target_prompt_logprobs: {why}"));
+    let (&[rows, width], Some(values)) = (targets.shape().dims(), targets.as_i64()) else {
+        return Err(wrong("an int64 matrix was expected".to_owned()));
+    };
+    if rows + 1 != prompt {
+        return Err(wrong(format!(
+            "{rows} rows for a prompt of {prompt} tokens, expected {}",
+            prompt - 1
+        )));
+    }
+    let (Some(starts), Some(columns)) = (targets.row_starts(), targets.columns()) else {
+        return Ok(values.to_vec());
+    };
+    let cells = rows.checked_mul(width).filter(|cells| *cells <= MOST_CELLS);
+    let cells =
+        cells.ok_or_else(|| wrong(format!("{rows} × {width} are more than {MOST_CELLS}")))?;
+    let mut dense = vec![-1; cells];
+    for (row, bounds) in starts.windows(2).enumerate() {
+        let (from, to) =
+            (usize::try_from(bounds[0]).unwrap_or(0), usize::try_from(bounds[1]).unwrap_or(0));
+        for (value, column) in values[from..to].iter().zip(&columns[from..to]) {
+            dense[row * width + usize::try_from(*column).unwrap_or(0)] = *value;
+        }
+    }
+    Ok(dense)
+}

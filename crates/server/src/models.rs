@@ -1,0 +1,154 @@
+//! Base models: which there are, and where.
+//!
+//! Only their configurations are read here; weights are loaded by the worker when first used.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use tinkex_engine::builtin;
+use tinkex_engine::file::{ModelConfig, write_file};
+use tinkex_engine::sample::Vocabulary;
+use tinkex_engine::tokenizer::Vocabulary as Table;
+use tinkex_wire::SupportedModel;
+
+/// The base models of a server, by name.
+#[derive(Debug, Default)]
+pub(crate) struct Models(BTreeMap<String, Arc<BaseModel>>);
+
+/// A base model.
+#[derive(Debug)]
+pub(crate) struct BaseModel {
+    pub(crate) name: String,
+    /// Where its files are. Of the built-in model these are only the tokenizer's.
+    pub(crate) folder: PathBuf,
+    pub(crate) built_in: bool,
+    pub(crate) config: ModelConfig,
+    vocabulary: OnceLock<Result<Arc<dyn Vocabulary>, String>>,
+}
+
+impl Models {
+    /// The built-in model, those of a hub cache, and the mapped folders. A mapped folder that cannot
+    /// be read is an error; one in the cache is left out. `own` gets the built-in tokenizer, so that
+    /// other programs can load it.
+    pub(crate) fn find(
+        own: &Path,
+        mapped: &[(String, PathBuf)],
+        hub_cache: Option<&Path>,
+    ) -> Result<Self, tinkex_engine::Error> {
+        let mut all = BTreeMap::new();
+        all.insert(builtin::NAME.to_owned(), Arc::new(BaseModel::built_in(own)?));
+        for (name, folder) in hub_cache.map(cached).unwrap_or_default() {
+            if let Ok(model) = BaseModel::read(&name, &folder) {
+                all.insert(name, Arc::new(model));
+            }
+        }
+        for (name, folder) in mapped {
+            all.insert(name.clone(), Arc::new(BaseModel::read(name, folder)?));
+        }
+        Ok(Self(all))
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&Arc<BaseModel>> {
+        self.0.get(name)
+    }
+
+    /// Why there is no such model.
+    pub(crate) fn missing(&self, name: &str) -> String {
+        let known: Vec<&str> = self.0.keys().map(String::as_str).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        format!(
+            "this server has no base model {name:?}; it has: {known}. \
+             Start it with --model {name}=FOLDER to serve a Hugging Face folder under that name"
+        )
+    }
+
+    pub(crate) fn supported(&self) -> Vec<SupportedModel> {
+        let supported = |model: &Arc<BaseModel>| SupportedModel {
+            model_name: Some(model.name.clone()),
+            max_context_length: u64::try_from(model.config.max_positions).ok(),
+            trainable: Some(true),
+            sampleable: Some(true),
+        };
+        self.0.values().map(supported).collect()
+    }
+}
+
+impl BaseModel {
+    fn read(name: &str, folder: &Path) -> Result<Self, tinkex_engine::Error> {
+        let config = ModelConfig::read(folder.join("config.json"))?;
+        let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+        let vocabulary = OnceLock::new();
+        Ok(Self { name: name.to_owned(), folder, built_in: false, config, vocabulary })
+    }
+
+    fn built_in(own: &Path) -> Result<Self, tinkex_engine::Error> {
+        let folder = std::path::absolute(own).unwrap_or_else(|_| own.to_owned());
+        let files: [(&str, &[u8]); 3] = [
+            ("config.json", builtin::CONFIG),
+            ("tokenizer.json", builtin::TOKENIZER),
+            ("tokenizer_config.json", br#"{"tokenizer_class":"PreTrainedTokenizerFast"}"#),
+        ];
+        for (name, content) in files {
+            let path = folder.join(name);
+            if std::fs::read(&path).ok().as_deref() != Some(content) {
+                write_file(&path, |out| out.write_all(content))?;
+            }
+        }
+        let (name, config) = (builtin::NAME.to_owned(), builtin::config()?);
+        Ok(Self { name, folder, built_in: true, config, vocabulary: OnceLock::new() })
+    }
+
+    /// What to give a tokenizer library: the folder if it has one, which works without a network.
+    pub(crate) fn tokenizer_id(&self) -> String {
+        if self.folder.join("tokenizer.json").is_file() {
+            self.folder.to_string_lossy().into_owned()
+        } else {
+            self.name.clone()
+        }
+    }
+
+    /// The bytes of its tokens, read when first asked for.
+    pub(crate) fn vocabulary(&self) -> Result<Arc<dyn Vocabulary>, String> {
+        let path = self.folder.join("tokenizer.json");
+        let read = || match Table::read(path) {
+            Ok(table) => Ok(Arc::new(Bytes(table)) as Arc<dyn Vocabulary>),
+            Err(why) => Err(why.to_string()),
+        };
+        self.vocabulary.get_or_init(read).clone()
+    }
+}
+
+/// The bytes of tokens, as samplers ask for them.
+#[derive(Debug)]
+struct Bytes(Table);
+
+impl Vocabulary for Bytes {
+    fn bytes(&self, token: u32) -> &[u8] {
+        self.0.bytes(token)
+    }
+}
+
+/// The models of a hub cache: `models--ORG--NAME/snapshots/REVISION`, the newest revision of each.
+fn cached(hub: &Path) -> Vec<(String, PathBuf)> {
+    let list = |path: &Path| {
+        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    let mut found = Vec::new();
+    for folder in list(hub) {
+        let name = folder
+            .file_name()
+            .and_then(|name| name.to_str())
+            .and_then(|name| name.strip_prefix("models--"));
+        let Some(name) = name else { continue };
+        let newest = list(&folder.join("snapshots"))
+            .into_iter()
+            .filter(|revision| revision.join("config.json").is_file())
+            .max_by_key(|revision| {
+                std::fs::metadata(revision).and_then(|about| about.modified()).ok()
+            });
+        found.extend(newest.map(|revision| (name.replacen("--", "/", 1), revision)));
+    }
+    found
+}

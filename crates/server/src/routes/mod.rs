@@ -1,0 +1,391 @@
+//! HTTP: from calls to replies. Nothing below here knows of it.
+
+mod checkpoint;
+mod file;
+mod future;
+mod run;
+mod session;
+mod usage;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, ORIGIN, TRANSFER_ENCODING,
+};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+use tinkex_wire::codec::{compress, json, query};
+use tinkex_wire::{
+    BodyCodec, ClientConfig, DynamicConfig, ErrorBody, Found, Health, HealthStatus, JSON,
+    JsonObject, RequestId, Route, ServerCapabilities, TelemetryBatch, TelemetryReply,
+    TelemetryStatus, header,
+};
+
+use crate::admit;
+use crate::error::ApiError;
+use crate::metrics::Gauges;
+use crate::state::{BODY_UNIT, Shared};
+
+/// A reply's body: bytes, or a file as it is read.
+pub(crate) type Body = http_body_util::Either<Full<Bytes>, file::FileBody>;
+type Reply = Result<Response<Body>, ApiError>;
+
+/// Where files are downloaded.
+const FILES: &str = "/files/";
+
+/// Answers a call.
+pub(crate) async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Body> {
+    shared.metrics.calls.add(1);
+    let (parts, mut body) = request.into_parts();
+    match dispatch(shared, &parts, &mut body).await {
+        Ok(reply) => reply,
+        Err(error) => {
+            shared.metrics.refused.add(1);
+            // A client that is still sending would see a broken connection in place of the reason.
+            let limit = shared.options.times.slow_client;
+            let _ = tokio::time::timeout(limit, drain(&mut body)).await;
+            refuse(&error)
+        }
+    }
+}
+
+/// Reads and drops what is left of a body, within reason.
+async fn drain(body: &mut Incoming) {
+    let mut left: usize = 16 << 20;
+    while let Some(Ok(frame)) = body.frame().await {
+        let read = frame.data_ref().map_or(0, Bytes::len);
+        let Some(rest) = left.checked_sub(read) else { return };
+        left = rest;
+    }
+}
+
+async fn dispatch(shared: &Arc<Shared>, parts: &Parts, body: &mut Incoming) -> Reply {
+    let path = parts.uri.path();
+    if path.starts_with(FILES) && parts.method == http::Method::GET {
+        return file::download(shared, &path[FILES.len()..]).await;
+    }
+    let found = Route::find(parts.method.as_str(), path);
+    if found.as_ref().is_none_or(|found| found.route != Route::Health) {
+        check_key(shared, &parts.headers)?;
+    }
+    if path == "/metrics" && parts.method == http::Method::GET {
+        return Ok(plain("text/plain; version=0.0.4", metrics(shared).into()));
+    }
+    let Some(found) = found else { return Err(no_such_route(parts.method.as_str(), path)) };
+    let body = read(shared, parts, body, found.route).await?;
+    let query = parts.uri.query().unwrap_or_default();
+    route(shared, &found, query, &parts.headers, body).await
+}
+
+/// Every endpoint there is; a new one in the table does not compile until it stands here.
+async fn route(
+    shared: &Arc<Shared>,
+    found: &Found,
+    query: &str,
+    headers: &HeaderMap,
+    body: Bytes,
+) -> Reply {
+    let param = |n: usize| found.params.get(n).map_or("", String::as_str);
+    match found.route {
+        Route::ClientConfig => {
+            let _: JsonObject = json::decode(&body)?;
+            to_json(&client_config(shared))
+        }
+        Route::DynamicConfig => {
+            let _: JsonObject = json::decode(&body)?;
+            to_json(&DynamicConfig {
+                sample_cancel_enabled: shared.options.efficient,
+                ..DynamicConfig::default()
+            })
+        }
+        Route::Health => to_json(&Health { status: HealthStatus::Ok }),
+        Route::ServerCapabilities => {
+            to_json(&ServerCapabilities { supported_models: shared.models.supported() })
+        }
+        Route::Telemetry => {
+            let _: TelemetryBatch = json::decode(&body)?;
+            to_json(&TelemetryReply { status: TelemetryStatus::Accepted })
+        }
+
+        Route::CreateSession => session::create(shared, &body).await,
+        Route::SessionHeartbeat => session::heartbeat(shared, &body),
+        Route::FinishSession => session::finish(shared, param(0), &body).await,
+        Route::ListSessions => session::list(shared, query),
+        Route::GetSession => session::get(shared, param(0)),
+        Route::SearchSessions => session::search(shared, &body),
+        Route::AssignSessionProject => session::assign_project(shared, param(0), &body).await,
+
+        Route::CreateModel => ticket(shared, admit::create_model(shared, body)).await,
+        Route::ForwardBackward => {
+            ticket(shared, take(shared, body, admit::forward_backward).await).await
+        }
+        Route::OptimStep => ticket(shared, admit::optim_step(shared, body)).await,
+        Route::SaveWeights => ticket(shared, admit::save_weights(shared, body)).await,
+        Route::SaveWeightsForSampler => {
+            ticket(shared, admit::save_weights_for_sampler(shared, body)).await
+        }
+        Route::SaveWeightsExternal => {
+            ticket(shared, admit::save_weights_external(shared, body)).await
+        }
+        Route::LoadWeights => ticket(shared, admit::load_weights(shared, body)).await,
+        Route::CreateCustomLoss => ticket(shared, admit::create_custom_loss(shared, body)).await,
+        Route::Sample => ticket(shared, take(shared, body, admit::sample).await).await,
+        Route::GetInfo => run::info(shared, &body),
+
+        Route::CreateSamplingSession => run::create_sampler(shared, &body).await,
+        Route::JoinSamplingSession => run::join_sampler(shared, &body).await,
+        Route::GetSampler => run::sampler(shared, param(0)),
+
+        Route::RetrieveFuture => future::retrieve(shared, &body).await,
+        Route::RetrieveFutures => future::retrieve_many(shared, &body).await,
+        Route::CancelFuture => future::cancel(shared, &body),
+
+        Route::ListTrainingRuns => run::list(shared, query),
+        Route::GetTrainingRun => run::get(shared, param(0)),
+        Route::ListCheckpoints => checkpoint::of_run(shared, param(0)),
+        Route::ListUserCheckpoints => checkpoint::list(shared, query),
+        Route::WeightsInfo => checkpoint::info(shared, &body),
+        Route::CopyWeights => checkpoint::copy(shared, &body).await,
+        Route::DeleteCheckpoint => checkpoint::delete(shared, param(0), param(1), param(2)).await,
+        Route::PublishCheckpoint => {
+            checkpoint::publish(shared, param(0), param(1), param(2), true).await
+        }
+        Route::UnpublishCheckpoint => {
+            checkpoint::publish(shared, param(0), param(1), param(2), false).await
+        }
+        Route::SetCheckpointTtl => {
+            checkpoint::set_ttl(shared, param(0), param(1), param(2), &body).await
+        }
+        Route::ExternalWeightsUrls => {
+            let host = headers.get(HOST).and_then(|host| host.to_str().ok());
+            checkpoint::urls(shared, param(0), param(1), param(2), host)
+        }
+
+        Route::BillingUsage => usage::events(shared, query),
+        Route::StorageUsage => usage::storage(shared),
+        Route::GetApiKey => usage::key(),
+        Route::AuthToken => Err(ApiError::bad(
+            "this server takes keys as they are; client/config says so (pjwt_auth_enabled is false)",
+        )),
+        Route::DeleteApiKey => {
+            Err(ApiError::bad("the key of this server is set where it is started"))
+        }
+        Route::AuditLog => Err(ApiError::bad("this server has one user and keeps no audit log")),
+        Route::TraceExport => {
+            Err(ApiError::bad("this server records no traces; its log has a line for every job"))
+        }
+    }
+}
+
+/// What clients should do so that everything goes the efficient way.
+fn client_config(shared: &Shared) -> ClientConfig {
+    let efficient = shared.options.efficient;
+    ClientConfig {
+        proto_compress_fwdbwd: efficient,
+        create_model_via_load_weights: efficient,
+        sample_use_retrieve_futures: efficient,
+        custom_loss_server_side: efficient,
+        sample_join_sampling_session: efficient,
+        fwdbwd_max_chunk_bytes_count: u64::try_from(shared.options.limits.body / 2)
+            .unwrap_or(u64::MAX)
+            .min(ClientConfig::default().fwdbwd_max_chunk_bytes_count),
+        ..ClientConfig::default()
+    }
+}
+
+/// Bodies from this size on are read beside the threads that answer calls.
+const HEAVY: usize = 64 << 10;
+
+/// Takes in a request whose body may be large.
+async fn take(
+    shared: &Arc<Shared>,
+    body: Bytes,
+    admit: fn(&Arc<Shared>, Bytes) -> Result<RequestId, ApiError>,
+) -> Result<RequestId, ApiError> {
+    let own = Arc::clone(shared);
+    beside(shared, body.len(), move || admit(&own, body)).await
+}
+
+/// Runs what takes long for large bodies where it holds nobody up; only so many at once.
+async fn beside<T: Send + 'static>(
+    shared: &Shared,
+    size: usize,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if size < HEAVY {
+        return work();
+    }
+    let stopping = || ApiError::busy("the server is stopping", 1_000);
+    let _turn = shared.heavy.acquire().await.map_err(|_| stopping())?;
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(stopping()))
+}
+
+/// Waits for the promise of a request that was taken in.
+async fn ticket(shared: &Shared, taken: Result<RequestId, ApiError>) -> Reply {
+    to_json(&admit::promise(shared, taken?).await?)
+}
+
+/// Reads a body within the limits, decompressed.
+async fn read(
+    shared: &Shared,
+    parts: &Parts,
+    body: &mut Incoming,
+    route: Route,
+) -> Result<Bytes, ApiError> {
+    let limit = shared.options.limits.body;
+    let too_large = || {
+        let why = format!("the body is larger than {limit} bytes");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why)
+    };
+    let length = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+    let length = match length.map(str::parse::<usize>) {
+        Some(Ok(length)) => length,
+        Some(Err(_)) => return Err(ApiError::bad("content-length: not a number")),
+        // In pieces of any number, or none at all.
+        None if parts.headers.contains_key(TRANSFER_ENCODING) => limit,
+        None => 0,
+    };
+    if length > limit {
+        return Err(too_large());
+    }
+    if route.body() == BodyCodec::Empty && length == 0 {
+        return Ok(Bytes::new());
+    }
+    let most = shared.options.limits.bodies / BODY_UNIT;
+    let units = u32::try_from((length / BODY_UNIT).clamp(1, most.max(1))).unwrap_or(u32::MAX);
+    let Ok(_room) = shared.body_room.acquire_many(units).await else {
+        return Err(ApiError::busy("the server is stopping", 1_000));
+    };
+    let reading = Limited::new(body, limit).collect();
+    let collected = match tokio::time::timeout(shared.options.times.slow_client, reading).await {
+        Ok(Ok(collected)) => collected.to_bytes(),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => return Err(too_large()),
+        Ok(Err(error)) => return Err(ApiError::bad(format!("the body did not arrive: {error}"))),
+        Err(_) => {
+            let why = "the body did not arrive in time";
+            return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, why));
+        }
+    };
+    match parts.headers.get(CONTENT_ENCODING).map(HeaderValue::as_bytes) {
+        None | Some(b"identity") => Ok(collected),
+        Some(b"zstd") => {
+            let size = collected.len();
+            beside(shared, size, move || Ok(compress::decompress(&collected, limit)?)).await
+        }
+        Some(_) => Err(ApiError::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "content-encoding: this server understands zstd, and bodies as they are",
+        )),
+    }
+}
+
+/// Lets in who may come in.
+fn check_key(shared: &Shared, headers: &HeaderMap) -> Result<(), ApiError> {
+    let Some(key) = &shared.options.key else {
+        // Any page that a browser shows may call a port of this machine.
+        if headers.contains_key(ORIGIN) {
+            return Err(ApiError::forbidden(
+                "this server has no key, so it takes no calls from web pages; start it with one",
+            ));
+        }
+        return Ok(());
+    };
+    let given = headers.get(header::API_KEY).map(HeaderValue::as_bytes).unwrap_or_default();
+    // Digests are of one length and tell nothing, so comparing them takes no time to learn from.
+    let (given, wanted) = (Sha256::digest(given), Sha256::digest(key.expose()));
+    let differences = given.iter().zip(&wanted).fold(0, |all, (a, b)| all | (a ^ b));
+    if differences == 0 {
+        return Ok(());
+    }
+    let why = "the key in x-api-key is not the one that this server was started with";
+    Err(ApiError::new(StatusCode::UNAUTHORIZED, why))
+}
+
+fn no_such_route(method: &str, path: &str) -> ApiError {
+    let other: Vec<&str> = ["GET", "POST", "PUT", "DELETE"]
+        .into_iter()
+        .filter(|other| Route::find(other, path).is_some())
+        .collect();
+    let shown: String = path.chars().take(200).collect();
+    if !other.is_empty() {
+        let why = format!("{shown} takes {}, not {method}", other.join(" and "));
+        return ApiError::new(StatusCode::METHOD_NOT_ALLOWED, why);
+    }
+    let hint = if shown.starts_with("/api/v1/") {
+        "this server speaks the protocol of SDK 0.36"
+    } else {
+        "the API is under /api/v1; a client's base URL is http://HOST:PORT alone"
+    };
+    ApiError::not_found(format!("there is no {method} {shown}; {hint}"))
+}
+
+fn metrics(shared: &Shared) -> String {
+    let (queued, queued_bytes) = shared.queue.size();
+    let store = shared.store();
+    let gauges = Gauges {
+        queued,
+        queued_bytes,
+        sessions: store.sessions.values().filter(|kept| kept.row.end.is_none()).count(),
+        answers: store.requests.len(),
+        answer_bytes: store.answer_bytes,
+        journal_bytes: store.journal.len(),
+    };
+    drop(store);
+    shared.metrics.text(&gauges)
+}
+
+/// A reply in JSON.
+fn to_json(value: &impl Serialize) -> Reply {
+    Ok(plain(JSON, json::encode(value)?))
+}
+
+/// A reply that nobody looks at.
+fn done() -> Reply {
+    Ok(plain(JSON, Bytes::from_static(b"{}")))
+}
+
+fn plain(content_type: &'static str, body: Bytes) -> Response<Body> {
+    let mut reply = Response::new(http_body_util::Either::Left(Full::new(body)));
+    reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    reply
+}
+
+fn refuse(error: &ApiError) -> Response<Body> {
+    let body = json::encode(&ErrorBody::new(error.detail.clone()));
+    let mut reply = plain(JSON, body.unwrap_or_else(|_| Bytes::from_static(b"{\"detail\":\"?\"}")));
+    *reply.status_mut() = error.status;
+    if let Some(ms) = error.retry_after_ms {
+        reply.headers_mut().insert(HeaderName::from_static(header::RETRY_AFTER_MS), ms.into());
+    }
+    reply
+}
+
+/// Reads a query.
+fn from_query<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, ApiError> {
+    Ok(query::decode(text)?)
+}
+
+/// Waits until a fact is on disk.
+struct OnDisk(tokio::sync::oneshot::Receiver<std::io::Result<()>>);
+
+impl OnDisk {
+    fn new() -> (crate::journal::Then, Self) {
+        let (sent, received) = tokio::sync::oneshot::channel();
+        // Whoever asked may have gone; the fact is a fact all the same.
+        let then = Box::new(move |written| drop(sent.send(written)));
+        (then, Self(received))
+    }
+
+    async fn wait(self) -> Result<(), ApiError> {
+        match self.0.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(why)) => Err(ApiError::disk(&why)),
+            Err(_) => Err(ApiError::disk(&std::io::Error::other("the journal has stopped"))),
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! [`Server`]: starts, listens, stops.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+
+use crate::admit;
+use crate::models::Models;
+use crate::options::Options;
+use crate::routes;
+use crate::state::Shared;
+use crate::store::Store;
+use crate::sweep;
+use crate::task;
+use crate::worker::Worker;
+
+/// A server that runs until it is stopped or dropped.
+///
+/// Dropping it stops it as a crash would; nothing that was promised is lost by that either.
+#[derive(Debug)]
+pub struct Server {
+    address: SocketAddr,
+    stop: watch::Sender<bool>,
+    inside: Inside,
+}
+
+struct Inside {
+    shared: Arc<Shared>,
+    worker: Option<JoinHandle<usize>>,
+    listening: tokio::task::JoinHandle<()>,
+    sweeping: tokio::task::JoinHandle<()>,
+    /// Held so that no second server uses the same folder.
+    _lock: std::fs::File,
+}
+
+impl std::fmt::Debug for Inside {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inside").finish_non_exhaustive()
+    }
+}
+
+/// What a server that stopped has to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stopped {
+    /// Models whose state was written down.
+    pub models_saved: usize,
+    /// Requests that are carried out after the next start.
+    pub requests_waiting: usize,
+}
+
+/// Why a server did not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The address can be reached by others, and there is no key.
+    #[error("{0} can be reached from other machines; give a key, or listen on 127.0.0.1")]
+    Open(SocketAddr),
+    /// The data folder or the address cannot be used.
+    #[error("cannot {what} {place}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// On what.
+        place: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another server uses the data folder.
+    #[error("{} is in use by another server", .0.display())]
+    InUse(PathBuf),
+    /// A base model cannot be used.
+    #[error("a base model cannot be used: {0}")]
+    Model(#[from] tinkex_engine::Error),
+}
+
+impl StartError {
+    fn io(what: &'static str, place: impl std::fmt::Display) -> impl FnOnce(io::Error) -> Self {
+        let place = place.to_string();
+        move |source| Self::Io { what, place, source }
+    }
+}
+
+impl Server {
+    /// Comes back to where the data folder says it was, and listens.
+    ///
+    /// # Errors
+    /// If the address is open to strangers, or the folder, the address or a model cannot be used.
+    pub async fn start(options: Options) -> Result<Self, StartError> {
+        if !options.address.ip().is_loopback() && options.key.is_none() {
+            return Err(StartError::Open(options.address));
+        }
+        crate::log::show_jobs(options.log_jobs);
+        let data = options.data.clone();
+        let place = data.display().to_string();
+        let folders = data.join("weights");
+        std::fs::create_dir_all(&folders).map_err(StartError::io("create", &place))?;
+        let lock_path = data.join("lock");
+        let lock = std::fs::File::create(&lock_path)
+            .map_err(StartError::io("create", lock_path.display()))?;
+        if lock.try_lock().is_err() {
+            return Err(StartError::InUse(data));
+        }
+        let own = data.join("tokenizer");
+        std::fs::create_dir_all(&own).map_err(StartError::io("create", own.display()))?;
+        let models = Models::find(&own, &options.models, options.hub_cache.as_deref())?;
+        let store = Store::open(&data.join("journal"), options.limits.answers)
+            .map_err(StartError::io("read the journal in", &place))?;
+        let listener = TcpListener::bind(options.address)
+            .await
+            .map_err(StartError::io("listen on", options.address))?;
+        let address =
+            listener.local_addr().map_err(StartError::io("listen on", options.address))?;
+        let shared = Arc::new(Shared::new(options, store, models, folders));
+        come_back(&shared).map_err(StartError::io("read the journal in", &place))?;
+        sweep::sweep(&shared);
+        let worker =
+            Worker::start(Arc::clone(&shared)).map_err(StartError::io("start", "the worker"))?;
+        let (stop, stopped) = watch::channel(false);
+        let listening = task::spawn(listen(listener, Arc::clone(&shared), stopped.clone()));
+        let sweeping = task::spawn(sweep_always(Arc::clone(&shared)));
+        let inside = Inside { shared, worker: Some(worker), listening, sweeping, _lock: lock };
+        Ok(Self { address, stop, inside })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// What to give a client: `http://127.0.0.1:PORT`.
+    #[must_use]
+    pub fn base_url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// The names of the base models.
+    #[must_use]
+    pub fn models(&self) -> Vec<String> {
+        let all = self.inside.shared.models.supported();
+        all.into_iter().filter_map(|model| model.model_name).collect()
+    }
+
+    /// Takes nothing more in, finishes what runs right now, and writes the models down. What waits
+    /// in line is carried out after the next start.
+    pub async fn stop(mut self) -> Stopped {
+        // The listener may have ended by itself.
+        let _ = self.stop.send(true);
+        self.inside.shared.queue.stop();
+        let worker = self.inside.worker.take();
+        let saved =
+            tokio::task::spawn_blocking(move || worker.and_then(|worker| worker.join().ok()));
+        let models_saved = saved.await.ok().flatten().unwrap_or(0);
+        let store = self.inside.shared.store();
+        let waiting = store.requests.values().filter(|entry| entry.answered_at().is_none());
+        let requests_waiting = waiting.count();
+        drop(store);
+        Stopped { models_saved, requests_waiting }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.stop.send(true);
+        self.inside.shared.queue.stop();
+        self.inside.listening.abort();
+        self.inside.sweeping.abort();
+        // Not waited for: a pass may take long. The journal's thread ends with its last user.
+    }
+}
+
+/// Lines up what was promised before the restart.
+fn come_back(shared: &Arc<Shared>) -> io::Result<()> {
+    admit::relearn_losses(shared);
+    let undone = {
+        let mut store = shared.store();
+        for run in store.runs.values() {
+            if let Some(last) = run.row.last_seq {
+                shared.queue.start_at(&run.row.id, last + 1);
+            }
+        }
+        store.undone()?
+    };
+    for undone in undone {
+        admit::readmit(shared, undone);
+    }
+    Ok(())
+}
+
+async fn sweep_always(shared: Arc<Shared>) {
+    loop {
+        tokio::time::sleep(shared.options.times.sweep).await;
+        let shared = Arc::clone(&shared);
+        // Files are removed here.
+        let _ = tokio::task::spawn_blocking(move || sweep::sweep(&shared)).await;
+    }
+}
+
+async fn listen(listener: TcpListener, shared: Arc<Shared>, mut stopped: watch::Receiver<bool>) {
+    let connections = Arc::new(Semaphore::new(shared.options.limits.connections));
+    loop {
+        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return };
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = until_stopped(&mut stopped) => return,
+        };
+        let Ok((stream, _)) = accepted else {
+            // Out of file handles, most likely: give others time to close theirs.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        let (shared, mut stopped) = (Arc::clone(&shared), stopped.clone());
+        task::spawn(async move {
+            // Answers are small and waited for.
+            let _ = stream.set_nodelay(true);
+            let io = hyper_util::rt::TokioIo::new(stream);
+            let limit = shared.options.times.slow_client;
+            let service = hyper::service::service_fn(move |request| {
+                let shared = Arc::clone(&shared);
+                async move { Ok::<_, std::convert::Infallible>(routes::answer(&shared, request).await) }
+            });
+            let connection = hyper::server::conn::http1::Builder::new()
+                .timer(hyper_util::rt::TokioTimer::new())
+                .header_read_timeout(limit)
+                .max_headers(128)
+                .max_buf_size(64 << 10)
+                .serve_connection(io, service);
+            let mut connection = std::pin::pin!(connection);
+            // A client that goes away or speaks no HTTP is its own business.
+            let ended = tokio::select! {
+                _ = connection.as_mut() => true,
+                () = until_stopped(&mut stopped) => false,
+            };
+            if !ended {
+                connection.as_mut().graceful_shutdown();
+                let _ = tokio::time::timeout(Duration::from_secs(2), connection).await;
+            }
+            drop(permit);
+        });
+    }
+}
+
+async fn until_stopped(stopped: &mut watch::Receiver<bool>) {
+    // An error means that the server is gone, which is the same.
+    let _ = stopped.wait_for(|stopped| *stopped).await;
+}

@@ -1,0 +1,89 @@
+//! From finished work to an answer on disk, and then to those who wait for it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::Serialize;
+use tinkex_engine::ErrorKind;
+use tinkex_wire::RequestId;
+
+use crate::state::Shared;
+use crate::store::{Answer, Done, Fault, Store, Use, now};
+
+/// What came of a request.
+#[derive(Debug)]
+pub(crate) struct Settled {
+    pub(crate) answer: Answer,
+    pub(crate) body: Bytes,
+    /// Whether a model was changed.
+    pub(crate) changed: bool,
+    pub(crate) used: Vec<(Use, u64)>,
+}
+
+impl Settled {
+    pub(crate) fn json(value: &impl Serialize) -> Self {
+        match serde_json::to_vec(value) {
+            Ok(body) => {
+                Self { answer: Answer::Json, body: body.into(), changed: false, used: Vec::new() }
+            }
+            Err(why) => Self::failed(Fault::Server, why.to_string()),
+        }
+    }
+
+    pub(crate) fn proto(body: Bytes) -> Self {
+        Self { answer: Answer::Proto, body, changed: false, used: Vec::new() }
+    }
+
+    pub(crate) fn failed(category: Fault, error: impl Into<String>) -> Self {
+        let answer = Answer::Failed { error: error.into(), category };
+        Self { answer, body: Bytes::new(), changed: false, used: Vec::new() }
+    }
+
+    /// The same, having changed a model.
+    pub(crate) fn changed(mut self) -> Self {
+        self.changed = true;
+        self
+    }
+
+    /// The same, having used something.
+    pub(crate) fn used(mut self, used: Vec<(Use, u64)>) -> Self {
+        self.used = used;
+        self
+    }
+}
+
+impl From<tinkex_engine::Error> for Settled {
+    fn from(error: tinkex_engine::Error) -> Self {
+        let category = match error.kind() {
+            ErrorKind::Input | ErrorKind::Numeric => Fault::User,
+            _ => Fault::Server,
+        };
+        let source = std::error::Error::source(&error).map(|why| format!(": {why}"));
+        let text = match &error {
+            // The datum's message has its source in it already.
+            tinkex_engine::Error::Io { .. } => format!("{error}{}", source.unwrap_or_default()),
+            _ => error.to_string(),
+        };
+        Self::failed(category, text)
+    }
+}
+
+/// Answers a request: written down first, shown then.
+pub(crate) fn settle(shared: &Arc<Shared>, store: &mut Store, id: &RequestId, settled: Settled) {
+    let Settled { answer, body, changed, used } = settled;
+    shared.metrics.jobs.add(1);
+    if matches!(answer, Answer::Failed { .. }) {
+        shared.metrics.failed_jobs.add(1);
+    }
+    let done = Done { id: id.clone(), answer: answer.clone(), changed, at: now(), used };
+    let (shared, id) = (Arc::clone(shared), id.clone());
+    store.settle(done, body.clone(), move |number| {
+        Box::new(move |written| {
+            if let Err(why) = written {
+                // The caller gets the answer all the same; after a crash it is computed again.
+                crate::log::warn(format_args!("the answer to {id} is not on disk: {why}"));
+            }
+            shared.store().show(&id, answer, body, number);
+        })
+    });
+}

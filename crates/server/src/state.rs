@@ -1,0 +1,67 @@
+//! [`Shared`]: what every part of the server points to; fields, hardly any behaviour.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use tokio::sync::Semaphore;
+
+use crate::metrics::Metrics;
+use crate::models::Models;
+use crate::options::Options;
+use crate::queue::Queue;
+use crate::store::Store;
+
+/// What every part of the server points to.
+pub(crate) struct Shared {
+    pub(crate) options: Options,
+    store: Mutex<Store>,
+    pub(crate) queue: Queue,
+    pub(crate) models: Models,
+    pub(crate) metrics: Metrics,
+    /// Where adapters lie, each in a folder of its own.
+    pub(crate) folders: PathBuf,
+    /// Who may download which folder without a key, and until when.
+    pub(crate) downloads: Mutex<HashMap<String, Download>>,
+    /// Room for bodies, in units of [`BODY_UNIT`].
+    pub(crate) body_room: Semaphore,
+    /// Turns for reading large bodies: as many as cores, so that calls are answered meanwhile.
+    pub(crate) heavy: Semaphore,
+}
+
+/// A folder that may be downloaded.
+#[derive(Clone, Debug)]
+pub(crate) struct Download {
+    pub(crate) folder: String,
+    pub(crate) until: Instant,
+}
+
+/// Bytes that one permit of the room for bodies stands for.
+pub(crate) const BODY_UNIT: usize = 4_096;
+
+impl Shared {
+    pub(crate) fn new(options: Options, store: Store, models: Models, folders: PathBuf) -> Self {
+        Self {
+            store: Mutex::new(store),
+            queue: Queue::new(options.times.gap),
+            models,
+            metrics: Metrics::default(),
+            folders,
+            downloads: Mutex::default(),
+            body_room: Semaphore::new((options.limits.bodies / BODY_UNIT).max(1)),
+            heavy: Semaphore::new(
+                std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            ),
+            options,
+        }
+    }
+
+    pub(crate) fn store(&self) -> MutexGuard<'_, Store> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn downloads(&self) -> MutexGuard<'_, HashMap<String, Download>> {
+        self.downloads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,54 @@
+//! Looking checkpoints up.
+
+use tinkex_wire::{CheckpointKind, ModelId, TinkerPath, rest};
+
+use super::record::Checkpoint;
+use super::{Kept, Store, now, timestamp};
+
+impl Store {
+    /// A checkpoint that is there and has not expired.
+    pub(crate) fn checkpoint(&self, path: &TinkerPath) -> Option<&Kept<Checkpoint>> {
+        self.checkpoints.get(path).filter(|kept| !kept.row.is_expired())
+    }
+
+    /// Those of a run, oldest first.
+    pub(crate) fn checkpoints_of(&self, run: &ModelId) -> Vec<&Checkpoint> {
+        let mut all: Vec<&Checkpoint> = self
+            .checkpoints
+            .values()
+            .map(|kept| &kept.row)
+            .filter(|row| row.path.run() == run && !row.is_expired())
+            .collect();
+        all.sort_by_key(|row| row.created_at);
+        all
+    }
+
+    /// The newest of a kind.
+    pub(crate) fn last_checkpoint(
+        &self,
+        run: &ModelId,
+        kind: CheckpointKind,
+    ) -> Option<&Checkpoint> {
+        self.checkpoints_of(run).into_iter().rfind(|row| row.path.kind() == kind)
+    }
+}
+
+impl Checkpoint {
+    pub(crate) fn is_expired(&self) -> bool {
+        self.expires_at.is_some_and(|at| at <= now())
+    }
+
+    /// As the API shows it.
+    pub(crate) fn shown(&self) -> rest::Checkpoint {
+        rest::Checkpoint {
+            checkpoint_id: self.path.checkpoint_id(),
+            checkpoint_type: self.path.kind(),
+            time: timestamp(self.created_at),
+            tinker_path: self.path.to_string(),
+            size_bytes: Some(self.size_bytes),
+            public: self.public,
+            user_metadata: self.user_metadata.clone(),
+            expires_at: self.expires_at.map(timestamp),
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! What is written into the journal: facts, each replacing the one it is about.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use tinkex_wire::{
+    Category, Finish, JsonObject, LossId, ModelId, OptimizerConfig, RequestId, SamplerId,
+    SessionId, TinkerPath,
+};
+
+/// A moment, in microseconds since 1970.
+pub(crate) type Micros = i64;
+
+/// One fact.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "record", rename_all = "snake_case")]
+pub(crate) enum Record {
+    Session(Session),
+    Run(Run),
+    Sampler(Sampler),
+    Checkpoint(Checkpoint),
+    /// A checkpoint was deleted.
+    Gone {
+        path: TinkerPath,
+    },
+    /// A request was taken in; its body is the record's.
+    Request(Request),
+    /// A request was answered; the answer is the record's body.
+    Done(Done),
+    /// Nobody will ask for these answers again.
+    Forget {
+        ids: Vec<RequestId>,
+    },
+    /// All use so far, and how far each model is: what only forgotten answers told.
+    Totals {
+        used: Vec<(Use, u64)>,
+        last_seq: Vec<(ModelId, u64)>,
+    },
+}
+
+/// A program's stay.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Session {
+    pub(crate) id: SessionId,
+    pub(crate) created_at: Micros,
+    pub(crate) tags: Vec<String>,
+    pub(crate) user_metadata: Option<JsonObject>,
+    pub(crate) project_id: Option<String>,
+    pub(crate) display_name: Option<String>,
+    pub(crate) end: Option<End>,
+}
+
+/// How a session ended.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum End {
+    /// Its client said so.
+    Finished(Finish),
+    /// Nothing was heard of it for too long.
+    Expired,
+}
+
+/// A model and its history.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Run {
+    pub(crate) id: ModelId,
+    pub(crate) session: SessionId,
+    pub(crate) number: u32,
+    pub(crate) base_model: String,
+    pub(crate) lora: Lora,
+    pub(crate) optimizer: OptimizerConfig,
+    pub(crate) user_metadata: Option<JsonObject>,
+    pub(crate) created_at: Micros,
+    /// Why it cannot be trained.
+    pub(crate) closed: Option<String>,
+    /// Its state after request `seq`, in a folder of its own.
+    pub(crate) snapshot: Option<Snapshot>,
+    /// The last request that was carried out.
+    pub(crate) last_seq: Option<u64>,
+    /// The project it was copied into.
+    pub(crate) project_id: Option<String>,
+}
+
+/// An adapter: everything that decides how it starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Lora {
+    pub(crate) rank: u32,
+    pub(crate) seed: u64,
+    pub(crate) train_unembed: bool,
+    pub(crate) train_mlp: bool,
+    pub(crate) train_attn: bool,
+}
+
+/// A model's state on disk.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Snapshot {
+    pub(crate) seq: u64,
+    pub(crate) folder: String,
+}
+
+/// Fixed weights to sample from.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Sampler {
+    pub(crate) id: SamplerId,
+    pub(crate) session: SessionId,
+    pub(crate) base_model: String,
+    pub(crate) model_path: Option<String>,
+    /// Where the adapter lies; none for the base model.
+    pub(crate) folder: Option<String>,
+    /// How many clients it has had.
+    pub(crate) clients: u64,
+}
+
+/// Saved weights.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Checkpoint {
+    pub(crate) path: TinkerPath,
+    pub(crate) folder: String,
+    /// The request that made it.
+    pub(crate) request: Option<RequestId>,
+    pub(crate) created_at: Micros,
+    pub(crate) expires_at: Option<Micros>,
+    pub(crate) size_bytes: u64,
+    pub(crate) public: bool,
+    pub(crate) user_metadata: Option<BTreeMap<String, String>>,
+    /// What it holds.
+    pub(crate) base_model: String,
+    pub(crate) lora: Lora,
+    pub(crate) optimizer: OptimizerConfig,
+}
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Kind {
+    CreateModel,
+    ForwardBackward,
+    OptimStep,
+    SaveWeights,
+    SaveWeightsForSampler,
+    SaveWeightsExternal,
+    LoadWeights,
+    CreateCustomLoss,
+    Sample,
+}
+
+/// Where a request stands in line.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Line {
+    /// The requests of a model, in order; its creation is number 0.
+    Model(ModelId),
+    /// The samples of a sampling session, in any order.
+    Sampler(SamplerId),
+    /// The custom losses of a session.
+    Losses(SessionId),
+}
+
+/// A request that was taken in.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Request {
+    pub(crate) id: RequestId,
+    pub(crate) kind: Kind,
+    pub(crate) session: SessionId,
+    pub(crate) line: Line,
+    pub(crate) seq: u64,
+    /// Tells another body from the same one.
+    pub(crate) digest: String,
+    /// What was drawn for it when it came in, so that it can be carried out again.
+    pub(crate) seed: u64,
+    /// Samples it will have.
+    pub(crate) samples: u32,
+    pub(crate) at: Micros,
+}
+
+/// What came of a request.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Done {
+    pub(crate) id: RequestId,
+    pub(crate) answer: Answer,
+    /// Whether it changed a model, so that going back to an earlier state means doing it again.
+    #[serde(default)]
+    pub(crate) changed: bool,
+    pub(crate) at: Micros,
+    #[serde(default)]
+    pub(crate) used: Vec<(Use, u64)>,
+}
+
+/// The form of an answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Answer {
+    Json,
+    Proto,
+    Failed { error: String, category: Fault },
+}
+
+/// Whose fault a failure was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Fault {
+    User,
+    Server,
+}
+
+impl From<Fault> for Category {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::User => Self::User,
+            Fault::Server => Self::Server,
+        }
+    }
+}
+
+/// A kind of use in one hour.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Use {
+    pub(crate) hour: i64,
+    pub(crate) session: SessionId,
+    pub(crate) base_model: String,
+    pub(crate) what: What,
+}
+
+/// What was used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum What {
+    Training,
+    Prefill,
+    CachedPrefill,
+    Sampled,
+    Checkpoints,
+}
+
+/// The id of the `n`th custom loss of a session.
+pub(crate) fn loss_id(session: &SessionId, n: u64) -> LossId {
+    format!("{session}:loss:{n}").into()
+}

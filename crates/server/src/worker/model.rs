@@ -1,0 +1,196 @@
+//! Models in memory: brought back from disk when they are needed, put there now and then.
+//!
+//! A model's state is its last snapshot and what was done to it since; doing that again gives the
+//! same bits. A snapshot is taken after a step, when no gradients are pending, once enough work
+//! has gathered that doing it again would hurt.
+
+use std::time::{Duration, Instant};
+
+use tinkex_engine::file::HeadName;
+use tinkex_engine::optim::OptimizerKind;
+use tinkex_engine::{Engine, LoraConfig, Trainer};
+use tinkex_wire::codec::json;
+use tinkex_wire::{ForwardBackward, ModelId, OptimStep};
+
+use super::Worker;
+use crate::admit;
+use crate::error::ApiError;
+use crate::settle::Settled;
+use crate::store::{Change, Fault, Kind, Lora, Record, Run, Snapshot};
+use crate::work::Op;
+
+/// A model in memory.
+pub(super) struct Live {
+    pub(super) trainer: Trainer,
+    /// Work since the last snapshot.
+    spent: Duration,
+    /// Whether gradients are pending.
+    pub(super) pending: bool,
+    used: Instant,
+}
+
+impl Live {
+    pub(super) fn new(trainer: Trainer) -> Self {
+        Self { trainer, spent: Duration::ZERO, pending: false, used: Instant::now() }
+    }
+}
+
+impl Worker {
+    /// The model, brought back if it is not in memory.
+    pub(super) fn model(&mut self, run: &Run) -> Result<&mut Live, Settled> {
+        if !self.live.contains_key(&run.id) {
+            let live = self.bring_back(run)?;
+            self.live.insert(run.id.clone(), live);
+        }
+        let live = self.live.get_mut(&run.id);
+        let live = live.ok_or_else(|| Settled::failed(Fault::Server, "the model was lost"))?;
+        live.used = Instant::now();
+        Ok(live)
+    }
+
+    pub(super) fn engine(&mut self, base: &str) -> Result<Engine, Settled> {
+        let Some(model) = self.shared.models.get(base) else {
+            return Err(Settled::failed(Fault::User, self.shared.models.missing(base)));
+        };
+        Ok(self.engines.get(model)?.engine.clone())
+    }
+
+    fn bring_back(&mut self, run: &Run) -> Result<Live, Settled> {
+        let engine = self.engine(&run.base_model)?;
+        let (reader, since) = {
+            let store = self.shared.store();
+            let since = store.runs.get(&run.id).map(|kept| kept.since.clone());
+            (store.reader(), since.unwrap_or_default())
+        };
+        let kind = optimizer_kind(run);
+        let trainer = match &run.snapshot {
+            Some(snapshot) => engine.resume(self.shared.folders.join(&snapshot.folder), kind)?,
+            None => engine.create(lora_config(&run.lora), kind)?,
+        };
+        let mut live = Live::new(trainer);
+        let start = Instant::now();
+        let count = since.len();
+        for Change { kind, request, .. } in since.into_values() {
+            let lost = |why: std::io::Error| {
+                Settled::failed(Fault::Server, format!("the journal cannot be read: {why}"))
+            };
+            let body = reader.body(request).map_err(lost)?;
+            let again = |why: ApiError| Settled::failed(Fault::Server, why.detail);
+            match kind {
+                Kind::ForwardBackward => {
+                    let call = ForwardBackward::from_proto(&body).map_err(|e| again(e.into()))?;
+                    let op = admit::pass_of(&self.shared.store(), run, call).map_err(again)?;
+                    if let Op::Pass(pass) = op {
+                        super::data::run(&mut live.trainer, &pass)?;
+                        live.pending = true;
+                    }
+                }
+                Kind::OptimStep => {
+                    let call: OptimStep = json::decode(&body).map_err(|e| again(e.into()))?;
+                    let params = admit::step_params(&call.params).map_err(again)?;
+                    live.trainer.optim_step(&params)?;
+                    live.pending = false;
+                }
+                _ => {}
+            }
+        }
+        if count > 0 {
+            live.spent = start.elapsed();
+            crate::log::job(format_args!(
+                "brought {} back: {count} requests done again in {:.2} s",
+                run.id,
+                start.elapsed().as_secs_f64()
+            ));
+        }
+        Ok(live)
+    }
+
+    /// Takes a snapshot if enough has been done since the last one.
+    pub(super) fn snapshot_if_due(&mut self, model: &ModelId, seq: u64, took: Duration) {
+        let limit = self.shared.options.times.snapshot;
+        let Some(live) = self.live.get_mut(model) else { return };
+        live.spent += took;
+        if live.spent >= limit && !live.pending {
+            self.snapshot(model, seq);
+        }
+    }
+
+    /// Writes a model's state down. If that fails there is only more to do again after a crash.
+    pub(super) fn snapshot(&mut self, model: &ModelId, seq: u64) -> bool {
+        let Some(live) = self.live.get_mut(model) else { return false };
+        let folder = format!("snapshot-{}", uuid::Uuid::new_v4().simple());
+        self.shared.store().making.insert(folder.clone());
+        let saved = live.trainer.save_all(&self.shared.folders.join(&folder), HeadName::Peft);
+        let mut store = self.shared.store();
+        match saved {
+            Ok(()) => {
+                live.spent = Duration::ZERO;
+                let row = store.runs.get(model).map(|kept| kept.row.clone());
+                if let Some(row) = row {
+                    let snapshot = Some(Snapshot { seq, folder: folder.clone() });
+                    store.note(Record::Run(Run { snapshot, ..row }));
+                }
+                store.making.remove(&folder);
+                true
+            }
+            Err(why) => {
+                store.making.remove(&folder);
+                crate::log::warn(format_args!("no snapshot of {model}: {why}"));
+                false
+            }
+        }
+    }
+
+    /// Writes down every model that would have to be computed again.
+    pub(super) fn save_all(&mut self) -> usize {
+        let due: Vec<(ModelId, u64)> = {
+            let store = self.shared.store();
+            let last = |model: &ModelId| {
+                let run = store.runs.get(model)?;
+                let (last, _) = run.since.last_key_value()?;
+                Some((model.clone(), *last))
+            };
+            let settled = self.live.iter().filter(|(_, live)| !live.pending);
+            settled.filter_map(|(model, _)| last(model)).collect()
+        };
+        due.into_iter().filter(|(model, seq)| self.snapshot(model, *seq)).count()
+    }
+
+    /// Frees what was not used for long; it comes back when it is needed.
+    pub(super) fn unload_idle(&mut self) {
+        let after = self.shared.options.times.idle_model;
+        let idle: Vec<ModelId> = self
+            .live
+            .iter()
+            .filter(|(_, live)| live.used.elapsed() >= after)
+            .map(|(model, _)| model.clone())
+            .collect();
+        for model in idle {
+            self.live.remove(&model);
+        }
+        if self.live.is_empty() {
+            for name in self.engines.drop_idle(after) {
+                self.running.forget_weights_of(&name);
+                crate::log::job(format_args!("unloaded {name}"));
+            }
+        }
+    }
+}
+
+pub(super) fn lora_config(lora: &Lora) -> LoraConfig {
+    LoraConfig {
+        rank: usize::try_from(lora.rank).unwrap_or(usize::MAX),
+        seed: lora.seed,
+        attention: lora.train_attn,
+        mlp: lora.train_mlp,
+        unembedding: lora.train_unembed,
+        ..LoraConfig::default()
+    }
+}
+
+pub(super) fn optimizer_kind(run: &Run) -> OptimizerKind {
+    match &*run.optimizer.kind {
+        "dimuon" => OptimizerKind::Dimuon { rank: usize::try_from(run.lora.rank).unwrap_or(1) },
+        _ => OptimizerKind::Adam,
+    }
+}

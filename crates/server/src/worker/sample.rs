@@ -1,0 +1,264 @@
+//! Samples: in, together, and out.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use tinkex_engine::pick::NO_LOGPROB;
+use tinkex_engine::sample::{Answer, RequestId as Ticket, StopReason as Reason, TopK, Weights};
+use tinkex_wire::{
+    PromptAltTokens, RequestId, SampleResponse, SampledSequence, SamplerId, StopReason, TensorData,
+    TopkLogprobs, Values,
+};
+
+use super::Worker;
+use crate::settle::{Settled, settle};
+use crate::store::{Fault, Sampler, Use, What, now};
+use crate::work::{Job, Sample, Work};
+
+/// Adapters that are kept ready to sample from.
+const MOST_WEIGHTS: usize = 64;
+
+/// Samples under way, and the weights they need.
+#[derive(Default)]
+pub(super) struct Running {
+    samples: HashMap<(String, Ticket), One>,
+    tickets: HashMap<RequestId, (String, Ticket)>,
+    weights: HashMap<SamplerId, Ready>,
+    clock: u64,
+}
+
+/// A sample under way.
+struct One {
+    id: RequestId,
+    sampler: Sampler,
+    prompt: usize,
+    targets: Option<TensorData>,
+    start: Instant,
+}
+
+/// Weights in memory.
+struct Ready {
+    base: String,
+    weights: Weights,
+    used: u64,
+}
+
+impl Running {
+    pub(super) fn remember(&mut self, id: &SamplerId, base: &str, weights: Weights) {
+        if self.weights.len() >= MOST_WEIGHTS {
+            let oldest = self.weights.iter().min_by_key(|(_, ready)| ready.used);
+            if let Some(oldest) = oldest.map(|(id, _)| id.clone()) {
+                self.weights.remove(&oldest);
+            }
+        }
+        self.clock += 1;
+        let ready = Ready { base: base.to_owned(), weights, used: self.clock };
+        self.weights.insert(id.clone(), ready);
+    }
+
+    pub(super) fn forget_weights_of(&mut self, base: &str) {
+        self.weights.retain(|_, ready| ready.base != base);
+    }
+
+    fn weights(&mut self, id: &SamplerId) -> Option<Weights> {
+        self.clock += 1;
+        let ready = self.weights.get_mut(id)?;
+        ready.used = self.clock;
+        Some(ready.weights.clone())
+    }
+}
+
+impl Worker {
+    /// Takes a sample in.
+    pub(super) fn begin(&mut self, job: Job) {
+        let Job { id, work, .. } = job;
+        let Work::Sample(sample) = work else { return };
+        if let Err(failed) = self.try_begin(&id, *sample) {
+            settle(&self.shared, &mut self.shared.store(), &id, failed);
+        }
+    }
+
+    fn try_begin(&mut self, id: &RequestId, sample: Sample) -> Result<(), Settled> {
+        let row = self.shared.store().samplers.get(&sample.sampler).map(|kept| kept.row.clone());
+        let Some(row) = row else {
+            return Err(Settled::failed(Fault::User, format!("{} is gone", sample.sampler)));
+        };
+        let Some(base) = self.shared.models.get(&row.base_model).cloned() else {
+            return Err(Settled::failed(Fault::User, self.shared.models.missing(&row.base_model)));
+        };
+        let loaded = self.engines.get(&base)?;
+        let weights = match self.running.weights(&row.id) {
+            Some(weights) => weights,
+            None => {
+                let weights = match &row.folder {
+                    Some(folder) => loaded.engine.load_weights(self.shared.folders.join(folder))?,
+                    None => loaded.engine.base(),
+                };
+                self.running.remember(&row.id, &row.base_model, weights.clone());
+                weights
+            }
+        };
+        let prompt = sample.request.prompt.len();
+        let ticket = loaded.sampler.add(&weights, sample.request)?;
+        let key = (row.base_model.clone(), ticket);
+        let targets = sample.targets;
+        let one = One { id: id.clone(), sampler: row, prompt, targets, start: Instant::now() };
+        self.running.tickets.insert(id.clone(), key.clone());
+        self.running.samples.insert(key, one);
+        Ok(())
+    }
+
+    /// Stops a sample that nobody waits for. Anything else runs on: a model must not miss a step.
+    pub(super) fn cancel(&mut self, id: &RequestId) {
+        let Some(key) = self.running.tickets.remove(id) else { return };
+        self.running.samples.remove(&key);
+        if let Some(loaded) = self.engines.loaded(&key.0) {
+            loaded.sampler.cancel(key.1);
+        }
+        let failed = Settled::failed(Fault::User, "cancelled by its client");
+        settle(&self.shared, &mut self.shared.store(), id, failed);
+    }
+
+    /// Computes one batch of every model that samples, and answers what is finished.
+    pub(super) fn step(&mut self) {
+        let mut finished = Vec::new();
+        let mut broken = Vec::new();
+        for (name, loaded) in self.engines.busy() {
+            loaded.used = Instant::now();
+            match catch_unwind(AssertUnwindSafe(|| loaded.sampler.step())) {
+                Ok(answers) => {
+                    finished.extend(answers.into_iter().map(|(t, a)| ((name.clone(), t), a)));
+                }
+                Err(_) => broken.push(name.clone()),
+            }
+        }
+        for name in broken {
+            self.fail_all(&name);
+        }
+        let mut settled = Vec::with_capacity(finished.len());
+        for (key, answer) in finished {
+            let Some(one) = self.running.samples.remove(&key) else { continue };
+            self.running.tickets.remove(&one.id);
+            let outcome = match answer {
+                Ok(answer) => self.finish(&one, answer),
+                Err(error) => error.into(),
+            };
+            settled.push((one.id, outcome));
+        }
+        if settled.is_empty() {
+            return;
+        }
+        let mut store = self.shared.store();
+        for (id, outcome) in settled {
+            settle(&self.shared, &mut store, &id, outcome);
+        }
+    }
+
+    /// The sampler of a model made a mistake: what it was doing is lost, the model is loaded anew.
+    fn fail_all(&mut self, name: &str) {
+        self.engines.drop_model(name);
+        self.running.forget_weights_of(name);
+        let lost: Vec<_> =
+            self.running.samples.keys().filter(|key| key.0 == name).cloned().collect();
+        for key in lost {
+            let Some(one) = self.running.samples.remove(&key) else { continue };
+            self.running.tickets.remove(&one.id);
+            let failed = Settled::failed(Fault::Server, "the server made a mistake while sampling");
+            settle(&self.shared, &mut self.shared.store(), &one.id, failed);
+        }
+    }
+
+    fn finish(&self, one: &One, answer: Answer) -> Settled {
+        let sampled: usize = answer.samples.iter().map(|sample| sample.tokens.len()).sum();
+        let seconds = one.start.elapsed().as_secs_f64();
+        #[expect(clippy::cast_precision_loss, reason = "for people")]
+        let speed = sampled as f64 / seconds.max(1e-9);
+        crate::log::job(format_args!(
+            "sample {} {} + {sampled} tokens in {seconds:.3} s ({speed:.0} tokens/s)",
+            one.sampler.id, one.prompt
+        ));
+        let wide = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        self.shared.metrics.prompt_tokens.add(wide(one.prompt));
+        self.shared.metrics.sampled_tokens.add(wide(sampled));
+        let hits = answer.cache_hits.min(one.prompt);
+        let hour = now().div_euclid(3_600_000_000);
+        let used = [
+            (What::Prefill, one.prompt - hits),
+            (What::CachedPrefill, hits),
+            (What::Sampled, sampled),
+        ]
+        .into_iter()
+        .filter(|(_, n)| *n > 0)
+        .map(|(what, n)| {
+            let (session, base_model) =
+                (one.sampler.session.clone(), one.sampler.base_model.clone());
+            (Use { hour, session, base_model, what }, wide(n))
+        })
+        .collect();
+        Settled::proto(response(one, answer).to_proto()).used(used)
+    }
+}
+
+fn response(one: &One, answer: Answer) -> SampleResponse {
+    let sequences = answer
+        .samples
+        .into_iter()
+        .map(|sample| SampledSequence {
+            stop_reason: match sample.reason {
+                Reason::Stop => StopReason::Stop,
+                Reason::Length => StopReason::Length,
+            },
+            tokens: sample.tokens.into(),
+            logprobs: Some(sample.logprobs.into()),
+            topk_logprobs: sample.top_k.as_ref().map(topk),
+            sequence_id: None,
+        })
+        .collect();
+    let scores = answer.prompt;
+    SampleResponse {
+        sequences,
+        prompt_logprobs: scores.logprobs.map(Into::into),
+        topk_prompt_logprobs: scores.top_k.as_ref().map(topk),
+        prompt_cache_hit_tokens: u32::try_from(answer.cache_hits).unwrap_or(u32::MAX),
+        target_prompt_logprobs: scores
+            .targets
+            .zip(one.targets.as_ref())
+            .and_then(|(s, t)| like(s, t)),
+        prompt_alt_tokens: scores.alternatives.and_then(|table| alternatives(&table)),
+    }
+}
+
+fn topk(table: &TopK) -> TopkLogprobs {
+    let rows = table.tokens.chunks(table.k.max(1)).zip(table.logprobs.chunks(table.k.max(1)));
+    TopkLogprobs::from_rows(rows.map(|(tokens, logprobs)| {
+        let pairs = tokens.iter().copied().zip(logprobs.iter().copied());
+        let known: Vec<(u32, f32)> = pairs.filter(|pair| *pair != (0, NO_LOGPROB)).collect();
+        (!known.is_empty()).then_some(known)
+    }))
+}
+
+fn alternatives(table: &TopK) -> Option<PromptAltTokens> {
+    let shape = [table.tokens.len() / table.k.max(1), table.k];
+    let tokens: Vec<i64> = table.tokens.iter().map(|token| i64::from(*token)).collect();
+    Some(PromptAltTokens {
+        tokens: TensorData::new(Values::Int64(tokens.into()), shape).ok()?,
+        logprobs: TensorData::new(Values::Float32(table.logprobs.clone().into()), shape).ok()?,
+    })
+}
+
+/// The scores in the form that the targets were given in.
+fn like(scores: Vec<f32>, targets: &TensorData) -> Option<TensorData> {
+    let &[rows, width] = targets.shape().dims() else { return None };
+    let (Some(starts), Some(columns)) = (targets.row_starts(), targets.columns()) else {
+        return TensorData::new(Values::Float32(scores.into()), [rows, width]).ok();
+    };
+    let mut listed = Vec::with_capacity(columns.len());
+    for (row, bounds) in starts.windows(2).enumerate() {
+        let (from, to) = (usize::try_from(bounds[0]).ok()?, usize::try_from(bounds[1]).ok()?);
+        for column in &columns[from..to] {
+            listed.push(*scores.get(row * width + usize::try_from(*column).ok()?)?);
+        }
+    }
+    TensorData::sparse(listed, starts.to_vec(), columns.to_vec(), [rows, width]).ok()
+}

@@ -1,0 +1,126 @@
+//! Saving, loading, and looking at what was saved.
+
+use std::time::Duration;
+
+use tinkex::rest::{ListTrainingRuns, ListUserCheckpoints};
+use tinkex::{
+    AdamParams, CopyCheckpoint, Datum, LossFn, Restore, SamplingParams, Save, ServiceClient, Stop,
+    TrainingClient,
+};
+
+use crate::house::{House, MODEL};
+
+fn batch() -> Vec<Datum> {
+    vec![Datum::completion([5, 6, 7], [8, 9, 10]).unwrap(); 2]
+}
+
+async fn train(model: &TrainingClient, steps: usize) -> Vec<u64> {
+    let mut losses = Vec::new();
+    for _ in 0..steps {
+        let (pass, step) =
+            model.step(batch(), LossFn::CrossEntropy, AdamParams::with_learning_rate(1e-2));
+        losses.push(pass.await.unwrap().metrics["loss:sum"].as_f64().to_bits());
+        step.await.unwrap();
+    }
+    losses
+}
+
+async fn model(service: &ServiceClient) -> TrainingClient {
+    service.create_lora_training_client(MODEL).rank(4).seed(5).create().await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_resumed_model_goes_on_with_the_same_bits() {
+    let house = House::new().await;
+    let service = house.client();
+    let whole = train(&model(&service).await, 6).await;
+    let first = model(&service).await;
+    assert_eq!(train(&first, 3).await, whole[..3]);
+    let path = first.save_state("half").await.unwrap();
+    let resumed = service
+        .create_training_client_from(path.clone(), Restore::WithOptimizer)
+        .create()
+        .await
+        .unwrap();
+    assert_eq!(train(&resumed, 3).await, whole[3..], "with the optimizer");
+    let fresh =
+        service.create_training_client_from(path, Restore::WeightsOnly).create().await.unwrap();
+    let other = train(&fresh, 3).await;
+    assert_eq!(other[0], whole[3], "the weights are the same");
+    assert_ne!(other[2], whole[5], "the optimizer is not");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn checkpoints_are_listed_shared_copied_and_deleted() {
+    let house = House::new().await;
+    let service = house.client();
+    let model = model(&service).await;
+    train(&model, 1).await;
+    let state = model.save_state(Save::named("a").metadata("k", "v")).await.unwrap();
+    let sampler_path = model
+        .save_weights_for_sampler(Save::named("a").ttl(Duration::from_secs(3600)))
+        .await
+        .unwrap();
+    let taken = model.save_state("a").await.unwrap_err();
+    assert_eq!(taken.status(), Some(400), "{taken}");
+    model.save_state(Save::named("a").overwrite()).await.unwrap();
+    for name in ["../up", "", ".", "a/b"] {
+        assert!(model.save_state(name).await.is_err(), "{name:?}");
+    }
+    let rest = service.rest();
+    let all = rest.list_checkpoints(model.model_id().clone()).await.unwrap().checkpoints;
+    assert_eq!(all.len(), 2);
+    let expires =
+        all.iter().find(|c| c.tinker_path == sampler_path.to_string()).unwrap().expires_at;
+    assert!(expires.is_some());
+    let info = rest.get_weights_info(&state).await.unwrap();
+    assert_eq!((info.base_model.as_str(), info.lora_rank), (MODEL, Some(4)));
+    rest.publish_checkpoint(&state).await.unwrap();
+    assert_eq!(rest.publish_checkpoint(&state).await.unwrap_err().status(), Some(400));
+    rest.unpublish_checkpoint(&state).await.unwrap();
+    rest.set_checkpoint_ttl(&sampler_path, None).await.unwrap();
+    let copy = rest
+        .copy_weights(CopyCheckpoint::of(sampler_path.clone()).into_project("p"))
+        .await
+        .unwrap();
+    let runs = rest.list_training_runs(&ListTrainingRuns::default()).await.unwrap();
+    assert_eq!(runs.cursor.total_count, 2);
+
+    // The copy samples the same after the original is gone.
+    let params = || SamplingParams::new().max_tokens(6).seed(1).stop(Stop::NEVER);
+    let original = service.create_sampling_client_from(&sampler_path).await.unwrap();
+    let before = original.sample([5, 6], params()).send().await.unwrap();
+    rest.delete_checkpoint(&sampler_path).await.unwrap();
+    assert_eq!(rest.delete_checkpoint(&sampler_path).await.unwrap_err().status(), Some(404));
+    let copied = service.create_sampling_client_from(&copy).await.unwrap();
+    let after = copied.sample([5, 6], params()).send().await.unwrap();
+    assert_eq!(before.sequences[0].tokens, after.sequences[0].tokens);
+    assert_eq!(before.sequences[0].logprobs, after.sequences[0].logprobs);
+    let page =
+        rest.list_user_checkpoints(&ListUserCheckpoints { limit: 1, offset: 1 }).await.unwrap();
+    assert_eq!((page.checkpoints.len(), page.cursor.unwrap().total_count), (1, 2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_are_downloaded_by_url() {
+    let house = House::new().await;
+    let service = house.client();
+    let model = model(&service).await;
+    let saved = model.save_weights_external("files").await.unwrap();
+    let rest = service.rest();
+    let urls = rest.get_external_weights_urls(&saved.path).await.unwrap().urls;
+    assert_eq!(
+        urls.keys().collect::<Vec<_>>(),
+        ["adapter_config.json", "adapter_model.safetensors"]
+    );
+    let http = crate::house::plain();
+    let mut total = 0;
+    for url in urls.values() {
+        let reply = http.get(url).send().await.unwrap();
+        assert_eq!(reply.status(), 200);
+        total += reply.bytes().await.unwrap().len() as u64;
+    }
+    assert_eq!(Some(total), saved.size_bytes);
+    let up = urls["adapter_config.json"].replace("adapter_config.json", "..%2F..%2Flock");
+    assert_eq!(http.get(up).send().await.unwrap().status(), 404);
+}

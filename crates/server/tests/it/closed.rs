@@ -1,0 +1,99 @@
+//! Closed to strangers, and to nonsense.
+
+use serde_json::json;
+use tinkex_server::{Server, StartError};
+use tinkex_wire::{BodyCodec, Route};
+
+use crate::house::{House, options};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_open_address_needs_a_key() {
+    let data = tempfile::tempdir().unwrap();
+    let open = options(data.path()).address(([0, 0, 0, 0], 0).into());
+    assert!(matches!(Server::start(open.clone()).await, Err(StartError::Open(_))));
+    assert!(Server::start(open.key("tml-secret")).await.is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_key_opens() {
+    let house = House::with(|options| *options = options.clone().key("tml-secret")).await;
+    let http = house.http();
+    let path = "/api/v1/get_server_capabilities";
+    for (key, status) in [("tml-secret", 200), ("tml-secre", 401), ("", 401), ("tml-secret2", 401)]
+    {
+        assert_eq!(http.send("GET", path, &[("x-api-key", key)], vec![]).await.0, status, "{key}");
+    }
+    assert_eq!(http.get("/api/v1/healthz").await, (200, json!({"status": "ok"})));
+    assert_eq!(http.get("/metrics").await.0, 401);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn web_pages_are_refused_without_a_key() {
+    let house = House::new().await;
+    let origin = [("origin", "https://example.com")];
+    let reply = house.http().send("GET", "/api/v1/sessions", &origin, vec![]).await;
+    assert_eq!(reply.0, 403);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_servers_do_not_share_a_folder() {
+    let house = House::new().await;
+    let second = Server::start(options(house.data.path())).await;
+    assert!(matches!(second, Err(StartError::InUse(_))));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nonsense_on_any_route_is_a_refusal_with_a_reason() {
+    let house = House::with(|options| options.limits.body = 1 << 20).await;
+    let http = house.http();
+    let mut bodies: Vec<Vec<u8>> = vec![
+        b"".to_vec(),
+        b"{".to_vec(),
+        b"[]".to_vec(),
+        b"{}".to_vec(),
+        b"\xFF\xFE".to_vec(),
+        b"{\"model_id\":\"x\",\"seq_id\":1,\"path\":\"../x\",\"session_id\":7}".to_vec(),
+        vec![b'['; 100_000],
+    ];
+    bodies.push(vec![b'x'; (1 << 20) + 1]);
+    for route in Route::ALL {
+        let params = vec!["..%2F..%2Fetc"; route.template().matches('{').count()];
+        let mut path = route.template().to_owned();
+        for param in params {
+            let start = path.find('{').unwrap();
+            let end = path.find('}').unwrap();
+            path.replace_range(start..=end, param);
+        }
+        for body in &bodies {
+            for encoding in [None, Some("zstd"), Some("br")] {
+                let headers: Vec<(&str, &str)> =
+                    encoding.map(|encoding| ("content-encoding", encoding)).into_iter().collect();
+                let (status, reply) =
+                    http.send(route.method().as_str(), &path, &headers, body.clone()).await;
+                let fine = (200..300).contains(&status)
+                    && (route.body() == BodyCodec::Empty || body.starts_with(b"{"));
+                let refused = (400..500).contains(&status) && reply["detail"].is_string();
+                assert!(fine || refused, "{route} {status} {reply}");
+            }
+        }
+    }
+    let (_, sessions) = http.get("/api/v1/sessions").await;
+    assert_eq!(sessions, json!({"sessions": []}), "nothing was changed");
+    let (_, runs) = http.get("/api/v1/training_runs").await;
+    assert_eq!(runs["cursor"]["total_count"], 0);
+    let (status, reply) = http.get("/v1/models").await;
+    assert_eq!(status, 404);
+    assert!(reply["detail"].as_str().unwrap().contains("/api/v1"), "{reply}");
+    assert_eq!(http.get("/api/v1/asample").await.0, 405);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_no_meaning_here_says_so() {
+    let house = House::new().await;
+    let http = house.http();
+    for path in ["/api/v1/audit", "/api/v1/sessions/x/trace_export"] {
+        let (status, reply) = http.get(path).await;
+        assert_eq!(status, 400);
+        assert!(reply["detail"].as_str().unwrap().contains("this server"), "{reply}");
+    }
+}

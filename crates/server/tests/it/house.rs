@@ -1,0 +1,147 @@
+//! A server of a tiny model, and clients of it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+use tinkex::{Env, ServiceClient};
+use tinkex_server::{Options, Server};
+
+/// The name of the model that every test server has.
+pub(crate) const MODEL: &str = "tiny";
+
+pub(crate) struct House {
+    pub(crate) server: Server,
+    pub(crate) data: TempDir,
+}
+
+pub(crate) fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden").join(name)
+}
+
+pub(crate) fn options(data: &Path) -> Options {
+    let mut options = Options::new(data).model(MODEL, golden("qwen3"));
+    options.threads = 1;
+    options.limits.cache_memory = 64 << 20;
+    options.times.poll = Duration::from_secs(5);
+    options.times.snapshot = Duration::ZERO;
+    options
+}
+
+impl House {
+    pub(crate) async fn new() -> Self {
+        Self::with(|_| {}).await
+    }
+
+    pub(crate) async fn with(change: impl FnOnce(&mut Options)) -> Self {
+        let data = tempfile::tempdir().unwrap();
+        let mut options = options(data.path());
+        change(&mut options);
+        let server = Server::start(options).await.unwrap();
+        Self { server, data }
+    }
+
+    pub(crate) fn client(&self) -> ServiceClient {
+        client(&self.server.base_url())
+    }
+
+    pub(crate) fn http(&self) -> Http {
+        Http::new(&self.server.base_url())
+    }
+}
+
+pub(crate) fn client(url: &str) -> ServiceClient {
+    ServiceClient::builder()
+        .env(Env::empty())
+        .base_url(url.parse().unwrap())
+        .api_key("tml-test")
+        .build()
+        .unwrap()
+}
+
+/// A client that knows nothing of the API.
+pub(crate) fn plain() -> reqwest::Client {
+    // Only the first of many tests can; the others find it done.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::builder().no_proxy().build().unwrap()
+}
+
+/// Plain HTTP, for what a well-behaved client does not do.
+pub(crate) struct Http {
+    base: String,
+    client: reqwest::Client,
+}
+
+impl Http {
+    pub(crate) fn new(base: &str) -> Self {
+        let client = plain();
+        Self { base: base.to_owned(), client }
+    }
+
+    pub(crate) async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Vec<u8>,
+    ) -> (u16, Value) {
+        let method = reqwest::Method::from_bytes(method.as_bytes()).unwrap();
+        let url = format!("{}{path}", self.base);
+        let mut request = self.client.request(method, url).body(body);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let reply = request.send().await.unwrap();
+        let status = reply.status().as_u16();
+        let body = reply.bytes().await.unwrap();
+        (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: Value) -> (u16, Value) {
+        self.send("POST", &format!("/api/v1{path}"), &[], body.to_string().into_bytes()).await
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> (u16, Value) {
+        self.send("GET", path, &[], Vec::new()).await
+    }
+
+    /// The answer behind a ticket, if it is JSON.
+    pub(crate) async fn answer(&self, ticket: &Value) -> Value {
+        loop {
+            let poll = serde_json::json!({"request_id": ticket["request_id"], "allow_metadata_only": false});
+            let (status, body) = self.post("/retrieve_future", poll).await;
+            assert_eq!(status, 200, "{body}");
+            if body["type"] != "try_again" {
+                return body;
+            }
+        }
+    }
+
+    pub(crate) async fn session(&self) -> String {
+        let call = serde_json::json!({"tags": [], "user_metadata": {}, "sdk_version": "0.36.0", "type": "create_session"});
+        let (status, body) = self.post("/create_session", call).await;
+        assert_eq!(status, 200, "{body}");
+        body["session_id"].as_str().unwrap().to_owned()
+    }
+
+    /// A model, ready.
+    pub(crate) async fn model(&self, session: &str) -> String {
+        let (status, ticket) = self.post("/create_model", create_model(session, 0)).await;
+        assert_eq!(status, 200, "{ticket}");
+        self.answer(&ticket).await["model_id"].as_str().unwrap().to_owned()
+    }
+}
+
+pub(crate) fn create_model(session: &str, n: u32) -> Value {
+    serde_json::json!({
+        "session_id": session, "model_seq_id": n, "base_model": MODEL,
+        "lora_config": {"rank": 4, "seed": 7}, "type": "create_model",
+    })
+}
+
+pub(crate) fn step(model: &str, seq: u64, lr: f64) -> Value {
+    serde_json::json!({
+        "model_id": model, "seq_id": seq, "type": "optim_step", "adam_params": {"learning_rate": lr},
+    })
+}

@@ -1,0 +1,302 @@
+//! A server that is killed at any moment comes back as if nothing had happened.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+use tinkex_wire::{Datum, ForwardBackward, ForwardBackwardOutput, LossFn, Seq};
+
+use crate::house::{Http, MODEL, create_model, golden, step};
+
+/// A server in a process of its own.
+struct Process {
+    child: Child,
+    url: String,
+}
+
+impl Process {
+    fn start(data: &Path) -> Self {
+        Self::on(data, 0)
+    }
+
+    fn on(data: &Path, port: u16) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tinkex-server"))
+            .args(["--port", &port.to_string(), "--threads", "1", "--quiet", "--data-dir"])
+            .arg(data)
+            .arg("--model")
+            .arg(format!("{MODEL}={}", golden("qwen3").display()))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        Self { child, url: line.trim().to_owned() }
+    }
+
+    /// `kill -9`.
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn pass(model: &str, seq: u64) -> Vec<u8> {
+    let tokens = [u32::try_from(seq % 50).unwrap() + 3, 4, 5];
+    let data = vec![Datum::completion(tokens, [9, 10]).unwrap(); 2];
+    let call = ForwardBackward {
+        seq_id: Some(Seq::new(seq)),
+        ..ForwardBackward::new(model, data, LossFn::CrossEntropy)
+    };
+    call.to_proto().unwrap().to_vec()
+}
+
+const PROTO: &[(&str, &str)] = &[("content-type", "application/x-protobuf")];
+
+async fn loss(url: &str, ticket: &Value) -> u64 {
+    let client = crate::house::plain();
+    loop {
+        let poll = json!({"request_id": ticket["request_id"], "allow_metadata_only": false});
+        let reply = client
+            .post(format!("{url}/api/v1/retrieve_future"))
+            .body(poll.to_string())
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(reply.status(), 200);
+        let proto = reply.headers()["content-type"] == "application/x-protobuf";
+        let body = reply.bytes().await.unwrap();
+        if proto {
+            return ForwardBackwardOutput::from_proto(&body).unwrap().metrics["loss:sum"].to_bits();
+        }
+        assert!(body.windows(9).any(|part| part == b"try_again"), "{body:?}");
+    }
+}
+
+/// Thirty steps, killed before the given ones; returns the losses and the last weights.
+async fn run(kills: &[u64]) -> (Vec<u64>, Vec<u8>) {
+    let data = tempfile::tempdir().unwrap();
+    let mut process = Process::start(data.path());
+    let mut http = Http::new(&process.url);
+    let session = http.session().await;
+    let (_, created) = http.post("/create_model", create_model(&session, 0)).await;
+    let model = format!("{session}:train:0");
+    let mut tickets = Vec::new();
+    for n in 0..30 {
+        let (status, ticket) =
+            http.send("POST", "/api/v1/forward_backward", PROTO, pass(&model, 2 * n + 1)).await;
+        assert_eq!(status, 200, "{ticket}");
+        tickets.push(ticket);
+        if kills.contains(&n) {
+            process.kill();
+            process = Process::start(data.path());
+            http = Http::new(&process.url);
+            // Whoever did not see the reply sends it again, and gets the same promise.
+            let (status, again) =
+                http.send("POST", "/api/v1/forward_backward", PROTO, pass(&model, 2 * n + 1)).await;
+            assert_eq!((status, &again), (200, &tickets[tickets.len() - 1]));
+        }
+        let (status, reply) = http.post("/optim_step", step(&model, 2 * n + 2, 1e-2)).await;
+        assert_eq!(status, 200, "{reply}");
+    }
+    assert_eq!(http.answer(&created).await["model_id"], model);
+    let mut losses = Vec::new();
+    for ticket in &tickets {
+        losses.push(loss(&process.url, ticket).await);
+    }
+    let save = json!({"model_id": model, "path": "end", "seq_id": 61, "type": "save_weights"});
+    let (_, saved) = http.post("/save_weights", save).await;
+    assert!(http.answer(&saved).await["path"].is_string());
+    let folder = std::fs::read_dir(data.path().join("weights"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.to_string_lossy().contains("-weights-end-"))
+        .unwrap();
+    let mut bytes = std::fs::read(folder.join("adapter_model.safetensors")).unwrap();
+    bytes.extend(std::fs::read(folder.join("optimizer.safetensors")).unwrap());
+    (losses, bytes)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_run_ends_with_the_same_bits() {
+    let whole = run(&[]).await;
+    assert!(f64::from_bits(whole.0[29]) < f64::from_bits(whole.0[0]));
+    assert_eq!(run(&[0, 7, 8, 20, 29]).await, whole);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_samplers_and_answers_come_back() {
+    let data = tempfile::tempdir().unwrap();
+    let process = Process::start(data.path());
+    let http = Http::new(&process.url);
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    let save = json!({"model_id": model, "sampling_session_seq_id": 0, "seq_id": 1, "type": "save_weights_for_sampler"});
+    let (_, saved) = http.post("/save_weights_for_sampler", save).await;
+    let sampler = http.answer(&saved).await["sampling_session_id"].clone();
+    let ask = json!({
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "sampling_params": {"max_tokens": 200, "stop": []},
+        "sampling_session_id": sampler, "seq_id": 0,
+    });
+    let (_, sample) = http.post("/asample", ask.clone()).await;
+    process.kill();
+
+    let process = Process::start(data.path());
+    let http = Http::new(&process.url);
+    assert_eq!(http.post("/asample", ask).await.1, sample, "the same promise");
+    let (status, info) = http.get(&format!("/api/v1/sessions/{session}")).await;
+    assert_eq!((status, &info["sampler_ids"]), (200, &json!([sampler])));
+    let client = crate::house::plain();
+    let poll = json!({"request_id": sample["request_id"]});
+    let reply = client
+        .post(format!("{}/api/v1/retrieve_future", process.url))
+        .body(poll.to_string())
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(reply.headers()["content-type"], "application/x-protobuf");
+    let beat = http.post("/session_heartbeat", json!({"session_id": session})).await;
+    assert_eq!(beat.0, 200);
+}
+
+/// Thirty steps by the client, which sends again what got lost, while the server is killed `kills`
+/// times at moments that `seed` decides. Returns the losses and the last weights.
+async fn run_by_client(seed: u64, kills: usize) -> (Vec<u64>, Vec<Vec<u8>>) {
+    let data = tempfile::tempdir().unwrap();
+    let mut process = Process::start(data.path());
+    let url = process.url.clone();
+    let port: u16 = url.rsplit(':').next().unwrap().parse().unwrap();
+    let service = crate::house::client(&url);
+    let model = service.create_lora_training_client(MODEL).rank(4).seed(11).create().await.unwrap();
+    let rest = service.rest();
+    let (finished, mut progress) = tokio::sync::watch::channel(0_usize);
+    let steps = async {
+        let mut ahead = Vec::new();
+        for n in 0..30_u32 {
+            let batch = vec![Datum::completion([n + 3, 4, 5], [9, 10]).unwrap(); 2];
+            let adam = tinkex::AdamParams::with_learning_rate(1e-2);
+            ahead.push(model.step(batch, LossFn::CrossEntropy, adam));
+        }
+        let mut losses = Vec::new();
+        for (pass, step) in ahead {
+            losses.push(pass.await.unwrap().metrics["loss:sum"].as_f64().to_bits());
+            step.await.unwrap();
+            finished.send_replace(losses.len());
+        }
+        let saved = model.save_weights_external("end").await.unwrap();
+        (losses, rest.get_external_weights_urls(&saved.path).await.unwrap().urls)
+    };
+    let mut steps = std::pin::pin!(steps);
+    let mut noise = seed;
+    let mut killed = 0;
+    let (losses, urls) = loop {
+        noise =
+            noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        // Spread over the run, and then a moment that has nothing to do with what is answered.
+        let (after, turns) = ((killed + 1) * 30 / (kills + 2), (noise >> 33) % 500);
+        let moment = async {
+            progress.wait_for(|finished| *finished >= after).await.unwrap();
+            for _ in 0..turns {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            done = steps.as_mut() => break done,
+            () = moment, if killed < kills => {
+                process.kill();
+                killed += 1;
+                process = Process::on(data.path(), port);
+            }
+        }
+    };
+    assert_eq!(killed, kills, "every kill came before the end");
+    let mut files = Vec::new();
+    for url in urls.values() {
+        files.push(
+            crate::house::plain().get(url).send().await.unwrap().bytes().await.unwrap().to_vec(),
+        );
+    }
+    (losses, files)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_of_the_client_survives_kills_at_any_moment() {
+    assert_eq!(run_by_client(1, 3).await, run_by_client(0, 0).await);
+}
+
+/// The same over many seeds: `cargo xtask crash`.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes minutes; cargo xtask crash runs it"]
+async fn runs_of_the_client_survive_kills_over_many_seeds() {
+    let whole = run_by_client(0, 0).await;
+    for seed in 1..=25 {
+        assert_eq!(run_by_client(seed, 5).await, whole, "seed {seed}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tidying_loses_nothing_that_is_needed() {
+    let data = tempfile::tempdir().unwrap();
+    let start = |port: u16| {
+        let mut options = crate::house::options(data.path());
+        options.address.set_port(port);
+        // Everything that can be tidied is, all the time; nothing is saved by itself.
+        options.limits.journal = 0;
+        options.times.sweep = std::time::Duration::from_millis(5);
+        options.times.answer = std::time::Duration::ZERO;
+        options.times.snapshot = std::time::Duration::from_secs(3600);
+        tinkex_server::Server::start(options)
+    };
+    let server = start(0).await.unwrap();
+    let port = server.address().port();
+    let http = Http::new(&server.base_url());
+    let session = http.session().await;
+    let (status, _) = http.post("/create_model", create_model(&session, 0)).await;
+    assert_eq!(status, 200);
+    let model = format!("{session}:train:0");
+    let send = async |http: &Http, seq: u64| {
+        let body = pass(&model, seq);
+        assert_eq!(http.send("POST", "/api/v1/forward_backward", PROTO, body).await.0, 200);
+        assert_eq!(http.post("/optim_step", step(&model, seq + 1, 1e-2)).await.0, 200);
+    };
+    for n in 0..5 {
+        send(&http, 2 * n + 1).await;
+    }
+    let save = json!({"model_id": model, "path": "five", "seq_id": 11, "type": "save_weights"});
+    assert_eq!(http.post("/save_weights", save).await.0, 200);
+    let listed = format!("/api/v1/training_runs/{model}/checkpoints");
+    while http.get(&listed).await.1["checkpoints"].as_array().unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    // As a crash: nobody is told to save.
+    let journal = data.path().join("journal");
+    let copy = data.path().join("copy");
+    std::fs::copy(&journal, &copy).unwrap();
+    server.stop().await;
+    std::fs::copy(&copy, &journal).unwrap();
+
+    let server = start(port).await.unwrap();
+    let http = Http::new(&server.base_url());
+    let save = json!({"model_id": model, "path": "again", "seq_id": 12, "type": "save_weights"});
+    assert_eq!(http.post("/save_weights", save).await.0, 200);
+    while http.get(&listed).await.1["checkpoints"].as_array().unwrap().len() < 2 {
+        tokio::task::yield_now().await;
+    }
+    let weights = |name: &str| {
+        let folders = std::fs::read_dir(data.path().join("weights")).unwrap();
+        let folder = folders
+            .map(|entry| entry.unwrap().path())
+            .find(|path| path.to_string_lossy().contains(&format!("-weights-{name}-")))
+            .unwrap();
+        std::fs::read(folder.join("adapter_model.safetensors")).unwrap()
+    };
+    assert_eq!(weights("five"), weights("again"), "the same model, computed again");
+}

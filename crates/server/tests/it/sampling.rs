@@ -1,0 +1,157 @@
+//! Sampling through the client.
+
+use serde_json::json;
+use tinkex::{SamplingParams, Stop, TensorData};
+
+use crate::house::{House, MODEL};
+
+fn params(tokens: u32) -> SamplingParams {
+    SamplingParams::new().max_tokens(tokens).stop(Stop::NEVER)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn seeds_repeat_and_samples_differ() {
+    let house = House::new().await;
+    let sampler = house.client().create_sampling_client(MODEL).await.unwrap();
+    let draw = || sampler.sample([3, 4, 5], params(12).seed(7)).num_samples(3).send();
+    let (one, two) = (draw().await.unwrap(), draw().await.unwrap());
+    assert_eq!(one.sequences.len(), 3);
+    for (a, b) in one.sequences.iter().zip(&two.sequences) {
+        assert_eq!((a.tokens.len(), &a.tokens, &a.logprobs), (12, &b.tokens, &b.logprobs));
+    }
+    assert_ne!(one.sequences[0].tokens, one.sequences[1].tokens);
+    let other = sampler.sample([3, 4, 5], params(12).seed(8)).send().await.unwrap();
+    assert_ne!(other.sequences[0].tokens, one.sequences[0].tokens);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prompts_are_scored_as_training_scores_them() {
+    let house = House::new().await;
+    let service = house.client();
+    let model = service.create_lora_training_client(MODEL).rank(4).seed(3).create().await.unwrap();
+    let sampler = model.save_weights_and_get_sampling_client().await.unwrap();
+    let text = [9_u32, 8, 7, 6, 5];
+    let datum = tinkex::Datum::completion([9], [8, 7, 6, 5]).unwrap();
+    let trained = model.forward(vec![datum], tinkex::LossFn::CrossEntropy).await.unwrap();
+    let trained = trained.outputs.get(0).unwrap().f32("logprobs").unwrap().to_vec();
+    let scored = sampler.compute_logprobs(text).await.unwrap();
+    assert_eq!(scored.get(0), None);
+    assert_eq!(&scored.as_slice()[1..], &trained[..], "the same bits");
+
+    let targets = TensorData::from_rows(&[[8_i64, -1], [7, 1], [-1, -1], [5, 2]]).unwrap();
+    let answer = sampler
+        .sample(text, params(2).temperature(0.5))
+        .prompt_logprobs_last(2)
+        .topk_prompt_logprobs(3)
+        .topk_sample_logprobs(2)
+        .target_prompt_logprobs(targets)
+        .prompt_alt_tokens(4)
+        .send()
+        .await
+        .unwrap();
+    let prompt = answer.prompt_logprobs.unwrap();
+    assert_eq!((prompt.len(), prompt.get(2)), (5, None));
+    assert_eq!(prompt.get(4), scored.get(4));
+    let topk = answer.topk_prompt_logprobs.unwrap();
+    assert_eq!((topk.len(), topk.k()), (5, 3));
+    assert!(topk.row(0).is_none());
+    let targets = answer.target_prompt_logprobs.unwrap();
+    assert_eq!(targets.as_f32().unwrap()[0], scored.as_slice()[1]);
+    assert_eq!(targets.as_f32().unwrap()[1], 0.0);
+    assert_eq!(answer.prompt_alt_tokens.unwrap().tokens.shape().dims(), [4, 4]);
+    assert_eq!(answer.sequences[0].topk_logprobs.as_ref().unwrap().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_requests_are_refused_at_once() {
+    let house = House::new().await;
+    let sampler = house.client().create_sampling_client(MODEL).await.unwrap();
+    let refused = [
+        sampler.sample([3], params(1000)).send().await,
+        sampler.sample([1_000_000], params(1)).send().await,
+        sampler.sample([3], params(0)).send().await,
+        sampler.sample([3], params(1)).num_samples(0).send().await,
+        sampler.sample([3], params(1).temperature(-1.0)).send().await,
+        sampler.sample([3], params(1).stop("text")).send().await,
+        sampler.sample(Vec::<u32>::new(), params(1)).send().await,
+    ];
+    for (i, answer) in refused.into_iter().enumerate() {
+        let error = answer.expect_err("refused");
+        assert_eq!(error.status(), Some(400), "case {i}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_samples_of_many_clients_each_get_their_own() {
+    let house = House::new().await;
+    let sampler = house.client().create_sampling_client(MODEL).await.unwrap();
+    let clone = house.client().restore_sampling_client(&sampler.handle()).unwrap();
+    let calls: Vec<_> = (0..100_u32)
+        .map(|i| {
+            let client = if i % 2 == 0 { &sampler } else { &clone };
+            client.sample([i % 100 + 1], params(4).seed(u64::from(i))).send()
+        })
+        .collect();
+    for (i, call) in calls.into_iter().enumerate() {
+        let answer = call.await.unwrap();
+        assert_eq!(answer.sequences[0].tokens.len(), 4, "{i}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_sample_fails_and_the_same_number_is_the_same_request() {
+    let house = House::new().await;
+    let http = house.http();
+    let session = http.session().await;
+    let sampler = format!("{session}:sample:0");
+    let created = http
+        .post(
+            "/create_sampling_session",
+            json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL}),
+        )
+        .await;
+    assert_eq!(
+        created,
+        (200, json!({"type": "create_sampling_session", "sampling_session_id": sampler}))
+    );
+    let ask = |seq: u64, tokens: u32| {
+        json!({
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "num_samples": 2,
+            "sampling_params": {"max_tokens": tokens, "stop": []}, "sampling_session_id": sampler, "seq_id": seq,
+        })
+    };
+    let (_, first) = http.post("/asample", ask(0, 3)).await;
+    assert_eq!(first["sample_sequence_ids"].as_array().unwrap().len(), 2);
+    assert_eq!(http.post("/asample", ask(0, 3)).await.1, first);
+    let (status, refused) = http.post("/asample", ask(0, 4)).await;
+    assert_eq!(status, 400, "{refused}");
+
+    let mut long = ask(1, 250);
+    long["num_samples"] = json!(3000);
+    let (_, long) = http.post("/asample", long).await;
+    let (status, _) = http.post("/cancel_future", json!({"request_id": long["request_id"]})).await;
+    assert_eq!(status, 200);
+    let answer = http.answer(&long).await;
+    assert!(answer["error"].as_str().unwrap().contains("cancelled"), "{answer}");
+
+    // One poll for all of them; what is acknowledged is gone.
+    let poll = |cursor: u64, acks: Vec<&serde_json::Value>| {
+        json!({"target": {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": 0},
+               "prev_cursor": cursor, "retrieved_request_ids": acks})
+    };
+    let (_, page) = http.post("/retrieve_futures", poll(0, vec![])).await;
+    let page = if page["completions"].as_array().unwrap().len() < 2 {
+        http.answer(&first).await;
+        http.post("/retrieve_futures", poll(0, vec![])).await.1
+    } else {
+        page
+    };
+    assert_eq!(page["completions"].as_array().unwrap().len(), 2, "{page}");
+    let cursor = page["cursor"].as_u64().unwrap();
+    let mut ask = poll(cursor, vec![&first["request_id"]]);
+    ask["timeout"] = json!(0.0);
+    let (_, page) = http.post("/retrieve_futures", ask).await;
+    assert_eq!(page, json!({"completions": [], "cursor": cursor}));
+    let gone = http.post("/retrieve_future", json!({"request_id": first["request_id"]})).await;
+    assert_eq!(gone.0, 410);
+}

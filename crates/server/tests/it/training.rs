@@ -1,0 +1,89 @@
+//! Training through the client.
+
+use tinkex::{AdamParams, Datum, LossFn};
+
+use crate::house::{House, MODEL};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_loss_falls() {
+    let house = House::new().await;
+    let service = house.client();
+    let models = service.server_capabilities().await.unwrap().supported_models;
+    let names: Vec<_> = models.iter().map(|model| model.model_name.as_deref().unwrap()).collect();
+    assert_eq!(names, ["tinkex/tiny", MODEL]);
+    assert_eq!(models[1].max_context_length, Some(256));
+    let model = service.create_lora_training_client(MODEL).rank(8).seed(1).create().await.unwrap();
+    let batch = vec![Datum::completion([5, 6, 7], [8, 9, 10]).unwrap(); 4];
+    let mut losses = Vec::new();
+    for _ in 0..8 {
+        let (pass, step) =
+            model.step(batch.clone(), LossFn::CrossEntropy, AdamParams::with_learning_rate(1e-2));
+        let pass = pass.await.unwrap();
+        assert_eq!(pass.outputs.len(), 4);
+        losses.push(pass.metrics["loss:sum"].as_f64());
+        let metrics = step.await.unwrap().metrics.unwrap();
+        assert!(metrics["unclipped_grad_l2:mean"] > 0.0);
+    }
+    assert!(losses[7] < losses[0] * 0.7, "{losses:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_built_in_model_is_always_there() {
+    let house = House::new().await;
+    let service = house.client();
+    let model = service.create_lora_training_client("tinkex/tiny").rank(4).create().await.unwrap();
+    let info = model.get_info().await.unwrap();
+    let folder = std::path::PathBuf::from(info.model_data.tokenizer_id.unwrap());
+    assert!(folder.join("tokenizer.json").is_file(), "{}", folder.display());
+    let tokenizer =
+        tinkex_engine::tokenizer::Tokenizer::read(folder.join("tokenizer.json")).unwrap();
+    let sampler = service.create_sampling_client("tinkex/tiny").await.unwrap();
+    let params = tinkex::SamplingParams::new().max_tokens(40).temperature(0.0).stop(" ");
+    let answer = sampler.sample(tokenizer.encode("Once upon a"), params).send().await.unwrap();
+    let text = tokenizer.vocabulary().decode(&answer.sequences[0].tokens);
+    assert!(text.contains(' '), "stopped at a text: {text:?}");
+    assert_eq!(answer.sequences[0].stop_reason, tinkex::StopReason::Stop);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_loss_of_ones_own_runs_on_the_server() {
+    let house = House::new().await;
+    let http = house.http();
+    let session = http.session().await;
+    let graph = tinkex_wire::Graph::new(vec![
+        tinkex_wire::Node::placeholder("logprobs"),
+        tinkex_wire::Node::function("neg", "operator.neg", [tinkex_wire::Arg::node("logprobs")]),
+        tinkex_wire::Node::method("total", "sum", [tinkex_wire::Arg::node("neg")]),
+        tinkex_wire::Node::output(tinkex_wire::Arg::tuple([
+            tinkex_wire::Arg::node("total"),
+            tinkex_wire::Arg::dict([("custom/nll:sum", tinkex_wire::Arg::node("total"))]),
+        ])),
+    ]);
+    let call = |graph: &serde_json::Value, n: u32| {
+        serde_json::json!({
+            "session_id": session, "custom_loss_seq_id": n, "name": "nll", "type": "create_custom_loss",
+            "inputs": [{"name": "logprobs", "rank": 1}], "graph": graph,
+        })
+    };
+    let graph = serde_json::to_value(graph).unwrap();
+    let (status, ticket) = http.post("/create_custom_loss", call(&graph, 0)).await;
+    assert_eq!(status, 200, "{ticket}");
+    let loss = http.answer(&ticket).await["loss_id"].as_str().unwrap().to_owned();
+    let mut bad = graph;
+    bad["nodes"][1]["target"] = "os.system".into();
+    assert_eq!(http.post("/create_custom_loss", call(&bad, 1)).await.0, 400);
+
+    let model = http.model(&session).await;
+    let data = vec![Datum::completion([3, 4], [5]).unwrap()];
+    let pass = tinkex_wire::ForwardBackward {
+        seq_id: Some(tinkex_wire::Seq::FIRST),
+        loss_fn_config: tinkex_wire::LossConfig::uploaded(&loss.as_str().into()),
+        ..tinkex_wire::ForwardBackward::new(model.as_str(), data, LossFn::Custom)
+    };
+    let body = pass.to_proto().unwrap().to_vec();
+    let (status, ticket) = http.send("POST", "/api/v1/forward_backward", &[], body).await;
+    assert_eq!(status, 200, "{ticket}");
+    let (_, step) = http.post("/optim_step", crate::house::step(&model, 2, 0.1)).await;
+    let norm = http.answer(&step).await["metrics"]["unclipped_grad_l2:mean"].as_f64().unwrap();
+    assert!(norm > 0.0);
+}

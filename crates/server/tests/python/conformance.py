@@ -1,0 +1,302 @@
+"""The official Python SDK against a local server.
+
+    python conformance.py BASE_URL MODEL
+
+Every check is a function; one that fails is reported and the others still run.
+"""
+
+import math
+import os
+import sys
+import traceback
+import urllib.request
+
+BASE_URL, MODEL = sys.argv[1:3]
+os.environ["TINKER_BASE_URL"] = BASE_URL
+os.environ.setdefault("TINKER_API_KEY", "tml-local")
+os.environ["TINKER_TELEMETRY"] = "0"
+
+import numpy as np
+import tinker
+from tinker import types
+
+VERSION = tuple(int(part) for part in tinker.__version__.split(".")[:2])
+CHECKS = []
+
+
+def check(function):
+    CHECKS.append(function)
+    return function
+
+
+def datum(prompt, answer, **more):
+    tokens = prompt + answer
+    inputs = {
+        "target_tokens": np.array(tokens[1:], dtype=np.int64),
+        "weights": np.array([0.0] * (len(prompt) - 1) + [1.0] * len(answer), dtype=np.float32),
+    }
+    inputs.update({key: np.array(value, dtype=np.float32) for key, value in more.items()})
+    tensors = {key: types.TensorData.from_numpy(value) for key, value in inputs.items()}
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=tensors)
+
+
+def prompt(*tokens):
+    return types.ModelInput.from_ints(list(tokens))
+
+
+def params(**more):
+    return types.SamplingParams(**{"max_tokens": 8, "stop": [], **more})
+
+
+def train(model, steps, data=None):
+    losses = []
+    for _ in range(steps):
+        passed = model.forward_backward(data or [datum([5, 6, 7], [8, 9, 10])] * 4, "cross_entropy")
+        stepped = model.optim_step(types.AdamParams(learning_rate=1e-2))
+        losses.append(passed.result().metrics["loss:sum"])
+        stepped.result()
+    return losses
+
+
+def fails(call, *words):
+    try:
+        result = call()
+        if hasattr(result, "result"):
+            result = result.result()
+    except Exception as error:
+        assert all(word in str(error) for word in words), f"{words} not in {error}"
+        return
+    raise AssertionError(f"did not fail: {result}")
+
+
+@check
+def the_server_says_what_it_has(service):
+    names = [model.model_name for model in service.get_server_capabilities().supported_models]
+    assert MODEL in names, names
+
+
+@check
+def the_loss_falls(service):
+    model = service.create_lora_training_client(base_model=MODEL, rank=8, seed=1)
+    losses = train(model, 10)
+    assert losses[-1] < 0.6 * losses[0], losses
+    info = model.get_info()
+    assert info.model_data.model_name == MODEL and info.lora_rank == 8, info
+
+
+@check
+def seeds_of_adapters_repeat(service):
+    runs = [train(service.create_lora_training_client(base_model=MODEL, rank=4, seed=s), 3) for s in (1, 1, 2)]
+    assert runs[0] == runs[1] != runs[2], runs
+
+
+@check
+def every_loss_runs(service):
+    model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=1)
+    data = [datum([5, 6], [7, 8], logprobs=[0.0, -4.0, -4.5], advantages=[0.0, 1.0, -0.5])]
+    for loss in ("importance_sampling", "ppo", "cispo", "dro"):
+        output = model.forward_backward(data, loss).result()
+        assert math.isfinite(output.metrics["loss:sum"]), loss
+        logprobs = output.loss_fn_outputs[0]["logprobs"].to_numpy()
+        assert logprobs.shape == (3,), logprobs
+    masked = [datum([5, 6], [7, 8], logprobs=[0.0, -4.0, -4.5], advantages=[0.0, 1.0, -0.5], sequence_ratio_mask=[0, 1, 1])]
+    if VERSION >= (0, 30):
+        assert math.isfinite(model.forward_backward(masked, "gspo").result().metrics["loss:sum"])
+        output = model.forward_backward(data, "ppo", loss_fn_config={"clip_low_threshold": 0.9, "clip_high_threshold": 1.1})
+        assert math.isfinite(output.result().metrics["loss:sum"])
+    model.optim_step(types.AdamParams(learning_rate=1e-3, grad_clip_norm=1.0)).result()
+    fails(lambda: model.forward_backward(data, "nonsense"), "nonsense")
+
+
+@check
+def a_forward_pass_changes_nothing(service):
+    model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=1)
+    data = [datum([5, 6], [7])]
+    first = model.forward(data, "cross_entropy").result()
+    model.optim_step(types.AdamParams(learning_rate=1.0)).result()
+    second = model.forward(data, "cross_entropy").result()
+    assert first.metrics == second.metrics
+
+
+@check
+def bad_data_fails_and_the_model_goes_on(service):
+    model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=1)
+    fails(lambda: model.forward_backward([datum([5, 6], [10**6])], "cross_entropy"), "data[0]")
+    assert train(model, 1)
+
+
+@check
+def states_are_saved_loaded_and_resumed(service):
+    make = lambda: service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
+    whole = train(make(), 6)
+    model = make()
+    assert train(model, 3) == whole[:3]
+    path = model.save_state("half").result().path
+    assert path.startswith("tinker://") and path.endswith("/weights/half"), path
+    resumed = service.create_training_client_from_state_with_optimizer(path)
+    assert train(resumed, 3) == whole[3:]
+    weights_only = service.create_training_client_from_state(path)
+    assert train(weights_only, 1)[0] == whole[3]
+    fails(lambda: model.save_state("../up"))
+
+
+@check
+def samples_repeat_by_seed(service):
+    sampler = service.create_sampling_client(base_model=MODEL)
+    draw = lambda seed: sampler.sample(prompt(3, 4, 5), 3, params(seed=seed)).result().sequences
+    one, two, other = draw(7), draw(7), draw(8)
+    assert [s.tokens for s in one] == [s.tokens for s in two]
+    assert len({tuple(s.tokens) for s in one}) == 3
+    assert [s.tokens for s in one] != [s.tokens for s in other]
+    assert all(len(s.tokens) == len(s.logprobs) == 8 and s.stop_reason == "length" for s in one)
+    greedy = [sampler.sample(prompt(3), 1, params(temperature=0.0)).result().sequences[0].tokens for _ in range(2)]
+    assert greedy[0] == greedy[1]
+    first = one[0].tokens[0]
+    stopped = sampler.sample(prompt(3, 4, 5), 1, params(seed=7, stop=[first])).result().sequences[0]
+    assert stopped.tokens == [first] and stopped.stop_reason == "stop", stopped
+
+
+@check
+def prompts_are_scored(service):
+    model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
+    train(model, 2)
+    sampler = model.save_weights_and_get_sampling_client()
+    text = [9, 8, 7, 6, 5]
+    scored = sampler.compute_logprobs(prompt(*text)).result()
+    assert scored[0] is None and len(scored) == 5, scored
+    output = model.forward([datum([9], [8, 7, 6, 5])], "cross_entropy").result()
+    trained = output.loss_fn_outputs[0]["logprobs"].to_numpy().tolist()
+    assert trained == scored[1:], (trained, scored)
+    answer = sampler.sample(prompt(*text), 1, params(), include_prompt_logprobs=True, topk_prompt_logprobs=3).result()
+    assert answer.prompt_logprobs == scored
+    assert answer.topk_prompt_logprobs[0] is None
+    assert all(len(row) == 3 for row in answer.topk_prompt_logprobs[1:])
+    best = answer.topk_prompt_logprobs[1][0][1]
+    assert best >= answer.topk_prompt_logprobs[1][1][1]
+
+
+@check
+def saved_samplers_sample_the_same(service):
+    model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
+    train(model, 2)
+    path = model.save_weights_for_sampler("s").result().path
+    named = service.create_sampling_client(model_path=path)
+    ephemeral = model.save_weights_and_get_sampling_client()
+    train(model, 1)
+    draw = lambda sampler: sampler.sample(prompt(5, 6), 2, params(seed=1)).result().sequences
+    assert [s.tokens for s in draw(named)] == [s.tokens for s in draw(ephemeral)]
+    fails(lambda: service.create_sampling_client(model_path="tinker://no:train:0/sampler_weights/x"), "no checkpoint")
+
+
+@check
+def many_samples_at_once(service):
+    sampler = service.create_sampling_client(base_model=MODEL)
+    calls = [sampler.sample(prompt(i % 90 + 1), 1, params(seed=i)) for i in range(200)]
+    assert all(len(call.result().sequences[0].tokens) == 8 for call in calls)
+
+
+@check
+def bad_samples_are_refused(service):
+    sampler = service.create_sampling_client(base_model=MODEL)
+    fails(lambda: sampler.sample(prompt(3), 1, params(max_tokens=10**6)), "context window")
+    fails(lambda: sampler.sample(prompt(10**6), 1, params()), "tokens")
+    fails(lambda: service.create_sampling_client(base_model="no/such"), "no/such")
+
+
+@check
+def custom_losses_run(service):
+    try:
+        import torch
+    except ImportError:
+        return "skipped: torch is not installed"
+    model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
+    loss = lambda data, logprobs: (-sum(l.sum() for l in logprobs), {"custom/x:sum": 1.0})
+    output = model.forward_backward_custom([datum([5], [6, 7])], loss).result()
+    assert math.isfinite(output.metrics["loss:sum"]), output.metrics
+
+
+@check
+def runs_and_checkpoints_are_looked_up(service):
+    rest = service.create_rest_client()
+    model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
+    path = model.save_state("r").result().path
+    run = path.split("/")[2]
+    assert any(r.training_run_id == run for r in rest.list_training_runs(limit=100).result().training_runs)
+    assert rest.get_training_run(run).result().base_model == MODEL
+    checkpoints = rest.list_checkpoints(run).result().checkpoints
+    assert [c.tinker_path for c in checkpoints] == [path]
+    rest.publish_checkpoint_from_tinker_path(path).result()
+    assert rest.list_checkpoints(run).result().checkpoints[0].public
+    rest.unpublish_checkpoint_from_tinker_path(path).result()
+    assert any(c.tinker_path == path for c in rest.list_user_checkpoints(limit=100).result().checkpoints)
+    if VERSION >= (0, 30):
+        rest.set_checkpoint_ttl_from_tinker_path(path, 3600).result()
+        assert rest.list_checkpoints(run).result().checkpoints[0].expires_at
+        info = rest.get_weights_info_by_tinker_path(path).result()
+        assert info.base_model == MODEL and info.lora_rank == 4
+    assert rest.list_sessions().result().sessions
+    session = rest.get_session(run.split(":")[0]).result()
+    assert run in session.training_run_ids
+    rest.delete_checkpoint_from_tinker_path(path).result()
+    assert not rest.list_checkpoints(run).result().checkpoints
+
+
+@check
+def weights_are_downloaded(service):
+    if VERSION < (0, 36):
+        return "skipped: not in this version"
+    model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
+    path = model.save_weights_external("files").result().path
+    urls = service.create_rest_client().get_external_weights_urls(path).result().urls
+    assert set(urls) == {"adapter_config.json", "adapter_model.safetensors"}, urls
+    for url in urls.values():
+        assert len(urllib.request.urlopen(url).read()) > 100
+
+
+@check
+def both_optimizers_step(service):
+    if VERSION < (0, 36):
+        return "skipped: not in this version"
+    config = types.DimuonOptimizerConfig()
+    model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3, optimizer=config)
+    losses = []
+    for _ in range(5):
+        losses.append(model.forward_backward([datum([5, 6], [7, 8])], "cross_entropy").result().metrics["loss:sum"])
+        model.optim_step(types.DimuonParams(learning_rate=1e-2)).result()
+    assert losses[-1] < losses[0], losses
+    fails(lambda: model.optim_step(types.AdamParams()), "dimuon")
+
+
+@check
+def the_command_line_lists(service):
+    import json
+    import subprocess
+
+    model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
+    path = model.save_state("cli").result().path
+    program = os.path.join(os.path.dirname(sys.executable), "tinker")
+    commands = [["run", "list"], ["checkpoint", "list"]]
+    if VERSION >= (0, 36):
+        commands += [["model", "list"], ["checkpoint", "info", path]]
+    for command in commands:
+        done = subprocess.run([program, "--format", "json", *command], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        json.loads(done.stdout)
+
+
+def main():
+    failed = 0
+    service = tinker.ServiceClient()
+    for function in CHECKS:
+        name = function.__name__.replace("_", " ")
+        try:
+            print(f"ok      {name} {function(service) or ''}", flush=True)
+        except Exception:
+            failed += 1
+            print(f"FAILED  {name}\n{traceback.format_exc()}", flush=True)
+    print(f"tinker {tinker.__version__}: {len(CHECKS) - failed} of {len(CHECKS)} held", flush=True)
+    # The SDK's background threads outlive main.
+    os._exit(1 if failed else 0)
+
+
+main()
