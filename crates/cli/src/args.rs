@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args as Group, Parser, Subcommand, ValueEnum};
+use clap::{Args as Group, Parser, ValueEnum};
 use tinkex::BaseUrl;
-use tinkex::rest::AccessScope;
+
+use crate::commands::Command;
 
 /// Fine-tune and sample language models through the Tinker API.
 #[derive(Debug, Parser)]
@@ -43,6 +44,12 @@ pub(crate) struct Globals {
     /// The same as --color never
     #[arg(long, global = true, help_heading = "Global options")]
     pub(crate) no_color: bool,
+    /// Only results and errors
+    #[arg(short, long, global = true, help_heading = "Global options")]
+    pub(crate) quiet: bool,
+    /// No progress bars; they are only ever shown on a terminal
+    #[arg(long, global = true, help_heading = "Global options")]
+    pub(crate) no_progress: bool,
     /// The server; without it TINKER_BASE_URL, or the hosted service
     #[arg(long, global = true, value_name = "URL", help_heading = "Global options")]
     pub(crate) base_url: Option<BaseUrl>,
@@ -84,35 +91,6 @@ pub(crate) enum Colour {
     Never,
 }
 
-#[derive(Debug, Subcommand)]
-pub(crate) enum Command {
-    /// Training runs
-    #[command(subcommand, arg_required_else_help = true)]
-    Run(Run),
-    /// The version of this program
-    Version,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Run {
-    /// List training runs, newest first
-    List {
-        #[command(flatten)]
-        page: Page,
-        /// Which columns, in this order, with commas
-        #[arg(short, long, value_name = "LIST", value_parser = columns)]
-        columns: Option<Columns>,
-        /// Whose runs
-        #[arg(long, value_name = "SCOPE", value_parser = access_scope, default_value = "owned")]
-        access_scope: AccessScope,
-    },
-    /// Show one training run
-    Info {
-        /// The run's id
-        run_id: String,
-    },
-}
-
 /// Which part of a list.
 #[derive(Clone, Copy, Debug, Group)]
 pub(crate) struct Page {
@@ -128,43 +106,6 @@ impl Page {
     /// How many at most; all if `None`.
     pub(crate) fn limit(&self) -> Option<u64> {
         u64::try_from(self.limit).ok().filter(|limit| *limit > 0)
-    }
-}
-
-/// A column of the list of runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
-pub(crate) enum Column {
-    Id,
-    Model,
-    Owner,
-    Lora,
-    Updated,
-    Status,
-    Checkpoint,
-    CheckpointTime,
-}
-
-/// Columns in the order they were asked for.
-#[derive(Clone, Debug)]
-pub(crate) struct Columns(pub(crate) Vec<Column>);
-
-fn columns(text: &str) -> Result<Columns, String> {
-    let one = |name: &str| {
-        Column::from_str(name.trim(), false).map_err(|_| {
-            let all = Column::value_variants().iter().filter_map(ValueEnum::to_possible_value);
-            let all: Vec<_> = all.map(|value| value.get_name().to_owned()).collect();
-            format!("there is no column {name:?}; there are {}", all.join(", "))
-        })
-    };
-    text.split(',').map(one).collect::<Result<_, _>>().map(Columns)
-}
-
-fn access_scope(text: &str) -> Result<AccessScope, String> {
-    match text {
-        "owned" => Ok(AccessScope::Owned),
-        "accessible" => Ok(AccessScope::Accessible),
-        _ => Err("say owned or accessible".to_owned()),
     }
 }
 

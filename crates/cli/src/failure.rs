@@ -24,6 +24,10 @@ pub enum Exit {
     NotFound,
     /// It may work later.
     Temporary,
+    /// Some of it is done, and some failed.
+    Partly,
+    /// The user stopped it.
+    Interrupted,
 }
 
 impl Exit {
@@ -37,6 +41,8 @@ impl Exit {
             Self::Credentials => 3,
             Self::NotFound => 4,
             Self::Temporary => 5,
+            Self::Partly => 6,
+            Self::Interrupted => 130,
         }
     }
 }
@@ -72,6 +78,8 @@ impl Failure {
             Exit::Credentials => "auth",
             Exit::NotFound => "not_found",
             Exit::Temporary => "temporary",
+            Exit::Partly => "partly_done",
+            Exit::Interrupted => "interrupted",
             Exit::Done | Exit::Failed => "failed",
         };
         Self::Said(Box::new(Said {
@@ -95,6 +103,11 @@ impl Failure {
         let text = said.to_string();
         let first = text.lines().next().unwrap_or_default();
         Self::usage(first.trim_start_matches("error: ")).hint("see --help")
+    }
+
+    /// The user stopped it.
+    pub(crate) fn interrupted() -> Self {
+        Self::new(Exit::Interrupted, "interrupted")
     }
 
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {

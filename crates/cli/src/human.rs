@@ -12,6 +12,36 @@ pub(crate) fn yes(value: bool) -> &'static str {
     if value { "Yes" } else { "No" }
 }
 
+/// A number of bytes, in powers of 1024.
+pub(crate) fn size(bytes: i64) -> String {
+    const UNITS: [&str; 6] = ["KB", "MB", "GB", "TB", "PB", "EB"];
+    if bytes < 0 {
+        return MISSING.to_owned();
+    }
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    #[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+/// How long something takes.
+pub(crate) fn seconds(seconds: f64) -> String {
+    #[expect(clippy::cast_possible_truncation, reason = "it saturates")]
+    let whole = seconds.max(0.0).round() as i64;
+    match whole {
+        0..MINUTE => format!("{whole}s"),
+        MINUTE..HOUR => format!("{}m{:02}s", whole / MINUTE, whole % MINUTE),
+        _ => format!("{}h{:02}m", whole / HOUR, whole % HOUR / MINUTE),
+    }
+}
+
 /// Anything that may be unknown.
 pub(crate) fn or_missing(value: Option<impl ToString>) -> String {
     value.map_or_else(|| MISSING.to_owned(), |value| value.to_string())
@@ -82,6 +112,13 @@ mod tests {
                 continue;
             };
             assert_eq!(case["text"], time(at.parse().unwrap(), now), "{case}");
+        }
+    }
+
+    #[test]
+    fn sizes_read_as_in_the_reference() {
+        for case in vectors()["sizes"].as_array().unwrap() {
+            assert_eq!(case["text"], size(case["bytes"].as_i64().unwrap()), "{case}");
         }
     }
 

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | what can be typed | `args` |
 //! | flags over environment, and the client they make | `settings` |
-//! | what a person or a program reads | `output`, `table`, `human` |
+//! | what a person or a program reads | `output`, `table`, `human`, `progress` |
 //! | what a failure says, and the exit code | `failure` |
 //! | a command | `commands` |
 //!
@@ -21,16 +21,20 @@ mod commands;
 mod failure;
 mod human;
 mod output;
+mod progress;
 mod settings;
 mod table;
 mod world;
 
 use std::ffi::OsString;
+use std::future::pending;
+use std::pin::pin;
 
 use clap::Parser as _;
+use futures_util::future::{Either, select};
 
 pub use failure::Exit;
-pub use world::World;
+pub use world::{Input, Interrupt, Terminals, World};
 
 use failure::Failure;
 use output::Shell;
@@ -50,9 +54,26 @@ pub async fn run(world: &mut World, line: Vec<OsString>) -> Exit {
         Err(help) => return output::help(world, &help.to_string()),
     };
     let json = args.globals.format() == args::Format::Json;
-    let mut shell = Shell::new(world, args.globals);
-    match commands::run(&mut shell, args.command).await {
+    match obey(world, args).await {
         Ok(exit) => exit,
         Err(failure) => failure::report(world, &failure, json),
+    }
+}
+
+/// Carries the command out, unless the user stops it.
+async fn obey(world: &mut World, args: args::Args) -> Result<Exit, Failure> {
+    let interrupt = world.interrupt.clone();
+    let minds = args.command.minds_interrupts();
+    let mut shell = Shell::new(world, args.globals);
+    let done = pin!(commands::run(&mut shell, args.command));
+    let stopped = pin!(async move {
+        if minds {
+            pending::<()>().await;
+        }
+        interrupt.pressed(1).await;
+    });
+    match select(done, stopped).await {
+        Either::Left((ended, _)) => ended,
+        Either::Right(_) => Err(Failure::interrupted()),
     }
 }

@@ -1,12 +1,12 @@
-//! The program: the real streams, terminal and environment, and the exit code.
+//! The program: the real streams, terminal, signals and environment, and the exit code.
 
 #![forbid(unsafe_code)]
 
-use std::io::{IsTerminal as _, stderr, stdout};
+use std::io::{BufReader, IsTerminal, stderr, stdin, stdout};
 use std::process::ExitCode;
 
 use tinkex::Env;
-use tinkex_cli::World;
+use tinkex_cli::{Input, Interrupt, Terminals, World};
 
 fn main() -> ExitCode {
     // One thread is enough to wait for a server.
@@ -17,28 +17,60 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    let interrupt = Interrupt::default();
     let mut world = World {
         env: Env::of_process(),
         out: Box::new(stdout()),
         err: Box::new(stderr()),
-        width: width(),
+        input: Input::new(BufReader::new(stdin())),
+        terminals: Terminals {
+            out: width(&stdout()),
+            err: width(&stderr()),
+            input: stdin().is_terminal(),
+        },
+        interrupt: interrupt.clone(),
         prepare: Box::new(|client| client),
     };
     let line = std::env::args_os().collect();
-    let exit = runtime.block_on(tinkex_cli::run(&mut world, line));
+    let exit = runtime.block_on(async {
+        tokio::spawn(listen(interrupt));
+        tinkex_cli::run(&mut world, line).await
+    });
+    // A thread may still wait for input that nobody wants any more.
+    runtime.shutdown_background();
     ExitCode::from(exit.code())
 }
 
-/// How wide the terminal is, if results go to one.
-fn width() -> Option<usize> {
-    if !stdout().is_terminal() {
+/// Passes Ctrl-C, and what a system sends to end a program, on to the command.
+async fn listen(interrupt: Interrupt) {
+    #[cfg(unix)]
+    if let Ok(mut end) = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
+        let interrupt = interrupt.clone();
+        tokio::spawn(async move {
+            while end.recv().await.is_some() {
+                interrupt.press();
+            }
+        });
+    }
+    while tokio::signal::ctrl_c().await.is_ok() {
+        interrupt.press();
+    }
+}
+
+/// How wide the terminal is, if the stream is one.
+#[cfg(unix)]
+fn width(stream: &(impl IsTerminal + std::os::fd::AsFd)) -> Option<usize> {
+    if !stream.is_terminal() {
         return None;
     }
-    #[cfg(unix)]
-    if let Ok(size) = rustix::termios::tcgetwinsize(stdout())
-        && size.ws_col > 0
-    {
-        return Some(usize::from(size.ws_col));
+    match rustix::termios::tcgetwinsize(stream) {
+        Ok(size) if size.ws_col > 0 => Some(usize::from(size.ws_col)),
+        _ => Some(80),
     }
-    Some(80)
+}
+
+/// How wide the terminal is, if the stream is one.
+#[cfg(not(unix))]
+fn width(stream: &impl IsTerminal) -> Option<usize> {
+    stream.is_terminal().then_some(80)
 }

@@ -19,12 +19,14 @@ pub(crate) struct Shell<'w> {
 
 impl<'w> Shell<'w> {
     pub(crate) fn new(world: &'w mut World, globals: Globals) -> Self {
-        let style = Style { colours: settings::colours(world, &globals), width: world.width };
+        let style =
+            Style { colours: settings::colours(world, &globals), width: world.terminals.out };
         Self { format: globals.format(), style, world, globals }
     }
 
     /// A client as the flags and the environment want it.
-    pub(crate) fn client(&self) -> Result<ServiceClient, Failure> {
+    #[expect(clippy::unused_async, reason = "a local server may have to start first")]
+    pub(crate) async fn client(&self) -> Result<ServiceClient, Failure> {
         settings::client(self.world, &self.globals)
     }
 
@@ -46,6 +48,44 @@ impl<'w> Shell<'w> {
             Format::Table | Format::Csv | Format::Plain => format!("{text}\n"),
         };
         self.write(&text)
+    }
+
+    /// A line for people that is no result. Not with `--quiet`, nor beside a document.
+    pub(crate) fn notice(&mut self, text: &str) {
+        if !self.globals.quiet && self.format != Format::Json {
+            let _ = writeln!(self.world.err, "{text}");
+        }
+    }
+
+    /// Whether results are for a program that reads one document.
+    pub(crate) fn is_json(&self) -> bool {
+        self.format == Format::Json
+    }
+
+    /// How wide progress may be, where somebody watches.
+    pub(crate) fn progress_width(&self) -> Option<usize> {
+        let wanted = !self.globals.quiet && !self.globals.no_progress;
+        self.world.terminals.err.filter(|_| wanted)
+    }
+
+    /// Asks a question that is answered with yes or no; no answer is no.
+    ///
+    /// Where nobody can answer, it fails and names the flag that answers beforehand.
+    pub(crate) async fn confirm(&mut self, question: &str, flag: &str) -> Result<bool, Failure> {
+        if !self.world.terminals.input {
+            return Err(Failure::usage(format!("{question} Nobody is there to answer"))
+                .hint(format!("say {flag} to go ahead without a question")));
+        }
+        loop {
+            let _ = write!(self.world.err, "{question} [y/N]: ");
+            let _ = self.world.err.flush();
+            let answer = self.world.input.clone().line().await?;
+            match answer.unwrap_or_default().trim().to_ascii_lowercase().as_str() {
+                "y" | "yes" => return Ok(true),
+                "" | "n" | "no" => return Ok(false),
+                _ => self.notice("say y or n"),
+            }
+        }
     }
 
     /// Writes to standard output as it is.

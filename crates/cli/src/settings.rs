@@ -45,7 +45,7 @@ pub(crate) fn colours(world: &World, globals: &Globals) -> bool {
         Colour::Never => false,
         Colour::Auto => {
             let forced = world.env.get("CLICOLOR_FORCE").is_some_and(|value| value != "0");
-            world.env.get("NO_COLOR").is_none() && (world.width.is_some() || forced)
+            world.env.get("NO_COLOR").is_none() && (world.terminals.out.is_some() || forced)
         }
     }
 }

@@ -1,14 +1,72 @@
 //! Training runs.
 
+use clap::{Subcommand, ValueEnum};
 use serde::Serialize;
 use tinkex::rest::{AccessScope, Checkpoint, ListTrainingRuns, TrainingRun};
 use tinkex::{RestClient, Timestamp};
 
-use crate::args::{Column, Page, Run};
+use crate::args::Page;
 use crate::failure::Failure;
 use crate::human;
 use crate::output::Shell;
 use crate::table::Table;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Run {
+    /// List training runs, newest first
+    List {
+        #[command(flatten)]
+        page: Page,
+        /// Which columns, in this order, with commas
+        #[arg(short = 'c', long, value_name = "LIST", value_parser = columns)]
+        columns: Option<Columns>,
+        /// Whose runs
+        #[arg(long, value_name = "SCOPE", value_parser = access_scope, default_value = "owned")]
+        access_scope: AccessScope,
+    },
+    /// Show one training run
+    Info {
+        /// The run's id
+        run_id: String,
+    },
+}
+
+/// A column of the list of runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum Column {
+    Id,
+    Model,
+    Owner,
+    Lora,
+    Updated,
+    Status,
+    Checkpoint,
+    CheckpointTime,
+}
+
+/// Columns in the order they were asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Columns(pub(crate) Vec<Column>);
+
+fn columns(text: &str) -> Result<Columns, String> {
+    let one = |name: &str| {
+        Column::from_str(name.trim(), false).map_err(|_| {
+            let all = Column::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+            let all: Vec<_> = all.map(|value| value.get_name().to_owned()).collect();
+            format!("there is no column {name:?}; there are {}", all.join(", "))
+        })
+    };
+    text.split(',').map(one).collect::<Result<_, _>>().map(Columns)
+}
+
+fn access_scope(text: &str) -> Result<AccessScope, String> {
+    match text {
+        "owned" => Ok(AccessScope::Owned),
+        "accessible" => Ok(AccessScope::Accessible),
+        _ => Err("say owned or accessible".to_owned()),
+    }
+}
 
 /// How many runs one request brings.
 const BATCH: u64 = 100;
@@ -16,7 +74,7 @@ const USUAL: [Column; 5] =
     [Column::Id, Column::Model, Column::Lora, Column::Updated, Column::Status];
 
 pub(super) async fn run(shell: &mut Shell<'_>, command: Run) -> Result<(), Failure> {
-    let rest = shell.client()?.rest();
+    let rest = shell.client().await?.rest();
     let now = Timestamp::now();
     match command {
         Run::List { page, columns, access_scope } => {

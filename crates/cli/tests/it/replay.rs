@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use http::{Request, Response};
 use serde_json::Value;
 use tinkex::{Env, HttpFailure, HttpService, Lane};
-use tinkex_cli::World;
+use tinkex_cli::{Input, Interrupt, Terminals, World};
 
 /// The captures that are replayed, with the exit code that is ours. The others wait for their
 /// commands.
@@ -102,7 +102,9 @@ async fn captures_are_replayed() {
             ]),
             out: Box::new(out.clone()),
             err: Box::new(err.clone()),
-            width: None,
+            input: Input::new(std::io::empty()),
+            terminals: Terminals::default(),
+            interrupt: Interrupt::default(),
             prepare: Box::new(move |client| client.http(http.clone())),
         };
         let line = index[case]["argv"].as_array().unwrap().iter();
