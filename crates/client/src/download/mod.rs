@@ -287,37 +287,45 @@ fn ends_shortly(urls: &ExternalWeightsUrls) -> bool {
     until - clock::unix_now() < SHORTLY
 }
 
+/// How far one file is.
+#[derive(Clone, Copy, Default)]
+struct Growth {
+    bytes: u64,
+    total: Option<u64>,
+    whole: bool,
+}
+
 /// How far every file is.
 struct SoFar {
-    files: Mutex<BTreeMap<String, (u64, Option<u64>, bool)>>,
+    files: Mutex<BTreeMap<String, Growth>>,
     on_progress: Option<OnProgress>,
 }
 
 impl SoFar {
     fn new(names: &[String], on_progress: Option<OnProgress>) -> Self {
-        let files = names.iter().map(|name| (name.clone(), (0, None, false))).collect();
+        let files = names.iter().map(|name| (name.clone(), Growth::default())).collect();
         Self { files: Mutex::new(files), on_progress }
     }
 
     fn note(&self, name: &str, bytes: u64, total: Option<u64>) {
-        self.change(name, (bytes, total, false));
+        self.change(name, Growth { bytes, total, whole: false });
     }
 
     fn whole(&self, name: &str, bytes: u64) {
-        self.change(name, (bytes, Some(bytes), true));
+        self.change(name, Growth { bytes, total: Some(bytes), whole: true });
     }
 
-    fn change(&self, name: &str, to: (u64, Option<u64>, bool)) {
+    fn change(&self, name: &str, to: Growth) {
         let now = {
             let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(file) = files.get_mut(name) {
                 *file = to;
             }
             DownloadProgress {
-                files: files.values().filter(|(_, _, whole)| *whole).count(),
+                files: files.values().filter(|file| file.whole).count(),
                 files_total: files.len(),
-                bytes: files.values().map(|(bytes, _, _)| bytes).sum(),
-                bytes_total: files.values().map(|(_, total, _)| *total).sum(),
+                bytes: files.values().map(|file| file.bytes).sum(),
+                bytes_total: files.values().map(|file| file.total).sum(),
             }
         };
         if let Some(told) = &self.on_progress {
