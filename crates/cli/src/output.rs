@@ -5,7 +5,7 @@ use tinkex::ServiceClient;
 
 use crate::args::{Format, Globals};
 use crate::failure::{Exit, Failure};
-use crate::settings;
+use crate::settings::Settings;
 use crate::table::{Style, Table};
 use crate::world::World;
 
@@ -13,26 +13,30 @@ use crate::world::World;
 pub(crate) struct Shell<'w> {
     pub(crate) world: &'w mut World,
     pub(crate) globals: Globals,
-    format: Format,
+    pub(crate) settings: Settings,
     style: Style,
 }
 
 impl<'w> Shell<'w> {
-    pub(crate) fn new(world: &'w mut World, globals: Globals) -> Self {
-        let style =
-            Style { colours: settings::colours(world, &globals), width: world.terminals.out };
-        Self { format: globals.format(), style, world, globals }
+    pub(crate) fn new(world: &'w mut World, globals: Globals, settings: Settings) -> Self {
+        let style = Style { colours: settings.colours, width: world.terminals.out };
+        Self { style, world, globals, settings }
+    }
+
+    /// From now on tables are as wide as they like, whatever the terminal.
+    pub(crate) fn widen(&mut self) {
+        self.style.width = None;
     }
 
     /// A client as the flags and the environment want it.
     #[expect(clippy::unused_async, reason = "a local server may have to start first")]
     pub(crate) async fn client(&self) -> Result<ServiceClient, Failure> {
-        settings::client(self.world, &self.globals)
+        self.settings.client(self.world)
     }
 
     /// A result that people read as a table.
     pub(crate) fn table(&mut self, table: &Table, json: &impl Serialize) -> Result<(), Failure> {
-        let text = match self.format {
+        let text = match self.settings.format {
             Format::Json => document(json)?,
             Format::Table => table.render(self.style),
             Format::Csv => table.csv(),
@@ -43,23 +47,32 @@ impl<'w> Shell<'w> {
 
     /// A result that people read as text.
     pub(crate) fn text(&mut self, text: &str, json: &impl Serialize) -> Result<(), Failure> {
-        let text = match self.format {
+        let text = match self.settings.format {
             Format::Json => document(json)?,
             Format::Table | Format::Csv | Format::Plain => format!("{text}\n"),
         };
         self.write(&text)
     }
 
+    /// That something was done: a line on standard error for people, a document for programs.
+    pub(crate) fn done(&mut self, text: &str, json: &impl Serialize) -> Result<(), Failure> {
+        if self.is_json() {
+            return self.write(&document(json)?);
+        }
+        self.notice(text);
+        Ok(())
+    }
+
     /// A line for people that is no result. Not with `--quiet`, nor beside a document.
     pub(crate) fn notice(&mut self, text: &str) {
-        if !self.globals.quiet && self.format != Format::Json {
+        if !self.globals.quiet && !self.is_json() {
             let _ = writeln!(self.world.err, "{text}");
         }
     }
 
     /// Whether results are for a program that reads one document.
     pub(crate) fn is_json(&self) -> bool {
-        self.format == Format::Json
+        self.settings.format == Format::Json
     }
 
     /// How wide progress may be, where somebody watches.
@@ -95,7 +108,7 @@ impl<'w> Shell<'w> {
     }
 }
 
-fn document(json: &impl Serialize) -> Result<String, Failure> {
+pub(crate) fn document(json: &impl Serialize) -> Result<String, Failure> {
     let wrong = |why| Failure::new(Exit::Failed, format!("the result cannot be written: {why}"));
     serde_json::to_string_pretty(json).map(|text| text + "\n").map_err(wrong)
 }

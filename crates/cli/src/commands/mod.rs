@@ -1,16 +1,23 @@
 //! The commands, a file each: what can be typed after the name, and what it does.
 
+mod config;
 mod run;
 
 use clap::Subcommand;
 use serde_json::json;
 
+use crate::args::{Format, Globals};
 use crate::failure::{Exit, Failure};
-use crate::output::Shell;
+use crate::output::{self, Shell};
+use crate::settings;
+use crate::world::World;
 
 /// What can be done.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Settings that stay, in one file, by profile
+    #[command(subcommand, arg_required_else_help = true)]
+    Config(config::Settings),
     /// Training runs
     #[command(subcommand, arg_required_else_help = true)]
     Run(run::Run),
@@ -19,22 +26,47 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// Whether the command works even if the profile makes no sense.
+    pub(crate) fn mends_settings(&self) -> bool {
+        matches!(self, Self::Config(_))
+    }
+
     /// Whether the command ends itself in order when it is interrupted; the others just stop.
     pub(crate) fn minds_interrupts(&self) -> bool {
         match self {
-            Self::Run(_) | Self::Version => false,
+            Self::Config(_) | Self::Run(_) | Self::Version => false,
         }
     }
 }
 
-pub(crate) async fn run(shell: &mut Shell<'_>, command: Command) -> Result<Exit, Failure> {
-    match command {
-        Command::Run(command) => run::run(shell, command).await?,
+/// Does what needs nothing but the command line itself, and says whether it was that.
+pub(crate) fn at_once(
+    world: &mut World,
+    globals: &Globals,
+    command: &Command,
+) -> Result<bool, Failure> {
+    let text = match command {
         Command::Version => {
             let version = env!("CARGO_PKG_VERSION");
-            let json = json!({ "name": "tinkex", "version": version });
-            shell.text(&format!("tinkex {version}"), &json)?;
+            match settings::format(&world.env, globals)? {
+                Some(Format::Json) => {
+                    output::document(&json!({ "name": "tinkex", "version": version }))?
+                }
+                _ => format!("tinkex {version}\n"),
+            }
         }
+        _ => return Ok(false),
+    };
+    world.out.write_all(text.as_bytes())?;
+    world.out.flush()?;
+    Ok(true)
+}
+
+pub(crate) async fn run(shell: &mut Shell<'_>, command: Command) -> Result<Exit, Failure> {
+    match command {
+        Command::Config(command) => config::run(shell, command)?,
+        Command::Run(command) => run::run(shell, command).await?,
+        Command::Version => {}
     }
     Ok(Exit::Done)
 }
