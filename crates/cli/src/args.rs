@@ -105,7 +105,7 @@ pub(crate) enum Colour {
     Never,
 }
 
-/// A time such as `90s`, `5m`, `1h`, `250ms`; a bare number is seconds.
+/// A time such as `90s`, `5m`, `1h`, `30d`, `250ms`; a bare number is seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
@@ -116,6 +116,8 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         "" | "s" => number,
         "m" => number * 60.0,
         "h" => number * 3600.0,
+        "d" => number * 86_400.0,
+        "w" => number * 604_800.0,
         _ => return Err(wrong()),
     };
     Duration::try_from_secs_f64(seconds).map_err(|_| wrong())

@@ -101,10 +101,10 @@ impl Order {
         let err = Shared::new(mem::replace(&mut world.err, Box::new(std::io::sink())));
         world.err = Box::new(err.clone());
         let terminal = world.terminals.err.is_some();
-        let log = Log::new(err, &world.env, &self.0.globals, format, terminal);
+        let log = Log::new(err.clone(), &world.env, &self.0.globals, format, terminal);
         // For this thread, on which all of it runs.
         let _told = tracing::subscriber::set_default(log);
-        match obey(world, self.0, settings).await {
+        match obey(world, err, self.0, settings).await {
             Ok(exit) => exit,
             Err(failure) => failure::report(world, &failure, format == args::Format::Json),
         }
@@ -112,10 +112,15 @@ impl Order {
 }
 
 /// Carries the command out, unless the user stops it.
-async fn obey(world: &mut World, args: args::Args, settings: Settings) -> Result<Exit, Failure> {
+async fn obey(
+    world: &mut World,
+    err: Shared,
+    args: args::Args,
+    settings: Settings,
+) -> Result<Exit, Failure> {
     let interrupt = world.interrupt.clone();
     let minds = args.command.minds_interrupts();
-    let mut shell = Shell::new(world, args.globals, settings);
+    let mut shell = Shell::new(world, err, args.globals, settings);
     let done = pin!(commands::run(&mut shell, args.command));
     let stopped = pin!(async move {
         if minds {

@@ -1,10 +1,13 @@
 //! [`Shell`]: results on standard output, everything else on standard error.
 
+use std::io::Write as _;
+
 use serde::Serialize;
 use tinkex::ServiceClient;
 
 use crate::args::{Format, Globals};
 use crate::failure::{Exit, Failure};
+use crate::log::Shared;
 use crate::settings::Settings;
 use crate::table::{Style, Table};
 use crate::world::World;
@@ -14,13 +17,20 @@ pub(crate) struct Shell<'w> {
     pub(crate) world: &'w mut World,
     pub(crate) globals: Globals,
     pub(crate) settings: Settings,
+    /// Standard error, which the log writes to as well.
+    err: Shared,
     style: Style,
 }
 
 impl<'w> Shell<'w> {
-    pub(crate) fn new(world: &'w mut World, globals: Globals, settings: Settings) -> Self {
+    pub(crate) fn new(
+        world: &'w mut World,
+        err: Shared,
+        globals: Globals,
+        settings: Settings,
+    ) -> Self {
         let style = Style { colours: settings.colours, width: world.terminals.out };
-        Self { style, world, globals, settings }
+        Self { style, world, err, globals, settings }
     }
 
     /// From now on tables are as wide as they like, whatever the terminal.
@@ -90,21 +100,55 @@ impl<'w> Shell<'w> {
                 .hint(format!("say {flag} to go ahead without a question")));
         }
         loop {
-            let _ = write!(self.world.err, "{question} [y/N]: ");
-            let _ = self.world.err.flush();
-            let answer = self.world.input.clone().line().await?;
-            match answer.unwrap_or_default().trim().to_ascii_lowercase().as_str() {
+            self.say(&format!("{question} [y/N]: "));
+            let Some(answer) = self.world.input.clone().line().await? else {
+                self.say("\n");
+                return Err(Failure::new(Exit::Failed, "there was no answer; nothing was done"));
+            };
+            match answer.trim().to_ascii_lowercase().as_str() {
                 "y" | "yes" => return Ok(true),
                 "" | "n" | "no" => return Ok(false),
-                _ => self.notice("say y or n"),
+                _ => self.say("say y or n\n"),
             }
         }
+    }
+
+    /// Text on standard error as it is, whatever the format: questions and what belongs to them.
+    pub(crate) fn say(&mut self, text: &str) {
+        let _ = self.world.err.write_all(text.as_bytes());
+        let _ = self.world.err.flush();
+    }
+
+    /// The same, for whoever outlives this call.
+    pub(crate) fn stderr(&self) -> impl FnMut(&str) + Send + use<> {
+        let mut err = self.err.clone();
+        move |text| {
+            let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
+        }
+    }
+
+    /// An address that can be clicked, where standard error is a terminal that may be coloured.
+    pub(crate) fn link(&self, url: &str) -> String {
+        link(url, self.settings.colours && self.world.terminals.err.is_some())
+    }
+
+    /// The same for standard output.
+    pub(crate) fn link_in_result(&self, url: &str) -> String {
+        link(url, self.settings.colours && self.world.terminals.out.is_some())
     }
 
     /// Writes to standard output as it is.
     pub(crate) fn write(&mut self, text: &str) -> Result<(), Failure> {
         self.world.out.write_all(text.as_bytes())?;
         Ok(self.world.out.flush()?)
+    }
+}
+
+fn link(url: &str, clickable: bool) -> String {
+    if clickable {
+        format!("\u{1b}]8;;{url}\u{1b}\\{url}\u{1b}]8;;\u{1b}\\")
+    } else {
+        url.to_owned()
     }
 }
 

@@ -1,7 +1,13 @@
 //! The commands, a file each: what can be typed after the name, and what it does.
 
+mod audit;
+mod auth;
+mod billing;
+mod checkpoint;
 mod config;
+mod model;
 mod run;
+mod session;
 
 use clap::Subcommand;
 use serde_json::json;
@@ -15,12 +21,30 @@ use crate::world::World;
 /// What can be done.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Who you are: log in and out, choose among stored keys
+    #[command(subcommand, arg_required_else_help = true)]
+    Auth(auth::Auth),
     /// Settings that stay, in one file, by profile
     #[command(subcommand, arg_required_else_help = true)]
     Config(config::Settings),
+    /// Base models
+    #[command(subcommand, arg_required_else_help = true)]
+    Model(model::Model),
     /// Training runs
     #[command(subcommand, arg_required_else_help = true)]
     Run(run::Run),
+    /// Checkpoints: find, share, keep, delete
+    #[command(subcommand, arg_required_else_help = true)]
+    Checkpoint(checkpoint::Checkpoint),
+    /// Sessions, looked at from outside
+    #[command(subcommand, arg_required_else_help = true)]
+    Session(session::Session),
+    /// What was used, and what it costs
+    #[command(subcommand, arg_required_else_help = true)]
+    Billing(billing::Billing),
+    /// Who did what
+    #[command(subcommand, arg_required_else_help = true)]
+    Audit(audit::Audit),
     /// The version of this program
     Version,
 }
@@ -33,9 +57,7 @@ impl Command {
 
     /// Whether the command ends itself in order when it is interrupted; the others just stop.
     pub(crate) fn minds_interrupts(&self) -> bool {
-        match self {
-            Self::Config(_) | Self::Run(_) | Self::Version => false,
-        }
+        false
     }
 }
 
@@ -66,6 +88,12 @@ pub(crate) async fn run(shell: &mut Shell<'_>, command: Command) -> Result<Exit,
     match command {
         Command::Config(command) => config::run(shell, command)?,
         Command::Run(command) => run::run(shell, command).await?,
+        Command::Auth(command) => return auth::run(shell, command).await,
+        Command::Model(command) => model::run(shell, command).await?,
+        Command::Checkpoint(command) => return checkpoint::run(shell, command).await,
+        Command::Session(command) => session::run(shell, command).await?,
+        Command::Billing(command) => billing::run(shell, command).await?,
+        Command::Audit(command) => audit::run(shell, command).await?,
         Command::Version => {}
     }
     Ok(Exit::Done)

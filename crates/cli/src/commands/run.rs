@@ -161,11 +161,7 @@ fn properties(run: &TrainingRun, now: Timestamp) -> Table {
     table.property("Run ID", id);
     table.property("Base Model", &run.base_model);
     table.property("Owner", &run.model_owner);
-    let lora = match rank(run) {
-        Some(rank) => format!("Yes (Rank {rank})"),
-        None => human::yes(run.is_lora).to_owned(),
-    };
-    table.property("LoRA", lora);
+    table.property("LoRA", human::lora(run.is_lora, run.lora_rank));
     table.property("Last Update", human::time(run.last_request_time, now));
     table.property("Status", status(run));
     let mut checkpoint = |name: &str, checkpoint: Option<&Checkpoint>| {
@@ -177,12 +173,7 @@ fn properties(run: &TrainingRun, now: Timestamp) -> Table {
     };
     checkpoint("Last Training Checkpoint", run.last_checkpoint.as_ref());
     checkpoint("Last Sampler Checkpoint", run.last_sampler_checkpoint.as_ref());
-    if let Some(metadata) = run.user_metadata.as_ref().filter(|metadata| !metadata.is_empty()) {
-        table.property("Metadata", "");
-        for (key, value) in metadata.iter() {
-            table.property(&format!("  - {key}"), value);
-        }
-    }
+    table.metadata(run.user_metadata.as_ref());
     table
 }
 
