@@ -109,6 +109,11 @@ impl RetryPolicy {
         self.max_resends
     }
 
+    /// How long a person waits, if one does.
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        self.patience
+    }
+
     /// Whether a call is tried anew after its resends.
     pub(crate) fn persists(&self) -> bool {
         self.persist
