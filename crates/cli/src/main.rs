@@ -6,23 +6,17 @@ use std::io::{BufReader, IsTerminal, stderr, stdin, stdout};
 use std::process::ExitCode;
 
 use tinkex::Env;
-use tinkex_cli::{Input, Interrupt, Terminals, World};
+use tinkex_cli::{Input, Interrupt, Order, Terminals, World};
 
 fn main() -> ExitCode {
-    // One thread is enough to wait for a server.
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(why) => {
-            eprintln!("error: the program cannot start: {why}");
-            return ExitCode::FAILURE;
-        }
-    };
     let interrupt = Interrupt::default();
     let mut world = World {
         env: Env::of_process(),
+        // Without one, relative paths mean what they always do.
+        folder: std::env::current_dir().unwrap_or_default(),
         out: Box::new(stdout()),
         err: Box::new(stderr()),
-        input: Input::new(BufReader::new(stdin())),
+        input: input(),
         terminals: Terminals {
             out: width(&stdout()),
             err: width(&stderr()),
@@ -31,10 +25,21 @@ fn main() -> ExitCode {
         interrupt: interrupt.clone(),
         prepare: Box::new(|client| client),
     };
-    let line = std::env::args_os().collect();
+    let order = match Order::read(&mut world, std::env::args_os().collect()) {
+        Ok(order) => order,
+        Err(exit) => return ExitCode::from(exit.code()),
+    };
+    // One thread is enough to wait for a server.
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(why) => {
+            eprintln!("error: the program cannot start: {why}");
+            return ExitCode::FAILURE;
+        }
+    };
     let exit = runtime.block_on(async {
         tokio::spawn(listen(interrupt));
-        tinkex_cli::run(&mut world, line).await
+        order.obey(&mut world).await
     });
     // A thread may still wait for input that nobody wants any more.
     runtime.shutdown_background();
@@ -55,6 +60,35 @@ async fn listen(interrupt: Interrupt) {
     while tokio::signal::ctrl_c().await.is_ok() {
         interrupt.press();
     }
+}
+
+/// What is typed or piped in.
+fn input() -> Input {
+    #[cfg(unix)]
+    if stdin().is_terminal() {
+        return Input::of_terminal(BufReader::new(stdin()), hide);
+    }
+    Input::new(BufReader::new(stdin()))
+}
+
+/// Hides what is typed, until the guard is dropped.
+#[cfg(unix)]
+fn hide() -> std::io::Result<Box<dyn Send>> {
+    use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+
+    struct Before(Termios);
+
+    impl Drop for Before {
+        fn drop(&mut self) {
+            let _ = tcsetattr(stdin(), OptionalActions::Now, &self.0);
+        }
+    }
+
+    let before = tcgetattr(stdin())?;
+    let mut hidden = before.clone();
+    hidden.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
+    tcsetattr(stdin(), OptionalActions::Now, &hidden)?;
+    Ok(Box::new(Before(before)))
 }
 
 /// How wide the terminal is, if the stream is one.

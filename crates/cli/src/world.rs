@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, BufRead, Write};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tinkex::{Env, ServiceClientBuilder};
@@ -14,6 +15,8 @@ use tokio::sync::{oneshot, watch};
 pub struct World {
     /// The environment. It is read nowhere else.
     pub env: Env,
+    /// The folder that relative paths start from.
+    pub folder: PathBuf,
     /// Where results go.
     pub out: Box<dyn Write + Send>,
     /// Where questions, notices, progress and errors go.
@@ -26,6 +29,13 @@ pub struct World {
     pub interrupt: Interrupt,
     /// Changes every client before it is built: a test puts its own server in here.
     pub prepare: Box<dyn Fn(ServiceClientBuilder) -> ServiceClientBuilder + Send>,
+}
+
+impl World {
+    /// A path as the user means it.
+    pub(crate) fn path(&self, path: &Path) -> PathBuf {
+        self.folder.join(path)
+    }
 }
 
 impl fmt::Debug for World {
@@ -50,7 +60,14 @@ pub struct Terminals {
 
 /// Lines from a stream that may block for as long as it likes.
 #[derive(Clone)]
-pub struct Input(Arc<Mutex<Box<dyn BufRead + Send>>>);
+pub struct Input {
+    stream: Arc<Mutex<Box<dyn BufRead + Send>>>,
+    hide: Option<Hide>,
+}
+
+/// Makes a terminal show nothing of what is typed and hand it over at once, until the value it
+/// gives is dropped.
+pub type Hide = fn() -> io::Result<Box<dyn Send>>;
 
 impl fmt::Debug for Input {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -61,7 +78,12 @@ impl fmt::Debug for Input {
 impl Input {
     /// Lines of this stream.
     pub fn new(stream: impl BufRead + Send + 'static) -> Self {
-        Self(Arc::new(Mutex::new(Box::new(stream))))
+        Self { stream: Arc::new(Mutex::new(Box::new(stream))), hide: None }
+    }
+
+    /// Lines of a terminal, which can be told to hide what is typed.
+    pub fn of_terminal(stream: impl BufRead + Send + 'static, hide: Hide) -> Self {
+        Self { hide: Some(hide), ..Self::new(stream) }
     }
 
     /// The next line without its end; `None` when there are no more.
@@ -97,12 +119,28 @@ impl Input {
         .await
     }
 
+    /// The next line, shown by `echo` as so many stars. Elsewhere than on a terminal a line as any
+    /// other. `None` at the end, and where the user gives up with Ctrl-D.
+    ///
+    /// # Errors
+    ///
+    /// If the stream cannot be read, or the user pressed Ctrl-C ([`io::ErrorKind::Interrupted`]).
+    pub async fn secret(
+        &self,
+        echo: impl FnMut(&str) + Send + 'static,
+    ) -> io::Result<Option<String>> {
+        let Some(hide) = self.hide else { return self.line().await };
+        // Held here, not by the thread that may wait for ever: it has to go when this is dropped.
+        let _hidden = hide()?;
+        self.read(move |stream| typed(stream, echo)).await
+    }
+
     async fn read<T: Send + 'static>(
         &self,
         how: impl FnOnce(&mut dyn BufRead) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
         let (tell, told) = oneshot::channel();
-        let stream = Arc::clone(&self.0);
+        let stream = Arc::clone(&self.stream);
         std::thread::spawn(move || {
             let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
             // Whoever asked may have gone.
@@ -110,6 +148,43 @@ impl Input {
         });
         told.await.unwrap_or_else(|_| Err(io::Error::other("the input could not be read")))
     }
+}
+
+/// Reads a line that the terminal hands over key by key.
+fn typed(stream: &mut dyn BufRead, mut echo: impl FnMut(&str)) -> io::Result<Option<String>> {
+    let mut line = Vec::new();
+    loop {
+        let mut key = [0];
+        if stream.read(&mut key)? == 0 {
+            return Ok(None);
+        }
+        match key[0] {
+            b'\r' | b'\n' => break,
+            // Ctrl-C, which a hidden terminal does not make a signal of.
+            3 => return Err(io::ErrorKind::Interrupted.into()),
+            // Ctrl-D.
+            4 if line.is_empty() => return Ok(None),
+            4 => break,
+            8 | 127 => {
+                if line.pop().is_some() {
+                    echo("\u{8} \u{8}");
+                }
+            }
+            // Ctrl-U.
+            21 => {
+                echo(&"\u{8} \u{8}".repeat(line.len()));
+                line.clear();
+            }
+            0..32 => {}
+            letter => {
+                line.push(letter);
+                echo("*");
+            }
+        }
+    }
+    String::from_utf8(line)
+        .map(Some)
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "what was typed is no text"))
 }
 
 /// Tells when the user wants it to stop: Ctrl-C, once or more often.
@@ -138,5 +213,28 @@ impl Interrupt {
     pub async fn pressed(&self, times: u32) {
         // It holds a sender itself, so the channel cannot close.
         let _ = self.0.subscribe().wait_for(|count| *count >= times).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_become_a_line_and_stars() {
+        for (keys, line, shown) in [
+            (&b"tml-1\r"[..], Some("tml-1"), "*****"),
+            (b"ab\x7fc\n", Some("ac"), "**\u{8} \u{8}*"),
+            (b"ab\x15\x01c\n", Some("c"), "**\u{8} \u{8}\u{8} \u{8}*"),
+            (b"\x04", None, ""),
+            (b"", None, ""),
+            (b"a\x04", Some("a"), "*"),
+        ] {
+            let mut echoed = String::new();
+            let read = typed(&mut &keys[..], |text| echoed.push_str(text)).unwrap();
+            assert_eq!((read.as_deref(), echoed.as_str()), (line, shown));
+        }
+        let stopped = typed(&mut &b"ab\x03"[..], |_| ()).unwrap_err();
+        assert_eq!(stopped.kind(), io::ErrorKind::Interrupted);
     }
 }

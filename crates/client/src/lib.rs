@@ -97,10 +97,10 @@ pub use sampling::{SampleCall, SamplingClient};
 pub use service::{ServiceClient, ServiceClientBuilder};
 pub use tinkex_wire::{
     self as wire, AdamParams, Category, Datum, DimuonParams, FinishReason, JsonObject, Logprobs,
-    LoraConfig, LossConfig, LossFn, LossOutput, LossOutputs, ModelId, ModelInfo, ModelInput,
-    OptimParams, OptimStepOutput, OptimizerConfig, RequestId, SampleResponse, SampledSequence,
-    SamplerHandle, SamplerId, SamplingParams, Secret, ServerCapabilities, SessionId, Stop,
-    StopReason, SupportedModel, TensorData, Timestamp, TinkerPath, Tokens, rest,
+    LoraConfig, LossConfig, LossFn, LossOutput, LossOutputs, Metadata, ModelId, ModelInfo,
+    ModelInput, OptimParams, OptimStepOutput, OptimizerConfig, RequestId, SampleResponse,
+    SampledSequence, SamplerHandle, SamplerId, SamplingParams, Secret, ServerCapabilities,
+    SessionId, Stop, StopReason, SupportedModel, TensorData, Timestamp, TinkerPath, Tokens, rest,
 };
 #[cfg(feature = "console")]
 pub use tracing;
