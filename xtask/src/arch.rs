@@ -56,6 +56,13 @@ const RULES: &[Rule] = &[
         unsafe_code: Unsafe::Forbidden,
     },
     Rule {
+        package: "tinkex-cli",
+        folder: "crates/cli",
+        may_use: &["tinkex", "tinkex-wire"],
+        must_not_use: &["aws-lc-sys", "native-tls", "onig_sys", "openssl-sys"],
+        unsafe_code: Unsafe::Forbidden,
+    },
+    Rule {
         package: "tinkex-engine",
         folder: "crates/engine",
         may_use: &[],

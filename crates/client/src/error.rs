@@ -200,6 +200,12 @@ impl Error {
         self.0.kind
     }
 
+    /// What was tried, if that is known: for a request its method and path.
+    #[must_use]
+    pub fn tried(&self) -> Option<&str> {
+        Some(self.0.what.as_str()).filter(|what| !what.is_empty())
+    }
+
     /// The HTTP status, if the server answered.
     #[must_use]
     pub fn status(&self) -> Option<u16> {

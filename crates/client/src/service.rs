@@ -25,7 +25,7 @@ use crate::telemetry::Owner;
 use crate::training::{CreateFromState, CreateLora, Restore};
 use crate::transport::http::HttpService;
 use crate::transport::retry::RetryPolicy;
-use crate::transport::{Extras, Identity};
+use crate::transport::{Extras, Identity, Transport};
 
 /// A server and the right to use it. Cheap to clone; all clones share one connection.
 ///
@@ -249,6 +249,15 @@ impl ServiceClient {
         RestClient::new(self.clone())
     }
 
+    /// The model hub that the environment names, reached the same way as the server.
+    ///
+    /// # Errors
+    /// If `HF_ENDPOINT` is not an address.
+    #[cfg(feature = "tokenizer")]
+    pub fn hub(&self) -> Result<crate::tokenizer::Hub> {
+        self.0.settings.hub()
+    }
+
     /// Usage, storage and the audit log of an organization.
     #[must_use]
     pub fn admin(&self) -> AdminClient {
@@ -271,6 +280,26 @@ impl ServiceClient {
     #[must_use]
     pub fn base_url(&self) -> &BaseUrl {
         &self.0.settings.base_url
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    fn of(settings: Arc<Settings>) -> Self {
+        Self(Arc::new(Inner {
+            settings,
+            engine: OnceCell::new(),
+            session: OnceCell::new(),
+            restored: Mutex::default(),
+            closed: AtomicBool::new(false),
+            over: watch::channel(false).0,
+        }))
+    }
+
+    /// A client with the same settings and a stay of its own.
+    pub(crate) fn anew(&self) -> Self {
+        Self::of(Arc::clone(&self.0.settings))
     }
 
     pub(crate) fn project_id(&self) -> Option<&str> {
@@ -305,6 +334,12 @@ impl ServiceClient {
             return Err(closed);
         }
         Ok(engine)
+    }
+
+    /// The way to the server before anything was asked of it.
+    pub(crate) fn bare_transport(&self) -> Result<Arc<Transport>> {
+        self.check_open()?;
+        self.0.settings.transport()
     }
 
     fn check_open(&self) -> Result<()> {
@@ -469,14 +504,7 @@ impl ServiceClientBuilder {
             progress_timeout: self.progress_timeout,
             poll_timeout: self.poll_timeout,
         })?;
-        Ok(ServiceClient(Arc::new(Inner {
-            settings: Arc::new(settings),
-            engine: OnceCell::new(),
-            session: OnceCell::new(),
-            restored: Mutex::default(),
-            closed: AtomicBool::new(false),
-            over: watch::channel(false).0,
-        })))
+        Ok(ServiceClient::of(Arc::new(settings)))
     }
 }
 

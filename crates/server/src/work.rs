@@ -7,7 +7,7 @@ use tinkex_engine::loss::{Guesses, Loss};
 use tinkex_engine::optim::{AdamParams, DimuonParams, StepParams};
 use tinkex_engine::sample::SampleRequest;
 use tinkex_wire::{
-    ForwardBackward, LossConfig, LossFn, LossId, LossSetting, Mode, ModelId, OptimParams,
+    ForwardBackward, LossConfig, LossFn, LossId, LossSetting, Metadata, Mode, ModelId, OptimParams,
     RequestId, SamplerId, TensorData, TinkerPath,
 };
 
@@ -65,7 +65,7 @@ pub(crate) struct Save {
     pub(crate) path: TinkerPath,
     pub(crate) overwrite: bool,
     pub(crate) ttl_seconds: Option<u64>,
-    pub(crate) user_metadata: Option<std::collections::BTreeMap<String, String>>,
+    pub(crate) user_metadata: Option<Metadata>,
 }
 
 /// A sample to be drawn.

@@ -101,6 +101,12 @@ impl CredentialStore {
         self.file.keys.get(self.file.default.as_ref()?)
     }
 
+    /// The id of that key.
+    #[must_use]
+    pub fn default_id(&self) -> Option<&str> {
+        self.file.default.as_deref().filter(|id| self.file.keys.contains_key(*id))
+    }
+
     /// All keys with their ids.
     pub fn keys(&self) -> impl ExactSizeIterator<Item = (&str, &StoredKey)> {
         self.file.keys.iter().map(|(id, key)| (id.as_str(), key))

@@ -2,6 +2,7 @@
 
 mod admin;
 mod checkpoint;
+mod key;
 mod page;
 mod run;
 mod session;
@@ -37,6 +38,10 @@ pub struct RestClient {
 impl RestClient {
     pub(crate) fn new(service: ServiceClient) -> Self {
         Self { service }
+    }
+
+    pub(crate) fn service(&self) -> &ServiceClient {
+        &self.service
     }
 
     async fn call<C: Call>(&self, method: &'static str, call: &C) -> Result<C::Reply> {

@@ -22,6 +22,7 @@ use crate::telemetry::Journal;
 
 use super::billing::{self, Billing};
 use super::delay;
+use super::http::Lane;
 use super::pause::Hold;
 use super::rule::Rule;
 use super::seen;
@@ -45,13 +46,22 @@ const ROUND_FAILED: &str = "InternalClientHolder.execute_with_retries.exception"
 pub struct RetryPolicy {
     max_resends: u32,
     persist: bool,
+    patience: Option<Duration>,
+    timeout: Option<Duration>,
+    wait_for_billing: bool,
 }
 
 impl Default for RetryPolicy {
     /// As the service expects of its clients: up to ten resends, and persistence for five minutes
     /// where a call may be repeated.
     fn default() -> Self {
-        Self { max_resends: u32::MAX, persist: true }
+        Self {
+            max_resends: u32::MAX,
+            persist: true,
+            patience: None,
+            timeout: None,
+            wait_for_billing: false,
+        }
     }
 }
 
@@ -59,7 +69,7 @@ impl RetryPolicy {
     /// Nothing is sent twice.
     #[must_use]
     pub fn disabled() -> Self {
-        Self { max_resends: 0, persist: false }
+        Self { max_resends: 0, persist: false, ..Self::default() }
     }
 
     /// At most this many resends at a time, fewer where the service expects fewer.
@@ -69,10 +79,39 @@ impl RetryPolicy {
         self
     }
 
+    /// For a person who waits: a call is given up when another attempt would begin later than this
+    /// after the first, and at once where only a person can help: something is there already (409),
+    /// or the account has to be settled (402).
+    #[must_use]
+    pub fn within(mut self, patience: Duration) -> Self {
+        self.patience = Some(patience);
+        self
+    }
+
+    /// Waits all the same while the account has to be settled (402), as long as the server allows.
+    #[must_use]
+    pub fn wait_for_billing(mut self) -> Self {
+        self.wait_for_billing = true;
+        self
+    }
+
+    /// How long one attempt may take, in place of what is usual for the call. Waiting for an answer
+    /// that takes its time keeps its own rhythm.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
     /// The limit on resends.
     #[must_use]
     pub fn max_resends(&self) -> u32 {
         self.max_resends
+    }
+
+    /// How long a person waits, if one does.
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        self.patience
     }
 
     /// Whether a call is tried anew after its resends.
@@ -82,7 +121,19 @@ impl RetryPolicy {
 
     pub(crate) fn apply(self, rule: Rule) -> Rule {
         let (resends, persist) = (rule.resends.min(self.max_resends), rule.persist && self.persist);
-        Rule { resends, persist, ..rule }
+        let timeout = match rule.lane {
+            Lane::Poll | Lane::PollMany => rule.timeout,
+            _ => self.timeout.unwrap_or(rule.timeout),
+        };
+        let unsettled = self.patience.is_none() || self.wait_for_billing;
+        Rule {
+            resends,
+            persist,
+            timeout,
+            patience: self.patience,
+            waits_for_billing: unsettled,
+            ..rule
+        }
     }
 }
 
@@ -176,10 +227,24 @@ impl Sending {
         journal: Option<&Journal>,
     ) -> Result<(), Error> {
         self.attempts += 1;
+        let hopeless = match failed.error.status() {
+            Some(402) => !self.rule.waits_for_billing,
+            Some(409) => self.rule.patience.is_some(),
+            _ => false,
+        };
+        if hopeless {
+            return Err(failed.error.after(self.attempts, self.start.elapsed()));
+        }
         if self.sent_before < self.rule.resends && failed.may_be_resent() {
             let wait = delay::before_resend(self.sent_before, failed.asked, fastrand::f64());
+            if self.too_late_in(wait) {
+                return Err(failed.error.after(self.attempts, self.start.elapsed()));
+            }
             let (error, attempt) = (&failed.error, self.attempts);
-            tracing::debug!(target: "tinkex::retry", %error, ?wait, attempt, "sending again");
+            let (status, seconds) = (error.status(), wait.as_secs_f64());
+            tracing::debug!(
+                target: "tinkex::retry", %error, status, seconds, attempt, "sending again"
+            );
             seen::resend("soon");
             sleep(wait).await;
             self.sent_before += 1;
@@ -210,8 +275,12 @@ impl Sending {
             }
             let pause = Duration::from_secs(1 << self.round.min(5)).min(LONGEST_ROUND_PAUSE);
             let pause = pause.min(BUDGET - elapsed);
+            if self.too_late_in(pause) {
+                return Err(failed.error.after(self.attempts, elapsed));
+            }
             let (error, attempt) = (&failed.error, self.attempts);
-            tracing::debug!(target: "tinkex::retry", %error, ?pause, attempt, "trying anew");
+            let (status, seconds) = (error.status(), pause.as_secs_f64());
+            tracing::debug!(target: "tinkex::retry", %error, status, seconds, attempt, "trying anew");
             seen::resend("round");
             sleep(pause).await;
             self.round += 1;
@@ -219,6 +288,11 @@ impl Sending {
         self.sent_before = 0;
         self.key = self.fixed_key.clone().unwrap_or_else(new_key);
         Ok(())
+    }
+
+    /// Whether nobody would wait for an attempt that begins after this pause.
+    fn too_late_in(&self, pause: Duration) -> bool {
+        self.rule.patience.is_some_and(|patience| self.start.elapsed() + pause > patience)
     }
 
     /// For the journal.
@@ -305,6 +379,32 @@ mod tests {
             assert_eq!(sleeps, expected, "{case}");
             let total = (Instant::now() - start).as_secs_f64();
             assert_eq!(json!(total), case["total_elapsed"], "{case}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn patience_ends_the_rounds_and_is_not_spent_on_what_only_a_person_can_mend() {
+        let policy = RetryPolicy::default().within(Duration::from_secs(20));
+        for (status, waits) in [(503, true), (429, true), (409, false), (402, false)] {
+            let billing = Billing::new(Duration::from_secs(3600));
+            let rule = policy.apply(Rule::of(Route::ListTrainingRuns));
+            let mut sending = Sending::new(rule, None, None);
+            let error = loop {
+                let failed = outcome(&json!(status)).unwrap_err();
+                if let Err(error) = sending.failed(failed, &billing, None).await {
+                    break error;
+                }
+            };
+            assert_eq!(error.status(), Some(status));
+            assert_eq!(error.attempts() > 1, waits, "{status}");
+            assert!(error.elapsed() <= Duration::from_secs(20), "{status}");
+        }
+        let rule = policy.wait_for_billing().apply(Rule::of(Route::ListTrainingRuns));
+        let mut sending = Sending::new(rule, None, None);
+        let billing = Billing::new(Duration::from_secs(3600));
+        for _ in 0..10 {
+            let failed = outcome(&json!(402)).unwrap_err();
+            sending.failed(failed, &billing, None).await.unwrap();
         }
     }
 

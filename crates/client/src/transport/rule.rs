@@ -16,6 +16,10 @@ pub(crate) struct Rule {
     /// Whether it is tried anew for minutes after that, and waits for a billing problem.
     pub(crate) persist: bool,
     pub(crate) signed_by: Signer,
+    /// How long after the first attempt another may begin, if somebody is waiting.
+    pub(crate) patience: Option<Duration>,
+    /// Whether a billing problem is waited out; only together with `persist`.
+    pub(crate) waits_for_billing: bool,
 }
 
 /// Whose signature a call carries.
@@ -39,6 +43,8 @@ impl Rule {
         resends: RESENDS,
         persist: true,
         signed_by: Signer::Token,
+        patience: None,
+        waits_for_billing: true,
     };
 
     pub(crate) fn of(route: Route) -> Self {

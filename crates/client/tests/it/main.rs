@@ -7,6 +7,7 @@
 mod chat;
 mod connect;
 mod custom;
+mod download;
 mod fake;
 mod handle;
 mod http2;
@@ -14,6 +15,8 @@ mod isolation;
 mod lines;
 mod lookup;
 mod loopback;
+#[cfg(feature = "tokenizer")]
+mod push;
 mod resend;
 mod sampling;
 mod scenarios;

@@ -67,7 +67,7 @@ async fn drain(body: &mut Incoming) {
 async fn dispatch(shared: &Arc<Shared>, parts: &Parts, body: &mut Incoming) -> Reply {
     let path = parts.uri.path();
     if path.starts_with(FILES) && parts.method == http::Method::GET {
-        return file::download(shared, &path[FILES.len()..]).await;
+        return file::download(shared, &path[FILES.len()..], &parts.headers).await;
     }
     let found = Route::find(parts.method.as_str(), path);
     if found.as_ref().is_none_or(|found| found.route != Route::Health) {

@@ -1,0 +1,100 @@
+//! The commands, a file each: what can be typed after the name, and what it does.
+
+mod audit;
+mod auth;
+mod billing;
+mod checkpoint;
+mod config;
+mod model;
+mod run;
+mod session;
+
+use clap::Subcommand;
+use serde_json::json;
+
+use crate::args::{Format, Globals};
+use crate::failure::{Exit, Failure};
+use crate::output::{self, Shell};
+use crate::settings;
+use crate::world::World;
+
+/// What can be done.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Who you are: log in and out, choose among stored keys
+    #[command(subcommand, arg_required_else_help = true)]
+    Auth(auth::Auth),
+    /// Settings that stay, in one file, by profile
+    #[command(subcommand, arg_required_else_help = true)]
+    Config(config::Settings),
+    /// Base models
+    #[command(subcommand, arg_required_else_help = true)]
+    Model(model::Model),
+    /// Training runs
+    #[command(subcommand, arg_required_else_help = true)]
+    Run(run::Run),
+    /// Checkpoints: find, share, keep, delete
+    #[command(subcommand, arg_required_else_help = true)]
+    Checkpoint(checkpoint::Checkpoint),
+    /// Sessions, looked at from outside
+    #[command(subcommand, arg_required_else_help = true)]
+    Session(session::Session),
+    /// What was used, and what it costs
+    #[command(subcommand, arg_required_else_help = true)]
+    Billing(billing::Billing),
+    /// Who did what
+    #[command(subcommand, arg_required_else_help = true)]
+    Audit(audit::Audit),
+    /// The version of this program
+    Version,
+}
+
+impl Command {
+    /// Whether the command works even if the profile makes no sense.
+    pub(crate) fn mends_settings(&self) -> bool {
+        matches!(self, Self::Config(_))
+    }
+
+    /// Whether the command ends itself in order when it is interrupted; the others just stop.
+    pub(crate) fn minds_interrupts(&self) -> bool {
+        false
+    }
+}
+
+/// Does what needs nothing but the command line itself, and says whether it was that.
+pub(crate) fn at_once(
+    world: &mut World,
+    globals: &Globals,
+    command: &Command,
+) -> Result<bool, Failure> {
+    let text = match command {
+        Command::Version => {
+            let version = env!("CARGO_PKG_VERSION");
+            match settings::format(&world.env, globals)? {
+                Some(Format::Json) => {
+                    output::document(&json!({ "name": "tinkex", "version": version }))?
+                }
+                _ => format!("tinkex {version}\n"),
+            }
+        }
+        _ => return Ok(false),
+    };
+    world.out.write_all(text.as_bytes())?;
+    world.out.flush()?;
+    Ok(true)
+}
+
+pub(crate) async fn run(shell: &mut Shell<'_>, command: Command) -> Result<Exit, Failure> {
+    match command {
+        Command::Config(command) => config::run(shell, command)?,
+        Command::Run(command) => run::run(shell, command).await?,
+        Command::Auth(command) => return auth::run(shell, command).await,
+        Command::Model(command) => model::run(shell, command).await?,
+        Command::Checkpoint(command) => return checkpoint::run(shell, command).await,
+        Command::Session(command) => session::run(shell, command).await?,
+        Command::Billing(command) => billing::run(shell, command).await?,
+        Command::Audit(command) => audit::run(shell, command).await?,
+        Command::Version => {}
+    }
+    Ok(Exit::Done)
+}

@@ -1,0 +1,250 @@
+//! [`Failure`]: what went wrong, what to do about it, and the exit code.
+
+use std::io;
+
+use serde::Serialize;
+use tinkex::wire::ErrorBody;
+use tinkex::{Error, ErrorKind};
+
+use crate::world::World;
+
+/// How the program ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Exit {
+    /// All is done.
+    Done,
+    /// It failed.
+    Failed,
+    /// The command line makes no sense; nothing was tried.
+    Usage,
+    /// The credential is missing or refused.
+    Credentials,
+    /// There is no such thing.
+    NotFound,
+    /// It may work later.
+    Temporary,
+    /// Some of it is done, and some failed.
+    Partly,
+    /// The user stopped it.
+    Interrupted,
+}
+
+impl Exit {
+    /// The number that the program ends with.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Failed => 1,
+            Self::Usage => 2,
+            Self::Credentials => 3,
+            Self::NotFound => 4,
+            Self::Temporary => 5,
+            Self::Partly => 6,
+            Self::Interrupted => 130,
+        }
+    }
+}
+
+/// What went wrong.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Something to say.
+    Said(Box<Said>),
+    /// Whoever reads the results has gone; there is nobody to tell.
+    ClosedPipe,
+}
+
+/// What a failure says, to a person or, as it is, to a program.
+#[derive(Debug, Serialize)]
+pub(crate) struct Said {
+    kind: &'static str,
+    message: String,
+    status: Option<u16>,
+    /// The server's own words.
+    detail: Option<String>,
+    hint: Option<String>,
+    /// What was asked for: method and path.
+    request: Option<String>,
+    #[serde(skip)]
+    exit: Exit,
+}
+
+impl Failure {
+    pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Self {
+        let kind = match exit {
+            Exit::Usage => "usage",
+            Exit::Credentials => "auth",
+            Exit::NotFound => "not_found",
+            Exit::Temporary => "temporary",
+            Exit::Partly => "partly_done",
+            Exit::Interrupted => "interrupted",
+            Exit::Done | Exit::Failed => "failed",
+        };
+        Self::Said(Box::new(Said {
+            kind,
+            message: message.into(),
+            status: None,
+            detail: None,
+            hint: None,
+            request: None,
+            exit,
+        }))
+    }
+
+    /// The command line makes no sense.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self::new(Exit::Usage, message)
+    }
+
+    /// The same, where the parser says so.
+    pub(crate) fn usage_of(said: &clap::Error) -> Self {
+        let text = said.to_string();
+        let first = text.lines().next().unwrap_or_default();
+        Self::usage(first.trim_start_matches("error: ")).hint("see --help")
+    }
+
+    /// The user stopped it.
+    pub(crate) fn interrupted() -> Self {
+        Self::new(Exit::Interrupted, "interrupted")
+    }
+
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        if let Self::Said(said) = &mut self {
+            said.hint = Some(hint.into());
+        }
+        self
+    }
+
+    /// Says first what did not happen because of it.
+    pub(crate) fn during(mut self, what: &str) -> Self {
+        if let Self::Said(said) = &mut self {
+            said.message = format!("{what}: {}", said.message);
+        }
+        self
+    }
+
+    /// The same where the rest of the work is done.
+    pub(crate) fn partly(self, what: &str) -> Self {
+        let mut failure = self.during(what);
+        if let Self::Said(said) = &mut failure {
+            said.exit = Exit::Partly;
+        }
+        failure
+    }
+
+    /// How the program ends, if this is how the command ended.
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            Self::Said(said) => said.exit,
+            Self::ClosedPipe => Exit::Done,
+        }
+    }
+
+    /// A file could not be read or written.
+    pub(crate) fn file(what: &str, path: &str, why: &io::Error) -> Self {
+        Self::new(Exit::Failed, format!("{path} cannot be {what}: {why}"))
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let source = std::error::Error::source(&error).map(ToString::to_string);
+        let message = match source.filter(|_| error.status().is_none()) {
+            Some(source) if error.kind() != ErrorKind::Decode => format!("{error}: {source}"),
+            _ => error.to_string(),
+        };
+        Self::Said(Box::new(Said {
+            kind: kind(error.kind()),
+            message,
+            status: error.status(),
+            detail: error.body().and_then(|body| ErrorBody::message(body.as_bytes())),
+            hint: error.hint().or_else(|| hint(&error)).map(str::to_owned),
+            request: error.tried().map(str::to_owned),
+            exit: exit(&error),
+        }))
+    }
+}
+
+impl From<io::Error> for Failure {
+    /// Results could not be written.
+    fn from(why: io::Error) -> Self {
+        if why.kind() == io::ErrorKind::BrokenPipe {
+            return Self::ClosedPipe;
+        }
+        Self::new(Exit::Failed, format!("the result cannot be written: {why}"))
+    }
+}
+
+fn exit(error: &Error) -> Exit {
+    match error.kind() {
+        ErrorKind::Auth | ErrorKind::Permission => Exit::Credentials,
+        ErrorKind::NotFound => Exit::NotFound,
+        ErrorKind::InvalidInput => Exit::Usage,
+        ErrorKind::Conflict => Exit::Failed,
+        _ if error.is_retryable() => Exit::Temporary,
+        _ => Exit::Failed,
+    }
+}
+
+/// What to do, where the SDK leaves it open.
+fn hint(error: &Error) -> Option<&'static str> {
+    match error.kind() {
+        ErrorKind::Connect => Some("check the network and the base URL (TINKER_BASE_URL)"),
+        ErrorKind::RateLimited | ErrorKind::Server | ErrorKind::Timeout => {
+            Some("try again later, or let it try longer with --retry-for")
+        }
+        ErrorKind::Decode => Some("check that the base URL (TINKER_BASE_URL) is that of the API"),
+        _ => None,
+    }
+}
+
+fn kind(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::Auth => "auth",
+        ErrorKind::Billing => "billing",
+        ErrorKind::Closed => "closed",
+        ErrorKind::Config => "config",
+        ErrorKind::Conflict => "conflict",
+        ErrorKind::Connect => "connect",
+        ErrorKind::Decode => "decode",
+        ErrorKind::Expired => "expired",
+        ErrorKind::InvalidInput => "invalid_input",
+        ErrorKind::NotFound => "not_found",
+        ErrorKind::Permission => "permission",
+        ErrorKind::RateLimited => "rate_limited",
+        ErrorKind::Rejected => "rejected",
+        ErrorKind::Server => "server",
+        ErrorKind::Timeout => "timeout",
+        ErrorKind::WorkFailed => "work_failed",
+        _ => "failed",
+    }
+}
+
+/// Tells what went wrong, and how the program ends.
+pub(crate) fn report(world: &mut World, failure: &Failure, json: bool) -> Exit {
+    if let Failure::Said(said) = failure {
+        #[derive(Serialize)]
+        struct Document<'a> {
+            error: &'a Said,
+        }
+        let text = match serde_json::to_string(&Document { error: said }) {
+            Ok(text) if json => text,
+            _ => {
+                let message = crate::human::visible(&said.message);
+                let hint = said.hint.as_ref().map(|hint| format!("\nhint: {hint}"));
+                format!("error: {message}{}", hint.unwrap_or_default())
+            }
+        };
+        // If even that cannot be told, the exit code must do.
+        let _ = writeln!(world.err, "{text}");
+    }
+    failure.exit()
+}
+
+/// Shows what the parser says about a command line.
+pub(crate) fn show_usage(world: &mut World, said: &clap::Error) -> Exit {
+    let _ = write!(world.err, "{said}");
+    Exit::Usage
+}

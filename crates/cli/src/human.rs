@@ -1,0 +1,190 @@
+//! How sizes, times and the like are written for people.
+
+use tinkex::Timestamp;
+
+const MISSING: &str = "N/A";
+const MINUTE: i64 = 60;
+const HOUR: i64 = 3600;
+const DAY: i64 = 86_400;
+
+/// Yes or no.
+pub(crate) fn yes(value: bool) -> &'static str {
+    if value { "Yes" } else { "No" }
+}
+
+/// A number of bytes, in powers of 1024.
+pub(crate) fn size(bytes: i64) -> String {
+    const UNITS: [&str; 6] = ["KB", "MB", "GB", "TB", "PB", "EB"];
+    if bytes < 0 {
+        return MISSING.to_owned();
+    }
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    #[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+/// The same for a size that cannot be negative.
+pub(crate) fn bytes(bytes: u64) -> String {
+    size(i64::try_from(bytes).unwrap_or(i64::MAX))
+}
+
+/// A number as Python writes it: the shortest that reads back as the same.
+pub(crate) fn float(value: f64) -> String {
+    let scientific = format!("{value:e}");
+    match scientific.split_once('e') {
+        Some((digits, exponent)) if value != 0.0 => match exponent.parse::<i32>() {
+            Ok(-4..16) | Err(_) => format!("{value:?}"),
+            Ok(exponent) => {
+                let sign = if exponent < 0 { '-' } else { '+' };
+                format!("{digits}e{sign}{:02}", exponent.abs())
+            }
+        },
+        _ => format!("{value:?}"),
+    }
+}
+
+/// Whether an adapter was trained, and of which rank.
+pub(crate) fn lora(is_lora: bool, rank: Option<u32>) -> String {
+    match rank.filter(|rank| is_lora && *rank > 0) {
+        Some(rank) => format!("Yes (Rank {rank})"),
+        None => yes(is_lora).to_owned(),
+    }
+}
+
+/// A span of time in its largest whole unit.
+pub(crate) fn span(seconds: u64) -> String {
+    let units = [(86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")];
+    let whole = units.iter().find(|(unit, _)| seconds % unit == 0 && seconds >= *unit);
+    let (count, word) = whole.map_or((seconds, "second"), |(unit, word)| (seconds / unit, *word));
+    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
+}
+
+/// How long something takes.
+pub(crate) fn seconds(seconds: f64) -> String {
+    #[expect(clippy::cast_possible_truncation, reason = "it saturates")]
+    let whole = seconds.max(0.0).round() as i64;
+    match whole {
+        0..MINUTE => format!("{whole}s"),
+        MINUTE..HOUR => format!("{}m{:02}s", whole / MINUTE, whole % MINUTE),
+        _ => format!("{}h{:02}m", whole / HOUR, whole % HOUR / MINUTE),
+    }
+}
+
+/// Anything that may be unknown.
+pub(crate) fn or_missing(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| MISSING.to_owned(), |value| value.to_string())
+}
+
+/// A time as seen from another: in words if it is near, as a date if it is not.
+pub(crate) fn time(time: Timestamp, now: Timestamp) -> String {
+    let distance = now.unix_micros() - time.unix_micros();
+    let seconds = distance.abs() / 1_000_000;
+    let days = seconds / DAY;
+    if days > 30 {
+        return date(time);
+    }
+    let count = |number: i64, unit: &str| {
+        let plural = if number == 1 { "" } else { "s" };
+        if distance < 0 {
+            format!("in {number} {unit}{plural}")
+        } else {
+            format!("{number} {unit}{plural} ago")
+        }
+    };
+    match seconds {
+        _ if days > 7 => count(days / 7, "week"),
+        _ if days > 0 => count(days, "day"),
+        _ if seconds > HOUR => count(seconds / HOUR, "hour"),
+        _ if seconds > MINUTE => count(seconds / MINUTE, "minute"),
+        _ if distance < 0 => "in less than a minute".to_owned(),
+        _ => "just now".to_owned(),
+    }
+}
+
+/// The day, in UTC.
+pub(crate) fn date(time: Timestamp) -> String {
+    let utc = Timestamp::from_unix_micros(time.unix_micros()).unwrap_or(time);
+    utc.to_string().split('T').next().unwrap_or_default().to_owned()
+}
+
+/// Text from elsewhere, with what would move the cursor or change colours written out.
+pub(crate) fn visible(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if letter.is_control() {
+            shown.extend(letter.escape_default());
+        } else {
+            shown.push(letter);
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    fn vectors() -> Value {
+        serde_json::from_str(include_str!("../../../fixtures/cli/formatting.json")).unwrap()
+    }
+
+    #[test]
+    fn times_read_as_in_the_reference() {
+        let vectors = vectors();
+        let now = vectors["now"].as_str().unwrap().parse().unwrap();
+        for case in vectors["timestamps"].as_array().unwrap() {
+            let Some(at) = case["time"].as_str() else {
+                assert_eq!(case["text"], MISSING);
+                continue;
+            };
+            assert_eq!(case["text"], time(at.parse().unwrap(), now), "{case}");
+        }
+    }
+
+    #[test]
+    fn sizes_read_as_in_the_reference() {
+        for case in vectors()["sizes"].as_array().unwrap() {
+            assert_eq!(case["text"], size(case["bytes"].as_i64().unwrap()), "{case}");
+        }
+    }
+
+    #[test]
+    fn numbers_and_spans_read_well() {
+        for (value, text) in [
+            (0.0, "0.0"),
+            (5.0, "5.0"),
+            (0.00096, "0.00096"),
+            (1.4e-6, "1.4e-06"),
+            (5e-5, "5e-05"),
+            (1e16, "1e+16"),
+            (123_456.75, "123456.75"),
+            (-2.5e-7, "-2.5e-07"),
+        ] {
+            assert_eq!(float(value), text);
+        }
+        for (seconds, text) in [
+            (1, "1 second"),
+            (90, "90 seconds"),
+            (3600, "1 hour"),
+            (172_800, "2 days"),
+            (0, "0 seconds"),
+        ] {
+            assert_eq!(span(seconds), text);
+        }
+    }
+
+    #[test]
+    fn foreign_text_cannot_move_the_cursor() {
+        assert_eq!(visible("a\u{1b}[2Jb\nc é 日本"), "a\\u{1b}[2Jb\\nc é 日本");
+    }
+}

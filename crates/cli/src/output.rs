@@ -1,0 +1,166 @@
+//! [`Shell`]: results on standard output, everything else on standard error.
+
+use std::io::Write as _;
+
+use serde::Serialize;
+use tinkex::ServiceClient;
+
+use crate::args::{Format, Globals};
+use crate::failure::{Exit, Failure};
+use crate::log::Shared;
+use crate::settings::Settings;
+use crate::table::{Style, Table};
+use crate::world::World;
+
+/// The world as a command sees it, and how it was told to speak.
+pub(crate) struct Shell<'w> {
+    pub(crate) world: &'w mut World,
+    pub(crate) globals: Globals,
+    pub(crate) settings: Settings,
+    /// Standard error, which the log writes to as well.
+    err: Shared,
+    style: Style,
+}
+
+impl<'w> Shell<'w> {
+    pub(crate) fn new(
+        world: &'w mut World,
+        err: Shared,
+        globals: Globals,
+        settings: Settings,
+    ) -> Self {
+        let style = Style { colours: settings.colours, width: world.terminals.out };
+        Self { style, world, err, globals, settings }
+    }
+
+    /// From now on tables are as wide as they like, whatever the terminal.
+    pub(crate) fn widen(&mut self) {
+        self.style.width = None;
+    }
+
+    /// A client as the flags and the environment want it.
+    #[expect(clippy::unused_async, reason = "a local server may have to start first")]
+    pub(crate) async fn client(&self) -> Result<ServiceClient, Failure> {
+        self.settings.client(self.world)
+    }
+
+    /// A result that people read as a table.
+    pub(crate) fn table(&mut self, table: &Table, json: &impl Serialize) -> Result<(), Failure> {
+        let text = match self.settings.format {
+            Format::Json => document(json)?,
+            Format::Table => table.render(self.style),
+            Format::Csv => table.csv(),
+            Format::Plain => table.plain(),
+        };
+        self.write(&text)
+    }
+
+    /// A result that people read as text.
+    pub(crate) fn text(&mut self, text: &str, json: &impl Serialize) -> Result<(), Failure> {
+        let text = match self.settings.format {
+            Format::Json => document(json)?,
+            Format::Table | Format::Csv | Format::Plain => format!("{text}\n"),
+        };
+        self.write(&text)
+    }
+
+    /// That something was done: a line on standard error for people, a document for programs.
+    pub(crate) fn done(&mut self, text: &str, json: &impl Serialize) -> Result<(), Failure> {
+        if self.is_json() {
+            return self.write(&document(json)?);
+        }
+        self.notice(text);
+        Ok(())
+    }
+
+    /// A line for people that is no result. Not with `--quiet`, nor beside a document.
+    pub(crate) fn notice(&mut self, text: &str) {
+        if !self.globals.quiet && !self.is_json() {
+            let _ = writeln!(self.world.err, "{text}");
+        }
+    }
+
+    /// Whether results are for a program that reads one document.
+    pub(crate) fn is_json(&self) -> bool {
+        self.settings.format == Format::Json
+    }
+
+    /// How wide progress may be, where somebody watches.
+    pub(crate) fn progress_width(&self) -> Option<usize> {
+        let wanted = !self.globals.quiet && !self.globals.no_progress;
+        self.world.terminals.err.filter(|_| wanted)
+    }
+
+    /// Asks a question that is answered with yes or no; no answer is no.
+    ///
+    /// Where nobody can answer, it fails and names the flag that answers beforehand.
+    pub(crate) async fn confirm(&mut self, question: &str, flag: &str) -> Result<bool, Failure> {
+        if !self.world.terminals.input {
+            return Err(Failure::usage(format!("{question} Nobody is there to answer"))
+                .hint(format!("say {flag} to go ahead without a question")));
+        }
+        loop {
+            self.say(&format!("{question} [y/N]: "));
+            let Some(answer) = self.world.input.clone().line().await? else {
+                self.say("\n");
+                return Err(Failure::new(Exit::Failed, "there was no answer; nothing was done"));
+            };
+            match answer.trim().to_ascii_lowercase().as_str() {
+                "y" | "yes" => return Ok(true),
+                "" | "n" | "no" => return Ok(false),
+                _ => self.say("say y or n\n"),
+            }
+        }
+    }
+
+    /// Text on standard error as it is, whatever the format: questions and what belongs to them.
+    pub(crate) fn say(&mut self, text: &str) {
+        let _ = self.world.err.write_all(text.as_bytes());
+        let _ = self.world.err.flush();
+    }
+
+    /// The same, for whoever outlives this call.
+    pub(crate) fn stderr(&self) -> impl FnMut(&str) + Send + use<> {
+        let mut err = self.err.clone();
+        move |text| {
+            let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
+        }
+    }
+
+    /// An address that can be clicked, where standard error is a terminal that may be coloured.
+    pub(crate) fn link(&self, url: &str) -> String {
+        link(url, self.settings.colours && self.world.terminals.err.is_some())
+    }
+
+    /// The same for standard output.
+    pub(crate) fn link_in_result(&self, url: &str) -> String {
+        link(url, self.settings.colours && self.world.terminals.out.is_some())
+    }
+
+    /// Writes to standard output as it is.
+    pub(crate) fn write(&mut self, text: &str) -> Result<(), Failure> {
+        self.world.out.write_all(text.as_bytes())?;
+        Ok(self.world.out.flush()?)
+    }
+}
+
+fn link(url: &str, clickable: bool) -> String {
+    if clickable {
+        format!("\u{1b}]8;;{url}\u{1b}\\{url}\u{1b}]8;;\u{1b}\\")
+    } else {
+        url.to_owned()
+    }
+}
+
+pub(crate) fn document(json: &impl Serialize) -> Result<String, Failure> {
+    let wrong = |why| Failure::new(Exit::Failed, format!("the result cannot be written: {why}"));
+    serde_json::to_string_pretty(json).map(|text| text + "\n").map_err(wrong)
+}
+
+/// Help that was asked for.
+pub(crate) fn help(world: &mut World, text: &str) -> Exit {
+    match world.out.write_all(text.as_bytes()).map_err(Failure::from) {
+        Ok(()) => Exit::Done,
+        Err(failure) => failure.exit(),
+    }
+}

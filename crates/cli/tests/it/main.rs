@@ -1,0 +1,5 @@
+//! Recorded command lines of the reference, run again: same requests, same tables, same exit.
+
+#![expect(clippy::unwrap_used, reason = "a wrong assumption is a failed test")]
+
+mod replay;

@@ -1,0 +1,28 @@
+//! The API key itself.
+
+use tinkex_wire::{ApiKeyInfo, ApiKeyRequest, DeleteApiKey};
+
+use crate::error::Result;
+use crate::transport::Extras;
+
+use super::RestClient;
+
+/// Each is a single request, made with the credential itself: nothing is set up before, and a key
+/// that is refused is told at once.
+impl RestClient {
+    /// What the server knows about the client's API key.
+    ///
+    /// # Errors
+    /// If the key is refused.
+    pub async fn get_api_key(&self) -> Result<ApiKeyInfo> {
+        self.service.bare_transport()?.call(&ApiKeyRequest, &Extras::default()).await
+    }
+
+    /// Deletes the client's API key: it cannot be used any more.
+    ///
+    /// # Errors
+    /// If the key is refused.
+    pub async fn delete_api_key(&self) -> Result<()> {
+        self.service.bare_transport()?.call(&DeleteApiKey, &Extras::default()).await
+    }
+}
