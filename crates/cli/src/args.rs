@@ -53,6 +53,9 @@ pub(crate) struct Globals {
     /// The server; without it TINKER_BASE_URL, or the hosted service
     #[arg(long, global = true, value_name = "URL", help_heading = "Global options")]
     pub(crate) base_url: Option<BaseUrl>,
+    /// The server on this machine, which needs no key: the one that runs, or one for this command
+    #[arg(long, global = true, conflicts_with_all = ["base_url", "api_key", "api_key_file"], help_heading = "Global options")]
+    pub(crate) local: bool,
     /// A file that holds the API key
     #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     pub(crate) api_key_file: Option<PathBuf>,

@@ -6,6 +6,7 @@
 //! | A line about… | lives in |
 //! |---|---|
 //! | what can be typed | `args` |
+//! | the server on this machine | `local` |
 //! | flags over environment, and the client they make | `settings` |
 //! | what a person or a program reads | `output`, `table`, `human`, `progress` |
 //! | what a failure says, and the exit code | `failure` |
@@ -20,6 +21,7 @@ mod args;
 mod commands;
 mod failure;
 mod human;
+mod local;
 mod output;
 mod progress;
 mod settings;
@@ -60,20 +62,30 @@ pub async fn run(world: &mut World, line: Vec<OsString>) -> Exit {
     }
 }
 
+/// Whether a command line runs a server in this process, which wants more than one thread.
+#[must_use]
+pub fn serves(line: &[OsString]) -> bool {
+    line.iter().any(|word| ["serve", "quickstart", "--local"].iter().any(|own| word == own))
+}
+
 /// Carries the command out, unless the user stops it.
 async fn obey(world: &mut World, args: args::Args) -> Result<Exit, Failure> {
     let interrupt = world.interrupt.clone();
     let minds = args.command.minds_interrupts();
     let mut shell = Shell::new(world, args.globals);
-    let done = pin!(commands::run(&mut shell, args.command));
-    let stopped = pin!(async move {
-        if minds {
-            pending::<()>().await;
+    let ended = {
+        let done = pin!(commands::run(&mut shell, args.command));
+        let stopped = pin!(async move {
+            if minds {
+                pending::<()>().await;
+            }
+            interrupt.pressed(1).await;
+        });
+        match select(done, stopped).await {
+            Either::Left((ended, _)) => ended,
+            Either::Right(_) => Err(Failure::interrupted()),
         }
-        interrupt.pressed(1).await;
-    });
-    match select(done, stopped).await {
-        Either::Left((ended, _)) => ended,
-        Either::Right(_) => Err(Failure::interrupted()),
-    }
+    };
+    shell.end().await;
+    ended
 }

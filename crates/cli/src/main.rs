@@ -2,15 +2,21 @@
 
 #![forbid(unsafe_code)]
 
-use std::io::{BufReader, IsTerminal, stderr, stdin, stdout};
+use std::io::{IsTerminal, stderr, stdin, stdout};
 use std::process::ExitCode;
 
 use tinkex::Env;
 use tinkex_cli::{Input, Interrupt, Terminals, World};
 
 fn main() -> ExitCode {
-    // One thread is enough to wait for a server.
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    let line: Vec<_> = std::env::args_os().collect();
+    // One thread is enough to wait for a server, but not to be one.
+    let mut builder = if tinkex_cli::serves(&line) {
+        tokio::runtime::Builder::new_multi_thread()
+    } else {
+        tokio::runtime::Builder::new_current_thread()
+    };
+    let runtime = match builder.enable_all().build() {
         Ok(runtime) => runtime,
         Err(why) => {
             eprintln!("error: the program cannot start: {why}");
@@ -22,7 +28,7 @@ fn main() -> ExitCode {
         env: Env::of_process(),
         out: Box::new(stdout()),
         err: Box::new(stderr()),
-        input: Input::new(BufReader::new(stdin())),
+        input: Input::of_process(),
         terminals: Terminals {
             out: width(&stdout()),
             err: width(&stderr()),
@@ -31,7 +37,6 @@ fn main() -> ExitCode {
         interrupt: interrupt.clone(),
         prepare: Box::new(|client| client),
     };
-    let line = std::env::args_os().collect();
     let exit = runtime.block_on(async {
         tokio::spawn(listen(interrupt));
         tinkex_cli::run(&mut world, line).await

@@ -1,10 +1,14 @@
 //! [`Shell`]: results on standard output, everything else on standard error.
 
+use std::pin::pin;
+
+use futures_util::future::select;
 use serde::Serialize;
 use tinkex::ServiceClient;
 
 use crate::args::{Format, Globals};
 use crate::failure::{Exit, Failure};
+use crate::local::Local;
 use crate::settings;
 use crate::table::{Style, Table};
 use crate::world::World;
@@ -13,6 +17,7 @@ use crate::world::World;
 pub(crate) struct Shell<'w> {
     pub(crate) world: &'w mut World,
     pub(crate) globals: Globals,
+    local: Option<Local>,
     format: Format,
     style: Style,
 }
@@ -21,13 +26,27 @@ impl<'w> Shell<'w> {
     pub(crate) fn new(world: &'w mut World, globals: Globals) -> Self {
         let style =
             Style { colours: settings::colours(world, &globals), width: world.terminals.out };
-        Self { format: globals.format(), style, world, globals }
+        Self { format: globals.format(), style, world, globals, local: None }
     }
 
-    /// A client as the flags and the environment want it.
-    #[expect(clippy::unused_async, reason = "a local server may have to start first")]
-    pub(crate) async fn client(&self) -> Result<ServiceClient, Failure> {
+    /// A client as the flags and the environment want it. With `--local` the server is started or
+    /// found first.
+    pub(crate) async fn client(&mut self) -> Result<ServiceClient, Failure> {
+        if self.globals.local && self.local.is_none() {
+            let local = Local::open(&self.world.env).await?;
+            self.globals.base_url = Some(local.url()?);
+            self.globals.api_key = Some(local.key()?);
+            self.globals.api_key_file = None;
+            self.local = Some(local);
+        }
         settings::client(self.world, &self.globals)
+    }
+
+    /// Stops the local server, if this program runs it. Ctrl-C twice does not wait for that.
+    pub(crate) async fn end(self) {
+        let Some(local) = self.local else { return };
+        let hurry = self.world.interrupt.clone();
+        let _ = select(pin!(local.stop()), pin!(hurry.pressed(2))).await;
     }
 
     /// A result that people read as a table.

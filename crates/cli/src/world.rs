@@ -1,7 +1,7 @@
 //! [`World`]: everything a command line touches outside itself.
 
 use std::fmt;
-use std::io::{self, BufRead, Write};
+use std::io::{self, BufRead, IsTerminal as _, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tinkex::{Env, ServiceClientBuilder};
@@ -50,7 +50,10 @@ pub struct Terminals {
 
 /// Lines from a stream that may block for as long as it likes.
 #[derive(Clone)]
-pub struct Input(Arc<Mutex<Box<dyn BufRead + Send>>>);
+pub struct Input {
+    stream: Arc<Mutex<Box<dyn BufRead + Send>>>,
+    edits: bool,
+}
 
 impl fmt::Debug for Input {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -61,7 +64,20 @@ impl fmt::Debug for Input {
 impl Input {
     /// Lines of this stream.
     pub fn new(stream: impl BufRead + Send + 'static) -> Self {
-        Self(Arc::new(Mutex::new(Box::new(stream))))
+        Self { stream: Arc::new(Mutex::new(Box::new(stream))), edits: false }
+    }
+
+    /// Standard input, where lines can be edited if it is a terminal.
+    #[must_use]
+    pub fn of_process() -> Self {
+        let stdin = io::stdin();
+        Self { edits: stdin.is_terminal(), ..Self::new(io::BufReader::new(stdin)) }
+    }
+
+    /// Whether lines can be edited as they are typed.
+    #[must_use]
+    pub fn edits(&self) -> bool {
+        self.edits
     }
 
     /// The next line without its end; `None` when there are no more.
@@ -102,7 +118,7 @@ impl Input {
         how: impl FnOnce(&mut dyn BufRead) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
         let (tell, told) = oneshot::channel();
-        let stream = Arc::clone(&self.0);
+        let stream = Arc::clone(&self.stream);
         std::thread::spawn(move || {
             let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
             // Whoever asked may have gone.

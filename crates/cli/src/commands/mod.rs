@@ -1,6 +1,13 @@
 //! The commands, a file each: what can be typed after the name, and what it does.
 
+mod logprobs;
+mod prompt;
 mod run;
+mod sample;
+mod save;
+mod serve;
+mod tokenizer;
+mod weights;
 
 use clap::Subcommand;
 use serde_json::json;
@@ -14,6 +21,15 @@ pub(crate) enum Command {
     /// Training runs
     #[command(subcommand, arg_required_else_help = true)]
     Run(run::Run),
+    /// Samples from a base model or a checkpoint
+    Sample(Box<sample::Sample>),
+    /// How likely a model finds a text
+    Logprobs(logprobs::Logprobs),
+    /// Text to tokens and back
+    #[command(subcommand, arg_required_else_help = true)]
+    Tokenizer(tokenizer::Tokenizer),
+    /// The Tinker API on this machine
+    Serve(serve::Serve),
     /// The version of this program
     Version,
 }
@@ -22,7 +38,12 @@ impl Command {
     /// Whether the command ends itself in order when it is interrupted; the others just stop.
     pub(crate) fn minds_interrupts(&self) -> bool {
         match self {
-            Self::Run(_) | Self::Version => false,
+            Self::Serve(_) => true,
+            Self::Run(_)
+            | Self::Sample(_)
+            | Self::Logprobs(_)
+            | Self::Tokenizer(_)
+            | Self::Version => false,
         }
     }
 }
@@ -30,6 +51,10 @@ impl Command {
 pub(crate) async fn run(shell: &mut Shell<'_>, command: Command) -> Result<Exit, Failure> {
     match command {
         Command::Run(command) => run::run(shell, command).await?,
+        Command::Sample(command) => sample::run(shell, *command).await?,
+        Command::Logprobs(command) => logprobs::run(shell, command).await?,
+        Command::Tokenizer(command) => tokenizer::run(shell, command).await?,
+        Command::Serve(command) => return serve::run(shell, command).await,
         Command::Version => {
             let version = env!("CARGO_PKG_VERSION");
             let json = json!({ "name": "tinkex", "version": version });
