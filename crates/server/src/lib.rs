@@ -46,5 +46,7 @@ mod task;
 mod work;
 mod worker;
 
+pub use models::write_tokenizer;
+pub use tinkex_engine::builtin::NAME as BUILT_IN;
 pub use options::{Limits, Options, Times};
 pub use server::{Server, StartError, Stopped};
