@@ -58,7 +58,7 @@ const RULES: &[Rule] = &[
     Rule {
         package: "tinkex-cli",
         folder: "crates/cli",
-        may_use: &["tinkex", "tinkex-wire"],
+        may_use: &["tinkex", "tinkex-engine", "tinkex-server", "tinkex-wire"],
         must_not_use: &["aws-lc-sys", "native-tls", "onig_sys", "openssl-sys"],
         unsafe_code: Unsafe::Forbidden,
     },

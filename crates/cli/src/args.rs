@@ -63,6 +63,9 @@ pub(crate) struct Globals {
     /// The server [env: TINKER_BASE_URL] [default: the hosted service]
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) base_url: Option<BaseUrl>,
+    /// The server on this machine, which needs no key: the one that runs, or one for this command
+    #[arg(long, global = true, conflicts_with_all = ["base_url", "api_key", "api_key_file"])]
+    pub(crate) local: bool,
     /// A file that holds the API key [env: TINKER_API_KEY, the key itself]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,

@@ -22,8 +22,9 @@ use crate::failure::{Exit, Failure};
 const USUAL: &str = "default";
 
 /// What can be set, and what it means.
-pub(crate) const KEYS: [(&str, &str); 7] = [
+pub(crate) const KEYS: [(&str, &str); 8] = [
     ("base_url", "the server"),
+    ("local", "whether the server is the one on this machine: true or false"),
     ("project_id", "the project that new things belong to"),
     ("key_id", "which stored key, see `tinkex auth list`"),
     ("format", "how results are written: table, json, csv or plain"),
@@ -43,6 +44,7 @@ pub(crate) struct Config {
 #[derive(Debug, Default)]
 pub(crate) struct Profile {
     pub(crate) base_url: Option<BaseUrl>,
+    pub(crate) local: Option<bool>,
     pub(crate) project_id: Option<String>,
     pub(crate) key_id: Option<String>,
     pub(crate) format: Option<Format>,
@@ -184,6 +186,10 @@ impl Profile {
             "base_url" => {
                 let wrong = |_| "is not an address such as http://localhost:8000".to_owned();
                 self.base_url = Some(text.parse().map_err(wrong)?);
+            }
+            "local" => {
+                self.local =
+                    Some(text.parse().map_err(|_| "is neither true nor false".to_owned())?);
             }
             "project_id" => self.project_id = Some(text.to_owned()),
             "key_id" => self.key_id = Some(text.to_owned()),

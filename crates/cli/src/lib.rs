@@ -6,6 +6,7 @@
 //! | A line about… | lives in |
 //! |---|---|
 //! | what can be typed | `args` |
+//! | the server on this machine | `local` |
 //! | flags over environment over profile, and the client they make | `settings`, `config` |
 //! | what a person or a program reads | `output`, `list`, `table`, `human`, `progress` |
 //! | what the SDK says on the way | `log` |
@@ -24,6 +25,7 @@ mod failure;
 mod files;
 mod human;
 mod list;
+mod local;
 mod log;
 mod output;
 mod progress;
@@ -40,7 +42,7 @@ use clap::Parser as _;
 use futures_util::future::{Either, select};
 
 pub use failure::Exit;
-pub use world::{Hide, Input, Interrupt, Terminals, World};
+pub use world::{Input, Interrupt, Terminals, World};
 
 use failure::Failure;
 use log::{Log, Shared};
@@ -111,6 +113,12 @@ impl Order {
     }
 }
 
+/// Whether a command line runs a server in this process, which wants more than one thread.
+#[must_use]
+pub fn serves(line: &[OsString]) -> bool {
+    line.iter().any(|word| ["serve", "quickstart", "--local"].iter().any(|own| word == own))
+}
+
 /// Carries the command out, unless the user stops it.
 async fn obey(
     world: &mut World,
@@ -121,15 +129,20 @@ async fn obey(
     let interrupt = world.interrupt.clone();
     let minds = args.command.minds_interrupts();
     let mut shell = Shell::new(world, err, args.globals, settings);
-    let done = pin!(commands::run(&mut shell, args.command));
-    let stopped = pin!(async move {
-        if minds {
-            pending::<()>().await;
+    let ended = {
+        let done = pin!(commands::run(&mut shell, args.command));
+        let stopped = pin!(async move {
+            if minds {
+                pending::<()>().await;
+            }
+            interrupt.pressed(1).await;
+        });
+        // The command is asked first, so it may say what is left when it is stopped.
+        match select(done, stopped).await {
+            Either::Left((ended, _)) => ended,
+            Either::Right(_) => Err(Failure::interrupted()),
         }
-        interrupt.pressed(1).await;
-    });
-    match select(done, stopped).await {
-        Either::Left((ended, _)) => ended,
-        Either::Right(_) => Err(Failure::interrupted()),
-    }
+    };
+    shell.end().await;
+    ended
 }

@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::io::{BufReader, IsTerminal, stderr, stdin, stdout};
+use std::io::{IsTerminal, stderr, stdin, stdout};
 use std::process::ExitCode;
 
 use tinkex::Env;
@@ -16,7 +16,7 @@ fn main() -> ExitCode {
         folder: std::env::current_dir().unwrap_or_default(),
         out: Box::new(stdout()),
         err: Box::new(stderr()),
-        input: input(),
+        input: Input::of_process(),
         terminals: Terminals {
             out: width(&stdout()),
             err: width(&stderr()),
@@ -25,12 +25,19 @@ fn main() -> ExitCode {
         interrupt: interrupt.clone(),
         prepare: Box::new(|client| client),
     };
-    let order = match Order::read(&mut world, std::env::args_os().collect()) {
+    let line: Vec<_> = std::env::args_os().collect();
+    let serves = tinkex_cli::serves(&line);
+    let order = match Order::read(&mut world, line) {
         Ok(order) => order,
         Err(exit) => return ExitCode::from(exit.code()),
     };
-    // One thread is enough to wait for a server.
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    // One thread is enough to wait for a server, but not to be one.
+    let mut builder = if serves {
+        tokio::runtime::Builder::new_multi_thread()
+    } else {
+        tokio::runtime::Builder::new_current_thread()
+    };
+    let runtime = match builder.enable_all().build() {
         Ok(runtime) => runtime,
         Err(why) => {
             eprintln!("error: the program cannot start: {why}");
@@ -60,35 +67,6 @@ async fn listen(interrupt: Interrupt) {
     while tokio::signal::ctrl_c().await.is_ok() {
         interrupt.press();
     }
-}
-
-/// What is typed or piped in.
-fn input() -> Input {
-    #[cfg(unix)]
-    if stdin().is_terminal() {
-        return Input::of_terminal(BufReader::new(stdin()), hide);
-    }
-    Input::new(BufReader::new(stdin()))
-}
-
-/// Hides what is typed, until the guard is dropped.
-#[cfg(unix)]
-fn hide() -> std::io::Result<Box<dyn Send>> {
-    use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
-
-    struct Before(Termios);
-
-    impl Drop for Before {
-        fn drop(&mut self) {
-            let _ = tcsetattr(stdin(), OptionalActions::Now, &self.0);
-        }
-    }
-
-    let before = tcgetattr(stdin())?;
-    let mut hidden = before.clone();
-    hidden.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
-    tcsetattr(stdin(), OptionalActions::Now, &hidden)?;
-    Ok(Box::new(Before(before)))
 }
 
 /// How wide the terminal is, if the stream is one.

@@ -1,12 +1,15 @@
 //! [`Shell`]: results on standard output, everything else on standard error.
 
 use std::io::Write as _;
+use std::pin::pin;
 
+use futures_util::future::select;
 use serde::Serialize;
 use tinkex::ServiceClient;
 
 use crate::args::{Format, Globals};
 use crate::failure::{Exit, Failure};
+use crate::local::Local;
 use crate::log::Shared;
 use crate::settings::Settings;
 use crate::table::{Style, Table};
@@ -19,6 +22,7 @@ pub(crate) struct Shell<'w> {
     pub(crate) settings: Settings,
     /// Standard error, which the log writes to as well.
     err: Shared,
+    local: Option<Local>,
     style: Style,
 }
 
@@ -30,7 +34,7 @@ impl<'w> Shell<'w> {
         settings: Settings,
     ) -> Self {
         let style = Style { colours: settings.colours, width: world.terminals.out };
-        Self { style, world, err, globals, settings }
+        Self { style, world, err, globals, settings, local: None }
     }
 
     /// From now on tables are as wide as they like, whatever the terminal.
@@ -38,10 +42,28 @@ impl<'w> Shell<'w> {
         self.style.width = None;
     }
 
-    /// A client as the flags and the environment want it.
-    #[expect(clippy::unused_async, reason = "a local server may have to start first")]
-    pub(crate) async fn client(&self) -> Result<ServiceClient, Failure> {
+    /// A client as the flags and the environment want it. With `--local` the server is started or
+    /// found first.
+    pub(crate) async fn client(&mut self) -> Result<ServiceClient, Failure> {
+        self.start_local().await?;
         self.settings.client(self.world)
+    }
+
+    /// Starts or finds the server on this machine, if that is wanted.
+    pub(crate) async fn start_local(&mut self) -> Result<(), Failure> {
+        if self.settings.local && self.local.is_none() {
+            let local = Local::open(&self.world.env).await?;
+            self.settings.use_server(local.url()?, local.key()?);
+            self.local = Some(local);
+        }
+        Ok(())
+    }
+
+    /// Stops the local server, if this program runs it. Ctrl-C twice does not wait for that.
+    pub(crate) async fn end(self) {
+        let Some(local) = self.local else { return };
+        let hurry = self.world.interrupt.clone();
+        let _ = select(pin!(local.stop()), pin!(hurry.pressed(2))).await;
     }
 
     /// A result that people read as a table.

@@ -19,6 +19,8 @@ pub(crate) struct Settings {
     pub(crate) format: Format,
     /// Whether results are coloured.
     pub(crate) colours: bool,
+    /// Whether the server is the one on this machine.
+    pub(crate) local: bool,
     pub(crate) base_url: Option<BaseUrl>,
     pub(crate) project_id: Option<String>,
     timeout: Option<Duration>,
@@ -62,6 +64,10 @@ impl Settings {
         Self {
             format: format.or(profile.format).unwrap_or(Format::Table),
             colours: colours(world, globals, &profile),
+            local: globals.local
+                || (profile.local == Some(true)
+                    && globals.base_url.is_none()
+                    && env.get("TINKER_BASE_URL").is_none()),
             base_url: or_else(globals.base_url.clone(), env, "TINKER_BASE_URL", profile.base_url),
             project_id: or_else(
                 globals.project_id.clone(),
@@ -74,6 +80,12 @@ impl Settings {
             wait_for_billing: globals.wait_for_billing,
             key: key(env, globals, profile.key_id),
         }
+    }
+
+    /// From now on this server, with this key.
+    pub(crate) fn use_server(&mut self, url: BaseUrl, key: String) {
+        self.base_url = Some(url);
+        self.key = Key::Given(key.into());
     }
 
     /// A client as these settings want it. Nothing is sent yet.

@@ -1,7 +1,7 @@
 //! [`World`]: everything a command line touches outside itself.
 
 use std::fmt;
-use std::io::{self, BufRead, Write};
+use std::io::{self, BufRead, IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -62,12 +62,11 @@ pub struct Terminals {
 #[derive(Clone)]
 pub struct Input {
     stream: Arc<Mutex<Box<dyn BufRead + Send>>>,
-    hide: Option<Hide>,
+    edits: bool,
+    /// Makes the terminal show nothing of what is typed and hand it over at once, until the value
+    /// it gives is dropped.
+    hide: Option<fn() -> io::Result<Box<dyn Send>>>,
 }
-
-/// Makes a terminal show nothing of what is typed and hand it over at once, until the value it
-/// gives is dropped.
-pub type Hide = fn() -> io::Result<Box<dyn Send>>;
 
 impl fmt::Debug for Input {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -78,12 +77,25 @@ impl fmt::Debug for Input {
 impl Input {
     /// Lines of this stream.
     pub fn new(stream: impl BufRead + Send + 'static) -> Self {
-        Self { stream: Arc::new(Mutex::new(Box::new(stream))), hide: None }
+        Self { stream: Arc::new(Mutex::new(Box::new(stream))), edits: false, hide: None }
     }
 
-    /// Lines of a terminal, which can be told to hide what is typed.
-    pub fn of_terminal(stream: impl BufRead + Send + 'static, hide: Hide) -> Self {
-        Self { hide: Some(hide), ..Self::new(stream) }
+    /// Standard input, where lines can be edited if it is a terminal.
+    #[must_use]
+    pub fn of_process() -> Self {
+        let (edits, input) =
+            (io::stdin().is_terminal(), Self::new(io::BufReader::new(io::stdin())));
+        #[cfg(unix)]
+        let hide: Option<fn() -> _> = edits.then_some(hide);
+        #[cfg(not(unix))]
+        let hide = None;
+        Self { edits, hide, ..input }
+    }
+
+    /// Whether lines can be edited as they are typed.
+    #[must_use]
+    pub fn edits(&self) -> bool {
+        self.edits
     }
 
     /// The next line without its end; `None` when there are no more.
@@ -148,6 +160,26 @@ impl Input {
         });
         told.await.unwrap_or_else(|_| Err(io::Error::other("the input could not be read")))
     }
+}
+
+/// Hides what is typed, until the guard is dropped.
+#[cfg(unix)]
+fn hide() -> io::Result<Box<dyn Send>> {
+    use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+
+    struct Before(Termios);
+
+    impl Drop for Before {
+        fn drop(&mut self) {
+            let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.0);
+        }
+    }
+
+    let before = tcgetattr(io::stdin())?;
+    let mut hidden = before.clone();
+    hidden.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
+    tcsetattr(io::stdin(), OptionalActions::Now, &hidden)?;
+    Ok(Box::new(Before(before)))
 }
 
 /// Reads a line that the terminal hands over key by key.

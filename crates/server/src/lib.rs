@@ -48,5 +48,7 @@ mod task;
 mod work;
 mod worker;
 
+pub use models::write_tokenizer;
 pub use options::{Limits, Options, Times, local_hub_cache};
 pub use server::{Server, StartError, Stopped};
+pub use tinkex_engine::builtin::NAME as BUILT_IN;

@@ -83,17 +83,7 @@ impl BaseModel {
 
     fn built_in(own: &Path) -> Result<Self, tinkex_engine::Error> {
         let folder = std::path::absolute(own).unwrap_or_else(|_| own.to_owned());
-        let files: [(&str, &[u8]); 3] = [
-            ("config.json", builtin::CONFIG),
-            ("tokenizer.json", builtin::TOKENIZER),
-            ("tokenizer_config.json", br#"{"tokenizer_class":"PreTrainedTokenizerFast"}"#),
-        ];
-        for (name, content) in files {
-            let path = folder.join(name);
-            if std::fs::read(&path).ok().as_deref() != Some(content) {
-                write_file(&path, |out| out.write_all(content))?;
-            }
-        }
+        write_tokenizer(&folder)?;
         let (name, config) = (builtin::NAME.to_owned(), builtin::config()?);
         Ok(Self { name, folder, built_in: true, config, vocabulary: OnceLock::new() })
     }
@@ -116,6 +106,36 @@ impl BaseModel {
         };
         self.vocabulary.get_or_init(read).clone()
     }
+}
+
+/// What tokenizer libraries read beside the built-in `tokenizer.json`.
+const TOKENIZER_CONFIG: &str = r#"{
+  "tokenizer_class": "PreTrainedTokenizerFast",
+  "eos_token": "<|im_end|>",
+  "pad_token": "<|endoftext|>",
+  "model_max_length": 2048,
+  "chat_template": "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"
+}
+"#;
+
+/// Writes the tokenizer of the built-in model into a folder, as tokenizer libraries read it. Files
+/// that are right already are left alone.
+///
+/// # Errors
+/// If the folder cannot be written to.
+pub fn write_tokenizer(folder: &Path) -> Result<(), tinkex_engine::Error> {
+    let files: [(&str, &[u8]); 3] = [
+        ("config.json", builtin::CONFIG),
+        ("tokenizer.json", builtin::TOKENIZER),
+        ("tokenizer_config.json", TOKENIZER_CONFIG.as_bytes()),
+    ];
+    for (name, content) in files {
+        let path = folder.join(name);
+        if std::fs::read(&path).ok().as_deref() != Some(content) {
+            write_file(&path, |out| out.write_all(content))?;
+        }
+    }
+    Ok(())
 }
 
 /// The models of a hub cache: `models--ORG--NAME/snapshots/REVISION`, of each the revision that

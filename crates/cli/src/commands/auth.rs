@@ -188,6 +188,7 @@ fn no_such_key(id: &str) -> Failure {
 
 /// A result with two lines, and the reason if one of them is a no.
 async fn status(shell: &mut Shell<'_>) -> Result<Exit, Failure> {
+    shell.start_local().await?;
     let mut available = true;
     let tried = match shell.settings.client_for_one_try(shell.world) {
         Ok(client) => client.server_capabilities().await.map(|_| ()).map_err(Failure::from),

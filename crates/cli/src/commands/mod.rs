@@ -5,9 +5,17 @@ mod auth;
 mod billing;
 mod checkpoint;
 mod config;
+mod logprobs;
 mod model;
+mod prompt;
 mod run;
+mod sample;
+mod save;
+mod serve;
 mod session;
+mod tokenizer;
+mod trace;
+mod weights;
 
 use clap::Subcommand;
 use serde_json::json;
@@ -45,6 +53,15 @@ pub(crate) enum Command {
     /// Who did what
     #[command(subcommand, arg_required_else_help = true)]
     Audit(audit::Audit),
+    /// Samples from a base model or a checkpoint
+    Sample(Box<sample::Sample>),
+    /// How likely a model finds a text
+    Logprobs(logprobs::Logprobs),
+    /// Text to tokens and back
+    #[command(subcommand, arg_required_else_help = true)]
+    Tokenizer(tokenizer::Tokenizer),
+    /// The Tinker API on this machine
+    Serve(serve::Serve),
     /// The version of this program
     Version,
 }
@@ -57,7 +74,7 @@ impl Command {
 
     /// Whether the command ends itself in order when it is interrupted; the others just stop.
     pub(crate) fn minds_interrupts(&self) -> bool {
-        false
+        matches!(self, Self::Serve(_))
     }
 }
 
@@ -94,6 +111,10 @@ pub(crate) async fn run(shell: &mut Shell<'_>, command: Command) -> Result<Exit,
         Command::Session(command) => session::run(shell, command).await?,
         Command::Billing(command) => billing::run(shell, command).await?,
         Command::Audit(command) => audit::run(shell, command).await?,
+        Command::Sample(command) => sample::run(shell, *command).await?,
+        Command::Logprobs(command) => logprobs::run(shell, command).await?,
+        Command::Tokenizer(command) => tokenizer::run(shell, command).await?,
+        Command::Serve(command) => return serve::run(shell, command).await,
         Command::Version => {}
     }
     Ok(Exit::Done)

@@ -15,6 +15,8 @@ use crate::list::{self, Column, Key, Page, View};
 use crate::output::Shell;
 use crate::table::Table;
 
+use super::trace;
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Session {
     /// List sessions, newest first
@@ -45,6 +47,12 @@ pub(crate) enum Session {
 
 Columns: id, created, owner, project, status, checkpoints, storage, name.")]
     Search(Box<Search>),
+    /// Download a session's trace, for Perfetto
+    #[command(after_help = "Examples:
+  tinkex session export-trace SESSION
+  tinkex session export-trace SESSION --output traces/one.pftrace
+  tinkex session export-trace SESSION --url-only")]
+    ExportTrace(trace::ExportTrace),
     /// Move a session to a project
     AssignProject {
         /// The session's id
@@ -190,6 +198,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Session) -> Result<(), F
             )
         }
         Session::Search(what) => search(shell, *what).await,
+        Session::ExportTrace(what) => trace::run(shell, what).await,
         Session::AssignProject { session_id, project } => {
             let rest = shell.client().await?.rest();
             rest.assign_session_project(session_id.clone(), project.clone()).await?;

@@ -178,5 +178,6 @@ pub(super) fn sampler(shared: &Shared, id: &str) -> Reply {
         sampler_id: id,
         base_model: row.base_model.clone(),
         model_path: row.model_path.clone(),
+        tokenizer_id: shared.models.get(&row.base_model).map(|base| base.tokenizer_id()),
     })
 }

@@ -96,6 +96,9 @@ pub struct Sampler {
     /// The checkpoint, if any.
     #[serde(default)]
     pub model_path: Option<String>,
+    /// Which tokenizer to use. Only servers of our own say so; others leave it to the name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer_id: Option<String>,
 }
 
 json_reply!(TrainingRuns, TrainingRun, Sampler);

@@ -2,6 +2,7 @@
 
 mod change;
 mod delete;
+mod download;
 mod gc;
 mod list;
 mod push;
@@ -12,6 +13,8 @@ use tinkex::wire::CheckpointKind;
 
 use crate::failure::{Exit, Failure};
 use crate::output::Shell;
+
+use super::save;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Checkpoint {
@@ -51,6 +54,21 @@ Columns: id, type, size, public, created, expires, path.")]
   tinkex checkpoint delete --run-id RUN --type weights --before 2026-01-01 --dry-run
   tinkex checkpoint delete --run-id RUN --yes")]
     Delete(delete::Delete),
+    /// Download a checkpoint's files; a training checkpoint is exported first
+    #[command(
+        after_help = "Files come side by side and appear under the folder's name when all are complete;
+an interrupted download goes on where it was.
+
+Examples:
+  tinkex checkpoint download tinker://RUN/external_weights/hf
+  tinkex checkpoint download tinker://RUN/weights/0001 --output models
+  tinkex checkpoint download tinker://RUN/weights/0001 --include '*.json'"
+    )]
+    Download(download::Download),
+    /// Save a fresh adapter to sample from
+    #[command(after_help = "Example:
+  tinkex checkpoint save --base-model Qwen/Qwen3-8B --rank 16 --name start")]
+    Save(save::Save),
     /// Copy a checkpoint into a project
     #[command(after_help = "Examples:
   tinkex checkpoint copy tinker://RUN/weights/0001 --project-id proj-2
@@ -92,6 +110,8 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Checkpoint) -> Result<Ex
         Checkpoint::Unpublish { path } => change::publish(shell, &path, false).await?,
         Checkpoint::SetTtl(what) => change::set_ttl(shell, what).await?,
         Checkpoint::Delete(what) => return delete::delete(shell, what).await,
+        Checkpoint::Download(what) => download::download(shell, what).await?,
+        Checkpoint::Save(what) => save::run(shell, what).await?,
         Checkpoint::Copy(what) => change::copy(shell, what).await?,
         Checkpoint::Urls { path } => change::urls(shell, &path).await?,
         Checkpoint::PushHf(what) => push::push(shell, what).await?,

@@ -1,0 +1,210 @@
+//! Samples from a model: text alone on standard output.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use tinkex::{SampleResponse, SampledSequence, SamplingParams, Stop, Tokenizer};
+
+use crate::failure::Failure;
+use crate::human;
+use crate::output::Shell;
+use crate::table::Table;
+
+use super::prompt::{Given, Prompt};
+use super::weights::Weights;
+
+/// What can be typed after `sample`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tinkex sample --local --prompt 'Once upon a time'            go on with a text
+  tinkex sample --local --chat --prompt 'What does a cow say?'  ask a question
+  tinkex sample Qwen/Qwen3-8B -p 'Two words:' --num-samples 4   several at once
+  tinkex sample tinker://RUN/sampler_weights/final -p Hello --json
+  tinkex sample --run RUN_ID --prompt-file question.txt --output answer.txt
+  echo Hello | tinkex sample --local                            from a pipe")]
+pub(crate) struct Sample {
+    #[command(flatten)]
+    weights: Weights,
+    #[command(flatten)]
+    prompt: Prompt,
+    #[command(flatten)]
+    how: How,
+    /// How many samples
+    #[arg(short, long, value_name = "N", default_value_t = 1)]
+    num_samples: u32,
+    /// How likely each token was, in place of the text
+    #[arg(long)]
+    logprobs: bool,
+    /// The K likeliest tokens at each place as well
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    topk_logprobs: u32,
+    /// Write the result to a file
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// How tokens are drawn.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct How {
+    /// How many tokens at most
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub(crate) max_tokens: u32,
+    /// How daring; 0 always takes the likeliest token
+    #[arg(short, long, value_name = "T", default_value_t = 1.0)]
+    pub(crate) temperature: f64,
+    /// Draw from the K likeliest tokens
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<u32>,
+    /// Draw from the likeliest tokens that have this much probability together
+    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    pub(crate) top_p: f64,
+    /// Makes the draw repeatable
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Stop at this text; may be repeated
+    #[arg(long = "stop", value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+}
+
+impl How {
+    pub(crate) fn params(&self) -> SamplingParams {
+        let mut params = SamplingParams::new()
+            .max_tokens(self.max_tokens)
+            .temperature(self.temperature)
+            .top_p(self.top_p);
+        params.top_k = self.top_k;
+        params.seed = self.seed;
+        params.stop = (!self.stop.is_empty()).then(|| Stop::Texts(self.stop.clone()));
+        params
+    }
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    model: &'a str,
+    prompt_tokens: Option<usize>,
+    sequences: Vec<Sequence<'a>>,
+}
+
+#[derive(Serialize)]
+struct Sequence<'a> {
+    text: Option<String>,
+    tokens: &'a [u32],
+    stop_reason: &'static str,
+    logprobs: Option<Vec<Option<f32>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    topk_logprobs: Option<Vec<Vec<(u32, f32)>>>,
+}
+
+pub(super) async fn run(shell: &mut Shell<'_>, sample: Sample) -> Result<(), Failure> {
+    let given = sample.prompt.read(shell).await?;
+    let service = shell.client().await?;
+    let (sampler, model) = sample.weights.open(shell, &service).await?;
+    // Tokens go in and out as numbers where no tokenizer is to be had.
+    let tokenizer = sample.weights.tokenizer(&shell.world.env, &sampler).await;
+    let tokenizer = match (&given, tokenizer) {
+        (Given::Tokens(_), Err(_)) => None,
+        (_, tokenizer) => Some(tokenizer?),
+    };
+    let missing = || Failure::usage("there is no tokenizer for the text");
+    let input = sample.prompt.input(given, || tokenizer.clone().ok_or_else(missing))?;
+    let mut params = sample.how.params();
+    if let (true, None, Some(tokenizer)) = (sample.prompt.is_chat(), &params.stop, &tokenizer) {
+        params.stop = Some(tokenizer.chat()?.stop()?);
+    }
+    let prompt_tokens = input.token_count();
+    let mut call = sampler.sample(input, params).num_samples(sample.num_samples);
+    if sample.topk_logprobs > 0 {
+        call = call.topk_sample_logprobs(sample.topk_logprobs);
+    }
+    let answer = call.send().await?;
+
+    let document = Document {
+        kind: "sample",
+        model: &model,
+        prompt_tokens,
+        sequences: answer.sequences.iter().map(|one| sequence(one, tokenizer.as_ref())).collect(),
+    };
+    if let Some(path) = &sample.output {
+        return write(shell, path, &document);
+    }
+    if sample.logprobs || sample.topk_logprobs > 0 {
+        return shell.table(&table(&answer, tokenizer.as_ref()), &document);
+    }
+    if shell.is_json() {
+        return shell.text("", &document);
+    }
+    let count = document.sequences.len();
+    for (at, sequence) in document.sequences.iter().enumerate() {
+        if count > 1 {
+            shell.notice(&format!("--- {} of {count}", at + 1));
+        }
+        shell.write(&format!("{}\n", shown(sequence)))?;
+    }
+    Ok(())
+}
+
+/// The text, or the tokens where nobody knows it.
+fn shown(sequence: &Sequence<'_>) -> String {
+    let ids = || sequence.tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    sequence.text.clone().unwrap_or_else(ids)
+}
+
+fn sequence<'a>(one: &'a SampledSequence, tokenizer: Option<&Tokenizer>) -> Sequence<'a> {
+    let rows = |top: &tinkex::wire::TopkLogprobs| {
+        top.rows().map(|row| row.map(Iterator::collect).unwrap_or_default()).collect()
+    };
+    Sequence {
+        text: tokenizer.and_then(|tokenizer| tokenizer.decode_text(&one.tokens).ok()),
+        tokens: &one.tokens,
+        stop_reason: one.stop_reason.as_str(),
+        logprobs: one.logprobs.as_ref().map(|all| all.iter().collect()),
+        topk_logprobs: one.topk_logprobs.as_ref().map(rows),
+    }
+}
+
+/// One row for each token.
+fn table(answer: &SampleResponse, tokenizer: Option<&Tokenizer>) -> Table {
+    let mut table = Table::new(["Sample", "Token", "Text", "Logprob", "Likeliest"]);
+    for (number, one) in answer.sequences.iter().enumerate() {
+        for (at, token) in one.tokens.iter().enumerate() {
+            let logprob = one.logprobs.as_ref().and_then(|all| all.get(at));
+            let top = one.topk_logprobs.as_ref().and_then(|top| top.row(at));
+            let top = top
+                .into_iter()
+                .flatten()
+                .map(|(token, logprob)| format!("{} {logprob:.2}", piece(tokenizer, token)));
+            table.row([
+                (number + 1).to_string(),
+                token.to_string(),
+                piece(tokenizer, *token),
+                human::or_missing(logprob.map(|logprob| format!("{logprob:.4}"))),
+                top.collect::<Vec<_>>().join("  "),
+            ]);
+        }
+    }
+    table
+}
+
+/// One token as text, in quotes so that spaces are seen.
+pub(crate) fn piece(tokenizer: Option<&Tokenizer>, token: u32) -> String {
+    let bytes = tokenizer.and_then(|tokenizer| tokenizer.token_bytes(token));
+    bytes.map_or_else(
+        || format!("<{token}>"),
+        |bytes| format!("{:?}", String::from_utf8_lossy(&bytes)),
+    )
+}
+
+fn write(shell: &Shell<'_>, path: &PathBuf, document: &Document<'_>) -> Result<(), Failure> {
+    let text = if shell.is_json() {
+        serde_json::to_string_pretty(document).unwrap_or_default() + "\n"
+    } else {
+        document.sequences.iter().map(|one| shown(one) + "\n").collect()
+    };
+    std::fs::write(path, text)
+        .map_err(|why| Failure::file("written", &path.display().to_string(), &why))
+}

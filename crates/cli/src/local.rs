@@ -1,0 +1,236 @@
+//! [`Local`]: the server on this machine, started or found.
+//!
+//! A data folder belongs to one server at a time, which the server's own lock sees to. Whoever runs
+//! one leaves a note in the folder, so that others find it. A server that lives only as long as a
+//! command may end while another command still uses it; the other then goes on with the same folder
+//! on the same port, and its client notices nothing but a short wait.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tinkex::{BaseUrl, Env, RetryPolicy, ServiceClient};
+use tinkex_server::{Options, Server, StartError, Stopped};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::failure::{Exit, Failure};
+
+/// What a server that asks for no key is sent all the same.
+const ANY_KEY: &str = "tml-local";
+/// How long another program may take to start its server, or to end it.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often a folder that another program uses is tried.
+const RHYTHM: Duration = Duration::from_millis(200);
+
+/// What a running server leaves in its data folder.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Note {
+    pub(crate) address: SocketAddr,
+    pub(crate) pid: u32,
+    /// Whether it runs until somebody stops it; otherwise it ends with its command.
+    pub(crate) stays: bool,
+    /// Where the key is that it asks for.
+    pub(crate) key_file: Option<PathBuf>,
+}
+
+/// A server on this machine.
+#[derive(Debug)]
+pub(crate) struct Local {
+    note: Note,
+    data: PathBuf,
+    /// The server, if this program runs it.
+    own: Arc<Mutex<Option<Server>>>,
+    /// Waits for the other program to end, if this one does not.
+    heir: Option<tokio::task::JoinHandle<()>>,
+}
+
+impl Note {
+    pub(crate) fn of(server: &Server, stays: bool, key_file: Option<PathBuf>) -> Self {
+        Self { address: server.address(), pid: std::process::id(), stays, key_file }
+    }
+
+    fn path(data: &Path) -> PathBuf {
+        data.join("server.json")
+    }
+
+    /// The note in a folder, true or not.
+    pub(crate) fn read(data: &Path) -> Option<Self> {
+        serde_json::from_slice(&std::fs::read(Self::path(data)).ok()?).ok()
+    }
+
+    /// Leaves the note; only for who has the folder.
+    pub(crate) fn leave(&self, data: &Path) -> Result<(), Failure> {
+        let (path, new) = (Self::path(data), data.join("server.json.new"));
+        let text = serde_json::to_vec_pretty(self).unwrap_or_default();
+        let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path));
+        written.map_err(|why| Failure::file("written", &path.display().to_string(), &why))
+    }
+
+    /// Takes it away again, unless another program has left its own by now.
+    pub(crate) fn remove(&self, data: &Path) {
+        if Self::read(data).is_some_and(|note| note.pid == self.pid) {
+            let _ = std::fs::remove_file(Self::path(data));
+        }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        let mut address = self.address;
+        if address.ip().is_unspecified() {
+            address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
+        }
+        format!("http://{address}")
+    }
+
+    fn key(&self) -> Result<String, Failure> {
+        match &self.key_file {
+            None => Ok(ANY_KEY.to_owned()),
+            Some(path) => match std::fs::read_to_string(path) {
+                Ok(text) => Ok(text.trim().to_owned()),
+                Err(why) => Err(Failure::file("read", &path.display().to_string(), &why)
+                    .hint("the server that runs on this machine asks for the key in that file")),
+            },
+        }
+    }
+
+    /// Whether a Tinker server answers there.
+    pub(crate) async fn is_true(&self) -> bool {
+        let Ok(url) = self.url().parse::<BaseUrl>() else { return false };
+        let client = ServiceClient::builder()
+            .env(Env::empty())
+            .base_url(url)
+            .api_key(self.key().unwrap_or_else(|_| ANY_KEY.to_owned()))
+            .retry(RetryPolicy::disabled())
+            .without_telemetry()
+            .build();
+        let Ok(client) = client else { return false };
+        let asked = timeout(Duration::from_secs(2), client.server_capabilities()).await;
+        asked.is_ok_and(|answer| answer.is_ok() || answer.is_err_and(|why| why.status().is_some()))
+    }
+}
+
+impl Local {
+    /// The server of the user's data folder: the one that runs there, or a new one.
+    pub(crate) async fn open(env: &Env) -> Result<Self, Failure> {
+        let data = data_folder(env)?;
+        let mut options = Options::new(&data);
+        options.hub_cache = hub_cache(env);
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match Server::start(options.clone()).await {
+                Ok(server) => {
+                    let note = Note::of(&server, false, None);
+                    note.leave(&data)?;
+                    let own = Arc::new(Mutex::new(Some(server)));
+                    return Ok(Self { note, data, own, heir: None });
+                }
+                Err(StartError::InUse(_)) => {}
+                Err(why) => return Err(not_started(&why)),
+            }
+            if let Some(note) = Note::read(&data)
+                && note.is_true().await
+            {
+                let own = Arc::default();
+                let heir = (!note.stays).then(|| inherit(options, note.clone(), Arc::clone(&own)));
+                return Ok(Self { note, data, own, heir });
+            }
+            if Instant::now() > deadline {
+                let why = format!("{} is in use, but no server answers for it", data.display());
+                return Err(Failure::new(Exit::Temporary, why)
+                    .hint("wait for the other program to end, or name another folder with TINKEX_DATA_DIR"));
+            }
+            sleep(RHYTHM).await;
+        }
+    }
+
+    pub(crate) fn url(&self) -> Result<BaseUrl, Failure> {
+        Ok(self.note.url().parse()?)
+    }
+
+    pub(crate) fn key(&self) -> Result<String, Failure> {
+        self.note.key()
+    }
+
+    /// Stops the server if it is this program's own.
+    pub(crate) async fn stop(self) -> Option<Stopped> {
+        if let Some(heir) = &self.heir {
+            heir.abort();
+        }
+        let server = self.own.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let mine = Note { pid: std::process::id(), ..self.note };
+        mine.remove(&self.data);
+        Some(server.stop().await)
+    }
+}
+
+/// Goes on with a folder and a port once the program that has them ends.
+#[expect(clippy::disallowed_methods, reason = "`Local` owns it, and ends it")]
+fn inherit(
+    mut options: Options,
+    note: Note,
+    own: Arc<Mutex<Option<Server>>>,
+) -> tokio::task::JoinHandle<()> {
+    options.address = note.address;
+    tokio::spawn(async move {
+        loop {
+            sleep(RHYTHM).await;
+            if let Ok(server) = Server::start(options.clone()).await {
+                // Others can do without the note: they wait until this one ends.
+                let _ = Note::of(&server, false, None).leave(&options.data);
+                *own.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
+                return;
+            }
+        }
+    })
+}
+
+/// Where a local server keeps everything, unless it is told otherwise.
+pub(crate) fn data_folder(env: &Env) -> Result<PathBuf, Failure> {
+    if let Some(folder) = env.get("TINKEX_DATA_DIR") {
+        return Ok(folder.into());
+    }
+    Ok(data_home(env)?.join("server"))
+}
+
+/// Where this program keeps what is the user's.
+pub(crate) fn data_home(env: &Env) -> Result<PathBuf, Failure> {
+    let base = match (env.get("XDG_DATA_HOME"), env.get("LOCALAPPDATA"), env.get("HOME")) {
+        // By its own rules a relative path there is to be ignored.
+        (Some(folder), _, _) if Path::new(folder).is_absolute() => PathBuf::from(folder),
+        (_, Some(folder), None) => PathBuf::from(folder),
+        (_, _, Some(home)) => PathBuf::from(home).join(".local/share"),
+        _ => {
+            return Err(Failure::usage("there is no home folder to keep data in (HOME)")
+                .hint("name a folder with TINKEX_DATA_DIR"));
+        }
+    };
+    Ok(base.join("tinkex"))
+}
+
+/// The hub cache of this user, if there is one.
+pub(crate) fn hub_cache(env: &Env) -> Option<PathBuf> {
+    let home = || Some(PathBuf::from(env.get("HOME")?).join(".cache"));
+    let cache = || env.get("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
+    let hub = env.get("HF_HUB_CACHE").map(PathBuf::from);
+    let in_home = || env.get("HF_HOME").map(|home| PathBuf::from(home).join("hub"));
+    let folder = hub.or_else(in_home).or_else(|| Some(cache()?.join("huggingface/hub")))?;
+    folder.is_dir().then_some(folder)
+}
+
+/// Why there is no server, and what to do.
+pub(crate) fn not_started(why: &StartError) -> Failure {
+    let (exit, hint) = match why {
+        StartError::Open(_) => (Exit::Usage, "name a file with a key: --api-key-file FILE"),
+        StartError::InUse(_) => (
+            Exit::Failed,
+            "use the server that runs there (--local), or another folder (--data-dir)",
+        ),
+        StartError::Io { what: "listen on", .. } => {
+            (Exit::Failed, "take another port with --port, or any free one with --port 0")
+        }
+        StartError::Io { .. } => (Exit::Failed, "look at the folder, or take another: --data-dir"),
+        _ => (Exit::Failed, "look at what --model and --hub-cache name"),
+    };
+    Failure::new(exit, format!("the server did not start: {why}")).hint(hint)
+}
