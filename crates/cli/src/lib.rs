@@ -86,6 +86,10 @@ async fn obey(world: &mut World, args: args::Args) -> Result<Exit, Failure> {
             Either::Right(_) => Err(Failure::interrupted()),
         }
     };
+    if ended.is_err() {
+        // Progress may stand where the error goes.
+        shell.clear_line();
+    }
     shell.end().await;
     ended
 }

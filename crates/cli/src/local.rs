@@ -136,10 +136,7 @@ impl Local {
                 return Ok(Self { note, data, own, heir });
             }
             if Instant::now() > deadline {
-                let why = format!(
-                    "{} is in use, but no server answers for it",
-                    data.display()
-                );
+                let why = format!("{} is in use, but no server answers for it", data.display());
                 return Err(Failure::new(Exit::Temporary, why)
                     .hint("wait for the other program to end, or name another folder with TINKEX_DATA_DIR"));
             }

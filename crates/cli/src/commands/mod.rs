@@ -1,12 +1,15 @@
 //! The commands, a file each: what can be typed after the name, and what it does.
 
+mod chat;
 mod logprobs;
 mod prompt;
+mod quickstart;
 mod run;
 mod sample;
 mod save;
 mod serve;
 mod tokenizer;
+mod train;
 mod weights;
 
 use clap::Subcommand;
@@ -21,6 +24,12 @@ pub(crate) enum Command {
     /// Training runs
     #[command(subcommand, arg_required_else_help = true)]
     Run(run::Run),
+    /// See all of it work in under a minute: no key, no GPU, no network
+    Quickstart(quickstart::Quickstart),
+    /// Talk to a model
+    Chat(Box<chat::Chat>),
+    /// Teach a model from a file of examples
+    Train(Box<train::Train>),
     /// Samples from a base model or a checkpoint
     Sample(Box<sample::Sample>),
     /// How likely a model finds a text
@@ -38,8 +47,9 @@ impl Command {
     /// Whether the command ends itself in order when it is interrupted; the others just stop.
     pub(crate) fn minds_interrupts(&self) -> bool {
         match self {
-            Self::Serve(_) => true,
-            Self::Run(_)
+            Self::Chat(_) | Self::Serve(_) | Self::Train(_) => true,
+            Self::Quickstart(_)
+            | Self::Run(_)
             | Self::Sample(_)
             | Self::Logprobs(_)
             | Self::Tokenizer(_)
@@ -51,6 +61,9 @@ impl Command {
 pub(crate) async fn run(shell: &mut Shell<'_>, command: Command) -> Result<Exit, Failure> {
     match command {
         Command::Run(command) => run::run(shell, command).await?,
+        Command::Quickstart(command) => quickstart::run(shell, command).await?,
+        Command::Chat(command) => return chat::run(shell, *command).await,
+        Command::Train(command) => return train::run(shell, *command).await,
         Command::Sample(command) => sample::run(shell, *command).await?,
         Command::Logprobs(command) => logprobs::run(shell, command).await?,
         Command::Tokenizer(command) => tokenizer::run(shell, command).await?,

@@ -174,9 +174,10 @@ fn table(answer: &SampleResponse, tokenizer: Option<&Tokenizer>) -> Table {
         for (at, token) in one.tokens.iter().enumerate() {
             let logprob = one.logprobs.as_ref().and_then(|all| all.get(at));
             let top = one.topk_logprobs.as_ref().and_then(|top| top.row(at));
-            let top = top.into_iter().flatten().map(|(token, logprob)| {
-                format!("{} {logprob:.2}", piece(tokenizer, token))
-            });
+            let top = top
+                .into_iter()
+                .flatten()
+                .map(|(token, logprob)| format!("{} {logprob:.2}", piece(tokenizer, token)));
             table.row([
                 (number + 1).to_string(),
                 token.to_string(),

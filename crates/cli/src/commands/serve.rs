@@ -115,10 +115,14 @@ pub(super) async fn run(shell: &mut Shell<'_>, serve: Serve) -> Result<Exit, Fai
     };
     note.remove(&data);
     let (saved, waiting) = (stopped.models_saved, stopped.requests_waiting);
-    shell.notice(&format!("stopped; {} saved, {}", count(saved, "model"), match waiting {
-        0 => "nothing waits".to_owned(),
-        _ => format!("{} carried out after the next start", count(waiting, "request")),
-    }));
+    shell.notice(&format!(
+        "stopped; {} saved, {}",
+        count(saved, "model"),
+        match waiting {
+            0 => "nothing waits".to_owned(),
+            _ => format!("{} carried out after the next start", count(waiting, "request")),
+        }
+    ));
     Ok(Exit::Done)
 }
 
@@ -130,9 +134,8 @@ fn count(number: usize, what: &str) -> String {
 fn refuse(shell: &Shell<'_>, serve: &Serve, has_key: bool) -> Result<(), Failure> {
     if !serve.host.is_loopback() && !has_key {
         let why = format!("{} can be reached from other machines, and there is no key", serve.host);
-        return Err(Failure::usage(why).hint(
-            "name a file with a key (--api-key-file FILE), or leave --host out",
-        ));
+        return Err(Failure::usage(why)
+            .hint("name a file with a key (--api-key-file FILE), or leave --host out"));
     }
     if shell.globals.api_key.is_some() {
         let why = "a key among the arguments can be seen by everyone on this machine";

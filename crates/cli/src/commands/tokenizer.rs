@@ -68,7 +68,8 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Tokenizer) -> Result<(),
                     text.strip_suffix('\n').unwrap_or(&text).to_owned()
                 }
             };
-            let encoded = if piece { tokenizer.encode_piece(&text) } else { tokenizer.encode(&text) };
+            let encoded =
+                if piece { tokenizer.encode_piece(&text) } else { tokenizer.encode(&text) };
             let tokens = encoded?;
             let pieces = tokens.iter().map(|id| sample::piece(Some(&tokenizer), *id));
             let pieces: Vec<_> = pieces.collect();
@@ -82,8 +83,11 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Tokenizer) -> Result<(),
             if tokens.is_empty() {
                 tokens = numbers(&shell.world.input.clone().rest().await?)?;
             }
-            let text =
-                if skip_special { tokenizer.decode_text(&tokens) } else { tokenizer.decode(&tokens) };
+            let text = if skip_special {
+                tokenizer.decode_text(&tokens)
+            } else {
+                tokenizer.decode(&tokens)
+            };
             let text = text?;
             shell.text(&text, &json!({ "model": name, "text": text }))
         }

@@ -131,6 +131,7 @@ fn built_in(env: &Env) -> Result<Tokenizer, Failure> {
     let shown = folder.display().to_string();
     std::fs::create_dir_all(&folder).map_err(|why| Failure::file("created", &shown, &why))?;
     let written = tinkex_server::write_tokenizer(&folder);
-    written.map_err(|why| Failure::new(Exit::Failed, format!("{shown} cannot be written: {why}")))?;
+    written
+        .map_err(|why| Failure::new(Exit::Failed, format!("{shown} cannot be written: {why}")))?;
     Ok(Tokenizer::from_folder(&folder)?)
 }
