@@ -3,11 +3,13 @@
 mod audit;
 mod auth;
 mod billing;
+mod chat;
 mod checkpoint;
 mod config;
 mod logprobs;
 mod model;
 mod prompt;
+mod quickstart;
 mod run;
 mod sample;
 mod save;
@@ -15,6 +17,7 @@ mod serve;
 mod session;
 mod tokenizer;
 mod trace;
+mod train;
 mod weights;
 
 use clap::Subcommand;
@@ -53,6 +56,12 @@ pub(crate) enum Command {
     /// Who did what
     #[command(subcommand, arg_required_else_help = true)]
     Audit(audit::Audit),
+    /// See all of it work in under a minute: no key, no GPU, no network
+    Quickstart(quickstart::Quickstart),
+    /// Talk to a model
+    Chat(Box<chat::Chat>),
+    /// Teach a model from a file of examples
+    Train(Box<train::Train>),
     /// Samples from a base model or a checkpoint
     Sample(Box<sample::Sample>),
     /// How likely a model finds a text
@@ -74,7 +83,7 @@ impl Command {
 
     /// Whether the command ends itself in order when it is interrupted; the others just stop.
     pub(crate) fn minds_interrupts(&self) -> bool {
-        matches!(self, Self::Serve(_))
+        matches!(self, Self::Chat(_) | Self::Serve(_) | Self::Train(_))
     }
 }
 
@@ -111,6 +120,9 @@ pub(crate) async fn run(shell: &mut Shell<'_>, command: Command) -> Result<Exit,
         Command::Session(command) => session::run(shell, command).await?,
         Command::Billing(command) => billing::run(shell, command).await?,
         Command::Audit(command) => audit::run(shell, command).await?,
+        Command::Quickstart(command) => quickstart::run(shell, command).await?,
+        Command::Chat(command) => return chat::run(shell, *command).await,
+        Command::Train(command) => return train::run(shell, *command).await,
         Command::Sample(command) => sample::run(shell, *command).await?,
         Command::Logprobs(command) => logprobs::run(shell, command).await?,
         Command::Tokenizer(command) => tokenizer::run(shell, command).await?,
