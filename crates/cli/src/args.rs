@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args as Group, Parser, ValueEnum};
-use tinkex::BaseUrl;
+use tinkex::{BaseUrl, Env, Secret};
 
 use crate::commands::Command;
 
@@ -17,10 +17,13 @@ use crate::commands::Command;
     arg_required_else_help = true,
     infer_long_args = false,
     after_help = "Examples:
+  tinkex auth login                     store an API key
   tinkex run list --limit 5             the newest runs
-  tinkex run list --json                for a program
+  tinkex checkpoint list --json         for a program
+  tinkex checkpoint gc --keep-last 3    what could be freed
 
-Exit codes: 0 done, 1 failed, 2 usage, 3 credentials, 4 not found, 5 try again later."
+Exit codes: 0 done, 1 failed, 2 usage, 3 credentials, 4 not found, 5 try again later,
+6 partly done, 130 interrupted."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -30,47 +33,57 @@ pub(crate) struct Args {
 }
 
 /// What every command understands, before or after its name.
-#[derive(Clone, Debug, Group)]
+#[derive(Clone, Debug, Default, Group)]
+#[command(next_help_heading = "Global options")]
 pub(crate) struct Globals {
-    /// How results are written
-    #[arg(short, long, global = true, value_enum, default_value_t = Format::Table, help_heading = "Global options")]
-    format: Format,
+    /// How results are written [env: TINKEX_FORMAT] [default: table]
+    #[arg(short, long, global = true, value_enum)]
+    pub(crate) format: Option<Format>,
     /// The same as --format json
-    #[arg(long, global = true, conflicts_with = "format", help_heading = "Global options")]
-    json: bool,
-    /// When to use colours
-    #[arg(long, global = true, value_enum, default_value_t = Colour::Auto, value_name = "WHEN", help_heading = "Global options")]
-    pub(crate) color: Colour,
+    #[arg(long, global = true, conflicts_with = "format")]
+    pub(crate) json: bool,
+    /// When to use colours [env: NO_COLOR, CLICOLOR_FORCE] [default: auto]
+    #[arg(long, global = true, value_enum, value_name = "WHEN")]
+    pub(crate) color: Option<Colour>,
     /// The same as --color never
-    #[arg(long, global = true, help_heading = "Global options")]
+    #[arg(long, global = true, conflicts_with = "color")]
     pub(crate) no_color: bool,
     /// Only results and errors
-    #[arg(short, long, global = true, help_heading = "Global options")]
+    #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
+    /// Tell more on standard error; twice for every request [env: TINKER_LOG]
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
     /// No progress bars; they are only ever shown on a terminal
-    #[arg(long, global = true, help_heading = "Global options")]
+    #[arg(long, global = true)]
     pub(crate) no_progress: bool,
-    /// The server; without it TINKER_BASE_URL, or the hosted service
-    #[arg(long, global = true, value_name = "URL", help_heading = "Global options")]
+    /// Settings to use, see `tinkex config` [env: TINKEX_PROFILE]
+    #[arg(long, global = true, value_name = "NAME")]
+    pub(crate) profile: Option<String>,
+    /// The server [env: TINKER_BASE_URL] [default: the hosted service]
+    #[arg(long, global = true, value_name = "URL")]
     pub(crate) base_url: Option<BaseUrl>,
     /// The server on this machine, which needs no key: the one that runs, or one for this command
-    #[arg(long, global = true, conflicts_with_all = ["base_url", "api_key", "api_key_file"], help_heading = "Global options")]
+    #[arg(long, global = true, conflicts_with_all = ["base_url", "api_key", "api_key_file"])]
     pub(crate) local: bool,
-    /// A file that holds the API key
-    #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
+    /// A file that holds the API key [env: TINKER_API_KEY, the key itself]
+    #[arg(long, global = true, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
     /// The API key. Others on this machine can see it: prefer the file, or TINKER_API_KEY
     #[arg(long, global = true, value_name = "KEY", conflicts_with = "api_key_file", hide = true)]
-    pub(crate) api_key: Option<String>,
-    /// How long to go on after failures that pass, such as 90s or 5m; 0 tries once
-    #[arg(long, global = true, value_name = "TIME", value_parser = duration, default_value = "60s", help_heading = "Global options")]
-    pub(crate) retry_for: Duration,
-}
-
-impl Globals {
-    pub(crate) fn format(&self) -> Format {
-        if self.json { Format::Json } else { self.format }
-    }
+    pub(crate) api_key: Option<Secret>,
+    /// The project that new things belong to, or that is asked about [env: TINKER_PROJECT_ID]
+    #[arg(long, global = true, value_name = "ID")]
+    pub(crate) project_id: Option<String>,
+    /// How long one request may take, such as 30s; a bare number is seconds [default: 60s]
+    #[arg(long, global = true, value_name = "TIME", value_parser = duration)]
+    pub(crate) timeout: Option<Duration>,
+    /// How long to go on after failures that pass, such as 90s or 5m; 0 tries once [default: 60s]
+    #[arg(long, global = true, value_name = "TIME", value_parser = duration)]
+    pub(crate) retry_for: Option<Duration>,
+    /// Wait until the account is settled (402) instead of giving up
+    #[arg(long, global = true)]
+    pub(crate) wait_for_billing: bool,
 }
 
 /// How results are written.
@@ -86,6 +99,7 @@ pub(crate) enum Format {
     Plain,
 }
 
+/// When to use colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Colour {
     /// On a terminal, unless NO_COLOR is set
@@ -94,26 +108,8 @@ pub(crate) enum Colour {
     Never,
 }
 
-/// Which part of a list.
-#[derive(Clone, Copy, Debug, Group)]
-pub(crate) struct Page {
-    /// How many at most; 0 for all
-    #[arg(long, value_name = "N", default_value_t = 20, allow_negative_numbers = true)]
-    limit: i64,
-    /// How many to skip
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub(crate) offset: u64,
-}
-
-impl Page {
-    /// How many at most; all if `None`.
-    pub(crate) fn limit(&self) -> Option<u64> {
-        u64::try_from(self.limit).ok().filter(|limit| *limit > 0)
-    }
-}
-
-/// A time such as `90s`, `5m`, `1h`, `250ms`; a bare number is seconds.
-fn duration(text: &str) -> Result<Duration, String> {
+/// A time such as `90s`, `5m`, `1h`, `30d`, `250ms`; a bare number is seconds.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let wrong = || "give a time such as 90s, 5m or 1h".to_owned();
@@ -123,16 +119,20 @@ fn duration(text: &str) -> Result<Duration, String> {
         "" | "s" => number,
         "m" => number * 60.0,
         "h" => number * 3600.0,
+        "d" => number * 86_400.0,
+        "w" => number * 604_800.0,
         _ => return Err(wrong()),
     };
     Duration::try_from_secs_f64(seconds).map_err(|_| wrong())
 }
 
 /// Whether a command line that could not be understood wants its errors as a document.
-pub(crate) fn wants_json(line: &[OsString]) -> bool {
+pub(crate) fn wants_json(line: &[OsString], env: &Env) -> bool {
     let words: Vec<_> = line.iter().filter_map(|word| word.to_str()).collect();
-    words.iter().any(|word| matches!(*word, "--json" | "--format=json" | "-fjson" | "-f=json"))
-        || words.windows(2).any(|pair| matches!(pair, ["-f" | "--format", "json"]))
+    let said = words.iter().find_map(|word| word.strip_prefix("--format="));
+    let pair = || words.windows(2).find(|pair| matches!(pair[0], "-f" | "--format")).map(|p| p[1]);
+    words.iter().any(|word| matches!(*word, "--json" | "-fjson" | "-f=json"))
+        || said.or_else(pair).or(env.get("TINKEX_FORMAT")) == Some("json")
 }
 
 #[cfg(test)]

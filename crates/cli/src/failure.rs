@@ -117,6 +117,23 @@ impl Failure {
         self
     }
 
+    /// Says first what did not happen because of it.
+    pub(crate) fn during(mut self, what: &str) -> Self {
+        if let Self::Said(said) = &mut self {
+            said.message = format!("{what}: {}", said.message);
+        }
+        self
+    }
+
+    /// The same where the rest of the work is done.
+    pub(crate) fn partly(self, what: &str) -> Self {
+        let mut failure = self.during(what);
+        if let Self::Said(said) = &mut failure {
+            said.exit = Exit::Partly;
+        }
+        failure
+    }
+
     /// How the program ends, if this is how the command ended.
     pub(crate) fn exit(&self) -> Exit {
         match self {

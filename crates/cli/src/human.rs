@@ -31,6 +31,42 @@ pub(crate) fn size(bytes: i64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
+/// The same for a size that cannot be negative.
+pub(crate) fn bytes(bytes: u64) -> String {
+    size(i64::try_from(bytes).unwrap_or(i64::MAX))
+}
+
+/// A number as Python writes it: the shortest that reads back as the same.
+pub(crate) fn float(value: f64) -> String {
+    let scientific = format!("{value:e}");
+    match scientific.split_once('e') {
+        Some((digits, exponent)) if value != 0.0 => match exponent.parse::<i32>() {
+            Ok(-4..16) | Err(_) => format!("{value:?}"),
+            Ok(exponent) => {
+                let sign = if exponent < 0 { '-' } else { '+' };
+                format!("{digits}e{sign}{:02}", exponent.abs())
+            }
+        },
+        _ => format!("{value:?}"),
+    }
+}
+
+/// Whether an adapter was trained, and of which rank.
+pub(crate) fn lora(is_lora: bool, rank: Option<u32>) -> String {
+    match rank.filter(|rank| is_lora && *rank > 0) {
+        Some(rank) => format!("Yes (Rank {rank})"),
+        None => yes(is_lora).to_owned(),
+    }
+}
+
+/// A span of time in its largest whole unit.
+pub(crate) fn span(seconds: u64) -> String {
+    let units = [(86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")];
+    let whole = units.iter().find(|(unit, _)| seconds % unit == 0 && seconds >= *unit);
+    let (count, word) = whole.map_or((seconds, "second"), |(unit, word)| (seconds / unit, *word));
+    format!("{count} {word}{}", if count == 1 { "" } else { "s" })
+}
+
 /// How long something takes.
 pub(crate) fn seconds(seconds: f64) -> String {
     #[expect(clippy::cast_possible_truncation, reason = "it saturates")]
@@ -119,6 +155,31 @@ mod tests {
     fn sizes_read_as_in_the_reference() {
         for case in vectors()["sizes"].as_array().unwrap() {
             assert_eq!(case["text"], size(case["bytes"].as_i64().unwrap()), "{case}");
+        }
+    }
+
+    #[test]
+    fn numbers_and_spans_read_well() {
+        for (value, text) in [
+            (0.0, "0.0"),
+            (5.0, "5.0"),
+            (0.00096, "0.00096"),
+            (1.4e-6, "1.4e-06"),
+            (5e-5, "5e-05"),
+            (1e16, "1e+16"),
+            (123_456.75, "123456.75"),
+            (-2.5e-7, "-2.5e-07"),
+        ] {
+            assert_eq!(float(value), text);
+        }
+        for (seconds, text) in [
+            (1, "1 second"),
+            (90, "90 seconds"),
+            (3600, "1 hour"),
+            (172_800, "2 days"),
+            (0, "0 seconds"),
+        ] {
+            assert_eq!(span(seconds), text);
         }
     }
 

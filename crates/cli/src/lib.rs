@@ -7,8 +7,9 @@
 //! |---|---|
 //! | what can be typed | `args` |
 //! | the server on this machine | `local` |
-//! | flags over environment, and the client they make | `settings` |
-//! | what a person or a program reads | `output`, `table`, `human`, `progress` |
+//! | flags over environment over profile, and the client they make | `settings`, `config` |
+//! | what a person or a program reads | `output`, `list`, `table`, `human`, `progress` |
+//! | what the SDK says on the way | `log` |
 //! | what a failure says, and the exit code | `failure` |
 //! | a command | `commands` |
 //!
@@ -19,9 +20,13 @@
 
 mod args;
 mod commands;
+mod config;
 mod failure;
+mod files;
 mod human;
+mod list;
 mod local;
+mod log;
 mod output;
 mod progress;
 mod settings;
@@ -30,6 +35,7 @@ mod world;
 
 use std::ffi::OsString;
 use std::future::pending;
+use std::mem;
 use std::pin::pin;
 
 use clap::Parser as _;
@@ -39,26 +45,71 @@ pub use failure::Exit;
 pub use world::{Input, Interrupt, Terminals, World};
 
 use failure::Failure;
+use log::{Log, Shared};
 use output::Shell;
+use settings::Settings;
 
 /// Runs one command line, the program's name first, and says with which code to end.
 pub async fn run(world: &mut World, line: Vec<OsString>) -> Exit {
-    let wants_json = args::wants_json(&line);
-    let args = match args::Args::try_parse_from(line) {
-        Ok(args) => args,
-        Err(said) if said.use_stderr() => {
-            return if wants_json {
-                failure::report(world, &Failure::usage_of(&said), true)
-            } else {
-                failure::show_usage(world, &said)
-            };
+    match Order::read(world, line) {
+        Ok(order) => order.obey(world).await,
+        Err(exit) => exit,
+    }
+}
+
+/// A command line that was understood.
+#[derive(Debug)]
+pub struct Order(args::Args);
+
+impl Order {
+    /// Reads a command line. What needs nothing but the line itself is done at once, as is
+    /// complaining about one that makes no sense: help and versions must not wait for anything.
+    ///
+    /// # Errors
+    ///
+    /// With the code to end with, where there is nothing left to do.
+    pub fn read(world: &mut World, line: Vec<OsString>) -> Result<Self, Exit> {
+        let wants_json = args::wants_json(&line, &world.env);
+        let args = match args::Args::try_parse_from(line) {
+            Ok(args) => args,
+            Err(said) if said.use_stderr() => {
+                return Err(if wants_json {
+                    failure::report(world, &Failure::usage_of(&said), true)
+                } else {
+                    failure::show_usage(world, &said)
+                });
+            }
+            Err(help) => return Err(output::help(world, &help.to_string())),
+        };
+        match commands::at_once(world, &args.globals, &args.command) {
+            Ok(false) => Ok(Self(args)),
+            Ok(true) => Err(Exit::Done),
+            Err(failure) => Err(failure::report(world, &failure, wants_json)),
         }
-        Err(help) => return output::help(world, &help.to_string()),
-    };
-    let json = args.globals.format() == args::Format::Json;
-    match obey(world, args).await {
-        Ok(exit) => exit,
-        Err(failure) => failure::report(world, &failure, json),
+    }
+
+    /// Carries it out, and says with which code to end.
+    pub async fn obey(self, world: &mut World) -> Exit {
+        let wants_json =
+            matches!(settings::format(&world.env, &self.0.globals), Ok(Some(args::Format::Json)));
+        let settings = match Settings::new(world, &self.0.globals) {
+            Ok(settings) => settings,
+            Err(_) if self.0.command.mends_settings() => {
+                Settings::without_profile(world, &self.0.globals)
+            }
+            Err(failure) => return failure::report(world, &failure, wants_json),
+        };
+        let format = settings.format;
+        let err = Shared::new(mem::replace(&mut world.err, Box::new(std::io::sink())));
+        world.err = Box::new(err.clone());
+        let terminal = world.terminals.err.is_some();
+        let log = Log::new(err.clone(), &world.env, &self.0.globals, format, terminal);
+        // For this thread, on which all of it runs.
+        let _told = tracing::subscriber::set_default(log);
+        match obey(world, err, self.0, settings).await {
+            Ok(exit) => exit,
+            Err(failure) => failure::report(world, &failure, format == args::Format::Json),
+        }
     }
 }
 
@@ -69,10 +120,15 @@ pub fn serves(line: &[OsString]) -> bool {
 }
 
 /// Carries the command out, unless the user stops it.
-async fn obey(world: &mut World, args: args::Args) -> Result<Exit, Failure> {
+async fn obey(
+    world: &mut World,
+    err: Shared,
+    args: args::Args,
+    settings: Settings,
+) -> Result<Exit, Failure> {
     let interrupt = world.interrupt.clone();
     let minds = args.command.minds_interrupts();
-    let mut shell = Shell::new(world, args.globals);
+    let mut shell = Shell::new(world, err, args.globals, settings);
     let ended = {
         let done = pin!(commands::run(&mut shell, args.command));
         let stopped = pin!(async move {
@@ -81,6 +137,7 @@ async fn obey(world: &mut World, args: args::Args) -> Result<Exit, Failure> {
             }
             interrupt.pressed(1).await;
         });
+        // The command is asked first, so it may say what is left when it is stopped.
         match select(done, stopped).await {
             Either::Left((ended, _)) => ended,
             Either::Right(_) => Err(Failure::interrupted()),

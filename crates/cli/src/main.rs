@@ -6,26 +6,14 @@ use std::io::{IsTerminal, stderr, stdin, stdout};
 use std::process::ExitCode;
 
 use tinkex::Env;
-use tinkex_cli::{Input, Interrupt, Terminals, World};
+use tinkex_cli::{Input, Interrupt, Order, Terminals, World};
 
 fn main() -> ExitCode {
-    let line: Vec<_> = std::env::args_os().collect();
-    // One thread is enough to wait for a server, but not to be one.
-    let mut builder = if tinkex_cli::serves(&line) {
-        tokio::runtime::Builder::new_multi_thread()
-    } else {
-        tokio::runtime::Builder::new_current_thread()
-    };
-    let runtime = match builder.enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(why) => {
-            eprintln!("error: the program cannot start: {why}");
-            return ExitCode::FAILURE;
-        }
-    };
     let interrupt = Interrupt::default();
     let mut world = World {
         env: Env::of_process(),
+        // Without one, relative paths mean what they always do.
+        folder: std::env::current_dir().unwrap_or_default(),
         out: Box::new(stdout()),
         err: Box::new(stderr()),
         input: Input::of_process(),
@@ -37,9 +25,28 @@ fn main() -> ExitCode {
         interrupt: interrupt.clone(),
         prepare: Box::new(|client| client),
     };
+    let line: Vec<_> = std::env::args_os().collect();
+    let serves = tinkex_cli::serves(&line);
+    let order = match Order::read(&mut world, line) {
+        Ok(order) => order,
+        Err(exit) => return ExitCode::from(exit.code()),
+    };
+    // One thread is enough to wait for a server, but not to be one.
+    let mut builder = if serves {
+        tokio::runtime::Builder::new_multi_thread()
+    } else {
+        tokio::runtime::Builder::new_current_thread()
+    };
+    let runtime = match builder.enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(why) => {
+            eprintln!("error: the program cannot start: {why}");
+            return ExitCode::FAILURE;
+        }
+    };
     let exit = runtime.block_on(async {
         tokio::spawn(listen(interrupt));
-        tinkex_cli::run(&mut world, line).await
+        order.obey(&mut world).await
     });
     // A thread may still wait for input that nobody wants any more.
     runtime.shutdown_background();

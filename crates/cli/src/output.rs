@@ -1,5 +1,6 @@
 //! [`Shell`]: results on standard output, everything else on standard error.
 
+use std::io::Write as _;
 use std::pin::pin;
 
 use futures_util::future::select;
@@ -9,7 +10,8 @@ use tinkex::ServiceClient;
 use crate::args::{Format, Globals};
 use crate::failure::{Exit, Failure};
 use crate::local::Local;
-use crate::settings;
+use crate::log::Shared;
+use crate::settings::Settings;
 use crate::table::{Style, Table};
 use crate::world::World;
 
@@ -17,29 +19,44 @@ use crate::world::World;
 pub(crate) struct Shell<'w> {
     pub(crate) world: &'w mut World,
     pub(crate) globals: Globals,
+    pub(crate) settings: Settings,
+    /// Standard error, which the log writes to as well.
+    err: Shared,
     local: Option<Local>,
-    format: Format,
     style: Style,
 }
 
 impl<'w> Shell<'w> {
-    pub(crate) fn new(world: &'w mut World, globals: Globals) -> Self {
-        let style =
-            Style { colours: settings::colours(world, &globals), width: world.terminals.out };
-        Self { format: globals.format(), style, world, globals, local: None }
+    pub(crate) fn new(
+        world: &'w mut World,
+        err: Shared,
+        globals: Globals,
+        settings: Settings,
+    ) -> Self {
+        let style = Style { colours: settings.colours, width: world.terminals.out };
+        Self { style, world, err, globals, settings, local: None }
+    }
+
+    /// From now on tables are as wide as they like, whatever the terminal.
+    pub(crate) fn widen(&mut self) {
+        self.style.width = None;
     }
 
     /// A client as the flags and the environment want it. With `--local` the server is started or
     /// found first.
     pub(crate) async fn client(&mut self) -> Result<ServiceClient, Failure> {
-        if self.globals.local && self.local.is_none() {
+        self.start_local().await?;
+        self.settings.client(self.world)
+    }
+
+    /// Starts or finds the server on this machine, if that is wanted.
+    pub(crate) async fn start_local(&mut self) -> Result<(), Failure> {
+        if self.settings.local && self.local.is_none() {
             let local = Local::open(&self.world.env).await?;
-            self.globals.base_url = Some(local.url()?);
-            self.globals.api_key = Some(local.key()?);
-            self.globals.api_key_file = None;
+            self.settings.use_server(local.url()?, local.key()?);
             self.local = Some(local);
         }
-        settings::client(self.world, &self.globals)
+        Ok(())
     }
 
     /// Stops the local server, if this program runs it. Ctrl-C twice does not wait for that.
@@ -51,7 +68,7 @@ impl<'w> Shell<'w> {
 
     /// A result that people read as a table.
     pub(crate) fn table(&mut self, table: &Table, json: &impl Serialize) -> Result<(), Failure> {
-        let text = match self.format {
+        let text = match self.settings.format {
             Format::Json => document(json)?,
             Format::Table => table.render(self.style),
             Format::Csv => table.csv(),
@@ -62,23 +79,32 @@ impl<'w> Shell<'w> {
 
     /// A result that people read as text.
     pub(crate) fn text(&mut self, text: &str, json: &impl Serialize) -> Result<(), Failure> {
-        let text = match self.format {
+        let text = match self.settings.format {
             Format::Json => document(json)?,
             Format::Table | Format::Csv | Format::Plain => format!("{text}\n"),
         };
         self.write(&text)
     }
 
+    /// That something was done: a line on standard error for people, a document for programs.
+    pub(crate) fn done(&mut self, text: &str, json: &impl Serialize) -> Result<(), Failure> {
+        if self.is_json() {
+            return self.write(&document(json)?);
+        }
+        self.notice(text);
+        Ok(())
+    }
+
     /// A line for people that is no result. Not with `--quiet`, nor beside a document.
     pub(crate) fn notice(&mut self, text: &str) {
-        if !self.globals.quiet && self.format != Format::Json {
+        if !self.globals.quiet && !self.is_json() {
             let _ = writeln!(self.world.err, "{text}");
         }
     }
 
     /// Whether results are for a program that reads one document.
     pub(crate) fn is_json(&self) -> bool {
-        self.format == Format::Json
+        self.settings.format == Format::Json
     }
 
     /// How wide progress may be, where somebody watches.
@@ -103,15 +129,41 @@ impl<'w> Shell<'w> {
                 .hint(format!("say {flag} to go ahead without a question")));
         }
         loop {
-            let _ = write!(self.world.err, "{question} [y/N]: ");
-            let _ = self.world.err.flush();
-            let answer = self.world.input.clone().line().await?;
-            match answer.unwrap_or_default().trim().to_ascii_lowercase().as_str() {
+            self.say(&format!("{question} [y/N]: "));
+            let Some(answer) = self.world.input.clone().line().await? else {
+                self.say("\n");
+                return Err(Failure::new(Exit::Failed, "there was no answer; nothing was done"));
+            };
+            match answer.trim().to_ascii_lowercase().as_str() {
                 "y" | "yes" => return Ok(true),
                 "" | "n" | "no" => return Ok(false),
-                _ => self.notice("say y or n"),
+                _ => self.say("say y or n\n"),
             }
         }
+    }
+
+    /// Text on standard error as it is, whatever the format: questions and what belongs to them.
+    pub(crate) fn say(&mut self, text: &str) {
+        let _ = self.world.err.write_all(text.as_bytes());
+        let _ = self.world.err.flush();
+    }
+
+    /// The same, for whoever outlives this call.
+    pub(crate) fn stderr(&self) -> impl FnMut(&str) + Send + use<> {
+        let mut err = self.err.clone();
+        move |text| {
+            let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
+        }
+    }
+
+    /// An address that can be clicked, where standard error is a terminal that may be coloured.
+    pub(crate) fn link(&self, url: &str) -> String {
+        link(url, self.settings.colours && self.world.terminals.err.is_some())
+    }
+
+    /// The same for standard output.
+    pub(crate) fn link_in_result(&self, url: &str) -> String {
+        link(url, self.settings.colours && self.world.terminals.out.is_some())
     }
 
     /// Writes to standard output as it is.
@@ -121,7 +173,15 @@ impl<'w> Shell<'w> {
     }
 }
 
-fn document(json: &impl Serialize) -> Result<String, Failure> {
+fn link(url: &str, clickable: bool) -> String {
+    if clickable {
+        format!("\u{1b}]8;;{url}\u{1b}\\{url}\u{1b}]8;;\u{1b}\\")
+    } else {
+        url.to_owned()
+    }
+}
+
+pub(crate) fn document(json: &impl Serialize) -> Result<String, Failure> {
     let wrong = |why| Failure::new(Exit::Failed, format!("the result cannot be written: {why}"));
     serde_json::to_string_pretty(json).map(|text| text + "\n").map_err(wrong)
 }

@@ -1,9 +1,15 @@
 //! [`Bar`]: how far something is that takes a while, drawn over itself on a terminal.
 
+use std::future::pending;
 use std::io::Write as _;
+use std::pin::pin;
 
+use futures_util::future::{Either, select};
+use tinkex::{DownloadProgress, Error};
+use tokio::sync::watch;
 use tokio::time::{Duration, Instant};
 
+use crate::failure::Failure;
 use crate::human;
 use crate::output::Shell;
 
@@ -115,4 +121,44 @@ impl Bar {
 fn draw(shell: &mut Shell<'_>, text: &str) {
     let _ = shell.world.err.write_all(text.as_bytes());
     let _ = shell.world.err.flush();
+}
+
+/// Shows how far a download is until it ends, or the user stops it.
+pub(crate) async fn of_download<T, F>(
+    shell: &mut Shell<'_>,
+    label: &str,
+    start: impl FnOnce(Box<dyn Fn(&DownloadProgress) + Send + Sync>) -> F,
+) -> Result<T, Failure>
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let (tell, mut told) = watch::channel(DownloadProgress::default());
+    let mut work = pin!(start(Box::new(move |now| {
+        tell.send_replace(*now);
+    })));
+    let interrupt = shell.world.interrupt.clone();
+    let mut stopped = pin!(interrupt.pressed(1));
+    let mut bar = Bar::new(shell, label, Unit::Bytes, None);
+    let ended = loop {
+        let step = {
+            let news = pin!(async {
+                if told.changed().await.is_err() {
+                    // Nobody tells any more, so it is about to end.
+                    pending::<()>().await;
+                }
+            });
+            match select(select(work.as_mut(), stopped.as_mut()), news).await {
+                Either::Left((Either::Left((ended, _)), _)) => Some(ended.map_err(Failure::from)),
+                Either::Left((Either::Right(_), _)) => Some(Err(Failure::interrupted())),
+                Either::Right(_) => None,
+            }
+        };
+        if let Some(ended) = step {
+            break ended;
+        }
+        let now = *told.borrow();
+        bar.set(shell, now.bytes, now.bytes_total);
+    };
+    bar.clear(shell);
+    ended
 }

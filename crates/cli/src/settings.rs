@@ -1,51 +1,213 @@
-//! Flags over the environment, and the client they make.
+//! What counts: flags over the environment over the profile, and the client that they make.
 
-use tinkex::{RetryPolicy, ServiceClient, ServiceClientBuilder};
+use std::path::PathBuf;
+use std::time::Duration;
 
-use crate::args::{Colour, Globals};
-use crate::failure::Failure;
+use tinkex::{BaseUrl, CredentialStore, Env, RetryPolicy, ServiceClient, ServiceClientBuilder};
+
+use crate::args::{Colour, Format, Globals};
+use crate::config::{Config, Profile};
+use crate::failure::{Exit, Failure};
 use crate::world::World;
 
-/// A client as the flags and the environment want it. Nothing is sent yet.
-pub(crate) fn client(world: &World, globals: &Globals) -> Result<ServiceClient, Failure> {
-    let client = base(world, globals);
-    let key = match (&globals.api_key_file, &globals.api_key) {
-        (Some(file), _) => {
-            let text = std::fs::read_to_string(file)
-                .map_err(|why| Failure::file("read", &file.display().to_string(), &why))?;
-            Some(text.trim().to_owned())
-        }
-        (None, key) => key.clone(),
-    };
-    Ok(key.into_iter().fold(client, ServiceClientBuilder::api_key).build()?)
+/// How long a person waits for failures that pass.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What counts for this command line.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub(crate) format: Format,
+    /// Whether results are coloured.
+    pub(crate) colours: bool,
+    /// Whether the server is the one on this machine.
+    pub(crate) local: bool,
+    pub(crate) base_url: Option<BaseUrl>,
+    pub(crate) project_id: Option<String>,
+    timeout: Option<Duration>,
+    /// How long to go on; as the command likes if nobody said.
+    retry_for: Option<Duration>,
+    wait_for_billing: bool,
+    key: Key,
 }
 
-fn base(world: &World, globals: &Globals) -> ServiceClientBuilder {
-    let retry = if globals.retry_for.is_zero() {
-        RetryPolicy::disabled()
-    } else {
-        RetryPolicy::default().within(globals.retry_for)
-    };
-    let mut client = ServiceClient::builder()
-        .env(world.env.clone())
-        .retry(retry)
-        // A short command must not wait for its own news to leave.
-        .without_telemetry();
-    if let Some(url) = &globals.base_url {
-        client = client.base_url(url.clone());
+/// Which credential.
+#[derive(Debug)]
+enum Key {
+    File(PathBuf),
+    Given(tinkex::Secret),
+    /// One of the stored keys.
+    Stored(String),
+    /// As the client finds it: the environment, then the default of the stored keys.
+    Usual,
+}
+
+impl Settings {
+    /// Puts together what was said. Touches no network.
+    pub(crate) fn new(world: &World, globals: &Globals) -> Result<Self, Failure> {
+        let env = &world.env;
+        let profile = match globals.profile.as_deref().or(env.get("TINKEX_PROFILE")) {
+            Some(name) => Config::load(env)?.profile(name)?,
+            None => Config::load(env)?.usual_profile()?,
+        };
+        let format = format(env, globals)?;
+        Ok(Self::of(world, globals, format, profile))
     }
-    (world.prepare)(client)
+
+    /// The same where the profile makes no sense.
+    pub(crate) fn without_profile(world: &World, globals: &Globals) -> Self {
+        let format = format(&world.env, globals).unwrap_or_default();
+        Self::of(world, globals, format, Profile::default())
+    }
+
+    fn of(world: &World, globals: &Globals, format: Option<Format>, profile: Profile) -> Self {
+        let env = &world.env;
+        Self {
+            format: format.or(profile.format).unwrap_or(Format::Table),
+            colours: colours(world, globals, &profile),
+            local: globals.local
+                || (profile.local == Some(true)
+                    && globals.base_url.is_none()
+                    && env.get("TINKER_BASE_URL").is_none()),
+            base_url: or_else(globals.base_url.clone(), env, "TINKER_BASE_URL", profile.base_url),
+            project_id: or_else(
+                globals.project_id.clone(),
+                env,
+                "TINKER_PROJECT_ID",
+                profile.project_id,
+            ),
+            timeout: globals.timeout.or(profile.timeout),
+            retry_for: globals.retry_for.or(profile.retry_for),
+            wait_for_billing: globals.wait_for_billing,
+            key: key(env, globals, profile.key_id),
+        }
+    }
+
+    /// From now on this server, with this key.
+    pub(crate) fn use_server(&mut self, url: BaseUrl, key: String) {
+        self.base_url = Some(url);
+        self.key = Key::Given(key.into());
+    }
+
+    /// A client as these settings want it. Nothing is sent yet.
+    pub(crate) fn client(&self, world: &World) -> Result<ServiceClient, Failure> {
+        self.within(world, self.retry_for.unwrap_or(PATIENCE))
+    }
+
+    /// The same, that tries once unless somebody wants more.
+    pub(crate) fn client_for_one_try(&self, world: &World) -> Result<ServiceClient, Failure> {
+        self.within(world, self.retry_for.unwrap_or(Duration::ZERO))
+    }
+
+    fn within(&self, world: &World, patience: Duration) -> Result<ServiceClient, Failure> {
+        let client = self.base(world, patience);
+        let key = match &self.key {
+            Key::File(file) => {
+                let shown = file.display().to_string();
+                let text = std::fs::read_to_string(world.path(file))
+                    .map_err(|why| Failure::file("read", &shown, &why))?;
+                Some(text.trim().to_owned())
+            }
+            Key::Given(key) => Some(key.expose().to_owned()),
+            Key::Stored(id) => Some(stored(&world.env, id)?),
+            Key::Usual => None,
+        };
+        Ok(key.into_iter().fold(client, ServiceClientBuilder::api_key).build()?)
+    }
+
+    /// The same with a key that is not stored yet.
+    pub(crate) fn client_with_key(
+        &self,
+        world: &World,
+        key: &str,
+    ) -> Result<ServiceClient, Failure> {
+        let patience = self.retry_for.unwrap_or(Duration::ZERO);
+        Ok(self.base(world, patience).api_key(key).build()?)
+    }
+
+    fn base(&self, world: &World, patience: Duration) -> ServiceClientBuilder {
+        let mut retry = if patience.is_zero() {
+            RetryPolicy::disabled()
+        } else {
+            RetryPolicy::default().within(patience)
+        };
+        if self.wait_for_billing {
+            retry = retry.wait_for_billing();
+        }
+        if let Some(timeout) = self.timeout {
+            retry = retry.with_timeout(timeout);
+        }
+        let mut client = ServiceClient::builder()
+            .env(world.env.clone())
+            .retry(retry)
+            // A short command must not wait for its own news to leave.
+            .without_telemetry();
+        if let Some(url) = &self.base_url {
+            client = client.base_url(url.clone());
+        }
+        if let Some(project) = &self.project_id {
+            client = client.project_id(project);
+        }
+        (world.prepare)(client)
+    }
 }
 
-/// Whether results are coloured.
-pub(crate) fn colours(world: &World, globals: &Globals) -> bool {
+/// The flag; else nothing if the environment has a say, which the client reads itself; else the
+/// profile.
+fn or_else<T>(flag: Option<T>, env: &Env, variable: &str, profile: Option<T>) -> Option<T> {
+    flag.or_else(|| profile.filter(|_| env.get(variable).is_none()))
+}
+
+fn key(env: &Env, globals: &Globals, profile: Option<String>) -> Key {
+    let said = ["TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"];
+    let env_has = said.iter().any(|name| env.get(name).is_some());
+    match (&globals.api_key_file, &globals.api_key, profile) {
+        (Some(file), _, _) => Key::File(file.clone()),
+        (None, Some(key), _) => Key::Given(key.clone()),
+        (None, None, Some(id)) if !env_has => Key::Stored(id),
+        _ => Key::Usual,
+    }
+}
+
+fn stored(env: &Env, id: &str) -> Result<String, Failure> {
+    let store = CredentialStore::load(env)?;
+    let key = store.keys().find(|(known, _)| *known == id);
+    key.map(|(_, key)| key.key.expose().to_owned()).ok_or_else(|| {
+        Failure::new(Exit::Credentials, format!("the profile wants the key {id:?}, which is gone"))
+            .hint("see `tinkex auth list` and `tinkex config set key_id`")
+    })
+}
+
+/// How results are written, if the command line or the environment says so.
+pub(crate) fn format(env: &Env, globals: &Globals) -> Result<Option<Format>, Failure> {
+    match (globals.json, globals.format, env.get("TINKEX_FORMAT")) {
+        (true, _, _) => Ok(Some(Format::Json)),
+        (false, Some(format), _) => Ok(Some(format)),
+        (false, None, Some(word)) => match clap::ValueEnum::from_str(word, true) {
+            Ok(format) => Ok(Some(format)),
+            Err(_) => Err(Failure::usage(format!("TINKEX_FORMAT is {word:?}"))
+                .hint("say table, json, csv or plain")),
+        },
+        (false, None, None) => Ok(None),
+    }
+}
+
+fn colours(world: &World, globals: &Globals, profile: &Profile) -> bool {
+    if globals.no_color {
+        return false;
+    }
     match globals.color {
-        _ if globals.no_color => false,
-        Colour::Always => true,
-        Colour::Never => false,
-        Colour::Auto => {
+        Some(Colour::Always) => true,
+        Some(Colour::Never) => false,
+        Some(Colour::Auto) | None => {
             let forced = world.env.get("CLICOLOR_FORCE").is_some_and(|value| value != "0");
-            world.env.get("NO_COLOR").is_none() && (world.terminals.out.is_some() || forced)
+            let usual = match profile.color {
+                Some(Colour::Always) => true,
+                Some(Colour::Never) => false,
+                Some(Colour::Auto) | None => {
+                    world.terminals.out.is_some() && world.env.get("TERM") != Some("dumb")
+                }
+            };
+            world.env.get("NO_COLOR").is_none() && (forced || usual)
         }
     }
 }

@@ -48,6 +48,16 @@ impl Table {
         self.row([name.to_owned(), value.into()]);
     }
 
+    /// What a user remembered, below a line of its own.
+    pub(crate) fn metadata(&mut self, metadata: Option<&tinkex::Metadata>) {
+        if let Some(metadata) = metadata.filter(|metadata| !metadata.is_empty()) {
+            self.property("Metadata", "");
+            for (name, text) in metadata.iter() {
+                self.property(&format!("  - {name}"), text);
+            }
+        }
+    }
+
     /// With borders.
     pub(crate) fn render(&self, style: Style) -> String {
         let rows: Vec<Vec<String>> =

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, BufRead, IsTerminal as _, Write};
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,6 +19,8 @@ use crate::failure::Failure;
 pub struct World {
     /// The environment. It is read nowhere else.
     pub env: Env,
+    /// The folder that relative paths start from.
+    pub folder: PathBuf,
     /// Where results go.
     pub out: Box<dyn Write + Send>,
     /// Where questions, notices, progress and errors go.
@@ -30,6 +33,13 @@ pub struct World {
     pub interrupt: Interrupt,
     /// Changes every client before it is built: a test puts its own server in here.
     pub prepare: Box<dyn Fn(ServiceClientBuilder) -> ServiceClientBuilder + Send>,
+}
+
+impl World {
+    /// A path as the user means it.
+    pub(crate) fn path(&self, path: &Path) -> PathBuf {
+        self.folder.join(path)
+    }
 }
 
 impl fmt::Debug for World {
@@ -57,6 +67,9 @@ pub struct Terminals {
 pub struct Input {
     stream: Arc<Mutex<Box<dyn BufRead + Send>>>,
     edits: bool,
+    /// Makes the terminal show nothing of what is typed and hand it over at once, until the value
+    /// it gives is dropped.
+    hide: Option<fn() -> io::Result<Box<dyn Send>>>,
 }
 
 impl fmt::Debug for Input {
@@ -68,14 +81,19 @@ impl fmt::Debug for Input {
 impl Input {
     /// Lines of this stream.
     pub fn new(stream: impl BufRead + Send + 'static) -> Self {
-        Self { stream: Arc::new(Mutex::new(Box::new(stream))), edits: false }
+        Self { stream: Arc::new(Mutex::new(Box::new(stream))), edits: false, hide: None }
     }
 
     /// Standard input, where lines can be edited if it is a terminal.
     #[must_use]
     pub fn of_process() -> Self {
-        let stdin = io::stdin();
-        Self { edits: stdin.is_terminal(), ..Self::new(io::BufReader::new(stdin)) }
+        let (edits, input) =
+            (io::stdin().is_terminal(), Self::new(io::BufReader::new(io::stdin())));
+        #[cfg(unix)]
+        let hide: Option<fn() -> _> = edits.then_some(hide);
+        #[cfg(not(unix))]
+        let hide = None;
+        Self { edits, hide, ..input }
     }
 
     /// Whether lines can be edited as they are typed.
@@ -117,6 +135,22 @@ impl Input {
         .await
     }
 
+    /// The next line, shown by `echo` as so many stars. Elsewhere than on a terminal a line as any
+    /// other. `None` at the end, and where the user gives up with Ctrl-D.
+    ///
+    /// # Errors
+    ///
+    /// If the stream cannot be read, or the user pressed Ctrl-C ([`io::ErrorKind::Interrupted`]).
+    pub async fn secret(
+        &self,
+        echo: impl FnMut(&str) + Send + 'static,
+    ) -> io::Result<Option<String>> {
+        let Some(hide) = self.hide else { return self.line().await };
+        // Held here, not by the thread that may wait for ever: it has to go when this is dropped.
+        let _hidden = hide()?;
+        self.read(move |stream| typed(stream, echo)).await
+    }
+
     async fn read<T: Send + 'static>(
         &self,
         how: impl FnOnce(&mut dyn BufRead) -> io::Result<T> + Send + 'static,
@@ -130,6 +164,63 @@ impl Input {
         });
         told.await.unwrap_or_else(|_| Err(io::Error::other("the input could not be read")))
     }
+}
+
+/// Hides what is typed, until the guard is dropped.
+#[cfg(unix)]
+fn hide() -> io::Result<Box<dyn Send>> {
+    use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+
+    struct Before(Termios);
+
+    impl Drop for Before {
+        fn drop(&mut self) {
+            let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.0);
+        }
+    }
+
+    let before = tcgetattr(io::stdin())?;
+    let mut hidden = before.clone();
+    hidden.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
+    tcsetattr(io::stdin(), OptionalActions::Now, &hidden)?;
+    Ok(Box::new(Before(before)))
+}
+
+/// Reads a line that the terminal hands over key by key.
+fn typed(stream: &mut dyn BufRead, mut echo: impl FnMut(&str)) -> io::Result<Option<String>> {
+    let mut line = Vec::new();
+    loop {
+        let mut key = [0];
+        if stream.read(&mut key)? == 0 {
+            return Ok(None);
+        }
+        match key[0] {
+            b'\r' | b'\n' => break,
+            // Ctrl-C, which a hidden terminal does not make a signal of.
+            3 => return Err(io::ErrorKind::Interrupted.into()),
+            // Ctrl-D.
+            4 if line.is_empty() => return Ok(None),
+            4 => break,
+            8 | 127 => {
+                if line.pop().is_some() {
+                    echo("\u{8} \u{8}");
+                }
+            }
+            // Ctrl-U.
+            21 => {
+                echo(&"\u{8} \u{8}".repeat(line.len()));
+                line.clear();
+            }
+            0..32 => {}
+            letter => {
+                line.push(letter);
+                echo("*");
+            }
+        }
+    }
+    String::from_utf8(line)
+        .map(Some)
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "what was typed is no text"))
 }
 
 /// Tells when the user wants it to stop: Ctrl-C, once or more often.
@@ -170,5 +261,28 @@ impl Interrupt {
             Either::Left((done, _)) => done,
             Either::Right(_) => Err(Failure::interrupted()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_become_a_line_and_stars() {
+        for (keys, line, shown) in [
+            (&b"tml-1\r"[..], Some("tml-1"), "*****"),
+            (b"ab\x7fc\n", Some("ac"), "**\u{8} \u{8}*"),
+            (b"ab\x15\x01c\n", Some("c"), "**\u{8} \u{8}\u{8} \u{8}*"),
+            (b"\x04", None, ""),
+            (b"", None, ""),
+            (b"a\x04", Some("a"), "*"),
+        ] {
+            let mut echoed = String::new();
+            let read = typed(&mut &keys[..], |text| echoed.push_str(text)).unwrap();
+            assert_eq!((read.as_deref(), echoed.as_str()), (line, shown));
+        }
+        let stopped = typed(&mut &b"ab\x03"[..], |_| ()).unwrap_err();
+        assert_eq!(stopped.kind(), io::ErrorKind::Interrupted);
     }
 }

@@ -63,6 +63,7 @@ mod config;
 #[cfg(feature = "console")]
 mod console;
 mod dispatch;
+mod download;
 mod engine;
 mod error;
 mod future;
@@ -86,6 +87,7 @@ mod fixture;
 pub use config::{ApiKey, BaseUrl, CredentialStore, Env, StoredKey, StoredKeyKind};
 #[cfg(feature = "console")]
 pub use console::log_to_console;
+pub use download::{Download, DownloadProgress, Downloaded};
 pub use error::{Error, ErrorKind, Result};
 pub use future::ApiFuture;
 pub use lookup::{AdminClient, CopyCheckpoint, RestClient};
@@ -93,10 +95,10 @@ pub use sampling::{SampleCall, SamplingClient};
 pub use service::{ServiceClient, ServiceClientBuilder};
 pub use tinkex_wire::{
     self as wire, AdamParams, Category, Datum, DimuonParams, FinishReason, JsonObject, Logprobs,
-    LoraConfig, LossConfig, LossFn, LossOutput, LossOutputs, ModelId, ModelInfo, ModelInput,
-    OptimParams, OptimStepOutput, OptimizerConfig, RequestId, SampleResponse, SampledSequence,
-    SamplerHandle, SamplerId, SamplingParams, Secret, ServerCapabilities, SessionId, Stop,
-    StopReason, SupportedModel, TensorData, Timestamp, TinkerPath, Tokens, rest,
+    LoraConfig, LossConfig, LossFn, LossOutput, LossOutputs, Metadata, ModelId, ModelInfo,
+    ModelInput, OptimParams, OptimStepOutput, OptimizerConfig, RequestId, SampleResponse,
+    SampledSequence, SamplerHandle, SamplerId, SamplingParams, Secret, ServerCapabilities,
+    SessionId, Stop, StopReason, SupportedModel, TensorData, Timestamp, TinkerPath, Tokens, rest,
 };
 #[cfg(feature = "console")]
 pub use tracing;
@@ -105,7 +107,7 @@ pub use training::{
     TrainingClient,
 };
 pub use transport::Identity;
-pub use transport::http::{HttpFailure, HttpService, Lane};
+pub use transport::http::{HttpFailure, HttpService, Incoming, Lane};
 pub use transport::retry::RetryPolicy;
 
 #[cfg(feature = "chat")]

@@ -273,6 +273,26 @@ impl ServiceClient {
         &self.0.settings.base_url
     }
 
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    fn of(settings: Arc<Settings>) -> Self {
+        Self(Arc::new(Inner {
+            settings,
+            engine: OnceCell::new(),
+            session: OnceCell::new(),
+            restored: Mutex::default(),
+            closed: AtomicBool::new(false),
+            over: watch::channel(false).0,
+        }))
+    }
+
+    /// A client with the same settings and a stay of its own.
+    pub(crate) fn anew(&self) -> Self {
+        Self::of(Arc::clone(&self.0.settings))
+    }
+
     pub(crate) fn project_id(&self) -> Option<&str> {
         self.0.settings.project_id.as_deref()
     }
@@ -475,14 +495,7 @@ impl ServiceClientBuilder {
             progress_timeout: self.progress_timeout,
             poll_timeout: self.poll_timeout,
         })?;
-        Ok(ServiceClient(Arc::new(Inner {
-            settings: Arc::new(settings),
-            engine: OnceCell::new(),
-            session: OnceCell::new(),
-            restored: Mutex::default(),
-            closed: AtomicBool::new(false),
-            over: watch::channel(false).0,
-        })))
+        Ok(ServiceClient::of(Arc::new(settings)))
     }
 }
 

@@ -118,6 +118,11 @@ impl Settings {
         Ok(crate::tokenizer::Hub::from_env(&self.env)?.shared_http(Arc::clone(&self.http)))
     }
 
+    /// The door to the network, for files that need no credential.
+    pub(crate) fn http(&self) -> &dyn HttpService {
+        &*self.http
+    }
+
     pub(crate) fn transport(&self) -> Result<Arc<Transport>> {
         Ok(Transport::new(
             Arc::clone(&self.http),

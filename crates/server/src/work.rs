@@ -6,7 +6,7 @@ use tinkex_engine::loss::Loss;
 use tinkex_engine::loss::graph::Graph;
 use tinkex_engine::optim::StepParams;
 use tinkex_engine::sample::SampleRequest;
-use tinkex_wire::{Datum, Mode, ModelId, RequestId, SamplerId, TensorData, TinkerPath};
+use tinkex_wire::{Datum, Metadata, Mode, ModelId, RequestId, SamplerId, TensorData, TinkerPath};
 
 /// A request in line.
 pub(crate) struct Job {
@@ -58,7 +58,7 @@ pub(crate) struct Save {
     pub(crate) path: TinkerPath,
     pub(crate) overwrite: bool,
     pub(crate) ttl_seconds: Option<u64>,
-    pub(crate) user_metadata: Option<std::collections::BTreeMap<String, String>>,
+    pub(crate) user_metadata: Option<Metadata>,
 }
 
 /// A sample to be drawn.

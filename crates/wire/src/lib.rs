@@ -63,6 +63,7 @@ mod ids;
 mod input;
 mod logprobs;
 mod loss;
+mod metadata;
 mod optim;
 mod output;
 mod path;
@@ -106,6 +107,7 @@ pub use ids::{LossId, ModelId, RequestId, SamplerId, Seq, SequenceId, SessionId}
 pub use input::{Chunk, ImageFormat, ModelInput};
 pub use logprobs::{Logprobs, TopkLogprobs};
 pub use loss::{LossConfig, LossFn, LossSetting};
+pub use metadata::Metadata;
 pub use optim::{
     AdamParams, DimuonParams, OptimParams, OptimStep, OptimStepOutput, OptimizerConfig,
 };

@@ -1,12 +1,11 @@
 //! Saving and loading weights.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
 use crate::call::{json_call, json_output, json_reply};
 use crate::future::Ticket;
 use crate::ids::{ModelId, SamplerId, Seq, SessionId};
+use crate::metadata::Metadata;
 use crate::optim::OptimizerConfig;
 use crate::secret::Secret;
 use crate::{InvalidInput, JsonObject};
@@ -31,7 +30,7 @@ pub struct SaveWeights {
     pub overwrite: bool,
     /// Anything to remember with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub user_metadata: Option<BTreeMap<String, String>>,
+    pub user_metadata: Option<Metadata>,
 }
 
 impl SaveWeights {
@@ -77,7 +76,7 @@ pub struct SaveWeightsForSampler {
     pub ttl_seconds: Option<u64>,
     /// Anything to remember with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub user_metadata: Option<BTreeMap<String, String>>,
+    pub user_metadata: Option<Metadata>,
 }
 
 impl SaveWeightsForSampler {

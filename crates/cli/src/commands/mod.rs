@@ -1,26 +1,46 @@
 //! The commands, a file each: what can be typed after the name, and what it does.
 
+mod audit;
+mod auth;
+mod billing;
 mod chat;
+mod checkpoint;
+mod config;
 mod logprobs;
+mod model;
 mod prompt;
 mod quickstart;
 mod run;
 mod sample;
 mod save;
 mod serve;
+mod session;
 mod tokenizer;
+mod trace;
 mod train;
 mod weights;
 
 use clap::Subcommand;
 use serde_json::json;
 
+use crate::args::{Format, Globals};
 use crate::failure::{Exit, Failure};
-use crate::output::Shell;
+use crate::output::{self, Shell};
+use crate::settings;
+use crate::world::World;
 
 /// What can be done.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Who you are: log in and out, choose among stored keys
+    #[command(subcommand, arg_required_else_help = true)]
+    Auth(auth::Auth),
+    /// Settings that stay, in one file, by profile
+    #[command(subcommand, arg_required_else_help = true)]
+    Config(config::Settings),
+    /// Base models
+    #[command(subcommand, arg_required_else_help = true)]
+    Model(model::Model),
     /// Training runs
     #[command(subcommand, arg_required_else_help = true)]
     Run(run::Run),
@@ -30,6 +50,18 @@ pub(crate) enum Command {
     Chat(Box<chat::Chat>),
     /// Teach a model from a file of examples
     Train(Box<train::Train>),
+    /// Checkpoints: find, share, keep, delete
+    #[command(subcommand, arg_required_else_help = true)]
+    Checkpoint(checkpoint::Checkpoint),
+    /// Sessions, looked at from outside
+    #[command(subcommand, arg_required_else_help = true)]
+    Session(session::Session),
+    /// What was used, and what it costs
+    #[command(subcommand, arg_required_else_help = true)]
+    Billing(billing::Billing),
+    /// Who did what
+    #[command(subcommand, arg_required_else_help = true)]
+    Audit(audit::Audit),
     /// Samples from a base model or a checkpoint
     Sample(Box<sample::Sample>),
     /// How likely a model finds a text
@@ -44,35 +76,58 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// Whether the command works even if the profile makes no sense.
+    pub(crate) fn mends_settings(&self) -> bool {
+        matches!(self, Self::Config(_))
+    }
+
     /// Whether the command ends itself in order when it is interrupted; the others just stop.
     pub(crate) fn minds_interrupts(&self) -> bool {
-        match self {
-            Self::Chat(_) | Self::Serve(_) | Self::Train(_) => true,
-            Self::Quickstart(_)
-            | Self::Run(_)
-            | Self::Sample(_)
-            | Self::Logprobs(_)
-            | Self::Tokenizer(_)
-            | Self::Version => false,
-        }
+        matches!(self, Self::Chat(_) | Self::Serve(_) | Self::Train(_))
     }
+}
+
+/// Does what needs nothing but the command line itself, and says whether it was that.
+pub(crate) fn at_once(
+    world: &mut World,
+    globals: &Globals,
+    command: &Command,
+) -> Result<bool, Failure> {
+    let text = match command {
+        Command::Version => {
+            let version = env!("CARGO_PKG_VERSION");
+            match settings::format(&world.env, globals)? {
+                Some(Format::Json) => {
+                    output::document(&json!({ "name": "tinkex", "version": version }))?
+                }
+                _ => format!("tinkex {version}\n"),
+            }
+        }
+        _ => return Ok(false),
+    };
+    world.out.write_all(text.as_bytes())?;
+    world.out.flush()?;
+    Ok(true)
 }
 
 pub(crate) async fn run(shell: &mut Shell<'_>, command: Command) -> Result<Exit, Failure> {
     match command {
+        Command::Config(command) => config::run(shell, command)?,
         Command::Run(command) => run::run(shell, command).await?,
         Command::Quickstart(command) => quickstart::run(shell, command).await?,
         Command::Chat(command) => return chat::run(shell, *command).await,
         Command::Train(command) => return train::run(shell, *command).await,
+        Command::Auth(command) => return auth::run(shell, command).await,
+        Command::Model(command) => model::run(shell, command).await?,
+        Command::Checkpoint(command) => return checkpoint::run(shell, command).await,
+        Command::Session(command) => session::run(shell, command).await?,
+        Command::Billing(command) => billing::run(shell, command).await?,
+        Command::Audit(command) => audit::run(shell, command).await?,
         Command::Sample(command) => sample::run(shell, *command).await?,
         Command::Logprobs(command) => logprobs::run(shell, command).await?,
         Command::Tokenizer(command) => tokenizer::run(shell, command).await?,
         Command::Serve(command) => return serve::run(shell, command).await,
-        Command::Version => {
-            let version = env!("CARGO_PKG_VERSION");
-            let json = json!({ "name": "tinkex", "version": version });
-            shell.text(&format!("tinkex {version}"), &json)?;
-        }
+        Command::Version => {}
     }
     Ok(Exit::Done)
 }

@@ -1,173 +1,158 @@
 //! Training runs.
 
-use clap::{Subcommand, ValueEnum};
+use clap::Subcommand;
 use serde::Serialize;
 use tinkex::rest::{AccessScope, Checkpoint, ListTrainingRuns, TrainingRun};
-use tinkex::{RestClient, Timestamp};
+use tinkex::{ModelId, Timestamp};
 
-use crate::args::Page;
 use crate::failure::Failure;
 use crate::human;
+use crate::list::{self, Column, Key, Page, View};
 use crate::output::Shell;
 use crate::table::Table;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Run {
     /// List training runs, newest first
+    #[command(after_help = "Examples:
+  tinkex run list
+  tinkex run list --limit 0 --columns id,checkpoint,checkpoint_time
+  tinkex run list --sort -updated --format csv > runs.csv
+
+Columns: id, model, owner, lora, updated, status, checkpoint, checkpoint_time.")]
     List {
         #[command(flatten)]
         page: Page,
-        /// Which columns, in this order, with commas
-        #[arg(short = 'c', long, value_name = "LIST", value_parser = columns)]
-        columns: Option<Columns>,
-        /// Whose runs
-        #[arg(long, value_name = "SCOPE", value_parser = access_scope, default_value = "owned")]
+        #[command(flatten)]
+        view: View,
+        /// Whose runs: owned or accessible
+        #[arg(long, value_name = "SCOPE", value_parser = list::access_scope, default_value = "owned")]
         access_scope: AccessScope,
     },
     /// Show one training run
+    #[command(after_help = "Example:
+  tinkex run info 0034d8c9-0a88-52a9-b2b7-bce7cb1e6fef:train:0")]
     Info {
         /// The run's id
-        run_id: String,
+        run_id: ModelId,
+        /// Whose runs to look among: owned or accessible
+        #[arg(long, value_name = "SCOPE", value_parser = list::access_scope, default_value = "owned")]
+        access_scope: AccessScope,
     },
-}
-
-/// A column of the list of runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[value(rename_all = "snake_case")]
-pub(crate) enum Column {
-    Id,
-    Model,
-    Owner,
-    Lora,
-    Updated,
-    Status,
-    Checkpoint,
-    CheckpointTime,
-}
-
-/// Columns in the order they were asked for.
-#[derive(Clone, Debug)]
-pub(crate) struct Columns(pub(crate) Vec<Column>);
-
-fn columns(text: &str) -> Result<Columns, String> {
-    let one = |name: &str| {
-        Column::from_str(name.trim(), false).map_err(|_| {
-            let all = Column::value_variants().iter().filter_map(ValueEnum::to_possible_value);
-            let all: Vec<_> = all.map(|value| value.get_name().to_owned()).collect();
-            format!("there is no column {name:?}; there are {}", all.join(", "))
-        })
-    };
-    text.split(',').map(one).collect::<Result<_, _>>().map(Columns)
-}
-
-fn access_scope(text: &str) -> Result<AccessScope, String> {
-    match text {
-        "owned" => Ok(AccessScope::Owned),
-        "accessible" => Ok(AccessScope::Accessible),
-        _ => Err("say owned or accessible".to_owned()),
-    }
 }
 
 /// How many runs one request brings.
 const BATCH: u64 = 100;
-const USUAL: [Column; 5] =
-    [Column::Id, Column::Model, Column::Lora, Column::Updated, Column::Status];
 
-pub(super) async fn run(shell: &mut Shell<'_>, command: Run) -> Result<(), Failure> {
-    let rest = shell.client().await?.rest();
-    let now = Timestamp::now();
-    match command {
-        Run::List { page, columns, access_scope } => {
-            let listed = list(&rest, page, access_scope).await?;
-            let columns = columns.map_or_else(|| USUAL.to_vec(), |columns| columns.0);
-            shell.table(&listed.table(&columns, now), &listed)
-        }
-        Run::Info { run_id } => {
-            let run = rest.get_training_run(run_id, AccessScope::Owned).await?;
-            shell.table(&properties(&run, now), &run)
-        }
-    }
-}
-
-#[derive(Serialize)]
-struct Listed {
-    runs: Vec<TrainingRun>,
-    /// How many there are, shown or not.
-    total: u64,
-    shown: usize,
-}
-
-/// Pages until there are as many as asked for, or no more.
-async fn list(rest: &RestClient, page: Page, scope: AccessScope) -> Result<Listed, Failure> {
-    let mut runs: Vec<TrainingRun> = Vec::new();
-    loop {
-        let have = runs.len() as u64;
-        let wanted = page.limit().map_or(BATCH, |limit| BATCH.min(limit - have));
-        let list = ListTrainingRuns {
-            limit: wanted,
-            offset: page.offset + have,
-            access_scope: scope,
-            project_id: None,
-        };
-        let reply = rest.list_training_runs(&list).await?;
-        let (got, total) = (reply.training_runs.len() as u64, reply.cursor.total_count);
-        runs.extend(reply.training_runs);
-        let have = have + got;
-        let target = page.limit().unwrap_or(u64::MAX).min(total.saturating_sub(page.offset));
-        // A page without anything is the last one, whatever the total claims.
-        if have >= target || got == 0 {
-            return Ok(Listed { shown: runs.len(), runs, total });
-        }
-    }
-}
-
-impl Listed {
-    fn table(&self, columns: &[Column], now: Timestamp) -> Table {
-        let mut title = match self.shown {
-            0 => "No training runs found".to_owned(),
-            1 => "1 training run".to_owned(),
-            shown => format!("{shown} training runs"),
-        };
-        let more = self.total.saturating_sub(self.shown as u64);
-        if more > 0 {
-            title += &format!(" ({more} more not shown, use --limit to see more)");
-        }
-        let mut table = Table::new(columns.iter().map(|column| header(*column))).title(title);
-        for run in &self.runs {
-            table.row(columns.iter().map(|column| cell(run, *column, now)));
-        }
-        table
-    }
-}
-
-fn header(column: Column) -> &'static str {
-    match column {
-        Column::Id => "Run ID",
-        Column::Model => "Base Model",
-        Column::Owner => "Owner",
-        Column::Lora => "LoRA",
-        Column::Updated => "Last Update",
-        Column::Status => "Status",
-        Column::Checkpoint => "Last Checkpoint",
-        Column::CheckpointTime => "Checkpoint Time",
-    }
-}
-
-fn cell(run: &TrainingRun, column: Column, now: Timestamp) -> String {
-    let last = run.last_checkpoint.as_ref();
-    match column {
-        Column::Id => run.training_run_id.to_string(),
-        Column::Model => run.base_model.clone(),
-        Column::Owner => run.model_owner.clone(),
-        Column::Lora => match rank(run) {
+const COLUMNS: [Column<TrainingRun>; 8] = [
+    Column {
+        name: "id",
+        header: "Run ID",
+        usual: true,
+        cell: |run, _| run.training_run_id.to_string(),
+        key: |run| Key::text(run.training_run_id.as_str()),
+    },
+    Column {
+        name: "model",
+        header: "Base Model",
+        usual: true,
+        cell: |run, _| run.base_model.clone(),
+        key: |run| Key::text(&run.base_model),
+    },
+    Column {
+        name: "owner",
+        header: "Owner",
+        usual: false,
+        cell: |run, _| run.model_owner.clone(),
+        key: |run| Key::text(&run.model_owner),
+    },
+    Column {
+        name: "lora",
+        header: "LoRA",
+        usual: true,
+        cell: |run, _| match rank(run) {
             Some(rank) => format!("Rank {rank}"),
             None => human::yes(run.is_lora).to_owned(),
         },
-        Column::Updated => human::time(run.last_request_time, now),
-        Column::Status => status(run).to_owned(),
-        Column::Checkpoint => last.map_or("None", |last| last.checkpoint_id.as_str()).to_owned(),
-        Column::CheckpointTime => human::or_missing(last.map(|last| human::time(last.time, now))),
+        key: |run| rank(run).map_or(Key::Missing, |rank| Key::Number(rank.into())),
+    },
+    Column {
+        name: "updated",
+        header: "Last Update",
+        usual: true,
+        cell: |run, now| human::time(run.last_request_time, now),
+        key: |run| Key::time(Some(run.last_request_time)),
+    },
+    Column {
+        name: "status",
+        header: "Status",
+        usual: true,
+        cell: |run, _| status(run).to_owned(),
+        key: |run| Key::text(status(run)),
+    },
+    Column {
+        name: "checkpoint",
+        header: "Last Checkpoint",
+        usual: false,
+        cell: |run, _| {
+            let last = run.last_checkpoint.as_ref();
+            last.map_or("None", |last| last.checkpoint_id.as_str()).to_owned()
+        },
+        key: |run| {
+            run.last_checkpoint.as_ref().map_or(Key::Missing, |last| Key::text(&last.checkpoint_id))
+        },
+    },
+    Column {
+        name: "checkpoint_time",
+        header: "Checkpoint Time",
+        usual: false,
+        cell: |run, now| {
+            human::or_missing(run.last_checkpoint.as_ref().map(|last| human::time(last.time, now)))
+        },
+        key: |run| Key::time(run.last_checkpoint.as_ref().map(|last| last.time)),
+    },
+];
+
+pub(super) async fn run(shell: &mut Shell<'_>, command: Run) -> Result<(), Failure> {
+    match command {
+        Run::List { page, view, access_scope } => list(shell, page, view, access_scope).await,
+        Run::Info { run_id, access_scope } => {
+            let rest = shell.client().await?.rest();
+            let run = rest.get_training_run(run_id, access_scope).await?;
+            shell.table(&properties(&run, Timestamp::now()), &run)
+        }
     }
+}
+
+async fn list(
+    shell: &mut Shell<'_>,
+    page: Page,
+    view: View,
+    access_scope: AccessScope,
+) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Listed {
+        runs: Vec<TrainingRun>,
+        total: u64,
+        shown: usize,
+    }
+
+    let shown = view.of(shell, &COLUMNS)?;
+    let rest = shell.client().await?.rest();
+    let mut found = list::pages(shell, "training runs", page, BATCH, |offset, limit| {
+        let (rest, list) =
+            (rest.clone(), ListTrainingRuns { limit, offset, access_scope, project_id: None });
+        async move {
+            let reply = rest.list_training_runs(&list).await?;
+            Ok((reply.training_runs, Some(reply.cursor.total_count)))
+        }
+    })
+    .await?;
+    shown.sort(&mut found.rows);
+    let count = found.rows.len();
+    let title = list::title(count, found.total, "training run", "training runs");
+    let table = shown.table(&found.rows, Timestamp::now()).title(title);
+    shell.table(&table, &Listed { runs: found.rows, total: found.total, shown: count })
 }
 
 fn properties(run: &TrainingRun, now: Timestamp) -> Table {
@@ -176,11 +161,7 @@ fn properties(run: &TrainingRun, now: Timestamp) -> Table {
     table.property("Run ID", id);
     table.property("Base Model", &run.base_model);
     table.property("Owner", &run.model_owner);
-    let lora = match rank(run) {
-        Some(rank) => format!("Yes (Rank {rank})"),
-        None => human::yes(run.is_lora).to_owned(),
-    };
-    table.property("LoRA", lora);
+    table.property("LoRA", human::lora(run.is_lora, run.lora_rank));
     table.property("Last Update", human::time(run.last_request_time, now));
     table.property("Status", status(run));
     let mut checkpoint = |name: &str, checkpoint: Option<&Checkpoint>| {
@@ -192,12 +173,7 @@ fn properties(run: &TrainingRun, now: Timestamp) -> Table {
     };
     checkpoint("Last Training Checkpoint", run.last_checkpoint.as_ref());
     checkpoint("Last Sampler Checkpoint", run.last_sampler_checkpoint.as_ref());
-    if let Some(metadata) = run.user_metadata.as_ref().filter(|metadata| !metadata.is_empty()) {
-        table.property("Metadata", "");
-        for (key, value) in metadata {
-            table.property(&format!("  - {key}"), value);
-        }
-    }
+    table.metadata(run.user_metadata.as_ref());
     table
 }
 

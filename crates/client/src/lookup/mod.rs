@@ -40,6 +40,10 @@ impl RestClient {
         Self { service }
     }
 
+    pub(crate) fn service(&self) -> &ServiceClient {
+        &self.service
+    }
+
     async fn call<C: Call>(&self, method: &'static str, call: &C) -> Result<C::Reply> {
         send(&self.service, method, call).await
     }

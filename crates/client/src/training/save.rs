@@ -1,9 +1,8 @@
 //! [`Save`]: under which name to save, and how.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tinkex_wire::TinkerPath;
+use tinkex_wire::{Metadata, TinkerPath};
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -24,14 +23,14 @@ pub struct Save {
     pub(super) name: String,
     pub(super) ttl: Option<Duration>,
     pub(super) overwrite: bool,
-    pub(super) metadata: BTreeMap<String, String>,
+    pub(super) metadata: Metadata,
     pub(super) recipients: Vec<String>,
 }
 
 impl Save {
     /// Saves under a name.
     pub fn named(name: impl Into<String>) -> Self {
-        let (metadata, recipients) = (BTreeMap::new(), Vec::new());
+        let (metadata, recipients) = (Metadata::new(), Vec::new());
         Self { name: name.into(), ttl: None, overwrite: false, metadata, recipients }
     }
 
@@ -50,7 +49,7 @@ impl Save {
 
     /// Remembers something with it.
     pub fn metadata(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
-        self.metadata.insert(key.into(), value.into());
+        self.metadata.insert(key, value);
         self
     }
 
@@ -65,7 +64,7 @@ impl Save {
         self.ttl.map(|ttl| ttl.as_secs())
     }
 
-    pub(super) fn user_metadata(&self) -> Option<BTreeMap<String, String>> {
+    pub(super) fn user_metadata(&self) -> Option<Metadata> {
         (!self.metadata.is_empty()).then(|| self.metadata.clone())
     }
 

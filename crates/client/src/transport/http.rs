@@ -1,21 +1,23 @@
 //! The one door to the network.
 //!
-//! [`HttpService`] is what the rest of the crate sees: a request goes in, a whole reply or a failure
-//! comes out. Fakes and proxies come in here; the real one is [`Network`].
+//! [`HttpService`] is what the rest of the crate sees: a request goes in, a reply or a failure comes
+//! out. Fakes and proxies come in here; the real one is [`Network`].
 
 use std::error::Error as StdError;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use futures_util::stream::{self, BoxStream, Stream, StreamExt as _};
 use http::{Request, Response};
 
 use crate::config::Env;
 use crate::error::{Error, ErrorKind};
 
-use super::pool::Pool;
+use super::pool::{Lease, Pool};
 
 /// Sends requests. Redirects are not followed and nothing is sent twice: others decide that.
 pub trait HttpService: Send + Sync + 'static {
@@ -26,6 +28,47 @@ pub trait HttpService: Send + Sync + 'static {
         request: Request<Bytes>,
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>>;
+
+    /// Sends one request and hands the reply over as it comes, for what is too large to be held.
+    /// Nothing may come for `timeout` at most.
+    ///
+    /// A service that does not say otherwise waits for the whole reply.
+    fn open(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<Incoming>, HttpFailure>> {
+        let whole = self.send(lane, request, timeout);
+        Box::pin(async move { Ok(whole.await?.map(Incoming::from)) })
+    }
+}
+
+/// The body of a reply as it comes.
+pub struct Incoming(BoxStream<'static, Result<Bytes, HttpFailure>>);
+
+impl Incoming {
+    /// These bytes, or a failure half-way.
+    pub fn new(bytes: impl Stream<Item = Result<Bytes, HttpFailure>> + Send + 'static) -> Self {
+        Self(bytes.boxed())
+    }
+
+    /// The next bytes; `None` at the end.
+    pub async fn next(&mut self) -> Option<Result<Bytes, HttpFailure>> {
+        self.0.next().await
+    }
+}
+
+impl From<Bytes> for Incoming {
+    fn from(whole: Bytes) -> Self {
+        Self::new(stream::iter((!whole.is_empty()).then_some(Ok(whole))))
+    }
+}
+
+impl fmt::Debug for Incoming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Incoming").finish_non_exhaustive()
+    }
 }
 
 /// A class of traffic. Each has connections of its own, so that a long poll never stands in the way
@@ -51,10 +94,12 @@ pub enum Lane {
     Telemetry,
     /// Files of a model hub.
     Hub,
+    /// Files to download: weights and traces.
+    File,
 }
 
 impl Lane {
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Config,
         Self::Auth,
         Self::Session,
@@ -64,6 +109,7 @@ impl Lane {
         Self::PollMany,
         Self::Telemetry,
         Self::Hub,
+        Self::File,
     ];
 
     /// Its name, for logs and metrics.
@@ -79,6 +125,7 @@ impl Lane {
             Self::PollMany => "poll_many",
             Self::Telemetry => "telemetry",
             Self::Hub => "hub",
+            Self::File => "file",
         }
     }
 
@@ -91,7 +138,7 @@ impl Lane {
     /// what one HTTP/2 connection carries at once.
     pub(crate) const fn requests_per_client(self) -> usize {
         match self {
-            Self::Config | Self::Auth | Self::Train | Self::Hub => 1,
+            Self::Config | Self::Auth | Self::Train | Self::Hub | Self::File => 1,
             Self::Session | Self::Sample | Self::Poll | Self::PollMany | Self::Telemetry => 50,
         }
     }
@@ -219,6 +266,42 @@ impl HttpService for Network {
             pool.settle(&lease, response)
         })
     }
+
+    fn open(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<Incoming>, HttpFailure>> {
+        Box::pin(async move {
+            let request = reqwest::Request::try_from(request).map_err(failure)?;
+            let lease = self.pool(lane).lease();
+            let sent = tokio::time::timeout(timeout, lease.client().client.execute(request)).await;
+            let mut reply = sent.map_err(HttpFailure::timeout)?.map_err(failure)?;
+            let mut response = Response::builder().status(reply.status());
+            if let Some(headers) = response.headers_mut() {
+                *headers = std::mem::take(reply.headers_mut());
+            }
+            let body = Incoming::new(incoming(reply, lease, timeout));
+            response.body(body).map_err(HttpFailure::connect)
+        })
+    }
+}
+
+/// Hands a reply over as it comes. The connection is taken until the end of it.
+fn incoming(
+    reply: reqwest::Response,
+    lease: Lease<Connected>,
+    timeout: Duration,
+) -> impl Stream<Item = Result<Bytes, HttpFailure>> {
+    stream::unfold(Some((reply, lease)), move |state| async move {
+        let (mut reply, lease) = state?;
+        match tokio::time::timeout(timeout, reply.chunk()).await {
+            Ok(Ok(bytes)) => bytes.map(|bytes| (Ok(bytes), Some((reply, lease)))),
+            Ok(Err(why)) => Some((Err(failure(why)), None)),
+            Err(late) => Some((Err(HttpFailure::timeout(late)), None)),
+        }
+    })
 }
 
 /// Without the address: it may hold a query that is nobody's business.

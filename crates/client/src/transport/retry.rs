@@ -22,6 +22,7 @@ use crate::telemetry::Journal;
 
 use super::billing::{self, Billing};
 use super::delay;
+use super::http::Lane;
 use super::pause::Hold;
 use super::rule::Rule;
 use super::seen;
@@ -46,13 +47,21 @@ pub struct RetryPolicy {
     max_resends: u32,
     persist: bool,
     patience: Option<Duration>,
+    timeout: Option<Duration>,
+    wait_for_billing: bool,
 }
 
 impl Default for RetryPolicy {
     /// As the service expects of its clients: up to ten resends, and persistence for five minutes
     /// where a call may be repeated.
     fn default() -> Self {
-        Self { max_resends: u32::MAX, persist: true, patience: None }
+        Self {
+            max_resends: u32::MAX,
+            persist: true,
+            patience: None,
+            timeout: None,
+            wait_for_billing: false,
+        }
     }
 }
 
@@ -60,7 +69,7 @@ impl RetryPolicy {
     /// Nothing is sent twice.
     #[must_use]
     pub fn disabled() -> Self {
-        Self { max_resends: 0, persist: false, patience: None }
+        Self { max_resends: 0, persist: false, ..Self::default() }
     }
 
     /// At most this many resends at a time, fewer where the service expects fewer.
@@ -79,10 +88,30 @@ impl RetryPolicy {
         self
     }
 
+    /// Waits all the same while the account has to be settled (402), as long as the server allows.
+    #[must_use]
+    pub fn wait_for_billing(mut self) -> Self {
+        self.wait_for_billing = true;
+        self
+    }
+
+    /// How long one attempt may take, in place of what is usual for the call. Waiting for an answer
+    /// that takes its time keeps its own rhythm.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
     /// The limit on resends.
     #[must_use]
     pub fn max_resends(&self) -> u32 {
         self.max_resends
+    }
+
+    /// How long a person waits, if one does.
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        self.patience
     }
 
     /// Whether a call is tried anew after its resends.
@@ -92,7 +121,19 @@ impl RetryPolicy {
 
     pub(crate) fn apply(self, rule: Rule) -> Rule {
         let (resends, persist) = (rule.resends.min(self.max_resends), rule.persist && self.persist);
-        Rule { resends, persist, patience: self.patience, ..rule }
+        let timeout = match rule.lane {
+            Lane::Poll | Lane::PollMany => rule.timeout,
+            _ => self.timeout.unwrap_or(rule.timeout),
+        };
+        let unsettled = self.patience.is_none() || self.wait_for_billing;
+        Rule {
+            resends,
+            persist,
+            timeout,
+            patience: self.patience,
+            waits_for_billing: unsettled,
+            ..rule
+        }
     }
 }
 
@@ -186,7 +227,12 @@ impl Sending {
         journal: Option<&Journal>,
     ) -> Result<(), Error> {
         self.attempts += 1;
-        if self.rule.patience.is_some() && matches!(failed.error.status(), Some(402 | 409)) {
+        let hopeless = match failed.error.status() {
+            Some(402) => !self.rule.waits_for_billing,
+            Some(409) => self.rule.patience.is_some(),
+            _ => false,
+        };
+        if hopeless {
             return Err(failed.error.after(self.attempts, self.start.elapsed()));
         }
         if self.sent_before < self.rule.resends && failed.may_be_resent() {
@@ -195,7 +241,10 @@ impl Sending {
                 return Err(failed.error.after(self.attempts, self.start.elapsed()));
             }
             let (error, attempt) = (&failed.error, self.attempts);
-            tracing::debug!(target: "tinkex::retry", %error, ?wait, attempt, "sending again");
+            let (status, seconds) = (error.status(), wait.as_secs_f64());
+            tracing::debug!(
+                target: "tinkex::retry", %error, status, seconds, attempt, "sending again"
+            );
             seen::resend("soon");
             sleep(wait).await;
             self.sent_before += 1;
@@ -230,7 +279,8 @@ impl Sending {
                 return Err(failed.error.after(self.attempts, elapsed));
             }
             let (error, attempt) = (&failed.error, self.attempts);
-            tracing::debug!(target: "tinkex::retry", %error, ?pause, attempt, "trying anew");
+            let (status, seconds) = (error.status(), pause.as_secs_f64());
+            tracing::debug!(target: "tinkex::retry", %error, status, seconds, attempt, "trying anew");
             seen::resend("round");
             sleep(pause).await;
             self.round += 1;
@@ -348,6 +398,13 @@ mod tests {
             assert_eq!(error.status(), Some(status));
             assert_eq!(error.attempts() > 1, waits, "{status}");
             assert!(error.elapsed() <= Duration::from_secs(20), "{status}");
+        }
+        let rule = policy.wait_for_billing().apply(Rule::of(Route::ListTrainingRuns));
+        let mut sending = Sending::new(rule, None, None);
+        let billing = Billing::new(Duration::from_secs(3600));
+        for _ in 0..10 {
+            let failed = outcome(&json!(402)).unwrap_err();
+            sending.failed(failed, &billing, None).await.unwrap();
         }
     }
 

@@ -18,6 +18,8 @@ pub(crate) struct Rule {
     pub(crate) signed_by: Signer,
     /// How long after the first attempt another may begin, if somebody is waiting.
     pub(crate) patience: Option<Duration>,
+    /// Whether a billing problem is waited out; only together with `persist`.
+    pub(crate) waits_for_billing: bool,
 }
 
 /// Whose signature a call carries.
@@ -42,6 +44,7 @@ impl Rule {
         persist: true,
         signed_by: Signer::Token,
         patience: None,
+        waits_for_billing: true,
     };
 
     pub(crate) fn of(route: Route) -> Self {

@@ -7,6 +7,7 @@
 mod chat;
 mod connect;
 mod custom;
+mod download;
 mod fake;
 mod handle;
 mod http2;

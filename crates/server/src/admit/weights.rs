@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tinkex_wire::codec::json;
 use tinkex_wire::{
-    Call as _, CheckpointKind, LoadWeights, ModelId, OptimizerConfig, RequestId, SamplerId,
-    SaveWeights, SaveWeightsExternal, SaveWeightsForSampler, Seq, TinkerPath,
+    Call as _, CheckpointKind, LoadWeights, Metadata, ModelId, OptimizerConfig, RequestId,
+    SamplerId, SaveWeights, SaveWeightsExternal, SaveWeightsForSampler, Seq, TinkerPath,
 };
 
 use super::training::{base_model, check_optimizer, numbered, random, train};
@@ -101,7 +101,7 @@ struct Named {
     name: Option<String>,
     overwrite: bool,
     ttl_seconds: Option<u64>,
-    user_metadata: Option<std::collections::BTreeMap<String, String>>,
+    user_metadata: Option<Metadata>,
 }
 
 impl Named {

@@ -1,6 +1,5 @@
 //! Sessions.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -11,8 +10,8 @@ use tinkex_wire::rest::{
     SessionStatus, SessionSummary, Sessions, SessionsFound, StatusQuery,
 };
 use tinkex_wire::{
-    Call as _, CreateSession, Finish, FinishReason, HeartbeatSeen, JsonObject, SessionCreated,
-    SessionHeartbeat, SessionId,
+    Call as _, CreateSession, Finish, FinishReason, HeartbeatSeen, JsonObject, Metadata,
+    SessionCreated, SessionHeartbeat, SessionId,
 };
 
 use super::{OnDisk, Reply, done, from_query, to_json};
@@ -111,7 +110,7 @@ pub(super) fn get(shared: &Shared, id: &str) -> Reply {
 }
 
 /// Metadata as texts, which is how it is shown.
-pub(super) fn texts(metadata: Option<&JsonObject>) -> Option<BTreeMap<String, String>> {
+pub(super) fn texts(metadata: Option<&JsonObject>) -> Option<Metadata> {
     let text = |value: &serde_json::Value| match value {
         serde_json::Value::String(text) => text.clone(),
         other => other.to_string(),

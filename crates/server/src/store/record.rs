@@ -1,10 +1,8 @@
 //! What is written into the journal: facts, each replacing the one it is about.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 use tinkex_wire::{
-    Category, Finish, JsonObject, LossId, ModelId, OptimizerConfig, RequestId, SamplerId,
+    Category, Finish, JsonObject, LossId, Metadata, ModelId, OptimizerConfig, RequestId, SamplerId,
     SessionId, TinkerPath,
 };
 
@@ -122,7 +120,7 @@ pub(crate) struct Checkpoint {
     pub(crate) expires_at: Option<Micros>,
     pub(crate) size_bytes: u64,
     pub(crate) public: bool,
-    pub(crate) user_metadata: Option<BTreeMap<String, String>>,
+    pub(crate) user_metadata: Option<Metadata>,
     /// What it holds.
     pub(crate) base_model: String,
     pub(crate) lora: Lora,

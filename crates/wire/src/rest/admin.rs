@@ -8,6 +8,7 @@ use crate::JsonObject;
 use crate::call::{bare_call, json_reply};
 use crate::codec::query;
 use crate::ids::SessionId;
+use crate::metadata::Metadata;
 use crate::time::Timestamp;
 
 /// Asks what was used, by the hour.
@@ -37,7 +38,7 @@ pub struct BillingUsage {
 pub struct UsageSession {
     /// What was remembered with it.
     #[serde(default)]
-    pub user_metadata: Option<BTreeMap<String, String>>,
+    pub user_metadata: Option<Metadata>,
 }
 
 /// Use of one kind in one hour.

@@ -8,6 +8,7 @@ use crate::InvalidInput;
 use crate::call::{Body, Call, bare_call, json_reply};
 use crate::codec::json;
 use crate::ids::ModelId;
+use crate::metadata::Metadata;
 use crate::path::{CheckpointKind, TinkerPath};
 use crate::route::Route;
 use crate::time::Timestamp;
@@ -66,7 +67,7 @@ pub struct Checkpoint {
     pub public: bool,
     /// What was remembered with it.
     #[serde(default)]
-    pub user_metadata: Option<BTreeMap<String, String>>,
+    pub user_metadata: Option<Metadata>,
     /// When it will be deleted.
     #[serde(default)]
     pub expires_at: Option<Timestamp>,

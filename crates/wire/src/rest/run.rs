@@ -1,12 +1,11 @@
 //! Training runs.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
 use crate::call::{bare_call, json_reply};
 use crate::codec::query;
 use crate::ids::{ModelId, SamplerId};
+use crate::metadata::Metadata;
 use crate::time::Timestamp;
 
 use super::{AccessScope, Checkpoint, Cursor, ScopeQuery};
@@ -77,7 +76,7 @@ pub struct TrainingRun {
     pub last_sampler_checkpoint: Option<Checkpoint>,
     /// What was remembered with it.
     #[serde(default)]
-    pub user_metadata: Option<BTreeMap<String, String>>,
+    pub user_metadata: Option<Metadata>,
 }
 
 /// Asks for one sampling session.

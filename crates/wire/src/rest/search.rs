@@ -1,12 +1,11 @@
 //! Finding sessions by what they are.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
 use crate::InvalidInput;
 use crate::call::{json_call, json_reply};
 use crate::ids::{ModelId, RequestId, SamplerId, SessionId};
+use crate::metadata::Metadata;
 use crate::session::FinishReason;
 use crate::time::Timestamp;
 
@@ -21,7 +20,7 @@ pub struct SearchSessions {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub project_ids: Option<Vec<String>>,
     /// Those with all of this remembered.
-    pub user_metadata: BTreeMap<String, String>,
+    pub user_metadata: Metadata,
     /// Those with this name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub display_name: Option<String>,
@@ -42,7 +41,7 @@ impl Default for SearchSessions {
         Self {
             session_id: None,
             project_ids: None,
-            user_metadata: BTreeMap::new(),
+            user_metadata: Metadata::new(),
             display_name: None,
             owner: SearchOwner::Own,
             statuses: None,
@@ -166,7 +165,7 @@ pub struct SessionSummary {
     pub display_name: Option<String>,
     /// What was remembered with it.
     #[serde(default)]
-    pub user_metadata: Option<BTreeMap<String, String>>,
+    pub user_metadata: Option<Metadata>,
     /// How much storage its checkpoints take.
     #[serde(default)]
     pub checkpoint_storage_bytes: Option<u64>,

@@ -1,13 +1,12 @@
 //! Sessions, looked at from outside.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
 use crate::InvalidInput;
 use crate::call::{Body, Call, bare_call, json_reply};
 use crate::codec::json;
 use crate::ids::{ModelId, SamplerId, SessionId};
+use crate::metadata::Metadata;
 use crate::route::Route;
 
 use super::{AccessScope, ScopeQuery};
@@ -55,7 +54,7 @@ pub struct SessionInfo {
     pub sampler_ids: Vec<SamplerId>,
     /// What was remembered with it.
     #[serde(default)]
-    pub user_metadata: Option<BTreeMap<String, String>>,
+    pub user_metadata: Option<Metadata>,
     /// Its name for people.
     #[serde(default)]
     pub display_name: Option<String>,

@@ -1,0 +1,303 @@
+//! What was used, and what it costs.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use serde_json::json;
+use tinkex::Timestamp;
+use tinkex::rest::{
+    BillingUsage, StorageUsage, StorageUsageRequest, UsageEvent, UsageKind, UsageSession,
+};
+
+use crate::args::Format;
+use crate::failure::Failure;
+use crate::human;
+use crate::output::Shell;
+use crate::table::Table;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Billing {
+    /// What was used, by the hour; at most 14 days
+    #[command(after_help = "Examples:
+  tinkex billing usage 2026-07-13T00:00:00Z 2026-07-14T00:00:00Z
+  tinkex billing usage 2026-07-01 2026-07-08 --csv july.csv --sessions-csv sessions.csv")]
+    Usage {
+        /// From this hour on
+        #[arg(value_parser = moment)]
+        starting_on: Timestamp,
+        /// To before this hour
+        #[arg(value_parser = moment)]
+        ending_before: Timestamp,
+        /// Write the rows to a file; - for standard output
+        #[arg(long, value_name = "PATH")]
+        csv: Option<PathBuf>,
+        /// Write the sessions that are mentioned to a file; - for standard output
+        #[arg(long, value_name = "PATH")]
+        sessions_csv: Option<PathBuf>,
+    },
+    /// How much storage checkpoints take now, and what a month of it costs
+    #[command(after_help = "Examples:
+  tinkex billing checkpoint-storage
+  tinkex billing checkpoint-storage --project-id proj-1 --csv -
+
+`tinkex checkpoint gc` finds what could go.")]
+    CheckpointStorage {
+        /// Write the rows to a file; - for standard output
+        #[arg(long, value_name = "PATH")]
+        csv: Option<PathBuf>,
+    },
+}
+
+fn moment(text: &str) -> Result<Timestamp, String> {
+    text.parse().map_err(|_| "say a time such as 2026-07-13T00:00:00Z".to_owned())
+}
+
+/// A value in a table of figures.
+#[derive(Clone)]
+enum Cell {
+    Text(String),
+    /// It has a value that nobody knows.
+    Unknown,
+    /// It has none.
+    Nothing,
+}
+
+impl Cell {
+    fn text(value: Option<impl ToString>) -> Self {
+        value.map_or(Self::Nothing, |value| Self::Text(value.to_string()))
+    }
+
+    fn float(value: Option<f64>) -> Self {
+        Self::text(value.map(human::float))
+    }
+
+    /// A cost or rate of something that has one.
+    fn due(value: Option<f64>) -> Self {
+        value.map_or(Self::Unknown, |value| Self::Text(human::float(value)))
+    }
+}
+
+/// Rows whose columns are those that any of them has, in the order they were met.
+#[derive(Default)]
+struct Figures {
+    columns: Vec<&'static str>,
+    rows: Vec<Vec<(&'static str, Cell)>>,
+}
+
+impl Figures {
+    fn new(columns: &[&'static str]) -> Self {
+        Self { columns: columns.to_vec(), rows: Vec::new() }
+    }
+
+    fn push(&mut self, row: Vec<(&'static str, Cell)>) {
+        for (name, _) in &row {
+            if !self.columns.contains(name) {
+                self.columns.push(name);
+            }
+        }
+        self.rows.push(row);
+    }
+
+    fn table(&self, unknown: &str) -> Table {
+        let mut table = Table::new(self.columns.iter().copied());
+        for row in &self.rows {
+            table.row(self.columns.iter().map(|column| {
+                match row.iter().find(|(name, _)| name == column) {
+                    Some((_, Cell::Text(text))) => text.clone(),
+                    Some((_, Cell::Unknown)) => unknown.to_owned(),
+                    Some((_, Cell::Nothing)) | None => String::new(),
+                }
+            }));
+        }
+        table
+    }
+
+    fn csv(&self) -> String {
+        self.table("").csv()
+    }
+}
+
+pub(super) async fn run(shell: &mut Shell<'_>, command: Billing) -> Result<(), Failure> {
+    match command {
+        Billing::Usage { starting_on, ending_before, csv, sessions_csv } => {
+            if starting_on.unix_micros() >= ending_before.unix_micros() {
+                return Err(Failure::usage("the time must end after it starts"));
+            }
+            check_streams(shell, &[csv.as_ref(), sessions_csv.as_ref()])?;
+            let admin = shell.client().await?.admin();
+            let usage = admin.get_billing_usage(starting_on, ending_before).await?;
+            let figures = used(&usage);
+            if csv.is_none() && sessions_csv.is_none() {
+                let title = format!("{} hourly usage row(s)", usage.data.len());
+                return show(shell, &figures, &title, &usage);
+            }
+            let sessions: Vec<_> =
+                usage.sessions.iter().map(|(id, it)| session(id.as_str(), it)).collect();
+            let sessions = Figures { columns: vec!["session_id", "user_metadata"], rows: sessions };
+            let files = [(sessions_csv, sessions), (csv, figures)];
+            write(shell, files.into_iter().filter_map(|(path, rows)| Some((path?, rows))))
+        }
+        Billing::CheckpointStorage { csv } => {
+            check_streams(shell, &[csv.as_ref()])?;
+            let project_id = shell.settings.project_id.clone();
+            let admin = shell.client().await?.admin();
+            let usage = admin.get_checkpoint_storage(&StorageUsageRequest { project_id }).await?;
+            let figures = stored(&usage);
+            match csv {
+                Some(path) => write(shell, [(path, figures)]),
+                None => show(shell, &figures, "Current checkpoint storage", &usage),
+            }
+        }
+    }
+}
+
+/// Standard output can hold one thing.
+fn check_streams(shell: &Shell<'_>, files: &[Option<&PathBuf>]) -> Result<(), Failure> {
+    let out = files.iter().flatten().filter(|path| path.as_os_str() == "-").count();
+    if out > 1 || (out == 1 && shell.is_json()) {
+        return Err(Failure::usage("only one thing can be written to standard output")
+            .hint("name files for the others"));
+    }
+    Ok(())
+}
+
+fn show(
+    shell: &mut Shell<'_>,
+    figures: &Figures,
+    title: &str,
+    json: &impl serde::Serialize,
+) -> Result<(), Failure> {
+    match shell.settings.format {
+        Format::Csv => shell.write(&figures.csv()),
+        _ => shell.table(&figures.table("null").title(title), json),
+    }
+}
+
+fn write(
+    shell: &mut Shell<'_>,
+    files: impl IntoIterator<Item = (PathBuf, Figures)>,
+) -> Result<(), Failure> {
+    let mut written = Vec::new();
+    for (path, figures) in files {
+        if path.as_os_str() == "-" {
+            shell.write(&figures.csv())?;
+            continue;
+        }
+        let shown = path.display().to_string();
+        crate::files::replace(&shell.world.path(&path), figures.csv().as_bytes())
+            .map_err(|why| Failure::file("written", &shown, &why))?;
+        shell.notice(&format!("Wrote {} row(s) to {shown}", figures.rows.len()));
+        written.push(json!({ "path": shown, "rows": figures.rows.len() }));
+    }
+    if shell.is_json() {
+        return shell.write(&crate::output::document(&json!({ "written": written }))?);
+    }
+    Ok(())
+}
+
+fn used(usage: &BillingUsage) -> Figures {
+    let mut figures = Figures::new(&[
+        "bucket_start",
+        "bucket_end",
+        "base_model",
+        "user_id",
+        "user_name",
+        "session_id",
+        "project_id",
+        "estimated_cost_usd",
+        "effective_rate_usd_per_million_tokens",
+        "effective_rate_usd_per_gigabyte_month",
+        "type",
+    ]);
+    for event in &usage.data {
+        figures.push(row(event));
+    }
+    figures
+}
+
+fn row(event: &UsageEvent) -> Vec<(&'static str, Cell)> {
+    let number = |value: u64| Cell::Text(value.to_string());
+    let (kind, rest) = match &event.event_info {
+        UsageKind::Training { token_count } => {
+            ("training", vec![("token_count", number(*token_count))])
+        }
+        UsageKind::SamplingPrefill { cached, token_count } => {
+            // As the other tool writes it.
+            let cached = if *cached { "True" } else { "False" };
+            let cached = ("cached", Cell::Text(cached.to_owned()));
+            ("sampling_prefill", vec![cached, ("token_count", number(*token_count))])
+        }
+        UsageKind::SamplingSample { token_count } => {
+            ("sampling_sample", vec![("token_count", number(*token_count))])
+        }
+        UsageKind::Checkpoint { count } => ("checkpoint", vec![("count", number(*count))]),
+        UsageKind::Storage { gigabyte_hours } => {
+            ("storage", vec![("gigabyte_hours", Cell::float(Some(*gigabyte_hours)))])
+        }
+    };
+    let storage = matches!(event.event_info, UsageKind::Storage { .. });
+    let tokens = !storage && !matches!(event.event_info, UsageKind::Checkpoint { .. });
+    let cost = |applies: bool, value: Option<f64>| match applies {
+        true => Cell::due(value),
+        false => Cell::float(value),
+    };
+    let mut cells = vec![
+        ("bucket_start", Cell::text(Some(event.bucket_start))),
+        ("bucket_end", Cell::text(Some(event.bucket_end))),
+        ("base_model", Cell::text(event.base_model.as_ref())),
+        ("user_id", Cell::text(event.user_id.as_ref())),
+        ("user_name", Cell::text(event.user_name.as_ref())),
+        ("session_id", Cell::text(event.session_id.as_ref())),
+        ("project_id", Cell::text(event.project_id.as_ref())),
+        ("estimated_cost_usd", cost(tokens || storage, event.estimated_cost_usd)),
+        (
+            "effective_rate_usd_per_million_tokens",
+            cost(tokens, event.effective_rate_usd_per_million_tokens),
+        ),
+        (
+            "effective_rate_usd_per_gigabyte_month",
+            cost(storage, event.effective_rate_usd_per_gigabyte_month),
+        ),
+        ("type", Cell::Text(kind.to_owned())),
+    ];
+    cells.extend(rest);
+    cells
+}
+
+fn session(id: &str, session: &UsageSession) -> Vec<(&'static str, Cell)> {
+    let text = |text: &str| serde_json::Value::from(text).to_string();
+    let metadata = session.user_metadata.as_ref().map(|metadata| {
+        let pairs = metadata.iter().map(|(name, value)| format!("{}: {}", text(name), text(value)));
+        format!("{{{}}}", pairs.collect::<Vec<_>>().join(", "))
+    });
+    vec![("session_id", Cell::Text(id.to_owned())), ("user_metadata", Cell::text(metadata))]
+}
+
+fn stored(usage: &StorageUsage) -> Figures {
+    let mut figures = Figures::new(&[
+        "effective_rate_usd_per_gigabyte_month",
+        "project_id",
+        "org_user_urn",
+        "user_email",
+        "user_name",
+        "checkpoint_count",
+        "size_bytes",
+        "size_gigabytes",
+        "estimated_monthly_cost_usd",
+    ]);
+    for item in &usage.data {
+        let rate = usage.effective_rate_usd_per_gigabyte_month;
+        figures.push(vec![
+            ("effective_rate_usd_per_gigabyte_month", Cell::float(rate)),
+            ("project_id", Cell::text(item.project_id.as_ref())),
+            ("org_user_urn", Cell::text(item.org_user_urn.as_ref())),
+            ("user_email", Cell::text(item.user_email.as_ref())),
+            ("user_name", Cell::text(item.user_name.as_ref())),
+            ("checkpoint_count", Cell::text(Some(item.checkpoint_count))),
+            ("size_bytes", Cell::text(Some(item.size_bytes))),
+            ("size_gigabytes", Cell::float(Some(item.size_gigabytes))),
+            ("estimated_monthly_cost_usd", Cell::float(item.estimated_monthly_cost_usd)),
+        ]);
+    }
+    figures
+}

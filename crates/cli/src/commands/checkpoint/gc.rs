@@ -1,0 +1,153 @@
+//! Finding checkpoints that could go: storage costs money.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use clap::Args;
+use tinkex::rest::Checkpoint;
+use tinkex::wire::CheckpointKind;
+use tinkex::{ModelId, Timestamp, TinkerPath};
+
+use crate::args::duration;
+use crate::failure::{Exit, Failure};
+use crate::list::Page;
+use crate::output::Shell;
+
+use super::delete::{self, Doomed};
+
+/// What may go.
+#[derive(Debug, Args)]
+pub(crate) struct Gc {
+    /// Of every run and kind, this many of the newest stay
+    #[arg(long, value_name = "K", default_value_t = 1)]
+    keep_last: usize,
+    /// Only those that were made longer ago than this, such as 30d
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    older_than: Option<Duration>,
+    /// Only those of this run; may be said more than once
+    #[arg(long, value_name = "ID")]
+    run_id: Vec<ModelId>,
+    /// Only this kind: weights, sampler_weights or external_weights
+    #[arg(long = "type", value_name = "TYPE", value_parser = super::kind)]
+    kind: Option<CheckpointKind>,
+    /// Public ones too
+    #[arg(long)]
+    include_public: bool,
+    /// Delete them; without this they are only shown
+    #[arg(long)]
+    delete: bool,
+    /// Delete without a question
+    #[arg(short, long, requires = "delete")]
+    yes: bool,
+}
+
+pub(super) async fn gc(shell: &mut Shell<'_>, what: Gc) -> Result<Exit, Failure> {
+    let mut all = Vec::new();
+    if what.run_id.is_empty() {
+        all = super::list::all(shell, Page::ALL).await?.0;
+    } else {
+        let rest = shell.client().await?.rest();
+        for run in &what.run_id {
+            all.extend(rest.list_checkpoints(run.clone()).await?.checkpoints);
+        }
+    }
+    let doomed = Doomed::of(what.choose(all, Timestamp::now()))?;
+    if !what.delete || doomed.is_empty() {
+        return delete::dry(shell, &doomed, "could go (say --delete)");
+    }
+    if !what.yes && !delete::agreed(shell, &doomed).await? {
+        shell.notice("Nothing was deleted.");
+        return delete::dry(shell, &doomed, "could go");
+    }
+    delete::carry_out(shell, &doomed).await
+}
+
+impl Gc {
+    /// Those that may go, oldest first.
+    fn choose(&self, mut all: Vec<Checkpoint>, now: Timestamp) -> Vec<Checkpoint> {
+        // Newest first, so that those that stay are met first; a stable order for equal times.
+        all.sort_by(|a, b| {
+            let key = |one: &Checkpoint| (one.time.unix_micros(), one.tinker_path.clone());
+            key(b).cmp(&key(a))
+        });
+        let mut kept: HashMap<(String, CheckpointKind), usize> = HashMap::new();
+        let limit = self.older_than.map(|age| {
+            let age = i64::try_from(age.as_micros()).unwrap_or(i64::MAX);
+            now.unix_micros().saturating_sub(age)
+        });
+        all.retain(|one| {
+            let run = one.tinker_path.parse().map_or_else(
+                |_| one.tinker_path.clone(),
+                |path: TinkerPath| path.run().to_string(),
+            );
+            let seen = kept.entry((run, one.checkpoint_type)).or_default();
+            *seen += 1;
+            let old = limit.is_none_or(|limit| one.time.unix_micros() < limit);
+            *seen > self.keep_last
+                && old
+                && self.kind.is_none_or(|kind| one.checkpoint_type == kind)
+                && (self.include_public || !one.public)
+        });
+        all.reverse();
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checkpoint(run: &str, kind: CheckpointKind, day: u32, public: bool) -> Checkpoint {
+        let name = format!("{}/{day}", kind.segment());
+        Checkpoint {
+            checkpoint_id: name.clone(),
+            checkpoint_type: kind,
+            time: format!("2026-01-{day:02}T00:00:00Z").parse().unwrap(),
+            tinker_path: format!("tinker://{run}/{name}"),
+            size_bytes: Some(10),
+            public,
+            user_metadata: None,
+            expires_at: None,
+        }
+    }
+
+    fn gc() -> Gc {
+        Gc {
+            keep_last: 1,
+            older_than: None,
+            run_id: Vec::new(),
+            kind: None,
+            include_public: false,
+            delete: false,
+            yes: false,
+        }
+    }
+
+    #[test]
+    fn the_newest_of_every_run_and_kind_stay_and_public_ones_too() {
+        use CheckpointKind::{Sampler, Training};
+        let all = vec![
+            checkpoint("a", Training, 1, false),
+            checkpoint("a", Training, 3, false),
+            checkpoint("a", Training, 2, true),
+            checkpoint("a", Sampler, 1, false),
+            checkpoint("b", Training, 1, false),
+            checkpoint("b", Training, 9, false),
+        ];
+        let now = "2026-01-10T00:00:00Z".parse().unwrap();
+        let chosen = |gc: Gc| {
+            let paths = gc.choose(all.clone(), now).into_iter().map(|one| one.tinker_path);
+            paths.collect::<Vec<_>>()
+        };
+        assert_eq!(chosen(gc()), ["tinker://a/weights/1", "tinker://b/weights/1"]);
+        assert_eq!(
+            chosen(Gc { include_public: true, keep_last: 2, ..gc() }),
+            ["tinker://a/weights/1"],
+            "a public one counts among the newest"
+        );
+        let young = Gc { keep_last: 0, older_than: Some(Duration::from_secs(8 * 86_400)), ..gc() };
+        assert_eq!(chosen(young).len(), 3);
+        let samplers = Gc { keep_last: 0, kind: Some(Sampler), ..gc() };
+        assert_eq!(chosen(samplers), ["tinker://a/sampler_weights/1"]);
+    }
+}

@@ -1,0 +1,175 @@
+//! Which checkpoints there are.
+
+use clap::Args;
+use serde::Serialize;
+use tinkex::rest::{AccessScope, Checkpoint, ListUserCheckpoints};
+use tinkex::{ModelId, Timestamp, TinkerPath};
+
+use crate::failure::{Exit, Failure};
+use crate::human;
+use crate::list::{self, Column, Key, Page, View};
+use crate::output::Shell;
+use crate::table::Table;
+
+/// Which checkpoints to list.
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    /// All of this run, whatever the limit
+    #[arg(long, value_name = "ID")]
+    run_id: Option<ModelId>,
+    #[command(flatten)]
+    page: Page,
+    #[command(flatten)]
+    view: View,
+}
+
+/// How many checkpoints one request brings: the query is slow, so few and large.
+const BATCH: u64 = 1000;
+
+pub(super) const COLUMNS: [Column<Checkpoint>; 7] = [
+    Column {
+        name: "id",
+        header: "Checkpoint ID",
+        usual: true,
+        cell: |checkpoint, _| checkpoint.checkpoint_id.clone(),
+        key: |checkpoint| Key::text(&checkpoint.checkpoint_id),
+    },
+    Column {
+        name: "type",
+        header: "Type",
+        usual: true,
+        cell: |checkpoint, _| checkpoint.checkpoint_type.as_str().to_owned(),
+        key: |checkpoint| Key::text(checkpoint.checkpoint_type.as_str()),
+    },
+    Column {
+        name: "size",
+        header: "Size",
+        usual: true,
+        cell: |checkpoint, _| human::or_missing(checkpoint.size_bytes.map(human::bytes)),
+        key: |checkpoint| Key::size(checkpoint.size_bytes),
+    },
+    Column {
+        name: "public",
+        header: "Public",
+        usual: true,
+        cell: |checkpoint, _| human::yes(checkpoint.public).to_owned(),
+        key: |checkpoint| Key::Number(checkpoint.public.into()),
+    },
+    Column {
+        name: "created",
+        header: "Created",
+        usual: true,
+        cell: |checkpoint, now| human::time(checkpoint.time, now),
+        key: |checkpoint| Key::time(Some(checkpoint.time)),
+    },
+    Column {
+        name: "expires",
+        header: "Expires",
+        usual: true,
+        cell: expiry,
+        key: |checkpoint| Key::time(checkpoint.expires_at),
+    },
+    Column {
+        name: "path",
+        header: "Path",
+        usual: true,
+        cell: |checkpoint, _| checkpoint.tinker_path.clone(),
+        key: |checkpoint| Key::text(&checkpoint.tinker_path),
+    },
+];
+
+fn expiry(checkpoint: &Checkpoint, now: Timestamp) -> String {
+    checkpoint.expires_at.map_or_else(|| "Never".to_owned(), |time| human::time(time, now))
+}
+
+pub(super) async fn list(shell: &mut Shell<'_>, what: List) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Listed {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        run_id: Option<ModelId>,
+        checkpoints: Vec<Checkpoint>,
+        total: u64,
+        shown: usize,
+    }
+
+    let shown = what.view.of(shell, &COLUMNS)?;
+    let (mut rows, total) = match &what.run_id {
+        Some(run) => {
+            let rows =
+                shell.client().await?.rest().list_checkpoints(run.clone()).await?.checkpoints;
+            let total = rows.len() as u64;
+            (rows, total)
+        }
+        None => all(shell, what.page).await?,
+    };
+    shown.sort(&mut rows);
+    let mut title = list::title(rows.len(), total, "checkpoint", "checkpoints");
+    if let Some(run) = &what.run_id {
+        title += &format!(" for run {run}");
+    }
+    let table = shown.table(&rows, Timestamp::now()).title(title);
+    let count = rows.len();
+    shell.table(&table, &Listed { run_id: what.run_id, checkpoints: rows, total, shown: count })
+}
+
+/// The user's checkpoints, and how many there are.
+pub(super) async fn all(
+    shell: &mut Shell<'_>,
+    page: Page,
+) -> Result<(Vec<Checkpoint>, u64), Failure> {
+    let rest = shell.client().await?.rest();
+    let found = list::pages(shell, "checkpoints", page, BATCH, |offset, limit| {
+        let rest = rest.clone();
+        async move {
+            let reply = rest.list_user_checkpoints(&ListUserCheckpoints { limit, offset }).await?;
+            Ok((reply.checkpoints, reply.cursor.map(|cursor| cursor.total_count)))
+        }
+    })
+    .await?;
+    Ok((found.rows, found.total))
+}
+
+pub(super) async fn info(shell: &mut Shell<'_>, path: &TinkerPath) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Info {
+        #[serde(flatten)]
+        checkpoint: Checkpoint,
+        training_run_id: ModelId,
+        is_lora: bool,
+        lora_rank: Option<u32>,
+    }
+
+    let rest = shell.client().await?.rest();
+    let all = rest.list_checkpoints(path.run().clone()).await?.checkpoints;
+    let address = path.to_string();
+    let Some(checkpoint) = all.into_iter().find(|one| one.tinker_path == address) else {
+        return Err(Failure::new(Exit::NotFound, format!("there is no checkpoint {address}"))
+            .hint(format!(
+                "`tinkex checkpoint list --run-id {}` shows those of the run",
+                path.run()
+            )));
+    };
+    let run = rest.get_training_run(path.run().clone(), AccessScope::Owned).await?;
+    let now = Timestamp::now();
+    let mut table =
+        Table::of_properties().title(format!("Checkpoint: {}", checkpoint.checkpoint_id));
+    table.property("Checkpoint ID", &checkpoint.checkpoint_id);
+    table.property("Type", checkpoint.checkpoint_type.as_str());
+    table.property("Tinker Path", &checkpoint.tinker_path);
+    if let Some(size) = checkpoint.size_bytes {
+        table.property("Size", human::bytes(size));
+    }
+    table.property("Public", human::yes(checkpoint.public));
+    table.property("Created", human::time(checkpoint.time, now));
+    table.property("Expires", expiry(&checkpoint, now));
+    table.property("Training Run ID", run.training_run_id.as_str());
+    table.property("LoRA", human::lora(run.is_lora, run.lora_rank));
+    table.metadata(checkpoint.user_metadata.as_ref());
+    let info = Info {
+        checkpoint,
+        training_run_id: run.training_run_id,
+        is_lora: run.is_lora,
+        lora_rank: run.lora_rank,
+    };
+    shell.table(&table, &info)
+}

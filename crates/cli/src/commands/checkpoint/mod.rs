@@ -1,0 +1,133 @@
+//! Checkpoints.
+
+mod change;
+mod delete;
+mod download;
+mod gc;
+mod list;
+
+use clap::Subcommand;
+use tinkex::TinkerPath;
+use tinkex::wire::CheckpointKind;
+
+use crate::failure::{Exit, Failure};
+use crate::output::Shell;
+
+use super::save;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Checkpoint {
+    /// List checkpoints, newest first
+    #[command(after_help = "Examples:
+  tinkex checkpoint list
+  tinkex checkpoint list --run-id RUN --sort -size
+  tinkex checkpoint list --limit 0 --columns path --format plain
+
+Columns: id, type, size, public, created, expires, path.")]
+    List(list::List),
+    /// Show one checkpoint
+    #[command(after_help = "Example:
+  tinkex checkpoint info tinker://RUN/weights/0001")]
+    Info {
+        /// Its address: tinker://run/weights/name
+        path: TinkerPath,
+    },
+    /// Let everyone read a checkpoint
+    Publish {
+        /// Its address: tinker://run/weights/name
+        path: TinkerPath,
+    },
+    /// Let only its owner read a checkpoint again
+    Unpublish {
+        /// Its address: tinker://run/weights/name
+        path: TinkerPath,
+    },
+    /// Say when a checkpoint is deleted, or that it stays
+    #[command(after_help = "Examples:
+  tinkex checkpoint set-ttl tinker://RUN/weights/0001 --ttl 7d
+  tinkex checkpoint set-ttl tinker://RUN/weights/0001 --remove")]
+    SetTtl(change::SetTtl),
+    /// Delete checkpoints, for good
+    #[command(after_help = "Examples:
+  tinkex checkpoint delete tinker://RUN/weights/0001
+  tinkex checkpoint delete --run-id RUN --type weights --before 2026-01-01 --dry-run
+  tinkex checkpoint delete --run-id RUN --yes")]
+    Delete(delete::Delete),
+    /// Download a checkpoint's files; a training checkpoint is exported first
+    #[command(
+        after_help = "Files come side by side and appear under the folder's name when all are complete;
+an interrupted download goes on where it was.
+
+Examples:
+  tinkex checkpoint download tinker://RUN/external_weights/hf
+  tinkex checkpoint download tinker://RUN/weights/0001 --output models
+  tinkex checkpoint download tinker://RUN/weights/0001 --include '*.json'"
+    )]
+    Download(download::Download),
+    /// Save a fresh adapter to sample from
+    #[command(after_help = "Example:
+  tinkex checkpoint save --base-model Qwen/Qwen3-8B --rank 16 --name start")]
+    Save(save::Save),
+    /// Copy a checkpoint into a project
+    #[command(after_help = "Examples:
+  tinkex checkpoint copy tinker://RUN/weights/0001 --project-id proj-2
+  tinkex checkpoint copy tinker://RUN/sampler_weights/final --ttl 30d")]
+    Copy(change::Copy),
+    /// Where to download the files of a checkpoint that was saved for that
+    #[command(after_help = "The URLs need no credential and work for a while.
+
+Example:
+  tinkex checkpoint urls tinker://RUN/external_weights/hf --format plain")]
+    Urls {
+        /// Its address: tinker://run/external_weights/name
+        #[arg(value_parser = external)]
+        path: TinkerPath,
+    },
+    /// Find old checkpoints, and delete them with --delete
+    #[command(
+        after_help = "Of every run and kind the newest checkpoints stay, and so do public ones.
+Nothing is deleted without --delete.
+
+Examples:
+  tinkex checkpoint gc --keep-last 3                     what could go
+  tinkex checkpoint gc --older-than 30d --type weights
+  tinkex checkpoint gc --run-id RUN --keep-last 1 --delete --yes"
+    )]
+    Gc(gc::Gc),
+}
+
+pub(super) async fn run(shell: &mut Shell<'_>, command: Checkpoint) -> Result<Exit, Failure> {
+    match command {
+        Checkpoint::List(what) => list::list(shell, what).await?,
+        Checkpoint::Info { path } => list::info(shell, &path).await?,
+        Checkpoint::Publish { path } => change::publish(shell, &path, true).await?,
+        Checkpoint::Unpublish { path } => change::publish(shell, &path, false).await?,
+        Checkpoint::SetTtl(what) => change::set_ttl(shell, what).await?,
+        Checkpoint::Delete(what) => return delete::delete(shell, what).await,
+        Checkpoint::Download(what) => download::download(shell, what).await?,
+        Checkpoint::Save(what) => save::run(shell, what).await?,
+        Checkpoint::Copy(what) => change::copy(shell, what).await?,
+        Checkpoint::Urls { path } => change::urls(shell, &path).await?,
+        Checkpoint::Gc(what) => return gc::gc(shell, what).await,
+    }
+    Ok(Exit::Done)
+}
+
+/// The address of a checkpoint that was saved for download.
+fn external(text: &str) -> Result<TinkerPath, String> {
+    let path: TinkerPath =
+        text.parse().map_err(|why: tinkex::wire::InvalidInput| why.to_string())?;
+    if path.kind() == CheckpointKind::External {
+        return Ok(path);
+    }
+    Err("only checkpoints saved for download (external_weights) have files".to_owned())
+}
+
+/// A kind of checkpoint: as in addresses, or as in lists.
+fn kind(text: &str) -> Result<CheckpointKind, String> {
+    let all = CheckpointKind::ALL;
+    all.into_iter().find(|kind| kind.segment() == text || kind.as_str() == text).ok_or_else(|| {
+        let words: Vec<_> = all.iter().map(|kind| kind.segment()).collect();
+        format!("say one of {}", words.join(", "))
+    })
+}

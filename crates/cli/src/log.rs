@@ -1,0 +1,171 @@
+//! What the SDK has to say on the way, told on standard error.
+//!
+//! Warnings are told, and on a terminal each retry (`retrying in 4s (429)`), so that nobody sits in
+//! front of a silent program. `-v`, `-vv` and `TINKER_LOG` show more.
+
+use std::fmt::{self, Write as _};
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tinkex::Env;
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+use crate::args::{Format, Globals};
+use crate::human::visible;
+
+const RETRY: &str = "tinkex::retry";
+
+/// A stream that the log and the program both write to.
+#[derive(Clone)]
+pub(crate) struct Shared(Arc<Mutex<Box<dyn Write + Send>>>);
+
+impl Shared {
+    pub(crate) fn new(stream: Box<dyn Write + Send>) -> Self {
+        Self(Arc::new(Mutex::new(stream)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Box<dyn Write + Send>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.lock().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.lock().flush()
+    }
+}
+
+/// Tells events, one line each.
+pub(crate) struct Log {
+    err: Shared,
+    level: LevelFilter,
+    terminal: bool,
+    /// Whether retries are told in a few words.
+    retries: bool,
+}
+
+impl Log {
+    pub(crate) fn new(
+        err: Shared,
+        env: &Env,
+        globals: &Globals,
+        format: Format,
+        terminal: bool,
+    ) -> Self {
+        let calm = globals.quiet || format == Format::Json;
+        let level = match (globals.verbose, env.get("TINKER_LOG")) {
+            (0, Some("debug")) => LevelFilter::DEBUG,
+            (0, Some("info")) | (1, _) => LevelFilter::INFO,
+            (0, _) if calm => LevelFilter::OFF,
+            (0, _) => LevelFilter::WARN,
+            (2, _) => LevelFilter::DEBUG,
+            (3.., _) => LevelFilter::TRACE,
+        };
+        let retries = !calm && level < LevelFilter::DEBUG && (terminal || globals.verbose > 0);
+        Self { err, level, terminal, retries }
+    }
+
+    fn tell(&self, line: &str) {
+        // A bar may stand there.
+        let clear = if self.terminal { "\r\u{1b}[K" } else { "" };
+        let mut err = self.err.lock();
+        let _ = writeln!(err, "{clear}{line}");
+        let _ = err.flush();
+    }
+}
+
+impl Subscriber for Log {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        if metadata.is_span() {
+            return false;
+        }
+        // Of other crates only what is serious: HTTP libraries tell every frame.
+        let ours = metadata.target().starts_with("tinkex");
+        let level = if ours { self.level } else { self.level.min(LevelFilter::WARN) };
+        *metadata.level() <= level || (self.retries && metadata.target() == RETRY)
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(if self.retries { self.level.max(LevelFilter::DEBUG) } else { self.level })
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut said = Said::default();
+        event.record(&mut said);
+        let level = *event.metadata().level();
+        if level > self.level {
+            if let Some(line) = said.retry() {
+                self.tell(&line);
+            }
+            return;
+        }
+        let word = match level {
+            Level::ERROR => "error",
+            Level::WARN => "warning",
+            Level::INFO => "info",
+            Level::DEBUG => "debug",
+            Level::TRACE => "trace",
+        };
+        self.tell(&format!("{word}: {}{}", visible(&said.message), visible(&said.fields)));
+    }
+
+    // Spans are not enabled.
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// What an event says.
+#[derive(Default)]
+struct Said {
+    message: String,
+    fields: String,
+    seconds: Option<f64>,
+    status: Option<u64>,
+}
+
+impl Said {
+    /// The few words about a retry.
+    fn retry(&self) -> Option<String> {
+        let seconds = self.seconds?;
+        let why = self.status.map_or_else(|| "no answer".to_owned(), |status| status.to_string());
+        Some(match seconds {
+            ..1.0 => format!("retrying at once ({why})"),
+            _ => format!("retrying in {seconds:.0}s ({why})"),
+        })
+    }
+}
+
+impl Visit for Said {
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        if field.name() == "seconds" {
+            self.seconds = Some(value);
+        }
+        self.record_debug(field, &value);
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        if field.name() == "status" {
+            self.status = Some(value);
+        }
+        self.record_debug(field, &value);
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            name => write!(self.fields, " {name}={value:?}"),
+        };
+    }
+}

@@ -1,0 +1,147 @@
+//! [`Metadata`]: what a user remembered with something, in the order it was told.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Names and texts that a user remembered with something.
+///
+/// It keeps the order of the JSON object it was read from: people wrote it that way.
+///
+/// ```
+/// use tinkex_wire::Metadata;
+///
+/// let read: Metadata = serde_json::from_str(r#"{"seed":"7","experiment":"a"}"#)?;
+/// assert_eq!(read.get("seed"), Some("7"));
+/// assert_eq!(serde_json::to_string(&read)?, r#"{"seed":"7","experiment":"a"}"#);
+/// # Ok::<_, serde_json::Error>(())
+/// ```
+#[derive(Clone, Default, Eq)]
+pub struct Metadata(Vec<(String, String)>);
+
+impl Metadata {
+    /// Nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The text of this name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.iter().find(|(known, _)| *known == name).map(|(_, text)| text)
+    }
+
+    /// Adds a text, or replaces the one of that name where it stands.
+    pub fn insert(&mut self, name: impl Into<String>, text: impl Into<String>) {
+        let (name, text) = (name.into(), text.into());
+        match self.0.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, old)) => *old = text,
+            None => self.0.push((name, text)),
+        }
+    }
+
+    /// Names and texts in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, text)| (name.as_str(), text.as_str()))
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl PartialEq for Metadata {
+    /// As JSON objects are: the order does not matter.
+    fn eq(&self, other: &Self) -> bool {
+        self.len() == other.len() && self.iter().all(|(name, text)| other.get(name) == Some(text))
+    }
+}
+
+impl fmt::Debug for Metadata {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}
+
+impl<N: Into<String>, T: Into<String>> FromIterator<(N, T)> for Metadata {
+    fn from_iter<I: IntoIterator<Item = (N, T)>>(pairs: I) -> Self {
+        let mut metadata = Self::new();
+        for (name, text) in pairs {
+            metadata.insert(name, text);
+        }
+        metadata
+    }
+}
+
+impl From<BTreeMap<String, String>> for Metadata {
+    fn from(map: BTreeMap<String, String>) -> Self {
+        // Its names differ already.
+        Self(map.into_iter().collect())
+    }
+}
+
+impl Serialize for Metadata {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.iter())
+    }
+}
+
+impl<'de> Deserialize<'de> for Metadata {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Pairs;
+
+        impl<'de> Visitor<'de> for Pairs {
+            type Value = Metadata;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of texts")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Metadata, A::Error> {
+                // A map first: the names of a hostile object must not cost their square.
+                let (mut places, mut pairs) = (BTreeMap::new(), Vec::<(String, String)>::new());
+                while let Some((name, text)) = map.next_entry::<String, String>()? {
+                    match places.get(&name) {
+                        Some(place) => {
+                            let (_, old): &mut (String, String) = &mut pairs[*place];
+                            *old = text;
+                        }
+                        None => {
+                            places.insert(name.clone(), pairs.len());
+                            pairs.push((name, text));
+                        }
+                    }
+                }
+                Ok(Metadata(pairs))
+            }
+        }
+
+        deserializer.deserialize_map(Pairs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_is_kept_and_the_last_of_a_name_counts() {
+        let text = r#"{"z":"1","a":"2","z":"3"}"#;
+        let read: Metadata = serde_json::from_str(text).unwrap();
+        assert_eq!(read.iter().collect::<Vec<_>>(), [("z", "3"), ("a", "2")]);
+        let other: Metadata = [("a", "2"), ("z", "3")].into_iter().collect();
+        assert_eq!(read, other, "the order says nothing");
+        assert!(serde_json::from_str::<Metadata>(r#"{"a":1}"#).is_err());
+    }
+}
