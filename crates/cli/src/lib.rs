@@ -143,6 +143,10 @@ async fn obey(
             Either::Right(_) => Err(Failure::interrupted()),
         }
     };
+    if ended.is_err() {
+        // Progress may stand where the error goes.
+        shell.clear_line();
+    }
     shell.end().await;
     ended
 }

@@ -113,6 +113,13 @@ impl<'w> Shell<'w> {
         self.world.terminals.err.filter(|_| wanted)
     }
 
+    /// Takes away what progress left on the line.
+    pub(crate) fn clear_line(&mut self) {
+        if self.progress_width().is_some() {
+            let _ = write!(self.world.err, "\r\u{1b}[K");
+        }
+    }
+
     /// Asks a question that is answered with yes or no; no answer is no.
     ///
     /// Where nobody can answer, it fails and names the flag that answers beforehand.

@@ -3,10 +3,14 @@
 use std::fmt;
 use std::io::{self, BufRead, IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use futures_util::future::{Either, select};
 use tinkex::{Env, ServiceClientBuilder};
 use tokio::sync::{oneshot, watch};
+
+use crate::failure::Failure;
 
 /// Everything a command line touches outside itself.
 ///
@@ -250,6 +254,18 @@ impl Interrupt {
     pub async fn pressed(&self, times: u32) {
         // It holds a sender itself, so the channel cannot close.
         let _ = self.0.subscribe().wait_for(|count| *count >= times).await;
+    }
+
+    /// Does something, unless it is pressed so often before it is done.
+    pub(crate) async fn stops<T>(
+        &self,
+        times: u32,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        match select(pin!(work), pin!(self.pressed(times))).await {
+            Either::Left((done, _)) => done,
+            Either::Right(_) => Err(Failure::interrupted()),
+        }
     }
 }
 

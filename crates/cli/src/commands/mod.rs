@@ -3,11 +3,13 @@
 mod audit;
 mod auth;
 mod billing;
+mod chat;
 mod checkpoint;
 mod config;
 mod logprobs;
 mod model;
 mod prompt;
+mod quickstart;
 mod run;
 mod sample;
 mod save;
@@ -15,6 +17,7 @@ mod serve;
 mod session;
 mod tokenizer;
 mod trace;
+mod train;
 mod weights;
 
 use clap::Subcommand;
@@ -41,6 +44,12 @@ pub(crate) enum Command {
     /// Training runs
     #[command(subcommand, arg_required_else_help = true)]
     Run(run::Run),
+    /// See all of it work in under a minute: no key, no GPU, no network
+    Quickstart(quickstart::Quickstart),
+    /// Talk to a model
+    Chat(Box<chat::Chat>),
+    /// Teach a model from a file of examples
+    Train(Box<train::Train>),
     /// Checkpoints: find, share, keep, delete
     #[command(subcommand, arg_required_else_help = true)]
     Checkpoint(checkpoint::Checkpoint),
@@ -74,7 +83,7 @@ impl Command {
 
     /// Whether the command ends itself in order when it is interrupted; the others just stop.
     pub(crate) fn minds_interrupts(&self) -> bool {
-        matches!(self, Self::Serve(_))
+        matches!(self, Self::Chat(_) | Self::Serve(_) | Self::Train(_))
     }
 }
 
@@ -105,6 +114,9 @@ pub(crate) async fn run(shell: &mut Shell<'_>, command: Command) -> Result<Exit,
     match command {
         Command::Config(command) => config::run(shell, command)?,
         Command::Run(command) => run::run(shell, command).await?,
+        Command::Quickstart(command) => quickstart::run(shell, command).await?,
+        Command::Chat(command) => return chat::run(shell, *command).await,
+        Command::Train(command) => return train::run(shell, *command).await,
         Command::Auth(command) => return auth::run(shell, command).await,
         Command::Model(command) => model::run(shell, command).await?,
         Command::Checkpoint(command) => return checkpoint::run(shell, command).await,

@@ -1,0 +1,123 @@
+//! What can be typed after `train`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::plan::Schedule;
+use super::state::Learn;
+
+/// What can be typed after `train`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A line of FILE is a conversation or a pair:
+  {\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}, {\"role\": \"assistant\", \"content\": \"Hello!\"}]}
+  {\"prompt\": \"The capital of France is\", \"completion\": \" Paris.\"}
+
+The run has a folder: run.json (to go on from), metrics.jsonl (a line for each step), loss.svg.
+Ctrl-C saves and stops; Ctrl-C twice just stops.
+
+Examples:
+  tinkex train talks.jsonl --local                     the built-in model, on this machine
+  tinkex train talks.jsonl --dry-run --local           what it would do: examples, tokens, steps
+  tinkex train talks.jsonl --model Qwen/Qwen3-8B --epochs 2 --eval-split 0.1
+  tinkex train --resume talks-run --local              go on after an interruption")]
+pub(crate) struct Train {
+    #[command(flatten)]
+    pub(super) wanted: Wanted,
+    /// Go on with the run in this folder
+    #[arg(long, value_name = "DIR")]
+    pub(super) resume: Option<PathBuf>,
+    /// Show the plan and do nothing
+    #[arg(long)]
+    pub(super) dry_run: bool,
+}
+
+/// What decides a run.
+#[derive(Clone, Debug, Args)]
+#[group(id = "wanted", multiple = true, conflicts_with = "resume")]
+pub(super) struct Wanted {
+    /// Conversations, or prompts with completions; one on each line
+    #[arg(value_name = "FILE.jsonl", required_unless_present = "resume")]
+    pub(super) file: Option<PathBuf>,
+    /// The base model; with --local the built-in one if left out
+    #[arg(short, long, alias = "base-model", value_name = "NAME")]
+    pub(super) model: Option<String>,
+    /// The adapter's rank
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) rank: u32,
+    /// How far a step goes; without it what suits the model
+    #[arg(long, visible_alias = "lr", value_name = "RATE", value_parser = rate)]
+    pub(super) learning_rate: Option<f64>,
+    /// How the learning rate changes
+    #[arg(long, value_enum, default_value_t = Schedule::Linear)]
+    pub(super) schedule: Schedule,
+    /// Steps over which the learning rate rises at first
+    #[arg(long, value_name = "STEPS", default_value_t = 0)]
+    pub(super) warmup: u64,
+    /// Examples in a step
+    #[arg(short, long, value_name = "N", default_value_t = 16, value_parser = count)]
+    pub(super) batch_size: usize,
+    /// How often every example is seen
+    #[arg(long, value_name = "N", default_value_t = 3.0, value_parser = epochs, conflicts_with = "steps")]
+    pub(super) epochs: f64,
+    /// How many steps, however often that sees every example
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) steps: Option<u64>,
+    /// A file to evaluate on, which is never trained on
+    #[arg(long, value_name = "FILE", conflicts_with = "eval_split")]
+    pub(super) eval_file: Option<PathBuf>,
+    /// Hold this part of the file back to evaluate on, such as 0.1
+    #[arg(long, value_name = "PART", default_value_t = 0.0, value_parser = part)]
+    pub(super) eval_split: f64,
+    /// Steps between evaluations; without it ten in all
+    #[arg(long, value_name = "STEPS")]
+    pub(super) eval_every: Option<u64>,
+    /// Steps between checkpoints; without it ten in all, 0 for none
+    #[arg(long, value_name = "STEPS")]
+    pub(super) save_every: Option<u64>,
+    /// How many checkpoints to go on from are kept
+    #[arg(long, value_name = "K", default_value_t = 2, value_parser = count)]
+    pub(super) keep: usize,
+    /// The longest example, in tokens; without it what the model can take
+    #[arg(long, value_name = "N", value_parser = count)]
+    pub(super) max_tokens: Option<usize>,
+    /// Refuse the file if an example is too long; otherwise its end is cut off
+    #[arg(long)]
+    pub(super) refuse_long: bool,
+    /// Which turns of a conversation are learned
+    #[arg(long, value_enum, default_value_t = Learn::All)]
+    pub(super) learn: Learn,
+    /// The order of examples and the adapter's start
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(super) seed: u64,
+    /// A tokenizer in place of the model's own: a name on the hub, or a folder
+    #[arg(long, value_name = "NAME")]
+    pub(super) tokenizer: Option<String>,
+    /// The run's folder; without it FILE-run
+    #[arg(long, value_name = "DIR")]
+    pub(super) dir: Option<PathBuf>,
+}
+
+fn count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(number) if number > 0 => Ok(number),
+        _ => Err("give a whole number above 0".to_owned()),
+    }
+}
+
+fn number(text: &str, fits: impl Fn(f64) -> bool, wanted: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|number| fits(*number)).ok_or_else(|| wanted.to_owned())
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    number(text, |rate| rate > 0.0 && rate < 1.0, "give a number above 0 and below 1, such as 2e-4")
+}
+
+fn epochs(text: &str) -> Result<f64, String> {
+    number(text, |epochs| epochs > 0.0 && epochs < 1e6, "give a number above 0, such as 3 or 0.5")
+}
+
+fn part(text: &str) -> Result<f64, String> {
+    number(text, |part| (0.0..1.0).contains(&part), "give a part between 0 and 1, such as 0.1")
+}

@@ -1,0 +1,237 @@
+//! [`Run`]: a run under way, written down as it goes.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+use tinkex::{AdamParams, FinishReason, Restore, Save, ServiceClient, TinkerPath, TrainingClient};
+
+use crate::commands::weights;
+use crate::failure::{Exit, Failure};
+use crate::human;
+use crate::output::Shell;
+
+use super::chat_line;
+use super::examples::Examples;
+use super::plan::Plan;
+use super::plot;
+use super::record::{EvalLine, Record, StepLine};
+use super::show::{Show, thousands};
+use super::state::{Saved, State};
+use super::work::{self, Event, Work};
+
+/// A run under way, and where it is written down.
+pub(super) struct Run {
+    pub(super) service: ServiceClient,
+    pub(super) folder: PathBuf,
+    pub(super) state: State,
+    pub(super) record: Record,
+}
+
+impl Run {
+    /// All steps that are left.
+    pub(super) async fn go(
+        &mut self,
+        shell: &mut Shell<'_>,
+        examples: Examples,
+        plan: Plan,
+    ) -> Result<Done, Failure> {
+        let from = self.state.step();
+        let settings = self.state.settings.clone();
+        self.state.store(&self.folder)?;
+        shell.notice(&format!(
+            "{} {} on {} examples, {} steps ({})",
+            if from > 0 { "going on with" } else { "training" },
+            settings.model,
+            examples.train.len(),
+            settings.steps - from,
+            self.folder.display()
+        ));
+        let interrupt = shell.world.interrupt.clone();
+        let model = interrupt.stops(1, self.model()).await?;
+        self.state.run_id = Some(model.model_id().to_string());
+        self.state.store(&self.folder)?;
+
+        let mut show = Show::new(settings.steps, from);
+        show.draw(shell, from);
+        let parts = (examples.train, examples.eval);
+        let mut work = Work::new(model.clone(), plan.clone(), parts, interrupt.clone(), from)
+            .every(settings.eval_every, settings.save_every)
+            .adam(AdamParams::default());
+        let mut step = from;
+        loop {
+            let event = match work.next().await {
+                Ok(Some(event)) => event,
+                Ok(None) => break,
+                Err(failure) => {
+                    show.clear(shell);
+                    return Err(failure);
+                }
+            };
+            match event {
+                Event::Stepped(done) => {
+                    step = done.step;
+                    show.stepped(shell, step, done.tokens, done.loss);
+                    self.record.step(StepLine {
+                        step,
+                        epoch: plan.epochs(step),
+                        loss: done.loss,
+                        learning_rate: done.learning_rate,
+                        tokens: done.tokens,
+                        tokens_per_second: show.speed(),
+                    })?;
+                }
+                Event::Evaluated { step, loss } => {
+                    show.evaluated(loss);
+                    self.record.eval(EvalLine { step, eval_loss: loss })?;
+                }
+                Event::Saved { step, path } => self.saved(step, &path).await?,
+                Event::Stopping => {
+                    show.clear(shell);
+                    shell.notice("stopping: saving first (Ctrl-C again ends at once)");
+                }
+            }
+        }
+        show.clear(shell);
+        let stopped = work.was_stopped();
+        interrupt.stops(2, self.save(&model, step)).await?;
+        let finished = step == settings.steps;
+        self.state.finished = finished;
+        self.state.store(&self.folder)?;
+        Ok(Done {
+            step,
+            seconds: show.seconds(),
+            speed: show.speed(),
+            stopped: stopped && !finished,
+        })
+    }
+
+    /// The model to train: a new one, or the last checkpoint.
+    async fn model(&self) -> Result<TrainingClient, Failure> {
+        let settings = &self.state.settings;
+        let Some(saved) = self.state.saved.last() else {
+            let new = self.service.create_lora_training_client(&*settings.model);
+            return Ok(new.rank(settings.rank).seed(settings.seed).create().await?);
+        };
+        let path = weights::path(&saved.path)?;
+        let from = self.service.create_training_client_from(path, Restore::WithOptimizer);
+        Ok(from.create().await?)
+    }
+
+    /// A checkpoint is there: it is written down first, and then those that are too many go.
+    async fn saved(&mut self, step: u64, path: &TinkerPath) -> Result<(), Failure> {
+        self.state.saved.push(Saved { step, path: path.to_string() });
+        let many = self.state.saved.len().saturating_sub(self.state.settings.keep);
+        let old: Vec<Saved> = self.state.saved.drain(..many).collect();
+        self.state.store(&self.folder)?;
+        self.plot()?;
+        for saved in old {
+            if let Ok(path) = weights::path(&saved.path) {
+                // One that cannot be deleted is no reason to stop; it may be gone already.
+                let _ = self.service.rest().delete_checkpoint(&path).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Saves the model as it is, to go on from and to sample from.
+    async fn save(&mut self, model: &TrainingClient, step: u64) -> Result<(), Failure> {
+        let name = work::checkpoint_name(step);
+        let again = self.state.saved.last().is_none_or(|saved| saved.step != step);
+        if again && step > 0 {
+            let path = model.save_state(Save::named(&*name)).await?;
+            self.saved(step, &path).await?;
+        }
+        self.state.sampler =
+            Some(model.save_weights_for_sampler(Save::named(name)).await?.to_string());
+        self.plot()
+    }
+
+    fn plot(&self) -> Result<(), Failure> {
+        let name = self.state.settings.file.file_name().unwrap_or_default().to_string_lossy();
+        let title = format!("{} on {name}", self.state.settings.model);
+        let path = self.folder.join("loss.svg");
+        std::fs::write(&path, plot::svg(&self.record, &title))
+            .map_err(|why| Failure::file("written", &path.display().to_string(), &why))
+    }
+
+    /// Tells how it went, the server and the user.
+    pub(super) async fn end(
+        self,
+        shell: &mut Shell<'_>,
+        ended: Result<Done, Failure>,
+    ) -> Result<Exit, Failure> {
+        let flags = if shell.settings.local { " --local" } else { "" };
+        let resume = format!("tinkex train --resume {}{flags}", self.folder.display());
+        let done = match ended {
+            Ok(done) => done,
+            Err(failure) => {
+                let step = self.state.step();
+                let how = match step {
+                    0 => format!("nothing was saved yet; start again with: {resume}"),
+                    _ => format!("go on from step {step} with: {resume}"),
+                };
+                return Err(failure.hint(how));
+            }
+        };
+        let reason = if done.stopped { FinishReason::Interrupted } else { FinishReason::Success };
+        // The run itself is safe; whether the server heard of its end changes nothing.
+        let _ = self.service.close(reason, None).await;
+        if done.stopped {
+            let why = format!("stopped at step {} and saved", done.step);
+            return Err(Failure::new(Exit::Interrupted, why).hint(format!("go on with: {resume}")));
+        }
+        let sampler = self.state.sampler.clone().unwrap_or_default();
+        let (first, last) = (self.record.steps.first(), self.record.steps.last());
+        let evals = (self.record.evals.first(), self.record.evals.last());
+        let file = |name: &str| self.folder.join(name).display().to_string();
+        let json = json!({
+            "finished": true,
+            "model": self.state.settings.model,
+            "run_id": self.state.run_id,
+            "steps": done.step,
+            "tokens": self.record.tokens(),
+            "seconds": done.seconds,
+            "tokens_per_second": done.speed,
+            "loss": { "first": first.map(|line| line.loss), "last": last.map(|line| line.loss) },
+            "eval_loss": {
+                "first": evals.0.map(|line| line.eval_loss),
+                "last": evals.1.map(|line| line.eval_loss),
+            },
+            "checkpoint": self.state.saved.last().map(|saved| &saved.path),
+            "sampler": sampler,
+            "folder": self.folder,
+            "metrics": file("metrics.jsonl"),
+            "plot": file("loss.svg"),
+        });
+        let of = |line: Option<&StepLine>| {
+            human::or_missing(line.map(|line| format!("{:.3}", line.loss)))
+        };
+        let mut text = format!(
+            "trained {} steps in {} ({} tokens/s): loss {} → {}",
+            done.step,
+            human::seconds(done.seconds),
+            thousands(done.speed),
+            of(first),
+            of(last),
+        );
+        if let (Some(first), Some(last)) = evals {
+            text += &format!(", held-out {:.3} → {:.3}", first.eval_loss, last.eval_loss);
+        }
+        text += &format!(
+            "\n  checkpoint  {sampler}\n  figures     {}\n  plot        {}\n\nchat with it:\n  {}",
+            file("metrics.jsonl"),
+            file("loss.svg"),
+            chat_line(shell, &sampler)
+        );
+        shell.text(&text, &json)?;
+        Ok(Exit::Done)
+    }
+}
+
+/// How a run ended.
+pub(super) struct Done {
+    step: u64,
+    seconds: f64,
+    speed: f64,
+    stopped: bool,
+}

@@ -1,0 +1,175 @@
+//! [`State`]: what a run is and how far it came, in its folder.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tinkex::{TooLong, TrainOn};
+
+use crate::failure::{Exit, Failure};
+
+use super::plan::{Plan, Schedule};
+
+/// What a run is and how far it came.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct State {
+    /// The form of this file.
+    version: u32,
+    pub(crate) settings: Settings,
+    /// The training file as it was at the start.
+    pub(crate) digest: String,
+    /// The training run on the server; a new one after every interruption.
+    pub(crate) run_id: Option<String>,
+    /// Checkpoints to go on from, oldest first.
+    pub(crate) saved: Vec<Saved>,
+    /// Where to sample from it, once it is finished or was stopped.
+    pub(crate) sampler: Option<String>,
+    pub(crate) finished: bool,
+}
+
+/// A checkpoint to go on from.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Saved {
+    pub(crate) step: u64,
+    pub(crate) path: String,
+}
+
+/// Everything that decides what a run computes. It stays as it is to the end.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Settings {
+    pub(crate) file: PathBuf,
+    pub(crate) eval_file: Option<PathBuf>,
+    pub(crate) eval_split: f64,
+    pub(crate) model: String,
+    pub(crate) tokenizer: Option<String>,
+    pub(crate) rank: u32,
+    pub(crate) learning_rate: f64,
+    pub(crate) schedule: Schedule,
+    pub(crate) warmup: u64,
+    pub(crate) batch_size: usize,
+    pub(crate) steps: u64,
+    pub(crate) seed: u64,
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) refuse_long: bool,
+    pub(crate) learn: Learn,
+    pub(crate) eval_every: u64,
+    pub(crate) save_every: u64,
+    pub(crate) keep: usize,
+}
+
+/// Which turns of a conversation are learned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Learn {
+    /// Everything that the assistant says
+    All,
+    /// What it says last
+    Last,
+    /// Everything, in one example for each turn
+    Each,
+}
+
+impl From<Learn> for TrainOn {
+    fn from(learn: Learn) -> Self {
+        match learn {
+            Learn::All => Self::AllAssistant,
+            Learn::Last => Self::LastAssistant,
+            Learn::Each => Self::EachAssistant,
+        }
+    }
+}
+
+impl Settings {
+    pub(crate) fn plan(&self, examples: usize) -> Plan {
+        Plan {
+            examples,
+            batch_size: self.batch_size,
+            steps: self.steps,
+            seed: self.seed,
+            learning_rate: self.learning_rate,
+            schedule: self.schedule,
+            warmup: self.warmup,
+        }
+    }
+
+    pub(crate) fn most(&self) -> Option<(usize, TooLong)> {
+        let too_long = if self.refuse_long { TooLong::Refuse } else { TooLong::Truncate };
+        self.max_tokens.map(|most| (most, too_long))
+    }
+}
+
+const VERSION: u32 = 1;
+
+impl State {
+    pub(crate) fn new(settings: Settings, digest: String) -> Self {
+        let (run_id, saved, sampler) = (None, Vec::new(), None);
+        Self { version: VERSION, settings, digest, run_id, saved, sampler, finished: false }
+    }
+
+    fn path(folder: &Path) -> PathBuf {
+        folder.join("run.json")
+    }
+
+    /// The run in a folder.
+    pub(crate) fn load(folder: &Path) -> Result<Self, Failure> {
+        let path = Self::path(folder);
+        let shown = path.display();
+        let bytes = std::fs::read(&path).map_err(|why| {
+            Failure::new(Exit::NotFound, format!("{shown} cannot be read: {why}"))
+                .hint("give the folder that tinkex train made, the one with a run.json in it")
+        })?;
+        let state: Self = serde_json::from_slice(&bytes).map_err(|why| {
+            Failure::new(Exit::Failed, format!("{shown} cannot be understood: {why}"))
+        })?;
+        if state.version != VERSION {
+            let why = format!("{shown} was written by another version of this program");
+            return Err(Failure::new(Exit::Failed, why));
+        }
+        Ok(state)
+    }
+
+    /// Writes it down, all or nothing.
+    pub(crate) fn store(&self, folder: &Path) -> Result<(), Failure> {
+        let (path, new) = (Self::path(folder), folder.join("run.json.new"));
+        let text = serde_json::to_vec_pretty(self).unwrap_or_default();
+        let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path));
+        written.map_err(|why| Failure::file("written", &path.display().to_string(), &why))
+    }
+
+    /// The step to go on from.
+    pub(crate) fn step(&self) -> u64 {
+        self.saved.last().map_or(0, |saved| saved.step)
+    }
+}
+
+/// A folder for a new run: the one that was named, or the first free one beside the others.
+pub(crate) fn new_folder(
+    here: &Path,
+    named: Option<PathBuf>,
+    file: &Path,
+) -> Result<PathBuf, Failure> {
+    let create = |folder: &Path| std::fs::create_dir_all(folder);
+    if let Some(folder) = named {
+        if State::path(&folder).exists() {
+            let why = format!("{} holds a run already", folder.display());
+            let hint = format!("go on with it (--resume {}), or name another", folder.display());
+            return Err(Failure::usage(why).hint(hint));
+        }
+        let shown = folder.display().to_string();
+        create(&folder).map_err(|why| Failure::file("created", &shown, &why))?;
+        return Ok(folder);
+    }
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    for number in 1_u32.. {
+        let folder = match number {
+            1 => here.join(format!("{stem}-run")),
+            _ => here.join(format!("{stem}-run-{number}")),
+        };
+        if folder.exists() {
+            continue;
+        }
+        let shown = folder.display().to_string();
+        create(&folder).map_err(|why| Failure::file("created", &shown, &why))?;
+        return Ok(folder);
+    }
+    Err(Failure::usage("there is no free name for the run's folder").hint("name one: --dir DIR"))
+}
