@@ -132,7 +132,7 @@ impl Local {
                 && note.is_true().await
             {
                 let own = Arc::default();
-                let heir = (!note.stays).then(|| inherit(options, note.clone(), Arc::clone(&own)));
+                let heir = (!note.stays).then(|| inherit(options, &note, Arc::clone(&own)));
                 return Ok(Self { note, data, own, heir });
             }
             if Instant::now() > deadline {
@@ -168,7 +168,7 @@ impl Local {
 #[expect(clippy::disallowed_methods, reason = "`Local` owns it, and ends it")]
 fn inherit(
     mut options: Options,
-    note: Note,
+    note: &Note,
     own: Arc<Mutex<Option<Server>>>,
 ) -> tokio::task::JoinHandle<()> {
     options.address = note.address;

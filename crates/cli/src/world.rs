@@ -135,7 +135,7 @@ impl Input {
         .await
     }
 
-    /// The next line, shown by `echo` as so many stars. Elsewhere than on a terminal a line as any
+    /// The answer to a question, shown by `echo` as so many stars. Elsewhere than on a terminal a line as any
     /// other. `None` at the end, and where the user gives up with Ctrl-D.
     ///
     /// # Errors
@@ -143,11 +143,16 @@ impl Input {
     /// If the stream cannot be read, or the user pressed Ctrl-C ([`io::ErrorKind::Interrupted`]).
     pub async fn secret(
         &self,
-        echo: impl FnMut(&str) + Send + 'static,
+        question: &str,
+        mut echo: impl FnMut(&str) + Send + 'static,
     ) -> io::Result<Option<String>> {
-        let Some(hide) = self.hide else { return self.line().await };
+        let Some(hide) = self.hide else {
+            echo(question);
+            return self.line().await;
+        };
         // Held here, not by the thread that may wait for ever: it has to go when this is dropped.
         let _hidden = hide()?;
+        echo(question);
         self.read(move |stream| typed(stream, echo)).await
     }
 

@@ -113,9 +113,9 @@ async fn login(shell: &mut Shell<'_>, key_stdin: bool, add: bool) -> Result<(), 
 async fn ask(shell: &mut Shell<'_>) -> Result<Option<String>, Failure> {
     let url = format!("{CONSOLE}/keys?new_key=true&key_name=tinker-cli-{}", host());
     let link = shell.link(&url);
-    shell.say(&format!("Create an API Key: {link}\n\nPaste your API key: "));
+    shell.say(&format!("Create an API Key: {link}\n\n"));
     let echo = shell.stderr();
-    let typed = shell.world.input.clone().secret(echo).await;
+    let typed = shell.world.input.clone().secret("Paste your API key: ", echo).await;
     shell.say("\n");
     match typed {
         Err(why) if why.kind() == std::io::ErrorKind::Interrupted => Err(Failure::interrupted()),

@@ -47,7 +47,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Logprobs) -> Result<(), 
     let service = shell.client().await?;
     let (sampler, model) = command.weights.open(shell, &service).await?;
     let tokenizer = command.weights.tokenizer(&shell.world.env, &sampler).await?;
-    let input = command.prompt.input(given, || Ok(tokenizer.clone()))?;
+    let input = command.prompt.input(shell.world, given, || Ok(tokenizer.clone()))?;
     let Some(ids) = input.to_tokens() else {
         return Err(Failure::usage("pictures have no log-probabilities")
             .hint("leave --image out, or ask for a sample"));

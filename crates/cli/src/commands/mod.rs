@@ -44,6 +44,12 @@ pub(crate) enum Command {
     /// Training runs
     #[command(subcommand, arg_required_else_help = true)]
     Run(run::Run),
+    /// See all of it work in under a minute: no key, no GPU, no network
+    Quickstart(quickstart::Quickstart),
+    /// Talk to a model
+    Chat(Box<chat::Chat>),
+    /// Teach a model from a file of examples
+    Train(Box<train::Train>),
     /// Checkpoints: find, share, keep, delete
     #[command(subcommand, arg_required_else_help = true)]
     Checkpoint(checkpoint::Checkpoint),
@@ -56,12 +62,6 @@ pub(crate) enum Command {
     /// Who did what
     #[command(subcommand, arg_required_else_help = true)]
     Audit(audit::Audit),
-    /// See all of it work in under a minute: no key, no GPU, no network
-    Quickstart(quickstart::Quickstart),
-    /// Talk to a model
-    Chat(Box<chat::Chat>),
-    /// Teach a model from a file of examples
-    Train(Box<train::Train>),
     /// Samples from a base model or a checkpoint
     Sample(Box<sample::Sample>),
     /// How likely a model finds a text
@@ -114,15 +114,15 @@ pub(crate) async fn run(shell: &mut Shell<'_>, command: Command) -> Result<Exit,
     match command {
         Command::Config(command) => config::run(shell, command)?,
         Command::Run(command) => run::run(shell, command).await?,
+        Command::Quickstart(command) => quickstart::run(shell, command).await?,
+        Command::Chat(command) => return chat::run(shell, *command).await,
+        Command::Train(command) => return train::run(shell, *command).await,
         Command::Auth(command) => return auth::run(shell, command).await,
         Command::Model(command) => model::run(shell, command).await?,
         Command::Checkpoint(command) => return checkpoint::run(shell, command).await,
         Command::Session(command) => session::run(shell, command).await?,
         Command::Billing(command) => billing::run(shell, command).await?,
         Command::Audit(command) => audit::run(shell, command).await?,
-        Command::Quickstart(command) => quickstart::run(shell, command).await?,
-        Command::Chat(command) => return chat::run(shell, *command).await,
-        Command::Train(command) => return train::run(shell, *command).await,
         Command::Sample(command) => sample::run(shell, *command).await?,
         Command::Logprobs(command) => logprobs::run(shell, command).await?,
         Command::Tokenizer(command) => tokenizer::run(shell, command).await?,

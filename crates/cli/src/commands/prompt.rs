@@ -9,6 +9,7 @@ use tinkex::{Message, ModelInput, Tokenizer, Tokens};
 
 use crate::failure::Failure;
 use crate::output::Shell;
+use crate::world::World;
 
 /// What a model is to read.
 #[derive(Debug, Args)]
@@ -57,13 +58,13 @@ impl Prompt {
         let stdin = Path::new("-");
         let text = match (&self.prompt, &self.prompt_file) {
             (Some(text), _) if text != "-" => return Ok(Given::Text(text.clone())),
-            (_, Some(path)) if path != stdin => std::fs::read_to_string(path)
+            (_, Some(path)) if path != stdin => std::fs::read_to_string(shell.world.path(path))
                 .map_err(|why| Failure::file("read", &path.display().to_string(), &why))?,
             (None, None) if shell.world.terminals.input => {
                 return Err(Failure::usage("there is no prompt")
                     .hint("say --prompt TEXT, or --prompt-file FILE, or pipe it in"));
             }
-            _ => shell.world.input.clone().rest().await?,
+            _ => stdin_text(shell).await?,
         };
         Ok(match tokens(&text) {
             Some(tokens) if self.prompt_file.is_some() && !self.chat => Given::Tokens(tokens),
@@ -75,6 +76,7 @@ impl Prompt {
     /// What a model reads of it.
     pub(crate) fn input(
         &self,
+        world: &World,
         given: Given,
         tokenizer: impl FnOnce() -> Result<Tokenizer, Failure>,
     ) -> Result<ModelInput, Failure> {
@@ -90,7 +92,8 @@ impl Prompt {
         let mut input = ModelInput::default();
         for path in &self.images {
             let shown = path.display().to_string();
-            let data = std::fs::read(path).map_err(|why| Failure::file("read", &shown, &why))?;
+            let data = std::fs::read(world.path(path));
+            let data = data.map_err(|why| Failure::file("read", &shown, &why))?;
             let format = match path.extension().and_then(|end| end.to_str()) {
                 Some("jpg") => Some(ImageFormat::Jpeg),
                 end => end.and_then(ImageFormat::from_name),
@@ -104,6 +107,12 @@ impl Prompt {
         input.chunks.extend(text.chunks);
         Ok(input)
     }
+}
+
+/// All of standard input.
+pub(crate) async fn stdin_text(shell: &Shell<'_>) -> Result<String, Failure> {
+    let text = shell.world.input.clone().rest().await;
+    text.map_err(|why| Failure::file("read", "standard input", &why))
 }
 
 /// Token ids as JSON: a list, or an object with one.

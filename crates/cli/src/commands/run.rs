@@ -118,7 +118,8 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Run) -> Result<(), Failu
         Run::List { page, view, access_scope } => list(shell, page, view, access_scope).await,
         Run::Info { run_id, access_scope } => {
             let rest = shell.client().await?.rest();
-            let run = rest.get_training_run(run_id, access_scope).await?;
+            let run = rest.get_training_run(run_id.clone(), access_scope).await;
+            let run = run.map_err(|why| Failure::from(why).during(&format!("no run {run_id}")))?;
             shell.table(&properties(&run, Timestamp::now()), &run)
         }
     }

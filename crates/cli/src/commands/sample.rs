@@ -1,6 +1,6 @@
 //! Samples from a model: text alone on standard output.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
@@ -51,9 +51,9 @@ pub(crate) struct How {
     /// How many tokens at most
     #[arg(long, value_name = "N", default_value_t = 256)]
     pub(crate) max_tokens: u32,
-    /// How daring; 0 always takes the likeliest token
-    #[arg(short, long, value_name = "T", default_value_t = 1.0)]
-    pub(crate) temperature: f64,
+    /// How daring; 0 always takes the likeliest token [default: 1, in a conversation 0.7]
+    #[arg(short, long, value_name = "T")]
+    temperature: Option<f64>,
     /// Draw from the K likeliest tokens
     #[arg(long, value_name = "K")]
     pub(crate) top_k: Option<u32>,
@@ -69,10 +69,11 @@ pub(crate) struct How {
 }
 
 impl How {
-    pub(crate) fn params(&self) -> SamplingParams {
+    pub(crate) fn params(&self, chat: bool) -> SamplingParams {
+        let usual = if chat { 0.7 } else { 1.0 };
         let mut params = SamplingParams::new()
             .max_tokens(self.max_tokens)
-            .temperature(self.temperature)
+            .temperature(self.temperature.unwrap_or(usual))
             .top_p(self.top_p);
         params.top_k = self.top_k;
         params.seed = self.seed;
@@ -111,8 +112,9 @@ pub(super) async fn run(shell: &mut Shell<'_>, sample: Sample) -> Result<(), Fai
         (_, tokenizer) => Some(tokenizer?),
     };
     let missing = || Failure::usage("there is no tokenizer for the text");
-    let input = sample.prompt.input(given, || tokenizer.clone().ok_or_else(missing))?;
-    let mut params = sample.how.params();
+    let input =
+        sample.prompt.input(shell.world, given, || tokenizer.clone().ok_or_else(missing))?;
+    let mut params = sample.how.params(sample.prompt.is_chat());
     if let (true, None, Some(tokenizer)) = (sample.prompt.is_chat(), &params.stop, &tokenizer) {
         params.stop = Some(tokenizer.chat()?.stop()?);
     }
@@ -199,12 +201,12 @@ pub(crate) fn piece(tokenizer: Option<&Tokenizer>, token: u32) -> String {
     )
 }
 
-fn write(shell: &Shell<'_>, path: &PathBuf, document: &Document<'_>) -> Result<(), Failure> {
+fn write(shell: &Shell<'_>, path: &Path, document: &Document<'_>) -> Result<(), Failure> {
     let text = if shell.is_json() {
         serde_json::to_string_pretty(document).unwrap_or_default() + "\n"
     } else {
         document.sequences.iter().map(|one| shown(one) + "\n").collect()
     };
-    std::fs::write(path, text)
+    std::fs::write(shell.world.path(path), text)
         .map_err(|why| Failure::file("written", &path.display().to_string(), &why))
 }

@@ -60,7 +60,7 @@ pub(crate) async fn run(shell: &mut Shell<'_>, save: Save) -> Result<(), Failure
     });
     if let Some(file) = &save.output {
         let text = serde_json::to_string_pretty(&document).unwrap_or_default() + "\n";
-        std::fs::write(file, text)
+        std::fs::write(shell.world.path(file), text)
             .map_err(|why| Failure::file("written", &file.display().to_string(), &why))?;
     }
     let mut table = Table::of_properties().title(format!("Checkpoint saved: {path}"));

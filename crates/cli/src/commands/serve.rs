@@ -69,17 +69,18 @@ fn model(text: &str) -> Result<(String, PathBuf), String> {
 const SHORTEST_KEY: usize = 20;
 
 pub(super) async fn run(shell: &mut Shell<'_>, serve: Serve) -> Result<Exit, Failure> {
-    let key_file = shell.globals.api_key_file.clone();
+    let key_file = shell.globals.api_key_file.as_deref().map(|path| shell.world.path(path));
     let key = key_file.as_deref().map(|path| key(path, serve.host)).transpose()?;
     refuse(shell, &serve, key.is_some())?;
     let data = match serve.data_dir {
-        Some(folder) => folder,
+        Some(folder) => shell.world.path(&folder),
         None => local::data_folder(&shell.world.env)?,
     };
     let mut options = Options::new(&data);
     options.address = (serve.host, serve.port).into();
-    options.models = serve.models;
-    options.hub_cache = serve.hub_cache;
+    let here = |(name, folder): (String, PathBuf)| (name, shell.world.path(&folder));
+    options.models = serve.models.into_iter().map(here).collect();
+    options.hub_cache = serve.hub_cache.map(|folder| shell.world.path(&folder));
     options.threads = serve.threads;
     options.bf16 = serve.bf16;
     options.raw_logprobs = serve.raw_logprobs;
@@ -91,7 +92,6 @@ pub(super) async fn run(shell: &mut Shell<'_>, serve: Serve) -> Result<Exit, Fai
     }
 
     let server = Server::start(options).await.map_err(|why| local::not_started(&why))?;
-    let key_file = key_file.map(|path| std::path::absolute(&path).unwrap_or(path));
     let note = Note::of(&server, true, key_file);
     note.leave(&data)?;
     let (url, models) = (server.base_url(), server.models());

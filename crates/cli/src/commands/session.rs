@@ -191,7 +191,9 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Session) -> Result<(), F
         Session::List { page, view, access_scope } => ids(shell, page, &view, access_scope).await,
         Session::Info { session_id, access_scope } => {
             let rest = shell.client().await?.rest();
-            let info = rest.get_session(session_id.clone(), access_scope).await?;
+            let info = rest.get_session(session_id.clone(), access_scope).await;
+            let info =
+                info.map_err(|why| Failure::from(why).during(&format!("no session {session_id}")))?;
             shell.table(
                 &properties(&session_id, &info),
                 &WithId { session_id: &session_id, info: &info },

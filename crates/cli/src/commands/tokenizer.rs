@@ -8,6 +8,7 @@ use crate::human;
 use crate::output::Shell;
 use crate::table::Table;
 
+use super::prompt::stdin_text;
 use super::{sample, weights};
 
 /// What can be typed after `tokenizer`.
@@ -64,7 +65,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Tokenizer) -> Result<(),
             let text = match text {
                 Some(text) if text != "-" => text,
                 _ => {
-                    let text = shell.world.input.clone().rest().await?;
+                    let text = stdin_text(shell).await?;
                     text.strip_suffix('\n').unwrap_or(&text).to_owned()
                 }
             };
@@ -81,7 +82,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Tokenizer) -> Result<(),
         }
         Tokenizer::Decode { mut tokens, skip_special, .. } => {
             if tokens.is_empty() {
-                tokens = numbers(&shell.world.input.clone().rest().await?)?;
+                tokens = numbers(&stdin_text(shell).await?)?;
             }
             let text = if skip_special {
                 tokenizer.decode_text(&tokens)

@@ -51,7 +51,7 @@ impl Weights {
         }
         let name = match self.name() {
             Some(name) => name,
-            None if shell.globals.local => tinkex_server::BUILT_IN,
+            None if shell.settings.local => tinkex_server::BUILT_IN,
             None => {
                 return Err(Failure::usage("which model? none is named").hint(
                     "name a base model (see tinkex model list), a tinker:// path, or --run RUN_ID; \

@@ -1,5 +1,15 @@
-//! Recorded command lines of the reference, run again: same requests, same tables, same exit.
+//! Recorded command lines of the reference, run again: same requests, same tables, same facts.
 
 #![expect(clippy::unwrap_used, reason = "a wrong assumption is a failed test")]
 
+mod capture;
+mod compare;
 mod replay;
+mod script;
+#[cfg(unix)]
+mod server;
+mod snapshots;
+#[cfg(unix)]
+mod terminal;
+#[cfg(unix)]
+mod tty;

@@ -88,7 +88,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, chat: Chat) -> Result<Exit, Failu
         }
         talk.messages.push(Message::user(line));
         presses = presses.max(interrupt.count());
-        let params = chat.how.params();
+        let params = chat.how.params(true);
         match interrupt.stops(presses + 1, answer(shell, &talk, params)).await {
             Ok(said) => talk.messages.push(Message::assistant(said)),
             Err(failure) if failure.exit() == Exit::Interrupted && watched => {
@@ -195,7 +195,8 @@ fn save(shell: &mut Shell<'_>, talk: &Talk, file: &str) -> Result<(), Failure> {
     }
     let message = |message: &Message| json!({ "role": message.role(), "content": message.content().unwrap_or_default() });
     let line = json!({ "messages": talk.whole().iter().map(message).collect::<Vec<_>>() });
-    let open = std::fs::OpenOptions::new().create(true).append(true).open(file);
+    let open =
+        std::fs::OpenOptions::new().create(true).append(true).open(shell.world.path(file.as_ref()));
     let written = open.and_then(|mut out| writeln!(out, "{line}"));
     written.map_err(|why| Failure::file("written", file, &why))?;
     shell.notice(&format!("(saved in {file})"));

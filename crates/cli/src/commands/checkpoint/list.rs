@@ -140,7 +140,10 @@ pub(super) async fn info(shell: &mut Shell<'_>, path: &TinkerPath) -> Result<(),
     }
 
     let rest = shell.client().await?.rest();
-    let all = rest.list_checkpoints(path.run().clone()).await?.checkpoints;
+    let all = rest.list_checkpoints(path.run().clone()).await;
+    let all =
+        all.map_err(|why| Failure::from(why).during(&format!("no checkpoints of {}", path.run())))?;
+    let all = all.checkpoints;
     let address = path.to_string();
     let Some(checkpoint) = all.into_iter().find(|one| one.tinker_path == address) else {
         return Err(Failure::new(Exit::NotFound, format!("there is no checkpoint {address}"))
@@ -162,12 +165,12 @@ pub(super) async fn info(shell: &mut Shell<'_>, path: &TinkerPath) -> Result<(),
     table.property("Public", human::yes(checkpoint.public));
     table.property("Created", human::time(checkpoint.time, now));
     table.property("Expires", expiry(&checkpoint, now));
-    table.property("Training Run ID", run.training_run_id.as_str());
+    table.property("Training Run ID", path.run().as_str());
     table.property("LoRA", human::lora(run.is_lora, run.lora_rank));
     table.metadata(checkpoint.user_metadata.as_ref());
     let info = Info {
         checkpoint,
-        training_run_id: run.training_run_id,
+        training_run_id: path.run().clone(),
         is_lora: run.is_lora,
         lora_rank: run.lora_rank,
     };

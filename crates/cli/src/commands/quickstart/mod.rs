@@ -78,12 +78,12 @@ struct Sample {
 }
 
 pub(super) async fn run(shell: &mut Shell<'_>, command: Quickstart) -> Result<(), Failure> {
-    let globals = &mut shell.globals;
+    let globals = &shell.globals;
     if globals.base_url.is_some() || globals.api_key.is_some() || globals.api_key_file.is_some() {
         return Err(Failure::usage("quickstart brings its own server and needs no key")
             .hint("leave the other options out; to train elsewhere: tinkex train FILE.jsonl"));
     }
-    globals.local = true;
+    shell.settings.local = true;
     let service = shell.client().await?;
     let url = service.base_url().to_string();
     shell.notice(&format!("a Tinker server runs inside this program: {url}"));

@@ -21,7 +21,7 @@ const OFTEN: u64 = 10;
 pub(super) fn base_model(shell: &Shell<'_>, named: Option<&str>) -> Result<String, Failure> {
     match named {
         Some(name) => Ok(name.to_owned()),
-        None if shell.globals.local => Ok(tinkex_server::BUILT_IN.to_owned()),
+        None if shell.settings.local => Ok(tinkex_server::BUILT_IN.to_owned()),
         None => Err(Failure::usage("which model? none is named")
             .hint("say --model NAME (see tinkex model list), or --local for the built-in one")),
     }
@@ -49,6 +49,7 @@ pub(super) async fn find_tokenizer(
 
 /// What was typed, with what was left open filled in. Steps follow once the examples are known.
 pub(super) async fn settle(
+    shell: &Shell<'_>,
     wanted: &Wanted,
     service: &ServiceClient,
     model: String,
@@ -57,7 +58,10 @@ pub(super) async fn settle(
     let about = models.iter().find(|about| about.model_name.as_deref() == Some(&*model));
     let longest = about.and_then(|about| about.max_context_length);
     let longest = longest.and_then(|most| usize::try_from(most).ok());
-    let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_| path.clone());
+    let absolute = |path: &PathBuf| {
+        let path = shell.world.path(path);
+        std::path::absolute(&path).unwrap_or(path)
+    };
     Ok(Settings {
         file: wanted.file.as_ref().map(absolute).unwrap_or_default(),
         eval_file: wanted.eval_file.as_ref().map(absolute),

@@ -39,7 +39,12 @@ async fn prepare(
     shell: &mut Shell<'_>,
     train: Train,
 ) -> Result<Option<(Run, Examples, Plan)>, Failure> {
-    let (wanted, old) = (train.wanted, train.resume.as_deref().map(State::load).transpose()?);
+    let mut wanted = train.wanted;
+    for path in [&mut wanted.file, &mut wanted.dir].into_iter().flatten() {
+        *path = shell.world.path(path);
+    }
+    let resume = train.resume.map(|folder| shell.world.path(&folder));
+    let old = resume.as_deref().map(State::load).transpose()?;
     if let Some(state) = old.as_ref().filter(|state| state.finished) {
         let sampler = state.sampler.clone().unwrap_or_default();
         let text = format!("the run is finished; chat with it: {}", chat_line(shell, &sampler));
@@ -63,7 +68,7 @@ async fn prepare(
     let tokenizer = examples::find_tokenizer(shell, &service, &model, tokenizer.as_deref()).await?;
     let settings = match &old {
         Some(state) => state.settings.clone(),
-        None => examples::settle(&wanted, &service, model).await?,
+        None => examples::settle(shell, &wanted, &service, model).await?,
     };
     let (examples, settings) =
         Examples::read(&tokenizer.chat()?, settings, &wanted, old.is_none())?;
@@ -74,9 +79,9 @@ async fn prepare(
         return Ok(None);
     }
 
-    let folder = match train.resume {
+    let folder = match resume {
         Some(folder) => folder,
-        None => state::new_folder(wanted.dir, &settings.file)?,
+        None => state::new_folder(&shell.world.folder, wanted.dir, &settings.file)?,
     };
     let state = old.unwrap_or_else(|| State::new(settings, digest));
     let record = Record::open(&folder.join("metrics.jsonl"), state.step())?;
@@ -85,6 +90,6 @@ async fn prepare(
 
 /// The line to type to talk to a checkpoint.
 pub(super) fn chat_line(shell: &Shell<'_>, path: &str) -> String {
-    let local = if shell.globals.local { " --local" } else { "" };
+    let local = if shell.settings.local { " --local" } else { "" };
     format!("tinkex chat {path}{local}")
 }

@@ -96,9 +96,4 @@ impl Record {
     pub(crate) fn tokens(&self) -> usize {
         self.steps.iter().map(|line| line.tokens).sum()
     }
-
-    /// Losses in order, for a curve.
-    pub(crate) fn losses(&self) -> Vec<f64> {
-        self.steps.iter().map(|line| line.loss).collect()
-    }
 }

@@ -160,7 +160,7 @@ impl Run {
         shell: &mut Shell<'_>,
         ended: Result<Done, Failure>,
     ) -> Result<Exit, Failure> {
-        let flags = if shell.globals.local { " --local" } else { "" };
+        let flags = if shell.settings.local { " --local" } else { "" };
         let resume = format!("tinkex train --resume {}{flags}", self.folder.display());
         let done = match ended {
             Ok(done) => done,

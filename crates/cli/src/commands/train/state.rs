@@ -142,7 +142,11 @@ impl State {
 }
 
 /// A folder for a new run: the one that was named, or the first free one beside the others.
-pub(crate) fn new_folder(named: Option<PathBuf>, file: &Path) -> Result<PathBuf, Failure> {
+pub(crate) fn new_folder(
+    here: &Path,
+    named: Option<PathBuf>,
+    file: &Path,
+) -> Result<PathBuf, Failure> {
     let create = |folder: &Path| std::fs::create_dir_all(folder);
     if let Some(folder) = named {
         if State::path(&folder).exists() {
@@ -157,8 +161,8 @@ pub(crate) fn new_folder(named: Option<PathBuf>, file: &Path) -> Result<PathBuf,
     let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     for number in 1_u32.. {
         let folder = match number {
-            1 => PathBuf::from(format!("{stem}-run")),
-            _ => PathBuf::from(format!("{stem}-run-{number}")),
+            1 => here.join(format!("{stem}-run")),
+            _ => here.join(format!("{stem}-run-{number}")),
         };
         if folder.exists() {
             continue;

@@ -160,7 +160,7 @@ impl Work {
         let weight = batch.iter().map(|piece| piece.weight).sum();
         let data = batch.into_iter().map(|piece| piece.datum.clone()).collect();
         let learning_rate = self.plan.rate(step);
-        let adam = AdamParams { learning_rate, ..self.adam.clone() };
+        let adam = AdamParams { learning_rate, ..self.adam };
         let (pass, optim) = self.model.step(data, LossFn::CrossEntropy, adam);
         let step = step + 1;
         let stepped = async move {

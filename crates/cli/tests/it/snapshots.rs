@@ -1,0 +1,1 @@
+//! What people read, as files to look at.
