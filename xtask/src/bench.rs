@@ -20,13 +20,13 @@ pub(crate) fn run(what: &str, options: &[&str]) -> Result<(), Failure> {
                 .arguments(options)
                 .run()
         }
-        ("engine", []) => crate::engine::bench(),
+        ("engine", options) => crate::engine::bench(options),
         ("server", []) => crate::conformance::load(),
-        ("wire" | "client" | "engine" | "server", options) => {
+        ("wire" | "client" | "server", options) => {
             Err(Failure::new(format!("bench {what}: no such option: {}", options.join(" "))))
         }
         (other, _) => Err(Failure::new(format!(
-            "no such benchmark: {other}; there are: wire, client, engine"
+            "no such benchmark: {other}; there are: wire, client, engine, server"
         ))),
     }
 }

@@ -29,7 +29,10 @@ Usage: cargo xtask <command>
                     wire      codecs against memcpy and prost
                     client    tinkex against the Python SDK and the bare requests
                               (needs python3; `--quick` only shows that it runs)
-                    engine    training and sampling against torch and peft
+                    engine    training and sampling against torch, peft and llama.cpp
+                              (needs python3; all rows, or those of some work, model or weights:
+                              train ragged decode adapters live context load, A B, f32 bf16;
+                              `--turns N` measures each so often, 3 if not said)
                     server    requests per second, many connections, large bodies
   conformance     the official Python SDK against a fresh server
                     --sdk VERSION  one version only (0.36.0 and 0.25.0)

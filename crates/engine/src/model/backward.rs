@@ -28,7 +28,7 @@ pub(crate) enum Gain {
 }
 
 /// Who wants gradients of the frozen weights. Without one none is formed.
-pub(crate) trait Sink {
+pub(crate) trait Sink: Send {
     /// Whether anyone does.
     fn wants(&self) -> bool;
     /// A product: its input and the gradient by its output.

@@ -3,7 +3,7 @@
 use super::{Layer, Linear, Model};
 use crate::Result;
 use crate::file::{ModelConfig, ModelFolder, Tensor, TensorFile};
-use crate::kernel::{Kernel, Panels, Pool, Precision};
+use crate::kernel::{Kernel, Panels, Precision};
 use crate::memory::probe;
 
 /// Where weights come from.
@@ -69,13 +69,13 @@ impl Model {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let pack = |name: &str, rows: usize| -> Result<Panels> {
             let values = source.values(name)?;
-            Ok(Panels::pack(kernel.pool(), rows, hidden, precision, |i, out| values.row(i, out)))
+            Ok(Panels::pack(&kernel, rows, hidden, precision, |i, out| values.row(i, out)))
         };
         let layers = kernel.pool().map(config.layers, |index| {
             let load = Loader {
                 source,
                 precision,
-                pool: kernel.pool(),
+                kernel: &kernel,
                 prefix: format!("model.layers.{index}."),
             };
             {
@@ -130,7 +130,7 @@ impl Model {
 struct Loader<'a, S> {
     source: &'a S,
     precision: Precision,
-    pool: &'a Pool,
+    kernel: &'a Kernel,
     prefix: String,
 }
 
@@ -146,7 +146,7 @@ impl<S: Source> Loader<'_, S> {
             matrices.push(self.source.values(&format!("{}{name}.weight", self.prefix))?);
         }
         let rows = parts.iter().map(|(_, outputs)| outputs).sum();
-        let weights = Panels::pack(self.pool, rows, inputs, self.precision, |mut row, out| {
+        let weights = Panels::pack(self.kernel, rows, inputs, self.precision, |mut row, out| {
             for (matrix, (_, outputs)) in matrices.iter().zip(parts) {
                 if row < *outputs {
                     matrix.row(row, out);

@@ -26,6 +26,8 @@ pub struct Sampler {
     pub(super) cache: Cache,
     pub(super) work: Workspace,
     pub(super) trace: Trace,
+    /// Rows of logits, kept from step to step.
+    pub(super) logits: Vec<f32>,
     pub(super) requests: BTreeMap<RequestId, Request>,
     waiting: VecDeque<RequestId>,
     /// Oldest first.
@@ -57,6 +59,7 @@ impl Sampler {
             cache,
             work: Workspace::default(),
             trace: Trace::default(),
+            logits: Vec::new(),
             requests: BTreeMap::new(),
             waiting: VecDeque::new(),
             running: Vec::new(),
@@ -116,7 +119,8 @@ impl Sampler {
     pub fn step(&mut self) -> Vec<(RequestId, Result<Answer>)> {
         self.admit();
         let shares = self.plan();
-        self.run(&shares);
+        let model = self.model.clone();
+        model.kernel.pool().inside(|| self.run(&shares));
         self.finished()
     }
 

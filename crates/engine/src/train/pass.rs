@@ -5,7 +5,7 @@ use crate::kernel::pages::Span;
 use crate::lora::Lora;
 use crate::memory::probe;
 use crate::model::{
-    Adapted, Batch, Gain, Grads, Head, LayerBackward, Model, Pair, Sink, Trace, Workspace,
+    Adapted, Batch, Gain, Grads, Head, Kept, LayerBackward, Model, Pair, Sink, Trace, Workspace,
 };
 
 /// Common beginnings shorter than this are computed again for each sequence.
@@ -35,6 +35,8 @@ pub(crate) struct Pass<'a> {
     inverse: Vec<f32>,
     pairs: Vec<Pair>,
     logs: Vec<f64>,
+    /// The logits, where memory allows.
+    logits: Option<Kept>,
     /// For every sequence and target the place of its pair.
     places: Vec<Vec<usize>>,
 }
@@ -64,9 +66,12 @@ impl<'a> Pass<'a> {
         let trace = Trace::bytes(model, rows).max(1);
         let kept = memory.map_or(0, |memory| (memory / trace).min(layers));
         let width = 4 * model.config.hidden_size;
-        let inputs =
-            if memory.is_some() { rows.saturating_mul((layers - kept) * width) } else { 0 };
-        probe("a training pass", trace.saturating_mul(kept + 3).saturating_add(inputs))?;
+        let inputs = if memory.is_some() { rows * (layers - kept) * width } else { 0 };
+        let logits = Kept::bytes(model, rows);
+        let keep = memory.is_some_and(|memory| logits <= memory.saturating_sub(trace * kept));
+        let needed = trace.saturating_mul(kept + 3).saturating_add(inputs);
+        probe("a training pass", needed.saturating_add(if keep { logits } else { 0 }))?;
+        let logits = keep.then(Kept::default);
         let mut pass = Self {
             model,
             lora,
@@ -79,6 +84,7 @@ impl<'a> Pass<'a> {
             inverse: Vec::new(),
             pairs: Vec::new(),
             logs: Vec::new(),
+            logits,
             places: Vec::new(),
             batch,
         };
@@ -125,7 +131,7 @@ impl<'a> Pass<'a> {
             self.places[sequence][k] = place;
         }
         let head = Head { model: self.model, lora: self.lora, x: &self.normed };
-        let (found, logs) = head.forward(&self.pairs);
+        let (found, logs) = head.forward(&self.pairs, self.logits.as_mut());
         self.logs = logs;
         self.places.iter().map(|of| of.iter().map(|place| found[*place]).collect()).collect()
     }
@@ -192,7 +198,9 @@ impl<'a> Pass<'a> {
         }
         let logs: Vec<f64> = rows.iter().map(|row| self.logs[*row]).collect();
         let head = Head { model: self.model, lora: self.lora, x: &x };
-        let some = head.backward(&pairs, &slopes, &logs, grads.unembedding.as_mut(), sink);
+        let kept = self.logits.take();
+        let kept = kept.as_ref().map(|kept| (kept, &rows[..]));
+        let some = head.backward(&pairs, &slopes, &logs, kept, grads.unembedding.as_mut(), sink);
         let mut grad_normed = vec![0.0; self.normed.len()];
         for (row, some) in rows.iter().zip(some.chunks_exact(hidden)) {
             grad_normed[row * hidden..(row + 1) * hidden].copy_from_slice(some);

@@ -4,7 +4,7 @@ use super::datum::Datum;
 use super::objective::{Objective, Output, Part, report};
 use super::pass::{Pass, Sequence, WORTH_SHARING};
 use crate::lora::Lora;
-use crate::model::{Batch, Grads, Model, Sink, Trace};
+use crate::model::{Batch, Grads, Kept, Model, Sink, Trace};
 use crate::{Error, Result};
 
 /// What a batch is run with.
@@ -26,6 +26,14 @@ impl Run<'_> {
     /// If the loss of a datum is not a number, or the system does not have the memory. Gradients
     /// may then have been added to.
     pub(super) fn data(
+        &self,
+        data: &[Datum<'_>],
+        back: Option<(&mut Grads, &mut dyn Sink)>,
+    ) -> Result<Output> {
+        self.model.kernel.pool().inside(|| self.passes(data, back))
+    }
+
+    fn passes(
         &self,
         data: &[Datum<'_>],
         mut back: Option<(&mut Grads, &mut dyn Sink)>,
@@ -58,9 +66,12 @@ impl Run<'_> {
 
     /// How many rows a pass may have so that it can keep everything.
     fn rows(&self, back: bool) -> usize {
+        let (layers, logits) = match back {
+            true => (self.model.layers.len(), Kept::bytes(self.model, 1)),
+            false => (0, 0),
+        };
         // On the way, a layer holds about three times what it keeps.
-        let kept = if back { self.model.layers.len() } else { 0 };
-        self.memory / ((kept + 3) * Trace::bytes(self.model, 1)).max(1)
+        self.memory / ((layers + 3) * Trace::bytes(self.model, 1) + logits).max(1)
     }
 }
 
