@@ -1,8 +1,9 @@
 //! Benchmarks, and the peer that one of them needs.
 
-use std::path::PathBuf;
+use std::path::Path;
 
-use crate::step::{Failure, cargo, root, tool};
+use crate::python;
+use crate::step::{Failure, cargo};
 
 /// What `bench client` measures against.
 const PEER: &str = "tinker==0.36.0";
@@ -13,7 +14,7 @@ pub(crate) fn run(what: &str, options: &[&str]) -> Result<(), Failure> {
             cargo("benchmark", &["bench", "--locked", "--package", "tinkex-wire"]).run()
         }
         ("client", [] | ["--quick"]) => {
-            let python = peer()?;
+            let python = python::environment(Path::new("bench/python"), &[PEER])?;
             let python = python.to_str().ok_or_else(|| Failure::new("a path that is no text"))?;
             cargo("benchmark", &["bench", "--locked", "--package", "tinkex", "--bench", "client"])
                 .arguments(&["--", "--python", python])
@@ -21,7 +22,11 @@ pub(crate) fn run(what: &str, options: &[&str]) -> Result<(), Failure> {
                 .run()
         }
         ("engine", options) => crate::engine::bench(options),
-        ("server", []) => crate::conformance::load(),
+        ("server", []) => {
+            let arguments =
+                ["bench", "--locked", "--package", "tinkex-server", "--bench", "server"];
+            cargo("benchmark", &arguments).run()
+        }
         ("wire" | "client" | "server", options) => {
             Err(Failure::new(format!("bench {what}: no such option: {}", options.join(" "))))
         }
@@ -29,21 +34,4 @@ pub(crate) fn run(what: &str, options: &[&str]) -> Result<(), Failure> {
             "no such benchmark: {other}; there are: wire, client, engine, server"
         ))),
     }
-}
-
-/// A Python with the peer, installed when it is not there yet.
-fn peer() -> Result<PathBuf, Failure> {
-    let folder = root().join("target").join("bench").join("python");
-    let python = folder.join("bin").join("python");
-    // Written last, so that half an installation is not taken for one.
-    let done = folder.join(PEER);
-    if !done.exists() {
-        tool("a Python environment", "python3", &["-m", "venv", "--clear"])
-            .argument(&folder)
-            .run()?;
-        tool("the Python SDK", &python, &["-m", "pip", "install", "--quiet", PEER]).run()?;
-        std::fs::write(&done, "")
-            .map_err(|why| Failure::new(format!("{}: {why}", done.display())))?;
-    }
-    Ok(python)
 }

@@ -43,6 +43,7 @@ mod server;
 mod settle;
 mod state;
 mod store;
+mod stream;
 mod sweep;
 mod task;
 mod work;

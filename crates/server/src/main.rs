@@ -49,7 +49,10 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(serve(options)) {
+    let served = runtime.block_on(serve(options));
+    // Whoever wants to stop at once does not wait for a pass.
+    runtime.shutdown_background();
+    match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("tinkex-server: {why}");
@@ -135,8 +138,15 @@ async fn serve(options: Options) -> Result<(), Box<dyn std::error::Error>> {
     eprintln!("serving {} from {data}", server.models().join(", "));
     eprintln!("to use it: export TINKER_BASE_URL={url} TINKER_API_KEY={key}");
     interrupted().await?;
-    eprintln!("stopping");
-    let stopped = server.stop().await;
+    eprintln!("stopping; once more to stop at once");
+    let stopped = tokio::select! {
+        stopped = server.stop() => stopped,
+        again = interrupted() => {
+            // As a crash: what was promised is on disk.
+            eprintln!("stopped; what was promised goes on after the next start");
+            return again.map_err(Into::into);
+        }
+    };
     eprintln!(
         "saved {} models; {} requests go on after the next start",
         stopped.models_saved, stopped.requests_waiting

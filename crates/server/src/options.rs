@@ -55,6 +55,8 @@ pub struct Limits {
     pub connections: usize,
     /// Bytes of one body, also when decompressed.
     pub body: usize,
+    /// Bytes of one body where no data is expected.
+    pub plain_body: usize,
     /// Bytes of all bodies being read.
     pub bodies: usize,
     /// Requests in line.
@@ -65,6 +67,8 @@ pub struct Limits {
     pub answers: usize,
     /// Bytes of the journal from which on it is tidied.
     pub journal: u64,
+    /// Bytes of models in training that stay in memory; the others come back from disk.
+    pub models: usize,
     /// Bytes that a training pass may keep.
     pub training_memory: usize,
     /// Bytes of keys and values that sampling may keep for one model.
@@ -154,11 +158,13 @@ impl Default for Limits {
         Self {
             connections: 4_096,
             body: 64 << 20,
+            plain_body: 1 << 20,
             bodies: 1 << 30,
             queued: 50_000,
             queued_bytes: 1 << 30,
             answers: 256 << 20,
             journal: 32 << 20,
+            models: 4 << 30,
             training_memory: 4 << 30,
             cache_memory: 2 << 30,
         }

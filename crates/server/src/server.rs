@@ -16,6 +16,7 @@ use crate::options::Options;
 use crate::routes;
 use crate::state::Shared;
 use crate::store::Store;
+use crate::stream::Patient;
 use crate::sweep;
 use crate::task;
 use crate::worker::Worker;
@@ -232,8 +233,8 @@ async fn listen(listener: TcpListener, shared: Arc<Shared>, mut stopped: watch::
         task::spawn(async move {
             // Answers are small and waited for.
             let _ = stream.set_nodelay(true);
-            let io = hyper_util::rt::TokioIo::new(stream);
             let limit = shared.options.times.slow_client;
+            let io = hyper_util::rt::TokioIo::new(Patient::new(stream, limit));
             let service = hyper::service::service_fn(move |request| {
                 let shared = Arc::clone(&shared);
                 async move { Ok::<_, std::convert::Infallible>(routes::answer(&shared, request).await) }

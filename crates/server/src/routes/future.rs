@@ -159,6 +159,7 @@ pub(super) async fn retrieve_many(shared: &Arc<Shared>, body: &Bytes) -> Reply {
         };
         if tokio::time::timeout_at(until, changed).await.is_err() {
             let cursor = call.prev_cursor;
+            shared.store().drop_feed(&key);
             return to_json(&FuturesRetrieved { completions: Vec::new(), cursor });
         }
     }

@@ -213,10 +213,22 @@ impl Store {
                 self.lines.remove(&entry.row.line);
             }
         }
-        if let Some(feed) = entry.feed().and_then(|key| self.feeds.get_mut(&key)) {
+        if let Some(key) = entry.feed()
+            && let Some(feed) = self.feeds.get_mut(&key)
+        {
             feed.completions.retain(|(_, completion)| completion.request_id() != id);
+            self.drop_feed(&key);
         }
         entry.changed.notify_waiters();
+    }
+
+    /// Drops a feed that has nothing to tell and that nobody listens to.
+    pub(crate) fn drop_feed(&mut self, key: &(SamplerId, u64)) {
+        let idle =
+            |feed: &Feed| feed.completions.is_empty() && Arc::strong_count(&feed.changed) == 1;
+        if self.feeds.get(key).is_some_and(idle) {
+            self.feeds.remove(key);
+        }
     }
 
     fn account(&mut self, done: &Done, number: u64) {

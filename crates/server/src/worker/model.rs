@@ -33,6 +33,11 @@ impl Live {
     pub(super) fn new(trainer: Trainer) -> Self {
         Self { trainer, spent: Duration::ZERO, pending: false, used: Instant::now() }
     }
+
+    /// About what it takes: the adapter, as it is multiplied, its gradients, and the optimizer's two.
+    fn bytes(&self) -> usize {
+        self.trainer.parameters() * 5 * size_of::<f32>()
+    }
 }
 
 impl Worker {
@@ -40,12 +45,26 @@ impl Worker {
     pub(super) fn model(&mut self, run: &Run) -> Result<&mut Live, Settled> {
         if !self.live.contains_key(&run.id) {
             let live = self.bring_back(run)?;
-            self.live.insert(run.id.clone(), live);
+            self.keep(run, live);
         }
         let live = self.live.get_mut(&run.id);
         let live = live.ok_or_else(|| Settled::failed(Fault::Server, "the model was lost"))?;
         live.used = Instant::now();
         Ok(live)
+    }
+
+    /// Keeps a model in memory; those that were not used for longest make room.
+    pub(super) fn keep(&mut self, run: &Run, live: Live) -> Option<Live> {
+        let before = self.live.insert(run.id.clone(), live);
+        let most = self.shared.options.limits.models;
+        while self.live.values().map(Live::bytes).sum::<usize>() > most {
+            let others = self.live.iter().filter(|(id, _)| **id != run.id);
+            let oldest = others.min_by_key(|(_, live)| live.used).map(|(id, _)| id.clone());
+            let Some(oldest) = oldest else { break };
+            self.save_one(&oldest);
+            self.live.remove(&oldest);
+        }
+        before
     }
 
     pub(super) fn engine(&mut self, base: &str) -> Result<Engine, Settled> {
@@ -148,17 +167,20 @@ impl Worker {
 
     /// Writes down every model that would have to be computed again.
     pub(super) fn save_all(&mut self) -> usize {
-        let due: Vec<(ModelId, u64)> = {
+        let all: Vec<ModelId> = self.live.keys().cloned().collect();
+        all.into_iter().filter(|model| self.save_one(model)).count()
+    }
+
+    /// Writes a model down if it would have to be computed again; whether that was so.
+    fn save_one(&mut self, model: &ModelId) -> bool {
+        if self.live.get(model).is_none_or(|live| live.pending) {
+            return false;
+        }
+        let last = {
             let store = self.shared.store();
-            let last = |model: &ModelId| {
-                let run = store.runs.get(model)?;
-                let (last, _) = run.since.last_key_value()?;
-                Some((model.clone(), *last))
-            };
-            let settled = self.live.iter().filter(|(_, live)| !live.pending);
-            settled.filter_map(|(model, _)| last(model)).collect()
+            store.runs.get(model).and_then(|run| run.since.keys().next_back().copied())
         };
-        due.into_iter().filter(|(model, seq)| self.snapshot(model, *seq)).count()
+        last.is_some_and(|seq| self.snapshot(model, seq))
     }
 
     /// Frees what was not used for long; it comes back when it is needed.

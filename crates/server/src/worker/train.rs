@@ -52,7 +52,7 @@ impl Worker {
             .and_then(|engine| Ok(engine.create(lora_config(&run.lora), optimizer_kind(run))?));
         match made {
             Ok(trainer) => {
-                self.live.insert(run.id.clone(), Live::new(trainer));
+                self.keep(run, Live::new(trainer));
                 Ok(Settled::json(&ModelCreated { model_id: run.id.clone() }))
             }
             Err(failed) => Err(closed(run, failed)),
@@ -213,7 +213,7 @@ impl Worker {
             Err(failed) if creates => return Err(closed(run, failed)),
             Err(failed) => return Err(failed),
         };
-        let before = self.live.insert(run.id.clone(), Live::new(trainer));
+        let before = self.keep(run, Live::new(trainer));
         // The checkpoint may be deleted; the model must come back without it.
         if !self.snapshot(&run.id, seq) {
             self.live.remove(&run.id);

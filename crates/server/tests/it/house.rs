@@ -1,5 +1,6 @@
 //! A server of a tiny model, and clients of it.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -140,12 +141,12 @@ impl Http {
         }
     }
 
-    /// A number of `/metrics`.
-    pub(crate) async fn metric(&self, name: &str) -> u64 {
+    /// The numbers of `/metrics`.
+    pub(crate) async fn metrics(&self) -> HashMap<String, u64> {
         let reply = self.client.get(format!("{}/metrics", self.base)).send().await.unwrap();
         let text = reply.text().await.unwrap();
-        let line = text.lines().find_map(|line| line.strip_prefix(&format!("tinkex_{name} ")));
-        line.unwrap().parse().unwrap()
+        let lines = text.lines().filter_map(|line| line.strip_prefix("tinkex_")?.split_once(' '));
+        lines.map(|(name, value)| (name.to_owned(), value.parse().unwrap())).collect()
     }
 
     pub(crate) async fn session(&self) -> String {

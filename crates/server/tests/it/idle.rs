@@ -26,7 +26,7 @@ async fn model(service: &ServiceClient) -> TrainingClient {
 
 /// Waits until the server has no base model in memory.
 async fn unloaded(http: &Http) {
-    while http.metric("loaded_models").await > 0 {
+    while http.metrics().await["loaded_models"] > 0 {
         tokio::task::yield_now().await;
     }
 }
@@ -52,6 +52,26 @@ async fn a_model_that_was_unloaded_comes_back_with_the_same_bits() {
         unloaded(&http).await;
     }
     assert_eq!(losses, whole);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn models_that_do_not_fit_in_memory_take_turns_there() {
+    let house = House::new().await;
+    let whole = train(&model(&house.client()).await, 4).await;
+    let house = House::with(|options| {
+        options.limits.models = 1;
+        options.times.snapshot = Duration::from_secs(3_600);
+    })
+    .await;
+    let service = house.client();
+    let models = [model(&service).await, model(&service).await, model(&service).await];
+    let mut losses = vec![Vec::new(); 3];
+    for _ in 0..4 {
+        for (model, losses) in models.iter().zip(&mut losses) {
+            losses.extend(train(model, 1).await);
+        }
+    }
+    assert_eq!(losses, [whole.clone(), whole.clone(), whole]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -47,6 +47,14 @@ impl Process {
         self.child.wait().unwrap();
     }
 
+    /// Asks it to end, and waits until it has.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn terminate(mut self) -> std::process::ExitStatus {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.child.wait().unwrap()
+    }
+
     /// Bytes of the journal.
     pub(crate) fn journal(&self) -> u64 {
         std::fs::metadata(self.data.join("journal")).unwrap().len()
