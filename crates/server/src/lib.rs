@@ -47,6 +47,6 @@ mod work;
 mod worker;
 
 pub use models::write_tokenizer;
-pub use tinkex_engine::builtin::NAME as BUILT_IN;
 pub use options::{Limits, Options, Times};
 pub use server::{Server, StartError, Stopped};
+pub use tinkex_engine::builtin::NAME as BUILT_IN;
