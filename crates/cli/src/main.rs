@@ -26,6 +26,9 @@ fn main() -> ExitCode {
         prepare: Box::new(|client| client),
     };
     let line: Vec<_> = std::env::args_os().collect();
+    if tinkex_cli::completed(line.clone(), &world.folder) {
+        return ExitCode::SUCCESS;
+    }
     let serves = tinkex_cli::serves(&line);
     let order = match Order::read(&mut world, line) {
         Ok(order) => order,
@@ -45,7 +48,7 @@ fn main() -> ExitCode {
         }
     };
     let exit = runtime.block_on(async {
-        listen(interrupt);
+        listen(&interrupt);
         order.obey(&mut world).await
     });
     // A thread may still wait for input that nobody wants any more.
@@ -56,7 +59,7 @@ fn main() -> ExitCode {
 /// Passes Ctrl-C, and what a system sends to end a program, on to the command. From the moment this
 /// returns, neither ends the program by itself.
 #[expect(clippy::disallowed_methods, reason = "they live as long as the program")]
-fn listen(interrupt: Interrupt) {
+fn listen(interrupt: &Interrupt) {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
@@ -71,6 +74,8 @@ fn listen(interrupt: Interrupt) {
             }
         }
     }
+    #[cfg(not(unix))]
+    let interrupt = interrupt.clone();
     #[cfg(not(unix))]
     tokio::spawn(async move {
         while tokio::signal::ctrl_c().await.is_ok() {

@@ -34,15 +34,24 @@ Examples:
         add: bool,
     },
     /// Remove a stored key: the one in use, or another
+    #[command(after_help = "Examples:
+  tinkex auth logout
+  tinkex auth logout 42")]
     Logout {
         /// Which, see `tinkex auth list`
         key_id: Option<String>,
     },
     /// Whether there is a credential, and whether the server takes it
+    #[command(after_help = "Example:
+  tinkex auth status && echo ready")]
     Status,
     /// Whose credential it is
+    #[command(after_help = "Example:
+  tinkex auth whoami --json")]
     Whoami,
     /// List the stored keys, without the keys themselves
+    #[command(after_help = "Example:
+  tinkex auth list")]
     List,
     /// Use another of the stored keys from now on
     #[command(after_help = "Examples:

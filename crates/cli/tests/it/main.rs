@@ -1,6 +1,6 @@
 //! Recorded command lines of the reference, run again: same requests, same tables, same facts.
 
-#![expect(clippy::unwrap_used, reason = "a wrong assumption is a failed test")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a wrong assumption is a failed test")]
 
 mod capture;
 mod compare;

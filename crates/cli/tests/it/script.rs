@@ -31,7 +31,7 @@ struct Routes {
 #[derive(Deserialize)]
 struct Route {
     body: Option<Box<RawValue>>,
-    replies: Option<Vec<Route>>,
+    replies: Option<Vec<Self>>,
 }
 
 #[derive(Default)]

@@ -1,6 +1,7 @@
 //! Deleting, which cannot be undone.
 
 use clap::Args;
+use clap_complete::ArgValueCandidates;
 use futures_util::stream::{self, StreamExt as _};
 use serde::Serialize;
 use serde_json::json;
@@ -8,6 +9,7 @@ use tinkex::rest::Checkpoint;
 use tinkex::wire::CheckpointKind;
 use tinkex::{ModelId, Timestamp, TinkerPath};
 
+use crate::cache;
 use crate::failure::{Exit, Failure};
 use crate::human::{self, visible};
 use crate::output::Shell;
@@ -20,10 +22,10 @@ const AT_ONCE: usize = 32;
 #[derive(Debug, Args)]
 pub(crate) struct Delete {
     /// Their addresses: tinker://run/weights/name
-    #[arg(conflicts_with = "run_id")]
+    #[arg(conflicts_with = "run_id", add = ArgValueCandidates::new(cache::checkpoints))]
     paths: Vec<TinkerPath>,
     /// Those of this run
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", add = ArgValueCandidates::new(cache::runs))]
     run_id: Option<ModelId>,
     /// Only this kind: weights, sampler_weights or external_weights
     #[arg(long = "type", value_name = "TYPE", value_parser = super::kind)]

@@ -1,10 +1,12 @@
 //! Which checkpoints there are.
 
 use clap::Args;
+use clap_complete::ArgValueCandidates;
 use serde::Serialize;
 use tinkex::rest::{AccessScope, Checkpoint, ListUserCheckpoints};
 use tinkex::{ModelId, Timestamp, TinkerPath};
 
+use crate::cache;
 use crate::failure::{Exit, Failure};
 use crate::human;
 use crate::list::{self, Column, Key, Page, View};
@@ -15,7 +17,7 @@ use crate::table::Table;
 #[derive(Debug, Args)]
 pub(crate) struct List {
     /// All of this run, whatever the limit
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", add = ArgValueCandidates::new(cache::runs))]
     run_id: Option<ModelId>,
     #[command(flatten)]
     page: Page,
@@ -102,6 +104,8 @@ pub(super) async fn list(shell: &mut Shell<'_>, what: List) -> Result<(), Failur
         }
         None => all(shell, what.page).await?,
     };
+    let paths = rows.iter().map(|one| one.tinker_path.clone());
+    cache::remember(&shell.world.env, cache::Kind::Checkpoint, paths);
     shown.sort(&mut rows);
     let mut title = list::title(rows.len(), total, "checkpoint", "checkpoints");
     if let Some(run) = &what.run_id {

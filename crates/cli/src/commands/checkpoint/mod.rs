@@ -8,9 +8,11 @@ mod list;
 mod push;
 
 use clap::Subcommand;
+use clap_complete::ArgValueCandidates;
 use tinkex::TinkerPath;
 use tinkex::wire::CheckpointKind;
 
+use crate::cache;
 use crate::failure::{Exit, Failure};
 use crate::output::Shell;
 
@@ -31,16 +33,23 @@ Columns: id, type, size, public, created, expires, path.")]
   tinkex checkpoint info tinker://RUN/weights/0001")]
     Info {
         /// Its address: tinker://run/weights/name
+        #[arg(add = ArgValueCandidates::new(cache::checkpoints))]
         path: TinkerPath,
     },
     /// Let everyone read a checkpoint
+    #[command(after_help = "Example:
+  tinkex checkpoint publish tinker://RUN/sampler_weights/final")]
     Publish {
         /// Its address: tinker://run/weights/name
+        #[arg(add = ArgValueCandidates::new(cache::checkpoints))]
         path: TinkerPath,
     },
     /// Let only its owner read a checkpoint again
+    #[command(after_help = "Example:
+  tinkex checkpoint unpublish tinker://RUN/sampler_weights/final")]
     Unpublish {
         /// Its address: tinker://run/weights/name
+        #[arg(add = ArgValueCandidates::new(cache::checkpoints))]
         path: TinkerPath,
     },
     /// Say when a checkpoint is deleted, or that it stays
@@ -81,7 +90,7 @@ Example:
   tinkex checkpoint urls tinker://RUN/external_weights/hf --format plain")]
     Urls {
         /// Its address: tinker://run/external_weights/name
-        #[arg(value_parser = external)]
+        #[arg(value_parser = external, add = ArgValueCandidates::new(cache::checkpoints))]
         path: TinkerPath,
     },
     /// Put a checkpoint into a repository of a model hub
