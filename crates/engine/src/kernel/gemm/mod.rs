@@ -108,7 +108,7 @@ impl Kernel {
         out: &mut [f32],
         stride: usize,
     ) {
-        let aligned = |more: &&More<'_>| more.cols.start % PANEL == 0;
+        let aligned = |more: &&More<'_>| more.cols.start.is_multiple_of(PANEL);
         let fused: Vec<More<'_>> = more.iter().filter(aligned).cloned().collect();
         self.multiply(Size { rows, depth, cols }, (lhs, rhs), &fused, out, stride, true);
         for more in more.iter().filter(|more| !aligned(more)) {
@@ -227,7 +227,7 @@ struct Job<'a> {
     stride: usize,
     fresh: bool,
     /// What goes on its chains.
-    after: &'a [Job<'a>],
+    after: &'a [Self],
 }
 
 /// Some rows and steps of the left side: element `(i, k)` stands at
