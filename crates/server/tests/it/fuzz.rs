@@ -77,6 +77,9 @@ impl Scene {
         let house = House::with(|options| {
             options.times.poll = Duration::from_millis(20);
             options.times.gap = Duration::ZERO;
+            // Nothing is written that no request asked for.
+            options.times.snapshot = Duration::from_secs(3_600);
+            options.times.sweep = Duration::from_secs(3_600);
             options.limits.body = 1 << 20;
             options.limits.queued = 200;
         })
