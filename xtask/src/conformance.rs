@@ -31,7 +31,12 @@ pub(crate) fn run(options: &[&str]) -> Result<(), Failure> {
     let mut rest = options.iter();
     while let Some(option) = rest.next() {
         match *option {
-            "--sdk" => only = rest.next(),
+            "--sdk" => match rest.next() {
+                Some(version) if RUNS.iter().any(|run| run.version == *version) => {
+                    only = Some(version);
+                }
+                _ => return Err(Failure::new("conformance: --sdk takes 0.36.0 or 0.25.0".into())),
+            },
             "--without-torch" => torch = false,
             other => return Err(Failure::new(format!("conformance has no option {other}"))),
         }
@@ -87,8 +92,11 @@ impl Server {
         if let Some(out) = child.stdout.take() {
             BufReader::new(out).read_line(&mut url).map_err(failed)?;
         }
-        let url = url.trim().to_owned();
-        Ok(Self { child, url })
+        let server = Self { child, url: url.trim().to_owned() };
+        if server.url.starts_with("http://") {
+            return Ok(server);
+        }
+        Err(Failure::new("the server ended before it was ready; it says why above".into()))
     }
 }
 

@@ -154,6 +154,11 @@ impl Fetch<'_> {
         let tag = head.headers.get(ETAG).and_then(|tag| tag.to_str().ok()).map(str::to_owned);
         // Only a strong tag promises the same bytes.
         let tag = tag.filter(|tag| tag.starts_with('"') && !again);
+        if from > 0 && tag.is_some() && tag != part.tag {
+            let (part, dropped) = self.blocking(part, |part| part.begin(0, None)).await;
+            let other = || Error::new(ErrorKind::Connect, "it became another file half-way");
+            return (part, Err(dropped.map_or_else(Failed::from, |()| other().into())));
+        }
         part = match self.blocking(part, move |part| part.begin(from, tag)).await {
             (part, Ok(())) => part,
             (part, Err(error)) => return (part, Err(error.into())),
@@ -253,6 +258,11 @@ impl Part {
         if from == 0 {
             self.file.set_len(0)?;
             self.length = 0;
+            // The tag that comes now is not that of a file which is here already.
+            match fs::remove_file(&self.place.whole) {
+                Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
+                _ => {}
+            }
         }
         if from == 0 || tag.is_some() {
             match &tag {

@@ -173,6 +173,41 @@ async fn other_content_and_servers_without_parts_begin_again() {
     assert_eq!(left_in(&folder), ["trace"]);
 }
 
+/// A whole file of one checkpoint is not taken for the same file of another, of which a part came.
+#[tokio::test(start_paused = true)]
+async fn a_whole_file_does_not_get_the_tag_of_another() {
+    let folder = TempDir::new().unwrap();
+    let target = folder.path().join("adapter");
+    let path = || "tinker://run/external_weights/hf".parse().unwrap();
+    let bring = async |reply: Option<(u16, &str)>| {
+        let fake = Fake::started().reply(URLS, 200, urls(&["a", "b"]));
+        let fake = match reply {
+            Some((status, tag)) => fake
+                .reply_with("GET /blob", status, &[("etag", tag)], json!("content"))
+                .reply("GET /blob", 404, json!("gone")),
+            None => fake.reply("GET /blob", 404, json!("gone")),
+        };
+        fake.client().rest().download(path()).parallel(1).to(&target).await.unwrap_err();
+        fake
+    };
+    bring(Some((200, "\"x\""))).await;
+    let whole = folder.path().join("adapter.part/files/a");
+    assert!(whole.exists());
+    // The server has other content by now, and breaks: what is here must not pass for it.
+    let fake = Fake::started()
+        .reply(URLS, 200, urls(&["a"]))
+        .reply_with("GET /blob", 200, &[("etag", "\"y\"")], json!("not asked with a range"))
+        .reply_with(
+            "GET /blob",
+            200,
+            &[("etag", "\"y\""), ("content-length", "999")],
+            json!("short"),
+        );
+    let once = fake.builder().retry(RetryPolicy::disabled()).build().unwrap();
+    once.rest().download(path()).to(&target).await.unwrap_err();
+    assert!(!whole.exists());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_refusal_is_told_without_the_url_and_at_once() {
     let (files, folder) = (Files::new(&content()), TempDir::new().unwrap());

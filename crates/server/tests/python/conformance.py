@@ -15,7 +15,8 @@ import urllib.request
 BASE_URL, MODEL = sys.argv[1:3]
 TORCH = "--torch" in sys.argv
 os.environ["TINKER_BASE_URL"] = BASE_URL
-os.environ.setdefault("TINKER_API_KEY", "tml-local")
+# Never a real one, whatever the environment has.
+os.environ["TINKER_API_KEY"] = "tml-local"
 os.environ["TINKER_TELEMETRY"] = "0"
 
 import numpy as np
@@ -230,7 +231,7 @@ def a_cancelled_sample_holds_nobody_up(service):
         await asyncio.gather(call, return_exceptions=True)
 
     asyncio.run(give_up())
-    assert sampler.sample(prompt(3), 200, params(max_tokens=200)).cancel() in (True, False)
+    sampler.sample(prompt(3), 200, params(max_tokens=200)).cancel()
     assert len(sampler.sample(prompt(3), 1, params()).result().sequences[0].tokens) == 8
 
 
