@@ -36,8 +36,9 @@ pub(crate) fn bench(options: &[&str]) -> Result<(), Failure> {
     if rows.is_empty() {
         return Err(Failure::new(format!("no row is {}", wanted.join(" "))));
     }
-    let tools = Tools::prepare(rows.iter().any(|row| row.peer == Who::Llama))?;
-    if let Err(why) = &tools.llama {
+    let llama = rows.iter().any(|row| row.peer == Who::Llama);
+    let tools = Tools::prepare(llama)?;
+    if let (true, Err(why)) = (llama, &tools.llama) {
         println!("\nllama.cpp is left out: {why}");
     }
     println!("\n| model | weights | work | ours | peer | ratio | bar | peak MiB | |");
