@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::step::{Failure, cargo, root, tool};
 
-/// What `bench client` measures against.
+/// What `bench client` and `bench cli` measure against.
 const PEER: &str = "tinker==0.36.0";
 
 pub(crate) fn run(what: &str, options: &[&str]) -> Result<(), Failure> {
@@ -20,15 +20,28 @@ pub(crate) fn run(what: &str, options: &[&str]) -> Result<(), Failure> {
                 .arguments(options)
                 .run()
         }
+        ("cli", []) => cli(),
         ("engine", []) => crate::engine::bench(),
         ("server", []) => crate::conformance::load(),
-        ("wire" | "client" | "engine" | "server", options) => {
+        ("wire" | "client" | "cli" | "engine" | "server", options) => {
             Err(Failure::new(format!("bench {what}: no such option: {}", options.join(" "))))
         }
         (other, _) => Err(Failure::new(format!(
-            "no such benchmark: {other}; there are: wire, client, engine"
+            "no such benchmark: {other}; there are: wire, client, cli, engine, server"
         ))),
     }
+}
+
+/// The command line against the one of the Python SDK: size, start-up, memory.
+fn cli() -> Result<(), Failure> {
+    let python = peer()?;
+    let peer = python.with_file_name("tinker");
+    cargo("the command line", &["build", "--locked", "--release", "--package", "tinkex-cli"])
+        .run()?;
+    tool("start-up and memory", &python, &["crates/cli/benches/startup.py"])
+        .argument(root().join("target/release/tinkex"))
+        .argument(&peer)
+        .run()
 }
 
 /// A Python with the peer, installed when it is not there yet.

@@ -29,6 +29,7 @@ Usage: cargo xtask <command>
                     wire      codecs against memcpy and prost
                     client    tinkex against the Python SDK and the bare requests
                               (needs python3; `--quick` only shows that it runs)
+                    cli       size, start-up and memory against the Python command line
                     engine    training and sampling against torch and peft
                     server    requests per second, many connections, large bodies
   conformance     the official Python SDK against a fresh server

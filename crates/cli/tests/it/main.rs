@@ -4,6 +4,7 @@
 
 mod capture;
 mod compare;
+mod more;
 mod replay;
 mod script;
 #[cfg(unix)]
