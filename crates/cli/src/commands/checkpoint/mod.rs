@@ -5,6 +5,7 @@ mod delete;
 mod download;
 mod gc;
 mod list;
+mod push;
 
 use clap::Subcommand;
 use clap_complete::ArgValueCandidates;
@@ -92,6 +93,11 @@ Example:
         #[arg(value_parser = external, add = ArgValueCandidates::new(cache::checkpoints))]
         path: TinkerPath,
     },
+    /// Put a checkpoint into a repository of a model hub
+    #[command(after_help = "Examples:
+  tinkex checkpoint push-hf tinker://RUN/weights/final --repo me/my-adapter
+  tinkex checkpoint push-hf tinker://RUN/external_weights/hf --repo me/x --public --create-pr")]
+    PushHf(push::Push),
     /// Find old checkpoints, and delete them with --delete
     #[command(
         after_help = "Of every run and kind the newest checkpoints stay, and so do public ones.
@@ -117,6 +123,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Checkpoint) -> Result<Ex
         Checkpoint::Save(what) => save::run(shell, what).await?,
         Checkpoint::Copy(what) => change::copy(shell, what).await?,
         Checkpoint::Urls { path } => change::urls(shell, &path).await?,
+        Checkpoint::PushHf(what) => push::push(shell, what).await?,
         Checkpoint::Gc(what) => return gc::gc(shell, what).await,
     }
     Ok(Exit::Done)
