@@ -6,6 +6,7 @@ mod billing;
 mod chat;
 mod checkpoint;
 mod config;
+mod doctor;
 mod logprobs;
 mod model;
 mod prompt;
@@ -71,6 +72,8 @@ pub(crate) enum Command {
     Tokenizer(tokenizer::Tokenizer),
     /// The Tinker API on this machine
     Serve(serve::Serve),
+    /// Look at everything that has to be right, and say what to do where it is not
+    Doctor(doctor::Doctor),
     /// The version of this program
     Version,
 }
@@ -126,6 +129,7 @@ pub(crate) async fn run(shell: &mut Shell<'_>, command: Command) -> Result<Exit,
         Command::Sample(command) => sample::run(shell, *command).await?,
         Command::Logprobs(command) => logprobs::run(shell, command).await?,
         Command::Tokenizer(command) => tokenizer::run(shell, command).await?,
+        Command::Doctor(_) => return doctor::run(shell).await,
         Command::Serve(command) => return serve::run(shell, command).await,
         Command::Version => {}
     }

@@ -11,7 +11,8 @@ use crate::failure::Failure;
 /// The figures of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
-    file: Option<(BufWriter<File>, String)>,
+    /// Where they are written as well, and what to call it.
+    pub(super) file: Option<(BufWriter<File>, String)>,
     pub(crate) steps: Vec<StepLine>,
     pub(crate) evals: Vec<EvalLine>,
 }
