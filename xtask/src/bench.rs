@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use crate::python;
-use crate::step::{Failure, cargo};
+use crate::step::{Failure, cargo, root, tool};
 
-/// What `bench client` measures against.
+/// What `bench client` and `bench cli` measure against.
 const PEER: &str = "tinker==0.36.0";
 
 pub(crate) fn run(what: &str, options: &[&str]) -> Result<(), Failure> {
@@ -21,17 +21,30 @@ pub(crate) fn run(what: &str, options: &[&str]) -> Result<(), Failure> {
                 .arguments(options)
                 .run()
         }
+        ("cli", []) => cli(),
         ("engine", options) => crate::engine::bench(options),
         ("server", []) => {
             let arguments =
                 ["bench", "--locked", "--package", "tinkex-server", "--bench", "server"];
             cargo("benchmark", &arguments).run()
         }
-        ("wire" | "client" | "server", options) => {
+        ("wire" | "client" | "cli" | "server", options) => {
             Err(Failure::new(format!("bench {what}: no such option: {}", options.join(" "))))
         }
         (other, _) => Err(Failure::new(format!(
-            "no such benchmark: {other}; there are: wire, client, engine, server"
+            "no such benchmark: {other}; there are: wire, client, cli, engine, server"
         ))),
     }
+}
+
+/// The command line against the one of the Python SDK: size, start-up, memory.
+fn cli() -> Result<(), Failure> {
+    let python = python::environment(Path::new("bench/python"), &[PEER])?;
+    let peer = python.with_file_name("tinker");
+    cargo("the command line", &["build", "--locked", "--release", "--package", "tinkex-cli"])
+        .run()?;
+    tool("start-up and memory", &python, &["crates/cli/benches/startup.py"])
+        .argument(root().join("target/release/tinkex"))
+        .argument(&peer)
+        .run()
 }

@@ -33,6 +33,7 @@ Usage: cargo xtask <command>
                     wire      codecs against memcpy and prost
                     client    tinkex against the Python SDK and the bare requests
                               (needs python3; `--quick` only shows that it runs)
+                    cli       size, start-up and memory against the Python command line
                     engine    training and sampling against torch, peft and llama.cpp
                               (needs python3; all rows, or those of some work, model or weights:
                               train ragged decode adapters live context load, A B, f32 bf16;

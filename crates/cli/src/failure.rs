@@ -1,5 +1,6 @@
 //! [`Failure`]: what went wrong, what to do about it, and the exit code.
 
+use std::fmt;
 use std::io;
 
 use serde::Serialize;
@@ -145,6 +146,15 @@ impl Failure {
     /// A file could not be read or written.
     pub(crate) fn file(what: &str, path: &str, why: &io::Error) -> Self {
         Self::new(Exit::Failed, format!("{path} cannot be {what}: {why}"))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Said(said) => f.write_str(&said.message),
+            Self::ClosedPipe => f.write_str("nobody reads the results"),
+        }
     }
 }
 

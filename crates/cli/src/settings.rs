@@ -88,9 +88,14 @@ impl Settings {
         self.key = Key::Given(key.into());
     }
 
+    /// How long a server may be gone.
+    pub(crate) fn patience(&self) -> Duration {
+        self.retry_for.unwrap_or(PATIENCE)
+    }
+
     /// A client as these settings want it. Nothing is sent yet.
     pub(crate) fn client(&self, world: &World) -> Result<ServiceClient, Failure> {
-        self.within(world, self.retry_for.unwrap_or(PATIENCE))
+        self.within(world, self.patience())
     }
 
     /// The same, that tries once unless somebody wants more.

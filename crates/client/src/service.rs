@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tinkex_wire::{
     CheckpointKind, FinishReason, JsonObject, SamplerHandle, ServerCapabilities,
-    ServerCapabilitiesRequest, SessionId, TinkerPath,
+    ServerCapabilitiesRequest, SessionId, Timestamp, TinkerPath,
 };
 use tokio::sync::{OnceCell, watch};
 
@@ -78,6 +78,21 @@ impl ServiceClient {
         let engine = self.engine().await?;
         let extras = Extras::default();
         engine.noted(engine.transport().call(&ServerCapabilitiesRequest, &extras).await)
+    }
+
+    /// What time it is at the server, to the second, if it says so.
+    ///
+    /// # Errors
+    /// If the server cannot be asked.
+    pub async fn server_time(&self) -> Result<Option<Timestamp>> {
+        let engine = self.engine().await?;
+        let sent = engine.transport().send(&ServerCapabilitiesRequest, &Extras::default()).await;
+        let reply = engine.noted(sent)?;
+        let date = reply.headers().get(http::header::DATE).and_then(|date| date.to_str().ok());
+        let date = date.and_then(|date| httpdate::parse_http_date(date).ok());
+        let since = date.and_then(|date| date.duration_since(SystemTime::UNIX_EPOCH).ok());
+        let micros = since.and_then(|since| i64::try_from(since.as_micros()).ok());
+        Ok(micros.and_then(|micros| Timestamp::from_unix_micros(micros).ok()))
     }
 
     /// A new adapter of a base model, to be trained.

@@ -6,6 +6,7 @@ mod billing;
 mod chat;
 mod checkpoint;
 mod config;
+mod doctor;
 mod logprobs;
 mod manual;
 mod model;
@@ -72,6 +73,8 @@ pub(crate) enum Command {
     Tokenizer(tokenizer::Tokenizer),
     /// The Tinker API on this machine
     Serve(serve::Serve),
+    /// Look at everything that has to be right, and say what to do where it is not
+    Doctor(doctor::Doctor),
     /// Lines for your shell, so that it completes commands, options, and ids that were listed lately
     #[command(after_help = "Examples:
   source <(tinkex completions bash)              in ~/.bashrc
@@ -149,6 +152,7 @@ pub(crate) async fn run(shell: &mut Shell<'_>, command: Command) -> Result<Exit,
         Command::Sample(command) => sample::run(shell, *command).await?,
         Command::Logprobs(command) => logprobs::run(shell, command).await?,
         Command::Tokenizer(command) => tokenizer::run(shell, command).await?,
+        Command::Doctor(_) => return doctor::run(shell).await,
         Command::Serve(command) => return serve::run(shell, command).await,
         Command::Completions(_) | Command::Man(_) | Command::Version => {}
     }

@@ -4,12 +4,19 @@
 
 mod capture;
 mod compare;
+mod home;
+mod local;
+mod more;
+#[cfg(unix)]
+mod pty;
 mod replay;
 mod script;
 #[cfg(unix)]
 mod server;
 mod snapshots;
+mod talk;
 #[cfg(unix)]
 mod terminal;
+mod train;
 #[cfg(unix)]
 mod tty;

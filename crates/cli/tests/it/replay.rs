@@ -66,6 +66,10 @@ const ENDS: &[(&str, &str, &[&str])] = &[
     ("checkpoint-publish-404", "4", &[]),
     ("checkpoint-publish-bad-prefix", "!2", &["weights/0001"]),
     ("checkpoint-publish-bad-structure", "!2", &["tinker://run-1"]),
+    ("checkpoint-push-hf-derived-repo", "4", &[]),
+    ("checkpoint-push-hf-no-adapter", "1", &["adapter_config.json"]),
+    ("checkpoint-push-hf-not-logged-in", "!3", &["HF_TOKEN"]),
+    ("checkpoint-push-hf-sampler", "!2", &["sampler_weights"]),
     ("checkpoint-set-ttl-both", "!2", &["--ttl", "--remove"]),
     ("checkpoint-set-ttl-neither", "!2", &["--ttl"]),
     ("checkpoint-set-ttl-out-of-range", "1", &[]),
@@ -141,6 +145,12 @@ fn expected_table(name: &str) -> Option<String> {
         | "usage-version-flag" => None,
         // Ours is another program.
         "version" => Some(format!("tinkex {}\n", env!("CARGO_PKG_VERSION"))),
+        // A title that is wider than its table stays on one line.
+        "checkpoint-push-hf" => {
+            let text = file("checkpoint-push-hf.table.txt").unwrap();
+            let (first, rest) = text.split_once('\n').unwrap();
+            Some(format!("{} {}", first.trim(), rest.trim_start()))
+        }
         // What failed is told on standard error.
         "checkpoint-delete-partial-failure" => Some("Deleted 1 checkpoint(s)\n".to_owned()),
         _ => file(&format!("{name}.table.txt")),
@@ -149,11 +159,11 @@ fn expected_table(name: &str) -> Option<String> {
 
 /// The commands that other tests replay.
 pub(crate) fn is_elsewhere(capture: &Capture) -> bool {
-    capture.is_terminal() || capture.name.starts_with("checkpoint-push-hf")
+    capture.is_terminal()
 }
 
 #[derive(Clone, Default)]
-struct Sink(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Sink(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Sink {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -165,7 +175,7 @@ impl Write for Sink {
 }
 
 impl Sink {
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 }
@@ -240,6 +250,10 @@ fn calls(requests: &[Value]) -> BTreeSet<String> {
         // Whoever made it says so itself.
         let body = text("body").replace("tinkex checkpoint download", "tinker checkpoint download");
         let body = body.replace(r#","detail":null"#, "").replace(r#""detail":null,"#, "");
+        // The words of a model card are ours, and so is how they are packed.
+        let hub = request["path"].as_str().unwrap().starts_with("/api/")
+            && !request["path"].as_str().unwrap().starts_with("/api/v1/");
+        let body = if hub { String::new() } else { body };
         // The SDK asks this one for itself, and gives the method no name.
         let own = request["path"] == "/api/v1/weights_info";
         let headers = if own { String::new() } else { text("headers") };
@@ -362,7 +376,14 @@ async fn replay(capture: &Capture, json: bool, code: &str, facts: &[&str]) -> St
     if code.starts_with('!') {
         assert_eq!(seen, BTreeSet::new(), "{name}: nothing had to be asked");
     } else if name != "usage-format-after-command" {
-        let expected = calls(&capture.requests());
+        let mut expected = calls(&capture.requests());
+        let mut seen = seen;
+        if name == "checkpoint-push-hf-derived-repo" {
+            // A revision that is not there yet is made first, under the name that the hub gave.
+            let ours = |call: &String| call.contains("/api/v1/");
+            expected.retain(ours);
+            seen.retain(ours);
+        }
         let more: Vec<_> = seen.difference(&expected).collect();
         let less: Vec<_> = expected.difference(&seen).collect();
         assert!(more.is_empty() && less.is_empty(), "{name}: more: {more:#?} less: {less:#?}");

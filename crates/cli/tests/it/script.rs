@@ -96,7 +96,7 @@ impl Script {
         let mut state = self.state.lock().unwrap();
         state.seen.push(json!({
             "method": request.method().as_str(), "path": path, "query": query, "body": body,
-            "headers": headers,
+            "headers": headers, "host": request.uri().host(),
         }));
         let routes = self.replies["replies"].as_array().unwrap();
         let at = routes.iter().position(|route| {

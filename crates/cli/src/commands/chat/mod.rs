@@ -62,9 +62,10 @@ pub(super) async fn run(shell: &mut Shell<'_>, chat: Chat) -> Result<Exit, Failu
     let history = local::data_home(&shell.world.env).ok();
     let history = history.filter(|home| std::fs::create_dir_all(home).is_ok());
     let lines = Lines::new(&shell.world.input, history.map(|home| home.join("chat-history")));
-    let mut presses = interrupt.count();
     loop {
-        let line = match lines.next("> ").await? {
+        // What is pressed from here on is about this line; an editor reads Ctrl-C itself.
+        let presses = interrupt.count();
+        let line = match interrupt.stops(presses + 1, lines.next("> ")).await? {
             Line::Text(line) => line,
             Line::Cancelled => continue,
             Line::End => return Ok(Exit::Done),
@@ -87,7 +88,6 @@ pub(super) async fn run(shell: &mut Shell<'_>, chat: Chat) -> Result<Exit, Failu
             continue;
         }
         talk.messages.push(Message::user(line));
-        presses = presses.max(interrupt.count());
         let params = chat.how.params(true);
         match interrupt.stops(presses + 1, answer(shell, &talk, params)).await {
             Ok(said) => talk.messages.push(Message::assistant(said)),

@@ -38,11 +38,15 @@ pub(super) fn draw(numbers: &[f64], columns: usize) -> String {
     text
 }
 
-/// The number at a place of the curve.
+/// The number at a place of the curve, between those beside it.
+#[expect(clippy::cast_precision_loss, reason = "a place among a few hundred")]
 fn at(numbers: &[f64], x: usize, width: usize) -> Option<f64> {
-    let last = numbers.len().checked_sub(1)?;
-    let index = (x * last + (width - 1) / 2) / (width - 1).max(1);
-    numbers.get(index.min(last)).copied().filter(|number| number.is_finite())
+    let steps = (width - 1).max(1);
+    let place = x * numbers.len().checked_sub(1)?;
+    let (left, part) = (place / steps, (place % steps) as f64 / steps as f64);
+    let from = *numbers.get(left)?;
+    let to = numbers.get(left + 1).copied().unwrap_or(from);
+    Some(from + (to - from) * part).filter(|number| number.is_finite())
 }
 
 #[expect(
@@ -78,11 +82,8 @@ mod tests {
         let text = draw(&[4.0, 2.0, 1.0, 0.5, 0.0], 30);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), LINES + 1);
-        assert!(lines[0].starts_with("   4.00 │⡇"), "{text}");
-        assert!(
-            lines[LINES - 1].starts_with("      0 │") && lines[LINES - 1].ends_with('⣀'),
-            "{text}"
-        );
+        assert!(lines[0].starts_with("   4.00 │⠹⣄"), "{text}");
+        assert!(lines[LINES - 1].starts_with("      0 │⠀"), "{text}");
         assert!(lines.iter().all(|line| line.chars().count() <= 30), "{text}");
     }
 

@@ -5,6 +5,7 @@ pub(super) mod data;
 mod examples;
 pub(super) mod plan;
 mod plot;
+mod pulse;
 pub(super) mod record;
 mod run;
 pub(super) mod show;

@@ -14,6 +14,7 @@ use super::chat_line;
 use super::examples::Examples;
 use super::plan::Plan;
 use super::plot;
+use super::pulse::Pulse;
 use super::record::{EvalLine, Record, StepLine};
 use super::show::{Show, thousands};
 use super::state::{Saved, State};
@@ -57,9 +58,11 @@ impl Run {
         let mut work = Work::new(model.clone(), plan.clone(), parts, interrupt.clone(), from)
             .every(settings.eval_every, settings.save_every)
             .adam(AdamParams::default());
+        let probe = shell.settings.client_for_one_try(shell.world)?;
+        let mut pulse = Pulse::new(probe, shell.settings.patience());
         let mut step = from;
         loop {
-            let event = match work.next().await {
+            let event = match pulse.keeps(work.next()).await {
                 Ok(Some(event)) => event,
                 Ok(None) => break,
                 Err(failure) => {
@@ -93,7 +96,7 @@ impl Run {
         }
         show.clear(shell);
         let stopped = work.was_stopped();
-        interrupt.stops(2, self.save(&model, step)).await?;
+        pulse.keeps(interrupt.stops(2, self.save(&model, step))).await?;
         let finished = step == settings.steps;
         self.state.finished = finished;
         self.state.store(&self.folder)?;

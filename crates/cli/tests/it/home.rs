@@ -1,0 +1,166 @@
+//! A home for command lines: folders, streams and a server of their own.
+
+use std::io::{Cursor, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use serde_json::Value;
+use tempfile::TempDir;
+use tinkex::Env;
+use tinkex_cli::{Input, Interrupt, Terminals, World};
+
+/// Where command lines run that share files and a local server's data.
+pub(crate) struct Home {
+    folder: TempDir,
+    pub(crate) input: String,
+    /// What standard error says when the user presses Ctrl-C, and how often that is.
+    pub(crate) press_at: Option<(&'static str, u32)>,
+    /// What happens once standard error says something.
+    pub(crate) then: Option<(&'static str, Arc<dyn Fn() + Send + Sync>)>,
+    pub(crate) key: Option<&'static str>,
+}
+
+/// How a command line ended.
+pub(crate) struct Ran {
+    pub(crate) code: u8,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Home {
+    pub(crate) fn new() -> Self {
+        let folder = TempDir::new().unwrap();
+        Self { folder, input: String::new(), press_at: None, then: None, key: None }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn data(&self) -> PathBuf {
+        self.path("data")
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) {
+        std::fs::write(self.path(name), text).unwrap();
+    }
+
+    pub(crate) fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).unwrap()
+    }
+
+    /// The variables that a program needs to feel at home here.
+    pub(crate) fn variables(&self) -> Vec<(&'static str, String)> {
+        let folder = self.folder.path().to_str().unwrap().to_owned();
+        let data = self.data().to_str().unwrap().to_owned();
+        let mut all = vec![("HOME", folder), ("TINKEX_DATA_DIR", data)];
+        all.extend(self.key.map(|key| ("TINKER_API_KEY", key.to_owned())));
+        all
+    }
+
+    /// Runs one command line.
+    pub(crate) async fn run(&self, line: &str) -> Ran {
+        self.run_words(line.split_whitespace()).await
+    }
+
+    /// The same, where words have spaces in them.
+    pub(crate) async fn run_words(&self, words: impl IntoIterator<Item = &str>) -> Ran {
+        let (out, err) = (Sink::default(), Sink::default());
+        let interrupt = Interrupt::default();
+        let watch = Watch {
+            sink: err.clone(),
+            interrupt: interrupt.clone(),
+            press_at: self.press_at,
+            then: self.then.clone(),
+        };
+        let variables = self.variables();
+        let pairs = variables.iter().map(|(name, value)| (*name, value.as_str()));
+        let mut world = World {
+            env: Env::from_pairs(pairs),
+            folder: self.folder.path().to_owned(),
+            out: Box::new(out.clone()),
+            err: Box::new(watch),
+            input: Input::new(Cursor::new(self.input.clone())),
+            terminals: Terminals::default(),
+            interrupt,
+            prepare: Box::new(|client| client),
+        };
+        let line = std::iter::once("tinkex").chain(words).map(Into::into).collect();
+        let exit = tinkex_cli::run(&mut world, line).await;
+        drop(world);
+        Ran { code: exit.code(), out: out.text(), err: err.text() }
+    }
+}
+
+impl Ran {
+    /// It went well.
+    #[track_caller]
+    pub(crate) fn ok(self) -> Self {
+        assert_eq!(self.code, 0, "{}\n{}", self.out, self.err);
+        self
+    }
+
+    /// It ended with this code, and standard error says all of this.
+    #[track_caller]
+    pub(crate) fn fails(self, code: u8, says: &[&str]) -> Self {
+        assert_eq!(self.code, code, "{}\n{}", self.out, self.err);
+        for text in says {
+            assert!(self.err.contains(text), "no {text:?} in {}", self.err);
+        }
+        self
+    }
+
+    #[track_caller]
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap_or_else(|why| panic!("{why}: {}", self.out))
+    }
+}
+
+#[derive(Clone, Default)]
+struct Sink(Arc<Mutex<Vec<u8>>>);
+
+impl Sink {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Standard error, with somebody who looks at it.
+struct Watch {
+    sink: Sink,
+    interrupt: Interrupt,
+    press_at: Option<(&'static str, u32)>,
+    then: Option<(&'static str, Arc<dyn Fn() + Send + Sync>)>,
+}
+
+impl Write for Watch {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let written = self.sink.write(bytes)?;
+        let text = self.sink.text();
+        if let Some((_, times)) = self.press_at.take_if(|(at, _)| text.contains(*at)) {
+            (0..times).for_each(|_| self.interrupt.press());
+        }
+        if let Some((_, then)) = self.then.take_if(|(at, _)| text.contains(*at)) {
+            then();
+        }
+        Ok(written)
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Every line of a file of JSON lines.
+pub(crate) fn lines(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}

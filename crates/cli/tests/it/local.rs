@@ -1,0 +1,56 @@
+use tinkex_server::{Options, Server};
+
+use crate::home::Home;
+
+#[tokio::test]
+async fn local_commands_need_no_key_and_share_one_folder() {
+    let home = Home::new();
+    let (one, two) = tokio::join!(
+        home.run_words(["sample", "--local", "--prompt", "The cat", "-t", "0", "--json"]),
+        home.run_words(["sample", "--local", "--prompt", "The cat", "-t", "0", "--json"]),
+    );
+    let (one, two) = (one.ok().json(), two.ok().json());
+    assert_eq!(one["sequences"], two["sequences"]);
+    assert_eq!(one["model"], "tinkex/tiny");
+    assert!(!home.data().join("server.json").exists(), "the note is gone with the server");
+}
+
+#[tokio::test]
+async fn a_server_that_runs_is_found_again() {
+    let mut home = Home::new();
+    home.press_at = Some(("serving tinkex/tiny", 1));
+    let served = home.run("serve --port 0").await.ok();
+    let mut lines = served.out.lines();
+    assert!(lines.next().unwrap().starts_with("http://127.0.0.1:"));
+    assert_eq!(lines.next(), None);
+    assert!(served.err.contains("stopped; 0 models saved, nothing waits"), "{}", served.err);
+}
+
+#[tokio::test]
+async fn dangerous_servers_are_refused_with_a_reason() {
+    let home = Home::new();
+    home.write("short", "tml-short");
+    home.write("odd", "secret");
+    home.write("open", "tml-0123456789abcdef0123");
+    for (line, says) in [
+        ("serve --host 0.0.0.0", "there is no key"),
+        ("serve --host 0.0.0.0 --api-key-file short", "could guess it"),
+        ("serve --api-key-file odd", "no client can send"),
+        ("serve --api-key-file missing", "cannot be read"),
+        ("serve --api-key tml-secret-0123456789", "can be seen by everyone"),
+        ("serve --local", "this command is the server"),
+        ("serve --model name", "NAME=FOLDER"),
+        ("serve --model a=b --model a=c", "two folders are called a"),
+        ("serve --port 0 --model a=nowhere", "a base model cannot be used"),
+    ] {
+        let refused = home.run(line).await;
+        assert!(refused.code == 1 || refused.code == 2, "{line}: {}", refused.err);
+        assert!(refused.err.contains(says), "{line}: {}", refused.err);
+        assert!(refused.out.is_empty() && !refused.err.contains("0123456789"), "{line}");
+    }
+    #[cfg(unix)]
+    home.run("serve --host 0.0.0.0 --api-key-file open").await.fails(2, &["can read", "chmod 600"]);
+    let server = Server::start(Options::new(home.data())).await.unwrap();
+    home.run("serve --port 0").await.fails(1, &["in use by another server", "--data-dir"]);
+    server.stop().await;
+}

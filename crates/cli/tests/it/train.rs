@@ -1,0 +1,187 @@
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use tinkex_server::{Options, Server};
+
+use crate::home::{Home, lines};
+
+/// Short conversations and a pair, as people write them.
+fn examples(count: usize) -> String {
+    let line = |at: usize| match at % 4 {
+        0 => json!({ "prompt": format!("{at} and"), "completion": " so on" }).to_string(),
+        _ => json!({ "messages": [
+            { "role": "user", "content": format!("What comes after {at}?") },
+            { "role": "assistant", "content": format!("After {at} comes {}.", at + 1) },
+        ] })
+        .to_string(),
+    };
+    (0..count).map(|at| line(at) + "\n").collect()
+}
+
+const LINE: &str = "train talks.jsonl --local --steps 8 --batch-size 4 --save-every 3 \
+                    --eval-split 0.2 --schedule cosine --warmup 2";
+
+fn home() -> Home {
+    let home = Home::new();
+    home.write("talks.jsonl", &examples(20));
+    home
+}
+
+/// Losses by step, exact to the bit.
+fn losses(home: &Home, folder: &str) -> Vec<(u64, u64)> {
+    let lines = lines(&home.path(folder).join("metrics.jsonl"));
+    let steps = lines.iter().filter(|line| line["loss"].is_number());
+    steps
+        .map(|line| (line["step"].as_u64().unwrap(), line["loss"].as_f64().unwrap().to_bits()))
+        .collect()
+}
+
+fn state(home: &Home, folder: &str) -> Value {
+    serde_json::from_str(&home.read(&format!("{folder}/run.json"))).unwrap()
+}
+
+#[tokio::test]
+async fn a_run_that_goes_on_has_the_losses_of_one_that_was_never_stopped() {
+    let mut home = home();
+    let whole = home.run(&format!("{LINE} --dir whole --json")).await.ok();
+    let figures = whole.json();
+    assert_eq!(figures["steps"], 8);
+    assert!(figures["loss"]["last"].as_f64() < figures["loss"]["first"].as_f64());
+    assert!(figures["eval_loss"]["last"].as_f64() < figures["eval_loss"]["first"].as_f64());
+
+    home.press_at = Some(("step 4/8", 1));
+    let stopped = home.run(&format!("{LINE} --dir parts")).await;
+    let stopped = stopped.fails(130, &["stopping: saving first", "stopped at step", "--resume"]);
+    assert!(stopped.out.is_empty());
+    let at = state(&home, "parts")["saved"].as_array().unwrap().last().unwrap()["step"].clone();
+    assert!((4..8).contains(&at.as_u64().unwrap()), "{at}");
+
+    home.press_at = None;
+    let resumed = home.run("train --resume parts --local").await.ok();
+    assert!(resumed.out.contains("tinkex chat tinker://"), "{}", resumed.out);
+    let expected = losses(&home, "whole");
+    assert_eq!(expected.len(), 8);
+    assert_eq!(losses(&home, "parts"), expected);
+    assert!(home.read("parts/loss.svg").starts_with("<svg"));
+
+    let again = home.run("train --resume parts --local").await.ok();
+    assert!(again.out.contains("finished"), "{}", again.out);
+}
+
+#[tokio::test]
+async fn stopping_twice_stops_at_once_and_leaves_the_last_checkpoint() {
+    let mut home = home();
+    home.press_at = Some(("step 5/8", 2));
+    let stopped = home.run(&format!("{LINE} --dir run")).await;
+    stopped.fails(130, &["interrupted", "go on from step 3 with: tinkex train --resume"]);
+    home.press_at = None;
+    home.run("train --resume run --local").await.ok();
+    assert_eq!(losses(&home, "run").len(), 8);
+}
+
+#[tokio::test]
+async fn a_run_whose_server_dies_can_be_gone_on_with() {
+    let mut home = home();
+    home.run(&format!("{LINE} --dir whole")).await.ok();
+    home.key = Some("tml-any");
+    let server = Server::start(Options::new(home.path("other"))).await.unwrap();
+    let url = server.base_url();
+    let server = Arc::new(Mutex::new(Some(server)));
+    home.then = Some(("step 5/8", Arc::new(move || drop(server.lock().unwrap().take()))));
+    let line =
+        LINE.replace("--local", &format!("--model tinkex/tiny --retry-for 0 --base-url {url}"));
+    let failed = home.run(&format!("{line} --dir run")).await;
+    failed.fails(5, &["go on from step 3 with: tinkex train --resume"]);
+
+    home.then = None;
+    let server = start(Options::new(home.path("other"))).await;
+    home.run(&format!("train --resume run --base-url {}", server.base_url())).await.ok();
+    assert_eq!(losses(&home, "run"), losses(&home, "whole"));
+    server.stop().await;
+}
+
+/// The folder's lock goes with the last thread of the old server.
+async fn start(options: Options) -> Server {
+    loop {
+        match Server::start(options.clone()).await {
+            Ok(server) => return server,
+            Err(_) => tokio::task::yield_now().await,
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_bad_file_is_refused_before_anything_starts() {
+    let home = home();
+    let good = examples(1);
+    home.write("talks.jsonl", &format!("{good}\n{{\"prompt\": \"a\"}}\nnonsense\n"));
+    let refused = home.run(LINE).await;
+    refused.fails(2, &["2 lines", "talks.jsonl:3: ", "\"completion\"", "talks.jsonl:4: ", "hint"]);
+    home.write("talks.jsonl", "\n");
+    home.run(LINE).await.fails(2, &["is empty"]);
+    home.run("train missing.jsonl --local").await.fails(1, &["missing.jsonl cannot be read"]);
+    home.write("talks.jsonl", &examples(2));
+    let split = home.run("train talks.jsonl --local --eval-split 0.9").await;
+    split.fails(2, &["leaves nothing of 2 examples"]);
+    assert!(!home.path("talks-run").exists());
+    let runs = home.run("run list --local --json").await.ok();
+    assert_eq!(runs.json()["runs"], json!([]));
+}
+
+#[tokio::test]
+async fn options_that_make_no_sense_are_refused() {
+    let home = home();
+    for (line, says) in [
+        ("train --local", "FILE.jsonl"),
+        ("train talks.jsonl --local --resume run", "cannot be used with"),
+        ("train talks.jsonl --local --learning-rate 0", "2e-4"),
+        ("train talks.jsonl --local --batch-size 0", "above 0"),
+        ("train talks.jsonl --local --steps 3 --epochs 1", "cannot be used with"),
+    ] {
+        home.run(line).await.fails(2, &[says]);
+    }
+    home.run("train --resume nowhere --local").await.fails(4, &["run.json cannot be read"]);
+}
+
+#[tokio::test]
+async fn a_file_that_changed_is_not_gone_on_with() {
+    let mut home = home();
+    home.press_at = Some(("step 4/8", 1));
+    home.run(&format!("{LINE} --dir run")).await.fails(130, &[]);
+    home.press_at = None;
+    home.write("talks.jsonl", &examples(21));
+    home.run("train --resume run --local").await.fails(2, &["has changed since the run began"]);
+}
+
+#[tokio::test]
+async fn the_plan_tells_what_a_run_would_do() {
+    let home = home();
+    let plan = home.run(&format!("{LINE} --dry-run --json")).await.ok().json();
+    assert_eq!((&plan["examples"], &plan["held_out"]), (&json!(16), &json!(4)));
+    assert_eq!(plan["steps"], 8);
+    assert_eq!(plan["epochs"], 2.0);
+    let twice = plan["tokens"].as_u64().unwrap() * 2;
+    assert_eq!(plan["tokens_to_train_on"], twice);
+    assert!(!home.path("talks-run").exists());
+}
+
+#[tokio::test]
+async fn only_the_last_checkpoints_are_kept() {
+    let home = home();
+    let line = "train talks.jsonl --local --steps 5 --save-every 1 --keep 2 --json";
+    let figures = home.run(line).await.ok().json();
+    assert_eq!(state(&home, "talks-run")["saved"].as_array().unwrap().len(), 2);
+    let listed = home.run("checkpoint list --local --json").await.ok().json();
+    let mut names: Vec<_> = listed["checkpoints"].as_array().unwrap().iter().collect();
+    names.sort_by_key(|one| one["tinker_path"].as_str().unwrap().to_owned());
+    let names = names.iter().map(|one| one["checkpoint_id"].as_str().unwrap());
+    let names: Vec<_> = names.collect();
+    assert_eq!(
+        names,
+        ["sampler_weights/step-000005", "weights/step-000004", "weights/step-000005"]
+    );
+    assert!(figures["sampler"].as_str().unwrap().ends_with("/sampler_weights/step-000005"));
+    // The next run has a folder of its own.
+    home.run("train talks.jsonl --local --steps 1").await.ok();
+    assert!(home.path("talks-run-2/metrics.jsonl").exists());
+}
