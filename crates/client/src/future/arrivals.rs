@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::task::Task;
 use crate::transport::{BILLING_PAUSE, Extras, Transport};
 
-use super::pace::Pace;
+use super::pace::{Contact, Pace};
 
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 const BAD_REQUESTS: u32 = 3;
@@ -61,9 +61,15 @@ type Arrival = Result<Option<Completion>>;
 
 impl Arrivals {
     /// Begins to poll as soon as somebody waits.
-    pub(crate) fn watch(transport: Arc<Transport>, target: FuturesTarget, paced: bool) -> Self {
+    pub(crate) fn watch(
+        transport: Arc<Transport>,
+        target: FuturesTarget,
+        paced: bool,
+        patience: Option<Duration>,
+    ) -> Self {
         let board = Arc::new(Board::default());
-        let task = Task::spawn(poll(Arc::clone(&board), transport, target, Pace::new(paced)));
+        let (pace, contact) = (Pace::new(paced), Contact::new(patience));
+        let task = Task::spawn(poll(Arc::clone(&board), transport, target, pace, contact));
         Self { board, _task: task }
     }
 
@@ -120,7 +126,13 @@ impl Drop for Waiter<'_> {
     }
 }
 
-async fn poll(board: Arc<Board>, transport: Arc<Transport>, target: FuturesTarget, mut pace: Pace) {
+async fn poll(
+    board: Arc<Board>,
+    transport: Arc<Transport>,
+    target: FuturesTarget,
+    mut pace: Pace,
+    mut contact: Contact,
+) {
     let (mut cursor, mut bad) = (0, 0);
     loop {
         let retrieved = board.wanted().await;
@@ -134,6 +146,7 @@ async fn poll(board: Arc<Board>, transport: Arc<Transport>, target: FuturesTarge
         let error = match transport.call(&poll, &Extras::default()).await {
             Ok(reply) => {
                 (cursor, bad) = (reply.cursor, 0);
+                contact.seen();
                 let nothing = reply.completions.is_empty();
                 board.announce(reply, &retrieved);
                 if nothing {
@@ -150,7 +163,18 @@ async fn poll(board: Arc<Board>, transport: Arc<Transport>, target: FuturesTarge
                 sleep(AFTER_FAILURE).await;
             }
             Some(404 | 405 | 501) => return board.end(Over::NotOffered),
-            _ if error.is_retryable() => sleep(AFTER_FAILURE).await,
+            None if error.is_retryable() => {
+                if contact.lost(asked) {
+                    // Whoever asks later may find the server there again.
+                    board.disappoint(&error);
+                    contact.seen();
+                }
+                sleep(AFTER_FAILURE).await;
+            }
+            _ if error.is_retryable() => {
+                contact.seen();
+                sleep(AFTER_FAILURE).await;
+            }
             _ => return board.end(Over::Failed(error)),
         }
     }
@@ -180,6 +204,13 @@ impl Board {
             } else if !state.given_up.remove(request_id) {
                 state.arrived.insert(request_id.clone(), completion);
             }
+        }
+    }
+
+    /// Tells all who wait now that nothing comes.
+    fn disappoint(&self, error: &Error) {
+        for (_, waiter) in self.lock().waiting.drain() {
+            let _ = waiter.send(Err(error.clone()));
         }
     }
 

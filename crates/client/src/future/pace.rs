@@ -1,4 +1,5 @@
-//! [`Pace`]: not asking a server as fast as it can say "not yet".
+//! [`Pace`]: not asking a server as fast as it can say "not yet". [`Contact`]: not asking one for ever
+//! that is gone.
 
 use std::time::Duration;
 
@@ -30,5 +31,33 @@ impl Pace {
         let most = Duration::from_millis(250 << self.fast.min(5)).min(LONGEST_PAUSE);
         self.fast += 1;
         sleep(most.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
+    }
+}
+
+/// How long nothing at all has come back.
+#[derive(Debug)]
+pub(super) struct Contact {
+    /// How long somebody waits for that, if anybody does.
+    patience: Option<Duration>,
+    lost: Option<Instant>,
+}
+
+impl Contact {
+    pub(super) fn new(patience: Option<Duration>) -> Self {
+        Self { patience, lost: None }
+    }
+
+    /// The server said something.
+    pub(super) fn seen(&mut self) {
+        self.lost = None;
+    }
+
+    /// A poll that began then got no answer; returns whether it is time to give up.
+    pub(super) fn lost(&mut self, asked: Instant) -> bool {
+        if self.lost.is_none() {
+            tracing::warn!("no connection to the server; asking on for an answer");
+        }
+        let since = self.lost.get_or_insert(asked).elapsed();
+        self.patience.is_some_and(|patience| since >= patience)
     }
 }

@@ -16,7 +16,7 @@ use crate::session::Session;
 use crate::transport::{BILLING_PAUSE, Extras, header};
 
 use super::observe::QueueLog;
-use super::pace::Pace;
+use super::pace::{Contact, Pace};
 use super::{Arrivals, report};
 
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -89,6 +89,7 @@ impl<'a> Poller<'a> {
         };
         let (mut lost, mut bad) = (0_u32, 0_u32);
         let mut pace = Pace::new(self.session.paced());
+        let mut contact = Contact::new(self.session.settings().retry.patience());
         let mut _room = None;
         if let Some(bytes) = self.announced(taken).await? {
             poll.allow_metadata_only = false;
@@ -100,6 +101,9 @@ impl<'a> Poller<'a> {
                 Extras { headers: headers(taken, progress.polls, proto), ..Extras::default() };
             let reply = self.session.transport().send(&poll, &extras).await;
             progress.polls += 1;
+            if reply.as_ref().err().is_none_or(|error| error.status().is_some()) {
+                contact.seen();
+            }
             let error = match reply {
                 Ok(reply) => {
                     lost = 0;
@@ -152,6 +156,7 @@ impl<'a> Poller<'a> {
                 }
                 Some(410) => return Err(error.expired()),
                 Some(429) => back_off(&mut lost).await,
+                None if error.is_retryable() && contact.lost(asked) => return Err(error),
                 None if error.is_retryable() => back_off(&mut lost).await,
                 _ => return Err(error),
             }

@@ -67,7 +67,7 @@ fn arrivals(script: &Script) -> Arrivals {
     );
     let target =
         FuturesTarget { sampling_session_id: SamplerId::from("s:sample:0"), cloned_sampler_id: 3 };
-    Arrivals::watch(transport, target, false)
+    Arrivals::watch(transport, target, false, None)
 }
 
 /// Covers R-POLL.

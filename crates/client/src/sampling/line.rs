@@ -45,7 +45,8 @@ impl Line {
         let arrivals = session.config().sample_use_retrieve_futures.then(|| {
             let target =
                 FuturesTarget { sampling_session_id: sampler.clone(), cloned_sampler_id: clone };
-            Arrivals::watch(Arc::clone(session.transport()), target, session.paced())
+            let patience = session.settings().retry.patience();
+            Arrivals::watch(Arc::clone(session.transport()), target, session.paced(), patience)
         });
         let first = Seq::first_of_clone(clone).get();
         Self { first, next: AtomicU64::new(0), arrivals }

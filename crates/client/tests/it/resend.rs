@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tinkex::rest::ListSessions;
-use tinkex::{ErrorKind, RetryPolicy};
+use tinkex::{AdamParams, ErrorKind, RetryPolicy};
 use tokio::time::Instant;
 
 use crate::fake::Fake;
+use crate::stage::Stage;
 
 const LIST: &str = "GET /api/v1/sessions";
 const COPY: &str = "POST /api/v1/copy_weights";
@@ -186,4 +187,26 @@ async fn a_billing_problem_pauses_even_the_start() {
     fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
     assert_eq!(start.elapsed(), Duration::from_secs(15));
     fake.finish();
+}
+
+/// Somebody who waits is told when the server is gone, also while it works on an answer.
+#[tokio::test(start_paused = true)]
+async fn the_waiting_for_an_answer_ends_with_patience() {
+    let patience = Duration::from_secs(60);
+    let stage = Stage::new(json!({}));
+    stage.answer("r1", vec![json!("conn")]);
+    let service = stage.builder().retry(RetryPolicy::default().within(patience)).build().unwrap();
+    let model = service.create_lora_training_client("base").create().await.unwrap();
+    let asked = Instant::now();
+    let error = model.optim_step(AdamParams::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Connect);
+    let waited = asked.elapsed();
+    assert!(waited >= patience && waited < patience * 2, "{waited:?}");
+
+    // Whatever the server says, it is there, and is waited for.
+    let mut answers = vec![json!(500); 200];
+    answers.push(json!({"metrics": {}}));
+    stage.answer("r2", answers);
+    model.optim_step(AdamParams::default()).await.unwrap();
+    assert!(asked.elapsed() > patience * 3);
 }
