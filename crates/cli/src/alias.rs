@@ -14,8 +14,13 @@ pub(crate) fn translate(mut line: Vec<OsString>) -> Vec<OsString> {
         let named = |word: &&str| options.contains(&word.split('=').next().unwrap_or_default());
         words.get(after..).unwrap_or_default().iter().any(named)
     };
+    // The command is the first word that is neither an option nor the value of one.
+    let is_option = |at: usize| words[at].starts_with('-');
+    let command = (1..words.len()).find(|at| !is_option(*at) && (*at == 1 || !is_option(*at - 1)));
+    let flag = |at: &usize| !is_option(*at) && matches!(words[*at - 1], "--json" | "-q" | "-v");
+    let command = (1..words.len()).find(flag).into_iter().chain(command).min();
     let bare = |name: &str| {
-        let at = words.iter().skip(1).position(|word| *word == name)? + 1;
+        let at = command.filter(|at| words[*at] == name)?;
         words.get(at + 1).is_some_and(|next| next.starts_with('-')).then_some(at)
     };
     if let Some(at) = bare("run").filter(|at| has(&SAMPLES, *at)) {
