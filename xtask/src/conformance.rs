@@ -4,78 +4,53 @@
 //! The checks are ours: `crates/server/tests/python/conformance.py`.
 
 use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use crate::python;
 use crate::step::{Failure, cargo, root};
 
-/// Versions, and whether clients are asked to do things the efficient way.
-const RUNS: &[(&str, bool)] = &[("0.36.0", true), ("0.36.0", false), ("0.25.0", true)];
+/// A version of the SDK, whether clients are asked to do things the efficient way, and whether the
+/// losses of one's own are checked, which need torch.
+struct Run {
+    version: &'static str,
+    efficient: bool,
+    torch: bool,
+}
+
+const RUNS: &[Run] = &[
+    Run { version: "0.36.0", efficient: true, torch: true },
+    Run { version: "0.36.0", efficient: false, torch: true },
+    Run { version: "0.25.0", efficient: true, torch: false },
+];
 const CHECKS: &str = "crates/server/tests/python/conformance.py";
-const LOAD: &str = "crates/server/tests/python/load.py";
 const MODEL: &str = "tiny";
 
 pub(crate) fn run(options: &[&str]) -> Result<(), Failure> {
-    let only = match options {
-        [] => None,
-        ["--sdk", version] => Some(*version),
-        other => {
-            return Err(Failure::new(format!("conformance has no options {}", other.join(" "))));
+    let (mut only, mut torch) = (None, true);
+    let mut rest = options.iter();
+    while let Some(option) = rest.next() {
+        match *option {
+            "--sdk" => only = rest.next(),
+            "--without-torch" => torch = false,
+            other => return Err(Failure::new(format!("conformance has no option {other}"))),
         }
-    };
+    }
     cargo("server", &["build", "--locked", "--package", "tinkex-server"]).run()?;
-    let runs = RUNS.iter().filter(|(version, _)| only.is_none_or(|only| only == *version));
-    for (version, efficient) in runs {
-        let python = environment(version)?;
-        check(&python, version, *efficient)?;
+    for run in RUNS.iter().filter(|run| only.is_none_or(|only| *only == run.version)) {
+        let torch = torch && run.torch;
+        let kind = if torch { "-torch" } else { "" };
+        let folder = Path::new("conformance").join(format!("{}{kind}", run.version));
+        let sdk = format!("tinker=={}", run.version);
+        let packages = if torch { vec![sdk.as_str(), "torch"] } else { vec![sdk.as_str()] };
+        let python = python::environment(&folder, &packages)?;
+        check(&python, run, torch)?;
     }
     Ok(())
 }
 
-/// A server under load: `crates/server/tests/python/load.py`.
-pub(crate) fn load() -> Result<(), Failure> {
-    cargo("server", &["build", "--release", "--locked", "--package", "tinkex-server"]).run()?;
-    let data = root().join("target/conformance/data-load");
-    // Left from the last time, or not there.
-    let _ = std::fs::remove_dir_all(&data);
-    let server = Server::start("release", &data, true)?;
-    call(Command::new("python3").arg(root().join(LOAD)).args([&server.url, MODEL]))?;
-    let peak = std::fs::read_to_string(format!("/proc/{}/status", server.child.id()));
-    if let Some(line) =
-        peak.ok().as_deref().and_then(|text| text.lines().find(|l| l.starts_with("VmHWM")))
-    {
-        println!("peak memory of the server: {}", line.trim_start_matches("VmHWM:").trim());
-    }
-    Ok(())
-}
-
-/// The Python of an environment with this version of the SDK.
-fn environment(version: &str) -> Result<PathBuf, Failure> {
-    let folder = root().join("target/conformance").join(version);
-    let python = folder.join("bin/python");
-    let marker = folder.join("installed");
-    if marker.is_file() {
-        return Ok(python);
-    }
-    println!("\n==> installing tinker {version}");
-    let folder_text = folder.to_string_lossy().into_owned();
-    call(Command::new("python3").args(["-m", "venv", &folder_text]))?;
-    let package = format!("tinker=={version}");
-    call(Command::new(&python).args(["-m", "pip", "install", "--quiet", &package]))?;
-    std::fs::write(&marker, version)
-        .map_err(|why| Failure::new(format!("{}: {why}", marker.display())))?;
-    Ok(python)
-}
-
-fn call(command: &mut Command) -> Result<(), Failure> {
-    match command.status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(Failure::new(format!("{command:?}: {status}"))),
-        Err(why) => Err(Failure::new(format!("{command:?}: {why}"))),
-    }
-}
-
-fn check(python: &Path, version: &str, efficient: bool) -> Result<(), Failure> {
+fn check(python: &Path, run: &Run, torch: bool) -> Result<(), Failure> {
+    let Run { version, efficient, .. } = *run;
     let how = if efficient { "efficient" } else { "plain" };
     println!("\n==> conformance: tinker {version}, {how} clients");
     let data = root().join("target/conformance").join(format!("data-{version}-{how}"));
@@ -85,6 +60,7 @@ fn check(python: &Path, version: &str, efficient: bool) -> Result<(), Failure> {
     let status = Command::new(python)
         .arg(root().join(CHECKS))
         .args([&server.url, MODEL])
+        .args(torch.then_some("--torch"))
         .status()
         .map_err(|why| Failure::new(format!("{}: {why}", python.display())))?;
     if status.success() { Ok(()) } else { Err(Failure::new(format!("tinker {version}: {status}"))) }
@@ -101,7 +77,7 @@ impl Server {
         let failed = |why: std::io::Error| Failure::new(format!("the server did not start: {why}"));
         let model = root().join("crates/engine/tests/golden/qwen3");
         let mut command = Command::new(root().join("target").join(profile).join("tinkex-server"));
-        command.args(["--port", "0", "--quiet", "--data-dir"]).arg(data);
+        command.args(["--port", "0", "--quiet", "--no-hub-cache", "--data-dir"]).arg(data);
         command.args(["--model", &format!("{MODEL}={}", model.display())]);
         if !efficient {
             command.arg("--plain");

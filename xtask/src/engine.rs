@@ -1,132 +1,213 @@
-//! `cargo xtask bench engine`: the engine against torch, transformers and peft.
+//! `cargo xtask bench engine`: the engine against torch, transformers and peft, and llama.cpp.
 //!
-//! Each piece of work runs in a process of its own, ours and the peer's in turns, so that both see
-//! the same machine and the peak of memory is each one's own. The best of all rounds counts.
+//! Each piece of work runs in a process of its own, ours and the peers' in turns, so that all see
+//! the same machine and the peak of memory is each one's own. The best of all rounds counts. A row
+//! that misses its bar makes the command fail, after all rows are printed.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::step::{Failure, cargo, root};
 
-const PYTHON_PACKAGES: [&str; 3] = ["torch", "transformers", "peft"];
+mod rows;
+
+use rows::{ROWS, Row, Who};
+
 const TURNS: usize = 3;
 
-/// What is measured: model, precision, work, and rounds in each process.
-const CASES: [(&str, &str, &str, &str); 13] = [
-    ("A", "f32", "train", "5"),
-    ("A", "bf16", "train", "5"),
-    ("A", "f32", "ragged", "3"),
-    ("A", "f32", "decode1", "3"),
-    ("A", "f32", "decode8", "3"),
-    ("B", "f32", "train", "2"),
-    ("B", "bf16", "train", "2"),
-    ("B", "f32", "ragged", "1"),
-    ("B", "f32", "decode1", "2"),
-    ("B", "bf16", "decode1", "2"),
-    ("B", "f32", "decode8", "2"),
-    ("B", "bf16", "decode8", "2"),
-    ("B", "bf16", "load", "1"),
-];
+/// What one process measured, by name: `wall`, `cpu`, `peak`, and what else it prints.
+type Measured = BTreeMap<String, f64>;
 
-/// What ours alone is measured on: many adapters should cost no more than one.
-const OURS: [(&str, &str, &str, &str); 2] =
-    [("A", "f32", "adapters1", "3"), ("A", "f32", "adapters8", "3")];
-
-#[derive(Clone, Copy)]
-struct Measured {
-    seconds: f64,
-    cpu: f64,
-    peak: f64,
+/// Programs and models that rows are measured with.
+struct Tools {
+    engine: PathBuf,
+    models: PathBuf,
+    python: PathBuf,
+    /// Why llama.cpp is not among them, or where its Python is.
+    llama: Result<PathBuf, String>,
 }
 
-impl Measured {
-    /// Reads the line that both sides print.
-    fn read(output: &str) -> Option<Self> {
-        let line = output.lines().find_map(|line| line.strip_prefix("RESULT "))?;
-        let field = |name: &str| {
-            line.split_whitespace().find_map(|part| part.strip_prefix(name)?.parse::<f64>().ok())
-        };
-        Some(Self { seconds: field("wall=")?, cpu: field("cpu=")?, peak: field("peak=")? })
+/// Measures the rows that `options` name: kinds of work, models, forms of weights; all of a sort if
+/// none is named. `--turns N` says how often.
+pub(crate) fn bench(options: &[&str]) -> Result<(), Failure> {
+    let (wanted, turns) = read_options(options)?;
+    let rows: Vec<&Row> = ROWS.iter().filter(|row| row.is_wanted(&wanted)).collect();
+    if rows.is_empty() {
+        return Err(Failure::new(format!("no row is {}", wanted.join(" "))));
     }
-
-    fn best(self, other: Self) -> Self {
-        Self {
-            seconds: self.seconds.min(other.seconds),
-            cpu: self.cpu.min(other.cpu),
-            peak: self.peak.max(other.peak),
-        }
+    let tools = Tools::prepare(rows.iter().any(|row| row.peer == Who::Llama))?;
+    if let Err(why) = &tools.llama {
+        println!("\nllama.cpp is left out: {why}");
     }
-}
-
-pub(crate) fn bench() -> Result<(), Failure> {
-    let python = environment()?;
-    let models = root().join("target/bench-models");
-    peer(&python, &["make", &text(&models)])?;
-    cargo("build", &["bench", "--locked", "--package", "tinkex-engine", "--bench", "engine"])
-        .arguments(&["--no-run"])
-        .run()?;
-    println!(
-        "\n| model | weights | work | ours s | torch s | speed | ours MiB | torch MiB | memory |"
-    );
+    println!("\n| model | weights | work | ours | peer | ratio | bar | peak MiB | |");
     println!("|---|---|---|---|---|---|---|---|---|");
-    for (model, precision, work, rounds) in CASES {
-        let folder = text(&models.join(model));
-        let (mut ours, mut theirs): (Option<Measured>, Option<Measured>) = (None, None);
-        for _ in 0..TURNS {
-            let one = own(&[&folder, precision, work, rounds])?;
-            ours = Some(ours.map_or(one, |best| best.best(one)));
-            let output = peer(&python, &["run", &folder, precision, work, rounds])?;
-            let one = read(&output)?;
-            theirs = Some(theirs.map_or(one, |best| best.best(one)));
+    // One peer may stand in several rows: it is measured once.
+    let mut known = BTreeMap::new();
+    let mut missed = 0;
+    for row in rows {
+        if row.peer == Who::Llama && tools.llama.is_err() {
+            continue;
         }
-        if let (Some(ours), Some(theirs)) = (ours, theirs) {
-            println!(
-                "| {model} | {precision} | {work} | {:.3} | {:.3} | {:.2}× | {:.0} | {:.0} | {:.2}× |",
-                ours.seconds,
-                theirs.seconds,
-                theirs.seconds / ours.seconds,
-                ours.peak,
-                theirs.peak,
-                ours.peak / theirs.peak
-            );
-        }
+        let (ours, theirs) = tools.measure(row, turns, &mut known)?;
+        missed += usize::from(!row.print(&ours, &theirs)?);
     }
-    for (model, precision, work, rounds) in OURS {
-        let one = own(&[&text(&models.join(model)), precision, work, rounds])?;
-        println!("{model} {precision} {work}: {:.3} s, {:.3} s of CPU", one.seconds, one.cpu);
+    match missed {
+        0 => Ok(()),
+        some => Err(Failure::new(format!("{some} bars were missed"))),
     }
-    Ok(())
 }
 
-fn own(arguments: &[&str]) -> Result<Measured, Failure> {
-    let output = cargo(
-        "the engine",
-        &["bench", "--locked", "--package", "tinkex-engine", "--bench", "engine"],
-    )
-    .arguments(&["--"])
-    .arguments(arguments)
-    .output()?;
-    read(&output)
+fn read_options<'a>(options: &[&'a str]) -> Result<(Vec<&'a str>, usize), Failure> {
+    let (mut wanted, mut turns) = (Vec::new(), TURNS);
+    let mut options = options.iter();
+    while let Some(option) = options.next() {
+        if *option == "--turns" {
+            let number = options.next().and_then(|turns| turns.parse().ok());
+            turns = number.ok_or_else(|| Failure::new("--turns needs a number"))?;
+        } else if rows::labels().any(|label| label == *option) {
+            wanted.push(*option);
+        } else {
+            let all: Vec<&str> = rows::labels().collect();
+            let why = format!("bench engine: {option} is none of {}", all.join(", "));
+            return Err(Failure::new(why));
+        }
+    }
+    Ok((wanted, turns))
 }
 
+impl Tools {
+    fn prepare(llama: bool) -> Result<Self, Failure> {
+        let python = environment("bench-python", &[], &["torch", "transformers", "peft"])?;
+        let models = root().join("target/bench-models");
+        run(Command::new(&python).arg(script("peer.py")).arg("make").arg(&models))?;
+        let llama = match llama {
+            true => llama_environment(&models).map_err(|why| why.to_string()),
+            false => Err("no row needs it".to_owned()),
+        };
+        Ok(Self { engine: build()?, models, python, llama })
+    }
+
+    /// Our best and the peer's best, in turns.
+    fn measure(
+        &self,
+        row: &Row,
+        turns: usize,
+        known: &mut BTreeMap<(Who, String), Measured>,
+    ) -> Result<(Measured, Measured), Failure> {
+        let name = |work: &str| format!("{} {} {work}", row.model, row.precision);
+        let sides = [(Who::Ours, row.work), (row.peer, row.peer_work())];
+        let missing: Vec<_> = sides
+            .into_iter()
+            .filter(|(who, work)| *who != Who::Nobody && !known.contains_key(&(*who, name(work))))
+            .collect();
+        for _ in 0..turns {
+            for &(who, work) in &missing {
+                let one = read(&run(&mut self.command(who, row, work))?)?;
+                let best = known.entry((who, name(work))).or_insert_with(|| one.clone());
+                for (field, value) in one {
+                    let kept = best.entry(field.clone()).or_insert(value);
+                    *kept = if field == "peak" { kept.max(value) } else { kept.min(value) };
+                }
+            }
+        }
+        let best = |(who, work): (Who, &str)| known.get(&(who, name(work))).cloned();
+        let [ours, theirs] = sides.map(best);
+        Ok((ours.unwrap_or_default(), theirs.unwrap_or_default()))
+    }
+
+    fn command(&self, who: Who, row: &Row, work: &str) -> Command {
+        let folder = self.models.join(row.model);
+        let mut command = match (who, &self.llama) {
+            (Who::Torch, _) => {
+                let mut command = Command::new(&self.python);
+                command.arg(script("peer.py")).arg("run").arg(folder).arg(row.precision);
+                command
+            }
+            (Who::Llama, Ok(python)) => {
+                let mut command = Command::new(python);
+                command.arg(script("peer_llama.py")).arg("run");
+                command.arg(gguf(&self.models, row.model, row.precision));
+                command
+            }
+            _ => {
+                let mut command = Command::new(&self.engine);
+                command.arg(folder).arg(row.precision);
+                command
+            }
+        };
+        command.arg(work).arg(row.rounds);
+        command
+    }
+}
+
+/// The benchmark's program, built.
+fn build() -> Result<PathBuf, Failure> {
+    let arguments = ["bench", "--locked", "--package", "tinkex-engine", "--bench", "engine"];
+    let output =
+        cargo("build", &arguments).arguments(&["--no-run", "--message-format", "json"]).output()?;
+    let path = |line: &str| {
+        let (_, rest) = line.split_once("\"executable\":\"")?;
+        line.contains("\"kind\":[\"bench\"]").then(|| rest.split('"').next().map(PathBuf::from))?
+    };
+    output.lines().find_map(path).ok_or_else(|| Failure::new("cargo built no benchmark"))
+}
+
+/// Reads the line that all of them print.
 fn read(output: &str) -> Result<Measured, Failure> {
-    Measured::read(output).ok_or_else(|| Failure::new(format!("no result in: {output}")))
+    let line = output.lines().find_map(|line| line.strip_prefix("RESULT "));
+    let line = line.ok_or_else(|| Failure::new(format!("no result in: {output}")))?;
+    let field = |part: &str| {
+        let (name, value) = part.split_once('=')?;
+        Some((name.to_owned(), value.parse().ok()?))
+    };
+    Ok(line.split_whitespace().filter_map(field).collect())
 }
 
-/// A Python with the peer's packages, made once.
-fn environment() -> Result<PathBuf, Failure> {
-    let folder = root().join("target/bench-python");
+/// A Python with the packages, made once.
+fn environment(name: &str, flags: &[&str], packages: &[&str]) -> Result<PathBuf, Failure> {
+    let folder = root().join("target").join(name);
     let python = folder.join("bin/python");
-    if !python.exists() {
+    // Written last, so that half an installation is not taken for one.
+    let done = folder.join("done");
+    if !done.exists() {
         run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
-        run(Command::new(&python).args(["-m", "pip", "install", "-q"]).args(PYTHON_PACKAGES))?;
+        let tools = ["-m", "pip", "install", "-q", "cmake", "ninja"];
+        run(Command::new(&python).args(tools))?;
+        let mut pip = Command::new(&python);
+        pip.args(["-m", "pip", "install", "-q"]).args(flags).args(packages);
+        // Builds from source find these tools by their names.
+        #[expect(clippy::disallowed_methods, reason = "for the child, which looks for tools in it")]
+        let path = std::env::var("PATH").unwrap_or_default();
+        pip.env("PATH", format!("{}:{path}", folder.join("bin").display()));
+        run(&mut pip)?;
+        std::fs::write(&done, "").map_err(|why| Failure::new(why.to_string()))?;
     }
     Ok(python)
 }
 
-fn peer(python: &Path, arguments: &[&str]) -> Result<String, Failure> {
-    let script = root().join("crates/engine/benches/peer.py");
-    run(Command::new(python).arg(script).args(arguments))
+/// A Python with llama.cpp, and the models in its form.
+fn llama_environment(models: &Path) -> Result<PathBuf, Failure> {
+    let flags = ["--no-binary", "llama-cpp-python"];
+    let packages = ["llama-cpp-python", "gguf", "numpy"];
+    let python = environment("bench-llama", &flags, &packages)?;
+    for (model, precision) in [("A", "f32"), ("A", "bf16"), ("B", "f32"), ("B", "bf16")] {
+        let file = gguf(models, model, precision);
+        if !file.exists() {
+            let mut make = Command::new(&python);
+            make.arg(script("peer_llama.py")).arg("make").arg(models.join(model));
+            run(make.arg(precision).arg(&file))?;
+        }
+    }
+    Ok(python)
+}
+
+fn gguf(models: &Path, model: &str, precision: &str) -> PathBuf {
+    models.join(format!("{model}-{precision}.gguf"))
+}
+
+fn script(name: &str) -> PathBuf {
+    root().join("crates/engine/benches").join(name)
 }
 
 fn run(command: &mut Command) -> Result<String, Failure> {
@@ -142,8 +223,4 @@ fn run(command: &mut Command) -> Result<String, Failure> {
         }
         Err(why) => Err(failed(why.to_string())),
     }
-}
-
-fn text(path: &Path) -> String {
-    path.to_string_lossy().into_owned()
 }

@@ -3,9 +3,13 @@
 use crate::step::{Failure, cargo};
 
 pub(crate) fn run(options: &[&str]) -> Result<(), Failure> {
+    let (package, options) = match options {
+        ["server", options @ ..] => ("tinkex-server", options),
+        options => ("tinkex-wire", options),
+    };
     let mut step = cargo(
         "fuzzing",
-        &["test", "--locked", "--profile", "fuzz", "--package", "tinkex-wire", "--test", "it"],
+        &["test", "--locked", "--profile", "fuzz", "--package", package, "--test", "it"],
     )
     .arguments(&["fuzz::a_long_run_finds_nothing", "--", "--ignored", "--nocapture"])
     .variable("TINKEX_FUZZ_SECONDS", "60");

@@ -9,8 +9,10 @@
 mod arch;
 mod bench;
 mod conformance;
+mod contract;
 mod engine;
 mod fuzz;
+mod python;
 mod step;
 
 use std::process::ExitCode;
@@ -20,7 +22,9 @@ use step::{Failure, cargo};
 const HELP: &str = "\
 Usage: cargo xtask <command>
 
-  test            everything that must hold: fmt, lint, the tests, doc, arch
+  test            everything that must hold: fmt, lint, the tests, doc, arch, conformance
+                    --without-python  not the last one, which needs python3 and a registry
+                    --without-torch   not the part of it that needs torch (6 GB of disk)
   fmt             formatting (`--fix` to mend it)
   lint            clippy, with warnings as errors
   doc             the documentation, with broken links as errors
@@ -29,12 +33,22 @@ Usage: cargo xtask <command>
                     wire      codecs against memcpy and prost
                     client    tinkex against the Python SDK and the bare requests
                               (needs python3; `--quick` only shows that it runs)
-                    engine    training and sampling against torch and peft
-                    server    requests per second, many connections, large bodies
+                    cli       size, start-up and memory against the Python command line
+                    engine    training and sampling against torch, peft and llama.cpp
+                              (needs python3; all rows, or those of some work, model or weights:
+                              train ragged decode adapters live context load, A B, f32 bf16;
+                              `--turns N` measures each so often, 3 if not said)
+                    server    what it adds to the engine's time, alone and under load
   conformance     the official Python SDK against a fresh server
-                    --sdk VERSION  one version only (0.36.0 and 0.25.0)
-  crash           a training run that is killed again and again, over many seeds
+                    --sdk VERSION    one version only (0.36.0 and 0.25.0)
+                    --without-torch  not the losses of one's own
+  contract        what a program may expect of any server
+                    --base-url URL        which one
+                    --api-key-file FILE   the key for it
+                    --model NAME          the base model to use (the first it has)
+  crash           a training run whose server is killed and whose disk is full, over many seeds
   fuzz            every reader of foreign bytes, on mutated fixtures and noise
+  fuzz server     every route of a server, over HTTP
                     --seconds N   for how long (60)
                     --seed N      to repeat a run
                     --target T    one reader only
@@ -54,7 +68,9 @@ fn main() -> ExitCode {
 
 fn run(arguments: &[&str]) -> Result<(), Failure> {
     match arguments {
-        ["test"] => test(),
+        ["test"] => test(Some(&[])),
+        ["test", "--without-python"] => test(None),
+        ["test", "--without-torch"] => test(Some(&["--without-torch"])),
         ["fmt"] => fmt(&["--check"]),
         ["fmt", "--fix"] => fmt(&[]),
         ["lint"] => lint(),
@@ -62,6 +78,7 @@ fn run(arguments: &[&str]) -> Result<(), Failure> {
         ["arch"] => arch::check(),
         ["bench", what, options @ ..] => bench::run(what, options),
         ["conformance", options @ ..] => conformance::run(options),
+        ["contract", options @ ..] => contract::run(options),
         ["crash"] => crash(),
         ["fuzz", options @ ..] => fuzz::run(options),
         [] | ["help" | "--help" | "-h"] => {
@@ -72,7 +89,7 @@ fn run(arguments: &[&str]) -> Result<(), Failure> {
     }
 }
 
-fn test() -> Result<(), Failure> {
+fn test(conformance: Option<&[&str]>) -> Result<(), Failure> {
     fmt(&["--check"])?;
     lint()?;
     cargo(
@@ -82,6 +99,10 @@ fn test() -> Result<(), Failure> {
     .run()?;
     doc()?;
     arch::check()?;
+    match conformance {
+        Some(options) => conformance::run(options)?,
+        None => println!("\n==> WITHOUT PYTHON: the official SDK was not tried against the server"),
+    }
     println!("\nAll of it holds.");
     Ok(())
 }
@@ -107,7 +128,7 @@ fn doc() -> Result<(), Failure> {
 }
 
 fn crash() -> Result<(), Failure> {
-    let test = "restart::runs_of_the_client_survive_kills_over_many_seeds";
+    let test = "crash::runs_of_the_client_survive_troubles_over_many_seeds";
     cargo(
         "killing servers",
         &["test", "--locked", "--package", "tinkex-server", "--test", "it", test],

@@ -36,14 +36,15 @@ pub(crate) struct Args {
 #[derive(Clone, Debug, Default, Group)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Globals {
-    /// How results are written [env: TINKEX_FORMAT] [default: table]
-    #[arg(short, long, global = true, value_enum)]
+    /// How results are written: table, json, csv, or plain with tabs [env: TINKEX_FORMAT] [default:
+    /// table]
+    #[arg(short, long, global = true, value_enum, hide_possible_values = true)]
     pub(crate) format: Option<Format>,
     /// The same as --format json
     #[arg(long, global = true, conflicts_with = "format")]
     pub(crate) json: bool,
-    /// When to use colours [env: NO_COLOR, CLICOLOR_FORCE] [default: auto]
-    #[arg(long, global = true, value_enum, value_name = "WHEN")]
+    /// When to use colours: auto, always or never [env: NO_COLOR, CLICOLOR_FORCE] [default: auto]
+    #[arg(long, global = true, value_enum, value_name = "WHEN", hide_possible_values = true)]
     pub(crate) color: Option<Colour>,
     /// The same as --color never
     #[arg(long, global = true, conflicts_with = "color")]

@@ -99,7 +99,7 @@ impl Config {
                 .hint(format!("`tinkex config set --profile {name} base_url URL` makes one")));
         };
         let mut profile = Profile::default();
-        for (key, item) in table.iter() {
+        for (key, item) in table {
             let text = text(item);
             profile.take(key, &text).map_err(|why| {
                 let place = format!("{}, profile {name:?}", self.path.display());

@@ -202,7 +202,7 @@ fn exit(error: &Error) -> Exit {
 fn hint(error: &Error) -> Option<&'static str> {
     match error.kind() {
         ErrorKind::Connect => Some("check the network and the base URL (TINKER_BASE_URL)"),
-        ErrorKind::RateLimited | ErrorKind::Server | ErrorKind::Timeout => {
+        _ if error.is_retryable() && error.kind() != ErrorKind::Conflict => {
             Some("try again later, or let it try longer with --retry-for")
         }
         ErrorKind::Decode => Some("check that the base URL (TINKER_BASE_URL) is that of the API"),
@@ -247,6 +247,10 @@ pub(crate) fn report(world: &mut World, failure: &Failure, json: bool) -> Exit {
                 format!("error: {message}{}", hint.unwrap_or_default())
             }
         };
+        if said.exit == Exit::Interrupted && world.terminals.input {
+            // Whatever stood there, a question or `^C`, the message has a line of its own.
+            let _ = writeln!(world.err);
+        }
         // If even that cannot be told, the exit code must do.
         let _ = writeln!(world.err, "{text}");
     }

@@ -62,7 +62,7 @@ pub(crate) fn lora(is_lora: bool, rank: Option<u32>) -> String {
 /// A span of time in its largest whole unit.
 pub(crate) fn span(seconds: u64) -> String {
     let units = [(86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")];
-    let whole = units.iter().find(|(unit, _)| seconds % unit == 0 && seconds >= *unit);
+    let whole = units.iter().find(|(unit, _)| seconds.is_multiple_of(*unit) && seconds >= *unit);
     let (count, word) = whole.map_or((seconds, "second"), |(unit, word)| (seconds / unit, *word));
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }

@@ -20,6 +20,7 @@
 
 mod alias;
 mod args;
+mod cache;
 mod commands;
 mod config;
 mod failure;
@@ -39,7 +40,7 @@ use std::future::pending;
 use std::mem;
 use std::pin::pin;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
 use futures_util::future::{Either, select};
 
 pub use failure::Exit;
@@ -56,6 +57,14 @@ pub async fn run(world: &mut World, line: Vec<OsString>) -> Exit {
         Ok(order) => order.obey(world).await,
         Err(exit) => exit,
     }
+}
+
+/// Answers a shell that asks what could come next, and says whether one did.
+#[must_use]
+pub fn completed(line: Vec<OsString>, folder: &std::path::Path) -> bool {
+    let completions = clap_complete::CompleteEnv::with_factory(args::Args::command);
+    // A shell that cannot be answered completes nothing; there is nobody to tell.
+    completions.try_complete(line, Some(folder)).unwrap_or(true)
 }
 
 /// A command line that was understood.
@@ -131,7 +140,8 @@ async fn obey(
     let minds = args.command.minds_interrupts();
     let mut shell = Shell::new(world, err, args.globals, settings);
     let ended = {
-        let done = pin!(commands::run(&mut shell, args.command));
+        // Boxed: the largest command must not fill the stack of the smallest.
+        let done = Box::pin(commands::run(&mut shell, args.command));
         let stopped = pin!(async move {
             if minds {
                 pending::<()>().await;

@@ -61,11 +61,10 @@ impl Log {
     ) -> Self {
         let calm = globals.quiet || format == Format::Json;
         let level = match (globals.verbose, env.get("TINKER_LOG")) {
-            (0, Some("debug")) => LevelFilter::DEBUG,
+            (0, Some("debug")) | (2, _) => LevelFilter::DEBUG,
             (0, Some("info")) | (1, _) => LevelFilter::INFO,
             (0, _) if calm => LevelFilter::OFF,
             (0, _) => LevelFilter::WARN,
-            (2, _) => LevelFilter::DEBUG,
             (3.., _) => LevelFilter::TRACE,
         };
         let retries = !calm && level < LevelFilter::DEBUG && (terminal || globals.verbose > 0);

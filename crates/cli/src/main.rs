@@ -26,6 +26,9 @@ fn main() -> ExitCode {
         prepare: Box::new(|client| client),
     };
     let line: Vec<_> = std::env::args_os().collect();
+    if tinkex_cli::completed(line.clone(), &world.folder) {
+        return ExitCode::SUCCESS;
+    }
     let serves = tinkex_cli::serves(&line);
     let order = match Order::read(&mut world, line) {
         Ok(order) => order,
@@ -45,7 +48,7 @@ fn main() -> ExitCode {
         }
     };
     let exit = runtime.block_on(async {
-        tokio::spawn(listen(interrupt));
+        listen(&interrupt);
         order.obey(&mut world).await
     });
     // A thread may still wait for input that nobody wants any more.
@@ -53,20 +56,32 @@ fn main() -> ExitCode {
     ExitCode::from(exit.code())
 }
 
-/// Passes Ctrl-C, and what a system sends to end a program, on to the command.
-async fn listen(interrupt: Interrupt) {
+/// Passes Ctrl-C, and what a system sends to end a program, on to the command. From the moment this
+/// returns, neither ends the program by itself.
+#[expect(clippy::disallowed_methods, reason = "they live as long as the program")]
+fn listen(interrupt: &Interrupt) {
     #[cfg(unix)]
-    if let Ok(mut end) = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
-        let interrupt = interrupt.clone();
-        tokio::spawn(async move {
-            while end.recv().await.is_some() {
-                interrupt.press();
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
+            let interrupt = interrupt.clone();
+            if let Ok(mut signals) = signal(kind) {
+                tokio::spawn(async move {
+                    while signals.recv().await.is_some() {
+                        interrupt.press();
+                    }
+                });
             }
-        });
+        }
     }
-    while tokio::signal::ctrl_c().await.is_ok() {
-        interrupt.press();
-    }
+    #[cfg(not(unix))]
+    let interrupt = interrupt.clone();
+    #[cfg(not(unix))]
+    tokio::spawn(async move {
+        while tokio::signal::ctrl_c().await.is_ok() {
+            interrupt.press();
+        }
+    });
 }
 
 /// How wide the terminal is, if the stream is one.

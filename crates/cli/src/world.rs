@@ -67,10 +67,12 @@ pub struct Terminals {
 pub struct Input {
     stream: Arc<Mutex<Box<dyn BufRead + Send>>>,
     edits: bool,
-    /// Makes the terminal show nothing of what is typed and hand it over at once, until the value
-    /// it gives is dropped.
-    hide: Option<fn() -> io::Result<Box<dyn Send>>>,
+    hide: Option<Hide>,
 }
+
+/// Makes the terminal show nothing of what is typed and hand it over at once, until the value it
+/// gives is dropped.
+type Hide = fn() -> io::Result<Box<dyn Send>>;
 
 impl fmt::Debug for Input {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -90,7 +92,7 @@ impl Input {
         let (edits, input) =
             (io::stdin().is_terminal(), Self::new(io::BufReader::new(io::stdin())));
         #[cfg(unix)]
-        let hide: Option<fn() -> _> = edits.then_some(hide);
+        let hide: Option<Hide> = edits.then_some(hide);
         #[cfg(not(unix))]
         let hide = None;
         Self { edits, hide, ..input }
@@ -135,7 +137,7 @@ impl Input {
         .await
     }
 
-    /// The next line, shown by `echo` as so many stars. Elsewhere than on a terminal a line as any
+    /// The answer to a question, shown by `echo` as so many stars. Elsewhere than on a terminal a line as any
     /// other. `None` at the end, and where the user gives up with Ctrl-D.
     ///
     /// # Errors
@@ -143,11 +145,16 @@ impl Input {
     /// If the stream cannot be read, or the user pressed Ctrl-C ([`io::ErrorKind::Interrupted`]).
     pub async fn secret(
         &self,
-        echo: impl FnMut(&str) + Send + 'static,
+        question: &str,
+        mut echo: impl FnMut(&str) + Send + 'static,
     ) -> io::Result<Option<String>> {
-        let Some(hide) = self.hide else { return self.line().await };
+        let Some(hide) = self.hide else {
+            echo(question);
+            return self.line().await;
+        };
         // Held here, not by the thread that may wait for ever: it has to go when this is dropped.
         let _hidden = hide()?;
+        echo(question);
         self.read(move |stream| typed(stream, echo)).await
     }
 
@@ -195,12 +202,11 @@ fn typed(stream: &mut dyn BufRead, mut echo: impl FnMut(&str)) -> io::Result<Opt
             return Ok(None);
         }
         match key[0] {
-            b'\r' | b'\n' => break,
             // Ctrl-C, which a hidden terminal does not make a signal of.
             3 => return Err(io::ErrorKind::Interrupted.into()),
             // Ctrl-D.
             4 if line.is_empty() => return Ok(None),
-            4 => break,
+            b'\r' | b'\n' | 4 => break,
             8 | 127 => {
                 if line.pop().is_some() {
                     echo("\u{8} \u{8}");

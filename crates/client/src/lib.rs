@@ -69,6 +69,8 @@ mod error;
 mod future;
 mod lookup;
 pub mod loss;
+#[cfg(feature = "tokenizer")]
+mod push;
 mod sampling;
 mod service;
 mod session;
@@ -112,5 +114,7 @@ pub use transport::retry::RetryPolicy;
 
 #[cfg(feature = "chat")]
 pub use chat::{BadLine, Chat, Example, Jsonl, Message, TooLong, TrainOn};
+#[cfg(feature = "tokenizer")]
+pub use push::{Commit, Committed, HubRepo};
 #[cfg(feature = "tokenizer")]
 pub use tokenizer::{Hub, Tokenizer, TokenizerId};

@@ -264,6 +264,15 @@ impl ServiceClient {
         RestClient::new(self.clone())
     }
 
+    /// The model hub that the environment names, reached the same way as the server.
+    ///
+    /// # Errors
+    /// If `HF_ENDPOINT` is not an address.
+    #[cfg(feature = "tokenizer")]
+    pub fn hub(&self) -> Result<crate::tokenizer::Hub> {
+        self.0.settings.hub()
+    }
+
     /// Usage, storage and the audit log of an organization.
     #[must_use]
     pub fn admin(&self) -> AdminClient {

@@ -118,7 +118,8 @@ impl Engine {
     /// A sampler with a cache of its own.
     ///
     /// # Errors
-    /// [`Error::Memory`](crate::Error::Memory) if the cache could not hold anything.
+    /// [`Error::Memory`](crate::Error::Memory) if the cache could not hold anything,
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the system does not have that much.
     pub fn sampler(&self) -> Result<Sampler> {
         Sampler::new(self.model.clone(), self.options.cache_memory)
     }

@@ -164,6 +164,14 @@ pub enum Error {
         /// What to do.
         hint: &'static str,
     },
+    /// The system has less memory than the work needs.
+    #[error("{what} needs {needed} bytes, which the system refused; give it more, or ask for less")]
+    OutOfMemory {
+        /// What does.
+        what: &'static str,
+        /// How much it needs.
+        needed: u64,
+    },
 }
 
 /// Whose fault an [`Error`] was.
@@ -185,7 +193,7 @@ impl Error {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::Io { .. } | Self::Memory { .. } => ErrorKind::System,
+            Self::Io { .. } | Self::Memory { .. } | Self::OutOfMemory { .. } => ErrorKind::System,
             Self::BadFile { .. }
             | Self::UnknownArchitecture { .. }
             | Self::MissingTensor { .. } => ErrorKind::File,

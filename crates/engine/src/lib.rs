@@ -45,6 +45,7 @@ pub mod file;
 mod kernel;
 mod lora;
 pub mod loss;
+mod memory;
 mod model;
 mod noise;
 pub mod optim;

@@ -52,7 +52,7 @@ impl ApiError {
     pub(crate) fn disk(why: &std::io::Error) -> Self {
         let detail = format!("nothing was changed: the server could not write it down: {why}");
         let mut error = Self::new(StatusCode::SERVICE_UNAVAILABLE, detail);
-        error.retry_after_ms = Some(2_000);
+        error.retry_after_ms = Some(500);
         error
     }
 }

@@ -29,6 +29,8 @@
 #![forbid(unsafe_code)]
 
 mod admit;
+mod batch;
+mod commit;
 mod error;
 mod journal;
 mod log;
@@ -41,12 +43,13 @@ mod server;
 mod settle;
 mod state;
 mod store;
+mod stream;
 mod sweep;
 mod task;
 mod work;
 mod worker;
 
 pub use models::write_tokenizer;
-pub use tinkex_engine::builtin::NAME as BUILT_IN;
-pub use options::{Limits, Options, Times};
+pub use options::{Limits, Options, Times, local_hub_cache};
 pub use server::{Server, StartError, Stopped};
+pub use tinkex_engine::builtin::NAME as BUILT_IN;

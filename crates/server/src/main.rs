@@ -5,6 +5,7 @@
 use std::io::Write as _;
 use std::net::IpAddr;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use tinkex_server::{Options, Server};
 
@@ -14,12 +15,15 @@ Usage: tinkex-server [OPTIONS]
   --data-dir DIR        where everything is kept (tinkex-data)
   --host ADDRESS        where to listen (127.0.0.1); any other needs a key
   --port PORT           0 picks a free one (8080)
-  --key-file FILE       let in only who sends the key in this file
+  --api-key-file FILE   let in only who sends the key in this file
   --model NAME=FOLDER   serve a Hugging Face folder under a name; may be repeated
-  --hub-cache DIR       serve the models of a Hugging Face hub cache
+  --hub-cache DIR       serve the models of a Hugging Face hub cache (this user's)
+  --no-hub-cache        serve none of them
+  --snapshot-after SECONDS  work on a model that a crash may mean doing again (20)
   --threads N           threads that compute; 0 for one on each core (0)
   --bf16                keep frozen weights in bf16
   --raw-logprobs        report log-probabilities of samples without the temperature
+  --no-autosave         lose what a model learned when its client is not heard of any more
   --plain               ask nothing special of clients
   --quiet               no line for every finished job
 
@@ -45,7 +49,10 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(serve(options)) {
+    let served = runtime.block_on(serve(options));
+    // Whoever wants to stop at once does not wait for a pass.
+    runtime.shutdown_background();
+    match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("tinkex-server: {why}");
@@ -57,6 +64,7 @@ fn main() -> ExitCode {
 fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>, String> {
     let mut options = Options::new("tinkex-data");
     options.log_jobs = true;
+    options.hub_cache = tinkex_server::local_hub_cache();
     options.address.set_port(8080);
     while let Some(name) = arguments.next() {
         let mut value = || arguments.next().ok_or_else(|| format!("{name} needs a value"));
@@ -75,16 +83,8 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>,
                     .address
                     .set_port(text.parse().map_err(|_| format!("--port {text}: not a port"))?);
             }
-            "--key-file" => {
-                let path = value()?;
-                let key = std::fs::read_to_string(&path)
-                    .map_err(|why| format!("--key-file {path}: {why}"))?;
-                let key = key.trim();
-                if key.is_empty() {
-                    return Err(format!("--key-file {path}: it is empty"));
-                }
-                options = options.key(key);
-            }
+            // The second is what it was called before.
+            "--api-key-file" | "--key-file" => options = options.key(key(&name, &value()?)?),
             "--model" => {
                 let text = value()?;
                 let (name, folder) = text
@@ -93,6 +93,14 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>,
                 options = options.model(name, folder);
             }
             "--hub-cache" => options.hub_cache = Some(value()?.into()),
+            "--no-hub-cache" => options.hub_cache = None,
+            "--snapshot-after" => {
+                let text = value()?;
+                let seconds = text.parse().ok();
+                let after = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+                options.times.snapshot =
+                    after.ok_or_else(|| format!("--snapshot-after {text}: not seconds"))?;
+            }
             "--threads" => {
                 let text = value()?;
                 options.threads =
@@ -100,12 +108,22 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>,
             }
             "--bf16" => options.bf16 = true,
             "--raw-logprobs" => options.raw_logprobs = true,
+            "--no-autosave" => options.autosave_on_expiry = false,
             "--plain" => options.efficient = false,
             "--quiet" => options.log_jobs = false,
             other => return Err(format!("there is no option {other}")),
         }
     }
     Ok(Some(options))
+}
+
+/// The key in a file.
+fn key(option: &str, path: &str) -> Result<String, String> {
+    let text = std::fs::read_to_string(path).map_err(|why| format!("{option} {path}: {why}"))?;
+    match text.trim() {
+        "" => Err(format!("{option} {path}: it is empty")),
+        key => Ok(key.to_owned()),
+    }
 }
 
 async fn serve(options: Options) -> Result<(), Box<dyn std::error::Error>> {
@@ -120,8 +138,15 @@ async fn serve(options: Options) -> Result<(), Box<dyn std::error::Error>> {
     eprintln!("serving {} from {data}", server.models().join(", "));
     eprintln!("to use it: export TINKER_BASE_URL={url} TINKER_API_KEY={key}");
     interrupted().await?;
-    eprintln!("stopping");
-    let stopped = server.stop().await;
+    eprintln!("stopping; once more to stop at once");
+    let stopped = tokio::select! {
+        stopped = server.stop() => stopped,
+        again = interrupted() => {
+            // As a crash: what was promised is on disk.
+            eprintln!("stopped; what was promised goes on after the next start");
+            return again.map_err(Into::into);
+        }
+    };
     eprintln!(
         "saved {} models; {} requests go on after the next start",
         stopped.models_saved, stopped.requests_waiting

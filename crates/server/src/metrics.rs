@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters, each only ever growing.
+/// Counters, nearly all only ever growing.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     pub(crate) calls: Counter,
@@ -14,15 +14,21 @@ pub(crate) struct Metrics {
     pub(crate) prompt_tokens: Counter,
     pub(crate) sampled_tokens: Counter,
     pub(crate) busy_micros: Counter,
+    /// Base models in memory.
+    pub(crate) loaded: Counter,
 }
 
-/// A number that only grows.
+/// A number.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
     pub(crate) fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set(&self, n: usize) {
+        self.0.store(u64::try_from(n).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     fn get(&self) -> u64 {
@@ -61,6 +67,7 @@ impl Metrics {
             ("answers", "requests known, answered or not", wide(gauges.answers)),
             ("answer_bytes", "bytes of answers in memory", wide(gauges.answer_bytes)),
             ("journal_bytes", "bytes of the journal", gauges.journal_bytes),
+            ("loaded_models", "base models in memory", self.loaded.get()),
         ];
         for (kind, rows) in [("counter", &counters[..]), ("gauge", &gauges[..])] {
             for (name, help, value) in rows {

@@ -8,8 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use tinkex_engine::builtin;
 use tinkex_engine::file::{ModelConfig, write_file};
-use tinkex_engine::sample::Vocabulary;
-use tinkex_engine::tokenizer::Vocabulary as Table;
+use tinkex_engine::tokenizer::Vocabulary;
 use tinkex_wire::SupportedModel;
 
 /// The base models of a server, by name.
@@ -24,7 +23,7 @@ pub(crate) struct BaseModel {
     pub(crate) folder: PathBuf,
     pub(crate) built_in: bool,
     pub(crate) config: ModelConfig,
-    vocabulary: OnceLock<Result<Arc<dyn Vocabulary>, String>>,
+    vocabulary: OnceLock<Result<Arc<Vocabulary>, String>>,
 }
 
 impl Models {
@@ -99,10 +98,10 @@ impl BaseModel {
     }
 
     /// The bytes of its tokens, read when first asked for.
-    pub(crate) fn vocabulary(&self) -> Result<Arc<dyn Vocabulary>, String> {
+    pub(crate) fn vocabulary(&self) -> Result<Arc<Vocabulary>, String> {
         let path = self.folder.join("tokenizer.json");
-        let read = || match Table::read(path) {
-            Ok(table) => Ok(Arc::new(Bytes(table)) as Arc<dyn Vocabulary>),
+        let read = || match Vocabulary::read(path) {
+            Ok(vocabulary) => Ok(Arc::new(vocabulary)),
             Err(why) => Err(why.to_string()),
         };
         self.vocabulary.get_or_init(read).clone()
@@ -139,17 +138,9 @@ pub fn write_tokenizer(folder: &Path) -> Result<(), tinkex_engine::Error> {
     Ok(())
 }
 
-/// The bytes of tokens, as samplers ask for them.
-#[derive(Debug)]
-struct Bytes(Table);
-
-impl Vocabulary for Bytes {
-    fn bytes(&self, token: u32) -> &[u8] {
-        self.0.bytes(token)
-    }
-}
-
-/// The models of a hub cache: `models--ORG--NAME/snapshots/REVISION`, the newest revision of each.
+/// The models of a hub cache: `models--ORG--NAME/snapshots/REVISION`, of each the revision that
+/// `refs/main` names, or the newest. Those without weights are left out: programs that only need
+/// a tokenizer cache no more than that.
 fn cached(hub: &Path) -> Vec<(String, PathBuf)> {
     let list = |path: &Path| {
         let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
@@ -157,18 +148,73 @@ fn cached(hub: &Path) -> Vec<(String, PathBuf)> {
     };
     let mut found = Vec::new();
     for folder in list(hub) {
-        let name = folder
-            .file_name()
-            .and_then(|name| name.to_str())
-            .and_then(|name| name.strip_prefix("models--"));
-        let Some(name) = name else { continue };
-        let newest = list(&folder.join("snapshots"))
-            .into_iter()
-            .filter(|revision| revision.join("config.json").is_file())
-            .max_by_key(|revision| {
-                std::fs::metadata(revision).and_then(|about| about.modified()).ok()
-            });
-        found.extend(newest.map(|revision| (name.replacen("--", "/", 1), revision)));
+        let name = folder.file_name().and_then(|name| name.to_str());
+        let Some(name) = name.and_then(|name| name.strip_prefix("models--")) else { continue };
+        let revisions: Vec<PathBuf> =
+            list(&folder.join("snapshots")).into_iter().filter(|path| is_whole(path)).collect();
+        let main = std::fs::read_to_string(folder.join("refs/main")).unwrap_or_default();
+        let named = revisions.iter().find(|path| path.file_name() == Some(main.trim().as_ref()));
+        let newest = || {
+            revisions
+                .iter()
+                .max_by_key(|path| std::fs::metadata(path).and_then(|about| about.modified()).ok())
+        };
+        let chosen = named.or_else(newest).cloned();
+        found.extend(chosen.map(|revision| (name.replacen("--", "/", 1), revision)));
     }
     found
+}
+
+/// Whether a folder has what a model needs.
+fn is_whole(folder: &Path) -> bool {
+    let has = |name: &str| folder.join(name).is_file();
+    has("config.json") && (has("model.safetensors") || has("model.safetensors.index.json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A revision of a model in a cache, with these files of the golden one.
+    fn revision(hub: &Path, model: &str, hash: &str, files: &[&str]) -> PathBuf {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/qwen3");
+        let folder = hub.join(model).join("snapshots").join(hash);
+        std::fs::create_dir_all(&folder).unwrap();
+        for file in files {
+            std::fs::copy(golden.join(file), folder.join(file)).unwrap();
+        }
+        folder
+    }
+
+    const WHOLE: &[&str] = &["config.json", "model.safetensors"];
+
+    #[test]
+    fn the_models_of_a_hub_cache_are_found_by_name() {
+        let hub = tempfile::tempdir().unwrap();
+        let main = revision(hub.path(), "models--Qwen--Qwen3-0.6B", "aaa", WHOLE);
+        revision(hub.path(), "models--Qwen--Qwen3-0.6B", "bbb", WHOLE);
+        std::fs::create_dir(hub.path().join("models--Qwen--Qwen3-0.6B/refs")).unwrap();
+        std::fs::write(hub.path().join("models--Qwen--Qwen3-0.6B/refs/main"), "aaa\n").unwrap();
+        let only = revision(hub.path(), "models--plain", "ccc", WHOLE);
+        revision(hub.path(), "models--org--tokenizer-only", "ddd", &["config.json"]);
+        let strange = revision(hub.path(), "models--org--strange", "eee", WHOLE);
+        std::fs::write(strange.join("config.json"), "{\"model_type\": \"strange\"}").unwrap();
+        std::fs::create_dir(hub.path().join(".locks")).unwrap();
+        std::fs::write(hub.path().join("version.txt"), "1").unwrap();
+
+        let own = tempfile::tempdir().unwrap();
+        let models = Models::find(own.path(), &[], Some(hub.path())).unwrap();
+        let names: Vec<&str> = models.0.keys().map(String::as_str).collect();
+        assert_eq!(names, ["Qwen/Qwen3-0.6B", "plain", builtin::NAME]);
+        assert_eq!(models.get("Qwen/Qwen3-0.6B").unwrap().folder, main);
+        assert_eq!(models.get("plain").unwrap().folder, only);
+
+        // A folder that the user names stands above what lies around.
+        let mapped = [("Qwen/Qwen3-0.6B".to_owned(), only.clone())];
+        let models = Models::find(own.path(), &mapped, Some(hub.path())).unwrap();
+        assert_eq!(models.get("Qwen/Qwen3-0.6B").unwrap().folder, only);
+        let missing = [("x".to_owned(), hub.path().join("nowhere"))];
+        let error = Models::find(own.path(), &missing, None).unwrap_err();
+        assert!(error.to_string().contains("nowhere"), "{error}");
+    }
 }

@@ -36,6 +36,9 @@ pub struct Options {
     /// Ask clients to do everything the efficient way: one poll for many samples, compressed bodies,
     /// losses on the server. Without it they do what they do with an old server.
     pub efficient: bool,
+    /// When a session is given up because nothing is heard of it, save what its models learned since
+    /// they were last saved: as `autosave-N`, for a day.
+    pub autosave_on_expiry: bool,
     /// Print a line for every finished job.
     pub log_jobs: bool,
     /// What may be asked at once.
@@ -52,6 +55,8 @@ pub struct Limits {
     pub connections: usize,
     /// Bytes of one body, also when decompressed.
     pub body: usize,
+    /// Bytes of one body where no data is expected.
+    pub plain_body: usize,
     /// Bytes of all bodies being read.
     pub bodies: usize,
     /// Requests in line.
@@ -62,6 +67,8 @@ pub struct Limits {
     pub answers: usize,
     /// Bytes of the journal from which on it is tidied.
     pub journal: u64,
+    /// Bytes of models in training that stay in memory; the others come back from disk.
+    pub models: usize,
     /// Bytes that a training pass may keep.
     pub training_memory: usize,
     /// Bytes of keys and values that sampling may keep for one model.
@@ -104,6 +111,7 @@ impl Options {
             bf16: false,
             raw_logprobs: false,
             efficient: true,
+            autosave_on_expiry: true,
             log_jobs: false,
             limits: Limits::default(),
             times: Times::default(),
@@ -132,16 +140,31 @@ impl Options {
     }
 }
 
+/// This user's Hugging Face hub cache, if there is one: `HF_HUB_CACHE`, `HF_HOME/hub`, or
+/// `~/.cache/huggingface/hub`.
+#[must_use]
+pub fn local_hub_cache() -> Option<PathBuf> {
+    #[expect(clippy::disallowed_methods, reason = "asked once, by whoever starts a server")]
+    let read = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let folder = read("HF_HUB_CACHE")
+        .or_else(|| Some(read("HF_HOME")?.join("hub")))
+        .or_else(|| Some(read("XDG_CACHE_HOME")?.join("huggingface/hub")))
+        .or_else(|| Some(std::env::home_dir()?.join(".cache/huggingface/hub")))?;
+    folder.is_dir().then_some(folder)
+}
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 4_096,
             body: 64 << 20,
+            plain_body: 1 << 20,
             bodies: 1 << 30,
             queued: 50_000,
             queued_bytes: 1 << 30,
             answers: 256 << 20,
             journal: 32 << 20,
+            models: 4 << 30,
             training_memory: 4 << 30,
             cache_memory: 2 << 30,
         }

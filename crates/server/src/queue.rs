@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tinkex_wire::{ModelId, RequestId};
+use tinkex_wire::{ModelId, RequestId, SessionId};
 
 use crate::work::{Job, Op, Work};
 
@@ -28,6 +28,7 @@ struct Inner {
     samples: VecDeque<Job>,
     cancelled: Vec<RequestId>,
     dropped: Vec<ModelId>,
+    silent: Vec<SessionId>,
     count: usize,
     bytes: usize,
     stopping: bool,
@@ -76,6 +77,8 @@ pub(crate) struct Batch {
     pub(crate) cancelled: Vec<RequestId>,
     /// Models that nobody will use again.
     pub(crate) dropped: Vec<ModelId>,
+    /// Sessions of which nothing was heard for too long.
+    pub(crate) silent: Vec<SessionId>,
     /// Whether to come to an end.
     pub(crate) stopping: bool,
 }
@@ -86,6 +89,7 @@ impl Batch {
             && self.samples.is_empty()
             && self.cancelled.is_empty()
             && self.dropped.is_empty()
+            && self.silent.is_empty()
             && !self.stopping
     }
 }
@@ -188,6 +192,13 @@ impl Queue {
         line.waiting.into_values().map(|(job, _)| job.id).collect()
     }
 
+    /// Nothing was heard of these sessions for too long.
+    pub(crate) fn silent(&self, sessions: Vec<SessionId>) {
+        // Those of the last round that are still to be ended are among them.
+        self.lock().silent = sessions;
+        self.wake.notify_all();
+    }
+
     /// Tells the worker to come to an end.
     pub(crate) fn stop(&self) {
         self.lock().stopping = true;
@@ -226,6 +237,7 @@ impl Inner {
             samples,
             cancelled: std::mem::take(&mut self.cancelled),
             dropped: std::mem::take(&mut self.dropped),
+            silent: std::mem::take(&mut self.silent),
             stopping: self.stopping,
         }
     }

@@ -1,7 +1,7 @@
 //! [`Server`]: starts, listens, stops.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -16,6 +16,7 @@ use crate::options::Options;
 use crate::routes;
 use crate::state::Shared;
 use crate::store::Store;
+use crate::stream::Patient;
 use crate::sweep;
 use crate::task;
 use crate::worker::Worker;
@@ -118,7 +119,9 @@ impl Server {
             listener.local_addr().map_err(StartError::io("listen on", options.address))?;
         let shared = Arc::new(Shared::new(options, store, models, folders));
         come_back(&shared).map_err(StartError::io("read the journal in", &place))?;
-        sweep::sweep(&shared);
+        let first = Arc::clone(&shared);
+        // Files are removed here.
+        let _ = tokio::task::spawn_blocking(move || sweep::sweep(&first)).await;
         let worker =
             Worker::start(Arc::clone(&shared)).map_err(StartError::io("start", "the worker"))?;
         let (stop, stopped) = watch::channel(false);
@@ -137,7 +140,14 @@ impl Server {
     /// What to give a client: `http://127.0.0.1:PORT`.
     #[must_use]
     pub fn base_url(&self) -> String {
-        format!("http://{}", self.address)
+        let mut address = self.address;
+        match address.ip() {
+            // Every address is no address to call.
+            IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+            IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+            _ => {}
+        }
+        format!("http://{address}")
     }
 
     /// The names of the base models.
@@ -157,6 +167,9 @@ impl Server {
         let saved =
             tokio::task::spawn_blocking(move || worker.and_then(|worker| worker.join().ok()));
         let models_saved = saved.await.ok().flatten().unwrap_or(0);
+        let closed = self.inside.shared.close();
+        // What was answered so far is on disk before another server may use the folder.
+        let _ = tokio::task::spawn_blocking(closed).await;
         let store = self.inside.shared.store();
         let waiting = store.requests.values().filter(|entry| entry.answered_at().is_none());
         let requests_waiting = waiting.count();
@@ -171,7 +184,8 @@ impl Drop for Server {
         self.inside.shared.queue.stop();
         self.inside.listening.abort();
         self.inside.sweeping.abort();
-        // Not waited for: a pass may take long. The journal's thread ends with its last user.
+        // The worker is not waited for: a pass may take long. It finds the journal closed.
+        self.inside.shared.close()();
     }
 }
 
@@ -219,8 +233,8 @@ async fn listen(listener: TcpListener, shared: Arc<Shared>, mut stopped: watch::
         task::spawn(async move {
             // Answers are small and waited for.
             let _ = stream.set_nodelay(true);
-            let io = hyper_util::rt::TokioIo::new(stream);
             let limit = shared.options.times.slow_client;
+            let io = hyper_util::rt::TokioIo::new(Patient::new(stream, limit));
             let service = hyper::service::service_fn(move |request| {
                 let shared = Arc::clone(&shared);
                 async move { Ok::<_, std::convert::Infallible>(routes::answer(&shared, request).await) }

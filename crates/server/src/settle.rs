@@ -8,7 +8,7 @@ use tinkex_engine::ErrorKind;
 use tinkex_wire::RequestId;
 
 use crate::state::Shared;
-use crate::store::{Answer, Done, Fault, Store, Use, now};
+use crate::store::{Answer, Done, Fault, Record, Store, Use, now};
 
 /// What came of a request.
 #[derive(Debug)]
@@ -18,30 +18,43 @@ pub(crate) struct Settled {
     /// Whether a model was changed.
     pub(crate) changed: bool,
     pub(crate) used: Vec<(Use, u64)>,
+    /// What became true by it; written together with the answer.
+    pub(crate) facts: Vec<Record>,
 }
 
 impl Settled {
+    fn new(answer: Answer, body: Bytes) -> Self {
+        Self { answer, body, changed: false, used: Vec::new(), facts: Vec::new() }
+    }
+
     pub(crate) fn json(value: &impl Serialize) -> Self {
         match serde_json::to_vec(value) {
-            Ok(body) => {
-                Self { answer: Answer::Json, body: body.into(), changed: false, used: Vec::new() }
-            }
+            Ok(body) => Self::new(Answer::Json, body.into()),
             Err(why) => Self::failed(Fault::Server, why.to_string()),
         }
     }
 
     pub(crate) fn proto(body: Bytes) -> Self {
-        Self { answer: Answer::Proto, body, changed: false, used: Vec::new() }
+        Self::new(Answer::Proto, body)
     }
 
     pub(crate) fn failed(category: Fault, error: impl Into<String>) -> Self {
-        let answer = Answer::Failed { error: error.into(), category };
-        Self { answer, body: Bytes::new(), changed: false, used: Vec::new() }
+        Self::new(Answer::Failed { error: error.into(), category }, Bytes::new())
+    }
+
+    pub(crate) fn cancelled() -> Self {
+        Self::failed(Fault::User, "cancelled by its client")
     }
 
     /// The same, having changed a model.
     pub(crate) fn changed(mut self) -> Self {
         self.changed = true;
+        self
+    }
+
+    /// The same, with something that became true by it.
+    pub(crate) fn fact(mut self, fact: Record) -> Self {
+        self.facts.push(fact);
         self
     }
 
@@ -70,17 +83,17 @@ impl From<tinkex_engine::Error> for Settled {
 
 /// Answers a request: written down first, shown then.
 pub(crate) fn settle(shared: &Arc<Shared>, store: &mut Store, id: &RequestId, settled: Settled) {
-    let Settled { answer, body, changed, used } = settled;
+    let Settled { answer, body, changed, used, facts } = settled;
     shared.metrics.jobs.add(1);
     if matches!(answer, Answer::Failed { .. }) {
         shared.metrics.failed_jobs.add(1);
     }
     let done = Done { id: id.clone(), answer: answer.clone(), changed, at: now(), used };
     let (shared, id) = (Arc::clone(shared), id.clone());
-    store.settle(done, body.clone(), move |number| {
+    store.settle(done, facts, body.clone(), move |number| {
         Box::new(move |written| {
             if let Err(why) = written {
-                // The caller gets the answer all the same; after a crash it is computed again.
+                // The server ends; the request is carried out again after the next start.
                 crate::log::warn(format_args!("the answer to {id} is not on disk: {why}"));
             }
             shared.store().show(&id, answer, body, number);

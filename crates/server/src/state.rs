@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use tokio::sync::Semaphore;
@@ -26,6 +26,8 @@ pub(crate) struct Shared {
     pub(crate) downloads: Mutex<HashMap<String, Download>>,
     /// Room for bodies, in units of [`BODY_UNIT`].
     pub(crate) body_room: Semaphore,
+    /// The turn to change facts: see [`commit`](crate::commit).
+    pub(crate) changes: Arc<tokio::sync::Mutex<()>>,
     /// Turns for reading large bodies: as many as cores, so that calls are answered meanwhile.
     pub(crate) heavy: Semaphore,
 }
@@ -49,6 +51,7 @@ impl Shared {
             metrics: Metrics::default(),
             folders,
             downloads: Mutex::default(),
+            changes: Arc::default(),
             body_room: Semaphore::new((options.limits.bodies / BODY_UNIT).max(1)),
             heavy: Semaphore::new(
                 std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
@@ -59,6 +62,18 @@ impl Shared {
 
     pub(crate) fn store(&self) -> MutexGuard<'_, Store> {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets nothing more be written; what is returned waits until what was said before is on disk.
+    pub(crate) fn close(&self) -> impl FnOnce() + Send + 'static {
+        let thread = self.store().journal.close();
+        let own = std::thread::current().id();
+        move || {
+            if let Some(thread) = thread.filter(|thread| thread.thread().id() != own) {
+                // A panic there has been printed already.
+                let _ = thread.join();
+            }
+        }
     }
 
     pub(crate) fn downloads(&self) -> MutexGuard<'_, HashMap<String, Download>> {

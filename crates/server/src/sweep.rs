@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tinkex_wire::{ModelId, RequestId, SessionId, TinkerPath};
+use tokio::sync::OwnedMutexGuard;
 
 use crate::settle::{Settled, settle};
 use crate::state::Shared;
-use crate::store::{End, Fault, Kind, Micros, Record, now};
+use crate::store::{End, Fault, Kind, Micros, Record, Session, Store, now};
 
 /// Tidies once.
 pub(crate) fn sweep(shared: &Arc<Shared>) {
     let now = now();
-    expire_sessions(shared, now);
+    expire_sessions(shared);
     let mut store = shared.store();
     let old = now.saturating_sub(micros(shared.options.times.answer));
     let stale: Vec<RequestId> = store
@@ -44,40 +45,76 @@ pub(crate) fn sweep(shared: &Arc<Shared>) {
     remove_folders(shared);
 }
 
-fn expire_sessions(shared: &Arc<Shared>, now: Micros) {
-    let life = shared.options.times.session;
-    if life.is_zero() {
-        return;
-    }
-    let old = now.saturating_sub(micros(life));
-    let ids: Vec<SessionId> = {
+/// Tells the worker of sessions that say nothing: it knows what they have not saved.
+fn expire_sessions(shared: &Arc<Shared>) {
+    let Some(old) = oldest(shared) else { return };
+    let silent: Vec<SessionId> = {
         let store = shared.store();
         let open = store.sessions.values().filter(|kept| kept.row.end.is_none());
         open.filter(|kept| kept.seen <= old).map(|kept| kept.row.id.clone()).collect()
     };
-    for id in ids {
-        end_session(shared, &id, End::Expired, Box::new(|_| {}));
+    if !silent.is_empty() {
+        shared.queue.silent(silent);
     }
 }
 
-/// Ends a session: what waits in line fails, its models leave memory.
-pub(crate) fn end_session(
+/// Whether nothing was heard of a session for too long.
+pub(crate) fn is_silent(shared: &Shared, id: &SessionId) -> bool {
+    let Some(old) = oldest(shared) else { return false };
+    shared.store().open_session(id).is_some_and(|kept| kept.seen <= old)
+}
+
+/// Before which moment a session must have been heard of to be over.
+fn oldest(shared: &Shared) -> Option<Micros> {
+    let life = shared.options.times.session;
+    (!life.is_zero()).then(|| now().saturating_sub(micros(life)))
+}
+
+/// Ends sessions, once that is on disk: what waits in line fails, their models leave memory.
+pub(crate) fn end_sessions(
     shared: &Arc<Shared>,
-    id: &SessionId,
-    end: End,
+    turn: OwnedMutexGuard<()>,
+    sessions: Vec<(SessionId, End)>,
     then: crate::journal::Then,
 ) {
-    let why = match &end {
+    let mut store = shared.store();
+    let mut records = Vec::new();
+    for (id, end) in sessions {
+        if let Some(kept) = store.open_session(&id) {
+            records.push(Record::Session(Session { end: Some(end), ..kept.row.clone() }));
+        }
+    }
+    if records.is_empty() {
+        return then(Ok(()));
+    }
+    let own = Arc::clone(shared);
+    store.propose(records, move |records, first| {
+        Box::new(move |written| {
+            if written.is_ok() {
+                let mut store = own.store();
+                for record in &records {
+                    let Record::Session(Session { id, end: Some(end), .. }) = record else {
+                        continue;
+                    };
+                    fail_waiting(&own, &mut store, id, end);
+                }
+                store.apply_all(records, first);
+            }
+            drop(turn);
+            then(written);
+        })
+    });
+}
+
+fn fail_waiting(shared: &Arc<Shared>, store: &mut Store, id: &SessionId, end: &End) {
+    let why = match end {
         End::Finished(_) => "the session was finished by its client",
         End::Expired => "session expired: nothing was heard of its client",
     };
-    let mut store = shared.store();
     let models: Vec<ModelId> = store.runs_of(id).map(|run| run.id.clone()).collect();
-    store.end_session(id, end, then);
     for model in models {
         for waiting in shared.queue.drop_model(&model) {
-            let failed = Settled::failed(Fault::User, why);
-            settle(shared, &mut store, &waiting, failed);
+            settle(shared, store, &waiting, Settled::failed(Fault::User, why));
         }
     }
 }
@@ -87,8 +124,17 @@ fn remove_folders(shared: &Shared) {
     let Ok(entries) = std::fs::read_dir(&shared.folders) else { return };
     let names: Vec<String> =
         entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let (sent, settled) = std::sync::mpsc::channel();
     // Asked after listing: a folder that was begun since is not in the list.
-    let used: HashSet<String> = shared.store().folders();
+    let used: HashSet<String> = {
+        let mut store = shared.store();
+        store.journal.settled(Box::new(move |settled| drop(sent.send(settled))));
+        store.folders()
+    };
+    // What the disk does not know yet, a crash would undo: then the old folders are needed.
+    if !matches!(settled.recv(), Ok(Ok(()))) {
+        return;
+    }
     let aside = |name: &str| {
         let inner = name.strip_prefix('.').unwrap_or(name);
         used.iter().any(|folder| inner.starts_with(folder.as_str()))

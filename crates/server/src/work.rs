@@ -2,11 +2,19 @@
 
 use std::sync::Arc;
 
-use tinkex_engine::loss::Loss;
 use tinkex_engine::loss::graph::Graph;
-use tinkex_engine::optim::StepParams;
+use tinkex_engine::loss::{Guesses, Loss};
+use tinkex_engine::optim::{AdamParams, DimuonParams, StepParams};
 use tinkex_engine::sample::SampleRequest;
-use tinkex_wire::{Datum, Metadata, Mode, ModelId, RequestId, SamplerId, TensorData, TinkerPath};
+use tinkex_wire::{
+    ForwardBackward, LossConfig, LossFn, LossId, LossSetting, Metadata, Mode, ModelId, OptimParams,
+    RequestId, SamplerId, TensorData, TinkerPath,
+};
+
+use crate::batch::Batch;
+use crate::error::ApiError;
+use crate::models::Models;
+use crate::store::{Run, Store};
 
 /// A request in line.
 pub(crate) struct Job {
@@ -42,9 +50,8 @@ pub(crate) enum Op {
 
 /// Data to be run through a model.
 pub(crate) struct Pass {
-    pub(crate) data: Vec<Datum>,
+    pub(crate) batch: Batch,
     pub(crate) mode: Mode,
-    pub(crate) objective: Objective,
 }
 
 /// What data is run for.
@@ -67,4 +74,77 @@ pub(crate) struct Sample {
     pub(crate) request: SampleRequest,
     /// The targets as they were given, for the form of the answer.
     pub(crate) targets: Option<TensorData>,
+}
+
+impl Objective {
+    /// What a pass is run for.
+    pub(crate) fn of(store: &Store, run: &Run, call: &ForwardBackward) -> Result<Self, ApiError> {
+        let config = &call.loss_fn_config;
+        if call.loss_fn == LossFn::Custom {
+            let Some(id) = config.text(LossConfig::LOSS_ID) else {
+                return Err(ApiError::bad("loss_fn_config.loss_id: custom needs the id of a loss"));
+            };
+            let own = id.starts_with(&format!("{}:loss:", run.session));
+            let graph = store.losses.get(&LossId::from(id)).filter(|_| own);
+            let graph = graph.ok_or_else(|| {
+                ApiError::bad(format!("loss_fn_config.loss_id: this session has no loss {id:?}"))
+            })?;
+            return Ok(Self::Graph(Arc::clone(graph)));
+        }
+        let mut settings = Vec::new();
+        for (name, setting) in config.iter() {
+            match setting {
+                LossSetting::Number(number) => settings.push((name, *number)),
+                LossSetting::Text(_) => {
+                    let why = format!("loss_fn_config.{name}: a number was expected");
+                    return Err(ApiError::bad(why));
+                }
+            }
+        }
+        Ok(Self::Loss(Loss::parse(call.loss_fn.as_str(), &settings, Guesses::Refuse)?))
+    }
+}
+
+impl Pass {
+    /// The engine's form of a pass.
+    pub(crate) fn new(
+        models: &Models,
+        run: &Run,
+        objective: Objective,
+        call: &ForwardBackward,
+    ) -> Result<Self, ApiError> {
+        for (i, datum) in call.data.iter().enumerate() {
+            let chunks = &datum.model_input().chunks;
+            let strange = chunks.iter().find(|chunk| chunk.kind() != "encoded_text");
+            if let Some(chunk) = strange {
+                return Err(ApiError::bad(format!(
+                    "data[{i}].model_input: chunk type {} is not supported by this server",
+                    chunk.kind()
+                )));
+            }
+        }
+        let base = models.get(&run.base_model);
+        let base = base.ok_or_else(|| ApiError::not_found(models.missing(&run.base_model)))?;
+        Ok(Self { batch: Batch::new(&call.data, objective, &base.config)?, mode: call.mode })
+    }
+}
+
+/// The engine's form of a step's numbers.
+pub(crate) fn step_params(params: &OptimParams) -> Result<StepParams, ApiError> {
+    Ok(match params {
+        OptimParams::Adam(adam) => StepParams::Adam(AdamParams {
+            learning_rate: adam.learning_rate,
+            beta1: adam.beta1,
+            beta2: adam.beta2,
+            eps: adam.eps,
+            weight_decay: adam.weight_decay,
+            grad_clip_norm: adam.grad_clip_norm,
+        }),
+        OptimParams::Dimuon(dimuon) => StepParams::Dimuon(DimuonParams {
+            learning_rate: dimuon.learning_rate,
+            beta1: dimuon.beta1,
+            grad_clip_norm: dimuon.grad_clip_norm,
+        }),
+        _ => return Err(ApiError::bad("optim_params: this server has adamw and dimuon")),
+    })
 }

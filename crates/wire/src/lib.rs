@@ -72,6 +72,7 @@ mod route;
 mod sampled;
 mod sampling;
 mod secret;
+mod seed;
 mod session;
 mod size;
 mod slice;

@@ -102,7 +102,7 @@ pub struct SamplingParams {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u32>,
     /// Makes the draw repeatable.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "crate::seed::read")]
     pub seed: Option<u64>,
     /// Where to stop; at the model's own end if not given.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -81,7 +81,11 @@ pub struct LoraConfig {
     /// The rank of its matrices.
     pub rank: u32,
     /// Where its random start comes from; the server's choice if not given.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::seed::read"
+    )]
     pub seed: Option<u64>,
     /// Whether the unembedding has one.
     #[serde(default = "yes")]

@@ -34,15 +34,24 @@ Examples:
         add: bool,
     },
     /// Remove a stored key: the one in use, or another
+    #[command(after_help = "Examples:
+  tinkex auth logout
+  tinkex auth logout 42")]
     Logout {
         /// Which, see `tinkex auth list`
         key_id: Option<String>,
     },
     /// Whether there is a credential, and whether the server takes it
+    #[command(after_help = "Example:
+  tinkex auth status && echo ready")]
     Status,
     /// Whose credential it is
+    #[command(after_help = "Example:
+  tinkex auth whoami --json")]
     Whoami,
     /// List the stored keys, without the keys themselves
+    #[command(after_help = "Example:
+  tinkex auth list")]
     List,
     /// Use another of the stored keys from now on
     #[command(after_help = "Examples:
@@ -113,9 +122,9 @@ async fn login(shell: &mut Shell<'_>, key_stdin: bool, add: bool) -> Result<(), 
 async fn ask(shell: &mut Shell<'_>) -> Result<Option<String>, Failure> {
     let url = format!("{CONSOLE}/keys?new_key=true&key_name=tinker-cli-{}", host());
     let link = shell.link(&url);
-    shell.say(&format!("Create an API Key: {link}\n\nPaste your API key: "));
+    shell.say(&format!("Create an API Key: {link}\n\n"));
     let echo = shell.stderr();
-    let typed = shell.world.input.clone().secret(echo).await;
+    let typed = shell.world.input.clone().secret("Paste your API key: ", echo).await;
     shell.say("\n");
     match typed {
         Err(why) if why.kind() == std::io::ErrorKind::Interrupted => Err(Failure::interrupted()),

@@ -12,6 +12,8 @@ use crate::table::Table;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Settings {
     /// Where the file is
+    #[command(after_help = "Example:
+  $EDITOR $(tinkex config path)")]
     Path,
     /// Show one setting
     #[command(after_help = "Examples:
@@ -35,11 +37,15 @@ Settings:\n{}", settings()))]
         value: String,
     },
     /// Remove one
+    #[command(after_help = "Example:
+  tinkex config unset retry_for")]
     Unset {
         /// Its name
         key: String,
     },
     /// Show all profiles
+    #[command(after_help = "Example:
+  tinkex config list")]
     List,
 }
 

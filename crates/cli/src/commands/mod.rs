@@ -8,6 +8,7 @@ mod checkpoint;
 mod config;
 mod doctor;
 mod logprobs;
+mod manual;
 mod model;
 mod prompt;
 mod quickstart;
@@ -74,7 +75,20 @@ pub(crate) enum Command {
     Serve(serve::Serve),
     /// Look at everything that has to be right, and say what to do where it is not
     Doctor(doctor::Doctor),
+    /// Lines for your shell, so that it completes commands, options, and ids that were listed lately
+    #[command(after_help = "Examples:
+  source <(tinkex completions bash)              in ~/.bashrc
+  source <(tinkex completions zsh)               in ~/.zshrc
+  tinkex completions fish | source               in config.fish")]
+    Completions(manual::Completions),
+    /// Manual pages
+    #[command(after_help = "Examples:
+  tinkex man | man -l -
+  tinkex man --dir ~/.local/share/man/man1")]
+    Man(manual::Man),
     /// The version of this program
+    #[command(after_help = "Example:
+  tinkex version --json")]
     Version,
 }
 
@@ -96,17 +110,26 @@ pub(crate) fn at_once(
     globals: &Globals,
     command: &Command,
 ) -> Result<bool, Failure> {
-    let text = match command {
+    let version = env!("CARGO_PKG_VERSION");
+    let (text, json) = match command {
         Command::Version => {
-            let version = env!("CARGO_PKG_VERSION");
-            match settings::format(&world.env, globals)? {
-                Some(Format::Json) => {
-                    output::document(&json!({ "name": "tinkex", "version": version }))?
-                }
-                _ => format!("tinkex {version}\n"),
-            }
+            (format!("tinkex {version}\n"), json!({ "name": "tinkex", "version": version }))
+        }
+        Command::Completions(what) => {
+            let script = manual::completions(*what)?;
+            let json = json!({ "script": script });
+            (script, json)
+        }
+        Command::Man(what) => {
+            let page = manual::man(world, what)?;
+            let json = json!({ "text": page });
+            (page, json)
         }
         _ => return Ok(false),
+    };
+    let text = match settings::format(&world.env, globals)? {
+        Some(Format::Json) => output::document(&json)?,
+        _ => text,
     };
     world.out.write_all(text.as_bytes())?;
     world.out.flush()?;
@@ -131,7 +154,7 @@ pub(crate) async fn run(shell: &mut Shell<'_>, command: Command) -> Result<Exit,
         Command::Tokenizer(command) => tokenizer::run(shell, command).await?,
         Command::Doctor(_) => return doctor::run(shell).await,
         Command::Serve(command) => return serve::run(shell, command).await,
-        Command::Version => {}
+        Command::Completions(_) | Command::Man(_) | Command::Version => {}
     }
     Ok(Exit::Done)
 }

@@ -1,10 +1,12 @@
 //! Training runs.
 
 use clap::Subcommand;
+use clap_complete::ArgValueCandidates;
 use serde::Serialize;
 use tinkex::rest::{AccessScope, Checkpoint, ListTrainingRuns, TrainingRun};
 use tinkex::{ModelId, Timestamp};
 
+use crate::cache;
 use crate::failure::Failure;
 use crate::human;
 use crate::list::{self, Column, Key, Page, View};
@@ -34,6 +36,7 @@ Columns: id, model, owner, lora, updated, status, checkpoint, checkpoint_time.")
   tinkex run info 0034d8c9-0a88-52a9-b2b7-bce7cb1e6fef:train:0")]
     Info {
         /// The run's id
+        #[arg(add = ArgValueCandidates::new(cache::runs))]
         run_id: ModelId,
         /// Whose runs to look among: owned or accessible
         #[arg(long, value_name = "SCOPE", value_parser = list::access_scope, default_value = "owned")]
@@ -118,7 +121,8 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Run) -> Result<(), Failu
         Run::List { page, view, access_scope } => list(shell, page, view, access_scope).await,
         Run::Info { run_id, access_scope } => {
             let rest = shell.client().await?.rest();
-            let run = rest.get_training_run(run_id, access_scope).await?;
+            let run = rest.get_training_run(run_id.clone(), access_scope).await;
+            let run = run.map_err(|why| Failure::from(why).during(&format!("no run {run_id}")))?;
             shell.table(&properties(&run, Timestamp::now()), &run)
         }
     }
@@ -148,6 +152,8 @@ async fn list(
         }
     })
     .await?;
+    let ids = found.rows.iter().map(|run| run.training_run_id.to_string());
+    cache::remember(&shell.world.env, cache::Kind::Run, ids);
     shown.sort(&mut found.rows);
     let count = found.rows.len();
     let title = list::title(count, found.total, "training run", "training runs");

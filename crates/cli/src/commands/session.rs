@@ -1,6 +1,7 @@
 //! Sessions, looked at from outside.
 
 use clap::{Subcommand, ValueEnum};
+use clap_complete::ArgValueCandidates;
 use serde::Serialize;
 use serde_json::json;
 use tinkex::rest::{
@@ -9,6 +10,7 @@ use tinkex::rest::{
 };
 use tinkex::{Metadata, SessionId, Timestamp};
 
+use crate::cache;
 use crate::failure::Failure;
 use crate::human;
 use crate::list::{self, Column, Key, Page, View};
@@ -32,8 +34,11 @@ pub(crate) enum Session {
         access_scope: AccessScope,
     },
     /// Show one session: its runs, its samplers, what was remembered with it
+    #[command(after_help = "Example:
+  tinkex session info SESSION")]
     Info {
         /// The session's id
+        #[arg(add = ArgValueCandidates::new(cache::sessions))]
         session_id: SessionId,
         /// Whose sessions to look among: owned or accessible
         #[arg(long, value_name = "SCOPE", value_parser = list::access_scope, default_value = "owned")]
@@ -54,8 +59,11 @@ Columns: id, created, owner, project, status, checkpoints, storage, name.")]
   tinkex session export-trace SESSION --url-only")]
     ExportTrace(trace::ExportTrace),
     /// Move a session to a project
+    #[command(after_help = "Example:
+  tinkex session assign-project SESSION proj-2")]
     AssignProject {
         /// The session's id
+        #[arg(add = ArgValueCandidates::new(cache::sessions))]
         session_id: SessionId,
         /// The project's id
         project: String,
@@ -77,8 +85,8 @@ pub(crate) struct Search {
     /// Whose: own, accessible, or a user's URN
     #[arg(long, value_name = "WHO", default_value = "own")]
     owner: String,
-    /// Those in this state; may be said more than once
-    #[arg(long = "status", value_name = "STATE")]
+    /// Those that are active, cancelled, failed or finished; may be said more than once
+    #[arg(long = "status", value_name = "STATE", hide_possible_values = true)]
     statuses: Vec<State>,
     /// How many at most; 0 for all
     #[arg(long, value_name = "N", default_value_t = 20)]
@@ -191,7 +199,9 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Session) -> Result<(), F
         Session::List { page, view, access_scope } => ids(shell, page, &view, access_scope).await,
         Session::Info { session_id, access_scope } => {
             let rest = shell.client().await?.rest();
-            let info = rest.get_session(session_id.clone(), access_scope).await?;
+            let info = rest.get_session(session_id.clone(), access_scope).await;
+            let info =
+                info.map_err(|why| Failure::from(why).during(&format!("no session {session_id}")))?;
             shell.table(
                 &properties(&session_id, &info),
                 &WithId { session_id: &session_id, info: &info },
@@ -229,6 +239,8 @@ async fn ids(
             break;
         }
     }
+    let ids = sessions.iter().map(ToString::to_string);
+    cache::remember(&shell.world.env, cache::Kind::Session, ids);
     shown.sort(&mut sessions);
     let count = sessions.len();
     let title = list::title(count, 0, "session", "sessions");

@@ -15,6 +15,9 @@ use super::{sample, weights};
 #[derive(Debug, Subcommand)]
 pub(crate) enum Tokenizer {
     /// The tokens of a text
+    #[command(after_help = "Examples:
+  tinkex tokenizer encode Qwen/Qwen3-8B 'Hello there'
+  tinkex tokenizer encode ./model --format plain < text.txt")]
     Encode {
         #[command(flatten)]
         which: Which,
@@ -26,6 +29,8 @@ pub(crate) enum Tokenizer {
         piece: bool,
     },
     /// The text of tokens
+    #[command(after_help = "Example:
+  tinkex tokenizer decode Qwen/Qwen3-8B 9707 1052")]
     Decode {
         #[command(flatten)]
         which: Which,
@@ -37,6 +42,8 @@ pub(crate) enum Tokenizer {
         skip_special: bool,
     },
     /// What a tokenizer is like
+    #[command(after_help = "Example:
+  tinkex tokenizer info Qwen/Qwen3-8B")]
     Info {
         #[command(flatten)]
         which: Which,

@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use clap_complete::ArgValueCandidates;
 use serde_json::json;
 use tinkex::SessionId;
 
+use crate::cache;
 use crate::failure::{Exit, Failure};
 use crate::human;
 use crate::output::Shell;
@@ -16,6 +18,7 @@ use crate::table::Table;
 #[derive(Debug, Args)]
 pub(crate) struct ExportTrace {
     /// The session's id
+    #[arg(add = ArgValueCandidates::new(cache::sessions))]
     session_id: SessionId,
     /// The file; SESSION_ID.pftrace here if nothing is said
     #[arg(short, long, value_name = "FILE")]

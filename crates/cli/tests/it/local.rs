@@ -18,12 +18,13 @@ async fn local_commands_need_no_key_and_share_one_folder() {
 
 #[tokio::test]
 async fn a_server_that_runs_is_found() {
-    let home = Home { interrupt: Some(Interrupt::default()), ..Home::new() };
+    let mut home = Home::new();
+    home.interrupt = Some(Interrupt::default());
     let guest = async {
         while !home.data().join("server.json").exists() {
             tokio::task::yield_now().await;
         }
-        let guest = Home { interrupt: None, ..home.again() };
+        let guest = home.again();
         let said = guest.run("sample --local -p The -t 0 --max-tokens 1").await.ok();
         assert!(!said.out.is_empty());
         let found = guest.run("doctor --local").await.ok();

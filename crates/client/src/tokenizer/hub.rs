@@ -174,10 +174,7 @@ impl Hub {
 
     /// Brings all files of a revision into the cache; returns their folder.
     async fn download(&self, repo: &Repo, id: &TokenizerId, revision: &str) -> Result<PathBuf> {
-        let http = match &self.http {
-            Some(http) => Arc::clone(http),
-            None => Arc::new(Network::new(&self.env)?),
-        };
+        let http = self.door()?;
         let token = self.token.as_ref();
         let source = Source { http: &*http, endpoint: &self.endpoint, token };
         let about = |file: &str| format!("fetching {file} of {id} from {}", self.endpoint);
@@ -219,6 +216,26 @@ impl Hub {
         let folder = repo.snapshot_folder(&commit);
         off_runtime(move || referring.refer(&revision, &commit)).await?;
         Ok(folder)
+    }
+
+    /// The way to the network.
+    pub(crate) fn door(&self) -> Result<Arc<dyn HttpService>> {
+        Ok(match &self.http {
+            Some(http) => Arc::clone(http),
+            None => Arc::new(Network::new(&self.env)?),
+        })
+    }
+
+    pub(crate) fn address(&self) -> &BaseUrl {
+        &self.endpoint
+    }
+
+    pub(crate) fn secret(&self) -> Option<&Secret> {
+        self.token.as_ref()
+    }
+
+    pub(crate) fn is_offline(&self) -> bool {
+        self.offline
     }
 
     /// Neither here nor to be had.

@@ -15,6 +15,8 @@ mod isolation;
 mod lines;
 mod lookup;
 mod loopback;
+#[cfg(feature = "tokenizer")]
+mod push;
 mod resend;
 mod sampling;
 mod scenarios;

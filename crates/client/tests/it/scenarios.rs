@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Everything the client has to pass; the scenarios of the command line are its own.
+/// Everything the client and the command line have to pass.
 const IDS: &str = "T0.1.1 T0.1.2 T0.1.3 T0.1.4 T0.1.5 T0.1.6 T1.1.1 T1.1.2 T1.1.3 T1.2.1 T1.2.2 \
     T1.2.3 T1.2.4 T1.2.5 Q1 T2.1.1 T2.1.2 T2.2.1 T2.2.2 T2.2.3 T2.2.4 T2.2.5 T2.2.6 T2.3.1 T2.3.2 Q2 \
     T3.1.1 T3.1.2 T3.1.3 T3.2.1 T3.2.2 T3.2.3 T3.2.4 T3.2.5 T4.1.1a T4.1.1b T4.1.2 T4.1.3 T4.1.4 \
     T4.2.1 T4.2.2 T4.2.3 T4.2.4 T4.2.5 T4.3.1 T4.3.2 T4.3.3 T5.1 T5.2.1 T5.2.2 T5.2.3 T5.3.1 T5.3.2 \
-    T6.1.1 T6.1.2 T6.1.3 T6.1.4 T6.2 T6.3.1 T6.3.2 P4C.1 P4C.2 P4C.3 P4C.4 P4C.5 P4C.6 P4C.7 P4C.8 \
+    T6.1.1 T6.1.2 T6.1.3 T6.1.4 T6.2 T6.3.1 T6.3.2 T7.1.1 T7.1.2 T7.1.3 T7.2.1 P4C.1 P4C.2 P4C.3 P4C.4 P4C.5 P4C.6 P4C.7 P4C.8 \
     P6B.1 P6B.2 P6B.3 P6B.4 P6B.5 P6B.6 P6C.1 P6C.2 P6C.3 P6C.4 P6C.5 P6C.6 P6C.7 AUD.1 AUD.2 AUD.3 \
     AUD.4 AUD.5 AUD.6 AUD.7 AUD.8 AUD.9 R-JWT R-HOLD R-COPY R-RH R-SVC R-POLL R-TEL R-OLD X1 X2 X3 X4 \
     X5 X6 X7 X8 X9 X10 X11 X12 X13 X14 X15 X16 X17";

@@ -9,6 +9,8 @@
 //! [`Kernel`] is the seam: the model calls it and nothing below it, so another device can take its
 //! place without the model noticing.
 
+use std::sync::OnceLock;
+
 mod exp;
 mod gemm;
 pub(crate) mod pages;
@@ -16,9 +18,10 @@ mod panels;
 mod pool;
 pub(crate) mod rows;
 mod tile;
+mod trial;
 mod wide;
 
-pub(crate) use gemm::{Lhs, Rhs};
+pub(crate) use gemm::{Lhs, More, Rhs};
 pub(crate) use panels::Panels;
 pub use panels::Precision;
 pub(crate) use pool::Pool;
@@ -40,9 +43,13 @@ pub(crate) enum Isa {
 }
 
 impl Isa {
-    /// The best that this machine has.
+    /// The best that this machine has and that gives the right bits, tried once.
     pub(crate) fn detect() -> Self {
-        Self::available().into_iter().next_back().unwrap_or(Self::Portable)
+        static BEST: OnceLock<Isa> = OnceLock::new();
+        *BEST.get_or_init(|| {
+            let right = |isa: &Self| trial::agrees(*isa);
+            Self::available().into_iter().rev().find(right).unwrap_or(Self::Portable)
+        })
     }
 
     /// All that this machine has, worst first.
@@ -72,6 +79,11 @@ impl Kernel {
     /// The best instructions on `threads` threads; 0 means one for each core.
     pub(crate) fn new(threads: usize) -> crate::Result<Self> {
         Ok(Self { isa: Isa::detect(), pool: Pool::new(threads)? })
+    }
+
+    /// No special instructions, on the caller's thread: for what is small.
+    pub(crate) fn plain() -> Self {
+        Self { isa: Isa::Portable, pool: Pool::alone() }
     }
 
     /// The same with instructions of one's choice, which the machine must have.

@@ -1,9 +1,14 @@
 //! [`Panels`]: a weight matrix in the order in which products read it.
 
-use half::bf16;
+use std::cell::RefCell;
 
-use super::PANEL;
-use super::pool::Pool;
+use super::rows::{narrow, turn};
+use super::{Kernel, PANEL};
+
+thread_local! {
+    /// Rows of one panel, on their way into it.
+    static ROWS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
 
 /// In what form weights are kept. Sums are always f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,9 +21,22 @@ pub enum Precision {
     Bf16,
 }
 
+impl Precision {
+    /// Bytes of one weight.
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
 /// A matrix of `rows` outputs and `cols` inputs, packed: sixteen outputs form a panel, and a panel
 /// holds its sixteen weights of input 0, then of input 1, and so on. The last panel is filled up
 /// with zeros.
+///
+/// Of bf16 weights the first eight stand at even and the other eight at odd places: as pairs in 32
+/// bits, a shift gives the former as f32 and a mask the latter.
 #[derive(Clone, Debug)]
 pub(crate) struct Panels {
     rows: usize,
@@ -35,7 +53,7 @@ pub(super) enum Data {
 impl Panels {
     /// Packs a row-major matrix, reading row `i` into the buffer by `row(i, buffer)`.
     pub(crate) fn pack(
-        pool: &Pool,
+        kernel: &Kernel,
         rows: usize,
         cols: usize,
         precision: Precision,
@@ -45,12 +63,13 @@ impl Panels {
         let data = match precision {
             Precision::F32 => {
                 let mut out = vec![0.0; len];
-                Self::fill(pool, rows, cols, &row, &mut out, |x| x);
+                Self::fill(kernel, rows, cols, &row, &mut out, |from, to| to.copy_from_slice(from));
                 Data::F32(out)
             }
             Precision::Bf16 => {
                 let mut out = vec![0; len];
-                Self::fill(pool, rows, cols, &row, &mut out, |x| bf16::from_f32(x).to_bits());
+                let isa = kernel.isa();
+                Self::fill(kernel, rows, cols, &row, &mut out, |from, to| narrow(isa, from, to));
                 Data::Bf16(out)
             }
         };
@@ -65,31 +84,42 @@ impl Panels {
         precision: Precision,
     ) -> Self {
         assert_eq!(matrix.len(), rows * cols, "a matrix of {rows} × {cols}");
-        Self::pack(&Pool::alone(), rows, cols, precision, |i, out| {
+        Self::pack(&Kernel::plain(), rows, cols, precision, |i, out| {
             out.copy_from_slice(&matrix[i * cols..(i + 1) * cols]);
         })
     }
 
     fn fill<T: Copy + Send>(
-        pool: &Pool,
+        kernel: &Kernel,
         rows: usize,
         cols: usize,
         row: &(impl Fn(usize, &mut [f32]) + Sync),
         out: &mut [T],
-        convert: impl Fn(f32) -> T + Sync,
+        convert: impl Fn(&[f32], &mut [T]) + Sync,
     ) {
         if cols == 0 {
             return;
         }
-        pool.each_row(out, PANEL * cols, PANEL * cols, |panel, out| {
+        let isa = kernel.isa();
+        kernel.pool().each_row(out, PANEL * cols, PANEL * cols, |panel, out| {
             let first = panel * PANEL;
-            let mut buffer = vec![0.0; cols];
-            for lane in 0..PANEL.min(rows - first) {
-                row(first + lane, &mut buffer);
-                for (out, value) in out[lane..].iter_mut().step_by(PANEL).zip(&buffer) {
-                    *out = convert(*value);
+            let count = PANEL.min(rows - first);
+            ROWS.with_borrow_mut(|buffer| {
+                buffer.resize(buffer.len().max(count * cols), 0.0);
+                for (lane, buffer) in buffer.chunks_exact_mut(cols).take(count).enumerate() {
+                    row(first + lane, buffer);
                 }
-            }
+                // Sixteen inputs at a time, turned.
+                for (block, out) in out.chunks_mut(PANEL * PANEL).enumerate() {
+                    let (col, wide) = (block * PANEL, out.len() / PANEL);
+                    let (mut lanes, mut turned) = ([0.0; PANEL * PANEL], [0.0; PANEL * PANEL]);
+                    for (lane, to) in lanes.chunks_exact_mut(PANEL).take(count).enumerate() {
+                        to[..wide].copy_from_slice(&buffer[lane * cols + col..][..wide]);
+                    }
+                    turn(isa, &lanes, &mut turned);
+                    convert(&turned[..out.len()], out);
+                }
+            });
         });
     }
 
@@ -119,14 +149,16 @@ impl Panels {
             self.rows,
             self.cols
         );
-        let start = (i / PANEL) * PANEL * self.cols + i % PANEL;
+        let panel = (i / PANEL) * PANEL * self.cols;
         match &self.data {
             Data::F32(data) => {
+                let start = panel + i % PANEL;
                 for (out, value) in out.iter_mut().zip(data[start..].iter().step_by(PANEL)) {
                     *out = *value;
                 }
             }
             Data::Bf16(data) => {
+                let start = panel + place_bf16(i % PANEL);
                 for (out, value) in out.iter_mut().zip(data[start..].iter().step_by(PANEL)) {
                     *out = f32::from_bits(u32::from(*value) << 16);
                 }
@@ -139,17 +171,22 @@ impl Panels {
     }
 }
 
+/// Where weight `lane` of sixteen bf16 ones stands.
+pub(super) const fn place_bf16(lane: usize) -> usize {
+    if lane < PANEL / 2 { 2 * lane } else { 2 * lane - PANEL + 1 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn rows_come_back_as_they_were() {
-        let matrix: Vec<f32> = (0_u8..35).map(f32::from).collect();
+        let matrix: Vec<f32> = (0_u8..185).map(f32::from).collect();
         for precision in [Precision::F32, Precision::Bf16] {
-            let panels = Panels::from_rows(&matrix, 7, 5, precision);
+            let panels = Panels::from_rows(&matrix, 37, 5, precision);
             let mut row = [0.0; 5];
-            for i in 0..7 {
+            for i in 0..37 {
                 panels.row(i, &mut row);
                 assert_eq!(row, matrix[i * 5..(i + 1) * 5]);
             }

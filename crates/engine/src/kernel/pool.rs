@@ -47,6 +47,14 @@ impl Pool {
         self.threads
     }
 
+    /// Runs all of `task` on a thread of the pool, where sharing work costs no way in and out.
+    pub(crate) fn inside<T: Send>(&self, task: impl FnOnce() -> T + Send) -> T {
+        match &self.workers {
+            Some(workers) => workers.install(task),
+            None => task(),
+        }
+    }
+
     /// Runs `task` once for every number below `count`, in any order, on any thread.
     pub(crate) fn each(&self, count: usize, task: impl Fn(usize) + Sync) {
         match &self.workers {
@@ -96,6 +104,25 @@ impl Pool {
             }),
             _ => matrix.chunks_exact_mut(width).enumerate().for_each(|(i, row)| task(i, row)),
         }
+    }
+}
+
+impl Pool {
+    /// [`each_row`](Self::each_row) of a matrix that has a number beside every row.
+    pub(crate) fn each_row_with<T: Send>(
+        &self,
+        matrix: &mut [T],
+        width: usize,
+        beside: &mut [T],
+        work: usize,
+        task: impl Fn(usize, &mut [T], &mut T) + Sync,
+    ) {
+        let rows = matrix.chunks_exact_mut(width).zip(beside);
+        let mut rows: Vec<(&mut [T], &mut T)> = rows.collect();
+        self.each_row(&mut rows, 1, work, |i, row| {
+            let (row, beside) = &mut row[0];
+            task(i, row, beside);
+        });
     }
 }
 

@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "calls of functions compiled for instructions that were detected")]
 
 use super::exp::exp;
+use super::panels::place_bf16;
 use super::{Isa, PANEL};
 
 /// Defines functions that take the [`Isa`] first and are compiled for each.
@@ -44,10 +45,30 @@ macro_rules! for_each_isa {
 }
 
 for_each_isa! {
-    /// bf16 to f32.
+    /// Sixteen by sixteen, bf16 as panels hold them to f32 in order.
     fn widen(from: &[u16], to: &mut [f32]) {
+        let (from, to) = (from.as_chunks::<PANEL>().0, to.as_chunks_mut::<PANEL>().0);
         for (to, from) in to.iter_mut().zip(from) {
-            *to = f32::from_bits(u32::from(*from) << 16);
+            for lane in 0..PANEL {
+                to[lane] = f32::from_bits(u32::from(from[place_bf16(lane)]) << 16);
+            }
+        }
+    }
+
+    /// Sixteen by sixteen, f32 in order to bf16 as panels hold them: to the nearest, of two equally
+    /// near ones to the even one.
+    fn narrow(from: &[f32], to: &mut [u16]) {
+        let (from, to) = (from.as_chunks::<PANEL>().0, to.as_chunks_mut::<PANEL>().0);
+        for (to, from) in to.iter_mut().zip(from) {
+            for lane in 0..PANEL {
+                let bits = from[lane].to_bits();
+                let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+                let bits = if from[lane].is_nan() { (bits >> 16) | 0x40 } else { rounded };
+                #[expect(clippy::cast_possible_truncation, reason = "the upper half, moved down")]
+                {
+                    to[place_bf16(lane)] = bits as u16;
+                }
+            }
         }
     }
 
@@ -72,22 +93,23 @@ for_each_isa! {
         }
     }
 
-    /// The same from bf16.
+    /// The same from bf16, as panels hold them.
     fn turn_bf16(from: &[u16], to: &mut [f32]) {
         if let (Ok(from), Ok(to)) =
             (<&[u16; PANEL * PANEL]>::try_from(from), <&mut [f32; PANEL * PANEL]>::try_from(&mut *to))
         {
             for k in 0..PANEL {
                 for col in 0..PANEL {
-                    to[k * PANEL + col] = f32::from_bits(u32::from(from[col * PANEL + k]) << 16);
+                    let bits = from[col * PANEL + place_bf16(k)];
+                    to[k * PANEL + col] = f32::from_bits(u32::from(bits) << 16);
                 }
             }
             return;
         }
         to.fill(0.0);
         for (col, from) in from.chunks_exact(PANEL).enumerate() {
-            for (to, from) in to.chunks_exact_mut(PANEL).zip(from) {
-                to[col] = f32::from_bits(u32::from(*from) << 16);
+            for (k, to) in to.chunks_exact_mut(PANEL).enumerate() {
+                to[col] = f32::from_bits(u32::from(from[place_bf16(k)]) << 16);
             }
         }
     }
@@ -344,6 +366,23 @@ mod tests {
             let slope = (at(1e-5) - at(-1e-5)) / 2e-5;
             let off = (slope - f64::from(grad[i])).abs();
             assert!(off < 1e-5 * (1.0 + slope.abs()), "{i}: {slope} {}", grad[i]);
+        }
+    }
+
+    #[test]
+    fn narrowing_rounds_as_everyone_does() {
+        let mut all = noise(4096, 9);
+        all.extend([0.0, -0.0, 1.0 + f32::EPSILON, 1.003_906_3, 1.011_718_8, f32::MAX, 1e-40]);
+        all.extend([f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::from_bits(0xff80_0001)]);
+        all.resize(all.len().next_multiple_of(PANEL), 3.3);
+        let rounded = |x: &f32| u32::from(half::bf16::from_f32(*x).to_bits()) << 16;
+        let want: Vec<u32> = all.iter().map(rounded).collect();
+        for isa in Isa::available() {
+            let (mut narrowed, mut back) = (vec![0; all.len()], vec![0.0; all.len()]);
+            narrow(isa, &all, &mut narrowed);
+            widen(isa, &narrowed, &mut back);
+            let back: Vec<u32> = back.into_iter().map(f32::to_bits).collect();
+            assert_eq!(back, want, "{isa:?}");
         }
     }
 

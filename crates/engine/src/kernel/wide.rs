@@ -9,6 +9,7 @@
 )]
 
 use super::PANEL;
+use super::panels::place_bf16;
 
 /// Sixteen `f32`.
 ///
@@ -20,6 +21,7 @@ pub(super) trait Wide: Copy {
     const PANELS: [usize; 7];
     unsafe fn zero() -> Self;
     unsafe fn load(from: *const f32) -> Self;
+    /// bf16 as panels hold them: see [`Panels`](super::Panels).
     unsafe fn load_bf16(from: *const u16) -> Self;
     unsafe fn store(self, to: *mut f32);
     /// `self + scale · values`, rounded once.
@@ -48,7 +50,7 @@ impl Wide for Portable {
     unsafe fn load_bf16(from: *const u16) -> Self {
         // SAFETY: as in `load`.
         let bits = unsafe { from.cast::<[u16; PANEL]>().read_unaligned() };
-        Self(bits.map(|bits| f32::from_bits(u32::from(bits) << 16)))
+        Self(std::array::from_fn(|lane| f32::from_bits(u32::from(bits[place_bf16(lane)]) << 16)))
     }
 
     #[inline(always)]
@@ -72,14 +74,17 @@ pub(super) use x86::{Avx2, Avx512};
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m256, __m512, _mm_loadu_si128, _mm256_castsi256_ps, _mm256_cvtepu16_epi32,
-        _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_ps, _mm256_setzero_ps,
-        _mm256_slli_epi32, _mm256_storeu_ps, _mm512_castsi512_ps, _mm512_cvtepu16_epi32,
-        _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32,
+        __m256, __m512, _mm256_and_si256, _mm256_castsi256_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
+        _mm256_loadu_si256, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
+        _mm256_slli_epi32, _mm256_storeu_ps, _mm512_castsi256_si512, _mm512_castsi512_ps,
+        _mm512_fmadd_ps, _mm512_inserti64x4, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps,
         _mm512_storeu_ps,
     };
 
     use super::Wide;
+
+    /// The upper half of 32 bits.
+    const UPPER: i32 = -0x1_0000;
 
     #[derive(Clone, Copy)]
     pub(in crate::kernel) struct Avx2(__m256, __m256);
@@ -104,11 +109,11 @@ mod x86 {
         unsafe fn load_bf16(from: *const u16) -> Self {
             // SAFETY: sixteen halves by the caller's promise.
             unsafe {
-                let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
-                let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(8).cast()));
+                let pairs = _mm256_loadu_si256(from.cast());
+                let upper = _mm256_set1_epi32(UPPER);
                 Self(
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)),
+                    _mm256_castsi256_ps(_mm256_and_si256(pairs, upper)),
                 )
             }
         }
@@ -158,8 +163,10 @@ mod x86 {
         unsafe fn load_bf16(from: *const u16) -> Self {
             // SAFETY: sixteen halves by the caller's promise.
             unsafe {
-                let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
-                Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide)))
+                let pairs = _mm256_loadu_si256(from.cast());
+                let even = _mm512_castsi256_si512(_mm256_slli_epi32::<16>(pairs));
+                let odd = _mm256_and_si256(pairs, _mm256_set1_epi32(UPPER));
+                Self(_mm512_castsi512_ps(_mm512_inserti64x4::<1>(even, odd)))
             }
         }
 

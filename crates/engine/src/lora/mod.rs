@@ -1,6 +1,6 @@
 //! LoRA: small trained deltas beside frozen products.
 
-use crate::kernel::{Kernel, Lhs, Panels, Pool, Precision, Rhs, rows};
+use crate::kernel::{Kernel, Lhs, More, Panels, Precision, Rhs, rows};
 use crate::model::DeltaGrad;
 
 mod adapter;
@@ -39,8 +39,8 @@ pub(crate) struct Delta {
 impl Delta {
     /// From row-major A (`rank × inputs`) and B (`outputs × rank`) of each part.
     pub(crate) fn new(rank: usize, scale: f32, inputs: usize, parts: &[(&[f32], &[f32])]) -> Self {
-        let pool = Pool::alone();
-        let a = Panels::pack(&pool, rank * parts.len(), inputs, Precision::F32, |i, out| {
+        let kernel = Kernel::plain();
+        let a = Panels::pack(&kernel, rank * parts.len(), inputs, Precision::F32, |i, out| {
             let (part, row) = (i / rank, i % rank);
             out.copy_from_slice(&parts[part].0[row * inputs..(row + 1) * inputs]);
         });
@@ -63,58 +63,47 @@ impl Delta {
         self.a.rows()
     }
 
-    /// The scaled A side of these rows, appended to `down`.
-    pub(crate) fn project(&self, kernel: &Kernel, x: &[f32], down: &mut Vec<f32>) {
+    /// The scaled A side of these rows, [`width`](Self::width) for each.
+    pub(crate) fn project(&self, kernel: &Kernel, x: &[f32], down: &mut [f32]) {
         let (width, inputs) = (self.a.rows(), self.a.cols());
-        let count = x.len() / inputs;
-        let start = down.len();
-        down.resize(start + count * width, 0.0);
-        let size = (count, inputs, width);
-        let down = &mut down[start..];
+        let size = (x.len() / inputs, inputs, width);
         kernel.product(size, Lhs::rows(x, inputs), Rhs::packed(&self.a), down, width);
         rows::scale(kernel.isa(), down, self.scale);
     }
 
-    /// Adds the B side of outputs `from` and on, `cols` of them, of a delta with one part.
-    pub(crate) fn expand(
-        &self,
-        kernel: &Kernel,
-        down: &[f32],
-        from: usize,
-        cols: usize,
-        out: &mut [f32],
-    ) {
+    /// The B side, for outputs `from` and on (a multiple of 16), `cols` of them, of a delta with one
+    /// part; `down` is what [`project`](Self::project) gave for the rows.
+    pub(crate) fn slice<'a>(&'a self, down: &'a [f32], from: usize, cols: usize) -> More<'a> {
         let rhs = Rhs::Packed { weights: &self.b[0], from };
-        let size = (down.len() / self.rank, self.rank, cols);
-        kernel.add_product(size, Lhs::rows(down, self.rank), rhs, out, cols);
+        More { lhs: Lhs::rows(down, self.rank), rhs, depth: self.rank, cols: 0..cols }
     }
 
-    /// Adds the delta to `out`, whose rows are `stride` wide.
-    pub(crate) fn forward(
-        &self,
-        kernel: &Kernel,
-        x: &[f32],
-        down: &mut Vec<f32>,
-        out: &mut [f32],
-        stride: usize,
-    ) {
-        let start = down.len();
-        self.project(kernel, x, down);
+    /// The B sides of all parts, beside the stacked product of the same input.
+    pub(crate) fn terms<'a>(&'a self, down: &'a [f32]) -> Vec<More<'a>> {
         let (width, rank) = (self.a.rows(), self.rank);
-        let count = x.len() / self.a.cols();
+        let mut col = 0;
+        let term = |(part, b): (usize, &'a Panels)| {
+            let cols = col..col + b.rows();
+            col = cols.end;
+            let lhs = Lhs::rows(&down[part * rank..], width);
+            More { lhs, rhs: Rhs::packed(b), depth: rank, cols }
+        };
+        self.b.iter().enumerate().map(term).collect()
+    }
+
+    /// Adds the B side to rows of `out`, which are `stride` wide.
+    pub(crate) fn add(&self, kernel: &Kernel, down: &[f32], out: &mut [f32], stride: usize) {
+        let count = down.len() / self.a.rows();
         if count == 0 {
             return;
         }
-        let mut col = 0;
-        for (part, b) in self.b.iter().enumerate() {
-            let lhs = Lhs::rows(&down[start + part * rank..], width);
-            let size = (count, rank, b.rows());
-            kernel.add_product(size, lhs, Rhs::packed(b), &mut out[col..], stride);
-            col += b.rows();
+        for More { lhs, rhs, depth, cols } in self.terms(down) {
+            let size = (count, depth, cols.len());
+            kernel.add_product(size, lhs, rhs, &mut out[cols.start..], stride);
         }
     }
 
-    /// Backward of [`Delta::forward`]: adds to the gradients of A, B and, if given, of `x`.
+    /// Backward of the delta: adds to the gradients of A, B and, if given, of `x`.
     #[expect(clippy::too_many_arguments, reason = "what forward knew, and the gradients")]
     pub(crate) fn backward(
         &self,

@@ -41,22 +41,28 @@ impl Model {
         });
         let mut grad = vec![0.0; mixed.batch.tokens.len() * width];
         let (queries, keys, values) = split(heads.query_width(), heads.key_width());
-        let group = heads.group();
-        for (task, local) in done.into_iter().enumerate() {
-            let (tree, head) = (task / heads.keys, task % heads.keys);
-            let first = mixed.batch.nodes[mixed.batch.trees[tree].start].rows.start;
-            let mut put = |col: usize, from: &[f32]| {
-                for (i, from) in from.chunks_exact(heads.width).enumerate() {
-                    let start = (first + i) * width + col;
-                    grad[start..start + heads.width].copy_from_slice(from);
-                }
-            };
-            for (g, from) in local.grad_queries.iter().enumerate() {
-                put(queries + (head * group + g) * heads.width, from);
-            }
-            put(keys + head * heads.width, &local.grad_keys);
-            put(values + head * heads.width, &local.grad_values);
+        let (group, d) = (heads.group(), heads.width);
+        // Which tree every row is of, and where that begins.
+        let mut trees = Vec::with_capacity(mixed.batch.tokens.len());
+        for (tree, nodes) in mixed.batch.trees.iter().enumerate() {
+            let nodes = &mixed.batch.nodes[nodes.clone()];
+            let (first, end) = (nodes[0].rows.start, nodes[nodes.len() - 1].rows.end);
+            trees.extend((first..end).map(|_| (tree, first)));
         }
+        self.kernel.pool().each_row(&mut grad, width, width, |row, grad| {
+            let (tree, first) = trees[row];
+            let own = (row - first) * d..(row - first + 1) * d;
+            for (head, local) in done[tree * heads.keys..][..heads.keys].iter().enumerate() {
+                let mut put = |col: usize, from: &[f32]| {
+                    grad[col..col + d].copy_from_slice(&from[own.clone()]);
+                };
+                for (g, from) in local.grad_queries.iter().enumerate() {
+                    put(queries + (head * group + g) * d, from);
+                }
+                put(keys + head * d, &local.grad_keys);
+                put(values + head * d, &local.grad_values);
+            }
+        });
         grad
     }
 

@@ -6,7 +6,7 @@ use super::linear::DeltaGrad;
 use super::rope::Angles;
 use super::{Batch, Model};
 use crate::kernel::rows;
-use crate::lora::{Delta, LayerDeltas};
+use crate::lora::{Delta, LayerDeltas, Lora};
 
 /// A product of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub(crate) enum Gain {
 }
 
 /// Who wants gradients of the frozen weights. Without one none is formed.
-pub(crate) trait Sink {
+pub(crate) trait Sink: Send {
     /// Whether anyone does.
     fn wants(&self) -> bool;
     /// A product: its input and the gradient by its output.
@@ -66,7 +66,7 @@ pub(crate) struct LayerGrads {
 
 impl LayerGrads {
     /// Zeros like `deltas`.
-    pub(crate) fn like(deltas: &LayerDeltas) -> Self {
+    fn like(deltas: &LayerDeltas) -> Self {
         let grad = |delta: &Option<Delta>| delta.as_ref().map(Delta::grad);
         Self {
             qkv: grad(&deltas.qkv),
@@ -82,6 +82,19 @@ impl LayerGrads {
 pub(crate) struct Grads {
     pub(crate) layers: Vec<LayerGrads>,
     pub(crate) unembedding: Option<DeltaGrad>,
+}
+
+impl Grads {
+    /// Zeros for an adapter, or for none.
+    pub(crate) fn new(model: &Model, lora: Option<&Lora>) -> Self {
+        Self {
+            layers: match lora {
+                Some(lora) => lora.layers.iter().map(LayerGrads::like).collect(),
+                None => model.layers.iter().map(|_| LayerGrads::default()).collect(),
+            },
+            unembedding: lora.and_then(|lora| lora.unembedding.as_ref()).map(Delta::grad),
+        }
+    }
 }
 
 /// What a layer's backward pass works on.

@@ -33,7 +33,14 @@ impl Batch {
     /// `least` tokens is not worth it.
     pub(crate) fn pack(sequences: &[&[u32]], least: usize) -> Self {
         let mut batch = Self { paths: vec![Vec::new(); sequences.len()], ..Self::default() };
-        // Groups of sequences that agree on their first `least` tokens, in order of appearance.
+        for group in Self::alike(sequences, least) {
+            batch.add_tree(sequences, &group);
+        }
+        batch
+    }
+
+    /// Groups of sequences that agree on their first `least` tokens, in order of appearance.
+    fn alike(sequences: &[&[u32]], least: usize) -> Vec<Vec<usize>> {
         let mut groups: Vec<Vec<usize>> = Vec::new();
         let mut known: HashMap<&[u32], usize> = HashMap::new();
         for (i, sequence) in sequences.iter().enumerate() {
@@ -48,19 +55,33 @@ impl Batch {
                 _ => groups.push(vec![i]),
             }
         }
-        for group in groups {
-            batch.add_tree(sequences, &group);
+        groups
+    }
+
+    /// Cuts `sequences` into batches of at most `most` rows, or of one tree where that has more.
+    /// Packed one after the other they have the rows of all packed at once, in the same order.
+    pub(crate) fn cut(sequences: &[&[u32]], least: usize, most: usize) -> Vec<Vec<usize>> {
+        let mut batches: Vec<Vec<usize>> = Vec::new();
+        let mut left = 0;
+        for group in Self::alike(sequences, least) {
+            let shared = if group.len() > 1 { common(sequences, &group) } else { 0 };
+            let rows = group.iter().map(|i| sequences[*i].len() - shared).sum::<usize>() + shared;
+            match batches.last_mut() {
+                Some(batch) if rows <= left => batch.extend(group),
+                _ => {
+                    batches.push(group);
+                    left = most;
+                }
+            }
+            left = left.saturating_sub(rows);
         }
-        batch
+        batches
     }
 
     fn add_tree(&mut self, sequences: &[&[u32]], group: &[usize]) {
         let first = self.nodes.len();
         let leader = sequences[group[0]];
-        let shared = group.iter().fold(leader.len(), |shared, i| {
-            let same = leader.iter().zip(sequences[*i]).take_while(|(a, b)| a == b).count();
-            shared.min(same)
-        });
+        let shared = common(sequences, group);
         if group.len() > 1 {
             self.add_node(&leader[..shared], 0, None);
         }
@@ -117,9 +138,28 @@ impl Batch {
     }
 }
 
+/// How many tokens all of a group begin with.
+fn common(sequences: &[&[u32]], group: &[usize]) -> usize {
+    let leader = sequences[group[0]];
+    group.iter().fold(leader.len(), |shared, i| {
+        let same = leader.iter().zip(sequences[*i]).take_while(|(a, b)| a == b).count();
+        shared.min(same)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn batches_are_cut_between_trees_and_nowhere_else() {
+        let sequences: [&[u32]; 5] = [&[1, 2, 3], &[9, 9], &[1, 2, 4, 5], &[8, 8, 8], &[7, 7]];
+        assert_eq!(Batch::cut(&sequences, 2, 100), [[0, 2, 1, 3, 4]]);
+        // The tree of 0 and 2 has five rows: two shared, one and two of their own.
+        assert_eq!(Batch::cut(&sequences, 2, 7), [vec![0, 2, 1], vec![3, 4]]);
+        assert_eq!(Batch::cut(&sequences, 2, 1), [vec![0, 2], vec![1], vec![3], vec![4]]);
+        assert!(Batch::cut(&[], 2, 1).is_empty());
+    }
 
     #[test]
     fn a_common_beginning_has_its_rows_once() {

@@ -113,7 +113,7 @@ impl Model {
 
         let deltas = of(|deltas| &deltas.o);
         layer.o.forward(kernel, &trace.mixed, deltas, &mut trace.o_down, &mut work.delta);
-        rows::add(kernel.isa(), &mut work.x, &work.delta);
+        self.add_rows(&mut work.x, &work.delta);
 
         trace.middle.clone_from(&work.x);
         self.norm_rows(&trace.middle, &layer.mlp_norm, &mut work.normed, &mut trace.middle_inverse);
@@ -123,7 +123,15 @@ impl Model {
         self.activate(&trace.gate_up, &mut work.active);
         let deltas = of(|deltas| &deltas.down);
         layer.down.forward(kernel, &work.active, deltas, &mut trace.down_down, &mut work.delta);
-        rows::add(kernel.isa(), &mut work.x, &work.delta);
+        self.add_rows(&mut work.x, &work.delta);
+    }
+
+    /// `to += from`.
+    fn add_rows(&self, to: &mut [f32], from: &[f32]) {
+        let (isa, hidden) = (self.kernel.isa(), self.config.hidden_size);
+        self.kernel.pool().each_row(to, hidden, hidden, |i, to| {
+            rows::add(isa, to, &from[i * hidden..(i + 1) * hidden]);
+        });
     }
 
     /// Norm of every row, and `1 / rms` of each.
@@ -138,10 +146,10 @@ impl Model {
         out.resize(x.len(), 0.0);
         inverse.resize(x.len() / hidden, 0.0);
         let (isa, epsilon) = (self.kernel.isa(), self.config.norm_eps);
-        let rows = x.chunks_exact(hidden).zip(out.chunks_exact_mut(hidden));
-        for ((x, out), inverse) in rows.zip(inverse) {
+        self.kernel.pool().each_row_with(out, hidden, inverse, 4 * hidden, |i, out, inverse| {
+            let x = &x[i * hidden..(i + 1) * hidden];
             *inverse = rows::norm(isa, x, gain, epsilon, out);
-        }
+        });
     }
 
     /// Norms (where the model has them) and rotates queries and keys of projected rows.

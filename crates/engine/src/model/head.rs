@@ -30,6 +30,24 @@ pub(crate) struct Head<'a> {
     pub(crate) x: &'a [f32],
 }
 
+/// The logits of a batch, kept for the way back: slices of blocks of rows, one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Kept(Vec<Vec<f32>>);
+
+impl Kept {
+    /// Memory that the logits of `rows` rows take.
+    pub(crate) fn bytes(model: &Model, rows: usize) -> usize {
+        rows.saturating_mul(4 * model.config.vocab_size)
+    }
+
+    /// Copies one slice of one row to `out`.
+    fn copy(&self, vocab: usize, row: usize, from: usize, out: &mut [f32]) {
+        let slices = vocab.div_ceil(SLICE);
+        let slice = &self.0[row / BLOCK * slices + from / SLICE];
+        out.copy_from_slice(&slice[row % BLOCK * out.len()..][..out.len()]);
+    }
+}
+
 /// A sum of exponentials that is still growing.
 #[derive(Clone, Copy, Debug)]
 struct Mass {
@@ -85,10 +103,11 @@ impl Head<'_> {
     }
 
     fn down(&self) -> Vec<f32> {
-        let mut down = Vec::new();
-        if let Some(delta) = self.lora.and_then(|lora| lora.unembedding.as_ref()) {
-            delta.project(&self.model.kernel, self.x, &mut down);
-        }
+        let Some(delta) = self.lora.and_then(|lora| lora.unembedding.as_ref()) else {
+            return Vec::new();
+        };
+        let mut down = vec![0.0; self.count() * delta.width()];
+        delta.project(&self.model.kernel, self.x, &mut down);
         down
     }
 
@@ -100,16 +119,18 @@ impl Head<'_> {
         out.resize(count * cols, 0.0);
         let rhs = Rhs::Packed { weights: self.model.unembedding(), from };
         let lhs = Lhs::rows(&self.x[first * hidden..], hidden);
-        kernel.product((count, hidden, cols), lhs, rhs, out, cols);
-        if let Some(delta) = self.lora.and_then(|lora| lora.unembedding.as_ref()) {
-            let width = delta.width();
-            let down = &down[first * width..(first + count) * width];
-            delta.expand(kernel, down, from, cols, out);
-        }
+        let delta = self.lora.and_then(|lora| lora.unembedding.as_ref());
+        let more = delta.map(|delta| delta.slice(&down[first * delta.width()..], from, cols));
+        kernel.product_and((count, hidden, cols), (lhs, rhs), more.as_slice(), out, cols);
     }
 
-    /// The log-probability of every pair (sorted by row), and the `log Σ exp` of every row.
-    pub(crate) fn forward(&self, pairs: &[Pair]) -> (Vec<f32>, Vec<f64>) {
+    /// The log-probability of every pair (sorted by row), and the `log Σ exp` of every row. The
+    /// logits go to `kept`, if there is one.
+    pub(crate) fn forward(
+        &self,
+        pairs: &[Pair],
+        mut kept: Option<&mut Kept>,
+    ) -> (Vec<f32>, Vec<f64>) {
         let vocab = self.model.config.vocab_size;
         let isa = self.model.kernel.isa();
         let down = self.down();
@@ -133,6 +154,9 @@ impl Head<'_> {
                         *found = logits[(pair.row - first) * cols + pair.token as usize - from];
                     }
                 }
+                if let Some(kept) = kept.as_deref_mut() {
+                    kept.0.push(std::mem::take(&mut logits));
+                }
             }
         }
         let logs: Vec<f64> = masses.into_iter().map(Mass::log).collect();
@@ -143,12 +167,14 @@ impl Head<'_> {
     }
 
     /// The gradient by the rows, from the gradient by every pair's log-probability; adds to the
-    /// gradients of the adapter's unembedding.
+    /// gradients of the adapter's unembedding. `kept` holds the logits, if anyone does, and says
+    /// which of its rows these are.
     pub(crate) fn backward(
         &self,
         pairs: &[Pair],
         grads: &[f32],
         logs: &[f64],
+        kept: Option<(&Kept, &[usize])>,
         mut delta_grad: Option<&mut DeltaGrad>,
         sink: &mut dyn Sink,
     ) -> Vec<f32> {
@@ -171,9 +197,15 @@ impl Head<'_> {
             let here = range_of(pairs, first, count);
             let rows_here = first * hidden..(first + count) * hidden;
             for from in (0..vocab).step_by(SLICE) {
-                self.logits(first, count, from, &down, &mut logits);
                 let cols = SLICE.min(vocab - from);
+                match kept {
+                    Some(_) => logits.resize(count * cols, 0.0),
+                    None => self.logits(first, count, from, &down, &mut logits),
+                }
                 kernel.pool().each_row(&mut logits, cols, cols * 16, |row, logits| {
+                    if let Some((kept, rows)) = kept {
+                        kept.copy(vocab, rows[first + row], from, logits);
+                    }
                     #[expect(clippy::cast_possible_truncation, reason = "computing is in f32")]
                     let shift = logs[first + row] as f32;
                     rows::scaled_exp(isa, logits, shift, -totals[first + row]);

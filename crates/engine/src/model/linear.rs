@@ -21,6 +21,36 @@ pub(crate) struct DeltaGrad {
     pub(crate) b: Vec<Vec<f32>>,
 }
 
+/// Deltas of several adapters, each on rows of its own: one task for each.
+pub(crate) fn apart(
+    kernel: &Kernel,
+    deltas: &[(Range<usize>, &Delta)],
+    (x, inputs): (&[f32], usize),
+    mut down: &mut [f32],
+    (mut out, outputs): (&mut [f32], usize),
+) {
+    let mut tasks = Vec::with_capacity(deltas.len());
+    let (mut work, mut row) = (0, 0);
+    for (rows, delta) in deltas {
+        let x = &x[rows.start * inputs..rows.end * inputs];
+        let (own, rest) = down.split_at_mut(rows.len() * delta.width());
+        down = rest;
+        let (own_out, rest) =
+            out[(rows.start - row) * outputs..].split_at_mut(rows.len() * outputs);
+        (out, row) = (rest, rows.end);
+        work += own.len() * inputs + rows.len() * outputs * delta.width();
+        tasks.push((*delta, x, own, own_out));
+    }
+    let each = work / tasks.len().max(1);
+    // With several tasks each has a thread; a single one has all of them.
+    let inner = if tasks.len() > 1 { kernel.alone() } else { kernel.clone() };
+    kernel.pool().each_row(&mut tasks, 1, each, |_, task| {
+        let (delta, x, down, out) = &mut task[0];
+        delta.project(&inner, x, down);
+        delta.add(&inner, down, out, outputs);
+    });
+}
+
 impl Linear {
     /// `out = W x + b`, and for the rows of each adapter its delta. `down` receives the scaled
     /// results of the A side, one adapter's rows after the other's.
@@ -36,14 +66,19 @@ impl Linear {
         let count = x.len() / inputs;
         out.resize(count * outputs, 0.0);
         let size = (count, inputs, outputs);
-        kernel.product(size, Lhs::rows(x, inputs), Rhs::packed(&self.weights), out, outputs);
-        down.clear();
-        for (rows, delta) in deltas {
-            if let Some(delta) = delta {
-                let x = &x[rows.start * inputs..rows.end * inputs];
-                let out = &mut out[rows.start * outputs..rows.end * outputs];
-                delta.forward(kernel, x, down, out, outputs);
-            }
+        let sides = (Lhs::rows(x, inputs), Rhs::packed(&self.weights));
+        let deltas: Vec<(Range<usize>, &Delta)> =
+            deltas.filter_map(|(rows, delta)| Some((rows, delta?))).collect();
+        let widths = deltas.iter().map(|(rows, delta)| rows.len() * delta.width());
+        down.resize(widths.sum(), 0.0);
+        if let [(rows, delta)] = &deltas[..]
+            && *rows == (0..count)
+        {
+            delta.project(kernel, x, down);
+            kernel.product_and(size, sides, &delta.terms(down), out, outputs);
+        } else {
+            kernel.product(size, sides.0, sides.1, out, outputs);
+            apart(kernel, &deltas, (x, inputs), down, (out, outputs));
         }
         if let Some(bias) = &self.bias {
             for row in out.chunks_exact_mut(outputs) {

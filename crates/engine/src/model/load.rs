@@ -3,7 +3,8 @@
 use super::{Layer, Linear, Model};
 use crate::Result;
 use crate::file::{ModelConfig, ModelFolder, Tensor, TensorFile};
-use crate::kernel::{Kernel, Panels, Pool, Precision};
+use crate::kernel::{Kernel, Panels, Precision};
+use crate::memory::probe;
 
 /// Where weights come from.
 pub(crate) trait Source: Sync {
@@ -49,24 +50,32 @@ impl Source for TensorFile {
 
 impl Model {
     /// Reads and packs the weights of a folder that was checked when it was opened.
+    ///
+    /// # Errors
+    /// If a tensor is missing, or the system does not have the memory.
     pub(crate) fn load(
         config: &ModelConfig,
         source: &impl Source,
         precision: Precision,
         kernel: Kernel,
     ) -> Result<Self> {
+        let bytes = config.tensors().fold(0_usize, |sum, (_, shape)| {
+            let len = shape.iter().fold(precision.bytes(), |len, side| len.saturating_mul(*side));
+            sum.saturating_add(len)
+        });
+        probe("the weights of the model", bytes)?;
         let heads = config.heads * config.head_dim;
         let keys = config.kv_heads * config.head_dim;
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let pack = |name: &str, rows: usize| -> Result<Panels> {
             let values = source.values(name)?;
-            Ok(Panels::pack(kernel.pool(), rows, hidden, precision, |i, out| values.row(i, out)))
+            Ok(Panels::pack(&kernel, rows, hidden, precision, |i, out| values.row(i, out)))
         };
         let layers = kernel.pool().map(config.layers, |index| {
             let load = Loader {
                 source,
                 precision,
-                pool: kernel.pool(),
+                kernel: &kernel,
                 prefix: format!("model.layers.{index}."),
             };
             {
@@ -121,7 +130,7 @@ impl Model {
 struct Loader<'a, S> {
     source: &'a S,
     precision: Precision,
-    pool: &'a Pool,
+    kernel: &'a Kernel,
     prefix: String,
 }
 
@@ -137,7 +146,7 @@ impl<S: Source> Loader<'_, S> {
             matrices.push(self.source.values(&format!("{}{name}.weight", self.prefix))?);
         }
         let rows = parts.iter().map(|(_, outputs)| outputs).sum();
-        let weights = Panels::pack(self.pool, rows, inputs, self.precision, |mut row, out| {
+        let weights = Panels::pack(self.kernel, rows, inputs, self.precision, |mut row, out| {
             for (matrix, (_, outputs)) in matrices.iter().zip(parts) {
                 if row < *outputs {
                     matrix.row(row, out);

@@ -15,8 +15,8 @@ mod rope;
 pub(crate) use backward::{Gain, Grads, LayerBackward, LayerGrads, NoSink, Sink, Site};
 pub(crate) use batch::Batch;
 pub(crate) use forward::{Adapted, Trace, Workspace};
-pub(crate) use head::{Head, Pair, log_probability, log_sum_exp};
-pub(crate) use linear::{DeltaGrad, Linear};
+pub(crate) use head::{Head, Kept, Pair, log_probability, log_sum_exp};
+pub(crate) use linear::{DeltaGrad, Linear, apart};
 pub(crate) use load::{Numbers, Source};
 
 use crate::file::ModelConfig;

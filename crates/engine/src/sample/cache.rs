@@ -6,7 +6,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 
+use crate::Result;
 use crate::kernel::pages::{Heads, PAGE};
+use crate::memory::reserve;
 
 /// What a page holds: the page before it (or the weights, for a first one) and its tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -36,9 +38,13 @@ struct Page {
 #[derive(Debug)]
 pub(crate) struct Cache {
     heads: Heads,
-    /// One layer after the other.
+    /// One layer after the other; as long as the pages that were ever in use.
     data: Vec<Vec<f32>>,
+    /// Those that were ever in use.
     pages: Vec<Page>,
+    /// How many there may be.
+    count: usize,
+    /// Pages that were in use and are not.
     free: Vec<usize>,
     found: HashMap<Key, usize>,
     /// Pages without users that can still be found, least recently used first.
@@ -48,19 +54,25 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// At most `bytes` of memory, which is taken from the system as pages come into use.
-    pub(crate) fn new(heads: Heads, layers: usize, bytes: usize) -> Self {
+    /// At most `bytes` of memory: promised by the system now, taken as pages come into use.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the system does not have them.
+    pub(crate) fn new(heads: Heads, layers: usize, bytes: usize) -> Result<Self> {
         let count = bytes / Self::page_bytes(heads, layers).max(1);
-        Self {
+        let what = "the cache of keys and values";
+        let data = (0..layers).map(|_| reserve(what, count * heads.page_len()));
+        Ok(Self {
             heads,
-            data: (0..layers).map(|_| vec![0.0; count * heads.page_len()]).collect(),
-            pages: vec![Page::default(); count],
-            free: (0..count).rev().collect(),
+            data: data.collect::<Result<_>>()?,
+            pages: Vec::new(),
+            count,
+            free: Vec::new(),
             found: HashMap::new(),
             idle: BTreeSet::new(),
             numbers: 0,
             clock: 0,
-        }
+        })
     }
 
     /// Memory that one page takes.
@@ -70,12 +82,12 @@ impl Cache {
 
     /// How many pages there are.
     pub(crate) fn count(&self) -> usize {
-        self.pages.len()
+        self.count
     }
 
     /// How many could be had.
     pub(crate) fn available(&self) -> usize {
-        self.free.len() + self.idle.len()
+        self.count - self.pages.len() + self.free.len() + self.idle.len()
     }
 
     /// One layer's pages.
@@ -113,16 +125,29 @@ impl Cache {
 
     /// A page for one user, if there is one.
     pub(crate) fn take(&mut self) -> Option<usize> {
-        let page = self.free.pop().or_else(|| {
-            let (_, page) = self.idle.pop_first()?;
-            if let Some((_, key)) = self.pages[page].known.take() {
-                self.found.remove(&key);
+        let page = match self.free.pop() {
+            Some(page) => page,
+            None if self.pages.len() < self.count => self.grow(),
+            None => {
+                let (_, page) = self.idle.pop_first()?;
+                if let Some((_, key)) = self.pages[page].known.take() {
+                    self.found.remove(&key);
+                }
+                page
             }
-            Some(page)
-        })?;
+        };
         self.clock += 1;
         self.pages[page] = Page { users: 1, known: None, used: self.clock };
         Some(page)
+    }
+
+    /// A page that was never in use.
+    fn grow(&mut self) -> usize {
+        self.pages.push(Page::default());
+        let len = self.pages.len() * self.heads.page_len();
+        // Room was reserved for all of them, so nothing moves.
+        self.data.iter_mut().for_each(|data| data.resize(len, 0.0));
+        self.pages.len() - 1
     }
 
     /// A page for one user that begins as a copy of `from`.
@@ -169,7 +194,17 @@ mod tests {
 
     fn cache(pages: usize) -> Cache {
         let heads = Heads { queries: 1, keys: 1, width: 2 };
-        Cache::new(heads, 1, pages * Cache::page_bytes(heads, 1))
+        Cache::new(heads, 1, pages * Cache::page_bytes(heads, 1)).unwrap()
+    }
+
+    #[test]
+    fn a_cache_that_the_system_cannot_give_is_an_error() {
+        let heads = Heads { queries: 1, keys: 1, width: 2 };
+        for bytes in [usize::MAX, 1 << 60] {
+            let error = Cache::new(heads, 3, bytes).unwrap_err();
+            assert!(matches!(error, crate::Error::OutOfMemory { .. }), "{error}");
+        }
+        assert_eq!(Cache::new(heads, 3, 0).unwrap().count(), 0);
     }
 
     #[test]

@@ -10,7 +10,6 @@ mod step;
 mod tests;
 
 pub use request::{
-    Answer, PromptScores, RequestId, SampleRequest, Sampled, Scoring, StopReason, TopK, Vocabulary,
-    Weights,
+    Answer, PromptScores, RequestId, SampleRequest, Sampled, Scoring, StopReason, TopK, Weights,
 };
 pub use sampler::Sampler;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::file::ModelConfig;
 use crate::lora::Lora;
 use crate::pick::{Draw, Stop};
+use crate::tokenizer::Vocabulary;
 use crate::train::check_tokens;
 use crate::{Error, Result};
 
@@ -51,20 +52,14 @@ pub struct SampleRequest {
     pub seed: u64,
     /// What ends a continuation.
     pub stop: Stop,
-    /// What tokens stand for; needed only if a stop is a text.
-    pub vocabulary: Option<Arc<dyn Vocabulary>>,
+    /// The bytes of tokens; needed only if a stop is a text.
+    pub vocabulary: Option<Arc<Vocabulary>>,
     /// Report log-probabilities as the model gives them, not as the temperature bends them.
     pub raw_logprobs: bool,
     /// How many of the likeliest tokens to report for every written token.
     pub top_k: usize,
     /// What to say about the prompt.
     pub scoring: Scoring,
-}
-
-/// What tokens stand for.
-pub trait Vocabulary: std::fmt::Debug + Send + Sync {
-    /// The bytes of a token; empty if it stands for none.
-    fn bytes(&self, token: u32) -> &[u8];
 }
 
 /// What to say about a prompt. Its log-probabilities know no temperature.
@@ -140,6 +135,8 @@ pub struct PromptScores {
     pub alternatives: Option<TopK>,
 }
 
+/// Continuations of one request: what is kept for each has to fit somewhere.
+const MOST_SAMPLES: usize = 1 << 16;
 /// Numbers in one table of top tokens.
 const MOST_TOP: usize = 1 << 24;
 
@@ -168,8 +165,9 @@ impl SampleRequest {
             return Err(Error::invalid("prompt", "it is empty"));
         }
         check_tokens("prompt", &self.prompt, model.vocab_size)?;
-        if self.samples == 0 {
-            return Err(Error::invalid("num_samples", "0, expected at least 1"));
+        if !(1..=MOST_SAMPLES).contains(&self.samples) {
+            let why = format!("{}, expected 1 to {MOST_SAMPLES}", self.samples);
+            return Err(Error::invalid("num_samples", why));
         }
         let most = model.max_positions;
         let limit = match self.max_tokens {

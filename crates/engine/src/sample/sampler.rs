@@ -26,6 +26,8 @@ pub struct Sampler {
     pub(super) cache: Cache,
     pub(super) work: Workspace,
     pub(super) trace: Trace,
+    /// Rows of logits, kept from step to step.
+    pub(super) logits: Vec<f32>,
     pub(super) requests: BTreeMap<RequestId, Request>,
     waiting: VecDeque<RequestId>,
     /// Oldest first.
@@ -43,7 +45,7 @@ pub(super) struct Share {
 impl Sampler {
     pub(crate) fn new(model: Arc<Model>, cache_bytes: usize) -> Result<Self> {
         let layers = model.layers.len();
-        let cache = Cache::new(model.heads(), layers, cache_bytes);
+        let cache = Cache::new(model.heads(), layers, cache_bytes)?;
         if cache.count() == 0 {
             return Err(Error::Memory {
                 what: "one page of the cache",
@@ -57,6 +59,7 @@ impl Sampler {
             cache,
             work: Workspace::default(),
             trace: Trace::default(),
+            logits: Vec::new(),
             requests: BTreeMap::new(),
             waiting: VecDeque::new(),
             running: Vec::new(),
@@ -76,7 +79,7 @@ impl Sampler {
             let page = Cache::page_bytes(self.model.heads(), self.model.layers.len());
             return Err(Error::Memory {
                 what: "the keys and values of one continuation",
-                needed: (pages * page) as u64,
+                needed: pages.saturating_mul(page) as u64,
                 available: (self.cache.count() * page) as u64,
                 hint: "ask for fewer tokens, or allow the cache more memory",
             });
@@ -116,7 +119,8 @@ impl Sampler {
     pub fn step(&mut self) -> Vec<(RequestId, Result<Answer>)> {
         self.admit();
         let shares = self.plan();
-        self.run(&shares);
+        let model = self.model.clone();
+        model.kernel.pool().inside(|| self.run(&shares));
         self.finished()
     }
 

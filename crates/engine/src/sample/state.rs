@@ -3,12 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::request::{
-    Answer, PromptScores, SampleRequest, Sampled, StopReason, TopK, Vocabulary, Weights,
-};
+use super::request::{Answer, PromptScores, SampleRequest, Sampled, StopReason, TopK, Weights};
 use crate::kernel::Isa;
 use crate::model::{log_probability, log_sum_exp};
 use crate::pick::{NO_LOGPROB, Picker, StopMatcher, Stream, log_mass, logprob};
+use crate::tokenizer::Vocabulary;
 use crate::{Error, Result};
 
 /// Consecutive positions of a prompt.
@@ -204,7 +203,7 @@ pub(super) struct Writer {
     stream: Stream,
     picker: Picker,
     matcher: StopMatcher,
-    vocabulary: Option<Arc<dyn Vocabulary>>,
+    vocabulary: Option<Arc<Vocabulary>>,
     reason: Option<StopReason>,
     out: Sampled,
 }

@@ -5,7 +5,7 @@ use super::sequence::Sequence;
 use super::state::{Request, Rows};
 use crate::kernel::{Lhs, Rhs};
 use crate::lora::Lora;
-use crate::model::{Adapted, Model};
+use crate::model::{Adapted, Model, apart};
 
 /// Rows whose logits exist at the same time.
 const LOGIT_ROWS: usize = 32;
@@ -69,7 +69,7 @@ impl Sampler {
             if sequence.writer.is_none() {
                 let rows = Rows { first: position, count: share.rows };
                 let x = &self.work.x[first * hidden..(first + share.rows) * hidden];
-                request.score_prompt(model, weights.lora(), rows, x);
+                request.score_prompt(model, weights.lora(), rows, x, &mut self.logits);
             }
             if sequence.pending() == 0 {
                 split.push((share.sequence, first + share.rows - 1));
@@ -84,11 +84,13 @@ impl Sampler {
                 .iter()
                 .map(|(sequence, _)| self.requests[&self.running[*sequence].request].weights.lora())
                 .collect();
-            let logits = model.logits(&x, &loras);
+            let mut logits = std::mem::take(&mut self.logits);
+            model.logits(&x, &loras, &mut logits);
             let vocab = model.config.vocab_size;
             for ((sequence, _), logits) in chunk.iter().zip(logits.chunks_exact(vocab)) {
                 self.write(model, *sequence, logits);
             }
+            self.logits = logits;
         }
         self.retire();
     }
@@ -154,7 +156,14 @@ fn spans_of(spans: &[crate::kernel::pages::Span]) -> Vec<usize> {
 
 impl Request {
     /// Takes in computed rows of the prompt, as far as anyone asked about them.
-    fn score_prompt(&mut self, model: &Model, lora: Option<&Lora>, rows: Rows, x: &[f32]) {
+    fn score_prompt(
+        &mut self,
+        model: &Model,
+        lora: Option<&Lora>,
+        rows: Rows,
+        x: &[f32],
+        logits: &mut Vec<f32>,
+    ) {
         let hidden = model.config.hidden_size;
         let wanted = self.wanted(rows);
         if wanted.is_empty() {
@@ -163,7 +172,7 @@ impl Request {
         let x = &x[(wanted.start - rows.first) * hidden..(wanted.end - rows.first) * hidden];
         for (chunk, x) in x.chunks(LOGIT_ROWS * hidden).enumerate() {
             let x: Vec<&[f32]> = x.chunks_exact(hidden).collect();
-            let logits = model.logits(&x, &vec![lora; x.len()]);
+            model.logits(&x, &vec![lora; x.len()], logits);
             let first = wanted.start + chunk * LOGIT_ROWS;
             for (i, logits) in logits.chunks_exact(model.config.vocab_size).enumerate() {
                 self.score(model.kernel.isa(), first + i, logits);
@@ -174,33 +183,29 @@ impl Request {
 
 impl Model {
     /// The logits of rows of the residual stream; rows of one adapter must stand together.
-    pub(crate) fn logits(&self, rows: &[&[f32]], loras: &[Option<&Lora>]) -> Vec<f32> {
+    pub(crate) fn logits(&self, rows: &[&[f32]], loras: &[Option<&Lora>], logits: &mut Vec<f32>) {
         let (hidden, vocab) = (self.config.hidden_size, self.config.vocab_size);
         let mut x = Vec::with_capacity(rows.len() * hidden);
         rows.iter().for_each(|row| x.extend_from_slice(row));
         let (mut normed, mut inverse) = (Vec::new(), Vec::new());
         self.norm_rows(&x, &self.norm, &mut normed, &mut inverse);
-        let mut logits = vec![0.0; rows.len() * vocab];
+        logits.resize(rows.len() * vocab, 0.0);
         let size = (rows.len(), hidden, vocab);
         let rhs = Rhs::packed(self.unembedding());
-        self.kernel.product(size, Lhs::rows(&normed, hidden), rhs, &mut logits, vocab);
+        self.kernel.product(size, Lhs::rows(&normed, hidden), rhs, logits, vocab);
+        let mut deltas = Vec::new();
         let mut first = 0;
         while first < rows.len() {
             let same = |lora: &&Option<&Lora>| same(**lora, loras[first]);
             let count = loras[first..].iter().take_while(same).count();
             if let Some(delta) = loras[first].and_then(|lora| lora.unembedding.as_ref()) {
-                let mut down = Vec::new();
-                delta.project(
-                    &self.kernel,
-                    &normed[first * hidden..(first + count) * hidden],
-                    &mut down,
-                );
-                let out = &mut logits[first * vocab..(first + count) * vocab];
-                delta.expand(&self.kernel, &down, 0, vocab, out);
+                deltas.push((first..first + count, delta));
             }
             first += count;
         }
-        logits
+        let width = deltas.iter().map(|(rows, delta)| rows.len() * delta.width()).sum();
+        let mut down = vec![0.0; width];
+        apart(&self.kernel, &deltas, (&normed, hidden), &mut down, (logits, vocab));
     }
 }
 

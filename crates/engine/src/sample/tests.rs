@@ -9,6 +9,7 @@ use crate::engine::{Engine, Options};
 use crate::kernel::pages::PAGE;
 use crate::optim::OptimizerKind;
 use crate::pick::{Draw, Stop};
+use crate::tokenizer::Vocabulary;
 use crate::train::golden::{MODELS, folder};
 use crate::train::{Datum, Objective};
 use crate::{Error, LoraConfig};
@@ -187,15 +188,9 @@ fn a_longer_sample_begins_like_a_shorter_one_and_samples_differ() {
     assert_ne!(long.samples[0].tokens, long.samples[1].tokens);
 }
 
-#[derive(Debug)]
-struct Letters;
-
-impl Vocabulary for Letters {
-    fn bytes(&self, token: u32) -> &[u8] {
-        const LETTERS: &[u8; 26] = b"abcdefghijklmnopqrstuvwxyz";
-        let at = token as usize % 26;
-        &LETTERS[at..=at]
-    }
+/// A vocabulary in which every token is a letter.
+fn letters() -> Arc<Vocabulary> {
+    Arc::new(Vocabulary::new((0..97_u8).map(|token| vec![b'a' + token % 26]).collect()))
 }
 
 #[test]
@@ -210,11 +205,11 @@ fn stops_end_a_continuation_and_are_part_of_it() {
     let stopped = one(&mut sampler, &engine.base(), request.clone()).samples.remove(0);
     assert_eq!((&stopped.tokens[..], stopped.reason), (&free.tokens[..=at], StopReason::Stop));
     let text: Vec<u8> =
-        free.tokens[9..12].iter().flat_map(|t| Letters.bytes(*t).to_vec()).collect();
+        free.tokens[9..12].iter().flat_map(|t| letters().bytes(*t).to_vec()).collect();
     request.stop = Stop::new([], [text]).unwrap();
     let refused = sampler.add(&engine.base(), request.clone()).unwrap_err();
     assert!(refused.to_string().contains("vocabulary"), "{refused}");
-    request.vocabulary = Some(Arc::new(Letters));
+    request.vocabulary = Some(letters());
     let stopped = one(&mut sampler, &engine.base(), request).samples.remove(0);
     assert_eq!(stopped.reason, StopReason::Stop);
     assert_eq!(stopped.tokens[..], free.tokens[..stopped.tokens.len()]);

@@ -28,7 +28,7 @@ pub struct Vocabulary {
 }
 
 impl Vocabulary {
-    pub(super) fn new(tokens: Vec<Vec<u8>>) -> Self {
+    pub(crate) fn new(tokens: Vec<Vec<u8>>) -> Self {
         let mut ends = Vec::with_capacity(tokens.len());
         let mut text = Vec::new();
         for token in tokens {

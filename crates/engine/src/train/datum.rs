@@ -45,8 +45,11 @@ impl<'a> Datum<'a> {
         inputs
     }
 
-    /// Whether it can be run at all.
-    pub(super) fn check(&self, model: &ModelConfig, objective: &Objective<'_>) -> Result<()> {
+    /// Whether a model of this form can run it at all; asked without running it.
+    ///
+    /// # Errors
+    /// If it is empty or too long, has a token that there is not, or lacks what the loss reads.
+    pub fn check(&self, model: &ModelConfig, objective: &Objective<'_>) -> Result<()> {
         let count = self.tokens.len();
         if count == 0 {
             return Err(Error::invalid("model_input", "it is empty"));

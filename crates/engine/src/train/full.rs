@@ -8,11 +8,12 @@ use std::path::Path;
 
 use super::datum::Datum;
 use super::objective::{Objective, Output};
-use super::pass::Pass;
+use super::run::{Run, check_gradient};
 use crate::engine::{Engine, Options};
 use crate::file::{ModelConfig, TensorOut, Values, write_tensors};
 use crate::kernel::{Kernel, Lhs, Precision, Rhs, rows};
-use crate::model::{Gain, Model, Numbers, Sink, Site, Source};
+use crate::memory::probe;
+use crate::model::{Gain, Grads, Model, Numbers, Sink, Site, Source};
 use crate::noise::Noise;
 use crate::optim::{Optimizer, OptimizerKind, Parameter, StepParams, StepReport};
 use crate::{Error, Result};
@@ -41,9 +42,14 @@ impl FullTrainer {
     /// norms 1, biases 0.
     ///
     /// # Errors
-    /// If threads cannot be started.
+    /// If threads cannot be started, or the system does not have the memory.
     pub fn new(config: &ModelConfig, seed: u64, options: &Options) -> Result<Self> {
         let kernel = Kernel::new(options.threads)?;
+        // Weights, packed weights, gradients and the two means of Adam.
+        let bytes = config.tensors().fold(0_usize, |sum, (_, shape)| {
+            sum.saturating_add(shape.iter().fold(5 * 4, |len, side| len.saturating_mul(*side)))
+        });
+        probe("the weights of the model and their training", bytes)?;
         let tensors: BTreeMap<String, Trained> = config
             .tensors()
             .enumerate()
@@ -82,13 +88,21 @@ impl FullTrainer {
         for (i, datum) in data.iter().enumerate() {
             datum.check(&self.config, objective).map_err(|error| error.in_datum(i))?;
         }
-        let sequences: Vec<_> = data.iter().map(Datum::sequence).collect();
-        let memory = Some(self.memory);
-        let (pass, logprobs) = Pass::forward(&self.model, None, &sequences, memory);
-        let (metrics, slopes) = objective.evaluate(data, &logprobs)?;
+        let before: Vec<Vec<f32>> =
+            self.tensors.values().map(|tensor| tensor.grad.clone()).collect();
+        let mut grads = Grads::new(&self.model, None);
         let mut sink = Into { tensors: &mut self.tensors, config: &self.config };
-        pass.backward(&slopes, &mut sink);
-        Ok(Output { logprobs, metrics })
+        let run = Run { model: &self.model, lora: None, memory: self.memory, objective };
+        let out = run.data(data, Some((&mut grads, &mut sink))).and_then(|out| {
+            check_gradient(self.tensors.values().flat_map(|tensor| &tensor.grad))?;
+            Ok(out)
+        });
+        if out.is_err() {
+            for (tensor, before) in self.tensors.values_mut().zip(before) {
+                tensor.grad = before;
+            }
+        }
+        out
     }
 
     /// Changes the weights by the gradients gathered so far, and forgets those.
@@ -275,6 +289,16 @@ mod tests {
     use super::*;
     use crate::loss::Loss;
     use crate::train::golden;
+    use crate::train::pass::Pass;
+
+    #[test]
+    fn a_model_larger_than_any_memory_is_refused() {
+        let side = 1 << 24;
+        let small = golden::model("llama", 1).config;
+        let bomb = ModelConfig { hidden_size: side, vocab_size: side, ..small };
+        let error = FullTrainer::new(&bomb, 1, &Options::default()).unwrap_err();
+        assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
+    }
 
     /// The gradient of every kind of weight against differences of the loss.
     #[test]
@@ -317,7 +341,7 @@ mod tests {
                     let kernel = trainer.kernel.clone();
                     trainer.model = Model::load(&config, &source, Precision::F32, kernel).unwrap();
                     let sequences: Vec<_> = examples.iter().map(Datum::sequence).collect();
-                    let (_, found) = Pass::forward(&trainer.model, None, &sequences, None);
+                    let (_, found) = Pass::forward(&trainer.model, None, &sequences, None).unwrap();
                     -found.iter().flatten().map(|p| f64::from(*p)).sum::<f64>()
                 };
                 let slope = (loss(1.0) - loss(-1.0)) / (2.0 * step);

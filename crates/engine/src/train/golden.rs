@@ -8,7 +8,7 @@ use super::pass::{Pass, Sequence};
 use crate::file::{AdapterFile, ModelFolder, TensorFile};
 use crate::kernel::{Kernel, Precision};
 use crate::lora::Adapter;
-use crate::model::{Model, NoSink};
+use crate::model::{Grads, Model, NoSink};
 
 pub(crate) const MODELS: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
@@ -73,7 +73,7 @@ fn log_probabilities_are_those_of_torch() {
         let lora = adapter(name, &model).packed(&model.config);
         let data = data(name);
         for (lora, field) in [(None, "base_logprobs"), (Some(&lora), "adapter_logprobs")] {
-            let (_, found) = Pass::forward(&model, lora, &sequences(&data), None);
+            let (_, found) = Pass::forward(&model, lora, &sequences(&data), None).unwrap();
             for (found, datum) in found.iter().zip(&data) {
                 for (found, expected) in found.iter().zip(datum.floats(field)) {
                     assert!((found - expected).abs() < 2e-5, "{name} {field}: {found} {expected}");
@@ -93,12 +93,14 @@ fn gradients_are_those_of_torch_whatever_is_kept() {
         let expected = TensorFile::open(folder(name).join("expected.safetensors")).unwrap();
         let mut before: Option<Vec<[Vec<f32>; 2]>> = None;
         for memory in [0, usize::MAX] {
-            let (pass, _) = Pass::forward(&model, Some(&lora), &sequences(&data), Some(memory));
+            let pass = Pass::forward(&model, Some(&lora), &sequences(&data), Some(memory));
+            let (pass, _) = pass.unwrap();
             let slopes: Vec<Vec<f32>> = data
                 .iter()
                 .map(|datum| datum.floats("weights").iter().map(|w| -w).collect())
                 .collect();
-            let grads = pass.backward(&slopes, &mut NoSink);
+            let mut grads = Grads::new(&model, Some(&lora));
+            pass.backward(&slopes, &mut grads, &mut NoSink);
             let mut sums = adapter.zeros();
             adapter.collect(&grads, &mut sums);
             for (pair, sums) in adapter.pairs.iter().zip(&sums) {

@@ -6,6 +6,7 @@ mod full;
 pub(crate) mod golden;
 mod objective;
 mod pass;
+mod run;
 #[cfg(test)]
 mod tests;
 mod trainer;

@@ -3,7 +3,7 @@
 use super::datum::Datum;
 use crate::Result;
 use crate::loss::graph::Graph;
-use crate::loss::{Loss, Metrics};
+use crate::loss::{Evaluated, Loss, Metrics};
 
 /// What a batch is trained for.
 #[derive(Clone, Copy, Debug)]
@@ -32,53 +32,55 @@ pub struct Output {
     pub metrics: Vec<(String, f64)>,
 }
 
+/// What a loss says about one datum, to be added up in the order of the data.
+#[derive(Debug)]
+pub(super) enum Part {
+    Loss(Evaluated),
+    Graph { loss: f64, metrics: NamedValues },
+}
+
 impl Objective<'_> {
-    /// The metrics of a batch, and the slope of its loss by every log-probability.
-    pub(super) fn evaluate(
-        &self,
-        data: &[Datum<'_>],
-        logprobs: &[Vec<f32>],
-    ) -> Result<(NamedValues, Vec<Vec<f32>>)> {
+    /// The loss of a datum, and its slope by every log-probability.
+    pub(super) fn evaluate(&self, datum: &Datum<'_>, p: &[f32]) -> Result<(Part, Vec<f32>)> {
         match self {
             Self::Loss(loss) => {
-                let mut metrics = Metrics::default();
-                let mut slopes = Vec::with_capacity(data.len());
-                for (i, (datum, p)) in data.iter().zip(logprobs).enumerate() {
-                    let mut slope = vec![0.0; p.len()];
-                    let out = loss
-                        .evaluate(&datum.inputs, p, &mut slope)
-                        .map_err(|error| error.in_datum(i))?;
-                    metrics.add(datum.tokens.len(), &out);
-                    slopes.push(slope);
-                }
-                Ok((metrics.named(), slopes))
+                let mut slope = vec![0.0; p.len()];
+                let out = loss.evaluate(&datum.inputs, p, &mut slope)?;
+                Ok((Part::Loss(out), slope))
             }
             Self::Graph(graph) => {
-                let mut loss = 0.0;
-                let mut sums: Vec<(String, f64)> = Vec::new();
-                let mut slopes = Vec::with_capacity(data.len());
-                for (i, (datum, p)) in data.iter().zip(logprobs).enumerate() {
-                    let shape = datum.shape();
-                    let out = graph
-                        .evaluate(&datum.graph_inputs(&shape, p))
-                        .map_err(|error| error.in_datum(i))?;
-                    loss += out.loss;
-                    slopes.push(out.slope);
-                    if sums.is_empty() {
-                        sums = out.metrics;
-                    } else {
-                        for (sum, (_, value)) in sums.iter_mut().zip(out.metrics) {
+                let out = graph.evaluate(&datum.graph_inputs(&datum.shape(), p))?;
+                Ok((Part::Graph { loss: out.loss, metrics: out.metrics }, out.slope))
+            }
+        }
+    }
+}
+
+/// The metrics of a batch.
+pub(super) fn report(data: &[Datum<'_>], parts: Vec<Part>) -> NamedValues {
+    let mut built_in = Metrics::default();
+    let (mut custom, mut total): (Option<NamedValues>, f64) = (None, 0.0);
+    for (datum, part) in data.iter().zip(parts) {
+        match part {
+            Part::Loss(out) => built_in.add(datum.tokens.len(), &out),
+            Part::Graph { loss, metrics } => {
+                total += loss;
+                match &mut custom {
+                    None => custom = Some(metrics),
+                    Some(sums) => {
+                        for (sum, (_, value)) in sums.iter_mut().zip(metrics) {
                             sum.1 += value;
                         }
                     }
                 }
-                #[expect(clippy::cast_precision_loss, reason = "batches are small")]
-                for (_, sum) in sums.iter_mut().filter(|(name, _)| name.ends_with(":mean")) {
-                    *sum /= data.len() as f64;
-                }
-                sums.insert(0, ("loss:sum".to_owned(), loss));
-                Ok((sums, slopes))
             }
         }
     }
+    let Some(mut sums) = custom else { return built_in.named() };
+    #[expect(clippy::cast_precision_loss, reason = "batches are small")]
+    for (_, sum) in sums.iter_mut().filter(|(name, _)| name.ends_with(":mean")) {
+        *sum /= data.len() as f64;
+    }
+    sums.insert(0, ("loss:sum".to_owned(), total));
+    sums
 }

@@ -1,14 +1,15 @@
 //! One pass over a batch: log-probabilities forward, gradients back.
 
+use crate::Result;
 use crate::kernel::pages::Span;
 use crate::lora::Lora;
+use crate::memory::probe;
 use crate::model::{
-    Adapted, Batch, Gain, Grads, Head, LayerBackward, LayerGrads, Model, Pair, Sink, Trace,
-    Workspace,
+    Adapted, Batch, Gain, Grads, Head, Kept, LayerBackward, Model, Pair, Sink, Trace, Workspace,
 };
 
 /// Common beginnings shorter than this are computed again for each sequence.
-const WORTH_SHARING: usize = 16;
+pub(super) const WORTH_SHARING: usize = 16;
 
 /// One sequence: what the model reads, and which tokens are scored after each position.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +35,8 @@ pub(crate) struct Pass<'a> {
     inverse: Vec<f32>,
     pairs: Vec<Pair>,
     logs: Vec<f64>,
+    /// The logits, where memory allows.
+    logits: Option<Kept>,
     /// For every sequence and target the place of its pair.
     places: Vec<Vec<usize>>,
 }
@@ -46,12 +49,15 @@ impl<'a> Pass<'a> {
     /// computed again. Without a way back nothing is kept.
     ///
     /// Sequences must be checked: not empty, not too long, tokens that exist.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the system does not have the memory.
     pub(crate) fn forward(
         model: &'a Model,
         lora: Option<&'a Lora>,
         sequences: &[Sequence<'_>],
         memory: Option<usize>,
-    ) -> (Self, Passed) {
+    ) -> Result<(Self, Passed)> {
         let tokens: Vec<&[u32]> = sequences.iter().map(|sequence| sequence.tokens).collect();
         let batch = Batch::pack(&tokens, WORTH_SHARING);
         let (spans, pages) = batch.spans();
@@ -59,6 +65,13 @@ impl<'a> Pass<'a> {
         let layers = model.layers.len();
         let trace = Trace::bytes(model, rows).max(1);
         let kept = memory.map_or(0, |memory| (memory / trace).min(layers));
+        let width = 4 * model.config.hidden_size;
+        let inputs = if memory.is_some() { rows * (layers - kept) * width } else { 0 };
+        let logits = Kept::bytes(model, rows);
+        let keep = memory.is_some_and(|memory| logits <= memory.saturating_sub(trace * kept));
+        let needed = trace.saturating_mul(kept + 3).saturating_add(inputs);
+        probe("a training pass", needed.saturating_add(if keep { logits } else { 0 }))?;
+        let logits = keep.then(Kept::default);
         let mut pass = Self {
             model,
             lora,
@@ -71,6 +84,7 @@ impl<'a> Pass<'a> {
             inverse: Vec::new(),
             pairs: Vec::new(),
             logs: Vec::new(),
+            logits,
             places: Vec::new(),
             batch,
         };
@@ -90,7 +104,7 @@ impl<'a> Pass<'a> {
         }
         model.norm_rows(&pass.work.x, &model.norm, &mut pass.normed, &mut pass.inverse);
         let logprobs = pass.score(sequences);
-        (pass, logprobs)
+        Ok((pass, logprobs))
     }
 
     fn layer(&mut self, layer: usize, trace: &mut Trace) {
@@ -117,24 +131,15 @@ impl<'a> Pass<'a> {
             self.places[sequence][k] = place;
         }
         let head = Head { model: self.model, lora: self.lora, x: &self.normed };
-        let (found, logs) = head.forward(&self.pairs);
+        let (found, logs) = head.forward(&self.pairs, self.logits.as_mut());
         self.logs = logs;
         self.places.iter().map(|of| of.iter().map(|place| found[*place]).collect()).collect()
     }
 
-    /// Runs back from the gradients by every log-probability, aligned with the targets.
-    pub(crate) fn backward(mut self, slopes: &[Vec<f32>], sink: &mut dyn Sink) -> Grads {
-        let mut grads = Grads {
-            layers: match self.lora {
-                Some(lora) => lora.layers.iter().map(LayerGrads::like).collect(),
-                None => self.model.layers.iter().map(|_| LayerGrads::default()).collect(),
-            },
-            unembedding: self
-                .lora
-                .and_then(|lora| lora.unembedding.as_ref())
-                .map(crate::lora::Delta::grad),
-        };
-        let Some(mut grad) = self.head_backward(slopes, &mut grads, sink) else { return grads };
+    /// Runs back from the gradients by every log-probability, aligned with the targets, and adds
+    /// to the gradients of the adapter.
+    pub(crate) fn backward(mut self, slopes: &[Vec<f32>], grads: &mut Grads, sink: &mut dyn Sink) {
+        let Some(mut grad) = self.head_backward(slopes, grads, sink) else { return };
         let layers = self.model.layers.len();
         for layer in (0..layers).rev() {
             let mut trace = self.traces.pop().unwrap_or_default();
@@ -155,7 +160,6 @@ impl<'a> Pass<'a> {
         if sink.wants() {
             sink.embedding(&self.batch.tokens, &grad);
         }
-        grads
     }
 
     /// The gradient by what the last layer gave; `None` if there is none at all.
@@ -194,7 +198,9 @@ impl<'a> Pass<'a> {
         }
         let logs: Vec<f64> = rows.iter().map(|row| self.logs[*row]).collect();
         let head = Head { model: self.model, lora: self.lora, x: &x };
-        let some = head.backward(&pairs, &slopes, &logs, grads.unembedding.as_mut(), sink);
+        let kept = self.logits.take();
+        let kept = kept.as_ref().map(|kept| (kept, &rows[..]));
+        let some = head.backward(&pairs, &slopes, &logs, kept, grads.unembedding.as_mut(), sink);
         let mut grad_normed = vec![0.0; self.normed.len()];
         for (row, some) in rows.iter().zip(some.chunks_exact(hidden)) {
             grad_normed[row * hidden..(row + 1) * hidden].copy_from_slice(some);

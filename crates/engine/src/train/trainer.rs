@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use super::datum::Datum;
 use super::objective::{Objective, Output};
-use super::pass::{Pass, Sequence};
+use super::run::{Run, check_gradient};
+use crate::Result;
 use crate::file::{AdapterFile, HeadName, write_folder};
 use crate::lora::{Adapter, Lora, LoraConfig};
-use crate::model::{Model, NoSink};
+use crate::model::{Grads, Model, NoSink};
 use crate::optim::{Optimizer, OptimizerKind, Parameter, StepParams, StepReport};
-use crate::{Error, Result};
 
 /// The optimizer's memory beside an adapter.
 const OPTIMIZER: &str = "optimizer.safetensors";
@@ -106,24 +106,14 @@ impl Trainer {
         objective: &Objective<'_>,
         data: &[Datum<'_>],
     ) -> Result<Output> {
-        let sequences = self.check(objective, data)?;
-        let memory = Some(self.memory);
-        let (pass, logprobs) = Pass::forward(&self.model, Some(&self.packed), &sequences, memory);
-        let (metrics, slopes) = objective.evaluate(data, &logprobs)?;
-        let grads = pass.backward(&slopes, &mut NoSink);
+        self.check(objective, data)?;
+        let mut grads = Grads::new(&self.model, Some(&self.packed));
+        let out = self.run(objective).data(data, Some((&mut grads, &mut NoSink)))?;
         let mut sums = self.grads.clone();
         self.adapter.collect(&grads, &mut sums);
-        let bad = sums.iter().flatten().flatten().position(|grad| !grad.is_finite());
-        if let Some(index) = bad {
-            return Err(Error::NonFiniteResult {
-                what: "the gradient of the adapter".to_owned(),
-                index,
-                value: f64::NAN,
-                hint: "make the weights or advantages smaller, or load an earlier checkpoint",
-            });
-        }
+        check_gradient(sums.iter().flatten().flatten())?;
         self.grads = sums;
-        Ok(Output { logprobs, metrics })
+        Ok(out)
     }
 
     /// Runs a batch and changes nothing.
@@ -131,22 +121,20 @@ impl Trainer {
     /// # Errors
     /// As [`forward_backward`](Self::forward_backward).
     pub fn forward(&self, objective: &Objective<'_>, data: &[Datum<'_>]) -> Result<Output> {
-        let sequences = self.check(objective, data)?;
-        let (_, logprobs) = Pass::forward(&self.model, Some(&self.packed), &sequences, None);
-        let (metrics, _) = objective.evaluate(data, &logprobs)?;
-        Ok(Output { logprobs, metrics })
+        self.check(objective, data)?;
+        self.run(objective).data(data, None)
     }
 
-    fn check<'d>(
-        &self,
-        objective: &Objective<'_>,
-        data: &[Datum<'d>],
-    ) -> Result<Vec<Sequence<'d>>> {
+    fn run<'a>(&'a self, objective: &'a Objective<'a>) -> Run<'a> {
+        Run { model: &self.model, lora: Some(&self.packed), memory: self.memory, objective }
+    }
+
+    fn check(&self, objective: &Objective<'_>, data: &[Datum<'_>]) -> Result<()> {
         for (i, datum) in data.iter().enumerate() {
             let checked = datum.check(&self.model.config, objective);
             checked.map_err(|error| error.in_datum(i))?;
         }
-        Ok(data.iter().map(Datum::sequence).collect())
+        Ok(())
     }
 
     /// Changes the weights by the gradients gathered so far, and forgets those.
@@ -185,7 +173,7 @@ impl Trainer {
     /// Writes the adapter as a PEFT folder, which appears whole or not at all.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`](crate::Error::Io).
     pub fn save(&self, folder: &Path, head: HeadName) -> Result<()> {
         write_folder(folder, |folder| self.adapter.save(folder, &self.base, head))
     }
@@ -193,7 +181,7 @@ impl Trainer {
     /// The same with the optimizer's memory, so that training can go on from there.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`](crate::Error::Io).
     pub fn save_all(&self, folder: &Path, head: HeadName) -> Result<()> {
         let names = self.names();
         let shapes = self.shapes();

@@ -149,6 +149,19 @@ fn adapters_of_peft_are_read_and_written_as_peft_would() {
         save(ours.path(), &adapter, HeadName::Peft);
         assert_eq!(AdapterFile::load(ours.path()).unwrap(), adapter);
 
+        // What peft would not read from our configuration has its default there, and nothing that
+        // we write is unknown to it or says something else.
+        let config = |folder: &Path| -> serde_json::Map<String, serde_json::Value> {
+            serde_json::from_slice(&fs::read(folder.join("adapter_config.json")).unwrap()).unwrap()
+        };
+        let (own, peft) = (config(ours.path()), config(&theirs));
+        for key in ["peft_type", "r", "lora_alpha", "target_modules", "task_type", "bias"] {
+            assert!(own.contains_key(key), "{key}");
+        }
+        for (key, value) in &own {
+            assert_eq!(Some(value), peft.get(key), "{key}");
+        }
+
         let file = |folder: &Path| TensorFile::open(folder.join("adapter_model.safetensors"));
         let (ours, theirs) = (file(ours.path()).unwrap(), file(&theirs).unwrap());
         assert_eq!(ours.names().collect::<Vec<_>>(), theirs.names().collect::<Vec<_>>());

@@ -41,7 +41,7 @@ fn arg(value: &Value) -> Arg {
     }
 }
 
-fn nodes(value: &Value) -> Vec<Node> {
+pub(crate) fn nodes(value: &Value) -> Vec<Node> {
     let nodes = value.as_array().unwrap().iter();
     nodes
         .map(|node| Node {

@@ -5,9 +5,11 @@
 mod files;
 mod fixtures;
 mod golden;
+mod gradients;
 mod graphs;
 mod hostile;
 mod losses;
 mod optimizers;
 mod picks;
+mod robust;
 mod tokenizers;

@@ -6,13 +6,12 @@ use bytes::Bytes;
 use serde_json::Value;
 use tinkex_engine::loss::graph::{Arg, Graph, GraphInput, Node, Op};
 use tinkex_wire::codec::json;
-use tinkex_wire::{Call as _, CreateCustomLoss, CustomLossCreated, RequestId};
+use tinkex_wire::{Call as _, CreateCustomLoss, RequestId};
 
 use super::{Intake, Next, digest, session, submit};
 use crate::error::ApiError;
-use crate::settle::Settled;
 use crate::state::Shared;
-use crate::store::{Kind, Line, Request, Store, loss_id};
+use crate::store::{Kind, Line, Request, loss_id};
 
 const MOST_BYTES: usize = 1 << 20;
 const MOST_NODES: usize = 4_096;
@@ -34,9 +33,6 @@ pub(crate) fn create_custom_loss(shared: &Arc<Shared>, body: Bytes) -> Result<Re
     session(&mut store, &call.session_id)?;
     let id = loss_id(&call.session_id, seq);
     let line = Line::Losses(call.session_id.clone());
-    if store.lines.get(&line).is_none_or(|line| !line.contains_key(&seq)) {
-        store.losses.insert(id.clone(), graph);
-    }
     let intake = Intake {
         kind: Kind::CreateCustomLoss,
         session: call.session_id,
@@ -47,16 +43,14 @@ pub(crate) fn create_custom_loss(shared: &Arc<Shared>, body: Bytes) -> Result<Re
         samples: 0,
         body,
         facts: Vec::new(),
-        next: Next::Answer(Settled::json(&CustomLossCreated { loss_id: id })),
+        next: Next::Learn(id, graph),
     };
     submit(shared, store, intake)
 }
 
-pub(super) fn again(store: &mut Store, row: &Request, body: &Bytes) -> Result<Next, ApiError> {
+pub(super) fn again(row: &Request, body: &Bytes) -> Result<Next, ApiError> {
     let call: CreateCustomLoss = json::decode(body)?;
-    let id = loss_id(&row.session, row.seq);
-    store.losses.insert(id.clone(), Arc::new(graph(&call)?));
-    Ok(Next::Answer(Settled::json(&CustomLossCreated { loss_id: id })))
+    Ok(Next::Learn(loss_id(&row.session, row.seq), Arc::new(graph(&call)?)))
 }
 
 fn graph(call: &CreateCustomLoss) -> Result<Graph, ApiError> {

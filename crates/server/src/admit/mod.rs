@@ -14,18 +14,19 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use bytes::Bytes;
-use tinkex_wire::{ModelId, RequestId, SequenceId, SessionId, Ticket};
+use tinkex_engine::loss::graph::Graph;
+use tinkex_wire::{CustomLossCreated, LossId, ModelId, RequestId, SequenceId, SessionId, Ticket};
 
 use crate::error::ApiError;
 use crate::queue::Late;
 use crate::settle::{Settled, settle};
 use crate::state::Shared;
-use crate::store::{Fault, Kind, Line, Phase, Record, Request, Run, Store, Undone, now};
+use crate::store::{Fault, Kind, Line, Phase, Record, Request, Run, Store, Undone, Written, now};
 use crate::work::{Job, Work};
 
 pub(crate) use self::loss::create_custom_loss;
 pub(crate) use self::sampling::sample;
-pub(crate) use self::training::{create_model, forward_backward, optim_step, pass_of, step_params};
+pub(crate) use self::training::{create_model, forward_backward, optim_step};
 pub(crate) use self::weights::{
     check_ttl, load_weights, save_weights, save_weights_external, save_weights_for_sampler,
 };
@@ -50,6 +51,8 @@ struct Intake {
 enum Next {
     Work(Work),
     Answer(Settled),
+    /// A custom loss that may be used from now on.
+    Learn(LossId, Arc<Graph>),
 }
 
 /// Takes a request in and returns its id. Nothing is promised before [`promise`] says so.
@@ -85,9 +88,6 @@ fn submit(
     let bytes = body.len();
     check_room(shared, bytes)?;
     store.touch(&session);
-    for fact in facts {
-        store.note(fact);
-    }
     if let Line::Model(model) = &line
         && let Some(run) = store.runs.get_mut(model)
     {
@@ -99,15 +99,19 @@ fn submit(
     let (shared, own) = (Arc::clone(shared), id.clone());
     let then = Box::new(move |written: std::io::Result<()>| match written {
         Ok(()) => {
-            shared.store().request_written(&own);
-            follow(&shared, own, bytes, next);
+            let mut store = shared.store();
+            let next = match store.request_written(&own) {
+                Written::Wanted => next,
+                Written::Cancelled => Next::Answer(Settled::cancelled()),
+            };
+            follow(&shared, &mut store, own, bytes, next);
         }
         Err(why) => {
             crate::log::warn(format_args!("a request could not be written down: {why}"));
             lose(&mut shared.store(), &own);
         }
     });
-    store.open_request(row, body, then);
+    store.open_request(row, facts, body, then);
     Ok(id)
 }
 
@@ -153,15 +157,21 @@ fn check_room(shared: &Shared, bytes: usize) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Does what follows once a request is on disk.
-fn follow(shared: &Arc<Shared>, id: RequestId, bytes: usize, next: Next) {
+/// Does what follows once a request is on disk. The store stays locked, so that a cancel comes
+/// either before all of it or after.
+fn follow(shared: &Arc<Shared>, store: &mut Store, id: RequestId, bytes: usize, next: Next) {
     let work = match next {
         Next::Work(work) => work,
-        Next::Answer(settled) => return settle(shared, &mut shared.store(), &id, settled),
+        Next::Answer(settled) => return settle(shared, store, &id, settled),
+        Next::Learn(loss, graph) => {
+            store.losses.insert(loss.clone(), graph);
+            let settled = Settled::json(&CustomLossCreated { loss_id: loss });
+            return settle(shared, store, &id, settled);
+        }
     };
     if let Err(Late(id)) = shared.queue.push(Job { id, bytes, work }, Instant::now()) {
         let failed = Settled::failed(Fault::User, "its turn was over before it was written down");
-        settle(shared, &mut shared.store(), &id, failed);
+        settle(shared, store, &id, failed);
     }
 }
 
@@ -186,7 +196,7 @@ pub(crate) async fn promise(shared: &Shared, id: RequestId) -> Result<Ticket, Ap
             let Some(entry) = store.requests.get(&id) else {
                 return Err(ApiError::disk(&std::io::Error::other("the disk may be full")));
             };
-            if !matches!(entry.phase, Phase::Writing) {
+            if !matches!(entry.phase, Phase::Writing { .. }) {
                 return Ok(ticket(&entry.row));
             }
             Arc::clone(&entry.changed).notified_owned()
@@ -216,17 +226,17 @@ pub(crate) fn readmit(shared: &Arc<Shared>, undone: Undone) {
     let Undone { row, body } = undone;
     let next = match row.kind {
         Kind::CreateModel => training::again_create(&row),
-        Kind::ForwardBackward => training::again_pass(&shared.store(), &row, &body),
+        Kind::ForwardBackward => training::again_pass(shared, &row, &body),
         Kind::OptimStep => training::again_step(&row, &body),
         Kind::SaveWeights | Kind::SaveWeightsForSampler | Kind::SaveWeightsExternal => {
             weights::again_save(&row, &body)
         }
         Kind::LoadWeights => weights::again_load(&shared.store(), &row, &body),
-        Kind::CreateCustomLoss => loss::again(&mut shared.store(), &row, &body),
+        Kind::CreateCustomLoss => loss::again(&row, &body),
         Kind::Sample => sampling::again(shared, &row, &body),
     };
     let next = next.unwrap_or_else(|why| Next::Answer(Settled::failed(Fault::User, why.detail)));
-    follow(shared, row.id.clone(), body.len(), next);
+    follow(shared, &mut shared.store(), row.id.clone(), body.len(), next);
 }
 
 /// Brings back the custom losses of sessions that are still open.
@@ -241,8 +251,12 @@ pub(crate) fn relearn_losses(shared: &Shared) {
         .collect();
     for (number, row) in known {
         let learned = reader.body(number).map_err(|why| ApiError::disk(&why));
-        if let Err(why) = learned.and_then(|body| loss::again(&mut store, &row, &body)) {
-            crate::log::warn(format_args!("a custom loss was lost: {}", why.detail));
+        match learned.and_then(|body| loss::again(&row, &body)) {
+            Ok(Next::Learn(id, graph)) => drop(store.losses.insert(id, graph)),
+            Ok(_) => {}
+            Err(why) => {
+                crate::log::warn(format_args!("a custom loss was lost: {}", why.detail));
+            }
         }
     }
 }

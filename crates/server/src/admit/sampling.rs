@@ -16,6 +16,9 @@ use crate::state::Shared;
 use crate::store::{Kind, Line, Request};
 use crate::work::{Sample, Work};
 
+/// Samples of one request, and tokens of all of them.
+const MOST_SAMPLES: usize = 16_384;
+const MOST_TOKENS: usize = 1 << 24;
 /// Cells of a matrix of targets.
 const MOST_CELLS: usize = 1 << 24;
 
@@ -88,6 +91,14 @@ fn prepare(
     if call.num_samples == 0 {
         return Err(ApiError::bad("num_samples: 0, expected at least 1"));
     }
+    let longest = params.max_tokens.map_or(base.config.max_positions, |n| n as usize);
+    let (samples, most) = (call.num_samples as usize, MOST_TOKENS);
+    if samples > MOST_SAMPLES || samples.saturating_mul(longest) > most {
+        return Err(ApiError::bad(format!(
+            "num_samples: {samples} of up to {longest} tokens; one request may ask for \
+             {MOST_SAMPLES} samples and {most} tokens at most"
+        )));
+    }
     let vocab = base.config.vocab_size;
     if let Some(at) = prompt.iter().position(|token| *token as usize >= vocab) {
         let token = prompt[at];
@@ -147,7 +158,7 @@ fn check_context(base: &BaseModel, prompt: usize, max_tokens: Option<u32>) -> Re
     Ok(())
 }
 
-type Stops = (Stop, Option<Arc<dyn tinkex_engine::sample::Vocabulary>>);
+type Stops = (Stop, Option<Arc<tinkex_engine::tokenizer::Vocabulary>>);
 
 /// Where to stop. The model's own ends stay, except where the caller wants none at all.
 fn stop(base: &BaseModel, wanted: Option<WireStop>) -> Result<Stops, ApiError> {

@@ -3,12 +3,10 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tinkex_engine::loss::{Guesses, Loss};
-use tinkex_engine::optim::{AdamParams, DimuonParams, StepParams};
+use tinkex_engine::optim::StepParams;
 use tinkex_wire::codec::json;
 use tinkex_wire::{
-    Call as _, CreateModel, ForwardBackward, LossConfig, LossFn, LossId, LossSetting, ModelId,
-    OptimParams, OptimStep, OptimizerConfig, RequestId, Seq,
+    Call as _, CreateModel, ForwardBackward, ModelId, OptimStep, OptimizerConfig, RequestId, Seq,
 };
 
 use super::{Intake, Next, digest, or_refuse, run, session, submit};
@@ -16,7 +14,7 @@ use crate::error::ApiError;
 use crate::models::BaseModel;
 use crate::state::Shared;
 use crate::store::{Kind, Line, Lora, Record, Request, Run, Store, now};
-use crate::work::{Objective, Op, Pass, Work};
+use crate::work::{Objective, Op, Pass, Work, step_params};
 
 /// A new model.
 pub(crate) fn create_model(shared: &Arc<Shared>, body: Bytes) -> Result<RequestId, ApiError> {
@@ -84,64 +82,22 @@ pub(crate) fn forward_backward(shared: &Arc<Shared>, body: Bytes) -> Result<Requ
     let digest = digest::of_pass(&call);
     let (model, seq) = (call.model_id.clone(), call.seq_id.map(Seq::get));
     let take = || {
-        let mut store = shared.store();
-        let run = run(&mut store, &call.model_id)?;
-        let op = pass_of(&store, &run, call)?;
-        numbered(shared, store, Kind::ForwardBackward, &run, seq, digest, body, op)
+        let run = run(&mut shared.store(), &call.model_id)?;
+        let objective = Objective::of(&shared.store(), &run, &call)?;
+        // Not under the lock: there may be much to look at.
+        let op = Op::Pass(Box::new(Pass::new(&shared.models, &run, objective, &call)?));
+        numbered(shared, shared.store(), Kind::ForwardBackward, &run, seq, digest, body, op)
     };
     or_refuse(shared, &model, seq, take())
 }
 
-pub(super) fn again_pass(store: &Store, row: &Request, body: &Bytes) -> Result<Next, ApiError> {
+pub(super) fn again_pass(shared: &Shared, row: &Request, body: &Bytes) -> Result<Next, ApiError> {
     let call = ForwardBackward::from_proto(body)?;
+    let store = shared.store();
     let run = store.runs.get(&call.model_id);
-    let run = run.ok_or_else(|| ApiError::not_found("its model is gone"))?;
-    train(row, pass_of(store, &run.row, call)?)
-}
-
-/// The engine's form of a pass.
-pub(crate) fn pass_of(store: &Store, run: &Run, call: ForwardBackward) -> Result<Op, ApiError> {
-    for (i, datum) in call.data.iter().enumerate() {
-        let chunks = &datum.model_input().chunks;
-        let strange = chunks.iter().find(|chunk| chunk.kind() != "encoded_text");
-        if let Some(chunk) = strange {
-            return Err(ApiError::bad(format!(
-                "data[{i}].model_input: chunk type {} is not supported by this server",
-                chunk.kind()
-            )));
-        }
-    }
-    let objective = objective(store, run, &call.loss_fn, &call.loss_fn_config)?;
-    Ok(Op::Pass(Box::new(Pass { data: call.data, mode: call.mode, objective })))
-}
-
-fn objective(
-    store: &Store,
-    run: &Run,
-    loss: &LossFn,
-    config: &LossConfig,
-) -> Result<Objective, ApiError> {
-    if *loss == LossFn::Custom {
-        let Some(id) = config.text(LossConfig::LOSS_ID) else {
-            return Err(ApiError::bad("loss_fn_config.loss_id: custom needs the id of a loss"));
-        };
-        let own = id.starts_with(&format!("{}:loss:", run.session));
-        let graph = store.losses.get(&LossId::from(id)).filter(|_| own);
-        let graph = graph.ok_or_else(|| {
-            ApiError::bad(format!("loss_fn_config.loss_id: this session has no loss {id:?}"))
-        })?;
-        return Ok(Objective::Graph(Arc::clone(graph)));
-    }
-    let mut settings = Vec::new();
-    for (name, setting) in config.iter() {
-        match setting {
-            LossSetting::Number(number) => settings.push((name, *number)),
-            LossSetting::Text(_) => {
-                return Err(ApiError::bad(format!("loss_fn_config.{name}: a number was expected")));
-            }
-        }
-    }
-    Ok(Objective::Loss(Loss::parse(loss.as_str(), &settings, Guesses::Refuse)?))
+    let run = &run.ok_or_else(|| ApiError::not_found("its model is gone"))?.row;
+    let objective = Objective::of(&store, run, &call)?;
+    train(row, Op::Pass(Box::new(Pass::new(&shared.models, run, objective, &call)?)))
 }
 
 /// A step.
@@ -174,26 +130,6 @@ fn take_step(shared: &Arc<Shared>, call: &OptimStep, body: Bytes) -> Result<Requ
 pub(super) fn again_step(row: &Request, body: &Bytes) -> Result<Next, ApiError> {
     let call: OptimStep = json::decode(body)?;
     train(row, Op::Step(step_params(&call.params)?))
-}
-
-/// The engine's form of a step's numbers.
-pub(crate) fn step_params(params: &OptimParams) -> Result<StepParams, ApiError> {
-    Ok(match params {
-        OptimParams::Adam(adam) => StepParams::Adam(AdamParams {
-            learning_rate: adam.learning_rate,
-            beta1: adam.beta1,
-            beta2: adam.beta2,
-            eps: adam.eps,
-            weight_decay: adam.weight_decay,
-            grad_clip_norm: adam.grad_clip_norm,
-        }),
-        OptimParams::Dimuon(dimuon) => StepParams::Dimuon(DimuonParams {
-            learning_rate: dimuon.learning_rate,
-            beta1: dimuon.beta1,
-            grad_clip_norm: dimuon.grad_clip_norm,
-        }),
-        _ => return Err(ApiError::bad("optim_params: this server has adamw and dimuon")),
-    })
 }
 
 /// Lines up a request of a model that exists.

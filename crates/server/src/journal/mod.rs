@@ -5,21 +5,26 @@
 //! the record is on disk, or when it could not be written: a promise is given there and nowhere
 //! else. A failed write is cut off again, so that what follows it is found.
 //!
+//! What has happened already cannot be refused: such records are owed. A disk that would not take
+//! them is asked again, and until it does nothing that came later is written either.
+//!
 //! It knows neither what a record means nor which are still needed; [`Journal::keep`] is told.
 
 mod frame;
+mod writer;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::path::Path;
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use bytes::Bytes;
 
 use self::frame::{FIXED, MAGIC, Next, PREFIX};
+use self::writer::{Append, Command, Part, Writer};
 
 /// What to do once a record is on disk, or is known not to be.
 pub(crate) type Then = Box<dyn FnOnce(io::Result<()>) + Send>;
@@ -69,16 +74,13 @@ pub(crate) struct Journal {
 #[derive(Clone)]
 pub(crate) struct Reader(Arc<Mutex<Index>>);
 
-enum Command {
-    Append { number: u64, head: Vec<u8>, body: Bytes, then: Then },
-    Keep { live: HashSet<u64>, below: u64, then: Then },
-}
-
 /// Where the body of each record lies.
 struct Index {
     file: File,
     places: BTreeMap<u64, Place>,
     length: u64,
+    /// Why the disk does not take what is owed.
+    trouble: Option<String>,
 }
 
 #[derive(Clone, Copy)]
@@ -108,26 +110,47 @@ impl Journal {
         file.sync_all()?;
         let disk = Box::new(file.try_clone()?);
         let next = found.last().map_or(1, |last| last.number + 1);
-        let index = Index { file: File::open(path)?, places, length };
-        Ok((Self::with_disk(disk, index, next, path.to_owned())?, found))
+        let index = Index { file: File::open(path)?, places, length, trouble: None };
+        Ok((Self::with_disk(disk, index, next, path)?, found))
     }
 
-    fn with_disk(disk: Box<dyn Disk>, index: Index, next: u64, path: PathBuf) -> io::Result<Self> {
+    fn with_disk(disk: Box<dyn Disk>, index: Index, next: u64, path: &Path) -> io::Result<Self> {
         let (sender, receiver) = channel();
         let index = Arc::new(Mutex::new(index));
-        let shared = Arc::clone(&index);
+        let writer = Writer::new(disk, Arc::clone(&index), path.to_owned());
         let thread = std::thread::Builder::new()
             .name("journal".to_owned())
-            .spawn(move || Writer { disk, index: shared, path }.run(&receiver))?;
+            .spawn(move || writer.run(&receiver))?;
         Ok(Self { next, sender: Some(sender), index, thread: Some(thread) })
     }
 
-    /// Lines a record up and returns its number. `then` runs on the journal's thread.
-    pub(crate) fn append(&mut self, head: Vec<u8>, body: Bytes, then: Then) -> u64 {
-        let number = self.next;
-        self.next += 1;
-        self.send(Command::Append { number, head, body, then });
-        number
+    /// Lines records up, to be written together or not at all, and returns the number of the first.
+    /// `then` runs on the journal's thread.
+    pub(crate) fn append(&mut self, records: Vec<(Vec<u8>, Bytes)>, then: Then) -> u64 {
+        self.line_up(records, false, then)
+    }
+
+    /// The same for what has happened already: it is written, however long that takes. `then` gets
+    /// an error only if the server ends before.
+    pub(crate) fn owe(&mut self, records: Vec<(Vec<u8>, Bytes)>, then: Then) -> u64 {
+        self.line_up(records, true, then)
+    }
+
+    fn line_up(&mut self, records: Vec<(Vec<u8>, Bytes)>, owed: bool, then: Then) -> u64 {
+        let first = self.next;
+        let parts: Vec<Part> = (first..)
+            .zip(records)
+            .map(|(number, (head, body))| Part { number, head, body })
+            .collect();
+        self.next += parts.len() as u64;
+        self.send(Command::Append(Append { parts, owed, then }));
+        first
+    }
+
+    /// Calls `then` when everything lined up so far is on disk, or is known not to be: with an error
+    /// if something is owed still.
+    pub(crate) fn settled(&mut self, then: Then) {
+        self.send(Command::Settled { then });
     }
 
     /// Rewrites the file with the `live` records alone, and those lined up after this call.
@@ -141,9 +164,20 @@ impl Journal {
             Some(sender) => sender.send(command).err().map(|unsent| unsent.0),
             None => Some(command),
         };
-        if let Some(Command::Append { then, .. } | Command::Keep { then, .. }) = failed {
-            then(Err(io::Error::other("the journal has stopped")));
+        if let Some(command) = failed {
+            command.then()(Err(io::Error::other("the server is stopping")));
         }
+    }
+
+    /// Takes nothing more in. The thread ends when all is written that can be.
+    pub(crate) fn close(&mut self) -> Option<JoinHandle<()>> {
+        self.sender = None;
+        self.thread.take()
+    }
+
+    /// Why the disk does not take what is owed, if it does not.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        lock(&self.index).trouble.clone()
     }
 
     pub(crate) fn reader(&self) -> Reader {
@@ -169,9 +203,8 @@ impl Journal {
 
 impl Drop for Journal {
     fn drop(&mut self) {
-        self.sender = None;
         let own = std::thread::current().id();
-        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != own) {
+        if let Some(thread) = self.close().filter(|thread| thread.thread().id() != own) {
             // A panic there has been printed already.
             let _ = thread.join();
         }
@@ -255,138 +288,6 @@ fn has_more(path: &Path, at: u64) -> io::Result<bool> {
     let skip = PREFIX as u64 + u64::from(u32::from_le_bytes(prefix));
     file.seek(SeekFrom::Start(at + skip))?;
     Ok(matches!(frame::read(&mut BufReader::new(file))?, Next::Frame(_)))
-}
-
-/// What the thread works with.
-struct Writer {
-    disk: Box<dyn Disk>,
-    index: Arc<Mutex<Index>>,
-    path: PathBuf,
-}
-
-/// Bytes of small records that are written at once.
-const BUFFER: usize = 1 << 20;
-
-impl Writer {
-    fn run(mut self, receiver: &Receiver<Command>) {
-        let mut batch = Vec::new();
-        while let Ok(first) = receiver.recv() {
-            let mut keep = None;
-            match first {
-                Command::Keep { live, below, then } => keep = Some((live, below, then)),
-                append @ Command::Append { .. } => {
-                    batch.push(append);
-                    for next in receiver.try_iter().take(4096) {
-                        match next {
-                            Command::Keep { live, below, then } => {
-                                keep = Some((live, below, then));
-                                break;
-                            }
-                            append @ Command::Append { .. } => batch.push(append),
-                        }
-                    }
-                }
-            }
-            self.write(&mut batch);
-            if let Some((live, below, then)) = keep {
-                then(self.rewrite(&live, below));
-            }
-        }
-    }
-
-    /// Writes a batch whole or not at all.
-    fn write(&mut self, batch: &mut Vec<Command>) {
-        let start = lock(&self.index).length;
-        let (result, places) = self.try_write(batch, start);
-        match &result {
-            Ok(end) => {
-                let mut index = lock(&self.index);
-                index.length = *end;
-                index.places.extend(places);
-            }
-            // If even this fails the next write does too, and says so.
-            Err(_) => drop(self.disk.cut(start)),
-        }
-        for command in batch.drain(..) {
-            let Command::Append { then, .. } = command else { continue };
-            then(match &result {
-                Ok(_) => Ok(()),
-                Err(why) => Err(io::Error::new(why.kind(), why.to_string())),
-            });
-        }
-    }
-
-    fn try_write(&mut self, batch: &[Command], start: u64) -> (io::Result<u64>, Vec<(u64, Place)>) {
-        let mut places = Vec::with_capacity(batch.len());
-        let mut end = start;
-        let mut buffer = Vec::new();
-        let mut write = || {
-            for command in batch {
-                let Command::Append { number, head, body, .. } = command else { continue };
-                let lead = frame::lead(*number, head, body)?;
-                let place = Place { start: end, lead: lead.len(), body: body.len() };
-                places.push((*number, place));
-                end += place.len();
-                buffer.extend_from_slice(&lead);
-                if body.len() < BUFFER / 4 {
-                    buffer.extend_from_slice(body);
-                } else {
-                    self.disk.append(&buffer)?;
-                    buffer.clear();
-                    self.disk.append(body)?;
-                }
-                if buffer.len() >= BUFFER {
-                    self.disk.append(&buffer)?;
-                    buffer.clear();
-                }
-            }
-            self.disk.append(&buffer)?;
-            self.disk.flush()?;
-            Ok(end)
-        };
-        let result = write();
-        (result, places)
-    }
-
-    /// Copies the live records into a new file, which then takes the old one's name.
-    fn rewrite(&mut self, live: &HashSet<u64>, below: u64) -> io::Result<()> {
-        let aside = self.path.with_extension("new");
-        let mut index = lock(&self.index);
-        let mut file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&aside)?;
-        let mut out = io::BufWriter::with_capacity(BUFFER, &mut file);
-        out.write_all(MAGIC)?;
-        let mut at = MAGIC.len() as u64;
-        let mut places = BTreeMap::new();
-        let kept: Vec<(u64, Place)> = index
-            .places
-            .iter()
-            .filter(|(number, _)| **number >= below || live.contains(number))
-            .map(|(number, place)| (*number, *place))
-            .collect();
-        for (number, place) in kept {
-            index.file.seek(SeekFrom::Start(place.start))?;
-            let copied = io::copy(&mut (&index.file).take(place.len()), &mut out)?;
-            if copied < place.len() {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            places.insert(number, Place { start: at, ..place });
-            at += place.len();
-        }
-        out.flush()?;
-        drop(out);
-        file.sync_all()?;
-        std::fs::rename(&aside, &self.path)?;
-        if let Some(folder) = self.path.parent() {
-            // The rename itself; some systems cannot flush folders.
-            let _ = File::open(folder).and_then(|folder| folder.sync_all());
-        }
-        index.file = File::open(&self.path)?;
-        index.places = places;
-        index.length = at;
-        self.disk = Box::new(file);
-        Ok(())
-    }
 }
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
+use super::writer::BUFFER;
 use super::*;
 
 fn append(journal: &mut Journal, head: &str, body: &[u8]) -> io::Result<u64> {
     let (sent, received) = mpsc::channel();
     let then = Box::new(move |result| drop(sent.send(result)));
-    let number = journal.append(head.as_bytes().to_vec(), Bytes::copy_from_slice(body), then);
+    let record = vec![(head.as_bytes().to_vec(), Bytes::copy_from_slice(body))];
+    let number = journal.append(record, then);
     received.recv().unwrap().map(|()| number)
 }
 
@@ -78,15 +80,23 @@ fn only_live_records_are_kept_and_numbers_stay() {
     assert_eq!(journal.reader().body(last).unwrap(), "d");
 }
 
-/// A disk that writes part of something and then is full, for a while.
-struct Full {
+/// A disk that fails at some of its operations, each time after part of the work.
+struct Faulty {
     file: File,
-    left: AtomicUsize,
+    operation: usize,
+    fails: Box<dyn Fn(usize) -> bool + Send>,
 }
 
-impl Disk for Full {
+impl Faulty {
+    fn next(&mut self) -> bool {
+        self.operation += 1;
+        (self.fails)(self.operation - 1)
+    }
+}
+
+impl Disk for Faulty {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        if self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
+        if self.next() {
             self.file.append(&bytes[..bytes.len() / 2])?;
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -94,28 +104,102 @@ impl Disk for Full {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        if self.next() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
 
     fn cut(&mut self, length: u64) -> io::Result<()> {
-        self.file.cut(length)
+        if self.next() { Err(io::ErrorKind::Other.into()) } else { self.file.cut(length) }
     }
+}
+
+fn faulty(path: &Path, fails: impl Fn(usize) -> bool + Send + 'static) -> Journal {
+    drop(Journal::open(path).unwrap());
+    let mut file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let length = file.seek(SeekFrom::End(0)).unwrap();
+    let file_again = File::open(path).unwrap();
+    let index = Index { file: file_again, places: BTreeMap::new(), length, trouble: None };
+    let disk = Faulty { file, operation: 0, fails: Box::new(fails) };
+    Journal::with_disk(Box::new(disk), index, 1, path).unwrap()
 }
 
 #[test]
 fn a_full_disk_is_told_and_leaves_no_gap() {
     let folder = tempfile::tempdir().unwrap();
+    // One operation fails, or two in a row, or three: also the cutting, also the flush.
+    for (at, count) in (0..8).flat_map(|at| (1..4).map(move |count| (at, count))) {
+        let path = folder.path().join(format!("journal-{at}-{count}"));
+        let mut journal = faulty(&path, move |n| (at..at + count).contains(&n));
+        let mut kept = Vec::new();
+        for head in ["a", "b", "c", "d", "e"] {
+            match append(&mut journal, head, b"body") {
+                Ok(number) => {
+                    assert_eq!(journal.reader().body(number).unwrap(), "body");
+                    kept.push(head.to_owned());
+                }
+                Err(error) => assert!(!error.to_string().is_empty()),
+            }
+        }
+        assert!(kept.len() >= 2, "{at} {count}: {kept:?}");
+        drop(journal);
+        let (_, found) = Journal::open(&path).unwrap();
+        assert_eq!(heads(&found), kept, "{at} {count}");
+    }
+}
+
+#[test]
+fn what_is_owed_is_written_in_its_place_however_often_the_disk_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    for failing in 0..12 {
+        let path = folder.path().join(format!("journal-{failing}"));
+        let mut journal = faulty(&path, move |n| n < failing);
+        let (sent, received) = mpsc::channel();
+        let mut expected = Vec::new();
+        for (i, head) in ["a", "b", "c", "d"].into_iter().enumerate() {
+            let record = vec![(head.as_bytes().to_vec(), Bytes::from_static(b"body"))];
+            if i % 2 == 0 {
+                let sent = sent.clone();
+                journal.owe(record, Box::new(move |written| drop(sent.send(written))));
+                expected.push(head);
+            } else if append(&mut journal, head, b"body").is_ok() {
+                expected.push(head);
+            }
+        }
+        received.recv().unwrap().unwrap();
+        received.recv().unwrap().unwrap();
+        assert_eq!(journal.trouble(), None);
+        drop(journal);
+        assert_eq!(heads(&Journal::open(&path).unwrap().1), expected, "{failing}");
+    }
+}
+
+#[test]
+fn nothing_is_dropped_while_something_is_owed() {
+    let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("journal");
-    drop(Journal::open(&path).unwrap());
-    let mut file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
-    let length = file.seek(SeekFrom::End(0)).unwrap();
-    let index = Index { file: File::open(&path).unwrap(), places: BTreeMap::new(), length };
-    let disk = Full { file, left: AtomicUsize::new(2) };
-    let mut journal = Journal::with_disk(Box::new(disk), index, 1, path.clone()).unwrap();
-    append(&mut journal, "a", b"1").unwrap();
-    let error = append(&mut journal, "b", b"2").unwrap_err();
-    assert_eq!(error.kind(), io::ErrorKind::StorageFull);
-    append(&mut journal, "c", b"3").unwrap();
+    let failing = Arc::new(AtomicBool::new(false));
+    let fails = Arc::clone(&failing);
+    let mut journal = faulty(&path, move |_| fails.load(Ordering::Relaxed));
+    let first = append(&mut journal, "old", b"").unwrap();
+    failing.store(true, Ordering::Relaxed);
+    let (sent, received) = mpsc::channel();
+    let tell = |what: &'static str| -> Then {
+        let sent = sent.clone();
+        Box::new(move |written| sent.send((what, written.is_ok())).unwrap())
+    };
+    let new = journal.owe(vec![(b"new".to_vec(), Bytes::new())], tell("owed"));
+    journal.settled(tell("settled"));
+    journal.keep([new].into(), tell("kept"));
+    assert_eq!(received.recv().unwrap(), ("settled", false));
+    assert_eq!(received.recv().unwrap(), ("kept", false));
+    assert!(journal.trouble().is_some());
+    failing.store(false, Ordering::Relaxed);
+    assert_eq!(received.recv().unwrap(), ("owed", true));
+    // A record that is nowhere on disk cannot stand for one that is.
+    journal.keep([new, new + 7].into(), tell("kept"));
+    assert_eq!(received.recv().unwrap(), ("kept", false));
+    assert_eq!(journal.reader().body(first).unwrap(), "");
+    journal.keep([new].into(), tell("kept"));
+    assert_eq!(received.recv().unwrap(), ("kept", true));
     drop(journal);
-    assert_eq!(heads(&Journal::open(&path).unwrap().1), ["a", "c"]);
+    assert_eq!(heads(&Journal::open(&path).unwrap().1), ["new"]);
 }

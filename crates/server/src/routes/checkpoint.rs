@@ -1,6 +1,7 @@
 //! Checkpoints: looking at them, and what can be done to them without a model.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -14,8 +15,9 @@ use tinkex_wire::{
 };
 
 use super::session::page;
-use super::{FILES, OnDisk, Reply, done, from_query, to_json};
+use super::{FILES, Reply, done, from_query, to_json};
 use crate::admit::check_ttl;
+use crate::commit;
 use crate::error::ApiError;
 use crate::state::{Download, Shared};
 use crate::store::{Checkpoint, Record, Run, Store, now, timestamp};
@@ -74,20 +76,18 @@ pub(super) fn info(shared: &Shared, body: &Bytes) -> Reply {
     })
 }
 
-pub(super) async fn delete(shared: &Shared, run: &str, kind: &str, name: &str) -> Reply {
+pub(super) async fn delete(shared: &Arc<Shared>, run: &str, kind: &str, name: &str) -> Reply {
     let path = address(run, kind, name)?;
-    let (then, on_disk) = OnDisk::new();
-    {
-        let mut store = shared.store();
-        find(&store, &path)?;
-        store.put(Record::Gone { path }, then);
-    }
-    on_disk.wait().await?;
+    commit::change(shared, |store| {
+        find(store, &path)?;
+        Ok((vec![Record::Gone { path }], ()))
+    })
+    .await?;
     done()
 }
 
 pub(super) async fn publish(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     run: &str,
     kind: &str,
     name: &str,
@@ -106,7 +106,7 @@ pub(super) async fn publish(
 }
 
 pub(super) async fn set_ttl(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     run: &str,
     kind: &str,
     name: &str,
@@ -128,33 +128,29 @@ fn until(seconds: u64) -> i64 {
 }
 
 async fn change(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     path: &TinkerPath,
     edit: impl FnOnce(&mut Checkpoint) -> Result<(), ApiError>,
 ) -> Reply {
-    let (then, on_disk) = OnDisk::new();
-    {
-        let mut store = shared.store();
-        let mut row = find(&store, path)?;
+    commit::change(shared, |store| {
+        let mut row = find(store, path)?;
         edit(&mut row)?;
-        store.put(Record::Checkpoint(row), then);
-    }
-    on_disk.wait().await?;
+        Ok((vec![Record::Checkpoint(row)], ()))
+    })
+    .await?;
     done()
 }
 
 /// A copy is a run of its own that cannot be trained; it shares the files.
-pub(super) async fn copy(shared: &Shared, body: &Bytes) -> Reply {
+pub(super) async fn copy(shared: &Arc<Shared>, body: &Bytes) -> Reply {
     let call: CopyWeights = json::decode(body)?;
     check_ttl(call.ttl_seconds)?;
     let source: TinkerPath = call.source_path.parse()?;
     if source.kind() == CheckpointKind::External {
         return Err(ApiError::bad(format!("source_path: {source} was saved for download")));
     }
-    let (then, on_disk) = OnDisk::new();
-    let path = {
-        let mut store = shared.store();
-        let row = find(&store, &source)?;
+    let path = commit::change(shared, |store| {
+        let row = find(store, &source)?;
         let (id, session) =
             match (&call.session_id, call.model_seq_id, &call.destination_project_id) {
                 (Some(session), Some(n), _) => {
@@ -176,7 +172,7 @@ pub(super) async fn copy(shared: &Shared, body: &Bytes) -> Reply {
         if store.runs.contains_key(&id) {
             return Err(ApiError::bad(format!("{id} exists already")));
         }
-        store.note(Record::Run(Run {
+        let run = Run {
             id: id.clone(),
             session,
             number: call.model_seq_id.unwrap_or_default(),
@@ -191,21 +187,21 @@ pub(super) async fn copy(shared: &Shared, body: &Bytes) -> Reply {
             snapshot: None,
             last_seq: None,
             project_id: Some(call.destination_project_id.unwrap_or_else(|| "default".to_owned())),
-        }));
+        };
         let path = TinkerPath::new(id, source.kind(), source.name())?;
         let expires_at = call.ttl_seconds.map(until);
         let copy = Checkpoint {
             path: path.clone(),
             request: None,
+            seq: None,
             created_at: now(),
             expires_at,
             public: false,
             ..row
         };
-        store.put(Record::Checkpoint(copy), then);
-        path
-    };
-    on_disk.wait().await?;
+        Ok((vec![Record::Run(run), Record::Checkpoint(copy)], path))
+    })
+    .await?;
     to_json(&WeightsCopied { tinker_path: path.to_string() })
 }
 

@@ -67,7 +67,7 @@ fn look(shared: &Shared, id: &RequestId, allow_metadata: bool) -> Result<Look, A
         Phase::Ready { payload: None, proto, number, .. } => {
             Look::OnDisk { proto: *proto, number: *number, reader: store.reader() }
         }
-        Phase::Writing | Phase::Waiting | Phase::Settling => {
+        Phase::Writing { .. } | Phase::Waiting | Phase::Settling => {
             Look::Wait(Arc::clone(&entry.changed).notified_owned())
         }
     })
@@ -101,10 +101,18 @@ fn pending(shared: &Shared, id: &RequestId) -> Pending {
         store.requests.get(id).map(|entry| (entry.row.line.clone(), entry.row.seq))
     };
     let (queued, _) = shared.queue.size();
+    let trouble = shared.store().journal.trouble();
     let missing = match &line {
         Some((Line::Model(model), seq)) => shared.queue.missing(model, *seq).map(|n| (n, *seq)),
         _ => None,
     };
+    if let Some(why) = trouble {
+        let reason = format!("the server's disk takes no answers at present: {why}");
+        return Pending {
+            queue_state: Some(QueueState::PausedCapacity),
+            queue_state_reason: Some(reason),
+        };
+    }
     match missing {
         Some((missing, seq)) => Pending {
             queue_state: Some(QueueState::PausedCapacity),
@@ -151,6 +159,7 @@ pub(super) async fn retrieve_many(shared: &Arc<Shared>, body: &Bytes) -> Reply {
         };
         if tokio::time::timeout_at(until, changed).await.is_err() {
             let cursor = call.prev_cursor;
+            shared.store().drop_feed(&key);
             return to_json(&FuturesRetrieved { completions: Vec::new(), cursor });
         }
     }
@@ -159,15 +168,16 @@ pub(super) async fn retrieve_many(shared: &Arc<Shared>, body: &Bytes) -> Reply {
 /// Nobody waits for a ticket any more. Only samples are stopped by that.
 pub(super) fn cancel(shared: &Shared, body: &Bytes) -> Reply {
     let call: CancelFuture = json::decode(body)?;
-    let sample = {
-        let store = shared.store();
-        let entry = store.requests.get(&call.request_id);
-        entry.is_some_and(|entry| {
-            matches!(entry.row.line, Line::Sampler(_)) && entry.answered_at().is_none()
-        })
-    };
-    if sample {
-        shared.queue.cancel(call.request_id);
+    let mut store = shared.store();
+    if let Some(entry) = store.requests.get_mut(&call.request_id)
+        && matches!(entry.row.line, Line::Sampler(_))
+    {
+        match &mut entry.phase {
+            Phase::Writing { cancelled } => *cancelled = true,
+            Phase::Waiting => shared.queue.cancel(call.request_id),
+            Phase::Settling | Phase::Ready { .. } | Phase::Failed { .. } => {}
+        }
     }
+    drop(store);
     done()
 }

@@ -1,5 +1,6 @@
 //! HTTP: from calls to replies. Nothing below here knows of it.
 
+mod body;
 mod checkpoint;
 mod file;
 mod future;
@@ -8,28 +9,28 @@ mod session;
 mod usage;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{
-    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName, ORIGIN, TRANSFER_ENCODING,
-};
+use http::header::{CONTENT_TYPE, HOST, HeaderName, ORIGIN};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
-use tinkex_wire::codec::{compress, json, query};
+use tinkex_wire::codec::{json, query};
 use tinkex_wire::{
-    BodyCodec, ClientConfig, DynamicConfig, ErrorBody, Found, Health, HealthStatus, JSON,
-    JsonObject, RequestId, Route, ServerCapabilities, TelemetryBatch, TelemetryReply,
-    TelemetryStatus, header,
+    ClientConfig, DynamicConfig, ErrorBody, Found, Health, HealthStatus, JSON, JsonObject,
+    RequestId, Route, ServerCapabilities, TelemetryBatch, TelemetryReply, TelemetryStatus, header,
 };
 
 use crate::admit;
 use crate::error::ApiError;
 use crate::metrics::Gauges;
-use crate::state::{BODY_UNIT, Shared};
+use crate::state::Shared;
+
+use self::body::{Held, take};
 
 /// A reply's body: bytes, or a file as it is read.
 pub(crate) type Body = http_body_util::Either<Full<Bytes>, file::FileBody>;
@@ -54,10 +55,11 @@ pub(crate) async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> 
     }
 }
 
-/// Reads and drops what is left of a body, within reason.
+/// Reads and drops what is left of a body, within reason and while it comes.
 async fn drain(body: &mut Incoming) {
     let mut left: usize = 16 << 20;
-    while let Some(Ok(frame)) = body.frame().await {
+    let pause = Duration::from_millis(200);
+    while let Ok(Some(Ok(frame))) = tokio::time::timeout(pause, body.frame()).await {
         let read = frame.data_ref().map_or(0, Bytes::len);
         let Some(rest) = left.checked_sub(read) else { return };
         left = rest;
@@ -67,7 +69,7 @@ async fn drain(body: &mut Incoming) {
 async fn dispatch(shared: &Arc<Shared>, parts: &Parts, body: &mut Incoming) -> Reply {
     let path = parts.uri.path();
     if path.starts_with(FILES) && parts.method == http::Method::GET {
-        return file::download(shared, &path[FILES.len()..]).await;
+        return file::download(shared, &path[FILES.len()..], &parts.headers).await;
     }
     let found = Route::find(parts.method.as_str(), path);
     if found.as_ref().is_none_or(|found| found.route != Route::Health) {
@@ -77,8 +79,10 @@ async fn dispatch(shared: &Arc<Shared>, parts: &Parts, body: &mut Incoming) -> R
         return Ok(plain("text/plain; version=0.0.4", metrics(shared).into()));
     }
     let Some(found) = found else { return Err(no_such_route(parts.method.as_str(), path)) };
-    let body = read(shared, parts, body, found.route).await?;
+    let body = Held::read(shared, parts, body, found.route).await?;
     let query = parts.uri.query().unwrap_or_default();
+    // Its room is taken until it is dealt with.
+    let (body, _room) = body.split();
     route(shared, &found, query, &parts.headers, body).await
 }
 
@@ -198,99 +202,20 @@ fn client_config(shared: &Shared) -> ClientConfig {
     }
 }
 
-/// Bodies from this size on are read beside the threads that answer calls.
-const HEAVY: usize = 64 << 10;
-
-/// Takes in a request whose body may be large.
-async fn take(
-    shared: &Arc<Shared>,
-    body: Bytes,
-    admit: fn(&Arc<Shared>, Bytes) -> Result<RequestId, ApiError>,
-) -> Result<RequestId, ApiError> {
-    let own = Arc::clone(shared);
-    beside(shared, body.len(), move || admit(&own, body)).await
-}
-
-/// Runs what takes long for large bodies where it holds nobody up; only so many at once.
-async fn beside<T: Send + 'static>(
-    shared: &Shared,
-    size: usize,
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    if size < HEAVY {
-        return work();
-    }
-    let stopping = || ApiError::busy("the server is stopping", 1_000);
-    let _turn = shared.heavy.acquire().await.map_err(|_| stopping())?;
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(stopping()))
-}
-
 /// Waits for the promise of a request that was taken in.
 async fn ticket(shared: &Shared, taken: Result<RequestId, ApiError>) -> Reply {
     to_json(&admit::promise(shared, taken?).await?)
 }
 
-/// Reads a body within the limits, decompressed.
-async fn read(
-    shared: &Shared,
-    parts: &Parts,
-    body: &mut Incoming,
-    route: Route,
-) -> Result<Bytes, ApiError> {
-    let limit = shared.options.limits.body;
-    let too_large = || {
-        let why = format!("the body is larger than {limit} bytes");
-        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why)
-    };
-    let length = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
-    let length = match length.map(str::parse::<usize>) {
-        Some(Ok(length)) => length,
-        Some(Err(_)) => return Err(ApiError::bad("content-length: not a number")),
-        // In pieces of any number, or none at all.
-        None if parts.headers.contains_key(TRANSFER_ENCODING) => limit,
-        None => 0,
-    };
-    if length > limit {
-        return Err(too_large());
-    }
-    if route.body() == BodyCodec::Empty && length == 0 {
-        return Ok(Bytes::new());
-    }
-    let most = shared.options.limits.bodies / BODY_UNIT;
-    let units = u32::try_from((length / BODY_UNIT).clamp(1, most.max(1))).unwrap_or(u32::MAX);
-    let Ok(_room) = shared.body_room.acquire_many(units).await else {
-        return Err(ApiError::busy("the server is stopping", 1_000));
-    };
-    let reading = Limited::new(body, limit).collect();
-    let collected = match tokio::time::timeout(shared.options.times.slow_client, reading).await {
-        Ok(Ok(collected)) => collected.to_bytes(),
-        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => return Err(too_large()),
-        Ok(Err(error)) => return Err(ApiError::bad(format!("the body did not arrive: {error}"))),
-        Err(_) => {
-            let why = "the body did not arrive in time";
-            return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, why));
-        }
-    };
-    match parts.headers.get(CONTENT_ENCODING).map(HeaderValue::as_bytes) {
-        None | Some(b"identity") => Ok(collected),
-        Some(b"zstd") => {
-            let size = collected.len();
-            beside(shared, size, move || Ok(compress::decompress(&collected, limit)?)).await
-        }
-        Some(_) => Err(ApiError::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "content-encoding: this server understands zstd, and bodies as they are",
-        )),
-    }
-}
-
 /// Lets in who may come in.
 fn check_key(shared: &Shared, headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(key) = &shared.options.key else {
-        // Any page that a browser shows may call a port of this machine.
-        if headers.contains_key(ORIGIN) {
+        // Any page that a browser shows may call a port of this machine, also under a name of its
+        // own that it lets point here.
+        if headers.contains_key(ORIGIN) || !is_here(headers) {
             return Err(ApiError::forbidden(
-                "this server has no key, so it takes no calls from web pages; start it with one",
+                "this server has no key, so it takes no calls from web pages and none under a name \
+                 but localhost; start it with one",
             ));
         }
         return Ok(());
@@ -304,6 +229,14 @@ fn check_key(shared: &Shared, headers: &HeaderMap) -> Result<(), ApiError> {
     }
     let why = "the key in x-api-key is not the one that this server was started with";
     Err(ApiError::new(StatusCode::UNAUTHORIZED, why))
+}
+
+/// Whether a call was made to an address, or to this machine by its usual name.
+fn is_here(headers: &HeaderMap) -> bool {
+    let Some(host) = headers.get(HOST) else { return true };
+    let Ok(authority) = http::uri::Authority::try_from(host.as_bytes()) else { return false };
+    let name = authority.host().trim_matches(['[', ']']);
+    name.eq_ignore_ascii_case("localhost") || name.parse::<std::net::IpAddr>().is_ok()
 }
 
 fn no_such_route(method: &str, path: &str) -> ApiError {
@@ -368,24 +301,4 @@ fn refuse(error: &ApiError) -> Response<Body> {
 /// Reads a query.
 fn from_query<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, ApiError> {
     Ok(query::decode(text)?)
-}
-
-/// Waits until a fact is on disk.
-struct OnDisk(tokio::sync::oneshot::Receiver<std::io::Result<()>>);
-
-impl OnDisk {
-    fn new() -> (crate::journal::Then, Self) {
-        let (sent, received) = tokio::sync::oneshot::channel();
-        // Whoever asked may have gone; the fact is a fact all the same.
-        let then = Box::new(move |written| drop(sent.send(written)));
-        (then, Self(received))
-    }
-
-    async fn wait(self) -> Result<(), ApiError> {
-        match self.0.await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(why)) => Err(ApiError::disk(&why)),
-            Err(_) => Err(ApiError::disk(&std::io::Error::other("the journal has stopped"))),
-        }
-    }
 }

@@ -1,5 +1,7 @@
 //! Models, training runs and sampling sessions.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use tinkex_wire::codec::json;
 use tinkex_wire::rest::{
@@ -11,7 +13,8 @@ use tinkex_wire::{
 };
 
 use super::session::{OWNER, page, texts};
-use super::{OnDisk, Reply, from_query, to_json};
+use super::{Reply, from_query, to_json};
+use crate::commit;
 use crate::error::ApiError;
 use crate::state::Shared;
 use crate::store::{Kept, Record, Run, Sampler, Store, timestamp};
@@ -82,13 +85,11 @@ fn shown(store: &Store, kept: &Kept<Run>) -> TrainingRun {
     }
 }
 
-pub(super) async fn create_sampler(shared: &Shared, body: &Bytes) -> Reply {
+pub(super) async fn create_sampler(shared: &Arc<Shared>, body: &Bytes) -> Reply {
     let call: CreateSamplingSession = json::decode(body)?;
     call.check()?;
     let id = SamplerId::in_session(&call.session_id, call.sampling_session_seq_id);
-    let (then, on_disk) = OnDisk::new();
-    {
-        let mut store = shared.store();
+    commit::create(shared, |store| {
         match store.sessions.get(&call.session_id) {
             None => {
                 let why = format!("there is no session {}", call.session_id);
@@ -99,25 +100,22 @@ pub(super) async fn create_sampler(shared: &Shared, body: &Bytes) -> Reply {
             }
             Some(_) => {}
         }
-        let row = source(shared, &store, &call, id.clone())?;
+        let row = source(shared, store, &call, id.clone())?;
         if let Some(before) = store.samplers.get(&id) {
             // The same again is the same; the reply to the first may have been lost.
             let same = (&before.row.model_path, &before.row.base_model)
                 == (&row.model_path, &row.base_model);
             if same {
-                return to_json(&SamplingSessionCreated { sampling_session_id: id });
+                return Ok((Vec::new(), ()));
             }
             return Err(ApiError::bad(format!(
                 "{id} exists already and samples from something else"
             )));
         }
         store.touch(&call.session_id);
-        store.put(Record::Sampler(row), then);
-    }
-    if let Err(error) = on_disk.wait().await {
-        shared.store().samplers.remove(&id);
-        return Err(error);
-    }
+        Ok((vec![Record::Sampler(row)], ()))
+    })
+    .await?;
     to_json(&SamplingSessionCreated { sampling_session_id: id })
 }
 
@@ -156,18 +154,15 @@ fn source(
     Ok(Sampler { id, session, base_model, model_path, folder, clients: 1 })
 }
 
-pub(super) async fn join_sampler(shared: &Shared, body: &Bytes) -> Reply {
+pub(super) async fn join_sampler(shared: &Arc<Shared>, body: &Bytes) -> Reply {
     let call: JoinSamplingSession = json::decode(body)?;
-    let (then, on_disk) = OnDisk::new();
-    let client_counter = {
-        let mut store = shared.store();
+    let client_counter = commit::change(shared, |store| {
         let kept = store.samplers.get(&call.sampling_session_id);
         let row = &kept.ok_or_else(|| no_sampler(&call.sampling_session_id))?.row;
         let (row, number) = (Sampler { clients: row.clients + 1, ..row.clone() }, row.clients);
-        store.put(Record::Sampler(row), then);
-        number
-    };
-    on_disk.wait().await?;
+        Ok((vec![Record::Sampler(row)], number))
+    })
+    .await?;
     to_json(&SamplingSessionJoined { client_counter })
 }
 

@@ -14,7 +14,8 @@ use tinkex_wire::{
     SessionCreated, SessionHeartbeat, SessionId,
 };
 
-use super::{OnDisk, Reply, done, from_query, to_json};
+use super::{Reply, done, from_query, to_json};
+use crate::commit;
 use crate::error::ApiError;
 use crate::state::Shared;
 use crate::store::{End, Record, Session, Store, now, timestamp};
@@ -25,7 +26,7 @@ pub(super) const OWNER: &str = "local";
 /// The project of those who name none.
 const PROJECT: &str = "default";
 
-pub(super) async fn create(shared: &Shared, body: &Bytes) -> Reply {
+pub(super) async fn create(shared: &Arc<Shared>, body: &Bytes) -> Reply {
     let call: CreateSession = json::decode(body)?;
     let id = SessionId::from(uuid::Uuid::new_v4().to_string());
     let row = Session {
@@ -37,12 +38,7 @@ pub(super) async fn create(shared: &Shared, body: &Bytes) -> Reply {
         display_name: call.display_name,
         end: None,
     };
-    let (then, on_disk) = OnDisk::new();
-    shared.store().put(Record::Session(row), then);
-    if let Err(error) = on_disk.wait().await {
-        shared.store().sessions.remove(&id);
-        return Err(error);
-    }
+    commit::create(shared, |_| Ok((vec![Record::Session(row)], ()))).await?;
     let (info_message, warning_message, error_message) = (None, None, None);
     to_json(&SessionCreated { session_id: id, info_message, warning_message, error_message })
 }
@@ -71,10 +67,15 @@ pub(super) async fn finish(shared: &Arc<Shared>, id: &str, body: &Bytes) -> Repl
     if !shared.store().sessions.contains_key(&id) {
         return Err(missing(&id));
     }
-    let (then, on_disk) = OnDisk::new();
-    sweep::end_session(shared, &id, End::Finished(call), then);
-    on_disk.wait().await?;
-    done()
+    let turn = Arc::clone(&shared.changes).lock_owned().await;
+    let (sent, received) = tokio::sync::oneshot::channel();
+    let then = Box::new(move |written| drop(sent.send(written)));
+    sweep::end_sessions(shared, turn, vec![(id, End::Finished(call))], then);
+    match received.await {
+        Ok(Ok(())) => done(),
+        Ok(Err(why)) => Err(ApiError::disk(&why)),
+        Err(_) => Err(ApiError::busy("the server is stopping", 1_000)),
+    }
 }
 
 pub(super) fn list(shared: &Shared, query: &str) -> Reply {
@@ -118,17 +119,15 @@ pub(super) fn texts(metadata: Option<&JsonObject>) -> Option<Metadata> {
     Some(metadata?.iter().map(|(key, value)| (key.clone(), text(value))).collect())
 }
 
-pub(super) async fn assign_project(shared: &Shared, id: &str, body: &Bytes) -> Reply {
+pub(super) async fn assign_project(shared: &Arc<Shared>, id: &str, body: &Bytes) -> Reply {
     let call: SessionProject = json::decode(body)?;
     let id = SessionId::from(id);
-    let (then, on_disk) = OnDisk::new();
-    {
-        let mut store = shared.store();
+    commit::change(shared, |store| {
         let kept = store.sessions.get(&id).ok_or_else(|| missing(&id))?;
         let row = Session { project_id: Some(call.project_id), ..kept.row.clone() };
-        store.put(Record::Session(row), then);
-    }
-    on_disk.wait().await?;
+        Ok((vec![Record::Session(row)], ()))
+    })
+    .await?;
     done()
 }
 

@@ -8,6 +8,7 @@ mod checkpoint;
 mod record;
 mod replay;
 mod request;
+mod undo;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::journal::{Journal, Then};
 
 pub(crate) use self::record::*;
 pub(crate) use self::replay::Undone;
-pub(crate) use self::request::{Entry, Feed, Phase};
+pub(crate) use self::request::{Entry, Feed, Phase, Written};
 
 /// Everything the server knows.
 pub(crate) struct Store {
@@ -47,7 +48,7 @@ pub(crate) struct Store {
 }
 
 /// A fact, its record's number, and what need not survive.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Kept<T> {
     pub(crate) row: T,
     pub(crate) number: u64,
@@ -86,27 +87,54 @@ fn nothing() -> Then {
     Box::new(|_| {})
 }
 
+/// Facts of which all or none are written; the last one may have a body.
+type Facts = Vec<(Vec<u8>, Bytes)>;
+
+/// Facts as they are written.
+fn written(records: &[Record], mut body: Bytes) -> Facts {
+    let last = records.len().saturating_sub(1);
+    let write = |(i, record)| {
+        let head = serde_json::to_vec(record).expect("our own texts and numbers are always JSON");
+        (head, if i == last { std::mem::take(&mut body) } else { Bytes::new() })
+    };
+    records.iter().enumerate().map(write).collect()
+}
+
 impl Store {
-    /// Appends a fact and remembers it.
-    pub(crate) fn put(&mut self, record: Record, then: Then) -> u64 {
-        let number = self.append(&record, Bytes::new(), then);
-        self.apply(record, number, 0);
-        number
+    /// Appends facts and makes them true. If they cannot be written `then` has to undo that: see
+    /// [`before`](Self::before).
+    pub(crate) fn put(&mut self, records: Vec<Record>, then: Then) {
+        let first = self.journal.append(written(&records, Bytes::new()), then);
+        self.apply_all(records, first);
     }
 
-    /// The same where nobody waits.
+    /// The same where nobody waits and nothing is lost if it is not written.
     pub(crate) fn note(&mut self, record: Record) {
-        self.put(record, nothing());
+        self.put(vec![record], nothing());
     }
 
-    fn append(&mut self, record: &Record, body: Bytes, then: Then) -> u64 {
-        match serde_json::to_vec(record) {
-            Ok(head) => self.journal.append(head, body, then),
-            Err(why) => {
-                // Our own types: texts and numbers are always JSON.
-                then(Err(std::io::Error::other(why)));
-                0
-            }
+    /// Makes something true that has happened already, so it is written however long that takes.
+    pub(crate) fn owe(&mut self, record: Record) {
+        let records = vec![record];
+        let first = self.journal.owe(written(&records, Bytes::new()), nothing());
+        self.apply_all(records, first);
+    }
+
+    /// Appends facts that become true only once they are on disk: `then` is made with them and the
+    /// number of the first.
+    pub(crate) fn propose(
+        &mut self,
+        records: Vec<Record>,
+        then: impl FnOnce(Vec<Record>, u64) -> Then,
+    ) {
+        let facts = written(&records, Bytes::new());
+        let first = self.journal.next_number();
+        self.journal.append(facts, then(records, first));
+    }
+
+    pub(crate) fn apply_all(&mut self, records: Vec<Record>, first: u64) {
+        for (number, record) in (first..).zip(records) {
+            self.apply(record, number, 0);
         }
     }
 
@@ -145,7 +173,7 @@ impl Store {
             live.insert(entry.number);
             live.extend(entry.done_number());
         }
-        live.insert(self.totals_number);
+        live.extend((self.totals_number > 0).then_some(self.totals_number));
         live
     }
 
@@ -169,16 +197,6 @@ impl Store {
                 }
             }),
         );
-    }
-
-    /// Ends a session: what only it could use goes.
-    pub(crate) fn end_session(&mut self, id: &SessionId, end: End, then: Then) {
-        let Some(kept) = self.sessions.get(id) else { return then(Ok(())) };
-        if kept.row.end.is_some() {
-            return then(Ok(()));
-        }
-        let row = Session { end: Some(end), ..kept.row.clone() };
-        self.put(Record::Session(row), then);
     }
 
     /// The models of a session.

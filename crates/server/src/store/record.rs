@@ -116,6 +116,9 @@ pub(crate) struct Checkpoint {
     pub(crate) folder: String,
     /// The request that made it.
     pub(crate) request: Option<RequestId>,
+    /// That request's number; none for a copy.
+    #[serde(default)]
+    pub(crate) seq: Option<u64>,
     pub(crate) created_at: Micros,
     pub(crate) expires_at: Option<Micros>,
     pub(crate) size_bytes: u64,

@@ -78,9 +78,13 @@ impl Store {
             }
             Record::Run(row) => self.apply_run(row, number),
             Record::Sampler(row) => {
+                if let Some(folder) = &row.folder {
+                    self.making.remove(folder);
+                }
                 upsert(self.samplers.entry(row.id.clone()), row, number);
             }
             Record::Checkpoint(row) => {
+                self.making.remove(&row.folder);
                 self.checkpoints.insert(row.path.clone(), Kept::new(row, number));
             }
             Record::Gone { path } => {
@@ -91,7 +95,8 @@ impl Store {
                 let line = self.lines.entry(row.line.clone()).or_default();
                 line.insert(row.seq, row.id.clone());
                 let changed = Arc::new(Notify::new());
-                let entry = Entry { row: Arc::clone(&row), number, phase: Phase::Writing, changed };
+                let phase = Phase::Writing { cancelled: false };
+                let entry = Entry { row: Arc::clone(&row), number, phase, changed };
                 self.requests.insert(row.id.clone(), entry);
             }
             Record::Done(done) => self.apply_done(&done, number, body),
@@ -114,6 +119,7 @@ impl Store {
             (since, last, seen) = (before.since, before.row.last_seq, before.seen);
         }
         if let Some(snapshot) = &row.snapshot {
+            self.making.remove(&snapshot.folder);
             since = since.split_off(&(snapshot.seq + 1));
         }
         let row = Run { last_seq: row.last_seq.max(last), ..row };

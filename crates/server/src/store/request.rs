@@ -8,7 +8,7 @@ use tinkex_wire::{Completion, Payload, RequestFailed, RequestId, SamplerId, Seq}
 use tokio::sync::Notify;
 
 use super::record::{Answer, Done, Line, Micros, Record, Request};
-use super::{Change, Store, nothing, now};
+use super::{Change, Store, now, written};
 use crate::journal::Then;
 
 /// A request that was taken in.
@@ -25,8 +25,8 @@ pub(crate) struct Entry {
 /// How far a request is.
 #[derive(Clone, Debug)]
 pub(crate) enum Phase {
-    /// On its way to the disk.
-    Writing,
+    /// On its way to the disk. Its client may have changed its mind meanwhile.
+    Writing { cancelled: bool },
     /// In line, or being carried out.
     Waiting,
     /// Carried out; the answer is on its way to the disk.
@@ -41,7 +41,7 @@ impl Entry {
     pub(super) fn done_number(&self) -> Option<u64> {
         match self.phase {
             Phase::Ready { number, .. } | Phase::Failed { number, .. } => Some(number),
-            Phase::Writing | Phase::Waiting | Phase::Settling => None,
+            Phase::Writing { .. } | Phase::Waiting | Phase::Settling => None,
         }
     }
 
@@ -49,7 +49,7 @@ impl Entry {
     pub(crate) fn answered_at(&self) -> Option<Micros> {
         match self.phase {
             Phase::Ready { at, .. } | Phase::Failed { at, .. } => Some(at),
-            Phase::Writing | Phase::Waiting | Phase::Settling => None,
+            Phase::Writing { .. } | Phase::Waiting | Phase::Settling => None,
         }
     }
 
@@ -62,6 +62,13 @@ impl Entry {
     }
 }
 
+/// Whether a request is still wanted when it is on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Written {
+    Wanted,
+    Cancelled,
+}
+
 /// The answers that one client of a sampling session has not been told of.
 #[derive(Debug, Default)]
 pub(crate) struct Feed {
@@ -71,19 +78,27 @@ pub(crate) struct Feed {
 }
 
 impl Store {
-    /// Takes a request in. `then` runs when it is on disk or known not to be.
-    pub(crate) fn open_request(&mut self, row: Request, body: Bytes, then: Then) {
-        let record = Record::Request(row);
-        let number = self.append(&record, body, then);
-        self.apply(record, number, 0);
+    /// Takes a request in, together with facts that come with it. `then` runs when it is on disk or
+    /// known not to be.
+    pub(crate) fn open_request(
+        &mut self,
+        row: Request,
+        mut facts: Vec<Record>,
+        body: Bytes,
+        then: Then,
+    ) {
+        facts.push(Record::Request(row));
+        let first = self.journal.append(written(&facts, body), then);
+        self.apply_all(facts, first);
     }
 
     /// A request is on disk.
-    pub(crate) fn request_written(&mut self, id: &RequestId) {
-        if let Some(entry) = self.requests.get_mut(id) {
-            entry.phase = Phase::Waiting;
-            entry.changed.notify_waiters();
-        }
+    pub(crate) fn request_written(&mut self, id: &RequestId) -> Written {
+        let Some(entry) = self.requests.get_mut(id) else { return Written::Wanted };
+        let cancelled = matches!(entry.phase, Phase::Writing { cancelled: true });
+        entry.phase = Phase::Waiting;
+        entry.changed.notify_waiters();
+        if cancelled { Written::Cancelled } else { Written::Wanted }
     }
 
     /// A request could not be written: as if it had never come.
@@ -95,24 +110,25 @@ impl Store {
         entry.changed.notify_waiters();
     }
 
-    /// A request was carried out. Its answer is shown once it is on disk.
-    ///
-    /// `then` gets the store back when that is so.
-    pub(crate) fn settle(&mut self, done: Done, body: Bytes, then: impl FnOnce(u64) -> Then) {
+    /// A request was carried out, and `facts` became true by it. Its answer is shown once it is on
+    /// disk: `then` is made with the number of the answer's record.
+    pub(crate) fn settle(
+        &mut self,
+        done: Done,
+        facts: Vec<Record>,
+        body: Bytes,
+        then: impl FnOnce(u64) -> Then,
+    ) {
         if let Some(entry) = self.requests.get_mut(&done.id) {
             entry.phase = Phase::Settling;
         }
-        let next = self.journal_next();
-        let record = Record::Done(done);
-        let number = self.append(&record, body, then(next));
-        debug_assert_eq!(number, next, "only who holds the lock appends");
-        if let Record::Done(done) = record {
-            self.account(&done, number);
-        }
-    }
-
-    fn journal_next(&self) -> u64 {
-        self.journal.next_number()
+        let mut records = facts;
+        records.push(Record::Done(done));
+        let number = self.journal.next_number() + records.len() as u64 - 1;
+        let first = self.journal.owe(written(&records, body), then(number));
+        let Some(Record::Done(done)) = records.pop() else { return };
+        self.apply_all(records, first);
+        self.account(&done, number);
     }
 
     /// Shows an answer to those who wait for it.
@@ -182,9 +198,8 @@ impl Store {
         if known.is_empty() {
             return;
         }
-        let record = Record::Forget { ids: known };
-        let number = self.append(&record, Bytes::new(), nothing());
-        self.apply(record, number, 0);
+        // If this is not written they come back with the next start, and go again.
+        self.note(Record::Forget { ids: known });
     }
 
     pub(super) fn drop_request(&mut self, id: &RequestId) {
@@ -198,10 +213,22 @@ impl Store {
                 self.lines.remove(&entry.row.line);
             }
         }
-        if let Some(feed) = entry.feed().and_then(|key| self.feeds.get_mut(&key)) {
+        if let Some(key) = entry.feed()
+            && let Some(feed) = self.feeds.get_mut(&key)
+        {
             feed.completions.retain(|(_, completion)| completion.request_id() != id);
+            self.drop_feed(&key);
         }
         entry.changed.notify_waiters();
+    }
+
+    /// Drops a feed that has nothing to tell and that nobody listens to.
+    pub(crate) fn drop_feed(&mut self, key: &(SamplerId, u64)) {
+        let idle =
+            |feed: &Feed| feed.completions.is_empty() && Arc::strong_count(&feed.changed) == 1;
+        if self.feeds.get(key).is_some_and(idle) {
+            self.feeds.remove(key);
+        }
     }
 
     fn account(&mut self, done: &Done, number: u64) {

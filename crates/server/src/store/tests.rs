@@ -58,7 +58,7 @@ fn done(id: &str, changed: bool) -> Done {
 /// Waits until everything so far is on disk.
 fn flush(store: &mut Store) {
     let (sent, received) = mpsc::channel();
-    store.put(session(0), Box::new(move |written| drop(sent.send(written))));
+    store.put(vec![session(0)], Box::new(move |written| drop(sent.send(written))));
     received.recv().unwrap().unwrap();
 }
 
@@ -75,12 +75,12 @@ fn a_tidied_journal_tells_the_same_story() {
     store.note(run());
     // One that changed the model and was fetched, one that did not, one that waits, one to fetch.
     for (id, seq) in [("changed", 1), ("other", 2), ("answered", 3), ("waits", 4)] {
-        store.open_request(request(id, seq), Bytes::from(id.to_owned()), nothing());
+        store.open_request(request(id, seq), vec![], Bytes::from(id.to_owned()), nothing());
     }
     for (id, changed) in [("changed", true), ("other", false), ("answered", false)] {
         let answer = Bytes::from(format!("answer of {id}"));
         let mut number = 0;
-        store.settle(done(id, changed), answer.clone(), |n| {
+        store.settle(done(id, changed), vec![], answer.clone(), |n| {
             number = n;
             nothing()
         });
@@ -120,10 +120,10 @@ fn answers_beyond_the_limit_leave_memory_and_stay_on_disk() {
     store.note(run());
     for seq in 1..=5 {
         let id = format!("r{seq}");
-        store.open_request(request(&id, seq), Bytes::new(), nothing());
+        store.open_request(request(&id, seq), vec![], Bytes::new(), nothing());
         let answer = Bytes::from(vec![u8::try_from(seq).unwrap(); 400]);
         let mut number = 0;
-        store.settle(done(&id, false), answer.clone(), |n| {
+        store.settle(done(&id, false), vec![], answer.clone(), |n| {
             number = n;
             nothing()
         });
@@ -146,8 +146,8 @@ fn a_snapshot_makes_earlier_changes_unnecessary() {
     store.note(run());
     for seq in 1..=3 {
         let id = format!("r{seq}");
-        store.open_request(request(&id, seq), Bytes::new(), nothing());
-        store.settle(done(&id, true), Bytes::new(), |_| nothing());
+        store.open_request(request(&id, seq), vec![], Bytes::new(), nothing());
+        store.settle(done(&id, true), vec![], Bytes::new(), |_| nothing());
     }
     let row = store.runs[&ModelId::from("s:train:0")].row.clone();
     let snapshot = Some(Snapshot { seq: 2, folder: "f".to_owned() });

@@ -1,7 +1,7 @@
 //! Base models in memory: loaded when first used, gone when nobody uses them.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use tinkex_engine::{Engine, Precision, Sampler};
@@ -79,11 +79,22 @@ impl Engines {
         self.loaded.remove(name);
     }
 
-    /// Drops models that were not used for so long; says which.
-    pub(super) fn drop_idle(&mut self, after: Duration) -> Vec<String> {
+    /// How many are loaded.
+    pub(super) fn count(&self) -> usize {
+        self.loaded.len()
+    }
+
+    /// When each was last used.
+    pub(super) fn used(&self) -> impl Iterator<Item = Instant> {
+        self.loaded.values().map(|loaded| loaded.used)
+    }
+
+    /// Drops models that were not used for so long and that nothing `in_use` is made of; says which.
+    pub(super) fn drop_idle(&mut self, after: Duration, in_use: &HashSet<String>) -> Vec<String> {
         let idle: Vec<String> = self
             .loaded
             .iter()
+            .filter(|(name, _)| !in_use.contains(*name))
             .filter(|(_, loaded)| loaded.sampler.is_idle() && loaded.used.elapsed() >= after)
             .map(|(name, _)| name.clone())
             .collect();

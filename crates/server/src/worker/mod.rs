@@ -3,7 +3,6 @@
 //! Training and sampling take turns by the time they took, so that neither starves the other;
 //! when one has nothing to do the other has it all. Samples of all sessions run together.
 
-mod data;
 mod engines;
 mod model;
 mod sample;
@@ -16,14 +15,15 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tinkex_wire::ModelId;
+use tinkex_wire::{ModelId, SessionId};
 
 use self::engines::Engines;
 use self::model::Live;
 use self::sample::Running;
 use crate::settle::{Settled, settle};
 use crate::state::Shared;
-use crate::store::Fault;
+use crate::store::{End, Fault};
+use crate::sweep;
 use crate::work::{Job, Work};
 
 /// How long the worker sleeps if nothing happens.
@@ -51,7 +51,7 @@ impl Worker {
         loop {
             let sampling = !self.engines.is_idle();
             let turn = !sampling || trained <= sampled;
-            let batch = self.shared.queue.take(turn, (!sampling).then_some(IDLE));
+            let batch = self.shared.queue.take(turn, (!sampling).then(|| self.patience()));
             for job in batch.samples {
                 self.begin(job);
             }
@@ -60,6 +60,9 @@ impl Worker {
             }
             for model in batch.dropped {
                 self.live.remove(&model);
+            }
+            if !batch.silent.is_empty() {
+                self.end(batch.silent);
             }
             if batch.stopping {
                 return self.save_all();
@@ -84,6 +87,34 @@ impl Worker {
             }
             self.shared.metrics.busy_micros.add(micros(start.elapsed()));
         }
+    }
+
+    /// How long there may be nothing to do at all.
+    fn patience(&self) -> Duration {
+        let until = self.next_idle().map(|at| at.saturating_duration_since(Instant::now()));
+        until.unwrap_or(IDLE).min(IDLE)
+    }
+
+    /// Ends sessions of which nothing was heard, once what their models learned is saved.
+    fn end(&mut self, sessions: Vec<SessionId>) {
+        let mut ended = Vec::new();
+        for id in sessions {
+            // It may have said something meanwhile.
+            if !sweep::is_silent(&self.shared, &id) {
+                continue;
+            }
+            let models: Vec<ModelId> = {
+                let store = self.shared.store();
+                store.runs_of(&id).map(|run| run.id.clone()).collect()
+            };
+            let saves = self.shared.options.autosave_on_expiry;
+            // What cannot be saved now is tried again with the next round.
+            if !saves || models.iter().all(|model| self.autosave(model)) {
+                ended.push((id, End::Expired));
+            }
+        }
+        let turn = Arc::clone(&self.shared.changes).blocking_lock_owned();
+        sweep::end_sessions(&self.shared, turn, ended, Box::new(|_| {}));
     }
 
     /// Runs a request of a model and answers it.

@@ -4,6 +4,7 @@
 //! same bits. A snapshot is taken after a step, when no gradients are pending, once enough work
 //! has gathered that doing it again would hurt.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use tinkex_engine::file::HeadName;
@@ -13,11 +14,10 @@ use tinkex_wire::codec::json;
 use tinkex_wire::{ForwardBackward, ModelId, OptimStep};
 
 use super::Worker;
-use crate::admit;
 use crate::error::ApiError;
 use crate::settle::Settled;
 use crate::store::{Change, Fault, Kind, Lora, Record, Run, Snapshot};
-use crate::work::Op;
+use crate::work::{Objective, Pass, step_params};
 
 /// A model in memory.
 pub(super) struct Live {
@@ -33,6 +33,11 @@ impl Live {
     pub(super) fn new(trainer: Trainer) -> Self {
         Self { trainer, spent: Duration::ZERO, pending: false, used: Instant::now() }
     }
+
+    /// About what it takes: the adapter, as it is multiplied, its gradients, and the optimizer's two.
+    fn bytes(&self) -> usize {
+        self.trainer.parameters() * 5 * size_of::<f32>()
+    }
 }
 
 impl Worker {
@@ -40,7 +45,7 @@ impl Worker {
     pub(super) fn model(&mut self, run: &Run) -> Result<&mut Live, Settled> {
         if !self.live.contains_key(&run.id) {
             let live = self.bring_back(run)?;
-            self.live.insert(run.id.clone(), live);
+            self.keep(run, live);
         }
         let live = self.live.get_mut(&run.id);
         let live = live.ok_or_else(|| Settled::failed(Fault::Server, "the model was lost"))?;
@@ -48,11 +53,27 @@ impl Worker {
         Ok(live)
     }
 
+    /// Keeps a model in memory; those that were not used for longest make room.
+    pub(super) fn keep(&mut self, run: &Run, live: Live) -> Option<Live> {
+        let before = self.live.insert(run.id.clone(), live);
+        let most = self.shared.options.limits.models;
+        while self.live.values().map(Live::bytes).sum::<usize>() > most {
+            let others = self.live.iter().filter(|(id, _)| **id != run.id);
+            let oldest = others.min_by_key(|(_, live)| live.used).map(|(id, _)| id.clone());
+            let Some(oldest) = oldest else { break };
+            self.save_one(&oldest);
+            self.live.remove(&oldest);
+        }
+        before
+    }
+
     pub(super) fn engine(&mut self, base: &str) -> Result<Engine, Settled> {
         let Some(model) = self.shared.models.get(base) else {
             return Err(Settled::failed(Fault::User, self.shared.models.missing(base)));
         };
-        Ok(self.engines.get(model)?.engine.clone())
+        let engine = self.engines.get(model)?.engine.clone();
+        self.shared.metrics.loaded.set(self.engines.count());
+        Ok(engine)
     }
 
     fn bring_back(&mut self, run: &Run) -> Result<Live, Settled> {
@@ -79,15 +100,16 @@ impl Worker {
             match kind {
                 Kind::ForwardBackward => {
                     let call = ForwardBackward::from_proto(&body).map_err(|e| again(e.into()))?;
-                    let op = admit::pass_of(&self.shared.store(), run, call).map_err(again)?;
-                    if let Op::Pass(pass) = op {
-                        super::data::run(&mut live.trainer, &pass)?;
-                        live.pending = true;
-                    }
+                    let objective = Objective::of(&self.shared.store(), run, &call);
+                    let objective = objective.map_err(again)?;
+                    let pass =
+                        Pass::new(&self.shared.models, run, objective, &call).map_err(again)?;
+                    pass.batch.run(&mut live.trainer, pass.mode)?;
+                    live.pending = true;
                 }
                 Kind::OptimStep => {
                     let call: OptimStep = json::decode(&body).map_err(|e| again(e.into()))?;
-                    let params = admit::step_params(&call.params).map_err(again)?;
+                    let params = step_params(&call.params).map_err(again)?;
                     live.trainer.optim_step(&params)?;
                     live.pending = false;
                 }
@@ -128,9 +150,11 @@ impl Worker {
                 let row = store.runs.get(model).map(|kept| kept.row.clone());
                 if let Some(row) = row {
                     let snapshot = Some(Snapshot { seq, folder: folder.clone() });
-                    store.note(Record::Run(Run { snapshot, ..row }));
+                    // Later records build on it.
+                    store.owe(Record::Run(Run { snapshot, ..row }));
+                } else {
+                    store.making.remove(&folder);
                 }
-                store.making.remove(&folder);
                 true
             }
             Err(why) => {
@@ -143,17 +167,20 @@ impl Worker {
 
     /// Writes down every model that would have to be computed again.
     pub(super) fn save_all(&mut self) -> usize {
-        let due: Vec<(ModelId, u64)> = {
+        let all: Vec<ModelId> = self.live.keys().cloned().collect();
+        all.into_iter().filter(|model| self.save_one(model)).count()
+    }
+
+    /// Writes a model down if it would have to be computed again; whether that was so.
+    fn save_one(&mut self, model: &ModelId) -> bool {
+        if self.live.get(model).is_none_or(|live| live.pending) {
+            return false;
+        }
+        let last = {
             let store = self.shared.store();
-            let last = |model: &ModelId| {
-                let run = store.runs.get(model)?;
-                let (last, _) = run.since.last_key_value()?;
-                Some((model.clone(), *last))
-            };
-            let settled = self.live.iter().filter(|(_, live)| !live.pending);
-            settled.filter_map(|(model, _)| last(model)).collect()
+            store.runs.get(model).and_then(|run| run.since.keys().next_back().copied())
         };
-        due.into_iter().filter(|(model, seq)| self.snapshot(model, *seq)).count()
+        last.is_some_and(|seq| self.snapshot(model, seq))
     }
 
     /// Frees what was not used for long; it comes back when it is needed.
@@ -168,12 +195,25 @@ impl Worker {
         for model in idle {
             self.live.remove(&model);
         }
-        if self.live.is_empty() {
-            for name in self.engines.drop_idle(after) {
-                self.running.forget_weights_of(&name);
-                crate::log::job(format_args!("unloaded {name}"));
-            }
+        let store = self.shared.store();
+        let in_use: HashSet<String> = self
+            .live
+            .keys()
+            .filter_map(|model| Some(store.runs.get(model)?.row.base_model.clone()))
+            .collect();
+        drop(store);
+        for name in self.engines.drop_idle(after, &in_use) {
+            self.running.forget_weights_of(&name);
+            crate::log::job(format_args!("unloaded {name}"));
         }
+        self.shared.metrics.loaded.set(self.engines.count());
+    }
+
+    /// When something may be idle for long enough to go.
+    pub(super) fn next_idle(&self) -> Option<Instant> {
+        let live = self.live.values().map(|live| live.used);
+        let first = live.chain(self.engines.used()).min()?;
+        first.checked_add(self.shared.options.times.idle_model)
     }
 }
 

@@ -101,6 +101,7 @@ impl Worker {
         };
         let prompt = sample.request.prompt.len();
         let ticket = loaded.sampler.add(&weights, sample.request)?;
+        self.shared.metrics.loaded.set(self.engines.count());
         let key = (row.base_model.clone(), ticket);
         let targets = sample.targets;
         let one = One { id: id.clone(), sampler: row, prompt, targets, start: Instant::now() };
@@ -116,8 +117,7 @@ impl Worker {
         if let Some(loaded) = self.engines.loaded(&key.0) {
             loaded.sampler.cancel(key.1);
         }
-        let failed = Settled::failed(Fault::User, "cancelled by its client");
-        settle(&self.shared, &mut self.shared.store(), id, failed);
+        settle(&self.shared, &mut self.shared.store(), id, Settled::cancelled());
     }
 
     /// Computes one batch of every model that samples, and answers what is finished.

@@ -8,8 +8,8 @@ use tinkex_wire::{
     SamplerId, SamplerWeightsSaved, TinkerPath, WeightsLoaded, WeightsSaved,
 };
 
+use super::Worker;
 use super::model::{Live, lora_config, optimizer_kind};
-use super::{Worker, data};
 use crate::settle::Settled;
 use crate::store::{Checkpoint, Fault, Record, Run, Sampler, Use, What, now};
 use crate::work::{Op, Pass, Save};
@@ -24,6 +24,9 @@ impl Worker {
         if let Some(why) = &run.closed {
             return Settled::failed(Fault::User, format!("{model} cannot be used: {why}"));
         }
+        if self.shared.store().open_session(&run.session).is_none() {
+            return Settled::failed(Fault::User, format!("session {} is over", run.session));
+        }
         let done = match op {
             Op::Create => self.create(&run),
             Op::Pass(pass) => self.pass(&run, &pass),
@@ -34,7 +37,7 @@ impl Worker {
                 let output = OptimStepOutput { metrics: Some(metrics.into_iter().collect()) };
                 Ok(Settled::json(&output).changed())
             }),
-            Op::Save(save) => self.save(id, &run, *save),
+            Op::Save(save) => self.save(id, &run, seq, *save),
             Op::SaveFor(sampler) => self.save_for(&run, sampler),
             Op::Load { folder, path, optimizer, creates } => {
                 self.load(&run, seq, &folder, &path, optimizer, creates)
@@ -49,29 +52,20 @@ impl Worker {
             .and_then(|engine| Ok(engine.create(lora_config(&run.lora), optimizer_kind(run))?));
         match made {
             Ok(trainer) => {
-                self.live.insert(run.id.clone(), Live::new(trainer));
+                self.keep(run, Live::new(trainer));
                 Ok(Settled::json(&ModelCreated { model_id: run.id.clone() }))
             }
-            Err(failed) => Err(self.close(run, failed)),
+            Err(failed) => Err(closed(run, failed)),
         }
     }
 
-    /// A model that could not be made cannot be used.
-    fn close(&mut self, run: &Run, failed: Settled) -> Settled {
-        let closed = Some("it could not be created".to_owned());
-        self.shared.store().note(Record::Run(Run { closed, ..run.clone() }));
-        failed
-    }
-
     fn pass(&mut self, run: &Run, pass: &Pass) -> Result<Settled, Settled> {
-        let tokens: usize =
-            pass.data.iter().filter_map(|datum| datum.model_input().token_count()).sum();
         let live = self.model(run)?;
-        let output = data::run(&mut live.trainer, pass)?;
-        let backward = pass.mode == Mode::ForwardBackward && !pass.data.is_empty();
+        let output = pass.batch.run(&mut live.trainer, pass.mode)?;
+        let backward = pass.mode == Mode::ForwardBackward && !pass.batch.is_empty();
         live.pending |= backward;
-        let settled = Settled::proto(data::output(pass, output).to_proto());
-        let tokens = u64::try_from(tokens).unwrap_or(u64::MAX);
+        let settled = Settled::proto(pass.batch.output(output).to_proto());
+        let tokens = u64::try_from(pass.batch.tokens()).unwrap_or(u64::MAX);
         self.shared.metrics.trained_tokens.add(tokens);
         let settled = settled.used(vec![(self.used(run, What::Training), tokens)]);
         Ok(if backward { settled.changed() } else { settled })
@@ -82,7 +76,13 @@ impl Worker {
         Use { hour: now().div_euclid(3_600_000_000), session, base_model, what }
     }
 
-    fn save(&mut self, id: &RequestId, run: &Run, save: Save) -> Result<Settled, Settled> {
+    fn save(
+        &mut self,
+        id: &RequestId,
+        run: &Run,
+        seq: u64,
+        save: Save,
+    ) -> Result<Settled, Settled> {
         let kind = save.path.kind();
         {
             let store = self.shared.store();
@@ -98,35 +98,60 @@ impl Worker {
             }
         }
         let (folder, size_bytes) = self.write(run, kind, save.path.name())?;
-        let seconds = |ttl: u64| i64::try_from(ttl).unwrap_or(i64::MAX).saturating_mul(1_000_000);
+        let path = save.path.clone();
         let row = Checkpoint {
-            path: save.path.clone(),
-            folder: folder.clone(),
             request: Some(id.clone()),
-            created_at: now(),
-            expires_at: save.ttl_seconds.map(|ttl| now().saturating_add(seconds(ttl))),
-            size_bytes,
-            public: false,
-            user_metadata: save.user_metadata,
-            base_model: run.base_model.clone(),
-            lora: run.lora,
-            optimizer: run.optimizer.clone(),
+            ..checkpoint(run, seq, save, folder, size_bytes)
         };
-        let mut store = self.shared.store();
-        store.note(Record::Checkpoint(row));
-        store.making.remove(&folder);
-        drop(store);
-        Ok(saved(&save.path, size_bytes).used(vec![(self.used(run, What::Checkpoints), 1)]))
+        let used = vec![(self.used(run, What::Checkpoints), 1)];
+        Ok(saved(&path, size_bytes).fact(Record::Checkpoint(row)).used(used))
     }
 
-    /// Writes an adapter into a folder of its own; whoever gets the name takes it off `making`.
+    /// Saves what a model learned since it was last saved, before its session goes; whether nothing
+    /// is left to save.
+    pub(super) fn autosave(&mut self, model: &ModelId) -> bool {
+        let (run, seq) = {
+            let store = self.shared.store();
+            let Some(kept) = store.runs.get(model) else { return true };
+            let snapshot = kept.row.snapshot.as_ref().map(|snapshot| snapshot.seq);
+            let Some(seq) = kept.since.keys().next_back().copied().max(snapshot) else {
+                return true;
+            };
+            let saved = store.checkpoints_of(model);
+            let mut saved = saved.iter().filter(|row| row.path.kind() == CheckpointKind::Training);
+            if kept.row.closed.is_some() || saved.any(|row| row.seq.is_some_and(|s| s >= seq)) {
+                return true;
+            }
+            (kept.row.clone(), seq)
+        };
+        let name = format!("autosave-{seq}");
+        let Ok(path) = TinkerPath::new(model.clone(), CheckpointKind::Training, &*name) else {
+            return true;
+        };
+        match self.write(&run, CheckpointKind::Training, &name) {
+            Ok((folder, size)) => {
+                let ttl_seconds = Some(24 * 3_600);
+                let save = Save { path, overwrite: true, ttl_seconds, user_metadata: None };
+                crate::log::job(format_args!("saved {}, its session is over", save.path));
+                let row = checkpoint(&run, seq, save, folder, size);
+                self.shared.store().owe(Record::Checkpoint(row));
+                true
+            }
+            Err(failed) => {
+                crate::log::warn(format_args!("{model} could not be saved: {:?}", failed.answer));
+                false
+            }
+        }
+    }
+
+    /// Writes an adapter into a folder of its own, which stays if a fact says so.
     fn write(
         &mut self,
         run: &Run,
         kind: CheckpointKind,
         name: &str,
     ) -> Result<(String, u64), Settled> {
-        let run_name = run.id.as_str().replace(':', "_");
+        let run_name = folder_name(run);
         let unique = uuid::Uuid::new_v4().simple().to_string();
         let folder = format!("{run_name}-{}-{name}-{}", kind.segment(), &unique[..8]);
         let path = self.shared.folders.join(&folder);
@@ -153,17 +178,16 @@ impl Worker {
         let engine = self.engine(&run.base_model)?;
         let weights = engine.snapshot(&self.model(run)?.trainer);
         self.running.remember(&id, &run.base_model, weights);
-        let mut store = self.shared.store();
-        store.note(Record::Sampler(Sampler {
+        let sampler = Record::Sampler(Sampler {
             id: id.clone(),
             session: run.session.clone(),
             base_model: run.base_model.clone(),
             model_path: None,
-            folder: Some(folder.clone()),
+            folder: Some(folder),
             clients: 1,
-        }));
-        store.making.remove(&folder);
-        Ok(Settled::json(&SamplerWeightsSaved { path: None, sampling_session_id: Some(id) }))
+        });
+        let saved = SamplerWeightsSaved { path: None, sampling_session_id: Some(id) };
+        Ok(Settled::json(&saved).fact(sampler))
     }
 
     fn load(
@@ -186,10 +210,10 @@ impl Worker {
         });
         let trainer = match loaded {
             Ok(trainer) => trainer,
-            Err(failed) if creates => return Err(self.close(run, failed)),
+            Err(failed) if creates => return Err(closed(run, failed)),
             Err(failed) => return Err(failed),
         };
-        let before = self.live.insert(run.id.clone(), Live::new(trainer));
+        let before = self.keep(run, Live::new(trainer));
         // The checkpoint may be deleted; the model must come back without it.
         if !self.snapshot(&run.id, seq) {
             self.live.remove(&run.id);
@@ -199,6 +223,30 @@ impl Worker {
         }
         let (path, model_id) = (Some(path.to_string()), Some(run.id.clone()));
         Ok(Settled::json(&WeightsLoaded { path, model_id }))
+    }
+}
+
+/// A model that could not be made cannot be used.
+fn closed(run: &Run, failed: Settled) -> Settled {
+    let closed = Some("it could not be created".to_owned());
+    failed.fact(Record::Run(Run { closed, ..run.clone() }))
+}
+
+fn checkpoint(run: &Run, seq: u64, save: Save, folder: String, size_bytes: u64) -> Checkpoint {
+    let seconds = |ttl: u64| i64::try_from(ttl).unwrap_or(i64::MAX).saturating_mul(1_000_000);
+    Checkpoint {
+        path: save.path,
+        folder,
+        request: None,
+        seq: Some(seq),
+        created_at: now(),
+        expires_at: save.ttl_seconds.map(|ttl| now().saturating_add(seconds(ttl))),
+        size_bytes,
+        public: false,
+        user_metadata: save.user_metadata,
+        base_model: run.base_model.clone(),
+        lora: run.lora,
+        optimizer: run.optimizer.clone(),
     }
 }
 
@@ -213,6 +261,11 @@ fn saved(path: &TinkerPath, size: u64) -> Settled {
             Settled::json(&ExternalWeightsSaved { path: Some(address), size_bytes: Some(size) })
         }
     }
+}
+
+/// A run as part of a folder's name; whoever copies a checkpoint can choose the id.
+fn folder_name(run: &Run) -> String {
+    run.id.as_str().replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_")
 }
 
 /// Bytes of the files of a folder.

@@ -121,6 +121,39 @@ async fn files_are_downloaded_by_url() {
         total += reply.bytes().await.unwrap().len() as u64;
     }
     assert_eq!(Some(total), saved.size_bytes);
+    // A download that broke goes on where it was, if the file is still the same.
+    let part = |range: &str, tag: &str| {
+        let request = http.get(&urls["adapter_config.json"]).header("range", range.to_owned());
+        request.header("if-range", tag.to_owned()).send()
+    };
+    let whole = http.get(&urls["adapter_config.json"]).send().await.unwrap();
+    let tag = whole.headers()["etag"].to_str().unwrap().to_owned();
+    let whole = whole.bytes().await.unwrap();
+    let rest_of_it = part("bytes=10-", &tag).await.unwrap();
+    assert_eq!(rest_of_it.status(), 206);
+    let told = format!("bytes 10-{}/{}", whole.len() - 1, whole.len());
+    assert_eq!(rest_of_it.headers()["content-range"], told.as_str());
+    assert_eq!(rest_of_it.bytes().await.unwrap(), whole[10..]);
+    let piece = part("bytes=2-4", &tag).await.unwrap();
+    assert_eq!(piece.bytes().await.unwrap(), whole[2..5]);
+    assert_eq!(part("bytes=10-", "\"other\"").await.unwrap().status(), 200);
+    assert_eq!(part("bytes=999999-", &tag).await.unwrap().status(), 416);
     let up = urls["adapter_config.json"].replace("adapter_config.json", "..%2F..%2Flock");
     assert_eq!(http.get(up).send().await.unwrap().status(), 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_training_checkpoint_is_brought_home_and_leaves_nothing() {
+    let house = House::new().await;
+    let service = house.client();
+    let model = model(&service).await;
+    let path = model.save_state("kept").await.unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let done = service.rest().download(path).to(home.path().join("adapter")).await.unwrap();
+    assert_eq!(done.files, ["adapter_config.json", "adapter_model.safetensors"]);
+    assert!(home.path().join("adapter/adapter_model.safetensors").is_file());
+    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
+    let all = ListUserCheckpoints { limit: 10, offset: 0 };
+    let left = service.rest().list_user_checkpoints(&all).await.unwrap().checkpoints;
+    assert_eq!(left.len(), 1, "the export is gone: {left:?}");
 }

@@ -1,5 +1,6 @@
 //! A server of a tiny model, and clients of it.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,6 +15,12 @@ pub(crate) const MODEL: &str = "tiny";
 pub(crate) struct House {
     pub(crate) server: Server,
     pub(crate) data: TempDir,
+}
+
+/// What a command tells the tests it runs.
+pub(crate) fn setting(name: &str) -> Option<String> {
+    #[expect(clippy::disallowed_methods, reason = "the one place where tests are told something")]
+    std::env::var(name).ok()
 }
 
 pub(crate) fn golden(name: &str) -> PathBuf {
@@ -116,6 +123,30 @@ impl Http {
                 return body;
             }
         }
+    }
+
+    /// The tokens behind the ticket of a sample.
+    pub(crate) async fn sampled(&self, ticket: &Value) -> Vec<u32> {
+        loop {
+            let poll = serde_json::json!({"request_id": ticket["request_id"]});
+            let url = format!("{}/api/v1/retrieve_future", self.base);
+            let reply = self.client.post(url).body(poll.to_string()).send().await.unwrap();
+            let proto = reply.headers()["content-type"] == "application/x-protobuf";
+            let body = reply.bytes().await.unwrap();
+            if proto {
+                let answer = tinkex_wire::SampleResponse::from_proto(&body).unwrap();
+                return answer.sequences[0].tokens.to_vec();
+            }
+            assert!(body.windows(9).any(|part| part == b"try_again"), "{body:?}");
+        }
+    }
+
+    /// The numbers of `/metrics`.
+    pub(crate) async fn metrics(&self) -> HashMap<String, u64> {
+        let reply = self.client.get(format!("{}/metrics", self.base)).send().await.unwrap();
+        let text = reply.text().await.unwrap();
+        let lines = text.lines().filter_map(|line| line.strip_prefix("tinkex_")?.split_once(' '));
+        lines.map(|(name, value)| (name.to_owned(), value.parse().unwrap())).collect()
     }
 
     pub(crate) async fn session(&self) -> String {

@@ -1,11 +1,20 @@
 //! The server, driven by the client over loopback.
 
-#![expect(clippy::unwrap_used, reason = "a wrong assumption is a failed test")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a wrong assumption is a failed test")]
 
+mod attack;
 mod checkpoint;
 mod closed;
+mod contract;
+mod crash;
+mod disk;
+mod faults;
+mod fuzz;
 mod house;
+mod idle;
 mod order;
+mod process;
+mod raw;
 mod restart;
 mod sampling;
 mod training;

@@ -55,20 +55,6 @@ async fn a_gap_is_skipped_after_a_while_and_its_number_is_then_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failed_request_leaves_the_model_as_it_was() {
-    let house = House::new().await;
-    let http = house.http();
-    let session = http.session().await;
-    let model = http.model(&session).await;
-    let (_, bad) = pass(&http, &model, 1, [3, 1_000_000]).await;
-    let answer = http.answer(&bad).await;
-    assert_eq!(answer["category"], "user", "{answer}");
-    assert!(answer["error"].as_str().unwrap().contains("data[0]"), "{answer}");
-    let (_, next) = http.post("/optim_step", step(&model, 2, 0.1)).await;
-    assert_eq!(http.answer(&next).await["metrics"]["unclipped_grad_l2:mean"], json!(0.0));
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_says_when_to_come_back() {
     let house = House::with(|options| {
         options.limits.queued = 2;

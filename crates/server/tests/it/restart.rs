@@ -1,53 +1,10 @@
 //! A server that is killed at any moment comes back as if nothing had happened.
 
-use std::io::{BufRead as _, BufReader};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-
 use serde_json::{Value, json};
 use tinkex_wire::{Datum, ForwardBackward, ForwardBackwardOutput, LossFn, Seq};
 
-use crate::house::{Http, MODEL, create_model, golden, step};
-
-/// A server in a process of its own.
-struct Process {
-    child: Child,
-    url: String,
-}
-
-impl Process {
-    fn start(data: &Path) -> Self {
-        Self::on(data, 0)
-    }
-
-    fn on(data: &Path, port: u16) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_tinkex-server"))
-            .args(["--port", &port.to_string(), "--threads", "1", "--quiet", "--data-dir"])
-            .arg(data)
-            .arg("--model")
-            .arg(format!("{MODEL}={}", golden("qwen3").display()))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        Self { child, url: line.trim().to_owned() }
-    }
-
-    /// `kill -9`.
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+use crate::house::{Http, create_model, step};
+use crate::process::Process;
 
 fn pass(model: &str, seq: u64) -> Vec<u8> {
     let tokens = [u32::try_from(seq % 50).unwrap() + 3, 4, 5];
@@ -165,81 +122,6 @@ async fn sessions_samplers_and_answers_come_back() {
     assert_eq!(reply.headers()["content-type"], "application/x-protobuf");
     let beat = http.post("/session_heartbeat", json!({"session_id": session})).await;
     assert_eq!(beat.0, 200);
-}
-
-/// Thirty steps by the client, which sends again what got lost, while the server is killed `kills`
-/// times at moments that `seed` decides. Returns the losses and the last weights.
-async fn run_by_client(seed: u64, kills: usize) -> (Vec<u64>, Vec<Vec<u8>>) {
-    let data = tempfile::tempdir().unwrap();
-    let mut process = Process::start(data.path());
-    let url = process.url.clone();
-    let port: u16 = url.rsplit(':').next().unwrap().parse().unwrap();
-    let service = crate::house::client(&url);
-    let model = service.create_lora_training_client(MODEL).rank(4).seed(11).create().await.unwrap();
-    let rest = service.rest();
-    let (finished, mut progress) = tokio::sync::watch::channel(0_usize);
-    let steps = async {
-        let mut ahead = Vec::new();
-        for n in 0..30_u32 {
-            let batch = vec![Datum::completion([n + 3, 4, 5], [9, 10]).unwrap(); 2];
-            let adam = tinkex::AdamParams::with_learning_rate(1e-2);
-            ahead.push(model.step(batch, LossFn::CrossEntropy, adam));
-        }
-        let mut losses = Vec::new();
-        for (pass, step) in ahead {
-            losses.push(pass.await.unwrap().metrics["loss:sum"].as_f64().to_bits());
-            step.await.unwrap();
-            finished.send_replace(losses.len());
-        }
-        let saved = model.save_weights_external("end").await.unwrap();
-        (losses, rest.get_external_weights_urls(&saved.path).await.unwrap().urls)
-    };
-    let mut steps = std::pin::pin!(steps);
-    let mut noise = seed;
-    let mut killed = 0;
-    let (losses, urls) = loop {
-        noise =
-            noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        // Spread over the run, and then a moment that has nothing to do with what is answered.
-        let (after, turns) = ((killed + 1) * 30 / (kills + 2), (noise >> 33) % 500);
-        let moment = async {
-            progress.wait_for(|finished| *finished >= after).await.unwrap();
-            for _ in 0..turns {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::select! {
-            done = steps.as_mut() => break done,
-            () = moment, if killed < kills => {
-                process.kill();
-                killed += 1;
-                process = Process::on(data.path(), port);
-            }
-        }
-    };
-    assert_eq!(killed, kills, "every kill came before the end");
-    let mut files = Vec::new();
-    for url in urls.values() {
-        files.push(
-            crate::house::plain().get(url).send().await.unwrap().bytes().await.unwrap().to_vec(),
-        );
-    }
-    (losses, files)
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_run_of_the_client_survives_kills_at_any_moment() {
-    assert_eq!(run_by_client(1, 3).await, run_by_client(0, 0).await);
-}
-
-/// The same over many seeds: `cargo xtask crash`.
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "takes minutes; cargo xtask crash runs it"]
-async fn runs_of_the_client_survive_kills_over_many_seeds() {
-    let whole = run_by_client(0, 0).await;
-    for seed in 1..=25 {
-        assert_eq!(run_by_client(seed, 5).await, whole, "seed {seed}");
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

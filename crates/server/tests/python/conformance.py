@@ -1,10 +1,11 @@
 """The official Python SDK against a local server.
 
-    python conformance.py BASE_URL MODEL
+    python conformance.py BASE_URL MODEL [--torch]
 
 Every check is a function; one that fails is reported and the others still run.
 """
 
+import asyncio
 import math
 import os
 import sys
@@ -12,6 +13,7 @@ import traceback
 import urllib.request
 
 BASE_URL, MODEL = sys.argv[1:3]
+TORCH = "--torch" in sys.argv
 os.environ["TINKER_BASE_URL"] = BASE_URL
 os.environ.setdefault("TINKER_API_KEY", "tml-local")
 os.environ["TINKER_TELEMETRY"] = "0"
@@ -56,6 +58,10 @@ def train(model, steps, data=None):
         losses.append(passed.result().metrics["loss:sum"])
         stepped.result()
     return losses
+
+
+def rest_client(service):
+    return tinker.RestClient() if VERSION >= (0, 36) else service.create_rest_client()
 
 
 def fails(call, *words):
@@ -196,6 +202,39 @@ def many_samples_at_once(service):
 
 
 @check
+def every_option_of_a_sample(service):
+    sampler = service.create_sampling_client(base_model=MODEL)
+    if VERSION < (0, 36):
+        return "skipped: not in this version"
+    targets = types.TensorData.from_numpy(np.array([[8, -1], [7, 1]], dtype=np.int64))
+    answer = sampler.sample(
+        prompt(9, 8, 7), 2, params(temperature=0.7, top_k=20, top_p=0.9, seed=-3),
+        include_prompt_logprobs=True, topk_prompt_logprobs=2, topk_sample_logprobs=3,
+        target_prompt_logprobs=targets, prompt_alt_tokens_k=2, prompt_logprobs_last_n=1,
+    ).result()
+    assert answer.prompt_logprobs[:2] == [None, None] and answer.prompt_logprobs[2] < 0
+    assert all(len(row) == 3 for s in answer.sequences for row in s.topk_logprobs), answer.sequences
+    assert np.asarray(answer.target_prompt_logprobs.to_numpy()).shape == (2, 2)
+    stopped = sampler.sample(prompt(9, 8, 7), 1, types.SamplingParams(max_tokens=8)).result().sequences[0]
+    assert 1 <= len(stopped.tokens) <= 8 and stopped.stop_reason in ("stop", "length")
+
+
+@check
+def a_cancelled_sample_holds_nobody_up(service):
+    sampler = service.create_sampling_client(base_model=MODEL)
+
+    async def give_up():
+        call = asyncio.ensure_future(sampler.sample_async(prompt(3), 200, params(max_tokens=200)))
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+
+    asyncio.run(give_up())
+    assert sampler.sample(prompt(3), 200, params(max_tokens=200)).cancel() in (True, False)
+    assert len(sampler.sample(prompt(3), 1, params()).result().sequences[0].tokens) == 8
+
+
+@check
 def bad_samples_are_refused(service):
     sampler = service.create_sampling_client(base_model=MODEL)
     fails(lambda: sampler.sample(prompt(3), 1, params(max_tokens=10**6)), "context window")
@@ -204,20 +243,58 @@ def bad_samples_are_refused(service):
 
 
 @check
-def custom_losses_run(service):
-    try:
-        import torch
-    except ImportError:
-        return "skipped: torch is not installed"
-    model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
-    loss = lambda data, logprobs: (-sum(l.sum() for l in logprobs), {"custom/x:sum": 1.0})
-    output = model.forward_backward_custom([datum([5], [6, 7])], loss).result()
-    assert math.isfinite(output.metrics["loss:sum"]), output.metrics
+def losses_of_ones_own_train_as_the_built_in_one(service):
+    if not TORCH:
+        return "skipped: it needs torch"
+    import torch
+
+    data = [datum([5, 6], [7, 8]), datum([9], [4, 3])]
+
+    def by_hand(data, logprobs):
+        weights = [torch.tensor(d.loss_fn_inputs["weights"].to_numpy()) for d in data]
+        loss = -sum((l * w).sum() for l, w in zip(logprobs, weights))
+        return loss, {"custom/by_hand:sum": float(loss.detach())}
+
+    def run(model, step):
+        losses = []
+        for _ in range(4):
+            losses.append(step(model).metrics["loss:sum"])
+            model.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+        return losses
+
+    make = lambda: service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
+    expected = run(make(), lambda model: model.forward_backward(data, "cross_entropy").result())
+    given = run(make(), lambda model: model.forward_backward_custom(data, by_hand).result())
+    close = lambda a, b: all(math.isclose(x, y, rel_tol=1e-5) for x, y in zip(a, b))
+    assert len(given) == 4 and close(expected, given), (expected, given)
+
+
+@check
+def losses_are_traced_once_and_run_on_the_server(service):
+    if not TORCH:
+        return "skipped: it needs torch"
+    import torch
+
+    def traced(logprobs, weights):
+        loss = -(logprobs * weights).sum()
+        return loss, {"custom/likelihood:sum": torch.exp(logprobs).sum()}
+
+    data = [datum([5, 6], [7, 8]), datum([9], [4, 3])]
+    make = lambda: service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
+    built_in, own = make(), make()
+    loss = service.create_custom_loss(traced, {"logprobs": 1, "weights": 1}).result()
+    for _ in range(4):
+        expected = built_in.forward_backward(data, "cross_entropy").result().metrics
+        output = own.forward_backward_custom(data, loss).result()
+        assert math.isclose(expected["loss:sum"], output.metrics["loss:sum"], rel_tol=1e-5), (expected, output.metrics)
+        assert output.metrics["custom/likelihood:sum"] > 0
+        for model in (built_in, own):
+            model.optim_step(types.AdamParams(learning_rate=1e-2)).result()
 
 
 @check
 def runs_and_checkpoints_are_looked_up(service):
-    rest = service.create_rest_client()
+    rest = rest_client(service)
     model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
     path = model.save_state("r").result().path
     run = path.split("/")[2]
@@ -247,7 +324,7 @@ def weights_are_downloaded(service):
         return "skipped: not in this version"
     model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
     path = model.save_weights_external("files").result().path
-    urls = service.create_rest_client().get_external_weights_urls(path).result().urls
+    urls = rest_client(service).get_external_weights_urls(path).result().urls
     assert set(urls) == {"adapter_config.json", "adapter_model.safetensors"}, urls
     for url in urls.values():
         assert len(urllib.request.urlopen(url).read()) > 100

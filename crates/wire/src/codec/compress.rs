@@ -55,11 +55,17 @@ pub fn decompress(body: &[u8], limit: usize) -> Result<Bytes, DecodeError> {
     Ok(out.into())
 }
 
+/// What a body claims to be when decompressed, if it does.
+#[must_use]
+pub fn claimed_size(body: &[u8]) -> Option<u64> {
+    zstd::zstd_safe::get_frame_content_size(body).ok().flatten()
+}
+
 /// What the frame claims, as far as its own size makes that likely.
 fn first_guess(body: &[u8], limit: usize) -> usize {
     const USUAL_RATIO: usize = 16;
-    let claimed = zstd::zstd_safe::get_frame_content_size(body).ok().flatten();
-    let claimed = claimed.and_then(|size| usize::try_from(size).ok()).unwrap_or(body.len());
+    let claimed =
+        claimed_size(body).and_then(|size| usize::try_from(size).ok()).unwrap_or(body.len());
     claimed.min(limit).min(body.len().saturating_mul(USUAL_RATIO)).saturating_add(1)
 }
 

@@ -4,10 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use clap_complete::ArgValueCandidates;
 use serde_json::json;
 use tinkex::{CopyCheckpoint, TinkerPath};
 
 use crate::args::duration;
+use crate::cache;
 use crate::failure::Failure;
 use crate::human;
 use crate::output::Shell;
@@ -17,6 +19,7 @@ use crate::table::Table;
 #[derive(Debug, Args)]
 pub(crate) struct SetTtl {
     /// Its address: tinker://run/weights/name
+    #[arg(add = ArgValueCandidates::new(cache::checkpoints))]
     path: TinkerPath,
     /// From now, such as 7d; a bare number is seconds
     #[arg(long, value_name = "TIME", value_parser = ttl, required_unless_present = "remove")]
@@ -30,6 +33,7 @@ pub(crate) struct SetTtl {
 #[derive(Debug, Args)]
 pub(crate) struct Copy {
     /// Its address: tinker://run/weights/name
+    #[arg(add = ArgValueCandidates::new(cache::checkpoints))]
     path: TinkerPath,
     /// When the copy goes, from now, such as 7d; without it, it stays
     #[arg(long, value_name = "TIME", value_parser = ttl)]

@@ -1,6 +1,7 @@
 //! Deleting, which cannot be undone.
 
 use clap::Args;
+use clap_complete::ArgValueCandidates;
 use futures_util::stream::{self, StreamExt as _};
 use serde::Serialize;
 use serde_json::json;
@@ -8,6 +9,7 @@ use tinkex::rest::Checkpoint;
 use tinkex::wire::CheckpointKind;
 use tinkex::{ModelId, Timestamp, TinkerPath};
 
+use crate::cache;
 use crate::failure::{Exit, Failure};
 use crate::human::{self, visible};
 use crate::output::Shell;
@@ -20,19 +22,19 @@ const AT_ONCE: usize = 32;
 #[derive(Debug, Args)]
 pub(crate) struct Delete {
     /// Their addresses: tinker://run/weights/name
-    #[arg(required_unless_present = "run_id", conflicts_with = "run_id")]
+    #[arg(conflicts_with = "run_id", add = ArgValueCandidates::new(cache::checkpoints))]
     paths: Vec<TinkerPath>,
     /// Those of this run
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", add = ArgValueCandidates::new(cache::runs))]
     run_id: Option<ModelId>,
     /// Only this kind: weights, sampler_weights or external_weights
-    #[arg(long = "type", value_name = "TYPE", value_parser = super::kind, requires = "run_id")]
+    #[arg(long = "type", value_name = "TYPE", value_parser = super::kind)]
     kind: Option<CheckpointKind>,
     /// Only those made before this, such as 2026-07-13; UTC unless it says otherwise
-    #[arg(long, value_name = "TIME", value_parser = moment, requires = "run_id")]
+    #[arg(long, value_name = "TIME", value_parser = moment)]
     before: Option<Timestamp>,
     /// Only those made after this
-    #[arg(long, value_name = "TIME", value_parser = moment, requires = "run_id")]
+    #[arg(long, value_name = "TIME", value_parser = moment)]
     after: Option<Timestamp>,
     /// Without a question
     #[arg(short, long)]
@@ -71,6 +73,7 @@ pub(super) fn total_bytes(doomed: &[Doomed]) -> u64 {
 }
 
 pub(super) async fn delete(shell: &mut Shell<'_>, what: Delete) -> Result<Exit, Failure> {
+    what.check()?;
     let doomed = match &what.run_id {
         None => what.paths.iter().map(|path| Doomed { path: path.clone(), known: None }).collect(),
         Some(run) => {
@@ -99,6 +102,22 @@ pub(super) async fn delete(shell: &mut Shell<'_>, what: Delete) -> Result<Exit, 
 }
 
 impl Delete {
+    /// What the parser cannot say: `--run-id` and addresses exclude each other.
+    fn check(&self) -> Result<(), Failure> {
+        if self.run_id.is_some() {
+            return Ok(());
+        }
+        if self.paths.is_empty() {
+            return Err(Failure::usage("nothing to delete is named")
+                .hint("say PATHS such as tinker://run/weights/name, or --run-id"));
+        }
+        if self.kind.is_some() || self.before.is_some() || self.after.is_some() {
+            let why = "--type, --before and --after choose among the checkpoints of a run";
+            return Err(Failure::usage(why).hint("say --run-id"));
+        }
+        Ok(())
+    }
+
     fn wants(&self, one: &Checkpoint) -> bool {
         let at = one.time.unix_micros();
         self.kind.is_none_or(|kind| one.checkpoint_type == kind)

@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use clap_complete::ArgValueCandidates;
 use serde_json::json;
 use tinkex::TinkerPath;
 use tinkex::wire::CheckpointKind;
 
+use crate::cache;
 use crate::failure::{Exit, Failure};
 use crate::human;
 use crate::output::Shell;
@@ -17,7 +19,7 @@ use crate::table::Table;
 #[derive(Debug, Args)]
 pub(crate) struct Download {
     /// Its address: tinker://run/weights/name or tinker://run/external_weights/name
-    #[arg(value_parser = with_files)]
+    #[arg(value_parser = with_files, add = ArgValueCandidates::new(cache::checkpoints))]
     path: TinkerPath,
     /// The folder that gets a folder of the checkpoint's name; this one if nothing is said
     #[arg(short, long, value_name = "DIR")]

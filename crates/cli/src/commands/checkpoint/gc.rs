@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use clap::Args;
+use clap_complete::ArgValueCandidates;
 use tinkex::rest::Checkpoint;
 use tinkex::wire::CheckpointKind;
 use tinkex::{ModelId, Timestamp, TinkerPath};
 
 use crate::args::duration;
+use crate::cache;
 use crate::failure::{Exit, Failure};
 use crate::list::Page;
 use crate::output::Shell;
@@ -25,7 +27,7 @@ pub(crate) struct Gc {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     older_than: Option<Duration>,
     /// Only those of this run; may be said more than once
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", add = ArgValueCandidates::new(cache::runs))]
     run_id: Vec<ModelId>,
     /// Only this kind: weights, sampler_weights or external_weights
     #[arg(long = "type", value_name = "TYPE", value_parser = super::kind)]

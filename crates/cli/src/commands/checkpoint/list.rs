@@ -1,10 +1,12 @@
 //! Which checkpoints there are.
 
 use clap::Args;
+use clap_complete::ArgValueCandidates;
 use serde::Serialize;
 use tinkex::rest::{AccessScope, Checkpoint, ListUserCheckpoints};
 use tinkex::{ModelId, Timestamp, TinkerPath};
 
+use crate::cache;
 use crate::failure::{Exit, Failure};
 use crate::human;
 use crate::list::{self, Column, Key, Page, View};
@@ -15,7 +17,7 @@ use crate::table::Table;
 #[derive(Debug, Args)]
 pub(crate) struct List {
     /// All of this run, whatever the limit
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", add = ArgValueCandidates::new(cache::runs))]
     run_id: Option<ModelId>,
     #[command(flatten)]
     page: Page,
@@ -102,6 +104,8 @@ pub(super) async fn list(shell: &mut Shell<'_>, what: List) -> Result<(), Failur
         }
         None => all(shell, what.page).await?,
     };
+    let paths = rows.iter().map(|one| one.tinker_path.clone());
+    cache::remember(&shell.world.env, cache::Kind::Checkpoint, paths);
     shown.sort(&mut rows);
     let mut title = list::title(rows.len(), total, "checkpoint", "checkpoints");
     if let Some(run) = &what.run_id {
@@ -140,7 +144,10 @@ pub(super) async fn info(shell: &mut Shell<'_>, path: &TinkerPath) -> Result<(),
     }
 
     let rest = shell.client().await?.rest();
-    let all = rest.list_checkpoints(path.run().clone()).await?.checkpoints;
+    let all = rest.list_checkpoints(path.run().clone()).await;
+    let all =
+        all.map_err(|why| Failure::from(why).during(&format!("no checkpoints of {}", path.run())))?;
+    let all = all.checkpoints;
     let address = path.to_string();
     let Some(checkpoint) = all.into_iter().find(|one| one.tinker_path == address) else {
         return Err(Failure::new(Exit::NotFound, format!("there is no checkpoint {address}"))
@@ -162,12 +169,12 @@ pub(super) async fn info(shell: &mut Shell<'_>, path: &TinkerPath) -> Result<(),
     table.property("Public", human::yes(checkpoint.public));
     table.property("Created", human::time(checkpoint.time, now));
     table.property("Expires", expiry(&checkpoint, now));
-    table.property("Training Run ID", run.training_run_id.as_str());
+    table.property("Training Run ID", path.run().as_str());
     table.property("LoRA", human::lora(run.is_lora, run.lora_rank));
     table.metadata(checkpoint.user_metadata.as_ref());
     let info = Info {
         checkpoint,
-        training_run_id: run.training_run_id,
+        training_run_id: path.run().clone(),
         is_lora: run.is_lora,
         lora_rank: run.lora_rank,
     };

@@ -5,11 +5,14 @@ mod delete;
 mod download;
 mod gc;
 mod list;
+mod push;
 
 use clap::Subcommand;
+use clap_complete::ArgValueCandidates;
 use tinkex::TinkerPath;
 use tinkex::wire::CheckpointKind;
 
+use crate::cache;
 use crate::failure::{Exit, Failure};
 use crate::output::Shell;
 
@@ -30,16 +33,23 @@ Columns: id, type, size, public, created, expires, path.")]
   tinkex checkpoint info tinker://RUN/weights/0001")]
     Info {
         /// Its address: tinker://run/weights/name
+        #[arg(add = ArgValueCandidates::new(cache::checkpoints))]
         path: TinkerPath,
     },
     /// Let everyone read a checkpoint
+    #[command(after_help = "Example:
+  tinkex checkpoint publish tinker://RUN/sampler_weights/final")]
     Publish {
         /// Its address: tinker://run/weights/name
+        #[arg(add = ArgValueCandidates::new(cache::checkpoints))]
         path: TinkerPath,
     },
     /// Let only its owner read a checkpoint again
+    #[command(after_help = "Example:
+  tinkex checkpoint unpublish tinker://RUN/sampler_weights/final")]
     Unpublish {
         /// Its address: tinker://run/weights/name
+        #[arg(add = ArgValueCandidates::new(cache::checkpoints))]
         path: TinkerPath,
     },
     /// Say when a checkpoint is deleted, or that it stays
@@ -80,9 +90,14 @@ Example:
   tinkex checkpoint urls tinker://RUN/external_weights/hf --format plain")]
     Urls {
         /// Its address: tinker://run/external_weights/name
-        #[arg(value_parser = external)]
+        #[arg(value_parser = external, add = ArgValueCandidates::new(cache::checkpoints))]
         path: TinkerPath,
     },
+    /// Put a checkpoint into a repository of a model hub
+    #[command(after_help = "Examples:
+  tinkex checkpoint push-hf tinker://RUN/weights/final --repo me/my-adapter
+  tinkex checkpoint push-hf tinker://RUN/external_weights/hf --repo me/x --public --create-pr")]
+    PushHf(push::Push),
     /// Find old checkpoints, and delete them with --delete
     #[command(
         after_help = "Of every run and kind the newest checkpoints stay, and so do public ones.
@@ -108,6 +123,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Checkpoint) -> Result<Ex
         Checkpoint::Save(what) => save::run(shell, what).await?,
         Checkpoint::Copy(what) => change::copy(shell, what).await?,
         Checkpoint::Urls { path } => change::urls(shell, &path).await?,
+        Checkpoint::PushHf(what) => push::push(shell, what).await?,
         Checkpoint::Gc(what) => return gc::gc(shell, what).await,
     }
     Ok(Exit::Done)

@@ -135,6 +135,37 @@ fn log1p_exp(x: f64) -> f64 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
+/// `x Φ(x)`, where Φ is the share of a normal distribution below `x`.
+fn gelu(x: f64) -> Slope {
+    let share = 0.5 * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2));
+    let density = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
+    (x * share, share + if density == 0.0 { 0.0 } else { x * density })
+}
+
+fn gelu_tanh(x: f64) -> Slope {
+    const CUBE: f64 = 0.044_715;
+    let root = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
+    let tanh = (root * (x + CUBE * x * x * x)).tanh();
+    let flat = 1.0 - tanh * tanh;
+    let inner = if flat == 0.0 { 0.0 } else { flat * root * (1.0 + 3.0 * CUBE * x * x) };
+    (0.5 * x * (1.0 + tanh), 0.5 * (1.0 + tanh) + 0.5 * x * inner)
+}
+
+/// The error function, by a series of positive terms: nothing cancels.
+fn erf(x: f64) -> f64 {
+    // Beyond 6 the rest is below the last bit of 1.
+    if x.is_nan() || x.abs() > 6.0 {
+        return if x.is_nan() { x } else { x.signum() };
+    }
+    let (mut term, mut sum, mut n) = (x, x, 1.0);
+    while term.abs() > sum.abs() * f64::EPSILON / 4.0 {
+        term *= 2.0 * x * x / (2.0 * n + 1.0);
+        sum += term;
+        n += 1.0;
+    }
+    std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
+}
+
 /// What two numbers give: floats if one is, and never less than integers from arithmetic.
 pub(super) fn wider(call: &Call<'_>, a: Var, b: Var) -> Kind {
     call.tape.get(a).kind.max(call.tape.get(b).kind)
@@ -154,6 +185,15 @@ pub(super) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, Stri
                     (log1p_exp(x * beta) / beta, sigmoid(x * beta))
                 }
             })
+        }
+        "gelu" => {
+            let x = call.tensor(0, "input")?;
+            let slope = match call.optional_text(1, "approximate")?.as_deref() {
+                None | Some("none") => gelu,
+                Some("tanh") => gelu_tanh,
+                Some(other) => return Err(format!("gelu has no approximation {other:?}")),
+            };
+            call.tape.unary(x, Kind::Float, slope)
         }
         "clamp" | "clip" => clamp(call),
         "where" => pick(call),

@@ -16,7 +16,7 @@ pub(super) const OPERATORS: [&str; 21] = [
 ];
 
 /// Functions and methods of torch.
-pub(super) const FUNCTIONS: [&str; 106] = [
+pub(super) const FUNCTIONS: [&str; 107] = [
     "abs",
     "add",
     "all",
@@ -46,6 +46,7 @@ pub(super) const FUNCTIONS: [&str; 106] = [
     "full_like",
     "gather",
     "ge",
+    "gelu",
     "gt",
     "huber_loss",
     "index_select",

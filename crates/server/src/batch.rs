@@ -1,5 +1,6 @@
-//! Data of the wire in the engine's form, and the engine's output in that of the wire.
+//! Training data: from the wire into the engine's form, and its output back into that of the wire.
 
+use tinkex_engine::file::ModelConfig;
 use tinkex_engine::loss::Inputs;
 use tinkex_engine::loss::graph::{Graph, Tensor, Values};
 use tinkex_engine::train::{Datum, Objective as Aim, Output};
@@ -8,36 +9,102 @@ use tinkex_wire::{
     ForwardBackwardOutput, LossOutputs, LossRecord, Mode, Shape, TensorData, Tokens, loss_input,
 };
 
-use crate::work::{Objective, Pass};
+use crate::work::Objective;
 
-/// Cells of one dense tensor.
-const MOST_CELLS: usize = 1 << 28;
+/// Cells of one tensor.
+const MOST_CELLS: usize = 1 << 24;
 
-/// Runs data through a model.
-pub(super) fn run(trainer: &mut Trainer, pass: &Pass) -> Result<Output> {
-    let graph = match &pass.objective {
-        Objective::Graph(graph) => Some(&**graph),
-        Objective::Loss(_) => None,
-    };
-    let mut owned = Vec::with_capacity(pass.data.len());
-    for (i, datum) in pass.data.iter().enumerate() {
-        owned.push(Owned::new(datum, graph).map_err(|error| error.in_datum(i))?);
+/// Data that can be run through a model.
+pub(crate) struct Batch {
+    data: Vec<Owned>,
+    objective: Objective,
+}
+
+impl Batch {
+    /// Takes data over, if a model of this form can run it. What can be wrong with it without
+    /// running it is found here.
+    pub(crate) fn new(
+        data: &[tinkex_wire::Datum],
+        objective: Objective,
+        model: &ModelConfig,
+    ) -> Result<Self> {
+        let graph = match &objective {
+            Objective::Graph(graph) => Some(&**graph),
+            Objective::Loss(_) => None,
+        };
+        let mut all = Vec::with_capacity(data.len());
+        for (i, datum) in data.iter().enumerate() {
+            let owned = Owned::new(datum, graph).map_err(|error| error.in_datum(i))?;
+            let tensors = owned.graph_inputs();
+            owned
+                .datum(&tensors)
+                .and_then(|datum| datum.check(model, &objective.aim()))
+                .map_err(|error| error.in_datum(i))?;
+            all.push(owned);
+        }
+        Ok(Self { data: all, objective })
     }
-    if owned.is_empty() {
-        return Ok(Output { logprobs: Vec::new(), metrics: vec![("loss:sum".to_owned(), 0.0)] });
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.data.is_empty()
     }
-    let tensors: Vec<Vec<Tensor<'_>>> = owned.iter().map(Owned::graph_inputs).collect();
-    let mut data = Vec::with_capacity(owned.len());
-    for (i, (owned, tensors)) in owned.iter().zip(&tensors).enumerate() {
-        data.push(owned.datum(tensors).map_err(|error| error.in_datum(i))?);
+
+    /// Tokens that a model reads.
+    pub(crate) fn tokens(&self) -> usize {
+        self.data.iter().map(|datum| datum.tokens.len()).sum()
     }
-    let aim = match &pass.objective {
-        Objective::Loss(loss) => Aim::Loss(*loss),
-        Objective::Graph(graph) => Aim::Graph(graph),
-    };
-    match pass.mode {
-        Mode::Forward => trainer.forward(&aim, &data),
-        Mode::ForwardBackward => trainer.forward_backward(&aim, &data),
+
+    /// Runs the data through a model.
+    pub(crate) fn run(&self, trainer: &mut Trainer, mode: Mode) -> Result<Output> {
+        if self.is_empty() {
+            let metrics = vec![("loss:sum".to_owned(), 0.0)];
+            return Ok(Output { logprobs: Vec::new(), metrics });
+        }
+        let tensors: Vec<Vec<Tensor<'_>>> = self.data.iter().map(Owned::graph_inputs).collect();
+        let mut data = Vec::with_capacity(self.data.len());
+        for (i, (owned, tensors)) in self.data.iter().zip(&tensors).enumerate() {
+            data.push(owned.datum(tensors).map_err(|error| error.in_datum(i))?);
+        }
+        let aim = self.objective.aim();
+        match mode {
+            Mode::Forward => trainer.forward(&aim, &data),
+            Mode::ForwardBackward => trainer.forward_backward(&aim, &data),
+        }
+    }
+
+    /// The output as the wire has it: one record for each run of datums with the same columns.
+    pub(crate) fn output(&self, output: Output) -> ForwardBackwardOutput {
+        let mut outputs = LossOutputs::default();
+        let mut start = 0;
+        while start < output.logprobs.len() {
+            let columns = self.data[start].columns;
+            let same = self.data[start..].iter().take_while(|d| d.columns == columns).count();
+            let rows = &output.logprobs[start..start + same];
+            let values = tinkex_wire::Values::Float32(rows.concat().into());
+            let trailing = columns.map_or(Shape::SCALAR, |columns| Shape::from([columns]));
+            let record = LossRecord::new(same)
+                .type_tag(TYPE)
+                .field_of("logprobs", values, rows.iter().map(Vec::len), trailing)
+                .expect("there is one list of whole rows for each datum");
+            outputs.append(LossOutputs::from(record));
+            start += same;
+        }
+        ForwardBackwardOutput {
+            loss_fn_output_type: TYPE.to_owned(),
+            loss_fn_outputs: outputs,
+            metrics: output.metrics.into_iter().collect(),
+        }
+    }
+}
+
+const TYPE: &str = "TorchLossReturn";
+
+impl Objective {
+    fn aim(&self) -> Aim<'_> {
+        match self {
+            Self::Loss(loss) => Aim::Loss(*loss),
+            Self::Graph(graph) => Aim::Graph(graph),
+        }
     }
 }
 
@@ -59,7 +126,14 @@ impl Owned {
         };
         let tokens = datum.model_input().to_tokens();
         let tokens = tokens.ok_or_else(|| invalid("model_input", "it is not text"))?;
+        let rows = tokens.len();
         let dense = |name: &str, tensor: &TensorData| {
+            // Before room is made for it: a few bytes can claim any shape.
+            if tensor.row_starts().is_some() && tensor.shape().dims().first() != Some(&rows) {
+                let expected = rows;
+                let got = tensor.shape().dims().first().copied().unwrap_or(0);
+                return Err(Error::Length { field: name.to_owned(), expected, got });
+            }
             tensor.to_dense(MOST_CELLS).map_err(|why| invalid(name, &why.to_string()))
         };
         let name = loss_input::TARGET_TOKENS;
@@ -142,36 +216,3 @@ fn view<'a>(tensor: &'a TensorData, shape: &'a [usize]) -> Tensor<'a> {
     };
     Tensor { shape, values }
 }
-
-/// The output as the wire has it: one record for each run of datums with the same columns.
-pub(super) fn output(pass: &Pass, output: Output) -> ForwardBackwardOutput {
-    let columns: Vec<Option<usize>> = pass
-        .data
-        .iter()
-        .map(|datum| {
-            let targets = datum.loss_input(loss_input::TARGET_TOKENS)?;
-            if targets.rank() == 2 { targets.shape().dims().get(1).copied() } else { None }
-        })
-        .collect();
-    let mut outputs = LossOutputs::default();
-    let mut start = 0;
-    while start < output.logprobs.len() {
-        let same = columns[start..].iter().take_while(|c| **c == columns[start]).count();
-        let rows = &output.logprobs[start..start + same];
-        let values = tinkex_wire::Values::Float32(rows.concat().into());
-        let trailing = columns[start].map_or(Shape::SCALAR, |columns| Shape::from([columns]));
-        let record = LossRecord::new(same)
-            .type_tag(TYPE)
-            .field_of("logprobs", values, rows.iter().map(Vec::len), trailing)
-            .expect("there is one list of whole rows for each datum");
-        outputs.append(LossOutputs::from(record));
-        start += same;
-    }
-    ForwardBackwardOutput {
-        loss_fn_output_type: TYPE.to_owned(),
-        loss_fn_outputs: outputs,
-        metrics: output.metrics.into_iter().collect(),
-    }
-}
-
-const TYPE: &str = "TorchLossReturn";

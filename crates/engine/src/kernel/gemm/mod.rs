@@ -6,6 +6,7 @@
 )]
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use super::panels::Data;
 use super::pool::SharedMut;
@@ -23,10 +24,11 @@ const FEW_ROWS: usize = 12;
 
 thread_local! {
     static SLICES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    static LEFT: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The left side of a product.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Lhs<'a> {
     data: &'a [f32],
     row: usize,
@@ -46,7 +48,7 @@ impl<'a> Lhs<'a> {
 }
 
 /// The right side of a product.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) enum Rhs<'a> {
     /// Packed weights: outputs `from` and on (a multiple of 16), summed over the inputs.
     Packed { weights: &'a Panels, from: usize },
@@ -64,6 +66,15 @@ impl<'a> Rhs<'a> {
     pub(crate) fn turned(weights: &'a Panels) -> Self {
         Self::Turned { weights, from: 0 }
     }
+}
+
+/// A product that goes on the chains of another one, in some of its columns.
+#[derive(Clone, Debug)]
+pub(crate) struct More<'a> {
+    pub(crate) lhs: Lhs<'a>,
+    pub(crate) rhs: Rhs<'a>,
+    pub(crate) depth: usize,
+    pub(crate) cols: Range<usize>,
 }
 
 /// Sizes of a product: `rows × depth` times `depth × cols`.
@@ -84,7 +95,26 @@ impl Kernel {
         out: &mut [f32],
         stride: usize,
     ) {
-        self.multiply(Size { rows, depth, cols }, lhs, rhs, out, stride, true);
+        self.multiply(Size { rows, depth, cols }, (lhs, rhs), &[], out, stride, true);
+    }
+
+    /// [`product`](Self::product), then `more` of them on top, as [`add_product`](Self::add_product)
+    /// would; but the sums are still at hand.
+    pub(crate) fn product_and(
+        &self,
+        (rows, depth, cols): (usize, usize, usize),
+        (lhs, rhs): (Lhs<'_>, Rhs<'_>),
+        more: &[More<'_>],
+        out: &mut [f32],
+        stride: usize,
+    ) {
+        let aligned = |more: &&More<'_>| more.cols.start % PANEL == 0;
+        let fused: Vec<More<'_>> = more.iter().filter(aligned).cloned().collect();
+        self.multiply(Size { rows, depth, cols }, (lhs, rhs), &fused, out, stride, true);
+        for more in more.iter().filter(|more| !aligned(more)) {
+            let size = (rows, more.depth, more.cols.len());
+            self.add_product(size, more.lhs, more.rhs, &mut out[more.cols.start..], stride);
+        }
     }
 
     /// `out += lhs · rhs`: the chains go on from what is there.
@@ -96,14 +126,14 @@ impl Kernel {
         out: &mut [f32],
         stride: usize,
     ) {
-        self.multiply(Size { rows, depth, cols }, lhs, rhs, out, stride, false);
+        self.multiply(Size { rows, depth, cols }, (lhs, rhs), &[], out, stride, false);
     }
 
     fn multiply(
         &self,
         size: Size,
-        lhs: Lhs<'_>,
-        rhs: Rhs<'_>,
+        (lhs, rhs): (Lhs<'_>, Rhs<'_>),
+        more: &[More<'_>],
         out: &mut [f32],
         stride: usize,
         fresh: bool,
@@ -117,7 +147,25 @@ impl Kernel {
             if fresh {
                 out.chunks_mut(stride).take(rows).for_each(|row| row[..cols].fill(0.0));
             }
+            for more in more {
+                let size = (rows, more.depth, more.cols.len());
+                self.add_product(size, more.lhs, more.rhs, &mut out[more.cols.start..], stride);
+            }
             return;
+        }
+        let isa = self.isa;
+        let len = out.len();
+        let mut work = depth * cols;
+        let out = SharedMut::new(out);
+        let mut after = Vec::with_capacity(more.len());
+        for more in more.iter().filter(|more| more.depth > 0 && !more.cols.is_empty()) {
+            let &More { lhs, rhs, depth, ref cols } = more;
+            assert!(cols.start % PANEL == 0 && cols.end <= size.cols, "columns: {cols:?}");
+            let size = Size { rows, depth, cols: cols.len() };
+            check(size, lhs, rhs, len - cols.start, stride);
+            let col = cols.start;
+            after.push(Job { isa, size, lhs, rhs, out, col, stride, fresh: false, after: &[] });
+            work += depth * cols.len();
         }
         let most = match rhs {
             Rhs::Turned { .. } => BLOCK_ROWS_TURNED,
@@ -129,8 +177,8 @@ impl Kernel {
         let wanted = (self.pool.threads() * 4).div_ceil(blocks);
         let per_task = panels.div_ceil(wanted).next_multiple_of(4);
         let tasks = panels.div_ceil(per_task);
-        let job = Job { isa: self.isa, size, lhs, rhs, out: SharedMut::new(out), stride, fresh };
-        self.pool.each_if_worth(rows * depth * cols, blocks * tasks, |task| {
+        let job = Job { isa, size, lhs, rhs, out, col: 0, stride, fresh, after: &after };
+        self.pool.each_if_worth(rows * work, blocks * tasks, |task| {
             let (block, task) = (task / tasks, task % tasks);
             let rows = part(rows, blocks, block);
             let panels = task * per_task..panels.min((task + 1) * per_task);
@@ -140,7 +188,7 @@ impl Kernel {
 }
 
 /// Where the rows of one of `parts` nearly equal parts are.
-fn part(rows: usize, parts: usize, index: usize) -> std::ops::Range<usize> {
+fn part(rows: usize, parts: usize, index: usize) -> Range<usize> {
     rows * index / parts..rows * (index + 1) / parts
 }
 
@@ -174,8 +222,23 @@ struct Job<'a> {
     lhs: Lhs<'a>,
     rhs: Rhs<'a>,
     out: SharedMut<'a, f32>,
+    /// The column of `out` where its own begin.
+    col: usize,
     stride: usize,
     fresh: bool,
+    /// What goes on its chains.
+    after: &'a [Job<'a>],
+}
+
+/// Some rows and steps of the left side: element `(i, k)` stands at
+/// `(i - first) · row + (k - from) · step`.
+#[derive(Clone, Copy)]
+struct Left<'a> {
+    data: &'a [f32],
+    first: usize,
+    from: usize,
+    row: usize,
+    step: usize,
 }
 
 /// Panels ready to be read by tiles.
@@ -187,28 +250,77 @@ enum Ready {
 
 impl Job<'_> {
     /// Computes one block of rows of some panels.
-    fn block(&self, rows: std::ops::Range<usize>, panels: std::ops::Range<usize>) {
+    fn block(&self, rows: Range<usize>, panels: Range<usize>) {
         let count = rows.len();
         let tiles = count.div_ceil(ROWS);
         let group = Tile::<f32>::panels(self.isa, count.div_ceil(tiles));
-        // With one tile of rows nothing is read twice, so nothing is cut.
-        let depth =
-            if tiles == 1 && !self.needs_copy(count) { self.size.depth } else { BLOCK_DEPTH };
-        for from in (0..self.size.depth).step_by(depth) {
-            let depth = depth.min(self.size.depth - from);
-            let mut first = panels.start;
-            while first < panels.end {
-                let group = if panels.end - first >= group { group } else { 1 };
-                self.with_ready(count, first, group, from, depth, |ready| {
-                    for tile in 0..tiles {
-                        let tile = part(count, tiles, tile);
-                        let rows = rows.start + tile.start..rows.start + tile.end;
-                        self.tile(rows, first, group, from, depth, ready);
+        // Few rows take the weights as memory brings them, panel after panel. For many rows a slice
+        // of a panel stays at hand until all have seen it. With one tile nothing is read twice, so
+        // nothing is cut.
+        let few = tiles <= 2 && !self.needs_copy(count);
+        let (long, short) = match (few, tiles) {
+            (true, 1) => (self.size.depth, self.size.depth),
+            (true, _) => (self.size.depth, BLOCK_DEPTH),
+            (false, _) => (BLOCK_DEPTH, BLOCK_DEPTH),
+        };
+        for from in (0..self.size.depth).step_by(long) {
+            let end = self.size.depth.min(from + long);
+            self.with_left(&rows, from..end, panels.len(), |left| {
+                let mut first = panels.start;
+                while first < panels.end {
+                    let group = if panels.end - first >= group { group } else { 1 };
+                    for from in (from..end).step_by(short) {
+                        let steps = from..end.min(from + short);
+                        self.with_ready(count, first, group, from, steps.len(), |ready| {
+                            for tile in 0..tiles {
+                                let tile = part(count, tiles, tile);
+                                let rows = rows.start + tile.start..rows.start + tile.end;
+                                self.tile(rows, (first, group), &steps, left, ready);
+                            }
+                        });
                     }
-                });
-                first += group;
+                    first += group;
+                }
+            });
+        }
+        for more in self.after {
+            let first = more.col / PANEL;
+            let end = first + more.size.cols.div_ceil(PANEL);
+            let here = panels.start.max(first)..panels.end.min(end);
+            if !here.is_empty() {
+                more.block(rows.clone(), here.start - first..here.end - first);
             }
         }
+    }
+
+    /// The left side of some rows and steps. Where tiles read it often it is copied together: rows a
+    /// power of two apart and columns compete for the same places of the caches.
+    fn with_left(
+        &self,
+        rows: &Range<usize>,
+        steps: Range<usize>,
+        panels: usize,
+        then: impl FnOnce(Left<'_>),
+    ) {
+        let Lhs { data, row, step } = self.lhs;
+        let (count, depth, first, from) = (rows.len(), steps.len(), rows.start, steps.start);
+        let data = &data[first * row + from * step..];
+        let often = if step == 1 { depth >= 64 && panels >= 8 } else { row == 1 && count > ROWS };
+        if count == 1 || !often {
+            return then(Left { data, first, from, row, step });
+        }
+        LEFT.with_borrow_mut(|copy| {
+            let (row, step, lines, len, apart) = match step {
+                1 => (depth + PANEL, 1, count, depth, row),
+                _ => (1, count, depth, count, step),
+            };
+            let wide = row.max(step);
+            copy.resize(copy.len().max(lines * wide), 0.0);
+            for (line, to) in copy.chunks_exact_mut(wide).take(lines).enumerate() {
+                to[..len].copy_from_slice(&data[line * apart..][..len]);
+            }
+            then(Left { data: copy, first, from, row, step });
+        });
     }
 
     fn needs_copy(&self, rows: usize) -> bool {
@@ -293,39 +405,38 @@ impl Job<'_> {
     /// Computes one tile: a few rows of a few panels, the last of which may be cut off.
     fn tile(
         &self,
-        rows: std::ops::Range<usize>,
-        first: usize,
-        group: usize,
-        from: usize,
-        depth: usize,
+        rows: Range<usize>,
+        (first, group): (usize, usize),
+        steps: &Range<usize>,
+        left: Left<'_>,
         ready: Ready,
     ) {
         let col = first * PANEL;
-        let fresh = self.fresh && from == 0;
         let cols = self.size.cols - col;
         if cols < group * PANEL {
-            return self.edge(rows, col, cols, (from, depth, fresh), ready);
+            return self.edge(rows, col, cols, steps, left, ready);
         }
-        let c = self.out.address(rows.start * self.stride + col);
+        let c = self.out.address(rows.start * self.stride + self.col + col);
         // SAFETY: `check` proved that `out` holds these columns of these rows, and no other task has
         // them.
-        unsafe { self.sums(rows, group, (from, depth, fresh), ready, c, self.stride) }
+        unsafe { self.sums(rows, group, steps, left, ready, (c, self.stride)) }
     }
 
     /// The last panel where its columns do not fill it: computed aside.
     fn edge(
         &self,
-        rows: std::ops::Range<usize>,
+        rows: Range<usize>,
         col: usize,
         cols: usize,
-        (from, depth, fresh): (usize, usize, bool),
+        steps: &Range<usize>,
+        left: Left<'_>,
         ready: Ready,
     ) {
         let group = cols.div_ceil(PANEL);
         let width = group * PANEL;
         let mut edge = [0.0_f32; ROWS * 4 * PANEL];
-        let place = |row: usize| row * self.stride + col;
-        if !fresh {
+        let place = |row: usize| row * self.stride + self.col + col;
+        if !self.begins(steps) {
             for (i, row) in rows.clone().enumerate() {
                 // SAFETY: this row and these columns belong to this task alone.
                 let out = unsafe { self.out.part(place(row), cols) };
@@ -335,7 +446,7 @@ impl Job<'_> {
         // SAFETY: `edge` has room for six rows of four panels, and is our own.
         unsafe {
             let c = edge.as_mut_ptr();
-            self.sums(rows.clone(), group, (from, depth, fresh), ready, c, width);
+            self.sums(rows.clone(), group, steps, left, ready, (c, width));
         }
         for (i, row) in rows.enumerate() {
             // SAFETY: as above.
@@ -344,25 +455,32 @@ impl Job<'_> {
         }
     }
 
-    /// Runs the tile of these rows and `group` panels into `c`.
+    /// Whether the chains begin with these steps.
+    fn begins(&self, steps: &Range<usize>) -> bool {
+        self.fresh && steps.start == 0
+    }
+
+    /// Runs the tile of these rows and `group` panels into `c`, whose rows are `c_row` apart.
     ///
     /// # Safety
-    /// `c` must have room for the rows, `c_row` apart, and be nobody else's.
+    /// `c` must have room for the rows and be nobody else's. `left` and `ready` come from
+    /// `with_left` and `with_ready` with these rows, panels and steps.
     unsafe fn sums(
         &self,
-        rows: std::ops::Range<usize>,
+        rows: Range<usize>,
         group: usize,
-        (from, depth, fresh): (usize, usize, bool),
+        steps: &Range<usize>,
+        left: Left<'_>,
         ready: Ready,
-        c: *mut f32,
-        c_row: usize,
+        (c, c_row): (*mut f32, usize),
     ) {
-        let start = rows.start * self.lhs.row + from * self.lhs.step;
-        let a = self.lhs.data[start..].as_ptr();
-        let (a_row, a_step) = (self.lhs.row, self.lhs.step);
+        let start = (rows.start - left.first) * left.row + (steps.start - left.from) * left.step;
+        let a = left.data[start..].as_ptr();
+        let (a_row, a_step) = (left.row, left.step);
+        let (depth, fresh) = (steps.len(), self.begins(steps));
         let (rows, b_step) = (rows.len(), PANEL);
-        // SAFETY: `check` proved that the left side holds every element of these rows and steps;
-        // `with_ready` gave `group` panels of at least `depth` steps; `c` is the caller's promise.
+        // SAFETY: `check` proved that the left side holds every element of these rows and steps, and
+        // so does a copy of it, which has all of them; `with_ready` gave `group` panels of at least `depth` steps; `c` is the caller's promise.
         // The machine has `isa`.
         unsafe {
             match ready {
@@ -380,141 +498,4 @@ impl Job<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::Precision;
-    use super::*;
-
-    /// The rule itself: one chain per element.
-    fn plain(
-        (rows, depth, cols): (usize, usize, usize),
-        a: impl Fn(usize, usize) -> f32,
-        b: impl Fn(usize, usize) -> f32,
-        start: &[f32],
-    ) -> Vec<f32> {
-        let mut out = start.to_vec();
-        for i in 0..rows {
-            for j in 0..cols {
-                for k in 0..depth {
-                    let sum = &mut out[i * cols + j];
-                    *sum = a(i, k).mul_add(b(k, j), *sum);
-                }
-            }
-        }
-        out
-    }
-
-    fn noise(len: usize, seed: u32) -> Vec<f32> {
-        let mut state = seed.wrapping_mul(2_654_435_769) | 1;
-        (0..len)
-            .map(|_| {
-                state ^= state << 13;
-                state ^= state >> 17;
-                state ^= state << 5;
-                f32::from_bits((state >> 9) | 0x3f80_0000) - 1.5
-            })
-            .collect()
-    }
-
-    const SIZES: &[(usize, usize, usize)] = &[
-        (1, 1, 1),
-        (1, 300, 67),
-        (1, 64, 128),
-        (2, 33, 50),
-        (3, 257, 31),
-        (4, 16, 16),
-        (5, 7, 130),
-        (6, 513, 17),
-        (7, 40, 33),
-        (8, 100, 80),
-        (13, 31, 95),
-        (29, 260, 49),
-        (200, 19, 70),
-        (390, 17, 18),
-    ];
-
-    #[test]
-    fn every_path_gives_the_bits_of_one_chain_per_element() {
-        for isa in Isa::available() {
-            for threads in [1, 3] {
-                let kernel = Kernel::with_isa(isa, threads);
-                for &size in SIZES {
-                    let (rows, depth, cols) = size;
-                    let a = noise(rows * depth, 1);
-                    let w = noise(cols * depth, 2);
-                    let start = noise(rows * cols, 3);
-                    for precision in [Precision::F32, Precision::Bf16] {
-                        let weights = Panels::from_rows(&w, cols, depth, precision);
-                        let mut w = vec![0.0; cols * depth];
-                        for (i, row) in w.chunks_exact_mut(depth).enumerate() {
-                            weights.row(i, row);
-                        }
-                        let expected =
-                            plain(size, |i, k| a[i * depth + k], |k, j| w[j * depth + k], &start);
-                        let mut out = start.clone();
-                        let rhs = Rhs::packed(&weights);
-                        kernel.add_product(size, Lhs::rows(&a, depth), rhs, &mut out, cols);
-                        assert_eq!(out, expected, "{isa:?} {threads} {size:?} {precision:?}");
-
-                        // The same weights turned: sums run over the outputs.
-                        let turned = (rows, cols, depth);
-                        let a = noise(rows * cols, 4);
-                        let zeros = vec![0.0; rows * depth];
-                        let expected =
-                            plain(turned, |i, k| a[i * cols + k], |k, j| w[k * depth + j], &zeros);
-                        let mut out = vec![9.0; rows * depth];
-                        let rhs = Rhs::turned(&weights);
-                        kernel.product(turned, Lhs::rows(&a, cols), rhs, &mut out, depth);
-                        assert_eq!(out, expected, "{isa:?} {threads} {turned:?} {precision:?}");
-                    }
-                    // Columns on the left, plain rows on the right.
-                    let a = noise(rows * depth, 5);
-                    let b = noise(depth * cols, 6);
-                    let expected =
-                        plain(size, |i, k| a[k * rows + i], |k, j| b[k * cols + j], &start);
-                    let mut out = start.clone();
-                    let rhs = Rhs::Rows { data: &b, stride: cols };
-                    kernel.add_product(size, Lhs::columns(&a, rows), rhs, &mut out, cols);
-                    assert_eq!(out, expected, "{isa:?} {threads} {size:?} columns");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn a_slice_of_the_outputs_is_what_the_whole_would_give() {
-        let kernel = Kernel::new(2).unwrap();
-        let (rows, depth, cols) = (5, 37, 100);
-        let a = noise(rows * depth, 1);
-        let weights = Panels::from_rows(&noise(cols * depth, 2), cols, depth, Precision::F32);
-        let mut whole = vec![0.0; rows * cols];
-        let lhs = Lhs::rows(&a, depth);
-        kernel.product((rows, depth, cols), lhs, Rhs::packed(&weights), &mut whole, cols);
-        let mut part = vec![0.0; rows * 52];
-        let rhs = Rhs::Packed { weights: &weights, from: 48 };
-        kernel.product((rows, depth, 52), lhs, rhs, &mut part, 52);
-        for i in 0..rows {
-            assert_eq!(part[i * 52..(i + 1) * 52], whole[i * cols + 48..(i + 1) * cols]);
-        }
-        // Sums over the outputs, in two parts that go on from each other.
-        let b = noise(rows * cols, 3);
-        let mut once = vec![0.0; rows * depth];
-        let lhs = Lhs::rows(&b, cols);
-        kernel.product((rows, cols, depth), lhs, Rhs::turned(&weights), &mut once, depth);
-        let mut twice = vec![0.0; rows * depth];
-        kernel.product((rows, 48, depth), lhs, Rhs::turned(&weights), &mut twice, depth);
-        let rhs = Rhs::Turned { weights: &weights, from: 48 };
-        let lhs = Lhs::rows(&b[48..], cols);
-        kernel.add_product((rows, 52, depth), lhs, rhs, &mut twice, depth);
-        assert_eq!(once, twice);
-    }
-
-    #[test]
-    fn nothing_times_nothing_is_nothing() {
-        let kernel = Kernel::new(1).unwrap();
-        let mut out = vec![7.0; 6];
-        let rhs = Rhs::Rows { data: &[], stride: 3 };
-        kernel.product((2, 0, 3), Lhs::rows(&[], 0), rhs, &mut out, 3);
-        assert_eq!(out, [0.0; 6]);
-        kernel.product((0, 4, 3), Lhs::rows(&[], 4), rhs, &mut [], 3);
-    }
-}
+mod tests;

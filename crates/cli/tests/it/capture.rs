@@ -1,0 +1,148 @@
+//! A recorded command line: what was typed, what the server said, what came of it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+/// A recorded command line.
+pub(crate) struct Capture {
+    pub(crate) name: String,
+    index: Value,
+}
+
+/// The folder of the captures.
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/cli")
+}
+
+/// A file of the captures, if it is there.
+pub(crate) fn file(name: &str) -> Option<String> {
+    fs::read_to_string(folder().join(name)).ok()
+}
+
+/// All of them.
+pub(crate) fn all() -> Vec<Capture> {
+    let index: BTreeMap<String, Value> =
+        serde_json::from_str(&file("index.json").unwrap()).unwrap();
+    index.into_iter().map(|(name, index)| Capture { name, index }).collect()
+}
+
+impl Capture {
+    /// Whether it was recorded in a terminal.
+    pub(crate) fn is_terminal(&self) -> bool {
+        self.name.starts_with("tty-")
+    }
+
+    /// What was typed, the program's name first.
+    pub(crate) fn line(&self, json: bool) -> Vec<String> {
+        let words = self.index["argv"].as_array().unwrap();
+        let mut words: Vec<String> = words.iter().map(|w| w.as_str().unwrap().to_owned()).collect();
+        if json && !words.contains(&"json".to_owned()) {
+            words.splice(1..1, ["--format".to_owned(), "json".to_owned()]);
+        }
+        words
+    }
+
+    /// What was typed into it or piped in.
+    pub(crate) fn stdin(&self) -> &str {
+        self.index["stdin"].as_str().unwrap_or_default()
+    }
+
+    /// What the server was told to answer, and where it was.
+    pub(crate) fn replies_text(&self) -> String {
+        // The reference did not understand it, so nothing was asked.
+        let name = self.name.replace("usage-format-after-command", "run-list");
+        let usual = format!(r#"{{"base_url":"http://127.0.0.1:18765/{name}.table","replies":[]}}"#);
+        file(&format!("{name}.reply.json")).unwrap_or(usual)
+    }
+
+    pub(crate) fn replies(&self) -> Value {
+        serde_json::from_str(&self.replies_text()).unwrap()
+    }
+
+    /// The environment it ran in; `home` is the user's.
+    pub(crate) fn env(&self, home: &Path) -> BTreeMap<String, String> {
+        let base_url = self.replies()["base_url"].as_str().unwrap().to_owned();
+        let mut env = BTreeMap::from([
+            ("TINKER_API_KEY".to_owned(), "tml-test-0000".to_owned()),
+            ("TINKER_BASE_URL".to_owned(), base_url.clone()),
+            ("HOME".to_owned(), home.to_str().unwrap().to_owned()),
+            ("PATH".to_owned(), "/usr/bin:/bin".to_owned()),
+        ]);
+        for (name, value) in self.index["env"].as_object().into_iter().flatten() {
+            match value.as_str() {
+                Some(value) => {
+                    let scenario = base_url.rsplit('/').next().unwrap();
+                    env.insert(name.clone(), value.replace("{SCEN}", scenario));
+                }
+                None => drop(env.remove(name)),
+            }
+        }
+        env
+    }
+
+    /// Puts the files there that were there.
+    pub(crate) fn prepare(&self, home: &Path, work: &Path) {
+        for name in self.index["files_before"].as_array().into_iter().flatten() {
+            let path = work.join(name.as_str().unwrap());
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "old").unwrap();
+        }
+        if let Some(text) = self.credentials_before() {
+            fs::create_dir_all(home.join(".tinker")).unwrap();
+            fs::write(home.join(".tinker/credentials.json"), text).unwrap();
+        }
+    }
+
+    /// The stored keys before it ran.
+    pub(crate) fn credentials_before(&self) -> Option<String> {
+        let before = &self.index["credentials_before"];
+        let text = || before.as_str().map_or_else(|| before.to_string(), str::to_owned);
+        (!before.is_null()).then(text)
+    }
+
+    /// What came of it in table mode.
+    fn outcome(&self) -> &Value {
+        let modes = &self.index["modes"];
+        ["table", "json", "tty"].iter().map(|m| &modes[m]).find(|mode| mode.is_object()).unwrap()
+    }
+
+    /// The code that the reference ended with.
+    pub(crate) fn exit(&self) -> i64 {
+        self.outcome()["exit_code"].as_i64().unwrap_or(1)
+    }
+
+    pub(crate) fn requests(&self) -> Vec<Value> {
+        self.outcome()["requests"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// Files afterwards, with their sizes or texts.
+    pub(crate) fn files_after(&self) -> BTreeMap<String, Value> {
+        let files = self.outcome()["files_after"].as_object().cloned().unwrap_or_default();
+        files.into_iter().collect()
+    }
+
+    /// The stored keys afterwards.
+    pub(crate) fn credentials_after(&self) -> Option<&str> {
+        self.outcome()["credentials_after"]["text"].as_str()
+    }
+
+    /// What the server answered last of what is an error: its status, and its words.
+    pub(crate) fn refusal(&self) -> Option<(u64, Option<String>)> {
+        let last = self.requests();
+        let last = last.iter().rev().find(|request| request["path"] != "/api/v1/telemetry")?;
+        let status = last["status"].as_u64().filter(|status| *status >= 400)?;
+        let replies = self.replies();
+        let route = replies["replies"].as_array().unwrap().iter().find(|route| {
+            last["path"].as_str().unwrap().ends_with(route["path"].as_str().unwrap())
+                && route["method"] == last["method"]
+        });
+        let said = route.and_then(|route| {
+            let detail = route["body"]["detail"].as_str().or(route["text"].as_str());
+            detail.map(str::to_owned)
+        });
+        Some((status, said))
+    }
+}

@@ -1,0 +1,299 @@
+//! What the reference has no command for, and what counts among settings.
+
+use std::fs;
+
+use serde_json::{Value, json};
+use tinkex::Env;
+use tinkex_cli::{Input, Interrupt, Terminals, World};
+
+use crate::replay::Sink;
+use crate::script::Script;
+
+/// A server, a home, and what was told.
+struct Stage {
+    script: Script,
+    home: tempfile::TempDir,
+    env: Vec<(String, String)>,
+}
+
+struct Told {
+    exit: u8,
+    out: String,
+    err: String,
+}
+
+impl Told {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.out).unwrap()
+    }
+}
+
+impl Stage {
+    fn new(replies: &[(&str, &str, Value)]) -> Self {
+        let replies: Vec<Value> = replies
+            .iter()
+            .map(|(method, path, body)| {
+                json!({ "method": method, "path": path, "status": 200, "body": body })
+            })
+            .collect();
+        let text = json!({ "base_url": "http://a.test", "replies": replies }).to_string();
+        let home = tempfile::tempdir().unwrap();
+        let env = [
+            ("HOME", home.path().to_str().unwrap()),
+            ("TINKER_BASE_URL", "http://a.test"),
+            ("TINKER_API_KEY", "tml-env"),
+        ];
+        let env =
+            env.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+        Self { script: Script::new(&text, None), home, env }
+    }
+
+    fn without(mut self, name: &str) -> Self {
+        self.env.retain(|(known, _)| known != name);
+        self
+    }
+
+    async fn run(&self, line: &str) -> Told {
+        let (out, err, http) = (Sink::default(), Sink::default(), self.script.clone());
+        let mut world = World {
+            env: Env::from_pairs(self.env.iter().map(|(n, v)| (n.as_str(), v.as_str()))),
+            folder: self.home.path().to_owned(),
+            out: Box::new(out.clone()),
+            err: Box::new(err.clone()),
+            input: Input::new(std::io::empty()),
+            terminals: Terminals::default(),
+            interrupt: Interrupt::default(),
+            prepare: Box::new(move |client| client.http(http.clone())),
+        };
+        let words = ["tinkex"].into_iter().chain(line.split_whitespace());
+        let exit = tinkex_cli::run(&mut world, words.map(Into::into).collect()).await;
+        Told { exit: exit.code(), out: out.text(), err: err.text() }
+    }
+
+    /// The host and key of the last request.
+    fn last(&self) -> (String, String) {
+        let seen = self.script.seen();
+        let last = seen.last().unwrap();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        (text(&last["host"]), text(&last["headers"]["x-api-key"]))
+    }
+}
+
+fn checkpoint(name: &str, time: &str, public: bool) -> Value {
+    json!({ "checkpoint_id": format!("weights/{name}"), "checkpoint_type": "training",
+        "time": time, "tinker_path": format!("tinker://r/weights/{name}"), "size_bytes": 1024,
+        "public": public })
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_flag_counts_before_the_environment_before_the_profile_before_the_stored_key() {
+    let none =
+        json!({ "training_runs": [], "cursor": { "offset": 0, "limit": 20, "total_count": 0 } });
+    let stage = Stage::new(&[("GET", "/api/v1/training_runs", none)]);
+    fs::create_dir_all(stage.home.path().join(".tinker")).unwrap();
+    let key = |key: &str| json!({ "type": "manual", "key": key, "name": "n" });
+    let store = json!({ "version": 1, "default": "1",
+        "keys": { "1": key("tml-first"), "2": key("tml-second") } });
+    fs::write(stage.home.path().join(".tinker/credentials.json"), store.to_string()).unwrap();
+    fs::write(stage.home.path().join("key"), "tml-file\n").unwrap();
+    let set = "config set --profile work";
+    assert_eq!(stage.run(&format!("{set} base_url http://profile.test")).await.exit, 0);
+    assert_eq!(stage.run(&format!("{set} key_id 2")).await.exit, 0);
+
+    let expect = async |stage: &Stage, line: &str, host: &str, key: &str| {
+        let told = stage.run(line).await;
+        assert_eq!(told.exit, 0, "{line}: {}", told.err);
+        assert_eq!(stage.last(), (host.to_owned(), key.to_owned()), "{line}");
+    };
+    let flags = "run list --profile work --base-url http://flag.test --api-key-file key";
+    expect(&stage, flags, "flag.test", "tml-file").await;
+    expect(&stage, "run list --api-key tml-flag", "a.test", "tml-flag").await;
+    expect(&stage, "run list --profile work", "a.test", "tml-env").await;
+    let stage = stage.without("TINKER_BASE_URL").without("TINKER_API_KEY");
+    expect(&stage, "run list --profile work", "profile.test", "tml-second").await;
+    expect(&stage, "run list --base-url http://b.test", "b.test", "tml-first").await;
+    assert_eq!(stage.run("config set profile work").await.exit, 0);
+    expect(&stage, "run list", "profile.test", "tml-second").await;
+
+    assert_eq!(stage.run("auth use 2").await.exit, 0);
+    let listed = stage.run("auth list --json").await;
+    assert_eq!(listed.json()["keys"][1]["default"], true);
+    assert!(!listed.out.contains("tml-"), "{}", listed.out);
+    for wrong in ["auth use 9", "auth logout 9"] {
+        assert_eq!(stage.run(wrong).await.exit, 4, "{wrong}");
+    }
+    assert_eq!(stage.run("run list --profile nope").await.exit, 2);
+    assert_eq!(stage.run("config unset base_url").await.exit, 0);
+    assert_eq!(stage.run("config get base_url").await.exit, 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn old_checkpoints_are_found_and_deleted_when_told_to() {
+    let path = "/api/v1/training_runs/r/checkpoints";
+    let list = json!({ "checkpoints": [
+        checkpoint("1", "2024-01-01T00:00:00Z", false),
+        checkpoint("2", "2024-01-02T00:00:00Z", true),
+        checkpoint("3", "2024-01-03T00:00:00Z", false),
+        checkpoint("4", "2024-01-04T00:00:00Z", false),
+    ]});
+    let one = format!("{path}/weights/1");
+    let three = format!("{path}/weights/3");
+    let stage = Stage::new(&[
+        ("GET", path, list),
+        ("DELETE", &one, json!({})),
+        ("DELETE", &three, json!({})),
+    ]);
+    let deletes = |stage: &Stage| {
+        stage.script.seen().iter().filter(|call| call["method"] == "DELETE").count()
+    };
+    let told = stage.run("checkpoint gc --run-id r --json").await;
+    assert_eq!(told.json()["freed_bytes"], 2048);
+    assert_eq!(told.json()["paths"], json!(["tinker://r/weights/1", "tinker://r/weights/3"]));
+    assert_eq!(stage.run("checkpoint gc --run-id r --delete").await.exit, 2, "nobody to ask");
+    let dry = stage.run("checkpoint delete --run-id r --before 2024-01-02 --dry-run").await;
+    assert!(dry.out.contains("1 checkpoint(s) would be deleted, 1.0 KB in all"), "{}", dry.out);
+    assert_eq!(deletes(&stage), 0, "all of that was for show");
+    let told = stage.run("checkpoint gc --run-id r --delete --yes --json").await;
+    assert_eq!((told.exit, &told.json()["deleted_count"]), (0, &json!(2)), "{}", told.err);
+    assert_eq!(deletes(&stage), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn sessions_models_copies_and_deeds_can_be_looked_at() {
+    let session = json!({ "session_id": "s-1", "created_at": "2024-01-01T00:00:00Z",
+        "owner": "me", "project_id": "p-1", "status": { "type": "active" },
+        "checkpoints_count": 2, "display_name": "nightly", "checkpoint_storage_bytes": 2048 });
+    let stage = Stage::new(&[
+        ("GET", "/api/v1/sessions", json!({ "sessions": ["s-1", "s-2"] })),
+        (
+            "GET",
+            "/api/v1/sessions/s-1",
+            json!({ "training_run_ids": ["r-1"], "sampler_ids": [],
+            "user_metadata": { "seed": "7" } }),
+        ),
+        ("POST", "/api/v1/sessions/search", json!({ "sessions": [session] })),
+        ("PUT", "/api/v1/sessions/s-1/project", json!({})),
+        (
+            "GET",
+            "/api/v1/get_server_capabilities",
+            json!({ "supported_models": [
+            { "model_name": "Qwen/Qwen3-8B", "max_context_length": 32768 }] }),
+        ),
+        (
+            "GET",
+            "/api/v1/audit",
+            json!({ "entries": [
+            { "timestamp": "2026-07-13T00:00:00Z", "event": "checkpoint.deleted",
+              "tinker_path": "tinker://r/weights/1" }] }),
+        ),
+        ("POST", "/api/v1/copy_weights", json!({ "tinker_path": "tinker://c/weights/1" })),
+    ]);
+    for (line, facts) in [
+        ("session list", &["2 sessions", "s-2"][..]),
+        ("session info s-1", &["r-1", "- seed"]),
+        ("session search --status active --metadata a=2", &["s-1", "Active", "2.0 KB", "nightly"]),
+        ("model info qwen/qwen3-8b", &["32768"]),
+        ("audit log --day 2026-07-13", &["checkpoint.deleted", "tinker://r/weights/1"]),
+        ("checkpoint copy tinker://r/weights/1 --project-id p-2", &["tinker://c/weights/1"]),
+    ] {
+        let told = stage.run(line).await;
+        assert_eq!(told.exit, 0, "{line}: {}", told.err);
+        for fact in facts {
+            assert!(told.out.contains(fact), "{line}: {fact} is not in {}", told.out);
+        }
+        let told = stage.run(&format!("{line} --json")).await;
+        assert!(told.json().is_object(), "{line}");
+    }
+    let moved = stage.run("session assign-project s-1 p-2 --json").await;
+    assert_eq!(moved.json(), json!({ "session_id": "s-1", "project_id": "p-2" }), "{}", moved.err);
+    for (line, exit) in [
+        ("model info qwen3", 4),
+        ("audit log --day monday", 2),
+        ("session search --metadata x", 2),
+        ("checkpoint urls tinker://r/weights/1", 2),
+        ("run list --sort nope", 2),
+    ] {
+        assert_eq!(stage.run(line).await.exit, exit, "{line}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lists_are_sorted_and_cut_as_asked() {
+    let list = json!({ "checkpoints": [
+        checkpoint("b", "2024-01-01T00:00:00Z", false),
+        checkpoint("a", "2024-01-02T00:00:00Z", false),
+    ], "cursor": { "offset": 0, "limit": 20, "total_count": 2 }});
+    let stage = Stage::new(&[("GET", "/api/v1/checkpoints", list)]);
+    for (line, expected) in [
+        ("--sort id", "weights/a\t1.0 KB\nweights/b\t1.0 KB\n"),
+        ("--sort -created", "weights/a\t1.0 KB\nweights/b\t1.0 KB\n"),
+        ("--sort created", "weights/b\t1.0 KB\nweights/a\t1.0 KB\n"),
+    ] {
+        let line = format!("checkpoint list --columns id,size --format plain {line}");
+        assert_eq!(stage.run(&line).await.out, expected, "{line}");
+    }
+    let stage_env = |name: &str, value: &str| {
+        let mut stage = Stage {
+            env: stage.env.clone(),
+            script: stage.script.clone(),
+            home: tempfile::tempdir().unwrap(),
+        };
+        stage.env.push((name.to_owned(), value.to_owned()));
+        stage
+    };
+    let json = stage_env("TINKEX_FORMAT", "json").run("checkpoint list").await;
+    assert_eq!(json.json()["shown"], 2);
+    let wrong = stage_env("TINKEX_FORMAT", "xml").run("checkpoint list").await;
+    assert_eq!(wrong.exit, 2, "{}", wrong.err);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_shell_is_offered_what_was_listed() {
+    use std::process::{Command, Stdio};
+    let replies = crate::capture::file("run-list.reply.json").unwrap();
+    let (home, server) =
+        (tempfile::tempdir().unwrap(), crate::server::Server::start(&replies, None));
+    let url = server.url();
+    let run = |line: &[&str], env: &[(&str, &str)]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_tinkex"))
+            .args(line)
+            .env_clear()
+            .envs([
+                ("HOME", home.path().to_str().unwrap()),
+                ("TINKER_BASE_URL", &url),
+                ("TINKER_API_KEY", "tml-test-0000"),
+            ])
+            .envs(env.iter().copied())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{line:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    run(&["run", "list"], &[]);
+    let ask = |words: &[&str]| {
+        let index = (words.len() - 1).to_string();
+        let line: Vec<&str> = ["--"].into_iter().chain(words.iter().copied()).collect();
+        run(
+            &line,
+            &[
+                ("COMPLETE", "bash"),
+                ("_CLAP_COMPLETE_INDEX", &index),
+                ("_CLAP_COMPLETE_COMP_TYPE", "9"),
+                ("_CLAP_COMPLETE_SPACE", "true"),
+                ("_CLAP_IFS", "\n"),
+            ],
+        )
+    };
+    let offered = ask(&["tinkex", "run", "info", ""]);
+    assert!(offered.contains("run-1") && offered.contains("run-3"), "{offered}");
+    assert!(ask(&["tinkex", "che"]).contains("checkpoint"));
+    for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
+        assert!(run(&["completions", shell], &[]).contains("COMPLETE"), "{shell}");
+    }
+    assert!(run(&["man"], &[]).contains(".TH tinkex 1"));
+    let dir = home.path().join("man");
+    run(&["man", "--dir", dir.to_str().unwrap()], &[]);
+    assert!(dir.join("tinkex-checkpoint-gc.1").exists());
+}

@@ -1,0 +1,94 @@
+//! Files for a hub, small ones and large ones.
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tinkex::{BaseUrl, Commit, Env, ErrorKind, Hub};
+
+use crate::fake::Fake;
+
+fn hub(fake: &Fake) -> Hub {
+    let endpoint: BaseUrl = "http://server.test".parse().unwrap();
+    Hub::from_env(&Env::empty()).unwrap().endpoint(endpoint).http(fake.clone())
+}
+
+const CREATE: &str = "POST /api/repos/create";
+const BATCH: &str = "POST /me/x.git/info/lfs/objects/batch";
+
+#[tokio::test(start_paused = true)]
+async fn without_a_token_nothing_is_sent() {
+    let error = hub(&Fake::new()).create_repo("me/x", false).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Auth);
+    assert!(error.hint().unwrap().contains("HF_TOKEN"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn small_files_go_with_the_change_and_large_ones_before() {
+    let folder = TempDir::new().unwrap();
+    let (small, large) = (folder.path().join("a.json"), folder.path().join("w"));
+    std::fs::write(&small, "{}").unwrap();
+    std::fs::write(&large, "0123456789").unwrap();
+    let plan = json!({ "files": [
+        { "path": "a.json", "uploadMode": "regular" },
+        { "path": "w", "uploadMode": "lfs" },
+        { "path": "junk", "uploadMode": "regular", "shouldIgnore": true },
+    ] });
+    let places = json!({ "objects": [{ "actions": {
+        "upload": { "href": "http://store.test/done", "header": {
+            "chunk_size": "4", "1": "http://store.test/p1", "2": "http://store.test/p2",
+            "3": "http://store.test/p3",
+        } },
+        "verify": { "href": "http://store.test/verify", "header": { "x-own": "1" } },
+    } }] });
+    let tag = [("etag", "\"t\"")];
+    let fake = Fake::new()
+        .reply(CREATE, 409, json!({ "error": "there" }))
+        .reply("POST /api/models/me/x/preupload/main", 200, plan)
+        .reply(BATCH, 200, places)
+        .reply_with("PUT /p1", 200, &tag, Value::Null)
+        .reply("PUT /p2", 503, Value::Null)
+        .reply_with("PUT /p2", 200, &tag, Value::Null)
+        .reply_with("PUT /p3", 200, &tag, Value::Null)
+        .reply("POST /done", 200, json!({}))
+        .reply("POST /verify", 200, json!({}))
+        .reply("POST /api/models/me/x/commit/main", 200, json!({ "commitUrl": "http://c" }));
+    let repo = hub(&fake).token("hf_hush").create_repo("me/x", false).await.unwrap();
+    let commit = Commit::new("first").file("a.json", &small).file("w", &large).file("junk", &small);
+    let done = repo.commit("main", &commit).await.unwrap();
+    assert_eq!(done.commit_url.as_deref(), Some("http://c"));
+    fake.finish();
+    let seen = fake.seen();
+    for call in &seen {
+        // The token is for the hub and for nobody else.
+        let own = call.url.starts_with("http://server.test");
+        assert_eq!(call.header("authorization"), own.then_some("Bearer hf_hush"), "{}", call.url);
+    }
+    assert_eq!(seen[0].json()["visibility"], "private");
+    let parts: Vec<&[u8]> = [3, 5, 6].iter().map(|at| &seen[*at].body[..]).collect();
+    assert_eq!(parts, [&b"0123"[..], b"4567", b"89"]);
+    let body = String::from_utf8(fake.last().body.to_vec()).unwrap();
+    let lines: Vec<Value> = body.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 3);
+    assert_eq!(lines[1]["value"]["content"], "e30=");
+    let sum = "84d89877f0d4041efb6bf91a16f0248f2fd573e6af05c19f96bedb9f882f7882";
+    assert_eq!(lines[2]["value"]["oid"], sum);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_alone_is_the_accounts_own() {
+    let fake = Fake::new()
+        .reply(CREATE, 200, json!({}))
+        .reply("GET /api/whoami-v2", 200, json!({ "name": "me" }))
+        .reply("HEAD /me/x/resolve/v%2F1/README.md", 404, Value::Null);
+    let repo = hub(&fake).token("hf_hush").create_repo("x", true).await.unwrap();
+    assert_eq!(repo.id(), "me/x");
+    assert_eq!(repo.text("v/1", "README.md").await.unwrap(), None);
+    fake.finish();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_says_what_to_do_and_not_the_token() {
+    let fake = Fake::new().reply(CREATE, 403, json!({ "error": "no" }));
+    let error = hub(&fake).token("hf_hush").create_repo("me/x", false).await.unwrap_err();
+    let shown = format!("{error} {error:?}");
+    assert!(error.hint().unwrap().contains("rights") && !shown.contains("hush"), "{shown}");
+}

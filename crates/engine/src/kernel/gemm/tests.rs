@@ -1,0 +1,182 @@
+//! Products against the rule itself.
+
+use super::super::Precision;
+use super::*;
+
+/// The rule itself: one chain per element.
+fn plain(
+    (rows, depth, cols): (usize, usize, usize),
+    a: impl Fn(usize, usize) -> f32,
+    b: impl Fn(usize, usize) -> f32,
+    start: &[f32],
+) -> Vec<f32> {
+    let mut out = start.to_vec();
+    for i in 0..rows {
+        for j in 0..cols {
+            for k in 0..depth {
+                let sum = &mut out[i * cols + j];
+                *sum = a(i, k).mul_add(b(k, j), *sum);
+            }
+        }
+    }
+    out
+}
+
+fn noise(len: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_769) | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 17;
+            state ^= state << 5;
+            f32::from_bits((state >> 9) | 0x3f80_0000) - 1.5
+        })
+        .collect()
+}
+
+const SIZES: &[(usize, usize, usize)] = &[
+    (1, 1, 1),
+    (1, 300, 67),
+    (1, 64, 128),
+    (2, 33, 50),
+    (3, 257, 31),
+    (4, 16, 16),
+    (5, 7, 130),
+    (6, 513, 17),
+    (7, 40, 33),
+    (8, 100, 80),
+    (13, 31, 95),
+    (29, 260, 49),
+    (200, 19, 70),
+    (390, 17, 18),
+];
+
+#[test]
+fn every_path_gives_the_bits_of_one_chain_per_element() {
+    for isa in Isa::available() {
+        for threads in [1, 3] {
+            let kernel = Kernel::with_isa(isa, threads);
+            for &size in SIZES {
+                let (rows, depth, cols) = size;
+                let a = noise(rows * depth, 1);
+                let w = noise(cols * depth, 2);
+                let start = noise(rows * cols, 3);
+                for precision in [Precision::F32, Precision::Bf16] {
+                    let weights = Panels::from_rows(&w, cols, depth, precision);
+                    let mut w = vec![0.0; cols * depth];
+                    for (i, row) in w.chunks_exact_mut(depth).enumerate() {
+                        weights.row(i, row);
+                    }
+                    let expected =
+                        plain(size, |i, k| a[i * depth + k], |k, j| w[j * depth + k], &start);
+                    let mut out = start.clone();
+                    let rhs = Rhs::packed(&weights);
+                    kernel.add_product(size, Lhs::rows(&a, depth), rhs, &mut out, cols);
+                    assert_eq!(out, expected, "{isa:?} {threads} {size:?} {precision:?}");
+
+                    // The same weights turned: sums run over the outputs.
+                    let turned = (rows, cols, depth);
+                    let a = noise(rows * cols, 4);
+                    let zeros = vec![0.0; rows * depth];
+                    let expected =
+                        plain(turned, |i, k| a[i * cols + k], |k, j| w[k * depth + j], &zeros);
+                    let mut out = vec![9.0; rows * depth];
+                    let rhs = Rhs::turned(&weights);
+                    kernel.product(turned, Lhs::rows(&a, cols), rhs, &mut out, depth);
+                    assert_eq!(out, expected, "{isa:?} {threads} {turned:?} {precision:?}");
+                }
+                // Columns on the left, plain rows on the right.
+                let a = noise(rows * depth, 5);
+                let b = noise(depth * cols, 6);
+                let expected = plain(size, |i, k| a[k * rows + i], |k, j| b[k * cols + j], &start);
+                let mut out = start.clone();
+                let rhs = Rhs::Rows { data: &b, stride: cols };
+                kernel.add_product(size, Lhs::columns(&a, rows), rhs, &mut out, cols);
+                assert_eq!(out, expected, "{isa:?} {threads} {size:?} columns");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_slice_of_the_outputs_is_what_the_whole_would_give() {
+    let kernel = Kernel::new(2).unwrap();
+    let (rows, depth, cols) = (5, 37, 100);
+    let a = noise(rows * depth, 1);
+    let weights = Panels::from_rows(&noise(cols * depth, 2), cols, depth, Precision::F32);
+    let mut whole = vec![0.0; rows * cols];
+    let lhs = Lhs::rows(&a, depth);
+    kernel.product((rows, depth, cols), lhs, Rhs::packed(&weights), &mut whole, cols);
+    let mut part = vec![0.0; rows * 52];
+    let rhs = Rhs::Packed { weights: &weights, from: 48 };
+    kernel.product((rows, depth, 52), lhs, rhs, &mut part, 52);
+    for i in 0..rows {
+        assert_eq!(part[i * 52..(i + 1) * 52], whole[i * cols + 48..(i + 1) * cols]);
+    }
+    // Sums over the outputs, in two parts that go on from each other.
+    let b = noise(rows * cols, 3);
+    let mut once = vec![0.0; rows * depth];
+    let lhs = Lhs::rows(&b, cols);
+    kernel.product((rows, cols, depth), lhs, Rhs::turned(&weights), &mut once, depth);
+    let mut twice = vec![0.0; rows * depth];
+    kernel.product((rows, 48, depth), lhs, Rhs::turned(&weights), &mut twice, depth);
+    let rhs = Rhs::Turned { weights: &weights, from: 48 };
+    let lhs = Lhs::rows(&b[48..], cols);
+    kernel.add_product((rows, 52, depth), lhs, rhs, &mut twice, depth);
+    assert_eq!(once, twice);
+}
+
+#[test]
+fn nothing_times_nothing_is_nothing() {
+    let kernel = Kernel::new(1).unwrap();
+    let mut out = vec![7.0; 6];
+    let rhs = Rhs::Rows { data: &[], stride: 3 };
+    kernel.product((2, 0, 3), Lhs::rows(&[], 0), rhs, &mut out, 3);
+    assert_eq!(out, [0.0; 6]);
+    kernel.product((0, 4, 3), Lhs::rows(&[], 4), rhs, &mut [], 3);
+}
+
+/// What goes on the chains of a product gives the bits of adding it afterwards, on any columns.
+#[test]
+fn more_products_are_what_adding_them_would_give() {
+    for isa in Isa::available() {
+        for threads in [1, 3] {
+            let kernel = Kernel::with_isa(isa, threads);
+            for (rows, depth, cols, split) in [
+                (1, 40, 70, 16),
+                (7, 300, 95, 64),
+                (200, 65, 160, 48),
+                (30, 70, 99, 37),
+                (5, 0, 40, 16),
+            ] {
+                let (x, w) = (noise(rows * depth, 1), noise(cols * depth, 2));
+                let weights = Panels::from_rows(&w, cols, depth, Precision::F32);
+                let down = noise(rows * 10, 3);
+                let sides = [0..split, split..cols];
+                let b = sides.clone().map(|side| {
+                    Panels::from_rows(&noise(side.len() * 5, 4), side.len(), 5, Precision::F32)
+                });
+                let more: Vec<More<'_>> = (0..2)
+                    .map(|i| More {
+                        lhs: Lhs::rows(&down[i * 5..], 10),
+                        rhs: Rhs::packed(&b[i]),
+                        depth: 5,
+                        cols: sides[i].clone(),
+                    })
+                    .collect();
+                let (size, lhs) = ((rows, depth, cols), Lhs::rows(&x, depth));
+                let rhs = Rhs::packed(&weights);
+                let mut apart = vec![7.0; rows * cols];
+                kernel.product(size, lhs, rhs, &mut apart, cols);
+                for more in &more {
+                    let size = (rows, 5, more.cols.len());
+                    let out = &mut apart[more.cols.start..];
+                    kernel.add_product(size, more.lhs, more.rhs, out, cols);
+                }
+                let mut once = vec![8.0; rows * cols];
+                kernel.product_and(size, (lhs, rhs), &more, &mut once, cols);
+                assert_eq!(once, apart, "{isa:?} {threads} {size:?} {split}");
+            }
+        }
+    }
+}

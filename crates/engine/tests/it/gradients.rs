@@ -1,0 +1,172 @@
+//! The gradient of every loss on every tensor of an adapter, against torch's.
+
+use serde_json::Value;
+use tinkex_engine::file::{HeadName, TensorFile};
+use tinkex_engine::loss::graph::{Graph, GraphInput, Tensor, Values};
+use tinkex_engine::loss::{Guesses, Inputs, Loss};
+use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
+use tinkex_engine::train::{Datum, Objective};
+use tinkex_engine::{Engine, Options, Trainer};
+
+use crate::fixtures::{close, floats, number, numbers};
+use crate::golden::{MODELS, folder};
+use crate::graphs::nodes;
+
+/// One recorded sequence and all that a loss may read about it.
+struct Given {
+    tokens: Vec<u32>,
+    target: Vec<u32>,
+    targets2: Vec<u32>,
+    weights: Vec<f32>,
+    weights2: Vec<f32>,
+    /// Weights under which `cross_entropy` has the recorded slope.
+    surrogate: Vec<f32>,
+    logprobs: Vec<f32>,
+    advantages: Vec<f32>,
+    mask: Vec<f32>,
+    shape: [usize; 1],
+    shape2: [usize; 2],
+}
+
+impl Given {
+    fn new(datum: &Value) -> Self {
+        let tokens = |field: &str| -> Vec<u32> {
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "tokens are small whole numbers"
+            )]
+            numbers(&datum[field]).iter().map(|token| *token as u32).collect()
+        };
+        let len = tokens("input").len();
+        Self {
+            tokens: tokens("input"),
+            target: tokens("target"),
+            targets2: tokens("targets2"),
+            weights: floats(&datum["weights"]),
+            weights2: floats(&datum["weights2"]),
+            surrogate: floats(&datum["slope"]).iter().map(|slope| -slope).collect(),
+            logprobs: floats(&datum["logprobs"]),
+            advantages: floats(&datum["advantages"]),
+            mask: floats(&datum["mask"]),
+            shape: [len],
+            shape2: [len, 3],
+        }
+    }
+
+    /// What a custom loss reads.
+    fn tensors(&self, loss: &str) -> Vec<Tensor<'_>> {
+        let tensor = |values| Tensor { shape: &self.shape, values: Values::F32(values) };
+        match loss {
+            "custom" => vec![tensor(&self.logprobs), tensor(&self.advantages)],
+            "custom_targets" => {
+                vec![Tensor { shape: &self.shape2, values: Values::F32(&self.weights2) }]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn datum<'a>(&'a self, loss: &str, graph_inputs: &'a [Tensor<'a>]) -> Datum<'a> {
+        let one = Datum { tokens: &self.tokens, targets: &self.target, ..Datum::default() };
+        let two = Datum { targets: &self.targets2, columns: Some(3), ..one };
+        let weighted = |weights| Inputs { weights: Some(weights), ..Inputs::default() };
+        match loss {
+            "cross_entropy" => Datum { inputs: weighted(&self.weights), ..one },
+            "cross_entropy_targets" => Datum { inputs: weighted(&self.weights2), ..two },
+            "surrogate" => Datum { inputs: weighted(&self.surrogate), ..one },
+            "custom" => Datum { graph_inputs, ..one },
+            "custom_targets" => Datum { graph_inputs, ..two },
+            _ => {
+                let inputs = Inputs {
+                    logprobs: Some(&self.logprobs),
+                    advantages: Some(&self.advantages),
+                    sequence_ratio_mask: Some(&self.mask),
+                    ..Inputs::default()
+                };
+                Datum { inputs, ..one }
+            }
+        }
+    }
+}
+
+fn graph(loss: &str, about: &Value) -> Option<Graph> {
+    let inputs: &[(&str, usize)] = match loss {
+        "custom" => &[("logprobs", 1), ("q", 1), ("a", 1)],
+        "custom_targets" => &[("logprobs", 2), ("w", 2)],
+        _ => return None,
+    };
+    let input = |&(name, rank): &(&str, usize)| GraphInput { name: name.to_owned(), rank };
+    Some(Graph::new(inputs.iter().map(input).collect(), nodes(&about["nodes"])).unwrap())
+}
+
+fn built_in(loss: &str, about: &Value) -> Loss {
+    let name = match loss {
+        "cross_entropy_targets" | "surrogate" => "cross_entropy",
+        other => other,
+    };
+    let settings = about["config"].as_object().unwrap();
+    let settings: Vec<(&str, f64)> =
+        settings.iter().map(|(key, value)| (key.as_str(), number(value))).collect();
+    Loss::parse(name, &settings, Guesses::Refuse).unwrap()
+}
+
+/// The gradients that a trainer has gathered: with beta1 = 0 they are what Adam remembers.
+fn gradients(mut trainer: Trainer) -> (tempfile::TempDir, TensorFile) {
+    let params = AdamParams { beta1: 0.0, learning_rate: 0.0, ..AdamParams::default() };
+    trainer.optim_step(&StepParams::Adam(params)).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("adapter");
+    trainer.save_all(&path, HeadName::Peft).unwrap();
+    let file = TensorFile::open(path.join("optimizer.safetensors")).unwrap();
+    (folder, file)
+}
+
+#[test]
+fn every_loss_has_the_gradients_of_torch_on_every_tensor() {
+    for name in MODELS {
+        let text = std::fs::read(folder(name).join("expected.json")).unwrap();
+        let recorded: Value = serde_json::from_slice(&text).unwrap();
+        let expected = TensorFile::open(folder(name).join("expected.safetensors")).unwrap();
+        let engine = Engine::open(folder(name), Options::default()).unwrap();
+        let given: Vec<Given> =
+            recorded["data"].as_array().unwrap().iter().map(Given::new).collect();
+        let losses = recorded["losses"].as_object().unwrap();
+        assert_eq!(losses.len(), 10);
+        for (loss, about) in losses {
+            let tensors: Vec<Vec<Tensor<'_>>> =
+                given.iter().map(|given| given.tensors(loss)).collect();
+            let data: Vec<Datum<'_>> = given
+                .iter()
+                .zip(&tensors)
+                .map(|(given, inputs)| given.datum(loss, inputs))
+                .collect();
+            let graph = graph(loss, about);
+            let objective = match &graph {
+                Some(graph) => Objective::Graph(graph),
+                None => Objective::Loss(built_in(loss, about)),
+            };
+            let adapter = folder(name).join("adapter");
+            let mut trainer = engine.load(adapter, OptimizerKind::Adam).unwrap();
+            let out = trainer.forward_backward(&objective, &data).unwrap();
+            let what = format!("{name} {loss}");
+            close(&what, &[out.metrics[0].1], &[number(&about["sum"])], 2e-5, 2e-5);
+
+            let (_folder, found) = gradients(trainer);
+            let prefix = format!("grad.{loss}.base_model.model.");
+            let mut seen = 0;
+            for want in expected.tensors() {
+                let Some(tensor) = want.name().strip_prefix(&prefix) else { continue };
+                seen += 1;
+                let got = found.tensor(&format!("m.{tensor}")).unwrap();
+                assert_eq!(got.shape(), want.shape(), "{what} {tensor}");
+                let (got, want) = (got.to_f32().unwrap(), want.to_f32().unwrap());
+                let square = |x: f32| f64::from(x) * f64::from(x);
+                let norm = want.iter().map(|x| square(*x)).sum::<f64>().sqrt();
+                let off = got.iter().zip(want.iter()).map(|(x, y)| square(x - y)).sum::<f64>();
+                assert!(norm > 0.0, "{what} {tensor} has a gradient");
+                assert!(off.sqrt() < 1e-4 * norm, "{what} {tensor}: off {} of {norm}", off.sqrt());
+            }
+            assert_eq!(seen, 2 * (2 * 7 + 1), "{what}: A and B of every module");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Many connections, many samples, large bodies.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex as StdMutex};
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use tinkex_wire::{Datum, ForwardBackward, LossFn, Seq};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::TcpStream;
+use tokio::sync::Mutex;
+
+use crate::TOKENS;
+
+/// One kept-alive connection, one call at a time.
+pub(crate) struct Connection {
+    address: String,
+    stream: Mutex<Option<BufReader<TcpStream>>>,
+}
+
+impl Connection {
+    fn new(address: &str) -> Self {
+        Self { address: address.to_owned(), stream: Mutex::new(None) }
+    }
+
+    /// A call, and the body of its reply, which must be a 200.
+    pub(crate) async fn call(&self, method: &str, path: &str, body: &[u8]) -> Vec<u8> {
+        let mut stream = self.stream.lock().await;
+        if stream.is_none() {
+            let opened = TcpStream::connect(&self.address).await.unwrap();
+            opened.set_nodelay(true).unwrap();
+            *stream = Some(BufReader::new(opened));
+        }
+        let stream = stream.as_mut().unwrap();
+        let host = &self.address;
+        let length = body.len();
+        let head =
+            format!("{method} {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {length}\r\n\r\n");
+        let mut request = head.into_bytes();
+        request.extend_from_slice(body);
+        stream.write_all(&request).await.unwrap();
+        let (mut status, mut length) = (String::new(), 0);
+        stream.read_line(&mut status).await.unwrap();
+        let mut line = String::new();
+        loop {
+            line.clear();
+            stream.read_line(&mut line).await.unwrap();
+            if line.trim().is_empty() {
+                break;
+            }
+            if let Some(value) = line.strip_prefix("content-length: ") {
+                length = value.trim().parse().unwrap();
+            }
+        }
+        let mut reply = vec![0; length];
+        stream.read_exact(&mut reply).await.unwrap();
+        assert!(status.contains(" 200 "), "{path}: {status}{}", String::from_utf8_lossy(&reply));
+        reply
+    }
+
+    pub(crate) async fn json(&self, path: &str, ask: &Value) -> Value {
+        let reply = self.call("POST", &format!("/api/v1{path}"), ask.to_string().as_bytes()).await;
+        serde_json::from_slice(&reply).unwrap()
+    }
+}
+
+/// Many of them.
+pub(crate) struct Pool {
+    pub(crate) connections: Vec<Connection>,
+}
+
+impl Pool {
+    pub(crate) fn new(address: &str, count: usize) -> Self {
+        Self { connections: (0..count).map(|_| Connection::new(address)).collect() }
+    }
+
+    /// Opens all of them.
+    pub(crate) async fn open(&self) {
+        join_all(self.connections.iter().map(|c| c.call("GET", "/api/v1/healthz", b""))).await;
+    }
+}
+
+/// Has `count` samples outstanding at once, numbered from `first`; returns the seconds until all were
+/// promised and until all were answered. An answer that is lost or comes twice ends the run.
+pub(crate) async fn samples(pool: &Pool, target: &str, first: u32, count: u32) -> (f64, f64) {
+    let start = Instant::now();
+    let submit = async |i: u32| {
+        let ask = json!({
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [i % 90 + 1]}]},
+            "sampling_params": {"max_tokens": TOKENS, "seed": i, "stop": []},
+            "sampling_session_id": target, "seq_id": i,
+        });
+        let connection = &pool.connections[i as usize % pool.connections.len()];
+        connection.json("/asample", &ask).await["request_id"].as_str().unwrap().to_owned()
+    };
+    let tickets = join_all((first..first + count).map(submit)).await;
+    let submitted = start.elapsed().as_secs_f64();
+    let expected: HashSet<&str> = tickets.iter().map(String::as_str).collect();
+    assert_eq!(expected.len(), tickets.len(), "two requests have one ticket");
+    let mut done: HashSet<String> = HashSet::new();
+    let (mut cursor, mut acknowledged) = (0_u64, Vec::<String>::new());
+    while done.len() < tickets.len() {
+        let ask = json!({
+            "target": {"type": "sampling_session", "sampling_session_id": target},
+            "prev_cursor": cursor, "retrieved_request_ids": acknowledged,
+        });
+        let page = pool.connections[0].json("/retrieve_futures", &ask).await;
+        cursor = page["cursor"].as_u64().unwrap();
+        acknowledged.clear();
+        for item in page["completions"].as_array().unwrap() {
+            assert_eq!(item["state"], "finished");
+            let id = item["request_id"].as_str().unwrap().to_owned();
+            assert!(expected.contains(&*id) && done.insert(id.clone()), "{id} came twice");
+            acknowledged.push(id);
+        }
+    }
+    (submitted, start.elapsed().as_secs_f64())
+}
+
+/// Sends `count` training bodies of about `size` bytes at once, which wait for a number that never
+/// comes; returns the seconds until all were promised. Each gets its one answer when the session ends.
+pub(crate) async fn bodies(
+    pool: &Pool,
+    session: &str,
+    model: &str,
+    count: usize,
+    size: usize,
+) -> f64 {
+    let one = &pool.connections[0];
+    let ask = json!({
+        "session_id": session, "model_seq_id": 0, "base_model": model, "lora_config": {"rank": 4},
+    });
+    one.json("/create_model", &ask).await;
+    let run = format!("{session}:train:0");
+    let tokens: Vec<u32> = (0..255).map(|i| i % 90 + 1).collect();
+    let datum = Datum::supervised(tokens, 1.0).unwrap();
+    let of = |seq: u64, n: usize| {
+        let data = vec![datum.clone(); n];
+        let seq_id = Some(Seq::new(seq));
+        let call =
+            ForwardBackward { seq_id, ..ForwardBackward::new(&*run, data, LossFn::CrossEntropy) };
+        call.to_proto().unwrap()
+    };
+    let n = size / (of(1, 2).len() - of(1, 1).len());
+    let bodies: Vec<_> = (2..).take(count).map(|seq| of(seq, n)).collect();
+    let start = Instant::now();
+    let send = async |(body, connection): (&bytes::Bytes, &Connection)| {
+        let reply = connection.call("POST", "/api/v1/forward_backward", body).await;
+        let ticket: Value = serde_json::from_slice(&reply).unwrap();
+        ticket["request_id"].as_str().unwrap().to_owned()
+    };
+    let tickets = join_all(bodies.iter().zip(&pool.connections[1..]).map(send)).await;
+    let took = start.elapsed().as_secs_f64();
+    let finish = json!({"reason": {"type": "success"}, "detail": null});
+    one.json(&format!("/sessions/{session}/finish"), &finish).await;
+    let distinct: HashSet<&String> = tickets.iter().collect();
+    assert_eq!(distinct.len(), count, "two requests have one ticket");
+    for ticket in &tickets {
+        let answer = one.json("/retrieve_future", &json!({"request_id": ticket})).await;
+        assert_eq!(answer["category"], "user", "{answer}");
+    }
+    took
+}
+
+/// Asks all the time whether the server is well; returns the slowest answer.
+pub(crate) fn health(address: &str) -> (tokio::task::JoinHandle<()>, Arc<StdMutex<f64>>) {
+    let slowest = Arc::new(StdMutex::new(0.0_f64));
+    let (connection, own) = (Connection::new(address), Arc::clone(&slowest));
+    let watch = async move {
+        loop {
+            let start = Instant::now();
+            connection.call("GET", "/api/v1/healthz", b"").await;
+            let took = start.elapsed().as_secs_f64();
+            if let Ok(mut slowest) = own.lock() {
+                *slowest = took.max(*slowest);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    #[expect(clippy::disallowed_methods, reason = "its handle is its owner")]
+    (tokio::spawn(watch), slowest)
+}

@@ -1,0 +1,203 @@
+//! `cargo xtask bench server`: what the server adds to the engine's own time, and how that grows.
+//!
+//! The server is a process of its own; this one calls it over loopback as plainly as can be, and
+//! runs the same samples on an engine of its own to know what they cost without a server. A missed bar
+//! fails the run.
+
+#![expect(clippy::print_stdout, reason = "a benchmark talks to its user")]
+#![expect(clippy::unwrap_used, reason = "a wrong assumption ends the run")]
+
+mod load;
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tinkex_engine::Engine;
+use tinkex_engine::pick::{Draw, Stop};
+use tinkex_engine::sample::{SampleRequest, Scoring};
+
+use load::{Connection, Pool, bodies, health, samples};
+
+const MODEL: &str = "tiny";
+/// Tokens of a sample.
+pub(crate) const TOKENS: u32 = 4;
+const CONNECTIONS: usize = 1_000;
+/// Bodies at once, and the bytes of each.
+const BODIES: (usize, usize) = (64, 5_000_000);
+
+/// What must hold: a name, the measured value, and the most it may be.
+struct Bar(&'static str, f64, f64);
+
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Server {
+    fn start(data: &Path) -> (Self, Duration) {
+        let start = Instant::now();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tinkex-server"))
+            .args(["--port", "0", "--quiet", "--no-hub-cache", "--data-dir"])
+            .arg(data)
+            .args(["--model", &format!("{MODEL}={}", golden().display())])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address = line.trim().strip_prefix("http://").unwrap().to_owned();
+        (Self { child, address }, start.elapsed())
+    }
+
+    /// The most memory it had, in MiB.
+    fn peak(&self) -> Option<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        let kilobytes: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        Some(kilobytes / 1_024.0)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/qwen3")
+}
+
+/// Seconds that an engine takes for these samples, given all at once.
+fn alone(count: u32) -> f64 {
+    let engine = Engine::open(golden(), tinkex_engine::Options::default()).unwrap();
+    let mut sampler = engine.sampler().unwrap();
+    let base = engine.base();
+    let start = Instant::now();
+    for i in 0..count {
+        let request = SampleRequest {
+            prompt: vec![i % 90 + 1],
+            samples: 1,
+            max_tokens: Some(TOKENS as usize),
+            draw: Draw { temperature: 1.0, top_k: -1, top_p: 1.0 },
+            seed: u64::from(i),
+            stop: Stop::default(),
+            vocabulary: None,
+            raw_logprobs: false,
+            top_k: 0,
+            scoring: Scoring::default(),
+        };
+        sampler.add(&base, request).unwrap();
+    }
+    while !sampler.is_idle() {
+        sampler.step();
+    }
+    start.elapsed().as_secs_f64()
+}
+
+async fn session(connection: &Connection) -> String {
+    let ask = json!({"tags": [], "user_metadata": {}, "sdk_version": "0.36.0"});
+    let made = connection.json("/create_session", &ask).await;
+    made["session_id"].as_str().unwrap().to_owned()
+}
+
+async fn sampler(connection: &Connection) -> String {
+    let session = session(connection).await;
+    let ask = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
+    let made = connection.json("/create_sampling_session", &ask).await;
+    made["sampling_session_id"].as_str().unwrap().to_owned()
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let data = tempfile::tempdir().unwrap();
+    let (server, started) = Server::start(data.path());
+    println!("started in {:.1} ms", 1e3 * started.as_secs_f64());
+    let pool = Pool::new(&server.address, CONNECTIONS);
+    pool.open().await;
+    let (watch, slowest) = health(&server.address);
+    let mut bars = vec![Bar("milliseconds to start", 1e3 * started.as_secs_f64(), 500.0)];
+
+    let one = &pool.connections[0];
+    let calls = 2_000;
+    let start = Instant::now();
+    for _ in 0..calls {
+        one.call("GET", "/api/v1/healthz", b"").await;
+    }
+    let plain = start.elapsed().as_secs_f64() / f64::from(calls);
+    println!("a call that does nothing: {:.0} µs, one after the other", 1e6 * plain);
+
+    let target = sampler(one).await;
+    let (latency, _) = samples(&pool, &target, 0, 1).await;
+    let mut single = Vec::new();
+    for n in 1..=100 {
+        single.push(samples(&pool, &target, n, 1).await.1);
+    }
+    single.sort_by(f64::total_cmp);
+    let engine = alone(1);
+    println!(
+        "one sample, alone: {:.2} ms (the first, with loading: {:.2} ms); the engine's own time {:.2} ms",
+        1e3 * single[50],
+        1e3 * latency,
+        1e3 * engine
+    );
+    bars.push(Bar("milliseconds of overhead, one sample alone", 1e3 * (single[50] - engine), 20.0));
+
+    println!(
+        "\n| outstanding | submitted /s | answered /s | each | engine alone | overhead each |"
+    );
+    println!("|---|---|---|---|---|---|");
+    let mut each = Vec::new();
+    for count in [100_u32, 1_000, 10_000] {
+        let mut best = (f64::INFINITY, f64::INFINITY);
+        for _ in 0..3 {
+            let target = sampler(one).await;
+            let (submitted, answered) = samples(&pool, &target, 0, count).await;
+            if answered < best.1 {
+                best = (submitted, answered);
+            }
+        }
+        let (n, own) = (f64::from(count), alone(count));
+        let overhead = (best.1 - own).max(0.0) / n;
+        println!(
+            "| {count} | {:.0} | {:.0} | {:.0} µs | {:.0} µs | {:.0} µs |",
+            n / best.0,
+            n / best.1,
+            1e6 * best.1 / n,
+            1e6 * own / n,
+            1e6 * overhead
+        );
+        each.push((n / best.0, best.1 / n, overhead));
+    }
+    bars.push(Bar("growth of a sample's cost, 100 to 10,000", each[2].1 / each[0].1, 1.5));
+    bars.push(Bar("µs of overhead of a sample, 10,000 at once", 1e6 * each[2].2, 400.0));
+    bars.push(Bar("µs to submit one, 10,000 at once", 1e6 / each[2].0, 400.0));
+    let before = server.peak();
+
+    let (count, size) = BODIES;
+    let session = session(one).await;
+    let took = bodies(&pool, &session, MODEL, count, size).await;
+    println!("\n{count} bodies of {size} bytes at once: {took:.2} s until all are promised");
+    watch.abort();
+    let slowest = slowest.lock().map(|slowest| *slowest).unwrap_or_default();
+    println!("{CONNECTIONS} connections; the slowest health check: {:.0} ms", 1e3 * slowest);
+    bars.push(Bar("milliseconds of the slowest health check", 1e3 * slowest, 1_000.0));
+    if let (Some(before), Some(after)) = (before, server.peak()) {
+        println!("peak memory: {before:.0} MiB after the samples, {after:.0} MiB after the bodies");
+        bars.push(Bar("MiB of peak memory, samples", before, 400.0));
+        bars.push(Bar("MiB of peak memory, bodies", after, 1_400.0));
+    }
+
+    println!("\n| bar | measured | at most |\n|---|---|---|");
+    let mut missed = false;
+    for Bar(name, measured, most) in bars {
+        let held = measured <= most;
+        missed |= !held;
+        println!("| {name} | {measured:.1}{} | {most} |", if held { "" } else { " MISSED" });
+    }
+    if missed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}

@@ -1,0 +1,54 @@
+//! Taking back what could not be written.
+
+use super::record::Record;
+use super::{Kept, Store};
+
+/// Puts back what was there before facts were made true.
+pub(super) type Undo = Box<dyn FnOnce(&mut Store) + Send>;
+
+impl Store {
+    /// What is there before these facts are made true. Until it is known whether they are written
+    /// nobody else may change what they are about.
+    pub(crate) fn before(&self, records: &[Record]) -> Undo {
+        let mut undo: Vec<Undo> = Vec::new();
+        for record in records {
+            match record {
+                Record::Session(row) => {
+                    let (id, old) = (row.id.clone(), self.sessions.get(&row.id).cloned());
+                    undo.push(Box::new(move |store| back(store.sessions.entry(id), old)));
+                }
+                Record::Run(row) => {
+                    let (id, old) = (row.id.clone(), self.runs.get(&row.id).cloned());
+                    undo.push(Box::new(move |store| back(store.runs.entry(id), old)));
+                }
+                Record::Sampler(row) => {
+                    let (id, old) = (row.id.clone(), self.samplers.get(&row.id).cloned());
+                    undo.push(Box::new(move |store| back(store.samplers.entry(id), old)));
+                }
+                Record::Checkpoint(super::Checkpoint { path, .. }) | Record::Gone { path } => {
+                    let (path, old) = (path.clone(), self.checkpoints.get(path).cloned());
+                    undo.push(Box::new(move |store| {
+                        match old {
+                            Some(old) => store.checkpoints.insert(path, old),
+                            None => store.checkpoints.remove(&path),
+                        };
+                    }));
+                }
+                Record::Request(_)
+                | Record::Done(_)
+                | Record::Forget { .. }
+                | Record::Totals { .. } => {}
+            }
+        }
+        Box::new(move |store| undo.into_iter().rev().for_each(|undo| undo(store)))
+    }
+}
+
+fn back<K, T>(entry: std::collections::hash_map::Entry<'_, K, Kept<T>>, old: Option<Kept<T>>) {
+    use std::collections::hash_map::Entry;
+    match (entry, old) {
+        (entry, Some(old)) => drop(entry.insert_entry(old)),
+        (Entry::Occupied(entry), None) => drop(entry.remove()),
+        (Entry::Vacant(_), None) => {}
+    }
+}

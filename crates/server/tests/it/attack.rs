@@ -1,0 +1,221 @@
+//! What strangers try.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tinkex_server::{Server, StartError};
+
+use crate::house::{House, MODEL, options};
+use crate::raw::Raw;
+
+async fn raw(house: &House) -> Raw {
+    Raw::new(&house.server.base_url())
+}
+
+/// Sends bytes and returns the status, or nothing if the connection was closed.
+async fn said(house: &House, bytes: &[u8]) -> Option<u16> {
+    let mut raw = raw(house).await;
+    raw.write(bytes).await;
+    raw.read().await.map(|reply| reply.status)
+}
+
+async fn is_well(house: &House) {
+    assert_eq!(house.http().get("/api/v1/healthz").await, (200, json!({"status": "ok"})));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_slow_is_cut_off() {
+    let house = House::with(|options| options.times.slow_client = Duration::from_millis(50)).await;
+    // Half a head; half a body; a piece that never comes.
+    assert_eq!(said(&house, b"GET /api/v1/healthz HTTP/1.1\r\nhost: 127").await, None);
+    let head = "POST /api/v1/create_session HTTP/1.1\r\nhost: 127.0.0.1\r\n";
+    let half = format!("{head}content-length: 100\r\n\r\n{{\"tags\"");
+    assert_eq!(said(&house, half.as_bytes()).await, Some(408));
+    for piece in ["5\r\n{\"tag", "ffffffffffffffff\r\n{}"] {
+        let pieces = format!("{head}transfer-encoding: chunked\r\n\r\n{piece}");
+        assert_eq!(said(&house, pieces.as_bytes()).await, Some(408));
+    }
+    is_well(&house).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn heads_and_pieces_that_make_no_sense_are_refused() {
+    let house = House::with(|options| options.limits.body = 1 << 20).await;
+    let long = format!("GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx: {}\r\n\r\n", "y".repeat(200_000));
+    assert_eq!(said(&house, long.as_bytes()).await, Some(431));
+    let many = "x: y\r\n".repeat(500);
+    let many = format!("GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n{many}\r\n");
+    assert_eq!(said(&house, many.as_bytes()).await, Some(431));
+    let head = "POST /api/v1/create_session HTTP/1.1\r\nhost: 127.0.0.1\r\n";
+    for (rest, expected) in [
+        ("transfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n", 400),
+        ("transfer-encoding: gzip\r\n\r\n{}", 400),
+        ("content-length: 2\r\ncontent-length: 3\r\n\r\n{}", 400),
+        ("content-length: -1\r\n\r\n{}", 400),
+        ("content-length: 99999999999\r\n\r\n{}", 413),
+    ] {
+        assert_eq!(
+            said(&house, format!("{head}{rest}").as_bytes()).await,
+            Some(expected),
+            "{rest}"
+        );
+    }
+    let mut pieces = format!("{head}transfer-encoding: chunked\r\n\r\n").into_bytes();
+    for _ in 0..20 {
+        pieces.extend(format!("{:x}\r\n", 100_000).bytes().chain([b'x'; 100_000]).chain(*b"\r\n"));
+    }
+    assert_eq!(said(&house, &pieces).await, Some(413));
+    assert_eq!(house.http().get("/api/v1/sessions").await.1, json!({"sessions": []}));
+    is_well(&house).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn paths_lead_nowhere_else() {
+    let house = House::new().await;
+    let mut raw = raw(&house).await;
+    for path in [
+        "/files/../lock",
+        "/files/x/../../journal",
+        "/files/%2e%2e/%2e%2e/journal",
+        "/files//etc/passwd",
+        "/files/x/%00",
+        "/../journal",
+        "/api/v1/../../journal",
+        "/api/v1/training_runs/..%2f..%2fjournal",
+        "/api/v1/training_runs/../checkpoints",
+    ] {
+        let reply = raw.call("GET", path, &[], b"").await.unwrap();
+        assert_eq!(reply.status, 404, "{path}: {}", String::from_utf8_lossy(&reply.body));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_page_with_a_name_of_its_own_is_refused_without_a_key() {
+    let house = House::new().await;
+    let port = house.server.address().port();
+    for (host, expected) in [
+        (format!("127.0.0.1:{port}"), 200),
+        (format!("localhost:{port}"), 200),
+        ("[::1]".to_owned(), 200),
+        (format!("rebound.example:{port}"), 403),
+        ("127.0.0.1.example".to_owned(), 403),
+        ("a b".to_owned(), 403),
+    ] {
+        let call = format!("GET /api/v1/sessions HTTP/1.1\r\nhost: {host}\r\n\r\n");
+        assert_eq!(said(&house, call.as_bytes()).await, Some(expected), "{host}");
+    }
+    let house = House::with(|options| *options = options.clone().key("tml-k")).await;
+    let call = "GET /api/v1/sessions HTTP/1.1\r\nhost: my.example\r\nx-api-key: tml-k\r\n\r\n";
+    assert_eq!(said(&house, call.as_bytes()).await, Some(200), "whoever has the key may come in");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_few_bytes_do_not_become_many() {
+    let house = House::with(|options| options.limits.body = 4 << 20).await;
+    let http = house.http();
+    let session = http.session().await;
+    let create = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
+    let (_, sampler) = http.post("/create_sampling_session", create).await;
+    // A bomb: megabytes of zeros in a few bytes, many at once.
+    let zeros = std::io::repeat(0);
+    let mut bomb = Vec::new();
+    let mut encoder = zstd::stream::write::Encoder::new(&mut bomb, 1).unwrap();
+    std::io::copy(&mut std::io::Read::take(zeros, 64 << 20), &mut encoder).unwrap();
+    encoder.finish().unwrap();
+    let headers = [("content-encoding", "zstd")];
+    let send = || http.send("POST", "/api/v1/forward_backward", &headers, bomb.clone());
+    for (status, reply) in futures_util::future::join_all((0..20).map(|_| send())).await {
+        assert_eq!(status, 413, "{reply}");
+    }
+    // A number that asks for the world.
+    let ask = |samples: u64, tokens: u64| {
+        json!({
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "num_samples": samples,
+            "sampling_params": {"max_tokens": tokens}, "sampling_session_id": sampler["sampling_session_id"],
+        })
+    };
+    for (samples, tokens) in [(u64::from(u32::MAX), 1), (1 << 20, 200), (20_000, 1)] {
+        let (status, refused) = http.post("/asample", ask(samples, tokens)).await;
+        assert_eq!(status, 400, "{refused}");
+        assert!(refused["detail"].as_str().unwrap().contains("num_samples"), "{refused}");
+    }
+    // A session that would be remembered for ever.
+    let (status, _) = http
+        .post("/create_session", json!({"tags": ["x".repeat(2 << 20)], "sdk_version": "1"}))
+        .await;
+    assert_eq!(status, 413);
+    // Nesting.
+    let deep = format!("{}1{}", "[".repeat(5_000), "]".repeat(5_000));
+    let body =
+        format!("{{\"tags\": [], \"sdk_version\": \"1\", \"user_metadata\": {{\"x\": {deep}}}}}");
+    let (status, _) = http.send("POST", "/api/v1/create_session", &[], body.into_bytes()).await;
+    assert_eq!(status, 422);
+    is_well(&house).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn thousands_of_sessions_come_and_stay_apart() {
+    let house = House::new().await;
+    let http = house.http();
+    let all = futures_util::future::join_all((0..2_000).map(|_| http.session())).await;
+    let distinct: std::collections::HashSet<&String> = all.iter().collect();
+    assert_eq!(distinct.len(), 2_000);
+    assert_eq!(http.metrics().await["sessions"], 2_000);
+    let (_, page) = http.get("/api/v1/sessions?limit=1000&offset=1500").await;
+    assert_eq!(page["sessions"].as_array().unwrap().len(), 500);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_cannot_start_says_why() {
+    let house = House::new().await;
+    let data = tempfile::tempdir().unwrap();
+    let taken = options(data.path()).address(house.server.address());
+    let error = Server::start(taken).await.unwrap_err();
+    assert!(matches!(error, StartError::Io { what: "listen on", .. }), "{error}");
+    assert!(error.to_string().contains(&house.server.address().to_string()), "{error}");
+    // The folder is free again.
+    Server::start(options(data.path())).await.unwrap().stop().await;
+
+    let file = data.path().join("file");
+    std::fs::write(&file, "x").unwrap();
+    let error = Server::start(options(&file)).await.unwrap_err();
+    assert!(matches!(error, StartError::Io { what: "create", .. }), "{error}");
+
+    let other = tempfile::tempdir().unwrap();
+    std::fs::write(other.path().join("journal"), "somebody else's file").unwrap();
+    let error = Server::start(options(other.path())).await.unwrap_err().to_string();
+    assert!(error.contains("is not a journal of this server"), "{error}");
+}
+
+/// Ends a process as a system does, in the middle of a long job.
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_job_does_not_keep_a_server_from_stopping() {
+    use crate::house::Http;
+    use crate::process::Process;
+
+    let data = tempfile::tempdir().unwrap();
+    let process = Process::start(data.path());
+    let http = Http::new(&process.url);
+    let session = http.session().await;
+    let create = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
+    let (_, sampler) = http.post("/create_sampling_session", create).await;
+    let ask = |seq: u64, samples: u64| {
+        json!({
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "num_samples": samples,
+            "seq_id": seq, "sampling_params": {"max_tokens": 200, "seed": 3, "stop": []},
+            "sampling_session_id": sampler["sampling_session_id"],
+        })
+    };
+    let (_, short) = http.post("/asample", ask(0, 1)).await;
+    let tokens = http.sampled(&short).await;
+    let (_, long) = http.post("/asample", ask(1, 500)).await;
+    assert!(process.terminate().success());
+    let process = Process::start(data.path());
+    let http = Http::new(&process.url);
+    let (status, poll) =
+        http.post("/retrieve_future", json!({"request_id": long["request_id"]})).await;
+    assert_eq!(status, 200, "it is known still: {poll}");
+    let (_, again) = http.post("/asample", ask(2, 1)).await;
+    assert_eq!(http.sampled(&again).await, tokens);
+}

@@ -1,0 +1,160 @@
+//! A disk that is full: who asks is told, nothing changes, and it goes on when there is room.
+
+#![cfg(target_os = "linux")]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::house::{Http, MODEL, create_model, step};
+use crate::process::Process;
+
+/// Everything that can be seen of a server from outside.
+async fn seen(http: &Http, session: &str, model: &str) -> Vec<Value> {
+    let mut all = Vec::new();
+    for path in [
+        "/sessions".to_owned(),
+        format!("/sessions/{session}"),
+        format!("/training_runs/{model}/checkpoints"),
+        "/checkpoints".to_owned(),
+    ] {
+        let (status, reply) = http.get(&format!("/api/v1{path}")).await;
+        assert_eq!(status, 200, "{path}: {reply}");
+        all.push(reply);
+    }
+    let (_, found) = http.post("/sessions/search", json!({"session_id": session})).await;
+    all.push(found);
+    // The moment of the last request moves with every attempt; which runs there are does not.
+    let (_, runs) = http.get("/api/v1/training_runs").await;
+    all.push(runs["cursor"].clone());
+    all
+}
+
+fn folders(data: &Path) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(data.join("weights")).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_asks_something_of_a_full_disk_is_told_and_nothing_changes() {
+    let data = tempfile::tempdir().unwrap();
+    let process = Process::start(data.path());
+    let http = Http::new(&process.url);
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    let save = json!({"model_id": model, "path": "a", "seq_id": 1, "type": "save_weights"});
+    let (_, saved) = http.post("/save_weights", save).await;
+    http.answer(&saved).await;
+    let create = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
+    let (_, sampler) = http.post("/create_sampling_session", create).await;
+    let sampler = sampler["sampling_session_id"].as_str().unwrap().to_owned();
+    let (before, own) = (seen(&http, &session, &model).await, folders(data.path()));
+
+    let checkpoint = format!("/api/v1/training_runs/{model}/checkpoints/weights/a");
+    let path = format!("tinker://{model}/weights/a");
+    let body = |value: Value| value.to_string().into_bytes();
+    let calls: Vec<(&str, String, Vec<u8>)> = vec![
+        ("POST", "/api/v1/create_session".into(), body(json!({"tags": [], "sdk_version": "1"}))),
+        ("POST", "/api/v1/create_model".into(), body(create_model(&session, 1))),
+        ("POST", "/api/v1/optim_step".into(), body(step(&model, 2, 0.1))),
+        (
+            "POST",
+            "/api/v1/create_sampling_session".into(),
+            body(json!({"session_id": session, "sampling_session_seq_id": 1, "base_model": MODEL})),
+        ),
+        (
+            "POST",
+            "/api/v1/asample".into(),
+            body(json!({
+                "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "seq_id": 0,
+                "sampling_params": {"max_tokens": 2}, "sampling_session_id": sampler,
+            })),
+        ),
+        ("DELETE", checkpoint.clone(), vec![]),
+        ("POST", format!("{checkpoint}/publish"), vec![]),
+        ("PUT", format!("{checkpoint}/ttl"), body(json!({"ttl_seconds": 7200}))),
+        (
+            "POST",
+            "/api/v1/copy_weights".into(),
+            body(json!({"source_path": path, "destination_project_id": "p"})),
+        ),
+        ("PUT", format!("/api/v1/sessions/{session}/project"), body(json!({"project_id": "p"}))),
+        (
+            "POST",
+            format!("/api/v1/sessions/{session}/finish"),
+            body(json!({"reason": {"type": "success"}, "detail": null})),
+        ),
+        (
+            "POST",
+            "/api/v1/join_sampling_session".into(),
+            body(json!({"sampling_session_id": sampler})),
+        ),
+    ];
+    for room in [0, 1, 30] {
+        process.full(process.journal() + room);
+        for (method, path, body) in &calls {
+            let (status, refused) = http.send(method, path, &[], body.clone()).await;
+            assert_eq!(status, 503, "{method} {path}: {refused}");
+            assert!(
+                refused["detail"].as_str().unwrap().contains("nothing was changed"),
+                "{refused}"
+            );
+        }
+        process.free();
+        assert_eq!(seen(&http, &session, &model).await, before, "room for {room} bytes");
+    }
+    // What was refused has left nothing behind for the next start either.
+    let length = process.journal();
+    process.kill();
+    let process = Process::start(data.path());
+    let http = Http::new(&process.url);
+    assert_eq!(process.journal(), length);
+    assert_eq!(seen(&http, &session, &model).await, before);
+    assert_eq!(folders(data.path()), own);
+    // And all of it can be done now, the last ones first ended the session.
+    for (method, path, body) in &calls {
+        let (status, reply) = http.send(method, path, &[], body.clone()).await;
+        let gone =
+            path.contains("/publish") || path.contains("/ttl") || path.contains("copy_weights");
+        let over = path.contains("join");
+        assert!(
+            status == 200 || (status == 404 && (gone || over)),
+            "{method} {path}: {status} {reply}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_that_does_not_fit_is_an_error_and_training_goes_on() {
+    let data = tempfile::tempdir().unwrap();
+    let process = Process::start(data.path());
+    let service = crate::house::client(&process.url);
+    let model = service.create_lora_training_client(MODEL).rank(32).seed(1).create().await.unwrap();
+    let train = async || {
+        let batch = vec![tinkex::Datum::completion([5, 6], [7]).unwrap()];
+        let adam = tinkex::AdamParams::with_learning_rate(1e-2);
+        let (pass, step) = model.step(batch, tinkex::LossFn::CrossEntropy, adam);
+        pass.await.unwrap();
+        step.await.unwrap();
+    };
+    train().await;
+    let own = folders(data.path());
+    // Room for what happens, not for what is saved.
+    process.full(process.journal() + (16 << 10));
+    for _ in 0..2 {
+        let error = model.save_state("big").await.unwrap_err();
+        assert!(error.to_string().contains("adapter_model.safetensors"), "{error}");
+        let error = model.save_weights_for_sampler("big").await.unwrap_err();
+        assert_eq!(error.category(), Some(tinkex::Category::Server), "{error}");
+        assert!(model.save_weights_and_get_sampling_client().await.is_err());
+    }
+    train().await;
+    assert_eq!(folders(data.path()), own, "nothing half written is left");
+    process.free();
+    train().await;
+    model.save_state("big").await.unwrap();
+    model.save_weights_for_sampler("big").await.unwrap();
+    let list = service.rest().list_checkpoints(model.model_id().clone()).await.unwrap();
+    assert_eq!(list.checkpoints.len(), 2);
+}

@@ -1,0 +1,145 @@
+//! Data that cannot be trained on: refused at once if that can be seen, a failure if not; the model
+//! goes on either way.
+
+use serde_json::{Value, json};
+use tinkex_wire::{
+    Datum, ForwardBackward, LossFn, ModelInput, Seq, TensorData, Values, loss_input,
+};
+
+use crate::house::{House, Http, step};
+
+/// Sends a good datum and this one.
+async fn pass(http: &Http, model: &str, seq: u64, datum: Datum, loss: LossFn) -> (u16, Value) {
+    let data = vec![Datum::completion([3], [4]).unwrap(), datum];
+    let seq_id = Some(Seq::new(seq));
+    let call = ForwardBackward { seq_id, ..ForwardBackward::new(model, data, loss) };
+    let mut body = call.to_proto().unwrap().to_vec();
+    for name in [TARGETS, WEIGHTS] {
+        let wrong = format!("?{}", &name[1..]);
+        for at in 0..body.len() - name.len() {
+            if body[at..].starts_with(wrong.as_bytes()) {
+                body[at] = name.as_bytes()[0];
+            }
+        }
+    }
+    http.send("POST", "/api/v1/forward_backward", &[], body).await
+}
+
+/// A datum that our own client would not make: it knows no input that begins with a question mark,
+/// so it does not look at it, and the name is mended when it is sent.
+fn datum(tokens: &[u32], inputs: &[(&str, TensorData)]) -> Datum {
+    let mut builder = Datum::builder(ModelInput::from_tokens(tokens.to_vec()));
+    for (name, tensor) in inputs {
+        builder = builder.loss_input(format!("?{}", &name[1..]), tensor.clone());
+    }
+    builder.build().unwrap()
+}
+
+const TARGETS: &str = loss_input::TARGET_TOKENS;
+const WEIGHTS: &str = loss_input::WEIGHTS;
+
+fn ints(values: &[i64]) -> TensorData {
+    TensorData::from(values)
+}
+
+fn floats(values: &[f32]) -> TensorData {
+    TensorData::from(values)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_can_be_seen_is_refused_and_the_model_goes_on() {
+    let house = House::new().await;
+    let http = house.http();
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    let good = ints(&[4, 5]);
+    let cross = LossFn::CrossEntropy;
+    let long = vec![1_u32; 300];
+    let matrix = TensorData::new(Values::Int64(vec![4, 5, 6, 7].into()), [1, 2, 2]).unwrap();
+    let cases: Vec<(&str, Datum, LossFn)> = vec![
+        ("target_tokens", datum(&[3, 4], &[]), cross.clone()),
+        ("target_tokens", datum(&[3, 4], &[(TARGETS, ints(&[4]))]), cross.clone()),
+        ("target_tokens", datum(&[3, 4], &[(TARGETS, floats(&[4.0, 5.0]))]), cross.clone()),
+        ("target_tokens", datum(&[3, 4], &[(TARGETS, matrix)]), cross.clone()),
+        ("target_tokens", datum(&[3, 4], &[(TARGETS, ints(&[4, -1]))]), cross.clone()),
+        ("target_tokens", datum(&[3, 4], &[(TARGETS, ints(&[4, 1 << 40]))]), cross.clone()),
+        ("model_input", datum(&[3, 1_000_000], &[(TARGETS, good.clone())]), cross.clone()),
+        ("model_input", datum(&long, &[(TARGETS, ints(&[1; 300]))]), cross.clone()),
+        (
+            "weights",
+            datum(&[3, 4], &[(TARGETS, good.clone()), (WEIGHTS, ints(&[1, 1]))]),
+            cross.clone(),
+        ),
+        (
+            "weights",
+            datum(&[3, 4], &[(TARGETS, good.clone()), (WEIGHTS, floats(&[1.0]))]),
+            cross.clone(),
+        ),
+        (
+            "NonFiniteInTensor",
+            datum(&[3, 4], &[(TARGETS, good.clone()), (WEIGHTS, floats(&[1.0, f32::NAN]))]),
+            cross,
+        ),
+        ("logprobs", datum(&[3, 4], &[(TARGETS, good)]), LossFn::Ppo),
+    ];
+    let count = cases.len() as u64;
+    for (seq, (word, datum, loss)) in (1..).zip(cases) {
+        let (status, refused) = pass(&http, &model, seq, datum, loss).await;
+        assert_eq!(status, 400, "{word}: {refused}");
+        let detail = refused["detail"].as_str().unwrap();
+        assert!(detail.contains("data[") && detail.contains(word), "{word}: {detail}");
+    }
+    // Nobody waits for the refused numbers, and no gradient came of the good datums beside.
+    let (_, next) = http.post("/optim_step", step(&model, count + 1, 0.1)).await;
+    assert_eq!(http.answer(&next).await["metrics"]["unclipped_grad_l2:mean"], json!(0.0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_shows_while_running_is_a_failure_and_the_model_goes_on() {
+    let house = House::new().await;
+    let http = house.http();
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    let data = [-1.0, -1e30].map(|p| Datum::rollout([3], [4], vec![p], 1.0).unwrap()).to_vec();
+    let call = ForwardBackward {
+        seq_id: Some(Seq::FIRST),
+        ..ForwardBackward::new(model.as_str(), data, LossFn::ImportanceSampling)
+    };
+    let body = call.to_proto().unwrap().to_vec();
+    let (status, ticket) = http.send("POST", "/api/v1/forward_backward", &[], body).await;
+    assert_eq!(status, 200, "{ticket}");
+    let answer = http.answer(&ticket).await;
+    assert_eq!(answer["category"], "user", "{answer}");
+    let (_, next) = http.post("/optim_step", step(&model, 2, 0.1)).await;
+    assert_eq!(http.answer(&next).await["metrics"]["unclipped_grad_l2:mean"], json!(0.0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn seeds_below_zero_are_seeds() {
+    let house = House::new().await;
+    let http = house.http();
+    let session = http.session().await;
+    let mut create = crate::house::create_model(&session, 0);
+    create["lora_config"]["seed"] = json!(-7);
+    let (status, ticket) = http.post("/create_model", create).await;
+    assert_eq!(status, 200, "{ticket}");
+    let create = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": crate::house::MODEL});
+    let (_, sampler) = http.post("/create_sampling_session", create).await;
+    let mut tickets = Vec::new();
+    for (seq, seed) in [(0, json!(-7)), (1, json!(u64::MAX - 6)), (2, json!(7))] {
+        let ask = json!({
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "seq_id": seq,
+            "sampling_params": {"max_tokens": 20, "stop": [], "seed": seed},
+            "sampling_session_id": sampler["sampling_session_id"],
+        });
+        let (status, ticket) = http.post("/asample", ask).await;
+        assert_eq!(status, 200, "{ticket}");
+        tickets.push(ticket);
+    }
+    let mut tokens = Vec::new();
+    for ticket in &tickets {
+        tokens.push(http.sampled(ticket).await);
+    }
+    assert_eq!(tokens[0], tokens[1], "the same bits");
+    assert_ne!(tokens[0], tokens[2]);
+}

@@ -1,0 +1,353 @@
+//! Every route over HTTP, on mutated recordings: an answer or a refusal, and a refusal changes
+//! nothing. A short run is part of the tests; `cargo xtask fuzz server` runs the same for longer.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use fastrand::Rng;
+use serde_json::{Value, json};
+use tinkex_wire::{Datum, ForwardBackward, LossFn, Route, Seq};
+
+use crate::house::{House, Http, MODEL, create_model, setting};
+use crate::raw::Raw;
+
+/// The session of the recordings.
+const RECORDED: &str = "11111111-2222-4333-8444-555555555555";
+/// Cases before the server is a new one.
+const FRESH: usize = 250;
+
+/// A request as it was recorded.
+#[derive(Clone)]
+struct Request {
+    method: String,
+    path: String,
+    headers: Vec<(String, String)>,
+    body: Body,
+}
+
+#[derive(Clone)]
+enum Body {
+    None,
+    Json(Value),
+    Bytes(Vec<u8>),
+}
+
+fn recordings() -> Vec<Request> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/wire");
+    let mut names: Vec<_> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.to_string_lossy().ends_with(".request.json"))
+        .collect();
+    names.sort();
+    let mut all = Vec::new();
+    for name in names {
+        let file: Value = serde_json::from_slice(&std::fs::read(name).unwrap()).unwrap();
+        let kept = ["content-type", "content-encoding", "accept"];
+        let headers = file["headers"].as_object().into_iter().flatten();
+        let headers = headers
+            .filter(|(name, _)| kept.contains(&name.as_str()))
+            .map(|(name, value)| (name.clone(), value.as_str().unwrap().to_owned()))
+            .collect();
+        let body = match (&file["body"], file["body_base64"].as_str()) {
+            (_, Some(text)) => {
+                Body::Bytes(base64::engine::general_purpose::STANDARD.decode(text).unwrap())
+            }
+            (Value::Null, None) => Body::None,
+            (value, None) => Body::Json(value.clone()),
+        };
+        let text = |key: &str| file[key].as_str().unwrap().to_owned();
+        all.push(Request { method: text("method"), path: text("path"), headers, body });
+    }
+    all
+}
+
+/// A server in which the ids of the recordings mean something.
+struct Scene {
+    http: Http,
+    raw: Raw,
+    session: String,
+    _house: House,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let house = House::with(|options| {
+            options.times.poll = Duration::from_millis(20);
+            options.times.gap = Duration::ZERO;
+            options.limits.body = 1 << 20;
+            options.limits.queued = 200;
+        })
+        .await;
+        let http = house.http();
+        let session = http.session().await;
+        let (_, made) = http.post("/create_model", create_model(&session, 0)).await;
+        http.answer(&made).await;
+        let model = format!("{session}:train:0");
+        for (kind, path) in [("weights", "/save_weights"), ("sampler", "/save_weights_for_sampler")]
+        {
+            let seq = if kind == "weights" { 1 } else { 2 };
+            let save = json!({"model_id": model, "seq_id": seq, "path": "ckpt-1"});
+            let (_, saved) = http.post(path, save).await;
+            http.answer(&saved).await;
+        }
+        let create =
+            json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
+        http.post("/create_sampling_session", create).await;
+        let raw = Raw::new(&house.server.base_url());
+        Self { http, raw, session, _house: house }
+    }
+
+    /// Everything that a refusal must not change.
+    async fn digest(&self) -> String {
+        let mut digest = String::new();
+        for path in ["/sessions?limit=1000", "/training_runs?limit=1000", "/checkpoints?limit=1000"]
+        {
+            let (status, reply) = self.http.get(&format!("/api/v1{path}")).await;
+            assert_eq!(status, 200, "{path}: {reply}");
+            digest.push_str(&reply.to_string());
+        }
+        let (_, session) = self.http.get(&format!("/api/v1/sessions/{}", self.session)).await;
+        digest.push_str(&session.to_string());
+        let metrics = self.http.metrics().await;
+        for name in ["journal_bytes", "answers", "queued", "sessions", "jobs_total"] {
+            digest.push_str(&format!("\n{name} {}", metrics[name]));
+        }
+        digest
+    }
+
+    /// Waits until nothing goes on that a request began.
+    async fn settle(&self, reply: &[u8]) {
+        let Ok(ticket) = serde_json::from_slice::<Value>(reply) else { return };
+        if !ticket["request_id"].is_string() {
+            return;
+        }
+        loop {
+            let poll = json!({"request_id": ticket["request_id"]});
+            let (status, answer) = self.http.post("/retrieve_future", poll).await;
+            if status != 200 || answer["type"] != "try_again" {
+                return;
+            }
+        }
+    }
+}
+
+/// Values that were somebody's mistake once.
+fn strange(rng: &mut Rng) -> Value {
+    let deep = (0..200).fold(json!(1), |inner, _| json!([inner]));
+    let all = [
+        json!(null),
+        json!(true),
+        json!(0),
+        json!(-1),
+        json!(1),
+        json!(i64::MIN),
+        json!(u64::MAX),
+        json!(1e308),
+        json!(0.5),
+        json!(""),
+        json!("x"),
+        json!("../../etc/passwd"),
+        json!("a/b"),
+        json!("tinker://x"),
+        json!("tinker://a:train:0/weights/.."),
+        json!("\u{0}"),
+        json!("é".repeat(300)),
+        json!("x".repeat(5_000)),
+        json!([]),
+        json!({}),
+        json!([null]),
+        json!({"": {}}),
+        deep,
+        json!(vec![0; 3_000]),
+        json!("NaN"),
+        json!("2024-13-99T00:00:00Z"),
+        json!(4_294_967_296_u64),
+    ];
+    all[rng.usize(..all.len())].clone()
+}
+
+/// Changes one place of a value.
+fn mutate(value: &mut Value, rng: &mut Rng) {
+    let deeper = rng.u8(..4) > 0;
+    match value {
+        Value::Object(fields) if deeper && !fields.is_empty() => {
+            let key = fields.keys().nth(rng.usize(..fields.len())).unwrap().clone();
+            match rng.u8(..8) {
+                0 => drop(fields.remove(&key)),
+                1 => drop(fields.insert(format!("{key}2"), json!(1))),
+                _ => mutate(fields.get_mut(&key).unwrap(), rng),
+            }
+        }
+        Value::Array(items) if deeper && !items.is_empty() => {
+            let at = rng.usize(..items.len());
+            match rng.u8(..6) {
+                0 => drop(items.remove(at)),
+                1 => items.insert(at, strange(rng)),
+                _ => mutate(&mut items[at], rng),
+            }
+        }
+        Value::Number(number) if rng.bool() => {
+            let near = number.as_i64().unwrap_or(0).wrapping_add(rng.i64(-3..4));
+            *value = json!(near);
+        }
+        _ => *value = strange(rng),
+    }
+}
+
+fn mutate_bytes(bytes: &mut Vec<u8>, rng: &mut Rng) {
+    for _ in 0..rng.usize(1..6) {
+        let at = rng.usize(..bytes.len().max(1));
+        match rng.u8(..5) {
+            0 => bytes.truncate(at),
+            1 => bytes.insert(at.min(bytes.len()), rng.u8(..)),
+            2 if at < bytes.len() => bytes[at] ^= 1 << rng.u8(..8),
+            3 if at < bytes.len() => bytes[at] = rng.u8(..),
+            _ => {
+                let piece: Vec<u8> = bytes.iter().skip(at).take(rng.usize(..64)).copied().collect();
+                bytes.extend(piece);
+            }
+        }
+    }
+}
+
+fn mutate_path(path: &str, rng: &mut Rng) -> String {
+    let strange =
+        ["..", "%2e%2e", "%00", "%ff", "", "a%2Fb", "%2e%2e%2f%2e%2e%2flock", "-1", "é", "%zz"];
+    let word = strange[rng.usize(..strange.len())].to_owned();
+    let long = "y".repeat(3_000);
+    let word = if rng.u8(..10) == 0 { long } else { word };
+    let separators: Vec<usize> = path.match_indices(['/', '?', '&', '=']).map(|(i, _)| i).collect();
+    let from = separators[rng.usize(..separators.len())] + 1;
+    let to = separators.iter().copied().find(|at| *at >= from).unwrap_or(path.len());
+    format!("{}{word}{}", &path[..from], &path[to..])
+}
+
+/// A request that was never recorded: a pass over data that this model can run.
+fn pass(session: &str, rng: &mut Rng) -> Vec<u8> {
+    let data = vec![Datum::completion([3, 4], [5, 6]).unwrap(); rng.usize(1..3)];
+    let call = ForwardBackward {
+        seq_id: Some(Seq::new(rng.u64(1..200))),
+        ..ForwardBackward::new(format!("{session}:train:0"), data, LossFn::CrossEntropy)
+    };
+    call.to_proto().unwrap().to_vec()
+}
+
+fn prepare(request: &Request, session: &str, rng: &mut Rng) -> (Request, Vec<u8>) {
+    let own = |text: &str| text.replace(RECORDED, session);
+    let mut request = Request { path: own(&request.path), ..request.clone() };
+    let mut body = match &mut request.body {
+        Body::None => Vec::new(),
+        Body::Json(value) => {
+            let mut value: Value = serde_json::from_str(&own(&value.to_string())).unwrap();
+            if value.get("base_model").is_some() {
+                value["base_model"] = json!(MODEL);
+            }
+            for _ in 0..rng.usize(..3) {
+                mutate(&mut value, rng);
+            }
+            value.to_string().into_bytes()
+        }
+        Body::Bytes(_) if rng.u8(..4) > 0 => {
+            request.headers.retain(|(name, _)| name != "content-encoding");
+            pass(session, rng)
+        }
+        Body::Bytes(bytes) => bytes.clone(),
+    };
+    if !body.is_empty() && rng.u8(..3) == 0 {
+        mutate_bytes(&mut body, rng);
+    }
+    if rng.u8(..4) == 0 {
+        request.path = mutate_path(&request.path, rng);
+    }
+    if rng.u8(..20) == 0 {
+        let encoding = ["zstd", "br", "identity", "zstd, zstd"][rng.usize(..4)];
+        request.headers.push(("content-encoding".to_owned(), encoding.to_owned()));
+    }
+    if rng.u8(..30) == 0 {
+        request.method = ["GET", "POST", "PUT", "DELETE", "PATCH"][rng.usize(..5)].to_owned();
+    }
+    (request, body)
+}
+
+/// What came of the cases of one route.
+#[derive(Default)]
+struct Count {
+    accepted: usize,
+    refused: usize,
+}
+
+async fn fuzz(seed: u64, more: impl Fn(usize) -> bool) {
+    let recordings = recordings();
+    let mut counts: BTreeMap<String, Count> = BTreeMap::new();
+    let mut rng = Rng::with_seed(seed);
+    let mut scene = Scene::new().await;
+    let mut n = 0;
+    while more(n) {
+        if n % FRESH == FRESH - 1 {
+            scene = Scene::new().await;
+        }
+        let recorded = &recordings[n % recordings.len()];
+        let (request, body) = prepare(recorded, &scene.session, &mut rng);
+        let Request { method, path, headers, .. } = &request;
+        let about = || {
+            format!("seed {seed}, case {n}: {method} {path} {:?}", String::from_utf8_lossy(&body))
+        };
+        let before = scene.digest().await;
+        let reply = scene.raw.call(method, path, headers, &body).await;
+        let reply = reply.unwrap_or_else(|| panic!("no reply: {}", about()));
+        let route = Route::find(&recorded.method, recorded.path.split('?').next().unwrap());
+        let count = counts.entry(route.unwrap().route.to_string()).or_default();
+        match reply.status {
+            200..300 => {
+                count.accepted += 1;
+                scene.settle(&reply.body).await;
+            }
+            400..500 => {
+                count.refused += 1;
+                let detail: Value = serde_json::from_slice(&reply.body).unwrap_or_default();
+                let said = detail["detail"].as_str().is_some_and(|text| !text.is_empty());
+                assert!(said, "a refusal without a reason ({}): {}", reply.status, about());
+                assert_eq!(
+                    scene.digest().await,
+                    before,
+                    "{} changed something: {}",
+                    reply.status,
+                    about()
+                );
+            }
+            status => panic!("{status}: {}\n{}", about(), String::from_utf8_lossy(&reply.body)),
+        }
+        n += 1;
+    }
+    assert_eq!(scene.http.get("/api/v1/healthz").await.0, 200);
+    let (accepted, refused) =
+        counts.values().fold((0, 0), |(a, r), count| (a + count.accepted, r + count.refused));
+    eprintln!("{n} cases, {accepted} accepted, {refused} refused, {} routes", counts.len());
+    let missing: Vec<String> = Route::ALL
+        .iter()
+        .map(ToString::to_string)
+        .filter(|route| !counts.contains_key(route))
+        .collect();
+    assert!(missing.is_empty(), "never tried: {missing:?}");
+    assert!(accepted > n / 10 && refused > n / 10, "{accepted} accepted, {refused} refused");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mutated_requests_are_answered_or_refused_without_a_trace() {
+    fuzz(1, |n| n < 600).await;
+}
+
+/// The same for longer: `cargo xtask fuzz server`.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "takes as long as you like; cargo xtask fuzz server runs it"]
+async fn a_long_run_finds_nothing() {
+    let number = |name: &str| setting(name).map(|text| text.parse::<u64>().unwrap());
+    let seconds = number("TINKEX_FUZZ_SECONDS").unwrap_or(60);
+    let seed = number("TINKEX_FUZZ_SEED").unwrap_or_else(|| Rng::new().u64(..));
+    eprintln!("seed {seed}");
+    let until = Instant::now() + Duration::from_secs(seconds);
+    fuzz(seed, |n| n < 500 || Instant::now() < until).await;
+}

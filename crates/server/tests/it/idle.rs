@@ -1,0 +1,138 @@
+//! What nobody uses leaves memory, and what nobody hears of is saved.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tinkex::{AdamParams, Datum, LossFn, Restore, ServiceClient, TrainingClient};
+use tinkex_server::Server;
+
+use crate::house::{House, Http, MODEL, golden, options, step};
+
+async fn train(model: &TrainingClient, steps: usize) -> Vec<u64> {
+    let mut losses = Vec::new();
+    for _ in 0..steps {
+        let batch = vec![Datum::completion([5, 6, 7], [8, 9, 10]).unwrap(); 2];
+        let adam = AdamParams::with_learning_rate(1e-2);
+        let (pass, step) = model.step(batch, LossFn::CrossEntropy, adam);
+        losses.push(pass.await.unwrap().metrics["loss:sum"].as_f64().to_bits());
+        step.await.unwrap();
+    }
+    losses
+}
+
+async fn model(service: &ServiceClient) -> TrainingClient {
+    service.create_lora_training_client(MODEL).rank(4).seed(5).create().await.unwrap()
+}
+
+/// Waits until the server has no base model in memory.
+async fn unloaded(http: &Http) {
+    while http.metrics().await["loaded_models"] > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_was_unloaded_comes_back_with_the_same_bits() {
+    let house = House::new().await;
+    let whole = train(&model(&house.client()).await, 4).await;
+    let house = House::with(|options| {
+        options.times.idle_model = Duration::ZERO;
+        // No snapshot helps: everything is computed again.
+        options.times.snapshot = Duration::from_secs(3_600);
+    })
+    .await;
+    let (service, http) = (house.client(), house.http());
+    let model = model(&service).await;
+    let sampler = service.create_sampling_client(MODEL).await.unwrap();
+    let mut losses = Vec::new();
+    for _ in 0..4 {
+        losses.extend(train(&model, 1).await);
+        let params = tinkex::SamplingParams::new().max_tokens(3);
+        sampler.sample([5, 6], params).send().await.unwrap();
+        unloaded(&http).await;
+    }
+    assert_eq!(losses, whole);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn models_that_do_not_fit_in_memory_take_turns_there() {
+    let house = House::new().await;
+    let whole = train(&model(&house.client()).await, 4).await;
+    let house = House::with(|options| {
+        options.limits.models = 1;
+        options.times.snapshot = Duration::from_secs(3_600);
+    })
+    .await;
+    let service = house.client();
+    let models = [model(&service).await, model(&service).await, model(&service).await];
+    let mut losses = vec![Vec::new(); 3];
+    for _ in 0..4 {
+        for (model, losses) in models.iter().zip(&mut losses) {
+            losses.extend(train(model, 1).await);
+        }
+    }
+    assert_eq!(losses, [whole.clone(), whole.clone(), whole]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_of_the_lineup_may_be_any_folder() {
+    let name = "Qwen/Qwen3-8B";
+    let house =
+        House::with(|options| *options = options.clone().model(name, golden("qwen3"))).await;
+    let service = house.client();
+    let model = service.create_lora_training_client(name).rank(4).seed(5).create().await.unwrap();
+    assert_eq!(train(&model, 1).await.len(), 1);
+    assert_eq!(model.get_info().await.unwrap().model_data.model_name.as_deref(), Some(name));
+    let sampler = service.create_sampling_client(name).await.unwrap();
+    let params = tinkex::SamplingParams::new().max_tokens(3);
+    sampler.sample([5, 6], params).send().await.unwrap();
+    let unknown = service.create_lora_training_client("Qwen/Qwen3-32B").rank(4).create().await;
+    let error = unknown.unwrap_err().to_string();
+    assert!(error.contains("--model Qwen/Qwen3-32B=FOLDER"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_not_saved_when_a_session_expired_is_there_after_it() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(options(data.path())).await.unwrap();
+    let service = crate::house::client(&server.base_url());
+    let whole = train(&model(&service).await, 5).await;
+    let (learned, saved, fresh) =
+        (model(&service).await, model(&service).await, model(&service).await);
+    train(&learned, 3).await;
+    train(&saved, 2).await;
+    saved.save_state("own").await.unwrap();
+    let ids = [&learned, &saved, &fresh].map(|model| model.model_id().clone());
+    let session = ids[0].as_str().split(':').next().unwrap().to_owned();
+    drop((service, learned, saved, fresh));
+    server.stop().await;
+
+    // Nobody says anything any more.
+    let mut impatient = options(data.path());
+    impatient.times.session = Duration::from_millis(1);
+    impatient.times.sweep = Duration::from_millis(5);
+    let server = Server::start(impatient).await.unwrap();
+    let http = Http::new(&server.base_url());
+    while http.post("/session_heartbeat", json!({"session_id": session})).await.0 == 200 {}
+    server.stop().await;
+
+    let server = Server::start(options(data.path())).await.unwrap();
+    let service = crate::house::client(&server.base_url());
+    let rest = service.rest();
+    let mut found = Vec::new();
+    for id in &ids {
+        let list = rest.list_checkpoints(id.clone()).await.unwrap().checkpoints;
+        found.push(list.into_iter().map(|c| (c.tinker_path, c.expires_at.is_some())).collect());
+    }
+    let [learned, saved, fresh] = <[Vec<(String, bool)>; 3]>::try_from(found).unwrap();
+    assert_eq!(learned, [(format!("tinker://{}/weights/autosave-6", ids[0]), true)]);
+    assert_eq!(saved, [(format!("tinker://{}/weights/own", ids[1]), false)]);
+    assert_eq!(fresh, []);
+    let path: tinkex::TinkerPath = learned[0].0.parse().unwrap();
+    let resumed =
+        service.create_training_client_from(path, Restore::WithOptimizer).create().await.unwrap();
+    assert_eq!(train(&resumed, 2).await, whole[3..]);
+    // The session itself is over.
+    let http = Http::new(&server.base_url());
+    assert_eq!(http.post("/optim_step", step(ids[0].as_str(), 7, 0.1)).await.0, 403);
+}

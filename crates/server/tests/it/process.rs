@@ -1,0 +1,89 @@
+//! A server in a process of its own, which can be killed and whose disk can be full.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::house::{MODEL, golden};
+
+/// A server in a process of its own.
+pub(crate) struct Process {
+    child: Child,
+    pub(crate) url: String,
+    data: PathBuf,
+}
+
+impl Process {
+    pub(crate) fn start(data: &Path) -> Self {
+        Self::on(data, 0, &[])
+    }
+
+    pub(crate) fn on(data: &Path, port: u16, more: &[&str]) -> Self {
+        // A write beyond the limit of `full` is an error, not the end.
+        let mut child = Command::new("sh")
+            .args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_tinkex-server")])
+            .args(["--port", &port.to_string(), "--threads", "1", "--quiet", "--no-hub-cache"])
+            .args(more)
+            .arg("--data-dir")
+            .arg(data)
+            .arg("--model")
+            .arg(format!("{MODEL}={}", golden("qwen3").display()))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        Self { child, url: line.trim().to_owned(), data: data.to_owned() }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.url.rsplit(':').next().unwrap().parse().unwrap()
+    }
+
+    /// `kill -9`.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Asks it to end, and waits until it has.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn terminate(mut self) -> std::process::ExitStatus {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.child.wait().unwrap()
+    }
+
+    /// Bytes of the journal.
+    pub(crate) fn journal(&self) -> u64 {
+        std::fs::metadata(self.data.join("journal")).unwrap().len()
+    }
+
+    /// From now on no file gets longer than this: a write stops there, and the next one fails.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn full(&self, longest: u64) {
+        self.limit(Some(longest));
+    }
+
+    /// There is room again.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn free(&self) {
+        self.limit(None);
+    }
+
+    #[cfg(target_os = "linux")]
+    fn limit(&self, current: Option<u64>) {
+        use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
+        let maximum = getrlimit(Resource::Fsize).maximum;
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
+        prlimit(pid, Resource::Fsize, Rlimit { current, maximum }).unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
