@@ -18,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+mod alias;
 mod args;
 mod cache;
 mod commands;
@@ -79,7 +80,7 @@ impl Order {
     /// With the code to end with, where there is nothing left to do.
     pub fn read(world: &mut World, line: Vec<OsString>) -> Result<Self, Exit> {
         let wants_json = args::wants_json(&line, &world.env);
-        let args = match args::Args::try_parse_from(line) {
+        let args = match args::Args::try_parse_from(alias::translate(line)) {
             Ok(args) => args,
             Err(said) if said.use_stderr() => {
                 return Err(if wants_json {

@@ -11,13 +11,15 @@ use tinkex_cli::{Input, Interrupt, Terminals, World};
 
 /// Where command lines run that share files and a local server's data.
 pub(crate) struct Home {
-    folder: TempDir,
+    folder: Arc<TempDir>,
     pub(crate) input: String,
     /// What standard error says when the user presses Ctrl-C, and how often that is.
     pub(crate) press_at: Option<(&'static str, u32)>,
     /// What happens once standard error says something.
     pub(crate) then: Option<(&'static str, Arc<dyn Fn() + Send + Sync>)>,
     pub(crate) key: Option<&'static str>,
+    /// Ctrl-C for whoever wants to press it.
+    pub(crate) interrupt: Option<Interrupt>,
 }
 
 /// How a command line ended.
@@ -29,8 +31,20 @@ pub(crate) struct Ran {
 
 impl Home {
     pub(crate) fn new() -> Self {
-        let folder = TempDir::new().unwrap();
-        Self { folder, input: String::new(), press_at: None, then: None, key: None }
+        let folder = Arc::new(TempDir::new().unwrap());
+        Self {
+            folder,
+            input: String::new(),
+            press_at: None,
+            then: None,
+            key: None,
+            interrupt: None,
+        }
+    }
+
+    /// The same folders for somebody else.
+    pub(crate) fn again(&self) -> Self {
+        Self { folder: Arc::clone(&self.folder), ..Self::new() }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -66,7 +80,7 @@ impl Home {
     /// The same, where words have spaces in them.
     pub(crate) async fn run_words(&self, words: impl IntoIterator<Item = &str>) -> Ran {
         let (out, err) = (Sink::default(), Sink::default());
-        let interrupt = Interrupt::default();
+        let interrupt = self.interrupt.clone().unwrap_or_default();
         let watch = Watch {
             sink: err.clone(),
             interrupt: interrupt.clone(),

@@ -1,3 +1,4 @@
+use tinkex_cli::Interrupt;
 use tinkex_server::{Options, Server};
 
 use crate::home::Home;
@@ -16,10 +17,22 @@ async fn local_commands_need_no_key_and_share_one_folder() {
 }
 
 #[tokio::test]
-async fn a_server_that_runs_is_found_again() {
+async fn a_server_that_runs_is_found() {
     let mut home = Home::new();
-    home.press_at = Some(("serving tinkex/tiny", 1));
-    let served = home.run("serve --port 0").await.ok();
+    home.interrupt = Some(Interrupt::default());
+    let guest = async {
+        while !home.data().join("server.json").exists() {
+            tokio::task::yield_now().await;
+        }
+        let guest = home.again();
+        let said = guest.run("sample --local -p The -t 0 --max-tokens 1").await.ok();
+        assert!(!said.out.is_empty());
+        let found = guest.run("doctor --local").await.ok();
+        assert!(found.out.contains(&format!("(process {})", std::process::id())), "{}", found.out);
+        home.interrupt.as_ref().unwrap().press();
+    };
+    let (served, ()) = tokio::join!(home.run("serve --port 0"), guest);
+    let served = served.ok();
     let mut lines = served.out.lines();
     assert!(lines.next().unwrap().starts_with("http://127.0.0.1:"));
     assert_eq!(lines.next(), None);

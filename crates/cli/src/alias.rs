@@ -1,0 +1,55 @@
+//! Command lines of the Elixir tool, which has fewer names for things: `run` without a subcommand
+//! samples, and `checkpoint` without one saves.
+
+use std::ffi::OsString;
+
+/// Options that only sampling has.
+const SAMPLES: [&str; 5] =
+    ["--prompt", "--prompt-file", "--tokens", "--base-model", "--model-path"];
+
+/// Says it with our own names.
+pub(crate) fn translate(mut line: Vec<OsString>) -> Vec<OsString> {
+    let words: Vec<&str> = line.iter().map(|word| word.to_str().unwrap_or_default()).collect();
+    let has = |options: &[&str], after: usize| {
+        let named = |word: &&str| options.contains(&word.split('=').next().unwrap_or_default());
+        words.get(after..).unwrap_or_default().iter().any(named)
+    };
+    // The command is the first word that is neither an option nor the value of one.
+    let is_option = |at: usize| words[at].starts_with('-');
+    let command = (1..words.len()).find(|at| !is_option(*at) && (*at == 1 || !is_option(*at - 1)));
+    let flag = |at: &usize| !is_option(*at) && matches!(words[*at - 1], "--json" | "-q" | "-v");
+    let command = (1..words.len()).find(flag).into_iter().chain(command).min();
+    let bare = |name: &str| {
+        let at = command.filter(|at| words[*at] == name)?;
+        words.get(at + 1).is_some_and(|next| next.starts_with('-')).then_some(at)
+    };
+    if let Some(at) = bare("run").filter(|at| has(&SAMPLES, *at)) {
+        line[at] = "sample".into();
+    } else if let Some(at) = bare("checkpoint").filter(|at| has(&["--base-model"], *at)) {
+        line.insert(at + 1, "save".into());
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_names_are_understood_and_our_own_stay() {
+        for (line, ours) in [
+            ("tinkex run --base-model m --prompt x", "tinkex sample --base-model m --prompt x"),
+            ("tinkex --json run --prompt=run", "tinkex --json sample --prompt=run"),
+            ("tinkex checkpoint --base-model m", "tinkex checkpoint save --base-model m"),
+            ("tinkex run list --limit 3", "tinkex run list --limit 3"),
+            ("tinkex run --help", "tinkex run --help"),
+            ("tinkex sample --prompt run --tokens 1", "tinkex sample --prompt run --tokens 1"),
+            ("tinkex checkpoint save --base-model m", "tinkex checkpoint save --base-model m"),
+            ("tinkex", "tinkex"),
+        ] {
+            let words = line.split(' ').map(OsString::from).collect();
+            let ours: Vec<OsString> = ours.split(' ').map(OsString::from).collect();
+            assert_eq!(translate(words), ours, "{line}");
+        }
+    }
+}
