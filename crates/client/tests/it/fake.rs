@@ -51,6 +51,7 @@ impl Seen {
 
 impl Fake {
     pub(crate) fn new() -> Self {
+        crate::lines::keep_events();
         Self::default()
     }
 

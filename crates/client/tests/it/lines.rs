@@ -1,10 +1,11 @@
 //! What the crate tells `tracing`, kept for a test.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 
 use tokio::time::Instant;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::Interest;
 use tracing::{Event, Metadata, Subscriber};
 
 /// Keeps events of the crate as lines.
@@ -52,4 +53,36 @@ impl Lines {
         let all = |line: &&(Instant, String)| words.iter().all(|word| line.1.contains(word));
         lines.iter().filter(all).cloned().collect()
     }
+}
+
+/// Listens to nothing, and keeps every event worth asking about.
+///
+/// Where nobody listens at first, an event may be switched off for good on all threads while
+/// [`Lines`] begins to listen on one of them.
+struct Deaf;
+
+impl Subscriber for Deaf {
+    fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
+        Interest::sometimes()
+    }
+
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        false
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn event(&self, _: &Event<'_>) {}
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+/// Before the first event of a test.
+pub(crate) fn keep_events() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| tracing::subscriber::set_global_default(Deaf).unwrap());
 }

@@ -205,8 +205,10 @@ async fn the_waiting_for_an_answer_ends_with_patience() {
 
     // Whatever the server says, it is there, and is waited for.
     let mut answers = vec![json!(500); 200];
+    answers.iter_mut().step_by(2).for_each(|answer| *answer = json!("conn"));
     answers.push(json!({"metrics": {}}));
     stage.answer("r2", answers);
+    let asked = Instant::now();
     model.optim_step(AdamParams::default()).await.unwrap();
-    assert!(asked.elapsed() > patience * 3);
+    assert!(asked.elapsed() > patience);
 }

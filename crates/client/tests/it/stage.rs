@@ -75,6 +75,7 @@ pub(crate) fn cases(file: &str) -> Vec<Value> {
 
 impl Stage {
     pub(crate) fn new(config: Value) -> Self {
+        crate::lines::keep_events();
         let stage = Self::default();
         stage.0.lock().unwrap().config = config;
         stage
