@@ -35,7 +35,7 @@ pub(crate) fn run(options: &[&str]) -> Result<(), Failure> {
                 Some(version) if RUNS.iter().any(|run| run.version == *version) => {
                     only = Some(version);
                 }
-                _ => return Err(Failure::new("conformance: --sdk takes 0.36.0 or 0.25.0".into())),
+                _ => return Err(Failure::new("conformance: --sdk takes 0.36.0 or 0.25.0")),
             },
             "--without-torch" => torch = false,
             other => return Err(Failure::new(format!("conformance has no option {other}"))),
@@ -96,7 +96,7 @@ impl Server {
         if server.url.starts_with("http://") {
             return Ok(server);
         }
-        Err(Failure::new("the server ended before it was ready; it says why above".into()))
+        Err(Failure::new("the server ended before it was ready; it says why above"))
     }
 }
 
