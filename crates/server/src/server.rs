@@ -62,6 +62,9 @@ pub enum StartError {
     /// The address can be reached by others, and there is no key.
     #[error("{0} can be reached from other machines; give a key, or listen on 127.0.0.1")]
     Open(SocketAddr),
+    /// The key is empty, so everybody has it.
+    #[error("the key is empty; give one that nobody guesses, or none on 127.0.0.1")]
+    EmptyKey,
     /// The data folder or the address cannot be used.
     #[error("cannot {what} {place}: {source}")]
     Io {
@@ -91,10 +94,13 @@ impl Server {
     /// Comes back to where the data folder says it was, and listens.
     ///
     /// # Errors
-    /// If the address is open to strangers, or the folder, the address or a model cannot be used.
+    /// If the address is open to strangers, the key is empty, or the folder, the address or a model cannot be used.
     pub async fn start(options: Options) -> Result<Self, StartError> {
         if !options.address.ip().is_loopback() && options.key.is_none() {
             return Err(StartError::Open(options.address));
+        }
+        if options.key.as_ref().is_some_and(|key| key.expose().is_empty()) {
+            return Err(StartError::EmptyKey);
         }
         crate::log::show_jobs(options.log_jobs);
         let data = options.data.clone();

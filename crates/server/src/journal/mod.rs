@@ -125,7 +125,7 @@ impl Journal {
     }
 
     /// Lines records up, to be written together or not at all, and returns the number of the first.
-    /// `then` runs on the journal's thread.
+    /// `then` runs on a thread of the journal, never on the caller's.
     pub(crate) fn append(&mut self, records: Vec<(Vec<u8>, Bytes)>, then: Then) -> u64 {
         self.line_up(records, false, then)
     }
@@ -164,9 +164,12 @@ impl Journal {
             Some(sender) => sender.send(command).err().map(|unsent| unsent.0),
             None => Some(command),
         };
-        if let Some(command) = failed {
-            command.then()(Err(io::Error::other("the server is stopping")));
-        }
+        let Some(then) = failed.map(Command::then) else { return };
+        // Not on the caller's stack: it may hold what `then` locks. If there is no thread to be had
+        // nobody is told, which is what happens to those who wait when a server ends.
+        let _ = std::thread::Builder::new()
+            .name("journal".to_owned())
+            .spawn(move || then(Err(io::Error::other("the server is stopping"))));
     }
 
     /// Takes nothing more in. The thread ends when all is written that can be.

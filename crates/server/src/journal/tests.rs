@@ -203,3 +203,20 @@ fn nothing_is_dropped_while_something_is_owed() {
     drop(journal);
     assert_eq!(heads(&Journal::open(&path).unwrap().1), ["new"]);
 }
+
+#[test]
+fn a_closed_journal_does_not_call_back_on_the_callers_stack() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut journal, _) = Journal::open(&folder.path().join("journal")).unwrap();
+    journal.close().unwrap().join().unwrap();
+    let (sent, received) = mpsc::channel();
+    let own = std::thread::current().id();
+    let tell = |sent: mpsc::Sender<bool>| -> Then {
+        Box::new(move |written| {
+            sent.send(written.is_err() && std::thread::current().id() != own).unwrap();
+        })
+    };
+    journal.owe(vec![(b"late".to_vec(), Bytes::new())], tell(sent.clone()));
+    journal.settled(tell(sent));
+    assert_eq!(received.iter().collect::<Vec<_>>(), [true, true]);
+}

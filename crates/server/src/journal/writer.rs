@@ -35,6 +35,12 @@ pub(super) struct Part {
     pub(super) body: Bytes,
 }
 
+impl Part {
+    fn len(&self) -> usize {
+        frame::FIXED + self.head.len() + self.body.len()
+    }
+}
+
 impl Command {
     pub(super) fn then(self) -> Then {
         match self {
@@ -122,6 +128,7 @@ impl Writer {
 
     /// Writes what is owed and then a batch, each whole or not at all.
     fn write(&mut self, batch: Vec<Append>) {
+        let batch = fitting(batch);
         // Whoever was refused must not find it done after a restart. If it fails again the next
         // write does too.
         let _ = self.mend();
@@ -285,4 +292,16 @@ impl Writer {
         self.torn = false;
         Ok(())
     }
+}
+
+/// Those that can be written at all. The others are told so, also if they are owed: the disk would
+/// refuse them for ever, and with them everything behind.
+fn fitting(batch: Vec<Append>) -> Vec<Append> {
+    let fits = |append: &Append| append.parts.iter().all(|part| part.len() <= frame::LONGEST);
+    let (fitting, long): (Vec<Append>, Vec<Append>) = batch.into_iter().partition(fits);
+    for append in long {
+        let why = "the record is too long";
+        (append.then)(Err(io::Error::new(io::ErrorKind::InvalidInput, why)));
+    }
+    fitting
 }

@@ -67,7 +67,7 @@ fn look(shared: &Shared, id: &RequestId, allow_metadata: bool) -> Result<Look, A
         Phase::Ready { payload: None, proto, number, .. } => {
             Look::OnDisk { proto: *proto, number: *number, reader: store.reader() }
         }
-        Phase::Writing { .. } | Phase::Waiting | Phase::Settling => {
+        Phase::Writing { .. } | Phase::Waiting | Phase::Settling { .. } => {
             Look::Wait(Arc::clone(&entry.changed).notified_owned())
         }
     })
@@ -122,7 +122,7 @@ fn pending(shared: &Shared, id: &RequestId) -> Pending {
         },
         None if queued > 0 => Pending {
             queue_state: Some(QueueState::Active),
-            queue_state_reason: Some(format!("{queued} requests are in line")),
+            queue_state_reason: Some(format!("{queued} requests are in line or being sampled")),
         },
         None => Pending { queue_state: Some(QueueState::Active), queue_state_reason: None },
     }
@@ -137,7 +137,11 @@ pub(super) async fn retrieve_many(shared: &Arc<Shared>, body: &Bytes) -> Reply {
         if !store.samplers.contains_key(&key.0) {
             return Err(ApiError::not_found(format!("there is no sampling session {}", key.0)));
         }
-        store.forget(call.retrieved_request_ids);
+        // Nobody acknowledges what is somebody else's.
+        let line = Line::Sampler(key.0.clone());
+        let mut ids = call.retrieved_request_ids;
+        ids.retain(|id| store.requests.get(id).is_some_and(|entry| entry.row.line == line));
+        store.forget(ids);
     }
     let most = shared.options.times.poll;
     let asked = call.timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
@@ -175,7 +179,7 @@ pub(super) fn cancel(shared: &Shared, body: &Bytes) -> Reply {
         match &mut entry.phase {
             Phase::Writing { cancelled } => *cancelled = true,
             Phase::Waiting => shared.queue.cancel(call.request_id),
-            Phase::Settling | Phase::Ready { .. } | Phase::Failed { .. } => {}
+            Phase::Settling { .. } | Phase::Ready { .. } | Phase::Failed { .. } => {}
         }
     }
     drop(store);

@@ -35,6 +35,8 @@ struct One {
     prompt: usize,
     targets: Option<TensorData>,
     start: Instant,
+    /// Bytes that it counts for in the queue.
+    bytes: usize,
 }
 
 /// Weights in memory.
@@ -72,14 +74,15 @@ impl Running {
 impl Worker {
     /// Takes a sample in.
     pub(super) fn begin(&mut self, job: Job) {
-        let Job { id, work, .. } = job;
+        let Job { id, bytes, work } = job;
         let Work::Sample(sample) = work else { return };
-        if let Err(failed) = self.try_begin(&id, *sample) {
+        if let Err(failed) = self.try_begin(&id, bytes, *sample) {
+            self.shared.queue.sampled(bytes);
             settle(&self.shared, &mut self.shared.store(), &id, failed);
         }
     }
 
-    fn try_begin(&mut self, id: &RequestId, sample: Sample) -> Result<(), Settled> {
+    fn try_begin(&mut self, id: &RequestId, bytes: usize, sample: Sample) -> Result<(), Settled> {
         let row = self.shared.store().samplers.get(&sample.sampler).map(|kept| kept.row.clone());
         let Some(row) = row else {
             return Err(Settled::failed(Fault::User, format!("{} is gone", sample.sampler)));
@@ -104,16 +107,25 @@ impl Worker {
         self.shared.metrics.loaded.set(self.engines.count());
         let key = (row.base_model.clone(), ticket);
         let targets = sample.targets;
-        let one = One { id: id.clone(), sampler: row, prompt, targets, start: Instant::now() };
+        let start = Instant::now();
+        let one = One { id: id.clone(), sampler: row, prompt, targets, start, bytes };
         self.running.tickets.insert(id.clone(), key.clone());
         self.running.samples.insert(key, one);
         Ok(())
     }
 
+    /// A sample is under way no more.
+    fn end_sample(&mut self, key: &(String, Ticket)) -> Option<One> {
+        let one = self.running.samples.remove(key)?;
+        self.running.tickets.remove(&one.id);
+        self.shared.queue.sampled(one.bytes);
+        Some(one)
+    }
+
     /// Stops a sample that nobody waits for. Anything else runs on: a model must not miss a step.
     pub(super) fn cancel(&mut self, id: &RequestId) {
-        let Some(key) = self.running.tickets.remove(id) else { return };
-        self.running.samples.remove(&key);
+        let Some(key) = self.running.tickets.get(id).cloned() else { return };
+        self.end_sample(&key);
         if let Some(loaded) = self.engines.loaded(&key.0) {
             loaded.sampler.cancel(key.1);
         }
@@ -138,8 +150,7 @@ impl Worker {
         }
         let mut settled = Vec::with_capacity(finished.len());
         for (key, answer) in finished {
-            let Some(one) = self.running.samples.remove(&key) else { continue };
-            self.running.tickets.remove(&one.id);
+            let Some(one) = self.end_sample(&key) else { continue };
             let outcome = match answer {
                 Ok(answer) => self.finish(&one, answer),
                 Err(error) => error.into(),
@@ -162,8 +173,7 @@ impl Worker {
         let lost: Vec<_> =
             self.running.samples.keys().filter(|key| key.0 == name).cloned().collect();
         for key in lost {
-            let Some(one) = self.running.samples.remove(&key) else { continue };
-            self.running.tickets.remove(&one.id);
+            let Some(one) = self.end_sample(&key) else { continue };
             let failed = Settled::failed(Fault::Server, "the server made a mistake while sampling");
             settle(&self.shared, &mut self.shared.store(), &one.id, failed);
         }
