@@ -192,13 +192,14 @@ pub(super) fn again_save(row: &Request, body: &Bytes) -> Result<Next, ApiError> 
 pub(crate) fn load_weights(shared: &Arc<Shared>, body: Bytes) -> Result<RequestId, ApiError> {
     let call: LoadWeights = json::decode(&body)?;
     let seq = call.seq_id.map(Seq::get);
-    match call.model_id.clone() {
-        Some(model) => or_refuse(shared, &model, seq, take_load(shared, call, body)),
-        None => take_load(shared, call, body),
+    let taken = take_load(shared, &call, body);
+    match &call.model_id {
+        Some(model) => or_refuse(shared, model, seq, taken),
+        None => taken,
     }
 }
 
-fn take_load(shared: &Arc<Shared>, call: LoadWeights, body: Bytes) -> Result<RequestId, ApiError> {
+fn take_load(shared: &Arc<Shared>, call: &LoadWeights, body: Bytes) -> Result<RequestId, ApiError> {
     call.check()?;
     let path: TinkerPath = call.path.parse()?;
     if path.kind() != CheckpointKind::Training {
@@ -228,7 +229,7 @@ fn take_load(shared: &Arc<Shared>, call: LoadWeights, body: Bytes) -> Result<Req
             None if resent => return resend(&store, model, &digest),
             None => return Err(missing(&path)),
         };
-        check_fit(&call, &run, &source)?;
+        check_fit(call, &run, &source)?;
         let op = load(&source, call.optimizer, false);
         return numbered(shared, store, Kind::LoadWeights, &run, Some(1), digest, body, op);
     }
@@ -238,7 +239,7 @@ fn take_load(shared: &Arc<Shared>, call: LoadWeights, body: Bytes) -> Result<Req
     session(&mut store, &owner)?;
     let model = ModelId::in_session(&owner, n);
     let source = source.ok_or_else(|| missing(&path))?;
-    let row = new_run(shared, &call, &source, &model)?;
+    let row = new_run(shared, call, &source, &model)?;
     let op = load(&source, call.optimizer, true);
     let intake = Intake {
         kind: Kind::LoadWeights,

@@ -1,6 +1,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
+use super::frame::{MAGIC, PREFIX};
 use super::writer::BUFFER;
 use super::*;
 
@@ -52,11 +53,33 @@ fn a_torn_end_is_dropped_and_a_torn_middle_is_refused() {
     drop(journal);
     assert_eq!(heads(&Journal::open(&path).unwrap().1), ["a", "b", "d"]);
 
-    let mut damaged = bytes;
-    damaged[MAGIC.len() + PREFIX] ^= 1;
-    std::fs::write(&path, &damaged).unwrap();
-    let Err(error) = Journal::open(&path) else { panic!("opened") };
-    assert!(error.to_string().contains("damaged"), "{error}");
+    // Its number, and each byte of its length.
+    for at in [PREFIX, 0, 1, 2, 3] {
+        let mut damaged = bytes.clone();
+        damaged[MAGIC.len() + at] ^= 0x15;
+        std::fs::write(&path, &damaged).unwrap();
+        let Err(error) = Journal::open(&path) else { panic!("opened") };
+        assert!(error.to_string().contains("damaged"), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), damaged, "it stays as it was");
+    }
+}
+
+#[test]
+fn a_hole_that_a_power_cut_left_is_cut_off_and_put_aside() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    let (mut journal, _) = Journal::open(&path).unwrap();
+    append(&mut journal, "a", b"body").unwrap();
+    let at = usize::try_from(journal.len()).unwrap();
+    append(&mut journal, "b", &[7; 4_096]).unwrap();
+    append(&mut journal, "c", b"body").unwrap();
+    drop(journal);
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[at..4_096].fill(0);
+    std::fs::write(&path, &bytes).unwrap();
+    assert_eq!(heads(&Journal::open(&path).unwrap().1), ["a"]);
+    let aside = std::fs::read(path.with_extension(format!("torn-{at}"))).unwrap();
+    assert_eq!(aside, bytes[at..]);
 }
 
 #[test]
@@ -116,8 +139,7 @@ fn faulty(path: &Path, fails: impl Fn(usize) -> bool + Send + 'static) -> Journa
     drop(Journal::open(path).unwrap());
     let mut file = OpenOptions::new().read(true).write(true).open(path).unwrap();
     let length = file.seek(SeekFrom::End(0)).unwrap();
-    let file_again = File::open(path).unwrap();
-    let index = Index { file: file_again, places: BTreeMap::new(), length, trouble: None };
+    let index = Index { path: path.to_owned(), places: BTreeMap::new(), length, trouble: None };
     let disk = Faulty { file, operation: 0, fails: Box::new(fails) };
     Journal::with_disk(Box::new(disk), index, 1, path).unwrap()
 }

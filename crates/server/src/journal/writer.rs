@@ -249,9 +249,10 @@ impl Writer {
     /// Copies the live records into a new file, which then takes the old one's name.
     fn rewrite(&mut self, live: &HashSet<u64>, below: u64) -> io::Result<()> {
         let aside = self.aside();
-        let mut index = lock(&self.index);
+        // Only this thread changes the places, so nobody has to wait while they are copied.
+        let old = lock(&self.index).places.clone();
         // A fact that was replaced by one that is not on disk would be lost.
-        if let Some(missing) = live.iter().find(|number| !index.places.contains_key(number)) {
+        if let Some(missing) = live.iter().find(|number| !old.contains_key(number)) {
             return Err(io::Error::other(format!("record {missing} is not on disk yet")));
         }
         let mut file =
@@ -260,15 +261,11 @@ impl Writer {
         out.write_all(MAGIC)?;
         let mut at = MAGIC.len() as u64;
         let mut places = BTreeMap::new();
-        let kept: Vec<(u64, Place)> = index
-            .places
-            .iter()
-            .filter(|(number, _)| **number >= below || live.contains(number))
-            .map(|(number, place)| (*number, *place))
-            .collect();
-        for (number, place) in kept {
-            index.file.seek(SeekFrom::Start(place.start))?;
-            let copied = io::copy(&mut (&index.file).take(place.len()), &mut out)?;
+        let mut from = File::open(&self.path)?;
+        let kept = |number: &u64| *number >= below || live.contains(number);
+        for (number, place) in old.into_iter().filter(|(number, _)| kept(number)) {
+            from.seek(SeekFrom::Start(place.start))?;
+            let copied = io::copy(&mut (&from).take(place.len()), &mut out)?;
             if copied < place.len() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
@@ -278,16 +275,17 @@ impl Writer {
         out.flush()?;
         drop(out);
         file.sync_all()?;
-        // Everything that can fail comes before the old file loses its name.
-        let reader = File::open(&aside)?;
-        std::fs::rename(&aside, &self.path)?;
+        {
+            // Together: whoever opens the file finds the places in it.
+            let mut index = lock(&self.index);
+            std::fs::rename(&aside, &self.path)?;
+            index.places = places;
+            index.length = at;
+        }
         if let Some(folder) = self.path.parent() {
             // The rename itself; some systems cannot flush folders.
             let _ = File::open(folder).and_then(|folder| folder.sync_all());
         }
-        index.file = reader;
-        index.places = places;
-        index.length = at;
         self.disk = Box::new(file);
         self.torn = false;
         Ok(())

@@ -8,7 +8,7 @@ use http::StatusCode;
 use tinkex_wire::codec::json;
 use tinkex_wire::{
     CancelFuture, Completion, FuturesRetrieved, Outcome, Payload, Pending, QueueState, RequestId,
-    RetrieveFuture, RetrieveFutures,
+    RetrieveFuture, RetrieveFutures, SamplerId,
 };
 use tokio::sync::futures::OwnedNotified;
 use tokio::time::Instant;
@@ -128,6 +128,18 @@ fn pending(shared: &Shared, id: &RequestId) -> Pending {
     }
 }
 
+/// Somebody who listens to a feed, until it is answered or goes away.
+struct Listener<'a> {
+    shared: &'a Shared,
+    key: &'a (SamplerId, u64),
+}
+
+impl Drop for Listener<'_> {
+    fn drop(&mut self) {
+        self.shared.store().drop_feed(self.key);
+    }
+}
+
 /// Which tickets of one client of a sampling session have answers.
 pub(super) async fn retrieve_many(shared: &Arc<Shared>, body: &Bytes) -> Reply {
     let call: RetrieveFutures = json::decode(body)?;
@@ -143,6 +155,7 @@ pub(super) async fn retrieve_many(shared: &Arc<Shared>, body: &Bytes) -> Reply {
         ids.retain(|id| store.requests.get(id).is_some_and(|entry| entry.row.line == line));
         store.forget(ids);
     }
+    let _listener = Listener { shared, key: &key };
     let most = shared.options.times.poll;
     let asked = call.timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let until = Instant::now() + asked.unwrap_or(most).min(most);
@@ -163,7 +176,6 @@ pub(super) async fn retrieve_many(shared: &Arc<Shared>, body: &Bytes) -> Reply {
         };
         if tokio::time::timeout_at(until, changed).await.is_err() {
             let cursor = call.prev_cursor;
-            shared.store().drop_feed(&key);
             return to_json(&FuturesRetrieved { completions: Vec::new(), cursor });
         }
     }

@@ -196,6 +196,7 @@ impl Worker {
         for model in idle {
             self.live.remove(&model);
         }
+        self.forget_weights();
         let store = self.shared.store();
         let in_use: HashSet<String> = self
             .live
