@@ -1,7 +1,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
-use super::frame::{MAGIC, PREFIX};
+use super::frame::{LONGEST, MAGIC, PREFIX};
 use super::writer::BUFFER;
 use super::*;
 
@@ -241,4 +241,17 @@ fn a_closed_journal_does_not_call_back_on_the_callers_stack() {
     journal.owe(vec![(b"late".to_vec(), Bytes::new())], tell(sent.clone()));
     journal.settled(tell(sent));
     assert_eq!(received.iter().collect::<Vec<_>>(), [true, true]);
+}
+
+#[test]
+fn what_is_too_long_is_told_and_holds_nothing_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut journal, _) = Journal::open(&folder.path().join("journal")).unwrap();
+    let (sent, received) = mpsc::channel();
+    let long = vec![(b"long".to_vec(), Bytes::from(vec![0; LONGEST]))];
+    journal.owe(long, Box::new(move |written| sent.send(written).unwrap()));
+    let error = received.recv().unwrap().unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+    append(&mut journal, "next", b"body").unwrap();
+    assert_eq!(journal.trouble(), None);
 }
