@@ -11,13 +11,25 @@ use tinkex_wire::{
 
 use crate::work::Objective;
 
-/// Cells of one tensor.
+/// Cells that the sparse tensors of one request have when they are written out.
 const MOST_CELLS: usize = 1 << 24;
+
+/// Inputs that some loss reads, besides the targets.
+const READ: [&str; 6] = [
+    loss_input::WEIGHTS,
+    loss_input::LOGPROBS,
+    loss_input::ADVANTAGES,
+    loss_input::CLIP_LOW,
+    loss_input::CLIP_HIGH,
+    loss_input::SEQUENCE_RATIO_MASK,
+];
 
 /// Data that can be run through a model.
 pub(crate) struct Batch {
     data: Vec<Owned>,
     objective: Objective,
+    /// Cells of sparse tensors, which no byte of the request stood for.
+    cells: usize,
 }
 
 impl Batch {
@@ -33,8 +45,9 @@ impl Batch {
             Objective::Loss(_) => None,
         };
         let mut all = Vec::with_capacity(data.len());
+        let mut room = MOST_CELLS;
         for (i, datum) in data.iter().enumerate() {
-            let owned = Owned::new(datum, graph).map_err(|error| error.in_datum(i))?;
+            let owned = Owned::new(datum, graph, &mut room).map_err(|error| error.in_datum(i))?;
             let tensors = owned.graph_inputs();
             owned
                 .datum(&tensors)
@@ -42,7 +55,12 @@ impl Batch {
                 .map_err(|error| error.in_datum(i))?;
             all.push(owned);
         }
-        Ok(Self { data: all, objective })
+        Ok(Self { data: all, objective, cells: MOST_CELLS - room })
+    }
+
+    /// Bytes that it takes beyond those of its request.
+    pub(crate) fn spread(&self) -> usize {
+        self.cells * size_of::<i64>()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -119,7 +137,8 @@ struct Owned {
 }
 
 impl Owned {
-    fn new(datum: &tinkex_wire::Datum, graph: Option<&Graph>) -> Result<Self> {
+    /// `room` is how many cells sparse tensors may have yet.
+    fn new(datum: &tinkex_wire::Datum, graph: Option<&Graph>, room: &mut usize) -> Result<Self> {
         let invalid = |field: &str, reason: &str| Error::Invalid {
             field: field.to_owned(),
             reason: reason.to_owned(),
@@ -127,14 +146,19 @@ impl Owned {
         let tokens = datum.model_input().to_tokens();
         let tokens = tokens.ok_or_else(|| invalid("model_input", "it is not text"))?;
         let rows = tokens.len();
-        let dense = |name: &str, tensor: &TensorData| {
+        let mut dense = |name: &str, tensor: &TensorData| {
             // Before room is made for it: a few bytes can claim any shape.
             if tensor.row_starts().is_some() && tensor.shape().dims().first() != Some(&rows) {
                 let expected = rows;
                 let got = tensor.shape().dims().first().copied().unwrap_or(0);
                 return Err(Error::Length { field: name.to_owned(), expected, got });
             }
-            tensor.to_dense(MOST_CELLS).map_err(|why| invalid(name, &why.to_string()))
+            let dense = tensor.to_dense(*room);
+            let dense = dense.map_err(|why| invalid(name, &why.to_string()))?;
+            if tensor.row_starts().is_some() {
+                *room = room.saturating_sub(dense.values().len());
+            }
+            Ok(dense)
         };
         let name = loss_input::TARGET_TOKENS;
         let Some(targets) = datum.loss_input(name) else {
@@ -154,9 +178,7 @@ impl Owned {
             Self { tokens, targets: ids, columns, inputs: Vec::new(), graph: Vec::new() };
         match graph {
             None => {
-                for (name, tensor) in
-                    datum.loss_inputs().filter(|(n, _)| *n != loss_input::TARGET_TOKENS)
-                {
+                for (name, tensor) in datum.loss_inputs().filter(|(n, _)| READ.contains(n)) {
                     owned.inputs.push((name.to_owned(), dense(name, tensor)?));
                 }
             }
@@ -215,4 +237,27 @@ fn view<'a>(tensor: &'a TensorData, shape: &'a [usize]) -> Tensor<'a> {
         tinkex_wire::Values::Int64(values) => Values::I64(values),
     };
     Tensor { shape, values }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tinkex_wire::ModelInput;
+
+    #[test]
+    fn sparse_tensors_share_one_room_and_what_no_loss_reads_takes_none() {
+        let sparse = |width: usize| {
+            TensorData::sparse(vec![5_i64, 6], vec![0, 1, 2], vec![0, 1], [2, width]).unwrap()
+        };
+        let datum = tinkex_wire::Datum::builder(ModelInput::from_tokens(vec![3, 4]))
+            .loss_input(loss_input::TARGET_TOKENS, sparse(2))
+            .loss_input("nobody_reads_this", sparse(1 << 40))
+            .build()
+            .unwrap();
+        let mut room = 10;
+        assert!(Owned::new(&datum, None, &mut room).unwrap().inputs.is_empty());
+        assert_eq!(room, 6);
+        assert!(Owned::new(&datum, None, &mut room).is_ok());
+        assert!(Owned::new(&datum, None, &mut room).is_err(), "there is room for 2 cells, not 4");
+    }
 }

@@ -137,7 +137,10 @@ async fn serve(options: Options) -> Result<(), Box<dyn std::error::Error>> {
     let key = if has_key { "<the key>" } else { "tml-local" };
     eprintln!("serving {} from {data}", server.models().join(", "));
     eprintln!("to use it: export TINKER_BASE_URL={url} TINKER_API_KEY={key}");
-    interrupted().await?;
+    tokio::select! {
+        done = interrupted() => done?,
+        () = server.broken() => return Err("the server made a mistake; start it again".into()),
+    }
     eprintln!("stopping; once more to stop at once");
     let stopped = tokio::select! {
         stopped = server.stop() => stopped,

@@ -61,8 +61,8 @@ impl Metrics {
         ];
         let wide = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         let gauges = [
-            ("queued", "requests in line", wide(gauges.queued)),
-            ("queued_bytes", "bytes of requests in line", wide(gauges.queued_bytes)),
+            ("queued", "requests in line, and samples being drawn", wide(gauges.queued)),
+            ("queued_bytes", "bytes of these", wide(gauges.queued_bytes)),
             ("sessions", "open sessions", wide(gauges.sessions)),
             ("answers", "requests known, answered or not", wide(gauges.answers)),
             ("answer_bytes", "bytes of answers in memory", wide(gauges.answer_bytes)),

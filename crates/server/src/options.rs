@@ -69,6 +69,8 @@ pub struct Limits {
     pub journal: u64,
     /// Bytes of models in training that stay in memory; the others come back from disk.
     pub models: usize,
+    /// Bytes of adapters that stay ready to be sampled from; the others come back from disk.
+    pub weights: usize,
     /// Bytes that a training pass may keep.
     pub training_memory: usize,
     /// Bytes of keys and values that sampling may keep for one model.
@@ -165,6 +167,7 @@ impl Default for Limits {
             answers: 256 << 20,
             journal: 32 << 20,
             models: 4 << 30,
+            weights: 1 << 30,
             training_memory: 4 << 30,
             cache_memory: 2 << 30,
         }

@@ -29,6 +29,7 @@ struct Inner {
     cancelled: Vec<RequestId>,
     dropped: Vec<ModelId>,
     silent: Vec<SessionId>,
+    /// Requests that wait, and samples that are being drawn.
     count: usize,
     bytes: usize,
     stopping: bool,
@@ -106,7 +107,7 @@ impl Queue {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many requests wait, and their bytes.
+    /// How many requests wait, or are samples being drawn, and their bytes.
     pub(crate) fn size(&self) -> (usize, usize) {
         let inner = self.lock();
         (inner.count, inner.bytes)
@@ -173,6 +174,14 @@ impl Queue {
         Ok(())
     }
 
+    /// A sample that was handed out has ended. Until then it counts: any number of them can be drawn
+    /// at once, so the line alone would never be full.
+    pub(crate) fn sampled(&self, bytes: usize) {
+        let mut inner = self.lock();
+        inner.count -= 1;
+        inner.bytes -= bytes;
+    }
+
     /// Nobody waits for this request any more.
     pub(crate) fn cancel(&self, id: RequestId) {
         self.lock().cancelled.push(id);
@@ -230,8 +239,10 @@ impl Inner {
     fn take(&mut self, train: bool, now: Instant, gap: Duration) -> Batch {
         let train = if train { self.release(now, gap) } else { None };
         let samples: Vec<Job> = self.samples.drain(..).collect();
-        self.count -= samples.len() + usize::from(train.is_some());
-        self.bytes -= samples.iter().chain(&train).map(|job| job.bytes).sum::<usize>();
+        if let Some(job) = &train {
+            self.count -= 1;
+            self.bytes -= job.bytes;
+        }
         Batch {
             train,
             samples,
@@ -286,6 +297,7 @@ impl Op {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::work::Sample;
 
     fn job(model: &str, seq: u64) -> Job {
         let work = Work::Train { model: model.into(), seq, op: Op::Create };
@@ -338,6 +350,19 @@ mod tests {
         assert!(queue.push(job("m", 1), now).is_ok());
         assert_eq!(taken(&queue).unwrap(), "m1");
         assert_eq!(taken(&queue).unwrap(), "m3");
+    }
+
+    #[test]
+    fn a_sample_counts_until_it_has_ended() {
+        let queue = Queue::new(Duration::from_secs(60));
+        let request = tinkex_engine::sample::SampleRequest::new(vec![1], 1);
+        let sample = Sample { sampler: "s".into(), request, targets: None, spread: 0 };
+        let job = Job { id: "r".into(), bytes: 10, work: Work::Sample(Box::new(sample)) };
+        assert!(queue.push(job, Instant::now()).is_ok());
+        let taken = queue.take(true, None).samples;
+        assert_eq!((taken.len(), queue.size()), (1, (1, 10)));
+        queue.sampled(taken[0].bytes);
+        assert_eq!(queue.size(), (0, 0));
     }
 
     #[test]

@@ -62,6 +62,9 @@ pub enum StartError {
     /// The address can be reached by others, and there is no key.
     #[error("{0} can be reached from other machines; give a key, or listen on 127.0.0.1")]
     Open(SocketAddr),
+    /// The key is empty, so everybody has it.
+    #[error("the key is empty; give one that nobody guesses, or none on 127.0.0.1")]
+    EmptyKey,
     /// The data folder or the address cannot be used.
     #[error("cannot {what} {place}: {source}")]
     Io {
@@ -75,6 +78,17 @@ pub enum StartError {
     /// Another server uses the data folder.
     #[error("{} is in use by another server", .0.display())]
     InUse(PathBuf),
+    /// Requests that were promised need a base model that is not there.
+    #[error(
+        "{requests} requests that were promised wait for {name:?}; start with \
+         --model {name}=FOLDER, or with another data folder"
+    )]
+    MissingModel {
+        /// Its name.
+        name: String,
+        /// How many wait for it.
+        requests: usize,
+    },
     /// A base model cannot be used.
     #[error("a base model cannot be used: {0}")]
     Model(#[from] tinkex_engine::Error),
@@ -91,10 +105,13 @@ impl Server {
     /// Comes back to where the data folder says it was, and listens.
     ///
     /// # Errors
-    /// If the address is open to strangers, or the folder, the address or a model cannot be used.
+    /// If the address is open to strangers, the key is empty, or the folder, the address or a model cannot be used.
     pub async fn start(options: Options) -> Result<Self, StartError> {
         if !options.address.ip().is_loopback() && options.key.is_none() {
             return Err(StartError::Open(options.address));
+        }
+        if options.key.as_ref().is_some_and(|key| key.expose().is_empty()) {
+            return Err(StartError::EmptyKey);
         }
         crate::log::show_jobs(options.log_jobs);
         let data = options.data.clone();
@@ -112,6 +129,12 @@ impl Server {
         let models = Models::find(&own, &options.models, options.hub_cache.as_deref())?;
         let store = Store::open(&data.join("journal"), options.limits.answers)
             .map_err(StartError::io("read the journal in", &place))?;
+        // They would fail for good, by one wrong start.
+        if let Some((name, requests)) =
+            store.needed().into_iter().find(|(name, _)| models.get(name).is_none())
+        {
+            return Err(StartError::MissingModel { name, requests });
+        }
         let listener = TcpListener::bind(options.address)
             .await
             .map_err(StartError::io("listen on", options.address))?;
@@ -155,6 +178,14 @@ impl Server {
     pub fn models(&self) -> Vec<String> {
         let all = self.inside.shared.models.supported();
         all.into_iter().filter_map(|model| model.model_name).collect()
+    }
+
+    /// Waits until the server has made a mistake that it cannot go on after, which none should. It
+    /// refuses everything from then on; starting it anew carries out what was promised.
+    pub async fn broken(&self) {
+        let mut broken = self.inside.shared.broken.subscribe();
+        // The sender lives as long as `self`.
+        let _ = broken.wait_for(|broken| *broken).await;
     }
 
     /// Takes nothing more in, finishes what runs right now, and writes the models down. What waits

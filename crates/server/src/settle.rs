@@ -58,6 +58,17 @@ impl Settled {
         self
     }
 
+    /// The same, or a failure if its body is longer than `most`. What was done stays done.
+    fn within(self, most: usize) -> Self {
+        let size = self.body.len();
+        if size <= most {
+            return self;
+        }
+        let error = format!("the answer has {size} bytes, more than {most}; ask for less at once");
+        let answer = Answer::Failed { error, category: Fault::User };
+        Self { answer, body: Bytes::new(), ..self }
+    }
+
     /// The same, having used something.
     pub(crate) fn used(mut self, used: Vec<(Use, u64)>) -> Self {
         self.used = used;
@@ -81,9 +92,12 @@ impl From<tinkex_engine::Error> for Settled {
     }
 }
 
+/// Bytes of an answer. The journal takes twice as much.
+const LONGEST: usize = 512 << 20;
+
 /// Answers a request: written down first, shown then.
 pub(crate) fn settle(shared: &Arc<Shared>, store: &mut Store, id: &RequestId, settled: Settled) {
-    let Settled { answer, body, changed, used, facts } = settled;
+    let Settled { answer, body, changed, used, facts } = settled.within(LONGEST);
     shared.metrics.jobs.add(1);
     if matches!(answer, Answer::Failed { .. }) {
         shared.metrics.failed_jobs.add(1);
@@ -99,4 +113,18 @@ pub(crate) fn settle(shared: &Arc<Shared>, store: &mut Store, id: &RequestId, se
             shared.store().show(&id, answer, body, number);
         })
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_is_too_long_fails_and_what_was_done_stays_done() {
+        let answer = || Settled::proto(Bytes::from_static(b"12345")).changed();
+        assert_eq!(answer().within(5).body, "12345");
+        let failed = answer().within(4);
+        assert!(matches!(&failed.answer, Answer::Failed { category: Fault::User, .. }));
+        assert!(failed.body.is_empty() && failed.changed);
+    }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 
 use crate::metrics::Metrics;
 use crate::models::Models;
@@ -28,6 +28,8 @@ pub(crate) struct Shared {
     pub(crate) body_room: Semaphore,
     /// The turn to change facts: see [`commit`](crate::commit).
     pub(crate) changes: Arc<tokio::sync::Mutex<()>>,
+    /// Whether the worker made a mistake that it cannot go on after.
+    pub(crate) broken: watch::Sender<bool>,
     /// Turns for reading large bodies: as many as cores, so that calls are answered meanwhile.
     pub(crate) heavy: Semaphore,
 }
@@ -52,6 +54,7 @@ impl Shared {
             folders,
             downloads: Mutex::default(),
             changes: Arc::default(),
+            broken: watch::Sender::new(false),
             body_room: Semaphore::new((options.limits.bodies / BODY_UNIT).max(1)),
             heavy: Semaphore::new(
                 std::thread::available_parallelism().map_or(1, std::num::NonZero::get),

@@ -85,6 +85,7 @@ pub(crate) fn end_sessions(
         }
     }
     if records.is_empty() {
+        drop(store);
         return then(Ok(()));
     }
     let own = Arc::clone(shared);
@@ -126,7 +127,7 @@ fn remove_folders(shared: &Shared) {
         entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
     let (sent, settled) = std::sync::mpsc::channel();
     // Asked after listing: a folder that was begun since is not in the list.
-    let used: HashSet<String> = {
+    let mut used: HashSet<String> = {
         let mut store = shared.store();
         store.journal.settled(Box::new(move |settled| drop(sent.send(settled))));
         store.folders()
@@ -135,6 +136,8 @@ fn remove_folders(shared: &Shared) {
     if !matches!(settled.recv(), Ok(Ok(()))) {
         return;
     }
+    // A deletion that the disk refused meanwhile was taken back.
+    used.extend(shared.store().folders());
     let aside = |name: &str| {
         let inner = name.strip_prefix('.').unwrap_or(name);
         used.iter().any(|folder| inner.starts_with(folder.as_str()))

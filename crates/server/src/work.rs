@@ -32,6 +32,17 @@ pub(crate) enum Work {
     Sample(Box<Sample>),
 }
 
+impl Work {
+    /// Bytes that it takes, or will, beyond those of its request.
+    pub(crate) fn spread(&self) -> usize {
+        match self {
+            Self::Train { op: Op::Pass(pass), .. } => pass.batch.spread(),
+            Self::Train { .. } => 0,
+            Self::Sample(sample) => sample.spread,
+        }
+    }
+}
+
 /// Something to do with a model.
 pub(crate) enum Op {
     /// Make it.
@@ -74,6 +85,8 @@ pub(crate) struct Sample {
     pub(crate) request: SampleRequest,
     /// The targets as they were given, for the form of the answer.
     pub(crate) targets: Option<TensorData>,
+    /// Bytes of the tables that it fills.
+    pub(crate) spread: usize,
 }
 
 impl Objective {

@@ -192,6 +192,10 @@ impl SampleRequest {
             ("topk_sample_logprobs", limit, self.top_k),
             ("prompt_alt_tokens_k", len, self.scoring.alternatives),
         ] {
+            if k > model.vocab_size {
+                let why = format!("{k}, but the model has {} tokens", model.vocab_size);
+                return Err(Error::invalid(field, why));
+            }
             if k > 0 && rows.saturating_mul(k) > MOST_TOP {
                 let why = format!("{rows} × {k} are more than {MOST_TOP}");
                 return Err(Error::invalid(field, why));

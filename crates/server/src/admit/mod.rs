@@ -55,6 +55,16 @@ enum Next {
     Learn(LossId, Arc<Graph>),
 }
 
+impl Next {
+    /// Bytes that it takes beyond those of its request.
+    fn spread(&self) -> usize {
+        match self {
+            Self::Work(work) => work.spread(),
+            Self::Answer(_) | Self::Learn(..) => 0,
+        }
+    }
+}
+
 /// Takes a request in and returns its id. Nothing is promised before [`promise`] says so.
 fn submit(
     shared: &Arc<Shared>,
@@ -62,11 +72,12 @@ fn submit(
     intake: Intake,
 ) -> Result<RequestId, ApiError> {
     let Intake { kind, session, line, seq, digest, seed, samples, body, facts, next } = intake;
-    let known = store.lines.get(&line);
     let seq = match seq {
         Some(seq) => seq,
         None => next_number(shared, &store, &line),
     };
+    check_number(&line, seq)?;
+    let known = store.lines.get(&line);
     if let Some(id) = known.and_then(|line| line.get(&seq)) {
         let same = store.requests.get(id).is_some_and(|entry| entry.row.digest == digest);
         return if same {
@@ -85,7 +96,14 @@ fn submit(
             )));
         }
     }
-    let bytes = body.len();
+    let new_run = facts.iter().find_map(|fact| match fact {
+        Record::Run(run) => Some(&run.id),
+        _ => None,
+    });
+    if let Some(id) = new_run.filter(|id| store.runs.contains_key(*id)) {
+        return Err(ApiError::bad(format!("model_seq_id: {id} exists already")));
+    }
+    let bytes = body.len() + next.spread();
     check_room(shared, bytes)?;
     store.touch(&session);
     if let Line::Model(model) = &line
@@ -125,15 +143,33 @@ fn or_refuse(
     if let (Err(error), Some(seq)) = (&taken, seq)
         && error.is_final()
     {
-        shared.queue.refuse(model, seq);
+        // Not if it was another body under a number that is in line: that one is waited for.
+        let store = shared.store();
+        let line = store.lines.get(&Line::Model(model.clone()));
+        if line.is_none_or(|line| !line.contains_key(&seq)) {
+            shared.queue.refuse(model, seq);
+        }
     }
     taken
+}
+
+/// Numbers of a model's requests end where the protocol's do; those of samples are in blocks, one
+/// for each client, and only the very last has none behind it.
+fn check_number(line: &Line, seq: u64) -> Result<(), ApiError> {
+    let most = match line {
+        Line::Model(_) => i32::MAX.unsigned_abs().into(),
+        Line::Sampler(_) | Line::Losses(_) => u64::MAX - 1,
+    };
+    if seq > most {
+        return Err(ApiError::bad(format!("seq_id: {seq} is more than {most}")));
+    }
+    Ok(())
 }
 
 /// The number behind the last one of a line.
 fn next_number(shared: &Shared, store: &Store, line: &Line) -> u64 {
     let last = store.lines.get(line).and_then(|line| line.keys().next_back().copied());
-    let next = last.map_or(0, |last| last + 1);
+    let next = last.map_or(0, |last| last.saturating_add(1));
     match line {
         Line::Model(model) => next.max(shared.queue.next_of(model)),
         Line::Sampler(_) | Line::Losses(_) => next,
@@ -236,7 +272,8 @@ pub(crate) fn readmit(shared: &Arc<Shared>, undone: Undone) {
         Kind::Sample => sampling::again(shared, &row, &body),
     };
     let next = next.unwrap_or_else(|why| Next::Answer(Settled::failed(Fault::User, why.detail)));
-    follow(shared, &mut shared.store(), row.id.clone(), body.len(), next);
+    let bytes = body.len() + next.spread();
+    follow(shared, &mut shared.store(), row.id.clone(), bytes, next);
 }
 
 /// Brings back the custom losses of sessions that are still open.

@@ -19,8 +19,9 @@ use crate::work::{Sample, Work};
 /// Samples of one request, and tokens of all of them.
 const MOST_SAMPLES: usize = 16_384;
 const MOST_TOKENS: usize = 1 << 24;
-/// Cells of a matrix of targets.
+/// Cells of all tables about the prompt, and of those about the samples.
 const MOST_CELLS: usize = 1 << 24;
+const MOST_TOP_CELLS: usize = 1 << 25;
 
 /// Takes a sample in.
 pub(crate) fn sample(shared: &Arc<Shared>, body: Bytes) -> Result<RequestId, ApiError> {
@@ -75,7 +76,7 @@ fn prepare(
     call: SampleRequest,
     seed: u64,
 ) -> Result<Sample, ApiError> {
-    let Some(sampler) = call.sampling_session_id else {
+    let Some(sampler) = call.sampling_session_id.clone() else {
         return Err(ApiError::bad("sampling_session_id: is missing"));
     };
     let strange = call.prompt.chunks.iter().find(|c| !matches!(c, Chunk::EncodedText { .. }));
@@ -86,7 +87,7 @@ fn prepare(
         )));
     }
     let prompt = call.prompt.to_tokens().unwrap_or_default().to_vec();
-    let params = call.sampling_params;
+    let params = &call.sampling_params;
     check_context(base, prompt.len(), params.max_tokens)?;
     if call.num_samples == 0 {
         return Err(ApiError::bad("num_samples: 0, expected at least 1"));
@@ -106,18 +107,19 @@ fn prepare(
             "prompt[{at}] is token {token}, but the model has {vocab} tokens"
         )));
     }
-    let (stop, vocabulary) = stop(base, params.stop)?;
+    let (stop, vocabulary) = stop(base, params.stop.clone())?;
     let draw = Draw {
         temperature: params.temperature,
         top_k: params.top_k.map_or(-1, i64::from),
         top_p: params.top_p,
     };
     draw.check()?;
+    let count = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
+    let cells = check_tables(&call, prompt.len(), samples * longest, vocab)?;
     let targets = match &call.target_prompt_logprobs {
         Some(targets) => Some(dense_targets(targets, prompt.len())?),
         None => None,
     };
-    let count = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
     let scoring = Scoring {
         logprobs: call.prompt_logprobs == Some(true),
         last: call.prompt_logprobs_last_n.map(count),
@@ -137,7 +139,9 @@ fn prepare(
         top_k: count(call.topk_sample_logprobs),
         scoring,
     };
-    Ok(Sample { sampler, request, targets: call.target_prompt_logprobs })
+    // A token and a number, or a target and its number, in each.
+    let spread = cells * (size_of::<i64>() + size_of::<f32>());
+    Ok(Sample { sampler, request, targets: call.target_prompt_logprobs, spread })
 }
 
 fn check_context(base: &BaseModel, prompt: usize, max_tokens: Option<u32>) -> Result<(), ApiError> {
@@ -156,6 +160,42 @@ fn check_context(base: &BaseModel, prompt: usize, max_tokens: Option<u32>) -> Re
         )));
     }
     Ok(())
+}
+
+/// Cells of the tables about the prompt, if they and those about `tokens` sampled ones may be made:
+/// a few bytes ask for any number of them.
+fn check_tables(
+    call: &SampleRequest,
+    prompt: usize,
+    tokens: usize,
+    vocab: usize,
+) -> Result<usize, ApiError> {
+    let count = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
+    let width = call.target_prompt_logprobs.as_ref().and_then(|t| t.shape().dims().get(1).copied());
+    let widths = [
+        ("topk_prompt_logprobs", count(call.topk_prompt_logprobs)),
+        ("prompt_alt_tokens_k", count(call.prompt_alt_tokens_k)),
+        ("target_prompt_logprobs", width.unwrap_or(0)),
+        ("topk_sample_logprobs", count(call.topk_sample_logprobs)),
+    ];
+    if let Some((field, width)) = widths.iter().find(|(_, width)| *width > vocab) {
+        return Err(ApiError::bad(format!("{field}: {width}, but the model has {vocab} tokens")));
+    }
+    let [(_, top), (_, alternatives), (_, targets), (_, sampled)] = widths;
+    let cells = prompt.saturating_mul(top + alternatives + targets);
+    if cells > MOST_CELLS {
+        return Err(ApiError::bad(format!(
+            "topk_prompt_logprobs, prompt_alt_tokens_k, target_prompt_logprobs: {top} + \
+             {alternatives} + {targets} for each of {prompt} tokens are more than {MOST_CELLS}"
+        )));
+    }
+    if tokens.saturating_mul(sampled) > MOST_TOP_CELLS {
+        return Err(ApiError::bad(format!(
+            "topk_sample_logprobs: {sampled} for each of up to {tokens} tokens are more than \
+             {MOST_TOP_CELLS}"
+        )));
+    }
+    Ok(cells)
 }
 
 type Stops = (Stop, Option<Arc<tinkex_engine::tokenizer::Vocabulary>>);
@@ -196,10 +236,7 @@ fn dense_targets(targets: &TensorData, prompt: usize) -> Result<Vec<i64>, ApiErr
     let (Some(starts), Some(columns)) = (targets.row_starts(), targets.columns()) else {
         return Ok(values.to_vec());
     };
-    let cells = rows.checked_mul(width).filter(|cells| *cells <= MOST_CELLS);
-    let cells =
-        cells.ok_or_else(|| wrong(format!("{rows} × {width} are more than {MOST_CELLS}")))?;
-    let mut dense = vec![-1; cells];
+    let mut dense = vec![-1; rows * width];
     for (row, bounds) in starts.windows(2).enumerate() {
         let (from, to) =
             (usize::try_from(bounds[0]).unwrap_or(0), usize::try_from(bounds[1]).unwrap_or(0));

@@ -52,6 +52,17 @@ pub(crate) fn save_weights_for_sampler(
         };
         return named.take(shared, body);
     };
+    let (model, seq) = (call.model_id.clone(), call.seq_id.map(Seq::get));
+    or_refuse(shared, &model, seq, save_for(shared, call, n, body))
+}
+
+/// Weights that only sampling session `n` knows.
+fn save_for(
+    shared: &Arc<Shared>,
+    call: SaveWeightsForSampler,
+    n: u32,
+    body: Bytes,
+) -> Result<RequestId, ApiError> {
     let mut store = shared.store();
     let run = run(&mut store, &call.model_id)?;
     let seq = call.seq_id.map(Seq::get);
@@ -76,10 +87,11 @@ pub(crate) fn save_weights_external(
 ) -> Result<RequestId, ApiError> {
     let call: SaveWeightsExternal = json::decode(&body)?;
     if call.age_encryption_recipients.as_deref().is_some_and(|keys| !keys.is_empty()) {
-        return Err(ApiError::bad(
+        let refused = Err(ApiError::bad(
             "age_encryption_recipients: this server does not encrypt files; \
              they stay on its own disk until they are fetched",
         ));
+        return or_refuse(shared, &call.model_id, call.seq_id.map(Seq::get), refused);
     }
     let named = Named {
         kind: Kind::SaveWeightsExternal,
@@ -179,6 +191,15 @@ pub(super) fn again_save(row: &Request, body: &Bytes) -> Result<Next, ApiError> 
 /// Weights into a model, or a model of them.
 pub(crate) fn load_weights(shared: &Arc<Shared>, body: Bytes) -> Result<RequestId, ApiError> {
     let call: LoadWeights = json::decode(&body)?;
+    let seq = call.seq_id.map(Seq::get);
+    let taken = take_load(shared, &call, body);
+    match &call.model_id {
+        Some(model) => or_refuse(shared, model, seq, taken),
+        None => taken,
+    }
+}
+
+fn take_load(shared: &Arc<Shared>, call: &LoadWeights, body: Bytes) -> Result<RequestId, ApiError> {
     call.check()?;
     let path: TinkerPath = call.path.parse()?;
     if path.kind() != CheckpointKind::Training {
@@ -197,7 +218,6 @@ pub(crate) fn load_weights(shared: &Arc<Shared>, body: Bytes) -> Result<RequestI
             Seq::get,
         );
         if seq != 1 {
-            shared.queue.refuse(model, seq);
             return Err(ApiError::bad(format!(
                 "LoadWeights is not permitted with seq_id {seq}: only the first request of a model may load"
             )));
@@ -209,7 +229,7 @@ pub(crate) fn load_weights(shared: &Arc<Shared>, body: Bytes) -> Result<RequestI
             None if resent => return resend(&store, model, &digest),
             None => return Err(missing(&path)),
         };
-        check_fit(&call, &run, &source)?;
+        check_fit(call, &run, &source)?;
         let op = load(&source, call.optimizer, false);
         return numbered(shared, store, Kind::LoadWeights, &run, Some(1), digest, body, op);
     }
@@ -219,7 +239,7 @@ pub(crate) fn load_weights(shared: &Arc<Shared>, body: Bytes) -> Result<RequestI
     session(&mut store, &owner)?;
     let model = ModelId::in_session(&owner, n);
     let source = source.ok_or_else(|| missing(&path))?;
-    let row = new_run(shared, &call, &source, &model)?;
+    let row = new_run(shared, call, &source, &model)?;
     let op = load(&source, call.optimizer, true);
     let intake = Intake {
         kind: Kind::LoadWeights,

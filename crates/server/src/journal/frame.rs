@@ -14,7 +14,7 @@ pub(crate) const PREFIX: usize = 8;
 /// Number and length of the head.
 pub(crate) const FIXED: usize = 12;
 /// Nothing that we write is longer.
-const LONGEST: usize = 1 << 30;
+pub(super) const LONGEST: usize = 1 << 30;
 
 /// A record as it was read.
 #[derive(Debug, PartialEq)]

@@ -11,19 +11,20 @@
 //! It knows neither what a record means nor which are still needed; [`Journal::keep`] is told.
 
 mod frame;
+mod scan;
 mod writer;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use bytes::Bytes;
 
-use self::frame::{FIXED, MAGIC, Next, PREFIX};
+use self::scan::scan;
 use self::writer::{Append, Command, Part, Writer};
 
 /// What to do once a record is on disk, or is known not to be.
@@ -74,9 +75,9 @@ pub(crate) struct Journal {
 #[derive(Clone)]
 pub(crate) struct Reader(Arc<Mutex<Index>>);
 
-/// Where the body of each record lies.
+/// Where the body of each record lies. Locked for moments only: calls are answered meanwhile.
 struct Index {
-    file: File,
+    path: PathBuf,
     places: BTreeMap<u64, Place>,
     length: u64,
     /// Why the disk does not take what is owed.
@@ -100,7 +101,8 @@ impl Journal {
     /// Opens or begins the journal at `path`, and returns what it holds.
     ///
     /// A record that a crash cut off at the end is dropped: nobody was promised anything for it.
-    /// One that is damaged in the middle is an error: what follows it would be lost silently.
+    /// One that is damaged in the middle is an error: what follows it would be lost silently. Where a
+    /// power cut left a hole in what was not flushed yet, that is put aside and told.
     pub(crate) fn open(path: &Path) -> io::Result<(Self, Vec<Found>)> {
         let mut file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
@@ -110,7 +112,7 @@ impl Journal {
         file.sync_all()?;
         let disk = Box::new(file.try_clone()?);
         let next = found.last().map_or(1, |last| last.number + 1);
-        let index = Index { file: File::open(path)?, places, length, trouble: None };
+        let index = Index { path: path.to_owned(), places, length, trouble: None };
         Ok((Self::with_disk(disk, index, next, path)?, found))
     }
 
@@ -125,7 +127,7 @@ impl Journal {
     }
 
     /// Lines records up, to be written together or not at all, and returns the number of the first.
-    /// `then` runs on the journal's thread.
+    /// `then` runs on a thread of the journal, never on the caller's.
     pub(crate) fn append(&mut self, records: Vec<(Vec<u8>, Bytes)>, then: Then) -> u64 {
         self.line_up(records, false, then)
     }
@@ -164,9 +166,12 @@ impl Journal {
             Some(sender) => sender.send(command).err().map(|unsent| unsent.0),
             None => Some(command),
         };
-        if let Some(command) = failed {
-            command.then()(Err(io::Error::other("the server is stopping")));
-        }
+        let Some(then) = failed.map(Command::then) else { return };
+        // Not on the caller's stack: it may hold what `then` locks. If there is no thread to be had
+        // nobody is told, which is what happens to those who wait when a server ends.
+        let _ = std::thread::Builder::new()
+            .name("journal".to_owned())
+            .spawn(move || then(Err(io::Error::other("the server is stopping"))));
     }
 
     /// Takes nothing more in. The thread ends when all is written that can be.
@@ -214,80 +219,22 @@ impl Drop for Journal {
 impl Reader {
     /// The body of a record.
     pub(crate) fn body(&self, number: u64) -> io::Result<Bytes> {
-        let mut index = lock(&self.0);
         let gone = || io::Error::new(io::ErrorKind::NotFound, "the journal has no such record");
-        let place = *index.places.get(&number).ok_or_else(gone)?;
+        // Opened under the lock: the file that has these places. It stays so when it is tidied.
+        let (place, mut file) = {
+            let index = lock(&self.0);
+            let place = *index.places.get(&number).ok_or_else(gone)?;
+            (place, File::open(&index.path)?)
+        };
         let mut body = vec![0; place.body];
-        index.file.seek(SeekFrom::Start(place.start + place.lead as u64))?;
-        index.file.read_exact(&mut body)?;
+        file.seek(SeekFrom::Start(place.start + place.lead as u64))?;
+        file.read_exact(&mut body)?;
         Ok(body.into())
     }
 }
 
 fn lock(index: &Mutex<Index>) -> std::sync::MutexGuard<'_, Index> {
     index.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Reads a whole journal; returns the records, where they lie, and where the good part ends.
-fn scan(file: &mut File, path: &Path) -> io::Result<(Vec<Found>, BTreeMap<u64, Place>, u64)> {
-    let total = file.metadata()?.len();
-    if total < MAGIC.len() as u64 {
-        // New, or cut off while it was begun.
-        file.set_len(0)?;
-        file.seek(SeekFrom::Start(0))?;
-        file.write_all(MAGIC)?;
-        return Ok((Vec::new(), BTreeMap::new(), MAGIC.len() as u64));
-    }
-    let mut reader = BufReader::with_capacity(1 << 18, &*file);
-    let mut magic = [0; MAGIC.len()];
-    reader.read_exact(&mut magic)?;
-    let wrong = |why: String| {
-        io::Error::new(io::ErrorKind::InvalidData, format!("{}: {why}", path.display()))
-    };
-    if magic != *MAGIC {
-        return Err(wrong("is not a journal of this server".to_owned()));
-    }
-    let (mut found, mut places) = (Vec::new(), BTreeMap::new());
-    let mut at = MAGIC.len() as u64;
-    loop {
-        match frame::read(&mut reader)? {
-            Next::End => break,
-            Next::Torn => {
-                if has_more(path, at)? {
-                    let why = format!(
-                        "is damaged at byte {at}, and more follows; restore it from a backup, or move it away to begin anew"
-                    );
-                    return Err(wrong(why));
-                }
-                break;
-            }
-            Next::Frame(frame) => {
-                let lead = PREFIX + FIXED + frame.head.len();
-                let place = Place { start: at, lead, body: frame.body.len() };
-                places.insert(frame.number, place);
-                found.push(Found {
-                    number: frame.number,
-                    head: frame.head,
-                    body_len: frame.body.len(),
-                });
-                at += place.len();
-            }
-        }
-    }
-    Ok((found, places, at))
-}
-
-/// Whether a whole record stands behind the damaged one that begins at `at`.
-fn has_more(path: &Path, at: u64) -> io::Result<bool> {
-    let mut file = File::open(path)?;
-    file.seek(SeekFrom::Start(at))?;
-    let mut prefix = [0; 4];
-    if file.read_exact(&mut prefix).is_err() {
-        return Ok(false);
-    }
-    let skip = PREFIX as u64 + u64::from(u32::from_le_bytes(prefix));
-    file.seek(SeekFrom::Start(at + skip))?;
-    Ok(matches!(frame::read(&mut BufReader::new(file))?, Next::Frame(_)))
 }
 
 #[cfg(test)]

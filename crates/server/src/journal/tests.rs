@@ -1,6 +1,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
+use super::frame::{LONGEST, MAGIC, PREFIX};
 use super::writer::BUFFER;
 use super::*;
 
@@ -52,11 +53,33 @@ fn a_torn_end_is_dropped_and_a_torn_middle_is_refused() {
     drop(journal);
     assert_eq!(heads(&Journal::open(&path).unwrap().1), ["a", "b", "d"]);
 
-    let mut damaged = bytes;
-    damaged[MAGIC.len() + PREFIX] ^= 1;
-    std::fs::write(&path, &damaged).unwrap();
-    let Err(error) = Journal::open(&path) else { panic!("opened") };
-    assert!(error.to_string().contains("damaged"), "{error}");
+    // Its number, and each byte of its length.
+    for at in [PREFIX, 0, 1, 2, 3] {
+        let mut damaged = bytes.clone();
+        damaged[MAGIC.len() + at] ^= 0x15;
+        std::fs::write(&path, &damaged).unwrap();
+        let Err(error) = Journal::open(&path) else { panic!("opened") };
+        assert!(error.to_string().contains("damaged"), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), damaged, "it stays as it was");
+    }
+}
+
+#[test]
+fn a_hole_that_a_power_cut_left_is_cut_off_and_put_aside() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    let (mut journal, _) = Journal::open(&path).unwrap();
+    append(&mut journal, "a", b"body").unwrap();
+    let at = usize::try_from(journal.len()).unwrap();
+    append(&mut journal, "b", &[7; 4_096]).unwrap();
+    append(&mut journal, "c", b"body").unwrap();
+    drop(journal);
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[at..4_096].fill(0);
+    std::fs::write(&path, &bytes).unwrap();
+    assert_eq!(heads(&Journal::open(&path).unwrap().1), ["a"]);
+    let aside = std::fs::read(path.with_extension(format!("torn-{at}"))).unwrap();
+    assert_eq!(aside, bytes[at..]);
 }
 
 #[test]
@@ -116,8 +139,7 @@ fn faulty(path: &Path, fails: impl Fn(usize) -> bool + Send + 'static) -> Journa
     drop(Journal::open(path).unwrap());
     let mut file = OpenOptions::new().read(true).write(true).open(path).unwrap();
     let length = file.seek(SeekFrom::End(0)).unwrap();
-    let file_again = File::open(path).unwrap();
-    let index = Index { file: file_again, places: BTreeMap::new(), length, trouble: None };
+    let index = Index { path: path.to_owned(), places: BTreeMap::new(), length, trouble: None };
     let disk = Faulty { file, operation: 0, fails: Box::new(fails) };
     Journal::with_disk(Box::new(disk), index, 1, path).unwrap()
 }
@@ -202,4 +224,34 @@ fn nothing_is_dropped_while_something_is_owed() {
     assert_eq!(received.recv().unwrap(), ("kept", true));
     drop(journal);
     assert_eq!(heads(&Journal::open(&path).unwrap().1), ["new"]);
+}
+
+#[test]
+fn a_closed_journal_does_not_call_back_on_the_callers_stack() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut journal, _) = Journal::open(&folder.path().join("journal")).unwrap();
+    journal.close().unwrap().join().unwrap();
+    let (sent, received) = mpsc::channel();
+    let own = std::thread::current().id();
+    let tell = |sent: mpsc::Sender<bool>| -> Then {
+        Box::new(move |written| {
+            sent.send(written.is_err() && std::thread::current().id() != own).unwrap();
+        })
+    };
+    journal.owe(vec![(b"late".to_vec(), Bytes::new())], tell(sent.clone()));
+    journal.settled(tell(sent));
+    assert_eq!(received.iter().collect::<Vec<_>>(), [true, true]);
+}
+
+#[test]
+fn what_is_too_long_is_told_and_holds_nothing_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut journal, _) = Journal::open(&folder.path().join("journal")).unwrap();
+    let (sent, received) = mpsc::channel();
+    let long = vec![(b"long".to_vec(), Bytes::from(vec![0; LONGEST]))];
+    journal.owe(long, Box::new(move |written| sent.send(written).unwrap()));
+    let error = received.recv().unwrap().unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+    append(&mut journal, "next", b"body").unwrap();
+    assert_eq!(journal.trouble(), None);
 }

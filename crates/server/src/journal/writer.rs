@@ -35,6 +35,12 @@ pub(super) struct Part {
     pub(super) body: Bytes,
 }
 
+impl Part {
+    fn len(&self) -> usize {
+        frame::FIXED + self.head.len() + self.body.len()
+    }
+}
+
 impl Command {
     pub(super) fn then(self) -> Then {
         match self {
@@ -122,6 +128,7 @@ impl Writer {
 
     /// Writes what is owed and then a batch, each whole or not at all.
     fn write(&mut self, batch: Vec<Append>) {
+        let batch = fitting(batch);
         // Whoever was refused must not find it done after a restart. If it fails again the next
         // write does too.
         let _ = self.mend();
@@ -242,9 +249,10 @@ impl Writer {
     /// Copies the live records into a new file, which then takes the old one's name.
     fn rewrite(&mut self, live: &HashSet<u64>, below: u64) -> io::Result<()> {
         let aside = self.aside();
-        let mut index = lock(&self.index);
+        // Only this thread changes the places, so nobody has to wait while they are copied.
+        let old = lock(&self.index).places.clone();
         // A fact that was replaced by one that is not on disk would be lost.
-        if let Some(missing) = live.iter().find(|number| !index.places.contains_key(number)) {
+        if let Some(missing) = live.iter().find(|number| !old.contains_key(number)) {
             return Err(io::Error::other(format!("record {missing} is not on disk yet")));
         }
         let mut file =
@@ -253,15 +261,11 @@ impl Writer {
         out.write_all(MAGIC)?;
         let mut at = MAGIC.len() as u64;
         let mut places = BTreeMap::new();
-        let kept: Vec<(u64, Place)> = index
-            .places
-            .iter()
-            .filter(|(number, _)| **number >= below || live.contains(number))
-            .map(|(number, place)| (*number, *place))
-            .collect();
-        for (number, place) in kept {
-            index.file.seek(SeekFrom::Start(place.start))?;
-            let copied = io::copy(&mut (&index.file).take(place.len()), &mut out)?;
+        let mut from = File::open(&self.path)?;
+        let kept = |number: &u64| *number >= below || live.contains(number);
+        for (number, place) in old.into_iter().filter(|(number, _)| kept(number)) {
+            from.seek(SeekFrom::Start(place.start))?;
+            let copied = io::copy(&mut (&from).take(place.len()), &mut out)?;
             if copied < place.len() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
@@ -271,18 +275,31 @@ impl Writer {
         out.flush()?;
         drop(out);
         file.sync_all()?;
-        // Everything that can fail comes before the old file loses its name.
-        let reader = File::open(&aside)?;
-        std::fs::rename(&aside, &self.path)?;
+        {
+            // Together: whoever opens the file finds the places in it.
+            let mut index = lock(&self.index);
+            std::fs::rename(&aside, &self.path)?;
+            index.places = places;
+            index.length = at;
+        }
         if let Some(folder) = self.path.parent() {
             // The rename itself; some systems cannot flush folders.
             let _ = File::open(folder).and_then(|folder| folder.sync_all());
         }
-        index.file = reader;
-        index.places = places;
-        index.length = at;
         self.disk = Box::new(file);
         self.torn = false;
         Ok(())
     }
+}
+
+/// Those that can be written at all. The others are told so, also if they are owed: the disk would
+/// refuse them for ever, and with them everything behind.
+fn fitting(batch: Vec<Append>) -> Vec<Append> {
+    let fits = |append: &Append| append.parts.iter().all(|part| part.len() <= frame::LONGEST);
+    let (fitting, long): (Vec<Append>, Vec<Append>) = batch.into_iter().partition(fits);
+    for append in long {
+        let why = "the record is too long";
+        (append.then)(Err(io::Error::new(io::ErrorKind::InvalidInput, why)));
+    }
+    fitting
 }

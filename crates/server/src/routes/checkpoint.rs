@@ -24,6 +24,8 @@ use crate::store::{Checkpoint, Record, Run, Store, now, timestamp};
 
 /// How long a download may be begun.
 const DOWNLOAD: Duration = Duration::from_secs(3_600);
+/// Such URLs at a time; the oldest end before their hour.
+const MOST_DOWNLOADS: usize = 10_000;
 
 pub(super) fn of_run(shared: &Shared, run: &str) -> Reply {
     let run = ModelId::from(run);
@@ -231,7 +233,15 @@ pub(super) fn urls(
         })
         .collect();
     let download = Download { folder: row.folder, until: Instant::now() + DOWNLOAD };
-    shared.downloads().insert(token, download);
+    let mut downloads = shared.downloads();
+    while downloads.len() >= MOST_DOWNLOADS {
+        // Whoever asks for so many has the newest.
+        let oldest = downloads.iter().min_by_key(|(_, download)| download.until);
+        let Some(oldest) = oldest.map(|(token, _)| token.clone()) else { break };
+        downloads.remove(&oldest);
+    }
+    downloads.insert(token, download);
+    drop(downloads);
     let expires = timestamp(until(DOWNLOAD.as_secs()));
     to_json(&ExternalWeightsUrls { urls, expires })
 }

@@ -8,7 +8,7 @@ use http::StatusCode;
 use tinkex_wire::codec::json;
 use tinkex_wire::{
     CancelFuture, Completion, FuturesRetrieved, Outcome, Payload, Pending, QueueState, RequestId,
-    RetrieveFuture, RetrieveFutures,
+    RetrieveFuture, RetrieveFutures, SamplerId,
 };
 use tokio::sync::futures::OwnedNotified;
 use tokio::time::Instant;
@@ -67,7 +67,7 @@ fn look(shared: &Shared, id: &RequestId, allow_metadata: bool) -> Result<Look, A
         Phase::Ready { payload: None, proto, number, .. } => {
             Look::OnDisk { proto: *proto, number: *number, reader: store.reader() }
         }
-        Phase::Writing { .. } | Phase::Waiting | Phase::Settling => {
+        Phase::Writing { .. } | Phase::Waiting | Phase::Settling { .. } => {
             Look::Wait(Arc::clone(&entry.changed).notified_owned())
         }
     })
@@ -122,9 +122,21 @@ fn pending(shared: &Shared, id: &RequestId) -> Pending {
         },
         None if queued > 0 => Pending {
             queue_state: Some(QueueState::Active),
-            queue_state_reason: Some(format!("{queued} requests are in line")),
+            queue_state_reason: Some(format!("{queued} requests are in line or being sampled")),
         },
         None => Pending { queue_state: Some(QueueState::Active), queue_state_reason: None },
+    }
+}
+
+/// Somebody who listens to a feed, until it is answered or goes away.
+struct Listener<'a> {
+    shared: &'a Shared,
+    key: &'a (SamplerId, u64),
+}
+
+impl Drop for Listener<'_> {
+    fn drop(&mut self) {
+        self.shared.store().drop_feed(self.key);
     }
 }
 
@@ -137,8 +149,13 @@ pub(super) async fn retrieve_many(shared: &Arc<Shared>, body: &Bytes) -> Reply {
         if !store.samplers.contains_key(&key.0) {
             return Err(ApiError::not_found(format!("there is no sampling session {}", key.0)));
         }
-        store.forget(call.retrieved_request_ids);
+        // Nobody acknowledges what is somebody else's.
+        let line = Line::Sampler(key.0.clone());
+        let mut ids = call.retrieved_request_ids;
+        ids.retain(|id| store.requests.get(id).is_some_and(|entry| entry.row.line == line));
+        store.forget(ids);
     }
+    let _listener = Listener { shared, key: &key };
     let most = shared.options.times.poll;
     let asked = call.timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let until = Instant::now() + asked.unwrap_or(most).min(most);
@@ -159,7 +176,6 @@ pub(super) async fn retrieve_many(shared: &Arc<Shared>, body: &Bytes) -> Reply {
         };
         if tokio::time::timeout_at(until, changed).await.is_err() {
             let cursor = call.prev_cursor;
-            shared.store().drop_feed(&key);
             return to_json(&FuturesRetrieved { completions: Vec::new(), cursor });
         }
     }
@@ -175,7 +191,7 @@ pub(super) fn cancel(shared: &Shared, body: &Bytes) -> Reply {
         match &mut entry.phase {
             Phase::Writing { cancelled } => *cancelled = true,
             Phase::Waiting => shared.queue.cancel(call.request_id),
-            Phase::Settling | Phase::Ready { .. } | Phase::Failed { .. } => {}
+            Phase::Settling { .. } | Phase::Ready { .. } | Phase::Failed { .. } => {}
         }
     }
     drop(store);

@@ -68,6 +68,10 @@ async fn drain(body: &mut Incoming) {
 
 async fn dispatch(shared: &Arc<Shared>, parts: &Parts, body: &mut Incoming) -> Reply {
     let path = parts.uri.path();
+    if *shared.broken.borrow() {
+        let why = "the server made a mistake and has to be started again; nothing promised is lost";
+        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why));
+    }
     if path.starts_with(FILES) && parts.method == http::Method::GET {
         return file::download(shared, &path[FILES.len()..], &parts.headers).await;
     }

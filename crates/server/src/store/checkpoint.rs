@@ -13,11 +13,14 @@ impl Store {
 
     /// Those of a run, oldest first.
     pub(crate) fn checkpoints_of(&self, run: &ModelId) -> Vec<&Checkpoint> {
-        let mut all: Vec<&Checkpoint> = self
-            .checkpoints
-            .values()
-            .map(|kept| &kept.row)
-            .filter(|row| row.path.run() == run && !row.is_expired())
+        // They stand together, by kind and name; no name comes before a dash.
+        let first = TinkerPath::new(run.clone(), CheckpointKind::Training, "-");
+        let mut all: Vec<&Checkpoint> = first
+            .into_iter()
+            .flat_map(|first| self.checkpoints.range(first..))
+            .map(|(_, kept)| &kept.row)
+            .take_while(|row| row.path.run() == run)
+            .filter(|row| !row.is_expired())
             .collect();
         all.sort_by_key(|row| row.created_at);
         all

@@ -1,5 +1,6 @@
 //! From records back to what they were about.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use super::record::{Record, Request, Run};
+use super::record::{Line, Record, Request, Run};
 use super::{Entry, Kept, Phase, Store};
 use crate::journal::{Journal, Reader};
 
@@ -60,6 +61,22 @@ impl Store {
         waiting.sort_by_key(|(number, _)| *number);
         let read = |(number, row)| Ok(Undone { row, body: reader.body(number)? });
         waiting.into_iter().map(read).collect()
+    }
+
+    /// The base models that what is undone needs, and how many requests need each.
+    pub(crate) fn needed(&self) -> BTreeMap<String, usize> {
+        let mut needed = BTreeMap::new();
+        for entry in self.requests.values().filter(|entry| entry.answered_at().is_none()) {
+            let base = match &entry.row.line {
+                Line::Model(id) => self.runs.get(id).map(|kept| &kept.row.base_model),
+                Line::Sampler(id) => self.samplers.get(id).map(|kept| &kept.row.base_model),
+                Line::Losses(_) => None,
+            };
+            if let Some(base) = base {
+                *needed.entry(base.clone()).or_default() += 1;
+            }
+        }
+        needed
     }
 
     /// Reads bodies back.

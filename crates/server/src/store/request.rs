@@ -29,8 +29,8 @@ pub(crate) enum Phase {
     Writing { cancelled: bool },
     /// In line, or being carried out.
     Waiting,
-    /// Carried out; the answer is on its way to the disk.
-    Settling,
+    /// Carried out; the answer is on its way to the disk, as record `number`.
+    Settling { number: u64 },
     /// Answered. A payload that memory had no room for is in the journal.
     Ready { payload: Option<Payload>, proto: bool, size: usize, number: u64, at: Micros },
     /// Failed for good.
@@ -40,8 +40,11 @@ pub(crate) enum Phase {
 impl Entry {
     pub(super) fn done_number(&self) -> Option<u64> {
         match self.phase {
-            Phase::Ready { number, .. } | Phase::Failed { number, .. } => Some(number),
-            Phase::Writing { .. } | Phase::Waiting | Phase::Settling => None,
+            // One that is not written yet is needed as much: see `Store::live`.
+            Phase::Settling { number }
+            | Phase::Ready { number, .. }
+            | Phase::Failed { number, .. } => Some(number),
+            Phase::Writing { .. } | Phase::Waiting => None,
         }
     }
 
@@ -49,7 +52,7 @@ impl Entry {
     pub(crate) fn answered_at(&self) -> Option<Micros> {
         match self.phase {
             Phase::Ready { at, .. } | Phase::Failed { at, .. } => Some(at),
-            Phase::Writing { .. } | Phase::Waiting | Phase::Settling => None,
+            Phase::Writing { .. } | Phase::Waiting | Phase::Settling { .. } => None,
         }
     }
 
@@ -119,12 +122,12 @@ impl Store {
         body: Bytes,
         then: impl FnOnce(u64) -> Then,
     ) {
+        let number = self.journal.next_number() + facts.len() as u64;
         if let Some(entry) = self.requests.get_mut(&done.id) {
-            entry.phase = Phase::Settling;
+            entry.phase = Phase::Settling { number };
         }
         let mut records = facts;
         records.push(Record::Done(done));
-        let number = self.journal.next_number() + records.len() as u64 - 1;
         let first = self.journal.owe(written(&records, body), then(number));
         let Some(Record::Done(done)) = records.pop() else { return };
         self.apply_all(records, first);

@@ -156,3 +156,26 @@ fn a_snapshot_makes_earlier_changes_unnecessary() {
     assert_eq!(run.since.keys().copied().collect::<Vec<_>>(), [3]);
     assert!(store.folders().contains("f"));
 }
+
+#[test]
+fn an_answer_on_its_way_to_the_disk_is_not_tidied_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    let mut store = open(&path);
+    store.note(run());
+    store.open_request(request("r", 1), vec![], Bytes::new(), nothing());
+    for n in 0..100 {
+        store.note(session(n));
+    }
+    flush(&mut store);
+    let before = store.journal.len();
+    store.settle(done("r", false), vec![], Bytes::from_static(b"answer"), |_| nothing());
+    store.compact(0);
+    flush(&mut store);
+    assert!(store.journal.len() < before, "{} of {before}", store.journal.len());
+    drop(store);
+
+    let store = open(&path);
+    let Phase::Ready { number, .. } = store.requests["r"].phase else { panic!("lost") };
+    assert_eq!(store.reader().body(number).unwrap(), "answer");
+}

@@ -43,7 +43,19 @@ impl Worker {
         let engines = Engines::new(&shared.options);
         let mut worker =
             Self { shared, engines, live: HashMap::new(), running: Running::default() };
-        std::thread::Builder::new().name("worker".to_owned()).spawn(move || worker.run())
+        std::thread::Builder::new().name("worker".to_owned()).spawn(move || worker.run_or_tell())
+    }
+
+    /// What runs is guarded piece by piece; a mistake anywhere else is the end of the worker, and
+    /// whoever asks the server for something has to hear of it.
+    fn run_or_tell(&mut self) -> usize {
+        catch_unwind(AssertUnwindSafe(|| self.run())).unwrap_or_else(|_| {
+            crate::log::warn(format_args!(
+                "the worker made a mistake and ended; what was promised goes on after a restart"
+            ));
+            self.shared.broken.send_replace(true);
+            0
+        })
     }
 
     fn run(&mut self) -> usize {

@@ -148,7 +148,8 @@ impl Worker {
             Ok(()) => {
                 live.spent = Duration::ZERO;
                 let row = store.runs.get(model).map(|kept| kept.row.clone());
-                if let Some(row) = row {
+                // Of a session that ended meanwhile nobody would ever remove it.
+                if let Some(row) = row.filter(|row| store.open_session(&row.session).is_some()) {
                     let snapshot = Some(Snapshot { seq, folder: folder.clone() });
                     // Later records build on it.
                     store.owe(Record::Run(Run { snapshot, ..row }));
@@ -195,6 +196,7 @@ impl Worker {
         for model in idle {
             self.live.remove(&model);
         }
+        self.forget_weights();
         let store = self.shared.store();
         let in_use: HashSet<String> = self
             .live

@@ -12,6 +12,7 @@ use tinkex_wire::{
 };
 
 use super::Worker;
+use super::train::size_of;
 use crate::settle::{Settled, settle};
 use crate::store::{Fault, Sampler, Use, What, now};
 use crate::work::{Job, Sample, Work};
@@ -35,26 +36,38 @@ struct One {
     prompt: usize,
     targets: Option<TensorData>,
     start: Instant,
+    /// Bytes that it counts for in the queue.
+    bytes: usize,
 }
 
 /// Weights in memory.
 struct Ready {
     base: String,
     weights: Weights,
+    /// About what they take.
+    bytes: usize,
     used: u64,
 }
 
 impl Running {
-    pub(super) fn remember(&mut self, id: &SamplerId, base: &str, weights: Weights) {
-        if self.weights.len() >= MOST_WEIGHTS {
-            let oldest = self.weights.iter().min_by_key(|(_, ready)| ready.used);
-            if let Some(oldest) = oldest.map(|(id, _)| id.clone()) {
-                self.weights.remove(&oldest);
-            }
-        }
+    /// Keeps weights of `bytes` ready, and no more than `most` bytes of all of them: those that were
+    /// not used for longest go.
+    fn remember(&mut self, id: &SamplerId, mut ready: Ready, most: usize) {
         self.clock += 1;
-        let ready = Ready { base: base.to_owned(), weights, used: self.clock };
+        ready.used = self.clock;
         self.weights.insert(id.clone(), ready);
+        let bytes = |all: &HashMap<_, Ready>| all.values().map(|ready| ready.bytes).sum::<usize>();
+        while self.weights.len() > MOST_WEIGHTS || bytes(&self.weights) > most {
+            let others = self.weights.iter().filter(|(other, _)| *other != id);
+            let oldest = others.min_by_key(|(_, ready)| ready.used).map(|(id, _)| id.clone());
+            let Some(oldest) = oldest else { break };
+            self.weights.remove(&oldest);
+        }
+    }
+
+    /// Keeps the weights of these sampling sessions alone.
+    fn retain_weights(&mut self, known: impl Fn(&SamplerId) -> bool) {
+        self.weights.retain(|id, _| known(id));
     }
 
     pub(super) fn forget_weights_of(&mut self, base: &str) {
@@ -72,14 +85,15 @@ impl Running {
 impl Worker {
     /// Takes a sample in.
     pub(super) fn begin(&mut self, job: Job) {
-        let Job { id, work, .. } = job;
+        let Job { id, bytes, work } = job;
         let Work::Sample(sample) = work else { return };
-        if let Err(failed) = self.try_begin(&id, *sample) {
+        if let Err(failed) = self.try_begin(&id, bytes, *sample) {
+            self.shared.queue.sampled(bytes);
             settle(&self.shared, &mut self.shared.store(), &id, failed);
         }
     }
 
-    fn try_begin(&mut self, id: &RequestId, sample: Sample) -> Result<(), Settled> {
+    fn try_begin(&mut self, id: &RequestId, bytes: usize, sample: Sample) -> Result<(), Settled> {
         let row = self.shared.store().samplers.get(&sample.sampler).map(|kept| kept.row.clone());
         let Some(row) = row else {
             return Err(Settled::failed(Fault::User, format!("{} is gone", sample.sampler)));
@@ -87,33 +101,61 @@ impl Worker {
         let Some(base) = self.shared.models.get(&row.base_model).cloned() else {
             return Err(Settled::failed(Fault::User, self.shared.models.missing(&row.base_model)));
         };
-        let loaded = self.engines.get(&base)?;
         let weights = match self.running.weights(&row.id) {
             Some(weights) => weights,
-            None => {
-                let weights = match &row.folder {
-                    Some(folder) => loaded.engine.load_weights(self.shared.folders.join(folder))?,
-                    None => loaded.engine.base(),
-                };
-                self.running.remember(&row.id, &row.base_model, weights.clone());
-                weights
-            }
+            None => self.load_weights(&row)?,
         };
         let prompt = sample.request.prompt.len();
-        let ticket = loaded.sampler.add(&weights, sample.request)?;
+        let ticket = self.engines.get(&base)?.sampler.add(&weights, sample.request)?;
         self.shared.metrics.loaded.set(self.engines.count());
         let key = (row.base_model.clone(), ticket);
         let targets = sample.targets;
-        let one = One { id: id.clone(), sampler: row, prompt, targets, start: Instant::now() };
+        let start = Instant::now();
+        let one = One { id: id.clone(), sampler: row, prompt, targets, start, bytes };
         self.running.tickets.insert(id.clone(), key.clone());
         self.running.samples.insert(key, one);
         Ok(())
     }
 
+    fn load_weights(&mut self, row: &Sampler) -> Result<Weights, Settled> {
+        let engine = self.engine(&row.base_model)?;
+        let (weights, bytes) = match &row.folder {
+            Some(folder) => {
+                let folder = self.shared.folders.join(folder);
+                (engine.load_weights(&folder)?, size_of(&folder)?)
+            }
+            None => (engine.base(), 0),
+        };
+        self.remember(&row.id, &row.base_model, weights.clone(), bytes);
+        Ok(weights)
+    }
+
+    /// Keeps weights ready to sample from.
+    pub(super) fn remember(&mut self, id: &SamplerId, base: &str, weights: Weights, bytes: u64) {
+        self.forget_weights();
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let ready = Ready { base: base.to_owned(), weights, bytes, used: 0 };
+        self.running.remember(id, ready, self.shared.options.limits.weights);
+    }
+
+    /// Forgets the weights of sampling sessions that are over.
+    pub(super) fn forget_weights(&mut self) {
+        let store = self.shared.store();
+        self.running.retain_weights(|id| store.samplers.contains_key(id));
+    }
+
+    /// A sample is under way no more.
+    fn end_sample(&mut self, key: &(String, Ticket)) -> Option<One> {
+        let one = self.running.samples.remove(key)?;
+        self.running.tickets.remove(&one.id);
+        self.shared.queue.sampled(one.bytes);
+        Some(one)
+    }
+
     /// Stops a sample that nobody waits for. Anything else runs on: a model must not miss a step.
     pub(super) fn cancel(&mut self, id: &RequestId) {
-        let Some(key) = self.running.tickets.remove(id) else { return };
-        self.running.samples.remove(&key);
+        let Some(key) = self.running.tickets.get(id).cloned() else { return };
+        self.end_sample(&key);
         if let Some(loaded) = self.engines.loaded(&key.0) {
             loaded.sampler.cancel(key.1);
         }
@@ -138,8 +180,7 @@ impl Worker {
         }
         let mut settled = Vec::with_capacity(finished.len());
         for (key, answer) in finished {
-            let Some(one) = self.running.samples.remove(&key) else { continue };
-            self.running.tickets.remove(&one.id);
+            let Some(one) = self.end_sample(&key) else { continue };
             let outcome = match answer {
                 Ok(answer) => self.finish(&one, answer),
                 Err(error) => error.into(),
@@ -162,8 +203,7 @@ impl Worker {
         let lost: Vec<_> =
             self.running.samples.keys().filter(|key| key.0 == name).cloned().collect();
         for key in lost {
-            let Some(one) = self.running.samples.remove(&key) else { continue };
-            self.running.tickets.remove(&one.id);
+            let Some(one) = self.end_sample(&key) else { continue };
             let failed = Settled::failed(Fault::Server, "the server made a mistake while sampling");
             settle(&self.shared, &mut self.shared.store(), &one.id, failed);
         }

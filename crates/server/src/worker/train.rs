@@ -174,10 +174,10 @@ impl Worker {
     }
 
     fn save_for(&mut self, run: &Run, id: SamplerId) -> Result<Settled, Settled> {
-        let (folder, _) = self.write(run, CheckpointKind::Sampler, "ephemeral")?;
+        let (folder, size) = self.write(run, CheckpointKind::Sampler, "ephemeral")?;
         let engine = self.engine(&run.base_model)?;
         let weights = engine.snapshot(&self.model(run)?.trainer);
-        self.running.remember(&id, &run.base_model, weights);
+        self.remember(&id, &run.base_model, weights, size);
         let sampler = Record::Sampler(Sampler {
             id: id.clone(),
             session: run.session.clone(),
@@ -269,7 +269,7 @@ fn folder_name(run: &Run) -> String {
 }
 
 /// Bytes of the files of a folder.
-fn size_of(folder: &Path) -> Result<u64, Settled> {
+pub(super) fn size_of(folder: &Path) -> Result<u64, Settled> {
     let measure = || -> std::io::Result<u64> {
         let mut size = 0;
         for entry in std::fs::read_dir(folder)? {

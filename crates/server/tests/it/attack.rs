@@ -139,6 +139,25 @@ async fn a_few_bytes_do_not_become_many() {
         assert_eq!(status, 400, "{refused}");
         assert!(refused["detail"].as_str().unwrap().contains("num_samples"), "{refused}");
     }
+    // Tables far larger than what asks for them.
+    let targets = json!({
+        "data": [5], "dtype": "int64", "shape": [1, 1_u64 << 24],
+        "sparse_crow_indices": [0, 1], "sparse_col_indices": [0],
+    });
+    for (field, value) in [
+        ("topk_prompt_logprobs", json!(1 << 23)),
+        ("prompt_alt_tokens_k", json!(1 << 23)),
+        ("topk_sample_logprobs", json!(1 << 23)),
+        ("target_prompt_logprobs", targets),
+    ] {
+        let mut call = ask(1, 2);
+        call["prompt"]["chunks"][0]["tokens"] = json!([5, 6]);
+        call[field] = value;
+        let (status, refused) = http.post("/asample", call).await;
+        assert_eq!(status, 400, "{refused}");
+        let detail = refused["detail"].as_str().unwrap();
+        assert!(detail.contains(field) && detail.contains("the model has"), "{refused}");
+    }
     // A session that would be remembered for ever.
     let (status, _) = http
         .post("/create_session", json!({"tags": ["x".repeat(2 << 20)], "sdk_version": "1"}))

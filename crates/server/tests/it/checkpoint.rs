@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use serde_json::json;
 use tinkex::rest::{ListTrainingRuns, ListUserCheckpoints};
 use tinkex::{
     AdamParams, CopyCheckpoint, Datum, LossFn, Restore, SamplingParams, Save, ServiceClient, Stop,
     TrainingClient,
 };
 
-use crate::house::{House, MODEL};
+use crate::house::{House, MODEL, create_model};
 
 fn batch() -> Vec<Datum> {
     vec![Datum::completion([5, 6, 7], [8, 9, 10]).unwrap(); 2]
@@ -156,4 +157,25 @@ async fn a_training_checkpoint_is_brought_home_and_leaves_nothing() {
     let all = ListUserCheckpoints { limit: 10, offset: 0 };
     let left = service.rest().list_user_checkpoints(&all).await.unwrap().checkpoints;
     assert_eq!(left.len(), 1, "the export is gone: {left:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_model_does_not_take_the_place_of_a_copy() {
+    let house = House::new().await;
+    let http = house.http();
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    let save = json!({"model_id": model, "path": "a", "seq_id": 1, "type": "save_weights"});
+    let (_, saved) = http.post("/save_weights", save).await;
+    http.answer(&saved).await;
+    let path = format!("tinker://{model}/weights/a");
+    let copy = json!({"source_path": path, "session_id": session, "model_seq_id": 1});
+    let (status, copied) = http.post("/copy_weights", copy).await;
+    assert_eq!(status, 200, "{copied}");
+    let load = json!({"session_id": session, "model_seq_id": 1, "path": path, "optimizer": false, "type": "load_weights"});
+    for (route, call) in [("/create_model", create_model(&session, 1)), ("/load_weights", load)] {
+        let (status, refused) = http.post(route, call).await;
+        assert_eq!(status, 400, "{refused}");
+        assert!(refused["detail"].as_str().unwrap().contains("exists already"), "{refused}");
+    }
 }

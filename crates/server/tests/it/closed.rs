@@ -4,13 +4,15 @@ use serde_json::json;
 use tinkex_server::{Server, StartError};
 use tinkex_wire::{BodyCodec, Route};
 
-use crate::house::{House, options};
+use crate::house::{House, create_model, options};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_open_address_needs_a_key() {
     let data = tempfile::tempdir().unwrap();
     let open = options(data.path()).address(([0, 0, 0, 0], 0).into());
     assert!(matches!(Server::start(open.clone()).await, Err(StartError::Open(_))));
+    let empty = Server::start(open.clone().key("")).await;
+    assert!(matches!(empty, Err(StartError::EmptyKey)), "everybody has it");
     assert!(Server::start(open.key("tml-secret")).await.is_ok());
 }
 
@@ -96,4 +98,20 @@ async fn what_has_no_meaning_here_says_so() {
         assert_eq!(status, 400);
         assert!(reply["detail"].as_str().unwrap().contains("this server"), "{reply}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_acknowledges_what_is_somebody_elses() {
+    let house = House::new().await;
+    let http = house.http();
+    let session = http.session().await;
+    let (_, ticket) = http.post("/create_model", create_model(&session, 0)).await;
+    http.answer(&ticket).await;
+    let call = json!({
+        "target": {"sampling_session_id": http.sampler(&session).await, "cloned_sampler_id": 0},
+        "retrieved_request_ids": [ticket["request_id"]], "timeout": 0.0,
+    });
+    let (status, reply) = http.post("/retrieve_futures", call).await;
+    assert_eq!(status, 200, "{reply}");
+    assert!(http.answer(&ticket).await["model_id"].is_string(), "it is there still");
 }

@@ -127,15 +127,19 @@ impl Scene {
         if !ticket["request_id"].is_string() {
             return;
         }
-        loop {
+        for _ in 0..MOST_POLLS {
             let poll = json!({"request_id": ticket["request_id"]});
             let (status, answer) = self.http.post("/retrieve_future", poll).await;
             if status != 200 || answer["type"] != "try_again" {
                 return;
             }
         }
+        panic!("there is no answer to {ticket}");
     }
 }
+
+/// Polls until an answer must be there: each is held for a while.
+const MOST_POLLS: usize = 10_000;
 
 /// Values that were somebody's mistake once.
 fn strange(rng: &mut Rng) -> Value {

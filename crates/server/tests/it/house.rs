@@ -156,6 +156,16 @@ impl Http {
         body["session_id"].as_str().unwrap().to_owned()
     }
 
+    /// A sampling session of the base model.
+    pub(crate) async fn sampler(&self, session: &str) -> String {
+        let call = serde_json::json!({
+            "session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL,
+        });
+        let (status, body) = self.post("/create_sampling_session", call).await;
+        assert_eq!(status, 200, "{body}");
+        body["sampling_session_id"].as_str().unwrap().to_owned()
+    }
+
     /// A model, ready.
     pub(crate) async fn model(&self, session: &str) -> String {
         let (status, ticket) = self.post("/create_model", create_model(session, 0)).await;

@@ -17,4 +17,5 @@ mod process;
 mod raw;
 mod restart;
 mod sampling;
+mod stop;
 mod training;

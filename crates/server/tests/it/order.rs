@@ -73,6 +73,73 @@ async fn a_full_queue_says_when_to_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn samples_fill_the_queue_until_they_are_drawn() {
+    let house = House::with(|options| options.limits.queued = 2).await;
+    let http = house.http();
+    let sampler = http.sampler(&http.session().await).await;
+    let ask = |seq: u64| {
+        json!({
+            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "num_samples": 1_000,
+            "seq_id": seq, "sampling_params": {"max_tokens": 200, "stop": []},
+            "sampling_session_id": sampler,
+        })
+    };
+    let mut tickets = Vec::new();
+    for seq in 0..2 {
+        let (status, ticket) = http.post("/asample", ask(seq)).await;
+        assert_eq!(status, 200, "{ticket}");
+        tickets.push(ticket);
+    }
+    let (status, refused) = http.post("/asample", ask(2)).await;
+    assert_eq!(status, 429, "{refused}");
+    for ticket in &tickets {
+        let cancel = json!({"request_id": ticket["request_id"]});
+        assert_eq!(http.post("/cancel_future", cancel).await.0, 200);
+        http.answer(ticket).await;
+    }
+    assert_eq!(http.post("/asample", ask(2)).await.0, 200, "there is room again");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_number_beyond_all_numbers_is_refused() {
+    let house = House::new().await;
+    let http = house.http();
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    for seq in [1 << 31, u64::MAX] {
+        let save = json!({"model_id": model, "seq_id": seq, "type": "save_weights"});
+        for (path, call) in [("/optim_step", step(&model, seq, 0.1)), ("/save_weights", save)] {
+            let (status, refused) = http.post(path, call).await;
+            assert_eq!(status, 400, "{refused}");
+            assert!(refused["detail"].as_str().unwrap().contains("seq_id"), "{refused}");
+        }
+    }
+    let (_, first) = http.post("/optim_step", step(&model, 1, 0.1)).await;
+    assert!(http.answer(&first).await["metrics"].is_object());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_waits_for_what_was_refused() {
+    let house = House::with(|options| options.times.gap = Duration::from_secs(36_000)).await;
+    let http = house.http();
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    let sampler = http.sampler(&session).await;
+    let path = format!("tinker://{model}/weights/none");
+    let load = json!({"model_id": model, "seq_id": 1, "path": path, "optimizer": false, "type": "load_weights"});
+    assert_eq!(http.post("/load_weights", load).await.0, 404);
+    let number = sampler.rsplit(':').next().unwrap().parse::<u32>().unwrap();
+    let save = json!({
+        "model_id": model, "seq_id": 2, "sampling_session_seq_id": number,
+        "type": "save_weights_for_sampler",
+    });
+    let (status, refused) = http.post("/save_weights_for_sampler", save).await;
+    assert_eq!(status, 400, "{refused}");
+    let (_, third) = http.post("/optim_step", step(&model, 3, 0.1)).await;
+    assert!(http.answer(&third).await["metrics"].is_object());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_says_nothing_ends_and_takes_its_requests_along() {
     let house = House::with(|options| {
         options.times.session = Duration::from_millis(200);

@@ -1,0 +1,58 @@
+//! Servers that end while they are used, and start where something is missing.
+
+use tinkex_server::{Options, Server, StartError};
+
+use crate::house::{House, Http, MODEL, options, step};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_stops_while_requests_come() {
+    let house = House::new().await;
+    let http = house.http();
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    let base = house.server.base_url();
+    let (begun, mut seen) = tokio::sync::mpsc::channel::<()>(64);
+    let clients = (1..9).map(|n| {
+        let (base, model, begun) = (&base, &model, &begun);
+        async move {
+            let client = crate::house::plain();
+            for seq in (n..).step_by(8) {
+                let call = step(model, seq, 0.0).to_string();
+                let url = format!("{base}/api/v1/optim_step");
+                // Its connection is refused in the end.
+                if client.post(url).body(call).send().await.is_err() {
+                    return;
+                }
+                let _ = begun.try_send(());
+            }
+        }
+    });
+    let stop = async {
+        seen.recv().await.unwrap();
+        house.server.stop().await
+    };
+    tokio::join!(stop, futures_util::future::join_all(clients));
+    // What was promised goes on.
+    let server = Server::start(options(house.data.path())).await.unwrap();
+    assert_eq!(Http::new(&server.base_url()).get("/api/v1/healthz").await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_that_was_promised_waits_for_its_model() {
+    let house = House::new().await;
+    let http = house.http();
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    // Number 1 never comes.
+    let (status, ticket) = http.post("/optim_step", step(&model, 2, 0.1)).await;
+    assert_eq!(status, 200);
+    house.server.stop().await;
+    let error = Server::start(Options::new(house.data.path())).await.unwrap_err();
+    let told = matches!(&error, StartError::MissingModel { name, requests: 1 } if name == MODEL);
+    assert!(told && error.to_string().contains("--model tiny=FOLDER"), "{error}");
+    let mut options = options(house.data.path());
+    options.times.gap = std::time::Duration::ZERO;
+    let server = Server::start(options).await.unwrap();
+    let answer = Http::new(&server.base_url()).answer(&ticket).await;
+    assert!(answer["metrics"].is_object(), "{answer}");
+}
