@@ -9,6 +9,9 @@ use tinkex::{Error, ErrorKind};
 
 use crate::world::World;
 
+/// What to do where no server is known to have failed.
+const UNREACHED: &str = "check the network and the base URL (TINKER_BASE_URL)";
+
 /// How the program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -118,6 +121,18 @@ impl Failure {
         self
     }
 
+    /// Names the server, where it could not be reached.
+    pub(crate) fn at(mut self, server: &str) -> Self {
+        if let Self::Said(said) = &mut self
+            && said.hint.as_deref() == Some(UNREACHED)
+        {
+            said.hint = Some(format!(
+                "check the network, and that {server} is the server (--base-url, TINKER_BASE_URL)"
+            ));
+        }
+        self
+    }
+
     /// Says first what did not happen because of it.
     pub(crate) fn during(mut self, what: &str) -> Self {
         if let Self::Said(said) = &mut self {
@@ -160,7 +175,7 @@ impl fmt::Display for Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let source = std::error::Error::source(&error).map(ToString::to_string);
+        let source = innermost(&error).map(ToString::to_string);
         let message = match source.filter(|_| error.status().is_none()) {
             Some(source) if error.kind() != ErrorKind::Decode => format!("{error}: {source}"),
             _ => error.to_string(),
@@ -175,6 +190,11 @@ impl From<Error> for Failure {
             exit: exit(&error),
         }))
     }
+}
+
+/// What it came from in the end: those between only say that something failed.
+fn innermost(error: &Error) -> Option<&dyn std::error::Error> {
+    std::iter::successors(std::error::Error::source(error), |why| why.source()).last()
 }
 
 impl From<io::Error> for Failure {
@@ -201,7 +221,7 @@ fn exit(error: &Error) -> Exit {
 /// What to do, where the SDK leaves it open.
 fn hint(error: &Error) -> Option<&'static str> {
     match error.kind() {
-        ErrorKind::Connect => Some("check the network and the base URL (TINKER_BASE_URL)"),
+        ErrorKind::Connect => Some(UNREACHED),
         _ if error.is_retryable() && error.kind() != ErrorKind::Conflict => {
             Some("try again later, or let it try longer with --retry-for")
         }
@@ -242,7 +262,7 @@ pub(crate) fn report(world: &mut World, failure: &Failure, json: bool) -> Exit {
         let text = match serde_json::to_string(&Document { error: said }) {
             Ok(text) if json => text,
             _ => {
-                let message = crate::human::visible(&said.message);
+                let message = crate::human::visible_lines(&said.message);
                 let hint = said.hint.as_ref().map(|hint| format!("\nhint: {hint}"));
                 format!("error: {message}{}", hint.unwrap_or_default())
             }

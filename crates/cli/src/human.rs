@@ -128,6 +128,11 @@ pub(crate) fn visible(text: &str) -> String {
     shown
 }
 
+/// The same for text of many lines, which stay lines.
+pub(crate) fn visible_lines(text: &str) -> String {
+    text.split('\n').map(visible).collect::<Vec<_>>().join("\n")
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::Value;
@@ -186,5 +191,6 @@ mod tests {
     #[test]
     fn foreign_text_cannot_move_the_cursor() {
         assert_eq!(visible("a\u{1b}[2Jb\nc é 日本"), "a\\u{1b}[2Jb\\nc é 日本");
+        assert_eq!(visible_lines("a\u{1b}\nb"), "a\\u{1b}\nb");
     }
 }

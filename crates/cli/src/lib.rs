@@ -158,6 +158,7 @@ async fn obey(
         // Progress may stand where the error goes.
         shell.clear_line();
     }
+    let server = shell.settings.server(shell.world);
     shell.end().await;
-    ended
+    ended.map_err(|failure| failure.at(&server))
 }

@@ -20,14 +20,50 @@ const RETRY: &str = "tinkex::retry";
 
 /// A stream that the log and the program both write to.
 #[derive(Clone)]
-pub(crate) struct Shared(Arc<Mutex<Box<dyn Write + Send>>>);
+pub(crate) struct Shared(Arc<Mutex<Line>>);
+
+/// A stream, and whether a bar stands where it goes on.
+struct Line {
+    stream: Box<dyn Write + Send>,
+    drawn: bool,
+}
+
+/// Takes away what stands on the line.
+const CLEAR: &str = "\r\u{1b}[K";
+/// Takes away the rest of the line: what is drawn over itself ends with it.
+const CLEAR_REST: &str = "\u{1b}[K";
+
+impl Line {
+    fn clear(&mut self) {
+        if self.drawn {
+            let _ = self.write_all(CLEAR.as_bytes());
+        }
+    }
+}
+
+impl Write for Line {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.stream.write(bytes)?;
+        self.drawn = bytes.ends_with(CLEAR_REST.as_bytes()) && bytes != CLEAR.as_bytes();
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
 
 impl Shared {
     pub(crate) fn new(stream: Box<dyn Write + Send>) -> Self {
-        Self(Arc::new(Mutex::new(stream)))
+        Self(Arc::new(Mutex::new(Line { stream, drawn: false })))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Box<dyn Write + Send>> {
+    /// Takes away the bar that stands on the line, if one does.
+    pub(crate) fn clear(&self) {
+        self.lock().clear();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Line> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -46,7 +82,6 @@ impl Write for Shared {
 pub(crate) struct Log {
     err: Shared,
     level: LevelFilter,
-    terminal: bool,
     /// Whether retries are told in a few words.
     retries: bool,
 }
@@ -68,14 +103,13 @@ impl Log {
             (3.., _) => LevelFilter::TRACE,
         };
         let retries = !calm && level < LevelFilter::DEBUG && (terminal || globals.verbose > 0);
-        Self { err, level, terminal, retries }
+        Self { err, level, retries }
     }
 
     fn tell(&self, line: &str) {
-        // A bar may stand there.
-        let clear = if self.terminal { "\r\u{1b}[K" } else { "" };
         let mut err = self.err.lock();
-        let _ = writeln!(err, "{clear}{line}");
+        err.clear();
+        let _ = writeln!(err, "{line}");
         let _ = err.flush();
     }
 }

@@ -107,17 +107,15 @@ impl<'w> Shell<'w> {
         self.settings.format == Format::Json
     }
 
-    /// How wide progress may be, where somebody watches.
+    /// How wide progress may be, where somebody watches and a line can be drawn over itself.
     pub(crate) fn progress_width(&self) -> Option<usize> {
-        let wanted = !self.globals.quiet && !self.globals.no_progress;
+        let wanted = !self.globals.quiet && !self.globals.no_progress && self.settings.redraws;
         self.world.terminals.err.filter(|_| wanted)
     }
 
-    /// Takes away what progress left on the line.
-    pub(crate) fn clear_line(&mut self) {
-        if self.progress_width().is_some() {
-            let _ = write!(self.world.err, "\r\u{1b}[K");
-        }
+    /// Takes away what progress left on the line, if it did.
+    pub(crate) fn clear_line(&self) {
+        self.err.clear();
     }
 
     /// Asks a question that is answered with yes or no; no answer is no.

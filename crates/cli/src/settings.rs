@@ -19,6 +19,8 @@ pub(crate) struct Settings {
     pub(crate) format: Format,
     /// Whether results are coloured.
     pub(crate) colours: bool,
+    /// Whether a line on standard error may be drawn over itself.
+    pub(crate) redraws: bool,
     /// Whether the server is the one on this machine.
     pub(crate) local: bool,
     pub(crate) base_url: Option<BaseUrl>,
@@ -63,7 +65,8 @@ impl Settings {
         let env = &world.env;
         Self {
             format: format.or(profile.format).unwrap_or(Format::Table),
-            colours: colours(world, globals, &profile),
+            colours: escapes(world, globals, &profile, world.terminals.out.is_some()),
+            redraws: escapes(world, globals, &profile, world.terminals.err.is_some()) && !dumb(env),
             local: globals.local
                 || (profile.local == Some(true)
                     && globals.base_url.is_none()
@@ -80,6 +83,13 @@ impl Settings {
             wait_for_billing: globals.wait_for_billing,
             key: key(env, globals, profile.key_id),
         }
+    }
+
+    /// The server that is asked, as people know it.
+    pub(crate) fn server(&self, world: &World) -> String {
+        let said = || world.env.get("TINKER_BASE_URL")?.parse().ok();
+        let server = self.base_url.clone().or_else(said);
+        server.unwrap_or_else(BaseUrl::production).to_string()
     }
 
     /// From now on this server, with this key.
@@ -104,7 +114,7 @@ impl Settings {
     }
 
     fn within(&self, world: &World, patience: Duration) -> Result<ServiceClient, Failure> {
-        let client = self.base(world, patience);
+        let client = self.base(world, patience)?;
         let key = match &self.key {
             Key::File(file) => {
                 let shown = file.display().to_string();
@@ -126,10 +136,10 @@ impl Settings {
         key: &str,
     ) -> Result<ServiceClient, Failure> {
         let patience = self.retry_for.unwrap_or(Duration::ZERO);
-        Ok(self.base(world, patience).api_key(key).build()?)
+        Ok(self.base(world, patience)?.api_key(key).build()?)
     }
 
-    fn base(&self, world: &World, patience: Duration) -> ServiceClientBuilder {
+    fn base(&self, world: &World, patience: Duration) -> Result<ServiceClientBuilder, Failure> {
         let mut retry = if patience.is_zero() {
             RetryPolicy::disabled()
         } else {
@@ -146,13 +156,17 @@ impl Settings {
             .retry(retry)
             // A short command must not wait for its own news to leave.
             .without_telemetry();
-        if let Some(url) = &self.base_url {
-            client = client.base_url(url.clone());
+        let said = world.env.get("TINKER_BASE_URL").filter(|_| self.base_url.is_none());
+        // The client would read it as well, but a mistake in it is one like that of the flag.
+        let said = said.map(|text| text.parse::<BaseUrl>()).transpose();
+        let said = said.map_err(|why| Failure::usage(format!("TINKER_BASE_URL: {why}")))?;
+        if let Some(url) = self.base_url.clone().or(said) {
+            client = client.base_url(url);
         }
         if let Some(project) = &self.project_id {
             client = client.project_id(project);
         }
-        (world.prepare)(client)
+        Ok((world.prepare)(client))
     }
 }
 
@@ -196,7 +210,8 @@ pub(crate) fn format(env: &Env, globals: &Globals) -> Result<Option<Format>, Fai
     }
 }
 
-fn colours(world: &World, globals: &Globals, profile: &Profile) -> bool {
+/// Whether a stream may have colours, and other escapes.
+fn escapes(world: &World, globals: &Globals, profile: &Profile, terminal: bool) -> bool {
     if globals.no_color {
         return false;
     }
@@ -208,11 +223,14 @@ fn colours(world: &World, globals: &Globals, profile: &Profile) -> bool {
             let usual = match profile.color {
                 Some(Colour::Always) => true,
                 Some(Colour::Never) => false,
-                Some(Colour::Auto) | None => {
-                    world.terminals.out.is_some() && world.env.get("TERM") != Some("dumb")
-                }
+                Some(Colour::Auto) | None => terminal && !dumb(&world.env),
             };
             world.env.get("NO_COLOR").is_none() && (forced || usual)
         }
     }
+}
+
+/// Whether the terminal says that it knows no escapes.
+fn dumb(env: &Env) -> bool {
+    env.get("TERM") == Some("dumb")
 }

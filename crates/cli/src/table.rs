@@ -13,6 +13,8 @@ pub(crate) struct Table {
     title: Option<String>,
     headers: Vec<String>,
     rows: Vec<Vec<String>>,
+    /// The column besides the first that is never cut.
+    whole: Option<usize>,
 }
 
 /// Where a table is shown.
@@ -38,6 +40,12 @@ impl Table {
         self
     }
 
+    /// The column of this header is never cut, if it is there: half an address is none.
+    pub(crate) fn whole(mut self, header: &str) -> Self {
+        self.whole = self.headers.iter().position(|known| known == header);
+        self
+    }
+
     pub(crate) fn row<C: Into<String>>(&mut self, cells: impl IntoIterator<Item = C>) {
         let mut cells: Vec<String> = cells.into_iter().map(Into::into).collect();
         cells.resize(self.headers.len(), String::new());
@@ -58,14 +66,16 @@ impl Table {
         }
     }
 
-    /// With borders.
+    /// With borders; where that does not fit, one line for each cell.
     pub(crate) fn render(&self, style: Style) -> String {
         let rows: Vec<Vec<String>> =
             self.rows.iter().map(|row| row.iter().map(|cell| visible(cell)).collect()).collect();
-        let widths = self.widths(&rows, style.width);
         let paint = |code: &str, text: String| match style.colours {
             true => format!("\u{1b}[{code}m{text}\u{1b}[0m"),
             false => text,
+        };
+        let Some(widths) = self.widths(&rows, style.width) else {
+            return self.blocks(&rows, &paint);
         };
         let border = |left: &str, line: &str, between: &str, right: &str| {
             let parts: Vec<_> = widths.iter().map(|width| line.repeat(width + 2)).collect();
@@ -96,9 +106,28 @@ impl Table {
         text + &border("└", "─", "┴", "┘")
     }
 
+    /// One line for each cell: its header, and all of it.
+    fn blocks(&self, rows: &[Vec<String>], paint: &dyn Fn(&str, String) -> String) -> String {
+        let title = self.title.iter().map(|title| paint("3", visible(title)) + "\n");
+        let mut text: String = title.collect();
+        for row in rows {
+            if let [name, value] = &row[..] {
+                text += &format!("{}: {value}\n", paint("1", name.clone()));
+                continue;
+            }
+            if !text.is_empty() {
+                text.push('\n');
+            }
+            for (header, cell) in self.headers.iter().zip(row) {
+                text += &format!("{}: {cell}\n", paint("1", header.clone()));
+            }
+        }
+        text
+    }
+
     /// How wide each column is: as its widest cell, unless that does not fit. The first column is
-    /// never cut, since it says what a row is about.
-    fn widths(&self, rows: &[Vec<String>], limit: Option<usize>) -> Vec<usize> {
+    /// never cut, since it says what a row is about. `None` if nothing fits.
+    fn widths(&self, rows: &[Vec<String>], limit: Option<usize>) -> Option<Vec<usize>> {
         let widest = |at: usize| {
             let cells = rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.width());
             cells.max().unwrap_or(0).max(self.headers[at].width())
@@ -106,13 +135,15 @@ impl Table {
         let mut widths: Vec<usize> = (0..self.headers.len()).map(widest).collect();
         let whole = |widths: &[usize]| widths.iter().map(|width| width + 3).sum::<usize>() + 1;
         while limit.is_some_and(|limit| whole(&widths) > limit) {
-            let others = widths.iter_mut().skip(1);
-            match others.max_by_key(|width| **width) {
-                Some(width) if *width > NARROWEST => *width -= 1,
-                _ => break,
+            let others = widths.iter_mut().enumerate().skip(1);
+            let others = others.filter(|(at, _)| self.whole != Some(*at)).map(|(_, width)| width);
+            let widest = others.max_by_key(|width| **width)?;
+            if *widest <= NARROWEST {
+                return None;
             }
+            *widest -= 1;
         }
-        widths
+        Some(widths)
     }
 
     /// Values with commas, quoted where they need it.
@@ -194,8 +225,25 @@ mod tests {
         let text = table().render(Style { colours: false, width: Some(24) });
         assert!(text.lines().all(|line| line.width() == 24), "{text}");
         assert!(text.contains("│ first │ a word and …"), "{text}");
-        let text = table().render(Style { colours: false, width: Some(3) });
-        assert!(text.contains("first") && text.contains("a w…"), "{text}");
+    }
+
+    #[test]
+    fn where_no_table_fits_each_cell_has_a_line() {
+        let text = table().render(Style { colours: false, width: Some(12) });
+        assert!(text.starts_with("two\nfirst: a word and another word\n"), "{text}");
+        let mut table = Table::new(["ID", "Size", "Path"]).whole("Path");
+        table.row(["a", "1.0 KB and more", "tinker://run/weights/a"]);
+        let at = |width| table.render(Style { colours: false, width: Some(width) });
+        assert!(
+            at(40).contains("│ tinker://run/weights/a │") && at(40).contains('…'),
+            "{}",
+            at(40)
+        );
+        let block = "ID: a\nSize: 1.0 KB and more\nPath: tinker://run/weights/a\n";
+        assert_eq!(at(35), block);
+        table.row(["b", "2.0 KB", "tinker://run/weights/b"]);
+        let text = table.render(Style { colours: false, width: Some(35) });
+        assert!(text.starts_with(&format!("{block}\nID: b\n")), "{text}");
     }
 
     #[test]

@@ -84,6 +84,7 @@ async fn login(shell: &mut Shell<'_>, key_stdin: bool, add: bool) -> Result<(), 
         return Err(Failure::new(Exit::Failed, why)
             .hint("log out first with `tinkex auth logout`, or store one more with --add"));
     }
+    refuse_local(shell)?;
     let asked = shell.world.terminals.input && !key_stdin;
     let key = if asked { ask(shell).await? } else { shell.world.input.line().await? };
     let key = key.unwrap_or_default();
@@ -170,6 +171,7 @@ async fn logout(shell: &mut Shell<'_>, key_id: Option<String>) -> Result<(), Fai
         return shell.text(&text, &json(false));
     }
     // A login made it; nobody will need it any more.
+    refuse_local(shell)?;
     let client = shell.settings.client_with_key(shell.world, key.key.expose())?;
     let revoked = client.rest().delete_api_key().await;
     store.save()?;
@@ -188,6 +190,16 @@ async fn logout(shell: &mut Shell<'_>, key_id: Option<String>) -> Result<(), Fai
             Err(Failure::from(why).partly(&what).hint(format!("delete it at {page}")))
         }
     }
+}
+
+/// A stored key belongs to another server than the one on this machine, and neither may see what is
+/// meant for the other.
+fn refuse_local(shell: &Shell<'_>) -> Result<(), Failure> {
+    if !shell.settings.local {
+        return Ok(());
+    }
+    Err(Failure::usage("the local server needs no key")
+        .hint("leave --local out; if the profile says it, name the key's server with --base-url"))
 }
 
 fn no_such_key(id: &str) -> Failure {

@@ -100,7 +100,11 @@ impl Command {
 
     /// Whether the command ends itself in order when it is interrupted; the others just stop.
     pub(crate) fn minds_interrupts(&self) -> bool {
-        matches!(self, Self::Chat(_) | Self::Serve(_) | Self::Train(_))
+        match self {
+            Self::Chat(_) | Self::Serve(_) | Self::Train(_) => true,
+            Self::Checkpoint(command) => command.minds_interrupts(),
+            _ => false,
+        }
     }
 }
 

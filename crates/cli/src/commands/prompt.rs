@@ -105,6 +105,10 @@ impl Prompt {
             input = input.image(data, format);
         }
         input.chunks.extend(text.chunks);
+        if input.is_empty() {
+            return Err(Failure::usage("the prompt is empty")
+                .hint("say --prompt TEXT, or --prompt-file FILE, or pipe it in"));
+        }
         Ok(input)
     }
 }

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, value_parser};
 use serde::Serialize;
+use serde_json::json;
 use tinkex::{SampleResponse, SampledSequence, SamplingParams, Stop, Tokenizer};
 
 use crate::failure::Failure;
@@ -32,7 +33,7 @@ pub(crate) struct Sample {
     #[command(flatten)]
     how: How,
     /// How many samples
-    #[arg(short, long, value_name = "N", default_value_t = 1)]
+    #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..))]
     num_samples: u32,
     /// How likely each token was, in place of the text
     #[arg(long)]
@@ -49,16 +50,16 @@ pub(crate) struct Sample {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct How {
     /// How many tokens at most
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
     /// How daring; 0 always takes the likeliest token [default: 1, in a conversation 0.7]
-    #[arg(short, long, value_name = "T")]
+    #[arg(short, long, value_name = "T", allow_negative_numbers = true, value_parser = temperature)]
     temperature: Option<f64>,
     /// Draw from the K likeliest tokens
     #[arg(long, value_name = "K")]
     pub(crate) top_k: Option<u32>,
     /// Draw from the likeliest tokens that have this much probability together
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true, value_parser = share)]
     pub(crate) top_p: f64,
     /// Makes the draw repeatable
     #[arg(long, value_name = "N")]
@@ -66,6 +67,16 @@ pub(crate) struct How {
     /// Stop at this text; may be repeated
     #[arg(long = "stop", value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
+}
+
+fn temperature(text: &str) -> Result<f64, String> {
+    let wanted = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
+    wanted.ok_or_else(|| "give a number that is 0 or more".to_owned())
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let wanted = text.parse().ok().filter(|number: &f64| *number > 0.0 && *number <= 1.0);
+    wanted.ok_or_else(|| "give a number above 0 and up to 1".to_owned())
 }
 
 impl How {
@@ -132,7 +143,9 @@ pub(super) async fn run(shell: &mut Shell<'_>, sample: Sample) -> Result<(), Fai
         sequences: answer.sequences.iter().map(|one| sequence(one, tokenizer.as_ref())).collect(),
     };
     if let Some(path) = &sample.output {
-        return write(shell, path, &document);
+        write(shell, path, &document)?;
+        let json = json!({ "output": path, "model": model, "sequences": document.sequences.len() });
+        return shell.done(&format!("written to {}", path.display()), &json);
     }
     if sample.logprobs || sample.topk_logprobs > 0 {
         return shell.table(&table(&answer, tokenizer.as_ref()), &document);
@@ -145,7 +158,11 @@ pub(super) async fn run(shell: &mut Shell<'_>, sample: Sample) -> Result<(), Fai
         if count > 1 {
             shell.notice(&format!("--- {} of {count}", at + 1));
         }
-        shell.write(&format!("{}\n", shown(sequence)))?;
+        let text = shown(sequence);
+        // A model must not move the cursor; a file or another program gets what it said.
+        let terminal = shell.world.terminals.out.is_some();
+        let text = if terminal { human::visible_lines(&text) } else { text };
+        shell.write(&format!("{text}\n"))?;
     }
     Ok(())
 }

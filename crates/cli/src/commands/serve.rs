@@ -24,8 +24,11 @@ come in, and nobody else.
 Examples:
   tinkex serve                                        with the built-in model, on port 8080
   tinkex serve --model Qwen/Qwen3-0.6B=models/qwen3   a Hugging Face folder under a name
-  url=$(tinkex serve --port 0 2>log & head -1)        any free port, for a script
-  tinkex serve --host 0.0.0.0 --api-key-file key      for other machines too")]
+  tinkex serve --host 0.0.0.0 --api-key-file key      for other machines too
+
+Any free port, for a script:
+  tinkex serve --port 0 >url 2>log &
+  until [ -s url ]; do sleep 0.1; done; url=$(head -1 url)")]
 pub(crate) struct Serve {
     /// Where to listen; an address that others can reach needs --api-key-file
     #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]

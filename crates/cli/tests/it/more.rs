@@ -14,6 +14,8 @@ struct Stage {
     script: Script,
     home: tempfile::TempDir,
     env: Vec<(String, String)>,
+    /// Pressed when something is asked for that takes long.
+    interrupt: Interrupt,
 }
 
 struct Told {
@@ -33,7 +35,8 @@ impl Stage {
         let replies: Vec<Value> = replies
             .iter()
             .map(|(method, path, body)| {
-                json!({ "method": method, "path": path, "status": 200, "body": body })
+                json!({ "method": method, "path": path, "status": 200, "body": body,
+                    "sleep": body["sleep"] })
             })
             .collect();
         let text = json!({ "base_url": "http://a.test", "replies": replies }).to_string();
@@ -45,7 +48,8 @@ impl Stage {
         ];
         let env =
             env.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-        Self { script: Script::new(&text, None), home, env }
+        let interrupt = Interrupt::default();
+        Self { script: Script::new(&text, Some(interrupt.clone())), home, env, interrupt }
     }
 
     fn without(mut self, name: &str) -> Self {
@@ -62,7 +66,7 @@ impl Stage {
             err: Box::new(err.clone()),
             input: Input::new(std::io::empty()),
             terminals: Terminals::default(),
-            interrupt: Interrupt::default(),
+            interrupt: self.interrupt.clone(),
             prepare: Box::new(move |client| client.http(http.clone())),
         };
         let words = ["tinkex"].into_iter().chain(line.split_whitespace());
@@ -159,6 +163,80 @@ async fn old_checkpoints_are_found_and_deleted_when_told_to() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_could_not_be_deleted_is_told_once_and_as_an_error() {
+    let path = |name: &str| format!("/api/v1/training_runs/r/checkpoints/weights/{name}");
+    let stage = Stage::new(&[("DELETE", &path("1"), json!({}))]);
+    let run = async |line: &str| stage.run(&format!("checkpoint delete --yes {line}")).await;
+    let told = run("tinker://r/weights/1 tinker://r/weights/1 --json").await;
+    assert_eq!((told.exit, &told.json()["deleted_count"]), (0, &json!(1)), "{}", told.err);
+    let deletes = stage.script.seen().into_iter().filter(|call| call["method"] == "DELETE");
+    assert_eq!(deletes.count(), 1, "named twice is still one");
+
+    let told = run("tinker://r/weights/1 tinker://r/weights/2 --json").await;
+    let error: Value = serde_json::from_str(&told.err).unwrap();
+    assert_eq!(
+        (told.exit, &told.json()["failed"][0]["tinker_path"]),
+        (6, &json!("tinker://r/weights/2"))
+    );
+    assert_eq!(error["error"]["status"], 404, "{error}");
+    for json in ["", "--json"] {
+        let told = run(&format!("tinker://r/weights/2 tinker://r/weights/3 {json}")).await;
+        assert_eq!((told.exit, &*told.out), (4, ""), "nothing was done, so there is no result");
+        assert_eq!(
+            told.err.contains("\n  - tinker://r/weights/3: "),
+            json.is_empty(),
+            "{}",
+            told.err
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_interrupted_deletion_says_what_is_gone() {
+    let path = |at: u32| format!("/api/v1/training_runs/r/checkpoints/weights/{at}");
+    let paths: Vec<String> = (0..40).map(path).collect();
+    // The first one takes long, and is when the user gives up.
+    let reply = |at: usize| if at == 0 { json!({ "sleep": 1.0 }) } else { json!({}) };
+    let replies = paths.iter().enumerate().map(|(at, path)| ("DELETE", path.as_str(), reply(at)));
+    let replies: Vec<_> = replies.collect();
+    let stage = Stage::new(&replies);
+    let named: String = (0..40).map(|at| format!(" tinker://r/weights/{at}")).collect();
+    let told = stage.run(&format!("checkpoint delete --yes --json{named}")).await;
+    assert_eq!(told.exit, 130, "{}", told.err);
+    let document = told.json();
+    let count = |key: &str| document[key].as_array().unwrap().len();
+    let (gone, left) = (count("deleted"), count("not_deleted"));
+    assert!(gone + left == 40 && left > 0, "{document}");
+    assert!(told.out.contains("tinker://r/weights/0\""), "it was waited for: {document}");
+    let deletes = stage.script.seen().into_iter().filter(|call| call["method"] == "DELETE");
+    assert_eq!(deletes.count(), gone, "none was started that is not told");
+    assert!(told.err.contains(&format!("{left} of 40")), "{}", told.err);
+}
+
+#[tokio::test(start_paused = true)]
+async fn mistakes_that_can_be_seen_here_are_not_sent() {
+    let mut stage = Stage::new(&[]);
+    for (line, says) in [
+        ("sample m -p x --max-tokens 0", "--max-tokens"),
+        ("sample m -p x --num-samples 0", "--num-samples"),
+        ("sample m -p x --top-p 3", "up to 1"),
+        ("sample m -p x --temperature -1", "0 or more"),
+        ("checkpoint set-ttl tinker://r/weights/1 --ttl -5", "such as 90s"),
+        ("auth login --local", "needs no key"),
+    ] {
+        let told = stage.run(line).await;
+        assert_eq!(told.exit, 2, "{line}: {}", told.err);
+        assert!(told.err.contains(says), "{line}: {}", told.err);
+    }
+    stage.env.retain(|(name, _)| name != "TINKER_BASE_URL");
+    stage.env.push(("TINKER_BASE_URL".to_owned(), "localhost:80".to_owned()));
+    let told = stage.run("run list").await;
+    assert_eq!(told.exit, 2, "{}", told.err);
+    assert!(told.err.contains("TINKER_BASE_URL"), "{}", told.err);
+    assert!(stage.script.seen().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn sessions_models_copies_and_deeds_can_be_looked_at() {
     let session = json!({ "session_id": "s-1", "created_at": "2024-01-01T00:00:00Z",
         "owner": "me", "project_id": "p-1", "status": { "type": "active" },
@@ -237,6 +315,7 @@ async fn lists_are_sorted_and_cut_as_asked() {
             env: stage.env.clone(),
             script: stage.script.clone(),
             home: tempfile::tempdir().unwrap(),
+            interrupt: Interrupt::default(),
         };
         stage.env.push((name.to_owned(), value.to_owned()));
         stage

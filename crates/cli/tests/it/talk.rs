@@ -12,6 +12,9 @@ async fn samples_are_text_alone() {
     assert_eq!((piped.out.as_str(), piped.err.as_str()), ("A cow says \"moo\".\n", ""));
     let written = home.run("sample --local --chat -t 0 --output said.txt").await.ok();
     assert_eq!((written.out.as_str(), &*home.read("said.txt")), ("", "A cow says \"moo\".\n"));
+    let written = home.run("sample --local --chat -t 0 --output said.json --json").await.ok();
+    assert_eq!(written.json()["output"], "said.json", "a document for whoever reads it");
+    assert!(home.read("said.json").contains("moo"));
 
     let tokens = home.run("tokenizer encode tinkex/tiny moo").await.ok();
     home.write("tokens.json", &format!("[{}]", tokens.out.trim()));
@@ -58,6 +61,7 @@ async fn what_cannot_be_sampled_says_why() {
     home.run("sample --local --run none -p x").await.fails(4, &["none"]);
     home.run("sample --local --prompt-file gone").await.fails(1, &["gone cannot be read"]);
     home.run("sample --local --tokens 1,2 --chat").await.fails(2, &["--chat needs text"]);
+    home.run("sample --local").await.fails(2, &["the prompt is empty"]);
     home.run("tokenizer decode tinkex/tiny 1,x").await.fails(2, &["x"]);
     home.run("tokenizer info nobody/nothing --offline").await.fails(4, &["nobody/nothing"]);
 }

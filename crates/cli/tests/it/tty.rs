@@ -82,6 +82,10 @@ fn pages_are_counted_while_they_come() {
     let expected = recorded("tty-run-list-all-pages");
     assert_eq!((code, rows(&screen(&shown), None)), (0, expected), "{shown}");
     assert!(shown.contains("Fetching all training runs") && shown.contains("3/5"), "{shown}");
+    let line = ["run", "list", "--limit", "0", "--color", "never"];
+    let (code, shown) = Terminal::start(&line, &env, home.path(), 120).end();
+    assert_eq!(code, 0, "{shown}");
+    assert!(!shown.contains('\u{1b}') && !shown.contains("Fetching"), "{shown:?}");
 }
 
 #[test]
@@ -158,6 +162,7 @@ fn deleting_asks_and_counts() {
     let (code, shown) = terminal.end();
     assert_eq!(code, 130, "{shown}");
     assert!(screen(&shown).contains("\nerror: interrupted"), "{shown}");
+    assert!(screen(&shown).contains("[y/N]: "), "the question stays: {shown}");
     assert_eq!(server.script.seen().len(), before, "nothing was asked, and nothing deleted");
 }
 
@@ -184,6 +189,23 @@ fn a_download_shows_how_far_it_is_and_goes_on_after_an_interrupt() {
     let file = fs::read(target.join("adapter_model.safetensors")).unwrap();
     assert_eq!(file.len(), 40_000);
     assert!(!home.path().join("out/run-1_external_weights_hf.part").exists());
+}
+
+#[test]
+fn an_error_names_the_server_and_without_colours_has_no_escapes() {
+    let home = tempfile::tempdir().unwrap();
+    // A port that was free a moment ago.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let url = format!("http://{free}");
+    let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
+    for setting in [("NO_COLOR", "1"), ("TERM", "dumb"), ("TERM", "xterm")] {
+        let env: Vec<_> = env.into_iter().chain([setting]).collect();
+        let line = ["run", "list", "--retry-for", "0"];
+        let (code, shown) = Terminal::start(&line, &env, home.path(), 120).end();
+        assert_eq!(code, 5, "{shown}");
+        assert!(shown.contains(&url) && shown.contains("refused"), "{shown}");
+        assert!(!shown.contains('\u{1b}'), "nothing was drawn that could be cleared: {shown:?}");
+    }
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! The file that keeps credentials between runs, shared with the Python tools.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use tinkex_wire::{ApiKeyDetails, Secret};
 
 use crate::error::{Error, ErrorKind};
@@ -15,6 +17,18 @@ use super::Env;
 pub struct CredentialStore {
     path: PathBuf,
     file: File,
+    rest: Rest,
+}
+
+/// What other tools keep in the file beyond that, and shall find there again.
+#[derive(Clone, Default, PartialEq, Eq)]
+struct Rest(Map<String, Value>);
+
+impl fmt::Debug for Rest {
+    /// Names the fields without what is in them: it may be a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,20 +93,22 @@ impl CredentialStore {
             Error::new(ErrorKind::Config, format!("{what} cannot be used: {why}"))
                 .with_hint("mend or remove the file, then log in again")
         };
-        let file = match std::fs::read(path) {
+        let (file, rest) = match std::fs::read(path) {
             Ok(text) => {
                 // The parser's own message might quote the key.
                 let file: File = tinkex_wire::codec::json::decode(&text)
                     .map_err(|why| wrong(format!("{:?} is not as expected", why.path())))?;
                 file.check().map_err(|why| wrong(why.to_owned()))?;
-                file
+                let rest = Rest::of(&file, &text);
+                (file, rest)
             }
             Err(why) if why.kind() == std::io::ErrorKind::NotFound => {
-                File { version: version_one(), default: None, keys: BTreeMap::new() }
+                let file = File { version: version_one(), default: None, keys: BTreeMap::new() };
+                (file, Rest::default())
             }
             Err(why) => return Err(wrong(why.to_string())),
         };
-        Ok(Self { path: path.to_owned(), file })
+        Ok(Self { path: path.to_owned(), file, rest })
     }
 
     /// The key that is used when none is named.
@@ -116,6 +132,9 @@ impl CredentialStore {
     pub fn insert(&mut self, id: impl Into<String>, key: StoredKey) {
         let id = id.into();
         self.file.default = Some(id.clone());
+        if self.file.keys.get(&id).is_none_or(|before| before.key != key.key) {
+            self.rest.forget(&id);
+        }
         self.file.keys.insert(id, key);
     }
 
@@ -124,6 +143,7 @@ impl CredentialStore {
         if self.file.default.as_deref() == Some(id) {
             self.file.default = None;
         }
+        self.rest.forget(id);
         self.file.keys.remove(id)
     }
 
@@ -138,7 +158,8 @@ impl CredentialStore {
         };
         let folder = self.path.parent().unwrap_or(Path::new("."));
         create_private_folder(folder).map_err(failed)?;
-        let text = serde_json::to_vec_pretty(&self.file)
+        let text = serde_json::to_value(&self.file)
+            .and_then(|file| serde_json::to_vec_pretty(&with(file, &self.rest.0)))
             .map_err(|why| failed(std::io::Error::other(why)))?;
         let beside = folder.join(format!(".credentials-{}", uuid::Uuid::new_v4()));
         let written =
@@ -148,6 +169,50 @@ impl CredentialStore {
         }
         written.map_err(failed)
     }
+}
+
+impl Rest {
+    /// What the text has that this version knows nothing of.
+    fn of(file: &File, text: &[u8]) -> Self {
+        let known = serde_json::to_value(file).unwrap_or_default();
+        match serde_json::from_slice(text).map(|all| beyond(&known, all)) {
+            Ok(Some(Value::Object(rest))) => Self(rest),
+            _ => Self::default(),
+        }
+    }
+
+    /// A key is gone, and with it what belonged to it.
+    fn forget(&mut self, id: &str) {
+        if let Some(Value::Object(keys)) = self.0.get_mut("keys") {
+            keys.remove(id);
+        }
+    }
+}
+
+/// What is in `all` and not in `known`.
+fn beyond(known: &Value, all: Value) -> Option<Value> {
+    let (Value::Object(known), Value::Object(all)) = (known, all) else { return None };
+    let more = all.into_iter().filter_map(|(name, value)| match known.get(&name) {
+        Some(known) => Some((name, beyond(known, value)?)),
+        None => Some((name, value)),
+    });
+    let more: Map<_, _> = more.collect();
+    (!more.is_empty()).then_some(Value::Object(more))
+}
+
+/// A value with what it lacks of `more`.
+fn with(mut value: Value, more: &Map<String, Value>) -> Value {
+    if let Value::Object(fields) = &mut value {
+        for (name, more) in more {
+            let field = match (fields.get_mut(name).map(Value::take), more) {
+                (Some(field), Value::Object(more)) => with(field, more),
+                (Some(field), _) => field,
+                (None, more) => more.clone(),
+            };
+            fields.insert(name.clone(), field);
+        }
+    }
+    value
 }
 
 impl File {
@@ -238,6 +303,31 @@ mod tests {
         let again = CredentialStore::load_from(&store.path).unwrap();
         assert_eq!(again, store);
         assert_eq!(again.default_key().unwrap().key.expose(), "tml-1");
+    }
+
+    #[test]
+    fn what_others_keep_in_the_file_stays() {
+        let key = |note: &str| {
+            serde_json::json!({ "type": "manual", "key": "tml-1", "name": "n", "note": note,
+                "details": { "org_details": { "name": "o", "plan": "p" },
+                    "user_details": { "email": "e" } },
+                "refresh": { "token": "hidden" } })
+        };
+        let text = serde_json::json!({ "version": 1, "default": "1", "theirs": [1, null],
+            "keys": { "1": key("a"), "2": key("b"), "3": key("c") } });
+        let (_folder, store) = store(&text.to_string());
+        let mut store = store.unwrap();
+        let second = store.keys().nth(1).unwrap().1.clone();
+        store.insert("2", second);
+        store.remove("3");
+        store.save().unwrap();
+        let written: Value = serde_json::from_slice(&std::fs::read(&store.path).unwrap()).unwrap();
+        let mut expected = text;
+        expected["default"] = "2".into();
+        expected["keys"].as_object_mut().unwrap().remove("3");
+        assert_eq!(written, expected);
+        let shown = format!("{store:?}");
+        assert!(shown.contains("theirs") && !shown.contains("hidden"), "{shown}");
     }
 
     #[cfg(unix)]

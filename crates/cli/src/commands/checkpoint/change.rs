@@ -22,7 +22,7 @@ pub(crate) struct SetTtl {
     #[arg(add = ArgValueCandidates::new(cache::checkpoints))]
     path: TinkerPath,
     /// From now, such as 7d; a bare number is seconds
-    #[arg(long, value_name = "TIME", value_parser = ttl, required_unless_present = "remove")]
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = ttl, required_unless_present = "remove")]
     ttl: Option<u64>,
     /// It stays
     #[arg(long, conflicts_with = "ttl")]
@@ -36,7 +36,7 @@ pub(crate) struct Copy {
     #[arg(add = ArgValueCandidates::new(cache::checkpoints))]
     path: TinkerPath,
     /// When the copy goes, from now, such as 7d; without it, it stays
-    #[arg(long, value_name = "TIME", value_parser = ttl)]
+    #[arg(long, value_name = "TIME", allow_negative_numbers = true, value_parser = ttl)]
     ttl: Option<u64>,
     /// A file with a key that may read the source, if your own may not
     #[arg(long, value_name = "FILE")]

@@ -1,7 +1,12 @@
 //! Deleting, which cannot be undone.
 
+use std::collections::HashSet;
+use std::ops::ControlFlow;
+use std::pin::pin;
+
 use clap::Args;
 use clap_complete::ArgValueCandidates;
+use futures_util::future::{Either, select};
 use futures_util::stream::{self, StreamExt as _};
 use serde::Serialize;
 use serde_json::json;
@@ -11,7 +16,7 @@ use tinkex::{ModelId, Timestamp, TinkerPath};
 
 use crate::cache;
 use crate::failure::{Exit, Failure};
-use crate::human::{self, visible};
+use crate::human;
 use crate::output::Shell;
 use crate::progress::{Bar, Unit};
 
@@ -74,8 +79,24 @@ pub(super) fn total_bytes(doomed: &[Doomed]) -> u64 {
 
 pub(super) async fn delete(shell: &mut Shell<'_>, what: Delete) -> Result<Exit, Failure> {
     what.check()?;
+    let interrupt = shell.world.interrupt.clone();
+    match interrupt.stops(1, find(shell, what)).await? {
+        ControlFlow::Continue(doomed) => carry_out(shell, &doomed).await,
+        ControlFlow::Break(exit) => Ok(exit),
+    }
+}
+
+/// Those that are to go, if any are.
+async fn find(
+    shell: &mut Shell<'_>,
+    what: Delete,
+) -> Result<ControlFlow<Exit, Vec<Doomed>>, Failure> {
     let doomed = match &what.run_id {
-        None => what.paths.iter().map(|path| Doomed { path: path.clone(), known: None }).collect(),
+        None => {
+            let mut seen = HashSet::new();
+            let once = what.paths.iter().filter(|path| seen.insert(path.to_string()));
+            once.map(|path| Doomed { path: path.clone(), known: None }).collect()
+        }
         Some(run) => {
             let rest = shell.client().await?.rest();
             let mut found = rest.list_checkpoints(run.clone()).await?.checkpoints;
@@ -86,19 +107,19 @@ pub(super) async fn delete(shell: &mut Shell<'_>, what: Delete) -> Result<Exit, 
     if let (true, Some(run)) = (doomed.is_empty(), &what.run_id) {
         let text = format!("No checkpoints found for run {run} matching filters");
         shell.text(&text, &json!({ "deleted_count": 0, "failed": [] }))?;
-        return Ok(Exit::Done);
+        return Ok(ControlFlow::Break(Exit::Done));
     }
     if what.dry_run {
-        return dry(shell, &doomed, "would be deleted");
+        return dry(shell, &doomed, "would be deleted").map(ControlFlow::Break);
     }
     if !what.yes && !agreed(shell, &doomed).await? {
         shell.text(
             "Deletion cancelled.",
             &json!({ "deleted_count": 0, "failed": [], "cancelled": true }),
         )?;
-        return Ok(Exit::Done);
+        return Ok(ControlFlow::Break(Exit::Done));
     }
-    carry_out(shell, &doomed).await
+    Ok(ControlFlow::Continue(doomed))
 }
 
 impl Delete {
@@ -179,50 +200,88 @@ struct Refused {
     tinker_path: TinkerPath,
     error: String,
     #[serde(skip)]
-    exit: Exit,
+    why: Failure,
 }
 
 /// Deletes them, many at a time, and says which could not be.
+///
+/// Once it is interrupted it starts no more, and waits for those under way, so that it can say what
+/// is gone; a second time it does not wait.
 pub(super) async fn carry_out(shell: &mut Shell<'_>, doomed: &[Doomed]) -> Result<Exit, Failure> {
-    let rest = shell.client().await?.rest();
-    let count = doomed.len();
-    let mut bar = Bar::new(shell, "Deleting checkpoints", Unit::Things, Some(count as u64));
+    let interrupt = shell.world.interrupt.clone();
+    let rest = interrupt.stops(1, shell.client()).await?.rest();
+    let mut bar = Bar::new(shell, "Deleting checkpoints", Unit::Things, Some(doomed.len() as u64));
     let calls = doomed.iter().enumerate().map(|(at, one)| {
         let rest = rest.clone();
         async move { (at, rest.delete_checkpoint(&one.path).await) }
     });
-    let mut calls = stream::iter(calls).buffer_unordered(AT_ONCE);
-    let mut failed: Vec<(usize, Refused)> = Vec::new();
-    while let Some((at, ended)) = calls.next().await {
-        if let Err(error) = ended {
-            let tinker_path = doomed[at].path.clone();
-            let said = error.to_string();
-            let exit = Failure::from(error).exit();
-            failed.push((at, Refused { tinker_path, error: said, exit }));
-        }
+    let calls = stream::iter(calls).take_until(interrupt.pressed(1));
+    let mut calls = pin!(calls.buffer_unordered(AT_ONCE));
+    let mut hurry = pin!(interrupt.pressed(2));
+    let mut ends: Vec<_> = doomed.iter().map(|_| None).collect();
+    while let Either::Left((Some((at, end)), _)) = select(calls.next(), hurry.as_mut()).await {
+        ends[at] = Some(end);
         bar.advance(shell, 1);
     }
     bar.clear(shell);
-    failed.sort_by_key(|(at, _)| *at);
-    let failed: Vec<Refused> = failed.into_iter().map(|(_, refused)| refused).collect();
-    let done = count - failed.len();
-    let freed = total_bytes(doomed);
-    let mut json = json!({ "deleted_count": done, "failed": failed });
-    if failed.is_empty() && freed > 0 {
-        json["freed_bytes"] = freed.into();
-    }
-    shell.text(&format!("Deleted {done} checkpoint(s)"), &json)?;
-    if !failed.is_empty() && !shell.is_json() {
-        let mut text = format!("Failed to delete {} checkpoint(s):\n", failed.len());
-        for refused in &failed {
-            text += &format!("  - {}: {}\n", refused.tinker_path, visible(&refused.error));
+    let (mut gone, mut failed, mut left) = (Vec::new(), Vec::new(), Vec::new());
+    for (one, end) in doomed.iter().zip(ends) {
+        let path = &one.path;
+        match end {
+            Some(Ok(_)) => gone.push(path),
+            Some(Err(error)) => {
+                let (tinker_path, said) = (path.clone(), error.to_string());
+                failed.push(Refused { tinker_path, error: said, why: error.into() });
+            }
+            None => left.push(path),
         }
-        shell.say(&text);
     }
-    Ok(match failed.first() {
-        None => Exit::Done,
-        Some(_) if done > 0 => Exit::Partly,
-        Some(first) if failed.iter().all(|one| one.exit == first.exit) => first.exit,
-        Some(_) => Exit::Failed,
-    })
+    let mut json = json!({ "deleted_count": gone.len(), "failed": failed });
+    let mut text = format!("Deleted {} checkpoint(s)", gone.len());
+    if !left.is_empty() {
+        json["deleted"] = json!(gone);
+        json["not_deleted"] = json!(left);
+        text += &gone.iter().map(|path| format!("\n  - {path}")).collect::<String>();
+    } else if failed.is_empty() && total_bytes(doomed) > 0 {
+        json["freed_bytes"] = total_bytes(doomed).into();
+    }
+    // Where nothing was done there is no result.
+    if !gone.is_empty() {
+        shell.text(&text, &json)?;
+    }
+    match (left.len(), failed.is_empty()) {
+        (0, true) => Ok(Exit::Done),
+        (0, false) => Err(refusal(gone.len(), failed)),
+        (count, _) => {
+            let sure = if interrupt.count() > 1 { ", or are being deleted now" } else { "" };
+            let why = format!(
+                "interrupted: {count} of {} checkpoint(s) are not deleted{sure}{}",
+                doomed.len(),
+                list(&failed)
+            );
+            Err(Failure::new(Exit::Interrupted, why))
+        }
+    }
+}
+
+/// That some could not be deleted, and why.
+fn refusal(done: usize, mut failed: Vec<Refused>) -> Failure {
+    if failed.len() == 1
+        && let Some(Refused { tinker_path, why, .. }) = failed.pop()
+    {
+        let what = format!("{tinker_path} was not deleted");
+        return if done > 0 { why.partly(&what) } else { why.during(&what) };
+    }
+    let first = failed.first().map_or(Exit::Failed, |one| one.why.exit());
+    let exit = match done {
+        0 if failed.iter().all(|one| one.why.exit() == first) => first,
+        0 => Exit::Failed,
+        _ => Exit::Partly,
+    };
+    Failure::new(exit, format!("{} checkpoint(s) were not deleted{}", failed.len(), list(&failed)))
+}
+
+/// Each on a line of its own, below what is said about them.
+fn list(failed: &[Refused]) -> String {
+    failed.iter().map(|one| format!("\n  - {}: {}", one.tinker_path, one.error)).collect()
 }

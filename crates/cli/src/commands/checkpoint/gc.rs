@@ -1,6 +1,7 @@
 //! Finding checkpoints that could go: storage costs money.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use clap::Args;
@@ -44,6 +45,15 @@ pub(crate) struct Gc {
 }
 
 pub(super) async fn gc(shell: &mut Shell<'_>, what: Gc) -> Result<Exit, Failure> {
+    let interrupt = shell.world.interrupt.clone();
+    match interrupt.stops(1, find(shell, what)).await? {
+        ControlFlow::Continue(doomed) => delete::carry_out(shell, &doomed).await,
+        ControlFlow::Break(exit) => Ok(exit),
+    }
+}
+
+/// Those that are to go, if any are.
+async fn find(shell: &mut Shell<'_>, what: Gc) -> Result<ControlFlow<Exit, Vec<Doomed>>, Failure> {
     let mut all = Vec::new();
     if what.run_id.is_empty() {
         all = super::list::all(shell, Page::ALL).await?.0;
@@ -55,13 +65,13 @@ pub(super) async fn gc(shell: &mut Shell<'_>, what: Gc) -> Result<Exit, Failure>
     }
     let doomed = Doomed::of(what.choose(all, Timestamp::now()))?;
     if !what.delete || doomed.is_empty() {
-        return delete::dry(shell, &doomed, "could go (say --delete)");
+        return delete::dry(shell, &doomed, "could go (say --delete)").map(ControlFlow::Break);
     }
     if !what.yes && !delete::agreed(shell, &doomed).await? {
         shell.notice("Nothing was deleted.");
-        return delete::dry(shell, &doomed, "could go");
+        return delete::dry(shell, &doomed, "could go").map(ControlFlow::Break);
     }
-    delete::carry_out(shell, &doomed).await
+    Ok(ControlFlow::Continue(doomed))
 }
 
 impl Gc {
@@ -72,6 +82,8 @@ impl Gc {
             let key = |one: &Checkpoint| (one.time.unix_micros(), one.tinker_path.clone());
             key(b).cmp(&key(a))
         });
+        // One that was listed twice must not count as two: it would condemn the newest.
+        all.dedup_by(|a, b| a.tinker_path == b.tinker_path);
         let mut kept: HashMap<(String, CheckpointKind), usize> = HashMap::new();
         let limit = self.older_than.map(|age| {
             let age = i64::try_from(age.as_micros()).unwrap_or(i64::MAX);
@@ -142,6 +154,9 @@ mod tests {
             paths.collect::<Vec<_>>()
         };
         assert_eq!(chosen(gc()), ["tinker://a/weights/1", "tinker://b/weights/1"]);
+        let twice = [all.clone(), all.clone()].concat();
+        let again = gc().choose(twice, now).into_iter().map(|one| one.tinker_path);
+        assert_eq!(again.collect::<Vec<_>>(), chosen(gc()), "listed twice is still one");
         assert_eq!(
             chosen(Gc { include_public: true, keep_last: 2, ..gc() }),
             ["tinker://a/weights/1"],

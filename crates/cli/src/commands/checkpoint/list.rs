@@ -1,5 +1,7 @@
 //! Which checkpoints there are.
 
+use std::collections::HashSet;
+
 use clap::Args;
 use clap_complete::ArgValueCandidates;
 use serde::Serialize;
@@ -111,7 +113,7 @@ pub(super) async fn list(shell: &mut Shell<'_>, what: List) -> Result<(), Failur
     if let Some(run) = &what.run_id {
         title += &format!(" for run {run}");
     }
-    let table = shown.table(&rows, Timestamp::now()).title(title);
+    let table = shown.table(&rows, Timestamp::now()).title(title).whole("Path");
     let count = rows.len();
     shell.table(&table, &Listed { run_id: what.run_id, checkpoints: rows, total, shown: count })
 }
@@ -130,7 +132,10 @@ pub(super) async fn all(
         }
     })
     .await?;
-    Ok((found.rows, found.total))
+    // One that is made between two pages moves others to the next, where they come again.
+    let (mut rows, mut seen) = (found.rows, HashSet::new());
+    rows.retain(|one| seen.insert(one.tinker_path.clone()));
+    Ok((rows, found.total))
 }
 
 pub(super) async fn info(shell: &mut Shell<'_>, path: &TinkerPath) -> Result<(), Failure> {

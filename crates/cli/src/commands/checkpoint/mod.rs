@@ -111,6 +111,13 @@ Examples:
     Gc(gc::Gc),
 }
 
+impl Checkpoint {
+    /// Whether the command ends itself in order when it is interrupted.
+    pub(super) fn minds_interrupts(&self) -> bool {
+        matches!(self, Self::Delete(_) | Self::Gc(_))
+    }
+}
+
 pub(super) async fn run(shell: &mut Shell<'_>, command: Checkpoint) -> Result<Exit, Failure> {
     match command {
         Checkpoint::List(what) => list::list(shell, what).await?,

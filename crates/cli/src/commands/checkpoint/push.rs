@@ -88,12 +88,12 @@ pub(super) async fn push(shell: &mut Shell<'_>, what: Push) -> Result<(), Failur
         (None, Some(_)) => "main".to_owned(),
         (None, None) => format!("{}-{}", path.kind().segment(), path.name()),
     };
+    refuse_another(&repo, &revision, path).await?;
     if revision != "main" {
         repo.create_branch(&revision).await?;
     }
     let mut names = downloaded.files;
     names.retain(|name| name != MARK || !what.allow_pattern.is_empty());
-    refuse_another(&repo, &revision, path).await?;
     if !what.no_model_card && !names.iter().any(|name| name == CARD) {
         let card = card(path, repo.id(), &info);
         repo.check_card(&card).await?;
