@@ -16,11 +16,14 @@ pub(crate) struct Home {
     /// What standard error says when the user presses Ctrl-C, and how often that is.
     pub(crate) press_at: Option<(&'static str, u32)>,
     /// What happens once standard error says something.
-    pub(crate) then: Option<(&'static str, Arc<dyn Fn() + Send + Sync>)>,
+    pub(crate) then: Option<Then>,
     pub(crate) key: Option<&'static str>,
     /// Ctrl-C for whoever wants to press it.
     pub(crate) interrupt: Option<Interrupt>,
 }
+
+/// What standard error says, and what happens then.
+type Then = (&'static str, Arc<dyn Fn() + Send + Sync>);
 
 /// How a command line ended.
 pub(crate) struct Ran {
@@ -153,7 +156,7 @@ struct Watch {
     sink: Sink,
     interrupt: Interrupt,
     press_at: Option<(&'static str, u32)>,
-    then: Option<(&'static str, Arc<dyn Fn() + Send + Sync>)>,
+    then: Option<Then>,
 }
 
 impl Write for Watch {
