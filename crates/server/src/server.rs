@@ -101,6 +101,15 @@ impl StartError {
     }
 }
 
+/// Makes a folder that only its owner reads: what is trained on is kept there.
+fn own_folder(folder: &std::path::Path) -> io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(folder)
+}
+
 impl Server {
     /// Comes back to where the data folder says it was, and listens.
     ///
@@ -117,7 +126,9 @@ impl Server {
         let data = options.data.clone();
         let place = data.display().to_string();
         let folders = data.join("weights");
-        std::fs::create_dir_all(&folders).map_err(StartError::io("create", &place))?;
+        own_folder(&data)
+            .and_then(|()| std::fs::create_dir_all(&folders))
+            .map_err(StartError::io("create", &place))?;
         let lock_path = data.join("lock");
         let lock = std::fs::File::create(&lock_path)
             .map_err(StartError::io("create", lock_path.display()))?;

@@ -102,6 +102,7 @@ impl Store {
             }
             Record::Checkpoint(row) => {
                 self.making.remove(&row.folder);
+                self.run_used(row.path.run(), row.created_at);
                 self.checkpoints.insert(row.path.clone(), Kept::new(row, number));
             }
             Record::Gone { path } => {
@@ -109,6 +110,9 @@ impl Store {
             }
             Record::Request(row) => {
                 let row = Arc::new(row);
+                if let Line::Model(id) = &row.line {
+                    self.run_used(id, row.at);
+                }
                 let line = self.lines.entry(row.line.clone()).or_default();
                 line.insert(row.seq, row.id.clone());
                 let changed = Arc::new(Notify::new());
@@ -130,8 +134,15 @@ impl Store {
         }
     }
 
+    /// A run was used then.
+    fn run_used(&mut self, id: &tinkex_wire::ModelId, at: super::Micros) {
+        if let Some(run) = self.runs.get_mut(id) {
+            run.seen = run.seen.max(at);
+        }
+    }
+
     fn apply_run(&mut self, row: Run, number: u64) {
-        let (mut since, mut last, mut seen) = (Default::default(), None, super::now());
+        let (mut since, mut last, mut seen) = (Default::default(), None, row.created_at);
         if let Some(before) = self.runs.remove(&row.id) {
             (since, last, seen) = (before.since, before.row.last_seq, before.seen);
         }

@@ -182,3 +182,19 @@ async fn tidying_loses_nothing_that_is_needed() {
     };
     assert_eq!(weights("five"), weights("again"), "the same model, computed again");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_is_no_use_of_a_run() {
+    let data = tempfile::tempdir().unwrap();
+    let process = Process::start(data.path());
+    let http = Http::new(&process.url);
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    let path = format!("/training_runs/{model}");
+    let (_, before) = http.get(&path).await;
+    assert!(before["last_request_time"].is_string(), "{before}");
+    process.kill();
+    let process = Process::start(data.path());
+    let (_, after) = Http::new(&process.url).get(&path).await;
+    assert_eq!(before["last_request_time"], after["last_request_time"]);
+}
