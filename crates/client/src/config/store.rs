@@ -158,9 +158,13 @@ impl CredentialStore {
         };
         let folder = self.path.parent().unwrap_or(Path::new("."));
         create_private_folder(folder).map_err(failed)?;
-        let text = serde_json::to_value(&self.file)
-            .and_then(|file| serde_json::to_vec_pretty(&with(file, &self.rest.0)))
-            .map_err(|why| failed(std::io::Error::other(why)))?;
+        let text = match self.rest.0.is_empty() {
+            // As the Python tools write it, down to the order of the fields.
+            true => serde_json::to_vec_pretty(&self.file),
+            false => serde_json::to_value(&self.file)
+                .and_then(|file| serde_json::to_vec_pretty(&with(file, &self.rest.0))),
+        };
+        let text = text.map_err(|why| failed(std::io::Error::other(why)))?;
         let beside = folder.join(format!(".credentials-{}", uuid::Uuid::new_v4()));
         let written =
             write_private(&beside, &text).and_then(|()| std::fs::rename(&beside, &self.path));
