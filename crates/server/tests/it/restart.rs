@@ -190,7 +190,7 @@ async fn a_restart_is_no_use_of_a_run() {
     let http = Http::new(&process.url);
     let session = http.session().await;
     let model = http.model(&session).await;
-    let path = format!("/training_runs/{model}");
+    let path = format!("/api/v1/training_runs/{model}");
     let (_, before) = http.get(&path).await;
     assert!(before["last_request_time"].is_string(), "{before}");
     process.kill();
