@@ -216,6 +216,12 @@ async fn an_interrupted_deletion_says_what_is_gone() {
 #[tokio::test(start_paused = true)]
 async fn mistakes_that_can_be_seen_here_are_not_sent() {
     let mut stage = Stage::new(&[]);
+    let details = json!({ "org_details": { "name": "o" }, "user_details": { "email": "e" } });
+    let made = json!({ "type": "generated", "key": "tml-made", "name": "n", "details": details });
+    let store = json!({ "version": 1, "keys": { "7": made } }).to_string();
+    let file = stage.home.path().join(".tinker/credentials.json");
+    fs::create_dir_all(file.parent().unwrap()).unwrap();
+    fs::write(&file, &store).unwrap();
     for (line, says) in [
         ("sample m -p x --max-tokens 0", "--max-tokens"),
         ("sample m -p x --num-samples 0", "--num-samples"),
@@ -223,6 +229,7 @@ async fn mistakes_that_can_be_seen_here_are_not_sent() {
         ("sample m -p x --temperature -1", "0 or more"),
         ("checkpoint set-ttl tinker://r/weights/1 --ttl -5", "such as 90s"),
         ("auth login --local", "needs no key"),
+        ("auth logout 7 --local", "needs no key"),
     ] {
         let told = stage.run(line).await;
         assert_eq!(told.exit, 2, "{line}: {}", told.err);
@@ -234,6 +241,7 @@ async fn mistakes_that_can_be_seen_here_are_not_sent() {
     assert_eq!(told.exit, 2, "{}", told.err);
     assert!(told.err.contains("TINKER_BASE_URL"), "{}", told.err);
     assert!(stage.script.seen().is_empty());
+    assert_eq!(fs::read_to_string(file).unwrap(), store);
 }
 
 #[tokio::test(start_paused = true)]
