@@ -98,14 +98,14 @@ impl Settings {
         self.key = Key::Given(key.into());
     }
 
-    /// How long a server may be gone.
-    pub(crate) fn patience(&self) -> Duration {
-        self.retry_for.unwrap_or(PATIENCE)
+    /// A server may be gone for so long, unless somebody says otherwise.
+    pub(crate) fn be_patient(&mut self, usually: Duration) {
+        self.retry_for.get_or_insert(usually);
     }
 
     /// A client as these settings want it. Nothing is sent yet.
     pub(crate) fn client(&self, world: &World) -> Result<ServiceClient, Failure> {
-        self.within(world, self.patience())
+        self.within(world, self.retry_for.unwrap_or(PATIENCE))
     }
 
     /// The same, that tries once unless somebody wants more.
@@ -140,11 +140,9 @@ impl Settings {
     }
 
     fn base(&self, world: &World, patience: Duration) -> Result<ServiceClientBuilder, Failure> {
-        let mut retry = if patience.is_zero() {
-            RetryPolicy::disabled()
-        } else {
-            RetryPolicy::default().within(patience)
-        };
+        let retry =
+            if patience.is_zero() { RetryPolicy::disabled() } else { RetryPolicy::default() };
+        let mut retry = retry.within(patience);
         if self.wait_for_billing {
             retry = retry.wait_for_billing();
         }

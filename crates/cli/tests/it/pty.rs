@@ -1,12 +1,14 @@
 //! The program itself in a real terminal.
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use pty_process::Size;
 use pty_process::blocking::{Command, Pty, open};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::home::Home;
 
@@ -68,6 +70,11 @@ impl Terminal {
     /// Types something.
     pub(crate) fn kind(&mut self, text: &str) {
         (&*self.write).write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Asks the program to end, as a system does.
+    fn terminate(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
     }
 
     /// Waits for the end.
@@ -146,4 +153,36 @@ fn ctrl_c_stops_an_answer_and_not_the_conversation() {
     terminal.kind("/quit\r");
     let (code, seen) = terminal.end();
     assert_eq!(code, 0, "{seen}");
+}
+
+#[test]
+fn a_signal_ends_a_conversation_in_a_terminal() {
+    let home = home();
+    let mut terminal = Terminal::run(&home, 80, "chat --local");
+    terminal.until("> ");
+    terminal.terminate();
+    let (code, seen) = terminal.end();
+    assert_eq!(code, 130, "{seen}");
+}
+
+#[test]
+fn a_signal_ends_a_conversation_through_a_pipe() {
+    let home = home();
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_tinkex"))
+        .args(["chat", "--local", "-t", "0"])
+        .current_dir(home.path(""))
+        .env_clear()
+        .envs(home.variables())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It stays open to the end.
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"What does a cow say?\n").unwrap();
+    let mut said = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    assert_eq!(said, "A cow says \"moo\".\n");
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
 }

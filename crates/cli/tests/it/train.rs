@@ -64,6 +64,12 @@ async fn a_run_that_goes_on_has_the_losses_of_one_that_was_never_stopped() {
     assert_eq!(losses(&home, "parts"), expected);
     assert!(home.read("parts/loss.svg").starts_with("<svg"));
 
+    // What could be sampled after the stop is gone, now that there is more.
+    let listed = home.run("checkpoint list --local --json").await.ok().json();
+    let listed = listed["checkpoints"].as_array().unwrap();
+    let samplers = listed.iter().filter(|one| one["checkpoint_type"] == "sampler").count();
+    assert_eq!(samplers, 2, "{listed:?}");
+
     let again = home.run("train --resume parts --local").await.ok();
     assert!(again.out.contains("finished"), "{}", again.out);
 }
@@ -105,6 +111,32 @@ async fn a_run_whose_server_dies_can_be_gone_on_with() {
     server.stop().await;
 }
 
+#[tokio::test]
+async fn a_program_learns_why_a_run_ended_and_how_to_go_on() {
+    let mut home = home();
+    home.key = Some("tml-any");
+    let server = Server::start(Options::new(home.path("other"))).await.unwrap();
+    let line = format!(
+        "train talks.jsonl --model tinkex/tiny --steps 100000 --batch-size 4 --save-every 1 \
+         --retry-for 0 --json --dir run --base-url {}",
+        server.base_url()
+    );
+    let leave = async {
+        let saved = || std::fs::read_to_string(home.path("run/run.json")).unwrap_or_default();
+        while !saved().contains("step-00000") {
+            tokio::task::yield_now().await;
+        }
+        server.stop().await;
+    };
+    let (failed, ()) = tokio::join!(home.run(&line), leave);
+    assert!(failed.out.is_empty(), "{}", failed.out);
+    let failed = failed.fails(5, &[]);
+    let document: Value = serde_json::from_str(&failed.err).unwrap();
+    let told = |field: &str| document["error"][field].as_str().unwrap().to_owned();
+    assert!(told("hint").contains("with: tinkex train --resume"), "{document}");
+    assert!(!told("message").is_empty() && !told("kind").is_empty());
+}
+
 /// The folder is free once the old server has stopped.
 async fn start(options: Options) -> Server {
     loop {
@@ -122,6 +154,10 @@ async fn a_bad_file_is_refused_before_anything_starts() {
     home.write("talks.jsonl", &format!("{good}\n{{\"prompt\": \"a\"}}\nnonsense\n"));
     let refused = home.run(LINE).await;
     refused.fails(2, &["2 lines", "talks.jsonl:3: ", "\"completion\"", "talks.jsonl:4: ", "hint"]);
+    home.write("talks.jsonl", &good);
+    let long = home.run("train talks.jsonl --local --max-tokens 3 --refuse-long").await;
+    let long = long.fails(2, &["and 3 are allowed", "raise --max-tokens"]);
+    assert!(!long.err.contains("messages"), "{}", long.err);
     home.write("talks.jsonl", "\n");
     home.run(LINE).await.fails(2, &["is empty"]);
     home.run("train missing.jsonl --local").await.fails(1, &["missing.jsonl cannot be read"]);
@@ -145,15 +181,27 @@ async fn options_that_make_no_sense_are_refused() {
     ] {
         home.run(line).await.fails(2, &[says]);
     }
+    let kept = home.run("train --resume run --steps 3 --local").await;
+    let kept = kept.fails(2, &["cannot be used with", "--steps", "--resume"]);
+    assert!(!kept.err.contains("--rank"), "{}", kept.err);
     home.run("train --resume nowhere --local").await.fails(4, &["run.json cannot be read"]);
 }
 
 #[tokio::test]
-async fn a_file_that_changed_is_not_gone_on_with() {
+async fn a_run_whose_files_changed_or_that_is_under_way_is_not_gone_on_with() {
     let mut home = home();
     home.press_at = Some(("step 4/8", 1));
-    home.run(&format!("{LINE} --dir run")).await.fails(130, &[]);
+    home.write("held.jsonl", &examples(3));
+    let line = LINE.replace("--eval-split 0.2", "--eval-file held.jsonl");
+    home.run(&format!("{line} --dir run")).await.fails(130, &[]);
     home.press_at = None;
+    let other = std::fs::File::open(home.path("run/lock")).unwrap();
+    other.lock().unwrap();
+    home.run("train --resume run --local").await.fails(1, &["is under way already"]);
+    drop(other);
+    home.write("held.jsonl", &examples(4));
+    home.run("train --resume run --local").await.fails(2, &["held.jsonl has changed"]);
+    home.write("held.jsonl", &examples(3));
     home.write("talks.jsonl", &examples(21));
     home.run("train --resume run --local").await.fails(2, &["has changed since the run began"]);
 }

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use minijinja::Value;
 use serde::Deserialize;
+use serde_json::Value as Json;
 use tinkex_wire::Datum;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -63,6 +64,8 @@ pub struct BadLine {
     pub line: u64,
     /// What is wrong with it.
     pub error: Error,
+    /// Whether it has the right form and only too many tokens.
+    pub too_long: bool,
 }
 
 impl Chat {
@@ -134,11 +137,17 @@ impl<R: BufRead> Jsonl<R> {
         }
     }
 
-    fn datums(&self) -> Result<VecDeque<Datum>> {
+    fn datums(&self) -> std::result::Result<VecDeque<Datum>, BadLine> {
+        let bad = |error, too_long| BadLine { line: self.line, error, too_long };
         self.chat
-            .examples_of_line(self.buffer.trim_ascii(), self.train_on)?
+            .examples_of_line(self.buffer.trim_ascii(), self.train_on)
+            .map_err(|error| bad(error, false))?
             .into_iter()
-            .map(|example| fit(example, self.most)?.datum())
+            .map(|example| {
+                let too_long = self.most.is_some_and(|(most, _)| example.tokens.len() > most);
+                let datum = fit(example, self.most).and_then(|example| example.datum());
+                datum.map_err(|error| bad(error, too_long))
+            })
             .collect()
     }
 }
@@ -148,13 +157,14 @@ impl<R: BufRead> Iterator for Jsonl<R> {
 
     fn next(&mut self) -> Option<Self::Item> {
         while self.ready.is_empty() && !self.done {
-            let read = self.next_line().and_then(|more| match more {
-                true => self.datums(),
-                false => Ok(VecDeque::new()),
-            });
+            let read = match self.next_line() {
+                Ok(true) => self.datums(),
+                Ok(false) => Ok(VecDeque::new()),
+                Err(error) => Err(BadLine { line: self.line, error, too_long: false }),
+            };
             match read {
                 Ok(datums) => self.ready = datums,
-                Err(error) => return Some(Err(BadLine { line: self.line, error })),
+                Err(bad) => return Some(Err(bad)),
             }
         }
         self.ready.pop_front().map(Ok)
@@ -191,11 +201,12 @@ struct Line {
 impl Chat {
     fn examples_of_line(&self, line: &[u8], train_on: TrainOn) -> Result<Vec<Example>> {
         let wrong = |why: String| Error::new(ErrorKind::InvalidInput, why);
-        let line = line.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(line);
-        let line: Line = serde_json::from_slice(line).map_err(|why| {
-            // To the parser every line is the first.
-            wrong(why.to_string().replace(" at line 1 column ", " at column "))
-        })?;
+        let line = line.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(line).trim_ascii_start();
+        // A list would do for the parser, as the fields in their order.
+        if !line.starts_with(b"{") {
+            return Err(wrong(not_a_line(line)));
+        }
+        let line: Line = serde_json::from_slice(line).map_err(|why| wrong(reason(line, &why)))?;
         match (line.messages, line.prompt, line.completion) {
             (Some(messages), None, None) => {
                 self.with_tools(line.tools).examples(&messages, train_on)
@@ -220,6 +231,47 @@ impl Chat {
         }
         let learned = prompt.len()..text.len();
         encode(&self.tokenizer, &text, &[learned], true)
+    }
+}
+
+/// Why something that is no object is no line.
+fn not_a_line(line: &[u8]) -> String {
+    match serde_json::from_slice::<Json>(line) {
+        Ok(value) => format!("it is {}, not an object", what(&value)),
+        Err(why) => not_json(&why),
+    }
+}
+
+/// Why an object is no line, in words that its writer knows.
+fn reason(line: &[u8], why: &serde_json::Error) -> String {
+    let fields = match serde_json::from_slice::<serde_json::Map<String, Json>>(line) {
+        Ok(fields) => fields,
+        Err(why) => return not_json(&why),
+    };
+    let wrong = |name: &str, wanted: &str, fits: fn(&Json) -> bool| {
+        let value = fields.get(name).filter(|value| !value.is_null() && !fits(value))?;
+        Some(format!("{name:?} is {}, not {wanted}", what(value)))
+    };
+    wrong("messages", "a list", Json::is_array)
+        .or_else(|| wrong("prompt", "a text", Json::is_string))
+        .or_else(|| wrong("completion", "a text", Json::is_string))
+        // To the parser every line is the first.
+        .unwrap_or_else(|| why.to_string().replace(" at line 1 column ", " at column "))
+}
+
+fn not_json(why: &serde_json::Error) -> String {
+    let how = if why.is_eof() { "it ends too early" } else { "it is not JSON" };
+    format!("{how} (column {})", why.column())
+}
+
+fn what(value: &Json) -> &'static str {
+    match value {
+        Json::Null => "null",
+        Json::Bool(_) => "true or false",
+        Json::Number(_) => "a number",
+        Json::String(_) => "a text",
+        Json::Array(_) => "a list",
+        Json::Object(_) => "an object",
     }
 }
 

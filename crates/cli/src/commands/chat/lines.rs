@@ -48,6 +48,7 @@ impl Lines {
             }
             Self::Edited { editor, history } => (Arc::clone(editor), history.clone()),
         };
+        let _mode = Mode::now();
         let (tell, told) = oneshot::channel();
         // On a thread of its own: a terminal may take for ever to say something.
         std::thread::spawn(move || {
@@ -70,6 +71,38 @@ impl Lines {
             Ok(Err(ReadlineError::Eof)) | Err(_) => Ok(Line::End),
             Ok(Err(why)) => Err(not_read(&why.to_string())),
         }
+    }
+}
+
+/// The terminal as it is now, and again once this is dropped: an editor that is left behind in the
+/// middle of a line does not put it back itself.
+#[cfg(unix)]
+struct Mode(Option<rustix::termios::Termios>);
+
+#[cfg(unix)]
+impl Mode {
+    fn now() -> Self {
+        Self(rustix::termios::tcgetattr(std::io::stdin()).ok())
+    }
+}
+
+#[cfg(unix)]
+impl Drop for Mode {
+    fn drop(&mut self) {
+        use rustix::termios::{OptionalActions, tcsetattr};
+        if let Some(mode) = &self.0 {
+            let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, mode);
+        }
+    }
+}
+
+#[cfg(not(unix))]
+struct Mode;
+
+#[cfg(not(unix))]
+impl Mode {
+    fn now() -> Self {
+        Self
     }
 }
 

@@ -64,7 +64,8 @@ pub(super) async fn run(shell: &mut Shell<'_>, chat: Chat) -> Result<Exit, Failu
     let lines = Lines::new(&shell.world.input, history.map(|home| home.join("chat-history")));
     loop {
         // What is pressed from here on is about this line; an editor reads Ctrl-C itself.
-        let presses = interrupt.count();
+        // Where nobody types, there is nothing to go back to.
+        let presses = if watched { interrupt.count() } else { 0 };
         let line = match interrupt.stops(presses + 1, lines.next("> ")).await? {
             Line::Text(line) => line,
             Line::Cancelled => continue,
@@ -75,8 +76,8 @@ pub(super) async fn run(shell: &mut Shell<'_>, chat: Chat) -> Result<Exit, Failu
             continue;
         }
         if let Some(command) = line.strip_prefix('/') {
-            let outcome = obey(shell, &service, &chat.weights, &mut talk, command).await;
-            match outcome {
+            let work = obey(shell, &service, &chat.weights, &mut talk, command);
+            match interrupt.stops(presses + 1, work).await {
                 Ok(true) => return Ok(Exit::Done),
                 Ok(false) => {}
                 // Somebody who types can try again; a script should know.

@@ -25,17 +25,40 @@ Examples:
 pub(crate) struct Train {
     #[command(flatten)]
     pub(super) wanted: Wanted,
-    /// Go on with the run in this folder
-    #[arg(long, value_name = "DIR")]
+    /// Go on with the run in this folder, which keeps its settings
+    #[arg(long, value_name = "DIR", conflicts_with_all = KEPT)]
     pub(super) resume: Option<PathBuf>,
     /// Show the plan and do nothing
     #[arg(long)]
     pub(super) dry_run: bool,
 }
 
+/// What a run that is gone on with keeps. Each by its name, so that an error names only what was typed.
+const KEPT: [&str; 20] = [
+    "file",
+    "model",
+    "rank",
+    "learning_rate",
+    "schedule",
+    "warmup",
+    "batch_size",
+    "epochs",
+    "steps",
+    "eval_file",
+    "eval_split",
+    "eval_every",
+    "save_every",
+    "keep",
+    "max_tokens",
+    "refuse_long",
+    "learn",
+    "seed",
+    "tokenizer",
+    "dir",
+];
+
 /// What decides a run.
 #[derive(Clone, Debug, Args)]
-#[group(id = "wanted", multiple = true, conflicts_with = "resume")]
 pub(super) struct Wanted {
     /// Conversations, or prompts with completions; one on each line
     #[arg(value_name = "FILE.jsonl", required_unless_present = "resume")]
@@ -120,4 +143,16 @@ fn epochs(text: &str) -> Result<f64, String> {
 
 fn part(text: &str) -> Result<f64, String> {
     number(text, |part| (0.0..1.0).contains(&part), "give a part between 0 and 1, such as 0.1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_keeps_everything_that_decides_it() {
+        let command = Wanted::augment_args(clap::Command::new("train"));
+        let all: Vec<_> = command.get_arguments().map(|arg| arg.get_id().as_str()).collect();
+        assert_eq!(all, KEPT);
+    }
 }

@@ -1,5 +1,6 @@
 //! Training examples from a file, all of them or none.
 
+use std::fs::File;
 use std::path::Path;
 
 use tinkex::{Chat, Datum, TooLong, TrainOn};
@@ -55,11 +56,15 @@ pub(crate) fn read(
         let more = bad.len().saturating_sub(TOLD);
         let more = if more > 0 { format!("\n  and {more} more") } else { String::new() };
         let lines = if bad.len() == 1 { "1 line" } else { &format!("{} lines", bad.len()) };
-        return Err(Failure::usage(format!("{shown} has {lines} to put right:{told}{more}")).hint(
+        let hint = if bad.iter().all(|line| line.too_long) {
+            "raise --max-tokens, or make them shorter"
+        } else {
             "a line is {\"messages\": [{\"role\": \"user\", \"content\": \"…\"}, \
-                 {\"role\": \"assistant\", \"content\": \"…\"}]} or \
-                 {\"prompt\": \"…\", \"completion\": \"…\"}",
-        ));
+             {\"role\": \"assistant\", \"content\": \"…\"}]} or \
+             {\"prompt\": \"…\", \"completion\": \"…\"}"
+        };
+        let why = format!("{shown} has {lines} to put right:{told}{more}");
+        return Err(Failure::usage(why).hint(hint));
     }
     if pieces.is_empty() {
         return Err(Failure::usage(format!("{shown} is empty"))
@@ -97,6 +102,12 @@ pub(crate) fn split(
         pieces.into_iter().zip(held_back).partition(|(_, held)| *held);
     let plain = |pairs: Vec<(Piece, bool)>| pairs.into_iter().map(|(piece, _)| piece).collect();
     Ok((plain(train), plain(eval)))
+}
+
+/// Whether a file is there.
+pub(crate) fn look_at(path: &Path) -> Result<(), Failure> {
+    let found = File::open(path).map(drop);
+    found.map_err(|why| Failure::file("read", &path.display().to_string(), &why))
 }
 
 /// A number that changes when a file does.

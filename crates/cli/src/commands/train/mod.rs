@@ -5,7 +5,6 @@ pub(super) mod data;
 mod examples;
 pub(super) mod plan;
 mod plot;
-mod pulse;
 pub(super) mod record;
 mod run;
 pub(super) mod show;
@@ -13,6 +12,7 @@ mod state;
 pub(super) mod work;
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -26,7 +26,11 @@ use record::Record;
 use run::Run;
 use state::State;
 
+/// How long a run waits for a server that is gone. Much is lost with a run, and nobody need watch it.
+const PATIENCE: Duration = Duration::from_secs(300);
+
 pub(super) async fn run(shell: &mut Shell<'_>, train: Train) -> Result<Exit, Failure> {
+    shell.settings.be_patient(PATIENCE);
     let interrupt = shell.world.interrupt.clone();
     let Some((mut run, examples, plan)) = interrupt.stops(1, prepare(shell, train)).await? else {
         return Ok(Exit::Done);
@@ -45,20 +49,23 @@ async fn prepare(
         *path = shell.world.path(path);
     }
     let resume = train.resume.map(|folder| shell.world.path(&folder));
-    let old = resume.as_deref().map(State::load).transpose()?;
+    let mut old = resume.as_deref().map(State::load).transpose()?;
+    let mut lock = None;
+    if let Some(folder) = resume.as_deref().filter(|_| !train.dry_run) {
+        lock = Some(state::lock(folder)?);
+        // Whoever held it may have come further.
+        old = Some(State::load(folder)?);
+    }
     if let Some(state) = old.as_ref().filter(|state| state.finished) {
         let sampler = state.sampler.clone().unwrap_or_default();
         let text = format!("the run is finished; chat with it: {}", chat_line(shell, &sampler));
         shell.text(&text, &json!({ "finished": true, "sampler": sampler }))?;
         return Ok(None);
     }
-    let file = old.as_ref().map_or(wanted.file.as_deref(), |state| Some(&state.settings.file));
-    let digest = data::digest(file.unwrap_or(Path::new("")))?;
-    if let Some(state) = old.as_ref().filter(|state| state.digest != digest) {
-        let why = format!("{} has changed since the run began", state.settings.file.display());
-        return Err(
-            Failure::usage(why).hint("put it back as it was, or start a new run with the new file")
-        );
+    match &old {
+        Some(state) => state.check_files()?,
+        // Before a server is started for it.
+        None => data::look_at(wanted.file.as_deref().unwrap_or(Path::new("")))?,
     }
 
     let service = shell.client().await?;
@@ -84,9 +91,16 @@ async fn prepare(
         Some(folder) => folder,
         None => state::new_folder(&shell.world.folder, wanted.dir, &settings.file)?,
     };
-    let state = old.unwrap_or_else(|| State::new(settings, digest));
+    let lock = match lock {
+        Some(lock) => lock,
+        None => state::lock(&folder)?,
+    };
+    let state = match old {
+        Some(state) => state,
+        None => State::new(settings)?,
+    };
     let record = Record::open(&folder.join("metrics.jsonl"), state.step())?;
-    Ok(Some((Run { service, folder, state, record }, examples, plan)))
+    Ok(Some((Run { service, folder, _lock: lock, state, record }, examples, plan)))
 }
 
 /// The line to type to talk to a checkpoint.

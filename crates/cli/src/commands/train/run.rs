@@ -1,5 +1,6 @@
 //! [`Run`]: a run under way, written down as it goes.
 
+use std::fs::File;
 use std::path::PathBuf;
 
 use serde_json::json;
@@ -14,7 +15,6 @@ use super::chat_line;
 use super::examples::Examples;
 use super::plan::Plan;
 use super::plot;
-use super::pulse::Pulse;
 use super::record::{EvalLine, Record, StepLine};
 use super::show::{Show, thousands};
 use super::state::{Saved, State};
@@ -24,6 +24,8 @@ use super::work::{self, Event, Work};
 pub(super) struct Run {
     pub(super) service: ServiceClient,
     pub(super) folder: PathBuf,
+    /// Nobody else goes on with it meanwhile.
+    pub(super) _lock: File,
     pub(super) state: State,
     pub(super) record: Record,
 }
@@ -58,11 +60,9 @@ impl Run {
         let mut work = Work::new(model.clone(), plan.clone(), parts, interrupt.clone(), from)
             .every(settings.eval_every, settings.save_every)
             .adam(AdamParams::default());
-        let probe = shell.settings.client_for_one_try(shell.world)?;
-        let mut pulse = Pulse::new(probe, shell.settings.patience());
         let mut step = from;
         loop {
-            let event = match pulse.keeps(work.next()).await {
+            let event = match work.next().await {
                 Ok(Some(event)) => event,
                 Ok(None) => break,
                 Err(failure) => {
@@ -96,7 +96,7 @@ impl Run {
         }
         show.clear(shell);
         let stopped = work.was_stopped();
-        pulse.keeps(interrupt.stops(2, self.save(&model, step))).await?;
+        interrupt.stops(2, self.save(&model, step)).await?;
         let finished = step == settings.steps;
         self.state.finished = finished;
         self.state.store(&self.folder)?;
@@ -128,12 +128,16 @@ impl Run {
         self.state.store(&self.folder)?;
         self.plot()?;
         for saved in old {
-            if let Ok(path) = weights::path(&saved.path) {
-                // One that cannot be deleted is no reason to stop; it may be gone already.
-                let _ = self.service.rest().delete_checkpoint(&path).await;
-            }
+            self.delete(&saved.path).await;
         }
         Ok(())
+    }
+
+    /// A checkpoint that cannot be deleted is no reason to stop; it may be gone already.
+    async fn delete(&self, path: &str) {
+        if let Ok(path) = weights::path(path) {
+            let _ = self.service.rest().delete_checkpoint(&path).await;
+        }
     }
 
     /// Saves the model as it is, to go on from and to sample from.
@@ -144,8 +148,13 @@ impl Run {
             let path = model.save_state(Save::named(&*name)).await?;
             self.saved(step, &path).await?;
         }
-        self.state.sampler =
-            Some(model.save_weights_for_sampler(Save::named(name)).await?.to_string());
+        let sampler = model.save_weights_for_sampler(Save::named(name)).await?.to_string();
+        // The one of the last stop is of no use any more.
+        let old = self.state.sampler.replace(sampler.clone()).filter(|old| *old != sampler);
+        self.state.store(&self.folder)?;
+        if let Some(old) = old {
+            self.delete(&old).await;
+        }
         self.plot()
     }
 

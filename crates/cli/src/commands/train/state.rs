@@ -1,5 +1,6 @@
 //! [`State`]: what a run is and how far it came, in its folder.
 
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -7,6 +8,7 @@ use tinkex::{TooLong, TrainOn};
 
 use crate::failure::{Exit, Failure};
 
+use super::data;
 use super::plan::{Plan, Schedule};
 
 /// What a run is and how far it came.
@@ -16,7 +18,10 @@ pub(crate) struct State {
     version: u32,
     pub(crate) settings: Settings,
     /// The training file as it was at the start.
-    pub(crate) digest: String,
+    digest: String,
+    /// The same of the file to evaluate on, if there is one.
+    #[serde(default)]
+    eval_digest: Option<String>,
     /// The training run on the server; a new one after every interruption.
     pub(crate) run_id: Option<String>,
     /// Checkpoints to go on from, oldest first.
@@ -100,9 +105,33 @@ impl Settings {
 const VERSION: u32 = 1;
 
 impl State {
-    pub(crate) fn new(settings: Settings, digest: String) -> Self {
-        let (run_id, saved, sampler) = (None, Vec::new(), None);
-        Self { version: VERSION, settings, digest, run_id, saved, sampler, finished: false }
+    /// A run that begins with its files as they are now.
+    pub(crate) fn new(settings: Settings) -> Result<Self, Failure> {
+        Ok(Self {
+            version: VERSION,
+            digest: data::digest(&settings.file)?,
+            eval_digest: settings.eval_file.as_deref().map(data::digest).transpose()?,
+            settings,
+            run_id: None,
+            saved: Vec::new(),
+            sampler: None,
+            finished: false,
+        })
+    }
+
+    /// The files must be as they were when the run began.
+    pub(crate) fn check_files(&self) -> Result<(), Failure> {
+        let train = (Some(&self.settings.file), Some(&self.digest));
+        let eval = (self.settings.eval_file.as_ref(), self.eval_digest.as_ref());
+        for (file, digest) in [train, eval] {
+            let (Some(file), Some(digest)) = (file, digest) else { continue };
+            if data::digest(file)? != *digest {
+                let why = format!("{} has changed since the run began", file.display());
+                let hint = "put it back as it was, or start a new run with the new file";
+                return Err(Failure::usage(why).hint(hint));
+            }
+        }
+        Ok(())
     }
 
     fn path(folder: &Path) -> PathBuf {
@@ -138,6 +167,21 @@ impl State {
     /// The step to go on from.
     pub(crate) fn step(&self) -> u64 {
         self.saved.last().map_or(0, |saved| saved.step)
+    }
+}
+
+/// Keeps others from the run in a folder, for as long as the file is open.
+pub(crate) fn lock(folder: &Path) -> Result<File, Failure> {
+    let path = folder.join("lock");
+    let failed = |why| Failure::file("locked", &path.display().to_string(), &why);
+    let file = File::create(&path).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            let why = format!("the run in {} is under way already", folder.display());
+            Err(Failure::new(Exit::Failed, why).hint("wait for the other tinkex train, or stop it"))
+        }
+        Err(TryLockError::Error(why)) => Err(failed(why)),
     }
 }
 
