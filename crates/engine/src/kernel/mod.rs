@@ -11,6 +11,7 @@
 
 use std::sync::OnceLock;
 
+mod crew;
 mod exp;
 mod gemm;
 pub(crate) mod pages;
@@ -50,6 +51,16 @@ impl Isa {
             let right = |isa: &Self| trial::agrees(*isa);
             Self::available().into_iter().rev().find(right).unwrap_or(Self::Portable)
         })
+    }
+
+    /// Up to so many rows bf16 weights are widened in registers, by every tile; above it once for all
+    /// rows. AVX2 does it beside its multiplications, AVX-512 instead of them.
+    fn widened_in_registers(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => usize::MAX,
+            _ => 12,
+        }
     }
 
     /// All that this machine has, worst first.

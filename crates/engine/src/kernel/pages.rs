@@ -14,7 +14,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::pool::SharedMut;
-use super::tile::{ROWS, Tile};
+use super::tile::{Next, ROWS, Tile};
 use super::{Isa, Kernel, PANEL, rows};
 
 /// Positions in a page.
@@ -212,15 +212,22 @@ fn attend_rows(
     scratch.out.resize(vectors * padded, 0.0);
     scratch.sums.clear();
 
+    // Pages lie anywhere, so memory is told which comes next.
+    let next_page = |index: usize, part: usize| {
+        let block = span.blocks.get(index + 1).unwrap_or(&span.blocks[index]);
+        let start = block.page * heads.page_len() + head * heads.head_len();
+        pages.as_ptr().wrapping_add(start + part)
+    };
     // Scores: a page of keys is a panel. A block that is not full leaves numbers behind its end,
     // which the next block or the softmax writes over.
     let mut position = 0;
-    for block in &span.blocks {
+    for (index, block) in span.blocks.iter().enumerate() {
         if position >= context {
             break;
         }
         let start = block.page * heads.page_len() + head * heads.head_len();
         let keys = &pages[start..start + PAGE * width];
+        let next = next_page(index, 0);
         for first in (0..vectors).step_by(ROWS) {
             let count = ROWS.min(vectors - first);
             assert!(position + PANEL <= stride, "scores of one row stay in their row");
@@ -232,6 +239,7 @@ fn attend_rows(
                 b: keys.as_ptr(),
                 b_panel: 0,
                 b_step: PANEL,
+                next: Next::from(next),
                 c: scratch.scores[first * stride + position..].as_mut_ptr(),
                 c_row: stride,
                 fresh: true,
@@ -252,12 +260,13 @@ fn attend_rows(
     }
 
     let mut position = 0;
-    for block in &span.blocks {
+    for (index, block) in span.blocks.iter().enumerate() {
         if position >= context {
             break;
         }
         let start = block.page * heads.page_len() + head * heads.head_len() + PAGE * width;
         let values = &pages[start..start + PAGE * padded];
+        let next = next_page(index, PAGE * width);
         let depth = block.len.min(context - position);
         for first in (0..vectors).step_by(ROWS) {
             let count = ROWS.min(vectors - first);
@@ -273,6 +282,7 @@ fn attend_rows(
                     b: values[panel * PANEL..].as_ptr(),
                     b_panel: PANEL,
                     b_step: padded,
+                    next: Next::from(next.wrapping_add(panel * PANEL * PAGE)),
                     c: scratch.out[first * padded + panel * PANEL..].as_mut_ptr(),
                     c_row: padded,
                     fresh: false,

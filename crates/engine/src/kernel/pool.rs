@@ -2,9 +2,9 @@
 
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use rayon::prelude::*;
-
+use super::crew::Crew;
 use crate::{Error, Result};
 
 /// Fewer operations than this are done sooner than handed out.
@@ -15,54 +15,50 @@ const WORTH: usize = 1 << 16;
 pub(crate) struct Pool {
     threads: usize,
     /// `None` with one thread: the caller's own does the work.
-    workers: Option<Arc<rayon::ThreadPool>>,
+    crew: Option<Arc<Crew>>,
 }
 
 impl Pool {
-    /// `threads` of them; 0 means one for each core.
+    /// `threads` of them, the caller's among them; 0 means one for each core.
     pub(crate) fn new(threads: usize) -> Result<Self> {
         let threads = match threads {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             some => some,
         };
-        let workers = match threads {
+        let crew = match threads {
             1 => None,
             _ => Some(Arc::new(
-                rayon::ThreadPoolBuilder::new()
-                    .num_threads(threads)
-                    .thread_name(|index| format!("tinkex-engine-{index}"))
-                    .build()
+                Crew::new(threads - 1)
                     .map_err(|error| Error::invalid("threads", error.to_string()))?,
             )),
         };
-        Ok(Self { threads, workers })
+        Ok(Self { threads, crew })
     }
 
     /// The caller's thread alone.
     pub(crate) fn alone() -> Self {
-        Self { threads: 1, workers: None }
+        Self { threads: 1, crew: None }
     }
 
     pub(crate) fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Runs all of `task` on a thread of the pool, where sharing work costs no way in and out.
-    pub(crate) fn inside<T: Send>(&self, task: impl FnOnce() -> T + Send) -> T {
-        match &self.workers {
-            Some(workers) => workers.install(task),
-            None => task(),
-        }
-    }
-
     /// Runs `task` once for every number below `count`, in any order, on any thread.
     pub(crate) fn each(&self, count: usize, task: impl Fn(usize) + Sync) {
-        match &self.workers {
-            Some(workers) if count > 1 => {
-                workers.install(|| (0..count).into_par_iter().with_max_len(1).for_each(&task));
+        let Some(crew) = self.crew.as_ref().filter(|_| count > 1) else {
+            return (0..count).for_each(task);
+        };
+        let next = AtomicUsize::new(0);
+        crew.run(&|| {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= count {
+                    break;
+                }
+                task(index);
             }
-            _ => (0..count).for_each(task),
-        }
+        });
     }
 
     /// The same where all tasks together are `work` multiply-adds: too few are not worth sharing.
@@ -73,17 +69,12 @@ impl Pool {
             self.each(count, task);
         }
     }
-}
 
-impl Pool {
     /// The results of `task` for every number below `count`, in order.
     pub(crate) fn map<T: Send>(&self, count: usize, task: impl Fn(usize) -> T + Sync) -> Vec<T> {
-        match &self.workers {
-            Some(workers) if count > 1 => {
-                workers.install(|| (0..count).into_par_iter().with_max_len(1).map(&task).collect())
-            }
-            _ => (0..count).map(task).collect(),
-        }
+        let mut results: Vec<Option<T>> = (0..count).map(|_| None).collect();
+        self.each_part(&mut results, 1, |index, result| result[0] = Some(task(index)));
+        results.into_iter().flatten().collect()
     }
 
     /// Runs `task` on every row of a matrix whose rows are `width` long, each of them being `work`
@@ -96,18 +87,18 @@ impl Pool {
         task: impl Fn(usize, &mut [T]) + Sync,
     ) {
         let count = matrix.len() / width;
-        match &self.workers {
-            Some(workers) if count > 1 && count * work >= WORTH => workers.install(|| {
-                let least = count.div_ceil(self.threads * 4);
-                let rows = matrix.par_chunks_exact_mut(width).enumerate().with_min_len(least);
-                rows.for_each(|(i, row)| task(i, row));
-            }),
-            _ => matrix.chunks_exact_mut(width).enumerate().for_each(|(i, row)| task(i, row)),
+        if count * work < WORTH {
+            return matrix.chunks_exact_mut(width).enumerate().for_each(|(i, row)| task(i, row));
         }
+        let least = count.div_ceil(self.threads * 4);
+        let whole = &mut matrix[..count * width];
+        self.each_part(whole, least * width, |part, rows| {
+            for (i, row) in rows.chunks_exact_mut(width).enumerate() {
+                task(part * least + i, row);
+            }
+        });
     }
-}
 
-impl Pool {
     /// [`each_row`](Self::each_row) of a matrix that has a number beside every row.
     pub(crate) fn each_row_with<T: Send>(
         &self,
@@ -142,7 +133,25 @@ pub(crate) struct SharedMut<'a, T> {
 
 #[expect(unsafe_code, reason = "the parts that tasks take do not overlap; see `part`")]
 mod shared {
-    use super::{PhantomData, SharedMut};
+    use super::{PhantomData, Pool, SharedMut};
+
+    impl Pool {
+        /// Runs `task` on every part of a slice; parts are `len` long, but for the last.
+        pub(super) fn each_part<T: Send>(
+            &self,
+            slice: &mut [T],
+            len: usize,
+            task: impl Fn(usize, &mut [T]) + Sync,
+        ) {
+            let total = slice.len();
+            let shared = SharedMut::new(slice);
+            self.each(total.div_ceil(len), |part| {
+                let start = part * len;
+                // SAFETY: every part is given out once, and parts do not overlap.
+                task(part, unsafe { shared.part(start, len.min(total - start)) });
+            });
+        }
+    }
 
     // SAFETY: a `SharedMut` gives access to `T`s of an exclusive borrow only through `part`, whose
     // caller promises that parts in use at the same time do not overlap. So it may go where the

@@ -119,8 +119,7 @@ impl Sampler {
     pub fn step(&mut self) -> Vec<(RequestId, Result<Answer>)> {
         self.admit();
         let shares = self.plan();
-        let model = self.model.clone();
-        model.kernel.pool().inside(|| self.run(&shares));
+        self.run(&shares);
         self.finished()
     }
 

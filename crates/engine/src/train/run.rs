@@ -28,14 +28,6 @@ impl Run<'_> {
     pub(super) fn data(
         &self,
         data: &[Datum<'_>],
-        back: Option<(&mut Grads, &mut dyn Sink)>,
-    ) -> Result<Output> {
-        self.model.kernel.pool().inside(|| self.passes(data, back))
-    }
-
-    fn passes(
-        &self,
-        data: &[Datum<'_>],
         mut back: Option<(&mut Grads, &mut dyn Sink)>,
     ) -> Result<Output> {
         let mut logprobs: Vec<Vec<f32>> = vec![Vec::new(); data.len()];

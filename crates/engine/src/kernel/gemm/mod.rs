@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::panels::Data;
 use super::pool::SharedMut;
-use super::tile::{ROWS, Tile};
+use super::tile::{Next, ROWS, Tile};
 use super::{Isa, Kernel, PANEL, Panels, rows};
 
 /// Rows whose part of the left side stays in the second-level cache while panels pass by.
@@ -19,8 +19,9 @@ const BLOCK_ROWS: usize = 192;
 const BLOCK_ROWS_TURNED: usize = 768;
 /// Length of the chains in one go; a slice of a panel of that length stays in the first-level cache.
 const BLOCK_DEPTH: usize = 256;
-/// Up to so many rows bf16 weights are widened in registers, above it once for all rows.
-const FEW_ROWS: usize = 12;
+
+/// How many steps ahead of a single tile memory is asked.
+const AHEAD: usize = 128;
 
 thread_local! {
     static SLICES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
@@ -248,6 +249,15 @@ enum Ready {
     Bf16 { start: *const u16, panel: usize },
 }
 
+impl Ready {
+    fn nothing_next(self) -> Next {
+        match self {
+            Self::F32 { start, .. } => Next::none(start),
+            Self::Bf16 { start, .. } => Next::none(start),
+        }
+    }
+}
+
 impl Job<'_> {
     /// Computes one block of rows of some panels.
     fn block(&self, rows: Range<usize>, panels: Range<usize>) {
@@ -272,10 +282,12 @@ impl Job<'_> {
                     for from in (from..end).step_by(short) {
                         let steps = from..end.min(from + short);
                         self.with_ready(count, first, group, from, steps.len(), |ready| {
+                            let next = self.next(ready, few, (first, group), &steps);
                             for tile in 0..tiles {
+                                let next = next.part(tile, tiles, steps.len());
                                 let tile = part(count, tiles, tile);
                                 let rows = rows.start + tile.start..rows.start + tile.end;
-                                self.tile(rows, (first, group), &steps, left, ready);
+                                self.tile(rows, (first, group), &steps, left, ready, next);
                             }
                         });
                     }
@@ -323,11 +335,36 @@ impl Job<'_> {
         });
     }
 
+    /// What will be read from memory after these steps, if weights are read as they stand: those
+    /// behind them if rows take them `along` the panels, else the same steps of the next panel.
+    fn next(
+        &self,
+        ready: Ready,
+        along: bool,
+        (first, group): (usize, usize),
+        steps: &Range<usize>,
+    ) -> Next {
+        let Rhs::Packed { weights, from } = self.rhs else { return ready.nothing_next() };
+        let (panel, step) = match (along, steps.len() == self.size.depth) {
+            // Of several panels at once memory sees by itself where they go.
+            (true, true) if group > 1 => return ready.nothing_next(),
+            (true, true) => (first, AHEAD),
+            (true, false) => (first, steps.end),
+            (false, _) => (first + group, steps.start),
+        };
+        let place = ((from / PANEL + panel) * weights.cols() + step) * PANEL;
+        match weights.data() {
+            Data::F32(data) => Next::from(data.as_ptr().wrapping_add(place)),
+            Data::Bf16(data) => Next::from(data.as_ptr().wrapping_add(place)),
+        }
+    }
+
     fn needs_copy(&self, rows: usize) -> bool {
         match self.rhs {
-            Rhs::Packed { weights, .. } => {
-                matches!(weights.data(), Data::Bf16(_)) && rows > FEW_ROWS
-            }
+            Rhs::Packed { weights, .. } => match weights.data() {
+                Data::F32(_) => false,
+                Data::Bf16(_) => rows > self.isa.widened_in_registers(),
+            },
             Rhs::Turned { .. } | Rhs::Rows { .. } => true,
         }
     }
@@ -410,16 +447,17 @@ impl Job<'_> {
         steps: &Range<usize>,
         left: Left<'_>,
         ready: Ready,
+        next: Next,
     ) {
         let col = first * PANEL;
         let cols = self.size.cols - col;
         if cols < group * PANEL {
-            return self.edge(rows, col, cols, steps, left, ready);
+            return self.edge(rows, col, cols, steps, left, ready, next);
         }
         let c = self.out.address(rows.start * self.stride + self.col + col);
         // SAFETY: `check` proved that `out` holds these columns of these rows, and no other task has
         // them.
-        unsafe { self.sums(rows, group, steps, left, ready, (c, self.stride)) }
+        unsafe { self.sums(rows, group, steps, left, ready, next, (c, self.stride)) }
     }
 
     /// The last panel where its columns do not fill it: computed aside.
@@ -431,6 +469,7 @@ impl Job<'_> {
         steps: &Range<usize>,
         left: Left<'_>,
         ready: Ready,
+        next: Next,
     ) {
         let group = cols.div_ceil(PANEL);
         let width = group * PANEL;
@@ -446,7 +485,7 @@ impl Job<'_> {
         // SAFETY: `edge` has room for six rows of four panels, and is our own.
         unsafe {
             let c = edge.as_mut_ptr();
-            self.sums(rows.clone(), group, steps, left, ready, (c, width));
+            self.sums(rows.clone(), group, steps, left, ready, next, (c, width));
         }
         for (i, row) in rows.enumerate() {
             // SAFETY: as above.
@@ -472,6 +511,7 @@ impl Job<'_> {
         steps: &Range<usize>,
         left: Left<'_>,
         ready: Ready,
+        next: Next,
         (c, c_row): (*mut f32, usize),
     ) {
         let start = (rows.start - left.first) * left.row + (steps.start - left.from) * left.step;
@@ -485,11 +525,11 @@ impl Job<'_> {
         unsafe {
             match ready {
                 Ready::F32 { start: b, panel: b_panel } => {
-                    Tile { depth, a, a_row, a_step, b, b_panel, b_step, c, c_row, fresh }
+                    Tile { depth, a, a_row, a_step, b, b_panel, b_step, next, c, c_row, fresh }
                         .run(self.isa, rows, group);
                 }
                 Ready::Bf16 { start: b, panel: b_panel } => {
-                    Tile { depth, a, a_row, a_step, b, b_panel, b_step, c, c_row, fresh }
+                    Tile { depth, a, a_row, a_step, b, b_panel, b_step, next, c, c_row, fresh }
                         .run(self.isa, rows, group);
                 }
             }
