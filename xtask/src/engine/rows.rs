@@ -152,9 +152,10 @@ impl Row {
         let number = |value: Option<f64>, unit: &str| {
             value.map_or_else(String::new, |value| format!("{value:.3}{unit}"))
         };
+        let more = if theirs.contains_key("longer") { "> " } else { "" };
         let first = number(get(ours, "first").map(|first| first * 1e3), " ms to the first token");
         println!(
-            "| {} | {} | {} | {seconds:.3} s {first} | {peer}{} | {} | {bar} | {peak:.0} {} | {} |",
+            "| {} | {} | {} | {seconds:.3} s {first} | {peer}{more}{} | {more}{} | {bar} | {peak:.0} {} | {} |",
             self.model,
             self.precision,
             self.work,

@@ -21,8 +21,35 @@ pub(crate) struct DeltaGrad {
     pub(crate) b: Vec<Vec<f32>>,
 }
 
+/// `out = W x`, and for the rows of each adapter its delta. `down` receives the scaled results of the A
+/// side, one adapter's rows after the other's.
+pub(crate) fn adapted(
+    kernel: &Kernel,
+    weights: &Panels,
+    x: &[f32],
+    deltas: &[(Range<usize>, &Delta)],
+    down: &mut Vec<f32>,
+    out: &mut [f32],
+) {
+    let (outputs, inputs) = (weights.rows(), weights.cols());
+    let count = x.len() / inputs;
+    let size = (count, inputs, outputs);
+    let sides = (Lhs::rows(x, inputs), Rhs::packed(weights));
+    let widths = deltas.iter().map(|(rows, delta)| rows.len() * delta.width());
+    down.resize(widths.sum(), 0.0);
+    if let [(rows, delta)] = deltas
+        && *rows == (0..count)
+    {
+        delta.project(kernel, x, down);
+        kernel.product_and(size, sides, &delta.terms(down), out, outputs);
+    } else {
+        kernel.product(size, sides.0, sides.1, out, outputs);
+        apart(kernel, deltas, (x, inputs), down, (out, outputs));
+    }
+}
+
 /// Deltas of several adapters, each on rows of its own: one task for each.
-pub(crate) fn apart(
+fn apart(
     kernel: &Kernel,
     deltas: &[(Range<usize>, &Delta)],
     (x, inputs): (&[f32], usize),
@@ -52,8 +79,7 @@ pub(crate) fn apart(
 }
 
 impl Linear {
-    /// `out = W x + b`, and for the rows of each adapter its delta. `down` receives the scaled
-    /// results of the A side, one adapter's rows after the other's.
+    /// `W x + b` and deltas: see [`adapted`].
     pub(crate) fn forward<'a>(
         &self,
         kernel: &Kernel,
@@ -63,23 +89,10 @@ impl Linear {
         out: &mut Vec<f32>,
     ) {
         let (outputs, inputs) = (self.weights.rows(), self.weights.cols());
-        let count = x.len() / inputs;
-        out.resize(count * outputs, 0.0);
-        let size = (count, inputs, outputs);
-        let sides = (Lhs::rows(x, inputs), Rhs::packed(&self.weights));
+        out.resize(x.len() / inputs * outputs, 0.0);
         let deltas: Vec<(Range<usize>, &Delta)> =
             deltas.filter_map(|(rows, delta)| Some((rows, delta?))).collect();
-        let widths = deltas.iter().map(|(rows, delta)| rows.len() * delta.width());
-        down.resize(widths.sum(), 0.0);
-        if let [(rows, delta)] = &deltas[..]
-            && *rows == (0..count)
-        {
-            delta.project(kernel, x, down);
-            kernel.product_and(size, sides, &delta.terms(down), out, outputs);
-        } else {
-            kernel.product(size, sides.0, sides.1, out, outputs);
-            apart(kernel, &deltas, (x, inputs), down, (out, outputs));
-        }
+        adapted(kernel, &self.weights, x, &deltas, down, out);
         if let Some(bias) = &self.bias {
             for row in out.chunks_exact_mut(outputs) {
                 rows::add(kernel.isa(), row, bias);

@@ -16,7 +16,7 @@ pub(crate) use backward::{Gain, Grads, LayerBackward, LayerGrads, NoSink, Sink, 
 pub(crate) use batch::Batch;
 pub(crate) use forward::{Adapted, Trace, Workspace};
 pub(crate) use head::{Head, Kept, Pair, log_probability, log_sum_exp};
-pub(crate) use linear::{DeltaGrad, Linear, apart};
+pub(crate) use linear::{DeltaGrad, Linear, adapted};
 pub(crate) use load::{Numbers, Source};
 
 use crate::file::ModelConfig;

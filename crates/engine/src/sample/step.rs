@@ -3,9 +3,8 @@
 use super::sampler::{Sampler, Share};
 use super::sequence::Sequence;
 use super::state::{Request, Rows};
-use crate::kernel::{Lhs, Rhs};
 use crate::lora::Lora;
-use crate::model::{Adapted, Model, apart};
+use crate::model::{Adapted, Model, adapted};
 
 /// Rows whose logits exist at the same time.
 const LOGIT_ROWS: usize = 32;
@@ -190,9 +189,6 @@ impl Model {
         let (mut normed, mut inverse) = (Vec::new(), Vec::new());
         self.norm_rows(&x, &self.norm, &mut normed, &mut inverse);
         logits.resize(rows.len() * vocab, 0.0);
-        let size = (rows.len(), hidden, vocab);
-        let rhs = Rhs::packed(self.unembedding());
-        self.kernel.product(size, Lhs::rows(&normed, hidden), rhs, logits, vocab);
         let mut deltas = Vec::new();
         let mut first = 0;
         while first < rows.len() {
@@ -203,9 +199,7 @@ impl Model {
             }
             first += count;
         }
-        let width = deltas.iter().map(|(rows, delta)| rows.len() * delta.width()).sum();
-        let mut down = vec![0.0; width];
-        apart(&self.kernel, &deltas, (&normed, hidden), &mut down, (logits, vocab));
+        adapted(&self.kernel, self.unembedding(), &normed, &deltas, &mut Vec::new(), logits);
     }
 }
 

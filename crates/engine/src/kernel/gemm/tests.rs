@@ -1,6 +1,6 @@
 //! Products against the rule itself.
 
-use super::super::Precision;
+use super::super::{Isa, Precision};
 use super::*;
 
 /// The rule itself: one chain per element.
