@@ -16,7 +16,8 @@ use super::{Lhs, Rhs, Size};
 
 /// Length of the chains in one go; a slice of a panel of that length stays in the first-level cache.
 const BLOCK_DEPTH: usize = 256;
-
+/// The same for few rows, which wait for memory more than for the caches.
+const FEW_DEPTH: usize = 512;
 /// How many steps ahead of a single tile memory is asked.
 const AHEAD: usize = 128;
 
@@ -92,7 +93,7 @@ impl Job<'_> {
         let few = tiles <= 2 && !self.needs_copy(count);
         let (long, short) = match (few, tiles) {
             (true, 1) => (self.size.depth, self.size.depth),
-            (true, _) => (self.size.depth, BLOCK_DEPTH),
+            (true, _) => (self.size.depth, FEW_DEPTH),
             (false, _) => (BLOCK_DEPTH, BLOCK_DEPTH),
         };
         for from in (0..self.size.depth).step_by(long) {
