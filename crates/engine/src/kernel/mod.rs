@@ -12,12 +12,15 @@
 use std::sync::OnceLock;
 
 mod crew;
+#[cfg(test)]
+mod crew_tests;
 mod exp;
 mod gemm;
 pub(crate) mod pages;
 mod panels;
 mod pool;
 pub(crate) mod rows;
+mod sync;
 mod tile;
 mod trial;
 mod wide;
