@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::codec::json;
 use crate::config::{ClientConfig, DynamicConfig};
 use crate::ids::{SamplerId, SessionId};
+use crate::secret::Address;
 use crate::{DecodeError, DecodeErrorKind};
 
 /// What another process needs to sample from the same weights. It carries no credential: whoever
@@ -66,11 +67,11 @@ impl HandleHolder {
 }
 
 impl fmt::Debug for HandleHolder {
-    /// Names the headers without what is in them.
+    /// Names the headers without what is in them, and the server without a user or query.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let headers = self.default_headers_overrides.as_ref();
         f.debug_struct("HandleHolder")
-            .field("base_url", &self.base_url)
+            .field("base_url", &Address::Path(&self.base_url))
             .field("default_headers_overrides", &headers.map(|all| all.keys().collect::<Vec<_>>()))
             .field("client_config", &self.client_config)
             .field("client_dynamic_config", &self.client_dynamic_config)

@@ -7,6 +7,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+use crate::secret::Address;
 use crate::tokens::Tokens;
 
 /// What a model reads.
@@ -24,7 +25,7 @@ pub struct ModelInput {
 }
 
 /// One piece of a [`ModelInput`].
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Chunk {
     /// Text, already encoded.
@@ -60,6 +61,32 @@ pub enum Chunk {
         #[serde(serialize_with = "to_base64")]
         dmel: Bytes,
     },
+}
+
+impl fmt::Debug for Chunk {
+    /// The address of a picture is shown without its query, which may be what lets one in.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::EncodedText { tokens } => {
+                f.debug_struct("EncodedText").field("tokens", tokens).finish()
+            }
+            Self::Image { data, format, expected_tokens } => f
+                .debug_struct("Image")
+                .field("data", &format_args!("{} bytes", data.len()))
+                .field("format", format)
+                .field("expected_tokens", expected_tokens)
+                .finish(),
+            Self::ImageAssetPointer { format, location, expected_tokens } => f
+                .debug_struct("ImageAssetPointer")
+                .field("format", format)
+                .field("location", &Address::Path(location))
+                .field("expected_tokens", expected_tokens)
+                .finish(),
+            Self::Dmel { dmel } => {
+                f.debug_struct("Dmel").field("dmel", &format_args!("{} bytes", dmel.len())).finish()
+            }
+        }
+    }
 }
 
 /// The file format of a picture.

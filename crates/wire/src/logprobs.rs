@@ -1,6 +1,7 @@
 //! [`Logprobs`] and [`TopkLogprobs`]: how likely tokens were.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::ser::SerializeSeq;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -137,7 +138,7 @@ enum Layout {
     /// As on the wire: every row is `k` cells, the unused ones [`PADDING`].
     Padded,
     /// Only the used cells, and where each row's start; one more for the end.
-    Ragged(SharedSlice<usize>),
+    Ragged(Arc<Vec<usize>>),
 }
 
 /// What stands in a cell that is not used.
@@ -166,7 +167,7 @@ impl TopkLogprobs {
             length: u32::try_from(starts.len() - 1).expect("at most u32::MAX rows"),
             token_ids: token_ids.into(),
             logprobs: logprobs.into(),
-            layout: Layout::Ragged(starts.into()),
+            layout: Layout::Ragged(Arc::new(starts)),
         }
     }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// An immutable, cheaply cloned view into shared numbers.
 ///
-/// Made from a `Vec` without copying it. Reads like a slice.
+/// Made from a `Vec` or an `Arc<[T]>` without copying it. Reads like a slice.
 ///
 /// ```
 /// use tinkex_wire::SharedSlice;
@@ -22,11 +22,19 @@ use std::sync::Arc;
 /// assert_eq!(tail.as_ptr(), all[1..].as_ptr()); // the same memory
 /// ```
 pub struct SharedSlice<T> {
-    // Nothing to share, nothing to allocate: most empty slices come from messages, where an
-    // allocation for each would let two bytes of input cost a hundred.
-    owner: Option<Arc<Vec<T>>>,
+    owner: Owner<T>,
     start: usize,
     end: usize,
+}
+
+/// Who holds the numbers: a vector as it was given, or one allocation for both them and the count of
+/// their users, where they have to be copied anyway.
+enum Owner<T> {
+    // Nothing to share, nothing to allocate: most empty slices come from messages, where an
+    // allocation for each would let two bytes of input cost a hundred. Nobody stands in here because
+    // a third variant would make each slice larger.
+    Vec(Option<Arc<Vec<T>>>),
+    Slice(Arc<[T]>),
 }
 
 impl<T> SharedSlice<T> {
@@ -55,7 +63,11 @@ impl<T> Deref for SharedSlice<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        self.owner.as_deref().map_or(&[], |owner| &owner[self.start..self.end])
+        match &self.owner {
+            Owner::Vec(None) => &[],
+            Owner::Vec(Some(owner)) => &owner[self.start..self.end],
+            Owner::Slice(owner) => &owner[self.start..self.end],
+        }
     }
 }
 
@@ -65,28 +77,46 @@ impl<T> Clone for SharedSlice<T> {
     }
 }
 
+impl<T> Clone for Owner<T> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Vec(owner) => Self::Vec(owner.clone()),
+            Self::Slice(owner) => Self::Slice(Arc::clone(owner)),
+        }
+    }
+}
+
 impl<T> Default for SharedSlice<T> {
     fn default() -> Self {
-        Self { owner: None, start: 0, end: 0 }
+        Self { owner: Owner::Vec(None), start: 0, end: 0 }
     }
 }
 
 impl<T> From<Vec<T>> for SharedSlice<T> {
     fn from(values: Vec<T>) -> Self {
         let end = values.len();
-        Self { owner: (end > 0).then(|| Arc::new(values)), start: 0, end }
+        Self { owner: Owner::Vec((end > 0).then(|| Arc::new(values))), start: 0, end }
+    }
+}
+
+impl<T> From<Arc<[T]>> for SharedSlice<T> {
+    fn from(values: Arc<[T]>) -> Self {
+        match values.len() {
+            0 => Self::default(),
+            end => Self { owner: Owner::Slice(values), start: 0, end },
+        }
     }
 }
 
 impl<T: Clone> From<&[T]> for SharedSlice<T> {
     fn from(values: &[T]) -> Self {
-        Self::from(values.to_vec())
+        if values.is_empty() { Self::default() } else { Self::from(Arc::from(values)) }
     }
 }
 
 impl<T, const N: usize> From<[T; N]> for SharedSlice<T> {
     fn from(values: [T; N]) -> Self {
-        Self::from(Vec::from(values))
+        if N == 0 { Self::default() } else { Self::from(Arc::<[T]>::from(values)) }
     }
 }
 
@@ -159,6 +189,20 @@ mod tests {
         assert_eq!(&part[..], [3, 4]);
         assert_eq!(part.as_ptr(), all[3..].as_ptr());
         assert!(all.slice(10..).is_empty());
+    }
+
+    #[test]
+    fn whoever_holds_the_numbers_they_read_the_same_and_nobody_is_needed_for_none() {
+        let vector = SharedSlice::from(vec![1_u32, 2, 3]);
+        let shared = SharedSlice::from(Arc::<[u32]>::from([1, 2, 3]));
+        assert_eq!(vector, shared);
+        assert_eq!(vector.slice(1..), shared.slice(1..).clone());
+        let empty: [SharedSlice<u32>; 4] =
+            [vec![].into(), Arc::<[u32]>::from([]).into(), (&[][..]).into(), [].into()];
+        for empty in empty {
+            assert!(empty.is_empty() && matches!(empty.owner, Owner::Vec(None)));
+        }
+        assert_eq!(size_of::<SharedSlice<u32>>(), 4 * size_of::<usize>());
     }
 
     #[test]

@@ -53,6 +53,12 @@ impl From<Vec<u32>> for Tokens {
     }
 }
 
+impl From<SharedSlice<u32>> for Tokens {
+    fn from(ids: SharedSlice<u32>) -> Self {
+        Self(ids)
+    }
+}
+
 impl From<Vec<i32>> for Tokens {
     fn from(ids: Vec<i32>) -> Self {
         Self(bytemuck::allocation::cast_vec::<i32, u32>(ids).into())

@@ -2,7 +2,8 @@
 //!
 //! The requests are recorded from the client itself, so that they stay the same when it changes:
 //! bodies, headers and lanes. Then they are sent again and again as they are, over as many
-//! connections as the client would use, and the answers are received and dropped.
+//! connections as the client would use, and the answers are received and dropped. All at once is the
+//! exception: prompts and answers are held there as a program would, because memory is the question.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -11,22 +12,26 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
 use tinkex::{HttpFailure, HttpService, Lane};
+use tinkex_wire::ClientConfig;
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use crate::Outcome;
 use crate::ours;
 use crate::usage::Stopwatch;
-use crate::work::{Kind, MODEL, Work, batch};
+use crate::work::{Kind, MODEL, Work, batch, prompt};
 
 /// How many requests share one HTTP client, as in the client itself.
 const REQUESTS_PER_CLIENT: usize = 50;
+/// How many samples are handed over at once, as in the client itself.
+const HANDED_OVER: usize = 400;
 
 pub(crate) async fn run(work: &Work) -> Outcome<()> {
     let recorder = Recorder { client: client()?, log: Arc::default() };
     let log = Arc::clone(&recorder.log);
     let service = ours::builder(&work.url)?.http(recorder).build()?;
     let workers = match work.kind {
-        Kind::Samples => {
+        Kind::Samples | Kind::Burst => {
             let sampler = service.create_sampling_client(MODEL).await?;
             clear(&log);
             ours::sample(&sampler, 7).await?;
@@ -38,10 +43,16 @@ pub(crate) async fn run(work: &Work) -> Outcome<()> {
             ours::step(&model, batch()?).await?;
             1
         }
-        Kind::Start | Kind::Burst => return Err("there is no floor under this".into()),
+        Kind::Start => return Err("there is no floor under this".into()),
     };
     let recorded = clear(&log);
     drop(service);
+    if work.kind == Kind::Burst {
+        let watch = Stopwatch::start();
+        let answers = burst(&recorded, work.count).await?;
+        watch.report(u32::try_from(answers.len())?);
+        return Ok(());
+    }
     let replays = replays(&recorded, workers)?;
     replay(&replays, 2 * u32::try_from(workers)?).await?;
     let watch = Stopwatch::start();
@@ -108,6 +119,53 @@ async fn replay(replays: &[Replay], count: u32) -> Outcome<()> {
         done??;
     }
     Ok(())
+}
+
+/// All at once: as many as a server allows are under way, the rest waits with its prompts.
+async fn burst(
+    recorded: &[(Lane, Request<Bytes>, Duration)],
+    count: u32,
+) -> Outcome<Vec<Box<[u8]>>> {
+    let at_once = usize::try_from(ClientConfig::default().sample_max_concurrent_requests)?;
+    let prompts: Vec<Vec<u32>> = (0..count).map(prompt).collect();
+    let prompts = Arc::new(Mutex::new(prompts));
+    // Each step has as many places as the client would take there, so many to an HTTP client.
+    let mut steps = Vec::new();
+    for (lane, request, timeout) in recorded {
+        let most = if *lane == Lane::Sample { HANDED_OVER } else { at_once };
+        let places = (0..most.div_ceil(REQUESTS_PER_CLIENT))
+            .map(|_| Ok((client()?, Semaphore::new(REQUESTS_PER_CLIENT))))
+            .collect::<Outcome<Vec<_>>>()?;
+        let mut request = reqwest::Request::try_from(request.clone())?;
+        *request.timeout_mut() = Some(*timeout);
+        steps.push((places, request));
+    }
+    let steps = Arc::new(steps);
+    let mut workers = JoinSet::new();
+    for worker in 0..at_once {
+        let (steps, prompts) = (Arc::clone(&steps), Arc::clone(&prompts));
+        workers.spawn(async move {
+            let mut answers: Vec<Box<[u8]>> = Vec::new();
+            let next = || prompts.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            while let Some(_prompt) = next() {
+                let mut answer = Bytes::new();
+                for (places, request) in &*steps {
+                    let (client, place) = &places[worker % places.len()];
+                    let _place = place.acquire().await;
+                    let request = request.try_clone().expect("bodies are bytes");
+                    let reply = client.execute(request).await?.error_for_status()?;
+                    answer = reply.bytes().await?;
+                }
+                answers.push(Box::from(&answer[..]));
+            }
+            Ok::<_, reqwest::Error>(answers)
+        });
+    }
+    let mut answers = Vec::new();
+    while let Some(done) = workers.join_next().await {
+        answers.extend(done??);
+    }
+    Ok(answers)
 }
 
 /// Passes requests on and remembers them.

@@ -71,6 +71,8 @@ impl FromStr for BaseUrl {
     fn from_str(text: &str) -> Result<Self, Error> {
         let wrong = |why: &str| {
             let example = "give one such as http://localhost:8000";
+            // Not repeated if it may hold a password or a token.
+            let text = if text.contains(['@', '?', '#']) { "the address" } else { text };
             Error::new(ErrorKind::Config, format!("{text:?} {why}; {example}"))
         };
         let mut url = Url::parse(text.trim()).map_err(|_| wrong("is not a base URL"))?;
@@ -141,8 +143,16 @@ mod tests {
 
     #[test]
     fn passwords_in_an_address_are_refused_and_not_repeated() {
-        let error = "https://me:hidden@h.test".parse::<BaseUrl>().unwrap_err();
-        assert!(!format!("{error} {error:?}").contains("hidden"));
-        assert!("ftp://h.test".parse::<BaseUrl>().is_err());
+        for secret in [
+            "https://me:hidden@h.test",
+            "ftp://me:hidden@h.test",
+            "http://me:hidden@h.test:x",
+            "h.test?key=hidden",
+        ] {
+            let error = secret.parse::<BaseUrl>().unwrap_err();
+            assert!(!format!("{error} {error:?}").contains("hidden"), "{error}");
+        }
+        let error = "ftp://h.test".parse::<BaseUrl>().unwrap_err();
+        assert!(error.to_string().contains("\"ftp://h.test\""), "{error}");
     }
 }

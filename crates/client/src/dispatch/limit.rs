@@ -60,6 +60,13 @@ impl Limit {
         let admitted = {
             let (admit, admitted) = oneshot::channel();
             let mut waiting = self.lock();
+            if waiting.len() == waiting.capacity() {
+                // Whoever gave up behind somebody who still waits is forgotten before the line
+                // grows, and there is room enough then not to look again soon.
+                waiting.retain(|waiter| !waiter.admit.is_closed());
+                let room = waiting.len().max(8);
+                waiting.reserve(room);
+            }
             waiting.push_back(Waiter { amount, admit });
             self.state.fetch_or(WAITED_FOR, Ordering::AcqRel);
             // Whoever gave back before the mark was set did not see us.
@@ -116,6 +123,12 @@ impl Limit {
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Waiter>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many are remembered as waiting.
+    #[cfg(test)]
+    pub(crate) fn in_line(&self) -> usize {
+        self.lock().len()
     }
 
     /// What is left; negative if something is owed.

@@ -68,3 +68,17 @@ fn absurd_amounts_overflow_nothing() {
     drop((all, more));
     assert!(limit.take(1).now_or_never().is_some());
 }
+
+#[test]
+fn those_who_gave_up_behind_somebody_who_waits_are_forgotten() {
+    let limit = Limit::of_places(1);
+    let held = limit.take(1).now_or_never();
+    let mut patient = Box::pin(limit.take(1));
+    assert!((&mut patient).now_or_never().is_none());
+    for _ in 0..10_000 {
+        assert!(limit.take(1).now_or_never().is_none());
+    }
+    assert!(limit.in_line() < 100, "{} are remembered", limit.in_line());
+    drop(held);
+    assert!(patient.now_or_never().is_some(), "and whoever waits still gets a place");
+}

@@ -20,6 +20,8 @@ use super::pace::{Contact, Pace};
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 const BAD_REQUESTS: u32 = 3;
 const MOST_GIVEN_UP: usize = 10_000;
+/// Far more than samples can be between being taken and being waited for.
+const MOST_UNCLAIMED: usize = 10_000;
 
 /// Which answers have arrived. Polling ends when this is dropped.
 #[derive(Debug)]
@@ -39,13 +41,38 @@ struct Board {
 #[derive(Debug, Default)]
 struct State {
     waiting: HashMap<RequestId, oneshot::Sender<Arrival>>,
-    /// Announced before anybody asked.
-    arrived: HashMap<RequestId, Completion>,
+    arrived: Unclaimed,
     /// Nobody waits for these any more.
     given_up: HashSet<RequestId>,
     /// Answers that were fetched, which the server may forget.
     fetched: BTreeSet<RequestId>,
     over: Option<Over>,
+}
+
+/// Announced before anybody asked. A sample that is given up while it is handed over has a ticket that
+/// nobody here ever sees: the oldest announcements go when there are too many.
+#[derive(Debug, Default)]
+struct Unclaimed {
+    new: HashMap<RequestId, Completion>,
+    old: HashMap<RequestId, Completion>,
+}
+
+impl Unclaimed {
+    fn insert(&mut self, completion: Completion) {
+        if self.new.len() >= MOST_UNCLAIMED {
+            self.old = std::mem::take(&mut self.new);
+        }
+        self.new.insert(completion.request_id().clone(), completion);
+    }
+
+    fn remove(&mut self, request_id: &RequestId) -> Option<Completion> {
+        self.new.remove(request_id).or_else(|| self.old.remove(request_id))
+    }
+
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.new.len() + self.old.len()
+    }
 }
 
 /// Why there will be no more announcements.
@@ -202,7 +229,7 @@ impl Board {
             if let Some(waiter) = state.waiting.remove(request_id) {
                 let _ = waiter.send(Ok(Some(completion)));
             } else if !state.given_up.remove(request_id) {
-                state.arrived.insert(request_id.clone(), completion);
+                state.arrived.insert(completion);
             }
         }
     }
@@ -242,10 +269,15 @@ impl Over {
 
 #[cfg(test)]
 impl Arrivals {
+    /// How many announcements are kept for somebody who may still ask.
+    pub(super) fn kept(&self) -> usize {
+        self.board.lock().arrived.len()
+    }
+
     /// Whether nothing is remembered about any ticket.
     pub(super) fn is_empty(&self) -> bool {
         let state = self.board.lock();
         let State { waiting, arrived, given_up, fetched, .. } = &*state;
-        waiting.is_empty() && arrived.is_empty() && given_up.is_empty() && fetched.is_empty()
+        waiting.is_empty() && arrived.len() == 0 && given_up.is_empty() && fetched.is_empty()
     }
 }

@@ -6,7 +6,7 @@ use serde_json::json;
 use tinkex_wire::{Category, JsonObject, Severity};
 
 use crate::error::{Error, ErrorKind};
-use crate::telemetry::Journal;
+use crate::telemetry::{Journal, told};
 
 use super::poll::Taken;
 
@@ -37,7 +37,7 @@ pub(super) fn failure(
         ("request_id", json!(taken.ticket.request_id)),
         ("request_type", json!(taken.request_type)),
         ("status_code", json!(error.status())),
-        ("detail", json!(error.to_string())),
+        ("detail", json!(told(error))),
         ("kind", json!(format!("{:?}", error.kind()))),
         ("should_retry", json!(error.is_retryable())),
         ("is_user_error", json!(error.is_user_error())),
@@ -47,4 +47,25 @@ pub(super) fn failure(
     let data: JsonObject =
         facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     journal.note(&format!("APIFuture.result_async.{event}"), severity, data);
+}
+
+#[cfg(test)]
+mod tests {
+    use tinkex_wire::Ticket;
+
+    use super::*;
+    use crate::telemetry::Owner;
+
+    #[test]
+    fn what_a_credential_command_printed_is_not_told() {
+        let journal = Journal::new(Owner::Nobody);
+        let ticket = serde_json::from_value::<Ticket>(json!({"request_id": "r"})).unwrap();
+        let taken = Taken { ticket, request_type: "Sample", handed_over_in: Duration::ZERO };
+        let error = Error::new(ErrorKind::Auth, "the credential command failed: hidden");
+        failure(Some(&journal), &error, &taken, 1, Duration::ZERO);
+        let refused = Error::of_reply(500, b"{\"detail\":\"overheated\"}", None);
+        failure(Some(&journal), &refused, &taken, 1, Duration::ZERO);
+        let told = serde_json::to_string(&journal.batch()).unwrap();
+        assert!(told.contains("overheated") && !told.contains("hidden"), "{told}");
+    }
 }

@@ -151,3 +151,24 @@ async fn who_does_not_wait_any_more_is_forgotten() {
     arrivals.wait_for(&here).await.unwrap();
     assert!(arrivals.is_empty(), "an answer that nobody wants is not kept");
 }
+
+/// A sample that is given up while it is handed over has a ticket that nobody here ever sees.
+#[tokio::test(start_paused = true)]
+async fn answers_that_nobody_ever_asks_for_do_not_pile_up() {
+    let script = Script::default();
+    let arrivals = arrivals(&script);
+    let early = RequestId::from("early");
+    let announced = |ids: Vec<String>, cursor: usize| {
+        let completions: Vec<Value> = ids.iter().map(|id| json!({"request_id": id})).collect();
+        json!({"completions": completions, "cursor": cursor})
+    };
+    let mut polls: VecDeque<Value> = (0..60)
+        .map(|poll| announced((0..1000).map(|i| format!("{poll}-{i}")).collect(), poll))
+        .collect();
+    polls.push_back(announced(vec!["early".to_owned(), "here".to_owned()], 60));
+    script.0.lock().unwrap().0 = polls;
+    arrivals.wait_for(&RequestId::from("here")).await.unwrap();
+    assert!(arrivals.kept() <= 20_000, "{} are remembered", arrivals.kept());
+    let found = arrivals.wait_for(&early).now_or_never();
+    assert!(found.is_some(), "whoever is announced before they ask still learns of it");
+}

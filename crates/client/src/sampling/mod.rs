@@ -208,16 +208,19 @@ impl Inner {
         // On the heap from here on: of ten thousand samples most wait for a place, and those should
         // not hold the room that sending takes.
         let work = Box::pin(async {
-            let mut attempt = 0;
+            let (mut attempt, start) = (0, Instant::now());
             loop {
-                let error = match self.sample_once(&mut request).await {
+                let error = match self.sample_once(&mut request, start).await {
                     Ok(response) => {
                         self.watch.progressed();
                         return Ok(response);
                     }
                     Err(error) => error,
                 };
-                let again = anew && retry::worth_another(&error);
+                let wait = retry::delay(attempt, fastrand::f64());
+                let patience = self.session.settings().retry.patience();
+                let late = patience.is_some_and(|patience| start.elapsed() + wait > patience);
+                let again = anew && !late && retry::worth_another(&error);
                 if let Some(journal) = self.session.engine().journal() {
                     journal.attempt(retry::SAMPLE_FAILED, &error, retry::so_far(again, attempt));
                 }
@@ -225,7 +228,7 @@ impl Inner {
                     return Err(error);
                 }
                 tracing::debug!(%error, attempt, "asking for the sample anew");
-                sleep(retry::delay(attempt, fastrand::f64())).await;
+                sleep(wait).await;
                 attempt += 1;
             }
         });
@@ -234,12 +237,17 @@ impl Inner {
         }
     }
 
-    async fn sample_once(&self, request: &mut SampleRequest) -> Result<SampleResponse> {
+    /// Asks once, for somebody who has waited since then.
+    async fn sample_once(
+        &self,
+        request: &mut SampleRequest,
+        since: Instant,
+    ) -> Result<SampleResponse> {
         let line = self.line.get_or_try_init(|| Line::join(&self.session, &self.id)).await?;
         // A new number for every time it is asked for; resends keep theirs.
         request.seq_id = Some(line.next());
         request.sampling_session_id = Some(self.id.clone());
-        let taken = self.submit(request).await?;
+        let taken = self.submit(request, since).await?;
         let awaited = Awaited::new(&self.session, taken.ticket.request_id.clone());
         let poller = Poller::new(&self.session, &self.log).announced_by(line.arrivals());
         let answer = poller.answer::<SampleRequest>(&taken).await;
@@ -255,13 +263,13 @@ impl Inner {
     }
 
     /// Hands a request over, held back together with all others of this server and key.
-    async fn submit(&self, request: &SampleRequest) -> Result<Taken> {
+    async fn submit(&self, request: &SampleRequest, since: Instant) -> Result<Taken> {
         let start = Instant::now();
         let bytes = request.prompt.sampling_bytes() as u64;
         let gate = self.session.gate();
         let _pass = gate.enter(bytes).await;
         let hold = Hold { pause: Arc::clone(gate.pause()), bytes };
-        let mut extras = Extras { hold: Some(hold), ..Extras::default() };
+        let mut extras = Extras { hold: Some(hold), since: Some(since), ..Extras::default() };
         header::put(&mut extras.headers, wire_header::SAMPLING_BACKPRESSURE, "1");
         let ticket = self.session.transport().call(request, &extras).await?;
         let request_type = request.request_type();

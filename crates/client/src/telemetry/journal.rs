@@ -125,7 +125,7 @@ impl Journal {
     }
 
     /// The next events to send. They stay until [`Journal::gone`].
-    pub(super) fn batch(&self) -> Option<TelemetryBatch> {
+    pub(crate) fn batch(&self) -> Option<TelemetryBatch> {
         let events: Vec<_> = self.lock().iter().take(TelemetryBatch::MAX_EVENTS).cloned().collect();
         (!events.is_empty()).then(|| TelemetryBatch {
             events,

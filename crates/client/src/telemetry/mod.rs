@@ -145,7 +145,7 @@ fn text(error: &(dyn std::error::Error + 'static)) -> String {
 }
 
 /// What is told about an error. What a credential command printed is nobody else's business.
-fn told(error: &Error) -> String {
+pub(crate) fn told(error: &Error) -> String {
     if error.kind() == ErrorKind::Auth && error.status().is_none() {
         return "there was no credential".to_owned();
     }

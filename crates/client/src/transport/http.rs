@@ -257,13 +257,9 @@ impl HttpService for Network {
             {
                 self.speaks_http2.store(true, Ordering::Relaxed);
             }
-            let mut response = Response::builder().status(reply.status());
-            if let Some(headers) = response.headers_mut() {
-                *headers = std::mem::take(reply.headers_mut());
-            }
+            let head = head(&mut reply);
             let body = reply.bytes().await.map_err(failure)?;
-            let response = response.body(body).map_err(HttpFailure::connect)?;
-            pool.settle(&lease, response)
+            pool.settle(&lease, head.map(|()| body))
         })
     }
 
@@ -278,14 +274,18 @@ impl HttpService for Network {
             let lease = self.pool(lane).lease();
             let sent = tokio::time::timeout(timeout, lease.client().client.execute(request)).await;
             let mut reply = sent.map_err(HttpFailure::timeout)?.map_err(failure)?;
-            let mut response = Response::builder().status(reply.status());
-            if let Some(headers) = response.headers_mut() {
-                *headers = std::mem::take(reply.headers_mut());
-            }
-            let body = Incoming::new(incoming(reply, lease, timeout));
-            response.body(body).map_err(HttpFailure::connect)
+            let head = head(&mut reply);
+            Ok(head.map(|()| Incoming::new(incoming(reply, lease, timeout))))
         })
     }
+}
+
+/// Status and headers of a reply, taken out of it.
+fn head(reply: &mut reqwest::Response) -> Response<()> {
+    let mut head = Response::new(());
+    *head.status_mut() = reply.status();
+    *head.headers_mut() = std::mem::take(reply.headers_mut());
+    head
 }
 
 /// Hands a reply over as it comes. The connection is taken until the end of it.

@@ -24,6 +24,7 @@ use futures_util::future::BoxFuture;
 use tinkex_wire::codec::compress;
 use tinkex_wire::{AuthTokenRequest, BodyCodec, Call, Reply, Route, Secret, header as wire_header};
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tracing::Instrument as _;
 use url::Url;
 
@@ -81,6 +82,8 @@ pub(crate) struct Extras {
     pub(crate) once: bool,
     /// What holds it back together with others.
     pub(crate) hold: Option<Hold>,
+    /// Since when somebody waits for it, if not since it is sent.
+    pub(crate) since: Option<Instant>,
 }
 
 /// A call, encoded: what every attempt of it sends.
@@ -180,7 +183,7 @@ impl Transport {
     async fn send_on<C: Call>(&self, call: &C, extras: &Extras) -> Result<Response<Bytes>> {
         let outgoing = self.encode(call, extras).await.map_err(|e| e.during(what::<C>()))?;
         let (hold, key) = (extras.hold.clone(), extras.idempotency_key.clone());
-        let mut sending = Sending::new(outgoing.rule, hold, key);
+        let mut sending = Sending::new(outgoing.rule, hold, key).waited_for_since(extras.since);
         loop {
             sending.held().await;
             self.check_open(C::ROUTE).map_err(|error| error.during(what::<C>()))?;
@@ -295,7 +298,11 @@ impl Transport {
                 }
                 elsewhere = true;
             }
-            uri = self::uri(next.as_str())?;
+            // Not repeated in the error: where it leads may need no credential.
+            uri = next.as_str().parse().map_err(|_| {
+                let why = "the server redirects to an address that makes no sense";
+                Failed::for_good(Error::new(ErrorKind::Rejected, why))
+            })?;
         }
         Err(Error::new(ErrorKind::Rejected, "the server redirects without end").into())
     }
@@ -323,9 +330,12 @@ impl Transport {
 }
 
 /// Exchanges tokens ahead of need, for as long as the transport lives.
-async fn refresh(transport: Weak<Transport>, mut token: Secret) {
+async fn refresh(transport: Weak<Transport>, token: Secret) {
     const AFTER_FAILURE: Duration = Duration::from_secs(60);
-    let mut wait = auth::refresh_in(&token, crate::clock::unix_now());
+    // A token that does not last, or a clock that is ahead, must not ask for others without end.
+    const SHORTEST: Duration = Duration::from_secs(60);
+    let in_time = |token: &_| auth::refresh_in(token, crate::clock::unix_now()).max(SHORTEST);
+    let mut wait = in_time(&token);
     loop {
         tokio::time::sleep(wait).await;
         let Some(transport) = transport.upgrade() else { return };
@@ -334,10 +344,7 @@ async fn refresh(transport: Weak<Transport>, mut token: Secret) {
         }
         let Some(exchange) = transport.exchange.get() else { return };
         wait = match exchange.token.renew(|| transport.exchange_now()).await {
-            Ok(new) => {
-                token = new;
-                auth::refresh_in(&token, crate::clock::unix_now())
-            }
+            Ok(new) => in_time(&new),
             Err(error) => {
                 tracing::debug!(%error, "no new token yet");
                 AFTER_FAILURE

@@ -57,6 +57,11 @@ impl Pause {
         }
     }
 
+    /// How much is left of a pause.
+    pub(crate) fn rest(&self) -> Duration {
+        self.until().map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
+    }
+
     /// Waits until there is no pause.
     pub(crate) async fn over(&self) {
         while let Some(until) = self.until().filter(|until| *until > Instant::now()) {

@@ -7,7 +7,7 @@
 //!
 //! Two failures count as neither. A 402 waits for the account to be settled. A request that is held
 //! back together with others (a sample) is sent again after a 429 when their common pause is over,
-//! however long that takes.
+//! however often that happens; only a person's patience ends it.
 
 use std::time::{Duration, SystemTime};
 
@@ -193,13 +193,21 @@ pub(crate) struct Sending {
     attempts: u32,
     round: u32,
     start: Instant,
+    /// When a person began to wait.
+    since: Instant,
 }
 
 impl Sending {
     pub(crate) fn new(rule: Rule, hold: Option<Hold>, fixed_key: Option<String>) -> Self {
         let key = fixed_key.clone().unwrap_or_else(new_key);
         let start = Instant::now();
-        Self { rule, hold, fixed_key, key, sent_before: 0, attempts: 0, round: 0, start }
+        let (sent_before, attempts, round, since) = (0, 0, 0, start);
+        Self { rule, hold, fixed_key, key, sent_before, attempts, round, start, since }
+    }
+
+    /// The same where it is not the first that somebody waits for.
+    pub(crate) fn waited_for_since(self, since: Option<Instant>) -> Self {
+        Self { since: since.unwrap_or(self.since), ..self }
     }
 
     /// Waits until everyone may send again who is held back together with this.
@@ -256,10 +264,12 @@ impl Sending {
         let unsettled = status == Some(402) && self.rule.persist && billing.pause();
         if let Some(hold) = self.hold.as_ref().filter(|_| unsettled || status == Some(429)) {
             hold.too_much(delay::sensible(failed.asked));
-            seen::resend("pause");
-            if !self.rule.persist {
+            // Whoever waits for the account to be settled waits as long as the server allows.
+            let late = !unsettled && self.too_late_in(hold.pause.rest());
+            if !self.rule.persist || late {
                 return Err(failed.error.after(self.attempts, self.start.elapsed()));
             }
+            seen::resend("pause");
         } else if unsettled {
             sleep(billing::PAUSE).await;
         } else {
@@ -292,7 +302,7 @@ impl Sending {
 
     /// Whether nobody would wait for an attempt that begins after this pause.
     fn too_late_in(&self, pause: Duration) -> bool {
-        self.rule.patience.is_some_and(|patience| self.start.elapsed() + pause > patience)
+        self.rule.patience.is_some_and(|patience| self.since.elapsed() + pause > patience)
     }
 
     /// For the journal.
@@ -312,10 +322,12 @@ fn new_key() -> String {
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
+    use std::sync::Arc;
 
     use serde_json::Value;
     use tinkex_wire::Route;
 
+    use super::super::pause::Pause;
     use super::*;
     use crate::error::ErrorKind;
     use crate::fixture;
@@ -380,6 +392,24 @@ mod tests {
             let total = (Instant::now() - start).as_secs_f64();
             assert_eq!(json!(total), case["total_elapsed"], "{case}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn patience_ends_also_for_what_is_always_too_much() {
+        let patience = Duration::from_secs(20);
+        let rule = RetryPolicy::default().within(patience).apply(Rule::of(Route::Sample));
+        let hold = Hold { pause: Arc::new(Pause::new()), bytes: 1 };
+        let billing = Billing::new(Duration::from_secs(3600));
+        let (mut sending, start) = (Sending::new(rule, Some(hold), None), Instant::now());
+        let error = loop {
+            sending.held().await;
+            assert!(start.elapsed() <= patience, "nobody waits any more");
+            let failed = outcome(&json!(429)).unwrap_err();
+            if let Err(error) = sending.failed(failed, &billing, None).await {
+                break error;
+            }
+        };
+        assert_eq!((error.status(), error.attempts()), (Some(429), 21));
     }
 
     #[tokio::test(start_paused = true)]

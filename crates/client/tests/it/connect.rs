@@ -136,6 +136,34 @@ async fn tokens_are_renewed_ahead_of_need() {
     fake.finish();
 }
 
+/// A token that lasts less than those five minutes, or a clock that is ahead, would ask for another
+/// one without end.
+#[tokio::test(start_paused = true)]
+async fn tokens_that_do_not_last_are_not_renewed_without_a_pause() {
+    let mut fake = Fake::new()
+        .reply(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
+        .reply(TOKEN, 200, json!({"jwt": jwt(200)}))
+        .reply(DYNAMIC, 200, json!({}))
+        .reply(LIST, 200, none());
+    for _ in 0..5 {
+        fake = fake.reply(TOKEN, 200, json!({"jwt": jwt(200)}));
+    }
+    let client = fake.client();
+    client.rest().list_sessions(&ListSessions::default()).await.unwrap();
+    sleep(Duration::from_secs(150)).await;
+    let exchanges = fake.seen().iter().filter(|seen| seen.lane == Lane::Auth).count();
+    assert_eq!(exchanges, 3, "once, and then every minute");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_redirect_to_an_impossible_address_is_not_repeated_in_the_error() {
+    let signed = format!("https://storage.test/f?sig=hidden{}", "x".repeat(70_000));
+    let fake = Fake::started().reply_with(LIST, 307, &[("location", &signed)], Value::Null);
+    let error = fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap_err();
+    assert!(!format!("{error} {error:?}").contains("hidden"), "{} bytes", error.to_string().len());
+    fake.finish();
+}
+
 /// Covers X5, X6.
 #[tokio::test(start_paused = true)]
 async fn secrets_do_not_follow_a_redirect_to_another_server() {

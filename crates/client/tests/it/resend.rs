@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tinkex::rest::ListSessions;
-use tinkex::{AdamParams, ErrorKind, RetryPolicy};
+use tinkex::{AdamParams, ErrorKind, RetryPolicy, SamplingParams};
 use tokio::time::Instant;
 
 use crate::fake::Fake;
@@ -211,4 +211,24 @@ async fn the_waiting_for_an_answer_ends_with_patience() {
     let asked = Instant::now();
     model.optim_step(AdamParams::default()).await.unwrap();
     assert!(asked.elapsed() > patience);
+}
+
+/// A sample that was lost is asked for anew, but not for longer than somebody waits.
+#[tokio::test(start_paused = true)]
+async fn samples_are_not_asked_for_anew_when_patience_is_over() {
+    let patience = Duration::from_secs(60);
+    for (i, lost) in [json!("conn"), json!(503), json!(429)].into_iter().enumerate() {
+        let stage = Stage::new(json!({}));
+        stage.samples(vec![lost.clone(); 10_000]);
+        // A server of its own: pauses are shared by server and key.
+        let builder =
+            stage.builder().base_url(format!("http://patience-{i}.test").parse().unwrap());
+        let service = builder.retry(RetryPolicy::default().within(patience)).build().unwrap();
+        let sampler = service.create_sampling_client("base").await.unwrap();
+        let asked = Instant::now();
+        let sample = sampler.sample([1], SamplingParams::new()).send();
+        let error = tokio::time::timeout(patience * 3, sample).await.expect("it ends").unwrap_err();
+        assert!(error.is_retryable(), "{error}");
+        assert!(asked.elapsed() <= patience, "{lost}: {:?}", asked.elapsed());
+    }
 }

@@ -1,6 +1,7 @@
 //! Checkpoints.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +12,7 @@ use crate::ids::ModelId;
 use crate::metadata::Metadata;
 use crate::path::{CheckpointKind, TinkerPath};
 use crate::route::Route;
+use crate::secret::Address;
 use crate::time::Timestamp;
 
 use super::Cursor;
@@ -119,13 +121,25 @@ pub struct ExternalWeightsUrlsRequest {
     pub path: TinkerPath,
 }
 
-/// Where to download files, without a credential.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// Where to download files, without a credential: whoever has a URL has the file.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExternalWeightsUrls {
-    /// From a file's relative path to its URL.
+    /// From a file's relative path to its URL. Never log the URLs.
     pub urls: BTreeMap<String, String>,
     /// Until when the URLs work.
     pub expires: Timestamp,
+}
+
+impl fmt::Debug for ExternalWeightsUrls {
+    /// Names the files and who has them, without the way in: a signature may stand in the path.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let urls: BTreeMap<_, _> =
+            self.urls.iter().map(|(file, url)| (file, Address::Host(url))).collect();
+        f.debug_struct("ExternalWeightsUrls")
+            .field("urls", &urls)
+            .field("expires", &self.expires)
+            .finish()
+    }
 }
 
 fn params(path: &TinkerPath) -> Vec<&str> {

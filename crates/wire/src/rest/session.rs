@@ -1,5 +1,7 @@
 //! Sessions, looked at from outside.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::InvalidInput;
@@ -8,6 +10,7 @@ use crate::codec::json;
 use crate::ids::{ModelId, SamplerId, SessionId};
 use crate::metadata::Metadata;
 use crate::route::Route;
+use crate::secret::Address;
 
 use super::{AccessScope, ScopeQuery};
 
@@ -84,16 +87,27 @@ pub struct TraceExportRequest {
 }
 
 /// How far a trace is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceExport {
     /// How far.
     pub status: TraceStatus,
-    /// Where to download it, once it is ready.
+    /// Where to download it, once it is ready. It needs no credential, so never log it.
     #[serde(default)]
     pub url: Option<String>,
     /// Why there will be none.
     #[serde(default)]
     pub error: Option<String>,
+}
+
+impl fmt::Debug for TraceExport {
+    /// Tells who has the trace, without the way in.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TraceExport")
+            .field("status", &self.status)
+            .field("url", &self.url.as_deref().map(Address::Host))
+            .field("error", &self.error)
+            .finish()
+    }
 }
 
 /// How far a trace is.

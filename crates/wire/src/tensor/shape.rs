@@ -25,7 +25,7 @@ enum Dims {
     Scalar,
     One([usize; 1]),
     Two([usize; 2]),
-    More(Box<[usize]>),
+    More(Vec<usize>),
 }
 
 impl Shape {
@@ -43,6 +43,16 @@ impl Shape {
             Dims::One(dims) => dims,
             Dims::Two(dims) => dims,
             Dims::More(dims) => dims,
+        }
+    }
+
+    /// Adds an innermost dimension; the first one states the shape.
+    pub(crate) fn push(&mut self, dim: usize) {
+        match &mut self.0 {
+            Dims::Unstated | Dims::Scalar => self.0 = Dims::One([dim]),
+            Dims::One([a]) => self.0 = Dims::Two([*a, dim]),
+            Dims::Two([a, b]) => self.0 = Dims::More(vec![*a, *b, dim]),
+            Dims::More(dims) => dims.push(dim),
         }
     }
 

@@ -4,7 +4,8 @@ use bytes::Bytes;
 use prost::Message;
 use tinkex_wire::{
     Datum, DecodeError, DecodeErrorKind as Kind, ForwardBackward, ForwardBackwardOutput,
-    LossConfig, LossFn, LossRecord, SampleResponse, SampledSequence, SessionHeartbeat, Tokens,
+    LossConfig, LossFn, LossRecord, SampleResponse, SampledSequence, SessionHeartbeat, TensorData,
+    Tokens,
 };
 
 use crate::messages as peer;
@@ -326,6 +327,47 @@ fn encoding_takes_one_buffer_of_exactly_the_right_size() {
     assert_eq!((used.count_total, used.bytes_total), (1, body.len() as u64));
 }
 
+/// One allocation for each array, one for each list that holds them, and none for names, types,
+/// shapes and sharing.
+#[test]
+fn decoding_allocates_what_a_message_owns_and_nothing_else() {
+    let rollout = |n: u32| {
+        let answer: Vec<u32> = (0..n).collect();
+        let targets = TensorData::from_rows(&vec![[1_i64, 0, 0, 0, 0, 0, 0, 0]; 300]).unwrap();
+        let datum = Datum::rollout(vec![7; 300], answer, vec![-0.5; n as usize], 1.0).unwrap();
+        let sparse = Datum::builder(vec![7_u32; 300])
+            .loss_input("target_tokens", targets)
+            .loss_input("weights", vec![1.0_f32; 300])
+            .build()
+            .unwrap();
+        assert!(sparse.loss_input("target_tokens").unwrap().is_sparse());
+        [datum, sparse]
+    };
+    let data: Vec<Datum> = (2..22).flat_map(rollout).collect();
+    let request = ForwardBackward::new("m", data, LossFn::Ppo);
+    let body = request.to_proto().unwrap();
+    let mut read = None;
+    let used = allocation_counter::measure(|| read = Some(ForwardBackward::from_proto(&body)));
+    assert_eq!(read.unwrap().unwrap(), request);
+    // Prompt, answer, targets, log-probabilities, advantages: five arrays in two lists. The other
+    // one: a prompt, weights, and the box with three arrays that a sparse matrix is.
+    let (dense, sparse) = (5 + 2, 1 + 1 + 4 + 2);
+    // And the list of datums and the model's id.
+    assert_eq!(used.count_total, 20 * (dense + sparse) + 2, "{used:?}");
+
+    let sequence = SampledSequence {
+        tokens: vec![3; 300].into(),
+        logprobs: Some(vec![-1.0; 300].into()),
+        ..Default::default()
+    };
+    let response = SampleResponse { sequences: vec![sequence; 9], ..Default::default() };
+    let body = response.to_proto();
+    let used = allocation_counter::measure(|| {
+        assert_eq!(SampleResponse::from_proto(&body).unwrap(), response);
+    });
+    assert_eq!(used.count_total, 9 * 2 + 1, "{used:?}");
+}
+
 #[test]
 fn error_texts_stay_short_whatever_was_sent() {
     let long = "x".repeat(1 << 20);
@@ -377,7 +419,7 @@ fn memory_stays_in_proportion_to_the_input() {
 
 #[test]
 fn odd_arguments_are_answered_not_panicked_on() {
-    use tinkex_wire::{LossOutputs, TensorData, TopkLogprobs};
+    use tinkex_wire::{LossOutputs, TopkLogprobs};
     let topk = TopkLogprobs::from_rows([Some(vec![(1, -1.0)])]);
     assert!(topk.row(usize::MAX).is_none());
     let empty = TensorData::from(Vec::<f32>::new()).reshape([usize::MAX, 0]).unwrap();

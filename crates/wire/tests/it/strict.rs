@@ -281,6 +281,30 @@ fn secrets_do_not_print() {
     assert!(!format!("{holder:?}").contains("hidden"));
     let body = load.body().unwrap().bytes();
     assert!(String::from_utf8_lossy(&body).contains("tml-hidden"), "but they are sent");
+    holder.base_url = "https://me:hidden@h/p?key=hidden".to_owned();
+    assert!(!format!("{holder:?}").contains("hidden") && format!("{holder:?}").contains("h/p"));
+}
+
+#[test]
+fn addresses_that_need_no_credential_do_not_print() {
+    let signed = "https://files.example/hidden/a.bin?X-Signature=hidden";
+    let urls: rest::ExternalWeightsUrls =
+        read(&json!({ "urls": { "a.bin": signed }, "expires": "2026-01-01T00:00:00Z" })).unwrap();
+    let shown = format!("{urls:?}");
+    assert!(shown.contains("a.bin") && shown.contains("https://files.example"), "{shown}");
+    assert!(!shown.contains("hidden"), "{shown}");
+    assert_eq!(urls.urls["a.bin"], signed, "but they are there");
+
+    let trace: rest::TraceExport = read(&json!({ "status": "ready", "url": signed })).unwrap();
+    let shown = format!("{trace:?}");
+    assert!(shown.contains("files.example") && !shown.contains("hidden"), "{shown}");
+
+    let location = "https://pictures.example/cat.png?sig=hidden".to_owned();
+    let picture =
+        Chunk::ImageAssetPointer { format: ImageFormat::Png, location, expected_tokens: None };
+    let request = SampleRequest::new(ModelInput::default().chunk(picture), SamplingParams::new());
+    let shown = format!("{request:?}");
+    assert!(shown.contains("pictures.example/cat.png") && !shown.contains("hidden"), "{shown}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 
 use crate::output::{Column, LossOutputs, LossRecord};
+use crate::slice::SharedSlice;
 use crate::tensor::Shape;
 use crate::training::{DEFAULT_OUTPUT_TYPE, ForwardBackwardOutput, Metrics};
 use crate::{DecodeError, DecodeErrorKind};
@@ -95,7 +96,8 @@ fn write_batched(out: &mut Vec<u8>, column: &Column) {
 
 pub(crate) fn decode(body: &[u8]) -> Result<ForwardBackwardOutput, DecodeError> {
     let mut output_type = "";
-    let mut records = Vec::with_capacity(count(body, OUTPUT, 2)?);
+    let [records] = count(body, OUTPUT, [2])?;
+    let mut records = Vec::with_capacity(records);
     let mut metrics = Metrics::new();
     let mut fields = Fields::new(body, OUTPUT);
     while let Some(field) = fields.next()? {
@@ -199,22 +201,21 @@ fn decode_record(message: &[u8]) -> Result<RawRecord, DecodeError> {
 }
 
 fn decode_column(name: &str, message: &[u8]) -> Result<Column, DecodeError> {
-    let (mut data, mut offsets) = (&[][..], Vec::new());
-    let (mut wire_type, mut dims) = (0, Vec::new());
+    let (mut data, mut offsets) = (&[][..], SharedSlice::default());
+    let (mut wire_type, mut trailing) = (0, Shape::SCALAR);
     let mut fields = Fields::new(message, BATCHED);
     while let Some(field) = fields.next()? {
         match field.number {
             1 => data = field.bytes()?,
             2 => offsets = field.message(i64s)?,
             3 => wire_type = field.varint()?,
-            4 => field.dims(&mut dims)?,
+            4 => field.dims(&mut trailing)?,
             _ => {}
         }
     }
     let wire_type = WireType::from_number(wire_type).map_err(|error| error.within(BATCHED[2]))?;
     let starts = element_starts(&offsets, data.len(), wire_type.size())
         .map_err(|why| DecodeError::new(DecodeErrorKind::Offsets, why).within(BATCHED[1]))?;
-    let trailing = Shape::from(dims);
     if trailing.cells().is_none() {
         let why = format!("{trailing:?} has too many cells");
         return Err(DecodeError::new(DecodeErrorKind::Shape, why).within(BATCHED[3]));

@@ -1,5 +1,9 @@
 //! Reading the wire format: fields, and the numbers in them.
 
+use std::sync::Arc;
+
+use crate::slice::SharedSlice;
+use crate::tensor::Shape;
 use crate::{DecodeError, DecodeErrorKind};
 
 /// The field names of a message, by number, for errors.
@@ -78,14 +82,20 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// How often a field occurs: the exact capacity of the list it becomes.
-pub(super) fn count(message: &[u8], names: Names, number: u32) -> Result<usize, DecodeError> {
+/// How often each of these fields occurs: the exact capacity of the list it becomes.
+pub(super) fn count<const N: usize>(
+    message: &[u8],
+    names: Names,
+    numbers: [u32; N],
+) -> Result<[usize; N], DecodeError> {
     let mut fields = Fields::new(message, names);
-    let mut n = 0;
+    let mut counts = [0; N];
     while let Some(field) = fields.next()? {
-        n += usize::from(field.number == number);
+        for (count, number) in counts.iter_mut().zip(numbers) {
+            *count += usize::from(field.number == number);
+        }
     }
-    Ok(n)
+    Ok(counts)
 }
 
 impl<'a> Field<'a> {
@@ -155,11 +165,11 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Appends the dimensions in this field: one, or several packed together.
-    pub(super) fn dims(&self, out: &mut Vec<usize>) -> Result<(), DecodeError> {
+    /// Appends the dimensions in this field to a shape: one, or several packed together.
+    pub(super) fn dims(&self, shape: &mut Shape) -> Result<(), DecodeError> {
         let mut push = |dim: u64| {
             let dim = usize::try_from(dim.cast_signed());
-            dim.map(|dim| out.push(dim))
+            dim.map(|dim| shape.push(dim))
                 .map_err(|_| self.fail(DecodeErrorKind::Shape, "a dimension is negative"))
         };
         match self.value {
@@ -199,18 +209,23 @@ pub(crate) fn take_varint(rest: &mut &[u8]) -> Result<u64, DecodeError> {
     Err(DecodeError::new(DecodeErrorKind::Varint, "an integer does not end within ten bytes"))
 }
 
-/// Raw little-endian arrays. One pass, which compiles to a plain copy on a little-endian machine.
+/// Raw little-endian arrays. One pass into one allocation, which compiles to a plain copy on a
+/// little-endian machine.
 macro_rules! arrays {
     ($($(#[$doc:meta])* $name:ident: $wire:ty => $type:ty, $convert:expr;)*) => {$(
         $(#[$doc])*
-        pub(super) fn $name(bytes: &[u8]) -> Result<Vec<$type>, DecodeError> {
+        pub(super) fn $name(bytes: &[u8]) -> Result<SharedSlice<$type>, DecodeError> {
             const SIZE: usize = size_of::<$wire>();
             let (numbers, odd) = bytes.as_chunks::<SIZE>();
             if !odd.is_empty() {
                 let why = format!("{} bytes are not a whole number of {SIZE}-byte elements", bytes.len());
                 return Err(DecodeError::new(DecodeErrorKind::Length, why));
             }
-            Ok(numbers.iter().map(|number| $convert(<$wire>::from_le_bytes(*number))).collect())
+            if numbers.is_empty() {
+                return Ok(SharedSlice::default());
+            }
+            let numbers = numbers.iter().map(|number| $convert(<$wire>::from_le_bytes(*number)));
+            Ok(numbers.collect::<Arc<[_]>>().into())
         }
     )*};
 }
@@ -245,9 +260,9 @@ mod tests {
 
     #[test]
     fn arrays_are_little_endian() {
-        assert_eq!(i64s(&[1, 0, 0, 0, 0, 0, 0, 0x80]).unwrap(), [i64::MIN + 1]);
-        assert_eq!(i32s_as_i64s(&[0xFF, 0xFF, 0xFF, 0xFF]).unwrap(), [-1]);
-        assert_eq!(bf16s_as_f32s(&[0x80, 0x3F]).unwrap(), [1.0]);
+        assert_eq!(i64s(&[1, 0, 0, 0, 0, 0, 0, 0x80]).unwrap()[..], [i64::MIN + 1]);
+        assert_eq!(i32s_as_i64s(&[0xFF, 0xFF, 0xFF, 0xFF]).unwrap()[..], [-1]);
+        assert_eq!(bf16s_as_f32s(&[0x80, 0x3F]).unwrap()[..], [1.0]);
         assert_eq!(f32s(&[0; 5]).unwrap_err().kind(), DecodeErrorKind::Length);
     }
 }

@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use crate::logprobs::{Logprobs, TopkLogprobs};
 use crate::sampled::{PromptAltTokens, SampleResponse, SampledSequence, StopReason};
+use crate::slice::SharedSlice;
 use crate::tokens::Tokens;
 use crate::{DecodeError, DecodeErrorKind};
 
@@ -138,10 +139,9 @@ fn put_logprobs(out: &mut Vec<u8>, field: u8, logprobs: Option<&Logprobs>) {
 // Reading
 
 pub(crate) fn decode(body: &[u8]) -> Result<SampleResponse, DecodeError> {
-    let mut response = SampleResponse {
-        sequences: Vec::with_capacity(count(body, RESPONSE, 1)?),
-        ..Default::default()
-    };
+    let [sequences] = count(body, RESPONSE, [1])?;
+    let mut response =
+        SampleResponse { sequences: Vec::with_capacity(sequences), ..Default::default() };
     let mut fields = Fields::new(body, RESPONSE);
     while let Some(field) = fields.next()? {
         match field.number {
@@ -188,7 +188,7 @@ fn decode_logprobs(bytes: &[u8]) -> Result<Option<Logprobs>, DecodeError> {
 }
 
 fn decode_topk(message: &[u8]) -> Result<Option<TopkLogprobs>, DecodeError> {
-    let (mut token_ids, mut logprobs) = (Tokens::default(), Vec::new());
+    let (mut token_ids, mut logprobs) = (Tokens::default(), SharedSlice::default());
     let (mut k, mut length) = (0_u32, 0_u32);
     let mut fields = Fields::new(message, TOPK);
     while let Some(field) = fields.next()? {
@@ -210,7 +210,7 @@ fn decode_topk(message: &[u8]) -> Result<Option<TopkLogprobs>, DecodeError> {
             return Err(DecodeError::new(DecodeErrorKind::Length, why).within(name));
         }
     }
-    Ok(Some(TopkLogprobs::from_cells(k, length, token_ids, logprobs.into())))
+    Ok(Some(TopkLogprobs::from_cells(k, length, token_ids, logprobs)))
 }
 
 fn decode_alt_tokens(message: &[u8]) -> Result<PromptAltTokens, DecodeError> {

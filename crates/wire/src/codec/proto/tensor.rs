@@ -49,10 +49,10 @@ impl WireType {
     /// Copies raw elements into their in-memory type.
     pub(super) fn read(self, bytes: &[u8]) -> Result<Values, DecodeError> {
         Ok(match self {
-            Self::Float32 => Values::Float32(f32s(bytes)?.into()),
-            Self::Int64 => Values::Int64(i64s(bytes)?.into()),
-            Self::Int32 => Values::Int64(i32s_as_i64s(bytes)?.into()),
-            Self::Bfloat16 => Values::Float32(bf16s_as_f32s(bytes)?.into()),
+            Self::Float32 => Values::Float32(f32s(bytes)?),
+            Self::Int64 => Values::Int64(i64s(bytes)?),
+            Self::Int32 => Values::Int64(i32s_as_i64s(bytes)?),
+            Self::Bfloat16 => Values::Float32(bf16s_as_f32s(bytes)?),
         })
     }
 }
@@ -73,19 +73,18 @@ enum Encoding<'a> {
 pub(super) fn decode(message: &[u8]) -> Result<TensorData, DecodeError> {
     let mut encoding = None;
     let mut wire_type = 0;
-    let mut dims = Vec::new();
+    let mut shape = Shape::UNSTATED;
     let mut fields = Fields::new(message, TENSOR);
     while let Some(field) = fields.next()? {
         match field.number {
             1 => encoding = Some(Encoding::Dense(field.bytes()?)),
             2 => encoding = Some(Encoding::Sparse(field.bytes()?)),
             3 => wire_type = field.varint()?,
-            4 => field.dims(&mut dims)?,
+            4 => field.dims(&mut shape)?,
             _ => {}
         }
     }
     let wire_type = WireType::from_number(wire_type).map_err(|error| error.within("dtype"))?;
-    let shape = if dims.is_empty() { Shape::UNSTATED } else { Shape::from(dims) };
     match encoding {
         Some(Encoding::Dense(bytes)) => dense(wire_type, bytes, shape),
         Some(Encoding::Sparse(message)) => {
@@ -127,7 +126,7 @@ fn sparse(wire_type: WireType, message: &[u8]) -> Result<(Values, Csr), DecodeEr
     let values = wire_type.read(values).map_err(|error| error.within("values"))?;
     let row_starts = i64s(row_starts).map_err(|error| error.within("crow_indices"))?;
     let columns = i64s(columns).map_err(|error| error.within("col_indices"))?;
-    Ok((values, Csr { row_starts: row_starts.into(), columns: columns.into() }))
+    Ok((values, Csr { row_starts, columns }))
 }
 
 fn sparse_fault(fault: CsrFault) -> DecodeError {

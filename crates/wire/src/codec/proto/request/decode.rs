@@ -34,35 +34,32 @@ const SPAN_RANGE: Names = &["sequence_id", "offset", "length"];
 const SETTING: Names = &["number", "text"];
 
 pub(crate) fn decode(body: &Bytes) -> Result<ForwardBackward, DecodeError> {
-    let mut request = ForwardBackward::new(
-        "",
-        Vec::with_capacity(count(body, REQUEST, 3)?),
-        LossFn::CrossEntropy,
-    );
-    request.loss_fn = LossFn::Other(String::new());
+    let [datums] = count(body, REQUEST, [3])?;
+    let (mut model_id, mut seq_id, mut loss_fn) = ("", None, "");
+    let (mut data, mut mode) = (Vec::with_capacity(datums), Mode::ForwardBackward);
     let (mut numbers, mut settings) = (LossConfig::new(), LossConfig::new());
     let mut fields = Fields::new(body, REQUEST);
     while let Some(field) = fields.next()? {
         match field.number {
-            1 => request.model_id = ModelId::from(field.text()?),
+            1 => model_id = field.text()?,
             2 => {
                 let seq = field.count32()?;
-                request.seq_id = (seq != 0).then(|| Seq::new(seq.into()));
+                seq_id = (seq != 0).then(|| Seq::new(seq.into()));
             }
             3 => {
-                let at = request.data.len();
+                let at = data.len();
                 let datum =
                     field.message(|bytes| decode_datum(body, bytes).map_err(|e| e.at(at)))?;
-                request.data.push(datum);
+                data.push(datum);
             }
-            4 => request.loss_fn = LossFn::from(field.text()?),
+            4 => loss_fn = field.text()?,
             5 => field.message(|bytes| {
                 let (name, value) = entry(bytes)?;
                 let number = value.as_ref().map_or(Ok(0.0), Field::double);
                 let number = number.map_err(|error| error.at_key(name))?;
                 add_setting(&mut numbers, name, LossSetting::Number(number))
             })?,
-            6 if field.varint()? != 0 => request.mode = Mode::Forward,
+            6 if field.varint()? != 0 => mode = Mode::Forward,
             7 => field.message(|bytes| {
                 let (name, value) = entry(bytes)?;
                 let message = value.as_ref().map_or(Ok(&[][..]), Field::bytes);
@@ -72,8 +69,14 @@ pub(crate) fn decode(body: &Bytes) -> Result<ForwardBackward, DecodeError> {
             _ => {}
         }
     }
-    request.loss_fn_config = if settings.is_empty() { numbers } else { settings };
-    Ok(request)
+    Ok(ForwardBackward {
+        model_id: ModelId::from(model_id),
+        seq_id,
+        data,
+        loss_fn: LossFn::from(loss_fn),
+        loss_fn_config: if settings.is_empty() { numbers } else { settings },
+        mode,
+    })
 }
 
 fn add_setting(config: &mut LossConfig, name: &str, value: LossSetting) -> Result<(), DecodeError> {
@@ -98,9 +101,13 @@ fn decode_setting(message: &[u8]) -> Result<LossSetting, DecodeError> {
 }
 
 fn decode_datum(body: &Bytes, message: &[u8]) -> Result<Datum, DecodeError> {
-    let mut chunks = Vec::new();
-    let mut inputs: Vec<(Cow<'static, str>, TensorData)> = Vec::new();
-    let (mut input_spans, mut loss_spans) = (Vec::new(), Vec::new());
+    // Every list is reserved exactly: there is a handful of them for each of many datums.
+    let [chunks, inputs, input_spans, loss_spans] = count(message, DATUM, [1, 2, 3, 4])?;
+    let mut chunks = Vec::with_capacity(chunks);
+    let mut inputs: Vec<(Cow<'static, str>, TensorData)> =
+        Vec::with_capacity(inputs.min(MAX_ENTRIES));
+    let mut input_spans = Vec::with_capacity(input_spans);
+    let mut loss_spans = Vec::with_capacity(loss_spans);
     let mut fields = Fields::new(message, DATUM);
     while let Some(field) = fields.next()? {
         match field.number {
