@@ -2,13 +2,13 @@
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a wrong assumption is a failed test")]
 
+#[cfg(unix)]
+mod attended;
 mod capture;
 mod compare;
 mod home;
 mod local;
 mod more;
-#[cfg(unix)]
-mod pty;
 mod replay;
 mod script;
 #[cfg(unix)]

@@ -219,6 +219,33 @@ async fn the_plan_tells_what_a_run_would_do() {
 }
 
 #[tokio::test]
+async fn the_plot_is_drawn_where_and_how_it_is_wanted() {
+    let mut home = home();
+    let wrong = home.run(&format!("{LINE} --plot loss.jpg")).await;
+    wrong.fails(2, &["loss.jpg", "--plot <FILE>", "ends in .svg or .png"]);
+    assert!(!home.path("talks-run").exists() && !home.data().exists(), "nothing was started");
+    home.write("file", "");
+    home.run(&format!("{LINE} --plot file/loss.png")).await.fails(1, &["cannot be created"]);
+    let runs = home.run("run list --local --json").await.ok();
+    assert_eq!(runs.json()["runs"], json!([]));
+
+    home.press_at = Some(("step 4/8", 1));
+    home.run(&format!("{LINE} --dir run --plot pictures/loss.png")).await.fails(130, &[]);
+    home.press_at = None;
+    let size = || {
+        let picture = std::fs::read(home.path("pictures/loss.png")).unwrap();
+        let about = png::Decoder::new(std::io::Cursor::new(picture)).read_info().unwrap();
+        (about.info().width, about.info().height)
+    };
+    assert_eq!(size(), (1600, 880));
+    std::fs::write(home.path("pictures/loss.png"), "").unwrap();
+    let figures = home.run("train --resume run --local --json").await.ok().json();
+    assert!(figures["plot"].as_str().unwrap().ends_with("pictures/loss.png"), "{figures}");
+    assert_eq!(size(), (1600, 880), "a run that goes on draws in the same place");
+    assert!(!home.path("run/loss.svg").exists());
+}
+
+#[tokio::test]
 async fn only_the_last_checkpoints_are_kept() {
     let home = home();
     let line = "train talks.jsonl --local --steps 5 --save-every 1 --keep 2 --json";
