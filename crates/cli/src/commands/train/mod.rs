@@ -48,6 +48,7 @@ async fn prepare(
     for path in [&mut wanted.file, &mut wanted.dir].into_iter().flatten() {
         *path = shell.world.path(path);
     }
+    let plot = train.plot.map(|file| shell.world.path(&file));
     let resume = train.resume.map(|folder| shell.world.path(&folder));
     let mut old = resume.as_deref().map(State::load).transpose()?;
     let mut lock = None;
@@ -95,10 +96,14 @@ async fn prepare(
         Some(lock) => lock,
         None => state::lock(&folder)?,
     };
-    let state = match old {
+    let mut state = match old {
         Some(state) => state,
         None => State::new(settings)?,
     };
+    if let Some(plot) = plot {
+        state::make_folder(plot.parent().unwrap_or(&plot))?;
+        state.plot = Some(plot);
+    }
     let record = Record::open(&folder.join("metrics.jsonl"), state.step())?;
     Ok(Some((Run { service, folder, _lock: lock, state, record }, examples, plan)))
 }
