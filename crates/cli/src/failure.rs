@@ -7,10 +7,15 @@ use serde::Serialize;
 use tinkex::wire::ErrorBody;
 use tinkex::{Error, ErrorKind};
 
+use crate::commands;
 use crate::world::World;
 
 /// What to do where no server is known to have failed.
 const UNREACHED: &str = "check the network and the base URL (TINKER_BASE_URL)";
+
+/// What to do where there is no credential at all.
+pub(crate) const NO_KEY: &str = "set TINKER_API_KEY, or store a key with `tinkex auth login`; \
+                                 the server on this machine needs none: --local";
 
 /// How the program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +111,8 @@ impl Failure {
     pub(crate) fn usage_of(said: &clap::Error) -> Self {
         let text = said.to_string();
         let first = text.lines().next().unwrap_or_default();
-        Self::usage(first.trim_start_matches("error: ")).hint("see --help")
+        let hint = commands::hint(said).unwrap_or_else(|| "see --help".to_owned());
+        Self::usage(first.trim_start_matches("error: ")).hint(hint)
     }
 
     /// The user stopped it.
@@ -185,7 +191,7 @@ impl From<Error> for Failure {
             message,
             status: error.status(),
             detail: error.body().and_then(|body| ErrorBody::message(body.as_bytes())),
-            hint: error.hint().or_else(|| hint(&error)).map(str::to_owned),
+            hint: hint(&error).map(str::to_owned),
             request: error.tried().map(str::to_owned),
             exit: exit(&error),
         }))
@@ -218,16 +224,19 @@ fn exit(error: &Error) -> Exit {
     }
 }
 
-/// What to do, where the SDK leaves it open.
-fn hint(error: &Error) -> Option<&'static str> {
-    match error.kind() {
+/// What to do: as the SDK says, unless the command line knows better or it says nothing.
+fn hint(error: &Error) -> Option<&str> {
+    if error.is_missing_credential() {
+        return Some(NO_KEY);
+    }
+    error.hint().or_else(|| match error.kind() {
         ErrorKind::Connect => Some(UNREACHED),
         _ if error.is_retryable() && error.kind() != ErrorKind::Conflict => {
             Some("try again later, or let it try longer with --retry-for")
         }
         ErrorKind::Decode => Some("check that the base URL (TINKER_BASE_URL) is that of the API"),
         _ => None,
-    }
+    })
 }
 
 fn kind(kind: ErrorKind) -> &'static str {
@@ -279,6 +288,7 @@ pub(crate) fn report(world: &mut World, failure: &Failure, json: bool) -> Exit {
 
 /// Shows what the parser says about a command line.
 pub(crate) fn show_usage(world: &mut World, said: &clap::Error) -> Exit {
-    let _ = write!(world.err, "{said}");
+    let hint = commands::hint(said).map(|hint| format!("hint: {hint}\n"));
+    let _ = write!(world.err, "{said}{}", hint.unwrap_or_default());
     Exit::Usage
 }

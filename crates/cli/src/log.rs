@@ -17,6 +17,8 @@ use crate::args::{Format, Globals};
 use crate::human::visible;
 
 const RETRY: &str = "tinkex::retry";
+/// Where the SDK says that nothing comes back, for every request that waits.
+const LOST: &str = "tinkex::future::pace";
 
 /// A stream that the log and the program both write to.
 #[derive(Clone)]
@@ -26,6 +28,8 @@ pub(crate) struct Shared(Arc<Mutex<Line>>);
 struct Line {
     stream: Box<dyn Write + Send>,
     drawn: bool,
+    /// Whether it was told that the server does not answer.
+    lost: bool,
 }
 
 /// Takes away what stands on the line.
@@ -38,6 +42,13 @@ impl Line {
         if self.drawn {
             let _ = self.write_all(CLEAR.as_bytes());
         }
+    }
+
+    fn tell(&mut self, line: &str) {
+        self.clear();
+        // In one piece: a server in this program writes lines of its own.
+        let _ = self.write_all(format!("{line}\n").as_bytes());
+        let _ = self.flush();
     }
 }
 
@@ -55,12 +66,20 @@ impl Write for Line {
 
 impl Shared {
     pub(crate) fn new(stream: Box<dyn Write + Send>) -> Self {
-        Self(Arc::new(Mutex::new(Line { stream, drawn: false })))
+        Self(Arc::new(Mutex::new(Line { stream, drawn: false, lost: false })))
     }
 
     /// Takes away the bar that stands on the line, if one does.
     pub(crate) fn clear(&self) {
         self.lock().clear();
+    }
+
+    /// The server answered. If it was told that it did not, that is over.
+    pub(crate) fn server_answered(&self) {
+        let mut line = self.lock();
+        if std::mem::take(&mut line.lost) {
+            line.tell("the server answers again");
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Line> {
@@ -105,13 +124,6 @@ impl Log {
         let retries = !calm && level < LevelFilter::DEBUG && (terminal || globals.verbose > 0);
         Self { err, level, retries }
     }
-
-    fn tell(&self, line: &str) {
-        let mut err = self.err.lock();
-        err.clear();
-        let _ = writeln!(err, "{line}");
-        let _ = err.flush();
-    }
 }
 
 impl Subscriber for Log {
@@ -135,7 +147,7 @@ impl Subscriber for Log {
         let level = *event.metadata().level();
         if level > self.level {
             if let Some(line) = said.retry() {
-                self.tell(&line);
+                self.err.lock().tell(&line);
             }
             return;
         }
@@ -146,7 +158,12 @@ impl Subscriber for Log {
             Level::DEBUG => "debug",
             Level::TRACE => "trace",
         };
-        self.tell(&format!("{word}: {}{}", visible(&said.message), visible(&said.fields)));
+        let mut err = self.err.lock();
+        // Once for all that wait.
+        if event.metadata().target() == LOST && std::mem::replace(&mut err.lost, true) {
+            return;
+        }
+        err.tell(&format!("{word}: {}{}", visible(&said.message), visible(&said.fields)));
     }
 
     // Spans are not enabled.

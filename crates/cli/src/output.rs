@@ -9,6 +9,7 @@ use tinkex::ServiceClient;
 
 use crate::args::{Format, Globals};
 use crate::failure::{Exit, Failure};
+use crate::human;
 use crate::local::Local;
 use crate::log::Shared;
 use crate::settings::Settings;
@@ -47,6 +48,30 @@ impl<'w> Shell<'w> {
     pub(crate) async fn client(&mut self) -> Result<ServiceClient, Failure> {
         self.start_local().await?;
         self.settings.client(self.world)
+    }
+
+    /// What another command line needs to use the same server, each flag after a space. A key among
+    /// the arguments is not repeated.
+    pub(crate) fn server_flags(&self) -> String {
+        let globals = &self.globals;
+        let mut flags = String::new();
+        let mut add = |flag: &str, value: &str| flags += &format!(" {flag} {}", human::word(value));
+        if let Some(profile) = &globals.profile {
+            add("--profile", profile);
+        }
+        if let Some(project) = &globals.project_id {
+            add("--project-id", project);
+        }
+        if self.settings.local {
+            return flags + " --local";
+        }
+        if let Some(url) = &globals.base_url {
+            add("--base-url", url.as_str());
+        }
+        if let Some(file) = &globals.api_key_file {
+            add("--api-key-file", &self.world.path(file).display().to_string());
+        }
+        flags
     }
 
     /// Starts or finds the server on this machine, if that is wanted.
@@ -98,7 +123,8 @@ impl<'w> Shell<'w> {
     /// A line for people that is no result. Not with `--quiet`, nor beside a document.
     pub(crate) fn notice(&mut self, text: &str) {
         if !self.globals.quiet && !self.is_json() {
-            let _ = writeln!(self.world.err, "{text}");
+            // In one piece: a server in this program writes lines of its own.
+            let _ = self.world.err.write_all(format!("{text}\n").as_bytes());
         }
     }
 
@@ -111,6 +137,11 @@ impl<'w> Shell<'w> {
     pub(crate) fn progress_width(&self) -> Option<usize> {
         let wanted = !self.globals.quiet && !self.globals.no_progress && self.settings.redraws;
         self.world.terminals.err.filter(|_| wanted)
+    }
+
+    /// The server answered. If it was told that it did not, it is told that it does again.
+    pub(crate) fn server_answered(&self) {
+        self.err.server_answered();
     }
 
     /// Takes away what progress left on the line, if it did.

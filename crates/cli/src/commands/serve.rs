@@ -12,6 +12,7 @@ use tinkex_server::{Options, Server};
 
 use crate::failure::{Exit, Failure};
 use crate::local::{self, Note};
+use crate::not_started::{Starter, not_started};
 use crate::output::Shell;
 
 /// What can be typed after `serve`.
@@ -94,7 +95,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, serve: Serve) -> Result<Exit, Fai
         options = options.key(key);
     }
 
-    let server = Server::start(options).await.map_err(|why| local::not_started(&why))?;
+    let server = Server::start(options).await.map_err(|why| not_started(&why, Starter::Serve))?;
     let note = Note::of(&server, true, key_file);
     note.leave(&data)?;
     let (url, models) = (server.base_url(), server.models());

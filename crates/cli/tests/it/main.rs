@@ -9,10 +9,13 @@ mod compare;
 mod home;
 mod local;
 mod more;
+mod outage;
 mod replay;
 mod script;
 #[cfg(unix)]
 mod server;
+#[cfg(unix)]
+mod serving;
 mod snapshots;
 mod talk;
 #[cfg(unix)]

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 use tinkex::Env;
-use tinkex_cli::{Input, Interrupt, Terminals, World};
+use tinkex_cli::{Input, Interrupt, LogOf, Terminals, World};
 
 use crate::replay::Sink;
 use crate::script::Script;
@@ -67,6 +67,7 @@ impl Stage {
             input: Input::new(std::io::empty()),
             terminals: Terminals::default(),
             interrupt: self.interrupt.clone(),
+            log_of: LogOf::ThisThread,
             prepare: Box::new(move |client| client.http(http.clone())),
         };
         let words = ["tinkex"].into_iter().chain(line.split_whitespace());

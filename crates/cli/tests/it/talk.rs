@@ -55,7 +55,19 @@ async fn a_text_is_scored_and_looked_into() {
 #[tokio::test]
 async fn what_cannot_be_sampled_says_why() {
     let home = Home::new();
-    home.run("sample -p x").await.fails(3, &["error: "]);
+    home.write("talks.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}");
+    for line in [
+        "sample some/model -p x",
+        "chat some/model",
+        "logprobs some/model -p x",
+        "train talks.jsonl --model some/model",
+        "train talks.jsonl",
+        "run list",
+        "checkpoint list",
+        "model list",
+    ] {
+        home.run(line).await.fails(3, &["there is no API key", "hint: ", "needs none: --local"]);
+    }
     home.run("sample --local nobody/nothing -p x").await.fails(4, &["nobody/nothing"]);
     home.run("sample --local tinker://x -p x").await.fails(2, &["tinker://x"]);
     home.run("sample --local --run none -p x").await.fails(4, &["none"]);

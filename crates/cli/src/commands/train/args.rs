@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use super::plan::Schedule;
 use super::plot;
@@ -61,6 +62,28 @@ const KEPT: [&str; 20] = [
     "tokenizer",
     "dir",
 ];
+
+/// What to do where `--resume` meets something that the run keeps.
+pub(crate) fn hint(said: &clap::Error) -> Option<String> {
+    if said.kind() != ErrorKind::ArgumentConflict {
+        return None;
+    }
+    let named = |kind| match said.get(kind) {
+        Some(ContextValue::String(one)) => vec![one.clone()],
+        Some(ContextValue::Strings(all)) => all.clone(),
+        _ => Vec::new(),
+    };
+    let both = [named(ContextKind::InvalidArg), named(ContextKind::PriorArg)].concat();
+    let (resume, kept): (Vec<_>, Vec<_>) =
+        both.into_iter().partition(|arg| arg.starts_with("--resume"));
+    (!resume.is_empty()).then(|| {
+        format!(
+            "a run keeps what it began with: leave {} out to go on with it, or --resume to start \
+             a new one",
+            kept.join(" and ")
+        )
+    })
+}
 
 /// What decides a run.
 #[derive(Clone, Debug, Args)]

@@ -19,7 +19,7 @@ use serde_json::json;
 use crate::failure::{Exit, Failure};
 use crate::output::Shell;
 
-pub(crate) use args::Train;
+pub(crate) use args::{Train, hint};
 use examples::Examples;
 use plan::Plan;
 use record::Record;
@@ -110,6 +110,5 @@ async fn prepare(
 
 /// The line to type to talk to a checkpoint.
 pub(super) fn chat_line(shell: &Shell<'_>, path: &str) -> String {
-    let local = if shell.settings.local { " --local" } else { "" };
-    format!("tinkex chat {path}{local}")
+    format!("tinkex chat {path}{}", shell.server_flags())
 }

@@ -72,6 +72,9 @@ impl Run {
                     return Err(failure);
                 }
             };
+            if !matches!(event, Event::Stopping) {
+                shell.server_answered();
+            }
             match event {
                 Event::Stepped(done) => {
                     step = done.step;
@@ -176,8 +179,8 @@ impl Run {
         shell: &mut Shell<'_>,
         ended: Result<Done, Failure>,
     ) -> Result<Exit, Failure> {
-        let flags = if shell.settings.local { " --local" } else { "" };
-        let resume = format!("tinkex train --resume {}{flags}", self.folder.display());
+        let folder = human::word(&self.folder.display().to_string());
+        let resume = format!("tinkex train --resume {folder}{}", shell.server_flags());
         let done = match ended {
             Ok(done) => done,
             Err(failure) => {

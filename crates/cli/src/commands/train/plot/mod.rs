@@ -131,8 +131,8 @@ fn shapes(record: &Record, title: &str) -> Vec<Shape> {
     shapes.push(text(middle, HEIGHT - 10.0, Anchor::Middle, "steps".to_owned()));
 
     let line = |points: &[Point], colour, width| {
-        let places = points.iter().map(|(step, loss)| (x(*step), y(*loss))).collect();
-        Shape::Line { points: thin(places), colour, width }
+        let places: Vec<Point> = points.iter().map(|(step, loss)| (x(*step), y(*loss))).collect();
+        Shape::Line { points: thin(&places), colour, width }
     };
     shapes.push(line(&steps, TRAINING_NOISE, 1.0));
     shapes.push(line(&smooth(&steps), TRAINING, 2.0));
@@ -178,7 +178,7 @@ fn smooth(points: &[Point]) -> Vec<Point> {
 
 /// What can be seen of a line: of all points in a column of pixels the first, the highest, the
 /// lowest and the last. A long run has many more.
-fn thin(points: Vec<Point>) -> Vec<Point> {
+fn thin(points: &[Point]) -> Vec<Point> {
     let column = |point: &Point| (point.0 * SCALE).floor();
     let seen = |group: &[Point]| {
         let by_height = |a: &&Point, b: &&Point| a.1.total_cmp(&b.1);
@@ -252,7 +252,7 @@ mod tests {
         let long: Vec<Point> = (0..100_000)
             .map(|at| (f64::from(at) / 200.0, if at == 777 { 9.0 } else { f64::from(at % 7) }))
             .collect();
-        let thin = thin(long.clone());
+        let thin = thin(&long);
         assert!(thin.len() <= 4 * 1000, "{}", thin.len());
         assert!(thin.contains(&long[777]), "the peak stays");
         assert_eq!((thin.first(), thin.last()), (long.first(), long.last()));
