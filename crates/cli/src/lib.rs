@@ -164,7 +164,7 @@ async fn obey(
         // Progress may stand where the error goes.
         shell.clear_line();
     }
-    let server = shell.settings.server(shell.world);
+    let (server, local) = (shell.settings.server(shell.world), shell.settings.local);
     shell.end().await;
-    ended.map_err(|failure| failure.at(&server))
+    ended.map_err(|failure| failure.at(&server, local))
 }

@@ -1,7 +1,8 @@
 //! What the SDK has to say on the way, told on standard error.
 //!
 //! Warnings are told, and on a terminal each retry (`retrying in 4s (429)`), so that nobody sits in
-//! front of a silent program. `-v`, `-vv` and `TINKER_LOG` show more.
+//! front of a silent program. A server that is gone is told once for all that wait for it, and once
+//! when it is back. `-v`, `-vv` and `TINKER_LOG` show more.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, Write};
@@ -19,6 +20,10 @@ use crate::human::visible;
 const RETRY: &str = "tinkex::retry";
 /// Where the SDK says that nothing comes back, for every request that waits.
 const LOST: &str = "tinkex::future::pace";
+/// Where it says that a request was answered.
+const HTTP: &str = "tinkex::http";
+/// Requests that ask for answers. A server that is about to go still answers those it has.
+const POLLS: &str = "poll";
 
 /// A stream that the log and the program both write to.
 #[derive(Clone)]
@@ -74,14 +79,6 @@ impl Shared {
         self.lock().clear();
     }
 
-    /// The server answered. If it was told that it did not, that is over.
-    pub(crate) fn server_answered(&self) {
-        let mut line = self.lock();
-        if std::mem::take(&mut line.lost) {
-            line.tell("the server answers again");
-        }
-    }
-
     fn lock(&self) -> MutexGuard<'_, Line> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -124,6 +121,25 @@ impl Log {
         let retries = !calm && level < LevelFilter::DEBUG && (terminal || globals.verbose > 0);
         Self { err, level, retries }
     }
+
+    fn tells_outages(&self) -> bool {
+        self.level >= LevelFilter::WARN
+    }
+
+    /// A request came back. If it was told that none does, and this one was not waiting already, that
+    /// is over.
+    fn answered(&self, event: &Event<'_>) {
+        let mut err = self.err.lock();
+        if !err.lost {
+            return;
+        }
+        let mut said = Said::default();
+        event.record(&mut said);
+        if said.status.is_some_and(|status| status < 500) && !said.lane.starts_with(POLLS) {
+            err.lost = false;
+            err.tell("the server answers again");
+        }
+    }
 }
 
 impl Subscriber for Log {
@@ -134,17 +150,28 @@ impl Subscriber for Log {
         // Of other crates only what is serious: HTTP libraries tell every frame.
         let ours = metadata.target().starts_with("tinkex");
         let level = if ours { self.level } else { self.level.min(LevelFilter::WARN) };
-        *metadata.level() <= level || (self.retries && metadata.target() == RETRY)
+        *metadata.level() <= level
+            || (self.retries && metadata.target() == RETRY)
+            || (self.tells_outages()
+                && metadata.target() == HTTP
+                && *metadata.level() == Level::DEBUG)
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(if self.retries { self.level.max(LevelFilter::DEBUG) } else { self.level })
+        let more = self.retries || self.tells_outages();
+        Some(if more { self.level.max(LevelFilter::DEBUG) } else { self.level })
     }
 
     fn event(&self, event: &Event<'_>) {
+        let (level, target) = (*event.metadata().level(), event.metadata().target());
+        if target == HTTP {
+            self.answered(event);
+        }
+        if level > self.level && target != RETRY {
+            return;
+        }
         let mut said = Said::default();
         event.record(&mut said);
-        let level = *event.metadata().level();
         if level > self.level {
             if let Some(line) = said.retry() {
                 self.err.lock().tell(&line);
@@ -160,7 +187,7 @@ impl Subscriber for Log {
         };
         let mut err = self.err.lock();
         // Once for all that wait.
-        if event.metadata().target() == LOST && std::mem::replace(&mut err.lost, true) {
+        if target == LOST && std::mem::replace(&mut err.lost, true) {
             return;
         }
         err.tell(&format!("{word}: {}{}", visible(&said.message), visible(&said.fields)));
@@ -183,6 +210,7 @@ struct Said {
     fields: String,
     seconds: Option<f64>,
     status: Option<u64>,
+    lane: String,
 }
 
 impl Said {
@@ -208,6 +236,13 @@ impl Visit for Said {
     fn record_u64(&mut self, field: &Field, value: u64) {
         if field.name() == "status" {
             self.status = Some(value);
+        }
+        self.record_debug(field, &value);
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "lane" {
+            value.clone_into(&mut self.lane);
         }
         self.record_debug(field, &value);
     }

@@ -139,11 +139,6 @@ impl<'w> Shell<'w> {
         self.world.terminals.err.filter(|_| wanted)
     }
 
-    /// The server answered. If it was told that it did not, it is told that it does again.
-    pub(crate) fn server_answered(&self) {
-        self.err.server_answered();
-    }
-
     /// Takes away what progress left on the line, if it did.
     pub(crate) fn clear_line(&self) {
         self.err.clear();

@@ -73,33 +73,34 @@ async fn start(options: Options) -> Server {
     }
 }
 
+/// All that waits is lost at once, and the server is back before long.
+#[cfg(unix)]
 #[tokio::test]
 async fn an_outage_is_told_once_and_so_is_its_end() {
+    use crate::serving::Serving;
+
     let mut home = home();
     home.key = Some("tml-any");
-    let mut options = Options::new(home.path("other"));
-    let server = Server::start(options.clone()).await.unwrap();
-    options.address = server.address();
-    let line = format!("--model tinkex/tiny --base-url {}", server.base_url());
-    let server = Arc::new(Mutex::new(Some(server)));
-    let runtime = tokio::runtime::Handle::current();
-    let gone = Arc::clone(&server);
-    let leave = move || {
-        let (gone, options) = (Arc::clone(&gone), options.clone());
-        runtime.spawn(async move {
-            let server = gone.lock().unwrap().take().unwrap();
-            server.stop().await;
-            let server = start(options).await;
-            *gone.lock().unwrap() = Some(server);
+    let serving = Serving::start(&home, &["--port", "0"]);
+    let url = serving.url.clone();
+    let serving = Arc::new(Mutex::new(Some(serving)));
+    let (again, port) = (Arc::clone(&serving), url.rsplit(':').next().unwrap().to_owned());
+    let guest = home.again();
+    let fall = move || {
+        again.lock().unwrap().take().unwrap().kill();
+        let (again, port, guest) = (Arc::clone(&again), port.clone(), guest.again());
+        std::thread::spawn(move || {
+            *again.lock().unwrap() = Some(Serving::start(&guest, &["--port", &port]));
         });
     };
-    home.then = Some(("step 5/8", Arc::new(leave)));
+    home.then = Some(("step 5/8", Arc::new(fall)));
     // Much that waits at the same time.
-    let line = LINE.replace("--local", &line).replace("--save-every 3", "--save-every 1");
-    let trained = home.run(&format!("{line} --eval-every 1")).await.ok();
+    let line = LINE.replace("--local", &format!("--model tinkex/tiny --base-url {url}"));
+    let line = line.replace("--save-every 3", "--save-every 1 --eval-every 1");
+    let trained = home.run(&line).await.ok();
     let said = |text: &str| trained.err.lines().filter(|line| line.contains(text)).count();
     let told = (said("no connection to the server"), said("the server answers again"));
     assert_eq!(told, (1, 1), "{}", trained.err);
-    let server = server.lock().unwrap().take().unwrap();
-    server.stop().await;
+    let serving = serving.lock().unwrap().take().unwrap();
+    serving.end();
 }

@@ -8,17 +8,19 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::home::Home;
 
 /// A server that stays until it is ended.
-struct Serving {
+pub(crate) struct Serving {
+    /// Where it is.
+    pub(crate) url: String,
     child: Child,
     err: Option<ChildStderr>,
 }
 
 impl Serving {
     /// Starts `tinkex serve` at home, and waits until it serves.
-    fn start(home: &Home, more: &[&str]) -> Self {
+    pub(crate) fn start(home: &Home, options: &[&str]) -> Self {
         let mut child = program(home)
-            .args(["serve", "--port", "0"])
-            .args(more)
+            .arg("serve")
+            .args(options)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
@@ -27,11 +29,11 @@ impl Serving {
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut url).unwrap();
         assert!(url.starts_with("http://127.0.0.1:"), "{url}");
         let err = child.stderr.take();
-        Self { child, err }
+        Self { url: url.trim_end().to_owned(), child, err }
     }
 
     /// Ends it as a system does, and gives what it said.
-    fn end(mut self) -> String {
+    pub(crate) fn end(mut self) -> String {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
         let mut said = String::new();
         self.err.take().unwrap().read_to_string(&mut said).unwrap();
@@ -40,7 +42,7 @@ impl Serving {
     }
 
     /// Ends it as a system does that has no memory left.
-    fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
@@ -59,13 +61,14 @@ fn program(home: &Home) -> Command {
     program
 }
 
+const ANY_PORT: &[&str] = &["--port", "0"];
 const ASK: &str = "sample --local -p The -t 0 --max-tokens 3";
 
 #[tokio::test]
 async fn a_server_tells_every_finished_job_in_one_line() {
     let home = Home::new();
     home.write("talks.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n");
-    let serving = Serving::start(&home, &[]);
+    let serving = Serving::start(&home, ANY_PORT);
     home.run(ASK).await.ok();
     home.run("train talks.jsonl --local --steps 2 --save-every 0").await.ok();
     let said = serving.end();
@@ -79,7 +82,7 @@ async fn a_server_tells_every_finished_job_in_one_line() {
         assert!(line.contains(" in 0.") || line.contains(" in 1."), "how long it took: {line:?}");
         assert!(!line.contains('\u{1b}') && line.len() < 160, "{line:?}");
     }
-    let quiet = Serving::start(&home, &["--quiet"]);
+    let quiet = Serving::start(&home, &["--port", "0", "--quiet"]);
     home.run(ASK).await.ok();
     assert_eq!(quiet.end(), "");
 }
@@ -100,7 +103,7 @@ fn events_of_all_threads_are_told() {
 #[tokio::test]
 async fn commands_use_the_server_that_runs_and_start_one_when_it_is_gone() {
     let home = Home::new();
-    let serving = Serving::start(&home, &[]);
+    let serving = Serving::start(&home, ANY_PORT);
     let pid = format!("(process {})", serving.child.id());
     let saved = "checkpoint save --local --base-model tinkex/tiny --rank 4 --json";
     let saved = home.run(saved).await.ok().json();
@@ -139,7 +142,7 @@ async fn commands_use_the_server_that_runs_and_start_one_when_it_is_gone() {
 async fn a_server_that_takes_another_key_says_so() {
     let home = Home::new();
     home.write("key", "tml-0123456789abcdef0123");
-    let serving = Serving::start(&home, &["--api-key-file", "key"]);
+    let serving = Serving::start(&home, &["--port", "0", "--api-key-file", "key"]);
     home.run(ASK).await.ok();
     home.write("key", "tml-another-0123456789abcdef");
     let refused = home.run(ASK).await;

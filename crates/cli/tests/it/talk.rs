@@ -24,6 +24,8 @@ async fn samples_are_text_alone() {
     assert_eq!(said, home.run(line).await.ok().json(), "the same seed draws the same");
     home.input = tokens.out;
     assert_eq!(home.run("tokenizer decode tinkex/tiny").await.ok().out, "moo\n");
+    let lacking = home.run("tokenizer decode tinkex/tiny 999999").await.ok();
+    assert!(lacking.err.contains("vocabulary lacks them: 999999"), "{}", lacking.err);
 }
 
 #[tokio::test]
@@ -68,7 +70,8 @@ async fn what_cannot_be_sampled_says_why() {
     ] {
         home.run(line).await.fails(3, &["there is no API key", "hint: ", "needs none: --local"]);
     }
-    home.run("sample --local nobody/nothing -p x").await.fails(4, &["nobody/nothing"]);
+    let unknown = home.run("sample --local nobody/nothing -p x").await;
+    unknown.fails(4, &["nobody/nothing", "hint: see what is there: tinkex model list --local"]);
     home.run("sample --local tinker://x -p x").await.fails(2, &["tinker://x"]);
     home.run("sample --local --run none -p x").await.fails(4, &["none"]);
     home.run("sample --local --prompt-file gone").await.fails(1, &["gone cannot be read"]);

@@ -97,6 +97,9 @@ async fn a_bad_file_is_refused_before_anything_starts() {
     home.write("talks.jsonl", "\n");
     home.run(LINE).await.fails(2, &["is empty"]);
     home.run("train missing.jsonl --local").await.fails(1, &["missing.jsonl cannot be read"]);
+    home.run("train . --local").await.fails(2, &["is a folder", "--resume"]);
+    let line = format!("{} --eval-file gone.jsonl", LINE.replace("--eval-split 0.2", ""));
+    home.run(&line).await.fails(1, &["gone.jsonl cannot be read"]);
     home.write("talks.jsonl", &examples(2));
     let split = home.run("train talks.jsonl --local --eval-split 0.9").await;
     split.fails(2, &["leaves nothing of 2 examples"]);

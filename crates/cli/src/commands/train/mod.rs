@@ -11,7 +11,6 @@ pub(super) mod show;
 mod state;
 pub(super) mod work;
 
-use std::path::Path;
 use std::time::Duration;
 
 use serde_json::json;
@@ -45,7 +44,7 @@ async fn prepare(
     train: Train,
 ) -> Result<Option<(Run, Examples, Plan)>, Failure> {
     let mut wanted = train.wanted;
-    for path in [&mut wanted.file, &mut wanted.dir].into_iter().flatten() {
+    for path in [&mut wanted.file, &mut wanted.eval_file, &mut wanted.dir].into_iter().flatten() {
         *path = shell.world.path(path);
     }
     let plot = train.plot.map(|file| shell.world.path(&file));
@@ -66,7 +65,11 @@ async fn prepare(
     match &old {
         Some(state) => state.check_files()?,
         // Before a server is started for it.
-        None => data::look_at(wanted.file.as_deref().unwrap_or(Path::new("")))?,
+        None => {
+            for file in [&wanted.file, &wanted.eval_file].into_iter().flatten() {
+                data::look_at(file)?;
+            }
+        }
     }
 
     let service = shell.client().await?;

@@ -72,9 +72,6 @@ impl Run {
                     return Err(failure);
                 }
             };
-            if !matches!(event, Event::Stopping) {
-                shell.server_answered();
-            }
             match event {
                 Event::Stepped(done) => {
                     step = done.step;
