@@ -12,6 +12,11 @@ pub(crate) fn yes(value: bool) -> &'static str {
     if value { "Yes" } else { "No" }
 }
 
+/// So many of something.
+pub(crate) fn count(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
 /// A number of bytes, in powers of 1024.
 pub(crate) fn size(bytes: i64) -> String {
     const UNITS: [&str; 6] = ["KB", "MB", "GB", "TB", "PB", "EB"];

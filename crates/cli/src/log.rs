@@ -35,6 +35,8 @@ struct Line {
     drawn: bool,
     /// Whether it was told that the server does not answer.
     lost: bool,
+    /// Whether events are of no interest any more.
+    closed: bool,
 }
 
 /// Takes away what stands on the line.
@@ -49,7 +51,11 @@ impl Line {
         }
     }
 
+    /// Tells of an event.
     fn tell(&mut self, line: &str) {
+        if self.closed {
+            return;
+        }
         self.clear();
         // In one piece: a server in this program writes lines of its own.
         let _ = self.write_all(format!("{line}\n").as_bytes());
@@ -71,12 +77,17 @@ impl Write for Line {
 
 impl Shared {
     pub(crate) fn new(stream: Box<dyn Write + Send>) -> Self {
-        Self(Arc::new(Mutex::new(Line { stream, drawn: false, lost: false })))
+        Self(Arc::new(Mutex::new(Line { stream, drawn: false, lost: false, closed: false })))
     }
 
     /// Takes away the bar that stands on the line, if one does.
     pub(crate) fn clear(&self) {
         self.lock().clear();
+    }
+
+    /// From now on events are not told; what is written is.
+    pub(crate) fn close_log(&self) {
+        self.lock().closed = true;
     }
 
     fn lock(&self) -> MutexGuard<'_, Line> {

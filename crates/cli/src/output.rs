@@ -87,6 +87,8 @@ impl<'w> Shell<'w> {
     /// Stops the local server, if this program runs it. Ctrl-C twice does not wait for that.
     pub(crate) async fn end(self) {
         let Some(local) = self.local else { return };
+        // Whoever still waits for it is left behind, and would complain that it is gone.
+        self.err.close_log();
         let hurry = self.world.interrupt.clone();
         let _ = select(pin!(local.stop()), pin!(hurry.pressed(2))).await;
     }

@@ -11,6 +11,7 @@ use serde_json::json;
 use tinkex_server::{Options, Server};
 
 use crate::failure::{Exit, Failure};
+use crate::human;
 use crate::local::{self, Note};
 use crate::not_started::{Starter, not_started};
 use crate::output::Shell;
@@ -121,17 +122,13 @@ pub(super) async fn run(shell: &mut Shell<'_>, serve: Serve) -> Result<Exit, Fai
     let (saved, waiting) = (stopped.models_saved, stopped.requests_waiting);
     shell.notice(&format!(
         "stopped; {} saved, {}",
-        count(saved, "model"),
+        human::count(saved, "model"),
         match waiting {
             0 => "nothing waits".to_owned(),
-            _ => format!("{} carried out after the next start", count(waiting, "request")),
+            _ => format!("{} carried out after the next start", human::count(waiting, "request")),
         }
     ));
     Ok(Exit::Done)
-}
-
-fn count(number: usize, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
 /// What would be dangerous, or can only be a mistake.

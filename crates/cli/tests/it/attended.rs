@@ -61,6 +61,22 @@ fn ctrl_c_stops_an_answer_and_not_the_conversation() {
     assert_eq!(code, 0, "{seen}");
 }
 
+/// What is under way when the program's own server stops has nothing to complain about.
+#[test]
+fn an_interrupt_is_all_that_is_told_of_an_interrupt() {
+    let home = home();
+    let mut terminal = Terminal::at(&home, 80, "quickstart --steps 100000");
+    terminal.wait_for("tokens/s");
+    terminal.press("\u{3}");
+    let (code, seen) = terminal.end();
+    assert_eq!(code, 130, "{seen}");
+    let after = seen.split("^C").nth(1).unwrap();
+    assert!(after.contains("error: interrupted"), "{seen}");
+    for noise in ["warning", "retrying", "no connection"] {
+        assert!(!after.contains(noise), "{seen}");
+    }
+}
+
 #[test]
 fn a_signal_ends_a_conversation_in_a_terminal() {
     let home = home();

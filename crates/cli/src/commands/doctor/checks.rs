@@ -112,7 +112,8 @@ async fn server(client: &ServiceClient) -> Vec<Finding> {
     match answer {
         Ok(capabilities) => {
             let models = capabilities.supported_models.len();
-            let found = format!("{url} answers in {took} and has {models} models");
+            let has = human::count(models, "model");
+            let found = format!("{url} answers in {took} and has {has}");
             let mut findings = vec![Finding::new("server", Verdict::Ok, found)];
             if models == 0 {
                 findings.push(
