@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args as Group, Parser, ValueEnum};
+use clap::{Args as Group, CommandFactory as _, FromArgMatches as _, Parser, ValueEnum};
 use tinkex::{BaseUrl, Env, Secret};
 
-use crate::commands::Command;
+use crate::commands::{Command, GROUPS};
 
 /// Fine-tune and sample language models through the Tinker API.
 #[derive(Debug, Parser)]
@@ -16,20 +16,58 @@ use crate::commands::Command;
     version,
     arg_required_else_help = true,
     infer_long_args = false,
-    after_help = "Examples:
-  tinkex auth login                     store an API key
-  tinkex run list --limit 5             the newest runs
-  tinkex checkpoint list --json         for a program
-  tinkex checkpoint gc --keep-last 3    what could be freed
+    after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 credentials, 4 not found, 5 try again later,
+6 partly done, 130 interrupted.
 
-Exit codes: 0 done, 1 failed, 2 usage, 3 credentials, 4 not found, 5 try again later,
-6 partly done, 130 interrupted."
+Examples:
+  tinkex quickstart                     all of it in under a minute, without a key
+  tinkex train talks.jsonl --local      teach the built-in model, on this machine
+  tinkex chat --run RUN --local         talk to what came of it
+  tinkex auth login                     store a key of the hosted service
+  tinkex run list --limit 5             the newest runs
+  tinkex checkpoint gc --keep-last 3    what could be freed"
 )]
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) globals: Globals,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Args {
+    /// All that can be typed, and help that lists the commands as somebody new needs them: the parser
+    /// itself knows one list only.
+    pub(crate) fn definition() -> clap::Command {
+        let command = Self::command();
+        let mut about: Vec<(&str, String)> = command
+            .get_subcommands()
+            .map(|one| (one.get_name(), one.get_about().map(ToString::to_string)))
+            .map(|(name, about)| (name, about.unwrap_or_default()))
+            .collect();
+        about.push(("help", "This, or the help of a command".to_owned()));
+        let widest = about.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        let mut list = String::new();
+        for (heading, names) in GROUPS {
+            list += &format!("{heading}:\n");
+            for name in *names {
+                let about = about.iter().find(|(known, _)| known == name);
+                list += &format!("  {name:widest$}  {}\n", about.map_or("", |(_, about)| about));
+            }
+            list.push('\n');
+        }
+        let template = format!(
+            "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{list}Global options:\n\
+             {{options}}{{after-help}}"
+        );
+        command.help_template(template)
+    }
+
+    /// Reads a command line, the program's name first.
+    pub(crate) fn read(line: Vec<OsString>) -> Result<Self, clap::Error> {
+        let mut definition = Self::definition();
+        let matches = definition.try_get_matches_from_mut(line)?;
+        Self::from_arg_matches(&matches).map_err(|why| why.format(&mut definition))
+    }
 }
 
 /// What every command understands, before or after its name.
@@ -138,13 +176,21 @@ pub(crate) fn wants_json(line: &[OsString], env: &Env) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::*;
 
     #[test]
     fn the_definitions_agree_with_each_other() {
-        Args::command().debug_assert();
+        Args::definition().debug_assert();
+    }
+
+    #[test]
+    fn help_lists_every_command_once() {
+        let command = Args::command();
+        let mut known: Vec<_> = command.get_subcommands().map(clap::Command::get_name).collect();
+        known.push("help");
+        let listed: Vec<_> = GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
+        assert_eq!(listed.first(), Some(&"quickstart"));
+        assert_eq!(listed, known, "both in the same order");
     }
 
     #[test]

@@ -7,10 +7,21 @@ use serde::Serialize;
 use tinkex::wire::ErrorBody;
 use tinkex::{Error, ErrorKind};
 
+use crate::commands;
 use crate::world::World;
 
 /// What to do where no server is known to have failed.
 const UNREACHED: &str = "check the network and the base URL (TINKER_BASE_URL)";
+
+/// What to do where there is no such thing, in the SDK's words.
+const NOT_THERE: &str = "check the id and the base URL (TINKER_BASE_URL)";
+
+/// What to do where whoever answers is no Tinker server.
+const NO_API: &str = "check that the base URL (TINKER_BASE_URL) is that of the API";
+
+/// What to do where there is no credential at all.
+pub(crate) const NO_KEY: &str = "set TINKER_API_KEY, or store a key with `tinkex auth login`; \
+                                 the server on this machine needs none: --local";
 
 /// How the program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +117,8 @@ impl Failure {
     pub(crate) fn usage_of(said: &clap::Error) -> Self {
         let text = said.to_string();
         let first = text.lines().next().unwrap_or_default();
-        Self::usage(first.trim_start_matches("error: ")).hint("see --help")
+        let hint = commands::hint(said).unwrap_or_else(|| "see --help".to_owned());
+        Self::usage(first.trim_start_matches("error: ")).hint(hint)
     }
 
     /// The user stopped it.
@@ -121,14 +133,23 @@ impl Failure {
         self
     }
 
-    /// Names the server, where it could not be reached.
-    pub(crate) fn at(mut self, server: &str) -> Self {
-        if let Self::Said(said) = &mut self
-            && said.hint.as_deref() == Some(UNREACHED)
-        {
-            said.hint = Some(format!(
-                "check the network, and that {server} is the server (--base-url, TINKER_BASE_URL)"
-            ));
+    /// Names the server, where it could not be reached, and what is on this machine's own, where
+    /// something is not.
+    pub(crate) fn at(mut self, server: &str, local: bool) -> Self {
+        let Self::Said(said) = &mut self else { return self };
+        match said.hint.as_deref() {
+            Some(UNREACHED) => {
+                said.hint = Some(format!(
+                    "check the network, and that {server} is the server (--base-url, \
+                     TINKER_BASE_URL)"
+                ));
+            }
+            Some(NOT_THERE) if local => {
+                let see = "see what is there: tinkex model list --local, tinkex run list --local, \
+                           tinkex checkpoint list --local";
+                said.hint = Some(see.to_owned());
+            }
+            _ => {}
         }
         self
     }
@@ -176,20 +197,29 @@ impl fmt::Display for Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let source = innermost(&error).map(ToString::to_string);
+        let detail = error.body().and_then(|body| ErrorBody::message(body.as_bytes()));
         let message = match source.filter(|_| error.status().is_none()) {
             Some(source) if error.kind() != ErrorKind::Decode => format!("{error}: {source}"),
+            _ if is_page(&error) => {
+                error.to_string().replace(detail.as_deref().unwrap_or_default(), "a web page")
+            }
             _ => error.to_string(),
         };
         Self::Said(Box::new(Said {
             kind: kind(error.kind()),
             message,
             status: error.status(),
-            detail: error.body().and_then(|body| ErrorBody::message(body.as_bytes())),
-            hint: error.hint().or_else(|| hint(&error)).map(str::to_owned),
+            detail,
+            hint: hint(&error).map(str::to_owned),
             request: error.tried().map(str::to_owned),
             exit: exit(&error),
         }))
     }
+}
+
+/// Whether a page for people came back, which the API never sends.
+fn is_page(error: &Error) -> bool {
+    error.body().is_some_and(|body| body.trim_start().starts_with('<'))
 }
 
 /// What it came from in the end: those between only say that something failed.
@@ -218,16 +248,22 @@ fn exit(error: &Error) -> Exit {
     }
 }
 
-/// What to do, where the SDK leaves it open.
-fn hint(error: &Error) -> Option<&'static str> {
-    match error.kind() {
+/// What to do: as the SDK says, unless the command line knows better or it says nothing.
+fn hint(error: &Error) -> Option<&str> {
+    if error.is_missing_credential() {
+        return Some(NO_KEY);
+    }
+    if is_page(error) {
+        return Some(NO_API);
+    }
+    error.hint().or_else(|| match error.kind() {
         ErrorKind::Connect => Some(UNREACHED),
         _ if error.is_retryable() && error.kind() != ErrorKind::Conflict => {
             Some("try again later, or let it try longer with --retry-for")
         }
-        ErrorKind::Decode => Some("check that the base URL (TINKER_BASE_URL) is that of the API"),
+        ErrorKind::Decode => Some(NO_API),
         _ => None,
-    }
+    })
 }
 
 fn kind(kind: ErrorKind) -> &'static str {
@@ -279,6 +315,7 @@ pub(crate) fn report(world: &mut World, failure: &Failure, json: bool) -> Exit {
 
 /// Shows what the parser says about a command line.
 pub(crate) fn show_usage(world: &mut World, said: &clap::Error) -> Exit {
-    let _ = write!(world.err, "{said}");
+    let hint = commands::hint(said).map(|hint| format!("hint: {hint}\n"));
+    let _ = write!(world.err, "{said}{}", hint.unwrap_or_default());
     Exit::Usage
 }

@@ -12,6 +12,11 @@ pub(crate) fn yes(value: bool) -> &'static str {
     if value { "Yes" } else { "No" }
 }
 
+/// So many of something.
+pub(crate) fn count(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
 /// A number of bytes, in powers of 1024.
 pub(crate) fn size(bytes: i64) -> String {
     const UNITS: [&str; 6] = ["KB", "MB", "GB", "TB", "PB", "EB"];
@@ -133,6 +138,15 @@ pub(crate) fn visible_lines(text: &str) -> String {
     text.split('\n').map(visible).collect::<Vec<_>>().join("\n")
 }
 
+/// A word as a shell reads it.
+pub(crate) fn word(text: &str) -> String {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-:@%+=,".contains(letter);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::Value;
@@ -192,5 +206,18 @@ mod tests {
     fn foreign_text_cannot_move_the_cursor() {
         assert_eq!(visible("a\u{1b}[2Jb\nc é 日本"), "a\\u{1b}[2Jb\\nc é 日本");
         assert_eq!(visible_lines("a\u{1b}\nb"), "a\\u{1b}\nb");
+    }
+
+    #[test]
+    fn words_can_be_pasted() {
+        for (text, typed) in [
+            ("/a/b-c.d", "/a/b-c.d"),
+            ("my run", "'my run'"),
+            ("it's", "'it'\\''s'"),
+            ("a;$(b)", "'a;$(b)'"),
+            ("", "''"),
+        ] {
+            assert_eq!(word(text), typed);
+        }
     }
 }

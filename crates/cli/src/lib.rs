@@ -29,6 +29,7 @@ mod human;
 mod list;
 mod local;
 mod log;
+mod not_started;
 mod output;
 mod progress;
 mod settings;
@@ -40,11 +41,10 @@ use std::future::pending;
 use std::mem;
 use std::pin::pin;
 
-use clap::{CommandFactory as _, Parser as _};
 use futures_util::future::{Either, select};
 
 pub use failure::Exit;
-pub use world::{Input, Interrupt, Terminals, World};
+pub use world::{Input, Interrupt, LogOf, Terminals, World};
 
 use failure::Failure;
 use log::{Log, Shared};
@@ -62,7 +62,7 @@ pub async fn run(world: &mut World, line: Vec<OsString>) -> Exit {
 /// Answers a shell that asks what could come next, and says whether one did.
 #[must_use]
 pub fn completed(line: Vec<OsString>, folder: &std::path::Path) -> bool {
-    let completions = clap_complete::CompleteEnv::with_factory(args::Args::command);
+    let completions = clap_complete::CompleteEnv::with_factory(args::Args::definition);
     // A shell that cannot be answered completes nothing; there is nobody to tell.
     completions.try_complete(line, Some(folder)).unwrap_or(true)
 }
@@ -80,7 +80,7 @@ impl Order {
     /// With the code to end with, where there is nothing left to do.
     pub fn read(world: &mut World, line: Vec<OsString>) -> Result<Self, Exit> {
         let wants_json = args::wants_json(&line, &world.env);
-        let args = match args::Args::try_parse_from(alias::translate(line)) {
+        let args = match args::Args::read(alias::translate(line)) {
             Ok(args) => args,
             Err(said) if said.use_stderr() => {
                 return Err(if wants_json {
@@ -114,8 +114,14 @@ impl Order {
         world.err = Box::new(err.clone());
         let terminal = world.terminals.err.is_some();
         let log = Log::new(err.clone(), &world.env, &self.0.globals, format, terminal);
-        // For this thread, on which all of it runs.
-        let _told = tracing::subscriber::set_default(log);
+        let _told = match world.log_of {
+            LogOf::ThisThread => Some(tracing::subscriber::set_default(log)),
+            LogOf::AllThreads => {
+                // One that is there already tells, too.
+                let _ = tracing::subscriber::set_global_default(log);
+                None
+            }
+        };
         match obey(world, err, self.0, settings).await {
             Ok(exit) => exit,
             Err(failure) => failure::report(world, &failure, format == args::Format::Json),
@@ -158,7 +164,7 @@ async fn obey(
         // Progress may stand where the error goes.
         shell.clear_line();
     }
-    let server = shell.settings.server(shell.world);
+    let (server, local) = (shell.settings.server(shell.world), shell.settings.local);
     shell.end().await;
-    ended.map_err(|failure| failure.at(&server))
+    ended.map_err(|failure| failure.at(&server, local))
 }

@@ -16,6 +16,7 @@ use tinkex_server::{Options, Server, StartError, Stopped};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::failure::{Exit, Failure};
+use crate::not_started::{Starter, not_started};
 
 /// What a server that asks for no key is sent all the same.
 const ANY_KEY: &str = "tml-local";
@@ -94,9 +95,9 @@ impl Note {
         }
     }
 
-    /// Whether a Tinker server answers there.
-    pub(crate) async fn is_true(&self) -> bool {
-        let Ok(url) = self.url().parse::<BaseUrl>() else { return false };
+    /// Who answers there.
+    pub(crate) async fn ask(&self) -> Answers {
+        let Ok(url) = self.url().parse::<BaseUrl>() else { return Answers::Nobody };
         let client = ServiceClient::builder()
             .env(Env::empty())
             .base_url(url)
@@ -104,11 +105,44 @@ impl Note {
             .retry(RetryPolicy::disabled())
             .without_telemetry()
             .build();
-        let Ok(client) = client else { return false };
-        let asked = timeout(Duration::from_secs(2), client.server_capabilities()).await;
-        asked.is_ok_and(|answer| answer.is_ok() || answer.is_err_and(|why| why.status().is_some()))
+        // A key that no client can send is in the file.
+        let Ok(client) = client else { return Answers::WithAnotherKey };
+        match timeout(Duration::from_secs(2), client.server_capabilities()).await {
+            Ok(Ok(_)) => Answers::Server,
+            Ok(Err(why)) => match why.status() {
+                Some(401 | 403) => Answers::WithAnotherKey,
+                // It is there, and has a hard time.
+                Some(500..) => Answers::Server,
+                _ => Answers::Nobody,
+            },
+            Err(_) => Answers::Nobody,
+        }
+    }
+
+    /// Where the key is that a server does not take.
+    pub(crate) fn refused(&self) -> String {
+        let takes_not = match &self.key_file {
+            Some(file) => format!("does not take the key in {}", file.display()),
+            None => "asks for a key".to_owned(),
+        };
+        format!("the server on this machine ({}, process {}) {takes_not}", self.url(), self.pid)
     }
 }
+
+/// Who answers where a note says that a server is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answers {
+    /// A Tinker server that takes the key.
+    Server,
+    /// One that does not.
+    WithAnotherKey,
+    /// None.
+    Nobody,
+}
+
+/// What to do about a server that takes another key.
+pub(crate) const ANOTHER_KEY: &str = "put its key back into the file, or start it again; or use it with \
+                                      --base-url and TINKER_API_KEY in place of --local";
 
 impl Local {
     /// The server of the user's data folder: the one that runs there, or a new one.
@@ -126,14 +160,23 @@ impl Local {
                     return Ok(Self { note, data, own, heir: None });
                 }
                 Err(StartError::InUse(_)) => {}
-                Err(why) => return Err(not_started(&why)),
+                Err(why) => return Err(not_started(&why, Starter::Local)),
             }
-            if let Some(note) = Note::read(&data)
-                && note.is_true().await
-            {
-                let own = Arc::default();
-                let heir = (!note.stays).then(|| inherit(options, &note, Arc::clone(&own)));
-                return Ok(Self { note, data, own, heir });
+            if let Some(note) = Note::read(&data) {
+                match note.ask().await {
+                    Answers::Server => {
+                        let own = Arc::default();
+                        let heir = (!note.stays).then(|| inherit(options, &note, Arc::clone(&own)));
+                        return Ok(Self { note, data, own, heir });
+                    }
+                    Answers::WithAnotherKey => {
+                        // If the file cannot be read, that is the reason.
+                        note.key()?;
+                        let why = Failure::new(Exit::Credentials, note.refused());
+                        return Err(why.hint(ANOTHER_KEY));
+                    }
+                    Answers::Nobody => {}
+                }
             }
             if Instant::now() > deadline {
                 let why = format!("{} is in use, but no server answers for it", data.display());
@@ -216,21 +259,4 @@ pub(crate) fn hub_cache(env: &Env) -> Option<PathBuf> {
     let in_home = || env.get("HF_HOME").map(|home| PathBuf::from(home).join("hub"));
     let folder = hub.or_else(in_home).or_else(|| Some(cache()?.join("huggingface/hub")))?;
     folder.is_dir().then_some(folder)
-}
-
-/// Why there is no server, and what to do.
-pub(crate) fn not_started(why: &StartError) -> Failure {
-    let (exit, hint) = match why {
-        StartError::Open(_) => (Exit::Usage, "name a file with a key: --api-key-file FILE"),
-        StartError::InUse(_) => (
-            Exit::Failed,
-            "use the server that runs there (--local), or another folder (--data-dir)",
-        ),
-        StartError::Io { what: "listen on", .. } => {
-            (Exit::Failed, "take another port with --port, or any free one with --port 0")
-        }
-        StartError::Io { .. } => (Exit::Failed, "look at the folder, or take another: --data-dir"),
-        _ => (Exit::Failed, "look at what --model and --hub-cache name"),
-    };
-    Failure::new(exit, format!("the server did not start: {why}")).hint(hint)
 }

@@ -1,7 +1,8 @@
 //! What the SDK has to say on the way, told on standard error.
 //!
 //! Warnings are told, and on a terminal each retry (`retrying in 4s (429)`), so that nobody sits in
-//! front of a silent program. `-v`, `-vv` and `TINKER_LOG` show more.
+//! front of a silent program. A server that is gone is told once for all that wait for it, and once
+//! when it is back. `-v`, `-vv` and `TINKER_LOG` show more.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, Write};
@@ -17,6 +18,12 @@ use crate::args::{Format, Globals};
 use crate::human::visible;
 
 const RETRY: &str = "tinkex::retry";
+/// Where the SDK says that nothing comes back, for every request that waits.
+const LOST: &str = "tinkex::future::pace";
+/// Where it says that a request was answered.
+const HTTP: &str = "tinkex::http";
+/// Requests that ask for answers. A server that is about to go still answers those it has.
+const POLLS: &str = "poll";
 
 /// A stream that the log and the program both write to.
 #[derive(Clone)]
@@ -26,6 +33,10 @@ pub(crate) struct Shared(Arc<Mutex<Line>>);
 struct Line {
     stream: Box<dyn Write + Send>,
     drawn: bool,
+    /// Whether it was told that the server does not answer.
+    lost: bool,
+    /// Whether events are of no interest any more.
+    closed: bool,
 }
 
 /// Takes away what stands on the line.
@@ -38,6 +49,17 @@ impl Line {
         if self.drawn {
             let _ = self.write_all(CLEAR.as_bytes());
         }
+    }
+
+    /// Tells of an event.
+    fn tell(&mut self, line: &str) {
+        if self.closed {
+            return;
+        }
+        self.clear();
+        // In one piece: a server in this program writes lines of its own.
+        let _ = self.write_all(format!("{line}\n").as_bytes());
+        let _ = self.flush();
     }
 }
 
@@ -55,12 +77,17 @@ impl Write for Line {
 
 impl Shared {
     pub(crate) fn new(stream: Box<dyn Write + Send>) -> Self {
-        Self(Arc::new(Mutex::new(Line { stream, drawn: false })))
+        Self(Arc::new(Mutex::new(Line { stream, drawn: false, lost: false, closed: false })))
     }
 
     /// Takes away the bar that stands on the line, if one does.
     pub(crate) fn clear(&self) {
         self.lock().clear();
+    }
+
+    /// From now on events are not told; what is written is.
+    pub(crate) fn close_log(&self) {
+        self.lock().closed = true;
     }
 
     fn lock(&self) -> MutexGuard<'_, Line> {
@@ -106,11 +133,23 @@ impl Log {
         Self { err, level, retries }
     }
 
-    fn tell(&self, line: &str) {
+    fn tells_outages(&self) -> bool {
+        self.level >= LevelFilter::WARN
+    }
+
+    /// A request came back. If it was told that none does, and this one was not waiting already, that
+    /// is over.
+    fn answered(&self, event: &Event<'_>) {
         let mut err = self.err.lock();
-        err.clear();
-        let _ = writeln!(err, "{line}");
-        let _ = err.flush();
+        if !err.lost {
+            return;
+        }
+        let mut said = Said::default();
+        event.record(&mut said);
+        if said.status.is_some_and(|status| status < 500) && !said.lane.starts_with(POLLS) {
+            err.lost = false;
+            err.tell("the server answers again");
+        }
     }
 }
 
@@ -122,20 +161,31 @@ impl Subscriber for Log {
         // Of other crates only what is serious: HTTP libraries tell every frame.
         let ours = metadata.target().starts_with("tinkex");
         let level = if ours { self.level } else { self.level.min(LevelFilter::WARN) };
-        *metadata.level() <= level || (self.retries && metadata.target() == RETRY)
+        *metadata.level() <= level
+            || (self.retries && metadata.target() == RETRY)
+            || (self.tells_outages()
+                && metadata.target() == HTTP
+                && *metadata.level() == Level::DEBUG)
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        Some(if self.retries { self.level.max(LevelFilter::DEBUG) } else { self.level })
+        let more = self.retries || self.tells_outages();
+        Some(if more { self.level.max(LevelFilter::DEBUG) } else { self.level })
     }
 
     fn event(&self, event: &Event<'_>) {
+        let (level, target) = (*event.metadata().level(), event.metadata().target());
+        if target == HTTP {
+            self.answered(event);
+        }
+        if level > self.level && target != RETRY {
+            return;
+        }
         let mut said = Said::default();
         event.record(&mut said);
-        let level = *event.metadata().level();
         if level > self.level {
             if let Some(line) = said.retry() {
-                self.tell(&line);
+                self.err.lock().tell(&line);
             }
             return;
         }
@@ -146,7 +196,12 @@ impl Subscriber for Log {
             Level::DEBUG => "debug",
             Level::TRACE => "trace",
         };
-        self.tell(&format!("{word}: {}{}", visible(&said.message), visible(&said.fields)));
+        let mut err = self.err.lock();
+        // Once for all that wait.
+        if target == LOST && std::mem::replace(&mut err.lost, true) {
+            return;
+        }
+        err.tell(&format!("{word}: {}{}", visible(&said.message), visible(&said.fields)));
     }
 
     // Spans are not enabled.
@@ -166,6 +221,7 @@ struct Said {
     fields: String,
     seconds: Option<f64>,
     status: Option<u64>,
+    lane: String,
 }
 
 impl Said {
@@ -191,6 +247,13 @@ impl Visit for Said {
     fn record_u64(&mut self, field: &Field, value: u64) {
         if field.name() == "status" {
             self.status = Some(value);
+        }
+        self.record_debug(field, &value);
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "lane" {
+            value.clone_into(&mut self.lane);
         }
         self.record_debug(field, &value);
     }

@@ -6,7 +6,7 @@ use std::io::{IsTerminal, stderr, stdin, stdout};
 use std::process::ExitCode;
 
 use tinkex::Env;
-use tinkex_cli::{Input, Interrupt, Order, Terminals, World};
+use tinkex_cli::{Input, Interrupt, LogOf, Order, Terminals, World};
 
 fn main() -> ExitCode {
     let interrupt = Interrupt::default();
@@ -23,6 +23,8 @@ fn main() -> ExitCode {
             input: stdin().is_terminal(),
         },
         interrupt: interrupt.clone(),
+        // A server in this program, and a client beside it, have threads of their own.
+        log_of: LogOf::AllThreads,
         prepare: Box::new(|client| client),
     };
     let line: Vec<_> = std::env::args_os().collect();

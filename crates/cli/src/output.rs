@@ -9,6 +9,7 @@ use tinkex::ServiceClient;
 
 use crate::args::{Format, Globals};
 use crate::failure::{Exit, Failure};
+use crate::human;
 use crate::local::Local;
 use crate::log::Shared;
 use crate::settings::Settings;
@@ -49,6 +50,30 @@ impl<'w> Shell<'w> {
         self.settings.client(self.world)
     }
 
+    /// What another command line needs to use the same server, each flag after a space. A key among
+    /// the arguments is not repeated.
+    pub(crate) fn server_flags(&self) -> String {
+        let globals = &self.globals;
+        let mut flags = String::new();
+        let mut add = |flag: &str, value: &str| flags += &format!(" {flag} {}", human::word(value));
+        if let Some(profile) = &globals.profile {
+            add("--profile", profile);
+        }
+        if let Some(project) = &globals.project_id {
+            add("--project-id", project);
+        }
+        if self.settings.local {
+            return flags + " --local";
+        }
+        if let Some(url) = &globals.base_url {
+            add("--base-url", url.as_str());
+        }
+        if let Some(file) = &globals.api_key_file {
+            add("--api-key-file", &self.world.path(file).display().to_string());
+        }
+        flags
+    }
+
     /// Starts or finds the server on this machine, if that is wanted.
     pub(crate) async fn start_local(&mut self) -> Result<(), Failure> {
         if self.settings.local && self.local.is_none() {
@@ -62,6 +87,8 @@ impl<'w> Shell<'w> {
     /// Stops the local server, if this program runs it. Ctrl-C twice does not wait for that.
     pub(crate) async fn end(self) {
         let Some(local) = self.local else { return };
+        // Whoever still waits for it is left behind, and would complain that it is gone.
+        self.err.close_log();
         let hurry = self.world.interrupt.clone();
         let _ = select(pin!(local.stop()), pin!(hurry.pressed(2))).await;
     }
@@ -98,7 +125,8 @@ impl<'w> Shell<'w> {
     /// A line for people that is no result. Not with `--quiet`, nor beside a document.
     pub(crate) fn notice(&mut self, text: &str) {
         if !self.globals.quiet && !self.is_json() {
-            let _ = writeln!(self.world.err, "{text}");
+            // In one piece: a server in this program writes lines of its own.
+            let _ = self.world.err.write_all(format!("{text}\n").as_bytes());
         }
     }
 

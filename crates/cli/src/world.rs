@@ -31,6 +31,8 @@ pub struct World {
     pub terminals: Terminals,
     /// Tells when the user wants it to stop.
     pub interrupt: Interrupt,
+    /// Whose events are told on standard error.
+    pub log_of: LogOf,
     /// Changes every client before it is built: a test puts its own server in here.
     pub prepare: Box<dyn Fn(ServiceClientBuilder) -> ServiceClientBuilder + Send>,
 }
@@ -49,6 +51,15 @@ impl fmt::Debug for World {
             .field("terminals", &self.terminals)
             .finish_non_exhaustive()
     }
+}
+
+/// Whose events are told on standard error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogOf {
+    /// Those of the thread that runs the command: beside it others may run.
+    ThisThread,
+    /// Those of every thread. The first command of a process that wants it gets it.
+    AllThreads,
 }
 
 /// Which of the streams are terminals.

@@ -32,6 +32,8 @@ struct Inner {
     source: Option<Arc<dyn StdError + Send + Sync>>,
     /// Whether the caller wanted it to end.
     wanted: bool,
+    /// Whether there was no credential at all.
+    no_credential: bool,
 }
 
 /// What kind of failure it was.
@@ -103,7 +105,16 @@ impl Error {
             retry_after: None,
             source: None,
             wanted: false,
+            no_credential: false,
         }))
+    }
+
+    /// Nothing that could be a credential was found anywhere.
+    pub(crate) fn no_credential() -> Self {
+        let hint = "set TINKER_API_KEY, or store a key with `auth login`";
+        let mut error = Self::new(ErrorKind::Auth, "there is no API key").with_hint(hint);
+        error.0.no_credential = true;
+        error
     }
 
     /// The server answered with an error status.
@@ -252,6 +263,21 @@ impl Error {
     #[must_use]
     pub fn hint(&self) -> Option<&str> {
         self.0.hint
+    }
+
+    /// Whether there was no credential at all: none was given, in the environment or stored. A
+    /// program can ask for one then; others of [`ErrorKind::Auth`] had one that was of no use.
+    ///
+    /// ```
+    /// use tinkex::{Env, ErrorKind, ServiceClient};
+    ///
+    /// let error = ServiceClient::builder().env(Env::empty()).build().unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Auth);
+    /// assert!(error.is_missing_credential());
+    /// ```
+    #[must_use]
+    pub fn is_missing_credential(&self) -> bool {
+        self.0.no_credential
     }
 
     /// Whether the same request may succeed later.

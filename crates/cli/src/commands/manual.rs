@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use clap::{Args, CommandFactory as _, ValueEnum};
+use clap::{Args, ValueEnum};
 use clap_complete::env::Shells;
 
 use crate::failure::Failure;
@@ -52,7 +52,7 @@ pub(super) fn completions(what: Completions) -> Result<String, Failure> {
 
 /// The page of the program itself, or the names of all pages that were written.
 pub(super) fn man(world: &World, what: &Man) -> Result<String, Failure> {
-    let command = crate::args::Args::command();
+    let command = crate::args::Args::definition();
     let Some(dir) = &what.dir else {
         let mut page = Vec::new();
         clap_mangen::Man::new(command).render(&mut page)?;

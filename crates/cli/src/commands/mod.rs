@@ -31,50 +31,59 @@ use crate::output::{self, Shell};
 use crate::settings;
 use crate::world::World;
 
-/// What can be done.
+/// The commands by what they are for, as somebody new needs them.
+pub(crate) const GROUPS: &[(&str, &[&str])] = &[
+    ("Start here", &["quickstart", "train", "chat", "sample", "serve"]),
+    ("Models and text", &["model", "logprobs", "tokenizer"]),
+    ("What you have on the server", &["run", "checkpoint", "session"]),
+    ("Your account", &["auth", "billing", "audit"]),
+    ("This program", &["doctor", "config", "completions", "man", "version", "help"]),
+];
+
+/// What can be done, in the order of [`GROUPS`].
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Who you are: log in and out, choose among stored keys
-    #[command(subcommand, arg_required_else_help = true)]
-    Auth(auth::Auth),
-    /// Settings that stay, in one file, by profile
-    #[command(subcommand, arg_required_else_help = true)]
-    Config(config::Settings),
+    /// See all of it work in under a minute: no key, no GPU, no network
+    Quickstart(quickstart::Quickstart),
+    /// Teach a model from a file of examples
+    Train(Box<train::Train>),
+    /// Talk to a model
+    Chat(Box<chat::Chat>),
+    /// Samples from a base model or a checkpoint
+    Sample(Box<sample::Sample>),
+    /// The Tinker API on this machine
+    Serve(serve::Serve),
     /// Base models
     #[command(subcommand, arg_required_else_help = true)]
     Model(model::Model),
+    /// How likely a model finds a text
+    Logprobs(logprobs::Logprobs),
+    /// Text to tokens and back
+    #[command(subcommand, arg_required_else_help = true)]
+    Tokenizer(tokenizer::Tokenizer),
     /// Training runs
     #[command(subcommand, arg_required_else_help = true)]
     Run(run::Run),
-    /// See all of it work in under a minute: no key, no GPU, no network
-    Quickstart(quickstart::Quickstart),
-    /// Talk to a model
-    Chat(Box<chat::Chat>),
-    /// Teach a model from a file of examples
-    Train(Box<train::Train>),
     /// Checkpoints: find, share, keep, delete
     #[command(subcommand, arg_required_else_help = true)]
     Checkpoint(checkpoint::Checkpoint),
     /// Sessions, looked at from outside
     #[command(subcommand, arg_required_else_help = true)]
     Session(session::Session),
+    /// Who you are: log in and out, choose among stored keys
+    #[command(subcommand, arg_required_else_help = true)]
+    Auth(auth::Auth),
     /// What was used, and what it costs
     #[command(subcommand, arg_required_else_help = true)]
     Billing(billing::Billing),
     /// Who did what
     #[command(subcommand, arg_required_else_help = true)]
     Audit(audit::Audit),
-    /// Samples from a base model or a checkpoint
-    Sample(Box<sample::Sample>),
-    /// How likely a model finds a text
-    Logprobs(logprobs::Logprobs),
-    /// Text to tokens and back
-    #[command(subcommand, arg_required_else_help = true)]
-    Tokenizer(tokenizer::Tokenizer),
-    /// The Tinker API on this machine
-    Serve(serve::Serve),
     /// Look at everything that has to be right, and say what to do where it is not
     Doctor(doctor::Doctor),
+    /// Settings that stay, in one file, by profile
+    #[command(subcommand, arg_required_else_help = true)]
+    Config(config::Settings),
     /// Lines for your shell, so that it completes commands, options, and ids that were listed lately
     #[command(after_help = "Examples:
   source <(tinkex completions bash)              in ~/.bashrc
@@ -90,6 +99,11 @@ pub(crate) enum Command {
     #[command(after_help = "Example:
   tinkex version --json")]
     Version,
+}
+
+/// What to do about a command line that makes no sense, where the parser does not say.
+pub(crate) fn hint(said: &clap::Error) -> Option<String> {
+    train::hint(said)
 }
 
 impl Command {

@@ -11,7 +11,9 @@ use serde_json::json;
 use tinkex_server::{Options, Server};
 
 use crate::failure::{Exit, Failure};
+use crate::human;
 use crate::local::{self, Note};
+use crate::not_started::{Starter, not_started};
 use crate::output::Shell;
 
 /// What can be typed after `serve`.
@@ -94,7 +96,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, serve: Serve) -> Result<Exit, Fai
         options = options.key(key);
     }
 
-    let server = Server::start(options).await.map_err(|why| local::not_started(&why))?;
+    let server = Server::start(options).await.map_err(|why| not_started(&why, Starter::Serve))?;
     let note = Note::of(&server, true, key_file);
     note.leave(&data)?;
     let (url, models) = (server.base_url(), server.models());
@@ -120,17 +122,13 @@ pub(super) async fn run(shell: &mut Shell<'_>, serve: Serve) -> Result<Exit, Fai
     let (saved, waiting) = (stopped.models_saved, stopped.requests_waiting);
     shell.notice(&format!(
         "stopped; {} saved, {}",
-        count(saved, "model"),
+        human::count(saved, "model"),
         match waiting {
             0 => "nothing waits".to_owned(),
-            _ => format!("{} carried out after the next start", count(waiting, "request")),
+            _ => format!("{} carried out after the next start", human::count(waiting, "request")),
         }
     ));
     Ok(Exit::Done)
-}
-
-fn count(number: usize, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
 /// What would be dangerous, or can only be a mistake.

@@ -91,6 +91,12 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Tokenizer) -> Result<(),
             if tokens.is_empty() {
                 tokens = numbers(&stdin_text(shell).await?)?;
             }
+            let lacks: Vec<_> =
+                tokens.iter().filter(|id| tokenizer.token(**id).is_none()).collect();
+            if !lacks.is_empty() {
+                let ids = lacks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                shell.notice(&format!("left out, as the vocabulary lacks them: {ids}"));
+            }
             let text = if skip_special {
                 tokenizer.decode_text(&tokens)
             } else {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::Value;
 use tempfile::TempDir;
 use tinkex::Env;
-use tinkex_cli::{Input, Interrupt, Terminals, World};
+use tinkex_cli::{Input, Interrupt, LogOf, Terminals, World};
 
 /// Where command lines run that share files and a local server's data.
 pub(crate) struct Home {
@@ -100,6 +100,7 @@ impl Home {
             input: Input::new(Cursor::new(self.input.clone())),
             terminals: Terminals::default(),
             interrupt,
+            log_of: LogOf::ThisThread,
             prepare: Box::new(|client| client),
         };
         let line = std::iter::once("tinkex").chain(words).map(Into::into).collect();

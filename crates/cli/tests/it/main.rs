@@ -2,17 +2,20 @@
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a wrong assumption is a failed test")]
 
+#[cfg(unix)]
+mod attended;
 mod capture;
 mod compare;
 mod home;
 mod local;
 mod more;
-#[cfg(unix)]
-mod pty;
+mod outage;
 mod replay;
 mod script;
 #[cfg(unix)]
 mod server;
+#[cfg(unix)]
+mod serving;
 mod snapshots;
 mod talk;
 #[cfg(unix)]

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 use tinkex::Env;
-use tinkex_cli::{Input, Interrupt, Terminals, World};
+use tinkex_cli::{Input, Interrupt, LogOf, Terminals, World};
 
 use crate::replay::Sink;
 use crate::script::Script;
@@ -35,8 +35,11 @@ impl Stage {
         let replies: Vec<Value> = replies
             .iter()
             .map(|(method, path, body)| {
-                json!({ "method": method, "path": path, "status": 200, "body": body,
-                    "sleep": body["sleep"] })
+                let status = body["status"].as_u64().unwrap_or(200);
+                let text = body.get("page");
+                let kind = if text.is_some() { "text" } else { "body" };
+                json!({ "method": method, "path": path, "status": status,
+                    kind: text.unwrap_or(body), "sleep": body["sleep"] })
             })
             .collect();
         let text = json!({ "base_url": "http://a.test", "replies": replies }).to_string();
@@ -67,6 +70,7 @@ impl Stage {
             input: Input::new(std::io::empty()),
             terminals: Terminals::default(),
             interrupt: self.interrupt.clone(),
+            log_of: LogOf::ThisThread,
             prepare: Box::new(move |client| client.http(http.clone())),
         };
         let words = ["tinkex"].into_iter().chain(line.split_whitespace());
@@ -87,6 +91,17 @@ fn checkpoint(name: &str, time: &str, public: bool) -> Value {
     json!({ "checkpoint_id": format!("weights/{name}"), "checkpoint_type": "training",
         "time": time, "tinker_path": format!("tinker://r/weights/{name}"), "size_bytes": 1024,
         "public": public })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_page_for_people_is_not_shown_in_an_error() {
+    let page = "<!DOCTYPE HTML>\n<html>\n<h1>Error response</h1>\n</html>\n";
+    let page = json!({ "status": 501, "page": page });
+    let stage = Stage::new(&[("GET", "/api/v1/training_runs", page)]);
+    let told = stage.run("run list --retry-for 0").await;
+    assert!(told.err.contains("the server answered 501: a web page\n"), "{}", told.err);
+    assert!(told.err.contains("hint: check that the base URL"), "{}", told.err);
+    assert!(!told.err.contains("<h1>"), "{}", told.err);
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use futures_util::FutureExt as _;
 use serde_json::Value;
 use tinkex::Env;
-use tinkex_cli::{Input, Interrupt, Terminals, World};
+use tinkex_cli::{Input, Interrupt, LogOf, Terminals, World};
 
 use crate::capture::{self, Capture, file};
 use crate::compare::{has_all, rows};
@@ -227,6 +227,7 @@ pub(crate) async fn run_as(capture: &Capture, line: &[String], answers: bool) ->
         input,
         terminals: Terminals { input: answers, ..Terminals::default() },
         interrupt,
+        log_of: LogOf::ThisThread,
         prepare: Box::new(move |client| client.http(http.clone())),
     };
     let words = ["tinkex"].into_iter().chain(line.iter().skip(1).map(String::as_str));

@@ -75,8 +75,13 @@ async fn help_is_as_it_was() {
             _ => outcome.out.clone(),
         };
         writeln!(text, "$ {}\n{shown}", line.join(" ")).unwrap();
-        let commands = outcome.out.split("Commands:\n").nth(1).unwrap_or_default();
-        let names = commands.lines().take_while(|line| line.starts_with("  "));
+        let commands = if command.is_empty() {
+            outcome.out.split("Global options:\n").next().unwrap_or_default()
+        } else {
+            let list = outcome.out.split("Commands:\n").nth(1).unwrap_or_default();
+            list.split("\n\n").next().unwrap_or_default()
+        };
+        let names = commands.lines().filter(|line| line.starts_with("  "));
         let names = names.filter(|line| !line.starts_with("    "));
         let mut below: Vec<_> = names.filter_map(|line| line.split_whitespace().next()).collect();
         below.retain(|name| *name != "help");

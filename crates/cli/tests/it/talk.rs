@@ -24,6 +24,8 @@ async fn samples_are_text_alone() {
     assert_eq!(said, home.run(line).await.ok().json(), "the same seed draws the same");
     home.input = tokens.out;
     assert_eq!(home.run("tokenizer decode tinkex/tiny").await.ok().out, "moo\n");
+    let lacking = home.run("tokenizer decode tinkex/tiny 999999").await.ok();
+    assert!(lacking.err.contains("vocabulary lacks them: 999999"), "{}", lacking.err);
 }
 
 #[tokio::test]
@@ -55,8 +57,21 @@ async fn a_text_is_scored_and_looked_into() {
 #[tokio::test]
 async fn what_cannot_be_sampled_says_why() {
     let home = Home::new();
-    home.run("sample -p x").await.fails(3, &["error: "]);
-    home.run("sample --local nobody/nothing -p x").await.fails(4, &["nobody/nothing"]);
+    home.write("talks.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}");
+    for line in [
+        "sample some/model -p x",
+        "chat some/model",
+        "logprobs some/model -p x",
+        "train talks.jsonl --model some/model",
+        "train talks.jsonl",
+        "run list",
+        "checkpoint list",
+        "model list",
+    ] {
+        home.run(line).await.fails(3, &["there is no API key", "hint: ", "needs none: --local"]);
+    }
+    let unknown = home.run("sample --local nobody/nothing -p x").await;
+    unknown.fails(4, &["nobody/nothing", "hint: see what is there: tinkex model list --local"]);
     home.run("sample --local tinker://x -p x").await.fails(2, &["tinker://x"]);
     home.run("sample --local --run none -p x").await.fails(4, &["none"]);
     home.run("sample --local --prompt-file gone").await.fails(1, &["gone cannot be read"]);

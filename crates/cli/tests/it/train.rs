@@ -1,7 +1,4 @@
-use std::sync::{Arc, Mutex};
-
 use serde_json::{Value, json};
-use tinkex_server::{Options, Server};
 
 use crate::home::{Home, lines};
 
@@ -18,17 +15,17 @@ fn examples(count: usize) -> String {
     (0..count).map(|at| line(at) + "\n").collect()
 }
 
-const LINE: &str = "train talks.jsonl --local --steps 8 --batch-size 4 --save-every 3 \
+pub(crate) const LINE: &str = "train talks.jsonl --local --steps 8 --batch-size 4 --save-every 3 \
                     --eval-split 0.2 --schedule cosine --warmup 2";
 
-fn home() -> Home {
+pub(crate) fn home() -> Home {
     let home = Home::new();
     home.write("talks.jsonl", &examples(20));
     home
 }
 
 /// Losses by step, exact to the bit.
-fn losses(home: &Home, folder: &str) -> Vec<(u64, u64)> {
+pub(crate) fn losses(home: &Home, folder: &str) -> Vec<(u64, u64)> {
     let lines = lines(&home.path(folder).join("metrics.jsonl"));
     let steps = lines.iter().filter(|line| line["loss"].is_number());
     steps
@@ -87,67 +84,6 @@ fn stopping_twice_stops_at_once_and_leaves_the_last_checkpoint() {
 }
 
 #[tokio::test]
-async fn a_run_whose_server_dies_can_be_gone_on_with() {
-    let mut home = home();
-    home.run(&format!("{LINE} --dir whole")).await.ok();
-    home.key = Some("tml-any");
-    let server = Server::start(Options::new(home.path("other"))).await.unwrap();
-    let url = server.base_url();
-    let (server, runtime) = (Mutex::new(Some(server)), tokio::runtime::Handle::current());
-    let leave = move || {
-        let server = server.lock().unwrap().take().unwrap();
-        runtime.spawn(async move { server.stop().await });
-    };
-    home.then = Some(("step 5/8", Arc::new(leave)));
-    let line =
-        LINE.replace("--local", &format!("--model tinkex/tiny --retry-for 0 --base-url {url}"));
-    let failed = home.run(&format!("{line} --dir run")).await;
-    failed.fails(5, &["go on from step 3 with: tinkex train --resume"]);
-
-    home.then = None;
-    let server = start(Options::new(home.path("other"))).await;
-    home.run(&format!("train --resume run --base-url {}", server.base_url())).await.ok();
-    assert_eq!(losses(&home, "run"), losses(&home, "whole"));
-    server.stop().await;
-}
-
-#[tokio::test]
-async fn a_program_learns_why_a_run_ended_and_how_to_go_on() {
-    let mut home = home();
-    home.key = Some("tml-any");
-    let server = Server::start(Options::new(home.path("other"))).await.unwrap();
-    let line = format!(
-        "train talks.jsonl --model tinkex/tiny --steps 100000 --batch-size 4 --save-every 1 \
-         --retry-for 0 --json --dir run --base-url {}",
-        server.base_url()
-    );
-    let leave = async {
-        let saved = || std::fs::read_to_string(home.path("run/run.json")).unwrap_or_default();
-        while !saved().contains("step-00000") {
-            tokio::task::yield_now().await;
-        }
-        server.stop().await;
-    };
-    let (failed, ()) = tokio::join!(home.run(&line), leave);
-    assert!(failed.out.is_empty(), "{}", failed.out);
-    let failed = failed.fails(5, &[]);
-    let document: Value = serde_json::from_str(&failed.err).unwrap();
-    let told = |field: &str| document["error"][field].as_str().unwrap().to_owned();
-    assert!(told("hint").contains("with: tinkex train --resume"), "{document}");
-    assert!(!told("message").is_empty() && !told("kind").is_empty());
-}
-
-/// The folder is free once the old server has stopped.
-async fn start(options: Options) -> Server {
-    loop {
-        match Server::start(options.clone()).await {
-            Ok(server) => return server,
-            Err(_) => tokio::task::yield_now().await,
-        }
-    }
-}
-
-#[tokio::test]
 async fn a_bad_file_is_refused_before_anything_starts() {
     let home = home();
     let good = examples(1);
@@ -161,6 +97,9 @@ async fn a_bad_file_is_refused_before_anything_starts() {
     home.write("talks.jsonl", "\n");
     home.run(LINE).await.fails(2, &["is empty"]);
     home.run("train missing.jsonl --local").await.fails(1, &["missing.jsonl cannot be read"]);
+    home.run("train . --local").await.fails(2, &["is a folder", "--resume"]);
+    let line = format!("{} --eval-file gone.jsonl", LINE.replace("--eval-split 0.2", ""));
+    home.run(&line).await.fails(1, &["gone.jsonl cannot be read"]);
     home.write("talks.jsonl", &examples(2));
     let split = home.run("train talks.jsonl --local --eval-split 0.9").await;
     split.fails(2, &["leaves nothing of 2 examples"]);
@@ -182,8 +121,12 @@ async fn options_that_make_no_sense_are_refused() {
         home.run(line).await.fails(2, &[says]);
     }
     let kept = home.run("train --resume run --steps 3 --local").await;
-    let kept = kept.fails(2, &["cannot be used with", "--steps", "--resume"]);
+    let kept = kept.fails(2, &["cannot be used with", "hint: ", "leave --steps <N> out"]);
     assert!(!kept.err.contains("--rank"), "{}", kept.err);
+    let kept = home.run("train talks.jsonl --resume run --local --json").await.fails(2, &[]);
+    let document: Value = serde_json::from_str(&kept.err).unwrap();
+    let hint = document["error"]["hint"].as_str().unwrap();
+    assert!(hint.contains("leave [FILE.jsonl] out"), "{hint}");
     home.run("train --resume nowhere --local").await.fails(4, &["run.json cannot be read"]);
 }
 
@@ -216,6 +159,33 @@ async fn the_plan_tells_what_a_run_would_do() {
     let twice = plan["tokens"].as_u64().unwrap() * 2;
     assert_eq!(plan["tokens_to_train_on"], twice);
     assert!(!home.path("talks-run").exists());
+}
+
+#[tokio::test]
+async fn the_plot_is_drawn_where_and_how_it_is_wanted() {
+    let mut home = home();
+    let wrong = home.run(&format!("{LINE} --plot loss.jpg")).await;
+    wrong.fails(2, &["loss.jpg", "--plot <FILE>", "ends in .svg or .png"]);
+    assert!(!home.path("talks-run").exists() && !home.data().exists(), "nothing was started");
+    home.write("file", "");
+    home.run(&format!("{LINE} --plot file/loss.png")).await.fails(1, &["cannot be created"]);
+    let runs = home.run("run list --local --json").await.ok();
+    assert_eq!(runs.json()["runs"], json!([]));
+
+    home.press_at = Some(("step 4/8", 1));
+    home.run(&format!("{LINE} --dir run --plot pictures/loss.png")).await.fails(130, &[]);
+    home.press_at = None;
+    let size = || {
+        let picture = std::fs::read(home.path("pictures/loss.png")).unwrap();
+        let about = png::Decoder::new(std::io::Cursor::new(picture)).read_info().unwrap();
+        (about.info().width, about.info().height)
+    };
+    assert_eq!(size(), (1600, 880));
+    std::fs::write(home.path("pictures/loss.png"), "").unwrap();
+    let figures = home.run("train --resume run --local --json").await.ok().json();
+    assert!(figures["plot"].as_str().unwrap().ends_with("pictures/loss.png"), "{figures}");
+    assert_eq!(size(), (1600, 880), "a run that goes on draws in the same place");
+    assert!(!home.path("run/loss.svg").exists());
 }
 
 #[tokio::test]

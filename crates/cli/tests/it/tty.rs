@@ -54,19 +54,19 @@ fn a_table_on_a_terminal_has_colours_and_without_them_no_escapes_at_all() {
     let (home, server) = (tempfile::tempdir().unwrap(), Server::start(&two_runs(), None));
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
-    let (code, shown) = Terminal::start(&["run", "list"], &env, home.path(), 120).end();
+    let (code, shown) = Terminal::start(&["run", "list"], env, home.path(), 120).end();
     assert_eq!((code, rows(&screen(&shown), None)), (0, recorded("tty-run-list")), "{shown}");
     for coloured in ["\u{1b}[96mrun-1", "\u{1b}[1mRun ID", "\u{1b}[3m"] {
         assert!(shown.contains(coloured), "{shown}");
     }
     let plain = [("NO_COLOR", "1"), ("TERM", "dumb")];
     for setting in plain {
-        let env: Vec<_> = env.into_iter().chain([setting]).collect();
-        let (code, shown) = Terminal::start(&["run", "list"], &env, home.path(), 120).end();
+        let env = env.into_iter().chain([setting]);
+        let (code, shown) = Terminal::start(&["run", "list"], env, home.path(), 120).end();
         assert_eq!((code, rows(&shown, None)), (0, recorded("tty-run-list-no-color")));
         assert!(!shown.contains('\u{1b}'), "{shown:?}");
     }
-    let (_, shown) = Terminal::start(&["run", "list"], &env, home.path(), 50).end();
+    let (_, shown) = Terminal::start(&["run", "list"], env, home.path(), 50).end();
     let widest = screen(&shown).lines().map(|line| line.chars().count()).max();
     assert!(widest <= Some(50) && shown.contains('…') && shown.contains("run-1"), "{shown}");
 }
@@ -78,12 +78,12 @@ fn pages_are_counted_while_they_come() {
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let line = ["run", "list", "--limit", "0"];
-    let (code, shown) = Terminal::start(&line, &env, home.path(), 120).end();
+    let (code, shown) = Terminal::start(&line, env, home.path(), 120).end();
     let expected = recorded("tty-run-list-all-pages");
     assert_eq!((code, rows(&screen(&shown), None)), (0, expected), "{shown}");
     assert!(shown.contains("Fetching all training runs") && shown.contains("3/5"), "{shown}");
     let line = ["run", "list", "--limit", "0", "--color", "never"];
-    let (code, shown) = Terminal::start(&line, &env, home.path(), 120).end();
+    let (code, shown) = Terminal::start(&line, env, home.path(), 120).end();
     assert_eq!(code, 0, "{shown}");
     assert!(!shown.contains('\u{1b}') && !shown.contains("Fetching"), "{shown:?}");
 }
@@ -94,13 +94,13 @@ fn a_refused_key_is_told_in_words() {
     let (home, server) = (tempfile::tempdir().unwrap(), Server::start(&replies, None));
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
-    let (code, shown) = Terminal::start(&["run", "list"], &env, home.path(), 120).end();
+    let (code, shown) = Terminal::start(&["run", "list"], env, home.path(), 120).end();
     // As in "tty-error-401", without the literal of another language.
     assert_eq!(code, 3);
     assert!(shown.contains("401: Invalid API key") && !shown.contains("{'"), "{shown}");
     // As "tty-unexpected-error-traceback", which is no accident and needs no traceback.
     let line = ["checkpoint", "publish", "tinker://run-1"];
-    let (code, shown) = Terminal::start(&line, &env, home.path(), 120).end();
+    let (code, shown) = Terminal::start(&line, env, home.path(), 120).end();
     assert_eq!(code, 2);
     assert!(shown.contains("tinker://run-1") && !shown.contains("Traceback"), "{shown}");
 }
@@ -111,7 +111,7 @@ fn a_key_is_typed_in_stars() {
     let (home, server) = (tempfile::tempdir().unwrap(), Server::start(&replies, None));
     let url = server.url();
     let env = [("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
-    let mut terminal = Terminal::start(&["auth", "login"], &env, home.path(), 120);
+    let mut terminal = Terminal::start(&["auth", "login"], env, home.path(), 120);
     terminal.wait_for("Paste your API key: ");
     terminal.press("tml-x\u{7f}secret\r");
     let (code, shown) = terminal.end();
@@ -125,7 +125,7 @@ fn a_key_is_typed_in_stars() {
     let home = tempfile::tempdir().unwrap();
     let env = [("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     for keys in ["tml-\u{3}", "\u{4}"] {
-        let mut terminal = Terminal::start(&["auth", "login"], &env, home.path(), 120);
+        let mut terminal = Terminal::start(&["auth", "login"], env, home.path(), 120);
         terminal.wait_for("Paste your API key: ");
         terminal.press(keys);
         let (code, shown) = terminal.end();
@@ -147,7 +147,7 @@ fn deleting_asks_and_counts() {
         "tinker://run-1/weights/0001",
         "tinker://run-1/sampler_weights/final",
     ];
-    let mut terminal = Terminal::start(&line, &env, home.path(), 120);
+    let mut terminal = Terminal::start(&line, env, home.path(), 120);
     terminal.wait_for("[y/N]: ");
     terminal.press("y\r");
     let (code, shown) = terminal.end();
@@ -156,7 +156,7 @@ fn deleting_asks_and_counts() {
     assert!(shown.contains("Deleting checkpoints") && shown.contains("/2"), "{shown}");
 
     let before = server.script.seen().len();
-    let mut terminal = Terminal::start(&line, &env, home.path(), 120);
+    let mut terminal = Terminal::start(&line, env, home.path(), 120);
     terminal.wait_for("[y/N]: ");
     terminal.press("\u{3}");
     let (code, shown) = terminal.end();
@@ -172,7 +172,7 @@ fn a_download_shows_how_far_it_is_and_goes_on_after_an_interrupt() {
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let line = ["checkpoint", "download", "tinker://run-1/external_weights/hf", "-o", "out"];
-    let mut terminal = Terminal::start(&line, &env, home.path(), 120);
+    let mut terminal = Terminal::start(&line, env, home.path(), 120);
     terminal.wait_for("/39.1 KB");
     terminal.press("\u{3}");
     let (code, shown) = terminal.end();
@@ -182,7 +182,7 @@ fn a_download_shows_how_far_it_is_and_goes_on_after_an_interrupt() {
     assert!(!target.exists() && home.path().join("out/run-1_external_weights_hf.part").exists());
 
     server.go_on();
-    let (code, shown) = Terminal::start(&line, &env, home.path(), 120).end();
+    let (code, shown) = Terminal::start(&line, env, home.path(), 120).end();
     assert_eq!(code, 0, "{shown}");
     let expected = recorded("tty-checkpoint-download");
     assert_eq!(rows(&screen(&shown), None), expected, "{shown}");
@@ -199,9 +199,9 @@ fn an_error_names_the_server_and_without_colours_has_no_escapes() {
     let url = format!("http://{free}");
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     for setting in [("NO_COLOR", "1"), ("TERM", "dumb"), ("TERM", "xterm")] {
-        let env: Vec<_> = env.into_iter().chain([setting]).collect();
+        let env = env.into_iter().chain([setting]);
         let line = ["run", "list", "--retry-for", "0"];
-        let (code, shown) = Terminal::start(&line, &env, home.path(), 120).end();
+        let (code, shown) = Terminal::start(&line, env, home.path(), 120).end();
         assert_eq!(code, 5, "{shown}");
         assert!(shown.contains(&url) && shown.contains("refused"), "{shown}");
         assert!(!shown.contains('\u{1b}'), "nothing was drawn that could be cleared: {shown:?}");
@@ -252,7 +252,7 @@ fn retries_are_told_on_a_terminal() {
     let (home, server) = (tempfile::tempdir().unwrap(), Server::start(&replies, None));
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
-    let (code, shown) = Terminal::start(&["run", "list"], &env, home.path(), 120).end();
+    let (code, shown) = Terminal::start(&["run", "list"], env, home.path(), 120).end();
     assert_eq!(code, 0, "{shown}");
     assert!(shown.contains("retrying at once (429)"), "{shown}");
 }

@@ -95,10 +95,7 @@ fn resolve(sources: &Sources<'_>, command_only: bool) -> Result<Credential, Erro
         (Some(Err(error)), None) => Err(error),
         (None, None) => match sources.stored {
             Some(stored) => ApiKey::new(stored).map(Credential::Key),
-            None => {
-                let hint = "set TINKER_API_KEY, or store a key with `auth login`";
-                Err(Error::new(ErrorKind::Auth, "there is no API key").with_hint(hint))
-            }
+            None => Err(Error::no_credential()),
         },
     }
 }

@@ -53,6 +53,7 @@ async fn the_start_is_made_once_and_a_failed_one_is_made_again() {
     let error = client.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Auth);
     assert!(error.hint().unwrap().contains("TINKER_API_KEY"));
+    assert!(!error.is_missing_credential(), "it is there, and refused");
 
     let fake = fake.reply(CONFIG, 200, json!({})).reply(DYNAMIC, 404, Value::Null);
     let fake = fake.reply(LIST, 200, none()).reply(LIST, 200, none());
@@ -80,7 +81,7 @@ fn a_client_without_a_credential_is_not_made() {
     let env = Env::from_pairs([("HOME", home.path().to_str().unwrap())]);
     let error = ServiceClient::builder().env(env).http(Fake::new()).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Auth);
-    assert!(error.hint().is_some());
+    assert!(error.hint().is_some() && error.is_missing_credential());
 }
 
 /// Covers R-JWT.

@@ -128,7 +128,7 @@ async fn answer(
     let (mut said, json) = (String::new(), shell.is_json());
     while let Some(text) = answer.next().await? {
         if !json {
-            shell.write(&shown(&text))?;
+            shell.write(&human::visible_lines(&text))?;
         }
         said += &text;
     }
@@ -139,12 +139,6 @@ async fn answer(
         shell.write("\n")?;
     }
     Ok(said)
-}
-
-/// A model's text on a terminal: lines stay lines, and nothing else moves the cursor.
-fn shown(text: &str) -> String {
-    let lines: Vec<String> = text.split('\n').map(human::visible).collect();
-    lines.join("\n")
 }
 
 /// Does what a line with a slash says; true if that is the end.

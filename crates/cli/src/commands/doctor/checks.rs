@@ -6,8 +6,9 @@ use std::time::Duration;
 use tinkex::{CredentialStore, Env, ErrorKind, ServiceClient, Timestamp};
 use tokio::time::{Instant, timeout};
 
+use crate::failure::NO_KEY;
 use crate::human;
-use crate::local::{self, Note};
+use crate::local::{self, ANOTHER_KEY, Answers, Note};
 use crate::output::Shell;
 
 use super::{Finding, Verdict};
@@ -36,9 +37,7 @@ pub(super) async fn all(shell: &mut Shell<'_>) -> Vec<Finding> {
         }
         Err(failure) => {
             let wrong = Finding::new("credential", Verdict::Wrong, failure.to_string());
-            findings.push(wrong.advice(
-                "set TINKER_API_KEY or store a key with tinkex auth login; --local needs none",
-            ));
+            findings.push(wrong.advice(NO_KEY));
             return findings;
         }
     };
@@ -113,7 +112,8 @@ async fn server(client: &ServiceClient) -> Vec<Finding> {
     match answer {
         Ok(capabilities) => {
             let models = capabilities.supported_models.len();
-            let found = format!("{url} answers in {took} and has {models} models");
+            let has = human::count(models, "model");
+            let found = format!("{url} answers in {took} and has {has}");
             let mut findings = vec![Finding::new("server", Verdict::Ok, found)];
             if models == 0 {
                 findings.push(
@@ -236,13 +236,18 @@ fn disk(_: &Path) -> Option<Finding> {
 /// Whether a server runs on this machine, and its note is true.
 async fn local_server(env: &Env) -> Finding {
     let note = local::data_folder(env).ok().and_then(|folder| Note::read(&folder));
-    match note {
-        None => Finding::new("local server", Verdict::Ok, "none runs; --local starts one"),
-        Some(note) if note.is_true().await => {
+    let Some(note) = note else {
+        return Finding::new("local server", Verdict::Ok, "none runs; --local starts one");
+    };
+    match note.ask().await {
+        Answers::Server => {
             let found = format!("{} (process {})", note.url(), note.pid);
             Finding::new("local server", Verdict::Ok, found)
         }
-        Some(note) => {
+        Answers::WithAnotherKey => {
+            Finding::new("local server", Verdict::Warning, note.refused()).advice(ANOTHER_KEY)
+        }
+        Answers::Nobody => {
             let found = format!("{} does not answer (process {})", note.url(), note.pid);
             Finding::new("local server", Verdict::Warning, found)
                 .advice("it ended without a word; the next one tidies up")

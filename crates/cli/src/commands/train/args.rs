@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use super::plan::Schedule;
+use super::plot;
 use super::state::Learn;
 
 /// What can be typed after `train`.
@@ -21,6 +23,7 @@ Examples:
   tinkex train talks.jsonl --local                     the built-in model, on this machine
   tinkex train talks.jsonl --dry-run --local           what it would do: examples, tokens, steps
   tinkex train talks.jsonl --model Qwen/Qwen3-8B --epochs 2 --eval-split 0.1
+  tinkex train talks.jsonl --local --plot loss.png     the loss as pixels, where you want it
   tinkex train --resume talks-run --local              go on after an interruption")]
 pub(crate) struct Train {
     #[command(flatten)]
@@ -28,6 +31,9 @@ pub(crate) struct Train {
     /// Go on with the run in this folder, which keeps its settings
     #[arg(long, value_name = "DIR", conflicts_with_all = KEPT)]
     pub(super) resume: Option<PathBuf>,
+    /// Where the loss is drawn, as .svg or .png; without it loss.svg in the run's folder
+    #[arg(long, value_name = "FILE", value_parser = plot::file)]
+    pub(super) plot: Option<PathBuf>,
     /// Show the plan and do nothing
     #[arg(long)]
     pub(super) dry_run: bool,
@@ -56,6 +62,28 @@ const KEPT: [&str; 20] = [
     "tokenizer",
     "dir",
 ];
+
+/// What to do where `--resume` meets something that the run keeps.
+pub(crate) fn hint(said: &clap::Error) -> Option<String> {
+    if said.kind() != ErrorKind::ArgumentConflict {
+        return None;
+    }
+    let named = |kind| match said.get(kind) {
+        Some(ContextValue::String(one)) => vec![one.clone()],
+        Some(ContextValue::Strings(all)) => all.clone(),
+        _ => Vec::new(),
+    };
+    let both = [named(ContextKind::InvalidArg), named(ContextKind::PriorArg)].concat();
+    let (resume, kept): (Vec<_>, Vec<_>) =
+        both.into_iter().partition(|arg| arg.starts_with("--resume"));
+    (!resume.is_empty()).then(|| {
+        format!(
+            "a run keeps what it began with: leave {} out to go on with it, or --resume to start \
+             a new one",
+            kept.join(" and ")
+        )
+    })
+}
 
 /// What decides a run.
 #[derive(Clone, Debug, Args)]

@@ -104,10 +104,17 @@ pub(crate) fn split(
     Ok((plain(train), plain(eval)))
 }
 
-/// Whether a file is there.
+/// Whether a file is there and can be read.
 pub(crate) fn look_at(path: &Path) -> Result<(), Failure> {
-    let found = File::open(path).map(drop);
-    found.map_err(|why| Failure::file("read", &path.display().to_string(), &why))
+    let shown = path.display().to_string();
+    let found = File::open(path).and_then(|file| file.metadata());
+    let about = found.map_err(|why| Failure::file("read", &shown, &why))?;
+    if about.is_dir() {
+        return Err(Failure::usage(format!("{shown} is a folder")).hint(
+            "name a file with one example on each line; --resume goes on with a run's folder",
+        ));
+    }
+    Ok(())
 }
 
 /// A number that changes when a file does.

@@ -11,7 +11,6 @@ pub(super) mod show;
 mod state;
 pub(super) mod work;
 
-use std::path::Path;
 use std::time::Duration;
 
 use serde_json::json;
@@ -19,7 +18,7 @@ use serde_json::json;
 use crate::failure::{Exit, Failure};
 use crate::output::Shell;
 
-pub(crate) use args::Train;
+pub(crate) use args::{Train, hint};
 use examples::Examples;
 use plan::Plan;
 use record::Record;
@@ -45,9 +44,10 @@ async fn prepare(
     train: Train,
 ) -> Result<Option<(Run, Examples, Plan)>, Failure> {
     let mut wanted = train.wanted;
-    for path in [&mut wanted.file, &mut wanted.dir].into_iter().flatten() {
+    for path in [&mut wanted.file, &mut wanted.eval_file, &mut wanted.dir].into_iter().flatten() {
         *path = shell.world.path(path);
     }
+    let plot = train.plot.map(|file| shell.world.path(&file));
     let resume = train.resume.map(|folder| shell.world.path(&folder));
     let mut old = resume.as_deref().map(State::load).transpose()?;
     let mut lock = None;
@@ -65,7 +65,11 @@ async fn prepare(
     match &old {
         Some(state) => state.check_files()?,
         // Before a server is started for it.
-        None => data::look_at(wanted.file.as_deref().unwrap_or(Path::new("")))?,
+        None => {
+            for file in [&wanted.file, &wanted.eval_file].into_iter().flatten() {
+                data::look_at(file)?;
+            }
+        }
     }
 
     let service = shell.client().await?;
@@ -95,16 +99,19 @@ async fn prepare(
         Some(lock) => lock,
         None => state::lock(&folder)?,
     };
-    let state = match old {
+    let mut state = match old {
         Some(state) => state,
         None => State::new(settings)?,
     };
+    if let Some(plot) = plot {
+        state::make_folder(plot.parent().unwrap_or(&plot))?;
+        state.plot = Some(plot);
+    }
     let record = Record::open(&folder.join("metrics.jsonl"), state.step())?;
     Ok(Some((Run { service, folder, _lock: lock, state, record }, examples, plan)))
 }
 
 /// The line to type to talk to a checkpoint.
 pub(super) fn chat_line(shell: &Shell<'_>, path: &str) -> String {
-    let local = if shell.settings.local { " --local" } else { "" };
-    format!("tinkex chat {path}{local}")
+    format!("tinkex chat {path}{}", shell.server_flags())
 }

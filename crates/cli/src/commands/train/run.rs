@@ -41,6 +41,8 @@ impl Run {
         let from = self.state.step();
         let settings = self.state.settings.clone();
         self.state.store(&self.folder)?;
+        // Empty or not, so that a place that cannot be written to is known before anything is sent.
+        self.plot()?;
         shell.notice(&format!(
             "{} {} on {} examples, {} steps ({})",
             if from > 0 { "going on with" } else { "training" },
@@ -161,9 +163,11 @@ impl Run {
     fn plot(&self) -> Result<(), Failure> {
         let name = self.state.settings.file.file_name().unwrap_or_default().to_string_lossy();
         let title = format!("{} on {name}", self.state.settings.model);
-        let path = self.folder.join("loss.svg");
-        std::fs::write(&path, plot::svg(&self.record, &title))
-            .map_err(|why| Failure::file("written", &path.display().to_string(), &why))
+        plot::draw(&self.record, &title, &self.plot_file())
+    }
+
+    fn plot_file(&self) -> PathBuf {
+        self.state.plot.clone().unwrap_or_else(|| self.folder.join("loss.svg"))
     }
 
     /// Tells how it went, the server and the user.
@@ -172,8 +176,8 @@ impl Run {
         shell: &mut Shell<'_>,
         ended: Result<Done, Failure>,
     ) -> Result<Exit, Failure> {
-        let flags = if shell.settings.local { " --local" } else { "" };
-        let resume = format!("tinkex train --resume {}{flags}", self.folder.display());
+        let folder = human::word(&self.folder.display().to_string());
+        let resume = format!("tinkex train --resume {folder}{}", shell.server_flags());
         let done = match ended {
             Ok(done) => done,
             Err(failure) => {
@@ -213,7 +217,7 @@ impl Run {
             "sampler": sampler,
             "folder": self.folder,
             "metrics": file("metrics.jsonl"),
-            "plot": file("loss.svg"),
+            "plot": self.plot_file(),
         });
         let of = |line: Option<&StepLine>| {
             human::or_missing(line.map(|line| format!("{:.3}", line.loss)))
@@ -232,7 +236,7 @@ impl Run {
         text += &format!(
             "\n  checkpoint  {sampler}\n  figures     {}\n  plot        {}\n\nchat with it:\n  {}",
             file("metrics.jsonl"),
-            file("loss.svg"),
+            self.plot_file().display(),
             chat_line(shell, &sampler)
         );
         shell.text(&text, &json)?;

@@ -28,6 +28,9 @@ pub(crate) struct State {
     pub(crate) saved: Vec<Saved>,
     /// Where to sample from it, once it is finished or was stopped.
     pub(crate) sampler: Option<String>,
+    /// Where the loss is drawn, if not in the run's folder.
+    #[serde(default)]
+    pub(crate) plot: Option<PathBuf>,
     pub(crate) finished: bool,
 }
 
@@ -115,6 +118,7 @@ impl State {
             run_id: None,
             saved: Vec::new(),
             sampler: None,
+            plot: None,
             finished: false,
         })
     }
@@ -185,21 +189,25 @@ pub(crate) fn lock(folder: &Path) -> Result<File, Failure> {
     }
 }
 
+/// Makes a folder, unless it is there.
+pub(crate) fn make_folder(folder: &Path) -> Result<(), Failure> {
+    let made = std::fs::create_dir_all(folder);
+    made.map_err(|why| Failure::file("created", &folder.display().to_string(), &why))
+}
+
 /// A folder for a new run: the one that was named, or the first free one beside the others.
 pub(crate) fn new_folder(
     here: &Path,
     named: Option<PathBuf>,
     file: &Path,
 ) -> Result<PathBuf, Failure> {
-    let create = |folder: &Path| std::fs::create_dir_all(folder);
     if let Some(folder) = named {
         if State::path(&folder).exists() {
             let why = format!("{} holds a run already", folder.display());
             let hint = format!("go on with it (--resume {}), or name another", folder.display());
             return Err(Failure::usage(why).hint(hint));
         }
-        let shown = folder.display().to_string();
-        create(&folder).map_err(|why| Failure::file("created", &shown, &why))?;
+        make_folder(&folder)?;
         return Ok(folder);
     }
     let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -211,8 +219,7 @@ pub(crate) fn new_folder(
         if folder.exists() {
             continue;
         }
-        let shown = folder.display().to_string();
-        create(&folder).map_err(|why| Failure::file("created", &shown, &why))?;
+        make_folder(&folder)?;
         return Ok(folder);
     }
     Err(Failure::usage("there is no free name for the run's folder").hint("name one: --dir DIR"))
