@@ -150,7 +150,6 @@ impl<E: Element> Tile<E> {
             match (rows, panels) {
                 (1, 4) if W::PANELS[1] == 4 => self.sums::<W, 1, 4>(),
                 (2, 2) if W::PANELS[2] == 2 => self.sums::<W, 2, 2>(),
-                (3, 2) if W::PANELS[3] == 2 => self.sums::<W, 3, 2>(),
                 (2, 4) if W::PANELS[2] == 4 => self.sums::<W, 2, 4>(),
                 (3, 4) if W::PANELS[3] == 4 => self.sums::<W, 3, 4>(),
                 (4, 4) if W::PANELS[4] == 4 => self.sums::<W, 4, 4>(),

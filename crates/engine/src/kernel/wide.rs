@@ -90,8 +90,9 @@ mod x86 {
     pub(in crate::kernel) struct Avx2(__m256, __m256);
 
     impl Wide for Avx2 {
-        // Twelve of sixteen registers hold sums.
-        const PANELS: [usize; 7] = [1, 4, 2, 2, 1, 1, 1];
+        // Up to twelve of sixteen registers hold sums. Three rows of two panels leave too few for the
+        // rest.
+        const PANELS: [usize; 7] = [1, 4, 2, 1, 1, 1, 1];
 
         #[inline(always)]
         unsafe fn zero() -> Self {
