@@ -40,7 +40,7 @@ async fn put<T>(
         let (records, value) = decide(&mut store)?;
         if records.is_empty() {
             // True already. Whoever said it first may still wait for the disk.
-            store.journal.settled(Box::new(move |written| drop(sent.send(written))));
+            store.disk.settled(Box::new(move |written| drop(sent.send(written))));
         } else {
             let undo = store.before(&records);
             let own = Arc::clone(shared);

@@ -65,8 +65,8 @@ pub struct Limits {
     pub queued_bytes: usize,
     /// Bytes of answers kept in memory; the others stay on disk until they are fetched.
     pub answers: usize,
-    /// Bytes of the journal from which on it is tidied.
-    pub journal: u64,
+    /// Bytes of requests and answers on disk from which on those of no use are dropped.
+    pub payloads: u64,
     /// Bytes of models in training that stay in memory; the others come back from disk.
     pub models: usize,
     /// Bytes of adapters that stay ready to be sampled from; the others come back from disk.
@@ -165,7 +165,7 @@ impl Default for Limits {
             queued: 50_000,
             queued_bytes: 1 << 30,
             answers: 256 << 20,
-            journal: 32 << 20,
+            payloads: 32 << 20,
             models: 4 << 30,
             weights: 1 << 30,
             training_memory: 4 << 30,

@@ -138,8 +138,8 @@ impl Server {
         let own = data.join("tokenizer");
         std::fs::create_dir_all(&own).map_err(StartError::io("create", own.display()))?;
         let models = Models::find(&own, &options.models, options.hub_cache.as_deref())?;
-        let store = Store::open(&data.join("journal"), options.limits.answers)
-            .map_err(StartError::io("read the journal in", &place))?;
+        let store =
+            Store::open(&data, options.limits.answers).map_err(StartError::io("read", &place))?;
         // They would fail for good, by one wrong start.
         if let Some((name, requests)) =
             store.needed().into_iter().find(|(name, _)| models.get(name).is_none())
@@ -152,7 +152,7 @@ impl Server {
         let address =
             listener.local_addr().map_err(StartError::io("listen on", options.address))?;
         let shared = Arc::new(Shared::new(options, store, models, folders));
-        come_back(&shared).map_err(StartError::io("read the journal in", &place))?;
+        come_back(&shared);
         let first = Arc::clone(&shared);
         // Files are removed here.
         let _ = tokio::task::spawn_blocking(move || sweep::sweep(&first)).await;
@@ -226,13 +226,13 @@ impl Drop for Server {
         self.inside.shared.queue.stop();
         self.inside.listening.abort();
         self.inside.sweeping.abort();
-        // The worker is not waited for: a pass may take long. It finds the journal closed.
+        // The worker is not waited for: a pass may take long. It finds the disk closed.
         self.inside.shared.close()();
     }
 }
 
 /// Lines up what was promised before the restart.
-fn come_back(shared: &Arc<Shared>) -> io::Result<()> {
+fn come_back(shared: &Arc<Shared>) {
     admit::relearn_losses(shared);
     let undone = {
         let mut store = shared.store();
@@ -241,12 +241,11 @@ fn come_back(shared: &Arc<Shared>) -> io::Result<()> {
                 shared.queue.start_at(&run.row.id, last + 1);
             }
         }
-        store.undone()?
+        store.undone()
     };
     for undone in undone {
         admit::readmit(shared, undone);
     }
-    Ok(())
 }
 
 async fn sweep_always(shared: Arc<Shared>) {

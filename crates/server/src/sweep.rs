@@ -38,7 +38,7 @@ pub(crate) fn sweep(shared: &Arc<Shared>) {
     for path in expired {
         store.note(Record::Gone { path });
     }
-    store.compact(shared.options.limits.journal);
+    store.tidy(shared.options.limits.payloads);
     drop(store);
     let time = std::time::Instant::now();
     shared.downloads().retain(|_, download| download.until > time);
@@ -75,7 +75,7 @@ pub(crate) fn end_sessions(
     shared: &Arc<Shared>,
     turn: OwnedMutexGuard<()>,
     sessions: Vec<(SessionId, End)>,
-    then: crate::journal::Then,
+    then: crate::disk::Then,
 ) {
     let mut store = shared.store();
     let mut records = Vec::new();
@@ -89,7 +89,7 @@ pub(crate) fn end_sessions(
         return then(Ok(()));
     }
     let own = Arc::clone(shared);
-    store.propose(records, move |records, first| {
+    store.propose(records, move |records| {
         Box::new(move |written| {
             if written.is_ok() {
                 let mut store = own.store();
@@ -99,7 +99,7 @@ pub(crate) fn end_sessions(
                     };
                     fail_waiting(&own, &mut store, id, end);
                 }
-                store.apply_all(records, first);
+                store.apply_all(records);
             }
             drop(turn);
             then(written);
@@ -129,7 +129,7 @@ fn remove_folders(shared: &Shared) {
     // Asked after listing: a folder that was begun since is not in the list.
     let mut used: HashSet<String> = {
         let mut store = shared.store();
-        store.journal.settled(Box::new(move |settled| drop(sent.send(settled))));
+        store.disk.settled(Box::new(move |settled| drop(sent.send(settled))));
         store.folders()
     };
     // What the disk does not know yet, a crash would undo: then the old folders are needed.

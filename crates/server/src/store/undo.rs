@@ -1,7 +1,6 @@
 //! Taking back what could not be written.
 
-use super::record::Record;
-use super::{Kept, Store};
+use super::{Kept, Record, Store};
 
 /// Puts back what was there before facts were made true.
 pub(super) type Undo = Box<dyn FnOnce(&mut Store) + Send>;
@@ -34,10 +33,7 @@ impl Store {
                         };
                     }));
                 }
-                Record::Request(_)
-                | Record::Done(_)
-                | Record::Forget { .. }
-                | Record::Totals { .. } => {}
+                Record::Request(_) | Record::Done(_) | Record::Forget { .. } => {}
             }
         }
         Box::new(move |store| undo.into_iter().rev().for_each(|undo| undo(store)))

@@ -42,6 +42,10 @@ impl Worker {
             Op::Load { folder, path, optimizer, creates } => {
                 self.load(&run, seq, &folder, &path, optimizer, creates)
             }
+            Op::Fail(fault, why) => {
+                let failed = Settled::failed(fault, why);
+                Err(if seq == 0 { closed(&run, failed) } else { failed })
+            }
         };
         done.unwrap_or_else(|failed| failed)
     }
