@@ -81,7 +81,7 @@ pub enum StartError {
     /// Requests that were promised need a base model that is not there.
     #[error(
         "{requests} requests that were promised wait for {name:?}; start with \
-         --model {name}=FOLDER, or with another data folder"
+         --model {name}=FOLDER, with --drop-undone to let them fail, or with another data folder"
     )]
     MissingModel {
         /// Its name.
@@ -140,11 +140,17 @@ impl Server {
         let models = Models::find(&own, &options.models, options.hub_cache.as_deref())?;
         let store =
             Store::open(&data, options.limits.answers).map_err(StartError::io("read", &place))?;
-        // They would fail for good, by one wrong start.
-        if let Some((name, requests)) =
-            store.needed().into_iter().find(|(name, _)| models.get(name).is_none())
-        {
-            return Err(StartError::MissingModel { name, requests });
+        for (name, requests) in store.needed() {
+            if models.get(&name).is_some() {
+                continue;
+            }
+            // They would fail for good, by one wrong start.
+            if !options.drop_undone {
+                return Err(StartError::MissingModel { name, requests });
+            }
+            crate::log::warn(format_args!(
+                "{requests} requests that were promised fail, since there is no {name:?}"
+            ));
         }
         let listener = TcpListener::bind(options.address)
             .await

@@ -8,7 +8,7 @@ use tinkex_engine::ErrorKind;
 use tinkex_wire::RequestId;
 
 use crate::state::Shared;
-use crate::store::{Answer, Done, Fault, Record, Store, Use, now};
+use crate::store::{Answer, Done, Fact, Fault, Store, Use, now};
 
 /// What came of a request.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct Settled {
     pub(crate) changed: bool,
     pub(crate) used: Vec<(Use, u64)>,
     /// What became true by it; written together with the answer.
-    pub(crate) facts: Vec<Record>,
+    pub(crate) facts: Vec<Fact>,
 }
 
 impl Settled {
@@ -53,7 +53,7 @@ impl Settled {
     }
 
     /// The same, with something that became true by it.
-    pub(crate) fn fact(mut self, fact: Record) -> Self {
+    pub(crate) fn fact(mut self, fact: Fact) -> Self {
         self.facts.push(fact);
         self
     }

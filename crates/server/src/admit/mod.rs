@@ -21,7 +21,7 @@ use crate::error::ApiError;
 use crate::queue::Late;
 use crate::settle::{Settled, settle};
 use crate::state::Shared;
-use crate::store::{Fault, Kind, Line, Phase, Record, Request, Run, Store, Undone, Written, now};
+use crate::store::{Fact, Fault, Kind, Line, Phase, Request, Run, Store, Undone, Written, now};
 use crate::work::{Job, Op, Work};
 
 pub(crate) use self::loss::create_custom_loss;
@@ -43,7 +43,7 @@ struct Intake {
     samples: u32,
     body: Bytes,
     /// Facts that come with it.
-    facts: Vec<Record>,
+    facts: Vec<Fact>,
     next: Next,
 }
 
@@ -97,7 +97,7 @@ fn submit(
         }
     }
     let new_run = facts.iter().find_map(|fact| match fact {
-        Record::Run(run) => Some(&run.id),
+        Fact::Run(run) => Some(&run.id),
         _ => None,
     });
     if let Some(id) = new_run.filter(|id| store.runs.contains_key(*id)) {

@@ -15,8 +15,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tinkex_wire::ModelId;
 
-use crate::record::{
-    Answer, Change, Checkpoint, Done, Line, Micros, Record, Request, Run, Sampler, Session, Use,
+use crate::fact::{
+    Answer, Change, Checkpoint, Done, Fact, Line, Micros, Request, Run, Sampler, Session, Use,
 };
 
 const SCHEMA: &str = include_str!("schema.sql");
@@ -193,7 +193,7 @@ impl Database {
     /// Makes facts rows, all or none; after a failure it has to be [mended](Self::mend). From number `next` on payloads belong to nothing.
     pub(super) fn write<'a>(
         &mut self,
-        facts: impl Iterator<Item = &'a Record>,
+        facts: impl Iterator<Item = &'a Fact>,
         next: Option<u64>,
     ) -> io::Result<()> {
         #[cfg(test)]
@@ -230,14 +230,14 @@ fn begin(connection: &mut Connection) -> rusqlite::Result<Transaction<'_>> {
 
 fn put_all<'a>(
     transaction: &Transaction<'_>,
-    facts: impl Iterator<Item = &'a Record>,
+    facts: impl Iterator<Item = &'a Fact>,
     next: Option<u64>,
 ) -> rusqlite::Result<()> {
     // Many requests of a batch use the same.
     let mut used: BTreeMap<&Use, u64> = BTreeMap::new();
     for fact in facts {
         put(transaction, fact)?;
-        if let Record::Done(done) = fact {
+        if let Fact::Done(done) = fact {
             for (key, count) in &done.used {
                 *used.entry(key).or_default() += count;
             }
@@ -257,10 +257,10 @@ fn put_all<'a>(
     Ok(())
 }
 
-fn put(transaction: &Transaction<'_>, fact: &Record) -> rusqlite::Result<()> {
+fn put(transaction: &Transaction<'_>, fact: &Fact) -> rusqlite::Result<()> {
     let run = |sql, params: &[&dyn rusqlite::ToSql]| run(transaction, sql, params);
     match fact {
-        Record::Session(row) => {
+        Fact::Session(row) => {
             if row.end.is_some() {
                 // What only this session could use.
                 let own =
@@ -272,7 +272,15 @@ fn put(transaction: &Transaction<'_>, fact: &Record) -> rusqlite::Result<()> {
                        ON CONFLICT DO UPDATE SET fact = excluded.fact";
             run(sql, &[&row.id.as_str(), &text(row)])
         }
-        Record::Run(row) => {
+        Fact::Left { ids } => {
+            // A sampling session may have been written after the end.
+            for id in ids {
+                run("DELETE FROM samplers WHERE session = ?", &[&id.as_str()])?;
+                run("DELETE FROM sessions WHERE id = ?", &[&id.as_str()])?;
+            }
+            Ok(())
+        }
+        Fact::Run(row) => {
             if let Some(snapshot) = &row.snapshot {
                 let before = "DELETE FROM changes WHERE run = ? AND seq <= ?";
                 run(before, &[&row.id.as_str(), &signed(snapshot.seq)])?;
@@ -281,29 +289,27 @@ fn put(transaction: &Transaction<'_>, fact: &Record) -> rusqlite::Result<()> {
                        ON CONFLICT DO UPDATE SET fact = excluded.fact";
             run(sql, &[&row.id.as_str(), &row.created_at, &text(row)])
         }
-        Record::Sampler(row) => {
+        Fact::Sampler(row) => {
             let sql = "INSERT INTO samplers (id, fact) VALUES (?, ?) \
                        ON CONFLICT DO UPDATE SET fact = excluded.fact";
             run(sql, &[&row.id.as_str(), &text(row)])
         }
-        Record::Checkpoint(row) => {
+        Fact::Checkpoint(row) => {
             run(RUN_USED, &[&row.path.run().as_str(), &row.created_at])?;
             let sql = "INSERT INTO checkpoints (path, fact) VALUES (?, ?) \
                        ON CONFLICT DO UPDATE SET fact = excluded.fact";
             run(sql, &[&row.path.to_string(), &text(row)])
         }
-        Record::Gone { path } => {
-            run("DELETE FROM checkpoints WHERE path = ?", &[&path.to_string()])
-        }
-        Record::Request(row) => {
+        Fact::Gone { path } => run("DELETE FROM checkpoints WHERE path = ?", &[&path.to_string()]),
+        Fact::Request(row) => {
             if let Line::Model(model) = &row.line {
                 run(RUN_USED, &[&model.as_str(), &row.at])?;
             }
             let sql = "INSERT INTO requests (id, body, fact) VALUES (?, ?, ?)";
             run(sql, &[&row.id.as_str(), &signed(row.number), &text(&**row)])
         }
-        Record::Done(done) => put_done(transaction, done),
-        Record::Forget { ids } => {
+        Fact::Done(done) => put_done(transaction, done),
+        Fact::Forget { ids } => {
             let mut delete = transaction.prepare_cached("DELETE FROM requests WHERE id = ?")?;
             ids.iter().try_for_each(|id| delete.execute([id.as_str()]).map(drop))
         }
@@ -390,6 +396,7 @@ fn signed(number: u64) -> i64 {
 }
 
 /// What SQLite said, as what a disk says.
+#[expect(clippy::needless_pass_by_value, reason = "as `map_err` gives it")]
 fn disk(why: rusqlite::Error) -> io::Error {
     let kind = match why.sqlite_error_code() {
         Some(rusqlite::ErrorCode::DiskFull) => io::ErrorKind::StorageFull,

@@ -30,7 +30,7 @@ pub(crate) use self::database::{Answered, Found};
 use self::payloads::Payloads;
 pub(crate) use self::payloads::Reader;
 use self::writer::{Append, Command, Writer};
-use crate::record::Record;
+use crate::fact::Fact;
 
 /// What to do once something is on disk, or is known not to be.
 pub(crate) type Then = Box<dyn FnOnce(io::Result<()>) + Send>;
@@ -112,13 +112,13 @@ impl Disk {
 
     /// Lines up facts and the payload that they refer to, to be written together or not at all.
     /// `then` runs on a thread of the disk, never on the caller's.
-    pub(crate) fn append(&mut self, facts: Vec<Record>, payload: Option<(u64, Bytes)>, then: Then) {
+    pub(crate) fn append(&mut self, facts: Vec<Fact>, payload: Option<(u64, Bytes)>, then: Then) {
         self.send(Command::Append(Append { facts, payload, owed: false, then }));
     }
 
     /// The same for what has happened already: it is written, however long that takes. `then` gets
     /// an error only if the server ends before.
-    pub(crate) fn owe(&mut self, facts: Vec<Record>, payload: Option<(u64, Bytes)>, then: Then) {
+    pub(crate) fn owe(&mut self, facts: Vec<Fact>, payload: Option<(u64, Bytes)>, then: Then) {
         self.send(Command::Append(Append { facts, payload, owed: true, then }));
     }
 

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use super::frame::{HEAD, LONGEST, MAGIC};
 use super::payloads::{BUFFER, Index, Medium};
 use super::*;
-use crate::record::{Answer, Done, Kind, Line, Request};
+use crate::fact::{Answer, Done, Kind, Line, Request};
 
 /// A request whose id is `id` and whose body has number `number`.
 fn request(id: &str, number: u64) -> Arc<Request> {
@@ -32,7 +32,7 @@ fn append(disk: &mut Disk, id: &str, body: &[u8]) -> io::Result<u64> {
     let number = disk.number();
     let payload = Some((number, Bytes::copy_from_slice(body)));
     let then = Box::new(move |result| drop(sent.send(result)));
-    disk.append(vec![Record::Request(request(id, number))], payload, then);
+    disk.append(vec![Fact::Request(request(id, number))], payload, then);
     received.recv().unwrap().map(|()| number)
 }
 
@@ -40,7 +40,7 @@ fn forget(disk: &mut Disk, ids: &[&str]) {
     let (sent, received) = mpsc::channel();
     let ids = ids.iter().map(|id| (*id).into()).collect();
     let then = Box::new(move |result| drop(sent.send(result)));
-    disk.append(vec![Record::Forget { ids }], None, then);
+    disk.append(vec![Fact::Forget { ids }], None, then);
     received.recv().unwrap().unwrap();
 }
 
@@ -208,7 +208,7 @@ fn only_needed_payloads_are_kept_and_numbers_stay() {
         ["a", "b", "c"].map(|id| append(&mut disk, id, id.as_bytes()).unwrap()).into();
     // The answer of the second takes the place of its body.
     let answer = disk.number();
-    let done = Record::Done(Done {
+    let done = Fact::Done(Done {
         request: request("b", numbers[1]),
         number: answer,
         size: 6,
@@ -333,7 +333,7 @@ fn a_database_that_is_full_is_told_and_its_payloads_are_cut_off() {
     // What is owed waits, and with it what comes later.
     let (sent, received) = mpsc::channel();
     let number = disk.number();
-    let owed = vec![Record::Request(request("owed", number))];
+    let owed = vec![Fact::Request(request("owed", number))];
     let payload = Some((number, Bytes::from_static(b"owed")));
     disk.owe(owed, payload, Box::new(move |written| drop(sent.send(written))));
     assert!(append(&mut disk, "late", b"body").is_err());
@@ -359,7 +359,7 @@ fn what_is_owed_is_written_in_its_place_however_often_the_disk_fails() {
         for (i, id) in ["a", "b", "c", "d"].into_iter().enumerate() {
             if i % 2 == 0 {
                 let (sent, number) = (sent.clone(), disk.number());
-                let facts = vec![Record::Request(request(id, number))];
+                let facts = vec![Fact::Request(request(id, number))];
                 let payload = Some((number, Bytes::from_static(b"body")));
                 disk.owe(facts, payload, Box::new(move |written| drop(sent.send(written))));
                 expected.push(id);
@@ -390,7 +390,7 @@ fn nothing_is_dropped_while_something_is_owed() {
         Box::new(move |written| sent.send((what, written.is_ok())).unwrap())
     };
     let new = disk.number();
-    disk.owe(vec![Record::Request(request("new", new))], Some((new, Bytes::new())), tell("owed"));
+    disk.owe(vec![Fact::Request(request("new", new))], Some((new, Bytes::new())), tell("owed"));
     disk.settled(tell("settled"));
     disk.tidy(0, tell("tidied"));
     assert_eq!(received.recv().unwrap(), ("settled", false));
@@ -430,7 +430,7 @@ fn what_is_too_long_is_told_and_holds_nothing_up() {
     let (sent, received) = mpsc::channel();
     let number = disk.number();
     let long = Some((number, Bytes::from(vec![0; LONGEST + 1])));
-    let facts = vec![Record::Request(request("long", number))];
+    let facts = vec![Fact::Request(request("long", number))];
     disk.owe(facts, long, Box::new(move |written| sent.send(written).unwrap()));
     let error = received.recv().unwrap().unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
@@ -454,7 +454,7 @@ fn a_commit_that_was_refused_is_not_found_after_a_crash() {
     let path = folder.path().join(DATABASE);
     let mut writer = Database::open(&path).unwrap();
     let commit = |database: &mut Database, id: &str, number: u64| {
-        let fact = Record::Request(request(id, number));
+        let fact = Fact::Request(request(id, number));
         database.write([&fact].into_iter(), Some(number + 1)).unwrap();
     };
     commit(&mut writer, "a", 1);

@@ -11,7 +11,7 @@ use super::database::Database;
 use super::frame::LONGEST;
 use super::payloads::Payloads;
 use super::{Health, Then, lock};
-use crate::record::Record;
+use crate::fact::Fact;
 
 /// What the thread is told.
 pub(super) enum Command {
@@ -22,7 +22,7 @@ pub(super) enum Command {
 
 /// What is to be written together.
 pub(super) struct Append {
-    pub(super) facts: Vec<Record>,
+    pub(super) facts: Vec<Fact>,
     pub(super) payload: Option<(u64, Bytes)>,
     /// Whether it must be written in the end.
     pub(super) owed: bool,

@@ -16,7 +16,7 @@ use tinkex_engine::loss::graph::Graph;
 use tinkex_wire::{LossId, ModelId, RequestId, SamplerId, SessionId, Timestamp, TinkerPath};
 
 use crate::disk::{Disk, Reader, Then};
-pub(crate) use crate::record::*;
+pub(crate) use crate::fact::*;
 
 pub(crate) use self::replay::Undone;
 pub(crate) use self::request::{Entry, Feed, Phase, Written};
@@ -78,29 +78,29 @@ fn nothing() -> Then {
 impl Store {
     /// Makes facts true, and has them written, all or none. If they cannot be written `then` has to
     /// undo that: see [`before`](Self::before).
-    pub(crate) fn put(&mut self, records: Vec<Record>, then: Then) {
-        self.disk.append(records.clone(), None, then);
-        self.apply_all(records);
+    pub(crate) fn put(&mut self, facts: Vec<Fact>, then: Then) {
+        self.disk.append(facts.clone(), None, then);
+        self.apply_all(facts);
     }
 
     /// The same where nobody waits and nothing is lost if it is not written.
-    pub(crate) fn note(&mut self, record: Record) {
-        self.put(vec![record], nothing());
+    pub(crate) fn note(&mut self, fact: Fact) {
+        self.put(vec![fact], nothing());
     }
 
     /// Makes something true that has happened already, so it is written however long that takes.
-    pub(crate) fn owe(&mut self, record: Record) {
-        self.disk.owe(vec![record.clone()], None, nothing());
-        self.apply(record);
+    pub(crate) fn owe(&mut self, fact: Fact) {
+        self.disk.owe(vec![fact.clone()], None, nothing());
+        self.apply(fact);
     }
 
     /// Has facts written that become true only once they are on disk: `then` is made with them.
-    pub(crate) fn propose(&mut self, records: Vec<Record>, then: impl FnOnce(Vec<Record>) -> Then) {
-        self.disk.append(records.clone(), None, then(records));
+    pub(crate) fn propose(&mut self, facts: Vec<Fact>, then: impl FnOnce(Vec<Fact>) -> Then) {
+        self.disk.append(facts.clone(), None, then(facts));
     }
 
-    pub(crate) fn apply_all(&mut self, records: Vec<Record>) {
-        records.into_iter().for_each(|record| self.apply(record));
+    pub(crate) fn apply_all(&mut self, facts: Vec<Fact>) {
+        facts.into_iter().for_each(|fact| self.apply(fact));
     }
 
     /// Reads payloads back.
@@ -118,6 +118,16 @@ impl Store {
         if let Some(session) = self.sessions.get_mut(id) {
             session.seen = now();
         }
+    }
+
+    /// Sessions that were over at `moment`, and that nothing refers to.
+    pub(crate) fn left(&self, moment: Micros) -> Vec<SessionId> {
+        let mut used: HashSet<&SessionId> = HashSet::new();
+        used.extend(self.runs.values().map(|kept| &kept.row.session));
+        used.extend(self.requests.values().map(|entry| &entry.row.session));
+        let sessions = self.sessions.values().map(|kept| &kept.row);
+        let over = sessions.filter(|row| row.ended_at.is_some_and(|at| at <= moment));
+        over.map(|row| &row.id).filter(|id| !used.contains(id)).cloned().collect()
     }
 
     /// Folders that something refers to.

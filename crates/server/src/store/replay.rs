@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use super::{Entry, Kept, Line, Phase, Record, Request, Run, Store};
+use super::{Entry, Fact, Kept, Line, Phase, Request, Run, Store};
 use crate::disk::{Disk, Found};
 
 /// A request that was promised and not carried out, and its body if that can be read.
@@ -51,14 +51,14 @@ impl Store {
                 run.since.insert(seq, change);
             }
         }
-        self.apply_all(samplers.into_iter().map(Record::Sampler).collect());
-        self.apply_all(checkpoints.into_iter().map(Record::Checkpoint).collect());
+        self.apply_all(samplers.into_iter().map(Fact::Sampler).collect());
+        self.apply_all(checkpoints.into_iter().map(Fact::Checkpoint).collect());
         // Last: one that is over closes what was written after its end.
-        self.apply_all(sessions.into_iter().map(Record::Session).collect());
+        self.apply_all(sessions.into_iter().map(Fact::Session).collect());
         let mut answered = Vec::new();
         for (row, answer) in requests {
             answered.extend(answer.map(|answer| (row.id.clone(), answer)));
-            self.apply(Record::Request(Arc::new(row)));
+            self.apply(Fact::Request(Arc::new(row)));
         }
         // Whoever listens is told in the order of the answers.
         answered.sort_by_key(|(_, answer)| answer.number);
@@ -99,30 +99,35 @@ impl Store {
     }
 
     /// Makes a fact true.
-    pub(super) fn apply(&mut self, record: Record) {
-        match record {
-            Record::Session(row) => {
+    pub(super) fn apply(&mut self, fact: Fact) {
+        match fact {
+            Fact::Session(row) => {
                 if row.end.is_some() {
                     self.close_session(&row.id);
                 }
                 self.sessions.insert(row.id.clone(), Kept::new(row));
             }
-            Record::Run(row) => self.apply_run(row),
-            Record::Sampler(row) => {
+            Fact::Left { ids } => {
+                for id in ids {
+                    self.sessions.remove(&id);
+                }
+            }
+            Fact::Run(row) => self.apply_run(row),
+            Fact::Sampler(row) => {
                 if let Some(folder) = &row.folder {
                     self.making.remove(folder);
                 }
                 self.samplers.insert(row.id.clone(), Kept::new(row));
             }
-            Record::Checkpoint(row) => {
+            Fact::Checkpoint(row) => {
                 self.making.remove(&row.folder);
                 self.run_used(row.path.run(), row.created_at);
                 self.checkpoints.insert(row.path.clone(), Kept::new(row));
             }
-            Record::Gone { path } => {
+            Fact::Gone { path } => {
                 self.checkpoints.remove(&path);
             }
-            Record::Request(row) => {
+            Fact::Request(row) => {
                 if let Line::Model(id) = &row.line {
                     self.run_used(id, row.at);
                 }
@@ -133,8 +138,8 @@ impl Store {
                 let id = row.id.clone();
                 self.requests.insert(id, Entry { row, phase, changed });
             }
-            Record::Done(done) => self.account(&done),
-            Record::Forget { ids } => ids.iter().for_each(|id| self.drop_request(id)),
+            Fact::Done(done) => self.account(&done),
+            Fact::Forget { ids } => ids.iter().for_each(|id| self.drop_request(id)),
         }
     }
 

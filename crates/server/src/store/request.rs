@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tinkex_wire::{Completion, Payload, RequestFailed, RequestId, SamplerId, Seq};
 use tokio::sync::Notify;
 
-use super::{Answer, Change, Done, Line, Micros, Record, Request, Store, now};
+use super::{Answer, Change, Done, Fact, Line, Micros, Request, Store, now};
 use crate::disk::{Answered, Then};
 
 /// A request that was taken in.
@@ -73,12 +73,12 @@ impl Store {
     pub(crate) fn open_request(
         &mut self,
         row: Request,
-        mut facts: Vec<Record>,
+        mut facts: Vec<Fact>,
         body: Bytes,
         then: Then,
     ) {
         let number = row.number;
-        facts.push(Record::Request(Arc::new(row)));
+        facts.push(Fact::Request(Arc::new(row)));
         self.disk.append(facts.clone(), Some((number, body)), then);
         self.apply_all(facts);
     }
@@ -103,12 +103,12 @@ impl Store {
 
     /// A request was carried out, and `facts` became true by it. Its answer is shown once it is on
     /// disk, by `then`.
-    pub(crate) fn settle(&mut self, done: Done, mut facts: Vec<Record>, body: Bytes, then: Then) {
+    pub(crate) fn settle(&mut self, done: Done, mut facts: Vec<Fact>, body: Bytes, then: Then) {
         if let Some(entry) = self.requests.get_mut(&done.request.id) {
             entry.phase = Phase::Settling;
         }
         let number = done.number;
-        facts.push(Record::Done(done));
+        facts.push(Fact::Done(done));
         self.disk.owe(facts.clone(), Some((number, body)), then);
         self.apply_all(facts);
     }
@@ -190,7 +190,7 @@ impl Store {
             return;
         }
         // If this is not written they come back with the next start, and go again.
-        self.note(Record::Forget { ids: known });
+        self.note(Fact::Forget { ids: known });
     }
 
     pub(super) fn drop_request(&mut self, id: &RequestId) {

@@ -6,8 +6,8 @@ use tinkex_wire::OptimizerConfig;
 
 use super::*;
 
-fn session(n: usize) -> Record {
-    Record::Session(Session {
+fn session(n: usize) -> Fact {
+    Fact::Session(Session {
         id: "s".into(),
         created_at: 1,
         tags: vec![format!("{n}")],
@@ -15,12 +15,13 @@ fn session(n: usize) -> Record {
         project_id: None,
         display_name: None,
         end: None,
+        ended_at: None,
     })
 }
 
-fn run() -> Record {
+fn run() -> Fact {
     let lora = Lora { rank: 4, seed: 1, train_unembed: true, train_mlp: true, train_attn: true };
-    Record::Run(Run {
+    Fact::Run(Run {
         id: "s:train:0".into(),
         session: "s".into(),
         number: 0,
@@ -168,7 +169,7 @@ fn a_snapshot_makes_earlier_changes_unnecessary() {
     }
     let row = model(&store).row.clone();
     let snapshot = Some(Snapshot { seq: 2, folder: "f".to_owned() });
-    store.note(Record::Run(Run { snapshot, ..row }));
+    store.note(Fact::Run(Run { snapshot, ..row }));
     for _ in 0..2 {
         let run = model(&store);
         assert_eq!(run.since.keys().copied().collect::<Vec<_>>(), [3]);
@@ -178,10 +179,10 @@ fn a_snapshot_makes_earlier_changes_unnecessary() {
         store = open(folder.path());
     }
     // Nothing brings a model back whose session is over, whatever was written after its end.
-    let Record::Session(row) = session(0) else { panic!("it is one") };
+    let Fact::Session(row) = session(0) else { panic!("it is one") };
     let row_of_run = model(&store).row.clone();
-    store.note(Record::Session(Session { end: Some(End::Expired), ..row }));
-    store.disk.append(vec![Record::Run(row_of_run)], None, nothing());
+    store.note(Fact::Session(Session { end: Some(End::Expired), ..row }));
+    store.disk.append(vec![Fact::Run(row_of_run)], None, nothing());
     for _ in 0..2 {
         let run = model(&store);
         assert!(run.since.is_empty() && run.row.snapshot.is_none());
@@ -230,4 +231,27 @@ fn feeds_come_back_in_the_order_of_the_answers() {
     assert_eq!(before.iter().map(|(_, id)| id.as_str()).collect::<Vec<_>>(), ["c", "a", "b"]);
     drop(store);
     assert_eq!(feed(&open(folder.path())), before);
+}
+
+#[test]
+fn a_session_that_was_over_long_ago_leaves_once_nothing_refers_to_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path());
+    let Fact::Session(row) = session(0) else { panic!("it is one") };
+    for (id, ended_at) in [("open", None), ("recent", Some(20)), ("old", Some(10)), ("s", Some(10))]
+    {
+        let end = ended_at.map(|_| End::Expired);
+        store.note(Fact::Session(Session { id: id.into(), end, ended_at, ..row.clone() }));
+    }
+    // There is a run of "s".
+    store.note(run());
+    assert_eq!(store.left(15), ["old"]);
+    store.note(Fact::Left { ids: store.left(15) });
+    for _ in 0..2 {
+        let mut ids: Vec<_> = store.sessions.keys().map(|id| id.as_str().to_owned()).collect();
+        ids.sort();
+        assert_eq!(ids, ["open", "recent", "s"]);
+        drop(store);
+        store = open(folder.path());
+    }
 }

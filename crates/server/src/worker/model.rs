@@ -16,7 +16,7 @@ use tinkex_wire::{ForwardBackward, ModelId, OptimStep};
 use super::Worker;
 use crate::error::ApiError;
 use crate::settle::Settled;
-use crate::store::{Change, Fault, Kind, Lora, Record, Run, Snapshot};
+use crate::store::{Change, Fact, Fault, Kind, Lora, Run, Snapshot};
 use crate::work::{Objective, Pass, step_params};
 
 /// A model in memory.
@@ -152,7 +152,7 @@ impl Worker {
                 if let Some(row) = row.filter(|row| store.open_session(&row.session).is_some()) {
                     let snapshot = Some(Snapshot { seq, folder: folder.clone() });
                     // Later facts build on it.
-                    store.owe(Record::Run(Run { snapshot, ..row }));
+                    store.owe(Fact::Run(Run { snapshot, ..row }));
                 } else {
                     store.making.remove(&folder);
                 }

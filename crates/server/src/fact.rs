@@ -13,8 +13,12 @@ pub(crate) type Micros = i64;
 
 /// One fact.
 #[derive(Clone, Debug)]
-pub(crate) enum Record {
+pub(crate) enum Fact {
     Session(Session),
+    /// Sessions that were over long ago are not listed any more.
+    Left {
+        ids: Vec<SessionId>,
+    },
     Run(Run),
     Sampler(Sampler),
     Checkpoint(Checkpoint),
@@ -42,6 +46,8 @@ pub(crate) struct Session {
     pub(crate) project_id: Option<String>,
     pub(crate) display_name: Option<String>,
     pub(crate) end: Option<End>,
+    /// When that was.
+    pub(crate) ended_at: Option<Micros>,
 }
 
 /// How a session ended.
