@@ -25,7 +25,7 @@ const VERSION: i32 = 1;
 /// "TNKX": tells our databases from others.
 const APPLICATION: i32 = 0x544E_4B58;
 /// How long somebody else's transaction is waited for: people may look in with other tools.
-const BUSY: Duration = Duration::from_secs(2);
+const BUSY: Duration = Duration::from_secs(1);
 
 /// Payloads that rows need. A request that was answered is not carried out again, but a loss is
 /// learned again from its body.
@@ -104,6 +104,8 @@ impl Database {
                 ("fullfsync", "on"),
                 ("checkpoint_fullfsync", "on"),
                 ("temp_store", "memory"),
+                // What a burst made longer is cut off again.
+                ("journal_size_limit", "16777216"),
             ] {
                 connection.pragma_update(None, name, value)?;
             }
@@ -336,9 +338,11 @@ fn put_done(transaction: &Transaction<'_>, done: &Done) -> rusqlite::Result<()> 
     let last = "UPDATE runs SET last_seq = max(ifnull(last_seq, ?2), ?2) WHERE id = ?1";
     run(transaction, last, params![model.as_str(), seq])?;
     if done.changed {
-        let sql = "INSERT OR REPLACE INTO changes (run, seq, kind, body) VALUES (?, ?, ?, ?)";
+        // Nothing brings a model back whose session is over.
+        let sql = "INSERT OR REPLACE INTO changes (run, seq, kind, body) SELECT ?, ?, ?, ? \
+                   WHERE NOT EXISTS (SELECT 1 FROM sessions WHERE id = ? AND ended)";
         let (kind, body) = (word_of(row.kind), signed(row.number));
-        run(transaction, sql, params![model.as_str(), seq, kind, body])?;
+        run(transaction, sql, params![model.as_str(), seq, kind, body, row.session.as_str()])?;
     }
     Ok(())
 }

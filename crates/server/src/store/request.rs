@@ -230,7 +230,8 @@ impl Store {
         let Line::Model(model) = &row.line else { return };
         let Some(run) = self.runs.get_mut(model) else { return };
         run.row.last_seq = run.row.last_seq.max(Some(row.seq));
-        if done.changed {
+        let session = self.sessions.get(&row.session);
+        if done.changed && session.is_none_or(|kept| kept.row.end.is_none()) {
             run.since.insert(row.seq, Change { kind: row.kind, body: row.number });
         }
     }

@@ -181,8 +181,11 @@ fn a_snapshot_makes_earlier_changes_unnecessary() {
     // Nothing brings a model back whose session is over, whatever was written after its end.
     let Fact::Session(row) = session(0) else { panic!("it is one") };
     let row_of_run = model(&store).row.clone();
+    open_request(&mut store, request("late", 4));
     store.note(Fact::Session(Session { end: Some(End::Expired), ..row }));
     store.disk.append(vec![Fact::Run(row_of_run)], None, nothing());
+    settle(&mut store, "late", true, &Bytes::new());
+    store.forget(vec!["r1".into(), "r2".into(), "r3".into()]);
     for _ in 0..2 {
         let run = model(&store);
         assert!(run.since.is_empty() && run.row.snapshot.is_none());
@@ -190,6 +193,8 @@ fn a_snapshot_makes_earlier_changes_unnecessary() {
         drop(store);
         store = open(folder.path());
     }
+    tidy(&mut store);
+    assert_eq!(store.disk.payload_bytes(), 28, "an empty answer and no body");
 }
 
 #[test]
