@@ -37,6 +37,7 @@ const NEEDED: &str = "
 /// The connection of the one who writes.
 pub(super) struct Database {
     connection: Connection,
+    new: bool,
     /// Whether a refused commit may stand in the WAL.
     pub(super) doubtful: bool,
     /// Pages that there is room for.
@@ -69,13 +70,15 @@ pub(crate) struct Answered {
 }
 
 impl Database {
-    /// Opens the database at `path`, or makes it.
+    /// Opens the database at `path`. A new one has to be [begun](Self::begin).
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let wrong = |why: String| {
             io::Error::new(io::ErrorKind::InvalidData, format!("{}: {why}", path.display()))
         };
+        // SQLite takes a name that begins with `file:` for something else.
+        let absolute = std::path::absolute(path)?;
         let open = || -> rusqlite::Result<(Connection, bool, i32, i32)> {
-            let connection = Connection::open(path)?;
+            let connection = Connection::open(&absolute)?;
             connection.busy_timeout(BUSY)?;
             connection.set_prepared_statement_cache_capacity(32);
             let number = |name| connection.pragma_query_value(None, name, |row| row.get(0));
@@ -84,7 +87,7 @@ impl Database {
                 connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
             Ok((connection, tables == 0, application, version))
         };
-        let (mut connection, new, application, version) =
+        let (connection, new, application, version) =
             open().map_err(|why| wrong(why.to_string()))?;
         match (new, application, version) {
             (true, ..) | (false, APPLICATION, VERSION) => {}
@@ -96,35 +99,44 @@ impl Database {
             }
             _ => return Err(wrong("is not a database of this server".to_owned())),
         }
-        let prepare = |connection: &mut Connection| -> rusqlite::Result<()> {
-            // Some of these answer with what is in force.
-            for (name, value) in [
-                ("journal_mode", "wal"),
-                ("synchronous", "full"),
-                ("fullfsync", "on"),
-                ("checkpoint_fullfsync", "on"),
-                ("temp_store", "memory"),
-                // What a burst made longer is cut off again.
-                ("journal_size_limit", "16777216"),
-            ] {
-                connection.pragma_update(None, name, value)?;
-            }
-            if new {
-                let transaction = connection.transaction()?;
-                transaction.execute_batch(SCHEMA)?;
-                transaction.pragma_update(None, "application_id", APPLICATION)?;
-                transaction.pragma_update(None, "user_version", VERSION)?;
-                transaction.commit()?;
-            }
-            Ok(())
-        };
-        prepare(&mut connection).map_err(disk)?;
+        // Some of these answer with what is in force.
+        for (name, value) in [
+            ("journal_mode", "wal"),
+            ("synchronous", "full"),
+            ("fullfsync", "on"),
+            ("checkpoint_fullfsync", "on"),
+            ("temp_store", "memory"),
+            // What a burst made longer is cut off again.
+            ("journal_size_limit", "16777216"),
+        ] {
+            connection.pragma_update(None, name, value).map_err(disk)?;
+        }
         Ok(Self {
             connection,
+            new,
             doubtful: false,
             #[cfg(test)]
             room: std::sync::Arc::new(u32::MAX.into()),
         })
+    }
+
+    /// Whether there is nothing in it, not even tables.
+    pub(super) fn is_new(&self) -> bool {
+        self.new
+    }
+
+    /// Makes the tables of a new one.
+    pub(super) fn begin(&mut self) -> io::Result<()> {
+        let make = |connection: &mut Connection| -> rusqlite::Result<()> {
+            let transaction = connection.transaction()?;
+            transaction.execute_batch(SCHEMA)?;
+            transaction.pragma_update(None, "application_id", APPLICATION)?;
+            transaction.pragma_update(None, "user_version", VERSION)?;
+            transaction.commit()
+        };
+        make(&mut self.connection).map_err(disk)?;
+        self.new = false;
+        Ok(())
     }
 
     /// The number of the next payload.

@@ -67,25 +67,14 @@ impl Disk {
     /// a row needs and that is not to be found is an error: more may be lost than can be told.
     pub(crate) fn open(folder: &Path) -> io::Result<(Self, Found)> {
         let (path, payloads) = (folder.join(DATABASE), folder.join(PAYLOADS));
-        let wrong = |name: &str, why: &str| {
-            let place = folder.join(name);
-            io::Error::new(io::ErrorKind::InvalidData, format!("{}: {why}", place.display()))
-        };
-        // Weights that nothing refers to are removed: nothing is begun where something was.
         if !path.exists() {
-            if folder.join(JOURNAL).exists() {
-                let why = "is of an earlier form that this server does not read; use another data \
-                           folder, or the version that wrote it";
-                return Err(wrong(JOURNAL, why));
-            }
-            if std::fs::metadata(&payloads).is_ok_and(|file| file.len() > frame::MAGIC.len() as u64)
-            {
-                let why = "has payloads, but the database that belongs to it is gone; restore the \
-                           data folder from a backup, or begin anew with another one";
-                return Err(wrong(PAYLOADS, why));
-            }
+            nothing_before(folder)?;
         }
-        let database = Database::open(&path)?;
+        let mut database = Database::open(&path)?;
+        if database.is_new() {
+            nothing_before(folder)?;
+            database.begin()?;
+        }
         let found = database.read()?;
         let next = database.next_number()?;
         let payloads = Payloads::open(&payloads, next, &database.needed()?)?;
@@ -181,6 +170,25 @@ impl Drop for Disk {
             let _ = thread.join();
         }
     }
+}
+
+/// Nothing is begun where something was: weights that nothing refers to would be removed.
+fn nothing_before(folder: &Path) -> io::Result<()> {
+    let begun = frame::MAGIC.len() as u64;
+    let payloads = std::fs::metadata(folder.join(PAYLOADS));
+    let (name, why) = if folder.join(JOURNAL).exists() {
+        let why = "is of an earlier form that this server does not read; use another data folder, \
+                   or the version that wrote it";
+        (JOURNAL, why)
+    } else if payloads.is_ok_and(|file| file.len() > begun) {
+        let why = "has payloads, but the database that belongs to it is gone; restore the data \
+                   folder from a backup, or begin anew with another one";
+        (PAYLOADS, why)
+    } else {
+        return Ok(());
+    };
+    let place = folder.join(name);
+    Err(io::Error::new(io::ErrorKind::InvalidData, format!("{}: {why}", place.display())))
 }
 
 fn lock(health: &Mutex<Health>) -> std::sync::MutexGuard<'_, Health> {

@@ -176,9 +176,15 @@ fn nothing_is_begun_where_something_was() {
 
     let folder = tempfile::tempdir().unwrap();
     append(&mut Disk::open(folder.path()).unwrap().0, "a", b"body").unwrap();
-    std::fs::remove_file(folder.path().join(DATABASE)).unwrap();
-    let why = refused(folder.path());
-    assert!(why.contains("the database that belongs to it is gone"), "{why}");
+    let payloads = std::fs::read(folder.path().join(PAYLOADS)).unwrap();
+    // Gone, or emptied.
+    let path = folder.path().join(DATABASE);
+    for lose in [|path: &Path| std::fs::remove_file(path), |path: &Path| std::fs::write(path, "")] {
+        lose(&path).unwrap();
+        let why = refused(folder.path());
+        assert!(why.contains("the database that belongs to it is gone"), "{why}");
+        assert_eq!(std::fs::read(folder.path().join(PAYLOADS)).unwrap(), payloads);
+    }
 
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join(PAYLOADS), "somebody else's").unwrap();
@@ -453,6 +459,7 @@ fn a_commit_that_was_refused_is_not_found_after_a_crash() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(DATABASE);
     let mut writer = Database::open(&path).unwrap();
+    writer.begin().unwrap();
     let commit = |database: &mut Database, id: &str, number: u64| {
         let fact = Fact::Request(request(id, number));
         database.write([&fact].into_iter(), Some(number + 1)).unwrap();

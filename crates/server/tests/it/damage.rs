@@ -109,7 +109,7 @@ async fn people_may_look_into_the_database_while_the_server_runs() {
     http.answer(&waits).await;
     database.execute_batch("COMMIT").unwrap();
     assert_eq!(text(waiting), Vec::<String>::new());
-    assert_eq!(text("SELECT id FROM sessions WHERE NOT ended"), [session.clone()]);
+    assert_eq!(text("SELECT id FROM sessions WHERE NOT ended"), [session.as_str()]);
     let runs = "SELECT id || ' ' || base_model || ' ' || last_seq || ' ' || session FROM runs";
     assert_eq!(text(runs), [format!("{model} {MODEL} 2 {session}")]);
     let checkpoints = "SELECT path FROM checkpoints WHERE size_bytes > 0 AND expires_at IS NULL";
