@@ -6,10 +6,10 @@ use tokio::sync::oneshot;
 
 use crate::error::ApiError;
 use crate::state::Shared;
-use crate::store::{Record, Store};
+use crate::store::{Fact, Store};
 
 /// What a caller wants to be true, and what to tell it then.
-pub(crate) type Wish<T> = Result<(Vec<Record>, T), ApiError>;
+pub(crate) type Wish<T> = Result<(Vec<Fact>, T), ApiError>;
 
 /// Makes new facts true, which nobody else can know of yet.
 pub(crate) async fn create<T>(
@@ -37,12 +37,12 @@ async fn put<T>(
     let (sent, received) = oneshot::channel();
     let value = {
         let mut store = shared.store();
-        let (records, value) = decide(&mut store)?;
-        if records.is_empty() {
+        let (facts, value) = decide(&mut store)?;
+        if facts.is_empty() {
             // True already. Whoever said it first may still wait for the disk.
-            store.journal.settled(Box::new(move |written| drop(sent.send(written))));
+            store.disk.settled(Box::new(move |written| drop(sent.send(written))));
         } else {
-            let undo = store.before(&records);
+            let undo = store.before(&facts);
             let own = Arc::clone(shared);
             // Not after the wait: a caller that goes away would leave it undone.
             let then = Box::new(move |written: std::io::Result<()>| {
@@ -51,7 +51,7 @@ async fn put<T>(
                 }
                 drop((turn, sent.send(written)));
             });
-            store.put(records, then);
+            store.put(facts, then);
         }
         value
     };

@@ -21,7 +21,7 @@
 //!
 //! # Map
 //!
-//! `routes` decodes calls, `admit` turns them into work and writes them down (`journal`), `queue`
+//! `routes` decodes calls, `admit` turns them into work and writes them down (`disk`), `queue`
 //! orders them, `worker` owns the engine and carries them out, `settle` writes the answers down,
 //! and `routes::future` hands them over. `store` is what the server knows; `models` are the base
 //! models it can load. Nothing below `routes` knows HTTP.
@@ -31,8 +31,9 @@
 mod admit;
 mod batch;
 mod commit;
+mod disk;
 mod error;
-mod journal;
+mod fact;
 mod log;
 mod metrics;
 mod models;

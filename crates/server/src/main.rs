@@ -24,6 +24,7 @@ Usage: tinkex-server [OPTIONS]
   --bf16                keep frozen weights in bf16
   --raw-logprobs        report log-probabilities of samples without the temperature
   --no-autosave         lose what a model learned when its client is not heard of any more
+  --drop-undone         start although promised work needs a model that is not there; it fails
   --plain               ask nothing special of clients
   --quiet               no line for every finished job
 
@@ -109,6 +110,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>,
             "--bf16" => options.bf16 = true,
             "--raw-logprobs" => options.raw_logprobs = true,
             "--no-autosave" => options.autosave_on_expiry = false,
+            "--drop-undone" => options.drop_undone = true,
             "--plain" => options.efficient = false,
             "--quiet" => options.log_jobs = false,
             other => return Err(format!("there is no option {other}")),

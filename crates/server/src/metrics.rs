@@ -43,7 +43,8 @@ pub(crate) struct Gauges {
     pub(crate) sessions: usize,
     pub(crate) answers: usize,
     pub(crate) answer_bytes: usize,
-    pub(crate) journal_bytes: u64,
+    pub(crate) payload_bytes: u64,
+    pub(crate) commits: u64,
 }
 
 impl Metrics {
@@ -58,6 +59,7 @@ impl Metrics {
             ("prompt_tokens_total", "prompt tokens read", self.prompt_tokens.get()),
             ("sampled_tokens_total", "tokens sampled", self.sampled_tokens.get()),
             ("busy_microseconds_total", "time the engine worked", self.busy_micros.get()),
+            ("commits_total", "batches written to disk", gauges.commits),
         ];
         let wide = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         let gauges = [
@@ -66,7 +68,7 @@ impl Metrics {
             ("sessions", "open sessions", wide(gauges.sessions)),
             ("answers", "requests known, answered or not", wide(gauges.answers)),
             ("answer_bytes", "bytes of answers in memory", wide(gauges.answer_bytes)),
-            ("journal_bytes", "bytes of the journal", gauges.journal_bytes),
+            ("payload_bytes", "bytes of requests and answers on disk", gauges.payload_bytes),
             ("loaded_models", "base models in memory", self.loaded.get()),
         ];
         for (kind, rows) in [("counter", &counters[..]), ("gauge", &gauges[..])] {

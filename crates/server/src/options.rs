@@ -39,6 +39,8 @@ pub struct Options {
     /// When a session is given up because nothing is heard of it, save what its models learned since
     /// they were last saved: as `autosave-N`, for a day.
     pub autosave_on_expiry: bool,
+    /// Start although requests that were promised need a base model that is not there: they fail.
+    pub drop_undone: bool,
     /// Print a line for every finished job.
     pub log_jobs: bool,
     /// What may be asked at once.
@@ -65,8 +67,8 @@ pub struct Limits {
     pub queued_bytes: usize,
     /// Bytes of answers kept in memory; the others stay on disk until they are fetched.
     pub answers: usize,
-    /// Bytes of the journal from which on it is tidied.
-    pub journal: u64,
+    /// Bytes of requests and answers on disk from which on those of no use are dropped.
+    pub payloads: u64,
     /// Bytes of models in training that stay in memory; the others come back from disk.
     pub models: usize,
     /// Bytes of adapters that stay ready to be sampled from; the others come back from disk.
@@ -89,6 +91,8 @@ pub struct Times {
     pub answer: Duration,
     /// A session that says nothing lives this long; zero for ever.
     pub session: Duration,
+    /// A session that is over, and of which there is no run, is listed this long; zero for ever.
+    pub ended_session: Duration,
     /// Headers and bodies must arrive within this.
     pub slow_client: Duration,
     /// Work on a model since its last snapshot, which a crash would mean doing again.
@@ -114,6 +118,7 @@ impl Options {
             raw_logprobs: false,
             efficient: true,
             autosave_on_expiry: true,
+            drop_undone: false,
             log_jobs: false,
             limits: Limits::default(),
             times: Times::default(),
@@ -165,7 +170,7 @@ impl Default for Limits {
             queued: 50_000,
             queued_bytes: 1 << 30,
             answers: 256 << 20,
-            journal: 32 << 20,
+            payloads: 32 << 20,
             models: 4 << 30,
             weights: 1 << 30,
             training_memory: 4 << 30,
@@ -181,6 +186,7 @@ impl Default for Times {
             gap: Duration::from_secs(60),
             answer: Duration::from_secs(3_600),
             session: Duration::from_secs(900),
+            ended_session: Duration::from_secs(30 * 24 * 3_600),
             slow_client: Duration::from_secs(30),
             snapshot: Duration::from_secs(20),
             sweep: Duration::from_secs(30),

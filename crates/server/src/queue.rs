@@ -283,6 +283,7 @@ impl Op {
     /// A name for logs.
     pub(crate) fn name(&self) -> &'static str {
         match self {
+            Self::Fail(..) => "request",
             Self::Create => "create_model",
             Self::Pass(pass) if pass.mode == tinkex_wire::Mode::Forward => "forward",
             Self::Pass(_) => "forward_backward",

@@ -81,7 +81,7 @@ pub enum StartError {
     /// Requests that were promised need a base model that is not there.
     #[error(
         "{requests} requests that were promised wait for {name:?}; start with \
-         --model {name}=FOLDER, or with another data folder"
+         --model {name}=FOLDER, with --drop-undone to let them fail, or with another data folder"
     )]
     MissingModel {
         /// Its name.
@@ -138,13 +138,19 @@ impl Server {
         let own = data.join("tokenizer");
         std::fs::create_dir_all(&own).map_err(StartError::io("create", own.display()))?;
         let models = Models::find(&own, &options.models, options.hub_cache.as_deref())?;
-        let store = Store::open(&data.join("journal"), options.limits.answers)
-            .map_err(StartError::io("read the journal in", &place))?;
-        // They would fail for good, by one wrong start.
-        if let Some((name, requests)) =
-            store.needed().into_iter().find(|(name, _)| models.get(name).is_none())
-        {
-            return Err(StartError::MissingModel { name, requests });
+        let store =
+            Store::open(&data, options.limits.answers).map_err(StartError::io("read", &place))?;
+        for (name, requests) in store.needed() {
+            if models.get(&name).is_some() {
+                continue;
+            }
+            // They would fail for good, by one wrong start.
+            if !options.drop_undone {
+                return Err(StartError::MissingModel { name, requests });
+            }
+            crate::log::warn(format_args!(
+                "{requests} requests that were promised fail, since there is no {name:?}"
+            ));
         }
         let listener = TcpListener::bind(options.address)
             .await
@@ -152,7 +158,7 @@ impl Server {
         let address =
             listener.local_addr().map_err(StartError::io("listen on", options.address))?;
         let shared = Arc::new(Shared::new(options, store, models, folders));
-        come_back(&shared).map_err(StartError::io("read the journal in", &place))?;
+        come_back(&shared);
         let first = Arc::clone(&shared);
         // Files are removed here.
         let _ = tokio::task::spawn_blocking(move || sweep::sweep(&first)).await;
@@ -226,13 +232,13 @@ impl Drop for Server {
         self.inside.shared.queue.stop();
         self.inside.listening.abort();
         self.inside.sweeping.abort();
-        // The worker is not waited for: a pass may take long. It finds the journal closed.
+        // The worker is not waited for: a pass may take long. It finds the disk closed.
         self.inside.shared.close()();
     }
 }
 
 /// Lines up what was promised before the restart.
-fn come_back(shared: &Arc<Shared>) -> io::Result<()> {
+fn come_back(shared: &Arc<Shared>) {
     admit::relearn_losses(shared);
     let undone = {
         let mut store = shared.store();
@@ -241,12 +247,11 @@ fn come_back(shared: &Arc<Shared>) -> io::Result<()> {
                 shared.queue.start_at(&run.row.id, last + 1);
             }
         }
-        store.undone()?
+        store.undone()
     };
     for undone in undone {
         admit::readmit(shared, undone);
     }
-    Ok(())
 }
 
 async fn sweep_always(shared: Arc<Shared>) {

@@ -8,7 +8,7 @@ use tinkex_engine::ErrorKind;
 use tinkex_wire::RequestId;
 
 use crate::state::Shared;
-use crate::store::{Answer, Done, Fault, Record, Store, Use, now};
+use crate::store::{Answer, Done, Fact, Fault, Store, Use, now};
 
 /// What came of a request.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct Settled {
     pub(crate) changed: bool,
     pub(crate) used: Vec<(Use, u64)>,
     /// What became true by it; written together with the answer.
-    pub(crate) facts: Vec<Record>,
+    pub(crate) facts: Vec<Fact>,
 }
 
 impl Settled {
@@ -53,7 +53,7 @@ impl Settled {
     }
 
     /// The same, with something that became true by it.
-    pub(crate) fn fact(mut self, fact: Record) -> Self {
+    pub(crate) fn fact(mut self, fact: Fact) -> Self {
         self.facts.push(fact);
         self
     }
@@ -92,7 +92,7 @@ impl From<tinkex_engine::Error> for Settled {
     }
 }
 
-/// Bytes of an answer. The journal takes twice as much.
+/// Bytes of an answer. A payload may be twice as long.
 const LONGEST: usize = 512 << 20;
 
 /// Answers a request: written down first, shown then.
@@ -102,17 +102,18 @@ pub(crate) fn settle(shared: &Arc<Shared>, store: &mut Store, id: &RequestId, se
     if matches!(answer, Answer::Failed { .. }) {
         shared.metrics.failed_jobs.add(1);
     }
-    let done = Done { id: id.clone(), answer: answer.clone(), changed, at: now(), used };
-    let (shared, id) = (Arc::clone(shared), id.clone());
-    store.settle(done, facts, body.clone(), move |number| {
-        Box::new(move |written| {
-            if let Err(why) = written {
-                // The server ends; the request is carried out again after the next start.
-                crate::log::warn(format_args!("the answer to {id} is not on disk: {why}"));
-            }
-            shared.store().show(&id, answer, body, number);
-        })
+    let Some(request) = store.requests.get(id).map(|entry| Arc::clone(&entry.row)) else { return };
+    let (number, size, at) = (store.disk.number(), body.len(), now());
+    let done = Done { request, number, size, answer: answer.clone(), changed, at, used };
+    let (shared, id, shown) = (Arc::clone(shared), id.clone(), body.clone());
+    let then = Box::new(move |written: std::io::Result<()>| {
+        if let Err(why) = written {
+            // The server ends; the request is carried out again after the next start.
+            crate::log::warn(format_args!("the answer to {id} is not on disk: {why}"));
+        }
+        shared.store().show(&id, answer, shown, number);
     });
+    store.settle(done, facts, body, then);
 }
 
 #[cfg(test)]

@@ -69,7 +69,7 @@ impl Shared {
 
     /// Lets nothing more be written; what is returned waits until what was said before is on disk.
     pub(crate) fn close(&self) -> impl FnOnce() + Send + 'static {
-        let thread = self.store().journal.close();
+        let thread = self.store().disk.close();
         let own = std::thread::current().id();
         move || {
             if let Some(thread) = thread.filter(|thread| thread.thread().id() != own) {

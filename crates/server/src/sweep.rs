@@ -9,7 +9,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::settle::{Settled, settle};
 use crate::state::Shared;
-use crate::store::{End, Fault, Kind, Micros, Record, Session, Store, now};
+use crate::store::{End, Fact, Fault, Kind, Micros, Session, Store, now};
 
 /// Tidies once.
 pub(crate) fn sweep(shared: &Arc<Shared>) {
@@ -36,9 +36,14 @@ pub(crate) fn sweep(shared: &Arc<Shared>) {
         .map(|kept| kept.row.path.clone())
         .collect();
     for path in expired {
-        store.note(Record::Gone { path });
+        store.note(Fact::Gone { path });
     }
-    store.compact(shared.options.limits.journal);
+    let life = shared.options.times.ended_session;
+    let left = if life.is_zero() { vec![] } else { store.left(now.saturating_sub(micros(life))) };
+    if !left.is_empty() {
+        store.note(Fact::Left { ids: left });
+    }
+    store.tidy(shared.options.limits.payloads);
     drop(store);
     let time = std::time::Instant::now();
     shared.downloads().retain(|_, download| download.until > time);
@@ -75,31 +80,32 @@ pub(crate) fn end_sessions(
     shared: &Arc<Shared>,
     turn: OwnedMutexGuard<()>,
     sessions: Vec<(SessionId, End)>,
-    then: crate::journal::Then,
+    then: crate::disk::Then,
 ) {
     let mut store = shared.store();
-    let mut records = Vec::new();
+    let mut facts = Vec::new();
     for (id, end) in sessions {
         if let Some(kept) = store.open_session(&id) {
-            records.push(Record::Session(Session { end: Some(end), ..kept.row.clone() }));
+            let (end, ended_at) = (Some(end), Some(now()));
+            facts.push(Fact::Session(Session { end, ended_at, ..kept.row.clone() }));
         }
     }
-    if records.is_empty() {
+    if facts.is_empty() {
         drop(store);
         return then(Ok(()));
     }
     let own = Arc::clone(shared);
-    store.propose(records, move |records, first| {
+    store.propose(facts, move |facts| {
         Box::new(move |written| {
             if written.is_ok() {
                 let mut store = own.store();
-                for record in &records {
-                    let Record::Session(Session { id, end: Some(end), .. }) = record else {
+                for fact in &facts {
+                    let Fact::Session(Session { id, end: Some(end), .. }) = fact else {
                         continue;
                     };
                     fail_waiting(&own, &mut store, id, end);
                 }
-                store.apply_all(records, first);
+                store.apply_all(facts);
             }
             drop(turn);
             then(written);
@@ -129,7 +135,7 @@ fn remove_folders(shared: &Shared) {
     // Asked after listing: a folder that was begun since is not in the list.
     let mut used: HashSet<String> = {
         let mut store = shared.store();
-        store.journal.settled(Box::new(move |settled| drop(sent.send(settled))));
+        store.disk.settled(Box::new(move |settled| drop(sent.send(settled))));
         store.folders()
     };
     // What the disk does not know yet, a crash would undo: then the old folders are needed.

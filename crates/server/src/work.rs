@@ -14,7 +14,7 @@ use tinkex_wire::{
 use crate::batch::Batch;
 use crate::error::ApiError;
 use crate::models::Models;
-use crate::store::{Run, Store};
+use crate::store::{Fault, Run, Store};
 
 /// A request in line.
 pub(crate) struct Job {
@@ -57,6 +57,8 @@ pub(crate) enum Op {
     SaveFor(SamplerId),
     /// Take over what was written down.
     Load { folder: String, path: TinkerPath, optimizer: bool, creates: bool },
+    /// Say why not, when it is its turn: it came back from disk and cannot be carried out.
+    Fail(Fault, String),
 }
 
 /// Data to be run through a model.

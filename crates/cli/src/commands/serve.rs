@@ -56,6 +56,9 @@ pub(crate) struct Serve {
     /// Report log-probabilities of samples without the temperature
     #[arg(long)]
     raw_logprobs: bool,
+    /// Start although promised work needs a model that is not there; that work fails
+    #[arg(long)]
+    drop_undone: bool,
     /// Ask nothing special of clients, as an old server would
     #[arg(long)]
     plain: bool,
@@ -89,6 +92,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, serve: Serve) -> Result<Exit, Fai
     options.threads = serve.threads;
     options.bf16 = serve.bf16;
     options.raw_logprobs = serve.raw_logprobs;
+    options.drop_undone = serve.drop_undone;
     options.efficient = !serve.plain;
     options.log_jobs = !shell.globals.quiet;
     let has_key = key.is_some();

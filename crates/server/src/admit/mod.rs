@@ -21,8 +21,8 @@ use crate::error::ApiError;
 use crate::queue::Late;
 use crate::settle::{Settled, settle};
 use crate::state::Shared;
-use crate::store::{Fault, Kind, Line, Phase, Record, Request, Run, Store, Undone, Written, now};
-use crate::work::{Job, Work};
+use crate::store::{Fact, Fault, Kind, Line, Phase, Request, Run, Store, Undone, Written, now};
+use crate::work::{Job, Op, Work};
 
 pub(crate) use self::loss::create_custom_loss;
 pub(crate) use self::sampling::sample;
@@ -43,7 +43,7 @@ struct Intake {
     samples: u32,
     body: Bytes,
     /// Facts that come with it.
-    facts: Vec<Record>,
+    facts: Vec<Fact>,
     next: Next,
 }
 
@@ -97,7 +97,7 @@ fn submit(
         }
     }
     let new_run = facts.iter().find_map(|fact| match fact {
-        Record::Run(run) => Some(&run.id),
+        Fact::Run(run) => Some(&run.id),
         _ => None,
     });
     if let Some(id) = new_run.filter(|id| store.runs.contains_key(*id)) {
@@ -112,8 +112,9 @@ fn submit(
         run.seen = now();
     }
     let id = RequestId::from(uuid::Uuid::new_v4().simple().to_string());
+    let (number, own) = (store.disk.number(), id.clone());
     let row =
-        Request { id: id.clone(), kind, session, line, seq, digest, seed, samples, at: now() };
+        Request { number, id: own, kind, session, line, seq, digest, seed, samples, at: now() };
     let (shared, own) = (Arc::clone(shared), id.clone());
     let then = Box::new(move |written: std::io::Result<()>| match written {
         Ok(()) => {
@@ -260,20 +261,39 @@ fn ticket(row: &Request) -> Ticket {
 /// Lines up again what a restart interrupted.
 pub(crate) fn readmit(shared: &Arc<Shared>, undone: Undone) {
     let Undone { row, body } = undone;
-    let next = match row.kind {
-        Kind::CreateModel => training::again_create(&row),
-        Kind::ForwardBackward => training::again_pass(shared, &row, &body),
-        Kind::OptimStep => training::again_step(&row, &body),
-        Kind::SaveWeights | Kind::SaveWeightsForSampler | Kind::SaveWeightsExternal => {
-            weights::again_save(&row, &body)
+    let bytes = body.as_ref().map_or(0, Bytes::len);
+    let next = match body {
+        Ok(body) => again(shared, &row, &body).map_err(|why| (Fault::User, why.detail)),
+        Err(why) => {
+            let why = format!("the request was lost: {why}");
+            crate::log::warn(format_args!("{}: {why}", row.id));
+            Err((Fault::Server, why))
         }
-        Kind::LoadWeights => weights::again_load(&shared.store(), &row, &body),
-        Kind::CreateCustomLoss => loss::again(&row, &body),
-        Kind::Sample => sampling::again(shared, &row, &body),
     };
-    let next = next.unwrap_or_else(|why| Next::Answer(Settled::failed(Fault::User, why.detail)));
-    let bytes = body.len() + next.spread();
+    let next = next.unwrap_or_else(|(fault, why)| match &row.line {
+        // Not before those in front of it.
+        Line::Model(model) => {
+            let (model, op) = (model.clone(), Op::Fail(fault, why));
+            Next::Work(Work::Train { model, seq: row.seq, op })
+        }
+        Line::Sampler(_) | Line::Losses(_) => Next::Answer(Settled::failed(fault, why)),
+    });
+    let bytes = bytes + next.spread();
     follow(shared, &mut shared.store(), row.id.clone(), bytes, next);
+}
+
+fn again(shared: &Arc<Shared>, row: &Request, body: &Bytes) -> Result<Next, ApiError> {
+    match row.kind {
+        Kind::CreateModel => training::again_create(row),
+        Kind::ForwardBackward => training::again_pass(shared, row, body),
+        Kind::OptimStep => training::again_step(row, body),
+        Kind::SaveWeights | Kind::SaveWeightsForSampler | Kind::SaveWeightsExternal => {
+            weights::again_save(row, body)
+        }
+        Kind::LoadWeights => weights::again_load(&shared.store(), row, body),
+        Kind::CreateCustomLoss => loss::again(row, body),
+        Kind::Sample => sampling::again(shared, row, body),
+    }
 }
 
 /// Brings back the custom losses of sessions that are still open.
@@ -284,10 +304,10 @@ pub(crate) fn relearn_losses(shared: &Shared) {
         .requests
         .values()
         .filter(|entry| entry.row.kind == Kind::CreateCustomLoss && entry.answered_at().is_some())
-        .map(|entry| (entry.number, Arc::clone(&entry.row)))
+        .map(|entry| Arc::clone(&entry.row))
         .collect();
-    for (number, row) in known {
-        let learned = reader.body(number).map_err(|why| ApiError::disk(&why));
+    for row in known {
+        let learned = reader.payload(row.number).map_err(|why| ApiError::disk(&why));
         match learned.and_then(|body| loss::again(&row, &body)) {
             Ok(Next::Learn(id, graph)) => drop(store.losses.insert(id, graph)),
             Ok(_) => {}

@@ -13,7 +13,7 @@ use super::{Intake, Next, digest, or_refuse, run, session, submit};
 use crate::error::ApiError;
 use crate::models::BaseModel;
 use crate::state::Shared;
-use crate::store::{Kind, Line, Lora, Record, Request, Run, Store, now};
+use crate::store::{Fact, Kind, Line, Lora, Request, Run, Store, now};
 use crate::work::{Objective, Op, Pass, Work, step_params};
 
 /// A new model.
@@ -66,7 +66,7 @@ pub(crate) fn create_model(shared: &Arc<Shared>, body: Bytes) -> Result<RequestI
         seed,
         samples: 0,
         body,
-        facts: vec![Record::Run(row)],
+        facts: vec![Fact::Run(row)],
         next: Next::Work(Work::Train { model, seq: 0, op: Op::Create }),
     };
     submit(shared, store, intake)

@@ -13,7 +13,7 @@ use super::training::{base_model, check_optimizer, numbered, random, train};
 use super::{Intake, Next, digest, or_refuse, run, session, submit};
 use crate::error::ApiError;
 use crate::state::Shared;
-use crate::store::{Checkpoint, Kind, Line, Lora, Record, Request, Run, Store, now};
+use crate::store::{Checkpoint, Fact, Kind, Line, Lora, Request, Run, Store, now};
 use crate::work::{Op, Save, Work};
 
 /// An hour to ten years.
@@ -250,7 +250,7 @@ fn take_load(shared: &Arc<Shared>, call: &LoadWeights, body: Bytes) -> Result<Re
         seed: row.lora.seed,
         samples: 0,
         body,
-        facts: vec![Record::Run(row)],
+        facts: vec![Fact::Run(row)],
         next: Next::Work(Work::Train { model, seq: 0, op }),
     };
     submit(shared, store, intake)

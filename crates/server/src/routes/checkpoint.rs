@@ -20,7 +20,7 @@ use crate::admit::check_ttl;
 use crate::commit;
 use crate::error::ApiError;
 use crate::state::{Download, Shared};
-use crate::store::{Checkpoint, Record, Run, Store, now, timestamp};
+use crate::store::{Checkpoint, Fact, Run, Store, now, timestamp};
 
 /// How long a download may be begun.
 const DOWNLOAD: Duration = Duration::from_secs(3_600);
@@ -82,7 +82,7 @@ pub(super) async fn delete(shared: &Arc<Shared>, run: &str, kind: &str, name: &s
     let path = address(run, kind, name)?;
     commit::change(shared, |store| {
         find(store, &path)?;
-        Ok((vec![Record::Gone { path }], ()))
+        Ok((vec![Fact::Gone { path }], ()))
     })
     .await?;
     done()
@@ -137,7 +137,7 @@ async fn change(
     commit::change(shared, |store| {
         let mut row = find(store, path)?;
         edit(&mut row)?;
-        Ok((vec![Record::Checkpoint(row)], ()))
+        Ok((vec![Fact::Checkpoint(row)], ()))
     })
     .await?;
     done()
@@ -201,7 +201,7 @@ pub(super) async fn copy(shared: &Arc<Shared>, body: &Bytes) -> Reply {
             public: false,
             ..row
         };
-        Ok((vec![Record::Run(run), Record::Checkpoint(copy)], path))
+        Ok((vec![Fact::Run(run), Fact::Checkpoint(copy)], path))
     })
     .await?;
     to_json(&WeightsCopied { tinker_path: path.to_string() })

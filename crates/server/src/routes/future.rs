@@ -7,15 +7,15 @@ use bytes::Bytes;
 use http::StatusCode;
 use tinkex_wire::codec::json;
 use tinkex_wire::{
-    CancelFuture, Completion, FuturesRetrieved, Outcome, Payload, Pending, QueueState, RequestId,
-    RetrieveFuture, RetrieveFutures, SamplerId,
+    CancelFuture, Category, Completion, FuturesRetrieved, Outcome, Payload, Pending, QueueState,
+    RequestFailed, RequestId, RetrieveFuture, RetrieveFutures, SamplerId,
 };
 use tokio::sync::futures::OwnedNotified;
 use tokio::time::Instant;
 
 use super::{Reply, done, plain, to_json};
+use crate::disk::Reader;
 use crate::error::ApiError;
-use crate::journal::Reader;
 use crate::state::Shared;
 use crate::store::{Line, Phase};
 
@@ -67,7 +67,7 @@ fn look(shared: &Shared, id: &RequestId, allow_metadata: bool) -> Result<Look, A
         Phase::Ready { payload: None, proto, number, .. } => {
             Look::OnDisk { proto: *proto, number: *number, reader: store.reader() }
         }
-        Phase::Writing { .. } | Phase::Waiting | Phase::Settling { .. } => {
+        Phase::Writing { .. } | Phase::Waiting | Phase::Settling => {
             Look::Wait(Arc::clone(&entry.changed).notified_owned())
         }
     })
@@ -82,10 +82,15 @@ fn expired(id: &RequestId) -> ApiError {
 
 /// An answer that memory had no room for.
 async fn from_disk(id: &RequestId, proto: bool, number: u64, reader: Reader) -> Reply {
-    let read = tokio::task::spawn_blocking(move || reader.body(number)).await;
+    let read = tokio::task::spawn_blocking(move || reader.payload(number)).await;
     let bytes = match read {
         Ok(Ok(bytes)) => bytes,
         Ok(Err(why)) if why.kind() == std::io::ErrorKind::NotFound => return Err(expired(id)),
+        Ok(Err(why)) if why.kind() == std::io::ErrorKind::InvalidData => {
+            let failed = RequestFailed { error: why.to_string(), category: Category::Server };
+            let (kind, body) = Outcome::Failed(failed).to_body(id);
+            return Ok(plain(kind, body));
+        }
         Ok(Err(why)) => return Err(ApiError::disk(&why)),
         Err(why) => return Err(ApiError::disk(&std::io::Error::other(why))),
     };
@@ -101,7 +106,7 @@ fn pending(shared: &Shared, id: &RequestId) -> Pending {
         store.requests.get(id).map(|entry| (entry.row.line.clone(), entry.row.seq))
     };
     let (queued, _) = shared.queue.size();
-    let trouble = shared.store().journal.trouble();
+    let trouble = shared.store().disk.trouble();
     let missing = match &line {
         Some((Line::Model(model), seq)) => shared.queue.missing(model, *seq).map(|n| (n, *seq)),
         _ => None,
@@ -191,7 +196,7 @@ pub(super) fn cancel(shared: &Shared, body: &Bytes) -> Reply {
         match &mut entry.phase {
             Phase::Writing { cancelled } => *cancelled = true,
             Phase::Waiting => shared.queue.cancel(call.request_id),
-            Phase::Settling { .. } | Phase::Ready { .. } | Phase::Failed { .. } => {}
+            Phase::Settling | Phase::Ready { .. } | Phase::Failed { .. } => {}
         }
     }
     drop(store);

@@ -270,7 +270,8 @@ fn metrics(shared: &Shared) -> String {
         sessions: store.sessions.values().filter(|kept| kept.row.end.is_none()).count(),
         answers: store.requests.len(),
         answer_bytes: store.answer_bytes,
-        journal_bytes: store.journal.len(),
+        payload_bytes: store.disk.payload_bytes(),
+        commits: store.disk.commits(),
     };
     drop(store);
     shared.metrics.text(&gauges)

@@ -17,7 +17,7 @@ use super::{Reply, from_query, to_json};
 use crate::commit;
 use crate::error::ApiError;
 use crate::state::Shared;
-use crate::store::{Kept, Record, Run, Sampler, Store, timestamp};
+use crate::store::{Fact, Kept, Run, Sampler, Store, timestamp};
 
 pub(super) fn info(shared: &Shared, body: &Bytes) -> Reply {
     let call: GetInfo = json::decode(body)?;
@@ -113,7 +113,7 @@ pub(super) async fn create_sampler(shared: &Arc<Shared>, body: &Bytes) -> Reply 
             )));
         }
         store.touch(&call.session_id);
-        Ok((vec![Record::Sampler(row)], ()))
+        Ok((vec![Fact::Sampler(row)], ()))
     })
     .await?;
     to_json(&SamplingSessionCreated { sampling_session_id: id })
@@ -160,7 +160,7 @@ pub(super) async fn join_sampler(shared: &Arc<Shared>, body: &Bytes) -> Reply {
         let kept = store.samplers.get(&call.sampling_session_id);
         let row = &kept.ok_or_else(|| no_sampler(&call.sampling_session_id))?.row;
         let (row, number) = (Sampler { clients: row.clients + 1, ..row.clone() }, row.clients);
-        Ok((vec![Record::Sampler(row)], number))
+        Ok((vec![Fact::Sampler(row)], number))
     })
     .await?;
     to_json(&SamplingSessionJoined { client_counter })

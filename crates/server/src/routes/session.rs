@@ -18,7 +18,7 @@ use super::{Reply, done, from_query, to_json};
 use crate::commit;
 use crate::error::ApiError;
 use crate::state::Shared;
-use crate::store::{End, Record, Session, Store, now, timestamp};
+use crate::store::{End, Fact, Session, Store, now, timestamp};
 use crate::sweep;
 
 /// Whose everything is.
@@ -37,8 +37,9 @@ pub(super) async fn create(shared: &Arc<Shared>, body: &Bytes) -> Reply {
         project_id: call.project_id,
         display_name: call.display_name,
         end: None,
+        ended_at: None,
     };
-    commit::create(shared, |_| Ok((vec![Record::Session(row)], ()))).await?;
+    commit::create(shared, |_| Ok((vec![Fact::Session(row)], ()))).await?;
     let (info_message, warning_message, error_message) = (None, None, None);
     to_json(&SessionCreated { session_id: id, info_message, warning_message, error_message })
 }
@@ -125,7 +126,7 @@ pub(super) async fn assign_project(shared: &Arc<Shared>, id: &str, body: &Bytes)
     commit::change(shared, |store| {
         let kept = store.sessions.get(&id).ok_or_else(|| missing(&id))?;
         let row = Session { project_id: Some(call.project_id), ..kept.row.clone() };
-        Ok((vec![Record::Session(row)], ()))
+        Ok((vec![Fact::Session(row)], ()))
     })
     .await?;
     done()

@@ -2,8 +2,7 @@
 
 use tinkex_wire::{CheckpointKind, ModelId, TinkerPath, rest};
 
-use super::record::Checkpoint;
-use super::{Kept, Store, now, timestamp};
+use super::{Checkpoint, Kept, Store, now, timestamp};
 
 impl Store {
     /// A checkpoint that is there and has not expired.

@@ -1,11 +1,10 @@
-//! What the server knows: one lock, one journal.
+//! What the server knows: one lock, one disk.
 //!
-//! Every change is appended to the journal while the lock is held, so the order on disk is the
-//! order in which things happened. Nothing here waits: what must wait for the disk is done by the
-//! journal when it gets there.
+//! Every change is handed to the disk while the lock is held, so the order there is the order in
+//! which things happened. Nothing here waits: what must wait for the disk is done by the disk's
+//! thread when it gets there.
 
 mod checkpoint;
-mod record;
 mod replay;
 mod request;
 mod undo;
@@ -13,19 +12,18 @@ mod undo;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use bytes::Bytes;
 use tinkex_engine::loss::graph::Graph;
 use tinkex_wire::{LossId, ModelId, RequestId, SamplerId, SessionId, Timestamp, TinkerPath};
 
-use crate::journal::{Journal, Then};
+use crate::disk::{Disk, Reader, Then};
+pub(crate) use crate::fact::*;
 
-pub(crate) use self::record::*;
 pub(crate) use self::replay::Undone;
 pub(crate) use self::request::{Entry, Feed, Phase, Written};
 
 /// Everything the server knows.
 pub(crate) struct Store {
-    pub(crate) journal: Journal,
+    pub(crate) disk: Disk,
     pub(crate) sessions: HashMap<SessionId, Kept<Session>>,
     pub(crate) runs: HashMap<ModelId, Kept<Run>>,
     pub(crate) samplers: HashMap<SamplerId, Kept<Sampler>>,
@@ -38,7 +36,6 @@ pub(crate) struct Store {
     /// Answers of each client of a sampling session.
     pub(crate) feeds: HashMap<(SamplerId, u64), Feed>,
     pub(crate) usage: BTreeMap<Use, u64>,
-    totals_number: u64,
     /// Folders that are being written.
     pub(crate) making: HashSet<String>,
     /// Bytes of answers in memory.
@@ -47,28 +44,19 @@ pub(crate) struct Store {
     pub(crate) answer_limit: usize,
 }
 
-/// A fact, its record's number, and what need not survive.
+/// A fact, and what is known beside it.
 #[derive(Clone, Debug)]
 pub(crate) struct Kept<T> {
     pub(crate) row: T,
-    pub(crate) number: u64,
     /// When it was last used.
     pub(crate) seen: Micros,
     /// For a run: the requests since its snapshot that changed it.
     pub(crate) since: BTreeMap<u64, Change>,
 }
 
-/// A request that changed a model: what it was, its record and its answer's.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Change {
-    pub(crate) kind: Kind,
-    pub(crate) request: u64,
-    pub(crate) done: u64,
-}
-
 impl<T> Kept<T> {
-    fn new(row: T, number: u64) -> Self {
-        Self { row, number, seen: now(), since: BTreeMap::new() }
+    fn new(row: T) -> Self {
+        Self { row, seen: now(), since: BTreeMap::new() }
     }
 }
 
@@ -82,60 +70,42 @@ pub(crate) fn timestamp(at: Micros) -> Timestamp {
     Timestamp::from_unix_micros(at).unwrap_or_else(|_| Timestamp::now())
 }
 
-/// Nothing to do when a record is on disk.
+/// Nothing to do when a fact is on disk.
 fn nothing() -> Then {
     Box::new(|_| {})
 }
 
-/// Facts of which all or none are written; the last one may have a body.
-type Facts = Vec<(Vec<u8>, Bytes)>;
-
-/// Facts as they are written.
-fn written(records: &[Record], mut body: Bytes) -> Facts {
-    let last = records.len().saturating_sub(1);
-    let write = |(i, record)| {
-        let head = serde_json::to_vec(record).expect("our own texts and numbers are always JSON");
-        (head, if i == last { std::mem::take(&mut body) } else { Bytes::new() })
-    };
-    records.iter().enumerate().map(write).collect()
-}
-
 impl Store {
-    /// Appends facts and makes them true. If they cannot be written `then` has to undo that: see
-    /// [`before`](Self::before).
-    pub(crate) fn put(&mut self, records: Vec<Record>, then: Then) {
-        let first = self.journal.append(written(&records, Bytes::new()), then);
-        self.apply_all(records, first);
+    /// Makes facts true, and has them written, all or none. If they cannot be written `then` has to
+    /// undo that: see [`before`](Self::before).
+    pub(crate) fn put(&mut self, facts: Vec<Fact>, then: Then) {
+        self.disk.append(facts.clone(), None, then);
+        self.apply_all(facts);
     }
 
     /// The same where nobody waits and nothing is lost if it is not written.
-    pub(crate) fn note(&mut self, record: Record) {
-        self.put(vec![record], nothing());
+    pub(crate) fn note(&mut self, fact: Fact) {
+        self.put(vec![fact], nothing());
     }
 
     /// Makes something true that has happened already, so it is written however long that takes.
-    pub(crate) fn owe(&mut self, record: Record) {
-        let records = vec![record];
-        let first = self.journal.owe(written(&records, Bytes::new()), nothing());
-        self.apply_all(records, first);
+    pub(crate) fn owe(&mut self, fact: Fact) {
+        self.disk.owe(vec![fact.clone()], None, nothing());
+        self.apply(fact);
     }
 
-    /// Appends facts that become true only once they are on disk: `then` is made with them and the
-    /// number of the first.
-    pub(crate) fn propose(
-        &mut self,
-        records: Vec<Record>,
-        then: impl FnOnce(Vec<Record>, u64) -> Then,
-    ) {
-        let facts = written(&records, Bytes::new());
-        let first = self.journal.next_number();
-        self.journal.append(facts, then(records, first));
+    /// Has facts written that become true only once they are on disk: `then` is made with them.
+    pub(crate) fn propose(&mut self, facts: Vec<Fact>, then: impl FnOnce(Vec<Fact>) -> Then) {
+        self.disk.append(facts.clone(), None, then(facts));
     }
 
-    pub(crate) fn apply_all(&mut self, records: Vec<Record>, first: u64) {
-        for (number, record) in (first..).zip(records) {
-            self.apply(record, number, 0);
-        }
+    pub(crate) fn apply_all(&mut self, facts: Vec<Fact>) {
+        facts.into_iter().for_each(|fact| self.apply(fact));
+    }
+
+    /// Reads payloads back.
+    pub(crate) fn reader(&self) -> Reader {
+        self.disk.reader()
     }
 
     /// The session, if it is still open.
@@ -150,6 +120,16 @@ impl Store {
         }
     }
 
+    /// Sessions that were over at `moment`, and that nothing refers to.
+    pub(crate) fn left(&self, moment: Micros) -> Vec<SessionId> {
+        let mut used: HashSet<&SessionId> = HashSet::new();
+        used.extend(self.runs.values().map(|kept| &kept.row.session));
+        used.extend(self.requests.values().map(|entry| &entry.row.session));
+        let sessions = self.sessions.values().map(|kept| &kept.row);
+        let over = sessions.filter(|row| row.ended_at.is_some_and(|at| at <= moment));
+        over.map(|row| &row.id).filter(|id| !used.contains(id)).cloned().collect()
+    }
+
     /// Folders that something refers to.
     pub(crate) fn folders(&self) -> HashSet<String> {
         let checkpoints = self.checkpoints.values().map(|kept| kept.row.folder.clone());
@@ -159,41 +139,13 @@ impl Store {
         checkpoints.chain(samplers).chain(snapshots).chain(self.making.iter().cloned()).collect()
     }
 
-    /// Records that are still needed.
-    pub(crate) fn live(&self) -> HashSet<u64> {
-        let mut live: HashSet<u64> = HashSet::new();
-        live.extend(self.sessions.values().map(|kept| kept.number));
-        live.extend(self.samplers.values().map(|kept| kept.number));
-        live.extend(self.checkpoints.values().map(|kept| kept.number));
-        for run in self.runs.values() {
-            live.insert(run.number);
-            live.extend(run.since.values().flat_map(|change| [change.request, change.done]));
-        }
-        for entry in self.requests.values() {
-            live.insert(entry.number);
-            live.extend(entry.done_number());
-        }
-        live.extend((self.totals_number > 0).then_some(self.totals_number));
-        live
-    }
-
-    /// Rewrites the journal if more than half of it is of no use any more.
-    pub(crate) fn compact(&mut self, at_least: u64) {
-        let length = self.journal.len();
-        if length < at_least || self.journal.len_of(&self.live()) > length / 2 {
-            return;
-        }
-        // Runs stay where they are: what was done to them must come after them.
-        let used = self.usage.iter().map(|(key, n)| (key.clone(), *n)).collect();
-        let last = |kept: &Kept<Run>| Some((kept.row.id.clone(), kept.row.last_seq?));
-        let last_seq = self.runs.values().filter_map(last).collect();
-        self.note(Record::Totals { used, last_seq });
-        let live = self.live();
-        self.journal.keep(
-            live,
-            Box::new(|result| {
-                if let Err(why) = result {
-                    crate::log::warn(format_args!("the journal could not be tidied: {why}"));
+    /// Drops payloads that nothing needs any more, once there are `at_least` so many bytes of them.
+    pub(crate) fn tidy(&mut self, at_least: u64) {
+        self.disk.tidy(
+            at_least,
+            Box::new(|tidied| {
+                if let Err(why) = tidied {
+                    crate::log::warn(format_args!("the payloads could not be tidied: {why}"));
                 }
             }),
         );

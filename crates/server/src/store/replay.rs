@@ -1,4 +1,4 @@
-//! From records back to what they were about.
+//! From rows back to what they were about, and what facts change.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,22 +8,21 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use super::record::{Line, Record, Request, Run};
-use super::{Entry, Kept, Phase, Store};
-use crate::journal::{Journal, Reader};
+use super::{Entry, Fact, Kept, Line, Phase, Request, Run, Store};
+use crate::disk::{Disk, Found};
 
-/// A request that was promised and not carried out.
+/// A request that was promised and not carried out, and its body if that can be read.
 pub(crate) struct Undone {
     pub(crate) row: Arc<Request>,
-    pub(crate) body: Bytes,
+    pub(crate) body: io::Result<Bytes>,
 }
 
 impl Store {
-    /// Opens the journal at `path` and comes back to where it ends.
-    pub(crate) fn open(path: &Path, answer_limit: usize) -> io::Result<Self> {
-        let (journal, found) = Journal::open(path)?;
+    /// Opens what is in `folder` and comes back to where it ends.
+    pub(crate) fn open(folder: &Path, answer_limit: usize) -> io::Result<Self> {
+        let (disk, found) = Disk::open(folder)?;
         let mut store = Self {
-            journal,
+            disk,
             sessions: Default::default(),
             runs: Default::default(),
             samplers: Default::default(),
@@ -33,33 +32,53 @@ impl Store {
             losses: Default::default(),
             feeds: Default::default(),
             usage: Default::default(),
-            totals_number: 0,
             making: Default::default(),
             answer_bytes: 0,
             answer_limit,
         };
-        for found in found {
-            let record: Record = serde_json::from_slice(&found.head).map_err(|why| {
-                let why = format!("{}: record {}: {why}", path.display(), found.number);
-                io::Error::new(io::ErrorKind::InvalidData, why)
-            })?;
-            store.apply(record, found.number, found.body_len);
-        }
+        store.replay(found);
         Ok(store)
     }
 
+    fn replay(&mut self, found: Found) {
+        let Found { sessions, runs, changes, samplers, checkpoints, requests, usage } = found;
+        self.usage = usage;
+        for (row, seen) in runs {
+            self.runs.insert(row.id.clone(), Kept { seen, ..Kept::new(row) });
+        }
+        for (run, seq, change) in changes {
+            if let Some(run) = self.runs.get_mut(&run) {
+                run.since.insert(seq, change);
+            }
+        }
+        self.apply_all(samplers.into_iter().map(Fact::Sampler).collect());
+        self.apply_all(checkpoints.into_iter().map(Fact::Checkpoint).collect());
+        // Last: one that is over closes what was written after its end.
+        self.apply_all(sessions.into_iter().map(Fact::Session).collect());
+        let mut answered = Vec::new();
+        for (row, answer) in requests {
+            answered.extend(answer.map(|answer| (row.id.clone(), answer)));
+            self.apply(Fact::Request(Arc::new(row)));
+        }
+        // Whoever listens is told in the order of the answers.
+        answered.sort_by_key(|(_, answer)| answer.number);
+        for (id, answer) in answered {
+            self.answered(&id, answer, None);
+        }
+    }
+
     /// What has to be carried out still, in the order it came.
-    pub(crate) fn undone(&mut self) -> io::Result<Vec<Undone>> {
-        let reader = self.journal.reader();
-        let mut waiting: Vec<(u64, Arc<Request>)> = Vec::new();
+    pub(crate) fn undone(&mut self) -> Vec<Undone> {
+        let reader = self.reader();
+        let mut waiting: Vec<Arc<Request>> = Vec::new();
         for entry in self.requests.values_mut() {
             if entry.answered_at().is_none() {
                 entry.phase = Phase::Waiting;
-                waiting.push((entry.number, Arc::clone(&entry.row)));
+                waiting.push(Arc::clone(&entry.row));
             }
         }
-        waiting.sort_by_key(|(number, _)| *number);
-        let read = |(number, row)| Ok(Undone { row, body: reader.body(number)? });
+        waiting.sort_by_key(|row| row.number);
+        let read = |row: Arc<Request>| Undone { body: reader.payload(row.number), row };
         waiting.into_iter().map(read).collect()
     }
 
@@ -79,37 +98,36 @@ impl Store {
         needed
     }
 
-    /// Reads bodies back.
-    pub(crate) fn reader(&self) -> Reader {
-        self.journal.reader()
-    }
-
-    /// Makes a record true. `body` is how long its body is.
-    pub(super) fn apply(&mut self, record: Record, number: u64, body: usize) {
-        match record {
-            Record::Session(row) => {
+    /// Makes a fact true.
+    pub(super) fn apply(&mut self, fact: Fact) {
+        match fact {
+            Fact::Session(row) => {
                 if row.end.is_some() {
                     self.close_session(&row.id);
                 }
-                upsert(self.sessions.entry(row.id.clone()), row, number);
+                self.sessions.insert(row.id.clone(), Kept::new(row));
             }
-            Record::Run(row) => self.apply_run(row, number),
-            Record::Sampler(row) => {
+            Fact::Left { ids } => {
+                for id in ids {
+                    self.sessions.remove(&id);
+                }
+            }
+            Fact::Run(row) => self.apply_run(row),
+            Fact::Sampler(row) => {
                 if let Some(folder) = &row.folder {
                     self.making.remove(folder);
                 }
-                upsert(self.samplers.entry(row.id.clone()), row, number);
+                self.samplers.insert(row.id.clone(), Kept::new(row));
             }
-            Record::Checkpoint(row) => {
+            Fact::Checkpoint(row) => {
                 self.making.remove(&row.folder);
                 self.run_used(row.path.run(), row.created_at);
-                self.checkpoints.insert(row.path.clone(), Kept::new(row, number));
+                self.checkpoints.insert(row.path.clone(), Kept::new(row));
             }
-            Record::Gone { path } => {
+            Fact::Gone { path } => {
                 self.checkpoints.remove(&path);
             }
-            Record::Request(row) => {
-                let row = Arc::new(row);
+            Fact::Request(row) => {
                 if let Line::Model(id) = &row.line {
                     self.run_used(id, row.at);
                 }
@@ -117,20 +135,11 @@ impl Store {
                 line.insert(row.seq, row.id.clone());
                 let changed = Arc::new(Notify::new());
                 let phase = Phase::Writing { cancelled: false };
-                let entry = Entry { row: Arc::clone(&row), number, phase, changed };
-                self.requests.insert(row.id.clone(), entry);
+                let id = row.id.clone();
+                self.requests.insert(id, Entry { row, phase, changed });
             }
-            Record::Done(done) => self.apply_done(&done, number, body),
-            Record::Forget { ids } => ids.iter().for_each(|id| self.drop_request(id)),
-            Record::Totals { used, last_seq } => {
-                self.usage = used.into_iter().collect();
-                self.totals_number = number;
-                for (model, seq) in last_seq {
-                    if let Some(run) = self.runs.get_mut(&model) {
-                        run.row.last_seq = run.row.last_seq.max(Some(seq));
-                    }
-                }
-            }
+            Fact::Done(done) => self.account(&done),
+            Fact::Forget { ids } => ids.iter().for_each(|id| self.drop_request(id)),
         }
     }
 
@@ -141,7 +150,7 @@ impl Store {
         }
     }
 
-    fn apply_run(&mut self, row: Run, number: u64) {
+    fn apply_run(&mut self, row: Run) {
         let (mut since, mut last, mut seen) = (Default::default(), None, row.created_at);
         if let Some(before) = self.runs.remove(&row.id) {
             (since, last, seen) = (before.since, before.row.last_seq, before.seen);
@@ -151,7 +160,7 @@ impl Store {
             since = since.split_off(&(snapshot.seq + 1));
         }
         let row = Run { last_seq: row.last_seq.max(last), ..row };
-        self.runs.insert(row.id.clone(), Kept { row, number, seen, since });
+        self.runs.insert(row.id.clone(), Kept { row, seen, since });
     }
 
     /// What only this session could use goes.
@@ -164,8 +173,4 @@ impl Store {
         let prefix = format!("{id}:loss:");
         self.losses.retain(|loss, _| !loss.as_str().starts_with(&prefix));
     }
-}
-
-fn upsert<K, T>(slot: std::collections::hash_map::Entry<'_, K, Kept<T>>, row: T, number: u64) {
-    slot.insert_entry(Kept::new(row, number));
 }

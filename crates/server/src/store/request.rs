@@ -7,16 +7,13 @@ use bytes::Bytes;
 use tinkex_wire::{Completion, Payload, RequestFailed, RequestId, SamplerId, Seq};
 use tokio::sync::Notify;
 
-use super::record::{Answer, Done, Line, Micros, Record, Request};
-use super::{Change, Store, now, written};
-use crate::journal::Then;
+use super::{Answer, Change, Done, Fact, Line, Micros, Request, Store, now};
+use crate::disk::{Answered, Then};
 
 /// A request that was taken in.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) row: Arc<Request>,
-    /// The number of its record.
-    pub(crate) number: u64,
     pub(crate) phase: Phase,
     /// Told whenever the phase changes.
     pub(crate) changed: Arc<Notify>,
@@ -29,30 +26,20 @@ pub(crate) enum Phase {
     Writing { cancelled: bool },
     /// In line, or being carried out.
     Waiting,
-    /// Carried out; the answer is on its way to the disk, as record `number`.
-    Settling { number: u64 },
-    /// Answered. A payload that memory had no room for is in the journal.
+    /// Carried out; the answer is on its way to the disk.
+    Settling,
+    /// Answered. A payload that memory had no room for is on disk.
     Ready { payload: Option<Payload>, proto: bool, size: usize, number: u64, at: Micros },
     /// Failed for good.
-    Failed { failed: RequestFailed, number: u64, at: Micros },
+    Failed { failed: RequestFailed, at: Micros },
 }
 
 impl Entry {
-    pub(super) fn done_number(&self) -> Option<u64> {
-        match self.phase {
-            // One that is not written yet is needed as much: see `Store::live`.
-            Phase::Settling { number }
-            | Phase::Ready { number, .. }
-            | Phase::Failed { number, .. } => Some(number),
-            Phase::Writing { .. } | Phase::Waiting => None,
-        }
-    }
-
     /// When it was answered.
     pub(crate) fn answered_at(&self) -> Option<Micros> {
         match self.phase {
             Phase::Ready { at, .. } | Phase::Failed { at, .. } => Some(at),
-            Phase::Writing { .. } | Phase::Waiting | Phase::Settling { .. } => None,
+            Phase::Writing { .. } | Phase::Waiting | Phase::Settling => None,
         }
     }
 
@@ -86,13 +73,14 @@ impl Store {
     pub(crate) fn open_request(
         &mut self,
         row: Request,
-        mut facts: Vec<Record>,
+        mut facts: Vec<Fact>,
         body: Bytes,
         then: Then,
     ) {
-        facts.push(Record::Request(row));
-        let first = self.journal.append(written(&facts, body), then);
-        self.apply_all(facts, first);
+        let number = row.number;
+        facts.push(Fact::Request(Arc::new(row)));
+        self.disk.append(facts.clone(), Some((number, body)), then);
+        self.apply_all(facts);
     }
 
     /// A request is on disk.
@@ -114,60 +102,58 @@ impl Store {
     }
 
     /// A request was carried out, and `facts` became true by it. Its answer is shown once it is on
-    /// disk: `then` is made with the number of the answer's record.
-    pub(crate) fn settle(
-        &mut self,
-        done: Done,
-        facts: Vec<Record>,
-        body: Bytes,
-        then: impl FnOnce(u64) -> Then,
-    ) {
-        let number = self.journal.next_number() + facts.len() as u64;
-        if let Some(entry) = self.requests.get_mut(&done.id) {
-            entry.phase = Phase::Settling { number };
+    /// disk, by `then`.
+    pub(crate) fn settle(&mut self, done: Done, mut facts: Vec<Fact>, body: Bytes, then: Then) {
+        if let Some(entry) = self.requests.get_mut(&done.request.id) {
+            entry.phase = Phase::Settling;
         }
-        let mut records = facts;
-        records.push(Record::Done(done));
-        let first = self.journal.owe(written(&records, body), then(number));
-        let Some(Record::Done(done)) = records.pop() else { return };
-        self.apply_all(records, first);
-        self.account(&done, number);
+        let number = done.number;
+        facts.push(Fact::Done(done));
+        self.disk.owe(facts.clone(), Some((number, body)), then);
+        self.apply_all(facts);
     }
 
     /// Shows an answer to those who wait for it.
     pub(crate) fn show(&mut self, id: &RequestId, answer: Answer, body: Bytes, number: u64) {
-        let at = now();
+        let answered = Answered { number, size: body.len(), at: now(), answer };
+        self.answered(id, answered, Some(body));
+        self.spill();
+    }
+
+    /// A request was answered. Without its body the answer is read from disk.
+    pub(super) fn answered(&mut self, id: &RequestId, answered: Answered, body: Option<Bytes>) {
+        let Answered { number, size, at, answer } = answered;
         let Some(entry) = self.requests.get_mut(id) else { return };
-        let size = body.len();
+        let request_id = id.clone();
         let completion = match answer {
             Answer::Failed { error, category } => {
                 let failed = RequestFailed { error, category: category.into() };
-                entry.phase = Phase::Failed { failed, number, at };
-                Completion::Failed { request_id: id.clone() }
+                entry.phase = Phase::Failed { failed, at };
+                Completion::Failed { request_id }
             }
             form => {
                 let proto = form == Answer::Proto;
-                let payload = if proto { Payload::Proto(body) } else { Payload::Json(body) };
-                self.answer_bytes += size;
-                entry.phase = Phase::Ready { payload: Some(payload), proto, size, number, at };
+                let pack = if proto { Payload::Proto } else { Payload::Json };
+                let payload = body.map(pack);
+                self.answer_bytes += payload.as_ref().map_or(0, |_| size);
+                entry.phase = Phase::Ready { payload, proto, size, number, at };
                 let response_payload_uncompressed_size = u64::try_from(size).ok();
-                Completion::Finished { request_id: id.clone(), response_payload_uncompressed_size }
+                Completion::Finished { request_id, response_payload_uncompressed_size }
             }
         };
         entry.changed.notify_waiters();
         if let Some(feed) = entry.feed() {
             self.announce(feed, number, completion);
         }
-        self.spill();
     }
 
-    pub(super) fn announce(&mut self, feed: (SamplerId, u64), place: u64, completion: Completion) {
+    fn announce(&mut self, feed: (SamplerId, u64), place: u64, completion: Completion) {
         let feed = self.feeds.entry(feed).or_default();
         feed.completions.push_back((place, completion));
         feed.changed.notify_waiters();
     }
 
-    /// Answers beyond the limit leave memory; the journal has them.
+    /// Answers beyond the limit leave memory; the disk has them.
     fn spill(&mut self) {
         if self.answer_bytes <= self.answer_limit {
             return;
@@ -175,8 +161,10 @@ impl Store {
         let mut held: Vec<(u64, RequestId)> = self
             .requests
             .iter()
-            .filter(|(_, entry)| matches!(&entry.phase, Phase::Ready { payload: Some(_), .. }))
-            .filter_map(|(id, entry)| Some((entry.done_number()?, id.clone())))
+            .filter_map(|(id, entry)| match entry.phase {
+                Phase::Ready { payload: Some(_), number, .. } => Some((number, id.clone())),
+                _ => None,
+            })
             .collect();
         held.sort_unstable_by_key(|(number, _)| *number);
         for (_, id) in held {
@@ -202,7 +190,7 @@ impl Store {
             return;
         }
         // If this is not written they come back with the next start, and go again.
-        self.note(Record::Forget { ids: known });
+        self.note(Fact::Forget { ids: known });
     }
 
     pub(super) fn drop_request(&mut self, id: &RequestId) {
@@ -234,41 +222,17 @@ impl Store {
         }
     }
 
-    fn account(&mut self, done: &Done, number: u64) {
+    pub(super) fn account(&mut self, done: &Done) {
         for (key, count) in &done.used {
             *self.usage.entry(key.clone()).or_default() += count;
         }
-        let Some(entry) = self.requests.get(&done.id) else { return };
-        let Line::Model(model) = &entry.row.line else { return };
+        let row = &done.request;
+        let Line::Model(model) = &row.line else { return };
         let Some(run) = self.runs.get_mut(model) else { return };
-        let seq = entry.row.seq;
-        run.row.last_seq = run.row.last_seq.max(Some(seq));
-        if done.changed {
-            let (kind, request) = (entry.row.kind, entry.number);
-            run.since.insert(seq, Change { kind, request, done: number });
-        }
-    }
-
-    pub(super) fn apply_done(&mut self, done: &Done, number: u64, size: usize) {
-        self.account(done, number);
-        let Some(entry) = self.requests.get_mut(&done.id) else { return };
-        let at = done.at;
-        let request_id = done.id.clone();
-        let completion = match &done.answer {
-            Answer::Failed { error, category } => {
-                let failed = RequestFailed { error: error.clone(), category: (*category).into() };
-                entry.phase = Phase::Failed { failed, number, at };
-                Completion::Failed { request_id }
-            }
-            form => {
-                let proto = *form == Answer::Proto;
-                entry.phase = Phase::Ready { payload: None, proto, size, number, at };
-                let response_payload_uncompressed_size = u64::try_from(size).ok();
-                Completion::Finished { request_id, response_payload_uncompressed_size }
-            }
-        };
-        if let Some(feed) = entry.feed() {
-            self.announce(feed, number, completion);
+        run.row.last_seq = run.row.last_seq.max(Some(row.seq));
+        let session = self.sessions.get(&row.session);
+        if done.changed && session.is_none_or(|kept| kept.row.end.is_none()) {
+            run.since.insert(row.seq, Change { kind: row.kind, body: row.number });
         }
     }
 }

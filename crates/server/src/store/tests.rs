@@ -1,12 +1,13 @@
 use std::path::Path;
 use std::sync::mpsc;
 
+use bytes::Bytes;
 use tinkex_wire::OptimizerConfig;
 
 use super::*;
 
-fn session(n: usize) -> Record {
-    Record::Session(Session {
+fn session(n: usize) -> Fact {
+    Fact::Session(Session {
         id: "s".into(),
         created_at: 1,
         tags: vec![format!("{n}")],
@@ -14,12 +15,13 @@ fn session(n: usize) -> Record {
         project_id: None,
         display_name: None,
         end: None,
+        ended_at: None,
     })
 }
 
-fn run() -> Record {
+fn run() -> Fact {
     let lora = Lora { rank: 4, seed: 1, train_unembed: true, train_mlp: true, train_attn: true };
-    Record::Run(Run {
+    Fact::Run(Run {
         id: "s:train:0".into(),
         session: "s".into(),
         number: 0,
@@ -37,6 +39,7 @@ fn run() -> Record {
 
 fn request(id: &str, seq: u64) -> Request {
     Request {
+        number: 0,
         id: id.into(),
         kind: Kind::ForwardBackward,
         session: "s".into(),
@@ -49,10 +52,21 @@ fn request(id: &str, seq: u64) -> Request {
     }
 }
 
-fn done(id: &str, changed: bool) -> Done {
+/// Takes requests in whose bodies are their ids.
+fn open_request(store: &mut Store, row: Request) {
+    let (number, body) = (store.disk.number(), Bytes::from(row.id.to_string()));
+    store.open_request(Request { number, ..row }, vec![], body, nothing());
+}
+
+/// Carries a request out; returns the number of its answer.
+fn settle(store: &mut Store, id: &str, changed: bool, answer: &Bytes) -> u64 {
     let what = What::Training;
     let used = Use { hour: 1, session: "s".into(), base_model: "m".to_owned(), what };
-    Done { id: id.into(), answer: Answer::Json, changed, at: 1, used: vec![(used, 5)] }
+    let (request, number) = (Arc::clone(&store.requests[id].row), store.disk.number());
+    let (size, used) = (answer.len(), vec![(used, 5)]);
+    let done = Done { request, number, size, answer: Answer::Json, changed, at: 1, used };
+    store.settle(done, vec![], answer.clone(), nothing());
+    number
 }
 
 /// Waits until everything so far is on disk.
@@ -62,71 +76,74 @@ fn flush(store: &mut Store) {
     received.recv().unwrap().unwrap();
 }
 
-fn open(path: &Path) -> Store {
-    Store::open(path, 1 << 20).unwrap()
+/// Waits until what is not needed has been dropped.
+fn tidy(store: &mut Store) {
+    let (sent, received) = mpsc::channel();
+    store.disk.tidy(0, Box::new(move |tidied| drop(sent.send(tidied))));
+    received.recv().unwrap().unwrap();
+}
+
+fn open(folder: &Path) -> Store {
+    Store::open(folder, 1 << 20).unwrap()
+}
+
+fn model(store: &Store) -> &Kept<Run> {
+    &store.runs[&ModelId::from("s:train:0")]
 }
 
 #[test]
-fn a_tidied_journal_tells_the_same_story() {
+fn a_tidied_disk_tells_the_same_story() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("journal");
-    let mut store = open(&path);
+    let mut store = open(folder.path());
     store.note(session(0));
     store.note(run());
     // One that changed the model and was fetched, one that did not, one that waits, one to fetch.
     for (id, seq) in [("changed", 1), ("other", 2), ("answered", 3), ("waits", 4)] {
-        store.open_request(request(id, seq), vec![], Bytes::from(id.to_owned()), nothing());
+        open_request(
+            &mut store,
+            Request { at: 1_000 + i64::try_from(seq).unwrap(), ..request(id, seq) },
+        );
     }
+    let other = store.requests["other"].row.number;
     for (id, changed) in [("changed", true), ("other", false), ("answered", false)] {
         let answer = Bytes::from(format!("answer of {id}"));
-        let mut number = 0;
-        store.settle(done(id, changed), vec![], answer.clone(), |n| {
-            number = n;
-            nothing()
-        });
+        let number = settle(&mut store, id, changed, &answer);
         store.show(&id.into(), Answer::Json, answer, number);
     }
     store.forget(vec!["changed".into(), "other".into()]);
-    for n in 0..100 {
-        store.note(session(n));
-    }
     flush(&mut store);
-    let before = store.journal.len();
-    store.compact(0);
-    flush(&mut store);
-    assert!(store.journal.len() < before / 2, "{} of {before}", store.journal.len());
+    let before = store.disk.payload_bytes();
+    tidy(&mut store);
+    assert!(store.disk.payload_bytes() < before, "{before}");
+    assert!(store.reader().payload(other).is_err());
     drop(store);
 
-    let mut store = open(&path);
+    let mut store = open(folder.path());
     assert_eq!(store.sessions.len(), 1);
-    let run = &store.runs[&ModelId::from("s:train:0")];
-    assert_eq!(run.row.last_seq, Some(3));
+    let run = model(&store);
+    assert_eq!((run.row.last_seq, run.seen), (Some(3), 1_004));
     assert_eq!(run.since.keys().copied().collect::<Vec<_>>(), [1]);
-    let body = store.reader().body(run.since[&1].request).unwrap();
-    assert_eq!(body, "changed");
+    assert_eq!(run.since[&1].kind, Kind::ForwardBackward);
+    assert_eq!(store.reader().payload(run.since[&1].body).unwrap(), "changed");
     assert_eq!(store.usage.values().copied().collect::<Vec<_>>(), [15]);
     assert!(!store.requests.contains_key("other"));
     let Phase::Ready { number, .. } = store.requests["answered"].phase else { panic!("lost") };
-    assert_eq!(store.reader().body(number).unwrap(), "answer of answered");
-    let undone = store.undone().unwrap();
+    assert_eq!(store.reader().payload(number).unwrap(), "answer of answered");
+    let undone = store.undone();
     assert_eq!(undone.len(), 1);
-    assert_eq!(undone[0].body, "waits");
+    assert_eq!(undone[0].body.as_ref().unwrap(), "waits");
 }
 
 #[test]
 fn answers_beyond_the_limit_leave_memory_and_stay_on_disk() {
     let folder = tempfile::tempdir().unwrap();
-    let mut store = Store::open(&folder.path().join("journal"), 1_000).unwrap();
+    let mut store = Store::open(folder.path(), 1_000).unwrap();
     store.note(run());
     for seq in 1..=5 {
         let id = format!("r{seq}");
-        store.open_request(request(&id, seq), vec![], Bytes::new(), nothing());
+        open_request(&mut store, request(&id, seq));
         let answer = Bytes::from(vec![u8::try_from(seq).unwrap(); 400]);
-        let mut number = 0;
-        store.settle(done(&id, false), vec![], answer.clone(), |n| {
-            number = n;
-            nothing()
-        });
+        let number = settle(&mut store, &id, false, &answer);
         store.show(&id.as_str().into(), Answer::Proto, answer, number);
         assert!(store.answer_bytes <= 1_000);
     }
@@ -135,47 +152,111 @@ fn answers_beyond_the_limit_leave_memory_and_stay_on_disk() {
         panic!("the oldest should have left")
     };
     assert_eq!(size, 400);
-    assert_eq!(store.reader().body(number).unwrap(), vec![1; 400]);
+    assert_eq!(store.reader().payload(number).unwrap(), vec![1; 400]);
     assert!(matches!(store.requests["r5"].phase, Phase::Ready { payload: Some(_), .. }));
 }
 
 #[test]
 fn a_snapshot_makes_earlier_changes_unnecessary() {
     let folder = tempfile::tempdir().unwrap();
-    let mut store = open(&folder.path().join("journal"));
+    let mut store = open(folder.path());
+    store.note(session(0));
     store.note(run());
     for seq in 1..=3 {
         let id = format!("r{seq}");
-        store.open_request(request(&id, seq), vec![], Bytes::new(), nothing());
-        store.settle(done(&id, true), vec![], Bytes::new(), |_| nothing());
+        open_request(&mut store, request(&id, seq));
+        settle(&mut store, &id, true, &Bytes::new());
     }
-    let row = store.runs[&ModelId::from("s:train:0")].row.clone();
+    let row = model(&store).row.clone();
     let snapshot = Some(Snapshot { seq: 2, folder: "f".to_owned() });
-    store.note(Record::Run(Run { snapshot, ..row }));
-    let run = &store.runs[&ModelId::from("s:train:0")];
-    assert_eq!(run.since.keys().copied().collect::<Vec<_>>(), [3]);
-    assert!(store.folders().contains("f"));
+    store.note(Fact::Run(Run { snapshot, ..row }));
+    for _ in 0..2 {
+        let run = model(&store);
+        assert_eq!(run.since.keys().copied().collect::<Vec<_>>(), [3]);
+        assert_eq!(run.row.last_seq, Some(3));
+        assert!(store.folders().contains("f"));
+        drop(store);
+        store = open(folder.path());
+    }
+    // Nothing brings a model back whose session is over, whatever was written after its end.
+    let Fact::Session(row) = session(0) else { panic!("it is one") };
+    let row_of_run = model(&store).row.clone();
+    open_request(&mut store, request("late", 4));
+    store.note(Fact::Session(Session { end: Some(End::Expired), ..row }));
+    store.disk.append(vec![Fact::Run(row_of_run)], None, nothing());
+    settle(&mut store, "late", true, &Bytes::new());
+    store.forget(vec!["r1".into(), "r2".into(), "r3".into()]);
+    for _ in 0..2 {
+        let run = model(&store);
+        assert!(run.since.is_empty() && run.row.snapshot.is_none());
+        assert!(store.folders().is_empty());
+        drop(store);
+        store = open(folder.path());
+    }
+    tidy(&mut store);
+    assert_eq!(store.disk.payload_bytes(), 28, "an empty answer and no body");
 }
 
 #[test]
 fn an_answer_on_its_way_to_the_disk_is_not_tidied_away() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("journal");
-    let mut store = open(&path);
+    let mut store = open(folder.path());
     store.note(run());
-    store.open_request(request("r", 1), vec![], Bytes::new(), nothing());
-    for n in 0..100 {
-        store.note(session(n));
-    }
+    open_request(&mut store, request("r", 1));
     flush(&mut store);
-    let before = store.journal.len();
-    store.settle(done("r", false), vec![], Bytes::from_static(b"answer"), |_| nothing());
-    store.compact(0);
-    flush(&mut store);
-    assert!(store.journal.len() < before, "{} of {before}", store.journal.len());
+    settle(&mut store, "r", false, &Bytes::from_static(b"answer"));
+    let before = store.disk.payload_bytes();
+    tidy(&mut store);
+    assert!(store.disk.payload_bytes() <= before + 6, "the body went");
     drop(store);
 
-    let store = open(&path);
+    let store = open(folder.path());
     let Phase::Ready { number, .. } = store.requests["r"].phase else { panic!("lost") };
-    assert_eq!(store.reader().body(number).unwrap(), "answer");
+    assert_eq!(store.reader().payload(number).unwrap(), "answer");
+}
+
+#[test]
+fn feeds_come_back_in_the_order_of_the_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path());
+    for (id, seq) in [("a", 0), ("b", 1), ("c", 2)] {
+        let line = Line::Sampler("s:sample:0".into());
+        open_request(&mut store, Request { line, kind: Kind::Sample, ..request(id, seq) });
+    }
+    for id in ["c", "a", "b"] {
+        let answer = Bytes::from_static(b"{}");
+        let number = settle(&mut store, id, false, &answer);
+        store.show(&id.into(), Answer::Json, answer, number);
+    }
+    let feed = |store: &Store| -> Vec<(u64, String)> {
+        let feed = &store.feeds[&("s:sample:0".into(), 0)];
+        feed.completions.iter().map(|(n, c)| (*n, c.request_id().to_string())).collect()
+    };
+    let before = feed(&store);
+    assert_eq!(before.iter().map(|(_, id)| id.as_str()).collect::<Vec<_>>(), ["c", "a", "b"]);
+    drop(store);
+    assert_eq!(feed(&open(folder.path())), before);
+}
+
+#[test]
+fn a_session_that_was_over_long_ago_leaves_once_nothing_refers_to_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path());
+    let Fact::Session(row) = session(0) else { panic!("it is one") };
+    for (id, ended_at) in [("open", None), ("recent", Some(20)), ("old", Some(10)), ("s", Some(10))]
+    {
+        let end = ended_at.map(|_| End::Expired);
+        store.note(Fact::Session(Session { id: id.into(), end, ended_at, ..row.clone() }));
+    }
+    // There is a run of "s".
+    store.note(run());
+    assert_eq!(store.left(15), ["old"]);
+    store.note(Fact::Left { ids: store.left(15) });
+    for _ in 0..2 {
+        let mut ids: Vec<_> = store.sessions.keys().map(|id| id.as_str().to_owned()).collect();
+        ids.sort();
+        assert_eq!(ids, ["open", "recent", "s"]);
+        drop(store);
+        store = open(folder.path());
+    }
 }

@@ -1,7 +1,6 @@
 //! Taking back what could not be written.
 
-use super::record::Record;
-use super::{Kept, Store};
+use super::{Fact, Kept, Store};
 
 /// Puts back what was there before facts were made true.
 pub(super) type Undo = Box<dyn FnOnce(&mut Store) + Send>;
@@ -9,23 +8,23 @@ pub(super) type Undo = Box<dyn FnOnce(&mut Store) + Send>;
 impl Store {
     /// What is there before these facts are made true. Until it is known whether they are written
     /// nobody else may change what they are about.
-    pub(crate) fn before(&self, records: &[Record]) -> Undo {
+    pub(crate) fn before(&self, facts: &[Fact]) -> Undo {
         let mut undo: Vec<Undo> = Vec::new();
-        for record in records {
-            match record {
-                Record::Session(row) => {
+        for fact in facts {
+            match fact {
+                Fact::Session(row) => {
                     let (id, old) = (row.id.clone(), self.sessions.get(&row.id).cloned());
                     undo.push(Box::new(move |store| back(store.sessions.entry(id), old)));
                 }
-                Record::Run(row) => {
+                Fact::Run(row) => {
                     let (id, old) = (row.id.clone(), self.runs.get(&row.id).cloned());
                     undo.push(Box::new(move |store| back(store.runs.entry(id), old)));
                 }
-                Record::Sampler(row) => {
+                Fact::Sampler(row) => {
                     let (id, old) = (row.id.clone(), self.samplers.get(&row.id).cloned());
                     undo.push(Box::new(move |store| back(store.samplers.entry(id), old)));
                 }
-                Record::Checkpoint(super::Checkpoint { path, .. }) | Record::Gone { path } => {
+                Fact::Checkpoint(super::Checkpoint { path, .. }) | Fact::Gone { path } => {
                     let (path, old) = (path.clone(), self.checkpoints.get(path).cloned());
                     undo.push(Box::new(move |store| {
                         match old {
@@ -34,10 +33,7 @@ impl Store {
                         };
                     }));
                 }
-                Record::Request(_)
-                | Record::Done(_)
-                | Record::Forget { .. }
-                | Record::Totals { .. } => {}
+                Fact::Left { .. } | Fact::Request(_) | Fact::Done(_) | Fact::Forget { .. } => {}
             }
         }
         Box::new(move |store| undo.into_iter().rev().for_each(|undo| undo(store)))

@@ -16,7 +16,7 @@ use tinkex_wire::{ForwardBackward, ModelId, OptimStep};
 use super::Worker;
 use crate::error::ApiError;
 use crate::settle::Settled;
-use crate::store::{Change, Fault, Kind, Lora, Record, Run, Snapshot};
+use crate::store::{Change, Fact, Fault, Kind, Lora, Run, Snapshot};
 use crate::work::{Objective, Pass, step_params};
 
 /// A model in memory.
@@ -91,11 +91,11 @@ impl Worker {
         let mut live = Live::new(trainer);
         let start = Instant::now();
         let count = since.len();
-        for Change { kind, request, .. } in since.into_values() {
+        for Change { kind, body } in since.into_values() {
             let lost = |why: std::io::Error| {
-                Settled::failed(Fault::Server, format!("the journal cannot be read: {why}"))
+                Settled::failed(Fault::Server, format!("{} cannot be brought back: {why}", run.id))
             };
-            let body = reader.body(request).map_err(lost)?;
+            let body = reader.payload(body).map_err(lost)?;
             let again = |why: ApiError| Settled::failed(Fault::Server, why.detail);
             match kind {
                 Kind::ForwardBackward => {
@@ -151,8 +151,8 @@ impl Worker {
                 // Of a session that ended meanwhile nobody would ever remove it.
                 if let Some(row) = row.filter(|row| store.open_session(&row.session).is_some()) {
                     let snapshot = Some(Snapshot { seq, folder: folder.clone() });
-                    // Later records build on it.
-                    store.owe(Record::Run(Run { snapshot, ..row }));
+                    // Later facts build on it.
+                    store.owe(Fact::Run(Run { snapshot, ..row }));
                 } else {
                     store.making.remove(&folder);
                 }

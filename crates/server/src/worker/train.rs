@@ -11,7 +11,7 @@ use tinkex_wire::{
 use super::Worker;
 use super::model::{Live, lora_config, optimizer_kind};
 use crate::settle::Settled;
-use crate::store::{Checkpoint, Fault, Record, Run, Sampler, Use, What, now};
+use crate::store::{Checkpoint, Fact, Fault, Run, Sampler, Use, What, now};
 use crate::work::{Op, Pass, Save};
 
 impl Worker {
@@ -41,6 +41,10 @@ impl Worker {
             Op::SaveFor(sampler) => self.save_for(&run, sampler),
             Op::Load { folder, path, optimizer, creates } => {
                 self.load(&run, seq, &folder, &path, optimizer, creates)
+            }
+            Op::Fail(fault, why) => {
+                let failed = Settled::failed(fault, why);
+                Err(if seq == 0 { closed(&run, failed) } else { failed })
             }
         };
         done.unwrap_or_else(|failed| failed)
@@ -104,7 +108,7 @@ impl Worker {
             ..checkpoint(run, seq, save, folder, size_bytes)
         };
         let used = vec![(self.used(run, What::Checkpoints), 1)];
-        Ok(saved(&path, size_bytes).fact(Record::Checkpoint(row)).used(used))
+        Ok(saved(&path, size_bytes).fact(Fact::Checkpoint(row)).used(used))
     }
 
     /// Saves what a model learned since it was last saved, before its session goes; whether nothing
@@ -134,7 +138,7 @@ impl Worker {
                 let save = Save { path, overwrite: true, ttl_seconds, user_metadata: None };
                 crate::log::job(format_args!("saved {}, its session is over", save.path));
                 let row = checkpoint(&run, seq, save, folder, size);
-                self.shared.store().owe(Record::Checkpoint(row));
+                self.shared.store().owe(Fact::Checkpoint(row));
                 true
             }
             Err(failed) => {
@@ -178,7 +182,7 @@ impl Worker {
         let engine = self.engine(&run.base_model)?;
         let weights = engine.snapshot(&self.model(run)?.trainer);
         self.remember(&id, &run.base_model, weights, size);
-        let sampler = Record::Sampler(Sampler {
+        let sampler = Fact::Sampler(Sampler {
             id: id.clone(),
             session: run.session.clone(),
             base_model: run.base_model.clone(),
@@ -229,7 +233,7 @@ impl Worker {
 /// A model that could not be made cannot be used.
 fn closed(run: &Run, failed: Settled) -> Settled {
     let closed = Some("it could not be created".to_owned());
-    failed.fact(Record::Run(Run { closed, ..run.clone() }))
+    failed.fact(Fact::Run(Run { closed, ..run.clone() }))
 }
 
 fn checkpoint(run: &Run, seq: u64, save: Save, folder: String, size_bytes: u64) -> Checkpoint {

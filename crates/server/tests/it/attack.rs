@@ -75,13 +75,13 @@ async fn paths_lead_nowhere_else() {
     let mut raw = raw(&house).await;
     for path in [
         "/files/../lock",
-        "/files/x/../../journal",
-        "/files/%2e%2e/%2e%2e/journal",
+        "/files/x/../../payloads",
+        "/files/%2e%2e/%2e%2e/payloads",
         "/files//etc/passwd",
         "/files/x/%00",
-        "/../journal",
-        "/api/v1/../../journal",
-        "/api/v1/training_runs/..%2f..%2fjournal",
+        "/../payloads",
+        "/api/v1/../../payloads",
+        "/api/v1/training_runs/..%2f..%2fpayloads",
         "/api/v1/training_runs/../checkpoints",
     ] {
         let reply = raw.call("GET", path, &[], b"").await.unwrap();
@@ -201,9 +201,9 @@ async fn a_server_that_cannot_start_says_why() {
     assert!(matches!(error, StartError::Io { what: "create", .. }), "{error}");
 
     let other = tempfile::tempdir().unwrap();
-    std::fs::write(other.path().join("journal"), "somebody else's file").unwrap();
+    std::fs::write(other.path().join("metadata.sqlite"), "somebody else's file").unwrap();
     let error = Server::start(options(other.path())).await.unwrap_err().to_string();
-    assert!(error.contains("is not a journal of this server"), "{error}");
+    assert!(error.contains("metadata.sqlite: file is not a database"), "{error}");
 }
 
 /// Ends a process as a system does, in the middle of a long job.

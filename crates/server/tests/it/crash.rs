@@ -104,8 +104,12 @@ async fn run(troubles: Troubles) -> (Vec<u64>, Vec<Vec<u8>>) {
             process.kill();
             process = Process::on(data.path(), port, &more);
         } else {
-            // In the middle of a record, or so early that nothing at all can be written.
-            let room = if noise.below(3) == 0 { 100 } else { process.journal() + noise.below(400) };
+            // In the middle of a payload, or of a commit, or so early that nothing can be written.
+            let room = match noise.below(4) {
+                0 => 100,
+                1 => process.payloads() + noise.below(400),
+                _ => process.wal() + noise.below(20_000),
+            };
             process.full(room);
             tokio::select! {
                 done = steps.as_mut() => break done,

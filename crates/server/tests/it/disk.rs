@@ -91,8 +91,9 @@ async fn whoever_asks_something_of_a_full_disk_is_told_and_nothing_changes() {
             body(json!({"sampling_session_id": sampler})),
         ),
     ];
-    for room in [0, 1, 30] {
-        process.full(process.journal() + room);
+    // Nothing at all, part of a payload, part of a commit.
+    for room in [0, process.payloads() + 1, process.payloads() + 30, process.wal() + 1_000] {
+        process.full(room);
         for (method, path, body) in &calls {
             let (status, refused) = http.send(method, path, &[], body.clone()).await;
             assert_eq!(status, 503, "{method} {path}: {refused}");
@@ -105,11 +106,11 @@ async fn whoever_asks_something_of_a_full_disk_is_told_and_nothing_changes() {
         assert_eq!(seen(&http, &session, &model).await, before, "room for {room} bytes");
     }
     // What was refused has left nothing behind for the next start either.
-    let length = process.journal();
+    let length = process.payloads();
     process.kill();
     let process = Process::start(data.path());
     let http = Http::new(&process.url);
-    assert_eq!(process.journal(), length);
+    assert_eq!(process.payloads(), length);
     assert_eq!(seen(&http, &session, &model).await, before);
     assert_eq!(folders(data.path()), own);
     // And all of it can be done now, the last ones first ended the session.
@@ -140,15 +141,24 @@ async fn a_checkpoint_that_does_not_fit_is_an_error_and_training_goes_on() {
     };
     train().await;
     let own = folders(data.path());
-    // Room for what happens, not for what is saved.
-    process.full(process.journal() + (16 << 10));
+    // Room for what happens, not for what is saved: the database begins its file anew, and is less.
+    let tight = || {
+        process.free();
+        let database = rusqlite::Connection::open(data.path().join("metadata.sqlite")).unwrap();
+        database.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+        process.full(128 << 10);
+    };
     for _ in 0..2 {
+        tight();
         let error = model.save_state("big").await.unwrap_err();
         assert!(error.to_string().contains("adapter_model.safetensors"), "{error}");
+        tight();
         let error = model.save_weights_for_sampler("big").await.unwrap_err();
         assert_eq!(error.category(), Some(tinkex::Category::Server), "{error}");
+        tight();
         assert!(model.save_weights_and_get_sampling_client().await.is_err());
     }
+    tight();
     train().await;
     assert_eq!(folders(data.path()), own, "nothing half written is left");
     process.free();

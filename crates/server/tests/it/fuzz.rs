@@ -115,7 +115,9 @@ impl Scene {
         let (_, session) = self.http.get(&format!("/api/v1/sessions/{}", self.session)).await;
         digest.push_str(&session.to_string());
         let metrics = self.http.metrics().await;
-        for name in ["journal_bytes", "answers", "queued", "sessions", "jobs_total"] {
+        for name in
+            ["payload_bytes", "commits_total", "answers", "queued", "sessions", "jobs_total"]
+        {
             digest.push_str(&format!("\n{name} {}", metrics[name]));
         }
         digest

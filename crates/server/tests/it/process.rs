@@ -55,9 +55,18 @@ impl Process {
         self.child.wait().unwrap()
     }
 
-    /// Bytes of the journal.
-    pub(crate) fn journal(&self) -> u64 {
-        std::fs::metadata(self.data.join("journal")).unwrap().len()
+    /// Bytes of requests and answers.
+    pub(crate) fn payloads(&self) -> u64 {
+        self.len("payloads")
+    }
+
+    /// Bytes of what the database wrote last.
+    pub(crate) fn wal(&self) -> u64 {
+        self.len("metadata.sqlite-wal")
+    }
+
+    fn len(&self, name: &str) -> u64 {
+        std::fs::metadata(self.data.join(name)).unwrap().len()
     }
 
     /// From now on no file gets longer than this: a write stops there, and the next one fails.

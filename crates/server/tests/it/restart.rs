@@ -131,7 +131,7 @@ async fn tidying_loses_nothing_that_is_needed() {
         let mut options = crate::house::options(data.path());
         options.address.set_port(port);
         // Everything that can be tidied is, all the time; nothing is saved by itself.
-        options.limits.journal = 0;
+        options.limits.payloads = 0;
         options.times.sweep = std::time::Duration::from_millis(5);
         options.times.answer = std::time::Duration::ZERO;
         options.times.snapshot = std::time::Duration::from_secs(3600);
@@ -158,12 +158,17 @@ async fn tidying_loses_nothing_that_is_needed() {
     while http.get(&listed).await.1["checkpoints"].as_array().unwrap().is_empty() {
         tokio::task::yield_now().await;
     }
-    // As a crash: nobody is told to save.
-    let journal = data.path().join("journal");
-    let copy = data.path().join("copy");
-    std::fs::copy(&journal, &copy).unwrap();
+    // Once all of it is on disk and forgotten nothing is written any more.
+    while http.metrics().await["answers"] > 0 {
+        tokio::task::yield_now().await;
+    }
+    // As a crash: nobody is told to save. Payloads first, since rows need them.
+    let files = ["payloads", "metadata.sqlite-wal", "metadata.sqlite"];
+    let copies = files.map(|name| std::fs::read(data.path().join(name)).unwrap());
     server.stop().await;
-    std::fs::copy(&copy, &journal).unwrap();
+    for (name, copy) in files.iter().zip(copies) {
+        std::fs::write(data.path().join(name), copy).unwrap();
+    }
 
     let server = start(port).await.unwrap();
     let http = Http::new(&server.base_url());

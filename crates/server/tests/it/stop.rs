@@ -49,10 +49,52 @@ async fn work_that_was_promised_waits_for_its_model() {
     house.server.stop().await;
     let error = Server::start(Options::new(house.data.path())).await.unwrap_err();
     let told = matches!(&error, StartError::MissingModel { name, requests: 1 } if name == MODEL);
-    assert!(told && error.to_string().contains("--model tiny=FOLDER"), "{error}");
+    let text = error.to_string();
+    assert!(
+        told && text.contains("--model tiny=FOLDER") && text.contains("--drop-undone"),
+        "{text}"
+    );
     let mut options = options(house.data.path());
     options.times.gap = std::time::Duration::ZERO;
     let server = Server::start(options).await.unwrap();
     let answer = Http::new(&server.base_url()).answer(&ticket).await;
+    assert!(answer["metrics"].is_object(), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn work_without_its_model_fails_by_name_if_that_is_wanted() {
+    let house = House::new().await;
+    let http = house.http();
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    let (_, done) = http.post("/optim_step", step(&model, 1, 0.1)).await;
+    http.answer(&done).await;
+    // Number 2 never comes.
+    let (_, ticket) = http.post("/optim_step", step(&model, 3, 0.1)).await;
+    let ask = serde_json::json!({
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "seq_id": 0,
+        "sampling_params": {"max_tokens": 2}, "sampling_session_id": http.sampler(&session).await,
+    });
+    let (_, sample) = http.post("/asample", ask).await;
+    house.server.stop().await;
+
+    let mut without = Options::new(house.data.path());
+    without.drop_undone = true;
+    without.times.gap = std::time::Duration::ZERO;
+    let server = Server::start(without).await.unwrap();
+    let http = Http::new(&server.base_url());
+    let failed = http.answer(&ticket).await;
+    assert!(failed["error"].as_str().unwrap().contains("--model tiny=FOLDER"), "{failed}");
+    // The sample may have been drawn before the stop.
+    let poll = serde_json::json!({"request_id": sample["request_id"]});
+    assert_eq!(http.post("/retrieve_future", poll).await.0, 200);
+    assert_eq!(http.get(&format!("/api/v1/training_runs/{model}")).await.1["base_model"], MODEL);
+    server.stop().await;
+
+    // The run goes on when its model is back.
+    let server = Server::start(options(house.data.path())).await.unwrap();
+    let http = Http::new(&server.base_url());
+    let (_, next) = http.post("/optim_step", step(&model, 4, 0.1)).await;
+    let answer = http.answer(&next).await;
     assert!(answer["metrics"].is_object(), "{answer}");
 }

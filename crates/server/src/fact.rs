@@ -1,4 +1,6 @@
-//! What is written into the journal: facts, each replacing the one it is about.
+//! Facts: what is written into the database, each replacing the one it is about.
+
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tinkex_wire::{
@@ -10,10 +12,13 @@ use tinkex_wire::{
 pub(crate) type Micros = i64;
 
 /// One fact.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(tag = "record", rename_all = "snake_case")]
-pub(crate) enum Record {
+#[derive(Clone, Debug)]
+pub(crate) enum Fact {
     Session(Session),
+    /// Sessions that were over long ago are not listed any more.
+    Left {
+        ids: Vec<SessionId>,
+    },
     Run(Run),
     Sampler(Sampler),
     Checkpoint(Checkpoint),
@@ -21,18 +26,13 @@ pub(crate) enum Record {
     Gone {
         path: TinkerPath,
     },
-    /// A request was taken in; its body is the record's.
-    Request(Request),
-    /// A request was answered; the answer is the record's body.
+    /// A request was taken in.
+    Request(Arc<Request>),
+    /// A request was answered.
     Done(Done),
     /// Nobody will ask for these answers again.
     Forget {
         ids: Vec<RequestId>,
-    },
-    /// All use so far, and how far each model is: what only forgotten answers told.
-    Totals {
-        used: Vec<(Use, u64)>,
-        last_seq: Vec<(ModelId, u64)>,
     },
 }
 
@@ -46,6 +46,8 @@ pub(crate) struct Session {
     pub(crate) project_id: Option<String>,
     pub(crate) display_name: Option<String>,
     pub(crate) end: Option<End>,
+    /// When that was.
+    pub(crate) ended_at: Option<Micros>,
 }
 
 /// How a session ended.
@@ -73,7 +75,8 @@ pub(crate) struct Run {
     pub(crate) closed: Option<String>,
     /// Its state after request `seq`, in a folder of its own.
     pub(crate) snapshot: Option<Snapshot>,
-    /// The last request that was carried out.
+    /// The last request that was carried out. It changes with every one, so it has a column.
+    #[serde(skip)]
     pub(crate) last_seq: Option<u64>,
     /// The project it was copied into.
     pub(crate) project_id: Option<String>,
@@ -117,7 +120,6 @@ pub(crate) struct Checkpoint {
     /// The request that made it.
     pub(crate) request: Option<RequestId>,
     /// That request's number; none for a copy.
-    #[serde(default)]
     pub(crate) seq: Option<u64>,
     pub(crate) created_at: Micros,
     pub(crate) expires_at: Option<Micros>,
@@ -160,6 +162,9 @@ pub(crate) enum Line {
 /// A request that was taken in.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Request {
+    /// The number of its body, which is also its place among all that came.
+    #[serde(skip)]
+    pub(crate) number: u64,
     pub(crate) id: RequestId,
     pub(crate) kind: Kind,
     pub(crate) session: SessionId,
@@ -175,16 +180,25 @@ pub(crate) struct Request {
 }
 
 /// What came of a request.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Done {
-    pub(crate) id: RequestId,
+    pub(crate) request: Arc<Request>,
+    /// The number of its answer.
+    pub(crate) number: u64,
+    /// Bytes of the answer.
+    pub(crate) size: usize,
     pub(crate) answer: Answer,
     /// Whether it changed a model, so that going back to an earlier state means doing it again.
-    #[serde(default)]
     pub(crate) changed: bool,
     pub(crate) at: Micros,
-    #[serde(default)]
     pub(crate) used: Vec<(Use, u64)>,
+}
+
+/// A request that changed a model since its snapshot: what it was, and the number of its body.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Change {
+    pub(crate) kind: Kind,
+    pub(crate) body: u64,
 }
 
 /// The form of an answer.

@@ -1,0 +1,128 @@
+//! Files that are not what the server wrote, and a database that others look into.
+
+use std::path::Path;
+
+use rusqlite::Connection;
+use serde_json::{Value, json};
+use tinkex_server::Server;
+
+use crate::house::{House, Http, MODEL, options, step};
+
+fn database(data: &Path) -> Connection {
+    Connection::open(data.join("metadata.sqlite")).unwrap()
+}
+
+/// Changes the first payload that begins with this text.
+fn damage(data: &Path, text: &str) {
+    let path = data.join("payloads");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let mut starts = (0..bytes.len()).filter(|at| bytes[*at..].starts_with(text.as_bytes()));
+    let at = starts.next().unwrap();
+    bytes[at] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_payload_fails_the_requests_that_need_it_and_no_others() {
+    let house = House::new().await;
+    let http = house.http();
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    let (_, answered) = http.post("/optim_step", step(&model, 1, 0.1)).await;
+    http.answer(&answered).await;
+    let save = json!({"model_id": model, "path": "kept", "seq_id": 2, "type": "save_weights"});
+    let (_, saved) = http.post("/save_weights", save).await;
+    http.answer(&saved).await;
+    // Number 3 never comes; the others wait for it.
+    let tickets: Vec<Value> = {
+        let mut tickets = Vec::new();
+        for seq in [4, 5] {
+            let body = format!("{{\"a\":{seq},{}", &step(&model, seq, 0.1).to_string()[1..]);
+            let sent = http.send("POST", "/api/v1/optim_step", &[], body.into_bytes()).await;
+            assert_eq!(sent.0, 200, "{}", sent.1);
+            tickets.push(sent.1);
+        }
+        tickets
+    };
+    house.server.stop().await;
+    damage(house.data.path(), "{\"a\":4");
+    damage(house.data.path(), "{\"metrics\"");
+
+    let mut options = options(house.data.path());
+    options.times.gap = std::time::Duration::ZERO;
+    let server = Server::start(options).await.unwrap();
+    let http = Http::new(&server.base_url());
+    for lost in [&tickets[0], &answered] {
+        let failed = http.answer(lost).await;
+        assert_eq!(failed["category"], "server", "{failed}");
+        assert!(failed["error"].as_str().unwrap().contains("damaged"), "{failed}");
+    }
+    assert!(http.answer(&tickets[1]).await["metrics"].is_object());
+    assert!(http.answer(&saved).await["path"].is_string());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_whose_payloads_are_gone_does_not_start() {
+    let house = House::new().await;
+    let http = house.http();
+    let session = http.session().await;
+    http.model(&session).await;
+    house.server.stop().await;
+    std::fs::remove_file(house.data.path().join("payloads")).unwrap();
+    let error = Server::start(options(house.data.path())).await.unwrap_err().to_string();
+    assert!(error.contains("is needed and not found") && error.contains("backup"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_of_the_earlier_form_is_refused_and_left_alone() {
+    let data = tempfile::tempdir().unwrap();
+    std::fs::write(data.path().join("journal"), "TNKXLOG1").unwrap();
+    let weights = data.path().join("weights/adapter");
+    std::fs::create_dir_all(&weights).unwrap();
+    let error = Server::start(options(data.path())).await.unwrap_err().to_string();
+    assert!(error.contains("journal: is of an earlier form"), "{error}");
+    assert!(weights.is_dir(), "nothing is removed");
+}
+
+/// What `docs/server.md` says can be asked.
+#[tokio::test(flavor = "multi_thread")]
+async fn people_may_look_into_the_database_while_the_server_runs() {
+    let house = House::new().await;
+    let http = house.http();
+    let session = http.session().await;
+    let model = http.model(&session).await;
+    let (status, waits) = http.post("/optim_step", step(&model, 2, 0.1)).await;
+    assert_eq!(status, 200, "{waits}");
+    let save = json!({"model_id": model, "path": "a", "seq_id": 1, "type": "save_weights"});
+    let database = database(house.data.path());
+    let text = |sql: &str| -> Vec<String> {
+        let mut statement = database.prepare(sql).unwrap();
+        let rows = statement.query_map([], |row| row.get::<_, String>(0)).unwrap();
+        rows.map(Result::unwrap).collect()
+    };
+    // One that reads for long holds nobody up.
+    database.execute_batch("BEGIN").unwrap();
+    let waiting = "SELECT kind || ' ' || seq || ' ' || session FROM requests WHERE answer IS NULL";
+    assert_eq!(text(waiting), [format!("optim_step 2 {session}")]);
+    let (_, saved) = http.post("/save_weights", save).await;
+    http.answer(&saved).await;
+    http.answer(&waits).await;
+    database.execute_batch("COMMIT").unwrap();
+    assert_eq!(text(waiting), Vec::<String>::new());
+    assert_eq!(text("SELECT id FROM sessions WHERE NOT ended"), [session.as_str()]);
+    let runs = "SELECT id || ' ' || base_model || ' ' || last_seq || ' ' || session FROM runs";
+    assert_eq!(text(runs), [format!("{model} {MODEL} 2 {session}")]);
+    let checkpoints = "SELECT path FROM checkpoints WHERE size_bytes > 0 AND expires_at IS NULL";
+    assert_eq!(text(checkpoints), [format!("tinker://{model}/weights/a")]);
+    assert_eq!(text("SELECT what || ' ' || count FROM usage"), ["checkpoints 1"]);
+    assert_eq!(text("SELECT json_extract(outcome, '$') FROM requests"), ["json"; 3]);
+
+    // One that writes is waited for, and then refused to nobody's harm.
+    database.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let (status, refused) = http.post("/optim_step", step(&model, 3, 0.1)).await;
+    assert_eq!(status, 503, "{refused}");
+    database.execute_batch("ROLLBACK").unwrap();
+    let (status, next) = http.post("/optim_step", step(&model, 3, 0.1)).await;
+    assert_eq!(status, 200, "{next}");
+    assert!(http.answer(&next).await["metrics"].is_object());
+}
