@@ -64,7 +64,9 @@ pub(super) async fn calls_run_in_the_order_they_are_made(any: Any) {
         let (before, pass) = (loss(&before.await.unwrap()), loss(&pass.await.unwrap()));
         step.await.unwrap();
         assert!(close(before, pass), "nothing came between: {before} {pass}");
-        assert!(before < last, "a step came before: {before} after {last}");
+        // Not always less: how long a step should be depends on the model.
+        let moved = (before - last).abs() > 1e-3 * before.abs();
+        assert!(moved, "a step came before: {before} after {last}");
         last = before;
     }
 }
