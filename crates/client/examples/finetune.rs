@@ -22,7 +22,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             continue;
         }
         let Some((step, (pass, optim))) = ahead.pop_front() else { break };
-        let loss = pass.await?.metrics.get("loss:sum").map(|metric| metric.as_f64());
+        let loss = pass.await?.loss();
         optim.await?;
         println!("step {step}: loss {loss:?}");
     }

@@ -17,7 +17,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     for _ in 0..30 {
         let adam = AdamParams::with_learning_rate(3e-3);
         let (pass, step) = model.step(data.clone(), LossFn::CrossEntropy, adam);
-        println!("loss {:?}", pass.await?.metrics.get("loss:sum"));
+        println!("loss {:?}", pass.await?.loss());
         step.await?;
     }
     let sampler = model.save_weights_and_get_sampling_client().await?;

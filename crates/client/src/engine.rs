@@ -16,6 +16,7 @@ pub(crate) struct Engine {
     transport: Arc<Transport>,
     config: ClientConfig,
     first_dynamic: DynamicConfig,
+    first_protocol: bool,
     reporter: OnceLock<Reporter>,
 }
 
@@ -23,10 +24,14 @@ impl Engine {
     /// Asks the server what it wants, then signs requests that way.
     pub(crate) async fn start(settings: &Settings) -> Result<Self> {
         let transport = settings.transport()?;
-        let config: ClientConfig = or_default(&transport, &ClientConfigRequest::default()).await?;
+        let config = if_there(&transport, &ClientConfigRequest::default()).await?;
+        let config: ClientConfig = config.unwrap_or_default();
         prepare(&transport, settings, &config)?;
-        let first_dynamic = or_default(&transport, &DynamicConfigRequest::default()).await?;
-        Ok(Self { transport, config, first_dynamic, reporter: OnceLock::new() })
+        let dynamic = if_there(&transport, &DynamicConfigRequest::default()).await?;
+        let first_protocol = dynamic.is_none();
+        let first_dynamic = dynamic.unwrap_or_default();
+        let reporter = OnceLock::new();
+        Ok(Self { transport, config, first_dynamic, first_protocol, reporter })
     }
 
     /// The same with what another process was told. Asks nothing.
@@ -37,7 +42,8 @@ impl Engine {
     ) -> Result<Self> {
         let transport = settings.transport()?;
         prepare(&transport, settings, &config)?;
-        Ok(Self { transport, config, first_dynamic, reporter: OnceLock::new() })
+        let (first_protocol, reporter) = (false, OnceLock::new());
+        Ok(Self { transport, config, first_dynamic, first_protocol, reporter })
     }
 
     /// Begins to report.
@@ -52,6 +58,12 @@ impl Engine {
     /// What the server wanted at the start, and may want otherwise later.
     pub(crate) fn first_dynamic(&self) -> &DynamicConfig {
         &self.first_dynamic
+    }
+
+    /// Whether the server is of the first protocol, which has no protobuf. Both came later than
+    /// it: settings that change, and passes that are not JSON.
+    pub(crate) fn is_first_protocol(&self) -> bool {
+        self.first_protocol
     }
 
     /// What the server wants of its clients.
@@ -103,13 +115,10 @@ fn prepare(transport: &Transport, settings: &Settings, config: &ClientConfig) ->
     Ok(())
 }
 
-/// Settings that a server does not have are the defaults: simple servers lack the call.
-async fn or_default<C>(transport: &Transport, call: &C) -> Result<C::Reply>
-where
-    C: Call<Reply: Default>,
-{
+/// Settings, or nothing from a server without them: simple ones lack the call.
+async fn if_there<C: Call>(transport: &Transport, call: &C) -> Result<Option<C::Reply>> {
     match transport.call(call, &Extras::default()).await {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(C::Reply::default()),
-        other => other,
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
     }
 }

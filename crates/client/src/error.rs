@@ -125,7 +125,7 @@ impl Error {
             None => format!("the server answered {status}"),
         };
         let mut error = Self::new(ErrorKind::of_status(status), why);
-        error.0.hint = hint(status).or_else(|| context_hint(said.as_deref()?));
+        error.0.hint = hint(status, said.as_deref()).or_else(|| context_hint(said.as_deref()?));
         error.0.status = Some(status);
         error.0.retry_after = retry_after;
         error.0.body = (!body.is_empty()).then(|| String::from_utf8_lossy(body).into_owned());
@@ -308,8 +308,15 @@ pub(crate) fn retryable_status(status: u16) -> bool {
     matches!(status, 408 | 409 | 429 | 500..600)
 }
 
-fn hint(status: u16) -> Option<&'static str> {
+/// What servers say of a path that they do not know, in place of naming the thing that is not there.
+const UNKNOWN_PATH: &str = "Not Found";
+const NO_CALL: &str =
+    "this server may not have this call at all; check the base URL (TINKER_BASE_URL)";
+
+fn hint(status: u16, said: Option<&str>) -> Option<&'static str> {
     match status {
+        404 if said == Some(UNKNOWN_PATH) => Some(NO_CALL),
+        405 | 501 => Some(NO_CALL),
         401 => Some("check the API key (TINKER_API_KEY)"),
         402 => Some("settle the account, or ask whoever pays for it"),
         403 => Some("the API key may not do this; check its project and organization"),
@@ -457,6 +464,10 @@ mod tests {
         assert!(Error::of_work(failed).hint().is_some());
         assert!(Error::of_reply(401, b"", None).hint().unwrap().contains("TINKER_API_KEY"));
         assert!(Error::of_reply(400, b"odd", None).hint().is_none());
+        let unknown = Error::of_reply(404, br#"{"detail":"Not Found"}"#, None);
+        assert!(unknown.hint().unwrap().contains("may not have this call"));
+        let gone = Error::of_reply(404, br#"{"detail":"Model not found"}"#, None);
+        assert!(gone.hint().unwrap().contains("check the id"));
     }
 
     #[test]

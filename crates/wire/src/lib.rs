@@ -67,6 +67,7 @@ mod metadata;
 mod optim;
 mod output;
 mod path;
+mod plain;
 pub mod rest;
 mod route;
 mod sampled;
@@ -114,6 +115,7 @@ pub use optim::{
 };
 pub use output::{LossOutput, LossOutputs, LossRecord};
 pub use path::{CheckpointKind, TinkerPath};
+pub use plain::PlainPass;
 pub use route::{BodyCodec, Found, Method, ReplyCodec, Route};
 pub use sampled::{PromptAltTokens, SampleResponse, SampledSequence, StopReason};
 pub use sampling::{

@@ -257,6 +257,9 @@ impl Inner {
             awaited.answered();
         }
         let mut response = answer?;
+        if self.session.engine().is_first_protocol() {
+            align(&mut response, request.prompt.token_count());
+        }
         request.check_response(&response)?;
         response.name_sequences(&taken.ticket)?;
         Ok(response)
@@ -280,5 +283,16 @@ impl Inner {
 impl fmt::Debug for SamplingClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SamplingClient").field("id", &self.0.id).finish_non_exhaustive()
+    }
+}
+
+/// Servers of the first protocol may leave the prompt's first token out, which nothing predicts. All
+/// others would stand one place too early.
+fn align(response: &mut SampleResponse, prompt: Option<usize>) {
+    if let Some(logprobs) = &mut response.prompt_logprobs
+        && prompt == Some(logprobs.len() + 1)
+    {
+        let all = std::iter::once(f32::NAN).chain(logprobs.as_slice().iter().copied());
+        *logprobs = Logprobs::from(all.collect::<Vec<_>>());
     }
 }

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 
 use crate::dispatch::{Gate, Limit};
 use crate::engine::Engine;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::settings::Settings;
 use crate::task::Task;
 use crate::telemetry::Owner;
@@ -204,7 +204,15 @@ impl Session {
         let finish = Finish { reason, detail };
         let call = FinishSession { session_id: self.id.clone(), finish };
         self.transport().close();
-        let told = self.engine.noted(self.transport().call(&call, &Extras::default()).await);
+        let told = match self.transport().call(&call, &Extras::default()).await {
+            // The first protocol has no word for the end.
+            Err(error)
+                if self.engine.is_first_protocol() && error.kind() == ErrorKind::NotFound =>
+            {
+                Ok(())
+            }
+            told => self.engine.noted(told),
+        };
         self.leave().await;
         told
     }

@@ -16,6 +16,24 @@ pub struct PassOutput {
     pub metrics: BTreeMap<String, Metric>,
 }
 
+impl PassOutput {
+    /// The loss, summed over the batch: the metric `loss:sum`, or from a server without it the sum
+    /// of what it says of each token (`elementwise_loss`). None if it says neither.
+    #[must_use]
+    pub fn loss(&self) -> Option<f64> {
+        if let Some(told) = self.metrics.get("loss:sum") {
+            return Some(told.as_f64());
+        }
+        if self.outputs.is_empty() {
+            return None;
+        }
+        self.outputs.iter().try_fold(0.0, |sum, datum| {
+            let tokens = datum.f32("elementwise_loss")?;
+            Some(sum + tokens.iter().copied().map(f64::from).sum::<f64>())
+        })
+    }
+}
+
 /// A number about a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]

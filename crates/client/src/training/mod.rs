@@ -202,7 +202,7 @@ impl TrainingClient {
             ..SaveWeightsForSampler::named(model, seq, save.name)
         };
         self.one(request, |saved| match saved.path {
-            Some(path) => Ok(path.parse()?),
+            Some(path) => save::sampler_path(&path),
             None => Err(nowhere()),
         })
     }

@@ -1,7 +1,7 @@
 //! A pass over a batch: cut into requests, numbered, sent in turn, answered beside each other.
 
 use futures_util::future::{join_all, try_join_all};
-use tinkex_wire::{Call as _, Datum, ForwardBackward, LossConfig, LossFn, Mode};
+use tinkex_wire::{Call as _, Datum, ForwardBackward, LossConfig, LossFn, Mode, PlainPass};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::poll::Taken;
@@ -48,7 +48,11 @@ impl Batch {
                 },
             })
             .collect();
-        parts.iter().try_for_each(|part| part.request.check())?;
+        let plain = inner.session.engine().is_first_protocol();
+        parts.iter().try_for_each(|part| match plain {
+            true => PlainPass(&part.request).check(),
+            false => part.request.check(),
+        })?;
         Ok(Self(parts))
     }
 
@@ -99,6 +103,9 @@ impl Inner {
 
     async fn submit_part(&self, part: &Part) -> Result<Taken> {
         let _room = self.session.uploads().take(part.bytes).await;
+        if self.session.engine().is_first_protocol() {
+            return self.submit(&PlainPass(&part.request), &Extras::default()).await;
+        }
         let compress = self.session.config().proto_compress_fwdbwd;
         self.submit(&part.request, &Extras { compress, ..Extras::default() }).await
     }

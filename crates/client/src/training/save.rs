@@ -128,3 +128,14 @@ pub struct ExternalWeights {
     /// How large they are, if the server says so.
     pub size_bytes: Option<u64>,
 }
+
+/// The address of weights to sample from. Servers of the first protocol leave its kind out.
+pub(super) fn sampler_path(said: &str) -> Result<TinkerPath> {
+    let parts = said.strip_prefix("tinker://").and_then(|rest| rest.split_once('/'));
+    match parts {
+        Some((run, name)) if !name.contains('/') => {
+            Ok(format!("tinker://{run}/sampler_weights/{name}").parse()?)
+        }
+        _ => Ok(said.parse()?),
+    }
+}

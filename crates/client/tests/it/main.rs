@@ -9,6 +9,7 @@ mod connect;
 mod custom;
 mod download;
 mod fake;
+mod first_protocol;
 mod handle;
 mod http2;
 mod isolation;

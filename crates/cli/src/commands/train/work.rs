@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::pin::pin;
 
 use futures_util::future::{BoxFuture, Either, FutureExt as _, select};
-use tinkex::{AdamParams, ApiFuture, LossFn, Metric, PassOutput, Save, TinkerPath, TrainingClient};
+use tinkex::{AdamParams, ApiFuture, LossFn, PassOutput, Save, TinkerPath, TrainingClient};
 
 use crate::failure::{Exit, Failure};
 use crate::world::Interrupt;
@@ -203,6 +203,7 @@ fn mean_loss(output: &PassOutput, weight: f64) -> Result<f64, Failure> {
 }
 
 fn loss_sum(output: &PassOutput) -> Result<f64, Failure> {
-    let told = output.metrics.get("loss:sum").copied().map(Metric::as_f64);
-    told.ok_or_else(|| Failure::new(Exit::Failed, "the server does not say what the loss was"))
+    output
+        .loss()
+        .ok_or_else(|| Failure::new(Exit::Failed, "the server does not say what the loss was"))
 }

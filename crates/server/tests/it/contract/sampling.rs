@@ -104,7 +104,7 @@ pub(super) async fn saved_weights_are_sampled_from(any: Any) {
     assert!((a - b).abs() < 0.1, "the same weights, whatever the model learned since: {a} {b}");
     let later = score(&model.save_weights_and_get_sampling_client().await.unwrap()).await;
     assert!(later > a, "{later} {a}");
-    any.service.rest().delete_checkpoint(&path).await.unwrap();
+    any.forget(&path).await;
 }
 
 pub(super) async fn what_nobody_waits_for_holds_nobody_up(any: Any) {

@@ -1,0 +1,130 @@
+//! A server of the first protocol, which has no protobuf: what SkyRL 0.3.0 answered.
+
+use serde_json::{Value, json};
+use tinkex::{Datum, ErrorKind, FinishReason, LossFn, TensorData};
+
+use crate::fake::Fake;
+
+const POLL: &str = "POST /api/v1/retrieve_future";
+
+fn missing() -> Value {
+    json!({"detail": "Not Found"})
+}
+
+fn ticket(id: &str) -> Value {
+    json!({"future_id": id, "status": "pending", "request_id": id})
+}
+
+fn tensor(data: [f32; 2]) -> Value {
+    json!({"data": data, "dtype": "float32", "shape": [2]})
+}
+
+fn passed() -> Value {
+    let output = json!({
+        "elementwise_loss": tensor([-0.0, 8.628_008]),
+        "logprobs": tensor([-8.298_051, -8.628_008]),
+    });
+    json!({"loss_fn_output_type": "scalar", "loss_fn_outputs": [output], "metrics": {}})
+}
+
+fn started() -> Fake {
+    let session = json!({
+        "type": "create_session", "info_message": null, "warning_message": null,
+        "error_message": null, "session_id": "session_9dabe5de",
+    });
+    let submitted = json!({
+        "model_id": "model_2f696cd3", "base_model": "base",
+        "lora_config": {"rank": 8, "seed": 1}, "status": "created", "request_id": "2",
+    });
+    let made = json!({
+        "model_id": "model_2f696cd3", "base_model": "base",
+        "lora_config": {
+            "rank": 8, "alpha": 32.0, "seed": 1, "train_attn": true, "train_mlp": true,
+            "train_unembed": false,
+        },
+    });
+    Fake::new()
+        .reply("POST /api/v1/client/config", 200, json!({"pjwt_auth_enabled": false}))
+        .reply("POST /api/v1/client/dynamic_config", 404, missing())
+        .reply("POST /api/v1/create_session", 200, session)
+        .reply("POST /api/v1/create_model", 200, submitted)
+        .reply(POLL, 200, made)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_without_protobuf_is_sent_json() {
+    let fake = started()
+        .reply("POST /api/v1/forward_backward", 200, ticket("3"))
+        .reply(POLL, 200, passed())
+        .reply("POST /api/v1/forward", 200, ticket("4"))
+        .reply(POLL, 200, passed())
+        .reply("POST /api/v1/sessions/session_9dabe5de/finish", 404, missing());
+    let service = fake.client();
+    let model = service.create_lora_training_client("base").rank(8).seed(1).create().await.unwrap();
+    let data = || vec![Datum::completion([1, 2], [3]).unwrap()];
+    let pass = model.forward_backward(data(), LossFn::CrossEntropy).await.unwrap();
+    assert_eq!(pass.loss(), Some(f64::from(8.628_008_f32)), "the sum of what it says of tokens");
+    let look = model.forward(data(), LossFn::CrossEntropy).await.unwrap();
+    assert_eq!(look.outputs.get(0).unwrap().f32("logprobs").unwrap().len(), 2);
+    service.close(FinishReason::Success, None).await.expect("it has no word for the end");
+    fake.finish();
+
+    let seen = fake.seen();
+    let sent = |path: &str| seen.iter().find(|seen| seen.url.ends_with(path)).unwrap();
+    let backward = sent("/forward_backward");
+    assert_eq!(backward.header("content-type"), Some("application/json"));
+    let first = &backward.json()["forward_backward_input"]["data"][0];
+    assert_eq!(first["loss_fn_inputs"]["target_tokens"]["data"], json!([2, 3]));
+    assert_eq!(sent("/forward").json()["forward_input"]["loss_fn"], "cross_entropy");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_matrix_is_not_sent_to_a_server_that_reads_flat_lists() {
+    let fake = started();
+    let model = fake.client().create_lora_training_client("base").rank(8).create().await.unwrap();
+    let rows = TensorData::from_rows(&[[2_i64, 3], [3, 4]]).unwrap();
+    let weights = TensorData::from_rows(&[[0.5_f32, 0.5], [0.5, 0.5]]).unwrap();
+    let datum = Datum::builder([1, 2]).loss_input("target_tokens", rows);
+    let datum = datum.loss_input("weights", weights).build().unwrap();
+    let error = model.forward_backward(vec![datum], LossFn::CrossEntropy).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error:?}");
+    assert!(error.to_string().contains("one number per token"), "{error}");
+    fake.finish();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prompt_scored_without_its_first_token_is_aligned() {
+    let sampled = json!({
+        "sequences": [{"stop_reason": "length", "tokens": [779], "logprobs": [-8.1]}],
+        "prompt_logprobs": [-8.1438, -7.418],
+    });
+    let session = json!({"type": "create_session", "session_id": "session_9dabe5de"});
+    let sampler = json!({
+        "type": "create_sampling_session", "sampling_session_id": "sampling_5b1e6c27",
+    });
+    let fake = Fake::new()
+        .reply("POST /api/v1/client/config", 404, missing())
+        .reply("POST /api/v1/client/dynamic_config", 404, missing())
+        .reply("POST /api/v1/create_session", 200, session)
+        .reply("POST /api/v1/create_sampling_session", 200, sampler)
+        .reply("POST /api/v1/asample", 200, ticket("5"))
+        .reply(POLL, 200, sampled);
+    let sampler = fake.client().create_sampling_client("base").await.unwrap();
+    let scored = sampler.compute_logprobs([3, 4, 5]).await.unwrap();
+    assert_eq!(scored.iter().collect::<Vec<_>>(), [None, Some(-8.1438), Some(-7.418)]);
+    fake.finish();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_address_without_a_kind_is_completed() {
+    let saved = json!({
+        "path": "tinker://model_ab5a65ba/step-000004", "type": "save_weights_for_sampler",
+    });
+    let fake = started()
+        .reply("POST /api/v1/save_weights_for_sampler", 200, ticket("6"))
+        .reply(POLL, 200, saved);
+    let model = fake.client().create_lora_training_client("base").rank(8).create().await.unwrap();
+    let path = model.save_weights_for_sampler("step-000004").await.unwrap();
+    assert_eq!(path.to_string(), "tinker://model_ab5a65ba/sampler_weights/step-000004");
+    fake.finish();
+}

@@ -1,0 +1,209 @@
+//! Training passes for servers that read JSON alone.
+//!
+//! Servers of the first protocol, SkyRL among them, have no protobuf: a pass is JSON, and one
+//! without a gradient has an endpoint of its own. Their tensors are one number per token, so a
+//! matrix is refused here: such a server would read its cells as tokens.
+
+use serde::ser::{SerializeMap, SerializeSeq, SerializeStruct};
+use serde::{Serialize, Serializer};
+
+use crate::call::{Body, Call, Submit, json_body};
+use crate::datum::Datum;
+use crate::future::{Payload, Ticket};
+use crate::loss::{LossConfig, LossSetting};
+use crate::route::Route;
+use crate::training::{ForwardBackward, ForwardBackwardOutput, Mode};
+use crate::{DecodeError, InvalidInput};
+
+/// A [`ForwardBackward`] in the form of the first protocol.
+///
+/// ```
+/// use tinkex_wire::{Call, Datum, ForwardBackward, LossFn, Mode, PlainPass};
+///
+/// let data = vec![Datum::completion([1, 2], [3])?];
+/// let pass = ForwardBackward::new("model_1", data, LossFn::CrossEntropy);
+/// assert_eq!(PlainPass(&pass).target()?, "/api/v1/forward_backward");
+///
+/// let look = ForwardBackward { mode: Mode::Forward, ..pass };
+/// assert_eq!(PlainPass(&look).target()?, "/api/v1/forward");
+/// # Ok::<_, tinkex_wire::InvalidInput>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct PlainPass<'a>(pub &'a ForwardBackward);
+
+impl Call for PlainPass<'_> {
+    type Reply = Ticket;
+    const ROUTE: Route = Route::ForwardBackward;
+
+    fn check(&self) -> Result<(), InvalidInput> {
+        self.0.check()?;
+        for (i, datum) in self.0.data.iter().enumerate() {
+            if let Some((name, _)) = datum.loss_inputs().find(|(_, tensor)| tensor.rank() > 1) {
+                let why = "this server takes one number per token, not a matrix";
+                return Err(InvalidInput::new(format!("data[{i}].loss_fn_inputs[{name:?}]"), why));
+            }
+        }
+        Ok(())
+    }
+
+    fn target(&self) -> Result<String, InvalidInput> {
+        match self.0.mode {
+            Mode::ForwardBackward => Self::ROUTE.path(&[]),
+            // No route of today's protocol, so not in the table.
+            Mode::Forward => Ok("/api/v1/forward".to_owned()),
+        }
+    }
+
+    fn body(&self) -> Result<Body, InvalidInput> {
+        json_body(self)
+    }
+}
+
+impl Submit for PlainPass<'_> {
+    type Output = ForwardBackwardOutput;
+    const PROTO_OUTPUT: bool = ForwardBackward::PROTO_OUTPUT;
+
+    fn request_type(&self) -> &'static str {
+        self.0.request_type()
+    }
+
+    fn output(payload: &Payload) -> Result<ForwardBackwardOutput, DecodeError> {
+        ForwardBackward::output(payload)
+    }
+}
+
+impl Serialize for PlainPass<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let field = match self.0.mode {
+            Mode::ForwardBackward => "forward_backward_input",
+            Mode::Forward => "forward_input",
+        };
+        let mut out = serializer.serialize_struct("PlainPass", 3)?;
+        out.serialize_field("model_id", &self.0.model_id)?;
+        if let Some(seq) = &self.0.seq_id {
+            out.serialize_field("seq_id", seq)?;
+        }
+        out.serialize_field(field, &Input(self.0))?;
+        out.end()
+    }
+}
+
+struct Input<'a>(&'a ForwardBackward);
+
+impl Serialize for Input<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut out = serializer.serialize_struct("Input", 3)?;
+        out.serialize_field("data", &Data(&self.0.data))?;
+        out.serialize_field("loss_fn", self.0.loss_fn.as_str())?;
+        if !self.0.loss_fn_config.is_empty() {
+            out.serialize_field("loss_fn_config", &Config(&self.0.loss_fn_config))?;
+        }
+        out.end()
+    }
+}
+
+struct Data<'a>(&'a [Datum]);
+
+impl Serialize for Data<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut out = serializer.serialize_seq(Some(self.0.len()))?;
+        for datum in self.0 {
+            out.serialize_element(&Example(datum))?;
+        }
+        out.end()
+    }
+}
+
+struct Example<'a>(&'a Datum);
+
+impl Serialize for Example<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut out = serializer.serialize_struct("Datum", 2)?;
+        out.serialize_field("model_input", self.0.model_input())?;
+        out.serialize_field("loss_fn_inputs", &Tensors(self.0))?;
+        out.end()
+    }
+}
+
+struct Tensors<'a>(&'a Datum);
+
+impl Serialize for Tensors<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.loss_inputs())
+    }
+}
+
+struct Config<'a>(&'a LossConfig);
+
+impl Serialize for Config<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut out = serializer.serialize_map(Some(self.0.iter().len()))?;
+        for (name, setting) in self.0.iter() {
+            match setting {
+                LossSetting::Number(number) => out.serialize_entry(name, number)?,
+                LossSetting::Text(text) => out.serialize_entry(name, text)?,
+            }
+        }
+        out.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::ids::Seq;
+    use crate::loss::LossFn;
+    use crate::tensor::TensorData;
+
+    fn body(pass: &ForwardBackward) -> Value {
+        let Body::Json(bytes) = PlainPass(pass).body().unwrap() else { panic!("not JSON") };
+        serde_json::from_slice(&bytes).unwrap()
+    }
+
+    fn pass(mode: Mode) -> ForwardBackward {
+        let data = vec![Datum::completion([1, 2], [3]).unwrap()];
+        let seq_id = Some(Seq::FIRST);
+        ForwardBackward { mode, seq_id, ..ForwardBackward::new("model_1", data, LossFn::Ppo) }
+    }
+
+    #[test]
+    fn a_pass_is_json() {
+        let mut pass = pass(Mode::ForwardBackward);
+        pass.loss_fn_config = LossConfig::new().set("clip_low_threshold", 0.8);
+        let input = json!({
+            "data": [{
+                "model_input": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]},
+                "loss_fn_inputs": {
+                    "target_tokens": {"data": [2, 3], "dtype": "int64", "shape": [2]},
+                    "weights": {"data": [0.0, 1.0], "dtype": "float32", "shape": [2]},
+                },
+            }],
+            "loss_fn": "ppo",
+            "loss_fn_config": {"clip_low_threshold": 0.8},
+        });
+        let seq = Seq::FIRST.get();
+        let expected =
+            json!({"model_id": "model_1", "seq_id": seq, "forward_backward_input": input});
+        assert_eq!(body(&pass), expected);
+    }
+
+    #[test]
+    fn a_pass_without_a_gradient_has_another_name() {
+        let body = body(&pass(Mode::Forward));
+        assert!(body["forward_input"]["data"].is_array(), "{body}");
+        assert!(body["forward_input"].get("loss_fn_config").is_none(), "{body}");
+        assert!(body.get("forward_backward_input").is_none(), "{body}");
+    }
+
+    #[test]
+    fn a_matrix_is_refused_by_name() {
+        let rows = TensorData::from_rows(&[[2_i64, 3], [3, 4]]).unwrap();
+        let mut pass = pass(Mode::ForwardBackward);
+        let input = pass.data[0].model_input().clone();
+        pass.data.push(Datum::from_parts(input, vec![("target_tokens".into(), rows)], None));
+        let error = PlainPass(&pass).body().unwrap_err().to_string();
+        assert!(error.contains("data[1].loss_fn_inputs[\"target_tokens\"]"), "{error}");
+    }
+}
