@@ -49,7 +49,10 @@ fn hint(why: &StartError, starter: Starter) -> String {
             format!("wait for the other program to end, or take {elsewhere}")
         }
         (StartError::MissingModel { name, .. }, Starter::Serve) => {
-            format!("serve it again (--model {name}=FOLDER), or take {elsewhere}")
+            format!(
+                "serve it again (--model {name}=FOLDER), let that work fail (--drop-undone), or \
+                 take {elsewhere}"
+            )
         }
         (StartError::MissingModel { name, .. }, Starter::Local) => format!(
             "run `tinkex serve --model {name}=FOLDER` beside this, put the model back into the \
@@ -101,7 +104,7 @@ fn io_hint(what: &str, kind: ErrorKind, starter: Starter, elsewhere: &str) -> St
         (_, ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) => {
             format!("make the folder yours to write, or take {elsewhere}")
         }
-        ("read the journal in", _) => format!(
+        ("read", _) => format!(
             "keep the folder as it is, in case it can be mended, and go on with {elsewhere}"
         ),
         _ => format!("look at the folder, or take {elsewhere}"),
@@ -137,7 +140,7 @@ mod tests {
             io("create", "/data", ErrorKind::ReadOnlyFilesystem),
             io("create", "/data", ErrorKind::StorageFull),
             io("create", "/data", ErrorKind::NotADirectory),
-            io("read the journal in", "/data", ErrorKind::InvalidData),
+            io("read", "/data", ErrorKind::InvalidData),
             io("listen on", "127.0.0.1:80", ErrorKind::PermissionDenied),
             io("listen on", "127.0.0.1:8080", ErrorKind::AddrInUse),
             io("listen on", "10.1.2.3:8080", ErrorKind::AddrNotAvailable),
