@@ -32,6 +32,9 @@ struct Inner {
     /// Requests that wait, and samples that are being drawn.
     count: usize,
     bytes: usize,
+    /// Requests on their way to the disk, and their bytes: a slow disk must not gather them without
+    /// end.
+    coming: (usize, usize),
     stopping: bool,
 }
 
@@ -110,7 +113,19 @@ impl Queue {
     /// How many requests wait, or are samples being drawn, and their bytes.
     pub(crate) fn size(&self) -> (usize, usize) {
         let inner = self.lock();
-        (inner.count, inner.bytes)
+        (inner.count + inner.coming.0, inner.bytes + inner.coming.1)
+    }
+
+    /// A request is on its way to the disk.
+    pub(crate) fn expect(&self, bytes: usize) {
+        let coming = &mut self.lock().coming;
+        *coming = (coming.0 + 1, coming.1 + bytes);
+    }
+
+    /// It is there, or it is known not to be.
+    pub(crate) fn expected(&self, bytes: usize) {
+        let coming = &mut self.lock().coming;
+        *coming = (coming.0 - 1, coming.1 - bytes);
     }
 
     /// Where the line of a model begins after a restart.

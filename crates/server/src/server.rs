@@ -125,9 +125,9 @@ impl Server {
         crate::log::show_jobs(options.log_jobs);
         let data = options.data.clone();
         let place = data.display().to_string();
-        let folders = data.join("weights");
+        let folders = data.join(crate::disk::WEIGHTS);
         own_folder(&data)
-            .and_then(|()| std::fs::create_dir_all(&folders))
+            .and_then(|()| own_folder(&folders))
             .map_err(StartError::io("create", &place))?;
         let lock_path = data.join("lock");
         let lock = std::fs::File::create(&lock_path)
@@ -255,8 +255,14 @@ fn come_back(shared: &Arc<Shared>) {
 }
 
 async fn sweep_always(shared: Arc<Shared>) {
+    let mut last = sweep::Moment::now();
     loop {
         tokio::time::sleep(shared.options.times.sweep).await;
+        let moment = sweep::Moment::now();
+        if let Some(gap) = moment.gap_since(last) {
+            shared.store().slept(gap);
+        }
+        last = moment;
         let shared = Arc::clone(&shared);
         // Files are removed here.
         let _ = tokio::task::spawn_blocking(move || sweep::sweep(&shared)).await;

@@ -11,6 +11,29 @@ use crate::settle::{Settled, settle};
 use crate::state::Shared;
 use crate::store::{End, Fact, Fault, Kind, Micros, Session, Store, now};
 
+/// A moment by two clocks: one goes on while the machine sleeps, or is set; the other does not.
+#[derive(Clone, Copy)]
+pub(crate) struct Moment {
+    wall: Micros,
+    running: std::time::Instant,
+}
+
+/// Less is two clocks that do not agree about a second.
+const GAP: Micros = 60_000_000;
+
+impl Moment {
+    pub(crate) fn now() -> Self {
+        Self { wall: now(), running: std::time::Instant::now() }
+    }
+
+    /// How much longer it was by the wall clock, if that is worth speaking of.
+    pub(crate) fn gap_since(self, before: Self) -> Option<Micros> {
+        let ran = micros(self.running.duration_since(before.running));
+        let gap = self.wall.saturating_sub(before.wall).saturating_sub(ran);
+        (gap > GAP).then_some(gap)
+    }
+}
+
 /// Tidies once.
 pub(crate) fn sweep(shared: &Arc<Shared>) {
     let now = now();
@@ -156,4 +179,22 @@ fn remove_folders(shared: &Shared) {
 
 fn micros(time: Duration) -> Micros {
     Micros::try_from(time.as_micros()).unwrap_or(Micros::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_is_what_only_the_wall_clock_saw() {
+        let before = Moment::now();
+        let after = |wall: Micros, ran: u64| Moment {
+            wall: before.wall + wall,
+            running: before.running + Duration::from_secs(ran),
+        };
+        assert_eq!(after(3_600_000_000, 30).gap_since(before), Some(3_570_000_000));
+        // It ran all the time; or the clock was set back.
+        assert_eq!(after(3_600_000_000, 3_600).gap_since(before), None);
+        assert_eq!(after(-3_600_000_000, 30).gap_since(before), None);
+    }
 }

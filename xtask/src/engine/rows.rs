@@ -152,14 +152,19 @@ impl Row {
         let number = |value: Option<f64>, unit: &str| {
             value.map_or_else(String::new, |value| format!("{value:.3}{unit}"))
         };
+        let time = |seconds: f64| match seconds {
+            ..0.1 => format!("{:.2} ms", seconds * 1e3),
+            _ => format!("{seconds:.3} s"),
+        };
         let more = if theirs.contains_key("longer") { "> " } else { "" };
         let first = number(get(ours, "first").map(|first| first * 1e3), " ms to the first token");
         println!(
-            "| {} | {} | {} | {seconds:.3} s {first} | {peer}{more}{} | {more}{} | {bar} | {peak:.0} {} | {} |",
+            "| {} | {} | {} | {} {first} | {peer}{more}{} | {more}{} | {bar} | {peak:.0} {} | {} |",
             self.model,
             self.precision,
             self.work,
-            number(get(theirs, "wall"), " s"),
+            time(seconds),
+            get(theirs, "wall").map_or_else(String::new, time),
             number(speed, "×"),
             number(memory, "× of the peer's"),
             match self.bar {

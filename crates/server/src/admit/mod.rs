@@ -115,19 +115,23 @@ fn submit(
     let (number, own) = (store.disk.number(), id.clone());
     let row =
         Request { number, id: own, kind, session, line, seq, digest, seed, samples, at: now() };
+    shared.queue.expect(bytes);
     let (shared, own) = (Arc::clone(shared), id.clone());
-    let then = Box::new(move |written: std::io::Result<()>| match written {
-        Ok(()) => {
-            let mut store = shared.store();
-            let next = match store.request_written(&own) {
-                Written::Wanted => next,
-                Written::Cancelled => Next::Answer(Settled::cancelled()),
-            };
-            follow(&shared, &mut store, own, bytes, next);
-        }
-        Err(why) => {
-            crate::log::warn(format_args!("a request could not be written down: {why}"));
-            lose(&mut shared.store(), &own);
+    let then = Box::new(move |written: std::io::Result<()>| {
+        shared.queue.expected(bytes);
+        match written {
+            Ok(()) => {
+                let mut store = shared.store();
+                let next = match store.request_written(&own) {
+                    Written::Wanted => next,
+                    Written::Cancelled => Next::Answer(Settled::cancelled()),
+                };
+                follow(&shared, &mut store, own, bytes, next);
+            }
+            Err(why) => {
+                crate::log::warn(format_args!("a request could not be written down: {why}"));
+                lose(&mut shared.store(), &own);
+            }
         }
     });
     store.open_request(row, facts, body, then);

@@ -77,6 +77,8 @@ impl Database {
         };
         // SQLite takes a name that begins with `file:` for something else.
         let absolute = std::path::absolute(path)?;
+        // SQLite would let everyone read it; the files that it makes beside it are like it.
+        drop(super::payloads::own_file().open(path)?);
         let open = || -> rusqlite::Result<(Connection, bool, i32, i32)> {
             let connection = Connection::open(&absolute)?;
             connection.busy_timeout(BUSY)?;

@@ -41,6 +41,8 @@ const DATABASE: &str = "metadata.sqlite";
 const PAYLOADS: &str = "payloads";
 /// Where all of it was before there was a database.
 const JOURNAL: &str = "journal";
+/// The folder of all weights, beside.
+pub(crate) const WEIGHTS: &str = "weights";
 
 /// The way in. Dropping it writes what is waiting and stops the thread.
 pub(crate) struct Disk {
@@ -184,6 +186,11 @@ fn nothing_before(folder: &Path) -> io::Result<()> {
         let why = "has payloads, but the database that belongs to it is gone; restore the data \
                    folder from a backup, or begin anew with another one";
         (PAYLOADS, why)
+    } else if std::fs::read_dir(folder.join(WEIGHTS)).is_ok_and(|mut found| found.next().is_some())
+    {
+        let why = "has weights, but the database that knows them is gone; restore the data folder \
+                   from a backup, or begin anew with another one";
+        (WEIGHTS, why)
     } else {
         return Ok(());
     };

@@ -76,8 +76,7 @@ impl Payloads {
     /// Opens or begins the file at `path`. What a crash left is cut off: a payload cut short, and
     /// those from number `next` on, which nothing refers to. The `needed` ones must be there.
     pub(super) fn open(path: &Path, next: u64, needed: &HashSet<u64>) -> io::Result<Self> {
-        let mut file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let mut file = own_file().open(path)?;
         let index = scan(&file, path, next)?;
         if let Some(missing) = needed.iter().find(|number| !index.places.contains_key(number)) {
             let why = format!(
@@ -206,8 +205,7 @@ impl Payloads {
     fn copy(&mut self, needed: &HashSet<u64>, path: &Path, aside: &Path) -> io::Result<()> {
         // Only this thread changes the places, so nobody has to wait while they are copied.
         let old = lock(&self.index).places.clone();
-        let mut file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(true).open(aside)?;
+        let mut file = own_file().truncate(true).open(aside)?;
         let mut out = io::BufWriter::with_capacity(BUFFER, &mut file);
         out.write_all(MAGIC)?;
         let mut length = MAGIC.len() as u64;
@@ -301,6 +299,15 @@ fn wrong(path: &Path, why: &str) -> io::Error {
 /// Where the needed payloads are copied to.
 fn aside(path: &Path) -> PathBuf {
     path.with_extension("new")
+}
+
+/// How to make or open a file that only its owner reads: prompts stand in it.
+pub(super) fn own_file() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options
 }
 
 /// Makes a new name last; some systems cannot flush folders.

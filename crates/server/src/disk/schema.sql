@@ -18,6 +18,7 @@ CREATE TABLE runs (
     base_model AS (fact ->> 'base_model'),
     created_at AS (fact ->> 'created_at')
 );
+CREATE INDEX runs_of_session ON runs (session);
 
 -- Requests that changed a model since its snapshot: doing them again brings it back.
 CREATE TABLE changes (

@@ -189,6 +189,31 @@ fn nothing_is_begun_where_something_was() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join(PAYLOADS), "somebody else's").unwrap();
     assert!(refused(folder.path()).contains("payloads"));
+
+    // Weights alone: a server that knows none of them would remove them.
+    let folder = tempfile::tempdir().unwrap();
+    let weights = folder.path().join(WEIGHTS);
+    std::fs::create_dir_all(weights.join("c1")).unwrap();
+    assert!(refused(folder.path()).contains("the database that knows them is gone"));
+    assert!(!folder.path().join(DATABASE).exists());
+    std::fs::remove_dir(weights.join("c1")).unwrap();
+    drop(Disk::open(folder.path()).unwrap());
+}
+
+#[cfg(unix)]
+#[test]
+fn only_their_owner_reads_the_files() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let (mut disk, _) = Disk::open(folder.path()).unwrap();
+    append(&mut disk, "a", b"a prompt").unwrap();
+    forget(&mut disk, &["a"]);
+    tidy(&mut disk).unwrap();
+    for entry in std::fs::read_dir(folder.path()).unwrap() {
+        let entry = entry.unwrap();
+        let mode = entry.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o077, 0, "{:?}: {mode:o}", entry.file_name());
+    }
 }
 
 #[test]

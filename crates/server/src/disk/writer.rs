@@ -196,6 +196,8 @@ impl Writer {
     }
 
     fn tidy(&mut self, at_least: u64) -> io::Result<()> {
+        // Rows of a commit in doubt may come back, and need their payloads then.
+        self.mend()?;
         let length = self.payloads.len();
         if length < at_least {
             return Ok(());

@@ -89,7 +89,8 @@ pub(super) async fn create_sampler(shared: &Arc<Shared>, body: &Bytes) -> Reply 
     let call: CreateSamplingSession = json::decode(body)?;
     call.check()?;
     let id = SamplerId::in_session(&call.session_id, call.sampling_session_seq_id);
-    commit::create(shared, |store| {
+    // In turn: a second call for the same must not be told of one that is not written yet.
+    commit::change(shared, |store| {
         match store.sessions.get(&call.session_id) {
             None => {
                 let why = format!("there is no session {}", call.session_id);

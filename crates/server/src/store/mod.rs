@@ -120,6 +120,18 @@ impl Store {
         }
     }
 
+    /// The clock went on by so much while nothing else did: nobody was silent meanwhile.
+    pub(crate) fn slept(&mut self, gap: Micros) {
+        for session in self.sessions.values_mut() {
+            session.seen = session.seen.saturating_add(gap);
+        }
+        for entry in self.requests.values_mut() {
+            if let Phase::Ready { at, .. } | Phase::Failed { at, .. } = &mut entry.phase {
+                *at = at.saturating_add(gap);
+            }
+        }
+    }
+
     /// Sessions that were over at `moment`, and that nothing refers to.
     pub(crate) fn left(&self, moment: Micros) -> Vec<SessionId> {
         let mut used: HashSet<&SessionId> = HashSet::new();

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::sync::Notify;
 
-use super::{Entry, Fact, Kept, Line, Phase, Request, Run, Store};
-use crate::disk::{Disk, Found};
+use super::{Entry, Fact, Kept, Line, Phase, Request, Run, Store, now};
+use crate::disk::{Answered, Disk, Found};
 
 /// A request that was promised and not carried out, and its body if that can be read.
 pub(crate) struct Undone {
@@ -62,8 +62,9 @@ impl Store {
         }
         // Whoever listens is told in the order of the answers.
         answered.sort_by_key(|(_, answer)| answer.number);
+        // They wait for their caller from now on: while there was no server nobody could come.
         for (id, answer) in answered {
-            self.answered(&id, answer, None);
+            self.answered(&id, Answered { at: now(), ..answer }, None);
         }
     }
 
@@ -139,7 +140,7 @@ impl Store {
                 self.requests.insert(id, Entry { row, phase, changed });
             }
             Fact::Done(done) => self.account(&done),
-            Fact::Forget { ids } => ids.iter().for_each(|id| self.drop_request(id)),
+            Fact::Forget { ids } => self.drop_requests(&ids),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Requests and their answers.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -193,8 +193,26 @@ impl Store {
         self.note(Fact::Forget { ids: known });
     }
 
-    pub(super) fn drop_request(&mut self, id: &RequestId) {
-        let Some(entry) = self.requests.remove(id) else { return };
+    pub(super) fn drop_requests(&mut self, ids: &[RequestId]) {
+        let mut told: HashMap<(SamplerId, u64), HashSet<&RequestId>> = HashMap::new();
+        for id in ids {
+            if let Some(feed) = self.drop_request(id) {
+                told.entry(feed).or_default().insert(id);
+            }
+        }
+        // A feed may be long: it is gone through once for all of them.
+        for (key, gone) in told {
+            if let Some(feed) = self.feeds.get_mut(&key) {
+                let stays = |completion: &Completion| !gone.contains(completion.request_id());
+                feed.completions.retain(|(_, completion)| stays(completion));
+                self.drop_feed(&key);
+            }
+        }
+    }
+
+    /// Drops one; returns the feed that may tell of it.
+    fn drop_request(&mut self, id: &RequestId) -> Option<(SamplerId, u64)> {
+        let entry = self.requests.remove(id)?;
         if let Phase::Ready { payload: Some(_), size, .. } = &entry.phase {
             self.answer_bytes -= size;
         }
@@ -204,13 +222,8 @@ impl Store {
                 self.lines.remove(&entry.row.line);
             }
         }
-        if let Some(key) = entry.feed()
-            && let Some(feed) = self.feeds.get_mut(&key)
-        {
-            feed.completions.retain(|(_, completion)| completion.request_id() != id);
-            self.drop_feed(&key);
-        }
         entry.changed.notify_waiters();
+        entry.feed()
     }
 
     /// Drops a feed that has nothing to tell and that nobody listens to.

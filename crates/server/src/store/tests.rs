@@ -118,8 +118,11 @@ fn a_tidied_disk_tells_the_same_story() {
     assert!(store.reader().payload(other).is_err());
     drop(store);
 
+    let restart = now();
     let mut store = open(folder.path());
     assert_eq!(store.sessions.len(), 1);
+    // Nobody could fetch it while there was no server.
+    assert!(store.requests["answered"].answered_at() >= Some(restart));
     let run = model(&store);
     assert_eq!((run.row.last_seq, run.seen), (Some(3), 1_004));
     assert_eq!(run.since.keys().copied().collect::<Vec<_>>(), [1]);
@@ -259,4 +262,64 @@ fn a_session_that_was_over_long_ago_leaves_once_nothing_refers_to_it() {
         drop(store);
         store = open(folder.path());
     }
+}
+
+fn checkpoint(folder: &str) -> Checkpoint {
+    let Fact::Run(run) = run() else { panic!("a run") };
+    Checkpoint {
+        path: "tinker://s:train:0/weights/a".parse().unwrap(),
+        folder: folder.to_owned(),
+        request: None,
+        seq: None,
+        created_at: 1,
+        expires_at: None,
+        size_bytes: 1,
+        public: false,
+        user_metadata: None,
+        base_model: run.base_model,
+        lora: run.lora,
+        optimizer: run.optimizer,
+    }
+}
+
+#[test]
+fn a_change_that_was_refused_takes_nothing_along_that_was_saved_meanwhile() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path());
+    let path = checkpoint("old").path;
+    let there = |store: &Store| store.checkpoints.get(&path).map(|kept| kept.row.folder.clone());
+    let changes = [
+        Fact::Checkpoint(Checkpoint { public: true, ..checkpoint("old") }),
+        Fact::Gone { path: path.clone() },
+    ];
+    for change in changes {
+        store.apply(Fact::Checkpoint(checkpoint("old")));
+        let undo = store.before(std::slice::from_ref(&change));
+        store.apply(change.clone());
+        undo(&mut store);
+        assert_eq!(there(&store).as_deref(), Some("old"));
+        assert!(!store.checkpoints[&path].row.public);
+
+        let undo = store.before(std::slice::from_ref(&change));
+        store.apply(change);
+        store.apply(Fact::Checkpoint(checkpoint("new")));
+        undo(&mut store);
+        assert_eq!(there(&store).as_deref(), Some("new"));
+    }
+}
+
+#[test]
+fn nobody_was_silent_while_the_machine_slept() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path());
+    store.apply_all(vec![session(0), run()]);
+    open_request(&mut store, request("r", 1));
+    let answer = Bytes::from_static(b"answer");
+    let number = settle(&mut store, "r", false, &answer);
+    store.show(&"r".into(), Answer::Json, answer, number);
+    let times =
+        |store: &Store| (store.sessions["s"].seen, store.requests["r"].answered_at().unwrap());
+    let before = times(&store);
+    store.slept(5);
+    assert_eq!(times(&store), (before.0 + 5, before.1 + 5));
 }

@@ -7,7 +7,7 @@ pub(super) type Undo = Box<dyn FnOnce(&mut Store) + Send>;
 
 impl Store {
     /// What is there before these facts are made true. Until it is known whether they are written
-    /// nobody else may change what they are about.
+    /// nobody else may change what they are about, but for the worker, which saves.
     pub(crate) fn before(&self, facts: &[Fact]) -> Undo {
         let mut undo: Vec<Undo> = Vec::new();
         for fact in facts {
@@ -26,7 +26,16 @@ impl Store {
                 }
                 Fact::Checkpoint(super::Checkpoint { path, .. }) | Fact::Gone { path } => {
                     let (path, old) = (path.clone(), self.checkpoints.get(path).cloned());
+                    let put = match fact {
+                        Fact::Checkpoint(row) => Some(row.folder.clone()),
+                        _ => None,
+                    };
                     undo.push(Box::new(move |store| {
+                        // A save does not wait for its turn: what it put there meanwhile stays.
+                        let there = store.checkpoints.get(&path).map(|kept| &kept.row.folder);
+                        if there != put.as_ref() {
+                            return;
+                        }
                         match old {
                             Some(old) => store.checkpoints.insert(path, old),
                             None => store.checkpoints.remove(&path),
