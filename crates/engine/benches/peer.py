@@ -9,8 +9,8 @@
 
 import os
 import resource
-import signal
 import sys
+import threading
 import time
 
 import torch
@@ -109,7 +109,7 @@ def main():
     best = [float("inf"), float("inf")]
     begun = time.perf_counter()
 
-    def give_up(_signal, _frame):
+    def give_up():
         # Without a whole round, all that is known is that one takes longer.
         if best[0] == float("inf"):
             report(time.perf_counter() - begun, time.process_time(), " longer=1")
@@ -118,12 +118,15 @@ def main():
         sys.stdout.flush()
         os._exit(0)
 
-    signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, float(patience))
+    # A thread, not a signal: that would wait for the end of one operation, which may take minutes.
+    watch = threading.Timer(float(patience), give_up)
+    watch.daemon = True
+    watch.start()
     for turn in range(int(rounds)):
         wall, cpu = time.perf_counter(), time.process_time()
         step(turn)
         best = [min(best[0], time.perf_counter() - wall), min(best[1], time.process_time() - cpu)]
+    watch.cancel()
     report(*best)
 
 
