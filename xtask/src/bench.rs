@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::python;
-use crate::step::{Failure, cargo, root, tool};
+use crate::step::{Failure, cargo, target, tool};
 
 /// What `bench client` and `bench cli` measure against.
 const PEER: &str = "tinker==0.36.0";
@@ -44,7 +44,7 @@ fn cli() -> Result<(), Failure> {
     cargo("the command line", &["build", "--locked", "--release", "--package", "tinkex-cli"])
         .run()?;
     tool("start-up and memory", &python, &["crates/cli/benches/startup.py"])
-        .argument(root().join("target/release/tinkex"))
+        .argument(target().join("release/tinkex"))
         .argument(&peer)
         .run()
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use crate::python;
-use crate::step::{Failure, cargo, root};
+use crate::step::{Failure, cargo, root, target};
 
 /// A version of the SDK, whether clients are asked to do things the efficient way, and whether the
 /// losses of one's own are checked, which need torch.
@@ -58,7 +58,7 @@ fn check(python: &Path, run: &Run, torch: bool) -> Result<(), Failure> {
     let Run { version, efficient, .. } = *run;
     let how = if efficient { "efficient" } else { "plain" };
     println!("\n==> conformance: tinker {version}, {how} clients");
-    let data = root().join("target/conformance").join(format!("data-{version}-{how}"));
+    let data = target().join("conformance").join(format!("data-{version}-{how}"));
     // Left from the last time, or not there.
     let _ = std::fs::remove_dir_all(&data);
     let server = Server::start("debug", &data, efficient)?;
@@ -81,7 +81,7 @@ impl Server {
     fn start(profile: &str, data: &Path, efficient: bool) -> Result<Self, Failure> {
         let failed = |why: std::io::Error| Failure::new(format!("the server did not start: {why}"));
         let model = root().join("crates/engine/tests/golden/qwen3");
-        let mut command = Command::new(root().join("target").join(profile).join("tinkex-server"));
+        let mut command = Command::new(target().join(profile).join("tinkex-server"));
         command.args(["--port", "0", "--quiet", "--no-hub-cache", "--data-dir"]).arg(data);
         command.args(["--model", &format!("{MODEL}={}", model.display())]);
         if !efficient {

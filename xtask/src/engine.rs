@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::step::{Failure, cargo, root};
+use crate::step::{Failure, cargo, root, target};
 
 mod rows;
 
@@ -84,7 +84,7 @@ fn read_options<'a>(options: &[&'a str]) -> Result<(Vec<&'a str>, usize), Failur
 impl Tools {
     fn prepare(llama: bool) -> Result<Self, Failure> {
         let python = environment("bench-python", &[], &["torch", "transformers", "peft"])?;
-        let models = root().join("target/bench-models");
+        let models = target().join("bench-models");
         run(Command::new(&python).arg(script("peer.py")).arg("make").arg(&models))?;
         let llama = match llama {
             true => llama_environment(&models).map_err(|why| why.to_string()),
@@ -181,7 +181,7 @@ fn read(output: &str) -> Result<Measured, Failure> {
 
 /// A Python with the packages, made once.
 fn environment(name: &str, flags: &[&str], packages: &[&str]) -> Result<PathBuf, Failure> {
-    let folder = root().join("target").join(name);
+    let folder = target().join(name);
     let python = folder.join("bin/python");
     // Written last, so that half an installation is not taken for one.
     let done = folder.join("done");

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::step::{Failure, root, tool};
+use crate::step::{Failure, target, tool};
 
 /// What to do without Python.
 const WITHOUT: &str = "\
@@ -15,7 +15,7 @@ pub(crate) fn environment(folder: &Path, packages: &[&str]) -> Result<PathBuf, F
 }
 
 fn make(folder: &Path, packages: &[&str]) -> Result<PathBuf, Failure> {
-    let folder = root().join("target").join(folder);
+    let folder = target().join(folder);
     let python = folder.join("bin").join("python");
     // Written last, so that half an installation is not taken for one.
     let marker = folder.join("holds");

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
@@ -62,6 +62,13 @@ pub(crate) fn tool(what: &'static str, tool: impl AsRef<OsStr>, arguments: &[&st
 /// The workspace's root.
 pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
+}
+
+/// Where cargo builds, and where what it does not build is put.
+pub(crate) fn target() -> PathBuf {
+    #[expect(clippy::disallowed_methods, reason = "cargo reads it too")]
+    let elsewhere = std::env::var_os("CARGO_TARGET_DIR");
+    root().join(elsewhere.unwrap_or_else(|| "target".into()))
 }
 
 impl Step {

@@ -158,6 +158,9 @@ fn remove_folders(shared: &Shared) {
     // Asked after listing: a folder that was begun since is not in the list.
     let mut used: HashSet<String> = {
         let mut store = shared.store();
+        if store.has_loads() {
+            return;
+        }
         store.disk.settled(Box::new(move |settled| drop(sent.send(settled))));
         store.folders()
     };

@@ -142,6 +142,13 @@ impl Store {
         over.map(|row| &row.id).filter(|id| !used.contains(id)).cloned().collect()
     }
 
+    /// Whether weights will be loaded. Such a request has a folder's name, whatever becomes of the
+    /// checkpoint meanwhile: until it is carried out no folder may go.
+    pub(crate) fn has_loads(&self) -> bool {
+        let loads = |entry: &Entry| matches!(entry.row.kind, Kind::LoadWeights | Kind::CreateModel);
+        self.requests.values().any(|entry| entry.answered_at().is_none() && loads(entry))
+    }
+
     /// Folders that something refers to.
     pub(crate) fn folders(&self) -> HashSet<String> {
         let checkpoints = self.checkpoints.values().map(|kept| kept.row.folder.clone());

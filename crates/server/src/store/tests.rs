@@ -323,3 +323,19 @@ fn nobody_was_silent_while_the_machine_slept() {
     store.slept(5);
     assert_eq!(times(&store), (before.0 + 5, before.1 + 5));
 }
+
+#[test]
+fn folders_stay_until_what_was_promised_is_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut store = open(folder.path());
+    store.apply_all(vec![session(0), run()]);
+    open_request(&mut store, request("pass", 2));
+    assert!(!store.has_loads());
+    open_request(&mut store, Request { kind: Kind::LoadWeights, ..request("load", 1) });
+    assert!(store.has_loads());
+    let answer = Bytes::from_static(b"{}");
+    let number = settle(&mut store, "load", true, &answer);
+    assert!(store.has_loads(), "until the disk has it");
+    store.show(&"load".into(), Answer::Json, answer, number);
+    assert!(!store.has_loads());
+}
