@@ -85,7 +85,7 @@ impl Crew {
         }
         let turn = lock(&self.turn);
         // SAFETY: only the lifetime changes. Threads use it between joining and leaving; joining
-        // ends with `close` below and all have left when `wait` returns, on every way out: nothing
+        // ends with `close` below, and all have left when that returns, on every way out: nothing
         // between here and there can panic outside of `catch_unwind`.
         let mut lasting = unsafe { std::mem::transmute::<Work<'_>, Work<'static>>(work) };
         self.shared.open(&mut lasting);
