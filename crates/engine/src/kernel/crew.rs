@@ -77,9 +77,24 @@ impl Crew {
         Ok(crew)
     }
 
+    /// Runs `task` once for every number below `count`, in any order, on any thread. Panics if a task
+    /// did, when all that were begun are done.
+    pub(super) fn each(&self, count: usize, task: impl Fn(usize) + Sync) {
+        let next = AtomicUsize::new(0);
+        self.run(&|| {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= count {
+                    break;
+                }
+                task(index);
+            }
+        });
+    }
+
     /// Calls `work` on this thread, and on as many others as come in time. Returns when all of them
     /// are back; panics if one did. Inside other work there is nobody to help.
-    pub(super) fn run(&self, work: Work<'_>) {
+    fn run(&self, work: Work<'_>) {
         if is_working() {
             return work();
         }

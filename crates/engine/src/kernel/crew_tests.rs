@@ -5,20 +5,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::crew::Crew;
 
-/// Every number below `count` once, by whoever comes.
-fn shares(crew: &Crew, count: usize, task: impl Fn(usize) + Sync) {
-    let next = AtomicUsize::new(0);
-    crew.run(&|| {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= count {
-                break;
-            }
-            task(index);
-        }
-    });
-}
-
 #[test]
 fn every_task_is_done_once_and_before_the_caller_goes_on() {
     for threads in [0, 1, 3] {
@@ -26,7 +12,7 @@ fn every_task_is_done_once_and_before_the_caller_goes_on() {
         for round in 0..2_000 {
             let count = round % 17;
             let done: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
-            shares(&crew, count, |index| {
+            crew.each(count, |index| {
                 done[index].fetch_add(1, Ordering::Relaxed);
             });
             assert!(done.into_iter().all(|done| done.into_inner() == 1), "round {round}");
@@ -43,7 +29,7 @@ fn a_thread_that_fell_asleep_is_woken() {
         }
         // Three tasks that wait for each other need three threads.
         let all = std::sync::Barrier::new(3);
-        shares(&crew, 3, |_| {
+        crew.each(3, |_| {
             all.wait();
         });
     }
@@ -54,7 +40,7 @@ fn a_caller_that_fell_asleep_is_woken() {
     let crew = Crew::new(1).unwrap();
     let both = std::sync::Barrier::new(2);
     let caller = std::thread::current().id();
-    shares(&crew, 2, |_| {
+    crew.each(2, |_| {
         both.wait();
         if std::thread::current().id() != caller {
             while !crew.is_waiting() {
@@ -72,8 +58,8 @@ fn many_callers_take_turns_and_work_inside_work_is_done_alone() {
         for _ in 0..4 {
             scope.spawn(|| {
                 for _ in 0..200 {
-                    shares(&crew, 5, |_| {
-                        shares(&crew, 3, |_| {
+                    crew.each(5, |_| {
+                        crew.each(3, |_| {
                             total.fetch_add(1, Ordering::Relaxed);
                         });
                     });
@@ -88,10 +74,10 @@ fn many_callers_take_turns_and_work_inside_work_is_done_alone() {
 fn a_panic_reaches_the_caller_and_the_crew_goes_on() {
     let crew = Crew::new(2).unwrap();
     for bad in 0..6 {
-        let run = || shares(&crew, 6, |index| assert_ne!(index, bad, "task {bad}"));
+        let run = || crew.each(6, |index| assert_ne!(index, bad, "task {bad}"));
         assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
         let done = AtomicUsize::new(0);
-        shares(&crew, 6, |_| {
+        crew.each(6, |_| {
             done.fetch_add(1, Ordering::Relaxed);
         });
         assert_eq!(done.into_inner(), 6);

@@ -2,7 +2,6 @@
 
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::crew::Crew;
 use crate::{Error, Result};
@@ -46,19 +45,10 @@ impl Pool {
 
     /// Runs `task` once for every number below `count`, in any order, on any thread.
     pub(crate) fn each(&self, count: usize, task: impl Fn(usize) + Sync) {
-        let Some(crew) = self.crew.as_ref().filter(|_| count > 1) else {
-            return (0..count).for_each(task);
-        };
-        let next = AtomicUsize::new(0);
-        crew.run(&|| {
-            loop {
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                if index >= count {
-                    break;
-                }
-                task(index);
-            }
-        });
+        match &self.crew {
+            Some(crew) if count > 1 => crew.each(count, task),
+            _ => (0..count).for_each(task),
+        }
     }
 
     /// The same where all tasks together are `work` multiply-adds: too few are not worth sharing.

@@ -48,21 +48,12 @@ fn every_order(model: impl Fn() + Send + Sync + 'static) {
 
 /// `count` shares of work, of which each is taken once and done before the caller goes on.
 fn round(crew: &Crew, count: usize) {
-    let next = loom::sync::atomic::AtomicUsize::new(0);
     // Seen by the caller only if the crew orders it.
     let done: Vec<loom::cell::UnsafeCell<usize>> =
         (0..count).map(|_| loom::cell::UnsafeCell::new(0)).collect();
     let shared = Cells(&done);
-    crew.run(&|| {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= count {
-                break;
-            }
-            // SAFETY: each index is given out once.
-            shared.get(index).with_mut(|cell| unsafe { *cell += 1 });
-        }
-    });
+    // SAFETY: each number is given out once.
+    crew.each(count, |index| shared.get(index).with_mut(|cell| unsafe { *cell += 1 }));
     for cell in &done {
         // SAFETY: the crew is done; `loom` fails the test if it is not.
         assert_eq!(cell.with(|cell| unsafe { *cell }), 1);
