@@ -158,6 +158,7 @@ fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
+/// Waits as its answers say, by tokio's clock, which tests pause.
 impl HttpService for Script {
     fn send(
         &self,

@@ -5,7 +5,7 @@
 
 use tinkex::{AdamParams, Category, Datum, LossFn, TrainingClient};
 
-use crate::house::MODEL;
+use crate::house::{Http, MODEL};
 use crate::process::Process;
 
 const STEPS: usize = 30;
@@ -111,9 +111,17 @@ async fn run(troubles: Troubles) -> (Vec<u64>, Vec<Vec<u8>>) {
                 _ => process.wal() + noise.below(20_000),
             };
             process.full(room);
+            // For as long as some calls take, which are answered all the time.
+            let calls = noise.below(150);
+            let http = Http::new(&process.url);
+            let full = async {
+                for _ in 0..calls {
+                    assert_eq!(http.get("/api/v1/healthz").await.0, 200);
+                }
+            };
             tokio::select! {
                 done = steps.as_mut() => break done,
-                () = tokio::time::sleep(std::time::Duration::from_millis(noise.below(300))) => {}
+                () = full => {}
             }
             process.free();
         }
