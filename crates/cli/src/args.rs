@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args as Group, CommandFactory as _, FromArgMatches as _, Parser, ValueEnum};
 use tinkex::{BaseUrl, Env, Secret};
 
-use crate::commands::{Command, GROUPS};
+use crate::commands::{CliCommand, GROUPS};
 
 /// Fine-tune and sample language models through the Tinker API.
 #[derive(Debug, Parser)]
@@ -31,7 +31,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) globals: Globals,
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: CliCommand,
 }
 
 impl Args {
@@ -83,7 +83,7 @@ pub(crate) struct Globals {
     pub(crate) json: bool,
     /// When to use colours: auto, always or never [env: NO_COLOR, CLICOLOR_FORCE] [default: auto]
     #[arg(long, global = true, value_enum, value_name = "WHEN", hide_possible_values = true)]
-    pub(crate) color: Option<Colour>,
+    pub(crate) color: Option<ColorChoice>,
     /// The same as --color never
     #[arg(long, global = true, conflicts_with = "color")]
     pub(crate) no_color: bool,
@@ -140,7 +140,7 @@ pub(crate) enum Format {
 
 /// When to use colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Colour {
+pub(crate) enum ColorChoice {
     /// On a terminal, unless NO_COLOR is set
     Auto,
     Always,

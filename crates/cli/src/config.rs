@@ -1,4 +1,4 @@
-//! [`Config`]: settings that stay, in one file, by profile.
+//! [`ConfigFile`]: settings that stay, in one file, by profile.
 //!
 //! ```toml
 //! profile = "work"            # which one counts when none is named
@@ -15,8 +15,8 @@ use clap::ValueEnum;
 use tinkex::{BaseUrl, Env};
 use toml_edit::{DocumentMut, Item, Table, value};
 
-use crate::args::{Colour, Format, duration};
-use crate::failure::{Exit, Failure};
+use crate::args::{ColorChoice, Format, duration};
+use crate::error::{CommandError, Exit};
 
 /// The profile that counts when nobody names another.
 const USUAL: &str = "default";
@@ -35,7 +35,7 @@ pub(crate) const KEYS: [(&str, &str); 8] = [
 
 /// The file as it stands, comments included.
 #[derive(Debug)]
-pub(crate) struct Config {
+pub(crate) struct ConfigFile {
     path: PathBuf,
     file: DocumentMut,
 }
@@ -48,12 +48,12 @@ pub(crate) struct Profile {
     pub(crate) project_id: Option<String>,
     pub(crate) key_id: Option<String>,
     pub(crate) format: Option<Format>,
-    pub(crate) color: Option<Colour>,
+    pub(crate) color: Option<ColorChoice>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) retry_for: Option<Duration>,
 }
 
-impl Config {
+impl ConfigFile {
     /// Where the file is, whether or not it is there yet.
     pub(crate) fn path(env: &Env) -> PathBuf {
         if let Some(path) = env.get("TINKEX_CONFIG") {
@@ -63,23 +63,23 @@ impl Config {
     }
 
     /// Reads the file; one that is not there says nothing.
-    pub(crate) fn load(env: &Env) -> Result<Self, Failure> {
+    pub(crate) fn load(env: &Env) -> Result<Self, CommandError> {
         let path = Self::path(env);
         let shown = path.display().to_string();
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
             Err(why) if why.kind() == std::io::ErrorKind::NotFound => String::new(),
-            Err(why) => return Err(Failure::file("read", &shown, &why)),
+            Err(why) => return Err(CommandError::file("read", &shown, &why)),
         };
         let file = text.parse().map_err(|why: toml_edit::TomlError| {
-            Failure::new(Exit::Usage, format!("{shown} is not valid: {}", why.message()))
+            CommandError::new(Exit::Usage, format!("{shown} is not valid: {}", why.message()))
                 .hint("mend the file; `tinkex config path` tells where it is")
         })?;
         Ok(Self { path, file })
     }
 
     /// The profile that counts when none is named on the command line or in the environment.
-    pub(crate) fn usual_profile(&self) -> Result<Profile, Failure> {
+    pub(crate) fn usual_profile(&self) -> Result<Profile, CommandError> {
         let name = self.usual_name();
         match self.table(name) {
             None if name == USUAL => Ok(Profile::default()),
@@ -92,10 +92,10 @@ impl Config {
     }
 
     /// A profile by its name.
-    pub(crate) fn profile(&self, name: &str) -> Result<Profile, Failure> {
+    pub(crate) fn profile(&self, name: &str) -> Result<Profile, CommandError> {
         let Some(table) = self.table(name) else {
             let path = self.path.display();
-            return Err(Failure::usage(format!("there is no profile {name:?} in {path}"))
+            return Err(CommandError::usage(format!("there is no profile {name:?} in {path}"))
                 .hint(format!("`tinkex config set --profile {name} base_url URL` makes one")));
         };
         let mut profile = Profile::default();
@@ -103,7 +103,7 @@ impl Config {
             let text = text(item);
             profile.take(key, &text).map_err(|why| {
                 let place = format!("{}, profile {name:?}", self.path.display());
-                Failure::usage(format!("{place}: {key} = {text:?} {why}"))
+                CommandError::usage(format!("{place}: {key} = {text:?} {why}"))
                     .hint(format!("`tinkex config set --profile {name} {key} VALUE` mends it"))
             })?;
         }
@@ -141,7 +141,7 @@ impl Config {
     }
 
     /// Sets a value, if it makes sense. Nothing is written yet.
-    pub(crate) fn set(&mut self, profile: &str, key: &str, to: &str) -> Result<(), Failure> {
+    pub(crate) fn set(&mut self, profile: &str, key: &str, to: &str) -> Result<(), CommandError> {
         if key == "profile" {
             self.profile(to)?;
             self.file["profile"] = value(to);
@@ -149,13 +149,13 @@ impl Config {
         }
         Profile::default()
             .take(key, to)
-            .map_err(|why| Failure::usage(format!("{key} = {to:?} {why}")))?;
+            .map_err(|why| CommandError::usage(format!("{key} = {to:?} {why}")))?;
         let profiles = self.file.entry("profiles").or_insert_with(|| {
             let mut profiles = Table::new();
             profiles.set_implicit(true);
             profiles.into()
         });
-        let broken = || Failure::usage("the configuration file's profiles are no tables");
+        let broken = || CommandError::usage("the configuration file's profiles are no tables");
         let profiles = profiles.as_table_mut().ok_or_else(broken)?;
         let profile = profiles.entry(profile).or_insert_with(|| Table::new().into());
         profile.as_table_mut().ok_or_else(broken)?.insert(key, value(to));
@@ -173,9 +173,9 @@ impl Config {
     }
 
     /// Writes the file, whole or not at all.
-    pub(crate) fn save(&self) -> Result<(), Failure> {
+    pub(crate) fn save(&self) -> Result<(), CommandError> {
         crate::files::replace(&self.path, self.file.to_string().as_bytes())
-            .map_err(|why| Failure::file("written", &self.path.display().to_string(), &why))
+            .map_err(|why| CommandError::file("written", &self.path.display().to_string(), &why))
     }
 }
 
@@ -235,12 +235,12 @@ pub(crate) fn folder(env: &Env, variable: &str, below_home: &str) -> PathBuf {
 mod tests {
     use super::*;
 
-    fn config(text: &str) -> (tempfile::TempDir, Result<Config, Failure>) {
+    fn config(text: &str) -> (tempfile::TempDir, Result<ConfigFile, CommandError>) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.toml");
         std::fs::write(&path, text).unwrap();
         let env = Env::from_pairs([("TINKEX_CONFIG", path.to_str().unwrap())]);
-        let config = Config::load(&env);
+        let config = ConfigFile::load(&env);
         (folder, config)
     }
 

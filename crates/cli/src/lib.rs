@@ -1,7 +1,7 @@
 //! The command line `tinkex`: arguments in, calls of the SDK, tables or JSON out.
 //!
 //! It is a library so that a test can run a command line as the program does, with a server, a
-//! terminal and an environment of its own ([`World`]). `main.rs` brings the real ones.
+//! terminal and an environment of its own ([`Environment`]). `main.rs` brings the real ones.
 //!
 //! | A line about… | lives in |
 //! |---|---|
@@ -20,21 +20,21 @@
 
 mod alias;
 mod args;
-mod cache;
 mod commands;
 mod config;
-mod failure;
+mod environment;
+mod error;
 mod files;
-mod human;
+mod format;
+mod id_cache;
 mod list;
 mod local;
 mod log;
-mod not_started;
 mod output;
 mod progress;
 mod settings;
+mod startup_error;
 mod table;
-mod world;
 
 use std::ffi::OsString;
 use std::future::pending;
@@ -43,18 +43,18 @@ use std::pin::pin;
 
 use futures_util::future::{Either, select};
 
-pub use failure::Exit;
-pub use world::{Input, Interrupt, LogOf, Terminals, World};
+pub use environment::{Environment, Input, Interrupt, LogScope, Terminals};
+pub use error::Exit;
 
-use failure::Failure;
-use log::{Log, Shared};
+use error::CommandError;
+use log::{Console, ConsoleLog};
 use output::Shell;
 use settings::Settings;
 
 /// Runs one command line, the program's name first, and says with which code to end.
-pub async fn run(world: &mut World, line: Vec<OsString>) -> Exit {
-    match Order::read(world, line) {
-        Ok(order) => order.obey(world).await,
+pub async fn run(environment: &mut Environment, line: Vec<OsString>) -> Exit {
+    match ParsedCommand::parse(environment, line) {
+        Ok(command) => command.run(environment).await,
         Err(exit) => exit,
     }
 }
@@ -69,62 +69,65 @@ pub fn completed(line: Vec<OsString>, folder: &std::path::Path) -> bool {
 
 /// A command line that was understood.
 #[derive(Debug)]
-pub struct Order(args::Args);
+pub struct ParsedCommand(args::Args);
 
-impl Order {
+impl ParsedCommand {
     /// Reads a command line. What needs nothing but the line itself is done at once, as is
     /// complaining about one that makes no sense: help and versions must not wait for anything.
     ///
     /// # Errors
     ///
     /// With the code to end with, where there is nothing left to do.
-    pub fn read(world: &mut World, line: Vec<OsString>) -> Result<Self, Exit> {
-        let wants_json = args::wants_json(&line, &world.env);
+    pub fn parse(environment: &mut Environment, line: Vec<OsString>) -> Result<Self, Exit> {
+        let wants_json = args::wants_json(&line, &environment.variables);
         let args = match args::Args::read(alias::translate(line)) {
             Ok(args) => args,
             Err(said) if said.use_stderr() => {
                 return Err(if wants_json {
-                    failure::report(world, &Failure::usage_of(&said), true)
+                    error::report(environment, &CommandError::usage_of(&said), true)
                 } else {
-                    failure::show_usage(world, &said)
+                    error::show_usage(environment, &said)
                 });
             }
-            Err(help) => return Err(output::help(world, &help.to_string())),
+            Err(help) => return Err(output::help(environment, &help.to_string())),
         };
-        match commands::at_once(world, &args.globals, &args.command) {
+        match commands::at_once(environment, &args.globals, &args.command) {
             Ok(false) => Ok(Self(args)),
-            Ok(true) => Err(Exit::Done),
-            Err(failure) => Err(failure::report(world, &failure, wants_json)),
+            Ok(true) => Err(Exit::Success),
+            Err(failure) => Err(error::report(environment, &failure, wants_json)),
         }
     }
 
     /// Carries it out, and says with which code to end.
-    pub async fn obey(self, world: &mut World) -> Exit {
-        let wants_json =
-            matches!(settings::format(&world.env, &self.0.globals), Ok(Some(args::Format::Json)));
-        let settings = match Settings::new(world, &self.0.globals) {
+    pub async fn run(self, environment: &mut Environment) -> Exit {
+        let wants_json = matches!(
+            settings::format(&environment.variables, &self.0.globals),
+            Ok(Some(args::Format::Json))
+        );
+        let settings = match Settings::new(environment, &self.0.globals) {
             Ok(settings) => settings,
             Err(_) if self.0.command.mends_settings() => {
-                Settings::without_profile(world, &self.0.globals)
+                Settings::without_profile(environment, &self.0.globals)
             }
-            Err(failure) => return failure::report(world, &failure, wants_json),
+            Err(failure) => return error::report(environment, &failure, wants_json),
         };
         let format = settings.format;
-        let err = Shared::new(mem::replace(&mut world.err, Box::new(std::io::sink())));
-        world.err = Box::new(err.clone());
-        let terminal = world.terminals.err.is_some();
-        let log = Log::new(err.clone(), &world.env, &self.0.globals, format, terminal);
-        let _told = match world.log_of {
-            LogOf::ThisThread => Some(tracing::subscriber::set_default(log)),
-            LogOf::AllThreads => {
+        let err = Console::new(mem::replace(&mut environment.err, Box::new(std::io::sink())));
+        environment.err = Box::new(err.clone());
+        let terminal = environment.terminals.err.is_some();
+        let log =
+            ConsoleLog::new(err.clone(), &environment.variables, &self.0.globals, format, terminal);
+        let _told = match environment.log_scope {
+            LogScope::ThisThread => Some(tracing::subscriber::set_default(log)),
+            LogScope::AllThreads => {
                 // One that is there already tells, too.
                 let _ = tracing::subscriber::set_global_default(log);
                 None
             }
         };
-        match obey(world, err, self.0, settings).await {
+        match execute(environment, err, self.0, settings).await {
             Ok(exit) => exit,
-            Err(failure) => failure::report(world, &failure, format == args::Format::Json),
+            Err(failure) => error::report(environment, &failure, format == args::Format::Json),
         }
     }
 }
@@ -136,15 +139,15 @@ pub fn serves(line: &[OsString]) -> bool {
 }
 
 /// Carries the command out, unless the user stops it.
-async fn obey(
-    world: &mut World,
-    err: Shared,
+async fn execute(
+    environment: &mut Environment,
+    err: Console,
     args: args::Args,
     settings: Settings,
-) -> Result<Exit, Failure> {
-    let interrupt = world.interrupt.clone();
+) -> Result<Exit, CommandError> {
+    let interrupt = environment.interrupt.clone();
     let minds = args.command.minds_interrupts();
-    let mut shell = Shell::new(world, err, args.globals, settings);
+    let mut shell = Shell::new(environment, err, args.globals, settings);
     let ended = {
         // Boxed: the largest command must not fill the stack of the smallest.
         let done = Box::pin(commands::run(&mut shell, args.command));
@@ -157,14 +160,14 @@ async fn obey(
         // The command is asked first, so it may say what is left when it is stopped.
         match select(done, stopped).await {
             Either::Left((ended, _)) => ended,
-            Either::Right(_) => Err(Failure::interrupted()),
+            Either::Right(_) => Err(CommandError::interrupted()),
         }
     };
     if ended.is_err() {
         // Progress may stand where the error goes.
         shell.clear_line();
     }
-    let (server, local) = (shell.settings.server(shell.world), shell.settings.local);
+    let (server, local) = (shell.settings.server(shell.environment), shell.settings.local);
     shell.end().await;
     ended.map_err(|failure| failure.at(&server, local))
 }

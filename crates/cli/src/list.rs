@@ -5,14 +5,14 @@ use std::cmp::Ordering;
 use clap::Args as Group;
 use tinkex::{Error, Timestamp};
 
-use crate::failure::Failure;
+use crate::error::CommandError;
 use crate::output::Shell;
-use crate::progress::{Bar, Unit};
+use crate::progress::{Progress, ProgressUnit};
 use crate::table::Table;
 
 /// Which part of a list.
 #[derive(Clone, Copy, Debug, Group)]
-pub(crate) struct Page {
+pub(crate) struct PageArgs {
     /// How many at most; 0 for all
     #[arg(long, value_name = "N", default_value_t = 20, allow_negative_numbers = true)]
     limit: i64,
@@ -21,7 +21,7 @@ pub(crate) struct Page {
     pub(crate) offset: u64,
 }
 
-impl Page {
+impl PageArgs {
     /// Everything.
     pub(crate) const ALL: Self = Self { limit: 0, offset: 0 };
 
@@ -33,7 +33,7 @@ impl Page {
 
 /// How a list is shown.
 #[derive(Clone, Debug, Default, Group)]
-pub(crate) struct View {
+pub(crate) struct ViewArgs {
     /// Which columns, in this order, with commas
     #[arg(short = 'c', long, value_name = "LIST")]
     columns: Option<String>,
@@ -46,25 +46,25 @@ pub(crate) struct View {
 }
 
 /// A column of a list of `T`.
-pub(crate) struct Column<T> {
+pub(crate) struct ListColumn<T> {
     /// What it is called on the command line.
     pub(crate) name: &'static str,
     pub(crate) header: &'static str,
     /// Whether it is shown if nobody asks for columns.
     pub(crate) usual: bool,
     pub(crate) cell: fn(&T, Timestamp) -> String,
-    pub(crate) key: fn(&T) -> Key,
+    pub(crate) key: fn(&T) -> SortKey,
 }
 
 /// What rows are ordered by.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Key {
+pub(crate) enum SortKey {
     Missing,
     Number(i64),
     Text(String),
 }
 
-impl Key {
+impl SortKey {
     pub(crate) fn text(text: impl Into<String>) -> Self {
         Self::Text(text.into())
     }
@@ -79,22 +79,22 @@ impl Key {
 }
 
 /// A view that makes sense for a list.
-pub(crate) struct Shown<'c, T> {
-    columns: Vec<&'c Column<T>>,
-    sort: Option<(&'c Column<T>, bool)>,
+pub(crate) struct ListView<'c, T> {
+    columns: Vec<&'c ListColumn<T>>,
+    sort: Option<(&'c ListColumn<T>, bool)>,
 }
 
-impl View {
+impl ViewArgs {
     /// Looks up what was asked for, before anything is requested.
     pub(crate) fn of<'c, T>(
         &self,
         shell: &mut Shell<'_>,
-        all: &'c [Column<T>],
-    ) -> Result<Shown<'c, T>, Failure> {
+        all: &'c [ListColumn<T>],
+    ) -> Result<ListView<'c, T>, CommandError> {
         let find = |name: &str| {
             all.iter().find(|column| column.name == name.trim()).ok_or_else(|| {
                 let names: Vec<_> = all.iter().map(|column| column.name).collect();
-                Failure::usage(format!("there is no column {name:?}"))
+                CommandError::usage(format!("there is no column {name:?}"))
                     .hint(format!("there are {}", names.join(", ")))
             })
         };
@@ -112,11 +112,11 @@ impl View {
         if self.wide {
             shell.widen();
         }
-        Ok(Shown { columns, sort })
+        Ok(ListView { columns, sort })
     }
 }
 
-impl<T> Shown<'_, T> {
+impl<T> ListView<'_, T> {
     /// Puts rows in the order asked for; those that are equal stay as they were.
     pub(crate) fn sort(&self, rows: &mut [T]) {
         if let Some((column, down)) = self.sort {
@@ -137,7 +137,7 @@ impl<T> Shown<'_, T> {
 }
 
 /// What was found of a list.
-pub(crate) struct Found<T> {
+pub(crate) struct FetchedRows<T> {
     pub(crate) rows: Vec<T>,
     /// How many there are, found or not.
     pub(crate) total: u64,
@@ -147,10 +147,10 @@ pub(crate) struct Found<T> {
 pub(crate) async fn pages<T, F>(
     shell: &mut Shell<'_>,
     what: &str,
-    page: Page,
+    page: PageArgs,
     batch: u64,
     fetch: impl Fn(u64, u64) -> F,
-) -> Result<Found<T>, Failure>
+) -> Result<FetchedRows<T>, CommandError>
 where
     F: Future<Output = Result<(Vec<T>, Option<u64>), Error>>,
 {
@@ -162,7 +162,7 @@ where
         Some(limit) => format!("Fetching {limit} {what}"),
         None => format!("Fetching all {what}"),
     };
-    let mut bar = Bar::new(shell, label, Unit::Things, Some(target));
+    let mut bar = Progress::new(shell, label, ProgressUnit::Things, Some(target));
     while (rows.len() as u64) < target {
         bar.set(shell, rows.len() as u64, Some(target));
         let limit = batch.min(target - rows.len() as u64);
@@ -182,7 +182,7 @@ where
         }
     }
     bar.clear(shell);
-    Ok(Found { rows, total })
+    Ok(FetchedRows { rows, total })
 }
 
 /// `3 things (2 more not shown, …)`, as titles of lists have it.

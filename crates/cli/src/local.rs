@@ -1,4 +1,4 @@
-//! [`Local`]: the server on this machine, started or found.
+//! [`LocalServer`]: the server on this machine, started or found.
 //!
 //! A data folder belongs to one server at a time, which the server's own lock sees to. Whoever runs
 //! one leaves a note in the folder, so that others find it. A server that lives only as long as a
@@ -15,8 +15,8 @@ use tinkex::{BaseUrl, Env, RetryPolicy, ServiceClient};
 use tinkex_server::{Options, Server, StartError, Stopped};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::failure::{Exit, Failure};
-use crate::not_started::{Starter, not_started};
+use crate::error::{CommandError, Exit};
+use crate::startup_error::{Starter, startup_error};
 
 /// What a server that asks for no key is sent all the same.
 const ANY_KEY: &str = "tml-local";
@@ -27,7 +27,7 @@ const RHYTHM: Duration = Duration::from_millis(200);
 
 /// What a running server leaves in its data folder.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Note {
+pub(crate) struct ServerInfo {
     pub(crate) address: SocketAddr,
     pub(crate) pid: u32,
     /// Whether it runs until somebody stops it; otherwise it ends with its command.
@@ -38,8 +38,8 @@ pub(crate) struct Note {
 
 /// A server on this machine.
 #[derive(Debug)]
-pub(crate) struct Local {
-    note: Note,
+pub(crate) struct LocalServer {
+    note: ServerInfo,
     data: PathBuf,
     /// The server, if this program runs it.
     own: Arc<Mutex<Option<Server>>>,
@@ -47,7 +47,7 @@ pub(crate) struct Local {
     heir: Option<tokio::task::JoinHandle<()>>,
 }
 
-impl Note {
+impl ServerInfo {
     pub(crate) fn of(server: &Server, stays: bool, key_file: Option<PathBuf>) -> Self {
         Self { address: server.address(), pid: std::process::id(), stays, key_file }
     }
@@ -62,11 +62,11 @@ impl Note {
     }
 
     /// Leaves the note; only for who has the folder.
-    pub(crate) fn leave(&self, data: &Path) -> Result<(), Failure> {
+    pub(crate) fn leave(&self, data: &Path) -> Result<(), CommandError> {
         let (path, new) = (Self::path(data), data.join("server.json.new"));
         let text = serde_json::to_vec_pretty(self).unwrap_or_default();
         let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path));
-        written.map_err(|why| Failure::file("written", &path.display().to_string(), &why))
+        written.map_err(|why| CommandError::file("written", &path.display().to_string(), &why))
     }
 
     /// Takes it away again, unless another program has left its own by now.
@@ -84,20 +84,20 @@ impl Note {
         format!("http://{address}")
     }
 
-    fn key(&self) -> Result<String, Failure> {
+    fn key(&self) -> Result<String, CommandError> {
         match &self.key_file {
             None => Ok(ANY_KEY.to_owned()),
             Some(path) => match std::fs::read_to_string(path) {
                 Ok(text) => Ok(text.trim().to_owned()),
-                Err(why) => Err(Failure::file("read", &path.display().to_string(), &why)
+                Err(why) => Err(CommandError::file("read", &path.display().to_string(), &why)
                     .hint("the server that runs on this machine asks for the key in that file")),
             },
         }
     }
 
     /// Who answers there.
-    pub(crate) async fn ask(&self) -> Answers {
-        let Ok(url) = self.url().parse::<BaseUrl>() else { return Answers::Nobody };
+    pub(crate) async fn ask(&self) -> ProbeResult {
+        let Ok(url) = self.url().parse::<BaseUrl>() else { return ProbeResult::Nobody };
         let client = ServiceClient::builder()
             .env(Env::empty())
             .base_url(url)
@@ -106,16 +106,16 @@ impl Note {
             .without_telemetry()
             .build();
         // A key that no client can send is in the file.
-        let Ok(client) = client else { return Answers::WithAnotherKey };
+        let Ok(client) = client else { return ProbeResult::WithAnotherKey };
         match timeout(Duration::from_secs(2), client.server_capabilities()).await {
-            Ok(Ok(_)) => Answers::Server,
+            Ok(Ok(_)) => ProbeResult::Server,
             Ok(Err(why)) => match why.status() {
-                Some(401 | 403) => Answers::WithAnotherKey,
+                Some(401 | 403) => ProbeResult::WithAnotherKey,
                 // It is there, and has a hard time.
-                Some(500..) => Answers::Server,
-                _ => Answers::Nobody,
+                Some(500..) => ProbeResult::Server,
+                _ => ProbeResult::Nobody,
             },
-            Err(_) => Answers::Nobody,
+            Err(_) => ProbeResult::Nobody,
         }
     }
 
@@ -131,7 +131,7 @@ impl Note {
 
 /// Who answers where a note says that a server is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answers {
+pub(crate) enum ProbeResult {
     /// A Tinker server that takes the key.
     Server,
     /// One that does not.
@@ -144,9 +144,9 @@ pub(crate) enum Answers {
 pub(crate) const ANOTHER_KEY: &str = "put its key back into the file, or start it again; or use it with \
                                       --base-url and TINKER_API_KEY in place of --local";
 
-impl Local {
+impl LocalServer {
     /// The server of the user's data folder: the one that runs there, or a new one.
-    pub(crate) async fn open(env: &Env) -> Result<Self, Failure> {
+    pub(crate) async fn open(env: &Env) -> Result<Self, CommandError> {
         let data = data_folder(env)?;
         let mut options = Options::new(&data);
         options.hub_cache = hub_cache(env);
@@ -154,44 +154,44 @@ impl Local {
         loop {
             match Server::start(options.clone()).await {
                 Ok(server) => {
-                    let note = Note::of(&server, false, None);
+                    let note = ServerInfo::of(&server, false, None);
                     note.leave(&data)?;
                     let own = Arc::new(Mutex::new(Some(server)));
                     return Ok(Self { note, data, own, heir: None });
                 }
                 Err(StartError::InUse(_)) => {}
-                Err(why) => return Err(not_started(&why, Starter::Local)),
+                Err(why) => return Err(startup_error(&why, Starter::Local)),
             }
-            if let Some(note) = Note::read(&data) {
+            if let Some(note) = ServerInfo::read(&data) {
                 match note.ask().await {
-                    Answers::Server => {
+                    ProbeResult::Server => {
                         let own = Arc::default();
                         let heir = (!note.stays).then(|| inherit(options, &note, Arc::clone(&own)));
                         return Ok(Self { note, data, own, heir });
                     }
-                    Answers::WithAnotherKey => {
+                    ProbeResult::WithAnotherKey => {
                         // If the file cannot be read, that is the reason.
                         note.key()?;
-                        let why = Failure::new(Exit::Credentials, note.refused());
+                        let why = CommandError::new(Exit::Credentials, note.refused());
                         return Err(why.hint(ANOTHER_KEY));
                     }
-                    Answers::Nobody => {}
+                    ProbeResult::Nobody => {}
                 }
             }
             if Instant::now() > deadline {
                 let why = format!("{} is in use, but no server answers for it", data.display());
-                return Err(Failure::new(Exit::Temporary, why)
+                return Err(CommandError::new(Exit::Temporary, why)
                     .hint("wait for the other program to end, or name another folder with TINKEX_DATA_DIR"));
             }
             sleep(RHYTHM).await;
         }
     }
 
-    pub(crate) fn url(&self) -> Result<BaseUrl, Failure> {
+    pub(crate) fn url(&self) -> Result<BaseUrl, CommandError> {
         Ok(self.note.url().parse()?)
     }
 
-    pub(crate) fn key(&self) -> Result<String, Failure> {
+    pub(crate) fn key(&self) -> Result<String, CommandError> {
         self.note.key()
     }
 
@@ -201,17 +201,17 @@ impl Local {
             heir.abort();
         }
         let server = self.own.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-        let mine = Note { pid: std::process::id(), ..self.note };
+        let mine = ServerInfo { pid: std::process::id(), ..self.note };
         mine.remove(&self.data);
         Some(server.stop().await)
     }
 }
 
 /// Goes on with a folder and a port once the program that has them ends.
-#[expect(clippy::disallowed_methods, reason = "`Local` owns it, and ends it")]
+#[expect(clippy::disallowed_methods, reason = "`LocalServer` owns it, and ends it")]
 fn inherit(
     mut options: Options,
-    note: &Note,
+    note: &ServerInfo,
     own: Arc<Mutex<Option<Server>>>,
 ) -> tokio::task::JoinHandle<()> {
     options.address = note.address;
@@ -220,7 +220,7 @@ fn inherit(
             sleep(RHYTHM).await;
             if let Ok(server) = Server::start(options.clone()).await {
                 // Others can do without the note: they wait until this one ends.
-                let _ = Note::of(&server, false, None).leave(&options.data);
+                let _ = ServerInfo::of(&server, false, None).leave(&options.data);
                 *own.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
                 return;
             }
@@ -229,7 +229,7 @@ fn inherit(
 }
 
 /// Where a local server keeps everything, unless it is told otherwise.
-pub(crate) fn data_folder(env: &Env) -> Result<PathBuf, Failure> {
+pub(crate) fn data_folder(env: &Env) -> Result<PathBuf, CommandError> {
     if let Some(folder) = env.get("TINKEX_DATA_DIR") {
         return Ok(folder.into());
     }
@@ -237,14 +237,14 @@ pub(crate) fn data_folder(env: &Env) -> Result<PathBuf, Failure> {
 }
 
 /// Where this program keeps what is the user's.
-pub(crate) fn data_home(env: &Env) -> Result<PathBuf, Failure> {
+pub(crate) fn data_home(env: &Env) -> Result<PathBuf, CommandError> {
     let base = match (env.get("XDG_DATA_HOME"), env.get("LOCALAPPDATA"), env.get("HOME")) {
         // By its own rules a relative path there is to be ignored.
         (Some(folder), _, _) if Path::new(folder).is_absolute() => PathBuf::from(folder),
         (_, Some(folder), None) => PathBuf::from(folder),
         (_, _, Some(home)) => PathBuf::from(home).join(".local/share"),
         _ => {
-            return Err(Failure::usage("there is no home folder to keep data in (HOME)")
+            return Err(CommandError::usage("there is no home folder to keep data in (HOME)")
                 .hint("name a folder with TINKEX_DATA_DIR"));
         }
     };

@@ -15,7 +15,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::args::{Format, Globals};
-use crate::human::visible;
+use crate::format::visible;
 
 const RETRY: &str = "tinkex::retry";
 /// Where the SDK says that nothing comes back, for every request that waits.
@@ -27,10 +27,10 @@ const POLLS: &str = "poll";
 
 /// A stream that the log and the program both write to.
 #[derive(Clone)]
-pub(crate) struct Shared(Arc<Mutex<Line>>);
+pub(crate) struct Console(Arc<Mutex<ConsoleState>>);
 
 /// A stream, and whether a bar stands where it goes on.
-struct Line {
+struct ConsoleState {
     stream: Box<dyn Write + Send>,
     drawn: bool,
     /// Whether it was told that the server does not answer.
@@ -44,7 +44,7 @@ const CLEAR: &str = "\r\u{1b}[K";
 /// Takes away the rest of the line: what is drawn over itself ends with it.
 const CLEAR_REST: &str = "\u{1b}[K";
 
-impl Line {
+impl ConsoleState {
     fn clear(&mut self) {
         if self.drawn {
             let _ = self.write_all(CLEAR.as_bytes());
@@ -63,7 +63,7 @@ impl Line {
     }
 }
 
-impl Write for Line {
+impl Write for ConsoleState {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.stream.write(bytes)?;
         self.drawn = bytes.ends_with(CLEAR_REST.as_bytes()) && bytes != CLEAR.as_bytes();
@@ -75,9 +75,14 @@ impl Write for Line {
     }
 }
 
-impl Shared {
+impl Console {
     pub(crate) fn new(stream: Box<dyn Write + Send>) -> Self {
-        Self(Arc::new(Mutex::new(Line { stream, drawn: false, lost: false, closed: false })))
+        Self(Arc::new(Mutex::new(ConsoleState {
+            stream,
+            drawn: false,
+            lost: false,
+            closed: false,
+        })))
     }
 
     /// Takes away the bar that stands on the line, if one does.
@@ -90,12 +95,12 @@ impl Shared {
         self.lock().closed = true;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Line> {
+    fn lock(&self) -> MutexGuard<'_, ConsoleState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Write for Shared {
+impl Write for Console {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.lock().write(bytes)
     }
@@ -106,16 +111,16 @@ impl Write for Shared {
 }
 
 /// Tells events, one line each.
-pub(crate) struct Log {
-    err: Shared,
+pub(crate) struct ConsoleLog {
+    err: Console,
     level: LevelFilter,
     /// Whether retries are told in a few words.
     retries: bool,
 }
 
-impl Log {
+impl ConsoleLog {
     pub(crate) fn new(
-        err: Shared,
+        err: Console,
         env: &Env,
         globals: &Globals,
         format: Format,
@@ -144,7 +149,7 @@ impl Log {
         if !err.lost {
             return;
         }
-        let mut said = Said::default();
+        let mut said = EventFields::default();
         event.record(&mut said);
         if said.status.is_some_and(|status| status < 500) && !said.lane.starts_with(POLLS) {
             err.lost = false;
@@ -153,7 +158,7 @@ impl Log {
     }
 }
 
-impl Subscriber for Log {
+impl Subscriber for ConsoleLog {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         if metadata.is_span() {
             return false;
@@ -181,7 +186,7 @@ impl Subscriber for Log {
         if level > self.level && target != RETRY {
             return;
         }
-        let mut said = Said::default();
+        let mut said = EventFields::default();
         event.record(&mut said);
         if level > self.level {
             if let Some(line) = said.retry() {
@@ -216,7 +221,7 @@ impl Subscriber for Log {
 
 /// What an event says.
 #[derive(Default)]
-struct Said {
+struct EventFields {
     message: String,
     fields: String,
     seconds: Option<f64>,
@@ -224,7 +229,7 @@ struct Said {
     lane: String,
 }
 
-impl Said {
+impl EventFields {
     /// The few words about a retry.
     fn retry(&self) -> Option<String> {
         let seconds = self.seconds?;
@@ -236,7 +241,7 @@ impl Said {
     }
 }
 
-impl Visit for Said {
+impl Visit for EventFields {
     fn record_f64(&mut self, field: &Field, value: f64) {
         if field.name() == "seconds" {
             self.seconds = Some(value);

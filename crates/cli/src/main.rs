@@ -6,12 +6,12 @@ use std::io::{IsTerminal, stderr, stdin, stdout};
 use std::process::ExitCode;
 
 use tinkex::Env;
-use tinkex_cli::{Input, Interrupt, LogOf, Order, Terminals, World};
+use tinkex_cli::{Environment, Input, Interrupt, LogScope, ParsedCommand, Terminals};
 
 fn main() -> ExitCode {
     let interrupt = Interrupt::default();
-    let mut world = World {
-        env: Env::of_process(),
+    let mut environment = Environment {
+        variables: Env::of_process(),
         // Without one, relative paths mean what they always do.
         folder: std::env::current_dir().unwrap_or_default(),
         out: Box::new(stdout()),
@@ -24,16 +24,16 @@ fn main() -> ExitCode {
         },
         interrupt: interrupt.clone(),
         // A server in this program, and a client beside it, have threads of their own.
-        log_of: LogOf::AllThreads,
+        log_scope: LogScope::AllThreads,
         prepare: Box::new(|client| client),
     };
     let line: Vec<_> = std::env::args_os().collect();
-    if tinkex_cli::completed(line.clone(), &world.folder) {
+    if tinkex_cli::completed(line.clone(), &environment.folder) {
         return ExitCode::SUCCESS;
     }
     let serves = tinkex_cli::serves(&line);
-    let order = match Order::read(&mut world, line) {
-        Ok(order) => order,
+    let command = match ParsedCommand::parse(&mut environment, line) {
+        Ok(command) => command,
         Err(exit) => return ExitCode::from(exit.code()),
     };
     // One thread is enough to wait for a server, but not to be one.
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     };
     let exit = runtime.block_on(async {
         listen(&interrupt);
-        order.obey(&mut world).await
+        command.run(&mut environment).await
     });
     // A thread may still wait for input that nobody wants any more.
     runtime.shutdown_background();

@@ -8,34 +8,34 @@ use serde::Serialize;
 use tinkex::ServiceClient;
 
 use crate::args::{Format, Globals};
-use crate::failure::{Exit, Failure};
-use crate::human;
-use crate::local::Local;
-use crate::log::Shared;
+use crate::environment::Environment;
+use crate::error::{CommandError, Exit};
+use crate::format;
+use crate::local::LocalServer;
+use crate::log::Console;
 use crate::settings::Settings;
 use crate::table::{Style, Table};
-use crate::world::World;
 
-/// The world as a command sees it, and how it was told to speak.
+/// The environment as a command sees it, and how it was told to speak.
 pub(crate) struct Shell<'w> {
-    pub(crate) world: &'w mut World,
+    pub(crate) environment: &'w mut Environment,
     pub(crate) globals: Globals,
     pub(crate) settings: Settings,
     /// Standard error, which the log writes to as well.
-    err: Shared,
-    local: Option<Local>,
+    err: Console,
+    local: Option<LocalServer>,
     style: Style,
 }
 
 impl<'w> Shell<'w> {
     pub(crate) fn new(
-        world: &'w mut World,
-        err: Shared,
+        environment: &'w mut Environment,
+        err: Console,
         globals: Globals,
         settings: Settings,
     ) -> Self {
-        let style = Style { colours: settings.colours, width: world.terminals.out };
-        Self { style, world, err, globals, settings, local: None }
+        let style = Style { colours: settings.colours, width: environment.terminals.out };
+        Self { style, environment, err, globals, settings, local: None }
     }
 
     /// From now on tables are as wide as they like, whatever the terminal.
@@ -45,9 +45,9 @@ impl<'w> Shell<'w> {
 
     /// A client as the flags and the environment want it. With `--local` the server is started or
     /// found first.
-    pub(crate) async fn client(&mut self) -> Result<ServiceClient, Failure> {
+    pub(crate) async fn client(&mut self) -> Result<ServiceClient, CommandError> {
         self.start_local().await?;
-        self.settings.client(self.world)
+        self.settings.client(self.environment)
     }
 
     /// What another command line needs to use the same server, each flag after a space. A key among
@@ -55,7 +55,8 @@ impl<'w> Shell<'w> {
     pub(crate) fn server_flags(&self) -> String {
         let globals = &self.globals;
         let mut flags = String::new();
-        let mut add = |flag: &str, value: &str| flags += &format!(" {flag} {}", human::word(value));
+        let mut add =
+            |flag: &str, value: &str| flags += &format!(" {flag} {}", format::word(value));
         if let Some(profile) = &globals.profile {
             add("--profile", profile);
         }
@@ -69,15 +70,15 @@ impl<'w> Shell<'w> {
             add("--base-url", url.as_str());
         }
         if let Some(file) = &globals.api_key_file {
-            add("--api-key-file", &self.world.path(file).display().to_string());
+            add("--api-key-file", &self.environment.path(file).display().to_string());
         }
         flags
     }
 
     /// Starts or finds the server on this machine, if that is wanted.
-    pub(crate) async fn start_local(&mut self) -> Result<(), Failure> {
+    pub(crate) async fn start_local(&mut self) -> Result<(), CommandError> {
         if self.settings.local && self.local.is_none() {
-            let local = Local::open(&self.world.env).await?;
+            let local = LocalServer::open(&self.environment.variables).await?;
             self.settings.use_server(local.url()?, local.key()?);
             self.local = Some(local);
         }
@@ -89,12 +90,16 @@ impl<'w> Shell<'w> {
         let Some(local) = self.local else { return };
         // Whoever still waits for it is left behind, and would complain that it is gone.
         self.err.close_log();
-        let hurry = self.world.interrupt.clone();
+        let hurry = self.environment.interrupt.clone();
         let _ = select(pin!(local.stop()), pin!(hurry.pressed(2))).await;
     }
 
     /// A result that people read as a table.
-    pub(crate) fn table(&mut self, table: &Table, json: &impl Serialize) -> Result<(), Failure> {
+    pub(crate) fn table(
+        &mut self,
+        table: &Table,
+        json: &impl Serialize,
+    ) -> Result<(), CommandError> {
         let text = match self.settings.format {
             Format::Json => document(json)?,
             Format::Table => table.render(self.style),
@@ -105,7 +110,7 @@ impl<'w> Shell<'w> {
     }
 
     /// A result that people read as text.
-    pub(crate) fn text(&mut self, text: &str, json: &impl Serialize) -> Result<(), Failure> {
+    pub(crate) fn text(&mut self, text: &str, json: &impl Serialize) -> Result<(), CommandError> {
         let text = match self.settings.format {
             Format::Json => document(json)?,
             Format::Table | Format::Csv | Format::Plain => format!("{text}\n"),
@@ -114,7 +119,7 @@ impl<'w> Shell<'w> {
     }
 
     /// That something was done: a line on standard error for people, a document for programs.
-    pub(crate) fn done(&mut self, text: &str, json: &impl Serialize) -> Result<(), Failure> {
+    pub(crate) fn done(&mut self, text: &str, json: &impl Serialize) -> Result<(), CommandError> {
         if self.is_json() {
             return self.write(&document(json)?);
         }
@@ -126,7 +131,7 @@ impl<'w> Shell<'w> {
     pub(crate) fn notice(&mut self, text: &str) {
         if !self.globals.quiet && !self.is_json() {
             // In one piece: a server in this program writes lines of its own.
-            let _ = self.world.err.write_all(format!("{text}\n").as_bytes());
+            let _ = self.environment.err.write_all(format!("{text}\n").as_bytes());
         }
     }
 
@@ -138,7 +143,7 @@ impl<'w> Shell<'w> {
     /// How wide progress may be, where somebody watches and a line can be drawn over itself.
     pub(crate) fn progress_width(&self) -> Option<usize> {
         let wanted = !self.globals.quiet && !self.globals.no_progress && self.settings.redraws;
-        self.world.terminals.err.filter(|_| wanted)
+        self.environment.terminals.err.filter(|_| wanted)
     }
 
     /// Takes away what progress left on the line, if it did.
@@ -149,16 +154,23 @@ impl<'w> Shell<'w> {
     /// Asks a question that is answered with yes or no; no answer is no.
     ///
     /// Where nobody can answer, it fails and names the flag that answers beforehand.
-    pub(crate) async fn confirm(&mut self, question: &str, flag: &str) -> Result<bool, Failure> {
-        if !self.world.terminals.input {
-            return Err(Failure::usage(format!("{question} Nobody is there to answer"))
+    pub(crate) async fn confirm(
+        &mut self,
+        question: &str,
+        flag: &str,
+    ) -> Result<bool, CommandError> {
+        if !self.environment.terminals.input {
+            return Err(CommandError::usage(format!("{question} Nobody is there to answer"))
                 .hint(format!("say {flag} to go ahead without a question")));
         }
         loop {
             self.say(&format!("{question} [y/N]: "));
-            let Some(answer) = self.world.input.clone().line().await? else {
+            let Some(answer) = self.environment.input.clone().line().await? else {
                 self.say("\n");
-                return Err(Failure::new(Exit::Failed, "there was no answer; nothing was done"));
+                return Err(CommandError::new(
+                    Exit::Failed,
+                    "there was no answer; nothing was done",
+                ));
             };
             match answer.trim().to_ascii_lowercase().as_str() {
                 "y" | "yes" => return Ok(true),
@@ -170,8 +182,8 @@ impl<'w> Shell<'w> {
 
     /// Text on standard error as it is, whatever the format: questions and what belongs to them.
     pub(crate) fn say(&mut self, text: &str) {
-        let _ = self.world.err.write_all(text.as_bytes());
-        let _ = self.world.err.flush();
+        let _ = self.environment.err.write_all(text.as_bytes());
+        let _ = self.environment.err.flush();
     }
 
     /// The same, for whoever outlives this call.
@@ -184,18 +196,18 @@ impl<'w> Shell<'w> {
 
     /// An address that can be clicked, where standard error is a terminal that may be coloured.
     pub(crate) fn link(&self, url: &str) -> String {
-        link(url, self.settings.colours && self.world.terminals.err.is_some())
+        link(url, self.settings.colours && self.environment.terminals.err.is_some())
     }
 
     /// The same for standard output.
     pub(crate) fn link_in_result(&self, url: &str) -> String {
-        link(url, self.settings.colours && self.world.terminals.out.is_some())
+        link(url, self.settings.colours && self.environment.terminals.out.is_some())
     }
 
     /// Writes to standard output as it is.
-    pub(crate) fn write(&mut self, text: &str) -> Result<(), Failure> {
-        self.world.out.write_all(text.as_bytes())?;
-        Ok(self.world.out.flush()?)
+    pub(crate) fn write(&mut self, text: &str) -> Result<(), CommandError> {
+        self.environment.out.write_all(text.as_bytes())?;
+        Ok(self.environment.out.flush()?)
     }
 }
 
@@ -207,15 +219,16 @@ fn link(url: &str, clickable: bool) -> String {
     }
 }
 
-pub(crate) fn document(json: &impl Serialize) -> Result<String, Failure> {
-    let wrong = |why| Failure::new(Exit::Failed, format!("the result cannot be written: {why}"));
+pub(crate) fn document(json: &impl Serialize) -> Result<String, CommandError> {
+    let wrong =
+        |why| CommandError::new(Exit::Failed, format!("the result cannot be written: {why}"));
     serde_json::to_string_pretty(json).map(|text| text + "\n").map_err(wrong)
 }
 
 /// Help that was asked for.
-pub(crate) fn help(world: &mut World, text: &str) -> Exit {
-    match world.out.write_all(text.as_bytes()).map_err(Failure::from) {
-        Ok(()) => Exit::Done,
+pub(crate) fn help(environment: &mut Environment, text: &str) -> Exit {
+    match environment.out.write_all(text.as_bytes()).map_err(CommandError::from) {
+        Ok(()) => Exit::Success,
         Err(failure) => failure.exit(),
     }
 }

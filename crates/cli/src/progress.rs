@@ -1,4 +1,4 @@
-//! [`Bar`]: how far something is that takes a while, drawn over itself on a terminal.
+//! [`Progress`]: how far something is that takes a while, drawn over itself on a terminal.
 
 use std::future::pending;
 use std::io::Write as _;
@@ -9,8 +9,8 @@ use tinkex::{DownloadProgress, Error};
 use tokio::sync::watch;
 use tokio::time::{Duration, Instant};
 
-use crate::failure::Failure;
-use crate::human;
+use crate::error::CommandError;
+use crate::format;
 use crate::output::Shell;
 
 /// How often it is drawn anew at most.
@@ -20,7 +20,7 @@ const CELLS: u64 = 24;
 
 /// What is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unit {
+pub(crate) enum ProgressUnit {
     /// Things: runs, checkpoints, steps.
     Things,
     /// Bytes, shown as sizes.
@@ -29,9 +29,9 @@ pub(crate) enum Unit {
 
 /// How far something is. It shows nothing where nobody watches.
 #[derive(Debug)]
-pub(crate) struct Bar {
+pub(crate) struct Progress {
     label: String,
-    unit: Unit,
+    unit: ProgressUnit,
     total: Option<u64>,
     done: u64,
     /// How wide the terminal is; nothing is drawn without one.
@@ -40,11 +40,11 @@ pub(crate) struct Bar {
     drawn: Option<Instant>,
 }
 
-impl Bar {
+impl Progress {
     pub(crate) fn new(
         shell: &Shell<'_>,
         label: impl Into<String>,
-        unit: Unit,
+        unit: ProgressUnit,
         total: Option<u64>,
     ) -> Self {
         Self {
@@ -86,8 +86,8 @@ impl Bar {
 
     fn text(&self, now: Instant, width: usize) -> String {
         let show = |number: u64| match self.unit {
-            Unit::Things => number.to_string(),
-            Unit::Bytes => human::size(i64::try_from(number).unwrap_or(i64::MAX)),
+            ProgressUnit::Things => number.to_string(),
+            ProgressUnit::Bytes => format::size(i64::try_from(number).unwrap_or(i64::MAX)),
         };
         let seconds = (now - self.started).as_secs_f64();
         let text = match self.total.filter(|total| *total > 0) {
@@ -99,7 +99,7 @@ impl Bar {
                 let left = if done > 0 {
                     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
                     let left = seconds * (total - done) as f64 / done as f64;
-                    format!("  {} left", human::seconds(left))
+                    format!("  {} left", format::seconds(left))
                 } else {
                     String::new()
                 };
@@ -119,8 +119,8 @@ impl Bar {
 
 /// Progress that cannot be shown is no reason to stop.
 fn draw(shell: &mut Shell<'_>, text: &str) {
-    let _ = shell.world.err.write_all(text.as_bytes());
-    let _ = shell.world.err.flush();
+    let _ = shell.environment.err.write_all(text.as_bytes());
+    let _ = shell.environment.err.flush();
 }
 
 /// Shows how far a download is until it ends, or the user stops it.
@@ -128,7 +128,7 @@ pub(crate) async fn of_download<T, F>(
     shell: &mut Shell<'_>,
     label: &str,
     start: impl FnOnce(Box<dyn Fn(&DownloadProgress) + Send + Sync>) -> F,
-) -> Result<T, Failure>
+) -> Result<T, CommandError>
 where
     F: Future<Output = Result<T, Error>>,
 {
@@ -136,9 +136,9 @@ where
     let mut work = pin!(start(Box::new(move |now| {
         tell.send_replace(*now);
     })));
-    let interrupt = shell.world.interrupt.clone();
+    let interrupt = shell.environment.interrupt.clone();
     let mut stopped = pin!(interrupt.pressed(1));
-    let mut bar = Bar::new(shell, label, Unit::Bytes, None);
+    let mut bar = Progress::new(shell, label, ProgressUnit::Bytes, None);
     let ended = loop {
         let step = {
             let news = pin!(async {
@@ -148,8 +148,10 @@ where
                 }
             });
             match select(select(work.as_mut(), stopped.as_mut()), news).await {
-                Either::Left((Either::Left((ended, _)), _)) => Some(ended.map_err(Failure::from)),
-                Either::Left((Either::Right(_), _)) => Some(Err(Failure::interrupted())),
+                Either::Left((Either::Left((ended, _)), _)) => {
+                    Some(ended.map_err(CommandError::from))
+                }
+                Either::Left((Either::Right(_), _)) => Some(Err(CommandError::interrupted())),
                 Either::Right(_) => None,
             }
         };

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tinkex::{BaseUrl, CredentialStore, Env, RetryPolicy, ServiceClient, ServiceClientBuilder};
 
-use crate::args::{Colour, Format, Globals};
-use crate::config::{Config, Profile};
-use crate::failure::{Exit, Failure};
-use crate::world::World;
+use crate::args::{ColorChoice, Format, Globals};
+use crate::config::{ConfigFile, Profile};
+use crate::environment::Environment;
+use crate::error::{CommandError, Exit};
 
 /// How long a person waits for failures that pass.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -29,12 +29,12 @@ pub(crate) struct Settings {
     /// How long to go on; as the command likes if nobody said.
     retry_for: Option<Duration>,
     wait_for_billing: bool,
-    key: Key,
+    key: KeySource,
 }
 
 /// Which credential.
 #[derive(Debug)]
-enum Key {
+enum KeySource {
     File(PathBuf),
     Given(tinkex::Secret),
     /// One of the stored keys.
@@ -45,28 +45,34 @@ enum Key {
 
 impl Settings {
     /// Puts together what was said. Touches no network.
-    pub(crate) fn new(world: &World, globals: &Globals) -> Result<Self, Failure> {
-        let env = &world.env;
+    pub(crate) fn new(environment: &Environment, globals: &Globals) -> Result<Self, CommandError> {
+        let env = &environment.variables;
         let profile = match globals.profile.as_deref().or(env.get("TINKEX_PROFILE")) {
-            Some(name) => Config::load(env)?.profile(name)?,
-            None => Config::load(env)?.usual_profile()?,
+            Some(name) => ConfigFile::load(env)?.profile(name)?,
+            None => ConfigFile::load(env)?.usual_profile()?,
         };
         let format = format(env, globals)?;
-        Ok(Self::of(world, globals, format, profile))
+        Ok(Self::of(environment, globals, format, profile))
     }
 
     /// The same where the profile makes no sense.
-    pub(crate) fn without_profile(world: &World, globals: &Globals) -> Self {
-        let format = format(&world.env, globals).unwrap_or_default();
-        Self::of(world, globals, format, Profile::default())
+    pub(crate) fn without_profile(environment: &Environment, globals: &Globals) -> Self {
+        let format = format(&environment.variables, globals).unwrap_or_default();
+        Self::of(environment, globals, format, Profile::default())
     }
 
-    fn of(world: &World, globals: &Globals, format: Option<Format>, profile: Profile) -> Self {
-        let env = &world.env;
+    fn of(
+        environment: &Environment,
+        globals: &Globals,
+        format: Option<Format>,
+        profile: Profile,
+    ) -> Self {
+        let env = &environment.variables;
         Self {
             format: format.or(profile.format).unwrap_or(Format::Table),
-            colours: escapes(world, globals, &profile, world.terminals.out.is_some()),
-            redraws: escapes(world, globals, &profile, world.terminals.err.is_some()) && !dumb(env),
+            colours: escapes(environment, globals, &profile, environment.terminals.out.is_some()),
+            redraws: escapes(environment, globals, &profile, environment.terminals.err.is_some())
+                && !dumb(env),
             local: globals.local
                 || (profile.local == Some(true)
                     && globals.base_url.is_none()
@@ -86,8 +92,8 @@ impl Settings {
     }
 
     /// The server that is asked, as people know it.
-    pub(crate) fn server(&self, world: &World) -> String {
-        let said = || world.env.get("TINKER_BASE_URL")?.parse().ok();
+    pub(crate) fn server(&self, environment: &Environment) -> String {
+        let said = || environment.variables.get("TINKER_BASE_URL")?.parse().ok();
         let server = self.base_url.clone().or_else(said);
         server.unwrap_or_else(BaseUrl::production).to_string()
     }
@@ -95,7 +101,7 @@ impl Settings {
     /// From now on this server, with this key.
     pub(crate) fn use_server(&mut self, url: BaseUrl, key: String) {
         self.base_url = Some(url);
-        self.key = Key::Given(key.into());
+        self.key = KeySource::Given(key.into());
     }
 
     /// A server may be gone for so long, unless somebody says otherwise.
@@ -104,27 +110,34 @@ impl Settings {
     }
 
     /// A client as these settings want it. Nothing is sent yet.
-    pub(crate) fn client(&self, world: &World) -> Result<ServiceClient, Failure> {
-        self.within(world, self.retry_for.unwrap_or(PATIENCE))
+    pub(crate) fn client(&self, environment: &Environment) -> Result<ServiceClient, CommandError> {
+        self.within(environment, self.retry_for.unwrap_or(PATIENCE))
     }
 
     /// The same, that tries once unless somebody wants more.
-    pub(crate) fn client_for_one_try(&self, world: &World) -> Result<ServiceClient, Failure> {
-        self.within(world, self.retry_for.unwrap_or(Duration::ZERO))
+    pub(crate) fn client_for_one_try(
+        &self,
+        environment: &Environment,
+    ) -> Result<ServiceClient, CommandError> {
+        self.within(environment, self.retry_for.unwrap_or(Duration::ZERO))
     }
 
-    fn within(&self, world: &World, patience: Duration) -> Result<ServiceClient, Failure> {
-        let client = self.base(world, patience)?;
+    fn within(
+        &self,
+        environment: &Environment,
+        patience: Duration,
+    ) -> Result<ServiceClient, CommandError> {
+        let client = self.base(environment, patience)?;
         let key = match &self.key {
-            Key::File(file) => {
+            KeySource::File(file) => {
                 let shown = file.display().to_string();
-                let text = std::fs::read_to_string(world.path(file))
-                    .map_err(|why| Failure::file("read", &shown, &why))?;
+                let text = std::fs::read_to_string(environment.path(file))
+                    .map_err(|why| CommandError::file("read", &shown, &why))?;
                 Some(text.trim().to_owned())
             }
-            Key::Given(key) => Some(key.expose().to_owned()),
-            Key::Stored(id) => Some(stored(&world.env, id)?),
-            Key::Usual => None,
+            KeySource::Given(key) => Some(key.expose().to_owned()),
+            KeySource::Stored(id) => Some(stored(&environment.variables, id)?),
+            KeySource::Usual => None,
         };
         Ok(key.into_iter().fold(client, ServiceClientBuilder::api_key).build()?)
     }
@@ -132,14 +145,18 @@ impl Settings {
     /// The same with a key that is not stored yet.
     pub(crate) fn client_with_key(
         &self,
-        world: &World,
+        environment: &Environment,
         key: &str,
-    ) -> Result<ServiceClient, Failure> {
+    ) -> Result<ServiceClient, CommandError> {
         let patience = self.retry_for.unwrap_or(Duration::ZERO);
-        Ok(self.base(world, patience)?.api_key(key).build()?)
+        Ok(self.base(environment, patience)?.api_key(key).build()?)
     }
 
-    fn base(&self, world: &World, patience: Duration) -> Result<ServiceClientBuilder, Failure> {
+    fn base(
+        &self,
+        environment: &Environment,
+        patience: Duration,
+    ) -> Result<ServiceClientBuilder, CommandError> {
         let retry =
             if patience.is_zero() { RetryPolicy::disabled() } else { RetryPolicy::default() };
         let mut retry = retry.within(patience);
@@ -150,21 +167,21 @@ impl Settings {
             retry = retry.with_timeout(timeout);
         }
         let mut client = ServiceClient::builder()
-            .env(world.env.clone())
+            .env(environment.variables.clone())
             .retry(retry)
             // A short command must not wait for its own news to leave.
             .without_telemetry();
-        let said = world.env.get("TINKER_BASE_URL").filter(|_| self.base_url.is_none());
+        let said = environment.variables.get("TINKER_BASE_URL").filter(|_| self.base_url.is_none());
         // The client would read it as well, but a mistake in it is one like that of the flag.
         let said = said.map(|text| text.parse::<BaseUrl>()).transpose();
-        let said = said.map_err(|why| Failure::usage(format!("TINKER_BASE_URL: {why}")))?;
+        let said = said.map_err(|why| CommandError::usage(format!("TINKER_BASE_URL: {why}")))?;
         if let Some(url) = self.base_url.clone().or(said) {
             client = client.base_url(url);
         }
         if let Some(project) = &self.project_id {
             client = client.project_id(project);
         }
-        Ok((world.prepare)(client))
+        Ok((environment.prepare)(client))
     }
 }
 
@@ -174,34 +191,37 @@ fn or_else<T>(flag: Option<T>, env: &Env, variable: &str, profile: Option<T>) ->
     flag.or_else(|| profile.filter(|_| env.get(variable).is_none()))
 }
 
-fn key(env: &Env, globals: &Globals, profile: Option<String>) -> Key {
+fn key(env: &Env, globals: &Globals, profile: Option<String>) -> KeySource {
     let said = ["TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"];
     let env_has = said.iter().any(|name| env.get(name).is_some());
     match (&globals.api_key_file, &globals.api_key, profile) {
-        (Some(file), _, _) => Key::File(file.clone()),
-        (None, Some(key), _) => Key::Given(key.clone()),
-        (None, None, Some(id)) if !env_has => Key::Stored(id),
-        _ => Key::Usual,
+        (Some(file), _, _) => KeySource::File(file.clone()),
+        (None, Some(key), _) => KeySource::Given(key.clone()),
+        (None, None, Some(id)) if !env_has => KeySource::Stored(id),
+        _ => KeySource::Usual,
     }
 }
 
-fn stored(env: &Env, id: &str) -> Result<String, Failure> {
+fn stored(env: &Env, id: &str) -> Result<String, CommandError> {
     let store = CredentialStore::load(env)?;
     let key = store.keys().find(|(known, _)| *known == id);
     key.map(|(_, key)| key.key.expose().to_owned()).ok_or_else(|| {
-        Failure::new(Exit::Credentials, format!("the profile wants the key {id:?}, which is gone"))
-            .hint("see `tinkex auth list` and `tinkex config set key_id`")
+        CommandError::new(
+            Exit::Credentials,
+            format!("the profile wants the key {id:?}, which is gone"),
+        )
+        .hint("see `tinkex auth list` and `tinkex config set key_id`")
     })
 }
 
 /// How results are written, if the command line or the environment says so.
-pub(crate) fn format(env: &Env, globals: &Globals) -> Result<Option<Format>, Failure> {
+pub(crate) fn format(env: &Env, globals: &Globals) -> Result<Option<Format>, CommandError> {
     match (globals.json, globals.format, env.get("TINKEX_FORMAT")) {
         (true, _, _) => Ok(Some(Format::Json)),
         (false, Some(format), _) => Ok(Some(format)),
         (false, None, Some(word)) => match clap::ValueEnum::from_str(word, true) {
             Ok(format) => Ok(Some(format)),
-            Err(_) => Err(Failure::usage(format!("TINKEX_FORMAT is {word:?}"))
+            Err(_) => Err(CommandError::usage(format!("TINKEX_FORMAT is {word:?}"))
                 .hint("say table, json, csv or plain")),
         },
         (false, None, None) => Ok(None),
@@ -209,21 +229,27 @@ pub(crate) fn format(env: &Env, globals: &Globals) -> Result<Option<Format>, Fai
 }
 
 /// Whether a stream may have colours, and other escapes.
-fn escapes(world: &World, globals: &Globals, profile: &Profile, terminal: bool) -> bool {
+fn escapes(
+    environment: &Environment,
+    globals: &Globals,
+    profile: &Profile,
+    terminal: bool,
+) -> bool {
     if globals.no_color {
         return false;
     }
     match globals.color {
-        Some(Colour::Always) => true,
-        Some(Colour::Never) => false,
-        Some(Colour::Auto) | None => {
-            let forced = world.env.get("CLICOLOR_FORCE").is_some_and(|value| value != "0");
+        Some(ColorChoice::Always) => true,
+        Some(ColorChoice::Never) => false,
+        Some(ColorChoice::Auto) | None => {
+            let forced =
+                environment.variables.get("CLICOLOR_FORCE").is_some_and(|value| value != "0");
             let usual = match profile.color {
-                Some(Colour::Always) => true,
-                Some(Colour::Never) => false,
-                Some(Colour::Auto) | None => terminal && !dumb(&world.env),
+                Some(ColorChoice::Always) => true,
+                Some(ColorChoice::Never) => false,
+                Some(ColorChoice::Auto) | None => terminal && !dumb(&environment.variables),
             };
-            world.env.get("NO_COLOR").is_none() && (forced || usual)
+            environment.variables.get("NO_COLOR").is_none() && (forced || usual)
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use unicode_width::UnicodeWidthStr as _;
 
-use crate::human::visible;
+use crate::format::visible;
 
 /// Narrower than this says nothing.
 const NARROWEST: usize = 4;

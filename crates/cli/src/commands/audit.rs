@@ -4,13 +4,13 @@ use clap::Subcommand;
 use tinkex::Timestamp;
 use tinkex::rest::{AuditEntry, AuditKind, AuditLogRequest};
 
-use crate::failure::Failure;
-use crate::human;
-use crate::list::{Column, Key, View};
+use crate::error::CommandError;
+use crate::format;
+use crate::list::{ListColumn, SortKey, ViewArgs};
 use crate::output::Shell;
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Audit {
+pub(crate) enum AuditCommand {
     /// List what was done in the organization
     #[command(after_help = "Examples:
   tinkex audit log --day 2026-07-13
@@ -25,7 +25,7 @@ Columns: time, event, model, path, purpose, details.")]
         #[arg(long, value_name = "TYPE", value_parser = kind, default_value = "all")]
         event_type: AuditKind,
         #[command(flatten)]
-        view: View,
+        view: ViewArgs,
     },
 }
 
@@ -47,53 +47,53 @@ fn kind(text: &str) -> Result<AuditKind, String> {
     }
 }
 
-const COLUMNS: [Column<AuditEntry>; 6] = [
-    Column {
+const COLUMNS: [ListColumn<AuditEntry>; 6] = [
+    ListColumn {
         name: "time",
         header: "Time",
         usual: true,
         cell: |entry, _| entry.timestamp.to_string(),
-        key: |entry| Key::time(Some(entry.timestamp)),
+        key: |entry| SortKey::time(Some(entry.timestamp)),
     },
-    Column {
+    ListColumn {
         name: "event",
         header: "Event",
         usual: true,
         cell: |entry, _| entry.event.clone(),
-        key: |entry| Key::text(&entry.event),
+        key: |entry| SortKey::text(&entry.event),
     },
-    Column {
+    ListColumn {
         name: "model",
         header: "Model",
         usual: true,
-        cell: |entry, _| human::or_missing(entry.model_id.as_ref()),
-        key: |entry| entry.model_id.as_ref().map_or(Key::Missing, Key::text),
+        cell: |entry, _| format::or_missing(entry.model_id.as_ref()),
+        key: |entry| entry.model_id.as_ref().map_or(SortKey::Missing, SortKey::text),
     },
-    Column {
+    ListColumn {
         name: "path",
         header: "Path",
         usual: true,
-        cell: |entry, _| human::or_missing(entry.tinker_path.as_ref()),
-        key: |entry| entry.tinker_path.as_ref().map_or(Key::Missing, Key::text),
+        cell: |entry, _| format::or_missing(entry.tinker_path.as_ref()),
+        key: |entry| entry.tinker_path.as_ref().map_or(SortKey::Missing, SortKey::text),
     },
-    Column {
+    ListColumn {
         name: "purpose",
         header: "Purpose",
         usual: true,
-        cell: |entry, _| human::or_missing(entry.purpose.as_ref()),
-        key: |entry| entry.purpose.as_ref().map_or(Key::Missing, Key::text),
+        cell: |entry, _| format::or_missing(entry.purpose.as_ref()),
+        key: |entry| entry.purpose.as_ref().map_or(SortKey::Missing, SortKey::text),
     },
-    Column {
+    ListColumn {
         name: "details",
         header: "Details",
         usual: false,
         cell: |entry, _| serde_json::to_string(&entry.event_details).unwrap_or_default(),
-        key: |_| Key::Missing,
+        key: |_| SortKey::Missing,
     },
 ];
 
-pub(super) async fn run(shell: &mut Shell<'_>, command: Audit) -> Result<(), Failure> {
-    let Audit::Log { day, event_type, view } = command;
+pub(super) async fn run(shell: &mut Shell<'_>, command: AuditCommand) -> Result<(), CommandError> {
+    let AuditCommand::Log { day, event_type, view } = command;
     let shown = view.of(shell, &COLUMNS)?;
     let admin = shell.client().await?.admin();
     let mut log = admin.get_audit_log(&AuditLogRequest { event_type, day }).await?;

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use tinkex::wire::ApiKeyInfo;
 use tinkex::{CredentialStore, StoredKey, StoredKeyKind};
 
-use crate::failure::{Exit, Failure};
-use crate::human::{self, visible};
+use crate::error::{CommandError, Exit};
+use crate::format::{self, visible};
 use crate::output::Shell;
 use crate::table::Table;
 
@@ -14,7 +14,7 @@ use crate::table::Table;
 const CONSOLE: &str = "https://tinker.thinkingmachines.ai";
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Auth {
+pub(crate) enum AuthCommand {
     /// Check an API key and store it
     #[command(
         after_help = "The key goes to ~/.tinker/credentials.json, which only you can read; the
@@ -65,38 +65,39 @@ A profile can name a key of its own: tinkex config set --profile work key_id 42"
     },
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>, command: Auth) -> Result<Exit, Failure> {
+pub(super) async fn run(shell: &mut Shell<'_>, command: AuthCommand) -> Result<Exit, CommandError> {
     match command {
-        Auth::Login { key_stdin, add } => login(shell, key_stdin, add).await?,
-        Auth::Logout { key_id } => logout(shell, key_id).await?,
-        Auth::Status => return status(shell).await,
-        Auth::Whoami => whoami(shell).await?,
-        Auth::List => list(shell)?,
-        Auth::Use { key_id } => choose(shell, &key_id)?,
+        AuthCommand::Login { key_stdin, add } => login(shell, key_stdin, add).await?,
+        AuthCommand::Logout { key_id } => logout(shell, key_id).await?,
+        AuthCommand::Status => return status(shell).await,
+        AuthCommand::Whoami => whoami(shell).await?,
+        AuthCommand::List => list(shell)?,
+        AuthCommand::Use { key_id } => choose(shell, &key_id)?,
     }
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }
 
-async fn login(shell: &mut Shell<'_>, key_stdin: bool, add: bool) -> Result<(), Failure> {
-    let mut store = CredentialStore::load(&shell.world.env)?;
+async fn login(shell: &mut Shell<'_>, key_stdin: bool, add: bool) -> Result<(), CommandError> {
+    let mut store = CredentialStore::load(&shell.environment.variables)?;
     if let Some(key) = store.default_key().filter(|_| !add) {
         let why = format!("you are logged in already, with the key {:?}", key.name);
-        return Err(Failure::new(Exit::Failed, why)
+        return Err(CommandError::new(Exit::Failed, why)
             .hint("log out first with `tinkex auth logout`, or store one more with --add"));
     }
     refuse_local(shell)?;
-    let asked = shell.world.terminals.input && !key_stdin;
-    let key = if asked { ask(shell).await? } else { shell.world.input.line().await? };
+    let asked = shell.environment.terminals.input && !key_stdin;
+    let key = if asked { ask(shell).await? } else { shell.environment.input.line().await? };
     let key = key.unwrap_or_default();
     let key = key.trim();
     if key.is_empty() {
         let why = "no API key was given";
-        return Err(Failure::new(Exit::Credentials, why)
+        return Err(CommandError::new(Exit::Credentials, why)
             .hint(format!("create one at {CONSOLE}/keys and paste it")));
     }
-    let client = shell.settings.client_with_key(shell.world, key)?;
+    let client = shell.settings.client_with_key(shell.environment, key)?;
     let checked = client.rest().get_api_key().await;
-    let info = checked.map_err(|why| Failure::from(why).during("the API key was not stored"))?;
+    let info =
+        checked.map_err(|why| CommandError::from(why).during("the API key was not stored"))?;
     let ApiKeyInfo { key_id, name, note, details } = info;
     let (email, org) = (details.user_details.email.clone(), details.org_details.name.clone());
     let stored = StoredKey {
@@ -120,15 +121,17 @@ async fn login(shell: &mut Shell<'_>, key_stdin: bool, add: bool) -> Result<(), 
 }
 
 /// Says where keys come from, and lets the user paste one that nobody else can read.
-async fn ask(shell: &mut Shell<'_>) -> Result<Option<String>, Failure> {
+async fn ask(shell: &mut Shell<'_>) -> Result<Option<String>, CommandError> {
     let url = format!("{CONSOLE}/keys?new_key=true&key_name=tinker-cli-{}", host());
     let link = shell.link(&url);
     shell.say(&format!("Create an API Key: {link}\n\n"));
     let echo = shell.stderr();
-    let typed = shell.world.input.clone().secret("Paste your API key: ", echo).await;
+    let typed = shell.environment.input.clone().secret("Paste your API key: ", echo).await;
     shell.say("\n");
     match typed {
-        Err(why) if why.kind() == std::io::ErrorKind::Interrupted => Err(Failure::interrupted()),
+        Err(why) if why.kind() == std::io::ErrorKind::Interrupted => {
+            Err(CommandError::interrupted())
+        }
         other => Ok(other?),
     }
 }
@@ -143,13 +146,13 @@ fn host() -> String {
     short.chars().filter(|letter| letter.is_ascii_alphanumeric() || *letter == '-').collect()
 }
 
-async fn logout(shell: &mut Shell<'_>, key_id: Option<String>) -> Result<(), Failure> {
-    let mut store = CredentialStore::load(&shell.world.env)?;
+async fn logout(shell: &mut Shell<'_>, key_id: Option<String>) -> Result<(), CommandError> {
+    let mut store = CredentialStore::load(&shell.environment.variables)?;
     let id = key_id.clone().or_else(|| store.default_id().map(str::to_owned));
     let Some((id, key)) = id.and_then(|id| Some((id.clone(), store.remove(&id)?))) else {
         return Err(match key_id {
             Some(id) => no_such_key(&id),
-            None => Failure::new(Exit::Credentials, "no default credential is stored")
+            None => CommandError::new(Exit::Credentials, "no default credential is stored")
                 .hint("there is nothing to log out from; `tinkex auth login` logs in"),
         });
     };
@@ -172,7 +175,7 @@ async fn logout(shell: &mut Shell<'_>, key_id: Option<String>) -> Result<(), Fai
     }
     // A login made it; nobody will need it any more.
     refuse_local(shell)?;
-    let client = shell.settings.client_with_key(shell.world, key.key.expose())?;
+    let client = shell.settings.client_with_key(shell.environment, key.key.expose())?;
     let revoked = client.rest().delete_api_key().await;
     store.save()?;
     match revoked {
@@ -187,32 +190,32 @@ async fn logout(shell: &mut Shell<'_>, key_id: Option<String>) -> Result<(), Fai
                 "the credential '{name}' is removed here, but its API key {id} of {whose} is still \
                  active: the server could not be told"
             );
-            Err(Failure::from(why).partly(&what).hint(format!("delete it at {page}")))
+            Err(CommandError::from(why).partly(&what).hint(format!("delete it at {page}")))
         }
     }
 }
 
 /// A stored key belongs to another server than the one on this machine, and neither may see what is
 /// meant for the other.
-fn refuse_local(shell: &Shell<'_>) -> Result<(), Failure> {
+fn refuse_local(shell: &Shell<'_>) -> Result<(), CommandError> {
     if !shell.settings.local {
         return Ok(());
     }
-    Err(Failure::usage("the local server needs no key")
+    Err(CommandError::usage("the local server needs no key")
         .hint("leave --local out; if the profile says it, name the key's server with --base-url"))
 }
 
-fn no_such_key(id: &str) -> Failure {
-    Failure::new(Exit::NotFound, format!("there is no stored key {id:?}"))
+fn no_such_key(id: &str) -> CommandError {
+    CommandError::new(Exit::NotFound, format!("there is no stored key {id:?}"))
         .hint("`tinkex auth list` shows them")
 }
 
 /// A result with two lines, and the reason if one of them is a no.
-async fn status(shell: &mut Shell<'_>) -> Result<Exit, Failure> {
+async fn status(shell: &mut Shell<'_>) -> Result<Exit, CommandError> {
     shell.start_local().await?;
     let mut available = true;
-    let tried = match shell.settings.client_for_one_try(shell.world) {
-        Ok(client) => client.server_capabilities().await.map(|_| ()).map_err(Failure::from),
+    let tried = match shell.settings.client_for_one_try(shell.environment) {
+        Ok(client) => client.server_capabilities().await.map(|_| ()).map_err(CommandError::from),
         Err(why) => {
             available = false;
             Err(why)
@@ -225,22 +228,22 @@ async fn status(shell: &mut Shell<'_>) -> Result<Exit, Failure> {
     }
     let json = json!({ "credentials_available": available, "tinker_accessible": tried.is_ok() });
     shell.text(&text, &json)?;
-    tried.map(|()| Exit::Done)
+    tried.map(|()| Exit::Success)
 }
 
-async fn whoami(shell: &mut Shell<'_>) -> Result<(), Failure> {
+async fn whoami(shell: &mut Shell<'_>) -> Result<(), CommandError> {
     let who = shell.client().await?.whoami().await?;
     let mut table = Table::of_properties();
     let email = who.email.filter(|email| !email.is_empty());
-    table.property("Email", human::or_missing(email.as_ref()));
+    table.property("Email", format::or_missing(email.as_ref()));
     table.property("User", &who.user_urn);
     table.property("Organization", &who.org_urn);
     let json = json!({ "user_urn": who.user_urn, "org_urn": who.org_urn, "email": email });
     shell.table(&table, &json)
 }
 
-fn list(shell: &mut Shell<'_>) -> Result<(), Failure> {
-    let store = CredentialStore::load(&shell.world.env)?;
+fn list(shell: &mut Shell<'_>) -> Result<(), CommandError> {
+    let store = CredentialStore::load(&shell.environment.variables)?;
     let mut table = Table::new(["Key ID", "Name", "In Use", "Organization", "Email", "Note"]);
     let mut keys: Vec<Value> = Vec::new();
     for (id, key) in store.keys() {
@@ -250,9 +253,9 @@ fn list(shell: &mut Shell<'_>) -> Result<(), Failure> {
         table.row([
             id.to_owned(),
             key.name.clone(),
-            human::yes(used).to_owned(),
-            human::or_missing(org),
-            human::or_missing(email),
+            format::yes(used).to_owned(),
+            format::or_missing(org),
+            format::or_missing(email),
             key.note.clone().unwrap_or_default(),
         ]);
         keys.push(json!({ "key_id": id, "name": key.name, "default": used, "organization": org,
@@ -261,8 +264,8 @@ fn list(shell: &mut Shell<'_>) -> Result<(), Failure> {
     shell.table(&table, &json!({ "keys": keys }))
 }
 
-fn choose(shell: &mut Shell<'_>, id: &str) -> Result<(), Failure> {
-    let mut store = CredentialStore::load(&shell.world.env)?;
+fn choose(shell: &mut Shell<'_>, id: &str) -> Result<(), CommandError> {
+    let mut store = CredentialStore::load(&shell.environment.variables)?;
     let key = store.keys().find(|(known, _)| *known == id).map(|(_, key)| key.clone());
     let key = key.ok_or_else(|| no_such_key(id))?;
     let name = key.name.clone();

@@ -10,13 +10,13 @@ use tinkex::rest::{
 };
 
 use crate::args::Format;
-use crate::failure::Failure;
-use crate::human;
+use crate::error::CommandError;
+use crate::format;
 use crate::output::Shell;
 use crate::table::Table;
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Billing {
+pub(crate) enum BillingCommand {
     /// What was used, by the hour; at most 14 days
     #[command(after_help = "Examples:
   tinkex billing usage 2026-07-13T00:00:00Z 2026-07-14T00:00:00Z
@@ -54,7 +54,7 @@ fn moment(text: &str) -> Result<Timestamp, String> {
 
 /// A value in a table of figures.
 #[derive(Clone)]
-enum Cell {
+enum BillingCell {
     Text(String),
     /// It has a value that nobody knows.
     Unknown,
@@ -62,34 +62,34 @@ enum Cell {
     Nothing,
 }
 
-impl Cell {
+impl BillingCell {
     fn text(value: Option<impl ToString>) -> Self {
         value.map_or(Self::Nothing, |value| Self::Text(value.to_string()))
     }
 
     fn float(value: Option<f64>) -> Self {
-        Self::text(value.map(human::float))
+        Self::text(value.map(format::float))
     }
 
     /// A cost or rate of something that has one.
     fn due(value: Option<f64>) -> Self {
-        value.map_or(Self::Unknown, |value| Self::Text(human::float(value)))
+        value.map_or(Self::Unknown, |value| Self::Text(format::float(value)))
     }
 }
 
 /// Rows whose columns are those that any of them has, in the order they were met.
 #[derive(Default)]
-struct Figures {
+struct BillingTable {
     columns: Vec<&'static str>,
-    rows: Vec<Vec<(&'static str, Cell)>>,
+    rows: Vec<Vec<(&'static str, BillingCell)>>,
 }
 
-impl Figures {
+impl BillingTable {
     fn new(columns: &[&'static str]) -> Self {
         Self { columns: columns.to_vec(), rows: Vec::new() }
     }
 
-    fn push(&mut self, row: Vec<(&'static str, Cell)>) {
+    fn push(&mut self, row: Vec<(&'static str, BillingCell)>) {
         for (name, _) in &row {
             if !self.columns.contains(name) {
                 self.columns.push(name);
@@ -103,9 +103,9 @@ impl Figures {
         for row in &self.rows {
             table.row(self.columns.iter().map(|column| {
                 match row.iter().find(|(name, _)| name == column) {
-                    Some((_, Cell::Text(text))) => text.clone(),
-                    Some((_, Cell::Unknown)) => unknown.to_owned(),
-                    Some((_, Cell::Nothing)) | None => String::new(),
+                    Some((_, BillingCell::Text(text))) => text.clone(),
+                    Some((_, BillingCell::Unknown)) => unknown.to_owned(),
+                    Some((_, BillingCell::Nothing)) | None => String::new(),
                 }
             }));
         }
@@ -117,11 +117,14 @@ impl Figures {
     }
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>, command: Billing) -> Result<(), Failure> {
+pub(super) async fn run(
+    shell: &mut Shell<'_>,
+    command: BillingCommand,
+) -> Result<(), CommandError> {
     match command {
-        Billing::Usage { starting_on, ending_before, csv, sessions_csv } => {
+        BillingCommand::Usage { starting_on, ending_before, csv, sessions_csv } => {
             if starting_on.unix_micros() >= ending_before.unix_micros() {
-                return Err(Failure::usage("the time must end after it starts"));
+                return Err(CommandError::usage("the time must end after it starts"));
             }
             check_streams(shell, &[csv.as_ref(), sessions_csv.as_ref()])?;
             let admin = shell.client().await?.admin();
@@ -133,11 +136,12 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Billing) -> Result<(), F
             }
             let sessions: Vec<_> =
                 usage.sessions.iter().map(|(id, it)| session(id.as_str(), it)).collect();
-            let sessions = Figures { columns: vec!["session_id", "user_metadata"], rows: sessions };
+            let sessions =
+                BillingTable { columns: vec!["session_id", "user_metadata"], rows: sessions };
             let files = [(sessions_csv, sessions), (csv, figures)];
             write(shell, files.into_iter().filter_map(|(path, rows)| Some((path?, rows))))
         }
-        Billing::CheckpointStorage { csv } => {
+        BillingCommand::CheckpointStorage { csv } => {
             check_streams(shell, &[csv.as_ref()])?;
             let project_id = shell.settings.project_id.clone();
             let admin = shell.client().await?.admin();
@@ -152,10 +156,10 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Billing) -> Result<(), F
 }
 
 /// Standard output can hold one thing.
-fn check_streams(shell: &Shell<'_>, files: &[Option<&PathBuf>]) -> Result<(), Failure> {
+fn check_streams(shell: &Shell<'_>, files: &[Option<&PathBuf>]) -> Result<(), CommandError> {
     let out = files.iter().flatten().filter(|path| path.as_os_str() == "-").count();
     if out > 1 || (out == 1 && shell.is_json()) {
-        return Err(Failure::usage("only one thing can be written to standard output")
+        return Err(CommandError::usage("only one thing can be written to standard output")
             .hint("name files for the others"));
     }
     Ok(())
@@ -163,10 +167,10 @@ fn check_streams(shell: &Shell<'_>, files: &[Option<&PathBuf>]) -> Result<(), Fa
 
 fn show(
     shell: &mut Shell<'_>,
-    figures: &Figures,
+    figures: &BillingTable,
     title: &str,
     json: &impl serde::Serialize,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     match shell.settings.format {
         Format::Csv => shell.write(&figures.csv()),
         _ => shell.table(&figures.table("null").title(title), json),
@@ -175,8 +179,8 @@ fn show(
 
 fn write(
     shell: &mut Shell<'_>,
-    files: impl IntoIterator<Item = (PathBuf, Figures)>,
-) -> Result<(), Failure> {
+    files: impl IntoIterator<Item = (PathBuf, BillingTable)>,
+) -> Result<(), CommandError> {
     let mut written = Vec::new();
     for (path, figures) in files {
         if path.as_os_str() == "-" {
@@ -184,8 +188,8 @@ fn write(
             continue;
         }
         let shown = path.display().to_string();
-        crate::files::replace(&shell.world.path(&path), figures.csv().as_bytes())
-            .map_err(|why| Failure::file("written", &shown, &why))?;
+        crate::files::replace(&shell.environment.path(&path), figures.csv().as_bytes())
+            .map_err(|why| CommandError::file("written", &shown, &why))?;
         shell.notice(&format!("Wrote {} row(s) to {shown}", figures.rows.len()));
         written.push(json!({ "path": shown, "rows": figures.rows.len() }));
     }
@@ -195,8 +199,8 @@ fn write(
     Ok(())
 }
 
-fn used(usage: &BillingUsage) -> Figures {
-    let mut figures = Figures::new(&[
+fn used(usage: &BillingUsage) -> BillingTable {
+    let mut figures = BillingTable::new(&[
         "bucket_start",
         "bucket_end",
         "base_model",
@@ -215,8 +219,8 @@ fn used(usage: &BillingUsage) -> Figures {
     figures
 }
 
-fn row(event: &UsageEvent) -> Vec<(&'static str, Cell)> {
-    let number = |value: u64| Cell::Text(value.to_string());
+fn row(event: &UsageEvent) -> Vec<(&'static str, BillingCell)> {
+    let number = |value: u64| BillingCell::Text(value.to_string());
     let (kind, rest) = match &event.event_info {
         UsageKind::Training { token_count } => {
             ("training", vec![("token_count", number(*token_count))])
@@ -224,7 +228,7 @@ fn row(event: &UsageEvent) -> Vec<(&'static str, Cell)> {
         UsageKind::SamplingPrefill { cached, token_count } => {
             // As the other tool writes it.
             let cached = if *cached { "True" } else { "False" };
-            let cached = ("cached", Cell::Text(cached.to_owned()));
+            let cached = ("cached", BillingCell::Text(cached.to_owned()));
             ("sampling_prefill", vec![cached, ("token_count", number(*token_count))])
         }
         UsageKind::SamplingSample { token_count } => {
@@ -232,23 +236,23 @@ fn row(event: &UsageEvent) -> Vec<(&'static str, Cell)> {
         }
         UsageKind::Checkpoint { count } => ("checkpoint", vec![("count", number(*count))]),
         UsageKind::Storage { gigabyte_hours } => {
-            ("storage", vec![("gigabyte_hours", Cell::float(Some(*gigabyte_hours)))])
+            ("storage", vec![("gigabyte_hours", BillingCell::float(Some(*gigabyte_hours)))])
         }
     };
     let storage = matches!(event.event_info, UsageKind::Storage { .. });
     let tokens = !storage && !matches!(event.event_info, UsageKind::Checkpoint { .. });
     let cost = |applies: bool, value: Option<f64>| match applies {
-        true => Cell::due(value),
-        false => Cell::float(value),
+        true => BillingCell::due(value),
+        false => BillingCell::float(value),
     };
     let mut cells = vec![
-        ("bucket_start", Cell::text(Some(event.bucket_start))),
-        ("bucket_end", Cell::text(Some(event.bucket_end))),
-        ("base_model", Cell::text(event.base_model.as_ref())),
-        ("user_id", Cell::text(event.user_id.as_ref())),
-        ("user_name", Cell::text(event.user_name.as_ref())),
-        ("session_id", Cell::text(event.session_id.as_ref())),
-        ("project_id", Cell::text(event.project_id.as_ref())),
+        ("bucket_start", BillingCell::text(Some(event.bucket_start))),
+        ("bucket_end", BillingCell::text(Some(event.bucket_end))),
+        ("base_model", BillingCell::text(event.base_model.as_ref())),
+        ("user_id", BillingCell::text(event.user_id.as_ref())),
+        ("user_name", BillingCell::text(event.user_name.as_ref())),
+        ("session_id", BillingCell::text(event.session_id.as_ref())),
+        ("project_id", BillingCell::text(event.project_id.as_ref())),
         ("estimated_cost_usd", cost(tokens || storage, event.estimated_cost_usd)),
         (
             "effective_rate_usd_per_million_tokens",
@@ -258,23 +262,26 @@ fn row(event: &UsageEvent) -> Vec<(&'static str, Cell)> {
             "effective_rate_usd_per_gigabyte_month",
             cost(storage, event.effective_rate_usd_per_gigabyte_month),
         ),
-        ("type", Cell::Text(kind.to_owned())),
+        ("type", BillingCell::Text(kind.to_owned())),
     ];
     cells.extend(rest);
     cells
 }
 
-fn session(id: &str, session: &UsageSession) -> Vec<(&'static str, Cell)> {
+fn session(id: &str, session: &UsageSession) -> Vec<(&'static str, BillingCell)> {
     let text = |text: &str| serde_json::Value::from(text).to_string();
     let metadata = session.user_metadata.as_ref().map(|metadata| {
         let pairs = metadata.iter().map(|(name, value)| format!("{}: {}", text(name), text(value)));
         format!("{{{}}}", pairs.collect::<Vec<_>>().join(", "))
     });
-    vec![("session_id", Cell::Text(id.to_owned())), ("user_metadata", Cell::text(metadata))]
+    vec![
+        ("session_id", BillingCell::Text(id.to_owned())),
+        ("user_metadata", BillingCell::text(metadata)),
+    ]
 }
 
-fn stored(usage: &StorageUsage) -> Figures {
-    let mut figures = Figures::new(&[
+fn stored(usage: &StorageUsage) -> BillingTable {
+    let mut figures = BillingTable::new(&[
         "effective_rate_usd_per_gigabyte_month",
         "project_id",
         "org_user_urn",
@@ -288,15 +295,15 @@ fn stored(usage: &StorageUsage) -> Figures {
     for item in &usage.data {
         let rate = usage.effective_rate_usd_per_gigabyte_month;
         figures.push(vec![
-            ("effective_rate_usd_per_gigabyte_month", Cell::float(rate)),
-            ("project_id", Cell::text(item.project_id.as_ref())),
-            ("org_user_urn", Cell::text(item.org_user_urn.as_ref())),
-            ("user_email", Cell::text(item.user_email.as_ref())),
-            ("user_name", Cell::text(item.user_name.as_ref())),
-            ("checkpoint_count", Cell::text(Some(item.checkpoint_count))),
-            ("size_bytes", Cell::text(Some(item.size_bytes))),
-            ("size_gigabytes", Cell::float(Some(item.size_gigabytes))),
-            ("estimated_monthly_cost_usd", Cell::float(item.estimated_monthly_cost_usd)),
+            ("effective_rate_usd_per_gigabyte_month", BillingCell::float(rate)),
+            ("project_id", BillingCell::text(item.project_id.as_ref())),
+            ("org_user_urn", BillingCell::text(item.org_user_urn.as_ref())),
+            ("user_email", BillingCell::text(item.user_email.as_ref())),
+            ("user_name", BillingCell::text(item.user_name.as_ref())),
+            ("checkpoint_count", BillingCell::text(Some(item.checkpoint_count))),
+            ("size_bytes", BillingCell::text(Some(item.size_bytes))),
+            ("size_gigabytes", BillingCell::float(Some(item.size_gigabytes))),
+            ("estimated_monthly_cost_usd", BillingCell::float(item.estimated_monthly_cost_usd)),
         ]);
     }
     figures

@@ -1,16 +1,16 @@
-//! Settings that stay.
+//! ConfigCommand that stay.
 
 use clap::Subcommand;
 use serde_json::{Map, Value, json};
 
-use crate::config::{Config, KEYS};
-use crate::failure::{Exit, Failure};
+use crate::config::{ConfigFile, KEYS};
+use crate::error::{CommandError, Exit};
 use crate::output::Shell;
 use crate::table::Table;
 
-/// Settings that stay, in one file, by profile
+/// ConfigCommand that stay, in one file, by profile
 #[derive(Debug, Subcommand)]
-pub(crate) enum Settings {
+pub(crate) enum ConfigCommand {
     /// Where the file is
     #[command(after_help = "Example:
   $EDITOR $(tinkex config path)")]
@@ -29,7 +29,7 @@ pub(crate) enum Settings {
   tinkex config set profile work        from now on, that one counts
   tinkex config set retry_for 5m
 
-Settings:\n{}", settings()))]
+ConfigCommand:\n{}", settings()))]
     Set {
         /// Its name
         key: String,
@@ -56,41 +56,41 @@ fn settings() -> String {
 
 /// Works with the file as it is: a profile that is broken or not there yet must not stand in the
 /// way of mending or making it.
-pub(super) fn run(shell: &mut Shell<'_>, command: Settings) -> Result<(), Failure> {
-    let env = shell.world.env.clone();
-    let path = Config::path(&env).display().to_string();
-    if matches!(command, Settings::Path) {
+pub(super) fn run(shell: &mut Shell<'_>, command: ConfigCommand) -> Result<(), CommandError> {
+    let env = shell.environment.variables.clone();
+    let path = ConfigFile::path(&env).display().to_string();
+    if matches!(command, ConfigCommand::Path) {
         return shell.text(&path, &json!({ "path": path }));
     }
-    let mut config = Config::load(&env)?;
+    let mut config = ConfigFile::load(&env)?;
     let named = shell.globals.profile.as_deref().or(env.get("TINKEX_PROFILE"));
     let profile = config.chosen(named);
     match command {
-        Settings::Path => Ok(()),
-        Settings::Get { key } => {
+        ConfigCommand::Path => Ok(()),
+        ConfigCommand::Get { key } => {
             let Some(value) = config.get(&profile, &key) else {
                 let why = format!("{key} is not set in the profile {profile:?}");
-                return Err(Failure::new(Exit::NotFound, why));
+                return Err(CommandError::new(Exit::NotFound, why));
             };
             shell.text(&value, &json!({ "profile": profile, "key": key, "value": value }))
         }
-        Settings::Set { key, value } => {
+        ConfigCommand::Set { key, value } => {
             config.set(&profile, &key, &value)?;
             config.save()?;
             let done = json!({ "profile": profile, "key": key, "value": value, "path": path });
             shell.done(&format!("{key} = {value} in {path}"), &done)
         }
-        Settings::Unset { key } => {
+        ConfigCommand::Unset { key } => {
             let was_set = config.unset(&profile, &key);
             if !was_set {
                 let why = format!("{key} is not set in the profile {profile:?}");
-                return Err(Failure::new(Exit::NotFound, why));
+                return Err(CommandError::new(Exit::NotFound, why));
             }
             config.save()?;
             let done = json!({ "profile": profile, "key": key, "value": null, "path": path });
             shell.done(&format!("{key} removed from {path}"), &done)
         }
-        Settings::List => {
+        ConfigCommand::List => {
             let mut table = Table::new(["Profile", "Setting", "Value"]);
             let mut profiles = Map::new();
             for (name, key, value) in config.list() {

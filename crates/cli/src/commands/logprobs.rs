@@ -3,14 +3,14 @@
 use clap::Args;
 use serde::Serialize;
 
-use crate::failure::Failure;
-use crate::human;
+use crate::error::CommandError;
+use crate::format;
 use crate::output::Shell;
 use crate::table::Table;
 
-use super::prompt::Prompt;
+use super::prompt::PromptArgs;
 use super::sample::piece;
-use super::weights::Weights;
+use super::weights::WeightsArgs;
 
 /// What can be typed after `logprobs`.
 #[derive(Debug, Args)]
@@ -18,45 +18,45 @@ use super::weights::Weights;
 Examples:
   tinkex logprobs --local --prompt 'The cat says meow.'
   tinkex logprobs Qwen/Qwen3-8B --prompt-file page.txt --json")]
-pub(crate) struct Logprobs {
+pub(crate) struct LogprobsArgs {
     #[command(flatten)]
-    weights: Weights,
+    weights: WeightsArgs,
     #[command(flatten)]
-    prompt: Prompt,
+    prompt: PromptArgs,
 }
 
 #[derive(Serialize)]
-struct Document<'a> {
+struct LogprobsReport<'a> {
     model: &'a str,
-    tokens: Vec<Token>,
+    tokens: Vec<ScoredToken>,
     logprob_sum: f64,
     logprob_mean: Option<f64>,
     perplexity: Option<f64>,
 }
 
 #[derive(Serialize)]
-struct Token {
+struct ScoredToken {
     id: u32,
     text: String,
     /// Nothing stands before the first token.
     logprob: Option<f32>,
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>, command: Logprobs) -> Result<(), Failure> {
+pub(super) async fn run(shell: &mut Shell<'_>, command: LogprobsArgs) -> Result<(), CommandError> {
     let given = command.prompt.read(shell).await?;
     let service = shell.client().await?;
     let (sampler, model) = command.weights.open(shell, &service).await?;
-    let tokenizer = command.weights.tokenizer(&shell.world.env, &sampler).await?;
-    let input = command.prompt.input(shell.world, given, || Ok(tokenizer.clone()))?;
+    let tokenizer = command.weights.tokenizer(&shell.environment.variables, &sampler).await?;
+    let input = command.prompt.input(shell.environment, given, || Ok(tokenizer.clone()))?;
     let Some(ids) = input.to_tokens() else {
-        return Err(Failure::usage("pictures have no log-probabilities")
+        return Err(CommandError::usage("pictures have no log-probabilities")
             .hint("leave --image out, or ask for a sample"));
     };
     let logprobs = sampler.compute_logprobs(input).await?;
-    let tokens: Vec<Token> = ids
+    let tokens: Vec<ScoredToken> = ids
         .iter()
         .enumerate()
-        .map(|(at, id)| Token {
+        .map(|(at, id)| ScoredToken {
             id: *id,
             text: piece(Some(&tokenizer), *id),
             logprob: logprobs.get(at),
@@ -67,14 +67,14 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Logprobs) -> Result<(), 
     #[expect(clippy::cast_precision_loss, reason = "a count of tokens")]
     let logprob_mean = (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64);
     let perplexity = logprob_mean.map(|mean| (-mean).exp());
-    let document = Document { model: &model, tokens, logprob_sum, logprob_mean, perplexity };
-    let mut table = Table::new(["Token", "Text", "Logprob"]).title(format!(
+    let document = LogprobsReport { model: &model, tokens, logprob_sum, logprob_mean, perplexity };
+    let mut table = Table::new(["ScoredToken", "Text", "Logprob"]).title(format!(
         "{} tokens, sum {logprob_sum:.3}, perplexity {}",
         document.tokens.len(),
-        human::or_missing(perplexity.map(|perplexity| format!("{perplexity:.3}"))),
+        format::or_missing(perplexity.map(|perplexity| format!("{perplexity:.3}"))),
     ));
     for token in &document.tokens {
-        let logprob = human::or_missing(token.logprob.map(|logprob| format!("{logprob:.4}")));
+        let logprob = format::or_missing(token.logprob.map(|logprob| format!("{logprob:.4}")));
         table.row([token.id.to_string(), token.text.clone(), logprob]);
     }
     shell.table(&table, &document)

@@ -7,8 +7,8 @@ mod chat;
 mod checkpoint;
 mod config;
 mod doctor;
+mod generate;
 mod logprobs;
-mod manual;
 mod model;
 mod prompt;
 mod quickstart;
@@ -26,10 +26,10 @@ use clap::Subcommand;
 use serde_json::json;
 
 use crate::args::{Format, Globals};
-use crate::failure::{Exit, Failure};
+use crate::environment::Environment;
+use crate::error::{CommandError, Exit};
 use crate::output::{self, Shell};
 use crate::settings;
-use crate::world::World;
 
 /// The commands by what they are for, as somebody new needs them.
 pub(crate) const GROUPS: &[(&str, &[&str])] = &[
@@ -42,59 +42,59 @@ pub(crate) const GROUPS: &[(&str, &[&str])] = &[
 
 /// What can be done, in the order of [`GROUPS`].
 #[derive(Debug, Subcommand)]
-pub(crate) enum Command {
+pub(crate) enum CliCommand {
     /// See all of it work in under a minute: no key, no GPU, no network
-    Quickstart(quickstart::Quickstart),
+    Quickstart(quickstart::QuickstartArgs),
     /// Teach a model from a file of examples
-    Train(Box<train::Train>),
+    Train(Box<train::TrainArgs>),
     /// Talk to a model
-    Chat(Box<chat::Chat>),
+    Chat(Box<chat::ChatArgs>),
     /// Samples from a base model or a checkpoint
-    Sample(Box<sample::Sample>),
+    Sample(Box<sample::SampleArgs>),
     /// The Tinker API on this machine
-    Serve(serve::Serve),
+    Serve(serve::ServeArgs),
     /// Base models
     #[command(subcommand, arg_required_else_help = true)]
-    Model(model::Model),
+    Model(model::ModelCommand),
     /// How likely a model finds a text
-    Logprobs(logprobs::Logprobs),
+    Logprobs(logprobs::LogprobsArgs),
     /// Text to tokens and back
     #[command(subcommand, arg_required_else_help = true)]
-    Tokenizer(tokenizer::Tokenizer),
+    Tokenizer(tokenizer::TokenizerCommand),
     /// Training runs
     #[command(subcommand, arg_required_else_help = true)]
-    Run(run::Run),
+    Run(run::RunCommand),
     /// Checkpoints: find, share, keep, delete
     #[command(subcommand, arg_required_else_help = true)]
-    Checkpoint(checkpoint::Checkpoint),
+    Checkpoint(checkpoint::CheckpointCommand),
     /// Sessions, looked at from outside
     #[command(subcommand, arg_required_else_help = true)]
-    Session(session::Session),
+    Session(session::SessionCommand),
     /// Who you are: log in and out, choose among stored keys
     #[command(subcommand, arg_required_else_help = true)]
-    Auth(auth::Auth),
+    Auth(auth::AuthCommand),
     /// What was used, and what it costs
     #[command(subcommand, arg_required_else_help = true)]
-    Billing(billing::Billing),
+    Billing(billing::BillingCommand),
     /// Who did what
     #[command(subcommand, arg_required_else_help = true)]
-    Audit(audit::Audit),
+    Audit(audit::AuditCommand),
     /// Look at everything that has to be right, and say what to do where it is not
-    Doctor(doctor::Doctor),
+    Doctor(doctor::DoctorArgs),
     /// Settings that stay, in one file, by profile
     #[command(subcommand, arg_required_else_help = true)]
-    Config(config::Settings),
+    Config(config::ConfigCommand),
     /// Lines for your shell, so that it completes commands, options, and ids that were listed lately
     #[command(after_help = "Examples:
   source <(tinkex completions bash)              in ~/.bashrc
   source <(tinkex completions zsh)               in ~/.zshrc
   tinkex completions fish | source               in config.fish")]
-    Completions(manual::Completions),
+    Completions(generate::CompletionsArgs),
     /// Manual pages
     #[command(after_help = "Examples:
   tinkex man | man -l -
   tinkex man --dir ~/.local/share/man/man1")]
-    Man(manual::Man),
+    Man(generate::ManArgs),
     /// The version of this program
     #[command(after_help = "Example:
   tinkex version --json")]
@@ -106,7 +106,7 @@ pub(crate) fn hint(said: &clap::Error) -> Option<String> {
     train::hint(said)
 }
 
-impl Command {
+impl CliCommand {
     /// Whether the command works even if the profile makes no sense.
     pub(crate) fn mends_settings(&self) -> bool {
         matches!(self, Self::Config(_))
@@ -124,55 +124,55 @@ impl Command {
 
 /// Does what needs nothing but the command line itself, and says whether it was that.
 pub(crate) fn at_once(
-    world: &mut World,
+    environment: &mut Environment,
     globals: &Globals,
-    command: &Command,
-) -> Result<bool, Failure> {
+    command: &CliCommand,
+) -> Result<bool, CommandError> {
     let version = env!("CARGO_PKG_VERSION");
     let (text, json) = match command {
-        Command::Version => {
+        CliCommand::Version => {
             (format!("tinkex {version}\n"), json!({ "name": "tinkex", "version": version }))
         }
-        Command::Completions(what) => {
-            let script = manual::completions(*what)?;
+        CliCommand::Completions(what) => {
+            let script = generate::completions(*what)?;
             let json = json!({ "script": script });
             (script, json)
         }
-        Command::Man(what) => {
-            let page = manual::man(world, what)?;
+        CliCommand::Man(what) => {
+            let page = generate::man(environment, what)?;
             let json = json!({ "text": page });
             (page, json)
         }
         _ => return Ok(false),
     };
-    let text = match settings::format(&world.env, globals)? {
+    let text = match settings::format(&environment.variables, globals)? {
         Some(Format::Json) => output::document(&json)?,
         _ => text,
     };
-    world.out.write_all(text.as_bytes())?;
-    world.out.flush()?;
+    environment.out.write_all(text.as_bytes())?;
+    environment.out.flush()?;
     Ok(true)
 }
 
-pub(crate) async fn run(shell: &mut Shell<'_>, command: Command) -> Result<Exit, Failure> {
+pub(crate) async fn run(shell: &mut Shell<'_>, command: CliCommand) -> Result<Exit, CommandError> {
     match command {
-        Command::Config(command) => config::run(shell, command)?,
-        Command::Run(command) => run::run(shell, command).await?,
-        Command::Quickstart(command) => Box::pin(quickstart::run(shell, command)).await?,
-        Command::Chat(command) => return Box::pin(chat::run(shell, *command)).await,
-        Command::Train(command) => return Box::pin(train::run(shell, *command)).await,
-        Command::Auth(command) => return auth::run(shell, command).await,
-        Command::Model(command) => model::run(shell, command).await?,
-        Command::Checkpoint(command) => return checkpoint::run(shell, command).await,
-        Command::Session(command) => session::run(shell, command).await?,
-        Command::Billing(command) => billing::run(shell, command).await?,
-        Command::Audit(command) => audit::run(shell, command).await?,
-        Command::Sample(command) => Box::pin(sample::run(shell, *command)).await?,
-        Command::Logprobs(command) => logprobs::run(shell, command).await?,
-        Command::Tokenizer(command) => tokenizer::run(shell, command).await?,
-        Command::Doctor(_) => return doctor::run(shell).await,
-        Command::Serve(command) => return serve::run(shell, command).await,
-        Command::Completions(_) | Command::Man(_) | Command::Version => {}
+        CliCommand::Config(command) => config::run(shell, command)?,
+        CliCommand::Run(command) => run::run(shell, command).await?,
+        CliCommand::Quickstart(command) => Box::pin(quickstart::run(shell, command)).await?,
+        CliCommand::Chat(command) => return Box::pin(chat::run(shell, *command)).await,
+        CliCommand::Train(command) => return Box::pin(train::run(shell, *command)).await,
+        CliCommand::Auth(command) => return auth::run(shell, command).await,
+        CliCommand::Model(command) => model::run(shell, command).await?,
+        CliCommand::Checkpoint(command) => return checkpoint::run(shell, command).await,
+        CliCommand::Session(command) => session::run(shell, command).await?,
+        CliCommand::Billing(command) => billing::run(shell, command).await?,
+        CliCommand::Audit(command) => audit::run(shell, command).await?,
+        CliCommand::Sample(command) => Box::pin(sample::run(shell, *command)).await?,
+        CliCommand::Logprobs(command) => logprobs::run(shell, command).await?,
+        CliCommand::Tokenizer(command) => tokenizer::run(shell, command).await?,
+        CliCommand::Doctor(_) => return doctor::run(shell).await,
+        CliCommand::Serve(command) => return serve::run(shell, command).await,
+        CliCommand::Completions(_) | CliCommand::Man(_) | CliCommand::Version => {}
     }
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }

@@ -4,14 +4,14 @@ use clap::Subcommand;
 use serde::Serialize;
 use tinkex::{ServiceClient, SupportedModel};
 
-use crate::failure::{Exit, Failure};
-use crate::human;
-use crate::list::{Column, Key, View};
+use crate::error::{CommandError, Exit};
+use crate::format;
+use crate::list::{ListColumn, SortKey, ViewArgs};
 use crate::output::Shell;
 use crate::table::Table;
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Model {
+pub(crate) enum ModelCommand {
     /// List the models that can be trained or sampled from
     #[command(after_help = "Examples:
   tinkex model list
@@ -23,7 +23,7 @@ Columns: name, context, trainable, sampleable.")]
         /// Only names with this in them, in any case
         substring: Option<String>,
         #[command(flatten)]
-        view: View,
+        view: ViewArgs,
     },
     /// Show one model
     #[command(after_help = "Example:
@@ -34,41 +34,41 @@ Columns: name, context, trainable, sampleable.")]
     },
 }
 
-const COLUMNS: [Column<SupportedModel>; 4] = [
-    Column {
+const COLUMNS: [ListColumn<SupportedModel>; 4] = [
+    ListColumn {
         name: "name",
-        header: "Model",
+        header: "ModelCommand",
         usual: true,
-        cell: |model, _| human::or_missing(model.model_name.as_ref()),
-        key: |model| model.model_name.as_ref().map_or(Key::Missing, Key::text),
+        cell: |model, _| format::or_missing(model.model_name.as_ref()),
+        key: |model| model.model_name.as_ref().map_or(SortKey::Missing, SortKey::text),
     },
-    Column {
+    ListColumn {
         name: "context",
         header: "Max Context",
         usual: true,
-        cell: |model, _| human::or_missing(model.max_context_length),
-        key: |model| Key::size(model.max_context_length),
+        cell: |model, _| format::or_missing(model.max_context_length),
+        key: |model| SortKey::size(model.max_context_length),
     },
-    Column {
+    ListColumn {
         name: "trainable",
         header: "Trainable",
         usual: true,
-        cell: |model, _| human::or_missing(model.trainable.map(human::yes)),
-        key: |model| model.trainable.map_or(Key::Missing, |yes| Key::Number(yes.into())),
+        cell: |model, _| format::or_missing(model.trainable.map(format::yes)),
+        key: |model| model.trainable.map_or(SortKey::Missing, |yes| SortKey::Number(yes.into())),
     },
-    Column {
+    ListColumn {
         name: "sampleable",
         header: "Sampleable",
         usual: true,
-        cell: |model, _| human::or_missing(model.sampleable.map(human::yes)),
-        key: |model| model.sampleable.map_or(Key::Missing, |yes| Key::Number(yes.into())),
+        cell: |model, _| format::or_missing(model.sampleable.map(format::yes)),
+        key: |model| model.sampleable.map_or(SortKey::Missing, |yes| SortKey::Number(yes.into())),
     },
 ];
 
-pub(super) async fn run(shell: &mut Shell<'_>, command: Model) -> Result<(), Failure> {
+pub(super) async fn run(shell: &mut Shell<'_>, command: ModelCommand) -> Result<(), CommandError> {
     match command {
-        Model::List { substring, view } => list(shell, substring, &view).await,
-        Model::Info { name } => info(shell, &name).await,
+        ModelCommand::List { substring, view } => list(shell, substring, &view).await,
+        ModelCommand::Info { name } => info(shell, &name).await,
     }
 }
 
@@ -80,8 +80,8 @@ fn contains(model: &SupportedModel, part: &str) -> bool {
 async fn list(
     shell: &mut Shell<'_>,
     substring: Option<String>,
-    view: &View,
-) -> Result<(), Failure> {
+    view: &ViewArgs,
+) -> Result<(), CommandError> {
     #[derive(Serialize)]
     struct Listed {
         models: Vec<SupportedModel>,
@@ -104,17 +104,17 @@ async fn list(
     shell.table(&table, &Listed { total, shown: models.len(), models })
 }
 
-async fn nothing(client: &ServiceClient, part: &str) -> Failure {
+async fn nothing(client: &ServiceClient, part: &str) -> CommandError {
     // A plain key does not tell whose it is; then the name is left out.
     let whose = match client.whoami().await {
         Ok(who) => format!(" for organization {}", who.org_urn),
         Err(_) => String::new(),
     };
-    Failure::new(Exit::NotFound, format!("no model name contains {part:?}{whose}"))
+    CommandError::new(Exit::NotFound, format!("no model name contains {part:?}{whose}"))
         .hint("`tinkex model list` shows every model that can be used")
 }
 
-async fn info(shell: &mut Shell<'_>, name: &str) -> Result<(), Failure> {
+async fn info(shell: &mut Shell<'_>, name: &str) -> Result<(), CommandError> {
     let client = shell.client().await?;
     let models = client.server_capabilities().await?.supported_models;
     let is = |model: &&SupportedModel| {
@@ -128,10 +128,12 @@ async fn info(shell: &mut Shell<'_>, name: &str) -> Result<(), Failure> {
             [] => "`tinkex model list` shows every model that can be used".to_owned(),
             _ => format!("there is {}", near.join(", ")),
         };
-        return Err(Failure::new(Exit::NotFound, format!("there is no model {name:?}")).hint(hint));
+        return Err(
+            CommandError::new(Exit::NotFound, format!("there is no model {name:?}")).hint(hint)
+        );
     };
     let now = tinkex::Timestamp::now();
-    let mut table = Table::of_properties().title(format!("Model: {name}"));
+    let mut table = Table::of_properties().title(format!("ModelCommand: {name}"));
     for column in &COLUMNS {
         table.property(column.header, (column.cell)(model, now));
     }

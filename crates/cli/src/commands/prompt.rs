@@ -7,13 +7,13 @@ use serde::Deserialize;
 use tinkex::wire::ImageFormat;
 use tinkex::{Message, ModelInput, Tokenizer, Tokens};
 
-use crate::failure::Failure;
+use crate::environment::Environment;
+use crate::error::CommandError;
 use crate::output::Shell;
-use crate::world::World;
 
 /// What a model is to read.
 #[derive(Debug, Args)]
-pub(crate) struct Prompt {
+pub(crate) struct PromptArgs {
     /// The text to go on from; - reads standard input
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
@@ -35,78 +35,82 @@ pub(crate) struct Prompt {
 }
 
 /// A prompt as it was given.
-pub(crate) enum Given {
+pub(crate) enum PromptSource {
     Text(String),
     Tokens(Tokens),
 }
 
-impl Prompt {
+impl PromptArgs {
     /// Whether the answer ends as an answer in a conversation does.
     pub(crate) fn is_chat(&self) -> bool {
         self.chat
     }
 
     /// Reads what was given, before anything is asked of a server.
-    pub(crate) async fn read(&self, shell: &mut Shell<'_>) -> Result<Given, Failure> {
+    pub(crate) async fn read(&self, shell: &mut Shell<'_>) -> Result<PromptSource, CommandError> {
         if !self.tokens.is_empty() {
             if self.chat {
-                return Err(Failure::usage("--chat needs text, and there are only tokens")
+                return Err(CommandError::usage("--chat needs text, and there are only tokens")
                     .hint("leave --chat out, or give --prompt"));
             }
-            return Ok(Given::Tokens(Tokens::from(self.tokens.clone())));
+            return Ok(PromptSource::Tokens(Tokens::from(self.tokens.clone())));
         }
         let stdin = Path::new("-");
         let text = match (&self.prompt, &self.prompt_file) {
-            (Some(text), _) if text != "-" => return Ok(Given::Text(text.clone())),
-            (_, Some(path)) if path != stdin => std::fs::read_to_string(shell.world.path(path))
-                .map_err(|why| Failure::file("read", &path.display().to_string(), &why))?,
-            (None, None) if shell.world.terminals.input => {
-                return Err(Failure::usage("there is no prompt")
+            (Some(text), _) if text != "-" => return Ok(PromptSource::Text(text.clone())),
+            (_, Some(path)) if path != stdin => {
+                std::fs::read_to_string(shell.environment.path(path))
+                    .map_err(|why| CommandError::file("read", &path.display().to_string(), &why))?
+            }
+            (None, None) if shell.environment.terminals.input => {
+                return Err(CommandError::usage("there is no prompt")
                     .hint("say --prompt TEXT, or --prompt-file FILE, or pipe it in"));
             }
             _ => stdin_text(shell).await?,
         };
         Ok(match tokens(&text) {
-            Some(tokens) if self.prompt_file.is_some() && !self.chat => Given::Tokens(tokens),
+            Some(tokens) if self.prompt_file.is_some() && !self.chat => {
+                PromptSource::Tokens(tokens)
+            }
             // An editor ends a file with a newline that nobody meant.
-            _ => Given::Text(text.strip_suffix('\n').unwrap_or(&text).to_owned()),
+            _ => PromptSource::Text(text.strip_suffix('\n').unwrap_or(&text).to_owned()),
         })
     }
 
     /// What a model reads of it.
     pub(crate) fn input(
         &self,
-        world: &World,
-        given: Given,
-        tokenizer: impl FnOnce() -> Result<Tokenizer, Failure>,
-    ) -> Result<ModelInput, Failure> {
+        environment: &Environment,
+        given: PromptSource,
+        tokenizer: impl FnOnce() -> Result<Tokenizer, CommandError>,
+    ) -> Result<ModelInput, CommandError> {
         let text = match given {
-            Given::Tokens(tokens) => ModelInput::from_tokens(tokens),
-            Given::Text(text) if self.chat => {
+            PromptSource::Tokens(tokens) => ModelInput::from_tokens(tokens),
+            PromptSource::Text(text) if self.chat => {
                 let system = self.system.iter().map(Message::system);
                 let messages: Vec<_> = system.chain([Message::user(text)]).collect();
                 tokenizer()?.chat()?.prompt(&messages)?
             }
-            Given::Text(text) => tokenizer()?.input(&text)?,
+            PromptSource::Text(text) => tokenizer()?.input(&text)?,
         };
         let mut input = ModelInput::default();
         for path in &self.images {
             let shown = path.display().to_string();
-            let data = std::fs::read(world.path(path));
-            let data = data.map_err(|why| Failure::file("read", &shown, &why))?;
+            let data = std::fs::read(environment.path(path));
+            let data = data.map_err(|why| CommandError::file("read", &shown, &why))?;
             let format = match path.extension().and_then(|end| end.to_str()) {
                 Some("jpg") => Some(ImageFormat::Jpeg),
                 end => end.and_then(ImageFormat::from_name),
             };
             let format = format.ok_or_else(|| {
-                Failure::usage(format!("{shown} is no picture that can be sent"))
+                CommandError::usage(format!("{shown} is no picture that can be sent"))
                     .hint("give a file that ends in .png or .jpeg")
             })?;
             input = input.image(data, format);
         }
         input.chunks.extend(text.chunks);
         if input.is_empty() {
-            return Err(Failure::usage("the prompt is empty")
+            return Err(CommandError::usage("the prompt is empty")
                 .hint("say --prompt TEXT, or --prompt-file FILE, or pipe it in"));
         }
         Ok(input)
@@ -114,9 +118,9 @@ impl Prompt {
 }
 
 /// All of standard input.
-pub(crate) async fn stdin_text(shell: &Shell<'_>) -> Result<String, Failure> {
-    let text = shell.world.input.clone().rest().await;
-    text.map_err(|why| Failure::file("read", "standard input", &why))
+pub(crate) async fn stdin_text(shell: &Shell<'_>) -> Result<String, CommandError> {
+    let text = shell.environment.input.clone().rest().await;
+    text.map_err(|why| CommandError::file("read", "standard input", &why))
 }
 
 /// Token ids as JSON: a list, or an object with one.

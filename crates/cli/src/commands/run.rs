@@ -6,15 +6,15 @@ use serde::Serialize;
 use tinkex::rest::{AccessScope, Checkpoint, ListTrainingRuns, TrainingRun};
 use tinkex::{ModelId, Timestamp};
 
-use crate::cache;
-use crate::failure::Failure;
-use crate::human;
-use crate::list::{self, Column, Key, Page, View};
+use crate::error::CommandError;
+use crate::format;
+use crate::id_cache;
+use crate::list::{self, ListColumn, PageArgs, SortKey, ViewArgs};
 use crate::output::Shell;
 use crate::table::Table;
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Run {
+pub(crate) enum RunCommand {
     /// List training runs, newest first
     #[command(after_help = "Examples:
   tinkex run list
@@ -24,9 +24,9 @@ pub(crate) enum Run {
 Columns: id, model, owner, lora, updated, status, checkpoint, checkpoint_time.")]
     List {
         #[command(flatten)]
-        page: Page,
+        page: PageArgs,
         #[command(flatten)]
-        view: View,
+        view: ViewArgs,
         /// Whose runs: owned or accessible
         #[arg(long, value_name = "SCOPE", value_parser = list::access_scope, default_value = "owned")]
         access_scope: AccessScope,
@@ -36,7 +36,7 @@ Columns: id, model, owner, lora, updated, status, checkpoint, checkpoint_time.")
   tinkex run info 0034d8c9-0a88-52a9-b2b7-bce7cb1e6fef:train:0")]
     Info {
         /// The run's id
-        #[arg(add = ArgValueCandidates::new(cache::runs))]
+        #[arg(add = ArgValueCandidates::new(id_cache::runs))]
         run_id: ModelId,
         /// Whose runs to look among: owned or accessible
         #[arg(long, value_name = "SCOPE", value_parser = list::access_scope, default_value = "owned")]
@@ -47,53 +47,53 @@ Columns: id, model, owner, lora, updated, status, checkpoint, checkpoint_time.")
 /// How many runs one request brings.
 const BATCH: u64 = 100;
 
-const COLUMNS: [Column<TrainingRun>; 8] = [
-    Column {
+const COLUMNS: [ListColumn<TrainingRun>; 8] = [
+    ListColumn {
         name: "id",
         header: "Run ID",
         usual: true,
         cell: |run, _| run.training_run_id.to_string(),
-        key: |run| Key::text(run.training_run_id.as_str()),
+        key: |run| SortKey::text(run.training_run_id.as_str()),
     },
-    Column {
+    ListColumn {
         name: "model",
         header: "Base Model",
         usual: true,
         cell: |run, _| run.base_model.clone(),
-        key: |run| Key::text(&run.base_model),
+        key: |run| SortKey::text(&run.base_model),
     },
-    Column {
+    ListColumn {
         name: "owner",
         header: "Owner",
         usual: false,
         cell: |run, _| run.model_owner.clone(),
-        key: |run| Key::text(&run.model_owner),
+        key: |run| SortKey::text(&run.model_owner),
     },
-    Column {
+    ListColumn {
         name: "lora",
         header: "LoRA",
         usual: true,
         cell: |run, _| match rank(run) {
             Some(rank) => format!("Rank {rank}"),
-            None => human::yes(run.is_lora).to_owned(),
+            None => format::yes(run.is_lora).to_owned(),
         },
-        key: |run| rank(run).map_or(Key::Missing, |rank| Key::Number(rank.into())),
+        key: |run| rank(run).map_or(SortKey::Missing, |rank| SortKey::Number(rank.into())),
     },
-    Column {
+    ListColumn {
         name: "updated",
         header: "Last Update",
         usual: true,
-        cell: |run, now| human::time(run.last_request_time, now),
-        key: |run| Key::time(Some(run.last_request_time)),
+        cell: |run, now| format::time(run.last_request_time, now),
+        key: |run| SortKey::time(Some(run.last_request_time)),
     },
-    Column {
+    ListColumn {
         name: "status",
         header: "Status",
         usual: true,
         cell: |run, _| status(run).to_owned(),
-        key: |run| Key::text(status(run)),
+        key: |run| SortKey::text(status(run)),
     },
-    Column {
+    ListColumn {
         name: "checkpoint",
         header: "Last Checkpoint",
         usual: false,
@@ -102,27 +102,34 @@ const COLUMNS: [Column<TrainingRun>; 8] = [
             last.map_or("None", |last| last.checkpoint_id.as_str()).to_owned()
         },
         key: |run| {
-            run.last_checkpoint.as_ref().map_or(Key::Missing, |last| Key::text(&last.checkpoint_id))
+            run.last_checkpoint
+                .as_ref()
+                .map_or(SortKey::Missing, |last| SortKey::text(&last.checkpoint_id))
         },
     },
-    Column {
+    ListColumn {
         name: "checkpoint_time",
         header: "Checkpoint Time",
         usual: false,
         cell: |run, now| {
-            human::or_missing(run.last_checkpoint.as_ref().map(|last| human::time(last.time, now)))
+            format::or_missing(
+                run.last_checkpoint.as_ref().map(|last| format::time(last.time, now)),
+            )
         },
-        key: |run| Key::time(run.last_checkpoint.as_ref().map(|last| last.time)),
+        key: |run| SortKey::time(run.last_checkpoint.as_ref().map(|last| last.time)),
     },
 ];
 
-pub(super) async fn run(shell: &mut Shell<'_>, command: Run) -> Result<(), Failure> {
+pub(super) async fn run(shell: &mut Shell<'_>, command: RunCommand) -> Result<(), CommandError> {
     match command {
-        Run::List { page, view, access_scope } => list(shell, page, view, access_scope).await,
-        Run::Info { run_id, access_scope } => {
+        RunCommand::List { page, view, access_scope } => {
+            list(shell, page, view, access_scope).await
+        }
+        RunCommand::Info { run_id, access_scope } => {
             let rest = shell.client().await?.rest();
             let run = rest.get_training_run(run_id.clone(), access_scope).await;
-            let run = run.map_err(|why| Failure::from(why).during(&format!("no run {run_id}")))?;
+            let run =
+                run.map_err(|why| CommandError::from(why).during(&format!("no run {run_id}")))?;
             shell.table(&properties(&run, Timestamp::now()), &run)
         }
     }
@@ -130,10 +137,10 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Run) -> Result<(), Failu
 
 async fn list(
     shell: &mut Shell<'_>,
-    page: Page,
-    view: View,
+    page: PageArgs,
+    view: ViewArgs,
     access_scope: AccessScope,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     #[derive(Serialize)]
     struct Listed {
         runs: Vec<TrainingRun>,
@@ -153,7 +160,7 @@ async fn list(
     })
     .await?;
     let ids = found.rows.iter().map(|run| run.training_run_id.to_string());
-    cache::remember(&shell.world.env, cache::Kind::Run, ids);
+    id_cache::remember(&shell.environment.variables, id_cache::IdKind::Run, ids);
     shown.sort(&mut found.rows);
     let count = found.rows.len();
     let title = list::title(count, found.total, "training run", "training runs");
@@ -167,13 +174,13 @@ fn properties(run: &TrainingRun, now: Timestamp) -> Table {
     table.property("Run ID", id);
     table.property("Base Model", &run.base_model);
     table.property("Owner", &run.model_owner);
-    table.property("LoRA", human::lora(run.is_lora, run.lora_rank));
-    table.property("Last Update", human::time(run.last_request_time, now));
+    table.property("LoRA", format::lora(run.is_lora, run.lora_rank));
+    table.property("Last Update", format::time(run.last_request_time, now));
     table.property("Status", status(run));
     let mut checkpoint = |name: &str, checkpoint: Option<&Checkpoint>| {
         if let Some(checkpoint) = checkpoint {
             table.property(name, &checkpoint.checkpoint_id);
-            table.property("  - Time", human::time(checkpoint.time, now));
+            table.property("  - Time", format::time(checkpoint.time, now));
             table.property("  - Path", &checkpoint.tinker_path);
         }
     };

@@ -7,13 +7,13 @@ use serde::Serialize;
 use serde_json::json;
 use tinkex::{SampleResponse, SampledSequence, SamplingParams, Stop, Tokenizer};
 
-use crate::failure::Failure;
-use crate::human;
+use crate::error::CommandError;
+use crate::format;
 use crate::output::Shell;
 use crate::table::Table;
 
-use super::prompt::{Given, Prompt};
-use super::weights::Weights;
+use super::prompt::{PromptArgs, PromptSource};
+use super::weights::WeightsArgs;
 
 /// What can be typed after `sample`.
 #[derive(Debug, Args)]
@@ -25,17 +25,17 @@ Examples:
   tinkex sample tinker://RUN/sampler_weights/final -p Hello --json
   tinkex sample --run RUN_ID --prompt-file question.txt --output answer.txt
   echo Hello | tinkex sample --local                            from a pipe")]
-pub(crate) struct Sample {
+pub(crate) struct SampleArgs {
     #[command(flatten)]
-    weights: Weights,
+    weights: WeightsArgs,
     #[command(flatten)]
-    prompt: Prompt,
+    prompt: PromptArgs,
     #[command(flatten)]
-    how: How,
-    /// How many samples
+    how: SamplingArgs,
+    /// SamplingArgs many samples
     #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..))]
     num_samples: u32,
-    /// How likely each token was, in place of the text
+    /// SamplingArgs likely each token was, in place of the text
     #[arg(long)]
     logprobs: bool,
     /// The K likeliest tokens at each place as well
@@ -46,13 +46,13 @@ pub(crate) struct Sample {
     output: Option<PathBuf>,
 }
 
-/// How tokens are drawn.
+/// SamplingArgs tokens are drawn.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct How {
-    /// How many tokens at most
+pub(crate) struct SamplingArgs {
+    /// SamplingArgs many tokens at most
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
-    /// How daring; 0 always takes the likeliest token [default: 1, in a conversation 0.7]
+    /// SamplingArgs daring; 0 always takes the likeliest token [default: 1, in a conversation 0.7]
     #[arg(short, long, value_name = "T", allow_negative_numbers = true, value_parser = temperature)]
     temperature: Option<f64>,
     /// Draw from the K likeliest tokens
@@ -79,7 +79,7 @@ fn share(text: &str) -> Result<f64, String> {
     wanted.ok_or_else(|| "give a number above 0 and up to 1".to_owned())
 }
 
-impl How {
+impl SamplingArgs {
     pub(crate) fn params(&self, chat: bool) -> SamplingParams {
         let usual = if chat { 0.7 } else { 1.0 };
         let mut params = SamplingParams::new()
@@ -94,16 +94,16 @@ impl How {
 }
 
 #[derive(Serialize)]
-struct Document<'a> {
+struct SampleReport<'a> {
     #[serde(rename = "type")]
     kind: &'static str,
     model: &'a str,
     prompt_tokens: Option<usize>,
-    sequences: Vec<Sequence<'a>>,
+    sequences: Vec<SequenceReport<'a>>,
 }
 
 #[derive(Serialize)]
-struct Sequence<'a> {
+struct SequenceReport<'a> {
     text: Option<String>,
     tokens: &'a [u32],
     stop_reason: &'static str,
@@ -112,19 +112,19 @@ struct Sequence<'a> {
     topk_logprobs: Option<Vec<Vec<(u32, f32)>>>,
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>, sample: Sample) -> Result<(), Failure> {
+pub(super) async fn run(shell: &mut Shell<'_>, sample: SampleArgs) -> Result<(), CommandError> {
     let given = sample.prompt.read(shell).await?;
     let service = shell.client().await?;
     let (sampler, model) = sample.weights.open(shell, &service).await?;
     // Tokens go in and out as numbers where no tokenizer is to be had.
-    let tokenizer = sample.weights.tokenizer(&shell.world.env, &sampler).await;
+    let tokenizer = sample.weights.tokenizer(&shell.environment.variables, &sampler).await;
     let tokenizer = match (&given, tokenizer) {
-        (Given::Tokens(_), Err(_)) => None,
+        (PromptSource::Tokens(_), Err(_)) => None,
         (_, tokenizer) => Some(tokenizer?),
     };
-    let missing = || Failure::usage("there is no tokenizer for the text");
+    let missing = || CommandError::usage("there is no tokenizer for the text");
     let input =
-        sample.prompt.input(shell.world, given, || tokenizer.clone().ok_or_else(missing))?;
+        sample.prompt.input(shell.environment, given, || tokenizer.clone().ok_or_else(missing))?;
     let mut params = sample.how.params(sample.prompt.is_chat());
     if let (true, None, Some(tokenizer)) = (sample.prompt.is_chat(), &params.stop, &tokenizer) {
         params.stop = Some(tokenizer.chat()?.stop()?);
@@ -136,7 +136,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, sample: Sample) -> Result<(), Fai
     }
     let answer = call.send().await?;
 
-    let document = Document {
+    let document = SampleReport {
         kind: "sample",
         model: &model,
         prompt_tokens,
@@ -160,24 +160,24 @@ pub(super) async fn run(shell: &mut Shell<'_>, sample: Sample) -> Result<(), Fai
         }
         let text = shown(sequence);
         // A model must not move the cursor; a file or another program gets what it said.
-        let terminal = shell.world.terminals.out.is_some();
-        let text = if terminal { human::visible_lines(&text) } else { text };
+        let terminal = shell.environment.terminals.out.is_some();
+        let text = if terminal { format::visible_lines(&text) } else { text };
         shell.write(&format!("{text}\n"))?;
     }
     Ok(())
 }
 
 /// The text, or the tokens where nobody knows it.
-fn shown(sequence: &Sequence<'_>) -> String {
+fn shown(sequence: &SequenceReport<'_>) -> String {
     let ids = || sequence.tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     sequence.text.clone().unwrap_or_else(ids)
 }
 
-fn sequence<'a>(one: &'a SampledSequence, tokenizer: Option<&Tokenizer>) -> Sequence<'a> {
+fn sequence<'a>(one: &'a SampledSequence, tokenizer: Option<&Tokenizer>) -> SequenceReport<'a> {
     let rows = |top: &tinkex::wire::TopkLogprobs| {
         top.rows().map(|row| row.map(Iterator::collect).unwrap_or_default()).collect()
     };
-    Sequence {
+    SequenceReport {
         text: tokenizer.and_then(|tokenizer| tokenizer.decode_text(&one.tokens).ok()),
         tokens: &one.tokens,
         stop_reason: one.stop_reason.as_str(),
@@ -201,7 +201,7 @@ fn table(answer: &SampleResponse, tokenizer: Option<&Tokenizer>) -> Table {
                 (number + 1).to_string(),
                 token.to_string(),
                 piece(tokenizer, *token),
-                human::or_missing(logprob.map(|logprob| format!("{logprob:.4}"))),
+                format::or_missing(logprob.map(|logprob| format!("{logprob:.4}"))),
                 top.collect::<Vec<_>>().join("  "),
             ]);
         }
@@ -218,12 +218,12 @@ pub(crate) fn piece(tokenizer: Option<&Tokenizer>, token: u32) -> String {
     )
 }
 
-fn write(shell: &Shell<'_>, path: &Path, document: &Document<'_>) -> Result<(), Failure> {
+fn write(shell: &Shell<'_>, path: &Path, document: &SampleReport<'_>) -> Result<(), CommandError> {
     let text = if shell.is_json() {
         serde_json::to_string_pretty(document).unwrap_or_default() + "\n"
     } else {
         document.sequences.iter().map(|one| shown(one) + "\n").collect()
     };
-    std::fs::write(shell.world.path(path), text)
-        .map_err(|why| Failure::file("written", &path.display().to_string(), &why))
+    std::fs::write(shell.environment.path(path), text)
+        .map_err(|why| CommandError::file("written", &path.display().to_string(), &why))
 }

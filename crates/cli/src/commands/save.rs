@@ -6,13 +6,13 @@ use clap::Args;
 use serde_json::json;
 use tinkex::{LoraConfig, Save as Name, Timestamp};
 
-use crate::failure::Failure;
+use crate::error::CommandError;
 use crate::output::Shell;
 use crate::table::Table;
 
 /// What can be typed after `checkpoint save`.
 #[derive(Debug, Args)]
-pub(crate) struct Save {
+pub(crate) struct SaveArgs {
     /// The base model
     #[arg(long, value_name = "MODEL")]
     base_model: String,
@@ -40,7 +40,7 @@ pub(crate) struct Save {
 }
 
 /// Makes an adapter and saves it.
-pub(crate) async fn run(shell: &mut Shell<'_>, save: Save) -> Result<(), Failure> {
+pub(crate) async fn run(shell: &mut Shell<'_>, save: SaveArgs) -> Result<(), CommandError> {
     let service = shell.client().await?;
     let lora = LoraConfig {
         rank: save.rank,
@@ -60,8 +60,8 @@ pub(crate) async fn run(shell: &mut Shell<'_>, save: Save) -> Result<(), Failure
     });
     if let Some(file) = &save.output {
         let text = serde_json::to_string_pretty(&document).unwrap_or_default() + "\n";
-        std::fs::write(shell.world.path(file), text)
-            .map_err(|why| Failure::file("written", &file.display().to_string(), &why))?;
+        std::fs::write(shell.environment.path(file), text)
+            .map_err(|why| CommandError::file("written", &file.display().to_string(), &why))?;
     }
     let mut table = Table::of_properties().title(format!("Checkpoint saved: {path}"));
     table.property("Base Model", save.base_model);

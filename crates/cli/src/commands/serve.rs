@@ -10,11 +10,11 @@ use futures_util::future::{Either, select};
 use serde_json::json;
 use tinkex_server::{Options, Server};
 
-use crate::failure::{Exit, Failure};
-use crate::human;
-use crate::local::{self, Note};
-use crate::not_started::{Starter, not_started};
+use crate::error::{CommandError, Exit};
+use crate::format;
+use crate::local::{self, ServerInfo};
 use crate::output::Shell;
+use crate::startup_error::{Starter, startup_error};
 
 /// What can be typed after `serve`.
 #[derive(Debug, Args)]
@@ -31,7 +31,7 @@ Examples:
 Any free port, for a script:
   tinkex serve --port 0 >url 2>log &
   until [ -s url ]; do sleep 0.1; done; url=$(head -1 url)")]
-pub(crate) struct Serve {
+pub(crate) struct ServeArgs {
     /// Where to listen; an address that others can reach needs --api-key-file
     #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
     host: IpAddr,
@@ -41,10 +41,10 @@ pub(crate) struct Serve {
     /// Where everything is kept; without it the folder that --local uses
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Serve a Hugging Face folder under a name; may be repeated
+    /// ServeArgs a Hugging Face folder under a name; may be repeated
     #[arg(long = "model", value_name = "NAME=FOLDER", value_parser = model)]
     models: Vec<(String, PathBuf)>,
-    /// Serve the models of a Hugging Face hub cache
+    /// ServeArgs the models of a Hugging Face hub cache
     #[arg(long, value_name = "DIR")]
     hub_cache: Option<PathBuf>,
     /// Threads that compute; 0 for one on each core
@@ -76,19 +76,19 @@ fn model(text: &str) -> Result<(String, PathBuf), String> {
 /// A key that can be guessed is none.
 const SHORTEST_KEY: usize = 20;
 
-pub(super) async fn run(shell: &mut Shell<'_>, serve: Serve) -> Result<Exit, Failure> {
-    let key_file = shell.globals.api_key_file.as_deref().map(|path| shell.world.path(path));
+pub(super) async fn run(shell: &mut Shell<'_>, serve: ServeArgs) -> Result<Exit, CommandError> {
+    let key_file = shell.globals.api_key_file.as_deref().map(|path| shell.environment.path(path));
     let key = key_file.as_deref().map(|path| key(path, serve.host)).transpose()?;
     refuse(shell, &serve, key.is_some())?;
     let data = match serve.data_dir {
-        Some(folder) => shell.world.path(&folder),
-        None => local::data_folder(&shell.world.env)?,
+        Some(folder) => shell.environment.path(&folder),
+        None => local::data_folder(&shell.environment.variables)?,
     };
     let mut options = Options::new(&data);
     options.address = (serve.host, serve.port).into();
-    let here = |(name, folder): (String, PathBuf)| (name, shell.world.path(&folder));
+    let here = |(name, folder): (String, PathBuf)| (name, shell.environment.path(&folder));
     options.models = serve.models.into_iter().map(here).collect();
-    options.hub_cache = serve.hub_cache.map(|folder| shell.world.path(&folder));
+    options.hub_cache = serve.hub_cache.map(|folder| shell.environment.path(&folder));
     options.threads = serve.threads;
     options.bf16 = serve.bf16;
     options.raw_logprobs = serve.raw_logprobs;
@@ -100,8 +100,8 @@ pub(super) async fn run(shell: &mut Shell<'_>, serve: Serve) -> Result<Exit, Fai
         options = options.key(key);
     }
 
-    let server = Server::start(options).await.map_err(|why| not_started(&why, Starter::Serve))?;
-    let note = Note::of(&server, true, key_file);
+    let server = Server::start(options).await.map_err(|why| startup_error(&why, Starter::Serve))?;
+    let note = ServerInfo::of(&server, true, key_file);
     note.leave(&data)?;
     let (url, models) = (server.base_url(), server.models());
     let ready = json!({ "base_url": url, "models": models, "data_dir": data, "pid": note.pid });
@@ -110,7 +110,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, serve: Serve) -> Result<Exit, Fai
     let key = if has_key { "<the key>" } else { "tml-local" };
     shell.notice(&format!("to use it: export TINKER_BASE_URL={} TINKER_API_KEY={key}", note.url()));
 
-    let interrupt = shell.world.interrupt.clone();
+    let interrupt = shell.environment.interrupt.clone();
     interrupt.pressed(1).await;
     shell.notice("stopping: what runs right now is finished first (Ctrl-C again ends at once)");
     let stopping = pin!(server.stop());
@@ -118,7 +118,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, serve: Serve) -> Result<Exit, Fai
         Either::Left((stopped, _)) => stopped,
         Either::Right(_) => {
             note.remove(&data);
-            return Err(Failure::interrupted()
+            return Err(CommandError::interrupted()
                 .hint("nothing that was promised is lost: it is done again after the next start"));
         }
     };
@@ -126,44 +126,45 @@ pub(super) async fn run(shell: &mut Shell<'_>, serve: Serve) -> Result<Exit, Fai
     let (saved, waiting) = (stopped.models_saved, stopped.requests_waiting);
     shell.notice(&format!(
         "stopped; {} saved, {}",
-        human::count(saved, "model"),
+        format::count(saved, "model"),
         match waiting {
             0 => "nothing waits".to_owned(),
-            _ => format!("{} carried out after the next start", human::count(waiting, "request")),
+            _ => format!("{} carried out after the next start", format::count(waiting, "request")),
         }
     ));
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }
 
 /// What would be dangerous, or can only be a mistake.
-fn refuse(shell: &Shell<'_>, serve: &Serve, has_key: bool) -> Result<(), Failure> {
+fn refuse(shell: &Shell<'_>, serve: &ServeArgs, has_key: bool) -> Result<(), CommandError> {
     if !serve.host.is_loopback() && !has_key {
         let why = format!("{} can be reached from other machines, and there is no key", serve.host);
-        return Err(Failure::usage(why)
+        return Err(CommandError::usage(why)
             .hint("name a file with a key (--api-key-file FILE), or leave --host out"));
     }
     if shell.globals.api_key.is_some() {
         let why = "a key among the arguments can be seen by everyone on this machine";
-        return Err(Failure::usage(why).hint("put it into a file: --api-key-file FILE"));
+        return Err(CommandError::usage(why).hint("put it into a file: --api-key-file FILE"));
     }
     if shell.globals.local || shell.globals.base_url.is_some() {
         let why = "--local and --base-url say which server to use; this command is the server";
-        return Err(Failure::usage(why).hint("say --host and --port"));
+        return Err(CommandError::usage(why).hint("say --host and --port"));
     }
     let mut seen = BTreeSet::new();
     if let Some((name, _)) = serve.models.iter().find(|(name, _)| !seen.insert(name)) {
-        return Err(Failure::usage(format!("two folders are called {name}"))
+        return Err(CommandError::usage(format!("two folders are called {name}"))
             .hint("give each --model a name of its own"));
     }
     Ok(())
 }
 
 /// The key that clients must send.
-fn key(path: &Path, host: IpAddr) -> Result<String, Failure> {
+fn key(path: &Path, host: IpAddr) -> Result<String, CommandError> {
     let shown = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|why| Failure::file("read", &shown, &why))?;
+    let text =
+        std::fs::read_to_string(path).map_err(|why| CommandError::file("read", &shown, &why))?;
     let key = text.trim();
-    let wrong = |why: String, hint: &str| Err(Failure::usage(why).hint(hint));
+    let wrong = |why: String, hint: &str| Err(CommandError::usage(why).hint(hint));
     if !key.starts_with("tml-") || key.contains(char::is_whitespace) {
         return wrong(
             format!("the key in {shown} is one that no client can send"),

@@ -10,25 +10,25 @@ use tinkex::rest::{
 };
 use tinkex::{Metadata, SessionId, Timestamp};
 
-use crate::cache;
-use crate::failure::Failure;
-use crate::human;
-use crate::list::{self, Column, Key, Page, View};
+use crate::error::CommandError;
+use crate::format;
+use crate::id_cache;
+use crate::list::{self, ListColumn, PageArgs, SortKey, ViewArgs};
 use crate::output::Shell;
 use crate::table::Table;
 
 use super::trace;
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Session {
+pub(crate) enum SessionCommand {
     /// List sessions, newest first
     #[command(after_help = "Example:
   tinkex session list --limit 5")]
     List {
         #[command(flatten)]
-        page: Page,
+        page: PageArgs,
         #[command(flatten)]
-        view: View,
+        view: ViewArgs,
         /// Whose sessions: owned or accessible
         #[arg(long, value_name = "SCOPE", value_parser = list::access_scope, default_value = "owned")]
         access_scope: AccessScope,
@@ -38,7 +38,7 @@ pub(crate) enum Session {
   tinkex session info SESSION")]
     Info {
         /// The session's id
-        #[arg(add = ArgValueCandidates::new(cache::sessions))]
+        #[arg(add = ArgValueCandidates::new(id_cache::sessions))]
         session_id: SessionId,
         /// Whose sessions to look among: owned or accessible
         #[arg(long, value_name = "SCOPE", value_parser = list::access_scope, default_value = "owned")]
@@ -51,19 +51,19 @@ pub(crate) enum Session {
   tinkex session search --name nightly --owner accessible
 
 Columns: id, created, owner, project, status, checkpoints, storage, name.")]
-    Search(Box<Search>),
+    Search(Box<SearchArgs>),
     /// Download a session's trace, for Perfetto
     #[command(after_help = "Examples:
   tinkex session export-trace SESSION
   tinkex session export-trace SESSION --output traces/one.pftrace
   tinkex session export-trace SESSION --url-only")]
-    ExportTrace(trace::ExportTrace),
+    ExportTrace(trace::ExportTraceArgs),
     /// Move a session to a project
     #[command(after_help = "Example:
   tinkex session assign-project SESSION proj-2")]
     AssignProject {
         /// The session's id
-        #[arg(add = ArgValueCandidates::new(cache::sessions))]
+        #[arg(add = ArgValueCandidates::new(id_cache::sessions))]
         session_id: SessionId,
         /// The project's id
         project: String,
@@ -72,7 +72,7 @@ Columns: id, created, owner, project, status, checkpoints, storage, name.")]
 
 /// What to search for.
 #[derive(Debug, clap::Args)]
-pub(crate) struct Search {
+pub(crate) struct SearchArgs {
     /// Those of this project; may be said more than once
     #[arg(long = "project", value_name = "ID")]
     projects: Vec<String>,
@@ -87,17 +87,17 @@ pub(crate) struct Search {
     owner: String,
     /// Those that are active, cancelled, failed or finished; may be said more than once
     #[arg(long = "status", value_name = "STATE", hide_possible_values = true)]
-    statuses: Vec<State>,
+    statuses: Vec<SessionState>,
     /// How many at most; 0 for all
     #[arg(long, value_name = "N", default_value_t = 20)]
     limit: u64,
     #[command(flatten)]
-    view: View,
+    view: ViewArgs,
 }
 
 /// How a session is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum State {
+pub(crate) enum SessionState {
     /// Still running
     Active,
     Cancelled,
@@ -113,70 +113,72 @@ fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
-const IDS: [Column<SessionId>; 1] = [Column {
+const IDS: [ListColumn<SessionId>; 1] = [ListColumn {
     name: "id",
     header: "Session ID",
     usual: true,
     cell: |id, _| id.to_string(),
-    key: |id| Key::text(id.as_str()),
+    key: |id| SortKey::text(id.as_str()),
 }];
 
-const COLUMNS: [Column<SessionSummary>; 8] = [
-    Column {
+const COLUMNS: [ListColumn<SessionSummary>; 8] = [
+    ListColumn {
         name: "id",
         header: "Session ID",
         usual: true,
         cell: |session, _| session.session_id.to_string(),
-        key: |session| Key::text(session.session_id.as_str()),
+        key: |session| SortKey::text(session.session_id.as_str()),
     },
-    Column {
+    ListColumn {
         name: "created",
         header: "Created",
         usual: true,
-        cell: |session, now| human::time(session.created_at, now),
-        key: |session| Key::time(Some(session.created_at)),
+        cell: |session, now| format::time(session.created_at, now),
+        key: |session| SortKey::time(Some(session.created_at)),
     },
-    Column {
+    ListColumn {
         name: "owner",
         header: "Owner",
         usual: false,
         cell: |session, _| session.owner.clone(),
-        key: |session| Key::text(&session.owner),
+        key: |session| SortKey::text(&session.owner),
     },
-    Column {
+    ListColumn {
         name: "project",
         header: "Project",
         usual: true,
         cell: |session, _| session.project_id.clone(),
-        key: |session| Key::text(&session.project_id),
+        key: |session| SortKey::text(&session.project_id),
     },
-    Column {
+    ListColumn {
         name: "status",
         header: "Status",
         usual: true,
-        cell: |session, _| human::or_missing(session.status.as_ref().map(status)),
-        key: |session| session.status.as_ref().map_or(Key::Missing, |it| Key::text(status(it))),
+        cell: |session, _| format::or_missing(session.status.as_ref().map(status)),
+        key: |session| {
+            session.status.as_ref().map_or(SortKey::Missing, |it| SortKey::text(status(it)))
+        },
     },
-    Column {
+    ListColumn {
         name: "checkpoints",
         header: "Checkpoints",
         usual: true,
         cell: |session, _| session.checkpoints_count.to_string(),
-        key: |session| Key::size(Some(session.checkpoints_count)),
+        key: |session| SortKey::size(Some(session.checkpoints_count)),
     },
-    Column {
+    ListColumn {
         name: "storage",
         header: "Storage",
         usual: true,
-        cell: |session, _| human::or_missing(session.checkpoint_storage_bytes.map(human::bytes)),
-        key: |session| Key::size(session.checkpoint_storage_bytes),
+        cell: |session, _| format::or_missing(session.checkpoint_storage_bytes.map(format::bytes)),
+        key: |session| SortKey::size(session.checkpoint_storage_bytes),
     },
-    Column {
+    ListColumn {
         name: "name",
         header: "Name",
         usual: true,
         cell: |session, _| session.display_name.clone().unwrap_or_default(),
-        key: |session| session.display_name.as_ref().map_or(Key::Missing, Key::text),
+        key: |session| session.display_name.as_ref().map_or(SortKey::Missing, SortKey::text),
     },
 ];
 
@@ -194,22 +196,28 @@ const BATCH: u64 = 100;
 /// How many sessions one search brings, which has a limit.
 const SEARCH_BATCH: u64 = 200;
 
-pub(super) async fn run(shell: &mut Shell<'_>, command: Session) -> Result<(), Failure> {
+pub(super) async fn run(
+    shell: &mut Shell<'_>,
+    command: SessionCommand,
+) -> Result<(), CommandError> {
     match command {
-        Session::List { page, view, access_scope } => ids(shell, page, &view, access_scope).await,
-        Session::Info { session_id, access_scope } => {
+        SessionCommand::List { page, view, access_scope } => {
+            ids(shell, page, &view, access_scope).await
+        }
+        SessionCommand::Info { session_id, access_scope } => {
             let rest = shell.client().await?.rest();
             let info = rest.get_session(session_id.clone(), access_scope).await;
-            let info =
-                info.map_err(|why| Failure::from(why).during(&format!("no session {session_id}")))?;
+            let info = info.map_err(|why| {
+                CommandError::from(why).during(&format!("no session {session_id}"))
+            })?;
             shell.table(
                 &properties(&session_id, &info),
-                &WithId { session_id: &session_id, info: &info },
+                &SessionReport { session_id: &session_id, info: &info },
             )
         }
-        Session::Search(what) => search(shell, *what).await,
-        Session::ExportTrace(what) => trace::run(shell, what).await,
-        Session::AssignProject { session_id, project } => {
+        SessionCommand::Search(what) => search(shell, *what).await,
+        SessionCommand::ExportTrace(what) => trace::run(shell, what).await,
+        SessionCommand::AssignProject { session_id, project } => {
             let rest = shell.client().await?.rest();
             rest.assign_session_project(session_id.clone(), project.clone()).await?;
             let json = json!({ "session_id": session_id, "project_id": project });
@@ -220,10 +228,10 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Session) -> Result<(), F
 
 async fn ids(
     shell: &mut Shell<'_>,
-    page: Page,
-    view: &View,
+    page: PageArgs,
+    view: &ViewArgs,
     access_scope: AccessScope,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     let shown = view.of(shell, &IDS)?;
     let rest = shell.client().await?.rest();
     let mut sessions: Vec<SessionId> = Vec::new();
@@ -240,7 +248,7 @@ async fn ids(
         }
     }
     let ids = sessions.iter().map(ToString::to_string);
-    cache::remember(&shell.world.env, cache::Kind::Session, ids);
+    id_cache::remember(&shell.environment.variables, id_cache::IdKind::Session, ids);
     shown.sort(&mut sessions);
     let count = sessions.len();
     let title = list::title(count, 0, "session", "sessions");
@@ -248,13 +256,13 @@ async fn ids(
     shell.table(&table, &json!({ "sessions": sessions, "shown": count }))
 }
 
-async fn search(shell: &mut Shell<'_>, what: Search) -> Result<(), Failure> {
+async fn search(shell: &mut Shell<'_>, what: SearchArgs) -> Result<(), CommandError> {
     let shown = what.view.of(shell, &COLUMNS)?;
     let states = what.statuses.iter().map(|state| match state {
-        State::Active => StatusQuery::Active,
-        State::Cancelled => StatusQuery::Cancelled,
-        State::Failed => StatusQuery::Failed,
-        State::Finished => StatusQuery::ClientFinished { reasons: None },
+        SessionState::Active => StatusQuery::Active,
+        SessionState::Cancelled => StatusQuery::Cancelled,
+        SessionState::Failed => StatusQuery::Failed,
+        SessionState::Finished => StatusQuery::ClientFinished { reasons: None },
     });
     let most = if what.limit == 0 { u64::MAX } else { what.limit };
     let mut query = SearchSessions {
@@ -295,7 +303,7 @@ async fn search(shell: &mut Shell<'_>, what: Search) -> Result<(), Failure> {
 }
 
 #[derive(Serialize)]
-struct WithId<'a> {
+struct SessionReport<'a> {
     session_id: &'a SessionId,
     #[serde(flatten)]
     info: &'a SessionInfo,

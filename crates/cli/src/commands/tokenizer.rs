@@ -3,8 +3,8 @@
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use crate::failure::Failure;
-use crate::human;
+use crate::error::CommandError;
+use crate::format;
 use crate::output::Shell;
 use crate::table::Table;
 
@@ -13,14 +13,14 @@ use super::{sample, weights};
 
 /// What can be typed after `tokenizer`.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Tokenizer {
+pub(crate) enum TokenizerCommand {
     /// The tokens of a text
     #[command(after_help = "Examples:
   tinkex tokenizer encode Qwen/Qwen3-8B 'Hello there'
   tinkex tokenizer encode ./model --format plain < text.txt")]
     Encode {
         #[command(flatten)]
-        which: Which,
+        which: TokenizerArgs,
         /// The text; without it, or with -, standard input
         #[arg(allow_hyphen_values = true)]
         text: Option<String>,
@@ -33,7 +33,7 @@ pub(crate) enum Tokenizer {
   tinkex tokenizer decode Qwen/Qwen3-8B 9707 1052")]
     Decode {
         #[command(flatten)]
-        which: Which,
+        which: TokenizerArgs,
         /// Token ids; without any, standard input
         #[arg(value_delimiter = ',')]
         tokens: Vec<u32>,
@@ -46,13 +46,13 @@ pub(crate) enum Tokenizer {
   tinkex tokenizer info Qwen/Qwen3-8B")]
     Info {
         #[command(flatten)]
-        which: Which,
+        which: TokenizerArgs,
     },
 }
 
-/// Which tokenizer.
+/// TokenizerArgs tokenizer.
 #[derive(Debug, Args)]
-pub(crate) struct Which {
+pub(crate) struct TokenizerArgs {
     /// A model's name, or a folder with a tokenizer.json
     #[arg(value_name = "MODEL")]
     model: String,
@@ -61,14 +61,17 @@ pub(crate) struct Which {
     offline: bool,
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>, command: Tokenizer) -> Result<(), Failure> {
-    let (Tokenizer::Encode { which, .. }
-    | Tokenizer::Decode { which, .. }
-    | Tokenizer::Info { which }) = &command;
-    let (env, name) = (shell.world.env.clone(), which.model.clone());
+pub(super) async fn run(
+    shell: &mut Shell<'_>,
+    command: TokenizerCommand,
+) -> Result<(), CommandError> {
+    let (TokenizerCommand::Encode { which, .. }
+    | TokenizerCommand::Decode { which, .. }
+    | TokenizerCommand::Info { which }) = &command;
+    let (env, name) = (shell.environment.variables.clone(), which.model.clone());
     let tokenizer = weights::tokenizer(&env, &name, which.offline).await?;
     match command {
-        Tokenizer::Encode { text, piece, .. } => {
+        TokenizerCommand::Encode { text, piece, .. } => {
             let text = match text {
                 Some(text) if text != "-" => text,
                 _ => {
@@ -87,7 +90,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Tokenizer) -> Result<(),
             });
             shell.text(&ids, &document)
         }
-        Tokenizer::Decode { mut tokens, skip_special, .. } => {
+        TokenizerCommand::Decode { mut tokens, skip_special, .. } => {
             if tokens.is_empty() {
                 tokens = numbers(&stdin_text(shell).await?)?;
             }
@@ -105,7 +108,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Tokenizer) -> Result<(),
             let text = text?;
             shell.text(&text, &json!({ "model": name, "text": text }))
         }
-        Tokenizer::Info { .. } => {
+        TokenizerCommand::Info { .. } => {
             let special = [
                 ("begin", tokenizer.bos_id()),
                 ("end", tokenizer.eos_id()),
@@ -116,9 +119,9 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Tokenizer) -> Result<(),
             table.property("Vocabulary", tokenizer.vocab_size().to_string());
             for (what, id) in special {
                 let shown = id.map(|id| format!("{} ({id})", sample::piece(Some(&tokenizer), id)));
-                table.property(&format!("Token: {what}"), human::or_missing(shown));
+                table.property(&format!("Token: {what}"), format::or_missing(shown));
             }
-            table.property("Chat template", human::yes(tokenizer.has_chat_template()));
+            table.property("Chat template", format::yes(tokenizer.has_chat_template()));
             let document = json!({
                 "model": name,
                 "found_at": tokenizer.name(),
@@ -134,11 +137,11 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Tokenizer) -> Result<(),
 }
 
 /// Numbers with commas or spaces between them, or a JSON list.
-fn numbers(text: &str) -> Result<Vec<u32>, Failure> {
+fn numbers(text: &str) -> Result<Vec<u32>, CommandError> {
     let words = text.split(|c: char| c == ',' || c.is_whitespace() || c == '[' || c == ']');
     let one = |word: &str| {
         word.parse().map_err(|_| {
-            Failure::usage(format!("{word:?} is no token id")).hint("give numbers with commas")
+            CommandError::usage(format!("{word:?} is no token id")).hint("give numbers with commas")
         })
     };
     words.filter(|word| !word.is_empty()).map(one).collect()

@@ -7,18 +7,18 @@ use clap_complete::ArgValueCandidates;
 use serde_json::json;
 use tinkex::SessionId;
 
-use crate::cache;
-use crate::failure::{Exit, Failure};
-use crate::human;
+use crate::error::{CommandError, Exit};
+use crate::format;
+use crate::id_cache;
 use crate::output::Shell;
 use crate::progress;
 use crate::table::Table;
 
 /// Which trace, and where to.
 #[derive(Debug, Args)]
-pub(crate) struct ExportTrace {
+pub(crate) struct ExportTraceArgs {
     /// The session's id
-    #[arg(add = ArgValueCandidates::new(cache::sessions))]
+    #[arg(add = ArgValueCandidates::new(id_cache::sessions))]
     session_id: SessionId,
     /// The file; SESSION_ID.pftrace here if nothing is said
     #[arg(short, long, value_name = "FILE")]
@@ -28,7 +28,7 @@ pub(crate) struct ExportTrace {
     url_only: bool,
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>, what: ExportTrace) -> Result<(), Failure> {
+pub(super) async fn run(shell: &mut Shell<'_>, what: ExportTraceArgs) -> Result<(), CommandError> {
     let id = &what.session_id;
     let rest = shell.client().await?.rest();
     shell.notice(&format!("Exporting trace for session {id} (this may take a while)..."));
@@ -36,11 +36,12 @@ pub(super) async fn run(shell: &mut Shell<'_>, what: ExportTrace) -> Result<(), 
     if what.url_only {
         return shell.text(&url, &json!({ "session_id": id, "url": url }));
     }
-    let shown = what.output.unwrap_or_else(|| shell.world.folder.join(format!("{id}.pftrace")));
-    let target = shell.world.path(&shown);
+    let shown =
+        what.output.unwrap_or_else(|| shell.environment.folder.join(format!("{id}.pftrace")));
+    let target = shell.environment.path(&shown);
     let shown = shown.display().to_string();
     if let Some(folder) = target.parent() {
-        std::fs::create_dir_all(folder).map_err(|why| Failure::file("made", &shown, &why))?;
+        std::fs::create_dir_all(folder).map_err(|why| CommandError::file("made", &shown, &why))?;
     }
     let brought = progress::of_download(shell, "Downloading trace", |told| async {
         let told = told;
@@ -60,7 +61,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, what: ExportTrace) -> Result<(), 
     table.property("Saved to", &shown);
     let mut json = json!({ "session_id": id, "destination": shown });
     if bytes > 0 {
-        table.property("Size", human::bytes(bytes));
+        table.property("Size", format::bytes(bytes));
         json["file_size_bytes"] = bytes.into();
     }
     shell.table(&table, &json)

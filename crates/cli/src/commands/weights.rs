@@ -5,13 +5,13 @@ use tinkex::rest::AccessScope;
 use tinkex::wire::CheckpointKind;
 use tinkex::{Env, Error, Hub, Restore, SamplingClient, ServiceClient, TinkerPath, Tokenizer};
 
-use crate::failure::{Exit, Failure};
+use crate::error::{CommandError, Exit};
 use crate::local;
 use crate::output::Shell;
 
 /// Which weights to sample from.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Weights {
+pub(crate) struct WeightsArgs {
     /// A base model, or a checkpoint (tinker://…); with --local the built-in model if left out
     #[arg(value_name = "MODEL")]
     model: Option<String>,
@@ -27,7 +27,7 @@ pub(crate) struct Weights {
     model_path: Option<String>,
 }
 
-impl Weights {
+impl WeightsArgs {
     /// Other weights with the same tokenizer option.
     pub(crate) fn named(&self, name: String) -> Self {
         let tokenizer = self.tokenizer.clone();
@@ -44,7 +44,7 @@ impl Weights {
         &self,
         shell: &mut Shell<'_>,
         service: &ServiceClient,
-    ) -> Result<(SamplingClient, String), Failure> {
+    ) -> Result<(SamplingClient, String), CommandError> {
         if let Some(run) = &self.run {
             let path = latest(service, run).await?;
             return Ok((of_checkpoint(shell, service, &path).await?, path.to_string()));
@@ -53,7 +53,7 @@ impl Weights {
             Some(name) => name,
             None if shell.settings.local => tinkex_server::BUILT_IN,
             None => {
-                return Err(Failure::usage("which model? none is named").hint(
+                return Err(CommandError::usage("which model? none is named").hint(
                     "name a base model (see tinkex model list), a tinker:// path, or --run RUN_ID; \
                      --local has a small model of its own",
                 ));
@@ -72,7 +72,7 @@ impl Weights {
         &self,
         env: &Env,
         sampler: &SamplingClient,
-    ) -> Result<Tokenizer, Failure> {
+    ) -> Result<Tokenizer, CommandError> {
         if let Some(named) = &self.tokenizer {
             return tokenizer(env, named, false).await;
         }
@@ -84,17 +84,17 @@ impl Weights {
 }
 
 /// A checkpoint's address.
-pub(crate) fn path(text: &str) -> Result<TinkerPath, Failure> {
+pub(crate) fn path(text: &str) -> Result<TinkerPath, CommandError> {
     Ok(text.parse().map_err(Error::from)?)
 }
 
 /// The latest checkpoint of a run, one to sample from if it has any.
-async fn latest(service: &ServiceClient, run: &str) -> Result<TinkerPath, Failure> {
+async fn latest(service: &ServiceClient, run: &str) -> Result<TinkerPath, CommandError> {
     let run = service.rest().get_training_run(run, AccessScope::Accessible).await?;
     let last = run.last_sampler_checkpoint.or(run.last_checkpoint);
     let Some(last) = last else {
         let why = format!("the run {} has no checkpoint yet", run.training_run_id);
-        return Err(Failure::new(Exit::NotFound, why)
+        return Err(CommandError::new(Exit::NotFound, why)
             .hint("save one first; tinkex train does so when it is stopped with Ctrl-C"));
     };
     path(&last.tinker_path)
@@ -105,7 +105,7 @@ async fn of_checkpoint(
     shell: &mut Shell<'_>,
     service: &ServiceClient,
     path: &TinkerPath,
-) -> Result<SamplingClient, Failure> {
+) -> Result<SamplingClient, CommandError> {
     if path.kind() != CheckpointKind::Training {
         return Ok(service.create_sampling_client_from(path).await?);
     }
@@ -116,7 +116,11 @@ async fn of_checkpoint(
 }
 
 /// A tokenizer by its name or folder.
-pub(crate) async fn tokenizer(env: &Env, name: &str, offline: bool) -> Result<Tokenizer, Failure> {
+pub(crate) async fn tokenizer(
+    env: &Env,
+    name: &str,
+    offline: bool,
+) -> Result<Tokenizer, CommandError> {
     if name == tinkex_server::BUILT_IN {
         return built_in(env);
     }
@@ -126,12 +130,13 @@ pub(crate) async fn tokenizer(env: &Env, name: &str, offline: bool) -> Result<To
 }
 
 /// The built-in model's tokenizer, which is part of this program.
-fn built_in(env: &Env) -> Result<Tokenizer, Failure> {
+fn built_in(env: &Env) -> Result<Tokenizer, CommandError> {
     let folder = local::data_folder(env)?.join("tokenizer");
     let shown = folder.display().to_string();
-    std::fs::create_dir_all(&folder).map_err(|why| Failure::file("created", &shown, &why))?;
+    std::fs::create_dir_all(&folder).map_err(|why| CommandError::file("created", &shown, &why))?;
     let written = tinkex_server::write_tokenizer(&folder);
-    written
-        .map_err(|why| Failure::new(Exit::Failed, format!("{shown} cannot be written: {why}")))?;
+    written.map_err(|why| {
+        CommandError::new(Exit::Failed, format!("{shown} cannot be written: {why}"))
+    })?;
     Ok(Tokenizer::from_folder(&folder)?)
 }

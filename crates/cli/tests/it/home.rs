@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use serde_json::Value;
 use tempfile::TempDir;
 use tinkex::Env;
-use tinkex_cli::{Input, Interrupt, LogOf, Terminals, World};
+use tinkex_cli::{Environment, Input, Interrupt, LogScope, Terminals};
 
 /// Where command lines run that share files and a local server's data.
 pub(crate) struct Home {
@@ -92,15 +92,15 @@ impl Home {
         };
         let variables = self.variables();
         let pairs = variables.iter().map(|(name, value)| (*name, value.as_str()));
-        let mut world = World {
-            env: Env::from_pairs(pairs),
+        let mut world = Environment {
+            variables: Env::from_pairs(pairs),
             folder: self.folder.path().to_owned(),
             out: Box::new(out.clone()),
             err: Box::new(watch),
             input: Input::new(Cursor::new(self.input.clone())),
             terminals: Terminals::default(),
             interrupt,
-            log_of: LogOf::ThisThread,
+            log_scope: LogScope::ThisThread,
             prepare: Box::new(|client| client),
         };
         let line = std::iter::once("tinkex").chain(words).map(Into::into).collect();

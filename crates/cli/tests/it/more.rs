@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 use tinkex::Env;
-use tinkex_cli::{Input, Interrupt, LogOf, Terminals, World};
+use tinkex_cli::{Environment, Input, Interrupt, LogScope, Terminals};
 
 use crate::replay::Sink;
 use crate::script::Script;
@@ -62,15 +62,15 @@ impl Stage {
 
     async fn run(&self, line: &str) -> Told {
         let (out, err, http) = (Sink::default(), Sink::default(), self.script.clone());
-        let mut world = World {
-            env: Env::from_pairs(self.env.iter().map(|(n, v)| (n.as_str(), v.as_str()))),
+        let mut world = Environment {
+            variables: Env::from_pairs(self.env.iter().map(|(n, v)| (n.as_str(), v.as_str()))),
             folder: self.home.path().to_owned(),
             out: Box::new(out.clone()),
             err: Box::new(err.clone()),
             input: Input::new(std::io::empty()),
             terminals: Terminals::default(),
             interrupt: self.interrupt.clone(),
-            log_of: LogOf::ThisThread,
+            log_scope: LogScope::ThisThread,
             prepare: Box::new(move |client| client.http(http.clone())),
         };
         let words = ["tinkex"].into_iter().chain(line.split_whitespace());

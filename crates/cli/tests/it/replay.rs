@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use futures_util::FutureExt as _;
 use serde_json::Value;
 use tinkex::Env;
-use tinkex_cli::{Input, Interrupt, LogOf, Terminals, World};
+use tinkex_cli::{Environment, Input, Interrupt, LogScope, Terminals};
 
 use crate::capture::{self, Capture, file};
 use crate::compare::{has_all, rows};
@@ -219,15 +219,15 @@ pub(crate) async fn run_as(capture: &Capture, line: &[String], answers: bool) ->
         }
         _ => Input::new(std::io::Cursor::new(capture.stdin().to_owned())),
     };
-    let mut world = World {
-        env: Env::from_pairs(env.iter().map(|(name, value)| (name.as_str(), value.as_str()))),
+    let mut world = Environment {
+        variables: Env::from_pairs(env.iter().map(|(name, value)| (name.as_str(), value.as_str()))),
         folder: work.path().to_owned(),
         out: Box::new(out.clone()),
         err: Box::new(err.clone()),
         input,
         terminals: Terminals { input: answers, ..Terminals::default() },
         interrupt,
-        log_of: LogOf::ThisThread,
+        log_scope: LogScope::ThisThread,
         prepare: Box::new(move |client| client.http(http.clone())),
     };
     let words = ["tinkex"].into_iter().chain(line.iter().skip(1).map(String::as_str));

@@ -14,23 +14,23 @@ use tinkex::rest::Checkpoint;
 use tinkex::wire::CheckpointKind;
 use tinkex::{ModelId, Timestamp, TinkerPath};
 
-use crate::cache;
-use crate::failure::{Exit, Failure};
-use crate::human;
+use crate::error::{CommandError, Exit};
+use crate::format;
+use crate::id_cache;
 use crate::output::Shell;
-use crate::progress::{Bar, Unit};
+use crate::progress::{Progress, ProgressUnit};
 
 /// How many are under way at once.
 const AT_ONCE: usize = 32;
 
 /// What to delete.
 #[derive(Debug, Args)]
-pub(crate) struct Delete {
+pub(crate) struct DeleteArgs {
     /// Their addresses: tinker://run/weights/name
-    #[arg(conflicts_with = "run_id", add = ArgValueCandidates::new(cache::checkpoints))]
+    #[arg(conflicts_with = "run_id", add = ArgValueCandidates::new(id_cache::checkpoints))]
     paths: Vec<TinkerPath>,
     /// Those of this run
-    #[arg(long, value_name = "ID", add = ArgValueCandidates::new(cache::runs))]
+    #[arg(long, value_name = "ID", add = ArgValueCandidates::new(id_cache::runs))]
     run_id: Option<ModelId>,
     /// Only this kind: weights, sampler_weights or external_weights
     #[arg(long = "type", value_name = "TYPE", value_parser = super::kind)]
@@ -54,17 +54,20 @@ fn moment(text: &str) -> Result<Timestamp, String> {
 }
 
 /// One that is to go: its address, and what is known about it.
-pub(super) struct Doomed {
+pub(super) struct DeletionTarget {
     pub(super) path: TinkerPath,
     known: Option<Checkpoint>,
 }
 
-impl Doomed {
+impl DeletionTarget {
     /// Those among a list whose addresses make sense; the server made them, so all do.
-    pub(super) fn of(checkpoints: Vec<Checkpoint>) -> Result<Vec<Self>, Failure> {
+    pub(super) fn of(checkpoints: Vec<Checkpoint>) -> Result<Vec<Self>, CommandError> {
         let one = |known: Checkpoint| {
             let path = known.tinker_path.parse().map_err(|why: tinkex::wire::InvalidInput| {
-                Failure::new(Exit::Failed, format!("the server named a checkpoint oddly: {why}"))
+                CommandError::new(
+                    Exit::Failed,
+                    format!("the server named a checkpoint oddly: {why}"),
+                )
             })?;
             Ok(Self { path, known: Some(known) })
         };
@@ -73,15 +76,15 @@ impl Doomed {
 }
 
 /// How many bytes they take, as far as it is known.
-pub(super) fn total_bytes(doomed: &[Doomed]) -> u64 {
-    doomed.iter().filter_map(|one| one.known.as_ref()?.size_bytes).sum()
+pub(super) fn total_bytes(targets: &[DeletionTarget]) -> u64 {
+    targets.iter().filter_map(|one| one.known.as_ref()?.size_bytes).sum()
 }
 
-pub(super) async fn delete(shell: &mut Shell<'_>, what: Delete) -> Result<Exit, Failure> {
+pub(super) async fn delete(shell: &mut Shell<'_>, what: DeleteArgs) -> Result<Exit, CommandError> {
     what.check()?;
-    let interrupt = shell.world.interrupt.clone();
+    let interrupt = shell.environment.interrupt.clone();
     match interrupt.stops(1, find(shell, what)).await? {
-        ControlFlow::Continue(doomed) => carry_out(shell, &doomed).await,
+        ControlFlow::Continue(targets) => carry_out(shell, &targets).await,
         ControlFlow::Break(exit) => Ok(exit),
     }
 }
@@ -89,52 +92,52 @@ pub(super) async fn delete(shell: &mut Shell<'_>, what: Delete) -> Result<Exit, 
 /// Those that are to go, if any are.
 async fn find(
     shell: &mut Shell<'_>,
-    what: Delete,
-) -> Result<ControlFlow<Exit, Vec<Doomed>>, Failure> {
-    let doomed = match &what.run_id {
+    what: DeleteArgs,
+) -> Result<ControlFlow<Exit, Vec<DeletionTarget>>, CommandError> {
+    let targets = match &what.run_id {
         None => {
             let mut seen = HashSet::new();
             let once = what.paths.iter().filter(|path| seen.insert(path.to_string()));
-            once.map(|path| Doomed { path: path.clone(), known: None }).collect()
+            once.map(|path| DeletionTarget { path: path.clone(), known: None }).collect()
         }
         Some(run) => {
             let rest = shell.client().await?.rest();
             let mut found = rest.list_checkpoints(run.clone()).await?.checkpoints;
             found.retain(|one| what.wants(one));
-            Doomed::of(found)?
+            DeletionTarget::of(found)?
         }
     };
-    if let (true, Some(run)) = (doomed.is_empty(), &what.run_id) {
+    if let (true, Some(run)) = (targets.is_empty(), &what.run_id) {
         let text = format!("No checkpoints found for run {run} matching filters");
         shell.text(&text, &json!({ "deleted_count": 0, "failed": [] }))?;
-        return Ok(ControlFlow::Break(Exit::Done));
+        return Ok(ControlFlow::Break(Exit::Success));
     }
     if what.dry_run {
-        return dry(shell, &doomed, "would be deleted").map(ControlFlow::Break);
+        return dry(shell, &targets, "would be deleted").map(ControlFlow::Break);
     }
-    if !what.yes && !agreed(shell, &doomed).await? {
+    if !what.yes && !agreed(shell, &targets).await? {
         shell.text(
             "Deletion cancelled.",
             &json!({ "deleted_count": 0, "failed": [], "cancelled": true }),
         )?;
-        return Ok(ControlFlow::Break(Exit::Done));
+        return Ok(ControlFlow::Break(Exit::Success));
     }
-    Ok(ControlFlow::Continue(doomed))
+    Ok(ControlFlow::Continue(targets))
 }
 
-impl Delete {
+impl DeleteArgs {
     /// What the parser cannot say: `--run-id` and addresses exclude each other.
-    fn check(&self) -> Result<(), Failure> {
+    fn check(&self) -> Result<(), CommandError> {
         if self.run_id.is_some() {
             return Ok(());
         }
         if self.paths.is_empty() {
-            return Err(Failure::usage("nothing to delete is named")
+            return Err(CommandError::usage("nothing to delete is named")
                 .hint("say PATHS such as tinker://run/weights/name, or --run-id"));
         }
         if self.kind.is_some() || self.before.is_some() || self.after.is_some() {
             let why = "--type, --before and --after choose among the checkpoints of a run";
-            return Err(Failure::usage(why).hint("say --run-id"));
+            return Err(CommandError::usage(why).hint("say --run-id"));
         }
         Ok(())
     }
@@ -148,46 +151,53 @@ impl Delete {
 }
 
 /// Shows what would go.
-pub(super) fn dry(shell: &mut Shell<'_>, doomed: &[Doomed], what: &str) -> Result<Exit, Failure> {
-    let paths: Vec<_> = doomed.iter().map(|one| one.path.to_string()).collect();
-    let bytes = total_bytes(doomed);
-    let lines: Vec<_> = doomed.iter().map(line).collect();
+pub(super) fn dry(
+    shell: &mut Shell<'_>,
+    targets: &[DeletionTarget],
+    what: &str,
+) -> Result<Exit, CommandError> {
+    let paths: Vec<_> = targets.iter().map(|one| one.path.to_string()).collect();
+    let bytes = total_bytes(targets);
+    let lines: Vec<_> = targets.iter().map(line).collect();
     let text = format!(
         "{}{} checkpoint(s) {what}, {} in all",
         lines.iter().map(|line| format!("{line}\n")).collect::<String>(),
-        doomed.len(),
-        human::bytes(bytes)
+        targets.len(),
+        format::bytes(bytes)
     );
-    let checkpoints: Vec<_> = doomed.iter().filter_map(|one| one.known.as_ref()).collect();
+    let checkpoints: Vec<_> = targets.iter().filter_map(|one| one.known.as_ref()).collect();
     shell.text(
         &text,
         &json!({ "dry_run": true, "count": paths.len(), "freed_bytes": bytes,
         "paths": paths, "checkpoints": checkpoints }),
     )?;
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }
 
-fn line(one: &Doomed) -> String {
+fn line(one: &DeletionTarget) -> String {
     match &one.known {
         None => format!("  - {}", one.path),
         Some(known) => {
-            let size = human::or_missing(known.size_bytes.map(human::bytes));
-            format!("  - {} ({size}, created {})", one.path, human::date(known.time))
+            let size = format::or_missing(known.size_bytes.map(format::bytes));
+            format!("  - {} ({size}, created {})", one.path, format::date(known.time))
         }
     }
 }
 
 /// Whether the user wants it, having seen what it is.
-pub(super) async fn agreed(shell: &mut Shell<'_>, doomed: &[Doomed]) -> Result<bool, Failure> {
-    let count = doomed.len();
-    if shell.world.terminals.input {
+pub(super) async fn agreed(
+    shell: &mut Shell<'_>,
+    targets: &[DeletionTarget],
+) -> Result<bool, CommandError> {
+    let count = targets.len();
+    if shell.environment.terminals.input {
         let mut text = format!("Will delete {count} checkpoint(s):\n");
-        for one in doomed {
+        for one in targets {
             text += &format!("{}\n", line(one));
         }
         text.push('\n');
-        if doomed.iter().any(|one| one.known.is_some()) {
-            text += &format!("Total size: {}\n", human::bytes(total_bytes(doomed)));
+        if targets.iter().any(|one| one.known.is_some()) {
+            text += &format!("Total size: {}\n", format::bytes(total_bytes(targets)));
         }
         shell.say(&(text + "WARNING: This action is permanent and cannot be undone.\n"));
     }
@@ -196,42 +206,50 @@ pub(super) async fn agreed(shell: &mut Shell<'_>, doomed: &[Doomed]) -> Result<b
 }
 
 #[derive(Serialize)]
-struct Refused {
+struct FailedDeletion {
     tinker_path: TinkerPath,
     error: String,
     #[serde(skip)]
-    why: Failure,
+    why: CommandError,
 }
 
 /// Deletes them, many at a time, and says which could not be.
 ///
 /// Once it is interrupted it starts no more, and waits for those under way, so that it can say what
 /// is gone; a second time it does not wait.
-pub(super) async fn carry_out(shell: &mut Shell<'_>, doomed: &[Doomed]) -> Result<Exit, Failure> {
-    let interrupt = shell.world.interrupt.clone();
+pub(super) async fn carry_out(
+    shell: &mut Shell<'_>,
+    targets: &[DeletionTarget],
+) -> Result<Exit, CommandError> {
+    let interrupt = shell.environment.interrupt.clone();
     let rest = interrupt.stops(1, shell.client()).await?.rest();
-    let mut bar = Bar::new(shell, "Deleting checkpoints", Unit::Things, Some(doomed.len() as u64));
-    let calls = doomed.iter().enumerate().map(|(at, one)| {
+    let mut bar = Progress::new(
+        shell,
+        "Deleting checkpoints",
+        ProgressUnit::Things,
+        Some(targets.len() as u64),
+    );
+    let calls = targets.iter().enumerate().map(|(at, one)| {
         let rest = rest.clone();
         async move { (at, rest.delete_checkpoint(&one.path).await) }
     });
     let calls = stream::iter(calls).take_until(interrupt.pressed(1));
     let mut calls = pin!(calls.buffer_unordered(AT_ONCE));
     let mut hurry = pin!(interrupt.pressed(2));
-    let mut ends: Vec<_> = doomed.iter().map(|_| None).collect();
+    let mut ends: Vec<_> = targets.iter().map(|_| None).collect();
     while let Either::Left((Some((at, end)), _)) = select(calls.next(), hurry.as_mut()).await {
         ends[at] = Some(end);
         bar.advance(shell, 1);
     }
     bar.clear(shell);
     let (mut gone, mut failed, mut left) = (Vec::new(), Vec::new(), Vec::new());
-    for (one, end) in doomed.iter().zip(ends) {
+    for (one, end) in targets.iter().zip(ends) {
         let path = &one.path;
         match end {
             Some(Ok(_)) => gone.push(path),
             Some(Err(error)) => {
                 let (tinker_path, said) = (path.clone(), error.to_string());
-                failed.push(Refused { tinker_path, error: said, why: error.into() });
+                failed.push(FailedDeletion { tinker_path, error: said, why: error.into() });
             }
             None => left.push(path),
         }
@@ -242,32 +260,32 @@ pub(super) async fn carry_out(shell: &mut Shell<'_>, doomed: &[Doomed]) -> Resul
         json["deleted"] = json!(gone);
         json["not_deleted"] = json!(left);
         text += &gone.iter().map(|path| format!("\n  - {path}")).collect::<String>();
-    } else if failed.is_empty() && total_bytes(doomed) > 0 {
-        json["freed_bytes"] = total_bytes(doomed).into();
+    } else if failed.is_empty() && total_bytes(targets) > 0 {
+        json["freed_bytes"] = total_bytes(targets).into();
     }
     // Where nothing was done there is no result.
     if !gone.is_empty() {
         shell.text(&text, &json)?;
     }
     match (left.len(), failed.is_empty()) {
-        (0, true) => Ok(Exit::Done),
+        (0, true) => Ok(Exit::Success),
         (0, false) => Err(refusal(gone.len(), failed)),
         (count, _) => {
             let sure = if interrupt.count() > 1 { ", or are being deleted now" } else { "" };
             let why = format!(
                 "interrupted: {count} of {} checkpoint(s) are not deleted{sure}{}",
-                doomed.len(),
+                targets.len(),
                 list(&failed)
             );
-            Err(Failure::new(Exit::Interrupted, why))
+            Err(CommandError::new(Exit::Interrupted, why))
         }
     }
 }
 
 /// That some could not be deleted, and why.
-fn refusal(done: usize, mut failed: Vec<Refused>) -> Failure {
+fn refusal(done: usize, mut failed: Vec<FailedDeletion>) -> CommandError {
     if failed.len() == 1
-        && let Some(Refused { tinker_path, why, .. }) = failed.pop()
+        && let Some(FailedDeletion { tinker_path, why, .. }) = failed.pop()
     {
         let what = format!("{tinker_path} was not deleted");
         return if done > 0 { why.partly(&what) } else { why.during(&what) };
@@ -276,12 +294,15 @@ fn refusal(done: usize, mut failed: Vec<Refused>) -> Failure {
     let exit = match done {
         0 if failed.iter().all(|one| one.why.exit() == first) => first,
         0 => Exit::Failed,
-        _ => Exit::Partly,
+        _ => Exit::Partial,
     };
-    Failure::new(exit, format!("{} checkpoint(s) were not deleted{}", failed.len(), list(&failed)))
+    CommandError::new(
+        exit,
+        format!("{} checkpoint(s) were not deleted{}", failed.len(), list(&failed)),
+    )
 }
 
 /// Each on a line of its own, below what is said about them.
-fn list(failed: &[Refused]) -> String {
+fn list(failed: &[FailedDeletion]) -> String {
     failed.iter().map(|one| format!("\n  - {}: {}", one.tinker_path, one.error)).collect()
 }

@@ -8,18 +8,18 @@ use serde_json::json;
 use tinkex::TinkerPath;
 use tinkex::wire::CheckpointKind;
 
-use crate::cache;
-use crate::failure::{Exit, Failure};
-use crate::human;
+use crate::error::{CommandError, Exit};
+use crate::format;
+use crate::id_cache;
 use crate::output::Shell;
 use crate::progress;
 use crate::table::Table;
 
 /// What to download.
 #[derive(Debug, Args)]
-pub(crate) struct Download {
+pub(crate) struct DownloadArgs {
     /// Its address: tinker://run/weights/name or tinker://run/external_weights/name
-    #[arg(value_parser = with_files, add = ArgValueCandidates::new(cache::checkpoints))]
+    #[arg(value_parser = with_files, add = ArgValueCandidates::new(id_cache::checkpoints))]
     path: TinkerPath,
     /// The folder that gets a folder of the checkpoint's name; this one if nothing is said
     #[arg(short, long, value_name = "DIR")]
@@ -50,19 +50,22 @@ fn with_files(text: &str) -> Result<TinkerPath, String> {
     Ok(path)
 }
 
-pub(super) async fn download(shell: &mut Shell<'_>, what: Download) -> Result<(), Failure> {
+pub(super) async fn download(
+    shell: &mut Shell<'_>,
+    what: DownloadArgs,
+) -> Result<(), CommandError> {
     let name = what.path.to_string().trim_start_matches("tinker://").replace('/', "_");
-    let folder = what.output.clone().unwrap_or_else(|| shell.world.folder.clone());
+    let folder = what.output.clone().unwrap_or_else(|| shell.environment.folder.clone());
     let shown = folder.join(&name);
-    let target = shell.world.path(&shown);
+    let target = shell.environment.path(&shown);
     if target.exists() && !what.force {
         let why = format!("{} exists already", shown.display());
-        return Err(Failure::new(Exit::Failed, why)
+        return Err(CommandError::new(Exit::Failed, why)
             .hint("say --force to replace it, or choose another folder with --output"));
     }
     if let Some(folder) = target.parent() {
         std::fs::create_dir_all(folder)
-            .map_err(|why| Failure::file("made", &folder.display().to_string(), &why))?;
+            .map_err(|why| CommandError::file("made", &folder.display().to_string(), &why))?;
     }
     if what.path.kind() == CheckpointKind::Training {
         shell.notice(&format!(
@@ -86,7 +89,7 @@ pub(super) async fn download(shell: &mut Shell<'_>, what: Download) -> Result<()
     let mut table = Table::of_properties().title(format!("Checkpoint Download: {}", what.path));
     table.property("Checkpoint Path", what.path.to_string());
     if brought.bytes > 0 {
-        table.property("Total Size", human::bytes(brought.bytes));
+        table.property("Total Size", format::bytes(brought.bytes));
     }
     table.property("Downloaded to", shown.display().to_string());
     let mut json = json!({

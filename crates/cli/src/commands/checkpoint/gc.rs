@@ -11,16 +11,16 @@ use tinkex::wire::CheckpointKind;
 use tinkex::{ModelId, Timestamp, TinkerPath};
 
 use crate::args::duration;
-use crate::cache;
-use crate::failure::{Exit, Failure};
-use crate::list::Page;
+use crate::error::{CommandError, Exit};
+use crate::id_cache;
+use crate::list::PageArgs;
 use crate::output::Shell;
 
-use super::delete::{self, Doomed};
+use super::delete::{self, DeletionTarget};
 
 /// What may go.
 #[derive(Debug, Args)]
-pub(crate) struct Gc {
+pub(crate) struct GcArgs {
     /// Of every run and kind, this many of the newest stay
     #[arg(long, value_name = "K", default_value_t = 1)]
     keep_last: usize,
@@ -28,7 +28,7 @@ pub(crate) struct Gc {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     older_than: Option<Duration>,
     /// Only those of this run; may be said more than once
-    #[arg(long, value_name = "ID", add = ArgValueCandidates::new(cache::runs))]
+    #[arg(long, value_name = "ID", add = ArgValueCandidates::new(id_cache::runs))]
     run_id: Vec<ModelId>,
     /// Only this kind: weights, sampler_weights or external_weights
     #[arg(long = "type", value_name = "TYPE", value_parser = super::kind)]
@@ -44,37 +44,40 @@ pub(crate) struct Gc {
     yes: bool,
 }
 
-pub(super) async fn gc(shell: &mut Shell<'_>, what: Gc) -> Result<Exit, Failure> {
-    let interrupt = shell.world.interrupt.clone();
+pub(super) async fn gc(shell: &mut Shell<'_>, what: GcArgs) -> Result<Exit, CommandError> {
+    let interrupt = shell.environment.interrupt.clone();
     match interrupt.stops(1, find(shell, what)).await? {
-        ControlFlow::Continue(doomed) => delete::carry_out(shell, &doomed).await,
+        ControlFlow::Continue(targets) => delete::carry_out(shell, &targets).await,
         ControlFlow::Break(exit) => Ok(exit),
     }
 }
 
 /// Those that are to go, if any are.
-async fn find(shell: &mut Shell<'_>, what: Gc) -> Result<ControlFlow<Exit, Vec<Doomed>>, Failure> {
+async fn find(
+    shell: &mut Shell<'_>,
+    what: GcArgs,
+) -> Result<ControlFlow<Exit, Vec<DeletionTarget>>, CommandError> {
     let mut all = Vec::new();
     if what.run_id.is_empty() {
-        all = super::list::all(shell, Page::ALL).await?.0;
+        all = super::list::all(shell, PageArgs::ALL).await?.0;
     } else {
         let rest = shell.client().await?.rest();
         for run in &what.run_id {
             all.extend(rest.list_checkpoints(run.clone()).await?.checkpoints);
         }
     }
-    let doomed = Doomed::of(what.choose(all, Timestamp::now()))?;
-    if !what.delete || doomed.is_empty() {
-        return delete::dry(shell, &doomed, "could go (say --delete)").map(ControlFlow::Break);
+    let targets = DeletionTarget::of(what.choose(all, Timestamp::now()))?;
+    if !what.delete || targets.is_empty() {
+        return delete::dry(shell, &targets, "could go (say --delete)").map(ControlFlow::Break);
     }
-    if !what.yes && !delete::agreed(shell, &doomed).await? {
+    if !what.yes && !delete::agreed(shell, &targets).await? {
         shell.notice("Nothing was deleted.");
-        return delete::dry(shell, &doomed, "could go").map(ControlFlow::Break);
+        return delete::dry(shell, &targets, "could go").map(ControlFlow::Break);
     }
-    Ok(ControlFlow::Continue(doomed))
+    Ok(ControlFlow::Continue(targets))
 }
 
-impl Gc {
+impl GcArgs {
     /// Those that may go, oldest first.
     fn choose(&self, mut all: Vec<Checkpoint>, now: Timestamp) -> Vec<Checkpoint> {
         // Newest first, so that those that stay are met first; a stable order for equal times.
@@ -125,8 +128,8 @@ mod tests {
         }
     }
 
-    fn gc() -> Gc {
-        Gc {
+    fn gc() -> GcArgs {
+        GcArgs {
             keep_last: 1,
             older_than: None,
             run_id: Vec::new(),
@@ -149,7 +152,7 @@ mod tests {
             checkpoint("b", Training, 9, false),
         ];
         let now = "2026-01-10T00:00:00Z".parse().unwrap();
-        let chosen = |gc: Gc| {
+        let chosen = |gc: GcArgs| {
             let paths = gc.choose(all.clone(), now).into_iter().map(|one| one.tinker_path);
             paths.collect::<Vec<_>>()
         };
@@ -158,13 +161,14 @@ mod tests {
         let again = gc().choose(twice, now).into_iter().map(|one| one.tinker_path);
         assert_eq!(again.collect::<Vec<_>>(), chosen(gc()), "listed twice is still one");
         assert_eq!(
-            chosen(Gc { include_public: true, keep_last: 2, ..gc() }),
+            chosen(GcArgs { include_public: true, keep_last: 2, ..gc() }),
             ["tinker://a/weights/1"],
             "a public one counts among the newest"
         );
-        let young = Gc { keep_last: 0, older_than: Some(Duration::from_secs(8 * 86_400)), ..gc() };
+        let young =
+            GcArgs { keep_last: 0, older_than: Some(Duration::from_secs(8 * 86_400)), ..gc() };
         assert_eq!(chosen(young).len(), 3);
-        let samplers = Gc { keep_last: 0, kind: Some(Sampler), ..gc() };
+        let samplers = GcArgs { keep_last: 0, kind: Some(Sampler), ..gc() };
         assert_eq!(chosen(samplers), ["tinker://a/sampler_weights/1"]);
     }
 }

@@ -8,85 +8,88 @@ use serde::Serialize;
 use tinkex::rest::{AccessScope, Checkpoint, ListUserCheckpoints};
 use tinkex::{ModelId, Timestamp, TinkerPath};
 
-use crate::cache;
-use crate::failure::{Exit, Failure};
-use crate::human;
-use crate::list::{self, Column, Key, Page, View};
+use crate::error::{CommandError, Exit};
+use crate::format;
+use crate::id_cache;
+use crate::list::{self, ListColumn, PageArgs, SortKey, ViewArgs};
 use crate::output::Shell;
 use crate::table::Table;
 
 /// Which checkpoints to list.
 #[derive(Debug, Args)]
-pub(crate) struct List {
+pub(crate) struct ListCheckpointsArgs {
     /// All of this run, whatever the limit
-    #[arg(long, value_name = "ID", add = ArgValueCandidates::new(cache::runs))]
+    #[arg(long, value_name = "ID", add = ArgValueCandidates::new(id_cache::runs))]
     run_id: Option<ModelId>,
     #[command(flatten)]
-    page: Page,
+    page: PageArgs,
     #[command(flatten)]
-    view: View,
+    view: ViewArgs,
 }
 
 /// How many checkpoints one request brings: the query is slow, so few and large.
 const BATCH: u64 = 1000;
 
-pub(super) const COLUMNS: [Column<Checkpoint>; 7] = [
-    Column {
+pub(super) const COLUMNS: [ListColumn<Checkpoint>; 7] = [
+    ListColumn {
         name: "id",
         header: "Checkpoint ID",
         usual: true,
         cell: |checkpoint, _| checkpoint.checkpoint_id.clone(),
-        key: |checkpoint| Key::text(&checkpoint.checkpoint_id),
+        key: |checkpoint| SortKey::text(&checkpoint.checkpoint_id),
     },
-    Column {
+    ListColumn {
         name: "type",
         header: "Type",
         usual: true,
         cell: |checkpoint, _| checkpoint.checkpoint_type.as_str().to_owned(),
-        key: |checkpoint| Key::text(checkpoint.checkpoint_type.as_str()),
+        key: |checkpoint| SortKey::text(checkpoint.checkpoint_type.as_str()),
     },
-    Column {
+    ListColumn {
         name: "size",
         header: "Size",
         usual: true,
-        cell: |checkpoint, _| human::or_missing(checkpoint.size_bytes.map(human::bytes)),
-        key: |checkpoint| Key::size(checkpoint.size_bytes),
+        cell: |checkpoint, _| format::or_missing(checkpoint.size_bytes.map(format::bytes)),
+        key: |checkpoint| SortKey::size(checkpoint.size_bytes),
     },
-    Column {
+    ListColumn {
         name: "public",
         header: "Public",
         usual: true,
-        cell: |checkpoint, _| human::yes(checkpoint.public).to_owned(),
-        key: |checkpoint| Key::Number(checkpoint.public.into()),
+        cell: |checkpoint, _| format::yes(checkpoint.public).to_owned(),
+        key: |checkpoint| SortKey::Number(checkpoint.public.into()),
     },
-    Column {
+    ListColumn {
         name: "created",
         header: "Created",
         usual: true,
-        cell: |checkpoint, now| human::time(checkpoint.time, now),
-        key: |checkpoint| Key::time(Some(checkpoint.time)),
+        cell: |checkpoint, now| format::time(checkpoint.time, now),
+        key: |checkpoint| SortKey::time(Some(checkpoint.time)),
     },
-    Column {
+    ListColumn {
         name: "expires",
         header: "Expires",
         usual: true,
         cell: expiry,
-        key: |checkpoint| Key::time(checkpoint.expires_at),
+        key: |checkpoint| SortKey::time(checkpoint.expires_at),
     },
-    Column {
+    ListColumn {
         name: "path",
         header: "Path",
         usual: true,
         cell: |checkpoint, _| checkpoint.tinker_path.clone(),
-        key: |checkpoint| Key::text(&checkpoint.tinker_path),
+        key: |checkpoint| SortKey::text(&checkpoint.tinker_path),
     },
 ];
 
 fn expiry(checkpoint: &Checkpoint, now: Timestamp) -> String {
-    checkpoint.expires_at.map_or_else(|| "Never".to_owned(), |time| human::time(time, now))
+    checkpoint.expires_at.map_or_else(|| "Never".to_owned(), |time| format::time(time, now))
 }
 
-pub(super) async fn list(shell: &mut Shell<'_>, what: List) -> Result<(), Failure> {
+pub(super) async fn list(
+    shell: &mut Shell<'_>,
+    what: ListCheckpointsArgs,
+) -> Result<(), CommandError> {
     #[derive(Serialize)]
     struct Listed {
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -107,7 +110,7 @@ pub(super) async fn list(shell: &mut Shell<'_>, what: List) -> Result<(), Failur
         None => all(shell, what.page).await?,
     };
     let paths = rows.iter().map(|one| one.tinker_path.clone());
-    cache::remember(&shell.world.env, cache::Kind::Checkpoint, paths);
+    id_cache::remember(&shell.environment.variables, id_cache::IdKind::Checkpoint, paths);
     shown.sort(&mut rows);
     let mut title = list::title(rows.len(), total, "checkpoint", "checkpoints");
     if let Some(run) = &what.run_id {
@@ -121,8 +124,8 @@ pub(super) async fn list(shell: &mut Shell<'_>, what: List) -> Result<(), Failur
 /// The user's checkpoints, and how many there are.
 pub(super) async fn all(
     shell: &mut Shell<'_>,
-    page: Page,
-) -> Result<(Vec<Checkpoint>, u64), Failure> {
+    page: PageArgs,
+) -> Result<(Vec<Checkpoint>, u64), CommandError> {
     let rest = shell.client().await?.rest();
     let found = list::pages(shell, "checkpoints", page, BATCH, |offset, limit| {
         let rest = rest.clone();
@@ -138,7 +141,7 @@ pub(super) async fn all(
     Ok((rows, found.total))
 }
 
-pub(super) async fn info(shell: &mut Shell<'_>, path: &TinkerPath) -> Result<(), Failure> {
+pub(super) async fn info(shell: &mut Shell<'_>, path: &TinkerPath) -> Result<(), CommandError> {
     #[derive(Serialize)]
     struct Info {
         #[serde(flatten)]
@@ -150,12 +153,13 @@ pub(super) async fn info(shell: &mut Shell<'_>, path: &TinkerPath) -> Result<(),
 
     let rest = shell.client().await?.rest();
     let all = rest.list_checkpoints(path.run().clone()).await;
-    let all =
-        all.map_err(|why| Failure::from(why).during(&format!("no checkpoints of {}", path.run())))?;
+    let all = all.map_err(|why| {
+        CommandError::from(why).during(&format!("no checkpoints of {}", path.run()))
+    })?;
     let all = all.checkpoints;
     let address = path.to_string();
     let Some(checkpoint) = all.into_iter().find(|one| one.tinker_path == address) else {
-        return Err(Failure::new(Exit::NotFound, format!("there is no checkpoint {address}"))
+        return Err(CommandError::new(Exit::NotFound, format!("there is no checkpoint {address}"))
             .hint(format!(
                 "`tinkex checkpoint list --run-id {}` shows those of the run",
                 path.run()
@@ -169,13 +173,13 @@ pub(super) async fn info(shell: &mut Shell<'_>, path: &TinkerPath) -> Result<(),
     table.property("Type", checkpoint.checkpoint_type.as_str());
     table.property("Tinker Path", &checkpoint.tinker_path);
     if let Some(size) = checkpoint.size_bytes {
-        table.property("Size", human::bytes(size));
+        table.property("Size", format::bytes(size));
     }
-    table.property("Public", human::yes(checkpoint.public));
-    table.property("Created", human::time(checkpoint.time, now));
+    table.property("Public", format::yes(checkpoint.public));
+    table.property("Created", format::time(checkpoint.time, now));
     table.property("Expires", expiry(&checkpoint, now));
     table.property("Training Run ID", path.run().as_str());
-    table.property("LoRA", human::lora(run.is_lora, run.lora_rank));
+    table.property("LoRA", format::lora(run.is_lora, run.lora_rank));
     table.metadata(checkpoint.user_metadata.as_ref());
     let info = Info {
         checkpoint,

@@ -1,6 +1,6 @@
 //! Checkpoints.
 
-mod change;
+mod attributes;
 mod delete;
 mod download;
 mod gc;
@@ -12,14 +12,14 @@ use clap_complete::ArgValueCandidates;
 use tinkex::TinkerPath;
 use tinkex::wire::CheckpointKind;
 
-use crate::cache;
-use crate::failure::{Exit, Failure};
+use crate::error::{CommandError, Exit};
+use crate::id_cache;
 use crate::output::Shell;
 
 use super::save;
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Checkpoint {
+pub(crate) enum CheckpointCommand {
     /// List checkpoints, newest first
     #[command(after_help = "Examples:
   tinkex checkpoint list
@@ -27,13 +27,13 @@ pub(crate) enum Checkpoint {
   tinkex checkpoint list --limit 0 --columns path --format plain
 
 Columns: id, type, size, public, created, expires, path.")]
-    List(list::List),
+    List(list::ListCheckpointsArgs),
     /// Show one checkpoint
     #[command(after_help = "Example:
   tinkex checkpoint info tinker://RUN/weights/0001")]
     Info {
         /// Its address: tinker://run/weights/name
-        #[arg(add = ArgValueCandidates::new(cache::checkpoints))]
+        #[arg(add = ArgValueCandidates::new(id_cache::checkpoints))]
         path: TinkerPath,
     },
     /// Let everyone read a checkpoint
@@ -41,7 +41,7 @@ Columns: id, type, size, public, created, expires, path.")]
   tinkex checkpoint publish tinker://RUN/sampler_weights/final")]
     Publish {
         /// Its address: tinker://run/weights/name
-        #[arg(add = ArgValueCandidates::new(cache::checkpoints))]
+        #[arg(add = ArgValueCandidates::new(id_cache::checkpoints))]
         path: TinkerPath,
     },
     /// Let only its owner read a checkpoint again
@@ -49,20 +49,20 @@ Columns: id, type, size, public, created, expires, path.")]
   tinkex checkpoint unpublish tinker://RUN/sampler_weights/final")]
     Unpublish {
         /// Its address: tinker://run/weights/name
-        #[arg(add = ArgValueCandidates::new(cache::checkpoints))]
+        #[arg(add = ArgValueCandidates::new(id_cache::checkpoints))]
         path: TinkerPath,
     },
     /// Say when a checkpoint is deleted, or that it stays
     #[command(after_help = "Examples:
   tinkex checkpoint set-ttl tinker://RUN/weights/0001 --ttl 7d
   tinkex checkpoint set-ttl tinker://RUN/weights/0001 --remove")]
-    SetTtl(change::SetTtl),
+    SetTtl(attributes::SetTtlArgs),
     /// Delete checkpoints, for good
     #[command(after_help = "Examples:
   tinkex checkpoint delete tinker://RUN/weights/0001
   tinkex checkpoint delete --run-id RUN --type weights --before 2026-01-01 --dry-run
   tinkex checkpoint delete --run-id RUN --yes")]
-    Delete(delete::Delete),
+    Delete(delete::DeleteArgs),
     /// Download a checkpoint's files; a training checkpoint is exported first
     #[command(
         after_help = "Files come side by side and appear under the folder's name when all are complete;
@@ -73,16 +73,16 @@ Examples:
   tinkex checkpoint download tinker://RUN/weights/0001 --output models
   tinkex checkpoint download tinker://RUN/weights/0001 --include '*.json'"
     )]
-    Download(download::Download),
+    Download(download::DownloadArgs),
     /// Save a fresh adapter to sample from
     #[command(after_help = "Example:
   tinkex checkpoint save --base-model Qwen/Qwen3-8B --rank 16 --name start")]
-    Save(save::Save),
+    Save(save::SaveArgs),
     /// Copy a checkpoint into a project
     #[command(after_help = "Examples:
   tinkex checkpoint copy tinker://RUN/weights/0001 --project-id proj-2
   tinkex checkpoint copy tinker://RUN/sampler_weights/final --ttl 30d")]
-    Copy(change::Copy),
+    Copy(attributes::CopyArgs),
     /// Where to download the files of a checkpoint that was saved for that
     #[command(after_help = "The URLs need no credential and work for a while.
 
@@ -90,14 +90,14 @@ Example:
   tinkex checkpoint urls tinker://RUN/external_weights/hf --format plain")]
     Urls {
         /// Its address: tinker://run/external_weights/name
-        #[arg(value_parser = external, add = ArgValueCandidates::new(cache::checkpoints))]
+        #[arg(value_parser = external, add = ArgValueCandidates::new(id_cache::checkpoints))]
         path: TinkerPath,
     },
     /// Put a checkpoint into a repository of a model hub
     #[command(after_help = "Examples:
   tinkex checkpoint push-hf tinker://RUN/weights/final --repo me/my-adapter
   tinkex checkpoint push-hf tinker://RUN/external_weights/hf --repo me/x --public --create-pr")]
-    PushHf(push::Push),
+    PushHf(push::PushArgs),
     /// Find old checkpoints, and delete them with --delete
     #[command(
         after_help = "Of every run and kind the newest checkpoints stay, and so do public ones.
@@ -108,32 +108,35 @@ Examples:
   tinkex checkpoint gc --older-than 30d --type weights
   tinkex checkpoint gc --run-id RUN --keep-last 1 --delete --yes"
     )]
-    Gc(gc::Gc),
+    Gc(gc::GcArgs),
 }
 
-impl Checkpoint {
+impl CheckpointCommand {
     /// Whether the command ends itself in order when it is interrupted.
     pub(super) fn minds_interrupts(&self) -> bool {
         matches!(self, Self::Delete(_) | Self::Gc(_))
     }
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>, command: Checkpoint) -> Result<Exit, Failure> {
+pub(super) async fn run(
+    shell: &mut Shell<'_>,
+    command: CheckpointCommand,
+) -> Result<Exit, CommandError> {
     match command {
-        Checkpoint::List(what) => list::list(shell, what).await?,
-        Checkpoint::Info { path } => list::info(shell, &path).await?,
-        Checkpoint::Publish { path } => change::publish(shell, &path, true).await?,
-        Checkpoint::Unpublish { path } => change::publish(shell, &path, false).await?,
-        Checkpoint::SetTtl(what) => change::set_ttl(shell, what).await?,
-        Checkpoint::Delete(what) => return delete::delete(shell, what).await,
-        Checkpoint::Download(what) => download::download(shell, what).await?,
-        Checkpoint::Save(what) => save::run(shell, what).await?,
-        Checkpoint::Copy(what) => change::copy(shell, what).await?,
-        Checkpoint::Urls { path } => change::urls(shell, &path).await?,
-        Checkpoint::PushHf(what) => push::push(shell, what).await?,
-        Checkpoint::Gc(what) => return gc::gc(shell, what).await,
+        CheckpointCommand::List(what) => list::list(shell, what).await?,
+        CheckpointCommand::Info { path } => list::info(shell, &path).await?,
+        CheckpointCommand::Publish { path } => attributes::publish(shell, &path, true).await?,
+        CheckpointCommand::Unpublish { path } => attributes::publish(shell, &path, false).await?,
+        CheckpointCommand::SetTtl(what) => attributes::set_ttl(shell, what).await?,
+        CheckpointCommand::Delete(what) => return delete::delete(shell, what).await,
+        CheckpointCommand::Download(what) => download::download(shell, what).await?,
+        CheckpointCommand::Save(what) => save::run(shell, what).await?,
+        CheckpointCommand::Copy(what) => attributes::copy(shell, what).await?,
+        CheckpointCommand::Urls { path } => attributes::urls(shell, &path).await?,
+        CheckpointCommand::PushHf(what) => push::push(shell, what).await?,
+        CheckpointCommand::Gc(what) => return gc::gc(shell, what).await,
     }
-    Ok(Exit::Done)
+    Ok(Exit::Success)
 }
 
 /// The address of a checkpoint that was saved for download.

@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 use tinkex::wire::{CheckpointKind, WeightsInfo};
 use tinkex::{Commit, Hub, HubRepo, TinkerPath};
 
-use crate::failure::{Exit, Failure};
-use crate::human;
+use crate::error::{CommandError, Exit};
+use crate::format;
 use crate::output::Shell;
 use crate::table::Table;
 
@@ -22,7 +22,7 @@ const BASE: &str = "base_model_name_or_path";
 
 /// What goes where.
 #[derive(Debug, Args)]
-pub(crate) struct Push {
+pub(crate) struct PushArgs {
     /// Its address: tinker://run/weights/name
     path: TinkerPath,
     /// The repository; without it one named after the model and the run
@@ -54,17 +54,19 @@ pub(crate) struct Push {
     hf_token_file: Option<std::path::PathBuf>,
 }
 
-pub(super) async fn push(shell: &mut Shell<'_>, what: Push) -> Result<(), Failure> {
+pub(super) async fn push(shell: &mut Shell<'_>, what: PushArgs) -> Result<(), CommandError> {
     let path = &what.path;
     if path.kind() == CheckpointKind::Sampler {
-        return Err(Failure::usage(format!("{path} was saved to sample from, and has no files"))
-            .hint("push a training checkpoint (weights) or external weights"));
+        return Err(CommandError::usage(format!(
+            "{path} was saved to sample from, and has no files"
+        ))
+        .hint("push a training checkpoint (weights) or external weights"));
     }
     let service = shell.client().await?;
     let hub = hub(shell, &what, service.hub()?)?;
     hub.whoami().await?;
 
-    let folder = tempfile::tempdir().map_err(|why| Failure::file("made", "a folder", &why))?;
+    let folder = tempfile::tempdir().map_err(|why| CommandError::file("made", "a folder", &why))?;
     let files = folder.path().join("checkpoint");
     let mut download = service.rest().download(path.clone());
     for pattern in &what.allow_pattern {
@@ -115,7 +117,7 @@ pub(super) async fn push(shell: &mut Shell<'_>, what: Push) -> Result<(), Failur
     table.property("Checkpoint Path", path.to_string());
     table.property("Repo ID", repo.id());
     table.property("Revision", &revision);
-    table.property("Public", human::yes(what.public));
+    table.property("Public", format::yes(what.public));
     if let Some(url) = &done.pull_request_url {
         table.property("Pull Request", url);
     }
@@ -127,13 +129,13 @@ pub(super) async fn push(shell: &mut Shell<'_>, what: Push) -> Result<(), Failur
     shell.table(&table, &json)
 }
 
-fn hub(shell: &Shell<'_>, what: &Push, hub: Hub) -> Result<Hub, Failure> {
+fn hub(shell: &Shell<'_>, what: &PushArgs, hub: Hub) -> Result<Hub, CommandError> {
     let Some(file) = &what.hf_token_file else { return Ok(hub) };
     let shown = file.display().to_string();
-    let text = std::fs::read_to_string(shell.world.path(file))
-        .map_err(|why| Failure::file("read", &shown, &why))?;
+    let text = std::fs::read_to_string(shell.environment.path(file))
+        .map_err(|why| CommandError::file("read", &shown, &why))?;
     match text.trim() {
-        "" => Err(Failure::usage(format!("{shown} is empty; it should hold the hub's token"))),
+        "" => Err(CommandError::usage(format!("{shown} is empty; it should hold the hub's token"))),
         token => Ok(hub.token(token.to_owned())),
     }
 }
@@ -145,26 +147,26 @@ fn derived(path: &TinkerPath, base_model: &str) -> String {
 }
 
 /// Refuses what no other tool could load.
-fn check(folder: &Path) -> Result<(), Failure> {
+fn check(folder: &Path) -> Result<(), CommandError> {
     let has = |name: &str| folder.join(name).is_file();
     if has(CONFIG) && WEIGHTS.into_iter().any(has) {
         return Ok(());
     }
     let why = format!("the checkpoint is no adapter: {CONFIG} or {} is missing", WEIGHTS[0]);
-    Err(Failure::new(Exit::Failed, why)
+    Err(CommandError::new(Exit::Failed, why)
         .hint("files that were encrypted when they were saved (.age) cannot be pushed"))
 }
 
 /// Names the base model in the adapter's settings, if they do not.
-fn complete(folder: &Path, info: &WeightsInfo) -> Result<(), Failure> {
+fn complete(folder: &Path, info: &WeightsInfo) -> Result<(), CommandError> {
     let file = folder.join(CONFIG);
     let text = match std::fs::read(&file) {
         Ok(text) => text,
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(why) => return Err(Failure::file("read", CONFIG, &why)),
+        Err(why) => return Err(CommandError::file("read", CONFIG, &why)),
     };
     let mut config: Map<String, Value> = serde_json::from_slice(&text).map_err(|why| {
-        Failure::new(Exit::Failed, format!("the checkpoint's {CONFIG} makes no sense: {why}"))
+        CommandError::new(Exit::Failed, format!("the checkpoint's {CONFIG} makes no sense: {why}"))
     })?;
     if config.get(BASE).and_then(Value::as_str).is_some_and(|name| !name.is_empty()) {
         return Ok(());
@@ -175,13 +177,17 @@ fn complete(folder: &Path, info: &WeightsInfo) -> Result<(), Failure> {
 }
 
 /// Refuses a repository whose card says that it holds another checkpoint.
-async fn refuse_another(repo: &HubRepo, revision: &str, path: &TinkerPath) -> Result<(), Failure> {
+async fn refuse_another(
+    repo: &HubRepo,
+    revision: &str,
+    path: &TinkerPath,
+) -> Result<(), CommandError> {
     let Some(card) = repo.text(revision, CARD).await? else { return Ok(()) };
     let said = card.lines().find_map(|line| line.strip_prefix("tinker_path:"));
     match said.map(str::trim) {
         Some(other) if other != path.to_string() => {
             let why = format!("{} at {revision} holds {other} already", repo.id());
-            Err(Failure::new(Exit::Failed, why).hint("choose another --repo or --revision"))
+            Err(CommandError::new(Exit::Failed, why).hint("choose another --repo or --revision"))
         }
         _ => Ok(()),
     }
@@ -231,9 +237,9 @@ model = AutoPeftModelForCausalLM.from_pretrained(\"{repo}\")
     )
 }
 
-fn write(file: &Path, bytes: &[u8]) -> Result<(), Failure> {
+fn write(file: &Path, bytes: &[u8]) -> Result<(), CommandError> {
     std::fs::write(file, bytes)
-        .map_err(|why| Failure::file("written", &file.display().to_string(), &why))
+        .map_err(|why| CommandError::file("written", &file.display().to_string(), &why))
 }
 
 #[cfg(test)]

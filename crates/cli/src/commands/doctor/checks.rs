@@ -6,9 +6,9 @@ use std::time::Duration;
 use tinkex::{CredentialStore, Env, ErrorKind, ServiceClient, Timestamp};
 use tokio::time::{Instant, timeout};
 
-use crate::failure::NO_KEY;
-use crate::human;
-use crate::local::{self, ANOTHER_KEY, Answers, Note};
+use crate::error::NO_KEY;
+use crate::format;
+use crate::local::{self, ANOTHER_KEY, ProbeResult, ServerInfo};
 use crate::output::Shell;
 
 use super::{Finding, Verdict};
@@ -22,7 +22,7 @@ const LITTLE_DISK: u64 = 1 << 30;
 
 /// Looks at everything.
 pub(super) async fn all(shell: &mut Shell<'_>) -> Vec<Finding> {
-    let env = shell.world.env.clone();
+    let env = shell.environment.variables.clone();
     let mut findings = vec![version(), configuration(shell, &env)];
     findings.extend(data_folder(&env));
     findings.push(local_server(&env).await);
@@ -30,7 +30,7 @@ pub(super) async fn all(shell: &mut Shell<'_>) -> Vec<Finding> {
         findings.push(Finding::new("server", Verdict::Wrong, failure.to_string()));
         return findings;
     }
-    let client = match shell.settings.client_for_one_try(shell.world) {
+    let client = match shell.settings.client_for_one_try(shell.environment) {
         Ok(client) => {
             findings.push(credential(shell, &env));
             client
@@ -112,7 +112,7 @@ async fn server(client: &ServiceClient) -> Vec<Finding> {
     match answer {
         Ok(capabilities) => {
             let models = capabilities.supported_models.len();
-            let has = human::count(models, "model");
+            let has = format::count(models, "model");
             let found = format!("{url} answers in {took} and has {has}");
             let mut findings = vec![Finding::new("server", Verdict::Ok, found)];
             if models == 0 {
@@ -184,7 +184,7 @@ fn data_folder(env: &Env) -> Vec<Finding> {
         Finding::new("data folder", Verdict::Wrong, format!("{shown} cannot be written to"))
             .advice("mend its permissions, or name another with TINKEX_DATA_DIR")
     } else if there == folder {
-        let about = format!("{shown}, {} used", human::size(used(&folder)));
+        let about = format!("{shown}, {} used", format::size(used(&folder)));
         Finding::new("data folder", Verdict::Ok, about)
     } else {
         Finding::new("data folder", Verdict::Ok, format!("{shown}, not used yet"))
@@ -219,7 +219,7 @@ fn writable(folder: &Path) -> bool {
 fn disk(folder: &Path) -> Option<Finding> {
     let about = rustix::fs::statvfs(folder).ok()?;
     let free = about.f_bavail.saturating_mul(about.f_frsize);
-    let found = format!("{} free", human::size(i64::try_from(free).unwrap_or(i64::MAX)));
+    let found = format!("{} free", format::size(i64::try_from(free).unwrap_or(i64::MAX)));
     Some(if free < LITTLE_DISK {
         Finding::new("disk", Verdict::Warning, found)
             .advice("make room, or keep data elsewhere with TINKEX_DATA_DIR")
@@ -235,19 +235,19 @@ fn disk(_: &Path) -> Option<Finding> {
 
 /// Whether a server runs on this machine, and its note is true.
 async fn local_server(env: &Env) -> Finding {
-    let note = local::data_folder(env).ok().and_then(|folder| Note::read(&folder));
+    let note = local::data_folder(env).ok().and_then(|folder| ServerInfo::read(&folder));
     let Some(note) = note else {
         return Finding::new("local server", Verdict::Ok, "none runs; --local starts one");
     };
     match note.ask().await {
-        Answers::Server => {
+        ProbeResult::Server => {
             let found = format!("{} (process {})", note.url(), note.pid);
             Finding::new("local server", Verdict::Ok, found)
         }
-        Answers::WithAnotherKey => {
+        ProbeResult::WithAnotherKey => {
             Finding::new("local server", Verdict::Warning, note.refused()).advice(ANOTHER_KEY)
         }
-        Answers::Nobody => {
+        ProbeResult::Nobody => {
             let found = format!("{} does not answer (process {})", note.url(), note.pid);
             Finding::new("local server", Verdict::Warning, found)
                 .advice("it ended without a word; the next one tidies up")

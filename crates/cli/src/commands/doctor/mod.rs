@@ -5,8 +5,8 @@ mod checks;
 use clap::Args;
 use serde::Serialize;
 
-use crate::failure::{Exit, Failure};
-use crate::human;
+use crate::error::{CommandError, Exit};
+use crate::format;
 use crate::output::Shell;
 
 /// What can be typed after `doctor`.
@@ -19,7 +19,7 @@ Examples:
   tinkex doctor             the hosted service, or TINKER_BASE_URL
   tinkex doctor --local     the server on this machine
   tinkex doctor --json      for a program")]
-pub(crate) struct Doctor {}
+pub(crate) struct DoctorArgs {}
 
 /// How something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -54,12 +54,12 @@ impl Finding {
 }
 
 #[derive(Serialize)]
-struct Document {
+struct DoctorReport {
     ok: bool,
     checks: Vec<Finding>,
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>) -> Result<Exit, Failure> {
+pub(super) async fn run(shell: &mut Shell<'_>) -> Result<Exit, CommandError> {
     let checks = checks::all(shell).await;
     let ok = checks.iter().all(|finding| finding.verdict != Verdict::Wrong);
     let mut text = String::new();
@@ -70,12 +70,12 @@ pub(super) async fn run(shell: &mut Shell<'_>) -> Result<Exit, Failure> {
             Verdict::Wrong => "wrong",
             Verdict::Unknown => "unknown",
         };
-        text += &format!("{verdict:<9}{:<15}{}\n", finding.what, human::visible(&finding.found));
+        text += &format!("{verdict:<9}{:<15}{}\n", finding.what, format::visible(&finding.found));
         if let Some(advice) = &finding.advice {
             text += &format!("{:<24}→ {advice}\n", "");
         }
     }
     text += if ok { "nothing is wrong" } else { "something is wrong" };
-    shell.text(&text, &Document { ok, checks })?;
-    Ok(if ok { Exit::Done } else { Exit::Failed })
+    shell.text(&text, &DoctorReport { ok, checks })?;
+    Ok(if ok { Exit::Success } else { Exit::Failed })
 }

@@ -9,15 +9,15 @@ use clap::Args;
 use serde::Serialize;
 use tinkex::{Chat, Message, SamplingClient, SamplingParams, Save, TooLong, TrainingClient};
 
-use crate::failure::{Exit, Failure};
-use crate::human;
+use crate::error::{CommandError, Exit};
+use crate::format;
 use crate::output::Shell;
 
 use super::train::chat_line;
-use super::train::data::Piece;
-use super::train::plan::{Plan, Schedule};
-use super::train::show::{Show, thousands};
-use super::train::work::{Event, Work};
+use super::train::data::TrainExample;
+use super::train::pipeline::{Pipeline, TrainEvent};
+use super::train::plan::{Schedule, TrainPlan};
+use super::train::progress::{TrainProgress, thousands};
 
 /// What it is taught: short answers, each with an odd end.
 const TAUGHT: &str = include_str!("../../../data/pirate.jsonl");
@@ -39,14 +39,14 @@ It needs no key, no network and no GPU. The checkpoint stays in the folder that 
 Examples:
   tinkex quickstart              under a minute, with a curve and samples
   tinkex quickstart --json       the figures for a program")]
-pub(crate) struct Quickstart {
+pub(crate) struct QuickstartArgs {
     /// How many steps to train
     #[arg(long, value_name = "N", default_value_t = 70, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
 }
 
 #[derive(Serialize)]
-struct Document {
+struct QuickstartReport {
     model: &'static str,
     base_url: String,
     examples: usize,
@@ -56,7 +56,7 @@ struct Document {
     tokens_per_second: f64,
     losses: Vec<f64>,
     held_out_loss: BeforeAfter<f64>,
-    samples: Vec<Sample>,
+    samples: Vec<PromptComparison>,
     run_id: String,
     checkpoint: String,
     sampler: String,
@@ -69,7 +69,7 @@ struct BeforeAfter<T> {
 }
 
 #[derive(Serialize)]
-struct Sample {
+struct PromptComparison {
     prompt: &'static str,
     /// Whether the prompt is among what it was taught.
     taught: bool,
@@ -77,10 +77,13 @@ struct Sample {
     said: BeforeAfter<String>,
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>, command: Quickstart) -> Result<(), Failure> {
+pub(super) async fn run(
+    shell: &mut Shell<'_>,
+    command: QuickstartArgs,
+) -> Result<(), CommandError> {
     let globals = &shell.globals;
     if globals.base_url.is_some() || globals.api_key.is_some() || globals.api_key_file.is_some() {
-        return Err(Failure::usage("quickstart brings its own server and needs no key")
+        return Err(CommandError::usage("quickstart brings its own server and needs no key")
             .hint("leave the other options out; to train elsewhere: tinkex train FILE.jsonl"));
     }
     shell.settings.local = true;
@@ -105,12 +108,10 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Quickstart) -> Result<()
     let sampler = model.save_weights_for_sampler(Save::named("quickstart")).await?;
     let after = ask(&service.create_sampling_client_from(&sampler).await?, &chat).await?;
     let both = before.into_iter().zip(after);
-    let samples = PROMPTS.iter().zip(both).map(|((prompt, taught), (before, after))| Sample {
-        prompt,
-        taught: *taught,
-        said: BeforeAfter { before, after },
+    let samples = PROMPTS.iter().zip(both).map(|((prompt, taught), (before, after))| {
+        PromptComparison { prompt, taught: *taught, said: BeforeAfter { before, after } }
     });
-    let document = Document {
+    let document = QuickstartReport {
         model: tinkex_server::BUILT_IN,
         base_url: url,
         examples: count,
@@ -130,17 +131,17 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: Quickstart) -> Result<()
 }
 
 /// Examples that are part of the program.
-fn examples(chat: &Chat, text: &'static str) -> Result<Vec<Piece>, Failure> {
+fn examples(chat: &Chat, text: &'static str) -> Result<Vec<TrainExample>, CommandError> {
     let lines = chat.read_jsonl(Cursor::new(text)).max_tokens(256, TooLong::Refuse);
     let piece = |line: Result<tinkex::Datum, tinkex::BadLine>| match line {
-        Ok(datum) => Ok(Piece::new(datum)),
-        Err(bad) => Err(Failure::new(Exit::Failed, format!("the bundled examples: {bad}"))),
+        Ok(datum) => Ok(TrainExample::new(datum)),
+        Err(bad) => Err(CommandError::new(Exit::Failed, format!("the bundled examples: {bad}"))),
     };
     lines.map(piece).collect()
 }
 
 /// What a model says to every prompt, always the likeliest.
-async fn ask(sampler: &SamplingClient, chat: &Chat) -> Result<Vec<String>, Failure> {
+async fn ask(sampler: &SamplingClient, chat: &Chat) -> Result<Vec<String>, CommandError> {
     let params = SamplingParams::new().max_tokens(48).temperature(0.0).stop(chat.stop()?);
     let calls = PROMPTS.iter().map(|(prompt, _)| {
         let input = chat.prompt(&[Message::user(*prompt)])?;
@@ -168,10 +169,10 @@ struct Figures {
 async fn teach(
     shell: &mut Shell<'_>,
     model: &TrainingClient,
-    parts: (Vec<Piece>, Vec<Piece>),
+    parts: (Vec<TrainExample>, Vec<TrainExample>),
     steps: u64,
-) -> Result<Figures, Failure> {
-    let plan = Plan {
+) -> Result<Figures, CommandError> {
+    let plan = TrainPlan {
         examples: parts.0.len(),
         batch_size: 16,
         steps,
@@ -180,20 +181,20 @@ async fn teach(
         schedule: Schedule::Linear,
         warmup: 0,
     };
-    let mut show = Show::new(steps, 0);
+    let mut show = TrainProgress::new(steps, 0);
     show.draw(shell, 0);
-    let interrupt = shell.world.interrupt.clone();
-    let mut work = Work::new(model.clone(), plan, parts, interrupt, 0);
+    let interrupt = shell.environment.interrupt.clone();
+    let mut work = Pipeline::new(model.clone(), plan, parts, interrupt, 0);
     let (mut losses, mut held_out, mut tokens) = (Vec::new(), Vec::new(), 0);
     loop {
         match work.next().await? {
-            Some(Event::Stepped(done)) => {
+            Some(TrainEvent::Step(done)) => {
                 losses.push(done.loss);
                 tokens += done.tokens;
                 show.stepped(shell, done.step, done.tokens, done.loss);
             }
-            Some(Event::Evaluated { loss, .. }) => held_out.push(loss),
-            Some(Event::Saved { .. } | Event::Stopping) => {}
+            Some(TrainEvent::Evaluated { loss, .. }) => held_out.push(loss),
+            Some(TrainEvent::Saved { .. } | TrainEvent::Stopping) => {}
             None => break,
         }
     }
@@ -206,15 +207,15 @@ async fn teach(
     Ok(Figures { losses, held_out, tokens, seconds: show.seconds(), speed: show.speed() })
 }
 
-impl Document {
+impl QuickstartReport {
     fn text(&self, shell: &Shell<'_>) -> String {
-        let columns = shell.world.terminals.out.unwrap_or(80);
+        let columns = shell.environment.terminals.out.unwrap_or(80);
         let mut text = format!("Loss, step by step\n{}", curve::draw(&self.losses, columns));
         text += &format!(
             "{} steps in {}, {} tokens/s. On questions it was never taught, the loss fell from \
              {:.2} to {:.2}.\n",
             self.steps,
-            human::seconds(self.seconds),
+            format::seconds(self.seconds),
             thousands(self.tokens_per_second),
             self.held_out_loss.before,
             self.held_out_loss.after,
@@ -224,8 +225,8 @@ impl Document {
             text += &format!(
                 "\n{}{new}\n  before  {}\n  after   {}\n",
                 sample.prompt,
-                human::visible(&sample.said.before),
-                human::visible(&sample.said.after),
+                format::visible(&sample.said.before),
+                format::visible(&sample.said.after),
             );
         }
         text += &format!(

@@ -7,7 +7,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use super::plan::Schedule;
 use super::plot;
-use super::state::Learn;
+use super::state::LearnFrom;
 
 /// What can be typed after `train`.
 #[derive(Debug, Args)]
@@ -25,16 +25,16 @@ Examples:
   tinkex train talks.jsonl --model Qwen/Qwen3-8B --epochs 2 --eval-split 0.1
   tinkex train talks.jsonl --local --plot loss.png     the loss as pixels, where you want it
   tinkex train --resume talks-run --local              go on after an interruption")]
-pub(crate) struct Train {
+pub(crate) struct TrainArgs {
     #[command(flatten)]
-    pub(super) wanted: Wanted,
+    pub(super) wanted: RunArgs,
     /// Go on with the run in this folder, which keeps its settings
     #[arg(long, value_name = "DIR", conflicts_with_all = KEPT)]
     pub(super) resume: Option<PathBuf>,
     /// Where the loss is drawn, as .svg or .png; without it loss.svg in the run's folder
     #[arg(long, value_name = "FILE", value_parser = plot::file)]
     pub(super) plot: Option<PathBuf>,
-    /// Show the plan and do nothing
+    /// TrainProgress the plan and do nothing
     #[arg(long)]
     pub(super) dry_run: bool,
 }
@@ -87,7 +87,7 @@ pub(crate) fn hint(said: &clap::Error) -> Option<String> {
 
 /// What decides a run.
 #[derive(Clone, Debug, Args)]
-pub(super) struct Wanted {
+pub(super) struct RunArgs {
     /// Conversations, or prompts with completions; one on each line
     #[arg(value_name = "FILE.jsonl", required_unless_present = "resume")]
     pub(super) file: Option<PathBuf>,
@@ -137,8 +137,8 @@ pub(super) struct Wanted {
     #[arg(long)]
     pub(super) refuse_long: bool,
     /// Which turns of a conversation are learned
-    #[arg(long, value_enum, default_value_t = Learn::All)]
-    pub(super) learn: Learn,
+    #[arg(long, value_enum, default_value_t = LearnFrom::All)]
+    pub(super) learn: LearnFrom,
     /// The order of examples and the adapter's start
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(super) seed: u64,
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_run_keeps_everything_that_decides_it() {
-        let command = Wanted::augment_args(clap::Command::new("train"));
+        let command = RunArgs::augment_args(clap::Command::new("train"));
         let all: Vec<_> = command.get_arguments().map(|arg| arg.get_id().as_str()).collect();
         assert_eq!(all, KEPT);
     }

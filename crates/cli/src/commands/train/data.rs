@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tinkex::{Chat, Datum, TooLong, TrainOn};
 
-use crate::failure::Failure;
+use crate::error::CommandError;
 
 use super::plan::shuffled;
 
@@ -14,14 +14,14 @@ const TOLD: usize = 5;
 
 /// An example, and what is counted about it.
 #[derive(Clone, Debug)]
-pub(crate) struct Piece {
+pub(crate) struct TrainExample {
     pub(crate) datum: Datum,
     pub(crate) tokens: usize,
     /// How many tokens of it are learned.
     pub(crate) weight: f64,
 }
 
-impl Piece {
+impl TrainExample {
     pub(crate) fn new(datum: Datum) -> Self {
         let tokens = datum.model_input().token_count().unwrap_or(0);
         let weights = datum.loss_input("weights").and_then(|weights| weights.as_f32());
@@ -36,7 +36,7 @@ pub(crate) fn read(
     path: &Path,
     train_on: TrainOn,
     most: Option<(usize, TooLong)>,
-) -> Result<Vec<Piece>, Failure> {
+) -> Result<Vec<TrainExample>, CommandError> {
     let shown = path.display();
     let mut lines = chat.open_jsonl(path)?.train_on(train_on);
     if let Some((most, too_long)) = most {
@@ -45,7 +45,7 @@ pub(crate) fn read(
     let (mut pieces, mut bad) = (Vec::new(), Vec::new());
     for line in lines {
         match line {
-            Ok(datum) => pieces.push(Piece::new(datum)),
+            Ok(datum) => pieces.push(TrainExample::new(datum)),
             Err(line) => bad.push(line),
         }
     }
@@ -64,10 +64,10 @@ pub(crate) fn read(
              {\"prompt\": \"…\", \"completion\": \"…\"}"
         };
         let why = format!("{shown} has {lines} to put right:{told}{more}");
-        return Err(Failure::usage(why).hint(hint));
+        return Err(CommandError::usage(why).hint(hint));
     }
     if pieces.is_empty() {
-        return Err(Failure::usage(format!("{shown} is empty"))
+        return Err(CommandError::usage(format!("{shown} is empty"))
             .hint("it needs at least one conversation, or one prompt with its completion"));
     }
     Ok(pieces)
@@ -75,10 +75,10 @@ pub(crate) fn read(
 
 /// Holds a part of the examples back, to be evaluated on.
 pub(crate) fn split(
-    pieces: Vec<Piece>,
+    pieces: Vec<TrainExample>,
     part: f64,
     seed: u64,
-) -> Result<(Vec<Piece>, Vec<Piece>), Failure> {
+) -> Result<(Vec<TrainExample>, Vec<TrainExample>), CommandError> {
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -91,7 +91,9 @@ pub(crate) fn split(
     }
     if held >= pieces.len() {
         let why = format!("--eval-split {part} leaves nothing of {} examples", pieces.len());
-        return Err(Failure::usage(why).hint("hold less back, or name a file: --eval-file FILE"));
+        return Err(
+            CommandError::usage(why).hint("hold less back, or name a file: --eval-file FILE")
+        );
     }
     let mut held_back = vec![false; pieces.len()];
     // A round of its own, which no epoch has.
@@ -100,17 +102,18 @@ pub(crate) fn split(
     }
     let (eval, train): (Vec<_>, Vec<_>) =
         pieces.into_iter().zip(held_back).partition(|(_, held)| *held);
-    let plain = |pairs: Vec<(Piece, bool)>| pairs.into_iter().map(|(piece, _)| piece).collect();
+    let plain =
+        |pairs: Vec<(TrainExample, bool)>| pairs.into_iter().map(|(piece, _)| piece).collect();
     Ok((plain(train), plain(eval)))
 }
 
 /// Whether a file is there and can be read.
-pub(crate) fn look_at(path: &Path) -> Result<(), Failure> {
+pub(crate) fn look_at(path: &Path) -> Result<(), CommandError> {
     let shown = path.display().to_string();
     let found = File::open(path).and_then(|file| file.metadata());
-    let about = found.map_err(|why| Failure::file("read", &shown, &why))?;
+    let about = found.map_err(|why| CommandError::file("read", &shown, &why))?;
     if about.is_dir() {
-        return Err(Failure::usage(format!("{shown} is a folder")).hint(
+        return Err(CommandError::usage(format!("{shown} is a folder")).hint(
             "name a file with one example on each line; --resume goes on with a run's folder",
         ));
     }
@@ -118,9 +121,9 @@ pub(crate) fn look_at(path: &Path) -> Result<(), Failure> {
 }
 
 /// A number that changes when a file does.
-pub(crate) fn digest(path: &Path) -> Result<String, Failure> {
+pub(crate) fn digest(path: &Path) -> Result<String, CommandError> {
     let shown = path.display().to_string();
-    let bytes = std::fs::read(path).map_err(|why| Failure::file("read", &shown, &why))?;
+    let bytes = std::fs::read(path).map_err(|why| CommandError::file("read", &shown, &why))?;
     // FNV-1a: it need not withstand anyone, only notice an edit.
     let hash = bytes.iter().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3)

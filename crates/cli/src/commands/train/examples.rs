@@ -6,23 +6,23 @@ use serde_json::{Value, json};
 use tinkex::{Chat, ServiceClient, Tokenizer};
 
 use crate::commands::weights;
-use crate::failure::Failure;
+use crate::error::CommandError;
 use crate::output::Shell;
 use crate::table::Table;
 
-use super::args::Wanted;
-use super::data::{self, Piece};
-use super::state::Settings;
+use super::args::RunArgs;
+use super::data::{self, TrainExample};
+use super::state::RunConfig;
 
 /// Checkpoints and evaluations of a run, if nothing else is said.
 const OFTEN: u64 = 10;
 
 /// The model that was named, or the built-in one.
-pub(super) fn base_model(shell: &Shell<'_>, named: Option<&str>) -> Result<String, Failure> {
+pub(super) fn base_model(shell: &Shell<'_>, named: Option<&str>) -> Result<String, CommandError> {
     match named {
         Some(name) => Ok(name.to_owned()),
         None if shell.settings.local => Ok(tinkex_server::BUILT_IN.to_owned()),
-        None => Err(Failure::usage("which model? none is named")
+        None => Err(CommandError::usage("which model? none is named")
             .hint("say --model NAME (see tinkex model list), or --local for the built-in one")),
     }
 }
@@ -33,8 +33,8 @@ pub(super) async fn find_tokenizer(
     service: &ServiceClient,
     model: &str,
     named: Option<&str>,
-) -> Result<Tokenizer, Failure> {
-    let env = &shell.world.env;
+) -> Result<Tokenizer, CommandError> {
+    let env = &shell.environment.variables;
     let url = service.base_url().as_str();
     let here = ["http://127.0.0.1", "http://localhost", "http://[::1]"];
     match named {
@@ -50,19 +50,19 @@ pub(super) async fn find_tokenizer(
 /// What was typed, with what was left open filled in. Steps follow once the examples are known.
 pub(super) async fn settle(
     shell: &Shell<'_>,
-    wanted: &Wanted,
+    wanted: &RunArgs,
     service: &ServiceClient,
     model: String,
-) -> Result<Settings, Failure> {
+) -> Result<RunConfig, CommandError> {
     let models = service.server_capabilities().await?.supported_models;
     let about = models.iter().find(|about| about.model_name.as_deref() == Some(&*model));
     let longest = about.and_then(|about| about.max_context_length);
     let longest = longest.and_then(|most| usize::try_from(most).ok());
     let absolute = |path: &PathBuf| {
-        let path = shell.world.path(path);
+        let path = shell.environment.path(path);
         std::path::absolute(&path).unwrap_or(path)
     };
-    Ok(Settings {
+    Ok(RunConfig {
         file: wanted.file.as_ref().map(absolute).unwrap_or_default(),
         eval_file: wanted.eval_file.as_ref().map(absolute),
         eval_split: wanted.eval_split,
@@ -91,18 +91,18 @@ fn usual_rate(model: &str) -> f64 {
 
 /// What is trained and evaluated on.
 pub(super) struct Examples {
-    pub(super) train: Vec<Piece>,
-    pub(super) eval: Vec<Piece>,
+    pub(super) train: Vec<TrainExample>,
+    pub(super) eval: Vec<TrainExample>,
 }
 
 impl Examples {
     /// Reads everything, and counts the steps of a new run.
     pub(super) fn read(
         chat: &Chat,
-        mut settings: Settings,
-        wanted: &Wanted,
+        mut settings: RunConfig,
+        wanted: &RunArgs,
         is_new: bool,
-    ) -> Result<(Self, Settings), Failure> {
+    ) -> Result<(Self, RunConfig), CommandError> {
         let (learn, most) = (settings.learn.into(), settings.most());
         let pieces = data::read(chat, &settings.file, learn, most)?;
         let (train, eval) = match &settings.eval_file {
@@ -127,7 +127,7 @@ impl Examples {
     }
 
     /// What a run would do.
-    pub(super) fn plan(&self, settings: &Settings, from: u64) -> (Table, Value) {
+    pub(super) fn plan(&self, settings: &RunConfig, from: u64) -> (Table, Value) {
         let plan = settings.plan(self.train.len());
         let tokens: usize = self.train.iter().map(|piece| piece.tokens).sum();
         let learned: f64 = self.train.iter().map(|piece| piece.weight).sum();

@@ -3,36 +3,36 @@
 mod args;
 pub(super) mod data;
 mod examples;
+pub(super) mod metrics_log;
+pub(super) mod pipeline;
 pub(super) mod plan;
 mod plot;
-pub(super) mod record;
+pub(super) mod progress;
 mod run;
-pub(super) mod show;
 mod state;
-pub(super) mod work;
 
 use std::time::Duration;
 
 use serde_json::json;
 
-use crate::failure::{Exit, Failure};
+use crate::error::{CommandError, Exit};
 use crate::output::Shell;
 
-pub(crate) use args::{Train, hint};
+pub(crate) use args::{TrainArgs, hint};
 use examples::Examples;
-use plan::Plan;
-use record::Record;
-use run::Run;
-use state::State;
+use metrics_log::MetricsLog;
+use plan::TrainPlan;
+use run::ActiveRun;
+use state::RunState;
 
 /// How long a run waits for a server that is gone. Much is lost with a run, and nobody need watch it.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-pub(super) async fn run(shell: &mut Shell<'_>, train: Train) -> Result<Exit, Failure> {
+pub(super) async fn run(shell: &mut Shell<'_>, train: TrainArgs) -> Result<Exit, CommandError> {
     shell.settings.be_patient(PATIENCE);
-    let interrupt = shell.world.interrupt.clone();
+    let interrupt = shell.environment.interrupt.clone();
     let Some((mut run, examples, plan)) = interrupt.stops(1, prepare(shell, train)).await? else {
-        return Ok(Exit::Done);
+        return Ok(Exit::Success);
     };
     let ended = run.go(shell, examples, plan).await;
     run.end(shell, ended).await
@@ -41,20 +41,20 @@ pub(super) async fn run(shell: &mut Shell<'_>, train: Train) -> Result<Exit, Fai
 /// Checks everything and makes the run's folder; nothing if that is all.
 async fn prepare(
     shell: &mut Shell<'_>,
-    train: Train,
-) -> Result<Option<(Run, Examples, Plan)>, Failure> {
+    train: TrainArgs,
+) -> Result<Option<(ActiveRun, Examples, TrainPlan)>, CommandError> {
     let mut wanted = train.wanted;
     for path in [&mut wanted.file, &mut wanted.eval_file, &mut wanted.dir].into_iter().flatten() {
-        *path = shell.world.path(path);
+        *path = shell.environment.path(path);
     }
-    let plot = train.plot.map(|file| shell.world.path(&file));
-    let resume = train.resume.map(|folder| shell.world.path(&folder));
-    let mut old = resume.as_deref().map(State::load).transpose()?;
+    let plot = train.plot.map(|file| shell.environment.path(&file));
+    let resume = train.resume.map(|folder| shell.environment.path(&folder));
+    let mut old = resume.as_deref().map(RunState::load).transpose()?;
     let mut lock = None;
     if let Some(folder) = resume.as_deref().filter(|_| !train.dry_run) {
         lock = Some(state::lock(folder)?);
         // Whoever held it may have come further.
-        old = Some(State::load(folder)?);
+        old = Some(RunState::load(folder)?);
     }
     if let Some(state) = old.as_ref().filter(|state| state.finished) {
         let sampler = state.sampler.clone().unwrap_or_default();
@@ -86,14 +86,14 @@ async fn prepare(
         Examples::read(&tokenizer.chat()?, settings, &wanted, old.is_none())?;
     let plan = settings.plan(examples.train.len());
     if train.dry_run {
-        let (table, json) = examples.plan(&settings, old.as_ref().map_or(0, State::step));
+        let (table, json) = examples.plan(&settings, old.as_ref().map_or(0, RunState::step));
         shell.table(&table, &json)?;
         return Ok(None);
     }
 
     let folder = match resume {
         Some(folder) => folder,
-        None => state::new_folder(&shell.world.folder, wanted.dir, &settings.file)?,
+        None => state::new_folder(&shell.environment.folder, wanted.dir, &settings.file)?,
     };
     let lock = match lock {
         Some(lock) => lock,
@@ -101,14 +101,14 @@ async fn prepare(
     };
     let mut state = match old {
         Some(state) => state,
-        None => State::new(settings)?,
+        None => RunState::new(settings)?,
     };
     if let Some(plot) = plot {
         state::make_folder(plot.parent().unwrap_or(&plot))?;
         state.plot = Some(plot);
     }
-    let record = Record::open(&folder.join("metrics.jsonl"), state.step())?;
-    Ok(Some((Run { service, folder, _lock: lock, state, record }, examples, plan)))
+    let record = MetricsLog::open(&folder.join("metrics.jsonl"), state.step())?;
+    Ok(Some((ActiveRun { service, folder, _lock: lock, state, record }, examples, plan)))
 }
 
 /// The line to type to talk to a checkpoint.

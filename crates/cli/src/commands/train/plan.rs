@@ -1,4 +1,4 @@
-//! [`Plan`]: which examples a step sees and how far it goes, from a few numbers alone.
+//! [`TrainPlan`]: which examples a step sees and how far it goes, from a few numbers alone.
 //!
 //! The same numbers give the same plan on every machine and in every version, so that a run that
 //! goes on after an interruption sees what it would have seen.
@@ -20,7 +20,7 @@ pub(crate) enum Schedule {
 
 /// What a run does, step by step. Steps are counted from 0.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub(crate) struct TrainPlan {
     pub(crate) examples: usize,
     pub(crate) batch_size: usize,
     pub(crate) steps: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Plan {
     pub(crate) warmup: u64,
 }
 
-impl Plan {
+impl TrainPlan {
     /// Steps until every example was seen once.
     pub(crate) fn steps_per_epoch(&self) -> u64 {
         self.examples.div_ceil(self.batch_size.max(1)).max(1) as u64
@@ -88,8 +88,8 @@ pub(crate) fn shuffled(count: usize, seed: u64, round: u64) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    fn plan() -> Plan {
-        Plan {
+    fn plan() -> TrainPlan {
+        TrainPlan {
             examples: 10,
             batch_size: 4,
             steps: 9,
@@ -125,10 +125,10 @@ mod tests {
         assert!(rates[0] < rates[1] && rates[1] < rates[2], "{rates:?}");
         assert!(rates.windows(2).skip(3).all(|pair| pair[0] > pair[1]), "{rates:?}");
         assert!(rates[8] > 0.0, "the last step moves too");
-        let cosine = Plan { schedule: Schedule::Cosine, ..plan() };
+        let cosine = TrainPlan { schedule: Schedule::Cosine, ..plan() };
         assert_eq!(cosine.rate(3), 1.0);
         assert!(cosine.rate(8) < plan().rate(8));
-        let constant = Plan { schedule: Schedule::Constant, warmup: 0, ..plan() };
+        let constant = TrainPlan { schedule: Schedule::Constant, warmup: 0, ..plan() };
         assert!((0..9).all(|step| constant.rate(step) == 1.0));
     }
 }

@@ -1,4 +1,4 @@
-//! [`Run`]: a run under way, written down as it goes.
+//! [`ActiveRun`]: a run under way, written down as it goes.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -7,37 +7,37 @@ use serde_json::json;
 use tinkex::{AdamParams, FinishReason, Restore, Save, ServiceClient, TinkerPath, TrainingClient};
 
 use crate::commands::weights;
-use crate::failure::{Exit, Failure};
-use crate::human;
+use crate::error::{CommandError, Exit};
+use crate::format;
 use crate::output::Shell;
 
 use super::chat_line;
 use super::examples::Examples;
-use super::plan::Plan;
+use super::metrics_log::{EvalLine, MetricsLog, StepLine};
+use super::pipeline::{self, Pipeline, TrainEvent};
+use super::plan::TrainPlan;
 use super::plot;
-use super::record::{EvalLine, Record, StepLine};
-use super::show::{Show, thousands};
-use super::state::{Saved, State};
-use super::work::{self, Event, Work};
+use super::progress::{TrainProgress, thousands};
+use super::state::{RunState, SavedCheckpoint};
 
 /// A run under way, and where it is written down.
-pub(super) struct Run {
+pub(super) struct ActiveRun {
     pub(super) service: ServiceClient,
     pub(super) folder: PathBuf,
     /// Nobody else goes on with it meanwhile.
     pub(super) _lock: File,
-    pub(super) state: State,
-    pub(super) record: Record,
+    pub(super) state: RunState,
+    pub(super) record: MetricsLog,
 }
 
-impl Run {
+impl ActiveRun {
     /// All steps that are left.
     pub(super) async fn go(
         &mut self,
         shell: &mut Shell<'_>,
         examples: Examples,
-        plan: Plan,
-    ) -> Result<Done, Failure> {
+        plan: TrainPlan,
+    ) -> Result<RunOutcome, CommandError> {
         let from = self.state.step();
         let settings = self.state.settings.clone();
         self.state.store(&self.folder)?;
@@ -51,15 +51,15 @@ impl Run {
             settings.steps - from,
             self.folder.display()
         ));
-        let interrupt = shell.world.interrupt.clone();
+        let interrupt = shell.environment.interrupt.clone();
         let model = interrupt.stops(1, self.model()).await?;
         self.state.run_id = Some(model.model_id().to_string());
         self.state.store(&self.folder)?;
 
-        let mut show = Show::new(settings.steps, from);
+        let mut show = TrainProgress::new(settings.steps, from);
         show.draw(shell, from);
         let parts = (examples.train, examples.eval);
-        let mut work = Work::new(model.clone(), plan.clone(), parts, interrupt.clone(), from)
+        let mut work = Pipeline::new(model.clone(), plan.clone(), parts, interrupt.clone(), from)
             .every(settings.eval_every, settings.save_every)
             .adam(AdamParams::default());
         let mut step = from;
@@ -73,7 +73,7 @@ impl Run {
                 }
             };
             match event {
-                Event::Stepped(done) => {
+                TrainEvent::Step(done) => {
                     step = done.step;
                     show.stepped(shell, step, done.tokens, done.loss);
                     self.record.step(StepLine {
@@ -85,12 +85,12 @@ impl Run {
                         tokens_per_second: show.speed(),
                     })?;
                 }
-                Event::Evaluated { step, loss } => {
+                TrainEvent::Evaluated { step, loss } => {
                     show.evaluated(loss);
                     self.record.eval(EvalLine { step, eval_loss: loss })?;
                 }
-                Event::Saved { step, path } => self.saved(step, &path).await?,
-                Event::Stopping => {
+                TrainEvent::Saved { step, path } => self.saved(step, &path).await?,
+                TrainEvent::Stopping => {
                     show.clear(shell);
                     shell.notice("stopping: saving first (Ctrl-C again ends at once)");
                 }
@@ -102,7 +102,7 @@ impl Run {
         let finished = step == settings.steps;
         self.state.finished = finished;
         self.state.store(&self.folder)?;
-        Ok(Done {
+        Ok(RunOutcome {
             step,
             seconds: show.seconds(),
             speed: show.speed(),
@@ -111,7 +111,7 @@ impl Run {
     }
 
     /// The model to train: a new one, or the last checkpoint.
-    async fn model(&self) -> Result<TrainingClient, Failure> {
+    async fn model(&self) -> Result<TrainingClient, CommandError> {
         let settings = &self.state.settings;
         let Some(saved) = self.state.saved.last() else {
             let new = self.service.create_lora_training_client(&*settings.model);
@@ -123,10 +123,10 @@ impl Run {
     }
 
     /// A checkpoint is there: it is written down first, and then those that are too many go.
-    async fn saved(&mut self, step: u64, path: &TinkerPath) -> Result<(), Failure> {
-        self.state.saved.push(Saved { step, path: path.to_string() });
+    async fn saved(&mut self, step: u64, path: &TinkerPath) -> Result<(), CommandError> {
+        self.state.saved.push(SavedCheckpoint { step, path: path.to_string() });
         let many = self.state.saved.len().saturating_sub(self.state.settings.keep);
-        let old: Vec<Saved> = self.state.saved.drain(..many).collect();
+        let old: Vec<SavedCheckpoint> = self.state.saved.drain(..many).collect();
         self.state.store(&self.folder)?;
         self.plot()?;
         for saved in old {
@@ -143,8 +143,8 @@ impl Run {
     }
 
     /// Saves the model as it is, to go on from and to sample from.
-    async fn save(&mut self, model: &TrainingClient, step: u64) -> Result<(), Failure> {
-        let name = work::checkpoint_name(step);
+    async fn save(&mut self, model: &TrainingClient, step: u64) -> Result<(), CommandError> {
+        let name = pipeline::checkpoint_name(step);
         let again = self.state.saved.last().is_none_or(|saved| saved.step != step);
         if again && step > 0 {
             let path = model.save_state(Save::named(&*name)).await?;
@@ -160,7 +160,7 @@ impl Run {
         self.plot()
     }
 
-    fn plot(&self) -> Result<(), Failure> {
+    fn plot(&self) -> Result<(), CommandError> {
         let name = self.state.settings.file.file_name().unwrap_or_default().to_string_lossy();
         let title = format!("{} on {name}", self.state.settings.model);
         plot::draw(&self.record, &title, &self.plot_file())
@@ -174,9 +174,9 @@ impl Run {
     pub(super) async fn end(
         self,
         shell: &mut Shell<'_>,
-        ended: Result<Done, Failure>,
-    ) -> Result<Exit, Failure> {
-        let folder = human::word(&self.folder.display().to_string());
+        ended: Result<RunOutcome, CommandError>,
+    ) -> Result<Exit, CommandError> {
+        let folder = format::word(&self.folder.display().to_string());
         let resume = format!("tinkex train --resume {folder}{}", shell.server_flags());
         let done = match ended {
             Ok(done) => done,
@@ -194,7 +194,9 @@ impl Run {
         let _ = self.service.close(reason, None).await;
         if done.stopped {
             let why = format!("stopped at step {} and saved", done.step);
-            return Err(Failure::new(Exit::Interrupted, why).hint(format!("go on with: {resume}")));
+            return Err(
+                CommandError::new(Exit::Interrupted, why).hint(format!("go on with: {resume}"))
+            );
         }
         let sampler = self.state.sampler.clone().unwrap_or_default();
         let (first, last) = (self.record.steps.first(), self.record.steps.last());
@@ -220,12 +222,12 @@ impl Run {
             "plot": self.plot_file(),
         });
         let of = |line: Option<&StepLine>| {
-            human::or_missing(line.map(|line| format!("{:.3}", line.loss)))
+            format::or_missing(line.map(|line| format!("{:.3}", line.loss)))
         };
         let mut text = format!(
             "trained {} steps in {} ({} tokens/s): loss {} → {}",
             done.step,
-            human::seconds(done.seconds),
+            format::seconds(done.seconds),
             thousands(done.speed),
             of(first),
             of(last),
@@ -240,12 +242,12 @@ impl Run {
             chat_line(shell, &sampler)
         );
         shell.text(&text, &json)?;
-        Ok(Exit::Done)
+        Ok(Exit::Success)
     }
 }
 
 /// How a run ended.
-pub(super) struct Done {
+pub(super) struct RunOutcome {
     step: u64,
     seconds: f64,
     speed: f64,

@@ -1,4 +1,4 @@
-//! [`State`]: what a run is and how far it came, in its folder.
+//! [`RunState`]: what a run is and how far it came, in its folder.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tinkex::{TooLong, TrainOn};
 
-use crate::failure::{Exit, Failure};
+use crate::error::{CommandError, Exit};
 
 use super::data;
-use super::plan::{Plan, Schedule};
+use super::plan::{Schedule, TrainPlan};
 
 /// What a run is and how far it came.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct State {
+pub(crate) struct RunState {
     /// The form of this file.
     version: u32,
-    pub(crate) settings: Settings,
+    pub(crate) settings: RunConfig,
     /// The training file as it was at the start.
     digest: String,
     /// The same of the file to evaluate on, if there is one.
@@ -25,7 +25,7 @@ pub(crate) struct State {
     /// The training run on the server; a new one after every interruption.
     pub(crate) run_id: Option<String>,
     /// Checkpoints to go on from, oldest first.
-    pub(crate) saved: Vec<Saved>,
+    pub(crate) saved: Vec<SavedCheckpoint>,
     /// Where to sample from it, once it is finished or was stopped.
     pub(crate) sampler: Option<String>,
     /// Where the loss is drawn, if not in the run's folder.
@@ -36,14 +36,14 @@ pub(crate) struct State {
 
 /// A checkpoint to go on from.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Saved {
+pub(crate) struct SavedCheckpoint {
     pub(crate) step: u64,
     pub(crate) path: String,
 }
 
 /// Everything that decides what a run computes. It stays as it is to the end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Settings {
+pub(crate) struct RunConfig {
     pub(crate) file: PathBuf,
     pub(crate) eval_file: Option<PathBuf>,
     pub(crate) eval_split: f64,
@@ -58,7 +58,7 @@ pub(crate) struct Settings {
     pub(crate) seed: u64,
     pub(crate) max_tokens: Option<usize>,
     pub(crate) refuse_long: bool,
-    pub(crate) learn: Learn,
+    pub(crate) learn: LearnFrom,
     pub(crate) eval_every: u64,
     pub(crate) save_every: u64,
     pub(crate) keep: usize,
@@ -67,7 +67,7 @@ pub(crate) struct Settings {
 /// Which turns of a conversation are learned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Learn {
+pub(crate) enum LearnFrom {
     /// Everything that the assistant says
     All,
     /// What it says last
@@ -76,19 +76,19 @@ pub(crate) enum Learn {
     Each,
 }
 
-impl From<Learn> for TrainOn {
-    fn from(learn: Learn) -> Self {
+impl From<LearnFrom> for TrainOn {
+    fn from(learn: LearnFrom) -> Self {
         match learn {
-            Learn::All => Self::AllAssistant,
-            Learn::Last => Self::LastAssistant,
-            Learn::Each => Self::EachAssistant,
+            LearnFrom::All => Self::AllAssistant,
+            LearnFrom::Last => Self::LastAssistant,
+            LearnFrom::Each => Self::EachAssistant,
         }
     }
 }
 
-impl Settings {
-    pub(crate) fn plan(&self, examples: usize) -> Plan {
-        Plan {
+impl RunConfig {
+    pub(crate) fn plan(&self, examples: usize) -> TrainPlan {
+        TrainPlan {
             examples,
             batch_size: self.batch_size,
             steps: self.steps,
@@ -107,9 +107,9 @@ impl Settings {
 
 const VERSION: u32 = 1;
 
-impl State {
+impl RunState {
     /// A run that begins with its files as they are now.
-    pub(crate) fn new(settings: Settings) -> Result<Self, Failure> {
+    pub(crate) fn new(settings: RunConfig) -> Result<Self, CommandError> {
         Ok(Self {
             version: VERSION,
             digest: data::digest(&settings.file)?,
@@ -124,7 +124,7 @@ impl State {
     }
 
     /// The files must be as they were when the run began.
-    pub(crate) fn check_files(&self) -> Result<(), Failure> {
+    pub(crate) fn check_files(&self) -> Result<(), CommandError> {
         let train = (Some(&self.settings.file), Some(&self.digest));
         let eval = (self.settings.eval_file.as_ref(), self.eval_digest.as_ref());
         for (file, digest) in [train, eval] {
@@ -132,7 +132,7 @@ impl State {
             if data::digest(file)? != *digest {
                 let why = format!("{} has changed since the run began", file.display());
                 let hint = "put it back as it was, or start a new run with the new file";
-                return Err(Failure::usage(why).hint(hint));
+                return Err(CommandError::usage(why).hint(hint));
             }
         }
         Ok(())
@@ -143,29 +143,29 @@ impl State {
     }
 
     /// The run in a folder.
-    pub(crate) fn load(folder: &Path) -> Result<Self, Failure> {
+    pub(crate) fn load(folder: &Path) -> Result<Self, CommandError> {
         let path = Self::path(folder);
         let shown = path.display();
         let bytes = std::fs::read(&path).map_err(|why| {
-            Failure::new(Exit::NotFound, format!("{shown} cannot be read: {why}"))
+            CommandError::new(Exit::NotFound, format!("{shown} cannot be read: {why}"))
                 .hint("give the folder that tinkex train made, the one with a run.json in it")
         })?;
         let state: Self = serde_json::from_slice(&bytes).map_err(|why| {
-            Failure::new(Exit::Failed, format!("{shown} cannot be understood: {why}"))
+            CommandError::new(Exit::Failed, format!("{shown} cannot be understood: {why}"))
         })?;
         if state.version != VERSION {
             let why = format!("{shown} was written by another version of this program");
-            return Err(Failure::new(Exit::Failed, why));
+            return Err(CommandError::new(Exit::Failed, why));
         }
         Ok(state)
     }
 
     /// Writes it down, all or nothing.
-    pub(crate) fn store(&self, folder: &Path) -> Result<(), Failure> {
+    pub(crate) fn store(&self, folder: &Path) -> Result<(), CommandError> {
         let (path, new) = (Self::path(folder), folder.join("run.json.new"));
         let text = serde_json::to_vec_pretty(self).unwrap_or_default();
         let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path));
-        written.map_err(|why| Failure::file("written", &path.display().to_string(), &why))
+        written.map_err(|why| CommandError::file("written", &path.display().to_string(), &why))
     }
 
     /// The step to go on from.
@@ -175,24 +175,25 @@ impl State {
 }
 
 /// Keeps others from the run in a folder, for as long as the file is open.
-pub(crate) fn lock(folder: &Path) -> Result<File, Failure> {
+pub(crate) fn lock(folder: &Path) -> Result<File, CommandError> {
     let path = folder.join("lock");
-    let failed = |why| Failure::file("locked", &path.display().to_string(), &why);
+    let failed = |why| CommandError::file("locked", &path.display().to_string(), &why);
     let file = File::create(&path).map_err(failed)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => {
             let why = format!("the run in {} is under way already", folder.display());
-            Err(Failure::new(Exit::Failed, why).hint("wait for the other tinkex train, or stop it"))
+            Err(CommandError::new(Exit::Failed, why)
+                .hint("wait for the other tinkex train, or stop it"))
         }
         Err(TryLockError::Error(why)) => Err(failed(why)),
     }
 }
 
 /// Makes a folder, unless it is there.
-pub(crate) fn make_folder(folder: &Path) -> Result<(), Failure> {
+pub(crate) fn make_folder(folder: &Path) -> Result<(), CommandError> {
     let made = std::fs::create_dir_all(folder);
-    made.map_err(|why| Failure::file("created", &folder.display().to_string(), &why))
+    made.map_err(|why| CommandError::file("created", &folder.display().to_string(), &why))
 }
 
 /// A folder for a new run: the one that was named, or the first free one beside the others.
@@ -200,12 +201,12 @@ pub(crate) fn new_folder(
     here: &Path,
     named: Option<PathBuf>,
     file: &Path,
-) -> Result<PathBuf, Failure> {
+) -> Result<PathBuf, CommandError> {
     if let Some(folder) = named {
-        if State::path(&folder).exists() {
+        if RunState::path(&folder).exists() {
             let why = format!("{} holds a run already", folder.display());
             let hint = format!("go on with it (--resume {}), or name another", folder.display());
-            return Err(Failure::usage(why).hint(hint));
+            return Err(CommandError::usage(why).hint(hint));
         }
         make_folder(&folder)?;
         return Ok(folder);
@@ -222,5 +223,6 @@ pub(crate) fn new_folder(
         make_folder(&folder)?;
         return Ok(folder);
     }
-    Err(Failure::usage("there is no free name for the run's folder").hint("name one: --dir DIR"))
+    Err(CommandError::usage("there is no free name for the run's folder")
+        .hint("name one: --dir DIR"))
 }

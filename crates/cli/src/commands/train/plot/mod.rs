@@ -8,9 +8,9 @@ mod svg;
 
 use std::path::{Path, PathBuf};
 
-use crate::failure::Failure;
+use crate::error::CommandError;
 
-use super::record::Record;
+use super::metrics_log::MetricsLog;
 
 const WIDTH: f64 = 800.0;
 const HEIGHT: f64 = 440.0;
@@ -54,12 +54,12 @@ enum Anchor {
 
 /// The forms a picture can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum ImageKind {
     Svg,
     Png,
 }
 
-impl Form {
+impl ImageKind {
     fn of(path: &Path) -> Option<Self> {
         let end = path.extension()?.to_str()?.to_ascii_lowercase();
         match end.as_str() {
@@ -73,30 +73,30 @@ impl Form {
 /// The name of a file that can be drawn to.
 pub(super) fn file(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
-    match Form::of(&path) {
+    match ImageKind::of(&path) {
         Some(_) => Ok(path),
         None => Err("give a name that ends in .svg or .png".to_owned()),
     }
 }
 
 /// Draws the loss of a run into a file, all or nothing. Its name says how.
-pub(super) fn draw(record: &Record, title: &str, path: &Path) -> Result<(), Failure> {
+pub(super) fn draw(record: &MetricsLog, title: &str, path: &Path) -> Result<(), CommandError> {
     let shapes = shapes(record, title);
-    let picture = match Form::of(path) {
-        Some(Form::Png) => png::picture(&shapes),
-        Some(Form::Svg) | None => Ok(svg::picture(&shapes).into_bytes()),
+    let picture = match ImageKind::of(path) {
+        Some(ImageKind::Png) => png::picture(&shapes),
+        Some(ImageKind::Svg) | None => Ok(svg::picture(&shapes).into_bytes()),
     };
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
     let written = picture
         .and_then(|bytes| std::fs::write(&new, bytes))
         .and_then(|()| std::fs::rename(&new, path));
-    written.map_err(|why| Failure::file("written", &path.display().to_string(), &why))
+    written.map_err(|why| CommandError::file("written", &path.display().to_string(), &why))
 }
 
 /// What the picture of a run shows.
 #[expect(clippy::cast_precision_loss, reason = "places in a picture")]
-fn shapes(record: &Record, title: &str) -> Vec<Shape> {
+fn shapes(record: &MetricsLog, title: &str) -> Vec<Shape> {
     let finite = |points: Vec<Point>| -> Vec<Point> {
         points.into_iter().filter(|(_, loss)| loss.is_finite()).collect()
     };
@@ -212,10 +212,10 @@ fn cut(title: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::{EvalLine, StepLine};
+    use super::super::metrics_log::{EvalLine, StepLine};
     use super::*;
 
-    pub(super) fn record(losses: &[f64]) -> Record {
+    pub(super) fn record(losses: &[f64]) -> MetricsLog {
         let line = |(step, loss): (usize, &f64)| StepLine {
             step: step as u64 + 1,
             epoch: 0.0,
@@ -225,7 +225,11 @@ mod tests {
             tokens_per_second: 1.0,
         };
         let evals = vec![EvalLine { step: 1, eval_loss: 2.0 }];
-        Record { steps: losses.iter().enumerate().map(line).collect(), evals, ..Record::default() }
+        MetricsLog {
+            steps: losses.iter().enumerate().map(line).collect(),
+            evals,
+            ..MetricsLog::default()
+        }
     }
 
     #[test]
@@ -261,8 +265,8 @@ mod tests {
 
     #[test]
     fn names_say_the_form() {
-        assert_eq!(Form::of(Path::new("a/b.PNG")), Some(Form::Png));
-        assert_eq!(Form::of(Path::new("b.x.svg")), Some(Form::Svg));
+        assert_eq!(ImageKind::of(Path::new("a/b.PNG")), Some(ImageKind::Png));
+        assert_eq!(ImageKind::of(Path::new("b.x.svg")), Some(ImageKind::Svg));
         for wrong in ["loss.jpg", "loss", "png", ".svg"] {
             assert!(file(wrong).is_err(), "{wrong}");
         }

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 
 use tinkex_server::StartError;
 
-use crate::failure::{Exit, Failure};
+use crate::error::{CommandError, Exit};
 
 /// Who wanted a server, and so which options there are to mend it with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub(crate) enum Starter {
 }
 
 /// Why there is no server, and what to do.
-pub(crate) fn not_started(why: &StartError, starter: Starter) -> Failure {
+pub(crate) fn startup_error(why: &StartError, starter: Starter) -> CommandError {
     let exit = match why {
         StartError::Open(_) | StartError::EmptyKey => Exit::Usage,
         _ => Exit::Failed,
@@ -27,7 +27,7 @@ pub(crate) fn not_started(why: &StartError, starter: Starter) -> Failure {
     {
         message += &format!(": {source}");
     }
-    Failure::new(exit, message).hint(hint(why, starter))
+    CommandError::new(exit, message).hint(hint(why, starter))
 }
 
 fn hint(why: &StartError, starter: Starter) -> String {
@@ -154,7 +154,7 @@ mod tests {
     async fn hints_are_as_they_were() {
         let mut text = String::new();
         for why in all().await {
-            writeln!(text, "{}", not_started(&why, Starter::Serve)).unwrap();
+            writeln!(text, "{}", startup_error(&why, Starter::Serve)).unwrap();
             for starter in [Starter::Serve, Starter::Local] {
                 let hint = hint(&why, starter);
                 let options = ["--data-dir", "--host", "--port", "--api-key"];
@@ -165,7 +165,7 @@ mod tests {
                 writeln!(text, "  {starter:?}: {hint}").unwrap();
             }
         }
-        let known = include_str!("../tests/it/snapshots/not_started.txt");
-        assert!(text == known, "tests/it/snapshots/not_started.txt should be\n{text}");
+        let known = include_str!("../tests/it/snapshots/startup_errors.txt");
+        assert!(text == known, "tests/it/snapshots/startup_errors.txt should be\n{text}");
     }
 }

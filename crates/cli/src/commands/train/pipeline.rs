@@ -1,4 +1,4 @@
-//! [`Work`]: steps, evaluations and saves in order, asked for ahead so that the server never waits.
+//! [`Pipeline`]: steps, evaluations and saves in order, asked for ahead so that the server never waits.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -6,11 +6,11 @@ use std::pin::pin;
 use futures_util::future::{BoxFuture, Either, FutureExt as _, select};
 use tinkex::{AdamParams, ApiFuture, LossFn, PassOutput, Save, TinkerPath, TrainingClient};
 
-use crate::failure::{Exit, Failure};
-use crate::world::Interrupt;
+use crate::environment::Interrupt;
+use crate::error::{CommandError, Exit};
 
-use super::data::Piece;
-use super::plan::Plan;
+use super::data::TrainExample;
+use super::plan::TrainPlan;
 
 /// How many steps are on the server at once: one that is computed and one that waits.
 const AHEAD: usize = 2;
@@ -19,8 +19,8 @@ const EVAL_BATCH: usize = 64;
 
 /// What has happened.
 #[derive(Clone, Debug)]
-pub(crate) enum Event {
-    Stepped(Stepped),
+pub(crate) enum TrainEvent {
+    Step(StepResult),
     /// The mean loss on what was held back, after so many steps.
     Evaluated {
         step: u64,
@@ -37,7 +37,7 @@ pub(crate) enum Event {
 
 /// A step is done.
 #[derive(Clone, Debug)]
-pub(crate) struct Stepped {
+pub(crate) struct StepResult {
     /// How many are done now.
     pub(crate) step: u64,
     /// Mean loss of a learned token, before the step.
@@ -47,11 +47,11 @@ pub(crate) struct Stepped {
 }
 
 /// A run under way.
-pub(crate) struct Work {
+pub(crate) struct Pipeline {
     model: TrainingClient,
-    plan: Plan,
-    train: Vec<Piece>,
-    eval: Vec<Piece>,
+    plan: TrainPlan,
+    train: Vec<TrainExample>,
+    eval: Vec<TrainExample>,
     eval_every: u64,
     /// How often to save; 0 for never.
     save_every: u64,
@@ -60,16 +60,16 @@ pub(crate) struct Work {
     /// The next step to ask for.
     next: u64,
     steps_waiting: usize,
-    waiting: VecDeque<BoxFuture<'static, Result<Event, Failure>>>,
+    waiting: VecDeque<BoxFuture<'static, Result<TrainEvent, CommandError>>>,
     stopping: bool,
 }
 
-impl Work {
+impl Pipeline {
     /// A run that goes on from a step. At the very beginning it is evaluated once.
     pub(crate) fn new(
         model: TrainingClient,
-        plan: Plan,
-        (train, eval): (Vec<Piece>, Vec<Piece>),
+        plan: TrainPlan,
+        (train, eval): (Vec<TrainExample>, Vec<TrainExample>),
         interrupt: Interrupt,
         from: u64,
     ) -> Self {
@@ -114,7 +114,7 @@ impl Work {
     ///
     /// # Errors
     /// If the server fails, or the user does not want to wait for it.
-    pub(crate) async fn next(&mut self) -> Result<Option<Event>, Failure> {
+    pub(crate) async fn next(&mut self) -> Result<Option<TrainEvent>, CommandError> {
         self.fill();
         let Some(front) = self.waiting.front_mut() else { return Ok(None) };
         let presses = if self.stopping { 2 } else { 1 };
@@ -122,15 +122,15 @@ impl Work {
             Either::Left((event, _)) => {
                 self.waiting.pop_front();
                 let event = event?;
-                if matches!(event, Event::Stepped(_)) {
+                if matches!(event, TrainEvent::Step(_)) {
                     self.steps_waiting -= 1;
                 }
                 Ok(Some(event))
             }
-            Either::Right(_) if self.stopping => Err(Failure::interrupted()),
+            Either::Right(_) if self.stopping => Err(CommandError::interrupted()),
             Either::Right(_) => {
                 self.stopping = true;
-                Ok(Some(Event::Stopping))
+                Ok(Some(TrainEvent::Stopping))
             }
         }
     }
@@ -147,14 +147,14 @@ impl Work {
             }
             if due(self.save_every) && !last {
                 let path = self.model.save_state(Save::named(checkpoint_name(done)));
-                let saved = async move { Ok(Event::Saved { step: done, path: path.await? }) };
+                let saved = async move { Ok(TrainEvent::Saved { step: done, path: path.await? }) };
                 self.waiting.push_back(saved.boxed());
             }
         }
     }
 
     fn step(&mut self, step: u64) {
-        let batch: Vec<&Piece> =
+        let batch: Vec<&TrainExample> =
             self.plan.batch(step).into_iter().map(|at| &self.train[at]).collect();
         let tokens = batch.iter().map(|piece| piece.tokens).sum();
         let weight = batch.iter().map(|piece| piece.weight).sum();
@@ -166,7 +166,7 @@ impl Work {
         let stepped = async move {
             let loss = mean_loss(&pass.await?, weight)?;
             optim.await?;
-            Ok(Event::Stepped(Stepped { step, loss, tokens, learning_rate }))
+            Ok(TrainEvent::Step(StepResult { step, loss, tokens, learning_rate }))
         };
         self.waiting.push_back(stepped.boxed());
         self.steps_waiting += 1;
@@ -176,7 +176,7 @@ impl Work {
         if self.eval.is_empty() {
             return;
         }
-        let pass = |batch: &[Piece]| -> ApiFuture<PassOutput> {
+        let pass = |batch: &[TrainExample]| -> ApiFuture<PassOutput> {
             let data = batch.iter().map(|piece| piece.datum.clone()).collect();
             self.model.forward(data, LossFn::CrossEntropy)
         };
@@ -187,7 +187,7 @@ impl Work {
             for pass in passes {
                 sum += loss_sum(&pass.await?)?;
             }
-            Ok(Event::Evaluated { step, loss: sum / weight })
+            Ok(TrainEvent::Evaluated { step, loss: sum / weight })
         };
         self.waiting.push_back(evaluated.boxed());
     }
@@ -198,12 +198,12 @@ pub(crate) fn checkpoint_name(step: u64) -> String {
     format!("step-{step:06}")
 }
 
-fn mean_loss(output: &PassOutput, weight: f64) -> Result<f64, Failure> {
+fn mean_loss(output: &PassOutput, weight: f64) -> Result<f64, CommandError> {
     Ok(loss_sum(output)? / weight)
 }
 
-fn loss_sum(output: &PassOutput) -> Result<f64, Failure> {
+fn loss_sum(output: &PassOutput) -> Result<f64, CommandError> {
     output
         .loss()
-        .ok_or_else(|| Failure::new(Exit::Failed, "the server does not say what the loss was"))
+        .ok_or_else(|| CommandError::new(Exit::Failed, "the server does not say what the loss was"))
 }

@@ -1,4 +1,4 @@
-//! [`World`]: everything a command line touches outside itself.
+//! [`Environment`]: everything a command line touches outside itself.
 
 use std::fmt;
 use std::io::{self, BufRead, IsTerminal as _, Write};
@@ -10,15 +10,15 @@ use futures_util::future::{Either, select};
 use tinkex::{Env, ServiceClientBuilder};
 use tokio::sync::{oneshot, watch};
 
-use crate::failure::Failure;
+use crate::error::CommandError;
 
 /// Everything a command line touches outside itself.
 ///
 /// The program brings its own streams and environment; a test brings others, and looks at what was
 /// written afterwards.
-pub struct World {
+pub struct Environment {
     /// The environment. It is read nowhere else.
-    pub env: Env,
+    pub variables: Env,
     /// The folder that relative paths start from.
     pub folder: PathBuf,
     /// Where results go.
@@ -32,22 +32,22 @@ pub struct World {
     /// Tells when the user wants it to stop.
     pub interrupt: Interrupt,
     /// Whose events are told on standard error.
-    pub log_of: LogOf,
+    pub log_scope: LogScope,
     /// Changes every client before it is built: a test puts its own server in here.
     pub prepare: Box<dyn Fn(ServiceClientBuilder) -> ServiceClientBuilder + Send>,
 }
 
-impl World {
+impl Environment {
     /// A path as the user means it.
     pub(crate) fn path(&self, path: &Path) -> PathBuf {
         self.folder.join(path)
     }
 }
 
-impl fmt::Debug for World {
+impl fmt::Debug for Environment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("World")
-            .field("env", &self.env)
+        f.debug_struct("Environment")
+            .field("variables", &self.variables)
             .field("terminals", &self.terminals)
             .finish_non_exhaustive()
     }
@@ -55,7 +55,7 @@ impl fmt::Debug for World {
 
 /// Whose events are told on standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LogOf {
+pub enum LogScope {
     /// Those of the thread that runs the command: beside it others may run.
     ThisThread,
     /// Those of every thread. The first command of a process that wants it gets it.
@@ -272,11 +272,11 @@ impl Interrupt {
     pub(crate) async fn stops<T>(
         &self,
         times: u32,
-        work: impl Future<Output = Result<T, Failure>>,
-    ) -> Result<T, Failure> {
+        work: impl Future<Output = Result<T, CommandError>>,
+    ) -> Result<T, CommandError> {
         match select(pin!(work), pin!(self.pressed(times))).await {
             Either::Left((done, _)) => done,
-            Either::Right(_) => Err(Failure::interrupted()),
+            Either::Right(_) => Err(CommandError::interrupted()),
         }
     }
 }

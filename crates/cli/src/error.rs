@@ -1,4 +1,4 @@
-//! [`Failure`]: what went wrong, what to do about it, and the exit code.
+//! [`CommandError`]: what went wrong, what to do about it, and the exit code.
 
 use std::fmt;
 use std::io;
@@ -8,7 +8,7 @@ use tinkex::wire::ErrorBody;
 use tinkex::{Error, ErrorKind};
 
 use crate::commands;
-use crate::world::World;
+use crate::environment::Environment;
 
 /// What to do where no server is known to have failed.
 const UNREACHED: &str = "check the network and the base URL (TINKER_BASE_URL)";
@@ -28,7 +28,7 @@ pub(crate) const NO_KEY: &str = "set TINKER_API_KEY, or store a key with `tinkex
 #[non_exhaustive]
 pub enum Exit {
     /// All is done.
-    Done,
+    Success,
     /// It failed.
     Failed,
     /// The command line makes no sense; nothing was tried.
@@ -40,7 +40,7 @@ pub enum Exit {
     /// It may work later.
     Temporary,
     /// Some of it is done, and some failed.
-    Partly,
+    Partial,
     /// The user stopped it.
     Interrupted,
 }
@@ -50,13 +50,13 @@ impl Exit {
     #[must_use]
     pub const fn code(self) -> u8 {
         match self {
-            Self::Done => 0,
+            Self::Success => 0,
             Self::Failed => 1,
             Self::Usage => 2,
             Self::Credentials => 3,
             Self::NotFound => 4,
             Self::Temporary => 5,
-            Self::Partly => 6,
+            Self::Partial => 6,
             Self::Interrupted => 130,
         }
     }
@@ -64,16 +64,16 @@ impl Exit {
 
 /// What went wrong.
 #[derive(Debug)]
-pub(crate) enum Failure {
+pub(crate) enum CommandError {
     /// Something to say.
-    Said(Box<Said>),
+    Report(Box<ErrorReport>),
     /// Whoever reads the results has gone; there is nobody to tell.
     ClosedPipe,
 }
 
 /// What a failure says, to a person or, as it is, to a program.
 #[derive(Debug, Serialize)]
-pub(crate) struct Said {
+pub(crate) struct ErrorReport {
     kind: &'static str,
     message: String,
     status: Option<u16>,
@@ -86,18 +86,18 @@ pub(crate) struct Said {
     exit: Exit,
 }
 
-impl Failure {
+impl CommandError {
     pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Self {
         let kind = match exit {
             Exit::Usage => "usage",
             Exit::Credentials => "auth",
             Exit::NotFound => "not_found",
             Exit::Temporary => "temporary",
-            Exit::Partly => "partly_done",
+            Exit::Partial => "partly_done",
             Exit::Interrupted => "interrupted",
-            Exit::Done | Exit::Failed => "failed",
+            Exit::Success | Exit::Failed => "failed",
         };
-        Self::Said(Box::new(Said {
+        Self::Report(Box::new(ErrorReport {
             kind,
             message: message.into(),
             status: None,
@@ -127,7 +127,7 @@ impl Failure {
     }
 
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
-        if let Self::Said(said) = &mut self {
+        if let Self::Report(said) = &mut self {
             said.hint = Some(hint.into());
         }
         self
@@ -136,7 +136,7 @@ impl Failure {
     /// Names the server, where it could not be reached, and what is on this machine's own, where
     /// something is not.
     pub(crate) fn at(mut self, server: &str, local: bool) -> Self {
-        let Self::Said(said) = &mut self else { return self };
+        let Self::Report(said) = &mut self else { return self };
         match said.hint.as_deref() {
             Some(UNREACHED) => {
                 said.hint = Some(format!(
@@ -156,7 +156,7 @@ impl Failure {
 
     /// Says first what did not happen because of it.
     pub(crate) fn during(mut self, what: &str) -> Self {
-        if let Self::Said(said) = &mut self {
+        if let Self::Report(said) = &mut self {
             said.message = format!("{what}: {}", said.message);
         }
         self
@@ -165,8 +165,8 @@ impl Failure {
     /// The same where the rest of the work is done.
     pub(crate) fn partly(self, what: &str) -> Self {
         let mut failure = self.during(what);
-        if let Self::Said(said) = &mut failure {
-            said.exit = Exit::Partly;
+        if let Self::Report(said) = &mut failure {
+            said.exit = Exit::Partial;
         }
         failure
     }
@@ -174,8 +174,8 @@ impl Failure {
     /// How the program ends, if this is how the command ended.
     pub(crate) fn exit(&self) -> Exit {
         match self {
-            Self::Said(said) => said.exit,
-            Self::ClosedPipe => Exit::Done,
+            Self::Report(said) => said.exit,
+            Self::ClosedPipe => Exit::Success,
         }
     }
 
@@ -185,16 +185,16 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Said(said) => f.write_str(&said.message),
+            Self::Report(said) => f.write_str(&said.message),
             Self::ClosedPipe => f.write_str("nobody reads the results"),
         }
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for CommandError {
     fn from(error: Error) -> Self {
         let source = innermost(&error).map(ToString::to_string);
         let detail = error.body().and_then(|body| ErrorBody::message(body.as_bytes()));
@@ -205,7 +205,7 @@ impl From<Error> for Failure {
             }
             _ => error.to_string(),
         };
-        Self::Said(Box::new(Said {
+        Self::Report(Box::new(ErrorReport {
             kind: kind(error.kind()),
             message,
             status: error.status(),
@@ -227,7 +227,7 @@ fn innermost(error: &Error) -> Option<&dyn std::error::Error> {
     std::iter::successors(std::error::Error::source(error), |why| why.source()).last()
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for CommandError {
     /// Results could not be written.
     fn from(why: io::Error) -> Self {
         if why.kind() == io::ErrorKind::BrokenPipe {
@@ -289,33 +289,33 @@ fn kind(kind: ErrorKind) -> &'static str {
 }
 
 /// Tells what went wrong, and how the program ends.
-pub(crate) fn report(world: &mut World, failure: &Failure, json: bool) -> Exit {
-    if let Failure::Said(said) = failure {
+pub(crate) fn report(environment: &mut Environment, failure: &CommandError, json: bool) -> Exit {
+    if let CommandError::Report(said) = failure {
         #[derive(Serialize)]
-        struct Document<'a> {
-            error: &'a Said,
+        struct ErrorDocument<'a> {
+            error: &'a ErrorReport,
         }
-        let text = match serde_json::to_string(&Document { error: said }) {
+        let text = match serde_json::to_string(&ErrorDocument { error: said }) {
             Ok(text) if json => text,
             _ => {
-                let message = crate::human::visible_lines(&said.message);
+                let message = crate::format::visible_lines(&said.message);
                 let hint = said.hint.as_ref().map(|hint| format!("\nhint: {hint}"));
                 format!("error: {message}{}", hint.unwrap_or_default())
             }
         };
-        if said.exit == Exit::Interrupted && world.terminals.input {
+        if said.exit == Exit::Interrupted && environment.terminals.input {
             // Whatever stood there, a question or `^C`, the message has a line of its own.
-            let _ = writeln!(world.err);
+            let _ = writeln!(environment.err);
         }
         // If even that cannot be told, the exit code must do.
-        let _ = writeln!(world.err, "{text}");
+        let _ = writeln!(environment.err, "{text}");
     }
     failure.exit()
 }
 
 /// Shows what the parser says about a command line.
-pub(crate) fn show_usage(world: &mut World, said: &clap::Error) -> Exit {
+pub(crate) fn show_usage(environment: &mut Environment, said: &clap::Error) -> Exit {
     let hint = commands::hint(said).map(|hint| format!("hint: {hint}\n"));
-    let _ = write!(world.err, "{said}{}", hint.unwrap_or_default());
+    let _ = write!(environment.err, "{said}{}", hint.unwrap_or_default());
     Exit::Usage
 }

@@ -1,4 +1,4 @@
-//! [`Record`]: the figures of a run, as they come: in memory for the plot, in a file for others.
+//! [`MetricsLog`]: the figures of a run, as they come: in memory for the plot, in a file for others.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, BufWriter, Write as _};
@@ -6,11 +6,11 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::failure::Failure;
+use crate::error::CommandError;
 
 /// The figures of a run.
 #[derive(Debug, Default)]
-pub(crate) struct Record {
+pub(crate) struct MetricsLog {
     /// Where they are written as well, and what to call it.
     pub(super) file: Option<(BufWriter<File>, String)>,
     pub(crate) steps: Vec<StepLine>,
@@ -38,27 +38,27 @@ pub(crate) struct EvalLine {
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Line {
+enum MetricsLine {
     Step(StepLine),
     Eval(EvalLine),
 }
 
-impl Record {
+impl MetricsLog {
     /// Goes on with a file: what came after the step is forgotten, since it is done again.
-    pub(crate) fn open(path: &Path, until: u64) -> Result<Self, Failure> {
+    pub(crate) fn open(path: &Path, until: u64) -> Result<Self, CommandError> {
         let mut record = Self::default();
         if let Ok(file) = File::open(path) {
             for line in BufReader::new(file).lines().map_while(Result::ok) {
                 match serde_json::from_str(&line) {
-                    Ok(Line::Step(line)) if line.step <= until => record.steps.push(line),
+                    Ok(MetricsLine::Step(line)) if line.step <= until => record.steps.push(line),
                     // What was evaluated at the step itself is not evaluated again.
-                    Ok(Line::Eval(line)) if line.step <= until => record.evals.push(line),
+                    Ok(MetricsLine::Eval(line)) if line.step <= until => record.evals.push(line),
                     _ => {}
                 }
             }
         }
         let shown = path.display().to_string();
-        let file = File::create(path).map_err(|why| Failure::file("written", &shown, &why))?;
+        let file = File::create(path).map_err(|why| CommandError::file("written", &shown, &why))?;
         record.file = Some((BufWriter::new(file), shown));
         let mut evals = record.evals.clone().into_iter().peekable();
         for step in record.steps.clone() {
@@ -73,24 +73,24 @@ impl Record {
         Ok(record)
     }
 
-    pub(crate) fn step(&mut self, line: StepLine) -> Result<(), Failure> {
+    pub(crate) fn step(&mut self, line: StepLine) -> Result<(), CommandError> {
         self.write(&line)?;
         self.steps.push(line);
         Ok(())
     }
 
-    pub(crate) fn eval(&mut self, line: EvalLine) -> Result<(), Failure> {
+    pub(crate) fn eval(&mut self, line: EvalLine) -> Result<(), CommandError> {
         self.write(&line)?;
         self.evals.push(line);
         Ok(())
     }
 
     /// A line at a time, so that whoever follows the file sees whole ones.
-    fn write(&mut self, line: &impl Serialize) -> Result<(), Failure> {
+    fn write(&mut self, line: &impl Serialize) -> Result<(), CommandError> {
         let Some((file, shown)) = &mut self.file else { return Ok(()) };
         let text = serde_json::to_string(line).unwrap_or_default();
         let written = writeln!(file, "{text}").and_then(|()| file.flush());
-        written.map_err(|why| Failure::file("written", shown, &why))
+        written.map_err(|why| CommandError::file("written", shown, &why))
     }
 
     /// All tokens that were trained on.

@@ -1,4 +1,4 @@
-//! [`Show`]: how far a run is, on one line of a terminal, or now and then as a line of its own.
+//! [`TrainProgress`]: how far a run is, on one line of a terminal, or now and then as a line of its own.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use unicode_width::UnicodeWidthStr as _;
 
-use crate::human;
+use crate::format;
 use crate::output::Shell;
 
 /// How often the line is drawn anew at most.
@@ -17,7 +17,7 @@ const CELLS: u64 = 20;
 
 /// How far a run is.
 #[derive(Debug)]
-pub(crate) struct Show {
+pub(crate) struct TrainProgress {
     steps: u64,
     /// The step that this program started at.
     from: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Show {
     eval: Option<f64>,
 }
 
-impl Show {
+impl TrainProgress {
     pub(crate) fn new(steps: u64, from: u64) -> Self {
         let started = Instant::now();
         Self { steps, from, started, drawn: None, tokens: 0, loss: None, eval: None }
@@ -71,15 +71,15 @@ impl Show {
         }
         self.drawn = Some(now);
         let text = self.text(step, width.saturating_sub(1), true);
-        let _ = write!(shell.world.err, "\r{text}\u{1b}[K");
-        let _ = shell.world.err.flush();
+        let _ = write!(shell.environment.err, "\r{text}\u{1b}[K");
+        let _ = shell.environment.err.flush();
     }
 
     /// Takes the line away again.
     pub(crate) fn clear(&mut self, shell: &mut Shell<'_>) {
         if self.drawn.take().is_some() {
-            let _ = write!(shell.world.err, "\r\u{1b}[K");
-            let _ = shell.world.err.flush();
+            let _ = write!(shell.environment.err, "\r\u{1b}[K");
+            let _ = shell.environment.err.flush();
         }
     }
 
@@ -93,7 +93,7 @@ impl Show {
         if done > 0 && step < self.steps {
             #[expect(clippy::cast_precision_loss, reason = "an estimate")]
             let left = self.seconds() * (self.steps - step) as f64 / done as f64;
-            parts.push(format!("{} left", human::seconds(left)));
+            parts.push(format!("{} left", format::seconds(left)));
         }
         if self.tokens > 0 {
             parts.push(format!("{} tokens/s", thousands(self.speed())));
@@ -132,7 +132,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_narrow_line_keeps_what_matters() {
-        let mut show = Show::new(100, 0);
+        let mut show = TrainProgress::new(100, 0);
         (show.tokens, show.loss, show.eval) = (12_000, Some(1.25), Some(1.5));
         tokio::time::advance(Duration::from_secs(10)).await;
         let text = show.text(50, 100, true);

@@ -1,4 +1,4 @@
-//! [`Lines`]: what the user types, with editing and a history where somebody types.
+//! [`LineReader`]: what the user types, with editing and a history where somebody types.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,11 +7,11 @@ use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 use tokio::sync::oneshot;
 
-use crate::failure::{Exit, Failure};
-use crate::world::Input;
+use crate::environment::Input;
+use crate::error::{CommandError, Exit};
 
 /// What the user types.
-pub(super) enum Lines {
+pub(super) enum LineReader {
     /// From a terminal.
     Edited { editor: Arc<Mutex<DefaultEditor>>, history: Option<PathBuf> },
     /// From anything else.
@@ -19,14 +19,14 @@ pub(super) enum Lines {
 }
 
 /// What came.
-pub(super) enum Line {
+pub(super) enum InputLine {
     Text(String),
     /// Ctrl-C at an empty line, or in the middle of one.
     Cancelled,
     End,
 }
 
-impl Lines {
+impl LineReader {
     pub(super) fn new(input: &Input, history: Option<PathBuf>) -> Self {
         if !input.edits() {
             return Self::Plain(input.clone());
@@ -40,15 +40,15 @@ impl Lines {
     }
 
     /// The next line.
-    pub(super) async fn next(&self, prompt: &'static str) -> Result<Line, Failure> {
+    pub(super) async fn next(&self, prompt: &'static str) -> Result<InputLine, CommandError> {
         let (editor, history) = match self {
             Self::Plain(input) => {
                 let line = input.line().await.map_err(|why| not_read(&why.to_string()))?;
-                return Ok(line.map_or(Line::End, Line::Text));
+                return Ok(line.map_or(InputLine::End, InputLine::Text));
             }
             Self::Edited { editor, history } => (Arc::clone(editor), history.clone()),
         };
-        let _mode = Mode::now();
+        let _mode = SavedTerminalMode::now();
         let (tell, told) = oneshot::channel();
         // On a thread of its own: a terminal may take for ever to say something.
         std::thread::spawn(move || {
@@ -66,9 +66,9 @@ impl Lines {
             let _ = tell.send(line);
         });
         match told.await {
-            Ok(Ok(text)) => Ok(Line::Text(text)),
-            Ok(Err(ReadlineError::Interrupted)) => Ok(Line::Cancelled),
-            Ok(Err(ReadlineError::Eof)) | Err(_) => Ok(Line::End),
+            Ok(Ok(text)) => Ok(InputLine::Text(text)),
+            Ok(Err(ReadlineError::Interrupted)) => Ok(InputLine::Cancelled),
+            Ok(Err(ReadlineError::Eof)) | Err(_) => Ok(InputLine::End),
             Ok(Err(why)) => Err(not_read(&why.to_string())),
         }
     }
@@ -77,17 +77,17 @@ impl Lines {
 /// The terminal as it is now, and again once this is dropped: an editor that is left behind in the
 /// middle of a line does not put it back itself.
 #[cfg(unix)]
-struct Mode(Option<rustix::termios::Termios>);
+struct SavedTerminalMode(Option<rustix::termios::Termios>);
 
 #[cfg(unix)]
-impl Mode {
+impl SavedTerminalMode {
     fn now() -> Self {
         Self(rustix::termios::tcgetattr(std::io::stdin()).ok())
     }
 }
 
 #[cfg(unix)]
-impl Drop for Mode {
+impl Drop for SavedTerminalMode {
     fn drop(&mut self) {
         use rustix::termios::{OptionalActions, tcsetattr};
         if let Some(mode) = &self.0 {
@@ -97,15 +97,15 @@ impl Drop for Mode {
 }
 
 #[cfg(not(unix))]
-struct Mode;
+struct SavedTerminalMode;
 
 #[cfg(not(unix))]
-impl Mode {
+impl SavedTerminalMode {
     fn now() -> Self {
         Self
     }
 }
 
-fn not_read(why: &str) -> Failure {
-    Failure::new(Exit::Failed, format!("standard input cannot be read: {why}"))
+fn not_read(why: &str) -> CommandError {
+    CommandError::new(Exit::Failed, format!("standard input cannot be read: {why}"))
 }

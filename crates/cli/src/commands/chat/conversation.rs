@@ -1,11 +1,11 @@
-//! [`Talk`]: a conversation with a model, whose answers come piece by piece.
+//! [`Conversation`]: a conversation with a model, whose answers come piece by piece.
 
 use std::time::Duration;
 
 use tinkex::{Chat, Message, ModelInput, SamplingClient, SamplingParams, Stop, StopReason};
 use tokio::time::Instant;
 
-use crate::failure::Failure;
+use crate::error::CommandError;
 
 /// How many tokens are asked for first. Few, so that something is seen soon.
 const FIRST: u32 = 8;
@@ -15,7 +15,7 @@ const MOST: u32 = 128;
 const RHYTHM: Duration = Duration::from_millis(300);
 
 /// A conversation with a model.
-pub(super) struct Talk {
+pub(super) struct Conversation {
     pub(super) sampler: SamplingClient,
     pub(super) chat: Chat,
     pub(super) system: Option<String>,
@@ -24,7 +24,7 @@ pub(super) struct Talk {
 
 /// An answer on its way. The API has no stream of tokens, so it is sampled in pieces, each from
 /// where the last one ended; the server remembers what it has read already.
-pub(super) struct Answer {
+pub(super) struct Completion {
     sampler: SamplingClient,
     chat: Chat,
     params: SamplingParams,
@@ -37,7 +37,7 @@ pub(super) struct Answer {
     over: bool,
 }
 
-impl Talk {
+impl Conversation {
     /// Everything that was said, and what the model was told first.
     pub(super) fn whole(&self) -> Vec<Message> {
         let system = self.system.iter().map(Message::system);
@@ -45,14 +45,14 @@ impl Talk {
     }
 
     /// Asks for an answer to the last message.
-    pub(super) fn answer(&self, params: SamplingParams) -> Result<Answer, Failure> {
+    pub(super) fn answer(&self, params: SamplingParams) -> Result<Completion, CommandError> {
         let stop: Stop = match params.stop.clone() {
             Some(stop) => stop,
             None => self.chat.stop()?,
         };
         let prompt = self.chat.prompt(&self.whole())?;
         let prompt = prompt.to_tokens().map(|tokens| tokens.to_vec()).unwrap_or_default();
-        Ok(Answer {
+        Ok(Completion {
             sampler: self.sampler.clone(),
             chat: self.chat.clone(),
             left: params.max_tokens.unwrap_or(u32::MAX),
@@ -66,9 +66,9 @@ impl Talk {
     }
 }
 
-impl Answer {
+impl Completion {
     /// The next bit of text; nothing when the answer is complete.
-    pub(super) async fn next(&mut self) -> Result<Option<String>, Failure> {
+    pub(super) async fn next(&mut self) -> Result<Option<String>, CommandError> {
         while !self.over && self.left > 0 {
             self.sample().await?;
             let text = self.text()?;
@@ -82,7 +82,7 @@ impl Answer {
         Ok(None)
     }
 
-    async fn sample(&mut self) -> Result<(), Failure> {
+    async fn sample(&mut self) -> Result<(), CommandError> {
         let ask = self.piece.min(self.left);
         let mut params = self.params.clone().max_tokens(ask);
         // Another seed for each piece, or all would be drawn with the same numbers.
@@ -110,7 +110,7 @@ impl Answer {
     }
 
     /// All text so far.
-    pub(super) fn text(&self) -> Result<String, Failure> {
+    pub(super) fn text(&self) -> Result<String, CommandError> {
         Ok(self.chat.tokenizer().decode_text(&self.tokens)?)
     }
 
