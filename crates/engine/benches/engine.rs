@@ -12,9 +12,9 @@ use std::time::Instant;
 
 use tinkex_engine::loss::{Inputs, Loss};
 use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
-use tinkex_engine::sample::{SampleRequest, Weights};
-use tinkex_engine::train::{Datum, Objective};
-use tinkex_engine::{Engine, LoraConfig, Options, Precision, Sampler, Trainer};
+use tinkex_engine::sample::{SampleRequest, SamplingWeights};
+use tinkex_engine::train::{Datum, TrainingObjective};
+use tinkex_engine::{Engine, EngineOptions, LoraConfig, Precision, Sampler, Trainer};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -26,7 +26,7 @@ fn main() -> Outcome<()> {
     };
     let rounds: usize = rest.first().map_or(Ok(3), |rounds| rounds.parse())?;
     let precision = if precision == "bf16" { Precision::Bf16 } else { Precision::F32 };
-    let options = Options { precision, ..Options::default() };
+    let options = EngineOptions { precision, ..EngineOptions::default() };
     let begun = Instant::now();
     let engine = Engine::open(folder, options)?;
     let loaded = begun.elapsed().as_secs_f64();
@@ -59,7 +59,7 @@ enum Bench {
 
 struct Decode {
     sampler: Sampler,
-    weights: Vec<Weights>,
+    weights: Vec<SamplingWeights>,
     batch: usize,
     prompt: usize,
     tokens: usize,
@@ -70,8 +70,9 @@ struct Decode {
 impl Bench {
     fn new(engine: &Engine, work: &str) -> Outcome<Self> {
         let vocab = u32::try_from(engine.config().vocab_size)?;
-        let adapter =
-            |seed| engine.create(LoraConfig { seed, ..LoraConfig::default() }, OptimizerKind::Adam);
+        let adapter = |seed| {
+            engine.create_trainer(LoraConfig { seed, ..LoraConfig::default() }, OptimizerKind::Adam)
+        };
         let decode = |batch, adapters: u64, prompt, tokens| -> Outcome<Box<Decode>> {
             let mut weights = Vec::new();
             for seed in 0..adapters {
@@ -132,7 +133,7 @@ impl Decode {
             self.turn += 1;
             let prompt = prompt(self.prompt, 1000 + self.turn, self.vocab);
             let mut request = SampleRequest::new(prompt, self.tokens);
-            request.draw.temperature = 0.0;
+            request.decoding.temperature = 0.0;
             // Alone, it is another adapter's turn; together, they go round.
             let adapter = if self.batch == 1 { self.turn as usize } else { i };
             self.sampler.add(&self.weights[adapter % self.weights.len()], request)?;
@@ -164,7 +165,7 @@ fn train(trainer: &mut Trainer, rows: &[Vec<u32>]) -> Outcome<()> {
             ..Datum::default()
         })
         .collect();
-    trainer.forward_backward(&Objective::Loss(Loss::CrossEntropy), &data)?;
+    trainer.forward_backward(&TrainingObjective::Loss(Loss::CrossEntropy), &data)?;
     trainer.optim_step(&StepParams::Adam(AdamParams::default()))?;
     Ok(())
 }

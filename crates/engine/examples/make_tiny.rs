@@ -10,14 +10,14 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use tinkex_engine::corpus::{END_OF_TEXT, SPECIALS, TURN_END, document};
+use tinkex_engine::decode::{DecodingParams, StopConditions};
 use tinkex_engine::file::ModelConfig;
 use tinkex_engine::loss::{Inputs, Loss};
 use tinkex_engine::optim::{AdamParams, StepParams};
-use tinkex_engine::pick::{Draw, Stop};
 use tinkex_engine::sample::SampleRequest;
 use tinkex_engine::tokenizer::Tokenizer;
-use tinkex_engine::train::{Datum, FullTrainer, Objective};
-use tinkex_engine::{Options, Result};
+use tinkex_engine::train::{Datum, FullTrainer, TrainingObjective};
+use tinkex_engine::{EngineOptions, Result};
 
 const SEED: u64 = 1;
 const VOCAB: usize = 1024;
@@ -70,7 +70,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     std::fs::write(folder.join("config.json"), &config)?;
     tokenizer.write(folder.join("tokenizer.json"))?;
     let config = ModelConfig::parse(config.as_bytes(), "config.json")?;
-    let mut trainer = FullTrainer::new(&config, SEED, &Options::default())?;
+    let mut trainer = FullTrainer::new(&config, SEED, &EngineOptions::default())?;
     println!("{} parameters, {steps} steps of {} tokens", trainer.parameters(), ROWS * LENGTH);
 
     let mut random = fastrand::Rng::with_seed(SEED);
@@ -110,7 +110,7 @@ fn train(
             }
         })
         .collect();
-    let out = trainer.forward_backward(&Objective::Loss(Loss::CrossEntropy), &data)?;
+    let out = trainer.forward_backward(&TrainingObjective::Loss(Loss::CrossEntropy), &data)?;
     // A short rise, then down along a cosine.
     let rise = f64::from(step + 1).min(50.0) / 50.0;
     let fall = 0.5 + 0.5 * (std::f64::consts::PI * f64::from(step) / f64::from(steps)).cos();
@@ -127,7 +127,7 @@ fn train(
 
 /// What the model writes.
 fn show(trainer: &FullTrainer, tokenizer: &Tokenizer, turn: u32) -> Result<()> {
-    let engine = trainer.engine(Options::default())?;
+    let engine = trainer.engine(EngineOptions::default())?;
     let mut sampler = engine.sampler()?;
     for prompt in [
         "Once upon a time",
@@ -135,9 +135,9 @@ fn show(trainer: &FullTrainer, tokenizer: &Tokenizer, turn: u32) -> Result<()> {
         "<|im_start|>user\nWhat does a dog say?<|im_end|>\n<|im_start|>assistant\n",
     ] {
         let mut request = SampleRequest::new(tokenizer.encode(prompt), 60);
-        request.draw = Draw { temperature: 0.7, ..Draw::default() };
-        request.stop = Stop::new([turn], [] as [&str; 0])?;
-        sampler.add(&engine.base(), request)?;
+        request.decoding = DecodingParams { temperature: 0.7, ..DecodingParams::default() };
+        request.stop = StopConditions::new([turn], [] as [&str; 0])?;
+        sampler.add(&engine.base_weights(), request)?;
         while !sampler.is_idle() {
             for (_, answer) in sampler.step() {
                 let text = tokenizer.vocabulary().decode(&answer?.samples[0].tokens);

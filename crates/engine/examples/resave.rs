@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use tinkex_engine::file::{AdapterFile, HeadName, LoraPairRef, write_folder};
+use tinkex_engine::file::{AdapterFile, LoraPairRef, UnembeddingName, write_folder};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut paths = std::env::args().skip(1);
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         })
         .collect();
     write_folder(Path::new(&to), |folder| {
-        AdapterFile::save(folder, &adapter.config, &pairs, HeadName::Peft)
+        AdapterFile::save(folder, &adapter.config, &pairs, UnembeddingName::Peft)
     })?;
     Ok(())
 }

@@ -7,12 +7,12 @@
 //!
 //! ```
 //! use tinkex_engine::sample::SampleRequest;
-//! use tinkex_engine::{Engine, Options, builtin};
+//! use tinkex_engine::{Engine, EngineOptions, builtin};
 //!
-//! let engine = Engine::builtin(Options::default())?;
+//! let engine = Engine::builtin(EngineOptions::default())?;
 //! let tokenizer = builtin::tokenizer()?;
 //! let mut sampler = engine.sampler()?;
-//! sampler.add(&engine.base(), SampleRequest::new(tokenizer.encode("Once upon a"), 2))?;
+//! sampler.add(&engine.base_weights(), SampleRequest::new(tokenizer.encode("Once upon a"), 2))?;
 //! let answer = loop {
 //!     if let Some((_, answer)) = sampler.step().pop() {
 //!         break answer?;

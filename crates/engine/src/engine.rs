@@ -8,15 +8,15 @@ use crate::Result;
 use crate::builtin;
 use crate::file::{AdapterFile, ModelConfig, ModelFolder};
 use crate::kernel::{Kernel, Precision};
-use crate::lora::{Adapter, Lora, LoraConfig};
+use crate::lora::{Adapter, LoraConfig, PackedLora};
 use crate::model::Model;
 use crate::optim::OptimizerKind;
-use crate::sample::{Sampler, Weights};
+use crate::sample::{Sampler, SamplingWeights};
 use crate::train::Trainer;
 
 /// How a model is run.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Options {
+pub struct EngineOptions {
     /// Threads that compute; 0 for one on each core. No result depends on it.
     pub threads: usize,
     /// In what form the frozen weights are kept.
@@ -29,7 +29,7 @@ pub struct Options {
     pub name: Option<String>,
 }
 
-impl Default for Options {
+impl Default for EngineOptions {
     /// All cores, f32, 4 GiB for training and 2 GiB for sampling.
     fn default() -> Self {
         Self {
@@ -49,7 +49,7 @@ impl Default for Options {
 pub struct Engine {
     model: Arc<Model>,
     name: Arc<str>,
-    options: Arc<Options>,
+    options: Arc<EngineOptions>,
     /// The number of the next weights to sample from.
     next: Arc<AtomicU64>,
 }
@@ -59,7 +59,7 @@ impl Engine {
     ///
     /// # Errors
     /// If a file is missing, damaged, or of a model that the engine does not know.
-    pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self> {
+    pub fn open(path: impl AsRef<Path>, options: EngineOptions) -> Result<Self> {
         let path = path.as_ref();
         let folder = ModelFolder::open(path)?;
         let kernel = Kernel::new(options.threads)?;
@@ -72,14 +72,14 @@ impl Engine {
     ///
     /// # Errors
     /// If threads cannot be started.
-    pub fn builtin(options: Options) -> Result<Self> {
+    pub fn builtin(options: EngineOptions) -> Result<Self> {
         let kernel = Kernel::new(options.threads)?;
         let (config, tensors) = (builtin::config()?, builtin::tensors()?);
         let model = Model::load(&config, &tensors, options.precision, kernel)?;
         Ok(Self::with_model(model, options, Some(builtin::NAME.to_owned())))
     }
 
-    pub(crate) fn with_model(model: Model, options: Options, own: Option<String>) -> Self {
+    pub(crate) fn with_model(model: Model, options: EngineOptions, own: Option<String>) -> Self {
         let name = options.name.clone().or(own).unwrap_or_else(|| "model".to_owned());
         Self {
             model: Arc::new(model),
@@ -97,7 +97,7 @@ impl Engine {
 
     /// Bytes that the weights take.
     #[must_use]
-    pub fn memory(&self) -> usize {
+    pub fn weight_bytes(&self) -> usize {
         self.model.bytes()
     }
 
@@ -105,7 +105,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) for a rank out of range, or if nothing would be trained.
-    pub fn create(&self, config: LoraConfig, kind: OptimizerKind) -> Result<Trainer> {
+    pub fn create_trainer(&self, config: LoraConfig, kind: OptimizerKind) -> Result<Trainer> {
         let adapter = Adapter::new(&self.model.config, config)?;
         Ok(self.trainer(adapter, kind))
     }
@@ -126,35 +126,35 @@ impl Engine {
 
     /// The model as it is, to sample from.
     #[must_use]
-    pub fn base(&self) -> Weights {
-        Weights::new(0, None)
+    pub fn base_weights(&self) -> SamplingWeights {
+        SamplingWeights::new(0, None)
     }
 
     /// An adapter as it is now, to sample from; training it further changes nothing there.
     #[must_use]
-    pub fn snapshot(&self, trainer: &Trainer) -> Weights {
+    pub fn snapshot(&self, trainer: &Trainer) -> SamplingWeights {
         self.weights(trainer.packed())
     }
 
     /// An adapter from a PEFT folder, to sample from.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
-    pub fn load_weights(&self, folder: impl AsRef<Path>) -> Result<Weights> {
+    /// As [`load_trainer`](Self::load_trainer).
+    pub fn load_weights(&self, folder: impl AsRef<Path>) -> Result<SamplingWeights> {
         let file = AdapterFile::load(folder)?;
         let adapter = Adapter::from_file(&self.model.config, file, 0)?;
         Ok(self.weights(Arc::new(adapter.packed(&self.model.config))))
     }
 
-    fn weights(&self, lora: Arc<Lora>) -> Weights {
-        Weights::new(self.next.fetch_add(1, Ordering::Relaxed), Some(lora))
+    fn weights(&self, lora: Arc<PackedLora>) -> SamplingWeights {
+        SamplingWeights::new(self.next.fetch_add(1, Ordering::Relaxed), Some(lora))
     }
 
     /// An adapter from a PEFT folder; the optimizer begins anew.
     ///
     /// # Errors
     /// If the folder is damaged, or of an adapter for another model.
-    pub fn load(&self, folder: impl AsRef<Path>, kind: OptimizerKind) -> Result<Trainer> {
+    pub fn load_trainer(&self, folder: impl AsRef<Path>, kind: OptimizerKind) -> Result<Trainer> {
         let (model, name) = (self.model.clone(), self.name.clone());
         Trainer::load(model, name, self.options.training_memory, folder.as_ref(), kind)
     }
@@ -162,9 +162,9 @@ impl Engine {
     /// The same with the optimizer's memory: training goes on as if it had never stopped.
     ///
     /// # Errors
-    /// As [`load`](Self::load), and if the folder holds no memory of that optimizer.
-    pub fn resume(&self, folder: impl AsRef<Path>, kind: OptimizerKind) -> Result<Trainer> {
-        let mut trainer = self.load(folder.as_ref(), kind)?;
+    /// As [`load_trainer`](Self::load_trainer), and if the folder holds no memory of that optimizer.
+    pub fn resume_trainer(&self, folder: impl AsRef<Path>, kind: OptimizerKind) -> Result<Trainer> {
+        let mut trainer = self.load_trainer(folder.as_ref(), kind)?;
         trainer.load_optimizer(folder.as_ref())?;
         Ok(trainer)
     }

@@ -11,13 +11,13 @@
 //! use tinkex_engine::loss::Loss;
 //! use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
 //! use tinkex_engine::train::Datum;
-//! use tinkex_engine::{Engine, LoraConfig, Options, builtin};
+//! use tinkex_engine::{Engine, LoraConfig, EngineOptions, builtin};
 //!
-//! let engine = Engine::builtin(Options::default())?;
+//! let engine = Engine::builtin(EngineOptions::default())?;
 //! let tokens = builtin::tokenizer()?.encode("A parrot says hello.");
 //! let datum = Datum { tokens: &tokens[..tokens.len() - 1], targets: &tokens[1..], ..Datum::default() };
 //!
-//! let mut trainer = engine.create(LoraConfig { rank: 8, ..LoraConfig::default() }, OptimizerKind::Adam)?;
+//! let mut trainer = engine.create_trainer(LoraConfig { rank: 8, ..LoraConfig::default() }, OptimizerKind::Adam)?;
 //! let params = StepParams::Adam(AdamParams { learning_rate: 3e-3, ..AdamParams::default() });
 //! let mut losses = Vec::new();
 //! for _ in 0..3 {
@@ -39,6 +39,7 @@
 
 pub mod builtin;
 pub mod corpus;
+pub mod decode;
 mod engine;
 mod error;
 pub mod file;
@@ -47,14 +48,13 @@ mod lora;
 pub mod loss;
 mod memory;
 mod model;
-mod noise;
 pub mod optim;
-pub mod pick;
+mod rng;
 pub mod sample;
 pub mod tokenizer;
 pub mod train;
 
-pub use engine::{Engine, Options};
+pub use engine::{Engine, EngineOptions};
 pub use error::{Error, ErrorKind, Result};
 pub use kernel::Precision;
 pub use lora::LoraConfig;

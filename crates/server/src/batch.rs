@@ -3,7 +3,7 @@
 use tinkex_engine::file::ModelConfig;
 use tinkex_engine::loss::Inputs;
 use tinkex_engine::loss::graph::{Graph, Tensor, Values};
-use tinkex_engine::train::{Datum, Objective as Aim, Output};
+use tinkex_engine::train::{Datum, TrainingObjective as Aim, TrainingOutput};
 use tinkex_engine::{Error, Result, Trainer};
 use tinkex_wire::{
     ForwardBackwardOutput, LossOutputs, LossRecord, Mode, Shape, TensorData, Tokens, loss_input,
@@ -73,10 +73,10 @@ impl Batch {
     }
 
     /// Runs the data through a model.
-    pub(crate) fn run(&self, trainer: &mut Trainer, mode: Mode) -> Result<Output> {
+    pub(crate) fn run(&self, trainer: &mut Trainer, mode: Mode) -> Result<TrainingOutput> {
         if self.is_empty() {
             let metrics = vec![("loss:sum".to_owned(), 0.0)];
-            return Ok(Output { logprobs: Vec::new(), metrics });
+            return Ok(TrainingOutput { logprobs: Vec::new(), metrics });
         }
         let tensors: Vec<Vec<Tensor<'_>>> = self.data.iter().map(Owned::graph_inputs).collect();
         let mut data = Vec::with_capacity(self.data.len());
@@ -91,7 +91,7 @@ impl Batch {
     }
 
     /// The output as the wire has it: one record for each run of datums with the same columns.
-    pub(crate) fn output(&self, output: Output) -> ForwardBackwardOutput {
+    pub(crate) fn output(&self, output: TrainingOutput) -> ForwardBackwardOutput {
         let mut outputs = LossOutputs::default();
         let mut start = 0;
         while start < output.logprobs.len() {

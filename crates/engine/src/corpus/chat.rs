@@ -2,13 +2,13 @@
 
 use super::sums::sum;
 use super::words::{
-    ANIMALS, COUNTRIES, DAYS, FEELINGS, FOODS, MONTHS, NAMES, NUMBERS, OPPOSITES, PLACES, Pen,
-    THINGS, a, capital,
+    ANIMALS, COUNTRIES, CorpusRng, DAYS, FEELINGS, FOODS, MONTHS, NAMES, NUMBERS, OPPOSITES,
+    PLACES, THINGS, a, capital,
 };
 use super::{TURN_END, TURN_START};
 
 /// One to four turns of each side.
-pub(super) fn write(pen: &mut Pen) -> String {
+pub(super) fn write(pen: &mut CorpusRng) -> String {
     let count = 1 + pen.below(4);
     let mut turns = Vec::with_capacity(2 * count);
     for _ in 0..count {
@@ -23,7 +23,7 @@ fn turn(who: &str, text: &str) -> String {
     format!("{TURN_START}{who}\n{text}{TURN_END}")
 }
 
-fn exchange(pen: &mut Pen) -> (String, String) {
+fn exchange(pen: &mut CorpusRng) -> (String, String) {
     match pen.below(16) {
         0..=2 => arithmetic(pen),
         3 => color(pen),
@@ -42,13 +42,13 @@ fn exchange(pen: &mut Pen) -> (String, String) {
     }
 }
 
-fn arithmetic(pen: &mut Pen) -> (String, String) {
+fn arithmetic(pen: &mut CorpusRng) -> (String, String) {
     let (text, result) = sum(pen);
     let ask = ["What is {sum}?", "{sum} = ?", "Please compute {sum}.", "How much is {sum}?"];
     (pen.say(&ask, &[("sum", &text)]), result.to_string())
 }
 
-fn color(pen: &mut Pen) -> (String, String) {
+fn color(pen: &mut CorpusRng) -> (String, String) {
     let (thing, color) = pen.one(&THINGS);
     let (name, _) = pen.one(&NAMES);
     let tell = ["{name} has {a_color} {thing}. What color is the {thing}?"];
@@ -56,14 +56,14 @@ fn color(pen: &mut Pen) -> (String, String) {
     (pen.say(&tell, &slots), format!("The {thing} is {color}."))
 }
 
-fn opposite(pen: &mut Pen) -> (String, String) {
+fn opposite(pen: &mut CorpusRng) -> (String, String) {
     let (one, other) = pen.one(&OPPOSITES);
     let (one, other) = if pen.below(2) == 0 { (one, other) } else { (other, one) };
     let ask = ["What is the opposite of {word}?", "Tell me the opposite of {word}."];
     (pen.say(&ask, &[("word", one)]), format!("The opposite of {one} is {other}."))
 }
 
-fn capital_city(pen: &mut Pen) -> (String, String) {
+fn capital_city(pen: &mut CorpusRng) -> (String, String) {
     let (country, city) = pen.one(&COUNTRIES);
     if pen.below(3) == 0 {
         return (
@@ -75,7 +75,7 @@ fn capital_city(pen: &mut Pen) -> (String, String) {
     (pen.say(&ask, &[("country", country)]), format!("The capital of {country} is {city}."))
 }
 
-fn after(pen: &mut Pen) -> (String, String) {
+fn after(pen: &mut CorpusRng) -> (String, String) {
     if pen.below(2) == 0 {
         let at = pen.below(DAYS.len());
         let next = DAYS[(at + 1) % DAYS.len()];
@@ -87,14 +87,14 @@ fn after(pen: &mut Pen) -> (String, String) {
     (format!("Which month comes after {month}?"), format!("{next} comes after {month}."))
 }
 
-fn sound(pen: &mut Pen) -> (String, String) {
+fn sound(pen: &mut CorpusRng) -> (String, String) {
     let (animal, sound, _) = pen.one(&ANIMALS);
     let ask = ["What does {an} say?", "Which sound does {an} make?"];
     let an = a(animal);
     (pen.say(&ask, &[("an", &an)]), format!("{} says \"{sound}\".", capital(&an)))
 }
 
-fn legs(pen: &mut Pen) -> (String, String) {
+fn legs(pen: &mut CorpusRng) -> (String, String) {
     let (animal, _, legs) = pen.one(&ANIMALS);
     let legs = match legs {
         0 => "no",
@@ -104,14 +104,14 @@ fn legs(pen: &mut Pen) -> (String, String) {
     (format!("How many legs does {an} have?"), format!("{} has {legs} legs.", capital(&an)))
 }
 
-fn repeat(pen: &mut Pen) -> (String, String) {
+fn repeat(pen: &mut CorpusRng) -> (String, String) {
     let words: Vec<&str> = pen.some(&FOODS, 3).into_iter().copied().collect();
     let text = words.join(" ");
     let ask = ["Repeat after me: {text}", "Please say: {text}"];
     (pen.say(&ask, &[("text", &text)]), text)
 }
 
-fn in_order(pen: &mut Pen) -> (String, String) {
+fn in_order(pen: &mut CorpusRng) -> (String, String) {
     let mut words: Vec<&str> = pen.some(&PLACES, 3).into_iter().copied().collect();
     let given = words.join(", ");
     if pen.below(2) == 0 {
@@ -122,7 +122,7 @@ fn in_order(pen: &mut Pen) -> (String, String) {
     (format!("Sort these words by the alphabet: {given}"), words.join(", "))
 }
 
-fn spelling(pen: &mut Pen) -> (String, String) {
+fn spelling(pen: &mut CorpusRng) -> (String, String) {
     let word = pen.one(&FOODS);
     let letters: Vec<String> = word.chars().map(|c| c.to_string()).collect();
     if pen.below(2) == 0 {
@@ -132,7 +132,7 @@ fn spelling(pen: &mut Pen) -> (String, String) {
     (format!("How many letters are in the word {word}?"), capital(&format!("{count}.")))
 }
 
-fn choice(pen: &mut Pen) -> (String, String) {
+fn choice(pen: &mut CorpusRng) -> (String, String) {
     let (x, y) = (pen.below(100), pen.below(100));
     let answer = match x.cmp(&y) {
         std::cmp::Ordering::Less => format!("{y} is larger than {x}."),
@@ -142,7 +142,7 @@ fn choice(pen: &mut Pen) -> (String, String) {
     (format!("Which number is larger, {x} or {y}?"), answer)
 }
 
-fn greeting(pen: &mut Pen) -> (String, String) {
+fn greeting(pen: &mut CorpusRng) -> (String, String) {
     let (name, _) = pen.one(&NAMES);
     let feeling = pen.one(&FEELINGS);
     let pairs: [(&str, &str); 6] = [
@@ -158,14 +158,14 @@ fn greeting(pen: &mut Pen) -> (String, String) {
     (pen.say(&[question], &slots), pen.say(&[answer], &slots))
 }
 
-fn counting(pen: &mut Pen) -> (String, String) {
+fn counting(pen: &mut CorpusRng) -> (String, String) {
     let from = 1 + pen.below(12);
     let to = from + 2 + pen.below(6);
     let all: Vec<String> = (from..=to).map(|n| n.to_string()).collect();
     (format!("Count from {from} to {to}."), format!("{}.", all.join(", ")))
 }
 
-fn who_has(pen: &mut Pen) -> (String, String) {
+fn who_has(pen: &mut CorpusRng) -> (String, String) {
     let names = pen.some(&NAMES, 2);
     let things = pen.some(&THINGS, 2);
     let ((first, _), (second, _)) = (names[0], names[1]);

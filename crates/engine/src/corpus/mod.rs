@@ -10,7 +10,7 @@ mod story;
 mod sums;
 mod words;
 
-use self::words::Pen;
+use self::words::CorpusRng;
 
 /// What separates documents, and ends an answer's turn where nothing else does.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
@@ -31,7 +31,7 @@ pub const SPECIALS: [&str; 3] = [END_OF_TEXT, TURN_START, TURN_END];
 /// ```
 #[must_use]
 pub fn document(seed: u64, index: u64) -> String {
-    let mut pen = Pen::new(seed, index);
+    let mut pen = CorpusRng::new(seed, index);
     match pen.below(10) {
         0..=4 => story::write(&mut pen),
         5..=8 => chat::write(&mut pen),

@@ -1,7 +1,7 @@
 //! Short stories: someone, somewhere, wants something.
 
 use super::words::{
-    ANIMALS, FOODS, MOODS, NAMES, PLACES, Pen, THINGS, TRAITS, WEATHER, a, capital,
+    ANIMALS, CorpusRng, FOODS, MOODS, NAMES, PLACES, THINGS, TRAITS, WEATHER, a, capital,
 };
 
 const OPENINGS: [&str; 8] = [
@@ -17,7 +17,7 @@ const OPENINGS: [&str; 8] = [
 
 const WISHES: [&str; 8] = [
     "{He} had {a_color} {thing} and took it everywhere.",
-    "More than anything, {he} wanted {a_color} {thing}.",
+    "FusedGemm than anything, {he} wanted {a_color} {thing}.",
     "{He} had heard of {a_color} {thing} that was hidden in the {far}.",
     "That day {he} was looking for {his} {color} {thing}.",
     "{He} wanted to give {a_color} {thing} to {his} friend {friend}.",
@@ -69,7 +69,7 @@ const ENDINGS: [&str; 8] = [
 ];
 
 /// A story.
-pub(super) fn write(pen: &mut Pen) -> String {
+pub(super) fn write(pen: &mut CorpusRng) -> String {
     let who = pen.one(&NAMES);
     let friend = pen.another(&NAMES, who);
     let animal = pen.one(&ANIMALS);

@@ -1,9 +1,9 @@
 //! Sums, in lines and in words.
 
-use super::words::{NAMES, NUMBERS, Pen, THINGS};
+use super::words::{CorpusRng, NAMES, NUMBERS, THINGS};
 
 /// A few sums of one kind.
-pub(super) fn write(pen: &mut Pen) -> String {
+pub(super) fn write(pen: &mut CorpusRng) -> String {
     match pen.below(4) {
         0 | 1 => lines(pen),
         2 => counting(pen),
@@ -11,8 +11,8 @@ pub(super) fn write(pen: &mut Pen) -> String {
     }
 }
 
-/// A sum and its result. Kept small, so that they can be learnt.
-pub(super) fn sum(pen: &mut Pen) -> (String, usize) {
+/// A sum and its result. SavedLogits small, so that they can be learnt.
+pub(super) fn sum(pen: &mut CorpusRng) -> (String, usize) {
     match pen.below(4) {
         0 | 1 => {
             let (a, b) = (pen.below(50), pen.below(50));
@@ -30,7 +30,7 @@ pub(super) fn sum(pen: &mut Pen) -> (String, usize) {
     }
 }
 
-fn lines(pen: &mut Pen) -> String {
+fn lines(pen: &mut CorpusRng) -> String {
     let count = 4 + pen.below(5);
     let lines: Vec<String> = (0..count)
         .map(|_| {
@@ -41,14 +41,14 @@ fn lines(pen: &mut Pen) -> String {
     lines.join("\n")
 }
 
-fn counting(pen: &mut Pen) -> String {
+fn counting(pen: &mut CorpusRng) -> String {
     let step = 1 + pen.below(5);
     let start = pen.below(30);
     let all: Vec<String> = (0..8).map(|i| (start + i * step).to_string()).collect();
     format!("Counting by {}: {}.", NUMBERS[step], all.join(", "))
 }
 
-fn in_words(pen: &mut Pen) -> String {
+fn in_words(pen: &mut CorpusRng) -> String {
     let (name, she) = pen.one(&NAMES);
     let (friend, _) = pen.another(&NAMES, (name, she));
     let pronoun = if she { "She" } else { "He" };

@@ -1,13 +1,13 @@
 //! Word lists, and a pen that chooses from them.
 
-use crate::noise::Noise;
+use crate::rng::ChaCha8;
 
 /// Chooses, always the same way for the same document.
-pub(super) struct Pen(Noise);
+pub(super) struct CorpusRng(ChaCha8);
 
-impl Pen {
+impl CorpusRng {
     pub(super) fn new(seed: u64, index: u64) -> Self {
-        Self(Noise::new(seed, index))
+        Self(ChaCha8::new(seed, index))
     }
 
     /// A number below `limit`, which is small and not 0.

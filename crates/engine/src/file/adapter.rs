@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::peft::PeftConfig;
-use super::safetensors::{Tensor, TensorFile, TensorOut, Values, write_tensors};
+use super::safetensors::{NamedTensor, TensorFile, TensorSlice, TensorView, write_tensors};
 use crate::{Error, Result};
 
 const CONFIG: &str = "adapter_config.json";
@@ -55,7 +55,7 @@ pub struct LoraPairRef<'a> {
 
 /// What the pair on the unembedding is called in the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HeadName {
+pub enum UnembeddingName {
     /// `lm_head`, which `peft` loads.
     #[default]
     Peft,
@@ -75,7 +75,7 @@ impl AdapterFile {
         let path = path.as_ref();
         let config = PeftConfig::read(path.join(CONFIG))?;
         let file = TensorFile::open(path.join(TENSORS))?;
-        let mut halves: BTreeMap<&str, [Option<Tensor<'_>>; 2]> = BTreeMap::new();
+        let mut halves: BTreeMap<&str, [Option<TensorView<'_>>; 2]> = BTreeMap::new();
         for tensor in file.tensors() {
             let Some((module, half)) = parse(tensor.name()) else {
                 let why = format!("tensor {} is not half of a LoRA pair", tensor.name());
@@ -113,14 +113,14 @@ impl AdapterFile {
         path: impl AsRef<Path>,
         config: &PeftConfig,
         pairs: &[LoraPairRef<'_>],
-        head: HeadName,
+        head: UnembeddingName,
     ) -> Result<()> {
         let path = path.as_ref();
         let names: Vec<[String; 2]> = pairs
             .iter()
             .map(|pair| {
                 let module = match (pair.module, head) {
-                    (HEAD, HeadName::Service) => SERVICE_HEAD,
+                    (HEAD, UnembeddingName::Service) => SERVICE_HEAD,
                     (module, _) => module,
                 };
                 ["A", "B"].map(|half| format!("{PREFIX}{module}.lora_{half}.weight"))
@@ -130,14 +130,14 @@ impl AdapterFile {
             .iter()
             .map(|pair| [[config.rank, pair.inputs], [pair.outputs, config.rank]])
             .collect();
-        let tensors: Vec<TensorOut<'_>> = pairs
+        let tensors: Vec<NamedTensor<'_>> = pairs
             .iter()
             .zip(names.iter().zip(&shapes))
             .flat_map(|(pair, (names, shapes))| {
-                let half = |i: usize, values| TensorOut {
+                let half = |i: usize, values| NamedTensor {
                     name: &names[i],
                     shape: &shapes[i],
-                    values: Values::F32(values),
+                    values: TensorSlice::F32(values),
                 };
                 [half(0, pair.a), half(1, pair.b)]
             })
@@ -160,7 +160,7 @@ fn parse(name: &str) -> Option<(&str, usize)> {
 }
 
 /// Its numbers, all of which a model can be run with.
-fn finite(path: &Path, tensor: Tensor<'_>) -> Result<Vec<f32>> {
+fn finite(path: &Path, tensor: TensorView<'_>) -> Result<Vec<f32>> {
     let values = tensor.to_f32()?.into_owned();
     match values.iter().position(|value| !value.is_finite()) {
         None => Ok(values),

@@ -91,7 +91,7 @@ impl ModelConfig {
     /// or asks for something that the engine does not do.
     pub fn parse(text: &[u8], path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let raw: Raw = serde_json::from_slice(text)
+        let raw: RawModelConfig = serde_json::from_slice(text)
             .map_err(|e| Error::bad_file(path, format!("is not a model's configuration: {e}")))?;
         let (architecture, name) = raw.architecture();
         let Some(architecture) = architecture else {
@@ -153,7 +153,7 @@ pub(super) fn read_small(path: &Path) -> Result<Vec<u8>> {
 }
 
 #[derive(Deserialize)]
-struct Raw {
+struct RawModelConfig {
     #[serde(default)]
     architectures: Vec<String>,
     model_type: Option<String>,
@@ -199,7 +199,7 @@ impl OneOrMany {
     }
 }
 
-impl Raw {
+impl RawModelConfig {
     fn architecture(&self) -> (Option<Architecture>, String) {
         let name = match (self.architectures.as_slice(), &self.model_type) {
             ([], Some(kind)) => kind.clone(),

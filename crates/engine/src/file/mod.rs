@@ -12,10 +12,10 @@ mod peft;
 mod rope;
 mod safetensors;
 
-pub use adapter::{AdapterFile, HeadName, LoraPair, LoraPairRef};
+pub use adapter::{AdapterFile, LoraPair, LoraPairRef, UnembeddingName};
 pub use atomic::{write_file, write_folder};
 pub use config::{Architecture, ModelConfig};
 pub use model::ModelFolder;
 pub use peft::PeftConfig;
 pub use rope::{Rope, RopeScaling};
-pub use safetensors::{DType, Tensor, TensorFile, TensorOut, Values, write_tensors};
+pub use safetensors::{DType, NamedTensor, TensorFile, TensorSlice, TensorView, write_tensors};

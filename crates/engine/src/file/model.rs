@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::config::{ModelConfig, OneOrMany, read_small};
-use super::safetensors::{Tensor, TensorFile};
+use super::safetensors::{TensorFile, TensorView};
 use crate::{Error, Result};
 
 /// A model on disk, mapped into memory.
@@ -77,7 +77,7 @@ impl ModelFolder {
     ///
     /// # Errors
     /// [`Error::MissingTensor`].
-    pub fn tensor(&self, name: &str) -> Result<Tensor<'_>> {
+    pub fn tensor(&self, name: &str) -> Result<TensorView<'_>> {
         let found = self.places.get(name).and_then(|&i| self.files[i].get(name));
         found.ok_or_else(|| Error::MissingTensor { path: self.path.clone(), name: name.to_owned() })
     }
@@ -90,13 +90,13 @@ impl ModelFolder {
 }
 
 #[derive(Deserialize)]
-struct Index {
+struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
 /// The files that an index names, each once, all of them in the folder itself.
 fn shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>> {
-    let Index { weight_map } = serde_json::from_slice(&read_small(index)?)
+    let ShardIndex { weight_map } = serde_json::from_slice(&read_small(index)?)
         .map_err(|e| Error::bad_file(index, format!("is not an index of tensors: {e}")))?;
     let mut names: Vec<&String> = weight_map.values().collect();
     names.sort();
@@ -121,12 +121,12 @@ fn shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>> {
 /// What ends a sequence, by both files that may say so.
 fn all_eos(folder: &Path, mut eos: Vec<u32>) -> Result<Vec<u32>> {
     #[derive(Deserialize)]
-    struct Generation {
+    struct GenerationConfig {
         eos_token_id: Option<OneOrMany>,
     }
     let path = folder.join("generation_config.json");
     if path.exists() {
-        let generation: Generation = serde_json::from_slice(&read_small(&path)?)
+        let generation: GenerationConfig = serde_json::from_slice(&read_small(&path)?)
             .map_err(|e| Error::bad_file(&path, format!("is not a configuration: {e}")))?;
         for id in generation.eos_token_id.map(OneOrMany::all).unwrap_or_default() {
             if !eos.contains(&id) {

@@ -37,7 +37,7 @@ impl PeftConfig {
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let text = read_small(path)?;
-        let raw: Raw = serde_json::from_slice(&text).map_err(|e| {
+        let raw: RawPeftConfig = serde_json::from_slice(&text).map_err(|e| {
             Error::bad_file(path, format!("is not an adapter's configuration: {e}"))
         })?;
         raw.check().map_err(|why| Error::bad_file(path, why))
@@ -80,7 +80,7 @@ impl PeftConfig {
 }
 
 #[derive(Deserialize)]
-struct Raw {
+struct RawPeftConfig {
     r: u64,
     lora_alpha: f64,
     #[serde(default)]
@@ -112,7 +112,7 @@ const OTHER_VARIANTS: [&str; 13] = [
     "use_rslora",
 ];
 
-impl Raw {
+impl RawPeftConfig {
     fn check(self) -> Result<PeftConfig, String> {
         if let Some(kind) = self.peft_type.filter(|kind| kind != "LORA") {
             return Err(format!("adapters of type {kind:?} are not supported; LORA is"));

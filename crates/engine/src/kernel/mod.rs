@@ -11,24 +11,24 @@
 
 use std::sync::OnceLock;
 
-mod crew;
-#[cfg(test)]
-mod crew_tests;
 mod exp;
 mod gemm;
-pub(crate) mod pages;
+mod kernel_check;
+pub(crate) mod paged_attention;
 mod panels;
-mod pool;
-pub(crate) mod rows;
+pub(crate) mod row_ops;
+mod simd;
 mod sync;
+mod task_pool;
+mod thread_pool;
+#[cfg(test)]
+mod thread_pool_tests;
 mod tile;
-mod trial;
-mod wide;
 
-pub(crate) use gemm::{Lhs, More, Rhs};
+pub(crate) use gemm::{FusedGemm, Lhs, Rhs};
 pub(crate) use panels::Panels;
 pub use panels::Precision;
-pub(crate) use pool::Pool;
+pub(crate) use task_pool::TaskPool;
 
 /// How many outputs one panel of packed weights holds: one AVX-512 register, two of AVX2.
 pub(crate) const PANEL: usize = 16;
@@ -51,7 +51,7 @@ impl Isa {
     pub(crate) fn detect() -> Self {
         static BEST: OnceLock<Isa> = OnceLock::new();
         *BEST.get_or_init(|| {
-            let right = |isa: &Self| trial::agrees(*isa);
+            let right = |isa: &Self| kernel_check::matches_portable(*isa);
             Self::available().into_iter().rev().find(right).unwrap_or(Self::Portable)
         })
     }
@@ -86,37 +86,37 @@ impl Isa {
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
     isa: Isa,
-    pool: Pool,
+    pool: TaskPool,
 }
 
 impl Kernel {
     /// The best instructions on `threads` threads; 0 means one for each core.
     pub(crate) fn new(threads: usize) -> crate::Result<Self> {
-        Ok(Self { isa: Isa::detect(), pool: Pool::new(threads)? })
+        Ok(Self { isa: Isa::detect(), pool: TaskPool::new(threads)? })
     }
 
     /// No special instructions, on the caller's thread: for what is small.
     pub(crate) fn plain() -> Self {
-        Self { isa: Isa::Portable, pool: Pool::alone() }
+        Self { isa: Isa::Portable, pool: TaskPool::alone() }
     }
 
     /// The same with instructions of one's choice, which the machine must have.
     #[cfg(test)]
     pub(crate) fn with_isa(isa: Isa, threads: usize) -> Self {
         assert!(Isa::available().contains(&isa), "{isa:?} is not there");
-        Self { isa, pool: Pool::new(threads).expect("threads can be started") }
+        Self { isa, pool: TaskPool::new(threads).expect("threads can be started") }
     }
 
     /// The same instructions on the caller's thread alone, for use inside a task.
     pub(crate) fn alone(&self) -> Self {
-        Self { isa: self.isa, pool: Pool::alone() }
+        Self { isa: self.isa, pool: TaskPool::alone() }
     }
 
     pub(crate) fn isa(&self) -> Isa {
         self.isa
     }
 
-    pub(crate) fn pool(&self) -> &Pool {
+    pub(crate) fn pool(&self) -> &TaskPool {
         &self.pool
     }
 }

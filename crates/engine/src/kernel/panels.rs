@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use super::rows::{narrow, turn};
+use super::row_ops::{narrow, transpose};
 use super::{Kernel, PANEL};
 
 thread_local! {
@@ -41,11 +41,11 @@ impl Precision {
 pub(crate) struct Panels {
     rows: usize,
     cols: usize,
-    data: Data,
+    data: PanelData,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Data {
+pub(super) enum PanelData {
     F32(Vec<f32>),
     Bf16(Vec<u16>),
 }
@@ -64,13 +64,13 @@ impl Panels {
             Precision::F32 => {
                 let mut out = vec![0.0; len];
                 Self::fill(kernel, rows, cols, &row, &mut out, |from, to| to.copy_from_slice(from));
-                Data::F32(out)
+                PanelData::F32(out)
             }
             Precision::Bf16 => {
                 let mut out = vec![0; len];
                 let isa = kernel.isa();
                 Self::fill(kernel, rows, cols, &row, &mut out, |from, to| narrow(isa, from, to));
-                Data::Bf16(out)
+                PanelData::Bf16(out)
             }
         };
         Self { rows, cols, data }
@@ -109,15 +109,15 @@ impl Panels {
                 for (lane, buffer) in buffer.chunks_exact_mut(cols).take(count).enumerate() {
                     row(first + lane, buffer);
                 }
-                // Sixteen inputs at a time, turned.
+                // Sixteen inputs at a time, transposed.
                 for (block, out) in out.chunks_mut(PANEL * PANEL).enumerate() {
                     let (col, wide) = (block * PANEL, out.len() / PANEL);
-                    let (mut lanes, mut turned) = ([0.0; PANEL * PANEL], [0.0; PANEL * PANEL]);
+                    let (mut lanes, mut transposed) = ([0.0; PANEL * PANEL], [0.0; PANEL * PANEL]);
                     for (lane, to) in lanes.chunks_exact_mut(PANEL).take(count).enumerate() {
                         to[..wide].copy_from_slice(&buffer[lane * cols + col..][..wide]);
                     }
-                    turn(isa, &lanes, &mut turned);
-                    convert(&turned[..out.len()], out);
+                    transpose(isa, &lanes, &mut transposed);
+                    convert(&transposed[..out.len()], out);
                 }
             });
         });
@@ -136,8 +136,8 @@ impl Panels {
     /// Memory that it takes.
     pub(crate) fn bytes(&self) -> usize {
         match &self.data {
-            Data::F32(data) => data.len() * 4,
-            Data::Bf16(data) => data.len() * 2,
+            PanelData::F32(data) => data.len() * 4,
+            PanelData::Bf16(data) => data.len() * 2,
         }
     }
 
@@ -151,14 +151,14 @@ impl Panels {
         );
         let panel = (i / PANEL) * PANEL * self.cols;
         match &self.data {
-            Data::F32(data) => {
+            PanelData::F32(data) => {
                 let start = panel + i % PANEL;
                 for (out, value) in out.iter_mut().zip(data[start..].iter().step_by(PANEL)) {
                     *out = *value;
                 }
             }
-            Data::Bf16(data) => {
-                let start = panel + place_bf16(i % PANEL);
+            PanelData::Bf16(data) => {
+                let start = panel + bf16_index(i % PANEL);
                 for (out, value) in out.iter_mut().zip(data[start..].iter().step_by(PANEL)) {
                     *out = f32::from_bits(u32::from(*value) << 16);
                 }
@@ -166,13 +166,13 @@ impl Panels {
         }
     }
 
-    pub(super) fn data(&self) -> &Data {
+    pub(super) fn data(&self) -> &PanelData {
         &self.data
     }
 }
 
 /// Where weight `lane` of sixteen bf16 ones stands.
-pub(super) const fn place_bf16(lane: usize) -> usize {
+pub(super) const fn bf16_index(lane: usize) -> usize {
     if lane < PANEL / 2 { 2 * lane } else { 2 * lane - PANEL + 1 }
 }
 

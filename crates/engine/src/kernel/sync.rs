@@ -1,4 +1,4 @@
-//! The locks, atomics and threads of [`Crew`](super::crew::Crew).
+//! The locks, atomics and threads of [`ThreadPool`](super::thread_pool::ThreadPool).
 //!
 //! Here they are the standard ones. `tests/model` compiles the crew against a `sync` of its own, which
 //! tries every order in which threads can meet.

@@ -6,8 +6,8 @@
 )]
 
 #[cfg(target_arch = "x86_64")]
-use super::wide::{Avx2, Avx512};
-use super::wide::{Portable, Wide};
+use super::simd::{Avx2, Avx512};
+use super::simd::{Portable, Simd16};
 use super::{Isa, PANEL};
 
 /// The most rows that one tile has.
@@ -16,12 +16,12 @@ pub(super) const ROWS: usize = 6;
 /// What will be read from memory after a tile: brought nearer meanwhile, `step` bytes with every step
 /// of the chains. Any address will do.
 #[derive(Clone, Copy)]
-pub(super) struct Next {
+pub(super) struct Prefetch {
     start: *const u8,
     step: usize,
 }
 
-impl Next {
+impl Prefetch {
     /// Weights from `start` on, sixteen with every step.
     pub(super) fn from<E>(start: *const E) -> Self {
         Self { start: start.cast(), step: PANEL * size_of::<E>() }
@@ -65,39 +65,39 @@ pub(super) struct Tile<E> {
     pub(super) b: *const E,
     pub(super) b_panel: usize,
     pub(super) b_step: usize,
-    pub(super) next: Next,
+    pub(super) next: Prefetch,
     /// The sums: sixteen at `i · c_row + p · 16`.
     pub(super) c: *mut f32,
     pub(super) c_row: usize,
     /// Whether the sums start at zero or go on from what is there.
-    pub(super) fresh: bool,
+    pub(super) zero_init: bool,
 }
 
 /// What the right side is made of.
-pub(super) trait Element: Copy {
+pub(super) trait PanelElement: Copy {
     /// # Safety
-    /// As [`Wide::load`].
-    unsafe fn load<W: Wide>(from: *const Self) -> W;
+    /// As [`Simd16::load`].
+    unsafe fn load<W: Simd16>(from: *const Self) -> W;
 }
 
-impl Element for f32 {
+impl PanelElement for f32 {
     #[inline(always)]
-    unsafe fn load<W: Wide>(from: *const Self) -> W {
+    unsafe fn load<W: Simd16>(from: *const Self) -> W {
         // SAFETY: the caller's promise is the same.
         unsafe { W::load(from) }
     }
 }
 
 /// A bf16 as its bits.
-impl Element for u16 {
+impl PanelElement for u16 {
     #[inline(always)]
-    unsafe fn load<W: Wide>(from: *const Self) -> W {
+    unsafe fn load<W: Simd16>(from: *const Self) -> W {
         // SAFETY: the caller's promise is the same.
         unsafe { W::load_bf16(from) }
     }
 }
 
-impl<E: Element> Tile<E> {
+impl<E: PanelElement> Tile<E> {
     /// How many panels a tile of `rows` rows should cover.
     pub(super) fn panels(isa: Isa, rows: usize) -> usize {
         match isa {
@@ -142,7 +142,7 @@ impl<E: Element> Tile<E> {
     }
 
     #[inline(always)]
-    unsafe fn any<W: Wide>(self, rows: usize, panels: usize) {
+    unsafe fn any<W: Simd16>(self, rows: usize, panels: usize) {
         // SAFETY: the caller's promise, handed on.
         unsafe {
             // The guards are known when this is compiled: no kind of machine gets tiles that it
@@ -167,11 +167,11 @@ impl<E: Element> Tile<E> {
     }
 
     #[inline(always)]
-    unsafe fn sums<W: Wide, const ROWS: usize, const PANELS: usize>(self) {
+    unsafe fn sums<W: Simd16, const ROWS: usize, const PANELS: usize>(self) {
         // SAFETY: the caller's promise covers every address below.
         unsafe {
             let mut sums = [[W::zero(); PANELS]; ROWS];
-            if !self.fresh {
+            if !self.zero_init {
                 for (i, sums) in sums.iter_mut().enumerate() {
                     for (p, sum) in sums.iter_mut().enumerate() {
                         *sum = W::load(self.c.add(i * self.c_row + p * PANEL));

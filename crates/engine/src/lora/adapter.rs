@@ -1,9 +1,9 @@
 //! [`Adapter`]: the trained weights themselves, by name.
 
-use super::{Delta, LayerDeltas, Lora};
+use super::{Delta, LayerDeltas, PackedLora};
 use crate::file::ModelConfig;
-use crate::model::{Grads, LayerGrads};
-use crate::noise::Noise;
+use crate::model::{AdapterGradients, LayerGradients};
+use crate::rng::ChaCha8;
 use crate::{Error, Result};
 
 /// What an adapter is made with.
@@ -32,7 +32,7 @@ impl Default for LoraConfig {
 
 /// What a pair of matrices is added to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum LayerModule {
     Query,
     Key,
     Value,
@@ -42,11 +42,11 @@ pub(crate) enum Target {
     Down,
 }
 
-impl Target {
+impl LayerModule {
     pub(crate) const ALL: [Self; 7] =
         [Self::Query, Self::Key, Self::Value, Self::Output, Self::Gate, Self::Up, Self::Down];
 
-    fn name(self) -> &'static str {
+    fn suffix(self) -> &'static str {
         match self {
             Self::Query => "self_attn.q_proj",
             Self::Key => "self_attn.k_proj",
@@ -79,30 +79,32 @@ impl Target {
 
 /// Where a pair of matrices belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    Layer(usize, Target),
+pub(crate) enum TargetModule {
+    Layer(usize, LayerModule),
     Unembedding,
 }
 
-impl Place {
+impl TargetModule {
     /// All of a model's, in the order of their use.
     pub(crate) fn all(config: &ModelConfig) -> impl Iterator<Item = Self> + use<> {
         (0..config.layers)
-            .flat_map(|layer| Target::ALL.map(|target| Self::Layer(layer, target)))
+            .flat_map(|layer| LayerModule::ALL.map(|layer_module| Self::Layer(layer, layer_module)))
             .chain([Self::Unembedding])
     }
 
     /// The module's name: `model.layers.0.self_attn.q_proj`, `lm_head`.
-    pub(crate) fn module(self) -> String {
+    pub(crate) fn name(self) -> String {
         match self {
-            Self::Layer(layer, target) => format!("model.layers.{layer}.{}", target.name()),
+            Self::Layer(layer, layer_module) => {
+                format!("model.layers.{layer}.{}", layer_module.suffix())
+            }
             Self::Unembedding => "lm_head".to_owned(),
         }
     }
 
     pub(crate) fn size(self, config: &ModelConfig) -> (usize, usize) {
         match self {
-            Self::Layer(_, target) => target.size(config),
+            Self::Layer(_, layer_module) => layer_module.size(config),
             Self::Unembedding => (config.hidden_size, config.vocab_size),
         }
     }
@@ -110,8 +112,8 @@ impl Place {
 
 /// A pair of matrices.
 #[derive(Clone, Debug)]
-pub(crate) struct Pair {
-    pub(crate) place: Place,
+pub(crate) struct AdapterPair {
+    pub(crate) target: TargetModule,
     pub(crate) inputs: usize,
     pub(crate) outputs: usize,
     /// `rank × inputs`.
@@ -124,46 +126,46 @@ pub(crate) struct Pair {
 #[derive(Clone, Debug)]
 pub(crate) struct Adapter {
     pub(crate) config: LoraConfig,
-    pub(crate) pairs: Vec<Pair>,
+    pub(crate) pairs: Vec<AdapterPair>,
 }
 
 impl Adapter {
     /// A fresh adapter: A is uniform in ±1/√inputs, B is zero, so it changes nothing yet.
     pub(crate) fn new(model: &ModelConfig, config: LoraConfig) -> Result<Self> {
         check(model, &config)?;
-        let wanted = |place: &Place| match place {
-            Place::Layer(_, target) if target.in_attention() => config.attention,
-            Place::Layer(..) => config.mlp,
-            Place::Unembedding => config.unembedding,
+        let wanted = |target: &TargetModule| match target {
+            TargetModule::Layer(_, layer_module) if layer_module.in_attention() => config.attention,
+            TargetModule::Layer(..) => config.mlp,
+            TargetModule::Unembedding => config.unembedding,
         };
-        let pairs = Place::all(model)
+        let pairs = TargetModule::all(model)
             .filter(wanted)
-            .map(|place| {
-                let (inputs, outputs) = place.size(model);
+            .map(|target| {
+                let (inputs, outputs) = target.size(model);
                 // A stream of its own for every tensor: what else is trained does not shift it.
-                let mut noise = Noise::new(config.seed, hash(&place.module()));
+                let mut noise = ChaCha8::new(config.seed, hash(&target.name()));
                 #[expect(clippy::cast_precision_loss, reason = "widths are below 2²⁴")]
                 let bound = 1.0 / (inputs as f32).sqrt();
                 let a = (0..config.rank * inputs)
                     .map(|_| (2.0 * noise.uniform() - 1.0) * bound)
                     .collect();
-                Pair { place, inputs, outputs, a, b: vec![0.0; outputs * config.rank] }
+                AdapterPair { target, inputs, outputs, a, b: vec![0.0; outputs * config.rank] }
             })
             .collect();
         Ok(Self { config, pairs })
     }
 
     /// In the form that products read.
-    pub(crate) fn packed(&self, model: &ModelConfig) -> Lora {
-        use Target::{Down, Gate, Key, Output, Query, Up, Value};
+    pub(crate) fn packed(&self, model: &ModelConfig) -> PackedLora {
+        use LayerModule::{Down, Gate, Key, Output, Query, Up, Value};
         let layers = (0..model.layers).map(|layer| LayerDeltas {
             qkv: self.delta(model, layer, &[Query, Key, Value]),
             o: self.delta(model, layer, &[Output]),
             gate_up: self.delta(model, layer, &[Gate, Up]),
             down: self.delta(model, layer, &[Down]),
         });
-        let unembedding = self.pairs.iter().find(|pair| pair.place == Place::Unembedding);
-        Lora {
+        let unembedding = self.pairs.iter().find(|pair| pair.target == TargetModule::Unembedding);
+        PackedLora {
             layers: layers.collect(),
             unembedding: unembedding.map(|pair| {
                 let parts = [(&pair.a[..], &pair.b[..])];
@@ -177,22 +179,29 @@ impl Adapter {
         self.config.alpha / self.config.rank as f32
     }
 
-    fn pair(&self, place: Place) -> Option<&Pair> {
-        self.pairs.iter().find(|pair| pair.place == place)
+    fn pair(&self, target: TargetModule) -> Option<&AdapterPair> {
+        self.pairs.iter().find(|pair| pair.target == target)
     }
 
-    /// The delta of several targets of the same input; one that is not there counts as zero.
-    fn delta(&self, model: &ModelConfig, layer: usize, targets: &[Target]) -> Option<Delta> {
-        let pairs: Vec<Option<&Pair>> =
-            targets.iter().map(|target| self.pair(Place::Layer(layer, *target))).collect();
+    /// The delta of several layer_modules of the same input; one that is not there counts as zero.
+    fn delta(
+        &self,
+        model: &ModelConfig,
+        layer: usize,
+        layer_modules: &[LayerModule],
+    ) -> Option<Delta> {
+        let pairs: Vec<Option<&AdapterPair>> = layer_modules
+            .iter()
+            .map(|layer_module| self.pair(TargetModule::Layer(layer, *layer_module)))
+            .collect();
         if pairs.iter().all(Option::is_none) {
             return None;
         }
         let rank = self.config.rank;
-        let zeros: Vec<(Vec<f32>, Vec<f32>)> = targets
+        let zeros: Vec<(Vec<f32>, Vec<f32>)> = layer_modules
             .iter()
-            .map(|target| {
-                let (inputs, outputs) = target.size(model);
+            .map(|layer_module| {
+                let (inputs, outputs) = layer_module.size(model);
                 (vec![0.0; inputs * rank], vec![0.0; outputs * rank])
             })
             .collect();
@@ -204,27 +213,27 @@ impl Adapter {
                 None => (&zeros.0[..], &zeros.1[..]),
             })
             .collect();
-        Some(Delta::new(rank, self.scale(), targets[0].size(model).0, &parts))
+        Some(Delta::new(rank, self.scale(), layer_modules[0].size(model).0, &parts))
     }
 
     /// Adds the gradients of a pass to `sums`, which are two vectors for each pair: of A and of B.
-    pub(crate) fn collect(&self, grads: &Grads, sums: &mut [[Vec<f32>; 2]]) {
+    pub(crate) fn collect(&self, grads: &AdapterGradients, sums: &mut [[Vec<f32>; 2]]) {
         let rank = self.config.rank;
         for (pair, sums) in self.pairs.iter().zip(sums) {
-            let (grad, part) = match pair.place {
-                Place::Layer(layer, target) => {
-                    let LayerGrads { qkv, o, gate_up, down } = &grads.layers[layer];
-                    match target {
-                        Target::Query => (qkv, 0),
-                        Target::Key => (qkv, 1),
-                        Target::Value => (qkv, 2),
-                        Target::Output => (o, 0),
-                        Target::Gate => (gate_up, 0),
-                        Target::Up => (gate_up, 1),
-                        Target::Down => (down, 0),
+            let (grad, part) = match pair.target {
+                TargetModule::Layer(layer, layer_module) => {
+                    let LayerGradients { qkv, o, gate_up, down } = &grads.layers[layer];
+                    match layer_module {
+                        LayerModule::Query => (qkv, 0),
+                        LayerModule::Key => (qkv, 1),
+                        LayerModule::Value => (qkv, 2),
+                        LayerModule::Output => (o, 0),
+                        LayerModule::Gate => (gate_up, 0),
+                        LayerModule::Up => (gate_up, 1),
+                        LayerModule::Down => (down, 0),
                     }
                 }
-                Place::Unembedding => (&grads.unembedding, 0),
+                TargetModule::Unembedding => (&grads.unembedding, 0),
             };
             let Some(grad) = grad else { continue };
             let len = rank * pair.inputs;
@@ -239,7 +248,7 @@ impl Adapter {
 
     /// Zeros in the form that [`Adapter::collect`] adds to.
     pub(crate) fn zeros(&self) -> Vec<[Vec<f32>; 2]> {
-        let zeros = |pair: &Pair| [vec![0.0; pair.a.len()], vec![0.0; pair.b.len()]];
+        let zeros = |pair: &AdapterPair| [vec![0.0; pair.a.len()], vec![0.0; pair.b.len()]];
         self.pairs.iter().map(zeros).collect()
     }
 }

@@ -1,22 +1,22 @@
 //! Adapters as PEFT folders.
 
-use super::adapter::{Adapter, LoraConfig, Pair, Place};
-use crate::file::{AdapterFile, HeadName, LoraPairRef, ModelConfig, PeftConfig};
+use super::adapter::{Adapter, AdapterPair, LoraConfig, TargetModule};
+use crate::file::{AdapterFile, LoraPairRef, ModelConfig, PeftConfig, UnembeddingName};
 use crate::{Error, Result};
 use std::path::Path;
 
 impl Adapter {
     /// From a file, whose pairs must fit the model.
     pub(crate) fn from_file(model: &ModelConfig, file: AdapterFile, seed: u64) -> Result<Self> {
-        let mut places: Vec<Place> = Place::all(model).collect();
+        let mut targets: Vec<TargetModule> = TargetModule::all(model).collect();
         let mut pairs = Vec::with_capacity(file.pairs.len());
         for pair in file.pairs {
-            let Some(at) = places.iter().position(|place| place.module() == pair.module) else {
+            let Some(at) = targets.iter().position(|target| target.name() == pair.module) else {
                 let why = format!("the model has no module {} to adapt", pair.module);
                 return Err(Error::invalid("adapter", why));
             };
-            let place = places.remove(at);
-            let (inputs, outputs) = place.size(model);
+            let target = targets.remove(at);
+            let (inputs, outputs) = target.size(model);
             if (inputs, outputs) != (pair.inputs, pair.outputs) {
                 return Err(Error::Shape {
                     what: format!("the adapter of {}", pair.module),
@@ -24,44 +24,51 @@ impl Adapter {
                     got: vec![pair.outputs, pair.inputs],
                 });
             }
-            pairs.push(Pair { place, inputs, outputs, a: pair.a, b: pair.b });
+            pairs.push(AdapterPair { target, inputs, outputs, a: pair.a, b: pair.b });
         }
         if pairs.is_empty() {
             return Err(Error::invalid("adapter", "it adapts nothing"));
         }
         // In the order of use, as fresh adapters are.
-        let order: Vec<Place> = Place::all(model).collect();
-        pairs.sort_by_key(|pair| order.iter().position(|place| *place == pair.place));
-        let has = |wanted: fn(Place) -> bool| pairs.iter().any(|pair| wanted(pair.place));
+        let order: Vec<TargetModule> = TargetModule::all(model).collect();
+        pairs.sort_by_key(|pair| order.iter().position(|target| *target == pair.target));
+        let has = |wanted: fn(TargetModule) -> bool| pairs.iter().any(|pair| wanted(pair.target));
         let config = LoraConfig {
             rank: file.config.rank,
             #[expect(clippy::cast_possible_truncation, reason = "computing is done in f32")]
             alpha: file.config.alpha as f32,
             seed,
             attention: has(
-                |place| matches!(place, Place::Layer(_, target) if target.in_attention()),
+                |target| matches!(target, TargetModule::Layer(_, layer_module) if layer_module.in_attention()),
             ),
-            mlp: has(|place| matches!(place, Place::Layer(_, target) if !target.in_attention())),
-            unembedding: has(|place| place == Place::Unembedding),
+            mlp: has(
+                |target| matches!(target, TargetModule::Layer(_, layer_module) if !layer_module.in_attention()),
+            ),
+            unembedding: has(|target| target == TargetModule::Unembedding),
         };
         Ok(Self { config, pairs })
     }
 
     /// Writes the two files of a PEFT adapter into a folder that exists.
-    pub(crate) fn save(&self, folder: &Path, base_model: &str, head: HeadName) -> Result<()> {
-        let modules: Vec<String> = self.pairs.iter().map(|pair| pair.place.module()).collect();
-        let mut targets: Vec<String> = modules
+    pub(crate) fn save(
+        &self,
+        folder: &Path,
+        base_model: &str,
+        head: UnembeddingName,
+    ) -> Result<()> {
+        let modules: Vec<String> = self.pairs.iter().map(|pair| pair.target.name()).collect();
+        let mut suffixes: Vec<String> = modules
             .iter()
             .filter_map(|module| module.rsplit('.').next())
             .map(str::to_owned)
             .collect();
-        targets.sort();
-        targets.dedup();
+        suffixes.sort();
+        suffixes.dedup();
         let config = PeftConfig {
             rank: self.config.rank,
             alpha: f64::from(self.config.alpha),
             base_model: base_model.to_owned(),
-            target_modules: targets,
+            target_modules: suffixes,
         };
         let pairs: Vec<LoraPairRef<'_>> = self
             .pairs

@@ -1,17 +1,17 @@
 //! LoRA: small trained deltas beside frozen products.
 
-use crate::kernel::{Kernel, Lhs, More, Panels, Precision, Rhs, rows};
-use crate::model::DeltaGrad;
+use crate::kernel::{FusedGemm, Kernel, Lhs, Panels, Precision, Rhs, row_ops};
+use crate::model::DeltaGradient;
 
 mod adapter;
 mod folder;
 
 pub use adapter::LoraConfig;
-pub(crate) use adapter::{Adapter, Pair};
+pub(crate) use adapter::{Adapter, AdapterPair};
 
 /// An adapter in the form that products read.
 #[derive(Debug)]
-pub(crate) struct Lora {
+pub(crate) struct PackedLora {
     pub(crate) layers: Vec<LayerDeltas>,
     pub(crate) unembedding: Option<Delta>,
 }
@@ -51,8 +51,8 @@ impl Delta {
         Self { rank, scale, a, b }
     }
 
-    pub(crate) fn grad(&self) -> DeltaGrad {
-        DeltaGrad {
+    pub(crate) fn grad(&self) -> DeltaGradient {
+        DeltaGradient {
             a: vec![0.0; self.a.rows() * self.a.cols()],
             b: self.b.iter().map(|b| vec![0.0; b.rows() * b.cols()]).collect(),
         }
@@ -67,26 +67,26 @@ impl Delta {
     pub(crate) fn project(&self, kernel: &Kernel, x: &[f32], down: &mut [f32]) {
         let (width, inputs) = (self.a.rows(), self.a.cols());
         let size = (x.len() / inputs, inputs, width);
-        kernel.product(size, Lhs::rows(x, inputs), Rhs::packed(&self.a), down, width);
-        rows::scale(kernel.isa(), down, self.scale);
+        kernel.gemm(size, Lhs::rows(x, inputs), Rhs::packed(&self.a), down, width);
+        row_ops::scale(kernel.isa(), down, self.scale);
     }
 
     /// The B side, for outputs `from` and on (a multiple of 16), `cols` of them, of a delta with one
     /// part; `down` is what [`project`](Self::project) gave for the rows.
-    pub(crate) fn slice<'a>(&'a self, down: &'a [f32], from: usize, cols: usize) -> More<'a> {
+    pub(crate) fn slice<'a>(&'a self, down: &'a [f32], from: usize, cols: usize) -> FusedGemm<'a> {
         let rhs = Rhs::Packed { weights: &self.b[0], from };
-        More { lhs: Lhs::rows(down, self.rank), rhs, depth: self.rank, cols: 0..cols }
+        FusedGemm { lhs: Lhs::rows(down, self.rank), rhs, depth: self.rank, cols: 0..cols }
     }
 
     /// The B sides of all parts, beside the stacked product of the same input.
-    pub(crate) fn terms<'a>(&'a self, down: &'a [f32]) -> Vec<More<'a>> {
+    pub(crate) fn terms<'a>(&'a self, down: &'a [f32]) -> Vec<FusedGemm<'a>> {
         let (width, rank) = (self.a.rows(), self.rank);
         let mut col = 0;
         let term = |(part, b): (usize, &'a Panels)| {
             let cols = col..col + b.rows();
             col = cols.end;
             let lhs = Lhs::rows(&down[part * rank..], width);
-            More { lhs, rhs: Rhs::packed(b), depth: rank, cols }
+            FusedGemm { lhs, rhs: Rhs::packed(b), depth: rank, cols }
         };
         self.b.iter().enumerate().map(term).collect()
     }
@@ -97,9 +97,9 @@ impl Delta {
         if count == 0 {
             return;
         }
-        for More { lhs, rhs, depth, cols } in self.terms(down) {
+        for FusedGemm { lhs, rhs, depth, cols } in self.terms(down) {
             let size = (count, depth, cols.len());
-            kernel.add_product(size, lhs, rhs, &mut out[cols.start..], stride);
+            kernel.gemm_accumulate(size, lhs, rhs, &mut out[cols.start..], stride);
         }
     }
 
@@ -112,7 +112,7 @@ impl Delta {
         down: &[f32],
         grad: &[f32],
         stride: usize,
-        out: &mut DeltaGrad,
+        out: &mut DeltaGradient,
         grad_x: Option<&mut [f32]>,
     ) {
         let (width, inputs, rank) = (self.a.rows(), self.a.cols(), self.rank);
@@ -127,13 +127,13 @@ impl Delta {
             let (grad, down) = (&grad[col..], &down[part * rank..]);
             let grad_down = &mut grad_down[part * rank..];
             let lhs = Lhs::rows(grad, stride);
-            kernel.product((count, outputs, rank), lhs, Rhs::turned(b), grad_down, width);
+            kernel.gemm((count, outputs, rank), lhs, Rhs::transposed(b), grad_down, width);
             let rhs = Rhs::Rows { data: down, stride: width };
             let lhs = Lhs::columns(grad, stride);
-            kernel.add_product((outputs, count, rank), lhs, rhs, out, rank);
+            kernel.gemm_accumulate((outputs, count, rank), lhs, rhs, out, rank);
             col += outputs;
         }
-        rows::scale(kernel.isa(), &mut grad_down, self.scale);
+        row_ops::scale(kernel.isa(), &mut grad_down, self.scale);
         self.backward_a(kernel, x, &grad_down, out, grad_x);
     }
 
@@ -143,18 +143,18 @@ impl Delta {
         kernel: &Kernel,
         x: &[f32],
         grad_down: &[f32],
-        out: &mut DeltaGrad,
+        out: &mut DeltaGradient,
         grad_x: Option<&mut [f32]>,
     ) {
         let (width, inputs) = (self.a.rows(), self.a.cols());
         let count = x.len() / inputs;
         let rhs = Rhs::Rows { data: x, stride: inputs };
         let lhs = Lhs::columns(grad_down, width);
-        kernel.add_product((width, count, inputs), lhs, rhs, &mut out.a, inputs);
+        kernel.gemm_accumulate((width, count, inputs), lhs, rhs, &mut out.a, inputs);
         if let Some(grad_x) = grad_x {
             let lhs = Lhs::rows(grad_down, width);
             let size = (count, width, inputs);
-            kernel.add_product(size, lhs, Rhs::turned(&self.a), grad_x, inputs);
+            kernel.gemm_accumulate(size, lhs, Rhs::transposed(&self.a), grad_x, inputs);
         }
     }
 

@@ -1,16 +1,16 @@
 //! The backward pass.
 
-use super::attention::Mixed;
-use super::forward::Trace;
-use super::linear::DeltaGrad;
-use super::rope::Angles;
-use super::{Batch, Model};
-use crate::kernel::rows;
-use crate::lora::{Delta, LayerDeltas, Lora};
+use super::attention_backward::AttentionTensors;
+use super::forward::LayerActivations;
+use super::linear::DeltaGradient;
+use super::rope::RotaryAngles;
+use super::{Model, PackedBatch};
+use crate::kernel::row_ops;
+use crate::lora::{Delta, LayerDeltas, PackedLora};
 
 /// A product of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Site {
+pub(crate) enum FusedLinear {
     Qkv,
     O,
     GateUp,
@@ -19,7 +19,7 @@ pub(crate) enum Site {
 
 /// A norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Gain {
+pub(crate) enum NormWeight {
     Attention(usize),
     Queries(usize),
     Keys(usize),
@@ -28,13 +28,13 @@ pub(crate) enum Gain {
 }
 
 /// Who wants gradients of the frozen weights. Without one none is formed.
-pub(crate) trait Sink: Send {
+pub(crate) trait GradientSink: Send {
     /// Whether anyone does.
     fn wants(&self) -> bool;
     /// A product: its input and the gradient by its output.
-    fn product(&mut self, model: &Model, layer: usize, site: Site, x: &[f32], grad: &[f32]);
+    fn product(&mut self, model: &Model, layer: usize, site: FusedLinear, x: &[f32], grad: &[f32]);
     /// A norm of one row: its input, `1 / rms`, and the gradient by its output.
-    fn norm(&mut self, gain: Gain, x: &[f32], inverse: f32, grad: &[f32]);
+    fn norm(&mut self, gain: NormWeight, x: &[f32], inverse: f32, grad: &[f32]);
     /// A slice of the unembedding: its input and the gradient by the logits.
     fn unembedding(&mut self, model: &Model, from: usize, cols: usize, x: &[f32], grad: &[f32]);
     /// The gradient by the embedded tokens.
@@ -43,28 +43,28 @@ pub(crate) trait Sink: Send {
 
 /// Nobody wants them.
 #[derive(Debug)]
-pub(crate) struct NoSink;
+pub(crate) struct DiscardGradients;
 
-impl Sink for NoSink {
+impl GradientSink for DiscardGradients {
     fn wants(&self) -> bool {
         false
     }
-    fn product(&mut self, _: &Model, _: usize, _: Site, _: &[f32], _: &[f32]) {}
-    fn norm(&mut self, _: Gain, _: &[f32], _: f32, _: &[f32]) {}
+    fn product(&mut self, _: &Model, _: usize, _: FusedLinear, _: &[f32], _: &[f32]) {}
+    fn norm(&mut self, _: NormWeight, _: &[f32], _: f32, _: &[f32]) {}
     fn unembedding(&mut self, _: &Model, _: usize, _: usize, _: &[f32], _: &[f32]) {}
     fn embedding(&mut self, _: &[u32], _: &[f32]) {}
 }
 
 /// Gradients of one layer's deltas.
 #[derive(Debug, Default)]
-pub(crate) struct LayerGrads {
-    pub(crate) qkv: Option<DeltaGrad>,
-    pub(crate) o: Option<DeltaGrad>,
-    pub(crate) gate_up: Option<DeltaGrad>,
-    pub(crate) down: Option<DeltaGrad>,
+pub(crate) struct LayerGradients {
+    pub(crate) qkv: Option<DeltaGradient>,
+    pub(crate) o: Option<DeltaGradient>,
+    pub(crate) gate_up: Option<DeltaGradient>,
+    pub(crate) down: Option<DeltaGradient>,
 }
 
-impl LayerGrads {
+impl LayerGradients {
     /// Zeros like `deltas`.
     fn like(deltas: &LayerDeltas) -> Self {
         let grad = |delta: &Option<Delta>| delta.as_ref().map(Delta::grad);
@@ -79,18 +79,18 @@ impl LayerGrads {
 
 /// Gradients of an adapter, in the layout of its packed form.
 #[derive(Debug)]
-pub(crate) struct Grads {
-    pub(crate) layers: Vec<LayerGrads>,
-    pub(crate) unembedding: Option<DeltaGrad>,
+pub(crate) struct AdapterGradients {
+    pub(crate) layers: Vec<LayerGradients>,
+    pub(crate) unembedding: Option<DeltaGradient>,
 }
 
-impl Grads {
+impl AdapterGradients {
     /// Zeros for an adapter, or for none.
-    pub(crate) fn new(model: &Model, lora: Option<&Lora>) -> Self {
+    pub(crate) fn new(model: &Model, lora: Option<&PackedLora>) -> Self {
         Self {
             layers: match lora {
-                Some(lora) => lora.layers.iter().map(LayerGrads::like).collect(),
-                None => model.layers.iter().map(|_| LayerGrads::default()).collect(),
+                Some(lora) => lora.layers.iter().map(LayerGradients::like).collect(),
+                None => model.layers.iter().map(|_| LayerGradients::default()).collect(),
             },
             unembedding: lora.and_then(|lora| lora.unembedding.as_ref()).map(Delta::grad),
         }
@@ -100,9 +100,9 @@ impl Grads {
 /// What a layer's backward pass works on.
 pub(crate) struct LayerBackward<'a> {
     pub(crate) index: usize,
-    pub(crate) batch: &'a Batch,
-    pub(crate) angles: &'a Angles,
-    pub(crate) trace: &'a Trace,
+    pub(crate) batch: &'a PackedBatch,
+    pub(crate) angles: &'a RotaryAngles,
+    pub(crate) trace: &'a LayerActivations,
     pub(crate) deltas: Option<&'a LayerDeltas>,
     /// Whether the gradient by the layer's input is of use to anyone.
     pub(crate) input: bool,
@@ -113,9 +113,9 @@ impl Model {
     pub(crate) fn layer_backward(
         &self,
         pass: &LayerBackward<'_>,
-        grads: &mut LayerGrads,
+        grads: &mut LayerGradients,
         grad: &mut [f32],
-        sink: &mut dyn Sink,
+        sink: &mut dyn GradientSink,
     ) {
         let LayerBackward { index, batch, angles, trace, deltas, input } = *pass;
         let (layer, kernel) = (&self.layers[index], &self.kernel);
@@ -129,7 +129,7 @@ impl Model {
         let mut active = Vec::new();
         self.activate(&trace.gate_up, &mut active);
         let mut grad_active = vec![0.0; count * inner];
-        sink.product(self, index, Site::Down, &active, grad);
+        sink.product(self, index, FusedLinear::Down, &active, grad);
         let delta = deltas.and_then(|deltas| deltas.down.as_ref()).zip(grads.down.as_mut());
         let down = &trace.down_down;
         layer.down.backward(kernel, &active, delta, down, grad, Some(&mut grad_active));
@@ -137,28 +137,28 @@ impl Model {
         let mut grad_gate_up = trace.gate_up.clone();
         kernel.pool().each_row(&mut grad_gate_up, 2 * inner, 24 * inner, |row, gate_up| {
             let (gate, up) = gate_up.split_at_mut(inner);
-            rows::swiglu_backward(isa, gate, up, &grad_active[row * inner..(row + 1) * inner]);
+            row_ops::swiglu_backward(isa, gate, up, &grad_active[row * inner..(row + 1) * inner]);
         });
         drop(grad_active);
         self.norm_rows(&trace.middle, &layer.mlp_norm, &mut normed, &mut inverse);
         let mut grad_normed = vec![0.0; count * hidden];
-        sink.product(self, index, Site::GateUp, &normed, &grad_gate_up);
+        sink.product(self, index, FusedLinear::GateUp, &normed, &grad_gate_up);
         let delta = deltas.and_then(|deltas| deltas.gate_up.as_ref()).zip(grads.gate_up.as_mut());
         let (down, out) = (&trace.gate_up_down, Some(&mut grad_normed[..]));
         layer.gate_up.backward(kernel, &normed, delta, down, &grad_gate_up, out);
         drop(grad_gate_up);
-        let norm = (Gain::Mlp(index), &layer.mlp_norm[..]);
+        let norm = (NormWeight::Mlp(index), &layer.mlp_norm[..]);
         self.norm_backward(norm, &trace.middle, &inverse, &grad_normed, grad, sink);
 
         // Attention.
         let mut grad_mixed = vec![0.0; count * self.heads().query_width()];
-        sink.product(self, index, Site::O, &trace.mixed, grad);
+        sink.product(self, index, FusedLinear::O, &trace.mixed, grad);
         let delta = deltas.and_then(|deltas| deltas.o.as_ref()).zip(grads.o.as_mut());
         let (down, out) = (&trace.o_down, Some(&mut grad_mixed[..]));
         layer.o.backward(kernel, &trace.mixed, delta, down, grad, out);
         let mut rotated = trace.qkv.clone();
         self.rotate(layer, angles, &mut rotated);
-        let mut grad_qkv = self.attend_backward(&Mixed {
+        let mut grad_qkv = self.attend_backward(&AttentionTensors {
             batch,
             rotated: &rotated,
             out: &trace.mixed,
@@ -168,12 +168,12 @@ impl Model {
         self.rotate_backward(index, angles, &trace.qkv, &mut grad_qkv, sink);
         self.norm_rows(&trace.x, &layer.attention_norm, &mut normed, &mut inverse);
         grad_normed.fill(0.0);
-        sink.product(self, index, Site::Qkv, &normed, &grad_qkv);
+        sink.product(self, index, FusedLinear::Qkv, &normed, &grad_qkv);
         let delta = deltas.and_then(|deltas| deltas.qkv.as_ref()).zip(grads.qkv.as_mut());
         let out = input.then_some(&mut grad_normed[..]);
         layer.qkv.backward(kernel, &normed, delta, &trace.qkv_down, &grad_qkv, out);
         if input {
-            let norm = (Gain::Attention(index), &layer.attention_norm[..]);
+            let norm = (NormWeight::Attention(index), &layer.attention_norm[..]);
             self.norm_backward(norm, &trace.x, &inverse, &grad_normed, grad, sink);
         }
     }
@@ -181,12 +181,12 @@ impl Model {
     /// Backward of a norm over rows: adds the gradient by its input to `out`.
     pub(crate) fn norm_backward(
         &self,
-        (which, gain): (Gain, &[f32]),
+        (which, gain): (NormWeight, &[f32]),
         x: &[f32],
         inverse: &[f32],
         grad: &[f32],
         out: &mut [f32],
-        sink: &mut dyn Sink,
+        sink: &mut dyn GradientSink,
     ) {
         let isa = self.kernel.isa();
         let width = gain.len();
@@ -198,7 +198,7 @@ impl Model {
         }
         self.kernel.pool().each_row(out, width, 8 * width, |i, out| {
             let row = i * width..(i + 1) * width;
-            rows::norm_backward(isa, &x[row.clone()], gain, inverse[i], &grad[row], out);
+            row_ops::norm_backward(isa, &x[row.clone()], gain, inverse[i], &grad[row], out);
         });
     }
 
@@ -206,37 +206,38 @@ impl Model {
     fn rotate_backward(
         &self,
         index: usize,
-        angles: &Angles,
+        angles: &RotaryAngles,
         qkv: &[f32],
         grad: &mut [f32],
-        sink: &mut dyn Sink,
+        sink: &mut dyn GradientSink,
     ) {
         let layer = &self.layers[index];
         let (isa, heads, epsilon) = (self.kernel.isa(), self.heads(), self.config.norm_eps);
         let width = layer.qkv.weights.rows();
-        let end = heads.query_width() + heads.key_width();
+        let end = heads.query_width() + heads.kv_width();
         self.kernel.pool().each_row(grad, width, 4 * width, |row, grad| {
             let (cos, sin) = angles.row(row);
-            for head in grad[..end].chunks_exact_mut(heads.width) {
-                rows::rotate(isa, head, cos, sin, -1.0);
+            for head in grad[..end].chunks_exact_mut(heads.head_dim) {
+                row_ops::rotate(isa, head, cos, sin, -1.0);
             }
         });
         if layer.query_norm.is_none() && layer.key_norm.is_none() {
             return;
         }
         let gain_of =
-            |i: usize| if i < heads.queries { &layer.query_norm } else { &layer.key_norm };
+            |i: usize| if i < heads.query_heads { &layer.query_norm } else { &layer.key_norm };
         if sink.wants() {
-            let mut out = vec![0.0; heads.width];
+            let mut out = vec![0.0; heads.head_dim];
             for (qkv, grad) in qkv.chunks_exact(width).zip(grad.chunks_exact(width)) {
-                let rows = qkv[..end].chunks_exact(heads.width).zip(grad.chunks_exact(heads.width));
+                let rows =
+                    qkv[..end].chunks_exact(heads.head_dim).zip(grad.chunks_exact(heads.head_dim));
                 for (i, (x, grad)) in rows.enumerate() {
                     if let Some(gain) = gain_of(i) {
-                        let inverse = rows::norm(isa, x, gain, epsilon, &mut out);
-                        let which = if i < heads.queries {
-                            Gain::Queries(index)
+                        let inverse = row_ops::norm(isa, x, gain, epsilon, &mut out);
+                        let which = if i < heads.query_heads {
+                            NormWeight::Queries(index)
                         } else {
-                            Gain::Keys(index)
+                            NormWeight::Keys(index)
                         };
                         sink.norm(which, x, inverse, grad);
                     }
@@ -244,16 +245,16 @@ impl Model {
             }
         }
         self.kernel.pool().each_row(grad, width, 8 * width, |row, grad| {
-            let mut copy = vec![0.0; heads.width];
+            let mut copy = vec![0.0; heads.head_dim];
             let qkv = &qkv[row * width..(row + 1) * width];
-            for (i, head) in grad[..end].chunks_exact_mut(heads.width).enumerate() {
+            for (i, head) in grad[..end].chunks_exact_mut(heads.head_dim).enumerate() {
                 if let Some(gain) = gain_of(i) {
-                    let x = &qkv[i * heads.width..(i + 1) * heads.width];
+                    let x = &qkv[i * heads.head_dim..(i + 1) * heads.head_dim];
                     copy.copy_from_slice(head);
-                    let mut normed = vec![0.0; heads.width];
-                    let inverse = rows::norm(isa, x, gain, epsilon, &mut normed);
+                    let mut normed = vec![0.0; heads.head_dim];
+                    let inverse = row_ops::norm(isa, x, gain, epsilon, &mut normed);
                     head.fill(0.0);
-                    rows::norm_backward(isa, x, gain, inverse, &copy, head);
+                    row_ops::norm_backward(isa, x, gain, inverse, &copy, head);
                 }
             }
         });

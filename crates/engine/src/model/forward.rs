@@ -2,22 +2,22 @@
 
 use std::ops::Range;
 
-use super::rope::Angles;
+use super::rope::RotaryAngles;
 use super::{Layer, Model};
-use crate::kernel::pages::{self, Span};
-use crate::kernel::rows;
-use crate::lora::{LayerDeltas, Lora};
+use crate::kernel::paged_attention::{self, SequenceChunk};
+use crate::kernel::row_ops;
+use crate::lora::{LayerDeltas, PackedLora};
 
 /// Rows of a batch and the adapter they go through.
 #[derive(Clone, Debug)]
-pub(crate) struct Adapted<'a> {
+pub(crate) struct AdapterRows<'a> {
     pub(crate) rows: Range<usize>,
-    pub(crate) lora: Option<&'a Lora>,
+    pub(crate) lora: Option<&'a PackedLora>,
 }
 
 /// What a layer computed on its way, as far as its backward pass needs it.
 #[derive(Debug, Default)]
-pub(crate) struct Trace {
+pub(crate) struct LayerActivations {
     /// What came in.
     pub(crate) x: Vec<f32>,
     /// `1 / rms` of its rows.
@@ -36,13 +36,13 @@ pub(crate) struct Trace {
     pub(crate) down_down: Vec<f32>,
 }
 
-impl Trace {
+impl LayerActivations {
     /// Memory that a trace of `rows` rows takes, without the small parts.
     pub(crate) fn bytes(model: &Model, rows: usize) -> usize {
         let config = &model.config;
         let heads = model.heads();
         let floats = 2 * config.hidden_size
-            + 2 * (heads.query_width() + heads.key_width())
+            + 2 * (heads.query_width() + heads.kv_width())
             + 2 * config.intermediate_size;
         floats * 4 * rows
     }
@@ -53,7 +53,7 @@ impl Trace {
 pub(crate) struct Workspace {
     /// The residual stream: one row for each token.
     pub(crate) x: Vec<f32>,
-    pub(crate) angles: Angles,
+    pub(crate) angles: RotaryAngles,
     normed: Vec<f32>,
     rotated: Vec<f32>,
     delta: Vec<f32>,
@@ -63,7 +63,7 @@ pub(crate) struct Workspace {
 impl Model {
     /// Begins a pass: the embeddings of `tokens`, which must exist, and the angles of their
     /// positions.
-    pub(crate) fn begin(&self, tokens: &[u32], spans: &[Span], work: &mut Workspace) {
+    pub(crate) fn begin(&self, tokens: &[u32], spans: &[SequenceChunk], work: &mut Workspace) {
         let hidden = self.config.hidden_size;
         work.x.resize(tokens.len() * hidden, 0.0);
         for (x, token) in work.x.chunks_exact_mut(hidden).zip(tokens) {
@@ -78,11 +78,11 @@ impl Model {
     pub(crate) fn layer(
         &self,
         index: usize,
-        spans: &[Span],
-        adapted: &[Adapted<'_>],
+        spans: &[SequenceChunk],
+        adapted: &[AdapterRows<'_>],
         pages: &mut [f32],
         work: &mut Workspace,
-        trace: &mut Trace,
+        trace: &mut LayerActivations,
     ) {
         let (layer, kernel) = (&self.layers[index], &self.kernel);
         let hidden = self.config.hidden_size;
@@ -102,10 +102,17 @@ impl Model {
         layer.qkv.forward(kernel, &work.normed, deltas, &mut trace.qkv_down, &mut trace.qkv);
         work.rotated.clone_from(&trace.qkv);
         self.rotate(layer, &work.angles, &mut work.rotated);
-        let (queries, keys, values) = split(heads.query_width(), heads.key_width());
+        let (queries, keys, values) = split(heads.query_width(), heads.kv_width());
         for span in spans {
             let rows = &work.rotated[span.rows.start * qkv_width..];
-            pages::write(heads, span, &rows[keys..], &rows[values..], qkv_width, pages);
+            paged_attention::write_kv(
+                heads,
+                span,
+                &rows[keys..],
+                &rows[values..],
+                qkv_width,
+                pages,
+            );
         }
         trace.mixed.resize(count * heads.query_width(), 0.0);
         let rotated = &work.rotated[queries..];
@@ -130,7 +137,7 @@ impl Model {
     fn add_rows(&self, to: &mut [f32], from: &[f32]) {
         let (isa, hidden) = (self.kernel.isa(), self.config.hidden_size);
         self.kernel.pool().each_row(to, hidden, hidden, |i, to| {
-            rows::add(isa, to, &from[i * hidden..(i + 1) * hidden]);
+            row_ops::add(isa, to, &from[i * hidden..(i + 1) * hidden]);
         });
     }
 
@@ -148,25 +155,25 @@ impl Model {
         let (isa, epsilon) = (self.kernel.isa(), self.config.norm_eps);
         self.kernel.pool().each_row_with(out, hidden, inverse, 4 * hidden, |i, out, inverse| {
             let x = &x[i * hidden..(i + 1) * hidden];
-            *inverse = rows::norm(isa, x, gain, epsilon, out);
+            *inverse = row_ops::norm(isa, x, gain, epsilon, out);
         });
     }
 
     /// Norms (where the model has them) and rotates queries and keys of projected rows.
-    pub(crate) fn rotate(&self, layer: &Layer, angles: &Angles, qkv: &mut [f32]) {
+    pub(crate) fn rotate(&self, layer: &Layer, angles: &RotaryAngles, qkv: &mut [f32]) {
         let isa = self.kernel.isa();
         let heads = self.heads();
         let width = layer.qkv.weights.rows();
         let epsilon = self.config.norm_eps;
         self.kernel.pool().each_row(qkv, width, width * 4, |row, qkv| {
             let (cos, sin) = angles.row(row);
-            let end = heads.query_width() + heads.key_width();
-            for (i, head) in qkv[..end].chunks_exact_mut(heads.width).enumerate() {
-                let gain = if i < heads.queries { &layer.query_norm } else { &layer.key_norm };
+            let end = heads.query_width() + heads.kv_width();
+            for (i, head) in qkv[..end].chunks_exact_mut(heads.head_dim).enumerate() {
+                let gain = if i < heads.query_heads { &layer.query_norm } else { &layer.key_norm };
                 if let Some(gain) = gain {
-                    rows::norm_in_place(isa, head, gain, epsilon);
+                    row_ops::norm_in_place(isa, head, gain, epsilon);
                 }
-                rows::rotate(isa, head, cos, sin, 1.0);
+                row_ops::rotate(isa, head, cos, sin, 1.0);
             }
         });
     }
@@ -179,7 +186,7 @@ impl Model {
         let isa = self.kernel.isa();
         self.kernel.pool().each_row(out, width, width * 16, |row, out| {
             let (gate, up) = gate_up[row * 2 * width..(row + 1) * 2 * width].split_at(width);
-            rows::swiglu(isa, gate, up, out);
+            row_ops::swiglu(isa, gate, up, out);
         });
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::kernel::{Kernel, Lhs, Panels, Rhs, rows};
+use crate::kernel::{Kernel, Lhs, Panels, Rhs, row_ops};
 use crate::lora::Delta;
 
 /// One or several frozen products of the same input, stacked.
@@ -14,7 +14,7 @@ pub(crate) struct Linear {
 
 /// Gradients of one [`Delta`], in its layout.
 #[derive(Debug)]
-pub(crate) struct DeltaGrad {
+pub(crate) struct DeltaGradient {
     /// Like the stacked A.
     pub(crate) a: Vec<f32>,
     /// Like each B.
@@ -41,9 +41,9 @@ pub(crate) fn adapted(
         && *rows == (0..count)
     {
         delta.project(kernel, x, down);
-        kernel.product_and(size, sides, &delta.terms(down), out, outputs);
+        kernel.gemm_fused(size, sides, &delta.terms(down), out, outputs);
     } else {
-        kernel.product(size, sides.0, sides.1, out, outputs);
+        kernel.gemm(size, sides.0, sides.1, out, outputs);
         apart(kernel, deltas, (x, inputs), down, (out, outputs));
     }
 }
@@ -95,7 +95,7 @@ impl Linear {
         adapted(kernel, &self.weights, x, &deltas, down, out);
         if let Some(bias) = &self.bias {
             for row in out.chunks_exact_mut(outputs) {
-                rows::add(kernel.isa(), row, bias);
+                row_ops::add(kernel.isa(), row, bias);
             }
         }
     }
@@ -106,7 +106,7 @@ impl Linear {
         &self,
         kernel: &Kernel,
         x: &[f32],
-        delta: Option<(&Delta, &mut DeltaGrad)>,
+        delta: Option<(&Delta, &mut DeltaGradient)>,
         down: &[f32],
         grad: &[f32],
         mut grad_x: Option<&mut [f32]>,
@@ -116,7 +116,7 @@ impl Linear {
         if let Some(grad_x) = grad_x.as_deref_mut() {
             let size = (count, outputs, inputs);
             let lhs = Lhs::rows(grad, outputs);
-            kernel.add_product(size, lhs, Rhs::turned(&self.weights), grad_x, inputs);
+            kernel.gemm_accumulate(size, lhs, Rhs::transposed(&self.weights), grad_x, inputs);
         }
         if let Some((delta, delta_grad)) = delta {
             delta.backward(kernel, x, down, grad, outputs, delta_grad, grad_x);

@@ -2,24 +2,24 @@
 
 use super::{Layer, Linear, Model};
 use crate::Result;
-use crate::file::{ModelConfig, ModelFolder, Tensor, TensorFile};
+use crate::file::{ModelConfig, ModelFolder, TensorFile, TensorView};
 use crate::kernel::{Kernel, Panels, Precision};
 use crate::memory::probe;
 
 /// Where weights come from.
-pub(crate) trait Source: Sync {
+pub(crate) trait TensorSource: Sync {
     /// The tensor `name`.
-    fn values(&self, name: &str) -> Result<Numbers<'_>>;
+    fn values(&self, name: &str) -> Result<TensorValues<'_>>;
 }
 
 /// The numbers of a tensor, widened when they are read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Numbers<'a> {
+pub(crate) enum TensorValues<'a> {
     F32(&'a [f32]),
-    Stored(Tensor<'a>),
+    Stored(TensorView<'a>),
 }
 
-impl Numbers<'_> {
+impl TensorValues<'_> {
     /// Row `row` of a matrix.
     fn row(&self, row: usize, out: &mut [f32]) {
         let range = row * out.len()..(row + 1) * out.len();
@@ -36,15 +36,15 @@ impl Numbers<'_> {
     }
 }
 
-impl Source for ModelFolder {
-    fn values(&self, name: &str) -> Result<Numbers<'_>> {
-        Ok(Numbers::Stored(self.tensor(name)?))
+impl TensorSource for ModelFolder {
+    fn values(&self, name: &str) -> Result<TensorValues<'_>> {
+        Ok(TensorValues::Stored(self.tensor(name)?))
     }
 }
 
-impl Source for TensorFile {
-    fn values(&self, name: &str) -> Result<Numbers<'_>> {
-        Ok(Numbers::Stored(self.tensor(name)?))
+impl TensorSource for TensorFile {
+    fn values(&self, name: &str) -> Result<TensorValues<'_>> {
+        Ok(TensorValues::Stored(self.tensor(name)?))
     }
 }
 
@@ -55,7 +55,7 @@ impl Model {
     /// If a tensor is missing, or the system does not have the memory.
     pub(crate) fn load(
         config: &ModelConfig,
-        source: &impl Source,
+        source: &impl TensorSource,
         precision: Precision,
         kernel: Kernel,
     ) -> Result<Self> {
@@ -72,7 +72,7 @@ impl Model {
             Ok(Panels::pack(&kernel, rows, hidden, precision, |i, out| values.row(i, out)))
         };
         let layers = kernel.pool().map(config.layers, |index| {
-            let load = Loader {
+            let load = LayerLoader {
                 source,
                 precision,
                 kernel: &kernel,
@@ -127,14 +127,14 @@ impl Model {
     }
 }
 
-struct Loader<'a, S> {
+struct LayerLoader<'a, S> {
     source: &'a S,
     precision: Precision,
     kernel: &'a Kernel,
     prefix: String,
 }
 
-impl<S: Source> Loader<'_, S> {
+impl<S: TensorSource> LayerLoader<'_, S> {
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>> {
         Ok(self.source.values(&format!("{}{name}", self.prefix))?.all(len))
     }

@@ -1,26 +1,29 @@
 //! The decoder: forward and backward, written by hand.
 //!
 //! Rows of all sequences of a batch stand one after the other, without padding. The weights are
-//! frozen, so no gradient of theirs is formed unless someone asks for it (see [`Sink`]).
+//! frozen, so no gradient of theirs is formed unless someone asks for it (see [`GradientSink`]).
 
-mod attention;
+mod attention_backward;
 mod backward;
-mod batch;
 mod forward;
-mod head;
 mod linear;
 mod load;
+mod output_head;
+mod packed_batch;
 mod rope;
 
-pub(crate) use backward::{Gain, Grads, LayerBackward, LayerGrads, NoSink, Sink, Site};
-pub(crate) use batch::Batch;
-pub(crate) use forward::{Adapted, Trace, Workspace};
-pub(crate) use head::{Head, Kept, Pair, log_probability, log_sum_exp};
-pub(crate) use linear::{DeltaGrad, Linear, adapted};
-pub(crate) use load::{Numbers, Source};
+pub(crate) use backward::{
+    AdapterGradients, DiscardGradients, FusedLinear, GradientSink, LayerBackward, LayerGradients,
+    NormWeight,
+};
+pub(crate) use forward::{AdapterRows, LayerActivations, Workspace};
+pub(crate) use linear::{DeltaGradient, Linear, adapted};
+pub(crate) use load::{TensorSource, TensorValues};
+pub(crate) use output_head::{LogprobQuery, OutputHead, SavedLogits, log_probability, log_sum_exp};
+pub(crate) use packed_batch::PackedBatch;
 
 use crate::file::ModelConfig;
-use crate::kernel::pages::Heads;
+use crate::kernel::paged_attention::HeadLayout;
 use crate::kernel::{Kernel, Panels};
 
 /// A model ready to compute.
@@ -51,11 +54,11 @@ pub(crate) struct Layer {
 }
 
 impl Model {
-    pub(crate) fn heads(&self) -> Heads {
-        Heads {
-            queries: self.config.heads,
-            keys: self.config.kv_heads,
-            width: self.config.head_dim,
+    pub(crate) fn heads(&self) -> HeadLayout {
+        HeadLayout {
+            query_heads: self.config.heads,
+            kv_heads: self.config.kv_heads,
+            head_dim: self.config.head_dim,
         }
     }
 

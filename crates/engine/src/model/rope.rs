@@ -4,13 +4,13 @@ use super::Model;
 
 /// Cosines and sines, half a head of each for every row.
 #[derive(Debug, Default)]
-pub(crate) struct Angles {
+pub(crate) struct RotaryAngles {
     cos: Vec<f32>,
     sin: Vec<f32>,
     half: usize,
 }
 
-impl Angles {
+impl RotaryAngles {
     /// Of rows at these positions.
     pub(crate) fn fill(&mut self, model: &Model, positions: impl Iterator<Item = usize>) {
         self.half = model.frequencies.len();

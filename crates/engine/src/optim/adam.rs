@@ -46,13 +46,13 @@ impl AdamParams {
 
 /// Means of gradients and of their squares, one number each per weight.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Adam {
+pub(super) struct AdamState {
     pub(super) means: Vec<Vec<f32>>,
     pub(super) squares: Vec<Vec<f32>>,
 }
 
 /// The factors of one step, the same for every weight.
-struct Factors {
+struct AdamFactors {
     scale: f32,
     beta1: f32,
     new1: f32,
@@ -64,7 +64,7 @@ struct Factors {
     eps: f32,
 }
 
-impl Adam {
+impl AdamState {
     pub(super) fn new(lengths: &[usize]) -> Self {
         let zeros = || lengths.iter().map(|&length| vec![0.0; length]).collect();
         Self { means: zeros(), squares: zeros() }
@@ -82,7 +82,7 @@ impl Adam {
         tensors: &mut [Parameter<'_>],
         clip_scale: f64,
     ) -> Result<()> {
-        let factors = Factors::new(params, count, clip_scale);
+        let factors = AdamFactors::new(params, count, clip_scale);
         // Once to see whether every result is a number, once to write them: a pass over memory
         // costs little beside a forward pass, and a copy of everything would cost more.
         for ((tensor, means), squares) in tensors.iter().zip(&self.means).zip(&self.squares) {
@@ -110,7 +110,7 @@ impl Adam {
     }
 }
 
-impl Factors {
+impl AdamFactors {
     #[expect(clippy::cast_possible_truncation, reason = "weights and their state are f32")]
     fn new(params: &AdamParams, count: u64, clip_scale: f64) -> Self {
         // A power beyond i32 is zero for every beta below 1 that f64 can tell from it.

@@ -37,12 +37,12 @@ impl DimuonParams {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Dimuon {
+pub(super) struct DimuonState {
     rank: usize,
     pub(super) momenta: Vec<Vec<f32>>,
 }
 
-impl Dimuon {
+impl DimuonState {
     pub(super) fn new(rank: usize, lengths: &[usize]) -> Self {
         Self { rank, momenta: lengths.iter().map(|&length| vec![0.0; length]).collect() }
     }
@@ -78,7 +78,7 @@ impl Dimuon {
             }
         }
         let (old, new) = (params.beta1 as f32, ((1.0 - params.beta1) * clip_scale) as f32);
-        let mut scratch = Scratch::default();
+        let mut scratch = DimuonScratch::default();
         for (tensor, momentum) in tensors.iter_mut().zip(&mut self.momenta) {
             for (m, &g) in momentum.iter_mut().zip(tensor.gradient) {
                 *m = old * *m + new * g;
@@ -90,19 +90,19 @@ impl Dimuon {
     }
 }
 
-/// Numbers of the long side that are worked on together, so that they stay in the cache.
+/// TensorValues of the long side that are worked on together, so that they stay in the cache.
 const WIDTH: usize = 64;
 
 /// Small memory, used again for every matrix; the long side is never held as a whole.
 #[derive(Debug, Default)]
-struct Scratch {
+struct DimuonScratch {
     rows: Vec<f64>,
     columns: Vec<f64>,
     panel: Vec<f64>,
     turned: Vec<f64>,
 }
 
-impl Scratch {
+impl DimuonScratch {
     /// Moves `weights` by a step of this length along the direction of `momentum`, if it has one.
     fn step(
         &mut self,

@@ -12,8 +12,8 @@ mod state;
 pub use adam::AdamParams;
 pub use dimuon::DimuonParams;
 
-use self::adam::Adam;
-use self::dimuon::Dimuon;
+use self::adam::AdamState;
+use self::dimuon::DimuonState;
 use crate::{Error, Result};
 
 /// Which family of optimizer; fixed for the life of a model.
@@ -91,14 +91,14 @@ pub struct StepReport {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Optimizer {
-    state: State,
+    state: OptimizerState,
     steps: u64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum State {
-    Adam(Adam),
-    Dimuon(Dimuon),
+enum OptimizerState {
+    Adam(AdamState),
+    Dimuon(DimuonState),
 }
 
 impl Optimizer {
@@ -106,8 +106,10 @@ impl Optimizer {
     #[must_use]
     pub fn new(kind: OptimizerKind, lengths: &[usize]) -> Self {
         let state = match kind {
-            OptimizerKind::Adam => State::Adam(Adam::new(lengths)),
-            OptimizerKind::Dimuon { rank } => State::Dimuon(Dimuon::new(rank, lengths)),
+            OptimizerKind::Adam => OptimizerState::Adam(AdamState::new(lengths)),
+            OptimizerKind::Dimuon { rank } => {
+                OptimizerState::Dimuon(DimuonState::new(rank, lengths))
+            }
         };
         Self { state, steps: 0 }
     }
@@ -116,8 +118,8 @@ impl Optimizer {
     #[must_use]
     pub fn kind(&self) -> OptimizerKind {
         match &self.state {
-            State::Adam(_) => OptimizerKind::Adam,
-            State::Dimuon(dimuon) => OptimizerKind::Dimuon { rank: dimuon.rank() },
+            OptimizerState::Adam(_) => OptimizerKind::Adam,
+            OptimizerState::Dimuon(dimuon) => OptimizerKind::Dimuon { rank: dimuon.rank() },
         }
     }
 
@@ -139,14 +141,14 @@ impl Optimizer {
         tensors: &mut [Parameter<'_>],
     ) -> Result<StepReport> {
         let report = match (&mut self.state, params) {
-            (State::Adam(adam), StepParams::Adam(params)) => {
+            (OptimizerState::Adam(adam), StepParams::Adam(params)) => {
                 params.check()?;
                 check_lengths(adam.lengths(), tensors)?;
                 let report = clip::measure(tensors, params.grad_clip_norm)?;
                 adam.step(params, self.steps + 1, tensors, report.clip_scale)?;
                 report
             }
-            (State::Dimuon(dimuon), StepParams::Dimuon(params)) => {
+            (OptimizerState::Dimuon(dimuon), StepParams::Dimuon(params)) => {
                 params.check()?;
                 check_lengths(dimuon.lengths(), tensors)?;
                 let report = clip::measure(tensors, params.grad_clip_norm)?;
@@ -155,8 +157,8 @@ impl Optimizer {
             }
             (state, _) => {
                 let (own, other) = match state {
-                    State::Adam(_) => ("adamw", "dimuon"),
-                    State::Dimuon(_) => ("dimuon", "adamw"),
+                    OptimizerState::Adam(_) => ("adamw", "dimuon"),
+                    OptimizerState::Dimuon(_) => ("dimuon", "adamw"),
                 };
                 let why = format!("the model was made with {own}, these are settings of {other}");
                 return Err(Error::invalid("optimizer", why));

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use super::adam::Adam;
-use super::dimuon::Dimuon;
-use super::{Optimizer, OptimizerKind, State};
-use crate::file::{TensorFile, TensorOut, Values, write_tensors};
+use super::adam::AdamState;
+use super::dimuon::DimuonState;
+use super::{Optimizer, OptimizerKind, OptimizerState};
+use crate::file::{NamedTensor, TensorFile, TensorSlice, write_tensors};
 use crate::{Error, Result};
 
 /// What the numbers in a file mean; a change of a formula's state changes it.
@@ -31,10 +31,14 @@ impl Optimizer {
         }
         let values = groups.iter().flat_map(|(_, values)| values.iter());
         let shapes = groups.iter().flat_map(|_| tensors.iter().map(|(_, shape)| *shape));
-        let out: Vec<TensorOut<'_>> = names
+        let out: Vec<NamedTensor<'_>> = names
             .iter()
             .zip(shapes.zip(values))
-            .map(|(name, (shape, values))| TensorOut { name, shape, values: Values::F32(values) })
+            .map(|(name, (shape, values))| NamedTensor {
+                name,
+                shape,
+                values: TensorSlice::F32(values),
+            })
             .collect();
         let steps = self.steps.to_string();
         let kind = self.kind().name();
@@ -78,11 +82,13 @@ impl Optimizer {
             tensors.iter().map(read).collect::<Result<Vec<_>>>()
         };
         let state = match kind {
-            OptimizerKind::Adam => State::Adam(Adam { means: read("m")?, squares: read("v")? }),
+            OptimizerKind::Adam => {
+                OptimizerState::Adam(AdamState { means: read("m")?, squares: read("v")? })
+            }
             OptimizerKind::Dimuon { rank } => {
-                let mut dimuon = Dimuon::new(rank, &[]);
+                let mut dimuon = DimuonState::new(rank, &[]);
                 dimuon.momenta = read("m")?;
-                State::Dimuon(dimuon)
+                OptimizerState::Dimuon(dimuon)
             }
         };
         Ok(Self { state, steps })
@@ -90,8 +96,8 @@ impl Optimizer {
 
     fn groups(&self) -> Vec<(&'static str, &[Vec<f32>])> {
         match &self.state {
-            State::Adam(adam) => vec![("m", &adam.means), ("v", &adam.squares)],
-            State::Dimuon(dimuon) => vec![("m", &dimuon.momenta)],
+            OptimizerState::Adam(adam) => vec![("m", &adam.means), ("v", &adam.squares)],
+            OptimizerState::Dimuon(dimuon) => vec![("m", &dimuon.momenta)],
         }
     }
 }

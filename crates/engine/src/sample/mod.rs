@@ -1,6 +1,6 @@
 //! Sampling: many requests on one model, together.
 
-mod cache;
+mod kv_cache;
 mod request;
 mod sampler;
 mod sequence;
@@ -10,6 +10,7 @@ mod step;
 mod tests;
 
 pub use request::{
-    Answer, PromptScores, RequestId, SampleRequest, Sampled, Scoring, StopReason, TopK, Weights,
+    PromptScores, PromptScoring, SampleOutput, SampleRequest, SampleRequestId, SampledCompletion,
+    SamplingWeights, StopReason, TopK,
 };
 pub use sampler::Sampler;

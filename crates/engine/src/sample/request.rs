@@ -2,29 +2,29 @@
 
 use std::sync::Arc;
 
+use crate::decode::{DecodingParams, StopConditions};
 use crate::file::ModelConfig;
-use crate::lora::Lora;
-use crate::pick::{Draw, Stop};
+use crate::lora::PackedLora;
 use crate::tokenizer::Vocabulary;
 use crate::train::check_tokens;
 use crate::{Error, Result};
 
 /// Names a request from [`Sampler::add`](super::Sampler::add) to its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RequestId(pub(super) u64);
+pub struct SampleRequestId(pub(super) u64);
 
-/// Weights to sample from: the base model, or an adapter as it was when this was made.
+/// SamplingWeights to sample from: the base model, or an adapter as it was when this was made.
 ///
 /// Cheap to clone. What is trained later changes nothing here.
 #[derive(Clone, Debug)]
-pub struct Weights {
+pub struct SamplingWeights {
     id: u64,
-    lora: Option<Arc<Lora>>,
+    lora: Option<Arc<PackedLora>>,
 }
 
-impl Weights {
+impl SamplingWeights {
     /// `id` must tell different weights apart: the cache is keyed by it.
-    pub(crate) fn new(id: u64, lora: Option<Arc<Lora>>) -> Self {
+    pub(crate) fn new(id: u64, lora: Option<Arc<PackedLora>>) -> Self {
         Self { id, lora }
     }
 
@@ -32,7 +32,7 @@ impl Weights {
         self.id
     }
 
-    pub(super) fn lora(&self) -> Option<&Lora> {
+    pub(super) fn lora(&self) -> Option<&PackedLora> {
         self.lora.as_deref()
     }
 }
@@ -47,11 +47,11 @@ pub struct SampleRequest {
     /// How many tokens at most; `None` fills the context.
     pub max_tokens: Option<usize>,
     /// How tokens are drawn.
-    pub draw: Draw,
+    pub decoding: DecodingParams,
     /// The same seed, prompt, settings and weights give the same tokens.
     pub seed: u64,
     /// What ends a continuation.
-    pub stop: Stop,
+    pub stop: StopConditions,
     /// The bytes of tokens; needed only if a stop is a text.
     pub vocabulary: Option<Arc<Vocabulary>>,
     /// Report log-probabilities as the model gives them, not as the temperature bends them.
@@ -59,12 +59,12 @@ pub struct SampleRequest {
     /// How many of the likeliest tokens to report for every written token.
     pub top_k: usize,
     /// What to say about the prompt.
-    pub scoring: Scoring,
+    pub scoring: PromptScoring,
 }
 
 /// What to say about a prompt. Its log-probabilities know no temperature.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Scoring {
+pub struct PromptScoring {
     /// The log-probability of every token of the prompt.
     pub logprobs: bool,
     /// Only for the last so many tokens.
@@ -79,9 +79,9 @@ pub struct Scoring {
 
 /// What came of a request.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Answer {
+pub struct SampleOutput {
     /// The continuations, in order.
-    pub samples: Vec<Sampled>,
+    pub samples: Vec<SampledCompletion>,
     /// What was asked about the prompt.
     pub prompt: PromptScores,
     /// Tokens of the prompt that did not have to be computed.
@@ -90,7 +90,7 @@ pub struct Answer {
 
 /// One continuation.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sampled {
+pub struct SampledCompletion {
     /// Its tokens, the one that stopped it included.
     pub tokens: Vec<u32>,
     /// The log-probability of each.
@@ -137,7 +137,7 @@ pub struct PromptScores {
 
 /// Continuations of one request: what is kept for each has to fit somewhere.
 const MOST_SAMPLES: usize = 1 << 16;
-/// Numbers in one table of top tokens.
+/// TensorValues in one table of top tokens.
 const MOST_TOP: usize = 1 << 24;
 
 impl SampleRequest {
@@ -148,13 +148,13 @@ impl SampleRequest {
             prompt,
             samples: 1,
             max_tokens: Some(max_tokens),
-            draw: Draw::default(),
+            decoding: DecodingParams::default(),
             seed: 0,
-            stop: Stop::default(),
+            stop: StopConditions::default(),
             vocabulary: None,
             raw_logprobs: false,
             top_k: 0,
-            scoring: Scoring::default(),
+            scoring: PromptScoring::default(),
         }
     }
 
@@ -183,7 +183,7 @@ impl SampleRequest {
             );
             return Err(Error::invalid("max_tokens", why));
         }
-        self.draw.check()?;
+        self.decoding.check()?;
         if self.stop.reads_bytes() && self.vocabulary.is_none() {
             return Err(Error::invalid("stop", "a text needs a vocabulary to be found in"));
         }

@@ -8,36 +8,36 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use super::cache::Cache;
-use super::request::{Answer, RequestId, SampleRequest, Weights};
-use super::sequence::Sequence;
-use super::state::Request;
-use crate::kernel::pages::PAGE;
-use crate::model::{Model, Trace, Workspace};
+use super::kv_cache::KvCache;
+use super::request::{SampleOutput, SampleRequest, SampleRequestId, SamplingWeights};
+use super::sequence::RunningSequence;
+use super::state::ActiveRequest;
+use crate::kernel::paged_attention::PAGE_POSITIONS;
+use crate::model::{LayerActivations, Model, Workspace};
 use crate::{Error, Result};
 
-/// Rows of prompts that are computed in one step.
+/// PromptRows of prompts that are computed in one step.
 const PROMPT_ROWS: usize = 512;
 
 /// Samples from one model and any number of adapters.
 #[derive(Debug)]
 pub struct Sampler {
     pub(super) model: Arc<Model>,
-    pub(super) cache: Cache,
+    pub(super) cache: KvCache,
     pub(super) work: Workspace,
-    pub(super) trace: Trace,
-    /// Rows of logits, kept from step to step.
+    pub(super) trace: LayerActivations,
+    /// PromptRows of logits, kept from step to step.
     pub(super) logits: Vec<f32>,
-    pub(super) requests: BTreeMap<RequestId, Request>,
-    waiting: VecDeque<RequestId>,
+    pub(super) requests: BTreeMap<SampleRequestId, ActiveRequest>,
+    waiting: VecDeque<SampleRequestId>,
     /// Oldest first.
-    pub(super) running: Vec<Sequence>,
+    pub(super) running: Vec<RunningSequence>,
     next: u64,
 }
 
-/// Rows of one sequence in a step.
+/// PromptRows of one sequence in a step.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Share {
+pub(super) struct ScheduledRows {
     pub(super) sequence: usize,
     pub(super) rows: usize,
 }
@@ -45,11 +45,11 @@ pub(super) struct Share {
 impl Sampler {
     pub(crate) fn new(model: Arc<Model>, cache_bytes: usize) -> Result<Self> {
         let layers = model.layers.len();
-        let cache = Cache::new(model.heads(), layers, cache_bytes)?;
+        let cache = KvCache::new(model.heads(), layers, cache_bytes)?;
         if cache.count() == 0 {
             return Err(Error::Memory {
                 what: "one page of the cache",
-                needed: Cache::page_bytes(model.heads(), layers) as u64,
+                needed: KvCache::page_bytes(model.heads(), layers) as u64,
                 available: cache_bytes as u64,
                 hint: "allow the cache more memory",
             });
@@ -58,7 +58,7 @@ impl Sampler {
             model,
             cache,
             work: Workspace::default(),
-            trace: Trace::default(),
+            trace: LayerActivations::default(),
             logits: Vec::new(),
             requests: BTreeMap::new(),
             waiting: VecDeque::new(),
@@ -72,11 +72,15 @@ impl Sampler {
     /// # Errors
     /// If the request makes no sense for this model, or could never fit the cache. Nothing has
     /// changed then.
-    pub fn add(&mut self, weights: &Weights, request: SampleRequest) -> Result<RequestId> {
+    pub fn add(
+        &mut self,
+        weights: &SamplingWeights,
+        request: SampleRequest,
+    ) -> Result<SampleRequestId> {
         let limit = request.check(&self.model.config)?;
-        let pages = (request.prompt.len() + limit).div_ceil(PAGE);
+        let pages = (request.prompt.len() + limit).div_ceil(PAGE_POSITIONS);
         if pages > self.cache.count() {
-            let page = Cache::page_bytes(self.model.heads(), self.model.layers.len());
+            let page = KvCache::page_bytes(self.model.heads(), self.model.layers.len());
             return Err(Error::Memory {
                 what: "the keys and values of one continuation",
                 needed: pages.saturating_mul(page) as u64,
@@ -85,20 +89,21 @@ impl Sampler {
             });
         }
         self.next += 1;
-        let id = RequestId(self.next);
-        self.requests.insert(id, Request::new(weights.clone(), request, limit));
+        let id = SampleRequestId(self.next);
+        self.requests.insert(id, ActiveRequest::new(weights.clone(), request, limit));
         self.waiting.push_back(id);
         Ok(id)
     }
 
     /// Drops a request at whatever point it is. Says whether there was one.
-    pub fn cancel(&mut self, id: RequestId) -> bool {
+    pub fn cancel(&mut self, id: SampleRequestId) -> bool {
         if self.requests.remove(&id).is_none() {
             return false;
         }
         self.waiting.retain(|waiting| *waiting != id);
-        let (gone, kept) =
-            std::mem::take(&mut self.running).into_iter().partition(|s: &Sequence| s.request == id);
+        let (gone, kept) = std::mem::take(&mut self.running)
+            .into_iter()
+            .partition(|s: &RunningSequence| s.request == id);
         self.running = kept;
         for mut sequence in gone {
             sequence.give_up(&mut self.cache);
@@ -116,7 +121,7 @@ impl Sampler {
     ///
     /// A request whose weights no longer compute numbers is answered with
     /// [`Error::NonFiniteResult`]; the others go on.
-    pub fn step(&mut self) -> Vec<(RequestId, Result<Answer>)> {
+    pub fn step(&mut self) -> Vec<(SampleRequestId, Result<SampleOutput>)> {
         self.admit();
         let shares = self.plan();
         self.run(&shares);
@@ -130,19 +135,19 @@ impl Sampler {
                 self.waiting.pop_front();
                 continue;
             };
-            let needed = request.asked.prompt.len() / PAGE + 1;
+            let needed = request.asked.prompt.len() / PAGE_POSITIONS + 1;
             if self.cache.available() < needed && !self.running.is_empty() {
                 break;
             }
             self.waiting.pop_front();
-            let mut sequence = Sequence::prompt(id, request);
+            let mut sequence = RunningSequence::prompt(id, request);
             request.hits = sequence.find(&mut self.cache, request.weights.id(), request.reusable());
             self.running.push(sequence);
         }
     }
 
     /// Decides how many rows of which sequence are computed, and gets them pages.
-    fn plan(&mut self) -> Vec<Share> {
+    fn plan(&mut self) -> Vec<ScheduledRows> {
         let mut left = PROMPT_ROWS;
         let mut shares = Vec::new();
         let mut index = 0;
@@ -154,7 +159,7 @@ impl Sampler {
                 if rows > 1 || pending > 1 {
                     left -= rows.min(left);
                 }
-                shares.push(Share { sequence: index, rows });
+                shares.push(ScheduledRows { sequence: index, rows });
             }
             index += 1;
         }
@@ -178,7 +183,7 @@ impl Sampler {
 
     /// Makes room for `rows` more rows of a sequence, at the cost of younger ones.
     fn get_pages(&mut self, index: usize, rows: usize) -> bool {
-        let needed = (self.running[index].computed + rows).div_ceil(PAGE);
+        let needed = (self.running[index].computed + rows).div_ceil(PAGE_POSITIONS);
         while self.running[index].pages.len() < needed {
             if let Some(page) = self.cache.take() {
                 self.running[index].pages.push(page);
@@ -201,8 +206,8 @@ impl Sampler {
     }
 
     /// Takes out the requests of which every continuation is there.
-    fn finished(&mut self) -> Vec<(RequestId, Result<Answer>)> {
-        let done: Vec<RequestId> = self
+    fn finished(&mut self) -> Vec<(SampleRequestId, Result<SampleOutput>)> {
+        let done: Vec<SampleRequestId> = self
             .requests
             .iter()
             .filter(|(_, request)| request.is_done())
@@ -220,7 +225,7 @@ impl Sampler {
         answers
     }
 
-    fn drop_sequences(&mut self, id: RequestId) {
+    fn drop_sequences(&mut self, id: SampleRequestId) {
         for sequence in self.running.iter_mut().filter(|sequence| sequence.request == id) {
             sequence.give_up(&mut self.cache);
         }

@@ -3,36 +3,38 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::request::{Answer, PromptScores, SampleRequest, Sampled, StopReason, TopK, Weights};
+use super::request::{
+    PromptScores, SampleOutput, SampleRequest, SampledCompletion, SamplingWeights, StopReason, TopK,
+};
+use crate::decode::{NO_LOGPROB, SampleRng, StopMatcher, TokenSampler, log_normalizer, logprob};
 use crate::kernel::Isa;
 use crate::model::{log_probability, log_sum_exp};
-use crate::pick::{NO_LOGPROB, Picker, StopMatcher, Stream, log_mass, logprob};
 use crate::tokenizer::Vocabulary;
 use crate::{Error, Result};
 
 /// Consecutive positions of a prompt.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rows {
+pub(super) struct PromptRows {
     pub(super) first: usize,
     pub(super) count: usize,
 }
 
 /// A request on its way.
 #[derive(Debug)]
-pub(super) struct Request {
-    pub(super) weights: Weights,
+pub(super) struct ActiveRequest {
+    pub(super) weights: SamplingWeights,
     pub(super) asked: SampleRequest,
     pub(super) hits: usize,
     limit: usize,
     scores: PromptScores,
-    alternatives: Stream,
-    picker: Picker,
-    samples: Vec<Option<Sampled>>,
+    alternatives: SampleRng,
+    picker: TokenSampler,
+    samples: Vec<Option<SampledCompletion>>,
     error: Option<Error>,
 }
 
-impl Request {
-    pub(super) fn new(weights: Weights, asked: SampleRequest, limit: usize) -> Self {
+impl ActiveRequest {
+    pub(super) fn new(weights: SamplingWeights, asked: SampleRequest, limit: usize) -> Self {
         let len = asked.prompt.len();
         let scoring = &asked.scoring;
         let table = |k: usize, rows: usize| {
@@ -49,8 +51,8 @@ impl Request {
                 targets: scoring.targets.as_ref().map(|targets| vec![0.0; targets.len()]),
                 alternatives: table(scoring.alternatives, len - 1),
             },
-            alternatives: Stream::alternatives(asked.seed, 0),
-            picker: Picker::default(),
+            alternatives: SampleRng::alternatives(asked.seed, 0),
+            picker: TokenSampler::default(),
             samples: vec![None; asked.samples],
             hits: 0,
             error: None,
@@ -85,7 +87,7 @@ impl Request {
     }
 
     /// Which of these rows are about a later token of the prompt that someone asked about.
-    pub(super) fn wanted(&self, rows: Rows) -> Range<usize> {
+    pub(super) fn wanted(&self, rows: PromptRows) -> Range<usize> {
         let last = self.asked.prompt.len() - 1;
         let scoring = &self.asked.scoring;
         if !scoring.logprobs
@@ -124,9 +126,9 @@ impl Request {
             }
         }
         if let Some(table) = &mut self.scores.alternatives {
-            let draw = crate::pick::Draw {
-                temperature: self.asked.draw.temperature,
-                ..crate::pick::Draw::default()
+            let draw = crate::decode::DecodingParams {
+                temperature: self.asked.decoding.temperature,
+                ..crate::decode::DecodingParams::default()
             };
             let bent = mass_at(isa, logits, draw.temperature, mass);
             for k in row * table.k..(row + 1) * table.k {
@@ -146,17 +148,17 @@ impl Request {
     }
 
     /// Who writes continuation `sample`.
-    pub(super) fn writer(&self, sample: usize) -> Box<Writer> {
+    pub(super) fn writer(&self, sample: usize) -> Box<CompletionWriter> {
         let number = u32::try_from(sample).unwrap_or(u32::MAX);
-        Box::new(Writer {
+        Box::new(CompletionWriter {
             sample,
             limit: self.limit,
-            stream: Stream::sample(self.asked.seed, number),
-            picker: Picker::default(),
+            stream: SampleRng::sample(self.asked.seed, number),
+            picker: TokenSampler::default(),
             matcher: self.asked.stop.matcher(),
             vocabulary: self.asked.vocabulary.clone(),
             reason: None,
-            out: Sampled {
+            out: SampledCompletion {
                 tokens: Vec::new(),
                 logprobs: Vec::new(),
                 reason: StopReason::Length,
@@ -166,7 +168,7 @@ impl Request {
         })
     }
 
-    pub(super) fn put(&mut self, sample: usize, sampled: Sampled) {
+    pub(super) fn put(&mut self, sample: usize, sampled: SampledCompletion) {
         self.samples[sample] = Some(sampled);
     }
 
@@ -183,10 +185,10 @@ impl Request {
         self.failed() || self.samples.iter().all(Option::is_some)
     }
 
-    pub(super) fn into_answer(self) -> Result<Answer> {
+    pub(super) fn into_answer(self) -> Result<SampleOutput> {
         match self.error {
             Some(error) => Err(error),
-            None => Ok(Answer {
+            None => Ok(SampleOutput {
                 samples: self.samples.into_iter().flatten().collect(),
                 prompt: self.scores,
                 cache_hits: self.hits,
@@ -197,21 +199,21 @@ impl Request {
 
 /// Writes one continuation.
 #[derive(Debug)]
-pub(super) struct Writer {
+pub(super) struct CompletionWriter {
     sample: usize,
     limit: usize,
-    stream: Stream,
-    picker: Picker,
+    stream: SampleRng,
+    picker: TokenSampler,
     matcher: StopMatcher,
     vocabulary: Option<Arc<Vocabulary>>,
     reason: Option<StopReason>,
-    out: Sampled,
+    out: SampledCompletion,
 }
 
-impl Writer {
+impl CompletionWriter {
     /// Draws the next token.
     pub(super) fn write(&mut self, isa: Isa, asked: &SampleRequest, logits: &[f32]) -> Result<u32> {
-        let draw = &asked.draw;
+        let draw = &asked.decoding;
         // At temperature 1 these are the bits that training gets.
         let plain = log_sum_exp(isa, logits);
         if plain.is_nan() {
@@ -253,7 +255,7 @@ impl Writer {
         self.reason.is_some()
     }
 
-    pub(super) fn finish(mut self: Box<Self>) -> Sampled {
+    pub(super) fn finish(mut self: Box<Self>) -> SampledCompletion {
         self.out.reason = self.reason.unwrap_or(StopReason::Length);
         self.out
     }
@@ -268,7 +270,11 @@ fn fill(table: &mut TopK, row: usize, best: &[(f32, u32)], report: impl Fn(f32) 
 
 /// `log Σ exp(logit / temperature)`; `plain` is the one at temperature 1.
 fn mass_at(_: Isa, logits: &[f32], temperature: f64, plain: f64) -> f64 {
-    if temperature == 1.0 || temperature == 0.0 { plain } else { log_mass(logits, temperature) }
+    if temperature == 1.0 || temperature == 0.0 {
+        plain
+    } else {
+        log_normalizer(logits, temperature)
+    }
 }
 
 fn not_a_number(index: usize) -> Error {

@@ -1,21 +1,21 @@
 //! One batch of a [`Sampler`]: rows through the model, logits to where they are wanted.
 
-use super::sampler::{Sampler, Share};
-use super::sequence::Sequence;
-use super::state::{Request, Rows};
-use crate::lora::Lora;
-use crate::model::{Adapted, Model, adapted};
+use super::sampler::{Sampler, ScheduledRows};
+use super::sequence::RunningSequence;
+use super::state::{ActiveRequest, PromptRows};
+use crate::lora::PackedLora;
+use crate::model::{AdapterRows, Model, adapted};
 
-/// Rows whose logits exist at the same time.
+/// PromptRows whose logits exist at the same time.
 const LOGIT_ROWS: usize = 32;
 
 impl Sampler {
     /// Computes the planned rows and hands their results to requests and writers.
-    pub(super) fn run(&mut self, shares: &[Share]) {
+    pub(super) fn run(&mut self, shares: &[ScheduledRows]) {
         if shares.is_empty() {
             return;
         }
-        // Rows of one adapter stand together.
+        // PromptRows of one adapter stand together.
         let mut shares = shares.to_vec();
         shares
             .sort_by_key(|share| self.requests[&self.running[share.sequence].request].weights.id());
@@ -30,12 +30,12 @@ impl Sampler {
             .iter()
             .map(|share| self.requests[&self.running[share.sequence].request].weights.clone())
             .collect();
-        let mut adapted: Vec<Adapted<'_>> = Vec::new();
+        let mut adapted: Vec<AdapterRows<'_>> = Vec::new();
         let mut before = None;
         for (span, weights) in spans.iter().zip(&weights) {
             match adapted.last_mut() {
                 Some(last) if before == Some(weights.id()) => last.rows.end = span.rows.end,
-                _ => adapted.push(Adapted { rows: span.rows.clone(), lora: weights.lora() }),
+                _ => adapted.push(AdapterRows { rows: span.rows.clone(), lora: weights.lora() }),
             }
             before = Some(weights.id());
         }
@@ -55,9 +55,9 @@ impl Sampler {
     fn deliver(
         &mut self,
         model: &Model,
-        shares: &[Share],
+        shares: &[ScheduledRows],
         firsts: &[usize],
-        weights: &[super::request::Weights],
+        weights: &[super::request::SamplingWeights],
     ) {
         let hidden = model.config.hidden_size;
         let mut split = Vec::new();
@@ -66,7 +66,7 @@ impl Sampler {
             let Some(request) = self.requests.get_mut(&sequence.request) else { continue };
             let position = sequence.computed - share.rows;
             if sequence.writer.is_none() {
-                let rows = Rows { first: position, count: share.rows };
+                let rows = PromptRows { first: position, count: share.rows };
                 let x = &self.work.x[first * hidden..(first + share.rows) * hidden];
                 request.score_prompt(model, weights.lora(), rows, x, &mut self.logits);
             }
@@ -79,7 +79,7 @@ impl Sampler {
                 .iter()
                 .map(|(_, row)| &self.work.x[row * hidden..(row + 1) * hidden])
                 .collect();
-            let loras: Vec<Option<&Lora>> = chunk
+            let loras: Vec<Option<&PackedLora>> = chunk
                 .iter()
                 .map(|(sequence, _)| self.requests[&self.running[*sequence].request].weights.lora())
                 .collect();
@@ -107,7 +107,7 @@ impl Sampler {
             return;
         }
         // The prompt is done: the samples part here. The first goes on in the prompt's place.
-        let mut others: Vec<Sequence> = Vec::new();
+        let mut others: Vec<RunningSequence> = Vec::new();
         let mut first = None;
         for sample in 0..request.asked.samples {
             let mut writer = request.writer(sample);
@@ -149,17 +149,17 @@ impl Sampler {
     }
 }
 
-fn spans_of(spans: &[crate::kernel::pages::Span]) -> Vec<usize> {
+fn spans_of(spans: &[crate::kernel::paged_attention::SequenceChunk]) -> Vec<usize> {
     spans.iter().map(|span| span.rows.start).collect()
 }
 
-impl Request {
+impl ActiveRequest {
     /// Takes in computed rows of the prompt, as far as anyone asked about them.
     fn score_prompt(
         &mut self,
         model: &Model,
-        lora: Option<&Lora>,
-        rows: Rows,
+        lora: Option<&PackedLora>,
+        rows: PromptRows,
         x: &[f32],
         logits: &mut Vec<f32>,
     ) {
@@ -182,7 +182,12 @@ impl Request {
 
 impl Model {
     /// The logits of rows of the residual stream; rows of one adapter must stand together.
-    pub(crate) fn logits(&self, rows: &[&[f32]], loras: &[Option<&Lora>], logits: &mut Vec<f32>) {
+    pub(crate) fn logits(
+        &self,
+        rows: &[&[f32]],
+        loras: &[Option<&PackedLora>],
+        logits: &mut Vec<f32>,
+    ) {
         let (hidden, vocab) = (self.config.hidden_size, self.config.vocab_size);
         let mut x = Vec::with_capacity(rows.len() * hidden);
         rows.iter().for_each(|row| x.extend_from_slice(row));
@@ -192,7 +197,7 @@ impl Model {
         let mut deltas = Vec::new();
         let mut first = 0;
         while first < rows.len() {
-            let same = |lora: &&Option<&Lora>| same(**lora, loras[first]);
+            let same = |lora: &&Option<&PackedLora>| same(**lora, loras[first]);
             let count = loras[first..].iter().take_while(same).count();
             if let Some(delta) = loras[first].and_then(|lora| lora.unembedding.as_ref()) {
                 deltas.push((first..first + count, delta));
@@ -203,7 +208,7 @@ impl Model {
     }
 }
 
-fn same(a: Option<&Lora>, b: Option<&Lora>) -> bool {
+fn same(a: Option<&PackedLora>, b: Option<&PackedLora>) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => std::ptr::eq(a, b),
         (None, None) => true,

@@ -5,21 +5,24 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::*;
-use crate::engine::{Engine, Options};
-use crate::kernel::pages::PAGE;
+use crate::decode::{DecodingParams, StopConditions};
+use crate::engine::{Engine, EngineOptions};
+use crate::kernel::paged_attention::PAGE_POSITIONS;
 use crate::optim::OptimizerKind;
-use crate::pick::{Draw, Stop};
 use crate::tokenizer::Vocabulary;
 use crate::train::golden::{MODELS, folder};
-use crate::train::{Datum, Objective};
+use crate::train::{Datum, TrainingObjective};
 use crate::{Error, LoraConfig};
 
 fn engine(name: &str, threads: usize) -> Engine {
-    Engine::open(folder(name), Options { threads, cache_memory: 8 << 20, ..Options::default() })
-        .unwrap()
+    Engine::open(
+        folder(name),
+        EngineOptions { threads, cache_memory: 8 << 20, ..EngineOptions::default() },
+    )
+    .unwrap()
 }
 
-fn run(sampler: &mut Sampler) -> Vec<(RequestId, crate::Result<Answer>)> {
+fn run(sampler: &mut Sampler) -> Vec<(SampleRequestId, crate::Result<SampleOutput>)> {
     let mut all = Vec::new();
     while !sampler.is_idle() {
         all.extend(sampler.step());
@@ -28,7 +31,7 @@ fn run(sampler: &mut Sampler) -> Vec<(RequestId, crate::Result<Answer>)> {
     all
 }
 
-fn one(sampler: &mut Sampler, weights: &Weights, request: SampleRequest) -> Answer {
+fn one(sampler: &mut Sampler, weights: &SamplingWeights, request: SampleRequest) -> SampleOutput {
     sampler.add(weights, request).unwrap();
     run(sampler).pop().unwrap().1.unwrap()
 }
@@ -40,13 +43,14 @@ fn greedy_tokens_are_those_of_torch() {
         let text = std::fs::read(folder(name).join("expected.json")).unwrap();
         let json: Value = serde_json::from_slice(&text).unwrap();
         let adapter = engine.load_weights(folder(name).join("adapter")).unwrap();
-        for (weights, key) in [(engine.base(), "greedy_base"), (adapter, "greedy_adapter")] {
+        for (weights, key) in [(engine.base_weights(), "greedy_base"), (adapter, "greedy_adapter")]
+        {
             let list = |field: &str| json[key][field].as_array().unwrap().clone();
             let ids = |field: &str| -> Vec<u32> {
                 list(field).iter().map(|x| u32::try_from(x.as_u64().unwrap()).unwrap()).collect()
             };
             let mut request = SampleRequest::new(ids("prompt"), 12);
-            request.draw.temperature = 0.0;
+            request.decoding.temperature = 0.0;
             let answer = one(&mut engine.sampler().unwrap(), &weights, request);
             assert_eq!(answer.samples[0].tokens, ids("tokens"), "{name} {key}");
             for (got, want) in answer.samples[0].logprobs.iter().zip(list("logprobs")) {
@@ -64,7 +68,8 @@ fn prompt(len: usize, salt: u32) -> Vec<u32> {
 fn sampler_and_trainer_report_the_same_bits() {
     for name in MODELS {
         let engine = engine(name, 2);
-        let trainer = engine.load(folder(name).join("adapter"), OptimizerKind::Adam).unwrap();
+        let trainer =
+            engine.load_trainer(folder(name).join("adapter"), OptimizerKind::Adam).unwrap();
         let weights = engine.snapshot(&trainer);
         let mut sampler = engine.sampler().unwrap();
         let mut request = SampleRequest::new(prompt(37, 1), 40);
@@ -78,7 +83,7 @@ fn sampler_and_trainer_report_the_same_bits() {
                 targets: &tokens[1..],
                 ..Datum::default()
             };
-            let objective = Objective::Loss(crate::loss::Loss::CrossEntropy);
+            let objective = TrainingObjective::Loss(crate::loss::Loss::CrossEntropy);
             let trained = trainer.forward(&objective, &[datum]).unwrap();
             let sampled =
                 [&answer.prompt.logprobs.as_ref().unwrap()[1..], &sample.logprobs].concat();
@@ -98,29 +103,34 @@ fn nothing_else_in_the_batch_changes_a_result() {
                     SampleRequest::new(prompt(5 + 13 * (i % 4), u32::try_from(i / 4).unwrap()), 30);
                 request.seed = seed + i as u64;
                 request.samples = 1 + i % 3;
-                request.draw = Draw { temperature: 0.8, top_k: 20, top_p: 0.95 };
+                request.decoding = DecodingParams { temperature: 0.8, top_k: 20, top_p: 0.95 };
                 request
             })
             .collect()
     };
     let engine = engine("qwen3", 1);
     let adapter = engine.load_weights(folder("qwen3").join("adapter")).unwrap();
-    let pick = |i: usize| if i.is_multiple_of(2) { engine.base() } else { adapter.clone() };
-    let alone: Vec<Vec<Sampled>> = requests(5)
+    let pick = |i: usize| if i.is_multiple_of(2) { engine.base_weights() } else { adapter.clone() };
+    let alone: Vec<Vec<SampledCompletion>> = requests(5)
         .into_iter()
         .enumerate()
         .map(|(i, request)| one(&mut engine.sampler().unwrap(), &pick(i), request).samples)
         .collect();
     for (threads, pages) in [(1, 1000), (3, 1000), (2, 9)] {
-        let heads = crate::kernel::pages::Heads { queries: 4, keys: 2, width: 16 };
-        let cache_memory = pages * cache::Cache::page_bytes(heads, 2);
-        let options = Options { threads, cache_memory, ..Options::default() };
+        let heads = crate::kernel::paged_attention::HeadLayout {
+            query_heads: 4,
+            kv_heads: 2,
+            head_dim: 16,
+        };
+        let cache_memory = pages * kv_cache::KvCache::page_bytes(heads, 2);
+        let options = EngineOptions { threads, cache_memory, ..EngineOptions::default() };
         let engine = Engine::open(folder("qwen3"), options).unwrap();
         let adapter = engine.load_weights(folder("qwen3").join("adapter")).unwrap();
         let mut sampler = engine.sampler().unwrap();
         for round in 0..2 {
             for (i, request) in requests(5).into_iter().enumerate() {
-                let weights = if i.is_multiple_of(2) { engine.base() } else { adapter.clone() };
+                let weights =
+                    if i.is_multiple_of(2) { engine.base_weights() } else { adapter.clone() };
                 sampler.add(&weights, request).unwrap();
             }
             let together = run(&mut sampler);
@@ -131,7 +141,10 @@ fn nothing_else_in_the_batch_changes_a_result() {
                 assert_eq!(answer.samples, *alone, "{threads} threads, {pages} pages");
             }
             if round == 1 && pages > 100 {
-                assert!(hits >= 3 * PAGE, "the second round finds pages of the first: {hits}");
+                assert!(
+                    hits >= 3 * PAGE_POSITIONS,
+                    "the second round finds pages of the first: {hits}"
+                );
             }
         }
     }
@@ -142,14 +155,14 @@ fn prompts_are_scored_in_every_way() {
     let engine = engine("llama", 1);
     let mut sampler = engine.sampler().unwrap();
     let mut request = SampleRequest::new(prompt(21, 2), 1);
-    request.scoring = Scoring {
+    request.scoring = PromptScoring {
         logprobs: true,
         last: None,
         top_k: 4,
         targets: Some((0..20).flat_map(|i| [i64::from(prompt(21, 2)[i + 1]), -1]).collect()),
         alternatives: 2,
     };
-    let answer = one(&mut sampler, &engine.base(), request.clone());
+    let answer = one(&mut sampler, &engine.base_weights(), request.clone());
     let logprobs = answer.prompt.logprobs.unwrap();
     assert!(logprobs[0].is_nan() && logprobs[1..].iter().all(|x| *x < 0.0));
     let top = answer.prompt.top_k.unwrap();
@@ -164,9 +177,9 @@ fn prompts_are_scored_in_every_way() {
     }
     assert_eq!(answer.prompt.alternatives.unwrap().tokens.len(), 40);
 
-    request.scoring = Scoring { logprobs: true, last: Some(3), ..Scoring::default() };
-    let tail = one(&mut sampler, &engine.base(), request);
-    assert_eq!(tail.cache_hits, PAGE, "rows before the last three need no work");
+    request.scoring = PromptScoring { logprobs: true, last: Some(3), ..PromptScoring::default() };
+    let tail = one(&mut sampler, &engine.base_weights(), request);
+    assert_eq!(tail.cache_hits, PAGE_POSITIONS, "rows before the last three need no work");
     let tail = tail.prompt.logprobs.unwrap();
     assert!(tail[..18].iter().all(|x| x.is_nan()));
     assert_eq!(tail[18..], logprobs[18..]);
@@ -178,10 +191,10 @@ fn a_longer_sample_begins_like_a_shorter_one_and_samples_differ() {
     let mut sampler = engine.sampler().unwrap();
     let mut request = SampleRequest::new(prompt(4, 0), 5);
     request.samples = 4;
-    let short = one(&mut sampler, &engine.base(), request.clone());
+    let short = one(&mut sampler, &engine.base_weights(), request.clone());
     request.max_tokens = Some(20);
     request.samples = 8;
-    let long = one(&mut sampler, &engine.base(), request);
+    let long = one(&mut sampler, &engine.base_weights(), request);
     for (short, long) in short.samples.iter().zip(&long.samples) {
         assert_eq!(short.tokens[..], long.tokens[..5]);
     }
@@ -198,19 +211,19 @@ fn stops_end_a_continuation_and_are_part_of_it() {
     let engine = engine("qwen2", 1);
     let mut sampler = engine.sampler().unwrap();
     let mut request = SampleRequest::new(prompt(4, 0), 30);
-    let free = one(&mut sampler, &engine.base(), request.clone()).samples.remove(0);
+    let free = one(&mut sampler, &engine.base_weights(), request.clone()).samples.remove(0);
     assert_eq!((free.tokens.len(), free.reason), (30, StopReason::Length));
     let at = free.tokens.iter().position(|token| *token == free.tokens[7]).unwrap();
-    request.stop = Stop::new([free.tokens[7]], [] as [&str; 0]).unwrap();
-    let stopped = one(&mut sampler, &engine.base(), request.clone()).samples.remove(0);
+    request.stop = StopConditions::new([free.tokens[7]], [] as [&str; 0]).unwrap();
+    let stopped = one(&mut sampler, &engine.base_weights(), request.clone()).samples.remove(0);
     assert_eq!((&stopped.tokens[..], stopped.reason), (&free.tokens[..=at], StopReason::Stop));
     let text: Vec<u8> =
         free.tokens[9..12].iter().flat_map(|t| letters().bytes(*t).to_vec()).collect();
-    request.stop = Stop::new([], [text]).unwrap();
-    let refused = sampler.add(&engine.base(), request.clone()).unwrap_err();
+    request.stop = StopConditions::new([], [text]).unwrap();
+    let refused = sampler.add(&engine.base_weights(), request.clone()).unwrap_err();
     assert!(refused.to_string().contains("vocabulary"), "{refused}");
     request.vocabulary = Some(letters());
-    let stopped = one(&mut sampler, &engine.base(), request).samples.remove(0);
+    let stopped = one(&mut sampler, &engine.base_weights(), request).samples.remove(0);
     assert_eq!(stopped.reason, StopReason::Stop);
     assert_eq!(stopped.tokens[..], free.tokens[..stopped.tokens.len()]);
     assert!(stopped.tokens.len() <= 12);
@@ -222,8 +235,8 @@ fn a_cancelled_request_leaves_nothing_behind() {
     let mut sampler = engine.sampler().unwrap();
     let mut request = SampleRequest::new(prompt(40, 0), 50);
     request.samples = 3;
-    let first = sampler.add(&engine.base(), request.clone()).unwrap();
-    let second = sampler.add(&engine.base(), request.clone()).unwrap();
+    let first = sampler.add(&engine.base_weights(), request.clone()).unwrap();
+    let second = sampler.add(&engine.base_weights(), request.clone()).unwrap();
     for _ in 0..5 {
         assert!(sampler.step().is_empty());
     }
@@ -239,7 +252,7 @@ fn a_cancelled_request_leaves_nothing_behind() {
 fn what_cannot_be_done_is_refused_with_a_reason() {
     let engine = engine("qwen3", 1);
     let mut sampler = engine.sampler().unwrap();
-    let base = engine.base();
+    let base = engine.base_weights();
     let mut ask = |change: fn(&mut SampleRequest)| {
         let mut request = SampleRequest::new(prompt(8, 0), 4);
         change(&mut request);
@@ -250,18 +263,19 @@ fn what_cannot_be_done_is_refused_with_a_reason() {
     assert!(ask(|r| r.samples = 0).contains("num_samples"));
     assert!(ask(|r| r.max_tokens = Some(0)).contains("max_tokens"));
     assert!(ask(|r| r.max_tokens = Some(249)).contains("8 + 249 > 256"));
-    assert!(ask(|r| r.draw.temperature = -1.0).contains("temperature"));
+    assert!(ask(|r| r.decoding.temperature = -1.0).contains("temperature"));
     assert!(ask(|r| r.scoring.last = Some(3)).contains("last_n"));
     assert!(ask(|r| r.scoring.targets = Some(vec![1; 6])).contains("target_prompt_logprobs"));
     assert!(ask(|r| r.scoring.targets = Some(vec![113; 7])).contains("token 113"));
     assert!(sampler.is_idle());
 
-    let tiny = Options { cache_memory: 40_000, ..Options::default() };
+    let tiny = EngineOptions { cache_memory: 40_000, ..EngineOptions::default() };
     let engine = Engine::open(folder("qwen3"), tiny).unwrap();
     let mut sampler = engine.sampler().unwrap();
-    let refused = sampler.add(&engine.base(), SampleRequest::new(prompt(30, 0), 200)).unwrap_err();
+    let refused =
+        sampler.add(&engine.base_weights(), SampleRequest::new(prompt(30, 0), 200)).unwrap_err();
     assert!(matches!(refused, Error::Memory { .. }), "{refused}");
-    let nothing = Options { cache_memory: 10, ..Options::default() };
+    let nothing = EngineOptions { cache_memory: 10, ..EngineOptions::default() };
     let engine = Engine::open(folder("qwen3"), nothing).unwrap();
     assert!(matches!(engine.sampler(), Err(Error::Memory { .. })));
 }
@@ -270,13 +284,13 @@ fn what_cannot_be_done_is_refused_with_a_reason() {
 fn a_poisoned_adapter_fails_its_own_requests_only() {
     let engine = engine("qwen3", 1);
     let mut trainer = engine
-        .create(LoraConfig { rank: 4, ..LoraConfig::default() }, OptimizerKind::Adam)
+        .create_trainer(LoraConfig { rank: 4, ..LoraConfig::default() }, OptimizerKind::Adam)
         .unwrap();
     trainer.poison();
     let mut sampler = engine.sampler().unwrap();
     let bad =
         sampler.add(&engine.snapshot(&trainer), SampleRequest::new(prompt(20, 0), 4)).unwrap();
-    let good = sampler.add(&engine.base(), SampleRequest::new(prompt(20, 0), 4)).unwrap();
+    let good = sampler.add(&engine.base_weights(), SampleRequest::new(prompt(20, 0), 4)).unwrap();
     for (id, answer) in run(&mut sampler) {
         assert_eq!(answer.is_ok(), id == good, "{answer:?}");
         assert!(id == good || id == bad);

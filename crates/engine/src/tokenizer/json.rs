@@ -95,7 +95,7 @@ impl Tokenizer {
         let path = path.as_ref();
         let bad = |why: String| Error::bad_file(path, why);
         let vocabulary = Vocabulary::parse(text, path)?;
-        let raw: Raw = serde_json::from_slice(text)
+        let raw: RawTokenizer = serde_json::from_slice(text)
             .map_err(|e| bad(format!("is not a tokenizer of ours: {e}")))?;
         if raw.pre_tokenizer.to_string().matches("Regex").count() != 1
             || raw.pre_tokenizer["pretokenizers"][0]["pattern"]["Regex"] != PATTERN
@@ -139,19 +139,19 @@ impl Tokenizer {
 }
 
 #[derive(Deserialize)]
-struct Raw {
-    model: RawModel,
+struct RawTokenizer {
+    model: RawTokenizerModel,
     pre_tokenizer: Value,
     #[serde(default)]
-    added_tokens: Vec<Added>,
+    added_tokens: Vec<RawAddedToken>,
 }
 
 #[derive(Deserialize)]
-struct RawModel {
+struct RawTokenizerModel {
     merges: Vec<(String, String)>,
 }
 
 #[derive(Deserialize)]
-struct Added {
+struct RawAddedToken {
     content: String,
 }

@@ -54,7 +54,7 @@ impl Vocabulary {
     /// [`Error::BadFile`].
     pub fn parse(text: &[u8], path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let raw: Raw = serde_json::from_slice(text)
+        let raw: RawVocabulary = serde_json::from_slice(text)
             .map_err(|e| Error::bad_file(path, format!("is not a tokenizer: {e}")))?;
         let byte_level = mentions(&raw.decoder, "ByteLevel");
         let count = raw.model.vocab.values().chain(raw.added_tokens.iter().map(|added| &added.id));
@@ -108,21 +108,21 @@ impl Vocabulary {
 }
 
 #[derive(Deserialize)]
-struct Raw {
-    model: RawModel,
+struct RawVocabulary {
+    model: RawVocabularyModel,
     #[serde(default)]
     decoder: Value,
     #[serde(default)]
-    added_tokens: Vec<Added>,
+    added_tokens: Vec<AddedTokenText>,
 }
 
 #[derive(Deserialize)]
-struct RawModel {
+struct RawVocabularyModel {
     vocab: BTreeMap<String, u32>,
 }
 
 #[derive(Deserialize)]
-struct Added {
+struct AddedTokenText {
     id: u32,
     content: String,
 }

@@ -1,7 +1,7 @@
 //! [`Datum`]: one training example.
 
-use super::objective::Objective;
-use super::pass::Sequence;
+use super::forward_pass::TrainingSequence;
+use super::objective::TrainingObjective;
 use crate::file::ModelConfig;
 use crate::loss::Inputs;
 use crate::loss::graph::{Tensor, Values};
@@ -23,8 +23,8 @@ pub struct Datum<'a> {
 }
 
 impl<'a> Datum<'a> {
-    pub(super) fn sequence(&self) -> Sequence<'a> {
-        Sequence { tokens: self.tokens, targets: self.targets }
+    pub(super) fn sequence(&self) -> TrainingSequence<'a> {
+        TrainingSequence { tokens: self.tokens, targets: self.targets }
     }
 
     /// The shape of the targets.
@@ -49,7 +49,7 @@ impl<'a> Datum<'a> {
     ///
     /// # Errors
     /// If it is empty or too long, has a token that there is not, or lacks what the loss reads.
-    pub fn check(&self, model: &ModelConfig, objective: &Objective<'_>) -> Result<()> {
+    pub fn check(&self, model: &ModelConfig, objective: &TrainingObjective<'_>) -> Result<()> {
         let count = self.tokens.len();
         if count == 0 {
             return Err(Error::invalid("model_input", "it is empty"));
@@ -69,8 +69,8 @@ impl<'a> Datum<'a> {
         check_tokens("model_input", self.tokens, model.vocab_size)?;
         check_tokens("target_tokens", self.targets, model.vocab_size)?;
         match objective {
-            Objective::Loss(loss) => loss.check(&self.shape(), &self.inputs),
-            Objective::Graph(graph) => {
+            TrainingObjective::Loss(loss) => loss.check(&self.shape(), &self.inputs),
+            TrainingObjective::Graph(graph) => {
                 let p = vec![0.0; self.targets.len()];
                 graph.check_inputs(&self.graph_inputs(&self.shape(), &p))
             }

@@ -6,21 +6,23 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::batch_execution::{BatchExecution, check_gradient};
 use super::datum::Datum;
-use super::objective::{Objective, Output};
-use super::run::{Run, check_gradient};
-use crate::engine::{Engine, Options};
-use crate::file::{ModelConfig, TensorOut, Values, write_tensors};
-use crate::kernel::{Kernel, Lhs, Precision, Rhs, rows};
+use super::objective::{TrainingObjective, TrainingOutput};
+use crate::engine::{Engine, EngineOptions};
+use crate::file::{ModelConfig, NamedTensor, TensorSlice, write_tensors};
+use crate::kernel::{Kernel, Lhs, Precision, Rhs, row_ops};
 use crate::memory::probe;
-use crate::model::{Gain, Grads, Model, Numbers, Sink, Site, Source};
-use crate::noise::Noise;
+use crate::model::{
+    AdapterGradients, FusedLinear, GradientSink, Model, NormWeight, TensorSource, TensorValues,
+};
 use crate::optim::{Optimizer, OptimizerKind, Parameter, StepParams, StepReport};
+use crate::rng::ChaCha8;
 use crate::{Error, Result};
 
 /// A tensor and the gradient by it.
 #[derive(Debug)]
-struct Trained {
+struct TrainedTensor {
     shape: Vec<usize>,
     weights: Vec<f32>,
     grad: Vec<f32>,
@@ -32,7 +34,7 @@ pub struct FullTrainer {
     config: ModelConfig,
     kernel: Kernel,
     memory: usize,
-    tensors: BTreeMap<String, Trained>,
+    tensors: BTreeMap<String, TrainedTensor>,
     model: Model,
     optimizer: Optimizer,
 }
@@ -43,25 +45,25 @@ impl FullTrainer {
     ///
     /// # Errors
     /// If threads cannot be started, or the system does not have the memory.
-    pub fn new(config: &ModelConfig, seed: u64, options: &Options) -> Result<Self> {
+    pub fn new(config: &ModelConfig, seed: u64, options: &EngineOptions) -> Result<Self> {
         let kernel = Kernel::new(options.threads)?;
-        // Weights, packed weights, gradients and the two means of Adam.
+        // TrainedTensors, packed weights, gradients and the two means of Adam.
         let bytes = config.tensors().fold(0_usize, |sum, (_, shape)| {
             sum.saturating_add(shape.iter().fold(5 * 4, |len, side| len.saturating_mul(*side)))
         });
         probe("the weights of the model and their training", bytes)?;
-        let tensors: BTreeMap<String, Trained> = config
+        let tensors: BTreeMap<String, TrainedTensor> = config
             .tensors()
             .enumerate()
             .map(|(i, (name, shape))| {
-                let weights = start(config, &name, &shape, &mut Noise::new(seed, i as u64));
+                let weights = start(config, &name, &shape, &mut ChaCha8::new(seed, i as u64));
                 let grad = vec![0.0; weights.len()];
-                (name, Trained { shape, weights, grad })
+                (name, TrainedTensor { shape, weights, grad })
             })
             .collect();
         let lengths: Vec<usize> = tensors.values().map(|tensor| tensor.weights.len()).collect();
         Ok(Self {
-            model: Model::load(config, &Weights(&tensors), Precision::F32, kernel.clone())?,
+            model: Model::load(config, &TrainedTensors(&tensors), Precision::F32, kernel.clone())?,
             config: config.clone(),
             memory: options.training_memory,
             optimizer: Optimizer::new(OptimizerKind::Adam, &lengths),
@@ -82,17 +84,17 @@ impl FullTrainer {
     /// If a datum cannot be run, or the loss is not a number.
     pub fn forward_backward(
         &mut self,
-        objective: &Objective<'_>,
+        objective: &TrainingObjective<'_>,
         data: &[Datum<'_>],
-    ) -> Result<Output> {
+    ) -> Result<TrainingOutput> {
         for (i, datum) in data.iter().enumerate() {
             datum.check(&self.config, objective).map_err(|error| error.in_datum(i))?;
         }
         let before: Vec<Vec<f32>> =
             self.tensors.values().map(|tensor| tensor.grad.clone()).collect();
-        let mut grads = Grads::new(&self.model, None);
-        let mut sink = Into { tensors: &mut self.tensors, config: &self.config };
-        let run = Run { model: &self.model, lora: None, memory: self.memory, objective };
+        let mut grads = AdapterGradients::new(&self.model, None);
+        let mut sink = FullGradients { tensors: &mut self.tensors, config: &self.config };
+        let run = BatchExecution { model: &self.model, lora: None, memory: self.memory, objective };
         let out = run.data(data, Some((&mut grads, &mut sink))).and_then(|out| {
             check_gradient(self.tensors.values().flat_map(|tensor| &tensor.grad))?;
             Ok(out)
@@ -125,7 +127,7 @@ impl FullTrainer {
         for tensor in self.tensors.values_mut() {
             tensor.grad.fill(0.0);
         }
-        let source = Weights(&self.tensors);
+        let source = TrainedTensors(&self.tensors);
         self.model = Model::load(&self.config, &source, Precision::F32, self.kernel.clone())?;
         Ok(report)
     }
@@ -134,8 +136,8 @@ impl FullTrainer {
     ///
     /// # Errors
     /// Never, since the weights were loaded before.
-    pub fn engine(&self, options: Options) -> Result<Engine> {
-        let source = Weights(&self.tensors);
+    pub fn engine(&self, options: EngineOptions) -> Result<Engine> {
+        let source = TrainedTensors(&self.tensors);
         let model = Model::load(&self.config, &source, options.precision, self.kernel.clone())?;
         Ok(Engine::with_model(model, options, None))
     }
@@ -150,14 +152,14 @@ impl FullTrainer {
             .values()
             .map(|tensor| tensor.weights.iter().map(|x| half::bf16::from_f32(*x)).collect())
             .collect();
-        let out: Vec<TensorOut<'_>> = self
+        let out: Vec<NamedTensor<'_>> = self
             .tensors
             .iter()
             .zip(&rounded)
-            .map(|((name, tensor), values)| TensorOut {
+            .map(|((name, tensor), values)| NamedTensor {
                 name,
                 shape: &tensor.shape,
-                values: Values::Bf16(values),
+                values: TensorSlice::Bf16(values),
             })
             .collect();
         write_tensors(path, &out, &[("format", "pt")])
@@ -165,7 +167,7 @@ impl FullTrainer {
 }
 
 /// How a tensor begins.
-fn start(config: &ModelConfig, name: &str, shape: &[usize], noise: &mut Noise) -> Vec<f32> {
+fn start(config: &ModelConfig, name: &str, shape: &[usize], noise: &mut ChaCha8) -> Vec<f32> {
     let len: usize = shape.iter().product();
     match shape {
         [_, inputs] => {
@@ -186,40 +188,40 @@ fn start(config: &ModelConfig, name: &str, shape: &[usize], noise: &mut Noise) -
     }
 }
 
-struct Weights<'a>(&'a BTreeMap<String, Trained>);
+struct TrainedTensors<'a>(&'a BTreeMap<String, TrainedTensor>);
 
-impl Source for Weights<'_> {
-    fn values(&self, name: &str) -> Result<Numbers<'_>> {
+impl TensorSource for TrainedTensors<'_> {
+    fn values(&self, name: &str) -> Result<TensorValues<'_>> {
         match self.0.get(name) {
-            Some(tensor) => Ok(Numbers::F32(&tensor.weights)),
+            Some(tensor) => Ok(TensorValues::F32(&tensor.weights)),
             None => Err(Error::MissingTensor { path: "memory".into(), name: name.to_owned() }),
         }
     }
 }
 
 /// Puts gradients where they belong.
-struct Into<'a> {
-    tensors: &'a mut BTreeMap<String, Trained>,
+struct FullGradients<'a> {
+    tensors: &'a mut BTreeMap<String, TrainedTensor>,
     config: &'a ModelConfig,
 }
 
-impl Into<'_> {
+impl FullGradients<'_> {
     fn grad(&mut self, name: &str) -> &mut [f32] {
         self.tensors.get_mut(name).map_or(&mut [], |tensor| &mut tensor.grad)
     }
 }
 
-impl Sink for Into<'_> {
+impl GradientSink for FullGradients<'_> {
     fn wants(&self) -> bool {
         true
     }
 
-    fn product(&mut self, model: &Model, layer: usize, site: Site, x: &[f32], grad: &[f32]) {
+    fn product(&mut self, model: &Model, layer: usize, site: FusedLinear, x: &[f32], grad: &[f32]) {
         let config = self.config;
         let (heads, keys) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let (inputs, parts): (usize, &[(&str, usize)]) = match site {
-            Site::Qkv => (
+            FusedLinear::Qkv => (
                 hidden,
                 &[
                     ("self_attn.q_proj", heads),
@@ -227,9 +229,9 @@ impl Sink for Into<'_> {
                     ("self_attn.v_proj", keys),
                 ],
             ),
-            Site::O => (heads, &[("self_attn.o_proj", hidden)]),
-            Site::GateUp => (hidden, &[("mlp.gate_proj", inner), ("mlp.up_proj", inner)]),
-            Site::Down => (inner, &[("mlp.down_proj", hidden)]),
+            FusedLinear::O => (heads, &[("self_attn.o_proj", hidden)]),
+            FusedLinear::GateUp => (hidden, &[("mlp.gate_proj", inner), ("mlp.up_proj", inner)]),
+            FusedLinear::Down => (inner, &[("mlp.down_proj", hidden)]),
         };
         let stride: usize = parts.iter().map(|(_, outputs)| outputs).sum();
         let count = x.len() / inputs;
@@ -239,24 +241,26 @@ impl Sink for Into<'_> {
             let lhs = Lhs::columns(&grad[col..], stride);
             let rhs = Rhs::Rows { data: x, stride: inputs };
             let out = self.grad(&format!("{name}.weight"));
-            model.kernel.add_product((*outputs, count, inputs), lhs, rhs, out, inputs);
+            model.kernel.gemm_accumulate((*outputs, count, inputs), lhs, rhs, out, inputs);
             let bias = self.grad(&format!("{name}.bias"));
             if !bias.is_empty() {
                 for row in grad.chunks_exact(stride) {
-                    rows::add(model.kernel.isa(), bias, &row[col..col + outputs]);
+                    row_ops::add(model.kernel.isa(), bias, &row[col..col + outputs]);
                 }
             }
             col += outputs;
         }
     }
 
-    fn norm(&mut self, gain: Gain, x: &[f32], inverse: f32, grad: &[f32]) {
+    fn norm(&mut self, gain: NormWeight, x: &[f32], inverse: f32, grad: &[f32]) {
         let name = match gain {
-            Gain::Attention(layer) => format!("model.layers.{layer}.input_layernorm.weight"),
-            Gain::Queries(layer) => format!("model.layers.{layer}.self_attn.q_norm.weight"),
-            Gain::Keys(layer) => format!("model.layers.{layer}.self_attn.k_norm.weight"),
-            Gain::Mlp(layer) => format!("model.layers.{layer}.post_attention_layernorm.weight"),
-            Gain::Last => "model.norm.weight".to_owned(),
+            NormWeight::Attention(layer) => format!("model.layers.{layer}.input_layernorm.weight"),
+            NormWeight::Queries(layer) => format!("model.layers.{layer}.self_attn.q_norm.weight"),
+            NormWeight::Keys(layer) => format!("model.layers.{layer}.self_attn.k_norm.weight"),
+            NormWeight::Mlp(layer) => {
+                format!("model.layers.{layer}.post_attention_layernorm.weight")
+            }
+            NormWeight::Last => "model.norm.weight".to_owned(),
         };
         for ((out, x), grad) in self.grad(&name).iter_mut().zip(x).zip(grad) {
             *out += x * inverse * grad;
@@ -269,7 +273,7 @@ impl Sink for Into<'_> {
         let out = &mut self.grad(name)[from * hidden..(from + cols) * hidden];
         let rhs = Rhs::Rows { data: x, stride: hidden };
         let size = (cols, x.len() / hidden, hidden);
-        model.kernel.add_product(size, Lhs::columns(grad, cols), rhs, out, hidden);
+        model.kernel.gemm_accumulate(size, Lhs::columns(grad, cols), rhs, out, hidden);
     }
 
     fn embedding(&mut self, tokens: &[u32], grad: &[f32]) {
@@ -288,15 +292,15 @@ impl Sink for Into<'_> {
 mod tests {
     use super::*;
     use crate::loss::Loss;
+    use crate::train::forward_pass::ForwardPass;
     use crate::train::golden;
-    use crate::train::pass::Pass;
 
     #[test]
     fn a_model_larger_than_any_memory_is_refused() {
         let side = 1 << 24;
         let small = golden::model("llama", 1).config;
         let bomb = ModelConfig { hidden_size: side, vocab_size: side, ..small };
-        let error = FullTrainer::new(&bomb, 1, &Options::default()).unwrap_err();
+        let error = FullTrainer::new(&bomb, 1, &EngineOptions::default()).unwrap_err();
         assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
     }
 
@@ -306,7 +310,7 @@ mod tests {
     fn gradients_of_all_weights_are_slopes_of_the_loss() {
         for name in golden::MODELS {
             let config = golden::model(name, 1).config;
-            let options = Options { threads: 1, ..Options::default() };
+            let options = EngineOptions { threads: 1, ..EngineOptions::default() };
             let mut trainer = FullTrainer::new(&config, 3, &options).unwrap();
             let data = golden::data(name);
             let examples: Vec<Datum<'_>> = data
@@ -317,7 +321,7 @@ mod tests {
                     ..Datum::default()
                 })
                 .collect();
-            let objective = Objective::Loss(Loss::CrossEntropy);
+            let objective = TrainingObjective::Loss(Loss::CrossEntropy);
             trainer.forward_backward(&objective, &examples).unwrap();
             let names: Vec<String> = trainer.tensors.keys().cloned().collect();
             for name in names {
@@ -337,11 +341,12 @@ mod tests {
                         *weight =
                             (f64::from(*before) + sign * step * f64::from(*grad) / norm) as f32;
                     }
-                    let source = Weights(&trainer.tensors);
+                    let source = TrainedTensors(&trainer.tensors);
                     let kernel = trainer.kernel.clone();
                     trainer.model = Model::load(&config, &source, Precision::F32, kernel).unwrap();
                     let sequences: Vec<_> = examples.iter().map(Datum::sequence).collect();
-                    let (_, found) = Pass::forward(&trainer.model, None, &sequences, None).unwrap();
+                    let (_, found) =
+                        ForwardPass::forward(&trainer.model, None, &sequences, None).unwrap();
                     -found.iter().flatten().map(|p| f64::from(*p)).sum::<f64>()
                 };
                 let slope = (loss(1.0) - loss(-1.0)) / (2.0 * step);

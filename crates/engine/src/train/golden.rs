@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use super::pass::{Pass, Sequence};
+use super::forward_pass::{ForwardPass, TrainingSequence};
 use crate::file::{AdapterFile, ModelFolder, TensorFile};
 use crate::kernel::{Kernel, Precision};
 use crate::lora::Adapter;
-use crate::model::{Grads, Model, NoSink};
+use crate::model::{AdapterGradients, DiscardGradients, Model};
 
 pub(crate) const MODELS: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
@@ -27,20 +27,20 @@ pub(crate) fn adapter(name: &str, model: &Model) -> Adapter {
     Adapter::from_file(&model.config, file, 0).unwrap()
 }
 
-pub(crate) struct Datum {
+pub(crate) struct GoldenDatum {
     pub(crate) input: Vec<u32>,
     pub(crate) target: Vec<u32>,
     pub(crate) json: Value,
 }
 
-impl Datum {
+impl GoldenDatum {
     #[expect(clippy::cast_possible_truncation, reason = "recorded from f32")]
     pub(crate) fn floats(&self, field: &str) -> Vec<f32> {
         self.json[field].as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
     }
 }
 
-pub(crate) fn data(name: &str) -> Vec<Datum> {
+pub(crate) fn data(name: &str) -> Vec<GoldenDatum> {
     let text = std::fs::read(folder(name).join("expected.json")).unwrap();
     let json: Value = serde_json::from_slice(&text).unwrap();
     let tokens = |json: &Value| -> Vec<u32> {
@@ -54,7 +54,7 @@ pub(crate) fn data(name: &str) -> Vec<Datum> {
         .as_array()
         .unwrap()
         .iter()
-        .map(|json| Datum {
+        .map(|json| GoldenDatum {
             input: tokens(&json["input"]),
             target: tokens(&json["target"]),
             json: json.clone(),
@@ -62,8 +62,10 @@ pub(crate) fn data(name: &str) -> Vec<Datum> {
         .collect()
 }
 
-pub(crate) fn sequences(data: &[Datum]) -> Vec<Sequence<'_>> {
-    data.iter().map(|datum| Sequence { tokens: &datum.input, targets: &datum.target }).collect()
+pub(crate) fn sequences(data: &[GoldenDatum]) -> Vec<TrainingSequence<'_>> {
+    data.iter()
+        .map(|datum| TrainingSequence { tokens: &datum.input, targets: &datum.target })
+        .collect()
 }
 
 #[test]
@@ -73,7 +75,7 @@ fn log_probabilities_are_those_of_torch() {
         let lora = adapter(name, &model).packed(&model.config);
         let data = data(name);
         for (lora, field) in [(None, "base_logprobs"), (Some(&lora), "adapter_logprobs")] {
-            let (_, found) = Pass::forward(&model, lora, &sequences(&data), None).unwrap();
+            let (_, found) = ForwardPass::forward(&model, lora, &sequences(&data), None).unwrap();
             for (found, datum) in found.iter().zip(&data) {
                 for (found, expected) in found.iter().zip(datum.floats(field)) {
                     assert!((found - expected).abs() < 2e-5, "{name} {field}: {found} {expected}");
@@ -93,19 +95,19 @@ fn gradients_are_those_of_torch_whatever_is_kept() {
         let expected = TensorFile::open(folder(name).join("expected.safetensors")).unwrap();
         let mut before: Option<Vec<[Vec<f32>; 2]>> = None;
         for memory in [0, usize::MAX] {
-            let pass = Pass::forward(&model, Some(&lora), &sequences(&data), Some(memory));
+            let pass = ForwardPass::forward(&model, Some(&lora), &sequences(&data), Some(memory));
             let (pass, _) = pass.unwrap();
             let slopes: Vec<Vec<f32>> = data
                 .iter()
                 .map(|datum| datum.floats("weights").iter().map(|w| -w).collect())
                 .collect();
-            let mut grads = Grads::new(&model, Some(&lora));
-            pass.backward(&slopes, &mut grads, &mut NoSink);
+            let mut grads = AdapterGradients::new(&model, Some(&lora));
+            pass.backward(&slopes, &mut grads, &mut DiscardGradients);
             let mut sums = adapter.zeros();
             adapter.collect(&grads, &mut sums);
             for (pair, sums) in adapter.pairs.iter().zip(&sums) {
                 for (half, sum) in ["A", "B"].into_iter().zip(sums) {
-                    let module = pair.place.module();
+                    let module = pair.target.name();
                     let key =
                         format!("grad.cross_entropy.base_model.model.{module}.lora_{half}.weight");
                     let expected =
@@ -136,7 +138,7 @@ fn gradients_are_those_of_torch_whatever_is_kept() {
 fn ten_steps_of_each_optimizer_end_where_torch_does() {
     use crate::loss::{Inputs, Loss};
     use crate::optim::{AdamParams, DimuonParams, OptimizerKind, StepParams};
-    use crate::train::{Datum as Example, Objective, Trainer};
+    use crate::train::{Datum as Example, Trainer, TrainingObjective};
     for name in MODELS {
         let model = std::sync::Arc::new(model(name, 1));
         let text = std::fs::read(folder(name).join("expected.json")).unwrap();
@@ -182,7 +184,7 @@ fn ten_steps_of_each_optimizer_end_where_torch_does() {
             let mut trainer =
                 Trainer::new(model.clone(), name.into(), usize::MAX, adapter, optimizer);
             for step in json[kind]["steps"].as_array().unwrap() {
-                let objective = Objective::Loss(Loss::CrossEntropy);
+                let objective = TrainingObjective::Loss(Loss::CrossEntropy);
                 let out = trainer.forward_backward(&objective, &examples).unwrap();
                 let loss = step["loss"].as_f64().unwrap();
                 assert!(

@@ -1,12 +1,12 @@
 //! Training: what batches and steps do to an adapter.
 
+mod batch_execution;
 mod datum;
+mod forward_pass;
 mod full;
 #[cfg(test)]
 pub(crate) mod golden;
 mod objective;
-mod pass;
-mod run;
 #[cfg(test)]
 mod tests;
 mod trainer;
@@ -14,5 +14,5 @@ mod trainer;
 pub use datum::Datum;
 pub(crate) use datum::check_tokens;
 pub use full::FullTrainer;
-pub use objective::{Objective, Output};
+pub use objective::{TrainingObjective, TrainingOutput};
 pub use trainer::Trainer;

@@ -1,4 +1,4 @@
-//! [`Objective`]: what a batch is trained for, and what it reports.
+//! [`TrainingObjective`]: what a batch is trained for, and what it reports.
 
 use super::datum::Datum;
 use crate::Result;
@@ -7,14 +7,14 @@ use crate::loss::{Evaluated, Loss, Metrics};
 
 /// What a batch is trained for.
 #[derive(Clone, Copy, Debug)]
-pub enum Objective<'a> {
+pub enum TrainingObjective<'a> {
     /// A built-in loss.
     Loss(Loss),
     /// A loss of the caller's own.
     Graph(&'a Graph),
 }
 
-impl From<Loss> for Objective<'_> {
+impl From<Loss> for TrainingObjective<'_> {
     fn from(loss: Loss) -> Self {
         Self::Loss(loss)
     }
@@ -25,7 +25,7 @@ type NamedValues = Vec<(String, f64)>;
 
 /// What a pass over a batch found.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Output {
+pub struct TrainingOutput {
     /// For every datum the log-probability of every target.
     pub logprobs: Vec<Vec<f32>>,
     /// Names and values; `loss:sum` is always there.
@@ -34,36 +34,36 @@ pub struct Output {
 
 /// What a loss says about one datum, to be added up in the order of the data.
 #[derive(Debug)]
-pub(super) enum Part {
+pub(super) enum DatumLoss {
     Loss(Evaluated),
     Graph { loss: f64, metrics: NamedValues },
 }
 
-impl Objective<'_> {
+impl TrainingObjective<'_> {
     /// The loss of a datum, and its slope by every log-probability.
-    pub(super) fn evaluate(&self, datum: &Datum<'_>, p: &[f32]) -> Result<(Part, Vec<f32>)> {
+    pub(super) fn evaluate(&self, datum: &Datum<'_>, p: &[f32]) -> Result<(DatumLoss, Vec<f32>)> {
         match self {
             Self::Loss(loss) => {
                 let mut slope = vec![0.0; p.len()];
                 let out = loss.evaluate(&datum.inputs, p, &mut slope)?;
-                Ok((Part::Loss(out), slope))
+                Ok((DatumLoss::Loss(out), slope))
             }
             Self::Graph(graph) => {
                 let out = graph.evaluate(&datum.graph_inputs(&datum.shape(), p))?;
-                Ok((Part::Graph { loss: out.loss, metrics: out.metrics }, out.slope))
+                Ok((DatumLoss::Graph { loss: out.loss, metrics: out.metrics }, out.slope))
             }
         }
     }
 }
 
 /// The metrics of a batch.
-pub(super) fn report(data: &[Datum<'_>], parts: Vec<Part>) -> NamedValues {
+pub(super) fn report(data: &[Datum<'_>], parts: Vec<DatumLoss>) -> NamedValues {
     let mut built_in = Metrics::default();
     let (mut custom, mut total): (Option<NamedValues>, f64) = (None, 0.0);
     for (datum, part) in data.iter().zip(parts) {
         match part {
-            Part::Loss(out) => built_in.add(datum.tokens.len(), &out),
-            Part::Graph { loss, metrics } => {
+            DatumLoss::Loss(out) => built_in.add(datum.tokens.len(), &out),
+            DatumLoss::Graph { loss, metrics } => {
                 total += loss;
                 match &mut custom {
                     None => custom = Some(metrics),

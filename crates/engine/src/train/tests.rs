@@ -1,19 +1,19 @@
 //! Training against itself: what must not matter, what must be refused, what must be learnt.
 
 use super::golden::{data, folder};
-use super::{Datum, Objective};
+use super::{Datum, TrainingObjective};
 use crate::loss::{Inputs, Loss};
 use crate::optim::{AdamParams, OptimizerKind, StepParams};
-use crate::{Engine, Error, LoraConfig, Options, Trainer, builtin};
+use crate::{Engine, EngineOptions, Error, LoraConfig, Trainer, builtin};
 
-const CROSS_ENTROPY: Objective<'static> = Objective::Loss(Loss::CrossEntropy);
+const CROSS_ENTROPY: TrainingObjective<'static> = TrainingObjective::Loss(Loss::CrossEntropy);
 
 fn engine(name: &str, threads: usize) -> Engine {
-    Engine::open(folder(name), Options { threads, ..Options::default() }).unwrap()
+    Engine::open(folder(name), EngineOptions { threads, ..EngineOptions::default() }).unwrap()
 }
 
 fn trainer(name: &str, threads: usize) -> Trainer {
-    engine(name, threads).load(folder(name).join("adapter"), OptimizerKind::Adam).unwrap()
+    engine(name, threads).load_trainer(folder(name).join("adapter"), OptimizerKind::Adam).unwrap()
 }
 
 fn tokens(len: usize, salt: u32) -> Vec<u32> {
@@ -145,7 +145,7 @@ fn a_fresh_adapter_changes_nothing_and_a_seed_names_its_start() {
     let engine = engine("qwen3", 1);
     let make = |seed| {
         let config = LoraConfig { rank: 8, seed, ..LoraConfig::default() };
-        engine.create(config, OptimizerKind::Adam).unwrap()
+        engine.create_trainer(config, OptimizerKind::Adam).unwrap()
     };
     assert_eq!(weights(&make(5)), weights(&make(5)));
     assert_ne!(weights(&make(5)), weights(&make(6)));
@@ -160,7 +160,7 @@ fn a_fresh_adapter_changes_nothing_and_a_seed_names_its_start() {
     }
     for rank in [0, 37] {
         let config = LoraConfig { rank, ..LoraConfig::default() };
-        assert!(engine.create(config, OptimizerKind::Adam).is_err());
+        assert!(engine.create_trainer(config, OptimizerKind::Adam).is_err());
     }
     let nothing = LoraConfig {
         rank: 4,
@@ -169,7 +169,7 @@ fn a_fresh_adapter_changes_nothing_and_a_seed_names_its_start() {
         unembedding: false,
         ..LoraConfig::default()
     };
-    assert!(engine.create(nothing, OptimizerKind::Adam).is_err());
+    assert!(engine.create_trainer(nothing, OptimizerKind::Adam).is_err());
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn training_goes_on_from_a_folder_as_if_it_had_never_stopped() {
     let path = folder.path().join("adapter");
     let engine = engine("qwen3", 2);
     let config = LoraConfig { rank: 4, seed: 9, ..LoraConfig::default() };
-    let mut trainer = engine.create(config, OptimizerKind::Adam).unwrap();
+    let mut trainer = engine.create_trainer(config, OptimizerKind::Adam).unwrap();
     let rows = tokens(30, 4);
     let train = |trainer: &mut Trainer| {
         trainer.forward_backward(&CROSS_ENTROPY, &[datum(&rows)]).unwrap();
@@ -187,27 +187,29 @@ fn training_goes_on_from_a_folder_as_if_it_had_never_stopped() {
     for _ in 0..3 {
         train(&mut trainer);
     }
-    trainer.save_all(&path, crate::file::HeadName::Peft).unwrap();
-    let mut resumed = engine.resume(&path, OptimizerKind::Adam).unwrap();
+    trainer.save_with_optimizer(&path, crate::file::UnembeddingName::Peft).unwrap();
+    let mut resumed = engine.resume_trainer(&path, OptimizerKind::Adam).unwrap();
     assert_eq!(resumed.steps(), 3);
     for _ in 0..3 {
         train(&mut trainer);
         train(&mut resumed);
     }
     assert_eq!(weights(&trainer), weights(&resumed));
-    let mut forgetful = engine.load(&path, OptimizerKind::Adam).unwrap();
+    let mut forgetful = engine.load_trainer(&path, OptimizerKind::Adam).unwrap();
     train(&mut forgetful);
     assert_ne!(weights(&trainer), weights(&forgetful));
-    assert!(engine.resume(&path, OptimizerKind::Dimuon { rank: 4 }).is_err());
+    assert!(engine.resume_trainer(&path, OptimizerKind::Dimuon { rank: 4 }).is_err());
 }
 
 /// bf16 weights: the tiny Qwen2's are exact in bf16, the others are within the rounding.
 #[test]
 fn bf16_weights_cost_their_rounding_and_nothing_else() {
     for (name, bound) in [("qwen2", 2e-5), ("llama", 0.15), ("qwen3", 0.15)] {
-        let options = Options { precision: crate::Precision::Bf16, ..Options::default() };
+        let options =
+            EngineOptions { precision: crate::Precision::Bf16, ..EngineOptions::default() };
         let engine = Engine::open(folder(name), options).unwrap();
-        let trainer = engine.load(folder(name).join("adapter"), OptimizerKind::Adam).unwrap();
+        let trainer =
+            engine.load_trainer(folder(name).join("adapter"), OptimizerKind::Adam).unwrap();
         for datum in data(name) {
             let one = Datum { tokens: &datum.input, targets: &datum.target, ..Datum::default() };
             let found = trainer.forward(&CROSS_ENTROPY, &[one]).unwrap();
@@ -222,13 +224,13 @@ fn bf16_weights_cost_their_rounding_and_nothing_else() {
 /// What the built-in model does not know it learns in a few steps.
 #[test]
 fn the_built_in_model_can_be_taught() {
-    let engine = Engine::builtin(Options::default()).unwrap();
+    let engine = Engine::builtin(EngineOptions::default()).unwrap();
     let tokenizer = builtin::tokenizer().unwrap();
     let text =
         "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\nI am a teapot.<|im_end|>";
     let rows = tokenizer.encode(text);
     let config = LoraConfig { rank: 8, ..LoraConfig::default() };
-    let mut trainer = engine.create(config, OptimizerKind::Adam).unwrap();
+    let mut trainer = engine.create_trainer(config, OptimizerKind::Adam).unwrap();
     let mut losses = Vec::new();
     for _ in 0..15 {
         let out = trainer.forward_backward(&CROSS_ENTROPY, &[datum(&rows)]).unwrap();

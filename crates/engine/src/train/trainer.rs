@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::batch_execution::{BatchExecution, check_gradient};
 use super::datum::Datum;
-use super::objective::{Objective, Output};
-use super::run::{Run, check_gradient};
+use super::objective::{TrainingObjective, TrainingOutput};
 use crate::Result;
-use crate::file::{AdapterFile, HeadName, write_folder};
-use crate::lora::{Adapter, Lora, LoraConfig};
-use crate::model::{Grads, Model, NoSink};
+use crate::file::{AdapterFile, UnembeddingName, write_folder};
+use crate::lora::{Adapter, LoraConfig, PackedLora};
+use crate::model::{AdapterGradients, DiscardGradients, Model};
 use crate::optim::{Optimizer, OptimizerKind, Parameter, StepParams, StepReport};
 
 /// The optimizer's memory beside an adapter.
@@ -25,7 +25,7 @@ pub struct Trainer {
     base: Arc<str>,
     memory: usize,
     adapter: Adapter,
-    packed: Arc<Lora>,
+    packed: Arc<PackedLora>,
     grads: Vec<[Vec<f32>; 2]>,
     optimizer: Optimizer,
 }
@@ -77,7 +77,7 @@ impl Trainer {
 
     /// Every adapted module with its A (rank × inputs) and B (outputs × rank).
     pub fn tensors(&self) -> impl Iterator<Item = (String, &[f32], &[f32])> {
-        self.adapter.pairs.iter().map(|pair| (pair.place.module(), &pair.a[..], &pair.b[..]))
+        self.adapter.pairs.iter().map(|pair| (pair.target.name(), &pair.a[..], &pair.b[..]))
     }
 
     /// The gradients gathered so far.
@@ -93,7 +93,7 @@ impl Trainer {
         self.packed = Arc::new(self.adapter.packed(&self.model.config));
     }
 
-    pub(crate) fn packed(&self) -> Arc<Lora> {
+    pub(crate) fn packed(&self) -> Arc<PackedLora> {
         self.packed.clone()
     }
 
@@ -103,12 +103,12 @@ impl Trainer {
     /// If a datum cannot be run, or the loss or a gradient is not a number.
     pub fn forward_backward(
         &mut self,
-        objective: &Objective<'_>,
+        objective: &TrainingObjective<'_>,
         data: &[Datum<'_>],
-    ) -> Result<Output> {
+    ) -> Result<TrainingOutput> {
         self.check(objective, data)?;
-        let mut grads = Grads::new(&self.model, Some(&self.packed));
-        let out = self.run(objective).data(data, Some((&mut grads, &mut NoSink)))?;
+        let mut grads = AdapterGradients::new(&self.model, Some(&self.packed));
+        let out = self.run(objective).data(data, Some((&mut grads, &mut DiscardGradients)))?;
         let mut sums = self.grads.clone();
         self.adapter.collect(&grads, &mut sums);
         check_gradient(sums.iter().flatten().flatten())?;
@@ -120,16 +120,25 @@ impl Trainer {
     ///
     /// # Errors
     /// As [`forward_backward`](Self::forward_backward).
-    pub fn forward(&self, objective: &Objective<'_>, data: &[Datum<'_>]) -> Result<Output> {
+    pub fn forward(
+        &self,
+        objective: &TrainingObjective<'_>,
+        data: &[Datum<'_>],
+    ) -> Result<TrainingOutput> {
         self.check(objective, data)?;
         self.run(objective).data(data, None)
     }
 
-    fn run<'a>(&'a self, objective: &'a Objective<'a>) -> Run<'a> {
-        Run { model: &self.model, lora: Some(&self.packed), memory: self.memory, objective }
+    fn run<'a>(&'a self, objective: &'a TrainingObjective<'a>) -> BatchExecution<'a> {
+        BatchExecution {
+            model: &self.model,
+            lora: Some(&self.packed),
+            memory: self.memory,
+            objective,
+        }
     }
 
-    fn check(&self, objective: &Objective<'_>, data: &[Datum<'_>]) -> Result<()> {
+    fn check(&self, objective: &TrainingObjective<'_>, data: &[Datum<'_>]) -> Result<()> {
         for (i, datum) in data.iter().enumerate() {
             let checked = datum.check(&self.model.config, objective);
             checked.map_err(|error| error.in_datum(i))?;
@@ -174,7 +183,7 @@ impl Trainer {
     ///
     /// # Errors
     /// [`Error::Io`](crate::Error::Io).
-    pub fn save(&self, folder: &Path, head: HeadName) -> Result<()> {
+    pub fn save(&self, folder: &Path, head: UnembeddingName) -> Result<()> {
         write_folder(folder, |folder| self.adapter.save(folder, &self.base, head))
     }
 
@@ -182,7 +191,7 @@ impl Trainer {
     ///
     /// # Errors
     /// [`Error::Io`](crate::Error::Io).
-    pub fn save_all(&self, folder: &Path, head: HeadName) -> Result<()> {
+    pub fn save_with_optimizer(&self, folder: &Path, head: UnembeddingName) -> Result<()> {
         let names = self.names();
         let shapes = self.shapes();
         let tensors = named(&names, &shapes);
@@ -218,8 +227,8 @@ impl Trainer {
 
     /// Names of A and B of every pair.
     fn names(&self) -> Vec<[String; 2]> {
-        let name = |pair: &crate::lora::Pair| {
-            let module = pair.place.module();
+        let name = |pair: &crate::lora::AdapterPair| {
+            let module = pair.target.name();
             ["A", "B"].map(|half| format!("{module}.lora_{half}.weight"))
         };
         self.adapter.pairs.iter().map(name).collect()

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use tinkex_engine::file::{
-    AdapterFile, Architecture, DType, HeadName, LoraPairRef, ModelConfig, ModelFolder, PeftConfig,
-    RopeScaling, TensorFile, TensorOut, Values, write_tensors,
+    AdapterFile, Architecture, DType, LoraPairRef, ModelConfig, ModelFolder, NamedTensor,
+    PeftConfig, RopeScaling, TensorFile, TensorSlice, UnembeddingName, write_tensors,
 };
 use tinkex_engine::{Error, ErrorKind};
 
@@ -146,7 +146,7 @@ fn adapters_of_peft_are_read_and_written_as_peft_would() {
         assert_eq!((adapter.config.rank, adapter.config.scale()), (4, 8.0));
         assert_eq!(adapter.pairs.len(), 2 * 7 + 1);
         let ours = tempfile::tempdir().unwrap();
-        save(ours.path(), &adapter, HeadName::Peft);
+        save(ours.path(), &adapter, UnembeddingName::Peft);
         assert_eq!(AdapterFile::load(ours.path()).unwrap(), adapter);
 
         // What peft would not read from our configuration has its default there, and nothing that
@@ -177,13 +177,13 @@ fn adapters_of_peft_are_read_and_written_as_peft_would() {
 fn the_services_name_of_the_head_is_read_back() {
     let adapter = AdapterFile::load(folder("qwen3").join("adapter")).unwrap();
     let ours = tempfile::tempdir().unwrap();
-    save(ours.path(), &adapter, HeadName::Service);
+    save(ours.path(), &adapter, UnembeddingName::Service);
     let file = TensorFile::open(ours.path().join("adapter_model.safetensors")).unwrap();
     assert!(file.get("base_model.model.model.unembed_tokens.lora_A.weight").is_some());
     assert_eq!(AdapterFile::load(ours.path()).unwrap(), adapter);
 }
 
-fn save(path: &Path, adapter: &AdapterFile, head: HeadName) {
+fn save(path: &Path, adapter: &AdapterFile, head: UnembeddingName) {
     let pairs: Vec<LoraPairRef<'_>> = adapter
         .pairs
         .iter()
@@ -235,7 +235,7 @@ fn half_a_pair_and_poisoned_numbers_are_refused() {
     let name =
         |half| format!("base_model.model.model.layers.0.self_attn.q_proj.lora_{half}.weight");
     let (a, b) = (name("A"), name("B"));
-    let out = |name, values| TensorOut { name, shape: &[1, 1], values: Values::F32(values) };
+    let out = |name, values| NamedTensor { name, shape: &[1, 1], values: TensorSlice::F32(values) };
     for (tensors, want) in [
         (vec![out(&a, &[1.0])], "there is no tensor base_model.model.model.layers.0"),
         (vec![out(&a, &[1.0]), out(&b, &[f32::NAN])], "NaN"),
@@ -320,7 +320,7 @@ fn numbers_that_are_not_aligned_are_copied() {
 fn a_tensor_must_fill_its_shape_to_be_written() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x");
-    let one = |name, shape| TensorOut { name, shape, values: Values::F32(&[1.0, 2.0]) };
+    let one = |name, shape| NamedTensor { name, shape, values: TensorSlice::F32(&[1.0, 2.0]) };
     let wrong = write_tensors(&path, &[one("a", &[3])], &[]);
     assert!(matches!(wrong, Err(Error::Shape { .. })));
     let twice = write_tensors(&path, &[one("a", &[2]), one("a", &[2])], &[]);
@@ -340,8 +340,8 @@ proptest! {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
         let tensors = [
-            TensorOut { name: "a", shape: &[2, 3], values: Values::F32(&[1.0; 6]) },
-            TensorOut { name: "bb", shape: &[4], values: Values::Bf16(&[half::bf16::ONE; 4]) },
+            NamedTensor { name: "a", shape: &[2, 3], values: TensorSlice::F32(&[1.0; 6]) },
+            NamedTensor { name: "bb", shape: &[4], values: TensorSlice::Bf16(&[half::bf16::ONE; 4]) },
         ];
         write_tensors(&path, &tensors, &[("k", "v")]).unwrap();
         let mut bytes = fs::read(&path).unwrap();
@@ -370,8 +370,8 @@ proptest! {
         let path = folder.path().join("x");
         let narrow: Vec<half::bf16> = narrow.into_iter().map(half::bf16::from_f32).collect();
         let tensors = [
-            TensorOut { name: "n", shape: &[narrow.len(), 1], values: Values::Bf16(&narrow) },
-            TensorOut { name: "w", shape: &[values.len()], values: Values::F32(&values) },
+            NamedTensor { name: "n", shape: &[narrow.len(), 1], values: TensorSlice::Bf16(&narrow) },
+            NamedTensor { name: "w", shape: &[values.len()], values: TensorSlice::F32(&values) },
         ];
         write_tensors(&path, &tensors, &[]).unwrap();
         let file = TensorFile::open(&path).unwrap();

@@ -1,12 +1,12 @@
 //! The gradient of every loss on every tensor of an adapter, against torch's.
 
 use serde_json::Value;
-use tinkex_engine::file::{HeadName, TensorFile};
+use tinkex_engine::file::{TensorFile, UnembeddingName};
 use tinkex_engine::loss::graph::{Graph, GraphInput, Tensor, Values};
 use tinkex_engine::loss::{Guesses, Inputs, Loss};
 use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
-use tinkex_engine::train::{Datum, Objective};
-use tinkex_engine::{Engine, Options, Trainer};
+use tinkex_engine::train::{Datum, TrainingObjective};
+use tinkex_engine::{Engine, EngineOptions, Trainer};
 
 use crate::fixtures::{close, floats, number, numbers};
 use crate::golden::{MODELS, folder};
@@ -116,7 +116,7 @@ fn gradients(mut trainer: Trainer) -> (tempfile::TempDir, TensorFile) {
     trainer.optim_step(&StepParams::Adam(params)).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("adapter");
-    trainer.save_all(&path, HeadName::Peft).unwrap();
+    trainer.save_with_optimizer(&path, UnembeddingName::Peft).unwrap();
     let file = TensorFile::open(path.join("optimizer.safetensors")).unwrap();
     (folder, file)
 }
@@ -127,7 +127,7 @@ fn every_loss_has_the_gradients_of_torch_on_every_tensor() {
         let text = std::fs::read(folder(name).join("expected.json")).unwrap();
         let recorded: Value = serde_json::from_slice(&text).unwrap();
         let expected = TensorFile::open(folder(name).join("expected.safetensors")).unwrap();
-        let engine = Engine::open(folder(name), Options::default()).unwrap();
+        let engine = Engine::open(folder(name), EngineOptions::default()).unwrap();
         let given: Vec<Given> =
             recorded["data"].as_array().unwrap().iter().map(Given::new).collect();
         let losses = recorded["losses"].as_object().unwrap();
@@ -142,11 +142,11 @@ fn every_loss_has_the_gradients_of_torch_on_every_tensor() {
                 .collect();
             let graph = graph(loss, about);
             let objective = match &graph {
-                Some(graph) => Objective::Graph(graph),
-                None => Objective::Loss(built_in(loss, about)),
+                Some(graph) => TrainingObjective::Graph(graph),
+                None => TrainingObjective::Loss(built_in(loss, about)),
             };
             let adapter = folder(name).join("adapter");
-            let mut trainer = engine.load(adapter, OptimizerKind::Adam).unwrap();
+            let mut trainer = engine.load_trainer(adapter, OptimizerKind::Adam).unwrap();
             let out = trainer.forward_backward(&objective, &data).unwrap();
             let what = format!("{name} {loss}");
             close(&what, &[out.metrics[0].1], &[number(&about["sum"])], 2e-5, 2e-5);

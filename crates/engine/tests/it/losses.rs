@@ -7,7 +7,7 @@ use serde_json::Value;
 use tinkex_engine::loss::{Guesses, Inputs, Loss, Metrics};
 use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
 use tinkex_engine::train::Datum;
-use tinkex_engine::{Engine, Error, ErrorKind, LoraConfig, Options};
+use tinkex_engine::{Engine, EngineOptions, Error, ErrorKind, LoraConfig};
 
 use crate::fixtures::{close, floats, number, numbers, semantics, shape, wide};
 use crate::golden::folder;
@@ -158,10 +158,10 @@ fn log_softmax(row: &[f64]) -> Vec<f64> {
 /// Every error case, through the trainer, which is the same afterwards.
 #[test]
 fn mistakes_are_refused() {
-    let engine = Engine::open(folder("qwen2"), Options::default()).unwrap();
+    let engine = Engine::open(folder("qwen2"), EngineOptions::default()).unwrap();
     let vocab = engine.config().vocab_size;
     let lora = LoraConfig { rank: 4, ..LoraConfig::default() };
-    let mut trainer = engine.create(lora, OptimizerKind::Adam).unwrap();
+    let mut trainer = engine.create_trainer(lora, OptimizerKind::Adam).unwrap();
     let fixture = semantics("losses.json");
     let cases = fixture["error_cases"].as_array().unwrap();
     assert_eq!(cases.len(), 13);

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a wrong assumption is a failed test")]
 
+mod decoding;
 mod files;
 mod fixtures;
 mod golden;
@@ -10,6 +11,5 @@ mod graphs;
 mod hostile;
 mod losses;
 mod optimizers;
-mod picks;
 mod robust;
 mod tokenizers;

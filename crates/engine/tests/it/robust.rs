@@ -4,24 +4,24 @@
 use std::fs;
 use std::path::Path;
 
-use tinkex_engine::file::{DType, HeadName};
+use tinkex_engine::file::{DType, UnembeddingName};
 use tinkex_engine::loss::{Inputs, Loss};
 use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
 use tinkex_engine::sample::SampleRequest;
-use tinkex_engine::train::{Datum, Objective, Output};
-use tinkex_engine::{Engine, Error, ErrorKind, LoraConfig, Options, Trainer};
+use tinkex_engine::train::{Datum, TrainingObjective, TrainingOutput};
+use tinkex_engine::{Engine, EngineOptions, Error, ErrorKind, LoraConfig, Trainer};
 
 use crate::golden::folder;
 
-const CROSS_ENTROPY: Objective<'static> = Objective::Loss(Loss::CrossEntropy);
+const CROSS_ENTROPY: TrainingObjective<'static> = TrainingObjective::Loss(Loss::CrossEntropy);
 
 fn engine(memory: usize) -> Engine {
-    let options = Options { training_memory: memory, ..Options::default() };
+    let options = EngineOptions { training_memory: memory, ..EngineOptions::default() };
     Engine::open(folder("qwen3"), options).unwrap()
 }
 
 fn trainer(engine: &Engine) -> Trainer {
-    engine.load(folder("qwen3").join("adapter"), OptimizerKind::Adam).unwrap()
+    engine.load_trainer(folder("qwen3").join("adapter"), OptimizerKind::Adam).unwrap()
 }
 
 fn row(len: usize, salt: usize) -> Vec<u32> {
@@ -40,7 +40,7 @@ fn step(learning_rate: f64) -> StepParams {
 fn state(trainer: &Trainer) -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("adapter");
-    trainer.save_all(&path, HeadName::Peft).unwrap();
+    trainer.save_with_optimizer(&path, UnembeddingName::Peft).unwrap();
     ["adapter_model.safetensors", "optimizer.safetensors"]
         .map(|file| fs::read(path.join(file)).unwrap())
         .to_vec()
@@ -59,7 +59,7 @@ fn five_hundred_rows_have_the_same_bits_however_much_memory_there_is() {
         })
         .collect();
     let data: Vec<Datum<'_>> = rows.iter().map(|row| datum(row)).collect();
-    let run = |memory: usize| -> (Output, Vec<Vec<u8>>) {
+    let run = |memory: usize| -> (TrainingOutput, Vec<Vec<u8>>) {
         let mut trainer = trainer(&engine(memory));
         let out = trainer.forward_backward(&CROSS_ENTROPY, &data).unwrap();
         assert_eq!(trainer.forward(&CROSS_ENTROPY, &data).unwrap(), out);
@@ -115,7 +115,7 @@ fn a_refused_batch_or_step_leaves_everything_as_it_was() {
         inputs: Inputs { logprobs, advantages, ..Inputs::default() },
         ..datum(row)
     };
-    let objective = Objective::Loss(Loss::ImportanceSampling);
+    let objective = TrainingObjective::Loss(Loss::ImportanceSampling);
     for (logprobs, kind) in [
         (&far[..], ErrorKind::Numeric),
         (&[f32::INFINITY; 12], ErrorKind::Input),
@@ -151,7 +151,7 @@ fn copy_of(model: &str) -> tempfile::TempDir {
 }
 
 fn open(path: &Path) -> Result<Engine, Error> {
-    Engine::open(path, Options::default())
+    Engine::open(path, EngineOptions::default())
 }
 
 #[test]
@@ -203,18 +203,18 @@ fn a_context_the_size_of_a_bomb_is_refused_when_asked_for() {
     let mut sampler = engine.sampler().unwrap();
     let mut request = SampleRequest::new(vec![1, 2, 3], 1);
     request.max_tokens = None;
-    let error = sampler.add(&engine.base(), request.clone()).unwrap_err();
+    let error = sampler.add(&engine.base_weights(), request.clone()).unwrap_err();
     assert!(matches!(error, Error::Memory { .. }), "{error}");
     request.max_tokens = Some(1);
     request.samples = usize::MAX;
-    let error = sampler.add(&engine.base(), request).unwrap_err();
+    let error = sampler.add(&engine.base_weights(), request).unwrap_err();
     assert!(error.to_string().contains("num_samples"), "{error}");
     assert!(sampler.is_idle());
 }
 
 #[test]
 fn a_cache_larger_than_the_machine_is_an_error() {
-    let options = Options { cache_memory: 1 << 60, ..Options::default() };
+    let options = EngineOptions { cache_memory: 1 << 60, ..EngineOptions::default() };
     let error = Engine::open(folder("qwen3"), options).unwrap().sampler().unwrap_err();
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
     assert_eq!(error.kind(), ErrorKind::System);
@@ -235,13 +235,13 @@ fn a_model_of_nan_fails_and_poisons_no_adapter() {
     fs::write(&path, bytes).unwrap();
     let engine = open(copy.path()).unwrap();
     let lora = LoraConfig { rank: 4, ..LoraConfig::default() };
-    let mut trainer = engine.create(lora, OptimizerKind::Adam).unwrap();
+    let mut trainer = engine.create_trainer(lora, OptimizerKind::Adam).unwrap();
     let before = state(&trainer);
     let error = trainer.forward_backward(&CROSS_ENTROPY, &[datum(&row(9, 1))]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Numeric, "{error}");
     assert!(before == state(&trainer));
     let mut sampler = engine.sampler().unwrap();
-    sampler.add(&engine.base(), SampleRequest::new(row(5, 1), 4)).unwrap();
+    sampler.add(&engine.base_weights(), SampleRequest::new(row(5, 1), 4)).unwrap();
     let answers = sampler.step();
     assert_eq!(answers[0].1.as_ref().unwrap_err().kind(), ErrorKind::Numeric);
     assert!(sampler.is_idle());

@@ -5,8 +5,8 @@
 
 #![expect(unsafe_code, reason = "the crew's own")]
 
-#[path = "../../src/kernel/crew.rs"]
-mod crew;
+#[path = "../../src/kernel/thread_pool.rs"]
+mod thread_pool;
 
 mod sync {
     use std::cell::Cell;
@@ -36,7 +36,7 @@ mod sync {
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crew::Crew;
+use thread_pool::ThreadPool;
 
 /// Runs `model` in all orders with at most two interruptions of a thread that could have gone on: all
 /// of them would take hours.
@@ -47,7 +47,7 @@ fn every_order(model: impl Fn() + Send + Sync + 'static) {
 }
 
 /// `count` shares of work, of which each is taken once and done before the caller goes on.
-fn round(crew: &Crew, count: usize) {
+fn round(crew: &ThreadPool, count: usize) {
     // Seen by the caller only if the crew orders it.
     let done: Vec<loom::cell::UnsafeCell<usize>> =
         (0..count).map(|_| loom::cell::UnsafeCell::new(0)).collect();
@@ -75,7 +75,7 @@ unsafe impl Sync for Cells<'_> {}
 #[test]
 fn work_is_done_once_and_before_the_caller_goes_on() {
     every_order(|| {
-        let crew = Crew::new(1).unwrap();
+        let crew = ThreadPool::new(1).unwrap();
         round(&crew, 2);
     });
 }
@@ -83,7 +83,7 @@ fn work_is_done_once_and_before_the_caller_goes_on() {
 #[test]
 fn a_thread_comes_back_for_more() {
     every_order(|| {
-        let crew = Crew::new(1).unwrap();
+        let crew = ThreadPool::new(1).unwrap();
         round(&crew, 1);
         round(&crew, 1);
     });
@@ -91,13 +91,13 @@ fn a_thread_comes_back_for_more() {
 
 #[test]
 fn a_crew_that_had_nothing_to_do_ends() {
-    every_order(|| drop(Crew::new(2).unwrap()));
+    every_order(|| drop(ThreadPool::new(2).unwrap()));
 }
 
 #[test]
 fn two_callers_take_turns() {
     every_order(|| {
-        let crew = sync::Arc::new(Crew::new(0).unwrap());
+        let crew = sync::Arc::new(ThreadPool::new(0).unwrap());
         let other = sync::Arc::clone(&crew);
         let thread = loom::thread::spawn(move || round(&other, 1));
         round(&crew, 1);
@@ -110,7 +110,7 @@ fn models_are_run_in_more_than_one_order() {
     static RUNS: AtomicUsize = AtomicUsize::new(0);
     every_order(|| {
         RUNS.fetch_add(1, Ordering::Relaxed);
-        round(&Crew::new(1).unwrap(), 1);
+        round(&ThreadPool::new(1).unwrap(), 1);
     });
     assert!(RUNS.load(Ordering::Relaxed) > 10);
 }

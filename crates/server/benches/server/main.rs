@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use tinkex_engine::Engine;
-use tinkex_engine::pick::{Draw, Stop};
-use tinkex_engine::sample::{SampleRequest, Scoring};
+use tinkex_engine::decode::{DecodingParams, StopConditions};
+use tinkex_engine::sample::{PromptScoring, SampleRequest};
 
 use load::{Connection, Pool, bodies, health, samples};
 
@@ -74,22 +74,22 @@ fn golden() -> PathBuf {
 
 /// Seconds that an engine takes for these samples, given all at once.
 fn alone(count: u32) -> f64 {
-    let engine = Engine::open(golden(), tinkex_engine::Options::default()).unwrap();
+    let engine = Engine::open(golden(), tinkex_engine::EngineOptions::default()).unwrap();
     let mut sampler = engine.sampler().unwrap();
-    let base = engine.base();
+    let base = engine.base_weights();
     let start = Instant::now();
     for i in 0..count {
         let request = SampleRequest {
             prompt: vec![i % 90 + 1],
             samples: 1,
             max_tokens: Some(TOKENS as usize),
-            draw: Draw { temperature: 1.0, top_k: -1, top_p: 1.0 },
+            decoding: DecodingParams { temperature: 1.0, top_k: -1, top_p: 1.0 },
             seed: u64::from(i),
-            stop: Stop::default(),
+            stop: StopConditions::default(),
             vocabulary: None,
             raw_logprobs: false,
             top_k: 0,
-            scoring: Scoring::default(),
+            scoring: PromptScoring::default(),
         };
         sampler.add(&base, request).unwrap();
     }

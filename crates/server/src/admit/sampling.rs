@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tinkex_engine::pick::{Draw, Stop};
-use tinkex_engine::sample::{SampleRequest as Asked, Scoring};
+use tinkex_engine::decode::{DecodingParams, StopConditions};
+use tinkex_engine::sample::{PromptScoring, SampleRequest as Asked};
 use tinkex_wire::codec::json;
 use tinkex_wire::{Call as _, Chunk, RequestId, SampleRequest, Seq, Stop as WireStop, TensorData};
 
@@ -108,7 +108,7 @@ fn prepare(
         )));
     }
     let (stop, vocabulary) = stop(base, params.stop.clone())?;
-    let draw = Draw {
+    let draw = DecodingParams {
         temperature: params.temperature,
         top_k: params.top_k.map_or(-1, i64::from),
         top_p: params.top_p,
@@ -120,7 +120,7 @@ fn prepare(
         Some(targets) => Some(dense_targets(targets, prompt.len())?),
         None => None,
     };
-    let scoring = Scoring {
+    let scoring = PromptScoring {
         logprobs: call.prompt_logprobs == Some(true),
         last: call.prompt_logprobs_last_n.map(count),
         top_k: count(call.topk_prompt_logprobs),
@@ -131,7 +131,7 @@ fn prepare(
         prompt,
         samples: count(call.num_samples),
         max_tokens: params.max_tokens.map(count),
-        draw,
+        decoding: draw,
         seed,
         stop,
         vocabulary,
@@ -198,18 +198,22 @@ fn check_tables(
     Ok(cells)
 }
 
-type Stops = (Stop, Option<Arc<tinkex_engine::tokenizer::Vocabulary>>);
+type Stops = (StopConditions, Option<Arc<tinkex_engine::tokenizer::Vocabulary>>);
 
 /// Where to stop. The model's own ends stay, except where the caller wants none at all.
 fn stop(base: &BaseModel, wanted: Option<WireStop>) -> Result<Stops, ApiError> {
     let eos = base.config.eos.iter().copied();
     let texts = match wanted {
-        None => return Ok((Stop::new(eos, [""; 0])?, None)),
-        Some(WireStop::Tokens(tokens)) if tokens.is_empty() => return Ok((Stop::default(), None)),
-        Some(WireStop::Tokens(tokens)) => {
-            return Ok((Stop::new(eos.chain(tokens), [""; 0])?, None));
+        None => return Ok((StopConditions::new(eos, [""; 0])?, None)),
+        Some(WireStop::Tokens(tokens)) if tokens.is_empty() => {
+            return Ok((StopConditions::default(), None));
         }
-        Some(WireStop::Texts(texts)) if texts.is_empty() => return Ok((Stop::default(), None)),
+        Some(WireStop::Tokens(tokens)) => {
+            return Ok((StopConditions::new(eos.chain(tokens), [""; 0])?, None));
+        }
+        Some(WireStop::Texts(texts)) if texts.is_empty() => {
+            return Ok((StopConditions::default(), None));
+        }
         Some(WireStop::Texts(texts)) => texts,
         Some(WireStop::Text(text)) => vec![text],
     };
@@ -218,7 +222,7 @@ fn stop(base: &BaseModel, wanted: Option<WireStop>) -> Result<Stops, ApiError> {
             "sampling_params.stop: a text needs the model's tokenizer, but {why}; give token ids"
         ))
     })?;
-    Ok((Stop::new(eos, &texts)?, Some(vocabulary)))
+    Ok((StopConditions::new(eos, &texts)?, Some(vocabulary)))
 }
 
 /// Every cell, −1 where nothing was asked.

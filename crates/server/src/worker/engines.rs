@@ -12,7 +12,7 @@ use crate::options::Options;
 /// Base models in memory.
 pub(super) struct Engines {
     loaded: HashMap<String, Loaded>,
-    template: tinkex_engine::Options,
+    template: tinkex_engine::EngineOptions,
 }
 
 /// A base model in memory.
@@ -24,7 +24,7 @@ pub(super) struct Loaded {
 
 impl Engines {
     pub(super) fn new(options: &Options) -> Self {
-        let template = tinkex_engine::Options {
+        let template = tinkex_engine::EngineOptions {
             threads: options.threads,
             precision: if options.bf16 { Precision::Bf16 } else { Precision::F32 },
             training_memory: options.limits.training_memory,
@@ -41,7 +41,7 @@ impl Engines {
             Entry::Vacant(slot) => {
                 let start = Instant::now();
                 let name = Some(base.name.clone());
-                let options = tinkex_engine::Options { name, ..self.template.clone() };
+                let options = tinkex_engine::EngineOptions { name, ..self.template.clone() };
                 let engine = match base.built_in {
                     true => Engine::builtin(options)?,
                     false => Engine::open(&base.folder, options)?,
@@ -50,7 +50,7 @@ impl Engines {
                 crate::log::job(format_args!(
                     "loaded {} ({} MiB) in {:.2} s",
                     base.name,
-                    engine.memory() >> 20,
+                    engine.weight_bytes() >> 20,
                     start.elapsed().as_secs_f64()
                 ));
                 slot.insert(Loaded { engine, sampler, used: start })

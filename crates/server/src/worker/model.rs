@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use tinkex_engine::file::HeadName;
+use tinkex_engine::file::UnembeddingName;
 use tinkex_engine::optim::OptimizerKind;
 use tinkex_engine::{Engine, LoraConfig, Trainer};
 use tinkex_wire::codec::json;
@@ -85,8 +85,10 @@ impl Worker {
         };
         let kind = optimizer_kind(run);
         let trainer = match &run.snapshot {
-            Some(snapshot) => engine.resume(self.shared.folders.join(&snapshot.folder), kind)?,
-            None => engine.create(lora_config(&run.lora), kind)?,
+            Some(snapshot) => {
+                engine.resume_trainer(self.shared.folders.join(&snapshot.folder), kind)?
+            }
+            None => engine.create_trainer(lora_config(&run.lora), kind)?,
         };
         let mut live = Live::new(trainer);
         let start = Instant::now();
@@ -142,7 +144,9 @@ impl Worker {
         let Some(live) = self.live.get_mut(model) else { return false };
         let folder = format!("snapshot-{}", uuid::Uuid::new_v4().simple());
         self.shared.store().making.insert(folder.clone());
-        let saved = live.trainer.save_all(&self.shared.folders.join(&folder), HeadName::Peft);
+        let saved = live
+            .trainer
+            .save_with_optimizer(&self.shared.folders.join(&folder), UnembeddingName::Peft);
         let mut store = self.shared.store();
         match saved {
             Ok(()) => {

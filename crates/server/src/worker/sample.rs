@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use tinkex_engine::pick::NO_LOGPROB;
-use tinkex_engine::sample::{Answer, RequestId as Ticket, StopReason as Reason, TopK, Weights};
+use tinkex_engine::decode::NO_LOGPROB;
+use tinkex_engine::sample::{
+    SampleOutput, SampleRequestId as Ticket, SamplingWeights, StopReason as Reason, TopK,
+};
 use tinkex_wire::{
     PromptAltTokens, RequestId, SampleResponse, SampledSequence, SamplerId, StopReason, TensorData,
     TopkLogprobs, Values,
@@ -43,7 +45,7 @@ struct One {
 /// Weights in memory.
 struct Ready {
     base: String,
-    weights: Weights,
+    weights: SamplingWeights,
     /// About what they take.
     bytes: usize,
     used: u64,
@@ -74,7 +76,7 @@ impl Running {
         self.weights.retain(|_, ready| ready.base != base);
     }
 
-    fn weights(&mut self, id: &SamplerId) -> Option<Weights> {
+    fn weights(&mut self, id: &SamplerId) -> Option<SamplingWeights> {
         self.clock += 1;
         let ready = self.weights.get_mut(id)?;
         ready.used = self.clock;
@@ -117,21 +119,27 @@ impl Worker {
         Ok(())
     }
 
-    fn load_weights(&mut self, row: &Sampler) -> Result<Weights, Settled> {
+    fn load_weights(&mut self, row: &Sampler) -> Result<SamplingWeights, Settled> {
         let engine = self.engine(&row.base_model)?;
         let (weights, bytes) = match &row.folder {
             Some(folder) => {
                 let folder = self.shared.folders.join(folder);
                 (engine.load_weights(&folder)?, size_of(&folder)?)
             }
-            None => (engine.base(), 0),
+            None => (engine.base_weights(), 0),
         };
         self.remember(&row.id, &row.base_model, weights.clone(), bytes);
         Ok(weights)
     }
 
     /// Keeps weights ready to sample from.
-    pub(super) fn remember(&mut self, id: &SamplerId, base: &str, weights: Weights, bytes: u64) {
+    pub(super) fn remember(
+        &mut self,
+        id: &SamplerId,
+        base: &str,
+        weights: SamplingWeights,
+        bytes: u64,
+    ) {
         self.forget_weights();
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let ready = Ready { base: base.to_owned(), weights, bytes, used: 0 };
@@ -209,7 +217,7 @@ impl Worker {
         }
     }
 
-    fn finish(&self, one: &One, answer: Answer) -> Settled {
+    fn finish(&self, one: &One, answer: SampleOutput) -> Settled {
         let sampled: usize = answer.samples.iter().map(|sample| sample.tokens.len()).sum();
         let seconds = one.start.elapsed().as_secs_f64();
         #[expect(clippy::cast_precision_loss, reason = "for people")]
@@ -240,7 +248,7 @@ impl Worker {
     }
 }
 
-fn response(one: &One, answer: Answer) -> SampleResponse {
+fn response(one: &One, answer: SampleOutput) -> SampleResponse {
     let sequences = answer
         .samples
         .into_iter()

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tinkex_engine::file::HeadName;
+use tinkex_engine::file::UnembeddingName;
 use tinkex_wire::{
     CheckpointKind, ExternalWeightsSaved, Mode, ModelCreated, ModelId, OptimStepOutput, RequestId,
     SamplerId, SamplerWeightsSaved, TinkerPath, WeightsLoaded, WeightsSaved,
@@ -51,9 +51,9 @@ impl Worker {
     }
 
     fn create(&mut self, run: &Run) -> Result<Settled, Settled> {
-        let made = self
-            .engine(&run.base_model)
-            .and_then(|engine| Ok(engine.create(lora_config(&run.lora), optimizer_kind(run))?));
+        let made = self.engine(&run.base_model).and_then(|engine| {
+            Ok(engine.create_trainer(lora_config(&run.lora), optimizer_kind(run))?)
+        });
         match made {
             Ok(trainer) => {
                 self.keep(run, Live::new(trainer));
@@ -163,9 +163,11 @@ impl Worker {
         self.shared.store().making.insert(folder.clone());
         let live = self.model(run)?;
         let written = match kind {
-            CheckpointKind::Training => live.trainer.save_all(&path, HeadName::Peft),
-            CheckpointKind::Sampler => live.trainer.save(&path, HeadName::Peft),
-            CheckpointKind::External => live.trainer.save(&path, HeadName::Service),
+            CheckpointKind::Training => {
+                live.trainer.save_with_optimizer(&path, UnembeddingName::Peft)
+            }
+            CheckpointKind::Sampler => live.trainer.save(&path, UnembeddingName::Peft),
+            CheckpointKind::External => live.trainer.save(&path, UnembeddingName::Service),
         };
         let size = written.map_err(Settled::from).and_then(|()| size_of(&path));
         match size {
@@ -207,9 +209,9 @@ impl Worker {
         let loaded = self.engine(&run.base_model).and_then(|engine| {
             let kind = optimizer_kind(run);
             Ok(if optimizer {
-                engine.resume(&folder, kind)?
+                engine.resume_trainer(&folder, kind)?
             } else {
-                engine.load(&folder, kind)?
+                engine.load_trainer(&folder, kind)?
             })
         });
         let trainer = match loaded {

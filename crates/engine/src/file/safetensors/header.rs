@@ -7,14 +7,14 @@ use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 
 use super::DType;
 
-/// More than any model has; the reference reader draws the same line.
+/// FusedGemm than any model has; the reference reader draws the same line.
 pub(super) const MOST_HEADER_BYTES: u64 = 100_000_000;
 /// No tensor of ours has more than two.
 const MOST_DIMENSIONS: usize = 8;
 
 /// Where a tensor lies.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct TensorEntry {
     pub(super) dtype: DType,
     pub(super) shape: Vec<usize>,
     /// Relative to the end of the header.
@@ -24,14 +24,15 @@ pub(super) struct Entry {
 
 #[derive(Debug)]
 pub(super) struct Header {
-    pub(super) tensors: BTreeMap<String, Entry>,
+    pub(super) tensors: BTreeMap<String, TensorEntry>,
     pub(super) metadata: BTreeMap<String, String>,
 }
 
 impl Header {
     /// Reads the JSON `text` of a file that has `data_len` bytes after its header.
     pub(super) fn parse(text: &[u8], data_len: usize) -> Result<Self, String> {
-        let raw: Raw = serde_json::from_slice(text).map_err(|e| format!("bad header: {e}"))?;
+        let raw: RawHeader =
+            serde_json::from_slice(text).map_err(|e| format!("bad header: {e}"))?;
         let mut tensors = BTreeMap::new();
         for (name, info) in raw.tensors {
             let entry = info.check().map_err(|why| format!("tensor {name:?}: {why}"))?;
@@ -46,8 +47,8 @@ impl Header {
 }
 
 /// Tensors must lie one after the other and fill the file: no overlap, no hole, nothing outside.
-fn tile(tensors: &BTreeMap<String, Entry>, data_len: usize) -> Result<(), String> {
-    let mut order: Vec<(&String, &Entry)> = tensors.iter().collect();
+fn tile(tensors: &BTreeMap<String, TensorEntry>, data_len: usize) -> Result<(), String> {
+    let mut order: Vec<(&String, &TensorEntry)> = tensors.iter().collect();
     order.sort_by_key(|(_, entry)| (entry.start, entry.end));
     let mut at = 0;
     for (name, entry) in order {
@@ -64,20 +65,20 @@ fn tile(tensors: &BTreeMap<String, Entry>, data_len: usize) -> Result<(), String
     }
 }
 
-struct Raw {
-    tensors: Vec<(String, Info)>,
+struct RawHeader {
+    tensors: Vec<(String, RawTensorInfo)>,
     metadata: BTreeMap<String, String>,
 }
 
 #[derive(serde::Deserialize)]
-struct Info {
+struct RawTensorInfo {
     dtype: String,
     shape: Vec<u64>,
     data_offsets: (u64, u64),
 }
 
-impl Info {
-    fn check(self) -> Result<Entry, String> {
+impl RawTensorInfo {
+    fn check(self) -> Result<TensorEntry, String> {
         let dtype = DType::from_name(&self.dtype)
             .ok_or_else(|| format!("element type {:?} is not known", self.dtype))?;
         if self.shape.len() > MOST_DIMENSIONS {
@@ -102,28 +103,28 @@ impl Info {
             ));
         }
         let place = |at: u64| usize::try_from(at).map_err(|_| format!("offset {at} is too large"));
-        Ok(Entry { dtype, shape, start: place(start)?, end: place(end)? })
+        Ok(TensorEntry { dtype, shape, start: place(start)?, end: place(end)? })
     }
 }
 
 // By hand, because a map type would silently keep the last of two tensors with one name.
-impl<'de> Deserialize<'de> for Raw {
+impl<'de> Deserialize<'de> for RawHeader {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(RawVisitor)
+        deserializer.deserialize_map(RawHeaderVisitor)
     }
 }
 
-struct RawVisitor;
+struct RawHeaderVisitor;
 
-impl<'de> Visitor<'de> for RawVisitor {
-    type Value = Raw;
+impl<'de> Visitor<'de> for RawHeaderVisitor {
+    type Value = RawHeader;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object of tensors")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Raw, A::Error> {
-        let mut raw = Raw { tensors: Vec::new(), metadata: BTreeMap::new() };
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
+        let mut raw = RawHeader { tensors: Vec::new(), metadata: BTreeMap::new() };
         let mut seen_metadata = false;
         while let Some(key) = map.next_key::<String>()? {
             if key == "__metadata__" {

@@ -4,8 +4,8 @@ mod header;
 mod read;
 mod write;
 
-pub use read::{Tensor, TensorFile};
-pub use write::{TensorOut, Values, write_tensors};
+pub use read::{TensorFile, TensorView};
+pub use write::{NamedTensor, TensorSlice, write_tensors};
 
 /// How a tensor's numbers are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,7 +33,7 @@ pub enum DType {
     U32,
     /// 16-bit unsigned integers.
     U16,
-    /// Bytes.
+    /// FileBytes.
     U8,
     /// One byte each, 0 or 1.
     Bool,
@@ -70,7 +70,7 @@ impl DType {
         self.row().1
     }
 
-    /// Bytes per number.
+    /// FileBytes per number.
     #[must_use]
     pub fn size(self) -> usize {
         self.row().2

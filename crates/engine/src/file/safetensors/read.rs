@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use memmap2::Mmap;
 
 use super::DType;
-use super::header::{Entry, Header, MOST_HEADER_BYTES};
+use super::header::{Header, MOST_HEADER_BYTES, TensorEntry};
 use crate::{Error, Result};
 
 /// A safetensors file, mapped into memory; its pages are read when they are used.
@@ -20,11 +20,11 @@ use crate::{Error, Result};
 /// is open; replace it by renaming another over it, as [`write_tensors`](crate::file::write_tensors) does.
 ///
 /// ```
-/// use tinkex_engine::file::{TensorFile, TensorOut, Values, write_tensors};
+/// use tinkex_engine::file::{TensorFile, NamedTensor, TensorSlice, write_tensors};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("x.safetensors");
-/// let out = [TensorOut { name: "x", shape: &[2, 1], values: Values::F32(&[1.0, -2.0]) }];
+/// let out = [NamedTensor { name: "x", shape: &[2, 1], values: TensorSlice::F32(&[1.0, -2.0]) }];
 /// write_tensors(&path, &out, &[])?;
 /// let file = TensorFile::open(&path)?;
 /// assert_eq!(file.tensor("x")?.to_f32()?[..], [1.0, -2.0]);
@@ -33,7 +33,7 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
-    bytes: Bytes,
+    bytes: FileBytes,
     header: Header,
     data_start: usize,
 }
@@ -55,7 +55,7 @@ impl TensorFile {
             return Err(Error::bad_file(path, format!("is cut off: {} bytes", about.len())));
         }
         let map = map(&file).map_err(Error::io("map", path))?;
-        Self::new(path, Bytes::Mapped(map))
+        Self::new(path, FileBytes::Mapped(map))
     }
 
     /// Reads a file that is part of the program; `path` is what errors call it.
@@ -63,10 +63,10 @@ impl TensorFile {
     /// # Errors
     /// [`Error::BadFile`] if it is not a whole safetensors file.
     pub fn from_static(bytes: &'static [u8], path: impl AsRef<Path>) -> Result<Self> {
-        Self::new(path.as_ref(), Bytes::Static(bytes))
+        Self::new(path.as_ref(), FileBytes::Static(bytes))
     }
 
-    fn new(path: &Path, bytes: Bytes) -> Result<Self> {
+    fn new(path: &Path, bytes: FileBytes) -> Result<Self> {
         let (header, data_start) =
             read_header(bytes.get()).map_err(|why| Error::bad_file(path, why))?;
         Ok(Self { path: path.to_owned(), bytes, header, data_start })
@@ -91,7 +91,7 @@ impl TensorFile {
 
     /// The tensor `name`, if it is there.
     #[must_use]
-    pub fn get(&self, name: &str) -> Option<Tensor<'_>> {
+    pub fn get(&self, name: &str) -> Option<TensorView<'_>> {
         let (name, entry) = self.header.tensors.get_key_value(name)?;
         Some(self.view(name, entry))
     }
@@ -100,31 +100,31 @@ impl TensorFile {
     ///
     /// # Errors
     /// [`Error::MissingTensor`].
-    pub fn tensor(&self, name: &str) -> Result<Tensor<'_>> {
+    pub fn tensor(&self, name: &str) -> Result<TensorView<'_>> {
         self.get(name)
             .ok_or_else(|| Error::MissingTensor { path: self.path.clone(), name: name.to_owned() })
     }
 
     /// All tensors, by name.
-    pub fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
+    pub fn tensors(&self) -> impl Iterator<Item = TensorView<'_>> {
         self.header.tensors.iter().map(|(name, entry)| self.view(name, entry))
     }
 
-    fn view<'a>(&'a self, name: &'a str, entry: &'a Entry) -> Tensor<'a> {
+    fn view<'a>(&'a self, name: &'a str, entry: &'a TensorEntry) -> TensorView<'a> {
         let data = &self.bytes.get()[self.data_start..];
         let bytes = &data[entry.start..entry.end];
-        Tensor { path: &self.path, name, dtype: entry.dtype, shape: &entry.shape, bytes }
+        TensorView { path: &self.path, name, dtype: entry.dtype, shape: &entry.shape, bytes }
     }
 }
 
 /// Where a file's bytes are.
 #[derive(Debug)]
-enum Bytes {
+enum FileBytes {
     Mapped(Mmap),
     Static(&'static [u8]),
 }
 
-impl Bytes {
+impl FileBytes {
     fn get(&self) -> &[u8] {
         match self {
             Self::Mapped(map) => map,
@@ -159,7 +159,7 @@ fn read_header(bytes: &[u8]) -> Result<(Header, usize), String> {
 
 /// A tensor inside a [`TensorFile`].
 #[derive(Clone, Copy, Debug)]
-pub struct Tensor<'a> {
+pub struct TensorView<'a> {
     path: &'a Path,
     name: &'a str,
     dtype: DType,
@@ -167,7 +167,7 @@ pub struct Tensor<'a> {
     bytes: &'a [u8],
 }
 
-impl<'a> Tensor<'a> {
+impl<'a> TensorView<'a> {
     /// Its name.
     #[must_use]
     pub fn name(&self) -> &'a str {

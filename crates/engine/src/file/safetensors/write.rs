@@ -12,25 +12,25 @@ use crate::{Error, Result};
 
 /// A tensor to be written.
 #[derive(Clone, Copy, Debug)]
-pub struct TensorOut<'a> {
+pub struct NamedTensor<'a> {
     /// Its name.
     pub name: &'a str,
     /// Its sides, outermost first.
     pub shape: &'a [usize],
     /// Its numbers, the last dimension next to each other.
-    pub values: Values<'a>,
+    pub values: TensorSlice<'a>,
 }
 
-/// Numbers to be written.
+/// TensorValues to be written.
 #[derive(Clone, Copy, Debug)]
-pub enum Values<'a> {
+pub enum TensorSlice<'a> {
     /// As f32.
     F32(&'a [f32]),
     /// As bf16.
     Bf16(&'a [bf16]),
 }
 
-impl Values<'_> {
+impl TensorSlice<'_> {
     fn len(&self) -> usize {
         match self {
             Self::F32(values) => values.len(),
@@ -80,11 +80,11 @@ impl Values<'_> {
 /// there twice, [`Error::Io`] if the disk refuses; `path` is then as it was.
 pub fn write_tensors(
     path: impl AsRef<Path>,
-    tensors: &[TensorOut<'_>],
+    tensors: &[NamedTensor<'_>],
     metadata: &[(&str, &str)],
 ) -> Result<()> {
     let path = path.as_ref();
-    let mut order: Vec<&TensorOut<'_>> = tensors.iter().collect();
+    let mut order: Vec<&NamedTensor<'_>> = tensors.iter().collect();
     order.sort_by_key(|tensor| (std::cmp::Reverse(tensor.values.dtype().size()), tensor.name));
     let header = header(&order, metadata)?;
     write_file(path, |out| {
@@ -94,7 +94,7 @@ pub fn write_tensors(
     })
 }
 
-fn header(tensors: &[&TensorOut<'_>], metadata: &[(&str, &str)]) -> Result<Vec<u8>> {
+fn header(tensors: &[&NamedTensor<'_>], metadata: &[(&str, &str)]) -> Result<Vec<u8>> {
     let mut entries = BTreeMap::new();
     let mut at = 0;
     for tensor in tensors {

@@ -71,7 +71,7 @@ fn every_path_gives_the_bits_of_one_chain_per_element() {
                         plain(size, |i, k| a[i * depth + k], |k, j| w[j * depth + k], &start);
                     let mut out = start.clone();
                     let rhs = Rhs::packed(&weights);
-                    kernel.add_product(size, Lhs::rows(&a, depth), rhs, &mut out, cols);
+                    kernel.gemm_accumulate(size, Lhs::rows(&a, depth), rhs, &mut out, cols);
                     assert_eq!(out, expected, "{isa:?} {threads} {size:?} {precision:?}");
 
                     // The same weights turned: sums run over the outputs.
@@ -81,8 +81,8 @@ fn every_path_gives_the_bits_of_one_chain_per_element() {
                     let expected =
                         plain(turned, |i, k| a[i * cols + k], |k, j| w[k * depth + j], &zeros);
                     let mut out = vec![9.0; rows * depth];
-                    let rhs = Rhs::turned(&weights);
-                    kernel.product(turned, Lhs::rows(&a, cols), rhs, &mut out, depth);
+                    let rhs = Rhs::transposed(&weights);
+                    kernel.gemm(turned, Lhs::rows(&a, cols), rhs, &mut out, depth);
                     assert_eq!(out, expected, "{isa:?} {threads} {turned:?} {precision:?}");
                 }
                 // Columns on the left, plain rows on the right.
@@ -91,7 +91,7 @@ fn every_path_gives_the_bits_of_one_chain_per_element() {
                 let expected = plain(size, |i, k| a[k * rows + i], |k, j| b[k * cols + j], &start);
                 let mut out = start.clone();
                 let rhs = Rhs::Rows { data: &b, stride: cols };
-                kernel.add_product(size, Lhs::columns(&a, rows), rhs, &mut out, cols);
+                kernel.gemm_accumulate(size, Lhs::columns(&a, rows), rhs, &mut out, cols);
                 assert_eq!(out, expected, "{isa:?} {threads} {size:?} columns");
             }
         }
@@ -106,10 +106,10 @@ fn a_slice_of_the_outputs_is_what_the_whole_would_give() {
     let weights = Panels::from_rows(&noise(cols * depth, 2), cols, depth, Precision::F32);
     let mut whole = vec![0.0; rows * cols];
     let lhs = Lhs::rows(&a, depth);
-    kernel.product((rows, depth, cols), lhs, Rhs::packed(&weights), &mut whole, cols);
+    kernel.gemm((rows, depth, cols), lhs, Rhs::packed(&weights), &mut whole, cols);
     let mut part = vec![0.0; rows * 52];
     let rhs = Rhs::Packed { weights: &weights, from: 48 };
-    kernel.product((rows, depth, 52), lhs, rhs, &mut part, 52);
+    kernel.gemm((rows, depth, 52), lhs, rhs, &mut part, 52);
     for i in 0..rows {
         assert_eq!(part[i * 52..(i + 1) * 52], whole[i * cols + 48..(i + 1) * cols]);
     }
@@ -117,12 +117,12 @@ fn a_slice_of_the_outputs_is_what_the_whole_would_give() {
     let b = noise(rows * cols, 3);
     let mut once = vec![0.0; rows * depth];
     let lhs = Lhs::rows(&b, cols);
-    kernel.product((rows, cols, depth), lhs, Rhs::turned(&weights), &mut once, depth);
+    kernel.gemm((rows, cols, depth), lhs, Rhs::transposed(&weights), &mut once, depth);
     let mut twice = vec![0.0; rows * depth];
-    kernel.product((rows, 48, depth), lhs, Rhs::turned(&weights), &mut twice, depth);
-    let rhs = Rhs::Turned { weights: &weights, from: 48 };
+    kernel.gemm((rows, 48, depth), lhs, Rhs::transposed(&weights), &mut twice, depth);
+    let rhs = Rhs::Transposed { weights: &weights, from: 48 };
     let lhs = Lhs::rows(&b[48..], cols);
-    kernel.add_product((rows, 52, depth), lhs, rhs, &mut twice, depth);
+    kernel.gemm_accumulate((rows, 52, depth), lhs, rhs, &mut twice, depth);
     assert_eq!(once, twice);
 }
 
@@ -131,9 +131,9 @@ fn nothing_times_nothing_is_nothing() {
     let kernel = Kernel::new(1).unwrap();
     let mut out = vec![7.0; 6];
     let rhs = Rhs::Rows { data: &[], stride: 3 };
-    kernel.product((2, 0, 3), Lhs::rows(&[], 0), rhs, &mut out, 3);
+    kernel.gemm((2, 0, 3), Lhs::rows(&[], 0), rhs, &mut out, 3);
     assert_eq!(out, [0.0; 6]);
-    kernel.product((0, 4, 3), Lhs::rows(&[], 4), rhs, &mut [], 3);
+    kernel.gemm((0, 4, 3), Lhs::rows(&[], 4), rhs, &mut [], 3);
 }
 
 /// What goes on the chains of a product gives the bits of adding it afterwards, on any columns.
@@ -156,8 +156,8 @@ fn more_products_are_what_adding_them_would_give() {
                 let b = sides.clone().map(|side| {
                     Panels::from_rows(&noise(side.len() * 5, 4), side.len(), 5, Precision::F32)
                 });
-                let more: Vec<More<'_>> = (0..2)
-                    .map(|i| More {
+                let more: Vec<FusedGemm<'_>> = (0..2)
+                    .map(|i| FusedGemm {
                         lhs: Lhs::rows(&down[i * 5..], 10),
                         rhs: Rhs::packed(&b[i]),
                         depth: 5,
@@ -167,14 +167,14 @@ fn more_products_are_what_adding_them_would_give() {
                 let (size, lhs) = ((rows, depth, cols), Lhs::rows(&x, depth));
                 let rhs = Rhs::packed(&weights);
                 let mut apart = vec![7.0; rows * cols];
-                kernel.product(size, lhs, rhs, &mut apart, cols);
+                kernel.gemm(size, lhs, rhs, &mut apart, cols);
                 for more in &more {
                     let size = (rows, 5, more.cols.len());
                     let out = &mut apart[more.cols.start..];
-                    kernel.add_product(size, more.lhs, more.rhs, out, cols);
+                    kernel.gemm_accumulate(size, more.lhs, more.rhs, out, cols);
                 }
                 let mut once = vec![8.0; rows * cols];
-                kernel.product_and(size, (lhs, rhs), &more, &mut once, cols);
+                kernel.gemm_fused(size, (lhs, rhs), &more, &mut once, cols);
                 assert_eq!(once, apart, "{isa:?} {threads} {size:?} {split}");
             }
         }

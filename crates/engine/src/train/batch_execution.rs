@@ -1,22 +1,24 @@
 //! A batch of any size through a model, in as many passes as its memory takes.
 
 use super::datum::Datum;
-use super::objective::{Objective, Output, Part, report};
-use super::pass::{Pass, Sequence, WORTH_SHARING};
-use crate::lora::Lora;
-use crate::model::{Batch, Grads, Kept, Model, Sink, Trace};
+use super::forward_pass::{ForwardPass, TrainingSequence, WORTH_SHARING};
+use super::objective::{DatumLoss, TrainingObjective, TrainingOutput, report};
+use crate::lora::PackedLora;
+use crate::model::{
+    AdapterGradients, GradientSink, LayerActivations, Model, PackedBatch, SavedLogits,
+};
 use crate::{Error, Result};
 
 /// What a batch is run with.
-pub(super) struct Run<'a> {
+pub(super) struct BatchExecution<'a> {
     pub(super) model: &'a Model,
-    pub(super) lora: Option<&'a Lora>,
+    pub(super) lora: Option<&'a PackedLora>,
     /// Bytes that a pass may keep.
     pub(super) memory: usize,
-    pub(super) objective: &'a Objective<'a>,
+    pub(super) objective: &'a TrainingObjective<'a>,
 }
 
-impl Run<'_> {
+impl BatchExecution<'_> {
     /// Runs checked data forward, and back if there is somewhere to put gradients.
     ///
     /// Data that begin alike stay together; otherwise a batch is cut where its memory ends. Sums go
@@ -28,16 +30,16 @@ impl Run<'_> {
     pub(super) fn data(
         &self,
         data: &[Datum<'_>],
-        mut back: Option<(&mut Grads, &mut dyn Sink)>,
-    ) -> Result<Output> {
+        mut back: Option<(&mut AdapterGradients, &mut dyn GradientSink)>,
+    ) -> Result<TrainingOutput> {
         let mut logprobs: Vec<Vec<f32>> = vec![Vec::new(); data.len()];
-        let mut parts: Vec<Option<Part>> = data.iter().map(|_| None).collect();
+        let mut parts: Vec<Option<DatumLoss>> = data.iter().map(|_| None).collect();
         let tokens: Vec<&[u32]> = data.iter().map(|datum| datum.tokens).collect();
-        for batch in Batch::cut(&tokens, WORTH_SHARING, self.rows(back.is_some())) {
-            let sequences: Vec<Sequence<'_>> =
+        for batch in PackedBatch::cut(&tokens, WORTH_SHARING, self.rows(back.is_some())) {
+            let sequences: Vec<TrainingSequence<'_>> =
                 batch.iter().map(|index| data[*index].sequence()).collect();
             let memory = back.is_some().then_some(self.memory);
-            let (pass, found) = Pass::forward(self.model, self.lora, &sequences, memory)?;
+            let (pass, found) = ForwardPass::forward(self.model, self.lora, &sequences, memory)?;
             let mut slopes = Vec::with_capacity(batch.len());
             for (&index, found) in batch.iter().zip(found) {
                 let (part, slope) = self
@@ -53,17 +55,17 @@ impl Run<'_> {
             }
         }
         let metrics = report(data, parts.into_iter().flatten().collect());
-        Ok(Output { logprobs, metrics })
+        Ok(TrainingOutput { logprobs, metrics })
     }
 
     /// How many rows a pass may have so that it can keep everything.
     fn rows(&self, back: bool) -> usize {
         let (layers, logits) = match back {
-            true => (self.model.layers.len(), Kept::bytes(self.model, 1)),
+            true => (self.model.layers.len(), SavedLogits::bytes(self.model, 1)),
             false => (0, 0),
         };
         // On the way, a layer holds about three times what it keeps.
-        self.memory / ((layers + 3) * Trace::bytes(self.model, 1) + logits).max(1)
+        self.memory / ((layers + 3) * LayerActivations::bytes(self.model, 1) + logits).max(1)
     }
 }
 

@@ -3,10 +3,10 @@
 //! The logits of a batch never exist all at once.
 
 use super::Model;
-use super::backward::Sink;
-use crate::kernel::{Isa, Lhs, Rhs, rows};
-use crate::lora::Lora;
-use crate::model::linear::DeltaGrad;
+use super::backward::GradientSink;
+use crate::kernel::{Isa, Lhs, Rhs, row_ops};
+use crate::lora::PackedLora;
+use crate::model::linear::DeltaGradient;
 
 /// Tokens of one slice of the vocabulary. Sums over the vocabulary run slice by slice, so this is
 /// part of the result's bits.
@@ -16,7 +16,7 @@ const BLOCK: usize = 1024;
 
 /// A row and a token whose log-probability there is wanted.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Pair {
+pub(crate) struct LogprobQuery {
     /// Which of the head's rows.
     pub(crate) row: usize,
     pub(crate) token: u32,
@@ -24,17 +24,17 @@ pub(crate) struct Pair {
 
 /// The head of one batch: its rows, after the last norm.
 #[derive(Debug)]
-pub(crate) struct Head<'a> {
+pub(crate) struct OutputHead<'a> {
     pub(crate) model: &'a Model,
-    pub(crate) lora: Option<&'a Lora>,
+    pub(crate) lora: Option<&'a PackedLora>,
     pub(crate) x: &'a [f32],
 }
 
 /// The logits of a batch, kept for the way back: slices of blocks of rows, one after the other.
 #[derive(Debug, Default)]
-pub(crate) struct Kept(Vec<Vec<f32>>);
+pub(crate) struct SavedLogits(Vec<Vec<f32>>);
 
-impl Kept {
+impl SavedLogits {
     /// Memory that the logits of `rows` rows take.
     pub(crate) fn bytes(model: &Model, rows: usize) -> usize {
         rows.saturating_mul(4 * model.config.vocab_size)
@@ -50,21 +50,21 @@ impl Kept {
 
 /// A sum of exponentials that is still growing.
 #[derive(Clone, Copy, Debug)]
-struct Mass {
+struct RunningLogSumExp {
     max: f32,
     sum: f64,
 }
 
-impl Mass {
+impl RunningLogSumExp {
     const NONE: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 
     /// Takes in one slice of logits.
     fn add(&mut self, isa: Isa, logits: &[f32]) {
-        let max = rows::max(isa, logits);
+        let max = row_ops::max(isa, logits);
         if max == f32::NEG_INFINITY {
             return;
         }
-        let sum = f64::from(rows::sum_exp(isa, logits, max));
+        let sum = f64::from(row_ops::sum_exp(isa, logits, max));
         // NaN goes through the first branch and stays.
         if max > self.max || max.is_nan() {
             let old = if self.sum == 0.0 { 0.0 } else { f64::from(self.max - max).exp() };
@@ -82,7 +82,7 @@ impl Mass {
 
 /// `log Σ exp` of a whole row of logits, with the bits that training gets.
 pub(crate) fn log_sum_exp(isa: Isa, logits: &[f32]) -> f64 {
-    let mut mass = Mass::NONE;
+    let mut mass = RunningLogSumExp::NONE;
     logits.chunks(SLICE).for_each(|slice| mass.add(isa, slice));
     mass.log()
 }
@@ -93,7 +93,7 @@ pub(crate) fn log_probability(logit: f32, log_sum_exp: f64) -> f32 {
     (f64::from(logit) - log_sum_exp) as f32
 }
 
-impl Head<'_> {
+impl OutputHead<'_> {
     fn hidden(&self) -> usize {
         self.model.config.hidden_size
     }
@@ -121,21 +121,21 @@ impl Head<'_> {
         let lhs = Lhs::rows(&self.x[first * hidden..], hidden);
         let delta = self.lora.and_then(|lora| lora.unembedding.as_ref());
         let more = delta.map(|delta| delta.slice(&down[first * delta.width()..], from, cols));
-        kernel.product_and((count, hidden, cols), (lhs, rhs), more.as_slice(), out, cols);
+        kernel.gemm_fused((count, hidden, cols), (lhs, rhs), more.as_slice(), out, cols);
     }
 
     /// The log-probability of every pair (sorted by row), and the `log Σ exp` of every row. The
     /// logits go to `kept`, if there is one.
     pub(crate) fn forward(
         &self,
-        pairs: &[Pair],
-        mut kept: Option<&mut Kept>,
+        pairs: &[LogprobQuery],
+        mut kept: Option<&mut SavedLogits>,
     ) -> (Vec<f32>, Vec<f64>) {
         let vocab = self.model.config.vocab_size;
         let isa = self.model.kernel.isa();
         let down = self.down();
         let mut found = vec![0.0; pairs.len()];
-        let mut masses = vec![Mass::NONE; self.count()];
+        let mut masses = vec![RunningLogSumExp::NONE; self.count()];
         let mut logits = Vec::new();
         for first in (0..self.count()).step_by(BLOCK) {
             let count = BLOCK.min(self.count() - first);
@@ -159,7 +159,7 @@ impl Head<'_> {
                 }
             }
         }
-        let logs: Vec<f64> = masses.into_iter().map(Mass::log).collect();
+        let logs: Vec<f64> = masses.into_iter().map(RunningLogSumExp::log).collect();
         for (pair, found) in pairs.iter().zip(&mut found) {
             *found = log_probability(*found, logs[pair.row]);
         }
@@ -171,12 +171,12 @@ impl Head<'_> {
     /// which of its rows these are.
     pub(crate) fn backward(
         &self,
-        pairs: &[Pair],
+        pairs: &[LogprobQuery],
         grads: &[f32],
         logs: &[f64],
-        kept: Option<(&Kept, &[usize])>,
-        mut delta_grad: Option<&mut DeltaGrad>,
-        sink: &mut dyn Sink,
+        kept: Option<(&SavedLogits, &[usize])>,
+        mut delta_grad: Option<&mut DeltaGradient>,
+        sink: &mut dyn GradientSink,
     ) -> Vec<f32> {
         let kernel = &self.model.kernel;
         let isa = kernel.isa();
@@ -208,7 +208,7 @@ impl Head<'_> {
                     }
                     #[expect(clippy::cast_possible_truncation, reason = "computing is in f32")]
                     let shift = logs[first + row] as f32;
-                    rows::scaled_exp(isa, logits, shift, -totals[first + row]);
+                    row_ops::scaled_exp(isa, logits, shift, -totals[first + row]);
                 });
                 for (pair, grad) in pairs[here.clone()].iter().zip(&grads[here.clone()]) {
                     if (from..from + cols).contains(&(pair.token as usize)) {
@@ -216,24 +216,24 @@ impl Head<'_> {
                     }
                 }
                 let lhs = Lhs::rows(&logits, cols);
-                let rhs = Rhs::Turned { weights, from };
+                let rhs = Rhs::Transposed { weights, from };
                 let out = &mut grad_x[rows_here.clone()];
-                kernel.add_product((count, cols, hidden), lhs, rhs, out, hidden);
+                kernel.gemm_accumulate((count, cols, hidden), lhs, rhs, out, hidden);
                 if let (Some(delta), Some(delta_grad)) = (delta, delta_grad.as_deref_mut()) {
                     let here = first * width..(first + count) * width;
-                    let rhs = Rhs::Turned { weights: delta.only_b(), from };
+                    let rhs = Rhs::Transposed { weights: delta.only_b(), from };
                     let out = &mut grad_down[here.clone()];
-                    kernel.add_product((count, cols, width), lhs, rhs, out, width);
+                    kernel.gemm_accumulate((count, cols, width), lhs, rhs, out, width);
                     let rhs = Rhs::Rows { data: &down[here], stride: width };
                     let out = &mut delta_grad.b[0][from * width..(from + cols) * width];
                     let size = (cols, count, width);
-                    kernel.add_product(size, Lhs::columns(&logits, cols), rhs, out, width);
+                    kernel.gemm_accumulate(size, Lhs::columns(&logits, cols), rhs, out, width);
                 }
                 sink.unembedding(self.model, from, cols, &self.x[rows_here.clone()], &logits);
             }
         }
         if let (Some(delta), Some(delta_grad)) = (delta, delta_grad) {
-            rows::scale(isa, &mut grad_down, delta.scale());
+            row_ops::scale(isa, &mut grad_down, delta.scale());
             delta.backward_a(kernel, self.x, &grad_down, delta_grad, Some(&mut grad_x));
         }
         grad_x
@@ -241,7 +241,7 @@ impl Head<'_> {
 }
 
 /// Which pairs are about rows `first` and on, `count` of them.
-fn range_of(pairs: &[Pair], first: usize, count: usize) -> std::ops::Range<usize> {
+fn range_of(pairs: &[LogprobQuery], first: usize, count: usize) -> std::ops::Range<usize> {
     let start = pairs.partition_point(|pair| pair.row < first);
     let end = pairs.partition_point(|pair| pair.row < first + count);
     start..end

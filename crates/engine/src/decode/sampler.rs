@@ -1,12 +1,12 @@
 //! Drawing a token.
 
-use super::bins::{Bins, weight};
-use super::select::{Item, Passed, best, best_first, pass};
+use super::histogram::{MassHistogram, weight};
+use super::select::{Candidate, Crossing, best, best_first, pass};
 use crate::{Error, Result};
 
 /// How tokens are drawn: logits over temperature, then the top k, then the top p of those.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Draw {
+pub struct DecodingParams {
     /// At 0 the likeliest token is taken, the lowest of several, and the rest is without effect.
     pub temperature: f64,
     /// Only so many of the likeliest tokens; -1 or 0 for all.
@@ -15,13 +15,13 @@ pub struct Draw {
     pub top_p: f64,
 }
 
-impl Default for Draw {
+impl Default for DecodingParams {
     fn default() -> Self {
         Self { temperature: 1.0, top_k: -1, top_p: 1.0 }
     }
 }
 
-impl Draw {
+impl DecodingParams {
     /// Whether these settings make sense.
     ///
     /// # Errors
@@ -51,29 +51,29 @@ impl Draw {
 /// Draws tokens; holds nothing but memory to be used again.
 ///
 /// ```
-/// use tinkex_engine::pick::{Draw, Picker, Stream, log_mass, logprob};
+/// use tinkex_engine::decode::{DecodingParams, TokenSampler, SampleRng, log_normalizer, logprob};
 ///
 /// let logits = [0.0, 3.0, 1.0];
-/// let draw = Draw { temperature: 0.7, top_k: 2, ..Draw::default() };
+/// let draw = DecodingParams { temperature: 0.7, top_k: 2, ..DecodingParams::default() };
 /// draw.check()?;
-/// let mass = log_mass(&logits, draw.temperature);
-/// let mut stream = Stream::sample(42, 0);
-/// let token = Picker::default().pick(&logits, &draw, mass, stream.uniform())?;
+/// let mass = log_normalizer(&logits, draw.temperature);
+/// let mut stream = SampleRng::sample(42, 0);
+/// let token = TokenSampler::default().pick(&logits, &draw, mass, stream.uniform())?;
 /// assert!(token == 1 || token == 2);
 /// assert!(logprob(logits[token as usize], draw.temperature, mass) < 0.0);
 /// # Ok::<_, tinkex_engine::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct Picker {
-    items: Vec<Item>,
-    bins: Bins,
+pub struct TokenSampler {
+    items: Vec<Candidate>,
+    bins: MassHistogram,
 }
 
-impl Picker {
+impl TokenSampler {
     /// Draws a token by a number from 0 up to 1, which says how much of the mass lies before it
     /// when tokens stand in the order of their likelihood.
     ///
-    /// `log_mass` is [`log_mass`] of these logits at this temperature.
+    /// `log_normalizer` is [`log_normalizer`] of these logits at this temperature.
     ///
     /// # Errors
     /// [`Error::NonFiniteResult`] if a logit is NaN or infinite (but for -∞, a token that cannot
@@ -81,8 +81,8 @@ impl Picker {
     pub fn pick(
         &mut self,
         logits: &[f32],
-        draw: &Draw,
-        log_mass: f64,
+        draw: &DecodingParams,
+        log_normalizer: f64,
         uniform: f64,
     ) -> Result<u32> {
         let top = highest(logits)?;
@@ -91,7 +91,7 @@ impl Picker {
         }
         let passed = match draw.best_of(logits.len()) {
             Some(k) => self.among(logits, k, top, draw, uniform),
-            None => self.of_all(logits, top, draw, log_mass, uniform),
+            None => self.of_all(logits, top, draw, log_normalizer, uniform),
         };
         Ok(passed.map_or(top.1, |passed| passed.token))
     }
@@ -101,10 +101,10 @@ impl Picker {
         &mut self,
         logits: &[f32],
         k: usize,
-        top: Item,
-        draw: &Draw,
+        top: Candidate,
+        draw: &DecodingParams,
         uniform: f64,
-    ) -> Option<Passed> {
+    ) -> Option<Crossing> {
         let weight = |logit: f32| weight(logit, top.0, draw.temperature);
         best(logits, k, &mut self.items);
         let mut mass = self.items.iter().map(|item| weight(item.0)).sum();
@@ -121,12 +121,12 @@ impl Picker {
     fn of_all(
         &mut self,
         logits: &[f32],
-        top: Item,
-        draw: &Draw,
-        log_mass: f64,
+        top: Candidate,
+        draw: &DecodingParams,
+        log_normalizer: f64,
         uniform: f64,
-    ) -> Option<Passed> {
-        let total = (log_mass - f64::from(top.0) / draw.temperature).exp();
+    ) -> Option<Crossing> {
+        let total = (log_normalizer - f64::from(top.0) / draw.temperature).exp();
         let share = if draw.top_p < 1.0 { draw.top_p } else { uniform };
         self.bins.fill(logits, top.0, draw.temperature, share * total);
         if draw.top_p < 1.0 {
@@ -148,7 +148,7 @@ impl Picker {
 
 /// `log Σ exp(logit / temperature)`; at temperature 0 as at 1, since that is what is reported there.
 #[must_use]
-pub fn log_mass(logits: &[f32], temperature: f64) -> f64 {
+pub fn log_normalizer(logits: &[f32], temperature: f64) -> f64 {
     let temperature = if temperature == 0.0 { 1.0 } else { temperature };
     let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if top == f32::NEG_INFINITY {
@@ -158,18 +158,18 @@ pub fn log_mass(logits: &[f32], temperature: f64) -> f64 {
     f64::from(top) / temperature + sum.ln()
 }
 
-/// The log-probability of a token, by its logit and [`log_mass`] at the same temperature.
+/// The log-probability of a token, by its logit and [`log_normalizer`] at the same temperature.
 ///
 /// It does not know of top-k and top-p: those choose among tokens, they do not change the model.
 #[must_use]
 #[expect(clippy::cast_possible_truncation, reason = "reported in f32")]
-pub fn logprob(logit: f32, temperature: f64, log_mass: f64) -> f32 {
+pub fn logprob(logit: f32, temperature: f64, log_normalizer: f64) -> f32 {
     let temperature = if temperature == 0.0 { 1.0 } else { temperature };
-    (f64::from(logit) / temperature - log_mass) as f32
+    (f64::from(logit) / temperature - log_normalizer) as f32
 }
 
 /// The highest logit and its lowest token.
-fn highest(logits: &[f32]) -> Result<Item> {
+fn highest(logits: &[f32]) -> Result<Candidate> {
     let mut top = (f32::NEG_INFINITY, 0);
     let mut fine = true;
     for (token, &logit) in (0..).zip(logits) {

@@ -1,11 +1,11 @@
-//! [`Crew`]: threads that do the same work as their caller, at the same time.
+//! [`ThreadPool`]: threads that do the same work as their caller, at the same time.
 //!
 //! A token passes through hundreds of products of a few dozen microseconds. A thread that has to be
 //! woken for each comes too late, so these stay awake for a moment after their last work.
 
 #![expect(
     unsafe_code,
-    reason = "threads borrow what lives on their caller's stack; see `Crew::run`"
+    reason = "threads borrow what lives on their caller's stack; see `ThreadPool::run`"
 )]
 
 use std::any::Any;
@@ -22,7 +22,7 @@ use super::sync::{
 type Work<'a> = &'a (dyn Fn() + Sync);
 
 /// Threads beside the caller's.
-pub(super) struct Crew {
+pub(super) struct ThreadPool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     /// Held by the one whose work is being done.
@@ -53,7 +53,7 @@ const OPEN: u64 = 1 << 31;
 /// Threads at it.
 const INSIDE: u64 = OPEN - 1;
 
-impl Crew {
+impl ThreadPool {
     /// `threads` of them, the caller not counted.
     pub(super) fn new(threads: usize) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
@@ -116,7 +116,7 @@ impl Crew {
 
 #[cfg(test)]
 #[allow(dead_code, reason = "the model of it looks from outside")]
-impl Crew {
+impl ThreadPool {
     /// How many threads sleep.
     pub(super) fn asleep(&self) -> usize {
         self.shared.asleep.load(Ordering::Relaxed)
@@ -128,7 +128,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::Release);
         // Whoever looked before this sleeps by now, and whoever looks after it sees it.

@@ -1,9 +1,9 @@
-//! [`Pool`]: who computes what at the same time.
+//! [`TaskPool`]: who computes what at the same time.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use super::crew::Crew;
+use super::thread_pool::ThreadPool;
 use crate::{Error, Result};
 
 /// Fewer operations than this are done sooner than handed out.
@@ -11,13 +11,13 @@ const WORTH: usize = 1 << 16;
 
 /// Threads that share independent tasks. What a task computes must not depend on who runs it.
 #[derive(Clone)]
-pub(crate) struct Pool {
+pub(crate) struct TaskPool {
     threads: usize,
     /// `None` with one thread: the caller's own does the work.
-    crew: Option<Arc<Crew>>,
+    crew: Option<Arc<ThreadPool>>,
 }
 
-impl Pool {
+impl TaskPool {
     /// `threads` of them, the caller's among them; 0 means one for each core.
     pub(crate) fn new(threads: usize) -> Result<Self> {
         let threads = match threads {
@@ -27,7 +27,7 @@ impl Pool {
         let crew = match threads {
             1 => None,
             _ => Some(Arc::new(
-                Crew::new(threads - 1)
+                ThreadPool::new(threads - 1)
                     .map_err(|error| Error::invalid("threads", error.to_string()))?,
             )),
         };
@@ -107,9 +107,9 @@ impl Pool {
     }
 }
 
-impl std::fmt::Debug for Pool {
+impl std::fmt::Debug for TaskPool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool").field("threads", &self.threads).finish()
+        f.debug_struct("TaskPool").field("threads", &self.threads).finish()
     }
 }
 
@@ -123,9 +123,9 @@ pub(crate) struct SharedMut<'a, T> {
 
 #[expect(unsafe_code, reason = "the parts that tasks take do not overlap; see `part`")]
 mod shared {
-    use super::{PhantomData, Pool, SharedMut};
+    use super::{PhantomData, SharedMut, TaskPool};
 
-    impl Pool {
+    impl TaskPool {
         /// Runs `task` on every part of a slice; parts are `len` long, but for the last.
         pub(super) fn each_part<T: Send>(
             &self,

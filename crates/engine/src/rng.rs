@@ -2,13 +2,13 @@
 
 /// A stream of random numbers.
 #[derive(Clone, Debug)]
-pub(crate) struct Noise {
+pub(crate) struct ChaCha8 {
     state: [u32; 16],
     block: [u32; 16],
     used: usize,
 }
 
-impl Noise {
+impl ChaCha8 {
     /// The stream of a seed and a second number that tells streams of one seed apart.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         let words = |x: u64| {
@@ -80,7 +80,7 @@ mod tests {
     /// The first block of ChaCha8 with a key of zeros, from the cipher's published test vectors.
     #[test]
     fn the_first_block_is_the_published_one() {
-        let mut noise = Noise::new(0, 0);
+        let mut noise = ChaCha8::new(0, 0);
         assert_eq!(
             noise.next_u64().to_le_bytes(),
             [0x3e, 0x00, 0xef, 0x2f, 0x89, 0x5f, 0x40, 0xd6]

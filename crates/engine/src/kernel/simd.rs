@@ -1,4 +1,4 @@
-//! [`Wide`]: sixteen floats that are worked on at once.
+//! [`Simd16`]: sixteen floats that are worked on at once.
 //!
 //! Three implementations of five operations. A fused multiply-add is one operation with one
 //! rounding everywhere, so all three give the same bits.
@@ -9,14 +9,14 @@
 )]
 
 use super::PANEL;
-use super::panels::place_bf16;
+use super::panels::bf16_index;
 
 /// Sixteen `f32`.
 ///
 /// # Safety
 /// Every method must run where the implementation's instructions exist; pointers must be valid for
 /// sixteen elements (any alignment).
-pub(super) trait Wide: Copy {
+pub(super) trait Simd16: Copy {
     /// How many panels a tile of so many rows covers, so that its sums fill the registers.
     const PANELS: [usize; 7];
     unsafe fn zero() -> Self;
@@ -31,7 +31,7 @@ pub(super) trait Wide: Copy {
 #[derive(Clone, Copy)]
 pub(super) struct Portable([f32; PANEL]);
 
-impl Wide for Portable {
+impl Simd16 for Portable {
     const PANELS: [usize; 7] = [1; 7];
 
     #[inline(always)]
@@ -50,7 +50,7 @@ impl Wide for Portable {
     unsafe fn load_bf16(from: *const u16) -> Self {
         // SAFETY: as in `load`.
         let bits = unsafe { from.cast::<[u16; PANEL]>().read_unaligned() };
-        Self(std::array::from_fn(|lane| f32::from_bits(u32::from(bits[place_bf16(lane)]) << 16)))
+        Self(std::array::from_fn(|lane| f32::from_bits(u32::from(bits[bf16_index(lane)]) << 16)))
     }
 
     #[inline(always)]
@@ -81,7 +81,7 @@ mod x86 {
         _mm512_storeu_ps,
     };
 
-    use super::Wide;
+    use super::Simd16;
 
     /// The upper half of 32 bits.
     const UPPER: i32 = -0x1_0000;
@@ -89,7 +89,7 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(in crate::kernel) struct Avx2(__m256, __m256);
 
-    impl Wide for Avx2 {
+    impl Simd16 for Avx2 {
         // Up to twelve of sixteen registers hold sums. Three rows of two panels leave too few for the
         // rest.
         const PANELS: [usize; 7] = [1, 4, 2, 1, 1, 1, 1];
@@ -144,7 +144,7 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(in crate::kernel) struct Avx512(__m512);
 
-    impl Wide for Avx512 {
+    impl Simd16 for Avx512 {
         // Up to 24 of 32 registers hold sums.
         const PANELS: [usize; 7] = [1, 4, 4, 4, 4, 4, 4];
 

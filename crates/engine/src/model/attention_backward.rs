@@ -1,22 +1,22 @@
 //! Attention's backward pass.
 
 use super::forward::split;
-use super::{Batch, Model};
-use crate::kernel::{Kernel, Lhs, Panels, Precision, Rhs, rows};
+use super::{Model, PackedBatch};
+use crate::kernel::{Kernel, Lhs, Panels, Precision, Rhs, row_ops};
 
 /// Rows of queries that are worked on together.
 const ROWS: usize = 48;
 
 /// Rotated projections of a batch, what attention gave, and the gradient by it.
-pub(super) struct Mixed<'a> {
-    pub(super) batch: &'a Batch,
+pub(super) struct AttentionTensors<'a> {
+    pub(super) batch: &'a PackedBatch,
     pub(super) rotated: &'a [f32],
     pub(super) out: &'a [f32],
     pub(super) grad: &'a [f32],
 }
 
 /// Rows of one tree, one key-value head: everything its gradient needs, side by side.
-struct Local {
+struct TreeHead {
     /// Keys and values, one row for each row of the tree.
     keys: Vec<f32>,
     /// The same as panels, node by node.
@@ -30,18 +30,18 @@ struct Local {
 
 impl Model {
     /// The gradient by the rotated queries and keys, and by the values.
-    pub(super) fn attend_backward(&self, mixed: &Mixed<'_>) -> Vec<f32> {
+    pub(super) fn attend_backward(&self, mixed: &AttentionTensors<'_>) -> Vec<f32> {
         let heads = self.heads();
-        let width = heads.query_width() + 2 * heads.key_width();
-        let tasks = mixed.batch.trees.len() * heads.keys;
+        let width = heads.query_width() + 2 * heads.kv_width();
+        let tasks = mixed.batch.trees.len() * heads.kv_heads;
         let kernel = self.kernel.alone();
         let done = self.kernel.pool().map(tasks, |task| {
-            let (tree, head) = (task / heads.keys, task % heads.keys);
+            let (tree, head) = (task / heads.kv_heads, task % heads.kv_heads);
             self.tree_backward(&kernel, mixed, tree, head)
         });
         let mut grad = vec![0.0; mixed.batch.tokens.len() * width];
-        let (queries, keys, values) = split(heads.query_width(), heads.key_width());
-        let (group, d) = (heads.group(), heads.width);
+        let (queries, keys, values) = split(heads.query_width(), heads.kv_width());
+        let (group, d) = (heads.group(), heads.head_dim);
         // Which tree every row is of, and where that begins.
         let mut trees = Vec::with_capacity(mixed.batch.tokens.len());
         for (tree, nodes) in mixed.batch.trees.iter().enumerate() {
@@ -52,7 +52,8 @@ impl Model {
         self.kernel.pool().each_row(&mut grad, width, width, |row, grad| {
             let (tree, first) = trees[row];
             let own = (row - first) * d..(row - first + 1) * d;
-            for (head, local) in done[tree * heads.keys..][..heads.keys].iter().enumerate() {
+            for (head, local) in done[tree * heads.kv_heads..][..heads.kv_heads].iter().enumerate()
+            {
                 let mut put = |col: usize, from: &[f32]| {
                     grad[col..col + d].copy_from_slice(&from[own.clone()]);
                 };
@@ -66,14 +67,20 @@ impl Model {
         grad
     }
 
-    fn tree_backward(&self, kernel: &Kernel, mixed: &Mixed<'_>, tree: usize, head: usize) -> Local {
+    fn tree_backward(
+        &self,
+        kernel: &Kernel,
+        mixed: &AttentionTensors<'_>,
+        tree: usize,
+        head: usize,
+    ) -> TreeHead {
         let heads = self.heads();
-        let (batch, d) = (mixed.batch, heads.width);
+        let (batch, d) = (mixed.batch, heads.head_dim);
         let nodes = batch.trees[tree].clone();
         let first = batch.nodes[nodes.start].rows.start;
         let count = batch.nodes[nodes.end - 1].rows.end - first;
-        let width = heads.query_width() + 2 * heads.key_width();
-        let (queries, keys, values) = split(heads.query_width(), heads.key_width());
+        let width = heads.query_width() + 2 * heads.kv_width();
+        let (queries, keys, values) = split(heads.query_width(), heads.kv_width());
         let column = |from: &[f32], stride: usize, col: usize| {
             let mut out = Vec::with_capacity(count * d);
             for row in first..first + count {
@@ -91,7 +98,7 @@ impl Model {
             };
             nodes.clone().map(of).collect()
         };
-        let mut local = Local {
+        let mut local = TreeHead {
             key_panels: panels(&local_keys),
             value_panels: panels(&local_values),
             grad_keys: vec![0.0; count * d],
@@ -102,7 +109,7 @@ impl Model {
         for g in 0..heads.group() {
             let head = head * heads.group() + g;
             let mut local_queries = column(mixed.rotated, width, queries + head * d);
-            rows::scale(kernel.isa(), &mut local_queries, heads.scale());
+            row_ops::scale(kernel.isa(), &mut local_queries, heads.scale());
             let out = column(mixed.out, heads.query_width(), head * d);
             let grad = column(mixed.grad, heads.query_width(), head * d);
             let mut grad_queries = vec![0.0; count * d];
@@ -111,7 +118,7 @@ impl Model {
                 for start in rows.clone().step_by(ROWS) {
                     let block = start..rows.end.min(start + ROWS);
                     let here = (block.start - first) * d..(block.end - first) * d;
-                    let query = Query {
+                    let query = QueryBlock {
                         queries: &local_queries[here.clone()],
                         out: &out[here.clone()],
                         grad: &grad[here.clone()],
@@ -122,7 +129,7 @@ impl Model {
                     query.backward(kernel, batch, first, d, &mut local, &mut grad_queries[here]);
                 }
             }
-            rows::scale(kernel.isa(), &mut grad_queries, heads.scale());
+            row_ops::scale(kernel.isa(), &mut grad_queries, heads.scale());
             local.grad_queries.push(grad_queries);
         }
         local
@@ -130,7 +137,7 @@ impl Model {
 }
 
 /// A few rows of queries of one node and one head, scaled.
-struct Query<'a> {
+struct QueryBlock<'a> {
     queries: &'a [f32],
     out: &'a [f32],
     grad: &'a [f32],
@@ -141,14 +148,14 @@ struct Query<'a> {
     offset: usize,
 }
 
-impl Query<'_> {
+impl QueryBlock<'_> {
     fn backward(
         &self,
         kernel: &Kernel,
-        batch: &Batch,
+        batch: &PackedBatch,
         first: usize,
         d: usize,
-        local: &mut Local,
+        local: &mut TreeHead,
         grad_queries: &mut [f32],
     ) {
         let isa = kernel.isa();
@@ -169,36 +176,36 @@ impl Query<'_> {
         for &(node, _, col, len) in &parts {
             let lhs = Lhs::rows(self.queries, d);
             let rhs = Rhs::packed(&local.key_panels[node]);
-            kernel.product((count, d, len), lhs, rhs, &mut p[col..], context);
+            kernel.gemm((count, d, len), lhs, rhs, &mut p[col..], context);
             let lhs = Lhs::rows(self.grad, d);
             let rhs = Rhs::packed(&local.value_panels[node]);
-            kernel.product((count, d, len), lhs, rhs, &mut ds[col..], context);
+            kernel.gemm((count, d, len), lhs, rhs, &mut ds[col..], context);
         }
         for (i, (p, ds)) in
             p.chunks_exact_mut(context).zip(ds.chunks_exact_mut(context)).enumerate()
         {
             let (p, hidden) = p.split_at_mut(position + i + 1);
             hidden.fill(0.0);
-            let max = rows::max(isa, p);
-            let sum = rows::exp_and_sum(isa, p, max);
-            rows::scale(isa, p, 1.0 / sum);
+            let max = row_ops::max(isa, p);
+            let sum = row_ops::exp_and_sum(isa, p, max);
+            row_ops::scale(isa, p, 1.0 / sum);
             let own = i * d..(i + 1) * d;
-            let shift = rows::dot(isa, &self.out[own.clone()], &self.grad[own]);
+            let shift = row_ops::dot(isa, &self.out[own.clone()], &self.grad[own]);
             let (ds, hidden) = ds.split_at_mut(position + i + 1);
             hidden.fill(0.0);
-            rows::softmax_backward(isa, p, ds, shift, 1.0);
+            row_ops::softmax_backward(isa, p, ds, shift, 1.0);
         }
         for &(_, row, col, len) in &parts {
             let range = row * d..(row + len) * d;
             let rhs = Rhs::Rows { data: &local.keys[range.clone()], stride: d };
             let lhs = Lhs::rows(&ds[col..], context);
-            kernel.add_product((count, len, d), lhs, rhs, grad_queries, d);
+            kernel.gemm_accumulate((count, len, d), lhs, rhs, grad_queries, d);
             let rhs = Rhs::Rows { data: self.queries, stride: d };
             let out = &mut local.grad_keys[range.clone()];
-            kernel.add_product((len, count, d), Lhs::columns(&ds[col..], context), rhs, out, d);
+            kernel.gemm_accumulate((len, count, d), Lhs::columns(&ds[col..], context), rhs, out, d);
             let rhs = Rhs::Rows { data: self.grad, stride: d };
             let out = &mut local.grad_values[range];
-            kernel.add_product((len, count, d), Lhs::columns(&p[col..], context), rhs, out, d);
+            kernel.gemm_accumulate((len, count, d), Lhs::columns(&p[col..], context), rhs, out, d);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! [`Job`]: one block of a product, tile by tile, and what is copied together first.
+//! [`CheckedGemm`]: one block of a product, tile by tile, and what is copied together first.
 
 #![expect(
     unsafe_code,
@@ -8,11 +8,11 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::super::panels::Data;
-use super::super::pool::SharedMut;
-use super::super::tile::{Next, ROWS, Tile};
-use super::super::{Isa, PANEL, rows};
-use super::{Lhs, Rhs, Size};
+use super::super::panels::PanelData;
+use super::super::task_pool::SharedMut;
+use super::super::tile::{Prefetch, ROWS, Tile};
+use super::super::{Isa, PANEL, row_ops};
+use super::{GemmShape, Lhs, Rhs};
 
 /// Length of the chains in one go; a slice of a panel of that length stays in the first-level cache.
 const BLOCK_DEPTH: usize = 256;
@@ -27,21 +27,21 @@ thread_local! {
 }
 
 /// Where the rows of one of `parts` nearly equal parts are.
-pub(super) fn part(rows: usize, parts: usize, index: usize) -> Range<usize> {
+pub(super) fn chunk_range(rows: usize, parts: usize, index: usize) -> Range<usize> {
     rows * index / parts..rows * (index + 1) / parts
 }
 
 /// A product, checked.
-pub(super) struct Job<'a> {
+pub(super) struct CheckedGemm<'a> {
     pub(super) isa: Isa,
-    pub(super) size: Size,
+    pub(super) size: GemmShape,
     pub(super) lhs: Lhs<'a>,
     pub(super) rhs: Rhs<'a>,
     pub(super) out: SharedMut<'a, f32>,
     /// The column of `out` where its own begin.
     pub(super) col: usize,
     pub(super) stride: usize,
-    pub(super) fresh: bool,
+    pub(super) zero_init: bool,
     /// What goes on its chains.
     pub(super) after: &'a [Self],
 }
@@ -49,7 +49,7 @@ pub(super) struct Job<'a> {
 /// Some rows and steps of the left side: element `(i, k)` stands at
 /// `(i - first) · row + (k - from) · step`.
 #[derive(Clone, Copy)]
-struct Left<'a> {
+struct LhsBlock<'a> {
     data: &'a [f32],
     first: usize,
     from: usize,
@@ -59,29 +59,29 @@ struct Left<'a> {
 
 /// What a tile reads: its left and its right side, and what comes after that.
 #[derive(Clone, Copy)]
-struct Sides<'a> {
-    left: Left<'a>,
-    ready: Ready,
-    next: Next,
+struct TileOperands<'a> {
+    left: LhsBlock<'a>,
+    ready: RhsPanels,
+    next: Prefetch,
 }
 
 /// Panels ready to be read by tiles.
 #[derive(Clone, Copy)]
-enum Ready {
+enum RhsPanels {
     F32 { start: *const f32, panel: usize },
     Bf16 { start: *const u16, panel: usize },
 }
 
-impl Ready {
-    fn nothing_next(self) -> Next {
+impl RhsPanels {
+    fn nothing_next(self) -> Prefetch {
         match self {
-            Self::F32 { start, .. } => Next::none(start),
-            Self::Bf16 { start, .. } => Next::none(start),
+            Self::F32 { start, .. } => Prefetch::none(start),
+            Self::Bf16 { start, .. } => Prefetch::none(start),
         }
     }
 }
 
-impl Job<'_> {
+impl CheckedGemm<'_> {
     /// Computes one block of rows of some panels.
     pub(super) fn block(&self, rows: Range<usize>, panels: Range<usize>) {
         let count = rows.len();
@@ -108,13 +108,13 @@ impl Job<'_> {
                             let next = self.next(ready, few, (first, group), &steps);
                             for tile in 0..tiles {
                                 let next = next.part(tile, tiles, steps.len());
-                                let tile = part(count, tiles, tile);
+                                let tile = chunk_range(count, tiles, tile);
                                 let rows = rows.start + tile.start..rows.start + tile.end;
                                 self.tile(
                                     rows,
                                     (first, group),
                                     &steps,
-                                    Sides { left, ready, next },
+                                    TileOperands { left, ready, next },
                                 );
                             }
                         });
@@ -140,14 +140,14 @@ impl Job<'_> {
         rows: &Range<usize>,
         steps: Range<usize>,
         panels: usize,
-        then: impl FnOnce(Left<'_>),
+        then: impl FnOnce(LhsBlock<'_>),
     ) {
         let Lhs { data, row, step } = self.lhs;
         let (count, depth, first, from) = (rows.len(), steps.len(), rows.start, steps.start);
         let data = &data[first * row + from * step..];
         let often = if step == 1 { depth >= 64 && panels >= 8 } else { row == 1 && count > ROWS };
         if count == 1 || !often {
-            return then(Left { data, first, from, row, step });
+            return then(LhsBlock { data, first, from, row, step });
         }
         LEFT.with_borrow_mut(|copy| {
             let (row, step, lines, len, apart) = match step {
@@ -159,7 +159,7 @@ impl Job<'_> {
             for (line, to) in copy.chunks_exact_mut(wide).take(lines).enumerate() {
                 to[..len].copy_from_slice(&data[line * apart..][..len]);
             }
-            then(Left { data: copy, first, from, row, step });
+            then(LhsBlock { data: copy, first, from, row, step });
         });
     }
 
@@ -167,11 +167,11 @@ impl Job<'_> {
     /// behind them if rows take them `along` the panels, else the same steps of the next panel.
     fn next(
         &self,
-        ready: Ready,
+        ready: RhsPanels,
         along: bool,
         (first, group): (usize, usize),
         steps: &Range<usize>,
-    ) -> Next {
+    ) -> Prefetch {
         let Rhs::Packed { weights, from } = self.rhs else { return ready.nothing_next() };
         let (panel, step) = match (along, steps.len() == self.size.depth) {
             // Of several panels at once memory sees by itself where they go.
@@ -182,18 +182,18 @@ impl Job<'_> {
         };
         let place = ((from / PANEL + panel) * weights.cols() + step) * PANEL;
         match weights.data() {
-            Data::F32(data) => Next::from(data.as_ptr().wrapping_add(place)),
-            Data::Bf16(data) => Next::from(data.as_ptr().wrapping_add(place)),
+            PanelData::F32(data) => Prefetch::from(data.as_ptr().wrapping_add(place)),
+            PanelData::Bf16(data) => Prefetch::from(data.as_ptr().wrapping_add(place)),
         }
     }
 
     fn needs_copy(&self, rows: usize) -> bool {
         match self.rhs {
             Rhs::Packed { weights, .. } => match weights.data() {
-                Data::F32(_) => false,
-                Data::Bf16(_) => rows > self.isa.widened_in_registers(),
+                PanelData::F32(_) => false,
+                PanelData::Bf16(_) => rows > self.isa.widened_in_registers(),
             },
-            Rhs::Turned { .. } | Rhs::Rows { .. } => true,
+            Rhs::Transposed { .. } | Rhs::Rows { .. } => true,
         }
     }
 
@@ -205,7 +205,7 @@ impl Job<'_> {
         group: usize,
         from: usize,
         depth: usize,
-        then: impl FnOnce(Ready),
+        then: impl FnOnce(RhsPanels),
     ) {
         if !self.needs_copy(rows)
             && let Rhs::Packed { weights, from: output } = self.rhs
@@ -213,8 +213,12 @@ impl Job<'_> {
             let panel = weights.cols() * PANEL;
             let start = (output / PANEL + first) * panel + from * PANEL;
             return match weights.data() {
-                Data::F32(data) => then(Ready::F32 { start: data[start..].as_ptr(), panel }),
-                Data::Bf16(data) => then(Ready::Bf16 { start: data[start..].as_ptr(), panel }),
+                PanelData::F32(data) => {
+                    then(RhsPanels::F32 { start: data[start..].as_ptr(), panel })
+                }
+                PanelData::Bf16(data) => {
+                    then(RhsPanels::Bf16 { start: data[start..].as_ptr(), panel })
+                }
             };
         }
         SLICES.with_borrow_mut(|slices| {
@@ -223,7 +227,7 @@ impl Job<'_> {
             for (p, slice) in slices.chunks_exact_mut(panel).take(group).enumerate() {
                 self.copy(first + p, from, depth, slice);
             }
-            then(Ready::F32 { start: slices.as_ptr(), panel });
+            then(RhsPanels::F32 { start: slices.as_ptr(), panel });
         });
     }
 
@@ -235,24 +239,30 @@ impl Job<'_> {
             Rhs::Packed { weights, from: output } => {
                 let start = (output / PANEL + panel) * weights.cols() * PANEL + from * PANEL;
                 match weights.data() {
-                    Data::F32(data) => slice.copy_from_slice(&data[start..start + depth * PANEL]),
-                    Data::Bf16(data) => {
-                        rows::widen(self.isa, &data[start..start + depth * PANEL], slice);
+                    PanelData::F32(data) => {
+                        slice.copy_from_slice(&data[start..start + depth * PANEL])
+                    }
+                    PanelData::Bf16(data) => {
+                        row_ops::widen(self.isa, &data[start..start + depth * PANEL], slice);
                     }
                 }
             }
-            Rhs::Turned { weights, from: output } => {
+            Rhs::Transposed { weights, from: output } => {
                 // `from` is a multiple of the block's depth, which is one of 16.
                 let output = output + from;
                 let sixteen = weights.cols() * PANEL;
                 for (block, slice) in slice.chunks_mut(PANEL * PANEL).enumerate() {
                     let start = (output / PANEL + block) * sixteen + col * PANEL;
                     match weights.data() {
-                        Data::F32(data) => {
-                            rows::turn(self.isa, &data[start..start + cols * PANEL], slice);
+                        PanelData::F32(data) => {
+                            row_ops::transpose(self.isa, &data[start..start + cols * PANEL], slice);
                         }
-                        Data::Bf16(data) => {
-                            rows::turn_bf16(self.isa, &data[start..start + cols * PANEL], slice);
+                        PanelData::Bf16(data) => {
+                            row_ops::transpose_bf16(
+                                self.isa,
+                                &data[start..start + cols * PANEL],
+                                slice,
+                            );
                         }
                     }
                 }
@@ -273,7 +283,7 @@ impl Job<'_> {
         rows: Range<usize>,
         (first, group): (usize, usize),
         steps: &Range<usize>,
-        sides: Sides<'_>,
+        sides: TileOperands<'_>,
     ) {
         let col = first * PANEL;
         let cols = self.size.cols - col;
@@ -293,7 +303,7 @@ impl Job<'_> {
         col: usize,
         cols: usize,
         steps: &Range<usize>,
-        sides: Sides<'_>,
+        sides: TileOperands<'_>,
     ) {
         let group = cols.div_ceil(PANEL);
         let width = group * PANEL;
@@ -320,7 +330,7 @@ impl Job<'_> {
 
     /// Whether the chains begin with these steps.
     fn begins(&self, steps: &Range<usize>) -> bool {
-        self.fresh && steps.start == 0
+        self.zero_init && steps.start == 0
     }
 
     /// Runs the tile of these rows and `group` panels into `c`, whose rows are `c_row` apart.
@@ -333,26 +343,26 @@ impl Job<'_> {
         rows: Range<usize>,
         group: usize,
         steps: &Range<usize>,
-        sides: Sides<'_>,
+        sides: TileOperands<'_>,
         (c, c_row): (*mut f32, usize),
     ) {
-        let Sides { left, ready, next } = sides;
+        let TileOperands { left, ready, next } = sides;
         let start = (rows.start - left.first) * left.row + (steps.start - left.from) * left.step;
         let a = left.data[start..].as_ptr();
         let (a_row, a_step) = (left.row, left.step);
-        let (depth, fresh) = (steps.len(), self.begins(steps));
+        let (depth, zero_init) = (steps.len(), self.begins(steps));
         let (rows, b_step) = (rows.len(), PANEL);
         // SAFETY: `check` proved that the left side holds every element of these rows and steps, and
         // so does a copy of it, which has all of them; `with_ready` gave `group` panels of at least `depth` steps; `c` is the caller's promise.
         // The machine has `isa`.
         unsafe {
             match ready {
-                Ready::F32 { start: b, panel: b_panel } => {
-                    Tile { depth, a, a_row, a_step, b, b_panel, b_step, next, c, c_row, fresh }
+                RhsPanels::F32 { start: b, panel: b_panel } => {
+                    Tile { depth, a, a_row, a_step, b, b_panel, b_step, next, c, c_row, zero_init }
                         .run(self.isa, rows, group);
                 }
-                Ready::Bf16 { start: b, panel: b_panel } => {
-                    Tile { depth, a, a_row, a_step, b, b_panel, b_step, next, c, c_row, fresh }
+                RhsPanels::Bf16 { start: b, panel: b_panel } => {
+                    Tile { depth, a, a_row, a_step, b, b_panel, b_step, next, c, c_row, zero_init }
                         .run(self.isa, rows, group);
                 }
             }

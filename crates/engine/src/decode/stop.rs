@@ -10,31 +10,31 @@ use crate::{Error, Result};
 /// end inside another; what was in the prompt does not count.
 ///
 /// ```
-/// use tinkex_engine::pick::Stop;
+/// use tinkex_engine::decode::StopConditions;
 ///
-/// let stop = Stop::new([2], ["\n\n"])?;
+/// let stop = StopConditions::new([2], ["\n\n"])?;
 /// let mut ends = stop.matcher();
 /// assert!(!ends.push(10, b"one\n"));
 /// assert!(ends.push(11, b"\ntwo"));
 /// # Ok::<_, tinkex_engine::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct Stop(Arc<Inner>);
+pub struct StopConditions(Arc<StopSet>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct StopSet {
     tokens: Vec<u32>,
-    texts: Vec<Text>,
+    texts: Vec<StopText>,
 }
 
 /// A text, with the length of the longest beginning that each of its beginnings ends with.
 #[derive(Debug)]
-struct Text {
+struct StopText {
     bytes: Vec<u8>,
     borders: Vec<usize>,
 }
 
-impl Stop {
+impl StopConditions {
     /// Ends at any of these tokens and after any of these texts.
     ///
     /// # Errors
@@ -43,13 +43,13 @@ impl Stop {
         tokens: impl IntoIterator<Item = u32>,
         texts: impl IntoIterator<Item = T>,
     ) -> Result<Self> {
-        let mut inner = Inner { tokens: tokens.into_iter().collect(), texts: Vec::new() };
+        let mut inner = StopSet { tokens: tokens.into_iter().collect(), texts: Vec::new() };
         for text in texts {
             let bytes = text.as_ref().to_vec();
             if bytes.is_empty() {
                 return Err(Error::invalid("stop", "an empty text cannot be waited for"));
             }
-            inner.texts.push(Text { borders: borders(&bytes), bytes });
+            inner.texts.push(StopText { borders: borders(&bytes), bytes });
         }
         Ok(Self(Arc::new(inner)))
     }
@@ -67,10 +67,10 @@ impl Stop {
     }
 }
 
-/// Watches one continuation for a [`Stop`].
+/// Watches one continuation for a [`StopConditions`].
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
-    stop: Stop,
+    stop: StopConditions,
     /// How much of each text the bytes so far end with.
     matched: Vec<usize>,
 }
@@ -119,14 +119,14 @@ mod tests {
 
     #[test]
     fn an_empty_text_is_refused() {
-        assert!(matches!(Stop::new([], [""]), Err(Error::Invalid { .. })));
-        assert!(!Stop::default().matcher().push(0, b"x"));
-        assert!(!Stop::default().reads_bytes());
+        assert!(matches!(StopConditions::new([], [""]), Err(Error::Invalid { .. })));
+        assert!(!StopConditions::default().matcher().push(0, b"x"));
+        assert!(!StopConditions::default().reads_bytes());
     }
 
     #[test]
     fn a_token_ends_it_whatever_its_bytes() {
-        let mut ends = Stop::new([7, 9], [] as [&str; 0]).unwrap().matcher();
+        let mut ends = StopConditions::new([7, 9], [] as [&str; 0]).unwrap().matcher();
         assert_eq!([1, 7, 9].map(|token| ends.push(token, b"")), [false, true, true]);
     }
 
@@ -137,7 +137,7 @@ mod tests {
             texts in prop::collection::vec("[ab]{1,5}", 1..4),
             parts in prop::collection::vec("[ab]{0,4}", 0..20),
         ) {
-            let mut ends = Stop::new([], &texts).unwrap().matcher();
+            let mut ends = StopConditions::new([], &texts).unwrap().matcher();
             let mut whole = String::new();
             for part in parts {
                 let before = whole.len();

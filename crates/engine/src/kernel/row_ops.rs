@@ -6,7 +6,7 @@
 #![expect(unsafe_code, reason = "calls of functions compiled for instructions that were detected")]
 
 use super::exp::exp;
-use super::panels::place_bf16;
+use super::panels::bf16_index;
 use super::{Isa, PANEL};
 
 /// Defines functions that take the [`Isa`] first and are compiled for each.
@@ -50,7 +50,7 @@ for_each_isa! {
         let (from, to) = (from.as_chunks::<PANEL>().0, to.as_chunks_mut::<PANEL>().0);
         for (to, from) in to.iter_mut().zip(from) {
             for lane in 0..PANEL {
-                to[lane] = f32::from_bits(u32::from(from[place_bf16(lane)]) << 16);
+                to[lane] = f32::from_bits(u32::from(from[bf16_index(lane)]) << 16);
             }
         }
     }
@@ -66,7 +66,7 @@ for_each_isa! {
                 let bits = if from[lane].is_nan() { (bits >> 16) | 0x40 } else { rounded };
                 #[expect(clippy::cast_possible_truncation, reason = "the upper half, moved down")]
                 {
-                    to[place_bf16(lane)] = bits as u16;
+                    to[bf16_index(lane)] = bits as u16;
                 }
             }
         }
@@ -74,7 +74,7 @@ for_each_isa! {
 
     /// Turns up to sixteen columns of sixteen: `to[k][col] = from[col][k]`; `to` may have fewer
     /// rows than sixteen, and columns that `from` does not have become 0.
-    fn turn(from: &[f32], to: &mut [f32]) {
+    fn transpose(from: &[f32], to: &mut [f32]) {
         if let (Ok(from), Ok(to)) =
             (<&[f32; PANEL * PANEL]>::try_from(from), <&mut [f32; PANEL * PANEL]>::try_from(&mut *to))
         {
@@ -94,13 +94,13 @@ for_each_isa! {
     }
 
     /// The same from bf16, as panels hold them.
-    fn turn_bf16(from: &[u16], to: &mut [f32]) {
+    fn transpose_bf16(from: &[u16], to: &mut [f32]) {
         if let (Ok(from), Ok(to)) =
             (<&[u16; PANEL * PANEL]>::try_from(from), <&mut [f32; PANEL * PANEL]>::try_from(&mut *to))
         {
             for k in 0..PANEL {
                 for col in 0..PANEL {
-                    let bits = from[col * PANEL + place_bf16(k)];
+                    let bits = from[col * PANEL + bf16_index(k)];
                     to[k * PANEL + col] = f32::from_bits(u32::from(bits) << 16);
                 }
             }
@@ -109,14 +109,14 @@ for_each_isa! {
         to.fill(0.0);
         for (col, from) in from.chunks_exact(PANEL).enumerate() {
             for (k, to) in to.chunks_exact_mut(PANEL).enumerate() {
-                to[col] = f32::from_bits(u32::from(from[place_bf16(k)]) << 16);
+                to[col] = f32::from_bits(u32::from(from[bf16_index(k)]) << 16);
             }
         }
     }
 
     /// `Σ a · b`.
     fn dot(a: &[f32], b: &[f32]) -> f32 {
-        lanes_of_products(a, b)
+        dot_lanes(a, b)
     }
 
     /// `to += from`.
@@ -136,7 +136,7 @@ for_each_isa! {
     /// RMS norm of a row: `out = x · gain / rms(x)`; returns `1 / rms(x)`.
     fn norm(x: &[f32], gain: &[f32], epsilon: f32, out: &mut [f32]) -> f32 {
         #[expect(clippy::cast_precision_loss, reason = "rows are shorter than 2²⁴")]
-        let mean = lanes_of_products(x, x) / x.len() as f32;
+        let mean = dot_lanes(x, x) / x.len() as f32;
         let inverse = 1.0 / (mean + epsilon).sqrt();
         for ((out, x), gain) in out.iter_mut().zip(x).zip(gain) {
             *out = (*x * inverse) * *gain;
@@ -147,7 +147,7 @@ for_each_isa! {
     /// [`norm`] of a row in its place.
     fn norm_in_place(x: &mut [f32], gain: &[f32], epsilon: f32) -> f32 {
         #[expect(clippy::cast_precision_loss, reason = "rows are shorter than 2²⁴")]
-        let mean = lanes_of_products(x, x) / x.len() as f32;
+        let mean = dot_lanes(x, x) / x.len() as f32;
         let inverse = 1.0 / (mean + epsilon).sqrt();
         for (x, gain) in x.iter_mut().zip(gain) {
             *x = (*x * inverse) * *gain;
@@ -274,7 +274,7 @@ for_each_isa! {
 }
 
 #[inline(always)]
-fn lanes_of_products(a: &[f32], b: &[f32]) -> f32 {
+fn dot_lanes(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0_f32; PANEL];
     let (chunks_a, rest_a) = a.as_chunks::<PANEL>();
     let (chunks_b, rest_b) = b.as_chunks::<PANEL>();
@@ -307,7 +307,7 @@ mod tests {
     use super::*;
 
     fn noise(len: usize, seed: u64) -> Vec<f32> {
-        let mut noise = crate::noise::Noise::new(seed, 0);
+        let mut noise = crate::rng::ChaCha8::new(seed, 0);
         (0..len).map(|_| 4.0 * noise.uniform() - 2.0).collect()
     }
 

@@ -1,11 +1,12 @@
 //! One pass over a batch: log-probabilities forward, gradients back.
 
 use crate::Result;
-use crate::kernel::pages::Span;
-use crate::lora::Lora;
+use crate::kernel::paged_attention::SequenceChunk;
+use crate::lora::PackedLora;
 use crate::memory::probe;
 use crate::model::{
-    Adapted, Batch, Gain, Grads, Head, Kept, LayerBackward, Model, Pair, Sink, Trace, Workspace,
+    AdapterGradients, AdapterRows, GradientSink, LayerActivations, LayerBackward, LogprobQuery,
+    Model, NormWeight, OutputHead, PackedBatch, SavedLogits, Workspace,
 };
 
 /// Common beginnings shorter than this are computed again for each sequence.
@@ -13,7 +14,7 @@ pub(super) const WORTH_SHARING: usize = 16;
 
 /// One sequence: what the model reads, and which tokens are scored after each position.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sequence<'a> {
+pub(crate) struct TrainingSequence<'a> {
     pub(crate) tokens: &'a [u32],
     /// As many for every position: one, or `targets.len() / tokens.len()`.
     pub(crate) targets: &'a [u32],
@@ -21,30 +22,30 @@ pub(crate) struct Sequence<'a> {
 
 /// A forward pass that is over, with what its backward pass needs.
 #[derive(Debug)]
-pub(crate) struct Pass<'a> {
+pub(crate) struct ForwardPass<'a> {
     model: &'a Model,
-    lora: Option<&'a Lora>,
-    batch: Batch,
-    spans: Vec<Span>,
+    lora: Option<&'a PackedLora>,
+    batch: PackedBatch,
+    spans: Vec<SequenceChunk>,
     pages: Vec<f32>,
     work: Workspace,
     /// What every layer got; all of its trace where memory allows.
-    traces: Vec<Trace>,
+    traces: Vec<LayerActivations>,
     kept: usize,
     normed: Vec<f32>,
     inverse: Vec<f32>,
-    pairs: Vec<Pair>,
+    pairs: Vec<LogprobQuery>,
     logs: Vec<f64>,
     /// The logits, where memory allows.
-    logits: Option<Kept>,
+    logits: Option<SavedLogits>,
     /// For every sequence and target the place of its pair.
     places: Vec<Vec<usize>>,
 }
 
 /// What a forward pass found: the log-probability of every target.
-pub(crate) type Passed = Vec<Vec<f32>>;
+pub(crate) type TargetLogprobs = Vec<Vec<f32>>;
 
-impl<'a> Pass<'a> {
+impl<'a> ForwardPass<'a> {
     /// Runs the model forward. `memory` bounds what is kept for the way back; what does not fit is
     /// computed again. Without a way back nothing is kept.
     ///
@@ -54,29 +55,29 @@ impl<'a> Pass<'a> {
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the system does not have the memory.
     pub(crate) fn forward(
         model: &'a Model,
-        lora: Option<&'a Lora>,
-        sequences: &[Sequence<'_>],
+        lora: Option<&'a PackedLora>,
+        sequences: &[TrainingSequence<'_>],
         memory: Option<usize>,
-    ) -> Result<(Self, Passed)> {
+    ) -> Result<(Self, TargetLogprobs)> {
         let tokens: Vec<&[u32]> = sequences.iter().map(|sequence| sequence.tokens).collect();
-        let batch = Batch::pack(&tokens, WORTH_SHARING);
+        let batch = PackedBatch::pack(&tokens, WORTH_SHARING);
         let (spans, pages) = batch.spans();
         let rows = batch.tokens.len();
         let layers = model.layers.len();
-        let trace = Trace::bytes(model, rows).max(1);
+        let trace = LayerActivations::bytes(model, rows).max(1);
         let kept = memory.map_or(0, |memory| (memory / trace).min(layers));
         let width = 4 * model.config.hidden_size;
         let inputs = if memory.is_some() { rows * (layers - kept) * width } else { 0 };
-        let logits = Kept::bytes(model, rows);
+        let logits = SavedLogits::bytes(model, rows);
         let keep = memory.is_some_and(|memory| logits <= memory.saturating_sub(trace * kept));
         let needed = trace.saturating_mul(kept + 3).saturating_add(inputs);
         probe("a training pass", needed.saturating_add(if keep { logits } else { 0 }))?;
-        let logits = keep.then(Kept::default);
+        let logits = keep.then(SavedLogits::default);
         let mut pass = Self {
             model,
             lora,
             spans,
-            pages: vec![0.0; pages * model.heads().page_len()],
+            pages: vec![0.0; pages * model.heads().page_floats()],
             work: Workspace::default(),
             traces: Vec::new(),
             kept,
@@ -89,7 +90,7 @@ impl<'a> Pass<'a> {
             batch,
         };
         model.begin(&pass.batch.tokens, &pass.spans, &mut pass.work);
-        let mut spare = Trace::default();
+        let mut spare = LayerActivations::default();
         for layer in 0..layers {
             pass.layer(layer, &mut spare);
             if memory.is_none() {
@@ -99,7 +100,7 @@ impl<'a> Pass<'a> {
             pass.traces.push(if layer + kept >= layers {
                 std::mem::take(&mut spare)
             } else {
-                Trace { x: std::mem::take(&mut spare.x), ..Trace::default() }
+                LayerActivations { x: std::mem::take(&mut spare.x), ..LayerActivations::default() }
             });
         }
         model.norm_rows(&pass.work.x, &model.norm, &mut pass.normed, &mut pass.inverse);
@@ -107,13 +108,13 @@ impl<'a> Pass<'a> {
         Ok((pass, logprobs))
     }
 
-    fn layer(&mut self, layer: usize, trace: &mut Trace) {
-        let adapted = [Adapted { rows: 0..self.batch.tokens.len(), lora: self.lora }];
+    fn layer(&mut self, layer: usize, trace: &mut LayerActivations) {
+        let adapted = [AdapterRows { rows: 0..self.batch.tokens.len(), lora: self.lora }];
         let (pages, work) = (&mut self.pages, &mut self.work);
         self.model.layer(layer, &self.spans, &adapted, pages, work, trace);
     }
 
-    fn score(&mut self, sequences: &[Sequence<'_>]) -> Passed {
+    fn score(&mut self, sequences: &[TrainingSequence<'_>]) -> TargetLogprobs {
         // Pairs must be sorted by row; rows that sequences share have pairs of each.
         let mut wanted: Vec<(usize, u32, usize, usize)> = Vec::new();
         for (i, sequence) in sequences.iter().enumerate() {
@@ -125,12 +126,12 @@ impl<'a> Pass<'a> {
             }
         }
         wanted.sort_by_key(|(row, ..)| *row);
-        self.pairs = wanted.iter().map(|&(row, token, ..)| Pair { row, token }).collect();
+        self.pairs = wanted.iter().map(|&(row, token, ..)| LogprobQuery { row, token }).collect();
         self.places = sequences.iter().map(|sequence| vec![0; sequence.targets.len()]).collect();
         for (place, &(_, _, sequence, k)) in wanted.iter().enumerate() {
             self.places[sequence][k] = place;
         }
-        let head = Head { model: self.model, lora: self.lora, x: &self.normed };
+        let head = OutputHead { model: self.model, lora: self.lora, x: &self.normed };
         let (found, logs) = head.forward(&self.pairs, self.logits.as_mut());
         self.logs = logs;
         self.places.iter().map(|of| of.iter().map(|place| found[*place]).collect()).collect()
@@ -138,7 +139,12 @@ impl<'a> Pass<'a> {
 
     /// Runs back from the gradients by every log-probability, aligned with the targets, and adds
     /// to the gradients of the adapter.
-    pub(crate) fn backward(mut self, slopes: &[Vec<f32>], grads: &mut Grads, sink: &mut dyn Sink) {
+    pub(crate) fn backward(
+        mut self,
+        slopes: &[Vec<f32>],
+        grads: &mut AdapterGradients,
+        sink: &mut dyn GradientSink,
+    ) {
         let Some(mut grad) = self.head_backward(slopes, grads, sink) else { return };
         let layers = self.model.layers.len();
         for layer in (0..layers).rev() {
@@ -166,8 +172,8 @@ impl<'a> Pass<'a> {
     fn head_backward(
         &mut self,
         slopes: &[Vec<f32>],
-        grads: &mut Grads,
-        sink: &mut dyn Sink,
+        grads: &mut AdapterGradients,
+        sink: &mut dyn GradientSink,
     ) -> Option<Vec<f32>> {
         let hidden = self.model.config.hidden_size;
         let mut by_pair = vec![0.0_f32; self.pairs.len()];
@@ -185,7 +191,7 @@ impl<'a> Pass<'a> {
                 if rows.last() != Some(&pair.row) {
                     rows.push(pair.row);
                 }
-                pairs.push(Pair { row: rows.len() - 1, token: pair.token });
+                pairs.push(LogprobQuery { row: rows.len() - 1, token: pair.token });
                 slopes.push(*slope);
             }
         }
@@ -197,7 +203,7 @@ impl<'a> Pass<'a> {
             x.extend_from_slice(&self.normed[row * hidden..(row + 1) * hidden]);
         }
         let logs: Vec<f64> = rows.iter().map(|row| self.logs[*row]).collect();
-        let head = Head { model: self.model, lora: self.lora, x: &x };
+        let head = OutputHead { model: self.model, lora: self.lora, x: &x };
         let kept = self.logits.take();
         let kept = kept.as_ref().map(|kept| (kept, &rows[..]));
         let some = head.backward(&pairs, &slopes, &logs, kept, grads.unembedding.as_mut(), sink);
@@ -206,7 +212,7 @@ impl<'a> Pass<'a> {
             grad_normed[row * hidden..(row + 1) * hidden].copy_from_slice(some);
         }
         let mut grad = vec![0.0; self.normed.len()];
-        let norm = (Gain::Last, &self.model.norm[..]);
+        let norm = (NormWeight::Last, &self.model.norm[..]);
         let (x, inverse) = (&self.work.x, &self.inverse);
         self.model.norm_backward(norm, x, inverse, &grad_normed, &mut grad, sink);
         Some(grad)

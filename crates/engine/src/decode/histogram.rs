@@ -1,6 +1,6 @@
 //! The mass of a row of logits, roughly sorted.
 
-use super::select::{Item, Passed, best_first, pass};
+use super::select::{Candidate, Crossing, best_first, pass};
 
 const BINS: usize = 128;
 
@@ -9,11 +9,11 @@ const BINS: usize = 128;
 /// To find the token at which a running sum over all tokens, best first, passes a goal, only the
 /// bin in which that happens has to be sorted.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Bins {
+pub(super) struct MassHistogram {
     masses: Vec<f64>,
     top: f32,
     temperature: f64,
-    /// Bins per unit of logits.
+    /// MassHistogram per unit of logits.
     density: f32,
     /// Logits below were not looked at.
     floor: f32,
@@ -24,7 +24,7 @@ pub(super) fn weight(logit: f32, top: f32, temperature: f64) -> f64 {
     ((f64::from(logit) - f64::from(top)) / temperature).exp()
 }
 
-impl Bins {
+impl MassHistogram {
     /// Takes in logits, as far down as is surely needed to go past `goal`.
     pub(super) fn fill(&mut self, logits: &[f32], top: f32, temperature: f64, goal: f64) {
         (self.top, self.temperature) = (top, temperature);
@@ -69,9 +69,9 @@ impl Bins {
         logits: &[f32],
         goal: f64,
         reach: bool,
-        last: Option<Item>,
-        items: &mut Vec<Item>,
-    ) -> Option<Passed> {
+        last: Option<Candidate>,
+        items: &mut Vec<Candidate>,
+    ) -> Option<Crossing> {
         let mut before = 0.0;
         let mut found = None;
         for (bin, &mass) in self.masses.iter().enumerate().filter(|(_, mass)| **mass > 0.0) {
@@ -83,13 +83,13 @@ impl Bins {
             }
         }
         let (bin, _) = found?;
-        let there = |item: &Item| {
+        let there = |item: &Candidate| {
             self.bin(item.0) == Some(bin) && last.is_none_or(|last| best_first(item, &last).is_le())
         };
         items.clear();
         items.extend(logits.iter().copied().zip(0..).filter(there));
         let weight = |logit: f32| weight(logit, self.top, self.temperature);
         let passed = pass(items, goal - before, reach, weight)?;
-        Some(Passed { token: passed.token, through: before + passed.through })
+        Some(Crossing { token: passed.token, through: before + passed.through })
     }
 }

@@ -3,15 +3,15 @@
 use std::cmp::Ordering;
 
 /// A logit and its token.
-pub(super) type Item = (f32, u32);
+pub(super) type Candidate = (f32, u32);
 
 /// Larger logits first; of equal ones the lower token.
-pub(super) fn best_first(a: &Item, b: &Item) -> Ordering {
+pub(super) fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
 /// Puts the `k` best of `logits` into `items`, best first.
-pub(super) fn best(logits: &[f32], k: usize, items: &mut Vec<Item>) {
+pub(super) fn best(logits: &[f32], k: usize, items: &mut Vec<Candidate>) {
     items.clear();
     if k == 0 {
         return;
@@ -37,7 +37,7 @@ pub(super) fn best(logits: &[f32], k: usize, items: &mut Vec<Item>) {
 
 /// Where a running sum over `items`, best first, passes `goal`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Passed {
+pub(super) struct Crossing {
     pub(super) token: u32,
     /// The sum up to and including it.
     pub(super) through: f64,
@@ -46,11 +46,11 @@ pub(super) struct Passed {
 /// Finds where the sum of `weight` over `items`, best first, exceeds `goal` (or reaches it, if
 /// `reach`); the last item of any weight if it never does. `items` end up in another order.
 pub(super) fn pass(
-    mut items: &mut [Item],
+    mut items: &mut [Candidate],
     goal: f64,
     reach: bool,
     weight: impl Fn(f32) -> f64,
-) -> Option<Passed> {
+) -> Option<Crossing> {
     const FEW: usize = 48;
     let met = |sum: f64| if reach { sum >= goal } else { sum > goal };
     let mut before = 0.0;
@@ -76,7 +76,7 @@ pub(super) fn pass(
             break;
         }
         before += own;
-        last = Some(Passed { token: item.1, through: before });
+        last = Some(Crossing { token: item.1, through: before });
         if met(before) {
             break;
         }
@@ -97,7 +97,7 @@ mod tests {
             k in 1_usize..200,
         ) {
             let logits: Vec<f32> = logits.into_iter().map(f32::from).collect();
-            let mut all: Vec<Item> = logits.iter().copied().zip(0..).collect();
+            let mut all: Vec<Candidate> = logits.iter().copied().zip(0..).collect();
             all.sort_by(best_first);
             all.truncate(k);
             let mut items = Vec::new();
@@ -112,7 +112,7 @@ mod tests {
         ) {
             // Powers of two, so that sums are exact in any order.
             let weight = |logit: f32| 2.0_f64.powf(f64::from(logit));
-            let mut items: Vec<Item> = logits.into_iter().map(f32::from).zip(0..).collect();
+            let mut items: Vec<Candidate> = logits.into_iter().map(f32::from).zip(0..).collect();
             let mut sorted = items.clone();
             sorted.sort_by(best_first);
             let total: f64 = items.iter().map(|item| weight(item.0)).sum();
@@ -129,7 +129,8 @@ mod tests {
 
     #[test]
     fn a_goal_beyond_everything_gives_the_last_of_any_weight() {
-        let mut items: Vec<Item> = (0..100).map(|i| (if i < 60 { 0.0 } else { -1.0 }, i)).collect();
+        let mut items: Vec<Candidate> =
+            (0..100).map(|i| (if i < 60 { 0.0 } else { -1.0 }, i)).collect();
         let weight = |logit: f32| if logit == 0.0 { 1.0 } else { 0.0 };
         assert_eq!(pass(&mut items, 1e9, false, weight).unwrap().token, 59);
         assert_eq!(pass(&mut [], 0.5, false, weight), None);

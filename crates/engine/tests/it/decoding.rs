@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use tinkex_engine::Error;
-use tinkex_engine::pick::{Draw, Picker, Stream, log_mass, logprob};
+use tinkex_engine::decode::{DecodingParams, SampleRng, TokenSampler, log_normalizer, logprob};
 
 use crate::fixtures::{close, floats, number, numbers, semantics};
 
@@ -11,17 +11,17 @@ fn every_case_keeps_its_tokens_with_their_probabilities() {
     let fixture = semantics("sampling.json");
     let cases = fixture["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 14);
-    let mut picker = Picker::default();
+    let mut picker = TokenSampler::default();
     for case in cases {
         let name = case["name"].as_str().unwrap();
         let logits = floats(&case["logits"]);
-        let draw = Draw {
+        let draw = DecodingParams {
             temperature: number(&case["temperature"]),
             top_k: case["top_k"].as_i64().unwrap(),
             top_p: number(&case["top_p"]),
         };
         draw.check().unwrap();
-        let mass = log_mass(&logits, draw.temperature);
+        let mass = log_normalizer(&logits, draw.temperature);
         let mut pick = |uniform| picker.pick(&logits, &draw, mass, uniform).unwrap() as usize;
 
         // Tokens in the order of likelihood divide [0, 1) by their probabilities.
@@ -48,7 +48,7 @@ fn every_case_keeps_its_tokens_with_their_probabilities() {
             let token: usize = token.parse().unwrap();
             let got = f64::from(logprob(logits[token], draw.temperature, mass));
             close(name, &[got], &[number(want)], 1e-6, 1e-6);
-            let raw = f64::from(logprob(logits[token], 1.0, log_mass(&logits, 1.0)));
+            let raw = f64::from(logprob(logits[token], 1.0, log_normalizer(&logits, 1.0)));
             close(
                 name,
                 &[raw],
@@ -63,23 +63,23 @@ fn every_case_keeps_its_tokens_with_their_probabilities() {
 #[test]
 fn settings_out_of_range_are_refused() {
     for draw in [
-        Draw { temperature: -0.1, ..Draw::default() },
-        Draw { temperature: f64::NAN, ..Draw::default() },
-        Draw { temperature: f64::INFINITY, ..Draw::default() },
-        Draw { top_k: -2, ..Draw::default() },
-        Draw { top_p: 0.0, ..Draw::default() },
-        Draw { top_p: 1.1, ..Draw::default() },
-        Draw { top_p: f64::NAN, ..Draw::default() },
+        DecodingParams { temperature: -0.1, ..DecodingParams::default() },
+        DecodingParams { temperature: f64::NAN, ..DecodingParams::default() },
+        DecodingParams { temperature: f64::INFINITY, ..DecodingParams::default() },
+        DecodingParams { top_k: -2, ..DecodingParams::default() },
+        DecodingParams { top_p: 0.0, ..DecodingParams::default() },
+        DecodingParams { top_p: 1.1, ..DecodingParams::default() },
+        DecodingParams { top_p: f64::NAN, ..DecodingParams::default() },
     ] {
         assert!(matches!(draw.check(), Err(Error::Invalid { .. })), "{draw:?}");
     }
-    Draw::default().check().unwrap();
+    DecodingParams::default().check().unwrap();
 }
 
 #[test]
 fn logits_that_are_no_numbers_are_an_error_and_impossible_tokens_are_not() {
-    let mut picker = Picker::default();
-    let draw = Draw::default();
+    let mut picker = TokenSampler::default();
+    let draw = DecodingParams::default();
     for logits in [
         &[0.0, f32::NAN][..],
         &[f32::NAN, 0.0],
@@ -87,12 +87,12 @@ fn logits_that_are_no_numbers_are_an_error_and_impossible_tokens_are_not() {
         &[f32::NEG_INFINITY; 3],
         &[],
     ] {
-        let error = picker.pick(logits, &draw, log_mass(logits, 1.0), 0.5).unwrap_err();
+        let error = picker.pick(logits, &draw, log_normalizer(logits, 1.0), 0.5).unwrap_err();
         assert!(matches!(error, Error::NonFiniteResult { .. }), "{error}");
     }
     let logits = [f32::NEG_INFINITY, 1.0, f32::NEG_INFINITY];
     for uniform in [0.0, 0.5, 1.0 - f64::EPSILON] {
-        let token = picker.pick(&logits, &draw, log_mass(&logits, 1.0), uniform).unwrap();
+        let token = picker.pick(&logits, &draw, log_normalizer(&logits, 1.0), uniform).unwrap();
         assert_eq!(token, 1);
     }
 }
@@ -100,9 +100,9 @@ fn logits_that_are_no_numbers_are_an_error_and_impossible_tokens_are_not() {
 #[test]
 fn draws_are_as_frequent_as_they_should_be() {
     let logits: Vec<f32> = (0..300_i16).map(|i| f32::from(i % 7) - f32::from(i) / 40.0).collect();
-    let draw = Draw { temperature: 1.3, ..Draw::default() };
-    let mass = log_mass(&logits, draw.temperature);
-    let (mut picker, mut stream) = (Picker::default(), Stream::sample(5, 0));
+    let draw = DecodingParams { temperature: 1.3, ..DecodingParams::default() };
+    let mass = log_normalizer(&logits, draw.temperature);
+    let (mut picker, mut stream) = (TokenSampler::default(), SampleRng::sample(5, 0));
     let mut counts = vec![0_u32; logits.len()];
     let total = 40_000;
     for _ in 0..total {
@@ -118,7 +118,7 @@ fn draws_are_as_frequent_as_they_should_be() {
 
 #[test]
 fn top_lists_are_sorted_and_end_with_the_vocabulary() {
-    let mut picker = Picker::default();
+    let mut picker = TokenSampler::default();
     let logits = [1.0, 3.0, 1.0, 2.0];
     assert_eq!(picker.top(&logits, 3), [(3.0, 1), (2.0, 3), (1.0, 0)]);
     assert_eq!(picker.top(&logits, 9).len(), 4);
@@ -126,7 +126,7 @@ fn top_lists_are_sorted_and_end_with_the_vocabulary() {
 }
 
 /// Filters and draws the plain way: sort everything, walk along.
-fn plainly(logits: &[f32], draw: &Draw, uniform: f64) -> (u32, bool) {
+fn plainly(logits: &[f32], draw: &DecodingParams, uniform: f64) -> (u32, bool) {
     let mut order: Vec<u32> = (0..u32::try_from(logits.len()).unwrap()).collect();
     let logit = |token: u32| f64::from(logits[token as usize]);
     order.sort_by(|&a, &b| logit(b).total_cmp(&logit(a)).then(a.cmp(&b)));
@@ -170,9 +170,9 @@ proptest! {
         top_p in prop_oneof![Just(1.0), 0.01_f64..1.0],
         uniform in 0.0_f64..1.0,
     ) {
-        let draw = Draw { temperature, top_k, top_p };
-        let mass = log_mass(&logits, temperature);
-        let got = Picker::default().pick(&logits, &draw, mass, uniform).unwrap();
+        let draw = DecodingParams { temperature, top_k, top_p };
+        let mass = log_normalizer(&logits, temperature);
+        let got = TokenSampler::default().pick(&logits, &draw, mass, uniform).unwrap();
         let (want, clear) = plainly(&logits, &draw, uniform);
         // Where rounding may decide, either neighbour is right.
         prop_assume!(clear);
@@ -186,8 +186,8 @@ proptest! {
         top_p in f64::MIN_POSITIVE..1.0,
         uniform in 0.0_f64..1.0,
     ) {
-        let draw = Draw { temperature, top_p, ..Draw::default() };
-        let picked = Picker::default().pick(&logits, &draw, log_mass(&logits, temperature), uniform);
+        let draw = DecodingParams { temperature, top_p, ..DecodingParams::default() };
+        let picked = TokenSampler::default().pick(&logits, &draw, log_normalizer(&logits, temperature), uniform);
         if let Ok(token) = picked {
             prop_assert!((token as usize) < logits.len());
         }

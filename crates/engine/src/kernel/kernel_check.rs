@@ -3,16 +3,16 @@
 //! Cheap enough for every start: a few products and rows of odd sizes, against the portable path. A
 //! machine, an emulator or a compiler that gets one of them wrong costs speed and not results.
 
-use super::{Isa, Kernel, Lhs, Panels, Pool, Precision, Rhs, rows};
+use super::{Isa, Kernel, Lhs, Panels, Precision, Rhs, TaskPool, row_ops};
 
-/// Whether `isa`, which the machine says it has, agrees with the portable path.
-pub(super) fn agrees(isa: Isa) -> bool {
+/// Whether `isa`, which the machine says it has, matches_portable with the portable path.
+pub(super) fn matches_portable(isa: Isa) -> bool {
     isa == Isa::Portable || results(isa) == results(Isa::Portable)
 }
 
 /// The bits of a bit of everything.
 fn results(isa: Isa) -> Vec<u32> {
-    let kernel = Kernel { isa, pool: Pool::alone() };
+    let kernel = Kernel { isa, pool: TaskPool::alone() };
     let mut out = Vec::new();
     for (count, depth, cols) in [(1, 67, 83), (3, 19, 50), (13, 37, 70)] {
         let (x, w) = (numbers(count * depth.max(cols), 1), numbers(cols * depth, 2));
@@ -20,30 +20,30 @@ fn results(isa: Isa) -> Vec<u32> {
             let weights = Panels::from_rows(&w, cols, depth, precision);
             let mut y = vec![0.0; count * cols];
             let lhs = Lhs::rows(&x, depth);
-            kernel.product((count, depth, cols), lhs, Rhs::packed(&weights), &mut y, cols);
+            kernel.gemm((count, depth, cols), lhs, Rhs::packed(&weights), &mut y, cols);
             out.extend(y.iter().map(|y| y.to_bits()));
             let mut back = vec![0.0; count * depth];
             let lhs = Lhs::rows(&y, cols);
-            kernel.product((count, cols, depth), lhs, Rhs::turned(&weights), &mut back, depth);
+            kernel.gemm((count, cols, depth), lhs, Rhs::transposed(&weights), &mut back, depth);
             out.extend(back.iter().map(|y| y.to_bits()));
         }
         let mut y = vec![0.5; depth * cols];
         let rhs = Rhs::Rows { data: &x, stride: cols };
-        kernel.add_product((depth, count, cols), Lhs::columns(&x, depth), rhs, &mut y, cols);
+        kernel.gemm_accumulate((depth, count, cols), Lhs::columns(&x, depth), rhs, &mut y, cols);
         out.extend(y.iter().map(|y| y.to_bits()));
     }
     let (x, gain) = (numbers(103, 3), numbers(103, 4));
     let mut y = vec![0.0; 103];
-    let inverse = rows::norm(isa, &x, &gain, 1e-6, &mut y);
-    rows::norm_backward(isa, &x, &gain, inverse, &gain, &mut y);
-    rows::swiglu(isa, &x, &gain, &mut y[..99]);
-    let sum = rows::exp_and_sum(isa, &mut y, rows::max(isa, &x));
-    out.extend([inverse, sum, rows::dot(isa, &x, &y)].map(f32::to_bits));
+    let inverse = row_ops::norm(isa, &x, &gain, 1e-6, &mut y);
+    row_ops::norm_backward(isa, &x, &gain, inverse, &gain, &mut y);
+    row_ops::swiglu(isa, &x, &gain, &mut y[..99]);
+    let sum = row_ops::exp_and_sum(isa, &mut y, row_ops::max(isa, &x));
+    out.extend([inverse, sum, row_ops::dot(isa, &x, &y)].map(f32::to_bits));
     out.extend(y.iter().map(|y| y.to_bits()));
     out
 }
 
-/// Numbers between -1 and 1 that are not round.
+/// TensorValues between -1 and 1 that are not round.
 fn numbers(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed;
     let number = |_| {
@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn all_that_this_machine_has_agrees_and_a_difference_is_seen() {
         for isa in Isa::available() {
-            assert!(agrees(isa), "{isa:?}");
+            assert!(matches_portable(isa), "{isa:?}");
         }
         let mut all = results(Isa::Portable);
         assert!(all.len() > 3000 && all.iter().any(|bits| *bits != 0));

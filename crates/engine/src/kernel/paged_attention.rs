@@ -3,7 +3,7 @@
 //! A page holds sixteen positions of every key-value head of a layer. Keys stand as a panel (sixteen
 //! positions side by side for each dimension), values as rows, so that both products of attention
 //! read pages as they are. Which pages make up a context, and in which order, is said by a list of
-//! [`Block`]s; where pages are cut changes no bit of the result.
+//! [`PageRef`]s; where pages are cut changes no bit of the result.
 
 #![expect(
     unsafe_code,
@@ -13,16 +13,16 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::pool::SharedMut;
-use super::tile::{Next, ROWS, Tile};
-use super::{Isa, Kernel, PANEL, rows};
+use super::task_pool::SharedMut;
+use super::tile::{Prefetch, ROWS, Tile};
+use super::{Isa, Kernel, PANEL, row_ops};
 
 /// Positions in a page.
-pub(crate) const PAGE: usize = PANEL;
+pub(crate) const PAGE_POSITIONS: usize = PANEL;
 
 /// The first `len` positions of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Block {
+pub(crate) struct PageRef {
     pub(crate) page: usize,
     pub(crate) len: usize,
 }
@@ -30,57 +30,57 @@ pub(crate) struct Block {
 /// Consecutive tokens of one sequence: which rows of the batch they are, where they stand, and what
 /// they can see.
 #[derive(Clone, Debug)]
-pub(crate) struct Span {
+pub(crate) struct SequenceChunk {
     pub(crate) rows: Range<usize>,
     /// Position of the first row.
     pub(crate) start: usize,
     /// The whole context in order, these tokens included.
-    pub(crate) blocks: Vec<Block>,
+    pub(crate) blocks: Vec<PageRef>,
 }
 
 /// How heads are laid out.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Heads {
-    pub(crate) queries: usize,
-    pub(crate) keys: usize,
-    pub(crate) width: usize,
+pub(crate) struct HeadLayout {
+    pub(crate) query_heads: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) head_dim: usize,
 }
 
-impl Heads {
+impl HeadLayout {
     pub(crate) fn query_width(self) -> usize {
-        self.queries * self.width
+        self.query_heads * self.head_dim
     }
 
-    pub(crate) fn key_width(self) -> usize {
-        self.keys * self.width
+    pub(crate) fn kv_width(self) -> usize {
+        self.kv_heads * self.head_dim
     }
 
     fn padded(self) -> usize {
-        self.width.next_multiple_of(PANEL)
+        self.head_dim.next_multiple_of(PANEL)
     }
 
     /// Keys and values of one head in a page.
-    fn head_len(self) -> usize {
-        PAGE * (self.width + self.padded())
+    fn head_floats(self) -> usize {
+        PAGE_POSITIONS * (self.head_dim + self.padded())
     }
 
     /// Floats in a page.
-    pub(crate) fn page_len(self) -> usize {
-        self.keys * self.head_len()
+    pub(crate) fn page_floats(self) -> usize {
+        self.kv_heads * self.head_floats()
     }
 
     pub(crate) fn group(self) -> usize {
-        self.queries / self.keys
+        self.query_heads / self.kv_heads
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a head is narrower than 2²⁴")]
     pub(crate) fn scale(self) -> f32 {
-        1.0 / (self.width as f32).sqrt()
+        1.0 / (self.head_dim as f32).sqrt()
     }
 }
 
 #[derive(Default)]
-struct Scratch {
+struct AttentionScratch {
     queries: Vec<f32>,
     scores: Vec<f32>,
     sums: Vec<f32>,
@@ -88,20 +88,20 @@ struct Scratch {
 }
 
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static SCRATCH: RefCell<AttentionScratch> = RefCell::default();
 }
 
 /// Writes the keys and values of a span to its pages. `keys` and `values` begin with the span's
 /// first row; rows are `stride` apart.
-pub(crate) fn write(
-    heads: Heads,
-    span: &Span,
+pub(crate) fn write_kv(
+    heads: HeadLayout,
+    span: &SequenceChunk,
     keys: &[f32],
     values: &[f32],
     stride: usize,
     pages: &mut [f32],
 ) {
-    let (width, padded) = (heads.width, heads.padded());
+    let (width, padded) = (heads.head_dim, heads.padded());
     let end = span.start + span.rows.len();
     let mut first = 0;
     for block in &span.blocks {
@@ -110,11 +110,13 @@ pub(crate) fn write(
         for position in begin.max(span.start)..(begin + block.len).min(end) {
             let row = (position - span.start) * stride;
             let slot = position - begin;
-            let page = &mut pages[block.page * heads.page_len()..][..heads.page_len()];
-            for (head, page) in page.chunks_exact_mut(heads.head_len()).enumerate() {
-                let (page_keys, page_values) = page.split_at_mut(PAGE * width);
+            let page = &mut pages[block.page * heads.page_floats()..][..heads.page_floats()];
+            for (head, page) in page.chunks_exact_mut(heads.head_floats()).enumerate() {
+                let (page_keys, page_values) = page.split_at_mut(PAGE_POSITIONS * width);
                 let from = row + head * width;
-                for (to, key) in page_keys.chunks_exact_mut(PAGE).zip(&keys[from..from + width]) {
+                for (to, key) in
+                    page_keys.chunks_exact_mut(PAGE_POSITIONS).zip(&keys[from..from + width])
+                {
                     to[slot] = *key;
                 }
                 page_values[slot * padded..slot * padded + width]
@@ -126,11 +128,11 @@ pub(crate) fn write(
 
 impl Kernel {
     /// Attention of every span's rows over its context. Queries and `out` have one row for each row
-    /// of the batch, `query_stride` and [`Heads::query_width`] wide.
+    /// of the batch, `query_stride` and [`HeadLayout::query_width`] wide.
     pub(crate) fn attend(
         &self,
-        heads: Heads,
-        spans: &[Span],
+        heads: HeadLayout,
+        spans: &[SequenceChunk],
         queries: &[f32],
         query_stride: usize,
         pages: &[f32],
@@ -149,9 +151,9 @@ impl Kernel {
         }
         let width = heads.query_width();
         let out = SharedMut::new(out);
-        self.pool.each_if_worth(work, tasks.len() * heads.keys, |task| {
-            let (span, rows) = &tasks[task / heads.keys];
-            let head = task % heads.keys;
+        self.pool.each_if_worth(work, tasks.len() * heads.kv_heads, |task| {
+            let (span, rows) = &tasks[task / heads.kv_heads];
+            let head = task % heads.kv_heads;
             SCRATCH.with_borrow_mut(|scratch| {
                 let queries = &queries[rows.start * query_stride..];
                 attend_rows(
@@ -167,13 +169,13 @@ impl Kernel {
                 );
                 let group = heads.group();
                 for (i, row) in rows.clone().enumerate() {
-                    let start = row * width + head * group * heads.width;
+                    let start = row * width + head * group * heads.head_dim;
                     // SAFETY: tasks differ in their rows or in their head, so the parts are disjoint.
-                    let out = unsafe { out.part(start, group * heads.width) };
-                    for (g, out) in out.chunks_exact_mut(heads.width).enumerate() {
+                    let out = unsafe { out.part(start, group * heads.head_dim) };
+                    for (g, out) in out.chunks_exact_mut(heads.head_dim).enumerate() {
                         let v = i * group + g;
                         let sum = scratch.sums[v];
-                        let from = &scratch.out[v * heads.padded()..][..heads.width];
+                        let from = &scratch.out[v * heads.padded()..][..heads.head_dim];
                         for (out, from) in out.iter_mut().zip(from) {
                             *out = from / sum;
                         }
@@ -187,16 +189,16 @@ impl Kernel {
 #[expect(clippy::too_many_arguments, reason = "one task of `attend`, whose state it shares")]
 fn attend_rows(
     isa: Isa,
-    heads: Heads,
-    span: &Span,
+    heads: HeadLayout,
+    span: &SequenceChunk,
     rows: &Range<usize>,
     head: usize,
     queries: &[f32],
     query_stride: usize,
     pages: &[f32],
-    scratch: &mut Scratch,
+    scratch: &mut AttentionScratch,
 ) {
-    let (width, padded, group) = (heads.width, heads.padded(), heads.group());
+    let (width, padded, group) = (heads.head_dim, heads.padded(), heads.group());
     let vectors = rows.len() * group;
     let first_position = span.start + rows.start - span.rows.start;
     let context = first_position + rows.len();
@@ -215,7 +217,7 @@ fn attend_rows(
     // Pages lie anywhere, so memory is told which comes next.
     let next_page = |index: usize, part: usize| {
         let block = span.blocks.get(index + 1).unwrap_or(&span.blocks[index]);
-        let start = block.page * heads.page_len() + head * heads.head_len();
+        let start = block.page * heads.page_floats() + head * heads.head_floats();
         pages.as_ptr().wrapping_add(start + part)
     };
     // Scores: a page of keys is a panel. A block that is not full leaves numbers behind its end,
@@ -225,8 +227,8 @@ fn attend_rows(
         if position >= context {
             break;
         }
-        let start = block.page * heads.page_len() + head * heads.head_len();
-        let keys = &pages[start..start + PAGE * width];
+        let start = block.page * heads.page_floats() + head * heads.head_floats();
+        let keys = &pages[start..start + PAGE_POSITIONS * width];
         let next = next_page(index, 0);
         for first in (0..vectors).step_by(ROWS) {
             let count = ROWS.min(vectors - first);
@@ -239,10 +241,10 @@ fn attend_rows(
                 b: keys.as_ptr(),
                 b_panel: 0,
                 b_step: PANEL,
-                next: Next::from(next),
+                next: Prefetch::from(next),
                 c: scratch.scores[first * stride + position..].as_mut_ptr(),
                 c_row: stride,
-                fresh: true,
+                zero_init: true,
             };
             // SAFETY: `count` queries of `width` numbers are there, the page has `width` steps of
             // sixteen keys, and sixteen scores fit each row by the check above. One thread's own.
@@ -254,8 +256,8 @@ fn attend_rows(
     for (v, scores) in scratch.scores.chunks_exact_mut(stride).take(vectors).enumerate() {
         let seen = first_position + v / group + 1;
         let (seen, unseen) = scores.split_at_mut(seen);
-        let max = rows::max(isa, seen);
-        scratch.sums.push(rows::exp_and_sum(isa, seen, max));
+        let max = row_ops::max(isa, seen);
+        scratch.sums.push(row_ops::exp_and_sum(isa, seen, max));
         unseen.fill(0.0);
     }
 
@@ -264,9 +266,10 @@ fn attend_rows(
         if position >= context {
             break;
         }
-        let start = block.page * heads.page_len() + head * heads.head_len() + PAGE * width;
-        let values = &pages[start..start + PAGE * padded];
-        let next = next_page(index, PAGE * width);
+        let start =
+            block.page * heads.page_floats() + head * heads.head_floats() + PAGE_POSITIONS * width;
+        let values = &pages[start..start + PAGE_POSITIONS * padded];
+        let next = next_page(index, PAGE_POSITIONS * width);
         let depth = block.len.min(context - position);
         for first in (0..vectors).step_by(ROWS) {
             let count = ROWS.min(vectors - first);
@@ -282,10 +285,10 @@ fn attend_rows(
                     b: values[panel * PANEL..].as_ptr(),
                     b_panel: PANEL,
                     b_step: padded,
-                    next: Next::from(next.wrapping_add(panel * PANEL * PAGE)),
+                    next: Prefetch::from(next.wrapping_add(panel * PANEL * PAGE_POSITIONS)),
                     c: scratch.out[first * padded + panel * PANEL..].as_mut_ptr(),
                     c_row: padded,
-                    fresh: false,
+                    zero_init: false,
                 };
                 // SAFETY: `count` rows of scores reach beyond `position + depth`, the page has
                 // sixteen rows of `padded` values, `out` as many sums. One thread's own.

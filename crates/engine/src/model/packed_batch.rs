@@ -1,17 +1,17 @@
-//! [`Batch`]: sequences packed into rows, each common beginning once.
+//! [`PackedBatch`]: sequences packed into rows, each common beginning once.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
-use crate::kernel::pages::{Block, PAGE, Span};
+use crate::kernel::paged_attention::{PAGE_POSITIONS, PageRef, SequenceChunk};
 
 /// Sequences of a training batch as rows without padding. Where sequences begin with the same
 /// tokens those rows exist once: a row depends on what stands before it alone.
 #[derive(Debug, Default)]
-pub(crate) struct Batch {
+pub(crate) struct PackedBatch {
     pub(crate) tokens: Vec<u32>,
     /// Parents before children; all nodes of a tree together.
-    pub(crate) nodes: Vec<Node>,
+    pub(crate) nodes: Vec<PrefixNode>,
     /// The nodes of each tree.
     pub(crate) trees: Vec<Range<usize>>,
     /// For every sequence the nodes that it consists of.
@@ -20,14 +20,14 @@ pub(crate) struct Batch {
 
 /// Rows that belong to the same sequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Node {
+pub(crate) struct PrefixNode {
     pub(crate) rows: Range<usize>,
     /// Position of the first row.
     pub(crate) start: usize,
     pub(crate) parent: Option<usize>,
 }
 
-impl Batch {
+impl PackedBatch {
     /// Packs `sequences`, none of which may be empty. The common beginning of a group is shared
     /// one level deep, which is what samples of one prompt need; a beginning of fewer than
     /// `least` tokens is not worth it.
@@ -101,7 +101,7 @@ impl Batch {
     fn add_node(&mut self, tokens: &[u32], start: usize, parent: Option<usize>) {
         let rows = self.tokens.len()..self.tokens.len() + tokens.len();
         self.tokens.extend_from_slice(tokens);
-        self.nodes.push(Node { rows, start, parent });
+        self.nodes.push(PrefixNode { rows, start, parent });
     }
 
     /// The row of position `position` of sequence `sequence`.
@@ -110,19 +110,19 @@ impl Batch {
     }
 
     /// Pages for every node, numbered from 0, and how many there are.
-    pub(crate) fn spans(&self) -> (Vec<Span>, usize) {
-        let mut spans: Vec<Span> = Vec::with_capacity(self.nodes.len());
+    pub(crate) fn spans(&self) -> (Vec<SequenceChunk>, usize) {
+        let mut spans: Vec<SequenceChunk> = Vec::with_capacity(self.nodes.len());
         let mut pages = 0;
         for node in &self.nodes {
             let mut blocks = node.parent.map_or_else(Vec::new, |p| spans[p].blocks.clone());
             let mut left = node.rows.len();
             while left > 0 {
-                let len = left.min(PAGE);
-                blocks.push(Block { page: pages, len });
+                let len = left.min(PAGE_POSITIONS);
+                blocks.push(PageRef { page: pages, len });
                 pages += 1;
                 left -= len;
             }
-            spans.push(Span { rows: node.rows.clone(), start: node.start, blocks });
+            spans.push(SequenceChunk { rows: node.rows.clone(), start: node.start, blocks });
         }
         (spans, pages)
     }
@@ -154,31 +154,31 @@ mod tests {
     #[test]
     fn batches_are_cut_between_trees_and_nowhere_else() {
         let sequences: [&[u32]; 5] = [&[1, 2, 3], &[9, 9], &[1, 2, 4, 5], &[8, 8, 8], &[7, 7]];
-        assert_eq!(Batch::cut(&sequences, 2, 100), [[0, 2, 1, 3, 4]]);
+        assert_eq!(PackedBatch::cut(&sequences, 2, 100), [[0, 2, 1, 3, 4]]);
         // The tree of 0 and 2 has five rows: two shared, one and two of their own.
-        assert_eq!(Batch::cut(&sequences, 2, 7), [vec![0, 2, 1], vec![3, 4]]);
-        assert_eq!(Batch::cut(&sequences, 2, 1), [vec![0, 2], vec![1], vec![3], vec![4]]);
-        assert!(Batch::cut(&[], 2, 1).is_empty());
+        assert_eq!(PackedBatch::cut(&sequences, 2, 7), [vec![0, 2, 1], vec![3, 4]]);
+        assert_eq!(PackedBatch::cut(&sequences, 2, 1), [vec![0, 2], vec![1], vec![3], vec![4]]);
+        assert!(PackedBatch::cut(&[], 2, 1).is_empty());
     }
 
     #[test]
     fn a_common_beginning_has_its_rows_once() {
         let sequences: [&[u32]; 4] = [&[1, 2, 3, 4], &[9], &[1, 2, 3], &[1, 2, 5, 6, 7]];
-        let batch = Batch::pack(&sequences, 2);
+        let batch = PackedBatch::pack(&sequences, 2);
         assert_eq!(batch.tokens.len(), 2 + 2 + 1 + 3 + 1);
         for (i, sequence) in sequences.iter().enumerate() {
             let tokens: Vec<u32> = batch.rows(i).map(|row| batch.tokens[row]).collect();
             assert_eq!(tokens, *sequence);
         }
         assert_eq!(batch.trees.len(), 2);
-        let alone = Batch::pack(&sequences, 0);
+        let alone = PackedBatch::pack(&sequences, 0);
         assert_eq!(alone.tokens.len(), 13);
     }
 
     #[test]
     fn the_same_sequence_twice_is_one() {
         let sequences: [&[u32]; 2] = [&[1, 2, 3], &[1, 2, 3]];
-        let batch = Batch::pack(&sequences, 1);
+        let batch = PackedBatch::pack(&sequences, 1);
         assert_eq!(batch.tokens.len(), 3);
         assert_eq!(batch.rows(1).count(), 3);
     }

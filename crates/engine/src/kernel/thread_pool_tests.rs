@@ -3,12 +3,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::crew::Crew;
+use super::thread_pool::ThreadPool;
 
 #[test]
 fn every_task_is_done_once_and_before_the_caller_goes_on() {
     for threads in [0, 1, 3] {
-        let crew = Crew::new(threads).unwrap();
+        let crew = ThreadPool::new(threads).unwrap();
         for round in 0..2_000 {
             let count = round % 17;
             let done: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
@@ -22,7 +22,7 @@ fn every_task_is_done_once_and_before_the_caller_goes_on() {
 
 #[test]
 fn a_thread_that_fell_asleep_is_woken() {
-    let crew = Crew::new(2).unwrap();
+    let crew = ThreadPool::new(2).unwrap();
     for _ in 0..20 {
         while crew.asleep() < 2 {
             std::thread::yield_now();
@@ -37,7 +37,7 @@ fn a_thread_that_fell_asleep_is_woken() {
 
 #[test]
 fn a_caller_that_fell_asleep_is_woken() {
-    let crew = Crew::new(1).unwrap();
+    let crew = ThreadPool::new(1).unwrap();
     let both = std::sync::Barrier::new(2);
     let caller = std::thread::current().id();
     crew.each(2, |_| {
@@ -52,7 +52,7 @@ fn a_caller_that_fell_asleep_is_woken() {
 
 #[test]
 fn many_callers_take_turns_and_work_inside_work_is_done_alone() {
-    let crew = Crew::new(2).unwrap();
+    let crew = ThreadPool::new(2).unwrap();
     let total = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -72,7 +72,7 @@ fn many_callers_take_turns_and_work_inside_work_is_done_alone() {
 
 #[test]
 fn a_panic_reaches_the_caller_and_the_crew_goes_on() {
-    let crew = Crew::new(2).unwrap();
+    let crew = ThreadPool::new(2).unwrap();
     for bad in 0..6 {
         let run = || crew.each(6, |index| assert_ne!(index, bad, "task {bad}"));
         assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
