@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tinkex::{BaseUrl, Env, RetryPolicy, ServiceClient};
-use tinkex_server::{Options, Server, StartError, Stopped};
+use tinkex_server::{Server, ServerOptions, ShutdownSummary, StartError};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{CommandError, Exit};
@@ -148,7 +148,7 @@ impl LocalServer {
     /// The server of the user's data folder: the one that runs there, or a new one.
     pub(crate) async fn open(env: &Env) -> Result<Self, CommandError> {
         let data = data_folder(env)?;
-        let mut options = Options::new(&data);
+        let mut options = ServerOptions::new(&data);
         options.hub_cache = hub_cache(env);
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -159,7 +159,7 @@ impl LocalServer {
                     let own = Arc::new(Mutex::new(Some(server)));
                     return Ok(Self { note, data, own, heir: None });
                 }
-                Err(StartError::InUse(_)) => {}
+                Err(StartError::DataDirInUse(_)) => {}
                 Err(why) => return Err(startup_error(&why, Starter::Local)),
             }
             if let Some(note) = ServerInfo::read(&data) {
@@ -196,7 +196,7 @@ impl LocalServer {
     }
 
     /// Stops the server if it is this program's own.
-    pub(crate) async fn stop(self) -> Option<Stopped> {
+    pub(crate) async fn stop(self) -> Option<ShutdownSummary> {
         if let Some(heir) = &self.heir {
             heir.abort();
         }
@@ -210,7 +210,7 @@ impl LocalServer {
 /// Goes on with a folder and a port once the program that has them ends.
 #[expect(clippy::disallowed_methods, reason = "`LocalServer` owns it, and ends it")]
 fn inherit(
-    mut options: Options,
+    mut options: ServerOptions,
     note: &ServerInfo,
     own: Arc<Mutex<Option<Server>>>,
 ) -> tokio::task::JoinHandle<()> {
@@ -220,7 +220,7 @@ fn inherit(
             sleep(RHYTHM).await;
             if let Ok(server) = Server::start(options.clone()).await {
                 // Others can do without the note: they wait until this one ends.
-                let _ = ServerInfo::of(&server, false, None).leave(&options.data);
+                let _ = ServerInfo::of(&server, false, None).leave(&options.data_dir);
                 *own.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
                 return;
             }

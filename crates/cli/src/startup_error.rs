@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 
-use tinkex_server::StartError;
+use tinkex_server::{StartAction, StartError};
 
 use crate::error::{CommandError, Exit};
 
@@ -18,11 +18,11 @@ pub(crate) enum Starter {
 /// Why there is no server, and what to do.
 pub(crate) fn startup_error(why: &StartError, starter: Starter) -> CommandError {
     let exit = match why {
-        StartError::Open(_) | StartError::EmptyKey => Exit::Usage,
+        StartError::UnprotectedAddress(_) | StartError::EmptyApiKey => Exit::Usage,
         _ => Exit::Failed,
     };
     let mut message = format!("the server did not start: {why}");
-    if let StartError::Model(model) = why
+    if let StartError::InvalidModel(model) = why
         && let Some(source) = std::error::Error::source(model)
     {
         message += &format!(": {source}");
@@ -36,16 +36,16 @@ fn hint(why: &StartError, starter: Starter) -> String {
         Starter::Local => "another data folder (TINKEX_DATA_DIR=DIR)",
     };
     match (why, starter) {
-        (StartError::Open(_), _) => {
+        (StartError::UnprotectedAddress(_), _) => {
             "name a file with a key (--api-key-file FILE), or leave --host out".to_owned()
         }
-        (StartError::EmptyKey, _) => {
+        (StartError::EmptyApiKey, _) => {
             "write a key into the file that --api-key-file names; it begins with tml-".to_owned()
         }
-        (StartError::InUse(_), Starter::Serve) => {
+        (StartError::DataDirInUse(_), Starter::Serve) => {
             format!("use the server that runs there (--local), or take {elsewhere}")
         }
-        (StartError::InUse(_), Starter::Local) => {
+        (StartError::DataDirInUse(_), Starter::Local) => {
             format!("wait for the other program to end, or take {elsewhere}")
         }
         (StartError::MissingModel { name, .. }, Starter::Serve) => {
@@ -58,42 +58,44 @@ fn hint(why: &StartError, starter: Starter) -> String {
             "run `tinkex serve --model {name}=FOLDER` beside this, put the model back into the \
              Hugging Face cache, or take {elsewhere}"
         ),
-        (StartError::Model(_), Starter::Serve) => "look at what --model and --hub-cache name: a \
+        (StartError::InvalidModel(_), Starter::Serve) => {
+            "look at what --model and --hub-cache name: a \
              model is a folder with config.json, tokenizer.json and *.safetensors"
-            .to_owned(),
-        (StartError::Model(_), Starter::Local) => {
+                .to_owned()
+        }
+        (StartError::InvalidModel(_), Starter::Local) => {
             "take the model out of the Hugging Face cache, or \
              name another cache (HF_HUB_CACHE=DIR)"
                 .to_owned()
         }
-        (StartError::Io { what, source, .. }, _) => {
-            io_hint(what, source.kind(), starter, elsewhere)
+        (StartError::Io { action, source, .. }, _) => {
+            io_hint(*action, source.kind(), starter, elsewhere)
         }
         _ => format!("take {elsewhere}"),
     }
 }
 
 /// What to do about what the system said.
-fn io_hint(what: &str, kind: ErrorKind, starter: Starter, elsewhere: &str) -> String {
-    match (what, kind) {
-        ("listen on", _) if starter == Starter::Local => {
+fn io_hint(action: StartAction, kind: ErrorKind, starter: Starter, elsewhere: &str) -> String {
+    match (action, kind) {
+        (StartAction::Listen, _) if starter == Starter::Local => {
             "programs must be able to listen on 127.0.0.1; see what on this machine forbids it"
                 .to_owned()
         }
-        ("listen on", ErrorKind::AddrInUse) => {
+        (StartAction::Listen, ErrorKind::AddrInUse) => {
             "another program listens there; take another port (--port), or any free one (--port 0)"
                 .to_owned()
         }
-        ("listen on", ErrorKind::PermissionDenied) => {
+        (StartAction::Listen, ErrorKind::PermissionDenied) => {
             "ports below 1024 are not for everyone; take another (--port 8080)".to_owned()
         }
-        ("listen on", ErrorKind::AddrNotAvailable) => {
+        (StartAction::Listen, ErrorKind::AddrNotAvailable) => {
             "this machine has no such address; see --host".to_owned()
         }
-        ("listen on", _) => {
+        (StartAction::Listen, _) => {
             "look at the network of this machine, and at --host and --port".to_owned()
         }
-        ("start", _) => {
+        (StartAction::Spawn, _) => {
             "the system has no thread to spare; end other programs, or raise its limit \
                          (ulimit -u)"
                 .to_owned()
@@ -104,7 +106,7 @@ fn io_hint(what: &str, kind: ErrorKind, starter: Starter, elsewhere: &str) -> St
         (_, ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) => {
             format!("make the folder yours to write, or take {elsewhere}")
         }
-        ("read", _) => format!(
+        (StartAction::Read, _) => format!(
             "keep the folder as it is, in case it can be mended, and go on with {elsewhere}"
         ),
         _ => format!("look at the folder, or take {elsewhere}"),
@@ -116,36 +118,36 @@ mod tests {
     use std::fmt::Write as _;
     use std::io;
 
-    use tinkex_server::{Options, Server};
+    use tinkex_server::{Server, ServerOptions};
 
     use super::*;
 
     async fn all() -> Vec<StartError> {
         let data = tempfile::tempdir().unwrap();
-        let mut options = Options::new(data.path());
+        let mut options = ServerOptions::new(data.path());
         options.models = vec![("a".to_owned(), "no-such-folder".into())];
         let no_model = Server::start(options).await.unwrap_err();
-        let io = |what, place: &str, kind: io::ErrorKind| StartError::Io {
-            what,
-            place: place.to_owned(),
+        let io = |action, target: &str, kind: io::ErrorKind| StartError::Io {
+            action,
+            target: target.to_owned(),
             source: kind.into(),
         };
         vec![
-            StartError::Open(([0, 0, 0, 0], 8080).into()),
-            StartError::EmptyKey,
-            StartError::InUse("/data".into()),
+            StartError::UnprotectedAddress(([0, 0, 0, 0], 8080).into()),
+            StartError::EmptyApiKey,
+            StartError::DataDirInUse("/data".into()),
             StartError::MissingModel { name: "Qwen/Qwen3-8B".to_owned(), requests: 3 },
             no_model,
-            io("create", "/data", ErrorKind::PermissionDenied),
-            io("create", "/data", ErrorKind::ReadOnlyFilesystem),
-            io("create", "/data", ErrorKind::StorageFull),
-            io("create", "/data", ErrorKind::NotADirectory),
-            io("read", "/data", ErrorKind::InvalidData),
-            io("listen on", "127.0.0.1:80", ErrorKind::PermissionDenied),
-            io("listen on", "127.0.0.1:8080", ErrorKind::AddrInUse),
-            io("listen on", "10.1.2.3:8080", ErrorKind::AddrNotAvailable),
-            io("listen on", "127.0.0.1:8080", ErrorKind::OutOfMemory),
-            io("start", "the worker", ErrorKind::WouldBlock),
+            io(StartAction::Create, "/data", ErrorKind::PermissionDenied),
+            io(StartAction::Create, "/data", ErrorKind::ReadOnlyFilesystem),
+            io(StartAction::Create, "/data", ErrorKind::StorageFull),
+            io(StartAction::Create, "/data", ErrorKind::NotADirectory),
+            io(StartAction::Read, "/data", ErrorKind::InvalidData),
+            io(StartAction::Listen, "127.0.0.1:80", ErrorKind::PermissionDenied),
+            io(StartAction::Listen, "127.0.0.1:8080", ErrorKind::AddrInUse),
+            io(StartAction::Listen, "10.1.2.3:8080", ErrorKind::AddrNotAvailable),
+            io(StartAction::Listen, "127.0.0.1:8080", ErrorKind::OutOfMemory),
+            io(StartAction::Spawn, "the worker thread", ErrorKind::WouldBlock),
         ]
     }
 
@@ -159,7 +161,7 @@ mod tests {
                 let hint = hint(&why, starter);
                 let options = ["--data-dir", "--host", "--port", "--api-key"];
                 let misled = starter == Starter::Local
-                    && !matches!(why, StartError::Open(_) | StartError::EmptyKey)
+                    && !matches!(why, StartError::UnprotectedAddress(_) | StartError::EmptyApiKey)
                     && options.iter().any(|option| hint.contains(option));
                 assert!(!misled, "{hint}");
                 writeln!(text, "  {starter:?}: {hint}").unwrap();

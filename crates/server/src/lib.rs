@@ -1,10 +1,10 @@
 //! The Tinker API on your own machine: the engine behind the real protocol.
 //!
 //! ```no_run
-//! use tinkex_server::{Options, Server};
+//! use tinkex_server::{ServerOptions, Server};
 //!
 //! # async fn run() -> Result<(), tinkex_server::StartError> {
-//! let options = Options::new("data").model("Qwen/Qwen3-0.6B", "models/qwen3-0.6b");
+//! let options = ServerOptions::new("data").model("Qwen/Qwen3-0.6B", "models/qwen3-0.6b");
 //! let server = Server::start(options).await?;
 //! println!("{}", server.base_url());
 //! server.stop().await;
@@ -16,7 +16,7 @@
 //! * Requests of a model run in the order of their numbers, however they arrive.
 //! * What was promised survives a crash: a request is answered with a ticket only once it is on
 //!   disk, and after a restart it is carried out with the same bits.
-//! * Memory for bodies, queues, answers and caches has limits: see [`Limits`].
+//! * Memory for bodies, queues, answers and caches has limits: see [`ServerLimits`].
 //! * Only this machine can reach it, unless it is given a key.
 //!
 //! # Map
@@ -51,6 +51,6 @@ mod work;
 mod worker;
 
 pub use models::write_tokenizer;
-pub use options::{Limits, Options, Times, local_hub_cache};
-pub use server::{Server, StartError, Stopped};
+pub use options::{ServerLimits, ServerOptions, ServerTimeouts, local_hub_cache};
+pub use server::{Server, ShutdownSummary, StartAction, StartError};
 pub use tinkex_engine::builtin::NAME as BUILT_IN;

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use tinkex_server::{Options, Server};
+use tinkex_server::{Server, ServerOptions};
 
 const HELP: &str = "\
 Usage: tinkex-server [OPTIONS]
@@ -62,8 +62,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>, String> {
-    let mut options = Options::new("tinkex-data");
+fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<ServerOptions>, String> {
+    let mut options = ServerOptions::new("tinkex-data");
     options.log_jobs = true;
     options.hub_cache = tinkex_server::local_hub_cache();
     options.address.set_port(8080);
@@ -71,7 +71,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>,
         let mut value = || arguments.next().ok_or_else(|| format!("{name} needs a value"));
         match name.as_str() {
             "--help" | "-h" => return Ok(None),
-            "--data-dir" => options.data = value()?.into(),
+            "--data-dir" => options.data_dir = value()?.into(),
             "--host" => {
                 let text = value()?;
                 let ip: IpAddr =
@@ -85,7 +85,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>,
                     .set_port(text.parse().map_err(|_| format!("--port {text}: not a port"))?);
             }
             // The second is what it was called before.
-            "--api-key-file" | "--key-file" => options = options.key(key(&name, &value()?)?),
+            "--api-key-file" | "--key-file" => options = options.api_key(key(&name, &value()?)?),
             "--model" => {
                 let text = value()?;
                 let (name, folder) = text
@@ -99,7 +99,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>,
                 let text = value()?;
                 let seconds = text.parse().ok();
                 let after = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-                options.times.snapshot =
+                options.timeouts.snapshot_after =
                     after.ok_or_else(|| format!("--snapshot-after {text}: not seconds"))?;
             }
             "--threads" => {
@@ -111,7 +111,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Options>,
             "--raw-logprobs" => options.raw_logprobs = true,
             "--no-autosave" => options.autosave_on_expiry = false,
             "--drop-undone" => options.drop_undone = true,
-            "--plain" => options.efficient = false,
+            "--plain" => options.efficient_protocol = false,
             "--quiet" => options.log_jobs = false,
             other => return Err(format!("there is no option {other}")),
         }
@@ -128,9 +128,9 @@ fn key(option: &str, path: &str) -> Result<String, String> {
     }
 }
 
-async fn serve(options: Options) -> Result<(), Box<dyn std::error::Error>> {
-    let has_key = options.key.is_some();
-    let data = options.data.display().to_string();
+async fn serve(options: ServerOptions) -> Result<(), Box<dyn std::error::Error>> {
+    let has_key = options.api_key.is_some();
+    let data = options.data_dir.display().to_string();
     let server = Server::start(options).await?;
     let url = server.base_url();
     let mut out = std::io::stdout();

@@ -1,4 +1,4 @@
-//! [`Options`]: how a server is to run.
+//! Configuration of a [`Server`](crate::Server).
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -6,148 +6,168 @@ use std::time::Duration;
 
 use tinkex_wire::Secret;
 
-/// How a server is to run.
+/// Configuration of a [`Server`](crate::Server).
 ///
 /// ```
-/// use tinkex_server::Options;
+/// use tinkex_server::ServerOptions;
 ///
-/// let options = Options::new("data").model("Qwen/Qwen3-0.6B", "models/qwen3-0.6b");
+/// let options = ServerOptions::new("data").model("Qwen/Qwen3-0.6B", "models/qwen3-0.6b");
 /// assert!(options.address.ip().is_loopback());
 /// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Options {
-    /// Where everything is kept.
-    pub data: PathBuf,
-    /// Where to listen. An address that others can reach needs a [`key`](Self::key).
+pub struct ServerOptions {
+    /// Directory for the database, payloads and weights. Created if it does not exist; one server
+    /// uses it at a time.
+    pub data_dir: PathBuf,
+    /// Address to listen on (default 127.0.0.1 with a free port). An address that other machines
+    /// can reach requires an [`api_key`](Self::api_key).
     pub address: SocketAddr,
-    /// What clients must send; anything is taken if there is none.
-    pub key: Option<Secret>,
-    /// Names and Hugging Face folders.
+    /// API key that clients must send. `None` accepts any key.
+    pub api_key: Option<Secret>,
+    /// Base models to serve: name and Hugging Face model folder.
     pub models: Vec<(String, PathBuf)>,
-    /// A Hugging Face hub cache, whose models are served under their names.
+    /// Hugging Face hub cache. Every model in it that has weights is served under its repository
+    /// name.
     pub hub_cache: Option<PathBuf>,
-    /// Threads that compute; 0 for one on each core.
+    /// Number of compute threads; 0 (the default) uses one per core.
     pub threads: usize,
-    /// Keep frozen weights in bf16: half the memory, and faster where the CPU can.
+    /// Stores frozen weights as bf16: half the memory, and faster on CPUs with bf16 instructions.
     pub bf16: bool,
-    /// Report log-probabilities of sampled tokens without the temperature.
+    /// Reports log-probabilities of sampled tokens before the temperature is applied.
     pub raw_logprobs: bool,
-    /// Ask clients to do everything the efficient way: one poll for many samples, compressed bodies,
-    /// losses on the server. Without it they do what they do with an old server.
-    pub efficient: bool,
-    /// When a session is given up because nothing is heard of it, save what its models learned since
-    /// they were last saved: as `autosave-N`, for a day.
+    /// Enables the protocol features that reduce traffic: one poll for many samples, compressed
+    /// bodies, custom losses on the server (default true). If false, clients use the same
+    /// requests as with a server of the first protocol version.
+    pub efficient_protocol: bool,
+    /// Saves the unsaved state of a session's models as checkpoint `autosave-N`, kept for one day,
+    /// before the session expires (default true).
     pub autosave_on_expiry: bool,
-    /// Start although requests that were promised need a base model that is not there: they fail.
+    /// Starts even if accepted requests need a base model that is not available; those requests
+    /// fail (default false: the start fails).
     pub drop_undone: bool,
     /// Print a line for every finished job.
     pub log_jobs: bool,
-    /// What may be asked at once.
-    pub limits: Limits,
-    /// How long things wait.
-    pub times: Times,
+    /// Memory and queue limits.
+    pub limits: ServerLimits,
+    /// Timeouts and intervals.
+    pub timeouts: ServerTimeouts,
 }
 
-/// What may be asked at once. Beyond it callers wait, or are told when to come back.
+/// Limits on memory and concurrency.
+///
+/// A client that exceeds a queue limit receives 429 with the time after which to retry; a body over
+/// its limit is rejected with 413. Caches over their limit evict the least recently used entries.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Limits {
-    /// Open connections.
+pub struct ServerLimits {
+    /// Maximum number of open connections (default 4096). Further ones wait to be accepted.
     pub connections: usize,
-    /// Bytes of one body, also when decompressed.
-    pub body: usize,
-    /// Bytes of one body where no data is expected.
-    pub plain_body: usize,
-    /// Bytes of all bodies being read.
-    pub bodies: usize,
-    /// Requests in line.
-    pub queued: usize,
-    /// Bytes of requests in line.
+    /// Maximum size of a request body that carries training or sampling data, in bytes, after
+    /// decompression (default 64 MiB).
+    pub body_bytes: usize,
+    /// Maximum size of any other request body, in bytes (default 1 MiB).
+    pub small_body_bytes: usize,
+    /// Maximum total size of the request bodies being read, in bytes (default 1 GiB).
+    pub total_body_bytes: usize,
+    /// Maximum number of requests that are queued or being sampled (default 50,000).
+    pub queued_requests: usize,
+    /// Maximum total size of the queued requests, in bytes (default 1 GiB).
     pub queued_bytes: usize,
-    /// Bytes of answers kept in memory; the others stay on disk until they are fetched.
-    pub answers: usize,
-    /// Bytes of requests and answers on disk from which on those of no use are dropped.
-    pub payloads: u64,
-    /// Bytes of models in training that stay in memory; the others come back from disk.
-    pub models: usize,
-    /// Bytes of adapters that stay ready to be sampled from; the others come back from disk.
-    pub weights: usize,
-    /// Bytes that a training pass may keep.
-    pub training_memory: usize,
-    /// Bytes of keys and values that sampling may keep for one model.
-    pub cache_memory: usize,
+    /// Maximum total size of the results held in memory, in bytes (default 256 MiB). Further ones
+    /// are read from disk when a client polls them.
+    pub result_bytes: usize,
+    /// Size of the payload file, in bytes, from which it is compacted once more than half of it is
+    /// no longer needed (default 32 MiB).
+    pub payload_bytes: u64,
+    /// Maximum memory of the models in training, in bytes (default 4 GiB). The least recently used
+    /// ones are written to disk and reloaded on demand.
+    pub model_bytes: usize,
+    /// Maximum memory of the adapters loaded for sampling, in bytes (default 1 GiB). The least
+    /// recently used ones are reloaded from disk on demand.
+    pub sampler_weight_bytes: usize,
+    /// Maximum memory of the activations of a training pass, in bytes (default 4 GiB).
+    pub training_bytes: usize,
+    /// Maximum memory of the KV cache of one base model, in bytes (default 2 GiB).
+    pub kv_cache_bytes: usize,
 }
 
-/// How long things wait.
+/// Timeouts and intervals of a server.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Times {
-    /// A poll without an answer is held this long.
-    pub poll: Duration,
-    /// A request waits this long for the ones numbered before it.
-    pub gap: Duration,
-    /// An answer that nobody fetches is kept this long.
-    pub answer: Duration,
-    /// A session that says nothing lives this long; zero for ever.
-    pub session: Duration,
-    /// A session that is over, and of which there is no run, is listed this long; zero for ever.
-    pub ended_session: Duration,
-    /// Headers and bodies must arrive within this.
-    pub slow_client: Duration,
-    /// Work on a model since its last snapshot, which a crash would mean doing again.
-    pub snapshot: Duration,
-    /// How often what expired is removed.
-    pub sweep: Duration,
-    /// A base model that nobody uses is unloaded after this.
+pub struct ServerTimeouts {
+    /// Maximum time a poll waits for a result before it is answered with `try_again` (default
+    /// 30 s).
+    pub poll_hold: Duration,
+    /// Time a request waits for missing earlier sequence numbers before they are skipped (default
+    /// 60 s).
+    pub sequence_gap: Duration,
+    /// Time a result is kept if its client does not acknowledge it (default 1 h).
+    pub result_retention: Duration,
+    /// Time without a request or heartbeat after which a session expires (default 15 min). Zero
+    /// disables expiry.
+    pub session_expiry: Duration,
+    /// Time an ended session without training runs stays listed (default 30 days). Zero keeps it
+    /// forever.
+    pub ended_session_retention: Duration,
+    /// Maximum time a client may take to send headers or a body, or to read a response (default
+    /// 30 s).
+    pub client_io: Duration,
+    /// Compute time on a model after which its state is saved (default 20 s). A crash repeats at
+    /// most about this much work.
+    pub snapshot_after: Duration,
+    /// Interval at which expired sessions, results, checkpoints and files are removed (default
+    /// 30 s).
+    pub expiry_interval: Duration,
+    /// Time after which an unused model is unloaded from memory (default 10 min).
     pub idle_model: Duration,
 }
 
-impl Options {
-    /// A server on a free loopback port that keeps everything in `data`.
+impl ServerOptions {
+    /// Creates the options of a server on a free loopback port that stores its data in `data_dir`.
     #[must_use]
-    pub fn new(data: impl Into<PathBuf>) -> Self {
+    pub fn new(data_dir: impl Into<PathBuf>) -> Self {
         Self {
-            data: data.into(),
+            data_dir: data_dir.into(),
             address: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-            key: None,
+            api_key: None,
             models: Vec::new(),
             hub_cache: None,
             threads: 0,
             bf16: false,
             raw_logprobs: false,
-            efficient: true,
+            efficient_protocol: true,
             autosave_on_expiry: true,
             drop_undone: false,
             log_jobs: false,
-            limits: Limits::default(),
-            times: Times::default(),
+            limits: ServerLimits::default(),
+            timeouts: ServerTimeouts::default(),
         }
     }
 
-    /// Serves the Hugging Face folder `folder` as `name`.
+    /// Serves the Hugging Face model folder `folder` under `name`.
     #[must_use]
     pub fn model(mut self, name: impl Into<String>, folder: impl Into<PathBuf>) -> Self {
         self.models.push((name.into(), folder.into()));
         self
     }
 
-    /// Listens on `address`.
+    /// Sets the address to listen on.
     #[must_use]
     pub fn address(mut self, address: SocketAddr) -> Self {
         self.address = address;
         self
     }
 
-    /// Lets in only who sends `key`.
+    /// Requires clients to send `key` in `x-api-key`.
     #[must_use]
-    pub fn key(mut self, key: impl Into<String>) -> Self {
-        self.key = Some(Secret::from(key.into()));
+    pub fn api_key(mut self, key: impl Into<String>) -> Self {
+        self.api_key = Some(Secret::from(key.into()));
         self
     }
 }
 
-/// This user's Hugging Face hub cache, if there is one: `HF_HUB_CACHE`, `HF_HOME/hub`, or
+/// Returns this user's Hugging Face hub cache, if it exists: `HF_HUB_CACHE`, `HF_HOME/hub`, or
 /// `~/.cache/huggingface/hub`.
 #[must_use]
 pub fn local_hub_cache() -> Option<PathBuf> {
@@ -160,36 +180,36 @@ pub fn local_hub_cache() -> Option<PathBuf> {
     folder.is_dir().then_some(folder)
 }
 
-impl Default for Limits {
+impl Default for ServerLimits {
     fn default() -> Self {
         Self {
             connections: 4_096,
-            body: 64 << 20,
-            plain_body: 1 << 20,
-            bodies: 1 << 30,
-            queued: 50_000,
+            body_bytes: 64 << 20,
+            small_body_bytes: 1 << 20,
+            total_body_bytes: 1 << 30,
+            queued_requests: 50_000,
             queued_bytes: 1 << 30,
-            answers: 256 << 20,
-            payloads: 32 << 20,
-            models: 4 << 30,
-            weights: 1 << 30,
-            training_memory: 4 << 30,
-            cache_memory: 2 << 30,
+            result_bytes: 256 << 20,
+            payload_bytes: 32 << 20,
+            model_bytes: 4 << 30,
+            sampler_weight_bytes: 1 << 30,
+            training_bytes: 4 << 30,
+            kv_cache_bytes: 2 << 30,
         }
     }
 }
 
-impl Default for Times {
+impl Default for ServerTimeouts {
     fn default() -> Self {
         Self {
-            poll: Duration::from_secs(30),
-            gap: Duration::from_secs(60),
-            answer: Duration::from_secs(3_600),
-            session: Duration::from_secs(900),
-            ended_session: Duration::from_secs(30 * 24 * 3_600),
-            slow_client: Duration::from_secs(30),
-            snapshot: Duration::from_secs(20),
-            sweep: Duration::from_secs(30),
+            poll_hold: Duration::from_secs(30),
+            sequence_gap: Duration::from_secs(60),
+            result_retention: Duration::from_secs(3_600),
+            session_expiry: Duration::from_secs(900),
+            ended_session_retention: Duration::from_secs(30 * 24 * 3_600),
+            client_io: Duration::from_secs(30),
+            snapshot_after: Duration::from_secs(20),
+            expiry_interval: Duration::from_secs(30),
             idle_model: Duration::from_secs(600),
         }
     }

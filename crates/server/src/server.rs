@@ -12,7 +12,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::admit;
 use crate::models::Models;
-use crate::options::Options;
+use crate::options::ServerOptions;
 use crate::routes;
 use crate::state::Shared;
 use crate::store::Store;
@@ -48,7 +48,7 @@ impl std::fmt::Debug for Inside {
 
 /// What a server that stopped has to say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stopped {
+pub struct ShutdownSummary {
     /// Models whose state was written down.
     pub models_saved: usize,
     /// Requests that are carried out after the next start.
@@ -61,23 +61,23 @@ pub struct Stopped {
 pub enum StartError {
     /// The address can be reached by others, and there is no key.
     #[error("{0} can be reached from other machines; give a key, or listen on 127.0.0.1")]
-    Open(SocketAddr),
+    UnprotectedAddress(SocketAddr),
     /// The key is empty, so everybody has it.
     #[error("the key is empty; give one that nobody guesses, or none on 127.0.0.1")]
-    EmptyKey,
+    EmptyApiKey,
     /// The data folder or the address cannot be used.
-    #[error("cannot {what} {place}: {source}")]
+    #[error("cannot {action} {target}: {source}")]
     Io {
         /// What was tried.
-        what: &'static str,
+        action: StartAction,
         /// On what.
-        place: String,
+        target: String,
         /// What the system said.
         source: io::Error,
     },
     /// Another server uses the data folder.
     #[error("{} is in use by another server", .0.display())]
-    InUse(PathBuf),
+    DataDirInUse(PathBuf),
     /// Requests that were promised need a base model that is not there.
     #[error(
         "{requests} requests that were promised wait for {name:?}; start with \
@@ -91,13 +91,38 @@ pub enum StartError {
     },
     /// A base model cannot be used.
     #[error("a base model cannot be used: {0}")]
-    Model(#[from] tinkex_engine::Error),
+    InvalidModel(#[from] tinkex_engine::Error),
+}
+
+/// Step of the start that an I/O error interrupted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StartAction {
+    /// Creating the data directory or a file in it.
+    Create,
+    /// Reading the data directory.
+    Read,
+    /// Binding the listening socket.
+    Listen,
+    /// Spawning the worker thread.
+    Spawn,
+}
+
+impl std::fmt::Display for StartAction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Create => "create",
+            Self::Read => "read",
+            Self::Listen => "listen on",
+            Self::Spawn => "start",
+        })
+    }
 }
 
 impl StartError {
-    fn io(what: &'static str, place: impl std::fmt::Display) -> impl FnOnce(io::Error) -> Self {
-        let place = place.to_string();
-        move |source| Self::Io { what, place, source }
+    fn io(action: StartAction, target: impl std::fmt::Display) -> impl FnOnce(io::Error) -> Self {
+        let target = target.to_string();
+        move |source| Self::Io { action, target, source }
     }
 }
 
@@ -115,31 +140,32 @@ impl Server {
     ///
     /// # Errors
     /// If the address is open to strangers, the key is empty, or the folder, the address or a model cannot be used.
-    pub async fn start(options: Options) -> Result<Self, StartError> {
-        if !options.address.ip().is_loopback() && options.key.is_none() {
-            return Err(StartError::Open(options.address));
+    pub async fn start(options: ServerOptions) -> Result<Self, StartError> {
+        if !options.address.ip().is_loopback() && options.api_key.is_none() {
+            return Err(StartError::UnprotectedAddress(options.address));
         }
-        if options.key.as_ref().is_some_and(|key| key.expose().is_empty()) {
-            return Err(StartError::EmptyKey);
+        if options.api_key.as_ref().is_some_and(|key| key.expose().is_empty()) {
+            return Err(StartError::EmptyApiKey);
         }
         crate::log::show_jobs(options.log_jobs);
-        let data = options.data.clone();
+        let data = options.data_dir.clone();
         let place = data.display().to_string();
         let folders = data.join(crate::disk::WEIGHTS);
         own_folder(&data)
             .and_then(|()| own_folder(&folders))
-            .map_err(StartError::io("create", &place))?;
+            .map_err(StartError::io(StartAction::Create, &place))?;
         let lock_path = data.join("lock");
         let lock = std::fs::File::create(&lock_path)
-            .map_err(StartError::io("create", lock_path.display()))?;
+            .map_err(StartError::io(StartAction::Create, lock_path.display()))?;
         if lock.try_lock().is_err() {
-            return Err(StartError::InUse(data));
+            return Err(StartError::DataDirInUse(data));
         }
         let own = data.join("tokenizer");
-        std::fs::create_dir_all(&own).map_err(StartError::io("create", own.display()))?;
+        std::fs::create_dir_all(&own)
+            .map_err(StartError::io(StartAction::Create, own.display()))?;
         let models = Models::find(&own, &options.models, options.hub_cache.as_deref())?;
-        let store =
-            Store::open(&data, options.limits.answers).map_err(StartError::io("read", &place))?;
+        let store = Store::open(&data, options.limits.result_bytes)
+            .map_err(StartError::io(StartAction::Read, &place))?;
         for (name, requests) in store.needed() {
             if models.get(&name).is_some() {
                 continue;
@@ -154,16 +180,16 @@ impl Server {
         }
         let listener = TcpListener::bind(options.address)
             .await
-            .map_err(StartError::io("listen on", options.address))?;
+            .map_err(StartError::io(StartAction::Listen, options.address))?;
         let address =
-            listener.local_addr().map_err(StartError::io("listen on", options.address))?;
+            listener.local_addr().map_err(StartError::io(StartAction::Listen, options.address))?;
         let shared = Arc::new(Shared::new(options, store, models, folders));
         come_back(&shared);
         let first = Arc::clone(&shared);
         // Files are removed here.
         let _ = tokio::task::spawn_blocking(move || sweep::sweep(&first)).await;
-        let worker =
-            Worker::start(Arc::clone(&shared)).map_err(StartError::io("start", "the worker"))?;
+        let worker = Worker::start(Arc::clone(&shared))
+            .map_err(StartError::io(StartAction::Spawn, "the worker thread"))?;
         let (stop, stopped) = watch::channel(false);
         let listening = task::spawn(listen(listener, Arc::clone(&shared), stopped.clone()));
         let sweeping = task::spawn(sweep_always(Arc::clone(&shared)));
@@ -207,7 +233,7 @@ impl Server {
 
     /// Takes nothing more in, finishes what runs right now, and writes the models down. What waits
     /// in line is carried out after the next start.
-    pub async fn stop(mut self) -> Stopped {
+    pub async fn stop(mut self) -> ShutdownSummary {
         // The listener may have ended by itself.
         let _ = self.stop.send(true);
         self.inside.shared.queue.stop();
@@ -222,7 +248,7 @@ impl Server {
         let waiting = store.requests.values().filter(|entry| entry.answered_at().is_none());
         let requests_waiting = waiting.count();
         drop(store);
-        Stopped { models_saved, requests_waiting }
+        ShutdownSummary { models_saved, requests_waiting }
     }
 }
 
@@ -257,7 +283,7 @@ fn come_back(shared: &Arc<Shared>) {
 async fn sweep_always(shared: Arc<Shared>) {
     let mut last = sweep::Moment::now();
     loop {
-        tokio::time::sleep(shared.options.times.sweep).await;
+        tokio::time::sleep(shared.options.timeouts.expiry_interval).await;
         let moment = sweep::Moment::now();
         if let Some(gap) = moment.gap_since(last) {
             shared.store().slept(gap);
@@ -286,7 +312,7 @@ async fn listen(listener: TcpListener, shared: Arc<Shared>, mut stopped: watch::
         task::spawn(async move {
             // Answers are small and waited for.
             let _ = stream.set_nodelay(true);
-            let limit = shared.options.times.slow_client;
+            let limit = shared.options.timeouts.client_io;
             let io = hyper_util::rt::TokioIo::new(Patient::new(stream, limit));
             let service = hyper::service::service_fn(move |request| {
                 let shared = Arc::clone(&shared);

@@ -9,13 +9,13 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::metrics::Metrics;
 use crate::models::Models;
-use crate::options::Options;
+use crate::options::ServerOptions;
 use crate::queue::Queue;
 use crate::store::Store;
 
 /// What every part of the server points to.
 pub(crate) struct Shared {
-    pub(crate) options: Options,
+    pub(crate) options: ServerOptions,
     store: Mutex<Store>,
     pub(crate) queue: Queue,
     pub(crate) models: Models,
@@ -45,17 +45,22 @@ pub(crate) struct Download {
 pub(crate) const BODY_UNIT: usize = 4_096;
 
 impl Shared {
-    pub(crate) fn new(options: Options, store: Store, models: Models, folders: PathBuf) -> Self {
+    pub(crate) fn new(
+        options: ServerOptions,
+        store: Store,
+        models: Models,
+        folders: PathBuf,
+    ) -> Self {
         Self {
             store: Mutex::new(store),
-            queue: Queue::new(options.times.gap),
+            queue: Queue::new(options.timeouts.sequence_gap),
             models,
             metrics: Metrics::default(),
             folders,
             downloads: Mutex::default(),
             changes: Arc::default(),
             broken: watch::Sender::new(false),
-            body_room: Semaphore::new((options.limits.bodies / BODY_UNIT).max(1)),
+            body_room: Semaphore::new((options.limits.total_body_bytes / BODY_UNIT).max(1)),
             heavy: Semaphore::new(
                 std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             ),

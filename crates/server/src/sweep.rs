@@ -39,7 +39,7 @@ pub(crate) fn sweep(shared: &Arc<Shared>) {
     let now = now();
     expire_sessions(shared);
     let mut store = shared.store();
-    let old = now.saturating_sub(micros(shared.options.times.answer));
+    let old = now.saturating_sub(micros(shared.options.timeouts.result_retention));
     let stale: Vec<RequestId> = store
         .requests
         .values()
@@ -61,12 +61,12 @@ pub(crate) fn sweep(shared: &Arc<Shared>) {
     for path in expired {
         store.note(Fact::Gone { path });
     }
-    let life = shared.options.times.ended_session;
+    let life = shared.options.timeouts.ended_session_retention;
     let left = if life.is_zero() { vec![] } else { store.left(now.saturating_sub(micros(life))) };
     if !left.is_empty() {
         store.note(Fact::Left { ids: left });
     }
-    store.tidy(shared.options.limits.payloads);
+    store.tidy(shared.options.limits.payload_bytes);
     drop(store);
     let time = std::time::Instant::now();
     shared.downloads().retain(|_, download| download.until > time);
@@ -94,7 +94,7 @@ pub(crate) fn is_silent(shared: &Shared, id: &SessionId) -> bool {
 
 /// Before which moment a session must have been heard of to be over.
 fn oldest(shared: &Shared) -> Option<Micros> {
-    let life = shared.options.times.session;
+    let life = shared.options.timeouts.session_expiry;
     (!life.is_zero()).then(|| now().saturating_sub(micros(life)))
 }
 

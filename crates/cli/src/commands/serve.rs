@@ -8,7 +8,7 @@ use std::pin::pin;
 use clap::Args;
 use futures_util::future::{Either, select};
 use serde_json::json;
-use tinkex_server::{Options, Server};
+use tinkex_server::{Server, ServerOptions};
 
 use crate::error::{CommandError, Exit};
 use crate::format;
@@ -84,7 +84,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, serve: ServeArgs) -> Result<Exit,
         Some(folder) => shell.environment.path(&folder),
         None => local::data_folder(&shell.environment.variables)?,
     };
-    let mut options = Options::new(&data);
+    let mut options = ServerOptions::new(&data);
     options.address = (serve.host, serve.port).into();
     let here = |(name, folder): (String, PathBuf)| (name, shell.environment.path(&folder));
     options.models = serve.models.into_iter().map(here).collect();
@@ -93,11 +93,11 @@ pub(super) async fn run(shell: &mut Shell<'_>, serve: ServeArgs) -> Result<Exit,
     options.bf16 = serve.bf16;
     options.raw_logprobs = serve.raw_logprobs;
     options.drop_undone = serve.drop_undone;
-    options.efficient = !serve.plain;
+    options.efficient_protocol = !serve.plain;
     options.log_jobs = !shell.globals.quiet;
     let has_key = key.is_some();
     if let Some(key) = key {
-        options = options.key(key);
+        options = options.api_key(key);
     }
 
     let server = Server::start(options).await.map_err(|why| startup_error(&why, Starter::Serve))?;

@@ -1,5 +1,5 @@
 use tinkex_cli::Interrupt;
-use tinkex_server::{Options, Server};
+use tinkex_server::{Server, ServerOptions};
 
 use crate::home::Home;
 
@@ -63,7 +63,7 @@ async fn dangerous_servers_are_refused_with_a_reason() {
     }
     #[cfg(unix)]
     home.run("serve --host 0.0.0.0 --api-key-file open").await.fails(2, &["can read", "chmod 600"]);
-    let server = Server::start(Options::new(home.data())).await.unwrap();
+    let server = Server::start(ServerOptions::new(home.data())).await.unwrap();
     home.run("serve --port 0").await.fails(1, &["in use by another server", "--data-dir"]);
     server.stop().await;
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
-use tinkex_server::{Options, Server};
+use tinkex_server::{Server, ServerOptions};
 
 use crate::train::{LINE, home, losses};
 
@@ -12,7 +12,7 @@ async fn a_run_whose_server_dies_can_be_gone_on_with() {
     let mut home = home();
     home.run(&format!("{LINE} --dir whole")).await.ok();
     home.key = Some("tml-any");
-    let mut options = Options::new(home.path("other"));
+    let mut options = ServerOptions::new(home.path("other"));
     let server = Server::start(options.clone()).await.unwrap();
     options.address = server.address();
     let url = server.base_url();
@@ -41,7 +41,7 @@ async fn a_run_whose_server_dies_can_be_gone_on_with() {
 async fn a_program_learns_why_a_run_ended_and_how_to_go_on() {
     let mut home = home();
     home.key = Some("tml-any");
-    let server = Server::start(Options::new(home.path("other"))).await.unwrap();
+    let server = Server::start(ServerOptions::new(home.path("other"))).await.unwrap();
     let line = format!(
         "train talks.jsonl --model tinkex/tiny --steps 100000 --batch-size 4 --save-every 1 \
          --retry-for 0 --json --dir run --base-url {}",
@@ -64,7 +64,7 @@ async fn a_program_learns_why_a_run_ended_and_how_to_go_on() {
 }
 
 /// The folder is free once the old server has stopped.
-async fn start(options: Options) -> Server {
+async fn start(options: ServerOptions) -> Server {
     loop {
         match Server::start(options.clone()).await {
             Ok(server) => return server,

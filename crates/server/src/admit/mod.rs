@@ -184,7 +184,7 @@ fn next_number(shared: &Shared, store: &Store, line: &Line) -> u64 {
 fn check_room(shared: &Shared, bytes: usize) -> Result<(), ApiError> {
     let limits = &shared.options.limits;
     let (count, held) = shared.queue.size();
-    if count >= limits.queued {
+    if count >= limits.queued_requests {
         let why = format!("{count} requests are in line, the most this server holds; come back");
         return Err(ApiError::busy(why, 1_000));
     }

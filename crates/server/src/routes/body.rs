@@ -54,7 +54,7 @@ impl<'a> Held<'a> {
                 return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
             }
         };
-        let patience = shared.options.times.slow_client;
+        let patience = shared.options.timeouts.client_io;
         let (mut held, mut room) = (Vec::new(), None);
         let mut until = Instant::now() + patience;
         loop {
@@ -101,8 +101,8 @@ impl<'a> Held<'a> {
 fn limit(shared: &Shared, route: Route) -> usize {
     let limits = &shared.options.limits;
     match route {
-        Route::ForwardBackward | Route::Sample => limits.body,
-        _ => limits.body.min(limits.plain_body),
+        Route::ForwardBackward | Route::Sample => limits.body_bytes,
+        _ => limits.body_bytes.min(limits.small_body_bytes),
     }
 }
 
@@ -126,7 +126,7 @@ fn claimed(body: &[u8], limit: usize) -> usize {
 }
 
 async fn make_room(shared: &Shared, bytes: usize) -> Result<SemaphorePermit<'_>, ApiError> {
-    let most = (shared.options.limits.bodies / BODY_UNIT).max(1);
+    let most = (shared.options.limits.total_body_bytes / BODY_UNIT).max(1);
     let units = u32::try_from((bytes / BODY_UNIT).clamp(1, most)).unwrap_or(u32::MAX);
     shared.body_room.acquire_many(units).await.map_err(|_| stopping())
 }

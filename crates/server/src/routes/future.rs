@@ -26,7 +26,7 @@ const LARGE: usize = 256 << 10;
 pub(super) async fn retrieve(shared: &Arc<Shared>, body: &Bytes) -> Reply {
     let call: RetrieveFuture = json::decode(body)?;
     let id = call.request_id;
-    let until = Instant::now() + shared.options.times.poll;
+    let until = Instant::now() + shared.options.timeouts.poll_hold;
     loop {
         let changed = match look(shared, &id, call.allow_metadata_only)? {
             Look::Answer(outcome) => {
@@ -161,7 +161,7 @@ pub(super) async fn retrieve_many(shared: &Arc<Shared>, body: &Bytes) -> Reply {
         store.forget(ids);
     }
     let _listener = Listener { shared, key: &key };
-    let most = shared.options.times.poll;
+    let most = shared.options.timeouts.poll_hold;
     let asked = call.timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let until = Instant::now() + asked.unwrap_or(most).min(most);
     loop {

@@ -48,7 +48,7 @@ pub(crate) async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> 
         Err(error) => {
             shared.metrics.refused.add(1);
             // A client that is still sending would see a broken connection in place of the reason.
-            let limit = shared.options.times.slow_client;
+            let limit = shared.options.timeouts.client_io;
             let _ = tokio::time::timeout(limit, drain(&mut body)).await;
             refuse(&error)
         }
@@ -107,7 +107,7 @@ async fn route(
         Route::DynamicConfig => {
             let _: JsonObject = json::decode(&body)?;
             to_json(&DynamicConfig {
-                sample_cancel_enabled: shared.options.efficient,
+                sample_cancel_enabled: shared.options.efficient_protocol,
                 ..DynamicConfig::default()
             })
         }
@@ -192,14 +192,14 @@ async fn route(
 
 /// What clients should do so that everything goes the efficient way.
 fn client_config(shared: &Shared) -> ClientConfig {
-    let efficient = shared.options.efficient;
+    let efficient = shared.options.efficient_protocol;
     ClientConfig {
         proto_compress_fwdbwd: efficient,
         create_model_via_load_weights: efficient,
         sample_use_retrieve_futures: efficient,
         custom_loss_server_side: efficient,
         sample_join_sampling_session: efficient,
-        fwdbwd_max_chunk_bytes_count: u64::try_from(shared.options.limits.body / 2)
+        fwdbwd_max_chunk_bytes_count: u64::try_from(shared.options.limits.body_bytes / 2)
             .unwrap_or(u64::MAX)
             .min(ClientConfig::default().fwdbwd_max_chunk_bytes_count),
         ..ClientConfig::default()
@@ -213,7 +213,7 @@ async fn ticket(shared: &Shared, taken: Result<RequestId, ApiError>) -> Reply {
 
 /// Lets in who may come in.
 fn check_key(shared: &Shared, headers: &HeaderMap) -> Result<(), ApiError> {
-    let Some(key) = &shared.options.key else {
+    let Some(key) = &shared.options.api_key else {
         // Any page that a browser shows may call a port of this machine, also under a name of its
         // own that it lets point here.
         if headers.contains_key(ORIGIN) || !is_here(headers) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tinkex_engine::{Engine, Precision, Sampler};
 
 use crate::models::BaseModel;
-use crate::options::Options;
+use crate::options::ServerOptions;
 
 /// Base models in memory.
 pub(super) struct Engines {
@@ -23,12 +23,12 @@ pub(super) struct Loaded {
 }
 
 impl Engines {
-    pub(super) fn new(options: &Options) -> Self {
+    pub(super) fn new(options: &ServerOptions) -> Self {
         let template = tinkex_engine::EngineOptions {
             threads: options.threads,
             precision: if options.bf16 { Precision::Bf16 } else { Precision::F32 },
-            training_memory: options.limits.training_memory,
-            cache_memory: options.limits.cache_memory,
+            training_memory: options.limits.training_bytes,
+            cache_memory: options.limits.kv_cache_bytes,
             name: None,
         };
         Self { loaded: HashMap::new(), template }

@@ -56,7 +56,7 @@ impl Worker {
     /// Keeps a model in memory; those that were not used for longest make room.
     pub(super) fn keep(&mut self, run: &Run, live: Live) -> Option<Live> {
         let before = self.live.insert(run.id.clone(), live);
-        let most = self.shared.options.limits.models;
+        let most = self.shared.options.limits.model_bytes;
         while self.live.values().map(Live::bytes).sum::<usize>() > most {
             let others = self.live.iter().filter(|(id, _)| **id != run.id);
             let oldest = others.min_by_key(|(_, live)| live.used).map(|(id, _)| id.clone());
@@ -131,7 +131,7 @@ impl Worker {
 
     /// Takes a snapshot if enough has been done since the last one.
     pub(super) fn snapshot_if_due(&mut self, model: &ModelId, seq: u64, took: Duration) {
-        let limit = self.shared.options.times.snapshot;
+        let limit = self.shared.options.timeouts.snapshot_after;
         let Some(live) = self.live.get_mut(model) else { return };
         live.spent += took;
         if live.spent >= limit && !live.pending {
@@ -190,7 +190,7 @@ impl Worker {
 
     /// Frees what was not used for long; it comes back when it is needed.
     pub(super) fn unload_idle(&mut self) {
-        let after = self.shared.options.times.idle_model;
+        let after = self.shared.options.timeouts.idle_model;
         let idle: Vec<ModelId> = self
             .live
             .iter()
@@ -219,7 +219,7 @@ impl Worker {
     pub(super) fn next_idle(&self) -> Option<Instant> {
         let live = self.live.values().map(|live| live.used);
         let first = live.chain(self.engines.used()).min()?;
-        first.checked_add(self.shared.options.times.idle_model)
+        first.checked_add(self.shared.options.timeouts.idle_model)
     }
 }
 

@@ -143,7 +143,7 @@ impl Worker {
         self.forget_weights();
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let ready = Ready { base: base.to_owned(), weights, bytes, used: 0 };
-        self.running.remember(id, ready, self.shared.options.limits.weights);
+        self.running.remember(id, ready, self.shared.options.limits.sampler_weight_bytes);
     }
 
     /// Forgets the weights of sampling sessions that are over.

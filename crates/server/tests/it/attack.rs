@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tinkex_server::{Server, StartError};
+use tinkex_server::{Server, StartAction, StartError};
 
 use crate::house::{House, MODEL, options};
 use crate::raw::Raw;
@@ -25,7 +25,7 @@ async fn is_well(house: &House) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_slow_is_cut_off() {
-    let house = House::with(|options| options.times.slow_client = Duration::from_millis(50)).await;
+    let house = House::with(|options| options.timeouts.client_io = Duration::from_millis(50)).await;
     // Half a head; half a body; a piece that never comes.
     assert_eq!(said(&house, b"GET /api/v1/healthz HTTP/1.1\r\nhost: 127").await, None);
     let head = "POST /api/v1/create_session HTTP/1.1\r\nhost: 127.0.0.1\r\n";
@@ -40,7 +40,7 @@ async fn who_is_slow_is_cut_off() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn heads_and_pieces_that_make_no_sense_are_refused() {
-    let house = House::with(|options| options.limits.body = 1 << 20).await;
+    let house = House::with(|options| options.limits.body_bytes = 1 << 20).await;
     let long = format!("GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx: {}\r\n\r\n", "y".repeat(200_000));
     assert_eq!(said(&house, long.as_bytes()).await, Some(431));
     let many = "x: y\r\n".repeat(500);
@@ -104,14 +104,14 @@ async fn a_page_with_a_name_of_its_own_is_refused_without_a_key() {
         let call = format!("GET /api/v1/sessions HTTP/1.1\r\nhost: {host}\r\n\r\n");
         assert_eq!(said(&house, call.as_bytes()).await, Some(expected), "{host}");
     }
-    let house = House::with(|options| *options = options.clone().key("tml-k")).await;
+    let house = House::with(|options| *options = options.clone().api_key("tml-k")).await;
     let call = "GET /api/v1/sessions HTTP/1.1\r\nhost: my.example\r\nx-api-key: tml-k\r\n\r\n";
     assert_eq!(said(&house, call.as_bytes()).await, Some(200), "whoever has the key may come in");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_few_bytes_do_not_become_many() {
-    let house = House::with(|options| options.limits.body = 4 << 20).await;
+    let house = House::with(|options| options.limits.body_bytes = 4 << 20).await;
     let http = house.http();
     let session = http.session().await;
     let create = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
@@ -190,7 +190,7 @@ async fn a_server_that_cannot_start_says_why() {
     let data = tempfile::tempdir().unwrap();
     let taken = options(data.path()).address(house.server.address());
     let error = Server::start(taken).await.unwrap_err();
-    assert!(matches!(error, StartError::Io { what: "listen on", .. }), "{error}");
+    assert!(matches!(error, StartError::Io { action: StartAction::Listen, .. }), "{error}");
     assert!(error.to_string().contains(&house.server.address().to_string()), "{error}");
     // The folder is free again.
     Server::start(options(data.path())).await.unwrap().stop().await;
@@ -198,7 +198,7 @@ async fn a_server_that_cannot_start_says_why() {
     let file = data.path().join("file");
     std::fs::write(&file, "x").unwrap();
     let error = Server::start(options(&file)).await.unwrap_err();
-    assert!(matches!(error, StartError::Io { what: "create", .. }), "{error}");
+    assert!(matches!(error, StartError::Io { action: StartAction::Create, .. }), "{error}");
 
     let other = tempfile::tempdir().unwrap();
     std::fs::write(other.path().join("metadata.sqlite"), "somebody else's file").unwrap();

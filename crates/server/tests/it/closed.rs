@@ -10,15 +10,15 @@ use crate::house::{House, create_model, options};
 async fn an_open_address_needs_a_key() {
     let data = tempfile::tempdir().unwrap();
     let open = options(data.path()).address(([0, 0, 0, 0], 0).into());
-    assert!(matches!(Server::start(open.clone()).await, Err(StartError::Open(_))));
-    let empty = Server::start(open.clone().key("")).await;
-    assert!(matches!(empty, Err(StartError::EmptyKey)), "everybody has it");
-    assert!(Server::start(open.key("tml-secret")).await.is_ok());
+    assert!(matches!(Server::start(open.clone()).await, Err(StartError::UnprotectedAddress(_))));
+    let empty = Server::start(open.clone().api_key("")).await;
+    assert!(matches!(empty, Err(StartError::EmptyApiKey)), "everybody has it");
+    assert!(Server::start(open.api_key("tml-secret")).await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_key_opens() {
-    let house = House::with(|options| *options = options.clone().key("tml-secret")).await;
+    let house = House::with(|options| *options = options.clone().api_key("tml-secret")).await;
     let http = house.http();
     let path = "/api/v1/get_server_capabilities";
     for (key, status) in [("tml-secret", 200), ("tml-secre", 401), ("", 401), ("tml-secret2", 401)]
@@ -41,12 +41,12 @@ async fn web_pages_are_refused_without_a_key() {
 async fn two_servers_do_not_share_a_folder() {
     let house = House::new().await;
     let second = Server::start(options(house.data.path())).await;
-    assert!(matches!(second, Err(StartError::InUse(_))));
+    assert!(matches!(second, Err(StartError::DataDirInUse(_))));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nonsense_on_any_route_is_a_refusal_with_a_reason() {
-    let house = House::with(|options| options.limits.body = 1 << 20).await;
+    let house = House::with(|options| options.limits.body_bytes = 1 << 20).await;
     let http = house.http();
     let mut bodies: Vec<Vec<u8>> = vec![
         b"".to_vec(),

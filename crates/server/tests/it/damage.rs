@@ -49,7 +49,7 @@ async fn a_damaged_payload_fails_the_requests_that_need_it_and_no_others() {
     damage(house.data.path(), "{\"metrics\"");
 
     let mut options = options(house.data.path());
-    options.times.gap = std::time::Duration::ZERO;
+    options.timeouts.sequence_gap = std::time::Duration::ZERO;
     let server = Server::start(options).await.unwrap();
     let http = Http::new(&server.base_url());
     for lost in [&tickets[0], &answered] {

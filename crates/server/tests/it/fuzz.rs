@@ -75,13 +75,13 @@ struct Scene {
 impl Scene {
     async fn new() -> Self {
         let house = House::with(|options| {
-            options.times.poll = Duration::from_millis(20);
-            options.times.gap = Duration::ZERO;
+            options.timeouts.poll_hold = Duration::from_millis(20);
+            options.timeouts.sequence_gap = Duration::ZERO;
             // Nothing is written that no request asked for.
-            options.times.snapshot = Duration::from_secs(3_600);
-            options.times.sweep = Duration::from_secs(3_600);
-            options.limits.body = 1 << 20;
-            options.limits.queued = 200;
+            options.timeouts.snapshot_after = Duration::from_secs(3_600);
+            options.timeouts.expiry_interval = Duration::from_secs(3_600);
+            options.limits.body_bytes = 1 << 20;
+            options.limits.queued_requests = 200;
         })
         .await;
         let http = house.http();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 use tinkex::{Env, ServiceClient};
-use tinkex_server::{Options, Server};
+use tinkex_server::{Server, ServerOptions};
 
 /// The name of the model that every test server has.
 pub(crate) const MODEL: &str = "tiny";
@@ -27,12 +27,12 @@ pub(crate) fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden").join(name)
 }
 
-pub(crate) fn options(data: &Path) -> Options {
-    let mut options = Options::new(data).model(MODEL, golden("qwen3"));
+pub(crate) fn options(data: &Path) -> ServerOptions {
+    let mut options = ServerOptions::new(data).model(MODEL, golden("qwen3"));
     options.threads = 1;
-    options.limits.cache_memory = 64 << 20;
-    options.times.poll = Duration::from_secs(5);
-    options.times.snapshot = Duration::ZERO;
+    options.limits.kv_cache_bytes = 64 << 20;
+    options.timeouts.poll_hold = Duration::from_secs(5);
+    options.timeouts.snapshot_after = Duration::ZERO;
     options
 }
 
@@ -41,7 +41,7 @@ impl House {
         Self::with(|_| {}).await
     }
 
-    pub(crate) async fn with(change: impl FnOnce(&mut Options)) -> Self {
+    pub(crate) async fn with(change: impl FnOnce(&mut ServerOptions)) -> Self {
         let data = tempfile::tempdir().unwrap();
         let mut options = options(data.path());
         change(&mut options);

@@ -36,9 +36,9 @@ async fn a_model_that_was_unloaded_comes_back_with_the_same_bits() {
     let house = House::new().await;
     let whole = train(&model(&house.client()).await, 4).await;
     let house = House::with(|options| {
-        options.times.idle_model = Duration::ZERO;
+        options.timeouts.idle_model = Duration::ZERO;
         // No snapshot helps: everything is computed again.
-        options.times.snapshot = Duration::from_secs(3_600);
+        options.timeouts.snapshot_after = Duration::from_secs(3_600);
     })
     .await;
     let (service, http) = (house.client(), house.http());
@@ -59,8 +59,8 @@ async fn models_that_do_not_fit_in_memory_take_turns_there() {
     let house = House::new().await;
     let whole = train(&model(&house.client()).await, 4).await;
     let house = House::with(|options| {
-        options.limits.models = 1;
-        options.times.snapshot = Duration::from_secs(3_600);
+        options.limits.model_bytes = 1;
+        options.timeouts.snapshot_after = Duration::from_secs(3_600);
     })
     .await;
     let service = house.client();
@@ -109,8 +109,8 @@ async fn what_was_not_saved_when_a_session_expired_is_there_after_it() {
 
     // Nobody says anything any more.
     let mut impatient = options(data.path());
-    impatient.times.session = Duration::from_millis(1);
-    impatient.times.sweep = Duration::from_millis(5);
+    impatient.timeouts.session_expiry = Duration::from_millis(1);
+    impatient.timeouts.expiry_interval = Duration::from_millis(5);
     let server = Server::start(impatient).await.unwrap();
     let http = Http::new(&server.base_url());
     while http.post("/session_heartbeat", json!({"session_id": session})).await.0 == 200 {}

@@ -43,7 +43,8 @@ async fn requests_run_in_order_however_they_arrive() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gap_is_skipped_after_a_while_and_its_number_is_then_refused() {
-    let house = House::with(|options| options.times.gap = Duration::from_millis(50)).await;
+    let house =
+        House::with(|options| options.timeouts.sequence_gap = Duration::from_millis(50)).await;
     let http = house.http();
     let session = http.session().await;
     let model = http.model(&session).await;
@@ -57,8 +58,8 @@ async fn a_gap_is_skipped_after_a_while_and_its_number_is_then_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_says_when_to_come_back() {
     let house = House::with(|options| {
-        options.limits.queued = 2;
-        options.times.gap = Duration::from_secs(60);
+        options.limits.queued_requests = 2;
+        options.timeouts.sequence_gap = Duration::from_secs(60);
     })
     .await;
     let http = house.http();
@@ -74,7 +75,7 @@ async fn a_full_queue_says_when_to_come_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn samples_fill_the_queue_until_they_are_drawn() {
-    let house = House::with(|options| options.limits.queued = 2).await;
+    let house = House::with(|options| options.limits.queued_requests = 2).await;
     let http = house.http();
     let sampler = http.sampler(&http.session().await).await;
     let ask = |seq: u64| {
@@ -120,7 +121,8 @@ async fn a_number_beyond_all_numbers_is_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_waits_for_what_was_refused() {
-    let house = House::with(|options| options.times.gap = Duration::from_secs(36_000)).await;
+    let house =
+        House::with(|options| options.timeouts.sequence_gap = Duration::from_secs(36_000)).await;
     let http = house.http();
     let session = http.session().await;
     let model = http.model(&session).await;
@@ -142,8 +144,8 @@ async fn nobody_waits_for_what_was_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_says_nothing_ends_and_takes_its_requests_along() {
     let house = House::with(|options| {
-        options.times.session = Duration::from_millis(200);
-        options.times.sweep = Duration::from_millis(5);
+        options.timeouts.session_expiry = Duration::from_millis(200);
+        options.timeouts.expiry_interval = Duration::from_millis(5);
     })
     .await;
     let http = house.http();

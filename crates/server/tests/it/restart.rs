@@ -131,10 +131,10 @@ async fn tidying_loses_nothing_that_is_needed() {
         let mut options = crate::house::options(data.path());
         options.address.set_port(port);
         // Everything that can be tidied is, all the time; nothing is saved by itself.
-        options.limits.payloads = 0;
-        options.times.sweep = std::time::Duration::from_millis(5);
-        options.times.answer = std::time::Duration::ZERO;
-        options.times.snapshot = std::time::Duration::from_secs(3600);
+        options.limits.payload_bytes = 0;
+        options.timeouts.expiry_interval = std::time::Duration::from_millis(5);
+        options.timeouts.result_retention = std::time::Duration::ZERO;
+        options.timeouts.snapshot_after = std::time::Duration::from_secs(3600);
         tinkex_server::Server::start(options)
     };
     let server = start(0).await.unwrap();

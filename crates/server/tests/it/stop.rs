@@ -1,6 +1,6 @@
 //! Servers that end while they are used, and start where something is missing.
 
-use tinkex_server::{Options, Server, StartError};
+use tinkex_server::{Server, ServerOptions, StartError};
 
 use crate::house::{House, Http, MODEL, options, step};
 
@@ -47,7 +47,7 @@ async fn work_that_was_promised_waits_for_its_model() {
     let (status, ticket) = http.post("/optim_step", step(&model, 2, 0.1)).await;
     assert_eq!(status, 200);
     house.server.stop().await;
-    let error = Server::start(Options::new(house.data.path())).await.unwrap_err();
+    let error = Server::start(ServerOptions::new(house.data.path())).await.unwrap_err();
     let told = matches!(&error, StartError::MissingModel { name, requests: 1 } if name == MODEL);
     let text = error.to_string();
     assert!(
@@ -55,7 +55,7 @@ async fn work_that_was_promised_waits_for_its_model() {
         "{text}"
     );
     let mut options = options(house.data.path());
-    options.times.gap = std::time::Duration::ZERO;
+    options.timeouts.sequence_gap = std::time::Duration::ZERO;
     let server = Server::start(options).await.unwrap();
     let answer = Http::new(&server.base_url()).answer(&ticket).await;
     assert!(answer["metrics"].is_object(), "{answer}");
@@ -78,9 +78,9 @@ async fn work_without_its_model_fails_by_name_if_that_is_wanted() {
     let (_, sample) = http.post("/asample", ask).await;
     house.server.stop().await;
 
-    let mut without = Options::new(house.data.path());
+    let mut without = ServerOptions::new(house.data.path());
     without.drop_undone = true;
-    without.times.gap = std::time::Duration::ZERO;
+    without.timeouts.sequence_gap = std::time::Duration::ZERO;
     let server = Server::start(without).await.unwrap();
     let http = Http::new(&server.base_url());
     let failed = http.answer(&ticket).await;

@@ -111,7 +111,7 @@ async fn this_server_keeps_every_promise() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn this_server_keeps_every_promise_to_clients_that_ask_nothing_special() {
-    let house = House::with(|options| options.efficient = false).await;
+    let house = House::with(|options| options.efficient_protocol = false).await;
     let skipped = hold(Any { service: house.client(), model: MODEL.to_owned() }).await;
     assert!(skipped.is_empty(), "{skipped:?}");
 }
