@@ -1,36 +1,33 @@
-//! Who may depend on whom.
-//!
-//! Crate borders hold the architecture: what a crate cannot name, it cannot use. This check keeps
-//! the borders where `ARCHITECTURE.md` draws them.
+//! Checks the dependencies of every crate against the rules of `ARCHITECTURE.md`.
 
 use std::collections::BTreeSet;
 
-use crate::step::{Failure, cargo, root};
+use crate::step::{XtaskError, cargo, root};
 
-/// What one crate of the workspace may have below it.
-struct Rule {
+/// Allowed and forbidden dependencies of one crate, direct and transitive.
+struct CrateRule {
     package: &'static str,
     folder: &'static str,
-    /// Other crates of the workspace.
+    /// Crates of the workspace that it may depend on.
     may_use: &'static [&'static str],
-    /// Crates from outside that must not be there, even by way of others.
+    /// External crates that must not appear anywhere in its dependency tree.
     must_not_use: &'static [&'static str],
     unsafe_code: Unsafe,
 }
 
 #[derive(PartialEq)]
 enum Unsafe {
-    /// Its `lib.rs` or `main.rs` forbids it.
+    /// `lib.rs` or `main.rs` has `#![forbid(unsafe_code)]`.
     Forbidden,
-    /// The workspace's lint denies it; a file that needs it says why.
-    Stated,
+    /// Denied by the workspace lint; a module that needs it states the reason.
+    Justified,
 }
 
 const ASYNC: &[&str] =
     &["async-std", "futures", "futures-core", "futures-util", "hyper", "mio", "smol", "tokio"];
 
-/// No runtime, no network, no wire.
-const NOTHING_OUTSIDE: &[&str] = &[
+/// Async runtimes, network stacks and wire formats.
+const RUNTIMES_AND_NETWORK: &[&str] = &[
     "async-std",
     "axum",
     "clap",
@@ -47,55 +44,55 @@ const NOTHING_OUTSIDE: &[&str] = &[
     "tokio",
 ];
 
-const RULES: &[Rule] = &[
-    Rule {
+const RULES: &[CrateRule] = &[
+    CrateRule {
         package: "tinkex",
         folder: "crates/client",
         may_use: &["tinkex-wire"],
         must_not_use: &["aws-lc-sys", "axum", "clap", "native-tls", "onig_sys", "openssl-sys"],
         unsafe_code: Unsafe::Forbidden,
     },
-    Rule {
+    CrateRule {
         package: "tinkex-cli",
         folder: "crates/cli",
         may_use: &["tinkex", "tinkex-engine", "tinkex-server", "tinkex-wire"],
         must_not_use: &["aws-lc-sys", "native-tls", "onig_sys", "openssl-sys"],
         unsafe_code: Unsafe::Forbidden,
     },
-    Rule {
+    CrateRule {
         package: "tinkex-engine",
         folder: "crates/engine",
         may_use: &[],
-        must_not_use: NOTHING_OUTSIDE,
-        unsafe_code: Unsafe::Stated,
+        must_not_use: RUNTIMES_AND_NETWORK,
+        unsafe_code: Unsafe::Justified,
     },
-    Rule {
+    CrateRule {
         package: "tinkex-server",
         folder: "crates/server",
         may_use: &["tinkex-engine", "tinkex-wire"],
-        // It answers calls; it makes none.
+        // The server never sends HTTP requests.
         must_not_use: &["clap", "openssl-sys", "reqwest", "rustls"],
         unsafe_code: Unsafe::Forbidden,
     },
-    Rule {
+    CrateRule {
         package: "tinkex-wire",
         folder: "crates/wire",
         may_use: &[],
         must_not_use: ASYNC,
         unsafe_code: Unsafe::Forbidden,
     },
-    Rule {
+    CrateRule {
         package: "xtask",
         folder: "xtask",
         may_use: &[],
-        // Everyone waits for this crate to compile.
+        // Every development command waits until this crate is compiled.
         must_not_use: &["clap", "serde", "syn"],
         unsafe_code: Unsafe::Forbidden,
     },
 ];
 
-pub(crate) fn check() -> Result<(), Failure> {
-    println!("\n==> architecture: who depends on whom");
+pub(crate) fn check() -> Result<(), XtaskError> {
+    println!("\n==> architecture: dependencies between crates");
     let mut faults = Vec::new();
     let packages = packages()?;
     for package in &packages {
@@ -105,47 +102,47 @@ pub(crate) fn check() -> Result<(), Failure> {
         }
     }
     for rule in RULES.iter().filter(|rule| !packages.contains(rule.package)) {
-        faults.push(format!("{} has a rule but does not exist", rule.package));
+        faults.push(format!("{} has a rule in xtask/src/arch.rs but does not exist", rule.package));
     }
     if faults.is_empty() {
-        println!("    {} crates, all within their borders", packages.len());
+        println!("    {} crates", packages.len());
         return Ok(());
     }
-    Err(Failure::new(format!("the architecture is broken:\n  {}", faults.join("\n  "))))
+    Err(XtaskError::new(format!("forbidden dependencies:\n  {}", faults.join("\n  "))))
 }
 
-/// The crates of the workspace.
-fn packages() -> Result<BTreeSet<String>, Failure> {
+/// Returns the names of the workspace crates.
+fn packages() -> Result<BTreeSet<String>, XtaskError> {
     names(&["tree", "--workspace", "--depth", "0"])
 }
 
 fn check_crate(
-    rule: &Rule,
+    rule: &CrateRule,
     packages: &BTreeSet<String>,
     faults: &mut Vec<String>,
-) -> Result<(), Failure> {
-    let below =
+) -> Result<(), XtaskError> {
+    let dependencies =
         names(&["tree", "--package", rule.package, "--all-features", "--edges", "normal,build"])?;
-    for name in &below {
-        let ours = packages.contains(name) && name != rule.package;
-        if ours && !rule.may_use.contains(&name.as_str()) {
+    for name in &dependencies {
+        let internal = packages.contains(name) && name != rule.package;
+        if internal && !rule.may_use.contains(&name.as_str()) {
             faults.push(format!("{} must not depend on {name}", rule.package));
         }
         if rule.must_not_use.contains(&name.as_str()) {
             faults.push(format!(
-                "{} must not have {name} below it; see: cargo tree --package {} --invert {name}",
+                "{} must not depend on {name}; run `cargo tree --package {} --invert {name}` for the path",
                 rule.package, rule.package
             ));
         }
     }
     if rule.unsafe_code == Unsafe::Forbidden && !forbids_unsafe(rule.folder) {
-        faults.push(format!("{} must say #![forbid(unsafe_code)]", rule.folder));
+        faults.push(format!("{} must contain #![forbid(unsafe_code)]", rule.folder));
     }
     Ok(())
 }
 
-/// The names of the packages that `cargo tree` lists.
-fn names(arguments: &[&str]) -> Result<BTreeSet<String>, Failure> {
+/// Runs `cargo tree` and returns the package names that it lists.
+fn names(arguments: &[&str]) -> Result<BTreeSet<String>, XtaskError> {
     let listing = cargo("dependency tree", arguments)
         .arguments(&["--locked", "--prefix", "none", "--format", "{p}"])
         .output()?;

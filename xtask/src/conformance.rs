@@ -1,87 +1,92 @@
-//! The official Python SDK against a freshly started server.
+//! `cargo xtask conformance`: runs the official Python SDK against a new server.
 //!
-//! Each version of the SDK gets an environment of its own under `target/conformance`, made once.
-//! The checks are ours: `crates/server/tests/python/conformance.py`.
+//! The checks are in `crates/server/tests/python/conformance.py`. Each SDK version has its own
+//! Python environment under `target/conformance`.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use crate::python;
-use crate::step::{Failure, cargo, root, target};
+use crate::python::{self, Packages};
+use crate::step::{XtaskError, cargo, root, target};
 
-/// A version of the SDK, whether clients are asked to do things the efficient way, and whether the
-/// losses of one's own are checked, which need torch.
-struct Run {
-    version: &'static str,
+/// One run of the checks.
+struct ConformanceRun {
+    sdk_version: &'static str,
+    /// Whether the server announces batched polling, protobuf and compression, or none of them.
     efficient: bool,
+    /// Whether custom losses are checked, which needs torch.
     torch: bool,
 }
 
-const RUNS: &[Run] = &[
-    Run { version: "0.36.0", efficient: true, torch: true },
-    Run { version: "0.36.0", efficient: false, torch: true },
-    Run { version: "0.25.0", efficient: true, torch: false },
+const RUNS: &[ConformanceRun] = &[
+    ConformanceRun { sdk_version: "0.36.0", efficient: true, torch: true },
+    ConformanceRun { sdk_version: "0.36.0", efficient: false, torch: true },
+    ConformanceRun { sdk_version: "0.25.0", efficient: true, torch: false },
 ];
 const CHECKS: &str = "crates/server/tests/python/conformance.py";
 const MODEL: &str = "tiny";
 
-pub(crate) fn run(options: &[&str]) -> Result<(), Failure> {
+pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
     let (mut only, mut torch) = (None, true);
-    let mut rest = options.iter();
-    while let Some(option) = rest.next() {
+    let mut options = options.iter();
+    while let Some(option) = options.next() {
         match *option {
-            "--sdk" => match rest.next() {
-                Some(version) if RUNS.iter().any(|run| run.version == *version) => {
+            "--sdk" => match options.next() {
+                Some(version) if RUNS.iter().any(|run| run.sdk_version == *version) => {
                     only = Some(version);
                 }
-                _ => return Err(Failure::new("conformance: --sdk takes 0.36.0 or 0.25.0")),
+                _ => return Err(XtaskError::new("conformance: --sdk must be 0.36.0 or 0.25.0")),
             },
             "--without-torch" => torch = false,
-            other => return Err(Failure::new(format!("conformance has no option {other}"))),
+            other => return Err(XtaskError::new(format!("conformance: unknown option {other}"))),
         }
     }
     cargo("server", &["build", "--locked", "--package", "tinkex-server"]).run()?;
-    for run in RUNS.iter().filter(|run| only.is_none_or(|only| *only == run.version)) {
+    for run in RUNS.iter().filter(|run| only.is_none_or(|only| *only == run.sdk_version)) {
         let torch = torch && run.torch;
-        let kind = if torch { "-torch" } else { "" };
-        let folder = Path::new("conformance").join(format!("{}{kind}", run.version));
-        let sdk = format!("tinker=={}", run.version);
-        let packages = if torch { vec![sdk.as_str(), "torch"] } else { vec![sdk.as_str()] };
-        let python = python::environment(&folder, &packages)?;
+        let suffix = if torch { "-torch" } else { "" };
+        let folder = Path::new("conformance").join(format!("{}{suffix}", run.sdk_version));
+        let sdk = format!("tinker=={}", run.sdk_version);
+        let names = if torch { vec![sdk.as_str(), "torch"] } else { vec![sdk.as_str()] };
+        let python = python::environment(&folder, &Packages::wheels(&names))?;
         check(&python, run, torch)?;
     }
     Ok(())
 }
 
-fn check(python: &Path, run: &Run, torch: bool) -> Result<(), Failure> {
-    let Run { version, efficient, .. } = *run;
-    let how = if efficient { "efficient" } else { "plain" };
-    println!("\n==> conformance: tinker {version}, {how} clients");
-    let data = target().join("conformance").join(format!("data-{version}-{how}"));
-    // Left from the last time, or not there.
+fn check(python: &Path, run: &ConformanceRun, torch: bool) -> Result<(), XtaskError> {
+    let ConformanceRun { sdk_version, efficient, .. } = *run;
+    let mode = if efficient { "efficient" } else { "plain" };
+    println!("\n==> conformance: tinker {sdk_version}, {mode} protocol options");
+    let data = target().join("conformance").join(format!("data-{sdk_version}-{mode}"));
+    // Data of an earlier run, if any.
     let _ = std::fs::remove_dir_all(&data);
-    let server = Server::start("debug", &data, efficient)?;
+    let server = TestServer::start(&data, efficient)?;
     let status = Command::new(python)
         .arg(root().join(CHECKS))
         .args([&server.url, MODEL])
         .args(torch.then_some("--torch"))
         .status()
-        .map_err(|why| Failure::new(format!("{}: {why}", python.display())))?;
-    if status.success() { Ok(()) } else { Err(Failure::new(format!("tinker {version}: {status}"))) }
+        .map_err(|error| XtaskError::new(format!("cannot run {}: {error}", python.display())))?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(XtaskError::new(format!("conformance with tinker {sdk_version} failed: {status}")))
 }
 
-/// A server that ends with this value.
-struct Server {
+/// A server process, killed on drop.
+struct TestServer {
     child: Child,
     url: String,
 }
 
-impl Server {
-    fn start(profile: &str, data: &Path, efficient: bool) -> Result<Self, Failure> {
-        let failed = |why: std::io::Error| Failure::new(format!("the server did not start: {why}"));
+impl TestServer {
+    fn start(data: &Path, efficient: bool) -> Result<Self, XtaskError> {
+        let failed =
+            |error: std::io::Error| XtaskError::new(format!("cannot start the server: {error}"));
         let model = root().join("crates/engine/tests/golden/qwen3");
-        let mut command = Command::new(target().join(profile).join("tinkex-server"));
+        let mut command = Command::new(target().join("debug/tinkex-server"));
         command.args(["--port", "0", "--quiet", "--no-hub-cache", "--data-dir"]).arg(data);
         command.args(["--model", &format!("{MODEL}={}", model.display())]);
         if !efficient {
@@ -89,20 +94,20 @@ impl Server {
         }
         let mut child = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
         let mut url = String::new();
-        if let Some(out) = child.stdout.take() {
-            BufReader::new(out).read_line(&mut url).map_err(failed)?;
+        if let Some(stdout) = child.stdout.take() {
+            BufReader::new(stdout).read_line(&mut url).map_err(failed)?;
         }
         let server = Self { child, url: url.trim().to_owned() };
         if server.url.starts_with("http://") {
             return Ok(server);
         }
-        Err(Failure::new("the server ended before it was ready; it says why above"))
+        Err(XtaskError::new("the server exited before it was ready; see its error above"))
     }
 }
 
-impl Drop for Server {
+impl Drop for TestServer {
     fn drop(&mut self) {
-        // It may have ended by itself, which the checks have told already.
+        // Both calls fail if the server has already exited, which the checks have reported.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,43 +1,32 @@
-//! The promises that a program relies on, against any server.
+//! `cargo xtask contract`: runs the contract suite against any Tinker server.
 
-use crate::step::{Failure, cargo};
+use crate::step::{XtaskError, ignored_test};
 
-pub(crate) fn run(options: &[&str]) -> Result<(), Failure> {
-    let mut step = cargo(
-        "the promises of a server",
-        &["test", "--locked", "--package", "tinkex-server", "--test", "it"],
-    )
-    .arguments(&[
-        "contract::another_server_keeps_every_promise",
-        "--",
-        "--ignored",
-        "--nocapture",
-    ]);
-    let mut rest = options.iter();
-    let mut named = false;
-    while let Some(option) = rest.next() {
-        let variable = match *option {
-            "--base-url" => "TINKEX_CONTRACT_URL",
-            "--api-key-file" | "--key-file" => "TINKEX_CONTRACT_KEY_FILE",
-            "--model" => "TINKEX_CONTRACT_MODEL",
-            other => return Err(Failure::new(format!("contract: no such option: {other}"))),
+pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
+    let mut variables = Vec::new();
+    let mut options = options.iter();
+    while let Some(option) = options.next() {
+        let Some(value) = options.next() else {
+            return Err(XtaskError::new(format!("contract: {option} needs a value")));
         };
-        let Some(value) = rest.next() else {
-            return Err(Failure::new(format!("contract: {option} needs a value")));
-        };
-        named |= *option == "--base-url";
-        step = match *option {
-            // The tests run in a folder of their own.
-            "--api-key-file" | "--key-file" => {
-                let path = std::path::absolute(value);
-                let path = path.map_err(|why| Failure::new(format!("{value}: {why}")))?;
-                step.variable(variable, &path.to_string_lossy())
+        variables.push(match *option {
+            "--base-url" => ("TINKEX_CONTRACT_URL", (*value).to_owned()),
+            "--model" => ("TINKEX_CONTRACT_MODEL", (*value).to_owned()),
+            "--api-key-file" => {
+                // The test runs in the folder of its crate.
+                let path = std::path::absolute(value).map_err(|error| {
+                    XtaskError::new(format!("contract: cannot resolve {value}: {error}"))
+                })?;
+                ("TINKEX_CONTRACT_KEY_FILE", path.to_string_lossy().into_owned())
             }
-            _ => step.variable(variable, value),
-        };
+            other => return Err(XtaskError::new(format!("contract: unknown option {other}"))),
+        });
     }
-    if !named {
-        return Err(Failure::new("contract: which server? --base-url URL [--api-key-file FILE]"));
+    if !variables.iter().any(|(name, _)| *name == "TINKEX_CONTRACT_URL") {
+        let usage = "contract: no server given; pass --base-url URL [--api-key-file FILE]";
+        return Err(XtaskError::new(usage));
     }
-    step.run()
+    let test = "contract::another_server_keeps_every_promise";
+    let step = ignored_test("contract suite", "tinkex-server", test, &[])?;
+    variables.iter().fold(step, |step, (name, value)| step.variable(name, value)).run()
 }

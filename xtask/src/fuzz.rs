@@ -1,33 +1,33 @@
-//! The long fuzzing run: the same code as the short one in the tests, told how long by variables.
+//! `cargo xtask fuzz`: runs the fuzz tests for a given time.
+//!
+//! The short fuzz tests of `cargo xtask test` share their code; environment variables set the
+//! duration, the seed and the target.
 
-use crate::step::{Failure, cargo};
+use crate::step::{XtaskError, ignored_test};
 
-pub(crate) fn run(options: &[&str]) -> Result<(), Failure> {
+pub(crate) fn run(options: &[&str]) -> Result<(), XtaskError> {
     let (package, options) = match options {
         ["server", options @ ..] => ("tinkex-server", options),
         options => ("tinkex-wire", options),
     };
-    let mut step = cargo(
-        "fuzzing",
-        &["test", "--locked", "--profile", "fuzz", "--package", package, "--test", "it"],
-    )
-    .arguments(&["fuzz::a_long_run_finds_nothing", "--", "--ignored", "--nocapture"])
-    .variable("TINKEX_FUZZ_SECONDS", "60");
-    let mut rest = options.iter();
-    while let Some(option) = rest.next() {
+    let mut variables = vec![("TINKEX_FUZZ_SECONDS", "60")];
+    let mut options = options.iter();
+    while let Some(option) = options.next() {
         let variable = match *option {
             "--seconds" => "TINKEX_FUZZ_SECONDS",
             "--seed" => "TINKEX_FUZZ_SEED",
             "--target" => "TINKEX_FUZZ_TARGET",
-            other => return Err(Failure::new(format!("fuzz: no such option: {other}"))),
+            other => return Err(XtaskError::new(format!("fuzz: unknown option {other}"))),
         };
-        let Some(value) = rest.next() else {
-            return Err(Failure::new(format!("fuzz: {option} needs a value")));
+        let Some(value) = options.next() else {
+            return Err(XtaskError::new(format!("fuzz: {option} needs a value")));
         };
         if variable != "TINKEX_FUZZ_TARGET" && value.parse::<u64>().is_err() {
-            return Err(Failure::new(format!("fuzz: {option} needs a number, not {value:?}")));
+            return Err(XtaskError::new(format!("fuzz: {option} needs a number, found {value:?}")));
         }
-        step = step.variable(variable, value);
+        variables.push((variable, value));
     }
-    step.run()
+    let test = "fuzz::a_long_run_finds_nothing";
+    let step = ignored_test("fuzzing", package, test, &["--profile", "fuzz"])?;
+    variables.into_iter().fold(step, |step, (name, value)| step.variable(name, value)).run()
 }

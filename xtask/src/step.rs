@@ -1,4 +1,4 @@
-//! One step of a command: a tool that is run, shown, and must succeed.
+//! One step of a command: runs an external tool, prints its command line and requires success.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -6,32 +6,35 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-/// Why a command did not succeed.
+/// Error of a command: a message for the user.
 #[derive(Debug)]
-pub(crate) struct Failure(String);
+pub(crate) struct XtaskError(String);
 
-impl Failure {
-    pub(crate) fn new(why: impl Into<String>) -> Self {
-        Self(why.into())
+impl XtaskError {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self(message.into())
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for XtaskError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-/// A run of a tool, not yet started.
+/// An external command that has not been started.
 pub(crate) struct Step {
-    what: &'static str,
+    title: &'static str,
     tool: String,
     command: Command,
 }
 
-/// What `cargo run` tells xtask about xtask. A build script that reads such a variable (ring's does)
-/// would run again, and all above it be compiled again, whenever cargo is called the other way.
-const OF_XTASK: [&str; 7] = [
+/// Variables that `cargo run` sets for xtask itself.
+///
+/// They are removed for the cargo processes that xtask starts: a build script that reads one of
+/// them (ring's does) would otherwise run again, and its dependents be compiled again, on every
+/// switch between `cargo xtask` and plain cargo.
+const XTASK_VARIABLES: [&str; 7] = [
     "CARGO_MANIFEST_DIR",
     "CARGO_MANIFEST_LINKS",
     "CARGO_PKG_NAME",
@@ -41,34 +44,57 @@ const OF_XTASK: [&str; 7] = [
     "CARGO_PKG_VERSION_PRE",
 ];
 
-/// Cargo, in the workspace's root.
-pub(crate) fn cargo(what: &'static str, arguments: &[&str]) -> Step {
-    #[expect(clippy::disallowed_methods, reason = "cargo tells its children where it is")]
+/// Creates a step that runs cargo in the workspace root.
+pub(crate) fn cargo(title: &'static str, arguments: &[&str]) -> Step {
+    #[expect(clippy::disallowed_methods, reason = "cargo passes its own path to its children")]
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut step = Step { tool: "cargo".to_owned(), ..tool(what, cargo, arguments) };
-    for name in OF_XTASK {
+    let mut step = Step { tool: "cargo".to_owned(), ..tool(title, cargo, arguments) };
+    for name in XTASK_VARIABLES {
         step.command.env_remove(name);
     }
     step
 }
 
-/// Another tool, in the workspace's root.
-pub(crate) fn tool(what: &'static str, tool: impl AsRef<OsStr>, arguments: &[&str]) -> Step {
+/// Creates a step that runs `tool` in the workspace root.
+pub(crate) fn tool(title: &'static str, tool: impl AsRef<OsStr>, arguments: &[&str]) -> Step {
     let mut command = Command::new(tool.as_ref());
     command.args(arguments).current_dir(root());
-    Step { what, tool: tool.as_ref().to_string_lossy().into_owned(), command }
+    Step { title, tool: tool.as_ref().to_string_lossy().into_owned(), command }
 }
 
-/// The workspace's root.
+/// Creates a step that runs one `#[ignore]`d integration test of `package`.
+///
+/// # Errors
+/// If the test does not exist: cargo would otherwise run no test and report success.
+pub(crate) fn ignored_test(
+    title: &'static str,
+    package: &str,
+    test: &str,
+    cargo_options: &[&str],
+) -> Result<Step, XtaskError> {
+    let step = || {
+        cargo(title, &["test", "--locked", "--package", package, "--test", "it"])
+            .arguments(cargo_options)
+            .arguments(&[test, "--", "--exact", "--ignored"])
+    };
+    println!("\n==> {title}: building");
+    let listed = step().arguments(&["--list"]).output()?;
+    if !listed.lines().any(|line| line.strip_suffix(": test") == Some(test)) {
+        return Err(XtaskError::new(format!("{package} has no ignored test {test}")));
+    }
+    Ok(step().arguments(&["--nocapture"]))
+}
+
+/// Returns the workspace root.
 pub(crate) fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is a folder of the workspace")
 }
 
-/// Where cargo builds, and where what it does not build is put.
+/// Returns cargo's target folder, which also holds Python environments and benchmark models.
 pub(crate) fn target() -> PathBuf {
-    #[expect(clippy::disallowed_methods, reason = "cargo reads it too")]
-    let elsewhere = std::env::var_os("CARGO_TARGET_DIR");
-    root().join(elsewhere.unwrap_or_else(|| "target".into()))
+    #[expect(clippy::disallowed_methods, reason = "cargo reads the same variable")]
+    let configured = std::env::var_os("CARGO_TARGET_DIR");
+    root().join(configured.unwrap_or_else(|| "target".into()))
 }
 
 impl Step {
@@ -87,38 +113,38 @@ impl Step {
         self
     }
 
-    /// The command as one would type it.
-    fn line(&self) -> String {
+    /// Returns the command line as a user would type it.
+    fn command_line(&self) -> String {
         let words = self.command.get_args().map(|word| word.to_string_lossy());
         format!("{} {}", self.tool, words.collect::<Vec<_>>().join(" "))
     }
 
-    /// Runs it, with its output where ours goes.
-    pub(crate) fn run(mut self) -> Result<(), Failure> {
-        println!("\n==> {}: {}", self.what, self.line());
+    /// Runs the command with inherited standard streams.
+    pub(crate) fn run(mut self) -> Result<(), XtaskError> {
+        println!("\n==> {}: {}", self.title, self.command_line());
         let start = Instant::now();
-        let status = self.command.status();
-        match status {
+        match self.command.status() {
             Ok(status) if status.success() => {
-                println!("    {} took {:.1} s", self.what, start.elapsed().as_secs_f64());
+                println!("    {} took {:.1} s", self.title, start.elapsed().as_secs_f64());
                 Ok(())
             }
             Ok(status) => Err(self.failed(&status.to_string())),
-            Err(why) => Err(self.failed(&why.to_string())),
+            Err(error) => Err(self.failed(&error.to_string())),
         }
     }
 
-    /// Runs it and returns what it printed.
-    pub(crate) fn output(mut self) -> Result<String, Failure> {
-        let output = self.command.output().map_err(|why| self.failed(&why.to_string()))?;
+    /// Runs the command and returns its standard output.
+    pub(crate) fn output(mut self) -> Result<String, XtaskError> {
+        let output = self.command.output().map_err(|error| self.failed(&error.to_string()))?;
         if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            return Err(self.failed(&format!("{}\n{said}", output.status)));
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            return Err(self.failed(&format!("{}\n{stderr}", output.status)));
         }
-        String::from_utf8(output.stdout).map_err(|why| self.failed(&why.to_string()))
+        String::from_utf8(output.stdout).map_err(|error| self.failed(&error.to_string()))
     }
 
-    fn failed(&self, why: &str) -> Failure {
-        Failure::new(format!("{} failed ({why})\n  to see it again: {}", self.what, self.line()))
+    fn failed(&self, cause: &str) -> XtaskError {
+        let command = self.command_line();
+        XtaskError::new(format!("{} failed: {cause}\n  command: {command}", self.title))
     }
 }

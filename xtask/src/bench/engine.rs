@@ -1,0 +1,237 @@
+//! `cargo xtask bench engine`: the engine compared with torch, transformers and peft, and with
+//! llama.cpp.
+//!
+//! Every measurement runs in its own process, alternating between the engine and its peer, so that
+//! both see the same load on the machine and the peak memory is per measurement. The best of all
+//! repetitions counts. If a row misses its target, the command fails after it has printed all rows.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::engine_rows::{self as rows, Peer, ROWS, Row};
+use crate::python::{self, Packages};
+use crate::step::{XtaskError, cargo, root, target};
+
+/// Measurements per row unless `--repeat` is given.
+const DEFAULT_REPEATS: usize = 3;
+/// Torch is stopped when it takes this many times the engine's time. Without bf16 instructions it
+/// would run for hours.
+const TORCH_TIMEOUT_FACTOR: f64 = 4.0;
+/// Lower bound of that timeout, in seconds.
+const TORCH_MIN_TIMEOUT: f64 = 60.0;
+
+/// Measurements of one process by name: `wall` and `cpu` in seconds, `peak` in MiB, and others.
+pub(super) type Measurements = BTreeMap<String, f64>;
+
+/// Programs and models that the measurements use.
+struct Tools {
+    engine: PathBuf,
+    models: PathBuf,
+    python: PathBuf,
+    /// Python interpreter with llama.cpp, or the reason why it could not be installed.
+    llama: Result<PathBuf, String>,
+}
+
+/// Measures the rows that match the labels in `options`.
+pub(super) fn run(options: &[&str]) -> Result<(), XtaskError> {
+    let (labels, repeats) = parse_options(options)?;
+    let rows: Vec<&Row> = ROWS.iter().filter(|row| row.matches(&labels)).collect();
+    if rows.is_empty() {
+        return Err(XtaskError::new(format!(
+            "bench engine: no row has the labels {}",
+            labels.join(" ")
+        )));
+    }
+    let llama = rows.iter().any(|row| row.peer == Peer::Llama);
+    let tools = Tools::prepare(llama)?;
+    if let (true, Err(cause)) = (llama, &tools.llama) {
+        println!("\nskipping llama.cpp: {cause}");
+    }
+    println!("\n| model | weights | work | engine | peer | ratio | target | peak MiB | |");
+    println!("|---|---|---|---|---|---|---|---|---|");
+    // A measurement that several rows need runs once.
+    let mut known = BTreeMap::new();
+    let mut missed = 0;
+    for row in rows {
+        if row.peer == Peer::Llama && tools.llama.is_err() {
+            continue;
+        }
+        let (ours, theirs) = tools.measure(row, repeats, &mut known)?;
+        missed += usize::from(!row.print(&ours, &theirs)?);
+    }
+    match missed {
+        0 => Ok(()),
+        some => Err(XtaskError::new(format!("{some} rows missed their target"))),
+    }
+}
+
+fn parse_options<'a>(options: &[&'a str]) -> Result<(Vec<&'a str>, usize), XtaskError> {
+    let (mut labels, mut repeats) = (Vec::new(), DEFAULT_REPEATS);
+    let mut options = options.iter();
+    while let Some(option) = options.next() {
+        if *option == "--repeat" {
+            let number = options.next().and_then(|number| number.parse().ok());
+            repeats = number.ok_or_else(|| XtaskError::new("--repeat needs a number"))?;
+        } else if rows::labels().any(|label| label == *option) {
+            labels.push(*option);
+        } else {
+            let expected: Vec<&str> = rows::labels().collect();
+            return Err(XtaskError::new(format!(
+                "bench engine: unknown label {option}; expected one of: {}",
+                expected.join(", ")
+            )));
+        }
+    }
+    Ok((labels, repeats))
+}
+
+impl Tools {
+    fn prepare(llama: bool) -> Result<Self, XtaskError> {
+        let packages = Packages::wheels(&["torch", "transformers", "peft"]);
+        let python = python::environment(Path::new("bench-python"), &packages)?;
+        let models = target().join("bench-models");
+        output(Command::new(&python).arg(script("peer.py")).arg("make").arg(&models))?;
+        let llama = match llama {
+            true => llama_environment(&models).map_err(|failure| failure.to_string()),
+            false => Err("no row needs it".to_owned()),
+        };
+        Ok(Self { engine: build()?, models, python, llama })
+    }
+
+    /// Returns the best measurements of the engine and of the peer.
+    fn measure(
+        &self,
+        row: &Row,
+        repeats: usize,
+        known: &mut BTreeMap<(Peer, String), Measurements>,
+    ) -> Result<(Measurements, Measurements), XtaskError> {
+        let name = |work: &str| format!("{} {} {work}", row.model, row.precision);
+        let sides = [(Peer::Engine, row.work), (row.peer, row.peer_work())];
+        let missing: Vec<_> = sides
+            .into_iter()
+            .filter(|(program, work)| {
+                *program != Peer::None && !known.contains_key(&(*program, name(work)))
+            })
+            .collect();
+        for _ in 0..repeats {
+            for &(program, work) in &missing {
+                let ours =
+                    known.get(&(Peer::Engine, name(row.work))).and_then(|ours| ours.get("wall"));
+                let timeout = ours.map_or(TORCH_MIN_TIMEOUT, |ours| {
+                    (ours * TORCH_TIMEOUT_FACTOR).max(TORCH_MIN_TIMEOUT)
+                });
+                // A measurement that reached the timeout is not repeated.
+                if known.get(&(program, name(work))).is_some_and(|best| best.contains_key("longer"))
+                {
+                    continue;
+                }
+                let one = parse_result(&output(&mut self.command(program, row, work, timeout))?)?;
+                let best = known.entry((program, name(work))).or_insert_with(|| one.clone());
+                for (field, value) in one {
+                    let kept = best.entry(field.clone()).or_insert(value);
+                    *kept = if field == "peak" { kept.max(value) } else { kept.min(value) };
+                }
+            }
+        }
+        let best = |(program, work): (Peer, &str)| known.get(&(program, name(work))).cloned();
+        let [ours, theirs] = sides.map(best);
+        Ok((ours.unwrap_or_default(), theirs.unwrap_or_default()))
+    }
+
+    fn command(&self, program: Peer, row: &Row, work: &str, timeout: f64) -> Command {
+        let folder = self.models.join(row.model);
+        let mut command = match (program, &self.llama) {
+            (Peer::Torch, _) => {
+                let mut command = Command::new(&self.python);
+                command.arg(script("peer.py")).arg("run").arg(folder).arg(row.precision);
+                command
+            }
+            (Peer::Llama, Ok(python)) => {
+                let mut command = Command::new(python);
+                command.arg(script("peer_llama.py")).arg("run");
+                command.arg(gguf(&self.models, row.model, row.precision));
+                command
+            }
+            _ => {
+                let mut command = Command::new(&self.engine);
+                command.arg(folder).arg(row.precision);
+                command
+            }
+        };
+        command.arg(work).arg(row.rounds);
+        if program == Peer::Torch {
+            command.arg(format!("{timeout:.0}"));
+        }
+        command
+    }
+}
+
+/// Builds the benchmark program of the engine and returns its path.
+fn build() -> Result<PathBuf, XtaskError> {
+    let arguments = ["bench", "--locked", "--package", "tinkex-engine", "--bench", "engine"];
+    let output =
+        cargo("build", &arguments).arguments(&["--no-run", "--message-format", "json"]).output()?;
+    let path = |line: &str| {
+        let (_, rest) = line.split_once("\"executable\":\"")?;
+        line.contains("\"kind\":[\"bench\"]").then(|| rest.split('"').next().map(PathBuf::from))?
+    };
+    output
+        .lines()
+        .find_map(path)
+        .ok_or_else(|| XtaskError::new("cargo did not report the benchmark executable"))
+}
+
+/// Parses the `RESULT` line that every benchmark program prints.
+fn parse_result(output: &str) -> Result<Measurements, XtaskError> {
+    let line = output.lines().find_map(|line| line.strip_prefix("RESULT "));
+    let line = line.ok_or_else(|| XtaskError::new(format!("no RESULT line in: {output}")))?;
+    let field = |part: &str| {
+        let (name, value) = part.split_once('=')?;
+        Some((name.to_owned(), value.parse().ok()?))
+    };
+    Ok(line.split_whitespace().filter_map(field).collect())
+}
+
+/// Returns a Python interpreter with llama.cpp, built from source, and converts the models to GGUF.
+fn llama_environment(models: &Path) -> Result<PathBuf, XtaskError> {
+    let packages = Packages {
+        build_tools: &["cmake", "ninja"],
+        pip_options: &["--no-binary", "llama-cpp-python"],
+        names: &["llama-cpp-python", "gguf", "numpy"],
+    };
+    let python = python::environment(Path::new("bench-llama"), &packages)?;
+    for (model, precision) in [("A", "f32"), ("A", "bf16"), ("B", "f32"), ("B", "bf16")] {
+        let file = gguf(models, model, precision);
+        if !file.exists() {
+            let mut convert = Command::new(&python);
+            convert.arg(script("peer_llama.py")).arg("make").arg(models.join(model));
+            output(convert.arg(precision).arg(&file))?;
+        }
+    }
+    Ok(python)
+}
+
+fn gguf(models: &Path, model: &str, precision: &str) -> PathBuf {
+    models.join(format!("{model}-{precision}.gguf"))
+}
+
+fn script(name: &str) -> PathBuf {
+    root().join("crates/engine/benches").join(name)
+}
+
+/// Runs a command and returns its standard output.
+fn output(command: &mut Command) -> Result<String, XtaskError> {
+    let command_line = format!("{command:?}");
+    let failed = |cause: String| XtaskError::new(format!("{command_line} failed: {cause}"));
+    match command.output() {
+        Ok(output) if output.status.success() => {
+            Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        }
+        Ok(output) => {
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            Err(failed(format!("{}\n{stderr}", output.status)))
+        }
+        Err(error) => Err(failed(error.to_string())),
+    }
+}

@@ -1,0 +1,54 @@
+//! `cargo xtask bench`: benchmarks against peers that run on the same machine at the same time.
+
+mod engine;
+mod engine_rows;
+
+use std::path::{Path, PathBuf};
+
+use crate::python::{self, Packages};
+use crate::step::{XtaskError, cargo, target, tool};
+
+/// The Python SDK that `bench client` and `bench cli` compare with.
+const PYTHON_SDK: &str = "tinker==0.36.0";
+
+pub(crate) fn run(what: &str, options: &[&str]) -> Result<(), XtaskError> {
+    match (what, options) {
+        ("wire", []) => {
+            cargo("benchmark", &["bench", "--locked", "--package", "tinkex-wire"]).run()
+        }
+        ("client", [] | ["--quick"]) => {
+            cargo("benchmark", &["bench", "--locked", "--package", "tinkex", "--bench", "client"])
+                .arguments(&["--", "--python"])
+                .argument(python_sdk()?)
+                .arguments(options)
+                .run()
+        }
+        ("cli", []) => cli(),
+        ("engine", options) => engine::run(options),
+        ("server", []) => {
+            let arguments =
+                ["bench", "--locked", "--package", "tinkex-server", "--bench", "server"];
+            cargo("benchmark", &arguments).run()
+        }
+        ("wire" | "client" | "cli" | "server", options) => {
+            Err(XtaskError::new(format!("bench {what}: unknown option {}", options.join(" "))))
+        }
+        (other, _) => Err(XtaskError::new(format!(
+            "unknown benchmark {other}; expected one of: wire, client, cli, engine, server"
+        ))),
+    }
+}
+
+fn python_sdk() -> Result<PathBuf, XtaskError> {
+    python::environment(Path::new("bench/python"), &Packages::wheels(&[PYTHON_SDK]))
+}
+
+/// Compares the shipped binary with the Python CLI: size, start-up time and memory.
+fn cli() -> Result<(), XtaskError> {
+    let python = python_sdk()?;
+    crate::dist()?;
+    tool("start-up and memory", &python, &["crates/cli/benches/startup.py"])
+        .argument(target().join("dist/tinkex"))
+        .argument(python.with_file_name("tinker"))
+        .run()
+}
