@@ -19,7 +19,7 @@ use crate::format::visible;
 
 const RETRY: &str = "tinkex::retry";
 /// Where the SDK says that nothing comes back, for every request that waits.
-const LOST: &str = "tinkex::future::pace";
+const LOST: &str = "tinkex::future::poll_interval";
 /// Where it says that a request was answered.
 const HTTP: &str = "tinkex::http";
 /// Requests that ask for answers. A server that is about to go still answers those it has.

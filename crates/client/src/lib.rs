@@ -60,17 +60,17 @@ struct Guide;
 mod chat;
 mod clock;
 mod config;
+mod connection;
 #[cfg(feature = "console")]
 mod console;
 mod dispatch;
 mod download;
-mod engine;
 mod error;
 mod future;
-mod lookup;
 pub mod loss;
 #[cfg(feature = "tokenizer")]
 mod push;
+mod rest_client;
 mod sampling;
 mod service;
 mod session;
@@ -92,7 +92,7 @@ pub use console::log_to_console;
 pub use download::{Download, DownloadProgress, Downloaded};
 pub use error::{Error, ErrorKind, Result};
 pub use future::ApiFuture;
-pub use lookup::{AdminClient, CopyCheckpoint, RestClient};
+pub use rest_client::{AdminClient, CopyCheckpoint, RestClient};
 pub use sampling::{SampleCall, SamplingClient};
 pub use service::{ServiceClient, ServiceClientBuilder};
 pub use tinkex_wire::{
@@ -109,7 +109,7 @@ pub use training::{
     TrainingClient,
 };
 pub use transport::Identity;
-pub use transport::http::{HttpFailure, HttpService, Incoming, Lane};
+pub use transport::http::{HttpFailure, HttpService, Lane, ResponseBody};
 pub use transport::retry::RetryPolicy;
 
 #[cfg(feature = "chat")]

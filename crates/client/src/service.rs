@@ -13,19 +13,19 @@ use tinkex_wire::{
 use tokio::sync::{OnceCell, watch};
 
 use crate::config::{BaseUrl, Env};
-use crate::engine::Engine;
+use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::ApiFuture;
-use crate::lookup::{AdminClient, RestClient};
 use crate::loss::CustomLoss;
+use crate::rest_client::{AdminClient, RestClient};
 use crate::sampling::{SamplingClient, Weights};
 use crate::session::Session;
 use crate::settings::{Given, Settings};
-use crate::telemetry::Owner;
+use crate::telemetry::TelemetryScope;
 use crate::training::{CreateFromState, CreateLora, Restore};
 use crate::transport::http::HttpService;
 use crate::transport::retry::RetryPolicy;
-use crate::transport::{Extras, Identity, Transport};
+use crate::transport::{Identity, RequestOptions, Transport};
 
 /// A server and the right to use it. Cheap to clone; all clones share one connection.
 ///
@@ -44,7 +44,7 @@ pub struct ServiceClient(Arc<Inner>);
 
 struct Inner {
     settings: Arc<Settings>,
-    engine: OnceCell<Engine>,
+    connection: OnceCell<Connection>,
     session: OnceCell<Arc<Session>>,
     /// Sessions of other processes that this one samples in.
     restored: Mutex<HashMap<Restored, Weak<Session>>>,
@@ -75,9 +75,10 @@ impl ServiceClient {
     /// # Errors
     /// If the server cannot be asked.
     pub async fn server_capabilities(&self) -> Result<ServerCapabilities> {
-        let engine = self.engine().await?;
-        let extras = Extras::default();
-        engine.noted(engine.transport().call(&ServerCapabilitiesRequest, &extras).await)
+        let connection = self.connection().await?;
+        let options = RequestOptions::default();
+        connection
+            .record_failure(connection.transport().send(&ServerCapabilitiesRequest, &options).await)
     }
 
     /// What time it is at the server, to the second, if it says so.
@@ -85,9 +86,12 @@ impl ServiceClient {
     /// # Errors
     /// If the server cannot be asked.
     pub async fn server_time(&self) -> Result<Option<Timestamp>> {
-        let engine = self.engine().await?;
-        let sent = engine.transport().send(&ServerCapabilitiesRequest, &Extras::default()).await;
-        let reply = engine.noted(sent)?;
+        let connection = self.connection().await?;
+        let sent = connection
+            .transport()
+            .send_raw(&ServerCapabilitiesRequest, &RequestOptions::default())
+            .await;
+        let reply = connection.record_failure(sent)?;
         let date = reply.headers().get(http::header::DATE).and_then(|date| date.to_str().ok());
         let date = date.and_then(|date| httpdate::parse_http_date(date).ok());
         let since = date.and_then(|date| date.duration_since(SystemTime::UNIX_EPOCH).ok());
@@ -151,7 +155,7 @@ impl ServiceClient {
     async fn sampling(&self, weights: Weights) -> Result<SamplingClient> {
         let session = self.session().await?;
         let created = SamplingClient::create(Arc::clone(&session), weights).await;
-        session.engine().noted(created)
+        session.connection().record_failure(created)
     }
 
     /// Samples in a session that another process has opened, with this client's own credential and
@@ -208,8 +212,8 @@ impl ServiceClient {
         let (session, loss) = (self.session().await?, loss.clone());
         // Work of its own: half handed over, it could not be handed over again.
         ApiFuture::start(async move {
-            let created = session.unless_closed(session.create_custom_loss(&loss)).await;
-            session.engine().noted(created)
+            let created = session.run_until_closed(session.create_custom_loss(&loss)).await;
+            session.connection().record_failure(created)
         })
         .await
     }
@@ -239,23 +243,23 @@ impl ServiceClient {
 
     /// Writes a failure of the program into the telemetry, if that is on.
     pub fn report(&self, error: &(dyn std::error::Error + 'static)) {
-        if let Some(journal) = self.reporting().and_then(Engine::journal) {
-            journal.failure(error);
+        if let Some(events) = self.reporting().and_then(Connection::events) {
+            events.failure(error);
         }
     }
 
     /// The same before the program ends: the session ends with it, and this waits up to half a
     /// minute for the news to leave.
     pub async fn report_fatal(&self, error: &(dyn std::error::Error + 'static)) {
-        let Some(engine) = self.reporting() else { return };
-        if let Some(journal) = engine.journal() {
-            journal.fatal(error);
-            engine.drain().await;
+        let Some(connection) = self.reporting() else { return };
+        if let Some(events) = connection.events() {
+            events.fatal(error);
+            connection.drain().await;
         }
     }
 
-    fn reporting(&self) -> Option<&Engine> {
-        self.0.session.get().map(|session| session.engine()).or(self.0.engine.get())
+    fn reporting(&self) -> Option<&Connection> {
+        self.0.session.get().map(|session| session.connection()).or(self.0.connection.get())
     }
 
     /// Looks things up and tidies: runs, checkpoints, sessions.
@@ -284,7 +288,7 @@ impl ServiceClient {
     /// # Errors
     /// If the server uses plain keys: those do not tell.
     pub async fn whoami(&self) -> Result<Identity> {
-        let (token, exchanged) = self.engine().await?.transport().signature().await?;
+        let (token, exchanged) = self.connection().await?.transport().signature().await?;
         Identity::of(&token, exchanged).ok_or_else(|| {
             let why = "the credential is a plain API key, which does not tell whose it is";
             Error::new(ErrorKind::Auth, why)
@@ -304,7 +308,7 @@ impl ServiceClient {
     fn of(settings: Arc<Settings>) -> Self {
         Self(Arc::new(Inner {
             settings,
-            engine: OnceCell::new(),
+            connection: OnceCell::new(),
             session: OnceCell::new(),
             restored: Mutex::default(),
             closed: AtomicBool::new(false),
@@ -334,21 +338,21 @@ impl ServiceClient {
     }
 
     /// The connection, made by whoever needs it first; a failure is not remembered.
-    pub(crate) async fn engine(&self) -> Result<&Engine> {
+    pub(crate) async fn connection(&self) -> Result<&Connection> {
         self.check_open()?;
         let start = async || {
-            let engine = Engine::start(&self.0.settings).await?;
+            let connection = Connection::start(&self.0.settings).await?;
             if self.0.settings.telemetry {
-                engine.report_for(Owner::Nobody);
+                connection.report_for(TelemetryScope::NoSession);
             }
-            Ok::<_, Error>(engine)
+            Ok::<_, Error>(connection)
         };
-        let engine = self.0.engine.get_or_try_init(start).await?;
+        let connection = self.0.connection.get_or_try_init(start).await?;
         if let Err(closed) = self.check_open() {
-            engine.close().await;
+            connection.close().await;
             return Err(closed);
         }
-        Ok(engine)
+        Ok(connection)
     }
 
     /// The way to the server before anything was asked of it.
@@ -375,8 +379,8 @@ impl Inner {
         for session in restored {
             session.leave().await;
         }
-        if let Some(engine) = self.engine.get() {
-            engine.close().await;
+        if let Some(connection) = self.connection.get() {
+            connection.close().await;
         }
         told
     }
@@ -513,7 +517,7 @@ impl ServiceClientBuilder {
             project_id: self.project_id,
             display_name: self.display_name,
             user_metadata: self.user_metadata,
-            paced: !self.unpaced,
+            adaptive_polling: !self.unpaced,
             telemetry: !self.silent,
             max_samples: self.max_samples,
             progress_timeout: self.progress_timeout,

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::transport::pause::Pause;
+use crate::transport::backoff::Backoff;
 
 use super::limit::{Limit, Permit};
 
@@ -19,7 +19,7 @@ pub(crate) struct Gate {
     places: Arc<Limit>,
     careful_places: Arc<Limit>,
     bytes: Arc<Limit>,
-    pause: Arc<Pause>,
+    backoff: Arc<Backoff>,
 }
 
 /// The right to send one request; dropped once the server has it.
@@ -31,21 +31,21 @@ pub(crate) struct Pass {
 }
 
 impl Gate {
-    pub(crate) fn new(bytes: u64, pause: Arc<Pause>) -> Self {
-        Self::with_places(PLACES, CAREFUL_PLACES, bytes, pause)
+    pub(crate) fn new(bytes: u64, backoff: Arc<Backoff>) -> Self {
+        Self::with_places(PLACES, CAREFUL_PLACES, bytes, backoff)
     }
 
     pub(crate) fn with_places(
         places: u32,
         careful_places: u32,
         bytes: u64,
-        pause: Arc<Pause>,
+        backoff: Arc<Backoff>,
     ) -> Self {
         Self {
             places: Limit::of_places(places),
             careful_places: Limit::of_places(careful_places),
             bytes: Limit::of_bytes(bytes),
-            pause,
+            backoff,
         }
     }
 
@@ -53,14 +53,14 @@ impl Gate {
     pub(crate) async fn enter(&self, bytes: u64) -> Pass {
         let place = self.places.take(1).await;
         let careful_place =
-            if self.pause.recent() { Some(self.careful_places.take(1).await) } else { None };
-        let factor = if self.pause.recent() { CAREFUL_BYTES } else { 1 };
+            if self.backoff.recent() { Some(self.careful_places.take(1).await) } else { None };
+        let factor = if self.backoff.recent() { CAREFUL_BYTES } else { 1 };
         let bytes = self.bytes.take(bytes.saturating_mul(factor)).await;
         Pass { _place: place, _careful_place: careful_place, _bytes: bytes }
     }
 
     /// What holds all samples back together.
-    pub(crate) fn pause(&self) -> &Arc<Pause> {
-        &self.pause
+    pub(crate) fn backoff(&self) -> &Arc<Backoff> {
+        &self.backoff
     }
 }

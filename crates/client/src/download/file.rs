@@ -15,7 +15,7 @@ use url::Url;
 
 use crate::error::{Error, ErrorKind, Result, retryable_status};
 use crate::transport::delay;
-use crate::transport::http::{HttpService, Incoming, Lane};
+use crate::transport::http::{HttpService, Lane, ResponseBody};
 use crate::transport::retry::RetryPolicy;
 
 /// How long nothing may come.
@@ -212,7 +212,11 @@ impl Fetch<'_> {
     }
 
     /// Sends one request and follows redirects.
-    async fn ask(self, url: &Url, wanted: &[(HeaderName, String)]) -> Result<Response<Incoming>> {
+    async fn ask(
+        self,
+        url: &Url,
+        wanted: &[(HeaderName, String)],
+    ) -> Result<Response<ResponseBody>> {
         let mut url = url.clone();
         for _ in 0..=MOST_REDIRECTS {
             let mut request = Request::new(Bytes::new());
@@ -225,7 +229,7 @@ impl Fetch<'_> {
                 let value = HeaderValue::from_str(value);
                 headers.insert(name, value.map_err(|_| unexpected("its tag makes no sense"))?);
             }
-            let reply = self.http.open(Lane::File, request, TIMEOUT).await?;
+            let reply = self.http.send_streaming(Lane::File, request, TIMEOUT).await?;
             let next = match reply.headers().get(LOCATION).and_then(|to| to.to_str().ok()) {
                 Some(to) if reply.status().is_redirection() => to,
                 _ => return Ok(reply),
@@ -311,7 +315,7 @@ impl From<Error> for Failed {
 }
 
 /// The server refused, and perhaps said why.
-async fn refused(status: u16, headers: &HeaderMap, mut body: Incoming) -> Failed {
+async fn refused(status: u16, headers: &HeaderMap, mut body: ResponseBody) -> Failed {
     let mut words = BytesMut::new();
     while words.len() < MOST_WORDS
         && let Some(Ok(bytes)) = body.next().await

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::clock;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lookup::RestClient;
+use crate::rest_client::RestClient;
 use crate::service::ServiceClient;
 
 use export::Export;

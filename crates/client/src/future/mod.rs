@@ -1,9 +1,9 @@
 //! Work on its way: [`ApiFuture`].
 
-mod arrivals;
-pub(crate) mod observe;
-mod pace;
+mod batch_poll;
 pub(crate) mod poll;
+mod poll_interval;
+pub(crate) mod queue_log;
 mod report;
 
 #[cfg(test)]
@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use crate::error::{Error, ErrorKind, Result};
 use crate::task::{self, Task};
 
-pub(crate) use arrivals::Arrivals;
+pub(crate) use batch_poll::BatchPoll;
 
 /// An answer that is already on its way.
 ///

@@ -13,11 +13,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::session::Session;
-use crate::transport::{BILLING_PAUSE, Extras, header};
+use crate::transport::{BILLING_PAUSE, RequestOptions, header};
 
-use super::observe::QueueLog;
-use super::pace::{Contact, Pace};
-use super::{Arrivals, report};
+use super::poll_interval::{Contact, PollInterval};
+use super::queue_log::QueueLog;
+use super::{BatchPoll, report};
 
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const BAD_REQUESTS: u32 = 3;
@@ -26,15 +26,15 @@ const BAD_REQUESTS: u32 = 3;
 pub(crate) struct Poller<'a> {
     session: &'a Session,
     log: &'a QueueLog,
-    arrivals: Option<&'a Arrivals>,
+    batch_poll: Option<&'a BatchPoll>,
 }
 
 /// A request that was taken: what to ask for, and how long it took to hand it over.
 #[derive(Clone, Debug)]
-pub(crate) struct Taken {
-    pub(crate) ticket: Ticket,
+pub(crate) struct Submitted {
+    pub(crate) response: Ticket,
     pub(crate) request_type: &'static str,
-    pub(crate) handed_over_in: Duration,
+    pub(crate) submit_duration: Duration,
 }
 
 /// How waiting for one answer goes.
@@ -46,16 +46,16 @@ struct Progress {
 impl<'a> Poller<'a> {
     /// Waits for answers of a session, and tells `log` why there are none yet.
     pub(crate) fn new(session: &'a Session, log: &'a QueueLog) -> Self {
-        Self { session, log, arrivals: None }
+        Self { session, log, batch_poll: None }
     }
 
     /// Asks for an answer only when it is announced.
-    pub(crate) fn announced_by(self, arrivals: Option<&'a Arrivals>) -> Self {
-        Self { arrivals, ..self }
+    pub(crate) fn with_batch_poll(self, batch_poll: Option<&'a BatchPoll>) -> Self {
+        Self { batch_poll, ..self }
     }
 
     /// Waits for the answer behind a ticket.
-    pub(crate) async fn answer<S: Submit>(&self, taken: &Taken) -> Result<S::Output> {
+    pub(crate) async fn result<S: Submit>(&self, taken: &Submitted) -> Result<S::Output> {
         let mut progress = Progress { polls: 0, start: Instant::now() };
         let waiting = self.wait(taken, S::PROTO_OUTPUT, &mut progress);
         let payload = match self.session.settings().poll_timeout {
@@ -68,38 +68,45 @@ impl<'a> Poller<'a> {
                 }
             },
         };
-        if let Some(arrivals) = self.arrivals {
-            arrivals.fetched(taken.ticket.request_id.clone());
+        if let Some(batch_poll) = self.batch_poll {
+            batch_poll.fetched(taken.response.request_id.clone());
         }
         payload.and_then(|payload| Ok(S::output(&payload)?)).map_err(|error| {
             self.write_down(&error, taken, &progress);
-            error.about(taken.ticket.request_id.clone()).during(taken.request_type)
+            error.about(taken.response.request_id.clone()).during(taken.request_type)
         })
     }
 
-    fn write_down(&self, error: &Error, taken: &Taken, progress: &Progress) {
-        let journal = self.session.engine().journal();
-        report::failure(journal, error, taken, progress.polls, progress.start.elapsed());
+    fn write_down(&self, error: &Error, taken: &Submitted, progress: &Progress) {
+        let events = self.session.connection().events();
+        report::failure(events, error, taken, progress.polls, progress.start.elapsed());
     }
 
-    async fn wait(&self, taken: &Taken, proto: bool, progress: &mut Progress) -> Result<Payload> {
+    async fn wait(
+        &self,
+        taken: &Submitted,
+        proto: bool,
+        progress: &mut Progress,
+    ) -> Result<Payload> {
         let mut poll = RetrieveFuture {
-            request_id: taken.ticket.request_id.clone(),
+            request_id: taken.response.request_id.clone(),
             allow_metadata_only: true,
         };
         let (mut lost, mut bad) = (0_u32, 0_u32);
-        let mut pace = Pace::new(self.session.paced());
+        let mut interval = PollInterval::new(self.session.adaptive_polling());
         let mut contact = Contact::new(self.session.settings().retry.patience());
         let mut _room = None;
         if let Some(bytes) = self.announced(taken).await? {
             poll.allow_metadata_only = false;
-            _room = Some(self.session.downloads().take(bytes).await);
+            _room = Some(self.session.download_budget().take(bytes).await);
         }
         loop {
             let asked = Instant::now();
-            let extras =
-                Extras { headers: headers(taken, progress.polls, proto), ..Extras::default() };
-            let reply = self.session.transport().send(&poll, &extras).await;
+            let options = RequestOptions {
+                headers: headers(taken, progress.polls, proto),
+                ..RequestOptions::default()
+            };
+            let reply = self.session.transport().send_raw(&poll, &options).await;
             progress.polls += 1;
             if reply.as_ref().err().is_none_or(|error| error.status().is_some()) {
                 contact.seen();
@@ -119,12 +126,12 @@ impl<'a> Poller<'a> {
                         }
                         Outcome::MetadataOnly { response_payload_size } => {
                             poll.allow_metadata_only = false;
-                            let downloads = self.session.downloads();
+                            let downloads = self.session.download_budget();
                             _room = Some(downloads.take(response_payload_size).await);
                         }
                         Outcome::TryAgain(pending) => {
                             self.log.notice(&pending);
-                            pace.wait(asked).await;
+                            interval.wait(asked).await;
                         }
                     }
                     continue;
@@ -140,11 +147,11 @@ impl<'a> Poller<'a> {
                             body.as_bytes(),
                         )));
                     }
-                    pace.wait(asked).await;
+                    interval.wait(asked).await;
                 }
                 Some(500..600) => {
                     lost = 0;
-                    pace.wait(asked).await;
+                    interval.wait(asked).await;
                 }
                 Some(400) if bad < BAD_REQUESTS => {
                     lost = 0;
@@ -165,9 +172,9 @@ impl<'a> Poller<'a> {
     }
 
     /// Waits until the answer is announced, where answers are; returns its size if that is known.
-    async fn announced(&self, taken: &Taken) -> Result<Option<u64>> {
-        let Some(arrivals) = self.arrivals else { return Ok(None) };
-        Ok(match arrivals.wait_for(&taken.ticket.request_id).await? {
+    async fn announced(&self, taken: &Submitted) -> Result<Option<u64>> {
+        let Some(batch_poll) = self.batch_poll else { return Ok(None) };
+        Ok(match batch_poll.wait_for(&taken.response.request_id).await? {
             Some(Completion::Finished { response_payload_uncompressed_size: size, .. }) => {
                 size.filter(|bytes| *bytes > 0)
             }
@@ -181,7 +188,7 @@ async fn back_off(lost: &mut u32) {
     *lost += 1;
 }
 
-fn headers(taken: &Taken, iteration: u64, proto: bool) -> HeaderMap {
+fn headers(taken: &Submitted, iteration: u64, proto: bool) -> HeaderMap {
     let mut headers = HeaderMap::new();
     if proto {
         headers.insert(ACCEPT, ::http::HeaderValue::from_static(PROTO));
@@ -189,7 +196,7 @@ fn headers(taken: &Taken, iteration: u64, proto: bool) -> HeaderMap {
     header::put(&mut headers, wire_header::REQUEST_TYPE, taken.request_type);
     header::put(&mut headers, wire_header::REQUEST_ITERATION, &iteration.to_string());
     if iteration == 0 {
-        let seconds = taken.handed_over_in.as_secs_f64().to_string();
+        let seconds = taken.submit_duration.as_secs_f64().to_string();
         header::put(&mut headers, wire_header::TICKET_ROUNDTRIP, &seconds);
     }
     headers

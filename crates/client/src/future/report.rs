@@ -6,15 +6,15 @@ use serde_json::json;
 use tinkex_wire::{Category, JsonObject, Severity};
 
 use crate::error::{Error, ErrorKind};
-use crate::telemetry::{Journal, told};
+use crate::telemetry::{EventQueue, told};
 
-use super::poll::Taken;
+use super::poll::Submitted;
 
 /// Tells and writes down why a poll, or the answer behind it, was a failure.
 pub(super) fn failure(
-    journal: Option<&Journal>,
+    events: Option<&EventQueue>,
     error: &Error,
-    taken: &Taken,
+    taken: &Submitted,
     polls: u64,
     since: Duration,
 ) {
@@ -28,13 +28,13 @@ pub(super) fn failure(
         _ if error.is_retryable() => ("connection_error", Severity::Warning),
         _ => ("connection_error", Severity::Error),
     };
-    let (request_id, request_type) = (&taken.ticket.request_id, taken.request_type);
+    let (request_id, request_type) = (&taken.response.request_id, taken.request_type);
     tracing::debug!(
         target: "tinkex::future", event, %request_id, request_type, polls, %error, "poll failed"
     );
-    let Some(journal) = journal else { return };
+    let Some(events) = events else { return };
     let facts = [
-        ("request_id", json!(taken.ticket.request_id)),
+        ("request_id", json!(taken.response.request_id)),
         ("request_type", json!(taken.request_type)),
         ("status_code", json!(error.status())),
         ("detail", json!(told(error))),
@@ -46,7 +46,7 @@ pub(super) fn failure(
     ];
     let data: JsonObject =
         facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    journal.note(&format!("APIFuture.result_async.{event}"), severity, data);
+    events.note(&format!("APIFuture.result_async.{event}"), severity, data);
 }
 
 #[cfg(test)]
@@ -54,18 +54,19 @@ mod tests {
     use tinkex_wire::Ticket;
 
     use super::*;
-    use crate::telemetry::Owner;
+    use crate::telemetry::TelemetryScope;
 
     #[test]
     fn what_a_credential_command_printed_is_not_told() {
-        let journal = Journal::new(Owner::Nobody);
+        let events = EventQueue::new(TelemetryScope::NoSession);
         let ticket = serde_json::from_value::<Ticket>(json!({"request_id": "r"})).unwrap();
-        let taken = Taken { ticket, request_type: "Sample", handed_over_in: Duration::ZERO };
+        let taken =
+            Submitted { response: ticket, request_type: "Sample", submit_duration: Duration::ZERO };
         let error = Error::new(ErrorKind::Auth, "the credential command failed: hidden");
-        failure(Some(&journal), &error, &taken, 1, Duration::ZERO);
+        failure(Some(&events), &error, &taken, 1, Duration::ZERO);
         let refused = Error::of_reply(500, b"{\"detail\":\"overheated\"}", None);
-        failure(Some(&journal), &refused, &taken, 1, Duration::ZERO);
-        let told = serde_json::to_string(&journal.batch()).unwrap();
+        failure(Some(&events), &refused, &taken, 1, Duration::ZERO);
+        let told = serde_json::to_string(&events.batch()).unwrap();
         assert!(told.contains("overheated") && !told.contains("hidden"), "{told}");
     }
 }

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tinkex_wire::{FuturesTarget, RequestId, SamplerId};
 use tokio::time::{Instant, sleep};
 
-use super::Arrivals;
+use super::BatchPoll;
 use crate::config::{ApiKey, Credential};
 use crate::fixture;
 use crate::task::Task;
@@ -56,7 +56,7 @@ impl HttpService for Script {
     }
 }
 
-fn arrivals(script: &Script) -> Arrivals {
+fn batch_poll(script: &Script) -> BatchPoll {
     let key = Credential::Key(ApiKey::new("tml-x").unwrap());
     let transport = Transport::new(
         Arc::new(script.clone()),
@@ -67,7 +67,7 @@ fn arrivals(script: &Script) -> Arrivals {
     );
     let target =
         FuturesTarget { sampling_session_id: SamplerId::from("s:sample:0"), cloned_sampler_id: 3 };
-    Arrivals::watch(transport, target, false, None)
+    BatchPoll::watch(transport, target, false, None)
 }
 
 /// Covers R-POLL.
@@ -76,16 +76,16 @@ async fn many_tickets_are_polled_for_as_in_the_reference() {
     for case in fixture::cases("futures_poller.json") {
         let script = Script::default();
         script.0.lock().unwrap().0 = case["script"].as_array().unwrap().clone().into();
-        let arrivals = Arc::new(arrivals(&script));
+        let batch_poll = Arc::new(batch_poll(&script));
         let heard: Arc<Mutex<HashMap<String, Value>>> = Arc::default();
         let mut waiters = Vec::new();
         for action in case["actions"].as_array().unwrap() {
             let id = action[1].as_str().unwrap_or_default().to_owned();
             match action[0].as_str().unwrap() {
                 "wait" => {
-                    let (arrivals, heard) = (Arc::clone(&arrivals), Arc::clone(&heard));
+                    let (batch_poll, heard) = (Arc::clone(&batch_poll), Arc::clone(&heard));
                     waiters.push(Task::spawn(async move {
-                        let arrival = arrivals.wait_for(&RequestId::from(id.as_str())).await;
+                        let arrival = batch_poll.wait_for(&RequestId::from(id.as_str())).await;
                         let arrival = match arrival {
                             Ok(Some(completion)) => serde_json::to_value(completion).unwrap(),
                             Ok(None) => json!("ask for yourself"),
@@ -94,7 +94,7 @@ async fn many_tickets_are_polled_for_as_in_the_reference() {
                         heard.lock().unwrap().insert(id, arrival);
                     }));
                 }
-                "retrieved" => arrivals.fetched(RequestId::from(id)),
+                "retrieved" => batch_poll.fetched(RequestId::from(id)),
                 _ => {}
             }
             sleep(Duration::from_secs(100)).await;
@@ -131,32 +131,32 @@ async fn many_tickets_are_polled_for_as_in_the_reference() {
 async fn a_server_that_does_not_know_the_call_is_asked_ticket_by_ticket() {
     let script = Script::default();
     script.0.lock().unwrap().0 = [json!(404)].into();
-    let arrivals = arrivals(&script);
+    let batch_poll = batch_poll(&script);
     let id = RequestId::from("a");
-    assert_eq!(arrivals.wait_for(&id).await.unwrap(), None);
-    assert_eq!(arrivals.wait_for(&id).await.unwrap(), None);
+    assert_eq!(batch_poll.wait_for(&id).await.unwrap(), None);
+    assert_eq!(batch_poll.wait_for(&id).await.unwrap(), None);
     assert_eq!(script.0.lock().unwrap().1.len(), 1, "it is not asked again");
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_does_not_wait_any_more_is_forgotten() {
     let script = Script::default();
-    let arrivals = arrivals(&script);
+    let batch_poll = batch_poll(&script);
     let (gone, here) = (RequestId::from("gone"), RequestId::from("here"));
-    assert!(arrivals.wait_for(&gone).now_or_never().is_none());
+    assert!(batch_poll.wait_for(&gone).now_or_never().is_none());
     sleep(Duration::from_secs(100)).await;
     assert!(script.0.lock().unwrap().1.is_empty(), "nobody waits, so nobody polls");
     let both = json!([{"request_id": "gone"}, {"request_id": "here"}]);
     script.0.lock().unwrap().0 = [json!({"completions": both, "cursor": 2})].into();
-    arrivals.wait_for(&here).await.unwrap();
-    assert!(arrivals.is_empty(), "an answer that nobody wants is not kept");
+    batch_poll.wait_for(&here).await.unwrap();
+    assert!(batch_poll.is_empty(), "an answer that nobody wants is not kept");
 }
 
 /// A sample that is given up while it is handed over has a ticket that nobody here ever sees.
 #[tokio::test(start_paused = true)]
 async fn answers_that_nobody_ever_asks_for_do_not_pile_up() {
     let script = Script::default();
-    let arrivals = arrivals(&script);
+    let batch_poll = batch_poll(&script);
     let early = RequestId::from("early");
     let announced = |ids: Vec<String>, cursor: usize| {
         let completions: Vec<Value> = ids.iter().map(|id| json!({"request_id": id})).collect();
@@ -167,8 +167,8 @@ async fn answers_that_nobody_ever_asks_for_do_not_pile_up() {
         .collect();
     polls.push_back(announced(vec!["early".to_owned(), "here".to_owned()], 60));
     script.0.lock().unwrap().0 = polls;
-    arrivals.wait_for(&RequestId::from("here")).await.unwrap();
-    assert!(arrivals.kept() <= 20_000, "{} are remembered", arrivals.kept());
-    let found = arrivals.wait_for(&early).now_or_never();
+    batch_poll.wait_for(&RequestId::from("here")).await.unwrap();
+    assert!(batch_poll.kept() <= 20_000, "{} are remembered", batch_poll.kept());
+    let found = batch_poll.wait_for(&early).now_or_never();
     assert!(found.is_some(), "whoever is announced before they ask still learns of it");
 }

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tinkex_wire::{FuturesTarget, JoinSamplingSession, SamplerId, Seq};
 
 use crate::error::Result;
-use crate::future::Arrivals;
+use crate::future::BatchPoll;
 use crate::session::Session;
-use crate::transport::Extras;
+use crate::transport::RequestOptions;
 
 /// How many clones a drawn lot is one of.
 const CLONES: u64 = 1_000_000_000;
@@ -21,7 +21,7 @@ const CLONES: u64 = 1_000_000_000;
 pub(super) struct Line {
     first: u64,
     next: AtomicU64,
-    arrivals: Option<Arrivals>,
+    batch_poll: Option<BatchPoll>,
 }
 
 impl Line {
@@ -34,7 +34,7 @@ impl Line {
     pub(super) async fn join(session: &Session, sampler: &SamplerId) -> Result<Self> {
         let clone = if session.config().sample_join_sampling_session {
             let call = JoinSamplingSession { sampling_session_id: sampler.clone() };
-            session.transport().call(&call, &Extras::default()).await?.client_counter
+            session.transport().send(&call, &RequestOptions::default()).await?.client_counter
         } else {
             fastrand::u64(1..=CLONES)
         };
@@ -42,14 +42,19 @@ impl Line {
     }
 
     fn of_clone(session: &Session, sampler: &SamplerId, clone: u64) -> Self {
-        let arrivals = session.config().sample_use_retrieve_futures.then(|| {
+        let batch_poll = session.config().sample_use_retrieve_futures.then(|| {
             let target =
                 FuturesTarget { sampling_session_id: sampler.clone(), cloned_sampler_id: clone };
             let patience = session.settings().retry.patience();
-            Arrivals::watch(Arc::clone(session.transport()), target, session.paced(), patience)
+            BatchPoll::watch(
+                Arc::clone(session.transport()),
+                target,
+                session.adaptive_polling(),
+                patience,
+            )
         });
         let first = Seq::first_of_clone(clone).get();
-        Self { first, next: AtomicU64::new(0), arrivals }
+        Self { first, next: AtomicU64::new(0), batch_poll }
     }
 
     /// The next number.
@@ -58,7 +63,7 @@ impl Line {
     }
 
     /// Where answers are announced, if the server does that.
-    pub(super) fn arrivals(&self) -> Option<&Arrivals> {
-        self.arrivals.as_ref()
+    pub(super) fn batch_poll(&self) -> Option<&BatchPoll> {
+        self.batch_poll.as_ref()
     }
 }

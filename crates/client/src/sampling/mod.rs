@@ -22,12 +22,12 @@ use tokio::time::{Instant, sleep};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::ApiFuture;
-use crate::future::observe::{QueueLog, Work};
-use crate::future::poll::{Poller, Taken};
+use crate::future::poll::{Poller, Submitted};
+use crate::future::queue_log::{QueueLog, QueuedWork};
 use crate::service::ServiceClient;
-use crate::session::{Awaited, Session};
-use crate::transport::pause::Hold;
-use crate::transport::{Extras, header};
+use crate::session::{CancelGuard, Session};
+use crate::transport::backoff::RequestBackoff;
+use crate::transport::{RequestOptions, header};
 
 pub use call::SampleCall;
 use line::Line;
@@ -69,7 +69,7 @@ impl SamplingClient {
             Weights::Base(model) => CreateSamplingSession::from_base(session_id, n, model),
             Weights::Checkpoint(path) => CreateSamplingSession::from_path(session_id, n, path),
         };
-        let created = session.transport().call(&call, &Extras::default()).await?;
+        let created = session.transport().send(&call, &RequestOptions::default()).await?;
         Ok(Self::of(session, created.sampling_session_id))
     }
 
@@ -92,7 +92,7 @@ impl SamplingClient {
         record_stability_info: bool,
     ) -> Self {
         let watch = Watch::new(session.config(), session.settings());
-        let log = QueueLog::new(Work::Sampling, id.as_str());
+        let log = QueueLog::new(QueuedWork::Sampling, id.as_str());
         Self(Arc::new(Inner { session, id, line, record_stability_info, watch, log }))
     }
 
@@ -133,7 +133,7 @@ impl SamplingClient {
     /// server and key in this process share that.
     #[must_use]
     pub fn paused_for(&self) -> Option<Duration> {
-        let until = self.0.session.gate().pause().until()?;
+        let until = self.0.session.gate().backoff().until()?;
         until.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero())
     }
 
@@ -156,7 +156,7 @@ impl SamplingClient {
             ..SampleRequest::new(text, SamplingParams::new().max_tokens(1))
         };
         // A server that leaves lost samples to the caller does not mean this.
-        self.start(request, self.0.session.persists(), |response| {
+        self.start(request, self.0.session.resubmits(), |response| {
             let missing = || Error::new(ErrorKind::Decode, "the server sent no log-probabilities");
             response.prompt_logprobs.ok_or_else(missing)
         })
@@ -168,12 +168,12 @@ impl SamplingClient {
     /// If the server cannot be asked.
     pub async fn get_sampler(&self) -> Result<Sampler> {
         let call = GetSampler { sampler_id: self.0.id.clone() };
-        self.0.session.transport().call(&call, &Extras::default()).await
+        self.0.session.transport().send(&call, &RequestOptions::default()).await
     }
 
     /// Whether a sample that was lost is asked for anew, or left to the caller.
     fn asks_anew(&self) -> bool {
-        self.0.session.persists() && !self.0.session.config().sample_no_retries
+        self.0.session.resubmits() && !self.0.session.config().sample_no_retries
     }
 
     fn start<T: Send + 'static>(
@@ -189,8 +189,8 @@ impl SamplingClient {
         // Boxed: what waits is small, see `Inner::sample`.
         let (inner, request) = (Arc::clone(&self.0), Box::new(request));
         ApiFuture::abandonable(async move {
-            let sampled = inner.session.unless_closed(inner.sample(request, anew)).await;
-            finish(inner.session.engine().noted(sampled)?)
+            let sampled = inner.session.run_until_closed(inner.sample(request, anew)).await;
+            finish(inner.session.connection().record_failure(sampled)?)
         })
     }
 }
@@ -221,8 +221,8 @@ impl Inner {
                 let patience = self.session.settings().retry.patience();
                 let late = patience.is_some_and(|patience| start.elapsed() + wait > patience);
                 let again = anew && !late && retry::worth_another(&error);
-                if let Some(journal) = self.session.engine().journal() {
-                    journal.attempt(retry::SAMPLE_FAILED, &error, retry::so_far(again, attempt));
+                if let Some(events) = self.session.connection().events() {
+                    events.attempt(retry::SAMPLE_FAILED, &error, retry::so_far(again, attempt));
                 }
                 if !again {
                     return Err(error);
@@ -248,35 +248,39 @@ impl Inner {
         request.seq_id = Some(line.next());
         request.sampling_session_id = Some(self.id.clone());
         let taken = self.submit(request, since).await?;
-        let awaited = Awaited::new(&self.session, taken.ticket.request_id.clone());
-        let poller = Poller::new(&self.session, &self.log).announced_by(line.arrivals());
-        let answer = poller.answer::<SampleRequest>(&taken).await;
+        let awaited = CancelGuard::new(&self.session, taken.response.request_id.clone());
+        let poller = Poller::new(&self.session, &self.log).with_batch_poll(line.batch_poll());
+        let answer = poller.result::<SampleRequest>(&taken).await;
         // Whatever else ended the waiting, the server may still be at work.
         let over = |kind| matches!(kind, ErrorKind::WorkFailed | ErrorKind::Expired);
         if answer.as_ref().map_or_else(|error| over(error.kind()), |_| true) {
-            awaited.answered();
+            awaited.disarm();
         }
         let mut response = answer?;
-        if self.session.engine().is_first_protocol() {
+        if self.session.connection().is_first_protocol() {
             align(&mut response, request.prompt.token_count());
         }
         request.check_response(&response)?;
-        response.name_sequences(&taken.ticket)?;
+        response.name_sequences(&taken.response)?;
         Ok(response)
     }
 
     /// Hands a request over, held back together with all others of this server and key.
-    async fn submit(&self, request: &SampleRequest, since: Instant) -> Result<Taken> {
+    async fn submit(&self, request: &SampleRequest, since: Instant) -> Result<Submitted> {
         let start = Instant::now();
         let bytes = request.prompt.sampling_bytes() as u64;
         let gate = self.session.gate();
         let _pass = gate.enter(bytes).await;
-        let hold = Hold { pause: Arc::clone(gate.pause()), bytes };
-        let mut extras = Extras { hold: Some(hold), since: Some(since), ..Extras::default() };
-        header::put(&mut extras.headers, wire_header::SAMPLING_BACKPRESSURE, "1");
-        let ticket = self.session.transport().call(request, &extras).await?;
+        let backoff = RequestBackoff { backoff: Arc::clone(gate.backoff()), bytes };
+        let mut options = RequestOptions {
+            backoff: Some(backoff),
+            since: Some(since),
+            ..RequestOptions::default()
+        };
+        header::put(&mut options.headers, wire_header::SAMPLING_BACKPRESSURE, "1");
+        let ticket = self.session.transport().send(request, &options).await?;
         let request_type = request.request_type();
-        Ok(Taken { ticket, request_type, handed_over_in: start.elapsed() })
+        Ok(Submitted { response: ticket, request_type, submit_duration: start.elapsed() })
     }
 }
 

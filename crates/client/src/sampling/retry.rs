@@ -102,7 +102,7 @@ impl Place<'_> {
     }
 }
 
-/// For the journal.
+/// For the events.
 pub(super) fn so_far(again: bool, attempt: u32) -> JsonObject {
     let facts = [("should_retry", json!(again)), ("attempt_count", json!(attempt + 1))];
     facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()

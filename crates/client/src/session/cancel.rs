@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use tinkex_wire::{CancelFuture, RequestId};
 use tokio::sync::mpsc;
 
-use crate::transport::{Extras, Transport};
+use crate::transport::{RequestOptions, Transport};
 
 use super::Session;
 use super::dynamic::Dynamic;
@@ -27,7 +27,7 @@ pub(super) async fn drain(
         }
         let cancels = batch.into_iter().map(async |request_id| {
             let call = CancelFuture { request_id };
-            if let Err(error) = transport.call(&call, &Extras::default()).await {
+            if let Err(error) = transport.send(&call, &RequestOptions::default()).await {
                 tracing::debug!(%error, "a cancel was lost");
             }
         });
@@ -37,23 +37,23 @@ pub(super) async fn drain(
 
 /// A sample that is being waited for. If this is dropped before the answer is there, the server is
 /// told.
-pub(crate) struct Awaited<'a> {
+pub(crate) struct CancelGuard<'a> {
     session: &'a Session,
     request_id: Option<RequestId>,
 }
 
-impl<'a> Awaited<'a> {
+impl<'a> CancelGuard<'a> {
     pub(crate) fn new(session: &'a Session, request_id: RequestId) -> Self {
         Self { session, request_id: Some(request_id) }
     }
 
     /// The answer is there.
-    pub(crate) fn answered(mut self) {
+    pub(crate) fn disarm(mut self) {
         self.request_id = None;
     }
 }
 
-impl Drop for Awaited<'_> {
+impl Drop for CancelGuard<'_> {
     fn drop(&mut self) {
         if let Some(request_id) = self.request_id.take() {
             self.session.cancel(request_id);

@@ -5,10 +5,10 @@ use tokio::time::Instant;
 use tinkex_wire::Submit as _;
 
 use crate::error::Result;
-use crate::future::observe::{QueueLog, Work};
-use crate::future::poll::{Poller, Taken};
+use crate::future::poll::{Poller, Submitted};
+use crate::future::queue_log::{QueueLog, QueuedWork};
 use crate::loss::CustomLoss;
-use crate::transport::Extras;
+use crate::transport::RequestOptions;
 
 use super::Session;
 
@@ -27,12 +27,12 @@ impl Session {
         }
         let request = loss.upload(self.id.clone(), self.next_loss());
         let start = Instant::now();
-        let ticket = self.transport().call(&request, &Extras::default()).await?;
+        let ticket = self.transport().send(&request, &RequestOptions::default()).await?;
         let request_type = request.request_type();
-        let taken = Taken { ticket, request_type, handed_over_in: start.elapsed() };
-        let log = QueueLog::new(Work::LossCreation, loss.name());
+        let taken = Submitted { response: ticket, request_type, submit_duration: start.elapsed() };
+        let log = QueueLog::new(QueuedWork::LossCreation, loss.name());
         let created =
-            Poller::new(self, &log).answer::<tinkex_wire::CreateCustomLoss>(&taken).await?;
+            Poller::new(self, &log).result::<tinkex_wire::CreateCustomLoss>(&taken).await?;
         known.insert(fingerprint, created.loss_id.clone());
         Ok(loss.on_server(self.id.clone(), created.loss_id))
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tinkex_wire::{DynamicConfig, DynamicConfigRequest};
 use tokio::time::sleep;
 
-use crate::transport::{Extras, Transport};
+use crate::transport::{RequestOptions, Transport};
 
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -29,8 +29,8 @@ pub(super) async fn refresh(transport: Arc<Transport>, dynamic: Arc<Dynamic>) {
     loop {
         let interval = Duration::from_secs(dynamic.get().refresh_interval_sec);
         sleep(interval.max(SHORTEST_INTERVAL)).await;
-        let once = Extras { once: true, ..Extras::default() };
-        match transport.call(&DynamicConfigRequest::default(), &once).await {
+        let once = RequestOptions { single_attempt: true, ..RequestOptions::default() };
+        match transport.send(&DynamicConfigRequest::default(), &once).await {
             Ok(new) => *dynamic.0.write().unwrap_or_else(PoisonError::into_inner) = new,
             Err(error) => tracing::debug!(%error, "settings were not refreshed"),
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tinkex_wire::{SessionHeartbeat, SessionId};
 use tokio::time::{Instant, sleep};
 
-use crate::transport::{Extras, Transport};
+use crate::transport::{RequestOptions, Transport};
 
 const PERIOD: Duration = Duration::from_secs(10);
 const WORRY_AFTER: Duration = Duration::from_secs(120);
@@ -17,7 +17,7 @@ pub(super) async fn keep_alive(transport: Arc<Transport>, session_id: SessionId)
     let mut last_seen = Instant::now();
     loop {
         sleep(PERIOD).await;
-        match transport.call(&beat, &Extras::default()).await {
+        match transport.send(&beat, &RequestOptions::default()).await {
             Ok(_) => last_seen = Instant::now(),
             Err(error) if error.status() == Some(410) => {
                 tracing::info!(session = %beat.session_id, "the server has ended the session");

@@ -3,8 +3,8 @@
 mod cancel;
 mod custom;
 mod dynamic;
-mod foreign;
 mod heartbeat;
+mod other_key;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,22 +18,22 @@ use tinkex_wire::{
 };
 use tokio::sync::mpsc;
 
+use crate::connection::Connection;
 use crate::dispatch::{Gate, Limit};
-use crate::engine::Engine;
 use crate::error::{Error, ErrorKind, Result};
 use crate::settings::Settings;
 use crate::task::Task;
-use crate::telemetry::Owner;
-use crate::transport::pause::Pause;
-use crate::transport::{Extras, Transport};
+use crate::telemetry::TelemetryScope;
+use crate::transport::backoff::Backoff;
+use crate::transport::{RequestOptions, Transport};
 
-pub(crate) use cancel::Awaited;
+pub(crate) use cancel::CancelGuard;
 use dynamic::Dynamic;
-pub(crate) use foreign::Foreign;
+pub(crate) use other_key::OtherKeyConnection;
 
 /// An open session. It is kept alive until this is closed or dropped.
 pub(crate) struct Session {
-    engine: Engine,
+    connection: Connection,
     id: SessionId,
     settings: Arc<Settings>,
     dynamic: Arc<Dynamic>,
@@ -53,8 +53,9 @@ pub(crate) struct Session {
 impl Session {
     /// Asks the server for a session.
     pub(crate) async fn open(settings: &Arc<Settings>) -> Result<Arc<Self>> {
-        let engine = Engine::start(settings).await?;
-        let opened = engine.transport().call(&settings.session(), &Extras::default()).await?;
+        let connection = Connection::start(settings).await?;
+        let opened =
+            connection.transport().send(&settings.session(), &RequestOptions::default()).await?;
         if let Some(message) = opened.info_message {
             tracing::info!("{message}");
         }
@@ -65,35 +66,35 @@ impl Session {
             tracing::error!("{message}");
         }
         if settings.telemetry {
-            engine.report_for(Owner::Session(&opened.session_id));
+            connection.report_for(TelemetryScope::Session(&opened.session_id));
         }
-        Self::begin(settings, engine, opened.session_id)
+        Self::begin(settings, connection, opened.session_id)
     }
 
     /// A session that another process has opened, for sampling alone. Asks nothing.
     pub(crate) fn restore(settings: &Arc<Settings>, handle: &SamplerHandle) -> Result<Arc<Self>> {
         let (config, dynamic) =
             (&handle.holder.client_config, &handle.holder.client_dynamic_config);
-        let engine = Engine::restore(settings, config.clone(), dynamic.clone())?;
+        let connection = Connection::restore(settings, config.clone(), dynamic.clone())?;
         if settings.telemetry {
-            engine.report_for(Owner::Guest(&handle.session_id));
+            connection.report_for(TelemetryScope::RestoredSession(&handle.session_id));
         }
-        Self::begin(settings, engine, handle.session_id.clone())
+        Self::begin(settings, connection, handle.session_id.clone())
     }
 
-    fn begin(settings: &Arc<Settings>, engine: Engine, id: SessionId) -> Result<Arc<Self>> {
-        let transport = engine.transport();
-        let config = engine.config();
-        let dynamic = Dynamic::new(engine.first_dynamic().clone());
+    fn begin(settings: &Arc<Settings>, connection: Connection, id: SessionId) -> Result<Arc<Self>> {
+        let transport = connection.transport();
+        let config = connection.config();
+        let dynamic = Dynamic::new(connection.first_dynamic().clone());
         let (cancels, to_cancel) = mpsc::unbounded_channel();
         let tasks = vec![
             Task::spawn(heartbeat::keep_alive(Arc::clone(transport), id.clone())),
             Task::spawn(dynamic::refresh(Arc::clone(transport), Arc::clone(&dynamic))),
             Task::spawn(cancel::drain(Arc::clone(transport), Arc::clone(&dynamic), to_cancel)),
         ];
-        let pause = Pause::of(&settings.base_url, &settings.credential(false)?);
+        let backoff = Backoff::of(&settings.base_url, &settings.credential(false)?);
         Ok(Arc::new(Self {
-            gate: Gate::new(config.sample_dispatch_bytes_semaphore_size, pause),
+            gate: Gate::new(config.sample_dispatch_bytes_semaphore_size, backoff),
             settings: Arc::clone(settings),
             dynamic,
             cancels,
@@ -105,7 +106,7 @@ impl Session {
             losses: tokio::sync::Mutex::default(),
             uploads: Limit::of_bytes(config.fwdbwd_dispatch_bytes_semaphore_size),
             downloads: Limit::of_bytes(config.inflight_response_bytes_semaphore_size),
-            engine,
+            connection,
             id,
         }))
     }
@@ -115,11 +116,11 @@ impl Session {
     }
 
     pub(crate) fn transport(&self) -> &Arc<Transport> {
-        self.engine.transport()
+        self.connection.transport()
     }
 
-    pub(crate) fn engine(&self) -> &Engine {
-        &self.engine
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.connection
     }
 
     pub(crate) fn settings(&self) -> &Settings {
@@ -144,16 +145,16 @@ impl Session {
     }
 
     pub(crate) fn config(&self) -> &ClientConfig {
-        self.engine.config()
+        self.connection.config()
     }
 
     /// Whether to slow down for a server that answers "not yet" without waiting.
-    pub(crate) fn paced(&self) -> bool {
-        self.settings.paced
+    pub(crate) fn adaptive_polling(&self) -> bool {
+        self.settings.adaptive_polling
     }
 
     /// Whether the caller wants lost work to be asked for anew.
-    pub(crate) fn persists(&self) -> bool {
+    pub(crate) fn resubmits(&self) -> bool {
         self.settings.retry.persists()
     }
 
@@ -180,12 +181,12 @@ impl Session {
     }
 
     /// How many bytes of training requests may be on their way.
-    pub(crate) fn uploads(&self) -> &Arc<Limit> {
+    pub(crate) fn upload_budget(&self) -> &Arc<Limit> {
         &self.uploads
     }
 
     /// How many bytes of large results may be fetched at once.
-    pub(crate) fn downloads(&self) -> &Arc<Limit> {
+    pub(crate) fn download_budget(&self) -> &Arc<Limit> {
         &self.downloads
     }
 
@@ -204,14 +205,14 @@ impl Session {
         let finish = Finish { reason, detail };
         let call = FinishSession { session_id: self.id.clone(), finish };
         self.transport().close();
-        let told = match self.transport().call(&call, &Extras::default()).await {
+        let told = match self.transport().send(&call, &RequestOptions::default()).await {
             // The first protocol has no word for the end.
             Err(error)
-                if self.engine.is_first_protocol() && error.kind() == ErrorKind::NotFound =>
+                if self.connection.is_first_protocol() && error.kind() == ErrorKind::NotFound =>
             {
                 Ok(())
             }
-            told => self.engine.noted(told),
+            told => self.connection.record_failure(told),
         };
         self.leave().await;
         told
@@ -220,7 +221,7 @@ impl Session {
     /// Stops without telling the server how it went: it may be another's session.
     pub(crate) async fn leave(&self) {
         self.stop();
-        self.engine.close().await;
+        self.connection.close().await;
     }
 
     fn stop(&self) {
@@ -228,7 +229,7 @@ impl Session {
     }
 
     /// Does some work, unless this is closed first.
-    pub(crate) fn unless_closed<'a, T: 'a>(
+    pub(crate) fn run_until_closed<'a, T: 'a>(
         &'a self,
         work: impl Future<Output = Result<T>> + Send + 'a,
     ) -> impl Future<Output = Result<T>> + Send + 'a {

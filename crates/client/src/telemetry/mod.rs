@@ -1,11 +1,11 @@
 //! How the client is doing, told to the server now and then.
 //!
-//! Anyone may write into a [`Journal`]; that never waits and never fails a call. [`flush`] sends it
+//! Anyone may write into a [`EventQueue`]; that never waits and never fails a call. [`flush`] sends it
 //! in batches. No event holds a credential: they are made of errors, which hold none, and of
 //! numbers.
 
+mod event_queue;
 mod flush;
-mod journal;
 
 #[cfg(test)]
 mod tests;
@@ -21,42 +21,42 @@ use crate::error::{Error, ErrorKind};
 use crate::task::{self, Task};
 use crate::transport::Transport;
 
-pub(crate) use journal::{Journal, Owner};
+pub(crate) use event_queue::{EventQueue, TelemetryScope};
 
 /// How long the end of a client waits for its last events to leave.
 const LAST_WORDS: Duration = Duration::from_secs(30);
 
-/// A journal and the task that sends it. What is left when this is dropped is sent in the
+/// A events and the task that sends it. What is left when this is dropped is sent in the
 /// background.
 pub(crate) struct Reporter {
-    journal: Arc<Journal>,
+    events: Arc<EventQueue>,
     transport: Arc<Transport>,
     task: Mutex<Option<Task>>,
 }
 
 impl Reporter {
     /// Begins to report.
-    pub(crate) fn start(transport: &Arc<Transport>, owner: Owner<'_>) -> Self {
-        let journal = Arc::new(Journal::new(owner));
-        transport.write_into(Arc::clone(&journal));
-        let task = Task::spawn(flush::run(Arc::clone(&journal), Arc::clone(transport)));
-        Self { journal, transport: Arc::clone(transport), task: Mutex::new(Some(task)) }
+    pub(crate) fn start(transport: &Arc<Transport>, owner: TelemetryScope<'_>) -> Self {
+        let events = Arc::new(EventQueue::new(owner));
+        transport.write_into(Arc::clone(&events));
+        let task = Task::spawn(flush::run(Arc::clone(&events), Arc::clone(transport)));
+        Self { events, transport: Arc::clone(transport), task: Mutex::new(Some(task)) }
     }
 
-    pub(crate) fn journal(&self) -> &Journal {
-        &self.journal
+    pub(crate) fn events(&self) -> &EventQueue {
+        &self.events
     }
 
     /// Writes the last event, sends what there is, and stops. A second call finds nothing to do.
     pub(crate) async fn close(&self) {
-        self.journal.end();
+        self.events.end();
         self.drain().await;
         drop(self.stop());
     }
 
     /// Waits until everything written so far has left, or for half a minute.
     pub(crate) async fn drain(&self) {
-        if timeout(LAST_WORDS, self.journal.drained()).await.is_err() {
+        if timeout(LAST_WORDS, self.events.drained()).await.is_err() {
             tracing::debug!("telemetry did not leave in time");
         }
     }
@@ -71,15 +71,15 @@ impl Drop for Reporter {
         if self.stop().is_none() {
             return;
         }
-        self.journal.end();
-        let (journal, transport) = (Arc::clone(&self.journal), Arc::clone(&self.transport));
+        self.events.end();
+        let (events, transport) = (Arc::clone(&self.events), Arc::clone(&self.transport));
         task::detach_if_possible(async move {
-            let _ = timeout(LAST_WORDS, flush::send_all(&journal, &transport)).await;
+            let _ = timeout(LAST_WORDS, flush::send_all(&events, &transport)).await;
         });
     }
 }
 
-impl Journal {
+impl EventQueue {
     /// A call of the user failed. Their own mistakes count as such, wherever in the chain of causes
     /// they show.
     pub(crate) fn failure(&self, error: &(dyn std::error::Error + 'static)) {

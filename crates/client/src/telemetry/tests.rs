@@ -49,14 +49,14 @@ impl std::error::Error for Around {
 
 #[test]
 fn events_have_the_shape_of_the_reference() {
-    let journal = Journal::new(Owner::Session(&session()));
+    let events = EventQueue::new(TelemetryScope::Session(&session()));
     let data = [("k".to_owned(), json!(1))].into_iter().collect();
-    journal.note("my.event", Severity::Warning, data);
-    journal.failure(&std::io::Error::other("boom"));
-    journal.fatal(&Around(Error::of_reply(404, b"", None)));
+    events.note("my.event", Severity::Warning, data);
+    events.failure(&std::io::Error::other("boom"));
+    events.fatal(&Around(Error::of_reply(404, b"", None)));
     let failed = RequestFailed { error: "rf".to_owned(), category: Category::User };
-    journal.fatal(&Error::of_work(failed));
-    let batch = serde_json::to_value(journal.batch().unwrap()).unwrap();
+    events.fatal(&Error::of_work(failed));
+    let batch = serde_json::to_value(events.batch().unwrap()).unwrap();
     let mut seen = batch["events"].as_array().unwrap().clone();
     let mut ids = Vec::new();
     for event in &mut seen {
@@ -78,7 +78,7 @@ fn events_have_the_shape_of_the_reference() {
     assert_eq!(batch["session_id"], "s");
     assert_eq!(
         batch["process_uuid"],
-        serde_json::to_value(journal.batch()).unwrap()["process_uuid"]
+        serde_json::to_value(events.batch()).unwrap()["process_uuid"]
     );
 }
 
@@ -99,11 +99,11 @@ fn a_mistake_counts_as_one_wherever_in_the_causes_it_is() {
 #[test]
 fn a_client_without_a_session_has_neither_start_nor_end() {
     let case = &case("sessionless")[0];
-    let journal = Journal::new(Owner::Nobody);
-    assert_eq!(json!(journal.waiting()), case["initial_events"]);
-    journal.fatal(&std::io::Error::other("boom"));
-    journal.end();
-    let batch = serde_json::to_value(journal.batch().unwrap()).unwrap();
+    let events = EventQueue::new(TelemetryScope::NoSession);
+    assert_eq!(json!(events.waiting()), case["initial_events"]);
+    events.fatal(&std::io::Error::other("boom"));
+    events.end();
+    let batch = serde_json::to_value(events.batch().unwrap()).unwrap();
     let prefix = case["session_id_prefix"].as_str().unwrap();
     assert!(batch["session_id"].as_str().unwrap().starts_with(prefix));
     let kinds: Vec<_> =
@@ -114,18 +114,18 @@ fn a_client_without_a_session_has_neither_start_nor_end() {
 #[test]
 fn too_many_events_are_refused_all_at_once() {
     let case = &case("queue_cap")[0];
-    let journal = Journal::new(Owner::Session(&session()));
-    assert_eq!(json!(journal.waiting()), case["start"]);
+    let events = EventQueue::new(TelemetryScope::Session(&session()));
+    assert_eq!(json!(events.waiting()), case["start"]);
     let sizes = case["push_sizes"].as_array().unwrap();
     let taken: Vec<bool> = sizes
         .iter()
         .map(|size| {
-            let events = (0..size.as_u64().unwrap()).map(|_| event("e"));
-            journal.append(events.map(|(severity, kind)| journal.event(severity, kind)).collect())
+            let new = (0..size.as_u64().unwrap()).map(|_| event("e"));
+            events.append(new.map(|(severity, kind)| events.event(severity, kind)).collect())
         })
         .collect();
     assert_eq!(json!(taken), case["accepted"]);
-    assert_eq!(json!(journal.waiting()), case["final_len"]);
+    assert_eq!(json!(events.waiting()), case["final_len"]);
 }
 
 /// Takes batches, or fails in every way there is.
@@ -173,11 +173,11 @@ impl Server {
 #[tokio::test(start_paused = true)]
 async fn events_leave_in_batches_as_in_the_reference() {
     for case in case("flush") {
-        let (server, journal) = (Server::default(), Journal::new(Owner::Nobody));
+        let (server, events) = (Server::default(), EventQueue::new(TelemetryScope::NoSession));
         for _ in 0..case["queued"].as_u64().unwrap() {
-            journal.write([event("e")]);
+            events.write([event("e")]);
         }
-        flush::send_all(&journal, &server.transport()).await;
+        flush::send_all(&events, &server.transport()).await;
         assert_eq!(json!(server.seen()), case["batches"]);
     }
 }
@@ -186,15 +186,15 @@ async fn events_leave_in_batches_as_in_the_reference() {
 #[tokio::test(start_paused = true)]
 async fn events_leave_every_ten_seconds_or_in_a_hurry_and_at_the_end() {
     let server = Server::default();
-    let reporter = Reporter::start(&server.transport(), Owner::Session(&session()));
+    let reporter = Reporter::start(&server.transport(), TelemetryScope::Session(&session()));
     sleep(Duration::from_secs(9)).await;
     assert!(server.seen().is_empty());
     sleep(Duration::from_secs(2)).await;
     assert_eq!(server.seen(), [1], "the start of the session");
-    reporter.journal().failure(&std::io::Error::other("boom"));
+    reporter.events().failure(&std::io::Error::other("boom"));
     sleep(Duration::from_millis(1)).await;
     assert_eq!(server.seen(), [1, 1], "failures do not wait");
-    reporter.journal().write([event("e")]);
+    reporter.events().write([event("e")]);
     reporter.close().await;
     assert_eq!(server.seen(), [1, 1, 2], "the event and the end");
     reporter.close().await;
@@ -206,7 +206,7 @@ async fn events_leave_every_ten_seconds_or_in_a_hurry_and_at_the_end() {
 #[tokio::test(start_paused = true)]
 async fn what_is_left_when_a_client_is_dropped_leaves_in_the_background() {
     let server = Server::default();
-    drop(Reporter::start(&server.transport(), Owner::Session(&session())));
+    drop(Reporter::start(&server.transport(), TelemetryScope::Session(&session())));
     sleep(Duration::from_millis(1)).await;
     assert_eq!(server.seen(), [2], "start and end");
 }
@@ -216,13 +216,13 @@ async fn what_is_left_when_a_client_is_dropped_leaves_in_the_background() {
 async fn the_task_survives_whatever_the_server_does() {
     let server = Server::default();
     *server.failures.lock().unwrap() = vec![500, 0, 400, 404, 0, 500];
-    let reporter = Reporter::start(&server.transport(), Owner::Session(&session()));
+    let reporter = Reporter::start(&server.transport(), TelemetryScope::Session(&session()));
     reporter.drain().await;
     assert!(server.seen().is_empty(), "the batch was given up, and nobody waits for it");
-    reporter.journal().write([event("e")]);
+    reporter.events().write([event("e")]);
     reporter.drain().await;
     assert!(server.failures.lock().unwrap().is_empty());
-    reporter.journal().write([event("e")]);
+    reporter.events().write([event("e")]);
     reporter.drain().await;
     assert_eq!(server.seen(), [1]);
 }

@@ -9,11 +9,11 @@ use tinkex_wire::{
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::future::observe::{QueueLog, Work};
-use crate::future::poll::{Poller, Taken};
+use crate::future::poll::{Poller, Submitted};
+use crate::future::queue_log::{QueueLog, QueuedWork};
 use crate::service::ServiceClient;
-use crate::session::{Foreign, Session};
-use crate::transport::Extras;
+use crate::session::{OtherKeyConnection, Session};
+use crate::transport::RequestOptions;
 
 use super::{Restore, TrainingClient};
 
@@ -85,12 +85,12 @@ impl CreateLora {
 /// Sends a request that makes a model, and waits for it. It stands in no line: there is no model yet.
 async fn make<S: Submit>(session: &Session, request: &S, name: String) -> Result<S::Output> {
     let start = Instant::now();
-    let ticket = session.transport().call(request, &Extras::default()).await;
-    let ticket = session.engine().noted(ticket)?;
+    let ticket = session.transport().send(request, &RequestOptions::default()).await;
+    let ticket = session.connection().record_failure(ticket)?;
     let request_type = request.request_type();
-    let taken = Taken { ticket, request_type, handed_over_in: start.elapsed() };
-    let log = QueueLog::new(Work::ModelCreation, name);
-    session.engine().noted(Poller::new(session, &log).answer::<S>(&taken).await)
+    let taken = Submitted { response: ticket, request_type, submit_duration: start.elapsed() };
+    let log = QueueLog::new(QueuedWork::ModelCreation, name);
+    session.connection().record_failure(Poller::new(session, &log).result::<S>(&taken).await)
 }
 
 /// Collects the settings of a model that goes on from a checkpoint; made by
@@ -148,7 +148,7 @@ impl CreateFromState {
             return Err(Error::new(ErrorKind::InvalidInput, why).with_hint(hint));
         }
         let session = self.service.session().await?;
-        let foreign = self.key.as_ref().map(|key| session.foreign(key)).transpose()?;
+        let foreign = self.key.as_ref().map(|key| session.with_other_key(key)).transpose()?;
         let token = match &foreign {
             Some(foreign) => Some(foreign.access_token().await?),
             None => None,
@@ -185,14 +185,14 @@ impl CreateFromState {
     async fn create_and_load(
         self,
         session: &Arc<Session>,
-        foreign: Option<Foreign>,
+        foreign: Option<OtherKeyConnection>,
         token: Option<Secret>,
     ) -> Result<TrainingClient> {
         let ask = WeightsInfoRequest { tinker_path: self.path.to_string() };
         // Only whoever may read the checkpoint may ask about it.
-        let transport = foreign.as_ref().map_or(session.transport(), Foreign::transport);
-        let info = transport.call(&ask, &Extras::default()).await;
-        let info = session.engine().noted(info)?;
+        let transport = foreign.as_ref().map_or(session.transport(), OtherKeyConnection::transport);
+        let info = transport.send(&ask, &RequestOptions::default()).await;
+        let info = session.connection().record_failure(info)?;
         let restored =
             (self.restore == Restore::WithOptimizer).then(|| info.optimizer_config.clone());
         let create = CreateLora {

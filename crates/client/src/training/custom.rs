@@ -97,8 +97,8 @@ impl TrainingClient {
                 let output = inner.batch_answer(taken).await?;
                 Ok(with_metrics(output, value.loss, value.metrics))
             };
-            let answer = inner.session.unless_closed(work).await;
-            inner.session.engine().noted(answer)
+            let answer = inner.session.run_until_closed(work).await;
+            inner.session.connection().record_failure(answer)
         }))
     }
 }

@@ -25,12 +25,12 @@ use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::ApiFuture;
-use crate::future::observe::{QueueLog, Work};
-use crate::future::poll::{Poller, Taken};
+use crate::future::poll::{Poller, Submitted};
+use crate::future::queue_log::{QueueLog, QueuedWork};
 use crate::loss::CustomLoss;
 use crate::sampling::SamplingClient;
 use crate::session::Session;
-use crate::transport::Extras;
+use crate::transport::RequestOptions;
 
 use pass::Batch;
 use save::Kind;
@@ -102,7 +102,7 @@ impl From<&CustomLoss> for Loss {
 
 impl TrainingClient {
     pub(crate) fn new(session: Arc<Session>, model_id: ModelId) -> Self {
-        let log = QueueLog::new(Work::Training, model_id.as_str());
+        let log = QueueLog::new(QueuedWork::Training, model_id.as_str());
         Self(Arc::new(Inner { session, model_id, turns: Turnstile::new(), log }))
     }
 
@@ -268,7 +268,7 @@ impl TrainingClient {
     ) -> ApiFuture<()> {
         let (path, optimizer) = (path.to_string(), optimizer == Restore::WithOptimizer);
         let (inner, key) = (Arc::clone(&self.0), key.into());
-        let token = async move { inner.session.foreign(&key)?.access_token().await };
+        let token = async move { inner.session.with_other_key(&key)?.access_token().await };
         let load = move |token, model, seq| LoadWeights {
             optimizer,
             weights_access_token: Some(token),
@@ -298,7 +298,7 @@ impl TrainingClient {
     /// If the server cannot be asked.
     pub async fn get_info(&self) -> Result<ModelInfo> {
         let call = GetInfo { model_id: self.0.model_id.clone() };
-        self.0.session.transport().call(&call, &Extras::default()).await
+        self.0.session.transport().send(&call, &RequestOptions::default()).await
     }
 
     /// Queues one request, and turns its answer into what the caller wants.
@@ -334,13 +334,13 @@ impl TrainingClient {
                 let first = first.await?;
                 turn.come().await;
                 let request = request(first, inner.model_id.clone(), turn.number());
-                let taken = inner.submit(&request, &Extras::default()).await;
+                let taken = inner.submit(&request, &RequestOptions::default()).await;
                 // The next one may be sent now; the answer is waited for beside it.
                 drop(turn);
-                inner.poller().answer::<S>(&taken?).await
+                inner.poller().result::<S>(&taken?).await
             };
-            let answer = inner.session.unless_closed(work).await;
-            finish(inner.session.engine().noted(answer)?)
+            let answer = inner.session.run_until_closed(work).await;
+            finish(inner.session.connection().record_failure(answer)?)
         })
     }
 
@@ -365,8 +365,8 @@ impl TrainingClient {
                 drop(turn);
                 inner.batch_answer(taken).await
             };
-            let answer = inner.session.unless_closed(work).await;
-            inner.session.engine().noted(answer)
+            let answer = inner.session.run_until_closed(work).await;
+            inner.session.connection().record_failure(answer)
         }))
     }
 }
@@ -376,11 +376,11 @@ fn nowhere() -> Error {
 }
 
 impl Inner {
-    async fn submit<S: Submit>(&self, request: &S, extras: &Extras) -> Result<Taken> {
+    async fn submit<S: Submit>(&self, request: &S, options: &RequestOptions) -> Result<Submitted> {
         let start = Instant::now();
-        let ticket = self.session.transport().call(request, extras).await?;
+        let ticket = self.session.transport().send(request, options).await?;
         let request_type = request.request_type();
-        Ok(Taken { ticket, request_type, handed_over_in: start.elapsed() })
+        Ok(Submitted { response: ticket, request_type, submit_duration: start.elapsed() })
     }
 
     fn poller(&self) -> Poller<'_> {

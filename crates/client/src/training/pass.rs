@@ -4,8 +4,8 @@ use futures_util::future::{join_all, try_join_all};
 use tinkex_wire::{Call as _, Datum, ForwardBackward, LossConfig, LossFn, Mode, PlainPass};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::future::poll::Taken;
-use crate::transport::Extras;
+use crate::future::poll::Submitted;
+use crate::transport::RequestOptions;
 
 use super::chunk::{self, Chunk, Limits};
 use super::merge::{self, PassOutput};
@@ -48,7 +48,7 @@ impl Batch {
                 },
             })
             .collect();
-        let plain = inner.session.engine().is_first_protocol();
+        let plain = inner.session.connection().is_first_protocol();
         parts.iter().try_for_each(|part| match plain {
             true => PlainPass(&part.request).check(),
             false => part.request.check(),
@@ -80,7 +80,11 @@ impl Batch {
 impl Inner {
     /// Sends all requests of a batch; it is their turn. One that fails does not keep the others: a
     /// hole in the sequence would hold up the server.
-    pub(super) async fn submit_batch(&self, turn: &mut Turn, batch: Batch) -> Vec<Result<Taken>> {
+    pub(super) async fn submit_batch(
+        &self,
+        turn: &mut Turn,
+        batch: Batch,
+    ) -> Vec<Result<Submitted>> {
         let mut parts = batch.0;
         let numbers = turn.numbers(parts.len());
         for (part, number) in parts.iter_mut().zip(numbers) {
@@ -101,21 +105,21 @@ impl Inner {
         taken
     }
 
-    async fn submit_part(&self, part: &Part) -> Result<Taken> {
-        let _room = self.session.uploads().take(part.bytes).await;
-        if self.session.engine().is_first_protocol() {
-            return self.submit(&PlainPass(&part.request), &Extras::default()).await;
+    async fn submit_part(&self, part: &Part) -> Result<Submitted> {
+        let _room = self.session.upload_budget().take(part.bytes).await;
+        if self.session.connection().is_first_protocol() {
+            return self.submit(&PlainPass(&part.request), &RequestOptions::default()).await;
         }
         let compress = self.session.config().proto_compress_fwdbwd;
-        self.submit(&part.request, &Extras { compress, ..Extras::default() }).await
+        self.submit(&part.request, &RequestOptions { compress, ..RequestOptions::default() }).await
     }
 
     /// Waits for the answers to all requests of a batch, or for the first failure: behind a request
     /// that was refused the server may wait for ever.
-    pub(super) async fn batch_answer(&self, taken: Vec<Result<Taken>>) -> Result<PassOutput> {
-        let taken: Vec<Taken> = taken.into_iter().collect::<Result<_>>()?;
+    pub(super) async fn batch_answer(&self, taken: Vec<Result<Submitted>>) -> Result<PassOutput> {
+        let taken: Vec<Submitted> = taken.into_iter().collect::<Result<_>>()?;
         let answers =
-            taken.iter().map(async |taken| self.poller().answer::<ForwardBackward>(taken).await);
+            taken.iter().map(async |taken| self.poller().result::<ForwardBackward>(taken).await);
         Ok(merge::merge(try_join_all(answers).await?))
     }
 }

@@ -33,21 +33,21 @@ pub trait HttpService: Send + Sync + 'static {
     /// Nothing may come for `timeout` at most.
     ///
     /// A service that does not say otherwise waits for the whole reply.
-    fn open(
+    fn send_streaming(
         &self,
         lane: Lane,
         request: Request<Bytes>,
         timeout: Duration,
-    ) -> BoxFuture<'_, Result<Response<Incoming>, HttpFailure>> {
+    ) -> BoxFuture<'_, Result<Response<ResponseBody>, HttpFailure>> {
         let whole = self.send(lane, request, timeout);
-        Box::pin(async move { Ok(whole.await?.map(Incoming::from)) })
+        Box::pin(async move { Ok(whole.await?.map(ResponseBody::from)) })
     }
 }
 
 /// The body of a reply as it comes.
-pub struct Incoming(BoxStream<'static, Result<Bytes, HttpFailure>>);
+pub struct ResponseBody(BoxStream<'static, Result<Bytes, HttpFailure>>);
 
-impl Incoming {
+impl ResponseBody {
     /// These bytes, or a failure half-way.
     pub fn new(bytes: impl Stream<Item = Result<Bytes, HttpFailure>> + Send + 'static) -> Self {
         Self(bytes.boxed())
@@ -59,15 +59,15 @@ impl Incoming {
     }
 }
 
-impl From<Bytes> for Incoming {
+impl From<Bytes> for ResponseBody {
     fn from(whole: Bytes) -> Self {
         Self::new(stream::iter((!whole.is_empty()).then_some(Ok(whole))))
     }
 }
 
-impl fmt::Debug for Incoming {
+impl fmt::Debug for ResponseBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Incoming").finish_non_exhaustive()
+        f.debug_struct("ResponseBody").finish_non_exhaustive()
     }
 }
 
@@ -263,19 +263,19 @@ impl HttpService for Network {
         })
     }
 
-    fn open(
+    fn send_streaming(
         &self,
         lane: Lane,
         request: Request<Bytes>,
         timeout: Duration,
-    ) -> BoxFuture<'_, Result<Response<Incoming>, HttpFailure>> {
+    ) -> BoxFuture<'_, Result<Response<ResponseBody>, HttpFailure>> {
         Box::pin(async move {
             let request = reqwest::Request::try_from(request).map_err(failure)?;
             let lease = self.pool(lane).lease();
             let sent = tokio::time::timeout(timeout, lease.client().client.execute(request)).await;
             let mut reply = sent.map_err(HttpFailure::timeout)?.map_err(failure)?;
             let head = head(&mut reply);
-            Ok(head.map(|()| Incoming::new(incoming(reply, lease, timeout))))
+            Ok(head.map(|()| ResponseBody::new(incoming(reply, lease, timeout))))
         })
     }
 }

@@ -3,16 +3,16 @@
 //! Whether it is sent again is [`retry`]'s decision, how it gets there is [`http`]'s.
 
 mod auth;
+pub(crate) mod backoff;
+mod backoff_registry;
 mod billing;
 pub(crate) mod delay;
 pub(crate) mod header;
 pub(crate) mod http;
-pub(crate) mod pause;
-mod pauses;
+mod instrument;
 mod pool;
+mod request_policy;
 pub(crate) mod retry;
-mod rule;
-mod seen;
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -31,17 +31,17 @@ use url::Url;
 use crate::config::{BaseUrl, Credential};
 use crate::error::{Error, ErrorKind, Result};
 use crate::task::Task;
-use crate::telemetry::Journal;
+use crate::telemetry::EventQueue;
 
 pub use auth::Identity;
 use auth::Token;
+use backoff::RequestBackoff;
 use billing::Billing;
 pub(crate) use billing::PAUSE as BILLING_PAUSE;
 use http::HttpService;
-use pause::Hold;
+use instrument::RequestEvents;
+use request_policy::{RequestPolicy, Signer};
 use retry::{Failed, RetryPolicy, Sending};
-use rule::{Rule, Signer};
-use seen::Seen;
 
 const MOST_REDIRECTS: usize = 10;
 /// How many headers a call and its attempts add at most.
@@ -59,7 +59,7 @@ pub(crate) struct Transport {
     policy: RetryPolicy,
     billing: Billing,
     refresh: OnceLock<Task>,
-    journal: OnceLock<Arc<Journal>>,
+    events: OnceLock<Arc<EventQueue>>,
     closed: watch::Sender<bool>,
 }
 
@@ -71,7 +71,7 @@ struct Exchange {
 
 /// What goes with one call besides its request.
 #[derive(Default)]
-pub(crate) struct Extras {
+pub(crate) struct RequestOptions {
     /// Further headers.
     pub(crate) headers: HeaderMap,
     /// The same idempotency key for every attempt of every round.
@@ -79,9 +79,9 @@ pub(crate) struct Extras {
     /// Whether the body is compressed.
     pub(crate) compress: bool,
     /// Whether it is sent at most once, even where it usually persists.
-    pub(crate) once: bool,
+    pub(crate) single_attempt: bool,
     /// What holds it back together with others.
-    pub(crate) hold: Option<Hold>,
+    pub(crate) backoff: Option<RequestBackoff>,
     /// Since when somebody waits for it, if not since it is sent.
     pub(crate) since: Option<Instant>,
 }
@@ -92,7 +92,7 @@ struct Outgoing {
     uri: Uri,
     body: Bytes,
     content_type: &'static str,
-    rule: Rule,
+    rule: RequestPolicy,
 }
 
 impl Transport {
@@ -113,7 +113,7 @@ impl Transport {
             policy,
             billing: Billing::new(LONGEST_BILLING_PAUSE),
             refresh: OnceLock::new(),
-            journal: OnceLock::new(),
+            events: OnceLock::new(),
             closed: watch::channel(false).0,
         })
     }
@@ -128,13 +128,13 @@ impl Transport {
     }
 
     /// Failures are written down there from now on.
-    pub(crate) fn write_into(&self, journal: Arc<Journal>) {
-        let _ = self.journal.set(journal);
+    pub(crate) fn write_into(&self, events: Arc<EventQueue>) {
+        let _ = self.events.set(events);
     }
 
     /// Where failures are written down, if anywhere.
-    pub(crate) fn journal(&self) -> Option<&Journal> {
-        self.journal.get().map(|journal| &**journal)
+    pub(crate) fn events(&self) -> Option<&EventQueue> {
+        self.events.get().map(|events| &**events)
     }
 
     /// From now on nothing is sent but last words.
@@ -169,35 +169,47 @@ impl Transport {
     }
 
     /// Makes a call and reads its reply.
-    pub(crate) async fn call<C: Call>(&self, call: &C, extras: &Extras) -> Result<C::Reply> {
-        let reply = self.send(call, extras).await?;
+    pub(crate) async fn send<C: Call>(
+        &self,
+        call: &C,
+        options: &RequestOptions,
+    ) -> Result<C::Reply> {
+        let reply = self.send_raw(call, options).await?;
         C::Reply::from_body(reply.body()).map_err(|why| Error::from(why).during(what::<C>()))
     }
 
     /// Makes a call and leaves the reply as it is. This is the one loop that sends bytes again.
-    pub(crate) async fn send<C: Call>(&self, call: &C, extras: &Extras) -> Result<Response<Bytes>> {
+    pub(crate) async fn send_raw<C: Call>(
+        &self,
+        call: &C,
+        options: &RequestOptions,
+    ) -> Result<Response<Bytes>> {
         let span = tracing::debug_span!(target: "tinkex::http", "call", route = %C::ROUTE);
-        self.send_on(call, extras).instrument(span).await
+        self.send_with_retries(call, options).instrument(span).await
     }
 
-    async fn send_on<C: Call>(&self, call: &C, extras: &Extras) -> Result<Response<Bytes>> {
-        let outgoing = self.encode(call, extras).await.map_err(|e| e.during(what::<C>()))?;
-        let (hold, key) = (extras.hold.clone(), extras.idempotency_key.clone());
-        let mut sending = Sending::new(outgoing.rule, hold, key).waited_for_since(extras.since);
+    async fn send_with_retries<C: Call>(
+        &self,
+        call: &C,
+        options: &RequestOptions,
+    ) -> Result<Response<Bytes>> {
+        let outgoing = self.encode(call, options).await.map_err(|e| e.during(what::<C>()))?;
+        let (backoff, key) = (options.backoff.clone(), options.idempotency_key.clone());
+        let mut sending = Sending::new(outgoing.rule, backoff, key).waited_for_since(options.since);
         loop {
             sending.held().await;
             self.check_open(C::ROUTE).map_err(|error| error.during(what::<C>()))?;
-            match self.attempt(&outgoing, extras, &sending).await {
+            match self.attempt(&outgoing, options, &sending).await {
                 Ok(reply) => return Ok(reply),
                 Err(failed) => sending
-                    .failed(failed, &self.billing, self.journal())
+                    .failed(failed, &self.billing, self.events())
                     .await
                     .map_err(|error| error.during(what::<C>()))?,
             }
         }
     }
 
-    async fn encode<C: Call>(&self, call: &C, extras: &Extras) -> Result<Outgoing> {
+    async fn encode<C: Call>(&self, call: &C, options: &RequestOptions) -> Result<Outgoing> {
         let uri = uri(&self.base.join(&call.target()?))?;
         let method = match C::ROUTE.method() {
             tinkex_wire::Method::Get => Method::GET,
@@ -207,10 +219,10 @@ impl Transport {
         };
         let body = call.body()?;
         let mut bytes = body.bytes();
-        let policy = if extras.once { RetryPolicy::disabled() } else { self.policy };
-        let rule = policy.apply(Rule::of(C::ROUTE));
+        let policy = if options.single_attempt { RetryPolicy::disabled() } else { self.policy };
+        let rule = policy.apply(RequestPolicy::of(C::ROUTE));
         debug_assert!(C::ROUTE.body() != BodyCodec::Empty || bytes.is_empty());
-        if extras.compress {
+        if options.compress {
             bytes = Box::pin(compressed(bytes)).await?;
         }
         let content_type = body.content_type();
@@ -222,12 +234,12 @@ impl Transport {
     fn headers(
         &self,
         outgoing: &Outgoing,
-        extras: &Extras,
+        options: &RequestOptions,
         sending: &Sending,
         signature: &Secret,
     ) -> Result<HeaderMap> {
         // Room for all at once: growing hashes every name anew.
-        let room = self.headers.len() + extras.headers.len() + OWN_HEADERS;
+        let room = self.headers.len() + options.headers.len() + OWN_HEADERS;
         let mut headers = HeaderMap::with_capacity(room);
         headers.insert(ACCEPT, HeaderValue::from_static(tinkex_wire::JSON));
         if outgoing.method != Method::GET {
@@ -235,11 +247,11 @@ impl Transport {
         }
         let timeout = HeaderValue::from(outgoing.rule.timeout.as_secs());
         headers.insert(HeaderName::from_static(header::READ_TIMEOUT), timeout);
-        if extras.compress {
+        if options.compress {
             headers.insert(CONTENT_ENCODING, HeaderValue::from_static(compress::ZSTD));
         }
         // The caller's own headers win over ours, and those of this call over both.
-        for (name, value) in self.headers.iter().chain(&extras.headers) {
+        for (name, value) in self.headers.iter().chain(&options.headers) {
             headers.insert(name.clone(), value.clone());
         }
         header::put_secret(&mut headers, wire_header::API_KEY, signature)?;
@@ -255,7 +267,7 @@ impl Transport {
     async fn attempt(
         &self,
         outgoing: &Outgoing,
-        extras: &Extras,
+        options: &RequestOptions,
         sending: &Sending,
     ) -> std::result::Result<Response<Bytes>, Failed> {
         // A credential that cannot be had is not a connection that was lost: no resend helps.
@@ -265,7 +277,7 @@ impl Transport {
             Signer::Token => self.token().await,
         };
         let signature = signature.map_err(Failed::for_good)?;
-        let headers = || self.headers(outgoing, extras, sending, &signature);
+        let headers = || self.headers(outgoing, options, sending, &signature);
         let (mut method, mut uri) = (outgoing.method.clone(), outgoing.uri.clone());
         let mut body = outgoing.body.clone();
         let (mut without_body, mut elsewhere) = (false, false);
@@ -280,9 +292,9 @@ impl Transport {
             }
             *request.headers_mut() = if elsewhere { harmless(&headers) } else { headers };
             let (lane, retries) = (outgoing.rule.lane, sending.sent_before());
-            let seen = Seen::start(&method, &uri, lane, self.base.as_str(), retries);
+            let events = RequestEvents::start(&method, &uri, lane, self.base.as_str(), retries);
             let sent = self.http.send(lane, request, outgoing.rule.timeout).await;
-            seen.stop(&sent);
+            events.stop(&sent);
             let reply = sent.map_err(Error::from)?;
             let Some(next) = redirect(&uri, &reply) else { return check(reply) };
             let keeps_method = matches!(reply.status().as_u16(), 307 | 308);
@@ -321,7 +333,7 @@ impl Transport {
     /// Boxed: a call is signed, signing may make a call, and that one is signed without one.
     fn exchange_now(&self) -> BoxFuture<'_, Result<Secret>> {
         Box::pin(async {
-            let token = self.call(&AuthTokenRequest {}, &Extras::default()).await?.jwt;
+            let token = self.send(&AuthTokenRequest {}, &RequestOptions::default()).await?.jwt;
             let first = || Task::spawn(refresh(Weak::clone(&self.this), token.clone()));
             self.refresh.get_or_init(first);
             Ok(token)

@@ -18,14 +18,14 @@ use tinkex_wire::JsonObject;
 use tokio::time::{Instant, sleep};
 
 use crate::error::{Error, retryable_status};
-use crate::telemetry::Journal;
+use crate::telemetry::EventQueue;
 
+use super::backoff::RequestBackoff;
 use super::billing::{self, Billing};
 use super::delay;
 use super::http::Lane;
-use super::pause::Hold;
-use super::rule::Rule;
-use super::seen;
+use super::instrument;
+use super::request_policy::RequestPolicy;
 
 /// How long rounds go on, from the first attempt.
 const BUDGET: Duration = Duration::from_secs(300);
@@ -119,14 +119,14 @@ impl RetryPolicy {
         self.persist
     }
 
-    pub(crate) fn apply(self, rule: Rule) -> Rule {
+    pub(crate) fn apply(self, rule: RequestPolicy) -> RequestPolicy {
         let (resends, persist) = (rule.resends.min(self.max_resends), rule.persist && self.persist);
         let timeout = match rule.lane {
             Lane::Poll | Lane::PollMany => rule.timeout,
             _ => self.timeout.unwrap_or(rule.timeout),
         };
         let unsettled = self.patience.is_none() || self.wait_for_billing;
-        Rule {
+        RequestPolicy {
             resends,
             persist,
             timeout,
@@ -185,8 +185,8 @@ impl From<Error> for Failed {
 
 /// Where a call stands: how often it was sent, and what tells its resends apart from new requests.
 pub(crate) struct Sending {
-    rule: Rule,
-    hold: Option<Hold>,
+    rule: RequestPolicy,
+    backoff: Option<RequestBackoff>,
     fixed_key: Option<String>,
     key: String,
     sent_before: u32,
@@ -198,11 +198,15 @@ pub(crate) struct Sending {
 }
 
 impl Sending {
-    pub(crate) fn new(rule: Rule, hold: Option<Hold>, fixed_key: Option<String>) -> Self {
+    pub(crate) fn new(
+        rule: RequestPolicy,
+        backoff: Option<RequestBackoff>,
+        fixed_key: Option<String>,
+    ) -> Self {
         let key = fixed_key.clone().unwrap_or_else(new_key);
         let start = Instant::now();
         let (sent_before, attempts, round, since) = (0, 0, 0, start);
-        Self { rule, hold, fixed_key, key, sent_before, attempts, round, start, since }
+        Self { rule, backoff, fixed_key, key, sent_before, attempts, round, start, since }
     }
 
     /// The same where it is not the first that somebody waits for.
@@ -212,8 +216,8 @@ impl Sending {
 
     /// Waits until everyone may send again who is held back together with this.
     pub(crate) async fn held(&self) {
-        if let Some(hold) = &self.hold {
-            hold.pause.over().await;
+        if let Some(backoff) = &self.backoff {
+            backoff.backoff.over().await;
         }
     }
 
@@ -232,7 +236,7 @@ impl Sending {
         &mut self,
         failed: Failed,
         billing: &Billing,
-        journal: Option<&Journal>,
+        events: Option<&EventQueue>,
     ) -> Result<(), Error> {
         self.attempts += 1;
         let hopeless = match failed.error.status() {
@@ -253,7 +257,7 @@ impl Sending {
             tracing::debug!(
                 target: "tinkex::retry", %error, status, seconds, attempt, "sending again"
             );
-            seen::resend("soon");
+            instrument::resend("soon");
             sleep(wait).await;
             self.sent_before += 1;
             return Ok(());
@@ -262,20 +266,20 @@ impl Sending {
         let status = failed.error.status();
         // One decision of the whole client: asked once for each 402.
         let unsettled = status == Some(402) && self.rule.persist && billing.pause();
-        if let Some(hold) = self.hold.as_ref().filter(|_| unsettled || status == Some(429)) {
-            hold.too_much(delay::sensible(failed.asked));
+        if let Some(backoff) = self.backoff.as_ref().filter(|_| unsettled || status == Some(429)) {
+            backoff.too_much(delay::sensible(failed.asked));
             // Whoever waits for the account to be settled waits as long as the server allows.
-            let late = !unsettled && self.too_late_in(hold.pause.rest());
+            let late = !unsettled && self.too_late_in(backoff.backoff.rest());
             if !self.rule.persist || late {
                 return Err(failed.error.after(self.attempts, self.start.elapsed()));
             }
-            seen::resend("pause");
+            instrument::resend("pause");
         } else if unsettled {
             sleep(billing::PAUSE).await;
         } else {
             let elapsed = self.start.elapsed();
-            if let Some(journal) = journal.filter(|_| self.rule.persist) {
-                journal.attempt(ROUND_FAILED, &failed.error, self.so_far(elapsed));
+            if let Some(events) = events.filter(|_| self.rule.persist) {
+                events.attempt(ROUND_FAILED, &failed.error, self.so_far(elapsed));
             }
             let sensible = !failed.for_good && failed.error.is_retryable();
             if !self.rule.persist || !sensible || elapsed >= BUDGET {
@@ -291,7 +295,7 @@ impl Sending {
             let (error, attempt) = (&failed.error, self.attempts);
             let (status, seconds) = (error.status(), pause.as_secs_f64());
             tracing::debug!(target: "tinkex::retry", %error, status, seconds, attempt, "trying anew");
-            seen::resend("round");
+            instrument::resend("round");
             sleep(pause).await;
             self.round += 1;
         }
@@ -305,7 +309,7 @@ impl Sending {
         self.rule.patience.is_some_and(|patience| self.since.elapsed() + pause > patience)
     }
 
-    /// For the journal.
+    /// For the events.
     fn so_far(&self, elapsed: Duration) -> JsonObject {
         let numbers = [
             ("attempt_count", json!(self.round + 1)),
@@ -327,7 +331,7 @@ mod tests {
     use serde_json::Value;
     use tinkex_wire::Route;
 
-    use super::super::pause::Pause;
+    use super::super::backoff::Backoff;
     use super::*;
     use crate::error::ErrorKind;
     use crate::fixture;
@@ -357,7 +361,8 @@ mod tests {
         for case in fixture::cases("execute_with_retries.json") {
             let mut script: VecDeque<Value> = case["script"].as_array().unwrap().clone().into();
             let busy = Duration::from_secs_f64(case["seconds_per_attempt"].as_f64().unwrap());
-            let rule = Rule { resends: 0, persist: true, ..Rule::of(Route::OptimStep) };
+            let rule =
+                RequestPolicy { resends: 0, persist: true, ..RequestPolicy::of(Route::OptimStep) };
             let billing = Billing::new(Duration::from_secs(3600));
             let start = Instant::now();
             let (mut attempts, mut sleeps) = (0, Vec::new());
@@ -397,10 +402,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn patience_ends_also_for_what_is_always_too_much() {
         let patience = Duration::from_secs(20);
-        let rule = RetryPolicy::default().within(patience).apply(Rule::of(Route::Sample));
-        let hold = Hold { pause: Arc::new(Pause::new()), bytes: 1 };
+        let rule = RetryPolicy::default().within(patience).apply(RequestPolicy::of(Route::Sample));
+        let backoff = RequestBackoff { backoff: Arc::new(Backoff::new()), bytes: 1 };
         let billing = Billing::new(Duration::from_secs(3600));
-        let (mut sending, start) = (Sending::new(rule, Some(hold), None), Instant::now());
+        let (mut sending, start) = (Sending::new(rule, Some(backoff), None), Instant::now());
         let error = loop {
             sending.held().await;
             assert!(start.elapsed() <= patience, "nobody waits any more");
@@ -417,7 +422,7 @@ mod tests {
         let policy = RetryPolicy::default().within(Duration::from_secs(20));
         for (status, waits) in [(503, true), (429, true), (409, false), (402, false)] {
             let billing = Billing::new(Duration::from_secs(3600));
-            let rule = policy.apply(Rule::of(Route::ListTrainingRuns));
+            let rule = policy.apply(RequestPolicy::of(Route::ListTrainingRuns));
             let mut sending = Sending::new(rule, None, None);
             let error = loop {
                 let failed = outcome(&json!(status)).unwrap_err();
@@ -429,7 +434,7 @@ mod tests {
             assert_eq!(error.attempts() > 1, waits, "{status}");
             assert!(error.elapsed() <= Duration::from_secs(20), "{status}");
         }
-        let rule = policy.wait_for_billing().apply(Rule::of(Route::ListTrainingRuns));
+        let rule = policy.wait_for_billing().apply(RequestPolicy::of(Route::ListTrainingRuns));
         let mut sending = Sending::new(rule, None, None);
         let billing = Billing::new(Duration::from_secs(3600));
         for _ in 0..10 {

@@ -6,7 +6,7 @@ use tinkex::rest::{AuditLogRequest, ListSessions};
 use tinkex::{Env, ErrorKind, Lane, ServiceClient};
 use tokio::time::{Duration, sleep};
 
-use crate::fake::Fake;
+use crate::scripted_server::ScriptedServer;
 
 const CONFIG: &str = "POST /api/v1/client/config";
 const DYNAMIC: &str = "POST /api/v1/client/dynamic_config";
@@ -27,7 +27,7 @@ fn jwt(seconds_left: u64) -> String {
 /// Covers T2.1.1, Q2.
 #[tokio::test(start_paused = true)]
 async fn settings_of_one_client_do_not_reach_another() {
-    let (one, other) = (Fake::started().reply(LIST, 200, none()), Fake::new());
+    let (one, other) = (ScriptedServer::started().reply(LIST, 200, none()), ScriptedServer::new());
     let other = other
         .reply(&CONFIG.replace("/api", "/pre/api"), 200, json!({}))
         .reply(&DYNAMIC.replace("/api", "/pre/api"), 200, json!({}))
@@ -48,7 +48,7 @@ async fn settings_of_one_client_do_not_reach_another() {
 
 #[tokio::test(start_paused = true)]
 async fn the_start_is_made_once_and_a_failed_one_is_made_again() {
-    let fake = Fake::new().reply(CONFIG, 401, json!({"detail": "who?"}));
+    let fake = ScriptedServer::new().reply(CONFIG, 401, json!({"detail": "who?"}));
     let client = fake.client();
     let error = client.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Auth);
@@ -66,11 +66,10 @@ async fn the_start_is_made_once_and_a_failed_one_is_made_again() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_without_settings_has_the_defaults() {
-    let fake = Fake::new().reply(CONFIG, 404, Value::Null).reply(DYNAMIC, 404, Value::Null).reply(
-        LIST,
-        200,
-        none(),
-    );
+    let fake = ScriptedServer::new()
+        .reply(CONFIG, 404, Value::Null)
+        .reply(DYNAMIC, 404, Value::Null)
+        .reply(LIST, 200, none());
     fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
     fake.finish();
 }
@@ -79,7 +78,7 @@ async fn a_server_without_settings_has_the_defaults() {
 fn a_client_without_a_credential_is_not_made() {
     let home = tempfile::tempdir().unwrap();
     let env = Env::from_pairs([("HOME", home.path().to_str().unwrap())]);
-    let error = ServiceClient::builder().env(env).http(Fake::new()).build().unwrap_err();
+    let error = ServiceClient::builder().env(env).http(ScriptedServer::new()).build().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Auth);
     assert!(error.hint().is_some() && error.is_missing_credential());
 }
@@ -88,7 +87,7 @@ fn a_client_without_a_credential_is_not_made() {
 #[tokio::test(start_paused = true)]
 async fn keys_are_exchanged_for_tokens_where_the_server_wants_that() {
     let token = jwt(3600);
-    let fake = Fake::new()
+    let fake = ScriptedServer::new()
         .reply(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
         .reply(TOKEN, 200, json!({"jwt": token}))
         .reply(DYNAMIC, 200, json!({}))
@@ -108,7 +107,7 @@ async fn keys_are_exchanged_for_tokens_where_the_server_wants_that() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_exchange_is_told_as_it_is_and_not_taken_for_a_lost_connection() {
-    let fake = Fake::new().reply(CONFIG, 200, json!({"pjwt_auth_enabled": true})).reply(
+    let fake = ScriptedServer::new().reply(CONFIG, 200, json!({"pjwt_auth_enabled": true})).reply(
         TOKEN,
         403,
         json!({"detail": "not you"}),
@@ -122,7 +121,7 @@ async fn a_failed_exchange_is_told_as_it_is_and_not_taken_for_a_lost_connection(
 #[tokio::test(start_paused = true)]
 async fn tokens_are_renewed_ahead_of_need() {
     let (old, new) = (jwt(3600), jwt(7200));
-    let fake = Fake::new()
+    let fake = ScriptedServer::new()
         .reply(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
         .reply(TOKEN, 200, json!({"jwt": old}))
         .reply(DYNAMIC, 200, json!({}))
@@ -141,7 +140,7 @@ async fn tokens_are_renewed_ahead_of_need() {
 /// one without end.
 #[tokio::test(start_paused = true)]
 async fn tokens_that_do_not_last_are_not_renewed_without_a_pause() {
-    let mut fake = Fake::new()
+    let mut fake = ScriptedServer::new()
         .reply(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
         .reply(TOKEN, 200, json!({"jwt": jwt(200)}))
         .reply(DYNAMIC, 200, json!({}))
@@ -159,7 +158,8 @@ async fn tokens_that_do_not_last_are_not_renewed_without_a_pause() {
 #[tokio::test(start_paused = true)]
 async fn a_redirect_to_an_impossible_address_is_not_repeated_in_the_error() {
     let signed = format!("https://storage.test/f?sig=hidden{}", "x".repeat(70_000));
-    let fake = Fake::started().reply_with(LIST, 307, &[("location", &signed)], Value::Null);
+    let fake =
+        ScriptedServer::started().reply_with(LIST, 307, &[("location", &signed)], Value::Null);
     let error = fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap_err();
     assert!(!format!("{error} {error:?}").contains("hidden"), "{} bytes", error.to_string().len());
     fake.finish();
@@ -169,7 +169,7 @@ async fn a_redirect_to_an_impossible_address_is_not_repeated_in_the_error() {
 #[tokio::test(start_paused = true)]
 async fn secrets_do_not_follow_a_redirect_to_another_server() {
     let log = json!({"entries": []});
-    let fake = Fake::started()
+    let fake = ScriptedServer::started()
         .reply_with("GET /api/v1/audit", 302, &[("location", "/moved?x=1")], Value::Null)
         .reply_with("GET /moved", 307, &[("location", "https://storage.test/f?sig=1")], Value::Null)
         .reply("GET /f", 200, log);
@@ -199,13 +199,13 @@ async fn data_does_not_follow_a_redirect_to_another_server() {
         let source = "tinker://r/weights/a".parse().unwrap();
         tinkex::CopyCheckpoint::of(source).into_project("p").source_token("tml-other")
     };
-    let fake = Fake::started().reply_with(COPY, 307, &away, Value::Null);
+    let fake = ScriptedServer::started().reply_with(COPY, 307, &away, Value::Null);
     let error = fake.client().rest().copy_weights(copy()).await.unwrap_err();
     assert_eq!((error.kind(), error.attempts()), (ErrorKind::Rejected, 1));
     fake.finish();
 
     // A redirect that asks for a plain look elsewhere carries nothing along.
-    let fake = Fake::started().reply_with(COPY, 303, &away, Value::Null).reply(
+    let fake = ScriptedServer::started().reply_with(COPY, 303, &away, Value::Null).reply(
         "GET /x",
         200,
         json!({"tinker_path": "tinker://c/weights/a"}),
@@ -221,7 +221,7 @@ async fn data_does_not_follow_a_redirect_to_another_server() {
 
 #[tokio::test(start_paused = true)]
 async fn endless_redirects_end() {
-    let mut fake = Fake::started();
+    let mut fake = ScriptedServer::started();
     for _ in 0..11 {
         fake = fake.reply_with(LIST, 302, &[("location", "/api/v1/sessions")], Value::Null);
     }

@@ -5,7 +5,7 @@ use tinkex::loss::{CustomLoss, LossValue};
 use tinkex::wire::{ForwardBackward, ForwardBackwardOutput, LossRecord, Mode};
 use tinkex::{AdamParams, Datum, ErrorKind, LossFn};
 
-use crate::stage::{Stage, cases};
+use crate::fake_server::{FakeServer, cases};
 
 fn datum(tokens: u32) -> Datum {
     Datum::builder((0..tokens).collect::<Vec<_>>())
@@ -28,8 +28,8 @@ fn answer(logprobs: &[Vec<f32>], metrics: &[(&str, f64)]) -> Value {
     json!({"proto": output.to_proto().to_vec()})
 }
 
-fn passes(stage: &Stage) -> Vec<ForwardBackward> {
-    let calls = stage.calls("/forward_backward");
+fn passes(server: &FakeServer) -> Vec<ForwardBackward> {
+    let calls = server.calls("/forward_backward");
     calls.iter().map(|call| ForwardBackward::from_proto(&call.body).unwrap()).collect()
 }
 
@@ -50,10 +50,10 @@ async fn a_computed_loss_sends_its_gradient_as_weights() {
             continue;
         }
         let logprobs = numbers(&case["logprobs"]);
-        let stage = Stage::new(json!({}));
-        let model = stage.model().await;
-        stage.answer("r1", vec![answer(&logprobs, &[("loss:sum", 0.0)])]);
-        stage.answer("r2", vec![answer(&logprobs, &[("loss:sum", 7.0), ("tokens:sum", 5.0)])]);
+        let server = FakeServer::new(json!({}));
+        let model = server.model().await;
+        server.respond("r1", vec![answer(&logprobs, &[("loss:sum", 0.0)])]);
+        server.respond("r2", vec![answer(&logprobs, &[("loss:sum", 7.0), ("tokens:sum", 5.0)])]);
         let data = logprobs.iter().map(|l| datum(u32::try_from(l.len()).unwrap())).collect();
         let (loss, gradients) = (case["loss_value"].as_f64().unwrap(), numbers(&case["gradient"]));
         let expected = logprobs.clone();
@@ -69,7 +69,7 @@ async fn a_computed_loss_sends_its_gradient_as_weights() {
         let step = model.optim_step(AdamParams::default());
         let output = pass.await.unwrap();
         step.await.unwrap();
-        let sent = passes(&stage);
+        let sent = passes(&server);
         assert_eq!(sent.len(), 2);
         assert_eq!((sent[0].mode, sent[1].mode), (Mode::Forward, Mode::ForwardBackward));
         assert!(sent.iter().all(|pass| pass.loss_fn == LossFn::CrossEntropy));
@@ -84,7 +84,7 @@ async fn a_computed_loss_sends_its_gradient_as_weights() {
             metrics,
             json!({"loss:sum": loss, "surrogate_loss:sum": 7.0, "tokens:sum": 5.0, "my_metric": 0.5})
         );
-        assert_eq!(stage.calls("/optim_step")[0].json()["seq_id"], 3, "calls keep their order");
+        assert_eq!(server.calls("/optim_step")[0].json()["seq_id"], 3, "calls keep their order");
     }
 }
 
@@ -100,27 +100,27 @@ fn nll() -> CustomLoss {
 
 #[tokio::test(start_paused = true)]
 async fn a_traced_loss_runs_here_where_the_server_does_not() {
-    let stage = Stage::new(json!({}));
-    let service = stage.builder().build().unwrap();
+    let server = FakeServer::new(json!({}));
+    let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let loss = service.create_custom_loss(&nll()).await.unwrap();
     assert!(!loss.is_on_server());
-    stage.answer("r1", vec![answer(&[vec![-0.5, -1.0]], &[])]);
-    stage.answer("r2", vec![answer(&[vec![-0.5, -1.0]], &[("loss:sum", 9.0)])]);
+    server.respond("r1", vec![answer(&[vec![-0.5, -1.0]], &[])]);
+    server.respond("r2", vec![answer(&[vec![-0.5, -1.0]], &[("loss:sum", 9.0)])]);
     let output = model.forward_backward(vec![datum(2)], &loss).await.unwrap();
-    assert_eq!(weights(&passes(&stage)[1]), [[2.0, 2.0]]);
+    assert_eq!(weights(&passes(&server)[1]), [[2.0, 2.0]]);
     assert_eq!(output.metrics["loss:sum"].as_f64(), 3.0);
     assert_eq!(output.metrics["custom/total:sum"].as_f64(), 3.0);
-    stage.answer("r3", vec![answer(&[vec![-2.0]], &[("loss:sum", 1.0)])]);
+    server.respond("r3", vec![answer(&[vec![-2.0]], &[("loss:sum", 1.0)])]);
     let output = model.forward(vec![datum(1)], &loss).await.unwrap();
     assert_eq!(output.metrics["loss:sum"].as_f64(), 4.0, "without a gradient there is one pass");
-    assert_eq!(passes(&stage).len(), 3);
+    assert_eq!(passes(&server).len(), 3);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_traced_loss_runs_on_the_server_where_it_can() {
-    let stage = Stage::new(json!({"custom_loss_server_side": true}));
-    let service = stage.builder().build().unwrap();
+    let server = FakeServer::new(json!({"custom_loss_server_side": true}));
+    let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let traced = nll();
     let (loss, same) = (service.create_custom_loss(&traced), service.create_custom_loss(&traced));
@@ -128,14 +128,14 @@ async fn a_traced_loss_runs_on_the_server_where_it_can() {
     let (loss, same) = (loss.unwrap(), same.unwrap());
     assert!(loss.is_on_server());
     assert_eq!(loss, same);
-    let uploads = stage.calls("/create_custom_loss");
+    let uploads = server.calls("/create_custom_loss");
     assert_eq!(uploads.len(), 1, "the same loss is handed over once");
     let upload = uploads[0].json();
     assert_eq!((&upload["session_id"], &upload["custom_loss_seq_id"]), (&json!("s"), &json!(0)));
     let inputs = json!([{"name": "logprobs", "rank": 1}, {"name": "advantages", "rank": 1}]);
     assert_eq!(upload["inputs"], inputs);
     model.forward_backward(vec![datum(2)], &loss).await.unwrap();
-    let pass = passes(&stage).remove(0);
+    let pass = passes(&server).remove(0);
     assert_eq!(
         (pass.loss_fn, pass.loss_fn_config.text("loss_id")),
         (LossFn::Custom, Some("loss-0"))
@@ -146,7 +146,7 @@ async fn a_traced_loss_runs_on_the_server_where_it_can() {
     let error = model.forward_backward(vec![plain], &loss).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     assert!(error.to_string().contains("advantages"), "{error}");
-    let other = Stage::new(json!({"custom_loss_server_side": true, "x": 1}));
+    let other = FakeServer::new(json!({"custom_loss_server_side": true, "x": 1}));
     other.session_id("t");
     let elsewhere = other.model().await.forward_backward(vec![datum(1)], &loss).await.unwrap_err();
     assert!(elsewhere.to_string().contains("belongs to session s"), "{elsewhere}");
@@ -166,22 +166,22 @@ async fn a_loss_that_fails_adds_nothing_and_leaves_no_hole() {
         ),
     ];
     for (loss, told) in cases {
-        let stage = Stage::new(json!({}));
-        let model = stage.model().await;
-        stage.answer("r1", vec![answer(&[vec![-0.5, -1.0]], &[])]);
+        let server = FakeServer::new(json!({}));
+        let model = server.model().await;
+        server.respond("r1", vec![answer(&[vec![-0.5, -1.0]], &[])]);
         let pass = model.forward_backward_custom(vec![datum(2)], move |_, _| loss());
         let step = model.optim_step(AdamParams::default());
         let error = pass.await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         assert!(error.to_string().contains(told), "{error}");
         step.await.unwrap();
-        assert_eq!(passes(&stage).len(), 1);
-        assert_eq!(stage.calls("/optim_step")[0].json()["seq_id"], 2);
+        assert_eq!(passes(&server).len(), 1);
+        assert_eq!(server.calls("/optim_step")[0].json()["seq_id"], 2);
     }
-    let stage = Stage::new(json!({}));
-    let model = stage.model().await;
+    let server = FakeServer::new(json!({}));
+    let model = server.model().await;
     let plain = Datum::builder([1, 2]).build().unwrap();
     let error = model.forward_backward_custom(vec![plain], |_, _| Ok(LossValue::default())).await;
     assert!(error.unwrap_err().to_string().contains("target_tokens"));
-    assert!(stage.calls("/forward_backward").is_empty());
+    assert!(server.calls("/forward_backward").is_empty());
 }

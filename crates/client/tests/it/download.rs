@@ -11,11 +11,11 @@ use http::{Request, Response};
 use serde_json::json;
 use tempfile::TempDir;
 use tinkex::{
-    Env, ErrorKind, HttpFailure, HttpService, Incoming, Lane, RestClient, RetryPolicy,
+    Env, ErrorKind, HttpFailure, HttpService, Lane, ResponseBody, RestClient, RetryPolicy,
     ServiceClient,
 };
 
-use crate::fake::Fake;
+use crate::scripted_server::ScriptedServer;
 
 const FILE: &str = "https://files.test/w?sig=hush";
 
@@ -53,19 +53,19 @@ impl Files {
         std::mem::take(&mut self.0.lock().unwrap().asked)
     }
 
-    fn answer(&self, request: &Request<Bytes>) -> Response<Incoming> {
+    fn answer(&self, request: &Request<Bytes>) -> Response<ResponseBody> {
         let mut state = self.0.lock().unwrap();
         assert!(!request.headers().contains_key("x-api-key"), "no credential leaves for a file");
         let text = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
         state.asked.push(text("range").or(text("if-none-match")).unwrap_or("all").to_owned());
         if let Some(status) = state.status {
-            let body = Incoming::from(Bytes::from_static(b"<Error>Expired</Error>"));
+            let body = ResponseBody::from(Bytes::from_static(b"<Error>Expired</Error>"));
             return Response::builder().status(status).body(body).unwrap();
         }
         let reply = Response::builder();
         let reply = state.tag.into_iter().fold(reply, |reply, tag| reply.header("etag", tag));
         if state.tag.is_some() && text("if-none-match") == state.tag {
-            return reply.status(304).body(Incoming::from(Bytes::new())).unwrap();
+            return reply.status(304).body(ResponseBody::from(Bytes::new())).unwrap();
         }
         let same = text("if-range") == state.tag;
         let from = text("range").filter(|_| state.knows_parts && same).map_or(0, |range| {
@@ -85,7 +85,7 @@ impl Files {
         let pieces: Vec<_> =
             rest[..comes].chunks(7).map(|b| Ok(Bytes::copy_from_slice(b))).collect();
         let broken = breaks.map(|_| Err(HttpFailure::connect("it broke")));
-        reply.body(Incoming::new(stream::iter(pieces.into_iter().chain(broken)))).unwrap()
+        reply.body(ResponseBody::new(stream::iter(pieces.into_iter().chain(broken)))).unwrap()
     }
 
     fn rest(&self, retry: RetryPolicy) -> RestClient {
@@ -109,12 +109,12 @@ impl HttpService for Files {
         unreachable!("files come as streams")
     }
 
-    fn open(
+    fn send_streaming(
         &self,
         lane: Lane,
         request: Request<Bytes>,
         _: Duration,
-    ) -> BoxFuture<'_, Result<Response<Incoming>, HttpFailure>> {
+    ) -> BoxFuture<'_, Result<Response<ResponseBody>, HttpFailure>> {
         assert_eq!(lane, Lane::File);
         let reply = self.answer(&request);
         Box::pin(async move { Ok(reply) })
@@ -180,7 +180,7 @@ async fn a_whole_file_does_not_get_the_tag_of_another() {
     let target = folder.path().join("adapter");
     let path = || "tinker://run/external_weights/hf".parse().unwrap();
     let bring = async |reply: Option<(u16, &str)>| {
-        let fake = Fake::started().reply(URLS, 200, urls(&["a", "b"]));
+        let fake = ScriptedServer::started().reply(URLS, 200, urls(&["a", "b"]));
         let fake = match reply {
             Some((status, tag)) => fake
                 .reply_with("GET /blob", status, &[("etag", tag)], json!("content"))
@@ -194,7 +194,7 @@ async fn a_whole_file_does_not_get_the_tag_of_another() {
     let whole = folder.path().join("adapter.part/files/a");
     assert!(whole.exists());
     // The server has other content by now, and breaks: what is here must not pass for it.
-    let fake = Fake::started()
+    let fake = ScriptedServer::started()
         .reply(URLS, 200, urls(&["a"]))
         .reply_with("GET /blob", 200, &[("etag", "\"y\"")], json!("not asked with a range"))
         .reply_with(
@@ -243,7 +243,7 @@ async fn a_folder_appears_whole_or_not_at_all() {
     let path = || "tinker://run/external_weights/hf".parse().unwrap();
     let names = ["a.json", "deep/b.bin", "skip.txt"];
 
-    let fake = Fake::started()
+    let fake = ScriptedServer::started()
         .reply(URLS, 200, urls(&names))
         .reply("GET /blob", 200, json!("one"))
         .reply("GET /blob", 404, json!("gone"));
@@ -255,7 +255,7 @@ async fn a_folder_appears_whole_or_not_at_all() {
 
     let told = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&told);
-    let fake = Fake::started()
+    let fake = ScriptedServer::started()
         .reply(URLS, 200, urls(&names))
         .reply("GET /blob", 200, json!("one"))
         .reply("GET /blob", 200, json!("three"));
@@ -270,10 +270,11 @@ async fn a_folder_appears_whole_or_not_at_all() {
     fake.finish();
 
     // It is there now: nothing is asked before it may be replaced.
-    let fake = Fake::new();
+    let fake = ScriptedServer::new();
     let error = fake.client().rest().download(path()).to(&target).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict);
-    let fake = Fake::started().reply(URLS, 200, urls(&["c"])).reply("GET /blob", 200, json!(1));
+    let fake =
+        ScriptedServer::started().reply(URLS, 200, urls(&["c"])).reply("GET /blob", 200, json!(1));
     fake.client().rest().download(path()).replace(true).to(&target).await.unwrap();
     assert!(target.join("c").exists() && !target.join("a.json").exists());
     assert_eq!(left_in(&folder), ["adapter"]);
@@ -287,7 +288,7 @@ async fn names_that_leave_the_folder_write_nothing() {
         (&["/etc/passwd"], ErrorKind::Decode),
         (&[], ErrorKind::NotFound),
     ] {
-        let fake = Fake::started().reply(URLS, 200, urls(names));
+        let fake = ScriptedServer::started().reply(URLS, 200, urls(names));
         let download =
             fake.client().rest().download("tinker://run/external_weights/hf".parse().unwrap());
         let error = download.to(folder.path().join("x")).await.unwrap_err();
@@ -295,7 +296,7 @@ async fn names_that_leave_the_folder_write_nothing() {
         assert!(!folder.path().join("x").exists());
         fake.finish();
     }
-    let fake = Fake::new();
+    let fake = ScriptedServer::new();
     let sampler = "tinker://run/sampler_weights/s".parse().unwrap();
     let error = fake.client().rest().download(sampler).to(folder.path()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tinkex::{Datum, ErrorKind, FinishReason, LossFn, TensorData};
 
-use crate::fake::Fake;
+use crate::scripted_server::ScriptedServer;
 
 const POLL: &str = "POST /api/v1/retrieve_future";
 
@@ -27,7 +27,7 @@ fn passed() -> Value {
     json!({"loss_fn_output_type": "scalar", "loss_fn_outputs": [output], "metrics": {}})
 }
 
-fn started() -> Fake {
+fn started() -> ScriptedServer {
     let session = json!({
         "type": "create_session", "info_message": null, "warning_message": null,
         "error_message": null, "session_id": "session_9dabe5de",
@@ -43,7 +43,7 @@ fn started() -> Fake {
             "train_unembed": false,
         },
     });
-    Fake::new()
+    ScriptedServer::new()
         .reply("POST /api/v1/client/config", 200, json!({"pjwt_auth_enabled": false}))
         .reply("POST /api/v1/client/dynamic_config", 404, missing())
         .reply("POST /api/v1/create_session", 200, session)
@@ -102,7 +102,7 @@ async fn a_prompt_scored_without_its_first_token_is_aligned() {
     let sampler = json!({
         "type": "create_sampling_session", "sampling_session_id": "sampling_5b1e6c27",
     });
-    let fake = Fake::new()
+    let fake = ScriptedServer::new()
         .reply("POST /api/v1/client/config", 404, missing())
         .reply("POST /api/v1/client/dynamic_config", 404, missing())
         .reply("POST /api/v1/create_session", 200, session)

@@ -5,21 +5,21 @@ use serde_json::{Value, json};
 use tinkex::{ErrorKind, SamplerHandle, SamplingClient, SamplingParams};
 use tokio::time::{Duration, sleep};
 
-use crate::stage::Stage;
+use crate::fake_server::FakeServer;
 
 fn params() -> SamplingParams {
     SamplingParams::new().max_tokens(1)
 }
 
-fn numbers(stage: &Stage) -> Vec<u64> {
-    stage.calls("/asample").iter().map(|call| call.json()["seq_id"].as_u64().unwrap()).collect()
+fn numbers(server: &FakeServer) -> Vec<u64> {
+    server.calls("/asample").iter().map(|call| call.json()["seq_id"].as_u64().unwrap()).collect()
 }
 
 /// Covers X11, R-HOLD.
 #[tokio::test(start_paused = true)]
 async fn a_handle_carries_no_key_and_the_other_process_uses_its_own() {
     let config = json!({"sample_max_concurrent_requests": 7, "pjwt_auth_enabled": false});
-    let (here, there) = (Stage::new(config), Stage::new(json!({})));
+    let (here, there) = (FakeServer::new(config), FakeServer::new(json!({})));
     let service = here.builder().header("X-Team", "blue").build().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     let text = sampler.handle().to_text();
@@ -48,8 +48,8 @@ async fn a_handle_carries_no_key_and_the_other_process_uses_its_own() {
 /// Covers X12.
 #[tokio::test(start_paused = true)]
 async fn clients_of_one_sampling_session_number_apart() {
-    let stage = Stage::new(json!({"sample_join_sampling_session": true}));
-    let service = stage.builder().build().unwrap();
+    let server = FakeServer::new(json!({"sample_join_sampling_session": true}));
+    let service = server.builder().build().unwrap();
     let maker = service.create_sampling_client("base").await.unwrap();
     let handle = maker.handle();
     let (one, two) = (
@@ -57,30 +57,30 @@ async fn clients_of_one_sampling_session_number_apart() {
         service.restore_sampling_client(&handle).unwrap(),
     );
     maker.sample([1], params()).send().await.unwrap();
-    assert!(stage.calls("/join_sampling_session").is_empty(), "the maker is clone 0");
+    assert!(server.calls("/join_sampling_session").is_empty(), "the maker is clone 0");
     let both =
         [&one, &one, &two].map(|client: &SamplingClient| client.sample([1], params()).send());
     for answer in join_all(both).await {
         answer.unwrap();
     }
-    let mut seen = numbers(&stage);
+    let mut seen = numbers(&server);
     seen.sort_unstable();
     assert_eq!(seen, [0, 1_000_000_000, 1_000_000_001, 2_000_000_000]);
-    assert_eq!(stage.calls("/join_sampling_session").len(), 2, "each joins once");
-    assert_eq!(stage.calls("/create_session").len(), 1, "in the session that was there");
+    assert_eq!(server.calls("/join_sampling_session").len(), 2, "each joins once");
+    assert_eq!(server.calls("/create_session").len(), 1, "in the session that was there");
 }
 
 /// Covers X12.
 #[tokio::test(start_paused = true)]
 async fn a_clone_draws_lots_where_the_server_does_not_number() {
-    let stage = Stage::new(json!({}));
-    let service = stage.builder().build().unwrap();
+    let server = FakeServer::new(json!({}));
+    let service = server.builder().build().unwrap();
     let maker = service.create_sampling_client("base").await.unwrap();
     let clone = service.restore_sampling_client(&maker.handle()).unwrap();
     for _ in 0..2 {
         clone.sample([1], params()).send().await.unwrap();
     }
-    let seen = numbers(&stage);
+    let seen = numbers(&server);
     assert!(seen[0] >= 1_000_000_000 && seen[0].is_multiple_of(1_000_000_000), "{seen:?}");
     assert_eq!(seen[1], seen[0] + 1);
 }
@@ -88,37 +88,37 @@ async fn a_clone_draws_lots_where_the_server_does_not_number() {
 /// Covers R-POLL.
 #[tokio::test(start_paused = true)]
 async fn one_poll_serves_all_samples_and_reports_what_was_fetched() {
-    let stage = Stage::new(json!({
+    let server = FakeServer::new(json!({
         "sample_use_retrieve_futures": true, "sample_max_concurrent_requests": 1,
     }));
-    let sampler = stage.sampler().await;
+    let sampler = server.sampler().await;
     let calls = (0..50).map(|_| sampler.sample([1, 2], params()).send());
     for answer in join_all(calls).await {
         assert_eq!(answer.unwrap().sequences[0].tokens[..], [7]);
     }
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(stage.calls("/asample").len(), 50);
-    let polls = stage.calls("/retrieve_future");
+    assert_eq!(server.calls("/asample").len(), 50);
+    let polls = server.calls("/retrieve_future");
     assert_eq!(polls.len(), 50, "each answer is fetched once, when it is there");
     assert!(polls.iter().all(|poll| poll.json()["allow_metadata_only"] == false));
-    let many: Vec<Value> = stage.calls("/retrieve_futures").iter().map(|c| c.json()).collect();
+    let many: Vec<Value> = server.calls("/retrieve_futures").iter().map(|c| c.json()).collect();
     assert!(many.len() < 10, "{} polls for 50 samples", many.len());
     let reported: usize =
         many.iter().map(|poll| poll["retrieved_request_ids"].as_array().unwrap().len()).sum();
     assert_eq!(reported, 50);
     assert_eq!(many[0]["target"]["type"], "sampling_session");
     drop(sampler);
-    let polls = stage.calls("/retrieve_futures").len();
+    let polls = server.calls("/retrieve_futures").len();
     sleep(Duration::from_secs(300)).await;
-    assert_eq!(stage.calls("/retrieve_futures").len(), polls, "it ended with its client");
+    assert_eq!(server.calls("/retrieve_futures").len(), polls, "it ended with its client");
 }
 
 #[test]
 fn a_handle_needs_a_runtime_and_says_so() {
-    let stage = Stage::new(json!({}));
+    let server = FakeServer::new(json!({}));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let (service, handle) = runtime.block_on(async {
-        let service = stage.builder().build().unwrap();
+        let service = server.builder().build().unwrap();
         let handle = service.create_sampling_client("base").await.unwrap().handle();
         (service, handle)
     });

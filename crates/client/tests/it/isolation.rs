@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 use tinkex::{AdamParams, Datum, ErrorKind, LossFn, SamplingClient, SamplingParams, ServiceClient};
 use tokio::time::{Instant, sleep};
 
-use crate::stage::Stage;
+use crate::fake_server::FakeServer;
 
 fn params() -> SamplingParams {
     SamplingParams::new().max_tokens(1)
 }
 
-fn service(stage: &Stage, key: &str) -> ServiceClient {
-    stage.builder().api_key(key).build().unwrap()
+fn service(server: &FakeServer, key: &str) -> ServiceClient {
+    server.builder().api_key(key).build().unwrap()
 }
 
 /// Trains and samples at the same time: ten steps, 120 samples.
@@ -39,7 +39,7 @@ async fn work(service: &ServiceClient) -> (usize, SamplingClient) {
 /// Covers P6C.1, P6C.2, P6C.6, T6.3.1.
 #[tokio::test(start_paused = true)]
 async fn two_services_train_and_sample_without_crosstalk() {
-    let (one, two) = (Stage::new(json!({})), Stage::new(json!({})));
+    let (one, two) = (FakeServer::new(json!({})), FakeServer::new(json!({})));
     let (a, b) = (service(&one, "tml-crosstalk-a"), service(&two, "tml-crosstalk-b"));
     one.samples(vec![json!({"status": 429, "retry-after": "50"})]);
     let start = Instant::now();
@@ -64,15 +64,15 @@ async fn two_services_train_and_sample_without_crosstalk() {
     assert!(mine.is_some_and(|rest| rest > Duration::from_secs(40)), "shared by key: {mine:?}");
     assert_eq!((theirs, b_paused), (None, None), "another key has a limiter of its own");
     assert!(a_took >= Duration::from_secs(50) && b_took < Duration::from_secs(40), "{b_took:?}");
-    for (stage, key) in [(&one, "tml-crosstalk-a"), (&two, "tml-crosstalk-b")] {
-        let keys: BTreeSet<String> = stage
+    for (server, key) in [(&one, "tml-crosstalk-a"), (&two, "tml-crosstalk-b")] {
+        let keys: BTreeSet<String> = server
             .calls("")
             .iter()
             .map(|call| call.header("x-api-key").unwrap().to_owned())
             .collect();
         assert_eq!(keys, BTreeSet::from([key.to_owned()]));
         let numbers: Vec<Value> =
-            stage.calls("/optim_step").iter().map(|call| call.json()["seq_id"].clone()).collect();
+            server.calls("/optim_step").iter().map(|call| call.json()["seq_id"].clone()).collect();
         assert_eq!(json!(numbers), json!([2, 4, 6, 8, 10, 12, 14, 16, 18, 20]));
     }
 }
@@ -80,15 +80,15 @@ async fn two_services_train_and_sample_without_crosstalk() {
 /// Covers T6.3.2.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_fails_now_and_then_loses_nothing() {
-    let stage = Stage::new(json!({}));
+    let server = FakeServer::new(json!({}));
     let odd = [json!(503), json!("conn"), json!("ok"), json!(429), json!("timeout"), json!("ok")];
-    stage.samples(odd.iter().cycle().take(240).cloned().collect());
+    server.samples(odd.iter().cycle().take(240).cloned().collect());
     for seq in [3, 7] {
         let answers = vec![json!(500), json!(429), json!("conn"), json!({"metrics": {}})];
-        stage.answer(&format!("r{seq}"), answers);
+        server.respond(&format!("r{seq}"), answers);
     }
-    stage.refuse(5);
-    let service = service(&stage, "tml-now-and-then");
+    server.refuse(5);
+    let service = service(&server, "tml-now-and-then");
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     let steps: Vec<_> = (0..10).map(|_| model.optim_step(AdamParams::default())).collect();
@@ -103,8 +103,8 @@ async fn a_server_that_fails_now_and_then_loses_nothing() {
 /// Covers T4.2.1, AUD.5, AUD.7.
 #[tokio::test(start_paused = true)]
 async fn clients_that_come_and_go_leave_nothing_behind() {
-    let stage = Stage::new(json!({}));
-    let one = service(&stage, "tml-come-and-go");
+    let server = FakeServer::new(json!({}));
+    let one = service(&server, "tml-come-and-go");
     for _ in 0..2000 {
         // Each has a line, a watch and a log of its own, gone with it.
         drop(one.create_sampling_client("base").await.unwrap());
@@ -121,23 +121,23 @@ async fn clients_that_come_and_go_leave_nothing_behind() {
 #[tokio::test(start_paused = true)]
 async fn at_most_so_many_samples_are_under_way() {
     for (server, user, most) in [(5, None, 5), (5, Some(3), 3), (2, Some(9), 2)] {
-        let stage = Stage::new(json!({"sample_max_concurrent_requests": server}));
-        let mut builder = stage.builder().api_key("tml-so-many");
+        let server = FakeServer::new(json!({"sample_max_concurrent_requests": server}));
+        let mut builder = server.builder().api_key("tml-so-many");
         if let Some(user) = user {
             builder = builder.max_concurrent_samples(user);
         }
         let service = builder.build().unwrap();
         let sampler = service.create_sampling_client("base").await.unwrap();
         for seq in 0..20 {
-            stage.answer(&format!("q{seq}"), vec![json!("hang")]);
+            server.respond(&format!("q{seq}"), vec![json!("hang")]);
         }
         let waiting: Vec<_> = (0..20).map(|_| sampler.sample([1], params()).send()).collect();
         sleep(Duration::from_secs(1)).await;
-        assert_eq!(stage.calls("/asample").len(), most);
+        assert_eq!(server.calls("/asample").len(), most);
         // Another client of the same service has places of its own, and a call can be awaited as
         // it is.
         let other = service.create_sampling_client("base").await.unwrap();
-        stage.answer("q0", vec![json!({"proto": b"\x0a\x06\x12\x04\x07\0\0\0".to_vec()})]);
+        server.respond("q0", vec![json!({"proto": b"\x0a\x06\x12\x04\x07\0\0\0".to_vec()})]);
         other.sample([1], params()).await.unwrap();
         drop(waiting);
     }
@@ -146,12 +146,12 @@ async fn at_most_so_many_samples_are_under_way() {
 /// Covers P4C.3, P4C.4.
 #[tokio::test(start_paused = true)]
 async fn a_sample_waits_for_nobody_else() {
-    let stage = Stage::new(json!({}));
-    let service = service(&stage, "tml-nobody-else");
+    let server = FakeServer::new(json!({}));
+    let service = service(&server, "tml-nobody-else");
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     // A step that is never answered, and one that is.
-    stage.answer("r1", vec![json!("hang")]);
+    server.respond("r1", vec![json!("hang")]);
     let stuck = model.optim_step(AdamParams::default());
     let start = Instant::now();
     sampler.sample([1], params()).await.unwrap();

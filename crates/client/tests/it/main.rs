@@ -8,22 +8,22 @@ mod chat;
 mod connect;
 mod custom;
 mod download;
-mod fake;
+mod event_log;
+mod fake_server;
 mod first_protocol;
 mod handle;
 mod http2;
+mod instrument;
 mod isolation;
-mod lines;
-mod lookup;
 mod loopback;
 #[cfg(feature = "tokenizer")]
 mod push;
-mod resend;
+mod rest_client;
+mod retry;
 mod sampling;
 mod scenarios;
-mod seen;
+mod scripted_server;
 mod session;
-mod stage;
 mod surface;
 #[cfg(feature = "tokenizer")]
 mod tiny;

@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tinkex::{BaseUrl, Commit, Env, ErrorKind, Hub};
 
-use crate::fake::Fake;
+use crate::scripted_server::ScriptedServer;
 
-fn hub(fake: &Fake) -> Hub {
+fn hub(fake: &ScriptedServer) -> Hub {
     let endpoint: BaseUrl = "http://server.test".parse().unwrap();
     Hub::from_env(&Env::empty()).unwrap().endpoint(endpoint).http(fake.clone())
 }
@@ -16,7 +16,7 @@ const BATCH: &str = "POST /me/x.git/info/lfs/objects/batch";
 
 #[tokio::test(start_paused = true)]
 async fn without_a_token_nothing_is_sent() {
-    let error = hub(&Fake::new()).create_repo("me/x", false).await.unwrap_err();
+    let error = hub(&ScriptedServer::new()).create_repo("me/x", false).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Auth);
     assert!(error.hint().unwrap().contains("HF_TOKEN"));
 }
@@ -40,7 +40,7 @@ async fn small_files_go_with_the_change_and_large_ones_before() {
         "verify": { "href": "http://store.test/verify", "header": { "x-own": "1" } },
     } }] });
     let tag = [("etag", "\"t\"")];
-    let fake = Fake::new()
+    let fake = ScriptedServer::new()
         .reply(CREATE, 409, json!({ "error": "there" }))
         .reply("POST /api/models/me/x/preupload/main", 200, plan)
         .reply(BATCH, 200, places)
@@ -75,7 +75,7 @@ async fn small_files_go_with_the_change_and_large_ones_before() {
 
 #[tokio::test(start_paused = true)]
 async fn a_name_alone_is_the_accounts_own() {
-    let fake = Fake::new()
+    let fake = ScriptedServer::new()
         .reply(CREATE, 200, json!({}))
         .reply("GET /api/whoami-v2", 200, json!({ "name": "me" }))
         .reply("HEAD /me/x/resolve/v%2F1/README.md", 404, Value::Null);
@@ -87,7 +87,7 @@ async fn a_name_alone_is_the_accounts_own() {
 
 #[tokio::test(start_paused = true)]
 async fn a_refusal_says_what_to_do_and_not_the_token() {
-    let fake = Fake::new().reply(CREATE, 403, json!({ "error": "no" }));
+    let fake = ScriptedServer::new().reply(CREATE, 403, json!({ "error": "no" }));
     let error = hub(&fake).token("hf_hush").create_repo("me/x", false).await.unwrap_err();
     let shown = format!("{error} {error:?}");
     assert!(error.hint().unwrap().contains("rights") && !shown.contains("hush"), "{shown}");

@@ -9,7 +9,7 @@ use tinkex::wire::{Chunk, ImageFormat};
 use tinkex::{ErrorKind, ModelInput, RetryPolicy, SamplingParams, ServiceClient, Stop, TensorData};
 use tokio::time::{Instant, sleep};
 
-use crate::stage::{Stage, cases};
+use crate::fake_server::{FakeServer, cases};
 
 fn params() -> SamplingParams {
     SamplingParams::new()
@@ -26,8 +26,8 @@ fn prompt_of(bytes: u64) -> ModelInput {
 }
 
 /// A client of a server and key that no other test uses: pauses are shared by server and key.
-fn alone(stage: &Stage, key: &str) -> tinkex::ServiceClientBuilder {
-    stage
+fn alone(server: &FakeServer, key: &str) -> tinkex::ServiceClientBuilder {
+    server
         .builder()
         .base_url(format!("http://{key}.test").parse().unwrap())
         .api_key(format!("tml-{key}"))
@@ -41,10 +41,10 @@ async fn sampler(service: &ServiceClient) -> tinkex::SamplingClient {
 #[tokio::test(start_paused = true)]
 async fn requests_are_held_back_as_in_the_reference() {
     for (i, case) in cases("sampling_backoff.json").into_iter().enumerate() {
-        let stage = Stage::new(json!({}));
-        let service = alone(&stage, &format!("held-back-{i}")).build().unwrap();
+        let server = FakeServer::new(json!({}));
+        let service = alone(&server, &format!("held-back-{i}")).build().unwrap();
         let sampler = sampler(&service).await;
-        stage.samples(case["script"].as_array().unwrap().clone());
+        server.samples(case["script"].as_array().unwrap().clone());
         let start = Instant::now();
         let mut result = Ok(());
         for _ in 0..case["samples"].as_u64().unwrap() {
@@ -55,7 +55,7 @@ async fn requests_are_held_back_as_in_the_reference() {
             "ok" => result.unwrap(),
             _ => assert_eq!(result.unwrap_err().kind(), ErrorKind::Rejected),
         }
-        let posts: Vec<Value> = stage
+        let posts: Vec<Value> = server
             .calls("/asample")
             .iter()
             .zip(case["script"].as_array().unwrap())
@@ -71,10 +71,10 @@ async fn requests_are_held_back_as_in_the_reference() {
 /// Covers T4.2.4, P6B.2.
 #[tokio::test(start_paused = true)]
 async fn without_retries_the_error_surfaces_and_the_next_call_waits() {
-    let stage = Stage::new(json!({}));
-    let builder = alone(&stage, "surfaces").retry(RetryPolicy::disabled());
+    let server = FakeServer::new(json!({}));
+    let builder = alone(&server, "surfaces").retry(RetryPolicy::disabled());
     let sampler = sampler(&builder.build().unwrap()).await;
-    stage.samples(vec![json!(429)]);
+    server.samples(vec![json!(429)]);
     let error = sampler.sample([1], params()).send().await.unwrap_err();
     assert_eq!((error.kind(), error.attempts()), (ErrorKind::RateLimited, 1));
     let start = Instant::now();
@@ -84,25 +84,25 @@ async fn without_retries_the_error_surfaces_and_the_next_call_waits() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_may_leave_lost_samples_to_the_caller_but_not_its_own_pauses() {
-    let stage = Stage::new(json!({"sample_no_retries": true}));
-    let sampler = sampler(&alone(&stage, "left-to-the-caller").build().unwrap()).await;
-    stage.samples(vec![json!(429)]);
+    let server = FakeServer::new(json!({"sample_no_retries": true}));
+    let sampler = sampler(&alone(&server, "left-to-the-caller").build().unwrap()).await;
+    server.samples(vec![json!(429)]);
     sampler.sample([1], params()).send().await.unwrap();
-    stage.answer("q1", vec![json!(410)]);
+    server.respond("q1", vec![json!(410)]);
     let lost = sampler.sample([1], params()).send().await.unwrap_err();
     assert_eq!(lost.kind(), ErrorKind::Expired, "a lost answer is the caller's business");
-    stage.answer("q2", vec![json!(410)]);
+    server.respond("q2", vec![json!(410)]);
     let missing = sampler.compute_logprobs([1]).await.unwrap_err();
     assert_eq!(missing.kind(), ErrorKind::Decode, "asked for anew, and answered without any");
-    assert_eq!(stage.calls("/asample").len(), 5);
+    assert_eq!(server.calls("/asample").len(), 5);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pause_is_as_long_as_the_server_asks_within_reason() {
-    let stage = Stage::new(json!({}));
-    let sampler = sampler(&alone(&stage, "within-reason").build().unwrap()).await;
+    let server = FakeServer::new(json!({}));
+    let sampler = sampler(&alone(&server, "within-reason").build().unwrap()).await;
     for (asked, waited) in [("7", 7), ("3600", 1)] {
-        stage.samples(vec![json!({"status": 429, "retry-after": asked})]);
+        server.samples(vec![json!({"status": 429, "retry-after": asked})]);
         let start = Instant::now();
         sampler.sample([1], params()).send().await.unwrap();
         assert_eq!(start.elapsed(), Duration::from_secs(waited));
@@ -112,10 +112,10 @@ async fn a_pause_is_as_long_as_the_server_asks_within_reason() {
 /// Covers T4.2.5, P6B.2, AUD.1.
 #[tokio::test(start_paused = true)]
 async fn many_samples_at_once_all_come_back() {
-    let stage = Stage::new(json!({}));
-    let sampler = sampler(&alone(&stage, "many").build().unwrap()).await;
+    let server = FakeServer::new(json!({}));
+    let sampler = sampler(&alone(&server, "many").build().unwrap()).await;
     let outcomes = [json!("ok"), json!(429), json!("conn"), json!(503), json!("ok")];
-    stage.samples(outcomes.iter().cycle().take(100).cloned().collect());
+    server.samples(outcomes.iter().cycle().take(100).cloned().collect());
     let calls = (0..100).map(|_| sampler.sample([1, 2], params()).num_samples(1).send());
     for (i, answer) in join_all(calls).await.into_iter().enumerate() {
         let answer = answer.unwrap_or_else(|why| panic!("sample {i}: {why}"));
@@ -123,7 +123,7 @@ async fn many_samples_at_once_all_come_back() {
         assert!(answer.sequences[0].sequence_id.is_some());
     }
     let mut numbers: Vec<u64> =
-        stage.calls("/asample").iter().map(|c| c.json()["seq_id"].as_u64().unwrap()).collect();
+        server.calls("/asample").iter().map(|c| c.json()["seq_id"].as_u64().unwrap()).collect();
     numbers.sort_unstable();
     numbers.dedup();
     assert_eq!(numbers, (0..100).collect::<Vec<_>>(), "resends keep their number");
@@ -132,7 +132,7 @@ async fn many_samples_at_once_all_come_back() {
 /// Covers P4C.6, P6B.5, P6C.1, P6C.2, T6.3.1.
 #[tokio::test(start_paused = true)]
 async fn a_pause_of_one_key_does_not_delay_another() {
-    let (one, other) = (Stage::new(json!({})), Stage::new(json!({})));
+    let (one, other) = (FakeServer::new(json!({})), FakeServer::new(json!({})));
     let paused = sampler(&alone(&one, "paused").build().unwrap()).await;
     let sibling = alone(&one, "paused").build().unwrap();
     let sibling = sampler(&sibling).await;
@@ -150,36 +150,36 @@ async fn a_pause_of_one_key_does_not_delay_another() {
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_expired_is_asked_for_anew() {
-    let stage = Stage::new(json!({}));
-    let sampler = sampler(&alone(&stage, "expired").build().unwrap()).await;
-    stage.answer("q0", vec![json!(410)]);
+    let server = FakeServer::new(json!({}));
+    let sampler = sampler(&alone(&server, "expired").build().unwrap()).await;
+    server.respond("q0", vec![json!(410)]);
     sampler.sample([1], params()).send().await.unwrap();
     let numbers: Vec<_> =
-        stage.calls("/asample").iter().map(|c| c.json()["seq_id"].clone()).collect();
+        server.calls("/asample").iter().map(|c| c.json()["seq_id"].clone()).collect();
     assert_eq!(json!(numbers), json!([0, 1]), "with a number of its own");
 
-    stage.answer("q2", vec![json!({"error": "bad prompt", "category": "user"})]);
+    server.respond("q2", vec![json!({"error": "bad prompt", "category": "user"})]);
     let error = sampler.sample([1], params()).send().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::WorkFailed);
     assert!(error.is_user_error());
-    assert_eq!(stage.calls("/asample").len(), 3, "failed work is not asked for anew");
+    assert_eq!(server.calls("/asample").len(), 3, "failed work is not asked for anew");
 }
 
 /// Covers T6.1.3, X10.
 #[tokio::test(start_paused = true)]
 async fn weights_without_a_name_can_be_sampled_from() {
-    let stage = Stage::new(json!({}));
-    let model = stage.model().await;
-    stage.answer("r1", vec![json!({"path": null, "sampling_session_id": "s:sample:9"})]);
-    stage.fail_once("save_weights_for_sampler");
+    let server = FakeServer::new(json!({}));
+    let model = server.model().await;
+    server.respond("r1", vec![json!({"path": null, "sampling_session_id": "s:sample:9"})]);
+    server.fail_once("save_weights_for_sampler");
     let sampler = model.save_weights_and_get_sampling_client().await.unwrap();
     let saves: Vec<_> =
-        stage.calls("/save_weights_for_sampler").iter().map(|call| call.json()).collect();
+        server.calls("/save_weights_for_sampler").iter().map(|call| call.json()).collect();
     assert_eq!(saves.len(), 2);
     assert_eq!(saves[0], saves[1], "a resend asks for the same sampling session");
     assert_eq!(saves[0].get("path"), None);
     sampler.sample([1], params()).send().await.unwrap();
-    let sample = stage.calls("/asample").pop().unwrap().json();
+    let sample = server.calls("/asample").pop().unwrap().json();
     assert_eq!(sample["sampling_session_id"], "s:sample:9");
 }
 
@@ -187,47 +187,48 @@ async fn weights_without_a_name_can_be_sampled_from() {
 #[tokio::test(start_paused = true)]
 async fn a_sample_that_is_dropped_is_cancelled_where_the_server_wants_that() {
     for enabled in [false, true] {
-        let stage = Stage::new(json!({}));
-        stage.dynamic(json!({"sample_cancel_enabled": enabled}));
-        let sampler = sampler(&alone(&stage, &format!("dropped-{enabled}")).build().unwrap()).await;
-        stage.answer("q0", vec![json!("conn")]);
+        let server = FakeServer::new(json!({}));
+        server.dynamic(json!({"sample_cancel_enabled": enabled}));
+        let sampler =
+            sampler(&alone(&server, &format!("dropped-{enabled}")).build().unwrap()).await;
+        server.respond("q0", vec![json!("conn")]);
         let waiting = sampler.sample([1], params()).send();
         sleep(Duration::from_secs(5)).await;
         drop(waiting);
         sampler.sample([1], params()).send().await.unwrap();
         sleep(Duration::from_secs(1)).await;
         let cancelled: Vec<_> =
-            stage.calls("/cancel_future").iter().map(|c| c.json()["request_id"].clone()).collect();
+            server.calls("/cancel_future").iter().map(|c| c.json()["request_id"].clone()).collect();
         let expected = if enabled { json!(["q0"]) } else { json!([]) };
         assert_eq!(json!(cancelled), expected, "and never one that was answered");
-        let polls = stage.calls("/retrieve_future").len();
+        let polls = server.calls("/retrieve_future").len();
         sleep(Duration::from_secs(60)).await;
-        assert_eq!(stage.calls("/retrieve_future").len(), polls, "the polling ended");
+        assert_eq!(server.calls("/retrieve_future").len(), polls, "the polling ended");
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_sample_that_takes_too_long_ends_and_is_cancelled() {
-    let stage = Stage::new(json!({}));
-    stage.dynamic(json!({"sample_cancel_enabled": true}));
-    let builder = alone(&stage, "too-long").poll_timeout(Duration::from_secs(60));
+    let server = FakeServer::new(json!({}));
+    server.dynamic(json!({"sample_cancel_enabled": true}));
+    let builder = alone(&server, "too-long").poll_timeout(Duration::from_secs(60));
     let service = builder.progress_timeout(Duration::MAX).build().unwrap();
     let sampler = sampler(&service).await;
-    stage.answer("q0", vec![json!("hang")]);
+    server.respond("q0", vec![json!("hang")]);
     let start = Instant::now();
     let error = sampler.sample([1], params()).send().await.unwrap_err();
     assert_eq!((error.kind(), start.elapsed().as_secs()), (ErrorKind::Timeout, 60));
     assert!(!error.is_retryable());
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(stage.calls("/asample").len(), 1, "it is not asked for anew");
-    assert_eq!(stage.calls("/cancel_future").len(), 1);
+    assert_eq!(server.calls("/asample").len(), 1, "it is not asked for anew");
+    assert_eq!(server.calls("/cancel_future").len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn samples_without_any_progress_are_given_up() {
-    let stage = Stage::new(json!({}));
-    let sampler = sampler(&alone(&stage, "stuck").build().unwrap()).await;
-    stage.answer("q0", vec![json!("conn")]);
+    let server = FakeServer::new(json!({}));
+    let sampler = sampler(&alone(&server, "stuck").build().unwrap()).await;
+    server.respond("q0", vec![json!("conn")]);
     let start = Instant::now();
     let error = sampler.sample([1], params()).send().await.unwrap_err();
     assert_eq!((error.kind(), start.elapsed().as_secs()), (ErrorKind::Connect, 7200));
@@ -235,16 +236,16 @@ async fn samples_without_any_progress_are_given_up() {
 
 #[tokio::test(start_paused = true)]
 async fn what_makes_no_sense_is_refused_before_sending() {
-    let stage = Stage::new(json!({}));
-    let sampler = stage.sampler().await;
+    let server = FakeServer::new(json!({}));
+    let sampler = server.sampler().await;
     let nan = sampler.sample([1], params().temperature(f64::NAN)).send().await.unwrap_err();
     assert_eq!(nan.kind(), ErrorKind::InvalidInput);
     let flat = TensorData::from(vec![1_i64, 2]);
     let flat = sampler.sample([1], params()).target_prompt_logprobs(flat).send().await;
     assert_eq!(flat.unwrap_err().kind(), ErrorKind::InvalidInput);
-    assert!(stage.calls("/asample").is_empty());
+    assert!(server.calls("/asample").is_empty());
 
-    let service = stage.builder().build().unwrap();
+    let service = server.builder().build().unwrap();
     let wrong = "tinker://r/weights/a".parse().unwrap();
     let error = service.create_sampling_client_from(&wrong).await.unwrap_err();
     assert!(error.hint().unwrap().contains("save_weights_for_sampler"));
@@ -253,14 +254,14 @@ async fn what_makes_no_sense_is_refused_before_sending() {
 /// Covers T6.2.
 #[tokio::test(start_paused = true)]
 async fn requests_are_the_ones_that_the_reference_sends() {
-    let stage = Stage::new(json!({}));
+    let server = FakeServer::new(json!({}));
     let prompt = || [1, 2, 3, 4];
     let one = || params().max_tokens(1);
     for (name, call) in [
-        ("asample_minimal", stage.sampler().await.sample(prompt(), params())),
+        ("asample_minimal", server.sampler().await.sample(prompt(), params())),
         (
             "asample_stop_string_seed",
-            stage
+            server
                 .sampler()
                 .await
                 .sample(
@@ -277,24 +278,24 @@ async fn requests_are_the_ones_that_the_reference_sends() {
         ),
         (
             "asample_stop_list_str",
-            stage.sampler().await.sample(prompt(), params().stop(["a", "b"])),
+            server.sampler().await.sample(prompt(), params().stop(["a", "b"])),
         ),
-        ("asample_stop_list_int", stage.sampler().await.sample(prompt(), params().stop([1, 2]))),
+        ("asample_stop_list_int", server.sampler().await.sample(prompt(), params().stop([1, 2]))),
         (
             "asample_stop_empty_list",
-            stage.sampler().await.sample(prompt(), params().stop(Stop::NEVER)),
+            server.sampler().await.sample(prompt(), params().stop(Stop::NEVER)),
         ),
         (
             "asample_prompt_logprobs",
-            stage.sampler().await.sample(prompt(), one()).prompt_logprobs(),
+            server.sampler().await.sample(prompt(), one()).prompt_logprobs(),
         ),
         (
             "asample_prompt_logprobs_last_n",
-            stage.sampler().await.sample(prompt(), one()).prompt_logprobs_last(2),
+            server.sampler().await.sample(prompt(), one()).prompt_logprobs_last(2),
         ),
         (
             "asample_topk",
-            stage
+            server
                 .sampler()
                 .await
                 .sample(prompt(), params().max_tokens(3))
@@ -304,7 +305,7 @@ async fn requests_are_the_ones_that_the_reference_sends() {
         ),
         (
             "asample_record_stability_info",
-            stage.sampler().await.sample(prompt(), params()).record_stability_info(),
+            server.sampler().await.sample(prompt(), params()).record_stability_info(),
         ),
     ] {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/wire");
@@ -312,7 +313,7 @@ async fn requests_are_the_ones_that_the_reference_sends() {
         let mut recorded: Value = serde_json::from_slice(&text).unwrap();
         // The answer does not fit all of these questions, and does not matter here.
         let _ = call.send().await;
-        let mut sent = stage.calls("/asample").pop().unwrap().json();
+        let mut sent = server.calls("/asample").pop().unwrap().json();
         for body in [&mut sent, &mut recorded["body"]] {
             for own in ["seq_id", "sampling_session_id"] {
                 body.as_object_mut().unwrap().remove(own).unwrap();
@@ -324,18 +325,18 @@ async fn requests_are_the_ones_that_the_reference_sends() {
 
 #[tokio::test(start_paused = true)]
 async fn the_likelihood_of_a_text_is_asked_for() {
-    let stage = Stage::new(json!({}));
-    let sampler = stage.sampler().await;
+    let server = FakeServer::new(json!({}));
+    let sampler = server.sampler().await;
     let answer = tinkex::SampleResponse {
         prompt_logprobs: Some(vec![f32::NAN, -0.5].into()),
         ..Default::default()
     };
     // The ticket promises one sample, so there must be one.
     let answer = tinkex::SampleResponse { sequences: vec![Default::default()], ..answer };
-    stage.answer("q0", vec![json!({"proto": answer.to_proto().to_vec()})]);
+    server.respond("q0", vec![json!({"proto": answer.to_proto().to_vec()})]);
     let logprobs = sampler.compute_logprobs([5, 6]).await.unwrap();
     assert_eq!(logprobs.iter().collect::<Vec<_>>(), [None, Some(-0.5)]);
-    let sent = stage.calls("/asample").pop().unwrap().json();
+    let sent = server.calls("/asample").pop().unwrap().json();
     assert_eq!(
         (&sent["sampling_params"]["max_tokens"], &sent["prompt_logprobs"]),
         (&json!(1), &json!(true))

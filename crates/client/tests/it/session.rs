@@ -4,22 +4,22 @@ use serde_json::{Value, json};
 use tinkex::{AdamParams, Env, ErrorKind, FinishReason, JsonObject, RetryPolicy, SamplingParams};
 use tokio::time::{Duration, sleep};
 
-use crate::lines::Lines;
-use crate::stage::{Stage, cases};
+use crate::event_log::EventLog;
+use crate::fake_server::{FakeServer, cases};
 
 /// Covers T4.3.1, T4.3.3, R-OLD.
 #[tokio::test(start_paused = true)]
 async fn a_session_is_opened_by_the_first_who_needs_it_and_shared() {
-    let stage = Stage::new(json!({}));
+    let server = FakeServer::new(json!({}));
     let metadata: JsonObject = [("k".to_owned(), json!("v"))].into_iter().collect();
     let env = Env::from_pairs([("TINKER_TAGS", "b,a,,b"), ("TINKER_PROJECT_ID", "p")]);
-    let builder = stage.builder().env(env).user_metadata(metadata).display_name("mine");
+    let builder = server.builder().env(env).user_metadata(metadata).display_name("mine");
     let service = builder.build().unwrap();
-    assert!(stage.calls("/create_session").is_empty(), "nobody needs one yet");
+    assert!(server.calls("/create_session").is_empty(), "nobody needs one yet");
     let create = || service.create_lora_training_client("base").rank(16).seed(7).create();
     let (a, b) = tokio::join!(create(), create());
     a.and(b).unwrap();
-    let opened = stage.calls("/create_session");
+    let opened = server.calls("/create_session");
     assert_eq!(opened.len(), 1);
     assert_eq!(
         opened[0].json(),
@@ -28,7 +28,7 @@ async fn a_session_is_opened_by_the_first_who_needs_it_and_shared() {
             "project_id": "p", "display_name": "mine", "type": "create_session",
         })
     );
-    let models: Vec<Value> = stage.calls("/create_model").iter().map(|c| c.json()).collect();
+    let models: Vec<Value> = server.calls("/create_model").iter().map(|c| c.json()).collect();
     let mut numbers: Vec<_> =
         models.iter().map(|model| model["model_seq_id"].as_u64().unwrap()).collect();
     numbers.sort_unstable();
@@ -36,7 +36,7 @@ async fn a_session_is_opened_by_the_first_who_needs_it_and_shared() {
     assert_eq!(models[0]["lora_config"]["rank"], 16);
 
     service.close(FinishReason::Success, Some("done".to_owned())).await.unwrap();
-    let finish = stage.calls("/finish").pop().unwrap().json();
+    let finish = server.calls("/finish").pop().unwrap().json();
     assert_eq!(finish, json!({"reason": {"type": "success"}, "detail": "done"}));
 }
 
@@ -44,22 +44,22 @@ async fn a_session_is_opened_by_the_first_who_needs_it_and_shared() {
 #[tokio::test(start_paused = true)]
 async fn heartbeats_come_as_in_the_reference() {
     for case in cases("heartbeat.json") {
-        let lines = Lines::default();
+        let lines = EventLog::default();
         let _log = tracing::subscriber::set_default(lines.clone());
-        let stage = Stage::new(json!({}));
+        let server = FakeServer::new(json!({}));
         let outcomes: Vec<Value> = case["outcomes"]
             .as_array()
             .unwrap()
             .iter()
             .map(|outcome| if outcome == "ok" { json!({}) } else { outcome.clone() })
             .collect();
-        stage.heartbeats(outcomes, case["failure_latency"].as_f64().unwrap());
+        server.heartbeats(outcomes, case["failure_latency"].as_f64().unwrap());
         let start = tokio::time::Instant::now();
-        let model = stage.model().await;
+        let model = server.model().await;
         let expected = case["sent_at"].as_array().unwrap();
         let last = expected.last().unwrap().as_f64().unwrap();
         sleep(Duration::from_secs_f64(last + 5.0)).await;
-        let beats: Vec<f64> = stage
+        let beats: Vec<f64> = server
             .calls("/session_heartbeat")
             .iter()
             .map(|call| (call.at - start).as_secs_f64())
@@ -68,7 +68,7 @@ async fn heartbeats_come_as_in_the_reference() {
         drop(model);
         sleep(Duration::from_secs(60)).await;
         assert_eq!(
-            stage.calls("/session_heartbeat").len(),
+            server.calls("/session_heartbeat").len(),
             beats.len(),
             "it ended with its client"
         );
@@ -86,17 +86,17 @@ async fn heartbeats_come_as_in_the_reference() {
 /// Covers R-HOLD.
 #[tokio::test(start_paused = true)]
 async fn a_closed_client_says_so_and_everything_stops() {
-    let stage = Stage::new(json!({}));
-    let service = stage.builder().build().unwrap();
+    let server = FakeServer::new(json!({}));
+    let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     // Still on its way when the client is closed.
-    stage.answer("r1", vec![json!("conn")]);
+    server.respond("r1", vec![json!("conn")]);
     let waiting = model.optim_step(AdamParams::default());
     sleep(Duration::from_secs(2)).await;
     service.close(FinishReason::Errored, None).await.unwrap();
     service.close(FinishReason::Success, None).await.unwrap();
-    let ends: Vec<Value> = stage.calls("/finish").iter().map(|call| call.json()).collect();
+    let ends: Vec<Value> = server.calls("/finish").iter().map(|call| call.json()).collect();
     assert_eq!(ends, [json!({"reason": {"type": "errored"}, "detail": null})], "the first counts");
     assert_eq!(waiting.await.unwrap_err().kind(), ErrorKind::Closed);
     let params = SamplingParams::new().max_tokens(1);
@@ -107,18 +107,18 @@ async fn a_closed_client_says_so_and_everything_stops() {
     let create = service.create_sampling_client("base").await.unwrap_err();
     assert_eq!(create.kind(), ErrorKind::Closed);
     assert_eq!(service.server_capabilities().await.unwrap_err().kind(), ErrorKind::Closed);
-    let calls = stage.calls("").len();
+    let calls = server.calls("").len();
     sleep(Duration::from_secs(600)).await;
-    assert_eq!(stage.calls("").len(), calls, "no heartbeat, no refresh, no telemetry");
+    assert_eq!(server.calls("").len(), calls, "no heartbeat, no refresh, no telemetry");
     drop((service, model, sampler));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_does_not_hear_the_end_does_not_keep_the_client_open() {
-    let stage = Stage::new(json!({}));
-    let service = stage.builder().retry(RetryPolicy::disabled()).build().unwrap();
+    let server = FakeServer::new(json!({}));
+    let service = server.builder().retry(RetryPolicy::disabled()).build().unwrap();
     let _model = service.create_lora_training_client("base").create().await.unwrap();
-    stage.fail_once("/finish");
+    server.fail_once("/finish");
     let error = service.close(FinishReason::Success, None).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Connect);
     assert_eq!(service.server_capabilities().await.unwrap_err().kind(), ErrorKind::Closed);
@@ -127,19 +127,19 @@ async fn a_server_that_does_not_hear_the_end_does_not_keep_the_client_open() {
 /// Covers R-TEL, X6.
 #[tokio::test(start_paused = true)]
 async fn a_session_is_told_about_without_its_secrets() {
-    let stage = Stage::new(json!({}));
-    let service = stage.builder().header("X-Secret", "hush").build().unwrap();
+    let server = FakeServer::new(json!({}));
+    let service = server.builder().header("X-Secret", "hush").build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
-    stage.answer("r1", vec![json!(503), json!([400, {"detail": "odd"}]), json!([422, {"a": 1}])]);
+    server.respond("r1", vec![json!(503), json!([400, {"detail": "odd"}]), json!([422, {"a": 1}])]);
     model.optim_step(AdamParams::default()).await.unwrap_err();
-    stage.answer("r2", vec![json!({"error": "lost it", "category": "server"})]);
+    server.respond("r2", vec![json!({"error": "lost it", "category": "server"})]);
     model.optim_step(AdamParams::default()).await.unwrap_err();
     service.report(&std::io::Error::other("the program's own"));
     service.close(FinishReason::Success, None).await.unwrap();
     let mut events = Vec::new();
-    for call in stage.calls("/telemetry") {
+    for call in server.calls("/telemetry") {
         let text = String::from_utf8(call.body.to_vec()).unwrap();
-        for secret in ["tml-stage", "hush"] {
+        for secret in ["tml-server", "hush"] {
             assert!(!text.contains(secret), "{text}");
         }
         assert_eq!(call.json()["session_id"], "s");
@@ -173,10 +173,10 @@ async fn a_session_is_told_about_without_its_secrets() {
 
 #[tokio::test(start_paused = true)]
 async fn telemetry_can_be_switched_off() {
-    let stage = Stage::new(json!({}));
+    let server = FakeServer::new(json!({}));
     let quiet = [("TINKER_TELEMETRY", "0")];
     for builder in
-        [stage.builder().without_telemetry(), stage.builder().env(Env::from_pairs(quiet))]
+        [server.builder().without_telemetry(), server.builder().env(Env::from_pairs(quiet))]
     {
         let service = builder.build().unwrap();
         service.create_lora_training_client("base").create().await.unwrap();
@@ -184,19 +184,19 @@ async fn telemetry_can_be_switched_off() {
         sleep(Duration::from_secs(60)).await;
         service.close(FinishReason::Success, None).await.unwrap();
     }
-    assert!(stage.calls("/telemetry").is_empty());
+    assert!(server.calls("/telemetry").is_empty());
 }
 
 /// Covers AUD.9.
 #[tokio::test(start_paused = true)]
 async fn feature_gates_change_nothing() {
     let bodies = async |gates: &[(&str, &str)]| {
-        let stage = Stage::new(json!({}));
+        let server = FakeServer::new(json!({}));
         let env = Env::from_pairs(gates.iter().copied());
-        let service = stage.builder().env(env).without_telemetry().build().unwrap();
+        let service = server.builder().env(env).without_telemetry().build().unwrap();
         let sampler = service.create_sampling_client("base").await.unwrap();
         sampler.sample([1], SamplingParams::new().max_tokens(1)).await.unwrap();
-        let calls = stage.calls("").into_iter();
+        let calls = server.calls("").into_iter();
         calls.map(|call| (call.path.clone(), call.json())).collect::<Vec<_>>()
     };
     let gates = [("TINKER_FEATURE_GATES", "async_sampling,other,")];
@@ -205,9 +205,9 @@ async fn feature_gates_change_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_session_that_opens_while_the_client_is_closed_is_ended() {
-    let stage = Stage::new(json!({}));
-    stage.slow("/create_session", Duration::from_secs(5));
-    let service = stage.builder().build().unwrap();
+    let server = FakeServer::new(json!({}));
+    server.slow("/create_session", Duration::from_secs(5));
+    let service = server.builder().build().unwrap();
     let opening = service.create_lora_training_client("base").create();
     let closing = async {
         sleep(Duration::from_secs(1)).await;
@@ -216,19 +216,19 @@ async fn a_session_that_opens_while_the_client_is_closed_is_ended() {
     let (opened, closed) = tokio::join!(opening, closing);
     closed.unwrap();
     assert_eq!(opened.unwrap_err().kind(), ErrorKind::Closed);
-    assert_eq!(stage.calls("/finish").len(), 1, "the server does not wait for it");
+    assert_eq!(server.calls("/finish").len(), 1, "the server does not wait for it");
     sleep(Duration::from_secs(60)).await;
-    assert!(stage.calls("/session_heartbeat").is_empty());
+    assert!(server.calls("/session_heartbeat").is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn closing_goes_on_when_nobody_waits_for_it() {
-    let stage = Stage::new(json!({}));
-    stage.slow("/finish", Duration::from_secs(20));
-    let service = stage.builder().build().unwrap();
+    let server = FakeServer::new(json!({}));
+    server.slow("/finish", Duration::from_secs(20));
+    let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
     // Nobody answers, and it is not waited for either.
-    stage.answer("r1", vec![json!("hang")]);
+    server.respond("r1", vec![json!("hang")]);
     let stuck = model.optim_step(AdamParams::default());
     sleep(Duration::from_secs(2)).await;
     let short = tokio::time::timeout(Duration::from_secs(1), {
@@ -240,5 +240,5 @@ async fn closing_goes_on_when_nobody_waits_for_it() {
     assert_eq!(start.elapsed(), Duration::ZERO, "what waits is told at once");
     service.close(FinishReason::Errored, None).await.unwrap();
     assert_eq!(start.elapsed().as_secs(), 19, "it waits for the end that is under way");
-    assert_eq!(stage.calls("/finish").len(), 1);
+    assert_eq!(server.calls("/finish").len(), 1);
 }

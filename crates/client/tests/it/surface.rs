@@ -19,7 +19,7 @@ fn calls_can_be_spawned_and_stay_small() {
     fn check<F: Future + Send>(call: &F) {
         assert!(size_of_val(call) < 8 * 1024, "{} bytes", size_of_val(call));
     }
-    let fake = crate::fake::Fake::new();
+    let fake = crate::scripted_server::ScriptedServer::new();
     let rest = fake.client().rest();
     check(&rest.list_sessions(&Default::default()));
     check(&rest.export_session_trace("s"));

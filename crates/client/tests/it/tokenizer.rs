@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tinkex::{Env, ErrorKind, HttpFailure, HttpService, Hub, Lane, Tokenizer, TokenizerId};
 
-use crate::stage::Stage;
+use crate::fake_server::FakeServer;
 use crate::tiny::{self, FIRST_SPECIAL, HE, HELL, LL};
 
 const END: u32 = FIRST_SPECIAL;
@@ -89,7 +89,7 @@ fn a_folder_without_a_tokenizer_is_named() {
 
 /// A hub in memory.
 #[derive(Clone, Default)]
-struct Fake(Arc<Mutex<State>>);
+struct ScriptedServer(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
@@ -130,7 +130,7 @@ impl Seen {
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-impl Fake {
+impl ScriptedServer {
     fn file(self, name: &str, bytes: impl Into<Bytes>) -> Self {
         let bytes = bytes.into();
         let etag = format!("tag-of-{name}");
@@ -223,7 +223,7 @@ impl Fake {
     }
 }
 
-impl HttpService for Fake {
+impl HttpService for ScriptedServer {
     fn send(
         &self,
         lane: Lane,
@@ -258,7 +258,7 @@ fn cache() -> TempDir {
 
 #[tokio::test]
 async fn files_are_fetched_once_and_kept_as_every_hub_client_keeps_them() {
-    let fake = Fake::default()
+    let fake = ScriptedServer::default()
         .file("tokenizer.json", tiny::json(&["<end>"]))
         .file("tokenizer_config.json", r#"{"eos_token":"<end>"}"#);
     let cache = cache();
@@ -289,7 +289,7 @@ async fn files_are_fetched_once_and_kept_as_every_hub_client_keeps_them() {
 
 #[tokio::test]
 async fn callers_at_once_share_one_download() {
-    let fake = Fake::default().file("tokenizer.json", tiny::json(&[]));
+    let fake = ScriptedServer::default().file("tokenizer.json", tiny::json(&[]));
     let cache = cache();
     let hub = fake.hub(&cache);
     let load = || async { hub.clone().tokenizer("org/shared").await.unwrap() };
@@ -299,7 +299,7 @@ async fn callers_at_once_share_one_download() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lost_piece_is_asked_for_again_from_where_the_file_ends() {
-    let fake = Fake::default().file("tokenizer.json", large());
+    let fake = ScriptedServer::default().file("tokenizer.json", large());
     fake.faults(&[Fault::None, Fault::Lost, Fault::Busy, Fault::None]);
     let cache = cache();
     fake.hub(&cache).tokenizer("org/large").await.unwrap();
@@ -313,7 +313,7 @@ async fn a_lost_piece_is_asked_for_again_from_where_the_file_ends() {
 
 #[tokio::test(start_paused = true)]
 async fn a_download_that_was_given_up_goes_on_later() {
-    let fake = Fake::default().file("tokenizer.json", large());
+    let fake = ScriptedServer::default().file("tokenizer.json", large());
     let cache = cache();
     fake.faults(&[Fault::None, Fault::Lost, Fault::Lost, Fault::Lost, Fault::Lost, Fault::Lost]);
     let error = fake.hub(&cache).tokenizer("org/later").await.unwrap_err();
@@ -332,8 +332,8 @@ async fn a_download_that_was_given_up_goes_on_later() {
 async fn leftovers_that_do_not_add_up_are_thrown_away() {
     let bytes = large();
     let etag = sha256(&bytes);
-    let fake =
-        Fake::default().with("tokenizer.json", File { bytes, etag: etag.clone(), elsewhere: true });
+    let fake = ScriptedServer::default()
+        .with("tokenizer.json", File { bytes, etag: etag.clone(), elsewhere: true });
     let cache = cache();
     let blobs = cache.path().join("models--org--left/blobs");
     std::fs::create_dir_all(&blobs).unwrap();
@@ -347,7 +347,8 @@ async fn leftovers_that_do_not_add_up_are_thrown_away() {
 async fn what_does_not_match_its_checksum_is_refused() {
     let etag = sha256(b"something else");
     let bytes = Bytes::from(tiny::json(&[]));
-    let fake = Fake::default().with("tokenizer.json", File { bytes, etag, elsewhere: false });
+    let fake =
+        ScriptedServer::default().with("tokenizer.json", File { bytes, etag, elsewhere: false });
     let cache = cache();
     let error = fake.hub(&cache).tokenizer("org/bad").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Decode);
@@ -362,7 +363,8 @@ async fn what_does_not_match_its_checksum_is_refused() {
 async fn the_token_does_not_follow_a_redirect_to_another_origin() {
     let bytes = Bytes::from(tiny::json(&[]));
     let etag = sha256(&bytes);
-    let fake = Fake::default().with("tokenizer.json", File { bytes, etag, elsewhere: true });
+    let fake =
+        ScriptedServer::default().with("tokenizer.json", File { bytes, etag, elsewhere: true });
     let cache = cache();
     fake.hub(&cache).tokenizer("org/elsewhere").await.unwrap();
     let stored = fake.seen("https://cdn.test");
@@ -379,7 +381,7 @@ async fn refusals_say_what_to_do() {
         (404, "RepoNotFound", ErrorKind::NotFound, "check the model's name", 1),
         (404, "EntryNotFound", ErrorKind::NotFound, "tokenizer.json", 2),
     ] {
-        let fake = Fake::refusing(status, code);
+        let fake = ScriptedServer::refusing(status, code);
         let cache = cache();
         let error = fake.hub(&cache).tokenizer("org/refused").await.unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
@@ -392,7 +394,7 @@ async fn refusals_say_what_to_do() {
 
 #[tokio::test]
 async fn offline_the_error_says_where_it_was_looked_for() {
-    let fake = Fake::default();
+    let fake = ScriptedServer::default();
     let cache = cache();
     let error = fake.hub(&cache).offline(true).tokenizer("org/offline").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
@@ -403,7 +405,7 @@ async fn offline_the_error_says_where_it_was_looked_for() {
 
 #[tokio::test]
 async fn a_tokenizer_that_others_cached_without_settings_gets_them() {
-    let fake = Fake::default()
+    let fake = ScriptedServer::default()
         .file("tokenizer.json", tiny::json(&["<end>"]))
         .file("tokenizer_config.json", r#"{"eos_token":"<end>"}"#);
     let cache = cache();
@@ -428,7 +430,9 @@ async fn a_model_that_has_ranks_in_place_of_a_tokenizer_is_read() {
     let ranks: String = (0..=u8::MAX).map(line).collect();
     let config = r#"{"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", null]},
         "eos_token": "[EOS]", "added_tokens_decoder": {"256": {"content": "[EOS]", "special": true}}}"#;
-    let fake = Fake::default().file("tiktoken.model", ranks).file("tokenizer_config.json", config);
+    let fake = ScriptedServer::default()
+        .file("tiktoken.model", ranks)
+        .file("tokenizer_config.json", config);
     let cache = cache();
     let hub = fake.hub(&cache);
     let tokenizer = hub.tokenizer("org/ranks").await.unwrap();
@@ -440,7 +444,7 @@ async fn a_model_that_has_ranks_in_place_of_a_tokenizer_is_read() {
 
 #[tokio::test]
 async fn a_pinned_revision_is_asked_for_as_such() {
-    let fake = Fake::default().file("tokenizer.json", tiny::json(&[]));
+    let fake = ScriptedServer::default().file("tokenizer.json", tiny::json(&[]));
     let cache = cache();
     let id = TokenizerId::new("org/pinned").unwrap().at("v2").unwrap();
     fake.hub(&cache).fetch(&id).await.unwrap();
@@ -495,10 +499,10 @@ async fn a_plain_web_server_is_hub_enough() {
     assert!(cache.path().join("models--org--plain/snapshots/main/tokenizer.json").is_file());
 }
 
-/// The stage, which also knows what is trained and sampled from.
+/// The server, which also knows what is trained and sampled from.
 #[derive(Clone)]
 struct Knowing {
-    stage: Stage,
+    server: FakeServer,
     facts: Value,
 }
 
@@ -511,7 +515,7 @@ impl HttpService for Knowing {
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
         let path = request.uri().path();
         if !path.ends_with("/get_info") && !path.contains("/samplers/") {
-            return self.stage.send(lane, request, timeout);
+            return self.server.send(lane, request, timeout);
         }
         let reply = Response::new(Bytes::from(self.facts.to_string()));
         Box::pin(async move { Ok(reply) })
@@ -523,15 +527,15 @@ impl HttpService for Knowing {
 async fn clients_find_the_tokenizer_of_their_model() {
     let folder = tiny::folder(&["<end>"], json!({"eos_token": "<end>"}));
     let place = folder.path().to_str().unwrap();
-    let stage = Stage::new(json!({}));
+    let server = FakeServer::new(json!({}));
     let data = json!({"model_name": "org/unknown", "tokenizer_id": format!("{place}:rev")});
     let facts = json!({"type": "get_info", "model_id": "m", "model_data": data});
-    let service = stage.builder().http(Knowing { stage: stage.clone(), facts }).build().unwrap();
+    let service = server.builder().http(Knowing { server: server.clone(), facts }).build().unwrap();
     let model = service.create_lora_training_client("base").rank(8).create().await.unwrap();
     assert_eq!(model.tokenizer().await.unwrap().eos_id(), Some(END));
 
     let facts = json!({"sampler_id": "s", "base_model": place});
-    let service = stage.builder().http(Knowing { stage: stage.clone(), facts }).build().unwrap();
+    let service = server.builder().http(Knowing { server: server.clone(), facts }).build().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     assert_eq!(sampler.tokenizer().await.unwrap().eos_id(), Some(END));
 }

@@ -12,7 +12,7 @@ use tinkex::{
 };
 use tokio::time::{Instant, sleep};
 
-use crate::stage::{ACCEPTING, Stage, cases};
+use crate::fake_server::{ACCEPTING, FakeServer, cases};
 
 fn batch(n: usize) -> Vec<Datum> {
     vec![Datum::completion([1, 2], [3]).unwrap(); n]
@@ -27,8 +27,8 @@ fn one_datum_a_chunk(parallel: bool) -> Value {
 async fn requests_leave_in_the_order_of_the_reference() {
     for case in cases("turn_taking.json") {
         let id = case["id"].as_str().unwrap();
-        let stage = Stage::new(one_datum_a_chunk(case["parallel_chunks"] == true));
-        let model = stage.model().await;
+        let server = FakeServer::new(one_datum_a_chunk(case["parallel_chunks"] == true));
+        let model = server.model().await;
         let (mut calls, mut next) = (Vec::new(), 1);
         for op in case["ops"].as_array().unwrap() {
             match op[0].as_str().unwrap() {
@@ -36,7 +36,7 @@ async fn requests_leave_in_the_order_of_the_reference() {
                     let n = op[1].as_u64().unwrap();
                     for (chunk, fate) in op[2].as_object().into_iter().flatten() {
                         assert_eq!(fate, &json!({"fail": true}));
-                        stage.refuse(next + chunk.parse::<u64>().unwrap());
+                        server.refuse(next + chunk.parse::<u64>().unwrap());
                     }
                     next += n;
                     let data = batch(usize::try_from(n).unwrap());
@@ -65,7 +65,7 @@ async fn requests_leave_in_the_order_of_the_reference() {
                 None => "gone",
             });
         }
-        let log = stage.log();
+        let log = server.log();
         match id {
             // Here the reference hangs for ever; we go on, and leave no hole in the sequence.
             "BUG_parallel_later_chunk_fails" => {
@@ -93,8 +93,8 @@ async fn requests_leave_in_the_order_of_the_reference() {
 /// Covers T4.1.4, T6.1.1, T6.1.2.
 #[tokio::test(start_paused = true)]
 async fn a_batch_that_was_cut_comes_back_whole() {
-    let stage = Stage::new(json!({"fwdbwd_max_chunk_len": 2}));
-    let model = stage.model().await;
+    let server = FakeServer::new(json!({"fwdbwd_max_chunk_len": 2}));
+    let model = server.model().await;
     let (pass, step) = model.step(batch(5), LossFn::CrossEntropy, AdamParams::default());
     let output = pass.await.unwrap();
     assert_eq!(output.metrics["n:sum"], Metric::Number(5.0));
@@ -102,18 +102,18 @@ async fn a_batch_that_was_cut_comes_back_whole() {
         output.outputs.iter().map(|datum| datum.f32("logprobs").unwrap()[0]).collect();
     assert_eq!(logprobs, [-1.0, -1.0, -2.0, -2.0, -3.0], "in the order of the data");
     step.await.unwrap();
-    let optim = stage.calls("/optim_step").pop().unwrap();
+    let optim = server.calls("/optim_step").pop().unwrap();
     assert_eq!(optim.json()["seq_id"], 4);
     assert_eq!(optim.json()["adam_params"]["beta2"], 0.95);
 }
 
 #[tokio::test(start_paused = true)]
 async fn answers_are_waited_for_beside_each_other() {
-    let stage = Stage::new(json!({}));
-    let model = stage.model().await;
+    let server = FakeServer::new(json!({}));
+    let model = server.model().await;
     // The first answer takes long; the calls behind it are accepted meanwhile.
     let slow = vec![json!([408, {}]), json!("conn"), json!("conn"), json!({"metrics": {}})];
-    stage.answer("r1", slow);
+    server.respond("r1", slow);
     let start = Instant::now();
     let steps: Vec<_> = (0..3).map(|_| model.optim_step(AdamParams::default())).collect();
     let mut steps = steps.into_iter();
@@ -128,20 +128,20 @@ async fn answers_are_waited_for_beside_each_other() {
 
 #[tokio::test(start_paused = true)]
 async fn dropping_a_future_does_not_stop_the_training() {
-    let stage = Stage::new(json!({}));
-    let model = stage.model().await;
+    let server = FakeServer::new(json!({}));
+    let model = server.model().await;
     drop(model.forward_backward(batch(1), LossFn::CrossEntropy));
     drop(model.optim_step(AdamParams::default()));
     drop(model);
     sleep(Duration::from_secs(5)).await;
-    assert_eq!(stage.log(), ["start 1", "done 1", "start 2", "done 2"]);
-    assert_eq!(stage.calls("/retrieve_future").len(), 3, "and its answers were fetched");
+    assert_eq!(server.log(), ["start 1", "done 1", "start 2", "done 2"]);
+    assert_eq!(server.calls("/retrieve_future").len(), 3, "and its answers were fetched");
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_makes_no_sense_is_refused_and_takes_no_turn() {
-    let stage = Stage::new(json!({}));
-    let model = stage.model().await;
+    let server = FakeServer::new(json!({}));
+    let model = server.model().await;
     let none = model.forward_backward(vec![], LossFn::CrossEntropy).await.unwrap_err();
     assert_eq!(none.kind(), ErrorKind::InvalidInput);
     let pointer = Chunk::ImageAssetPointer {
@@ -155,46 +155,46 @@ async fn what_makes_no_sense_is_refused_and_takes_no_turn() {
     let nan = AdamParams::with_learning_rate(f64::NAN);
     assert_eq!(model.optim_step(nan).await.unwrap_err().kind(), ErrorKind::InvalidInput);
     model.optim_step(AdamParams::default()).await.unwrap();
-    assert_eq!(stage.log(), ["start 1", "done 1"]);
+    assert_eq!(server.log(), ["start 1", "done 1"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn states_are_saved_and_loaded() {
-    let stage = Stage::new(json!({}));
-    let model = stage.model().await;
-    stage.answer("r1", vec![json!({"type": "save_weights", "path": "tinker://r/weights/a"})]);
+    let server = FakeServer::new(json!({}));
+    let model = server.model().await;
+    server.respond("r1", vec![json!({"type": "save_weights", "path": "tinker://r/weights/a"})]);
     let path = model.save_state("a").await.unwrap();
     assert_eq!(path.to_string(), "tinker://r/weights/a");
     let saved = json!({"type": "save_weights_for_sampler", "path": "tinker://r/sampler_weights/b"});
-    stage.answer("r2", vec![saved]);
+    server.respond("r2", vec![saved]);
     model.save_weights_for_sampler("b").await.unwrap();
-    stage.answer("r3", vec![json!({"type": "load_weights"})]);
+    server.respond("r3", vec![json!({"type": "load_weights"})]);
     model.load_state(&path, Restore::WithOptimizer).await.unwrap();
-    let load = stage.calls("/load_weights").pop().unwrap().json();
+    let load = server.calls("/load_weights").pop().unwrap().json();
     assert_eq!((&load["optimizer"], &load["seq_id"]), (&json!(true), &json!(3)));
     assert_eq!(model.get_info().await.unwrap().model_id, "s:train:0");
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_is_saved_can_be_kept_replaced_remembered_and_encrypted() {
-    let stage = Stage::new(json!({}));
-    let model = stage.model().await;
-    stage.answer("r1", vec![json!({"type": "save_weights", "path": "tinker://r/weights/a"})]);
+    let server = FakeServer::new(json!({}));
+    let model = server.model().await;
+    server.respond("r1", vec![json!({"type": "save_weights", "path": "tinker://r/weights/a"})]);
     let day = Duration::from_secs(86_400);
     let save = Save::named("a").ttl(day).overwrite().metadata("k", "v");
     model.save_state(save).await.unwrap();
-    let sent = stage.calls("/save_weights").pop().unwrap().json();
+    let sent = server.calls("/save_weights").pop().unwrap().json();
     assert_eq!((&sent["ttl_seconds"], &sent["overwrite"]), (&json!(86_400), &json!(true)));
     assert_eq!(sent["user_metadata"], json!({"k": "v"}));
     let path = "tinker://r/external_weights/b";
-    stage.answer(
+    server.respond(
         "r2",
         vec![json!({"type": "save_weights_external", "path": path, "size_bytes": 5})],
     );
     let save = Save::named("b").ttl(day).encrypt_for("age1x").encrypt_for("age1y");
     let saved = model.save_weights_external(save).await.unwrap();
     assert_eq!((saved.path.to_string(), saved.size_bytes), (path.to_owned(), Some(5)));
-    let sent = stage.calls("/save_weights_external").pop().unwrap().json();
+    let sent = server.calls("/save_weights_external").pop().unwrap().json();
     assert_eq!(sent["age_encryption_recipients"], json!(["age1x", "age1y"]));
     assert_eq!((&sent["path"], &sent["seq_id"]), (&json!("b"), &json!(2)));
     let many = (0..11).fold(Save::named("c"), |save, i| save.encrypt_for(format!("age{i}")));
@@ -209,7 +209,7 @@ async fn what_is_saved_can_be_kept_replaced_remembered_and_encrypted() {
     }
     model.save_weights_for_sampler(Save::named("c").overwrite()).await.unwrap_err();
     model.save_weights_external(many).await.unwrap_err();
-    assert_eq!(stage.calls("/save_weights").len(), 1, "refused before sending");
+    assert_eq!(server.calls("/save_weights").len(), 1, "refused before sending");
 }
 
 /// Covers R-SVC.
@@ -217,22 +217,22 @@ async fn what_is_saved_can_be_kept_replaced_remembered_and_encrypted() {
 async fn another_key_reads_a_checkpoint_and_is_exchanged_where_keys_are() {
     let path = || "tinker://theirs/weights/a".parse().unwrap();
     for exchanged in [false, true] {
-        let stage = Stage::new(json!({"pjwt_auth_enabled": exchanged}));
-        let service = stage.builder().build().unwrap();
+        let server = FakeServer::new(json!({"pjwt_auth_enabled": exchanged}));
+        let service = server.builder().build().unwrap();
         let create = service.create_training_client_from(path(), Restore::WeightsOnly);
         let model = create.weights_key("tml-theirs").create().await.unwrap();
         let token = if exchanged { "eyJ-of-tml-theirs" } else { "tml-theirs" };
-        let own = if exchanged { "eyJ-of-tml-stage" } else { "tml-stage" };
-        let asked = stage.calls("/weights_info").pop().unwrap();
+        let own = if exchanged { "eyJ-of-tml-server" } else { "tml-server" };
+        let asked = server.calls("/weights_info").pop().unwrap();
         assert_eq!(asked.header("x-api-key"), Some(token), "their checkpoint, their key");
-        let load = stage.calls("/load_weights").pop().unwrap();
+        let load = server.calls("/load_weights").pop().unwrap();
         assert_eq!(load.json()["weights_access_token"], token);
         assert_eq!(load.header("x-api-key"), Some(own), "our model, our key");
         model.load_state_of(&path(), Restore::WithOptimizer, "tml-theirs").await.unwrap();
-        let load = stage.calls("/load_weights").pop().unwrap().json();
+        let load = server.calls("/load_weights").pop().unwrap().json();
         assert_eq!((&load["weights_access_token"], &load["seq_id"]), (&json!(token), &json!(2)));
         model.load_state(&path(), Restore::WeightsOnly).await.unwrap();
-        let load = stage.calls("/load_weights").pop().unwrap().json();
+        let load = server.calls("/load_weights").pop().unwrap().json();
         assert!(load.get("weights_access_token").is_none());
     }
 }
@@ -244,29 +244,29 @@ async fn training_goes_on_from_a_saved_state() {
     for (restore, optimizer) in
         [(Restore::WeightsOnly, "adamw"), (Restore::WithOptimizer, "dimuon")]
     {
-        let stage = Stage::new(json!({}));
-        let service = stage.builder().build().unwrap();
+        let server = FakeServer::new(json!({}));
+        let service = server.builder().build().unwrap();
         let model = service.create_training_client_from(path(), restore).create().await.unwrap();
-        let create = stage.calls("/create_model").pop().unwrap().json();
+        let create = server.calls("/create_model").pop().unwrap().json();
         assert_eq!(create["optimizer_config"]["type"], optimizer);
         assert_eq!(
             create["lora_config"],
             json!({"rank": 8, "train_unembed": true, "train_mlp": false, "train_attn": true})
         );
-        let load = stage.calls("/load_weights").pop().unwrap().json();
+        let load = server.calls("/load_weights").pop().unwrap().json();
         assert_eq!(load["optimizer"], restore == Restore::WithOptimizer);
         assert_eq!(load["seq_id"], 1, "the first thing that happens to it");
         model.optim_step(AdamParams::default()).await.unwrap();
-        assert_eq!(stage.calls("/optim_step")[0].json()["seq_id"], 2);
+        assert_eq!(server.calls("/optim_step")[0].json()["seq_id"], 2);
     }
 
     // Where the server makes the model by loading it, that is one request.
-    let stage = Stage::new(json!({"create_model_via_load_weights": true}));
-    let service = stage.builder().build().unwrap();
+    let server = FakeServer::new(json!({"create_model_via_load_weights": true}));
+    let service = server.builder().build().unwrap();
     let create = service.create_training_client_from(path(), Restore::WeightsOnly);
     let model = create.base_model("base:long").create().await.unwrap();
     assert_eq!(model.model_id(), &"s:train:0");
-    let load = stage.calls("/load_weights").pop().unwrap().json();
+    let load = server.calls("/load_weights").pop().unwrap().json();
     assert_eq!(
         load,
         json!({
@@ -275,8 +275,8 @@ async fn training_goes_on_from_a_saved_state() {
         })
     );
     model.optim_step(AdamParams::default()).await.unwrap();
-    assert_eq!(stage.calls("/optim_step")[0].json()["seq_id"], 1);
-    assert!(stage.calls("/create_model").is_empty());
+    assert_eq!(server.calls("/optim_step")[0].json()["seq_id"], 1);
+    assert!(server.calls("/create_model").is_empty());
 
     let wrong = "tinker://r/sampler_weights/a".parse().unwrap();
     let error = service.create_training_client_from(wrong, Restore::WeightsOnly).create().await;
@@ -285,11 +285,11 @@ async fn training_goes_on_from_a_saved_state() {
 
 #[tokio::test(start_paused = true)]
 async fn bodies_are_compressed_where_the_server_wants_that() {
-    let stage = Stage::new(json!({"proto_compress_fwdbwd": true}));
-    let model = stage.model().await;
+    let server = FakeServer::new(json!({"proto_compress_fwdbwd": true}));
+    let model = server.model().await;
     let output = model.forward_backward(batch(50), LossFn::CrossEntropy).await.unwrap();
     assert_eq!(output.outputs.len(), 50);
-    let sent = stage.calls("/forward_backward").pop().unwrap();
+    let sent = server.calls("/forward_backward").pop().unwrap();
     assert_eq!(sent.header("content-encoding"), Some("zstd"));
     let body = tinkex::wire::codec::compress::decompress(&sent.body, 1 << 20).unwrap();
     assert_eq!(ForwardBackward::from_proto(&body).unwrap().data.len(), 50);
@@ -306,9 +306,9 @@ async fn answers_are_waited_for_as_in_the_reference() {
             continue;
         }
         let billing = json!({"billing_exception_max_pause_duration_sec": 20});
-        let stage = Stage::new(billing);
-        let model = stage.model().await;
-        stage.answer("r1", script.clone());
+        let server = FakeServer::new(billing);
+        let model = server.model().await;
+        server.respond("r1", script.clone());
         let outcome = if case["result_type"] == "ForwardBackwardOutput" {
             model.forward_backward(batch(1), LossFn::CrossEntropy).await.map(drop)
         } else {
@@ -333,7 +333,7 @@ async fn answers_are_waited_for_as_in_the_reference() {
             }
         }
 
-        let polls = stage.calls("/retrieve_future").split_off(1);
+        let polls = server.calls("/retrieve_future").split_off(1);
         assert_eq!(json!(polls.len()), case["requests"], "{case}");
         let sleeps: Vec<f64> = polls
             .windows(2)
@@ -356,40 +356,40 @@ async fn answers_are_waited_for_as_in_the_reference() {
 
 /// Nobody waits any more while the server holds the poll: only a sample is cancelled.
 async fn given_up(case: &Value) {
-    let stage = Stage::new(json!({}));
-    stage.dynamic(json!({"sample_cancel_enabled": true}));
+    let server = FakeServer::new(json!({}));
+    server.dynamic(json!({"sample_cancel_enabled": true}));
     let id = if case["result_type"] == "SampleResponse" {
-        let sampler = stage.sampler().await;
-        stage.answer("q0", vec![json!("hang")]);
+        let sampler = server.sampler().await;
+        server.respond("q0", vec![json!("hang")]);
         let waiting = sampler.sample([1], SamplingParams::new().max_tokens(1)).send();
         sleep(Duration::from_secs(5)).await;
         drop(waiting);
         sleep(Duration::from_secs(5)).await;
         "q0"
     } else {
-        let model = stage.model().await;
-        stage.answer("r1", vec![json!("hang")]);
+        let model = server.model().await;
+        server.respond("r1", vec![json!("hang")]);
         let waiting = model.optim_step(AdamParams::default());
         sleep(Duration::from_secs(5)).await;
         drop(waiting);
         sleep(Duration::from_secs(5)).await;
         "r1"
     };
-    let polls = stage.calls("/retrieve_future");
+    let polls = server.calls("/retrieve_future");
     let polls = polls.iter().filter(|poll| poll.json()["request_id"] == id).count();
     assert_eq!(json!(polls), case["requests"]);
-    let cancelled = stage.calls("/cancel_future").len();
+    let cancelled = server.calls("/cancel_future").len();
     assert_eq!(cancelled, case["cancel_requests"].as_array().unwrap().len(), "{case}");
 }
 
 /// Covers T3.2.5.
 #[tokio::test(start_paused = true)]
 async fn waiting_can_have_an_end() {
-    let stage = Stage::new(json!({}));
-    let builder = stage.builder().poll_timeout(Duration::from_secs(100));
+    let server = FakeServer::new(json!({}));
+    let builder = server.builder().poll_timeout(Duration::from_secs(100));
     let service = builder.build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
-    stage.answer("r1", vec![json!("conn")]);
+    server.respond("r1", vec![json!("conn")]);
     let start = Instant::now();
     let error = model.optim_step(AdamParams::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
@@ -400,16 +400,16 @@ async fn waiting_can_have_an_end() {
 /// Covers X7.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_does_not_hold_a_poll_is_given_time() {
-    let stage = Stage::new(json!({}));
+    let server = FakeServer::new(json!({}));
     let mut answers = vec![json!(503); 40];
     answers.push(json!({"metrics": {}}));
-    stage.answer("r1", answers);
+    server.respond("r1", answers);
     // As `builder`, but with pauses.
     let service = tinkex::ServiceClient::builder()
         .env(tinkex::Env::empty())
-        .base_url("http://stage.test".parse().unwrap())
-        .api_key("tml-stage")
-        .http(stage.clone())
+        .base_url("http://server.test".parse().unwrap())
+        .api_key("tml-server")
+        .http(server.clone())
         .build()
         .unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
@@ -420,11 +420,11 @@ async fn a_server_that_does_not_hold_a_poll_is_given_time() {
 
 #[tokio::test(start_paused = true)]
 async fn a_chunk_that_is_refused_is_told_though_others_wait_for_ever() {
-    let stage = Stage::new(one_datum_a_chunk(true));
-    let model = stage.model().await;
-    stage.refuse(2);
+    let server = FakeServer::new(one_datum_a_chunk(true));
+    let model = server.model().await;
+    server.refuse(2);
     for seq in [1, 3] {
-        stage.answer(&format!("r{seq}"), vec![json!("hang")]);
+        server.respond(&format!("r{seq}"), vec![json!("hang")]);
     }
     let error = model.forward_backward(batch(3), LossFn::CrossEntropy).await.unwrap_err();
     assert_eq!(error.status(), Some(422));
@@ -433,13 +433,13 @@ async fn a_chunk_that_is_refused_is_told_though_others_wait_for_ever() {
 
 #[tokio::test(start_paused = true)]
 async fn half_a_step_is_never_queued() {
-    let stage = Stage::new(json!({}));
-    let model = stage.model().await;
+    let server = FakeServer::new(json!({}));
+    let model = server.model().await;
     let (pass, step) = model.step(Vec::new(), LossFn::CrossEntropy, AdamParams::default());
     assert_eq!(pass.await.unwrap_err().kind(), ErrorKind::InvalidInput);
     assert_eq!(step.await.unwrap_err().kind(), ErrorKind::InvalidInput);
     let (pass, step) =
         model.step(batch(1), LossFn::CrossEntropy, AdamParams::with_learning_rate(f64::NAN));
     assert!(pass.await.is_err() && step.await.is_err());
-    assert!(stage.calls("/forward_backward").is_empty() && stage.calls("/optim_step").is_empty());
+    assert!(server.calls("/forward_backward").is_empty() && server.calls("/optim_step").is_empty());
 }

@@ -11,9 +11,9 @@ mod sync {
     pub(crate) use loom::sync::{Mutex, MutexGuard};
 }
 
+mod backoff;
 mod dispatch;
 mod limits;
-mod pauses;
 mod training;
 mod transport;
 mod turns;

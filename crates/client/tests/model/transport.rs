@@ -1,4 +1,4 @@
 //! As in the crate.
 
-#[path = "../../src/transport/pause.rs"]
-pub(crate) mod pause;
+#[path = "../../src/transport/backoff.rs"]
+pub(crate) mod backoff;

@@ -10,7 +10,7 @@ use tracing::{Event, Metadata, Subscriber};
 
 /// Keeps events of the crate as lines.
 #[derive(Clone, Default)]
-pub(crate) struct Lines(Arc<Mutex<Vec<(Instant, String)>>>);
+pub(crate) struct EventLog(Arc<Mutex<Vec<(Instant, String)>>>);
 
 struct Line(String);
 
@@ -20,7 +20,7 @@ impl Visit for Line {
     }
 }
 
-impl Subscriber for Lines {
+impl Subscriber for EventLog {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.target().starts_with("tinkex")
     }
@@ -41,7 +41,7 @@ impl Subscriber for Lines {
     fn exit(&self, _: &Id) {}
 }
 
-impl Lines {
+impl EventLog {
     /// The lines with all of these words.
     pub(crate) fn with(&self, words: &[&str]) -> Vec<String> {
         self.timed(words).into_iter().map(|(_, line)| line).collect()
@@ -58,7 +58,7 @@ impl Lines {
 /// Listens to nothing, and keeps every event worth asking about.
 ///
 /// Where nobody listens at first, an event may be switched off for good on all threads while
-/// [`Lines`] begins to listen on one of them.
+/// [`EventLog`] begins to listen on one of them.
 struct Deaf;
 
 impl Subscriber for Deaf {

@@ -4,22 +4,22 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use serde_json::json;
 use tinkex::{AdamParams, RetryPolicy, SamplingParams};
 
-use crate::lines::Lines;
-use crate::stage::Stage;
+use crate::event_log::EventLog;
+use crate::fake_server::FakeServer;
 
 /// Covers T2.3.1, T2.3.2, T3.2.4, P6C.5.
 #[tokio::test(start_paused = true)]
 async fn requests_retries_and_queue_states_are_events_and_numbers() {
-    let (lines, recorder) = (Lines::default(), DebuggingRecorder::new());
+    let (lines, recorder) = (EventLog::default(), DebuggingRecorder::new());
     let _log = tracing::subscriber::set_default(lines.clone());
     let _numbers = metrics::set_default_local_recorder(&recorder);
-    let stage = Stage::new(json!({}));
-    let service = stage.builder().api_key("tml-seen").build().unwrap();
+    let server = FakeServer::new(json!({}));
+    let service = server.builder().api_key("tml-seen").build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
-    stage.fail_once("/optim_step");
+    server.fail_once("/optim_step");
     let paused = json!({"type": "try_again", "queue_state": "paused_rate_limit"});
     let active = json!({"type": "try_again", "queue_state": "active"});
-    stage.answer("r1", vec![paused.clone(), paused, active, json!({"metrics": {}})]);
+    server.respond("r1", vec![paused.clone(), paused, active, json!({"metrics": {}})]);
     model.optim_step(AdamParams::default()).await.unwrap();
 
     let steps = lines.with(&["tinkex::http DEBUG", "path=\"/api/v1/optim_step\""]);
@@ -73,19 +73,19 @@ async fn requests_retries_and_queue_states_are_events_and_numbers() {
 /// Covers P6B.3, P6B.4, P6C.3, P6C.4.
 #[tokio::test(start_paused = true)]
 async fn without_retries_failures_surface_at_once() {
-    let stage = Stage::new(json!({}));
-    let service = stage.builder().retry(RetryPolicy::disabled()).build().unwrap();
+    let server = FakeServer::new(json!({}));
+    let service = server.builder().retry(RetryPolicy::disabled()).build().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     for status in [500, 503, 400, 422] {
-        stage.samples(vec![json!(status)]);
-        let before = stage.calls("/asample").len();
+        server.samples(vec![json!(status)]);
+        let before = server.calls("/asample").len();
         let params = SamplingParams::new().max_tokens(1);
         let error = sampler.sample([1], params).send().await.unwrap_err();
         assert_eq!((error.status(), error.attempts()), (Some(status), 1));
-        assert_eq!(stage.calls("/asample").len(), before + 1);
+        assert_eq!(server.calls("/asample").len(), before + 1);
     }
     // Polling goes on all the same: the answer is there, only not yet.
-    let model = stage.model().await;
-    stage.answer("r1", vec![json!(503), json!(503), json!({"metrics": {}})]);
+    let model = server.model().await;
+    server.respond("r1", vec![json!(503), json!(503), json!({"metrics": {}})]);
     model.optim_step(AdamParams::default()).await.unwrap();
 }

@@ -8,11 +8,11 @@ use tinkex_wire::{Call, ClientConfig, ClientConfigRequest, DynamicConfig, Dynami
 use crate::config::Credential;
 use crate::error::{Error, ErrorKind, Result};
 use crate::settings::Settings;
-use crate::telemetry::{Journal, Owner, Reporter};
-use crate::transport::{Extras, Transport};
+use crate::telemetry::{EventQueue, Reporter, TelemetryScope};
+use crate::transport::{RequestOptions, Transport};
 
 /// A connection to a server.
-pub(crate) struct Engine {
+pub(crate) struct Connection {
     transport: Arc<Transport>,
     config: ClientConfig,
     first_dynamic: DynamicConfig,
@@ -20,7 +20,7 @@ pub(crate) struct Engine {
     reporter: OnceLock<Reporter>,
 }
 
-impl Engine {
+impl Connection {
     /// Asks the server what it wants, then signs requests that way.
     pub(crate) async fn start(settings: &Settings) -> Result<Self> {
         let transport = settings.transport()?;
@@ -47,7 +47,7 @@ impl Engine {
     }
 
     /// Begins to report.
-    pub(crate) fn report_for(&self, owner: Owner<'_>) {
+    pub(crate) fn report_for(&self, owner: TelemetryScope<'_>) {
         self.reporter.get_or_init(|| Reporter::start(&self.transport, owner));
     }
 
@@ -72,14 +72,14 @@ impl Engine {
     }
 
     /// Where things are written down, if anywhere.
-    pub(crate) fn journal(&self) -> Option<&Journal> {
-        self.reporter.get().map(Reporter::journal)
+    pub(crate) fn events(&self) -> Option<&EventQueue> {
+        self.reporter.get().map(Reporter::events)
     }
 
     /// Passes a result on, and writes a failure down.
-    pub(crate) fn noted<T>(&self, result: Result<T>) -> Result<T> {
-        if let (Err(error), Some(journal)) = (&result, self.journal()) {
-            journal.failure(error);
+    pub(crate) fn record_failure<T>(&self, result: Result<T>) -> Result<T> {
+        if let (Err(error), Some(events)) = (&result, self.events()) {
+            events.failure(error);
         }
         result
     }
@@ -117,7 +117,7 @@ fn prepare(transport: &Transport, settings: &Settings, config: &ClientConfig) ->
 
 /// Settings, or nothing from a server without them: simple ones lack the call.
 async fn if_there<C: Call>(transport: &Transport, call: &C) -> Result<Option<C::Reply>> {
-    match transport.call(call, &Extras::default()).await {
+    match transport.send(call, &RequestOptions::default()).await {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         other => other.map(Some),
     }

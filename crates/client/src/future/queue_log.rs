@@ -11,7 +11,7 @@ const QUIET: Duration = Duration::from_secs(60);
 
 /// Whose work it is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Work {
+pub(crate) enum QueuedWork {
     Training,
     ModelCreation,
     LossCreation,
@@ -21,7 +21,7 @@ pub(crate) enum Work {
 /// What one client says about its own work; gone with the client.
 #[derive(Debug)]
 pub(crate) struct QueueLog {
-    work: Work,
+    work: QueuedWork,
     id: String,
     last: Mutex<Option<Instant>>,
     /// What the server said last, so that a change can be told.
@@ -29,7 +29,7 @@ pub(crate) struct QueueLog {
 }
 
 impl QueueLog {
-    pub(crate) fn new(work: Work, id: impl Into<String>) -> Self {
+    pub(crate) fn new(work: QueuedWork, id: impl Into<String>) -> Self {
         Self { work, id: id.into(), last: Mutex::new(None), state: Mutex::default() }
     }
 
@@ -64,8 +64,8 @@ impl QueueLog {
         *last = Some(now);
         let reason = pending.queue_state_reason.as_deref().unwrap_or(match state {
             QueueState::PausedRateLimit => match self.work {
-                Work::Sampling => "concurrent sampler weights limit hit",
-                Work::Training | Work::ModelCreation | Work::LossCreation => {
+                QueuedWork::Sampling => "concurrent sampler weights limit hit",
+                QueuedWork::Training | QueuedWork::ModelCreation | QueuedWork::LossCreation => {
                     "concurrent training clients rate limit hit"
                 }
             },
@@ -76,10 +76,16 @@ impl QueueLog {
         });
         let id = &self.id;
         Some(match self.work {
-            Work::Training => format!("Training for {id} is paused. Reason: {reason}."),
-            Work::ModelCreation => format!("Model creation for {id} is paused. Reason: {reason}."),
-            Work::LossCreation => format!("Creating the loss {id:?} is paused. Reason: {reason}."),
-            Work::Sampling => format!("Sampling is paused for sampler {id}. Reason: {reason}"),
+            QueuedWork::Training => format!("Training for {id} is paused. Reason: {reason}."),
+            QueuedWork::ModelCreation => {
+                format!("Model creation for {id} is paused. Reason: {reason}.")
+            }
+            QueuedWork::LossCreation => {
+                format!("Creating the loss {id:?} is paused. Reason: {reason}.")
+            }
+            QueuedWork::Sampling => {
+                format!("Sampling is paused for sampler {id}. Reason: {reason}")
+            }
         })
     }
 }
@@ -96,9 +102,9 @@ mod tests {
     fn pauses_are_told_as_often_as_in_the_reference() {
         for case in fixture::cases("queue_state_log.json") {
             let work = match case["client"].as_str().unwrap() {
-                "training" => Work::Training,
-                "sampling" => Work::Sampling,
-                other if other.contains("creat") => Work::ModelCreation,
+                "training" => QueuedWork::Training,
+                "sampling" => QueuedWork::Sampling,
+                other if other.contains("creat") => QueuedWork::ModelCreation,
                 other => panic!("{other}"),
             };
             let zero = Instant::now();

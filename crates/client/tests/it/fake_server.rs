@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 pub(crate) const ACCEPTING: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Default)]
-pub(crate) struct Stage(Arc<Mutex<State>>);
+pub(crate) struct FakeServer(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
@@ -73,12 +73,12 @@ pub(crate) fn cases(file: &str) -> Vec<Value> {
     file["cases"].as_array().unwrap().clone()
 }
 
-impl Stage {
+impl FakeServer {
     pub(crate) fn new(config: Value) -> Self {
-        crate::lines::keep_events();
-        let stage = Self::default();
-        stage.0.lock().unwrap().config = config;
-        stage
+        crate::event_log::keep_events();
+        let server = Self::default();
+        server.0.lock().unwrap().config = config;
+        server
     }
 
     pub(crate) fn refuse(&self, seq: u64) {
@@ -86,7 +86,7 @@ impl Stage {
     }
 
     /// What polls for a ticket get.
-    pub(crate) fn answer(&self, request_id: &str, answers: Vec<Value>) {
+    pub(crate) fn respond(&self, request_id: &str, answers: Vec<Value>) {
         self.0.lock().unwrap().answers.insert(request_id.to_owned(), answers);
     }
 
@@ -136,8 +136,8 @@ impl Stage {
     pub(crate) fn builder(&self) -> ServiceClientBuilder {
         ServiceClient::builder()
             .env(Env::empty())
-            .base_url("http://stage.test".parse().unwrap())
-            .api_key("tml-stage")
+            .base_url("http://server.test".parse().unwrap())
+            .api_key("tml-server")
             .poll_without_pauses()
             .http(self.clone())
     }
@@ -329,7 +329,7 @@ fn reply(answer: &Value) -> Result<Response<Bytes>, HttpFailure> {
     }
 }
 
-impl HttpService for Stage {
+impl HttpService for FakeServer {
     fn send(
         &self,
         _: Lane,

@@ -1,4 +1,4 @@
-//! [`Journal`]: events that wait to be sent.
+//! [`EventQueue`]: events that wait to be sent.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +19,7 @@ use crate::transport::header;
 pub(super) const MOST_EVENTS: usize = 10_000;
 
 #[derive(Debug)]
-pub(crate) struct Journal {
+pub(crate) struct EventQueue {
     session_id: String,
     /// Whether the start and the end of a session are events.
     has_session: bool,
@@ -33,27 +33,27 @@ pub(crate) struct Journal {
     hurry: Notify,
 }
 
-/// Whose journal it is.
+/// Whose events it is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Owner<'a> {
+pub(crate) enum TelemetryScope<'a> {
     /// A session that begins and ends with it.
     Session(&'a SessionId),
     /// Somebody in another's session.
-    Guest(&'a SessionId),
+    RestoredSession(&'a SessionId),
     /// A client without a session.
-    Nobody,
+    NoSession,
 }
 
-impl Journal {
+impl EventQueue {
     /// An empty one, or one that begins with the start of a session.
-    pub(crate) fn new(of: Owner<'_>) -> Self {
+    pub(crate) fn new(of: TelemetryScope<'_>) -> Self {
         let session_id = match of {
-            Owner::Session(id) | Owner::Guest(id) => id.to_string(),
-            Owner::Nobody => format!("sessionless-{}", Uuid::new_v4()),
+            TelemetryScope::Session(id) | TelemetryScope::RestoredSession(id) => id.to_string(),
+            TelemetryScope::NoSession => format!("sessionless-{}", Uuid::new_v4()),
         };
-        let journal = Self {
+        let events = Self {
             session_id,
-            has_session: matches!(of, Owner::Session(_)),
+            has_session: matches!(of, TelemetryScope::Session(_)),
             started: Instant::now(),
             next_index: AtomicU64::new(0),
             ended: AtomicBool::new(false),
@@ -62,10 +62,10 @@ impl Journal {
             left: watch::channel(0).0,
             hurry: Notify::new(),
         };
-        if journal.has_session {
-            journal.write([(Severity::Info, EventKind::SessionStart)]);
+        if events.has_session {
+            events.write([(Severity::Info, EventKind::SessionStart)]);
         }
-        journal
+        events
     }
 
     /// Writes these events, or none of them if they are too many.
@@ -124,7 +124,7 @@ impl Journal {
         let _ = self.left.subscribe().wait_for(|left| *left >= all).await;
     }
 
-    /// The next events to send. They stay until [`Journal::gone`].
+    /// The next events to send. They stay until [`EventQueue::gone`].
     pub(crate) fn batch(&self) -> Option<TelemetryBatch> {
         let events: Vec<_> = self.lock().iter().take(TelemetryBatch::MAX_EVENTS).cloned().collect();
         (!events.is_empty()).then(|| TelemetryBatch {

@@ -1,4 +1,4 @@
-//! [`Arrivals`]: one poll for all tickets of a sampling session, where the server offers that.
+//! [`BatchPoll`]: one poll for all tickets of a sampling session, where the server offers that.
 //!
 //! The server tells which tickets have answers; the answers themselves are fetched one by one, as
 //! ever. With thousands of samples under way that is one open request in place of thousands.
@@ -13,9 +13,9 @@ use tokio::time::{Instant, sleep};
 
 use crate::error::{Error, Result};
 use crate::task::Task;
-use crate::transport::{BILLING_PAUSE, Extras, Transport};
+use crate::transport::{BILLING_PAUSE, RequestOptions, Transport};
 
-use super::pace::{Contact, Pace};
+use super::poll_interval::{Contact, PollInterval};
 
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 const BAD_REQUESTS: u32 = 3;
@@ -25,7 +25,7 @@ const MOST_UNCLAIMED: usize = 10_000;
 
 /// Which answers have arrived. Polling ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Arrivals {
+pub(crate) struct BatchPoll {
     board: Arc<Board>,
     _task: Task,
 }
@@ -86,17 +86,17 @@ enum Over {
 /// What a waiter learns: its completion, or nothing if it has to ask for itself.
 type Arrival = Result<Option<Completion>>;
 
-impl Arrivals {
+impl BatchPoll {
     /// Begins to poll as soon as somebody waits.
     pub(crate) fn watch(
         transport: Arc<Transport>,
         target: FuturesTarget,
-        paced: bool,
+        adaptive_polling: bool,
         patience: Option<Duration>,
     ) -> Self {
         let board = Arc::new(Board::default());
-        let (pace, contact) = (Pace::new(paced), Contact::new(patience));
-        let task = Task::spawn(poll(Arc::clone(&board), transport, target, pace, contact));
+        let (interval, contact) = (PollInterval::new(adaptive_polling), Contact::new(patience));
+        let task = Task::spawn(poll(Arc::clone(&board), transport, target, interval, contact));
         Self { board, _task: task }
     }
 
@@ -157,7 +157,7 @@ async fn poll(
     board: Arc<Board>,
     transport: Arc<Transport>,
     target: FuturesTarget,
-    mut pace: Pace,
+    mut interval: PollInterval,
     mut contact: Contact,
 ) {
     let (mut cursor, mut bad) = (0, 0);
@@ -170,14 +170,14 @@ async fn poll(
             retrieved_request_ids: retrieved.iter().cloned().collect(),
         };
         let asked = Instant::now();
-        let error = match transport.call(&poll, &Extras::default()).await {
+        let error = match transport.send(&poll, &RequestOptions::default()).await {
             Ok(reply) => {
                 (cursor, bad) = (reply.cursor, 0);
                 contact.seen();
                 let nothing = reply.completions.is_empty();
                 board.announce(reply, &retrieved);
                 if nothing {
-                    pace.wait(asked).await;
+                    interval.wait(asked).await;
                 }
                 continue;
             }
@@ -268,7 +268,7 @@ impl Over {
 }
 
 #[cfg(test)]
-impl Arrivals {
+impl BatchPoll {
     /// How many announcements are kept for somebody who may still ask.
     pub(super) fn kept(&self) -> usize {
         self.board.lock().arrived.len()

@@ -12,7 +12,7 @@ use tinkex_wire::{
 };
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::transport::{Extras, header};
+use crate::transport::{RequestOptions, header};
 
 use super::page::{self, Page};
 use super::{RestClient, named};
@@ -135,8 +135,9 @@ impl RestClient {
             ..CopyWeights::into_project(copy.source.to_string(), project)
         };
         let key = uuid::Uuid::new_v4().to_string();
-        let extras = Extras { headers, idempotency_key: Some(key), ..Extras::default() };
-        let copied = self.service.engine().await?.transport().call(&call, &extras).await?;
+        let options =
+            RequestOptions { headers, idempotency_key: Some(key), ..RequestOptions::default() };
+        let copied = self.service.connection().await?.transport().send(&call, &options).await?;
         Ok(copied.tinker_path.parse()?)
     }
 }

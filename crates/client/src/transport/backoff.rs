@@ -1,4 +1,4 @@
-//! [`Pause`]: "not before", shared by everyone who uses one server with one key.
+//! [`Backoff`]: "not before", shared by everyone who uses one server with one key.
 //!
 //! When a server says that it is too much, all clients of that server and key in this process hold
 //! back, and nobody else does. Who shares one is [`pauses`](super::pauses)' business.
@@ -14,7 +14,7 @@ use crate::sync::{AtomicU64, Ordering};
 const CAREFUL_FOR: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
-pub(crate) struct Pause {
+pub(crate) struct Backoff {
     epoch: Instant,
     /// When it ends, in microseconds since the epoch; 0 if there never was one.
     until: AtomicU64,
@@ -22,22 +22,22 @@ pub(crate) struct Pause {
 
 /// A request that waits for a pause, and begins one when it was too much.
 #[derive(Clone, Debug)]
-pub(crate) struct Hold {
-    pub(crate) pause: Arc<Pause>,
+pub(crate) struct RequestBackoff {
+    pub(crate) backoff: Arc<Backoff>,
     /// Its estimated size.
     pub(crate) bytes: u64,
 }
 
-impl Hold {
+impl RequestBackoff {
     /// The server said that this request was too much, and perhaps when to come back.
     pub(crate) fn too_much(&self, asked: Option<Duration>) {
         const LARGE_BYTES: u64 = 128 * 1024;
         let usual = Duration::from_secs(if self.bytes <= LARGE_BYTES { 1 } else { 5 });
-        self.pause.begin(asked.unwrap_or(usual));
+        self.backoff.begin(asked.unwrap_or(usual));
     }
 }
 
-impl Pause {
+impl Backoff {
     pub(crate) fn new() -> Self {
         Self { epoch: Instant::now(), until: AtomicU64::new(0) }
     }

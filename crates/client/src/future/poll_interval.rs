@@ -1,4 +1,4 @@
-//! [`Pace`]: not asking a server as fast as it can say "not yet". [`Contact`]: not asking one for ever
+//! [`PollInterval`]: not asking a server as fast as it can say "not yet". [`Contact`]: not asking one for ever
 //! that is gone.
 
 use std::time::Duration;
@@ -12,12 +12,12 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// A server should hold a poll until there is something to say. One that does not is given more and
 /// more time.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct PollInterval {
     enabled: bool,
     fast: u32,
 }
 
-impl Pace {
+impl PollInterval {
     pub(super) fn new(enabled: bool) -> Self {
         Self { enabled, fast: 0 }
     }

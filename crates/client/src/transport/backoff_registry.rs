@@ -1,4 +1,4 @@
-//! Which clients share a [`Pause`]: those of one server with one key, in the whole process.
+//! Which clients share a [`Backoff`]: those of one server with one key, in the whole process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
@@ -7,14 +7,14 @@ use sha2::{Digest as _, Sha256};
 
 use crate::config::{BaseUrl, Credential};
 
-use super::pause::Pause;
+use super::backoff::Backoff;
 
 /// Whose pause: the server's address with its path, and the key's fingerprint.
 type Owner = (String, [u8; 32]);
 
-static ALL: LazyLock<Mutex<HashMap<Owner, Weak<Pause>>>> = LazyLock::new(Mutex::default);
+static ALL: LazyLock<Mutex<HashMap<Owner, Weak<Backoff>>>> = LazyLock::new(Mutex::default);
 
-impl Pause {
+impl Backoff {
     /// The pause of a server and key: the same for all who ask, gone with the last of them.
     pub(crate) fn of(base: &BaseUrl, credential: &Credential) -> Arc<Self> {
         let secret = match credential {
@@ -23,13 +23,13 @@ impl Pause {
         };
         let owner = (base.as_str().to_owned(), Sha256::digest(secret.as_bytes()).into());
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pause) = all.get(&owner).and_then(Weak::upgrade) {
-            return pause;
+        if let Some(backoff) = all.get(&owner).and_then(Weak::upgrade) {
+            return backoff;
         }
-        all.retain(|_, pause| pause.strong_count() > 0);
-        let pause = Arc::new(Self::new());
-        all.insert(owner, Arc::downgrade(&pause));
-        pause
+        all.retain(|_, backoff| backoff.strong_count() > 0);
+        let backoff = Arc::new(Self::new());
+        all.insert(owner, Arc::downgrade(&backoff));
+        backoff
     }
 }
 
@@ -41,7 +41,7 @@ mod tests {
 
     use tokio::time::Instant;
 
-    use super::super::pause::recent;
+    use super::super::backoff::recent;
     use super::*;
     use crate::config::ApiKey;
     use crate::fixture;
@@ -62,12 +62,12 @@ mod tests {
     /// Covers X8.
     #[tokio::test(start_paused = true)]
     async fn a_short_pause_does_not_end_a_long_one() {
-        let (pause, start) = (Pause::new(), Instant::now());
-        pause.begin(Duration::from_secs(5));
-        pause.begin(Duration::from_secs(1));
-        pause.over().await;
+        let (backoff, start) = (Backoff::new(), Instant::now());
+        backoff.begin(Duration::from_secs(5));
+        backoff.begin(Duration::from_secs(1));
+        backoff.over().await;
         assert_eq!(start.elapsed(), Duration::from_secs(5));
-        pause.over().await;
+        backoff.over().await;
         assert_eq!(start.elapsed(), Duration::from_secs(5), "over is over");
     }
 
@@ -78,17 +78,19 @@ mod tests {
         let base = |text: &str| text.parse::<BaseUrl>().unwrap();
         let threads: Vec<_> = (0..8)
             .map(|_| {
-                std::thread::spawn(move || Pause::of(&base("https://one.test:443/"), &key("tml-a")))
+                std::thread::spawn(move || {
+                    Backoff::of(&base("https://one.test:443/"), &key("tml-a"))
+                })
             })
             .collect();
         let same: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        assert!(same.iter().all(|pause| Arc::ptr_eq(pause, &same[0])));
+        assert!(same.iter().all(|backoff| Arc::ptr_eq(backoff, &same[0])));
         for (url, other) in [
             ("https://one.test", "tml-b"),
             ("https://two.test", "tml-a"),
             ("https://one.test/path", "tml-a"),
         ] {
-            assert!(!Arc::ptr_eq(&Pause::of(&base(url), &key(other)), &same[0]), "{url} {other}");
+            assert!(!Arc::ptr_eq(&Backoff::of(&base(url), &key(other)), &same[0]), "{url} {other}");
         }
         let weak = Arc::downgrade(&same[0]);
         drop(same);

@@ -13,7 +13,7 @@ use tinkex::{Env, HttpFailure, HttpService, Lane, ServiceClient, ServiceClientBu
 use tokio::time::{Instant, sleep};
 
 #[derive(Clone, Default)]
-pub(crate) struct Fake(Arc<Mutex<State>>);
+pub(crate) struct ScriptedServer(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
@@ -49,9 +49,9 @@ impl Seen {
     }
 }
 
-impl Fake {
+impl ScriptedServer {
     pub(crate) fn new() -> Self {
-        crate::lines::keep_events();
+        crate::event_log::keep_events();
         Self::default()
     }
 
@@ -131,7 +131,7 @@ impl Fake {
     }
 }
 
-impl HttpService for Fake {
+impl HttpService for ScriptedServer {
     fn send(
         &self,
         lane: Lane,

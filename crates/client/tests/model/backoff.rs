@@ -8,7 +8,7 @@ use loom::thread;
 
 use crate::dispatch::gate::Gate;
 use crate::model;
-use crate::transport::pause::Pause;
+use crate::transport::backoff::Backoff;
 
 const SHORT: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(60);
@@ -16,24 +16,24 @@ const LONG: Duration = Duration::from_secs(60);
 #[test]
 fn the_longer_of_two_pauses_counts() {
     model(|| {
-        let pause = Arc::new(Pause::new());
-        let other = Arc::clone(&pause);
+        let backoff = Arc::new(Backoff::new());
+        let other = Arc::clone(&backoff);
         let start = tokio::time::Instant::now();
         let there = thread::spawn(move || other.begin(SHORT));
-        pause.begin(LONG);
+        backoff.begin(LONG);
         there.join().unwrap();
-        assert!(pause.until().unwrap() >= start + LONG);
+        assert!(backoff.until().unwrap() >= start + LONG);
     });
 }
 
 #[test]
 fn a_pause_that_begins_while_others_enter_leaks_no_pass() {
     model(|| {
-        let pause = Arc::new(Pause::new());
-        let gate = Arc::new(Gate::with_places(1, 1, 0, Arc::clone(&pause)));
+        let backoff = Arc::new(Backoff::new());
+        let gate = Arc::new(Gate::with_places(1, 1, 0, Arc::clone(&backoff)));
         let other = Arc::clone(&gate);
         let there = thread::spawn(move || drop(block_on(other.enter(3))));
-        pause.begin(LONG);
+        backoff.begin(LONG);
         drop(block_on(gate.enter(5)));
         there.join().unwrap();
         // All three layers are free again.

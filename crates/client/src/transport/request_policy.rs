@@ -8,7 +8,7 @@ use super::http::Lane;
 
 /// How a call is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rule {
+pub(crate) struct RequestPolicy {
     pub(crate) lane: Lane,
     pub(crate) timeout: Duration,
     /// How often the same bytes are sent again after a lost connection or a passing failure.
@@ -35,7 +35,7 @@ pub(crate) enum Signer {
 
 const RESENDS: u32 = 10;
 
-impl Rule {
+impl RequestPolicy {
     /// The usual: a minute, resent and persistent, on the lane for training and looking things up.
     const USUAL: Self = Self {
         lane: Lane::Train,

@@ -10,7 +10,7 @@ use tinkex::rest::{
 };
 use tinkex::{CopyCheckpoint, RestClient, ServiceClient, TinkerPath};
 
-use crate::fake::Fake;
+use crate::scripted_server::ScriptedServer;
 
 fn recorded(name: &str) -> (Value, Value) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/wire");
@@ -27,7 +27,7 @@ async fn replay<T>(name: &str, call: impl AsyncFnOnce(ServiceClient) -> tinkex::
     let (path, method) = (request["path"].as_str().unwrap(), request["method"].as_str().unwrap());
     let target = format!("{method} {}", path.split('?').next().unwrap());
     let status = u16::try_from(response["status"].as_u64().unwrap()).unwrap();
-    let fake = Fake::started().reply(&target, status, response["body"].clone());
+    let fake = ScriptedServer::started().reply(&target, status, response["body"].clone());
     let result = call(fake.client()).await.unwrap_or_else(|why| panic!("{name}: {why}"));
     let sent = fake.last();
     assert_eq!(sent.url, format!("http://server.test{path}"), "{name}");
@@ -185,11 +185,9 @@ async fn long_lists_come_as_one_stream() {
         let cursor = json!({"offset": items.start, "limit": 1000, "total_count": 1500});
         json!({"checkpoints": items.map(checkpoint).collect::<Value>(), "cursor": cursor})
     };
-    let fake = Fake::started().reply("GET /api/v1/checkpoints", 200, page(0..1000)).reply(
-        "GET /api/v1/checkpoints",
-        200,
-        page(1000..1500),
-    );
+    let fake = ScriptedServer::started()
+        .reply("GET /api/v1/checkpoints", 200, page(0..1000))
+        .reply("GET /api/v1/checkpoints", 200, page(1000..1500));
     let rest = fake.client().rest();
     let all: Vec<_> = rest.user_checkpoints().try_collect().await.unwrap();
     assert_eq!(all.len(), 1500);
@@ -207,7 +205,7 @@ async fn a_search_goes_on_from_its_cursor() {
         })
     };
     let cursor = json!({"last_created_at": "2026-01-02T03:04:05Z", "last_session_id": "a"});
-    let fake = Fake::started()
+    let fake = ScriptedServer::started()
         .reply(
             "POST /api/v1/sessions/search",
             200,
@@ -225,7 +223,7 @@ async fn a_search_goes_on_from_its_cursor() {
 #[tokio::test(start_paused = true)]
 async fn a_trace_is_waited_for() {
     let call = format!("GET /api/v1/sessions/{SESSION}/trace_export");
-    let fake = Fake::started()
+    let fake = ScriptedServer::started()
         .reply(&call, 200, json!({"status": TraceStatus::Pending}))
         .reply(&call, 200, json!({"status": TraceStatus::Pending}))
         .reply(&call, 200, json!({"status": TraceStatus::Failed, "error": "too old"}));

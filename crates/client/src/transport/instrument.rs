@@ -16,7 +16,7 @@ use http::{Method, Response, Uri};
 use super::http::{HttpFailure, Lane};
 
 /// One request on its way. Time is the real one: it is told, never decided by.
-pub(super) struct Seen<'a> {
+pub(super) struct RequestEvents<'a> {
     method: &'a Method,
     path: &'a str,
     lane: &'static str,
@@ -25,7 +25,7 @@ pub(super) struct Seen<'a> {
     start: Instant,
 }
 
-impl<'a> Seen<'a> {
+impl<'a> RequestEvents<'a> {
     pub(super) fn start(
         method: &'a Method,
         uri: &'a Uri,

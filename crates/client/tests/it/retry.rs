@@ -7,8 +7,8 @@ use tinkex::rest::ListSessions;
 use tinkex::{AdamParams, ErrorKind, RetryPolicy, SamplingParams};
 use tokio::time::Instant;
 
-use crate::fake::Fake;
-use crate::stage::Stage;
+use crate::fake_server::FakeServer;
+use crate::scripted_server::ScriptedServer;
 
 const LIST: &str = "GET /api/v1/sessions";
 const COPY: &str = "POST /api/v1/copy_weights";
@@ -20,7 +20,7 @@ fn none() -> Value {
 /// Covers T2.2.1.
 #[tokio::test(start_paused = true)]
 async fn a_success_is_one_request() {
-    let fake = Fake::started().reply(LIST, 200, none());
+    let fake = ScriptedServer::started().reply(LIST, 200, none());
     fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
     fake.finish();
 }
@@ -28,7 +28,7 @@ async fn a_success_is_one_request() {
 /// Covers T2.2.2.
 #[tokio::test(start_paused = true)]
 async fn a_failing_server_is_asked_ten_times_more_in_a_round_and_for_minutes_in_all() {
-    let mut fake = Fake::started();
+    let mut fake = ScriptedServer::started();
     for _ in 0..400 {
         fake = fake.reply(LIST, 500, json!({"detail": "oops"}));
     }
@@ -52,10 +52,10 @@ async fn a_failing_server_is_asked_ten_times_more_in_a_round_and_for_minutes_in_
 async fn passing_failures_are_sent_again_with_the_same_key() {
     let path = json!({"tinker_path": "tinker://r/weights/a"});
     for (name, fake) in [
-        ("408", Fake::started().reply(COPY, 408, Value::Null)),
-        ("409", Fake::started().reply(COPY, 409, Value::Null)),
-        ("lost", Fake::started().lose(COPY)),
-        ("late", Fake::started().delay(COPY)),
+        ("408", ScriptedServer::started().reply(COPY, 408, Value::Null)),
+        ("409", ScriptedServer::started().reply(COPY, 409, Value::Null)),
+        ("lost", ScriptedServer::started().lose(COPY)),
+        ("late", ScriptedServer::started().delay(COPY)),
     ] {
         let fake = fake.reply(COPY, 200, path.clone());
         let copy = tinkex::CopyCheckpoint::of("tinker://r/weights/a".parse().unwrap());
@@ -76,16 +76,14 @@ async fn the_wait_that_a_server_asks_for_is_kept_and_told() {
         ("retry-after-ms", "100", Duration::from_millis(100)),
         ("retry-after", "3", Duration::from_secs(3)),
     ] {
-        let fake = Fake::started().reply_with(LIST, 429, &[(header, value)], Value::Null).reply(
-            LIST,
-            200,
-            none(),
-        );
+        let fake = ScriptedServer::started()
+            .reply_with(LIST, 429, &[(header, value)], Value::Null)
+            .reply(LIST, 200, none());
         fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
         let seen = fake.seen();
         assert_eq!(seen[3].at - seen[2].at, wait, "{header}");
 
-        let fake = Fake::started().reply_with(LIST, 429, &[(header, value)], Value::Null);
+        let fake = ScriptedServer::started().reply_with(LIST, 429, &[(header, value)], Value::Null);
         let once = fake.builder().retry(RetryPolicy::disabled()).build().unwrap();
         let error = once.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
         assert_eq!((error.kind(), error.retry_after()), (ErrorKind::RateLimited, Some(wait)));
@@ -96,14 +94,14 @@ async fn the_wait_that_a_server_asks_for_is_kept_and_told() {
 /// Covers T2.2.5.
 #[tokio::test(start_paused = true)]
 async fn a_server_may_insist_on_a_resend_or_decline_it() {
-    let fake = Fake::started()
+    let fake = ScriptedServer::started()
         .reply_with(LIST, 400, &[("x-should-retry", "true")], json!({"detail": "odd"}))
         .reply(LIST, 200, none());
     fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
     fake.finish();
 
     // Declined within the round; the rounds that follow are ours to decide.
-    let fake = Fake::started()
+    let fake = ScriptedServer::started()
         .reply_with(LIST, 503, &[("x-should-retry", "false")], Value::Null)
         .reply(LIST, 200, none());
     fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
@@ -116,7 +114,7 @@ async fn a_server_may_insist_on_a_resend_or_decline_it() {
 #[tokio::test(start_paused = true)]
 async fn without_retries_there_is_exactly_one_request() {
     for (status, kind) in [(500, ErrorKind::Server), (400, ErrorKind::Rejected)] {
-        let fake = Fake::started().reply(LIST, status, json!({"detail": "no"}));
+        let fake = ScriptedServer::started().reply(LIST, status, json!({"detail": "no"}));
         let client = fake.builder().retry(RetryPolicy::disabled()).build().unwrap();
         let error = client.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
         assert_eq!((error.kind(), error.attempts()), (kind, 1));
@@ -127,13 +125,13 @@ async fn without_retries_there_is_exactly_one_request() {
 #[tokio::test(start_paused = true)]
 async fn what_no_resend_can_mend_is_not_resent() {
     for status in [400, 401, 403, 404, 410, 422] {
-        let fake = Fake::started().reply(LIST, status, json!({"detail": "no"}));
+        let fake = ScriptedServer::started().reply(LIST, status, json!({"detail": "no"}));
         let error = fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap_err();
         assert_eq!((error.status(), error.attempts()), (Some(status), 1));
         assert!(error.is_user_error());
         fake.finish();
     }
-    let fake = Fake::started().reply(LIST, 200, json!({"sessions": 7}));
+    let fake = ScriptedServer::started().reply(LIST, 200, json!({"sessions": 7}));
     let error = fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Decode);
     assert!(error.to_string().contains("sessions"), "{error}");
@@ -142,7 +140,7 @@ async fn what_no_resend_can_mend_is_not_resent() {
 /// Covers R-COPY.
 #[tokio::test(start_paused = true)]
 async fn a_copy_keeps_one_key_and_one_token_through_all_rounds() {
-    let mut fake = Fake::started();
+    let mut fake = ScriptedServer::started();
     for _ in 0..11 {
         fake = fake.reply(COPY, 503, Value::Null);
     }
@@ -167,7 +165,7 @@ async fn a_copy_keeps_one_key_and_one_token_through_all_rounds() {
     assert!(!format!("{:?}", copies[0].headers).contains("tml-other"), "marked as secret");
     fake.finish();
 
-    let fake = Fake::new();
+    let fake = ScriptedServer::new();
     let source = "tinker://r/weights/a".parse().unwrap();
     let nowhere = fake.client().rest().copy_weights(tinkex::CopyCheckpoint::of(source)).await;
     assert_eq!(nowhere.unwrap_err().kind(), ErrorKind::InvalidInput, "and nothing was sent");
@@ -177,7 +175,7 @@ async fn a_copy_keeps_one_key_and_one_token_through_all_rounds() {
 #[tokio::test(start_paused = true)]
 async fn a_billing_problem_pauses_even_the_start() {
     let start = Instant::now();
-    let fake = Fake::new()
+    let fake = ScriptedServer::new()
         .reply("POST /api/v1/client/config", 402, Value::Null)
         .reply("POST /api/v1/client/config", 200, json!({}))
         .reply("POST /api/v1/client/dynamic_config", 402, Value::Null)
@@ -193,9 +191,9 @@ async fn a_billing_problem_pauses_even_the_start() {
 #[tokio::test(start_paused = true)]
 async fn the_waiting_for_an_answer_ends_with_patience() {
     let patience = Duration::from_secs(60);
-    let stage = Stage::new(json!({}));
-    stage.answer("r1", vec![json!("conn")]);
-    let service = stage.builder().retry(RetryPolicy::default().within(patience)).build().unwrap();
+    let server = FakeServer::new(json!({}));
+    server.respond("r1", vec![json!("conn")]);
+    let service = server.builder().retry(RetryPolicy::default().within(patience)).build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let asked = Instant::now();
     let error = model.optim_step(AdamParams::default()).await.unwrap_err();
@@ -207,7 +205,7 @@ async fn the_waiting_for_an_answer_ends_with_patience() {
     let mut answers = vec![json!(500); 200];
     answers.iter_mut().step_by(2).for_each(|answer| *answer = json!("conn"));
     answers.push(json!({"metrics": {}}));
-    stage.answer("r2", answers);
+    server.respond("r2", answers);
     let asked = Instant::now();
     model.optim_step(AdamParams::default()).await.unwrap();
     assert!(asked.elapsed() > patience);
@@ -218,11 +216,11 @@ async fn the_waiting_for_an_answer_ends_with_patience() {
 async fn samples_are_not_asked_for_anew_when_patience_is_over() {
     let patience = Duration::from_secs(60);
     for (i, lost) in [json!("conn"), json!(503), json!(429)].into_iter().enumerate() {
-        let stage = Stage::new(json!({}));
-        stage.samples(vec![lost.clone(); 10_000]);
+        let server = FakeServer::new(json!({}));
+        server.samples(vec![lost.clone(); 10_000]);
         // A server of its own: pauses are shared by server and key.
         let builder =
-            stage.builder().base_url(format!("http://patience-{i}.test").parse().unwrap());
+            server.builder().base_url(format!("http://patience-{i}.test").parse().unwrap());
         let service = builder.retry(RetryPolicy::default().within(patience)).build().unwrap();
         let sampler = service.create_sampling_client("base").await.unwrap();
         let asked = Instant::now();

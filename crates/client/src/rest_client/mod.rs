@@ -12,7 +12,7 @@ use tinkex_wire::{Call, header as wire_header};
 
 use crate::error::Result;
 use crate::service::ServiceClient;
-use crate::transport::{Extras, header};
+use crate::transport::{RequestOptions, header};
 
 pub use admin::AdminClient;
 pub use checkpoint::CopyCheckpoint;
@@ -55,9 +55,9 @@ async fn send<C: Call>(
     method: &'static str,
     call: &C,
 ) -> Result<C::Reply> {
-    let extras = Extras { headers: named(method), ..Extras::default() };
-    let engine = service.engine().await?;
-    engine.noted(engine.transport().call(call, &extras).await)
+    let options = RequestOptions { headers: named(method), ..RequestOptions::default() };
+    let connection = service.connection().await?;
+    connection.record_failure(connection.transport().send(call, &options).await)
 }
 
 fn named(method: &'static str) -> HeaderMap {

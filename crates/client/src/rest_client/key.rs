@@ -3,7 +3,7 @@
 use tinkex_wire::{ApiKeyInfo, ApiKeyRequest, DeleteApiKey};
 
 use crate::error::Result;
-use crate::transport::Extras;
+use crate::transport::RequestOptions;
 
 use super::RestClient;
 
@@ -15,7 +15,7 @@ impl RestClient {
     /// # Errors
     /// If the key is refused.
     pub async fn get_api_key(&self) -> Result<ApiKeyInfo> {
-        self.service.bare_transport()?.call(&ApiKeyRequest, &Extras::default()).await
+        self.service.bare_transport()?.send(&ApiKeyRequest, &RequestOptions::default()).await
     }
 
     /// Deletes the client's API key: it cannot be used any more.
@@ -23,6 +23,6 @@ impl RestClient {
     /// # Errors
     /// If the key is refused.
     pub async fn delete_api_key(&self) -> Result<()> {
-        self.service.bare_transport()?.call(&DeleteApiKey, &Extras::default()).await
+        self.service.bare_transport()?.send(&DeleteApiKey, &RequestOptions::default()).await
     }
 }
