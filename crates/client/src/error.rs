@@ -445,7 +445,7 @@ mod tests {
                 }
             };
             assert_eq!(json!(error.is_user_error()), case["is_user_error"], "{case}");
-            let anew = crate::sampling::worth_another(&error);
+            let anew = crate::sampling::is_resubmittable(&error);
             assert_eq!(json!(anew), case["sampling_handler_retryable"], "{case}");
             // Unlike in the reference, failed work says whether it may be worth asking for again;
             // nobody here does so by themselves.

@@ -93,7 +93,7 @@ pub use download::{Download, DownloadProgress, Downloaded};
 pub use error::{Error, ErrorKind, Result};
 pub use future::ApiFuture;
 pub use rest_client::{AdminClient, CopyCheckpoint, RestClient};
-pub use sampling::{SampleCall, SamplingClient};
+pub use sampling::{SampleRequestBuilder, SamplingClient};
 pub use service::{ServiceClient, ServiceClientBuilder};
 pub use tinkex_wire::{
     self as wire, AdamParams, Category, Datum, DimuonParams, FinishReason, JsonObject, Logprobs,
@@ -105,8 +105,8 @@ pub use tinkex_wire::{
 #[cfg(feature = "console")]
 pub use tracing;
 pub use training::{
-    CreateFromState, CreateLora, ExternalWeights, Loss, Metric, PassOutput, Restore, Save,
-    TrainingClient,
+    BatchOutput, CreateFromState, CreateLora, ExternalWeights, LossSpec, MetricValue, RestoreMode,
+    SaveOptions, TrainingClient,
 };
 pub use transport::Identity;
 pub use transport::http::{HttpFailure, HttpService, Lane, ResponseBody};

@@ -18,11 +18,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::future::ApiFuture;
 use crate::loss::CustomLoss;
 use crate::rest_client::{AdminClient, RestClient};
-use crate::sampling::{SamplingClient, Weights};
+use crate::sampling::{SamplingClient, SamplingWeights};
 use crate::session::Session;
 use crate::settings::{Given, Settings};
 use crate::telemetry::TelemetryScope;
-use crate::training::{CreateFromState, CreateLora, Restore};
+use crate::training::{CreateFromState, CreateLora, RestoreMode};
 use crate::transport::http::HttpService;
 use crate::transport::retry::RetryPolicy;
 use crate::transport::{Identity, RequestOptions, Transport};
@@ -114,18 +114,18 @@ impl ServiceClient {
     ///
     /// ```no_run
     /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
-    /// use tinkex::Restore;
+    /// use tinkex::RestoreMode;
     ///
     /// let path = "tinker://run/weights/step-100".parse()?;
-    /// let model = service.create_training_client_from(path, Restore::WithOptimizer).create().await?;
+    /// let model = service.create_training_client_from(&path, RestoreMode::WithOptimizer).create().await?;
     /// # Ok(()) }
     /// ```
     pub fn create_training_client_from(
         &self,
-        path: TinkerPath,
-        restore: Restore,
+        path: &TinkerPath,
+        restore: RestoreMode,
     ) -> CreateFromState {
-        CreateFromState::new(self.clone(), path, restore)
+        CreateFromState::new(self.clone(), path.clone(), restore)
     }
 
     /// Samples from a base model.
@@ -136,7 +136,7 @@ impl ServiceClient {
         &self,
         base_model: impl Into<String>,
     ) -> Result<SamplingClient> {
-        self.sampling(Weights::Base(base_model.into())).await
+        self.sampling(SamplingWeights::Base(base_model.into())).await
     }
 
     /// Samples from a checkpoint that was saved for that.
@@ -149,10 +149,10 @@ impl ServiceClient {
             let hint = "save it with save_weights_for_sampler";
             return Err(Error::new(ErrorKind::InvalidInput, why).with_hint(hint));
         }
-        self.sampling(Weights::Checkpoint(path.to_string())).await
+        self.sampling(SamplingWeights::Checkpoint(path.to_string())).await
     }
 
-    async fn sampling(&self, weights: Weights) -> Result<SamplingClient> {
+    async fn sampling(&self, weights: SamplingWeights) -> Result<SamplingClient> {
         let session = self.session().await?;
         let created = SamplingClient::create(Arc::clone(&session), weights).await;
         session.connection().record_failure(created)

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::json;
-use tinkex::{LoraConfig, Save as Name, Timestamp};
+use tinkex::{LoraConfig, SaveOptions, Timestamp};
 
 use crate::error::CommandError;
 use crate::output::Shell;
@@ -51,7 +51,7 @@ pub(crate) async fn run(shell: &mut Shell<'_>, save: SaveArgs) -> Result<(), Com
     };
     let model = service.create_lora_training_client(&*save.base_model).lora(lora).create().await?;
     let name = save.name.unwrap_or_else(|| format!("checkpoint-{}", slug(&save.base_model)));
-    let path = model.save_weights_for_sampler(Name::named(name)).await?;
+    let path = model.save_weights_for_sampler(SaveOptions::new(name)).await?;
     let document = json!({
         "base_model": save.base_model,
         "model_id": model.model_id().as_str(),

@@ -3,7 +3,7 @@
 use clap::Args;
 use tinkex::rest::AccessScope;
 use tinkex::wire::CheckpointKind;
-use tinkex::{Env, Error, Hub, Restore, SamplingClient, ServiceClient, TinkerPath, Tokenizer};
+use tinkex::{Env, Error, Hub, RestoreMode, SamplingClient, ServiceClient, TinkerPath, Tokenizer};
 
 use crate::error::{CommandError, Exit};
 use crate::local;
@@ -110,8 +110,8 @@ async fn of_checkpoint(
         return Ok(service.create_sampling_client_from(path).await?);
     }
     shell.notice(&format!("{path} was saved to train on; loading it to sample from"));
-    let restore = Restore::WeightsOnly;
-    let model = service.create_training_client_from(path.clone(), restore).create().await?;
+    let restore = RestoreMode::WeightsOnly;
+    let model = service.create_training_client_from(path, restore).create().await?;
     Ok(model.save_weights_and_get_sampling_client().await?)
 }
 

@@ -41,18 +41,18 @@ pub(crate) struct Permit {
 
 impl Limit {
     /// Admits requests until this many bytes are owed.
-    pub(crate) fn of_bytes(bytes: u64) -> Arc<Self> {
+    pub(crate) fn bytes(bytes: u64) -> Arc<Self> {
         let state = AtomicI64::new(clamped(bytes) << 1);
         Arc::new(Self { state, waiting: Mutex::new(VecDeque::new()) })
     }
 
     /// Admits this many requests that take 1 each.
-    pub(crate) fn of_places(places: u32) -> Arc<Self> {
-        Self::of_bytes(u64::from(places.saturating_sub(1)))
+    pub(crate) fn concurrency(places: u32) -> Arc<Self> {
+        Self::bytes(u64::from(places.saturating_sub(1)))
     }
 
     /// Waits until nothing is owed, then takes `amount`. Dropping the future leaves no trace.
-    pub(crate) async fn take(self: &Arc<Self>, amount: u64) -> Permit {
+    pub(crate) async fn acquire(self: &Arc<Self>, amount: u64) -> Permit {
         let amount = clamped(amount);
         if self.admit(amount, Line::Empty) {
             return self.permit(amount);

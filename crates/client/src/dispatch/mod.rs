@@ -1,10 +1,10 @@
 //! When a request may leave, and how much may be on its way at once.
 
-mod gate;
+mod admission;
 mod limit;
 
 #[cfg(test)]
 mod tests;
 
-pub(crate) use gate::Gate;
+pub(crate) use admission::Admission;
 pub(crate) use limit::{Limit, Permit};

@@ -14,7 +14,7 @@ use crate::task::Task;
 #[tokio::test(start_paused = true)]
 async fn requests_are_admitted_as_in_the_reference() {
     for case in fixture::cases("bytes_semaphore.json") {
-        let limit = Limit::of_bytes(case["max"].as_u64().unwrap());
+        let limit = Limit::bytes(case["max"].as_u64().unwrap());
         let log = Arc::new(Mutex::new(Vec::new()));
         let held = Arc::new(Mutex::new(HashMap::new()));
         let mut tasks = HashMap::new();
@@ -26,7 +26,7 @@ async fn requests_are_admitted_as_in_the_reference() {
                     let (limit, log) = (Arc::clone(&limit), Arc::clone(&log));
                     let (held, owner) = (Arc::clone(&held), name.clone());
                     let task = Task::spawn(async move {
-                        let permit = limit.take(bytes).await;
+                        let permit = limit.acquire(bytes).await;
                         log.lock().unwrap().push(format!("in:{owner}"));
                         held.lock().unwrap().insert(owner, permit);
                     });
@@ -49,34 +49,34 @@ async fn requests_are_admitted_as_in_the_reference() {
 
 #[test]
 fn places_are_counted() {
-    let limit = Limit::of_places(2);
-    let (one, two) = (limit.take(1).now_or_never(), limit.take(1).now_or_never());
+    let limit = Limit::concurrency(2);
+    let (one, two) = (limit.acquire(1).now_or_never(), limit.acquire(1).now_or_never());
     assert!(one.is_some() && two.is_some());
-    assert!(limit.take(1).now_or_never().is_none());
+    assert!(limit.acquire(1).now_or_never().is_none());
     drop(one);
-    assert!(limit.take(1).now_or_never().is_some(), "the one who gave up waiting is forgotten");
+    assert!(limit.acquire(1).now_or_never().is_some(), "the one who gave up waiting is forgotten");
 }
 
 #[test]
 fn absurd_amounts_overflow_nothing() {
-    let limit = Limit::of_bytes(u64::MAX);
-    let all = limit.take(u64::MAX).now_or_never();
+    let limit = Limit::bytes(u64::MAX);
+    let all = limit.acquire(u64::MAX).now_or_never();
     assert!(all.is_some());
-    let more = limit.take(u64::MAX).now_or_never();
+    let more = limit.acquire(u64::MAX).now_or_never();
     assert!(more.is_some(), "nothing was owed");
-    assert!(limit.take(1).now_or_never().is_none());
+    assert!(limit.acquire(1).now_or_never().is_none());
     drop((all, more));
-    assert!(limit.take(1).now_or_never().is_some());
+    assert!(limit.acquire(1).now_or_never().is_some());
 }
 
 #[test]
 fn those_who_gave_up_behind_somebody_who_waits_are_forgotten() {
-    let limit = Limit::of_places(1);
-    let held = limit.take(1).now_or_never();
-    let mut patient = Box::pin(limit.take(1));
+    let limit = Limit::concurrency(1);
+    let held = limit.acquire(1).now_or_never();
+    let mut patient = Box::pin(limit.acquire(1));
     assert!((&mut patient).now_or_never().is_none());
     for _ in 0..10_000 {
-        assert!(limit.take(1).now_or_never().is_none());
+        assert!(limit.acquire(1).now_or_never().is_none());
     }
     assert!(limit.in_line() < 100, "{} are remembered", limit.in_line());
     drop(held);

@@ -7,7 +7,7 @@ use tinkex_wire::{FinishReason, JsonObject, TinkerPath};
 
 use crate::error::Result;
 use crate::service::ServiceClient;
-use crate::training::{Restore, Save};
+use crate::training::{RestoreMode, SaveOptions};
 
 /// How long the server keeps the export if nobody tidies it, counted from each look at it.
 pub(super) const KEPT: Duration = Duration::from_secs(3600);
@@ -37,9 +37,9 @@ impl Export {
     async fn save(service: &ServiceClient, path: &TinkerPath) -> Result<TinkerPath> {
         let made_by = ("created_by".to_owned(), Value::from("tinkex checkpoint download"));
         let metadata: JsonObject = std::iter::once(made_by).collect();
-        let create = service.create_training_client_from(path.clone(), Restore::WeightsOnly);
+        let create = service.create_training_client_from(path, RestoreMode::WeightsOnly);
         let model = create.user_metadata(metadata).create().await?;
-        Ok(model.save_weights_external(Save::named("download").ttl(KEPT)).await?.path)
+        Ok(model.save_weights_external(SaveOptions::new("download").ttl(KEPT)).await?.path)
     }
 
     /// Tidies, whatever became of the download.

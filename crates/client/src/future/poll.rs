@@ -98,7 +98,7 @@ impl<'a> Poller<'a> {
         let mut _room = None;
         if let Some(bytes) = self.announced(taken).await? {
             poll.allow_metadata_only = false;
-            _room = Some(self.session.download_budget().take(bytes).await);
+            _room = Some(self.session.download_budget().acquire(bytes).await);
         }
         loop {
             let asked = Instant::now();
@@ -127,7 +127,7 @@ impl<'a> Poller<'a> {
                         Outcome::MetadataOnly { response_payload_size } => {
                             poll.allow_metadata_only = false;
                             let downloads = self.session.download_budget();
-                            _room = Some(downloads.take(response_payload_size).await);
+                            _room = Some(downloads.acquire(response_payload_size).await);
                         }
                         Outcome::TryAgain(pending) => {
                             self.log.notice(&pending);

@@ -1,8 +1,8 @@
 //! [`SamplingClient`]: sampling from fixed weights.
 
-mod call;
-mod line;
-mod retry;
+mod request_builder;
+mod resubmit;
+mod sequence_range;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
 
@@ -29,11 +29,11 @@ use crate::session::{CancelGuard, Session};
 use crate::transport::backoff::RequestBackoff;
 use crate::transport::{RequestOptions, header};
 
-pub use call::SampleCall;
-use line::Line;
-use retry::Watch;
+pub use request_builder::SampleRequestBuilder;
+use resubmit::ActiveSamples;
 #[cfg(test)]
-pub(crate) use retry::worth_another;
+pub(crate) use resubmit::is_resubmittable;
+use sequence_range::SequenceRange;
 
 /// Fixed weights to sample from. Cheap to clone; all clones count in one line.
 ///
@@ -50,24 +50,26 @@ pub(crate) use retry::worth_another;
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct SamplingClient(Arc<Inner>);
+pub struct SamplingClient(Arc<SamplingShared>);
 
-struct Inner {
+struct SamplingShared {
     session: Arc<Session>,
     id: SamplerId,
     /// Ours from the start, or joined before the first sample.
-    line: OnceCell<Line>,
+    line: OnceCell<SequenceRange>,
     record_stability_info: bool,
-    watch: Watch,
+    watch: ActiveSamples,
     log: QueueLog,
 }
 
 impl SamplingClient {
-    pub(crate) async fn create(session: Arc<Session>, weights: Weights) -> Result<Self> {
+    pub(crate) async fn create(session: Arc<Session>, weights: SamplingWeights) -> Result<Self> {
         let (session_id, n) = (session.id().clone(), session.next_sampler());
         let call = match weights {
-            Weights::Base(model) => CreateSamplingSession::from_base(session_id, n, model),
-            Weights::Checkpoint(path) => CreateSamplingSession::from_path(session_id, n, path),
+            SamplingWeights::Base(model) => CreateSamplingSession::from_base(session_id, n, model),
+            SamplingWeights::Checkpoint(path) => {
+                CreateSamplingSession::from_path(session_id, n, path)
+            }
         };
         let created = session.transport().send(&call, &RequestOptions::default()).await?;
         Ok(Self::of(session, created.sampling_session_id))
@@ -75,7 +77,7 @@ impl SamplingClient {
 
     /// A sampling session that is there already, with this as its first client.
     pub(crate) fn of(session: Arc<Session>, id: SamplerId) -> Self {
-        let line = Line::of_maker(&session, &id);
+        let line = SequenceRange::of_maker(&session, &id);
         Self::with(session, id, OnceCell::new_with(Some(line)), false)
     }
 
@@ -88,12 +90,12 @@ impl SamplingClient {
     fn with(
         session: Arc<Session>,
         id: SamplerId,
-        line: OnceCell<Line>,
+        line: OnceCell<SequenceRange>,
         record_stability_info: bool,
     ) -> Self {
-        let watch = Watch::new(session.config(), session.settings());
+        let watch = ActiveSamples::new(session.config(), session.settings());
         let log = QueueLog::new(QueuedWork::Sampling, id.as_str());
-        Self(Arc::new(Inner { session, id, line, record_stability_info, watch, log }))
+        Self(Arc::new(SamplingShared { session, id, line, record_stability_info, watch, log }))
     }
 
     /// Samples in a session that another process has opened, on its server, with the credential of
@@ -132,18 +134,22 @@ impl SamplingClient {
     /// How long no sample leaves, because the server said that it is too much. All clients of one
     /// server and key in this process share that.
     #[must_use]
-    pub fn paused_for(&self) -> Option<Duration> {
-        let until = self.0.session.gate().backoff().until()?;
+    pub fn backoff_remaining(&self) -> Option<Duration> {
+        let until = self.0.session.admission().backoff().until()?;
         until.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero())
     }
 
-    /// Asks for samples from a prompt; [`SampleCall::send`] sends it on its way.
-    pub fn sample(&self, prompt: impl Into<ModelInput>, params: SamplingParams) -> SampleCall {
+    /// Asks for samples from a prompt; [`SampleRequestBuilder::send`] sends it on its way.
+    pub fn sample(
+        &self,
+        prompt: impl Into<ModelInput>,
+        params: SamplingParams,
+    ) -> SampleRequestBuilder {
         let mut request = SampleRequest::new(prompt, params);
         if self.0.record_stability_info {
             request.record_stability_info = Some(true);
         }
-        SampleCall::new(self.clone(), request)
+        SampleRequestBuilder::new(self.clone(), request)
     }
 
     /// How likely each token of a text is, given those before it; the first has no answer.
@@ -186,7 +192,7 @@ impl SamplingClient {
         if let Err(why) = request.check() {
             return ApiFuture::failed(why.into());
         }
-        // Boxed: what waits is small, see `Inner::sample`.
+        // Boxed: what waits is small, see `SamplingShared::sample`.
         let (inner, request) = (Arc::clone(&self.0), Box::new(request));
         ApiFuture::abandonable(async move {
             let sampled = inner.session.run_until_closed(inner.sample(request, anew)).await;
@@ -196,12 +202,12 @@ impl SamplingClient {
 }
 
 /// Which weights to sample from.
-pub(crate) enum Weights {
+pub(crate) enum SamplingWeights {
     Base(String),
     Checkpoint(String),
 }
 
-impl Inner {
+impl SamplingShared {
     /// Asks for a sample, and anew if the answer was lost.
     async fn sample(&self, mut request: Box<SampleRequest>, anew: bool) -> Result<SampleResponse> {
         let place = self.watch.enter().await;
@@ -217,12 +223,16 @@ impl Inner {
                     }
                     Err(error) => error,
                 };
-                let wait = retry::delay(attempt, fastrand::f64());
+                let wait = resubmit::delay(attempt, fastrand::f64());
                 let patience = self.session.settings().retry.patience();
                 let late = patience.is_some_and(|patience| start.elapsed() + wait > patience);
-                let again = anew && !late && retry::worth_another(&error);
+                let again = anew && !late && resubmit::is_resubmittable(&error);
                 if let Some(events) = self.session.connection().events() {
-                    events.attempt(retry::SAMPLE_FAILED, &error, retry::so_far(again, attempt));
+                    events.attempt(
+                        resubmit::SAMPLE_FAILED,
+                        &error,
+                        resubmit::so_far(again, attempt),
+                    );
                 }
                 if !again {
                     return Err(error);
@@ -243,7 +253,8 @@ impl Inner {
         request: &mut SampleRequest,
         since: Instant,
     ) -> Result<SampleResponse> {
-        let line = self.line.get_or_try_init(|| Line::join(&self.session, &self.id)).await?;
+        let line =
+            self.line.get_or_try_init(|| SequenceRange::join(&self.session, &self.id)).await?;
         // A new number for every time it is asked for; resends keep theirs.
         request.seq_id = Some(line.next());
         request.sampling_session_id = Some(self.id.clone());
@@ -269,9 +280,9 @@ impl Inner {
     async fn submit(&self, request: &SampleRequest, since: Instant) -> Result<Submitted> {
         let start = Instant::now();
         let bytes = request.prompt.sampling_bytes() as u64;
-        let gate = self.session.gate();
-        let _pass = gate.enter(bytes).await;
-        let backoff = RequestBackoff { backoff: Arc::clone(gate.backoff()), bytes };
+        let admission = self.session.admission();
+        let _pass = admission.acquire(bytes).await;
+        let backoff = RequestBackoff { backoff: Arc::clone(admission.backoff()), bytes };
         let mut options = RequestOptions {
             backoff: Some(backoff),
             since: Some(since),

@@ -19,7 +19,7 @@ use tinkex_wire::{
 use tokio::sync::mpsc;
 
 use crate::connection::Connection;
-use crate::dispatch::{Gate, Limit};
+use crate::dispatch::{Admission, Limit};
 use crate::error::{Error, ErrorKind, Result};
 use crate::settings::Settings;
 use crate::task::Task;
@@ -44,7 +44,7 @@ pub(crate) struct Session {
     losses: tokio::sync::Mutex<HashMap<[u8; 32], LossId>>,
     uploads: Arc<Limit>,
     downloads: Arc<Limit>,
-    gate: Gate,
+    admission: Admission,
     cancels: mpsc::UnboundedSender<RequestId>,
     tasks: Mutex<Vec<Task>>,
     closed: AtomicBool,
@@ -94,7 +94,7 @@ impl Session {
         ];
         let backoff = Backoff::of(&settings.base_url, &settings.credential(false)?);
         Ok(Arc::new(Self {
-            gate: Gate::new(config.sample_dispatch_bytes_semaphore_size, backoff),
+            admission: Admission::new(config.sample_dispatch_bytes_semaphore_size, backoff),
             settings: Arc::clone(settings),
             dynamic,
             cancels,
@@ -104,8 +104,8 @@ impl Session {
             next_sampler: AtomicU32::new(0),
             next_loss: AtomicU32::new(0),
             losses: tokio::sync::Mutex::default(),
-            uploads: Limit::of_bytes(config.fwdbwd_dispatch_bytes_semaphore_size),
-            downloads: Limit::of_bytes(config.inflight_response_bytes_semaphore_size),
+            uploads: Limit::bytes(config.fwdbwd_dispatch_bytes_semaphore_size),
+            downloads: Limit::bytes(config.inflight_response_bytes_semaphore_size),
             connection,
             id,
         }))
@@ -169,8 +169,8 @@ impl Session {
     }
 
     /// When a sample may leave.
-    pub(crate) fn gate(&self) -> &Gate {
-        &self.gate
+    pub(crate) fn admission(&self) -> &Admission {
+        &self.admission
     }
 
     /// Nobody waits for this answer any more; the server is told if it wants to know.

@@ -4,25 +4,25 @@ use tinkex_wire::Datum;
 
 /// How large a request may be.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct ChunkLimits {
     pub(crate) datums: u64,
     pub(crate) bytes: u64,
 }
 
 /// Part of a batch, and its estimated size.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Chunk<T = Datum> {
+pub(crate) struct BatchChunk<T = Datum> {
     pub(crate) data: Vec<T>,
     pub(crate) bytes: u64,
 }
 
 /// Cuts in order, as few cuts as possible. A datum that is too large by itself goes alone.
-pub(crate) fn cut(data: Vec<Datum>, limits: Limits) -> Vec<Chunk> {
+pub(crate) fn cut(data: Vec<Datum>, limits: ChunkLimits) -> Vec<BatchChunk> {
     cut_by(data, limits, |datum| datum.training_bytes() as u64)
 }
 
-fn cut_by<T>(data: Vec<T>, limits: Limits, size: impl Fn(&T) -> u64) -> Vec<Chunk<T>> {
-    let mut chunks: Vec<Chunk<T>> = Vec::new();
+fn cut_by<T>(data: Vec<T>, limits: ChunkLimits, size: impl Fn(&T) -> u64) -> Vec<BatchChunk<T>> {
+    let mut chunks: Vec<BatchChunk<T>> = Vec::new();
     for datum in data {
         let bytes = size(&datum);
         match chunks.last_mut() {
@@ -33,7 +33,7 @@ fn cut_by<T>(data: Vec<T>, limits: Limits, size: impl Fn(&T) -> u64) -> Vec<Chun
                 last.data.push(datum);
                 last.bytes += bytes;
             }
-            _ => chunks.push(Chunk { data: vec![datum], bytes }),
+            _ => chunks.push(BatchChunk { data: vec![datum], bytes }),
         }
     }
     chunks
@@ -56,7 +56,7 @@ mod tests {
                     vec![all["repeat"].as_u64().unwrap(); count]
                 }
             };
-            let limits = Limits {
+            let limits = ChunkLimits {
                 datums: case["max_len"].as_u64().unwrap(),
                 bytes: case["max_bytes"].as_u64().unwrap(),
             };

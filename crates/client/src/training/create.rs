@@ -1,5 +1,7 @@
 //! Making a model to train: a new adapter, or one from a checkpoint.
 
+use std::future::IntoFuture;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use tinkex_wire::{
@@ -15,7 +17,7 @@ use crate::service::ServiceClient;
 use crate::session::{OtherKeyConnection, Session};
 use crate::transport::RequestOptions;
 
-use super::{Restore, TrainingClient};
+use super::{RestoreMode, TrainingClient};
 
 /// Collects the settings of a new adapter; made by
 /// [`ServiceClient::create_lora_training_client`].
@@ -100,7 +102,7 @@ async fn make<S: Submit>(session: &Session, request: &S, name: String) -> Result
 pub struct CreateFromState {
     service: ServiceClient,
     path: TinkerPath,
-    restore: Restore,
+    restore: RestoreMode,
     base_model: Option<String>,
     optimizer: Option<OptimizerConfig>,
     user_metadata: Option<JsonObject>,
@@ -108,7 +110,7 @@ pub struct CreateFromState {
 }
 
 impl CreateFromState {
-    pub(crate) fn new(service: ServiceClient, path: TinkerPath, restore: Restore) -> Self {
+    pub(crate) fn new(service: ServiceClient, path: TinkerPath, restore: RestoreMode) -> Self {
         let (base_model, optimizer, user_metadata) = (None, None, None);
         Self { service, path, restore, base_model, optimizer, user_metadata, key: None }
     }
@@ -171,7 +173,7 @@ impl CreateFromState {
         let request = LoadWeights {
             base_model: self.base_model,
             user_metadata: self.user_metadata,
-            optimizer: self.restore == Restore::WithOptimizer,
+            optimizer: self.restore == RestoreMode::WithOptimizer,
             optimizer_config: self.optimizer,
             weights_access_token,
             ..LoadWeights::as_new_model(session.id().clone(), n, self.path.to_string())
@@ -194,7 +196,7 @@ impl CreateFromState {
         let info = transport.send(&ask, &RequestOptions::default()).await;
         let info = session.connection().record_failure(info)?;
         let restored =
-            (self.restore == Restore::WithOptimizer).then(|| info.optimizer_config.clone());
+            (self.restore == RestoreMode::WithOptimizer).then(|| info.optimizer_config.clone());
         let create = CreateLora {
             lora: lora(&info)?,
             optimizer: self.optimizer.or(restored).unwrap_or_default(),
@@ -220,3 +222,24 @@ fn lora(info: &WeightsInfo) -> Result<LoraConfig> {
         train_attn: info.train_attn.unwrap_or(true),
     })
 }
+
+impl IntoFuture for CreateLora {
+    type Output = Result<TrainingClient>;
+    type IntoFuture = CreateTrainingClientFuture;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.create())
+    }
+}
+
+impl IntoFuture for CreateFromState {
+    type Output = Result<TrainingClient>;
+    type IntoFuture = CreateTrainingClientFuture;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.create())
+    }
+}
+
+/// Future returned by awaiting [`CreateLora`] or [`CreateFromState`].
+type CreateTrainingClientFuture = Pin<Box<dyn Future<Output = Result<TrainingClient>> + Send>>;

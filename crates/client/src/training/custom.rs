@@ -15,9 +15,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::future::ApiFuture;
 use crate::loss::{CustomLoss, LOGPROBS, LossValue};
 
-use super::merge::{Metric, PassOutput};
-use super::pass::Batch;
-use super::{Inner, TrainingClient};
+use super::forward_backward::BatchRequests;
+use super::merge::{BatchOutput, MetricValue};
+use super::{TrainingClient, TrainingShared};
 
 /// What a function that computes a loss may fail with.
 type Failure = Box<dyn StdError + Send + Sync>;
@@ -52,7 +52,7 @@ impl TrainingClient {
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if a datum has no `target_tokens`, or the function fails or
     /// returns gradients that do not fit; nothing was added to the model then.
-    pub fn forward_backward_custom<F>(&self, data: Vec<Datum>, loss: F) -> ApiFuture<PassOutput>
+    pub fn forward_backward_custom<F>(&self, data: Vec<Datum>, loss: F) -> ApiFuture<BatchOutput>
     where
         F: FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, Failure>
             + Send
@@ -67,12 +67,12 @@ impl TrainingClient {
         mode: Mode,
         data: Vec<Datum>,
         loss: CustomLoss,
-    ) -> Result<ApiFuture<PassOutput>> {
+    ) -> Result<ApiFuture<BatchOutput>> {
         loss.check(&data)?;
         self.compute(mode, data, move |data, logprobs| Ok(loss.evaluate(data, logprobs)?))
     }
 
-    fn compute<F>(&self, mode: Mode, data: Vec<Datum>, loss: F) -> Result<ApiFuture<PassOutput>>
+    fn compute<F>(&self, mode: Mode, data: Vec<Datum>, loss: F) -> Result<ApiFuture<BatchOutput>>
     where
         F: FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, Failure>
             + Send
@@ -80,11 +80,11 @@ impl TrainingClient {
     {
         let inner = Arc::clone(&self.0);
         let forward = inner.plain(Mode::Forward, with_weights(&data, None)?)?;
-        let mut turn = inner.turns.reserve();
+        let mut reservation = inner.call_order.reserve();
         Ok(ApiFuture::start(async move {
             let work = async {
-                turn.come().await;
-                let taken = inner.submit_batch(&mut turn, forward).await;
+                reservation.wait().await;
+                let taken = inner.submit_batch(&mut reservation, forward).await;
                 let output = inner.batch_answer(taken).await?;
                 let logprobs = logprobs(&output, data.len())?;
                 let (value, data) = run(loss, data, logprobs).await?;
@@ -92,8 +92,8 @@ impl TrainingClient {
                     return Ok(with_metrics(output, value.loss, value.metrics));
                 }
                 let backward = inner.plain(Mode::ForwardBackward, data)?;
-                let taken = inner.submit_batch(&mut turn, backward).await;
-                drop(turn);
+                let taken = inner.submit_batch(&mut reservation, backward).await;
+                drop(reservation);
                 let output = inner.batch_answer(taken).await?;
                 Ok(with_metrics(output, value.loss, value.metrics))
             };
@@ -127,9 +127,9 @@ where
     })
 }
 
-impl Inner {
-    fn plain(&self, mode: Mode, data: Vec<Datum>) -> Result<Batch> {
-        Batch::new(self, mode, data, &LossFn::CrossEntropy, &LossConfig::new())
+impl TrainingShared {
+    fn plain(&self, mode: Mode, data: Vec<Datum>) -> Result<BatchRequests> {
+        BatchRequests::new(self, mode, data, &LossFn::CrossEntropy, &LossConfig::new())
     }
 }
 
@@ -176,7 +176,7 @@ fn zeros(targets: &TensorData) -> Result<TensorData> {
     if dims.is_empty() { Ok(zeros) } else { Ok(zeros.reshape(targets.shape().clone())?) }
 }
 
-fn logprobs(output: &PassOutput, datums: usize) -> Result<Vec<TensorData>> {
+fn logprobs(output: &BatchOutput, datums: usize) -> Result<Vec<TensorData>> {
     let found: Vec<TensorData> =
         output.outputs.iter().filter_map(|output| output.tensor(LOGPROBS)).collect();
     if found.len() == datums {
@@ -214,13 +214,13 @@ fn check(value: &LossValue, logprobs: &[TensorData]) -> Result<()> {
 }
 
 /// The pass's own loss is a stand-in; the loss is what was computed.
-fn with_metrics(mut output: PassOutput, loss: f64, metrics: BTreeMap<String, f64>) -> PassOutput {
+fn with_metrics(mut output: BatchOutput, loss: f64, metrics: BTreeMap<String, f64>) -> BatchOutput {
     const LOSS: &str = "loss:sum";
     if let Some(stand_in) = output.metrics.remove(LOSS) {
         output.metrics.insert("surrogate_loss:sum".to_owned(), stand_in);
     }
-    let own = metrics.into_iter().map(|(name, value)| (name, Metric::Number(value)));
+    let own = metrics.into_iter().map(|(name, value)| (name, MetricValue::Number(value)));
     output.metrics.extend(own);
-    output.metrics.insert(LOSS.to_owned(), Metric::Number(loss));
+    output.metrics.insert(LOSS.to_owned(), MetricValue::Number(loss));
     output
 }

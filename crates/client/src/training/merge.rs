@@ -7,16 +7,16 @@ use tinkex_wire::{ForwardBackwardOutput, LossOutputs};
 /// What a pass over a batch computed.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
-pub struct PassOutput {
+pub struct BatchOutput {
     /// What kind of outputs these are.
     pub output_type: String,
     /// Tensors for each datum, in the order of the data.
     pub outputs: LossOutputs,
     /// Numbers about the whole batch.
-    pub metrics: BTreeMap<String, Metric>,
+    pub metrics: BTreeMap<String, MetricValue>,
 }
 
-impl PassOutput {
+impl BatchOutput {
     /// The loss, summed over the batch: the metric `loss:sum`, or from a server without it the sum
     /// of what it says of each token (`elementwise_loss`). None if it says neither.
     #[must_use]
@@ -37,14 +37,14 @@ impl PassOutput {
 /// A number about a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
-pub enum Metric {
+pub enum MetricValue {
     /// A number.
     Number(f64),
     /// A checksum, exact to the bit.
     Checksum(u64),
 }
 
-impl Metric {
+impl MetricValue {
     /// As a number; a checksum loses its low bits.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "said in the line above")]
@@ -57,31 +57,34 @@ impl Metric {
 }
 
 /// Joins the outputs of all chunks, in the order of the data.
-pub(crate) fn merge(chunks: Vec<ForwardBackwardOutput>) -> PassOutput {
+pub(crate) fn merge(chunks: Vec<ForwardBackwardOutput>) -> BatchOutput {
     let metrics = {
-        let parts: Vec<Part<'_>> = chunks
+        let parts: Vec<ChunkMetrics<'_>> = chunks
             .iter()
-            .map(|chunk| Part { metrics: &chunk.metrics, datums: chunk.loss_fn_outputs.len() })
+            .map(|chunk| ChunkMetrics {
+                metrics: &chunk.metrics,
+                datums: chunk.loss_fn_outputs.len(),
+            })
             .collect();
         reduce(&parts)
     };
     let mut chunks = chunks.into_iter();
-    let Some(first) = chunks.next() else { return PassOutput::default() };
+    let Some(first) = chunks.next() else { return BatchOutput::default() };
     let mut outputs = first.loss_fn_outputs;
     for chunk in chunks {
         outputs.append(chunk.loss_fn_outputs);
     }
-    PassOutput { output_type: first.loss_fn_output_type, outputs, metrics }
+    BatchOutput { output_type: first.loss_fn_output_type, outputs, metrics }
 }
 
-struct Part<'a> {
+struct ChunkMetrics<'a> {
     metrics: &'a BTreeMap<String, f64>,
     datums: usize,
 }
 
 /// Joins metrics by what the last part of their name says. A name that one chunk lacks, or whose
 /// last part is unknown, is left out: a finished result is never lost over a metric.
-fn reduce(parts: &[Part<'_>]) -> BTreeMap<String, Metric> {
+fn reduce(parts: &[ChunkMetrics<'_>]) -> BTreeMap<String, MetricValue> {
     let mut joined = BTreeMap::new();
     let Some(first) = parts.first() else { return joined };
     for name in first.metrics.keys() {
@@ -92,21 +95,21 @@ fn reduce(parts: &[Part<'_>]) -> BTreeMap<String, Metric> {
             Some("unique") => {
                 for (i, value) in values.into_iter().enumerate() {
                     let name = if i == 0 { name.clone() } else { format!("{name}_{i}") };
-                    joined.insert(name, Metric::Number(value));
+                    joined.insert(name, MetricValue::Number(value));
                 }
             }
             Some("hash2") => {
                 let sum = values.into_iter().map(checksum).fold(0_u64, u64::wrapping_add);
-                joined.insert(name.clone(), Metric::Checksum(sum));
+                joined.insert(name.clone(), MetricValue::Checksum(sum));
             }
             Some(reduction) => {
                 if let Some(number) = number(reduction, &values, parts) {
-                    joined.insert(name.clone(), Metric::Number(number));
+                    joined.insert(name.clone(), MetricValue::Number(number));
                 }
             }
             // Nothing says how to join it, so it stays only if there is nothing to join.
             None if parts.len() == 1 => {
-                joined.insert(name.clone(), Metric::Number(values[0]));
+                joined.insert(name.clone(), MetricValue::Number(values[0]));
             }
             None => {}
         }
@@ -114,7 +117,7 @@ fn reduce(parts: &[Part<'_>]) -> BTreeMap<String, Metric> {
     joined
 }
 
-fn number(reduction: &str, values: &[f64], parts: &[Part<'_>]) -> Option<f64> {
+fn number(reduction: &str, values: &[f64], parts: &[ChunkMetrics<'_>]) -> Option<f64> {
     Some(match reduction {
         "sum" => values.iter().sum(),
         "min" => values.iter().copied().fold(f64::INFINITY, f64::min),
@@ -131,7 +134,7 @@ fn largest(values: &[f64]) -> f64 {
 
 /// Weighted by how many datums each chunk had; 0 if there were none at all.
 #[expect(clippy::cast_precision_loss, reason = "no batch has 2^53 datums")]
-fn mean(values: &[f64], parts: &[Part<'_>]) -> f64 {
+fn mean(values: &[f64], parts: &[ChunkMetrics<'_>]) -> f64 {
     let weights = parts.iter().map(|part| part.datums as f64);
     let total: f64 = weights.clone().sum();
     if total == 0.0 {
@@ -166,12 +169,12 @@ mod tests {
                 .iter()
                 .map(|c| serde_json::from_value(c["metrics"].clone()).unwrap())
                 .collect();
-            let parts: Vec<Part<'_>> = metrics
+            let parts: Vec<ChunkMetrics<'_>> = metrics
                 .iter()
                 .zip(chunks)
                 .map(|(metrics, chunk)| {
                     let datums = usize::try_from(chunk["num_outputs"].as_u64().unwrap()).unwrap();
-                    Part { metrics, datums }
+                    ChunkMetrics { metrics, datums }
                 })
                 .collect();
             let joined = reduce(&parts);
@@ -188,13 +191,13 @@ mod tests {
             );
             for (name, value) in expected {
                 match (joined[name], value) {
-                    (Metric::Checksum(sum), value) => {
+                    (MetricValue::Checksum(sum), value) => {
                         assert_eq!(Some(sum), value.as_u64(), "{}", case["id"]);
                     }
-                    (Metric::Number(number), Value::Number(value)) => {
+                    (MetricValue::Number(number), Value::Number(value)) => {
                         assert!(close(number, value.as_f64().unwrap()), "{}", case["id"]);
                     }
-                    (Metric::Number(number), _) => assert!(number.is_infinite()),
+                    (MetricValue::Number(number), _) => assert!(number.is_infinite()),
                 }
             }
         }
@@ -205,11 +208,11 @@ mod tests {
         let metrics: BTreeMap<String, f64> = [("loss", 1.0), ("a:b:sum", 2.0), ("m:mean", 3.0)]
             .map(|(k, v)| (k.to_owned(), v))
             .into();
-        let part = || Part { metrics: &metrics, datums: 0 };
+        let part = || ChunkMetrics { metrics: &metrics, datums: 0 };
         let one = reduce(&[part()]);
-        assert_eq!(one["loss"], Metric::Number(1.0));
-        assert_eq!(one["m:mean"], Metric::Number(0.0));
+        assert_eq!(one["loss"], MetricValue::Number(1.0));
+        assert_eq!(one["m:mean"], MetricValue::Number(0.0));
         let two = reduce(&[part(), part()]);
-        assert_eq!((two.get("loss"), two["a:b:sum"]), (None, Metric::Number(4.0)));
+        assert_eq!((two.get("loss"), two["a:b:sum"]), (None, MetricValue::Number(4.0)));
     }
 }

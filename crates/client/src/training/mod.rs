@@ -1,14 +1,14 @@
 //! [`TrainingClient`]: training one model.
 
+mod call_order;
 mod chunk;
 mod create;
 mod custom;
+mod forward_backward;
 mod merge;
-mod pass;
 mod save;
 #[cfg(feature = "tokenizer")]
 mod tokenizer;
-mod turn;
 
 #[cfg(test)]
 mod tests;
@@ -32,13 +32,13 @@ use crate::sampling::SamplingClient;
 use crate::session::Session;
 use crate::transport::RequestOptions;
 
-use pass::Batch;
-use save::Kind;
-use turn::Turnstile;
+use call_order::CallOrder;
+use forward_backward::BatchRequests;
+use save::SaveKind;
 
 pub use create::{CreateFromState, CreateLora};
-pub use merge::{Metric, PassOutput};
-pub use save::{ExternalWeights, Save};
+pub use merge::{BatchOutput, MetricValue};
+pub use save::{ExternalWeights, SaveOptions};
 
 /// A model in training. Cheap to clone; all clones stand in one line.
 ///
@@ -55,46 +55,46 @@ pub use save::{ExternalWeights, Save};
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
-pub struct TrainingClient(Arc<Inner>);
+pub struct TrainingClient(Arc<TrainingShared>);
 
-struct Inner {
+struct TrainingShared {
     session: Arc<Session>,
     model_id: ModelId,
-    turns: Turnstile,
+    call_order: CallOrder,
     log: QueueLog,
 }
 
 /// A loss and its settings: one that the service knows by name, or one of your own.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Loss(LossKind);
+pub struct LossSpec(LossSource);
 
 #[derive(Clone, Debug, PartialEq)]
-enum LossKind {
+enum LossSource {
     Named(LossFn, LossConfig),
     Traced(CustomLoss),
 }
 
-impl Loss {
+impl LossSpec {
     /// A loss with settings of its own.
     #[must_use]
     pub fn new(function: LossFn, config: LossConfig) -> Self {
-        Self(LossKind::Named(function, config))
+        Self(LossSource::Named(function, config))
     }
 }
 
-impl From<LossFn> for Loss {
+impl From<LossFn> for LossSpec {
     fn from(function: LossFn) -> Self {
         Self::new(function, LossConfig::new())
     }
 }
 
-impl From<CustomLoss> for Loss {
+impl From<CustomLoss> for LossSpec {
     fn from(loss: CustomLoss) -> Self {
-        Self(LossKind::Traced(loss))
+        Self(LossSource::Traced(loss))
     }
 }
 
-impl From<&CustomLoss> for Loss {
+impl From<&CustomLoss> for LossSpec {
     fn from(loss: &CustomLoss) -> Self {
         loss.clone().into()
     }
@@ -103,7 +103,7 @@ impl From<&CustomLoss> for Loss {
 impl TrainingClient {
     pub(crate) fn new(session: Arc<Session>, model_id: ModelId) -> Self {
         let log = QueueLog::new(QueuedWork::Training, model_id.as_str());
-        Self(Arc::new(Inner { session, model_id, turns: Turnstile::new(), log }))
+        Self(Arc::new(TrainingShared { session, model_id, call_order: CallOrder::new(), log }))
     }
 
     /// The model's id.
@@ -123,8 +123,8 @@ impl TrainingClient {
     pub fn forward_backward(
         &self,
         data: Vec<Datum>,
-        loss: impl Into<Loss>,
-    ) -> ApiFuture<PassOutput> {
+        loss: impl Into<LossSpec>,
+    ) -> ApiFuture<BatchOutput> {
         self.pass(Mode::ForwardBackward, data, &loss.into())
     }
 
@@ -132,7 +132,7 @@ impl TrainingClient {
     ///
     /// # Errors
     /// As [`TrainingClient::forward_backward`].
-    pub fn forward(&self, data: Vec<Datum>, loss: impl Into<Loss>) -> ApiFuture<PassOutput> {
+    pub fn forward(&self, data: Vec<Datum>, loss: impl Into<LossSpec>) -> ApiFuture<BatchOutput> {
         self.pass(Mode::Forward, data, &loss.into())
     }
 
@@ -157,9 +157,9 @@ impl TrainingClient {
     pub fn step(
         &self,
         data: Vec<Datum>,
-        loss: impl Into<Loss>,
+        loss: impl Into<LossSpec>,
         params: impl Into<OptimParams>,
-    ) -> (ApiFuture<PassOutput>, ApiFuture<OptimStepOutput>) {
+    ) -> (ApiFuture<BatchOutput>, ApiFuture<OptimStepOutput>) {
         let params = params.into();
         let checked = params.check().map_err(Error::from);
         let pass = checked.and_then(|()| self.queue(Mode::ForwardBackward, data, &loss.into()));
@@ -173,9 +173,9 @@ impl TrainingClient {
     ///
     /// # Errors
     /// [`ErrorKind::Conflict`] if the name is taken and is not to be replaced.
-    pub fn save_state(&self, save: impl Into<Save>) -> ApiFuture<TinkerPath> {
+    pub fn save_state(&self, save: impl Into<SaveOptions>) -> ApiFuture<TinkerPath> {
         let save = save.into();
-        if let Err(error) = save.check(Kind::State) {
+        if let Err(error) = save.check(SaveKind::State) {
             return ApiFuture::failed(error);
         }
         let request = move |model, seq| SaveWeights {
@@ -191,9 +191,9 @@ impl TrainingClient {
     ///
     /// # Errors
     /// [`ErrorKind::Conflict`] if the name is taken.
-    pub fn save_weights_for_sampler(&self, save: impl Into<Save>) -> ApiFuture<TinkerPath> {
+    pub fn save_weights_for_sampler(&self, save: impl Into<SaveOptions>) -> ApiFuture<TinkerPath> {
         let save = save.into();
-        if let Err(error) = save.check(Kind::Sampler) {
+        if let Err(error) = save.check(SaveKind::Sampler) {
             return ApiFuture::failed(error);
         }
         let request = move |model, seq| SaveWeightsForSampler {
@@ -213,9 +213,12 @@ impl TrainingClient {
     ///
     /// # Errors
     /// [`ErrorKind::Conflict`] if the name is taken.
-    pub fn save_weights_external(&self, save: impl Into<Save>) -> ApiFuture<ExternalWeights> {
+    pub fn save_weights_external(
+        &self,
+        save: impl Into<SaveOptions>,
+    ) -> ApiFuture<ExternalWeights> {
         let save = save.into();
-        if let Err(error) = save.check(Kind::External) {
+        if let Err(error) = save.check(SaveKind::External) {
             return ApiFuture::failed(error);
         }
         let request = move |model, seq| SaveWeightsExternal {
@@ -252,7 +255,7 @@ impl TrainingClient {
     ///
     /// # Errors
     /// [`ErrorKind::WorkFailed`] if the checkpoint does not fit this model.
-    pub fn load_state(&self, path: &TinkerPath, optimizer: Restore) -> ApiFuture<()> {
+    pub fn load_state(&self, path: &TinkerPath, optimizer: RestoreMode) -> ApiFuture<()> {
         self.load(path, optimizer, None)
     }
 
@@ -260,13 +263,13 @@ impl TrainingClient {
     ///
     /// # Errors
     /// As [`TrainingClient::load_state`], and if the key cannot be used.
-    pub fn load_state_of(
+    pub fn load_state_with_key(
         &self,
         path: &TinkerPath,
-        optimizer: Restore,
+        optimizer: RestoreMode,
         key: impl Into<Secret>,
     ) -> ApiFuture<()> {
-        let (path, optimizer) = (path.to_string(), optimizer == Restore::WithOptimizer);
+        let (path, optimizer) = (path.to_string(), optimizer == RestoreMode::WithOptimizer);
         let (inner, key) = (Arc::clone(&self.0), key.into());
         let token = async move { inner.session.with_other_key(&key)?.access_token().await };
         let load = move |token, model, seq| LoadWeights {
@@ -280,10 +283,10 @@ impl TrainingClient {
     fn load(
         &self,
         path: &TinkerPath,
-        optimizer: Restore,
+        optimizer: RestoreMode,
         weights_access_token: Option<Secret>,
     ) -> ApiFuture<()> {
-        let (path, optimizer) = (path.to_string(), optimizer == Restore::WithOptimizer);
+        let (path, optimizer) = (path.to_string(), optimizer == RestoreMode::WithOptimizer);
         let load = move |model, seq| LoadWeights {
             optimizer,
             weights_access_token,
@@ -328,15 +331,15 @@ impl TrainingClient {
         T: Send + 'static,
     {
         let inner = Arc::clone(&self.0);
-        let mut turn = inner.turns.reserve();
+        let mut reservation = inner.call_order.reserve();
         ApiFuture::start(async move {
             let work = async {
                 let first = first.await?;
-                turn.come().await;
-                let request = request(first, inner.model_id.clone(), turn.number());
+                reservation.wait().await;
+                let request = request(first, inner.model_id.clone(), reservation.assign_one());
                 let taken = inner.submit(&request, &RequestOptions::default()).await;
                 // The next one may be sent now; the answer is waited for beside it.
-                drop(turn);
+                drop(reservation);
                 inner.poller().result::<S>(&taken?).await
             };
             let answer = inner.session.run_until_closed(work).await;
@@ -344,25 +347,30 @@ impl TrainingClient {
         })
     }
 
-    fn pass(&self, mode: Mode, data: Vec<Datum>, loss: &Loss) -> ApiFuture<PassOutput> {
+    fn pass(&self, mode: Mode, data: Vec<Datum>, loss: &LossSpec) -> ApiFuture<BatchOutput> {
         self.queue(mode, data, loss).unwrap_or_else(ApiFuture::failed)
     }
 
     /// Queues a pass, unless it makes no sense.
-    fn queue(&self, mode: Mode, data: Vec<Datum>, loss: &Loss) -> Result<ApiFuture<PassOutput>> {
-        if let LossKind::Traced(traced) = &loss.0
+    fn queue(
+        &self,
+        mode: Mode,
+        data: Vec<Datum>,
+        loss: &LossSpec,
+    ) -> Result<ApiFuture<BatchOutput>> {
+        if let LossSource::Traced(traced) = &loss.0
             && !traced.is_on_server()
         {
             return self.compute_traced(mode, data, traced.clone());
         }
         let inner = Arc::clone(&self.0);
-        let batch = Batch::of_loss(&inner, mode, data, loss)?;
-        let mut turn = inner.turns.reserve();
+        let batch = BatchRequests::of_loss(&inner, mode, data, loss)?;
+        let mut reservation = inner.call_order.reserve();
         Ok(ApiFuture::start(async move {
             let work = async {
-                turn.come().await;
-                let taken = inner.submit_batch(&mut turn, batch).await;
-                drop(turn);
+                reservation.wait().await;
+                let taken = inner.submit_batch(&mut reservation, batch).await;
+                drop(reservation);
                 inner.batch_answer(taken).await
             };
             let answer = inner.session.run_until_closed(work).await;
@@ -375,7 +383,7 @@ fn nowhere() -> Error {
     Error::new(ErrorKind::Decode, "saved, but the server does not say where")
 }
 
-impl Inner {
+impl TrainingShared {
     async fn submit<S: Submit>(&self, request: &S, options: &RequestOptions) -> Result<Submitted> {
         let start = Instant::now();
         let ticket = self.session.transport().send(request, options).await?;
@@ -390,7 +398,7 @@ impl Inner {
 
 /// What is restored from a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Restore {
+pub enum RestoreMode {
     /// The weights; the optimizer starts anew.
     WeightsOnly,
     /// The weights and the optimizer's state.

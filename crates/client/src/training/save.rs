@@ -1,4 +1,4 @@
-//! [`Save`]: under which name to save, and how.
+//! [`SaveOptions`]: under which name to save, and how.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use crate::error::{Error, ErrorKind, Result};
 ///
 /// ```
 /// use std::time::Duration;
-/// use tinkex::Save;
+/// use tinkex::SaveOptions;
 ///
-/// let save = Save::named("step-100")
+/// let save = SaveOptions::new("step-100")
 ///     .ttl(Duration::from_secs(7 * 24 * 3600))
 ///     .overwrite()
 ///     .metadata("accuracy", "0.91");
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 #[must_use]
-pub struct Save {
+pub struct SaveOptions {
     pub(super) name: String,
     pub(super) ttl: Option<Duration>,
     pub(super) overwrite: bool,
@@ -27,9 +27,9 @@ pub struct Save {
     pub(super) recipients: Vec<String>,
 }
 
-impl Save {
+impl SaveOptions {
     /// Saves under a name.
-    pub fn named(name: impl Into<String>) -> Self {
+    pub fn new(name: impl Into<String>) -> Self {
         let (metadata, recipients) = (Metadata::new(), Vec::new());
         Self { name: name.into(), ttl: None, overwrite: false, metadata, recipients }
     }
@@ -69,7 +69,7 @@ impl Save {
     }
 
     /// Refuses what makes no sense for this kind of checkpoint.
-    pub(super) fn check(&self, kind: Kind) -> Result<()> {
+    pub(super) fn check(&self, kind: SaveKind) -> Result<()> {
         let wrong = |why: &str| {
             let why = format!("cannot save {:?}: {why}", self.name);
             Err(Error::new(ErrorKind::InvalidInput, why))
@@ -80,13 +80,13 @@ impl Save {
         if self.ttl.is_some_and(|ttl| ttl.as_secs() == 0) {
             return wrong("a checkpoint that is kept for less than a second is not kept");
         }
-        if self.overwrite && kind != Kind::State {
+        if self.overwrite && kind != SaveKind::State {
             return wrong("only a saved state can be replaced");
         }
-        if !self.recipients.is_empty() && kind != Kind::External {
+        if !self.recipients.is_empty() && kind != SaveKind::External {
             return wrong("only external weights can be encrypted");
         }
-        if !self.metadata.is_empty() && kind == Kind::External {
+        if !self.metadata.is_empty() && kind == SaveKind::External {
             return wrong("external weights carry no metadata");
         }
         if self.recipients.len() > MOST_RECIPIENTS {
@@ -100,21 +100,21 @@ const MOST_RECIPIENTS: usize = 10;
 
 /// What is saved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum SaveKind {
     State,
     Sampler,
     External,
 }
 
-impl From<&str> for Save {
+impl From<&str> for SaveOptions {
     fn from(name: &str) -> Self {
-        Self::named(name)
+        Self::new(name)
     }
 }
 
-impl From<String> for Save {
+impl From<String> for SaveOptions {
     fn from(name: String) -> Self {
-        Self::named(name)
+        Self::new(name)
     }
 }
 

@@ -49,14 +49,14 @@ async fn two_services_train_and_sample_without_crosstalk() {
     };
     let free = async {
         let (done, sampler) = work(&b).await;
-        (done, start.elapsed(), sampler.paused_for())
+        (done, start.elapsed(), sampler.backoff_remaining())
     };
     let look = async {
         sleep(Duration::from_secs(5)).await;
         let (mine, theirs) = (service(&one, "tml-crosstalk-a"), service(&two, "tml-crosstalk-b"));
         let mine = mine.create_sampling_client("base").await.unwrap();
         let theirs = theirs.create_sampling_client("base").await.unwrap();
-        (mine.paused_for(), theirs.paused_for())
+        (mine.backoff_remaining(), theirs.backoff_remaining())
     };
     let (((a_done, _), a_took), (b_done, b_took, b_paused), (mine, theirs)) =
         tokio::join!(busy, free, look);

@@ -7,8 +7,8 @@ use futures_util::FutureExt as _;
 use serde_json::{Value, json};
 use tinkex::wire::{Chunk, ForwardBackward, ImageFormat};
 use tinkex::{
-    AdamParams, Category, Datum, ErrorKind, LossFn, Metric, ModelInput, Restore, SamplingParams,
-    Save,
+    AdamParams, Category, Datum, ErrorKind, LossFn, MetricValue, ModelInput, RestoreMode,
+    SamplingParams, SaveOptions,
 };
 use tokio::time::{Instant, sleep};
 
@@ -97,7 +97,7 @@ async fn a_batch_that_was_cut_comes_back_whole() {
     let model = server.model().await;
     let (pass, step) = model.step(batch(5), LossFn::CrossEntropy, AdamParams::default());
     let output = pass.await.unwrap();
-    assert_eq!(output.metrics["n:sum"], Metric::Number(5.0));
+    assert_eq!(output.metrics["n:sum"], MetricValue::Number(5.0));
     let logprobs: Vec<f32> =
         output.outputs.iter().map(|datum| datum.f32("logprobs").unwrap()[0]).collect();
     assert_eq!(logprobs, [-1.0, -1.0, -2.0, -2.0, -3.0], "in the order of the data");
@@ -169,7 +169,7 @@ async fn states_are_saved_and_loaded() {
     server.respond("r2", vec![saved]);
     model.save_weights_for_sampler("b").await.unwrap();
     server.respond("r3", vec![json!({"type": "load_weights"})]);
-    model.load_state(&path, Restore::WithOptimizer).await.unwrap();
+    model.load_state(&path, RestoreMode::WithOptimizer).await.unwrap();
     let load = server.calls("/load_weights").pop().unwrap().json();
     assert_eq!((&load["optimizer"], &load["seq_id"]), (&json!(true), &json!(3)));
     assert_eq!(model.get_info().await.unwrap().model_id, "s:train:0");
@@ -181,7 +181,7 @@ async fn what_is_saved_can_be_kept_replaced_remembered_and_encrypted() {
     let model = server.model().await;
     server.respond("r1", vec![json!({"type": "save_weights", "path": "tinker://r/weights/a"})]);
     let day = Duration::from_secs(86_400);
-    let save = Save::named("a").ttl(day).overwrite().metadata("k", "v");
+    let save = SaveOptions::new("a").ttl(day).overwrite().metadata("k", "v");
     model.save_state(save).await.unwrap();
     let sent = server.calls("/save_weights").pop().unwrap().json();
     assert_eq!((&sent["ttl_seconds"], &sent["overwrite"]), (&json!(86_400), &json!(true)));
@@ -191,23 +191,23 @@ async fn what_is_saved_can_be_kept_replaced_remembered_and_encrypted() {
         "r2",
         vec![json!({"type": "save_weights_external", "path": path, "size_bytes": 5})],
     );
-    let save = Save::named("b").ttl(day).encrypt_for("age1x").encrypt_for("age1y");
+    let save = SaveOptions::new("b").ttl(day).encrypt_for("age1x").encrypt_for("age1y");
     let saved = model.save_weights_external(save).await.unwrap();
     assert_eq!((saved.path.to_string(), saved.size_bytes), (path.to_owned(), Some(5)));
     let sent = server.calls("/save_weights_external").pop().unwrap().json();
     assert_eq!(sent["age_encryption_recipients"], json!(["age1x", "age1y"]));
     assert_eq!((&sent["path"], &sent["seq_id"]), (&json!("b"), &json!(2)));
-    let many = (0..11).fold(Save::named("c"), |save, i| save.encrypt_for(format!("age{i}")));
+    let many = (0..11).fold(SaveOptions::new("c"), |save, i| save.encrypt_for(format!("age{i}")));
     for (save, told) in [
-        (Save::named(""), "needs a name"),
-        (Save::named("c").ttl(Duration::ZERO), "less than a second"),
-        (Save::named("c").encrypt_for("age1x"), "encrypted"),
+        (SaveOptions::new(""), "needs a name"),
+        (SaveOptions::new("c").ttl(Duration::ZERO), "less than a second"),
+        (SaveOptions::new("c").encrypt_for("age1x"), "encrypted"),
     ] {
         let error = model.save_state(save).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
         assert!(error.to_string().contains(told), "{error}");
     }
-    model.save_weights_for_sampler(Save::named("c").overwrite()).await.unwrap_err();
+    model.save_weights_for_sampler(SaveOptions::new("c").overwrite()).await.unwrap_err();
     model.save_weights_external(many).await.unwrap_err();
     assert_eq!(server.calls("/save_weights").len(), 1, "refused before sending");
 }
@@ -219,7 +219,7 @@ async fn another_key_reads_a_checkpoint_and_is_exchanged_where_keys_are() {
     for exchanged in [false, true] {
         let server = FakeServer::new(json!({"pjwt_auth_enabled": exchanged}));
         let service = server.builder().build().unwrap();
-        let create = service.create_training_client_from(path(), Restore::WeightsOnly);
+        let create = service.create_training_client_from(&path(), RestoreMode::WeightsOnly);
         let model = create.weights_key("tml-theirs").create().await.unwrap();
         let token = if exchanged { "eyJ-of-tml-theirs" } else { "tml-theirs" };
         let own = if exchanged { "eyJ-of-tml-server" } else { "tml-server" };
@@ -228,10 +228,10 @@ async fn another_key_reads_a_checkpoint_and_is_exchanged_where_keys_are() {
         let load = server.calls("/load_weights").pop().unwrap();
         assert_eq!(load.json()["weights_access_token"], token);
         assert_eq!(load.header("x-api-key"), Some(own), "our model, our key");
-        model.load_state_of(&path(), Restore::WithOptimizer, "tml-theirs").await.unwrap();
+        model.load_state_with_key(&path(), RestoreMode::WithOptimizer, "tml-theirs").await.unwrap();
         let load = server.calls("/load_weights").pop().unwrap().json();
         assert_eq!((&load["weights_access_token"], &load["seq_id"]), (&json!(token), &json!(2)));
-        model.load_state(&path(), Restore::WeightsOnly).await.unwrap();
+        model.load_state(&path(), RestoreMode::WeightsOnly).await.unwrap();
         let load = server.calls("/load_weights").pop().unwrap().json();
         assert!(load.get("weights_access_token").is_none());
     }
@@ -242,11 +242,11 @@ async fn another_key_reads_a_checkpoint_and_is_exchanged_where_keys_are() {
 async fn training_goes_on_from_a_saved_state() {
     let path = || "tinker://r/weights/a".parse().unwrap();
     for (restore, optimizer) in
-        [(Restore::WeightsOnly, "adamw"), (Restore::WithOptimizer, "dimuon")]
+        [(RestoreMode::WeightsOnly, "adamw"), (RestoreMode::WithOptimizer, "dimuon")]
     {
         let server = FakeServer::new(json!({}));
         let service = server.builder().build().unwrap();
-        let model = service.create_training_client_from(path(), restore).create().await.unwrap();
+        let model = service.create_training_client_from(&path(), restore).create().await.unwrap();
         let create = server.calls("/create_model").pop().unwrap().json();
         assert_eq!(create["optimizer_config"]["type"], optimizer);
         assert_eq!(
@@ -254,7 +254,7 @@ async fn training_goes_on_from_a_saved_state() {
             json!({"rank": 8, "train_unembed": true, "train_mlp": false, "train_attn": true})
         );
         let load = server.calls("/load_weights").pop().unwrap().json();
-        assert_eq!(load["optimizer"], restore == Restore::WithOptimizer);
+        assert_eq!(load["optimizer"], restore == RestoreMode::WithOptimizer);
         assert_eq!(load["seq_id"], 1, "the first thing that happens to it");
         model.optim_step(AdamParams::default()).await.unwrap();
         assert_eq!(server.calls("/optim_step")[0].json()["seq_id"], 2);
@@ -263,7 +263,7 @@ async fn training_goes_on_from_a_saved_state() {
     // Where the server makes the model by loading it, that is one request.
     let server = FakeServer::new(json!({"create_model_via_load_weights": true}));
     let service = server.builder().build().unwrap();
-    let create = service.create_training_client_from(path(), Restore::WeightsOnly);
+    let create = service.create_training_client_from(&path(), RestoreMode::WeightsOnly);
     let model = create.base_model("base:long").create().await.unwrap();
     assert_eq!(model.model_id(), &"s:train:0");
     let load = server.calls("/load_weights").pop().unwrap().json();
@@ -279,7 +279,8 @@ async fn training_goes_on_from_a_saved_state() {
     assert!(server.calls("/create_model").is_empty());
 
     let wrong = "tinker://r/sampler_weights/a".parse().unwrap();
-    let error = service.create_training_client_from(wrong, Restore::WeightsOnly).create().await;
+    let error =
+        service.create_training_client_from(&wrong, RestoreMode::WeightsOnly).create().await;
     assert!(error.unwrap_err().hint().unwrap().contains("save_state"));
 }
 

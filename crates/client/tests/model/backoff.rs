@@ -1,4 +1,4 @@
-//! Pauses that begin at the same time, and the gate behind them.
+//! Pauses that begin at the same time, and the admission behind them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use loom::future::block_on;
 use loom::thread;
 
-use crate::dispatch::gate::Gate;
+use crate::dispatch::admission::Admission;
 use crate::model;
 use crate::transport::backoff::Backoff;
 
@@ -30,13 +30,13 @@ fn the_longer_of_two_pauses_counts() {
 fn a_pause_that_begins_while_others_enter_leaks_no_pass() {
     model(|| {
         let backoff = Arc::new(Backoff::new());
-        let gate = Arc::new(Gate::with_places(1, 1, 0, Arc::clone(&backoff)));
-        let other = Arc::clone(&gate);
-        let there = thread::spawn(move || drop(block_on(other.enter(3))));
+        let admission = Arc::new(Admission::with_limits(1, 1, 0, Arc::clone(&backoff)));
+        let other = Arc::clone(&admission);
+        let there = thread::spawn(move || drop(block_on(other.acquire(3))));
         backoff.begin(LONG);
-        drop(block_on(gate.enter(5)));
+        drop(block_on(admission.acquire(5)));
         there.join().unwrap();
         // All three layers are free again.
-        drop(block_on(gate.enter(1)));
+        drop(block_on(admission.acquire(1)));
     });
 }

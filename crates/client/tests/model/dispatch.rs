@@ -1,6 +1,6 @@
 //! As in the crate.
 
-#[path = "../../src/dispatch/gate.rs"]
-pub(crate) mod gate;
+#[path = "../../src/dispatch/admission.rs"]
+pub(crate) mod admission;
 #[path = "../../src/dispatch/limit.rs"]
 pub(crate) mod limit;

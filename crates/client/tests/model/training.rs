@@ -1,4 +1,4 @@
 //! As in the crate.
 
-#[path = "../../src/training/turn.rs"]
-pub(crate) mod turn;
+#[path = "../../src/training/call_order.rs"]
+pub(crate) mod call_order;

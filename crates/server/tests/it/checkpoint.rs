@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde_json::json;
 use tinkex::rest::{ListTrainingRuns, ListUserCheckpoints};
 use tinkex::{
-    AdamParams, CopyCheckpoint, Datum, LossFn, Restore, SamplingParams, Save, ServiceClient, Stop,
-    TrainingClient,
+    AdamParams, CopyCheckpoint, Datum, LossFn, RestoreMode, SamplingParams, SaveOptions,
+    ServiceClient, Stop, TrainingClient,
 };
 
 use crate::house::{House, MODEL, create_model};
@@ -39,13 +39,16 @@ async fn a_resumed_model_goes_on_with_the_same_bits() {
     assert_eq!(train(&first, 3).await, whole[..3]);
     let path = first.save_state("half").await.unwrap();
     let resumed = service
-        .create_training_client_from(path.clone(), Restore::WithOptimizer)
+        .create_training_client_from(&path, RestoreMode::WithOptimizer)
         .create()
         .await
         .unwrap();
     assert_eq!(train(&resumed, 3).await, whole[3..], "with the optimizer");
-    let fresh =
-        service.create_training_client_from(path, Restore::WeightsOnly).create().await.unwrap();
+    let fresh = service
+        .create_training_client_from(&path, RestoreMode::WeightsOnly)
+        .create()
+        .await
+        .unwrap();
     let other = train(&fresh, 3).await;
     assert_eq!(other[0], whole[3], "the weights are the same");
     assert_ne!(other[2], whole[5], "the optimizer is not");
@@ -57,14 +60,14 @@ async fn checkpoints_are_listed_shared_copied_and_deleted() {
     let service = house.client();
     let model = model(&service).await;
     train(&model, 1).await;
-    let state = model.save_state(Save::named("a").metadata("k", "v")).await.unwrap();
+    let state = model.save_state(SaveOptions::new("a").metadata("k", "v")).await.unwrap();
     let sampler_path = model
-        .save_weights_for_sampler(Save::named("a").ttl(Duration::from_secs(3600)))
+        .save_weights_for_sampler(SaveOptions::new("a").ttl(Duration::from_secs(3600)))
         .await
         .unwrap();
     let taken = model.save_state("a").await.unwrap_err();
     assert_eq!(taken.status(), Some(400), "{taken}");
-    model.save_state(Save::named("a").overwrite()).await.unwrap();
+    model.save_state(SaveOptions::new("a").overwrite()).await.unwrap();
     for name in ["../up", "", ".", "a/b"] {
         assert!(model.save_state(name).await.is_err(), "{name:?}");
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tinkex::{AdamParams, Datum, LossFn, Restore, ServiceClient, TrainingClient};
+use tinkex::{AdamParams, Datum, LossFn, RestoreMode, ServiceClient, TrainingClient};
 use tinkex_server::Server;
 
 use crate::house::{House, Http, MODEL, golden, options, step};
@@ -129,8 +129,11 @@ async fn what_was_not_saved_when_a_session_expired_is_there_after_it() {
     assert_eq!(saved, [(format!("tinker://{}/weights/own", ids[1]), false)]);
     assert_eq!(fresh, []);
     let path: tinkex::TinkerPath = learned[0].0.parse().unwrap();
-    let resumed =
-        service.create_training_client_from(path, Restore::WithOptimizer).create().await.unwrap();
+    let resumed = service
+        .create_training_client_from(&path, RestoreMode::WithOptimizer)
+        .create()
+        .await
+        .unwrap();
     assert_eq!(train(&resumed, 2).await, whole[3..]);
     // The session itself is over.
     let http = Http::new(&server.base_url());

@@ -7,7 +7,7 @@ use std::io::Cursor;
 
 use clap::Args;
 use serde::Serialize;
-use tinkex::{Chat, Message, SamplingClient, SamplingParams, Save, TooLong, TrainingClient};
+use tinkex::{Chat, Message, SamplingClient, SamplingParams, SaveOptions, TooLong, TrainingClient};
 
 use crate::error::{CommandError, Exit};
 use crate::format;
@@ -104,8 +104,8 @@ pub(super) async fn run(
     let model = new.create().await?;
     let figures = teach(shell, &model, (train, eval), steps).await?;
 
-    let checkpoint = model.save_state(Save::named("quickstart")).await?;
-    let sampler = model.save_weights_for_sampler(Save::named("quickstart")).await?;
+    let checkpoint = model.save_state(SaveOptions::new("quickstart")).await?;
+    let sampler = model.save_weights_for_sampler(SaveOptions::new("quickstart")).await?;
     let after = ask(&service.create_sampling_client_from(&sampler).await?, &chat).await?;
     let both = before.into_iter().zip(after);
     let samples = PROMPTS.iter().zip(both).map(|((prompt, taught), (before, after))| {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::pin::pin;
 
 use futures_util::future::{BoxFuture, Either, FutureExt as _, select};
-use tinkex::{AdamParams, ApiFuture, LossFn, PassOutput, Save, TinkerPath, TrainingClient};
+use tinkex::{AdamParams, ApiFuture, BatchOutput, LossFn, SaveOptions, TinkerPath, TrainingClient};
 
 use crate::environment::Interrupt;
 use crate::error::{CommandError, Exit};
@@ -146,7 +146,7 @@ impl Pipeline {
                 self.evaluate(done);
             }
             if due(self.save_every) && !last {
-                let path = self.model.save_state(Save::named(checkpoint_name(done)));
+                let path = self.model.save_state(SaveOptions::new(checkpoint_name(done)));
                 let saved = async move { Ok(TrainEvent::Saved { step: done, path: path.await? }) };
                 self.waiting.push_back(saved.boxed());
             }
@@ -176,7 +176,7 @@ impl Pipeline {
         if self.eval.is_empty() {
             return;
         }
-        let pass = |batch: &[TrainExample]| -> ApiFuture<PassOutput> {
+        let pass = |batch: &[TrainExample]| -> ApiFuture<BatchOutput> {
             let data = batch.iter().map(|piece| piece.datum.clone()).collect();
             self.model.forward(data, LossFn::CrossEntropy)
         };
@@ -198,11 +198,11 @@ pub(crate) fn checkpoint_name(step: u64) -> String {
     format!("step-{step:06}")
 }
 
-fn mean_loss(output: &PassOutput, weight: f64) -> Result<f64, CommandError> {
+fn mean_loss(output: &BatchOutput, weight: f64) -> Result<f64, CommandError> {
     Ok(loss_sum(output)? / weight)
 }
 
-fn loss_sum(output: &PassOutput) -> Result<f64, CommandError> {
+fn loss_sum(output: &BatchOutput) -> Result<f64, CommandError> {
     output
         .loss()
         .ok_or_else(|| CommandError::new(Exit::Failed, "the server does not say what the loss was"))

@@ -4,7 +4,9 @@ use std::fs::File;
 use std::path::PathBuf;
 
 use serde_json::json;
-use tinkex::{AdamParams, FinishReason, Restore, Save, ServiceClient, TinkerPath, TrainingClient};
+use tinkex::{
+    AdamParams, FinishReason, RestoreMode, SaveOptions, ServiceClient, TinkerPath, TrainingClient,
+};
 
 use crate::commands::weights;
 use crate::error::{CommandError, Exit};
@@ -118,7 +120,7 @@ impl ActiveRun {
             return Ok(new.rank(settings.rank).seed(settings.seed).create().await?);
         };
         let path = weights::path(&saved.path)?;
-        let from = self.service.create_training_client_from(path, Restore::WithOptimizer);
+        let from = self.service.create_training_client_from(&path, RestoreMode::WithOptimizer);
         Ok(from.create().await?)
     }
 
@@ -147,10 +149,10 @@ impl ActiveRun {
         let name = pipeline::checkpoint_name(step);
         let again = self.state.saved.last().is_none_or(|saved| saved.step != step);
         if again && step > 0 {
-            let path = model.save_state(Save::named(&*name)).await?;
+            let path = model.save_state(SaveOptions::new(&*name)).await?;
             self.saved(step, &path).await?;
         }
-        let sampler = model.save_weights_for_sampler(Save::named(name)).await?.to_string();
+        let sampler = model.save_weights_for_sampler(SaveOptions::new(name)).await?.to_string();
         // The one of the last stop is of no use any more.
         let old = self.state.sampler.replace(sampler.clone()).filter(|old| *old != sampler);
         self.state.store(&self.folder)?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tinkex::rest::{AccessScope, ListSessions, ListTrainingRuns};
-use tinkex::{Env, ErrorKind, FinishReason, Save, ServiceClient, TinkerPath};
+use tinkex::{Env, ErrorKind, FinishReason, SaveOptions, ServiceClient, TinkerPath};
 
 use super::Any;
 use super::training::{model, train};
@@ -32,7 +32,8 @@ pub(super) async fn sessions_are_found(any: Any) {
 pub(super) async fn checkpoints_are_listed(any: Any) {
     let model = model(&any).await;
     let rest = any.service.rest();
-    let path = model.save_state(Save::named("contract-list").metadata("k", "v")).await.unwrap();
+    let path =
+        model.save_state(SaveOptions::new("contract-list").metadata("k", "v")).await.unwrap();
     let listed = rest.list_checkpoints(model.model_id().clone()).await.unwrap().checkpoints;
     let paths: Vec<&str> = listed.iter().map(|shown| &*shown.tinker_path).collect();
     assert_eq!(paths, [path.to_string()]);
@@ -68,7 +69,7 @@ pub(super) async fn checkpoints_are_changed(any: Any) {
 pub(super) async fn weights_are_downloaded(any: Any) {
     let model = model(&any).await;
     train(&model, 1).await;
-    let save = Save::named("contract-files").ttl(Duration::from_secs(3_600));
+    let save = SaveOptions::new("contract-files").ttl(Duration::from_secs(3_600));
     let saved = model.save_weights_external(save).await.unwrap();
     let urls = any.service.rest().get_external_weights_urls(&saved.path).await.unwrap().urls;
     let weights = urls.iter().find(|(name, _)| name.contains(".safetensors")).unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tinkex::{Datum, ErrorKind, LossFn, SamplingParams, Save, Stop, StopReason};
+use tinkex::{Datum, ErrorKind, LossFn, SamplingParams, SaveOptions, Stop, StopReason};
 
 use super::Any;
 use super::training::{model, train};
@@ -91,7 +91,7 @@ pub(super) async fn the_likeliest_tokens_are_told(any: Any) {
 pub(super) async fn saved_weights_are_sampled_from(any: Any) {
     let model = model(&any).await;
     train(&model, 4).await;
-    let save = Save::named("contract-sampler").ttl(Duration::from_secs(3_600));
+    let save = SaveOptions::new("contract-sampler").ttl(Duration::from_secs(3_600));
     let path = model.save_weights_for_sampler(save).await.unwrap();
     let ephemeral = model.save_weights_and_get_sampling_client().await.unwrap();
     train(&model, 4).await;

@@ -1,7 +1,9 @@
 //! Training: order, sums, states, losses.
 
 use tinkex::loss::{CustomLoss, LossValue};
-use tinkex::{AdamParams, Datum, ErrorKind, LossFn, PassOutput, Restore, Save, TrainingClient};
+use tinkex::{
+    AdamParams, BatchOutput, Datum, ErrorKind, LossFn, RestoreMode, SaveOptions, TrainingClient,
+};
 
 use super::Any;
 
@@ -20,7 +22,7 @@ fn adam() -> AdamParams {
     AdamParams::with_learning_rate(1e-2)
 }
 
-fn loss(pass: &PassOutput) -> f64 {
+fn loss(pass: &BatchOutput) -> f64 {
     pass.loss().expect("the server says what the loss was")
 }
 
@@ -140,10 +142,10 @@ pub(super) async fn a_saved_state_is_gone_on_from(any: Any) {
     let first = model(&any).await;
     train(&first, 3).await;
     let ttl = std::time::Duration::from_secs(3_600);
-    let path = first.save_state(Save::named("contract-state").ttl(ttl)).await.unwrap();
-    for (restore, steps) in [(Restore::WithOptimizer, 2), (Restore::WeightsOnly, 1)] {
+    let path = first.save_state(SaveOptions::new("contract-state").ttl(ttl)).await.unwrap();
+    for (restore, steps) in [(RestoreMode::WithOptimizer, 2), (RestoreMode::WeightsOnly, 1)] {
         let resumed =
-            any.service.create_training_client_from(path.clone(), restore).create().await.unwrap();
+            any.service.create_training_client_from(&path, restore).create().await.unwrap();
         let losses = train(&resumed, steps).await;
         for (a, b) in losses.iter().zip(&whole[3..]) {
             assert!(close(*a, *b), "{losses:?} {whole:?}");

@@ -1,4 +1,4 @@
-//! [`Turnstile`]: calls leave in the order they were made.
+//! [`CallOrder`]: calls leave in the order they were made.
 //!
 //! A call takes its place in the line at once, when it is made. When all before it have passed, it
 //! numbers its requests and sends them. A place that is dropped, used or not, passes on: nobody can
@@ -14,10 +14,10 @@ use tokio::sync::oneshot;
 use crate::sync::{Mutex, MutexGuard};
 
 #[derive(Clone, Debug)]
-pub(crate) struct Turnstile(Arc<Mutex<State>>);
+pub(crate) struct CallOrder(Arc<Mutex<OrderState>>);
 
 #[derive(Debug)]
-struct State {
+struct OrderState {
     /// The next place to give out.
     next: u64,
     /// The place whose turn it is.
@@ -31,38 +31,38 @@ struct State {
 
 /// A place in the line.
 #[derive(Debug)]
-pub(crate) struct Turn {
-    stile: Turnstile,
+pub(crate) struct Reservation {
+    order: CallOrder,
     place: u64,
 }
 
-impl Turnstile {
+impl CallOrder {
     /// An empty line; the first number is the first operation on a model.
     pub(crate) fn new() -> Self {
         let (passed, waiting) = (BTreeSet::new(), HashMap::new());
-        let state = State { next: 0, now: 0, passed, waiting, seq: Seq::FIRST.get() };
+        let state = OrderState { next: 0, now: 0, passed, waiting, seq: Seq::FIRST.get() };
         Self(Arc::new(Mutex::new(state)))
     }
 
     /// The last place in the line.
-    pub(crate) fn reserve(&self) -> Turn {
+    pub(crate) fn reserve(&self) -> Reservation {
         let mut state = self.lock();
         let place = state.next;
         state.next += 1;
         drop(state);
-        Turn { stile: self.clone(), place }
+        Reservation { order: self.clone(), place }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, OrderState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Turn {
+impl Reservation {
     /// Waits until all before have passed.
-    pub(crate) async fn come(&mut self) {
+    pub(crate) async fn wait(&mut self) {
         let called = {
-            let mut state = self.stile.lock();
+            let mut state = self.order.lock();
             if state.now == self.place {
                 return;
             }
@@ -74,8 +74,8 @@ impl Turn {
     }
 
     /// Numbers for this many requests, one after the other. Only whoever's turn it is may ask.
-    pub(crate) fn numbers(&mut self, count: usize) -> impl Iterator<Item = Seq> + use<> {
-        let mut state = self.stile.lock();
+    pub(crate) fn assign(&mut self, count: usize) -> impl Iterator<Item = Seq> + use<> {
+        let mut state = self.order.lock();
         debug_assert_eq!(state.now, self.place, "it is another's turn");
         let first = state.seq;
         state.seq += count as u64;
@@ -83,14 +83,14 @@ impl Turn {
     }
 
     /// The number for one request.
-    pub(crate) fn number(&mut self) -> Seq {
-        self.numbers(1).next().expect("one was asked for")
+    pub(crate) fn assign_one(&mut self) -> Seq {
+        self.assign(1).next().expect("one was asked for")
     }
 }
 
-impl Drop for Turn {
+impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut state = self.stile.lock();
+        let mut state = self.order.lock();
         state.waiting.remove(&self.place);
         state.passed.insert(self.place);
         let mut now = state.now;
@@ -101,7 +101,7 @@ impl Drop for Turn {
         let called = state.waiting.remove(&now);
         drop(state);
         if let Some(called) = called {
-            // Whoever does not listen any more drops its own turn.
+            // Whoever does not listen any more drops its own reservation.
             let _ = called.send(());
         }
     }

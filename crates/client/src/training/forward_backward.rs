@@ -1,4 +1,4 @@
-//! A pass over a batch: cut into requests, numbered, sent in turn, answered beside each other.
+//! A pass over a batch: cut into requests, numbered, sent in reservation, answered beside each other.
 
 use futures_util::future::{join_all, try_join_all};
 use tinkex_wire::{Call as _, Datum, ForwardBackward, LossConfig, LossFn, Mode, PlainPass};
@@ -7,23 +7,23 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::future::poll::Submitted;
 use crate::transport::RequestOptions;
 
-use super::chunk::{self, Chunk, Limits};
-use super::merge::{self, PassOutput};
-use super::turn::Turn;
-use super::{Inner, Loss, LossKind};
+use super::call_order::Reservation;
+use super::chunk::{self, BatchChunk, ChunkLimits};
+use super::merge::{self, BatchOutput};
+use super::{LossSource, LossSpec, TrainingShared};
 
 /// The requests of one batch.
-pub(super) struct Batch(Vec<Part>);
+pub(super) struct BatchRequests(Vec<ChunkRequest>);
 
-struct Part {
+struct ChunkRequest {
     request: ForwardBackward,
     bytes: u64,
 }
 
-impl Batch {
-    /// Cuts data into requests. What cannot be sent is refused here, before it takes a turn.
+impl BatchRequests {
+    /// Cuts data into requests. What cannot be sent is refused here, before it takes a reservation.
     pub(super) fn new(
-        inner: &Inner,
+        inner: &TrainingShared,
         mode: Mode,
         data: Vec<Datum>,
         function: &LossFn,
@@ -33,13 +33,13 @@ impl Batch {
             return Err(Error::new(ErrorKind::InvalidInput, "there is no data"));
         }
         let config = inner.session.config();
-        let limits = Limits {
+        let limits = ChunkLimits {
             datums: config.fwdbwd_max_chunk_len,
             bytes: config.fwdbwd_max_chunk_bytes_count,
         };
-        let parts: Vec<Part> = chunk::cut(data, limits)
+        let parts: Vec<ChunkRequest> = chunk::cut(data, limits)
             .into_iter()
-            .map(|Chunk { data, bytes }| Part {
+            .map(|BatchChunk { data, bytes }| ChunkRequest {
                 bytes,
                 request: ForwardBackward {
                     loss_fn_config: settings.clone(),
@@ -58,14 +58,16 @@ impl Batch {
 
     /// The same for a loss that the server computes.
     pub(super) fn of_loss(
-        inner: &Inner,
+        inner: &TrainingShared,
         mode: Mode,
         data: Vec<Datum>,
-        loss: &Loss,
+        loss: &LossSpec,
     ) -> Result<Self> {
         match &loss.0 {
-            LossKind::Named(function, settings) => Self::new(inner, mode, data, function, settings),
-            LossKind::Traced(traced) => {
+            LossSource::Named(function, settings) => {
+                Self::new(inner, mode, data, function, settings)
+            }
+            LossSource::Traced(traced) => {
                 traced.check(&data)?;
                 let settings = match traced.id_in(inner.session.id())? {
                     Some(id) => LossConfig::uploaded(id),
@@ -77,16 +79,16 @@ impl Batch {
     }
 }
 
-impl Inner {
-    /// Sends all requests of a batch; it is their turn. One that fails does not keep the others: a
+impl TrainingShared {
+    /// Sends all requests of a batch; it is their reservation. One that fails does not keep the others: a
     /// hole in the sequence would hold up the server.
     pub(super) async fn submit_batch(
         &self,
-        turn: &mut Turn,
-        batch: Batch,
+        reservation: &mut Reservation,
+        batch: BatchRequests,
     ) -> Vec<Result<Submitted>> {
         let mut parts = batch.0;
-        let numbers = turn.numbers(parts.len());
+        let numbers = reservation.assign(parts.len());
         for (part, number) in parts.iter_mut().zip(numbers) {
             part.request.seq_id = Some(number);
         }
@@ -105,8 +107,8 @@ impl Inner {
         taken
     }
 
-    async fn submit_part(&self, part: &Part) -> Result<Submitted> {
-        let _room = self.session.upload_budget().take(part.bytes).await;
+    async fn submit_part(&self, part: &ChunkRequest) -> Result<Submitted> {
+        let _room = self.session.upload_budget().acquire(part.bytes).await;
         if self.session.connection().is_first_protocol() {
             return self.submit(&PlainPass(&part.request), &RequestOptions::default()).await;
         }
@@ -116,7 +118,7 @@ impl Inner {
 
     /// Waits for the answers to all requests of a batch, or for the first failure: behind a request
     /// that was refused the server may wait for ever.
-    pub(super) async fn batch_answer(&self, taken: Vec<Result<Submitted>>) -> Result<PassOutput> {
+    pub(super) async fn batch_answer(&self, taken: Vec<Result<Submitted>>) -> Result<BatchOutput> {
         let taken: Vec<Submitted> = taken.into_iter().collect::<Result<_>>()?;
         let answers =
             taken.iter().map(async |taken| self.poller().result::<ForwardBackward>(taken).await);

@@ -1,4 +1,4 @@
-//! [`Gate`]: when a sample may leave.
+//! [`Admission`]: when a sample may leave.
 //!
 //! A sample needs a place among those being sent, and room for its bytes. After a pause there are
 //! far fewer places for a while and bytes count many times, so that a server that was overrun is not
@@ -15,7 +15,7 @@ const CAREFUL_PLACES: u32 = 10;
 const CAREFUL_BYTES: u64 = 20;
 
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct Admission {
     places: Arc<Limit>,
     careful_places: Arc<Limit>,
     bytes: Arc<Limit>,
@@ -24,39 +24,39 @@ pub(crate) struct Gate {
 
 /// The right to send one request; dropped once the server has it.
 #[derive(Debug)]
-pub(crate) struct Pass {
+pub(crate) struct SubmitPermit {
     _place: Permit,
     _careful_place: Option<Permit>,
     _bytes: Permit,
 }
 
-impl Gate {
+impl Admission {
     pub(crate) fn new(bytes: u64, backoff: Arc<Backoff>) -> Self {
-        Self::with_places(PLACES, CAREFUL_PLACES, bytes, backoff)
+        Self::with_limits(PLACES, CAREFUL_PLACES, bytes, backoff)
     }
 
-    pub(crate) fn with_places(
+    pub(crate) fn with_limits(
         places: u32,
         careful_places: u32,
         bytes: u64,
         backoff: Arc<Backoff>,
     ) -> Self {
         Self {
-            places: Limit::of_places(places),
-            careful_places: Limit::of_places(careful_places),
-            bytes: Limit::of_bytes(bytes),
+            places: Limit::concurrency(places),
+            careful_places: Limit::concurrency(careful_places),
+            bytes: Limit::bytes(bytes),
             backoff,
         }
     }
 
     /// Waits for a place and for room.
-    pub(crate) async fn enter(&self, bytes: u64) -> Pass {
-        let place = self.places.take(1).await;
+    pub(crate) async fn acquire(&self, bytes: u64) -> SubmitPermit {
+        let place = self.places.acquire(1).await;
         let careful_place =
-            if self.backoff.recent() { Some(self.careful_places.take(1).await) } else { None };
+            if self.backoff.recent() { Some(self.careful_places.acquire(1).await) } else { None };
         let factor = if self.backoff.recent() { CAREFUL_BYTES } else { 1 };
-        let bytes = self.bytes.take(bytes.saturating_mul(factor)).await;
-        Pass { _place: place, _careful_place: careful_place, _bytes: bytes }
+        let bytes = self.bytes.acquire(bytes.saturating_mul(factor)).await;
+        SubmitPermit { _place: place, _careful_place: careful_place, _bytes: bytes }
     }
 
     /// What holds all samples back together.

@@ -1,4 +1,4 @@
-//! [`Line`]: the numbers of one client of a sampling session, and the poll for its answers.
+//! [`SequenceRange`]: the numbers of one client of a sampling session, and the poll for its answers.
 //!
 //! Clients of one sampling session, in whatever process, must never use the same number. Each has a
 //! block of its own: the one that made the session is clone 0, another one asks the server which it
@@ -18,13 +18,13 @@ use crate::transport::RequestOptions;
 const CLONES: u64 = 1_000_000_000;
 
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct SequenceRange {
     first: u64,
     next: AtomicU64,
     batch_poll: Option<BatchPoll>,
 }
 
-impl Line {
+impl SequenceRange {
     /// The line of the client that made the sampling session.
     pub(super) fn of_maker(session: &Session, sampler: &SamplerId) -> Self {
         Self::of_clone(session, sampler, 0)

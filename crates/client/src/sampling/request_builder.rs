@@ -1,4 +1,4 @@
-//! [`SampleCall`]: what to ask for besides a sample.
+//! [`SampleRequestBuilder`]: what to ask for besides a sample.
 
 use std::future::IntoFuture;
 
@@ -12,12 +12,12 @@ use super::SamplingClient;
 /// A sample to ask for; made by [`SamplingClient::sample`].
 #[derive(Clone, Debug)]
 #[must_use = "nothing is sent before `send`"]
-pub struct SampleCall {
+pub struct SampleRequestBuilder {
     client: SamplingClient,
     request: SampleRequest,
 }
 
-impl SampleCall {
+impl SampleRequestBuilder {
     pub(super) fn new(client: SamplingClient, request: SampleRequest) -> Self {
         Self { client, request }
     }
@@ -85,7 +85,7 @@ impl SampleCall {
 }
 
 /// Awaiting the call itself sends it.
-impl IntoFuture for SampleCall {
+impl IntoFuture for SampleRequestBuilder {
     type Output = Result<SampleResponse>;
     type IntoFuture = ApiFuture<SampleResponse>;
 

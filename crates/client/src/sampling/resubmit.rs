@@ -29,14 +29,14 @@ pub(super) fn delay(attempt: u32, chance: f64) -> Duration {
 }
 
 /// Whether asking anew may help: unlike elsewhere, an answer that expired may be asked for again.
-pub(crate) fn worth_another(error: &Error) -> bool {
+pub(crate) fn is_resubmittable(error: &Error) -> bool {
     error.kind() == ErrorKind::Expired
         || (error.kind() != ErrorKind::WorkFailed && error.is_retryable())
 }
 
 /// How many samples of one client may be under way, and when the last one succeeded.
 #[derive(Debug)]
-pub(super) struct Watch {
+pub(super) struct ActiveSamples {
     places: Option<Arc<Limit>>,
     /// After how long without progress a sample is given up, if at all.
     stuck_after: Option<Duration>,
@@ -45,7 +45,7 @@ pub(super) struct Watch {
     progress: AtomicU64,
 }
 
-impl Watch {
+impl ActiveSamples {
     /// As the server and the caller want it; the stricter one counts.
     pub(super) fn new(config: &ClientConfig, settings: &Settings) -> Self {
         // With one poll for all there is no request per sample under way that could be too many.
@@ -53,19 +53,19 @@ impl Watch {
             (!config.sample_use_retrieve_futures).then_some(config.sample_max_concurrent_requests);
         let most = [servers, settings.max_samples.map(u64::from)].into_iter().flatten().min();
         let places =
-            most.map(|places| Limit::of_places(u32::try_from(places).unwrap_or(u32::MAX).max(1)));
+            most.map(|places| Limit::concurrency(u32::try_from(places).unwrap_or(u32::MAX).max(1)));
         let stuck_after = settings.progress_timeout.unwrap_or(STUCK_AFTER);
         let stuck_after = config.sample_enable_stuck_detection.then_some(stuck_after);
         Self { places, stuck_after, epoch: Instant::now(), progress: AtomicU64::new(0) }
     }
 
     /// A place among the samples under way. Waiting for it is not watched.
-    pub(super) async fn enter(&self) -> Place<'_> {
+    pub(super) async fn enter(&self) -> ActiveSample<'_> {
         let permit = match &self.places {
-            Some(places) => Some(places.take(1).await),
+            Some(places) => Some(places.acquire(1).await),
             None => None,
         };
-        Place { watch: self, since: Instant::now(), _permit: permit }
+        ActiveSample { watch: self, since: Instant::now(), _permit: permit }
     }
 
     pub(super) fn progressed(&self) {
@@ -79,13 +79,13 @@ impl Watch {
 }
 
 /// A sample under way.
-pub(super) struct Place<'a> {
-    watch: &'a Watch,
+pub(super) struct ActiveSample<'a> {
+    watch: &'a ActiveSamples,
     since: Instant,
     _permit: Option<Permit>,
 }
 
-impl Place<'_> {
+impl ActiveSample<'_> {
     /// Ends when nothing has succeeded for too long since this sample began.
     pub(super) async fn stuck<T>(&self) -> Result<T> {
         loop {
@@ -136,17 +136,17 @@ mod tests {
     #[test]
     fn only_passing_failures_and_expired_answers_are_asked_for_anew() {
         for status in [408, 409, 429, 500, 503] {
-            assert!(worth_another(&Error::of_reply(status, b"", None)), "{status}");
+            assert!(is_resubmittable(&Error::of_reply(status, b"", None)), "{status}");
         }
         for status in [400, 401, 404, 410, 422] {
-            assert!(!worth_another(&Error::of_reply(status, b"", None)), "{status}");
+            assert!(!is_resubmittable(&Error::of_reply(status, b"", None)), "{status}");
         }
-        assert!(worth_another(&Error::of_reply(410, b"", None).expired()));
-        assert!(worth_another(&Error::of_transport(ErrorKind::Timeout, "t".into())));
+        assert!(is_resubmittable(&Error::of_reply(410, b"", None).expired()));
+        assert!(is_resubmittable(&Error::of_transport(ErrorKind::Timeout, "t".into())));
         let failed = tinkex_wire::RequestFailed {
             error: "x".to_owned(),
             category: tinkex_wire::Category::Server,
         };
-        assert!(!worth_another(&Error::of_work(failed)));
+        assert!(!is_resubmittable(&Error::of_work(failed)));
     }
 }
