@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use tinkex::{BaseUrl, Env};
+use tinkex_files::AtomicWrite;
 use toml_edit::{DocumentMut, Item, Table, value};
 
 use crate::args::{ColorChoice, Format, duration};
@@ -174,7 +175,9 @@ impl ConfigFile {
 
     /// Writes the file, whole or not at all.
     pub(crate) fn save(&self) -> Result<(), CommandError> {
-        crate::files::replace(&self.path, self.file.to_string().as_bytes())
+        AtomicWrite::new(&self.path)
+            .create_folders()
+            .write(self.file.to_string())
             .map_err(|why| CommandError::file("written", &self.path.display().to_string(), &why))
     }
 }

@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap_complete::CompletionCandidate;
 use serde::{Deserialize, Serialize};
 use tinkex::Env;
+use tinkex_files::AtomicWrite;
 
 use crate::config;
 
@@ -60,7 +61,7 @@ pub(crate) fn remember(env: &Env, kind: IdKind, ids: impl Iterator<Item = String
     file.lists.retain(|list| list.kind != kind);
     file.lists.push(CachedIds { kind, written: now(), ids });
     if let Ok(text) = serde_json::to_vec(&file) {
-        let _ = crate::files::replace(&path(env), &text);
+        let _ = AtomicWrite::new(path(env)).create_folders().write(text);
     }
 }
 

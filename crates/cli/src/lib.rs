@@ -24,7 +24,6 @@ mod commands;
 mod config;
 mod environment;
 mod error;
-mod files;
 mod format;
 mod id_cache;
 mod list;

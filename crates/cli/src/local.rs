@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tinkex::{BaseUrl, Env, RetryPolicy, ServiceClient};
+use tinkex_files::{AtomicWrite, HubCache};
 use tinkex_server::{Server, ServerOptions, ShutdownSummary, StartError};
 use tokio::time::{Instant, sleep, timeout};
 
@@ -63,9 +64,9 @@ impl ServerInfo {
 
     /// Leaves the note; only for who has the folder.
     pub(crate) fn leave(&self, data: &Path) -> Result<(), CommandError> {
-        let (path, new) = (Self::path(data), data.join("server.json.new"));
+        let path = Self::path(data);
         let text = serde_json::to_vec_pretty(self).unwrap_or_default();
-        let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path));
+        let written = AtomicWrite::new(&path).single_writer().write(text);
         written.map_err(|why| CommandError::file("written", &path.display().to_string(), &why))
     }
 
@@ -253,10 +254,6 @@ pub(crate) fn data_home(env: &Env) -> Result<PathBuf, CommandError> {
 
 /// The hub cache of this user, if there is one.
 pub(crate) fn hub_cache(env: &Env) -> Option<PathBuf> {
-    let home = || Some(PathBuf::from(env.get("HOME")?).join(".cache"));
-    let cache = || env.get("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
-    let hub = env.get("HF_HUB_CACHE").map(PathBuf::from);
-    let in_home = || env.get("HF_HOME").map(|home| PathBuf::from(home).join("hub"));
-    let folder = hub.or_else(in_home).or_else(|| Some(cache()?.join("huggingface/hub")))?;
-    folder.is_dir().then_some(folder)
+    let cache = HubCache::locate(|name| env.get(name).map(Into::into))?;
+    cache.folder().is_dir().then(|| cache.folder().to_owned())
 }

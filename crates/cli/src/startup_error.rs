@@ -100,6 +100,9 @@ fn io_hint(action: StartAction, kind: ErrorKind, starter: Starter, elsewhere: &s
                          (ulimit -u)"
                 .to_owned()
         }
+        (StartAction::Lock, ErrorKind::Unsupported) => {
+            format!("Keep the data on a file system that supports locks: take {elsewhere}")
+        }
         (_, ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
             format!("make room on the disk, or take {elsewhere}")
         }
@@ -142,6 +145,7 @@ mod tests {
             io(StartAction::Create, "/data", ErrorKind::ReadOnlyFilesystem),
             io(StartAction::Create, "/data", ErrorKind::StorageFull),
             io(StartAction::Create, "/data", ErrorKind::NotADirectory),
+            io(StartAction::Lock, "/data/lock", ErrorKind::Unsupported),
             io(StartAction::Read, "/data", ErrorKind::InvalidData),
             io(StartAction::Listen, "127.0.0.1:80", ErrorKind::PermissionDenied),
             io(StartAction::Listen, "127.0.0.1:8080", ErrorKind::AddrInUse),

@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use tinkex_engine::builtin;
 use tinkex_engine::file::{ModelConfig, write_file};
 use tinkex_engine::tokenizer::Vocabulary;
+use tinkex_files::{CachedRepo, HubCache};
 use tinkex_wire::SupportedModel;
 
 /// The base models of a server, by name.
@@ -138,31 +139,20 @@ pub fn write_tokenizer(folder: &Path) -> Result<(), tinkex_engine::Error> {
     Ok(())
 }
 
-/// The models of a hub cache: `models--ORG--NAME/snapshots/REVISION`, of each the revision that
-/// `refs/main` names, or the newest. Those without weights are left out: programs that only need
-/// a tokenizer cache no more than that.
+/// Lists the models in a hub cache with the folder of the revision that `main` stands for, or of
+/// the newest one. Repositories without weights are left out: programs that only need a tokenizer
+/// download nothing else.
 fn cached(hub: &Path) -> Vec<(String, PathBuf)> {
-    let list = |path: &Path| {
-        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
-        entries.map(|entry| entry.path()).collect::<Vec<_>>()
+    let modified = |path: &PathBuf| std::fs::metadata(path).and_then(|about| about.modified()).ok();
+    let chosen = |repo: &CachedRepo| {
+        let main = repo.commit("main").map(|commit| repo.snapshot(&commit));
+        let mut snapshots: Vec<PathBuf> =
+            repo.snapshots().into_iter().filter(|path| is_whole(path)).collect();
+        snapshots.sort_by_key(|path| (Some(path) == main.as_ref(), modified(path)));
+        snapshots.pop()
     };
-    let mut found = Vec::new();
-    for folder in list(hub) {
-        let name = folder.file_name().and_then(|name| name.to_str());
-        let Some(name) = name.and_then(|name| name.strip_prefix("models--")) else { continue };
-        let revisions: Vec<PathBuf> =
-            list(&folder.join("snapshots")).into_iter().filter(|path| is_whole(path)).collect();
-        let main = std::fs::read_to_string(folder.join("refs/main")).unwrap_or_default();
-        let named = revisions.iter().find(|path| path.file_name() == Some(main.trim().as_ref()));
-        let newest = || {
-            revisions
-                .iter()
-                .max_by_key(|path| std::fs::metadata(path).and_then(|about| about.modified()).ok())
-        };
-        let chosen = named.or_else(newest).cloned();
-        found.extend(chosen.map(|revision| (name.replacen("--", "/", 1), revision)));
-    }
-    found
+    let models = HubCache::new(hub).models().into_iter();
+    models.filter_map(|(name, repo)| Some((name, chosen(&repo)?))).collect()
 }
 
 /// Whether a folder has what a model needs.

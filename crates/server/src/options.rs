@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tinkex_files::HubCache;
 use tinkex_wire::Secret;
 
 /// Configuration of a [`Server`](crate::Server).
@@ -167,17 +168,17 @@ impl ServerOptions {
     }
 }
 
-/// Returns this user's Hugging Face hub cache, if it exists: `HF_HUB_CACHE`, `HF_HOME/hub`, or
-/// `~/.cache/huggingface/hub`.
+/// Returns the user's Hugging Face hub cache, if the folder exists. See [`HubCache::locate`] for
+/// the environment variables that name it.
 #[must_use]
 pub fn local_hub_cache() -> Option<PathBuf> {
-    #[expect(clippy::disallowed_methods, reason = "asked once, by whoever starts a server")]
-    let read = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let folder = read("HF_HUB_CACHE")
-        .or_else(|| Some(read("HF_HOME")?.join("hub")))
-        .or_else(|| Some(read("XDG_CACHE_HOME")?.join("huggingface/hub")))
-        .or_else(|| Some(std::env::home_dir()?.join(".cache/huggingface/hub")))?;
-    folder.is_dir().then_some(folder)
+    #[expect(clippy::disallowed_methods, reason = "read once, when a program starts a server")]
+    let variable = |name: &str| match name {
+        "HOME" => std::env::home_dir().map(Into::into),
+        _ => std::env::var_os(name),
+    };
+    let cache = HubCache::locate(variable)?;
+    cache.folder().is_dir().then(|| cache.folder().to_owned())
 }
 
 impl Default for ServerLimits {

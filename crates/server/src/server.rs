@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use tinkex_files::{FileLock, LockError, create_private_folder};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 
@@ -37,7 +38,7 @@ struct Inside {
     listening: tokio::task::JoinHandle<()>,
     sweeping: tokio::task::JoinHandle<()>,
     /// Held so that no second server uses the same folder.
-    _lock: std::fs::File,
+    _lock: FileLock,
 }
 
 impl std::fmt::Debug for Inside {
@@ -100,6 +101,8 @@ pub enum StartError {
 pub enum StartAction {
     /// Creating the data directory or a file in it.
     Create,
+    /// Locking the data directory.
+    Lock,
     /// Reading the data directory.
     Read,
     /// Binding the listening socket.
@@ -112,6 +115,7 @@ impl std::fmt::Display for StartAction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Create => "create",
+            Self::Lock => "lock",
             Self::Read => "read",
             Self::Listen => "listen on",
             Self::Spawn => "start",
@@ -124,15 +128,6 @@ impl StartError {
         let target = target.to_string();
         move |source| Self::Io { action, target, source }
     }
-}
-
-/// Makes a folder that only its owner reads: what is trained on is kept there.
-fn own_folder(folder: &std::path::Path) -> io::Result<()> {
-    let mut builder = std::fs::DirBuilder::new();
-    builder.recursive(true);
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.create(folder)
 }
 
 impl Server {
@@ -151,15 +146,17 @@ impl Server {
         let data = options.data_dir.clone();
         let place = data.display().to_string();
         let folders = data.join(crate::disk::WEIGHTS);
-        own_folder(&data)
-            .and_then(|()| own_folder(&folders))
+        create_private_folder(&data)
+            .and_then(|()| create_private_folder(&folders))
             .map_err(StartError::io(StartAction::Create, &place))?;
         let lock_path = data.join("lock");
-        let lock = std::fs::File::create(&lock_path)
-            .map_err(StartError::io(StartAction::Create, lock_path.display()))?;
-        if lock.try_lock().is_err() {
-            return Err(StartError::DataDirInUse(data));
-        }
+        let lock = match FileLock::acquire(&lock_path) {
+            Ok(lock) => lock,
+            Err(LockError::InUse) => return Err(StartError::DataDirInUse(data)),
+            Err(error) => {
+                return Err(StartError::io(StartAction::Lock, lock_path.display())(error.into()));
+            }
+        };
         let own = data.join("tokenizer");
         std::fs::create_dir_all(&own)
             .map_err(StartError::io(StartAction::Create, own.display()))?;

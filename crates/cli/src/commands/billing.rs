@@ -8,6 +8,7 @@ use tinkex::Timestamp;
 use tinkex::rest::{
     BillingUsage, StorageUsage, StorageUsageRequest, UsageEvent, UsageKind, UsageSession,
 };
+use tinkex_files::AtomicWrite;
 
 use crate::args::Format;
 use crate::error::CommandError;
@@ -188,7 +189,9 @@ fn write(
             continue;
         }
         let shown = path.display().to_string();
-        crate::files::replace(&shell.environment.path(&path), figures.csv().as_bytes())
+        AtomicWrite::new(shell.environment.path(&path))
+            .create_folders()
+            .write(figures.csv())
             .map_err(|why| CommandError::file("written", &shown, &why))?;
         shell.notice(&format!("Wrote {} row(s) to {shown}", figures.rows.len()));
         written.push(json!({ "path": shown, "rows": figures.rows.len() }));

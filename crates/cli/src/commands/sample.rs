@@ -224,6 +224,6 @@ fn write(shell: &Shell<'_>, path: &Path, document: &SampleReport<'_>) -> Result<
     } else {
         document.sequences.iter().map(|one| shown(one) + "\n").collect()
     };
-    std::fs::write(shell.environment.path(path), text)
+    tinkex_files::write(shell.environment.path(path), text)
         .map_err(|why| CommandError::file("written", &path.display().to_string(), &why))
 }

@@ -60,7 +60,7 @@ pub(crate) async fn run(shell: &mut Shell<'_>, save: SaveArgs) -> Result<(), Com
     });
     if let Some(file) = &save.output {
         let text = serde_json::to_string_pretty(&document).unwrap_or_default() + "\n";
-        std::fs::write(shell.environment.path(file), text)
+        tinkex_files::write(shell.environment.path(file), text)
             .map_err(|why| CommandError::file("written", &file.display().to_string(), &why))?;
     }
     let mut table = Table::of_properties().title(format!("Checkpoint saved: {path}"));

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use tinkex_files::AtomicWrite;
 use tinkex_wire::{ApiKeyDetails, Secret};
 
 use crate::error::{Error, ErrorKind};
@@ -157,7 +158,7 @@ impl CredentialStore {
             Error::new(ErrorKind::Config, what).with_source(why)
         };
         let folder = self.path.parent().unwrap_or(Path::new("."));
-        create_private_folder(folder).map_err(failed)?;
+        tinkex_files::create_private_folder(folder).map_err(failed)?;
         let text = match self.rest.0.is_empty() {
             // As the Python tools write it, down to the order of the fields.
             true => serde_json::to_vec_pretty(&self.file),
@@ -165,13 +166,7 @@ impl CredentialStore {
                 .and_then(|file| serde_json::to_vec_pretty(&with(file, &self.rest.0))),
         };
         let text = text.map_err(|why| failed(std::io::Error::other(why)))?;
-        let beside = folder.join(format!(".credentials-{}", uuid::Uuid::new_v4()));
-        let written =
-            write_private(&beside, &text).and_then(|()| std::fs::rename(&beside, &self.path));
-        if written.is_err() {
-            let _ = std::fs::remove_file(&beside);
-        }
-        written.map_err(failed)
+        AtomicWrite::new(&self.path).owner_only().write(text).map_err(failed)
     }
 }
 
@@ -230,31 +225,6 @@ impl File {
         }
         Ok(())
     }
-}
-
-#[cfg(unix)]
-fn create_private_folder(folder: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::DirBuilderExt as _;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
-}
-
-#[cfg(not(unix))]
-fn create_private_folder(folder: &Path) -> std::io::Result<()> {
-    std::fs::create_dir_all(folder)
-}
-
-fn write_private(path: &Path, text: &[u8]) -> std::io::Result<()> {
-    use std::io::Write as _;
-    let mut options = std::fs::OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::OpenOptionsExt as _;
-        options.mode(0o600);
-    }
-    let mut file = options.open(path)?;
-    file.write_all(text)?;
-    file.sync_all()
 }
 
 #[cfg(test)]

@@ -1,99 +1,49 @@
-//! Files and folders that appear whole or not at all.
+//! Durable replacement of files and folders, with the engine's errors.
 
-use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::io::{self, Write};
+use std::path::Path;
+
+use tinkex_files::{AtomicWrite, StagedFolder};
 
 use crate::{Error, Result};
 
-/// Writes a file aside, flushes it to disk and renames it to `path`.
+/// Replaces the file at `path` with what `content` writes, in one durable step.
+///
+/// ```
+/// # fn main() -> tinkex_engine::Result<()> {
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let path = folder.path().join("config.json");
+/// tinkex_engine::file::write_file(&path, |out| out.write_all(b"{}"))?;
+/// assert_eq!(std::fs::read(&path).unwrap(), b"{}");
+/// # Ok(()) }
+/// ```
 ///
 /// # Errors
-/// [`Error::Io`]; `path` is then as it was.
+/// [`Error::Io`]. The old file is then unchanged.
 pub fn write_file(
     path: &Path,
     content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> Result<()> {
-    let aside = Aside::of(path)?;
-    let file = File::create_new(&aside.0).map_err(Error::io("create", &aside.0))?;
-    let mut out = BufWriter::with_capacity(1 << 16, file);
-    content(&mut out)
-        .and_then(|()| out.flush())
-        .and_then(|()| out.get_ref().sync_all())
-        .map_err(Error::io("write", path))?;
-    drop(out);
-    fs::rename(&aside.0, path).map_err(Error::io("replace", path))?;
-    flush_folder_of(path);
-    Ok(())
+    AtomicWrite::new(path).write_with(content).map_err(Error::io("write", path))
 }
 
-/// Fills a folder aside and renames it to `path`; what was there before is removed after.
+/// Replaces the folder at `path` with one that `fill` writes, in one durable step.
+///
+/// `fill` gets the path of an empty temporary folder beside `path`. It must flush the files that it
+/// creates there; [`write_file`] does.
 ///
 /// # Errors
-/// What `fill` returns, or [`Error::Io`]; `path` is then as it was.
+/// The error of `fill`, or [`Error::Io`]. The old folder is then unchanged.
 pub fn write_folder(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-    let aside = Aside::of(path)?;
-    fs::create_dir(&aside.0).map_err(Error::io("create", &aside.0))?;
-    fill(&aside.0)?;
-    let old = Aside::of(path)?;
-    let replaces = match fs::rename(path, &old.0) {
-        Ok(()) => true,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => false,
-        Err(e) => return Err(Error::io("replace", path)(e)),
-    };
-    if let Err(e) = fs::rename(&aside.0, path) {
-        if replaces {
-            // Best effort: the first error is the one to report.
-            let _ = fs::rename(&old.0, path);
-        }
-        return Err(Error::io("replace", path)(e));
-    }
-    flush_folder_of(path);
-    Ok(())
-}
-
-/// A name beside the target, on the same disk; whatever is left under it goes when this is dropped.
-struct Aside(PathBuf);
-
-impl Aside {
-    fn of(path: &Path) -> Result<Self> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let Some(name) = path.file_name() else {
-            return Err(Error::bad_file(path, "has no file name"));
-        };
-        let mut aside = OsString::from(".");
-        aside.push(name);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        aside.push(OsStr::new(&format!(".{}-{count}", std::process::id())));
-        Ok(Self(path.with_file_name(aside)))
-    }
-}
-
-impl Drop for Aside {
-    fn drop(&mut self) {
-        if let Ok(about) = fs::symlink_metadata(&self.0) {
-            // Nobody waits for this: a leftover is ugly, not wrong.
-            let _ =
-                if about.is_dir() { fs::remove_dir_all(&self.0) } else { fs::remove_file(&self.0) };
-        }
-    }
-}
-
-/// Makes the rename itself survive a power cut, where the system lets us.
-fn flush_folder_of(path: &Path) {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    if let Ok(folder) = File::open(folder) {
-        let _ = folder.sync_all();
-    }
+    let staged = StagedFolder::new(path).map_err(Error::io("create", path))?;
+    fill(staged.path())?;
+    staged.commit().map_err(Error::io("replace", path))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn names(folder: &Path) -> Vec<String> {
@@ -106,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_leaves_the_old_file_and_nothing_else() {
+    fn a_failed_write_leaves_the_old_file_and_no_temporary_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
         write_file(&path, |out| out.write_all(b"old")).unwrap();
@@ -131,7 +81,7 @@ mod tests {
         assert_eq!(names(&path), ["b"]);
         let failed = write_folder(&path, |folder| {
             put("c")(folder)?;
-            Err(Error::invalid("c", "no"))
+            Err(Error::invalid("c", "not allowed"))
         });
         assert!(failed.is_err());
         assert_eq!(names(&path), ["b"]);

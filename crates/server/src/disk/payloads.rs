@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use tinkex_files::AtomicWrite;
 
 use super::frame::{HEAD, Head, MAGIC};
 
@@ -86,14 +87,13 @@ impl Payloads {
             );
             return Err(wrong(path, &why));
         }
-        // Half a copy that a crash left.
-        let _ = std::fs::remove_file(aside(path));
+        replacement(path).remove_leftover()?;
         file.cut(index.length)?;
         if index.length == 0 {
             file.append(MAGIC)?;
         }
         file.sync_all()?;
-        sync_folder(path);
+        sync_folder_of(path)?;
         let index = Index { length: index.length.max(MAGIC.len() as u64), ..index };
         Ok(Self::on(Box::new(file), index))
     }
@@ -193,24 +193,14 @@ impl Payloads {
     /// Copies the needed payloads into a new file, which then takes the old one's name.
     pub(super) fn keep(&mut self, needed: &HashSet<u64>) -> io::Result<()> {
         let path = lock(&self.index).path.clone();
-        let aside = aside(&path);
-        let kept = self.copy(needed, &path, &aside);
-        if kept.is_err() {
-            // Half a copy helps nobody, and the disk may be full.
-            let _ = std::fs::remove_file(aside);
-        }
-        kept
-    }
-
-    fn copy(&mut self, needed: &HashSet<u64>, path: &Path, aside: &Path) -> io::Result<()> {
         // Only this thread changes the places, so nobody has to wait while they are copied.
         let old = lock(&self.index).places.clone();
-        let mut file = own_file().truncate(true).open(aside)?;
-        let mut out = io::BufWriter::with_capacity(BUFFER, &mut file);
+        let mut staged = replacement(&path).stage()?;
+        let mut out = io::BufWriter::with_capacity(BUFFER, &mut staged);
         out.write_all(MAGIC)?;
         let mut length = MAGIC.len() as u64;
         let mut places = BTreeMap::new();
-        let mut from = File::open(path)?;
+        let mut from = File::open(&path)?;
         for (number, place) in old.into_iter().filter(|(number, _)| needed.contains(number)) {
             from.seek(SeekFrom::Start(place.start))?;
             if io::copy(&mut (&from).take(place.length), &mut out)? < place.length {
@@ -221,18 +211,19 @@ impl Payloads {
         }
         out.flush()?;
         drop(out);
-        file.sync_all()?;
-        {
-            // Together: whoever opens the file finds the places in it.
+        staged.sync()?;
+        let file = {
+            // Rename under the lock: a reader that opens the file expects these places in it.
             let mut index = lock(&self.index);
-            std::fs::rename(aside, path)?;
+            let file = staged.publish()?;
             index.places = places;
             index.length = length;
-        }
-        sync_folder(path);
+            file
+        };
+        // Even if flushing the folder fails: the old file is no longer read.
         self.medium = Box::new(file);
         self.torn = false;
-        Ok(())
+        sync_folder_of(&path)
     }
 }
 
@@ -296,9 +287,9 @@ fn wrong(path: &Path, why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{}: {why}", path.display()))
 }
 
-/// Where the needed payloads are copied to.
-fn aside(path: &Path) -> PathBuf {
-    path.with_extension("new")
+/// How the file is replaced by a copy with the needed payloads only.
+fn replacement(path: &Path) -> AtomicWrite {
+    AtomicWrite::new(path).single_writer().owner_only()
 }
 
 /// How to make or open a file that only its owner reads: prompts stand in it.
@@ -310,11 +301,9 @@ pub(super) fn own_file() -> OpenOptions {
     options
 }
 
-/// Makes a new name last; some systems cannot flush folders.
-fn sync_folder(path: &Path) {
-    if let Some(folder) = path.parent() {
-        let _ = File::open(folder).and_then(|folder| folder.sync_all());
-    }
+/// Flushes the folder that holds `path`, so that a new name survives a power failure.
+fn sync_folder_of(path: &Path) -> io::Result<()> {
+    tinkex_files::sync_folder(path.parent().unwrap_or(Path::new(".")))
 }
 
 fn lock(index: &Mutex<Index>) -> MutexGuard<'_, Index> {

@@ -238,7 +238,7 @@ model = AutoPeftModelForCausalLM.from_pretrained(\"{repo}\")
 }
 
 fn write(file: &Path, bytes: &[u8]) -> Result<(), CommandError> {
-    std::fs::write(file, bytes)
+    tinkex_files::write(file, bytes)
         .map_err(|why| CommandError::file("written", &file.display().to_string(), &why))
 }
 

@@ -1,6 +1,5 @@
 //! [`ActiveRun`]: a run under way, written down as it goes.
 
-use std::fs::File;
 use std::path::PathBuf;
 
 use serde_json::json;
@@ -27,7 +26,7 @@ pub(super) struct ActiveRun {
     pub(super) service: ServiceClient,
     pub(super) folder: PathBuf,
     /// Nobody else goes on with it meanwhile.
-    pub(super) _lock: File,
+    pub(super) _lock: tinkex_files::FileLock,
     pub(super) state: RunState,
     pub(super) record: MetricsLog,
 }

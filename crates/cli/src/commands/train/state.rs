@@ -1,10 +1,10 @@
 //! [`RunState`]: what a run is and how far it came, in its folder.
 
-use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use tinkex::{TooLong, TrainOn};
+use tinkex_files::{AtomicWrite, FileLock, LockError};
 
 use crate::error::{CommandError, Exit};
 
@@ -162,9 +162,9 @@ impl RunState {
 
     /// Writes it down, all or nothing.
     pub(crate) fn store(&self, folder: &Path) -> Result<(), CommandError> {
-        let (path, new) = (Self::path(folder), folder.join("run.json.new"));
+        let path = Self::path(folder);
         let text = serde_json::to_vec_pretty(self).unwrap_or_default();
-        let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path));
+        let written = AtomicWrite::new(&path).single_writer().write(text);
         written.map_err(|why| CommandError::file("written", &path.display().to_string(), &why))
     }
 
@@ -175,18 +175,16 @@ impl RunState {
 }
 
 /// Keeps others from the run in a folder, for as long as the file is open.
-pub(crate) fn lock(folder: &Path) -> Result<File, CommandError> {
+pub(crate) fn lock(folder: &Path) -> Result<FileLock, CommandError> {
     let path = folder.join("lock");
-    let failed = |why| CommandError::file("locked", &path.display().to_string(), &why);
-    let file = File::create(&path).map_err(failed)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => {
+    match FileLock::acquire(&path) {
+        Ok(lock) => Ok(lock),
+        Err(LockError::InUse) => {
             let why = format!("the run in {} is under way already", folder.display());
             Err(CommandError::new(Exit::Failed, why)
                 .hint("wait for the other tinkex train, or stop it"))
         }
-        Err(TryLockError::Error(why)) => Err(failed(why)),
+        Err(error) => Err(CommandError::file("locked", &path.display().to_string(), &error.into())),
     }
 }
 

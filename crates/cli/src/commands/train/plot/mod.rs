@@ -86,11 +86,7 @@ pub(super) fn draw(record: &MetricsLog, title: &str, path: &Path) -> Result<(), 
         Some(ImageKind::Png) => png::picture(&shapes),
         Some(ImageKind::Svg) | None => Ok(svg::picture(&shapes).into_bytes()),
     };
-    let mut new = path.as_os_str().to_owned();
-    new.push(".new");
-    let written = picture
-        .and_then(|bytes| std::fs::write(&new, bytes))
-        .and_then(|()| std::fs::rename(&new, path));
+    let written = picture.and_then(|bytes| tinkex_files::write(path, bytes));
     written.map_err(|why| CommandError::file("written", &path.display().to_string(), &why))
 }
 

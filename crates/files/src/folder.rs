@@ -1,0 +1,272 @@
+//! Replaces folders so that a crash leaves either the old or the new content.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use crate::operations::{Operations, System, file_name, parent};
+
+/// A temporary folder that becomes the target on [`commit`](Self::commit). Dropping it removes it.
+///
+/// ```
+/// # fn main() -> std::io::Result<()> {
+/// # let root = tempfile::tempdir()?;
+/// # let target = root.path().join("checkpoint");
+/// use tinkex_files::{StagedFolder, write};
+///
+/// let staged = StagedFolder::new(&target)?;
+/// write(staged.path().join("weights"), [0; 8])?;
+/// assert!(!target.exists());
+/// staged.commit()?;
+/// assert_eq!(std::fs::read(target.join("weights"))?.len(), 8);
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct StagedFolder {
+    folder: TempDir,
+    target: PathBuf,
+}
+
+impl StagedFolder {
+    /// Creates an empty folder beside `target`.
+    ///
+    /// # Errors
+    /// If the folder that holds `target` does not exist or cannot be written to.
+    pub fn new(target: impl AsRef<Path>) -> io::Result<Self> {
+        let target = target.as_ref();
+        let mut prefix = OsString::from(".");
+        prefix.push(file_name(target)?);
+        prefix.push(".");
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(&prefix);
+        // Temporary folders have mode 0700 by default; this one is to be published.
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
+        Ok(Self { folder: builder.tempdir_in(parent(target))?, target: target.to_owned() })
+    }
+
+    /// The folder to fill. Flush each file written to it, for example with [`write`](crate::write).
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Replaces the target with this folder; see [`replace_folder`].
+    ///
+    /// # Errors
+    /// As for [`replace_folder`]; the temporary folder is then removed.
+    pub fn commit(self) -> io::Result<()> {
+        replace_folder(self.folder.path(), &self.target)
+    }
+}
+
+/// Replaces whatever is at `target` with the folder `staged`, and removes what it replaced.
+///
+/// Both must be on the same file system, and the files in `staged` flushed. On Linux and macOS the
+/// two are swapped in one step, so `target` exists at every moment. Elsewhere, and on file systems
+/// that cannot swap, the old content is renamed first; if the process is killed before the new one
+/// has its name, the next replacement or [`recover_folder`] restores the old content.
+///
+/// After success `staged` no longer exists. If the process is killed, it can be left with either
+/// the new content or the old.
+///
+/// Replacements of one target must not run at the same time; hold a [`FileLock`](crate::FileLock)
+/// if several processes may do it.
+///
+/// # Errors
+/// If the folder cannot be renamed. The old content is then at `target`, and `staged` is unchanged.
+/// An error while removing the old content is ignored: the next replacement tries again.
+pub fn replace_folder(staged: impl AsRef<Path>, target: impl AsRef<Path>) -> io::Result<()> {
+    replace_on(&System, staged.as_ref(), target.as_ref())
+}
+
+/// Restores the content of `target` if the process was killed while [`replace_folder`] replaced it
+/// on a file system that cannot swap folders. Does nothing otherwise.
+///
+/// # Errors
+/// If the old content exists and cannot be renamed.
+pub fn recover_folder(target: impl AsRef<Path>) -> io::Result<()> {
+    recover_on(&System, target.as_ref())
+}
+
+/// Creates a folder and its missing parents with mode 0700 on Unix. Existing folders keep theirs.
+///
+/// # Errors
+/// If a folder cannot be created.
+pub fn create_private_folder(folder: impl AsRef<Path>) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(folder)
+}
+
+fn replace_on(operations: &impl Operations, staged: &Path, target: &Path) -> io::Result<()> {
+    recover_on(operations, target)?;
+    operations.sync_folder(staged)?;
+    if !exists(target) {
+        operations.rename(staged, target)?;
+        return operations.sync_folder(parent(target));
+    }
+    if operations.exchange(staged, target).is_ok() {
+        operations.sync_folder(parent(target))?;
+        let _ = operations.remove(staged);
+        return Ok(());
+    }
+    let retired = retired(target)?;
+    operations.rename(target, &retired)?;
+    if let Err(error) = operations.rename(staged, target) {
+        let _ = operations.rename(&retired, target);
+        return Err(error);
+    }
+    operations.sync_folder(parent(target))?;
+    let _ = operations.remove(&retired);
+    Ok(())
+}
+
+fn recover_on(operations: &impl Operations, target: &Path) -> io::Result<()> {
+    let retired = retired(target)?;
+    if !exists(&retired) {
+        return Ok(());
+    }
+    if exists(target) {
+        // The replacement succeeded; only the removal of the old content was interrupted.
+        let _ = operations.remove(&retired);
+        return Ok(());
+    }
+    operations.rename(&retired, target)?;
+    operations.sync_folder(parent(target))
+}
+
+/// Name of the old content between the two renames. It is fixed, so that recovery finds it.
+fn retired(target: &Path) -> io::Result<PathBuf> {
+    let mut name = OsString::from(".");
+    name.push(file_name(target)?);
+    name.push(".tinkex-replaced");
+    Ok(target.with_file_name(name))
+}
+
+fn exists(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operations::testing::Interrupted;
+
+    /// The content of a folder with one file.
+    fn content(folder: &Path) -> Option<String> {
+        fs::read_to_string(folder.join("file")).ok()
+    }
+
+    fn folder(path: &Path, text: &str) {
+        fs::create_dir(path).unwrap();
+        fs::write(path.join("file"), text).unwrap();
+    }
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn an_interrupted_replacement_leaves_old_or_new_content_and_blocks_no_later_one() {
+        for exchange in [false, true] {
+            let mut finished = false;
+            for operations in 0..20 {
+                let root = tempfile::tempdir().unwrap();
+                let (target, staged) = (root.path().join("target"), root.path().join("staged"));
+                folder(&target, "old");
+                folder(&staged, "new");
+                let interrupted = Interrupted::after(operations, exchange);
+                let replaced = replace_on(&interrupted, &staged, &target);
+                if exchange {
+                    assert!(exists(&target), "a swap leaves no gap ({operations})");
+                }
+                recover_folder(&target).unwrap();
+                let left = content(&target).unwrap();
+                let expected: &[&str] = if replaced.is_ok() { &["new"] } else { &["old", "new"] };
+                assert!(expected.contains(&left.as_str()), "{left} after {operations}");
+
+                let _ = fs::remove_dir_all(&staged);
+                folder(&staged, "newer");
+                replace_folder(&staged, &target).unwrap();
+                assert_eq!(content(&target).as_deref(), Some("newer"), "{operations}");
+                assert_eq!(names(root.path()), ["target"], "{operations}");
+                finished = replaced.is_ok() && interrupted.trace().last() == Some(&"remove");
+                if finished {
+                    break;
+                }
+            }
+            assert!(finished, "the last interruption was after the last operation");
+        }
+    }
+
+    #[test]
+    fn a_replacement_after_a_gap_starts_from_the_old_content() {
+        let root = tempfile::tempdir().unwrap();
+        let (target, staged) = (root.path().join("target"), root.path().join("staged"));
+        folder(&target, "old");
+        folder(&staged, "new");
+        // Flush, rename the old content away; the second rename and its undo do not happen.
+        replace_on(&Interrupted::after(2, false), &staged, &target).unwrap_err();
+        assert!(!exists(&target));
+        recover_folder(&target).unwrap();
+        assert_eq!(content(&target).as_deref(), Some("old"));
+        assert_eq!(content(&staged).as_deref(), Some("new"));
+    }
+
+    #[test]
+    fn a_new_folder_appears_whole_with_the_usual_permissions() {
+        let root = tempfile::tempdir().unwrap();
+        let target = root.path().join("target");
+        let staged = StagedFolder::new(&target).unwrap();
+        crate::write(staged.path().join("file"), "x").unwrap();
+        assert!(!exists(&target));
+        staged.commit().unwrap();
+        assert_eq!(content(&target).as_deref(), Some("x"));
+        assert_eq!(names(root.path()), ["target"]);
+        let plain = root.path().join("plain");
+        fs::create_dir(&plain).unwrap();
+        let permissions = |path: &Path| fs::metadata(path).unwrap().permissions();
+        assert_eq!(permissions(&target), permissions(&plain));
+    }
+
+    #[test]
+    fn a_dropped_folder_leaves_nothing() {
+        let root = tempfile::tempdir().unwrap();
+        let target = root.path().join("target");
+        folder(&target, "old");
+        let staged = StagedFolder::new(&target).unwrap();
+        crate::write(staged.path().join("file"), "new").unwrap();
+        drop(staged);
+        assert_eq!(content(&target).as_deref(), Some("old"));
+        assert_eq!(names(root.path()), ["target"]);
+    }
+
+    #[test]
+    fn a_file_or_link_at_the_target_is_replaced() {
+        let root = tempfile::tempdir().unwrap();
+        let (target, staged) = (root.path().join("target"), root.path().join("staged"));
+        fs::write(&target, "a file").unwrap();
+        folder(&staged, "new");
+        replace_folder(&staged, &target).unwrap();
+        assert_eq!(content(&target).as_deref(), Some("new"));
+        assert_eq!(names(root.path()), ["target"]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn private_folders_are_for_their_owner() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("a/b");
+        create_private_folder(&path).unwrap();
+        create_private_folder(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
+    }
+}

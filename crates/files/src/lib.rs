@@ -1,0 +1,41 @@
+//! Durable file replacement, file locks and the Hugging Face hub cache.
+//!
+//! The crates of the workspace replace files and folders through this crate only, so that one
+//! implementation decides what survives a crash:
+//!
+//! | To do this | Use |
+//! |---|---|
+//! | replace a small file | [`write`] |
+//! | choose permissions, or write in pieces | [`AtomicWrite`] |
+//! | create or replace a folder as a whole | [`StagedFolder`] |
+//! | publish a folder that was filled over several runs | [`replace_folder`] |
+//! | keep other processes out | [`FileLock`] |
+//! | find models that any hub client downloaded | [`HubCache`] |
+//!
+//! Everything here blocks. Call it from a blocking task when inside an async runtime.
+//!
+//! The crate reads no environment variables: functions that depend on them take a lookup closure.
+//!
+//! ```
+//! # fn main() -> std::io::Result<()> {
+//! # let folder = tempfile::tempdir()?;
+//! # let path = folder.path().join("run.json");
+//! tinkex_files::write(&path, r#"{"step": 1}"#)?;
+//! tinkex_files::write(&path, r#"{"step": 2}"#)?;
+//! assert_eq!(std::fs::read(&path)?, br#"{"step": 2}"#);
+//! # Ok(()) }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod file;
+mod folder;
+mod hub_cache;
+mod lock;
+mod operations;
+
+pub use file::{AtomicWrite, StagedFile, write};
+pub use folder::{StagedFolder, create_private_folder, recover_folder, replace_folder};
+pub use hub_cache::{CachedRepo, HubCache, hub_home};
+pub use lock::{FileLock, LockError, try_lock};
+pub use operations::sync_folder;
