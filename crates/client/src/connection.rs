@@ -3,7 +3,9 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tinkex_wire::{Call, ClientConfig, ClientConfigRequest, DynamicConfig, DynamicConfigRequest};
+use tinkex_wire::{
+    ApiRequest, ClientConfig, ClientConfigRequest, DynamicConfig, DynamicConfigRequest,
+};
 
 use crate::config::Credential;
 use crate::error::{Error, ErrorKind, Result};
@@ -116,7 +118,7 @@ fn prepare(transport: &Transport, settings: &Settings, config: &ClientConfig) ->
 }
 
 /// Settings, or nothing from a server without them: simple ones lack the call.
-async fn if_there<C: Call>(transport: &Transport, call: &C) -> Result<Option<C::Reply>> {
+async fn if_there<C: ApiRequest>(transport: &Transport, call: &C) -> Result<Option<C::Response>> {
     match transport.send(call, &RequestOptions::default()).await {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         other => other.map(Some),

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tinkex_wire::{Category, DecodeError, ErrorBody, InvalidInput, RequestFailed, RequestId};
+use tinkex_wire::{DecodeError, ErrorBody, ErrorCategory, InvalidInput, RequestFailed, RequestId};
 
 /// The result of a call.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -24,7 +24,7 @@ struct Inner {
     hint: Option<&'static str>,
     status: Option<u16>,
     body: Option<String>,
-    category: Option<Category>,
+    category: Option<ErrorCategory>,
     request_id: Option<RequestId>,
     attempts: u32,
     elapsed: Duration,
@@ -231,7 +231,7 @@ impl Error {
 
     /// Whose fault it was, if the server said so about failed work.
     #[must_use]
-    pub fn category(&self) -> Option<Category> {
+    pub fn category(&self) -> Option<ErrorCategory> {
         self.0.category
     }
 
@@ -284,7 +284,7 @@ impl Error {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         if let Some(category) = self.0.category {
-            return category != Category::User;
+            return category != ErrorCategory::User;
         }
         match self.0.status {
             _ if self.0.wanted => false,
@@ -298,7 +298,7 @@ impl Error {
     #[must_use]
     pub fn is_user_error(&self) -> bool {
         let refused = |status: u16| (400..500).contains(&status) && status != 408;
-        self.0.category == Some(Category::User)
+        self.0.category == Some(ErrorCategory::User)
             || (self.0.kind != ErrorKind::Expired && self.0.status.is_some_and(refused))
     }
 }
@@ -434,7 +434,7 @@ mod tests {
                     "promise_expired(410)" => Error::of_reply(410, b"", None).expired(),
                     failed if failed.starts_with("request_failed") => {
                         let category = failed.rsplit(['=', '_']).next().unwrap();
-                        let category = Category::from_name(category);
+                        let category = ErrorCategory::from_name(category);
                         Error::of_work(RequestFailed { error: String::new(), category })
                     }
                     // A raw error of an HTTP library never leaves the transport here; causes of
@@ -459,8 +459,10 @@ mod tests {
     fn a_hint_says_what_to_do_where_that_is_known() {
         let long = b"{\"detail\":\"prompt exceeds the context window of 4096\"}";
         assert!(Error::of_reply(400, long, None).hint().unwrap().contains("max_tokens"));
-        let failed =
-            RequestFailed { error: "Context length exceeded".to_owned(), category: Category::User };
+        let failed = RequestFailed {
+            error: "Context length exceeded".to_owned(),
+            category: ErrorCategory::User,
+        };
         assert!(Error::of_work(failed).hint().is_some());
         assert!(Error::of_reply(401, b"", None).hint().unwrap().contains("TINKER_API_KEY"));
         assert!(Error::of_reply(400, b"odd", None).hint().is_none());

@@ -96,11 +96,12 @@ pub use rest_client::{AdminClient, CopyCheckpoint, RestClient};
 pub use sampling::{SampleRequestBuilder, SamplingClient};
 pub use service::{ServiceClient, ServiceClientBuilder};
 pub use tinkex_wire::{
-    self as wire, AdamParams, Category, Datum, DimuonParams, FinishReason, JsonObject, Logprobs,
-    LoraConfig, LossConfig, LossFn, LossOutput, LossOutputs, Metadata, ModelId, ModelInfo,
-    ModelInput, OptimParams, OptimStepOutput, OptimizerConfig, RequestId, SampleResponse,
-    SampledSequence, SamplerHandle, SamplerId, SamplingParams, Secret, ServerCapabilities,
-    SessionId, Stop, StopReason, SupportedModel, TensorData, Timestamp, TinkerPath, Tokens, rest,
+    self as wire, AdamParams, Datum, DimuonParams, ErrorCategory, FinishReason, JsonObject,
+    Logprobs, LoraConfig, LossConfig, LossFn, LossOutput, LossOutputs, Metadata, ModelId,
+    ModelInfo, ModelInput, OptimParams, OptimStepOutput, OptimizerConfig, RequestId,
+    SampleResponse, SampledSequence, SamplerHandle, SamplerId, SamplingParams, Secret,
+    ServerCapabilities, SessionId, StopCondition, StopReason, SupportedModel, TensorData,
+    Timestamp, TinkerPath, Tokens, rest,
 };
 #[cfg(feature = "console")]
 pub use tracing;

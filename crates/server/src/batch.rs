@@ -6,7 +6,7 @@ use tinkex_engine::loss::graph::{Graph, Tensor, Values};
 use tinkex_engine::train::{Datum, TrainingObjective as Aim, TrainingOutput};
 use tinkex_engine::{Error, Result, Trainer};
 use tinkex_wire::{
-    ForwardBackwardOutput, LossOutputs, LossRecord, Mode, Shape, TensorData, Tokens, loss_input,
+    ForwardBackwardOutput, LossOutputs, LossRecord, PassMode, Shape, TensorData, Tokens, loss_input,
 };
 
 use crate::work::Objective;
@@ -73,7 +73,7 @@ impl Batch {
     }
 
     /// Runs the data through a model.
-    pub(crate) fn run(&self, trainer: &mut Trainer, mode: Mode) -> Result<TrainingOutput> {
+    pub(crate) fn run(&self, trainer: &mut Trainer, mode: PassMode) -> Result<TrainingOutput> {
         if self.is_empty() {
             let metrics = vec![("loss:sum".to_owned(), 0.0)];
             return Ok(TrainingOutput { logprobs: Vec::new(), metrics });
@@ -85,8 +85,8 @@ impl Batch {
         }
         let aim = self.objective.aim();
         match mode {
-            Mode::Forward => trainer.forward(&aim, &data),
-            Mode::ForwardBackward => trainer.forward_backward(&aim, &data),
+            PassMode::Forward => trainer.forward(&aim, &data),
+            PassMode::ForwardBackward => trainer.forward_backward(&aim, &data),
         }
     }
 
@@ -98,11 +98,11 @@ impl Batch {
             let columns = self.data[start].columns;
             let same = self.data[start..].iter().take_while(|d| d.columns == columns).count();
             let rows = &output.logprobs[start..start + same];
-            let values = tinkex_wire::Values::Float32(rows.concat().into());
+            let values = tinkex_wire::TensorValues::Float32(rows.concat().into());
             let trailing = columns.map_or(Shape::SCALAR, |columns| Shape::from([columns]));
             let record = LossRecord::new(same)
                 .type_tag(TYPE)
-                .field_of("logprobs", values, rows.iter().map(Vec::len), trailing)
+                .field_with_shape("logprobs", values, rows.iter().map(Vec::len), trailing)
                 .expect("there is one list of whole rows for each datum");
             outputs.append(LossOutputs::from(record));
             start += same;
@@ -233,8 +233,8 @@ impl Owned {
 
 fn view<'a>(tensor: &'a TensorData, shape: &'a [usize]) -> Tensor<'a> {
     let values = match tensor.values() {
-        tinkex_wire::Values::Float32(values) => Values::F32(values),
-        tinkex_wire::Values::Int64(values) => Values::I64(values),
+        tinkex_wire::TensorValues::Float32(values) => Values::F32(values),
+        tinkex_wire::TensorValues::Int64(values) => Values::I64(values),
     };
     Tensor { shape, values }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tinkex_wire::{
-    Category, Finish, JsonObject, LossId, Metadata, ModelId, OptimizerConfig, RequestId, SamplerId,
-    SessionId, TinkerPath,
+    ErrorCategory, FinishDetails, JsonObject, LossId, Metadata, ModelId, OptimizerConfig,
+    RequestId, SamplerId, SessionId, TinkerPath,
 };
 
 /// A moment, in microseconds since 1970.
@@ -55,7 +55,7 @@ pub(crate) struct Session {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum End {
     /// Its client said so.
-    Finished(Finish),
+    Finished(FinishDetails),
     /// Nothing was heard of it for too long.
     Expired,
 }
@@ -218,7 +218,7 @@ pub(crate) enum Fault {
     Server,
 }
 
-impl From<Fault> for Category {
+impl From<Fault> for ErrorCategory {
     fn from(fault: Fault) -> Self {
         match fault {
             Fault::User => Self::User,

@@ -300,7 +300,7 @@ impl Op {
         match self {
             Self::Fail(..) => "request",
             Self::Create => "create_model",
-            Self::Pass(pass) if pass.mode == tinkex_wire::Mode::Forward => "forward",
+            Self::Pass(pass) if pass.mode == tinkex_wire::PassMode::Forward => "forward",
             Self::Pass(_) => "forward_backward",
             Self::Step(_) => "optim_step",
             Self::Save(_) => "save",

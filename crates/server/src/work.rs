@@ -7,8 +7,8 @@ use tinkex_engine::loss::{Guesses, Loss};
 use tinkex_engine::optim::{AdamParams, DimuonParams, StepParams};
 use tinkex_engine::sample::SampleRequest;
 use tinkex_wire::{
-    ForwardBackward, LossConfig, LossFn, LossId, LossSetting, Metadata, Mode, ModelId, OptimParams,
-    RequestId, SamplerId, TensorData, TinkerPath,
+    ForwardBackward, LossConfig, LossFn, LossId, LossSetting, Metadata, ModelId, OptimParams,
+    PassMode, RequestId, SamplerId, TensorData, TinkerPath,
 };
 
 use crate::batch::Batch;
@@ -64,7 +64,7 @@ pub(crate) enum Op {
 /// Data to be run through a model.
 pub(crate) struct Pass {
     pub(crate) batch: Batch,
-    pub(crate) mode: Mode,
+    pub(crate) mode: PassMode,
 }
 
 /// What data is run for.

@@ -15,8 +15,9 @@ use bytes::Bytes;
 use fastrand::Rng;
 use prost::Message as _;
 use tinkex_wire::{
-    Call, Datum, ForwardBackward, ForwardBackwardOutput, Logprobs, LossFn, LossOutputs, LossRecord,
-    SampleRequest, SampleResponse, SampledSequence, SamplingParams, Seq, StopReason, codec,
+    ApiRequest, Datum, ForwardBackward, ForwardBackwardOutput, Logprobs, LossFn, LossOutputs,
+    LossRecord, SampleRequest, SampleResponse, SampledSequence, SamplingParams, Seq, StopReason,
+    codec,
 };
 
 const ROUNDS: usize = 60;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::call::{bare_call, json_call, json_reply};
+use crate::request::{bare_request, json_request, json_response};
 use crate::secret::Secret;
 
 /// Exchanges the key in the request's header for a short-lived token.
@@ -60,13 +60,13 @@ pub struct UserDetails {
     pub email: String,
 }
 
-json_reply!(AuthToken, ApiKeyInfo);
+json_response!(AuthToken, ApiKeyInfo);
 
-json_call! {
+json_request! {
     AuthTokenRequest: AuthToken => AuthToken;
 }
 
-bare_call! {
+bare_request! {
     ApiKeyRequest: GetApiKey => ApiKeyInfo, |c| params [];
     DeleteApiKey: DeleteApiKey => (), |c| params [];
 }

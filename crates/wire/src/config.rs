@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::call::{bare_call, json_call, json_reply};
+use crate::request::{bare_request, json_request, json_response};
 
 /// The version of the protocol that this crate speaks, as clients announce it.
 pub const SDK_VERSION: &str = "0.36.0";
@@ -167,14 +167,14 @@ pub enum HealthStatus {
     Ok,
 }
 
-json_reply!(ClientConfig, DynamicConfig, ServerCapabilities, Health);
+json_response!(ClientConfig, DynamicConfig, ServerCapabilities, Health);
 
-json_call! {
+json_request! {
     ClientConfigRequest: ClientConfig => ClientConfig;
     DynamicConfigRequest: DynamicConfig => DynamicConfig;
 }
 
-bare_call! {
+bare_request! {
     ServerCapabilitiesRequest: ServerCapabilities => ServerCapabilities, |c| params [];
     HealthRequest: Health => Health, |c| params [];
 }

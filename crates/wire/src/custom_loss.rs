@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::call::{json_call, json_output};
-use crate::future::Ticket;
+use crate::future::SubmitResponse;
 use crate::ids::{LossId, SessionId};
+use crate::request::{json_output, json_request};
 use crate::{InvalidInput, JsonObject};
 
 /// Inputs a loss may have, `logprobs` included.
@@ -14,7 +14,7 @@ pub const MAX_CUSTOM_LOSS_INPUTS: usize = 16;
 /// Uploads a loss.
 ///
 /// ```
-/// use tinkex_wire::{Arg, Call, CreateCustomLoss, CustomLossInput, Graph, Node};
+/// use tinkex_wire::{Arg, ApiRequest, CreateCustomLoss, CustomLossInput, Graph, Node};
 ///
 /// let graph = Graph::new(vec![
 ///     Node::placeholder("logprobs"),
@@ -29,7 +29,7 @@ pub const MAX_CUSTOM_LOSS_INPUTS: usize = 16;
 ///     inputs: vec![CustomLossInput { name: "logprobs".to_owned(), rank: 1 }],
 ///     graph,
 /// };
-/// upload.check()?;
+/// upload.validate()?;
 /// # Ok::<_, tinkex_wire::InvalidInput>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -60,7 +60,7 @@ pub struct CustomLossInput {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "create_custom_loss")]
 pub struct CustomLossCreated {
-    /// What to call it in [`LossConfig::uploaded`](crate::LossConfig::uploaded).
+    /// What to call it in [`LossConfig::custom`](crate::LossConfig::uploaded).
     pub loss_id: LossId,
 }
 
@@ -330,8 +330,8 @@ impl From<Vec<Self>> for Arg {
     }
 }
 
-json_call! {
-    CreateCustomLoss: CreateCustomLoss => Ticket, check CreateCustomLoss::check_all;
+json_request! {
+    CreateCustomLoss: CreateCustomLoss => SubmitResponse, check CreateCustomLoss::check_all;
 }
 
 json_output! {

@@ -8,7 +8,7 @@ use serde_json::Value;
 /// Whose fault a failed request was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Category {
+pub enum ErrorCategory {
     /// Nobody said.
     #[default]
     Unknown,
@@ -18,7 +18,7 @@ pub enum Category {
     User,
 }
 
-impl Category {
+impl ErrorCategory {
     /// The word on the wire.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -39,13 +39,13 @@ impl Category {
     }
 }
 
-impl fmt::Display for Category {
+impl fmt::Display for ErrorCategory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-impl<'de> Deserialize<'de> for Category {
+impl<'de> Deserialize<'de> for ErrorCategory {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = Value::deserialize(deserializer)?;
         Ok(name.as_str().map_or_else(Self::default, Self::from_name))

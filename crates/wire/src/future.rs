@@ -1,7 +1,7 @@
 //! Tickets and the answers behind them.
 //!
-//! A heavy call is answered at once with a [`Ticket`]; asking for it with [`RetrieveFuture`] gives
-//! an [`Outcome`]. [`Outcome::read`] is the only place that knows the forms an answer can take,
+//! A heavy call is answered at once with a [`SubmitResponse`]; asking for it with [`RetrieveFuture`] gives
+//! an [`PollResponse`]. [`PollResponse::decode`] is the only place that knows the forms an answer can take,
 //! those of older servers included.
 
 use std::borrow::Cow;
@@ -11,16 +11,18 @@ use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
-use crate::call::{Body, Call, JSON, PROTO, Reply, json_call, json_reply};
 use crate::codec::json;
-use crate::failure::Category;
+use crate::failure::ErrorCategory;
 use crate::ids::{ModelId, RequestId, SamplerId, SequenceId};
+use crate::request::{
+    ApiRequest, ApiResponse, JSON, PROTO, RequestBody, json_request, json_response,
+};
 use crate::route::Route;
 use crate::{DecodeError, DecodeErrorKind, InvalidInput};
 
 /// An answer to come.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ticket {
+pub struct SubmitResponse {
     /// What to ask for it with.
     pub request_id: RequestId,
     /// The model it is about.
@@ -50,11 +52,11 @@ pub struct CancelFuture {
 
 /// What stands behind a ticket right now.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
+pub enum PollResponse {
     /// The answer.
-    Ready(Payload),
+    Ready(ResultPayload),
     /// Not yet.
-    TryAgain(Pending),
+    TryAgain(QueueStatus),
     /// The answer is there, and this large. Ask again without
     /// [`allow_metadata_only`](RetrieveFuture::allow_metadata_only).
     MetadataOnly {
@@ -67,14 +69,14 @@ pub enum Outcome {
 
 /// An answer, not yet decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Payload {
+pub enum ResultPayload {
     /// JSON.
     Json(Bytes),
     /// Protobuf.
     Proto(Bytes),
 }
 
-impl Payload {
+impl ResultPayload {
     /// The bytes of a JSON answer.
     ///
     /// # Errors
@@ -101,7 +103,7 @@ impl Payload {
 
 /// Why there is no answer yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pending {
+pub struct QueueStatus {
     /// Whether work goes on; `None` if the server did not say.
     pub queue_state: Option<QueueState>,
     /// Why it does not.
@@ -154,7 +156,7 @@ pub struct RequestFailed {
     /// What went wrong, for people.
     pub error: String,
     /// Whose fault it was.
-    pub category: Category,
+    pub category: ErrorCategory,
 }
 
 /// The fields that tell one form of answer from another. Everything else is skipped, not stored.
@@ -173,7 +175,7 @@ struct Marks<'a> {
     #[serde(borrow, default, deserialize_with = "present")]
     error: Option<&'a RawValue>,
     #[serde(default)]
-    category: Category,
+    category: ErrorCategory,
     #[serde(borrow, default)]
     result: Option<&'a RawValue>,
 }
@@ -192,16 +194,16 @@ fn text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Cow<'de, str>>, D::
 #[derive(Deserialize)]
 struct BorrowedText<'a>(#[serde(borrow)] Cow<'a, str>);
 
-impl Outcome {
+impl PollResponse {
     /// Reads a successful reply to [`RetrieveFuture`].
     ///
     /// # Errors
     /// If the body is neither protobuf nor JSON.
-    pub fn read(content_type: &str, body: &Bytes) -> Result<Self, DecodeError> {
+    pub fn decode(content_type: &str, body: &Bytes) -> Result<Self, DecodeError> {
         if content_type.to_ascii_lowercase().contains(PROTO) {
-            return Ok(Self::Ready(Payload::Proto(body.clone())));
+            return Ok(Self::Ready(ResultPayload::Proto(body.clone())));
         }
-        let ready = || Self::Ready(Payload::Json(body.clone()));
+        let ready = || Self::Ready(ResultPayload::Json(body.clone()));
         // Any JSON that is not an object is an answer, though no call has such a one.
         if body.trim_ascii_start().first() != Some(&b'{') {
             let _: serde::de::IgnoredAny = json::decode_borrowed(body)?;
@@ -219,7 +221,9 @@ impl Outcome {
             (_, Some("pending")) => Self::TryAgain(marks.pending()),
             (_, Some("failed")) => Self::Failed(marks.failed()),
             (_, Some("completed")) => match marks.result {
-                Some(result) => Self::Ready(Payload::Json(body.slice_ref(result.get().as_bytes()))),
+                Some(result) => {
+                    Self::Ready(ResultPayload::Json(body.slice_ref(result.get().as_bytes())))
+                }
                 None => {
                     let why = "is not there, though the work is completed";
                     return Err(DecodeError::new(DecodeErrorKind::Missing, why).within("result"));
@@ -232,14 +236,14 @@ impl Outcome {
     /// Reads the body of a 408: a poll that ended without an answer may say why. A body that is
     /// missing or unreadable says nothing.
     #[must_use]
-    pub fn read_timeout(body: &Bytes) -> Pending {
+    pub fn decode_timeout(body: &Bytes) -> QueueStatus {
         json::decode_borrowed::<Marks<'_>>(body)
-            .map_or_else(|_| Pending::default(), |m| m.pending())
+            .map_or_else(|_| QueueStatus::default(), |m| m.pending())
     }
 
     /// The body to send for this outcome, and its content type.
     #[must_use]
-    pub fn to_body(&self, request_id: &RequestId) -> (&'static str, Bytes) {
+    pub fn encode(&self, request_id: &RequestId) -> (&'static str, Bytes) {
         #[derive(Serialize)]
         #[serde(tag = "type", rename = "try_again")]
         struct TryAgain<'a> {
@@ -256,8 +260,8 @@ impl Outcome {
         }
 
         let body = match self {
-            Self::Ready(Payload::Proto(bytes)) => return (PROTO, bytes.clone()),
-            Self::Ready(Payload::Json(bytes)) => Ok(bytes.clone()),
+            Self::Ready(ResultPayload::Proto(bytes)) => return (PROTO, bytes.clone()),
+            Self::Ready(ResultPayload::Json(bytes)) => Ok(bytes.clone()),
             Self::TryAgain(pending) => json::encode(&TryAgain {
                 request_id,
                 queue_state: pending.queue_state.unwrap_or(QueueState::Active).as_str(),
@@ -274,8 +278,8 @@ impl Outcome {
 }
 
 impl Marks<'_> {
-    fn pending(&self) -> Pending {
-        Pending {
+    fn pending(&self) -> QueueStatus {
+        QueueStatus {
             queue_state: self.queue_state.as_deref().and_then(QueueState::from_name),
             queue_state_reason: self
                 .queue_state_reason
@@ -290,7 +294,7 @@ impl Marks<'_> {
         #[serde(untagged)]
         enum Form<'a> {
             Text(Cow<'a, str>),
-            Wrapped { message: Option<String>, category: Option<Category> },
+            Wrapped { message: Option<String>, category: Option<ErrorCategory> },
         }
 
         let raw = self.error.map_or("the server gave no reason", RawValue::get);
@@ -336,7 +340,7 @@ pub struct FuturesTarget {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FuturesRetrieved {
     /// Those that got one since the last call.
-    pub completions: Vec<Completion>,
+    pub completions: Vec<CompletedFuture>,
     /// How far this reply gets.
     pub cursor: u64,
 }
@@ -344,7 +348,7 @@ pub struct FuturesRetrieved {
 /// A ticket that has an answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "lowercase")]
-pub enum Completion {
+pub enum CompletedFuture {
     /// A good one.
     Finished {
         /// The ticket.
@@ -360,7 +364,7 @@ pub enum Completion {
     },
 }
 
-impl<'de> Deserialize<'de> for Completion {
+impl<'de> Deserialize<'de> for CompletedFuture {
     /// A completion that does not say so is a finished one.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
@@ -389,7 +393,7 @@ impl<'de> Deserialize<'de> for Completion {
     }
 }
 
-impl Completion {
+impl CompletedFuture {
     /// The ticket.
     #[must_use]
     pub fn request_id(&self) -> &RequestId {
@@ -399,27 +403,27 @@ impl Completion {
     }
 }
 
-json_reply!(Ticket, FuturesRetrieved);
+json_response!(SubmitResponse, FuturesRetrieved);
 
-json_call! {
+json_request! {
     CancelFuture: CancelFuture => ();
     RetrieveFutures: RetrieveFutures => FuturesRetrieved;
 }
 
-impl Call for RetrieveFuture {
-    type Reply = RawOutcome;
+impl ApiRequest for RetrieveFuture {
+    type Response = RawPollResponse;
     const ROUTE: Route = Route::RetrieveFuture;
 
-    fn body(&self) -> Result<Body, InvalidInput> {
-        Ok(Body::Json(json::encode(self)?))
+    fn body(&self) -> Result<RequestBody, InvalidInput> {
+        Ok(RequestBody::Json(json::encode(self)?))
     }
 }
 
-/// The body of a poll's reply. What it means depends on the content type: see [`Outcome::read`].
+/// The body of a poll's reply. What it means depends on the content type: see [`PollResponse::decode`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RawOutcome(pub Bytes);
+pub struct RawPollResponse(pub Bytes);
 
-impl Reply for RawOutcome {
+impl ApiResponse for RawPollResponse {
     fn from_body(body: &Bytes) -> Result<Self, DecodeError> {
         Ok(Self(body.clone()))
     }

@@ -6,10 +6,10 @@ pub const API_KEY: &str = "x-api-key";
 pub const IDEMPOTENCY_KEY: &str = "x-idempotency-key";
 /// How often a ticket was polled before.
 pub const REQUEST_ITERATION: &str = "x-tinker-request-iteration";
-/// What a poll is waiting for: see [`Submit::request_type`](crate::Submit::request_type).
+/// What a poll is waiting for: see [`SubmitRequest::request_type`](crate::SubmitRequest::request_type).
 pub const REQUEST_TYPE: &str = "x-tinker-request-type";
 /// How long the ticket took, in seconds; on the first poll.
-pub const TICKET_ROUNDTRIP: &str = "x-tinker-create-promise-roundtrip-time";
+pub const SUBMIT_ROUNDTRIP_TIME: &str = "x-tinker-create-promise-roundtrip-time";
 /// `1` on sampling requests: a 429 is understood.
 pub const SAMPLING_BACKPRESSURE: &str = "x-tinker-sampling-backpressure";
 /// The version of the caller, on REST calls.

@@ -21,13 +21,13 @@ use crate::tokens::Tokens;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModelInput {
     /// The pieces, in order.
-    pub chunks: Vec<Chunk>,
+    pub chunks: Vec<InputChunk>,
 }
 
 /// One piece of a [`ModelInput`].
 #[derive(Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub enum Chunk {
+pub enum InputChunk {
     /// Text, already encoded.
     EncodedText {
         /// The token ids.
@@ -63,7 +63,7 @@ pub enum Chunk {
     },
 }
 
-impl fmt::Debug for Chunk {
+impl fmt::Debug for InputChunk {
     /// The address of a picture is shown without its query, which may be what lets one in.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -120,26 +120,26 @@ impl ModelInput {
     /// Text only, as one chunk.
     #[must_use]
     pub fn from_tokens(tokens: impl Into<Tokens>) -> Self {
-        Self { chunks: vec![Chunk::EncodedText { tokens: tokens.into() }] }
+        Self { chunks: vec![InputChunk::EncodedText { tokens: tokens.into() }] }
     }
 
     /// The same with more text behind it.
     #[must_use]
     pub fn tokens(mut self, tokens: impl Into<Tokens>) -> Self {
-        self.chunks.push(Chunk::EncodedText { tokens: tokens.into() });
+        self.chunks.push(InputChunk::EncodedText { tokens: tokens.into() });
         self
     }
 
     /// The same with a picture behind it.
     #[must_use]
     pub fn image(mut self, data: impl Into<Bytes>, format: ImageFormat) -> Self {
-        self.chunks.push(Chunk::Image { data: data.into(), format, expected_tokens: None });
+        self.chunks.push(InputChunk::Image { data: data.into(), format, expected_tokens: None });
         self
     }
 
     /// The same with another chunk behind it.
     #[must_use]
-    pub fn chunk(mut self, chunk: Chunk) -> Self {
+    pub fn chunk(mut self, chunk: InputChunk) -> Self {
         self.chunks.push(chunk);
         self
     }
@@ -161,11 +161,11 @@ impl ModelInput {
     pub fn to_tokens(&self) -> Option<Tokens> {
         match &self.chunks[..] {
             [] => Some(Tokens::default()),
-            [Chunk::EncodedText { tokens }] => Some(tokens.clone()),
+            [InputChunk::EncodedText { tokens }] => Some(tokens.clone()),
             chunks => {
                 let mut all = Vec::new();
                 for chunk in chunks {
-                    let Chunk::EncodedText { tokens } = chunk else {
+                    let InputChunk::EncodedText { tokens } = chunk else {
                         return None;
                     };
                     all.extend_from_slice(tokens);
@@ -182,7 +182,7 @@ impl<T: Into<Tokens>> From<T> for ModelInput {
     }
 }
 
-impl Chunk {
+impl InputChunk {
     /// How many tokens the chunk becomes, if it tells.
     #[must_use]
     pub fn token_count(&self) -> Option<usize> {
@@ -226,7 +226,7 @@ fn to_base64<S: Serializer>(data: &Bytes, serializer: S) -> Result<S::Ok, S::Err
     serializer.collect_str(&base64::display::Base64Display::new(data, &BASE64))
 }
 
-impl<'de> Deserialize<'de> for Chunk {
+impl<'de> Deserialize<'de> for InputChunk {
     /// Reads the fields of all kinds at once. The tag may stand behind the tokens, and serde's
     /// own reader for tagged types would first hold every token in a buffer of its own.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -319,23 +319,23 @@ mod tests {
         assert_eq!(image.to_tokens(), None);
 
         let dmel = Bytes::from_static(&[0, 2, 3, 1, 9, 9, 9]);
-        assert_eq!(text.clone().chunk(Chunk::Dmel { dmel }).token_count(), Some(5));
+        assert_eq!(text.clone().chunk(InputChunk::Dmel { dmel }).token_count(), Some(5));
         let constant = Bytes::from_static(&[0xFE, 1, 1, 0x80, 1]);
-        assert_eq!(Chunk::Dmel { dmel: constant }.token_count(), Some(128));
+        assert_eq!(InputChunk::Dmel { dmel: constant }.token_count(), Some(128));
         for bad in [&[][..], &[8, 1, 1], &[0], &[0, 0], &[0, 1], &[0, 1, 0xFF]] {
-            assert_eq!(Chunk::Dmel { dmel: Bytes::from(bad) }.token_count(), None, "{bad:?}");
+            assert_eq!(InputChunk::Dmel { dmel: Bytes::from(bad) }.token_count(), None, "{bad:?}");
         }
     }
 
     #[test]
     fn base64_must_be_whole() {
         let json = r#"{"type":"image","format":"png","data":"AAA"}"#;
-        assert!(serde_json::from_str::<Chunk>(json).is_err());
+        assert!(serde_json::from_str::<InputChunk>(json).is_err());
     }
 
     #[test]
     fn a_chunk_without_a_tag_is_known_by_its_fields() {
-        let read = |json: &str| serde_json::from_str::<Chunk>(json).map(|chunk| chunk.kind());
+        let read = |json: &str| serde_json::from_str::<InputChunk>(json).map(|chunk| chunk.kind());
         assert_eq!(read(r#"{"tokens":[1]}"#).unwrap(), "encoded_text");
         assert_eq!(read(r#"{"dmel":""}"#).unwrap(), "dmel");
         assert_eq!(read(r#"{"data":"","format":"png"}"#).unwrap(), "image");

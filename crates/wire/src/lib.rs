@@ -10,19 +10,19 @@
 //! | write a prompt or a training example | [`ModelInput`], [`TensorData`], [`Datum`] |
 //! | train | [`CreateModel`], [`ForwardBackward`], [`OptimStep`], [`SaveWeights`], [`LoadWeights`] |
 //! | sample | [`CreateSamplingSession`], [`SampleRequest`], [`SampleResponse`] |
-//! | wait for an answer | [`Ticket`], [`RetrieveFuture`], [`Outcome`] |
+//! | wait for an answer | [`SubmitResponse`], [`RetrieveFuture`], [`PollResponse`] |
 //! | look things up | [`rest`] |
-//! | send or serve any of it | [`Call`], [`Submit`], [`Route`] |
+//! | send or serve any of it | [`ApiRequest`], [`SubmitRequest`], [`Route`] |
 //!
 //! # A request and its answer
 //!
 //! ```
-//! use tinkex_wire::{Body, Call, Outcome, SampleRequest, SamplingParams, Submit};
+//! use tinkex_wire::{RequestBody, ApiRequest, PollResponse, SampleRequest, SamplingParams, SubmitRequest};
 //!
 //! // What a client sends …
 //! let request = SampleRequest::new([1, 2, 3], SamplingParams::new().max_tokens(8));
 //! assert_eq!(request.target()?, "/api/v1/asample");
-//! let Body::Json(body) = request.body()? else { unreachable!() };
+//! let RequestBody::Json(body) = request.body()? else { unreachable!() };
 //!
 //! // … is what a server reads.
 //! let read: SampleRequest = tinkex_wire::codec::json::decode(&body)?;
@@ -30,8 +30,8 @@
 //!
 //! // The answer comes later, behind a ticket.
 //! let reply = b"\x0a\x08\x08\x01\x12\x04\x07\x00\x00\x00".to_vec().into();
-//! let Outcome::Ready(payload) = Outcome::read("application/x-protobuf", &reply)? else { unreachable!() };
-//! let answer = SampleRequest::output(&payload)?;
+//! let PollResponse::Ready(payload) = PollResponse::decode("application/x-protobuf", &reply)? else { unreachable!() };
+//! let answer = SampleRequest::decode_output(&payload)?;
 //! assert_eq!(answer.sequences[0].tokens[..], [7]);
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
@@ -49,7 +49,6 @@
 #![forbid(unsafe_code)]
 
 mod auth;
-mod call;
 pub mod codec;
 mod config;
 mod custom_loss;
@@ -61,13 +60,14 @@ mod handle;
 pub mod header;
 mod ids;
 mod input;
+mod json_training;
 mod logprobs;
 mod loss;
 mod metadata;
 mod optim;
 mod output;
 mod path;
-mod plain;
+mod request;
 pub mod rest;
 mod route;
 mod sampled;
@@ -88,7 +88,6 @@ pub use auth::{
     ApiKeyDetails, ApiKeyInfo, ApiKeyRequest, AuthToken, AuthTokenRequest, DeleteApiKey,
     OrgDetails, UserDetails,
 };
-pub use call::{Body, Call, JSON, PROTO, Reply, Submit};
 pub use config::{
     ClientConfig, ClientConfigRequest, DynamicConfig, DynamicConfigRequest, Health, HealthRequest,
     HealthStatus, SDK_VERSION, ServerCapabilities, ServerCapabilitiesRequest, SupportedModel,
@@ -97,16 +96,20 @@ pub use custom_loss::{
     Arg, CreateCustomLoss, CustomLossCreated, CustomLossInput, Graph, MAX_CUSTOM_LOSS_INPUTS, Node,
     Op, is_input_name, is_metric_name,
 };
-pub use datum::{Datum, DatumBuilder, PerToken, Provenance, Span, SpanSource, loss_input};
+pub use datum::{
+    Datum, DatumBuilder, PerTokenValues, Provenance, ProvenanceSpan, SpanSource, loss_input,
+};
 pub use error::{DecodeError, DecodeErrorKind, InvalidInput};
-pub use failure::{Category, ErrorBody};
+pub use failure::{ErrorBody, ErrorCategory};
 pub use future::{
-    CancelFuture, Completion, FuturesRetrieved, FuturesTarget, Outcome, Payload, Pending,
-    QueueState, RawOutcome, RequestFailed, RetrieveFuture, RetrieveFutures, Ticket,
+    CancelFuture, CompletedFuture, FuturesRetrieved, FuturesTarget, PollResponse, QueueState,
+    QueueStatus, RawPollResponse, RequestFailed, ResultPayload, RetrieveFuture, RetrieveFutures,
+    SubmitResponse,
 };
 pub use handle::{HandleHolder, SamplerHandle};
 pub use ids::{LossId, ModelId, RequestId, SamplerId, Seq, SequenceId, SessionId};
-pub use input::{Chunk, ImageFormat, ModelInput};
+pub use input::{ImageFormat, InputChunk, ModelInput};
+pub use json_training::JsonForwardBackward;
 pub use logprobs::{Logprobs, TopkLogprobs};
 pub use loss::{LossConfig, LossFn, LossSetting};
 pub use metadata::Metadata;
@@ -115,29 +118,29 @@ pub use optim::{
 };
 pub use output::{LossOutput, LossOutputs, LossRecord};
 pub use path::{CheckpointKind, TinkerPath};
-pub use plain::PlainPass;
-pub use route::{BodyCodec, Found, Method, ReplyCodec, Route};
+pub use request::{ApiRequest, ApiResponse, JSON, PROTO, RequestBody, SubmitRequest};
+pub use route::{BodyCodec, Method, ResponseCodec, Route, RouteMatch};
 pub use sampled::{PromptAltTokens, SampleResponse, SampledSequence, StopReason};
 pub use sampling::{
     CreateSamplingSession, JoinSamplingSession, SampleRequest, SamplingParams,
-    SamplingSessionCreated, SamplingSessionJoined, Stop,
+    SamplingSessionCreated, SamplingSessionJoined, StopCondition,
 };
 pub use secret::Secret;
 pub use session::{
-    CreateSession, Finish, FinishReason, FinishSession, HeartbeatSeen, SessionCreated,
-    SessionHeartbeat,
+    CreateSession, FinishDetails, FinishReason, FinishSession, HeartbeatAcknowledged,
+    SessionCreated, SessionHeartbeat,
 };
 pub use slice::SharedSlice;
 pub use telemetry::{
-    EventKind, Severity, TelemetryBatch, TelemetryEvent, TelemetryReply, TelemetryStatus,
-    duration_text,
+    EventKind, Severity, TelemetryBatch, TelemetryEvent, TelemetryResponse, TelemetryStatus,
+    format_duration,
 };
-pub use tensor::{DType, Element, Shape, TensorData, Values};
+pub use tensor::{DType, Shape, TensorData, TensorElement, TensorValues};
 pub use time::Timestamp;
 pub use tokens::Tokens;
 pub use training::{
-    CreateModel, ForwardBackward, ForwardBackwardOutput, GetInfo, LoraConfig, Metrics, Mode,
-    ModelCreated, ModelData, ModelInfo,
+    CreateModel, ForwardBackward, ForwardBackwardOutput, GetInfo, LoraConfig, Metrics,
+    ModelCreated, ModelData, ModelInfo, PassMode,
 };
 pub use weights::{
     CopyWeights, ExternalWeightsSaved, LoadWeights, SamplerWeightsSaved, SaveWeights,

@@ -30,7 +30,7 @@ pub enum LossFn {
     Gspo,
     /// Stabilised REINFORCE.
     StableReinforce,
-    /// A loss uploaded by the caller; see [`LossConfig::uploaded`].
+    /// A loss uploaded by the caller; see [`LossConfig::custom`].
     Custom,
     /// A loss this version has no name for.
     Other(String),
@@ -38,7 +38,7 @@ pub enum LossFn {
 
 impl LossFn {
     /// Every loss with a name of its own.
-    pub const NAMED: [Self; 8] = [
+    pub const BUILT_IN: [Self; 8] = [
         Self::CrossEntropy,
         Self::ImportanceSampling,
         Self::Ppo,
@@ -68,7 +68,7 @@ impl LossFn {
 
 impl From<&str> for LossFn {
     fn from(name: &str) -> Self {
-        Self::NAMED
+        Self::BUILT_IN
             .into_iter()
             .find(|loss| loss.as_str() == name)
             .unwrap_or_else(|| Self::Other(name.to_owned()))
@@ -163,7 +163,7 @@ impl LossConfig {
 
     /// The settings for [`LossFn::Custom`].
     #[must_use]
-    pub fn uploaded(loss: &LossId) -> Self {
+    pub fn custom(loss: &LossId) -> Self {
         Self::new().set(Self::LOSS_ID, loss.as_str())
     }
 

@@ -3,10 +3,10 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::Value;
 
-use crate::call::{json_call, json_output};
 use crate::error::finite;
-use crate::future::Ticket;
+use crate::future::SubmitResponse;
 use crate::ids::{ModelId, Seq};
+use crate::request::{json_output, json_request};
 use crate::training::Metrics;
 use crate::{InvalidInput, JsonObject};
 
@@ -114,7 +114,7 @@ impl AdamParams {
         Self { learning_rate, ..Self::default() }
     }
 
-    fn check(&self) -> Result<(), InvalidInput> {
+    fn validate(&self) -> Result<(), InvalidInput> {
         finite("learning_rate", self.learning_rate)?;
         finite("beta1", self.beta1)?;
         finite("beta2", self.beta2)?;
@@ -182,7 +182,7 @@ impl DimuonParams {
         0.9
     }
 
-    fn check(&self) -> Result<(), InvalidInput> {
+    fn validate(&self) -> Result<(), InvalidInput> {
         finite("learning_rate", self.learning_rate)?;
         finite("grad_clip_norm", self.grad_clip_norm)?;
         finite("beta1", self.beta1)?;
@@ -213,10 +213,10 @@ impl OptimParams {
     ///
     /// # Errors
     /// Names the first number that is wrong.
-    pub fn check(&self) -> Result<(), InvalidInput> {
+    pub fn validate(&self) -> Result<(), InvalidInput> {
         match self {
-            Self::Adam(params) => params.check(),
-            Self::Dimuon(params) => params.check(),
+            Self::Adam(params) => params.validate(),
+            Self::Dimuon(params) => params.validate(),
             Self::Other(_) => Ok(()),
         }
     }
@@ -259,7 +259,7 @@ pub struct OptimStepOutput {
 
 impl OptimStep {
     fn check_params(&self) -> Result<(), InvalidInput> {
-        self.params.check().map_err(|error| error.within("optim_params"))
+        self.params.validate().map_err(|error| error.within("optim_params"))
     }
 }
 
@@ -311,8 +311,8 @@ impl<'de> Deserialize<'de> for OptimStep {
     }
 }
 
-json_call! {
-    OptimStep: OptimStep => Ticket, check OptimStep::check_params;
+json_request! {
+    OptimStep: OptimStep => SubmitResponse, check OptimStep::check_params;
 }
 
 json_output! {

@@ -12,12 +12,12 @@ use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::InvalidInput;
-use crate::tensor::{Shape, TensorData, Values};
+use crate::tensor::{Shape, TensorData, TensorValues};
 
 /// Tensors for each datum of a batch, in the order of the data.
 ///
 /// ```
-/// use tinkex_wire::{LossOutputs, LossRecord, Values};
+/// use tinkex_wire::{LossOutputs, LossRecord, TensorValues};
 ///
 /// let record = LossRecord::new(2).field("logprobs", vec![-0.5_f32, -1.0, -2.0], [1, 2])?;
 /// let outputs = LossOutputs::from(record);
@@ -46,7 +46,7 @@ pub struct LossRecord {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Column {
     pub(crate) name: String,
-    pub(crate) values: Values,
+    pub(crate) values: TensorValues,
     /// Where each datum's values start, and the end.
     pub(crate) starts: Vec<usize>,
     /// The dimensions behind the first.
@@ -72,23 +72,23 @@ impl LossRecord {
     ///
     /// # Errors
     /// If there is not one length per datum, or the lengths do not add up to the values.
-    pub fn field<T: crate::Element>(
+    pub fn field<T: crate::TensorElement>(
         self,
         name: impl Into<String>,
         values: Vec<T>,
         lengths: impl IntoIterator<Item = usize>,
     ) -> Result<Self, InvalidInput> {
-        self.field_of(name, T::values(values), lengths, Shape::SCALAR)
+        self.field_with_shape(name, T::values(values), lengths, Shape::SCALAR)
     }
 
     /// Adds a field whose values have further dimensions: each datum has `length / trailing` rows.
     ///
     /// # Errors
     /// As [`LossRecord::field`], and if a length is not a whole number of rows.
-    pub fn field_of(
+    pub fn field_with_shape(
         mut self,
         name: impl Into<String>,
-        values: Values,
+        values: TensorValues,
         lengths: impl IntoIterator<Item = usize>,
         trailing: impl Into<Shape>,
     ) -> Result<Self, InvalidInput> {
@@ -123,7 +123,7 @@ impl LossRecord {
 impl Column {
     /// The first datum whose values do not fill whole rows.
     pub(crate) fn check_rows(&self) -> Result<(), usize> {
-        let row = self.trailing.cells().unwrap_or(0);
+        let row = self.trailing.element_count().unwrap_or(0);
         let whole = |len: usize| {
             if row == 0 { len == 0 } else { len.is_multiple_of(row) }
         };
@@ -135,7 +135,7 @@ impl Column {
 
     fn slice(&self, datum: usize) -> TensorData {
         let range = self.starts[datum]..self.starts[datum + 1];
-        let row = self.trailing.cells().unwrap_or(0);
+        let row = self.trailing.element_count().unwrap_or(0);
         let rows = range.len().checked_div(row).unwrap_or(0);
         let dims: Vec<usize> = [rows].iter().chain(self.trailing.dims()).copied().collect();
         TensorData::new(self.values.slice(range), &dims[..]).expect("rows were checked")
@@ -248,7 +248,7 @@ impl<'a> LossOutput<'a> {
     #[must_use]
     pub fn f32(self, name: &str) -> Option<&'a [f32]> {
         let column = self.column(name)?;
-        let Values::Float32(values) = &column.values else {
+        let TensorValues::Float32(values) = &column.values else {
             return None;
         };
         Some(&values[column.starts[self.datum]..column.starts[self.datum + 1]])
@@ -258,7 +258,7 @@ impl<'a> LossOutput<'a> {
     #[must_use]
     pub fn i64(self, name: &str) -> Option<&'a [i64]> {
         let column = self.column(name)?;
-        let Values::Int64(values) = &column.values else {
+        let TensorValues::Int64(values) = &column.values else {
             return None;
         };
         Some(&values[column.starts[self.datum]..column.starts[self.datum + 1]])
@@ -310,8 +310,9 @@ impl<'de> Deserialize<'de> for LossOutputs {
                 let trailing = Shape::from(tensor.shape().dims().get(1..).unwrap_or(&[]));
                 let values = tensor.values().clone();
                 let len = values.len();
-                record =
-                    record.field_of(name, values, [len], trailing).map_err(D::Error::custom)?;
+                record = record
+                    .field_with_shape(name, values, [len], trailing)
+                    .map_err(D::Error::custom)?;
             }
             records.push(record);
         }
@@ -341,13 +342,14 @@ mod tests {
 
     #[test]
     fn trailing_dimensions_give_each_datum_its_shape() {
-        let values = Values::Float32(vec![0.0; 12].into());
-        let record = LossRecord::new(2).field_of("x", values.clone(), [8, 4], [2, 2]).unwrap();
+        let values = TensorValues::Float32(vec![0.0; 12].into());
+        let record =
+            LossRecord::new(2).field_with_shape("x", values.clone(), [8, 4], [2, 2]).unwrap();
         let outputs = LossOutputs::from(record);
         assert_eq!(outputs.get(0).unwrap().tensor("x").unwrap().shape().dims(), [2, 2, 2]);
         assert_eq!(outputs.get(1).unwrap().tensor("x").unwrap().shape().dims(), [1, 2, 2]);
-        assert!(LossRecord::new(2).field_of("x", values.clone(), [7, 5], [2, 2]).is_err());
-        assert!(LossRecord::new(2).field_of("x", values.clone(), [8], [2]).is_err());
-        assert!(LossRecord::new(2).field_of("x", values, [8, 8], [2]).is_err());
+        assert!(LossRecord::new(2).field_with_shape("x", values.clone(), [7, 5], [2, 2]).is_err());
+        assert!(LossRecord::new(2).field_with_shape("x", values.clone(), [8], [2]).is_err());
+        assert!(LossRecord::new(2).field_with_shape("x", values, [8, 8], [2]).is_err());
     }
 }

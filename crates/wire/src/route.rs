@@ -49,15 +49,15 @@ pub enum BodyCodec {
 
 /// How a reply body is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ReplyCodec {
+pub enum ResponseCodec {
     /// Whatever it is, nobody looks.
     Ignored,
     /// JSON that is the answer.
     Json,
-    /// JSON with a [`Ticket`](crate::Ticket): the answer comes later.
-    Ticket,
+    /// JSON with a [`SubmitResponse`](crate::SubmitResponse): the answer comes later.
+    SubmitResponse,
     /// The answer behind a ticket: JSON or protobuf, by its content type.
-    Outcome,
+    PollResponse,
 }
 
 macro_rules! routes {
@@ -88,7 +88,7 @@ macro_rules! routes {
                         method: Method::$method,
                         template: concat!("/api/v1", $path),
                         body: BodyCodec::$body,
-                        reply: ReplyCodec::$reply,
+                        reply: ResponseCodec::$reply,
                     },)*
                 }
             }
@@ -101,7 +101,7 @@ struct Row {
     method: Method,
     template: &'static str,
     body: BodyCodec,
-    reply: ReplyCodec,
+    reply: ResponseCodec,
 }
 
 routes! {
@@ -118,31 +118,31 @@ routes! {
     /// The session is over.
     FinishSession: Post "/sessions/{session_id}/finish", Json => Ignored;
     /// A new model to train.
-    CreateModel: Post "/create_model", Json => Ticket;
+    CreateModel: Post "/create_model", Json => SubmitResponse;
     /// What a model is.
     GetInfo: Post "/get_info", Json => Json;
     /// Loss, and perhaps its gradient.
-    ForwardBackward: Post "/forward_backward", Proto => Ticket;
+    ForwardBackward: Post "/forward_backward", Proto => SubmitResponse;
     /// Apply the gradient.
-    OptimStep: Post "/optim_step", Json => Ticket;
+    OptimStep: Post "/optim_step", Json => SubmitResponse;
     /// Save weights and optimizer.
-    SaveWeights: Post "/save_weights", Json => Ticket;
+    SaveWeights: Post "/save_weights", Json => SubmitResponse;
     /// Save weights to sample from.
-    SaveWeightsForSampler: Post "/save_weights_for_sampler", Json => Ticket;
+    SaveWeightsForSampler: Post "/save_weights_for_sampler", Json => SubmitResponse;
     /// Save weights to download.
-    SaveWeightsExternal: Post "/save_weights_external", Json => Ticket;
+    SaveWeightsExternal: Post "/save_weights_external", Json => SubmitResponse;
     /// Load weights, and perhaps the optimizer.
-    LoadWeights: Post "/load_weights", Json => Ticket;
+    LoadWeights: Post "/load_weights", Json => SubmitResponse;
     /// Upload a loss.
-    CreateCustomLoss: Post "/create_custom_loss", Json => Ticket;
+    CreateCustomLoss: Post "/create_custom_loss", Json => SubmitResponse;
     /// Weights to sample from.
     CreateSamplingSession: Post "/create_sampling_session", Json => Json;
     /// Another client of the same weights.
     JoinSamplingSession: Post "/join_sampling_session", Json => Json;
     /// Sample.
-    Sample: Post "/asample", Json => Ticket;
+    Sample: Post "/asample", Json => SubmitResponse;
     /// The answer behind a ticket.
-    RetrieveFuture: Post "/retrieve_future", Json => Outcome;
+    RetrieveFuture: Post "/retrieve_future", Json => PollResponse;
     /// Which tickets of a sampling session have answers.
     RetrieveFutures: Post "/retrieve_futures", Json => Json;
     /// Nobody waits for this ticket any more.
@@ -226,7 +226,7 @@ impl Route {
 
     /// How the reply body is read.
     #[must_use]
-    pub const fn reply(self) -> ReplyCodec {
+    pub const fn response(self) -> ResponseCodec {
         self.row().reply
     }
 
@@ -262,13 +262,13 @@ impl Route {
 
     /// Which endpoint a request is for, and its path parameters. `target` may have a query.
     #[must_use]
-    pub fn find(method: &str, target: &str) -> Option<Found> {
+    pub fn find(method: &str, target: &str) -> Option<RouteMatch> {
         let path = target.split(['?', '#']).next().unwrap_or(target);
         // A fixed segment wins over a parameter: `/sessions/search` is no session id.
         Self::ALL
             .iter()
             .filter(|route| route.method().as_str() == method)
-            .filter_map(|route| Some(Found { route: *route, params: route.captures(path)? }))
+            .filter_map(|route| Some(RouteMatch { route: *route, params: route.captures(path)? }))
             .min_by_key(|found| found.params.len())
     }
 
@@ -296,7 +296,7 @@ impl fmt::Display for Route {
 
 /// What [`Route::find`] found.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct RouteMatch {
     /// The endpoint.
     pub route: Route,
     /// Its path parameters, in order, unescaped.

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::future::Ticket;
+use crate::future::SubmitResponse;
 use crate::ids::SequenceId;
 use crate::logprobs::{Logprobs, TopkLogprobs};
 use crate::tensor::TensorData;
@@ -52,7 +52,7 @@ pub struct SampledSequence {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub topk_logprobs: Option<TopkLogprobs>,
     /// What provenance spans call it. The server says so when it takes the request, not here: see
-    /// [`Ticket::sample_sequence_ids`](crate::Ticket::sample_sequence_ids).
+    /// [`SubmitResponse::sample_sequence_ids`](crate::SubmitResponse::sample_sequence_ids).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequence_id: Option<SequenceId>,
 }
@@ -100,7 +100,7 @@ impl SampleResponse {
     ///
     /// # Errors
     /// If there are not as many names as samples.
-    pub fn name_sequences(&mut self, ticket: &Ticket) -> Result<(), DecodeError> {
+    pub fn assign_sequence_ids(&mut self, ticket: &SubmitResponse) -> Result<(), DecodeError> {
         let Some(names) = &ticket.sample_sequence_ids else { return Ok(()) };
         if names.len() != self.sequences.len() {
             let why = format!("{} names for {} samples", names.len(), self.sequences.len());

@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::call::{Body, Call, Submit, json_call, json_reply};
 use crate::codec::json;
 use crate::error::finite;
-use crate::future::{Payload, Ticket};
+use crate::future::{ResultPayload, SubmitResponse};
 use crate::ids::{SamplerId, Seq, SessionId};
 use crate::input::ModelInput;
+use crate::request::{ApiRequest, RequestBody, SubmitRequest, json_request, json_response};
 use crate::route::Route;
 use crate::sampled::SampleResponse;
 use crate::tensor::{DType, TensorData};
@@ -106,7 +106,7 @@ pub struct SamplingParams {
     pub seed: Option<u64>,
     /// Where to stop; at the model's own end if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub stop: Option<Stop>,
+    pub stop: Option<StopCondition>,
     /// Flattens (above 1) or sharpens (below 1) the distribution; 0 takes the likeliest token.
     pub temperature: f64,
     /// Draw from this many likeliest tokens; from all if not given.
@@ -145,7 +145,7 @@ impl SamplingParams {
 
     /// Where to stop.
     #[must_use]
-    pub fn stop(mut self, stop: impl Into<Stop>) -> Self {
+    pub fn stop(mut self, stop: impl Into<StopCondition>) -> Self {
         self.stop = Some(stop.into());
         self
     }
@@ -171,7 +171,7 @@ impl SamplingParams {
         self
     }
 
-    fn check(&self) -> Result<(), InvalidInput> {
+    fn validate(&self) -> Result<(), InvalidInput> {
         finite("temperature", self.temperature)?;
         finite("top_p", self.top_p)
     }
@@ -201,7 +201,7 @@ mod top_k {
 /// Where sampling stops.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "a text, a list of texts, or a list of token ids")]
-pub enum Stop {
+pub enum StopCondition {
     /// At this text.
     Text(String),
     /// At any of these texts. An empty list stops nowhere, not even at the model's own end.
@@ -210,48 +210,48 @@ pub enum Stop {
     Tokens(Vec<u32>),
 }
 
-impl Stop {
+impl StopCondition {
     /// Nowhere, not even at the model's own end.
     pub const NEVER: Self = Self::Texts(Vec::new());
 }
 
-impl From<&str> for Stop {
+impl From<&str> for StopCondition {
     fn from(text: &str) -> Self {
         Self::Text(text.to_owned())
     }
 }
 
-impl From<String> for Stop {
+impl From<String> for StopCondition {
     fn from(text: String) -> Self {
         Self::Text(text)
     }
 }
 
-impl From<Vec<&str>> for Stop {
+impl From<Vec<&str>> for StopCondition {
     fn from(texts: Vec<&str>) -> Self {
         Self::Texts(texts.into_iter().map(str::to_owned).collect())
     }
 }
 
-impl From<Vec<String>> for Stop {
+impl From<Vec<String>> for StopCondition {
     fn from(texts: Vec<String>) -> Self {
         Self::Texts(texts)
     }
 }
 
-impl<const N: usize> From<[&str; N]> for Stop {
+impl<const N: usize> From<[&str; N]> for StopCondition {
     fn from(texts: [&str; N]) -> Self {
         Self::Texts(texts.map(str::to_owned).into())
     }
 }
 
-impl From<Vec<u32>> for Stop {
+impl From<Vec<u32>> for StopCondition {
     fn from(tokens: Vec<u32>) -> Self {
         Self::Tokens(tokens)
     }
 }
 
-impl<const N: usize> From<[u32; N]> for Stop {
+impl<const N: usize> From<[u32; N]> for StopCondition {
     fn from(tokens: [u32; N]) -> Self {
         Self::Tokens(tokens.into())
     }
@@ -260,13 +260,13 @@ impl<const N: usize> From<[u32; N]> for Stop {
 /// Asks for samples from a prompt.
 ///
 /// ```
-/// use tinkex_wire::{Call, SampleRequest, SamplingParams};
+/// use tinkex_wire::{ApiRequest, SampleRequest, SamplingParams};
 ///
 /// let request = SampleRequest {
 ///     num_samples: 4,
 ///     ..SampleRequest::new([1, 2, 3], SamplingParams::new().max_tokens(16))
 /// };
-/// request.check()?;
+/// request.validate()?;
 /// # Ok::<_, tinkex_wire::InvalidInput>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -342,7 +342,7 @@ impl SampleRequest {
     }
 
     fn check_all(&self) -> Result<(), InvalidInput> {
-        self.sampling_params.check().map_err(|error| error.within("sampling_params"))?;
+        self.sampling_params.validate().map_err(|error| error.within("sampling_params"))?;
         if let Some(targets) = &self.target_prompt_logprobs
             && (targets.dtype() != DType::Int64 || targets.shape().dims().len() != 2)
         {
@@ -362,7 +362,7 @@ impl SampleRequest {
     ///
     /// # Errors
     /// Names the part of the answer that is missing or not as asked.
-    pub fn check_response(&self, response: &SampleResponse) -> Result<(), DecodeError> {
+    pub fn validate_response(&self, response: &SampleResponse) -> Result<(), DecodeError> {
         use crate::DecodeErrorKind::{Missing, Value};
         if self.prompt_alt_tokens_k > 0 && response.prompt_alt_tokens.is_none() {
             let why = "were asked for but not sent; the server may be too old for them";
@@ -381,32 +381,32 @@ impl SampleRequest {
     }
 }
 
-json_reply!(
+json_response!(
     SamplingSessionCreated = "create_sampling_session",
     SamplingSessionJoined = "join_sampling_session",
 );
 
-json_call! {
+json_request! {
     CreateSamplingSession: CreateSamplingSession => SamplingSessionCreated,
         check CreateSamplingSession::check_source;
     JoinSamplingSession: JoinSamplingSession => SamplingSessionJoined;
 }
 
-impl Call for SampleRequest {
-    type Reply = Ticket;
+impl ApiRequest for SampleRequest {
+    type Response = SubmitResponse;
     const ROUTE: Route = Route::Sample;
 
-    fn check(&self) -> Result<(), InvalidInput> {
+    fn validate(&self) -> Result<(), InvalidInput> {
         self.check_all()
     }
 
-    fn body(&self) -> Result<Body, InvalidInput> {
-        self.check()?;
-        Ok(Body::Json(json::encode_sized(self, 512 + self.prompt.sampling_bytes() / 3 * 4)?))
+    fn body(&self) -> Result<RequestBody, InvalidInput> {
+        self.validate()?;
+        Ok(RequestBody::Json(json::encode_sized(self, 512 + self.prompt.sampling_bytes() / 3 * 4)?))
     }
 }
 
-impl Submit for SampleRequest {
+impl SubmitRequest for SampleRequest {
     type Output = SampleResponse;
     const PROTO_OUTPUT: bool = true;
 
@@ -414,10 +414,10 @@ impl Submit for SampleRequest {
         "Sample"
     }
 
-    fn output(payload: &Payload) -> Result<SampleResponse, DecodeError> {
+    fn decode_output(payload: &ResultPayload) -> Result<SampleResponse, DecodeError> {
         match payload {
-            Payload::Proto(bytes) => SampleResponse::from_proto(bytes),
-            Payload::Json(bytes) => {
+            ResultPayload::Proto(bytes) => SampleResponse::from_proto(bytes),
+            ResultPayload::Json(bytes) => {
                 json::expect_tag(bytes, "sample")?;
                 json::decode::<SampleResponse>(bytes)?.settled()
             }

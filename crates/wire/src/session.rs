@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::call::{Body, Call, json_call, json_reply};
 use crate::codec::json;
 use crate::config::SDK_VERSION;
 use crate::ids::SessionId;
+use crate::request::{ApiRequest, RequestBody, json_request, json_response};
 use crate::route::Route;
 use crate::{InvalidInput, JsonObject};
 
@@ -68,7 +68,7 @@ pub struct SessionHeartbeat {
 /// The session is alive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "session_heartbeat")]
-pub struct HeartbeatSeen {}
+pub struct HeartbeatAcknowledged {}
 
 /// Ends a session. The first end wins.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,12 +76,12 @@ pub struct FinishSession {
     /// The session.
     pub session_id: SessionId,
     /// How it went.
-    pub finish: Finish,
+    pub finish: FinishDetails,
 }
 
 /// How a session ended: the body of [`FinishSession`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Finish {
+pub struct FinishDetails {
     /// Why.
     pub reason: FinishReason,
     /// More about it; sent as null when there is nothing.
@@ -101,22 +101,22 @@ pub enum FinishReason {
     Interrupted,
 }
 
-json_reply!(SessionCreated = "create_session", HeartbeatSeen = "session_heartbeat");
+json_response!(SessionCreated = "create_session", HeartbeatAcknowledged = "session_heartbeat");
 
-json_call! {
+json_request! {
     CreateSession: CreateSession => SessionCreated;
-    SessionHeartbeat: SessionHeartbeat => HeartbeatSeen;
+    SessionHeartbeat: SessionHeartbeat => HeartbeatAcknowledged;
 }
 
-impl Call for FinishSession {
-    type Reply = ();
+impl ApiRequest for FinishSession {
+    type Response = ();
     const ROUTE: Route = Route::FinishSession;
 
     fn params(&self) -> Vec<&str> {
         vec![self.session_id.as_str()]
     }
 
-    fn body(&self) -> Result<Body, InvalidInput> {
-        Ok(Body::Json(json::encode(&self.finish)?))
+    fn body(&self) -> Result<RequestBody, InvalidInput> {
+        Ok(RequestBody::Json(json::encode(&self.finish)?))
     }
 }

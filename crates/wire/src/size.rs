@@ -4,7 +4,7 @@
 //! its way at once. They are part of the protocol, not exact sizes.
 
 use crate::datum::Datum;
-use crate::input::{Chunk, ModelInput};
+use crate::input::{InputChunk, ModelInput};
 use crate::tensor::TensorData;
 
 /// A token in the text of a JSON body.
@@ -25,10 +25,10 @@ impl ModelInput {
         self.chunks
             .iter()
             .map(|chunk| match chunk {
-                Chunk::EncodedText { tokens } => tokens.len() * per_token,
-                Chunk::Image { data, .. } => data.len(),
-                Chunk::ImageAssetPointer { location, .. } => location.len(),
-                Chunk::Dmel { dmel } => dmel.len(),
+                InputChunk::EncodedText { tokens } => tokens.len() * per_token,
+                InputChunk::Image { data, .. } => data.len(),
+                InputChunk::ImageAssetPointer { location, .. } => location.len(),
+                InputChunk::Dmel { dmel } => dmel.len(),
             })
             .sum()
     }

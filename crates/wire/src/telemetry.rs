@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::call::{json_call, json_reply};
+use crate::request::{json_request, json_response};
 use crate::time::Timestamp;
 use crate::{InvalidInput, JsonObject};
 
@@ -60,7 +60,7 @@ pub enum EventKind {
     SessionStart,
     /// The client ended.
     SessionEnd {
-        /// How long it ran: see [`duration_text`].
+        /// How long it ran: see [`format_duration`].
         duration: String,
     },
     /// Something failed that was not the user's fault.
@@ -101,7 +101,7 @@ pub enum Severity {
 
 /// The events have arrived.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TelemetryReply {
+pub struct TelemetryResponse {
     /// Always [`TelemetryStatus::Accepted`].
     pub status: TelemetryStatus,
 }
@@ -118,13 +118,13 @@ pub enum TelemetryStatus {
 ///
 /// ```
 /// use std::time::Duration;
-/// use tinkex_wire::duration_text;
+/// use tinkex_wire::format_duration;
 ///
-/// assert_eq!(duration_text(Duration::from_micros(3_661_000_250)), "1:01:01.000250");
-/// assert_eq!(duration_text(Duration::from_secs(86_402)), "1 day, 0:00:02");
+/// assert_eq!(format_duration(Duration::from_micros(3_661_000_250)), "1:01:01.000250");
+/// assert_eq!(format_duration(Duration::from_secs(86_402)), "1 day, 0:00:02");
 /// ```
 #[must_use]
-pub fn duration_text(duration: Duration) -> String {
+pub fn format_duration(duration: Duration) -> String {
     let (seconds, micros) = (duration.as_secs(), duration.subsec_micros());
     let days = match seconds / 86_400 {
         0 => String::new(),
@@ -136,8 +136,8 @@ pub fn duration_text(duration: Duration) -> String {
     format!("{days}{h}:{m:02}:{s:02}{fraction}")
 }
 
-json_reply!(TelemetryReply);
+json_response!(TelemetryResponse);
 
-json_call! {
-    TelemetryBatch: Telemetry => TelemetryReply, check TelemetryBatch::check_events;
+json_request! {
+    TelemetryBatch: Telemetry => TelemetryResponse, check TelemetryBatch::check_events;
 }

@@ -39,7 +39,7 @@ pub struct Timestamp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Offset {
     /// The text carried none.
-    Unstated,
+    Unspecified,
     /// Minutes east of UTC.
     East(i16),
 }
@@ -65,7 +65,7 @@ impl Timestamp {
     #[must_use]
     pub fn unix_micros(self) -> i64 {
         match self.offset {
-            Offset::Unstated => self.wall,
+            Offset::Unspecified => self.wall,
             Offset::East(minutes) => self.wall - i64::from(minutes) * 60_000_000,
         }
     }
@@ -73,7 +73,7 @@ impl Timestamp {
     /// Whether the offset from UTC is known.
     #[must_use]
     pub fn has_offset(self) -> bool {
-        self.offset != Offset::Unstated
+        self.offset != Offset::Unspecified
     }
 
     fn date(self) -> (i64, u8, u8) {
@@ -119,7 +119,7 @@ impl fmt::Display for Timestamp {
             write!(f, ".{micros:06}")?;
         }
         match self.offset {
-            Offset::Unstated => Ok(()),
+            Offset::Unspecified => Ok(()),
             Offset::East(0) => f.write_str("Z"),
             Offset::East(minutes) => {
                 let (sign, minutes) = (if minutes < 0 { '-' } else { '+' }, minutes.abs());
@@ -209,7 +209,7 @@ fn parse(text: &[u8]) -> Option<Timestamp> {
     }
     let mut wall = days * DAY * 1_000_000;
     if rest.is_empty() {
-        return Some(Timestamp { wall, offset: Offset::Unstated });
+        return Some(Timestamp { wall, offset: Offset::Unspecified });
     }
 
     expect(&mut rest, b"Tt ")?;
@@ -230,7 +230,7 @@ fn parse(text: &[u8]) -> Option<Timestamp> {
 
 fn offset(mut rest: &[u8]) -> Option<Offset> {
     let sign = match rest {
-        [] => return Some(Offset::Unstated),
+        [] => return Some(Offset::Unspecified),
         b"Z" | b"z" => return Some(Offset::East(0)),
         [b'+', ..] => 1,
         [b'-', ..] => -1,

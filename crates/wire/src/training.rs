@@ -5,14 +5,16 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::call::{Body, Call, Submit, json_call, json_output, json_reply};
 use crate::codec::json;
 use crate::datum::Datum;
-use crate::future::{Payload, Ticket};
+use crate::future::{ResultPayload, SubmitResponse};
 use crate::ids::{ModelId, Seq, SessionId};
 use crate::loss::{LossConfig, LossFn};
 use crate::optim::OptimizerConfig;
 use crate::output::LossOutputs;
+use crate::request::{
+    ApiRequest, RequestBody, SubmitRequest, json_output, json_request, json_response,
+};
 use crate::route::Route;
 use crate::{DecodeError, InvalidInput, JsonObject};
 
@@ -70,7 +72,7 @@ impl CreateModel {
 
     fn check_lora(&self) -> Result<(), InvalidInput> {
         self.lora_config
-            .map_or(Ok(()), |lora| lora.check())
+            .map_or(Ok(()), |lora| lora.validate())
             .map_err(|error| error.within("lora_config"))
     }
 }
@@ -115,7 +117,7 @@ impl LoraConfig {
         Self { rank, ..Self::default() }
     }
 
-    fn check(&self) -> Result<(), InvalidInput> {
+    fn validate(&self) -> Result<(), InvalidInput> {
         if self.rank == 0 {
             return Err(InvalidInput::new("rank", "must be at least 1"));
         }
@@ -179,7 +181,7 @@ pub struct ModelData {
 
 /// What a pass over data computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Mode {
+pub enum PassMode {
     /// The loss alone.
     Forward,
     /// The loss and its gradient, which is added to the model's.
@@ -213,7 +215,7 @@ pub struct ForwardBackward {
     /// Its settings.
     pub loss_fn_config: LossConfig,
     /// With or without a gradient.
-    pub mode: Mode,
+    pub mode: PassMode,
 }
 
 impl ForwardBackward {
@@ -225,39 +227,39 @@ impl ForwardBackward {
             data,
             loss_fn,
             loss_fn_config: LossConfig::new(),
-            mode: Mode::ForwardBackward,
+            mode: PassMode::ForwardBackward,
         }
     }
 }
 
-impl Call for ForwardBackward {
-    type Reply = Ticket;
+impl ApiRequest for ForwardBackward {
+    type Response = SubmitResponse;
     const ROUTE: Route = Route::ForwardBackward;
 
-    fn check(&self) -> Result<(), InvalidInput> {
+    fn validate(&self) -> Result<(), InvalidInput> {
         crate::codec::proto::request::check(self)
     }
 
-    fn body(&self) -> Result<Body, InvalidInput> {
-        Ok(Body::Proto(self.to_proto()?))
+    fn body(&self) -> Result<RequestBody, InvalidInput> {
+        Ok(RequestBody::Proto(self.to_proto()?))
     }
 }
 
-impl Submit for ForwardBackward {
+impl SubmitRequest for ForwardBackward {
     type Output = ForwardBackwardOutput;
     const PROTO_OUTPUT: bool = true;
 
     fn request_type(&self) -> &'static str {
         match self.mode {
-            Mode::Forward => "Forward",
-            Mode::ForwardBackward => "ForwardBackward",
+            PassMode::Forward => "Forward",
+            PassMode::ForwardBackward => "ForwardBackward",
         }
     }
 
-    fn output(payload: &Payload) -> Result<ForwardBackwardOutput, DecodeError> {
+    fn decode_output(payload: &ResultPayload) -> Result<ForwardBackwardOutput, DecodeError> {
         match payload {
-            Payload::Proto(bytes) => ForwardBackwardOutput::from_proto(bytes),
-            Payload::Json(bytes) => {
+            ResultPayload::Proto(bytes) => ForwardBackwardOutput::from_proto(bytes),
+            ResultPayload::Json(bytes) => {
                 json::expect_tag(bytes, "forward_backward")?;
                 json::decode(bytes)
             }
@@ -301,10 +303,10 @@ impl Default for ForwardBackwardOutput {
     }
 }
 
-json_reply!(ModelInfo = "get_info");
+json_response!(ModelInfo = "get_info");
 
-json_call! {
-    CreateModel: CreateModel => Ticket, check CreateModel::check_lora;
+json_request! {
+    CreateModel: CreateModel => SubmitResponse, check CreateModel::check_lora;
     GetInfo: GetInfo => ModelInfo;
 }
 

@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::call::{json_call, json_output, json_reply};
-use crate::future::Ticket;
+use crate::future::SubmitResponse;
 use crate::ids::{ModelId, SamplerId, Seq, SessionId};
 use crate::metadata::Metadata;
 use crate::optim::OptimizerConfig;
+use crate::request::{json_output, json_request, json_response};
 use crate::secret::Secret;
 use crate::{InvalidInput, JsonObject};
 
@@ -325,13 +325,13 @@ pub struct WeightsCopied {
     pub tinker_path: String,
 }
 
-json_reply!(WeightsInfo, WeightsCopied);
+json_response!(WeightsInfo, WeightsCopied);
 
-json_call! {
-    SaveWeights: SaveWeights => Ticket;
-    SaveWeightsForSampler: SaveWeightsForSampler => Ticket;
-    SaveWeightsExternal: SaveWeightsExternal => Ticket;
-    LoadWeights: LoadWeights => Ticket, check LoadWeights::check_target;
+json_request! {
+    SaveWeights: SaveWeights => SubmitResponse;
+    SaveWeightsForSampler: SaveWeightsForSampler => SubmitResponse;
+    SaveWeightsExternal: SaveWeightsExternal => SubmitResponse;
+    LoadWeights: LoadWeights => SubmitResponse, check LoadWeights::check_target;
     WeightsInfoRequest: WeightsInfo => WeightsInfo;
     CopyWeights: CopyWeights => WeightsCopied;
 }

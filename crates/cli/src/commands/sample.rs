@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, value_parser};
 use serde::Serialize;
 use serde_json::json;
-use tinkex::{SampleResponse, SampledSequence, SamplingParams, Stop, Tokenizer};
+use tinkex::{SampleResponse, SampledSequence, SamplingParams, StopCondition, Tokenizer};
 
 use crate::error::CommandError;
 use crate::format;
@@ -88,7 +88,7 @@ impl SamplingArgs {
             .top_p(self.top_p);
         params.top_k = self.top_k;
         params.seed = self.seed;
-        params.stop = (!self.stop.is_empty()).then(|| Stop::Texts(self.stop.clone()));
+        params.stop = (!self.stop.is_empty()).then(|| StopCondition::Texts(self.stop.clone()));
         params
     }
 }

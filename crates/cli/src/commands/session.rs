@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::json;
 use tinkex::rest::{
     AccessScope, ListSessions, SearchOwner, SearchSessions, SessionInfo, SessionStatus,
-    SessionSummary, StatusQuery,
+    SessionStatusFilter, SessionSummary,
 };
 use tinkex::{Metadata, SessionId, Timestamp};
 
@@ -259,10 +259,10 @@ async fn ids(
 async fn search(shell: &mut Shell<'_>, what: SearchArgs) -> Result<(), CommandError> {
     let shown = what.view.of(shell, &COLUMNS)?;
     let states = what.statuses.iter().map(|state| match state {
-        SessionState::Active => StatusQuery::Active,
-        SessionState::Cancelled => StatusQuery::Cancelled,
-        SessionState::Failed => StatusQuery::Failed,
-        SessionState::Finished => StatusQuery::ClientFinished { reasons: None },
+        SessionState::Active => SessionStatusFilter::Active,
+        SessionState::Cancelled => SessionStatusFilter::Cancelled,
+        SessionState::Failed => SessionStatusFilter::Failed,
+        SessionState::Finished => SessionStatusFilter::ClientFinished { reasons: None },
     });
     let most = if what.limit == 0 { u64::MAX } else { what.limit };
     let mut query = SearchSessions {

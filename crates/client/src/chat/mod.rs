@@ -16,7 +16,7 @@ use std::time::SystemTime;
 use minijinja::Value;
 use minijinja::value::Serde;
 use serde::Serialize;
-use tinkex_wire::{ModelInput, Stop};
+use tinkex_wire::{ModelInput, StopCondition};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::tokenizer::Tokenizer;
@@ -206,7 +206,7 @@ impl Chat {
     ///
     /// # Errors
     /// If there is neither.
-    pub fn stop(&self) -> Result<Stop> {
+    pub fn stop(&self) -> Result<StopCondition> {
         let mut ends: Vec<u32> = self.tokenizer.eos_id().into_iter().collect();
         let probe = values(&[Message::user("?"), Message::assistant(train::PROBE)]);
         // A template that does not take the probe has no say; the end token remains.
@@ -222,7 +222,7 @@ impl Chat {
             let why = format!("{} does not say where an answer ends", self.tokenizer.name());
             return Err(Error::new(ErrorKind::NotFound, why));
         }
-        Ok(Stop::Tokens(ends))
+        Ok(StopCondition::Tokens(ends))
     }
 
     fn template(&self) -> &Template {

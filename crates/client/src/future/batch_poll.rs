@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tinkex_wire::{Completion, FuturesRetrieved, FuturesTarget, RequestId, RetrieveFutures};
+use tinkex_wire::{CompletedFuture, FuturesRetrieved, FuturesTarget, RequestId, RetrieveFutures};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep};
 
@@ -53,19 +53,19 @@ struct State {
 /// nobody here ever sees: the oldest announcements go when there are too many.
 #[derive(Debug, Default)]
 struct Unclaimed {
-    new: HashMap<RequestId, Completion>,
-    old: HashMap<RequestId, Completion>,
+    new: HashMap<RequestId, CompletedFuture>,
+    old: HashMap<RequestId, CompletedFuture>,
 }
 
 impl Unclaimed {
-    fn insert(&mut self, completion: Completion) {
+    fn insert(&mut self, completion: CompletedFuture) {
         if self.new.len() >= MOST_UNCLAIMED {
             self.old = std::mem::take(&mut self.new);
         }
         self.new.insert(completion.request_id().clone(), completion);
     }
 
-    fn remove(&mut self, request_id: &RequestId) -> Option<Completion> {
+    fn remove(&mut self, request_id: &RequestId) -> Option<CompletedFuture> {
         self.new.remove(request_id).or_else(|| self.old.remove(request_id))
     }
 
@@ -84,7 +84,7 @@ enum Over {
 }
 
 /// What a waiter learns: its completion, or nothing if it has to ask for itself.
-type Arrival = Result<Option<Completion>>;
+type Arrival = Result<Option<CompletedFuture>>;
 
 impl BatchPoll {
     /// Begins to poll as soon as somebody waits.

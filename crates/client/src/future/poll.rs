@@ -6,8 +6,8 @@ use ::http::HeaderMap;
 use ::http::header::{ACCEPT, CONTENT_TYPE};
 use bytes::Bytes;
 use tinkex_wire::{
-    Completion, JSON, Outcome, PROTO, Payload, RetrieveFuture, Submit, Ticket,
-    header as wire_header,
+    CompletedFuture, JSON, PROTO, PollResponse, ResultPayload, RetrieveFuture, SubmitRequest,
+    SubmitResponse, header as wire_header,
 };
 use tokio::time::{Instant, sleep, timeout};
 
@@ -32,7 +32,7 @@ pub(crate) struct Poller<'a> {
 /// A request that was taken: what to ask for, and how long it took to hand it over.
 #[derive(Clone, Debug)]
 pub(crate) struct Submitted {
-    pub(crate) response: Ticket,
+    pub(crate) response: SubmitResponse,
     pub(crate) request_type: &'static str,
     pub(crate) submit_duration: Duration,
 }
@@ -55,7 +55,7 @@ impl<'a> Poller<'a> {
     }
 
     /// Waits for the answer behind a ticket.
-    pub(crate) async fn result<S: Submit>(&self, taken: &Submitted) -> Result<S::Output> {
+    pub(crate) async fn result<S: SubmitRequest>(&self, taken: &Submitted) -> Result<S::Output> {
         let mut progress = Progress { polls: 0, start: Instant::now() };
         let waiting = self.wait(taken, S::PROTO_OUTPUT, &mut progress);
         let payload = match self.session.settings().poll_timeout {
@@ -71,7 +71,7 @@ impl<'a> Poller<'a> {
         if let Some(batch_poll) = self.batch_poll {
             batch_poll.fetched(taken.response.request_id.clone());
         }
-        payload.and_then(|payload| Ok(S::output(&payload)?)).map_err(|error| {
+        payload.and_then(|payload| Ok(S::decode_output(&payload)?)).map_err(|error| {
             self.write_down(&error, taken, &progress);
             error.about(taken.response.request_id.clone()).during(taken.request_type)
         })
@@ -87,7 +87,7 @@ impl<'a> Poller<'a> {
         taken: &Submitted,
         proto: bool,
         progress: &mut Progress,
-    ) -> Result<Payload> {
+    ) -> Result<ResultPayload> {
         let mut poll = RetrieveFuture {
             request_id: taken.response.request_id.clone(),
             allow_metadata_only: true,
@@ -115,21 +115,21 @@ impl<'a> Poller<'a> {
                 Ok(reply) => {
                     lost = 0;
                     let kind = reply.headers().get(CONTENT_TYPE).and_then(|t| t.to_str().ok());
-                    match Outcome::read(kind.unwrap_or(JSON), reply.body())? {
-                        Outcome::Ready(payload) => return Ok(payload),
-                        Outcome::Failed(failed) => {
+                    match PollResponse::decode(kind.unwrap_or(JSON), reply.body())? {
+                        PollResponse::Ready(payload) => return Ok(payload),
+                        PollResponse::Failed(failed) => {
                             return Err(Error::of_work(failed).after(1, progress.start.elapsed()));
                         }
-                        Outcome::MetadataOnly { .. } if !poll.allow_metadata_only => {
+                        PollResponse::MetadataOnly { .. } if !poll.allow_metadata_only => {
                             let why = "the server announced the answer twice and did not send it";
                             return Err(Error::new(ErrorKind::Decode, why));
                         }
-                        Outcome::MetadataOnly { response_payload_size } => {
+                        PollResponse::MetadataOnly { response_payload_size } => {
                             poll.allow_metadata_only = false;
                             let downloads = self.session.download_budget();
                             _room = Some(downloads.acquire(response_payload_size).await);
                         }
-                        Outcome::TryAgain(pending) => {
+                        PollResponse::TryAgain(pending) => {
                             self.log.notice(&pending);
                             interval.wait(asked).await;
                         }
@@ -143,7 +143,7 @@ impl<'a> Poller<'a> {
                     lost = 0;
                     if let Some(body) = error.body() {
                         bad = 0;
-                        self.log.notice(&Outcome::read_timeout(&Bytes::copy_from_slice(
+                        self.log.notice(&PollResponse::decode_timeout(&Bytes::copy_from_slice(
                             body.as_bytes(),
                         )));
                     }
@@ -175,10 +175,10 @@ impl<'a> Poller<'a> {
     async fn announced(&self, taken: &Submitted) -> Result<Option<u64>> {
         let Some(batch_poll) = self.batch_poll else { return Ok(None) };
         Ok(match batch_poll.wait_for(&taken.response.request_id).await? {
-            Some(Completion::Finished { response_payload_uncompressed_size: size, .. }) => {
+            Some(CompletedFuture::Finished { response_payload_uncompressed_size: size, .. }) => {
                 size.filter(|bytes| *bytes > 0)
             }
-            Some(Completion::Failed { .. }) | None => None,
+            Some(CompletedFuture::Failed { .. }) | None => None,
         })
     }
 }
@@ -197,7 +197,7 @@ fn headers(taken: &Submitted, iteration: u64, proto: bool) -> HeaderMap {
     header::put(&mut headers, wire_header::REQUEST_ITERATION, &iteration.to_string());
     if iteration == 0 {
         let seconds = taken.submit_duration.as_secs_f64().to_string();
-        header::put(&mut headers, wire_header::TICKET_ROUNDTRIP, &seconds);
+        header::put(&mut headers, wire_header::SUBMIT_ROUNDTRIP_TIME, &seconds);
     }
     headers
 }

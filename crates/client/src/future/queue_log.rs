@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use tinkex_wire::{Pending, QueueState};
+use tinkex_wire::{QueueState, QueueStatus};
 use tokio::time::Instant;
 
 /// How long a client stays quiet after it said something.
@@ -25,7 +25,7 @@ pub(crate) struct QueueLog {
     id: String,
     last: Mutex<Option<Instant>>,
     /// What the server said last, so that a change can be told.
-    state: Mutex<Pending>,
+    state: Mutex<QueueStatus>,
 }
 
 impl QueueLog {
@@ -34,7 +34,7 @@ impl QueueLog {
     }
 
     /// The server said why there is no answer yet.
-    pub(crate) fn notice(&self, pending: &Pending) {
+    pub(crate) fn notice(&self, pending: &QueueStatus) {
         if self.changed(pending) {
             let state = pending.queue_state.map_or("", QueueState::as_str);
             let reason = pending.queue_state_reason.as_deref();
@@ -46,7 +46,7 @@ impl QueueLog {
         }
     }
 
-    fn changed(&self, pending: &Pending) -> bool {
+    fn changed(&self, pending: &QueueStatus) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if *state == *pending {
             return false;
@@ -55,7 +55,7 @@ impl QueueLog {
         true
     }
 
-    fn line(&self, pending: &Pending, now: Instant) -> Option<String> {
+    fn line(&self, pending: &QueueStatus, now: Instant) -> Option<String> {
         let state = pending.queue_state.filter(|state| *state != QueueState::Active)?;
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if last.is_some_and(|last| now - last < QUIET) {
@@ -120,7 +120,7 @@ mod tests {
             for (call, expected) in case["calls"].as_array().unwrap().iter().zip(expected) {
                 let at = zero + Duration::from_secs_f64(call[0].as_f64().unwrap() - first);
                 let reason = call[2].as_str().filter(|reason| !reason.is_empty());
-                let pending = Pending {
+                let pending = QueueStatus {
                     queue_state: QueueState::from_name(call[1].as_str().unwrap()),
                     queue_state_reason: reason.map(str::to_owned),
                 };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tinkex_wire::{Category, JsonObject, Severity};
+use tinkex_wire::{ErrorCategory, JsonObject, Severity};
 
 use crate::error::{Error, ErrorKind};
 use crate::telemetry::{EventQueue, told};
@@ -19,7 +19,7 @@ pub(super) fn failure(
     since: Duration,
 ) {
     let (event, severity) = match (error.kind(), error.status(), error.category()) {
-        (_, _, Some(Category::User)) => ("application_error", Severity::Warning),
+        (_, _, Some(ErrorCategory::User)) => ("application_error", Severity::Warning),
         (_, _, Some(_)) => ("application_error", Severity::Error),
         (ErrorKind::Decode, ..) => ("validation_error", Severity::Error),
         (_, Some(400), _) => ("api_status_error", Severity::Error),
@@ -51,7 +51,7 @@ pub(super) fn failure(
 
 #[cfg(test)]
 mod tests {
-    use tinkex_wire::Ticket;
+    use tinkex_wire::SubmitResponse;
 
     use super::*;
     use crate::telemetry::TelemetryScope;
@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn what_a_credential_command_printed_is_not_told() {
         let events = EventQueue::new(TelemetryScope::NoSession);
-        let ticket = serde_json::from_value::<Ticket>(json!({"request_id": "r"})).unwrap();
+        let ticket = serde_json::from_value::<SubmitResponse>(json!({"request_id": "r"})).unwrap();
         let taken =
             Submitted { response: ticket, request_type: "Sample", submit_duration: Duration::ZERO };
         let error = Error::new(ErrorKind::Auth, "the credential command failed: hidden");

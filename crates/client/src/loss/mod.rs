@@ -21,8 +21,8 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 use tinkex_wire::{
-    Arg, Call as _, CreateCustomLoss, CustomLossInput, Datum, Graph, LossId, Node, SessionId,
-    TensorData, Values, codec::json, is_metric_name, loss_input,
+    ApiRequest as _, Arg, CreateCustomLoss, CustomLossInput, Datum, Graph, LossId, Node, SessionId,
+    TensorData, TensorValues, codec::json, is_metric_name, loss_input,
 };
 
 use crate::error::{Error, ErrorKind, Result};
@@ -118,7 +118,7 @@ impl CustomLoss {
         let traced = Arc::new(Traced { name, inputs, steps, loss, metrics });
         let custom = Self { traced, on_server: None };
         // The rules about inputs are the server's, and known to the request.
-        custom.upload(SessionId::from(""), 0).check()?;
+        custom.upload(SessionId::from(""), 0).validate()?;
         Ok(custom)
     }
 
@@ -291,9 +291,9 @@ fn array(tensor: &TensorData, rank: u8) -> Option<Array> {
     }
     let tensor = tensor.to_dense(MOST_CELLS).ok()?;
     let values = match tensor.values() {
-        Values::Float32(values) => values.iter().map(|value| f64::from(*value)).collect(),
+        TensorValues::Float32(values) => values.iter().map(|value| f64::from(*value)).collect(),
         #[expect(clippy::cast_precision_loss, reason = "token ids are small")]
-        Values::Int64(values) => values.iter().map(|value| *value as f64).collect::<Vec<_>>(),
+        TensorValues::Int64(values) => values.iter().map(|value| *value as f64).collect::<Vec<_>>(),
     };
     let size = match rank {
         2 => Size { rows: tensor.rows(), cols: values.len().checked_div(tensor.rows())? },

@@ -2,7 +2,7 @@
 
 use futures_util::Stream;
 use tinkex_wire::rest::{
-    Checkpoint, CheckpointTtl, Checkpoints, DeleteCheckpoint, ExternalWeightsUrls,
+    Checkpoint, CheckpointPage, CheckpointTtl, DeleteCheckpoint, ExternalWeightsUrls,
     ExternalWeightsUrlsRequest, ListCheckpoints, ListUserCheckpoints, PublishCheckpoint,
     SetCheckpointTtl, UnpublishCheckpoint,
 };
@@ -25,7 +25,7 @@ impl RestClient {
     ///
     /// # Errors
     /// If there is no such run.
-    pub async fn list_checkpoints(&self, run_id: impl Into<ModelId>) -> Result<Checkpoints> {
+    pub async fn list_checkpoints(&self, run_id: impl Into<ModelId>) -> Result<CheckpointPage> {
         self.call("list_checkpoints", &ListCheckpoints { run_id: run_id.into() }).await
     }
 
@@ -33,7 +33,10 @@ impl RestClient {
     ///
     /// # Errors
     /// If the server cannot be asked.
-    pub async fn list_user_checkpoints(&self, list: &ListUserCheckpoints) -> Result<Checkpoints> {
+    pub async fn list_user_checkpoints(
+        &self,
+        list: &ListUserCheckpoints,
+    ) -> Result<CheckpointPage> {
         self.call("list_user_checkpoints", list).await
     }
 

@@ -8,7 +8,7 @@ mod run;
 mod session;
 
 use ::http::HeaderMap;
-use tinkex_wire::{Call, header as wire_header};
+use tinkex_wire::{ApiRequest, header as wire_header};
 
 use crate::error::Result;
 use crate::service::ServiceClient;
@@ -44,17 +44,17 @@ impl RestClient {
         &self.service
     }
 
-    async fn call<C: Call>(&self, method: &'static str, call: &C) -> Result<C::Reply> {
+    async fn call<C: ApiRequest>(&self, method: &'static str, call: &C) -> Result<C::Response> {
         send(&self.service, method, call).await
     }
 }
 
 /// Makes a call under the name of the method that was called, as the service likes to know.
-async fn send<C: Call>(
+async fn send<C: ApiRequest>(
     service: &ServiceClient,
     method: &'static str,
     call: &C,
-) -> Result<C::Reply> {
+) -> Result<C::Response> {
     let options = RequestOptions { headers: named(method), ..RequestOptions::default() };
     let connection = service.connection().await?;
     connection.record_failure(connection.transport().send(call, &options).await)

@@ -2,8 +2,8 @@
 
 use futures_util::Stream;
 use tinkex_wire::rest::{
-    AccessScope, GetSampler, GetTrainingRun, ListTrainingRuns, Sampler, ScopeQuery, TrainingRun,
-    TrainingRuns,
+    AccessScope, GetSampler, GetTrainingRun, ListTrainingRuns, SamplerInfo, ScopeQuery,
+    TrainingRun, TrainingRunPage,
 };
 use tinkex_wire::{ModelId, SamplerId, TinkerPath};
 
@@ -20,7 +20,7 @@ impl RestClient {
     ///
     /// # Errors
     /// If the server cannot be asked.
-    pub async fn list_training_runs(&self, list: &ListTrainingRuns) -> Result<TrainingRuns> {
+    pub async fn list_training_runs(&self, list: &ListTrainingRuns) -> Result<TrainingRunPage> {
         self.call("list_training_runs", list).await
     }
 
@@ -66,7 +66,7 @@ impl RestClient {
     ///
     /// # Errors
     /// If there is none of that id.
-    pub async fn get_sampler(&self, sampler_id: impl Into<SamplerId>) -> Result<Sampler> {
+    pub async fn get_sampler(&self, sampler_id: impl Into<SamplerId>) -> Result<SamplerInfo> {
         self.call("get_sampler", &GetSampler { sampler_id: sampler_id.into() }).await
     }
 }

@@ -6,8 +6,8 @@ use futures_util::stream::{Stream, TryStreamExt, iter, try_unfold};
 use tinkex_wire::SessionId;
 use tinkex_wire::rest::{
     AccessScope, AssignSessionProject, GetSession, ListSessions, ScopeQuery, SearchSessions,
-    SessionInfo, SessionProject, SessionSummary, Sessions, SessionsFound, TraceExportRequest,
-    TraceStatus,
+    SessionInfo, SessionPage, SessionProject, SessionSearchPage, SessionSummary,
+    TraceExportRequest, TraceStatus,
 };
 
 use crate::error::{Error, ErrorKind, Result};
@@ -22,7 +22,7 @@ impl RestClient {
     ///
     /// # Errors
     /// If the server cannot be asked.
-    pub async fn list_sessions(&self, list: &ListSessions) -> Result<Sessions> {
+    pub async fn list_sessions(&self, list: &ListSessions) -> Result<SessionPage> {
         self.call("list_sessions", list).await
     }
 
@@ -43,7 +43,7 @@ impl RestClient {
     ///
     /// # Errors
     /// If the search makes no sense, or the server cannot be asked.
-    pub async fn search_sessions(&self, search: &SearchSessions) -> Result<SessionsFound> {
+    pub async fn search_sessions(&self, search: &SearchSessions) -> Result<SessionSearchPage> {
         self.call("search_sessions", search).await
     }
 

@@ -12,10 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use tinkex_wire::rest::{GetSampler, Sampler};
+use tinkex_wire::rest::{GetSampler, SamplerInfo};
 use tinkex_wire::{
     CreateSamplingSession, Logprobs, ModelInput, SampleRequest, SampleResponse, SamplerHandle,
-    SamplerId, SamplingParams, Submit as _, header as wire_header,
+    SamplerId, SamplingParams, SubmitRequest as _, header as wire_header,
 };
 use tokio::sync::OnceCell;
 use tokio::time::{Instant, sleep};
@@ -172,7 +172,7 @@ impl SamplingClient {
     ///
     /// # Errors
     /// If the server cannot be asked.
-    pub async fn get_sampler(&self) -> Result<Sampler> {
+    pub async fn get_sampler(&self) -> Result<SamplerInfo> {
         let call = GetSampler { sampler_id: self.0.id.clone() };
         self.0.session.transport().send(&call, &RequestOptions::default()).await
     }
@@ -188,8 +188,8 @@ impl SamplingClient {
         anew: bool,
         finish: impl FnOnce(SampleResponse) -> Result<T> + Send + 'static,
     ) -> ApiFuture<T> {
-        use tinkex_wire::Call as _;
-        if let Err(why) = request.check() {
+        use tinkex_wire::ApiRequest as _;
+        if let Err(why) = request.validate() {
             return ApiFuture::failed(why.into());
         }
         // Boxed: what waits is small, see `SamplingShared::sample`.
@@ -271,8 +271,8 @@ impl SamplingShared {
         if self.session.connection().is_first_protocol() {
             align(&mut response, request.prompt.token_count());
         }
-        request.check_response(&response)?;
-        response.name_sequences(&taken.response)?;
+        request.validate_response(&response)?;
+        response.assign_sequence_ids(&taken.response)?;
         Ok(response)
     }
 

@@ -145,7 +145,7 @@ mod tests {
         assert!(is_resubmittable(&Error::of_transport(ErrorKind::Timeout, "t".into())));
         let failed = tinkex_wire::RequestFailed {
             error: "x".to_owned(),
-            category: tinkex_wire::Category::Server,
+            category: tinkex_wire::ErrorCategory::Server,
         };
         assert!(!is_resubmittable(&Error::of_work(failed)));
     }

@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use tinkex_wire::Submit as _;
+use tinkex_wire::SubmitRequest as _;
 
 use crate::error::Result;
 use crate::future::poll::{Poller, Submitted};

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures_util::FutureExt as _;
 use futures_util::future::{Either, select};
 use tinkex_wire::{
-    ClientConfig, CreateSession, Finish, FinishReason, FinishSession, HandleHolder, LossId,
+    ClientConfig, CreateSession, FinishDetails, FinishReason, FinishSession, HandleHolder, LossId,
     RequestId, SamplerHandle, SessionId,
 };
 use tokio::sync::mpsc;
@@ -202,7 +202,7 @@ impl Session {
             return Ok(());
         }
         self.stop();
-        let finish = Finish { reason, detail };
+        let finish = FinishDetails { reason, detail };
         let call = FinishSession { session_id: self.id.clone(), finish };
         self.transport().close();
         let told = match self.transport().send(&call, &RequestOptions::default()).await {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tinkex_wire::{
     EventKind, SDK_VERSION, SessionId, Severity, TelemetryBatch, TelemetryEvent, Timestamp,
-    duration_text,
+    format_duration,
 };
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
@@ -98,7 +98,7 @@ impl EventQueue {
     /// The end of the session, if there is one and nobody has said so yet.
     pub(super) fn last_event(&self) -> Option<EventKind> {
         let first = self.has_session && !self.ended.swap(true, Ordering::AcqRel);
-        first.then(|| EventKind::SessionEnd { duration: duration_text(self.started.elapsed()) })
+        first.then(|| EventKind::SessionEnd { duration: format_duration(self.started.elapsed()) })
     }
 
     pub(super) fn end(&self) {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
-use tinkex_wire::{Category, RequestFailed, SessionId};
+use tinkex_wire::{ErrorCategory, RequestFailed, SessionId};
 use tokio::time::sleep;
 
 use super::*;
@@ -54,7 +54,7 @@ fn events_have_the_shape_of_the_reference() {
     events.note("my.event", Severity::Warning, data);
     events.failure(&std::io::Error::other("boom"));
     events.fatal(&Around(Error::of_reply(404, b"", None)));
-    let failed = RequestFailed { error: "rf".to_owned(), category: Category::User };
+    let failed = RequestFailed { error: "rf".to_owned(), category: ErrorCategory::User };
     events.fatal(&Error::of_work(failed));
     let batch = serde_json::to_value(events.batch().unwrap()).unwrap();
     let mut seen = batch["events"].as_array().unwrap().clone();

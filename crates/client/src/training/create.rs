@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tinkex_wire::{
     CheckpointKind, CreateModel, JsonObject, LoadWeights, LoraConfig, ModelId, OptimizerConfig,
-    Secret, Submit, TinkerPath, WeightsInfo, WeightsInfoRequest,
+    Secret, SubmitRequest, TinkerPath, WeightsInfo, WeightsInfoRequest,
 };
 use tokio::time::Instant;
 
@@ -85,7 +85,7 @@ impl CreateLora {
 }
 
 /// Sends a request that makes a model, and waits for it. It stands in no line: there is no model yet.
-async fn make<S: Submit>(session: &Session, request: &S, name: String) -> Result<S::Output> {
+async fn make<S: SubmitRequest>(session: &Session, request: &S, name: String) -> Result<S::Output> {
     let start = Instant::now();
     let ticket = session.transport().send(request, &RequestOptions::default()).await;
     let ticket = session.connection().record_failure(ticket)?;

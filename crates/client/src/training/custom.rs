@@ -9,7 +9,7 @@ use std::error::Error as StdError;
 use std::sync::Arc;
 
 use tinkex_wire::loss_input::{TARGET_TOKENS, WEIGHTS};
-use tinkex_wire::{Datum, LossConfig, LossFn, Mode, TensorData};
+use tinkex_wire::{Datum, LossConfig, LossFn, PassMode, TensorData};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::ApiFuture;
@@ -58,13 +58,13 @@ impl TrainingClient {
             + Send
             + 'static,
     {
-        self.compute(Mode::ForwardBackward, data, loss).unwrap_or_else(ApiFuture::failed)
+        self.compute(PassMode::ForwardBackward, data, loss).unwrap_or_else(ApiFuture::failed)
     }
 
     /// Computes a traced loss here.
     pub(super) fn compute_traced(
         &self,
-        mode: Mode,
+        mode: PassMode,
         data: Vec<Datum>,
         loss: CustomLoss,
     ) -> Result<ApiFuture<BatchOutput>> {
@@ -72,14 +72,14 @@ impl TrainingClient {
         self.compute(mode, data, move |data, logprobs| Ok(loss.evaluate(data, logprobs)?))
     }
 
-    fn compute<F>(&self, mode: Mode, data: Vec<Datum>, loss: F) -> Result<ApiFuture<BatchOutput>>
+    fn compute<F>(&self, mode: PassMode, data: Vec<Datum>, loss: F) -> Result<ApiFuture<BatchOutput>>
     where
         F: FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, Failure>
             + Send
             + 'static,
     {
         let inner = Arc::clone(&self.0);
-        let forward = inner.plain(Mode::Forward, with_weights(&data, None)?)?;
+        let forward = inner.plain(PassMode::Forward, with_weights(&data, None)?)?;
         let mut reservation = inner.call_order.reserve();
         Ok(ApiFuture::start(async move {
             let work = async {
@@ -88,10 +88,10 @@ impl TrainingClient {
                 let output = inner.batch_answer(taken).await?;
                 let logprobs = logprobs(&output, data.len())?;
                 let (value, data) = run(loss, data, logprobs).await?;
-                if mode == Mode::Forward {
+                if mode == PassMode::Forward {
                     return Ok(with_metrics(output, value.loss, value.metrics));
                 }
-                let backward = inner.plain(Mode::ForwardBackward, data)?;
+                let backward = inner.plain(PassMode::ForwardBackward, data)?;
                 let taken = inner.submit_batch(&mut reservation, backward).await;
                 drop(reservation);
                 let output = inner.batch_answer(taken).await?;
@@ -128,7 +128,7 @@ where
 }
 
 impl TrainingShared {
-    fn plain(&self, mode: Mode, data: Vec<Datum>) -> Result<BatchRequests> {
+    fn plain(&self, mode: PassMode, data: Vec<Datum>) -> Result<BatchRequests> {
         BatchRequests::new(self, mode, data, &LossFn::CrossEntropy, &LossConfig::new())
     }
 }
@@ -171,7 +171,7 @@ fn with_weights(
 /// Weights for a forward pass, where they do not matter.
 fn zeros(targets: &TensorData) -> Result<TensorData> {
     let dims = targets.shape().dims();
-    let cells = targets.shape().cells().unwrap_or(usize::MAX).max(targets.values().len());
+    let cells = targets.shape().element_count().unwrap_or(usize::MAX).max(targets.values().len());
     let zeros = TensorData::from(vec![0.0_f32; cells]);
     if dims.is_empty() { Ok(zeros) } else { Ok(zeros.reshape(targets.shape().clone())?) }
 }

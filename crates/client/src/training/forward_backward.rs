@@ -1,7 +1,9 @@
 //! A pass over a batch: cut into requests, numbered, sent in reservation, answered beside each other.
 
 use futures_util::future::{join_all, try_join_all};
-use tinkex_wire::{Call as _, Datum, ForwardBackward, LossConfig, LossFn, Mode, PlainPass};
+use tinkex_wire::{
+    ApiRequest as _, Datum, ForwardBackward, JsonForwardBackward, LossConfig, LossFn, PassMode,
+};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::poll::Submitted;
@@ -24,7 +26,7 @@ impl BatchRequests {
     /// Cuts data into requests. What cannot be sent is refused here, before it takes a reservation.
     pub(super) fn new(
         inner: &TrainingShared,
-        mode: Mode,
+        mode: PassMode,
         data: Vec<Datum>,
         function: &LossFn,
         settings: &LossConfig,
@@ -50,8 +52,8 @@ impl BatchRequests {
             .collect();
         let plain = inner.session.connection().is_first_protocol();
         parts.iter().try_for_each(|part| match plain {
-            true => PlainPass(&part.request).check(),
-            false => part.request.check(),
+            true => JsonForwardBackward(&part.request).validate(),
+            false => part.request.validate(),
         })?;
         Ok(Self(parts))
     }
@@ -59,7 +61,7 @@ impl BatchRequests {
     /// The same for a loss that the server computes.
     pub(super) fn of_loss(
         inner: &TrainingShared,
-        mode: Mode,
+        mode: PassMode,
         data: Vec<Datum>,
         loss: &LossSpec,
     ) -> Result<Self> {
@@ -70,7 +72,7 @@ impl BatchRequests {
             LossSource::Traced(traced) => {
                 traced.check(&data)?;
                 let settings = match traced.id_in(inner.session.id())? {
-                    Some(id) => LossConfig::uploaded(id),
+                    Some(id) => LossConfig::custom(id),
                     None => LossConfig::new(),
                 };
                 Self::new(inner, mode, data, &LossFn::Custom, &settings)
@@ -110,7 +112,7 @@ impl TrainingShared {
     async fn submit_part(&self, part: &ChunkRequest) -> Result<Submitted> {
         let _room = self.session.upload_budget().acquire(part.bytes).await;
         if self.session.connection().is_first_protocol() {
-            return self.submit(&PlainPass(&part.request), &RequestOptions::default()).await;
+            return self.submit(&JsonForwardBackward(&part.request), &RequestOptions::default()).await;
         }
         let compress = self.session.config().proto_compress_fwdbwd;
         self.submit(&part.request, &RequestOptions { compress, ..RequestOptions::default() }).await

@@ -17,9 +17,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use tinkex_wire::{
-    Datum, GetInfo, LoadWeights, LossConfig, LossFn, Mode, ModelId, ModelInfo, OptimParams,
-    OptimStep, OptimStepOutput, SaveWeights, SaveWeightsExternal, SaveWeightsForSampler, Secret,
-    Seq, Submit, TinkerPath,
+    Datum, GetInfo, LoadWeights, LossConfig, LossFn, ModelId, ModelInfo, OptimParams, OptimStep,
+    OptimStepOutput, PassMode, SaveWeights, SaveWeightsExternal, SaveWeightsForSampler, Secret,
+    Seq, SubmitRequest, TinkerPath,
 };
 use tokio::time::Instant;
 
@@ -125,7 +125,7 @@ impl TrainingClient {
         data: Vec<Datum>,
         loss: impl Into<LossSpec>,
     ) -> ApiFuture<BatchOutput> {
-        self.pass(Mode::ForwardBackward, data, &loss.into())
+        self.pass(PassMode::ForwardBackward, data, &loss.into())
     }
 
     /// Computes `loss` over `data` without a gradient.
@@ -133,7 +133,7 @@ impl TrainingClient {
     /// # Errors
     /// As [`TrainingClient::forward_backward`].
     pub fn forward(&self, data: Vec<Datum>, loss: impl Into<LossSpec>) -> ApiFuture<BatchOutput> {
-        self.pass(Mode::Forward, data, &loss.into())
+        self.pass(PassMode::Forward, data, &loss.into())
     }
 
     /// Applies the gradient gathered since the last step.
@@ -142,7 +142,7 @@ impl TrainingClient {
     /// [`ErrorKind::InvalidInput`] if a number makes no sense; then nothing was queued.
     pub fn optim_step(&self, params: impl Into<OptimParams>) -> ApiFuture<OptimStepOutput> {
         let params = params.into();
-        if let Err(why) = params.check() {
+        if let Err(why) = params.validate() {
             return ApiFuture::failed(why.into());
         }
         self.one(move |model_id, seq| OptimStep { model_id, seq_id: Some(seq), params }, Ok)
@@ -161,8 +161,8 @@ impl TrainingClient {
         params: impl Into<OptimParams>,
     ) -> (ApiFuture<BatchOutput>, ApiFuture<OptimStepOutput>) {
         let params = params.into();
-        let checked = params.check().map_err(Error::from);
-        let pass = checked.and_then(|()| self.queue(Mode::ForwardBackward, data, &loss.into()));
+        let checked = params.validate().map_err(Error::from);
+        let pass = checked.and_then(|()| self.queue(PassMode::ForwardBackward, data, &loss.into()));
         match pass {
             Ok(pass) => (pass, self.optim_step(params)),
             Err(error) => (ApiFuture::failed(error.clone()), ApiFuture::failed(error)),
@@ -311,7 +311,7 @@ impl TrainingClient {
         finish: impl FnOnce(S::Output) -> Result<T> + Send + 'static,
     ) -> ApiFuture<T>
     where
-        S: Submit<Output: Send> + Send + Sync + 'static,
+        S: SubmitRequest<Output: Send> + Send + Sync + 'static,
         T: Send + 'static,
     {
         let request = move |(), model, seq| request(model, seq);
@@ -327,7 +327,7 @@ impl TrainingClient {
     ) -> ApiFuture<T>
     where
         P: Send + 'static,
-        S: Submit<Output: Send> + Send + Sync + 'static,
+        S: SubmitRequest<Output: Send> + Send + Sync + 'static,
         T: Send + 'static,
     {
         let inner = Arc::clone(&self.0);
@@ -347,14 +347,14 @@ impl TrainingClient {
         })
     }
 
-    fn pass(&self, mode: Mode, data: Vec<Datum>, loss: &LossSpec) -> ApiFuture<BatchOutput> {
+    fn pass(&self, mode: PassMode, data: Vec<Datum>, loss: &LossSpec) -> ApiFuture<BatchOutput> {
         self.queue(mode, data, loss).unwrap_or_else(ApiFuture::failed)
     }
 
     /// Queues a pass, unless it makes no sense.
     fn queue(
         &self,
-        mode: Mode,
+        mode: PassMode,
         data: Vec<Datum>,
         loss: &LossSpec,
     ) -> Result<ApiFuture<BatchOutput>> {
@@ -384,7 +384,7 @@ fn nowhere() -> Error {
 }
 
 impl TrainingShared {
-    async fn submit<S: Submit>(&self, request: &S, options: &RequestOptions) -> Result<Submitted> {
+    async fn submit<S: SubmitRequest>(&self, request: &S, options: &RequestOptions) -> Result<Submitted> {
         let start = Instant::now();
         let ticket = self.session.transport().send(request, options).await?;
         let request_type = request.request_type();

@@ -22,7 +22,9 @@ use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri}
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tinkex_wire::codec::compress;
-use tinkex_wire::{AuthTokenRequest, BodyCodec, Call, Reply, Route, Secret, header as wire_header};
+use tinkex_wire::{
+    ApiRequest, ApiResponse, AuthTokenRequest, BodyCodec, Route, Secret, header as wire_header,
+};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::Instrument as _;
@@ -169,17 +171,17 @@ impl Transport {
     }
 
     /// Makes a call and reads its reply.
-    pub(crate) async fn send<C: Call>(
+    pub(crate) async fn send<C: ApiRequest>(
         &self,
         call: &C,
         options: &RequestOptions,
-    ) -> Result<C::Reply> {
+    ) -> Result<C::Response> {
         let reply = self.send_raw(call, options).await?;
-        C::Reply::from_body(reply.body()).map_err(|why| Error::from(why).during(what::<C>()))
+        C::Response::from_body(reply.body()).map_err(|why| Error::from(why).during(what::<C>()))
     }
 
     /// Makes a call and leaves the reply as it is. This is the one loop that sends bytes again.
-    pub(crate) async fn send_raw<C: Call>(
+    pub(crate) async fn send_raw<C: ApiRequest>(
         &self,
         call: &C,
         options: &RequestOptions,
@@ -188,7 +190,7 @@ impl Transport {
         self.send_with_retries(call, options).instrument(span).await
     }
 
-    async fn send_with_retries<C: Call>(
+    async fn send_with_retries<C: ApiRequest>(
         &self,
         call: &C,
         options: &RequestOptions,
@@ -209,7 +211,7 @@ impl Transport {
         }
     }
 
-    async fn encode<C: Call>(&self, call: &C, options: &RequestOptions) -> Result<Outgoing> {
+    async fn encode<C: ApiRequest>(&self, call: &C, options: &RequestOptions) -> Result<Outgoing> {
         let uri = uri(&self.base.join(&call.target()?))?;
         let method = match C::ROUTE.method() {
             tinkex_wire::Method::Get => Method::GET,
@@ -373,7 +375,7 @@ async fn compressed(body: Bytes) -> Result<Bytes> {
 }
 
 /// What was tried, for errors.
-fn what<C: Call>() -> String {
+fn what<C: ApiRequest>() -> String {
     C::ROUTE.to_string()
 }
 

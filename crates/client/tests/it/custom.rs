@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use tinkex::loss::{CustomLoss, LossValue};
-use tinkex::wire::{ForwardBackward, ForwardBackwardOutput, LossRecord, Mode};
+use tinkex::wire::{ForwardBackward, ForwardBackwardOutput, LossRecord, PassMode};
 use tinkex::{AdamParams, Datum, ErrorKind, LossFn};
 
 use crate::fake_server::{FakeServer, cases};
@@ -71,7 +71,7 @@ async fn a_computed_loss_sends_its_gradient_as_weights() {
         step.await.unwrap();
         let sent = passes(&server);
         assert_eq!(sent.len(), 2);
-        assert_eq!((sent[0].mode, sent[1].mode), (Mode::Forward, Mode::ForwardBackward));
+        assert_eq!((sent[0].mode, sent[1].mode), (PassMode::Forward, PassMode::ForwardBackward));
         assert!(sent.iter().all(|pass| pass.loss_fn == LossFn::CrossEntropy));
         assert!(sent.iter().all(|pass| pass.data[0].loss_inputs().len() == 2), "nothing else");
         assert_eq!(weights(&sent[1]), numbers(&case["weights_sent"]), "{case}");

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
-use tinkex::wire::{Chunk, ImageFormat};
-use tinkex::{ErrorKind, ModelInput, RetryPolicy, SamplingParams, ServiceClient, Stop, TensorData};
+use tinkex::wire::{ImageFormat, InputChunk};
+use tinkex::{
+    ErrorKind, ModelInput, RetryPolicy, SamplingParams, ServiceClient, StopCondition, TensorData,
+};
 use tokio::time::{Instant, sleep};
 
 use crate::fake_server::{FakeServer, cases};
@@ -18,7 +20,7 @@ fn params() -> SamplingParams {
 /// A prompt of exactly this estimated size.
 fn prompt_of(bytes: u64) -> ModelInput {
     let data = vec![0; usize::try_from(bytes).unwrap()].into();
-    ModelInput::default().chunk(Chunk::Image {
+    ModelInput::default().chunk(InputChunk::Image {
         data,
         format: ImageFormat::Png,
         expected_tokens: None,
@@ -283,7 +285,7 @@ async fn requests_are_the_ones_that_the_reference_sends() {
         ("asample_stop_list_int", server.sampler().await.sample(prompt(), params().stop([1, 2]))),
         (
             "asample_stop_empty_list",
-            server.sampler().await.sample(prompt(), params().stop(Stop::NEVER)),
+            server.sampler().await.sample(prompt(), params().stop(StopCondition::NEVER)),
         ),
         (
             "asample_prompt_logprobs",

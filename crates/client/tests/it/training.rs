@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use serde_json::{Value, json};
-use tinkex::wire::{Chunk, ForwardBackward, ImageFormat};
+use tinkex::wire::{ForwardBackward, ImageFormat, InputChunk};
 use tinkex::{
-    AdamParams, Category, Datum, ErrorKind, LossFn, MetricValue, ModelInput, RestoreMode,
+    AdamParams, ErrorCategory, Datum, ErrorKind, LossFn, MetricValue, ModelInput, RestoreMode,
     SamplingParams, SaveOptions,
 };
 use tokio::time::{Instant, sleep};
@@ -144,7 +144,7 @@ async fn what_makes_no_sense_is_refused_and_takes_no_turn() {
     let model = server.model().await;
     let none = model.forward_backward(vec![], LossFn::CrossEntropy).await.unwrap_err();
     assert_eq!(none.kind(), ErrorKind::InvalidInput);
-    let pointer = Chunk::ImageAssetPointer {
+    let pointer = InputChunk::ImageAssetPointer {
         format: ImageFormat::Png,
         location: "https://example.invalid/a.png".to_owned(),
         expected_tokens: Some(1),
@@ -330,7 +330,7 @@ async fn answers_are_waited_for_as_in_the_reference() {
             if let Some(category) = case["result"]["category"].as_str() {
                 // Unlike the reference, the case of the word does not matter.
                 let word = script[0]["category"].as_str().unwrap_or(category);
-                assert_eq!(error.category(), Some(Category::from_name(word)), "{case}");
+                assert_eq!(error.category(), Some(ErrorCategory::from_name(word)), "{case}");
             }
         }
 

@@ -1,7 +1,7 @@
 //! Tells one request from another under the same number.
 
 use sha2::{Digest as _, Sha256};
-use tinkex_wire::{Chunk, Datum, ForwardBackward, LossSetting, TensorData, Values};
+use tinkex_wire::{Datum, ForwardBackward, InputChunk, LossSetting, TensorData, TensorValues};
 
 /// A digest of bytes.
 pub(super) fn of_bytes(bytes: &[u8]) -> String {
@@ -30,7 +30,7 @@ pub(super) fn of_pass(pass: &ForwardBackward) -> String {
 fn put_datum(hash: &mut Sha256, datum: &Datum) {
     for chunk in &datum.model_input().chunks {
         match chunk {
-            Chunk::EncodedText { tokens } => put(hash, bytemuck::cast_slice(tokens)),
+            InputChunk::EncodedText { tokens } => put(hash, bytemuck::cast_slice(tokens)),
             other => put(hash, format!("{other:?}").as_bytes()),
         }
     }
@@ -45,8 +45,8 @@ fn put_datum(hash: &mut Sha256, datum: &Datum) {
 fn put_tensor(hash: &mut Sha256, tensor: &TensorData) {
     put(hash, format!("{:?}", tensor.shape()).as_bytes());
     match tensor.values() {
-        Values::Int64(values) => put(hash, bytemuck::cast_slice(values)),
-        Values::Float32(values) => put(hash, bytemuck::cast_slice(values)),
+        TensorValues::Int64(values) => put(hash, bytemuck::cast_slice(values)),
+        TensorValues::Float32(values) => put(hash, bytemuck::cast_slice(values)),
     }
     for indices in [tensor.row_starts(), tensor.columns()].into_iter().flatten() {
         put(hash, bytemuck::cast_slice(indices));

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde_json::Value;
 use tinkex_engine::loss::graph::{Arg, Graph, GraphInput, Node, Op};
 use tinkex_wire::codec::json;
-use tinkex_wire::{Call as _, CreateCustomLoss, RequestId};
+use tinkex_wire::{ApiRequest as _, CreateCustomLoss, RequestId};
 
 use super::{Intake, Next, digest, session, submit};
 use crate::error::ApiError;
@@ -26,7 +26,7 @@ pub(crate) fn create_custom_loss(shared: &Arc<Shared>, body: Bytes) -> Result<Re
         )));
     }
     let call: CreateCustomLoss = json::decode(&body)?;
-    call.check()?;
+    call.validate()?;
     let seq = u64::from(call.custom_loss_seq_id);
     let graph = Arc::new(graph(&call)?);
     let mut store = shared.store();

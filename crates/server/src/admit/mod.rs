@@ -15,7 +15,9 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use tinkex_engine::loss::graph::Graph;
-use tinkex_wire::{CustomLossCreated, LossId, ModelId, RequestId, SequenceId, SessionId, Ticket};
+use tinkex_wire::{
+    CustomLossCreated, LossId, ModelId, RequestId, SequenceId, SessionId, SubmitResponse,
+};
 
 use crate::error::ApiError;
 use crate::queue::Late;
@@ -230,7 +232,7 @@ fn lose(store: &mut Store, id: &RequestId) {
 }
 
 /// Waits until a request is on disk; that is the promise.
-pub(crate) async fn promise(shared: &Shared, id: RequestId) -> Result<Ticket, ApiError> {
+pub(crate) async fn promise(shared: &Shared, id: RequestId) -> Result<SubmitResponse, ApiError> {
     loop {
         let changed = {
             let store = shared.store();
@@ -246,7 +248,7 @@ pub(crate) async fn promise(shared: &Shared, id: RequestId) -> Result<Ticket, Ap
     }
 }
 
-fn ticket(row: &Request) -> Ticket {
+fn ticket(row: &Request) -> SubmitResponse {
     let model_id = match &row.line {
         Line::Model(model) => Some(model.clone()),
         Line::Sampler(_) | Line::Losses(_) => None,
@@ -259,7 +261,7 @@ fn ticket(row: &Request) -> Ticket {
     };
     let sample_sequence_ids =
         (row.kind == Kind::Sample).then(|| (0..row.samples).map(name).collect());
-    Ticket { request_id: row.id.clone(), model_id, sample_sequence_ids }
+    SubmitResponse { request_id: row.id.clone(), model_id, sample_sequence_ids }
 }
 
 /// Lines up again what a restart interrupted.

@@ -6,7 +6,9 @@ use bytes::Bytes;
 use tinkex_engine::decode::{DecodingParams, StopConditions};
 use tinkex_engine::sample::{PromptScoring, SampleRequest as Asked};
 use tinkex_wire::codec::json;
-use tinkex_wire::{Call as _, Chunk, RequestId, SampleRequest, Seq, Stop as WireStop, TensorData};
+use tinkex_wire::{
+    ApiRequest as _, InputChunk, RequestId, SampleRequest, Seq, StopCondition, TensorData,
+};
 
 use super::training::{base_model, random};
 use super::{Intake, Next, digest, session, submit};
@@ -26,7 +28,7 @@ const MOST_TOP_CELLS: usize = 1 << 25;
 /// Takes a sample in.
 pub(crate) fn sample(shared: &Arc<Shared>, body: Bytes) -> Result<RequestId, ApiError> {
     let call: SampleRequest = json::decode(&body)?;
-    call.check()?;
+    call.validate()?;
     let Some(sampler) = call.sampling_session_id.clone() else {
         return Err(ApiError::bad(
             "sampling_session_id: create a sampling session first; this server samples from nothing else",
@@ -79,7 +81,7 @@ fn prepare(
     let Some(sampler) = call.sampling_session_id.clone() else {
         return Err(ApiError::bad("sampling_session_id: is missing"));
     };
-    let strange = call.prompt.chunks.iter().find(|c| !matches!(c, Chunk::EncodedText { .. }));
+    let strange = call.prompt.chunks.iter().find(|c| !matches!(c, InputChunk::EncodedText { .. }));
     if let Some(chunk) = strange {
         return Err(ApiError::bad(format!(
             "prompt: chunk type {} is not supported by this server",
@@ -201,21 +203,21 @@ fn check_tables(
 type Stops = (StopConditions, Option<Arc<tinkex_engine::tokenizer::Vocabulary>>);
 
 /// Where to stop. The model's own ends stay, except where the caller wants none at all.
-fn stop(base: &BaseModel, wanted: Option<WireStop>) -> Result<Stops, ApiError> {
+fn stop(base: &BaseModel, wanted: Option<StopCondition>) -> Result<Stops, ApiError> {
     let eos = base.config.eos.iter().copied();
     let texts = match wanted {
         None => return Ok((StopConditions::new(eos, [""; 0])?, None)),
-        Some(WireStop::Tokens(tokens)) if tokens.is_empty() => {
+        Some(StopCondition::Tokens(tokens)) if tokens.is_empty() => {
             return Ok((StopConditions::default(), None));
         }
-        Some(WireStop::Tokens(tokens)) => {
+        Some(StopCondition::Tokens(tokens)) => {
             return Ok((StopConditions::new(eos.chain(tokens), [""; 0])?, None));
         }
-        Some(WireStop::Texts(texts)) if texts.is_empty() => {
+        Some(StopCondition::Texts(texts)) if texts.is_empty() => {
             return Ok((StopConditions::default(), None));
         }
-        Some(WireStop::Texts(texts)) => texts,
-        Some(WireStop::Text(text)) => vec![text],
+        Some(StopCondition::Texts(texts)) => texts,
+        Some(StopCondition::Text(text)) => vec![text],
     };
     let vocabulary = base.vocabulary().map_err(|why| {
         ApiError::bad(format!(

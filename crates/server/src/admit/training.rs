@@ -6,7 +6,8 @@ use bytes::Bytes;
 use tinkex_engine::optim::StepParams;
 use tinkex_wire::codec::json;
 use tinkex_wire::{
-    Call as _, CreateModel, ForwardBackward, ModelId, OptimStep, OptimizerConfig, RequestId, Seq,
+    ApiRequest as _, CreateModel, ForwardBackward, ModelId, OptimStep, OptimizerConfig, RequestId,
+    Seq,
 };
 
 use super::{Intake, Next, digest, or_refuse, run, session, submit};
@@ -19,7 +20,7 @@ use crate::work::{Objective, Op, Pass, Work, step_params};
 /// A new model.
 pub(crate) fn create_model(shared: &Arc<Shared>, body: Bytes) -> Result<RequestId, ApiError> {
     let call: CreateModel = json::decode(&body)?;
-    call.check()?;
+    call.validate()?;
     let base = base_model(shared, &call.base_model)?;
     let Some(lora) = call.lora_config else {
         return Err(ApiError::bad("lora_config: this server trains adapters only; give a rank"));
@@ -108,7 +109,7 @@ pub(crate) fn optim_step(shared: &Arc<Shared>, body: Bytes) -> Result<RequestId,
 }
 
 fn take_step(shared: &Arc<Shared>, call: &OptimStep, body: Bytes) -> Result<RequestId, ApiError> {
-    call.check()?;
+    call.validate()?;
     let mut store = shared.store();
     let run = run(&mut store, &call.model_id)?;
     let params = step_params(&call.params)?;

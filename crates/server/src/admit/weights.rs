@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tinkex_wire::codec::json;
 use tinkex_wire::{
-    Call as _, CheckpointKind, LoadWeights, Metadata, ModelId, OptimizerConfig, RequestId,
+    ApiRequest as _, CheckpointKind, LoadWeights, Metadata, ModelId, OptimizerConfig, RequestId,
     SamplerId, SaveWeights, SaveWeightsExternal, SaveWeightsForSampler, Seq, TinkerPath,
 };
 
@@ -200,7 +200,7 @@ pub(crate) fn load_weights(shared: &Arc<Shared>, body: Bytes) -> Result<RequestI
 }
 
 fn take_load(shared: &Arc<Shared>, call: &LoadWeights, body: Bytes) -> Result<RequestId, ApiError> {
-    call.check()?;
+    call.validate()?;
     let path: TinkerPath = call.path.parse()?;
     if path.kind() != CheckpointKind::Training {
         return Err(ApiError::bad(format!(

@@ -120,7 +120,7 @@ fn announced(parts: &Parts) -> Result<Option<usize>, ApiError> {
 
 /// How large a compressed body will be at most.
 fn claimed(body: &[u8], limit: usize) -> usize {
-    let claimed = compress::claimed_size(body).and_then(|size| usize::try_from(size).ok());
+    let claimed = compress::declared_size(body).and_then(|size| usize::try_from(size).ok());
     // One that lies is cut off there; one that claims too much is refused by the first byte more.
     claimed.unwrap_or(limit).min(limit)
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tinkex_wire::codec::json;
 use tinkex_wire::rest::{
-    CheckpointTtl, Checkpoints, Cursor, ExternalWeightsUrls, ListUserCheckpoints,
+    CheckpointPage, CheckpointTtl, Cursor, ExternalWeightsUrls, ListUserCheckpoints,
 };
 use tinkex_wire::{
     CheckpointKind, CopyWeights, ModelId, TinkerPath, WeightsCopied, WeightsInfo,
@@ -34,7 +34,7 @@ pub(super) fn of_run(shared: &Shared, run: &str) -> Reply {
         return Err(ApiError::not_found(format!("there is no training run {run}")));
     }
     let checkpoints = store.checkpoints_of(&run).into_iter().map(Checkpoint::shown).collect();
-    to_json(&Checkpoints { checkpoints, cursor: None })
+    to_json(&CheckpointPage { checkpoints, cursor: None })
 }
 
 pub(super) fn list(shared: &Shared, query: &str) -> Reply {
@@ -46,7 +46,7 @@ pub(super) fn list(shared: &Shared, query: &str) -> Reply {
     let total_count = u64::try_from(all.len()).unwrap_or(u64::MAX);
     let cursor = Some(Cursor { offset: call.offset, limit: call.limit, total_count });
     let checkpoints = page(all, call.offset, call.limit).map(Checkpoint::shown).collect();
-    to_json(&Checkpoints { checkpoints, cursor })
+    to_json(&CheckpointPage { checkpoints, cursor })
 }
 
 fn find(store: &Store, path: &TinkerPath) -> Result<Checkpoint, ApiError> {

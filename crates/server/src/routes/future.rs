@@ -7,8 +7,9 @@ use bytes::Bytes;
 use http::StatusCode;
 use tinkex_wire::codec::json;
 use tinkex_wire::{
-    CancelFuture, Category, Completion, FuturesRetrieved, Outcome, Payload, Pending, QueueState,
-    RequestFailed, RequestId, RetrieveFuture, RetrieveFutures, SamplerId,
+    CancelFuture, CompletedFuture, ErrorCategory, FuturesRetrieved, PollResponse, QueueState,
+    QueueStatus, RequestFailed, RequestId, ResultPayload, RetrieveFuture, RetrieveFutures,
+    SamplerId,
 };
 use tokio::sync::futures::OwnedNotified;
 use tokio::time::Instant;
@@ -30,7 +31,7 @@ pub(super) async fn retrieve(shared: &Arc<Shared>, body: &Bytes) -> Reply {
     loop {
         let changed = match look(shared, &id, call.allow_metadata_only)? {
             Look::Answer(outcome) => {
-                let (kind, body) = outcome.to_body(&id);
+                let (kind, body) = outcome.encode(&id);
                 return Ok(plain(kind, body));
             }
             Look::OnDisk { proto, number, reader } => {
@@ -39,7 +40,7 @@ pub(super) async fn retrieve(shared: &Arc<Shared>, body: &Bytes) -> Reply {
             Look::Wait(changed) => changed,
         };
         if tokio::time::timeout_at(until, changed).await.is_err() {
-            let (kind, body) = Outcome::TryAgain(pending(shared, &id)).to_body(&id);
+            let (kind, body) = PollResponse::TryAgain(pending(shared, &id)).encode(&id);
             return Ok(plain(kind, body));
         }
     }
@@ -47,7 +48,7 @@ pub(super) async fn retrieve(shared: &Arc<Shared>, body: &Bytes) -> Reply {
 
 /// What there is behind a ticket.
 enum Look {
-    Answer(Outcome),
+    Answer(PollResponse),
     OnDisk { proto: bool, number: u64, reader: Reader },
     Wait(OwnedNotified),
 }
@@ -56,13 +57,13 @@ fn look(shared: &Shared, id: &RequestId, allow_metadata: bool) -> Result<Look, A
     let store = shared.store();
     let Some(entry) = store.requests.get(id) else { return Err(expired(id)) };
     Ok(match &entry.phase {
-        Phase::Failed { failed, .. } => Look::Answer(Outcome::Failed(failed.clone())),
+        Phase::Failed { failed, .. } => Look::Answer(PollResponse::Failed(failed.clone())),
         Phase::Ready { size, .. } if allow_metadata && *size > LARGE => {
             let response_payload_size = u64::try_from(*size).unwrap_or(u64::MAX);
-            Look::Answer(Outcome::MetadataOnly { response_payload_size })
+            Look::Answer(PollResponse::MetadataOnly { response_payload_size })
         }
         Phase::Ready { payload: Some(payload), .. } => {
-            Look::Answer(Outcome::Ready(payload.clone()))
+            Look::Answer(PollResponse::Ready(payload.clone()))
         }
         Phase::Ready { payload: None, proto, number, .. } => {
             Look::OnDisk { proto: *proto, number: *number, reader: store.reader() }
@@ -87,20 +88,20 @@ async fn from_disk(id: &RequestId, proto: bool, number: u64, reader: Reader) -> 
         Ok(Ok(bytes)) => bytes,
         Ok(Err(why)) if why.kind() == std::io::ErrorKind::NotFound => return Err(expired(id)),
         Ok(Err(why)) if why.kind() == std::io::ErrorKind::InvalidData => {
-            let failed = RequestFailed { error: why.to_string(), category: Category::Server };
-            let (kind, body) = Outcome::Failed(failed).to_body(id);
+            let failed = RequestFailed { error: why.to_string(), category: ErrorCategory::Server };
+            let (kind, body) = PollResponse::Failed(failed).encode(id);
             return Ok(plain(kind, body));
         }
         Ok(Err(why)) => return Err(ApiError::disk(&why)),
         Err(why) => return Err(ApiError::disk(&std::io::Error::other(why))),
     };
-    let payload = if proto { Payload::Proto(bytes) } else { Payload::Json(bytes) };
-    let (kind, body) = Outcome::Ready(payload).to_body(id);
+    let payload = if proto { ResultPayload::Proto(bytes) } else { ResultPayload::Json(bytes) };
+    let (kind, body) = PollResponse::Ready(payload).encode(id);
     Ok(plain(kind, body))
 }
 
 /// Why there is no answer yet.
-fn pending(shared: &Shared, id: &RequestId) -> Pending {
+fn pending(shared: &Shared, id: &RequestId) -> QueueStatus {
     let line = {
         let store = shared.store();
         store.requests.get(id).map(|entry| (entry.row.line.clone(), entry.row.seq))
@@ -113,23 +114,23 @@ fn pending(shared: &Shared, id: &RequestId) -> Pending {
     };
     if let Some(why) = trouble {
         let reason = format!("the server's disk takes no answers at present: {why}");
-        return Pending {
+        return QueueStatus {
             queue_state: Some(QueueState::PausedCapacity),
             queue_state_reason: Some(reason),
         };
     }
     match missing {
-        Some((missing, seq)) => Pending {
+        Some((missing, seq)) => QueueStatus {
             queue_state: Some(QueueState::PausedCapacity),
             queue_state_reason: Some(format!(
                 "seq_id {seq} waits for {missing}, which has not come"
             )),
         },
-        None if queued > 0 => Pending {
+        None if queued > 0 => QueueStatus {
             queue_state: Some(QueueState::Active),
             queue_state_reason: Some(format!("{queued} requests are in line or being sampled")),
         },
-        None => Pending { queue_state: Some(QueueState::Active), queue_state_reason: None },
+        None => QueueStatus { queue_state: Some(QueueState::Active), queue_state_reason: None },
     }
 }
 
@@ -173,7 +174,7 @@ pub(super) async fn retrieve_many(shared: &Arc<Shared>, body: &Bytes) -> Reply {
             }
             if !feed.completions.is_empty() {
                 let cursor = feed.completions.back().map_or(0, |(place, _)| *place);
-                let completions: Vec<Completion> =
+                let completions: Vec<CompletedFuture> =
                     feed.completions.iter().map(|(_, completion)| completion.clone()).collect();
                 return to_json(&FuturesRetrieved { completions, cursor });
             }

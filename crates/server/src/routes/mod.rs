@@ -21,8 +21,9 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use tinkex_wire::codec::{json, query};
 use tinkex_wire::{
-    ClientConfig, DynamicConfig, ErrorBody, Found, Health, HealthStatus, JSON, JsonObject,
-    RequestId, Route, ServerCapabilities, TelemetryBatch, TelemetryReply, TelemetryStatus, header,
+    ClientConfig, DynamicConfig, ErrorBody, Health, HealthStatus, JSON, JsonObject, RequestId,
+    Route, RouteMatch, ServerCapabilities, TelemetryBatch, TelemetryResponse, TelemetryStatus,
+    header,
 };
 
 use crate::admit;
@@ -93,7 +94,7 @@ async fn dispatch(shared: &Arc<Shared>, parts: &Parts, body: &mut Incoming) -> R
 /// Every endpoint there is; a new one in the table does not compile until it stands here.
 async fn route(
     shared: &Arc<Shared>,
-    found: &Found,
+    found: &RouteMatch,
     query: &str,
     headers: &HeaderMap,
     body: Bytes,
@@ -117,7 +118,7 @@ async fn route(
         }
         Route::Telemetry => {
             let _: TelemetryBatch = json::decode(&body)?;
-            to_json(&TelemetryReply { status: TelemetryStatus::Accepted })
+            to_json(&TelemetryResponse { status: TelemetryStatus::Accepted })
         }
 
         Route::CreateSession => session::create(shared, &body).await,

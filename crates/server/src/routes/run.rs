@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use tinkex_wire::codec::json;
-use tinkex_wire::rest::{
-    Cursor, ListTrainingRuns, Sampler as ShownSampler, TrainingRun, TrainingRuns,
-};
+use tinkex_wire::rest::{Cursor, ListTrainingRuns, SamplerInfo, TrainingRun, TrainingRunPage};
 use tinkex_wire::{
-    Call as _, CheckpointKind, CreateSamplingSession, GetInfo, JoinSamplingSession, ModelData,
-    ModelId, ModelInfo, SamplerId, SamplingSessionCreated, SamplingSessionJoined, TinkerPath,
+    ApiRequest as _, CheckpointKind, CreateSamplingSession, GetInfo, JoinSamplingSession,
+    ModelData, ModelId, ModelInfo, SamplerId, SamplingSessionCreated, SamplingSessionJoined,
+    TinkerPath,
 };
 
 use super::session::{OWNER, page, texts};
@@ -52,7 +51,7 @@ pub(super) fn list(shared: &Shared, query: &str) -> Reply {
     let total_count = u64::try_from(all.len()).unwrap_or(u64::MAX);
     let cursor = Cursor { offset: call.offset, limit: call.limit, total_count };
     let runs = page(all, call.offset, call.limit).map(|kept| shown(&store, kept)).collect();
-    to_json(&TrainingRuns { training_runs: runs, cursor })
+    to_json(&TrainingRunPage { training_runs: runs, cursor })
 }
 
 fn in_project(store: &Store, run: &Run, project: Option<&str>) -> bool {
@@ -87,7 +86,7 @@ fn shown(store: &Store, kept: &Kept<Run>) -> TrainingRun {
 
 pub(super) async fn create_sampler(shared: &Arc<Shared>, body: &Bytes) -> Reply {
     let call: CreateSamplingSession = json::decode(body)?;
-    call.check()?;
+    call.validate()?;
     let id = SamplerId::in_session(&call.session_id, call.sampling_session_seq_id);
     // In turn: a second call for the same must not be told of one that is not written yet.
     commit::change(shared, |store| {
@@ -175,7 +174,7 @@ pub(super) fn sampler(shared: &Shared, id: &str) -> Reply {
     let id = SamplerId::from(id);
     let store = shared.store();
     let row = &store.samplers.get(&id).ok_or_else(|| no_sampler(&id))?.row;
-    to_json(&ShownSampler {
+    to_json(&SamplerInfo {
         sampler_id: id,
         base_model: row.base_model.clone(),
         model_path: row.model_path.clone(),

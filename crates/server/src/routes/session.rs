@@ -6,12 +6,12 @@ use bytes::Bytes;
 use http::StatusCode;
 use tinkex_wire::codec::json;
 use tinkex_wire::rest::{
-    FinishWord, ListSessions, SearchCursor, SearchSessions, SessionInfo, SessionProject,
-    SessionStatus, SessionSummary, Sessions, SessionsFound, StatusQuery,
+    FinishReasonFilter, ListSessions, SearchCursor, SearchSessions, SessionInfo, SessionPage,
+    SessionProject, SessionSearchPage, SessionStatus, SessionStatusFilter, SessionSummary,
 };
 use tinkex_wire::{
-    Call as _, CreateSession, Finish, FinishReason, HeartbeatSeen, JsonObject, Metadata,
-    SessionCreated, SessionHeartbeat, SessionId,
+    ApiRequest as _, CreateSession, FinishDetails, FinishReason, HeartbeatAcknowledged, JsonObject,
+    Metadata, SessionCreated, SessionHeartbeat, SessionId,
 };
 
 use super::{Reply, done, from_query, to_json};
@@ -50,7 +50,7 @@ pub(super) fn heartbeat(shared: &Shared, body: &Bytes) -> Reply {
     let mut store = shared.store();
     if store.open_session(&id).is_some() {
         store.touch(&id);
-        return to_json(&HeartbeatSeen {});
+        return to_json(&HeartbeatAcknowledged {});
     }
     Err(match store.sessions.contains_key(&id) {
         true => ApiError::new(StatusCode::GONE, format!("session {id} is over")),
@@ -63,7 +63,7 @@ fn missing(id: &SessionId) -> ApiError {
 }
 
 pub(super) async fn finish(shared: &Arc<Shared>, id: &str, body: &Bytes) -> Reply {
-    let call: Finish = json::decode(body)?;
+    let call: FinishDetails = json::decode(body)?;
     let id = SessionId::from(id);
     if !shared.store().sessions.contains_key(&id) {
         return Err(missing(&id));
@@ -85,7 +85,7 @@ pub(super) fn list(shared: &Shared, query: &str) -> Reply {
     let mut all: Vec<&Session> = store.sessions.values().map(|kept| &kept.row).collect();
     all.sort_by_key(|row| std::cmp::Reverse((row.created_at, row.id.clone())));
     let sessions = page(all, call.offset, call.limit).map(|row| row.id.clone()).collect();
-    to_json(&Sessions { sessions })
+    to_json(&SessionPage { sessions })
 }
 
 /// A page of a list.
@@ -134,7 +134,7 @@ pub(super) async fn assign_project(shared: &Arc<Shared>, id: &str, body: &Bytes)
 
 pub(super) fn search(shared: &Shared, body: &Bytes) -> Reply {
     let call: SearchSessions = json::decode(body)?;
-    call.check()?;
+    call.validate()?;
     let store = shared.store();
     let mut all: Vec<&Session> =
         store.sessions.values().map(|kept| &kept.row).filter(|row| matches(row, &call)).collect();
@@ -151,7 +151,7 @@ pub(super) fn search(shared: &Shared, body: &Bytes) -> Reply {
         last_session_id: row.id.clone(),
     });
     let sessions = all.into_iter().map(|row| summary(&store, row)).collect();
-    to_json(&SessionsFound { sessions, next_cursor })
+    to_json(&SessionSearchPage { sessions, next_cursor })
 }
 
 fn matches(row: &Session, call: &SearchSessions) -> bool {
@@ -170,14 +170,15 @@ fn matches(row: &Session, call: &SearchSessions) -> bool {
         }
 }
 
-fn has_status(row: &Session, wanted: &StatusQuery) -> bool {
+fn has_status(row: &Session, wanted: &SessionStatusFilter) -> bool {
     match (wanted, &row.end) {
-        (StatusQuery::Active, None) | (StatusQuery::Cancelled, Some(End::Expired)) => true,
-        (StatusQuery::ClientFinished { reasons }, Some(End::Finished(finish))) => {
+        (SessionStatusFilter::Active, None)
+        | (SessionStatusFilter::Cancelled, Some(End::Expired)) => true,
+        (SessionStatusFilter::ClientFinished { reasons }, Some(End::Finished(finish))) => {
             let word = match finish.reason {
-                FinishReason::Success => FinishWord::Success,
-                FinishReason::Errored => FinishWord::Errored,
-                FinishReason::Interrupted => FinishWord::Interrupted,
+                FinishReason::Success => FinishReasonFilter::Success,
+                FinishReason::Errored => FinishReasonFilter::Errored,
+                FinishReason::Interrupted => FinishReasonFilter::Interrupted,
             };
             reasons.as_ref().is_none_or(|reasons| reasons.contains(&word))
         }

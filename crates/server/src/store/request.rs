@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tinkex_wire::{Completion, Payload, RequestFailed, RequestId, SamplerId, Seq};
+use tinkex_wire::{CompletedFuture, RequestFailed, RequestId, ResultPayload, SamplerId, Seq};
 use tokio::sync::Notify;
 
 use super::{Answer, Change, Done, Fact, Line, Micros, Request, Store, now};
@@ -29,7 +29,7 @@ pub(crate) enum Phase {
     /// Carried out; the answer is on its way to the disk.
     Settling,
     /// Answered. A payload that memory had no room for is on disk.
-    Ready { payload: Option<Payload>, proto: bool, size: usize, number: u64, at: Micros },
+    Ready { payload: Option<ResultPayload>, proto: bool, size: usize, number: u64, at: Micros },
     /// Failed for good.
     Failed { failed: RequestFailed, at: Micros },
 }
@@ -63,7 +63,7 @@ pub(crate) enum Written {
 #[derive(Debug, Default)]
 pub(crate) struct Feed {
     /// Each with its place, which grows, also across restarts.
-    pub(crate) completions: VecDeque<(u64, Completion)>,
+    pub(crate) completions: VecDeque<(u64, CompletedFuture)>,
     pub(crate) changed: Arc<Notify>,
 }
 
@@ -129,16 +129,16 @@ impl Store {
             Answer::Failed { error, category } => {
                 let failed = RequestFailed { error, category: category.into() };
                 entry.phase = Phase::Failed { failed, at };
-                Completion::Failed { request_id }
+                CompletedFuture::Failed { request_id }
             }
             form => {
                 let proto = form == Answer::Proto;
-                let pack = if proto { Payload::Proto } else { Payload::Json };
+                let pack = if proto { ResultPayload::Proto } else { ResultPayload::Json };
                 let payload = body.map(pack);
                 self.answer_bytes += payload.as_ref().map_or(0, |_| size);
                 entry.phase = Phase::Ready { payload, proto, size, number, at };
                 let response_payload_uncompressed_size = u64::try_from(size).ok();
-                Completion::Finished { request_id, response_payload_uncompressed_size }
+                CompletedFuture::Finished { request_id, response_payload_uncompressed_size }
             }
         };
         entry.changed.notify_waiters();
@@ -147,7 +147,7 @@ impl Store {
         }
     }
 
-    fn announce(&mut self, feed: (SamplerId, u64), place: u64, completion: Completion) {
+    fn announce(&mut self, feed: (SamplerId, u64), place: u64, completion: CompletedFuture) {
         let feed = self.feeds.entry(feed).or_default();
         feed.completions.push_back((place, completion));
         feed.changed.notify_waiters();
@@ -203,7 +203,7 @@ impl Store {
         // A feed may be long: it is gone through once for all of them.
         for (key, gone) in told {
             if let Some(feed) = self.feeds.get_mut(&key) {
-                let stays = |completion: &Completion| !gone.contains(completion.request_id());
+                let stays = |completion: &CompletedFuture| !gone.contains(completion.request_id());
                 feed.completions.retain(|(_, completion)| stays(completion));
                 self.drop_feed(&key);
             }

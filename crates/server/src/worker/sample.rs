@@ -10,7 +10,7 @@ use tinkex_engine::sample::{
 };
 use tinkex_wire::{
     PromptAltTokens, RequestId, SampleResponse, SampledSequence, SamplerId, StopReason, TensorData,
-    TopkLogprobs, Values,
+    TensorValues, TopkLogprobs,
 };
 
 use super::Worker;
@@ -290,8 +290,9 @@ fn alternatives(table: &TopK) -> Option<PromptAltTokens> {
     let shape = [table.tokens.len() / table.k.max(1), table.k];
     let tokens: Vec<i64> = table.tokens.iter().map(|token| i64::from(*token)).collect();
     Some(PromptAltTokens {
-        tokens: TensorData::new(Values::Int64(tokens.into()), shape).ok()?,
-        logprobs: TensorData::new(Values::Float32(table.logprobs.clone().into()), shape).ok()?,
+        tokens: TensorData::new(TensorValues::Int64(tokens.into()), shape).ok()?,
+        logprobs: TensorData::new(TensorValues::Float32(table.logprobs.clone().into()), shape)
+            .ok()?,
     })
 }
 
@@ -299,7 +300,7 @@ fn alternatives(table: &TopK) -> Option<PromptAltTokens> {
 fn like(scores: Vec<f32>, targets: &TensorData) -> Option<TensorData> {
     let &[rows, width] = targets.shape().dims() else { return None };
     let (Some(starts), Some(columns)) = (targets.row_starts(), targets.columns()) else {
-        return TensorData::new(Values::Float32(scores.into()), [rows, width]).ok();
+        return TensorData::new(TensorValues::Float32(scores.into()), [rows, width]).ok();
     };
     let mut listed = Vec::with_capacity(columns.len());
     for (row, bounds) in starts.windows(2).enumerate() {

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use tinkex_engine::file::UnembeddingName;
 use tinkex_wire::{
-    CheckpointKind, ExternalWeightsSaved, Mode, ModelCreated, ModelId, OptimStepOutput, RequestId,
-    SamplerId, SamplerWeightsSaved, TinkerPath, WeightsLoaded, WeightsSaved,
+    CheckpointKind, ExternalWeightsSaved, ModelCreated, ModelId, OptimStepOutput, PassMode,
+    RequestId, SamplerId, SamplerWeightsSaved, TinkerPath, WeightsLoaded, WeightsSaved,
 };
 
 use super::Worker;
@@ -66,7 +66,7 @@ impl Worker {
     fn pass(&mut self, run: &Run, pass: &Pass) -> Result<Settled, Settled> {
         let live = self.model(run)?;
         let output = pass.batch.run(&mut live.trainer, pass.mode)?;
-        let backward = pass.mode == Mode::ForwardBackward && !pass.batch.is_empty();
+        let backward = pass.mode == PassMode::ForwardBackward && !pass.batch.is_empty();
         live.pending |= backward;
         let settled = Settled::proto(pass.batch.output(output).to_proto());
         let tokens = u64::try_from(pass.batch.tokens()).unwrap_or(u64::MAX);

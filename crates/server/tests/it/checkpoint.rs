@@ -6,7 +6,7 @@ use serde_json::json;
 use tinkex::rest::{ListTrainingRuns, ListUserCheckpoints};
 use tinkex::{
     AdamParams, CopyCheckpoint, Datum, LossFn, RestoreMode, SamplingParams, SaveOptions,
-    ServiceClient, Stop, TrainingClient,
+    ServiceClient, StopCondition, TrainingClient,
 };
 
 use crate::house::{House, MODEL, create_model};
@@ -91,7 +91,7 @@ async fn checkpoints_are_listed_shared_copied_and_deleted() {
     assert_eq!(runs.cursor.total_count, 2);
 
     // The copy samples the same after the original is gone.
-    let params = || SamplingParams::new().max_tokens(6).seed(1).stop(Stop::NEVER);
+    let params = || SamplingParams::new().max_tokens(6).seed(1).stop(StopCondition::NEVER);
     let original = service.create_sampling_client_from(&sampler_path).await.unwrap();
     let before = original.sample([5, 6], params()).send().await.unwrap();
     rest.delete_checkpoint(&sampler_path).await.unwrap();

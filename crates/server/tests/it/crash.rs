@@ -3,7 +3,7 @@
 
 #![cfg(target_os = "linux")]
 
-use tinkex::{AdamParams, Category, Datum, LossFn, TrainingClient};
+use tinkex::{AdamParams, Datum, ErrorCategory, LossFn, TrainingClient};
 
 use crate::house::{Http, MODEL};
 use crate::process::Process;
@@ -40,7 +40,7 @@ async fn save(model: &TrainingClient, name: &str) {
         match model.save_state(&*format!("{name}-{attempt}")).await {
             Ok(_) => return,
             // The only thing that may go wrong.
-            Err(error) => assert_eq!(error.category(), Some(Category::Server), "{error}"),
+            Err(error) => assert_eq!(error.category(), Some(ErrorCategory::Server), "{error}"),
         }
     }
 }

@@ -154,7 +154,7 @@ async fn a_checkpoint_that_does_not_fit_is_an_error_and_training_goes_on() {
         assert!(error.to_string().contains("adapter_model.safetensors"), "{error}");
         tight();
         let error = model.save_weights_for_sampler("big").await.unwrap_err();
-        assert_eq!(error.category(), Some(tinkex::Category::Server), "{error}");
+        assert_eq!(error.category(), Some(tinkex::ErrorCategory::Server), "{error}");
         tight();
         assert!(model.save_weights_and_get_sampling_client().await.is_err());
     }

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use tinkex_wire::{
-    Datum, ForwardBackward, LossFn, ModelInput, Seq, TensorData, Values, loss_input,
+    Datum, ForwardBackward, LossFn, ModelInput, Seq, TensorData, TensorValues, loss_input,
 };
 
 use crate::house::{House, Http, step};
@@ -55,7 +55,7 @@ async fn what_can_be_seen_is_refused_and_the_model_goes_on() {
     let good = ints(&[4, 5]);
     let cross = LossFn::CrossEntropy;
     let long = vec![1_u32; 300];
-    let matrix = TensorData::new(Values::Int64(vec![4, 5, 6, 7].into()), [1, 2, 2]).unwrap();
+    let matrix = TensorData::new(TensorValues::Int64(vec![4, 5, 6, 7].into()), [1, 2, 2]).unwrap();
     let cases: Vec<(&str, Datum, LossFn)> = vec![
         ("target_tokens", datum(&[3, 4], &[]), cross.clone()),
         ("target_tokens", datum(&[3, 4], &[(TARGETS, ints(&[4]))]), cross.clone()),

@@ -1,12 +1,12 @@
 //! Sampling through the client.
 
 use serde_json::json;
-use tinkex::{SamplingParams, Stop, TensorData};
+use tinkex::{SamplingParams, StopCondition, TensorData};
 
 use crate::house::{House, MODEL};
 
 fn params(tokens: u32) -> SamplingParams {
-    SamplingParams::new().max_tokens(tokens).stop(Stop::NEVER)
+    SamplingParams::new().max_tokens(tokens).stop(StopCondition::NEVER)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -77,7 +77,7 @@ async fn a_loss_of_ones_own_runs_on_the_server() {
     let data = vec![Datum::completion([3, 4], [5]).unwrap()];
     let pass = tinkex_wire::ForwardBackward {
         seq_id: Some(tinkex_wire::Seq::FIRST),
-        loss_fn_config: tinkex_wire::LossConfig::uploaded(&loss.as_str().into()),
+        loss_fn_config: tinkex_wire::LossConfig::custom(&loss.as_str().into()),
         ..tinkex_wire::ForwardBackward::new(model.as_str(), data, LossFn::Custom)
     };
     let body = pass.to_proto().unwrap().to_vec();

@@ -57,7 +57,7 @@ pub fn decompress(body: &[u8], limit: usize) -> Result<Bytes, DecodeError> {
 
 /// What a body claims to be when decompressed, if it does.
 #[must_use]
-pub fn claimed_size(body: &[u8]) -> Option<u64> {
+pub fn declared_size(body: &[u8]) -> Option<u64> {
     zstd::zstd_safe::get_frame_content_size(body).ok().flatten()
 }
 
@@ -65,7 +65,7 @@ pub fn claimed_size(body: &[u8]) -> Option<u64> {
 fn first_guess(body: &[u8], limit: usize) -> usize {
     const USUAL_RATIO: usize = 16;
     let claimed =
-        claimed_size(body).and_then(|size| usize::try_from(size).ok()).unwrap_or(body.len());
+        declared_size(body).and_then(|size| usize::try_from(size).ok()).unwrap_or(body.len());
     claimed.min(limit).min(body.len().saturating_mul(USUAL_RATIO)).saturating_add(1)
 }
 

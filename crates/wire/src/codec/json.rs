@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 use crate::route::Route;
 use crate::{DecodeError, DecodeErrorKind, InvalidInput};
 
-/// Writes a value, without the checks that [`Call::body`](crate::Call::body) makes: a number that
+/// Writes a value, without the checks that [`ApiRequest::body`](crate::ApiRequest::body) makes: a number that
 /// JSON has no form for becomes null.
 ///
 /// # Errors
@@ -111,7 +111,7 @@ const OPTIONAL: &[(Route, &str, &str)] = &[
 ///
 /// ```
 /// use tinkex_wire::codec::json;
-/// use tinkex_wire::{Call, RetrieveFuture, Route};
+/// use tinkex_wire::{ApiRequest, RetrieveFuture, Route};
 ///
 /// let poll = RetrieveFuture { request_id: "r-1".into(), allow_metadata_only: false };
 /// let body = json::encode(&poll)?;

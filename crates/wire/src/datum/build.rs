@@ -9,30 +9,30 @@ use crate::tensor::{DType, TensorData};
 use crate::tokens::Tokens;
 
 use super::loss_input::{ADVANTAGES, ALL, LOGPROBS, TARGET_TOKENS, WEIGHTS};
-use super::{Datum, Provenance, Span};
+use super::{Datum, Provenance, ProvenanceSpan};
 
 /// One number for every token, or one for each.
 #[derive(Clone, Debug)]
-pub enum PerToken {
+pub enum PerTokenValues {
     /// The same for all.
-    Same(f32),
+    Uniform(f32),
     /// One each.
     Each(SharedSlice<f32>),
 }
 
-impl From<f32> for PerToken {
+impl From<f32> for PerTokenValues {
     fn from(number: f32) -> Self {
-        Self::Same(number)
+        Self::Uniform(number)
     }
 }
 
-impl<T: Into<SharedSlice<f32>>> From<T> for PerToken {
+impl<T: Into<SharedSlice<f32>>> From<T> for PerTokenValues {
     fn from(numbers: T) -> Self {
         Self::Each(numbers.into())
     }
 }
 
-impl PerToken {
+impl PerTokenValues {
     /// Appends the numbers from `skip` on, of `len` in all.
     fn append(
         &self,
@@ -42,7 +42,7 @@ impl PerToken {
         skip: usize,
     ) -> Result<(), InvalidInput> {
         match self {
-            Self::Same(number) => out.resize(out.len() + len - skip, *number),
+            Self::Uniform(number) => out.resize(out.len() + len - skip, *number),
             Self::Each(numbers) if numbers.len() == len => out.extend_from_slice(&numbers[skip..]),
             Self::Each(numbers) => {
                 let why = format!("{} numbers for {len} tokens", numbers.len());
@@ -78,7 +78,7 @@ impl Datum {
     /// If there are fewer than two tokens, or not as many weights as tokens.
     pub fn supervised(
         tokens: impl Into<Tokens>,
-        weights: impl Into<PerToken>,
+        weights: impl Into<PerTokenValues>,
     ) -> Result<Self, InvalidInput> {
         let (tokens, weights) = (tokens.into(), weights.into());
         let len = tokens.len();
@@ -102,7 +102,7 @@ impl Datum {
         completion: impl Into<Tokens>,
     ) -> Result<Self, InvalidInput> {
         let joined = Joined::new(prompt.into(), completion.into(), "completion")?;
-        let weights = joined.align(WEIGHTS, &PerToken::Same(1.0))?;
+        let weights = joined.align(WEIGHTS, &PerTokenValues::Uniform(1.0))?;
         joined.builder().loss_input(WEIGHTS, weights).build()
     }
 
@@ -127,10 +127,10 @@ impl Datum {
         prompt: impl Into<Tokens>,
         sampled: impl Into<Tokens>,
         logprobs: impl Into<SharedSlice<f32>>,
-        advantages: impl Into<PerToken>,
+        advantages: impl Into<PerTokenValues>,
     ) -> Result<Self, InvalidInput> {
         let joined = Joined::new(prompt.into(), sampled.into(), "sampled")?;
-        let logprobs = joined.align(LOGPROBS, &PerToken::Each(logprobs.into()))?;
+        let logprobs = joined.align(LOGPROBS, &PerTokenValues::Each(logprobs.into()))?;
         let advantages = joined.align(ADVANTAGES, &advantages.into())?;
         joined.builder().loss_input(LOGPROBS, logprobs).loss_input(ADVANTAGES, advantages).build()
     }
@@ -162,7 +162,7 @@ impl Joined {
     }
 
     /// Zero for the positions that predict the prompt, then one number per token of the answer.
-    fn align(&self, name: &str, answer: &PerToken) -> Result<Vec<f32>, InvalidInput> {
+    fn align(&self, name: &str, answer: &PerTokenValues) -> Result<Vec<f32>, InvalidInput> {
         let before = self.prompt.len() - 1;
         let mut out = Vec::with_capacity(before + self.answer.len());
         out.resize(before, 0.0);
@@ -196,7 +196,11 @@ impl DatumBuilder {
     }
 
     /// Says where the tokens came from. Both lists must cover the whole datum.
-    pub fn provenance(mut self, model_input: Vec<Span>, loss_inputs: Vec<Span>) -> Self {
+    pub fn provenance(
+        mut self,
+        model_input: Vec<ProvenanceSpan>,
+        loss_inputs: Vec<ProvenanceSpan>,
+    ) -> Self {
         self.datum.provenance = Some(Box::new(Provenance { model_input, loss_inputs }));
         self
     }
@@ -213,7 +217,7 @@ impl DatumBuilder {
                 *tensor = std::mem::take(tensor).compact();
             }
         }
-        self.datum.check()?;
+        self.datum.validate()?;
         Ok(self.datum)
     }
 }
@@ -224,7 +228,7 @@ impl Datum {
     ///
     /// # Errors
     /// As [`DatumBuilder::build`].
-    pub fn check(&self) -> Result<(), InvalidInput> {
+    pub fn validate(&self) -> Result<(), InvalidInput> {
         let datum = self;
         if datum.model_input.is_empty() {
             return Err(InvalidInput::new("model_input", "must not be empty"));
@@ -265,7 +269,11 @@ fn check_loss_input(
     }
 }
 
-fn check_spans(name: &str, spans: &[Span], len: Option<usize>) -> Result<(), InvalidInput> {
+fn check_spans(
+    name: &str,
+    spans: &[ProvenanceSpan],
+    len: Option<usize>,
+) -> Result<(), InvalidInput> {
     if spans.is_empty() {
         return Err(InvalidInput::new(name, "must not be empty when the other list is given"));
     }
@@ -315,7 +323,7 @@ mod tests {
         let pointers: Vec<_> = chunks
             .iter()
             .map(|chunk| match chunk {
-                crate::Chunk::EncodedText { tokens } => tokens.as_ptr(),
+                crate::InputChunk::EncodedText { tokens } => tokens.as_ptr(),
                 other => panic!("{other:?}"),
             })
             .collect();
@@ -338,7 +346,7 @@ mod tests {
         assert!(input().loss_input("weights", matrix).build().is_ok());
         assert!(input().loss_input("my_own", vec![1.0]).build().is_ok());
 
-        let spans = |n| vec![Span::sampled("q", 0, n)];
+        let spans = |n| vec![ProvenanceSpan::sampled("q", 0, n)];
         assert!(input().provenance(spans(2), spans(2)).build().is_ok());
         assert_eq!(field(input().provenance(spans(2), spans(1))), "loss_fn_input_spans");
         assert_eq!(field(input().provenance(vec![], spans(2))), "model_input_spans");

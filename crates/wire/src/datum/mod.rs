@@ -8,7 +8,7 @@ use crate::ids::SequenceId;
 use crate::input::ModelInput;
 use crate::tensor::TensorData;
 
-pub use build::{DatumBuilder, PerToken};
+pub use build::{DatumBuilder, PerTokenValues};
 
 /// The names of the loss inputs that the built-in losses read.
 pub mod loss_input {
@@ -92,14 +92,14 @@ impl Datum {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Provenance {
     /// The sources of the model input.
-    pub model_input: Vec<Span>,
+    pub model_input: Vec<ProvenanceSpan>,
     /// The sources of the loss inputs.
-    pub loss_inputs: Vec<Span>,
+    pub loss_inputs: Vec<ProvenanceSpan>,
 }
 
 /// A run of tokens and the sampled sequence it came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct ProvenanceSpan {
     /// Which part of that sequence.
     pub source: SpanSource,
     /// The sequence.
@@ -110,7 +110,7 @@ pub struct Span {
     pub length: u64,
 }
 
-/// The part of a sampled sequence that a [`Span`] points into.
+/// The part of a sampled sequence that a [`ProvenanceSpan`] points into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SpanSource {
     /// What was asked.
@@ -119,7 +119,7 @@ pub enum SpanSource {
     Sampled,
 }
 
-impl Span {
+impl ProvenanceSpan {
     /// A run of the prompt of a sampled sequence.
     #[must_use]
     pub fn prompt(sequence_id: impl Into<SequenceId>, offset: u64, length: u64) -> Self {

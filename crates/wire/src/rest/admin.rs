@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::JsonObject;
-use crate::call::{bare_call, json_reply};
 use crate::codec::query;
 use crate::ids::SessionId;
 use crate::metadata::Metadata;
+use crate::request::{bare_request, json_response};
 use crate::time::Timestamp;
 
 /// Asks what was used, by the hour.
@@ -210,9 +210,9 @@ pub struct AuditEntry {
     pub purpose: Option<String>,
 }
 
-json_reply!(BillingUsage, StorageUsage, AuditLog);
+json_response!(BillingUsage, StorageUsage, AuditLog);
 
-bare_call! {
+bare_request! {
     BillingUsageRequest: BillingUsage => BillingUsage, |c| params [], query c;
     StorageUsageRequest: StorageUsage => StorageUsage, |c| params [], query c;
     AuditLogRequest: AuditLog => AuditLog, |c| params [], query c;

@@ -6,11 +6,11 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::InvalidInput;
-use crate::call::{Body, Call, bare_call, json_reply};
 use crate::codec::json;
 use crate::ids::ModelId;
 use crate::metadata::Metadata;
 use crate::path::{CheckpointKind, TinkerPath};
+use crate::request::{ApiRequest, RequestBody, bare_request, json_response};
 use crate::route::Route;
 use crate::secret::Address;
 use crate::time::Timestamp;
@@ -42,7 +42,7 @@ impl Default for ListUserCheckpoints {
 
 /// Checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Checkpoints {
+pub struct CheckpointPage {
     /// The checkpoints.
     pub checkpoints: Vec<Checkpoint>,
     /// Where the page stands, if this is one.
@@ -148,16 +148,16 @@ fn params(path: &TinkerPath) -> Vec<&str> {
 
 macro_rules! checkpoint_call {
     ($($type:ty: $route:ident;)*) => {$(
-        impl Call for $type {
-            type Reply = ();
+        impl ApiRequest for $type {
+            type Response = ();
             const ROUTE: Route = Route::$route;
 
             fn params(&self) -> Vec<&str> {
                 params(&self.path)
             }
 
-            fn body(&self) -> Result<Body, InvalidInput> {
-                Ok(Body::Empty)
+            fn body(&self) -> Result<RequestBody, InvalidInput> {
+                Ok(RequestBody::Empty)
             }
         }
     )*};
@@ -169,24 +169,24 @@ checkpoint_call! {
     UnpublishCheckpoint: UnpublishCheckpoint;
 }
 
-impl Call for SetCheckpointTtl {
-    type Reply = ();
+impl ApiRequest for SetCheckpointTtl {
+    type Response = ();
     const ROUTE: Route = Route::SetCheckpointTtl;
 
     fn params(&self) -> Vec<&str> {
         params(&self.path)
     }
 
-    fn body(&self) -> Result<Body, InvalidInput> {
-        Ok(Body::Json(json::encode(&self.ttl)?))
+    fn body(&self) -> Result<RequestBody, InvalidInput> {
+        Ok(RequestBody::Json(json::encode(&self.ttl)?))
     }
 }
 
-impl Call for ExternalWeightsUrlsRequest {
-    type Reply = ExternalWeightsUrls;
+impl ApiRequest for ExternalWeightsUrlsRequest {
+    type Response = ExternalWeightsUrls;
     const ROUTE: Route = Route::ExternalWeightsUrls;
 
-    fn check(&self) -> Result<(), InvalidInput> {
+    fn validate(&self) -> Result<(), InvalidInput> {
         if self.path.kind() == CheckpointKind::External {
             return Ok(());
         }
@@ -198,15 +198,15 @@ impl Call for ExternalWeightsUrlsRequest {
         params(&self.path)
     }
 
-    fn body(&self) -> Result<Body, InvalidInput> {
-        self.check()?;
-        Ok(Body::Empty)
+    fn body(&self) -> Result<RequestBody, InvalidInput> {
+        self.validate()?;
+        Ok(RequestBody::Empty)
     }
 }
 
-json_reply!(Checkpoints, ExternalWeightsUrls);
+json_response!(CheckpointPage, ExternalWeightsUrls);
 
-bare_call! {
-    ListCheckpoints: ListCheckpoints => Checkpoints, |c| params [c.run_id.as_str()];
-    ListUserCheckpoints: ListUserCheckpoints => Checkpoints, |c| params [], query c;
+bare_request! {
+    ListCheckpoints: ListCheckpoints => CheckpointPage, |c| params [c.run_id.as_str()];
+    ListUserCheckpoints: ListUserCheckpoints => CheckpointPage, |c| params [], query c;
 }

@@ -1,7 +1,7 @@
 //! Everything that is neither training nor sampling: looking things up, tidying, accounting.
 //!
 //! A call that carries no body is a struct of its path parameters and a query; see
-//! [`Call`](crate::Call).
+//! [`ApiRequest`](crate::ApiRequest).
 
 mod admin;
 mod checkpoint;

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::call::{bare_call, json_reply};
 use crate::codec::query;
 use crate::ids::{ModelId, SamplerId};
 use crate::metadata::Metadata;
+use crate::request::{bare_request, json_response};
 use crate::time::Timestamp;
 
 use super::{AccessScope, Checkpoint, Cursor, ScopeQuery};
@@ -33,7 +33,7 @@ impl Default for ListTrainingRuns {
 
 /// A page of training runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TrainingRuns {
+pub struct TrainingRunPage {
     /// The runs, newest first.
     pub training_runs: Vec<TrainingRun>,
     /// Where the page stands.
@@ -88,7 +88,7 @@ pub struct GetSampler {
 
 /// What a sampling session samples from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sampler {
+pub struct SamplerInfo {
     /// Its id.
     pub sampler_id: SamplerId,
     /// The base model.
@@ -101,10 +101,10 @@ pub struct Sampler {
     pub tokenizer_id: Option<String>,
 }
 
-json_reply!(TrainingRuns, TrainingRun, Sampler);
+json_response!(TrainingRunPage, TrainingRun, SamplerInfo);
 
-bare_call! {
-    ListTrainingRuns: ListTrainingRuns => TrainingRuns, |c| params [], query c;
+bare_request! {
+    ListTrainingRuns: ListTrainingRuns => TrainingRunPage, |c| params [], query c;
     GetTrainingRun: GetTrainingRun => TrainingRun, |c| params [c.run_id.as_str()], query &c.query;
-    GetSampler: GetSampler => Sampler, |c| params [c.sampler_id.as_str()];
+    GetSampler: GetSampler => SamplerInfo, |c| params [c.sampler_id.as_str()];
 }

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::InvalidInput;
-use crate::call::{json_call, json_reply};
 use crate::ids::{ModelId, RequestId, SamplerId, SessionId};
 use crate::metadata::Metadata;
+use crate::request::{json_request, json_response};
 use crate::session::FinishReason;
 use crate::time::Timestamp;
 
@@ -28,7 +28,7 @@ pub struct SearchSessions {
     pub owner: SearchOwner,
     /// Those in one of these states.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub statuses: Option<Vec<StatusQuery>>,
+    pub statuses: Option<Vec<SessionStatusFilter>>,
     /// How many at most, 1 to 200.
     pub limit: u64,
     /// Where the last page ended.
@@ -63,7 +63,7 @@ impl SearchSessions {
         if self.statuses.as_deref().is_some_and(<[_]>::is_empty) {
             return wrong("statuses", "must not be empty; leave it out for all");
         }
-        let no_reasons = |status: &StatusQuery| matches!(status, StatusQuery::ClientFinished { reasons: Some(reasons) } if reasons.is_empty());
+        let no_reasons = |status: &SessionStatusFilter| matches!(status, SessionStatusFilter::ClientFinished { reasons: Some(reasons) } if reasons.is_empty());
         if self.statuses.iter().flatten().any(no_reasons) {
             return wrong("statuses.reasons", "must not be empty; leave it out for all");
         }
@@ -98,7 +98,7 @@ pub enum SearchOwner {
 /// A state to search for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub enum StatusQuery {
+pub enum SessionStatusFilter {
     /// Still running.
     Active,
     /// Cancelled.
@@ -109,14 +109,14 @@ pub enum StatusQuery {
     ClientFinished {
         /// For one of these reasons.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        reasons: Option<Vec<FinishWord>>,
+        reasons: Option<Vec<FinishReasonFilter>>,
     },
 }
 
 /// Why a client ended a session, as one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum FinishWord {
+pub enum FinishReasonFilter {
     /// All was done.
     Success,
     /// Something failed.
@@ -136,7 +136,7 @@ pub struct SearchCursor {
 
 /// A page of sessions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SessionsFound {
+pub struct SessionSearchPage {
     /// The sessions.
     pub sessions: Vec<SessionSummary>,
     /// Where to go on, if there are more.
@@ -186,9 +186,9 @@ pub enum SessionStatus {
     /// Failed.
     Failed {
         /// Whose fault it was.
-        category: FailureSide,
+        category: SessionFailureCategory,
         /// What failed.
-        reason: FailedPart,
+        reason: SessionFailureReason,
         /// More about it.
         message: String,
     },
@@ -205,7 +205,7 @@ pub enum SessionStatus {
 /// Whose fault it was that a session failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum FailureSide {
+pub enum SessionFailureCategory {
     /// The user's.
     User,
     /// The server's.
@@ -215,7 +215,7 @@ pub enum FailureSide {
 /// What made a session fail.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub enum FailedPart {
+pub enum SessionFailureReason {
     /// A request.
     Request {
         /// Which.
@@ -235,8 +235,8 @@ pub enum FailedPart {
     },
 }
 
-json_reply!(SessionsFound);
+json_response!(SessionSearchPage);
 
-json_call! {
-    SearchSessions: SearchSessions => SessionsFound, check SearchSessions::check_limits;
+json_request! {
+    SearchSessions: SearchSessions => SessionSearchPage, check SearchSessions::check_limits;
 }

@@ -5,10 +5,10 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::InvalidInput;
-use crate::call::{Body, Call, bare_call, json_reply};
 use crate::codec::json;
 use crate::ids::{ModelId, SamplerId, SessionId};
 use crate::metadata::Metadata;
+use crate::request::{ApiRequest, RequestBody, bare_request, json_response};
 use crate::route::Route;
 use crate::secret::Address;
 
@@ -34,7 +34,7 @@ impl Default for ListSessions {
 
 /// Session ids.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sessions {
+pub struct SessionPage {
     /// The ids, newest first.
     pub sessions: Vec<SessionId>,
 }
@@ -122,23 +122,23 @@ pub enum TraceStatus {
     Failed,
 }
 
-impl Call for AssignSessionProject {
-    type Reply = ();
+impl ApiRequest for AssignSessionProject {
+    type Response = ();
     const ROUTE: Route = Route::AssignSessionProject;
 
     fn params(&self) -> Vec<&str> {
         vec![self.session_id.as_str()]
     }
 
-    fn body(&self) -> Result<Body, InvalidInput> {
-        Ok(Body::Json(json::encode(&self.project)?))
+    fn body(&self) -> Result<RequestBody, InvalidInput> {
+        Ok(RequestBody::Json(json::encode(&self.project)?))
     }
 }
 
-json_reply!(Sessions, SessionInfo, TraceExport);
+json_response!(SessionPage, SessionInfo, TraceExport);
 
-bare_call! {
-    ListSessions: ListSessions => Sessions, |c| params [], query c;
+bare_request! {
+    ListSessions: ListSessions => SessionPage, |c| params [], query c;
     GetSession: GetSession => SessionInfo, |c| params [c.session_id.as_str()], query &c.query;
     TraceExportRequest: TraceExport => TraceExport, |c| params [c.session_id.as_str()];
 }

@@ -3,15 +3,15 @@
 use crate::slice::SharedSlice;
 use crate::tokens::Tokens;
 
-use super::{Shape, TensorData, Values};
+use super::{Shape, TensorData, TensorValues};
 
 /// A number type that a tensor can be made from.
 ///
 /// Integers of up to 32 bits and `i64` become `int64`, floating point becomes `float32`. Wider
 /// unsigned integers do not always fit: convert them first, with `i64::try_from`.
-pub trait Element: Copy + sealed::Sealed {
+pub trait TensorElement: Copy + sealed::Sealed {
     /// Takes the numbers over, without a copy where the layout is already the wire's.
-    fn values(numbers: Vec<Self>) -> Values;
+    fn values(numbers: Vec<Self>) -> TensorValues;
 }
 
 mod sealed {
@@ -22,9 +22,9 @@ macro_rules! element {
     ($($type:ty => $wire:ident, $convert:expr;)*) => {$(
         impl sealed::Sealed for $type {}
 
-        impl Element for $type {
-            fn values(numbers: Vec<Self>) -> Values {
-                Values::$wire($convert(numbers))
+        impl TensorElement for $type {
+            fn values(numbers: Vec<Self>) -> TensorValues {
+                TensorValues::$wire($convert(numbers))
             }
         }
     )*};
@@ -51,38 +51,38 @@ element! {
     u32 => Int64, widened;
 }
 
-impl<T: Element> From<Vec<T>> for TensorData {
+impl<T: TensorElement> From<Vec<T>> for TensorData {
     fn from(numbers: Vec<T>) -> Self {
         let values = T::values(numbers);
         Self { shape: Shape::from([values.len()]), values, sparse: None }
     }
 }
 
-impl<T: Element> From<&[T]> for TensorData {
+impl<T: TensorElement> From<&[T]> for TensorData {
     fn from(numbers: &[T]) -> Self {
         numbers.to_vec().into()
     }
 }
 
-impl<T: Element> From<&Vec<T>> for TensorData {
+impl<T: TensorElement> From<&Vec<T>> for TensorData {
     fn from(numbers: &Vec<T>) -> Self {
         numbers.clone().into()
     }
 }
 
-impl<T: Element, const N: usize> From<&[T; N]> for TensorData {
+impl<T: TensorElement, const N: usize> From<&[T; N]> for TensorData {
     fn from(numbers: &[T; N]) -> Self {
         numbers.to_vec().into()
     }
 }
 
-impl<T: Element, const N: usize> From<[T; N]> for TensorData {
+impl<T: TensorElement, const N: usize> From<[T; N]> for TensorData {
     fn from(numbers: [T; N]) -> Self {
         Vec::from(numbers).into()
     }
 }
 
-impl<T: Element> FromIterator<T> for TensorData {
+impl<T: TensorElement> FromIterator<T> for TensorData {
     fn from_iter<I: IntoIterator<Item = T>>(numbers: I) -> Self {
         Vec::from_iter(numbers).into()
     }
@@ -90,17 +90,25 @@ impl<T: Element> FromIterator<T> for TensorData {
 
 impl From<SharedSlice<f32>> for TensorData {
     fn from(numbers: SharedSlice<f32>) -> Self {
-        Self { shape: Shape::from([numbers.len()]), values: Values::Float32(numbers), sparse: None }
+        Self {
+            shape: Shape::from([numbers.len()]),
+            values: TensorValues::Float32(numbers),
+            sparse: None,
+        }
     }
 }
 
 impl From<SharedSlice<i64>> for TensorData {
     fn from(numbers: SharedSlice<i64>) -> Self {
-        Self { shape: Shape::from([numbers.len()]), values: Values::Int64(numbers), sparse: None }
+        Self {
+            shape: Shape::from([numbers.len()]),
+            values: TensorValues::Int64(numbers),
+            sparse: None,
+        }
     }
 }
 
-impl<T: Element> From<Vec<T>> for Values {
+impl<T: TensorElement> From<Vec<T>> for TensorValues {
     fn from(numbers: Vec<T>) -> Self {
         T::values(numbers)
     }

@@ -8,17 +8,17 @@ use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Csr, DType, Shape, TensorData, Values};
+use super::{Csr, DType, Shape, TensorData, TensorValues};
 
 impl Serialize for TensorData {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut out = serializer.serialize_struct("TensorData", 5)?;
         match &self.values {
-            Values::Int64(values) => out.serialize_field("data", &values[..])?,
-            Values::Float32(values) => out.serialize_field("data", &values[..])?,
+            TensorValues::Int64(values) => out.serialize_field("data", &values[..])?,
+            TensorValues::Float32(values) => out.serialize_field("data", &values[..])?,
         }
         out.serialize_field("dtype", self.dtype().as_str())?;
-        if self.shape != Shape::UNSTATED {
+        if self.shape != Shape::UNSPECIFIED {
             out.serialize_field("shape", self.shape.dims())?;
         }
         if let Some(csr) = &self.sparse {
@@ -45,13 +45,13 @@ impl<'de> Deserialize<'de> for TensorData {
 
         let form = Form::deserialize(deserializer)?;
         let values = match (form.dtype, form.data) {
-            (DType::Int64, Numbers::Ints(numbers)) => Values::Int64(numbers.into()),
+            (DType::Int64, Numbers::Ints(numbers)) => TensorValues::Int64(numbers.into()),
             (DType::Int64, Numbers::Floats(_)) => {
                 return Err(D::Error::custom("data: int64 numbers must be whole and fit 64 bits"));
             }
-            (DType::Float32, numbers) => Values::Float32(numbers.into_floats().into()),
+            (DType::Float32, numbers) => TensorValues::Float32(numbers.into_floats().into()),
         };
-        let shape = form.shape.map_or(Shape::UNSTATED, Shape::from);
+        let shape = form.shape.map_or(Shape::UNSPECIFIED, Shape::from);
         match (form.sparse_crow_indices, form.sparse_col_indices) {
             (Some(row_starts), Some(columns)) => {
                 let csr = Csr { row_starts: row_starts.into(), columns: columns.into() };

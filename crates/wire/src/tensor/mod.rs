@@ -11,7 +11,7 @@ mod sparse;
 
 use std::fmt;
 
-pub use element::Element;
+pub use element::TensorElement;
 pub use shape::Shape;
 pub(crate) use sparse::{Csr, CsrFault};
 
@@ -37,7 +37,7 @@ use crate::slice::{SharedSlice, debug_slice};
 /// ```
 #[derive(Clone, PartialEq)]
 pub struct TensorData {
-    values: Values,
+    values: TensorValues,
     shape: Shape,
     sparse: Option<Box<Csr>>,
 }
@@ -81,14 +81,14 @@ impl fmt::Display for DType {
 ///
 /// Equal when the bits are: a NaN that marks a missing value is equal to itself.
 #[derive(Clone)]
-pub enum Values {
+pub enum TensorValues {
     /// 64-bit integers.
     Int64(SharedSlice<i64>),
     /// 32-bit floating point.
     Float32(SharedSlice<f32>),
 }
 
-impl Values {
+impl TensorValues {
     /// How many.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -126,7 +126,7 @@ impl Values {
     }
 }
 
-impl PartialEq for Values {
+impl PartialEq for TensorValues {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Int64(a), Self::Int64(b)) => a == b,
@@ -136,7 +136,7 @@ impl PartialEq for Values {
     }
 }
 
-impl fmt::Debug for Values {
+impl fmt::Debug for TensorValues {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Int64(values) => debug_slice(values, f),
@@ -154,7 +154,7 @@ impl TensorData {
     ///
     /// # Errors
     /// If the shape does not have as many cells as there are values.
-    pub fn new(values: Values, shape: impl Into<Shape>) -> Result<Self, InvalidInput> {
+    pub fn new(values: TensorValues, shape: impl Into<Shape>) -> Result<Self, InvalidInput> {
         let shape = shape.into();
         shape.check(values.len())?;
         Ok(Self { values, shape, sparse: None })
@@ -162,7 +162,7 @@ impl TensorData {
 
     /// One number without a dimension.
     #[must_use]
-    pub fn scalar<T: Element>(value: T) -> Self {
+    pub fn scalar<T: TensorElement>(value: T) -> Self {
         Self { values: T::values(vec![value]), shape: Shape::SCALAR, sparse: None }
     }
 
@@ -170,7 +170,7 @@ impl TensorData {
     ///
     /// # Errors
     /// If the rows differ in length.
-    pub fn from_rows<T: Element, R: AsRef<[T]>>(rows: &[R]) -> Result<Self, InvalidInput> {
+    pub fn from_rows<T: TensorElement, R: AsRef<[T]>>(rows: &[R]) -> Result<Self, InvalidInput> {
         let columns = rows.first().map_or(0, |row| row.as_ref().len());
         let mut values = Vec::with_capacity(rows.len().saturating_mul(columns));
         for (i, row) in rows.iter().enumerate() {
@@ -201,7 +201,7 @@ impl TensorData {
         self.values.dtype()
     }
 
-    /// The dimensions; [unstated](Shape::UNSTATED) for a tensor that came without.
+    /// The dimensions; [unstated](Shape::UNSPECIFIED) for a tensor that came without.
     #[must_use]
     pub fn shape(&self) -> &Shape {
         &self.shape
@@ -210,7 +210,7 @@ impl TensorData {
     /// How many dimensions there are; a tensor that came without a shape counts as a vector.
     #[must_use]
     pub fn rank(&self) -> usize {
-        if self.shape == Shape::UNSTATED { 1 } else { self.shape.dims().len() }
+        if self.shape == Shape::UNSPECIFIED { 1 } else { self.shape.dims().len() }
     }
 
     /// Whether this may be a scalar: protobuf writes one without a shape.
@@ -227,7 +227,7 @@ impl TensorData {
 
     /// The stored numbers; of a sparse tensor only the listed ones.
     #[must_use]
-    pub fn values(&self) -> &Values {
+    pub fn values(&self) -> &TensorValues {
         &self.values
     }
 
@@ -235,8 +235,8 @@ impl TensorData {
     #[must_use]
     pub fn as_f32(&self) -> Option<&[f32]> {
         match &self.values {
-            Values::Float32(values) => Some(values),
-            Values::Int64(_) => None,
+            TensorValues::Float32(values) => Some(values),
+            TensorValues::Int64(_) => None,
         }
     }
 
@@ -244,8 +244,8 @@ impl TensorData {
     #[must_use]
     pub fn as_i64(&self) -> Option<&[i64]> {
         match &self.values {
-            Values::Int64(values) => Some(values),
-            Values::Float32(_) => None,
+            TensorValues::Int64(values) => Some(values),
+            TensorValues::Float32(_) => None,
         }
     }
 }

@@ -7,13 +7,13 @@ use crate::InvalidInput;
 /// The dimensions of a tensor, outermost first.
 ///
 /// A list of no dimensions is a [scalar](Shape::SCALAR). That is not the same as dimensions that
-/// were never [stated](Shape::UNSTATED), though protobuf cannot tell the two apart.
+/// were never [stated](Shape::UNSPECIFIED), though protobuf cannot tell the two apart.
 ///
 /// ```
 /// use tinkex_wire::Shape;
 ///
-/// assert_eq!(Shape::from([2, 3]).cells(), Some(6));
-/// assert_eq!(Shape::from([usize::MAX, 2]).cells(), None);
+/// assert_eq!(Shape::from([2, 3]).element_count(), Some(6));
+/// assert_eq!(Shape::from([usize::MAX, 2]).element_count(), None);
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Shape(Dims);
@@ -21,7 +21,7 @@ pub struct Shape(Dims);
 // Nearly every tensor of the API has one or two dimensions; those need no allocation.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Dims {
-    Unstated,
+    Unspecified,
     Scalar,
     One([usize; 1]),
     Two([usize; 2]),
@@ -30,7 +30,7 @@ enum Dims {
 
 impl Shape {
     /// Nothing was said: a vector of however many numbers there are.
-    pub const UNSTATED: Self = Self(Dims::Unstated);
+    pub const UNSPECIFIED: Self = Self(Dims::Unspecified);
 
     /// One number without a dimension.
     pub const SCALAR: Self = Self(Dims::Scalar);
@@ -39,7 +39,7 @@ impl Shape {
     #[must_use]
     pub fn dims(&self) -> &[usize] {
         match &self.0 {
-            Dims::Unstated | Dims::Scalar => &[],
+            Dims::Unspecified | Dims::Scalar => &[],
             Dims::One(dims) => dims,
             Dims::Two(dims) => dims,
             Dims::More(dims) => dims,
@@ -49,7 +49,7 @@ impl Shape {
     /// Adds an innermost dimension; the first one states the shape.
     pub(crate) fn push(&mut self, dim: usize) {
         match &mut self.0 {
-            Dims::Unstated | Dims::Scalar => self.0 = Dims::One([dim]),
+            Dims::Unspecified | Dims::Scalar => self.0 = Dims::One([dim]),
             Dims::One([a]) => self.0 = Dims::Two([*a, dim]),
             Dims::Two([a, b]) => self.0 = Dims::More(vec![*a, *b, dim]),
             Dims::More(dims) => dims.push(dim),
@@ -58,7 +58,7 @@ impl Shape {
 
     /// The product of the dimensions, unless no memory could hold that many cells; 1 if unstated.
     #[must_use]
-    pub fn cells(&self) -> Option<usize> {
+    pub fn element_count(&self) -> Option<usize> {
         // A zero anywhere makes the tensor empty, whatever the other dimensions claim.
         if self.dims().contains(&0) {
             return Some(0);
@@ -69,8 +69,8 @@ impl Shape {
 
     /// Whether `values` numbers fill this shape.
     pub(super) fn check(&self, values: usize) -> Result<(), InvalidInput> {
-        match self.cells() {
-            _ if *self == Self::UNSTATED => Ok(()),
+        match self.element_count() {
+            _ if *self == Self::UNSPECIFIED => Ok(()),
             Some(cells) if cells == values => Ok(()),
             Some(cells) => Err(InvalidInput::new(
                 "shape",
@@ -106,7 +106,7 @@ impl From<Vec<usize>> for Shape {
 
 impl fmt::Debug for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if *self == Self::UNSTATED {
+        if *self == Self::UNSPECIFIED {
             return f.write_str("unstated");
         }
         f.debug_list().entries(self.dims()).finish()

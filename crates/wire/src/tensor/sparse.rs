@@ -5,7 +5,7 @@
 use crate::InvalidInput;
 use crate::slice::SharedSlice;
 
-use super::{Shape, TensorData, Values};
+use super::{Shape, TensorData, TensorValues};
 
 /// Where the listed values of a sparse matrix belong.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,7 +36,7 @@ impl Csr {
         let [rows, width] = *shape.dims() else {
             return Err(CsrFault::Shape("a sparse tensor needs a shape of two dimensions"));
         };
-        if shape.cells().is_none() {
+        if shape.element_count().is_none() {
             return Err(CsrFault::Shape("the shape has too many cells"));
         }
         let starts = &self.row_starts;
@@ -78,7 +78,7 @@ impl TensorData {
     ///
     /// # Errors
     /// If the lists do not describe a matrix of that shape.
-    pub fn sparse<T: super::Element>(
+    pub fn sparse<T: super::TensorElement>(
         values: Vec<T>,
         row_starts: impl Into<SharedSlice<i64>>,
         columns: impl Into<SharedSlice<i64>>,
@@ -95,7 +95,7 @@ impl TensorData {
         })
     }
 
-    pub(crate) fn from_csr(values: Values, csr: Csr, shape: Shape) -> Result<Self, CsrFault> {
+    pub(crate) fn from_csr(values: TensorValues, csr: Csr, shape: Shape) -> Result<Self, CsrFault> {
         csr.check(&shape, values.len())?;
         Ok(Self { values, shape, sparse: Some(Box::new(csr)) })
     }
@@ -130,13 +130,17 @@ impl TensorData {
         let (Some(csr), &[rows, width]) = (&self.sparse, self.shape.dims()) else {
             return Ok(self.clone());
         };
-        if self.shape.cells().is_none_or(|cells| cells > max_cells) {
+        if self.shape.element_count().is_none_or(|cells| cells > max_cells) {
             let why = format!("{:?} has more than {max_cells} cells", self.shape);
             return Err(InvalidInput::new("shape", why));
         }
         let values = match &self.values {
-            Values::Int64(values) => Values::Int64(csr.scatter(values, rows, width).into()),
-            Values::Float32(values) => Values::Float32(csr.scatter(values, rows, width).into()),
+            TensorValues::Int64(values) => {
+                TensorValues::Int64(csr.scatter(values, rows, width).into())
+            }
+            TensorValues::Float32(values) => {
+                TensorValues::Float32(csr.scatter(values, rows, width).into())
+            }
         };
         Ok(Self { values, shape: self.shape.clone(), sparse: None })
     }
@@ -155,18 +159,18 @@ impl TensorData {
         // Every cell is in memory, so the products are small; zero is a value, minus zero another.
         let smaller = |kept: usize| rows.saturating_add(1 + 2 * kept) < self.values.len();
         let gathered = match &self.values {
-            Values::Int64(values) => {
+            TensorValues::Int64(values) => {
                 let kept = values.iter().filter(|x| **x != 0).count();
                 smaller(kept).then(|| {
                     let (csr, values) = Csr::gather(values, width, |x| x != 0);
-                    (csr, Values::Int64(values.into()))
+                    (csr, TensorValues::Int64(values.into()))
                 })
             }
-            Values::Float32(values) => {
+            TensorValues::Float32(values) => {
                 let kept = values.iter().filter(|x| x.to_bits() != 0).count();
                 smaller(kept).then(|| {
                     let (csr, values) = Csr::gather(values, width, |x: f32| x.to_bits() != 0);
-                    (csr, Values::Float32(values.into()))
+                    (csr, TensorValues::Float32(values.into()))
                 })
             }
         };

@@ -100,8 +100,8 @@ fn sizes_are_estimated_as_the_reference_does(file: &Value) {
             input = match chunk["type"].as_str().unwrap() {
                 "encoded_text" => input.tokens(vec![7_u32; number(&chunk["length"])]),
                 "image" => input.image(raw(), ImageFormat::Png),
-                "dmel" => input.chunk(Chunk::Dmel { dmel: raw() }),
-                "image_asset_pointer" => input.chunk(Chunk::ImageAssetPointer {
+                "dmel" => input.chunk(InputChunk::Dmel { dmel: raw() }),
+                "image_asset_pointer" => input.chunk(InputChunk::ImageAssetPointer {
                     format: ImageFormat::Png,
                     location: chunk["location"].as_str().unwrap().to_owned(),
                     expected_tokens: None,
@@ -179,9 +179,10 @@ fn optimizer_parameters_are_written_and_checked(file: &Value) {
                 }
                 // JSON cannot say NaN, so that case is made by hand.
                 let ok = if params["learning_rate"] == "nan" {
-                    OptimParams::from(DimuonParams::with_learning_rate(f64::NAN)).check().is_ok()
+                    OptimParams::from(DimuonParams::with_learning_rate(f64::NAN)).validate().is_ok()
                 } else {
-                    step(&params, "optimizer_params").is_ok_and(|step| step.params.check().is_ok())
+                    step(&params, "optimizer_params")
+                        .is_ok_and(|step| step.params.validate().is_ok())
                 };
                 assert_eq!(ok, case["ok"].as_bool().unwrap(), "{case}");
             }
@@ -218,13 +219,13 @@ fn sampling_requests_and_answers_are_checked(file: &Value) {
                     let dim = |dim: &Value| usize::try_from(dim.as_u64().unwrap()).unwrap();
                     Shape::from(dims.iter().map(dim).collect::<Vec<_>>())
                 });
-                let shape = dims.unwrap_or(Shape::UNSTATED);
+                let shape = dims.unwrap_or(Shape::UNSPECIFIED);
                 let values = match case["dtype"].as_str().unwrap() {
-                    "int64" => Values::Int64(vec![0; 6].into()),
-                    _ => Values::Float32(vec![0.0; 6].into()),
+                    "int64" => TensorValues::Int64(vec![0; 6].into()),
+                    _ => TensorValues::Float32(vec![0.0; 6].into()),
                 };
                 let targets = TensorData::new(values, shape).unwrap();
-                SampleRequest { target_prompt_logprobs: Some(targets), ..base() }.check().is_ok()
+                SampleRequest { target_prompt_logprobs: Some(targets), ..base() }.validate().is_ok()
             }
             // The type has no room for what the reference refuses: try it through JSON.
             "prompt_alt_tokens_k" => with_field("prompt_alt_tokens_k", &case["value"]),
@@ -241,14 +242,14 @@ fn sampling_requests_and_answers_are_checked(file: &Value) {
                 let request = SampleRequest { prompt_logprobs_last_n: Some(last), ..base() };
                 let answer = json!({"sequences": [], "prompt_logprobs": case["prompt_logprobs"]});
                 let answer = codec::json::decode(answer.to_string().as_bytes()).unwrap();
-                request.check_response(&answer).is_ok()
+                request.validate_response(&answer).is_ok()
             }
             other => panic!("{other}"),
         };
         assert_eq!(ok, case["ok"].as_bool().unwrap(), "{case}");
     }
     let request = SampleRequest { prompt_alt_tokens_k: 2, ..base() };
-    let error = request.check_response(&SampleResponse::default()).unwrap_err();
+    let error = request.validate_response(&SampleResponse::default()).unwrap_err();
     assert_eq!(error.path(), "prompt_alt_tokens");
 }
 
@@ -261,7 +262,7 @@ fn with_field(name: &str, value: &Value) -> bool {
 
 fn accepted(body: &Value) -> bool {
     codec::json::decode::<SampleRequest>(body.to_string().as_bytes())
-        .is_ok_and(|request| request.check().is_ok())
+        .is_ok_and(|request| request.validate().is_ok())
 }
 
 fn handles_are_exchanged_with_the_reference(file: &Value) {
@@ -294,9 +295,9 @@ fn telemetry_events_have_the_reference_form(file: &Value) {
             assert_eq!(serde_json::to_value(read).unwrap(), whole);
         }
     }
-    for case in file["duration_text"].as_array().unwrap() {
+    for case in file["format_duration"].as_array().unwrap() {
         let micros = case["microseconds"].as_u64().unwrap();
-        assert_eq!(json!(duration_text(Duration::from_micros(micros))), case["text"]);
+        assert_eq!(json!(format_duration(Duration::from_micros(micros))), case["text"]);
     }
 }
 
@@ -319,7 +320,7 @@ fn custom_losses_follow_the_naming_rules(file: &Value) {
     for rule in file["input_name_rule"].as_array().unwrap() {
         let name = rule["name"].as_str().unwrap();
         assert_eq!(json!(is_input_name(name)), rule["ok"], "{rule}");
-        assert_eq!(json!(upload(name).check().is_ok()), rule["ok"], "{rule}");
+        assert_eq!(json!(upload(name).validate().is_ok()), rule["ok"], "{rule}");
     }
 }
 
@@ -331,7 +332,7 @@ fn answers_behind_tickets_are_told_apart(file: &Value) {
             let observed = || case["observer_calls"].as_array().unwrap();
             if let Some([status, body]) = step.as_array().map(Vec::as_slice) {
                 if status == 408 {
-                    let pending = Outcome::read_timeout(&body.to_string().into());
+                    let pending = PollResponse::decode_timeout(&body.to_string().into());
                     let state = pending.queue_state.map(QueueState::as_str);
                     let call = json!([state, pending.queue_state_reason]);
                     assert!(state.is_none() || observed().contains(&call), "{case}");
@@ -341,29 +342,30 @@ fn answers_behind_tickets_are_told_apart(file: &Value) {
             if !step.is_object() {
                 continue;
             }
-            let outcome = Outcome::read("application/json", &step.to_string().into()).unwrap();
+            let outcome =
+                PollResponse::decode("application/json", &step.to_string().into()).unwrap();
             match &outcome {
-                Outcome::TryAgain(pending) => {
+                PollResponse::TryAgain(pending) => {
                     seen.insert("try_again");
                     let known = |state: &QueueState| *state != QueueState::Unknown;
                     let state = pending.queue_state.filter(known).map(QueueState::as_str);
                     let call = json!([state, pending.queue_state_reason]);
                     assert!(state.is_none() || observed().contains(&call), "{case}");
                 }
-                Outcome::MetadataOnly { response_payload_size } => {
+                PollResponse::MetadataOnly { response_payload_size } => {
                     seen.insert("metadata");
                     let acquired = case["bytes_acquired"].as_array().unwrap();
                     assert!(acquired.contains(&json!(response_payload_size)), "{case}");
                 }
-                Outcome::Failed(failed) => {
+                PollResponse::Failed(failed) => {
                     seen.insert("failed");
                     let text = step["error"].as_str().map_or("null".to_owned(), str::to_owned);
                     assert_eq!(failed.error, text);
                     // Unlike the reference, the case of the word does not matter.
                     let category = step["category"].as_str().unwrap_or("unknown");
-                    assert_eq!(failed.category, Category::from_name(category));
+                    assert_eq!(failed.category, ErrorCategory::from_name(category));
                 }
-                Outcome::Ready(payload) => {
+                PollResponse::Ready(payload) => {
                     seen.insert("ready");
                     assert_eq!(payload.json().unwrap(), &step.to_string());
                 }

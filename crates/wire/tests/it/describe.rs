@@ -9,8 +9,8 @@ fn float(number: f32) -> Value {
 
 fn values(tensor: &TensorData) -> Value {
     match tensor.values() {
-        Values::Int64(numbers) => json!(&numbers[..]),
-        Values::Float32(numbers) => numbers.iter().copied().map(float).collect(),
+        TensorValues::Int64(numbers) => json!(&numbers[..]),
+        TensorValues::Float32(numbers) => numbers.iter().copied().map(float).collect(),
     }
 }
 
@@ -40,25 +40,25 @@ fn tokens(tokens: &[u32]) -> Value {
     tokens.iter().map(|token| token.cast_signed()).collect()
 }
 
-fn chunk(chunk: &Chunk) -> Value {
+fn chunk(chunk: &InputChunk) -> Value {
     match chunk {
-        Chunk::EncodedText { tokens: ids } => {
+        InputChunk::EncodedText { tokens: ids } => {
             json!({"encoded_text": {"tokens_int32": tokens(ids)}})
         }
-        Chunk::Image { data, format, expected_tokens } => {
+        InputChunk::Image { data, format, expected_tokens } => {
             let mut image = json!({"data_base64": base64(data), "format": format});
             if let Some(n) = expected_tokens {
                 image["expected_tokens"] = json!(n);
             }
             json!({ "image": image })
         }
-        Chunk::Dmel { dmel } => json!({"dmel": {"dmel_base64": base64(dmel)}}),
-        Chunk::ImageAssetPointer { .. } => panic!("cannot be in a training request"),
+        InputChunk::Dmel { dmel } => json!({"dmel": {"dmel_base64": base64(dmel)}}),
+        InputChunk::ImageAssetPointer { .. } => panic!("cannot be in a training request"),
     }
 }
 
-fn spans(spans: Option<&[Span]>) -> Value {
-    let span = |span: &Span| {
+fn spans(spans: Option<&[ProvenanceSpan]>) -> Value {
+    let span = |span: &ProvenanceSpan| {
         let range = json!({
             "sequence_id": span.sequence_id, "offset": span.offset, "length": span.length,
         });
@@ -109,7 +109,7 @@ pub(crate) fn request(request: &ForwardBackward) -> Value {
         "model_id": request.model_id,
         "seq_id": request.seq_id,
         "loss_fn": request.loss_fn.as_str(),
-        "forward_only": request.mode == Mode::Forward,
+        "forward_only": request.mode == PassMode::Forward,
         "loss_fn_config": numbers,
         "loss_fn_config_v2": settings,
         "data": data,

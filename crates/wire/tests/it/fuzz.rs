@@ -84,16 +84,17 @@ fn zstd(bytes: &Bytes) -> Result<(), String> {
 }
 
 fn outcome(bytes: &Bytes) -> Result<(), String> {
-    let _ = Outcome::read_timeout(bytes);
+    let _ = PollResponse::decode_timeout(bytes);
     let _ = ErrorBody::message(bytes);
-    let Ok(outcome) = Outcome::read("application/json", bytes) else {
+    let Ok(outcome) = PollResponse::decode("application/json", bytes) else {
         return Ok(());
     };
-    let (content_type, body) = outcome.to_body(&"r".into());
-    match (&outcome, Outcome::read(content_type, &body)) {
+    let (content_type, body) = outcome.encode(&"r".into());
+    match (&outcome, PollResponse::decode(content_type, &body)) {
         // Not saying is written as being active; and the inside of a wrapper may look like
         // anything, even like another wrapper.
-        (Outcome::TryAgain(_), Ok(Outcome::TryAgain(_))) | (Outcome::Ready(_), Ok(_)) => Ok(()),
+        (PollResponse::TryAgain(_), Ok(PollResponse::TryAgain(_)))
+        | (PollResponse::Ready(_), Ok(_)) => Ok(()),
         (_, again) => same(&again, &Ok(outcome)),
     }
 }
@@ -117,7 +118,7 @@ fn text(bytes: &Bytes) -> Result<(), String> {
             same(&Route::find(method, &path), &Some(found))?;
         }
     }
-    let dmel = Chunk::Dmel { dmel: bytes.clone() };
+    let dmel = InputChunk::Dmel { dmel: bytes.clone() };
     let _ = dmel.token_count();
     Ok(())
 }
@@ -144,11 +145,11 @@ fn queries(bytes: &Bytes) -> Result<(), String> {
 
 /// What a client does with a reply, and a server before it sends one to an old client.
 fn replies(bytes: &Bytes) -> Result<(), String> {
-    for payload in [Payload::Json(bytes.clone()), Payload::Proto(bytes.clone())] {
-        let _ = CreateModel::output(&payload);
-        let _ = ForwardBackward::output(&payload);
-        let _ = LoadWeights::output(&payload);
-        let _ = SampleRequest::output(&payload);
+    for payload in [ResultPayload::Json(bytes.clone()), ResultPayload::Proto(bytes.clone())] {
+        let _ = CreateModel::decode_output(&payload);
+        let _ = ForwardBackward::decode_output(&payload);
+        let _ = LoadWeights::decode_output(&payload);
+        let _ = SampleRequest::decode_output(&payload);
     }
     let _ = SessionCreated::from_body(bytes);
     let _ = ModelInfo::from_body(bytes);
@@ -182,7 +183,7 @@ const TARGETS: &[(&str, Target)] = targets![
     BillingUsage,
     CancelFuture,
     CheckpointTtl,
-    Checkpoints,
+    CheckpointPage,
     ClientConfig,
     ClientConfigRequest,
     CopyWeights,
@@ -197,12 +198,12 @@ const TARGETS: &[(&str, Target)] = targets![
     ErrorBody,
     ExternalWeightsSaved,
     ExternalWeightsUrls,
-    Finish,
+    FinishDetails,
     ForwardBackwardOutput,
     FuturesRetrieved,
     GetInfo,
     Health,
-    HeartbeatSeen,
+    HeartbeatAcknowledged,
     JoinSamplingSession,
     LoadWeights,
     ModelCreated,
@@ -214,7 +215,7 @@ const TARGETS: &[(&str, Target)] = targets![
     RetrieveFutures,
     SampleRequest,
     SampleResponse,
-    Sampler,
+    SamplerInfo,
     SamplerWeightsSaved,
     SamplingSessionCreated,
     SamplingSessionJoined,
@@ -227,16 +228,16 @@ const TARGETS: &[(&str, Target)] = targets![
     SessionHeartbeat,
     SessionInfo,
     SessionProject,
-    Sessions,
-    SessionsFound,
+    SessionPage,
+    SessionSearchPage,
     StorageUsage,
     TelemetryBatch,
-    TelemetryReply,
+    TelemetryResponse,
     TensorData,
-    Ticket,
+    SubmitResponse,
     TraceExport,
     TrainingRun,
-    TrainingRuns,
+    TrainingRunPage,
     WeightsCopied,
     WeightsInfo,
     WeightsInfoRequest,

@@ -37,7 +37,7 @@ struct Exchange {
     response: Recorded,
     decoded_request: Option<Value>,
     decoded_response: Option<Value>,
-    found: Found,
+    found: RouteMatch,
 }
 
 impl Exchange {
@@ -87,21 +87,21 @@ impl Exchange {
     }
 
     /// Sends what was read as a client does, and compares.
-    fn same<T: Call>(&self, call: &T) {
+    fn same<T: ApiRequest>(&self, call: &T) {
         let name = &self.name;
         assert_eq!(T::ROUTE, self.found.route, "{name}");
-        call.check().unwrap_or_else(|why| panic!("{name}: {why}"));
+        call.validate().unwrap_or_else(|why| panic!("{name}: {why}"));
         assert_eq!(call.target().unwrap(), self.target(), "{name}");
         let body = call.body().unwrap();
         match (&body, T::ROUTE.body()) {
-            (Body::Empty, BodyCodec::Empty) => {
+            (RequestBody::Empty, BodyCodec::Empty) => {
                 assert_eq!(self.request.body(), "", "{name}");
             }
-            (Body::Json(bytes), BodyCodec::Json) => {
+            (RequestBody::Json(bytes), BodyCodec::Json) => {
                 let sent: Value = serde_json::from_slice(bytes).unwrap();
                 assert_eq!(&sent, self.request.json(), "{name}");
             }
-            (Body::Proto(bytes), BodyCodec::Proto) => {
+            (RequestBody::Proto(bytes), BodyCodec::Proto) => {
                 assert_eq!(bytes, &self.request.plain_body(), "{name}");
             }
             other => panic!("{name}: {other:?}"),
@@ -189,7 +189,7 @@ impl Exchange {
         let body = self.response.plain_body();
         match status {
             408 => {
-                let pending = Outcome::read_timeout(&body);
+                let pending = PollResponse::decode_timeout(&body);
                 let state = self.response.json()["queue_state"].as_str();
                 assert_eq!(pending.queue_state.map(QueueState::as_str), state);
                 let reason = self.response.json()["queue_state_reason"].as_str();
@@ -205,7 +205,7 @@ impl Exchange {
     }
 
     /// Reads a reply as a client does, writes it as a server does, and compares.
-    fn reply<T: Reply + Serialize>(&self) {
+    fn reply<T: ApiResponse + Serialize>(&self) {
         let body = self.response.plain_body();
         let reply = T::from_body(&body).unwrap_or_else(|why| panic!("{}: {why}", self.name));
         self.covers(&serde_json::to_value(&reply).unwrap());
@@ -224,25 +224,25 @@ impl Exchange {
             Route::DynamicConfig => self.reply::<DynamicConfig>(),
             Route::AuthToken => self.reply::<AuthToken>(),
             Route::CreateSession => self.reply::<SessionCreated>(),
-            Route::SessionHeartbeat => self.reply::<HeartbeatSeen>(),
+            Route::SessionHeartbeat => self.reply::<HeartbeatAcknowledged>(),
             Route::GetInfo => self.reply::<ModelInfo>(),
             Route::CreateSamplingSession => self.reply::<SamplingSessionCreated>(),
             Route::JoinSamplingSession => self.reply::<SamplingSessionJoined>(),
             Route::RetrieveFutures => self.reply::<FuturesRetrieved>(),
-            Route::Telemetry => self.reply::<TelemetryReply>(),
+            Route::Telemetry => self.reply::<TelemetryResponse>(),
             Route::ServerCapabilities => self.reply::<ServerCapabilities>(),
             Route::Health => self.reply::<Health>(),
             Route::WeightsInfo => self.reply::<WeightsInfo>(),
             Route::CopyWeights => self.reply::<WeightsCopied>(),
-            Route::ListTrainingRuns => self.reply::<TrainingRuns>(),
+            Route::ListTrainingRuns => self.reply::<TrainingRunPage>(),
             Route::GetTrainingRun => self.reply::<TrainingRun>(),
-            Route::ListCheckpoints | Route::ListUserCheckpoints => self.reply::<Checkpoints>(),
+            Route::ListCheckpoints | Route::ListUserCheckpoints => self.reply::<CheckpointPage>(),
             Route::ExternalWeightsUrls => self.reply::<ExternalWeightsUrls>(),
-            Route::ListSessions => self.reply::<Sessions>(),
+            Route::ListSessions => self.reply::<SessionPage>(),
             Route::GetSession => self.reply::<SessionInfo>(),
-            Route::SearchSessions => self.reply::<SessionsFound>(),
+            Route::SearchSessions => self.reply::<SessionSearchPage>(),
             Route::TraceExport => self.reply::<TraceExport>(),
-            Route::GetSampler => self.reply::<Sampler>(),
+            Route::GetSampler => self.reply::<SamplerInfo>(),
             Route::BillingUsage => self.reply::<BillingUsage>(),
             Route::StorageUsage => self.reply::<StorageUsage>(),
             Route::AuditLog => self.reply::<AuditLog>(),
@@ -257,8 +257,8 @@ impl Exchange {
             | Route::LoadWeights
             | Route::CreateCustomLoss
             | Route::Sample => {
-                assert_eq!(self.found.route.reply(), ReplyCodec::Ticket);
-                self.reply::<Ticket>();
+                assert_eq!(self.found.route.response(), ResponseCodec::SubmitResponse);
+                self.reply::<SubmitResponse>();
             }
             Route::FinishSession
             | Route::CancelFuture
@@ -268,7 +268,7 @@ impl Exchange {
             | Route::SetCheckpointTtl
             | Route::AssignSessionProject
             | Route::DeleteApiKey => {
-                assert_eq!(self.found.route.reply(), ReplyCodec::Ignored);
+                assert_eq!(self.found.route.response(), ResponseCodec::Ignored);
                 <()>::from_body(body).unwrap();
             }
         }
@@ -276,30 +276,30 @@ impl Exchange {
 
     fn check_outcome(&self, body: &Bytes) {
         let content_type = self.response.header("content-type").unwrap();
-        let outcome = Outcome::read(content_type, body).unwrap();
+        let outcome = PollResponse::decode(content_type, body).unwrap();
         let json = self.response.json();
-        let (sent_type, sent) = outcome.to_body(&"r".into());
-        assert_eq!(Outcome::read(sent_type, &sent).unwrap(), outcome, "{}", self.name);
+        let (sent_type, sent) = outcome.encode(&"r".into());
+        assert_eq!(PollResponse::decode(sent_type, &sent).unwrap(), outcome, "{}", self.name);
         match &outcome {
-            Outcome::TryAgain(pending) => {
+            PollResponse::TryAgain(pending) => {
                 assert_eq!(json["type"], "try_again");
                 assert_eq!(json["queue_state"], pending.queue_state.unwrap().as_str());
                 let reason = pending.queue_state_reason.as_deref();
                 assert_eq!(json["queue_state_reason"].as_str(), reason);
             }
-            Outcome::MetadataOnly { response_payload_size } => {
+            PollResponse::MetadataOnly { response_payload_size } => {
                 assert_eq!(json["response_payload_size"], json!(response_payload_size));
             }
-            Outcome::Failed(failed) => {
+            PollResponse::Failed(failed) => {
                 assert_eq!(json["error"], failed.error);
                 let category = json["category"].as_str().unwrap();
-                assert_eq!(failed.category, Category::from_name(category));
+                assert_eq!(failed.category, ErrorCategory::from_name(category));
             }
-            Outcome::Ready(payload) => self.check_payload(payload),
+            PollResponse::Ready(payload) => self.check_payload(payload),
         }
     }
 
-    fn check_payload(&self, payload: &Payload) {
+    fn check_payload(&self, payload: &ResultPayload) {
         let request_type = self.request.header(header::REQUEST_TYPE).unwrap();
         match request_type {
             "CreateModel" => self.output::<CreateModel>(payload),
@@ -311,12 +311,12 @@ impl Exchange {
             "CreateCustomLoss" => self.output::<CreateCustomLoss>(payload),
             "Sample" if self.decoded_response.is_none() => self.output::<SampleRequest>(payload),
             "Sample" => {
-                let response = SampleRequest::output(payload).unwrap();
+                let response = SampleRequest::decode_output(payload).unwrap();
                 self.decoded_as(&describe::sample(&response));
                 assert_eq!(SampleResponse::from_proto(&response.to_proto()).unwrap(), response);
             }
             "Forward" | "ForwardBackward" => {
-                let output = ForwardBackward::output(payload).unwrap();
+                let output = ForwardBackward::decode_output(payload).unwrap();
                 self.decoded_as(&describe::output(&output));
                 assert_eq!(ForwardBackwardOutput::from_proto(&output.to_proto()).unwrap(), output);
             }
@@ -324,8 +324,8 @@ impl Exchange {
         }
     }
 
-    fn output<T: Submit<Output: Serialize>>(&self, payload: &Payload) {
-        let output = T::output(payload).unwrap_or_else(|why| panic!("{}: {why}", self.name));
+    fn output<T: SubmitRequest<Output: Serialize>>(&self, payload: &ResultPayload) {
+        let output = T::decode_output(payload).unwrap_or_else(|why| panic!("{}: {why}", self.name));
         self.covers(&serde_json::to_value(output).unwrap());
     }
 

@@ -26,14 +26,14 @@ fn dense(number: impl Strategy<Value = f32> + 'static) -> impl Strategy<Value = 
     let number = number.boxed();
     vec(0_usize..5, 0..4).prop_flat_map(move |dims| {
         let cells: usize = dims.iter().product();
-        let shaped = move |values: Values| {
+        let shaped = move |values: TensorValues| {
             let dims = dims.clone();
             TensorData::new(values, &dims[..]).unwrap()
         };
         let other = shaped.clone();
         prop_oneof![
-            vec(number.clone(), cells).prop_map(move |x| shaped(Values::Float32(x.into()))),
-            vec(any::<i64>(), cells).prop_map(move |x| other(Values::Int64(x.into()))),
+            vec(number.clone(), cells).prop_map(move |x| shaped(TensorValues::Float32(x.into()))),
+            vec(any::<i64>(), cells).prop_map(move |x| other(TensorValues::Int64(x.into()))),
         ]
     })
 }
@@ -71,23 +71,23 @@ fn format() -> impl Strategy<Value = ImageFormat> {
     prop_oneof![Just(ImageFormat::Png), Just(ImageFormat::Jpeg)]
 }
 
-fn sent_chunk() -> impl Strategy<Value = Chunk> {
+fn sent_chunk() -> impl Strategy<Value = InputChunk> {
     let bytes = || vec(any::<u8>(), 0..40).prop_map(Bytes::from);
     let count = option::of(0..=i32::MAX as u32);
     prop_oneof![
-        vec(any::<u32>(), 0..20).prop_map(|ids| Chunk::EncodedText { tokens: ids.into() }),
-        (bytes(), format(), count).prop_map(|(data, format, expected_tokens)| Chunk::Image {
+        vec(any::<u32>(), 0..20).prop_map(|ids| InputChunk::EncodedText { tokens: ids.into() }),
+        (bytes(), format(), count).prop_map(|(data, format, expected_tokens)| InputChunk::Image {
             data,
             format,
             expected_tokens
         }),
-        bytes().prop_map(|dmel| Chunk::Dmel { dmel }),
+        bytes().prop_map(|dmel| InputChunk::Dmel { dmel }),
     ]
 }
 
 fn input() -> impl Strategy<Value = ModelInput> {
     let pointer = (".{0,12}", format(), option::of(any::<u32>())).prop_map(
-        |(location, format, expected_tokens)| Chunk::ImageAssetPointer {
+        |(location, format, expected_tokens)| InputChunk::ImageAssetPointer {
             format,
             location,
             expected_tokens,
@@ -96,14 +96,14 @@ fn input() -> impl Strategy<Value = ModelInput> {
     vec(prop_oneof![3 => sent_chunk(), 1 => pointer], 0..4).prop_map(|chunks| ModelInput { chunks })
 }
 
-fn span() -> impl Strategy<Value = Span> {
+fn span() -> impl Strategy<Value = ProvenanceSpan> {
     (any::<bool>(), "[a-z:0-9]{0,8}", any::<u32>(), any::<u32>()).prop_map(
         |(sampled, id, offset, length)| {
             let (offset, length) = (offset.into(), length.into());
             if sampled {
-                Span::sampled(id, offset, length)
+                ProvenanceSpan::sampled(id, offset, length)
             } else {
-                Span::prompt(id, offset, length)
+                ProvenanceSpan::prompt(id, offset, length)
             }
         },
     )
@@ -132,7 +132,7 @@ fn datum() -> impl Strategy<Value = Datum> {
                             let covered: u64 = list.iter().map(|span| span.length).sum();
                             let rest = (len as u64).saturating_sub(covered);
                             list.truncate(len);
-                            list.push(Span::sampled("last", 7, rest));
+                            list.push(ProvenanceSpan::sampled("last", 7, rest));
                         }
                         builder = builder.provenance(input, loss);
                     }
@@ -159,7 +159,7 @@ fn request() -> impl Strategy<Value = ForwardBackward> {
         |(model, seq_id, data, loss, loss_fn_config, forward)| ForwardBackward {
             seq_id,
             loss_fn_config,
-            mode: if forward { Mode::Forward } else { Mode::ForwardBackward },
+            mode: if forward { PassMode::Forward } else { PassMode::ForwardBackward },
             ..ForwardBackward::new(model, data, LossFn::from(loss))
         },
     )
@@ -182,11 +182,13 @@ fn record() -> impl Strategy<Value = LossRecord> {
             for (i, (numbers, (lengths, trailing, float))) in columns.into_iter().enumerate() {
                 let values = if float {
                     let bits = |n: &i64| f32::from_bits(n.unsigned_abs() as u32);
-                    Values::Float32(numbers.iter().map(bits).collect())
+                    TensorValues::Float32(numbers.iter().map(bits).collect())
                 } else {
-                    Values::Int64(numbers.into())
+                    TensorValues::Int64(numbers.into())
                 };
-                record = record.field_of(format!("f{i}"), values, lengths, &trailing[..]).unwrap();
+                record = record
+                    .field_with_shape(format!("f{i}"), values, lengths, &trailing[..])
+                    .unwrap();
             }
             record
         })

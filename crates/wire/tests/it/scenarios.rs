@@ -49,11 +49,11 @@ fn stop_reasons_have_words_and_a_fallback() {
 #[test]
 fn categories_are_read_in_any_case() {
     for word in ["user", "USER", "User"] {
-        assert_eq!(from_json::<Category>(json!(word)), Category::User);
+        assert_eq!(from_json::<ErrorCategory>(json!(word)), ErrorCategory::User);
     }
-    assert_eq!(from_json::<Category>(json!("Server")), Category::Server);
+    assert_eq!(from_json::<ErrorCategory>(json!("Server")), ErrorCategory::Server);
     for odd in [json!("weird"), json!(""), Value::Null, json!(7)] {
-        assert_eq!(from_json::<Category>(odd), Category::Unknown);
+        assert_eq!(from_json::<ErrorCategory>(odd), ErrorCategory::Unknown);
     }
 }
 
@@ -66,18 +66,18 @@ fn pictures_are_written_as_recorded() {
     else {
         panic!("the recorded chunks changed: {chunks:?}");
     };
-    let data = |chunk: &Chunk| match chunk {
-        Chunk::Image { data, .. } => data.clone(),
+    let data = |chunk: &InputChunk| match chunk {
+        InputChunk::Image { data, .. } => data.clone(),
         other => panic!("{other:?}"),
     };
     let png = data(&from_json(Value::Object(image.clone())));
     assert!(png.starts_with(b"\x89PNG"), "base64 is undone");
     let expected_tokens = None;
-    let made = Chunk::Image { data: png.clone(), format: ImageFormat::Png, expected_tokens };
+    let made = InputChunk::Image { data: png.clone(), format: ImageFormat::Png, expected_tokens };
     assert_eq!(to_json(made), Value::Object(image.clone()));
-    let made = Chunk::Image { data: png, format: ImageFormat::Jpeg, expected_tokens: Some(4) };
+    let made = InputChunk::Image { data: png, format: ImageFormat::Jpeg, expected_tokens: Some(4) };
     assert_eq!(to_json(made), Value::Object(sized.clone()));
-    let made = Chunk::ImageAssetPointer {
+    let made = InputChunk::ImageAssetPointer {
         format: ImageFormat::Png,
         location: "https://example.invalid/a.png".to_owned(),
         expected_tokens: Some(5),
@@ -111,11 +111,11 @@ fn from_json_text<T: serde::de::DeserializeOwned>(value: &Value) -> T {
 /// Covers T1.1.1.
 #[test]
 fn every_word_comes_back_as_itself() {
-    for loss in LossFn::NAMED {
+    for loss in LossFn::BUILT_IN {
         assert_eq!(LossFn::from(loss.as_str()), loss);
     }
-    for category in [Category::Unknown, Category::Server, Category::User] {
-        assert_eq!(from_json::<Category>(to_json(category)), category);
+    for category in [ErrorCategory::Unknown, ErrorCategory::Server, ErrorCategory::User] {
+        assert_eq!(from_json::<ErrorCategory>(to_json(category)), category);
         assert_eq!(to_json(category), category.as_str());
     }
     for dtype in [DType::Int64, DType::Float32] {
@@ -225,7 +225,7 @@ fn a_tensor_comes_back_as_it_was() {
 /// Covers Q1.
 #[test]
 fn nulls_are_sent_where_they_say_something() {
-    let finish = Finish { reason: FinishReason::Errored, detail: None };
+    let finish = FinishDetails { reason: FinishReason::Errored, detail: None };
     assert_eq!(to_json(finish), json!({"reason": {"type": "errored"}, "detail": null}));
     assert_eq!(to_json(rest::CheckpointTtl { ttl_seconds: None }), json!({"ttl_seconds": null}));
     let metadata = [("k".to_owned(), Value::Null)].into_iter().collect();

@@ -8,7 +8,7 @@ fn read<T: serde::de::DeserializeOwned>(body: &Value) -> Result<T, DecodeError> 
     codec::json::decode(body.to_string().as_bytes())
 }
 
-fn lean<T: Call>(call: &T) -> Value {
+fn lean<T: ApiRequest>(call: &T) -> Value {
     let body = codec::json::without_defaults(T::ROUTE, &call.body().unwrap().bytes());
     serde_json::from_slice(&body).unwrap()
 }
@@ -65,7 +65,7 @@ fn without_defaults_keeps_what_was_asked_for() {
 
 #[test]
 fn tickets_without_sequence_ids_are_tickets() {
-    let ticket: Ticket = read(&json!({"request_id": "r"})).unwrap();
+    let ticket: SubmitResponse = read(&json!({"request_id": "r"})).unwrap();
     assert_eq!(ticket.sample_sequence_ids, None);
 }
 
@@ -80,8 +80,8 @@ fn json_samples_of_older_servers_are_read() {
         "prompt_logprobs": [null, -1.0],
         "topk_prompt_logprobs": [null, [[7, -0.25], [8, -2.0]], [[9, -0.5]]],
     });
-    let payload = Payload::Json(body.to_string().into());
-    let response = SampleRequest::output(&payload).unwrap();
+    let payload = ResultPayload::Json(body.to_string().into());
+    let response = SampleRequest::decode_output(&payload).unwrap();
     assert_eq!(response.sequences[0].tokens[..], [5, 6]);
     let logprobs = response.sequences[0].logprobs.as_ref().unwrap();
     assert_eq!(logprobs.iter().collect::<Vec<_>>(), [Some(-0.5), None]);
@@ -113,7 +113,8 @@ fn json_training_results_of_older_servers_are_read() {
         ],
         "metrics": {"loss:sum": 1.5, "bad:mean": null},
     });
-    let output = ForwardBackward::output(&Payload::Json(body.to_string().into())).unwrap();
+    let output =
+        ForwardBackward::decode_output(&ResultPayload::Json(body.to_string().into())).unwrap();
     let outputs = &output.loss_fn_outputs;
     assert_eq!(outputs.len(), 3);
     assert!(outputs.get(0).unwrap().f32("logprobs").unwrap()[1].is_nan());
@@ -127,37 +128,40 @@ fn json_training_results_of_older_servers_are_read() {
 
 #[test]
 fn status_wrappers_of_older_servers_are_read() {
-    let outcome = |body: Value| Outcome::read("application/json", &body.to_string().into());
-    assert_eq!(outcome(json!({"status": "pending"})), Ok(Outcome::TryAgain(Pending::default())));
+    let outcome = |body: Value| PollResponse::decode("application/json", &body.to_string().into());
+    assert_eq!(
+        outcome(json!({"status": "pending"})),
+        Ok(PollResponse::TryAgain(QueueStatus::default()))
+    );
     let done = outcome(json!({"status": "completed", "result": {"path": "tinker://r/weights/a"}}));
-    let Ok(Outcome::Ready(payload)) = done else { panic!("{done:?}") };
-    assert_eq!(SaveWeights::output(&payload).unwrap().path, "tinker://r/weights/a");
+    let Ok(PollResponse::Ready(payload)) = done else { panic!("{done:?}") };
+    assert_eq!(SaveWeights::decode_output(&payload).unwrap().path, "tinker://r/weights/a");
     let failed = |error: &str, category| {
-        Ok(Outcome::Failed(RequestFailed { error: error.to_owned(), category }))
+        Ok(PollResponse::Failed(RequestFailed { error: error.to_owned(), category }))
     };
     assert_eq!(
         outcome(json!({"status": "failed", "error": {"message": "no", "category": "USER"}})),
-        failed("no", Category::User)
+        failed("no", ErrorCategory::User)
     );
     assert_eq!(
         outcome(json!({"status": "failed"})),
-        failed("the server gave no reason", Category::Unknown)
+        failed("the server gave no reason", ErrorCategory::Unknown)
     );
-    assert_eq!(outcome(json!({"error": null})), failed("null", Category::Unknown));
+    assert_eq!(outcome(json!({"error": null})), failed("null", ErrorCategory::Unknown));
     // Results that happen to use the same names for other things are results.
     assert!(outcome(json!({"status": "completed"})).is_err(), "completed, but with what?");
     assert_eq!(
         outcome(json!({"status": "failed", "error": {"message": "x"}, "category": "user"})),
-        failed("x", Category::User)
+        failed("x", ErrorCategory::User)
     );
-    let proto = Outcome::read("Application/X-Protobuf; v=1", &Bytes::new());
-    assert_eq!(proto, Ok(Outcome::Ready(Payload::Proto(Bytes::new()))));
+    let proto = PollResponse::decode("Application/X-Protobuf; v=1", &Bytes::new());
+    assert_eq!(proto, Ok(PollResponse::Ready(ResultPayload::Proto(Bytes::new()))));
     for result in [json!({"status": 7, "type": []}), json!([1]), json!("x"), json!({})] {
         let body: Bytes = result.to_string().into();
-        assert_eq!(outcome(result), Ok(Outcome::Ready(Payload::Json(body))));
+        assert_eq!(outcome(result), Ok(PollResponse::Ready(ResultPayload::Json(body))));
     }
-    assert!(Outcome::read("text/html", &"<html>".into()).is_err());
-    assert!(Outcome::read("application/json", &"{\"a\":".into()).is_err());
+    assert!(PollResponse::decode("text/html", &"<html>".into()).is_err());
+    assert!(PollResponse::decode("application/json", &"{\"a\":".into()).is_err());
 }
 
 #[test]
@@ -177,12 +181,12 @@ fn a_wrong_tag_or_value_in_a_reply_is_named() {
     let cut = SessionCreated::from_body(&"{\"session_id\":\"s".into()).unwrap_err();
     assert_eq!(cut.kind(), DecodeErrorKind::Truncated);
 
-    // Values that the protocol does not let through.
+    // TensorValues that the protocol does not let through.
     let search = json!({"sessions": [{
         "session_id": "s", "created_at": 0, "owner": "o", "project_id": "p",
         "checkpoints_count": 0, "status": {"type": "sleeping"},
     }]});
-    let error = rest::SessionsFound::from_body(&search.to_string().into()).unwrap_err();
+    let error = rest::SessionSearchPage::from_body(&search.to_string().into()).unwrap_err();
     assert!(error.path().starts_with("sessions[0].status"), "{error}");
     assert!(
         read::<FuturesRetrieved>(
@@ -192,17 +196,18 @@ fn a_wrong_tag_or_value_in_a_reply_is_named() {
     );
     let silent = json!({"completions": [{"request_id": "r"}], "cursor": 0});
     let silent: FuturesRetrieved = read(&silent).unwrap();
-    assert!(matches!(silent.completions[0], Completion::Finished { .. }), "the default state");
+    assert!(matches!(silent.completions[0], CompletedFuture::Finished { .. }), "the default state");
     assert!(read::<Health>(&json!({"status": "ill"})).is_err());
-    assert!(read::<TelemetryReply>(&json!({"status": "refused"})).is_err());
+    assert!(read::<TelemetryResponse>(&json!({"status": "refused"})).is_err());
 }
 
 #[test]
 fn a_wrong_polled_result_is_an_error_with_its_place() {
-    let payload = Payload::Json(json!({"type": "save_weights", "path": "p"}).to_string().into());
-    let error = CreateModel::output(&payload).unwrap_err();
+    let payload =
+        ResultPayload::Json(json!({"type": "save_weights", "path": "p"}).to_string().into());
+    let error = CreateModel::decode_output(&payload).unwrap_err();
     assert_eq!(error.path(), "type");
-    let error = CreateModel::output(&Payload::Proto(Bytes::new())).unwrap_err();
+    let error = CreateModel::decode_output(&ResultPayload::Proto(Bytes::new())).unwrap_err();
     assert_eq!(error.kind(), DecodeErrorKind::Json);
     // What is not such a result at all must not pass for an empty one.
     for body in [
@@ -210,16 +215,17 @@ fn a_wrong_polled_result_is_an_error_with_its_place() {
         json!({"status": "queued", "detail": "hold on"}),
         json!([]),
     ] {
-        let payload = Payload::Json(body.to_string().into());
-        assert!(ForwardBackward::output(&payload).is_err(), "{body}");
-        assert!(SampleRequest::output(&payload).is_err(), "{body}");
+        let payload = ResultPayload::Json(body.to_string().into());
+        assert!(ForwardBackward::decode_output(&payload).is_err(), "{body}");
+        assert!(SampleRequest::decode_output(&payload).is_err(), "{body}");
     }
     let payload =
-        Payload::Json(json!({"type": "create_model", "sequences": []}).to_string().into());
-    assert_eq!(SampleRequest::output(&payload).unwrap_err().path(), "type");
+        ResultPayload::Json(json!({"type": "create_model", "sequences": []}).to_string().into());
+    assert_eq!(SampleRequest::decode_output(&payload).unwrap_err().path(), "type");
     let body =
         json!({"sequences": [{"stop_reason": "stop", "tokens": [1, 2], "logprobs": [-1.0]}]});
-    let error = SampleRequest::output(&Payload::Json(body.to_string().into())).unwrap_err();
+    let error =
+        SampleRequest::decode_output(&ResultPayload::Json(body.to_string().into())).unwrap_err();
     assert_eq!(error.path(), "sequences[0].logprobs");
 }
 
@@ -227,16 +233,16 @@ fn a_wrong_polled_result_is_an_error_with_its_place() {
 fn samples_get_the_names_that_came_with_the_ticket() {
     let sequences = vec![SampledSequence::default(); 2];
     let mut response = SampleResponse { sequences, ..Default::default() };
-    let ticket = |names: Option<Vec<&str>>| Ticket {
+    let ticket = |names: Option<Vec<&str>>| SubmitResponse {
         request_id: "r".into(),
         model_id: None,
         sample_sequence_ids: names.map(|names| names.into_iter().map(Into::into).collect()),
     };
-    response.name_sequences(&ticket(None)).unwrap();
+    response.assign_sequence_ids(&ticket(None)).unwrap();
     assert_eq!(response.sequences[0].sequence_id, None, "older servers say nothing");
-    let error = response.name_sequences(&ticket(Some(vec!["a"]))).unwrap_err();
+    let error = response.assign_sequence_ids(&ticket(Some(vec!["a"]))).unwrap_err();
     assert_eq!(error.path(), "sample_sequence_ids");
-    response.name_sequences(&ticket(Some(vec!["a", "b"]))).unwrap();
+    response.assign_sequence_ids(&ticket(Some(vec!["a", "b"]))).unwrap();
     assert_eq!(response.sequences[1].sequence_id.as_ref().unwrap(), &"b");
 }
 
@@ -301,7 +307,7 @@ fn addresses_that_need_no_credential_do_not_print() {
 
     let location = "https://pictures.example/cat.png?sig=hidden".to_owned();
     let picture =
-        Chunk::ImageAssetPointer { format: ImageFormat::Png, location, expected_tokens: None };
+        InputChunk::ImageAssetPointer { format: ImageFormat::Png, location, expected_tokens: None };
     let request = SampleRequest::new(ModelInput::default().chunk(picture), SamplingParams::new());
     let shown = format!("{request:?}");
     assert!(shown.contains("pictures.example/cat.png") && !shown.contains("hidden"), "{shown}");
@@ -309,7 +315,7 @@ fn addresses_that_need_no_credential_do_not_print() {
 
 #[test]
 fn requests_that_no_server_could_understand_are_refused_before_sending() {
-    let field = |error: Result<Body, InvalidInput>| error.unwrap_err().field().to_owned();
+    let field = |error: Result<RequestBody, InvalidInput>| error.unwrap_err().field().to_owned();
     let nan = SampleRequest::new([1], SamplingParams::new().temperature(f64::NAN));
     assert_eq!(field(nan.body()), "sampling_params.temperature");
 
@@ -352,7 +358,7 @@ fn requests_that_no_server_could_understand_are_refused_before_sending() {
 
     let search = rest::SearchSessions { limit: 201, ..Default::default() };
     assert_eq!(field(search.body()), "limit");
-    let finished = rest::StatusQuery::ClientFinished { reasons: Some(vec![]) };
+    let finished = rest::SessionStatusFilter::ClientFinished { reasons: Some(vec![]) };
     let search = rest::SearchSessions { statuses: Some(vec![finished]), ..Default::default() };
     assert_eq!(field(search.body()), "statuses.reasons");
 
@@ -368,7 +374,7 @@ fn requests_that_no_server_could_understand_are_refused_before_sending() {
     let mut train = ForwardBackward::new(
         "m",
         vec![
-            Datum::builder(ModelInput::from_tokens([1]).chunk(Chunk::ImageAssetPointer {
+            Datum::builder(ModelInput::from_tokens([1]).chunk(InputChunk::ImageAssetPointer {
                 format: ImageFormat::Png,
                 location: "https://example.invalid/a.png".to_owned(),
                 expected_tokens: Some(1),
@@ -379,11 +385,11 @@ fn requests_that_no_server_could_understand_are_refused_before_sending() {
         LossFn::CrossEntropy,
     );
     assert_eq!(field(train.body()), "data[0].model_input[1]");
-    let spans = vec![Span::prompt("q", u64::MAX, 1)];
+    let spans = vec![ProvenanceSpan::prompt("q", u64::MAX, 1)];
     let datum = Datum::builder([1]).provenance(spans.clone(), spans).build().unwrap();
     train.data = vec![datum];
     assert_eq!(field(train.body()), "data[0].provenance");
-    let image = Chunk::Image {
+    let image = InputChunk::Image {
         data: Bytes::new(),
         format: ImageFormat::Png,
         expected_tokens: Some(u32::MAX),
@@ -393,5 +399,5 @@ fn requests_that_no_server_could_understand_are_refused_before_sending() {
     train.data.clear();
     train.seq_id = Some(Seq::new(1 << 31));
     assert_eq!(field(train.body()), "seq_id");
-    assert_eq!(train.check().unwrap_err().field(), "seq_id", "check says what body would");
+    assert_eq!(train.validate().unwrap_err().field(), "seq_id", "check says what body would");
 }

@@ -13,7 +13,7 @@ fn everything_can_be_shared_between_threads() {
     shared::<ForwardBackwardOutput>();
     shared::<SampleRequest>();
     shared::<SampleResponse>();
-    shared::<Outcome>();
+    shared::<PollResponse>();
     shared::<DecodeError>();
     shared::<InvalidInput>();
     shared::<SamplerHandle>();
@@ -23,7 +23,7 @@ fn everything_can_be_shared_between_threads() {
 fn errors_fit_a_pointer_and_what_is_many_stays_small() {
     assert_eq!(size_of::<DecodeError>(), size_of::<usize>());
     assert!(size_of::<Datum>() <= 64, "{}", size_of::<Datum>());
-    assert!(size_of::<Chunk>() <= 64, "{}", size_of::<Chunk>());
+    assert!(size_of::<InputChunk>() <= 64, "{}", size_of::<InputChunk>());
     assert!(size_of::<TensorData>() <= 96, "{}", size_of::<TensorData>());
     assert!(size_of::<SampledSequence>() <= 192, "{}", size_of::<SampledSequence>());
 }

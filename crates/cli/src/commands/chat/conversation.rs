@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use tinkex::{Chat, Message, ModelInput, SamplingClient, SamplingParams, Stop, StopReason};
+use tinkex::{
+    Chat, Message, ModelInput, SamplingClient, SamplingParams, StopCondition, StopReason,
+};
 use tokio::time::Instant;
 
 use crate::error::CommandError;
@@ -46,7 +48,7 @@ impl Conversation {
 
     /// Asks for an answer to the last message.
     pub(super) fn answer(&self, params: SamplingParams) -> Result<Completion, CommandError> {
-        let stop: Stop = match params.stop.clone() {
+        let stop: StopCondition = match params.stop.clone() {
             Some(stop) => stop,
             None => self.chat.stop()?,
         };

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use tinkex::{Datum, ErrorKind, LossFn, SamplingParams, SaveOptions, Stop, StopReason};
+use tinkex::{Datum, ErrorKind, LossFn, SamplingParams, SaveOptions, StopCondition, StopReason};
 
 use super::Any;
 use super::training::{model, train};
 
 fn params(tokens: u32) -> SamplingParams {
-    SamplingParams::new().max_tokens(tokens).stop(Stop::NEVER)
+    SamplingParams::new().max_tokens(tokens).stop(StopCondition::NEVER)
 }
 
 pub(super) async fn samples_have_the_asked_length_and_number(any: Any) {

@@ -216,7 +216,7 @@ fn decode_column(name: &str, message: &[u8]) -> Result<Column, DecodeError> {
     let wire_type = WireType::from_number(wire_type).map_err(|error| error.within(BATCHED[2]))?;
     let starts = element_starts(&offsets, data.len(), wire_type.size())
         .map_err(|why| DecodeError::new(DecodeErrorKind::Offsets, why).within(BATCHED[1]))?;
-    if trailing.cells().is_none() {
+    if trailing.element_count().is_none() {
         let why = format!("{trailing:?} has too many cells");
         return Err(DecodeError::new(DecodeErrorKind::Shape, why).within(BATCHED[3]));
     }

@@ -1,7 +1,7 @@
 //! `Tensor` and `SparseCsr`.
 
 use crate::slice::SharedSlice;
-use crate::tensor::{Csr, CsrFault, DType, Shape, TensorData, Values};
+use crate::tensor::{Csr, CsrFault, DType, Shape, TensorData, TensorValues};
 use crate::{DecodeError, DecodeErrorKind};
 
 use super::read::{Fields, Names, bf16s_as_f32s, f32s, i32s_as_i64s, i64s};
@@ -47,12 +47,12 @@ impl WireType {
     }
 
     /// Copies raw elements into their in-memory type.
-    pub(super) fn read(self, bytes: &[u8]) -> Result<Values, DecodeError> {
+    pub(super) fn read(self, bytes: &[u8]) -> Result<TensorValues, DecodeError> {
         Ok(match self {
-            Self::Float32 => Values::Float32(f32s(bytes)?),
-            Self::Int64 => Values::Int64(i64s(bytes)?),
-            Self::Int32 => Values::Int64(i32s_as_i64s(bytes)?),
-            Self::Bfloat16 => Values::Float32(bf16s_as_f32s(bytes)?),
+            Self::Float32 => TensorValues::Float32(f32s(bytes)?),
+            Self::Int64 => TensorValues::Int64(i64s(bytes)?),
+            Self::Int32 => TensorValues::Int64(i32s_as_i64s(bytes)?),
+            Self::Bfloat16 => TensorValues::Float32(bf16s_as_f32s(bytes)?),
         })
     }
 }
@@ -73,7 +73,7 @@ enum Encoding<'a> {
 pub(super) fn decode(message: &[u8]) -> Result<TensorData, DecodeError> {
     let mut encoding = None;
     let mut wire_type = 0;
-    let mut shape = Shape::UNSTATED;
+    let mut shape = Shape::UNSPECIFIED;
     let mut fields = Fields::new(message, TENSOR);
     while let Some(field) = fields.next()? {
         match field.number {
@@ -100,8 +100,8 @@ pub(super) fn decode(message: &[u8]) -> Result<TensorData, DecodeError> {
 
 fn dense(wire_type: WireType, bytes: &[u8], shape: Shape) -> Result<TensorData, DecodeError> {
     // Before anything is allocated: the shape must account for every byte.
-    if let Some(cells) = shape.cells()
-        && shape != Shape::UNSTATED
+    if let Some(cells) = shape.element_count()
+        && shape != Shape::UNSPECIFIED
         && cells.checked_mul(wire_type.size()) != Some(bytes.len())
     {
         let why = format!("{} bytes for a shape of {shape:?}", bytes.len());
@@ -112,7 +112,7 @@ fn dense(wire_type: WireType, bytes: &[u8], shape: Shape) -> Result<TensorData, 
         .map_err(|error| DecodeError::new(DecodeErrorKind::Shape, error.reason()).within("shape"))
 }
 
-fn sparse(wire_type: WireType, message: &[u8]) -> Result<(Values, Csr), DecodeError> {
+fn sparse(wire_type: WireType, message: &[u8]) -> Result<(TensorValues, Csr), DecodeError> {
     let (mut values, mut row_starts, mut columns) = (&[][..], &[][..], &[][..]);
     let mut fields = Fields::new(message, SPARSE_CSR);
     while let Some(field) = fields.next()? {
@@ -164,18 +164,18 @@ pub(super) fn write(out: &mut Vec<u8>, tensor: &TensorData) {
     put_dims(out, 4, tensor.shape().dims());
 }
 
-pub(super) fn values_len(values: &Values) -> usize {
+pub(super) fn values_len(values: &TensorValues) -> usize {
     values.len() * values.dtype().size()
 }
 
-pub(super) fn put_values(out: &mut Vec<u8>, field: u8, values: &Values) {
+pub(super) fn put_values(out: &mut Vec<u8>, field: u8, values: &TensorValues) {
     match values {
-        Values::Int64(numbers) => put_array(out, field, numbers),
-        Values::Float32(numbers) => put_array(out, field, numbers),
+        TensorValues::Int64(numbers) => put_array(out, field, numbers),
+        TensorValues::Float32(numbers) => put_array(out, field, numbers),
     }
 }
 
-fn sparse_size(values: &Values, csr: &Csr) -> usize {
+fn sparse_size(values: &TensorValues, csr: &Csr) -> usize {
     array_size::<u8>(values_len(values))
         + array_size::<i64>(csr.row_starts.len())
         + array_size::<i64>(csr.columns.len())

@@ -6,13 +6,13 @@ use bytes::Bytes;
 
 use crate::codec::proto::read::{Field, Fields, Names, count, u32s};
 use crate::codec::proto::{MAX_ENTRIES, entry, tensor};
-use crate::datum::{Datum, Provenance, Span, SpanSource, loss_input};
+use crate::datum::{Datum, Provenance, ProvenanceSpan, SpanSource, loss_input};
 use crate::ids::{ModelId, Seq};
-use crate::input::{Chunk, ImageFormat, ModelInput};
+use crate::input::{ImageFormat, InputChunk, ModelInput};
 use crate::loss::{LossConfig, LossFn, LossSetting};
 use crate::tensor::TensorData;
 use crate::tokens::Tokens;
-use crate::training::{ForwardBackward, Mode};
+use crate::training::{ForwardBackward, PassMode};
 use crate::{DecodeError, DecodeErrorKind};
 
 const REQUEST: Names = &[
@@ -36,7 +36,7 @@ const SETTING: Names = &["number", "text"];
 pub(crate) fn decode(body: &Bytes) -> Result<ForwardBackward, DecodeError> {
     let [datums] = count(body, REQUEST, [3])?;
     let (mut model_id, mut seq_id, mut loss_fn) = ("", None, "");
-    let (mut data, mut mode) = (Vec::with_capacity(datums), Mode::ForwardBackward);
+    let (mut data, mut mode) = (Vec::with_capacity(datums), PassMode::ForwardBackward);
     let (mut numbers, mut settings) = (LossConfig::new(), LossConfig::new());
     let mut fields = Fields::new(body, REQUEST);
     while let Some(field) = fields.next()? {
@@ -59,7 +59,7 @@ pub(crate) fn decode(body: &Bytes) -> Result<ForwardBackward, DecodeError> {
                 let number = number.map_err(|error| error.at_key(name))?;
                 add_setting(&mut numbers, name, LossSetting::Number(number))
             })?,
-            6 if field.varint()? != 0 => mode = Mode::Forward,
+            6 if field.varint()? != 0 => mode = PassMode::Forward,
             7 => field.message(|bytes| {
                 let (name, value) = entry(bytes)?;
                 let message = value.as_ref().map_or(Ok(&[][..]), Field::bytes);
@@ -162,7 +162,7 @@ fn input_name(name: &str) -> Cow<'static, str> {
     known.map_or_else(|| Cow::Owned(name.to_owned()), Cow::Borrowed)
 }
 
-fn decode_chunk(body: &Bytes, message: &[u8]) -> Result<Chunk, DecodeError> {
+fn decode_chunk(body: &Bytes, message: &[u8]) -> Result<InputChunk, DecodeError> {
     let mut chunk = None;
     let mut fields = Fields::new(message, CHUNK);
     while let Some(field) = fields.next()? {
@@ -178,7 +178,7 @@ fn decode_chunk(body: &Bytes, message: &[u8]) -> Result<Chunk, DecodeError> {
     })
 }
 
-fn decode_text(message: &[u8]) -> Result<Chunk, DecodeError> {
+fn decode_text(message: &[u8]) -> Result<InputChunk, DecodeError> {
     let mut tokens = Tokens::default();
     let mut fields = Fields::new(message, ENCODED_TEXT);
     while let Some(field) = fields.next()? {
@@ -186,10 +186,10 @@ fn decode_text(message: &[u8]) -> Result<Chunk, DecodeError> {
             tokens = field.message(u32s)?.into();
         }
     }
-    Ok(Chunk::EncodedText { tokens })
+    Ok(InputChunk::EncodedText { tokens })
 }
 
-fn decode_image(body: &Bytes, message: &[u8]) -> Result<Chunk, DecodeError> {
+fn decode_image(body: &Bytes, message: &[u8]) -> Result<InputChunk, DecodeError> {
     let (mut data, mut format, mut expected_tokens) = (Bytes::new(), None, None);
     let mut fields = Fields::new(message, IMAGE);
     while let Some(field) = fields.next()? {
@@ -207,10 +207,10 @@ fn decode_image(body: &Bytes, message: &[u8]) -> Result<Chunk, DecodeError> {
     }
     let missing = || DecodeError::new(DecodeErrorKind::Missing, "must be png or jpeg");
     let format = format.ok_or_else(|| missing().within("format"))?;
-    Ok(Chunk::Image { data, format, expected_tokens })
+    Ok(InputChunk::Image { data, format, expected_tokens })
 }
 
-fn decode_dmel(body: &Bytes, message: &[u8]) -> Result<Chunk, DecodeError> {
+fn decode_dmel(body: &Bytes, message: &[u8]) -> Result<InputChunk, DecodeError> {
     let mut dmel = Bytes::new();
     let mut fields = Fields::new(message, DMEL);
     while let Some(field) = fields.next()? {
@@ -218,10 +218,10 @@ fn decode_dmel(body: &Bytes, message: &[u8]) -> Result<Chunk, DecodeError> {
             dmel = body.slice_ref(field.bytes()?);
         }
     }
-    Ok(Chunk::Dmel { dmel })
+    Ok(InputChunk::Dmel { dmel })
 }
 
-fn decode_span(message: &[u8]) -> Result<Span, DecodeError> {
+fn decode_span(message: &[u8]) -> Result<ProvenanceSpan, DecodeError> {
     let mut span = None;
     let mut fields = Fields::new(message, SPAN);
     while let Some(field) = fields.next()? {
@@ -235,7 +235,7 @@ fn decode_span(message: &[u8]) -> Result<Span, DecodeError> {
     span.ok_or_else(|| DecodeError::new(DecodeErrorKind::Missing, "a span without a source"))
 }
 
-fn decode_range(source: SpanSource, message: &[u8]) -> Result<Span, DecodeError> {
+fn decode_range(source: SpanSource, message: &[u8]) -> Result<ProvenanceSpan, DecodeError> {
     let (mut sequence_id, mut offset, mut length) = ("", 0, 0);
     let mut fields = Fields::new(message, SPAN_RANGE);
     while let Some(field) = fields.next()? {
@@ -246,5 +246,5 @@ fn decode_range(source: SpanSource, message: &[u8]) -> Result<Span, DecodeError>
             _ => {}
         }
     }
-    Ok(Span { source, sequence_id: sequence_id.into(), offset, length })
+    Ok(ProvenanceSpan { source, sequence_id: sequence_id.into(), offset, length })
 }

@@ -8,11 +8,11 @@ use crate::codec::proto::write::{
     DOUBLE_SIZE, Little, bytes_size, number_size, put_bytes, put_double, put_header, put_number,
     put_present_number, put_text, text_size, varint_size,
 };
-use crate::datum::{Datum, Span, SpanSource};
+use crate::datum::{Datum, ProvenanceSpan, SpanSource};
 use crate::ids::Seq;
-use crate::input::Chunk;
+use crate::input::InputChunk;
 use crate::loss::LossSetting;
-use crate::training::{ForwardBackward, Mode};
+use crate::training::{ForwardBackward, PassMode};
 
 pub(crate) fn encode(request: &ForwardBackward) -> Result<Bytes, InvalidInput> {
     check(request)?;
@@ -33,7 +33,7 @@ pub(crate) fn check(request: &ForwardBackward) -> Result<(), InvalidInput> {
             check_chunk(chunk)
                 .map_err(|why| InvalidInput::new(format!("data[{i}].model_input[{j}]"), why))?;
         }
-        let fits = |span: &Span| i64::try_from(span.offset.max(span.length)).is_ok();
+        let fits = |span: &ProvenanceSpan| i64::try_from(span.offset.max(span.length)).is_ok();
         if !datum.provenance().is_none_or(|provenance| {
             provenance.model_input.iter().chain(&provenance.loss_inputs).all(fits)
         }) {
@@ -43,12 +43,12 @@ pub(crate) fn check(request: &ForwardBackward) -> Result<(), InvalidInput> {
     Ok(())
 }
 
-fn check_chunk(chunk: &Chunk) -> Result<(), &'static str> {
+fn check_chunk(chunk: &InputChunk) -> Result<(), &'static str> {
     match chunk {
-        Chunk::ImageAssetPointer { .. } => {
+        InputChunk::ImageAssetPointer { .. } => {
             Err("a picture by address cannot be trained on; send the picture itself")
         }
-        Chunk::Image { expected_tokens: Some(n), .. } if *n > i32::MAX.unsigned_abs() => {
+        InputChunk::Image { expected_tokens: Some(n), .. } if *n > i32::MAX.unsigned_abs() => {
             Err("expected_tokens does not fit 31 bits")
         }
         _ => Ok(()),
@@ -107,7 +107,7 @@ fn write_request(out: &mut Vec<u8>, request: &ForwardBackward) {
 }
 
 fn forward_only(request: &ForwardBackward) -> u64 {
-    u64::from(request.mode == Mode::Forward)
+    u64::from(request.mode == PassMode::Forward)
 }
 
 fn setting_len(value: &LossSetting) -> usize {
@@ -164,30 +164,30 @@ fn write_datum(out: &mut Vec<u8>, datum: &Datum) {
     }
 }
 
-/// The length of the message inside a `Chunk`.
-fn chunk_len(chunk: &Chunk) -> usize {
+/// The length of the message inside a `InputChunk`.
+fn chunk_len(chunk: &InputChunk) -> usize {
     match chunk {
-        Chunk::EncodedText { tokens } => filled_size(tokens.len() * size_of::<u32>()),
-        Chunk::Image { data, format, expected_tokens } => {
+        InputChunk::EncodedText { tokens } => filled_size(tokens.len() * size_of::<u32>()),
+        InputChunk::Image { data, format, expected_tokens } => {
             filled_size(data.len())
                 + text_size(format.as_str())
                 + expected_tokens.map_or(0, |n| 1 + varint_size(n.into()))
         }
         // Refused before we come here.
-        Chunk::ImageAssetPointer { .. } => 0,
-        Chunk::Dmel { dmel } => filled_size(dmel.len()),
+        InputChunk::ImageAssetPointer { .. } => 0,
+        InputChunk::Dmel { dmel } => filled_size(dmel.len()),
     }
 }
 
-fn write_chunk(out: &mut Vec<u8>, chunk: &Chunk) {
+fn write_chunk(out: &mut Vec<u8>, chunk: &InputChunk) {
     let len = chunk_len(chunk);
     put_header(out, 1, bytes_size(len));
     match chunk {
-        Chunk::EncodedText { tokens } => {
+        InputChunk::EncodedText { tokens } => {
             put_header(out, 1, len);
             put_filled(out, 1, &u32::bytes(tokens));
         }
-        Chunk::Image { data, format, expected_tokens } => {
+        InputChunk::Image { data, format, expected_tokens } => {
             put_header(out, 2, len);
             put_filled(out, 1, data);
             put_text(out, 2, format.as_str());
@@ -195,8 +195,8 @@ fn write_chunk(out: &mut Vec<u8>, chunk: &Chunk) {
                 put_present_number(out, 3, (*n).into());
             }
         }
-        Chunk::ImageAssetPointer { .. } => {}
-        Chunk::Dmel { dmel } => {
+        InputChunk::ImageAssetPointer { .. } => {}
+        InputChunk::Dmel { dmel } => {
             put_header(out, 3, len);
             put_filled(out, 1, dmel);
         }
@@ -215,11 +215,11 @@ fn put_filled(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
 }
 
 /// The length of the message inside a `ProvenanceSpan`.
-fn span_len(span: &Span) -> usize {
+fn span_len(span: &ProvenanceSpan) -> usize {
     text_size(span.sequence_id.as_str()) + number_size(span.offset) + number_size(span.length)
 }
 
-fn write_span(out: &mut Vec<u8>, field: u8, span: &Span) {
+fn write_span(out: &mut Vec<u8>, field: u8, span: &ProvenanceSpan) {
     let len = span_len(span);
     put_header(out, field, bytes_size(len));
     let source = match span.source {

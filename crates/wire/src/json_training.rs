@@ -7,36 +7,36 @@
 use serde::ser::{SerializeMap, SerializeSeq, SerializeStruct};
 use serde::{Serialize, Serializer};
 
-use crate::call::{Body, Call, Submit, json_body};
 use crate::datum::Datum;
-use crate::future::{Payload, Ticket};
+use crate::future::{ResultPayload, SubmitResponse};
 use crate::loss::{LossConfig, LossSetting};
+use crate::request::{ApiRequest, RequestBody, SubmitRequest, json_body};
 use crate::route::Route;
-use crate::training::{ForwardBackward, ForwardBackwardOutput, Mode};
+use crate::training::{ForwardBackward, ForwardBackwardOutput, PassMode};
 use crate::{DecodeError, InvalidInput};
 
 /// A [`ForwardBackward`] in the form of the first protocol.
 ///
 /// ```
-/// use tinkex_wire::{Call, Datum, ForwardBackward, LossFn, Mode, PlainPass};
+/// use tinkex_wire::{ApiRequest, Datum, ForwardBackward, LossFn, PassMode, JsonForwardBackward};
 ///
 /// let data = vec![Datum::completion([1, 2], [3])?];
 /// let pass = ForwardBackward::new("model_1", data, LossFn::CrossEntropy);
-/// assert_eq!(PlainPass(&pass).target()?, "/api/v1/forward_backward");
+/// assert_eq!(JsonForwardBackward(&pass).target()?, "/api/v1/forward_backward");
 ///
-/// let look = ForwardBackward { mode: Mode::Forward, ..pass };
-/// assert_eq!(PlainPass(&look).target()?, "/api/v1/forward");
+/// let look = ForwardBackward { mode: PassMode::Forward, ..pass };
+/// assert_eq!(JsonForwardBackward(&look).target()?, "/api/v1/forward");
 /// # Ok::<_, tinkex_wire::InvalidInput>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct PlainPass<'a>(pub &'a ForwardBackward);
+pub struct JsonForwardBackward<'a>(pub &'a ForwardBackward);
 
-impl Call for PlainPass<'_> {
-    type Reply = Ticket;
+impl ApiRequest for JsonForwardBackward<'_> {
+    type Response = SubmitResponse;
     const ROUTE: Route = Route::ForwardBackward;
 
-    fn check(&self) -> Result<(), InvalidInput> {
-        self.0.check()?;
+    fn validate(&self) -> Result<(), InvalidInput> {
+        self.0.validate()?;
         for (i, datum) in self.0.data.iter().enumerate() {
             if let Some((name, _)) = datum.loss_inputs().find(|(_, tensor)| tensor.rank() > 1) {
                 let why = "this server takes one number per token, not a matrix";
@@ -48,18 +48,18 @@ impl Call for PlainPass<'_> {
 
     fn target(&self) -> Result<String, InvalidInput> {
         match self.0.mode {
-            Mode::ForwardBackward => Self::ROUTE.path(&[]),
+            PassMode::ForwardBackward => Self::ROUTE.path(&[]),
             // No route of today's protocol, so not in the table.
-            Mode::Forward => Ok("/api/v1/forward".to_owned()),
+            PassMode::Forward => Ok("/api/v1/forward".to_owned()),
         }
     }
 
-    fn body(&self) -> Result<Body, InvalidInput> {
+    fn body(&self) -> Result<RequestBody, InvalidInput> {
         json_body(self)
     }
 }
 
-impl Submit for PlainPass<'_> {
+impl SubmitRequest for JsonForwardBackward<'_> {
     type Output = ForwardBackwardOutput;
     const PROTO_OUTPUT: bool = ForwardBackward::PROTO_OUTPUT;
 
@@ -67,18 +67,18 @@ impl Submit for PlainPass<'_> {
         self.0.request_type()
     }
 
-    fn output(payload: &Payload) -> Result<ForwardBackwardOutput, DecodeError> {
-        ForwardBackward::output(payload)
+    fn decode_output(payload: &ResultPayload) -> Result<ForwardBackwardOutput, DecodeError> {
+        ForwardBackward::decode_output(payload)
     }
 }
 
-impl Serialize for PlainPass<'_> {
+impl Serialize for JsonForwardBackward<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let field = match self.0.mode {
-            Mode::ForwardBackward => "forward_backward_input",
-            Mode::Forward => "forward_input",
+            PassMode::ForwardBackward => "forward_backward_input",
+            PassMode::Forward => "forward_input",
         };
-        let mut out = serializer.serialize_struct("PlainPass", 3)?;
+        let mut out = serializer.serialize_struct("JsonForwardBackward", 3)?;
         out.serialize_field("model_id", &self.0.model_id)?;
         if let Some(seq) = &self.0.seq_id {
             out.serialize_field("seq_id", seq)?;
@@ -158,11 +158,13 @@ mod tests {
     use crate::tensor::TensorData;
 
     fn body(pass: &ForwardBackward) -> Value {
-        let Body::Json(bytes) = PlainPass(pass).body().unwrap() else { panic!("not JSON") };
+        let RequestBody::Json(bytes) = JsonForwardBackward(pass).body().unwrap() else {
+            panic!("not JSON")
+        };
         serde_json::from_slice(&bytes).unwrap()
     }
 
-    fn pass(mode: Mode) -> ForwardBackward {
+    fn pass(mode: PassMode) -> ForwardBackward {
         let data = vec![Datum::completion([1, 2], [3]).unwrap()];
         let seq_id = Some(Seq::FIRST);
         ForwardBackward { mode, seq_id, ..ForwardBackward::new("model_1", data, LossFn::Ppo) }
@@ -170,7 +172,7 @@ mod tests {
 
     #[test]
     fn a_pass_is_json() {
-        let mut pass = pass(Mode::ForwardBackward);
+        let mut pass = pass(PassMode::ForwardBackward);
         pass.loss_fn_config = LossConfig::new().set("clip_low_threshold", 0.8);
         let input = json!({
             "data": [{
@@ -191,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_pass_without_a_gradient_has_another_name() {
-        let body = body(&pass(Mode::Forward));
+        let body = body(&pass(PassMode::Forward));
         assert!(body["forward_input"]["data"].is_array(), "{body}");
         assert!(body["forward_input"].get("loss_fn_config").is_none(), "{body}");
         assert!(body.get("forward_backward_input").is_none(), "{body}");
@@ -200,10 +202,10 @@ mod tests {
     #[test]
     fn a_matrix_is_refused_by_name() {
         let rows = TensorData::from_rows(&[[2_i64, 3], [3, 4]]).unwrap();
-        let mut pass = pass(Mode::ForwardBackward);
+        let mut pass = pass(PassMode::ForwardBackward);
         let input = pass.data[0].model_input().clone();
         pass.data.push(Datum::from_parts(input, vec![("target_tokens".into(), rows)], None));
-        let error = PlainPass(&pass).body().unwrap_err().to_string();
+        let error = JsonForwardBackward(&pass).body().unwrap_err().to_string();
         assert!(error.contains("data[1].loss_fn_inputs[\"target_tokens\"]"), "{error}");
     }
 }

@@ -1,13 +1,13 @@
 //! What a request type knows about its own call.
 //!
-//! [`Call`] ties a request to its route and its reply, [`Submit`] adds the result that comes later.
+//! [`ApiRequest`] ties a request to its route and its reply, [`SubmitRequest`] adds the result that comes later.
 //! A client needs nothing else to send any of them; a server reads the same types.
 
 use bytes::Bytes;
 use serde::Serialize;
 
 use crate::codec::json;
-use crate::future::{Payload, Ticket};
+use crate::future::{ResultPayload, SubmitResponse};
 use crate::route::Route;
 use crate::{DecodeError, InvalidInput};
 
@@ -17,9 +17,9 @@ pub const JSON: &str = "application/json";
 pub const PROTO: &str = "application/x-protobuf";
 
 /// One call of the API: what to send, and what comes back at once.
-pub trait Call {
+pub trait ApiRequest {
     /// What the server answers with.
-    type Reply: Reply;
+    type Response: ApiResponse;
 
     /// The endpoint.
     const ROUTE: Route;
@@ -28,7 +28,7 @@ pub trait Call {
     ///
     /// # Errors
     /// Names the first field that is wrong.
-    fn check(&self) -> Result<(), InvalidInput> {
+    fn validate(&self) -> Result<(), InvalidInput> {
         Ok(())
     }
 
@@ -48,8 +48,8 @@ pub trait Call {
     /// The body.
     ///
     /// # Errors
-    /// If [`Call::check`] does not pass.
-    fn body(&self) -> Result<Body, InvalidInput>;
+    /// If [`ApiRequest::validate`] does not pass.
+    fn body(&self) -> Result<RequestBody, InvalidInput>;
 
     /// Path and query.
     ///
@@ -66,8 +66,8 @@ pub trait Call {
     }
 }
 
-/// A call that is answered with a [`Ticket`]: its result is polled for.
-pub trait Submit: Call<Reply = Ticket> {
+/// A call that is answered with a [`SubmitResponse`]: its result is polled for.
+pub trait SubmitRequest: ApiRequest<Response = SubmitResponse> {
     /// The result.
     type Output;
 
@@ -81,11 +81,11 @@ pub trait Submit: Call<Reply = Ticket> {
     ///
     /// # Errors
     /// If the bytes are not such a result.
-    fn output(payload: &Payload) -> Result<Self::Output, DecodeError>;
+    fn decode_output(payload: &ResultPayload) -> Result<Self::Output, DecodeError>;
 }
 
 /// Something the server answers with at once.
-pub trait Reply: Sized {
+pub trait ApiResponse: Sized {
     /// Reads it from a successful reply's body.
     ///
     /// # Errors
@@ -94,7 +94,7 @@ pub trait Reply: Sized {
 }
 
 /// A reply that nobody looks at.
-impl Reply for () {
+impl ApiResponse for () {
     fn from_body(_: &Bytes) -> Result<Self, DecodeError> {
         Ok(())
     }
@@ -102,7 +102,7 @@ impl Reply for () {
 
 /// A request body, encoded once.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Body {
+pub enum RequestBody {
     /// None.
     Empty,
     /// JSON.
@@ -111,7 +111,7 @@ pub enum Body {
     Proto(Bytes),
 }
 
-impl Body {
+impl RequestBody {
     /// The bytes.
     #[must_use]
     pub fn bytes(&self) -> Bytes {
@@ -132,16 +132,16 @@ impl Body {
 }
 
 /// The body of a call that is checked and sent as JSON.
-pub(crate) fn json_body<T: Call + Serialize>(call: &T) -> Result<Body, InvalidInput> {
-    call.check()?;
-    Ok(Body::Json(json::encode(call)?))
+pub(crate) fn json_body<T: ApiRequest + Serialize>(call: &T) -> Result<RequestBody, InvalidInput> {
+    call.validate()?;
+    Ok(RequestBody::Json(json::encode(call)?))
 }
 
-/// Implements [`Reply`] for types that are plain JSON, with the `type` tag they must not
+/// Implements [`ApiResponse`] for types that are plain JSON, with the `type` tag they must not
 /// contradict.
-macro_rules! json_reply {
+macro_rules! json_response {
     ($($type:ty $(= $tag:literal)?),* $(,)?) => {$(
-        impl $crate::call::Reply for $type {
+        impl $crate::request::ApiResponse for $type {
             fn from_body(body: &bytes::Bytes) -> Result<Self, $crate::DecodeError> {
                 $($crate::codec::json::expect_tag(body, $tag)?;)?
                 $crate::codec::json::decode(body)
@@ -150,35 +150,35 @@ macro_rules! json_reply {
     )*};
 }
 
-/// Implements [`Call`] for a request that is a JSON body and nothing else.
-macro_rules! json_call {
+/// Implements [`ApiRequest`] for a request that is a JSON body and nothing else.
+macro_rules! json_request {
     ($($type:ty: $route:ident => $reply:ty $(, check $check:path)?;)*) => {$(
-        impl $crate::call::Call for $type {
-            type Reply = $reply;
+        impl $crate::request::ApiRequest for $type {
+            type Response = $reply;
             const ROUTE: $crate::Route = $crate::Route::$route;
 
-            $(fn check(&self) -> Result<(), $crate::InvalidInput> {
+            $(fn validate(&self) -> Result<(), $crate::InvalidInput> {
                 $check(self)
             })?
 
-            fn body(&self) -> Result<$crate::Body, $crate::InvalidInput> {
-                $crate::call::json_body(self)
+            fn body(&self) -> Result<$crate::RequestBody, $crate::InvalidInput> {
+                $crate::request::json_body(self)
             }
         }
     )*};
 }
 
-/// Implements [`Submit`] for a result that is plain JSON.
+/// Implements [`SubmitRequest`] for a result that is plain JSON.
 macro_rules! json_output {
     ($($type:ty: $request_type:literal => $output:ty $(= $tag:literal)?;)*) => {$(
-        impl $crate::call::Submit for $type {
+        impl $crate::request::SubmitRequest for $type {
             type Output = $output;
 
             fn request_type(&self) -> &'static str {
                 $request_type
             }
 
-            fn output(payload: &$crate::Payload) -> Result<$output, $crate::DecodeError> {
+            fn decode_output(payload: &$crate::ResultPayload) -> Result<$output, $crate::DecodeError> {
                 let body = payload.json()?;
                 $($crate::codec::json::expect_tag(body, $tag)?;)?
                 $crate::codec::json::decode(body)
@@ -187,11 +187,11 @@ macro_rules! json_output {
     )*};
 }
 
-/// Implements [`Call`] for a call without a body: path parameters and a query struct.
-macro_rules! bare_call {
+/// Implements [`ApiRequest`] for a call without a body: path parameters and a query struct.
+macro_rules! bare_request {
     ($($type:ty: $route:ident => $reply:ty, |$call:ident| params [$($param:expr),*] $(, query $query:expr)?;)*) => {$(
-        impl $crate::call::Call for $type {
-            type Reply = $reply;
+        impl $crate::request::ApiRequest for $type {
+            type Response = $reply;
             const ROUTE: $crate::Route = $crate::Route::$route;
 
             fn params(&self) -> Vec<&str> {
@@ -205,11 +205,11 @@ macro_rules! bare_call {
                 $crate::codec::query::encode($query)
             })?
 
-            fn body(&self) -> Result<$crate::Body, $crate::InvalidInput> {
-                Ok($crate::Body::Empty)
+            fn body(&self) -> Result<$crate::RequestBody, $crate::InvalidInput> {
+                Ok($crate::RequestBody::Empty)
             }
         }
     )*};
 }
 
-pub(crate) use {bare_call, json_call, json_output, json_reply};
+pub(crate) use {bare_request, json_output, json_request, json_response};
