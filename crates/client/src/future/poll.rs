@@ -175,9 +175,9 @@ impl<'a> Poller<'a> {
     async fn announced(&self, taken: &Submitted) -> Result<Option<u64>> {
         let Some(batch_poll) = self.batch_poll else { return Ok(None) };
         Ok(match batch_poll.wait_for(&taken.response.request_id).await? {
-            Some(CompletedFuture::Finished { response_payload_uncompressed_size: size, .. }) => {
-                size.filter(|bytes| *bytes > 0)
-            }
+            Some(CompletedFuture::Finished {
+                response_payload_uncompressed_size: size, ..
+            }) => size.filter(|bytes| *bytes > 0),
             Some(CompletedFuture::Failed { .. }) | None => None,
         })
     }

@@ -72,7 +72,12 @@ impl TrainingClient {
         self.compute(mode, data, move |data, logprobs| Ok(loss.evaluate(data, logprobs)?))
     }
 
-    fn compute<F>(&self, mode: PassMode, data: Vec<Datum>, loss: F) -> Result<ApiFuture<BatchOutput>>
+    fn compute<F>(
+        &self,
+        mode: PassMode,
+        data: Vec<Datum>,
+        loss: F,
+    ) -> Result<ApiFuture<BatchOutput>>
     where
         F: FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, Failure>
             + Send

@@ -112,7 +112,9 @@ impl TrainingShared {
     async fn submit_part(&self, part: &ChunkRequest) -> Result<Submitted> {
         let _room = self.session.upload_budget().acquire(part.bytes).await;
         if self.session.connection().is_first_protocol() {
-            return self.submit(&JsonForwardBackward(&part.request), &RequestOptions::default()).await;
+            return self
+                .submit(&JsonForwardBackward(&part.request), &RequestOptions::default())
+                .await;
         }
         let compress = self.session.config().proto_compress_fwdbwd;
         self.submit(&part.request, &RequestOptions { compress, ..RequestOptions::default() }).await

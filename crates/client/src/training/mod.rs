@@ -384,7 +384,11 @@ fn nowhere() -> Error {
 }
 
 impl TrainingShared {
-    async fn submit<S: SubmitRequest>(&self, request: &S, options: &RequestOptions) -> Result<Submitted> {
+    async fn submit<S: SubmitRequest>(
+        &self,
+        request: &S,
+        options: &RequestOptions,
+    ) -> Result<Submitted> {
         let start = Instant::now();
         let ticket = self.session.transport().send(request, options).await?;
         let request_type = request.request_type();

@@ -7,7 +7,7 @@ use futures_util::FutureExt as _;
 use serde_json::{Value, json};
 use tinkex::wire::{ForwardBackward, ImageFormat, InputChunk};
 use tinkex::{
-    AdamParams, ErrorCategory, Datum, ErrorKind, LossFn, MetricValue, ModelInput, RestoreMode,
+    AdamParams, Datum, ErrorCategory, ErrorKind, LossFn, MetricValue, ModelInput, RestoreMode,
     SamplingParams, SaveOptions,
 };
 use tokio::time::{Instant, sleep};
