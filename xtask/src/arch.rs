@@ -46,23 +46,30 @@ const RUNTIMES_AND_NETWORK: &[&str] = &[
 
 const RULES: &[CrateRule] = &[
     CrateRule {
+        package: "tinkex-autodiff",
+        folder: "crates/autodiff",
+        may_use: &[],
+        must_not_use: RUNTIMES_AND_NETWORK,
+        unsafe_code: Unsafe::Forbidden,
+    },
+    CrateRule {
         package: "tinkex",
         folder: "crates/client",
-        may_use: &["tinkex-files", "tinkex-wire"],
+        may_use: &["tinkex-autodiff", "tinkex-files", "tinkex-wire"],
         must_not_use: &["aws-lc-sys", "axum", "clap", "native-tls", "onig_sys", "openssl-sys"],
         unsafe_code: Unsafe::Forbidden,
     },
     CrateRule {
         package: "tinkex-cli",
         folder: "crates/cli",
-        may_use: &["tinkex", "tinkex-engine", "tinkex-files", "tinkex-server", "tinkex-wire"],
+        may_use: &["tinkex", "tinkex-autodiff", "tinkex-engine", "tinkex-files", "tinkex-server", "tinkex-wire"],
         must_not_use: &["aws-lc-sys", "native-tls", "onig_sys", "openssl-sys"],
         unsafe_code: Unsafe::Forbidden,
     },
     CrateRule {
         package: "tinkex-engine",
         folder: "crates/engine",
-        may_use: &["tinkex-files"],
+        may_use: &["tinkex-autodiff", "tinkex-files"],
         must_not_use: RUNTIMES_AND_NETWORK,
         unsafe_code: Unsafe::Justified,
     },
@@ -76,7 +83,7 @@ const RULES: &[CrateRule] = &[
     CrateRule {
         package: "tinkex-server",
         folder: "crates/server",
-        may_use: &["tinkex-engine", "tinkex-files", "tinkex-wire"],
+        may_use: &["tinkex-autodiff", "tinkex-engine", "tinkex-files", "tinkex-wire"],
         // The server never sends HTTP requests.
         must_not_use: &["clap", "openssl-sys", "reqwest", "rustls"],
         unsafe_code: Unsafe::Forbidden,
@@ -84,7 +91,7 @@ const RULES: &[CrateRule] = &[
     CrateRule {
         package: "tinkex-wire",
         folder: "crates/wire",
-        may_use: &[],
+        may_use: &["tinkex-autodiff"],
         must_not_use: ASYNC,
         unsafe_code: Unsafe::Forbidden,
     },

@@ -144,14 +144,9 @@ pub enum Error {
         #[source]
         source: Box<Self>,
     },
-    /// A custom-loss graph that cannot be run.
-    #[error("custom loss, node {node:?}: {reason}")]
-    Graph {
-        /// Which node.
-        node: String,
-        /// What is wrong with it.
-        reason: String,
-    },
+    /// A custom loss is invalid or cannot be evaluated.
+    #[error(transparent)]
+    CustomLoss(#[from] tinkex_autodiff::Error),
     /// The work would need more memory than it may use.
     #[error("{what} needs {needed} bytes, but {available} are available; {hint}")]
     Memory {
@@ -198,6 +193,7 @@ impl Error {
             | Self::UnknownArchitecture { .. }
             | Self::MissingTensor { .. } => ErrorKind::File,
             Self::NonFiniteResult { .. } => ErrorKind::Numeric,
+            Self::CustomLoss(error) if error.is_numeric() => ErrorKind::Numeric,
             Self::Datum { source, .. } => source.kind(),
             Self::Shape { .. }
             | Self::Length { .. }
@@ -206,7 +202,7 @@ impl Error {
             | Self::NonFiniteInput { .. }
             | Self::TokenOutOfRange { .. }
             | Self::Unavailable { .. }
-            | Self::Graph { .. } => ErrorKind::Input,
+            | Self::CustomLoss(_) => ErrorKind::Input,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use tinkex_engine::file::ModelConfig;
 use tinkex_engine::loss::Inputs;
-use tinkex_engine::loss::graph::{Graph, Tensor, Values};
+use tinkex_autodiff::{LossProgram, TensorView};
 use tinkex_engine::train::{Datum, TrainingObjective as Aim, TrainingOutput};
 use tinkex_engine::{Error, Result, Trainer};
 use tinkex_wire::{
@@ -78,7 +78,7 @@ impl Batch {
             let metrics = vec![("loss:sum".to_owned(), 0.0)];
             return Ok(TrainingOutput { logprobs: Vec::new(), metrics });
         }
-        let tensors: Vec<Vec<Tensor<'_>>> = self.data.iter().map(Owned::graph_inputs).collect();
+        let tensors: Vec<Vec<TensorView<'_>>> = self.data.iter().map(Owned::graph_inputs).collect();
         let mut data = Vec::with_capacity(self.data.len());
         for (i, (owned, tensors)) in self.data.iter().zip(&tensors).enumerate() {
             data.push(owned.datum(tensors).map_err(|error| error.in_datum(i))?);
@@ -138,7 +138,7 @@ struct Owned {
 
 impl Owned {
     /// `room` is how many cells sparse tensors may have yet.
-    fn new(datum: &tinkex_wire::Datum, graph: Option<&Graph>, room: &mut usize) -> Result<Self> {
+    fn new(datum: &tinkex_wire::Datum, graph: Option<&LossProgram>, room: &mut usize) -> Result<Self> {
         let invalid = |field: &str, reason: &str| Error::Invalid {
             field: field.to_owned(),
             reason: reason.to_owned(),
@@ -201,11 +201,11 @@ impl Owned {
         Ok(owned)
     }
 
-    fn graph_inputs(&self) -> Vec<Tensor<'_>> {
+    fn graph_inputs(&self) -> Vec<TensorView<'_>> {
         self.graph.iter().map(|(tensor, shape)| view(tensor, shape)).collect()
     }
 
-    fn datum<'a>(&'a self, graph_inputs: &'a [Tensor<'a>]) -> Result<Datum<'a>> {
+    fn datum<'a>(&'a self, graph_inputs: &'a [TensorView<'a>]) -> Result<Datum<'a>> {
         let float = |name: &str| -> Result<Option<&'a [f32]>> {
             let found = self.inputs.iter().find(|(own, _)| own == name);
             let Some((_, tensor)) = found else { return Ok(None) };
@@ -231,12 +231,11 @@ impl Owned {
     }
 }
 
-fn view<'a>(tensor: &'a TensorData, shape: &'a [usize]) -> Tensor<'a> {
-    let values = match tensor.values() {
-        tinkex_wire::TensorValues::Float32(values) => Values::F32(values),
-        tinkex_wire::TensorValues::Int64(values) => Values::I64(values),
-    };
-    Tensor { shape, values }
+fn view<'a>(tensor: &'a TensorData, shape: &'a [usize]) -> TensorView<'a> {
+    match tensor.values() {
+        tinkex_wire::TensorValues::Float32(values) => TensorView::f32(shape, values),
+        tinkex_wire::TensorValues::Int64(values) => TensorView::i64(shape, values),
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tinkex_engine::loss::graph::Graph;
+use tinkex_autodiff::LossProgram;
 use tinkex_engine::loss::{Guesses, Loss};
 use tinkex_engine::optim::{AdamParams, DimuonParams, StepParams};
 use tinkex_engine::sample::SampleRequest;
@@ -70,7 +70,7 @@ pub(crate) struct Pass {
 /// What data is run for.
 pub(crate) enum Objective {
     Loss(Loss),
-    Graph(Arc<Graph>),
+    Graph(Arc<LossProgram>),
 }
 
 /// A checkpoint to be made.

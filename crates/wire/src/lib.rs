@@ -93,8 +93,7 @@ pub use config::{
     HealthStatus, SDK_VERSION, ServerCapabilities, ServerCapabilitiesRequest, SupportedModel,
 };
 pub use custom_loss::{
-    Arg, CreateCustomLoss, CustomLossCreated, CustomLossInput, Graph, MAX_CUSTOM_LOSS_INPUTS, Node,
-    Op, is_input_name, is_metric_name,
+CreateCustomLoss, CustomLossCreated, GraphArg, GraphInput, GraphNode, LossGraph, NodeOp,
 };
 pub use datum::{
     Datum, DatumBuilder, PerTokenValues, Provenance, ProvenanceSpan, SpanSource, loss_input,

@@ -29,7 +29,7 @@ pub fn add<'t>(trace: &'t Trace, base: Term<'t>, terms: &[(&str, f64, Term<'t>)]
     let mut total = base;
     for (name, weight, term) in terms {
         if !weight.is_finite() || *weight < 0.0 {
-            trace.refuse(format!("the weight of {name:?} is {weight}, not a number from 0 up"));
+            trace.reject(format!("the weight of {name:?} is {weight}, not a number from 0 up"));
         }
         trace.metric(&format!("custom/regularizer/{name}:sum"), *term);
         total = total + *weight * *term;
@@ -61,7 +61,7 @@ pub fn elastic_net(x: Term<'_>, l1_share: f64) -> Term<'_> {
 pub fn kl<'t>(log_p: Term<'t>, log_q: Term<'t>) -> Term<'t> {
     let p = log_p.exp();
     let ratio = (log_p - log_q).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO);
-    p.greater_than(LEAST_PROBABILITY).choose(p * ratio, 0.0).sum_last().mean()
+    p.gt(LEAST_PROBABILITY).choose(p * ratio, 0.0).sum_last().mean()
 }
 
 /// The average of [`kl`] in both directions.
@@ -75,7 +75,7 @@ pub fn symmetric_kl<'t>(log_p: Term<'t>, log_q: Term<'t>) -> Term<'t> {
 #[must_use]
 pub fn entropy(log_p: Term<'_>) -> Term<'_> {
     const LEAST_LOG: f64 = -50.0;
-    -log_p.greater_than(LEAST_LOG).choose(log_p.exp() * log_p, 0.0).sum_last().mean()
+    -log_p.gt(LEAST_LOG).choose(log_p.exp() * log_p, 0.0).sum_last().mean()
 }
 
 /// A sequence of log-probabilities made sharper (below 1) or flatter (above 1), and whole again.

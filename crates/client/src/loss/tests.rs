@@ -56,8 +56,8 @@ fn gradients_of_every_step_are_those_of_small_differences() {
         ("max", |x, y| x.max(y).sum() + x.max(-0.6).sum()),
         ("min", |x, y| x.min(y).sum() + x.min(-0.6).sum()),
         ("clamp", |x, _| (x * x).clamp(0.1, 1.0).sum()),
-        ("choose", |x, y| x.greater_than(y).choose(x * x, y * x).sum()),
-        ("choose_less", |x, _| x.less_than(-0.6).choose(x, 3.0).sum()),
+        ("choose", |x, y| x.gt(y).choose(x * x, y * x).sum()),
+        ("choose_less", |x, _| x.lt(-0.6).choose(x, 3.0).sum()),
         ("sum_last", |x, y| (x * y).sum_last() * x.sum()),
         ("log_sum_exp", |x, _| x.log_sum_exp_last()),
         ("cumulative", |x, y| (x.cumulative_sum() * y).sum()),
@@ -100,7 +100,7 @@ fn tables_are_summed_over_their_last_dimension() {
         (x.log_sum_exp_last() * trace.input("weights", 1)).sum()
     });
     // Named after something was computed.
-    assert!(loss.unwrap_err().to_string().contains("before anything is computed"));
+    assert!(loss.unwrap_err().to_string().contains("after the first computation"));
     let loss = CustomLoss::trace("table", |trace| {
         let (x, weights) = (trace.input("logprobs", 2), trace.input("per_row", 1));
         (x.log_sum_exp_last() * weights).sum()
@@ -119,8 +119,8 @@ fn tables_are_summed_over_their_last_dimension() {
 fn what_makes_no_sense_is_told_when_it_is_traced() {
     type Describe = for<'t> fn(&'t Trace) -> Term<'t>;
     let cases: [(Describe, &str); 6] = [
-        (|trace| trace.input("logprobs", 1), "not a single number"),
-        (|trace| trace.input("advantages", 1).sum(), "the first must be `logprobs`"),
+        (|trace| trace.input("logprobs", 1), "not a scalar"),
+        (|trace| trace.input("advantages", 1).sum(), "the first input must be `logprobs`"),
         (|trace| trace.input("logprobs", 3).sum(), "rank 1 or 2"),
         (|trace| trace.input("logprobs", 1).sum().sum_last(), "no last dimension"),
         (
@@ -129,7 +129,7 @@ fn what_makes_no_sense_is_told_when_it_is_traced() {
                 trace.metric("loss:sum", loss);
                 loss
             },
-            "metric \"loss:sum\"",
+            "metric name \"loss:sum\"",
         ),
         (
             |trace| {

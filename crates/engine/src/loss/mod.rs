@@ -5,7 +5,6 @@
 //! moves with each log-probability. Every loss is a plain sum over tokens: nothing is divided by
 //! tokens, data or calls.
 
-pub mod graph;
 mod inputs;
 mod metrics;
 mod settings;

@@ -1,10 +1,11 @@
 //! [`Datum`]: one training example.
 
+use tinkex_autodiff::TensorView;
+
 use super::forward_pass::TrainingSequence;
 use super::objective::TrainingObjective;
 use crate::file::ModelConfig;
 use crate::loss::Inputs;
-use crate::loss::graph::{Tensor, Values};
 use crate::{Error, Result};
 
 /// One training example: what the model reads, and which tokens should follow each position.
@@ -19,7 +20,7 @@ pub struct Datum<'a> {
     /// What a built-in loss reads besides.
     pub inputs: Inputs<'a>,
     /// What a custom loss reads besides the log-probabilities, in the order of its inputs.
-    pub graph_inputs: &'a [Tensor<'a>],
+    pub graph_inputs: &'a [TensorView<'a>],
 }
 
 impl<'a> Datum<'a> {
@@ -36,11 +37,11 @@ impl<'a> Datum<'a> {
     }
 
     /// The log-probabilities as a custom loss reads them, and what else it reads.
-    pub(super) fn graph_inputs<'b>(&self, shape: &'b [usize], p: &'b [f32]) -> Vec<Tensor<'b>>
+    pub(super) fn graph_inputs<'b>(&self, shape: &'b [usize], p: &'b [f32]) -> Vec<TensorView<'b>>
     where
         'a: 'b,
     {
-        let mut inputs = vec![Tensor { shape, values: Values::F32(p) }];
+        let mut inputs = vec![TensorView::f32(shape, p)];
         inputs.extend_from_slice(self.graph_inputs);
         inputs
     }
@@ -72,7 +73,7 @@ impl<'a> Datum<'a> {
             TrainingObjective::Loss(loss) => loss.check(&self.shape(), &self.inputs),
             TrainingObjective::Graph(graph) => {
                 let p = vec![0.0; self.targets.len()];
-                graph.check_inputs(&self.graph_inputs(&self.shape(), &p))
+                Ok(graph.check_inputs(&self.graph_inputs(&self.shape(), &p))?)
             }
         }
     }

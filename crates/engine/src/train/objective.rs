@@ -1,8 +1,9 @@
 //! [`TrainingObjective`]: what a batch is trained for, and what it reports.
 
+use tinkex_autodiff::LossProgram;
+
 use super::datum::Datum;
 use crate::Result;
-use crate::loss::graph::Graph;
 use crate::loss::{Evaluated, Loss, Metrics};
 
 /// What a batch is trained for.
@@ -11,7 +12,7 @@ pub enum TrainingObjective<'a> {
     /// A built-in loss.
     Loss(Loss),
     /// A loss of the caller's own.
-    Graph(&'a Graph),
+    Graph(&'a LossProgram),
 }
 
 impl From<Loss> for TrainingObjective<'_> {
@@ -50,7 +51,7 @@ impl TrainingObjective<'_> {
             }
             Self::Graph(graph) => {
                 let out = graph.evaluate(&datum.graph_inputs(&datum.shape(), p))?;
-                Ok((DatumLoss::Graph { loss: out.loss, metrics: out.metrics }, out.slope))
+                Ok((DatumLoss::Graph { loss: out.loss, metrics: out.metrics }, out.gradient))
             }
         }
     }

@@ -1,8 +1,8 @@
 //! The gradient of every loss on every tensor of an adapter, against torch's.
 
 use serde_json::Value;
+use tinkex_autodiff::{GraphInput, LossGraph, LossProgram, TensorView};
 use tinkex_engine::file::{TensorFile, UnembeddingName};
-use tinkex_engine::loss::graph::{Graph, GraphInput, Tensor, Values};
 use tinkex_engine::loss::{Guesses, Inputs, Loss};
 use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
 use tinkex_engine::train::{Datum, TrainingObjective};
@@ -10,7 +10,6 @@ use tinkex_engine::{Engine, EngineOptions, Trainer};
 
 use crate::fixtures::{close, floats, number, numbers};
 use crate::golden::{MODELS, folder};
-use crate::graphs::nodes;
 
 /// One recorded sequence and all that a loss may read about it.
 struct Given {
@@ -55,18 +54,18 @@ impl Given {
     }
 
     /// What a custom loss reads.
-    fn tensors(&self, loss: &str) -> Vec<Tensor<'_>> {
-        let tensor = |values| Tensor { shape: &self.shape, values: Values::F32(values) };
+    fn tensors(&self, loss: &str) -> Vec<TensorView<'_>> {
+        let tensor = |values| TensorView::f32(&self.shape, values);
         match loss {
             "custom" => vec![tensor(&self.logprobs), tensor(&self.advantages)],
             "custom_targets" => {
-                vec![Tensor { shape: &self.shape2, values: Values::F32(&self.weights2) }]
+                vec![TensorView::f32(&self.shape2, &self.weights2)]
             }
             _ => Vec::new(),
         }
     }
 
-    fn datum<'a>(&'a self, loss: &str, graph_inputs: &'a [Tensor<'a>]) -> Datum<'a> {
+    fn datum<'a>(&'a self, loss: &str, graph_inputs: &'a [TensorView<'a>]) -> Datum<'a> {
         let one = Datum { tokens: &self.tokens, targets: &self.target, ..Datum::default() };
         let two = Datum { targets: &self.targets2, columns: Some(3), ..one };
         let weighted = |weights| Inputs { weights: Some(weights), ..Inputs::default() };
@@ -89,14 +88,16 @@ impl Given {
     }
 }
 
-fn graph(loss: &str, about: &Value) -> Option<Graph> {
-    let inputs: &[(&str, usize)] = match loss {
+fn graph(loss: &str, about: &Value) -> Option<LossProgram> {
+    let inputs: &[(&str, u8)] = match loss {
         "custom" => &[("logprobs", 1), ("q", 1), ("a", 1)],
         "custom_targets" => &[("logprobs", 2), ("w", 2)],
         _ => return None,
     };
-    let input = |&(name, rank): &(&str, usize)| GraphInput { name: name.to_owned(), rank };
-    Some(Graph::new(inputs.iter().map(input).collect(), nodes(&about["nodes"])).unwrap())
+    let input = |&(name, rank): &(&str, u8)| GraphInput::new(name, rank);
+    let nodes = serde_json::from_value(about["nodes"].clone()).unwrap();
+    let graph = LossGraph::new(nodes);
+    Some(LossProgram::new(inputs.iter().map(input).collect(), graph).unwrap())
 }
 
 fn built_in(loss: &str, about: &Value) -> Loss {
@@ -133,7 +134,7 @@ fn every_loss_has_the_gradients_of_torch_on_every_tensor() {
         let losses = recorded["losses"].as_object().unwrap();
         assert_eq!(losses.len(), 10);
         for (loss, about) in losses {
-            let tensors: Vec<Vec<Tensor<'_>>> =
+            let tensors: Vec<Vec<TensorView<'_>>> =
                 given.iter().map(|given| given.tensors(loss)).collect();
             let data: Vec<Datum<'_>> = given
                 .iter()

@@ -7,7 +7,6 @@ mod files;
 mod fixtures;
 mod golden;
 mod gradients;
-mod graphs;
 mod hostile;
 mod losses;
 mod optimizers;

@@ -14,7 +14,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use bytes::Bytes;
-use tinkex_engine::loss::graph::Graph;
+use tinkex_autodiff::LossProgram;
 use tinkex_wire::{
     CustomLossCreated, LossId, ModelId, RequestId, SequenceId, SessionId, SubmitResponse,
 };
@@ -54,7 +54,7 @@ enum Next {
     Work(Work),
     Answer(Settled),
     /// A custom loss that may be used from now on.
-    Learn(LossId, Arc<Graph>),
+    Learn(LossId, Arc<LossProgram>),
 }
 
 impl Next {

@@ -12,7 +12,7 @@ mod undo;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use tinkex_engine::loss::graph::Graph;
+use tinkex_autodiff::LossProgram;
 use tinkex_wire::{LossId, ModelId, RequestId, SamplerId, SessionId, Timestamp, TinkerPath};
 
 use crate::disk::{Disk, Reader, Then};
@@ -32,7 +32,7 @@ pub(crate) struct Store {
     /// Which request has which number in its line.
     pub(crate) lines: HashMap<Line, BTreeMap<u64, RequestId>>,
     /// What a session's uploaded losses compute.
-    pub(crate) losses: HashMap<LossId, Arc<Graph>>,
+    pub(crate) losses: HashMap<LossId, Arc<LossProgram>>,
     /// Answers of each client of a sampling session.
     pub(crate) feeds: HashMap<(SamplerId, u64), Feed>,
     pub(crate) usage: BTreeMap<Use, u64>,

@@ -2,6 +2,7 @@
 
 use tinkex::{AdamParams, Datum, LossFn};
 
+use tinkex_autodiff::{GraphArg, GraphNode, LossGraph};
 use crate::house::{House, MODEL};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -50,14 +51,14 @@ async fn a_loss_of_ones_own_runs_on_the_server() {
     let house = House::new().await;
     let http = house.http();
     let session = http.session().await;
-    let graph = tinkex_wire::Graph::new(vec![
-        tinkex_wire::Node::placeholder("logprobs"),
-        tinkex_wire::Node::function("neg", "operator.neg", [tinkex_wire::Arg::node("logprobs")]),
-        tinkex_wire::Node::method("total", "sum", [tinkex_wire::Arg::node("neg")]),
-        tinkex_wire::Node::output(tinkex_wire::Arg::tuple([
-            tinkex_wire::Arg::node("total"),
-            tinkex_wire::Arg::dict([("custom/nll:sum", tinkex_wire::Arg::node("total"))]),
-        ])),
+    let graph = LossGraph::new(vec![
+        GraphNode::placeholder("logprobs"),
+        GraphNode::function("neg", "operator.neg", [GraphArg::node("logprobs")]),
+        GraphNode::method("total", "sum", [GraphArg::node("neg")]),
+        GraphNode::output(
+            GraphArg::node("total"),
+            [("custom/nll:sum", GraphArg::node("total"))],
+        ),
     ]);
     let call = |graph: &serde_json::Value, n: u32| {
         serde_json::json!({

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
+use tinkex_autodiff::{is_input_name, is_metric_name};
 use tinkex_wire::*;
 
 use crate::fixtures::{files, load};
@@ -307,14 +308,14 @@ fn custom_losses_follow_the_naming_rules(file: &Value) {
     }
     let upload = |name: &str| {
         let inputs = [("logprobs", 1), (name, 1)];
-        let inputs = inputs.map(|(name, rank)| CustomLossInput { name: name.to_owned(), rank });
+        let inputs = inputs.map(|(name, rank)| GraphInput::new(name, rank));
         CreateCustomLoss {
             session_id: "s".into(),
             custom_loss_seq_id: 0,
             name: "loss".to_owned(),
             // The first case is the name that stands first anyway.
             inputs: inputs.into_iter().skip(usize::from(name == "logprobs")).collect(),
-            graph: Graph::new(vec![]),
+            graph: LossGraph::new(vec![]),
         }
     };
     for rule in file["input_name_rule"].as_array().unwrap() {

@@ -3,17 +3,17 @@
 //! Every operation is recorded as what it did near the values it met: a list of slopes, or where
 //! each number came from. Going back is then four short loops, whatever the operation was.
 
-use super::array::{Array, Kind, broadcast, cells, strides, walk};
+use crate::array::{Array, Kind, broadcast, cells, strides, walk};
 
 /// The numbers one evaluation may hold, so that a short graph cannot ask for a long memory.
 const MOST_CELLS: usize = 1 << 25;
 
 /// A value on the tape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Var(usize);
+pub(crate) struct Var(usize);
 
 #[derive(Debug, Default)]
-pub(super) struct Tape {
+pub(crate) struct Tape {
     steps: Vec<Step>,
     cells: usize,
 }
@@ -28,7 +28,7 @@ struct Step {
 
 /// How a value moves with one it came from.
 #[derive(Debug)]
-pub(super) enum Link {
+pub(crate) enum Link {
     /// Each cell with the same cell, by this much.
     Scale(Vec<f64>),
     /// Cell `i` is cell `map[i]`; [`ABSENT`] is from elsewhere.
@@ -40,23 +40,23 @@ pub(super) enum Link {
 }
 
 /// No cell.
-pub(super) const ABSENT: usize = usize::MAX;
+pub(crate) const ABSENT: usize = usize::MAX;
 
 impl Tape {
-    pub(super) fn get(&self, var: Var) -> &Array {
+    pub(crate) fn get(&self, var: Var) -> &Array {
         &self.steps[var.0].value
     }
 
-    pub(super) fn shape(&self, var: Var) -> &[usize] {
+    pub(crate) fn shape(&self, var: Var) -> &[usize] {
         &self.get(var).shape
     }
 
-    pub(super) fn constant(&mut self, value: Array) -> Result<Var, String> {
+    pub(crate) fn constant(&mut self, value: Array) -> Result<Var, String> {
         self.push(value, false, Vec::new())
     }
 
     /// A value whose slope will be asked for.
-    pub(super) fn leaf(&mut self, value: Array) -> Result<Var, String> {
+    pub(crate) fn leaf(&mut self, value: Array) -> Result<Var, String> {
         self.push(value, true, Vec::new())
     }
 
@@ -76,7 +76,7 @@ impl Tape {
     }
 
     /// Fails before a shape is filled that would not be allowed.
-    pub(super) fn room(&self, shape: &[usize]) -> Result<usize, String> {
+    pub(crate) fn room(&self, shape: &[usize]) -> Result<usize, String> {
         match cells(shape) {
             Some(count) if self.cells.saturating_add(count) <= MOST_CELLS => Ok(count),
             _ => Err(format!("a value of shape {shape:?} is too large")),
@@ -84,7 +84,7 @@ impl Tape {
     }
 
     /// A value that came from others; links to values without a slope are dropped.
-    pub(super) fn derive(&mut self, value: Array, from: Vec<(Var, Link)>) -> Result<Var, String> {
+    pub(crate) fn derive(&mut self, value: Array, from: Vec<(Var, Link)>) -> Result<Var, String> {
         let smooth = value.kind == Kind::Float;
         let from: Vec<_> =
             from.into_iter().filter(|(var, _)| smooth && self.steps[var.0].tracked).collect();
@@ -92,18 +92,18 @@ impl Tape {
     }
 
     /// The same value without a slope.
-    pub(super) fn detach(&mut self, x: Var) -> Result<Var, String> {
+    pub(crate) fn detach(&mut self, x: Var) -> Result<Var, String> {
         self.constant(self.get(x).clone())
     }
 
     /// The same cells under another shape.
-    pub(super) fn reshaped(&mut self, x: Var, shape: Vec<usize>) -> Result<Var, String> {
+    pub(crate) fn reshaped(&mut self, x: Var, shape: Vec<usize>) -> Result<Var, String> {
         let count = self.get(x).data.len();
         self.gather(x, (0..count).collect(), shape)
     }
 
     /// Cells of `x` in another order or number.
-    pub(super) fn gather(
+    pub(crate) fn gather(
         &mut self,
         x: Var,
         map: Vec<usize>,
@@ -116,7 +116,7 @@ impl Tape {
     }
 
     /// `x` stretched to `shape`.
-    pub(super) fn stretched(&mut self, x: Var, shape: &[usize]) -> Result<Var, String> {
+    pub(crate) fn stretched(&mut self, x: Var, shape: &[usize]) -> Result<Var, String> {
         let own = self.shape(x).to_vec();
         if own == shape {
             return Ok(x);
@@ -137,7 +137,7 @@ impl Tape {
     }
 
     /// A value and its slope, cell by cell.
-    pub(super) fn unary(
+    pub(crate) fn unary(
         &mut self,
         x: Var,
         kind: Kind,
@@ -150,7 +150,7 @@ impl Tape {
     }
 
     /// A value and both slopes, cell by cell, after stretching to a common shape.
-    pub(super) fn binary(
+    pub(crate) fn binary(
         &mut self,
         a: Var,
         b: Var,
@@ -175,7 +175,7 @@ impl Tape {
     }
 
     /// The slope of `top` (one number) by `of`.
-    pub(super) fn slope(&self, top: Var, of: Var) -> Vec<f64> {
+    pub(crate) fn gradient(&self, top: Var, of: Var) -> Vec<f64> {
         let mut slopes: Vec<Option<Vec<f64>>> = Vec::new();
         slopes.resize_with(self.steps.len(), || None);
         slopes[top.0] = Some(vec![1.0; self.get(top).data.len()]);

@@ -1,9 +1,9 @@
 //! Operations that make fewer numbers of many.
 
-use super::array::{Array, Kind, strides, truth, walk};
-use super::call::{Call, Value, dimension, dimensions};
-use super::elementwise;
-use super::tape::{Link, Tape, Var};
+use crate::array::{Array, Kind, strides, truth, walk};
+use crate::call::{Call, Value, dimension, dimensions};
+use crate::elementwise;
+use crate::tape::{Link, Tape, Var};
 
 /// Which cell of the result each cell goes to, and what the result looks like.
 struct Buckets {
@@ -36,7 +36,7 @@ impl Buckets {
 }
 
 /// Reductions; `None` if there is none of this name.
-pub(super) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, String> {
+pub(crate) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, String> {
     let var = match name {
         "sum" | "mean" | "prod" | "any" | "all" | "amax" | "amin" => plain(name, call),
         "max" | "min" => return extreme(name, call).map(Some),

@@ -1,22 +1,22 @@
 //! Which operations may be used, by the names that tracing gives them.
 
-use super::node::Op;
+use crate::graph::NodeOp;
 
 /// An operation that may be used.
-pub(super) struct Known<'a> {
-    pub(super) name: &'a str,
+pub(crate) struct Operation<'a> {
+    pub(crate) name: &'a str,
     /// Whether the result takes the place of what it was called on.
-    pub(super) in_place: bool,
+    pub(crate) in_place: bool,
 }
 
 /// Python's operators.
-pub(super) const OPERATORS: [&str; 21] = [
+pub(crate) const OPERATORS: [&str; 21] = [
     "add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "pos", "abs", "pow", "matmul",
     "getitem", "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "invert",
 ];
 
 /// Functions and methods of torch.
-pub(super) const FUNCTIONS: [&str; 107] = [
+pub(crate) const FUNCTIONS: [&str; 107] = [
     "abs",
     "add",
     "all",
@@ -127,17 +127,17 @@ pub(super) const FUNCTIONS: [&str; 107] = [
 ];
 
 /// The operation behind a target, if it is one of ours.
-pub(super) fn known(op: Op, target: &str) -> Option<Known<'_>> {
+pub(crate) fn lookup(op: NodeOp, target: &str) -> Option<Operation<'_>> {
     let (name, method) = match op {
-        Op::CallMethod => (target, true),
-        Op::CallFunction if target == "getattr" => {
-            return Some(Known { name: "getattr", in_place: false });
+        NodeOp::CallMethod => (target, true),
+        NodeOp::CallFunction if target == "getattr" => {
+            return Some(Operation { name: "getattr", in_place: false });
         }
-        Op::CallFunction => {
+        NodeOp::CallFunction => {
             let (module, name) = target.rsplit_once('.')?;
             if module == "operator" {
                 let in_place = false;
-                return OPERATORS.contains(&name).then_some(Known { name, in_place });
+                return OPERATORS.contains(&name).then_some(Operation { name, in_place });
             }
             if module != "torch" && !module.starts_with("torch.") {
                 return None;
@@ -152,11 +152,11 @@ pub(super) fn known(op: Op, target: &str) -> Option<Known<'_>> {
         Some(name) => (name, true),
         None => (name, false),
     };
-    FUNCTIONS.contains(&name).then_some(Known { name, in_place })
+    FUNCTIONS.contains(&name).then_some(Operation { name, in_place })
 }
 
 /// One name for each operation.
-pub(super) fn canonical(name: &str) -> &str {
+pub(crate) fn canonical(name: &str) -> &str {
     match name {
         "multiply" => "mul",
         "subtract" => "sub",
@@ -174,21 +174,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_outside_the_list_are_unknown() {
+    fn names_outside_the_list_are_unlookup() {
         for (op, target) in [
-            (Op::CallMethod, "item"),
-            (Op::CallMethod, "backward"),
-            (Op::CallMethod, "requires_grad"),
-            (Op::CallFunction, "torch.rand_like"),
-            (Op::CallFunction, "os.system"),
-            (Op::CallFunction, "operator.call"),
-            (Op::CallFunction, "torchvision.exp"),
-            (Op::CallFunction, "exp"),
+            (NodeOp::CallMethod, "item"),
+            (NodeOp::CallMethod, "backward"),
+            (NodeOp::CallMethod, "requires_grad"),
+            (NodeOp::CallFunction, "torch.rand_like"),
+            (NodeOp::CallFunction, "os.system"),
+            (NodeOp::CallFunction, "operator.call"),
+            (NodeOp::CallFunction, "torchvision.exp"),
+            (NodeOp::CallFunction, "exp"),
         ] {
-            assert!(known(op, target).is_none(), "{target}");
+            assert!(lookup(op, target).is_none(), "{target}");
         }
-        assert!(known(Op::CallFunction, "torch._C._nn.log_sigmoid").is_some());
-        assert!(known(Op::CallMethod, "clamp_").unwrap().in_place);
-        assert!(!known(Op::CallMethod, "requires_grad_").unwrap().in_place);
+        assert!(lookup(NodeOp::CallFunction, "torch._C._nn.log_sigmoid").is_some());
+        assert!(lookup(NodeOp::CallMethod, "clamp_").unwrap().in_place);
+        assert!(!lookup(NodeOp::CallMethod, "requires_grad_").unwrap().in_place);
     }
 }

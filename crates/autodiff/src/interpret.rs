@@ -2,67 +2,76 @@
 
 use std::collections::HashMap;
 
-use super::array::{Kind, truth};
-use super::call::{Call, Value};
-use super::check::fault;
-use super::names::{canonical, known};
-use super::node::{Arg, Node, Op};
-use super::tape::{Tape, Var};
-use super::{Graph, Result, Tensor, about, elementwise, index, reduce, shape};
+use crate::arg::GraphArg;
+use crate::array::{Kind, truth};
+use crate::call::{Call, Value};
+use crate::error::{Error, Result};
+use crate::graph::{GraphInput, GraphNode, NodeOp};
+use crate::operations::{canonical, lookup};
+use crate::program::TensorView;
+use crate::tape::{Tape, Var};
+use crate::{elementwise, index, inspect, reduce, shape};
 
-/// What the nodes came to.
-pub(super) struct Results<'a>(HashMap<&'a str, Value>);
+pub(crate) const NOT_SUPPORTED: &str = "the operation is not supported";
 
-pub(super) fn run<'a>(
-    graph: &'a Graph,
+/// Values of the nodes, by name.
+pub(crate) struct NodeValues<'a>(HashMap<&'a str, Value>);
+
+/// Runs `nodes` in order. The graph and the inputs have been validated.
+pub(crate) fn run<'a>(
+    nodes: &'a [GraphNode],
+    declared: &[GraphInput],
     tape: &mut Tape,
-    inputs: &[Tensor<'_>],
-) -> Result<Results<'a>> {
-    let mut results = Results(HashMap::with_capacity(graph.nodes.len()));
-    for (i, node) in graph.nodes.iter().enumerate() {
+    inputs: &[TensorView<'_>],
+) -> Result<NodeValues<'a>> {
+    let mut values = NodeValues(HashMap::with_capacity(nodes.len()));
+    for (i, node) in nodes.iter().enumerate() {
         let value = match node.op {
-            Op::Output | Op::Other => continue,
-            Op::Placeholder => {
-                let array = inputs[i].to_array(graph.inputs[i].rank);
+            NodeOp::Output | NodeOp::GetAttr | NodeOp::CallModule => continue,
+            NodeOp::Placeholder => {
+                let array = inputs[i].to_array(declared[i].rank);
                 let var = if i == 0 { tape.leaf(array) } else { tape.constant(array) };
                 var.map(Value::Tensor)
             }
-            Op::CallFunction | Op::CallMethod => results.call(tape, node),
+            NodeOp::CallFunction | NodeOp::CallMethod => values.call(tape, node),
         };
-        let value = value.map_err(|why| fault(&node.name, format!("{}: {why}", node.target)))?;
-        results.0.insert(&node.name, value);
+        let value = value
+            .map_err(|reason| Error::node(&node.name, format!("{}: {reason}", node.target)))?;
+        values.0.insert(&node.name, value);
     }
-    Ok(results)
+    Ok(values)
 }
 
-impl<'a> Results<'a> {
-    /// The one number that a node came to.
-    pub(super) fn scalar(&self, tape: &Tape, name: &str) -> Result<f64> {
+impl<'a> NodeValues<'a> {
+    /// Returns the value of a node that must be a scalar.
+    pub(crate) fn scalar(&self, tape: &Tape, name: &str) -> Result<f64> {
         match self.0.get(name) {
             Some(Value::Number(number, _)) => Ok(*number),
             Some(Value::Tensor(var)) if tape.shape(*var).is_empty() => Ok(tape.get(*var).data[0]),
             Some(Value::Tensor(var)) => {
                 let shape = tape.shape(*var);
-                Err(fault(name, format!("has shape {shape:?}, but one number is to be returned")))
+                Err(Error::node(name, format!("has shape {shape:?}, expected a scalar")))
             }
-            _ => Err(fault(name, "is not a number")),
+            _ => Err(Error::node(name, "is not a number")),
         }
     }
 
-    /// How the node `loss` moves with the input `of`.
-    pub(super) fn slope(&self, tape: &Tape, loss: &str, of: &str) -> Vec<f32> {
-        let (Some(Value::Tensor(of)), Some(loss)) = (self.0.get(of), self.0.get(loss)) else {
+    /// Returns the gradient of the node `loss` with respect to the node `input`.
+    pub(crate) fn gradient(&self, tape: &Tape, loss: &str, input: &str) -> Vec<f32> {
+        let (Some(Value::Tensor(input)), Some(loss)) = (self.0.get(input), self.0.get(loss)) else {
             return Vec::new();
         };
-        #[expect(clippy::cast_possible_truncation, reason = "checked to be finite by the caller")]
+        #[expect(clippy::cast_possible_truncation, reason = "an infinite f32 is an error later")]
         match loss {
-            Value::Tensor(loss) => tape.slope(*loss, *of).iter().map(|&x| x as f32).collect(),
-            _ => vec![0.0; tape.get(*of).data.len()],
+            Value::Tensor(loss) => {
+                tape.gradient(*loss, *input).iter().map(|&slope| slope as f32).collect()
+            }
+            _ => vec![0.0; tape.get(*input).data.len()],
         }
     }
 
-    fn call(&mut self, tape: &mut Tape, node: &'a Node) -> Result<Value, String> {
-        let known = known(node.op, &node.target).ok_or("may not be used")?;
+    fn call(&mut self, tape: &mut Tape, node: &'a GraphNode) -> Result<Value, String> {
+        let operation = lookup(node.op, &node.target).ok_or(NOT_SUPPORTED)?;
         let args = node.args.iter().map(|arg| self.value(arg)).collect::<Result<_, _>>()?;
         let kwargs = node
             .kwargs
@@ -70,10 +79,10 @@ impl<'a> Results<'a> {
             .map(|(name, arg)| Ok((name.as_str(), self.value(arg)?)))
             .collect::<Result<_, String>>()?;
         let mut call = Call::new(tape, args, kwargs);
-        let value = dispatch(canonical(known.name), node.op, &mut call)?;
+        let value = dispatch(canonical(operation.name), node.op, &mut call)?;
         call.finish()?;
-        if known.in_place
-            && let Some(Arg::Ref(on)) = node.args.first()
+        if operation.in_place
+            && let Some(GraphArg::Ref(on)) = node.args.first()
             && let Some(held) = self.0.get_mut(on.as_str())
         {
             *held = value.clone();
@@ -81,38 +90,39 @@ impl<'a> Results<'a> {
         Ok(value)
     }
 
-    fn value(&self, arg: &Arg) -> Result<Value, String> {
-        let all = |args: &[Arg]| args.iter().map(|arg| self.value(arg)).collect::<Result<_, _>>();
+    fn value(&self, arg: &GraphArg) -> Result<Value, String> {
+        let all = |args: &[GraphArg]| args.iter().map(|arg| self.value(arg)).collect::<Result<_, _>>();
         Ok(match arg {
-            Arg::None => Value::None,
-            Arg::Bool(yes) => Value::Number(truth(*yes), Kind::Bool),
-            Arg::Int(number) => Value::Number(*number as f64, Kind::Int),
-            Arg::Float(number) => Value::Number(*number, Kind::Float),
-            Arg::Text(text) => Value::Text(text.clone()),
-            Arg::Ref(name) => {
+            GraphArg::None => Value::None,
+            GraphArg::Bool(yes) => Value::Number(truth(*yes), Kind::Bool),
+            GraphArg::Int(number) => Value::Number(*number as f64, Kind::Int),
+            GraphArg::Float(number) => Value::Number(*number, Kind::Float),
+            GraphArg::Text(text) => Value::Text(text.clone()),
+            GraphArg::Ref(name) => {
                 self.0.get(name.as_str()).cloned().ok_or_else(|| format!("no node {name:?}"))?
             }
-            Arg::List(items) | Arg::Tuple(items) => Value::List(all(items)?),
-            Arg::Dict(_) => return Err("a dict cannot be an argument".to_owned()),
-            Arg::Slice(ends) => {
+            GraphArg::List(items) | GraphArg::Tuple(items) => Value::List(all(items)?),
+            GraphArg::Dict(_) => return Err("a dict cannot be an argument".to_owned()),
+            GraphArg::Slice(ends) => {
                 let ends: Vec<Value> = all(&ends[..])?;
                 let end = |i: usize| index::slice_end(&ends[i]);
                 Value::Slice([end(0)?, end(1)?, end(2)?])
             }
-            Arg::Ellipsis => Value::Ellipsis,
-            Arg::DType(name) => Value::DType(
+            GraphArg::Ellipsis => Value::Ellipsis,
+            GraphArg::DType(name) => Value::DType(
                 Kind::from_name(name).ok_or_else(|| format!("the type {name:?} is not known"))?,
             ),
-            Arg::Place(_) => Value::Place,
+            GraphArg::Device(_) | GraphArg::Layout(_) | GraphArg::MemoryFormat(_) => Value::Ignored,
+            GraphArg::Unknown(reason) => return Err(reason.clone()),
         })
     }
 }
 
-fn dispatch(name: &str, op: Op, call: &mut Call<'_>) -> Result<Value, String> {
+fn dispatch(name: &str, op: NodeOp, call: &mut Call<'_>) -> Result<Value, String> {
     if let Some(value) = arithmetic(name, call)? {
         return Ok(value);
     }
-    if let Some(value) = about::run(name, op, call)? {
+    if let Some(value) = inspect::run(name, op, call)? {
         return Ok(value);
     }
     for family in [elementwise::run, reduce::run, shape::run, index::run] {
@@ -120,7 +130,7 @@ fn dispatch(name: &str, op: Op, call: &mut Call<'_>) -> Result<Value, String> {
             return Ok(value);
         }
     }
-    Err("may not be used".to_owned())
+    Err(NOT_SUPPORTED.to_owned())
 }
 
 /// Operations of one or two numbers; two plain numbers give a plain number.
@@ -168,7 +178,7 @@ fn two(name: &str, call: &mut Call<'_>, a: Var, b: Var) -> Result<Var, String> {
         }
         return call.tape.binary(a, b, Kind::Bool, |a, b| (truth(f(a, b)), 0.0, 0.0));
     }
-    let f = elementwise::binary(name).ok_or("may not be used")?;
+    let f = elementwise::binary(name).ok_or(NOT_SUPPORTED)?;
     let factor = match name {
         "add" | "sub" => call.optional_number(usize::MAX, "alpha")?.unwrap_or(1.0),
         _ => 1.0,
@@ -214,7 +224,7 @@ fn matmul(call: &mut Call<'_>, a: Var, b: Var) -> Result<Var, String> {
         let mut inner = Call::new(call.tape, vec![Value::Tensor(all), dim], Vec::new());
         match reduce::run("sum", &mut inner)? {
             Some(Value::Tensor(var)) => var,
-            _ => return Err("may not be used".to_owned()),
+            _ => return Err(NOT_SUPPORTED.to_owned()),
         }
     };
     let mut shape = Vec::new();
@@ -229,8 +239,8 @@ fn matmul(call: &mut Call<'_>, a: Var, b: Var) -> Result<Var, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::array::Array;
-    use super::super::names::{FUNCTIONS, OPERATORS};
+    use crate::array::Array;
+    use crate::names::{FUNCTIONS, OPERATORS};
     use super::*;
 
     /// A name on the list that nothing answers to would pass the check and fail every run.
@@ -243,8 +253,8 @@ mod tests {
             let x = Value::Tensor(tape.leaf(array(Kind::Float)).unwrap());
             let mut call = Call::new(&mut tape, vec![x], Vec::new());
             // Arguments are missing for some; being unknown is what must not be said.
-            if let Err(why) = dispatch(canonical(name), Op::CallMethod, &mut call) {
-                assert!(!why.contains("may not be used"), "{name}: {why}");
+            if let Err(why) = dispatch(canonical(name), NodeOp::CallMethod, &mut call) {
+                assert!(!why.contains(NOT_SUPPORTED), "{name}: {why}");
             }
         }
     }

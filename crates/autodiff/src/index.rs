@@ -1,11 +1,11 @@
 //! Picking numbers by their place.
 
-use super::array::{Kind, strides, walk};
-use super::call::{Call, Value, describe, dimension, whole};
-use super::tape::Var;
+use crate::array::{Kind, strides, walk};
+use crate::call::{Call, Value, describe, dimension, whole};
+use crate::tape::Var;
 
 /// Indexing operations; `None` if there is none of this name.
-pub(super) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, String> {
+pub(crate) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, String> {
     match name {
         "getitem" => {
             let (of, index) = (call.needed(0, "input")?, call.needed_index()?);
@@ -213,7 +213,7 @@ fn gather(call: &mut Call<'_>, x: Var, dim: &Value, index: Var) -> Result<Var, S
 }
 
 /// A whole number or nothing, as the end of a slice.
-pub(super) fn slice_end(value: &Value) -> Result<Option<i64>, String> {
+pub(crate) fn slice_end(value: &Value) -> Result<Option<i64>, String> {
     match value {
         Value::None => Ok(None),
         other => whole(other).map(Some),

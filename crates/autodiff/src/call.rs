@@ -1,11 +1,11 @@
 //! The arguments of one call, taken by place or by name.
 
-use super::array::{Array, Kind};
-use super::tape::{Tape, Var};
+use crate::array::{Array, Kind};
+use crate::tape::{Tape, Var};
 
 /// What a node or an argument stands for.
 #[derive(Clone, Debug)]
-pub(super) enum Value {
+pub(crate) enum Value {
     Tensor(Var),
     Number(f64, Kind),
     List(Vec<Self>),
@@ -15,7 +15,7 @@ pub(super) enum Value {
     Ellipsis,
     DType(Kind),
     /// A device and the like, which no result depends on.
-    Place,
+    Ignored,
 }
 
 /// Names that change no result.
@@ -31,21 +31,21 @@ const IDLE: [&str; 9] = [
     "reduce",
 ];
 
-pub(super) struct Call<'a> {
-    pub(super) tape: &'a mut Tape,
+pub(crate) struct Call<'a> {
+    pub(crate) tape: &'a mut Tape,
     args: Vec<Option<Value>>,
     kwargs: Vec<(&'a str, Option<Value>)>,
 }
 
 impl<'a> Call<'a> {
-    pub(super) fn new(tape: &'a mut Tape, args: Vec<Value>, kwargs: Vec<(&'a str, Value)>) -> Self {
+    pub(crate) fn new(tape: &'a mut Tape, args: Vec<Value>, kwargs: Vec<(&'a str, Value)>) -> Self {
         let args = args.into_iter().map(Some).collect();
         let kwargs = kwargs.into_iter().map(|(name, value)| (name, Some(value))).collect();
         Self { tape, args, kwargs }
     }
 
     /// The argument at place `at` or of this name; `None` counts as not given.
-    pub(super) fn optional(&mut self, at: usize, name: &str) -> Option<Value> {
+    pub(crate) fn optional(&mut self, at: usize, name: &str) -> Option<Value> {
         let by_name = self
             .kwargs
             .iter_mut()
@@ -57,12 +57,12 @@ impl<'a> Call<'a> {
         value.filter(|value| !matches!(value, Value::None))
     }
 
-    pub(super) fn needed(&mut self, at: usize, name: &str) -> Result<Value, String> {
+    pub(crate) fn needed(&mut self, at: usize, name: &str) -> Result<Value, String> {
         self.optional(at, name).ok_or_else(|| format!("the argument {name} is missing"))
     }
 
     /// Everything from place `at` on: `f(x, 1, 2)` and `f(x, (1, 2))` are the same.
-    pub(super) fn rest(&mut self, at: usize, name: &str) -> Option<Vec<Value>> {
+    pub(crate) fn rest(&mut self, at: usize, name: &str) -> Option<Vec<Value>> {
         let mut all: Vec<Value> = self.args.iter_mut().skip(at).filter_map(Option::take).collect();
         if all.is_empty() {
             all.extend(self.optional(usize::MAX, name));
@@ -78,16 +78,16 @@ impl<'a> Call<'a> {
     }
 
     /// A tensor; a number becomes one.
-    pub(super) fn tensor(&mut self, at: usize, name: &str) -> Result<Var, String> {
+    pub(crate) fn tensor(&mut self, at: usize, name: &str) -> Result<Var, String> {
         let value = self.needed(at, name)?;
         self.var(&value, name)
     }
 
-    pub(super) fn optional_tensor(&mut self, at: usize, name: &str) -> Result<Option<Var>, String> {
+    pub(crate) fn optional_tensor(&mut self, at: usize, name: &str) -> Result<Option<Var>, String> {
         self.optional(at, name).map(|value| self.var(&value, name)).transpose()
     }
 
-    pub(super) fn var(&mut self, value: &Value, name: &str) -> Result<Var, String> {
+    pub(crate) fn var(&mut self, value: &Value, name: &str) -> Result<Var, String> {
         match value {
             Value::Tensor(var) => Ok(*var),
             Value::Number(number, kind) => self.tape.constant(Array::number(*number, *kind)),
@@ -95,7 +95,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    pub(super) fn optional_number(&mut self, at: usize, name: &str) -> Result<Option<f64>, String> {
+    pub(crate) fn optional_number(&mut self, at: usize, name: &str) -> Result<Option<f64>, String> {
         match self.optional(at, name) {
             None => Ok(None),
             Some(Value::Number(number, _)) => Ok(Some(number)),
@@ -103,11 +103,11 @@ impl<'a> Call<'a> {
         }
     }
 
-    pub(super) fn flag(&mut self, at: usize, name: &str, default: bool) -> Result<bool, String> {
+    pub(crate) fn flag(&mut self, at: usize, name: &str, default: bool) -> Result<bool, String> {
         Ok(self.optional_number(at, name)?.map_or(default, |number| number != 0.0))
     }
 
-    pub(super) fn optional_text(
+    pub(crate) fn optional_text(
         &mut self,
         at: usize,
         name: &str,
@@ -120,7 +120,7 @@ impl<'a> Call<'a> {
     }
 
     /// A type of numbers asked for by name.
-    pub(super) fn dtype(&mut self) -> Result<Option<Kind>, String> {
+    pub(crate) fn dtype(&mut self) -> Result<Option<Kind>, String> {
         match self.optional(usize::MAX, "dtype") {
             None => Ok(None),
             Some(Value::DType(kind)) => Ok(Some(kind)),
@@ -129,8 +129,8 @@ impl<'a> Call<'a> {
     }
 
     /// Fails if something was given that nobody asked for: ignoring it would change the loss.
-    pub(super) fn finish(self) -> Result<(), String> {
-        let idle = |value: &Value| matches!(value, Value::None | Value::Place);
+    pub(crate) fn finish(self) -> Result<(), String> {
+        let idle = |value: &Value| matches!(value, Value::None | Value::Ignored);
         let over = self.args.iter().flatten().filter(|value| !idle(value)).count();
         if over > 0 {
             return Err(format!("{over} arguments too many"));
@@ -158,7 +158,7 @@ fn alias(name: &str) -> &str {
     }
 }
 
-pub(super) fn describe(value: &Value) -> &'static str {
+pub(crate) fn describe(value: &Value) -> &'static str {
     match value {
         Value::Tensor(_) => "a tensor",
         Value::Number(..) => "a number",
@@ -168,12 +168,12 @@ pub(super) fn describe(value: &Value) -> &'static str {
         Value::Slice(_) => "a slice",
         Value::Ellipsis => "an ellipsis",
         Value::DType(_) => "a type",
-        Value::Place => "a device",
+        Value::Ignored => "a device",
     }
 }
 
 /// A whole number, such as a dimension or a size.
-pub(super) fn whole(value: &Value) -> Result<i64, String> {
+pub(crate) fn whole(value: &Value) -> Result<i64, String> {
     match value {
         #[expect(clippy::cast_possible_truncation, reason = "checked to be whole and small")]
         Value::Number(number, Kind::Int | Kind::Bool) if number.abs() < 9e15 => Ok(*number as i64),
@@ -182,7 +182,7 @@ pub(super) fn whole(value: &Value) -> Result<i64, String> {
 }
 
 /// A dimension of an array of this rank; negative ones count from the end.
-pub(super) fn dimension(value: &Value, rank: usize) -> Result<usize, String> {
+pub(crate) fn dimension(value: &Value, rank: usize) -> Result<usize, String> {
     let dim = whole(value)?;
     // A single number has one dimension to those who ask.
     let sides = i64::try_from(rank.max(1)).unwrap_or(i64::MAX);
@@ -194,7 +194,7 @@ pub(super) fn dimension(value: &Value, rank: usize) -> Result<usize, String> {
 }
 
 /// One dimension or several, without repetition; all of them if none is given.
-pub(super) fn dimensions(value: Option<Value>, rank: usize) -> Result<Vec<usize>, String> {
+pub(crate) fn dimensions(value: Option<Value>, rank: usize) -> Result<Vec<usize>, String> {
     let mut dims = match value {
         None => (0..rank).collect(),
         Some(Value::List(items)) if items.is_empty() => (0..rank).collect(),

@@ -1,11 +1,11 @@
 //! Operations that move numbers and change none.
 
-use super::array::{Array, Kind, cells, strides, walk};
-use super::call::{Call, Value, dimension, dimensions, whole};
-use super::tape::{ABSENT, Link, Var};
+use crate::array::{Array, Kind, cells, strides, walk};
+use crate::call::{Call, Value, dimension, dimensions, whole};
+use crate::tape::{ABSENT, Link, Var};
 
 /// Shape operations; `None` if there is none of this name.
-pub(super) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, String> {
+pub(crate) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, String> {
     let var = match name {
         "reshape" | "view" => {
             let x = call.tensor(0, "input")?;

@@ -1,8 +1,8 @@
 //! Operations that work cell by cell.
 
-use super::array::{Array, Kind, broadcast, truth};
-use super::call::{Call, Value};
-use super::tape::{Link, Var};
+use crate::array::{Array, Kind, broadcast, truth};
+use crate::call::{Call, Value};
+use crate::tape::{Link, Var};
 
 /// A value and its slope.
 type Slope = (f64, f64);
@@ -10,7 +10,7 @@ type Slope = (f64, f64);
 type Slopes = (f64, f64, f64);
 
 /// A float function of one number; `None` if there is none of this name.
-pub(super) fn unary(name: &str) -> Option<fn(f64) -> Slope> {
+pub(crate) fn unary(name: &str) -> Option<fn(f64) -> Slope> {
     Some(match name {
         "exp" => |x| (x.exp(), x.exp()),
         "log" => |x| (x.ln(), 1.0 / x),
@@ -30,7 +30,7 @@ pub(super) fn unary(name: &str) -> Option<fn(f64) -> Slope> {
 }
 
 /// A function of one number that keeps integers whole.
-pub(super) fn unary_any(name: &str) -> Option<fn(f64) -> Slope> {
+pub(crate) fn unary_any(name: &str) -> Option<fn(f64) -> Slope> {
     Some(match name {
         "square" => |x| (x * x, 2.0 * x),
         "abs" => |x| (x.abs(), sign(x)),
@@ -43,7 +43,7 @@ pub(super) fn unary_any(name: &str) -> Option<fn(f64) -> Slope> {
 }
 
 /// A question about one number.
-pub(super) fn question(name: &str) -> Option<fn(f64) -> bool> {
+pub(crate) fn question(name: &str) -> Option<fn(f64) -> bool> {
     Some(match name {
         "isnan" => f64::is_nan,
         "isinf" => f64::is_infinite,
@@ -54,7 +54,7 @@ pub(super) fn question(name: &str) -> Option<fn(f64) -> bool> {
 }
 
 /// A question about two numbers.
-pub(super) fn comparison(name: &str) -> Option<fn(f64, f64) -> bool> {
+pub(crate) fn comparison(name: &str) -> Option<fn(f64, f64) -> bool> {
     Some(match name {
         "lt" => |a, b| a < b,
         "le" => |a, b| a <= b,
@@ -69,7 +69,7 @@ pub(super) fn comparison(name: &str) -> Option<fn(f64, f64) -> bool> {
 }
 
 /// A function of two numbers, with its slopes.
-pub(super) fn binary(name: &str) -> Option<fn(f64, f64) -> Slopes> {
+pub(crate) fn binary(name: &str) -> Option<fn(f64, f64) -> Slopes> {
     Some(match name {
         "add" => |a, b| (a + b, 1.0, 1.0),
         "sub" => |a, b| (a - b, 1.0, -1.0),
@@ -167,12 +167,12 @@ fn erf(x: f64) -> f64 {
 }
 
 /// What two numbers give: floats if one is, and never less than integers from arithmetic.
-pub(super) fn wider(call: &Call<'_>, a: Var, b: Var) -> Kind {
+pub(crate) fn wider(call: &Call<'_>, a: Var, b: Var) -> Kind {
     call.tape.get(a).kind.max(call.tape.get(b).kind)
 }
 
 /// Cell-by-cell operations with settings of their own.
-pub(super) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, String> {
+pub(crate) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, String> {
     let var = match name {
         "softplus" => {
             let x = call.tensor(0, "input")?;

@@ -1,13 +1,14 @@
 //! Questions about a tensor, changes of its type, and constants of its shape.
 
-use super::array::{Array, Kind};
-use super::call::{Call, Value, describe, dimension};
-use super::node::Op;
-use super::shape;
-use super::tape::Var;
+use crate::array::{Array, Kind};
+use crate::call::{Call, Value, describe, dimension};
+use crate::graph::NodeOp;
+use crate::interpret::NOT_SUPPORTED;
+use crate::shape;
+use crate::tape::Var;
 
 /// Such operations; `None` if there is none of this name.
-pub(super) fn run(name: &str, op: Op, call: &mut Call<'_>) -> Result<Option<Value>, String> {
+pub(crate) fn run(name: &str, op: NodeOp, call: &mut Call<'_>) -> Result<Option<Value>, String> {
     let number = |n: usize| Value::Number(n as f64, Kind::Int);
     let sizes = |call: &Call<'_>, x: Var| {
         Value::List(call.tape.shape(x).iter().map(|&side| number(side)).collect())
@@ -48,9 +49,9 @@ pub(super) fn run(name: &str, op: Op, call: &mut Call<'_>) -> Result<Option<Valu
             call.optional(1, "requires_grad");
             Value::Tensor(call.tensor(0, "input")?)
         }
-        "float" | "double" | "long" | "int" | "bool" if op == Op::CallMethod => {
+        "float" | "double" | "long" | "int" | "bool" if op == NodeOp::CallMethod => {
             let x = call.tensor(0, "input")?;
-            let kind = Kind::from_name(name).ok_or("may not be used")?;
+            let kind = Kind::from_name(name).ok_or(NOT_SUPPORTED)?;
             cast(call, x, kind)?
         }
         "to" => {
@@ -101,10 +102,10 @@ fn attribute(call: &mut Call<'_>, of: &Value, which: &str) -> Result<Value, Stri
         ),
         "ndim" => Value::Number(array.shape.len() as f64, Kind::Int),
         "dtype" => Value::DType(array.kind),
-        "device" => Value::Place,
+        "device" => Value::Ignored,
         "T" => {
             let mut inner = Call::new(call.tape, vec![Value::Tensor(x)], Vec::new());
-            shape::run("T", &mut inner)?.ok_or("may not be used")?
+            shape::run("T", &mut inner)?.ok_or(NOT_SUPPORTED)?
         }
         other => return Err(format!("the attribute {other:?} may not be used")),
     })

@@ -2,7 +2,7 @@
 
 /// What an array's numbers are, from narrow to wide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     Bool,
     Int,
     Float,
@@ -10,7 +10,7 @@ pub(super) enum Kind {
 
 impl Kind {
     /// By torch's name of a type.
-    pub(super) fn from_name(name: &str) -> Option<Self> {
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
         match name {
             "float" | "float16" | "float32" | "float64" | "double" | "half" | "bfloat16" => {
                 Some(Self::Float)
@@ -24,7 +24,7 @@ impl Kind {
     }
 
     /// What `value` is when held as this.
-    pub(super) fn hold(self, value: f64) -> f64 {
+    pub(crate) fn hold(self, value: f64) -> f64 {
         match self {
             Self::Float => value,
             Self::Int => value.trunc(),
@@ -33,30 +33,30 @@ impl Kind {
     }
 }
 
-pub(super) fn truth(yes: bool) -> f64 {
+pub(crate) fn truth(yes: bool) -> f64 {
     if yes { 1.0 } else { 0.0 }
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Array {
-    pub(super) shape: Vec<usize>,
-    pub(super) data: Vec<f64>,
-    pub(super) kind: Kind,
+pub(crate) struct Array {
+    pub(crate) shape: Vec<usize>,
+    pub(crate) data: Vec<f64>,
+    pub(crate) kind: Kind,
 }
 
 impl Array {
-    pub(super) fn number(value: f64, kind: Kind) -> Self {
+    pub(crate) fn number(value: f64, kind: Kind) -> Self {
         Self { shape: Vec::new(), data: vec![value], kind }
     }
 }
 
 /// How many cells a shape has, if that is a number.
-pub(super) fn cells(shape: &[usize]) -> Option<usize> {
+pub(crate) fn cells(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1_usize, |n, &side| n.checked_mul(side))
 }
 
 /// Steps between neighbours along each dimension.
-pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
+pub(crate) fn strides(shape: &[usize]) -> Vec<usize> {
     let mut strides = vec![1; shape.len()];
     for i in (1..shape.len()).rev() {
         strides[i - 1] = strides[i] * shape[i].max(1);
@@ -65,7 +65,7 @@ pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
 }
 
 /// The shape that two shapes stretch to, by torch's rule.
-pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
+pub(crate) fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
     let rank = a.len().max(b.len());
     let side = |shape: &[usize], i: usize| {
         let missing = rank - shape.len();
@@ -84,7 +84,7 @@ pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
 /// For each cell of `to`, in order, the position given by walking `from` with these strides.
 ///
 /// A stride of 0 stays in place: that is how a side of 1 is stretched.
-pub(super) fn walk(to: &[usize], start: usize, steps: &[isize]) -> Vec<usize> {
+pub(crate) fn walk(to: &[usize], start: usize, steps: &[isize]) -> Vec<usize> {
     let count = cells(to).unwrap_or(0);
     let mut at = start;
     let mut index = vec![0_usize; to.len()];

@@ -1,0 +1,220 @@
+//! Traced losses against `fixtures/semantics/custom_graphs.json` and against torch.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use tinkex_autodiff::{
+    Error, GraphArg, GraphInput, GraphNode, LossEvaluation, LossGraph, LossProgram, TensorView,
+};
+
+use crate::json::{assert_close, floats, load, number, numbers, shape, to_f64};
+
+fn graph_of(nodes: &Value) -> LossGraph {
+    LossGraph::new(serde_json::from_value(nodes.clone()).unwrap())
+}
+
+#[test]
+fn every_traced_case_has_its_loss_metrics_and_gradient() {
+    let fixture = load("../../fixtures/semantics/custom_graphs.json");
+    let cases = fixture["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 9);
+    for case in cases {
+        let name = case["name"].as_str().unwrap();
+        let inputs: Vec<GraphInput> = serde_json::from_value(case["inputs"].clone()).unwrap();
+        let program = LossProgram::new(inputs, graph_of(&case["graph"]["nodes"])).unwrap();
+        let (mut total, mut metrics) = (0.0, BTreeMap::<String, Vec<f64>>::new());
+        for (i, datum) in case["data"].as_array().unwrap().iter().enumerate() {
+            let tensors: Vec<(Vec<usize>, Vec<f32>)> = program
+                .inputs()
+                .iter()
+                .map(|input| (shape(&datum[&input.name]), floats(&datum[&input.name])))
+                .collect();
+            let views: Vec<TensorView<'_>> =
+                tensors.iter().map(|(shape, values)| TensorView::f32(shape, values)).collect();
+            let result = program.evaluate(&views).unwrap();
+            total += result.loss;
+            for (key, value) in result.metrics {
+                metrics.entry(key).or_default().push(value);
+            }
+            let want = numbers(&case["expect"]["grad_logprobs"][i]);
+            assert_close(name, &to_f64(&result.gradient), &want, 2e-6);
+        }
+        assert_close(name, &[total], &[number(&case["expect"]["loss_sum"])], 2e-6);
+        for (key, want) in case["expect"]["metrics"].as_object().unwrap() {
+            let values = &metrics[key];
+            let sum: f64 = values.iter().sum();
+            let got = if key.ends_with(":mean") { sum / values.len() as f64 } else { sum };
+            assert_close(key, &[got], &[number(want)], 2e-6);
+        }
+    }
+}
+
+/// `graphs.json` holds values and gradients of every operation, computed by torch.
+#[test]
+fn every_operation_agrees_with_torch() {
+    let cases = load("tests/golden/graphs.json");
+    for (i, case) in cases.as_array().unwrap().iter().enumerate() {
+        let what = format!("case {i}: {}", case["nodes"]);
+        let sides = shape(&case["logprobs"]);
+        let rank = u8::try_from(sides.len()).unwrap();
+        let inputs = [("logprobs", rank), ("w", rank), ("m", rank), ("i", 1)];
+        let inputs = inputs.map(|(name, rank)| GraphInput::new(name, rank)).to_vec();
+        let program = LossProgram::new(inputs, graph_of(&case["nodes"]));
+        let program = program.unwrap_or_else(|error| panic!("{what}: {error}"));
+        let (x, w) = (floats(&case["logprobs"]), floats(&case["w"]));
+        let integers = |key: &str| -> Vec<i64> {
+            #[expect(clippy::cast_possible_truncation, reason = "small integers")]
+            numbers(&case[key]).iter().map(|&n| n as i64).collect()
+        };
+        let (mask, indices) = (integers("m"), integers("i"));
+        let result = program.evaluate(&[
+            TensorView::f32(&sides, &x),
+            TensorView::f32(&sides, &w),
+            TensorView::i64(&sides, &mask),
+            TensorView::i64(&[3], &indices),
+        ]);
+        let result = result.unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_close(&what, &[result.loss], &[number(&case["loss"])], 1e-6);
+        assert_close(&what, &to_f64(&result.gradient), &numbers(&case["grad"]), 1e-6);
+    }
+}
+
+fn logprobs(rank: u8) -> Vec<GraphInput> {
+    vec![GraphInput::new("logprobs", rank)]
+}
+
+fn returns(node: &str) -> GraphNode {
+    GraphNode::output(GraphArg::node(node), [])
+}
+
+/// Builds a loss of `logprobs` and these nodes; the last one is the loss.
+fn program(mut body: Vec<GraphNode>) -> Result<LossProgram, Error> {
+    let last = body.last().map_or("logprobs".to_owned(), |node| node.name.clone());
+    body.insert(0, GraphNode::placeholder("logprobs"));
+    body.push(returns(&last));
+    LossProgram::new(logprobs(1), LossGraph::new(body))
+}
+
+fn run(body: Vec<GraphNode>, x: &[f32]) -> Result<LossEvaluation, Error> {
+    program(body)?.evaluate(&[TensorView::f32(&[x.len()], x)])
+}
+
+/// Calls a method of `logprobs`; the result is called `y`.
+fn on(target: &str, args: Vec<GraphArg>) -> GraphNode {
+    let args = [vec![GraphArg::node("logprobs")], args].concat();
+    GraphNode::method("y", target, args)
+}
+
+fn sum_of(node: &str) -> GraphNode {
+    GraphNode::method("z", "sum", [GraphArg::node(node)])
+}
+
+#[test]
+fn invalid_graphs_are_rejected_with_the_node() {
+    let x = || GraphArg::node("logprobs");
+    let read = || GraphNode::placeholder("logprobs");
+    let sum = || on("sum", vec![]);
+    for (inputs, nodes, want) in [
+        (vec![], vec![], "first input must be `logprobs`"),
+        (logprobs(0), vec![], "rank 1 or 2"),
+        (logprobs(1), vec![], "last node must be the output"),
+        (logprobs(1), vec![returns("logprobs")], "must have a placeholder"),
+        (logprobs(1), vec![read(), returns("y")], "not an earlier node"),
+        (logprobs(1), vec![GraphNode::placeholder("x"), returns("x")], "expected \"logprobs\""),
+        (logprobs(1), vec![sum(), returns("y")], "precedes the placeholder"),
+        (
+            logprobs(1),
+            vec![read(), GraphNode::placeholder("b"), returns("b")],
+            "undeclared input \"b\"",
+        ),
+        (logprobs(1), vec![read(), on("item", vec![]), returns("y")], "\"item\" is not supported"),
+        (logprobs(1), vec![read(), on("relu_", vec![]), returns("y")], "would modify the input"),
+        (logprobs(1), vec![read(), sum(), sum(), returns("y")], "another node has the same name"),
+        (
+            logprobs(1),
+            vec![read(), GraphNode { args: vec![x()], ..returns("y") }],
+            "pair of the loss",
+        ),
+        (logprobs(1), vec![read(), GraphNode::output(x(), [("loss", x())])], "metric name \"loss\""),
+        (
+            logprobs(1),
+            vec![read(), on("sum", vec![GraphArg::Unknown("odd form".to_owned())]), returns("y")],
+            "odd form",
+        ),
+    ] {
+        let error = LossProgram::new(inputs, LossGraph::new(nodes)).unwrap_err();
+        assert!(matches!(error, Error::Graph { .. }));
+        assert!(error.to_string().contains(want), "{error} instead of {want}");
+    }
+    let format = LossGraph { format: 2, nodes: vec![] };
+    let error = LossProgram::new(logprobs(1), format).unwrap_err();
+    assert!(error.to_string().contains("format 2"), "{error}");
+    let deep = (0..40).fold(GraphArg::Int(1), |arg, _| GraphArg::List(vec![arg]));
+    let error = program(vec![on("sum", vec![deep])]).unwrap_err();
+    assert!(error.to_string().contains("32 levels deep"), "{error}");
+}
+
+#[test]
+fn shape_errors_are_found_during_evaluation() {
+    let up_to = |end: i64| GraphArg::slice(None, Some(end), None);
+    let getitem = |index: GraphArg| {
+        GraphNode::function("a", "operator.getitem", [GraphArg::node("logprobs"), index])
+    };
+    for (body, want) in [
+        (vec![on("exp", vec![])], "expected a scalar"),
+        (vec![on("sum", vec![GraphArg::Int(3)])], "dimension 3"),
+        (vec![on("reshape", vec![GraphArg::Int(7)])], "do not fill"),
+        (vec![on("sum", vec![]).kwarg("where", true)], "not supported"),
+        (vec![on("exp", vec![GraphArg::Int(1)])], "too many"),
+        (vec![on("mul", vec![GraphArg::from("a")])], "not a tensor"),
+        (vec![getitem(GraphArg::Int(9))], "9"),
+        (vec![getitem(up_to(2)), on("mul", vec![GraphArg::node("a")])], "cannot be broadcast"),
+        (vec![on("expand", vec![GraphArg::Int(1 << 40), GraphArg::Int(3)])], "too large"),
+        (
+            vec![on("long", vec![]), GraphNode::method("z", "mean", [GraphArg::node("y")])],
+            "floats",
+        ),
+    ] {
+        let error = run(body, &[-1.0, -2.0, -3.0]).unwrap_err();
+        assert!(matches!(error, Error::Graph { node: Some(_), .. }), "{error}");
+        assert!(error.to_string().contains(want), "{error} instead of {want}");
+    }
+}
+
+#[test]
+fn memory_is_limited_over_all_nodes_together() {
+    // Each node alone would be within the limit.
+    let expand = |name| {
+        let sizes = [GraphArg::node("logprobs"), GraphArg::Int(1 << 18), GraphArg::Int(64)];
+        GraphNode::method(name, "expand", sizes)
+    };
+    let error = run(vec![expand("a"), expand("b"), sum_of("b")], &[-1.0; 64]).unwrap_err();
+    assert!(error.to_string().contains("too large"), "{error}");
+}
+
+#[test]
+fn results_that_are_not_finite_are_errors() {
+    let error = run(vec![on("log", vec![]), sum_of("y")], &[-1.0]).unwrap_err();
+    assert!(matches!(error, Error::NonFiniteResult { what: "value", .. }), "{error}");
+    let error = run(vec![on("sqrt", vec![]), sum_of("y")], &[0.0]).unwrap_err();
+    assert!(matches!(error, Error::NonFiniteResult { what: "gradient", .. }), "{error}");
+    assert!(error.is_numeric());
+}
+
+#[test]
+fn constant_losses_have_a_gradient_of_zero() {
+    let result = run(vec![on("numel", vec![])], &[-1.0, -2.0]).unwrap();
+    assert_eq!((result.loss, &result.gradient[..]), (2.0, &[0.0, 0.0][..]));
+}
+
+#[test]
+fn inputs_must_have_their_declared_rank_and_length() {
+    let program = program(vec![on("sum", vec![])]).unwrap();
+    let evaluate = |shape: &[usize], values: &[f32]| {
+        program.evaluate(&[TensorView::f32(shape, values)])
+    };
+    assert!(matches!(program.evaluate(&[]), Err(Error::InputCount { .. })));
+    assert!(matches!(evaluate(&[1, 2], &[0.0; 2]), Err(Error::InputRank { .. })));
+    assert!(matches!(evaluate(&[3], &[0.0; 2]), Err(Error::InputLength { .. })));
+    assert_eq!(evaluate(&[0], &[]).unwrap().loss, 0.0);
+}

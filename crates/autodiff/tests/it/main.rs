@@ -1,0 +1,5 @@
+//! Integration tests of the loss interpreter.
+
+mod graphs;
+mod hostile;
+mod json;
