@@ -91,7 +91,8 @@ impl<'a> NodeValues<'a> {
     }
 
     fn value(&self, arg: &GraphArg) -> Result<Value, String> {
-        let all = |args: &[GraphArg]| args.iter().map(|arg| self.value(arg)).collect::<Result<_, _>>();
+        let all =
+            |args: &[GraphArg]| args.iter().map(|arg| self.value(arg)).collect::<Result<_, _>>();
         Ok(match arg {
             GraphArg::None => Value::None,
             GraphArg::Bool(yes) => Value::Number(truth(*yes), Kind::Bool),
@@ -239,9 +240,9 @@ fn matmul(call: &mut Call<'_>, a: Var, b: Var) -> Result<Var, String> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::array::Array;
     use crate::names::{FUNCTIONS, OPERATORS};
-    use super::*;
 
     /// A name on the list that nothing answers to would pass the check and fail every run.
     #[test]

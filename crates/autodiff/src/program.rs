@@ -92,11 +92,7 @@ impl LossProgram {
             let elements = tensor.shape.iter().try_fold(1_usize, |n, &len| n.checked_mul(len));
             if elements != Some(tensor.len()) {
                 let expected = elements.unwrap_or(usize::MAX);
-                return Err(Error::InputLength {
-                    name: name.clone(),
-                    expected,
-                    got: tensor.len(),
-                });
+                return Err(Error::InputLength { name: name.clone(), expected, got: tensor.len() });
             }
             // The model may give a token no chance at all: a log-probability of -∞ is valid.
             if i > 0

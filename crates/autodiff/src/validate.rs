@@ -130,12 +130,7 @@ fn validate_call(node: &GraphNode, inputs: &[GraphInput]) -> Result<()> {
     Ok(())
 }
 
-fn validate_arg(
-    node: &str,
-    arg: &GraphArg,
-    earlier: &BTreeSet<&str>,
-    depth: usize,
-) -> Result<()> {
+fn validate_arg(node: &str, arg: &GraphArg, earlier: &BTreeSet<&str>, depth: usize) -> Result<()> {
     let Some(depth) = depth.checked_sub(1) else {
         let reason = format!("arguments are nested more than {MAX_ARG_DEPTH} levels deep");
         return Err(Error::node(node, reason));

@@ -1,8 +1,8 @@
 //! Training data: from the wire into the engine's form, and its output back into that of the wire.
 
+use tinkex_autodiff::{LossProgram, TensorView};
 use tinkex_engine::file::ModelConfig;
 use tinkex_engine::loss::Inputs;
-use tinkex_autodiff::{LossProgram, TensorView};
 use tinkex_engine::train::{Datum, TrainingObjective as Aim, TrainingOutput};
 use tinkex_engine::{Error, Result, Trainer};
 use tinkex_wire::{
@@ -138,7 +138,11 @@ struct Owned {
 
 impl Owned {
     /// `room` is how many cells sparse tensors may have yet.
-    fn new(datum: &tinkex_wire::Datum, graph: Option<&LossProgram>, room: &mut usize) -> Result<Self> {
+    fn new(
+        datum: &tinkex_wire::Datum,
+        graph: Option<&LossProgram>,
+        room: &mut usize,
+    ) -> Result<Self> {
         let invalid = |field: &str, reason: &str| Error::Invalid {
             field: field.to_owned(),
             reason: reason.to_owned(),

@@ -93,7 +93,7 @@ pub use config::{
     HealthStatus, SDK_VERSION, ServerCapabilities, ServerCapabilitiesRequest, SupportedModel,
 };
 pub use custom_loss::{
-CreateCustomLoss, CustomLossCreated, GraphArg, GraphInput, GraphNode, LossGraph, NodeOp,
+    CreateCustomLoss, CustomLossCreated, GraphArg, GraphInput, GraphNode, LossGraph, NodeOp,
 };
 pub use datum::{
     Datum, DatumBuilder, PerTokenValues, Provenance, ProvenanceSpan, SpanSource, loss_input,

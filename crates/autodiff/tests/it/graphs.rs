@@ -135,7 +135,11 @@ fn invalid_graphs_are_rejected_with_the_node() {
             vec![read(), GraphNode { args: vec![x()], ..returns("y") }],
             "pair of the loss",
         ),
-        (logprobs(1), vec![read(), GraphNode::output(x(), [("loss", x())])], "metric name \"loss\""),
+        (
+            logprobs(1),
+            vec![read(), GraphNode::output(x(), [("loss", x())])],
+            "metric name \"loss\"",
+        ),
         (
             logprobs(1),
             vec![read(), on("sum", vec![GraphArg::Unknown("odd form".to_owned())]), returns("y")],
@@ -170,10 +174,7 @@ fn shape_errors_are_found_during_evaluation() {
         (vec![getitem(GraphArg::Int(9))], "9"),
         (vec![getitem(up_to(2)), on("mul", vec![GraphArg::node("a")])], "cannot be broadcast"),
         (vec![on("expand", vec![GraphArg::Int(1 << 40), GraphArg::Int(3)])], "too large"),
-        (
-            vec![on("long", vec![]), GraphNode::method("z", "mean", [GraphArg::node("y")])],
-            "floats",
-        ),
+        (vec![on("long", vec![]), GraphNode::method("z", "mean", [GraphArg::node("y")])], "floats"),
     ] {
         let error = run(body, &[-1.0, -2.0, -3.0]).unwrap_err();
         assert!(matches!(error, Error::Graph { node: Some(_), .. }), "{error}");
@@ -210,9 +211,8 @@ fn constant_losses_have_a_gradient_of_zero() {
 #[test]
 fn inputs_must_have_their_declared_rank_and_length() {
     let program = program(vec![on("sum", vec![])]).unwrap();
-    let evaluate = |shape: &[usize], values: &[f32]| {
-        program.evaluate(&[TensorView::f32(shape, values)])
-    };
+    let evaluate =
+        |shape: &[usize], values: &[f32]| program.evaluate(&[TensorView::f32(shape, values)]);
     assert!(matches!(program.evaluate(&[]), Err(Error::InputCount { .. })));
     assert!(matches!(evaluate(&[1, 2], &[0.0; 2]), Err(Error::InputRank { .. })));
     assert!(matches!(evaluate(&[3], &[0.0; 2]), Err(Error::InputLength { .. })));

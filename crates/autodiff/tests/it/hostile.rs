@@ -124,7 +124,9 @@ fn arg(kind: char, nodes: usize) -> BoxedStrategy<GraphArg> {
         'i' => index(nodes).boxed(),
         'b' => any::<bool>().prop_map(GraphArg::Bool).boxed(),
         'l' => prop::collection::vec(tensor(nodes), 0..4).prop_map(GraphArg::List).boxed(),
-        's' => prop::collection::vec(integer().prop_map(GraphArg::Int), 0..4).prop_map(GraphArg::List).boxed(),
+        's' => prop::collection::vec(integer().prop_map(GraphArg::Int), 0..4)
+            .prop_map(GraphArg::List)
+            .boxed(),
         _ => tensor(nodes).boxed(),
     };
     let other = prop_oneof![tensor(nodes), number(), index(nodes), Just(GraphArg::None)];

@@ -290,9 +290,8 @@ impl<'t> Term<'t> {
     #[must_use]
     pub fn log_sum_exp_last(self) -> Self {
         let (arg, rank) = (self.arg(), self.rank_without_last("log_sum_exp_last"));
-        let node = |name: &str| {
-            GraphNode::function(name, "torch.logsumexp", [arg]).kwarg("dim", -1)
-        };
+        let node =
+            |name: &str| GraphNode::function(name, "torch.logsumexp", [arg]).kwarg("dim", -1);
         self.trace.push(node, rank)
     }
 
@@ -305,8 +304,7 @@ impl<'t> Term<'t> {
             self.trace.reject(format!("cumulative_sum needs a term of rank 1, not {rank}"));
         }
         let arg = self.arg();
-        let node =
-            |name: &str| GraphNode::function(name, "torch.cumsum", [arg]).kwarg("dim", 0);
+        let node = |name: &str| GraphNode::function(name, "torch.cumsum", [arg]).kwarg("dim", 0);
         self.trace.push(node, 1)
     }
 
@@ -403,11 +401,7 @@ impl<'t> Mask<'t> {
     /// contributes 0 even if its own slope is infinite: `x.gt(0.0).choose(x.ln(), 0.0)` has the
     /// gradient 0 at `x = 0`. (PyTorch's `torch.where` yields NaN there.)
     #[must_use]
-    pub fn choose(
-        self,
-        yes: impl Into<Operand<'t>>,
-        no: impl Into<Operand<'t>>,
-    ) -> Term<'t> {
+    pub fn choose(self, yes: impl Into<Operand<'t>>, no: impl Into<Operand<'t>>) -> Term<'t> {
         let mask = self.0;
         let ((yes, yes_rank), (no, no_rank)) = (mask.operand(yes), mask.operand(no));
         let (args, rank) = ([mask.arg(), yes, no], mask.rank().max(yes_rank).max(no_rank));

@@ -2,8 +2,8 @@
 
 use tinkex::{AdamParams, Datum, LossFn};
 
-use tinkex_autodiff::{GraphArg, GraphNode, LossGraph};
 use crate::house::{House, MODEL};
+use tinkex_autodiff::{GraphArg, GraphNode, LossGraph};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_loss_falls() {
@@ -55,10 +55,7 @@ async fn a_loss_of_ones_own_runs_on_the_server() {
         GraphNode::placeholder("logprobs"),
         GraphNode::function("neg", "operator.neg", [GraphArg::node("logprobs")]),
         GraphNode::method("total", "sum", [GraphArg::node("neg")]),
-        GraphNode::output(
-            GraphArg::node("total"),
-            [("custom/nll:sum", GraphArg::node("total"))],
-        ),
+        GraphNode::output(GraphArg::node("total"), [("custom/nll:sum", GraphArg::node("total"))]),
     ]);
     let call = |graph: &serde_json::Value, n: u32| {
         serde_json::json!({
