@@ -242,7 +242,7 @@ fn matmul(call: &mut Call<'_>, a: Var, b: Var) -> Result<Var, String> {
 mod tests {
     use super::*;
     use crate::array::Array;
-    use crate::names::{FUNCTIONS, OPERATORS};
+    use crate::operations::{FUNCTIONS, OPERATORS};
 
     /// A name on the list that nothing answers to would pass the check and fail every run.
     #[test]

@@ -233,6 +233,6 @@ fn nulls_are_sent_where_they_say_something() {
     let body = to_json(session);
     assert_eq!(body["user_metadata"], json!({"k": null}), "nulls inside metadata are kept");
     assert_eq!(body.get("project_id"), None, "nulls of the request are not");
-    let node = Node::method("s", "sum", [Arg::node("x")]).kwarg("dim", Arg(Value::Null));
+    let node = GraphNode::method("s", "sum", [GraphArg::node("x")]).kwarg("dim", GraphArg::None);
     assert_eq!(to_json(node)["kwargs"], json!({"dim": null}));
 }
