@@ -62,7 +62,14 @@ const RULES: &[CrateRule] = &[
     CrateRule {
         package: "tinkex-cli",
         folder: "crates/cli",
-        may_use: &["tinkex", "tinkex-autodiff", "tinkex-engine", "tinkex-files", "tinkex-server", "tinkex-wire"],
+        may_use: &[
+            "tinkex",
+            "tinkex-autodiff",
+            "tinkex-engine",
+            "tinkex-files",
+            "tinkex-server",
+            "tinkex-wire",
+        ],
         must_not_use: &["aws-lc-sys", "native-tls", "onig_sys", "openssl-sys"],
         unsafe_code: Unsafe::Forbidden,
     },
