@@ -77,5 +77,5 @@ mod validate;
 pub use arg::GraphArg;
 pub use error::{Error, Result};
 pub use graph::{GraphInput, GraphNode, LossGraph, NodeOp};
-pub use program::{LossEvaluation, LossProgram, ViewValues, TensorView};
+pub use program::{LossEvaluation, LossProgram, TensorView, ViewValues};
 pub use validate::{MAX_INPUTS, MAX_NODES, is_input_name, is_metric_name, validate_inputs};
