@@ -211,7 +211,7 @@ impl From<Error> for CommandError {
             status: error.status(),
             detail,
             hint: hint(&error).map(str::to_owned),
-            request: error.tried().map(str::to_owned),
+            request: error.operation().map(str::to_owned),
             exit: exit(&error),
         }))
     }
@@ -256,7 +256,7 @@ fn hint(error: &Error) -> Option<&str> {
     if is_page(error) {
         return Some(NO_API);
     }
-    error.hint().or_else(|| match error.kind() {
+    error.hint().map(tinkex::Hint::as_str).or_else(|| match error.kind() {
         ErrorKind::Connect => Some(UNREACHED),
         _ if error.is_retryable() && error.kind() != ErrorKind::Conflict => {
             Some("try again later, or let it try longer with --retry-for")

@@ -17,11 +17,11 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use crate::args::{Format, Globals};
 use crate::format::visible;
 
-const RETRY: &str = "tinkex::retry";
+const RETRY: &str = tinkex::targets::RETRY;
 /// Where the SDK says that nothing comes back, for every request that waits.
-const LOST: &str = "tinkex::future::poll_interval";
+const LOST: &str = tinkex::targets::OUTAGE;
 /// Where it says that a request was answered.
-const HTTP: &str = "tinkex::http";
+const HTTP: &str = tinkex::targets::HTTP;
 /// Requests that ask for answers. A server that is about to go still answers those it has.
 const POLLS: &str = "poll";
 

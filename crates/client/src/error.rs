@@ -1,5 +1,6 @@
-//! [`Error`]: why a call failed.
+//! [`Error`]: the error of every fallible call.
 
+use std::any::Any;
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
@@ -7,21 +8,25 @@ use std::time::Duration;
 
 use tinkex_wire::{DecodeError, ErrorBody, ErrorCategory, InvalidInput, RequestFailed, RequestId};
 
-/// The result of a call.
+use crate::hint::Hint;
+
+/// Result of a fallible call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a call failed. Ask it questions; print it for people.
+/// Error of a call.
 ///
-/// It never holds a credential. A clone says the same.
+/// `Display` states what failed, on what, and the cause, on one line; [`hint`](Self::hint) says what
+/// to do about it. An error never contains a credential. Cloning is cheap and keeps the source chain.
 #[derive(Clone)]
-pub struct Error(Box<Inner>);
+pub struct Error(Box<ErrorDetails>);
 
 #[derive(Clone)]
-struct Inner {
+struct ErrorDetails {
     kind: ErrorKind,
-    what: String,
-    why: String,
-    hint: Option<&'static str>,
+    /// What was attempted; empty if unknown.
+    operation: String,
+    message: String,
+    hint: Option<Hint>,
     status: Option<u16>,
     body: Option<String>,
     category: Option<ErrorCategory>,
@@ -30,52 +35,55 @@ struct Inner {
     elapsed: Duration,
     retry_after: Option<Duration>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
-    /// Whether the caller wanted it to end.
-    wanted: bool,
-    /// Whether there was no credential at all.
-    no_credential: bool,
+    /// Whether the caller's own deadline ended the call, so that a retry is not wanted.
+    deadline: bool,
 }
 
-/// What kind of failure it was.
+/// Classification of an [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The credential is missing, malformed or refused (401).
+    /// The credential is missing, malformed or rejected (401).
     Auth,
-    /// The account has to be settled first (402).
+    /// The account has an open billing problem (402).
     Billing,
+    /// The server's TLS certificate was rejected.
+    Certificate,
     /// The client was closed.
     Closed,
-    /// A setting makes no sense.
+    /// A setting is invalid.
     Config,
-    /// Something of that name is there already, or changed meanwhile (409).
+    /// An object of that name already exists, or it changed concurrently (409).
     Conflict,
-    /// No connection, or it broke.
+    /// No connection could be made, or it was interrupted.
     Connect,
-    /// The server's answer could not be understood.
+    /// The server's response could not be decoded.
     Decode,
-    /// The answer was not fetched in time (410 on a ticket).
+    /// The result was not retrieved in time and the server discarded it (410 on a poll).
     Expired,
-    /// The request makes no sense, and was not sent.
+    /// The request is invalid and was not sent.
     InvalidInput,
-    /// There is no such thing (404).
+    /// The requested object does not exist (404).
     NotFound,
-    /// The credential may not do that (403).
+    /// A background task of the client panicked. This is a bug in the client or in a callback that
+    /// was passed to it.
+    Panicked,
+    /// The credential lacks the permission for this request (403).
     Permission,
-    /// Too much was asked for (429).
+    /// The server's rate limit was exceeded (429).
     RateLimited,
-    /// The server refused the request (400, 422 and other 4xx).
+    /// The server rejected the request (400, 422 and any other 4xx).
     Rejected,
     /// The server failed (5xx).
     Server,
-    /// The answer did not come in time.
+    /// The response or the result did not arrive in time.
     Timeout,
-    /// The work was done and failed; see [`Error::category`] for whose fault it was.
+    /// The server executed the request and it failed; [`Error::category`] says which side caused it.
     WorkFailed,
 }
 
 impl ErrorKind {
-    pub(crate) fn of_status(status: u16) -> Self {
+    pub(crate) fn from_status(status: u16) -> Self {
         match status {
             401 => Self::Auth,
             402 => Self::Billing,
@@ -90,11 +98,11 @@ impl ErrorKind {
 }
 
 impl Error {
-    pub(crate) fn new(kind: ErrorKind, why: impl Into<String>) -> Self {
-        Self(Box::new(Inner {
+    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self(Box::new(ErrorDetails {
             kind,
-            what: String::new(),
-            why: why.into(),
+            operation: String::new(),
+            message: message.into(),
             hint: None,
             status: None,
             body: None,
@@ -104,73 +112,71 @@ impl Error {
             elapsed: Duration::ZERO,
             retry_after: None,
             source: None,
-            wanted: false,
-            no_credential: false,
+            deadline: false,
         }))
     }
 
-    /// Nothing that could be a credential was found anywhere.
-    pub(crate) fn no_credential() -> Self {
-        let hint = "set TINKER_API_KEY, or store a key with `auth login`";
-        let mut error = Self::new(ErrorKind::Auth, "there is no API key").with_hint(hint);
-        error.0.no_credential = true;
-        error
+    /// Creates the error for a client without any credential.
+    pub(crate) fn missing_credential() -> Self {
+        Self::new(ErrorKind::Auth, "no API key found").with_hint(Hint::SetCredential)
     }
 
-    /// The server answered with an error status.
-    pub(crate) fn of_reply(status: u16, body: &[u8], retry_after: Option<Duration>) -> Self {
-        let said = ErrorBody::message(body);
-        let why = match &said {
-            Some(said) => format!("the server answered {status}: {said}"),
-            None => format!("the server answered {status}"),
+    /// Creates the error for a response with an error status.
+    pub(crate) fn from_response(status: u16, body: &[u8], retry_after: Option<Duration>) -> Self {
+        let detail = ErrorBody::message(body);
+        let message = match &detail {
+            Some(detail) => format!("server responded with status {status}: {detail}"),
+            None => format!("server responded with status {status}"),
         };
-        let mut error = Self::new(ErrorKind::of_status(status), why);
-        error.0.hint = hint(status, said.as_deref()).or_else(|| context_hint(said.as_deref()?));
+        let mut error = Self::new(ErrorKind::from_status(status), message);
+        error.0.hint = Hint::for_response(status, detail.as_deref());
         error.0.status = Some(status);
         error.0.retry_after = retry_after;
         error.0.body = (!body.is_empty()).then(|| String::from_utf8_lossy(body).into_owned());
         error
     }
 
-    /// Nothing is sent any more.
+    /// Creates the error for calls on a closed client.
     pub(crate) fn closed() -> Self {
-        let hint = "make another ServiceClient to go on";
-        Self::new(ErrorKind::Closed, "the client was closed").with_hint(hint)
+        Self::new(ErrorKind::Closed, "client is closed").with_hint(Hint::CreateNewClient)
     }
 
-    /// The request never got an answer.
-    pub(crate) fn of_transport(kind: ErrorKind, source: Box<dyn StdError + Send + Sync>) -> Self {
-        let why = match kind {
-            ErrorKind::Timeout => "no answer in time",
-            _ => "no connection to the server",
-        };
-        let mut error = Self::new(kind, why);
-        error.0.source = Some(source.into());
-        error
+    /// Creates the error for calls outside a tokio runtime.
+    pub(crate) fn no_runtime() -> Self {
+        Self::new(ErrorKind::Config, "no tokio runtime is running on this thread")
+            .with_hint(Hint::EnterRuntime)
     }
 
-    /// The server did the work, and it failed.
-    pub(crate) fn of_work(failed: RequestFailed) -> Self {
+    /// Creates the error for a background task that panicked with `payload`.
+    pub(crate) fn panicked(payload: &(dyn Any + Send)) -> Self {
+        let text = payload.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+        let text = text.unwrap_or("no message");
+        Self::new(ErrorKind::Panicked, format!("background task panicked: {text}"))
+    }
+
+    /// Creates the error for a request that the server executed and that failed.
+    pub(crate) fn from_failed_request(failed: RequestFailed) -> Self {
         let mut error = Self::new(ErrorKind::WorkFailed, failed.error);
-        error.0.hint = context_hint(&error.0.why);
+        error.0.hint = Hint::for_message(&error.0.message);
         error.0.category = Some(failed.category);
         error
     }
 
-    /// The caller did not want to wait any longer.
+    /// Creates the error for a result that did not arrive within the caller's own limit. It is not
+    /// retryable.
     pub(crate) fn deadline() -> Self {
-        let mut error = Self::new(ErrorKind::Timeout, "the answer did not come in time");
-        error.0.wanted = true;
+        let mut error = Self::new(ErrorKind::Timeout, "result did not arrive in time");
+        error.0.deadline = true;
         error
     }
 
-    /// Says which request it was.
-    pub(crate) fn about(mut self, request_id: RequestId) -> Self {
+    pub(crate) fn with_request_id(mut self, request_id: RequestId) -> Self {
         self.0.request_id = Some(request_id);
         self
     }
 
-    /// The same, where a status means that an answer was not fetched in time.
+    /// Reclassifies a status as [`ErrorKind::Expired`].
     pub(crate) fn expired(mut self) -> Self {
         self.0.kind = ErrorKind::Expired;
         self
@@ -186,87 +192,89 @@ impl Error {
         self
     }
 
-    pub(crate) fn with_hint(mut self, hint: &'static str) -> Self {
-        self.0.hint = Some(hint);
+    pub(crate) fn with_hint(mut self, hint: impl Into<Hint>) -> Self {
+        self.0.hint = Some(hint.into());
         self
     }
 
-    /// Says what was tried, if nobody did yet.
-    pub(crate) fn during(mut self, what: impl Into<String>) -> Self {
-        if self.0.what.is_empty() {
-            self.0.what = what.into();
+    /// Sets what was attempted, unless it is set already: the innermost caller knows best.
+    pub(crate) fn during(mut self, operation: impl Into<String>) -> Self {
+        if self.0.operation.is_empty() {
+            self.0.operation = operation.into();
         }
         self
     }
 
+    /// Sets the number of attempts and the time they took.
     pub(crate) fn after(mut self, attempts: u32, elapsed: Duration) -> Self {
         self.0.attempts = attempts;
         self.0.elapsed = elapsed;
         self
     }
 
-    /// What kind of failure it was.
+    /// Returns the classification of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// What was tried, if that is known: for a request its method and path.
+    /// Returns what was attempted, if known: for a request its method and path.
     #[must_use]
-    pub fn tried(&self) -> Option<&str> {
-        Some(self.0.what.as_str()).filter(|what| !what.is_empty())
+    pub fn operation(&self) -> Option<&str> {
+        Some(self.0.operation.as_str()).filter(|operation| !operation.is_empty())
     }
 
-    /// The HTTP status, if the server answered.
+    /// Returns the HTTP status, if the server responded.
     #[must_use]
     pub fn status(&self) -> Option<u16> {
         self.0.status
     }
 
-    /// The body of the server's answer, if it had one.
+    /// Returns the body of the server's response, if it was not empty.
     #[must_use]
     pub fn body(&self) -> Option<&str> {
         self.0.body.as_deref()
     }
 
-    /// Whose fault it was, if the server said so about failed work.
+    /// Returns which side caused a failed request, if the server said so.
     #[must_use]
     pub fn category(&self) -> Option<ErrorCategory> {
         self.0.category
     }
 
-    /// The request that failed, if it had got a ticket.
+    /// Returns the id of the failed request, if the server had accepted it.
     #[must_use]
     pub fn request_id(&self) -> Option<&RequestId> {
         self.0.request_id.as_ref()
     }
 
-    /// How often the request was sent.
+    /// Returns how many times the request was sent; 0 if it was not sent.
     #[must_use]
     pub fn attempts(&self) -> u32 {
         self.0.attempts
     }
 
-    /// How long it was tried.
+    /// Returns the time from the first attempt to the end of the last.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         self.0.elapsed
     }
 
-    /// When the server wants to be asked again, if it said so.
+    /// Returns the delay after which the server asked for a retry, if it did.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
     }
 
-    /// What to do about it, where there is something to say.
+    /// Returns advice on what to do about the error, if there is any.
     #[must_use]
-    pub fn hint(&self) -> Option<&str> {
+    pub fn hint(&self) -> Option<Hint> {
         self.0.hint
     }
 
-    /// Whether there was no credential at all: none was given, in the environment or stored. A
-    /// program can ask for one then; others of [`ErrorKind::Auth`] had one that was of no use.
+    /// Returns whether no credential was found at all: neither an argument, nor an environment
+    /// variable, nor a stored key. A program can ask the user for one then. Other errors of
+    /// [`ErrorKind::Auth`] are about a credential that is malformed or rejected.
     ///
     /// ```
     /// use tinkex::{Env, ErrorKind, ServiceClient};
@@ -277,75 +285,49 @@ impl Error {
     /// ```
     #[must_use]
     pub fn is_missing_credential(&self) -> bool {
-        self.0.no_credential
+        self.0.hint == Some(Hint::SetCredential)
     }
 
-    /// Whether the same request may succeed later.
+    /// Returns whether the same request may succeed later.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         if let Some(category) = self.0.category {
             return category != ErrorCategory::User;
         }
         match self.0.status {
-            _ if self.0.wanted => false,
-            Some(status) => retryable_status(status),
+            _ if self.0.deadline => false,
+            Some(status) => is_retryable_status(status),
             None => matches!(self.0.kind, ErrorKind::Connect | ErrorKind::Timeout),
         }
     }
 
-    /// Whether the request itself was at fault: a status of 400 to 499 except 408, or failed work
-    /// that the server blames on the user. An answer that expired is nobody's fault.
+    /// Returns whether the request itself was at fault: a status from 400 to 499 except 408, or a
+    /// failed request whose category is [`ErrorCategory::User`]. Expired results do not count.
     #[must_use]
     pub fn is_user_error(&self) -> bool {
-        let refused = |status: u16| (400..500).contains(&status) && status != 408;
+        let rejected = |status: u16| (400..500).contains(&status) && status != 408;
         self.0.category == Some(ErrorCategory::User)
-            || (self.0.kind != ErrorKind::Expired && self.0.status.is_some_and(refused))
+            || (self.0.kind != ErrorKind::Expired && self.0.status.is_some_and(rejected))
     }
 }
 
-/// The statuses that are worth another try, listed once.
-pub(crate) fn retryable_status(status: u16) -> bool {
+/// Returns whether a response with this status may be retried.
+pub(crate) fn is_retryable_status(status: u16) -> bool {
     matches!(status, 408 | 409 | 429 | 500..600)
-}
-
-/// What servers say of a path that they do not know, in place of naming the thing that is not there.
-const UNKNOWN_PATH: &str = "Not Found";
-const NO_CALL: &str =
-    "this server may not have this call at all; check the base URL (TINKER_BASE_URL)";
-
-fn hint(status: u16, said: Option<&str>) -> Option<&'static str> {
-    match status {
-        404 if said == Some(UNKNOWN_PATH) => Some(NO_CALL),
-        405 | 501 => Some(NO_CALL),
-        401 => Some("check the API key (TINKER_API_KEY)"),
-        402 => Some("settle the account, or ask whoever pays for it"),
-        403 => Some("the API key may not do this; check its project and organization"),
-        404 => Some("check the id and the base URL (TINKER_BASE_URL)"),
-        _ => None,
-    }
-}
-
-/// Servers say in their own words that a prompt does not fit; all of them speak of the context.
-fn context_hint(said: &str) -> Option<&'static str> {
-    let said = said.to_ascii_lowercase();
-    let too_long = ["length", "long", "exceed", "window"].iter().any(|word| said.contains(word));
-    (said.contains("context") && too_long).then_some(
-        "shorten the prompt or lower max_tokens; the model's limit is in server_capabilities",
-    )
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let inner = &self.0;
-        if !inner.what.is_empty() {
-            write!(f, "{} failed", inner.what)?;
-            if inner.attempts > 1 {
-                let seconds = inner.elapsed.as_secs_f64();
-                write!(f, " after {} attempts ({seconds:.1} s)", inner.attempts)?;
+        let details = &self.0;
+        if !details.operation.is_empty() {
+            write!(f, "{} failed", details.operation)?;
+            if details.attempts > 1 {
+                let seconds = details.elapsed.as_secs_f64();
+                write!(f, " after {} attempts ({seconds:.1} s)", details.attempts)?;
             }
             f.write_str(": ")?;
         }
-        f.write_str(&inner.why)
+        f.write_str(&details.message)
     }
 }
 
@@ -370,15 +352,16 @@ impl StdError for Error {
 }
 
 impl From<InvalidInput> for Error {
-    fn from(why: InvalidInput) -> Self {
-        Self::new(ErrorKind::InvalidInput, why.to_string())
+    fn from(error: InvalidInput) -> Self {
+        Self::new(ErrorKind::InvalidInput, error.to_string())
     }
 }
 
 impl From<DecodeError> for Error {
-    fn from(why: DecodeError) -> Self {
-        Self::new(ErrorKind::Decode, format!("the server's answer makes no sense: {why}"))
-            .with_source(why)
+    fn from(error: DecodeError) -> Self {
+        Self::new(ErrorKind::Decode, format!("cannot decode the server's response: {error}"))
+            .with_hint(Hint::CheckServer)
+            .with_source(error)
     }
 }
 
@@ -388,14 +371,15 @@ mod tests {
 
     use super::*;
     use crate::fixture;
+    use crate::transport::http::{HttpFailure, HttpFailureKind};
 
     /// Covers T2.2.6.
     #[test]
-    fn statuses_become_kinds_that_keep_what_was_said() {
+    fn statuses_map_to_kinds_and_the_body_is_kept() {
         for case in fixture::cases("error_mapping.json") {
             let status = u16::try_from(case["status"].as_u64().unwrap()).unwrap();
             let body = case["body"].as_str().unwrap();
-            let error = Error::of_reply(status, body.as_bytes(), None);
+            let error = Error::from_response(status, body.as_bytes(), None);
             let kind = match case["error_kind"].as_str().unwrap() {
                 "BadRequestError" | "UnprocessableEntityError" | "APIStatusError" => {
                     ErrorKind::Rejected
@@ -416,29 +400,29 @@ mod tests {
     }
 
     #[test]
-    fn what_may_succeed_later_and_whose_fault_it_was() {
-        let transport = |kind| Error::of_transport(kind, "scripted".into());
+    fn errors_are_classified_as_retryable_and_as_user_errors() {
+        let transport = |kind| Error::from(HttpFailure::new(kind, "scripted"));
         for case in fixture::cases("retry_classification.json") {
             let name = case["error"].as_str().unwrap();
             let error = if let Some(status) = name.strip_prefix("status ") {
-                Error::of_reply(status.parse().unwrap(), b"", None)
+                Error::from_response(status.parse().unwrap(), b"", None)
             } else {
                 match name {
                     "timeout" | "api_timeout" | "transport_timeout" => {
-                        transport(ErrorKind::Timeout)
+                        transport(HttpFailureKind::Timeout)
                     }
-                    "connection" => transport(ErrorKind::Connect),
+                    "connection" => transport(HttpFailureKind::Connect),
                     "value_error" | "generic_sdk_error" => {
                         Error::new(ErrorKind::InvalidInput, "scripted")
                     }
-                    "promise_expired(410)" => Error::of_reply(410, b"", None).expired(),
+                    "promise_expired(410)" => Error::from_response(410, b"", None).expired(),
                     failed if failed.starts_with("request_failed") => {
                         let category = failed.rsplit(['=', '_']).next().unwrap();
                         let category = ErrorCategory::from_name(category);
-                        Error::of_work(RequestFailed { error: String::new(), category })
+                        Error::from_failed_request(RequestFailed { error: String::new(), category })
                     }
-                    // A raw error of an HTTP library never leaves the transport here; causes of
-                    // causes are the journal's business.
+                    // The transport wraps every error of the HTTP library, and telemetry searches
+                    // the source chain.
                     "raw_connect_error" => continue,
                     cause if cause.contains("caused by") => continue,
                     other => panic!("no test for {other}"),
@@ -447,8 +431,8 @@ mod tests {
             assert_eq!(json!(error.is_user_error()), case["is_user_error"], "{case}");
             let anew = crate::sampling::is_resubmittable(&error);
             assert_eq!(json!(anew), case["sampling_handler_retryable"], "{case}");
-            // Unlike in the reference, failed work says whether it may be worth asking for again;
-            // nobody here does so by themselves.
+            // Unlike the reference, a failed request also says whether it is retryable; the client
+            // itself does not act on it.
             if error.kind() != ErrorKind::WorkFailed {
                 assert_eq!(json!(error.is_retryable()), case["holder_retryable"], "{case}");
             }
@@ -456,30 +440,13 @@ mod tests {
     }
 
     #[test]
-    fn a_hint_says_what_to_do_where_that_is_known() {
-        let long = b"{\"detail\":\"prompt exceeds the context window of 4096\"}";
-        assert!(Error::of_reply(400, long, None).hint().unwrap().contains("max_tokens"));
-        let failed = RequestFailed {
-            error: "Context length exceeded".to_owned(),
-            category: ErrorCategory::User,
-        };
-        assert!(Error::of_work(failed).hint().is_some());
-        assert!(Error::of_reply(401, b"", None).hint().unwrap().contains("TINKER_API_KEY"));
-        assert!(Error::of_reply(400, b"odd", None).hint().is_none());
-        let unknown = Error::of_reply(404, br#"{"detail":"Not Found"}"#, None);
-        assert!(unknown.hint().unwrap().contains("may not have this call"));
-        let gone = Error::of_reply(404, br#"{"detail":"Model not found"}"#, None);
-        assert!(gone.hint().unwrap().contains("check the id"));
-    }
-
-    #[test]
-    fn an_error_reads_as_a_sentence() {
-        let error = Error::of_reply(503, b"{\"detail\":\"busy\"}", None)
+    fn display_states_operation_attempts_and_cause() {
+        let error = Error::from_response(503, b"{\"detail\":\"busy\"}", None)
             .after(3, Duration::from_secs(41))
             .during("GET /api/v1/sessions");
         assert_eq!(
             error.to_string(),
-            "GET /api/v1/sessions failed after 3 attempts (41.0 s): the server answered 503: busy"
+            "GET /api/v1/sessions failed after 3 attempts (41.0 s): server responded with status 503: busy"
         );
     }
 }

@@ -67,6 +67,7 @@ mod dispatch;
 mod download;
 mod error;
 mod future;
+mod hint;
 pub mod loss;
 #[cfg(feature = "tokenizer")]
 mod push;
@@ -76,6 +77,7 @@ mod service;
 mod session;
 mod settings;
 mod sync;
+pub mod targets;
 mod task;
 mod telemetry;
 #[cfg(feature = "tokenizer")]
@@ -91,6 +93,7 @@ pub use config::{ApiKey, BaseUrl, CredentialStore, Env, StoredKey, StoredKeyKind
 pub use console::log_to_console;
 pub use download::{Download, DownloadProgress, Downloaded};
 pub use error::{Error, ErrorKind, Result};
+pub use hint::Hint;
 pub use future::ApiFuture;
 pub use rest_client::{AdminClient, CopyCheckpoint, RestClient};
 pub use sampling::{SampleRequestBuilder, SamplingClient};
@@ -110,7 +113,7 @@ pub use training::{
     SaveOptions, TrainingClient,
 };
 pub use transport::Identity;
-pub use transport::http::{HttpFailure, HttpService, Lane, ResponseBody};
+pub use transport::http::{HttpFailure, HttpFailureKind, HttpService, Lane, ResponseBody};
 pub use transport::retry::RetryPolicy;
 
 #[cfg(feature = "chat")]

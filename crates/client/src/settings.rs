@@ -8,7 +8,8 @@ use tinkex_wire::{JsonObject, Secret};
 
 use crate::config::{BaseUrl, Credential, Env};
 use crate::error::Result;
-use crate::transport::http::{HttpService, Network};
+use crate::transport::http::HttpService;
+use crate::transport::network::Network;
 use crate::transport::retry::RetryPolicy;
 use crate::transport::{Transport, header};
 

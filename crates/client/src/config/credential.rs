@@ -95,7 +95,7 @@ fn resolve(sources: &Sources<'_>, command_only: bool) -> Result<Credential, Erro
         (Some(Err(error)), None) => Err(error),
         (None, None) => match sources.stored {
             Some(stored) => ApiKey::new(stored).map(Credential::Key),
-            None => Err(Error::no_credential()),
+            None => Err(Error::missing_credential()),
         },
     }
 }

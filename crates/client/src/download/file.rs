@@ -13,7 +13,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
 use tokio::time::Instant;
 use url::Url;
 
-use crate::error::{Error, ErrorKind, Result, retryable_status};
+use crate::error::{Error, ErrorKind, Result, is_retryable_status};
 use crate::transport::delay;
 use crate::transport::http::{HttpService, Lane, ResponseBody};
 use crate::transport::retry::RetryPolicy;
@@ -324,8 +324,8 @@ async fn refused(status: u16, headers: &HeaderMap, mut body: ResponseBody) -> Fa
     }
     words.truncate(MOST_WORDS);
     let asked = delay::asked(headers, SystemTime::now());
-    let mut error = Error::of_reply(status, &words, delay::asked_duration(asked));
-    if !retryable_status(status) && error.kind() == ErrorKind::Auth {
+    let mut error = Error::from_response(status, &words, delay::asked_duration(asked));
+    if !is_retryable_status(status) && error.kind() == ErrorKind::Auth {
         // It was not our credential: none was sent.
         error = error.with_hint("its URL may have expired; run the download again");
     }

@@ -73,7 +73,7 @@ impl<'a> Poller<'a> {
         }
         payload.and_then(|payload| Ok(S::decode_output(&payload)?)).map_err(|error| {
             self.write_down(&error, taken, &progress);
-            error.about(taken.response.request_id.clone()).during(taken.request_type)
+            error.with_request_id(taken.response.request_id.clone()).during(taken.request_type)
         })
     }
 
@@ -118,7 +118,7 @@ impl<'a> Poller<'a> {
                     match PollResponse::decode(kind.unwrap_or(JSON), reply.body())? {
                         PollResponse::Ready(payload) => return Ok(payload),
                         PollResponse::Failed(failed) => {
-                            return Err(Error::of_work(failed).after(1, progress.start.elapsed()));
+                            return Err(Error::from_failed_request(failed).after(1, progress.start.elapsed()));
                         }
                         PollResponse::MetadataOnly { .. } if !poll.allow_metadata_only => {
                             let why = "the server announced the answer twice and did not send it";

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use crate::targets;
+
 /// An answer that comes faster than this was not waited for by the server.
 const FAST: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -55,7 +57,10 @@ impl Contact {
     /// A poll that began then got no answer; returns whether it is time to give up.
     pub(super) fn lost(&mut self, asked: Instant) -> bool {
         if self.lost.is_none() {
-            tracing::warn!("no connection to the server; asking on for an answer");
+            tracing::warn!(
+                target: targets::OUTAGE,
+                "connection lost while waiting for a result; polling continues"
+            );
         }
         let since = self.lost.get_or_insert(asked).elapsed();
         self.patience.is_some_and(|patience| since >= patience)

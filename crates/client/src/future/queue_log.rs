@@ -6,6 +6,8 @@ use std::time::Duration;
 use tinkex_wire::{QueueState, QueueStatus};
 use tokio::time::Instant;
 
+use crate::targets;
+
 /// How long a client stays quiet after it said something.
 const QUIET: Duration = Duration::from_secs(60);
 
@@ -39,7 +41,7 @@ impl QueueLog {
             let state = pending.queue_state.map_or("", QueueState::as_str);
             let reason = pending.queue_state_reason.as_deref();
             let (work, id) = (self.work, self.id.as_str());
-            tracing::info!(target: "tinkex::queue", ?work, id, state, reason, "queue.state_change");
+            tracing::info!(target: targets::QUEUE, ?work, id, state, reason, "queue.state_change");
         }
         if let Some(line) = self.line(pending, Instant::now()) {
             tracing::warn!("{line}");

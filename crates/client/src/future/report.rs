@@ -6,6 +6,7 @@ use serde_json::json;
 use tinkex_wire::{ErrorCategory, JsonObject, Severity};
 
 use crate::error::{Error, ErrorKind};
+use crate::targets;
 use crate::telemetry::{EventQueue, told};
 
 use super::poll::Submitted;
@@ -30,7 +31,7 @@ pub(super) fn failure(
     };
     let (request_id, request_type) = (&taken.response.request_id, taken.request_type);
     tracing::debug!(
-        target: "tinkex::future", event, %request_id, request_type, polls, %error, "poll failed"
+        target: targets::POLL, event, %request_id, request_type, polls, %error, "poll failed"
     );
     let Some(events) = events else { return };
     let facts = [
@@ -64,7 +65,7 @@ mod tests {
             Submitted { response: ticket, request_type: "Sample", submit_duration: Duration::ZERO };
         let error = Error::new(ErrorKind::Auth, "the credential command failed: hidden");
         failure(Some(&events), &error, &taken, 1, Duration::ZERO);
-        let refused = Error::of_reply(500, b"{\"detail\":\"overheated\"}", None);
+        let refused = Error::from_response(500, b"{\"detail\":\"overheated\"}", None);
         failure(Some(&events), &refused, &taken, 1, Duration::ZERO);
         let told = serde_json::to_string(&events.batch()).unwrap();
         assert!(told.contains("overheated") && !told.contains("hidden"), "{told}");

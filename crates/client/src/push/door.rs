@@ -154,7 +154,7 @@ impl Door {
                     let asked = delay::asked(reply.headers(), SystemTime::now());
                     let status = reply.status().as_u16();
                     let wait = delay::asked_duration(asked);
-                    (Error::of_reply(status, reply.body(), wait), asked)
+                    (Error::from_response(status, reply.body(), wait), asked)
                 }
                 Err(failure) => (Error::from(failure), None),
             };

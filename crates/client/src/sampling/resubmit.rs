@@ -136,17 +136,17 @@ mod tests {
     #[test]
     fn only_passing_failures_and_expired_answers_are_asked_for_anew() {
         for status in [408, 409, 429, 500, 503] {
-            assert!(is_resubmittable(&Error::of_reply(status, b"", None)), "{status}");
+            assert!(is_resubmittable(&Error::from_response(status, b"", None)), "{status}");
         }
         for status in [400, 401, 404, 410, 422] {
-            assert!(!is_resubmittable(&Error::of_reply(status, b"", None)), "{status}");
+            assert!(!is_resubmittable(&Error::from_response(status, b"", None)), "{status}");
         }
-        assert!(is_resubmittable(&Error::of_reply(410, b"", None).expired()));
-        assert!(is_resubmittable(&Error::of_transport(ErrorKind::Timeout, "t".into())));
+        assert!(is_resubmittable(&Error::from_response(410, b"", None).expired()));
+        assert!(is_resubmittable(&crate::HttpFailure::timeout("t").into()));
         let failed = tinkex_wire::RequestFailed {
             error: "x".to_owned(),
             category: tinkex_wire::ErrorCategory::Server,
         };
-        assert!(!is_resubmittable(&Error::of_work(failed)));
+        assert!(!is_resubmittable(&Error::from_failed_request(failed)));
     }
 }

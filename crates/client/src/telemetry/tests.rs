@@ -53,9 +53,9 @@ fn events_have_the_shape_of_the_reference() {
     let data = [("k".to_owned(), json!(1))].into_iter().collect();
     events.note("my.event", Severity::Warning, data);
     events.failure(&std::io::Error::other("boom"));
-    events.fatal(&Around(Error::of_reply(404, b"", None)));
+    events.fatal(&Around(Error::from_response(404, b"", None)));
     let failed = RequestFailed { error: "rf".to_owned(), category: ErrorCategory::User };
-    events.fatal(&Error::of_work(failed));
+    events.fatal(&Error::from_failed_request(failed));
     let batch = serde_json::to_value(events.batch().unwrap()).unwrap();
     let mut seen = batch["events"].as_array().unwrap().clone();
     let mut ids = Vec::new();
@@ -88,7 +88,7 @@ fn a_mistake_counts_as_one_wherever_in_the_causes_it_is() {
     for case in fixture::cases("retry_classification.json") {
         let name = case["error"].as_str().unwrap();
         let Some(status) = name.strip_prefix("generic error caused by status ") else { continue };
-        let error = Around(Error::of_reply(status.parse().unwrap(), b"", None));
+        let error = Around(Error::from_response(status.parse().unwrap(), b"", None));
         let (severity, _) = describe(&error);
         assert_eq!(json!(severity == Severity::Warning), case["is_user_error"], "{case}");
         seen += 1;

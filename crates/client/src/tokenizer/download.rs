@@ -15,7 +15,7 @@ use tinkex_wire::Secret;
 use url::{Origin, Url};
 
 use crate::config::BaseUrl;
-use crate::error::{Error, ErrorKind, Result, retryable_status};
+use crate::error::{Error, ErrorKind, Result, is_retryable_status};
 use crate::transport::delay;
 use crate::transport::header::put_secret;
 use crate::transport::http::{HttpService, Lane};
@@ -91,7 +91,7 @@ impl Source<'_> {
         let Answer { reply, .. } = loop {
             tries += 1;
             match self.ask(&Method::HEAD, &url, None).await {
-                Ok(answer) if !retryable_status(answer.reply.status().as_u16()) => break answer,
+                Ok(answer) if !is_retryable_status(answer.reply.status().as_u16()) => break answer,
                 failed => self.pause(failed, tries).await?,
             }
         };
@@ -178,7 +178,7 @@ impl Source<'_> {
             tries += 1;
             let at = partial.len();
             let answer = match self.ask(&Method::GET, url, Some((at, tag.as_ref()))).await {
-                Ok(answer) if !retryable_status(answer.reply.status().as_u16()) => answer,
+                Ok(answer) if !is_retryable_status(answer.reply.status().as_u16()) => answer,
                 failed => {
                     self.pause(failed, tries).await?;
                     continue;
@@ -310,7 +310,7 @@ impl Source<'_> {
     fn refused(&self, reply: &Response<Bytes>) -> Error {
         let status = reply.status().as_u16();
         let asked = delay::asked(reply.headers(), SystemTime::now());
-        let error = Error::of_reply(status, reply.body(), delay::asked_duration(asked));
+        let error = Error::from_response(status, reply.body(), delay::asked_duration(asked));
         error.with_hint(match (status, self.token.is_some()) {
             (401, false) => {
                 "there is no such model, or it is not for everyone: check its name, or set HF_TOKEN"

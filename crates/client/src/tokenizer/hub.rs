@@ -10,7 +10,8 @@ use tokio::sync::OnceCell;
 
 use crate::config::{BaseUrl, Env};
 use crate::error::{Error, ErrorKind, Result};
-use crate::transport::http::{HttpService, Network};
+use crate::transport::http::HttpService;
+use crate::transport::network::Network;
 
 use super::cache::Repo;
 use super::download::{Source, off_runtime};

@@ -152,7 +152,7 @@ mod tests {
             if case.get("error").is_some() {
                 let error = id.expect_err("it needs a package of its own");
                 assert_eq!(error.kind(), ErrorKind::InvalidInput, "{case}");
-                assert!(error.hint().unwrap().contains("folder"));
+                assert!(error.hint().unwrap().as_str().contains("folder"));
                 continue;
             }
             let id = id.unwrap();

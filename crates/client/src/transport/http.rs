@@ -1,12 +1,10 @@
-//! The one door to the network.
+//! The HTTP interface of the client.
 //!
-//! [`HttpService`] is what the rest of the crate sees: a request goes in, a reply or a failure comes
-//! out. Fakes and proxies come in here; the real one is [`Network`].
+//! [`HttpService`] sends one request and returns its response or an [`HttpFailure`]. The default
+//! implementation is [`Network`](super::network::Network); tests and proxies bring their own.
 
 use std::error::Error as StdError;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,14 +12,15 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, Stream, StreamExt as _};
 use http::{Request, Response};
 
-use crate::config::Env;
 use crate::error::{Error, ErrorKind};
+use crate::hint::Hint;
 
-use super::pool::{Lease, Pool};
-
-/// Sends requests. Redirects are not followed and nothing is sent twice: others decide that.
+/// Sends HTTP requests.
+///
+/// An implementation sends each request exactly once and does not follow redirects: the client
+/// decides about both, because it must not send a credential to another server.
 pub trait HttpService: Send + Sync + 'static {
-    /// Sends one request and waits for the whole reply, at most for `timeout`.
+    /// Sends `request` and waits at most `timeout` for the complete response.
     fn send(
         &self,
         lane: Lane,
@@ -29,39 +28,39 @@ pub trait HttpService: Send + Sync + 'static {
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>>;
 
-    /// Sends one request and hands the reply over as it comes, for what is too large to be held.
-    /// Nothing may come for `timeout` at most.
+    /// Sends `request` and returns the response with a streaming body, for bodies that are too large
+    /// for memory. `timeout` is the longest time without new data.
     ///
-    /// A service that does not say otherwise waits for the whole reply.
+    /// The default implementation waits for the complete response.
     fn send_streaming(
         &self,
         lane: Lane,
         request: Request<Bytes>,
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<ResponseBody>, HttpFailure>> {
-        let whole = self.send(lane, request, timeout);
-        Box::pin(async move { Ok(whole.await?.map(ResponseBody::from)) })
+        let response = self.send(lane, request, timeout);
+        Box::pin(async move { Ok(response.await?.map(ResponseBody::from)) })
     }
 }
 
-/// The body of a reply as it comes.
+/// Body of a response, received in parts.
 pub struct ResponseBody(BoxStream<'static, Result<Bytes, HttpFailure>>);
 
 impl ResponseBody {
-    /// These bytes, or a failure half-way.
-    pub fn new(bytes: impl Stream<Item = Result<Bytes, HttpFailure>> + Send + 'static) -> Self {
-        Self(bytes.boxed())
+    /// Creates a body from a stream of parts. An error ends the body.
+    pub fn new(parts: impl Stream<Item = Result<Bytes, HttpFailure>> + Send + 'static) -> Self {
+        Self(parts.boxed())
     }
 
-    /// The next bytes; `None` at the end.
+    /// Returns the next part, or `None` at the end.
     pub async fn next(&mut self) -> Option<Result<Bytes, HttpFailure>> {
         self.0.next().await
     }
 }
 
 impl From<Bytes> for ResponseBody {
-    fn from(whole: Bytes) -> Self {
-        Self::new(stream::iter((!whole.is_empty()).then_some(Ok(whole))))
+    fn from(body: Bytes) -> Self {
+        Self::new(stream::iter((!body.is_empty()).then_some(Ok(body))))
     }
 }
 
@@ -71,30 +70,31 @@ impl fmt::Debug for ResponseBody {
     }
 }
 
-/// A class of traffic. Each has connections of its own, so that a long poll never stands in the way
-/// of an upload.
+/// Traffic class of a request.
+///
+/// Each class has its own connections, so that a long poll never delays an upload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Lane {
-    /// Settings, asked for once.
+    /// The server's client configuration, fetched once per connection.
     Config,
-    /// Tokens.
+    /// Exchange of a credential for tokens.
     Auth,
-    /// Sessions: opening, keeping alive, joining.
+    /// Sessions: creation, heartbeats, joining.
     Session,
-    /// Training requests, and looking things up.
+    /// Training requests and the REST API.
     Train,
     /// Sampling requests.
     Sample,
-    /// Waiting for one answer.
+    /// Polls for the result of one request.
     Poll,
-    /// Waiting for many answers.
+    /// Polls for the results of all requests of a sampling session.
     PollMany,
-    /// How the client is doing.
+    /// Telemetry.
     Telemetry,
     /// Files of a model hub.
     Hub,
-    /// Files to download: weights and traces.
+    /// Checkpoint files.
     File,
 }
 
@@ -112,7 +112,7 @@ impl Lane {
         Self::File,
     ];
 
-    /// Its name, for logs and metrics.
+    /// Returns the name used in logs and metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -129,14 +129,33 @@ impl Lane {
         }
     }
 
-    /// Whether requests share connections.
-    const fn is_shared(self) -> bool {
+    /// Returns the lane with this [name](Self::as_str).
+    ///
+    /// ```
+    /// use tinkex::Lane;
+    ///
+    /// assert_eq!(Lane::from_name("poll_many"), Some(Lane::PollMany));
+    /// assert_eq!(Lane::from_name("other"), None);
+    /// ```
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|lane| lane.as_str() == name)
+    }
+
+    /// Returns whether its requests poll for results.
+    #[must_use]
+    pub const fn is_poll(self) -> bool {
+        matches!(self, Self::Poll | Self::PollMany)
+    }
+
+    /// Returns whether requests share connections.
+    pub(super) const fn is_shared(self) -> bool {
         self.requests_per_client() > 1
     }
 
-    /// How many requests share one set of connections. An upload has its own; the others stay below
-    /// what one HTTP/2 connection carries at once.
-    pub(crate) const fn requests_per_client(self) -> usize {
+    /// Returns how many requests share one HTTP client. A large upload gets a client of its own; the
+    /// others stay below the concurrent streams that one HTTP/2 connection allows.
+    pub(super) const fn requests_per_client(self) -> usize {
         match self {
             Self::Config | Self::Auth | Self::Train | Self::Hub | Self::File => 1,
             Self::Session | Self::Sample | Self::Poll | Self::PollMany | Self::Telemetry => 50,
@@ -144,235 +163,96 @@ impl Lane {
     }
 }
 
-/// A request that got no answer.
+/// Error of an [`HttpService`]: a request without a usable response.
+///
+/// ```
+/// use tinkex::{HttpFailure, HttpFailureKind};
+///
+/// let failure = HttpFailure::timeout("no response within 30 s");
+/// assert_eq!(failure.kind(), HttpFailureKind::Timeout);
+/// assert_eq!(failure.to_string(), "request timed out");
+/// ```
 #[derive(Debug)]
 pub struct HttpFailure {
-    kind: FailureKind,
+    kind: HttpFailureKind,
     source: Box<dyn StdError + Send + Sync>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FailureKind {
+/// Classification of an [`HttpFailure`]. Only `Timeout` and `Connect` are retried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HttpFailureKind {
+    /// The response did not arrive in time.
     Timeout,
+    /// No connection could be made, or it was interrupted.
     Connect,
+    /// The server's TLS certificate was rejected.
+    Certificate,
+    /// The response arrived, but its body could not be decompressed.
+    Decode,
+    /// The request could not be built, for example because of its URL. It was not sent.
+    InvalidRequest,
 }
 
 impl HttpFailure {
-    /// The answer did not come in time.
-    pub fn timeout(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        Self { kind: FailureKind::Timeout, source: source.into() }
+    /// Creates a failure. `source` must not contain a credential.
+    pub fn new(
+        kind: HttpFailureKind,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Self {
+        Self { kind, source: source.into() }
     }
 
-    /// There was no connection, or it broke.
+    /// Creates a failure of kind [`HttpFailureKind::Timeout`].
+    pub fn timeout(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::new(HttpFailureKind::Timeout, source)
+    }
+
+    /// Creates a failure of kind [`HttpFailureKind::Connect`].
     pub fn connect(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        Self { kind: FailureKind::Connect, source: source.into() }
+        Self::new(HttpFailureKind::Connect, source)
+    }
+
+    /// Returns the classification of the failure.
+    #[must_use]
+    pub fn kind(&self) -> HttpFailureKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for HttpFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.kind {
+            HttpFailureKind::Timeout => "request timed out",
+            HttpFailureKind::Connect => "connection to the server failed",
+            HttpFailureKind::Certificate => "server certificate was rejected",
+            HttpFailureKind::Decode => "cannot decode the response body",
+            HttpFailureKind::InvalidRequest => "cannot build the request",
+        })
+    }
+}
+
+impl StdError for HttpFailure {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&*self.source)
     }
 }
 
 impl From<HttpFailure> for Error {
     fn from(failure: HttpFailure) -> Self {
-        let kind = match failure.kind {
-            FailureKind::Timeout => ErrorKind::Timeout,
-            FailureKind::Connect => ErrorKind::Connect,
+        let (kind, hint) = match failure.kind {
+            HttpFailureKind::Timeout => (ErrorKind::Timeout, None),
+            HttpFailureKind::Connect => (ErrorKind::Connect, Some(Hint::CheckNetwork)),
+            HttpFailureKind::Certificate => (ErrorKind::Certificate, Some(Hint::CheckCertificate)),
+            HttpFailureKind::Decode => (ErrorKind::Decode, Some(Hint::CheckServer)),
+            HttpFailureKind::InvalidRequest => (ErrorKind::InvalidInput, None),
         };
-        Self::of_transport(kind, failure.source)
-    }
-}
-
-/// The network, by reqwest.
-///
-/// Whether the server speaks HTTP/2 shows only when a connection is there, so requests that start
-/// together would each open one of their own. The first reply settles it: from then on clients whose
-/// connection is shared begin with one, and open no other.
-pub(crate) struct Network {
-    pools: Vec<(Lane, Pool<Connected>)>,
-    speaks_http2: Arc<AtomicBool>,
-}
-
-/// A client, and what it offers to speak.
-#[derive(Clone)]
-struct Connected {
-    client: reqwest::Client,
-    protocol: Protocol,
-}
-
-const CONNECT: Duration = Duration::from_secs(5);
-const KEEP_ALIVE: Duration = Duration::from_secs(30);
-const IDLE: Duration = Duration::from_secs(90);
-/// What an upload may take on top of its timeout: a slow line is not a dead one.
-const SLOWEST_UPLOAD_BYTES_PER_SECOND: usize = 64 * 1024;
-
-impl Network {
-    /// Proxies come from these variables, read now and never again.
-    pub(crate) fn new(env: &Env) -> Result<Self, Error> {
-        let (tls, proxies) = (tls()?, proxies(env)?);
-        let speaks_http2 = Arc::new(AtomicBool::new(false));
-        // Made once here so that a mistake shows now and not at the first request.
-        client(tls.clone(), &proxies, Protocol::Any)?;
-        let pool = |lane: Lane| {
-            let (tls, proxies) = (tls.clone(), proxies.clone());
-            let speaks_http2 = Arc::clone(&speaks_http2);
-            let make = move || {
-                let known = lane.is_shared() && speaks_http2.load(Ordering::Relaxed);
-                let protocol = if known { Protocol::Http2 } else { Protocol::Any };
-                let client = client(tls.clone(), &proxies, protocol);
-                Connected { client: client.expect("the same settings worked before"), protocol }
-            };
-            (lane, Pool::new(lane.requests_per_client(), Box::new(make)))
-        };
-        Ok(Self { pools: Lane::ALL.map(pool).into(), speaks_http2 })
-    }
-
-    fn pool(&self, lane: Lane) -> &Pool<Connected> {
-        let found = self.pools.iter().find(|(of, _)| *of == lane);
-        &found.expect("every lane has a pool").1
-    }
-}
-
-impl HttpService for Network {
-    fn send(
-        &self,
-        lane: Lane,
-        request: Request<Bytes>,
-        timeout: Duration,
-    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
-        Box::pin(async move {
-            let pool = self.pool(lane);
-            let upload = request.body().len() / SLOWEST_UPLOAD_BYTES_PER_SECOND;
-            let mut request = reqwest::Request::try_from(request).map_err(failure)?;
-            *request.timeout_mut() = Some(timeout + Duration::from_secs(upload as u64));
-            let secure = request.url().scheme() == "https";
-            let lease = pool.lease();
-            let sent = lease.client().client.execute(request).await;
-            if sent.is_err() && lease.client().protocol == Protocol::Http2 {
-                // Perhaps another server answers now, which does not speak it: offer both again.
-                self.speaks_http2.store(false, Ordering::Relaxed);
-                pool.renew(&lease);
-            }
-            let mut reply = sent.map_err(failure)?;
-            // Shared lanes speak to our own server alone, and so does the first call of all.
-            if secure
-                && (lane == Lane::Config || lane.is_shared())
-                && reply.version() == http::Version::HTTP_2
-            {
-                self.speaks_http2.store(true, Ordering::Relaxed);
-            }
-            let head = head(&mut reply);
-            let body = reply.bytes().await.map_err(failure)?;
-            pool.settle(&lease, head.map(|()| body))
-        })
-    }
-
-    fn send_streaming(
-        &self,
-        lane: Lane,
-        request: Request<Bytes>,
-        timeout: Duration,
-    ) -> BoxFuture<'_, Result<Response<ResponseBody>, HttpFailure>> {
-        Box::pin(async move {
-            let request = reqwest::Request::try_from(request).map_err(failure)?;
-            let lease = self.pool(lane).lease();
-            let sent = tokio::time::timeout(timeout, lease.client().client.execute(request)).await;
-            let mut reply = sent.map_err(HttpFailure::timeout)?.map_err(failure)?;
-            let head = head(&mut reply);
-            Ok(head.map(|()| ResponseBody::new(incoming(reply, lease, timeout))))
-        })
-    }
-}
-
-/// Status and headers of a reply, taken out of it.
-fn head(reply: &mut reqwest::Response) -> Response<()> {
-    let mut head = Response::new(());
-    *head.status_mut() = reply.status();
-    *head.headers_mut() = std::mem::take(reply.headers_mut());
-    head
-}
-
-/// Hands a reply over as it comes. The connection is taken until the end of it.
-fn incoming(
-    reply: reqwest::Response,
-    lease: Lease<Connected>,
-    timeout: Duration,
-) -> impl Stream<Item = Result<Bytes, HttpFailure>> {
-    stream::unfold(Some((reply, lease)), move |state| async move {
-        let (mut reply, lease) = state?;
-        match tokio::time::timeout(timeout, reply.chunk()).await {
-            Ok(Ok(bytes)) => bytes.map(|bytes| (Ok(bytes), Some((reply, lease)))),
-            Ok(Err(why)) => Some((Err(failure(why)), None)),
-            Err(late) => Some((Err(HttpFailure::timeout(late)), None)),
+        let mut error = Self::new(kind, failure.to_string()).with_boxed_source(failure.source);
+        if let Some(hint) = hint {
+            error = error.with_hint(hint);
         }
-    })
-}
-
-/// Without the address: it may hold a query that is nobody's business.
-fn failure(error: reqwest::Error) -> HttpFailure {
-    let error = error.without_url();
-    if error.is_timeout() { HttpFailure::timeout(error) } else { HttpFailure::connect(error) }
-}
-
-/// What a client offers to speak.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Protocol {
-    Any,
-    Http2,
-}
-
-/// The proxies that the usual variables name, in either case.
-fn proxies(env: &Env) -> Result<Vec<reqwest::Proxy>, Error> {
-    let get = |name: &str| env.get(name).or_else(|| env.get(&name.to_ascii_lowercase()));
-    let except = || reqwest::NoProxy::from_string(get("NO_PROXY").unwrap_or_default());
-    type Make = fn(&str) -> reqwest::Result<reqwest::Proxy>;
-    let kinds: [(&str, Make); 3] = [
-        ("HTTP_PROXY", |url| reqwest::Proxy::http(url)),
-        ("HTTPS_PROXY", |url| reqwest::Proxy::https(url)),
-        ("ALL_PROXY", |url| reqwest::Proxy::all(url)),
-    ];
-    let named = kinds.into_iter().filter_map(|(name, make)| Some((name, make, get(name)?)));
-    named
-        .map(|(name, make, url)| {
-            // Without the address: it may hold a password.
-            let wrong = |_| Error::new(ErrorKind::Config, format!("{name} is not an address"));
-            Ok(make(url).map_err(wrong)?.no_proxy(except()))
-        })
-        .collect()
-}
-
-fn client(
-    mut tls: rustls::ClientConfig,
-    proxies: &[reqwest::Proxy],
-    protocol: Protocol,
-) -> Result<reqwest::Client, Error> {
-    // What the system says about proxies is not asked: the variables were read once, elsewhere.
-    let builder = reqwest::Client::builder().no_proxy();
-    let mut builder = proxies.iter().cloned().fold(builder, reqwest::ClientBuilder::proxy);
-    if protocol == Protocol::Http2 {
-        tls.alpn_protocols = vec![b"h2".to_vec()];
-        builder = builder.http2_prior_knowledge();
+        error
     }
-    builder
-        .tls_backend_preconfigured(tls)
-        .redirect(reqwest::redirect::Policy::none())
-        // Without the limit it never resends either, but keeps a copy of every request.
-        .retry(reqwest::retry::never().max_retries_per_request(0))
-        .connect_timeout(CONNECT)
-        .tcp_keepalive(KEEP_ALIVE)
-        .pool_idle_timeout(IDLE)
-        .build()
-        .map_err(|why| Error::new(ErrorKind::Config, "no HTTP client").with_source(why))
-}
-
-fn tls() -> Result<rustls::ClientConfig, Error> {
-    use rustls_platform_verifier::BuilderVerifierExt;
-
-    let wrong = |why: rustls::Error| Error::new(ErrorKind::Config, "no TLS").with_source(why);
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .and_then(BuilderVerifierExt::with_platform_verifier)
-        .map_err(wrong)?
-        .with_no_client_auth();
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    Ok(config)
 }
 
 #[cfg(test)]
@@ -380,13 +260,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn proxies_come_from_the_variables_that_were_given_and_keep_their_secrets() {
-        let of = |pairs: &[(&str, &str)]| proxies(&Env::from_pairs(pairs.iter().copied()));
-        assert!(of(&[("NO_PROXY", "localhost")]).unwrap().is_empty());
-        let two = of(&[("https_proxy", "http://a:1"), ("ALL_PROXY", "http://b:2")]).unwrap();
-        assert_eq!(two.len(), 2);
-        let error = of(&[("HTTP_PROXY", "http://user:hush@:x")]).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::Config);
-        assert!(error.to_string().contains("HTTP_PROXY") && !format!("{error:?}").contains("hush"));
+    fn only_timeouts_and_lost_connections_are_retryable() {
+        for (kind, expected, retryable) in [
+            (HttpFailureKind::Timeout, ErrorKind::Timeout, true),
+            (HttpFailureKind::Connect, ErrorKind::Connect, true),
+            (HttpFailureKind::Certificate, ErrorKind::Certificate, false),
+            (HttpFailureKind::Decode, ErrorKind::Decode, false),
+            (HttpFailureKind::InvalidRequest, ErrorKind::InvalidInput, false),
+        ] {
+            let failure = HttpFailure::new(kind, "scripted");
+            assert_eq!(failure.source().unwrap().to_string(), "scripted");
+            let error = Error::from(failure);
+            assert_eq!((error.kind(), error.is_retryable()), (expected, retryable));
+            assert_eq!(error.source().unwrap().to_string(), "scripted");
+        }
     }
 }

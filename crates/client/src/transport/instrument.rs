@@ -13,6 +13,8 @@ use std::time::Instant;
 use bytes::Bytes;
 use http::{Method, Response, Uri};
 
+use crate::targets;
+
 use super::http::{HttpFailure, Lane};
 
 /// One request on its way. Time is the real one: it is told, never decided by.
@@ -35,7 +37,7 @@ impl<'a> RequestEvents<'a> {
     ) -> Self {
         let (path, lane) = (uri.path(), lane.as_str());
         tracing::trace!(
-            target: "tinkex::http", %method, path, lane, base_url, retry_count, "request start"
+            target: targets::HTTP, %method, path, lane, base_url, retry_count, "request start"
         );
         Self { method, path, lane, base_url, retry_count, start: Instant::now() }
     }
@@ -47,7 +49,7 @@ impl<'a> RequestEvents<'a> {
             Ok(reply) => {
                 let status = reply.status().as_u16();
                 tracing::debug!(
-                    target: "tinkex::http", %method, path, lane, base_url, retry_count, ?duration,
+                    target: targets::HTTP, %method, path, lane, base_url, retry_count, ?duration,
                     status, "request stop"
                 );
                 match status {
@@ -58,7 +60,7 @@ impl<'a> RequestEvents<'a> {
             }
             Err(error) => {
                 tracing::debug!(
-                    target: "tinkex::http", %method, path, lane, base_url, retry_count, ?duration,
+                    target: targets::HTTP, %method, path, lane, base_url, retry_count, ?duration,
                     ?error, "request exception"
                 );
                 "lost"

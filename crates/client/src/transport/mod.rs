@@ -10,6 +10,7 @@ pub(crate) mod delay;
 pub(crate) mod header;
 pub(crate) mod http;
 mod instrument;
+pub(crate) mod network;
 mod pool;
 mod request_policy;
 pub(crate) mod retry;
@@ -32,6 +33,7 @@ use url::Url;
 
 use crate::config::{BaseUrl, Credential};
 use crate::error::{Error, ErrorKind, Result};
+use crate::targets;
 use crate::task::Task;
 use crate::telemetry::EventQueue;
 
@@ -186,7 +188,7 @@ impl Transport {
         call: &C,
         options: &RequestOptions,
     ) -> Result<Response<Bytes>> {
-        let span = tracing::debug_span!(target: "tinkex::http", "call", route = %C::ROUTE);
+        let span = tracing::debug_span!(target: targets::HTTP, "request", route = %C::ROUTE);
         self.send_with_retries(call, options).instrument(span).await
     }
 

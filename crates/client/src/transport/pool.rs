@@ -62,7 +62,7 @@ impl<C: Clone> Pool<C> {
     /// Looks at a reply. A 400 without a body comes from a proxy that wants to be rid of the
     /// connection: the client is replaced, and the request counts as never answered, so that it is
     /// sent again. After many of those it is believed.
-    pub(crate) fn settle(
+    pub(crate) fn check_response(
         &self,
         lease: &Lease<C>,
         reply: Response<Bytes>,
@@ -177,7 +177,7 @@ mod tests {
                 let status = u16::try_from(step["status"].as_u64().unwrap_or(200)).unwrap();
                 let body = step["body"].as_str().unwrap_or("{}").to_owned();
                 let reply = Response::builder().status(status).body(Bytes::from(body)).unwrap();
-                let result = pool.settle(&pool.lease(), reply);
+                let result = pool.check_response(&pool.lease(), reply);
                 let seen = match &result {
                     Err(_) => "connection_error".to_owned(),
                     Ok(reply) if reply.status().is_success() => "ok".to_owned(),

@@ -17,7 +17,8 @@ use serde_json::json;
 use tinkex_wire::JsonObject;
 use tokio::time::{Instant, sleep};
 
-use crate::error::{Error, retryable_status};
+use crate::error::{Error, is_retryable_status};
+use crate::targets;
 use crate::telemetry::EventQueue;
 
 use super::backoff::RequestBackoff;
@@ -154,7 +155,7 @@ impl Failed {
         let asked = delay::asked(reply.headers(), SystemTime::now());
         let retry_after = delay::asked_duration(asked);
         Self {
-            error: Error::of_reply(reply.status().as_u16(), reply.body(), retry_after),
+            error: Error::from_response(reply.status().as_u16(), reply.body(), retry_after),
             asked,
             wanted: delay::should_resend(reply.headers()),
             for_good: false,
@@ -171,7 +172,7 @@ impl Failed {
             return false;
         }
         self.wanted.unwrap_or_else(|| match self.error.status() {
-            Some(status) => retryable_status(status) || status >= 600,
+            Some(status) => is_retryable_status(status) || status >= 600,
             None => self.error.is_retryable(),
         })
     }
@@ -255,7 +256,7 @@ impl Sending {
             let (error, attempt) = (&failed.error, self.attempts);
             let (status, seconds) = (error.status(), wait.as_secs_f64());
             tracing::debug!(
-                target: "tinkex::retry", %error, status, seconds, attempt, "sending again"
+                target: targets::RETRY, %error, status, seconds, attempt, "retrying request"
             );
             instrument::resend("soon");
             sleep(wait).await;
@@ -284,7 +285,7 @@ impl Sending {
             let sensible = !failed.for_good && failed.error.is_retryable();
             if !self.rule.persist || !sensible || elapsed >= BUDGET {
                 let (error, attempts) = (&failed.error, self.attempts);
-                tracing::debug!(target: "tinkex::retry", %error, attempts, ?elapsed, "giving up");
+                tracing::debug!(target: targets::RETRY, %error, attempts, ?elapsed, "giving up");
                 return Err(failed.error.after(self.attempts, elapsed));
             }
             let pause = Duration::from_secs(1 << self.round.min(5)).min(LONGEST_ROUND_PAUSE);
@@ -294,7 +295,7 @@ impl Sending {
             }
             let (error, attempt) = (&failed.error, self.attempts);
             let (status, seconds) = (error.status(), pause.as_secs_f64());
-            tracing::debug!(target: "tinkex::retry", %error, status, seconds, attempt, "trying anew");
+            tracing::debug!(target: targets::RETRY, %error, status, seconds, attempt, "retrying request");
             instrument::resend("round");
             sleep(pause).await;
             self.round += 1;
@@ -332,12 +333,13 @@ mod tests {
     use tinkex_wire::Route;
 
     use super::super::backoff::Backoff;
+    use super::super::http::HttpFailure;
     use super::*;
     use crate::error::ErrorKind;
     use crate::fixture;
 
     fn outcome(step: &Value) -> Result<Response<Bytes>, Failed> {
-        let transport = |kind| Err(Error::of_transport(kind, "scripted".into()).into());
+        let lost = |failure: HttpFailure| Err(Error::from(failure).into());
         match step {
             Value::Number(status) => {
                 let status = u16::try_from(status.as_u64().unwrap()).unwrap();
@@ -346,8 +348,8 @@ mod tests {
             }
             Value::String(word) => match word.as_str() {
                 "ok" => Ok(Response::new(Bytes::new())),
-                "conn" => transport(ErrorKind::Connect),
-                "timeout" | "asyncio_timeout" => transport(ErrorKind::Timeout),
+                "conn" => lost(HttpFailure::connect("scripted")),
+                "timeout" | "asyncio_timeout" => lost(HttpFailure::timeout("scripted")),
                 "value_error" => Err(Error::new(ErrorKind::InvalidInput, "scripted").into()),
                 other => panic!("{other}"),
             },

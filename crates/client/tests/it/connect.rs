@@ -52,7 +52,7 @@ async fn the_start_is_made_once_and_a_failed_one_is_made_again() {
     let client = fake.client();
     let error = client.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Auth);
-    assert!(error.hint().unwrap().contains("TINKER_API_KEY"));
+    assert!(error.hint().unwrap().as_str().contains("TINKER_API_KEY"));
     assert!(!error.is_missing_credential(), "it is there, and refused");
 
     let fake = fake.reply(CONFIG, 200, json!({})).reply(DYNAMIC, 404, Value::Null);

@@ -37,7 +37,7 @@ async fn requests_retries_and_queue_states_are_events_and_numbers() {
         assert!(steps[1].contains(field), "{field}: {}", steps[1]);
     }
     assert_eq!(lines.with(&["tinkex::http TRACE", "optim_step"]).len(), 2, "two starts");
-    assert_eq!(lines.with(&["tinkex::retry", "sending again"]).len(), 1);
+    assert_eq!(lines.with(&["tinkex::retry", "retrying request"]).len(), 1);
     let changes = lines.with(&["tinkex::queue", "queue.state_change"]);
     assert_eq!(changes.len(), 2, "said when it changes: {changes:?}");
     assert!(changes[0].contains("paused_rate_limit") && changes[1].contains("active"));

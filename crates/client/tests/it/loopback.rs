@@ -4,9 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tinkex::rest::ListSessions;
-use tinkex::{Env, ErrorKind, RetryPolicy, ServiceClient};
+use tinkex::{Env, ErrorKind, Hint, RetryPolicy, ServiceClient, ServiceClientBuilder};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
 /// What the server does with the first request that is not about settings.
 #[derive(Clone, Copy)]
@@ -16,6 +19,7 @@ enum Deed {
     CloseAtOnce,
     Garbage,
     Zstd,
+    BrokenZstd,
 }
 
 /// A server on a free port; returns its address and how many connections it took.
@@ -47,6 +51,7 @@ async fn converse(mut stream: TcpStream, deed: Deed) {
                     let body = tinkex::wire::codec::compress::compress(br#"{"sessions":["z"]}"#);
                     reply(&body.unwrap(), "content-encoding: zstd\r\n")
                 }
+                Deed::BrokenZstd => reply(b"not compressed", "content-encoding: zstd\r\n"),
                 Deed::CloseMidBody => {
                     b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"sess".to_vec()
                 }
@@ -83,14 +88,16 @@ async fn read_request(stream: &mut TcpStream) -> Option<String> {
     Some(head)
 }
 
-fn client(address: &str) -> ServiceClient {
+fn client_builder(address: &str) -> ServiceClientBuilder {
     ServiceClient::builder()
         .env(Env::empty())
         .base_url(address.parse().unwrap())
         .api_key("tml-test")
         .retry(RetryPolicy::disabled())
-        .build()
-        .unwrap()
+}
+
+fn client(address: &str) -> ServiceClient {
+    client_builder(address).build().unwrap()
 }
 
 #[tokio::test]
@@ -131,4 +138,39 @@ async fn a_server_that_is_not_there_is_told_as_such() {
     drop(listener);
     let error = client(&address).rest().list_sessions(&ListSessions::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Connect);
+}
+
+/// A response that cannot be decompressed is not a lost connection: it is not retried.
+#[tokio::test]
+async fn an_undecodable_body_is_a_decoding_error_and_is_not_retried() {
+    let (address, _) = serve(Deed::BrokenZstd).await;
+    let service = client_builder(&address).retry(RetryPolicy::default()).build().unwrap();
+    let error = service.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
+    assert_eq!((error.kind(), error.attempts()), (ErrorKind::Decode, 1), "{error:?}");
+}
+
+#[tokio::test]
+async fn an_untrusted_certificate_is_reported_as_such_and_is_not_retried() {
+    let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
+    let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
+    let tls = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key)
+        .unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("https://localhost:{}", listener.local_addr().unwrap().port());
+    let acceptor = TlsAcceptor::from(Arc::new(tls));
+    #[expect(clippy::disallowed_methods, reason = "the server of a test")]
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let _ = acceptor.accept(stream).await;
+        }
+    });
+    let service = client_builder(&address).retry(RetryPolicy::default()).build().unwrap();
+    let error = service.server_capabilities().await.unwrap_err();
+    assert_eq!((error.kind(), error.attempts()), (ErrorKind::Certificate, 1), "{error:?}");
+    assert_eq!(error.hint(), Some(Hint::CheckCertificate));
 }

@@ -18,7 +18,7 @@ const BATCH: &str = "POST /me/x.git/info/lfs/objects/batch";
 async fn without_a_token_nothing_is_sent() {
     let error = hub(&ScriptedServer::new()).create_repo("me/x", false).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Auth);
-    assert!(error.hint().unwrap().contains("HF_TOKEN"));
+    assert!(error.hint().unwrap().as_str().contains("HF_TOKEN"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -90,5 +90,5 @@ async fn a_refusal_says_what_to_do_and_not_the_token() {
     let fake = ScriptedServer::new().reply(CREATE, 403, json!({ "error": "no" }));
     let error = hub(&fake).token("hf_hush").create_repo("me/x", false).await.unwrap_err();
     let shown = format!("{error} {error:?}");
-    assert!(error.hint().unwrap().contains("rights") && !shown.contains("hush"), "{shown}");
+    assert!(error.hint().unwrap().as_str().contains("rights") && !shown.contains("hush"), "{shown}");
 }

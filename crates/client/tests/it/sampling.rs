@@ -250,7 +250,7 @@ async fn what_makes_no_sense_is_refused_before_sending() {
     let service = server.builder().build().unwrap();
     let wrong = "tinker://r/weights/a".parse().unwrap();
     let error = service.create_sampling_client_from(&wrong).await.unwrap_err();
-    assert!(error.hint().unwrap().contains("save_weights_for_sampler"));
+    assert!(error.hint().unwrap().as_str().contains("save_weights_for_sampler"));
 }
 
 /// Covers T6.2.

@@ -320,7 +320,7 @@ async fn a_download_that_was_given_up_goes_on_later() {
     assert_eq!(error.kind(), ErrorKind::Connect);
     let text = error.to_string();
     assert!(text.contains("org/later") && text.contains("hub.test cannot be reached"), "{text}");
-    assert!(error.hint().unwrap().contains("HF_ENDPOINT"));
+    assert!(error.hint().unwrap().as_str().contains("HF_ENDPOINT"));
     let before = fake.seen("GET").len();
     fake.hub(&cache).tokenizer("org/later").await.unwrap();
     let resumed = &fake.seen("GET")[before];
@@ -386,7 +386,7 @@ async fn refusals_say_what_to_do() {
         let error = fake.hub(&cache).tokenizer("org/refused").await.unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
         assert!(error.to_string().contains("org/refused"), "{error}");
-        assert!(error.hint().unwrap().contains(hint), "{error:?}");
+        assert!(error.hint().unwrap().as_str().contains(hint), "{error:?}");
         assert!(!format!("{error} {error:?}").contains("hf_secret"));
         assert_eq!(fake.seen("").len(), asked, "nothing of it passes by itself");
     }

@@ -281,7 +281,7 @@ async fn training_goes_on_from_a_saved_state() {
     let wrong = "tinker://r/sampler_weights/a".parse().unwrap();
     let error =
         service.create_training_client_from(&wrong, RestoreMode::WeightsOnly).create().await;
-    assert!(error.unwrap_err().hint().unwrap().contains("save_state"));
+    assert!(error.unwrap_err().hint().unwrap().as_str().contains("save_state"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,35 @@
+//! Targets of the [`tracing`] events that this crate emits.
+//!
+//! Use them to filter or to recognize events; the names and the fields listed here are part of the
+//! public API. Everything else the crate logs has the target of its module (`tinkex::…`). No field
+//! holds a credential, a body, a header or a query string.
+//!
+//! | Target | Message | Level | Fields |
+//! |---|---|---|---|
+//! | [`HTTP`] | `request start` | trace | `method`, `path`, `lane`, `base_url`, `retry_count` |
+//! | [`HTTP`] | `request stop` | debug | as above, `duration`, `status` (number) |
+//! | [`HTTP`] | `request exception` | debug | as above, `duration`, `error` |
+//! | [`RETRY`] | `retrying request` | debug | `error`, `status` (number, if there was a response), `seconds` (delay, floating point), `attempt` |
+//! | [`RETRY`] | `giving up` | debug | `error`, `attempts`, `elapsed` |
+//! | [`POLL`] | `poll failed` | debug | `event`, `request_id`, `request_type`, `polls`, `error` |
+//! | [`OUTAGE`] | `connection lost while waiting for a result; polling continues` | warn | none |
+//! | [`QUEUE`] | `queue.state_change` | info | `work`, `id`, `state`, `reason` |
+//!
+//! `lane` is the [`Lane::as_str`](crate::Lane::as_str) of the request;
+//! [`Lane::from_name`](crate::Lane::from_name) reads it back.
+
+/// HTTP requests: one event when a request starts and one when it ends.
+pub const HTTP: &str = "tinkex::http";
+
+/// Retries: one event per delay before a request is sent again, and one when the client gives up.
+pub const RETRY: &str = "tinkex::retry";
+
+/// Failed polls for the result of a request.
+pub const POLL: &str = "tinkex::poll";
+
+/// The server became unreachable while results were pending. Emitted once per pending result and
+/// outage.
+pub const OUTAGE: &str = "tinkex::outage";
+
+/// Changes of the queue state that the server reports for pending work.
+pub const QUEUE: &str = "tinkex::queue";

@@ -1,0 +1,283 @@
+//! [`Network`]: the default [`HttpService`], on reqwest.
+
+use std::error::Error as StdError;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::stream::{self, Stream};
+use http::{Request, Response};
+
+use crate::config::Env;
+use crate::error::{Error, ErrorKind};
+
+use super::http::{HttpFailure, HttpFailureKind, HttpService, Lane, ResponseBody};
+use super::pool::{Lease, Pool};
+
+/// Sends requests over the network, with one pool of HTTP clients per [`Lane`].
+///
+/// Whether a server speaks HTTP/2 is only known once a connection exists, so requests that start
+/// together would open one connection each. After the first HTTP/2 response, new clients of shared
+/// lanes offer HTTP/2 alone and therefore open a single connection.
+pub(crate) struct Network {
+    pools: Vec<(Lane, Pool<PooledClient>)>,
+    speaks_http2: Arc<AtomicBool>,
+}
+
+/// An HTTP client and the protocol that it offers.
+#[derive(Clone)]
+struct PooledClient {
+    client: reqwest::Client,
+    protocol: Protocol,
+}
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const TCP_KEEP_ALIVE: Duration = Duration::from_secs(30);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+/// Upload rate below which a request times out: each second of upload at this rate extends the
+/// timeout by a second.
+const SLOWEST_UPLOAD_BYTES_PER_SECOND: usize = 64 * 1024;
+
+impl Network {
+    /// Creates the network, with the proxies that `env` names. The variables are read once, here.
+    pub(crate) fn new(env: &Env) -> Result<Self, Error> {
+        let (tls, proxies) = (tls()?, proxies(env)?);
+        let speaks_http2 = Arc::new(AtomicBool::new(false));
+        // Build one client now, so that an invalid setting fails here and not at the first request.
+        client(tls.clone(), &proxies, Protocol::Any)?;
+        let pool = |lane: Lane| {
+            let (tls, proxies) = (tls.clone(), proxies.clone());
+            let speaks_http2 = Arc::clone(&speaks_http2);
+            let make = move || {
+                let http2 = lane.is_shared() && speaks_http2.load(Ordering::Relaxed);
+                let protocol = if http2 { Protocol::Http2 } else { Protocol::Any };
+                let client = client(tls.clone(), &proxies, protocol);
+                let client = client.expect("a client with these settings was built before");
+                PooledClient { client, protocol }
+            };
+            (lane, Pool::new(lane.requests_per_client(), Box::new(make)))
+        };
+        Ok(Self { pools: Lane::ALL.map(pool).into(), speaks_http2 })
+    }
+
+    fn pool(&self, lane: Lane) -> &Pool<PooledClient> {
+        let pool = self.pools.iter().find(|(name, _)| *name == lane);
+        &pool.expect("every lane has a pool").1
+    }
+}
+
+impl HttpService for Network {
+    fn send(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
+        Box::pin(async move {
+            let pool = self.pool(lane);
+            let upload_seconds = request.body().len() / SLOWEST_UPLOAD_BYTES_PER_SECOND;
+            let mut request = reqwest::Request::try_from(request).map_err(classify)?;
+            *request.timeout_mut() = Some(timeout + Duration::from_secs(upload_seconds as u64));
+            let secure = request.url().scheme() == "https";
+            let lease = pool.lease();
+            let sent = lease.client().client.execute(request).await;
+            if sent.is_err() && lease.client().protocol == Protocol::Http2 {
+                // Another server may answer at this address now, without HTTP/2: offer both again.
+                self.speaks_http2.store(false, Ordering::Relaxed);
+                pool.renew(&lease);
+            }
+            let mut response = sent.map_err(classify)?;
+            // Only requests to the API server itself count: those on shared lanes, and the first
+            // request of a connection.
+            if secure
+                && (lane == Lane::Config || lane.is_shared())
+                && response.version() == http::Version::HTTP_2
+            {
+                self.speaks_http2.store(true, Ordering::Relaxed);
+            }
+            let head = take_head(&mut response);
+            let body = response.bytes().await.map_err(classify)?;
+            pool.check_response(&lease, head.map(|()| body))
+        })
+    }
+
+    fn send_streaming(
+        &self,
+        lane: Lane,
+        request: Request<Bytes>,
+        timeout: Duration,
+    ) -> BoxFuture<'_, Result<Response<ResponseBody>, HttpFailure>> {
+        Box::pin(async move {
+            let request = reqwest::Request::try_from(request).map_err(classify)?;
+            let lease = self.pool(lane).lease();
+            let sent = tokio::time::timeout(timeout, lease.client().client.execute(request)).await;
+            let mut response = sent.map_err(HttpFailure::timeout)?.map_err(classify)?;
+            let head = take_head(&mut response);
+            Ok(head.map(|()| ResponseBody::new(body_parts(response, lease, timeout))))
+        })
+    }
+}
+
+/// Moves status and headers out of a response.
+fn take_head(response: &mut reqwest::Response) -> Response<()> {
+    let mut head = Response::new(());
+    *head.status_mut() = response.status();
+    *head.headers_mut() = std::mem::take(response.headers_mut());
+    head
+}
+
+/// Streams the body of a response. The lease is held until the stream ends or is dropped.
+fn body_parts(
+    response: reqwest::Response,
+    lease: Lease<PooledClient>,
+    timeout: Duration,
+) -> impl Stream<Item = Result<Bytes, HttpFailure>> {
+    stream::unfold(Some((response, lease)), move |state| async move {
+        let (mut response, lease) = state?;
+        match tokio::time::timeout(timeout, response.chunk()).await {
+            Ok(Ok(part)) => part.map(|part| (Ok(part), Some((response, lease)))),
+            Ok(Err(error)) => Some((Err(classify(error)), None)),
+            Err(elapsed) => Some((Err(HttpFailure::timeout(elapsed)), None)),
+        }
+    })
+}
+
+/// Classifies an error of the HTTP library and removes the URL, whose query may be secret.
+fn classify(error: reqwest::Error) -> HttpFailure {
+    let error = error.without_url();
+    let kind = if error.is_timeout() {
+        HttpFailureKind::Timeout
+    } else if error.is_builder() {
+        HttpFailureKind::InvalidRequest
+    } else if any_cause(&error, is_certificate_error) {
+        HttpFailureKind::Certificate
+    } else if error.is_decode() && !any_cause(&error, is_interrupted_body) {
+        HttpFailureKind::Decode
+    } else {
+        HttpFailureKind::Connect
+    };
+    HttpFailure::new(kind, error)
+}
+
+fn is_certificate_error(error: &(dyn StdError + 'static)) -> bool {
+    matches!(error.downcast_ref(), Some(rustls::Error::InvalidCertificate(_)))
+}
+
+/// Returns whether reading the body failed, as opposed to decompressing it. reqwest reports both as
+/// decoding errors.
+fn is_interrupted_body(error: &(dyn StdError + 'static)) -> bool {
+    let truncated = |error: &io::Error| error.kind() == io::ErrorKind::UnexpectedEof;
+    error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_body)
+        || error.downcast_ref().is_some_and(truncated)
+}
+
+/// Returns whether `test` holds for `error` or one of its causes.
+fn any_cause(error: &(dyn StdError + 'static), test: fn(&(dyn StdError + 'static)) -> bool) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if test(error) {
+            return true;
+        }
+        // `io::Error::source` skips the error that it wraps.
+        let wrapped = error.downcast_ref().and_then(io::Error::get_ref);
+        cause = wrapped.map(|inner| inner as _).or_else(|| error.source());
+    }
+    false
+}
+
+/// Protocols that a client offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Protocol {
+    Any,
+    Http2,
+}
+
+/// Returns the proxies that `HTTP_PROXY`, `HTTPS_PROXY` and `ALL_PROXY` name, except for the hosts in
+/// `NO_PROXY`. Upper and lower case names are accepted.
+fn proxies(env: &Env) -> Result<Vec<reqwest::Proxy>, Error> {
+    let get = |name: &str| env.get(name).or_else(|| env.get(&name.to_ascii_lowercase()));
+    let exceptions = || reqwest::NoProxy::from_string(get("NO_PROXY").unwrap_or_default());
+    type MakeProxy = fn(&str) -> reqwest::Result<reqwest::Proxy>;
+    let kinds: [(&str, MakeProxy); 3] = [
+        ("HTTP_PROXY", |url| reqwest::Proxy::http(url)),
+        ("HTTPS_PROXY", |url| reqwest::Proxy::https(url)),
+        ("ALL_PROXY", |url| reqwest::Proxy::all(url)),
+    ];
+    let set = kinds.into_iter().filter_map(|(name, make)| Some((name, make, get(name)?)));
+    set.map(|(name, make, url)| {
+        // The value is not quoted: it may contain a password.
+        let invalid = |_| Error::new(ErrorKind::Config, format!("{name} is not a valid URL"));
+        Ok(make(url).map_err(invalid)?.no_proxy(exceptions()))
+    })
+    .collect()
+}
+
+fn client(
+    mut tls: rustls::ClientConfig,
+    proxies: &[reqwest::Proxy],
+    protocol: Protocol,
+) -> Result<reqwest::Client, Error> {
+    // Proxies come from the variables that were read once, never from the process environment.
+    let builder = reqwest::Client::builder().no_proxy();
+    let mut builder = proxies.iter().cloned().fold(builder, reqwest::ClientBuilder::proxy);
+    if protocol == Protocol::Http2 {
+        tls.alpn_protocols = vec![b"h2".to_vec()];
+        builder = builder.http2_prior_knowledge();
+    }
+    builder
+        .tls_backend_preconfigured(tls)
+        .redirect(reqwest::redirect::Policy::none())
+        // A limit of 0 on top of `never` also avoids a copy of every request.
+        .retry(reqwest::retry::never().max_retries_per_request(0))
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_keepalive(TCP_KEEP_ALIVE)
+        .pool_idle_timeout(IDLE_TIMEOUT)
+        .build()
+        .map_err(|error| {
+            Error::new(ErrorKind::Config, "cannot create an HTTP client").with_source(error)
+        })
+}
+
+fn tls() -> Result<rustls::ClientConfig, Error> {
+    use rustls_platform_verifier::BuilderVerifierExt;
+
+    let failed = |error: rustls::Error| {
+        Error::new(ErrorKind::Config, "cannot set up TLS").with_source(error)
+    };
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .and_then(BuilderVerifierExt::with_platform_verifier)
+        .map_err(failed)?
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proxies_come_from_the_given_variables_and_errors_do_not_quote_them() {
+        let read = |pairs: &[(&str, &str)]| proxies(&Env::from_pairs(pairs.iter().copied()));
+        assert!(read(&[("NO_PROXY", "localhost")]).unwrap().is_empty());
+        let two = read(&[("https_proxy", "http://a:1"), ("ALL_PROXY", "http://b:2")]).unwrap();
+        assert_eq!(two.len(), 2);
+        let error = read(&[("HTTP_PROXY", "http://user:hush@:x")]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains("HTTP_PROXY") && !format!("{error:?}").contains("hush"));
+    }
+
+    #[tokio::test]
+    async fn a_request_that_cannot_be_built_is_not_a_lost_connection() {
+        let network = Network::new(&Env::empty()).unwrap();
+        let mut request = Request::new(Bytes::new());
+        *request.uri_mut() = "/no/host".parse().unwrap();
+        let sent = network.send(Lane::Train, request, Duration::from_secs(1)).await;
+        assert_eq!(sent.unwrap_err().kind(), HttpFailureKind::InvalidRequest);
+    }
+}
