@@ -54,9 +54,7 @@ impl Hint {
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::SetCredential => {
-                "Set TINKER_API_KEY, or store a key with `tinkex auth login`."
-            }
+            Self::SetCredential => "Set TINKER_API_KEY, or store a key with `tinkex auth login`.",
             Self::CheckApiKey => "Check the API key (TINKER_API_KEY).",
             Self::CheckPermissions => {
                 "Check the project and organization of the API key; it lacks the permission for \

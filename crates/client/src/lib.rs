@@ -93,8 +93,8 @@ pub use config::{ApiKey, BaseUrl, CredentialStore, Env, StoredKey, StoredKeyKind
 pub use console::log_to_console;
 pub use download::{Download, DownloadProgress, Downloaded};
 pub use error::{Error, ErrorKind, Result};
-pub use hint::Hint;
 pub use future::ApiFuture;
+pub use hint::Hint;
 pub use rest_client::{AdminClient, CopyCheckpoint, RestClient};
 pub use sampling::{SampleRequestBuilder, SamplingClient};
 pub use service::{ServiceClient, ServiceClientBuilder};

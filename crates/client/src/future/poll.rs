@@ -118,7 +118,8 @@ impl<'a> Poller<'a> {
                     match PollResponse::decode(kind.unwrap_or(JSON), reply.body())? {
                         PollResponse::Ready(payload) => return Ok(payload),
                         PollResponse::Failed(failed) => {
-                            return Err(Error::from_failed_request(failed).after(1, progress.start.elapsed()));
+                            return Err(Error::from_failed_request(failed)
+                                .after(1, progress.start.elapsed()));
                         }
                         PollResponse::MetadataOnly { .. } if !poll.allow_metadata_only => {
                             let why = "the server announced the answer twice and did not send it";

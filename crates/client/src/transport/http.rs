@@ -196,10 +196,7 @@ pub enum HttpFailureKind {
 
 impl HttpFailure {
     /// Creates a failure. `source` must not contain a credential.
-    pub fn new(
-        kind: HttpFailureKind,
-        source: impl Into<Box<dyn StdError + Send + Sync>>,
-    ) -> Self {
+    pub fn new(kind: HttpFailureKind, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self { kind, source: source.into() }
     }
 

@@ -175,7 +175,10 @@ fn is_interrupted_body(error: &(dyn StdError + 'static)) -> bool {
 }
 
 /// Returns whether `test` holds for `error` or one of its causes.
-fn any_cause(error: &(dyn StdError + 'static), test: fn(&(dyn StdError + 'static)) -> bool) -> bool {
+fn any_cause(
+    error: &(dyn StdError + 'static),
+    test: fn(&(dyn StdError + 'static)) -> bool,
+) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
         if test(error) {

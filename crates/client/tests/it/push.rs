@@ -90,5 +90,8 @@ async fn a_refusal_says_what_to_do_and_not_the_token() {
     let fake = ScriptedServer::new().reply(CREATE, 403, json!({ "error": "no" }));
     let error = hub(&fake).token("hf_hush").create_repo("me/x", false).await.unwrap_err();
     let shown = format!("{error} {error:?}");
-    assert!(error.hint().unwrap().as_str().contains("rights") && !shown.contains("hush"), "{shown}");
+    assert!(
+        error.hint().unwrap().as_str().contains("rights") && !shown.contains("hush"),
+        "{shown}"
+    );
 }
