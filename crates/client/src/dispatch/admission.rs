@@ -1,8 +1,10 @@
-//! [`Admission`]: when a sample may leave.
+//! Admission control for sampling requests.
 //!
-//! A sample needs a place among those being sent, and room for its bytes. After a pause there are
-//! far fewer places for a while and bytes count many times, so that a server that was overrun is not
-//! overrun again. A pass is held until the server has taken the request, not until it is answered.
+//! A request needs a concurrency permit and a share of the in-flight byte budget before it is
+//! sent. While a backoff is active or recent (the server answered 429) the limits are tighter: 10
+//! concurrent requests instead of 400, and each byte counts 20 times, so that the clients do not
+//! all return at once. Permits are released when the server has accepted the request, not when the
+//! sample is finished: results are polled without holding a permit.
 
 use std::sync::Arc;
 
@@ -10,56 +12,70 @@ use crate::transport::backoff::Backoff;
 
 use super::limit::{Limit, Permit};
 
-const PLACES: u32 = 400;
-const CAREFUL_PLACES: u32 = 10;
-const CAREFUL_BYTES: u64 = 20;
+/// Maximum number of sampling requests being submitted at the same time.
+const MAX_CONCURRENT: u32 = 400;
+/// Replaces [`MAX_CONCURRENT`] while a backoff is active or recent.
+const MAX_CONCURRENT_AFTER_BACKOFF: u32 = 10;
+/// Factor applied to a request's size while a backoff is active or recent.
+const BYTE_PENALTY_AFTER_BACKOFF: u64 = 20;
 
+/// Limits how many sampling requests, and how many bytes of them, are in flight.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    places: Arc<Limit>,
-    careful_places: Arc<Limit>,
-    bytes: Arc<Limit>,
+    concurrency: Arc<Limit>,
+    reduced_concurrency: Arc<Limit>,
+    bytes_in_flight: Arc<Limit>,
     backoff: Arc<Backoff>,
 }
 
-/// The right to send one request; dropped once the server has it.
+/// Permission to submit one request. Dropping it releases the permits.
 #[derive(Debug)]
 pub(crate) struct SubmitPermit {
-    _place: Permit,
-    _careful_place: Option<Permit>,
-    _bytes: Permit,
+    _concurrency: Permit,
+    _reduced_concurrency: Option<Permit>,
+    _bytes_in_flight: Permit,
 }
 
 impl Admission {
-    pub(crate) fn new(bytes: u64, backoff: Arc<Backoff>) -> Self {
-        Self::with_limits(PLACES, CAREFUL_PLACES, bytes, backoff)
+    /// Creates the default concurrency limits with a budget of `max_bytes` in flight.
+    pub(crate) fn new(max_bytes: u64, backoff: Arc<Backoff>) -> Self {
+        Self::with_limits(MAX_CONCURRENT, MAX_CONCURRENT_AFTER_BACKOFF, max_bytes, backoff)
     }
 
     pub(crate) fn with_limits(
-        places: u32,
-        careful_places: u32,
-        bytes: u64,
+        max_concurrent: u32,
+        max_concurrent_after_backoff: u32,
+        max_bytes: u64,
         backoff: Arc<Backoff>,
     ) -> Self {
         Self {
-            places: Limit::concurrency(places),
-            careful_places: Limit::concurrency(careful_places),
-            bytes: Limit::bytes(bytes),
+            concurrency: Limit::concurrency(max_concurrent),
+            reduced_concurrency: Limit::concurrency(max_concurrent_after_backoff),
+            bytes_in_flight: Limit::bytes(max_bytes),
             backoff,
         }
     }
 
-    /// Waits for a place and for room.
+    /// Waits until a request of `bytes` bytes may be submitted.
+    ///
+    /// Cancel safe: dropping the future releases everything it had acquired.
     pub(crate) async fn acquire(&self, bytes: u64) -> SubmitPermit {
-        let place = self.places.acquire(1).await;
-        let careful_place =
-            if self.backoff.recent() { Some(self.careful_places.acquire(1).await) } else { None };
-        let factor = if self.backoff.recent() { CAREFUL_BYTES } else { 1 };
-        let bytes = self.bytes.acquire(bytes.saturating_mul(factor)).await;
-        SubmitPermit { _place: place, _careful_place: careful_place, _bytes: bytes }
+        let concurrency = self.concurrency.acquire(1).await;
+        let reduced_concurrency = if self.backoff.recent() {
+            Some(self.reduced_concurrency.acquire(1).await)
+        } else {
+            None
+        };
+        let factor = if self.backoff.recent() { BYTE_PENALTY_AFTER_BACKOFF } else { 1 };
+        let bytes_in_flight = self.bytes_in_flight.acquire(bytes.saturating_mul(factor)).await;
+        SubmitPermit {
+            _concurrency: concurrency,
+            _reduced_concurrency: reduced_concurrency,
+            _bytes_in_flight: bytes_in_flight,
+        }
     }
 
-    /// What holds all samples back together.
+    /// Returns the backoff shared by all clients of this server and API key in the process.
     pub(crate) fn backoff(&self) -> &Arc<Backoff> {
         &self.backoff
     }

@@ -1,12 +1,13 @@
-//! [`Limit`]: how much may be on its way at once.
+//! [`Limit`]: an asynchronous counting semaphore that admits requests of any size.
 //!
-//! A request is admitted while nothing is owed, then its amount is taken off and may leave a debt.
-//! So a request of any size passes sooner or later, and the limit is overshot by one at most.
-//! Waiting requests are admitted in the order they came.
+//! A request is admitted while the remaining budget is not negative; its amount is then subtracted
+//! and may make the budget negative. A request larger than the limit is therefore admitted
+//! eventually, and the limit is exceeded by at most one request. Waiting requests are admitted in
+//! first-in, first-out order.
 //!
-//! As long as nobody waits, taking and giving back are one atomic operation each: thousands of
-//! samples do not pass through a lock one at a time. What is left and whether somebody waits stand
-//! in one word, so that nobody can give back and overlook who just began to wait.
+//! Without waiters, acquiring and releasing are one atomic operation each, so that thousands of
+//! samples do not serialize on a lock. The remaining budget and the "has waiters" flag share one
+//! atomic word: a release that does not see the flag cannot miss a waiter that set it earlier.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
@@ -15,15 +16,16 @@ use tokio::sync::oneshot;
 
 use crate::sync::{AtomicI64, Mutex, MutexGuard, Ordering};
 
-/// Set while somebody waits; the other bits are what is left.
-const WAITED_FOR: i64 = 1;
-/// The largest limit and the largest amount: sums of both stay far from the end of the word.
-const MOST: i64 = i64::MAX >> 3;
+/// Lowest bit of the state: set while the queue has waiters. The other bits are the budget.
+const HAS_WAITERS: i64 = 1;
+/// Largest budget and largest amount. Sums of both stay far from the limits of `i64`.
+const MAX_AMOUNT: i64 = i64::MAX >> 3;
 
+/// Semaphore over bytes or requests.
 #[derive(Debug)]
 pub(crate) struct Limit {
     state: AtomicI64,
-    waiting: Mutex<VecDeque<Waiter>>,
+    waiters: Mutex<VecDeque<Waiter>>,
 }
 
 #[derive(Debug)]
@@ -32,86 +34,98 @@ struct Waiter {
     admit: oneshot::Sender<Permit>,
 }
 
-/// What was taken off a limit, given back when this is dropped.
+/// Amount acquired from a [`Limit`]. Dropping it returns the amount.
 #[derive(Debug)]
 pub(crate) struct Permit {
     limit: Arc<Limit>,
     amount: i64,
 }
 
+/// Requester on whose behalf budget is acquired.
+#[derive(Clone, Copy, PartialEq)]
+enum Requester {
+    /// Caller of [`Limit::acquire`]. It must not overtake the queue.
+    New,
+    /// Waiter at the head of the queue.
+    HeadOfQueue,
+}
+
 impl Limit {
-    /// Admits requests until this many bytes are owed.
+    /// Creates a limit with a budget of `bytes`.
     pub(crate) fn bytes(bytes: u64) -> Arc<Self> {
-        let state = AtomicI64::new(clamped(bytes) << 1);
-        Arc::new(Self { state, waiting: Mutex::new(VecDeque::new()) })
+        let state = AtomicI64::new(clamp_amount(bytes) << 1);
+        Arc::new(Self { state, waiters: Mutex::new(VecDeque::new()) })
     }
 
-    /// Admits this many requests that take 1 each.
-    pub(crate) fn concurrency(places: u32) -> Arc<Self> {
-        Self::bytes(u64::from(places.saturating_sub(1)))
+    /// Creates a limit of `max` concurrent requests, each of which acquires 1.
+    pub(crate) fn concurrency(max: u32) -> Arc<Self> {
+        // One less: the request that makes the budget negative is admitted too.
+        Self::bytes(u64::from(max.saturating_sub(1)))
     }
 
-    /// Waits until nothing is owed, then takes `amount`. Dropping the future leaves no trace.
+    /// Waits until the budget is not negative, then subtracts `amount`.
+    ///
+    /// Cancel safe: dropping the future leaves the budget and the queue as they were.
     pub(crate) async fn acquire(self: &Arc<Self>, amount: u64) -> Permit {
-        let amount = clamped(amount);
-        if self.admit(amount, Line::Empty) {
+        let amount = clamp_amount(amount);
+        if self.try_subtract(amount, Requester::New) {
             return self.permit(amount);
         }
         let admitted = {
             let (admit, admitted) = oneshot::channel();
-            let mut waiting = self.lock();
-            if waiting.len() == waiting.capacity() {
-                // Whoever gave up behind somebody who still waits is forgotten before the line
-                // grows, and there is room enough then not to look again soon.
-                waiting.retain(|waiter| !waiter.admit.is_closed());
-                let room = waiting.len().max(8);
-                waiting.reserve(room);
+            let mut waiters = self.lock();
+            if waiters.len() == waiters.capacity() {
+                // Remove cancelled waiters before the queue grows, and reserve enough space that
+                // the next scan is amortized over as many insertions.
+                waiters.retain(|waiter| !waiter.admit.is_closed());
+                let additional = waiters.len().max(8);
+                waiters.reserve(additional);
             }
-            waiting.push_back(Waiter { amount, admit });
-            self.state.fetch_or(WAITED_FOR, Ordering::AcqRel);
-            // Whoever gave back before the mark was set did not see us.
-            self.admit_waiting(waiting);
+            waiters.push_back(Waiter { amount, admit });
+            self.state.fetch_or(HAS_WAITERS, Ordering::AcqRel);
+            // A permit released before the flag was set did not look at the queue.
+            self.admit_waiters(waiters);
             admitted
         };
-        admitted.await.expect("the limit outlives those who wait for it")
+        admitted.await.expect("the limit outlives its waiters")
     }
 
-    /// Takes `amount` if nothing is owed and, unless it is for the head of the line, nobody waits.
-    fn admit(&self, amount: i64, line: Line) -> bool {
+    /// Subtracts `amount` if the budget is not negative. A new requester also needs an empty queue.
+    fn try_subtract(&self, amount: i64, requester: Requester) -> bool {
         let mut state = self.state.load(Ordering::Relaxed);
         loop {
-            if state < 0 || (line == Line::Empty && state & WAITED_FOR != 0) {
+            if state < 0 || (requester == Requester::New && state & HAS_WAITERS != 0) {
                 return false;
             }
             let next = state - (amount << 1);
-            let swap = Ordering::AcqRel;
-            match self.state.compare_exchange_weak(state, next, swap, Ordering::Relaxed) {
+            let success = Ordering::AcqRel;
+            match self.state.compare_exchange_weak(state, next, success, Ordering::Relaxed) {
                 Ok(_) => return true,
-                Err(now) => state = now,
+                Err(current) => state = current,
             }
         }
     }
 
-    /// Admits from the head of the line while nothing is owed.
-    fn admit_waiting(self: &Arc<Self>, mut waiting: MutexGuard<'_, VecDeque<Waiter>>) {
+    /// Admits waiters from the head of the queue while the budget is not negative.
+    fn admit_waiters(self: &Arc<Self>, mut waiters: MutexGuard<'_, VecDeque<Waiter>>) {
         let mut admitted = Vec::new();
         loop {
-            // Whoever gave up waiting must not be charged, nor hold up the line.
-            while waiting.front().is_some_and(|waiter| waiter.admit.is_closed()) {
-                waiting.pop_front();
+            // A cancelled waiter must not consume budget or block the queue.
+            while waiters.front().is_some_and(|waiter| waiter.admit.is_closed()) {
+                waiters.pop_front();
             }
-            let Some(head) = waiting.front() else {
-                self.state.fetch_and(!WAITED_FOR, Ordering::AcqRel);
+            let Some(head) = waiters.front() else {
+                self.state.fetch_and(!HAS_WAITERS, Ordering::AcqRel);
                 break;
             };
-            if !self.admit(head.amount, Line::Head) {
+            if !self.try_subtract(head.amount, Requester::HeadOfQueue) {
                 break;
             }
-            let waiter = waiting.pop_front().expect("it was just looked at");
+            let waiter = waiters.pop_front().expect("the queue has a head");
             admitted.push((waiter.admit, self.permit(waiter.amount)));
         }
-        drop(waiting);
-        // A permit that nobody takes any more is dropped here, and gives its amount back.
+        // Unlock first: a permit whose receiver is gone is dropped by `send` and locks again.
+        drop(waiters);
         for (admit, permit) in admitted {
             let _ = admit.send(permit);
         }
@@ -122,40 +136,31 @@ impl Limit {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Waiter>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many are remembered as waiting.
+    /// Returns the length of the queue, cancelled waiters included.
     #[cfg(test)]
-    pub(crate) fn in_line(&self) -> usize {
+    pub(crate) fn queue_len(&self) -> usize {
         self.lock().len()
     }
 
-    /// What is left; negative if something is owed.
+    /// Returns the remaining budget, which may be negative.
     #[cfg(test)]
-    pub(crate) fn left(&self) -> i64 {
+    pub(crate) fn remaining(&self) -> i64 {
         self.state.load(Ordering::Acquire) >> 1
     }
 }
 
-/// For whom something is taken.
-#[derive(Clone, Copy, PartialEq)]
-enum Line {
-    /// Somebody new, who must not overtake those who wait.
-    Empty,
-    /// Whoever has waited longest.
-    Head,
-}
-
-fn clamped(amount: u64) -> i64 {
-    i64::try_from(amount).unwrap_or(MOST).min(MOST)
+fn clamp_amount(amount: u64) -> i64 {
+    i64::try_from(amount).unwrap_or(MAX_AMOUNT).min(MAX_AMOUNT)
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
         let before = self.limit.state.fetch_add(self.amount << 1, Ordering::AcqRel);
-        if before & WAITED_FOR != 0 {
-            self.limit.admit_waiting(self.limit.lock());
+        if before & HAS_WAITERS != 0 {
+            self.limit.admit_waiters(self.limit.lock());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! When a request may leave, and how much may be on its way at once.
+//! Admission control: how many requests, and how many of their bytes, are in flight.
 
 mod admission;
 mod limit;

@@ -1,4 +1,6 @@
-//! Apart from the files they test, because `tests/model` compiles those too.
+//! Unit tests of [`Limit`].
+//!
+//! They are not in `limit.rs` because `tests/model` compiles that file a second time, with loom.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -12,7 +14,7 @@ use crate::fixture;
 use crate::task::Task;
 
 #[tokio::test(start_paused = true)]
-async fn requests_are_admitted_as_in_the_reference() {
+async fn limit_admits_in_the_same_order_as_the_python_sdk() {
     for case in fixture::cases("bytes_semaphore.json") {
         let limit = Limit::bytes(case["max"].as_u64().unwrap());
         let log = Arc::new(Mutex::new(Vec::new()));
@@ -39,46 +41,46 @@ async fn requests_are_admitted_as_in_the_reference() {
                 }
                 _ => drop(tasks.remove(&name).expect("a task to cancel")),
             }
-            // Everything that can run has run before the clock moves.
+            // With a paused clock the sleep ends only after every runnable task has run.
             tokio::time::sleep(Duration::from_millis(1)).await;
-            log.lock().unwrap().push(format!("budget={}", limit.left()));
+            log.lock().unwrap().push(format!("budget={}", limit.remaining()));
         }
         assert_eq!(json!(*log.lock().unwrap()), case["log"], "{case}");
     }
 }
 
 #[test]
-fn places_are_counted() {
+fn concurrency_limit_admits_exactly_its_maximum() {
     let limit = Limit::concurrency(2);
-    let (one, two) = (limit.acquire(1).now_or_never(), limit.acquire(1).now_or_never());
-    assert!(one.is_some() && two.is_some());
+    let (first, second) = (limit.acquire(1).now_or_never(), limit.acquire(1).now_or_never());
+    assert!(first.is_some() && second.is_some());
     assert!(limit.acquire(1).now_or_never().is_none());
-    drop(one);
-    assert!(limit.acquire(1).now_or_never().is_some(), "the one who gave up waiting is forgotten");
+    drop(first);
+    assert!(limit.acquire(1).now_or_never().is_some(), "a cancelled waiter blocks the queue");
 }
 
 #[test]
-fn absurd_amounts_overflow_nothing() {
+fn maximum_amounts_do_not_overflow() {
     let limit = Limit::bytes(u64::MAX);
     let all = limit.acquire(u64::MAX).now_or_never();
     assert!(all.is_some());
     let more = limit.acquire(u64::MAX).now_or_never();
-    assert!(more.is_some(), "nothing was owed");
+    assert!(more.is_some(), "the budget was not negative");
     assert!(limit.acquire(1).now_or_never().is_none());
     drop((all, more));
     assert!(limit.acquire(1).now_or_never().is_some());
 }
 
 #[test]
-fn those_who_gave_up_behind_somebody_who_waits_are_forgotten() {
+fn cancelled_waiters_behind_an_active_one_are_removed() {
     let limit = Limit::concurrency(1);
     let held = limit.acquire(1).now_or_never();
-    let mut patient = Box::pin(limit.acquire(1));
-    assert!((&mut patient).now_or_never().is_none());
+    let mut active = Box::pin(limit.acquire(1));
+    assert!((&mut active).now_or_never().is_none());
     for _ in 0..10_000 {
         assert!(limit.acquire(1).now_or_never().is_none());
     }
-    assert!(limit.in_line() < 100, "{} are remembered", limit.in_line());
+    assert!(limit.queue_len() < 100, "{} waiters are queued", limit.queue_len());
     drop(held);
-    assert!(patient.now_or_never().is_some(), "and whoever waits still gets a place");
+    assert!(active.now_or_never().is_some(), "the active waiter was not admitted");
 }

@@ -1,5 +1,6 @@
-//! [`SamplingClient`]: sampling from fixed weights.
+//! [`SamplingClient`]: generates completions from fixed weights.
 
+mod active_samples;
 mod request_builder;
 mod resubmit;
 mod sequence_range;
@@ -29,13 +30,18 @@ use crate::session::{CancelGuard, Session};
 use crate::transport::backoff::RequestBackoff;
 use crate::transport::{RequestOptions, header};
 
+use active_samples::ActiveSamples;
 pub use request_builder::SampleRequestBuilder;
-use resubmit::ActiveSamples;
 #[cfg(test)]
 pub(crate) use resubmit::is_resubmittable;
 use sequence_range::SequenceRange;
 
-/// Fixed weights to sample from. Cheap to clone; all clones count in one line.
+/// Client that samples from fixed weights: a base model or a checkpoint.
+///
+/// Created by [`ServiceClient::create_sampling_client`],
+/// [`ServiceClient::create_sampling_client_from`] or
+/// [`TrainingClient::save_weights_and_get_sampling_client`]. Cloning is cheap; clones share one
+/// sampling session and its concurrency limits.
 ///
 /// ```no_run
 /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
@@ -43,45 +49,63 @@ use sequence_range::SequenceRange;
 ///
 /// let sampler = service.create_sampling_client("Qwen/Qwen3-8B").await?;
 /// let params = SamplingParams::new().max_tokens(64).temperature(0.7);
-/// let answer = sampler.sample([1, 2, 3], params).num_samples(4).send().await?;
-/// for sequence in &answer.sequences {
+/// let response = sampler.sample([1, 2, 3], params).num_samples(4).await?;
+/// for sequence in &response.sequences {
 ///     println!("{:?}", &sequence.tokens[..]);
 /// }
 /// # Ok(()) }
 /// ```
+///
+/// # Cancel safety
+/// Dropping the future of a sample cancels the sample. The requests of a
+/// [`TrainingClient`], in contrast, are executed even if their futures are dropped.
+///
+/// [`TrainingClient`]: crate::TrainingClient
+/// [`TrainingClient::save_weights_and_get_sampling_client`]: crate::TrainingClient::save_weights_and_get_sampling_client
 #[derive(Clone)]
 pub struct SamplingClient(Arc<SamplingShared>);
 
+/// State shared by all clones of a [`SamplingClient`].
 struct SamplingShared {
     session: Arc<Session>,
     id: SamplerId,
-    /// Ours from the start, or joined before the first sample.
-    line: OnceCell<SequenceRange>,
+    /// Set from the start for the session's creator, otherwise obtained before the first sample.
+    sequence: OnceCell<SequenceRange>,
     record_stability_info: bool,
-    watch: ActiveSamples,
+    active: ActiveSamples,
     log: QueueLog,
+}
+
+/// Weights to create a sampling session for.
+pub(crate) enum SamplingWeights {
+    /// Name of a base model.
+    Base(String),
+    /// Path of a sampler checkpoint.
+    Checkpoint(String),
 }
 
 impl SamplingClient {
     pub(crate) async fn create(session: Arc<Session>, weights: SamplingWeights) -> Result<Self> {
-        let (session_id, n) = (session.id().clone(), session.next_sampler());
-        let call = match weights {
-            SamplingWeights::Base(model) => CreateSamplingSession::from_base(session_id, n, model),
+        let (session_id, index) = (session.id().clone(), session.next_sampler());
+        let request = match weights {
+            SamplingWeights::Base(model) => {
+                CreateSamplingSession::from_base(session_id, index, model)
+            }
             SamplingWeights::Checkpoint(path) => {
-                CreateSamplingSession::from_path(session_id, n, path)
+                CreateSamplingSession::from_path(session_id, index, path)
             }
         };
-        let created = session.transport().send(&call, &RequestOptions::default()).await?;
+        let created = session.transport().send(&request, &RequestOptions::default()).await?;
         Ok(Self::of(session, created.sampling_session_id))
     }
 
-    /// A sampling session that is there already, with this as its first client.
+    /// Creates the first client of an existing sampling session.
     pub(crate) fn of(session: Arc<Session>, id: SamplerId) -> Self {
-        let line = SequenceRange::of_maker(&session, &id);
-        Self::with(session, id, OnceCell::new_with(Some(line)), false)
+        let sequence = SequenceRange::of_creator(&session, &id);
+        Self::with(session, id, OnceCell::new_with(Some(sequence)), false)
     }
 
-    /// Another client of a sampling session.
+    /// Creates an additional client of a sampling session.
     pub(crate) fn restore(session: Arc<Session>, handle: &SamplerHandle) -> Self {
         let (id, stability) = (handle.sampling_session_id.clone(), handle.record_stability_info);
         Self::with(session, id, OnceCell::new(), stability)
@@ -90,20 +114,21 @@ impl SamplingClient {
     fn with(
         session: Arc<Session>,
         id: SamplerId,
-        line: OnceCell<SequenceRange>,
+        sequence: OnceCell<SequenceRange>,
         record_stability_info: bool,
     ) -> Self {
-        let watch = ActiveSamples::new(session.config(), session.settings());
+        let active = ActiveSamples::new(session.config(), session.settings());
         let log = QueueLog::new(QueuedWork::Sampling, id.as_str());
-        Self(Arc::new(SamplingShared { session, id, line, record_stability_info, watch, log }))
+        Self(Arc::new(SamplingShared { session, id, sequence, record_stability_info, active, log }))
     }
 
-    /// Samples in a session that another process has opened, on its server, with the credential of
-    /// this process's environment. Nothing is sent yet, but the handle says where to: only use
-    /// handles that you trust. It must be called inside a tokio runtime.
+    /// Creates a client for the sampling session of another process, on the handle's server.
+    ///
+    /// Uses the credential of this process's environment and sends nothing yet. Use trusted handles
+    /// only: the handle names the server that receives the credential.
     ///
     /// # Errors
-    /// If there is no credential.
+    /// [`ErrorKind::Auth`] without a credential; [`ErrorKind::Config`] outside a tokio runtime.
     pub fn from_handle(handle: &SamplerHandle) -> Result<Self> {
         let mut builder = ServiceClient::builder().base_url(handle.holder.base_url.parse()?);
         for (name, value) in handle.holder.default_headers_overrides.iter().flatten() {
@@ -112,9 +137,12 @@ impl SamplingClient {
         builder.build()?.restore_sampling_client(handle)
     }
 
-    /// What another process needs to sample from the same weights; [`SamplerHandle::to_text`] packs
-    /// it. It holds no credential, but the headers that were set on the builder: keep secrets out of
-    /// those.
+    /// Returns a handle with which another process can sample from the same weights.
+    ///
+    /// Serialize it with [`SamplerHandle::to_text`] and restore it with
+    /// [`from_handle`](Self::from_handle) or [`ServiceClient::restore_sampling_client`]. The handle
+    /// holds no credential, but it does hold the headers set on the builder: keep secrets out of
+    /// them.
     #[must_use]
     pub fn handle(&self) -> SamplerHandle {
         SamplerHandle {
@@ -125,21 +153,25 @@ impl SamplingClient {
         }
     }
 
-    /// The sampling session's id.
+    /// Returns the id of the sampling session.
     #[must_use]
     pub fn sampler_id(&self) -> &SamplerId {
         &self.0.id
     }
 
-    /// How long no sample leaves, because the server said that it is too much. All clients of one
-    /// server and key in this process share that.
+    /// Returns the remaining backoff after a 429 response, or `None` if none is active.
+    ///
+    /// No sample is submitted during a backoff. All clients of this server and API key in the
+    /// process share it.
     #[must_use]
     pub fn backoff_remaining(&self) -> Option<Duration> {
         let until = self.0.session.admission().backoff().until()?;
         until.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero())
     }
 
-    /// Asks for samples from a prompt; [`SampleRequestBuilder::send`] sends it on its way.
+    /// Creates a request for completions of `prompt`.
+    ///
+    /// Await the builder, or call [`SampleRequestBuilder::send`]; nothing is sent before that.
     pub fn sample(
         &self,
         prompt: impl Into<ModelInput>,
@@ -152,136 +184,149 @@ impl SamplingClient {
         SampleRequestBuilder::new(self.clone(), request)
     }
 
-    /// How likely each token of a text is, given those before it; the first has no answer.
+    /// Computes the log-probability of every token given the tokens before it. The first has none.
+    ///
+    /// ```no_run
+    /// # async fn run(sampler: tinkex::SamplingClient) -> tinkex::Result<()> {
+    /// let logprobs = sampler.compute_logprobs([1, 2, 3]).await?;
+    /// assert_eq!(logprobs.len(), 3);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// If the server does not send them.
-    pub fn compute_logprobs(&self, text: impl Into<ModelInput>) -> ApiFuture<Logprobs> {
+    /// [`ErrorKind::Decode`] if the response holds no log-probabilities; otherwise fails like a
+    /// sample.
+    ///
+    /// # Cancel safety
+    /// Dropping the future cancels the computation.
+    pub fn compute_logprobs(&self, tokens: impl Into<ModelInput>) -> ApiFuture<Logprobs> {
         let request = SampleRequest {
             prompt_logprobs: Some(true),
-            ..SampleRequest::new(text, SamplingParams::new().max_tokens(1))
+            ..SampleRequest::new(tokens, SamplingParams::new().max_tokens(1))
         };
-        // A server that leaves lost samples to the caller does not mean this.
+        // `sample_no_retries` returns lost samples to the caller; it does not cover log-probabilities.
         self.start(request, self.0.session.resubmits(), |response| {
-            let missing = || Error::new(ErrorKind::Decode, "the server sent no log-probabilities");
+            let message = "the response contains no prompt log-probabilities";
+            let missing = || Error::new(ErrorKind::Decode, message);
             response.prompt_logprobs.ok_or_else(missing)
         })
     }
 
-    /// What is sampled from.
+    /// Returns the base model, checkpoint and tokenizer of the sampling session.
     ///
     /// # Errors
-    /// If the server cannot be asked.
+    /// Fails if the request fails.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the request changes nothing on the server.
     pub async fn get_sampler(&self) -> Result<SamplerInfo> {
-        let call = GetSampler { sampler_id: self.0.id.clone() };
-        self.0.session.transport().send(&call, &RequestOptions::default()).await
+        let request = GetSampler { sampler_id: self.0.id.clone() };
+        self.0.session.transport().send(&request, &RequestOptions::default()).await
     }
 
-    /// Whether a sample that was lost is asked for anew, or left to the caller.
-    fn asks_anew(&self) -> bool {
+    /// Returns whether a lost sample is submitted again. Otherwise its error goes to the caller.
+    fn resubmits_samples(&self) -> bool {
         self.0.session.resubmits() && !self.0.session.config().sample_no_retries
     }
 
     fn start<T: Send + 'static>(
         &self,
         request: SampleRequest,
-        anew: bool,
+        resubmit: bool,
         finish: impl FnOnce(SampleResponse) -> Result<T> + Send + 'static,
     ) -> ApiFuture<T> {
         use tinkex_wire::ApiRequest as _;
-        if let Err(why) = request.validate() {
-            return ApiFuture::failed(why.into());
+        if let Err(error) = request.validate() {
+            return ApiFuture::failed(error.into());
         }
-        // Boxed: what waits is small, see `SamplingShared::sample`.
-        let (inner, request) = (Arc::clone(&self.0), Box::new(request));
+        // Boxed to keep the memory of a waiting sample small; see `SamplingShared::sample`.
+        let (shared, request) = (Arc::clone(&self.0), Box::new(request));
         ApiFuture::abandonable(async move {
-            let sampled = inner.session.run_until_closed(inner.sample(request, anew)).await;
-            finish(inner.session.connection().record_failure(sampled)?)
+            let result = shared.session.run_until_closed(shared.sample(request, resubmit)).await;
+            finish(shared.session.connection().record_failure(result)?)
         })
     }
 }
 
-/// Which weights to sample from.
-pub(crate) enum SamplingWeights {
-    Base(String),
-    Checkpoint(String),
-}
-
 impl SamplingShared {
-    /// Asks for a sample, and anew if the answer was lost.
-    async fn sample(&self, mut request: Box<SampleRequest>, anew: bool) -> Result<SampleResponse> {
-        let place = self.watch.enter().await;
-        // On the heap from here on: of ten thousand samples most wait for a place, and those should
-        // not hold the room that sending takes.
+    /// Samples once, and resubmits after a transient failure if `resubmit` is set.
+    async fn sample(
+        &self,
+        mut request: Box<SampleRequest>,
+        resubmit: bool,
+    ) -> Result<SampleResponse> {
+        let active = self.active.start().await;
+        // Boxed: of ten thousand samples most wait for a permit, and a waiting one should not hold
+        // the memory of the large future that submits and polls.
         let work = Box::pin(async {
             let (mut attempt, start) = (0, Instant::now());
             loop {
                 let error = match self.sample_once(&mut request, start).await {
                     Ok(response) => {
-                        self.watch.progressed();
+                        self.active.record_success();
                         return Ok(response);
                     }
                     Err(error) => error,
                 };
-                let wait = resubmit::delay(attempt, fastrand::f64());
+                let delay = resubmit::delay(attempt, fastrand::f64());
                 let patience = self.session.settings().retry.patience();
-                let late = patience.is_some_and(|patience| start.elapsed() + wait > patience);
-                let again = anew && !late && resubmit::is_resubmittable(&error);
+                let late = patience.is_some_and(|patience| start.elapsed() + delay > patience);
+                let again = resubmit && !late && resubmit::is_resubmittable(&error);
                 if let Some(events) = self.session.connection().events() {
                     events.attempt(
                         resubmit::SAMPLE_FAILED,
                         &error,
-                        resubmit::so_far(again, attempt),
+                        resubmit::event_attributes(again, attempt),
                     );
                 }
                 if !again {
                     return Err(error);
                 }
-                tracing::debug!(%error, attempt, "asking for the sample anew");
-                sleep(wait).await;
+                tracing::debug!(%error, attempt, ?delay, "resubmitting the sample");
+                sleep(delay).await;
                 attempt += 1;
             }
         });
-        match select(work, pin!(place.stuck())).await {
+        match select(work, pin!(active.progress_timeout())).await {
             Either::Left((result, _)) | Either::Right((result, _)) => result,
         }
     }
 
-    /// Asks once, for somebody who has waited since then.
+    /// Submits the sample and polls its result. `since` is when the caller started to wait.
     async fn sample_once(
         &self,
         request: &mut SampleRequest,
         since: Instant,
     ) -> Result<SampleResponse> {
-        let line =
-            self.line.get_or_try_init(|| SequenceRange::join(&self.session, &self.id)).await?;
-        // A new number for every time it is asked for; resends keep theirs.
-        request.seq_id = Some(line.next());
+        let sequence =
+            self.sequence.get_or_try_init(|| SequenceRange::join(&self.session, &self.id)).await?;
+        // Every submission gets a new number. HTTP retries of one submission keep it.
+        request.seq_id = Some(sequence.next());
         request.sampling_session_id = Some(self.id.clone());
-        let taken = self.submit(request, since).await?;
-        let awaited = CancelGuard::new(&self.session, taken.response.request_id.clone());
-        let poller = Poller::new(&self.session, &self.log).with_batch_poll(line.batch_poll());
-        let answer = poller.result::<SampleRequest>(&taken).await;
-        // Whatever else ended the waiting, the server may still be at work.
-        let over = |kind| matches!(kind, ErrorKind::WorkFailed | ErrorKind::Expired);
-        if answer.as_ref().map_or_else(|error| over(error.kind()), |_| true) {
-            awaited.disarm();
+        let submitted = self.submit(request, since).await?;
+        let cancel = CancelGuard::new(&self.session, submitted.response.request_id.clone());
+        let poller = Poller::new(&self.session, &self.log).with_batch_poll(sequence.batch_poll());
+        let result = poller.result::<SampleRequest>(&submitted).await;
+        // After any other error the server may still be generating, so the guard cancels it.
+        let finished = |kind| matches!(kind, ErrorKind::WorkFailed | ErrorKind::Expired);
+        if result.as_ref().map_or_else(|error| finished(error.kind()), |_| true) {
+            cancel.disarm();
         }
-        let mut response = answer?;
+        let mut response = result?;
         if self.session.connection().is_first_protocol() {
-            align(&mut response, request.prompt.token_count());
+            align_prompt_logprobs(&mut response, request.prompt.token_count());
         }
         request.validate_response(&response)?;
-        response.assign_sequence_ids(&taken.response)?;
+        response.assign_sequence_ids(&submitted.response)?;
         Ok(response)
     }
 
-    /// Hands a request over, held back together with all others of this server and key.
+    /// Submits the request once admission control and the shared backoff allow it.
     async fn submit(&self, request: &SampleRequest, since: Instant) -> Result<Submitted> {
         let start = Instant::now();
         let bytes = request.prompt.sampling_bytes() as u64;
         let admission = self.session.admission();
-        let _pass = admission.acquire(bytes).await;
+        let _permit = admission.acquire(bytes).await;
         let backoff = RequestBackoff { backoff: Arc::clone(admission.backoff()), bytes };
         let mut options = RequestOptions {
             backoff: Some(backoff),
@@ -289,9 +334,9 @@ impl SamplingShared {
             ..RequestOptions::default()
         };
         header::put(&mut options.headers, wire_header::SAMPLING_BACKPRESSURE, "1");
-        let ticket = self.session.transport().send(request, &options).await?;
+        let response = self.session.transport().send(request, &options).await?;
         let request_type = request.request_type();
-        Ok(Submitted { response: ticket, request_type, submit_duration: start.elapsed() })
+        Ok(Submitted { response, request_type, submit_duration: start.elapsed() })
     }
 }
 
@@ -301,13 +346,13 @@ impl fmt::Debug for SamplingClient {
     }
 }
 
-/// Servers of the first protocol may leave the prompt's first token out, which nothing predicts. All
-/// others would stand one place too early.
-fn align(response: &mut SampleResponse, prompt: Option<usize>) {
+/// Inserts NaN for the first prompt token if the server omitted it, as servers of the first protocol
+/// do. Without it, every log-probability would be attributed to the previous token.
+fn align_prompt_logprobs(response: &mut SampleResponse, prompt_len: Option<usize>) {
     if let Some(logprobs) = &mut response.prompt_logprobs
-        && prompt == Some(logprobs.len() + 1)
+        && prompt_len == Some(logprobs.len() + 1)
     {
-        let all = std::iter::once(f32::NAN).chain(logprobs.as_slice().iter().copied());
-        *logprobs = Logprobs::from(all.collect::<Vec<_>>());
+        let aligned = std::iter::once(f32::NAN).chain(logprobs.as_slice().iter().copied());
+        *logprobs = Logprobs::from(aligned.collect::<Vec<_>>());
     }
 }

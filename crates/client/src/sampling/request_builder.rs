@@ -1,4 +1,4 @@
-//! [`SampleRequestBuilder`]: what to ask for besides a sample.
+//! [`SampleRequestBuilder`]: options of one sampling request.
 
 use std::future::IntoFuture;
 
@@ -9,9 +9,26 @@ use crate::future::ApiFuture;
 
 use super::SamplingClient;
 
-/// A sample to ask for; made by [`SamplingClient::sample`].
+/// Builder for a sampling request, returned by [`SamplingClient::sample`].
+///
+/// Await it to send the request and wait for the response, or call [`send`](Self::send) to send it
+/// now and await the response later.
+///
+/// ```no_run
+/// # async fn run(sampler: tinkex::SamplingClient) -> tinkex::Result<()> {
+/// use tinkex::SamplingParams;
+///
+/// let params = SamplingParams::new().max_tokens(64);
+/// let one = sampler.sample([1, 2, 3], params.clone()).await?;
+///
+/// // Two requests in flight at the same time.
+/// let first = sampler.sample([1, 2, 3], params.clone()).num_samples(4).send();
+/// let second = sampler.sample([4, 5, 6], params).num_samples(4).send();
+/// println!("{} {}", first.await?.sequences.len(), second.await?.sequences.len());
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
-#[must_use = "nothing is sent before `send`"]
+#[must_use = "nothing is sent until the builder is awaited or `send` is called"]
 pub struct SampleRequestBuilder {
     client: SamplingClient,
     request: SampleRequest,
@@ -22,69 +39,74 @@ impl SampleRequestBuilder {
         Self { client, request }
     }
 
-    /// So many samples in place of one.
+    /// Sets the number of completions to generate (default 1).
     pub fn num_samples(mut self, samples: u32) -> Self {
         self.request.num_samples = samples;
         self
     }
 
-    /// The prompt's own log-probabilities too.
+    /// Requests the log-probability of every prompt token after the first (default: none).
     pub fn prompt_logprobs(mut self) -> Self {
         self.request.prompt_logprobs = Some(true);
         self
     }
 
-    /// Those of the last `n` prompt tokens alone.
+    /// Requests the log-probabilities of the last `n` prompt tokens only. `n` must be at least 1.
     pub fn prompt_logprobs_last(mut self, n: u32) -> Self {
         self.request.prompt_logprobs = Some(true);
         self.request.prompt_logprobs_last_n = Some(n);
         self
     }
 
-    /// The `k` likeliest tokens at each prompt position.
+    /// Requests the `k` most likely tokens at every prompt position (default 0).
     pub fn topk_prompt_logprobs(mut self, k: u32) -> Self {
         self.request.topk_prompt_logprobs = k;
         self
     }
 
-    /// The `k` likeliest tokens at each sampled position.
+    /// Requests the `k` most likely tokens at every generated position (default 0).
     pub fn topk_sample_logprobs(mut self, k: u32) -> Self {
         self.request.topk_sample_logprobs = k;
         self
     }
 
-    /// The log-probabilities of these tokens: row `i` speaks about prompt position `i + 1`, and −1
-    /// asks for nothing.
+    /// Requests the log-probabilities of specific tokens at the prompt positions.
+    ///
+    /// `targets` is an `int64` matrix. Row `i` holds token ids for prompt position `i + 1`; −1
+    /// entries are skipped.
     pub fn target_prompt_logprobs(mut self, targets: TensorData) -> Self {
         self.request.target_prompt_logprobs = Some(targets);
         self
     }
 
-    /// `k` other tokens drawn at each prompt position.
+    /// Requests `k` alternative tokens, drawn from the model's distribution, at every prompt
+    /// position (default 0).
     pub fn prompt_alt_tokens(mut self, k: u32) -> Self {
         self.request.prompt_alt_tokens_k = k;
         self
     }
 
-    /// The server should keep what it needs to explain the sample later.
+    /// Makes the server record the data it needs to explain the sample later (default: off).
     pub fn record_stability_info(mut self) -> Self {
         self.request.record_stability_info = Some(true);
         self
     }
 
-    /// Sends it on its way. Dropping the future gives the sample up, and tells the server so where
-    /// it wants to know.
+    /// Sends the request now and returns a future of the response.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if the options contradict each
-    /// other; nothing is sent then.
+    /// [`ErrorKind::InvalidInput`](crate::ErrorKind::InvalidInput) if an option is invalid; nothing
+    /// is sent in that case.
+    ///
+    /// # Cancel safety
+    /// Dropping the future cancels the sample: polling stops, and the server is asked to cancel it
+    /// if it supports that.
     pub fn send(self) -> ApiFuture<SampleResponse> {
-        let anew = self.client.asks_anew();
-        self.client.start(self.request, anew, Ok)
+        let resubmit = self.client.resubmits_samples();
+        self.client.start(self.request, resubmit, Ok)
     }
 }
 
-/// Awaiting the call itself sends it.
 impl IntoFuture for SampleRequestBuilder {
     type Output = Result<SampleResponse>;
     type IntoFuture = ApiFuture<SampleResponse>;

@@ -1,8 +1,9 @@
-//! [`SequenceRange`]: the numbers of one client of a sampling session, and the poll for its answers.
+//! Sequence numbers of one client of a sampling session.
 //!
-//! Clients of one sampling session, in whatever process, must never use the same number. Each has a
-//! block of its own: the one that made the session is clone 0, another one asks the server which it
-//! is, or draws lots where the server does not say.
+//! Clients of one sampling session must never use the same sequence number, in whatever process
+//! they run. Each client therefore owns a block of numbers, identified by its clone number: the
+//! client that created the session is clone 0; every other client gets its clone number from the
+//! server, or draws it at random if the server does not assign one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,29 +15,31 @@ use crate::future::BatchPoll;
 use crate::session::Session;
 use crate::transport::RequestOptions;
 
-/// How many clones a drawn lot is one of.
-const CLONES: u64 = 1_000_000_000;
+/// Largest clone number that a client draws at random.
+const MAX_RANDOM_CLONE: u64 = 1_000_000_000;
 
+/// Block of sequence numbers that belongs to one client, and the batch poll for its results.
 #[derive(Debug)]
 pub(super) struct SequenceRange {
     first: u64,
+    /// Offset of the next number from `first`.
     next: AtomicU64,
     batch_poll: Option<BatchPoll>,
 }
 
 impl SequenceRange {
-    /// The line of the client that made the sampling session.
-    pub(super) fn of_maker(session: &Session, sampler: &SamplerId) -> Self {
+    /// Returns the range of the client that created the sampling session.
+    pub(super) fn of_creator(session: &Session, sampler: &SamplerId) -> Self {
         Self::of_clone(session, sampler, 0)
     }
 
-    /// The line of another client, which may have to ask for its place.
+    /// Obtains the range of an additional client.
     pub(super) async fn join(session: &Session, sampler: &SamplerId) -> Result<Self> {
         let clone = if session.config().sample_join_sampling_session {
-            let call = JoinSamplingSession { sampling_session_id: sampler.clone() };
-            session.transport().send(&call, &RequestOptions::default()).await?.client_counter
+            let request = JoinSamplingSession { sampling_session_id: sampler.clone() };
+            session.transport().send(&request, &RequestOptions::default()).await?.client_counter
         } else {
-            fastrand::u64(1..=CLONES)
+            fastrand::u64(1..=MAX_RANDOM_CLONE)
         };
         Ok(Self::of_clone(session, sampler, clone))
     }
@@ -57,12 +60,12 @@ impl SequenceRange {
         Self { first, next: AtomicU64::new(0), batch_poll }
     }
 
-    /// The next number.
+    /// Returns a number that was not returned before.
     pub(super) fn next(&self) -> Seq {
         Seq::new(self.first + self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Where answers are announced, if the server does that.
+    /// Returns the batch poll for this client's results, if the server supports it.
     pub(super) fn batch_poll(&self) -> Option<&BatchPoll> {
         self.batch_poll.as_ref()
     }

@@ -1,4 +1,4 @@
-//! The tokenizer of weights to sample from.
+//! Tokenizer of the weights that a client samples from.
 
 use crate::error::Result;
 use crate::tokenizer::{Tokenizer, before_colon};
@@ -6,15 +6,18 @@ use crate::tokenizer::{Tokenizer, before_colon};
 use super::SamplingClient;
 
 impl SamplingClient {
-    /// The tokenizer of the base model: the one that the server names, or that the model's name
-    /// implies. It is looked for as [`Hub`](crate::Hub) says, with this
-    /// client's environment and network.
+    /// Loads the base model's tokenizer: the one that the server names, or else the one that the
+    /// model's name implies.
+    ///
+    /// Looks in the local hub cache first and downloads missing files; see [`Hub`](crate::Hub). The
+    /// download uses this client's environment and network settings.
     ///
     /// # Errors
-    /// If the server cannot be asked, or the tokenizer is nowhere to be found.
+    /// Fails if the request to the server fails, or if the tokenizer is neither in the cache nor on
+    /// the hub.
     pub async fn tokenizer(&self) -> Result<Tokenizer> {
         let sampler = self.get_sampler().await?;
-        let named = sampler.tokenizer_id.as_deref().map(before_colon);
-        self.0.session.hub()?.tokenizer_of(&sampler.base_model, named).await
+        let tokenizer_id = sampler.tokenizer_id.as_deref().map(before_colon);
+        self.0.session.hub()?.tokenizer_of(&sampler.base_model, tokenizer_id).await
     }
 }

@@ -1,9 +1,11 @@
-//! [`CallOrder`]: calls leave in the order they were made.
+//! Keeps a model's requests in call order.
 //!
-//! A call takes its place in the line at once, when it is made. When all before it have passed, it
-//! numbers its requests and sends them. A place that is dropped, used or not, passes on: nobody can
-//! hold up the line for good, and a call that sends nothing leaves no hole in the numbers, which a
-//! server would wait for.
+//! The server executes a model's requests by sequence number and waits for gaps, so numbers must be
+//! assigned in the order in which the user made the calls, even though each call is sent by its own
+//! task. [`CallOrder::reserve`] runs synchronously inside the call and fixes its position;
+//! [`Reservation::wait`] resolves once all earlier reservations are released. A reservation is
+//! released on drop, so a failed or cancelled call never blocks later ones, and a call that sends
+//! nothing consumes no sequence number.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, PoisonError};
@@ -13,44 +15,50 @@ use tokio::sync::oneshot;
 
 use crate::sync::{Mutex, MutexGuard};
 
+/// Hands out positions in call order.
 #[derive(Clone, Debug)]
 pub(crate) struct CallOrder(Arc<Mutex<OrderState>>);
 
 #[derive(Debug)]
 struct OrderState {
-    /// The next place to give out.
+    /// Position of the next reservation.
     next: u64,
-    /// The place whose turn it is.
-    now: u64,
-    /// Places that were left before their turn came.
-    passed: BTreeSet<u64>,
-    waiting: HashMap<u64, oneshot::Sender<()>>,
-    /// The number of the next request.
-    seq: u64,
+    /// Position that currently holds the right to send.
+    current: u64,
+    /// Positions released before they became current.
+    released_early: BTreeSet<u64>,
+    /// Wakes the reservation of a position when it becomes current.
+    waiters: HashMap<u64, oneshot::Sender<()>>,
+    /// Next sequence number to assign.
+    next_seq: u64,
 }
 
-/// A place in the line.
+/// Position of one call. Dropping it lets the next call send.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     order: CallOrder,
-    place: u64,
+    position: u64,
 }
 
 impl CallOrder {
-    /// An empty line; the first number is the first operation on a model.
+    /// Creates an order without reservations, starting at the first sequence number of a model.
     pub(crate) fn new() -> Self {
-        let (passed, waiting) = (BTreeSet::new(), HashMap::new());
-        let state = OrderState { next: 0, now: 0, passed, waiting, seq: Seq::FIRST.get() };
-        Self(Arc::new(Mutex::new(state)))
+        Self(Arc::new(Mutex::new(OrderState {
+            next: 0,
+            current: 0,
+            released_early: BTreeSet::new(),
+            waiters: HashMap::new(),
+            next_seq: Seq::FIRST.get(),
+        })))
     }
 
-    /// The last place in the line.
+    /// Reserves the position after all existing reservations.
     pub(crate) fn reserve(&self) -> Reservation {
         let mut state = self.lock();
-        let place = state.next;
+        let position = state.next;
         state.next += 1;
         drop(state);
-        Reservation { order: self.clone(), place }
+        Reservation { order: self.clone(), position }
     }
 
     fn lock(&self) -> MutexGuard<'_, OrderState> {
@@ -59,50 +67,53 @@ impl CallOrder {
 }
 
 impl Reservation {
-    /// Waits until all before have passed.
+    /// Waits until every earlier reservation has been released.
+    ///
+    /// Cancel safe: the position is kept, and a later call waits again.
     pub(crate) async fn wait(&mut self) {
-        let called = {
+        let current = {
             let mut state = self.order.lock();
-            if state.now == self.place {
+            if state.current == self.position {
                 return;
             }
-            let (sender, called) = oneshot::channel();
-            state.waiting.insert(self.place, sender);
-            called
+            let (sender, current) = oneshot::channel();
+            state.waiters.insert(self.position, sender);
+            current
         };
-        called.await.expect("the line outlives those who stand in it");
+        current.await.expect("the reservation keeps its waiter registered");
     }
 
-    /// Numbers for this many requests, one after the other. Only whoever's turn it is may ask.
+    /// Assigns the next `count` sequence numbers. Must be called after [`wait`](Self::wait).
     pub(crate) fn assign(&mut self, count: usize) -> impl Iterator<Item = Seq> + use<> {
         let mut state = self.order.lock();
-        debug_assert_eq!(state.now, self.place, "it is another's turn");
-        let first = state.seq;
-        state.seq += count as u64;
-        (first..state.seq).map(Seq::new)
+        debug_assert_eq!(state.current, self.position, "assign was called before wait");
+        let first = state.next_seq;
+        state.next_seq += count as u64;
+        (first..state.next_seq).map(Seq::new)
     }
 
-    /// The number for one request.
+    /// Assigns the next sequence number. Must be called after [`wait`](Self::wait).
     pub(crate) fn assign_one(&mut self) -> Seq {
-        self.assign(1).next().expect("one was asked for")
+        self.assign(1).next().expect("one number was assigned")
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
         let mut state = self.order.lock();
-        state.waiting.remove(&self.place);
-        state.passed.insert(self.place);
-        let mut now = state.now;
-        while state.passed.remove(&now) {
-            now += 1;
+        state.waiters.remove(&self.position);
+        state.released_early.insert(self.position);
+        let mut current = state.current;
+        while state.released_early.remove(&current) {
+            current += 1;
         }
-        state.now = now;
-        let called = state.waiting.remove(&now);
+        state.current = current;
+        let waiter = state.waiters.remove(&current);
         drop(state);
-        if let Some(called) = called {
-            // Whoever does not listen any more drops its own reservation.
-            let _ = called.send(());
+        if let Some(waiter) = waiter {
+            // Fails if the `wait` future was dropped. Its reservation is still current, and
+            // releases the position when it is dropped itself.
+            let _ = waiter.send(());
         }
     }
 }

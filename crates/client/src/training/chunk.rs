@@ -1,27 +1,32 @@
-//! Cutting a batch into requests.
+//! Splits a batch into chunks that fit the server's request limits.
 
 use tinkex_wire::Datum;
 
-/// How large a request may be.
+/// Maximum size of one request, set by the server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChunkLimits {
+    /// Maximum number of examples. 0 counts as 1.
     pub(crate) datums: u64,
+    /// Maximum estimated size in bytes.
     pub(crate) bytes: u64,
 }
 
-/// Part of a batch, and its estimated size.
+/// Consecutive examples of a batch that are sent in one request.
 #[derive(Debug, PartialEq)]
 pub(crate) struct BatchChunk<T = Datum> {
     pub(crate) data: Vec<T>,
+    /// Estimated size of the encoded request in bytes.
     pub(crate) bytes: u64,
 }
 
-/// Cuts in order, as few cuts as possible. A datum that is too large by itself goes alone.
-pub(crate) fn cut(data: Vec<Datum>, limits: ChunkLimits) -> Vec<BatchChunk> {
-    cut_by(data, limits, |datum| datum.training_bytes() as u64)
+/// Splits `data` into as few chunks as `limits` allow, in order.
+///
+/// An example that exceeds the byte limit by itself gets a chunk of its own.
+pub(crate) fn split(data: Vec<Datum>, limits: ChunkLimits) -> Vec<BatchChunk> {
+    split_by(data, limits, |datum| datum.training_bytes() as u64)
 }
 
-fn cut_by<T>(data: Vec<T>, limits: ChunkLimits, size: impl Fn(&T) -> u64) -> Vec<BatchChunk<T>> {
+fn split_by<T>(data: Vec<T>, limits: ChunkLimits, size: impl Fn(&T) -> u64) -> Vec<BatchChunk<T>> {
     let mut chunks: Vec<BatchChunk<T>> = Vec::new();
     for datum in data {
         let bytes = size(&datum);
@@ -47,21 +52,21 @@ mod tests {
     use crate::fixture;
 
     #[test]
-    fn batches_are_cut_where_the_reference_cuts_them() {
+    fn batches_are_split_where_the_python_sdk_splits_them() {
         for case in fixture::cases("chunking.json") {
             let sizes: Vec<u64> = match &case["datum_bytes"] {
                 Value::Array(sizes) => sizes.iter().map(|size| size.as_u64().unwrap()).collect(),
-                all => {
-                    let count = usize::try_from(all["count"].as_u64().unwrap()).unwrap();
-                    vec![all["repeat"].as_u64().unwrap(); count]
+                equal => {
+                    let count = usize::try_from(equal["count"].as_u64().unwrap()).unwrap();
+                    vec![equal["repeat"].as_u64().unwrap(); count]
                 }
             };
             let limits = ChunkLimits {
                 datums: case["max_len"].as_u64().unwrap(),
                 bytes: case["max_bytes"].as_u64().unwrap(),
             };
-            let chunks = cut_by(sizes, limits, |size| *size);
-            let seen: Vec<Value> = chunks
+            let chunks = split_by(sizes, limits, |size| *size);
+            let actual: Vec<Value> = chunks
                 .iter()
                 .enumerate()
                 .map(|(i, chunk)| {
@@ -71,7 +76,7 @@ mod tests {
                     })
                 })
                 .collect();
-            assert_eq!(Value::Array(seen), case["chunks"], "{}", case["id"]);
+            assert_eq!(Value::Array(actual), case["chunks"], "{}", case["id"]);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Making a model to train: a new adapter, or one from a checkpoint.
+//! Creates models to train: a new LoRA adapter, or one restored from a checkpoint.
 
 use std::future::IntoFuture;
 use std::pin::Pin;
@@ -19,10 +19,18 @@ use crate::transport::RequestOptions;
 
 use super::{RestoreMode, TrainingClient};
 
-/// Collects the settings of a new adapter; made by
+/// Builder for a new LoRA adapter, returned by
 /// [`ServiceClient::create_lora_training_client`].
+///
+/// Await it, or call [`create`](Self::create).
+///
+/// ```no_run
+/// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
+/// let model = service.create_lora_training_client("Qwen/Qwen3-8B").rank(16).seed(7).await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
-#[must_use]
+#[must_use = "no model is created until the builder is awaited"]
 pub struct CreateLora {
     service: ServiceClient,
     base_model: String,
@@ -37,40 +45,45 @@ impl CreateLora {
         Self { service, base_model, lora, optimizer, user_metadata: None }
     }
 
-    /// The rank of its matrices.
+    /// Sets the LoRA rank (default 32).
     pub fn rank(mut self, rank: u32) -> Self {
         self.lora.rank = rank;
         self
     }
 
-    /// Where its random start comes from.
+    /// Sets the seed of the initial weights (default: chosen by the server).
     pub fn seed(mut self, seed: u64) -> Self {
         self.lora.seed = Some(seed);
         self
     }
 
-    /// Rank, seed and layers at once.
+    /// Replaces the whole LoRA configuration: rank, seed and trained layers.
     pub fn lora(mut self, lora: LoraConfig) -> Self {
         self.lora = lora;
         self
     }
 
-    /// The optimizer it is trained with.
+    /// Sets the optimizer (default AdamW).
     pub fn optimizer(mut self, optimizer: OptimizerConfig) -> Self {
         self.optimizer = optimizer;
         self
     }
 
-    /// Anything to remember with it.
+    /// Stores a JSON object with the training run (default: none).
     pub fn user_metadata(mut self, metadata: JsonObject) -> Self {
         self.user_metadata = Some(metadata);
         self
     }
 
-    /// Makes the model, and waits until it is there.
+    /// Creates the model and waits until the server has loaded it.
     ///
     /// # Errors
-    /// If the server has no such base model, or the settings make no sense.
+    /// [`ErrorKind::InvalidInput`] if a setting is out of range; [`ErrorKind::WorkFailed`] or
+    /// [`ErrorKind::Rejected`] if the server does not serve the base model or refuses the settings.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: after the request was sent, the server creates the model even if this future
+    /// is dropped.
     pub async fn create(self) -> Result<TrainingClient> {
         let session = self.service.session().await?;
         let request = CreateModel {
@@ -79,26 +92,43 @@ impl CreateLora {
             user_metadata: self.user_metadata,
             ..CreateModel::new(session.id().clone(), session.next_model(), self.base_model.as_str())
         };
-        let created = make(&session, &request, self.base_model).await?;
+        let created = create_model(&session, &request, self.base_model).await?;
         Ok(TrainingClient::new(session, created.model_id))
     }
 }
 
-/// Sends a request that makes a model, and waits for it. It stands in no line: there is no model yet.
-async fn make<S: SubmitRequest>(session: &Session, request: &S, name: String) -> Result<S::Output> {
+/// Sends a request that creates a model and waits for its result.
+///
+/// It needs no position in the call order, because the model does not exist yet.
+async fn create_model<S: SubmitRequest>(
+    session: &Session,
+    request: &S,
+    name: String,
+) -> Result<S::Output> {
     let start = Instant::now();
-    let ticket = session.transport().send(request, &RequestOptions::default()).await;
-    let ticket = session.connection().record_failure(ticket)?;
+    let response = session.transport().send(request, &RequestOptions::default()).await;
+    let response = session.connection().record_failure(response)?;
     let request_type = request.request_type();
-    let taken = Submitted { response: ticket, request_type, submit_duration: start.elapsed() };
+    let submitted = Submitted { response, request_type, submit_duration: start.elapsed() };
     let log = QueueLog::new(QueuedWork::ModelCreation, name);
-    session.connection().record_failure(Poller::new(session, &log).result::<S>(&taken).await)
+    session.connection().record_failure(Poller::new(session, &log).result::<S>(&submitted).await)
 }
 
-/// Collects the settings of a model that goes on from a checkpoint; made by
+/// Builder for a model that continues from a checkpoint, returned by
 /// [`ServiceClient::create_training_client_from`].
+///
+/// Await it, or call [`create`](Self::create).
+///
+/// ```no_run
+/// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
+/// use tinkex::RestoreMode;
+///
+/// let path = "tinker://run/weights/step-100".parse()?;
+/// let model = service.create_training_client_from(&path, RestoreMode::WithOptimizer).await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
-#[must_use]
+#[must_use = "no model is created until the builder is awaited"]
 pub struct CreateFromState {
     service: ServiceClient,
     path: TinkerPath,
@@ -115,39 +145,45 @@ impl CreateFromState {
         Self { service, path, restore, base_model, optimizer, user_metadata, key: None }
     }
 
-    /// Another base model than the checkpoint's, with the same layers.
+    /// Sets the base model (default: the checkpoint's). It must have the same layers.
     pub fn base_model(mut self, base_model: impl Into<String>) -> Self {
         self.base_model = Some(base_model.into());
         self
     }
 
-    /// Another optimizer than the checkpoint's.
+    /// Sets the optimizer (default: the checkpoint's with [`RestoreMode::WithOptimizer`], else AdamW).
     pub fn optimizer(mut self, optimizer: OptimizerConfig) -> Self {
         self.optimizer = Some(optimizer);
         self
     }
 
-    /// Anything to remember with the model.
+    /// Stores a JSON object with the training run (default: none).
     pub fn user_metadata(mut self, metadata: JsonObject) -> Self {
         self.user_metadata = Some(metadata);
         self
     }
 
-    /// Another key that may read the checkpoint, if this client's own may not.
+    /// Sets the API key that may read the checkpoint (default: this client's own).
     pub fn weights_key(mut self, key: impl Into<Secret>) -> Self {
         self.key = Some(key.into());
         self
     }
 
-    /// Makes the model, and waits until the checkpoint is loaded.
+    /// Creates the model and waits until the checkpoint is loaded.
     ///
     /// # Errors
-    /// If there is no such checkpoint, or it holds nothing to go on training from.
+    /// [`ErrorKind::InvalidInput`] if the path is not a training checkpoint or the checkpoint holds
+    /// no LoRA adapter; otherwise fails if the server does not find the checkpoint or cannot load
+    /// it.
+    ///
+    /// # Cancel safety
+    /// Not cancel safe: after the request was sent, the server creates the model even if this future
+    /// is dropped.
     pub async fn create(self) -> Result<TrainingClient> {
         if self.path.kind() != CheckpointKind::Training {
-            let why = format!("{} was not saved to go on training from", self.path);
-            let hint = "save it with save_state";
-            return Err(Error::new(ErrorKind::InvalidInput, why).with_hint(hint));
+            let message = format!("cannot train from {}: not a training checkpoint", self.path);
+            let hint = "Save the model with save_state.";
+            return Err(Error::new(ErrorKind::InvalidInput, message).with_hint(hint));
         }
         let session = self.service.session().await?;
         let foreign = self.key.as_ref().map(|key| session.with_other_key(key)).transpose()?;
@@ -162,43 +198,44 @@ impl CreateFromState {
         }
     }
 
-    /// One request makes the model and loads it; its id follows from its number.
+    /// Creates and loads the model with one request. The model id follows from its index in the
+    /// session.
     async fn create_by_loading(
         self,
         session: &Arc<Session>,
         weights_access_token: Option<Secret>,
     ) -> Result<TrainingClient> {
-        let n = session.next_model();
-        let name = ModelId::in_session(session.id(), n);
+        let index = session.next_model();
+        let expected_id = ModelId::in_session(session.id(), index);
         let request = LoadWeights {
             base_model: self.base_model,
             user_metadata: self.user_metadata,
             optimizer: self.restore == RestoreMode::WithOptimizer,
             optimizer_config: self.optimizer,
             weights_access_token,
-            ..LoadWeights::as_new_model(session.id().clone(), n, self.path.to_string())
+            ..LoadWeights::as_new_model(session.id().clone(), index, self.path.to_string())
         };
-        let loaded = make(session, &request, name.as_str().to_owned()).await?;
-        let model_id = loaded.model_id.unwrap_or(name);
+        let loaded = create_model(session, &request, expected_id.as_str().to_owned()).await?;
+        let model_id = loaded.model_id.unwrap_or(expected_id);
         Ok(TrainingClient::new(Arc::clone(session), model_id))
     }
 
-    /// Asks what the checkpoint holds, makes a model like that, and loads the checkpoint into it.
+    /// Reads the checkpoint's configuration, creates a model with it, and loads the checkpoint.
     async fn create_and_load(
         self,
         session: &Arc<Session>,
         foreign: Option<OtherKeyConnection>,
         token: Option<Secret>,
     ) -> Result<TrainingClient> {
-        let ask = WeightsInfoRequest { tinker_path: self.path.to_string() };
-        // Only whoever may read the checkpoint may ask about it.
+        let request = WeightsInfoRequest { tinker_path: self.path.to_string() };
+        // The configuration is readable only with a key that may read the checkpoint.
         let transport = foreign.as_ref().map_or(session.transport(), OtherKeyConnection::transport);
-        let info = transport.send(&ask, &RequestOptions::default()).await;
+        let info = transport.send(&request, &RequestOptions::default()).await;
         let info = session.connection().record_failure(info)?;
         let restored =
             (self.restore == RestoreMode::WithOptimizer).then(|| info.optimizer_config.clone());
         let create = CreateLora {
-            lora: lora(&info)?,
+            lora: lora_config(&info)?,
             optimizer: self.optimizer.or(restored).unwrap_or_default(),
             user_metadata: self.user_metadata,
             ..CreateLora::new(self.service, self.base_model.unwrap_or(info.base_model))
@@ -209,10 +246,12 @@ impl CreateFromState {
     }
 }
 
-/// The adapter that a checkpoint holds. Layers that nobody speaks of were trained.
-fn lora(info: &WeightsInfo) -> Result<LoraConfig> {
+/// Returns the LoRA configuration of a checkpoint. Layers that the server does not mention were
+/// trained.
+fn lora_config(info: &WeightsInfo) -> Result<LoraConfig> {
     let (true, Some(rank)) = (info.is_lora, info.lora_rank) else {
-        return Err(Error::new(ErrorKind::InvalidInput, "the checkpoint does not hold an adapter"));
+        let message = "cannot train from the checkpoint: it holds no LoRA adapter";
+        return Err(Error::new(ErrorKind::InvalidInput, message));
     };
     Ok(LoraConfig {
         rank,

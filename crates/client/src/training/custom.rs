@@ -90,7 +90,7 @@ impl TrainingClient {
             let work = async {
                 reservation.wait().await;
                 let taken = inner.submit_batch(&mut reservation, forward).await;
-                let output = inner.batch_answer(taken).await?;
+                let output = inner.poll_batch(taken).await?;
                 let logprobs = logprobs(&output, data.len())?;
                 let (value, data) = run(loss, data, logprobs).await?;
                 if mode == PassMode::Forward {
@@ -99,7 +99,7 @@ impl TrainingClient {
                 let backward = inner.plain(PassMode::ForwardBackward, data)?;
                 let taken = inner.submit_batch(&mut reservation, backward).await;
                 drop(reservation);
-                let output = inner.batch_answer(taken).await?;
+                let output = inner.poll_batch(taken).await?;
                 Ok(with_metrics(output, value.loss, value.metrics))
             };
             let answer = inner.session.run_until_closed(work).await;

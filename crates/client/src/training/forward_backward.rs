@@ -1,9 +1,7 @@
-//! A pass over a batch: cut into requests, numbered, sent in reservation, answered beside each other.
+//! Sends a batch as chunks and collects their results.
 
 use futures_util::future::{join_all, try_join_all};
-use tinkex_wire::{
-    ApiRequest as _, Datum, ForwardBackward, JsonForwardBackward, LossConfig, LossFn, PassMode,
-};
+use tinkex_wire::{ApiRequest as _, Datum, ForwardBackward, LossConfig, LossFn, PassMode, JsonForwardBackward};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::poll::Submitted;
@@ -14,118 +12,133 @@ use super::chunk::{self, BatchChunk, ChunkLimits};
 use super::merge::{self, BatchOutput};
 use super::{LossSource, LossSpec, TrainingShared};
 
-/// The requests of one batch.
+/// Validated requests of one batch, without sequence numbers.
 pub(super) struct BatchRequests(Vec<ChunkRequest>);
 
 struct ChunkRequest {
     request: ForwardBackward,
+    /// Estimated size in bytes.
     bytes: u64,
 }
 
 impl BatchRequests {
-    /// Cuts data into requests. What cannot be sent is refused here, before it takes a reservation.
+    /// Splits `data` into requests and validates them.
+    ///
+    /// Runs before the call reserves its position, so that an invalid batch is not queued.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] if `data` is empty or an example cannot be encoded for this
+    /// server.
     pub(super) fn new(
-        inner: &TrainingShared,
+        model: &TrainingShared,
         mode: PassMode,
         data: Vec<Datum>,
-        function: &LossFn,
-        settings: &LossConfig,
+        loss_fn: &LossFn,
+        loss_fn_config: &LossConfig,
     ) -> Result<Self> {
         if data.is_empty() {
-            return Err(Error::new(ErrorKind::InvalidInput, "there is no data"));
+            return Err(Error::new(ErrorKind::InvalidInput, "invalid batch: it has no examples"));
         }
-        let config = inner.session.config();
+        let config = model.session.config();
         let limits = ChunkLimits {
             datums: config.fwdbwd_max_chunk_len,
             bytes: config.fwdbwd_max_chunk_bytes_count,
         };
-        let parts: Vec<ChunkRequest> = chunk::cut(data, limits)
+        let requests: Vec<ChunkRequest> = chunk::split(data, limits)
             .into_iter()
             .map(|BatchChunk { data, bytes }| ChunkRequest {
                 bytes,
                 request: ForwardBackward {
-                    loss_fn_config: settings.clone(),
+                    loss_fn_config: loss_fn_config.clone(),
                     mode,
-                    ..ForwardBackward::new(inner.model_id.clone(), data, function.clone())
+                    ..ForwardBackward::new(model.model_id.clone(), data, loss_fn.clone())
                 },
             })
             .collect();
-        let plain = inner.session.connection().is_first_protocol();
-        parts.iter().try_for_each(|part| match plain {
-            true => JsonForwardBackward(&part.request).validate(),
-            false => part.request.validate(),
+        let json_only = model.session.connection().is_first_protocol();
+        requests.iter().try_for_each(|chunk| match json_only {
+            true => JsonForwardBackward(&chunk.request).validate(),
+            false => chunk.request.validate(),
         })?;
-        Ok(Self(parts))
+        Ok(Self(requests))
     }
 
-    /// The same for a loss that the server computes.
-    pub(super) fn of_loss(
-        inner: &TrainingShared,
+    /// Creates the requests for a loss that the server computes.
+    ///
+    /// # Errors
+    /// In addition to the errors of [`new`](Self::new), fails if `data` lacks an input of the loss,
+    /// or if the loss was uploaded in another session.
+    pub(super) fn with_loss(
+        model: &TrainingShared,
         mode: PassMode,
         data: Vec<Datum>,
         loss: &LossSpec,
     ) -> Result<Self> {
         match &loss.0 {
-            LossSource::Named(function, settings) => {
-                Self::new(inner, mode, data, function, settings)
-            }
+            LossSource::Named(loss_fn, config) => Self::new(model, mode, data, loss_fn, config),
             LossSource::Traced(traced) => {
                 traced.check(&data)?;
-                let settings = match traced.id_in(inner.session.id())? {
+                let config = match traced.id_in(model.session.id())? {
                     Some(id) => LossConfig::custom(id),
                     None => LossConfig::new(),
                 };
-                Self::new(inner, mode, data, &LossFn::Custom, &settings)
+                Self::new(model, mode, data, &LossFn::Custom, &config)
             }
         }
     }
 }
 
 impl TrainingShared {
-    /// Sends all requests of a batch; it is their reservation. One that fails does not keep the others: a
-    /// hole in the sequence would hold up the server.
+    /// Assigns sequence numbers to all requests of a batch and sends them.
+    ///
+    /// Sends the remaining requests even if one fails: a gap in the sequence numbers would block
+    /// the model on the server.
     pub(super) async fn submit_batch(
         &self,
         reservation: &mut Reservation,
         batch: BatchRequests,
     ) -> Vec<Result<Submitted>> {
-        let mut parts = batch.0;
-        let numbers = reservation.assign(parts.len());
-        for (part, number) in parts.iter_mut().zip(numbers) {
-            part.request.seq_id = Some(number);
+        let mut chunks = batch.0;
+        let numbers = reservation.assign(chunks.len());
+        for (chunk, number) in chunks.iter_mut().zip(numbers) {
+            chunk.request.seq_id = Some(number);
         }
-        let Some((first, rest)) = parts.split_first() else { return Vec::new() };
+        let Some((first, rest)) = chunks.split_first() else { return Vec::new() };
         if self.session.config().parallel_fwdbwd_chunks {
-            // The first goes last: the server starts at the lowest number, so by the time it
-            // arrives the rest is queued and can run as one batch.
-            let rest = join_all(rest.iter().map(|part| self.submit_part(part))).await;
-            let first = self.submit_part(first).await;
+            // Send the first chunk last: the server starts at the lowest sequence number, so all
+            // chunks are queued by then and can be executed as one batch.
+            let rest = join_all(rest.iter().map(|chunk| self.submit_chunk(chunk))).await;
+            let first = self.submit_chunk(first).await;
             return std::iter::once(first).chain(rest).collect();
         }
-        let mut taken = Vec::with_capacity(parts.len());
-        for part in &parts {
-            taken.push(self.submit_part(part).await);
+        let mut submitted = Vec::with_capacity(chunks.len());
+        for chunk in &chunks {
+            submitted.push(self.submit_chunk(chunk).await);
         }
-        taken
+        submitted
     }
 
-    async fn submit_part(&self, part: &ChunkRequest) -> Result<Submitted> {
-        let _room = self.session.upload_budget().acquire(part.bytes).await;
+    async fn submit_chunk(&self, chunk: &ChunkRequest) -> Result<Submitted> {
+        let _permit = self.session.upload_budget().acquire(chunk.bytes).await;
         if self.session.connection().is_first_protocol() {
-            return self
-                .submit(&JsonForwardBackward(&part.request), &RequestOptions::default())
-                .await;
+            return self.submit(&JsonForwardBackward(&chunk.request), &RequestOptions::default()).await;
         }
         let compress = self.session.config().proto_compress_fwdbwd;
-        self.submit(&part.request, &RequestOptions { compress, ..RequestOptions::default() }).await
+        self.submit(&chunk.request, &RequestOptions { compress, ..RequestOptions::default() }).await
     }
 
-    /// Waits for the answers to all requests of a batch, or for the first failure: behind a request
-    /// that was refused the server may wait for ever.
-    pub(super) async fn batch_answer(&self, taken: Vec<Result<Submitted>>) -> Result<BatchOutput> {
-        let taken: Vec<Submitted> = taken.into_iter().collect::<Result<_>>()?;
-        let answers =
-            taken.iter().map(async |taken| self.poller().result::<ForwardBackward>(taken).await);
-        Ok(merge::merge(try_join_all(answers).await?))
+    /// Polls the results of all chunks concurrently and merges them.
+    ///
+    /// Fails with the first error without waiting for the other chunks: the server may never
+    /// execute the chunks behind a rejected one.
+    pub(super) async fn poll_batch(
+        &self,
+        submitted: Vec<Result<Submitted>>,
+    ) -> Result<BatchOutput> {
+        let submitted: Vec<Submitted> = submitted.into_iter().collect::<Result<_>>()?;
+        let results = submitted
+            .iter()
+            .map(async |chunk| self.poller().result::<ForwardBackward>(chunk).await);
+        Ok(merge::merge(try_join_all(results).await?))
     }
 }

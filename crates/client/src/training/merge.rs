@@ -1,28 +1,32 @@
-//! Putting the outputs of a batch's chunks together again.
+//! Merges the outputs of a batch's chunks into one output for the batch.
 
 use std::collections::BTreeMap;
 
 use tinkex_wire::{ForwardBackwardOutput, LossOutputs};
 
-/// What a pass over a batch computed.
+/// Output of [`forward`](crate::TrainingClient::forward) or
+/// [`forward_backward`](crate::TrainingClient::forward_backward) over one batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct BatchOutput {
-    /// What kind of outputs these are.
+    /// Type of `outputs`, as named by the server.
     pub output_type: String,
-    /// Tensors for each datum, in the order of the data.
+    /// Output tensors of each example, in the order of the batch.
     pub outputs: LossOutputs,
-    /// Numbers about the whole batch.
+    /// Metrics of the batch by name. The part after the last `:` is the reduction over examples,
+    /// for example `loss:sum`.
     pub metrics: BTreeMap<String, MetricValue>,
 }
 
 impl BatchOutput {
-    /// The loss, summed over the batch: the metric `loss:sum`, or from a server without it the sum
-    /// of what it says of each token (`elementwise_loss`). None if it says neither.
+    /// Returns the loss summed over the batch.
+    ///
+    /// This is the metric `loss:sum`, or else the sum of the `elementwise_loss` tensors. Returns
+    /// `None` if the server sent neither.
     #[must_use]
     pub fn loss(&self) -> Option<f64> {
-        if let Some(told) = self.metrics.get("loss:sum") {
-            return Some(told.as_f64());
+        if let Some(sum) = self.metrics.get("loss:sum") {
+            return Some(sum.as_f64());
         }
         if self.outputs.is_empty() {
             return None;
@@ -34,20 +38,20 @@ impl BatchOutput {
     }
 }
 
-/// A number about a piece of work.
+/// Value of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum MetricValue {
-    /// A number.
+    /// Floating-point number.
     Number(f64),
-    /// A checksum, exact to the bit.
+    /// 64-bit checksum (reduction `hash2`), exact in every bit.
     Checksum(u64),
 }
 
 impl MetricValue {
-    /// As a number; a checksum loses its low bits.
+    /// Returns the value as a floating-point number. A checksum is rounded to 53 significant bits.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "said in the line above")]
+    #[expect(clippy::cast_precision_loss, reason = "the documentation states the rounding")]
     pub fn as_f64(self) -> f64 {
         match self {
             Self::Number(number) => number,
@@ -56,17 +60,17 @@ impl MetricValue {
     }
 }
 
-/// Joins the outputs of all chunks, in the order of the data.
+/// Merges the outputs of all chunks, given in the order of the batch.
 pub(crate) fn merge(chunks: Vec<ForwardBackwardOutput>) -> BatchOutput {
     let metrics = {
-        let parts: Vec<ChunkMetrics<'_>> = chunks
+        let chunks: Vec<ChunkMetrics<'_>> = chunks
             .iter()
             .map(|chunk| ChunkMetrics {
                 metrics: &chunk.metrics,
                 datums: chunk.loss_fn_outputs.len(),
             })
             .collect();
-        reduce(&parts)
+        reduce(&chunks)
     };
     let mut chunks = chunks.into_iter();
     let Some(first) = chunks.next() else { return BatchOutput::default() };
@@ -79,63 +83,66 @@ pub(crate) fn merge(chunks: Vec<ForwardBackwardOutput>) -> BatchOutput {
 
 struct ChunkMetrics<'a> {
     metrics: &'a BTreeMap<String, f64>,
+    /// Number of examples in the chunk.
     datums: usize,
 }
 
-/// Joins metrics by what the last part of their name says. A name that one chunk lacks, or whose
-/// last part is unknown, is left out: a finished result is never lost over a metric.
-fn reduce(parts: &[ChunkMetrics<'_>]) -> BTreeMap<String, MetricValue> {
-    let mut joined = BTreeMap::new();
-    let Some(first) = parts.first() else { return joined };
+/// Reduces metrics over chunks, by the reduction that the name ends in.
+///
+/// Omits a metric that a chunk lacks or whose reduction is unknown: a metric must never make a
+/// finished result fail.
+fn reduce(chunks: &[ChunkMetrics<'_>]) -> BTreeMap<String, MetricValue> {
+    let mut reduced = BTreeMap::new();
+    let Some(first) = chunks.first() else { return reduced };
     for name in first.metrics.keys() {
         let values: Option<Vec<f64>> =
-            parts.iter().map(|part| part.metrics.get(name).copied()).collect();
+            chunks.iter().map(|chunk| chunk.metrics.get(name).copied()).collect();
         let Some(values) = values else { continue };
         match name.rsplit_once(':').map(|(_, reduction)| reduction) {
             Some("unique") => {
                 for (i, value) in values.into_iter().enumerate() {
                     let name = if i == 0 { name.clone() } else { format!("{name}_{i}") };
-                    joined.insert(name, MetricValue::Number(value));
+                    reduced.insert(name, MetricValue::Number(value));
                 }
             }
             Some("hash2") => {
                 let sum = values.into_iter().map(checksum).fold(0_u64, u64::wrapping_add);
-                joined.insert(name.clone(), MetricValue::Checksum(sum));
+                reduced.insert(name.clone(), MetricValue::Checksum(sum));
             }
             Some(reduction) => {
-                if let Some(number) = number(reduction, &values, parts) {
-                    joined.insert(name.clone(), MetricValue::Number(number));
+                if let Some(number) = reduce_numbers(reduction, &values, chunks) {
+                    reduced.insert(name.clone(), MetricValue::Number(number));
                 }
             }
-            // Nothing says how to join it, so it stays only if there is nothing to join.
-            None if parts.len() == 1 => {
-                joined.insert(name.clone(), MetricValue::Number(values[0]));
+            // Without a reduction only the value of a single chunk is meaningful.
+            None if chunks.len() == 1 => {
+                reduced.insert(name.clone(), MetricValue::Number(values[0]));
             }
             None => {}
         }
     }
-    joined
+    reduced
 }
 
-fn number(reduction: &str, values: &[f64], parts: &[ChunkMetrics<'_>]) -> Option<f64> {
+fn reduce_numbers(reduction: &str, values: &[f64], chunks: &[ChunkMetrics<'_>]) -> Option<f64> {
     Some(match reduction {
         "sum" => values.iter().sum(),
         "min" => values.iter().copied().fold(f64::INFINITY, f64::min),
-        "max" => largest(values),
-        "mean" => mean(values, parts),
-        "slack" => largest(values) - mean(values, parts),
+        "max" => max(values),
+        "mean" => mean(values, chunks),
+        "slack" => max(values) - mean(values, chunks),
         _ => return None,
     })
 }
 
-fn largest(values: &[f64]) -> f64 {
+fn max(values: &[f64]) -> f64 {
     values.iter().copied().fold(f64::NEG_INFINITY, f64::max)
 }
 
-/// Weighted by how many datums each chunk had; 0 if there were none at all.
-#[expect(clippy::cast_precision_loss, reason = "no batch has 2^53 datums")]
-fn mean(values: &[f64], parts: &[ChunkMetrics<'_>]) -> f64 {
-    let weights = parts.iter().map(|part| part.datums as f64);
+/// Returns the mean weighted by the number of examples per chunk, or 0 without examples.
+#[expect(clippy::cast_precision_loss, reason = "no batch has 2^53 examples")]
+fn mean(values: &[f64], chunks: &[ChunkMetrics<'_>]) -> f64 {
+    let weights = chunks.iter().map(|chunk| chunk.datums as f64);
     let total: f64 = weights.clone().sum();
     if total == 0.0 {
         return 0.0;
@@ -143,8 +150,8 @@ fn mean(values: &[f64], parts: &[ChunkMetrics<'_>]) -> f64 {
     values.iter().zip(weights).map(|(value, weight)| value * weight).sum::<f64>() / total
 }
 
-/// The value as a 64-bit integer, negative ones wrapped around.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "wrapping is meant")]
+/// Truncates to a 64-bit integer. Negative values wrap around.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "wraps on purpose")]
 fn checksum(value: f64) -> u64 {
     if value < 0.0 { (value.trunc() as i64).cast_unsigned() } else { value.trunc() as u64 }
 }
@@ -162,14 +169,14 @@ mod tests {
 
     /// Covers T3.1.1, T3.1.2, T3.1.3.
     #[test]
-    fn metrics_are_joined_as_in_the_reference() {
+    fn metrics_are_reduced_as_in_the_python_sdk() {
         for case in fixture::cases("metrics_reduction.json") {
             let chunks = case["chunks"].as_array().unwrap();
             let metrics: Vec<BTreeMap<String, f64>> = chunks
                 .iter()
                 .map(|c| serde_json::from_value(c["metrics"].clone()).unwrap())
                 .collect();
-            let parts: Vec<ChunkMetrics<'_>> = metrics
+            let chunks: Vec<ChunkMetrics<'_>> = metrics
                 .iter()
                 .zip(chunks)
                 .map(|(metrics, chunk)| {
@@ -177,20 +184,20 @@ mod tests {
                     ChunkMetrics { metrics, datums }
                 })
                 .collect();
-            let joined = reduce(&parts);
+            let reduced = reduce(&chunks);
             let Some(expected) = case["expected"].as_object() else {
-                // The reference loses the whole result here; we do not.
+                // The Python SDK raises here, which loses the whole result.
                 assert!(case["expected_error"].is_string(), "{case}");
                 continue;
             };
             assert_eq!(
-                joined.keys().collect::<Vec<_>>(),
+                reduced.keys().collect::<Vec<_>>(),
                 expected.keys().collect::<Vec<_>>(),
                 "{}",
                 case["id"]
             );
             for (name, value) in expected {
-                match (joined[name], value) {
+                match (reduced[name], value) {
                     (MetricValue::Checksum(sum), value) => {
                         assert_eq!(Some(sum), value.as_u64(), "{}", case["id"]);
                     }
@@ -204,15 +211,15 @@ mod tests {
     }
 
     #[test]
-    fn odd_names_and_no_datums_do_not_lose_a_result() {
+    fn unknown_reductions_and_empty_chunks_do_not_fail() {
         let metrics: BTreeMap<String, f64> = [("loss", 1.0), ("a:b:sum", 2.0), ("m:mean", 3.0)]
             .map(|(k, v)| (k.to_owned(), v))
             .into();
-        let part = || ChunkMetrics { metrics: &metrics, datums: 0 };
-        let one = reduce(&[part()]);
-        assert_eq!(one["loss"], MetricValue::Number(1.0));
-        assert_eq!(one["m:mean"], MetricValue::Number(0.0));
-        let two = reduce(&[part(), part()]);
-        assert_eq!((two.get("loss"), two["a:b:sum"]), (None, MetricValue::Number(4.0)));
+        let chunk = || ChunkMetrics { metrics: &metrics, datums: 0 };
+        let single = reduce(&[chunk()]);
+        assert_eq!(single["loss"], MetricValue::Number(1.0));
+        assert_eq!(single["m:mean"], MetricValue::Number(0.0));
+        let merged = reduce(&[chunk(), chunk()]);
+        assert_eq!((merged.get("loss"), merged["a:b:sum"]), (None, MetricValue::Number(4.0)));
     }
 }

@@ -1,4 +1,4 @@
-//! [`TrainingClient`]: training one model.
+//! [`TrainingClient`]: trains, saves and loads one model.
 
 mod call_order;
 mod chunk;
@@ -17,8 +17,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use tinkex_wire::{
-    Datum, GetInfo, LoadWeights, LossConfig, LossFn, ModelId, ModelInfo, OptimParams, OptimStep,
-    OptimStepOutput, PassMode, SaveWeights, SaveWeightsExternal, SaveWeightsForSampler, Secret,
+    Datum, GetInfo, LoadWeights, LossConfig, LossFn, PassMode, ModelId, ModelInfo, OptimParams,
+    OptimStep, OptimStepOutput, SaveWeights, SaveWeightsExternal, SaveWeightsForSampler, Secret,
     Seq, SubmitRequest, TinkerPath,
 };
 use tokio::time::Instant;
@@ -40,9 +40,15 @@ pub use create::{CreateFromState, CreateLora};
 pub use merge::{BatchOutput, MetricValue};
 pub use save::{ExternalWeights, SaveOptions};
 
-/// A model in training. Cheap to clone; all clones stand in one line.
+/// Client for one model in training.
 ///
-/// Calls are queued when you make them and sent in that order, whenever you await them:
+/// Created by [`ServiceClient::create_lora_training_client`] or
+/// [`ServiceClient::create_training_client_from`]. Cloning is cheap; clones share the model and its
+/// call order.
+///
+/// Each method queues its request when it is called, not when the returned future is awaited, and
+/// the server executes the requests in call order. Issue the next request before awaiting the
+/// previous result to keep the server busy:
 ///
 /// ```no_run
 /// # async fn run(model: tinkex::TrainingClient, batch: Vec<tinkex::Datum>) -> tinkex::Result<()> {
@@ -54,9 +60,17 @@ pub use save::{ExternalWeights, SaveOptions};
 /// step.await?;
 /// # Ok(()) }
 /// ```
+///
+/// # Cancel safety
+/// Dropping a returned [`ApiFuture`] discards the result only: the request is still sent and
+/// executed, because later requests of the model depend on it.
+///
+/// [`ServiceClient::create_lora_training_client`]: crate::ServiceClient::create_lora_training_client
+/// [`ServiceClient::create_training_client_from`]: crate::ServiceClient::create_training_client_from
 #[derive(Clone)]
 pub struct TrainingClient(Arc<TrainingShared>);
 
+/// State shared by all clones of a [`TrainingClient`].
 struct TrainingShared {
     session: Arc<Session>,
     model_id: ModelId,
@@ -64,7 +78,18 @@ struct TrainingShared {
     log: QueueLog,
 }
 
-/// A loss and its settings: one that the service knows by name, or one of your own.
+/// Loss function and its configuration: built into the server ([`LossFn`]) or defined by the caller
+/// ([`CustomLoss`]).
+///
+/// Both convert into a `LossSpec`, so most calls pass them directly.
+///
+/// ```
+/// use tinkex::{LossConfig, LossFn, LossSpec};
+///
+/// let default = LossSpec::from(LossFn::Ppo);
+/// let clipped = LossSpec::new(LossFn::Ppo, LossConfig::new().set("clip_low_threshold", 0.9));
+/// assert_ne!(default, clipped);
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossSpec(LossSource);
 
@@ -75,7 +100,7 @@ enum LossSource {
 }
 
 impl LossSpec {
-    /// A loss with settings of its own.
+    /// Creates the specification of a built-in loss with non-default settings.
     #[must_use]
     pub fn new(function: LossFn, config: LossConfig) -> Self {
         Self(LossSource::Named(function, config))
@@ -100,60 +125,81 @@ impl From<&CustomLoss> for LossSpec {
     }
 }
 
+/// Parts of a checkpoint to load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RestoreMode {
+    /// Load the weights and reset the optimizer state.
+    WeightsOnly,
+    /// Load the weights and the optimizer state.
+    WithOptimizer,
+}
+
 impl TrainingClient {
     pub(crate) fn new(session: Arc<Session>, model_id: ModelId) -> Self {
         let log = QueueLog::new(QueuedWork::Training, model_id.as_str());
         Self(Arc::new(TrainingShared { session, model_id, call_order: CallOrder::new(), log }))
     }
 
-    /// The model's id.
+    /// Returns the id that the server gave the model.
     #[must_use]
     pub fn model_id(&self) -> &ModelId {
         &self.0.model_id
     }
 
-    /// Adds the gradient of `loss` over `data` to this model.
+    /// Computes `loss` over `data` and adds its gradient to the model's accumulated gradient.
     ///
-    /// Large batches are cut up and put together again. Dropping the future stops the waiting, not
-    /// the training.
+    /// A batch that exceeds the server's request limits is sent in several requests, and their
+    /// outputs are merged.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] if `data` is empty or cannot be trained on, and nothing was queued
-    /// then; [`ErrorKind::WorkFailed`] if the server cannot compute the loss.
+    /// [`ErrorKind::InvalidInput`] if `data` is empty or cannot be encoded; nothing is queued in
+    /// that case. [`ErrorKind::WorkFailed`] if the server cannot compute the loss.
     pub fn forward_backward(
         &self,
         data: Vec<Datum>,
         loss: impl Into<LossSpec>,
     ) -> ApiFuture<BatchOutput> {
-        self.pass(PassMode::ForwardBackward, data, &loss.into())
+        let queued = self.enqueue_batch(PassMode::ForwardBackward, data, &loss.into());
+        queued.unwrap_or_else(ApiFuture::failed)
     }
 
     /// Computes `loss` over `data` without a gradient.
     ///
     /// # Errors
-    /// As [`TrainingClient::forward_backward`].
+    /// Fails like [`forward_backward`](Self::forward_backward).
     pub fn forward(&self, data: Vec<Datum>, loss: impl Into<LossSpec>) -> ApiFuture<BatchOutput> {
-        self.pass(PassMode::Forward, data, &loss.into())
+        let queued = self.enqueue_batch(PassMode::Forward, data, &loss.into());
+        queued.unwrap_or_else(ApiFuture::failed)
     }
 
-    /// Applies the gradient gathered since the last step.
+    /// Updates the weights with the gradient accumulated since the previous step.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] if a number makes no sense; then nothing was queued.
+    /// [`ErrorKind::InvalidInput`] if a parameter is out of range; nothing is queued in that case.
     pub fn optim_step(&self, params: impl Into<OptimParams>) -> ApiFuture<OptimStepOutput> {
         let params = params.into();
-        if let Err(why) = params.validate() {
-            return ApiFuture::failed(why.into());
+        if let Err(error) = params.validate() {
+            return ApiFuture::failed(error.into());
         }
-        self.one(move |model_id, seq| OptimStep { model_id, seq_id: Some(seq), params }, Ok)
+        self.enqueue(move |model_id, seq| OptimStep { model_id, seq_id: Some(seq), params }, Ok)
     }
 
-    /// Queues a pass and a step at once, which is what a fast loop does. If one of them makes no
-    /// sense, neither is queued.
+    /// Queues [`forward_backward`](Self::forward_backward) and [`optim_step`](Self::optim_step)
+    /// together, or neither if one of them has invalid input.
+    ///
+    /// ```no_run
+    /// # async fn run(model: tinkex::TrainingClient, batch: Vec<tinkex::Datum>) -> tinkex::Result<()> {
+    /// use tinkex::{AdamParams, LossFn};
+    ///
+    /// let params = AdamParams::with_learning_rate(1e-4);
+    /// let (gradients, step) = model.step(batch, LossFn::CrossEntropy, params);
+    /// println!("loss: {:?}", gradients.await?.loss());
+    /// step.await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// As [`TrainingClient::forward_backward`] and [`TrainingClient::optim_step`], each for its own
-    /// future.
+    /// Each future fails like the method it stands for. Both fail if the input of one is invalid.
     pub fn step(
         &self,
         data: Vec<Datum>,
@@ -161,151 +207,184 @@ impl TrainingClient {
         params: impl Into<OptimParams>,
     ) -> (ApiFuture<BatchOutput>, ApiFuture<OptimStepOutput>) {
         let params = params.into();
-        let checked = params.validate().map_err(Error::from);
-        let pass = checked.and_then(|()| self.queue(PassMode::ForwardBackward, data, &loss.into()));
-        match pass {
-            Ok(pass) => (pass, self.optim_step(params)),
+        let valid = params.validate().map_err(Error::from);
+        let gradients =
+            valid.and_then(|()| self.enqueue_batch(PassMode::ForwardBackward, data, &loss.into()));
+        match gradients {
+            Ok(gradients) => (gradients, self.optim_step(params)),
             Err(error) => (ApiFuture::failed(error.clone()), ApiFuture::failed(error)),
         }
     }
 
-    /// Saves weights and optimizer state under a name, and returns the checkpoint's address.
+    /// Saves the weights and the optimizer state, and returns the path of the checkpoint.
+    ///
+    /// Continue training from it with [`load_state`](Self::load_state) or
+    /// [`ServiceClient::create_training_client_from`](crate::ServiceClient::create_training_client_from).
+    ///
+    /// ```no_run
+    /// # async fn run(model: tinkex::TrainingClient) -> tinkex::Result<()> {
+    /// use tinkex::SaveOptions;
+    ///
+    /// let path = model.save_state("step-100").await?;
+    /// let latest = model.save_state(SaveOptions::new("latest").overwrite()).await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
-    /// [`ErrorKind::Conflict`] if the name is taken and is not to be replaced.
-    pub fn save_state(&self, save: impl Into<SaveOptions>) -> ApiFuture<TinkerPath> {
-        let save = save.into();
-        if let Err(error) = save.check(SaveKind::State) {
+    /// [`ErrorKind::InvalidInput`] if the options are invalid; nothing is queued in that case.
+    /// [`ErrorKind::Conflict`] if the name exists and
+    /// [`overwrite`](SaveOptions::overwrite) is not set.
+    pub fn save_state(&self, options: impl Into<SaveOptions>) -> ApiFuture<TinkerPath> {
+        let options = options.into();
+        if let Err(error) = options.validate(SaveKind::State) {
             return ApiFuture::failed(error);
         }
         let request = move |model, seq| SaveWeights {
-            ttl_seconds: save.ttl_seconds(),
-            overwrite: save.overwrite,
-            user_metadata: save.user_metadata(),
-            ..SaveWeights::new(model, seq, save.name)
+            ttl_seconds: options.ttl_seconds(),
+            overwrite: options.overwrite,
+            user_metadata: options.user_metadata(),
+            ..SaveWeights::new(model, seq, options.name)
         };
-        self.one(request, |saved| Ok(saved.path.parse()?))
+        self.enqueue(request, |saved| Ok(saved.path.parse()?))
     }
 
-    /// Saves weights to sample from under a name, and returns the checkpoint's address.
+    /// Saves the weights for sampling, and returns the path of the checkpoint.
+    ///
+    /// Sample from it with
+    /// [`ServiceClient::create_sampling_client_from`](crate::ServiceClient::create_sampling_client_from).
     ///
     /// # Errors
-    /// [`ErrorKind::Conflict`] if the name is taken.
-    pub fn save_weights_for_sampler(&self, save: impl Into<SaveOptions>) -> ApiFuture<TinkerPath> {
-        let save = save.into();
-        if let Err(error) = save.check(SaveKind::Sampler) {
+    /// [`ErrorKind::InvalidInput`] if the options are invalid; nothing is queued in that case.
+    /// [`ErrorKind::Conflict`] if the name exists.
+    pub fn save_weights_for_sampler(
+        &self,
+        options: impl Into<SaveOptions>,
+    ) -> ApiFuture<TinkerPath> {
+        let options = options.into();
+        if let Err(error) = options.validate(SaveKind::Sampler) {
             return ApiFuture::failed(error);
         }
         let request = move |model, seq| SaveWeightsForSampler {
-            ttl_seconds: save.ttl_seconds(),
-            user_metadata: save.user_metadata(),
-            ..SaveWeightsForSampler::named(model, seq, save.name)
+            ttl_seconds: options.ttl_seconds(),
+            user_metadata: options.user_metadata(),
+            ..SaveWeightsForSampler::named(model, seq, options.name)
         };
-        self.one(request, |saved| match saved.path {
+        self.enqueue(request, |saved| match saved.path {
             Some(path) => save::sampler_path(&path),
-            None => Err(nowhere()),
+            None => Err(missing_path()),
         })
     }
 
-    /// Saves weights as files to download, which
-    /// [`RestClient::get_external_weights_urls`](crate::RestClient::get_external_weights_urls) leads
-    /// to.
+    /// Saves the weights as downloadable files.
+    ///
+    /// [`RestClient::get_external_weights_urls`](crate::RestClient::get_external_weights_urls)
+    /// returns their URLs.
     ///
     /// # Errors
-    /// [`ErrorKind::Conflict`] if the name is taken.
+    /// [`ErrorKind::InvalidInput`] if the options are invalid; nothing is queued in that case.
+    /// [`ErrorKind::Conflict`] if the name exists.
     pub fn save_weights_external(
         &self,
-        save: impl Into<SaveOptions>,
+        options: impl Into<SaveOptions>,
     ) -> ApiFuture<ExternalWeights> {
-        let save = save.into();
-        if let Err(error) = save.check(SaveKind::External) {
+        let options = options.into();
+        if let Err(error) = options.validate(SaveKind::External) {
             return ApiFuture::failed(error);
         }
         let request = move |model, seq| SaveWeightsExternal {
-            ttl_seconds: save.ttl_seconds(),
-            age_encryption_recipients: (!save.recipients.is_empty()).then_some(save.recipients),
-            ..SaveWeightsExternal::new(model, seq, save.name)
+            ttl_seconds: options.ttl_seconds(),
+            age_encryption_recipients: (!options.recipients.is_empty())
+                .then_some(options.recipients),
+            ..SaveWeightsExternal::new(model, seq, options.name)
         };
-        self.one(request, |saved| {
-            let path = saved.path.ok_or_else(nowhere)?.parse()?;
+        self.enqueue(request, |saved| {
+            let path = saved.path.ok_or_else(missing_path)?.parse()?;
             Ok(ExternalWeights { path, size_bytes: saved.size_bytes })
         })
     }
 
-    /// Saves weights under no name, only to sample from them, and returns a client that does.
+    /// Saves the weights without a name, and returns a client that samples from them.
+    ///
+    /// The weights cannot be listed or loaded, and exist as long as their sampling session.
     ///
     /// # Errors
-    /// If the server cannot keep them.
+    /// [`ErrorKind::WorkFailed`] if the server cannot save the weights.
     pub fn save_weights_and_get_sampling_client(&self) -> ApiFuture<SamplingClient> {
         let session = Arc::clone(&self.0.session);
-        // Taken once, so that a resend asks for the same sampling session.
-        let n = session.next_sampler();
-        self.one(
-            move |model, seq| SaveWeightsForSampler::ephemeral(model, seq, n),
+        // Assign the index once, so that a retry names the same sampling session.
+        let index = session.next_sampler();
+        self.enqueue(
+            move |model, seq| SaveWeightsForSampler::ephemeral(model, seq, index),
             move |saved| match saved.sampling_session_id {
                 Some(id) => Ok(SamplingClient::of(session, id)),
-                None => {
-                    Err(Error::new(ErrorKind::Decode, "saved, but there is nothing to sample from"))
-                }
+                None => Err(Error::new(
+                    ErrorKind::Decode,
+                    "cannot sample from the saved weights: the server returned no sampling session",
+                )),
             },
         )
     }
 
-    /// Loads a checkpoint's weights, and its optimizer state if wanted.
+    /// Loads a checkpoint into this model.
     ///
     /// # Errors
-    /// [`ErrorKind::WorkFailed`] if the checkpoint does not fit this model.
-    pub fn load_state(&self, path: &TinkerPath, optimizer: RestoreMode) -> ApiFuture<()> {
-        self.load(path, optimizer, None)
+    /// [`ErrorKind::WorkFailed`] if the checkpoint does not exist or does not fit this model.
+    pub fn load_state(&self, path: &TinkerPath, restore: RestoreMode) -> ApiFuture<()> {
+        self.load(path, restore, None)
     }
 
-    /// The same for a checkpoint that another key may read and this client's may not.
+    /// Loads a checkpoint that only another API key may read.
     ///
     /// # Errors
-    /// As [`TrainingClient::load_state`], and if the key cannot be used.
+    /// Fails like [`load_state`](Self::load_state), and if the server does not accept `key`.
     pub fn load_state_with_key(
         &self,
         path: &TinkerPath,
-        optimizer: RestoreMode,
+        restore: RestoreMode,
         key: impl Into<Secret>,
     ) -> ApiFuture<()> {
-        let (path, optimizer) = (path.to_string(), optimizer == RestoreMode::WithOptimizer);
-        let (inner, key) = (Arc::clone(&self.0), key.into());
-        let token = async move { inner.session.with_other_key(&key)?.access_token().await };
-        let load = move |token, model, seq| LoadWeights {
+        let (path, optimizer) = (path.to_string(), restore == RestoreMode::WithOptimizer);
+        let (shared, key) = (Arc::clone(&self.0), key.into());
+        let token = async move { shared.session.with_other_key(&key)?.access_token().await };
+        let request = move |token, model, seq| LoadWeights {
             optimizer,
             weights_access_token: Some(token),
             ..LoadWeights::into_model(model, seq, path)
         };
-        self.one_after(token, load, |_| Ok(()))
+        self.enqueue_after(token, request, |_| Ok(()))
     }
 
     fn load(
         &self,
         path: &TinkerPath,
-        optimizer: RestoreMode,
+        restore: RestoreMode,
         weights_access_token: Option<Secret>,
     ) -> ApiFuture<()> {
-        let (path, optimizer) = (path.to_string(), optimizer == RestoreMode::WithOptimizer);
-        let load = move |model, seq| LoadWeights {
+        let (path, optimizer) = (path.to_string(), restore == RestoreMode::WithOptimizer);
+        let request = move |model, seq| LoadWeights {
             optimizer,
             weights_access_token,
             ..LoadWeights::into_model(model, seq, path)
         };
-        self.one(load, |_| Ok(()))
+        self.enqueue(request, |_| Ok(()))
     }
 
-    /// What this model is.
+    /// Returns the model's base model, LoRA rank and tokenizer.
+    ///
+    /// The request is sent at once, independently of the call order.
     ///
     /// # Errors
-    /// If the server cannot be asked.
+    /// Fails if the request fails.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the request changes nothing on the server.
     pub async fn get_info(&self) -> Result<ModelInfo> {
-        let call = GetInfo { model_id: self.0.model_id.clone() };
-        self.0.session.transport().send(&call, &RequestOptions::default()).await
+        let request = GetInfo { model_id: self.0.model_id.clone() };
+        self.0.session.transport().send(&request, &RequestOptions::default()).await
     }
 
-    /// Queues one request, and turns its answer into what the caller wants.
-    fn one<S, T>(
+    /// Queues one request and converts its result with `finish`.
+    fn enqueue<S, T>(
         &self,
         request: impl FnOnce(ModelId, Seq) -> S + Send + 'static,
         finish: impl FnOnce(S::Output) -> Result<T> + Send + 'static,
@@ -315,13 +394,15 @@ impl TrainingClient {
         T: Send + 'static,
     {
         let request = move |(), model, seq| request(model, seq);
-        self.one_after(std::future::ready(Ok(())), request, finish)
+        self.enqueue_after(std::future::ready(Ok(())), request, finish)
     }
 
-    /// The same for a request that needs something first. Its place in the line is taken now.
-    fn one_after<P, S, T>(
+    /// Queues one request that is built from the output of `prepare`.
+    ///
+    /// Reserves the request's position before `prepare` runs, so that the call order is kept.
+    fn enqueue_after<P, S, T>(
         &self,
-        first: impl Future<Output = Result<P>> + Send + 'static,
+        prepare: impl Future<Output = Result<P>> + Send + 'static,
         request: impl FnOnce(P, ModelId, Seq) -> S + Send + 'static,
         finish: impl FnOnce(S::Output) -> Result<T> + Send + 'static,
     ) -> ApiFuture<T>
@@ -330,29 +411,28 @@ impl TrainingClient {
         S: SubmitRequest<Output: Send> + Send + Sync + 'static,
         T: Send + 'static,
     {
-        let inner = Arc::clone(&self.0);
-        let mut reservation = inner.call_order.reserve();
+        let shared = Arc::clone(&self.0);
+        let mut reservation = shared.call_order.reserve();
         ApiFuture::start(async move {
             let work = async {
-                let first = first.await?;
+                let prepared = prepare.await?;
                 reservation.wait().await;
-                let request = request(first, inner.model_id.clone(), reservation.assign_one());
-                let taken = inner.submit(&request, &RequestOptions::default()).await;
-                // The next one may be sent now; the answer is waited for beside it.
+                let request = request(prepared, shared.model_id.clone(), reservation.assign_one());
+                let submitted = shared.submit(&request, &RequestOptions::default()).await;
+                // Release the position before polling, so that the next request is sent meanwhile.
                 drop(reservation);
-                inner.poller().result::<S>(&taken?).await
+                shared.poller().result::<S>(&submitted?).await
             };
-            let answer = inner.session.run_until_closed(work).await;
-            finish(inner.session.connection().record_failure(answer)?)
+            let result = shared.session.run_until_closed(work).await;
+            finish(shared.session.connection().record_failure(result)?)
         })
     }
 
-    fn pass(&self, mode: PassMode, data: Vec<Datum>, loss: &LossSpec) -> ApiFuture<BatchOutput> {
-        self.queue(mode, data, loss).unwrap_or_else(ApiFuture::failed)
-    }
-
-    /// Queues a pass, unless it makes no sense.
-    fn queue(
+    /// Queues the requests of a batch.
+    ///
+    /// # Errors
+    /// Fails without queueing anything if the batch is invalid.
+    fn enqueue_batch(
         &self,
         mode: PassMode,
         data: Vec<Datum>,
@@ -363,50 +443,37 @@ impl TrainingClient {
         {
             return self.compute_traced(mode, data, traced.clone());
         }
-        let inner = Arc::clone(&self.0);
-        let batch = BatchRequests::of_loss(&inner, mode, data, loss)?;
-        let mut reservation = inner.call_order.reserve();
+        let shared = Arc::clone(&self.0);
+        let batch = BatchRequests::with_loss(&shared, mode, data, loss)?;
+        let mut reservation = shared.call_order.reserve();
         Ok(ApiFuture::start(async move {
             let work = async {
                 reservation.wait().await;
-                let taken = inner.submit_batch(&mut reservation, batch).await;
+                let submitted = shared.submit_batch(&mut reservation, batch).await;
                 drop(reservation);
-                inner.batch_answer(taken).await
+                shared.poll_batch(submitted).await
             };
-            let answer = inner.session.run_until_closed(work).await;
-            inner.session.connection().record_failure(answer)
+            let result = shared.session.run_until_closed(work).await;
+            shared.session.connection().record_failure(result)
         }))
     }
 }
 
-fn nowhere() -> Error {
-    Error::new(ErrorKind::Decode, "saved, but the server does not say where")
+fn missing_path() -> Error {
+    Error::new(ErrorKind::Decode, "checkpoint saved, but the server returned no path")
 }
 
 impl TrainingShared {
-    async fn submit<S: SubmitRequest>(
-        &self,
-        request: &S,
-        options: &RequestOptions,
-    ) -> Result<Submitted> {
+    async fn submit<S: SubmitRequest>(&self, request: &S, options: &RequestOptions) -> Result<Submitted> {
         let start = Instant::now();
-        let ticket = self.session.transport().send(request, options).await?;
+        let response = self.session.transport().send(request, options).await?;
         let request_type = request.request_type();
-        Ok(Submitted { response: ticket, request_type, submit_duration: start.elapsed() })
+        Ok(Submitted { response, request_type, submit_duration: start.elapsed() })
     }
 
     fn poller(&self) -> Poller<'_> {
         Poller::new(&self.session, &self.log)
     }
-}
-
-/// What is restored from a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RestoreMode {
-    /// The weights; the optimizer starts anew.
-    WeightsOnly,
-    /// The weights and the optimizer's state.
-    WithOptimizer,
 }
 
 impl fmt::Debug for TrainingClient {

@@ -1,4 +1,4 @@
-//! [`SaveOptions`]: under which name to save, and how.
+//! [`SaveOptions`]: name, lifetime and metadata of a checkpoint to save.
 
 use std::time::Duration;
 
@@ -6,19 +6,25 @@ use tinkex_wire::{Metadata, TinkerPath};
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// How to save weights. A plain name saves for ever, unless the name is taken.
+/// Maximum number of recipients of an encrypted checkpoint.
+const MAX_RECIPIENTS: usize = 10;
+
+/// Name of a checkpoint to save, with optional settings.
+///
+/// A plain string converts into options with that name: the checkpoint never expires, and saving
+/// fails if the name exists.
 ///
 /// ```
 /// use std::time::Duration;
 /// use tinkex::SaveOptions;
 ///
-/// let save = SaveOptions::new("step-100")
+/// let options = SaveOptions::new("step-100")
 ///     .ttl(Duration::from_secs(7 * 24 * 3600))
 ///     .overwrite()
 ///     .metadata("accuracy", "0.91");
 /// ```
 #[derive(Clone, Debug, PartialEq)]
-#[must_use]
+#[must_use = "options do nothing until they are passed to a save method"]
 pub struct SaveOptions {
     pub(super) name: String,
     pub(super) ttl: Option<Duration>,
@@ -28,32 +34,40 @@ pub struct SaveOptions {
 }
 
 impl SaveOptions {
-    /// Saves under a name.
+    /// Creates options for a checkpoint called `name`. The name must not be empty.
     pub fn new(name: impl Into<String>) -> Self {
         let (metadata, recipients) = (Metadata::new(), Vec::new());
         Self { name: name.into(), ttl: None, overwrite: false, metadata, recipients }
     }
 
-    /// Kept for this long, an hour at least.
+    /// Sets the lifetime after which the server deletes the checkpoint (default: unlimited).
+    ///
+    /// Rounded down to whole seconds. Servers accept one hour or more.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);
         self
     }
 
-    /// Replaces a checkpoint of that name, if there is one; only for
-    /// [`TrainingClient::save_state`](crate::TrainingClient::save_state).
+    /// Replaces an existing checkpoint of that name (default: fail).
+    ///
+    /// Accepted only by [`TrainingClient::save_state`](crate::TrainingClient::save_state).
     pub fn overwrite(mut self) -> Self {
         self.overwrite = true;
         self
     }
 
-    /// Remembers something with it.
+    /// Stores a key and value with the checkpoint. A later value replaces an earlier one.
+    ///
+    /// Not accepted by
+    /// [`TrainingClient::save_weights_external`](crate::TrainingClient::save_weights_external).
     pub fn metadata(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.metadata.insert(key, value);
         self
     }
 
-    /// Encrypts the files for this `age` public key as well; only for
+    /// Encrypts the files for an `age` public key, in addition to earlier ones. At most 10 keys.
+    ///
+    /// Accepted only by
     /// [`TrainingClient::save_weights_external`](crate::TrainingClient::save_weights_external).
     pub fn encrypt_for(mut self, recipient: impl Into<String>) -> Self {
         self.recipients.push(recipient.into());
@@ -68,37 +82,29 @@ impl SaveOptions {
         (!self.metadata.is_empty()).then(|| self.metadata.clone())
     }
 
-    /// Refuses what makes no sense for this kind of checkpoint.
-    pub(super) fn check(&self, kind: SaveKind) -> Result<()> {
-        let wrong = |why: &str| {
-            let why = format!("cannot save {:?}: {why}", self.name);
-            Err(Error::new(ErrorKind::InvalidInput, why))
+    /// Checks the options that depend on the kind of checkpoint.
+    pub(super) fn validate(&self, kind: SaveKind) -> Result<()> {
+        let cause = if self.name.is_empty() {
+            "the name is empty"
+        } else if self.ttl.is_some_and(|ttl| ttl.as_secs() == 0) {
+            "ttl is less than one second"
+        } else if self.overwrite && kind != SaveKind::State {
+            "only save_state supports overwrite"
+        } else if !self.recipients.is_empty() && kind != SaveKind::External {
+            "only save_weights_external supports encryption"
+        } else if !self.metadata.is_empty() && kind == SaveKind::External {
+            "save_weights_external does not support metadata"
+        } else if self.recipients.len() > MAX_RECIPIENTS {
+            "more than 10 encryption recipients"
+        } else {
+            return Ok(());
         };
-        if self.name.is_empty() {
-            return wrong("a checkpoint needs a name");
-        }
-        if self.ttl.is_some_and(|ttl| ttl.as_secs() == 0) {
-            return wrong("a checkpoint that is kept for less than a second is not kept");
-        }
-        if self.overwrite && kind != SaveKind::State {
-            return wrong("only a saved state can be replaced");
-        }
-        if !self.recipients.is_empty() && kind != SaveKind::External {
-            return wrong("only external weights can be encrypted");
-        }
-        if !self.metadata.is_empty() && kind == SaveKind::External {
-            return wrong("external weights carry no metadata");
-        }
-        if self.recipients.len() > MOST_RECIPIENTS {
-            return wrong("it can be encrypted for 10 recipients at most");
-        }
-        Ok(())
+        let message = format!("cannot save checkpoint {:?}: {cause}", self.name);
+        Err(Error::new(ErrorKind::InvalidInput, message))
     }
 }
 
-const MOST_RECIPIENTS: usize = 10;
-
-/// What is saved.
+/// Kind of checkpoint to save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SaveKind {
     State,
@@ -118,24 +124,25 @@ impl From<String> for SaveOptions {
     }
 }
 
-/// Weights saved as files to download.
+/// Weights that were saved as downloadable files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExternalWeights {
-    /// Their address; see
+    /// Path of the checkpoint, for
     /// [`RestClient::get_external_weights_urls`](crate::RestClient::get_external_weights_urls).
     pub path: TinkerPath,
-    /// How large they are, if the server says so.
+    /// Total size of the files in bytes, if the server reports it.
     pub size_bytes: Option<u64>,
 }
 
-/// The address of weights to sample from. Servers of the first protocol leave its kind out.
-pub(super) fn sampler_path(said: &str) -> Result<TinkerPath> {
-    let parts = said.strip_prefix("tinker://").and_then(|rest| rest.split_once('/'));
-    match parts {
+/// Parses the path of sampler weights. Servers of the first protocol omit its `sampler_weights`
+/// segment.
+pub(super) fn sampler_path(path: &str) -> Result<TinkerPath> {
+    let segments = path.strip_prefix("tinker://").and_then(|rest| rest.split_once('/'));
+    match segments {
         Some((run, name)) if !name.contains('/') => {
             Ok(format!("tinker://{run}/sampler_weights/{name}").parse()?)
         }
-        _ => Ok(said.parse()?),
+        _ => Ok(path.parse()?),
     }
 }

@@ -1,4 +1,4 @@
-//! The tokenizer of a model in training.
+//! Tokenizer of a model in training.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::tokenizer::{Tokenizer, before_colon};
@@ -6,8 +6,11 @@ use crate::tokenizer::{Tokenizer, before_colon};
 use super::TrainingClient;
 
 impl TrainingClient {
-    /// This model's tokenizer: the one that the server names, or that the model's name implies. It is
-    /// looked for as [`Hub`](crate::Hub) says, with this client's environment and network.
+    /// Loads the model's tokenizer: the one that the server names, or else the one that the model's
+    /// name implies.
+    ///
+    /// Looks in the local hub cache first and downloads missing files; see [`Hub`](crate::Hub). The
+    /// download uses this client's environment and network settings.
     ///
     /// ```no_run
     /// # async fn run(model: tinkex::TrainingClient) -> tinkex::Result<()> {
@@ -20,13 +23,17 @@ impl TrainingClient {
     /// ```
     ///
     /// # Errors
-    /// If the server cannot be asked, or the tokenizer is nowhere to be found.
+    /// Fails if the request to the server fails, or if the tokenizer is neither in the cache nor on
+    /// the hub.
     pub async fn tokenizer(&self) -> Result<Tokenizer> {
         let info = self.get_info().await?;
         let Some(name) = info.model_data.model_name.or(info.model_name) else {
-            return Err(Error::new(ErrorKind::Decode, "the server does not say which model it is"));
+            return Err(Error::new(
+                ErrorKind::Decode,
+                "cannot determine the tokenizer: the server did not name the base model",
+            ));
         };
-        let named = info.model_data.tokenizer_id.as_deref().map(before_colon);
-        self.0.session.hub()?.tokenizer_of(&name, named).await
+        let tokenizer_id = info.model_data.tokenizer_id.as_deref().map(before_colon);
+        self.0.session.hub()?.tokenizer_of(&name, tokenizer_id).await
     }
 }

@@ -199,8 +199,8 @@ async fn what_is_saved_can_be_kept_replaced_remembered_and_encrypted() {
     assert_eq!((&sent["path"], &sent["seq_id"]), (&json!("b"), &json!(2)));
     let many = (0..11).fold(SaveOptions::new("c"), |save, i| save.encrypt_for(format!("age{i}")));
     for (save, told) in [
-        (SaveOptions::new(""), "needs a name"),
-        (SaveOptions::new("c").ttl(Duration::ZERO), "less than a second"),
+        (SaveOptions::new(""), "name is empty"),
+        (SaveOptions::new("c").ttl(Duration::ZERO), "less than one second"),
         (SaveOptions::new("c").encrypt_for("age1x"), "encrypted"),
     ] {
         let error = model.save_state(save).await.unwrap_err();

@@ -29,7 +29,7 @@ fn nobody_waits_for_ever_and_places_are_never_exceeded() {
         for thread in threads {
             thread.join().unwrap();
         }
-        assert_eq!(limit.left(), 0, "everything was given back");
+        assert_eq!(limit.remaining(), 0, "everything was given back");
     });
 }
 
@@ -46,9 +46,9 @@ fn who_gives_up_waiting_leaves_no_trace() {
         let giver = thread::spawn(move || drop(held));
         giver.join().unwrap();
         waiter.join().unwrap();
-        assert_eq!(limit.left(), 0, "no bytes were lost");
+        assert_eq!(limit.remaining(), 0, "no bytes were lost");
         drop(block_on(limit.acquire(1)));
-        assert_eq!(limit.left(), 0);
+        assert_eq!(limit.remaining(), 0);
     });
 }
 
@@ -68,6 +68,6 @@ fn a_debt_holds_back_all_who_come_after() {
         for thread in threads {
             thread.join().unwrap();
         }
-        assert_eq!(limit.left(), 1);
+        assert_eq!(limit.remaining(), 1);
     });
 }

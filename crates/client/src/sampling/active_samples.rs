@@ -1,0 +1,93 @@
+//! Limits the samples in progress and detects that none of them succeeds.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tinkex_wire::ClientConfig;
+use tokio::time::{Instant, sleep_until};
+
+use crate::dispatch::{Limit, Permit};
+use crate::error::{Error, ErrorKind, Result};
+use crate::settings::Settings;
+
+/// Default time without a successful sample after which samples fail.
+const DEFAULT_PROGRESS_TIMEOUT: Duration = Duration::from_secs(7200);
+
+/// Samples of one client that are in progress.
+#[derive(Debug)]
+pub(super) struct ActiveSamples {
+    concurrency: Option<Arc<Limit>>,
+    /// Time without a successful sample after which samples fail. `None` disables the check.
+    progress_timeout: Option<Duration>,
+    epoch: Instant,
+    /// Time of the last success, in microseconds since `epoch`.
+    last_success: AtomicU64,
+}
+
+impl ActiveSamples {
+    /// Applies the lower of the server's and the caller's concurrency limits.
+    pub(super) fn new(config: &ClientConfig, settings: &Settings) -> Self {
+        // The server's limit bounds the number of open polls. With a batch poll there is one poll
+        // for all samples, so it does not apply.
+        let server_limit =
+            (!config.sample_use_retrieve_futures).then_some(config.sample_max_concurrent_requests);
+        let limit = [server_limit, settings.max_samples.map(u64::from)].into_iter().flatten().min();
+        let concurrency =
+            limit.map(|limit| Limit::concurrency(u32::try_from(limit).unwrap_or(u32::MAX).max(1)));
+        let progress_timeout = config
+            .sample_enable_stuck_detection
+            .then_some(settings.progress_timeout.unwrap_or(DEFAULT_PROGRESS_TIMEOUT));
+        Self {
+            concurrency,
+            progress_timeout,
+            epoch: Instant::now(),
+            last_success: AtomicU64::new(0),
+        }
+    }
+
+    /// Waits for a concurrency permit. The progress timeout starts afterwards.
+    pub(super) async fn start(&self) -> ActiveSample<'_> {
+        let permit = match &self.concurrency {
+            Some(concurrency) => Some(concurrency.acquire(1).await),
+            None => None,
+        };
+        ActiveSample { samples: self, start: Instant::now(), _permit: permit }
+    }
+
+    /// Restarts the progress timeout of all samples.
+    pub(super) fn record_success(&self) {
+        let micros = self.epoch.elapsed().as_micros();
+        self.last_success.fetch_max(u64::try_from(micros).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    fn last_success(&self) -> Instant {
+        self.epoch + Duration::from_micros(self.last_success.load(Ordering::Relaxed))
+    }
+}
+
+/// One sample in progress. Dropping it releases its concurrency permit.
+pub(super) struct ActiveSample<'a> {
+    samples: &'a ActiveSamples,
+    start: Instant,
+    _permit: Option<Permit>,
+}
+
+impl ActiveSample<'_> {
+    /// Fails once no sample has succeeded for the progress timeout, counted from the start of this
+    /// sample at the earliest. Never resolves if the timeout is disabled.
+    pub(super) async fn progress_timeout<T>(&self) -> Result<T> {
+        loop {
+            let last = self.start.max(self.samples.last_success());
+            let timeout = self.samples.progress_timeout;
+            let deadline = timeout.and_then(|timeout| last.checked_add(timeout));
+            let Some(deadline) = deadline else { return std::future::pending().await };
+            if deadline <= Instant::now() {
+                let seconds = timeout.unwrap_or_default().as_secs();
+                let message = format!("sampling timed out: no sample succeeded for {seconds} s");
+                return Err(Error::new(ErrorKind::Connect, message));
+            }
+            sleep_until(deadline).await;
+        }
+    }
+}
