@@ -1,7 +1,9 @@
 //! Sends a batch as chunks and collects their results.
 
 use futures_util::future::{join_all, try_join_all};
-use tinkex_wire::{ApiRequest as _, Datum, ForwardBackward, LossConfig, LossFn, PassMode, JsonForwardBackward};
+use tinkex_wire::{
+    ApiRequest as _, Datum, ForwardBackward, JsonForwardBackward, LossConfig, LossFn, PassMode,
+};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::poll::Submitted;
@@ -121,7 +123,9 @@ impl TrainingShared {
     async fn submit_chunk(&self, chunk: &ChunkRequest) -> Result<Submitted> {
         let _permit = self.session.upload_budget().acquire(chunk.bytes).await;
         if self.session.connection().is_first_protocol() {
-            return self.submit(&JsonForwardBackward(&chunk.request), &RequestOptions::default()).await;
+            return self
+                .submit(&JsonForwardBackward(&chunk.request), &RequestOptions::default())
+                .await;
         }
         let compress = self.session.config().proto_compress_fwdbwd;
         self.submit(&chunk.request, &RequestOptions { compress, ..RequestOptions::default() }).await

@@ -17,8 +17,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use tinkex_wire::{
-    Datum, GetInfo, LoadWeights, LossConfig, LossFn, PassMode, ModelId, ModelInfo, OptimParams,
-    OptimStep, OptimStepOutput, SaveWeights, SaveWeightsExternal, SaveWeightsForSampler, Secret,
+    Datum, GetInfo, LoadWeights, LossConfig, LossFn, ModelId, ModelInfo, OptimParams, OptimStep,
+    OptimStepOutput, PassMode, SaveWeights, SaveWeightsExternal, SaveWeightsForSampler, Secret,
     Seq, SubmitRequest, TinkerPath,
 };
 use tokio::time::Instant;
@@ -464,7 +464,11 @@ fn missing_path() -> Error {
 }
 
 impl TrainingShared {
-    async fn submit<S: SubmitRequest>(&self, request: &S, options: &RequestOptions) -> Result<Submitted> {
+    async fn submit<S: SubmitRequest>(
+        &self,
+        request: &S,
+        options: &RequestOptions,
+    ) -> Result<Submitted> {
         let start = Instant::now();
         let response = self.session.transport().send(request, options).await?;
         let request_type = request.request_type();
