@@ -12,6 +12,7 @@ mod conformance;
 mod contract;
 mod fuzz;
 mod python;
+mod screenshot;
 mod step;
 mod type_names;
 
@@ -31,6 +32,7 @@ Usage: cargo xtask <command>
   arch            Check dependencies between crates, and that type names are unique
   dist            Build the binary to ship: target/dist/tinkex
   package         Check that every crate can be packaged, without publishing
+  screenshot      Render the output of `tinkex quickstart` as docs/images/quickstart.svg
   bench WHAT      Run a benchmark; results are ratios to a peer in the same run
                     wire      Codecs, compared with memcpy and prost
                     client    Client, compared with the Python SDK and with bare requests
@@ -79,6 +81,7 @@ fn run(arguments: &[&str]) -> Result<(), XtaskError> {
         ["arch"] => architecture(),
         ["dist"] => dist(),
         ["package"] => package(),
+        ["screenshot"] => screenshot::run(),
         ["bench", what, options @ ..] => bench::run(what, options),
         ["conformance", options @ ..] => conformance::run(options),
         ["contract", options @ ..] => contract::run(options),
