@@ -1,44 +1,50 @@
-//! Fine-tunes on a file of conversations, then asks the model something.
+//! Fine-tunes a model on a file of conversations, then sends it one message.
 //!
-//! `cargo run --features chat --example chat -- Qwen/Qwen3-8B talks.jsonl "Name a river."`, with
-//! `TINKER_API_KEY` and perhaps `TINKER_BASE_URL`, `HF_TOKEN` and `HF_ENDPOINT` in the environment.
+//! ```sh
+//! TINKER_API_KEY=tml-… cargo run -p tinkex --features chat --example chat -- \
+//!     Qwen/Qwen3-8B conversations.jsonl "Name a river."
+//! ```
+//!
+//! `TINKER_BASE_URL` selects the server; `HF_TOKEN` and `HF_ENDPOINT` configure the download of the
+//! tokenizer.
 
-#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+#![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use tinkex::{AdamParams, Datum, LossFn, Message, SamplingParams, ServiceClient, TooLong, TrainOn};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut words = std::env::args().skip(1);
-    let base = words.next().ok_or("which model?")?;
-    let file = words.next().ok_or("which file of conversations?")?;
-    let question = words.next().ok_or("and what to ask?")?;
+    let mut args = std::env::args().skip(1);
+    let usage = "usage: chat BASE_MODEL FILE MESSAGE";
+    let base_model = args.next().ok_or(usage)?;
+    let file = args.next().ok_or(usage)?;
+    let message = args.next().ok_or(usage)?;
 
     let service = ServiceClient::from_env()?;
-    let model = service.create_lora_training_client(base).rank(32).create().await?;
+    let model = service.create_lora_training_client(base_model).rank(32).await?;
     let chat = model.tokenizer().await?.chat()?;
 
-    let lines =
+    let examples =
         chat.open_jsonl(file)?.train_on(TrainOn::EachAssistant).max_tokens(8192, TooLong::Truncate);
-    let keep = |line| match line {
+    let valid = |example| match example {
         Ok(datum) => Some(datum),
-        Err(bad) => {
-            println!("skipping {bad}");
+        Err(error) => {
+            println!("skipping {error}");
             None
         }
     };
-    let data: Vec<Datum> = lines.filter_map(keep).collect();
+    let data: Vec<Datum> = examples.filter_map(valid).collect();
     for batch in data.chunks(64) {
         let params = AdamParams::with_learning_rate(1e-4);
-        let (pass, step) = model.step(batch.to_vec(), LossFn::CrossEntropy, params);
-        println!("{:?}", pass.await?.metrics);
+        let (gradients, step) = model.step(batch.to_vec(), LossFn::CrossEntropy, params);
+        println!("{:?}", gradients.await?.metrics);
         step.await?;
     }
 
     let sampler = model.save_weights_and_get_sampling_client().await?;
-    let prompt = chat.prompt(&[Message::user(question)])?;
+    let prompt = chat.prompt(&[Message::user(message)])?;
     let params = SamplingParams::new().max_tokens(200).stop(chat.stop()?);
-    let answer = sampler.sample(prompt, params).send().await?;
-    println!("{}", chat.tokenizer().decode_text(&answer.sequences[0].tokens)?);
+    let response = sampler.sample(prompt, params).await?;
+    println!("{}", chat.tokenizer().decode_text(&response.sequences[0].tokens)?);
     Ok(())
 }

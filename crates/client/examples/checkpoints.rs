@@ -1,8 +1,8 @@
-//! Lists all checkpoints, and lets those of one run expire in a day.
+//! Lists all checkpoints, and sets those of one training run to expire in a day.
 //!
-//! `TINKER_API_KEY=tml-… cargo run --example checkpoints -- [RUN]`
+//! `TINKER_API_KEY=tml-… cargo run -p tinkex --example checkpoints -- [RUN_ID]`
 
-#![expect(clippy::print_stdout, reason = "an example shows its results")]
+#![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use futures_util::TryStreamExt as _;
 use tinkex::{ServiceClient, TinkerPath};
@@ -10,13 +10,13 @@ use tinkex::{ServiceClient, TinkerPath};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let rest = ServiceClient::from_env()?.rest();
-    let mut all = std::pin::pin!(rest.user_checkpoints());
+    let mut checkpoints = std::pin::pin!(rest.user_checkpoints());
     let mut bytes = 0;
-    while let Some(checkpoint) = all.try_next().await? {
+    while let Some(checkpoint) = checkpoints.try_next().await? {
         println!("{} {}", checkpoint.time, checkpoint.tinker_path);
         bytes += checkpoint.size_bytes.unwrap_or(0);
     }
-    println!("{bytes} bytes in all");
+    println!("{bytes} bytes in total");
 
     if let Some(run) = std::env::args().nth(1) {
         for checkpoint in rest.list_checkpoints(run).await?.checkpoints {

@@ -1,8 +1,8 @@
-//! Prints a table of what the client does, every second, while samples are under way.
+//! Prints the client's metrics every second while 1000 samples are generated.
 //!
-//! `cargo run --example live -- <base model>`
+//! `TINKER_API_KEY=tml-… cargo run -p tinkex --example live -- Qwen/Qwen3-8B`
 
-#![expect(clippy::print_stdout, reason = "an example talks to people")]
+#![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use std::error::Error;
 use std::pin::pin;
@@ -15,23 +15,24 @@ use tokio::time::sleep;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let base_model = std::env::args().nth(1).ok_or("say which base model to sample from")?;
+    let base_model = std::env::args().nth(1).ok_or("usage: live BASE_MODEL")?;
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     recorder.install()?;
     let sampler = ServiceClient::from_env()?.create_sampling_client(base_model).await?;
     let params = SamplingParams::new().max_tokens(64);
-    let calls = (0..1000).map(|_| sampler.sample([1, 2, 3], params.clone()).send());
-    let mut all = pin!(join_all(calls));
-    while let Either::Right((_, rest)) = select(all, pin!(sleep(Duration::from_secs(1)))).await {
-        print(&snapshotter);
-        all = rest;
+    let samples = (0..1000).map(|_| sampler.sample([1, 2, 3], params.clone()).send());
+    let mut pending = pin!(join_all(samples));
+    while let Either::Right((_, rest)) = select(pending, pin!(sleep(Duration::from_secs(1)))).await
+    {
+        print_metrics(&snapshotter);
+        pending = rest;
     }
     Ok(())
 }
 
-/// One line for each number: counts since the last table, and how long requests took.
-fn print(snapshotter: &Snapshotter) {
+/// Prints one row per metric: the count since the last table and the median duration.
+fn print_metrics(snapshotter: &Snapshotter) {
     println!("{:<34} {:<24} {:>8} {:>10}", "", "", "count", "median ms");
     for (key, _, _, value) in snapshotter.snapshot().into_vec() {
         let labels: Vec<&str> = key.key().labels().map(|label| label.value()).collect();

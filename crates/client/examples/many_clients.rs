@@ -1,22 +1,24 @@
-//! Two services with different keys, side by side: neither waits for the other.
+//! Samples with two API keys concurrently. The rate limit of one key does not delay the other.
 //!
-//! `KEY_A=tml-… KEY_B=tml-… cargo run --example many_clients -- Qwen/Qwen3-8B`
+//! `KEY_A=tml-… KEY_B=tml-… cargo run -p tinkex --example many_clients -- Qwen/Qwen3-8B`
 
-#![expect(clippy::print_stdout, reason = "an example shows its results")]
+#![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use futures_util::future::try_join_all;
 use tinkex::{Env, SamplingParams, ServiceClient};
 
-async fn hundred(service: ServiceClient, model: String) -> tinkex::Result<usize> {
+/// Generates 100 samples and returns their total number of tokens.
+async fn count_tokens(service: ServiceClient, model: String) -> tinkex::Result<usize> {
     let sampler = service.create_sampling_client(model).await?;
     let params = SamplingParams::new().max_tokens(16);
-    let answers = try_join_all((0..100).map(|_| sampler.sample([1, 2, 3], params.clone()).send()));
-    Ok(answers.await?.iter().map(|answer| answer.sequences[0].tokens.len()).sum())
+    let responses =
+        try_join_all((0..100).map(|_| sampler.sample([1, 2, 3], params.clone()).send()));
+    Ok(responses.await?.iter().map(|response| response.sequences[0].tokens.len()).sum())
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let model = std::env::args().nth(1).ok_or("name a base model")?;
+    let model = std::env::args().nth(1).ok_or("usage: many_clients BASE_MODEL")?;
     let env = Env::of_process();
     let service = |variable: &str| {
         let key = env.get(variable).ok_or(format!("{variable} is not set"))?;
@@ -24,7 +26,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         service.map_err(|error| error.to_string())
     };
     let (a, b) = (service("KEY_A")?, service("KEY_B")?);
-    let (a, b) = tokio::try_join!(hundred(a, model.clone()), hundred(b, model))?;
-    println!("{a} and {b} tokens");
+    let (a, b) = tokio::try_join!(count_tokens(a, model.clone()), count_tokens(b, model))?;
+    println!("KEY_A: {a} tokens, KEY_B: {b} tokens");
     Ok(())
 }

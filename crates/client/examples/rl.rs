@@ -1,36 +1,38 @@
-//! Rewards answers that contain one token, with importance sampling.
+//! Reinforcement learning: rewards completions that contain one token, with importance sampling.
 //!
-//! `TINKER_API_KEY=tml-… cargo run --example rl -- Qwen/Qwen3-8B`
+//! `TINKER_API_KEY=tml-… cargo run -p tinkex --example rl -- Qwen/Qwen3-8B`
 
-#![expect(clippy::print_stdout, reason = "an example shows its results")]
+#![expect(clippy::print_stdout, reason = "an example prints its results")]
 
 use tinkex::{AdamParams, Datum, LossFn, SampledSequence, SamplingParams, ServiceClient, Tokens};
 
-const WANTED: u32 = 42;
-const GROUP: u16 = 8;
+/// Token whose presence is rewarded.
+const TARGET_TOKEN: u32 = 42;
+/// Completions per prompt.
+const GROUP_SIZE: u16 = 8;
 
-fn reward(answer: &SampledSequence) -> f32 {
-    if answer.tokens.contains(&WANTED) { 1.0 } else { 0.0 }
+fn reward(completion: &SampledSequence) -> f32 {
+    if completion.tokens.contains(&TARGET_TOKEN) { 1.0 } else { 0.0 }
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let base_model = std::env::args().nth(1).ok_or("name a base model")?;
+    let base_model = std::env::args().nth(1).ok_or("usage: rl BASE_MODEL")?;
     let service = ServiceClient::from_env()?;
-    let model = service.create_lora_training_client(base_model).rank(8).create().await?;
+    let model = service.create_lora_training_client(base_model).rank(8).await?;
     let prompt = Tokens::from([1, 2, 3]);
 
     for round in 0..10 {
         let sampler = model.save_weights_and_get_sampling_client().await?;
         let params = SamplingParams::new().max_tokens(16);
-        let answer =
-            sampler.sample(prompt.clone(), params).num_samples(GROUP.into()).send().await?;
-        let mean = answer.sequences.iter().map(reward).sum::<f32>() / f32::from(GROUP);
+        let response =
+            sampler.sample(prompt.clone(), params).num_samples(GROUP_SIZE.into()).await?;
+        let mean = response.sequences.iter().map(reward).sum::<f32>() / f32::from(GROUP_SIZE);
         println!("round {round}: mean reward {mean:.2}");
 
         let mut batch = Vec::new();
-        for sequence in &answer.sequences {
-            // Only what is better or worse than the group's mean teaches anything.
+        for sequence in &response.sequences {
+            // A completion with the mean reward has zero advantage, hence no gradient.
             let (Some(logprobs), advantage) = (&sequence.logprobs, reward(sequence) - mean) else {
                 continue;
             };
@@ -40,9 +42,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         if !batch.is_empty() {
             let adam = AdamParams::with_learning_rate(1e-4);
-            let (pass, optim) = model.step(batch, LossFn::ImportanceSampling, adam);
-            pass.await?;
-            optim.await?;
+            let (gradients, update) = model.step(batch, LossFn::ImportanceSampling, adam);
+            gradients.await?;
+            update.await?;
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Sampling: held back together, asked for anew, given up.
+//! Sampling client: shared backoff, resubmission, cancellation and timeouts.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn params() -> SamplingParams {
     SamplingParams::new()
 }
 
-/// A prompt of exactly this estimated size.
+/// Returns a prompt whose estimated size is `bytes`.
 fn prompt_of(bytes: u64) -> ModelInput {
     let data = vec![0; usize::try_from(bytes).unwrap()].into();
     ModelInput::default().chunk(InputChunk::Image {
@@ -27,8 +27,9 @@ fn prompt_of(bytes: u64) -> ModelInput {
     })
 }
 
-/// A client of a server and key that no other test uses: pauses are shared by server and key.
-fn alone(server: &FakeServer, key: &str) -> tinkex::ServiceClientBuilder {
+/// Configures a client for a server and API key that no other test uses, because the backoff is
+/// shared per server and key.
+fn isolated(server: &FakeServer, key: &str) -> tinkex::ServiceClientBuilder {
     server
         .builder()
         .base_url(format!("http://{key}.test").parse().unwrap())
@@ -41,10 +42,10 @@ async fn sampler(service: &ServiceClient) -> tinkex::SamplingClient {
 
 /// Covers AUD.2, P4C.5, P6B.1.
 #[tokio::test(start_paused = true)]
-async fn requests_are_held_back_as_in_the_reference() {
+async fn backoff_delays_equal_those_of_the_python_sdk() {
     for (i, case) in cases("sampling_backoff.json").into_iter().enumerate() {
         let server = FakeServer::new(json!({}));
-        let service = alone(&server, &format!("held-back-{i}")).build().unwrap();
+        let service = isolated(&server, &format!("backoff-{i}")).build().unwrap();
         let sampler = sampler(&service).await;
         server.samples(case["script"].as_array().unwrap().clone());
         let start = Instant::now();
@@ -72,9 +73,9 @@ async fn requests_are_held_back_as_in_the_reference() {
 
 /// Covers T4.2.4, P6B.2.
 #[tokio::test(start_paused = true)]
-async fn without_retries_the_error_surfaces_and_the_next_call_waits() {
+async fn without_retries_a_429_fails_the_sample_and_delays_the_next() {
     let server = FakeServer::new(json!({}));
-    let builder = alone(&server, "surfaces").retry(RetryPolicy::disabled());
+    let builder = isolated(&server, "no-retries").retry(RetryPolicy::disabled());
     let sampler = sampler(&builder.build().unwrap()).await;
     server.samples(vec![json!(429)]);
     let error = sampler.sample([1], params()).send().await.unwrap_err();
@@ -85,91 +86,95 @@ async fn without_retries_the_error_surfaces_and_the_next_call_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_may_leave_lost_samples_to_the_caller_but_not_its_own_pauses() {
+async fn sample_no_retries_disables_resubmission_but_not_backoff() {
     let server = FakeServer::new(json!({"sample_no_retries": true}));
-    let sampler = sampler(&alone(&server, "left-to-the-caller").build().unwrap()).await;
+    let sampler = sampler(&isolated(&server, "no-resubmission").build().unwrap()).await;
     server.samples(vec![json!(429)]);
     sampler.sample([1], params()).send().await.unwrap();
     server.respond("q1", vec![json!(410)]);
-    let lost = sampler.sample([1], params()).send().await.unwrap_err();
-    assert_eq!(lost.kind(), ErrorKind::Expired, "a lost answer is the caller's business");
+    let expired = sampler.sample([1], params()).send().await.unwrap_err();
+    assert_eq!(expired.kind(), ErrorKind::Expired, "the sample was resubmitted");
     server.respond("q2", vec![json!(410)]);
     let missing = sampler.compute_logprobs([1]).await.unwrap_err();
-    assert_eq!(missing.kind(), ErrorKind::Decode, "asked for anew, and answered without any");
+    assert_eq!(missing.kind(), ErrorKind::Decode, "the request was not resubmitted");
     assert_eq!(server.calls("/asample").len(), 5);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_is_as_long_as_the_server_asks_within_reason() {
+async fn backoff_follows_retry_after_up_to_a_maximum() {
     let server = FakeServer::new(json!({}));
-    let sampler = sampler(&alone(&server, "within-reason").build().unwrap()).await;
-    for (asked, waited) in [("7", 7), ("3600", 1)] {
-        server.samples(vec![json!({"status": 429, "retry-after": asked})]);
+    let sampler = sampler(&isolated(&server, "retry-after").build().unwrap()).await;
+    for (retry_after, expected) in [("7", 7), ("3600", 1)] {
+        server.samples(vec![json!({"status": 429, "retry-after": retry_after})]);
         let start = Instant::now();
         sampler.sample([1], params()).send().await.unwrap();
-        assert_eq!(start.elapsed(), Duration::from_secs(waited));
+        assert_eq!(start.elapsed(), Duration::from_secs(expected));
     }
 }
 
 /// Covers T4.2.5, P6B.2, AUD.1.
 #[tokio::test(start_paused = true)]
-async fn many_samples_at_once_all_come_back() {
+async fn concurrent_samples_all_succeed_despite_failures() {
     let server = FakeServer::new(json!({}));
-    let sampler = sampler(&alone(&server, "many").build().unwrap()).await;
+    let sampler = sampler(&isolated(&server, "many").build().unwrap()).await;
     let outcomes = [json!("ok"), json!(429), json!("conn"), json!(503), json!("ok")];
     server.samples(outcomes.iter().cycle().take(100).cloned().collect());
     let calls = (0..100).map(|_| sampler.sample([1, 2], params()).num_samples(1).send());
-    for (i, answer) in join_all(calls).await.into_iter().enumerate() {
-        let answer = answer.unwrap_or_else(|why| panic!("sample {i}: {why}"));
-        assert_eq!(answer.sequences[0].tokens[..], [7]);
-        assert!(answer.sequences[0].sequence_id.is_some());
+    for (i, response) in join_all(calls).await.into_iter().enumerate() {
+        let response = response.unwrap_or_else(|error| panic!("sample {i}: {error}"));
+        assert_eq!(response.sequences[0].tokens[..], [7]);
+        assert!(response.sequences[0].sequence_id.is_some());
     }
     let mut numbers: Vec<u64> =
         server.calls("/asample").iter().map(|c| c.json()["seq_id"].as_u64().unwrap()).collect();
     numbers.sort_unstable();
     numbers.dedup();
-    assert_eq!(numbers, (0..100).collect::<Vec<_>>(), "resends keep their number");
+    assert_eq!(numbers, (0..100).collect::<Vec<_>>(), "a retry must keep its sequence number");
 }
 
 /// Covers P4C.6, P6B.5, P6C.1, P6C.2, T6.3.1.
 #[tokio::test(start_paused = true)]
-async fn a_pause_of_one_key_does_not_delay_another() {
-    let (one, other) = (FakeServer::new(json!({})), FakeServer::new(json!({})));
-    let paused = sampler(&alone(&one, "paused").build().unwrap()).await;
-    let sibling = alone(&one, "paused").build().unwrap();
+async fn backoff_is_shared_per_server_and_api_key() {
+    let (limited_server, free_server) = (FakeServer::new(json!({})), FakeServer::new(json!({})));
+    let limited = sampler(&isolated(&limited_server, "limited").build().unwrap()).await;
+    let sibling = isolated(&limited_server, "limited").build().unwrap();
     let sibling = sampler(&sibling).await;
-    let free = sampler(&alone(&other, "free").build().unwrap()).await;
-    one.samples(vec![json!(429)]);
+    let free = sampler(&isolated(&free_server, "free").build().unwrap()).await;
+    limited_server.samples(vec![json!(429)]);
     let start = Instant::now();
-    let first = paused.sample(prompt_of(200_000), params()).send();
+    let first = limited.sample(prompt_of(200_000), params()).send();
     sleep(Duration::from_millis(10)).await;
     join_all((0..100).map(|_| free.sample([1], params()).send())).await;
-    assert_eq!(start.elapsed(), Duration::from_millis(10), "nobody waited");
+    assert_eq!(start.elapsed(), Duration::from_millis(10), "another server and key must not wait");
     sibling.sample([1], params()).send().await.unwrap();
-    assert_eq!(start.elapsed(), Duration::from_secs(5), "the same server and key");
+    assert_eq!(
+        start.elapsed(),
+        Duration::from_secs(5),
+        "a client of the same server and key must wait"
+    );
     first.await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_expired_is_asked_for_anew() {
+async fn expired_sample_is_resubmitted_under_a_new_number() {
     let server = FakeServer::new(json!({}));
-    let sampler = sampler(&alone(&server, "expired").build().unwrap()).await;
+    let sampler = sampler(&isolated(&server, "expired").build().unwrap()).await;
     server.respond("q0", vec![json!(410)]);
     sampler.sample([1], params()).send().await.unwrap();
     let numbers: Vec<_> =
         server.calls("/asample").iter().map(|c| c.json()["seq_id"].clone()).collect();
-    assert_eq!(json!(numbers), json!([0, 1]), "with a number of its own");
+    assert_eq!(json!(numbers), json!([0, 1]), "the resubmission needs a new number");
 
     server.respond("q2", vec![json!({"error": "bad prompt", "category": "user"})]);
     let error = sampler.sample([1], params()).send().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::WorkFailed);
     assert!(error.is_user_error());
-    assert_eq!(server.calls("/asample").len(), 3, "failed work is not asked for anew");
+    assert_eq!(server.calls("/asample").len(), 3, "a failed sample was resubmitted");
 }
 
 /// Covers T6.1.3, X10.
 #[tokio::test(start_paused = true)]
-async fn weights_without_a_name_can_be_sampled_from() {
+async fn unnamed_weights_can_be_sampled_from() {
     let server = FakeServer::new(json!({}));
     let model = server.model().await;
     server.respond("r1", vec![json!({"path": null, "sampling_session_id": "s:sample:9"})]);
@@ -178,7 +183,7 @@ async fn weights_without_a_name_can_be_sampled_from() {
     let saves: Vec<_> =
         server.calls("/save_weights_for_sampler").iter().map(|call| call.json()).collect();
     assert_eq!(saves.len(), 2);
-    assert_eq!(saves[0], saves[1], "a resend asks for the same sampling session");
+    assert_eq!(saves[0], saves[1], "a retry must name the same sampling session");
     assert_eq!(saves[0].get("path"), None);
     sampler.sample([1], params()).send().await.unwrap();
     let sample = server.calls("/asample").pop().unwrap().json();
@@ -187,12 +192,12 @@ async fn weights_without_a_name_can_be_sampled_from() {
 
 /// Covers X13.
 #[tokio::test(start_paused = true)]
-async fn a_sample_that_is_dropped_is_cancelled_where_the_server_wants_that() {
+async fn dropped_sample_is_cancelled_if_the_server_supports_it() {
     for enabled in [false, true] {
         let server = FakeServer::new(json!({}));
         server.dynamic(json!({"sample_cancel_enabled": enabled}));
         let sampler =
-            sampler(&alone(&server, &format!("dropped-{enabled}")).build().unwrap()).await;
+            sampler(&isolated(&server, &format!("dropped-{enabled}")).build().unwrap()).await;
         server.respond("q0", vec![json!("conn")]);
         let waiting = sampler.sample([1], params()).send();
         sleep(Duration::from_secs(5)).await;
@@ -202,18 +207,22 @@ async fn a_sample_that_is_dropped_is_cancelled_where_the_server_wants_that() {
         let cancelled: Vec<_> =
             server.calls("/cancel_future").iter().map(|c| c.json()["request_id"].clone()).collect();
         let expected = if enabled { json!(["q0"]) } else { json!([]) };
-        assert_eq!(json!(cancelled), expected, "and never one that was answered");
+        assert_eq!(json!(cancelled), expected, "only the dropped sample may be cancelled");
         let polls = server.calls("/retrieve_future").len();
         sleep(Duration::from_secs(60)).await;
-        assert_eq!(server.calls("/retrieve_future").len(), polls, "the polling ended");
+        assert_eq!(
+            server.calls("/retrieve_future").len(),
+            polls,
+            "polling continued after the drop"
+        );
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sample_that_takes_too_long_ends_and_is_cancelled() {
+async fn sample_past_its_poll_timeout_fails_and_is_cancelled() {
     let server = FakeServer::new(json!({}));
     server.dynamic(json!({"sample_cancel_enabled": true}));
-    let builder = alone(&server, "too-long").poll_timeout(Duration::from_secs(60));
+    let builder = isolated(&server, "too-long").poll_timeout(Duration::from_secs(60));
     let service = builder.progress_timeout(Duration::MAX).build().unwrap();
     let sampler = sampler(&service).await;
     server.respond("q0", vec![json!("hang")]);
@@ -222,14 +231,14 @@ async fn a_sample_that_takes_too_long_ends_and_is_cancelled() {
     assert_eq!((error.kind(), start.elapsed().as_secs()), (ErrorKind::Timeout, 60));
     assert!(!error.is_retryable());
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(server.calls("/asample").len(), 1, "it is not asked for anew");
+    assert_eq!(server.calls("/asample").len(), 1, "the sample was resubmitted");
     assert_eq!(server.calls("/cancel_future").len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn samples_without_any_progress_are_given_up() {
+async fn sample_fails_after_the_progress_timeout() {
     let server = FakeServer::new(json!({}));
-    let sampler = sampler(&alone(&server, "stuck").build().unwrap()).await;
+    let sampler = sampler(&isolated(&server, "stuck").build().unwrap()).await;
     server.respond("q0", vec![json!("conn")]);
     let start = Instant::now();
     let error = sampler.sample([1], params()).send().await.unwrap_err();
@@ -237,14 +246,14 @@ async fn samples_without_any_progress_are_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_makes_no_sense_is_refused_before_sending() {
+async fn invalid_input_is_rejected_before_sending() {
     let server = FakeServer::new(json!({}));
     let sampler = server.sampler().await;
     let nan = sampler.sample([1], params().temperature(f64::NAN)).send().await.unwrap_err();
     assert_eq!(nan.kind(), ErrorKind::InvalidInput);
-    let flat = TensorData::from(vec![1_i64, 2]);
-    let flat = sampler.sample([1], params()).target_prompt_logprobs(flat).send().await;
-    assert_eq!(flat.unwrap_err().kind(), ErrorKind::InvalidInput);
+    let vector = TensorData::from(vec![1_i64, 2]);
+    let vector = sampler.sample([1], params()).target_prompt_logprobs(vector).send().await;
+    assert_eq!(vector.unwrap_err().kind(), ErrorKind::InvalidInput);
     assert!(server.calls("/asample").is_empty());
 
     let service = server.builder().build().unwrap();
@@ -255,11 +264,11 @@ async fn what_makes_no_sense_is_refused_before_sending() {
 
 /// Covers T6.2.
 #[tokio::test(start_paused = true)]
-async fn requests_are_the_ones_that_the_reference_sends() {
+async fn sample_requests_equal_those_of_the_python_sdk() {
     let server = FakeServer::new(json!({}));
     let prompt = || [1, 2, 3, 4];
     let one = || params().max_tokens(1);
-    for (name, call) in [
+    for (name, builder) in [
         ("asample_minimal", server.sampler().await.sample(prompt(), params())),
         (
             "asample_stop_string_seed",
@@ -313,12 +322,12 @@ async fn requests_are_the_ones_that_the_reference_sends() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/wire");
         let text = std::fs::read(folder.join(format!("{name}.request.json"))).unwrap();
         let mut recorded: Value = serde_json::from_slice(&text).unwrap();
-        // The answer does not fit all of these questions, and does not matter here.
-        let _ = call.send().await;
+        // The fake response does not match every request; only the request is compared.
+        let _ = builder.send().await;
         let mut sent = server.calls("/asample").pop().unwrap().json();
         for body in [&mut sent, &mut recorded["body"]] {
-            for own in ["seq_id", "sampling_session_id"] {
-                body.as_object_mut().unwrap().remove(own).unwrap();
+            for varying in ["seq_id", "sampling_session_id"] {
+                body.as_object_mut().unwrap().remove(varying).unwrap();
             }
         }
         assert_eq!(sent, recorded["body"], "{name}");
@@ -326,16 +335,16 @@ async fn requests_are_the_ones_that_the_reference_sends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_likelihood_of_a_text_is_asked_for() {
+async fn compute_logprobs_requests_prompt_logprobs() {
     let server = FakeServer::new(json!({}));
     let sampler = server.sampler().await;
-    let answer = tinkex::SampleResponse {
+    let response = tinkex::SampleResponse {
         prompt_logprobs: Some(vec![f32::NAN, -0.5].into()),
         ..Default::default()
     };
-    // The ticket promises one sample, so there must be one.
-    let answer = tinkex::SampleResponse { sequences: vec![Default::default()], ..answer };
-    server.respond("q0", vec![json!({"proto": answer.to_proto().to_vec()})]);
+    // The submit response announces one sequence, so the result must hold one.
+    let response = tinkex::SampleResponse { sequences: vec![Default::default()], ..response };
+    server.respond("q0", vec![json!({"proto": response.to_proto().to_vec()})]);
     let logprobs = sampler.compute_logprobs([5, 6]).await.unwrap();
     assert_eq!(logprobs.iter().collect::<Vec<_>>(), [None, Some(-0.5)]);
     let sent = server.calls("/asample").pop().unwrap().json();

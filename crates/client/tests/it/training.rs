@@ -1,5 +1,5 @@
-//! Training: calls leave in the order they were made, answers are waited for beside each other, and
-//! nothing is lost.
+//! Training client: requests are sent in call order, results are polled concurrently, and dropped
+//! futures lose no request.
 
 use std::time::Duration;
 
@@ -18,37 +18,38 @@ fn batch(n: usize) -> Vec<Datum> {
     vec![Datum::completion([1, 2], [3]).unwrap(); n]
 }
 
-fn one_datum_a_chunk(parallel: bool) -> Value {
+/// Server configuration that makes every example a chunk of its own.
+fn one_datum_per_chunk(parallel: bool) -> Value {
     json!({"fwdbwd_max_chunk_len": 1, "parallel_fwdbwd_chunks": parallel})
 }
 
 /// Covers T4.1.1a, T4.1.1b, T4.1.3, P4C.1, P4C.7, X1.
 #[tokio::test(start_paused = true)]
-async fn requests_leave_in_the_order_of_the_reference() {
+async fn requests_are_sent_in_the_order_of_the_python_sdk() {
     for case in cases("turn_taking.json") {
         let id = case["id"].as_str().unwrap();
-        let server = FakeServer::new(one_datum_a_chunk(case["parallel_chunks"] == true));
+        let server = FakeServer::new(one_datum_per_chunk(case["parallel_chunks"] == true));
         let model = server.model().await;
         let (mut calls, mut next) = (Vec::new(), 1);
         for op in case["ops"].as_array().unwrap() {
             match op[0].as_str().unwrap() {
                 "fb" => {
                     let n = op[1].as_u64().unwrap();
-                    for (chunk, fate) in op[2].as_object().into_iter().flatten() {
-                        assert_eq!(fate, &json!({"fail": true}));
+                    for (chunk, failure) in op[2].as_object().into_iter().flatten() {
+                        assert_eq!(failure, &json!({"fail": true}));
                         server.refuse(next + chunk.parse::<u64>().unwrap());
                     }
                     next += n;
                     let data = batch(usize::try_from(n).unwrap());
-                    let pass = model.forward_backward(data, LossFn::CrossEntropy);
-                    calls.push(Some(pass.map(|result| result.map(drop)).boxed()));
+                    let gradients = model.forward_backward(data, LossFn::CrossEntropy);
+                    calls.push(Some(gradients.map(|result| result.map(drop)).boxed()));
                 }
                 "optim" => {
                     next += 1;
                     let step = model.optim_step(AdamParams::default());
                     calls.push(Some(step.map(|result| result.map(drop)).boxed()));
                 }
-                // The caller goes away.
+                // The caller drops the future.
                 _ => calls[usize::try_from(op[1].as_u64().unwrap()).unwrap()] = None,
             }
         }
@@ -62,12 +63,12 @@ async fn requests_leave_in_the_order_of_the_reference() {
                         "error"
                     }
                 }
-                None => "gone",
+                None => "dropped",
             });
         }
         let log = server.log();
         match id {
-            // Here the reference hangs for ever; we go on, and leave no hole in the sequence.
+            // The Python SDK hangs here. Ours continues and leaves no gap in the sequence numbers.
             "BUG_parallel_later_chunk_fails" => {
                 assert_eq!(results, ["error", "ok"]);
                 let expected = [
@@ -77,10 +78,10 @@ async fn requests_leave_in_the_order_of_the_reference() {
                 assert_eq!(log, expected);
             }
             "BUG_cancel_while_waiting_for_turn" => {
-                assert_eq!(results, ["ok", "gone", "ok"]);
+                assert_eq!(results, ["ok", "dropped", "ok"]);
                 let expected: Vec<String> =
                     (1..=4).flat_map(|i| [format!("start {i}"), format!("done {i}")]).collect();
-                assert_eq!(log, expected, "the work is done though nobody waits for it");
+                assert_eq!(log, expected, "the request of the dropped future was not sent");
             }
             _ => {
                 assert_eq!(json!(results), case["calls"], "{id}");
@@ -92,15 +93,19 @@ async fn requests_leave_in_the_order_of_the_reference() {
 
 /// Covers T4.1.4, T6.1.1, T6.1.2.
 #[tokio::test(start_paused = true)]
-async fn a_batch_that_was_cut_comes_back_whole() {
+async fn chunked_batch_returns_one_merged_output() {
     let server = FakeServer::new(json!({"fwdbwd_max_chunk_len": 2}));
     let model = server.model().await;
-    let (pass, step) = model.step(batch(5), LossFn::CrossEntropy, AdamParams::default());
-    let output = pass.await.unwrap();
+    let (gradients, step) = model.step(batch(5), LossFn::CrossEntropy, AdamParams::default());
+    let output = gradients.await.unwrap();
     assert_eq!(output.metrics["n:sum"], MetricValue::Number(5.0));
     let logprobs: Vec<f32> =
         output.outputs.iter().map(|datum| datum.f32("logprobs").unwrap()[0]).collect();
-    assert_eq!(logprobs, [-1.0, -1.0, -2.0, -2.0, -3.0], "in the order of the data");
+    assert_eq!(
+        logprobs,
+        [-1.0, -1.0, -2.0, -2.0, -3.0],
+        "outputs are not in the order of the batch"
+    );
     step.await.unwrap();
     let optim = server.calls("/optim_step").pop().unwrap();
     assert_eq!(optim.json()["seq_id"], 4);
@@ -108,10 +113,10 @@ async fn a_batch_that_was_cut_comes_back_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_are_waited_for_beside_each_other() {
+async fn results_are_polled_concurrently() {
     let server = FakeServer::new(json!({}));
     let model = server.model().await;
-    // The first answer takes long; the calls behind it are accepted meanwhile.
+    // The first result takes several polls. The later requests are accepted in the meantime.
     let slow = vec![json!([408, {}]), json!("conn"), json!("conn"), json!({"metrics": {}})];
     server.respond("r1", slow);
     let start = Instant::now();
@@ -127,7 +132,7 @@ async fn answers_are_waited_for_beside_each_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_a_future_does_not_stop_the_training() {
+async fn dropping_a_training_future_does_not_cancel_the_request() {
     let server = FakeServer::new(json!({}));
     let model = server.model().await;
     drop(model.forward_backward(batch(1), LossFn::CrossEntropy));
@@ -135,23 +140,23 @@ async fn dropping_a_future_does_not_stop_the_training() {
     drop(model);
     sleep(Duration::from_secs(5)).await;
     assert_eq!(server.log(), ["start 1", "done 1", "start 2", "done 2"]);
-    assert_eq!(server.calls("/retrieve_future").len(), 3, "and its answers were fetched");
+    assert_eq!(server.calls("/retrieve_future").len(), 3, "the results were not polled");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_makes_no_sense_is_refused_and_takes_no_turn() {
+async fn invalid_input_is_rejected_and_queues_nothing() {
     let server = FakeServer::new(json!({}));
     let model = server.model().await;
-    let none = model.forward_backward(vec![], LossFn::CrossEntropy).await.unwrap_err();
-    assert_eq!(none.kind(), ErrorKind::InvalidInput);
+    let empty = model.forward_backward(vec![], LossFn::CrossEntropy).await.unwrap_err();
+    assert_eq!(empty.kind(), ErrorKind::InvalidInput);
     let pointer = InputChunk::ImageAssetPointer {
         format: ImageFormat::Png,
         location: "https://example.invalid/a.png".to_owned(),
         expected_tokens: Some(1),
     };
-    let by_address = Datum::builder(ModelInput::from_tokens([1]).chunk(pointer)).build().unwrap();
-    let refused = model.forward(vec![by_address], LossFn::CrossEntropy).await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::InvalidInput);
+    let image_by_url = Datum::builder(ModelInput::from_tokens([1]).chunk(pointer)).build().unwrap();
+    let rejected = model.forward(vec![image_by_url], LossFn::CrossEntropy).await.unwrap_err();
+    assert_eq!(rejected.kind(), ErrorKind::InvalidInput);
     let nan = AdamParams::with_learning_rate(f64::NAN);
     assert_eq!(model.optim_step(nan).await.unwrap_err().kind(), ErrorKind::InvalidInput);
     model.optim_step(AdamParams::default()).await.unwrap();
@@ -159,7 +164,7 @@ async fn what_makes_no_sense_is_refused_and_takes_no_turn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn states_are_saved_and_loaded() {
+async fn state_is_saved_and_loaded() {
     let server = FakeServer::new(json!({}));
     let model = server.model().await;
     server.respond("r1", vec![json!({"type": "save_weights", "path": "tinker://r/weights/a"})]);
@@ -176,13 +181,13 @@ async fn states_are_saved_and_loaded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_saved_can_be_kept_replaced_remembered_and_encrypted() {
+async fn save_options_are_sent_and_validated() {
     let server = FakeServer::new(json!({}));
     let model = server.model().await;
     server.respond("r1", vec![json!({"type": "save_weights", "path": "tinker://r/weights/a"})]);
     let day = Duration::from_secs(86_400);
-    let save = SaveOptions::new("a").ttl(day).overwrite().metadata("k", "v");
-    model.save_state(save).await.unwrap();
+    let options = SaveOptions::new("a").ttl(day).overwrite().metadata("k", "v");
+    model.save_state(options).await.unwrap();
     let sent = server.calls("/save_weights").pop().unwrap().json();
     assert_eq!((&sent["ttl_seconds"], &sent["overwrite"]), (&json!(86_400), &json!(true)));
     assert_eq!(sent["user_metadata"], json!({"k": "v"}));
@@ -191,30 +196,31 @@ async fn what_is_saved_can_be_kept_replaced_remembered_and_encrypted() {
         "r2",
         vec![json!({"type": "save_weights_external", "path": path, "size_bytes": 5})],
     );
-    let save = SaveOptions::new("b").ttl(day).encrypt_for("age1x").encrypt_for("age1y");
-    let saved = model.save_weights_external(save).await.unwrap();
+    let options = SaveOptions::new("b").ttl(day).encrypt_for("age1x").encrypt_for("age1y");
+    let saved = model.save_weights_external(options).await.unwrap();
     assert_eq!((saved.path.to_string(), saved.size_bytes), (path.to_owned(), Some(5)));
     let sent = server.calls("/save_weights_external").pop().unwrap().json();
     assert_eq!(sent["age_encryption_recipients"], json!(["age1x", "age1y"]));
     assert_eq!((&sent["path"], &sent["seq_id"]), (&json!("b"), &json!(2)));
-    let many = (0..11).fold(SaveOptions::new("c"), |save, i| save.encrypt_for(format!("age{i}")));
-    for (save, told) in [
+    let eleven_recipients =
+        (0..11).fold(SaveOptions::new("c"), |options, i| options.encrypt_for(format!("age{i}")));
+    for (options, cause) in [
         (SaveOptions::new(""), "name is empty"),
         (SaveOptions::new("c").ttl(Duration::ZERO), "less than one second"),
-        (SaveOptions::new("c").encrypt_for("age1x"), "encrypted"),
+        (SaveOptions::new("c").encrypt_for("age1x"), "encryption"),
     ] {
-        let error = model.save_state(save).await.unwrap_err();
+        let error = model.save_state(options).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
-        assert!(error.to_string().contains(told), "{error}");
+        assert!(error.to_string().contains(cause), "{error}");
     }
     model.save_weights_for_sampler(SaveOptions::new("c").overwrite()).await.unwrap_err();
-    model.save_weights_external(many).await.unwrap_err();
-    assert_eq!(server.calls("/save_weights").len(), 1, "refused before sending");
+    model.save_weights_external(eleven_recipients).await.unwrap_err();
+    assert_eq!(server.calls("/save_weights").len(), 1, "invalid options were sent");
 }
 
 /// Covers R-SVC.
 #[tokio::test(start_paused = true)]
-async fn another_key_reads_a_checkpoint_and_is_exchanged_where_keys_are() {
+async fn checkpoint_is_read_with_another_api_key() {
     let path = || "tinker://theirs/weights/a".parse().unwrap();
     for exchanged in [false, true] {
         let server = FakeServer::new(json!({"pjwt_auth_enabled": exchanged}));
@@ -223,11 +229,11 @@ async fn another_key_reads_a_checkpoint_and_is_exchanged_where_keys_are() {
         let model = create.weights_key("tml-theirs").create().await.unwrap();
         let token = if exchanged { "eyJ-of-tml-theirs" } else { "tml-theirs" };
         let own = if exchanged { "eyJ-of-tml-server" } else { "tml-server" };
-        let asked = server.calls("/weights_info").pop().unwrap();
-        assert_eq!(asked.header("x-api-key"), Some(token), "their checkpoint, their key");
+        let info = server.calls("/weights_info").pop().unwrap();
+        assert_eq!(info.header("x-api-key"), Some(token), "the checkpoint needs the other key");
         let load = server.calls("/load_weights").pop().unwrap();
         assert_eq!(load.json()["weights_access_token"], token);
-        assert_eq!(load.header("x-api-key"), Some(own), "our model, our key");
+        assert_eq!(load.header("x-api-key"), Some(own), "the model needs the own key");
         model.load_state_with_key(&path(), RestoreMode::WithOptimizer, "tml-theirs").await.unwrap();
         let load = server.calls("/load_weights").pop().unwrap().json();
         assert_eq!((&load["weights_access_token"], &load["seq_id"]), (&json!(token), &json!(2)));
@@ -239,7 +245,7 @@ async fn another_key_reads_a_checkpoint_and_is_exchanged_where_keys_are() {
 
 /// Covers R-OLD.
 #[tokio::test(start_paused = true)]
-async fn training_goes_on_from_a_saved_state() {
+async fn training_resumes_from_a_checkpoint() {
     let path = || "tinker://r/weights/a".parse().unwrap();
     for (restore, optimizer) in
         [(RestoreMode::WeightsOnly, "adamw"), (RestoreMode::WithOptimizer, "dimuon")]
@@ -255,16 +261,16 @@ async fn training_goes_on_from_a_saved_state() {
         );
         let load = server.calls("/load_weights").pop().unwrap().json();
         assert_eq!(load["optimizer"], restore == RestoreMode::WithOptimizer);
-        assert_eq!(load["seq_id"], 1, "the first thing that happens to it");
+        assert_eq!(load["seq_id"], 1, "loading is the model's first request");
         model.optim_step(AdamParams::default()).await.unwrap();
         assert_eq!(server.calls("/optim_step")[0].json()["seq_id"], 2);
     }
 
-    // Where the server makes the model by loading it, that is one request.
+    // With `create_model_via_load_weights`, one request creates and loads the model.
     let server = FakeServer::new(json!({"create_model_via_load_weights": true}));
     let service = server.builder().build().unwrap();
     let create = service.create_training_client_from(&path(), RestoreMode::WeightsOnly);
-    let model = create.base_model("base:long").create().await.unwrap();
+    let model = create.base_model("base:long").await.unwrap();
     assert_eq!(model.model_id(), &"s:train:0");
     let load = server.calls("/load_weights").pop().unwrap().json();
     assert_eq!(
@@ -279,13 +285,12 @@ async fn training_goes_on_from_a_saved_state() {
     assert!(server.calls("/create_model").is_empty());
 
     let wrong = "tinker://r/sampler_weights/a".parse().unwrap();
-    let error =
-        service.create_training_client_from(&wrong, RestoreMode::WeightsOnly).create().await;
+    let error = service.create_training_client_from(&wrong, RestoreMode::WeightsOnly).await;
     assert!(error.unwrap_err().hint().unwrap().as_str().contains("save_state"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn bodies_are_compressed_where_the_server_wants_that() {
+async fn request_bodies_are_compressed_if_the_server_enables_it() {
     let server = FakeServer::new(json!({"proto_compress_fwdbwd": true}));
     let model = server.model().await;
     let output = model.forward_backward(batch(50), LossFn::CrossEntropy).await.unwrap();
@@ -299,11 +304,11 @@ async fn bodies_are_compressed_where_the_server_wants_that() {
 
 /// Covers T3.2.1, T3.2.2, T3.2.3, T4.1.2, P4C.2, X16.
 #[tokio::test(start_paused = true)]
-async fn answers_are_waited_for_as_in_the_reference() {
+async fn polling_behaves_like_the_python_sdk() {
     for case in cases("future_retrieve.json") {
         let script = case["script"].as_array().unwrap().clone();
         if script.contains(&json!("hang")) {
-            given_up(&case).await;
+            drop_during_poll(&case).await;
             continue;
         }
         let billing = json!({"billing_exception_max_pause_duration_sec": 20});
@@ -315,7 +320,7 @@ async fn answers_are_waited_for_as_in_the_reference() {
         } else {
             model.optim_step(AdamParams::default()).await.map(drop)
         };
-        let seen = match &outcome {
+        let actual = match &outcome {
             Ok(()) => "success",
             Err(error) => match error.kind() {
                 ErrorKind::WorkFailed => "request_failed",
@@ -324,13 +329,13 @@ async fn answers_are_waited_for_as_in_the_reference() {
                 _ => "fatal",
             },
         };
-        assert_eq!(case["result"]["outcome"], seen, "{case}: {outcome:?}");
+        assert_eq!(case["result"]["outcome"], actual, "{case}: {outcome:?}");
         if let Err(error) = &outcome {
             assert_eq!(error.request_id().unwrap(), &"r1");
             if let Some(category) = case["result"]["category"].as_str() {
-                // Unlike the reference, the case of the word does not matter.
-                let word = script[0]["category"].as_str().unwrap_or(category);
-                assert_eq!(error.category(), Some(ErrorCategory::from_name(word)), "{case}");
+                // Unlike the Python SDK, ours ignores the case of the category.
+                let name = script[0]["category"].as_str().unwrap_or(category);
+                assert_eq!(error.category(), Some(ErrorCategory::from_name(name)), "{case}");
             }
         }
 
@@ -355,8 +360,8 @@ async fn answers_are_waited_for_as_in_the_reference() {
     }
 }
 
-/// Nobody waits any more while the server holds the poll: only a sample is cancelled.
-async fn given_up(case: &Value) {
+/// Drops a future while the server holds its poll. Only a sample is cancelled.
+async fn drop_during_poll(case: &Value) {
     let server = FakeServer::new(json!({}));
     server.dynamic(json!({"sample_cancel_enabled": true}));
     let id = if case["result_type"] == "SampleResponse" {
@@ -385,7 +390,7 @@ async fn given_up(case: &Value) {
 
 /// Covers T3.2.5.
 #[tokio::test(start_paused = true)]
-async fn waiting_can_have_an_end() {
+async fn poll_timeout_ends_the_wait_for_a_result() {
     let server = FakeServer::new(json!({}));
     let builder = server.builder().poll_timeout(Duration::from_secs(100));
     let service = builder.build().unwrap();
@@ -395,17 +400,21 @@ async fn waiting_can_have_an_end() {
     let error = model.optim_step(AdamParams::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
     assert!(error.attempts() > 3 && start.elapsed() < Duration::from_secs(140), "{error}");
-    assert_eq!(error.request_id().unwrap(), &"r1", "it can still be asked for");
+    assert_eq!(
+        error.request_id().unwrap(),
+        &"r1",
+        "the error names the request, so that it can be polled later"
+    );
 }
 
 /// Covers X7.
 #[tokio::test(start_paused = true)]
-async fn a_server_that_does_not_hold_a_poll_is_given_time() {
+async fn polls_answered_at_once_are_spaced_out() {
     let server = FakeServer::new(json!({}));
-    let mut answers = vec![json!(503); 40];
-    answers.push(json!({"metrics": {}}));
-    server.respond("r1", answers);
-    // As `builder`, but with pauses.
+    let mut responses = vec![json!(503); 40];
+    responses.push(json!({"metrics": {}}));
+    server.respond("r1", responses);
+    // `FakeServer::builder` disables the poll interval, so this builds a client by hand.
     let service = tinkex::ServiceClient::builder()
         .env(tinkex::Env::empty())
         .base_url("http://server.test".parse().unwrap())
@@ -416,12 +425,12 @@ async fn a_server_that_does_not_hold_a_poll_is_given_time() {
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let start = Instant::now();
     model.optim_step(AdamParams::default()).await.unwrap();
-    assert!(start.elapsed() > Duration::from_secs(60), "forty answers in {:?}", start.elapsed());
+    assert!(start.elapsed() > Duration::from_secs(60), "forty polls in {:?}", start.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_chunk_that_is_refused_is_told_though_others_wait_for_ever() {
-    let server = FakeServer::new(one_datum_a_chunk(true));
+async fn rejected_chunk_fails_the_batch_while_other_chunks_hang() {
+    let server = FakeServer::new(one_datum_per_chunk(true));
     let model = server.model().await;
     server.refuse(2);
     for seq in [1, 3] {
@@ -433,14 +442,14 @@ async fn a_chunk_that_is_refused_is_told_though_others_wait_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn half_a_step_is_never_queued() {
+async fn step_with_invalid_input_queues_nothing() {
     let server = FakeServer::new(json!({}));
     let model = server.model().await;
-    let (pass, step) = model.step(Vec::new(), LossFn::CrossEntropy, AdamParams::default());
-    assert_eq!(pass.await.unwrap_err().kind(), ErrorKind::InvalidInput);
+    let (gradients, step) = model.step(Vec::new(), LossFn::CrossEntropy, AdamParams::default());
+    assert_eq!(gradients.await.unwrap_err().kind(), ErrorKind::InvalidInput);
     assert_eq!(step.await.unwrap_err().kind(), ErrorKind::InvalidInput);
-    let (pass, step) =
+    let (gradients, step) =
         model.step(batch(1), LossFn::CrossEntropy, AdamParams::with_learning_rate(f64::NAN));
-    assert!(pass.await.is_err() && step.await.is_err());
+    assert!(gradients.await.is_err() && step.await.is_err());
     assert!(server.calls("/forward_backward").is_empty() && server.calls("/optim_step").is_empty());
 }
