@@ -64,11 +64,12 @@ impl Models {
     }
 
     pub(crate) fn supported(&self) -> Vec<SupportedModel> {
-        let supported = |model: &Arc<BaseModel>| SupportedModel {
-            model_name: Some(model.name.clone()),
-            max_context_length: u64::try_from(model.config.max_positions).ok(),
-            trainable: Some(true),
-            sampleable: Some(true),
+        let supported = |model: &Arc<BaseModel>| {
+            SupportedModel::default()
+                .model_name(Some(model.name.clone()))
+                .max_context_length(u64::try_from(model.config.max_positions).ok())
+                .trainable(Some(true))
+                .sampleable(Some(true))
         };
         self.0.values().map(supported).collect()
     }

@@ -1,62 +1,94 @@
-//! Credentials: exchanging a key for a token, and asking about the key itself.
+//! API keys and the short-lived tokens that replace them.
 
 use serde::{Deserialize, Serialize};
 
 use crate::request::{bare_request, json_request, json_response};
 use crate::secret::Secret;
+use crate::setters::setters;
 
-/// Exchanges the key in the request's header for a short-lived token.
+/// Exchanges the API key in the request's header for a short-lived token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AuthTokenRequest {}
 
-/// A short-lived token, sent in place of the key.
+/// Short-lived token: the response to [`AuthTokenRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AuthToken {
-    /// The token.
+    /// JSON Web Token to send instead of the API key.
     pub jwt: Secret,
 }
 
-/// Asks what the key in use is.
+impl AuthToken {
+    /// Creates a response with the given token.
+    pub fn new(jwt: impl Into<Secret>) -> Self {
+        Self { jwt: jwt.into() }
+    }
+}
+
+/// Describes the API key that authenticates the request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ApiKeyRequest;
 
-/// Revokes the key in use.
+/// Revokes the API key that authenticates the request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeleteApiKey;
 
-/// What a key is: everything but the key.
+/// Properties of an API key, without the key itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ApiKeyInfo {
-    /// Its number.
+    /// Numeric id of the key.
     pub key_id: i64,
-    /// Its name.
+    /// Name of the key.
     pub name: String,
-    /// What its owner wrote about it.
+    /// Note that the owner attached to the key.
     pub note: String,
-    /// Whose it is.
+    /// Owner of the key.
     pub details: ApiKeyDetails,
 }
 
-/// Whose a key is.
+impl ApiKeyInfo {
+    /// Describes a key without a note.
+    pub fn new(key_id: i64, name: impl Into<String>, details: ApiKeyDetails) -> Self {
+        Self { key_id, name: name.into(), note: String::new(), details }
+    }
+}
+
+setters!(ApiKeyInfo { note: impl Into<String> => note.into(); });
+
+/// Owner of an API key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ApiKeyDetails {
-    /// The organization.
+    /// Organization that owns the key.
     pub org_details: OrgDetails,
-    /// The person.
+    /// User who created the key.
     pub user_details: UserDetails,
+}
+
+impl ApiKeyDetails {
+    /// Creates details from the name of the organization and the user's email address.
+    pub fn new(organization: impl Into<String>, email: impl Into<String>) -> Self {
+        Self {
+            org_details: OrgDetails { name: organization.into() },
+            user_details: UserDetails { email: email.into() },
+        }
+    }
 }
 
 /// An organization.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct OrgDetails {
-    /// Its name.
+    /// Name of the organization.
     pub name: String,
 }
 
-/// A person.
+/// A user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct UserDetails {
-    /// Their address.
+    /// Email address.
     pub email: String,
 }
 
@@ -67,6 +99,6 @@ json_request! {
 }
 
 bare_request! {
-    ApiKeyRequest: GetApiKey => ApiKeyInfo, |c| params [];
-    DeleteApiKey: DeleteApiKey => (), |c| params [];
+    ApiKeyRequest: GetApiKey => ApiKeyInfo, |r| params [];
+    DeleteApiKey: DeleteApiKey => (), |r| params [];
 }

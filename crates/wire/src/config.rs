@@ -1,23 +1,27 @@
-//! What a server wants of its clients, and which models it has.
+//! Client configuration and server capabilities.
 
 use serde::{Deserialize, Serialize};
 
 use crate::request::{bare_request, json_request, json_response};
+use crate::setters::setters;
 
-/// The version of the protocol that this crate speaks, as clients announce it.
+/// Version of the Python SDK whose protocol this crate implements. Clients send it as their
+/// version.
 pub const SDK_VERSION: &str = "0.36.0";
 
-/// Asks for [`ClientConfig`].
+/// Returns the [`ClientConfig`] of the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ClientConfigRequest {
-    /// The client's version.
+    /// Protocol version of the client. Defaults to [`SDK_VERSION`].
     pub sdk_version: String,
 }
 
-/// Asks for [`DynamicConfig`].
+/// Returns the [`DynamicConfig`] of the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct DynamicConfigRequest {
-    /// The client's version.
+    /// Protocol version of the client. Defaults to [`SDK_VERSION`].
     pub sdk_version: String,
 }
 
@@ -33,47 +37,52 @@ impl Default for DynamicConfigRequest {
     }
 }
 
-/// Settings that hold for as long as a client runs.
+/// Configuration that a client reads once, when it connects.
 ///
-/// A server sends those it cares about; the rest are [`Default`].
+/// A server sends only the fields that it sets; all others have their default.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct ClientConfig {
-    /// Whether keys are exchanged for short-lived tokens.
+    /// Whether clients exchange API keys for short-lived tokens. Defaults to `false`.
     pub pjwt_auth_enabled: bool,
-    /// Which credential is exchanged: `api_key` or `credential_cmd`.
+    /// Credential to exchange: `api_key` (the default) or `credential_cmd`.
     pub credential_default_source: String,
-    /// Bytes of sampling requests that may be on their way at once.
+    /// Maximum total size of the sampling requests in flight, in bytes. Defaults to 10 MiB.
     pub sample_dispatch_bytes_semaphore_size: u64,
-    /// Bytes of large results that may be fetched at once.
+    /// Maximum total size of the large results being downloaded, in bytes. Defaults to 50 MiB.
     pub inflight_response_bytes_semaphore_size: u64,
-    /// Whether the chunks of one batch may be sent together.
+    /// Whether the chunks of one batch may be sent concurrently. Defaults to `true`.
     pub parallel_fwdbwd_chunks: bool,
-    /// Whether training bodies should be compressed.
+    /// Whether clients compress the bodies of training requests. Defaults to `false`.
     pub proto_compress_fwdbwd: bool,
-    /// Datums per chunk, at most.
+    /// Maximum number of datums per chunk of a training batch. Defaults to 1024.
     pub fwdbwd_max_chunk_len: u64,
-    /// Estimated bytes per chunk, at most.
+    /// Maximum estimated size of a chunk of a training batch, in bytes. Defaults to 5 000 000.
     pub fwdbwd_max_chunk_bytes_count: u64,
-    /// Bytes of training requests that may be on their way at once.
+    /// Maximum total size of the training requests in flight, in bytes. Defaults to 50 000 000.
     pub fwdbwd_dispatch_bytes_semaphore_size: u64,
-    /// How long to wait, in seconds, for a billing problem to be solved.
+    /// Time to wait for a billing problem to be resolved, in seconds. Defaults to 3600.
     pub billing_exception_max_pause_duration_sec: u64,
-    /// Whether a failed sample is left to the caller.
+    /// Whether the client returns failed samples to the caller instead of retrying them. Defaults
+    /// to `false`.
     pub sample_no_retries: bool,
-    /// Whether samples without any progress are given up.
+    /// Whether the client fails samples that make no progress. Defaults to `true`.
     pub sample_enable_stuck_detection: bool,
-    /// Samples of one sampling session at once.
+    /// Maximum number of concurrent samples per sampling session. Defaults to 2000.
     pub sample_max_concurrent_requests: u64,
-    /// Which HTTP stack the Python SDK uses; of no meaning here, and kept for handles.
+    /// Selects the HTTP stack of the Python SDK. This crate only preserves the value in
+    /// [`SamplerHandle`](crate::SamplerHandle)s. Defaults to `true`.
     pub use_pyqwest_transport: bool,
-    /// Whether a model is created by loading its first weights.
+    /// Whether `LoadWeights` may create the model that it loads. Defaults to `false`.
     pub create_model_via_load_weights: bool,
-    /// Whether one poll serves all tickets of a sampling session.
+    /// Whether clients poll all futures of a sampling session with one request. Defaults to
+    /// `false`.
     pub sample_use_retrieve_futures: bool,
-    /// Whether custom losses can run on the server.
+    /// Whether the server evaluates custom losses. Defaults to `false`.
     pub custom_loss_server_side: bool,
-    /// Whether another client of a sampling session asks for its number.
+    /// Whether further clients of a sampling session join it to obtain their client number.
+    /// Defaults to `false`.
     pub sample_join_sampling_session: bool,
 }
 
@@ -102,15 +111,36 @@ impl Default for ClientConfig {
     }
 }
 
-/// Settings that may change while a client runs.
+setters!(ClientConfig {
+    pjwt_auth_enabled: bool;
+    credential_default_source: impl Into<String> => credential_default_source.into();
+    sample_dispatch_bytes_semaphore_size: u64;
+    inflight_response_bytes_semaphore_size: u64;
+    parallel_fwdbwd_chunks: bool;
+    proto_compress_fwdbwd: bool;
+    fwdbwd_max_chunk_len: u64;
+    fwdbwd_max_chunk_bytes_count: u64;
+    fwdbwd_dispatch_bytes_semaphore_size: u64;
+    billing_exception_max_pause_duration_sec: u64;
+    sample_no_retries: bool;
+    sample_enable_stuck_detection: bool;
+    sample_max_concurrent_requests: u64;
+    create_model_via_load_weights: bool;
+    sample_use_retrieve_futures: bool;
+    custom_loss_server_side: bool;
+    sample_join_sampling_session: bool;
+});
+
+/// Configuration that a client refreshes periodically.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct DynamicConfig {
-    /// When to ask again, in seconds; clients wait at least 10.
+    /// Refresh interval in seconds; clients wait at least 10. Defaults to 300.
     pub refresh_interval_sec: u64,
-    /// Whether abandoned samples should be cancelled.
+    /// Whether clients cancel abandoned samples. Defaults to `false`.
     pub sample_cancel_enabled: bool,
-    /// How many cancels to send together.
+    /// Maximum number of concurrent cancel requests. Defaults to 64.
     pub sample_cancel_max_batch_size: u64,
 }
 
@@ -124,46 +154,76 @@ impl Default for DynamicConfig {
     }
 }
 
-/// Asks which models there are.
+setters!(DynamicConfig {
+    refresh_interval_sec: u64;
+    sample_cancel_enabled: bool;
+    sample_cancel_max_batch_size: u64;
+});
+
+/// Lists the models of the server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ServerCapabilitiesRequest;
 
-/// Which models there are.
+/// Models of the server: the response to [`ServerCapabilitiesRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ServerCapabilities {
-    /// The models.
+    /// Base models that can be trained or sampled.
     pub supported_models: Vec<SupportedModel>,
 }
 
-/// A model that the server has.
+impl ServerCapabilities {
+    /// Creates a response that lists the given models.
+    #[must_use]
+    pub fn new(supported_models: Vec<SupportedModel>) -> Self {
+        Self { supported_models }
+    }
+}
+
+/// A base model of the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct SupportedModel {
-    /// Its name.
+    /// Name of the model.
     pub model_name: Option<String>,
-    /// How many tokens it can read.
+    /// Maximum length of a sequence, in tokens.
     pub max_context_length: Option<u64>,
-    /// Whether it can be trained.
+    /// Whether the model can be trained.
     pub trainable: Option<bool>,
-    /// Whether it can be sampled from.
+    /// Whether the model can be sampled.
     pub sampleable: Option<bool>,
 }
 
-/// Asks whether the server is up.
+setters!(SupportedModel {
+    model_name: Option<String>;
+    max_context_length: Option<u64>;
+    trainable: Option<bool>;
+    sampleable: Option<bool>;
+});
+
+/// Checks that the server is running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HealthRequest;
 
-/// The server is up.
+/// Response to [`HealthRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Health {
-    /// Always [`HealthStatus::Ok`].
+    /// Status of the server.
     pub status: HealthStatus,
 }
 
-/// How the server is.
+impl Health {
+    /// Response of a running server.
+    pub const OK: Self = Self { status: HealthStatus::Ok };
+}
+
+/// Status of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum HealthStatus {
-    /// Well.
+    /// The server accepts requests.
     Ok,
 }
 
@@ -175,6 +235,6 @@ json_request! {
 }
 
 bare_request! {
-    ServerCapabilitiesRequest: ServerCapabilities => ServerCapabilities, |c| params [];
-    HealthRequest: Health => Health, |c| params [];
+    ServerCapabilitiesRequest: ServerCapabilities => ServerCapabilities, |r| params [];
+    HealthRequest: Health => Health, |r| params [];
 }

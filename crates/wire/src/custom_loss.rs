@@ -79,7 +79,7 @@ impl CreateCustomLoss {
 }
 
 json_request! {
-    CreateCustomLoss: CreateCustomLoss => SubmitResponse, check CreateCustomLoss::check_all;
+    CreateCustomLoss: CreateCustomLoss => SubmitResponse, validate CreateCustomLoss::check_all;
 }
 
 json_output! {

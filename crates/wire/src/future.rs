@@ -414,7 +414,7 @@ impl ApiRequest for RetrieveFuture {
     type Response = RawPollResponse;
     const ROUTE: Route = Route::RetrieveFuture;
 
-    fn body(&self) -> Result<RequestBody, InvalidInput> {
+    fn encode_body(&self) -> Result<RequestBody, InvalidInput> {
         Ok(RequestBody::Json(json::encode(self)?))
     }
 }

@@ -1,4 +1,4 @@
-//! [`SamplerHandle`]: a sampling session, packed for another process.
+//! [`SamplerHandle`]: a serialized reference to a sampling session, for use in another process.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,47 +10,52 @@ use serde::{Deserialize, Serialize};
 use crate::codec::json;
 use crate::config::{ClientConfig, DynamicConfig};
 use crate::ids::{SamplerId, SessionId};
-use crate::secret::Address;
+use crate::secret::RedactedUrl;
+use crate::setters::setters;
 use crate::{DecodeError, DecodeErrorKind};
 
-/// What another process needs to sample from the same weights. It carries no credential: whoever
-/// unpacks it uses their own.
+/// Everything that another process needs to join a sampling session, except the credential: the
+/// other process uses its own.
 ///
-/// Header overrides are carried along as they are, so keep secrets out of them.
+/// The handle contains the header overrides in plain text. Do not put secrets into them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct SamplerHandle {
-    /// The session.
+    /// Id of the session.
     pub session_id: SessionId,
-    /// The sampling session.
+    /// Id of the sampling session.
     pub sampling_session_id: SamplerId,
-    /// How to reach the server.
+    /// Address and configuration of the server.
     pub holder: HandleHolder,
-    /// Whether samples are to be explained later.
+    /// Default of [`SampleRequest::record_stability_info`](crate::SampleRequest::record_stability_info).
     #[serde(default)]
     pub record_stability_info: bool,
 }
 
-/// How to reach the server of a [`SamplerHandle`].
+setters!(SamplerHandle { record_stability_info: bool; });
+
+/// Address and configuration of the server of a [`SamplerHandle`].
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct HandleHolder {
-    /// Where it is.
+    /// Base URL of the server.
     pub base_url: String,
-    /// Headers to send with every call.
+    /// Headers to send with every request.
     #[serde(default)]
     pub default_headers_overrides: Option<BTreeMap<String, String>>,
-    /// Its settings.
+    /// Client configuration that the server sent.
     #[serde(default)]
     pub client_config: ClientConfig,
-    /// Its settings that may change.
+    /// Dynamic client configuration that the server sent.
     #[serde(default)]
     pub client_dynamic_config: DynamicConfig,
-    /// Always null.
+    /// Always null: the handle must not contain a credential.
     #[serde(default)]
     api_key: NoKey,
 }
 
 impl HandleHolder {
-    /// A server with its settings, and no extra headers.
+    /// Creates a holder without header overrides.
     pub fn new(
         base_url: impl Into<String>,
         client_config: ClientConfig,
@@ -67,11 +72,11 @@ impl HandleHolder {
 }
 
 impl fmt::Debug for HandleHolder {
-    /// Names the headers without what is in them, and the server without a user or query.
+    /// Prints header names without their values, and the URL without user information and query.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let headers = self.default_headers_overrides.as_ref();
         f.debug_struct("HandleHolder")
-            .field("base_url", &Address::Path(&self.base_url))
+            .field("base_url", &RedactedUrl::Path(&self.base_url))
             .field("default_headers_overrides", &headers.map(|all| all.keys().collect::<Vec<_>>()))
             .field("client_config", &self.client_config)
             .field("client_dynamic_config", &self.client_dynamic_config)
@@ -79,7 +84,7 @@ impl fmt::Debug for HandleHolder {
     }
 }
 
-/// Written as null; whatever a foreign handle holds here is not kept.
+/// Serialized as null. Any value in a handle from another client is discarded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct NoKey;
 
@@ -96,23 +101,36 @@ impl<'de> Deserialize<'de> for NoKey {
 }
 
 impl SamplerHandle {
-    /// Packs the handle into text that fits a URL.
+    /// Creates a handle for a sampling session.
+    #[must_use]
+    pub fn new(
+        session_id: SessionId,
+        sampling_session_id: SamplerId,
+        holder: HandleHolder,
+    ) -> Self {
+        Self { session_id, sampling_session_id, holder, record_stability_info: false }
+    }
+
+    /// Encodes the handle as URL-safe Base64.
     ///
     /// # Panics
-    /// Never: a handle holds only texts and whole numbers.
+    /// Never panics: a handle contains only strings and integers, which always encode as JSON.
     #[must_use]
     pub fn to_text(&self) -> String {
-        let body = json::encode(self).expect("texts and whole numbers are always JSON");
+        let body = json::encode(self).expect("strings and integers always encode as JSON");
         URL_SAFE.encode(body)
     }
 
-    /// Unpacks a handle.
+    /// Decodes a handle.
     ///
     /// # Errors
-    /// If the text is no handle.
+    /// Returns an error if the text is not Base64 or does not contain a handle.
     pub fn from_text(text: &str) -> Result<Self, DecodeError> {
-        let bytes = URL_SAFE.decode(text.trim()).map_err(|why| {
-            DecodeError::new(DecodeErrorKind::Json, format!("not a sampler handle: {why}"))
+        let bytes = URL_SAFE.decode(text.trim()).map_err(|error| {
+            DecodeError::new(
+                DecodeErrorKind::Json,
+                format!("sampler handle is not Base64: {error}"),
+            )
         })?;
         json::decode(&bytes)
     }

@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::secret::Address;
+use crate::secret::RedactedUrl;
 use crate::tokens::Tokens;
 
 /// What a model reads.
@@ -79,7 +79,7 @@ impl fmt::Debug for InputChunk {
             Self::ImageAssetPointer { format, location, expected_tokens } => f
                 .debug_struct("ImageAssetPointer")
                 .field("format", format)
-                .field("location", &Address::Path(location))
+                .field("location", &RedactedUrl::Path(location))
                 .field("expected_tokens", expected_tokens)
                 .finish(),
             Self::Dmel { dmel } => {

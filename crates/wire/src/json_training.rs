@@ -7,10 +7,11 @@
 use serde::ser::{SerializeMap, SerializeSeq, SerializeStruct};
 use serde::{Serialize, Serializer};
 
+use crate::codec::json;
 use crate::datum::Datum;
 use crate::future::{ResultPayload, SubmitResponse};
 use crate::loss::{LossConfig, LossSetting};
-use crate::request::{ApiRequest, RequestBody, SubmitRequest, json_body};
+use crate::request::{ApiRequest, RequestBody, SubmitRequest};
 use crate::route::Route;
 use crate::training::{ForwardBackward, ForwardBackwardOutput, PassMode};
 use crate::{DecodeError, InvalidInput};
@@ -54,8 +55,8 @@ impl ApiRequest for JsonForwardBackward<'_> {
         }
     }
 
-    fn body(&self) -> Result<RequestBody, InvalidInput> {
-        json_body(self)
+    fn encode_body(&self) -> Result<RequestBody, InvalidInput> {
+        Ok(RequestBody::Json(json::encode(self)?))
     }
 }
 

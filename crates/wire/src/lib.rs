@@ -75,6 +75,7 @@ mod sampling;
 mod secret;
 mod seed;
 mod session;
+mod setters;
 mod size;
 mod slice;
 mod telemetry;

@@ -312,7 +312,7 @@ impl<'de> Deserialize<'de> for OptimStep {
 }
 
 json_request! {
-    OptimStep: OptimStep => SubmitResponse, check OptimStep::check_params;
+    OptimStep: OptimStep => SubmitResponse, validate OptimStep::check_params;
 }
 
 json_output! {

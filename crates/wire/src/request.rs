@@ -1,60 +1,77 @@
-//! What a request type knows about its own call.
+//! Traits that connect a request type to its route, its encoding and its response.
 //!
-//! [`ApiRequest`] ties a request to its route and its reply, [`SubmitRequest`] adds the result that comes later.
-//! A client needs nothing else to send any of them; a server reads the same types.
+//! [`ApiRequest`] describes a request and its immediate response. [`SubmitRequest`] adds the result
+//! of a request that the server executes asynchronously. A client can send every request through
+//! these two traits; a server decodes the same types.
 
 use bytes::Bytes;
-use serde::Serialize;
 
-use crate::codec::json;
 use crate::future::{ResultPayload, SubmitResponse};
 use crate::route::Route;
 use crate::{DecodeError, InvalidInput};
 
-/// The content type of JSON bodies.
+/// Content type of JSON bodies.
 pub const JSON: &str = "application/json";
-/// The content type of protobuf bodies.
+/// Content type of protobuf bodies.
 pub const PROTO: &str = "application/x-protobuf";
 
-/// One call of the API: what to send, and what comes back at once.
+/// A request of the API, with its route, its encoding and the type of its response.
+///
+/// A request is validated once. Senders call [`body`](Self::body), which validates and encodes. A
+/// sender that has already called [`validate`](Self::validate), for example to report invalid input
+/// before it queues the request, calls [`encode_body`](Self::encode_body) instead. Servers call
+/// `validate` after decoding.
 pub trait ApiRequest {
-    /// What the server answers with.
+    /// Response that the server sends immediately.
     type Response: ApiResponse;
 
-    /// The endpoint.
+    /// Route of the request.
     const ROUTE: Route;
 
-    /// Refuses a request that the server could not understand.
+    /// Checks the rules that the types do not enforce.
     ///
     /// # Errors
-    /// Names the first field that is wrong.
+    /// Returns an error that names the first invalid field.
     fn validate(&self) -> Result<(), InvalidInput> {
         Ok(())
     }
 
-    /// The path parameters, in the order of the route's template.
+    /// Returns the path parameters in the order of the route's template.
     fn params(&self) -> Vec<&str> {
         Vec::new()
     }
 
-    /// The query, without its `?`; empty for none.
+    /// Returns the query string without its `?`; empty if the request has no query.
     ///
     /// # Errors
-    /// If a value cannot be written as a query.
+    /// Returns an error if a value has no query encoding.
     fn query(&self) -> Result<String, InvalidInput> {
         Ok(String::new())
     }
 
-    /// The body.
+    /// Encodes the body without validating the request.
+    ///
+    /// The content of the body is unspecified for a request that [`validate`](Self::validate)
+    /// rejects.
     ///
     /// # Errors
-    /// If [`ApiRequest::validate`] does not pass.
-    fn body(&self) -> Result<RequestBody, InvalidInput>;
+    /// Returns an error if a value has no encoding.
+    fn encode_body(&self) -> Result<RequestBody, InvalidInput>;
 
-    /// Path and query.
+    /// Validates the request and encodes its body.
     ///
     /// # Errors
-    /// If a path parameter cannot stand in a URL.
+    /// Returns the error of [`validate`](Self::validate) or [`encode_body`](Self::encode_body).
+    fn body(&self) -> Result<RequestBody, InvalidInput> {
+        self.validate()?;
+        self.encode_body()
+    }
+
+    /// Returns the path and query.
+    ///
+    /// # Errors
+    /// Returns an error if a path parameter is empty, `.` or `..`, or if a query value has no
+    /// encoding.
     fn target(&self) -> Result<String, InvalidInput> {
         let mut target = Self::ROUTE.path(&self.params())?;
         let query = self.query()?;
@@ -66,53 +83,55 @@ pub trait ApiRequest {
     }
 }
 
-/// A call that is answered with a [`SubmitResponse`]: its result is polled for.
+/// A request that the server executes asynchronously: the response is a future, and the client
+/// polls for the result.
 pub trait SubmitRequest: ApiRequest<Response = SubmitResponse> {
-    /// The result.
+    /// Result of the request.
     type Output;
 
-    /// What the poll says it is waiting for.
+    /// Returns the name of the operation, which polls send in
+    /// [`header::REQUEST_TYPE`](crate::header::REQUEST_TYPE).
     fn request_type(&self) -> &'static str;
 
-    /// Whether the result may come as protobuf.
+    /// Whether the server may encode the result as protobuf.
     const PROTO_OUTPUT: bool = false;
 
-    /// Reads the result.
+    /// Decodes the result.
     ///
     /// # Errors
-    /// If the bytes are not such a result.
+    /// Returns an error if the payload is not a valid encoding of [`Output`](Self::Output).
     fn decode_output(payload: &ResultPayload) -> Result<Self::Output, DecodeError>;
 }
 
-/// Something the server answers with at once.
+/// A response that the server sends immediately.
 pub trait ApiResponse: Sized {
-    /// Reads it from a successful reply's body.
+    /// Decodes the body of a successful response.
     ///
     /// # Errors
-    /// If the bytes are not such a reply.
+    /// Returns an error if the body is not a valid encoding of the response.
     fn from_body(body: &Bytes) -> Result<Self, DecodeError>;
 }
 
-/// A reply that nobody looks at.
+/// Ignores the body.
 impl ApiResponse for () {
     fn from_body(_: &Bytes) -> Result<Self, DecodeError> {
         Ok(())
     }
 }
 
-/// A request body, encoded once.
+/// Encoded body of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequestBody {
-    /// None.
+    /// No body.
     Empty,
-    /// JSON.
+    /// JSON body.
     Json(Bytes),
-    /// Protobuf.
+    /// Protobuf body.
     Proto(Bytes),
 }
 
 impl RequestBody {
-    /// The bytes.
+    /// Returns the bytes; empty for [`RequestBody::Empty`].
     #[must_use]
     pub fn bytes(&self) -> Bytes {
         match self {
@@ -121,7 +140,7 @@ impl RequestBody {
         }
     }
 
-    /// The content type to send.
+    /// Returns the value of the `Content-Type` header. An empty body has the type of JSON.
     #[must_use]
     pub const fn content_type(&self) -> &'static str {
         match self {
@@ -131,14 +150,8 @@ impl RequestBody {
     }
 }
 
-/// The body of a call that is checked and sent as JSON.
-pub(crate) fn json_body<T: ApiRequest + Serialize>(call: &T) -> Result<RequestBody, InvalidInput> {
-    call.validate()?;
-    Ok(RequestBody::Json(json::encode(call)?))
-}
-
-/// Implements [`ApiResponse`] for types that are plain JSON, with the `type` tag they must not
-/// contradict.
+/// Implements [`ApiResponse`] for JSON responses. A response with a tag is rejected if its `type`
+/// field has another value.
 macro_rules! json_response {
     ($($type:ty $(= $tag:literal)?),* $(,)?) => {$(
         impl $crate::request::ApiResponse for $type {
@@ -150,25 +163,25 @@ macro_rules! json_response {
     )*};
 }
 
-/// Implements [`ApiRequest`] for a request that is a JSON body and nothing else.
+/// Implements [`ApiRequest`] for requests that consist of a JSON body.
 macro_rules! json_request {
-    ($($type:ty: $route:ident => $reply:ty $(, check $check:path)?;)*) => {$(
+    ($($type:ty: $route:ident => $response:ty $(, validate $validate:path)?;)*) => {$(
         impl $crate::request::ApiRequest for $type {
-            type Response = $reply;
+            type Response = $response;
             const ROUTE: $crate::Route = $crate::Route::$route;
 
             $(fn validate(&self) -> Result<(), $crate::InvalidInput> {
-                $check(self)
+                $validate(self)
             })?
 
-            fn body(&self) -> Result<$crate::RequestBody, $crate::InvalidInput> {
-                $crate::request::json_body(self)
+            fn encode_body(&self) -> Result<$crate::RequestBody, $crate::InvalidInput> {
+                Ok($crate::RequestBody::Json($crate::codec::json::encode(self)?))
             }
         }
     )*};
 }
 
-/// Implements [`SubmitRequest`] for a result that is plain JSON.
+/// Implements [`SubmitRequest`] for requests whose result is JSON.
 macro_rules! json_output {
     ($($type:ty: $request_type:literal => $output:ty $(= $tag:literal)?;)*) => {$(
         impl $crate::request::SubmitRequest for $type {
@@ -187,25 +200,25 @@ macro_rules! json_output {
     )*};
 }
 
-/// Implements [`ApiRequest`] for a call without a body: path parameters and a query struct.
+/// Implements [`ApiRequest`] for requests without a body, from path parameters and a query struct.
 macro_rules! bare_request {
-    ($($type:ty: $route:ident => $reply:ty, |$call:ident| params [$($param:expr),*] $(, query $query:expr)?;)*) => {$(
+    ($($type:ty: $route:ident => $response:ty, |$request:ident| params [$($param:expr),*] $(, query $query:expr)?;)*) => {$(
         impl $crate::request::ApiRequest for $type {
-            type Response = $reply;
+            type Response = $response;
             const ROUTE: $crate::Route = $crate::Route::$route;
 
             fn params(&self) -> Vec<&str> {
-                let $call = self;
-                let _ = $call;
+                let $request = self;
+                let _ = $request;
                 vec![$($param),*]
             }
 
             $(fn query(&self) -> Result<String, $crate::InvalidInput> {
-                let $call = self;
+                let $request = self;
                 $crate::codec::query::encode($query)
             })?
 
-            fn body(&self) -> Result<$crate::RequestBody, $crate::InvalidInput> {
+            fn encode_body(&self) -> Result<$crate::RequestBody, $crate::InvalidInput> {
                 Ok($crate::RequestBody::Empty)
             }
         }

@@ -388,7 +388,7 @@ json_response!(
 
 json_request! {
     CreateSamplingSession: CreateSamplingSession => SamplingSessionCreated,
-        check CreateSamplingSession::check_source;
+        validate CreateSamplingSession::check_source;
     JoinSamplingSession: JoinSamplingSession => SamplingSessionJoined;
 }
 
@@ -400,8 +400,7 @@ impl ApiRequest for SampleRequest {
         self.check_all()
     }
 
-    fn body(&self) -> Result<RequestBody, InvalidInput> {
-        self.validate()?;
+    fn encode_body(&self) -> Result<RequestBody, InvalidInput> {
         Ok(RequestBody::Json(json::encode_sized(self, 512 + self.prompt.sampling_bytes() / 3 * 4)?))
     }
 }

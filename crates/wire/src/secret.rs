@@ -1,10 +1,10 @@
-//! [`Secret`]: text that must not be shown, and [`Address`]: text of which some may.
+//! [`Secret`], a string that is never printed, and [`RedactedUrl`], a URL printed in part.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A credential. It can be sent, compared and read on purpose; it does not print itself.
+/// A credential whose `Debug` output does not contain it.
 ///
 /// ```
 /// use tinkex_wire::Secret;
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 pub struct Secret(String);
 
 impl Secret {
-    /// The text itself. Never log it.
+    /// Returns the credential. Never log it.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
@@ -43,20 +43,20 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// A URL of which whoever holds it needs no other credential. It is written without what lets them
-/// in: never the user, the query or the fragment, and the path only where it is known to be harmless.
-pub(crate) enum Address<'a> {
-    /// Scheme and host: the path may be the secret.
+/// `Debug` form of a URL that may contain a credential. It omits user information, query and
+/// fragment, and prints the path only in the [`Path`](Self::Path) variant.
+pub(crate) enum RedactedUrl<'a> {
+    /// Prints scheme and host, for a URL whose path may contain a signature.
     Host(&'a str),
-    /// The path too.
+    /// Prints scheme, host and path.
     Path(&'a str),
 }
 
-impl fmt::Debug for Address<'_> {
+impl fmt::Debug for RedactedUrl<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (Self::Host(url) | Self::Path(url)) = *self;
         let Some((scheme, rest)) = url.split_once("://") else {
-            return f.write_str("(an address)");
+            return f.write_str("(url without a scheme)");
         };
         let rest = rest.split(['?', '#']).next().unwrap_or_default();
         let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -73,13 +73,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_shown_without_what_lets_one_in() {
+    fn redacted_urls_omit_user_query_and_fragment() {
         let url = "https://user:hush@files.example:8443/a/b.bin?X-Signature=hush&x=1#hush";
-        let (host, path) = (Address::Host(url), Address::Path(url));
+        let (host, path) = (RedactedUrl::Host(url), RedactedUrl::Path(url));
         assert_eq!(format!("{host:?}"), "https://files.example:8443…");
         assert_eq!(format!("{path:?}"), "https://files.example:8443/a/b.bin…");
-        assert_eq!(format!("{:?}", Address::Path("http://h/a")), "http://h/a");
-        assert_eq!(format!("{:?}", Address::Host("http://h?hush@x/y")), "http://h…");
-        assert_eq!(format!("{:?}", Address::Path("hush")), "(an address)");
+        assert_eq!(format!("{:?}", RedactedUrl::Path("http://h/a")), "http://h/a");
+        assert_eq!(format!("{:?}", RedactedUrl::Host("http://h?hush@x/y")), "http://h…");
+        assert_eq!(format!("{:?}", RedactedUrl::Path("hush")), "(url without a scheme)");
     }
 }

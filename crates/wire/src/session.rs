@@ -1,4 +1,4 @@
-//! Sessions: a program's stay on the server, from its first call to its last.
+//! Sessions. A session groups the models and sampling sessions of one client program.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,23 +7,25 @@ use crate::config::SDK_VERSION;
 use crate::ids::SessionId;
 use crate::request::{ApiRequest, RequestBody, json_request, json_response};
 use crate::route::Route;
+use crate::setters::setters;
 use crate::{InvalidInput, JsonObject};
 
-/// Opens a session.
+/// Creates a session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "create_session")]
+#[non_exhaustive]
 pub struct CreateSession {
-    /// Words to find it by.
+    /// Tags of the session.
     pub tags: Vec<String>,
-    /// Anything to remember with it; sent as `{}` when there is nothing.
+    /// Metadata to store with the session. Defaults to `{}`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_metadata: Option<JsonObject>,
-    /// The client's version.
+    /// Protocol version of the client. Defaults to [`SDK_VERSION`].
     pub sdk_version: String,
-    /// The project it belongs to.
+    /// Project of the session; the server's default project if `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub project_id: Option<String>,
-    /// A name for people.
+    /// Display name of the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub display_name: Option<String>,
 }
@@ -40,64 +42,113 @@ impl Default for CreateSession {
     }
 }
 
-/// A session was opened.
+setters!(CreateSession {
+    tags: Vec<String>;
+    user_metadata: Option<JsonObject>;
+    sdk_version: impl Into<String> => sdk_version.into();
+    project_id: Option<String>;
+    display_name: Option<String>;
+});
+
+/// Response to [`CreateSession`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "create_session")]
+#[non_exhaustive]
 pub struct SessionCreated {
-    /// Its id.
+    /// Id of the session.
     pub session_id: SessionId,
-    /// Something the user should know.
+    /// Information for the user.
     #[serde(default)]
     pub info_message: Option<String>,
-    /// Something the user should look at.
+    /// Warning for the user.
     #[serde(default)]
     pub warning_message: Option<String>,
-    /// Something that is wrong, though the session was opened.
+    /// Error that did not prevent the creation of the session.
     #[serde(default)]
     pub error_message: Option<String>,
 }
 
-/// Keeps a session alive.
+impl SessionCreated {
+    /// Creates a response without messages.
+    #[must_use]
+    pub fn new(session_id: SessionId) -> Self {
+        Self { session_id, info_message: None, warning_message: None, error_message: None }
+    }
+}
+
+setters!(SessionCreated {
+    info_message: Option<String>;
+    warning_message: Option<String>;
+    error_message: Option<String>;
+});
+
+/// Keeps a session alive. The server cancels a session without heartbeats.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "session_heartbeat")]
+#[non_exhaustive]
 pub struct SessionHeartbeat {
-    /// The session.
+    /// Id of the session.
     pub session_id: SessionId,
 }
 
-/// The session is alive.
+impl SessionHeartbeat {
+    /// Creates a heartbeat for the session `session_id`.
+    pub fn new(session_id: impl Into<SessionId>) -> Self {
+        Self { session_id: session_id.into() }
+    }
+}
+
+/// Response to [`SessionHeartbeat`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "session_heartbeat")]
 pub struct HeartbeatAcknowledged {}
 
-/// Ends a session. The first end wins.
+/// Finishes a session. Finishing a finished session has no effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FinishSession {
-    /// The session.
+    /// Id of the session.
     pub session_id: SessionId,
-    /// How it went.
+    /// Request body: the outcome of the session.
     pub finish: FinishDetails,
 }
 
-/// How a session ended: the body of [`FinishSession`].
+impl FinishSession {
+    /// Finishes the session `session_id`.
+    pub fn new(session_id: impl Into<SessionId>, finish: FinishDetails) -> Self {
+        Self { session_id: session_id.into(), finish }
+    }
+}
+
+/// Outcome of a session: the body of [`FinishSession`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct FinishDetails {
-    /// Why.
+    /// Outcome of the program.
     pub reason: FinishReason,
-    /// More about it; sent as null when there is nothing.
+    /// Description of the outcome. Encoded as null if `None`.
     #[serde(default)]
     pub detail: Option<String>,
 }
 
-/// Why a session ended.
+impl FinishDetails {
+    /// Creates an outcome with an optional description.
+    #[must_use]
+    pub fn new(reason: FinishReason, detail: Option<String>) -> Self {
+        Self { reason, detail }
+    }
+}
+
+/// Outcome of the program that finished a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum FinishReason {
-    /// All was done.
+    /// The program completed.
     Success,
-    /// Something failed.
+    /// The program failed.
     Errored,
-    /// Someone stopped it.
+    /// The user interrupted the program.
     Interrupted,
 }
 
@@ -116,7 +167,7 @@ impl ApiRequest for FinishSession {
         vec![self.session_id.as_str()]
     }
 
-    fn body(&self) -> Result<RequestBody, InvalidInput> {
+    fn encode_body(&self) -> Result<RequestBody, InvalidInput> {
         Ok(RequestBody::Json(json::encode(&self.finish)?))
     }
 }

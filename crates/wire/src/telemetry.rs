@@ -1,120 +1,164 @@
-//! How a client is doing, told to the server in batches.
+//! Telemetry events that clients report to the server.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::SDK_VERSION;
 use crate::request::{json_request, json_response};
+use crate::setters::setters;
 use crate::time::Timestamp;
 use crate::{InvalidInput, JsonObject};
 
-/// Events of one client.
+/// Reports events of one client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct TelemetryBatch {
-    /// What happened, at most [`TelemetryBatch::MAX_EVENTS`] at a time.
+    /// Events to report, 1 to [`TelemetryBatch::MAX_EVENTS`].
     pub events: Vec<TelemetryEvent>,
-    /// The operating system.
+    /// Operating system of the client.
     pub platform: String,
-    /// The client's version.
+    /// Protocol version of the client.
     pub sdk_version: String,
-    /// The session, or a made-up id for a client that has none.
+    /// Id of the session, or a generated id if the client has no session.
     pub session_id: String,
-    /// One id per process.
+    /// Random id of the client process.
     pub process_uuid: String,
 }
 
 impl TelemetryBatch {
-    /// How many events one call carries at most.
+    /// Maximum number of events per request.
     pub const MAX_EVENTS: usize = 100;
 
-    fn check_events(&self) -> Result<(), InvalidInput> {
+    /// Creates a batch of events.
+    pub fn new(
+        events: Vec<TelemetryEvent>,
+        platform: impl Into<String>,
+        session_id: impl Into<String>,
+        process_uuid: impl Into<String>,
+    ) -> Self {
+        Self {
+            events,
+            platform: platform.into(),
+            sdk_version: SDK_VERSION.to_owned(),
+            session_id: session_id.into(),
+            process_uuid: process_uuid.into(),
+        }
+    }
+
+    fn validate_events(&self) -> Result<(), InvalidInput> {
         if (1..=Self::MAX_EVENTS).contains(&self.events.len()) {
             return Ok(());
         }
-        let why = format!("{} are not 1 to {}", self.events.len(), Self::MAX_EVENTS);
-        Err(InvalidInput::new("events", why))
+        let reason =
+            format!("must have 1 to {} entries, not {}", Self::MAX_EVENTS, self.events.len());
+        Err(InvalidInput::new("events", reason))
     }
 }
 
-/// Something that happened.
+setters!(TelemetryBatch { sdk_version: impl Into<String> => sdk_version.into(); });
+
+/// A telemetry event.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct TelemetryEvent {
-    /// A random id.
+    /// Random id of the event.
     pub event_id: String,
-    /// How many events of the client came before.
+    /// Number of earlier events of the client.
     pub event_session_index: u64,
-    /// How bad it was.
+    /// Severity of the event.
     pub severity: Severity,
-    /// When.
+    /// Time of the event.
     pub timestamp: Timestamp,
-    /// What.
+    /// Kind of the event and its properties.
     #[serde(flatten)]
     pub kind: EventKind,
 }
 
-/// What happened.
+impl TelemetryEvent {
+    /// Creates an event.
+    pub fn new(
+        event_id: impl Into<String>,
+        event_session_index: u64,
+        severity: Severity,
+        timestamp: Timestamp,
+        kind: EventKind,
+    ) -> Self {
+        Self { event_id: event_id.into(), event_session_index, severity, timestamp, kind }
+    }
+}
+
+/// Kind of a telemetry event.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "SCREAMING_SNAKE_CASE")]
+#[non_exhaustive]
 pub enum EventKind {
     /// The client started.
     SessionStart,
     /// The client ended.
     SessionEnd {
-        /// How long it ran: see [`format_duration`].
+        /// Run time of the client, formatted by [`format_duration`].
         duration: String,
     },
-    /// Something failed that was not the user's fault.
+    /// An error that the user did not cause.
     UnhandledException {
-        /// What went wrong.
+        /// Message of the error.
         error_message: String,
-        /// What kind of error.
+        /// Type of the error.
         error_type: String,
-        /// Where in the program.
+        /// Backtrace of the error.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         traceback: Option<String>,
     },
-    /// Anything else.
+    /// Any other event.
     GenericEvent {
-        /// Its name, one of few.
+        /// Name of the event, from a small fixed set.
         event_name: String,
-        /// More about it.
+        /// Properties of the event.
         #[serde(default)]
         event_data: JsonObject,
     },
 }
 
-/// How bad an event was.
+/// Severity of a telemetry event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Severity {
-    /// Of interest to developers.
+    /// Diagnostic information.
     Debug,
-    /// As expected.
+    /// Normal operation.
     Info,
-    /// Worth a look.
+    /// Unexpected, but handled.
     Warning,
-    /// Something failed.
+    /// An operation failed.
     Error,
-    /// Nothing works.
+    /// The client cannot continue.
     Critical,
 }
 
-/// The events have arrived.
+/// Response to [`TelemetryBatch`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct TelemetryResponse {
     /// Always [`TelemetryStatus::Accepted`].
     pub status: TelemetryStatus,
 }
 
-/// What became of the events.
+impl TelemetryResponse {
+    /// Response for accepted events.
+    pub const ACCEPTED: Self = Self { status: TelemetryStatus::Accepted };
+}
+
+/// Status of reported events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum TelemetryStatus {
-    /// They were taken.
+    /// The server accepted the events.
     Accepted,
 }
 
-/// A duration as the API writes it.
+/// Formats a duration like Python's `str(timedelta)`, with microsecond precision.
 ///
 /// ```
 /// use std::time::Duration;
@@ -139,5 +183,5 @@ pub fn format_duration(duration: Duration) -> String {
 json_response!(TelemetryResponse);
 
 json_request! {
-    TelemetryBatch: Telemetry => TelemetryResponse, check TelemetryBatch::check_events;
+    TelemetryBatch: Telemetry => TelemetryResponse, validate TelemetryBatch::validate_events;
 }

@@ -237,11 +237,11 @@ impl ApiRequest for ForwardBackward {
     const ROUTE: Route = Route::ForwardBackward;
 
     fn validate(&self) -> Result<(), InvalidInput> {
-        crate::codec::proto::request::check(self)
+        crate::codec::proto::request::validate(self)
     }
 
-    fn body(&self) -> Result<RequestBody, InvalidInput> {
-        Ok(RequestBody::Proto(self.to_proto()?))
+    fn encode_body(&self) -> Result<RequestBody, InvalidInput> {
+        Ok(RequestBody::Proto(crate::codec::proto::request::encode(self)))
     }
 }
 
@@ -306,7 +306,7 @@ impl Default for ForwardBackwardOutput {
 json_response!(ModelInfo = "get_info");
 
 json_request! {
-    CreateModel: CreateModel => SubmitResponse, check CreateModel::check_lora;
+    CreateModel: CreateModel => SubmitResponse, validate CreateModel::check_lora;
     GetInfo: GetInfo => ModelInfo;
 }
 
@@ -320,7 +320,8 @@ impl ForwardBackward {
     /// # Errors
     /// If a number does not fit its field, or a chunk cannot be sent for training.
     pub fn to_proto(&self) -> Result<Bytes, InvalidInput> {
-        crate::codec::proto::request::encode(self)
+        self.validate()?;
+        Ok(crate::codec::proto::request::encode(self))
     }
 
     /// Reads a request; pictures and audio stay in the given buffer.

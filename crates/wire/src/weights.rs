@@ -331,7 +331,7 @@ json_request! {
     SaveWeights: SaveWeights => SubmitResponse;
     SaveWeightsForSampler: SaveWeightsForSampler => SubmitResponse;
     SaveWeightsExternal: SaveWeightsExternal => SubmitResponse;
-    LoadWeights: LoadWeights => SubmitResponse, check LoadWeights::check_target;
+    LoadWeights: LoadWeights => SubmitResponse, validate LoadWeights::check_target;
     WeightsInfoRequest: WeightsInfo => WeightsInfo;
     CopyWeights: CopyWeights => WeightsCopied;
 }

@@ -96,7 +96,8 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: AuditCommand) -> Result<
     let AuditCommand::Log { day, event_type, view } = command;
     let shown = view.of(shell, &COLUMNS)?;
     let admin = shell.client().await?.admin();
-    let mut log = admin.get_audit_log(&AuditLogRequest { event_type, day }).await?;
+    let mut log =
+        admin.get_audit_log(&AuditLogRequest::default().event_type(event_type).day(day)).await?;
     shown.sort(&mut log.entries);
     let title = crate::list::title(log.entries.len(), 0, "event", "events");
     let table = shown.table(&log.entries, Timestamp::now()).title(title);

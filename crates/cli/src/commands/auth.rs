@@ -98,7 +98,7 @@ async fn login(shell: &mut Shell<'_>, key_stdin: bool, add: bool) -> Result<(), 
     let checked = client.rest().get_api_key().await;
     let info =
         checked.map_err(|why| CommandError::from(why).during("the API key was not stored"))?;
-    let ApiKeyInfo { key_id, name, note, details } = info;
+    let ApiKeyInfo { key_id, name, note, details, .. } = info;
     let (email, org) = (details.user_details.email.clone(), details.org_details.name.clone());
     let stored = StoredKey {
         kind: StoredKeyKind::Manual,

@@ -146,7 +146,9 @@ pub(super) async fn run(
             check_streams(shell, &[csv.as_ref()])?;
             let project_id = shell.settings.project_id.clone();
             let admin = shell.client().await?.admin();
-            let usage = admin.get_checkpoint_storage(&StorageUsageRequest { project_id }).await?;
+            let usage = admin
+                .get_checkpoint_storage(&StorageUsageRequest::default().project_id(project_id))
+                .await?;
             let figures = stored(&usage);
             match csv {
                 Some(path) => write(shell, [(path, figures)]),
@@ -241,6 +243,7 @@ fn row(event: &UsageEvent) -> Vec<(&'static str, BillingCell)> {
         UsageKind::Storage { gigabyte_hours } => {
             ("storage", vec![("gigabyte_hours", BillingCell::float(Some(*gigabyte_hours)))])
         }
+        _ => ("other", Vec::new()),
     };
     let storage = matches!(event.event_info, UsageKind::Storage { .. });
     let tokens = !storage && !matches!(event.event_info, UsageKind::Checkpoint { .. });

@@ -151,8 +151,10 @@ async fn list(
     let shown = view.of(shell, &COLUMNS)?;
     let rest = shell.client().await?.rest();
     let mut found = list::pages(shell, "training runs", page, BATCH, |offset, limit| {
-        let (rest, list) =
-            (rest.clone(), ListTrainingRuns { limit, offset, access_scope, project_id: None });
+        let (rest, list) = (
+            rest.clone(),
+            ListTrainingRuns::default().limit(limit).offset(offset).access_scope(access_scope),
+        );
         async move {
             let reply = rest.list_training_runs(&list).await?;
             Ok((reply.training_runs, Some(reply.cursor.total_count)))

@@ -188,6 +188,7 @@ fn status(status: &SessionStatus) -> &'static str {
         SessionStatus::Cancelled { .. } => "Cancelled",
         SessionStatus::Failed { .. } => "Failed",
         SessionStatus::ClientFinished { .. } => "Finished",
+        _ => "Other",
     }
 }
 
@@ -239,7 +240,10 @@ async fn ids(
     loop {
         let have = sessions.len() as u64;
         let limit = page.limit().map_or(BATCH, |limit| BATCH.min(limit - have));
-        let list = ListSessions { limit, offset: page.offset + have, access_scope };
+        let list = ListSessions::default()
+            .limit(limit)
+            .offset(page.offset + have)
+            .access_scope(access_scope);
         let more = rest.list_sessions(&list).await?.sessions;
         let short = (more.len() as u64) < limit;
         sessions.extend(more);
@@ -265,19 +269,17 @@ async fn search(shell: &mut Shell<'_>, what: SearchArgs) -> Result<(), CommandEr
         SessionState::Finished => SessionStatusFilter::ClientFinished { reasons: None },
     });
     let most = if what.limit == 0 { u64::MAX } else { what.limit };
-    let mut query = SearchSessions {
-        project_ids: (!what.projects.is_empty()).then_some(what.projects),
-        user_metadata: what.metadata.into_iter().collect::<Metadata>(),
-        display_name: what.name,
-        owner: match what.owner.as_str() {
+    let mut query = SearchSessions::default()
+        .limit(most.min(SEARCH_BATCH))
+        .user_metadata(what.metadata.into_iter().collect::<Metadata>())
+        .owner(match what.owner.as_str() {
             "own" => SearchOwner::Own,
             "accessible" => SearchOwner::Accessible,
             urn => SearchOwner::User { owner_urns: vec![urn.to_owned()] },
-        },
-        statuses: Some(states.collect::<Vec<_>>()).filter(|states| !states.is_empty()),
-        limit: most.min(SEARCH_BATCH),
-        ..SearchSessions::default()
-    };
+        });
+    query.project_ids = (!what.projects.is_empty()).then_some(what.projects);
+    query.display_name = what.name;
+    query.statuses = Some(states.collect::<Vec<_>>()).filter(|states| !states.is_empty());
     let rest = shell.client().await?.rest();
     let mut sessions: Vec<SessionSummary> = Vec::new();
     let more = loop {

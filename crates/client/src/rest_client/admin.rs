@@ -30,7 +30,7 @@ impl AdminClient {
         starting_on: Timestamp,
         ending_before: Timestamp,
     ) -> Result<BillingUsage> {
-        let call = BillingUsageRequest { starting_on, ending_before };
+        let call = BillingUsageRequest::new(starting_on, ending_before);
         send(&self.service, "get_billing_usage", &call).await
     }
 

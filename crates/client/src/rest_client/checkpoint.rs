@@ -2,9 +2,8 @@
 
 use futures_util::Stream;
 use tinkex_wire::rest::{
-    Checkpoint, CheckpointPage, CheckpointTtl, DeleteCheckpoint, ExternalWeightsUrls,
-    ExternalWeightsUrlsRequest, ListCheckpoints, ListUserCheckpoints, PublishCheckpoint,
-    SetCheckpointTtl, UnpublishCheckpoint,
+    Checkpoint, CheckpointPage, DeleteCheckpoint, ExternalWeightsUrls, ExternalWeightsUrlsRequest,
+    ListCheckpoints, ListUserCheckpoints, PublishCheckpoint, SetCheckpointTtl, UnpublishCheckpoint,
 };
 use tinkex_wire::{
     CopyWeights, ModelId, Secret, TinkerPath, WeightsInfo, WeightsInfoRequest,
@@ -26,7 +25,7 @@ impl RestClient {
     /// # Errors
     /// If there is no such run.
     pub async fn list_checkpoints(&self, run_id: impl Into<ModelId>) -> Result<CheckpointPage> {
-        self.call("list_checkpoints", &ListCheckpoints { run_id: run_id.into() }).await
+        self.call("list_checkpoints", &ListCheckpoints::new(run_id)).await
     }
 
     /// One page of all the caller's checkpoints.
@@ -45,7 +44,7 @@ impl RestClient {
         page::all(0, PAGE, move |offset, limit| {
             let client = self.clone();
             async move {
-                let list = ListUserCheckpoints { offset, limit };
+                let list = ListUserCheckpoints::default().offset(offset).limit(limit);
                 let page = client.list_user_checkpoints(&list).await?;
                 let total = page.cursor.map(|cursor| cursor.total_count);
                 Ok(Page { items: page.checkpoints, total })
@@ -67,8 +66,7 @@ impl RestClient {
     /// # Errors
     /// If there is none at that address.
     pub async fn delete_checkpoint(&self, path: &TinkerPath) -> Result<()> {
-        self.call("delete_checkpoint_from_tinker_path", &DeleteCheckpoint { path: path.clone() })
-            .await
+        self.call("delete_checkpoint_from_tinker_path", &DeleteCheckpoint::new(path.clone())).await
     }
 
     /// Lets everyone read a checkpoint.
@@ -76,7 +74,7 @@ impl RestClient {
     /// # Errors
     /// If there is none at that address.
     pub async fn publish_checkpoint(&self, path: &TinkerPath) -> Result<()> {
-        self.call("publish_checkpoint_from_tinker_path", &PublishCheckpoint { path: path.clone() })
+        self.call("publish_checkpoint_from_tinker_path", &PublishCheckpoint::new(path.clone()))
             .await
     }
 
@@ -85,7 +83,7 @@ impl RestClient {
     /// # Errors
     /// If there is none at that address.
     pub async fn unpublish_checkpoint(&self, path: &TinkerPath) -> Result<()> {
-        let call = UnpublishCheckpoint { path: path.clone() };
+        let call = UnpublishCheckpoint::new(path.clone());
         self.call("unpublish_checkpoint_from_tinker_path", &call).await
     }
 
@@ -98,7 +96,7 @@ impl RestClient {
         path: &TinkerPath,
         ttl_seconds: Option<u64>,
     ) -> Result<()> {
-        let call = SetCheckpointTtl { path: path.clone(), ttl: CheckpointTtl { ttl_seconds } };
+        let call = SetCheckpointTtl::new(path.clone(), ttl_seconds);
         self.call("set_checkpoint_ttl_from_tinker_path", &call).await
     }
 
@@ -111,7 +109,7 @@ impl RestClient {
         &self,
         path: &TinkerPath,
     ) -> Result<ExternalWeightsUrls> {
-        let call = ExternalWeightsUrlsRequest { path: path.clone() };
+        let call = ExternalWeightsUrlsRequest::new(path.clone());
         self.call("get_external_weights_urls", &call).await
     }
 

@@ -2,8 +2,8 @@
 
 use futures_util::Stream;
 use tinkex_wire::rest::{
-    AccessScope, GetSampler, GetTrainingRun, ListTrainingRuns, SamplerInfo, ScopeQuery,
-    TrainingRun, TrainingRunPage,
+    AccessScope, GetSampler, GetTrainingRun, ListTrainingRuns, SamplerInfo, TrainingRun,
+    TrainingRunPage,
 };
 use tinkex_wire::{ModelId, SamplerId, TinkerPath};
 
@@ -27,7 +27,7 @@ impl RestClient {
     /// All training runs, newest first, fetched as they are asked for. The limit is ignored.
     pub fn training_runs(&self, list: ListTrainingRuns) -> impl Stream<Item = Result<TrainingRun>> {
         page::all(list.offset, PAGE, move |offset, limit| {
-            let (client, list) = (self.clone(), ListTrainingRuns { offset, limit, ..list.clone() });
+            let (client, list) = (self.clone(), list.clone().offset(offset).limit(limit));
             async move {
                 let page = client.list_training_runs(&list).await?;
                 Ok(Page { items: page.training_runs, total: Some(page.cursor.total_count) })
@@ -44,7 +44,7 @@ impl RestClient {
         run_id: impl Into<ModelId>,
         access_scope: AccessScope,
     ) -> Result<TrainingRun> {
-        let call = GetTrainingRun { run_id: run_id.into(), query: ScopeQuery { access_scope } };
+        let call = GetTrainingRun::new(run_id).query(access_scope);
         self.call("get_training_run", &call).await
     }
 
@@ -57,8 +57,7 @@ impl RestClient {
         path: &TinkerPath,
         access_scope: AccessScope,
     ) -> Result<TrainingRun> {
-        let call =
-            GetTrainingRun { run_id: path.run().clone(), query: ScopeQuery { access_scope } };
+        let call = GetTrainingRun::new(path.run().clone()).query(access_scope);
         self.call("get_training_run_by_tinker_path", &call).await
     }
 
@@ -67,6 +66,6 @@ impl RestClient {
     /// # Errors
     /// If there is none of that id.
     pub async fn get_sampler(&self, sampler_id: impl Into<SamplerId>) -> Result<SamplerInfo> {
-        self.call("get_sampler", &GetSampler { sampler_id: sampler_id.into() }).await
+        self.call("get_sampler", &GetSampler::new(sampler_id)).await
     }
 }

@@ -5,9 +5,8 @@ use std::time::Duration;
 use futures_util::stream::{Stream, TryStreamExt, iter, try_unfold};
 use tinkex_wire::SessionId;
 use tinkex_wire::rest::{
-    AccessScope, AssignSessionProject, GetSession, ListSessions, ScopeQuery, SearchSessions,
-    SessionInfo, SessionPage, SessionProject, SessionSearchPage, SessionSummary,
-    TraceExportRequest, TraceStatus,
+    AccessScope, AssignSessionProject, GetSession, ListSessions, SearchSessions, SessionInfo,
+    SessionPage, SessionSearchPage, SessionSummary, TraceExportRequest, TraceStatus,
 };
 
 use crate::error::{Error, ErrorKind, Result};
@@ -35,8 +34,7 @@ impl RestClient {
         session_id: impl Into<SessionId>,
         access_scope: AccessScope,
     ) -> Result<SessionInfo> {
-        let query = ScopeQuery { access_scope };
-        self.call("get_session", &GetSession { session_id: session_id.into(), query }).await
+        self.call("get_session", &GetSession::new(session_id).query(access_scope)).await
     }
 
     /// One page of the sessions that match.
@@ -73,8 +71,7 @@ impl RestClient {
         session_id: impl Into<SessionId>,
         project_id: impl Into<String>,
     ) -> Result<()> {
-        let project = SessionProject { project_id: project_id.into() };
-        let call = AssignSessionProject { session_id: session_id.into(), project };
+        let call = AssignSessionProject::new(session_id, project_id);
         self.call("assign_session_project", &call).await
     }
 
@@ -84,7 +81,7 @@ impl RestClient {
     /// # Errors
     /// If the trace cannot be made.
     pub async fn export_session_trace(&self, session_id: impl Into<SessionId>) -> Result<String> {
-        let call = TraceExportRequest { session_id: session_id.into() };
+        let call = TraceExportRequest::new(session_id);
         let mut waited = false;
         loop {
             let trace = self.call("export_session_trace", &call).await?;
@@ -97,7 +94,8 @@ impl RestClient {
                     let why = trace.error.unwrap_or_else(|| "the server gave no reason".to_owned());
                     return Err(Error::new(ErrorKind::Server, format!("no trace: {why}")));
                 }
-                TraceStatus::Pending => {
+                // `Pending`, or a state that a later version of the protocol adds.
+                _ => {
                     if !waited {
                         tracing::warn!("the trace is being made; this may take a while");
                         waited = true;

@@ -145,12 +145,8 @@ impl SamplingClient {
     /// them.
     #[must_use]
     pub fn handle(&self) -> SamplerHandle {
-        SamplerHandle {
-            session_id: self.0.session.id().clone(),
-            sampling_session_id: self.0.id.clone(),
-            holder: self.0.session.holder(),
-            record_stability_info: self.0.record_stability_info,
-        }
+        SamplerHandle::new(self.0.session.id().clone(), self.0.id.clone(), self.0.session.holder())
+            .record_stability_info(self.0.record_stability_info)
     }
 
     /// Returns the id of the sampling session.
@@ -220,7 +216,7 @@ impl SamplingClient {
     /// # Cancel safety
     /// Cancel safe: the request changes nothing on the server.
     pub async fn get_sampler(&self) -> Result<SamplerInfo> {
-        let request = GetSampler { sampler_id: self.0.id.clone() };
+        let request = GetSampler::new(self.0.id.clone());
         self.0.session.transport().send(&request, &RequestOptions::default()).await
     }
 

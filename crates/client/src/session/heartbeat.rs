@@ -13,7 +13,7 @@ const WORRY_AFTER: Duration = Duration::from_secs(120);
 
 /// Beats until the server says that the session is over (410), or for ever.
 pub(super) async fn keep_alive(transport: Arc<Transport>, session_id: SessionId) {
-    let beat = SessionHeartbeat { session_id };
+    let beat = SessionHeartbeat::new(session_id);
     let mut last_seen = Instant::now();
     loop {
         sleep(PERIOD).await;

@@ -202,8 +202,8 @@ impl Session {
             return Ok(());
         }
         self.stop();
-        let finish = FinishDetails { reason, detail };
-        let call = FinishSession { session_id: self.id.clone(), finish };
+        let finish = FinishDetails::new(reason, detail);
+        let call = FinishSession::new(self.id.clone(), finish);
         self.transport().close();
         let told = match self.transport().send(&call, &RequestOptions::default()).await {
             // The first protocol has no word for the end.
@@ -245,12 +245,10 @@ impl Session {
 
 impl Settings {
     fn session(&self) -> CreateSession {
-        CreateSession {
-            tags: self.tags.clone(),
-            user_metadata: Some(self.user_metadata.clone()),
-            project_id: self.project_id.clone(),
-            display_name: self.display_name.clone(),
-            ..CreateSession::default()
-        }
+        CreateSession::default()
+            .tags(self.tags.clone())
+            .user_metadata(Some(self.user_metadata.clone()))
+            .project_id(self.project_id.clone())
+            .display_name(self.display_name.clone())
     }
 }

@@ -6,8 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tinkex_wire::{
-    EventKind, SDK_VERSION, SessionId, Severity, TelemetryBatch, TelemetryEvent, Timestamp,
-    format_duration,
+    EventKind, SessionId, Severity, TelemetryBatch, TelemetryEvent, Timestamp, format_duration,
 };
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
@@ -86,13 +85,13 @@ impl EventQueue {
     }
 
     pub(super) fn event(&self, severity: Severity, kind: EventKind) -> TelemetryEvent {
-        TelemetryEvent {
-            event_id: Uuid::new_v4().to_string(),
-            event_session_index: self.next_index.fetch_add(1, Ordering::Relaxed),
+        TelemetryEvent::new(
+            Uuid::new_v4().to_string(),
+            self.next_index.fetch_add(1, Ordering::Relaxed),
             severity,
-            timestamp: Timestamp::now(),
+            Timestamp::now(),
             kind,
-        }
+        )
     }
 
     /// The end of the session, if there is one and nobody has said so yet.
@@ -127,12 +126,8 @@ impl EventQueue {
     /// The next events to send. They stay until [`EventQueue::gone`].
     pub(crate) fn batch(&self) -> Option<TelemetryBatch> {
         let events: Vec<_> = self.lock().iter().take(TelemetryBatch::MAX_EVENTS).cloned().collect();
-        (!events.is_empty()).then(|| TelemetryBatch {
-            events,
-            platform: header::os().to_owned(),
-            sdk_version: SDK_VERSION.to_owned(),
-            session_id: self.session_id.clone(),
-            process_uuid: process_id(),
+        (!events.is_empty()).then(|| {
+            TelemetryBatch::new(events, header::os(), self.session_id.clone(), process_id())
         })
     }
 

@@ -59,12 +59,11 @@ async fn runs_and_samplers() {
     })
     .await;
     replay("list_training_runs_project", async |service| {
-        let list = ListTrainingRuns {
-            limit: 50,
-            offset: 50,
-            access_scope: AccessScope::Accessible,
-            project_id: Some("p 1".to_owned()),
-        };
+        let list = ListTrainingRuns::default()
+            .limit(50)
+            .offset(50)
+            .access_scope(AccessScope::Accessible)
+            .project_id("p 1");
         service.rest().list_training_runs(&list).await
     })
     .await;
@@ -157,7 +156,7 @@ async fn accounting() {
     })
     .await;
     replay("checkpoint_storage", async |service| {
-        let query = StorageUsageRequest { project_id: Some("p1".to_owned()) };
+        let query = StorageUsageRequest::default().project_id(Some("p1".to_owned()));
         service.admin().get_checkpoint_storage(&query).await
     })
     .await;
@@ -166,7 +165,7 @@ async fn accounting() {
     })
     .await;
     replay("audit", async |service| {
-        let query = AuditLogRequest { day: Some("2025-01-15".to_owned()), ..Default::default() };
+        let query = AuditLogRequest::default().day(Some("2025-01-15".to_owned()));
         service.admin().get_audit_log(&query).await
     })
     .await;

@@ -34,7 +34,7 @@ pub(super) fn of_run(shared: &Shared, run: &str) -> Reply {
         return Err(ApiError::not_found(format!("there is no training run {run}")));
     }
     let checkpoints = store.checkpoints_of(&run).into_iter().map(Checkpoint::shown).collect();
-    to_json(&CheckpointPage { checkpoints, cursor: None })
+    to_json(&CheckpointPage::new(checkpoints, None))
 }
 
 pub(super) fn list(shared: &Shared, query: &str) -> Reply {
@@ -46,7 +46,7 @@ pub(super) fn list(shared: &Shared, query: &str) -> Reply {
     let total_count = u64::try_from(all.len()).unwrap_or(u64::MAX);
     let cursor = Some(Cursor { offset: call.offset, limit: call.limit, total_count });
     let checkpoints = page(all, call.offset, call.limit).map(Checkpoint::shown).collect();
-    to_json(&CheckpointPage { checkpoints, cursor })
+    to_json(&CheckpointPage::new(checkpoints, cursor))
 }
 
 fn find(store: &Store, path: &TinkerPath) -> Result<Checkpoint, ApiError> {
@@ -243,5 +243,5 @@ pub(super) fn urls(
     downloads.insert(token, download);
     drop(downloads);
     let expires = timestamp(until(DOWNLOAD.as_secs()));
-    to_json(&ExternalWeightsUrls { urls, expires })
+    to_json(&ExternalWeightsUrls::new(urls, expires))
 }

@@ -21,9 +21,8 @@ use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use tinkex_wire::codec::{json, query};
 use tinkex_wire::{
-    ClientConfig, DynamicConfig, ErrorBody, Health, HealthStatus, JSON, JsonObject, RequestId,
-    Route, RouteMatch, ServerCapabilities, TelemetryBatch, TelemetryResponse, TelemetryStatus,
-    header,
+    ClientConfig, DynamicConfig, ErrorBody, Health, JSON, JsonObject, RequestId, Route, RouteMatch,
+    ServerCapabilities, TelemetryBatch, TelemetryResponse, header,
 };
 
 use crate::admit;
@@ -107,18 +106,15 @@ async fn route(
         }
         Route::DynamicConfig => {
             let _: JsonObject = json::decode(&body)?;
-            to_json(&DynamicConfig {
-                sample_cancel_enabled: shared.options.efficient_protocol,
-                ..DynamicConfig::default()
-            })
+            to_json(
+                &DynamicConfig::default().sample_cancel_enabled(shared.options.efficient_protocol),
+            )
         }
-        Route::Health => to_json(&Health { status: HealthStatus::Ok }),
-        Route::ServerCapabilities => {
-            to_json(&ServerCapabilities { supported_models: shared.models.supported() })
-        }
+        Route::Health => to_json(&Health::OK),
+        Route::ServerCapabilities => to_json(&ServerCapabilities::new(shared.models.supported())),
         Route::Telemetry => {
             let _: TelemetryBatch = json::decode(&body)?;
-            to_json(&TelemetryResponse { status: TelemetryStatus::Accepted })
+            to_json(&TelemetryResponse::ACCEPTED)
         }
 
         Route::CreateSession => session::create(shared, &body).await,
@@ -194,17 +190,17 @@ async fn route(
 /// What clients should do so that everything goes the efficient way.
 fn client_config(shared: &Shared) -> ClientConfig {
     let efficient = shared.options.efficient_protocol;
-    ClientConfig {
-        proto_compress_fwdbwd: efficient,
-        create_model_via_load_weights: efficient,
-        sample_use_retrieve_futures: efficient,
-        custom_loss_server_side: efficient,
-        sample_join_sampling_session: efficient,
-        fwdbwd_max_chunk_bytes_count: u64::try_from(shared.options.limits.body_bytes / 2)
-            .unwrap_or(u64::MAX)
-            .min(ClientConfig::default().fwdbwd_max_chunk_bytes_count),
-        ..ClientConfig::default()
-    }
+    let defaults = ClientConfig::default();
+    let chunk_bytes = u64::try_from(shared.options.limits.body_bytes / 2)
+        .unwrap_or(u64::MAX)
+        .min(defaults.fwdbwd_max_chunk_bytes_count);
+    defaults
+        .proto_compress_fwdbwd(efficient)
+        .create_model_via_load_weights(efficient)
+        .sample_use_retrieve_futures(efficient)
+        .custom_loss_server_side(efficient)
+        .sample_join_sampling_session(efficient)
+        .fwdbwd_max_chunk_bytes_count(chunk_bytes)
 }
 
 /// Waits for the promise of a request that was taken in.

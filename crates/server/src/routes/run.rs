@@ -51,7 +51,7 @@ pub(super) fn list(shared: &Shared, query: &str) -> Reply {
     let total_count = u64::try_from(all.len()).unwrap_or(u64::MAX);
     let cursor = Cursor { offset: call.offset, limit: call.limit, total_count };
     let runs = page(all, call.offset, call.limit).map(|kept| shown(&store, kept)).collect();
-    to_json(&TrainingRunPage { training_runs: runs, cursor })
+    to_json(&TrainingRunPage::new(runs, cursor))
 }
 
 fn in_project(store: &Store, run: &Run, project: Option<&str>) -> bool {
@@ -70,18 +70,13 @@ pub(super) fn get(shared: &Shared, id: &str) -> Reply {
 fn shown(store: &Store, kept: &Kept<Run>) -> TrainingRun {
     let run = &kept.row;
     let last = |kind| store.last_checkpoint(&run.id, kind).map(|row| row.shown());
-    TrainingRun {
-        training_run_id: run.id.clone(),
-        base_model: run.base_model.clone(),
-        model_owner: OWNER.to_owned(),
-        is_lora: true,
-        corrupted: run.closed.is_some() && run.project_id.is_none(),
-        lora_rank: Some(run.lora.rank),
-        last_request_time: timestamp(kept.seen),
-        last_checkpoint: last(CheckpointKind::Training),
-        last_sampler_checkpoint: last(CheckpointKind::Sampler),
-        user_metadata: texts(run.user_metadata.as_ref()),
-    }
+    TrainingRun::new(run.id.clone(), run.base_model.clone(), OWNER, timestamp(kept.seen))
+        .is_lora(true)
+        .corrupted(run.closed.is_some() && run.project_id.is_none())
+        .lora_rank(Some(run.lora.rank))
+        .last_checkpoint(last(CheckpointKind::Training))
+        .last_sampler_checkpoint(last(CheckpointKind::Sampler))
+        .user_metadata(texts(run.user_metadata.as_ref()))
 }
 
 pub(super) async fn create_sampler(shared: &Arc<Shared>, body: &Bytes) -> Reply {
@@ -174,10 +169,10 @@ pub(super) fn sampler(shared: &Shared, id: &str) -> Reply {
     let id = SamplerId::from(id);
     let store = shared.store();
     let row = &store.samplers.get(&id).ok_or_else(|| no_sampler(&id))?.row;
-    to_json(&SamplerInfo {
-        sampler_id: id,
-        base_model: row.base_model.clone(),
-        model_path: row.model_path.clone(),
-        tokenizer_id: shared.models.get(&row.base_model).map(|base| base.tokenizer_id()),
-    })
+    let tokenizer_id = shared.models.get(&row.base_model).map(|base| base.tokenizer_id());
+    to_json(
+        &SamplerInfo::new(id, row.base_model.clone())
+            .model_path(row.model_path.clone())
+            .tokenizer_id(tokenizer_id),
+    )
 }

@@ -10,8 +10,8 @@ use tinkex_wire::rest::{
     SessionProject, SessionSearchPage, SessionStatus, SessionStatusFilter, SessionSummary,
 };
 use tinkex_wire::{
-    ApiRequest as _, CreateSession, FinishDetails, FinishReason, HeartbeatAcknowledged, JsonObject,
-    Metadata, SessionCreated, SessionHeartbeat, SessionId,
+    ApiRequest as _, CreateSession, FinishDetails, HeartbeatAcknowledged, JsonObject, Metadata,
+    SessionCreated, SessionHeartbeat, SessionId,
 };
 
 use super::{Reply, done, from_query, to_json};
@@ -40,8 +40,7 @@ pub(super) async fn create(shared: &Arc<Shared>, body: &Bytes) -> Reply {
         ended_at: None,
     };
     commit::create(shared, |_| Ok((vec![Fact::Session(row)], ()))).await?;
-    let (info_message, warning_message, error_message) = (None, None, None);
-    to_json(&SessionCreated { session_id: id, info_message, warning_message, error_message })
+    to_json(&SessionCreated::new(id))
 }
 
 pub(super) fn heartbeat(shared: &Shared, body: &Bytes) -> Reply {
@@ -85,7 +84,7 @@ pub(super) fn list(shared: &Shared, query: &str) -> Reply {
     let mut all: Vec<&Session> = store.sessions.values().map(|kept| &kept.row).collect();
     all.sort_by_key(|row| std::cmp::Reverse((row.created_at, row.id.clone())));
     let sessions = page(all, call.offset, call.limit).map(|row| row.id.clone()).collect();
-    to_json(&SessionPage { sessions })
+    to_json(&SessionPage::new(sessions))
 }
 
 /// A page of a list.
@@ -103,12 +102,14 @@ pub(super) fn get(shared: &Shared, id: &str) -> Reply {
     let samplers = store.samplers.values().filter(|kept| kept.row.session == id);
     let mut sampler_ids: Vec<_> = samplers.map(|kept| kept.row.id.clone()).collect();
     sampler_ids.sort();
-    to_json(&SessionInfo {
-        training_run_ids: runs.into_iter().map(|run| run.id.clone()).collect(),
-        sampler_ids,
-        user_metadata: texts(row.user_metadata.as_ref()),
-        display_name: row.display_name.clone(),
-    })
+    let training_run_ids = runs.into_iter().map(|run| run.id.clone()).collect();
+    to_json(
+        &SessionInfo::default()
+            .training_run_ids(training_run_ids)
+            .sampler_ids(sampler_ids)
+            .user_metadata(texts(row.user_metadata.as_ref()))
+            .display_name(row.display_name.clone()),
+    )
 }
 
 /// Metadata as texts, which is how it is shown.
@@ -151,7 +152,7 @@ pub(super) fn search(shared: &Shared, body: &Bytes) -> Reply {
         last_session_id: row.id.clone(),
     });
     let sessions = all.into_iter().map(|row| summary(&store, row)).collect();
-    to_json(&SessionSearchPage { sessions, next_cursor })
+    to_json(&SessionSearchPage::new(sessions, next_cursor))
 }
 
 fn matches(row: &Session, call: &SearchSessions) -> bool {
@@ -175,11 +176,7 @@ fn has_status(row: &Session, wanted: &SessionStatusFilter) -> bool {
         (SessionStatusFilter::Active, None)
         | (SessionStatusFilter::Cancelled, Some(End::Expired)) => true,
         (SessionStatusFilter::ClientFinished { reasons }, Some(End::Finished(finish))) => {
-            let word = match finish.reason {
-                FinishReason::Success => FinishReasonFilter::Success,
-                FinishReason::Errored => FinishReasonFilter::Errored,
-                FinishReason::Interrupted => FinishReasonFilter::Interrupted,
-            };
+            let word = FinishReasonFilter::from(finish.reason);
             reasons.as_ref().is_none_or(|reasons| reasons.contains(&word))
         }
         _ => false,
@@ -193,24 +190,20 @@ fn summary(store: &Store, row: &Session) -> SessionSummary {
         .values()
         .filter(|kept| kept.row.path.run().as_str().starts_with(&own) && !kept.row.is_expired())
         .collect();
-    SessionSummary {
-        session_id: row.id.clone(),
-        created_at: timestamp(row.created_at),
-        owner: OWNER.to_owned(),
-        project_id: row.project_id.clone().unwrap_or_else(|| PROJECT.to_owned()),
-        status: Some(match &row.end {
-            None => SessionStatus::Active,
-            Some(End::Expired) => SessionStatus::Cancelled {
-                detail: Some("nothing was heard of its client".to_owned()),
-            },
-            Some(End::Finished(finish)) => SessionStatus::ClientFinished {
-                reason: finish.reason,
-                detail: finish.detail.clone(),
-            },
-        }),
-        checkpoints_count: u64::try_from(checkpoints.len()).unwrap_or(u64::MAX),
-        display_name: row.display_name.clone(),
-        user_metadata: texts(row.user_metadata.as_ref()),
-        checkpoint_storage_bytes: Some(checkpoints.iter().map(|kept| kept.row.size_bytes).sum()),
-    }
+    let project = row.project_id.clone().unwrap_or_else(|| PROJECT.to_owned());
+    let status = Some(match &row.end {
+        None => SessionStatus::Active,
+        Some(End::Expired) => {
+            SessionStatus::Cancelled { detail: Some("nothing was heard of its client".to_owned()) }
+        }
+        Some(End::Finished(finish)) => {
+            SessionStatus::ClientFinished { reason: finish.reason, detail: finish.detail.clone() }
+        }
+    });
+    SessionSummary::new(row.id.clone(), timestamp(row.created_at), OWNER, project)
+        .status(status)
+        .checkpoints_count(u64::try_from(checkpoints.len()).unwrap_or(u64::MAX))
+        .display_name(row.display_name.clone())
+        .user_metadata(texts(row.user_metadata.as_ref()))
+        .checkpoint_storage_bytes(Some(checkpoints.iter().map(|kept| kept.row.size_bytes).sum()))
 }

@@ -6,7 +6,7 @@ use tinkex_wire::rest::{
     BillingUsage, BillingUsageRequest, StorageItem, StorageUsage, UsageEvent, UsageKind,
     UsageSession,
 };
-use tinkex_wire::{ApiKeyDetails, ApiKeyInfo, OrgDetails, UserDetails};
+use tinkex_wire::{ApiKeyDetails, ApiKeyInfo};
 
 use super::session::{OWNER, texts};
 use super::{Reply, from_query, to_json};
@@ -36,30 +36,25 @@ pub(super) fn events(shared: &Shared, query: &str) -> Reply {
         }
         let session = store.sessions.get(&key.session);
         let user_metadata = session.and_then(|kept| texts(kept.row.user_metadata.as_ref()));
-        sessions.insert(key.session.clone(), UsageSession { user_metadata });
-        data.push(UsageEvent {
-            bucket_start: timestamp(start),
-            bucket_end: timestamp(start.saturating_add(HOUR)),
-            base_model: Some(key.base_model.clone()),
-            user_id: Some(OWNER.to_owned()),
-            user_name: None,
-            session_id: Some(key.session.clone()),
-            project_id: session.and_then(|kept| kept.row.project_id.clone()),
-            estimated_cost_usd: Some(0.0),
-            effective_rate_usd_per_million_tokens: Some(0.0),
-            effective_rate_usd_per_gigabyte_month: None,
-            event_info: match key.what {
-                What::Training => UsageKind::Training { token_count: count },
-                What::Prefill => UsageKind::SamplingPrefill { cached: false, token_count: count },
-                What::CachedPrefill => {
-                    UsageKind::SamplingPrefill { cached: true, token_count: count }
-                }
-                What::Sampled => UsageKind::SamplingSample { token_count: count },
-                What::Checkpoints => UsageKind::Checkpoint { count },
-            },
-        });
+        sessions.insert(key.session.clone(), UsageSession::default().user_metadata(user_metadata));
+        let event_info = match key.what {
+            What::Training => UsageKind::Training { token_count: count },
+            What::Prefill => UsageKind::SamplingPrefill { cached: false, token_count: count },
+            What::CachedPrefill => UsageKind::SamplingPrefill { cached: true, token_count: count },
+            What::Sampled => UsageKind::SamplingSample { token_count: count },
+            What::Checkpoints => UsageKind::Checkpoint { count },
+        };
+        data.push(
+            UsageEvent::new(timestamp(start), timestamp(start.saturating_add(HOUR)), event_info)
+                .base_model(Some(key.base_model.clone()))
+                .user_id(Some(OWNER.to_owned()))
+                .session_id(Some(key.session.clone()))
+                .project_id(session.and_then(|kept| kept.row.project_id.clone()))
+                .estimated_cost_usd(Some(0.0))
+                .effective_rate_usd_per_million_tokens(Some(0.0)),
+        );
     }
-    to_json(&BillingUsage { data, sessions, cost_data_through: None })
+    to_json(&BillingUsage::new(data, sessions))
 }
 
 pub(super) fn storage(shared: &Shared) -> Reply {
@@ -72,28 +67,19 @@ pub(super) fn storage(shared: &Shared) -> Reply {
     }
     #[expect(clippy::cast_precision_loss, reason = "for people")]
     let size_gigabytes = size_bytes as f64 / 1e9;
-    let item = StorageItem {
-        project_id: None,
-        org_user_urn: Some(OWNER.to_owned()),
-        user_email: None,
-        user_name: None,
-        checkpoint_count,
-        size_bytes,
-        size_gigabytes,
-        estimated_monthly_cost_usd: Some(0.0),
-    };
-    to_json(&StorageUsage { effective_rate_usd_per_gigabyte_month: Some(0.0), data: vec![item] })
+    let item = StorageItem::default()
+        .org_user_urn(Some(OWNER.to_owned()))
+        .checkpoint_count(checkpoint_count)
+        .size_bytes(size_bytes)
+        .size_gigabytes(size_gigabytes)
+        .estimated_monthly_cost_usd(Some(0.0));
+    to_json(
+        &StorageUsage::default().effective_rate_usd_per_gigabyte_month(Some(0.0)).data(vec![item]),
+    )
 }
 
 /// What the key in use is: the one that the server was started with.
 pub(super) fn key() -> Reply {
-    to_json(&ApiKeyInfo {
-        key_id: 0,
-        name: OWNER.to_owned(),
-        note: "the key of this server".to_owned(),
-        details: ApiKeyDetails {
-            org_details: OrgDetails { name: OWNER.to_owned() },
-            user_details: UserDetails { email: "user@localhost".to_owned() },
-        },
-    })
+    let details = ApiKeyDetails::new(OWNER, "user@localhost");
+    to_json(&ApiKeyInfo::new(0, OWNER, details).note("the key of this server"))
 }

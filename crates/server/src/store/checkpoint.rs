@@ -42,15 +42,10 @@ impl Checkpoint {
 
     /// As the API shows it.
     pub(crate) fn shown(&self) -> rest::Checkpoint {
-        rest::Checkpoint {
-            checkpoint_id: self.path.checkpoint_id(),
-            checkpoint_type: self.path.kind(),
-            time: timestamp(self.created_at),
-            tinker_path: self.path.to_string(),
-            size_bytes: Some(self.size_bytes),
-            public: self.public,
-            user_metadata: self.user_metadata.clone(),
-            expires_at: self.expires_at.map(timestamp),
-        }
+        rest::Checkpoint::new(&self.path, timestamp(self.created_at))
+            .size_bytes(Some(self.size_bytes))
+            .public(self.public)
+            .user_metadata(self.user_metadata.clone())
+            .expires_at(self.expires_at.map(timestamp))
     }
 }

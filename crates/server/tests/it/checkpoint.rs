@@ -100,8 +100,10 @@ async fn checkpoints_are_listed_shared_copied_and_deleted() {
     let after = copied.sample([5, 6], params()).send().await.unwrap();
     assert_eq!(before.sequences[0].tokens, after.sequences[0].tokens);
     assert_eq!(before.sequences[0].logprobs, after.sequences[0].logprobs);
-    let page =
-        rest.list_user_checkpoints(&ListUserCheckpoints { limit: 1, offset: 1 }).await.unwrap();
+    let page = rest
+        .list_user_checkpoints(&ListUserCheckpoints::default().limit(1).offset(1))
+        .await
+        .unwrap();
     assert_eq!((page.checkpoints.len(), page.cursor.unwrap().total_count), (1, 2));
 }
 
@@ -157,7 +159,7 @@ async fn a_training_checkpoint_is_brought_home_and_leaves_nothing() {
     assert_eq!(done.files, ["adapter_config.json", "adapter_model.safetensors"]);
     assert!(home.path().join("adapter/adapter_model.safetensors").is_file());
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
-    let all = ListUserCheckpoints { limit: 10, offset: 0 };
+    let all = ListUserCheckpoints::default().limit(10);
     let left = service.rest().list_user_checkpoints(&all).await.unwrap().checkpoints;
     assert_eq!(left.len(), 1, "the export is gone: {left:?}");
 }

@@ -1,4 +1,4 @@
-//! Accounting: what was used, what is stored, who did what.
+//! Billing usage, checkpoint storage and the audit log.
 
 use std::collections::BTreeMap;
 
@@ -9,203 +9,288 @@ use crate::codec::query;
 use crate::ids::SessionId;
 use crate::metadata::Metadata;
 use crate::request::{bare_request, json_response};
+use crate::setters::setters;
 use crate::time::Timestamp;
 
-/// Asks what was used, by the hour.
+/// Returns usage by hour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct BillingUsageRequest {
-    /// From this hour on.
+    /// Start of the period, inclusive.
     pub starting_on: Timestamp,
-    /// To before this hour.
+    /// End of the period, exclusive.
     pub ending_before: Timestamp,
 }
 
-/// What was used.
+impl BillingUsageRequest {
+    /// Requests the usage from `starting_on` until before `ending_before`.
+    #[must_use]
+    pub fn new(starting_on: Timestamp, ending_before: Timestamp) -> Self {
+        Self { starting_on, ending_before }
+    }
+}
+
+/// Usage by hour: the response to [`BillingUsageRequest`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct BillingUsage {
-    /// Use, by hour and kind.
+    /// Usage, one event per hour, session and kind.
     pub data: Vec<UsageEvent>,
-    /// The sessions that are mentioned.
+    /// Sessions that the events refer to.
     #[serde(default)]
     pub sessions: BTreeMap<SessionId, UsageSession>,
-    /// Until when costs are known.
+    /// Time up to which costs are complete.
     #[serde(default)]
     pub cost_data_through: Option<Timestamp>,
 }
 
-/// A session that used something.
+impl BillingUsage {
+    /// Creates a response without a completeness time.
+    #[must_use]
+    pub fn new(data: Vec<UsageEvent>, sessions: BTreeMap<SessionId, UsageSession>) -> Self {
+        Self { data, sessions, cost_data_through: None }
+    }
+}
+
+/// Metadata of a session in a usage report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct UsageSession {
-    /// What was remembered with it.
+    /// Metadata that the user attached to the session.
     #[serde(default)]
     pub user_metadata: Option<Metadata>,
 }
 
-/// Use of one kind in one hour.
+setters!(UsageSession { user_metadata: Option<Metadata>; });
+
+/// Usage of one kind in one hour.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct UsageEvent {
-    /// When the hour begins.
+    /// Start of the hour.
     pub bucket_start: Timestamp,
-    /// When it ends.
+    /// End of the hour.
     pub bucket_end: Timestamp,
-    /// The model used.
+    /// Name of the base model.
     #[serde(default)]
     pub base_model: Option<String>,
-    /// Who used it.
+    /// Id of the user.
     #[serde(default)]
     pub user_id: Option<String>,
-    /// Their name.
+    /// Name of the user.
     #[serde(default)]
     pub user_name: Option<String>,
-    /// In which session.
+    /// Id of the session.
     #[serde(default)]
     pub session_id: Option<SessionId>,
-    /// For which project.
+    /// Id of the project.
     #[serde(default)]
     pub project_id: Option<String>,
-    /// What it cost, about.
+    /// Estimated cost in US dollars.
     #[serde(default)]
     pub estimated_cost_usd: Option<f64>,
-    /// The price of tokens.
+    /// Price per million tokens in US dollars.
     #[serde(default)]
     pub effective_rate_usd_per_million_tokens: Option<f64>,
-    /// The price of storage.
+    /// Price per gigabyte and month in US dollars.
     #[serde(default)]
     pub effective_rate_usd_per_gigabyte_month: Option<f64>,
-    /// What was used.
+    /// Kind and amount of usage.
     pub event_info: UsageKind,
 }
 
-/// What was used.
+impl UsageEvent {
+    /// Creates an event without a user, project or cost.
+    #[must_use]
+    pub fn new(bucket_start: Timestamp, bucket_end: Timestamp, event_info: UsageKind) -> Self {
+        Self {
+            bucket_start,
+            bucket_end,
+            base_model: None,
+            user_id: None,
+            user_name: None,
+            session_id: None,
+            project_id: None,
+            estimated_cost_usd: None,
+            effective_rate_usd_per_million_tokens: None,
+            effective_rate_usd_per_gigabyte_month: None,
+            event_info,
+        }
+    }
+}
+
+setters!(UsageEvent {
+    base_model: Option<String>;
+    user_id: Option<String>;
+    user_name: Option<String>;
+    session_id: Option<SessionId>;
+    project_id: Option<String>;
+    estimated_cost_usd: Option<f64>;
+    effective_rate_usd_per_million_tokens: Option<f64>;
+    effective_rate_usd_per_gigabyte_month: Option<f64>;
+});
+
+/// Kind and amount of usage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum UsageKind {
     /// Training.
     Training {
-        /// Tokens trained on.
+        /// Number of tokens trained on.
         token_count: u64,
     },
-    /// Reading prompts.
+    /// Processing of prompts.
     SamplingPrefill {
-        /// Whether they had been read before.
+        /// Whether the prompt tokens were in the prefix cache.
         cached: bool,
-        /// Tokens read.
+        /// Number of prompt tokens.
         token_count: u64,
     },
     /// Sampling.
     SamplingSample {
-        /// Tokens sampled.
+        /// Number of sampled tokens.
         token_count: u64,
     },
-    /// Saving checkpoints.
+    /// Saving of checkpoints.
     Checkpoint {
-        /// How many.
+        /// Number of checkpoints.
         count: u64,
     },
-    /// Keeping checkpoints.
+    /// Storage of checkpoints.
     Storage {
-        /// How much, for how long.
+        /// Gigabytes multiplied by hours.
         gigabyte_hours: f64,
     },
 }
 
-/// Asks how much storage checkpoints take now.
+/// Returns the current size of the stored checkpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct StorageUsageRequest {
-    /// Only those of this project.
+    /// Restricts the report to one project.
     #[serde(skip_serializing_if = "query::is_blank")]
     pub project_id: Option<String>,
 }
 
-/// How much storage checkpoints take.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+setters!(StorageUsageRequest { project_id: Option<String>; });
+
+/// Size of the stored checkpoints: the response to [`StorageUsageRequest`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct StorageUsage {
-    /// The price of storage.
+    /// Price per gigabyte and month in US dollars.
     #[serde(default)]
     pub effective_rate_usd_per_gigabyte_month: Option<f64>,
-    /// By project and person.
+    /// One item per project and user.
     pub data: Vec<StorageItem>,
 }
 
-/// How much storage one person's checkpoints in one project take.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+setters!(StorageUsage {
+    effective_rate_usd_per_gigabyte_month: Option<f64>;
+    data: Vec<StorageItem>;
+});
+
+/// Size of one user's checkpoints in one project.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct StorageItem {
-    /// The project.
+    /// Id of the project.
     #[serde(default)]
     pub project_id: Option<String>,
-    /// The person.
+    /// URN of the user.
     #[serde(default)]
     pub org_user_urn: Option<String>,
-    /// Their address.
+    /// Email address of the user.
     #[serde(default)]
     pub user_email: Option<String>,
-    /// Their name.
+    /// Name of the user.
     #[serde(default)]
     pub user_name: Option<String>,
-    /// How many checkpoints.
+    /// Number of checkpoints.
     pub checkpoint_count: u64,
-    /// How large, in bytes.
+    /// Total size in bytes.
     pub size_bytes: u64,
-    /// How large, in gigabytes.
+    /// Total size in gigabytes.
     pub size_gigabytes: f64,
-    /// What a month costs, about.
+    /// Estimated cost per month in US dollars.
     #[serde(default)]
     pub estimated_monthly_cost_usd: Option<f64>,
 }
 
-/// Asks who did what.
+setters!(StorageItem {
+    project_id: Option<String>;
+    org_user_urn: Option<String>;
+    user_email: Option<String>;
+    user_name: Option<String>;
+    checkpoint_count: u64;
+    size_bytes: u64;
+    size_gigabytes: f64;
+    estimated_monthly_cost_usd: Option<f64>;
+});
+
+/// Returns the audit log of one day.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct AuditLogRequest {
-    /// What kind of deeds.
+    /// Kind of events to return. Defaults to [`AuditKind::All`].
     pub event_type: AuditKind,
-    /// On this day, as `YYYY-MM-DD`.
+    /// Day to return, as `YYYY-MM-DD`.
     #[serde(skip_serializing_if = "query::is_blank")]
     pub day: Option<String>,
 }
 
-/// What kind of deeds to list.
+setters!(AuditLogRequest {
+    event_type: AuditKind;
+    day: Option<String>;
+});
+
+/// Kind of audited events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum AuditKind {
-    /// All.
+    /// All events.
     #[default]
     All,
-    /// Those on checkpoints.
+    /// Events that concern checkpoints.
     Checkpoints,
-    /// Those on projects.
+    /// Events that concern projects.
     Projects,
-    /// Those on teams.
+    /// Events that concern teams.
     Teams,
-    /// Those on organizations.
+    /// Events that concern organizations.
     Organizations,
 }
 
-/// Who did what.
+/// Audit log: the response to [`AuditLogRequest`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AuditLog {
-    /// The deeds.
+    /// Audited events.
     pub entries: Vec<AuditEntry>,
 }
 
-/// One deed.
+/// One audited event.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AuditEntry {
-    /// When.
+    /// Time of the event.
     pub timestamp: Timestamp,
-    /// What.
+    /// Name of the event.
     pub event: String,
-    /// More about it.
+    /// Further properties of the event.
     #[serde(default)]
     pub event_details: JsonObject,
-    /// To which model.
+    /// Id of the affected model.
     #[serde(default)]
     pub model_id: Option<String>,
-    /// To which checkpoint.
+    /// `tinker://` path of the affected checkpoint.
     #[serde(default)]
     pub tinker_path: Option<String>,
-    /// What for.
+    /// Stated purpose.
     #[serde(default)]
     pub purpose: Option<String>,
 }
@@ -213,7 +298,7 @@ pub struct AuditEntry {
 json_response!(BillingUsage, StorageUsage, AuditLog);
 
 bare_request! {
-    BillingUsageRequest: BillingUsage => BillingUsage, |c| params [], query c;
-    StorageUsageRequest: StorageUsage => StorageUsage, |c| params [], query c;
-    AuditLogRequest: AuditLog => AuditLog, |c| params [], query c;
+    BillingUsageRequest: BillingUsage => BillingUsage, |r| params [], query r;
+    StorageUsageRequest: StorageUsage => StorageUsage, |r| params [], query r;
+    AuditLogRequest: AuditLog => AuditLog, |r| params [], query r;
 }

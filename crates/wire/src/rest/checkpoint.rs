@@ -12,25 +12,35 @@ use crate::metadata::Metadata;
 use crate::path::{CheckpointKind, TinkerPath};
 use crate::request::{ApiRequest, RequestBody, bare_request, json_response};
 use crate::route::Route;
-use crate::secret::Address;
+use crate::secret::RedactedUrl;
+use crate::setters::setters;
 use crate::time::Timestamp;
 
 use super::Cursor;
 
-/// Asks for all checkpoints of a training run.
+/// Lists all checkpoints of a training run.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ListCheckpoints {
-    /// The run.
+    /// Id of the run.
     pub run_id: ModelId,
 }
 
-/// Asks for a page of all the caller's checkpoints.
+impl ListCheckpoints {
+    /// Lists the checkpoints of the run `run_id`.
+    pub fn new(run_id: impl Into<ModelId>) -> Self {
+        Self { run_id: run_id.into() }
+    }
+}
+
+/// Lists all checkpoints of the caller, one page at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct ListUserCheckpoints {
-    /// How many at most.
+    /// Maximum number of checkpoints to return. Defaults to 100.
     pub limit: u64,
-    /// How many to skip.
+    /// Number of checkpoints to skip. Defaults to 0.
     pub offset: u64,
 }
 
@@ -40,101 +50,163 @@ impl Default for ListUserCheckpoints {
     }
 }
 
-/// Checkpoints.
+setters!(ListUserCheckpoints {
+    limit: u64;
+    offset: u64;
+});
+
+/// Checkpoints of a training run, or one page of the caller's checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct CheckpointPage {
-    /// The checkpoints.
+    /// Checkpoints in the order of the server.
     pub checkpoints: Vec<Checkpoint>,
-    /// Where the page stands, if this is one.
+    /// Position of the page; `None` if the list is complete.
     #[serde(default)]
     pub cursor: Option<Cursor>,
 }
 
-/// Saved weights.
+impl CheckpointPage {
+    /// Creates a page, or a complete list if `cursor` is `None`.
+    #[must_use]
+    pub fn new(checkpoints: Vec<Checkpoint>, cursor: Option<Cursor>) -> Self {
+        Self { checkpoints, cursor }
+    }
+}
+
+/// A checkpoint: weights, and for training checkpoints the optimizer state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Checkpoint {
-    /// Kind and name: `weights/step-100`.
+    /// Kind and name, for example `weights/step-100`.
     pub checkpoint_id: String,
-    /// What it is for.
+    /// Purpose of the checkpoint.
     pub checkpoint_type: CheckpointKind,
-    /// When it was saved.
+    /// Time at which the checkpoint was saved.
     pub time: Timestamp,
-    /// Its `tinker://` address.
+    /// `tinker://` path.
     pub tinker_path: String,
-    /// How large it is.
+    /// Size in bytes.
     #[serde(default)]
     pub size_bytes: Option<u64>,
-    /// Whether everyone may read it.
+    /// Whether every user may read the checkpoint.
     #[serde(default)]
     pub public: bool,
-    /// What was remembered with it.
+    /// Metadata that the user attached to the checkpoint.
     #[serde(default)]
     pub user_metadata: Option<Metadata>,
-    /// When it will be deleted.
+    /// Time at which the server deletes the checkpoint; `None` if it is permanent.
     #[serde(default)]
     pub expires_at: Option<Timestamp>,
 }
 
+impl Checkpoint {
+    /// Describes a private, permanent checkpoint of unknown size.
+    #[must_use]
+    pub fn new(path: &TinkerPath, time: Timestamp) -> Self {
+        Self {
+            checkpoint_id: path.checkpoint_id(),
+            checkpoint_type: path.kind(),
+            time,
+            tinker_path: path.to_string(),
+            size_bytes: None,
+            public: false,
+            user_metadata: None,
+            expires_at: None,
+        }
+    }
+}
+
+setters!(Checkpoint {
+    size_bytes: Option<u64>;
+    public: bool;
+    user_metadata: Option<Metadata>;
+    expires_at: Option<Timestamp>;
+});
+
 /// Deletes a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DeleteCheckpoint {
-    /// The checkpoint.
+    /// Path of the checkpoint.
     pub path: TinkerPath,
 }
 
-/// Lets everyone read a checkpoint.
+/// Makes a checkpoint readable for every user.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PublishCheckpoint {
-    /// The checkpoint.
+    /// Path of the checkpoint.
     pub path: TinkerPath,
 }
 
-/// Lets only its owner read a checkpoint again.
+/// Makes a published checkpoint private again.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct UnpublishCheckpoint {
-    /// The checkpoint.
+    /// Path of the checkpoint.
     pub path: TinkerPath,
 }
 
-/// Sets when a checkpoint is deleted.
+/// Sets the time to live of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SetCheckpointTtl {
-    /// The checkpoint.
+    /// Path of the checkpoint.
     pub path: TinkerPath,
-    /// When.
+    /// Request body: the new time to live.
     pub ttl: CheckpointTtl,
 }
 
-/// The body of [`SetCheckpointTtl`].
+impl SetCheckpointTtl {
+    /// Deletes the checkpoint in `ttl_seconds` seconds, or makes it permanent if `None`.
+    #[must_use]
+    pub fn new(path: TinkerPath, ttl_seconds: Option<u64>) -> Self {
+        Self { path, ttl: CheckpointTtl { ttl_seconds } }
+    }
+}
+
+/// Body of [`SetCheckpointTtl`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointTtl {
-    /// In this many seconds; never if null, which is sent. It must be said: nobody should make a
-    /// checkpoint permanent by forgetting a field.
+    /// Seconds until the checkpoint is deleted; `null` makes it permanent. The field is required, so
+    /// that a client cannot make a checkpoint permanent by omitting it.
     #[serde(deserialize_with = "Option::deserialize")]
     pub ttl_seconds: Option<u64>,
 }
 
-/// Asks where to download the files of a checkpoint saved for that.
+/// Returns download URLs for the files of a checkpoint saved with
+/// [`SaveWeightsExternal`](crate::SaveWeightsExternal).
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ExternalWeightsUrlsRequest {
-    /// The checkpoint.
+    /// Path of the checkpoint. Its kind must be [`CheckpointKind::External`].
     pub path: TinkerPath,
 }
 
-/// Where to download files, without a credential: whoever has a URL has the file.
+/// Download URLs of a checkpoint. Each URL grants access to its file without a credential.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ExternalWeightsUrls {
-    /// From a file's relative path to its URL. Never log the URLs.
+    /// URL by relative file path. Never log the URLs.
     pub urls: BTreeMap<String, String>,
-    /// Until when the URLs work.
+    /// Time at which the URLs expire.
     pub expires: Timestamp,
 }
 
+impl ExternalWeightsUrls {
+    /// Creates a response with URLs that are valid until `expires`.
+    #[must_use]
+    pub fn new(urls: BTreeMap<String, String>, expires: Timestamp) -> Self {
+        Self { urls, expires }
+    }
+}
+
 impl fmt::Debug for ExternalWeightsUrls {
-    /// Names the files and who has them, without the way in: a signature may stand in the path.
+    /// Prints the file names and hosts, and omits paths and queries, which contain the signature.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let urls: BTreeMap<_, _> =
-            self.urls.iter().map(|(file, url)| (file, Address::Host(url))).collect();
+            self.urls.iter().map(|(file, url)| (file, RedactedUrl::Host(url))).collect();
         f.debug_struct("ExternalWeightsUrls")
             .field("urls", &urls)
             .field("expires", &self.expires)
@@ -146,27 +218,35 @@ fn params(path: &TinkerPath) -> Vec<&str> {
     vec![path.run().as_str(), path.kind().segment(), path.name()]
 }
 
-macro_rules! checkpoint_call {
-    ($($type:ty: $route:ident;)*) => {$(
+macro_rules! checkpoint_request {
+    ($($type:ident => $response:ty;)*) => {$(
+        impl $type {
+            /// Creates a request for the checkpoint at `path`.
+            #[must_use]
+            pub fn new(path: TinkerPath) -> Self {
+                Self { path }
+            }
+        }
+
         impl ApiRequest for $type {
-            type Response = ();
-            const ROUTE: Route = Route::$route;
+            type Response = $response;
+            const ROUTE: Route = Route::$type;
 
             fn params(&self) -> Vec<&str> {
                 params(&self.path)
             }
 
-            fn body(&self) -> Result<RequestBody, InvalidInput> {
+            fn encode_body(&self) -> Result<RequestBody, InvalidInput> {
                 Ok(RequestBody::Empty)
             }
         }
     )*};
 }
 
-checkpoint_call! {
-    DeleteCheckpoint: DeleteCheckpoint;
-    PublishCheckpoint: PublishCheckpoint;
-    UnpublishCheckpoint: UnpublishCheckpoint;
+checkpoint_request! {
+    DeleteCheckpoint => ();
+    PublishCheckpoint => ();
+    UnpublishCheckpoint => ();
 }
 
 impl ApiRequest for SetCheckpointTtl {
@@ -177,8 +257,16 @@ impl ApiRequest for SetCheckpointTtl {
         params(&self.path)
     }
 
-    fn body(&self) -> Result<RequestBody, InvalidInput> {
+    fn encode_body(&self) -> Result<RequestBody, InvalidInput> {
         Ok(RequestBody::Json(json::encode(&self.ttl)?))
+    }
+}
+
+impl ExternalWeightsUrlsRequest {
+    /// Creates a request for the checkpoint at `path`.
+    #[must_use]
+    pub fn new(path: TinkerPath) -> Self {
+        Self { path }
     }
 }
 
@@ -190,16 +278,15 @@ impl ApiRequest for ExternalWeightsUrlsRequest {
         if self.path.kind() == CheckpointKind::External {
             return Ok(());
         }
-        let why = format!("{} is not a checkpoint saved for download", self.path);
-        Err(InvalidInput::new("tinker_path", why))
+        let reason = format!("{} is not a checkpoint for download", self.path);
+        Err(InvalidInput::new("tinker_path", reason))
     }
 
     fn params(&self) -> Vec<&str> {
         params(&self.path)
     }
 
-    fn body(&self) -> Result<RequestBody, InvalidInput> {
-        self.validate()?;
+    fn encode_body(&self) -> Result<RequestBody, InvalidInput> {
         Ok(RequestBody::Empty)
     }
 }
@@ -207,6 +294,6 @@ impl ApiRequest for ExternalWeightsUrlsRequest {
 json_response!(CheckpointPage, ExternalWeightsUrls);
 
 bare_request! {
-    ListCheckpoints: ListCheckpoints => CheckpointPage, |c| params [c.run_id.as_str()];
-    ListUserCheckpoints: ListUserCheckpoints => CheckpointPage, |c| params [], query c;
+    ListCheckpoints: ListCheckpoints => CheckpointPage, |r| params [r.run_id.as_str()];
+    ListUserCheckpoints: ListUserCheckpoints => CheckpointPage, |r| params [], query r;
 }

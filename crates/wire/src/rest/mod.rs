@@ -1,7 +1,7 @@
-//! Everything that is neither training nor sampling: looking things up, tidying, accounting.
+//! Requests and responses for listing and managing training runs, checkpoints, sessions and usage.
 //!
-//! A call that carries no body is a struct of its path parameters and a query; see
-//! [`ApiRequest`](crate::ApiRequest).
+//! Requests without a body are structs of their path parameters and query. They implement
+//! [`ApiRequest`](crate::ApiRequest) like every other request.
 
 mod admin;
 mod checkpoint;
@@ -17,32 +17,40 @@ pub use run::*;
 pub use search::*;
 pub use session::*;
 
-/// Whose things are meant.
+/// Ownership filter of a listing or lookup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum AccessScope {
-    /// The caller's own.
+    /// Only objects that the caller owns.
     #[default]
     Owned,
-    /// All that the caller may see.
+    /// All objects that the caller may read, including those of other users.
     Accessible,
 }
 
-/// A query that asks only whose things are meant.
+/// Query of a lookup that takes an ownership filter and nothing else.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct ScopeQuery {
-    /// Whose.
+    /// Ownership filter. Defaults to [`AccessScope::Owned`].
     pub access_scope: AccessScope,
 }
 
-/// Where a page stands in the whole list.
+impl From<AccessScope> for ScopeQuery {
+    fn from(access_scope: AccessScope) -> Self {
+        Self { access_scope }
+    }
+}
+
+/// Position of a page within the complete list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cursor {
-    /// How many items come before it.
+    /// Number of items before the page.
     pub offset: u64,
-    /// How many it has at most.
+    /// Maximum number of items on the page.
     pub limit: u64,
-    /// How many there are in all.
+    /// Number of items in the complete list.
     pub total_count: u64,
 }

@@ -1,4 +1,4 @@
-//! Training runs.
+//! Training runs and sampling sessions.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,21 +6,30 @@ use crate::codec::query;
 use crate::ids::{ModelId, SamplerId};
 use crate::metadata::Metadata;
 use crate::request::{bare_request, json_response};
+use crate::setters::setters;
 use crate::time::Timestamp;
 
 use super::{AccessScope, Checkpoint, Cursor, ScopeQuery};
 
-/// Asks for a page of training runs.
+/// Lists training runs, one page at a time.
+///
+/// ```
+/// use tinkex_wire::rest::{AccessScope, ListTrainingRuns};
+///
+/// let second_page = ListTrainingRuns::default().offset(20).access_scope(AccessScope::Accessible);
+/// assert_eq!(second_page.limit, 20);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct ListTrainingRuns {
-    /// How many at most.
+    /// Maximum number of runs to return. Defaults to 20.
     pub limit: u64,
-    /// How many to skip.
+    /// Number of runs to skip. Defaults to 0.
     pub offset: u64,
-    /// Whose.
+    /// Ownership filter. Defaults to [`AccessScope::Owned`].
     pub access_scope: AccessScope,
-    /// Only those of this project.
+    /// Restricts the list to one project.
     #[serde(skip_serializing_if = "query::is_blank")]
     pub project_id: Option<String>,
 }
@@ -31,80 +40,161 @@ impl Default for ListTrainingRuns {
     }
 }
 
-/// A page of training runs.
+setters!(ListTrainingRuns {
+    limit: u64;
+    offset: u64;
+    access_scope: AccessScope;
+    project_id: impl Into<String> => Some(project_id.into());
+});
+
+/// One page of training runs: the response to [`ListTrainingRuns`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct TrainingRunPage {
-    /// The runs, newest first.
+    /// Training runs, newest first.
     pub training_runs: Vec<TrainingRun>,
-    /// Where the page stands.
+    /// Position of the page.
     pub cursor: Cursor,
 }
 
-/// Asks for one training run.
+impl TrainingRunPage {
+    /// Creates a page.
+    #[must_use]
+    pub fn new(training_runs: Vec<TrainingRun>, cursor: Cursor) -> Self {
+        Self { training_runs, cursor }
+    }
+}
+
+/// Returns one training run.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GetTrainingRun {
-    /// The run.
+    /// Id of the run.
     pub run_id: ModelId,
-    /// Whose runs may be looked at.
+    /// Ownership filter.
     pub query: ScopeQuery,
 }
 
-/// A model's history.
+impl GetTrainingRun {
+    /// Requests the run `run_id` if it belongs to the caller.
+    pub fn new(run_id: impl Into<ModelId>) -> Self {
+        Self { run_id: run_id.into(), query: ScopeQuery::default() }
+    }
+}
+
+setters!(GetTrainingRun { query: impl Into<ScopeQuery> => query.into(); });
+
+/// A training run: one model, from its creation on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct TrainingRun {
-    /// Its id: the model's.
+    /// Id of the run, which is the id of its model.
     pub training_run_id: ModelId,
-    /// What it started from.
+    /// Name of the base model.
     pub base_model: String,
-    /// Whose it is.
+    /// Owner of the model.
     pub model_owner: String,
-    /// Whether an adapter was trained.
+    /// Whether the run trains a LoRA adapter.
     pub is_lora: bool,
-    /// Whether its state was lost.
+    /// Whether the server lost the state of the model.
     #[serde(default)]
     pub corrupted: bool,
-    /// The adapter's rank.
+    /// Rank of the LoRA adapter.
     #[serde(default)]
     pub lora_rank: Option<u32>,
-    /// When it was last used.
+    /// Time of the last request for this model.
     pub last_request_time: Timestamp,
-    /// Its newest training checkpoint.
+    /// Latest training checkpoint.
     #[serde(default)]
     pub last_checkpoint: Option<Checkpoint>,
-    /// Its newest checkpoint to sample from.
+    /// Latest sampler checkpoint.
     #[serde(default)]
     pub last_sampler_checkpoint: Option<Checkpoint>,
-    /// What was remembered with it.
+    /// Metadata that the user attached to the run.
     #[serde(default)]
     pub user_metadata: Option<Metadata>,
 }
 
-/// Asks for one sampling session.
+impl TrainingRun {
+    /// Creates a run without an adapter, checkpoints or metadata.
+    pub fn new(
+        training_run_id: ModelId,
+        base_model: impl Into<String>,
+        model_owner: impl Into<String>,
+        last_request_time: Timestamp,
+    ) -> Self {
+        Self {
+            training_run_id,
+            base_model: base_model.into(),
+            model_owner: model_owner.into(),
+            is_lora: false,
+            corrupted: false,
+            lora_rank: None,
+            last_request_time,
+            last_checkpoint: None,
+            last_sampler_checkpoint: None,
+            user_metadata: None,
+        }
+    }
+}
+
+setters!(TrainingRun {
+    is_lora: bool;
+    corrupted: bool;
+    lora_rank: Option<u32>;
+    last_checkpoint: Option<Checkpoint>;
+    last_sampler_checkpoint: Option<Checkpoint>;
+    user_metadata: Option<Metadata>;
+});
+
+/// Returns one sampling session.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GetSampler {
-    /// The sampling session.
+    /// Id of the sampling session.
     pub sampler_id: SamplerId,
 }
 
-/// What a sampling session samples from.
+impl GetSampler {
+    /// Requests the sampling session `sampler_id`.
+    pub fn new(sampler_id: impl Into<SamplerId>) -> Self {
+        Self { sampler_id: sampler_id.into() }
+    }
+}
+
+/// Model and checkpoint of a sampling session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct SamplerInfo {
-    /// Its id.
+    /// Id of the sampling session.
     pub sampler_id: SamplerId,
-    /// The base model.
+    /// Name of the base model.
     pub base_model: String,
-    /// The checkpoint, if any.
+    /// `tinker://` path of the checkpoint; `None` for the base model itself.
     #[serde(default)]
     pub model_path: Option<String>,
-    /// Which tokenizer to use. Only servers of our own say so; others leave it to the name.
+    /// Tokenizer of the model. The local server sends it; other servers leave clients to derive the
+    /// tokenizer from the name of the base model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer_id: Option<String>,
 }
 
+impl SamplerInfo {
+    /// Describes a sampling session of the base model itself.
+    pub fn new(sampler_id: SamplerId, base_model: impl Into<String>) -> Self {
+        Self { sampler_id, base_model: base_model.into(), model_path: None, tokenizer_id: None }
+    }
+}
+
+setters!(SamplerInfo {
+    model_path: Option<String>;
+    tokenizer_id: Option<String>;
+});
+
 json_response!(TrainingRunPage, TrainingRun, SamplerInfo);
 
 bare_request! {
-    ListTrainingRuns: ListTrainingRuns => TrainingRunPage, |c| params [], query c;
-    GetTrainingRun: GetTrainingRun => TrainingRun, |c| params [c.run_id.as_str()], query &c.query;
-    GetSampler: GetSampler => SamplerInfo, |c| params [c.sampler_id.as_str()];
+    ListTrainingRuns: ListTrainingRuns => TrainingRunPage, |r| params [], query r;
+    GetTrainingRun: GetTrainingRun => TrainingRun, |r| params [r.run_id.as_str()], query &r.query;
+    GetSampler: GetSampler => SamplerInfo, |r| params [r.sampler_id.as_str()];
 }

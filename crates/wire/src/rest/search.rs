@@ -1,4 +1,4 @@
-//! Finding sessions by what they are.
+//! Session search.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,31 +7,42 @@ use crate::ids::{ModelId, RequestId, SamplerId, SessionId};
 use crate::metadata::Metadata;
 use crate::request::{json_request, json_response};
 use crate::session::FinishReason;
+use crate::setters::setters;
 use crate::time::Timestamp;
 
-/// Asks for a page of sessions.
+/// Searches sessions. A session is returned if it matches every filter that is set.
+///
+/// ```
+/// use tinkex_wire::rest::{SearchSessions, SessionStatusFilter};
+///
+/// let search = SearchSessions::default()
+///     .display_name("ablation")
+///     .statuses([SessionStatusFilter::Active])
+///     .limit(200);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct SearchSessions {
-    /// The session with this id.
+    /// Session id to match.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// Those of these projects.
+    /// Projects to search; all projects by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub project_ids: Option<Vec<String>>,
-    /// Those with all of this remembered.
+    /// Metadata that the session must contain.
     pub user_metadata: Metadata,
-    /// Those with this name.
+    /// Display name to match. Must not be empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub display_name: Option<String>,
-    /// Whose.
+    /// Owners to search. Defaults to [`SearchOwner::Own`].
     pub owner: SearchOwner,
-    /// Those in one of these states.
+    /// States to match; all states by default. Must not be empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub statuses: Option<Vec<SessionStatusFilter>>,
-    /// How many at most, 1 to 200.
+    /// Maximum number of sessions to return, 1 to 200. Defaults to 50.
     pub limit: u64,
-    /// Where the last page ended.
+    /// Position to continue from: the [`SessionSearchPage::next_cursor`] of the previous page.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cursor: Option<SearchCursor>,
 }
@@ -51,186 +62,256 @@ impl Default for SearchSessions {
     }
 }
 
+setters!(SearchSessions {
+    session_id: impl Into<SessionId> => Some(session_id.into());
+    project_ids: impl Into<Vec<String>> => Some(project_ids.into());
+    user_metadata: Metadata;
+    display_name: impl Into<String> => Some(display_name.into());
+    owner: SearchOwner;
+    statuses: impl Into<Vec<SessionStatusFilter>> => Some(statuses.into());
+    limit: u64;
+    cursor: Option<SearchCursor>;
+});
+
 impl SearchSessions {
-    fn check_limits(&self) -> Result<(), InvalidInput> {
-        let wrong = |field: &str, why: &str| Err(InvalidInput::new(field, why));
+    fn validate_filters(&self) -> Result<(), InvalidInput> {
+        let invalid = |field: &str, reason: &str| Err(InvalidInput::new(field, reason));
         if !(1..=200).contains(&self.limit) {
-            return wrong("limit", "must be from 1 to 200");
+            return invalid("limit", "must be from 1 to 200");
         }
         if self.display_name.as_deref() == Some("") {
-            return wrong("display_name", "must not be empty");
+            return invalid("display_name", "must not be empty");
         }
         if self.statuses.as_deref().is_some_and(<[_]>::is_empty) {
-            return wrong("statuses", "must not be empty; leave it out for all");
+            return invalid("statuses", "must not be empty; omit the field to match all states");
         }
         let no_reasons = |status: &SessionStatusFilter| matches!(status, SessionStatusFilter::ClientFinished { reasons: Some(reasons) } if reasons.is_empty());
         if self.statuses.iter().flatten().any(no_reasons) {
-            return wrong("statuses.reasons", "must not be empty; leave it out for all");
+            return invalid(
+                "statuses.reasons",
+                "must not be empty; omit the field to match all reasons",
+            );
         }
         if let SearchOwner::User { owner_urns } = &self.owner
             && !(1..=10).contains(&owner_urns.len())
         {
-            return wrong("owner.owner_urns", "must name 1 to 10 owners");
+            return invalid("owner.owner_urns", "must have 1 to 10 entries");
         }
         if self.cursor.as_ref().is_some_and(|cursor| !cursor.last_created_at.has_offset()) {
-            return wrong("cursor.last_created_at", "must have an offset from UTC");
+            return invalid("cursor.last_created_at", "must have a UTC offset");
         }
         Ok(())
     }
 }
 
-/// Whose sessions are searched.
+/// Owners whose sessions are searched.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum SearchOwner {
-    /// The caller's own.
+    /// The caller.
     #[default]
     Own,
-    /// All that the caller may see.
+    /// All users whose sessions the caller may read.
     Accessible,
-    /// Those of these people.
+    /// The listed users.
     User {
-        /// Their URNs, 1 to 10.
+        /// URNs of the users, 1 to 10.
         owner_urns: Vec<String>,
     },
 }
 
-/// A state to search for.
+/// Session state to match.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum SessionStatusFilter {
-    /// Still running.
+    /// Matches sessions that are running.
     Active,
-    /// Cancelled.
+    /// Matches sessions that the server cancelled.
     Cancelled,
-    /// Failed.
+    /// Matches sessions that failed.
     Failed,
-    /// Ended by its client.
+    /// Matches sessions that their client finished.
     ClientFinished {
-        /// For one of these reasons.
+        /// Finish reasons to match; all reasons by default. Must not be empty.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reasons: Option<Vec<FinishReasonFilter>>,
     },
 }
 
-/// Why a client ended a session, as one word.
+/// [`FinishReason`] in a search, where it is encoded as a string instead of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum FinishReasonFilter {
-    /// All was done.
+    /// The program completed.
     Success,
-    /// Something failed.
+    /// The program failed.
     Errored,
-    /// Someone stopped it.
+    /// The user interrupted the program.
     Interrupted,
 }
 
-/// Where a page ended.
+impl From<FinishReason> for FinishReasonFilter {
+    fn from(reason: FinishReason) -> Self {
+        match reason {
+            FinishReason::Success => Self::Success,
+            FinishReason::Errored => Self::Errored,
+            FinishReason::Interrupted => Self::Interrupted,
+        }
+    }
+}
+
+/// Last session of a page, from which the next page continues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SearchCursor {
-    /// When its last session began.
+    /// Creation time of the session.
     pub last_created_at: Timestamp,
-    /// That session.
+    /// Id of the session.
     pub last_session_id: SessionId,
 }
 
-/// A page of sessions.
+/// One page of matching sessions: the response to [`SearchSessions`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct SessionSearchPage {
-    /// The sessions.
+    /// Matching sessions, newest first.
     pub sessions: Vec<SessionSummary>,
-    /// Where to go on, if there are more.
+    /// Cursor of the next page; `None` on the last page.
     #[serde(default)]
     pub next_cursor: Option<SearchCursor>,
 }
 
-/// One session.
+impl SessionSearchPage {
+    /// Creates a page.
+    #[must_use]
+    pub fn new(sessions: Vec<SessionSummary>, next_cursor: Option<SearchCursor>) -> Self {
+        Self { sessions, next_cursor }
+    }
+}
+
+/// A session found by a search.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct SessionSummary {
-    /// Its id.
+    /// Id of the session.
     pub session_id: SessionId,
-    /// When it began.
+    /// Time at which the session was created.
     pub created_at: Timestamp,
-    /// Whose it is.
+    /// Owner of the session.
     pub owner: String,
-    /// Its project.
+    /// Project of the session.
     pub project_id: String,
-    /// Its state, if known.
+    /// State of the session, if the server reports it.
     #[serde(default)]
     pub status: Option<SessionStatus>,
-    /// How many checkpoints it has.
+    /// Number of checkpoints that the session saved.
     pub checkpoints_count: u64,
-    /// Its name for people.
+    /// Display name of the session.
     #[serde(default)]
     pub display_name: Option<String>,
-    /// What was remembered with it.
+    /// Metadata that the user attached to the session.
     #[serde(default)]
     pub user_metadata: Option<Metadata>,
-    /// How much storage its checkpoints take.
+    /// Total size of the session's checkpoints, in bytes.
     #[serde(default)]
     pub checkpoint_storage_bytes: Option<u64>,
 }
 
-/// The state of a session.
+impl SessionSummary {
+    /// Creates a summary of a session without checkpoints, state, name or metadata.
+    pub fn new(
+        session_id: SessionId,
+        created_at: Timestamp,
+        owner: impl Into<String>,
+        project_id: impl Into<String>,
+    ) -> Self {
+        Self {
+            session_id,
+            created_at,
+            owner: owner.into(),
+            project_id: project_id.into(),
+            status: None,
+            checkpoints_count: 0,
+            display_name: None,
+            user_metadata: None,
+            checkpoint_storage_bytes: None,
+        }
+    }
+}
+
+setters!(SessionSummary {
+    status: Option<SessionStatus>;
+    checkpoints_count: u64;
+    display_name: Option<String>;
+    user_metadata: Option<Metadata>;
+    checkpoint_storage_bytes: Option<u64>;
+});
+
+/// State of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum SessionStatus {
-    /// Still running.
+    /// The session is running.
     Active,
-    /// Cancelled.
+    /// The server cancelled the session.
     Cancelled {
-        /// More about it.
+        /// Description of the cause.
         #[serde(default)]
         detail: Option<String>,
     },
-    /// Failed.
+    /// The session failed.
     Failed {
-        /// Whose fault it was.
+        /// Side that caused the failure.
         category: SessionFailureCategory,
-        /// What failed.
+        /// Object that failed.
         reason: SessionFailureReason,
-        /// More about it.
+        /// Description of the failure.
         message: String,
     },
-    /// Ended by its client.
+    /// The client finished the session.
     ClientFinished {
-        /// Why.
+        /// Outcome that the client reported.
         reason: FinishReason,
-        /// More about it.
+        /// Description that the client sent.
         #[serde(default)]
         detail: Option<String>,
     },
 }
 
-/// Whose fault it was that a session failed.
+/// Side that caused a session to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum SessionFailureCategory {
-    /// The user's.
+    /// A user error, such as an invalid request.
     User,
-    /// The server's.
+    /// A server error.
     Internal,
 }
 
-/// What made a session fail.
+/// Object whose failure made a session fail.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum SessionFailureReason {
-    /// A request.
+    /// A request failed.
     Request {
-        /// Which.
+        /// Id of the request.
         request_id: RequestId,
-        /// Of what type.
+        /// Type of the request.
         request_type: String,
     },
-    /// A model.
+    /// A training run failed.
     TrainingRun {
-        /// Which.
+        /// Id of the run.
         training_run_id: ModelId,
     },
-    /// A sampling session.
+    /// A sampling session failed.
     SamplingSession {
-        /// Which.
+        /// Id of the sampling session.
         sampling_session_id: SamplerId,
     },
 }
@@ -238,5 +319,5 @@ pub enum SessionFailureReason {
 json_response!(SessionSearchPage);
 
 json_request! {
-    SearchSessions: SearchSessions => SessionSearchPage, check SearchSessions::check_limits;
+    SearchSessions: SearchSessions => SessionSearchPage, validate SearchSessions::validate_filters;
 }

@@ -1,4 +1,4 @@
-//! Sessions, looked at from outside.
+//! Listing and managing sessions.
 
 use std::fmt;
 
@@ -10,19 +10,21 @@ use crate::ids::{ModelId, SamplerId, SessionId};
 use crate::metadata::Metadata;
 use crate::request::{ApiRequest, RequestBody, bare_request, json_response};
 use crate::route::Route;
-use crate::secret::Address;
+use crate::secret::RedactedUrl;
+use crate::setters::setters;
 
 use super::{AccessScope, ScopeQuery};
 
-/// Asks for a page of session ids.
+/// Lists session ids, one page at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct ListSessions {
-    /// How many at most.
+    /// Maximum number of sessions to return. Defaults to 20.
     pub limit: u64,
-    /// How many to skip.
+    /// Number of sessions to skip. Defaults to 0.
     pub offset: u64,
-    /// Whose.
+    /// Ownership filter. Defaults to [`AccessScope::Owned`].
     pub access_scope: AccessScope,
 }
 
@@ -32,93 +34,152 @@ impl Default for ListSessions {
     }
 }
 
-/// Session ids.
+setters!(ListSessions {
+    limit: u64;
+    offset: u64;
+    access_scope: AccessScope;
+});
+
+/// One page of session ids: the response to [`ListSessions`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct SessionPage {
-    /// The ids, newest first.
+    /// Session ids, newest first.
     pub sessions: Vec<SessionId>,
 }
 
-/// Asks for one session.
+impl SessionPage {
+    /// Creates a page.
+    #[must_use]
+    pub fn new(sessions: Vec<SessionId>) -> Self {
+        Self { sessions }
+    }
+}
+
+/// Returns one session.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GetSession {
-    /// The session.
+    /// Id of the session.
     pub session_id: SessionId,
-    /// Whose sessions may be looked at.
+    /// Ownership filter.
     pub query: ScopeQuery,
 }
 
-/// What a session made.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+impl GetSession {
+    /// Requests the session `session_id` if it belongs to the caller.
+    pub fn new(session_id: impl Into<SessionId>) -> Self {
+        Self { session_id: session_id.into(), query: ScopeQuery::default() }
+    }
+}
+
+setters!(GetSession { query: impl Into<ScopeQuery> => query.into(); });
+
+/// Models, sampling sessions and metadata of a session.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct SessionInfo {
-    /// Its models.
+    /// Models created in the session.
     pub training_run_ids: Vec<ModelId>,
-    /// Its sampling sessions.
+    /// Sampling sessions created in the session.
     pub sampler_ids: Vec<SamplerId>,
-    /// What was remembered with it.
+    /// Metadata that the user attached to the session.
     #[serde(default)]
     pub user_metadata: Option<Metadata>,
-    /// Its name for people.
+    /// Display name of the session.
     #[serde(default)]
     pub display_name: Option<String>,
 }
 
+setters!(SessionInfo {
+    training_run_ids: Vec<ModelId>;
+    sampler_ids: Vec<SamplerId>;
+    user_metadata: Option<Metadata>;
+    display_name: Option<String>;
+});
+
 /// Moves a session to a project.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct AssignSessionProject {
-    /// The session.
+    /// Id of the session.
     pub session_id: SessionId,
-    /// The project.
+    /// Request body: the new project.
     pub project: SessionProject,
 }
 
-/// The body of [`AssignSessionProject`].
+impl AssignSessionProject {
+    /// Moves the session `session_id` to the project `project_id`.
+    pub fn new(session_id: impl Into<SessionId>, project_id: impl Into<String>) -> Self {
+        Self { session_id: session_id.into(), project: SessionProject::new(project_id) }
+    }
+}
+
+/// Body of [`AssignSessionProject`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct SessionProject {
-    /// The project.
+    /// Id of the project.
     pub project_id: String,
 }
 
-/// Asks for a session's trace.
+impl SessionProject {
+    /// Creates the body that assigns the project `project_id`.
+    pub fn new(project_id: impl Into<String>) -> Self {
+        Self { project_id: project_id.into() }
+    }
+}
+
+/// Starts or polls the trace export of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TraceExportRequest {
-    /// The session.
+    /// Id of the session.
     pub session_id: SessionId,
 }
 
-/// How far a trace is.
+impl TraceExportRequest {
+    /// Requests the trace of the session `session_id`.
+    pub fn new(session_id: impl Into<SessionId>) -> Self {
+        Self { session_id: session_id.into() }
+    }
+}
+
+/// State of a trace export.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct TraceExport {
-    /// How far.
+    /// Progress of the export.
     pub status: TraceStatus,
-    /// Where to download it, once it is ready. It needs no credential, so never log it.
+    /// Download URL, once the export is ready. The URL is a credential: never log it.
     #[serde(default)]
     pub url: Option<String>,
-    /// Why there will be none.
+    /// Cause of a failed export.
     #[serde(default)]
     pub error: Option<String>,
 }
 
 impl fmt::Debug for TraceExport {
-    /// Tells who has the trace, without the way in.
+    /// Prints the host of the URL and omits its path and query, which contain the signature.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TraceExport")
             .field("status", &self.status)
-            .field("url", &self.url.as_deref().map(Address::Host))
+            .field("url", &self.url.as_deref().map(RedactedUrl::Host))
             .field("error", &self.error)
             .finish()
     }
 }
 
-/// How far a trace is.
+/// Progress of a trace export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum TraceStatus {
-    /// Being made.
+    /// The server is preparing the trace.
     Pending,
-    /// Ready to download.
+    /// The trace can be downloaded.
     Ready,
-    /// There will be none.
+    /// The export failed.
     Failed,
 }
 
@@ -130,7 +191,7 @@ impl ApiRequest for AssignSessionProject {
         vec![self.session_id.as_str()]
     }
 
-    fn body(&self) -> Result<RequestBody, InvalidInput> {
+    fn encode_body(&self) -> Result<RequestBody, InvalidInput> {
         Ok(RequestBody::Json(json::encode(&self.project)?))
     }
 }
@@ -138,7 +199,7 @@ impl ApiRequest for AssignSessionProject {
 json_response!(SessionPage, SessionInfo, TraceExport);
 
 bare_request! {
-    ListSessions: ListSessions => SessionPage, |c| params [], query c;
-    GetSession: GetSession => SessionInfo, |c| params [c.session_id.as_str()], query &c.query;
-    TraceExportRequest: TraceExport => TraceExport, |c| params [c.session_id.as_str()];
+    ListSessions: ListSessions => SessionPage, |r| params [], query r;
+    GetSession: GetSession => SessionInfo, |r| params [r.session_id.as_str()], query &r.query;
+    TraceExportRequest: TraceExport => TraceExport, |r| params [r.session_id.as_str()];
 }

@@ -120,7 +120,7 @@ impl Exchange {
             Route::CreateSession => self.same(&self.body::<CreateSession>()),
             Route::SessionHeartbeat => self.same(&self.body::<SessionHeartbeat>()),
             Route::FinishSession => {
-                self.same(&FinishSession { session_id: id().into(), finish: self.body() });
+                self.same(&FinishSession::new(id(), self.body()));
             }
             Route::CreateModel => self.same(&self.body::<CreateModel>()),
             Route::GetInfo => self.same(&self.body::<GetInfo>()),
@@ -144,31 +144,37 @@ impl Exchange {
             Route::CopyWeights => self.same(&self.body::<CopyWeights>()),
             Route::ListTrainingRuns => self.same(&self.query::<ListTrainingRuns>()),
             Route::GetTrainingRun => {
-                self.same(&GetTrainingRun { run_id: id().into(), query: self.query() });
+                self.same(&GetTrainingRun::new(id()).query(self.query::<ScopeQuery>()));
             }
-            Route::ListCheckpoints => self.same(&ListCheckpoints { run_id: id().into() }),
-            Route::DeleteCheckpoint => self.same(&DeleteCheckpoint { path: self.checkpoint() }),
-            Route::PublishCheckpoint => self.same(&PublishCheckpoint { path: self.checkpoint() }),
+            Route::ListCheckpoints => self.same(&ListCheckpoints::new(id())),
+            Route::DeleteCheckpoint => self.same(&DeleteCheckpoint::new(self.checkpoint())),
+            Route::PublishCheckpoint => self.same(&PublishCheckpoint::new(self.checkpoint())),
             Route::UnpublishCheckpoint => {
-                self.same(&UnpublishCheckpoint { path: self.checkpoint() });
+                self.same(&UnpublishCheckpoint::new(self.checkpoint()));
             }
             Route::SetCheckpointTtl => {
-                self.same(&SetCheckpointTtl { path: self.checkpoint(), ttl: self.body() });
+                self.same(&SetCheckpointTtl::new(
+                    self.checkpoint(),
+                    self.body::<CheckpointTtl>().ttl_seconds,
+                ));
             }
             Route::ExternalWeightsUrls => {
-                self.same(&ExternalWeightsUrlsRequest { path: self.checkpoint() });
+                self.same(&ExternalWeightsUrlsRequest::new(self.checkpoint()));
             }
             Route::ListUserCheckpoints => self.same(&self.query::<ListUserCheckpoints>()),
             Route::ListSessions => self.same(&self.query::<ListSessions>()),
             Route::GetSession => {
-                self.same(&GetSession { session_id: id().into(), query: self.query() });
+                self.same(&GetSession::new(id()).query(self.query::<ScopeQuery>()));
             }
             Route::SearchSessions => self.same(&self.body::<SearchSessions>()),
             Route::AssignSessionProject => {
-                self.same(&AssignSessionProject { session_id: id().into(), project: self.body() });
+                self.same(&AssignSessionProject::new(
+                    id(),
+                    self.body::<SessionProject>().project_id,
+                ));
             }
-            Route::TraceExport => self.same(&TraceExportRequest { session_id: id().into() }),
-            Route::GetSampler => self.same(&GetSampler { sampler_id: id().into() }),
+            Route::TraceExport => self.same(&TraceExportRequest::new(id())),
+            Route::GetSampler => self.same(&GetSampler::new(id())),
             Route::BillingUsage => self.same(&self.query::<BillingUsageRequest>()),
             Route::StorageUsage => self.same(&self.query::<StorageUsageRequest>()),
             Route::AuditLog => self.same(&self.query::<AuditLogRequest>()),

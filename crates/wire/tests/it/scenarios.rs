@@ -225,11 +225,11 @@ fn a_tensor_comes_back_as_it_was() {
 /// Covers Q1.
 #[test]
 fn nulls_are_sent_where_they_say_something() {
-    let finish = FinishDetails { reason: FinishReason::Errored, detail: None };
+    let finish = FinishDetails::new(FinishReason::Errored, None);
     assert_eq!(to_json(finish), json!({"reason": {"type": "errored"}, "detail": null}));
     assert_eq!(to_json(rest::CheckpointTtl { ttl_seconds: None }), json!({"ttl_seconds": null}));
     let metadata = [("k".to_owned(), Value::Null)].into_iter().collect();
-    let session = CreateSession { user_metadata: Some(metadata), ..CreateSession::default() };
+    let session = CreateSession::default().user_metadata(Some(metadata));
     let body = to_json(session);
     assert_eq!(body["user_metadata"], json!({"k": null}), "nulls inside metadata are kept");
     assert_eq!(body.get("project_id"), None, "nulls of the request are not");

@@ -59,7 +59,7 @@ fn without_defaults_keeps_what_was_asked_for() {
     );
     assert_eq!(sent.get("prompt_alt_tokens_k"), None);
 
-    let beat = SessionHeartbeat { session_id: "s".into() };
+    let beat = SessionHeartbeat::new("s");
     assert_eq!(lean(&beat), serde_json::to_value(beat).unwrap(), "nothing optional here");
 }
 
@@ -268,7 +268,7 @@ fn an_optimizer_without_a_name_is_the_default_one() {
 
 #[test]
 fn empty_query_parameters_are_left_out() {
-    let storage = rest::StorageUsageRequest { project_id: Some(String::new()) };
+    let storage = rest::StorageUsageRequest::default().project_id(Some(String::new()));
     assert_eq!(storage.target().unwrap(), "/api/v1/billing/usage/checkpoints/current");
     let error = codec::query::decode::<rest::ListSessions>("limit=many").unwrap_err();
     assert_eq!((error.kind(), error.path()), (DecodeErrorKind::Value, "query"));
@@ -279,7 +279,7 @@ fn secrets_do_not_print() {
     let mut load = LoadWeights::as_new_model("s".into(), 0, "tinker://r/weights/a");
     load.weights_access_token = Some("tml-hidden".into());
     assert!(!format!("{load:?}").contains("hidden"));
-    let token = AuthToken { jwt: "eyJhidden".into() };
+    let token = AuthToken::new("eyJhidden");
     assert!(!format!("{token:?}").contains("hidden"));
     let mut holder =
         HandleHolder::new("http://h", ClientConfig::default(), DynamicConfig::default());
@@ -354,21 +354,15 @@ fn requests_that_no_server_could_understand_are_refused_before_sending() {
     assert_eq!(field(load.body()), "model_id");
 
     let path: TinkerPath = "tinker://r/weights/a".parse().unwrap();
-    assert_eq!(field(rest::ExternalWeightsUrlsRequest { path }.body()), "tinker_path");
+    assert_eq!(field(rest::ExternalWeightsUrlsRequest::new(path).body()), "tinker_path");
 
-    let search = rest::SearchSessions { limit: 201, ..Default::default() };
+    let search = rest::SearchSessions::default().limit(201);
     assert_eq!(field(search.body()), "limit");
     let finished = rest::SessionStatusFilter::ClientFinished { reasons: Some(vec![]) };
-    let search = rest::SearchSessions { statuses: Some(vec![finished]), ..Default::default() };
+    let search = rest::SearchSessions::default().statuses([finished]);
     assert_eq!(field(search.body()), "statuses.reasons");
 
-    let telemetry = TelemetryBatch {
-        events: vec![],
-        platform: "Linux".to_owned(),
-        sdk_version: SDK_VERSION.to_owned(),
-        session_id: "s".to_owned(),
-        process_uuid: "p".to_owned(),
-    };
+    let telemetry = TelemetryBatch::new(vec![], "Linux", "s", "p");
     assert_eq!(field(telemetry.body()), "events");
 
     let mut train = ForwardBackward::new(

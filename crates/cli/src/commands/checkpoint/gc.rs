@@ -115,17 +115,9 @@ mod tests {
     use super::*;
 
     fn checkpoint(run: &str, kind: CheckpointKind, day: u32, public: bool) -> Checkpoint {
-        let name = format!("{}/{day}", kind.segment());
-        Checkpoint {
-            checkpoint_id: name.clone(),
-            checkpoint_type: kind,
-            time: format!("2026-01-{day:02}T00:00:00Z").parse().unwrap(),
-            tinker_path: format!("tinker://{run}/{name}"),
-            size_bytes: Some(10),
-            public,
-            user_metadata: None,
-            expires_at: None,
-        }
+        let path = format!("tinker://{run}/{}/{day}", kind.segment()).parse().unwrap();
+        let time = format!("2026-01-{day:02}T00:00:00Z").parse().unwrap();
+        Checkpoint::new(&path, time).size_bytes(Some(10)).public(public)
     }
 
     fn gc() -> GcArgs {

@@ -130,7 +130,9 @@ pub(super) async fn all(
     let found = list::pages(shell, "checkpoints", page, BATCH, |offset, limit| {
         let rest = rest.clone();
         async move {
-            let reply = rest.list_user_checkpoints(&ListUserCheckpoints { limit, offset }).await?;
+            let reply = rest
+                .list_user_checkpoints(&ListUserCheckpoints::default().limit(limit).offset(offset))
+                .await?;
             Ok((reply.checkpoints, reply.cursor.map(|cursor| cursor.total_count)))
         }
     })

@@ -1,4 +1,4 @@
-//! Writing a training request: sizes first, then one pass.
+//! Encodes a training request: computes its exact size, then writes it in one pass.
 
 use bytes::Bytes;
 
@@ -14,42 +14,49 @@ use crate::input::InputChunk;
 use crate::loss::LossSetting;
 use crate::training::{ForwardBackward, PassMode};
 
-pub(crate) fn encode(request: &ForwardBackward) -> Result<Bytes, InvalidInput> {
-    check(request)?;
+/// Encodes a request that [`validate`] accepts.
+pub(crate) fn encode(request: &ForwardBackward) -> Bytes {
     let size = request_size(request);
     let mut out = Vec::with_capacity(size);
     write_request(&mut out, request);
-    debug_assert_eq!(out.len(), size, "the size was computed wrong");
-    Ok(out.into())
+    debug_assert_eq!(out.len(), size, "the computed size differs from the encoded size");
+    out.into()
 }
 
-/// Everything that could stop the encoding, before any of it is done.
-pub(crate) fn check(request: &ForwardBackward) -> Result<(), InvalidInput> {
+/// Rejects values that the protobuf message cannot represent.
+pub(crate) fn validate(request: &ForwardBackward) -> Result<(), InvalidInput> {
     if seq(request) > i32::MAX.unsigned_abs().into() {
-        return Err(InvalidInput::new("seq_id", format!("{} does not fit 31 bits", seq(request))));
+        return Err(InvalidInput::new(
+            "seq_id",
+            format!("{} does not fit into 31 bits", seq(request)),
+        ));
     }
     for (i, datum) in request.data.iter().enumerate() {
         for (j, chunk) in datum.model_input().chunks.iter().enumerate() {
-            check_chunk(chunk)
-                .map_err(|why| InvalidInput::new(format!("data[{i}].model_input[{j}]"), why))?;
+            validate_chunk(chunk).map_err(|reason| {
+                InvalidInput::new(format!("data[{i}].model_input[{j}]"), reason)
+            })?;
         }
         let fits = |span: &ProvenanceSpan| i64::try_from(span.offset.max(span.length)).is_ok();
         if !datum.provenance().is_none_or(|provenance| {
             provenance.model_input.iter().chain(&provenance.loss_inputs).all(fits)
         }) {
-            return Err(InvalidInput::new(format!("data[{i}].provenance"), "does not fit 63 bits"));
+            return Err(InvalidInput::new(
+                format!("data[{i}].provenance"),
+                "offset or length does not fit into 63 bits",
+            ));
         }
     }
     Ok(())
 }
 
-fn check_chunk(chunk: &InputChunk) -> Result<(), &'static str> {
+fn validate_chunk(chunk: &InputChunk) -> Result<(), &'static str> {
     match chunk {
         InputChunk::ImageAssetPointer { .. } => {
-            Err("a picture by address cannot be trained on; send the picture itself")
+            Err("an image asset pointer cannot be used for training; send the image data")
         }
         InputChunk::Image { expected_tokens: Some(n), .. } if *n > i32::MAX.unsigned_abs() => {
-            Err("expected_tokens does not fit 31 bits")
+            Err("expected_tokens does not fit into 31 bits")
         }
         _ => Ok(()),
     }
@@ -87,7 +94,7 @@ fn write_request(out: &mut Vec<u8>, request: &ForwardBackward) {
         write_datum(out, datum);
     }
     put_text(out, 4, request.loss_fn.as_str());
-    // Numbers go into both maps: servers from before the second one read the first.
+    // Write numbers into both maps: older servers read only the first one.
     for (name, value) in request.loss_fn_config.iter() {
         if let LossSetting::Number(number) = value {
             put_entry(out, 5, name, DOUBLE_SIZE);
@@ -117,12 +124,12 @@ fn setting_len(value: &LossSetting) -> usize {
     }
 }
 
-/// A map entry: the key, and a value field of `value` bytes.
+/// Returns the size of a map entry whose value field has `value` bytes.
 fn entry_size(key: &str, value: usize) -> usize {
     bytes_size(bytes_size(key.len()) + value)
 }
 
-/// The start of a map entry; the caller writes the value field.
+/// Writes the header and key of a map entry; the caller writes the value field.
 fn put_entry(out: &mut Vec<u8>, field: u8, key: &str, value: usize) {
     put_header(out, field, bytes_size(key.len()) + value);
     put_bytes(out, 1, key.as_bytes());
@@ -164,7 +171,7 @@ fn write_datum(out: &mut Vec<u8>, datum: &Datum) {
     }
 }
 
-/// The length of the message inside a `InputChunk`.
+/// Returns the length of the message inside a `Chunk`.
 fn chunk_len(chunk: &InputChunk) -> usize {
     match chunk {
         InputChunk::EncodedText { tokens } => filled_size(tokens.len() * size_of::<u32>()),
@@ -173,7 +180,7 @@ fn chunk_len(chunk: &InputChunk) -> usize {
                 + text_size(format.as_str())
                 + expected_tokens.map_or(0, |n| 1 + varint_size(n.into()))
         }
-        // Refused before we come here.
+        // `validate` rejects this chunk.
         InputChunk::ImageAssetPointer { .. } => 0,
         InputChunk::Dmel { dmel } => filled_size(dmel.len()),
     }
@@ -203,7 +210,7 @@ fn write_chunk(out: &mut Vec<u8>, chunk: &InputChunk) {
     }
 }
 
-/// Bytes that are left out when there are none.
+/// Returns the size of a bytes field that is omitted when empty.
 fn filled_size(len: usize) -> usize {
     if len == 0 { 0 } else { bytes_size(len) }
 }
@@ -214,7 +221,7 @@ fn put_filled(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
     }
 }
 
-/// The length of the message inside a `ProvenanceSpan`.
+/// Returns the length of the message inside a `ProvenanceSpan`.
 fn span_len(span: &ProvenanceSpan) -> usize {
     text_size(span.sequence_id.as_str()) + number_size(span.offset) + number_size(span.length)
 }

@@ -4,4 +4,4 @@ mod decode;
 mod encode;
 
 pub(crate) use decode::decode;
-pub(crate) use encode::{check, encode};
+pub(crate) use encode::{encode, validate};
