@@ -91,7 +91,7 @@ mod fixture;
 pub use config::{ApiKey, BaseUrl, CredentialStore, Env, StoredKey, StoredKeyKind};
 #[cfg(feature = "console")]
 pub use console::log_to_console;
-pub use download::{Download, DownloadProgress, Downloaded};
+pub use download::{CheckpointDownload, DownloadProgress, DownloadedCheckpoint, FileDownload};
 pub use error::{Error, ErrorKind, Result};
 pub use future::ApiFuture;
 pub use hint::Hint;
@@ -117,8 +117,8 @@ pub use transport::http::{HttpFailure, HttpFailureKind, HttpService, Lane, Respo
 pub use transport::retry::RetryPolicy;
 
 #[cfg(feature = "chat")]
-pub use chat::{BadLine, Chat, Example, Jsonl, Message, TooLong, TrainOn};
+pub use chat::{Chat, JsonlError, JsonlReader, Message, TooLong, TrainOn, TrainingExample};
 #[cfg(feature = "tokenizer")]
-pub use push::{Commit, Committed, HubRepo};
+pub use push::{Commit, CommitInfo, HubRepo};
 #[cfg(feature = "tokenizer")]
 pub use tokenizer::{Hub, Tokenizer, TokenizerId};

@@ -22,6 +22,24 @@ pub fn write(path: impl AsRef<Path>, contents: impl AsRef<[u8]>) -> io::Result<(
     AtomicWrite::new(path).write(contents)
 }
 
+/// Publishes a file that the caller wrote under another name in the same file system: flushes
+/// `file`, which is open at `from`, renames it to `to` and flushes the folder of `to`.
+///
+/// For files that grow over several runs, such as downloads. [`AtomicWrite`] does all of this for a
+/// file that is written at once.
+///
+/// # Errors
+/// If one of the steps fails. Unless flushing the folder failed, whatever was at `to` is unchanged.
+pub fn publish(file: &File, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
+    publish_on(&System, file, from.as_ref(), to.as_ref())
+}
+
+fn publish_on(operations: &impl Operations, file: &File, from: &Path, to: &Path) -> io::Result<()> {
+    operations.sync_file(file)?;
+    operations.rename(from, to)?;
+    operations.sync_folder(parent(to))
+}
+
 /// Replaces a file in one step.
 ///
 /// The content goes to a temporary file in the same folder, which is flushed and renamed to the
@@ -204,23 +222,16 @@ impl StagedFile {
     /// # Errors
     /// If the rename fails. The old file is then unchanged.
     pub fn publish(self) -> io::Result<File> {
-        self.publish_on(&System)
+        let (file, path) = self.file.into_parts();
+        fs::rename(&path, &self.target)?;
+        Ok(file)
     }
 
     fn commit_on(self, operations: &impl Operations) -> io::Result<File> {
-        operations.sync_file(self.file.as_file())?;
-        let folder = parent(&self.target).to_owned();
-        let file = self.publish_on(operations)?;
-        operations.sync_folder(&folder)?;
-        Ok(file)
-    }
-
-    fn publish_on(self, operations: &impl Operations) -> io::Result<File> {
         let (file, path) = self.file.into_parts();
-        operations.rename(&path, &self.target)?;
-        // The temporary name no longer exists; dropping the guard would try to remove it.
-        let _renamed = path.keep();
-        Ok(file)
+        let published = publish_on(operations, &file, &path, &self.target);
+        // Dropping `path` removes the temporary file if the rename failed, and nothing otherwise.
+        published.map(|()| file)
     }
 }
 

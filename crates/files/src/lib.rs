@@ -7,6 +7,7 @@
 //! |---|---|
 //! | replace a small file | [`write`] |
 //! | choose permissions, or write in pieces | [`AtomicWrite`] |
+//! | publish a file that grew over several runs | [`publish`] |
 //! | create or replace a folder as a whole | [`StagedFolder`] |
 //! | publish a folder that was filled over several runs | [`replace_folder`] |
 //! | keep other processes out | [`FileLock`] |
@@ -34,7 +35,7 @@ mod hub_cache;
 mod lock;
 mod operations;
 
-pub use file::{AtomicWrite, StagedFile, write};
+pub use file::{AtomicWrite, StagedFile, publish, write};
 pub use folder::{StagedFolder, create_private_folder, recover_folder, replace_folder};
 pub use hub_cache::{CachedRepo, HubCache, hub_home};
 pub use lock::{FileLock, LockError, try_lock};

@@ -43,9 +43,8 @@ pub(super) async fn run(shell: &mut Shell<'_>, what: ExportTraceArgs) -> Result<
     if let Some(folder) = target.parent() {
         std::fs::create_dir_all(folder).map_err(|why| CommandError::file("made", &shown, &why))?;
     }
-    let brought = progress::of_download(shell, "Downloading trace", |told| async {
-        let told = told;
-        rest.download_file(&url, &target, told).await
+    let brought = progress::of_download(shell, "Downloading trace", |told| {
+        rest.download_file(&url, &target).on_progress(told).into_future()
     });
     let bytes = brought.await.map_err(|failure| {
         let hint = match failure.exit() {

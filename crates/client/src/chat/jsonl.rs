@@ -14,7 +14,7 @@ use tinkex_wire::Datum;
 use crate::error::{Error, ErrorKind, Result};
 
 use super::train::encode;
-use super::{Chat, Example, Message, TrainOn};
+use super::{Chat, Message, TrainOn, TrainingExample};
 
 /// A longer line is not a conversation, whatever it is.
 const LONGEST_LINE: u64 = 256 << 20;
@@ -36,7 +36,7 @@ const LONGEST_LINE: u64 = 256 << 20;
 /// # Ok(()) }
 /// ```
 #[must_use]
-pub struct Jsonl<R> {
+pub struct JsonlReader<R> {
     chat: Chat,
     reader: R,
     line: u64,
@@ -51,7 +51,7 @@ pub struct Jsonl<R> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TooLong {
     /// Its line is bad.
-    Refuse,
+    Reject,
     /// Its end is cut off. If nothing is left to learn from, its line is bad.
     Truncate,
 }
@@ -59,7 +59,7 @@ pub enum TooLong {
 /// A line that no example could be made of, and why.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct BadLine {
+pub struct JsonlError {
     /// Which line, counted from 1.
     pub line: u64,
     /// What is wrong with it.
@@ -70,8 +70,8 @@ pub struct BadLine {
 
 impl Chat {
     /// Reads training examples, line by line as they are asked for.
-    pub fn read_jsonl<R: BufRead>(&self, reader: R) -> Jsonl<R> {
-        Jsonl {
+    pub fn read_jsonl<R: BufRead>(&self, reader: R) -> JsonlReader<R> {
+        JsonlReader {
             chat: self.clone(),
             reader,
             line: 0,
@@ -87,7 +87,7 @@ impl Chat {
     ///
     /// # Errors
     /// If there is no such file.
-    pub fn open_jsonl(&self, path: impl AsRef<Path>) -> Result<Jsonl<BufReader<File>>> {
+    pub fn open_jsonl(&self, path: impl AsRef<Path>) -> Result<JsonlReader<BufReader<File>>> {
         let path = path.as_ref();
         let file = File::open(path).map_err(|why| {
             let what = format!("{} cannot be opened: {why}", path.display());
@@ -97,7 +97,7 @@ impl Chat {
     }
 }
 
-impl<R: BufRead> Jsonl<R> {
+impl<R: BufRead> JsonlReader<R> {
     /// Which turns are learned; all that the assistant says unless this says otherwise.
     pub fn train_on(mut self, train_on: TrainOn) -> Self {
         self.train_on = train_on;
@@ -137,30 +137,30 @@ impl<R: BufRead> Jsonl<R> {
         }
     }
 
-    fn datums(&self) -> std::result::Result<VecDeque<Datum>, BadLine> {
-        let bad = |error, too_long| BadLine { line: self.line, error, too_long };
+    fn datums(&self) -> std::result::Result<VecDeque<Datum>, JsonlError> {
+        let bad = |error, too_long| JsonlError { line: self.line, error, too_long };
         self.chat
             .examples_of_line(self.buffer.trim_ascii(), self.train_on)
             .map_err(|error| bad(error, false))?
             .into_iter()
             .map(|example| {
                 let too_long = self.most.is_some_and(|(most, _)| example.tokens.len() > most);
-                let datum = fit(example, self.most).and_then(|example| example.datum());
+                let datum = fit(example, self.most).and_then(|example| example.into_datum());
                 datum.map_err(|error| bad(error, too_long))
             })
             .collect()
     }
 }
 
-impl<R: BufRead> Iterator for Jsonl<R> {
-    type Item = std::result::Result<Datum, BadLine>;
+impl<R: BufRead> Iterator for JsonlReader<R> {
+    type Item = std::result::Result<Datum, JsonlError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         while self.ready.is_empty() && !self.done {
             let read = match self.next_line() {
                 Ok(true) => self.datums(),
                 Ok(false) => Ok(VecDeque::new()),
-                Err(error) => Err(BadLine { line: self.line, error, too_long: false }),
+                Err(error) => Err(JsonlError { line: self.line, error, too_long: false }),
             };
             match read {
                 Ok(datums) => self.ready = datums,
@@ -171,11 +171,11 @@ impl<R: BufRead> Iterator for Jsonl<R> {
     }
 }
 
-fn fit(example: Example, most: Option<(usize, TooLong)>) -> Result<Example> {
+fn fit(example: TrainingExample, most: Option<(usize, TooLong)>) -> Result<TrainingExample> {
     let (len, example) = match most {
         Some((most, too_long)) if example.tokens.len() > most => {
             let len = example.tokens.len();
-            if too_long == TooLong::Refuse {
+            if too_long == TooLong::Reject {
                 let why = format!("it has {len} tokens, and {most} are allowed");
                 return Err(Error::new(ErrorKind::InvalidInput, why));
             }
@@ -183,7 +183,7 @@ fn fit(example: Example, most: Option<(usize, TooLong)>) -> Result<Example> {
         }
         _ => (example.tokens.len(), example),
     };
-    if example.teaches() {
+    if example.has_targets() {
         return Ok(example);
     }
     let why = format!("nothing to learn from is left in {} of {len} tokens", example.tokens.len());
@@ -199,7 +199,7 @@ struct Line {
 }
 
 impl Chat {
-    fn examples_of_line(&self, line: &[u8], train_on: TrainOn) -> Result<Vec<Example>> {
+    fn examples_of_line(&self, line: &[u8], train_on: TrainOn) -> Result<Vec<TrainingExample>> {
         let wrong = |why: String| Error::new(ErrorKind::InvalidInput, why);
         let line = line.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(line).trim_ascii_start();
         // A list would do for the parser, as the fields in their order.
@@ -219,7 +219,7 @@ impl Chat {
     }
 
     /// A prompt and what is to follow it, with the end token behind it.
-    fn pair(&self, prompt: &str, completion: &str) -> Result<Example> {
+    fn pair(&self, prompt: &str, completion: &str) -> Result<TrainingExample> {
         if completion.is_empty() {
             return Err(Error::new(ErrorKind::InvalidInput, "the completion is empty"));
         }
@@ -275,27 +275,27 @@ fn what(value: &Json) -> &'static str {
     }
 }
 
-impl fmt::Display for BadLine {
+impl fmt::Display for JsonlError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "line {}: {}", self.line, self.error)
     }
 }
 
-impl std::error::Error for BadLine {
+impl std::error::Error for JsonlError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.error)
     }
 }
 
-impl From<BadLine> for Error {
-    fn from(bad: BadLine) -> Self {
+impl From<JsonlError> for Error {
+    fn from(bad: JsonlError) -> Self {
         Self::new(bad.error.kind(), bad.to_string()).with_source(bad.error)
     }
 }
 
-impl<R> fmt::Debug for Jsonl<R> {
+impl<R> fmt::Debug for JsonlReader<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Jsonl")
+        f.debug_struct("JsonlReader")
             .field("line", &self.line)
             .field("train_on", &self.train_on)
             .field("most", &self.most)

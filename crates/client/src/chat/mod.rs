@@ -22,10 +22,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::tokenizer::Tokenizer;
 use crate::tokenizer::files::NamedTemplate;
 
-pub use jsonl::{BadLine, Jsonl, TooLong};
+pub use jsonl::{JsonlError, JsonlReader, TooLong};
 pub use message::Message;
 use template::{Rendered, Template, strftime_now};
-pub use train::{Example, TrainOn};
+pub use train::{TrainOn, TrainingExample};
 
 /// For models without a template of their own: `User: …`, `Assistant: …`, an empty line between
 /// turns, and the end token behind what the assistant says.

@@ -33,28 +33,28 @@ pub enum TrainOn {
 /// Tokens, and how much each counts.
 ///
 /// ```
-/// use tinkex::{Example, Tokens};
+/// use tinkex::{TrainingExample, Tokens};
 ///
-/// let example = Example { tokens: Tokens::from([1, 2, 3]), weights: vec![0.0, 0.0, 1.0] };
-/// let datum = example.datum()?;
+/// let example = TrainingExample { tokens: Tokens::from([1, 2, 3]), weights: vec![0.0, 0.0, 1.0] };
+/// let datum = example.into_datum()?;
 /// assert_eq!(datum.loss_input("target_tokens").unwrap().as_i64().unwrap(), [2, 3]);
 /// assert_eq!(datum.loss_input("weights").unwrap().as_f32().unwrap(), [0.0, 1.0]);
 /// # Ok::<_, tinkex::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
-pub struct Example {
+pub struct TrainingExample {
     /// The whole sequence.
     pub tokens: Tokens,
     /// One number per token: 1 for what is learned, 0 for what is only read.
     pub weights: Vec<f32>,
 }
 
-impl Example {
+impl TrainingExample {
     /// The training example: targets shifted by one, weights with them.
     ///
     /// # Errors
     /// If there are fewer than two tokens, or not as many weights as tokens.
-    pub fn datum(self) -> Result<Datum> {
+    pub fn into_datum(self) -> Result<Datum> {
         Ok(Datum::supervised(self.tokens, self.weights)?)
     }
 
@@ -70,7 +70,7 @@ impl Example {
 
     /// Whether anything of it is learned. The first token is not: nothing stands before it.
     #[must_use]
-    pub fn teaches(&self) -> bool {
+    pub fn has_targets(&self) -> bool {
         self.weights.iter().skip(1).any(|weight| *weight != 0.0)
     }
 }
@@ -88,7 +88,7 @@ impl Chat {
     ///
     /// let talk = [Message::user("Name a river."), Message::assistant("The Rhine.")];
     /// for example in tokenizer.chat()?.examples(&talk, TrainOn::AllAssistant)? {
-    ///     let datum = example.datum()?;
+    ///     let datum = example.into_datum()?;
     /// }
     /// # Ok(()) }
     /// ```
@@ -96,7 +96,11 @@ impl Chat {
     /// # Errors
     /// If there is no answer, if the template does not take the conversation, or if it writes
     /// earlier turns so differently that what the model said there cannot be told.
-    pub fn examples(&self, messages: &[Message], train_on: TrainOn) -> Result<Vec<Example>> {
+    pub fn examples(
+        &self,
+        messages: &[Message],
+        train_on: TrainOn,
+    ) -> Result<Vec<TrainingExample>> {
         let turns: Vec<usize> = messages
             .iter()
             .enumerate()
@@ -116,7 +120,7 @@ impl Chat {
         }
     }
 
-    fn example(&self, messages: &[Value], turns: &[usize]) -> Result<Example> {
+    fn example(&self, messages: &[Value], turns: &[usize]) -> Result<TrainingExample> {
         let whole = self.write(messages, false)?;
         let spans = if self.template().marks_generation() {
             self.marked(messages, turns, whole.generated)?
@@ -251,7 +255,7 @@ pub(crate) fn encode(
     text: &str,
     spans: &[Range<usize>],
     around: bool,
-) -> Result<Example> {
+) -> Result<TrainingExample> {
     if spans.windows(2).any(|pair| pair[0].end > pair[1].start) {
         return Err(Error::new(ErrorKind::InvalidInput, "turns reach into each other"));
     }
@@ -280,5 +284,5 @@ pub(crate) fn encode(
             weights.push(f32::from(u8::from(within)));
         }
     }
-    Ok(Example { tokens: ids.into(), weights })
+    Ok(TrainingExample { tokens: ids.into(), weights })
 }

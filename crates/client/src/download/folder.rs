@@ -1,130 +1,174 @@
-//! The folder that a download goes to: nothing appears there before all of it is there.
+//! The staging folder of a checkpoint download, which becomes the target when it is complete.
 
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
+use tinkex_files::{FileLock, LockError};
+
 use crate::error::{Error, ErrorKind, Result};
 
-use super::file::{Place, disk};
+use super::part_file::{FilePaths, write_error};
 
-/// A folder beside the target, in which files grow.
+/// The folder `NAME.part` beside the target `NAME`, locked against other downloads:
+///
+/// ```text
+/// lock    held while a download is running
+/// files/  complete files
+/// parts/  incomplete files
+/// etags/  entity tags of both
+/// ready/  all files, complete, while they replace the target
+/// ```
 #[derive(Debug)]
-pub(super) struct Staging {
+pub(super) struct StagingFolder {
     folder: PathBuf,
     target: PathBuf,
     replace: bool,
-    /// Held until the end: two downloads into one folder would mix.
-    lock: File,
+    /// `None` where the file system has no locks.
+    lock: Option<FileLock>,
 }
 
-impl Staging {
-    /// Refuses a target that exists, unless it is to be replaced.
+impl StagingFolder {
+    /// Opens the staging folder of `target`, with what an interrupted download left in it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Conflict`] if the target exists and `replace` is false, or another download into
+    /// it is running.
     pub(super) fn open(target: &Path, replace: bool) -> Result<Self> {
-        if !replace && target.symlink_metadata().is_ok() {
-            return Err(exists(target));
-        }
         let Some(name) = target.file_name() else {
-            let why = format!("{} is no folder to download into", target.display());
-            return Err(Error::new(ErrorKind::InvalidInput, why));
+            let message = format!("{} is not the name of a folder", target.display());
+            return Err(Error::new(ErrorKind::InvalidInput, message));
         };
-        let mut part = name.to_owned();
-        part.push(".part");
-        let folder = target.with_file_name(part);
-        let open = || {
-            fs::create_dir_all(&folder)?;
-            File::options().create(true).append(true).open(folder.join("lock"))
-        };
-        let lock = open().map_err(|why| disk(&folder, &why))?;
-        match lock.try_lock() {
-            Err(TryLockError::WouldBlock) => {
-                let why = format!("another download into {} is under way", target.display());
-                return Err(Error::new(ErrorKind::Conflict, why));
-            }
-            // Where there are no locks, nobody else is assumed.
-            Ok(()) | Err(TryLockError::Error(_)) => {}
+        tinkex_files::recover_folder(target).map_err(|error| write_error(target, &error))?;
+        if !replace && target.symlink_metadata().is_ok() {
+            return Err(already_exists(target));
         }
-        Ok(Self { folder, target: target.to_owned(), replace, lock })
+        let mut staging = name.to_owned();
+        staging.push(".part");
+        let folder = target.with_file_name(staging);
+        fs::create_dir_all(&folder).map_err(|error| write_error(&folder, &error))?;
+        let lock_path = folder.join("lock");
+        let lock = match FileLock::acquire(&lock_path) {
+            Ok(lock) => Some(lock),
+            Err(LockError::InUse) => {
+                let message = format!("another download into {} is running", target.display());
+                return Err(Error::new(ErrorKind::Conflict, message));
+            }
+            Err(LockError::Unsupported(error)) => {
+                tracing::warn!(
+                    %error,
+                    folder = %folder.display(),
+                    "the file system has no locks; do not start another download into this folder"
+                );
+                None
+            }
+            Err(error) => return Err(write_error(&lock_path, &error.into())),
+        };
+        let staging = Self { folder, target: target.to_owned(), replace, lock };
+        // Left when the process was killed during the replacement. It may be the old content of the
+        // target by now.
+        match fs::remove_dir_all(staging.ready()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(write_error(&staging.ready(), &error))
+            }
+            _ => Ok(staging),
+        }
     }
 
-    /// Where a file of this name grows.
-    pub(super) fn place(&self, name: &str) -> Place {
-        let under = |kind: &str| self.folder.join(kind).join(name);
-        Place { whole: under("files"), part: under("parts"), tag: under("tags") }
+    fn ready(&self) -> PathBuf {
+        self.folder.join("ready")
     }
 
-    /// Files of an earlier download that are not part of this one go.
-    pub(super) fn keep_only(&self, names: &[&str]) -> io::Result<()> {
+    /// The paths of a file with this name.
+    pub(super) fn paths(&self, name: &str) -> FilePaths {
+        let under = |folder: &str| self.folder.join(folder).join(name);
+        FilePaths {
+            complete: under("files"),
+            part: under("parts"),
+            etag: under("etags"),
+            ours: true,
+        }
+    }
+
+    /// Removes the files of an earlier download that are not among `names`.
+    pub(super) fn retain(&self, names: &[String]) -> Result<()> {
         let files = self.folder.join("files");
-        let mut folders = vec![files.clone()];
-        while let Some(folder) = folders.pop() {
-            let entries = match fs::read_dir(&folder) {
-                Ok(entries) => entries,
-                Err(why) if why.kind() == io::ErrorKind::NotFound => continue,
-                Err(why) => return Err(why),
-            };
-            for entry in entries {
-                let path = entry?.path();
-                if path.is_dir() {
-                    folders.push(path);
-                } else if !names.iter().any(|name| files.join(name) == path) {
-                    fs::remove_file(path)?;
+        let remove = || -> io::Result<()> {
+            let mut folders = vec![files.clone()];
+            while let Some(folder) = folders.pop() {
+                let entries = match fs::read_dir(&folder) {
+                    Ok(entries) => entries,
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                    Err(error) => return Err(error),
+                };
+                for entry in entries {
+                    let path = entry?.path();
+                    if path.is_dir() {
+                        folders.push(path);
+                    } else if !names.iter().any(|name| files.join(name) == path) {
+                        fs::remove_file(path)?;
+                    }
                 }
             }
-        }
-        Ok(())
+            Ok(())
+        };
+        remove().map_err(|error| write_error(&files, &error))
     }
 
-    /// All files are whole: they become the target.
+    /// Replaces the target with the complete files and removes the staging folder.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Conflict`] if the target appeared meanwhile and must not be replaced.
     pub(super) fn finish(self) -> Result<PathBuf> {
-        let failed = |why: io::Error| disk(&self.target, &why);
-        let files = self.folder.join("files");
+        let failed = |error: io::Error| write_error(&self.target, &error);
+        let (files, ready) = (self.folder.join("files"), self.ready());
         fs::create_dir_all(&files).map_err(failed)?;
-        let old = self.folder.join("old");
-        if self.target.symlink_metadata().is_ok() {
-            if !self.replace {
-                return Err(exists(&self.target));
-            }
-            fs::rename(&self.target, &old).map_err(failed)?;
+        if !self.replace && self.target.symlink_metadata().is_ok() {
+            return Err(already_exists(&self.target));
         }
-        if let Err(why) = fs::rename(&files, &self.target) {
-            // What was there before is better than nothing.
-            let _ = fs::rename(&old, &self.target);
-            return Err(failed(why));
-        }
+        // A name of its own: after the replacement it holds the old content, whose files must not be
+        // matched with the entity tags of the new ones.
+        fs::rename(&files, &ready).map_err(failed)?;
+        tinkex_files::replace_folder(&ready, &self.target).map_err(failed)?;
         drop(self.lock);
-        fs::remove_dir_all(&self.folder).map_err(|why| disk(&self.folder, &why))?;
+        if let Err(error) = fs::remove_dir_all(&self.folder) {
+            tracing::warn!(%error, folder = %self.folder.display(), "cannot remove staging folder");
+        }
         Ok(self.target)
     }
 }
 
-fn exists(target: &Path) -> Error {
-    let why = format!("{} exists already", target.display());
-    let hint = "choose another folder, or say that it may be replaced";
-    Error::new(ErrorKind::Conflict, why).with_hint(hint)
+fn already_exists(target: &Path) -> Error {
+    let message = format!("{} already exists", target.display());
+    Error::new(ErrorKind::Conflict, message)
+        .with_hint("Choose another folder, or allow this one to be replaced.")
 }
 
-/// Refuses a name that would leave the folder.
-pub(super) fn check(name: &str) -> Result<()> {
-    let plain = |part: Component<'_>| matches!(part, Component::Normal(_));
-    let harmless = !name.is_empty()
+/// Checks that a file name from the server stays inside the folder.
+///
+/// # Errors
+/// [`ErrorKind::Decode`] if it is absolute, has `..`, a drive letter or control characters in it.
+pub(super) fn check_name(name: &str) -> Result<()> {
+    let is_plain = |part: Component<'_>| matches!(part, Component::Normal(_));
+    let is_safe = !name.is_empty()
         && !name.ends_with('/')
         && !name.contains(['\\', ':'])
         && !name.chars().any(char::is_control)
-        && Path::new(name).components().all(plain);
-    if harmless {
+        && Path::new(name).components().all(is_plain);
+    if is_safe {
         return Ok(());
     }
-    let why = format!("the checkpoint has a file with an unsafe name: {name:?}");
-    let hint = "nothing was written; the checkpoint may be damaged, or made to do harm";
-    Err(Error::new(ErrorKind::Decode, why).with_hint(hint))
+    let message = format!("the checkpoint has a file with an unsafe name: {name:?}");
+    Err(Error::new(ErrorKind::Decode, message)
+        .with_hint("Do not use this checkpoint: it may be damaged or malicious."))
 }
 
-/// Whether a name fits a pattern, in which `*` stands for any letters and `?` for one.
-pub(super) fn fits(pattern: &str, name: &str) -> bool {
+/// Whether `name` matches a glob pattern, in which `*` stands for any characters, `/` included, and
+/// `?` for one character.
+pub(super) fn matches_pattern(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<_>, Vec<_>) = (pattern.chars().collect(), name.chars().collect());
     let (mut p, mut n) = (0, 0);
-    // Where the last star was, and how far it reaches for now.
+    // Position of the last star, and the end of what it matches so far.
     let mut star: Option<(usize, usize)> = None;
     while n < name.len() {
         match pattern.get(p) {
@@ -132,20 +176,20 @@ pub(super) fn fits(pattern: &str, name: &str) -> bool {
                 star = Some((p, n));
                 p += 1;
             }
-            Some(letter) if *letter == '?' || *letter == name[n] => {
+            Some(character) if *character == '?' || *character == name[n] => {
                 p += 1;
                 n += 1;
             }
             _ => match &mut star {
-                Some((at, reach)) => {
-                    *reach += 1;
-                    (p, n) = (*at + 1, *reach);
+                Some((at, end)) => {
+                    *end += 1;
+                    (p, n) = (*at + 1, *end);
                 }
                 None => return false,
             },
         }
     }
-    pattern[p..].iter().all(|letter| *letter == '*')
+    pattern[p..].iter().all(|character| *character == '*')
 }
 
 #[cfg(test)]
@@ -153,25 +197,76 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_stay_inside() {
-        for good in ["a", "a/b.json", "x..y", ".hidden", "a/.b"] {
-            assert!(check(good).is_ok(), "{good}");
+    fn names_that_leave_the_folder_are_rejected() {
+        for safe in ["a", "a/b.json", "x..y", ".hidden", "a/.b"] {
+            assert!(check_name(safe).is_ok(), "{safe}");
         }
         for bad in ["", "/a", "../a", "a/../b", "a/..", "./a", "c:\\a", "a\\b", "a\n", "a/", "C:x"]
         {
-            assert!(check(bad).is_err(), "{bad}");
+            assert!(check_name(bad).is_err(), "{bad}");
         }
     }
 
     #[test]
-    fn patterns_have_stars() {
+    fn patterns_match_whole_names() {
         for (pattern, name) in
             [("*", "x"), ("*.json", "a.json"), ("a?c*", "abcd"), ("*a*b", "xaab"), ("**", "")]
         {
-            assert!(fits(pattern, name), "{pattern} {name}");
+            assert!(matches_pattern(pattern, name), "{pattern} {name}");
         }
         for (pattern, name) in [("*.json", "a.jsonl"), ("a", "ab"), ("?", ""), ("*a", "ab")] {
-            assert!(!fits(pattern, name), "{pattern} {name}");
+            assert!(!matches_pattern(pattern, name), "{pattern} {name}");
         }
+    }
+
+    fn stage(root: &Path, content: &str) -> StagingFolder {
+        let staging = StagingFolder::open(&root.join("adapter"), true).unwrap();
+        let paths = staging.paths("file");
+        fs::create_dir_all(paths.complete.parent().unwrap()).unwrap();
+        fs::write(paths.complete, content).unwrap();
+        staging
+    }
+
+    /// A process killed at any point of a replacement leaves a target that the next one replaces.
+    #[test]
+    fn leftovers_of_an_interrupted_replacement_do_not_block_the_next() {
+        let leftovers: [fn(&Path, &Path); 4] = [
+            // Before the swap: the new files are ready.
+            |staging, _| fs::create_dir_all(staging.join("ready/new")).unwrap(),
+            // After the swap: the old files await removal.
+            |staging, _| {
+                fs::create_dir_all(staging.join("ready")).unwrap();
+                fs::write(staging.join("ready/file"), "older").unwrap();
+            },
+            // Where folders cannot be swapped: between the two renames.
+            |_, target| {
+                fs::rename(target, target.with_file_name(".adapter.tinkex-replaced")).unwrap();
+            },
+            // As earlier versions left it.
+            |staging, _| fs::create_dir_all(staging.join("old/file")).unwrap(),
+        ];
+        for leave in leftovers {
+            let root = tempfile::tempdir().unwrap();
+            let target = root.path().join("adapter");
+            stage(root.path(), "old").finish().unwrap();
+            let staging = root.path().join("adapter.part");
+            fs::create_dir_all(&staging).unwrap();
+            leave(&staging, &target);
+
+            let staging = stage(root.path(), "new");
+            assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "old");
+            staging.finish().unwrap();
+            assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "new");
+            assert_eq!(fs::read_dir(root.path()).unwrap().count(), 1, "nothing else is left");
+        }
+    }
+
+    #[test]
+    fn a_second_download_into_the_same_folder_is_rejected() {
+        let root = tempfile::tempdir().unwrap();
+        let first = stage(root.path(), "x");
+        let error = StagingFolder::open(&root.path().join("adapter"), true).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Conflict);
+        first.finish().unwrap();
     }
 }

@@ -1,15 +1,23 @@
-//! Bringing the files of a checkpoint here.
+//! Downloads of checkpoints and of single files.
+//!
+//! [`resume`] is the only download loop of the crate; the hub's files use it too. [`part_file`]
+//! applies it to files without credentials, and [`folder`] publishes the files of a checkpoint at
+//! once.
 
+pub(crate) mod attempts;
 mod export;
-mod file;
 mod folder;
+mod part_file;
+pub(crate) mod resume;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::future::IntoFuture;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use tinkex_wire::rest::ExternalWeightsUrls;
 use tinkex_wire::{CheckpointKind, TinkerPath};
@@ -21,39 +29,50 @@ use crate::rest_client::RestClient;
 use crate::service::ServiceClient;
 
 use export::Export;
-use file::{Fetch, Place};
-use folder::Staging;
+use folder::StagingFolder;
+use part_file::{FileFetcher, FilePaths};
 
-/// Files that are fetched side by side, unless told otherwise.
+/// Default number of files downloaded at the same time.
 const PARALLEL: usize = 4;
-/// URLs that last no longer than this are asked for again before they are used…
-const SHORTLY: f64 = 300.0;
-/// … unless they are new: the server's clock may not be ours.
-const NEW: Duration = Duration::from_secs(60);
+/// URLs that expire within this time, in seconds, are requested again before they are used.
+const EXPIRY_MARGIN: f64 = 300.0;
+/// URLs younger than this are used whatever their expiry says: the clocks may differ.
+const MIN_URL_AGE: Duration = Duration::from_secs(60);
 
 type OnProgress = Arc<dyn Fn(&DownloadProgress) + Send + Sync>;
 
-/// Collects how a checkpoint is downloaded; made by [`RestClient::download`].
+/// Builder for the download of a checkpoint; created by [`RestClient::download`] and run by
+/// `.await`.
 ///
-/// Nothing appears under the target's name before all of it is there. What an interrupted download
-/// leaves beside it (`NAME.part`) is used by the next one into the same folder.
+/// The target folder appears when all files are complete. An interrupted download leaves
+/// `NAME.part` beside it, which the next download into the same folder continues.
 ///
 /// ```no_run
 /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
 /// let path = "tinker://run/weights/final".parse()?;
-/// let files = service
+/// let checkpoint = service
 ///     .rest()
-///     .download(path)
+///     .download(path, "adapter")
+///     .exclude("*.md")
 ///     .on_progress(|now| println!("{} of {:?} bytes", now.bytes, now.bytes_total))
-///     .to("adapter")
 ///     .await?;
-/// println!("{} bytes in {}", files.bytes, files.folder.display());
+/// println!("{} bytes in {}", checkpoint.bytes, checkpoint.folder.display());
 /// # Ok(()) }
 /// ```
-#[must_use]
-pub struct Download {
+///
+/// # Errors
+/// [`ErrorKind::Conflict`] if the folder exists and may not be replaced, or another download into it
+/// is running; [`ErrorKind::InvalidInput`] for sampler weights, which have no files;
+/// [`ErrorKind::NotFound`] if no file matches; any error of the requests and of writing files.
+///
+/// # Cancel safety
+/// Dropping the future stops the download; the next one continues it. The export of a training
+/// checkpoint then stays on the server until it expires within an hour.
+#[must_use = "a download does nothing until it is awaited"]
+pub struct CheckpointDownload {
     service: ServiceClient,
     path: TinkerPath,
+    folder: PathBuf,
     replace: bool,
     include: Vec<String>,
     exclude: Vec<String>,
@@ -61,46 +80,73 @@ pub struct Download {
     on_progress: Option<OnProgress>,
 }
 
-impl fmt::Debug for Download {
+impl fmt::Debug for CheckpointDownload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Download").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("CheckpointDownload")
+            .field("path", &self.path)
+            .field("folder", &self.folder)
+            .finish_non_exhaustive()
     }
 }
 
-/// How far a download is.
+/// Progress of a download.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DownloadProgress {
-    /// Files that are whole.
+    /// Number of complete files.
     pub files: usize,
-    /// All files.
+    /// Number of all files.
     pub files_total: usize,
-    /// Bytes that are here.
+    /// Bytes on disk.
     pub bytes: u64,
-    /// All bytes, once the server has told the size of every file.
+    /// Size of all files in bytes; `None` until the server has announced the size of each.
     pub bytes_total: Option<u64>,
 }
 
-/// What was downloaded.
+/// A checkpoint on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Downloaded {
-    /// Where it is.
+pub struct DownloadedCheckpoint {
+    /// The folder with the files.
     pub folder: PathBuf,
-    /// The files' names there.
+    /// Names of the files, relative to the folder, sorted.
     pub files: Vec<String>,
-    /// How large they are together.
+    /// Size of all files in bytes.
     pub bytes: u64,
 }
 
+/// Builder for the download of a single file; created by [`RestClient::download_file`] and run by
+/// `.await`, which returns the size in bytes.
+///
+/// # Errors
+/// If the file cannot be downloaded or written. The URL is not part of the error.
+///
+/// # Cancel safety
+/// Dropping the future stops the download; the next one continues it.
+#[must_use = "a download does nothing until it is awaited"]
+pub struct FileDownload {
+    service: ServiceClient,
+    url: String,
+    file: PathBuf,
+    on_progress: Option<OnProgress>,
+}
+
+impl fmt::Debug for FileDownload {
+    /// Leaves out the URL, which may be signed.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileDownload").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
 impl RestClient {
-    /// Downloads a checkpoint's files, which `peft` and others load as they are.
+    /// Downloads the files of a checkpoint into `folder`, in the format that `peft` loads.
     ///
     /// A training checkpoint is exported first, in a session of its own that is closed afterwards.
-    pub fn download(&self, path: TinkerPath) -> Download {
-        Download {
+    pub fn download(&self, path: TinkerPath, folder: impl Into<PathBuf>) -> CheckpointDownload {
+        CheckpointDownload {
             service: self.service().clone(),
             path,
+            folder: folder.into(),
             replace: false,
             include: Vec::new(),
             exclude: Vec::new(),
@@ -109,227 +155,259 @@ impl RestClient {
         }
     }
 
-    /// Downloads one file from a URL that needs no credential, such as that of a trace, and returns
-    /// its size. A file of that name is replaced once the new one is whole.
+    /// Downloads a file from a URL that needs no credential, such as that of an exported trace.
     ///
-    /// # Errors
-    /// If the file cannot be fetched or written. The URL is not part of the error.
-    pub async fn download_file(
-        &self,
-        url: &str,
-        file: &Path,
-        on_progress: impl Fn(&DownloadProgress) + Send + Sync,
-    ) -> Result<u64> {
-        let beside = |ending: &str| {
-            let mut name = file.as_os_str().to_owned();
-            name.push(ending);
-            PathBuf::from(name)
-        };
-        // A file that is here already may be anything: only a part of ours is gone on with.
-        let (part, tag) = (beside(".part"), beside(".part.tag"));
-        let grown = beside(".part.whole");
-        let place = Place { whole: grown.clone(), part, tag: tag.clone() };
-        let told = |bytes, bytes_total| {
-            on_progress(&DownloadProgress { files: 0, files_total: 1, bytes, bytes_total });
-        };
-        let name = file.file_name().map(|name| name.to_string_lossy().into_owned());
-        let bytes =
-            fetch(self.service()).file(&name.unwrap_or_default(), url, &place, &told).await?;
-        let file = file.to_owned();
-        file::off_runtime(move || {
-            std::fs::rename(grown, file)?;
-            // It may not have had one.
-            let _ = std::fs::remove_file(tag);
-            Ok(())
-        })
-        .await?;
-        Ok(bytes)
+    /// An existing file is replaced once the new one is complete. An interrupted download leaves
+    /// `NAME.part`, which the next one continues.
+    ///
+    /// ```no_run
+    /// # async fn run(rest: tinkex::RestClient, url: &str) -> tinkex::Result<()> {
+    /// let bytes = rest.download_file(url, "session.pftrace").await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn download_file(&self, url: impl Into<String>, file: impl Into<PathBuf>) -> FileDownload {
+        FileDownload {
+            service: self.service().clone(),
+            url: url.into(),
+            file: file.into(),
+            on_progress: None,
+        }
     }
 }
 
-fn fetch(service: &ServiceClient) -> Fetch<'_> {
-    Fetch { http: service.settings().http(), retry: service.settings().retry }
+fn fetcher(service: &ServiceClient) -> FileFetcher<'_> {
+    FileFetcher { http: service.settings().http(), retry: service.settings().retry }
 }
 
-impl Download {
-    /// Replaces the folder if it exists, once the new files are all there.
+impl FileDownload {
+    /// Calls `callback` whenever more bytes are on disk.
+    pub fn on_progress(
+        mut self,
+        callback: impl Fn(&DownloadProgress) + Send + Sync + 'static,
+    ) -> Self {
+        self.on_progress = Some(Arc::new(callback));
+        self
+    }
+
+    async fn run(self) -> Result<u64> {
+        let beside = |ending: &str| {
+            let mut name = self.file.as_os_str().to_owned();
+            name.push(ending);
+            PathBuf::from(name)
+        };
+        let (part, etag) = (beside(".part"), beside(".part.etag"));
+        let paths = FilePaths { complete: self.file.clone(), part, etag, ours: false };
+        let on_progress = |bytes, bytes_total| {
+            if let Some(callback) = &self.on_progress {
+                callback(&DownloadProgress { files: 0, files_total: 1, bytes, bytes_total });
+            }
+        };
+        let name = file_name(&self.file);
+        fetcher(&self.service).fetch(&name, &self.url, paths, &on_progress).await
+    }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+impl IntoFuture for FileDownload {
+    type Output = Result<u64>;
+    type IntoFuture = BoxFuture<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.run())
+    }
+}
+
+impl CheckpointDownload {
+    /// Replaces the folder if it exists, once all files are complete. Defaults to false.
     pub fn replace(mut self, replace: bool) -> Self {
         self.replace = replace;
         self
     }
 
-    /// Only files whose names fit one of these patterns (`*.json`).
+    /// Adds a pattern of files to download, such as `*.json`. `*` stands for any characters, `?`
+    /// for one. Defaults to all files.
     pub fn include(mut self, pattern: impl Into<String>) -> Self {
         self.include.push(pattern.into());
         self
     }
 
-    /// No files whose names fit one of these patterns.
+    /// Adds a pattern of files to leave out. Wins over [`include`](Self::include).
     pub fn exclude(mut self, pattern: impl Into<String>) -> Self {
         self.exclude.push(pattern.into());
         self
     }
 
-    /// How many files are fetched side by side.
+    /// Number of files downloaded at the same time, at least 1. Defaults to 4.
     pub fn parallel(mut self, files: usize) -> Self {
         self.parallel = files.max(1);
         self
     }
 
-    /// Called whenever more of it is here.
-    pub fn on_progress(mut self, told: impl Fn(&DownloadProgress) + Send + Sync + 'static) -> Self {
-        self.on_progress = Some(Arc::new(told));
+    /// Calls `callback` whenever more bytes are on disk.
+    pub fn on_progress(
+        mut self,
+        callback: impl Fn(&DownloadProgress) + Send + Sync + 'static,
+    ) -> Self {
+        self.on_progress = Some(Arc::new(callback));
         self
     }
 
-    /// Brings the files into this folder.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Conflict`] if the folder exists, [`ErrorKind::InvalidInput`] if the checkpoint
-    /// was saved to sample from, and whatever keeps files from being fetched or written. What is
-    /// here by then is used by the next attempt.
-    pub async fn to(self, folder: impl Into<PathBuf>) -> Result<Downloaded> {
+    async fn run(self) -> Result<DownloadedCheckpoint> {
         if self.path.kind() == CheckpointKind::Sampler {
-            let why = format!("{} was saved to sample from, and has no files", self.path);
-            let hint = "download a training checkpoint (weights) or external weights";
-            return Err(Error::new(ErrorKind::InvalidInput, why).with_hint(hint));
+            let message = format!("{} holds sampler weights, which have no files", self.path);
+            let hint = "Download a training checkpoint (weights) or external weights.";
+            return Err(Error::new(ErrorKind::InvalidInput, message).with_hint(hint));
         }
-        let (folder, replace) = (folder.into(), self.replace);
-        let staging = tokio::task::spawn_blocking(move || Staging::open(&folder, replace)).await;
-        let staging = staging.expect("it does not panic")?;
+        let (folder, replace) = (self.folder.clone(), self.replace);
+        let staging = resume::blocking(move || StagingFolder::open(&folder, replace)).await?;
         if self.path.kind() == CheckpointKind::External {
-            let urls = self.urls(&self.path, false).await?;
-            return self.bring(staging, &self.path, false, urls).await;
+            let urls = self.request_urls(&self.path, false).await?;
+            return self.fetch_all(staging, &self.path, false, urls).await;
         }
-        let export = Export::make(&self.service, &self.path).await?;
-        let brought = match self.urls(&export.path, true).await {
-            Ok(urls) => self.bring(staging, &export.path, true, urls).await,
+        let export = Export::create(&self.service, &self.path).await?;
+        let downloaded = match self.request_urls(&export.path, true).await {
+            Ok(urls) => self.fetch_all(staging, &export.path, true, urls).await,
             Err(error) => Err(error),
         };
-        export.end(brought.is_ok()).await;
-        brought
+        export.remove(downloaded.is_ok()).await;
+        downloaded
     }
 
-    async fn urls(&self, path: &TinkerPath, exported: bool) -> Result<ExternalWeightsUrls> {
+    async fn request_urls(&self, path: &TinkerPath, exported: bool) -> Result<ExternalWeightsUrls> {
         let rest = self.service.rest();
         let urls = rest.get_external_weights_urls(path).await?;
         if exported {
-            // It must not go while its files are fetched.
-            rest.set_checkpoint_ttl(path, Some(export::KEPT.as_secs())).await?;
+            // Extend its life: a large download may take longer than the time to live.
+            rest.set_checkpoint_ttl(path, Some(export::TTL.as_secs())).await?;
         }
         Ok(urls)
     }
 
-    async fn bring(
+    async fn fetch_all(
         &self,
-        staging: Staging,
+        staging: StagingFolder,
         path: &TinkerPath,
         exported: bool,
         urls: ExternalWeightsUrls,
-    ) -> Result<Downloaded> {
-        let names = self.chosen(&urls)?;
-        let so_far = SoFar::new(&names, self.on_progress.clone());
-        let fresh = tokio::sync::Mutex::new((urls, Instant::now()));
-        let (staging_ref, fresh, so_far) = (&staging, &fresh, &so_far);
-        let one = |name: String| async move {
+    ) -> Result<DownloadedCheckpoint> {
+        let names = self.select(&urls)?;
+        let tracker = ProgressTracker::new(&names, self.on_progress.clone());
+        let current = tokio::sync::Mutex::new((urls, Instant::now()));
+        let (staging_ref, current, tracker) = (&staging, &current, &tracker);
+        let fetch_one = |name: String| async move {
             let url = {
-                // Held while new URLs are asked for: one of the files asks, the others use them.
-                let mut urls = fresh.lock().await;
-                if ends_shortly(&urls.0) && urls.1.elapsed() > NEW {
-                    *urls = (self.urls(path, exported).await?, Instant::now());
+                // Held while new URLs are requested, so that only one of the files requests them.
+                let mut urls = current.lock().await;
+                if expires_soon(&urls.0) && urls.1.elapsed() > MIN_URL_AGE {
+                    *urls = (self.request_urls(path, exported).await?, Instant::now());
                 }
-                let gone = || Error::new(ErrorKind::NotFound, format!("{name} is gone meanwhile"));
-                urls.0.urls.get(&name).cloned().ok_or_else(gone)?
+                let url = urls.0.urls.get(&name).cloned();
+                url.ok_or_else(|| {
+                    let message = format!("{name} disappeared from the checkpoint");
+                    Error::new(ErrorKind::NotFound, message)
+                })?
             };
-            let told = |bytes, total| so_far.note(&name, bytes, total);
-            let bytes =
-                fetch(&self.service).file(&name, &url, &staging_ref.place(&name), &told).await?;
-            so_far.whole(&name, bytes);
+            let on_progress = |bytes, total| tracker.set(&name, bytes, total);
+            let paths = staging_ref.paths(&name);
+            let bytes = fetcher(&self.service).fetch(&name, &url, paths, &on_progress).await?;
+            tracker.finish(&name, bytes);
             Ok::<_, Error>(bytes)
         };
-        let all = stream::iter(names.clone()).map(one).buffer_unordered(self.parallel);
+        let all = stream::iter(names.clone()).map(fetch_one).buffer_unordered(self.parallel);
         let bytes = all.try_fold(0, |sum, bytes| async move { Ok(sum + bytes) }).await?;
         let files = names.clone();
-        let folder = tokio::task::spawn_blocking(move || {
-            let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            staging.keep_only(&names).map_err(|why| file::disk(Path::new("."), &why))?;
+        let publish = move || {
+            staging.retain(&names)?;
             staging.finish()
-        })
-        .await
-        .expect("it does not panic")?;
-        Ok(Downloaded { folder, files, bytes })
+        };
+        let folder = resume::blocking(publish).await?;
+        Ok(DownloadedCheckpoint { folder, files, bytes })
     }
 
-    /// The names that are wanted, all of them harmless.
-    fn chosen(&self, urls: &ExternalWeightsUrls) -> Result<Vec<String>> {
+    /// Returns the names of the files to download, after checking that all are safe.
+    fn select(&self, urls: &ExternalWeightsUrls) -> Result<Vec<String>> {
         for name in urls.urls.keys() {
-            folder::check(name)?;
+            folder::check_name(name)?;
         }
         let any = |patterns: &[String], name: &str| {
-            patterns.iter().any(|pattern| folder::fits(pattern, name))
+            patterns.iter().any(|pattern| folder::matches_pattern(pattern, name))
         };
-        let wanted = |name: &&String| {
+        let is_selected = |name: &&String| {
             (self.include.is_empty() || any(&self.include, name)) && !any(&self.exclude, name)
         };
-        let names: Vec<String> = urls.urls.keys().filter(wanted).cloned().collect();
-        let nothing = |why: String| Err(Error::new(ErrorKind::NotFound, why));
+        let names: Vec<String> = urls.urls.keys().filter(is_selected).cloned().collect();
+        let not_found = |message: String| Err(Error::new(ErrorKind::NotFound, message));
         match (urls.urls.len(), names.is_empty()) {
-            (0, _) => nothing(format!("{} has no files", self.path)),
-            (all, true) => nothing(format!("none of the {all} files of {} is wanted", self.path)),
+            (0, _) => not_found(format!("{} has no files", self.path)),
+            (all, true) => {
+                not_found(format!("none of the {all} files of {} is selected", self.path))
+            }
             (_, false) => Ok(names),
         }
     }
 }
 
-fn ends_shortly(urls: &ExternalWeightsUrls) -> bool {
-    #[expect(clippy::cast_precision_loss, reason = "seconds are enough")]
-    let until = urls.expires.unix_micros() as f64 / 1e6;
-    until - clock::unix_now() < SHORTLY
+impl IntoFuture for CheckpointDownload {
+    type Output = Result<DownloadedCheckpoint>;
+    type IntoFuture = BoxFuture<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.run())
+    }
 }
 
-/// How far one file is.
+fn expires_soon(urls: &ExternalWeightsUrls) -> bool {
+    #[expect(clippy::cast_precision_loss, reason = "only whole seconds matter")]
+    let expires = urls.expires.unix_micros() as f64 / 1e6;
+    expires - clock::unix_now() < EXPIRY_MARGIN
+}
+
+/// Progress of one file.
 #[derive(Clone, Copy, Default)]
-struct Growth {
+struct FileProgress {
     bytes: u64,
     total: Option<u64>,
-    whole: bool,
+    is_complete: bool,
 }
 
-/// How far every file is.
-struct SoFar {
-    files: Mutex<BTreeMap<String, Growth>>,
+/// Adds up the progress of all files.
+struct ProgressTracker {
+    files: Mutex<BTreeMap<String, FileProgress>>,
     on_progress: Option<OnProgress>,
 }
 
-impl SoFar {
+impl ProgressTracker {
     fn new(names: &[String], on_progress: Option<OnProgress>) -> Self {
-        let files = names.iter().map(|name| (name.clone(), Growth::default())).collect();
+        let files = names.iter().map(|name| (name.clone(), FileProgress::default())).collect();
         Self { files: Mutex::new(files), on_progress }
     }
 
-    fn note(&self, name: &str, bytes: u64, total: Option<u64>) {
-        self.change(name, Growth { bytes, total, whole: false });
+    fn set(&self, name: &str, bytes: u64, total: Option<u64>) {
+        self.update(name, FileProgress { bytes, total, is_complete: false });
     }
 
-    fn whole(&self, name: &str, bytes: u64) {
-        self.change(name, Growth { bytes, total: Some(bytes), whole: true });
+    fn finish(&self, name: &str, bytes: u64) {
+        self.update(name, FileProgress { bytes, total: Some(bytes), is_complete: true });
     }
 
-    fn change(&self, name: &str, to: Growth) {
+    fn update(&self, name: &str, progress: FileProgress) {
         let now = {
             let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(file) = files.get_mut(name) {
-                *file = to;
+                *file = progress;
             }
             DownloadProgress {
-                files: files.values().filter(|file| file.whole).count(),
+                files: files.values().filter(|file| file.is_complete).count(),
                 files_total: files.len(),
                 bytes: files.values().map(|file| file.bytes).sum(),
                 bytes_total: files.values().map(|file| file.total).sum(),
             }
         };
-        if let Some(told) = &self.on_progress {
-            told(&now);
+        if let Some(callback) = &self.on_progress {
+            callback(&now);
         }
     }
 }

@@ -110,7 +110,7 @@ impl Commit {
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 #[non_exhaustive]
-pub struct Committed {
+pub struct CommitInfo {
     /// Where to look at it.
     pub commit_url: Option<String>,
     /// Where it is talked about, if it was asked for.
@@ -192,7 +192,7 @@ impl HubRepo {
     ///
     /// # Errors
     /// If a file cannot be read, or the hub refuses it. Nothing changes there then.
-    pub async fn commit(&self, revision: &str, commit: &Commit) -> Result<Committed> {
+    pub async fn commit(&self, revision: &str, commit: &Commit) -> Result<CommitInfo> {
         let mut samples = Vec::new();
         for (name, file) in &commit.files {
             let (sample, size) = sample(file).await?;

@@ -12,13 +12,14 @@ pub(crate) mod http;
 mod instrument;
 pub(crate) mod network;
 mod pool;
+pub(crate) mod redirect;
 mod request_policy;
 pub(crate) mod retry;
 
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use ::http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, LOCATION, USER_AGENT};
+use ::http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, USER_AGENT};
 use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -47,7 +48,6 @@ use instrument::RequestEvents;
 use request_policy::{RequestPolicy, Signer};
 use retry::{Failed, RetryPolicy, Sending};
 
-const MOST_REDIRECTS: usize = 10;
 /// How many headers a call and its attempts add at most.
 const OWN_HEADERS: usize = 7;
 const LONGEST_BILLING_PAUSE: Duration = Duration::from_secs(3600);
@@ -285,7 +285,7 @@ impl Transport {
         let (mut method, mut uri) = (outgoing.method.clone(), outgoing.uri.clone());
         let mut body = outgoing.body.clone();
         let (mut without_body, mut elsewhere) = (false, false);
-        for _ in 0..=MOST_REDIRECTS {
+        for _ in 0..=redirect::MAX_REDIRECTS {
             let mut request = Request::new(body.clone());
             *request.method_mut() = method.clone();
             *request.uri_mut() = uri.clone();
@@ -300,7 +300,7 @@ impl Transport {
             let sent = self.http.send(lane, request, outgoing.rule.timeout).await;
             events.stop(&sent);
             let reply = sent.map_err(Error::from)?;
-            let Some(next) = redirect(&uri, &reply) else { return check(reply) };
+            let Some(next) = redirect_url(&uri, &reply) else { return check(reply) };
             let keeps_method = matches!(reply.status().as_u16(), 307 | 308);
             if !keeps_method && method != Method::GET {
                 (method, body, without_body) = (Method::GET, Bytes::new(), true);
@@ -391,13 +391,9 @@ fn uri(address: &str) -> Result<Uri> {
     })
 }
 
-/// Where a reply sends us, if it does.
-fn redirect(from: &Uri, reply: &Response<Bytes>) -> Option<Url> {
-    let status = reply.status();
-    if !matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308) {
-        return None;
-    }
-    let location = reply.headers().get(LOCATION)?.to_str().ok()?;
+/// Returns the URL that a response redirects to, if it does.
+fn redirect_url(from: &Uri, reply: &Response<Bytes>) -> Option<Url> {
+    let location = redirect::location(reply)?;
     Url::parse(&from.to_string()).ok()?.join(location).ok()
 }
 

@@ -1,4 +1,4 @@
-//! Files of checkpoints, over lines that break and servers that change their mind.
+//! Downloads over connections that break, from servers whose content changes.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -17,75 +17,80 @@ use tinkex::{
 
 use crate::scripted_server::ScriptedServer;
 
-const FILE: &str = "https://files.test/w?sig=hush";
+const FILE: &str = "https://files.test/w?sig=secret";
 
-/// A server of files whose connections break after so many bytes.
+/// A file server whose connections break after a given number of bytes.
 #[derive(Clone, Default)]
-struct Files(Arc<Mutex<State>>);
+struct FlakyFileServer(Arc<Mutex<FileServerState>>);
 
 #[derive(Default)]
-struct State {
+struct FileServerState {
     content: Vec<u8>,
-    tag: Option<&'static str>,
-    knows_parts: bool,
+    etag: Option<&'static str>,
+    supports_ranges: bool,
+    /// Bytes after which the next connections break.
     breaks_after: Vec<usize>,
+    /// Status of every response, instead of the content.
     status: Option<u16>,
-    /// What was asked for: the range, or everything.
-    asked: Vec<String>,
+    /// The `range` or `if-none-match` header of each request, or `all`.
+    requests: Vec<String>,
 }
 
-impl Files {
+impl FlakyFileServer {
     fn new(content: &[u8]) -> Self {
-        let files = Self::default();
-        files.set(|state| {
+        let server = Self::default();
+        server.set(|state| {
             state.content = content.to_vec();
-            state.tag = Some("\"v1\"");
-            state.knows_parts = true;
+            state.etag = Some("\"v1\"");
+            state.supports_ranges = true;
         });
-        files
+        server
     }
 
-    fn set(&self, change: impl FnOnce(&mut State)) {
+    fn set(&self, change: impl FnOnce(&mut FileServerState)) {
         change(&mut self.0.lock().unwrap());
     }
 
-    fn asked(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().unwrap().asked)
+    fn take_requests(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap().requests)
     }
 
-    fn answer(&self, request: &Request<Bytes>) -> Response<ResponseBody> {
+    fn respond(&self, request: &Request<Bytes>) -> Response<ResponseBody> {
         let mut state = self.0.lock().unwrap();
-        assert!(!request.headers().contains_key("x-api-key"), "no credential leaves for a file");
-        let text = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
-        state.asked.push(text("range").or(text("if-none-match")).unwrap_or("all").to_owned());
+        assert!(!request.headers().contains_key("x-api-key"), "the API key was sent");
+        let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
+        let requested = header("range").or(header("if-none-match")).unwrap_or("all");
+        state.requests.push(requested.to_owned());
         if let Some(status) = state.status {
             let body = ResponseBody::from(Bytes::from_static(b"<Error>Expired</Error>"));
             return Response::builder().status(status).body(body).unwrap();
         }
-        let reply = Response::builder();
-        let reply = state.tag.into_iter().fold(reply, |reply, tag| reply.header("etag", tag));
-        if state.tag.is_some() && text("if-none-match") == state.tag {
-            return reply.status(304).body(ResponseBody::from(Bytes::new())).unwrap();
+        let response = Response::builder();
+        let response =
+            state.etag.into_iter().fold(response, |response, etag| response.header("etag", etag));
+        if state.etag.is_some() && header("if-none-match") == state.etag {
+            return response.status(304).body(ResponseBody::from(Bytes::new())).unwrap();
         }
-        let same = text("if-range") == state.tag;
-        let from = text("range").filter(|_| state.knows_parts && same).map_or(0, |range| {
+        let is_current = header("if-range") == state.etag;
+        let range = header("range").filter(|_| state.supports_ranges && is_current);
+        let from = range.map_or(0, |range| {
             range.trim_start_matches("bytes=").trim_end_matches('-').parse::<usize>().unwrap()
         });
         let total = state.content.len();
         let rest = state.content[from..].to_vec();
-        let reply = reply.header("content-length", rest.len());
-        let reply = match from {
-            0 => reply.status(200),
-            from => reply
+        let response = response.header("content-length", rest.len());
+        let response = match from {
+            0 => response.status(200),
+            from => response
                 .status(206)
                 .header("content-range", format!("bytes {from}-{}/{total}", total - 1)),
         };
         let breaks = (!state.breaks_after.is_empty()).then(|| state.breaks_after.remove(0));
-        let comes = breaks.map_or(rest.len(), |most| most.min(rest.len()));
-        let pieces: Vec<_> =
-            rest[..comes].chunks(7).map(|b| Ok(Bytes::copy_from_slice(b))).collect();
-        let broken = breaks.map(|_| Err(HttpFailure::connect("it broke")));
-        reply.body(ResponseBody::new(stream::iter(pieces.into_iter().chain(broken)))).unwrap()
+        let sent = breaks.map_or(rest.len(), |length| length.min(rest.len()));
+        let chunks: Vec<_> =
+            rest[..sent].chunks(7).map(|b| Ok(Bytes::copy_from_slice(b))).collect();
+        let broken = breaks.map(|_| Err(HttpFailure::connect("connection reset")));
+        response.body(ResponseBody::new(stream::iter(chunks.into_iter().chain(broken)))).unwrap()
     }
 
     fn rest(&self, retry: RetryPolicy) -> RestClient {
@@ -94,19 +99,19 @@ impl Files {
         service.build().unwrap().rest()
     }
 
-    async fn fetch(&self, to: &Path) -> tinkex::Result<u64> {
-        self.rest(RetryPolicy::default()).download_file(FILE, to, |_| {}).await
+    async fn download(&self, to: &Path) -> tinkex::Result<u64> {
+        self.rest(RetryPolicy::default()).download_file(FILE, to).await
     }
 }
 
-impl HttpService for Files {
+impl HttpService for FlakyFileServer {
     fn send(
         &self,
         _: Lane,
         _: Request<Bytes>,
         _: Duration,
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
-        unreachable!("files come as streams")
+        unreachable!("files are streamed")
     }
 
     fn send_streaming(
@@ -116,8 +121,8 @@ impl HttpService for Files {
         _: Duration,
     ) -> BoxFuture<'_, Result<Response<ResponseBody>, HttpFailure>> {
         assert_eq!(lane, Lane::File);
-        let reply = self.answer(&request);
-        Box::pin(async move { Ok(reply) })
+        let response = self.respond(&request);
+        Box::pin(async move { Ok(response) })
     }
 }
 
@@ -125,7 +130,7 @@ fn content() -> Vec<u8> {
     (0..100).collect()
 }
 
-fn left_in(folder: &TempDir) -> Vec<String> {
+fn names_in(folder: &TempDir) -> Vec<String> {
     let entries = std::fs::read_dir(folder.path()).unwrap();
     let mut names: Vec<_> =
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -134,52 +139,57 @@ fn left_in(folder: &TempDir) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_file_goes_on_where_it_broke() {
-    let (files, folder) = (Files::new(&content()), TempDir::new().unwrap());
-    files.set(|state| state.breaks_after = vec![40, 0, 30]);
+async fn a_broken_download_resumes_where_it_ended() {
+    let (server, folder) = (FlakyFileServer::new(&content()), TempDir::new().unwrap());
+    server.set(|state| state.breaks_after = vec![40, 0, 30]);
     let to = folder.path().join("trace");
-    assert_eq!(files.fetch(&to).await.unwrap(), 100);
+    assert_eq!(server.download(&to).await.unwrap(), 100);
     assert_eq!(std::fs::read(&to).unwrap(), content());
-    assert_eq!(files.asked(), ["all", "bytes=40-", "bytes=40-", "bytes=70-"]);
-    assert_eq!(left_in(&folder), ["trace"]);
+    assert_eq!(server.take_requests(), ["all", "bytes=40-", "bytes=40-", "bytes=70-"]);
+    assert_eq!(names_in(&folder), ["trace"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn other_content_and_servers_without_parts_begin_again() {
+async fn changed_content_and_servers_without_ranges_restart_the_download() {
     let folder = TempDir::new().unwrap();
     let to = folder.path().join("trace");
-    for (parts, tag) in [(false, Some("\"v1\"")), (true, None), (true, Some("W/\"weak\""))] {
-        let files = Files::new(&content());
-        files.set(|state| {
-            (state.knows_parts, state.tag) = (parts, tag);
+    for (ranges, etag) in [(false, Some("\"v1\"")), (true, None), (true, Some("W/\"weak\""))] {
+        let server = FlakyFileServer::new(&content());
+        server.set(|state| {
+            (state.supports_ranges, state.etag) = (ranges, etag);
             state.breaks_after = vec![40];
         });
-        assert_eq!(files.fetch(&to).await.unwrap(), 100);
+        assert_eq!(server.download(&to).await.unwrap(), 100);
         assert_eq!(std::fs::read(&to).unwrap(), content());
     }
-    // Given up half-way, and changed meanwhile.
-    let files = Files::new(&content());
-    files.set(|state| state.breaks_after = vec![40, 0, 0, 0, 0, 0, 0]);
-    let error = files.fetch(&to).await.unwrap_err();
+    // The retries run out, and the content changes before the next download.
+    let server = FlakyFileServer::new(&content());
+    server.set(|state| state.breaks_after = vec![40, 0, 0, 0, 0, 0, 0]);
+    let error = server.download(&to).await.unwrap_err();
     assert_eq!((error.kind(), error.attempts()), (ErrorKind::Connect, 6));
-    assert_eq!(std::fs::read(&to).unwrap(), content(), "the old file stays until then");
+    assert_eq!(
+        std::fs::read(&to).unwrap(),
+        content(),
+        "the old file is kept until the new one is complete"
+    );
     let other: Vec<u8> = (100..200).collect();
-    files.set(|state| {
-        (state.content, state.tag) = (other.clone(), Some("\"v2\""));
+    server.set(|state| {
+        (state.content, state.etag) = (other.clone(), Some("\"v2\""));
         state.breaks_after.clear();
     });
-    files.fetch(&to).await.unwrap();
+    server.download(&to).await.unwrap();
     assert_eq!(std::fs::read(&to).unwrap(), other);
-    assert_eq!(left_in(&folder), ["trace"]);
+    assert_eq!(names_in(&folder), ["trace"]);
 }
 
-/// A whole file of one checkpoint is not taken for the same file of another, of which a part came.
+/// A complete file of one checkpoint must not be taken for a file of another, of which only a part
+/// was downloaded.
 #[tokio::test(start_paused = true)]
-async fn a_whole_file_does_not_get_the_tag_of_another() {
+async fn a_complete_file_is_not_paired_with_the_entity_tag_of_another() {
     let folder = TempDir::new().unwrap();
     let target = folder.path().join("adapter");
     let path = || "tinker://run/external_weights/hf".parse().unwrap();
-    let bring = async |reply: Option<(u16, &str)>| {
+    let download_with = async |reply: Option<(u16, &str)>| {
         let fake = ScriptedServer::started().reply(URLS, 200, urls(&["a", "b"]));
         let fake = match reply {
             Some((status, tag)) => fake
@@ -187,16 +197,21 @@ async fn a_whole_file_does_not_get_the_tag_of_another() {
                 .reply("GET /blob", 404, json!("gone")),
             None => fake.reply("GET /blob", 404, json!("gone")),
         };
-        fake.client().rest().download(path()).parallel(1).to(&target).await.unwrap_err();
+        fake.client().rest().download(path(), &target).parallel(1).await.unwrap_err();
         fake
     };
-    bring(Some((200, "\"x\""))).await;
-    let whole = folder.path().join("adapter.part/files/a");
-    assert!(whole.exists());
-    // The server has other content by now, and breaks: what is here must not pass for it.
+    download_with(Some((200, "\"x\""))).await;
+    let complete = folder.path().join("adapter.part/files/a");
+    assert!(complete.exists());
+    // The server has other content now and the connection breaks: the old file must go.
     let fake = ScriptedServer::started()
         .reply(URLS, 200, urls(&["a"]))
-        .reply_with("GET /blob", 200, &[("etag", "\"y\"")], json!("not asked with a range"))
+        .reply_with(
+            "GET /blob",
+            200,
+            &[("etag", "\"y\"")],
+            json!("answers the request with if-none-match"),
+        )
         .reply_with(
             "GET /blob",
             200,
@@ -204,27 +219,27 @@ async fn a_whole_file_does_not_get_the_tag_of_another() {
             json!("short"),
         );
     let once = fake.builder().retry(RetryPolicy::disabled()).build().unwrap();
-    once.rest().download(path()).to(&target).await.unwrap_err();
-    assert!(!whole.exists());
+    once.rest().download(path(), &target).await.unwrap_err();
+    assert!(!complete.exists());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_is_told_without_the_url_and_at_once() {
-    let (files, folder) = (Files::new(&content()), TempDir::new().unwrap());
-    files.set(|state| state.status = Some(403));
-    let error = files.fetch(&folder.path().join("trace")).await.unwrap_err();
+async fn an_error_status_is_reported_without_the_url_and_without_retries() {
+    let (server, folder) = (FlakyFileServer::new(&content()), TempDir::new().unwrap());
+    server.set(|state| state.status = Some(403));
+    let error = server.download(&folder.path().join("trace")).await.unwrap_err();
     assert_eq!(error.status(), Some(403));
-    assert_eq!(files.asked().len(), 1);
+    assert_eq!(server.take_requests().len(), 1);
     let shown = format!("{error} {error:?} {:?}", error.hint());
     assert!(shown.contains("trace") && shown.contains("expired"), "{shown}");
-    assert!(!shown.contains("hush"), "{shown}");
-    // What passes is asked for again, unless nothing is.
-    files.set(|state| state.status = Some(503));
-    assert!(files.fetch(&folder.path().join("trace")).await.is_err());
-    assert_eq!(files.asked().len(), 6);
-    let once = files.rest(RetryPolicy::disabled());
-    assert!(once.download_file(FILE, &folder.path().join("t"), |_| {}).await.is_err());
-    assert_eq!(files.asked().len(), 1);
+    assert!(!shown.contains("secret"), "{shown}");
+    // A temporary error is retried, unless retries are disabled.
+    server.set(|state| state.status = Some(503));
+    assert!(server.download(&folder.path().join("trace")).await.is_err());
+    assert_eq!(server.take_requests().len(), 6);
+    let once = server.rest(RetryPolicy::disabled());
+    assert!(once.download_file(FILE, folder.path().join("t")).await.is_err());
+    assert_eq!(server.take_requests().len(), 1);
 }
 
 fn urls(files: &[&str]) -> serde_json::Value {
@@ -237,7 +252,7 @@ const URLS: &str =
     "GET /api/v1/training_runs/run/checkpoints/external_weights/hf/external_weights_urls";
 
 #[tokio::test(start_paused = true)]
-async fn a_folder_appears_whole_or_not_at_all() {
+async fn a_folder_appears_complete_or_not_at_all() {
     let folder = TempDir::new().unwrap();
     let target = folder.path().join("adapter");
     let path = || "tinker://run/external_weights/hf".parse().unwrap();
@@ -247,41 +262,41 @@ async fn a_folder_appears_whole_or_not_at_all() {
         .reply(URLS, 200, urls(&names))
         .reply("GET /blob", 200, json!("one"))
         .reply("GET /blob", 404, json!("gone"));
-    let download = fake.client().rest().download(path()).exclude("*.txt").parallel(1);
-    let error = download.to(&target).await.unwrap_err();
+    let download = fake.client().rest().download(path(), &target).exclude("*.txt").parallel(1);
+    let error = download.await.unwrap_err();
     assert_eq!(error.status(), Some(404));
     assert!(!target.exists());
     fake.finish();
 
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let seen = Arc::clone(&told);
+    let reported = Arc::new(Mutex::new(Vec::new()));
+    let report = Arc::clone(&reported);
     let fake = ScriptedServer::started()
         .reply(URLS, 200, urls(&names))
         .reply("GET /blob", 200, json!("one"))
         .reply("GET /blob", 200, json!("three"));
-    let download = fake.client().rest().download(path()).exclude("*.txt").parallel(1);
-    let download = download.on_progress(move |now| seen.lock().unwrap().push(*now));
-    let done = download.to(&target).await.unwrap();
+    let download = fake.client().rest().download(path(), &target).exclude("*.txt").parallel(1);
+    let download = download.on_progress(move |now| report.lock().unwrap().push(*now));
+    let done = download.await.unwrap();
     assert_eq!((done.bytes, done.files.len()), (12, 2));
     assert_eq!(std::fs::read(target.join("deep/b.bin")).unwrap(), b"\"three\"");
-    assert_eq!(left_in(&folder), ["adapter"]);
-    let last = *told.lock().unwrap().last().unwrap();
+    assert_eq!(names_in(&folder), ["adapter"]);
+    let last = *reported.lock().unwrap().last().unwrap();
     assert_eq!((last.files, last.files_total, last.bytes_total), (2, 2, Some(12)));
     fake.finish();
 
-    // It is there now: nothing is asked before it may be replaced.
+    // The folder exists now: no request is sent unless it may be replaced.
     let fake = ScriptedServer::new();
-    let error = fake.client().rest().download(path()).to(&target).await.unwrap_err();
+    let error = fake.client().rest().download(path(), &target).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict);
     let fake =
         ScriptedServer::started().reply(URLS, 200, urls(&["c"])).reply("GET /blob", 200, json!(1));
-    fake.client().rest().download(path()).replace(true).to(&target).await.unwrap();
+    fake.client().rest().download(path(), &target).replace(true).await.unwrap();
     assert!(target.join("c").exists() && !target.join("a.json").exists());
-    assert_eq!(left_in(&folder), ["adapter"]);
+    assert_eq!(names_in(&folder), ["adapter"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn names_that_leave_the_folder_write_nothing() {
+async fn unsafe_file_names_are_rejected_before_anything_is_written() {
     let folder = TempDir::new().unwrap();
     for (names, kind) in [
         (&["../evil"][..], ErrorKind::Decode),
@@ -289,15 +304,15 @@ async fn names_that_leave_the_folder_write_nothing() {
         (&[], ErrorKind::NotFound),
     ] {
         let fake = ScriptedServer::started().reply(URLS, 200, urls(names));
-        let download =
-            fake.client().rest().download("tinker://run/external_weights/hf".parse().unwrap());
-        let error = download.to(folder.path().join("x")).await.unwrap_err();
+        let path = "tinker://run/external_weights/hf".parse().unwrap();
+        let download = fake.client().rest().download(path, folder.path().join("x"));
+        let error = download.await.unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
         assert!(!folder.path().join("x").exists());
         fake.finish();
     }
     let fake = ScriptedServer::new();
     let sampler = "tinker://run/sampler_weights/s".parse().unwrap();
-    let error = fake.client().rest().download(sampler).to(folder.path()).await.unwrap_err();
+    let error = fake.client().rest().download(sampler, folder.path()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
 }

@@ -155,7 +155,7 @@ async fn a_training_checkpoint_is_brought_home_and_leaves_nothing() {
     let model = model(&service).await;
     let path = model.save_state("kept").await.unwrap();
     let home = tempfile::tempdir().unwrap();
-    let done = service.rest().download(path).to(home.path().join("adapter")).await.unwrap();
+    let done = service.rest().download(path, home.path().join("adapter")).await.unwrap();
     assert_eq!(done.files, ["adapter_config.json", "adapter_model.safetensors"]);
     assert!(home.path().join("adapter/adapter_model.safetensors").is_file());
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);

@@ -74,11 +74,12 @@ pub(super) async fn download(
             what.path
         ));
     }
-    let mut download = shell.client().await?.rest().download(what.path.clone());
+    let mut download = shell.client().await?.rest().download(what.path.clone(), target);
     download = download.replace(what.force).parallel(usize::from(what.parallel));
-    download = what.include.into_iter().fold(download, tinkex::Download::include);
-    download = what.exclude.into_iter().fold(download, tinkex::Download::exclude);
-    let brought = progress::of_download(shell, &name, |told| download.on_progress(told).to(target));
+    download = what.include.into_iter().fold(download, tinkex::CheckpointDownload::include);
+    download = what.exclude.into_iter().fold(download, tinkex::CheckpointDownload::exclude);
+    let brought =
+        progress::of_download(shell, &name, |told| download.on_progress(told).into_future());
     let brought = brought.await.map_err(|failure| match failure.exit() {
         Exit::Interrupted | Exit::Temporary => failure.hint(format!(
             "what is here already is kept in {}.part; the same command goes on from there",

@@ -68,7 +68,7 @@ pub(super) async fn push(shell: &mut Shell<'_>, what: PushArgs) -> Result<(), Co
 
     let folder = tempfile::tempdir().map_err(|why| CommandError::file("made", "a folder", &why))?;
     let files = folder.path().join("checkpoint");
-    let mut download = service.rest().download(path.clone());
+    let mut download = service.rest().download(path.clone(), &files);
     for pattern in &what.allow_pattern {
         download = download.include(pattern);
     }
@@ -76,7 +76,7 @@ pub(super) async fn push(shell: &mut Shell<'_>, what: PushArgs) -> Result<(), Co
         download = download.exclude(pattern);
     }
     shell.notice(&format!("downloading {path}"));
-    let downloaded = download.to(&files).await?;
+    let downloaded = download.await?;
     if what.allow_pattern.is_empty() && what.ignore_pattern.is_empty() {
         check(&files)?;
     }

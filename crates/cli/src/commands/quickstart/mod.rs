@@ -132,8 +132,8 @@ pub(super) async fn run(
 
 /// Examples that are part of the program.
 fn examples(chat: &Chat, text: &'static str) -> Result<Vec<TrainExample>, CommandError> {
-    let lines = chat.read_jsonl(Cursor::new(text)).max_tokens(256, TooLong::Refuse);
-    let piece = |line: Result<tinkex::Datum, tinkex::BadLine>| match line {
+    let lines = chat.read_jsonl(Cursor::new(text)).max_tokens(256, TooLong::Reject);
+    let piece = |line: Result<tinkex::Datum, tinkex::JsonlError>| match line {
         Ok(datum) => Ok(TrainExample::new(datum)),
         Err(bad) => Err(CommandError::new(Exit::Failed, format!("the bundled examples: {bad}"))),
     };

@@ -100,7 +100,7 @@ impl RunConfig {
     }
 
     pub(crate) fn most(&self) -> Option<(usize, TooLong)> {
-        let too_long = if self.refuse_long { TooLong::Refuse } else { TooLong::Truncate };
+        let too_long = if self.refuse_long { TooLong::Reject } else { TooLong::Truncate };
         self.max_tokens.map(|most| (most, too_long))
     }
 }

@@ -1,0 +1,126 @@
+//! Counts failed attempts of downloads and hub requests, and waits between them.
+
+use std::time::{Duration, SystemTime};
+
+use http::HeaderMap;
+use tokio::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::hint::Hint;
+use crate::transport::delay;
+
+/// Retries of one operation. Failures are counted since the last progress.
+#[derive(Debug)]
+pub(crate) struct Attempts {
+    max_retries: u32,
+    /// Time after the first attempt in which the last one must start.
+    patience: Option<Duration>,
+    start: Instant,
+    failures: u32,
+}
+
+/// Error of one attempt, with the delay that the server asked for.
+#[derive(Debug)]
+pub(crate) struct AttemptError {
+    pub(crate) error: Error,
+    /// Seconds, from `retry-after`.
+    retry_after: Option<f64>,
+}
+
+impl AttemptError {
+    /// The error of a response with an unexpected status.
+    pub(crate) fn of_response(status: u16, headers: &HeaderMap, body: &[u8]) -> Self {
+        let retry_after = delay::asked(headers, SystemTime::now());
+        let error = Error::from_response(status, body, delay::asked_duration(retry_after));
+        Self { error, retry_after }
+    }
+
+    pub(crate) fn with_hint(self, hint: impl Into<Hint>) -> Self {
+        Self { error: self.error.with_hint(hint), ..self }
+    }
+}
+
+impl From<Error> for AttemptError {
+    fn from(error: Error) -> Self {
+        Self { error, retry_after: None }
+    }
+}
+
+impl Attempts {
+    /// Allows `max_retries` consecutive failures to be retried.
+    pub(crate) fn new(max_retries: u32) -> Self {
+        Self { max_retries, patience: None, start: Instant::now(), failures: 0 }
+    }
+
+    /// Starts no attempt later than `patience` after the first.
+    pub(crate) fn within(mut self, patience: Option<Duration>) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Resets the count of consecutive failures.
+    pub(crate) fn progressed(&mut self) {
+        self.failures = 0;
+    }
+
+    /// Waits for the backoff delay before the next attempt.
+    ///
+    /// # Errors
+    /// The error of the attempt, if it is not worth a retry or no retry is left.
+    pub(crate) async fn failed(&mut self, failed: AttemptError) -> Result<()> {
+        self.failures += 1;
+        let AttemptError { error, retry_after } = failed;
+        let wait = delay::before_resend(self.failures - 1, retry_after, fastrand::f64());
+        let late = self.patience.is_some_and(|patience| self.start.elapsed() + wait > patience);
+        if late || self.failures > self.max_retries || !error.is_retryable() {
+            return Err(error.after(self.failures, self.start.elapsed()));
+        }
+        let (attempt, seconds) = (self.failures, wait.as_secs_f64());
+        tracing::debug!(target: "tinkex::retry", %error, attempt, seconds, "retrying");
+        tokio::time::sleep(wait).await;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn lost() -> AttemptError {
+        Error::new(ErrorKind::Connect, "connection lost").into()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_consecutive_failures_are_limited() {
+        let mut attempts = Attempts::new(2);
+        for _ in 0..3 {
+            attempts.failed(lost()).await.unwrap();
+            attempts.failed(lost()).await.unwrap();
+            attempts.progressed();
+        }
+        attempts.failed(lost()).await.unwrap();
+        attempts.failed(lost()).await.unwrap();
+        let error = attempts.failed(lost()).await.unwrap_err();
+        assert_eq!((error.kind(), error.attempts()), (ErrorKind::Connect, 3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn hopeless_errors_and_lost_patience_end_the_retries() {
+        let refused = AttemptError::of_response(403, &HeaderMap::new(), b"");
+        assert_eq!(Attempts::new(5).failed(refused).await.unwrap_err().status(), Some(403));
+        let mut attempts = Attempts::new(100).within(Some(Duration::from_secs(20)));
+        let start = Instant::now();
+        while attempts.failed(lost()).await.is_ok() {}
+        assert!(start.elapsed() <= Duration::from_secs(20));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_delay_that_the_server_asks_for_is_kept() {
+        let headers = [(http::header::RETRY_AFTER, http::HeaderValue::from_static("7"))];
+        let busy = AttemptError::of_response(503, &headers.into_iter().collect(), b"");
+        let start = Instant::now();
+        Attempts::new(1).failed(busy).await.unwrap();
+        assert_eq!(start.elapsed(), Duration::from_secs(7));
+    }
+}

@@ -1,0 +1,230 @@
+//! Downloads of files from URLs that need no credential: checkpoint files and traces.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::IF_NONE_MATCH;
+use http::{HeaderMap, HeaderValue, Request};
+use url::Url;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::transport::http::{HttpService, Lane};
+use crate::transport::redirect;
+use crate::transport::retry::RetryPolicy;
+
+use super::attempts::{AttemptError, Attempts};
+use super::resume::{PartialFile, ResumableDownload, Validator, blocking};
+
+/// Longest time without any bytes.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum number of consecutive retries without progress.
+const MAX_RETRIES: u32 = 5;
+
+/// The paths of a file during and after its download.
+#[derive(Clone, Debug)]
+pub(super) struct FilePaths {
+    /// Path of the complete file.
+    pub(super) complete: PathBuf,
+    /// Path of the file while it is incomplete.
+    pub(super) part: PathBuf,
+    /// Path of the file that stores the entity tag of the content.
+    pub(super) etag: PathBuf,
+    /// Whether the file at `complete` was put there by an earlier download, together with its entity
+    /// tag. It is then reused if the server confirms the tag, and removed when other content
+    /// arrives. Otherwise it is a user's file, which stays until it is replaced.
+    pub(super) ours: bool,
+}
+
+/// Downloads files without credentials.
+#[derive(Clone, Copy)]
+pub(super) struct FileFetcher<'a> {
+    pub(super) http: &'a dyn HttpService,
+    pub(super) retry: RetryPolicy,
+}
+
+impl FileFetcher<'_> {
+    /// Downloads `url` to `paths` and returns the size in bytes.
+    ///
+    /// `name` appears in errors instead of the URL: a signed URL is as good as a credential.
+    pub(super) async fn fetch(
+        self,
+        name: &str,
+        url: &str,
+        paths: FilePaths,
+        on_progress: &(dyn Fn(u64, Option<u64>) + Send + Sync),
+    ) -> Result<u64> {
+        self.fetch_url(url, paths, on_progress).await.map_err(|error| {
+            let error = error.during(format!("the download of {name}"));
+            match error.status() {
+                Some(400 | 401 | 403 | 404 | 410) => {
+                    error.with_hint("Run the download again: the URL may have expired.")
+                }
+                _ => error,
+            }
+        })
+    }
+
+    async fn fetch_url(
+        self,
+        url: &str,
+        paths: FilePaths,
+        on_progress: &(dyn Fn(u64, Option<u64>) + Send + Sync),
+    ) -> Result<u64> {
+        let invalid = |_| Error::new(ErrorKind::Decode, "invalid URL");
+        let url = Url::parse(url).map_err(invalid)?;
+        if paths.ours
+            && let Some(size) = self.unchanged(&url, paths.clone()).await?
+        {
+            on_progress(size, Some(size));
+            return Ok(size);
+        }
+        let open = || PartFile::open(paths).map_err(|error| PartFile::error(&error));
+        let (file, etag) = blocking(open).await?;
+        let download = ResumableDownload {
+            http: self.http,
+            lane: Lane::File,
+            idle_timeout: IDLE_TIMEOUT,
+            piece: None,
+            max_size: None,
+            verified: false,
+            headers: &|_| Ok(HeaderMap::new()),
+            refused: &refused,
+            on_progress,
+        };
+        let validator = etag.map(|etag| Validator { etag, origin: None });
+        let retries = MAX_RETRIES.min(self.retry.max_resends());
+        let attempts = Attempts::new(retries).within(self.retry.patience());
+        download.run(&url, file, validator, None, attempts).await
+    }
+
+    /// Returns the size of a file from an earlier download if the server confirms that its content
+    /// is current.
+    async fn unchanged(self, url: &Url, paths: FilePaths) -> Result<Option<u64>> {
+        let stored = blocking(move || {
+            let size = fs::metadata(&paths.complete).ok().map(|metadata| metadata.len());
+            Ok(size.zip(paths.stored_etag()))
+        });
+        let Some((size, etag)) = stored.await? else { return Ok(None) };
+        let Ok(etag) = HeaderValue::from_str(&etag) else { return Ok(None) };
+        let send = |url: Url| -> futures_util::future::BoxFuture<'_, _> {
+            let etag = etag.clone();
+            Box::pin(async move {
+                let mut request = Request::new(Bytes::new());
+                *request.uri_mut() = url
+                    .as_str()
+                    .parse()
+                    .map_err(|_| Error::new(ErrorKind::Decode, "invalid URL"))?;
+                request.headers_mut().insert(IF_NONE_MATCH, etag);
+                let sent = self.http.send_streaming(Lane::File, request, IDLE_TIMEOUT);
+                sent.await.map_err(Error::from)
+            })
+        };
+        // Any failure here shows again, and is retried, when the file itself is requested.
+        let answer = redirect::follow(url.clone(), send, |_| false).await;
+        Ok(answer.is_ok_and(|(response, _)| response.status() == 304).then_some(size))
+    }
+}
+
+fn refused(status: u16, headers: &HeaderMap, body: &[u8]) -> AttemptError {
+    let failed = AttemptError::of_response(status, headers, body);
+    match failed.error.kind() {
+        // Not the user's API key: none was sent.
+        ErrorKind::Auth => failed.with_hint("Run the download again: the URL may have expired."),
+        _ => failed,
+    }
+}
+
+impl FilePaths {
+    fn stored_etag(&self) -> Option<String> {
+        fs::read_to_string(&self.etag).ok().filter(|etag| !etag.is_empty())
+    }
+}
+
+/// An incomplete file with its entity tag in a file beside it.
+struct PartFile {
+    paths: FilePaths,
+    file: File,
+    length: u64,
+}
+
+impl PartFile {
+    /// Opens what an earlier download left, or a new file. Returns its entity tag, if known.
+    fn open(paths: FilePaths) -> io::Result<(Self, Option<String>)> {
+        for path in [&paths.part, &paths.complete, &paths.etag] {
+            if let Some(folder) = path.parent() {
+                fs::create_dir_all(folder)?;
+            }
+        }
+        let file = OpenOptions::new().create(true).append(true).open(&paths.part)?;
+        let length = file.metadata()?.len();
+        let etag = paths.stored_etag();
+        Ok((Self { paths, file, length }, etag))
+    }
+}
+
+impl PartialFile for PartFile {
+    type Complete = u64;
+
+    fn len(&self) -> u64 {
+        self.length
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)?;
+        self.length += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn restart(&mut self) -> io::Result<()> {
+        self.file.set_len(0)?;
+        self.length = 0;
+        if self.paths.ours {
+            // The next entity tag must not be taken for that of the complete file.
+            remove_if_exists(&self.paths.complete)?;
+        }
+        Ok(())
+    }
+
+    fn set_etag(&mut self, etag: Option<&str>) -> io::Result<()> {
+        match etag {
+            Some(etag) => tinkex_files::write(&self.paths.etag, etag),
+            None => remove_if_exists(&self.paths.etag),
+        }
+    }
+
+    fn verify(&mut self) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    fn finish(self) -> io::Result<u64> {
+        tinkex_files::publish(&self.file, &self.paths.part, &self.paths.complete)?;
+        if !self.paths.ours {
+            remove_if_exists(&self.paths.etag)?;
+        }
+        Ok(self.length)
+    }
+
+    fn error(error: &io::Error) -> Error {
+        let message = format!("cannot write the downloaded file: {error}");
+        Error::new(ErrorKind::Config, message).with_hint(WRITE_HINT)
+    }
+}
+
+fn remove_if_exists(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+const WRITE_HINT: &str =
+    "Check the free space and the permissions of the folder, or choose another folder.";
+
+/// Error returned when a file or folder cannot be written.
+pub(super) fn write_error(path: &Path, error: &io::Error) -> Error {
+    let message = format!("cannot write {}: {error}", path.display());
+    Error::new(ErrorKind::Config, message).with_hint(WRITE_HINT)
+}

@@ -1,0 +1,100 @@
+//! Redirects: where a response leads, and how far to follow.
+
+use ::http::Response;
+use ::http::header::LOCATION;
+use futures_util::future::BoxFuture;
+use url::Url;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// Maximum number of redirects followed for one request.
+pub(crate) const MAX_REDIRECTS: usize = 10;
+
+/// Returns the `Location` of a redirect; `None` for any other response.
+pub(crate) fn location<B>(response: &Response<B>) -> Option<&str> {
+    match response.status().as_u16() {
+        301 | 302 | 303 | 307 | 308 => response.headers().get(LOCATION)?.to_str().ok(),
+        _ => None,
+    }
+}
+
+/// Sends requests until the response is no redirect, or `is_final` accepts it. Returns that
+/// response and the URL it came from.
+///
+/// `send` gets the URL of each hop. It must decide there which headers to attach: credentials
+/// belong to one origin only.
+///
+/// # Errors
+/// The error of `send`; [`ErrorKind::Decode`] after [`MAX_REDIRECTS`] redirects, and for a redirect
+/// to an invalid URL or from https to http. URLs are not part of the error: they may be signed.
+pub(crate) async fn follow<'a, B: Send>(
+    mut url: Url,
+    mut send: impl FnMut(Url) -> BoxFuture<'a, Result<Response<B>>> + Send,
+    is_final: impl Fn(&Response<B>) -> bool + Send,
+) -> Result<(Response<B>, Url)> {
+    for _ in 0..=MAX_REDIRECTS {
+        let response = send(url.clone()).await?;
+        let next = match location(&response) {
+            Some(location) if !is_final(&response) => url.join(location),
+            _ => return Ok((response, url)),
+        };
+        let next = next.map_err(|_| refused("the server redirects to an invalid URL"))?;
+        if url.scheme() == "https" && next.scheme() != "https" {
+            return Err(refused("the server redirects from https to an unencrypted connection"));
+        }
+        url = next;
+    }
+    Err(refused("the server redirects too often"))
+}
+
+fn refused(message: &str) -> Error {
+    Error::new(ErrorKind::Decode, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// Follows redirects to these locations, then a final response; returns the visited URLs.
+    async fn visited(start: &str, locations: &[&str]) -> Result<Vec<String>> {
+        let visited = Mutex::new(Vec::new());
+        let send = |url: Url| -> BoxFuture<'_, Result<Response<()>>> {
+            let mut visited = visited.lock().unwrap();
+            let response = Response::builder();
+            let response = match locations.get(visited.len()) {
+                Some(location) => response.status(307).header(LOCATION, *location),
+                // A 304 is no redirect, whatever its headers say.
+                None => response.status(304).header(LOCATION, "/ignored"),
+            };
+            visited.push(url.to_string());
+            Box::pin(async move { Ok(response.body(()).unwrap()) })
+        };
+        follow(Url::parse(start).unwrap(), send, |_| false).await?;
+        Ok(visited.into_inner().unwrap())
+    }
+
+    #[tokio::test]
+    async fn locations_are_resolved_against_the_url_that_sent_them() {
+        let urls = visited("http://a.test/x/y", &["z", "https://b.test/", "/w"]).await.unwrap();
+        assert_eq!(
+            urls,
+            ["http://a.test/x/y", "http://a.test/x/z", "https://b.test/", "https://b.test/w"]
+        );
+    }
+
+    #[tokio::test]
+    async fn unsafe_and_endless_redirects_are_refused_without_the_url() {
+        for (start, locations) in [
+            ("https://a.test/?sig=secret", vec!["http://a.test/?sig=secret"]),
+            ("https://a.test/?sig=secret", vec!["http://[bad?sig=secret"]),
+            ("https://a.test/?sig=secret", vec!["?sig=secret"; MAX_REDIRECTS + 1]),
+        ] {
+            let error = visited(start, &locations).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Decode);
+            assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
+        }
+        visited("https://a.test/", &["?n"; MAX_REDIRECTS]).await.unwrap();
+    }
+}
