@@ -1,15 +1,15 @@
-//! Small dense arrays, and arithmetic on their shapes.
+//! Dense arrays of `f64`, and arithmetic on shapes.
 
-/// What an array's numbers are, from narrow to wide.
+/// Element type, in the order of promotion: an operation on two types yields the later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Kind {
+pub(crate) enum ElementKind {
     Bool,
     Int,
     Float,
 }
 
-impl Kind {
-    /// By torch's name of a type.
+impl ElementKind {
+    /// Returns the kind that torch's type `name` belongs to.
     pub(crate) fn from_name(name: &str) -> Option<Self> {
         match name {
             "float" | "float16" | "float32" | "float64" | "double" | "half" | "bfloat16" => {
@@ -23,39 +23,36 @@ impl Kind {
         }
     }
 
-    /// What `value` is when held as this.
-    pub(crate) fn hold(self, value: f64) -> f64 {
+    /// Converts `value` to this type.
+    pub(crate) fn cast(self, value: f64) -> f64 {
         match self {
             Self::Float => value,
             Self::Int => value.trunc(),
-            Self::Bool => truth(value != 0.0),
+            Self::Bool => f64::from(value != 0.0),
         }
     }
 }
 
-pub(crate) fn truth(yes: bool) -> f64 {
-    if yes { 1.0 } else { 0.0 }
-}
-
+/// Array in row-major order.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Array {
     pub(crate) shape: Vec<usize>,
     pub(crate) data: Vec<f64>,
-    pub(crate) kind: Kind,
+    pub(crate) kind: ElementKind,
 }
 
 impl Array {
-    pub(crate) fn number(value: f64, kind: Kind) -> Self {
+    pub(crate) fn scalar(value: f64, kind: ElementKind) -> Self {
         Self { shape: Vec::new(), data: vec![value], kind }
     }
 }
 
-/// How many cells a shape has, if that is a number.
-pub(crate) fn cells(shape: &[usize]) -> Option<usize> {
+/// Returns the number of elements of a shape, or `None` on overflow.
+pub(crate) fn element_count(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1_usize, |n, &side| n.checked_mul(side))
 }
 
-/// Steps between neighbours along each dimension.
+/// Returns the row-major strides of a shape, in elements.
 pub(crate) fn strides(shape: &[usize]) -> Vec<usize> {
     let mut strides = vec![1; shape.len()];
     for i in (1..shape.len()).rev() {
@@ -64,7 +61,7 @@ pub(crate) fn strides(shape: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// The shape that two shapes stretch to, by torch's rule.
+/// Returns the shape that two shapes broadcast to by torch's rule, or `None` if they do not fit.
 pub(crate) fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
     let rank = a.len().max(b.len());
     let side = |shape: &[usize], i: usize| {
@@ -81,23 +78,23 @@ pub(crate) fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
         .collect()
 }
 
-/// For each cell of `to`, in order, the position given by walking `from` with these strides.
+/// Returns the positions that a view of this shape visits, in row-major order.
 ///
-/// A stride of 0 stays in place: that is how a side of 1 is stretched.
-pub(crate) fn walk(to: &[usize], start: usize, steps: &[isize]) -> Vec<usize> {
-    let count = cells(to).unwrap_or(0);
+/// The view begins at position `start` and has these strides. A stride of 0 repeats a dimension.
+pub(crate) fn strided_indices(shape: &[usize], start: usize, strides: &[isize]) -> Vec<usize> {
+    let count = element_count(shape).unwrap_or(0);
     let mut at = start;
-    let mut index = vec![0_usize; to.len()];
+    let mut index = vec![0_usize; shape.len()];
     let mut out = Vec::with_capacity(count);
     for _ in 0..count {
         out.push(at);
-        for i in (0..to.len()).rev() {
+        for i in (0..shape.len()).rev() {
             index[i] += 1;
-            at = at.wrapping_add_signed(steps[i]);
-            if index[i] < to[i] {
+            at = at.wrapping_add_signed(strides[i]);
+            if index[i] < shape[i] {
                 break;
             }
-            let back = steps[i].wrapping_mul(index[i].cast_signed());
+            let back = strides[i].wrapping_mul(index[i].cast_signed());
             at = at.wrapping_add_signed(back.wrapping_neg());
             index[i] = 0;
         }
@@ -110,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shapes_stretch_as_torch_does() {
+    fn shapes_broadcast_as_in_torch() {
         assert_eq!(broadcast(&[3, 1], &[4]), Some(vec![3, 4]));
         assert_eq!(broadcast(&[], &[2]), Some(vec![2]));
         assert_eq!(broadcast(&[0], &[1]), Some(vec![0]));
@@ -118,11 +115,11 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_visits_a_transposed_and_a_stretched_array() {
-        assert_eq!(walk(&[3, 2], 0, &[1, 3]), [0, 3, 1, 4, 2, 5]);
-        assert_eq!(walk(&[2, 3], 0, &[0, 1]), [0, 1, 2, 0, 1, 2]);
-        assert_eq!(walk(&[3], 2, &[-1]), [2, 1, 0]);
-        assert_eq!(walk(&[], 0, &[]), [0]);
-        assert!(walk(&[0, 2], 0, &[2, 1]).is_empty());
+    fn strided_indices_transpose_and_repeat() {
+        assert_eq!(strided_indices(&[3, 2], 0, &[1, 3]), [0, 3, 1, 4, 2, 5]);
+        assert_eq!(strided_indices(&[2, 3], 0, &[0, 1]), [0, 1, 2, 0, 1, 2]);
+        assert_eq!(strided_indices(&[3], 2, &[-1]), [2, 1, 0]);
+        assert_eq!(strided_indices(&[], 0, &[]), [0]);
+        assert!(strided_indices(&[0, 2], 0, &[2, 1]).is_empty());
     }
 }

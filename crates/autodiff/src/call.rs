@@ -1,25 +1,25 @@
-//! The arguments of one call, taken by place or by name.
+//! Arguments of one operation, by position or by keyword.
 
-use crate::array::{Array, Kind};
+use crate::array::{Array, ElementKind};
 use crate::tape::{Tape, Var};
 
-/// What a node or an argument stands for.
+/// Value of a node or of an argument.
 #[derive(Clone, Debug)]
-pub(crate) enum Value {
+pub(crate) enum NodeValue {
     Tensor(Var),
-    Number(f64, Kind),
+    Number(f64, ElementKind),
     List(Vec<Self>),
     Text(String),
     None,
     Slice([Option<i64>; 3]),
     Ellipsis,
-    DType(Kind),
-    /// A device and the like, which no result depends on.
+    DType(ElementKind),
+    /// Device, layout or memory format: has no effect on the result.
     Ignored,
 }
 
-/// Names that change no result.
-const IDLE: [&str; 9] = [
+/// Keyword arguments that have no effect on the result.
+const IGNORED: [&str; 9] = [
     "_stacklevel",
     "device",
     "layout",
@@ -31,123 +31,143 @@ const IDLE: [&str; 9] = [
     "reduce",
 ];
 
-pub(crate) struct Call<'a> {
+/// Arguments of one operation. An operation takes the ones it understands; [`finish`](Self::finish)
+/// rejects the rest.
+pub(crate) struct CallArgs<'a> {
     pub(crate) tape: &'a mut Tape,
-    args: Vec<Option<Value>>,
-    kwargs: Vec<(&'a str, Option<Value>)>,
+    args: Vec<Option<NodeValue>>,
+    kwargs: Vec<(&'a str, Option<NodeValue>)>,
 }
 
-impl<'a> Call<'a> {
-    pub(crate) fn new(tape: &'a mut Tape, args: Vec<Value>, kwargs: Vec<(&'a str, Value)>) -> Self {
+impl<'a> CallArgs<'a> {
+    pub(crate) fn new(
+        tape: &'a mut Tape,
+        args: Vec<NodeValue>,
+        kwargs: Vec<(&'a str, NodeValue)>,
+    ) -> Self {
         let args = args.into_iter().map(Some).collect();
         let kwargs = kwargs.into_iter().map(|(name, value)| (name, Some(value))).collect();
         Self { tape, args, kwargs }
     }
 
-    /// The argument at place `at` or of this name; `None` counts as not given.
-    pub(crate) fn optional(&mut self, at: usize, name: &str) -> Option<Value> {
+    /// Takes the argument with this keyword or at this position. Python's `None` counts as absent.
+    pub(crate) fn optional(&mut self, position: usize, name: &str) -> Option<NodeValue> {
         let by_name = self
             .kwargs
             .iter_mut()
             .find(|(key, value)| value.is_some() && (*key == name || alias(key) == name));
         let value = match by_name {
             Some((_, value)) => value.take(),
-            None => self.args.get_mut(at).and_then(Option::take),
+            None => self.args.get_mut(position).and_then(Option::take),
         };
-        value.filter(|value| !matches!(value, Value::None))
+        value.filter(|value| !matches!(value, NodeValue::None))
     }
 
-    pub(crate) fn needed(&mut self, at: usize, name: &str) -> Result<Value, String> {
-        self.optional(at, name).ok_or_else(|| format!("the argument {name} is missing"))
+    pub(crate) fn required(&mut self, position: usize, name: &str) -> Result<NodeValue, String> {
+        self.optional(position, name).ok_or_else(|| format!("argument {name} is missing"))
     }
 
-    /// Everything from place `at` on: `f(x, 1, 2)` and `f(x, (1, 2))` are the same.
-    pub(crate) fn rest(&mut self, at: usize, name: &str) -> Option<Vec<Value>> {
-        let mut all: Vec<Value> = self.args.iter_mut().skip(at).filter_map(Option::take).collect();
+    /// Takes all arguments from this position on. `f(x, 1, 2)` and `f(x, (1, 2))` are equivalent.
+    pub(crate) fn rest(&mut self, position: usize, name: &str) -> Option<Vec<NodeValue>> {
+        let mut all: Vec<NodeValue> =
+            self.args.iter_mut().skip(position).filter_map(Option::take).collect();
         if all.is_empty() {
             all.extend(self.optional(usize::MAX, name));
         }
         match all.as_slice() {
             [] => None,
-            [Value::List(_)] => match all.pop() {
-                Some(Value::List(items)) => Some(items),
+            [NodeValue::List(_)] => match all.pop() {
+                Some(NodeValue::List(items)) => Some(items),
                 _ => None,
             },
             _ => Some(all),
         }
     }
 
-    /// A tensor; a number becomes one.
-    pub(crate) fn tensor(&mut self, at: usize, name: &str) -> Result<Var, String> {
-        let value = self.needed(at, name)?;
+    /// Takes a tensor. A number becomes a constant scalar tensor.
+    pub(crate) fn tensor(&mut self, position: usize, name: &str) -> Result<Var, String> {
+        let value = self.required(position, name)?;
         self.var(&value, name)
     }
 
-    pub(crate) fn optional_tensor(&mut self, at: usize, name: &str) -> Result<Option<Var>, String> {
-        self.optional(at, name).map(|value| self.var(&value, name)).transpose()
+    pub(crate) fn optional_tensor(
+        &mut self,
+        position: usize,
+        name: &str,
+    ) -> Result<Option<Var>, String> {
+        self.optional(position, name).map(|value| self.var(&value, name)).transpose()
     }
 
-    pub(crate) fn var(&mut self, value: &Value, name: &str) -> Result<Var, String> {
+    pub(crate) fn var(&mut self, value: &NodeValue, name: &str) -> Result<Var, String> {
         match value {
-            Value::Tensor(var) => Ok(*var),
-            Value::Number(number, kind) => self.tape.constant(Array::number(*number, *kind)),
-            other => Err(format!("the argument {name} is {}, not a tensor", describe(other))),
+            NodeValue::Tensor(var) => Ok(*var),
+            NodeValue::Number(number, kind) => self.tape.constant(Array::scalar(*number, *kind)),
+            other => Err(format!("argument {name} is {}, not a tensor", describe(other))),
         }
     }
 
-    pub(crate) fn optional_number(&mut self, at: usize, name: &str) -> Result<Option<f64>, String> {
-        match self.optional(at, name) {
+    pub(crate) fn optional_number(
+        &mut self,
+        position: usize,
+        name: &str,
+    ) -> Result<Option<f64>, String> {
+        match self.optional(position, name) {
             None => Ok(None),
-            Some(Value::Number(number, _)) => Ok(Some(number)),
-            Some(other) => Err(format!("the argument {name} is {}", describe(&other))),
+            Some(NodeValue::Number(number, _)) => Ok(Some(number)),
+            Some(other) => Err(format!("argument {name} is {}", describe(&other))),
         }
     }
 
-    pub(crate) fn flag(&mut self, at: usize, name: &str, default: bool) -> Result<bool, String> {
-        Ok(self.optional_number(at, name)?.map_or(default, |number| number != 0.0))
+    pub(crate) fn flag(
+        &mut self,
+        position: usize,
+        name: &str,
+        default: bool,
+    ) -> Result<bool, String> {
+        Ok(self.optional_number(position, name)?.map_or(default, |number| number != 0.0))
     }
 
     pub(crate) fn optional_text(
         &mut self,
-        at: usize,
+        position: usize,
         name: &str,
     ) -> Result<Option<String>, String> {
-        match self.optional(at, name) {
+        match self.optional(position, name) {
             None => Ok(None),
-            Some(Value::Text(text)) => Ok(Some(text)),
-            Some(other) => Err(format!("the argument {name} is {}", describe(&other))),
+            Some(NodeValue::Text(text)) => Ok(Some(text)),
+            Some(other) => Err(format!("argument {name} is {}", describe(&other))),
         }
     }
 
-    /// A type of numbers asked for by name.
-    pub(crate) fn dtype(&mut self) -> Result<Option<Kind>, String> {
+    /// Takes the element type, always a keyword argument.
+    pub(crate) fn dtype(&mut self) -> Result<Option<ElementKind>, String> {
         match self.optional(usize::MAX, "dtype") {
             None => Ok(None),
-            Some(Value::DType(kind)) => Ok(Some(kind)),
+            Some(NodeValue::DType(kind)) => Ok(Some(kind)),
             Some(other) => Err(format!("dtype is {}", describe(&other))),
         }
     }
 
-    /// Fails if something was given that nobody asked for: ignoring it would change the loss.
+    /// Fails if an argument was not taken: ignoring it would change the loss.
     pub(crate) fn finish(self) -> Result<(), String> {
-        let idle = |value: &Value| matches!(value, Value::None | Value::Ignored);
-        let over = self.args.iter().flatten().filter(|value| !idle(value)).count();
-        if over > 0 {
-            return Err(format!("{over} arguments too many"));
+        let ignored = |value: &NodeValue| matches!(value, NodeValue::None | NodeValue::Ignored);
+        let extra = self.args.iter().flatten().filter(|value| !ignored(value)).count();
+        if extra > 0 {
+            return Err(format!("{extra} arguments too many"));
         }
         for (name, value) in &self.kwargs {
             if let Some(value) = value
-                && !idle(value)
-                && !IDLE.contains(name)
+                && !ignored(value)
+                && !IGNORED.contains(name)
             {
-                return Err(format!("the argument {name} is not supported"));
+                return Err(format!("argument {name} is not supported"));
             }
         }
         Ok(())
     }
 }
 
-/// What else torch calls an argument.
+/// Maps torch's alternative keywords to the ones used here.
 fn alias(name: &str) -> &str {
     match name {
         "self" => "input",
@@ -158,54 +178,56 @@ fn alias(name: &str) -> &str {
     }
 }
 
-pub(crate) fn describe(value: &Value) -> &'static str {
+pub(crate) fn describe(value: &NodeValue) -> &'static str {
     match value {
-        Value::Tensor(_) => "a tensor",
-        Value::Number(..) => "a number",
-        Value::List(_) => "a list",
-        Value::Text(_) => "a text",
-        Value::None => "nothing",
-        Value::Slice(_) => "a slice",
-        Value::Ellipsis => "an ellipsis",
-        Value::DType(_) => "a type",
-        Value::Ignored => "a device",
+        NodeValue::Tensor(_) => "a tensor",
+        NodeValue::Number(..) => "a number",
+        NodeValue::List(_) => "a list",
+        NodeValue::Text(_) => "a string",
+        NodeValue::None => "None",
+        NodeValue::Slice(_) => "a slice",
+        NodeValue::Ellipsis => "an ellipsis",
+        NodeValue::DType(_) => "a dtype",
+        NodeValue::Ignored => "a device",
     }
 }
 
-/// A whole number, such as a dimension or a size.
-pub(crate) fn whole(value: &Value) -> Result<i64, String> {
+/// Returns an integer argument, such as a dimension or a size.
+pub(crate) fn integer(value: &NodeValue) -> Result<i64, String> {
     match value {
-        #[expect(clippy::cast_possible_truncation, reason = "checked to be whole and small")]
-        Value::Number(number, Kind::Int | Kind::Bool) if number.abs() < 9e15 => Ok(*number as i64),
-        other => Err(format!("{} is not a whole number", describe(other))),
+        #[expect(clippy::cast_possible_truncation, reason = "integral and below 2^53")]
+        NodeValue::Number(number, ElementKind::Int | ElementKind::Bool) if number.abs() < 9e15 => {
+            Ok(*number as i64)
+        }
+        other => Err(format!("{} is not an integer", describe(other))),
     }
 }
 
-/// A dimension of an array of this rank; negative ones count from the end.
-pub(crate) fn dimension(value: &Value, rank: usize) -> Result<usize, String> {
-    let dim = whole(value)?;
-    // A single number has one dimension to those who ask.
-    let sides = i64::try_from(rank.max(1)).unwrap_or(i64::MAX);
-    let from_start = if dim < 0 { dim + sides } else { dim };
+/// Returns a dimension of a tensor of this rank. Negative dimensions count from the end.
+pub(crate) fn dimension(value: &NodeValue, rank: usize) -> Result<usize, String> {
+    let dim = integer(value)?;
+    // Torch accepts dimensions 0 and -1 of a scalar.
+    let limit = i64::try_from(rank.max(1)).unwrap_or(i64::MAX);
+    let from_start = if dim < 0 { dim + limit } else { dim };
     match usize::try_from(from_start) {
-        Ok(dim) if from_start < sides => Ok(dim),
-        _ => Err(format!("dimension {dim} of a tensor of rank {rank}")),
+        Ok(dim) if from_start < limit => Ok(dim),
+        _ => Err(format!("dimension {dim} is out of range for a tensor of rank {rank}")),
     }
 }
 
-/// One dimension or several, without repetition; all of them if none is given.
-pub(crate) fn dimensions(value: Option<Value>, rank: usize) -> Result<Vec<usize>, String> {
+/// Returns the dimensions in ascending order; all of them if none is given.
+pub(crate) fn dimensions(value: Option<NodeValue>, rank: usize) -> Result<Vec<usize>, String> {
     let mut dims = match value {
         None => (0..rank).collect(),
-        Some(Value::List(items)) if items.is_empty() => (0..rank).collect(),
-        Some(Value::List(items)) => {
+        Some(NodeValue::List(items)) if items.is_empty() => (0..rank).collect(),
+        Some(NodeValue::List(items)) => {
             items.iter().map(|item| dimension(item, rank)).collect::<Result<Vec<_>, _>>()?
         }
         Some(one) => vec![dimension(&one, rank)?],
     };
     dims.sort_unstable();
     if dims.windows(2).any(|pair| pair[0] == pair[1]) {
-        return Err("a dimension is given twice".to_owned());
+        return Err("a dimension is listed twice".to_owned());
     }
     dims.retain(|&dim| dim < rank);
     Ok(dims)

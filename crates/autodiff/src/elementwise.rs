@@ -1,15 +1,15 @@
-//! Operations that work cell by cell.
+//! Element-wise operations and their slopes.
 
-use crate::array::{Array, Kind, broadcast, truth};
-use crate::call::{Call, Value};
-use crate::tape::{Link, Var};
+use crate::array::{Array, ElementKind, broadcast};
+use crate::call::{CallArgs, NodeValue};
+use crate::tape::{LocalGradient, Var};
 
-/// A value and its slope.
+/// Value and slope.
 type Slope = (f64, f64);
-/// A value and both its slopes.
+/// Value and the slopes with respect to both operands.
 type Slopes = (f64, f64, f64);
 
-/// A float function of one number; `None` if there is none of this name.
+/// Returns the unary operation `name` whose result is always a float.
 pub(crate) fn unary(name: &str) -> Option<fn(f64) -> Slope> {
     Some(match name {
         "exp" => |x| (x.exp(), x.exp()),
@@ -29,7 +29,7 @@ pub(crate) fn unary(name: &str) -> Option<fn(f64) -> Slope> {
     })
 }
 
-/// A function of one number that keeps integers whole.
+/// Returns the unary operation `name` whose result has the type of its operand.
 pub(crate) fn unary_any(name: &str) -> Option<fn(f64) -> Slope> {
     Some(match name {
         "square" => |x| (x * x, 2.0 * x),
@@ -42,8 +42,8 @@ pub(crate) fn unary_any(name: &str) -> Option<fn(f64) -> Slope> {
     })
 }
 
-/// A question about one number.
-pub(crate) fn question(name: &str) -> Option<fn(f64) -> bool> {
+/// Returns the unary predicate `name`.
+pub(crate) fn predicate(name: &str) -> Option<fn(f64) -> bool> {
     Some(match name {
         "isnan" => f64::is_nan,
         "isinf" => f64::is_infinite,
@@ -53,7 +53,7 @@ pub(crate) fn question(name: &str) -> Option<fn(f64) -> bool> {
     })
 }
 
-/// A question about two numbers.
+/// Returns the comparison or logical operation `name`.
 pub(crate) fn comparison(name: &str) -> Option<fn(f64, f64) -> bool> {
     Some(match name {
         "lt" => |a, b| a < b,
@@ -68,7 +68,7 @@ pub(crate) fn comparison(name: &str) -> Option<fn(f64, f64) -> bool> {
     })
 }
 
-/// A function of two numbers, with its slopes.
+/// Returns the binary operation `name`.
 pub(crate) fn binary(name: &str) -> Option<fn(f64, f64) -> Slopes> {
     Some(match name {
         "add" => |a, b| (a + b, 1.0, 1.0),
@@ -76,14 +76,14 @@ pub(crate) fn binary(name: &str) -> Option<fn(f64, f64) -> Slopes> {
         "mul" => |a, b| (a * b, b, a),
         "div" | "truediv" => |a, b| (a / b, 1.0 / b, -a / (b * b)),
         "floordiv" => |a, b| ((a / b).floor(), 0.0, 0.0),
-        // As Python: the sign of the divisor.
+        // The result has the sign of the divisor, as in Python.
         "mod" => |a, b| (a - (a / b).floor() * b, 1.0, -(a / b).floor()),
         "pow" => power,
         "minimum" => |a, b| {
             let (value, (da, db)) = if a.is_nan() || b.is_nan() {
                 (f64::NAN, (1.0, 1.0))
             } else {
-                (a.min(b), choose(a, b))
+                (a.min(b), minimum_slopes(a, b))
             };
             (value, da, db)
         },
@@ -91,7 +91,7 @@ pub(crate) fn binary(name: &str) -> Option<fn(f64, f64) -> Slopes> {
             let (value, (da, db)) = if a.is_nan() || b.is_nan() {
                 (f64::NAN, (1.0, 1.0))
             } else {
-                (a.max(b), choose(b, a))
+                (a.max(b), minimum_slopes(b, a))
             };
             (value, da, db)
         },
@@ -104,8 +104,8 @@ pub(crate) fn binary(name: &str) -> Option<fn(f64, f64) -> Slopes> {
     })
 }
 
-/// Which of two the smaller one is; a tie is shared.
-fn choose(a: f64, b: f64) -> (f64, f64) {
+/// Returns the slopes of the minimum of two numbers. At a tie each gets one half.
+fn minimum_slopes(a: f64, b: f64) -> (f64, f64) {
     if a < b {
         (1.0, 0.0)
     } else if a > b {
@@ -130,16 +130,16 @@ fn sign(x: f64) -> f64 {
     if x == 0.0 || x.is_nan() { x * 0.0 } else { x.signum() }
 }
 
-/// `ln(1 + exp(x))`, without overflow.
+/// Computes `ln(1 + exp(x))` without overflow.
 fn log1p_exp(x: f64) -> f64 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
-/// `x Φ(x)`, where Φ is the share of a normal distribution below `x`.
+/// Computes `x Φ(x)`, where Φ is the cumulative normal distribution.
 fn gelu(x: f64) -> Slope {
-    let share = 0.5 * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2));
+    let cumulative = 0.5 * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2));
     let density = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
-    (x * share, share + if density == 0.0 { 0.0 } else { x * density })
+    (x * cumulative, cumulative + if density == 0.0 { 0.0 } else { x * density })
 }
 
 fn gelu_tanh(x: f64) -> Slope {
@@ -151,9 +151,9 @@ fn gelu_tanh(x: f64) -> Slope {
     (0.5 * x * (1.0 + tanh), 0.5 * (1.0 + tanh) + 0.5 * x * inner)
 }
 
-/// The error function, by a series of positive terms: nothing cancels.
+/// Computes the error function by a series whose terms have the same sign, so nothing cancels.
 fn erf(x: f64) -> f64 {
-    // Beyond 6 the rest is below the last bit of 1.
+    // Beyond 6 the distance to ±1 is below the precision of f64.
     if x.is_nan() || x.abs() > 6.0 {
         return if x.is_nan() { x } else { x.signum() };
     }
@@ -166,19 +166,19 @@ fn erf(x: f64) -> f64 {
     std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
 }
 
-/// What two numbers give: floats if one is, and never less than integers from arithmetic.
-pub(crate) fn wider(call: &Call<'_>, a: Var, b: Var) -> Kind {
+/// Returns the element type that two operands are promoted to.
+pub(crate) fn promoted(call: &CallArgs<'_>, a: Var, b: Var) -> ElementKind {
     call.tape.get(a).kind.max(call.tape.get(b).kind)
 }
 
-/// Cell-by-cell operations with settings of their own.
-pub(crate) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, String> {
+/// Runs the element-wise operations that take options; `None` if `name` is none of them.
+pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValue>, String> {
     let var = match name {
         "softplus" => {
             let x = call.tensor(0, "input")?;
             let beta = call.optional_number(1, "beta")?.unwrap_or(1.0);
             let threshold = call.optional_number(2, "threshold")?.unwrap_or(20.0);
-            call.tape.unary(x, Kind::Float, |x| {
+            call.tape.unary(x, ElementKind::Float, |x| {
                 if x * beta > threshold {
                     (x, 1.0)
                 } else {
@@ -191,25 +191,25 @@ pub(crate) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, Stri
             let slope = match call.optional_text(1, "approximate")?.as_deref() {
                 None | Some("none") => gelu,
                 Some("tanh") => gelu_tanh,
-                Some(other) => return Err(format!("gelu has no approximation {other:?}")),
+                Some(other) => return Err(format!("unknown approximation {other:?} of gelu")),
             };
-            call.tape.unary(x, Kind::Float, slope)
+            call.tape.unary(x, ElementKind::Float, slope)
         }
         "clamp" | "clip" => clamp(call),
-        "where" => pick(call),
+        "where" => run_where(call),
         "masked_fill" => {
             let x = call.tensor(0, "input")?;
             let mask = call.tensor(1, "mask")?;
             let value = call.tensor(2, "value")?;
-            let held = call.tape.detach(value)?;
-            select(call, mask, held, x)
+            let value = call.tape.detach(value)?;
+            select(call, mask, value, x)
         }
         "nan_to_num" => {
             let x = call.tensor(0, "input")?;
             let nan = call.optional_number(1, "nan")?.unwrap_or(0.0);
-            let most = f64::from(f32::MAX);
-            let posinf = call.optional_number(2, "posinf")?.unwrap_or(most);
-            let neginf = call.optional_number(3, "neginf")?.unwrap_or(-most);
+            let max = f64::from(f32::MAX);
+            let posinf = call.optional_number(2, "posinf")?.unwrap_or(max);
+            let neginf = call.optional_number(3, "neginf")?.unwrap_or(-max);
             let kind = call.tape.get(x).kind;
             call.tape.unary(x, kind, |x| match x {
                 x if x.is_nan() => (nan, 0.0),
@@ -220,24 +220,24 @@ pub(crate) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, Stri
         }
         _ => return Ok(None),
     };
-    var.map(|var| Some(Value::Tensor(var)))
+    var.map(|var| Some(NodeValue::Tensor(var)))
 }
 
-fn clamp(call: &mut Call<'_>) -> Result<Var, String> {
+fn clamp(call: &mut CallArgs<'_>) -> Result<Var, String> {
     let mut x = call.tensor(0, "input")?;
     let (low, high) = (call.optional_tensor(1, "min")?, call.optional_tensor(2, "max")?);
     if low.is_none() && high.is_none() {
         return Err("clamp needs min or max".to_owned());
     }
     if let Some(low) = low {
-        let kind = wider(call, x, low);
+        let kind = promoted(call, x, low);
         x = call.tape.binary(x, low, kind, |x, low| match x < low {
             true => (low, 0.0, 1.0),
             false => (x, 1.0, 0.0),
         })?;
     }
     if let Some(high) = high {
-        let kind = wider(call, x, high);
+        let kind = promoted(call, x, high);
         x = call.tape.binary(x, high, kind, |x, high| match x > high {
             true => (high, 0.0, 1.0),
             false => (x, 1.0, 0.0),
@@ -246,33 +246,36 @@ fn clamp(call: &mut Call<'_>) -> Result<Var, String> {
     Ok(x)
 }
 
-/// `where(condition, a, b)`; as a method, `a.where(condition, b)`.
-fn pick(call: &mut Call<'_>) -> Result<Var, String> {
+/// Runs `where(condition, a, b)`, or as a method `a.where(condition, b)`.
+fn run_where(call: &mut CallArgs<'_>) -> Result<Var, String> {
     let first = call.tensor(0, "condition")?;
     let second = call.tensor(1, "input")?;
     let other = call.tensor(2, "other")?;
-    let is_bool = |var: Var| call.tape.get(var).kind == Kind::Bool;
+    let is_bool = |var: Var| call.tape.get(var).kind == ElementKind::Bool;
     match (is_bool(first), is_bool(second)) {
         (true, _) => select(call, first, second, other),
         (false, true) => select(call, second, first, other),
-        (false, false) => Err("the condition of where must be of truth values".to_owned()),
+        (false, false) => Err("the condition of where must be a boolean tensor".to_owned()),
     }
 }
 
-/// `a` where the mask holds, `b` elsewhere; only the chosen one has a slope.
-fn select(call: &mut Call<'_>, mask: Var, a: Var, b: Var) -> Result<Var, String> {
-    let kind = wider(call, a, b);
-    // Two products would turn an infinity that was not chosen into NaN.
+/// Returns `a` where the mask is true and `b` elsewhere. The gradient flows to the selected one.
+fn select(call: &mut CallArgs<'_>, mask: Var, a: Var, b: Var) -> Result<Var, String> {
+    let kind = promoted(call, a, b);
+    // Selecting by products with 0 and 1 would turn an infinity that is not selected into NaN.
     let shape = broadcast(call.tape.shape(a), call.tape.shape(b))
         .and_then(|shape| broadcast(&shape, call.tape.shape(mask)))
-        .ok_or("the shapes of condition and values do not fit together")?;
-    let mask = call.tape.stretched(mask, &shape)?;
-    let (a, b) = (call.tape.stretched(a, &shape)?, call.tape.stretched(b, &shape)?);
-    let held: Vec<bool> = call.tape.get(mask).data.iter().map(|&m| m != 0.0).collect();
+        .ok_or("the shapes of condition and values cannot be broadcast together")?;
+    let mask = call.tape.broadcast_to(mask, &shape)?;
+    let (a, b) = (call.tape.broadcast_to(a, &shape)?, call.tape.broadcast_to(b, &shape)?);
+    let selected: Vec<bool> = call.tape.get(mask).data.iter().map(|&m| m != 0.0).collect();
     let (left, right) = (&call.tape.get(a).data, &call.tape.get(b).data);
-    let data = held.iter().enumerate().map(|(i, &yes)| if yes { left[i] } else { right[i] });
+    let data = selected.iter().enumerate().map(|(i, &yes)| if yes { left[i] } else { right[i] });
     let value = Array { shape, data: data.collect(), kind };
-    let by_a = held.iter().map(|&yes| truth(yes)).collect();
-    let by_b = held.iter().map(|&yes| truth(!yes)).collect();
-    call.tape.derive(value, vec![(a, Link::Scale(by_a)), (b, Link::Scale(by_b))])
+    let by_a = selected.iter().map(|&yes| f64::from(yes)).collect();
+    let by_b = selected.iter().map(|&yes| f64::from(!yes)).collect();
+    call.tape.derive(
+        value,
+        vec![(a, LocalGradient::Elementwise(by_a)), (b, LocalGradient::Elementwise(by_b))],
+    )
 }

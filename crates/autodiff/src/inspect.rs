@@ -1,33 +1,37 @@
-//! Questions about a tensor, changes of its type, and constants of its shape.
+//! Operations on the metadata of a tensor: its shape, its type, constants like it.
 
-use crate::array::{Array, Kind};
-use crate::call::{Call, Value, describe, dimension};
+use crate::array::{Array, ElementKind};
+use crate::call::{CallArgs, NodeValue, describe, dimension};
 use crate::graph::NodeOp;
 use crate::interpret::NOT_SUPPORTED;
 use crate::shape;
 use crate::tape::Var;
 
-/// Such operations; `None` if there is none of this name.
-pub(crate) fn run(name: &str, op: NodeOp, call: &mut Call<'_>) -> Result<Option<Value>, String> {
-    let number = |n: usize| Value::Number(n as f64, Kind::Int);
-    let sizes = |call: &Call<'_>, x: Var| {
-        Value::List(call.tape.shape(x).iter().map(|&side| number(side)).collect())
+/// Runs the operation `name`; `None` if it is none of this module.
+pub(crate) fn run(
+    name: &str,
+    op: NodeOp,
+    call: &mut CallArgs<'_>,
+) -> Result<Option<NodeValue>, String> {
+    let number = |n: usize| NodeValue::Number(n as f64, ElementKind::Int);
+    let sizes = |call: &CallArgs<'_>, x: Var| {
+        NodeValue::List(call.tape.shape(x).iter().map(|&side| number(side)).collect())
     };
-    let cast = |call: &mut Call<'_>, x: Var, kind: Kind| {
-        call.tape.unary(x, kind, |x| (kind.hold(x), 1.0)).map(Value::Tensor)
+    let cast = |call: &mut CallArgs<'_>, x: Var, kind: ElementKind| {
+        call.tape.unary(x, kind, |x| (kind.cast(x), 1.0)).map(NodeValue::Tensor)
     };
     Ok(Some(match name {
         "getattr" => {
-            let (of, which) = (call.needed(0, "input")?, call.optional_text(1, "name")?);
-            return attribute(call, &of, which.as_deref().unwrap_or_default()).map(Some);
+            let (object, name) = (call.required(0, "input")?, call.optional_text(1, "name")?);
+            return attribute(call, &object, name.as_deref().unwrap_or_default()).map(Some);
         }
         "size" => {
             let x = call.tensor(0, "input")?;
             match (sizes(call, x), call.optional(1, "dim")) {
                 (all, None) => all,
-                (Value::List(all), Some(dim)) => {
+                (NodeValue::List(all), Some(dim)) => {
                     let at = dimension(&dim, all.len())?;
-                    all.get(at).cloned().ok_or("a single number has no sizes")?
+                    all.get(at).cloned().ok_or("a scalar has no dimensions")?
                 }
                 (other, _) => other,
             }
@@ -42,26 +46,26 @@ pub(crate) fn run(name: &str, op: NodeOp, call: &mut Call<'_>) -> Result<Option<
         }
         "detach" => {
             let x = call.tensor(0, "input")?;
-            Value::Tensor(call.tape.detach(x)?)
+            NodeValue::Tensor(call.tape.detach(x)?)
         }
-        "clone" | "contiguous" => Value::Tensor(call.tensor(0, "input")?),
+        "clone" | "contiguous" => NodeValue::Tensor(call.tensor(0, "input")?),
         "requires_grad" => {
             call.optional(1, "requires_grad");
-            Value::Tensor(call.tensor(0, "input")?)
+            NodeValue::Tensor(call.tensor(0, "input")?)
         }
         "float" | "double" | "long" | "int" | "bool" if op == NodeOp::CallMethod => {
             let x = call.tensor(0, "input")?;
-            let kind = Kind::from_name(name).ok_or(NOT_SUPPORTED)?;
+            let kind = ElementKind::from_name(name).ok_or(NOT_SUPPORTED)?;
             cast(call, x, kind)?
         }
         "to" => {
             let x = call.tensor(0, "input")?;
             let kind = match (call.optional(1, "other"), call.dtype()?) {
-                (Some(Value::DType(kind)), _) | (_, Some(kind)) => kind,
-                (Some(Value::Tensor(like)), _) => call.tape.get(like).kind,
+                (Some(NodeValue::DType(kind)), _) | (_, Some(kind)) => kind,
+                (Some(NodeValue::Tensor(like)), _) => call.tape.get(like).kind,
                 _ => call.tape.get(x).kind,
             };
-            if let Some(Value::DType(kind)) = call.optional(2, "dtype") {
+            if let Some(NodeValue::DType(kind)) = call.optional(2, "dtype") {
                 return cast(call, x, kind).map(Some);
             }
             cast(call, x, kind)?
@@ -80,33 +84,38 @@ pub(crate) fn run(name: &str, op: NodeOp, call: &mut Call<'_>) -> Result<Option<
             };
             let kind = call.dtype()?.unwrap_or(call.tape.get(x).kind);
             let shape = call.tape.shape(x).to_vec();
-            let data = vec![kind.hold(fill); call.tape.get(x).data.len()];
-            Value::Tensor(call.tape.constant(Array { shape, data, kind })?)
+            let data = vec![kind.cast(fill); call.tape.get(x).data.len()];
+            NodeValue::Tensor(call.tape.constant(Array { shape, data, kind })?)
         }
         _ => return Ok(None),
     }))
 }
 
-fn attribute(call: &mut Call<'_>, of: &Value, which: &str) -> Result<Value, String> {
-    if let (Value::List(items), "values" | "indices") = (of, which) {
-        let at = usize::from(which == "indices");
-        return items.get(at).cloned().ok_or_else(|| "there is no such part".to_owned());
+/// Returns an attribute of a tensor, or of the result of `max` or `min` along a dimension.
+fn attribute(call: &mut CallArgs<'_>, object: &NodeValue, name: &str) -> Result<NodeValue, String> {
+    if let (NodeValue::List(items), "values" | "indices") = (object, name) {
+        let at = usize::from(name == "indices");
+        return items.get(at).cloned().ok_or_else(|| "the list has no such attribute".to_owned());
     }
-    let &Value::Tensor(x) = of else {
-        return Err(format!("{} has no attribute {which:?}", describe(of)));
+    let &NodeValue::Tensor(x) = object else {
+        return Err(format!("{} has no attribute {name:?}", describe(object)));
     };
     let array = call.tape.get(x);
-    Ok(match which {
-        "shape" => Value::List(
-            array.shape.iter().map(|&side| Value::Number(side as f64, Kind::Int)).collect(),
+    Ok(match name {
+        "shape" => NodeValue::List(
+            array
+                .shape
+                .iter()
+                .map(|&side| NodeValue::Number(side as f64, ElementKind::Int))
+                .collect(),
         ),
-        "ndim" => Value::Number(array.shape.len() as f64, Kind::Int),
-        "dtype" => Value::DType(array.kind),
-        "device" => Value::Ignored,
+        "ndim" => NodeValue::Number(array.shape.len() as f64, ElementKind::Int),
+        "dtype" => NodeValue::DType(array.kind),
+        "device" => NodeValue::Ignored,
         "T" => {
-            let mut inner = Call::new(call.tape, vec![Value::Tensor(x)], Vec::new());
+            let mut inner = CallArgs::new(call.tape, vec![NodeValue::Tensor(x)], Vec::new());
             shape::run("T", &mut inner)?.ok_or(NOT_SUPPORTED)?
         }
-        other => return Err(format!("the attribute {other:?} may not be used")),
+        other => return Err(format!("attribute {other:?} is not supported")),
     })
 }

@@ -1,21 +1,21 @@
-//! Which operations may be used, by the names that tracing gives them.
+//! Supported operations, by the names that torch's tracer gives them.
 
 use crate::graph::NodeOp;
 
-/// An operation that may be used.
+/// Supported operation.
 pub(crate) struct Operation<'a> {
     pub(crate) name: &'a str,
-    /// Whether the result takes the place of what it was called on.
+    /// Whether the result also replaces the value of the receiver.
     pub(crate) in_place: bool,
 }
 
-/// Python's operators.
+/// Functions of Python's `operator` module.
 pub(crate) const OPERATORS: [&str; 21] = [
     "add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "pos", "abs", "pow", "matmul",
     "getitem", "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "invert",
 ];
 
-/// Functions and methods of torch.
+/// Functions of torch and methods of its tensors.
 pub(crate) const FUNCTIONS: [&str; 107] = [
     "abs",
     "add",
@@ -126,7 +126,7 @@ pub(crate) const FUNCTIONS: [&str; 107] = [
     "nelement",
 ];
 
-/// The operation behind a target, if it is one of ours.
+/// Returns the operation that a node's target names, if it is supported.
 pub(crate) fn lookup(op: NodeOp, target: &str) -> Option<Operation<'_>> {
     let (name, method) = match op {
         NodeOp::CallMethod => (target, true),
@@ -155,7 +155,7 @@ pub(crate) fn lookup(op: NodeOp, target: &str) -> Option<Operation<'_>> {
     FUNCTIONS.contains(&name).then_some(Operation { name, in_place })
 }
 
-/// One name for each operation.
+/// Maps synonyms to one name.
 pub(crate) fn canonical(name: &str) -> &str {
     match name {
         "multiply" => "mul",
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_outside_the_list_are_unlookup() {
+    fn unlisted_names_are_not_supported() {
         for (op, target) in [
             (NodeOp::CallMethod, "item"),
             (NodeOp::CallMethod, "backward"),

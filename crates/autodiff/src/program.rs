@@ -1,6 +1,6 @@
 //! [`LossProgram`]: a validated graph, and its evaluation for one datum.
 
-use crate::array::{Array, Kind};
+use crate::array::{Array, ElementKind};
 use crate::error::{Error, Result};
 use crate::graph::{GraphInput, LossGraph};
 use crate::interpret;
@@ -40,7 +40,7 @@ pub enum ViewValues<'a> {
 /// Result of a loss for one datum.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossEvaluation {
-    /// Value of the loss; finite.
+    /// NodeValue of the loss; finite.
     pub loss: f64,
     /// Derivative of the loss with respect to each log-probability, in row-major order; finite.
     pub gradient: Vec<f32>,
@@ -160,10 +160,10 @@ impl<'a> TensorView<'a> {
     pub(crate) fn to_array(self, rank: u8) -> Array {
         let (data, kind) = match self.values {
             ViewValues::F32(values) => {
-                (values.iter().map(|&value| f64::from(value)).collect(), Kind::Float)
+                (values.iter().map(|&value| f64::from(value)).collect(), ElementKind::Float)
             }
             ViewValues::I64(values) => {
-                (values.iter().map(|&value| value as f64).collect(), Kind::Int)
+                (values.iter().map(|&value| value as f64).collect(), ElementKind::Int)
             }
         };
         let shape = if rank == 0 { Vec::new() } else { self.shape.to_vec() };

@@ -1,21 +1,24 @@
-//! Operations that make fewer numbers of many.
+//! Reductions, and operations built on them.
 
-use crate::array::{Array, Kind, strides, truth, walk};
-use crate::call::{Call, Value, dimension, dimensions};
+use crate::array::{Array, ElementKind, strided_indices, strides};
+use crate::call::{CallArgs, NodeValue, dimension, dimensions};
 use crate::elementwise;
-use crate::tape::{Link, Tape, Var};
+use crate::interpret::NOT_SUPPORTED;
+use crate::tape::{LocalGradient, Tape, Var};
 
-/// Which cell of the result each cell goes to, and what the result looks like.
-struct Buckets {
-    of: Vec<usize>,
-    /// With the reduced sides as 1, or without them.
+/// How the elements of a tensor are combined into the elements of the result.
+struct Reduction {
+    /// For each element, the element of the result it contributes to.
+    targets: Vec<usize>,
+    /// Shape of the result: reduced dimensions have length 1, or are removed.
     shape: Vec<usize>,
+    /// Number of elements of the result.
     count: usize,
-    /// Cells that meet in one.
-    each: usize,
+    /// Number of elements that are combined into one.
+    group_size: usize,
 }
 
-impl Buckets {
+impl Reduction {
     fn new(shape: &[usize], dims: &[usize], keep: bool) -> Self {
         let kept: Vec<usize> =
             shape.iter().enumerate().map(|(i, &s)| if dims.contains(&i) { 1 } else { s }).collect();
@@ -24,148 +27,162 @@ impl Buckets {
             .enumerate()
             .map(|(i, &step)| if dims.contains(&i) { 0 } else { step.cast_signed() })
             .collect();
-        let of = walk(shape, 0, &steps);
+        let targets = strided_indices(shape, 0, &steps);
         let count = kept.iter().product();
-        let each = dims.iter().map(|&dim| shape[dim]).product();
+        let group_size = dims.iter().map(|&dim| shape[dim]).product();
         let shape = match keep {
             true => kept,
             false => (0..shape.len()).filter(|i| !dims.contains(i)).map(|i| shape[i]).collect(),
         };
-        Self { of, shape, count, each }
+        Self { targets, shape, count, group_size }
     }
 }
 
-/// Reductions; `None` if there is none of this name.
-pub(crate) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, String> {
+/// Runs the reduction `name`; `None` if it is none.
+pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValue>, String> {
     let var = match name {
         "sum" | "mean" | "prod" | "any" | "all" | "amax" | "amin" => plain(name, call),
         "max" | "min" => return extreme(name, call).map(Some),
-        "var" | "std" => spread(name, call),
+        "var" | "std" => variance(name, call),
         "norm" => norm(call),
         "logsumexp" => {
             let x = call.tensor(0, "input")?;
-            let dim = call.needed(1, "dim")?;
+            let dim = call.required(1, "dim")?;
             let keep = call.flag(2, "keepdim", false)?;
             let dims = dimensions(Some(dim), call.tape.shape(x).len())?;
             log_sum_exp(call.tape, x, &dims, keep)
         }
         "softmax" | "log_softmax" => {
             let x = call.tensor(0, "input")?;
-            let dim = call.needed(1, "dim")?;
+            let dim = call.required(1, "dim")?;
             call.dtype()?;
             let dims = dimensions(Some(dim), call.tape.shape(x).len())?;
             let total = log_sum_exp(call.tape, x, &dims, true)?;
-            let logs =
-                call.tape.binary(x, total, Kind::Float, |x, total| (x - total, 1.0, -1.0))?;
+            let logs = call
+                .tape
+                .binary(x, total, ElementKind::Float, |x, total| (x - total, 1.0, -1.0))?;
             match name {
-                "softmax" => call.tape.unary(logs, Kind::Float, |x| (x.exp(), x.exp())),
+                "softmax" => call.tape.unary(logs, ElementKind::Float, |x| (x.exp(), x.exp())),
                 _ => Ok(logs),
             }
         }
-        "cumsum" => running(call),
+        "cumsum" => cumulative_sum(call),
         "mse_loss" | "l1_loss" | "smooth_l1_loss" | "huber_loss" => distance(name, call),
         _ => return Ok(None),
     };
-    var.map(|var| Some(Value::Tensor(var)))
+    var.map(|var| Some(NodeValue::Tensor(var)))
 }
 
-fn plain(name: &str, call: &mut Call<'_>) -> Result<Var, String> {
+fn plain(name: &str, call: &mut CallArgs<'_>) -> Result<Var, String> {
     let x = call.tensor(0, "input")?;
     let dim = call.optional(1, "dim");
     let keep = call.flag(2, "keepdim", false)?;
     let dtype = call.dtype()?;
     let dims = dimensions(dim, call.tape.shape(x).len())?;
-    let buckets = Buckets::new(call.tape.shape(x), &dims, keep);
+    let reduction = Reduction::new(call.tape.shape(x), &dims, keep);
     let kind = call.tape.get(x).kind;
     match name {
-        "sum" => sum(call.tape, x, buckets, dtype.unwrap_or(kind.max(Kind::Int))),
+        "sum" => sum(call.tape, x, reduction, dtype.unwrap_or(kind.max(ElementKind::Int))),
         "mean" => {
-            if dtype.unwrap_or(kind) != Kind::Float {
-                return Err("mean is of floats; call float() first".to_owned());
+            if dtype.unwrap_or(kind) != ElementKind::Float {
+                return Err("mean needs floats; call float() first".to_owned());
             }
-            mean(call.tape, x, buckets)
+            mean(call.tape, x, reduction)
         }
-        "prod" => product(call.tape, x, &buckets, dtype.unwrap_or(kind.max(Kind::Int))),
+        "prod" => product(call.tape, x, &reduction, dtype.unwrap_or(kind.max(ElementKind::Int))),
         "any" | "all" => {
             let any = name == "any";
-            let mut data = vec![truth(!any); buckets.count];
-            for (&value, &at) in call.tape.get(x).data.iter().zip(&buckets.of) {
+            let mut data = vec![f64::from(!any); reduction.count];
+            for (&value, &at) in call.tape.get(x).data.iter().zip(&reduction.targets) {
                 if (value != 0.0) == any {
-                    data[at] = truth(any);
+                    data[at] = f64::from(any);
                 }
             }
-            call.tape.constant(Array { shape: buckets.shape, data, kind: Kind::Bool })
+            call.tape.constant(Array { shape: reduction.shape, data, kind: ElementKind::Bool })
         }
-        _ => even_extreme(call.tape, x, buckets, name == "amax"),
+        _ => shared_extreme(call.tape, x, reduction, name == "amax"),
     }
 }
 
-fn sum(tape: &mut Tape, x: Var, buckets: Buckets, kind: Kind) -> Result<Var, String> {
-    let mut data = vec![0.0; buckets.count];
-    for (&value, &at) in tape.get(x).data.iter().zip(&buckets.of) {
+fn sum(tape: &mut Tape, x: Var, reduction: Reduction, kind: ElementKind) -> Result<Var, String> {
+    let mut data = vec![0.0; reduction.count];
+    for (&value, &at) in tape.get(x).data.iter().zip(&reduction.targets) {
         data[at] += value;
     }
-    let value = Array { shape: buckets.shape, data, kind };
-    tape.derive(value, vec![(x, Link::Spread(buckets.of, None))])
+    let value = Array { shape: reduction.shape, data, kind };
+    tape.derive(value, vec![(x, LocalGradient::Reduce(reduction.targets, None))])
 }
 
-fn mean(tape: &mut Tape, x: Var, buckets: Buckets) -> Result<Var, String> {
-    let each = buckets.each as f64;
-    let total = sum(tape, x, buckets, Kind::Float)?;
-    tape.unary(total, Kind::Float, |total| (total / each, 1.0 / each))
+fn mean(tape: &mut Tape, x: Var, reduction: Reduction) -> Result<Var, String> {
+    let count = reduction.group_size as f64;
+    let total = sum(tape, x, reduction, ElementKind::Float)?;
+    tape.unary(total, ElementKind::Float, |total| (total / count, 1.0 / count))
 }
 
-fn product(tape: &mut Tape, x: Var, buckets: &Buckets, kind: Kind) -> Result<Var, String> {
+fn product(
+    tape: &mut Tape,
+    x: Var,
+    reduction: &Reduction,
+    kind: ElementKind,
+) -> Result<Var, String> {
     let source = &tape.get(x).data;
-    let mut data = vec![1.0; buckets.count];
-    let (mut zeros, mut others) = (vec![0_usize; buckets.count], vec![1.0; buckets.count]);
-    for (&value, &at) in source.iter().zip(&buckets.of) {
+    let mut data = vec![1.0; reduction.count];
+    let (mut zeros, mut others) = (vec![0_usize; reduction.count], vec![1.0; reduction.count]);
+    for (&value, &at) in source.iter().zip(&reduction.targets) {
         data[at] *= value;
         match value == 0.0 {
             true => zeros[at] += 1,
             false => others[at] *= value,
         }
     }
-    // The product of all the others: with a zero among them, nothing but that zero has a slope.
-    let slope =
-        source.iter().zip(&buckets.of).map(|(&value, &at)| match (zeros[at], value == 0.0) {
+    // The slope is the product of the other elements. With one zero only the zero has a slope; with
+    // two, no element has.
+    let slope = source.iter().zip(&reduction.targets).map(|(&value, &at)| {
+        match (zeros[at], value == 0.0) {
             (0, _) => others[at] / value,
             (1, true) => others[at],
             _ => 0.0,
-        });
+        }
+    });
     let slope = slope.collect();
-    let value = Array { shape: buckets.shape.clone(), data, kind };
-    tape.derive(value, vec![(x, Link::Spread(buckets.of.clone(), Some(slope)))])
+    let value = Array { shape: reduction.shape.clone(), data, kind };
+    tape.derive(value, vec![(x, LocalGradient::Reduce(reduction.targets.clone(), Some(slope)))])
 }
 
-/// The largest or smallest, whose slope is shared evenly by all that are equal.
-fn even_extreme(tape: &mut Tape, x: Var, buckets: Buckets, largest: bool) -> Result<Var, String> {
-    if buckets.each == 0 {
-        return Err("there is no largest or smallest of nothing".to_owned());
+/// Returns the maximum or minimum. Tied elements share the slope evenly.
+fn shared_extreme(
+    tape: &mut Tape,
+    x: Var,
+    reduction: Reduction,
+    largest: bool,
+) -> Result<Var, String> {
+    if reduction.group_size == 0 {
+        return Err("max and min need at least one element".to_owned());
     }
     let source = tape.get(x);
     let start = if largest { f64::NEG_INFINITY } else { f64::INFINITY };
-    let mut data = vec![start; buckets.count];
-    for (&value, &at) in source.data.iter().zip(&buckets.of) {
+    let mut data = vec![start; reduction.count];
+    for (&value, &at) in source.data.iter().zip(&reduction.targets) {
         data[at] = match (largest, value.is_nan() || data[at].is_nan()) {
             (_, true) => f64::NAN,
             (true, _) => data[at].max(value),
             (false, _) => data[at].min(value),
         };
     }
-    let mut ties = vec![0.0; buckets.count];
-    for (&value, &at) in source.data.iter().zip(&buckets.of) {
-        ties[at] += truth(value == data[at]);
+    let mut ties = vec![0.0; reduction.count];
+    for (&value, &at) in source.data.iter().zip(&reduction.targets) {
+        ties[at] += f64::from(value == data[at]);
     }
-    let slope = source.data.iter().zip(&buckets.of);
-    let slope = slope.map(|(&value, &at)| truth(value == data[at]) / f64::max(ties[at], 1.0));
+    let slope = source.data.iter().zip(&reduction.targets);
+    let slope = slope.map(|(&value, &at)| f64::from(value == data[at]) / f64::max(ties[at], 1.0));
     let slope = slope.collect();
-    let value = Array { shape: buckets.shape, data, kind: source.kind };
-    tape.derive(value, vec![(x, Link::Spread(buckets.of, Some(slope)))])
+    let value = Array { shape: reduction.shape, data, kind: source.kind };
+    tape.derive(value, vec![(x, LocalGradient::Reduce(reduction.targets, Some(slope)))])
 }
 
-/// `max(x)`, `max(x, y)` and `max(x, dim)`, which also says where.
-fn extreme(name: &str, call: &mut Call<'_>) -> Result<Value, String> {
+/// Runs `max(x)`, `max(x, y)` and `max(x, dim)`, or `min`. The last form also returns the indices, and
+/// the first of tied elements gets the whole slope.
+fn extreme(name: &str, call: &mut CallArgs<'_>) -> Result<NodeValue, String> {
     let largest = name == "max";
     let x = call.tensor(0, "input")?;
     if let Some(other) = call.optional(usize::MAX, "other") {
@@ -173,23 +190,23 @@ fn extreme(name: &str, call: &mut Call<'_>) -> Result<Value, String> {
     }
     let Some(dim) = call.optional(1, "dim") else {
         let dims: Vec<usize> = (0..call.tape.shape(x).len()).collect();
-        let buckets = Buckets::new(call.tape.shape(x), &dims, false);
-        return even_extreme(call.tape, x, buckets, largest).map(Value::Tensor);
+        let reduction = Reduction::new(call.tape.shape(x), &dims, false);
+        return shared_extreme(call.tape, x, reduction, largest).map(NodeValue::Tensor);
     };
-    if let Value::Tensor(_) = dim {
+    if let NodeValue::Tensor(_) = dim {
         return pairwise(call, x, &dim, largest);
     }
     let keep = call.flag(2, "keepdim", false)?;
     let shape = call.tape.shape(x).to_vec();
     let dim = dimension(&dim, shape.len())?;
     let dims = if shape.is_empty() { vec![] } else { vec![dim] };
-    let buckets = Buckets::new(&shape, &dims, keep);
-    if buckets.each == 0 {
-        return Err("there is no largest or smallest of nothing".to_owned());
+    let reduction = Reduction::new(&shape, &dims, keep);
+    if reduction.group_size == 0 {
+        return Err("max and min need at least one element".to_owned());
     }
     let source = &call.tape.get(x).data;
-    let mut best: Vec<Option<usize>> = vec![None; buckets.count];
-    for (i, &at) in buckets.of.iter().enumerate() {
+    let mut best: Vec<Option<usize>> = vec![None; reduction.count];
+    for (i, &at) in reduction.targets.iter().enumerate() {
         let better = best[at].is_none_or(|best| {
             let (new, old) = (source[i], source[best]);
             !old.is_nan() && (new.is_nan() || if largest { new > old } else { new < old })
@@ -201,52 +218,57 @@ fn extreme(name: &str, call: &mut Call<'_>) -> Result<Value, String> {
     let best: Vec<usize> = best.into_iter().flatten().collect();
     let step = strides(&shape).get(dim).copied().unwrap_or(1);
     let side = shape.get(dim).copied().unwrap_or(1);
-    let places = best.iter().map(|&at| (at / step % side) as f64).collect();
-    let places = Array { shape: buckets.shape.clone(), data: places, kind: Kind::Int };
-    let values = call.tape.gather(x, best, buckets.shape)?;
-    let places = call.tape.constant(places)?;
-    Ok(Value::List(vec![Value::Tensor(values), Value::Tensor(places)]))
+    let indices = best.iter().map(|&at| (at / step % side) as f64).collect();
+    let indices = Array { shape: reduction.shape.clone(), data: indices, kind: ElementKind::Int };
+    let values = call.tape.gather(x, best, reduction.shape)?;
+    let indices = call.tape.constant(indices)?;
+    Ok(NodeValue::List(vec![NodeValue::Tensor(values), NodeValue::Tensor(indices)]))
 }
 
-fn pairwise(call: &mut Call<'_>, x: Var, other: &Value, largest: bool) -> Result<Value, String> {
+fn pairwise(
+    call: &mut CallArgs<'_>,
+    x: Var,
+    other: &NodeValue,
+    largest: bool,
+) -> Result<NodeValue, String> {
     let other = call.var(other, "other")?;
-    let kind = elementwise::wider(call, x, other);
+    let kind = elementwise::promoted(call, x, other);
     let f = elementwise::binary(if largest { "maximum" } else { "minimum" });
-    let f = f.ok_or("no such function")?;
-    call.tape.binary(x, other, kind, f).map(Value::Tensor)
+    let f = f.ok_or(NOT_SUPPORTED)?;
+    call.tape.binary(x, other, kind, f).map(NodeValue::Tensor)
 }
 
-fn spread(name: &str, call: &mut Call<'_>) -> Result<Var, String> {
+fn variance(name: &str, call: &mut CallArgs<'_>) -> Result<Var, String> {
     let x = call.tensor(0, "input")?;
     let mut dim = call.optional(1, "dim");
     let mut unbiased = call.flag(2, "unbiased", true)?;
-    if let Some(Value::Number(flag, Kind::Bool)) = dim {
-        // The form `var(x, unbiased)`.
+    if let Some(NodeValue::Number(flag, ElementKind::Bool)) = dim {
+        // `var(x, unbiased)`
         (dim, unbiased) = (None, flag != 0.0);
     }
-    let less = call.optional_number(usize::MAX, "correction")?.unwrap_or(truth(unbiased));
+    let correction = call.optional_number(usize::MAX, "correction")?.unwrap_or(f64::from(unbiased));
     let keep = call.flag(3, "keepdim", false)?;
     let shape = call.tape.shape(x).to_vec();
     let dims = dimensions(dim, shape.len())?;
-    let middle = mean(call.tape, x, Buckets::new(&shape, &dims, true))?;
-    let off = call.tape.binary(x, middle, Kind::Float, |x, m| (x - m, 1.0, -1.0))?;
-    let squares = call.tape.unary(off, Kind::Float, |x| (x * x, 2.0 * x))?;
-    let buckets = Buckets::new(&shape, &dims, keep);
-    let count = (buckets.each as f64 - less).max(0.0);
-    let total = sum(call.tape, squares, buckets, Kind::Float)?;
-    let var = call.tape.unary(total, Kind::Float, |total| (total / count, 1.0 / count))?;
+    let mean = mean(call.tape, x, Reduction::new(&shape, &dims, true))?;
+    let difference = call.tape.binary(x, mean, ElementKind::Float, |x, m| (x - m, 1.0, -1.0))?;
+    let squares = call.tape.unary(difference, ElementKind::Float, |x| (x * x, 2.0 * x))?;
+    let reduction = Reduction::new(&shape, &dims, keep);
+    let count = (reduction.group_size as f64 - correction).max(0.0);
+    let total = sum(call.tape, squares, reduction, ElementKind::Float)?;
+    let var = call.tape.unary(total, ElementKind::Float, |total| (total / count, 1.0 / count))?;
     match name {
-        "std" => call.tape.unary(var, Kind::Float, |v| (v.sqrt(), 0.5 / v.sqrt())),
+        "std" => call.tape.unary(var, ElementKind::Float, |v| (v.sqrt(), 0.5 / v.sqrt())),
         _ => Ok(var),
     }
 }
 
-fn norm(call: &mut Call<'_>) -> Result<Var, String> {
+fn norm(call: &mut CallArgs<'_>) -> Result<Var, String> {
     let x = call.tensor(0, "input")?;
     let power = match call.optional(1, "p") {
         None => 2.0,
-        Some(Value::Number(power, _)) if power > 0.0 => power,
-        Some(Value::Text(name)) if name == "fro" => 2.0,
+        Some(NodeValue::Number(power, _)) if power > 0.0 => power,
+        Some(NodeValue::Text(name)) if name == "fro" => 2.0,
         Some(_) => return Err("p must be a positive number".to_owned()),
     };
     let dim = call.optional(2, "dim");
@@ -254,39 +276,45 @@ fn norm(call: &mut Call<'_>) -> Result<Var, String> {
     call.dtype()?;
     let shape = call.tape.shape(x).to_vec();
     let dims = dimensions(dim, shape.len())?;
-    let buckets = Buckets::new(&shape, &dims, keep);
-    let size =
-        call.tape.unary(x, Kind::Float, |x| (x.abs(), if x == 0.0 { 0.0 } else { x.signum() }))?;
+    let reduction = Reduction::new(&shape, &dims, keep);
+    let size = call
+        .tape
+        .unary(x, ElementKind::Float, |x| (x.abs(), if x == 0.0 { 0.0 } else { x.signum() }))?;
     if power.is_infinite() {
-        return even_extreme(call.tape, size, buckets, true);
+        return shared_extreme(call.tape, size, reduction, true);
     }
-    let powers = call.tape.unary(size, Kind::Float, |x| {
-        (x.powf(power), if x == 0.0 { truth(power == 1.0) } else { power * x.powf(power - 1.0) })
+    let powers = call.tape.unary(size, ElementKind::Float, |x| {
+        (
+            x.powf(power),
+            if x == 0.0 { f64::from(power == 1.0) } else { power * x.powf(power - 1.0) },
+        )
     })?;
-    let total = sum(call.tape, powers, buckets, Kind::Float)?;
-    call.tape.unary(total, Kind::Float, |t| {
-        // At zero the length has no direction; torch says 0.
+    let total = sum(call.tape, powers, reduction, ElementKind::Float)?;
+    call.tape.unary(total, ElementKind::Float, |t| {
+        // The norm is not differentiable at 0; torch uses the slope 0.
         (t.powf(1.0 / power), if t == 0.0 { 0.0 } else { t.powf(1.0 / power - 1.0) / power })
     })
 }
 
 fn log_sum_exp(tape: &mut Tape, x: Var, dims: &[usize], keep: bool) -> Result<Var, String> {
     let shape = tape.shape(x).to_vec();
-    let top = even_extreme(tape, x, Buckets::new(&shape, dims, true), true)?;
-    let top = tape.detach(top)?;
-    // An infinite top would make NaN of everything; without it the result is right by itself.
-    let top = tape.unary(top, Kind::Float, |t| (if t.is_finite() { t } else { 0.0 }, 0.0))?;
-    let parts = tape.binary(x, top, Kind::Float, |x, t| ((x - t).exp(), (x - t).exp(), 0.0))?;
-    let total = sum(tape, parts, Buckets::new(&shape, dims, keep), Kind::Float)?;
-    let logs = tape.unary(total, Kind::Float, |t| (t.ln(), 1.0 / t))?;
+    let max = shared_extreme(tape, x, Reduction::new(&shape, dims, true), true)?;
+    let max = tape.detach(max)?;
+    // ∞ - ∞ would be NaN. With 0 as the maximum the result is the infinity it should be.
+    let max =
+        tape.unary(max, ElementKind::Float, |t| (if t.is_finite() { t } else { 0.0 }, 0.0))?;
+    let parts =
+        tape.binary(x, max, ElementKind::Float, |x, t| ((x - t).exp(), (x - t).exp(), 0.0))?;
+    let total = sum(tape, parts, Reduction::new(&shape, dims, keep), ElementKind::Float)?;
+    let logs = tape.unary(total, ElementKind::Float, |t| (t.ln(), 1.0 / t))?;
     let flat = tape.shape(logs).to_vec();
-    let top = tape.reshaped(top, flat)?;
-    tape.binary(logs, top, Kind::Float, |l, t| (l + t, 1.0, 0.0))
+    let max = tape.reshaped(max, flat)?;
+    tape.binary(logs, max, ElementKind::Float, |l, t| (l + t, 1.0, 0.0))
 }
 
-fn running(call: &mut Call<'_>) -> Result<Var, String> {
+fn cumulative_sum(call: &mut CallArgs<'_>) -> Result<Var, String> {
     let x = call.tensor(0, "input")?;
-    let dim = call.needed(1, "dim")?;
+    let dim = call.required(1, "dim")?;
     let dtype = call.dtype()?;
     let source = call.tape.get(x);
     let dim = dimension(&dim, source.shape.len())?;
@@ -300,36 +328,36 @@ fn running(call: &mut Call<'_>) -> Result<Var, String> {
             data[at] += data[at - stride];
         }
     }
-    let kind = dtype.unwrap_or(source.kind.max(Kind::Int));
+    let kind = dtype.unwrap_or(source.kind.max(ElementKind::Int));
     let value = Array { shape: source.shape.clone(), data, kind };
-    call.tape.derive(value, vec![(x, Link::Running(length, stride))])
+    call.tape.derive(value, vec![(x, LocalGradient::CumulativeSum { length, stride })])
 }
 
-/// Distances between two tensors, summed up as asked.
-fn distance(name: &str, call: &mut Call<'_>) -> Result<Var, String> {
+/// Runs the losses between two tensors, with their `reduction` option.
+fn distance(name: &str, call: &mut CallArgs<'_>) -> Result<Var, String> {
     let (a, b) = (call.tensor(0, "input")?, call.tensor(1, "target")?);
     let reduction = call.optional_text(usize::MAX, "reduction")?;
     let reduction = reduction.unwrap_or_else(|| "mean".to_owned());
-    let knee = match name {
+    let threshold = match name {
         "smooth_l1_loss" => call.optional_number(usize::MAX, "beta")?.unwrap_or(1.0),
         "huber_loss" => call.optional_number(usize::MAX, "delta")?.unwrap_or(1.0),
         _ => 0.0,
     };
-    let off = call.tape.binary(a, b, Kind::Float, |a, b| (a - b, 1.0, -1.0))?;
-    let side = |x: f64| if x == 0.0 { 0.0 } else { x.signum() };
-    let all = call.tape.unary(off, Kind::Float, |x| match name {
+    let difference = call.tape.binary(a, b, ElementKind::Float, |a, b| (a - b, 1.0, -1.0))?;
+    let sign = |x: f64| if x == 0.0 { 0.0 } else { x.signum() };
+    let all = call.tape.unary(difference, ElementKind::Float, |x| match name {
         "mse_loss" => (x * x, 2.0 * x),
-        "huber_loss" if x.abs() <= knee => (0.5 * x * x, x),
-        "huber_loss" => (knee * (x.abs() - 0.5 * knee), knee * side(x)),
-        "smooth_l1_loss" if x.abs() < knee => (0.5 * x * x / knee, x / knee),
-        _ => (x.abs() - 0.5 * knee, side(x)),
+        "huber_loss" if x.abs() <= threshold => (0.5 * x * x, x),
+        "huber_loss" => (threshold * (x.abs() - 0.5 * threshold), threshold * sign(x)),
+        "smooth_l1_loss" if x.abs() < threshold => (0.5 * x * x / threshold, x / threshold),
+        _ => (x.abs() - 0.5 * threshold, sign(x)),
     })?;
     let shape = call.tape.shape(all).to_vec();
     let dims: Vec<usize> = (0..shape.len()).collect();
     match reduction.as_str() {
         "none" => Ok(all),
-        "sum" => sum(call.tape, all, Buckets::new(&shape, &dims, false), Kind::Float),
-        "mean" => mean(call.tape, all, Buckets::new(&shape, &dims, false)),
-        other => Err(format!("reduction {other:?} is not known")),
+        "sum" => sum(call.tape, all, Reduction::new(&shape, &dims, false), ElementKind::Float),
+        "mean" => mean(call.tape, all, Reduction::new(&shape, &dims, false)),
+        other => Err(format!("unknown reduction {other:?}")),
     }
 }

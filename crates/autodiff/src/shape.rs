@@ -1,16 +1,16 @@
-//! Operations that move numbers and change none.
+//! Operations that rearrange elements.
 
-use crate::array::{Array, Kind, cells, strides, walk};
-use crate::call::{Call, Value, dimension, dimensions, whole};
-use crate::tape::{ABSENT, Link, Var};
+use crate::array::{Array, ElementKind, element_count, strided_indices, strides};
+use crate::call::{CallArgs, NodeValue, dimension, dimensions, integer};
+use crate::tape::{LocalGradient, NO_SOURCE, Var};
 
-/// Shape operations; `None` if there is none of this name.
-pub(crate) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, String> {
+/// Runs the shape operation `name`; `None` if it is none.
+pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValue>, String> {
     let var = match name {
         "reshape" | "view" => {
             let x = call.tensor(0, "input")?;
             let sizes = call.rest(1, "shape").unwrap_or_default();
-            let shape = filled(&sizes, call.tape.get(x).data.len())?;
+            let shape = inferred(&sizes, call.tape.get(x).data.len())?;
             call.tape.reshaped(x, shape)
         }
         "flatten" => flatten(call),
@@ -25,7 +25,7 @@ pub(crate) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, Stri
         }
         "unsqueeze" => {
             let x = call.tensor(0, "input")?;
-            let dim = call.needed(1, "dim")?;
+            let dim = call.required(1, "dim")?;
             let mut shape = call.tape.shape(x).to_vec();
             let dim = dimension(&dim, shape.len() + 1)?;
             shape.insert(dim, 1);
@@ -36,13 +36,13 @@ pub(crate) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, Stri
             let rank = call.tape.shape(x).len();
             let mut order: Vec<usize> = (0..rank).collect();
             if name == "transpose" {
-                let (a, b) = (call.needed(1, "dim0")?, call.needed(2, "dim1")?);
+                let (a, b) = (call.required(1, "dim0")?, call.required(2, "dim1")?);
                 let (a, b) = (dimension(&a, rank)?, dimension(&b, rank)?);
                 if rank > 0 {
                     order.swap(a, b);
                 }
             } else if rank > 2 {
-                return Err("T is for at most two dimensions".to_owned());
+                return Err("T needs a tensor of rank 2 or less".to_owned());
             } else {
                 order.reverse();
             }
@@ -57,7 +57,7 @@ pub(crate) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, Stri
             let mut sorted = order.clone();
             sorted.sort_unstable();
             if sorted != (0..rank).collect::<Vec<_>>() {
-                return Err(format!("{order:?} is not an order of {rank} dimensions"));
+                return Err(format!("{order:?} is not a permutation of {rank} dimensions"));
             }
             permuted(call, x, &order)
         }
@@ -65,13 +65,13 @@ pub(crate) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, Stri
         "expand_as" => {
             let (x, like) = (call.tensor(0, "input")?, call.tensor(1, "other")?);
             let shape = call.tape.shape(like).to_vec();
-            call.tape.stretched(x, &shape)
+            call.tape.broadcast_to(x, &shape)
         }
         "stack" | "cat" | "concat" => join(name == "stack", call),
         "flip" => {
             let x = call.tensor(0, "input")?;
             let shape = call.tape.shape(x).to_vec();
-            let dims = call.rest(1, "dims").map(Value::List);
+            let dims = call.rest(1, "dims").map(NodeValue::List);
             let dims = dimensions(dims, shape.len())?;
             let own = strides(&shape);
             let start = dims.iter().map(|&dim| own[dim] * shape[dim].saturating_sub(1)).sum();
@@ -80,41 +80,41 @@ pub(crate) fn run(name: &str, call: &mut Call<'_>) -> Result<Option<Value>, Stri
                 .enumerate()
                 .map(|(i, step)| step.cast_signed() * if dims.contains(&i) { -1 } else { 1 })
                 .collect();
-            call.tape.gather(x, walk(&shape, start, &steps), shape)
+            call.tape.gather(x, strided_indices(&shape, start, &steps), shape)
         }
         "roll" => roll(call),
         _ => return Ok(None),
     };
-    var.map(|var| Some(Value::Tensor(var)))
+    var.map(|var| Some(NodeValue::Tensor(var)))
 }
 
-/// Sizes, of which one may be -1 and is then what is left of `count`.
-fn filled(sizes: &[Value], count: usize) -> Result<Vec<usize>, String> {
-    let sizes: Vec<i64> = sizes.iter().map(whole).collect::<Result<_, _>>()?;
-    let wrong = || format!("{count} numbers do not fill the shape {sizes:?}");
+/// Returns the shape of a tensor of `count` elements. One size may be -1 and is then inferred.
+fn inferred(sizes: &[NodeValue], count: usize) -> Result<Vec<usize>, String> {
+    let sizes: Vec<i64> = sizes.iter().map(integer).collect::<Result<_, _>>()?;
+    let mismatch = || format!("{count} elements do not fill the shape {sizes:?}");
     let mut open = None;
     let mut shape = Vec::with_capacity(sizes.len());
     for (i, &size) in sizes.iter().enumerate() {
         shape.push(match size {
             -1 if open.replace(i).is_none() => 1,
-            size => usize::try_from(size).map_err(|_| wrong())?,
+            size => usize::try_from(size).map_err(|_| mismatch())?,
         });
     }
-    let known = cells(&shape).ok_or_else(wrong)?;
+    let known = element_count(&shape).ok_or_else(mismatch)?;
     if let Some(i) = open {
-        shape[i] = count.checked_div(known).ok_or_else(wrong)?;
+        shape[i] = count.checked_div(known).ok_or_else(mismatch)?;
     }
-    if cells(&shape) == Some(count) { Ok(shape) } else { Err(wrong()) }
+    if element_count(&shape) == Some(count) { Ok(shape) } else { Err(mismatch()) }
 }
 
-fn flatten(call: &mut Call<'_>) -> Result<Var, String> {
+fn flatten(call: &mut CallArgs<'_>) -> Result<Var, String> {
     let x = call.tensor(0, "input")?;
     let (from, to) = (call.optional(1, "start_dim"), call.optional(2, "end_dim"));
     let shape = call.tape.shape(x).to_vec();
     let from = from.map_or(Ok(0), |dim| dimension(&dim, shape.len()))?;
     let to = to.map_or(Ok(shape.len().saturating_sub(1)), |dim| dimension(&dim, shape.len()))?;
     if from > to {
-        return Err("start_dim is after end_dim".to_owned());
+        return Err("start_dim is greater than end_dim".to_owned());
     }
     let flat = match shape.get(from..=to) {
         None => vec![1],
@@ -126,54 +126,53 @@ fn flatten(call: &mut Call<'_>) -> Result<Var, String> {
     call.tape.reshaped(x, flat)
 }
 
-fn permuted(call: &mut Call<'_>, x: Var, order: &[usize]) -> Result<Var, String> {
+fn permuted(call: &mut CallArgs<'_>, x: Var, order: &[usize]) -> Result<Var, String> {
     let shape = call.tape.shape(x).to_vec();
     let own = strides(&shape);
-    let turned: Vec<usize> = order.iter().map(|&dim| shape[dim]).collect();
+    let permuted_shape: Vec<usize> = order.iter().map(|&dim| shape[dim]).collect();
     let steps: Vec<isize> = order.iter().map(|&dim| own[dim].cast_signed()).collect();
-    call.tape.gather(x, walk(&turned, 0, &steps), turned)
+    call.tape.gather(x, strided_indices(&permuted_shape, 0, &steps), permuted_shape)
 }
 
-fn expand(call: &mut Call<'_>) -> Result<Var, String> {
+fn expand(call: &mut CallArgs<'_>) -> Result<Var, String> {
     let x = call.tensor(0, "input")?;
     let sizes = call.rest(1, "size").unwrap_or_default();
-    let sizes: Vec<i64> = sizes.iter().map(whole).collect::<Result<_, _>>()?;
+    let sizes: Vec<i64> = sizes.iter().map(integer).collect::<Result<_, _>>()?;
     let own = call.tape.shape(x);
     let Some(missing) = sizes.len().checked_sub(own.len()) else {
-        return Err(format!("shape {own:?} does not stretch to {sizes:?}"));
+        return Err(format!("shape {own:?} cannot be expanded to {sizes:?}"));
     };
     let shape: Vec<usize> = sizes
         .iter()
         .enumerate()
         .map(|(i, &size)| match (size, i.checked_sub(missing)) {
             (-1, Some(i)) => Ok(own[i]),
-            _ => usize::try_from(size).map_err(|_| format!("{size} is not a size")),
+            _ => usize::try_from(size).map_err(|_| format!("{size} is not a valid size")),
         })
         .collect::<Result<_, _>>()?;
-    call.tape.stretched(x, &shape)
+    call.tape.broadcast_to(x, &shape)
 }
 
-/// Several tensors beside each other, along a new dimension or one they have.
-fn join(stack: bool, call: &mut Call<'_>) -> Result<Var, String> {
-    let Value::List(items) = call.needed(0, "tensors")? else {
-        return Err("expected a list of tensors".to_owned());
+/// Concatenates tensors along a new dimension (`stack`) or an existing one (`cat`).
+fn join(stack: bool, call: &mut CallArgs<'_>) -> Result<Var, String> {
+    let NodeValue::List(items) = call.required(0, "tensors")? else {
+        return Err("argument tensors is not a list".to_owned());
     };
-    let dim = call.optional(1, "dim").unwrap_or(Value::Number(0.0, Kind::Int));
+    let dim = call.optional(1, "dim").unwrap_or(NodeValue::Number(0.0, ElementKind::Int));
     let mut parts = Vec::with_capacity(items.len());
     for item in &items {
         parts.push(call.var(item, "tensors")?);
     }
     let Some(&first) = parts.first() else {
-        return Err("there is nothing to join".to_owned());
+        return Err("the list of tensors is empty".to_owned());
     };
     let like = call.tape.shape(first).to_vec();
     let dim = dimension(&dim, like.len() + usize::from(stack))?;
     if !stack && like.is_empty() {
-        return Err("single numbers cannot be joined by cat; use stack".to_owned());
+        return Err("scalars cannot be concatenated; use stack".to_owned());
     }
-    // Every part as blocks of neighbours, one block of each part after the other.
     let mut side = 0_usize;
-    let mut kind = Kind::Bool;
+    let mut kind = ElementKind::Bool;
     for &part in &parts {
         let shape = call.tape.shape(part);
         let fits = match stack {
@@ -184,7 +183,7 @@ fn join(stack: bool, call: &mut Call<'_>) -> Result<Var, String> {
             }
         };
         if !fits {
-            return Err(format!("shapes {like:?} and {shape:?} cannot be joined"));
+            return Err(format!("shapes {like:?} and {shape:?} cannot be concatenated"));
         }
         side += if stack { 1 } else { shape[dim] };
         kind = kind.max(call.tape.get(part).kind);
@@ -194,7 +193,8 @@ fn join(stack: bool, call: &mut Call<'_>) -> Result<Var, String> {
         true => shape.insert(dim, side),
         false => shape[dim] = side,
     }
-    let count = call.tape.room(&shape)?;
+    let count = call.tape.check_size(&shape)?;
+    // The result is a sequence of `outer` blocks, each of one contiguous piece of every part.
     let outer: usize = shape[..dim].iter().product();
     let mut data = Vec::with_capacity(count);
     let mut maps = vec![Vec::with_capacity(count); parts.len()];
@@ -206,46 +206,47 @@ fn join(stack: bool, call: &mut Call<'_>) -> Result<Var, String> {
             data.extend_from_slice(&source[cells.clone()]);
             for at in cells {
                 for (j, map) in maps.iter_mut().enumerate() {
-                    map.push(if i == j { at } else { ABSENT });
+                    map.push(if i == j { at } else { NO_SOURCE });
                 }
             }
         }
     }
-    let links = parts.into_iter().zip(maps.into_iter().map(Link::Gather)).collect();
+    let links = parts.into_iter().zip(maps.into_iter().map(LocalGradient::Gather)).collect();
     call.tape.derive(Array { shape, data, kind }, links)
 }
 
-fn roll(call: &mut Call<'_>) -> Result<Var, String> {
+fn roll(call: &mut CallArgs<'_>) -> Result<Var, String> {
     let x = call.tensor(0, "input")?;
-    let shifts = match call.needed(1, "shifts")? {
-        Value::List(items) => items,
+    let shifts = match call.required(1, "shifts")? {
+        NodeValue::List(items) => items,
         one => vec![one],
     };
     let shape = call.tape.shape(x).to_vec();
     let dims = match call.optional(2, "dims") {
-        Some(Value::List(items)) => items,
+        Some(NodeValue::List(items)) => items,
         Some(one) => vec![one],
         None => {
-            // All numbers in a row.
+            // Without dims the flattened tensor is rolled.
             let flat = call.tape.reshaped(x, vec![call.tape.get(x).data.len()])?;
-            let turned = match shifts.as_slice() {
-                [shift] => rolled(call, flat, whole(shift)?, 0)?,
-                _ => return Err("shifts need dims".to_owned()),
+            let rolled = match shifts.as_slice() {
+                [shift] => roll_dimension(call, flat, integer(shift)?, 0)?,
+                _ => return Err("several shifts need dims".to_owned()),
             };
-            return call.tape.reshaped(turned, shape);
+            return call.tape.reshaped(rolled, shape);
         }
     };
     if dims.len() != shifts.len() {
-        return Err("as many shifts as dims are needed".to_owned());
+        return Err("the numbers of shifts and dims differ".to_owned());
     }
     let mut x = x;
     for (shift, dim) in shifts.iter().zip(&dims) {
-        x = rolled(call, x, whole(shift)?, dimension(dim, shape.len())?)?;
+        x = roll_dimension(call, x, integer(shift)?, dimension(dim, shape.len())?)?;
     }
     Ok(x)
 }
 
-fn rolled(call: &mut Call<'_>, x: Var, shift: i64, dim: usize) -> Result<Var, String> {
+/// Rolls one dimension by `shift` elements.
+fn roll_dimension(call: &mut CallArgs<'_>, x: Var, shift: i64, dim: usize) -> Result<Var, String> {
     let shape = call.tape.shape(x).to_vec();
     let Some(&side) = shape.get(dim) else { return Ok(x) };
     if side == 0 {

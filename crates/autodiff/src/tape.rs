@@ -1,108 +1,125 @@
-//! Values, how each came from others, and the way back.
+//! Tape for reverse-mode differentiation.
 //!
-//! Every operation is recorded as what it did near the values it met: a list of slopes, or where
-//! each number came from. Going back is then four short loops, whatever the operation was.
+//! Every operation appends its value, and for each operand how the value depends on it near the
+//! operand's current value. There are only four kinds of dependence ([`LocalGradient`]), so the
+//! backward pass is four loops, whatever the operations were.
 
-use crate::array::{Array, Kind, broadcast, cells, strides, walk};
+use crate::array::{Array, ElementKind, broadcast, element_count, strided_indices, strides};
 
-/// The numbers one evaluation may hold, so that a short graph cannot ask for a long memory.
-const MOST_CELLS: usize = 1 << 25;
+/// Maximum number of elements of all values of one evaluation together. Without a limit a graph of
+/// a few nodes could allocate any amount of memory.
+const MAX_ELEMENTS: usize = 1 << 25;
 
-/// A value on the tape.
+/// Handle of a value on the tape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Var(usize);
 
 #[derive(Debug, Default)]
 pub(crate) struct Tape {
-    steps: Vec<Step>,
-    cells: usize,
+    entries: Vec<TapeEntry>,
+    /// Number of elements of all entries.
+    elements: usize,
 }
 
 #[derive(Debug)]
-struct Step {
+struct TapeEntry {
     value: Array,
-    /// Whether the loss's slope is wanted here.
+    /// Whether the value depends on the leaf.
     tracked: bool,
-    from: Vec<(Var, Link)>,
+    operands: Vec<(Var, LocalGradient)>,
 }
 
-/// How a value moves with one it came from.
+/// Derivative of a value with respect to one operand.
 #[derive(Debug)]
-pub(crate) enum Link {
-    /// Each cell with the same cell, by this much.
-    Scale(Vec<f64>),
-    /// Cell `i` is cell `map[i]`; [`ABSENT`] is from elsewhere.
+pub(crate) enum LocalGradient {
+    /// Element `i` depends on element `i` of the operand, with slope `slopes[i]`.
+    Elementwise(Vec<f64>),
+    /// Element `i` is element `map[i]` of the operand; [`NO_SOURCE`] if of another operand.
     Gather(Vec<usize>),
-    /// The other way round: cell `i` adds to cell `bucket[i]`, by this much.
-    Spread(Vec<usize>, Option<Vec<f64>>),
-    /// Sums along a dimension, up to and including each cell: its length and its stride.
-    Running(usize, usize),
+    /// Element `i` of the operand contributes to element `targets[i]`, with slope `slopes[i]`, or
+    /// 1 without slopes.
+    Reduce(Vec<usize>, Option<Vec<f64>>),
+    /// Running sums along a dimension.
+    CumulativeSum { length: usize, stride: usize },
 }
 
-/// No cell.
-pub(crate) const ABSENT: usize = usize::MAX;
+/// Marks an element of a gather that comes from another operand.
+pub(crate) const NO_SOURCE: usize = usize::MAX;
 
 impl Tape {
     pub(crate) fn get(&self, var: Var) -> &Array {
-        &self.steps[var.0].value
+        &self.entries[var.0].value
     }
 
     pub(crate) fn shape(&self, var: Var) -> &[usize] {
         &self.get(var).shape
     }
 
+    /// Appends a value through which no gradient flows.
     pub(crate) fn constant(&mut self, value: Array) -> Result<Var, String> {
         self.push(value, false, Vec::new())
     }
 
-    /// A value whose slope will be asked for.
+    /// Appends the value that the gradient is computed for.
     pub(crate) fn leaf(&mut self, value: Array) -> Result<Var, String> {
         self.push(value, true, Vec::new())
     }
 
-    fn push(&mut self, value: Array, tracked: bool, from: Vec<(Var, Link)>) -> Result<Var, String> {
-        self.reserve(value.data.len())?;
-        self.steps.push(Step { value, tracked, from });
-        Ok(Var(self.steps.len() - 1))
+    fn push(
+        &mut self,
+        value: Array,
+        tracked: bool,
+        operands: Vec<(Var, LocalGradient)>,
+    ) -> Result<Var, String> {
+        self.count(value.data.len())?;
+        self.entries.push(TapeEntry { value, tracked, operands });
+        Ok(Var(self.entries.len() - 1))
     }
 
-    /// Counts cells that are about to be made.
-    fn reserve(&mut self, cells: usize) -> Result<(), String> {
-        self.cells = self.cells.saturating_add(cells);
-        if self.cells > MOST_CELLS {
-            return Err(format!("the graph needs more than {MOST_CELLS} numbers for one datum"));
+    /// Adds to the number of elements, and checks the limit.
+    fn count(&mut self, elements: usize) -> Result<(), String> {
+        self.elements = self.elements.saturating_add(elements);
+        if self.elements > MAX_ELEMENTS {
+            return Err(format!("the evaluation holds more than {MAX_ELEMENTS} elements"));
         }
         Ok(())
     }
 
-    /// Fails before a shape is filled that would not be allowed.
-    pub(crate) fn room(&self, shape: &[usize]) -> Result<usize, String> {
-        match cells(shape) {
-            Some(count) if self.cells.saturating_add(count) <= MOST_CELLS => Ok(count),
-            _ => Err(format!("a value of shape {shape:?} is too large")),
+    /// Checks that a value of this shape is within the limit, before it is allocated. Returns its
+    /// number of elements.
+    pub(crate) fn check_size(&self, shape: &[usize]) -> Result<usize, String> {
+        match element_count(shape) {
+            Some(count) if self.elements.saturating_add(count) <= MAX_ELEMENTS => Ok(count),
+            _ => Err(format!("a tensor of shape {shape:?} is too large")),
         }
     }
 
-    /// A value that came from others; links to values without a slope are dropped.
-    pub(crate) fn derive(&mut self, value: Array, from: Vec<(Var, Link)>) -> Result<Var, String> {
-        let smooth = value.kind == Kind::Float;
-        let from: Vec<_> =
-            from.into_iter().filter(|(var, _)| smooth && self.steps[var.0].tracked).collect();
-        self.push(value, !from.is_empty(), from)
+    /// Appends a value computed from others. Only floats that depend on the leaf are tracked.
+    pub(crate) fn derive(
+        &mut self,
+        value: Array,
+        operands: Vec<(Var, LocalGradient)>,
+    ) -> Result<Var, String> {
+        let is_float = value.kind == ElementKind::Float;
+        let operands: Vec<_> = operands
+            .into_iter()
+            .filter(|(var, _)| is_float && self.entries[var.0].tracked)
+            .collect();
+        self.push(value, !operands.is_empty(), operands)
     }
 
-    /// The same value without a slope.
+    /// Copies a value as a constant.
     pub(crate) fn detach(&mut self, x: Var) -> Result<Var, String> {
         self.constant(self.get(x).clone())
     }
 
-    /// The same cells under another shape.
+    /// Copies a value under another shape with the same number of elements.
     pub(crate) fn reshaped(&mut self, x: Var, shape: Vec<usize>) -> Result<Var, String> {
         let count = self.get(x).data.len();
         self.gather(x, (0..count).collect(), shape)
     }
 
-    /// Cells of `x` in another order or number.
+    /// Returns the elements of `x` at the positions `map`.
     pub(crate) fn gather(
         &mut self,
         x: Var,
@@ -112,55 +129,56 @@ impl Tape {
         let source = self.get(x);
         let data = map.iter().map(|&at| source.data[at]).collect();
         let value = Array { shape, data, kind: source.kind };
-        self.derive(value, vec![(x, Link::Gather(map))])
+        self.derive(value, vec![(x, LocalGradient::Gather(map))])
     }
 
-    /// `x` stretched to `shape`.
-    pub(crate) fn stretched(&mut self, x: Var, shape: &[usize]) -> Result<Var, String> {
+    /// Broadcasts `x` to `shape`.
+    pub(crate) fn broadcast_to(&mut self, x: Var, shape: &[usize]) -> Result<Var, String> {
         let own = self.shape(x).to_vec();
         if own == shape {
             return Ok(x);
         }
         if broadcast(&own, shape).as_deref() != Some(shape) {
-            return Err(format!("shape {own:?} does not stretch to {shape:?}"));
+            return Err(format!("shape {own:?} cannot be broadcast to {shape:?}"));
         }
-        self.room(shape)?;
+        self.check_size(shape)?;
         let missing = shape.len() - own.len();
         let own_strides = strides(&own);
-        let steps: Vec<isize> = (0..shape.len())
+        let repeated: Vec<isize> = (0..shape.len())
             .map(|i| match i.checked_sub(missing) {
                 Some(i) if own[i] != 1 => own_strides[i].cast_signed(),
                 _ => 0,
             })
             .collect();
-        self.gather(x, walk(shape, 0, &steps), shape.to_vec())
+        self.gather(x, strided_indices(shape, 0, &repeated), shape.to_vec())
     }
 
-    /// A value and its slope, cell by cell.
+    /// Applies `f` to every element; it returns a value and its slope.
     pub(crate) fn unary(
         &mut self,
         x: Var,
-        kind: Kind,
+        kind: ElementKind,
         f: impl Fn(f64) -> (f64, f64),
     ) -> Result<Var, String> {
         let source = self.get(x);
         let (data, slope) = source.data.iter().map(|&value| f(value)).unzip();
         let value = Array { shape: source.shape.clone(), data, kind };
-        self.derive(value, vec![(x, Link::Scale(slope))])
+        self.derive(value, vec![(x, LocalGradient::Elementwise(slope))])
     }
 
-    /// A value and both slopes, cell by cell, after stretching to a common shape.
+    /// Applies `f` to every pair of elements after broadcasting; it returns a value and the slopes
+    /// with respect to `a` and `b`.
     pub(crate) fn binary(
         &mut self,
         a: Var,
         b: Var,
-        kind: Kind,
+        kind: ElementKind,
         f: impl Fn(f64, f64) -> (f64, f64, f64),
     ) -> Result<Var, String> {
         let (sa, sb) = (self.shape(a), self.shape(b));
         let shape = broadcast(sa, sb)
-            .ok_or_else(|| format!("shapes {sa:?} and {sb:?} do not fit together"))?;
-        let (a, b) = (self.stretched(a, &shape)?, self.stretched(b, &shape)?);
+            .ok_or_else(|| format!("shapes {sa:?} and {sb:?} cannot be broadcast together"))?;
+        let (a, b) = (self.broadcast_to(a, &shape)?, self.broadcast_to(b, &shape)?);
         let count = self.get(a).data.len();
         let mut data = Vec::with_capacity(count);
         let (mut by_a, mut by_b) = (Vec::with_capacity(count), Vec::with_capacity(count));
@@ -171,60 +189,62 @@ impl Tape {
             by_b.push(dy);
         }
         let value = Array { shape, data, kind };
-        self.derive(value, vec![(a, Link::Scale(by_a)), (b, Link::Scale(by_b))])
+        self.derive(
+            value,
+            vec![(a, LocalGradient::Elementwise(by_a)), (b, LocalGradient::Elementwise(by_b))],
+        )
     }
 
-    /// The slope of `top` (one number) by `of`.
-    pub(crate) fn gradient(&self, top: Var, of: Var) -> Vec<f64> {
-        let mut slopes: Vec<Option<Vec<f64>>> = Vec::new();
-        slopes.resize_with(self.steps.len(), || None);
-        slopes[top.0] = Some(vec![1.0; self.get(top).data.len()]);
-        for at in (0..=top.0).rev() {
-            if at == of.0 {
-                continue;
-            }
-            let Some(above) = slopes[at].take() else { continue };
-            for (var, link) in &self.steps[at].from {
-                let count = self.get(*var).data.len();
-                let below = slopes[var.0].get_or_insert_with(|| vec![0.0; count]);
-                link.back(&above, below);
+    /// Returns the gradient of the scalar `loss` with respect to `leaf`.
+    pub(crate) fn gradient(&self, loss: Var, leaf: Var) -> Vec<f64> {
+        let mut gradients: Vec<Option<Vec<f64>>> = Vec::new();
+        gradients.resize_with(self.entries.len(), || None);
+        gradients[loss.0] = Some(vec![1.0; self.get(loss).data.len()]);
+        for i in (leaf.0 + 1..=loss.0).rev() {
+            let Some(gradient) = gradients[i].take() else { continue };
+            for (operand, local) in &self.entries[i].operands {
+                let count = self.get(*operand).data.len();
+                let accumulated = gradients[operand.0].get_or_insert_with(|| vec![0.0; count]);
+                local.accumulate(&gradient, accumulated);
             }
         }
-        let count = self.get(of).data.len();
-        slopes[of.0].take().unwrap_or_else(|| vec![0.0; count])
+        let count = self.get(leaf).data.len();
+        gradients[leaf.0].take().unwrap_or_else(|| vec![0.0; count])
     }
 }
 
-impl Link {
-    /// Adds to `below` what `above` means for it.
-    fn back(&self, above: &[f64], below: &mut [f64]) {
+impl LocalGradient {
+    /// Adds to `operand`, the gradient of the operand, what follows from `gradient`, the gradient
+    /// of the value.
+    fn accumulate(&self, gradient: &[f64], operand: &mut [f64]) {
         match self {
-            Self::Scale(slope) => {
-                for ((below, above), slope) in below.iter_mut().zip(above).zip(slope) {
-                    *below += times(*above, *slope);
+            Self::Elementwise(slopes) => {
+                for ((operand, gradient), slope) in operand.iter_mut().zip(gradient).zip(slopes) {
+                    *operand += product(*gradient, *slope);
                 }
             }
             Self::Gather(map) => {
-                for (above, &at) in above.iter().zip(map) {
-                    if at != ABSENT {
-                        below[at] += above;
+                for (gradient, &source) in gradient.iter().zip(map) {
+                    if source != NO_SOURCE {
+                        operand[source] += gradient;
                     }
                 }
             }
-            Self::Spread(bucket, slope) => {
-                for (i, (below, &at)) in below.iter_mut().zip(bucket).enumerate() {
-                    *below += times(above[at], slope.as_ref().map_or(1.0, |slope| slope[i]));
+            Self::Reduce(targets, slopes) => {
+                for (i, (operand, &target)) in operand.iter_mut().zip(targets).enumerate() {
+                    let slope = slopes.as_ref().map_or(1.0, |slopes| slopes[i]);
+                    *operand += product(gradient[target], slope);
                 }
             }
-            Self::Running(length, stride) => {
+            Self::CumulativeSum { length, stride } => {
                 let block = length * stride;
-                for start in (0..below.len()).step_by(block.max(1)) {
+                for start in (0..operand.len()).step_by(block.max(1)) {
                     for offset in 0..*stride {
                         let mut total = 0.0;
                         for i in (0..*length).rev() {
                             let at = start + i * stride + offset;
-                            total += above[at];
-                            below[at] += total;
+                            total += gradient[at];
+                            operand[at] += total;
                         }
                     }
                 }
@@ -233,7 +253,8 @@ impl Link {
     }
 }
 
-/// A product in which zero wins.
-fn times(a: f64, b: f64) -> f64 {
+/// Multiplies two slopes, with 0 · ∞ = 0: an operand that was not selected contributes nothing, even
+/// where its own slope is infinite. PyTorch computes NaN there.
+fn product(a: f64, b: f64) -> f64 {
     if a == 0.0 || b == 0.0 { 0.0 } else { a * b }
 }
