@@ -1,12 +1,17 @@
-"""Losses that torch traced, with their values and gradients: what `record.py` writes to graphs.json."""
+"""Records values and gradients of traced losses, as torch computes them.
+
+    pip install torch
+    python graphs.py        # writes graphs.json beside this file
+"""
 
 import json
+import os
 
 import torch
 
-# Losses to be traced: every operation that a custom loss may use, kinks and ties included, but for
-# clamp on its bound, where the slope was 1 in older versions of torch and is 0 in newer; ours is 1. x is (T,) or
-# (T, K) and has a gradient; w is like x, m is a mask of whole numbers, i of places.
+# Every operation that a custom loss may use. x has the shape (T,) or (T, K) and a gradient; w is a float
+# tensor of the same shape, m an integer tensor of the same shape with values 0 to 2, i a vector of indices.
+# kinks.py covers kinks and ties one by one.
 F = torch.nn.functional
 GRAPHS = [
     lambda x, w, m, i: (torch.exp(x) + torch.log(w) - torch.log1p(w) * torch.expm1(x)).sum(),
@@ -58,7 +63,7 @@ GRAPHS_2D = [
 
 
 def encode(value):
-    """An argument of a traced node, in the form of the API."""
+    """Converts an argument of a traced node to the JSON form of the API."""
     if isinstance(value, torch.fx.Node):
         return {"ref": value.name}
     if isinstance(value, tuple):
@@ -75,6 +80,7 @@ def encode(value):
 
 
 def target(node):
+    """Returns the name of a node's operation, as the tracer of the SDK prints it."""
     if isinstance(node.target, str):
         return node.target
     if node.target is getattr:
@@ -85,7 +91,10 @@ def target(node):
 
 
 def trace(function, logprobs="logprobs"):
-    """The nodes of a function whose first parameter is called `logprobs`, in the form of the API."""
+    """Traces a function and returns its nodes in the JSON form of the API.
+
+    The parameter named by `logprobs` is renamed to `logprobs`.
+    """
     nodes = []
     for node in torch.fx.symbolic_trace(function).graph.nodes:
         args = [encode(arg) for arg in node.args]
@@ -105,7 +114,7 @@ def trace(function, logprobs="logprobs"):
 
 
 def graphs(path):
-    """Values and gradients of traced functions, in float64 on float32 inputs."""
+    """Writes values and gradients of all functions, computed in float64 from float32 inputs."""
     torch.manual_seed(7)
     cases = []
     for number, function in enumerate(GRAPHS + GRAPHS_2D):
@@ -120,7 +129,7 @@ def graphs(path):
             i = torch.tensor([2, 0, 2])
             nodes = trace(function, "x")
             leaf = x.double().requires_grad_(True)
-            # In-place calls need something that is not the leaf itself.
+            # In-place operations are not allowed on a leaf.
             value = function(leaf * 1, w.double(), m, i)
             (grad,) = torch.autograd.grad(value, leaf)
             assert value.isfinite() and grad.isfinite().all(), f"graph {number}"
@@ -138,3 +147,7 @@ def graphs(path):
     with open(path, "w") as file:
         json.dump(cases, file)
         file.write("\n")
+
+
+if __name__ == "__main__":
+    graphs(os.path.join(os.path.dirname(os.path.abspath(__file__)), "graphs.json"))

@@ -3,3 +3,4 @@
 mod graphs;
 mod hostile;
 mod json;
+mod kinks;

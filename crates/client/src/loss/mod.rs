@@ -22,7 +22,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
-use tinkex_autodiff::{GraphArg, GraphNode, LossGraph, LossProgram, TensorView, is_metric_name};
+use tinkex_autodiff::{
+    GraphArg, GraphInput, GraphNode, LossGraph, LossProgram, TensorView, is_metric_name,
+};
 use tinkex_wire::{
     CreateCustomLoss, Datum, LossId, SessionId, TensorData, TensorValues, codec::json, loss_input,
 };
@@ -118,8 +120,25 @@ impl CustomLoss {
         let metrics = traced.metrics.iter().map(|(name, node)| (name.as_str(), reference(*node)));
         let output = GraphNode::output(reference(loss), metrics);
         traced.nodes.push(output);
-        let program = LossProgram::new(traced.inputs, LossGraph::new(traced.nodes))
-            .map_err(|error| invalid(error.to_string()))?;
+        Self::from_graph(name, traced.inputs, LossGraph::new(traced.nodes))
+    }
+
+    /// Creates a loss from a graph, for example one that was traced in Python.
+    ///
+    /// The graph may use any operation that `tinkex-autodiff` supports; [`Term`] has only some of
+    /// them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidInput`] if the graph or the inputs are invalid.
+    pub fn from_graph(
+        name: impl Into<String>,
+        inputs: Vec<GraphInput>,
+        graph: LossGraph,
+    ) -> Result<Self> {
+        let name = name.into();
+        let program = LossProgram::new(inputs, graph).map_err(|error| {
+            Error::new(ErrorKind::InvalidInput, format!("cannot trace loss {name:?}: {error}"))
+        })?;
         Ok(Self { name: name.into(), program: Arc::new(program), uploaded: None })
     }
 

@@ -7,6 +7,7 @@ mod checkpoint;
 mod closed;
 mod contract;
 mod crash;
+mod custom_loss;
 mod damage;
 mod disk;
 mod faults;

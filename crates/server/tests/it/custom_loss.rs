@@ -1,0 +1,93 @@
+//! Custom losses have the same value and the same gradient on the client and on the server.
+
+use std::path::Path;
+
+use serde_json::Value;
+use tinkex::loss::CustomLoss;
+use tinkex::{AdamParams, Datum, LossFn, TensorData, TrainingClient};
+use tinkex_autodiff::{GraphInput, LossGraph};
+
+use crate::house::{House, MODEL};
+
+/// Cases of `crates/autodiff/tests/golden/kinks.json`.
+fn kinks() -> Vec<Value> {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let path = crates.join("autodiff/tests/golden/kinks.json");
+    let mut file: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    serde_json::from_value(file["cases"].take()).unwrap()
+}
+
+/// Reads numbers, of which some are strings: `"inf"`, `"-inf"` and `"nan"`.
+fn numbers(value: &Value) -> Vec<f64> {
+    let number = |value: &Value| value.as_f64().or_else(|| value.as_str()?.parse().ok()).unwrap();
+    value.as_array().map_or_else(|| vec![number(value)], |all| all.iter().map(number).collect())
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the recorded points are f32")]
+fn floats(value: &Value) -> Vec<f32> {
+    numbers(value).into_iter().map(|number| number as f32).collect()
+}
+
+fn close(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-6 * (1.0 + b.abs())
+}
+
+/// Log-probabilities that the model gives to the targets of `datum`.
+async fn logprobs(model: &TrainingClient, datum: &Datum) -> Vec<f32> {
+    let pass = model.forward(vec![datum.clone()], LossFn::CrossEntropy).await.unwrap();
+    pass.outputs.get(0).unwrap().tensor("logprobs").unwrap().as_f32().unwrap().to_vec()
+}
+
+/// Trains two models with every kink: one computes the loss on the server, the other on the client.
+/// A gradient that differed in one bit would make their weights, and so their log-probabilities,
+/// differ after the next optimizer step.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_kink_trains_the_same_on_client_and_server() {
+    let house = House::new().await;
+    let service = house.client();
+    let create = || service.create_lora_training_client(MODEL).rank(4).seed(3).create();
+    let (on_server, on_client) = (create().await.unwrap(), create().await.unwrap());
+    let inputs = ["logprobs", "base", "at", "y"].map(|name| GraphInput::new(name, 1));
+    for case in kinks() {
+        let name = case["name"].as_str().unwrap();
+        let graph: LossGraph = serde_json::from_value(case["graph"].clone()).unwrap();
+        let loss = CustomLoss::from_graph(name, inputs.to_vec(), graph).unwrap();
+        let uploaded = service.create_custom_loss(&loss).await.unwrap();
+        assert!(uploaded.is_on_server());
+
+        let (at, y) = (floats(&case["at"]), floats(&case["y"]));
+        let tokens: Vec<u32> = (5..).take(at.len()).collect();
+        let builder = || {
+            let targets: Vec<i64> = (6..).take(at.len()).collect();
+            Datum::builder(tokens.clone()).loss_input("target_tokens", targets)
+        };
+        let plain = builder().build().unwrap();
+        let base = logprobs(&on_server, &plain).await;
+        assert_eq!(base, logprobs(&on_client, &plain).await, "the models differ before {name}");
+        // The loss computes the point as logprobs - base + at, which is exactly `at`.
+        let datum = builder().loss_input("base", base.clone());
+        let datum = datum.loss_input("at", at).loss_input("y", y).build().unwrap();
+
+        let (value, gradient) = (numbers(&case["loss"])[0], numbers(&case["gradient"]));
+        let computed = loss.evaluate(std::slice::from_ref(&datum), &[TensorData::from(base)]);
+        let server = on_server.forward_backward(vec![datum.clone()], &uploaded).await;
+        let client = on_client.forward_backward(vec![datum], &loss).await;
+        if !(value.is_finite() && gradient.iter().all(|slope| slope.is_finite())) {
+            for error in [computed.unwrap_err(), server.unwrap_err(), client.unwrap_err()] {
+                assert!(error.to_string().contains("of the custom loss is"), "{name}: {error}");
+            }
+            continue;
+        }
+        let computed = computed.unwrap();
+        let loss_of = |pass: &tinkex::PassOutput| pass.metrics["loss:sum"].as_f64();
+        let (server, client) = (loss_of(&server.unwrap()), loss_of(&client.unwrap()));
+        assert_eq!((server, client), (computed.loss, computed.loss), "{name}");
+        assert!(close(computed.loss, value), "{name}: {} instead of {value}", computed.loss);
+        for (got, want) in computed.gradients[0].iter().zip(&gradient) {
+            assert!(close(f64::from(*got), *want), "{name}: {got} instead of {want}");
+        }
+        for model in [&on_server, &on_client] {
+            model.optim_step(AdamParams::with_learning_rate(1e-3)).await.unwrap();
+        }
+    }
+}
