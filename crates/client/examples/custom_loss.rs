@@ -1,8 +1,8 @@
-//! Trains with a loss of one's own: DPO-like preference of one answer over another's likelihood.
+//! Trains with a custom loss: prefers some completions over others, similar to DPO.
 //!
 //! `cargo run --example custom_loss -- <base model>`
 
-#![expect(clippy::print_stdout, reason = "an example talks to people")]
+#![expect(clippy::print_stdout, reason = "an example prints its result")]
 
 use std::error::Error;
 
@@ -11,23 +11,23 @@ use tinkex::{AdamParams, Datum, FinishReason, ServiceClient};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let base_model = std::env::args().nth(1).ok_or("say which base model to train")?;
+    let base_model = std::env::args().nth(1).ok_or("usage: custom_loss <base model>")?;
     let service = ServiceClient::from_env()?;
     let model = service.create_lora_training_client(base_model).rank(16).create().await?;
 
-    // A function of each datum's log-probabilities, described once. Its gradient is worked out for
-    // us, on the server if that can do it.
+    // A function of each datum's log-probabilities. It is traced once and differentiated
+    // automatically; the server executes it if it supports custom losses.
     let loss = CustomLoss::trace("preference", |trace| {
         let logprobs = trace.input("logprobs", 1);
         let reference = trace.input("reference", 1);
         let sign = trace.input("sign", 1);
         let margin = ((logprobs - reference) * sign).sum();
         trace.metric("custom/margin:mean", margin);
-        let near = regularize::l2(logprobs - reference).mean();
-        regularize::add(trace, -margin.log_sigmoid(), &[("near", 0.01, near)])
+        let distance = regularize::l2(logprobs - reference).mean();
+        regularize::add(trace, -margin.log_sigmoid(), &[("distance", 0.01, distance)])
     })?;
     let loss = service.create_custom_loss(&loss).await?;
-    println!("computed {}", if loss.is_on_server() { "on the server" } else { "here" });
+    println!("executed by the {}", if loss.is_on_server() { "server" } else { "client" });
 
     for step in 1..=10 {
         let data = vec![example([1, 2, 3], [4, 5], 1.0)?, example([1, 2, 3], [6], -1.0)?];
@@ -40,16 +40,17 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// An answer that is liked (1) or not (-1). The prompt does not count.
-fn example<const P: usize, const A: usize>(
+/// Creates a datum for a preferred (`sign` 1) or rejected (-1) completion. Prompt tokens have sign 0.
+fn example<const P: usize, const C: usize>(
     prompt: [u32; P],
-    answer: [u32; A],
+    completion: [u32; C],
     sign: f32,
 ) -> Result<Datum, Box<dyn Error>> {
-    let tokens: Vec<u32> = prompt.into_iter().chain(answer).collect();
+    let tokens: Vec<u32> = prompt.into_iter().chain(completion).collect();
     let len = tokens.len() - 1;
-    let counted = |value: f32| (0..len).map(|i| if i + 1 < P { 0.0 } else { value }).collect();
-    let (reference, sign): (Vec<f32>, Vec<f32>) = (counted(-2.0), counted(sign));
+    let completion_only =
+        |value: f32| (0..len).map(|i| if i + 1 < P { 0.0 } else { value }).collect();
+    let (reference, sign): (Vec<f32>, Vec<f32>) = (completion_only(-2.0), completion_only(sign));
     Ok(Datum::builder(tokens[..len].to_vec())
         .loss_input("target_tokens", tokens[1..].iter().map(|t| i64::from(*t)).collect::<Vec<_>>())
         .loss_input("reference", reference)

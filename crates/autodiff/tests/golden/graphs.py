@@ -5,6 +5,7 @@
 """
 
 import json
+import math
 import os
 
 import torch
@@ -76,6 +77,8 @@ def encode(value):
         return {"ellipsis": True}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
     return value
 
 
@@ -145,7 +148,7 @@ def graphs(path):
                 )
             )
     with open(path, "w") as file:
-        json.dump(cases, file)
+        json.dump(cases, file, allow_nan=False)
         file.write("\n")
 
 

@@ -159,7 +159,7 @@ def main():
         wrong = check(path)
         sys.exit("\n".join(wrong) if wrong else 0)
     cases = [record(*case) for case in CASES]
-    lines = ",\n".join(json.dumps(case) for case in cases)
+    lines = ",\n".join(json.dumps(case, allow_nan=False) for case in cases)
     with open(path, "w") as file:
         file.write(f'{{"torch": "{torch.__version__.split("+")[0]}", "cases": [\n{lines}\n]}}\n')
 

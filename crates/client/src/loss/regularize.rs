@@ -1,35 +1,42 @@
-//! Terms to add to a loss, so that a model stays near something.
+//! Regularizers: terms that penalize unwanted values.
 //!
-//! Each is a [`Term`] like any other: it may be part of a traced loss on the server or here.
+//! Most functions return a [`Term`], which can be part of any traced loss. [`gradient_penalty`] and
+//! [`orthogonality`] return plain numbers, for reporting.
 //!
 //! ```
 //! use tinkex::loss::{CustomLoss, regularize};
 //!
-//! let loss = CustomLoss::trace("kept-near", |trace| {
+//! let loss = CustomLoss::trace("regularized", |trace| {
 //!     let logprobs = trace.input("logprobs", 1);
-//!     let near = regularize::l2(logprobs + 1.0).sum();
+//!     let distance = regularize::l2(logprobs + 1.0).sum();
 //!     let base = -logprobs.sum();
-//!     regularize::add(trace, base, &[("near", 0.01, near)])
+//!     regularize::add(trace, base, &[("distance", 0.01, distance)])
 //! })?;
 //! # Ok::<_, tinkex::Error>(())
 //! ```
 
 use super::{Term, Trace};
 
-/// Below this a probability counts as none.
-const LEAST_PROBABILITY: f64 = 1e-10;
-const LARGEST_LOG_RATIO: f64 = 100.0;
-/// Below this a vector counts as having no direction.
-const LEAST_NORM: f64 = 1e-8;
+/// Probabilities up to this one contribute nothing to a divergence.
+const MIN_PROBABILITY: f64 = 1e-10;
+/// Bound of |ln p − ln q| in a divergence.
+const MAX_LOG_RATIO: f64 = 100.0;
+/// Lower bound of a norm that is divided by.
+const MIN_NORM: f64 = 1e-8;
 
-/// A base loss and weighted terms, each reported as `custom/regularizer/NAME:sum`. A weight that is
-/// negative is a fault of the loss.
+/// Adds weighted terms to a base loss, and reports each unweighted term as the metric
+/// `custom/regularizer/NAME:sum`.
+///
+/// `terms` are triples of name, weight and scalar term. A weight that is negative or not finite makes
+/// [`CustomLoss::trace`](super::CustomLoss::trace) fail.
 #[must_use]
 pub fn add<'t>(trace: &'t Trace, base: Term<'t>, terms: &[(&str, f64, Term<'t>)]) -> Term<'t> {
     let mut total = base;
     for (name, weight, term) in terms {
         if !weight.is_finite() || *weight < 0.0 {
-            trace.reject(format!("the weight of {name:?} is {weight}, not a number from 0 up"));
+            trace.reject(format!(
+                "weight {weight} of regularizer {name:?} is not finite and non-negative"
+            ));
         }
         trace.metric(&format!("custom/regularizer/{name}:sum"), *term);
         total = total + *weight * *term;
@@ -37,114 +44,123 @@ pub fn add<'t>(trace: &'t Trace, base: Term<'t>, terms: &[(&str, f64, Term<'t>)]
     total
 }
 
-/// The size of each number: take its sum or mean.
+/// Returns the element-wise absolute value, |x|. Take its sum or mean.
 #[must_use]
 pub fn l1(x: Term<'_>) -> Term<'_> {
     x.abs()
 }
 
-/// The square of each number: take its sum or mean. Shift it first to keep it near something else.
+/// Returns the element-wise square, x². Take its sum or mean; subtract a target first to penalize the
+/// distance from it.
 #[must_use]
 pub fn l2(x: Term<'_>) -> Term<'_> {
     x.pow(2.0)
 }
 
-/// Part [`l1`], part [`l2`]; `l1_share` is from 0 to 1.
+/// Returns `l1_ratio` · |x| + (1 − `l1_ratio`) · x², element-wise. `l1_ratio` is between 0 and 1.
 #[must_use]
-pub fn elastic_net(x: Term<'_>, l1_share: f64) -> Term<'_> {
-    l1_share * l1(x) + (1.0 - l1_share) * l2(x)
+pub fn elastic_net(x: Term<'_>, l1_ratio: f64) -> Term<'_> {
+    l1_ratio * l1(x) + (1.0 - l1_ratio) * l2(x)
 }
 
-/// How far one distribution is from another, both given as log-probabilities over the last
-/// dimension: the average of p·(ln p − ln q), summed over it.
+/// Returns the Kullback–Leibler divergence KL(p ‖ q) = Σ p · (ln p − ln q) as a scalar.
+///
+/// Both distributions are log-probabilities over the last dimension; the divergences of several rows
+/// are averaged. ln p − ln q is limited to ±100, and probabilities up to 1e-10 contribute nothing.
 #[must_use]
 pub fn kl<'t>(log_p: Term<'t>, log_q: Term<'t>) -> Term<'t> {
     let p = log_p.exp();
-    let ratio = (log_p - log_q).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO);
-    p.gt(LEAST_PROBABILITY).choose(p * ratio, 0.0).sum_last().mean()
+    let ratio = (log_p - log_q).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO);
+    p.gt(MIN_PROBABILITY).choose(p * ratio, 0.0).sum_last().mean()
 }
 
-/// The average of [`kl`] in both directions.
+/// Returns the mean of KL(p ‖ q) and KL(q ‖ p); see [`kl`].
 #[must_use]
 pub fn symmetric_kl<'t>(log_p: Term<'t>, log_q: Term<'t>) -> Term<'t> {
     0.5 * (kl(log_p, log_q) + kl(log_q, log_p))
 }
 
-/// How undecided a distribution is, given as log-probabilities over the last dimension. Add it to be
-/// more decided, subtract it to be less.
+/// Returns the entropy −Σ p · ln p as a scalar.
+///
+/// The distribution is given as log-probabilities over the last dimension; the entropies of several
+/// rows are averaged. Adding the entropy to a loss makes the distribution sharper, subtracting it
+/// makes it flatter. Log-probabilities up to −50 contribute nothing.
 #[must_use]
 pub fn entropy(log_p: Term<'_>) -> Term<'_> {
-    const LEAST_LOG: f64 = -50.0;
-    -log_p.gt(LEAST_LOG).choose(log_p.exp() * log_p, 0.0).sum_last().mean()
+    const MIN_LOGPROB: f64 = -50.0;
+    -log_p.gt(MIN_LOGPROB).choose(log_p.exp() * log_p, 0.0).sum_last().mean()
 }
 
-/// A sequence of log-probabilities made sharper (below 1) or flatter (above 1), and whole again.
+/// Returns the log-probabilities of a vector at another temperature, normalized again. Below 1 the
+/// distribution becomes sharper, above 1 flatter.
 #[must_use]
 pub fn with_temperature(log_p: Term<'_>, temperature: f64) -> Term<'_> {
     let scaled = log_p / temperature;
     scaled - scaled.log_sum_exp_last()
 }
 
-/// 1 minus the cosine of the angle between two sequences.
+/// Returns 1 minus the cosine similarity of two vectors, as a scalar. Norms are at least 1e-8.
 #[must_use]
 pub fn cosine_distance<'t>(a: Term<'t>, b: Term<'t>) -> Term<'t> {
-    let norm = |x: Term<'t>| l2(x).sum().sqrt().max(LEAST_NORM);
+    let norm = |x: Term<'t>| l2(x).sum().sqrt().max(MIN_NORM);
     1.0 - (a * b).sum() / (norm(a) * norm(b))
 }
 
-/// How far a gradient's length is from a target, squared. This is a number to watch: the gradient of
-/// a gradient is not known here.
+/// Computes (‖gradient‖ − target)², where ‖gradient‖ is the norm over all data.
+///
+/// This is a value to report. It cannot be part of a loss, because second derivatives are not
+/// available.
 #[must_use]
 pub fn gradient_penalty(gradients: &[Vec<f32>], target: f64) -> f64 {
     let squares = gradients.iter().flatten().map(|value| f64::from(*value).powi(2));
     (squares.sum::<f64>().sqrt() - target).powi(2)
 }
 
-/// How far the rows of a matrix are from being at right angles: the squares of all products of two
-/// different rows. With [`Orthogonality::Hard`] rows of another length than 1 count too, with
-/// [`Orthogonality::Spectral`] only the sum of squared lengths does.
-/// Rows of different lengths are compared as far as both go.
+/// Computes how far the rows of a matrix are from being orthogonal: the sum of the squared products of
+/// all ordered pairs of different rows, plus what `mode` adds.
+///
+/// The product of two rows of different lengths uses the columns that both have.
 #[must_use]
 pub fn orthogonality(rows: &[Vec<f64>], mode: Orthogonality) -> f64 {
     let product = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-    let (mut across, mut own, mut trace) = (0.0, 0.0, 0.0);
+    let (mut off_diagonal, mut diagonal, mut trace) = (0.0, 0.0, 0.0);
     for (i, a) in rows.iter().enumerate() {
         for (j, b) in rows.iter().enumerate() {
-            let both = product(a, b);
+            let dot = product(a, b);
             if i == j {
-                own += (both - 1.0).powi(2);
-                trace += both;
+                diagonal += (dot - 1.0).powi(2);
+                trace += dot;
             } else {
-                across += both * both;
+                off_diagonal += dot * dot;
             }
         }
     }
     #[expect(clippy::cast_precision_loss, reason = "no matrix has 2^53 rows")]
     let count = rows.len() as f64;
     match mode {
-        Orthogonality::Soft => across,
-        Orthogonality::Hard => across + own,
-        Orthogonality::Spectral => across + (trace - count).powi(2),
+        Orthogonality::Soft => off_diagonal,
+        Orthogonality::Hard => off_diagonal + diagonal,
+        Orthogonality::Spectral => off_diagonal + (trace - count).powi(2),
     }
 }
 
-/// What counts against a matrix; see [`orthogonality`].
+/// Penalty on the norms of the rows in [`orthogonality`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Orthogonality {
-    /// Angles alone.
+    /// None.
     Soft,
-    /// Angles, and each row's length.
+    /// Adds (‖row‖² − 1)² of every row.
     Hard,
-    /// Angles, and the lengths together.
+    /// Adds (Σ‖row‖² − number of rows)².
     Spectral,
 }
 
-/// Rows made to length 1.
+/// Divides each row by its Euclidean norm, or by 1e-8 if the norm is smaller.
 #[must_use]
 pub fn normalized(rows: &[Vec<f64>]) -> Vec<Vec<f64>> {
     rows.iter()
         .map(|row| {
-            let norm = row.iter().map(|x| x * x).sum::<f64>().sqrt().max(LEAST_NORM);
+            let norm = row.iter().map(|x| x * x).sum::<f64>().sqrt().max(MIN_NORM);
             row.iter().map(|x| x / norm).collect()
         })
         .collect()

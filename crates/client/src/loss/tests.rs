@@ -1,4 +1,4 @@
-//! Values by hand, gradients by small differences.
+//! Tracing, and values and gradients of traced losses that the client executes.
 
 use serde_json::{Value, json};
 
@@ -20,8 +20,8 @@ fn numbers(value: &Value) -> Vec<f32> {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-/// The value of a loss of one sequence.
-fn value_of(
+/// Evaluates a loss of one datum.
+fn evaluate(
     loss: &CustomLoss,
     logprobs: Vec<f32>,
     inputs: &[(&'static str, TensorData)],
@@ -35,7 +35,7 @@ fn close(a: f64, b: f64) -> bool {
 }
 
 #[test]
-fn gradients_of_every_step_are_those_of_small_differences() {
+fn gradients_agree_with_finite_differences() {
     type Describe = for<'t> fn(Term<'t>, Term<'t>) -> Term<'t>;
     let cases: [(&str, Describe); 24] = [
         ("add", |x, y| (x + y + 2.0).sum()),
@@ -70,16 +70,16 @@ fn gradients_of_every_step_are_those_of_small_differences() {
             describe(trace.input("logprobs", 1), trace.input("other", 1))
         })
         .unwrap();
-        let here = value_of(&loss, at.to_vec(), &other);
+        let value = evaluate(&loss, at.to_vec(), &other);
         for i in 0..at.len() {
             let step = 1.0 / 1024.0;
-            let moved = |by: f32| {
+            let shifted = |distance: f32| {
                 let mut at = at;
-                at[i] += by;
-                value_of(&loss, at.to_vec(), &other).loss
+                at[i] += distance;
+                evaluate(&loss, at.to_vec(), &other).loss
             };
-            let slope = (moved(step) - moved(-step)) / f64::from(2.0 * step);
-            let gradient = f64::from(here.gradients[0][i]);
+            let slope = (shifted(step) - shifted(-step)) / f64::from(2.0 * step);
+            let gradient = f64::from(value.gradients[0][i]);
             assert!(
                 (slope - gradient).abs() < 1e-4 * slope.abs().max(1.0),
                 "{name} {i}: {slope} {gradient}"
@@ -90,16 +90,16 @@ fn gradients_of_every_step_are_those_of_small_differences() {
         let x = trace.input("logprobs", 1);
         (x.detach() * x).sum()
     });
-    assert_eq!(value_of(&detached.unwrap(), at.to_vec(), &[]).gradients[0], at);
+    assert_eq!(evaluate(&detached.unwrap(), at.to_vec(), &[]).gradients[0], at);
 }
 
 #[test]
-fn tables_are_summed_over_their_last_dimension() {
+fn matrices_are_reduced_over_their_last_dimension() {
     let loss = CustomLoss::trace("table", |trace| {
         let x = trace.input("logprobs", 2);
         (x.log_sum_exp_last() * trace.input("weights", 1)).sum()
     });
-    // Named after something was computed.
+    // The second input is declared too late.
     assert!(loss.unwrap_err().to_string().contains("after the first computation"));
     let loss = CustomLoss::trace("table", |trace| {
         let (x, weights) = (trace.input("logprobs", 2), trace.input("per_row", 1));
@@ -116,7 +116,7 @@ fn tables_are_summed_over_their_last_dimension() {
 }
 
 #[test]
-fn what_makes_no_sense_is_told_when_it_is_traced() {
+fn invalid_descriptions_are_rejected() {
     type Describe = for<'t> fn(&'t Trace) -> Term<'t>;
     let cases: [(Describe, &str); 6] = [
         (|trace| trace.input("logprobs", 1), "not a scalar"),
@@ -136,18 +136,18 @@ fn what_makes_no_sense_is_told_when_it_is_traced() {
                 let loss = trace.input("logprobs", 1).sum();
                 regularize::add(trace, loss, &[("x", -1.0, loss)])
             },
-            "the weight of \"x\"",
+            "weight -1 of regularizer \"x\"",
         ),
     ];
-    for (describe, told) in cases {
+    for (describe, message) in cases {
         let error = CustomLoss::trace("odd", describe).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
-        assert!(error.to_string().contains(told), "{error}");
+        assert!(error.to_string().contains(message), "{error}");
     }
 }
 
 #[test]
-fn metrics_are_joined_over_datums_as_in_the_reference() {
+fn metrics_are_combined_over_data_as_in_the_python_sdk() {
     let case = fixture::cases("custom_loss.json");
     let case = case.iter().find(|case| case["id"] == "per_datum_metrics").unwrap();
     let loss = CustomLoss::trace("m", |trace| {
@@ -170,14 +170,14 @@ fn metrics_are_joined_over_datums_as_in_the_reference() {
 }
 
 #[test]
-fn a_graph_names_every_step_once_and_reads_back() {
+fn a_traced_graph_has_the_form_of_the_api() {
     let loss = CustomLoss::trace("ppo", |trace| {
-        let (x, old, adv) =
+        let (x, old, advantages) =
             (trace.input("logprobs", 1), trace.input("old", 1), trace.input("advantages", 1));
         let ratio = (x - old).exp();
         let clipped = ratio.clamp(0.8, 1.2);
         trace.metric("custom/ratio:mean", ratio.mean());
-        -(ratio * adv).min(clipped * adv).sum() + ratio.max(2.0).sum()
+        -(ratio * advantages).min(clipped * advantages).sum() + ratio.max(2.0).sum()
     })
     .unwrap();
     let upload = serde_json::to_value(loss.upload(SessionId::from("s"), 3)).unwrap();
@@ -198,7 +198,8 @@ fn a_graph_names_every_step_once_and_reads_back() {
             "torch.minimum",
             "sum",
             "operator.neg",
-            "torch.clamp",
+            "torch.full_like",
+            "torch.maximum",
             "sum",
             "operator.add",
             "output",
@@ -206,30 +207,97 @@ fn a_graph_names_every_step_once_and_reads_back() {
     );
     assert_eq!(nodes[3]["args"], json!([{"ref": "logprobs"}, {"ref": "old"}]));
     assert_eq!(nodes[5]["kwargs"], json!({"min": 0.8, "max": 1.2}));
-    assert_eq!(nodes[12]["kwargs"], json!({"min": 2.0, "max": null}));
-    let output = &nodes[15]["args"][0]["tuple"];
+    assert_eq!(nodes[12]["args"], json!([{"ref": "Step4"}, 2.0]));
+    assert_eq!(nodes[12]["kwargs"], json!({"dtype": {"dtype": "float32"}}));
+    assert_eq!(nodes[13]["args"], json!([{"ref": "Step4"}, {"ref": "Step12"}]));
+    let output = &nodes[16]["args"][0]["tuple"];
     assert_eq!(output[1]["dict"], json!({"custom/ratio:mean": {"ref": "Step6"}}));
-    assert_ne!(
-        loss.fingerprint(),
-        CustomLoss::trace("ppo", |t| t.input("logprobs", 1).sum()).unwrap().fingerprint()
-    );
+    let inputs = loss.program.inputs().to_vec();
+    let read: LossGraph = serde_json::from_value(upload["graph"].clone()).unwrap();
+    assert_eq!(CustomLoss::from_graph("read", inputs, read).unwrap(), loss);
+    let other = CustomLoss::trace("ppo", |t| t.input("logprobs", 1).sum()).unwrap();
+    assert_ne!(loss.fingerprint(), other.fingerprint());
 }
 
-/// What each regularizer comes to, as worked out by hand.
+/// Runs every term through the kinks recorded with torch, `crates/autodiff/tests/golden/kinks.json`.
 #[test]
-fn regularizers_come_to_what_their_formulas_say() {
+fn terms_have_the_recorded_slopes_at_kinks() {
+    type Describe = for<'t> fn(Term<'t>, Term<'t>) -> Term<'t>;
+    let terms: [(&str, Describe); 24] = [
+        ("maximum", |x, y| x.max(y)),
+        ("minimum", |x, y| x.min(y)),
+        ("maximum_with_itself", |x, _| x.max(x)),
+        ("maximum_with_number", |x, _| x.max(0.5)),
+        ("minimum_with_number", |x, _| x.min(0.5)),
+        ("clamp", |x, _| x.clamp(-1.0, 1.0)),
+        ("clamp_min", |x, _| x.clamp(0.0, f64::INFINITY)),
+        ("clamp_max", |x, _| x.clamp(f64::NEG_INFINITY, 0.0)),
+        ("relu", |x, _| x.relu()),
+        ("abs", |x, _| x.abs()),
+        ("sqrt_at_zero", |x, _| x.sqrt()),
+        ("sqrt_times_zero", |x, y| x.sqrt() * y),
+        ("division_by_zero", |x, y| x / y),
+        ("log_at_zero", |x, _| x.ln()),
+        ("where", |x, y| x.gt(y).choose(x * 3.0, x * 2.0)),
+        ("where_masks_log", |x, _| (!x.le(0.0)).choose(x.ln(), 0.0)),
+        ("where_masks_sqrt", |x, _| (x.gt(0.0) & x.ge(0.0)).choose(x.sqrt(), x)),
+        ("pow_zero", |x, _| x.pow(0.0)),
+        ("pow_half_at_zero", |x, _| x.pow(0.5)),
+        ("pow_two", |x, _| x.pow(2.0)),
+        ("sigmoid_extremes", |x, _| x.sigmoid()),
+        ("logsigmoid_extremes", |x, _| x.log_sigmoid()),
+        ("softplus_extremes", |x, _| x.softplus()),
+        ("tanh_extremes", |x, _| x.tanh()),
+    ];
+    let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let file = std::fs::read(crates.join("autodiff/tests/golden/kinks.json")).unwrap();
+    let file: Value = serde_json::from_slice(&file).unwrap();
+    let read = |value: &Value| -> Vec<f64> {
+        let number = |value: &Value| value.as_f64().or_else(|| value.as_str()?.parse().ok());
+        value.as_array().unwrap().iter().map(|value| number(value).unwrap()).collect()
+    };
+    for (name, describe) in terms {
+        let cases = file["cases"].as_array().unwrap();
+        let case = cases.iter().find(|case| case["name"] == name).unwrap();
+        let loss = CustomLoss::trace(name, |trace| {
+            let (x, y) = (trace.input("logprobs", 1), trace.input("y", 1));
+            describe(x, y).sum()
+        })
+        .unwrap();
+        let y = TensorData::from(numbers(&case["y"]));
+        let at = numbers(&case["at"]);
+        let datum = datum(&[("y", y)], at.len());
+        let gradient = read(&case["gradient"]);
+        match loss.evaluate(&[datum], &[TensorData::from(at)]) {
+            Ok(value) => {
+                assert!(close(value.loss, case["loss"].as_f64().unwrap()), "{name}: {value:?}");
+                for (got, want) in value.gradients[0].iter().zip(&gradient) {
+                    assert!(close(f64::from(*got), *want), "{name}: {got} instead of {want}");
+                }
+            }
+            Err(error) => {
+                let finite = gradient.iter().all(|slope| slope.is_finite());
+                assert!(!finite, "{name}: {error}");
+            }
+        }
+    }
+}
+
+/// The fixture holds values computed by hand.
+#[test]
+fn regularizers_have_the_values_of_their_formulas() {
     use regularize::*;
 
-    let of = |describe: &dyn for<'t> Fn(Term<'t>) -> Term<'t>, x: &[f32]| {
+    let unary = |describe: &dyn for<'t> Fn(Term<'t>) -> Term<'t>, x: &[f32]| {
         let loss = CustomLoss::trace("r", |trace| describe(trace.input("logprobs", 1))).unwrap();
-        value_of(&loss, x.to_vec(), &[]).loss
+        evaluate(&loss, x.to_vec(), &[]).loss
     };
-    let of_two =
+    let binary =
         |describe: &dyn for<'t> Fn(Term<'t>, Term<'t>) -> Term<'t>, x: &[f32], y: &[f32]| {
             let loss = CustomLoss::trace("r", |trace| {
                 describe(trace.input("logprobs", 1), trace.input("other", 1))
             });
-            value_of(&loss.unwrap(), x.to_vec(), &[("other", TensorData::from(y.to_vec()))]).loss
+            evaluate(&loss.unwrap(), x.to_vec(), &[("other", TensorData::from(y.to_vec()))]).loss
         };
     let logs = |value: &Value| numbers(value).into_iter().map(f32::ln).collect::<Vec<_>>();
     for case in fixture::cases("regularizers.json") {
@@ -243,42 +311,43 @@ fn regularizers_come_to_what_their_formulas_say() {
             lambda * if mean { x / len } else { x }
         };
         let x = if case["input"].is_array() { numbers(&case["input"]) } else { Vec::new() };
-        let seen = match case["name"].as_str().unwrap() {
-            "l1" => reduced(of(&|x| l1(x).sum(), &x), x.len()),
+        let value = match case["name"].as_str().unwrap() {
+            "l1" => reduced(unary(&|x| l1(x).sum(), &x), x.len()),
             "l2" => {
                 #[expect(clippy::cast_precision_loss, reason = "a handful")]
                 let average = x.iter().map(|x| f64::from(*x)).sum::<f64>() / x.len() as f64;
                 let center = if opts["center"] == "mean" { average } else { number("center", 0.0) };
                 let clip = number("clip", f64::INFINITY);
-                lambda * of(&|x| l2((x - center).clamp(-clip, clip)).sum(), &x)
+                lambda * unary(&|x| l2((x - center).clamp(-clip, clip)).sum(), &x)
             }
             "elastic_net" => {
-                let share = number("l1_ratio", 0.5);
-                reduced(of(&|x| elastic_net(x, share).sum(), &x), x.len())
+                let l1_ratio = number("l1_ratio", 0.5);
+                reduced(unary(&|x| elastic_net(x, l1_ratio).sum(), &x), x.len())
             }
             "kl_divergence" => {
                 let (p, q) = (logs(&case["p"]), logs(&case["q"]));
                 if opts["symmetric"] == true {
-                    of_two(&symmetric_kl, &p, &q)
+                    binary(&symmetric_kl, &p, &q)
                 } else if opts["direction"] == "reverse" {
-                    of_two(&kl, &q, &p)
+                    binary(&kl, &q, &p)
                 } else {
-                    of_two(&kl, &p, &q)
+                    binary(&kl, &p, &q)
                 }
             }
             "entropy" => {
                 let p = logs(&case["p"]);
-                let entropy = of(&|x| entropy(with_temperature(x, number("temperature", 1.0))), &p);
+                let entropy =
+                    unary(&|x| entropy(with_temperature(x, number("temperature", 1.0))), &p);
                 #[expect(clippy::cast_precision_loss, reason = "a handful")]
-                let most = if opts["normalize"] == true { (p.len() as f64).ln() } else { 1.0 };
-                if opts["mode"] == "maximize" { -entropy / most } else { entropy / most }
+                let scale = if opts["normalize"] == true { (p.len() as f64).ln() } else { 1.0 };
+                if opts["mode"] == "maximize" { -entropy / scale } else { entropy / scale }
             }
             "consistency" => {
                 let (a, b) = (numbers(&case["a"]), numbers(&case["b"]));
                 match opts["metric"].as_str().unwrap() {
-                    "mse" => of_two(&|a, b| l2(a - b).mean(), &a, &b),
-                    "l1" => of_two(&|a, b| l1(a - b).sum(), &a, &b),
-                    _ => of_two(&cosine_distance, &a, &b),
+                    "mse" => binary(&|a, b| l2(a - b).mean(), &a, &b),
+                    "l1" => binary(&|a, b| l1(a - b).sum(), &a, &b),
+                    _ => binary(&cosine_distance, &a, &b),
                 }
             }
             "orthogonality" => {
@@ -297,17 +366,17 @@ fn regularizers_come_to_what_their_formulas_say() {
                     let x = trace.input("logprobs", 1);
                     if squares { l2(x).sum() } else { x.sum() }
                 });
-                let value = value_of(&loss.unwrap(), x, &[]);
+                let value = evaluate(&loss.unwrap(), x, &[]);
                 gradient_penalty(&value.gradients, number("target_norm", 0.0))
             }
             other => panic!("no test for {other}"),
         };
-        assert!(close(seen, case["expected"].as_f64().unwrap()), "{seen} {case}");
+        assert!(close(value, case["expected"].as_f64().unwrap()), "{value} {case}");
     }
 }
 
 #[test]
-fn regularizers_add_up() {
+fn weighted_regularizers_are_added_to_the_loss() {
     let file = fixture::load("regularizers.json");
     for case in file["composition"].as_array().unwrap() {
         let parts = case["regularizers"].as_array().unwrap();
@@ -319,7 +388,7 @@ fn regularizers_add_up() {
             let parts = [("a", weight(a), part(a)), ("b", weight(b), part(b))];
             regularize::add(trace, zero + base.unwrap(), &parts)
         });
-        let value = value_of(&loss.unwrap(), vec![-1.0], &[]);
+        let value = evaluate(&loss.unwrap(), vec![-1.0], &[]);
         assert!(close(value.loss, case["expected"]["loss_total"].as_f64().unwrap()), "{value:?}");
         let metric = value.metrics["custom/regularizer/a:sum"];
         assert!(close(metric, a["value"].as_f64().unwrap()));

@@ -1,8 +1,8 @@
-//! Losses that are computed here: a forward pass, the loss, and a backward pass whose weights are
-//! the loss's own gradient.
+//! Custom losses that the client executes.
 //!
-//! The server's cross entropy is the sum of −logprob · weight. With −gradient as weights its
-//! gradient is the one we want, whatever the loss.
+//! A forward pass returns the log-probabilities, the client computes the loss and its gradient, and
+//! a second pass trains with the server's cross entropy. Cross entropy is the sum of
+//! −logprob · weight; with −gradient as weights it has the gradient of the custom loss.
 
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
@@ -19,16 +19,17 @@ use super::forward_backward::BatchRequests;
 use super::merge::{BatchOutput, MetricValue};
 use super::{TrainingClient, TrainingShared};
 
-/// What a function that computes a loss may fail with.
-type Failure = Box<dyn StdError + Send + Sync>;
+/// Error of a function that computes a loss.
+type LossError = Box<dyn StdError + Send + Sync>;
 
 impl TrainingClient {
-    /// Adds the gradient of a loss that you compute from the log-probabilities of each datum's
-    /// target tokens.
+    /// Accumulates the gradient of a loss that a Rust function computes from the log-probabilities
+    /// of each datum's target tokens.
     ///
-    /// Takes two passes over the data. Calls made after this one wait in line until both are sent,
-    /// so the order of calls is kept; the function runs on a thread where it may take its time, and
-    /// must not wait for another call of the same model.
+    /// The data is sent twice: for a forward pass, whose log-probabilities the function receives, and
+    /// for the pass that accumulates the gradient. Later calls for the same model are sent after
+    /// both. The function runs on tokio's blocking thread pool, so it may take long; it must not
+    /// wait for another call of the same model, which would deadlock.
     ///
     /// ```no_run
     /// # async fn run(model: tinkex::TrainingClient, data: Vec<tinkex::Datum>) -> tinkex::Result<()> {
@@ -46,22 +47,23 @@ impl TrainingClient {
     /// # Ok(()) }
     /// ```
     ///
-    /// A loss that is traced ([`CustomLoss`]) brings its own gradient and goes to
-    /// [`TrainingClient::forward_backward`] like any other.
+    /// A traced loss ([`CustomLoss`]) needs no gradient of its own; pass it to
+    /// [`TrainingClient::forward_backward`].
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] if a datum has no `target_tokens`, or the function fails or
-    /// returns gradients that do not fit; nothing was added to the model then.
+    /// [`ErrorKind::InvalidInput`] if a datum has no `target_tokens`, or if the function fails,
+    /// panics, or returns gradients of other lengths than the log-probabilities. No gradient is
+    /// accumulated then.
     pub fn forward_backward_custom<F>(&self, data: Vec<Datum>, loss: F) -> ApiFuture<BatchOutput>
     where
-        F: FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, Failure>
+        F: FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, LossError>
             + Send
             + 'static,
     {
         self.compute(PassMode::ForwardBackward, data, loss).unwrap_or_else(ApiFuture::failed)
     }
 
-    /// Computes a traced loss here.
+    /// Runs a pass with a traced loss that the client executes.
     pub(super) fn compute_traced(
         &self,
         mode: PassMode,
@@ -72,6 +74,7 @@ impl TrainingClient {
         self.compute(mode, data, move |data, logprobs| Ok(loss.evaluate(data, logprobs)?))
     }
 
+    /// Runs a pass with a loss that the client executes.
     fn compute<F>(
         &self,
         mode: PassMode,
@@ -79,67 +82,72 @@ impl TrainingClient {
         loss: F,
     ) -> Result<ApiFuture<BatchOutput>>
     where
-        F: FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, Failure>
+        F: FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, LossError>
             + Send
             + 'static,
     {
         let inner = Arc::clone(&self.0);
-        let forward = inner.plain(PassMode::Forward, with_weights(&data, None)?)?;
+        let forward = inner.cross_entropy(PassMode::Forward, with_weights(&data, None)?)?;
         let mut reservation = inner.call_order.reserve();
         Ok(ApiFuture::start(async move {
             let work = async {
                 reservation.wait().await;
-                let taken = inner.submit_batch(&mut reservation, forward).await;
-                let output = inner.poll_batch(taken).await?;
+                let submitted = inner.submit_batch(&mut reservation, forward).await;
+                let output = inner.poll_batch(submitted).await?;
                 let logprobs = logprobs(&output, data.len())?;
                 let (value, data) = run(loss, data, logprobs).await?;
                 if mode == PassMode::Forward {
                     return Ok(with_metrics(output, value.loss, value.metrics));
                 }
-                let backward = inner.plain(PassMode::ForwardBackward, data)?;
-                let taken = inner.submit_batch(&mut reservation, backward).await;
+                let backward = inner.cross_entropy(PassMode::ForwardBackward, data)?;
+                let submitted = inner.submit_batch(&mut reservation, backward).await;
                 drop(reservation);
-                let output = inner.poll_batch(taken).await?;
+                let output = inner.poll_batch(submitted).await?;
                 Ok(with_metrics(output, value.loss, value.metrics))
             };
-            let answer = inner.session.run_until_closed(work).await;
-            inner.session.connection().record_failure(answer)
+            let result = inner.session.run_until_closed(work).await;
+            inner.session.connection().record_failure(result)
         }))
     }
 }
 
-/// Computes a loss, and the data of the backward pass. It may take long, and may panic: neither is
-/// for the threads that send and receive.
+/// Computes a loss and the data of the second pass, on the blocking thread pool: the function may
+/// take long or panic, and must not disturb the tasks that do I/O.
 async fn run<F>(
     loss: F,
     data: Vec<Datum>,
     logprobs: Vec<TensorData>,
 ) -> Result<(LossValue, Vec<Datum>)>
 where
-    F: FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, Failure> + Send + 'static,
+    F: FnOnce(&[Datum], &[TensorData]) -> std::result::Result<LossValue, LossError>
+        + Send
+        + 'static,
 {
     let work = tokio::task::spawn_blocking(move || {
-        let value = loss(&data, &logprobs).map_err(|why| {
-            let failed = Error::new(ErrorKind::InvalidInput, format!("the loss failed: {why}"));
-            failed.with_boxed_source(why)
+        let value = loss(&data, &logprobs).map_err(|error| {
+            let message = format!("loss function failed: {error}");
+            Error::new(ErrorKind::InvalidInput, message).with_boxed_source(error)
         })?;
         check(&value, &logprobs)?;
         let data = with_weights(&data, Some((&value, &logprobs)))?;
         Ok((value, data))
     });
-    work.await.unwrap_or_else(|why| {
-        Err(Error::new(ErrorKind::InvalidInput, format!("the loss panicked: {why}")))
+    work.await.unwrap_or_else(|error| {
+        Err(Error::new(ErrorKind::InvalidInput, format!("loss function panicked: {error}")))
     })
 }
 
 impl TrainingShared {
-    fn plain(&self, mode: PassMode, data: Vec<Datum>) -> Result<BatchRequests> {
+    /// Prepares the requests of a cross-entropy pass.
+    fn cross_entropy(&self, mode: PassMode, data: Vec<Datum>) -> Result<BatchRequests> {
         BatchRequests::new(self, mode, data, &LossFn::CrossEntropy, &LossConfig::new())
     }
 }
 
-/// The same data with target tokens and weights alone: −gradient, or, before there is one, whatever
-/// weights there are.
+/// Returns the data with target tokens and weights as its only loss inputs.
+///
+/// The weights are −gradient. Before the gradient is known, for the forward pass, they are the
+/// datum's own weights, or zeros.
 fn with_weights(
     data: &[Datum],
     gradients: Option<(&LossValue, &[TensorData])>,
@@ -148,8 +156,8 @@ fn with_weights(
         .enumerate()
         .map(|(i, datum)| {
             let targets = datum.loss_input(TARGET_TOKENS).ok_or_else(|| {
-                let why = format!("datum {i} has no {TARGET_TOKENS}");
-                Error::new(ErrorKind::InvalidInput, why)
+                let message = format!("datum {i} has no {TARGET_TOKENS}");
+                Error::new(ErrorKind::InvalidInput, message)
             })?;
             let weights = match gradients {
                 Some((value, logprobs)) => {
@@ -173,59 +181,65 @@ fn with_weights(
         .collect()
 }
 
-/// Weights for a forward pass, where they do not matter.
+/// Returns weights of 0 in the shape of the targets. A forward pass ignores weights.
 fn zeros(targets: &TensorData) -> Result<TensorData> {
-    let dims = targets.shape().dims();
-    let cells = targets.shape().element_count().unwrap_or(usize::MAX).max(targets.values().len());
-    let zeros = TensorData::from(vec![0.0_f32; cells]);
-    if dims.is_empty() { Ok(zeros) } else { Ok(zeros.reshape(targets.shape().clone())?) }
+    let shape = targets.shape();
+    let elements = shape.element_count().ok_or_else(|| {
+        let message = format!("shape {:?} of {TARGET_TOKENS} is too large", shape.dims());
+        Error::new(ErrorKind::InvalidInput, message)
+    })?;
+    // Without a stated shape the number of values counts.
+    let zeros = TensorData::from(vec![0.0_f32; elements.max(targets.values().len())]);
+    if shape.dims().is_empty() { Ok(zeros) } else { Ok(zeros.reshape(shape.clone())?) }
 }
 
-fn logprobs(output: &BatchOutput, datums: usize) -> Result<Vec<TensorData>> {
+/// Returns the log-probabilities of each datum.
+fn logprobs(output: &BatchOutput, count: usize) -> Result<Vec<TensorData>> {
     let found: Vec<TensorData> =
         output.outputs.iter().filter_map(|output| output.tensor(LOGPROBS)).collect();
-    if found.len() == datums {
+    if found.len() == count {
         return Ok(found);
     }
-    let why = format!("{} log-probabilities for {datums} datums", found.len());
-    Err(Error::new(ErrorKind::Decode, format!("the server sent {why}")))
+    let message =
+        format!("the server returned log-probabilities of {} data, expected {count}", found.len());
+    Err(Error::new(ErrorKind::Decode, message))
 }
 
+/// Checks that the loss is finite and has one finite slope for each log-probability.
 fn check(value: &LossValue, logprobs: &[TensorData]) -> Result<()> {
-    let wrong = |why: String| Err(Error::new(ErrorKind::InvalidInput, format!("the loss {why}")));
+    let invalid = |reason: String| {
+        Err(Error::new(ErrorKind::InvalidInput, format!("invalid result of the loss: {reason}")))
+    };
     if !value.loss.is_finite() {
-        return wrong(format!("is {}", value.loss));
+        return invalid(format!("the loss is {}", value.loss));
     }
     if value.gradients.len() != logprobs.len() {
-        return wrong(format!(
-            "has {} gradients for {} datums",
-            value.gradients.len(),
-            logprobs.len()
-        ));
+        let (got, expected) = (value.gradients.len(), logprobs.len());
+        return invalid(format!("gradients of {got} data, expected {expected}"));
     }
     for (i, (gradient, logprobs)) in value.gradients.iter().zip(logprobs).enumerate() {
-        let len = logprobs.values().len();
-        if gradient.len() != len {
-            return wrong(format!(
-                "has {} numbers as gradient of the {len} of datum {i}",
-                gradient.len()
+        let (got, expected) = (gradient.len(), logprobs.values().len());
+        if got != expected {
+            return invalid(format!(
+                "the gradient of datum {i} has {got} values, expected {expected}"
             ));
         }
-        if gradient.iter().any(|number| !number.is_finite()) {
-            return wrong(format!("has a gradient that is not finite in datum {i}"));
+        if gradient.iter().any(|slope| !slope.is_finite()) {
+            return invalid(format!("the gradient of datum {i} is not finite"));
         }
     }
     Ok(())
 }
 
-/// The pass's own loss is a stand-in; the loss is what was computed.
+/// Adds the loss and its metrics to the output. The loss of the pass itself, a weighted cross entropy,
+/// is reported as `surrogate_loss:sum`.
 fn with_metrics(mut output: BatchOutput, loss: f64, metrics: BTreeMap<String, f64>) -> BatchOutput {
     const LOSS: &str = "loss:sum";
-    if let Some(stand_in) = output.metrics.remove(LOSS) {
-        output.metrics.insert("surrogate_loss:sum".to_owned(), stand_in);
+    if let Some(surrogate) = output.metrics.remove(LOSS) {
+        output.metrics.insert("surrogate_loss:sum".to_owned(), surrogate);
     }
-    let own = metrics.into_iter().map(|(name, value)| (name, MetricValue::Number(value)));
-    output.metrics.extend(own);
+    let custom = metrics.into_iter().map(|(name, value)| (name, MetricValue::Number(value)));
+    output.metrics.extend(custom);
     output.metrics.insert(LOSS.to_owned(), MetricValue::Number(loss));
     output
 }

@@ -1,4 +1,4 @@
-//! Losses of the caller's own, computed here or on the server.
+//! Custom losses, executed by the client or by the server.
 
 use serde_json::{Value, json};
 use tinkex::loss::{CustomLoss, LossValue};
@@ -15,7 +15,7 @@ fn datum(tokens: u32) -> Datum {
         .unwrap()
 }
 
-/// An answer with these log-probabilities, one list a datum.
+/// Returns the result of a pass with these log-probabilities, one list per datum.
 fn answer(logprobs: &[Vec<f32>], metrics: &[(&str, f64)]) -> Value {
     let lengths: Vec<usize> = logprobs.iter().map(Vec::len).collect();
     let values: Vec<f32> = logprobs.concat();
@@ -44,7 +44,7 @@ fn weights(pass: &ForwardBackward) -> Vec<Vec<f32>> {
 
 /// Covers R-OLD.
 #[tokio::test(start_paused = true)]
-async fn a_computed_loss_sends_its_gradient_as_weights() {
+async fn a_computed_loss_sends_its_negated_gradient_as_weights() {
     for case in cases("custom_loss.json") {
         if !case["logprobs"].is_array() {
             continue;
@@ -59,13 +59,13 @@ async fn a_computed_loss_sends_its_gradient_as_weights() {
         let expected = logprobs.clone();
         let pass = model.forward_backward_custom(data, move |data, logprobs| {
             assert_eq!(data[0].loss_input("advantages").unwrap().as_f32().unwrap()[0], 2.0);
-            let seen: Vec<Vec<f32>> =
+            let received: Vec<Vec<f32>> =
                 logprobs.iter().map(|tensor| tensor.as_f32().unwrap().to_vec()).collect();
-            assert_eq!(seen, expected);
+            assert_eq!(received, expected);
             let metrics = [("my_metric".to_owned(), 0.5)].into();
             Ok(LossValue { loss, gradients, metrics })
         });
-        // Queued behind both passes.
+        // Sent after both passes.
         let step = model.optim_step(AdamParams::default());
         let output = pass.await.unwrap();
         step.await.unwrap();
@@ -73,7 +73,10 @@ async fn a_computed_loss_sends_its_gradient_as_weights() {
         assert_eq!(sent.len(), 2);
         assert_eq!((sent[0].mode, sent[1].mode), (PassMode::Forward, PassMode::ForwardBackward));
         assert!(sent.iter().all(|pass| pass.loss_fn == LossFn::CrossEntropy));
-        assert!(sent.iter().all(|pass| pass.data[0].loss_inputs().len() == 2), "nothing else");
+        assert!(
+            sent.iter().all(|pass| pass.data[0].loss_inputs().len() == 2),
+            "only target tokens and weights are sent"
+        );
         assert_eq!(weights(&sent[1]), numbers(&case["weights_sent"]), "{case}");
         let metrics: Value = output
             .metrics
@@ -99,7 +102,7 @@ fn nll() -> CustomLoss {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_traced_loss_runs_here_where_the_server_does_not() {
+async fn the_client_executes_a_traced_loss_if_the_server_does_not() {
     let server = FakeServer::new(json!({}));
     let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
@@ -113,12 +116,12 @@ async fn a_traced_loss_runs_here_where_the_server_does_not() {
     assert_eq!(output.metrics["custom/total:sum"].as_f64(), 3.0);
     server.respond("r3", vec![answer(&[vec![-2.0]], &[("loss:sum", 1.0)])]);
     let output = model.forward(vec![datum(1)], &loss).await.unwrap();
-    assert_eq!(output.metrics["loss:sum"].as_f64(), 4.0, "without a gradient there is one pass");
+    assert_eq!(output.metrics["loss:sum"].as_f64(), 4.0, "a forward pass sends the data once");
     assert_eq!(passes(&server).len(), 3);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_traced_loss_runs_on_the_server_where_it_can() {
+async fn the_server_executes_a_traced_loss_if_it_can() {
     let server = FakeServer::new(json!({"custom_loss_server_side": true}));
     let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
@@ -129,7 +132,7 @@ async fn a_traced_loss_runs_on_the_server_where_it_can() {
     assert!(loss.is_on_server());
     assert_eq!(loss, same);
     let uploads = server.calls("/create_custom_loss");
-    assert_eq!(uploads.len(), 1, "the same loss is handed over once");
+    assert_eq!(uploads.len(), 1, "equal losses are uploaded once");
     let upload = uploads[0].json();
     assert_eq!((&upload["session_id"], &upload["custom_loss_seq_id"]), (&json!("s"), &json!(0)));
     let inputs = json!([{"name": "logprobs", "rank": 1}, {"name": "advantages", "rank": 1}]);
@@ -140,7 +143,7 @@ async fn a_traced_loss_runs_on_the_server_where_it_can() {
         (pass.loss_fn, pass.loss_fn_config.text("loss_id")),
         (LossFn::Custom, Some("loss-0"))
     );
-    assert_eq!(pass.data[0], datum(2), "the data goes as it is");
+    assert_eq!(pass.data[0], datum(2), "the data is sent unchanged");
 
     let plain = Datum::supervised([1, 2], 1.0).unwrap();
     let error = model.forward_backward(vec![plain], &loss).await.unwrap_err();
@@ -153,19 +156,22 @@ async fn a_traced_loss_runs_on_the_server_where_it_can() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_that_fails_adds_nothing_and_leaves_no_hole() {
+async fn a_failing_loss_sends_no_gradient_and_skips_no_sequence_number() {
     type Loss = fn() -> Result<LossValue, Box<dyn std::error::Error + Send + Sync>>;
     let cases: [(Loss, &str); 5] = [
-        (|| Err("no idea".into()), "the loss failed: no idea"),
-        (|| panic!("scripted"), "the loss panicked"),
-        (|| Ok(LossValue::default()), "0 gradients for 1 datums"),
-        (|| Ok(LossValue { gradients: vec![vec![1.0; 5]], ..Default::default() }), "5 numbers"),
+        (|| Err("no idea".into()), "loss function failed: no idea"),
+        (|| panic!("scripted"), "loss function panicked"),
+        (|| Ok(LossValue::default()), "gradients of 0 data, expected 1"),
+        (
+            || Ok(LossValue { gradients: vec![vec![1.0; 5]], ..Default::default() }),
+            "5 values, expected 2",
+        ),
         (
             || Ok(LossValue { gradients: vec![vec![f32::NAN; 2]], ..Default::default() }),
             "not finite",
         ),
     ];
-    for (loss, told) in cases {
+    for (loss, message) in cases {
         let server = FakeServer::new(json!({}));
         let model = server.model().await;
         server.respond("r1", vec![answer(&[vec![-0.5, -1.0]], &[])]);
@@ -173,7 +179,7 @@ async fn a_loss_that_fails_adds_nothing_and_leaves_no_hole() {
         let step = model.optim_step(AdamParams::default());
         let error = pass.await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
-        assert!(error.to_string().contains(told), "{error}");
+        assert!(error.to_string().contains(message), "{error}");
         step.await.unwrap();
         assert_eq!(passes(&server).len(), 1);
         assert_eq!(server.calls("/optim_step")[0].json()["seq_id"], 2);

@@ -79,7 +79,7 @@ async fn every_kink_trains_the_same_on_client_and_server() {
             continue;
         }
         let computed = computed.unwrap();
-        let loss_of = |pass: &tinkex::PassOutput| pass.metrics["loss:sum"].as_f64();
+        let loss_of = |pass: &tinkex::BatchOutput| pass.metrics["loss:sum"].as_f64();
         let (server, client) = (loss_of(&server.unwrap()), loss_of(&client.unwrap()));
         assert_eq!((server, client), (computed.loss, computed.loss), "{name}");
         assert!(close(computed.loss, value), "{name}: {} instead of {value}", computed.loss);
