@@ -84,6 +84,7 @@ mod telemetry;
 mod tokenizer;
 mod training;
 mod transport;
+mod validated;
 
 #[cfg(test)]
 mod fixture;

@@ -29,6 +29,7 @@ use crate::service::ServiceClient;
 use crate::session::{CancelGuard, Session};
 use crate::transport::backoff::RequestBackoff;
 use crate::transport::{RequestOptions, header};
+use crate::validated::Validated;
 
 use active_samples::ActiveSamples;
 pub use request_builder::SampleRequestBuilder;
@@ -227,14 +228,15 @@ impl SamplingClient {
 
     fn start<T: Send + 'static>(
         &self,
-        request: SampleRequest,
+        mut request: SampleRequest,
         resubmit: bool,
         finish: impl FnOnce(SampleResponse) -> Result<T> + Send + 'static,
     ) -> ApiFuture<T> {
-        use tinkex_wire::ApiRequest as _;
-        if let Err(error) = request.validate() {
-            return ApiFuture::failed(error.into());
-        }
+        request.sampling_session_id = Some(self.0.id.clone());
+        let request = match Validated::new(request) {
+            Ok(request) => request,
+            Err(error) => return ApiFuture::failed(error.into()),
+        };
         // Boxed to keep the memory of a waiting sample small; see `SamplingShared::sample`.
         let (shared, request) = (Arc::clone(&self.0), Box::new(request));
         ApiFuture::abandonable(async move {
@@ -248,7 +250,7 @@ impl SamplingShared {
     /// Samples once, and resubmits after a transient failure if `resubmit` is set.
     async fn sample(
         &self,
-        mut request: Box<SampleRequest>,
+        mut request: Box<Validated<SampleRequest>>,
         resubmit: bool,
     ) -> Result<SampleResponse> {
         let active = self.active.start().await;
@@ -291,14 +293,13 @@ impl SamplingShared {
     /// Submits the sample and polls its result. `since` is when the caller started to wait.
     async fn sample_once(
         &self,
-        request: &mut SampleRequest,
+        request: &mut Validated<SampleRequest>,
         since: Instant,
     ) -> Result<SampleResponse> {
         let sequence =
             self.sequence.get_or_try_init(|| SequenceRange::join(&self.session, &self.id)).await?;
         // Every submission gets a new number. HTTP retries of one submission keep it.
-        request.seq_id = Some(sequence.next());
-        request.sampling_session_id = Some(self.id.clone());
+        request.set_seq(sequence.next());
         let submitted = self.submit(request, since).await?;
         let cancel = CancelGuard::new(&self.session, submitted.response.request_id.clone());
         let poller = Poller::new(&self.session, &self.log).with_batch_poll(sequence.batch_poll());
@@ -310,17 +311,21 @@ impl SamplingShared {
         }
         let mut response = result?;
         if self.session.connection().is_first_protocol() {
-            align_prompt_logprobs(&mut response, request.prompt.token_count());
+            align_prompt_logprobs(&mut response, request.get().prompt.token_count());
         }
-        request.validate_response(&response)?;
+        request.get().validate_response(&response)?;
         response.assign_sequence_ids(&submitted.response)?;
         Ok(response)
     }
 
     /// Submits the request once admission control and the shared backoff allow it.
-    async fn submit(&self, request: &SampleRequest, since: Instant) -> Result<Submitted> {
+    async fn submit(
+        &self,
+        request: &Validated<SampleRequest>,
+        since: Instant,
+    ) -> Result<Submitted> {
         let start = Instant::now();
-        let bytes = request.prompt.sampling_bytes() as u64;
+        let bytes = request.get().prompt.sampling_bytes() as u64;
         let admission = self.session.admission();
         let _permit = admission.acquire(bytes).await;
         let backoff = RequestBackoff { backoff: Arc::clone(admission.backoff()), bytes };

@@ -15,6 +15,9 @@ use tokio::sync::oneshot;
 
 use crate::sync::{Mutex, MutexGuard};
 
+/// Largest sequence number of a model.
+const MAX_SEQ: u64 = (1 << 31) - 1;
+
 /// Hands out positions in call order.
 #[derive(Clone, Debug)]
 pub(crate) struct CallOrder(Arc<Mutex<OrderState>>);
@@ -84,11 +87,15 @@ impl Reservation {
     }
 
     /// Assigns the next `count` sequence numbers. Must be called after [`wait`](Self::wait).
+    ///
+    /// # Panics
+    /// Panics if the model has used all sequence numbers, which have 31 bits on the wire.
     pub(crate) fn assign(&mut self, count: usize) -> impl Iterator<Item = Seq> + use<> {
         let mut state = self.order.lock();
         debug_assert_eq!(state.current, self.position, "assign was called before wait");
         let first = state.next_seq;
         state.next_seq += count as u64;
+        assert!(state.next_seq <= MAX_SEQ, "the model has used all sequence numbers");
         (first..state.next_seq).map(Seq::new)
     }
 

@@ -1,24 +1,24 @@
 //! Sends a batch as chunks and collects their results.
 
 use futures_util::future::{join_all, try_join_all};
-use tinkex_wire::{
-    ApiRequest as _, Datum, ForwardBackward, JsonForwardBackward, LossConfig, LossFn, PassMode,
-};
+use tinkex_wire::{Datum, ForwardBackward, LossConfig, LossFn, PassMode};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::poll::Submitted;
 use crate::transport::RequestOptions;
+use crate::validated::Validated;
 
 use super::call_order::Reservation;
 use super::chunk::{self, BatchChunk, ChunkLimits};
+use super::chunk_request::ChunkRequest;
 use super::merge::{self, BatchOutput};
 use super::{LossSource, LossSpec, TrainingShared};
 
 /// Validated requests of one batch, without sequence numbers.
-pub(super) struct BatchRequests(Vec<ChunkRequest>);
+pub(super) struct BatchRequests(Vec<QueuedChunk>);
 
-struct ChunkRequest {
-    request: ForwardBackward,
+struct QueuedChunk {
+    request: Validated<ChunkRequest>,
     /// Estimated size in bytes.
     bytes: u64,
 }
@@ -46,23 +46,22 @@ impl BatchRequests {
             datums: config.fwdbwd_max_chunk_len,
             bytes: config.fwdbwd_max_chunk_bytes_count,
         };
-        let requests: Vec<ChunkRequest> = chunk::split(data, limits)
+        let encoding = match model.session.connection().is_first_protocol() {
+            true => ChunkRequest::Json,
+            false => ChunkRequest::Proto,
+        };
+        let chunks: Result<Vec<QueuedChunk>> = chunk::split(data, limits)
             .into_iter()
-            .map(|BatchChunk { data, bytes }| ChunkRequest {
-                bytes,
-                request: ForwardBackward {
+            .map(|BatchChunk { data, bytes }| {
+                let request = Validated::new(encoding(ForwardBackward {
                     loss_fn_config: loss_fn_config.clone(),
                     mode,
                     ..ForwardBackward::new(model.model_id.clone(), data, loss_fn.clone())
-                },
+                }))?;
+                Ok(QueuedChunk { request, bytes })
             })
             .collect();
-        let json_only = model.session.connection().is_first_protocol();
-        requests.iter().try_for_each(|chunk| match json_only {
-            true => JsonForwardBackward(&chunk.request).validate(),
-            false => chunk.request.validate(),
-        })?;
-        Ok(Self(requests))
+        Ok(Self(chunks?))
     }
 
     /// Creates the requests for a loss that the server computes.
@@ -103,7 +102,7 @@ impl TrainingShared {
         let mut chunks = batch.0;
         let numbers = reservation.assign(chunks.len());
         for (chunk, number) in chunks.iter_mut().zip(numbers) {
-            chunk.request.seq_id = Some(number);
+            chunk.request.set_seq(number);
         }
         let Some((first, rest)) = chunks.split_first() else { return Vec::new() };
         if self.session.config().parallel_fwdbwd_chunks {
@@ -120,14 +119,10 @@ impl TrainingShared {
         submitted
     }
 
-    async fn submit_chunk(&self, chunk: &ChunkRequest) -> Result<Submitted> {
+    async fn submit_chunk(&self, chunk: &QueuedChunk) -> Result<Submitted> {
         let _permit = self.session.upload_budget().acquire(chunk.bytes).await;
-        if self.session.connection().is_first_protocol() {
-            return self
-                .submit(&JsonForwardBackward(&chunk.request), &RequestOptions::default())
-                .await;
-        }
-        let compress = self.session.config().proto_compress_fwdbwd;
+        let compress = matches!(chunk.request.get(), ChunkRequest::Proto(_))
+            && self.session.config().proto_compress_fwdbwd;
         self.submit(&chunk.request, &RequestOptions { compress, ..RequestOptions::default() }).await
     }
 

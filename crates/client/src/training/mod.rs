@@ -2,6 +2,7 @@
 
 mod call_order;
 mod chunk;
+mod chunk_request;
 mod create;
 mod custom;
 mod forward_backward;
@@ -31,6 +32,7 @@ use crate::loss::CustomLoss;
 use crate::sampling::SamplingClient;
 use crate::session::Session;
 use crate::transport::RequestOptions;
+use crate::validated::Validated;
 
 use call_order::CallOrder;
 use forward_backward::BatchRequests;
@@ -177,11 +179,10 @@ impl TrainingClient {
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if a parameter is out of range; nothing is queued in that case.
     pub fn optim_step(&self, params: impl Into<OptimParams>) -> ApiFuture<OptimStepOutput> {
-        let params = params.into();
-        if let Err(error) = params.validate() {
-            return ApiFuture::failed(error.into());
+        match self.validate_step(params.into()) {
+            Ok(step) => self.enqueue_step(step),
+            Err(error) => ApiFuture::failed(error),
         }
-        self.enqueue(move |model_id, seq| OptimStep { model_id, seq_id: Some(seq), params }, Ok)
     }
 
     /// Queues [`forward_backward`](Self::forward_backward) and [`optim_step`](Self::optim_step)
@@ -206,14 +207,11 @@ impl TrainingClient {
         loss: impl Into<LossSpec>,
         params: impl Into<OptimParams>,
     ) -> (ApiFuture<BatchOutput>, ApiFuture<OptimStepOutput>) {
-        let params = params.into();
-        let valid = params.validate().map_err(Error::from);
-        let gradients =
-            valid.and_then(|()| self.enqueue_batch(PassMode::ForwardBackward, data, &loss.into()));
-        match gradients {
-            Ok(gradients) => (gradients, self.optim_step(params)),
-            Err(error) => (ApiFuture::failed(error.clone()), ApiFuture::failed(error)),
-        }
+        let queued = self.validate_step(params.into()).and_then(|step| {
+            let gradients = self.enqueue_batch(PassMode::ForwardBackward, data, &loss.into())?;
+            Ok((gradients, self.enqueue_step(step)))
+        });
+        queued.unwrap_or_else(|error| (ApiFuture::failed(error.clone()), ApiFuture::failed(error)))
     }
 
     /// Saves the weights and the optimizer state, and returns the path of the checkpoint.
@@ -381,6 +379,19 @@ impl TrainingClient {
     pub async fn get_info(&self) -> Result<ModelInfo> {
         let request = GetInfo { model_id: self.0.model_id.clone() };
         self.0.session.transport().send(&request, &RequestOptions::default()).await
+    }
+
+    fn validate_step(&self, params: OptimParams) -> Result<Validated<OptimStep>> {
+        let model_id = self.0.model_id.clone();
+        Ok(Validated::new(OptimStep { model_id, seq_id: None, params })?)
+    }
+
+    fn enqueue_step(&self, mut step: Validated<OptimStep>) -> ApiFuture<OptimStepOutput> {
+        let request = move |_, seq| {
+            step.set_seq(seq);
+            step
+        };
+        self.enqueue(request, Ok)
     }
 
     /// Queues one request and converts its result with `finish`.
