@@ -1,4 +1,4 @@
-//! [`Engine`]: a model, and what can be done with it.
+//! [`Engine`]: a loaded model that creates trainers and samplers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,23 +14,27 @@ use crate::optim::OptimizerKind;
 use crate::sample::{Sampler, SamplingWeights};
 use crate::train::Trainer;
 
-/// How a model is run.
+/// Options of an [`Engine`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineOptions {
-    /// Threads that compute; 0 for one on each core. No result depends on it.
+    /// Number of compute threads; 0 (the default) means one per core. Does not affect results.
     pub threads: usize,
-    /// In what form the frozen weights are kept.
+    /// Storage format of the frozen weights. Defaults to [`Precision::F32`].
     pub precision: Precision,
-    /// Bytes that a training pass may keep for its way back; what does not fit is computed again.
+    /// Memory limit in bytes for the activations that a training pass keeps for its backward pass.
+    /// A batch that needs more is divided into micro-batches, and activations that still do not fit
+    /// are computed twice. Defaults to 4 GiB. Does not affect results.
     pub training_memory: usize,
-    /// Bytes of keys and values that a sampler may keep.
+    /// Memory limit in bytes for the KV cache of a sampler. Defaults to 2 GiB. Does not affect
+    /// results.
     pub cache_memory: usize,
-    /// What the model is called in files that are written.
+    /// Name of the base model in the adapters that are saved. Defaults to the folder's name, or to
+    /// [`builtin::NAME`](crate::builtin::NAME).
     pub name: Option<String>,
 }
 
 impl Default for EngineOptions {
-    /// All cores, f32, 4 GiB for training and 2 GiB for sampling.
+    /// Returns one thread per core, f32 weights, 4 GiB for training and 2 GiB for the KV cache.
     fn default() -> Self {
         Self {
             threads: 0,
@@ -42,36 +46,48 @@ impl Default for EngineOptions {
     }
 }
 
-/// A model, ready to train adapters on and to sample from.
+/// A loaded model.
 ///
-/// Cheap to clone; clones share the weights.
+/// Cheap to clone; clones share the weights and the threads.
 #[derive(Clone, Debug)]
 pub struct Engine {
     model: Arc<Model>,
     name: Arc<str>,
     options: Arc<EngineOptions>,
-    /// The number of the next weights to sample from.
-    next: Arc<AtomicU64>,
+    /// Identifier of the next adapter snapshot; 0 is the base model.
+    next_weights_id: Arc<AtomicU64>,
 }
 
 impl Engine {
-    /// Loads the Hugging Face folder `path`.
+    /// Loads the model in the Hugging Face folder `path`.
+    ///
+    /// The folder contains `config.json` and either `model.safetensors` or
+    /// `model.safetensors.index.json` with the files that it names. The files are mapped into memory
+    /// while this function runs and must not be modified meanwhile.
     ///
     /// # Errors
-    /// If a file is missing, damaged, or of a model that the engine does not know.
+    /// - [`Error::Io`](crate::Error::Io) if a file is missing or cannot be read.
+    /// - [`Error::BadFile`](crate::Error::BadFile),
+    ///   [`Error::MissingTensor`](crate::Error::MissingTensor) or
+    ///   [`Error::Shape`](crate::Error::Shape) if a file is damaged or does not match the
+    ///   configuration.
+    /// - [`Error::UnknownArchitecture`](crate::Error::UnknownArchitecture) if the architecture is not
+    ///   supported.
+    /// - [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the weights do not fit into memory.
+    /// - [`Error::Invalid`](crate::Error::Invalid) if the threads cannot be started.
     pub fn open(path: impl AsRef<Path>, options: EngineOptions) -> Result<Self> {
         let path = path.as_ref();
         let folder = ModelFolder::open(path)?;
         let kernel = Kernel::new(options.threads)?;
         let model = Model::load(folder.config(), &folder, options.precision, kernel)?;
-        let own = path.file_name().map(|name| name.to_string_lossy().into_owned());
-        Ok(Self::with_model(model, options, own))
+        let default_name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        Ok(Self::with_model(model, options, default_name))
     }
 
-    /// The built-in model, which needs no files: see [`builtin`](crate::builtin).
+    /// Loads the built-in model, which needs no files; see [`builtin`](crate::builtin).
     ///
     /// # Errors
-    /// If threads cannot be started.
+    /// [`Error::Invalid`](crate::Error::Invalid) if the threads cannot be started.
     pub fn builtin(options: EngineOptions) -> Result<Self> {
         let kernel = Kernel::new(options.threads)?;
         let (config, tensors) = (builtin::config()?, builtin::tensors()?);
@@ -79,32 +95,37 @@ impl Engine {
         Ok(Self::with_model(model, options, Some(builtin::NAME.to_owned())))
     }
 
-    pub(crate) fn with_model(model: Model, options: EngineOptions, own: Option<String>) -> Self {
-        let name = options.name.clone().or(own).unwrap_or_else(|| "model".to_owned());
+    pub(crate) fn with_model(
+        model: Model,
+        options: EngineOptions,
+        default_name: Option<String>,
+    ) -> Self {
+        let name = options.name.clone().or(default_name).unwrap_or_else(|| "model".to_owned());
         Self {
             model: Arc::new(model),
             name: name.into(),
             options: Arc::new(options),
-            next: Arc::new(AtomicU64::new(1)),
+            next_weights_id: Arc::new(AtomicU64::new(1)),
         }
     }
 
-    /// What kind of model it is, and how large.
+    /// Returns the architecture and dimensions of the model.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
         &self.model.config
     }
 
-    /// Bytes that the weights take.
+    /// Returns the memory that the weight matrices occupy, in bytes.
     #[must_use]
     pub fn weight_bytes(&self) -> usize {
         self.model.bytes()
     }
 
-    /// A fresh adapter, which changes nothing until it is trained.
+    /// Creates a new adapter, which does not change the model's output until it is trained.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) for a rank out of range, or if nothing would be trained.
+    /// [`Error::Invalid`](crate::Error::Invalid) if the rank or alpha is out of range, or if no module
+    /// would be trained.
     pub fn create_trainer(&self, config: LoraConfig, kind: OptimizerKind) -> Result<Trainer> {
         let adapter = Adapter::new(&self.model.config, config)?;
         Ok(self.trainer(adapter, kind))
@@ -115,28 +136,29 @@ impl Engine {
         Trainer::new(model, name, self.options.training_memory, adapter, kind)
     }
 
-    /// A sampler with a cache of its own.
+    /// Creates a sampler with its own KV cache of [`EngineOptions::cache_memory`] bytes.
     ///
     /// # Errors
-    /// [`Error::Memory`](crate::Error::Memory) if the cache could not hold anything,
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the system does not have that much.
+    /// [`Error::Memory`](crate::Error::Memory) if the limit is smaller than one page of the cache;
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the system cannot provide the memory.
     pub fn sampler(&self) -> Result<Sampler> {
         Sampler::new(self.model.clone(), self.options.cache_memory)
     }
 
-    /// The model as it is, to sample from.
+    /// Returns the weights of the base model, to sample from.
     #[must_use]
     pub fn base_weights(&self) -> SamplingWeights {
         SamplingWeights::new(0, None)
     }
 
-    /// An adapter as it is now, to sample from; training it further changes nothing there.
+    /// Returns a snapshot of an adapter's current weights, to sample from. Later training does not
+    /// change it.
     #[must_use]
     pub fn snapshot(&self, trainer: &Trainer) -> SamplingWeights {
         self.weights(trainer.packed())
     }
 
-    /// An adapter from a PEFT folder, to sample from.
+    /// Loads an adapter from a PEFT folder, to sample from.
     ///
     /// # Errors
     /// As [`load_trainer`](Self::load_trainer).
@@ -147,22 +169,25 @@ impl Engine {
     }
 
     fn weights(&self, lora: Arc<PackedLora>) -> SamplingWeights {
-        SamplingWeights::new(self.next.fetch_add(1, Ordering::Relaxed), Some(lora))
+        SamplingWeights::new(self.next_weights_id.fetch_add(1, Ordering::Relaxed), Some(lora))
     }
 
-    /// An adapter from a PEFT folder; the optimizer begins anew.
+    /// Loads an adapter from a PEFT folder, with a new optimizer.
     ///
     /// # Errors
-    /// If the folder is damaged, or of an adapter for another model.
+    /// As [`AdapterFile::load`]; [`Error::Invalid`](crate::Error::Invalid) or
+    /// [`Error::Shape`](crate::Error::Shape) if the adapter belongs to another model.
     pub fn load_trainer(&self, folder: impl AsRef<Path>, kind: OptimizerKind) -> Result<Trainer> {
         let (model, name) = (self.model.clone(), self.name.clone());
         Trainer::load(model, name, self.options.training_memory, folder.as_ref(), kind)
     }
 
-    /// The same with the optimizer's memory: training goes on as if it had never stopped.
+    /// Loads an adapter and its optimizer state from a folder that
+    /// [`Trainer::save_with_optimizer`] wrote. Training continues with the same bits as without the
+    /// interruption.
     ///
     /// # Errors
-    /// As [`load_trainer`](Self::load_trainer), and if the folder holds no memory of that optimizer.
+    /// As [`load_trainer`](Self::load_trainer) and [`Optimizer::load`](crate::optim::Optimizer::load).
     pub fn resume_trainer(&self, folder: impl AsRef<Path>, kind: OptimizerKind) -> Result<Trainer> {
         let mut trainer = self.load_trainer(folder.as_ref(), kind)?;
         trainer.load_optimizer(folder.as_ref())?;

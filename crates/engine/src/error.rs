@@ -1,15 +1,15 @@
-//! [`Error`]: why the engine said no.
+//! [`Error`]: the error type of the engine.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// The result of the engine's work.
+/// Result of an operation of the engine.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why the engine refused or failed.
+/// Error of an operation of the engine.
 ///
-/// Whoever gets one finds weights, optimizer state and accumulated gradients as they were before.
-/// [`Error::kind`] tells whose fault it was.
+/// After an error, weights, optimizer state and accumulated gradients are unchanged.
+/// [`Error::kind`] classifies the cause.
 ///
 /// ```
 /// use tinkex_engine::{Error, ErrorKind};
@@ -21,170 +21,175 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused.
+    /// A file operation failed.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was tried: `read`, `write`, …
+        /// Operation, for example `read` or `write`.
         action: &'static str,
-        /// On which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// A file is not what its name says: cut off, corrupted, or lying about its size.
-    #[error("{}: {reason}", path.display())]
+    /// A file is truncated, corrupted, of the wrong format, or uses an unsupported feature.
+    #[error("cannot use {}: {reason}", path.display())]
     BadFile {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the problem.
         reason: String,
     },
-    /// A model of a kind that the engine does not know.
-    #[error("{}: architecture {name:?} is not supported; {known} are", path.display())]
+    /// A model has an architecture that the engine does not support.
+    #[error(
+        "cannot load {}: architecture {name:?} is not supported, expected one of {known}",
+        path.display()
+    )]
     UnknownArchitecture {
-        /// The configuration that names it.
+        /// Path of the configuration.
         path: PathBuf,
-        /// The name.
+        /// Architecture that the configuration names.
         name: String,
-        /// The names that would have been understood.
+        /// Supported architectures.
         known: &'static str,
     },
-    /// A tensor that must be there is not.
-    #[error("{}: there is no tensor {name}", path.display())]
+    /// A required tensor is missing.
+    #[error("cannot use {}: tensor {name} is missing", path.display())]
     MissingTensor {
-        /// Where it should be.
+        /// Path of the file or folder that should contain it.
         path: PathBuf,
-        /// Its name.
+        /// Name of the tensor.
         name: String,
     },
-    /// A tensor has another shape than the operation needs.
+    /// A tensor has the wrong shape.
     #[error("{what} has shape {got:?}, expected {expected:?}")]
     Shape {
-        /// Which tensor, or which operand of which operation.
+        /// Name of the tensor, or of an operand of an operation.
         what: String,
-        /// The shape it should have.
+        /// Required shape.
         expected: Vec<usize>,
-        /// The shape it has.
+        /// Actual shape.
         got: Vec<usize>,
     },
-    /// A list has another length than the ones it is aligned with.
+    /// A list has the wrong length.
     #[error("{field} has {got} values, expected {expected}")]
     Length {
-        /// Which list.
+        /// Name of the list.
         field: String,
-        /// The length it should have.
+        /// Required length.
         expected: usize,
-        /// The length it has.
+        /// Actual length.
         got: usize,
     },
-    /// An input that the operation needs was not given.
-    #[error("{what} needs the input {field:?}")]
+    /// A required input is missing.
+    #[error("{what} requires the input {field:?}")]
     MissingInput {
-        /// Which operation.
+        /// Name of the operation.
         what: String,
-        /// Which input.
+        /// Name of the input.
         field: String,
     },
-    /// A setting outside its range, or one that the operation does not have.
+    /// A setting is out of range or does not apply to the operation.
     #[error("{field}: {reason}")]
     Invalid {
-        /// Which setting.
+        /// Name of the setting.
         field: String,
-        /// What is wrong with it.
+        /// Description of the problem.
         reason: String,
     },
-    /// An input holds NaN or an infinity.
+    /// An input contains NaN or an infinity.
     #[error("NonFiniteInTensor: {field}[{index}] is {value}")]
     NonFiniteInput {
-        /// Which input.
+        /// Name of the input.
         field: String,
-        /// Which of its values.
+        /// Index of the value.
         index: usize,
         /// NaN or an infinity.
         value: f32,
     },
-    /// The arithmetic left the range of numbers, from inputs that were fine.
+    /// A computation on valid inputs produced NaN or an infinity.
     #[error("{what} is {value} at position {index}; {hint}")]
     NonFiniteResult {
-        /// What became so.
+        /// Name of the result.
         what: String,
-        /// Where.
+        /// Index of the value.
         index: usize,
         /// NaN or an infinity.
         value: f64,
-        /// What to do.
+        /// Suggested action.
         hint: &'static str,
     },
-    /// A token that the model does not have.
+    /// A token is not in the model's vocabulary.
     #[error("{field}[{index}] is token {token}, but the model has {vocab} tokens")]
     TokenOutOfRange {
-        /// Which list.
+        /// Name of the list.
         field: String,
-        /// Which of its tokens.
+        /// Index of the token.
         index: usize,
         /// The token.
         token: i64,
-        /// How many there are.
+        /// Size of the vocabulary.
         vocab: usize,
     },
-    /// Something that the engine could do but does not unless it was switched on.
+    /// A feature that must be enabled explicitly is not enabled.
     #[error("{what} is not available: {reason}")]
     Unavailable {
-        /// What was asked for.
+        /// Name of the feature.
         what: String,
-        /// Why not, and how to get it.
+        /// Reason, and how to enable the feature.
         reason: &'static str,
     },
-    /// Something about one datum of a batch.
+    /// One datum of a batch is invalid.
     #[error("data[{index}]: {source}")]
     Datum {
-        /// Which datum.
+        /// Index of the datum.
         index: usize,
-        /// What about it.
+        /// The error.
         #[source]
         source: Box<Self>,
     },
     /// A custom loss is invalid or cannot be evaluated.
     #[error(transparent)]
     CustomLoss(#[from] tinkex_autodiff::Error),
-    /// The work would need more memory than it may use.
-    #[error("{what} needs {needed} bytes, but {available} are available; {hint}")]
+    /// An operation needs more memory than its configured limit.
+    #[error("{what} needs {needed} bytes, the limit is {available}; {hint}")]
     Memory {
-        /// What does.
+        /// Purpose of the memory.
         what: &'static str,
-        /// How much it needs.
+        /// Required memory in bytes.
         needed: u64,
-        /// How much there is.
+        /// Limit in bytes.
         available: u64,
-        /// What to do.
+        /// Suggested action.
         hint: &'static str,
     },
-    /// The system has less memory than the work needs.
-    #[error("{what} needs {needed} bytes, which the system refused; give it more, or ask for less")]
+    /// The system refused to provide memory.
+    #[error(
+        "cannot allocate {needed} bytes for {what}: the system refused; free memory or use less"
+    )]
     OutOfMemory {
-        /// What does.
+        /// Purpose of the memory.
         what: &'static str,
-        /// How much it needs.
+        /// Required memory in bytes.
         needed: u64,
     },
 }
 
-/// Whose fault an [`Error`] was.
+/// Cause of an [`Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The caller's: the same request fails again.
+    /// The caller's input is invalid; repeating the request fails again.
     Input,
-    /// The caller's numbers led out of range while running.
+    /// The computation on valid input left the range of finite numbers.
     Numeric,
-    /// A file's.
+    /// A file is missing a tensor, damaged, or not supported.
     File,
-    /// The machine's: disk, memory.
+    /// The system failed: disk or memory.
     System,
 }
 
 impl Error {
-    /// Whose fault it was.
+    /// Returns the cause of the error.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -206,23 +211,23 @@ impl Error {
         }
     }
 
-    /// The same, said of datum `index` of a batch.
+    /// Wraps the error in [`Error::Datum`] for datum `index` of a batch.
     #[must_use]
     pub fn in_datum(self, index: usize) -> Self {
         Self::Datum { index, source: Box::new(self) }
     }
 
-    /// The operating system refused `action` on `path`.
+    /// Returns a closure that wraps an I/O error of `action` on `path`.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { action, path: path.to_owned(), source }
     }
 
-    /// The file is not what it says.
+    /// Creates [`Error::BadFile`].
     pub(crate) fn bad_file(path: &Path, reason: impl Into<String>) -> Self {
         Self::BadFile { path: path.to_owned(), reason: reason.into() }
     }
 
-    /// A setting makes no sense.
+    /// Creates [`Error::Invalid`].
     pub(crate) fn invalid(field: impl Into<String>, reason: impl Into<String>) -> Self {
         Self::Invalid { field: field.into(), reason: reason.into() }
     }

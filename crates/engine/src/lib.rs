@@ -1,11 +1,11 @@
 //! LoRA training and sampling of language models on the CPU.
 //!
-//! No network, nothing asynchronous: numbers and files in, numbers and files out. Who may ask for
-//! what, and in which order, is for the server to decide.
+//! The crate has no network and no asynchronous code. Scheduling and access control are the task of
+//! its caller, for example `tinkex-server`.
 //!
-//! An [`Engine`] holds a model: a Hugging Face folder of the Llama, Qwen2 or Qwen3 family, or the
-//! [built-in](builtin) one. A [`Trainer`] is an adapter in training, a [`Sampler`] writes
-//! continuations, with the model as it is or with any adapters.
+//! An [`Engine`] holds a model: a Hugging Face folder of the Llama, Qwen2 or Qwen3 architecture, or
+//! the [built-in](builtin) model. A [`Trainer`] trains a LoRA adapter; a [`Sampler`] generates
+//! completions with the base model or with any number of adapters.
 //!
 //! ```
 //! use tinkex_engine::loss::Loss;
@@ -29,11 +29,17 @@
 //! # Ok::<_, tinkex_engine::Error>(())
 //! ```
 //!
-//! **The same bits.** A result depends on the weights and on what stands before it in its sequence,
-//! never on the number of threads, on what else is in the batch, on what was in the cache, or on how
-//! a sequence was cut into steps; and a sampler reports the log-probabilities that training computes.
+//! # Reproducible bits
 //!
-//! **All or nothing.** Whatever returns an error has changed nothing.
+//! The logits and log-probabilities of a token depend only on the weights and on the preceding tokens
+//! of its sequence. They do not depend on the number of threads, the instruction set, the other
+//! sequences of the batch, the contents of the cache, or the division of a sequence into steps. The
+//! sampler reports the same log-probabilities, bit for bit, as training computes. Every sum is
+//! computed in a fixed order to achieve this.
+//!
+//! # Errors
+//!
+//! A method that returns an error leaves weights, gradients and optimizer state unchanged.
 
 #![deny(unsafe_code)]
 

@@ -1,22 +1,25 @@
-//! Asking the system for memory, so that a refusal is an error and not the end of the program.
+//! Fallible allocation: a refusal by the system becomes an error instead of an abort.
 
 use crate::{Error, Result};
 
-/// An empty vector with room for `len` elements. The system hands the memory out when it is used.
+/// Returns an empty vector with capacity for `len` elements.
+///
+/// The system may provide physical memory only when the elements are written.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`] if the system refuses.
+/// [`Error::OutOfMemory`] if the system refuses the allocation. `what` names its purpose.
 pub(crate) fn reserve<T>(what: &'static str, len: usize) -> Result<Vec<T>> {
     let mut out = Vec::new();
     match out.try_reserve_exact(len) {
         Ok(()) => Ok(out),
-        Err(_) => Err(refused(what, len.saturating_mul(size_of::<T>()))),
+        Err(_) => Err(out_of_memory(what, len.saturating_mul(size_of::<T>()))),
     }
 }
 
-/// Whether the system would give `bytes` now; nothing is taken.
+/// Checks that the system would currently provide `bytes` bytes, without keeping them.
 ///
-/// What follows asks for less at a time, and does not ask whether it may.
+/// Called before a computation that allocates this much in smaller pieces with the infallible
+/// allocation functions.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`] if it would not.
@@ -24,7 +27,7 @@ pub(crate) fn probe(what: &'static str, bytes: usize) -> Result<()> {
     reserve::<u8>(what, bytes).map(drop)
 }
 
-fn refused(what: &'static str, needed: usize) -> Error {
+fn out_of_memory(what: &'static str, needed: usize) -> Error {
     Error::OutOfMemory { what, needed: needed as u64 }
 }
 
@@ -33,14 +36,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_machine_has_is_refused_and_what_it_has_is_not() {
+    fn impossible_sizes_are_errors_and_small_ones_succeed() {
         for bytes in [usize::MAX, isize::MAX as usize, 1 << 60] {
-            let error = probe("a bomb", bytes).unwrap_err();
+            let error = probe("a test", bytes).unwrap_err();
             assert!(matches!(error, Error::OutOfMemory { needed, .. } if needed == bytes as u64));
-            assert!(error.to_string().starts_with("a bomb needs "), "{error}");
+            assert!(error.to_string().contains("for a test"), "{error}");
         }
         probe("a page", 4096).unwrap();
-        assert!(reserve::<u64>("much", usize::MAX).is_err());
-        assert!(reserve::<f32>("a little", 5).unwrap().capacity() >= 5);
+        assert!(reserve::<u64>("a test", usize::MAX).is_err());
+        assert!(reserve::<f32>("a test", 5).unwrap().capacity() >= 5);
     }
 }

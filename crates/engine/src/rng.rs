@@ -1,6 +1,6 @@
-//! ChaCha8: random numbers that are the same everywhere for the same key.
+//! [`ChaCha8`]: a random number generator with the same output on every machine.
 
-/// A stream of random numbers.
+/// ChaCha8 random number generator, keyed by a seed and a stream number.
 #[derive(Clone, Debug)]
 pub(crate) struct ChaCha8 {
     state: [u32; 16],
@@ -9,14 +9,14 @@ pub(crate) struct ChaCha8 {
 }
 
 impl ChaCha8 {
-    /// The stream of a seed and a second number that tells streams of one seed apart.
+    /// Creates the generator of a seed and a stream number. Streams of one seed are independent.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         let words = |x: u64| {
-            #[expect(clippy::cast_possible_truncation, reason = "the halves are wanted")]
+            #[expect(clippy::cast_possible_truncation, reason = "splits x into its halves")]
             [x as u32, (x >> 32) as u32]
         };
         let mut state = [0; 16];
-        // "expand 32-byte k", then the key, then the counter and nonce, all zero.
+        // The constant "expand 32-byte k", then the key, then a counter and nonce of zero.
         state[..4].copy_from_slice(&[0x6170_7865, 0x3320_646e, 0x7962_2d32, 0x6b20_6574]);
         state[4..6].copy_from_slice(&words(seed));
         state[6..8].copy_from_slice(&words(stream));
@@ -39,7 +39,7 @@ impl ChaCha8 {
         u64::from(self.next_u32()) | u64::from(self.next_u32()) << 32
     }
 
-    /// A number from 0 up to but not including 1, of 24 bits.
+    /// Returns a uniform number in [0, 1) with 24 random bits.
     pub(crate) fn uniform(&mut self) -> f32 {
         #[expect(clippy::cast_precision_loss, reason = "24 bits fit")]
         let whole = (self.next_u32() >> 8) as f32;
@@ -48,7 +48,7 @@ impl ChaCha8 {
 }
 
 fn block(state: &[u32; 16]) -> [u32; 16] {
-    const TURNS: [[usize; 4]; 8] = [
+    const QUARTER_ROUNDS: [[usize; 4]; 8] = [
         [0, 4, 8, 12],
         [1, 5, 9, 13],
         [2, 6, 10, 14],
@@ -60,7 +60,7 @@ fn block(state: &[u32; 16]) -> [u32; 16] {
     ];
     let mut x = *state;
     for _ in 0..4 {
-        for [a, b, c, d] in TURNS {
+        for [a, b, c, d] in QUARTER_ROUNDS {
             for (p, q, r, by) in [(a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)] {
                 x[p] = x[p].wrapping_add(x[q]);
                 x[r] = (x[r] ^ x[p]).rotate_left(by);
@@ -79,15 +79,9 @@ mod tests {
 
     /// The first block of ChaCha8 with a key of zeros, from the cipher's published test vectors.
     #[test]
-    fn the_first_block_is_the_published_one() {
-        let mut noise = ChaCha8::new(0, 0);
-        assert_eq!(
-            noise.next_u64().to_le_bytes(),
-            [0x3e, 0x00, 0xef, 0x2f, 0x89, 0x5f, 0x40, 0xd6]
-        );
-        assert_eq!(
-            noise.next_u64().to_le_bytes(),
-            [0x7f, 0x5b, 0xb8, 0xe8, 0x1f, 0x09, 0xa5, 0xa1]
-        );
+    fn the_first_block_matches_the_published_test_vector() {
+        let mut rng = ChaCha8::new(0, 0);
+        assert_eq!(rng.next_u64().to_le_bytes(), [0x3e, 0x00, 0xef, 0x2f, 0x89, 0x5f, 0x40, 0xd6]);
+        assert_eq!(rng.next_u64().to_le_bytes(), [0x7f, 0x5b, 0xb8, 0xe8, 0x1f, 0x09, 0xa5, 0xa1]);
     }
 }

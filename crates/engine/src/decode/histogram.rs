@@ -1,35 +1,35 @@
-//! The mass of a row of logits, roughly sorted.
+//! [`MassHistogram`]: the probability mass of a row of logits by distance from the highest logit.
 
-use super::select::{Candidate, Crossing, best_first, pass};
+use super::select::{Candidate, Crossing, best_first, find_crossing};
 
 const BINS: usize = 128;
 
-/// How much mass lies how far below the highest logit.
+/// Probability mass (relative to the most probable token) per bin of logits.
 ///
-/// To find the token at which a running sum over all tokens, best first, passes a goal, only the
-/// bin in which that happens has to be sorted.
+/// To find the token at which the cumulative mass, in descending order of probability, crosses a
+/// threshold, only the tokens of the bin that contains the crossing must be sorted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MassHistogram {
     masses: Vec<f64>,
     top: f32,
     temperature: f64,
-    /// MassHistogram per unit of logits.
+    /// Bins per unit of logit.
     density: f32,
-    /// Logits below were not looked at.
+    /// Logits below this value are not in the histogram.
     floor: f32,
 }
 
-/// What a token weighs beside the likeliest one.
+/// Returns the probability of a token divided by that of the most probable one.
 pub(super) fn weight(logit: f32, top: f32, temperature: f64) -> f64 {
     ((f64::from(logit) - f64::from(top)) / temperature).exp()
 }
 
 impl MassHistogram {
-    /// Takes in logits, as far down as is surely needed to go past `goal`.
+    /// Builds the histogram, down to a logit that suffices for a cumulative mass above `goal`.
     pub(super) fn fill(&mut self, logits: &[f32], top: f32, temperature: f64, goal: f64) {
         (self.top, self.temperature) = (top, temperature);
-        // A trained model's mass is within a few units of its highest logit; most tokens are not,
-        // and need no exponential.
+        // In a trained model most of the mass is within a few units of the highest logit, but most
+        // tokens are not. The first pass skips the exponentials of those tokens.
         for (depth, reach) in [(4.0, 4.0), (f64::INFINITY, 16.0)] {
             #[expect(clippy::cast_possible_truncation, reason = "bins need not be exact")]
             let (floor, density) = (
@@ -45,14 +45,15 @@ impl MassHistogram {
                     self.masses[bin] += ((f64::from(logit) - f64::from(top)) * inverse).exp();
                 }
             }
-            // With room for the roundings of sums in another order.
+            // The margin covers the rounding errors of sums in another order.
             if self.masses.iter().sum::<f64>() > goal * (1.0 + 1e-9) {
                 return;
             }
         }
     }
 
-    /// Which bin a logit is in: better ones in lower bins. The last has all that is beyond.
+    /// Returns the bin of a logit, or `None` below the floor. Higher logits have lower bins; the last
+    /// bin has no lower bound.
     fn bin(&self, logit: f32) -> Option<usize> {
         #[expect(
             clippy::cast_possible_truncation,
@@ -62,9 +63,10 @@ impl MassHistogram {
         (logit >= self.floor).then(|| (((self.top - logit) * self.density) as usize).min(BINS - 1))
     }
 
-    /// Finds where the sum over tokens, best first, exceeds `goal` (or reaches it, if `reach`); the
-    /// last token of any weight if it never does. Tokens after `last` are not there.
-    pub(super) fn pass(
+    /// Finds the token at which the cumulative mass, in descending order of probability, exceeds
+    /// `goal` (or reaches it, if `reach`). Returns the last token with nonzero mass if it never does.
+    /// Tokens after `last` are excluded.
+    pub(super) fn find_crossing(
         &self,
         logits: &[f32],
         goal: f64,
@@ -83,13 +85,13 @@ impl MassHistogram {
             }
         }
         let (bin, _) = found?;
-        let there = |item: &Candidate| {
+        let in_bin = |item: &Candidate| {
             self.bin(item.0) == Some(bin) && last.is_none_or(|last| best_first(item, &last).is_le())
         };
         items.clear();
-        items.extend(logits.iter().copied().zip(0..).filter(there));
+        items.extend(logits.iter().copied().zip(0..).filter(in_bin));
         let weight = |logit: f32| weight(logit, self.top, self.temperature);
-        let passed = pass(items, goal - before, reach, weight)?;
-        Some(Crossing { token: passed.token, through: before + passed.through })
+        let crossing = find_crossing(items, goal - before, reach, weight)?;
+        Some(Crossing { token: crossing.token, through: before + crossing.through })
     }
 }

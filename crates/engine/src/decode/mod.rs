@@ -1,7 +1,7 @@
-//! From one row of logits to a token, and when to stop.
+//! Decoding: samples a token from a row of logits and detects stop conditions.
 //!
-//! Nothing here knows a model, a batch or a cache. The same logits, settings and random number give
-//! the same token, whatever else is going on; scratch memory is the caller's and used again.
+//! The functions here depend on neither model, batch nor cache: equal logits, parameters and random
+//! numbers give equal tokens.
 
 mod histogram;
 mod rng;
@@ -13,5 +13,5 @@ pub use rng::SampleRng;
 pub use sampler::{DecodingParams, TokenSampler, log_normalizer, logprob};
 pub use stop::{StopConditions, StopMatcher};
 
-/// What stands in a list of top tokens where there is none: token 0 with this log-probability.
+/// Log-probability of an empty entry in a table of top tokens, whose token is 0.
 pub const NO_LOGPROB: f32 = -99999.0;

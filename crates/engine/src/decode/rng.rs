@@ -1,11 +1,11 @@
-//! Random numbers that belong to one sample of one request.
+//! [`SampleRng`]: the random numbers of one completion.
 
 use crate::rng::ChaCha8;
 
-/// The random numbers of one sample: number `n` is the same whatever was drawn elsewhere.
+/// Random numbers of one completion of a request.
 ///
-/// One number is used per token, also where none is needed, so a longer sample begins like a
-/// shorter one.
+/// Every token consumes exactly one number, even at temperature 0. A longer completion therefore
+/// starts with the tokens of a shorter one, and the other completions of a batch have no influence.
 ///
 /// ```
 /// use tinkex_engine::decode::SampleRng;
@@ -18,19 +18,20 @@ use crate::rng::ChaCha8;
 pub struct SampleRng(ChaCha8);
 
 impl SampleRng {
-    /// For sample `number` of a request.
+    /// Creates the generator for completion `number` of a request.
     #[must_use]
     pub fn sample(seed: u64, number: u32) -> Self {
         Self(ChaCha8::new(seed, u64::from(number)))
     }
 
-    /// For alternatives to the tokens of a prompt; `number` tells lists of one request apart.
+    /// Creates the generator for alternatives to the prompt's tokens; `number` distinguishes several
+    /// lists of one request.
     #[must_use]
     pub fn alternatives(seed: u64, number: u32) -> Self {
         Self(ChaCha8::new(seed, (1 << 32) + u64::from(number)))
     }
 
-    /// The next number: from 0 up to but not including 1, in steps of 2⁻⁵³.
+    /// Returns the next uniform number in [0, 1), a multiple of 2⁻⁵³.
     pub fn uniform(&mut self) -> f64 {
         let whole = self.0.next_u64() >> 11;
         whole as f64 / (1_u64 << 53) as f64
@@ -42,15 +43,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_spread_evenly_and_streams_differ() {
-        let mut seen = std::collections::BTreeSet::new();
+    fn numbers_are_uniform_and_streams_differ() {
+        let mut first_numbers = std::collections::BTreeSet::new();
         for number in 0..4 {
-            for mut stream in [SampleRng::sample(3, number), SampleRng::alternatives(3, number)] {
-                let draws: Vec<f64> = (0..2000).map(|_| stream.uniform()).collect();
+            for mut rng in [SampleRng::sample(3, number), SampleRng::alternatives(3, number)] {
+                let draws: Vec<f64> = (0..2000).map(|_| rng.uniform()).collect();
                 assert!(draws.iter().all(|u| (0.0..1.0).contains(u)));
                 let mean = draws.iter().sum::<f64>() / 2000.0;
                 assert!((mean - 0.5).abs() < 0.03, "{mean}");
-                assert!(seen.insert(draws[0].to_bits()));
+                assert!(first_numbers.insert(draws[0].to_bits()));
             }
         }
     }

@@ -1,39 +1,42 @@
-//! Drawing a token.
+//! [`TokenSampler`]: samples a token by temperature, top-k and top-p.
 
 use super::histogram::{MassHistogram, weight};
-use super::select::{Candidate, Crossing, best, best_first, pass};
+use super::select::{Candidate, Crossing, best_first, find_crossing, top_k};
 use crate::{Error, Result};
 
-/// How tokens are drawn: logits over temperature, then the top k, then the top p of those.
+/// Parameters of token sampling, applied in this order: temperature, top-k, top-p.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DecodingParams {
-    /// At 0 the likeliest token is taken, the lowest of several, and the rest is without effect.
+    /// Divisor of the logits; finite and at least 0. Defaults to 1. At 0 the most probable token is
+    /// chosen (of equal ones the lowest), and the other parameters have no effect.
     pub temperature: f64,
-    /// Only so many of the likeliest tokens; -1 or 0 for all.
+    /// Number of most probable tokens to sample from; -1 (the default) or 0 means all.
     pub top_k: i64,
-    /// Only the shortest list of likeliest tokens that has this much of the mass; 1 for all.
+    /// Cumulative probability in (0, 1]: sampling is restricted to the smallest set of most probable
+    /// tokens that reaches it. Defaults to 1, which means all tokens.
     pub top_p: f64,
 }
 
 impl Default for DecodingParams {
+    /// Returns temperature 1 without top-k and top-p.
     fn default() -> Self {
         Self { temperature: 1.0, top_k: -1, top_p: 1.0 }
     }
 }
 
 impl DecodingParams {
-    /// Whether these settings make sense.
+    /// Checks the ranges of the parameters.
     ///
     /// # Errors
-    /// [`Error::Invalid`].
+    /// [`Error::Invalid`] names the first parameter that is out of range.
     pub fn check(&self) -> Result<()> {
         if !(self.temperature.is_finite() && self.temperature >= 0.0) {
-            let why = format!("{} is not a finite number of at least 0", self.temperature);
-            return Err(Error::invalid("temperature", why));
+            let reason = format!("{} is not a finite number of at least 0", self.temperature);
+            return Err(Error::invalid("temperature", reason));
         }
         if self.top_k < -1 {
-            let why = format!("{} is neither a count nor -1 for all", self.top_k);
-            return Err(Error::invalid("top_k", why));
+            let reason = format!("{} is neither a count nor -1 for all tokens", self.top_k);
+            return Err(Error::invalid("top_k", reason));
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
             return Err(Error::invalid("top_p", format!("{} is not in (0, 1]", self.top_p)));
@@ -41,112 +44,114 @@ impl DecodingParams {
         Ok(())
     }
 
-    /// The count behind `top_k`, if it leaves anything out.
-    fn best_of(&self, vocab: usize) -> Option<usize> {
+    /// Returns `top_k` if it excludes any token.
+    fn effective_top_k(&self, vocab: usize) -> Option<usize> {
         let count = usize::try_from(self.top_k).ok()?;
         (1..vocab).contains(&count).then_some(count)
     }
 }
 
-/// Draws tokens; holds nothing but memory to be used again.
+/// Samples tokens from logits. Its state consists only of reusable buffers.
 ///
 /// ```
 /// use tinkex_engine::decode::{DecodingParams, TokenSampler, SampleRng, log_normalizer, logprob};
 ///
 /// let logits = [0.0, 3.0, 1.0];
-/// let draw = DecodingParams { temperature: 0.7, top_k: 2, ..DecodingParams::default() };
-/// draw.check()?;
-/// let mass = log_normalizer(&logits, draw.temperature);
-/// let mut stream = SampleRng::sample(42, 0);
-/// let token = TokenSampler::default().pick(&logits, &draw, mass, stream.uniform())?;
+/// let params = DecodingParams { temperature: 0.7, top_k: 2, ..DecodingParams::default() };
+/// params.check()?;
+/// let total = log_normalizer(&logits, params.temperature);
+/// let mut rng = SampleRng::sample(42, 0);
+/// let token = TokenSampler::default().sample(&logits, &params, total, rng.uniform())?;
 /// assert!(token == 1 || token == 2);
-/// assert!(logprob(logits[token as usize], draw.temperature, mass) < 0.0);
+/// assert!(logprob(logits[token as usize], params.temperature, total) < 0.0);
 /// # Ok::<_, tinkex_engine::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct TokenSampler {
     items: Vec<Candidate>,
-    bins: MassHistogram,
+    histogram: MassHistogram,
 }
 
 impl TokenSampler {
-    /// Draws a token by a number from 0 up to 1, which says how much of the mass lies before it
-    /// when tokens stand in the order of their likelihood.
+    /// Samples a token by inversion: `uniform`, in [0, 1), is compared with the cumulative
+    /// probabilities of the tokens in descending order.
     ///
-    /// `log_normalizer` is [`log_normalizer`] of these logits at this temperature.
+    /// `log_normalizer` is the result of [`log_normalizer`] for these logits and this temperature.
     ///
     /// # Errors
-    /// [`Error::NonFiniteResult`] if a logit is NaN or infinite (but for -∞, a token that cannot
-    /// be), or if there is no token that can be.
-    pub fn pick(
+    /// [`Error::NonFiniteResult`] if a logit is NaN or +∞, or if all are -∞. A logit of -∞ excludes
+    /// its token.
+    pub fn sample(
         &mut self,
         logits: &[f32],
-        draw: &DecodingParams,
+        params: &DecodingParams,
         log_normalizer: f64,
         uniform: f64,
     ) -> Result<u32> {
         let top = highest(logits)?;
-        if draw.temperature == 0.0 {
+        if params.temperature == 0.0 {
             return Ok(top.1);
         }
-        let passed = match draw.best_of(logits.len()) {
-            Some(k) => self.among(logits, k, top, draw, uniform),
-            None => self.of_all(logits, top, draw, log_normalizer, uniform),
+        let crossing = match params.effective_top_k(logits.len()) {
+            Some(k) => self.sample_top_k(logits, k, top, params, uniform),
+            None => self.sample_all(logits, top, params, log_normalizer, uniform),
         };
-        Ok(passed.map_or(top.1, |passed| passed.token))
+        Ok(crossing.map_or(top.1, |crossing| crossing.token))
     }
 
-    /// Draws from the `k` best.
-    fn among(
+    /// Samples from the `k` most probable tokens.
+    fn sample_top_k(
         &mut self,
         logits: &[f32],
         k: usize,
         top: Candidate,
-        draw: &DecodingParams,
+        params: &DecodingParams,
         uniform: f64,
     ) -> Option<Crossing> {
-        let weight = |logit: f32| weight(logit, top.0, draw.temperature);
-        best(logits, k, &mut self.items);
-        let mut mass = self.items.iter().map(|item| weight(item.0)).sum();
-        if draw.top_p < 1.0 {
-            let cut = pass(&mut self.items, draw.top_p * mass, true, weight)?;
+        let weight = |logit: f32| weight(logit, top.0, params.temperature);
+        top_k(logits, k, &mut self.items);
+        let mut total = self.items.iter().map(|item| weight(item.0)).sum();
+        if params.top_p < 1.0 {
+            let cut = find_crossing(&mut self.items, params.top_p * total, true, weight)?;
             let last = (logits[cut.token as usize], cut.token);
             self.items.retain(|item| best_first(item, &last).is_le());
-            mass = cut.through;
+            total = cut.through;
         }
-        pass(&mut self.items, uniform * mass, false, weight)
+        find_crossing(&mut self.items, uniform * total, false, weight)
     }
 
-    /// Draws from all, of which few are ever looked at twice.
-    fn of_all(
+    /// Samples from all tokens, sorting only a few of them.
+    fn sample_all(
         &mut self,
         logits: &[f32],
         top: Candidate,
-        draw: &DecodingParams,
+        params: &DecodingParams,
         log_normalizer: f64,
         uniform: f64,
     ) -> Option<Crossing> {
-        let total = (log_normalizer - f64::from(top.0) / draw.temperature).exp();
-        let share = if draw.top_p < 1.0 { draw.top_p } else { uniform };
-        self.bins.fill(logits, top.0, draw.temperature, share * total);
-        if draw.top_p < 1.0 {
-            let cut = self.bins.pass(logits, share * total, true, None, &mut self.items)?;
+        let total = (log_normalizer - f64::from(top.0) / params.temperature).exp();
+        let share = if params.top_p < 1.0 { params.top_p } else { uniform };
+        self.histogram.fill(logits, top.0, params.temperature, share * total);
+        if params.top_p < 1.0 {
+            let cut =
+                self.histogram.find_crossing(logits, share * total, true, None, &mut self.items)?;
             let last = (logits[cut.token as usize], cut.token);
             let goal = uniform * cut.through;
-            return self.bins.pass(logits, goal, false, Some(last), &mut self.items);
+            return self.histogram.find_crossing(logits, goal, false, Some(last), &mut self.items);
         }
-        self.bins.pass(logits, share * total, false, None, &mut self.items)
+        self.histogram.find_crossing(logits, share * total, false, None, &mut self.items)
     }
 
-    /// The `k` likeliest tokens with their logits, best first, the lower token first of equal ones;
-    /// fewer if there are fewer tokens.
+    /// Returns the `k` highest logits with their tokens, in descending order; equal logits by
+    /// ascending token. Returns fewer if the vocabulary is smaller.
     pub fn top(&mut self, logits: &[f32], k: usize) -> &[(f32, u32)] {
-        best(logits, k.min(logits.len()), &mut self.items);
+        top_k(logits, k.min(logits.len()), &mut self.items);
         &self.items
     }
 }
 
-/// `log Σ exp(logit / temperature)`; at temperature 0 as at 1, since that is what is reported there.
+/// Returns `log Σ exp(logit / temperature)`. Temperature 0 is treated as 1, because log-probabilities
+/// are reported that way.
 #[must_use]
 pub fn log_normalizer(logits: &[f32], temperature: f64) -> f64 {
     let temperature = if temperature == 0.0 { 1.0 } else { temperature };
@@ -158,9 +163,8 @@ pub fn log_normalizer(logits: &[f32], temperature: f64) -> f64 {
     f64::from(top) / temperature + sum.ln()
 }
 
-/// The log-probability of a token, by its logit and [`log_normalizer`] at the same temperature.
-///
-/// It does not know of top-k and top-p: those choose among tokens, they do not change the model.
+/// Returns the log-probability of a token, given its logit and the [`log_normalizer`] at the same
+/// temperature. Top-k and top-p do not affect it.
 #[must_use]
 #[expect(clippy::cast_possible_truncation, reason = "reported in f32")]
 pub fn logprob(logit: f32, temperature: f64, log_normalizer: f64) -> f32 {
@@ -168,7 +172,7 @@ pub fn logprob(logit: f32, temperature: f64, log_normalizer: f64) -> f32 {
     (f64::from(logit) / temperature - log_normalizer) as f32
 }
 
-/// The highest logit and its lowest token.
+/// Returns the highest logit with its token; of equal ones the lowest token.
 fn highest(logits: &[f32]) -> Result<Candidate> {
     let mut top = (f32::NEG_INFINITY, 0);
     let mut fine = true;
@@ -184,9 +188,9 @@ fn highest(logits: &[f32]) -> Result<Candidate> {
     let index = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY);
     let index = index.unwrap_or(0);
     Err(Error::NonFiniteResult {
-        what: "the logit".to_owned(),
+        what: "a logit".to_owned(),
         index,
         value: logits.get(index).map_or(f64::NAN, |&logit| f64::from(logit)),
-        hint: "the weights no longer compute numbers; load an earlier checkpoint",
+        hint: "the weights are not finite; load an earlier checkpoint",
     })
 }

@@ -1,23 +1,23 @@
-//! The largest of many, without sorting all of them.
+//! Partial selection: the top k tokens and cumulative-mass crossings without a full sort.
 
 use std::cmp::Ordering;
 
-/// A logit and its token.
+/// A logit with its token.
 pub(super) type Candidate = (f32, u32);
 
-/// Larger logits first; of equal ones the lower token.
+/// Orders by descending logit; equal logits by ascending token.
 pub(super) fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
-/// Puts the `k` best of `logits` into `items`, best first.
-pub(super) fn best(logits: &[f32], k: usize, items: &mut Vec<Candidate>) {
+/// Writes the `k` highest logits to `items`, in the order of [`best_first`].
+pub(super) fn top_k(logits: &[f32], k: usize, items: &mut Vec<Candidate>) {
     items.clear();
     if k == 0 {
         return;
     }
-    // Twice as many as needed are kept before the worse half goes, so that sorting out is rare; a
-    // logit below the worst that would stay is not looked at again.
+    // Collect twice as many candidates as needed before dropping the worse half, so that dropping is
+    // rare. Logits below the worst remaining candidate are skipped.
     let room = k.saturating_mul(2).clamp(64, logits.len().max(64));
     let mut floor = f32::NEG_INFINITY;
     for (token, &logit) in (0..).zip(logits) {
@@ -35,33 +35,34 @@ pub(super) fn best(logits: &[f32], k: usize, items: &mut Vec<Candidate>) {
     items.truncate(k);
 }
 
-/// Where a running sum over `items`, best first, passes `goal`.
+/// The candidate at which a cumulative sum crosses a threshold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Crossing {
     pub(super) token: u32,
-    /// The sum up to and including it.
+    /// Sum up to and including this candidate.
     pub(super) through: f64,
 }
 
-/// Finds where the sum of `weight` over `items`, best first, exceeds `goal` (or reaches it, if
-/// `reach`); the last item of any weight if it never does. `items` end up in another order.
-pub(super) fn pass(
+/// Finds the candidate at which the sum of `weight`, in the order of [`best_first`], exceeds `goal`
+/// (or reaches it, if `reach`). Returns the last candidate with nonzero weight if it never does, or
+/// `None` without candidates. Reorders `items`.
+pub(super) fn find_crossing(
     mut items: &mut [Candidate],
     goal: f64,
     reach: bool,
     weight: impl Fn(f32) -> f64,
 ) -> Option<Crossing> {
     const FEW: usize = 48;
-    let met = |sum: f64| if reach { sum >= goal } else { sum > goal };
+    let reached = |sum: f64| if reach { sum >= goal } else { sum > goal };
     let mut before = 0.0;
-    // Halves of a list by rank: the better half is summed, and one of the two is kept.
+    // Bisect by rank: sum the better half, then continue in the half that contains the crossing.
     while items.len() > FEW {
         let middle = items.len() / 2;
         items.select_nth_unstable_by(middle, best_first);
         let (better, worse) = items.split_at_mut(middle);
         let sum: f64 = better.iter().map(|item| weight(item.0)).sum();
-        // Where the worse half weighs nothing, rounding must not lead into it.
-        if met(before + sum) || weight(worse[0].0) == 0.0 {
+        // If the worse half has no weight, a rounding error must not select it.
+        if reached(before + sum) || weight(worse[0].0) == 0.0 {
             items = better;
         } else {
             before += sum;
@@ -77,7 +78,7 @@ pub(super) fn pass(
         }
         before += own;
         last = Some(Crossing { token: item.1, through: before });
-        if met(before) {
+        if reached(before) {
             break;
         }
     }
@@ -92,7 +93,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_best_are_those_of_a_full_sort(
+        fn top_k_matches_a_full_sort(
             logits in prop::collection::vec(-3_i8..4, 1..400),
             k in 1_usize..200,
         ) {
@@ -101,16 +102,16 @@ mod tests {
             all.sort_by(best_first);
             all.truncate(k);
             let mut items = Vec::new();
-            best(&logits, k, &mut items);
+            top_k(&logits, k, &mut items);
             prop_assert_eq!(items, all);
         }
 
         #[test]
-        fn passing_is_that_of_a_running_sum(
+        fn crossings_match_a_cumulative_sum(
             logits in prop::collection::vec(-40_i8..4, 1..300),
             u in 0.0_f64..1.0,
         ) {
-            // Powers of two, so that sums are exact in any order.
+            // Weights are powers of two, so that sums are exact in any order.
             let weight = |logit: f32| 2.0_f64.powf(f64::from(logit));
             let mut items: Vec<Candidate> = logits.into_iter().map(f32::from).zip(0..).collect();
             let mut sorted = items.clone();
@@ -121,18 +122,18 @@ mod tests {
                 sum += weight(item.0);
                 sum > u * total
             });
-            let got = pass(&mut items, u * total, false, weight).unwrap();
+            let got = find_crossing(&mut items, u * total, false, weight).unwrap();
             prop_assert_eq!(got.token, want.unwrap().1);
             prop_assert_eq!(got.through, sum);
         }
     }
 
     #[test]
-    fn a_goal_beyond_everything_gives_the_last_of_any_weight() {
+    fn an_unreachable_goal_gives_the_last_candidate_with_weight() {
         let mut items: Vec<Candidate> =
             (0..100).map(|i| (if i < 60 { 0.0 } else { -1.0 }, i)).collect();
         let weight = |logit: f32| if logit == 0.0 { 1.0 } else { 0.0 };
-        assert_eq!(pass(&mut items, 1e9, false, weight).unwrap().token, 59);
-        assert_eq!(pass(&mut [], 0.5, false, weight), None);
+        assert_eq!(find_crossing(&mut items, 1e9, false, weight).unwrap().token, 59);
+        assert_eq!(find_crossing(&mut [], 0.5, false, weight), None);
     }
 }

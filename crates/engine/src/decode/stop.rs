@@ -1,21 +1,21 @@
-//! When a continuation ends.
+//! [`StopConditions`]: tokens and texts that end a completion.
 
 use std::sync::Arc;
 
 use crate::{Error, Result};
 
-/// What ends a continuation: tokens, and texts.
+/// Tokens and texts that end a completion.
 ///
-/// Cheap to clone. Texts are matched on the bytes of tokens, so one may begin inside a token and
-/// end inside another; what was in the prompt does not count.
+/// Texts are matched on the bytes of the tokens, so that a match may start inside one token and end
+/// inside another. The prompt is not searched. Cheap to clone.
 ///
 /// ```
 /// use tinkex_engine::decode::StopConditions;
 ///
 /// let stop = StopConditions::new([2], ["\n\n"])?;
-/// let mut ends = stop.matcher();
-/// assert!(!ends.push(10, b"one\n"));
-/// assert!(ends.push(11, b"\ntwo"));
+/// let mut matcher = stop.matcher();
+/// assert!(!matcher.push(10, b"one\n"));
+/// assert!(matcher.push(11, b"\ntwo"));
 /// # Ok::<_, tinkex_engine::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -27,18 +27,19 @@ struct StopSet {
     texts: Vec<StopText>,
 }
 
-/// A text, with the length of the longest beginning that each of its beginnings ends with.
+/// A stop text with its Knuth-Morris-Pratt failure function.
 #[derive(Debug)]
 struct StopText {
     bytes: Vec<u8>,
+    /// For every prefix of `bytes`, the length of its longest proper prefix that is also a suffix.
     borders: Vec<usize>,
 }
 
 impl StopConditions {
-    /// Ends at any of these tokens and after any of these texts.
+    /// Creates stop conditions from tokens and texts.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an empty text: it would end everything before it began.
+    /// [`Error::Invalid`] if a text is empty.
     pub fn new<T: AsRef<[u8]>>(
         tokens: impl IntoIterator<Item = u32>,
         texts: impl IntoIterator<Item = T>,
@@ -47,36 +48,37 @@ impl StopConditions {
         for text in texts {
             let bytes = text.as_ref().to_vec();
             if bytes.is_empty() {
-                return Err(Error::invalid("stop", "an empty text cannot be waited for"));
+                return Err(Error::invalid("stop", "a stop text must not be empty"));
             }
             inner.texts.push(StopText { borders: borders(&bytes), bytes });
         }
         Ok(Self(Arc::new(inner)))
     }
 
-    /// Whether it waits for texts, so that tokens have to be turned into bytes.
+    /// Returns whether there are stop texts, for which [`StopMatcher::push`] needs the bytes of
+    /// tokens.
     #[must_use]
     pub fn reads_bytes(&self) -> bool {
         !self.0.texts.is_empty()
     }
 
-    /// Watches one continuation.
+    /// Creates a matcher for one completion.
     #[must_use]
     pub fn matcher(&self) -> StopMatcher {
         StopMatcher { stop: self.clone(), matched: vec![0; self.0.texts.len()] }
     }
 }
 
-/// Watches one continuation for a [`StopConditions`].
+/// Matches the tokens of one completion against [`StopConditions`].
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
     stop: StopConditions,
-    /// How much of each text the bytes so far end with.
+    /// For each text, the length of its longest prefix that the bytes so far end with.
     matched: Vec<usize>,
 }
 
 impl StopMatcher {
-    /// Takes in the next token and its bytes; true if the continuation ends here.
+    /// Adds the next token and its bytes. Returns whether the completion ends with it.
     pub fn push(&mut self, token: u32, bytes: &[u8]) -> bool {
         let mut ends = self.stop.0.tokens.contains(&token);
         for (text, matched) in self.stop.0.texts.iter().zip(&mut self.matched) {
@@ -92,7 +94,7 @@ impl StopMatcher {
     }
 }
 
-/// The border of every beginning of `bytes`.
+/// Returns the Knuth-Morris-Pratt failure function of `bytes`, which must not be empty.
 fn borders(bytes: &[u8]) -> Vec<usize> {
     let mut all = vec![0];
     for &byte in &bytes[1..] {
@@ -103,7 +105,7 @@ fn borders(bytes: &[u8]) -> Vec<usize> {
     all
 }
 
-/// How much of `bytes` is matched after one more byte.
+/// Returns the length of the matched prefix of `bytes` after one more byte.
 fn extend(bytes: &[u8], borders: &[usize], mut matched: usize, byte: u8) -> usize {
     while matched > 0 && bytes[matched] != byte {
         matched = borders[matched - 1];
@@ -125,19 +127,19 @@ mod tests {
     }
 
     #[test]
-    fn a_token_ends_it_whatever_its_bytes() {
-        let mut ends = StopConditions::new([7, 9], [] as [&str; 0]).unwrap().matcher();
-        assert_eq!([1, 7, 9].map(|token| ends.push(token, b"")), [false, true, true]);
+    fn a_stop_token_matches_without_bytes() {
+        let mut matcher = StopConditions::new([7, 9], [] as [&str; 0]).unwrap().matcher();
+        assert_eq!([1, 7, 9].map(|token| matcher.push(token, b"")), [false, true, true]);
     }
 
     proptest! {
-        /// Cut into tokens in any way, the end is where a search of the whole text finds it.
+        /// The matcher agrees with a search of the whole text, however it is divided into tokens.
         #[test]
         fn texts_are_found_across_tokens(
             texts in prop::collection::vec("[ab]{1,5}", 1..4),
             parts in prop::collection::vec("[ab]{0,4}", 0..20),
         ) {
-            let mut ends = StopConditions::new([], &texts).unwrap().matcher();
+            let mut matcher = StopConditions::new([], &texts).unwrap().matcher();
             let mut whole = String::new();
             for part in parts {
                 let before = whole.len();
@@ -145,7 +147,7 @@ mod tests {
                 let want = texts.iter().any(|text| {
                     (0..whole.len()).any(|at| whole[at..].starts_with(text.as_str()) && at + text.len() > before)
                 });
-                prop_assert_eq!(ends.push(0, part.as_bytes()), want, "{} in {}", part, whole);
+                prop_assert_eq!(matcher.push(0, part.as_bytes()), want, "{} in {}", part, whole);
             }
         }
     }

@@ -1,89 +1,93 @@
-//! A PEFT adapter folder: a configuration and pairs of thin matrices.
+//! [`AdapterFile`]: a PEFT adapter folder with a configuration and pairs of LoRA matrices.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::peft::PeftConfig;
-use super::safetensors::{NamedTensor, TensorFile, TensorSlice, TensorView, write_tensors};
+use super::safetensors::{NamedTensor, StoredTensor, TensorFile, TensorSlice, write_tensors};
 use crate::{Error, Result};
 
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapter_model.safetensors";
 const PREFIX: &str = "base_model.model.";
-/// What the pair on the unembedding is called inside the engine, and by `peft`.
+/// Module name of the unembedding in the engine and in `peft`.
 const HEAD: &str = "lm_head";
+/// Module name of the unembedding in the service's archives.
 const SERVICE_HEAD: &str = "model.unembed_tokens";
 
-/// An adapter on disk.
+/// The contents of an adapter folder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterFile {
-    /// Its rank and scale.
+    /// Rank, scale and base model.
     pub config: PeftConfig,
-    /// Its pairs, by name of the module.
+    /// Pairs of matrices, in the order of their module names.
     pub pairs: Vec<LoraPair>,
 }
 
-/// What is added to one module: `scale · B · A`.
+/// The LoRA matrices of one module, which add `alpha / rank · B · A` to its weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraPair {
-    /// Which module: `model.layers.0.self_attn.q_proj`, …, or `lm_head` for the unembedding.
+    /// Module name, for example `model.layers.0.self_attn.q_proj`, or `lm_head` for the unembedding.
     pub module: String,
-    /// Width of what goes in.
+    /// Number of inputs of the module.
     pub inputs: usize,
-    /// Width of what comes out.
+    /// Number of outputs of the module.
     pub outputs: usize,
-    /// `rank` rows of `inputs`.
+    /// Row-major A, `rank × inputs`.
     pub a: Vec<f32>,
-    /// `outputs` rows of `rank`; not scaled.
+    /// Row-major B, `outputs × rank`, not scaled.
     pub b: Vec<f32>,
 }
 
-/// A [`LoraPair`] to be written.
+/// A [`LoraPair`] to write, with borrowed contents.
 #[derive(Clone, Copy, Debug)]
 pub struct LoraPairRef<'a> {
-    /// Which module, as in [`LoraPair::module`].
+    /// Module name, as in [`LoraPair::module`].
     pub module: &'a str,
-    /// Width of what goes in.
+    /// Number of inputs of the module.
     pub inputs: usize,
-    /// Width of what comes out.
+    /// Number of outputs of the module.
     pub outputs: usize,
-    /// `rank` rows of `inputs`.
+    /// Row-major A, `rank × inputs`.
     pub a: &'a [f32],
-    /// `outputs` rows of `rank`; not scaled.
+    /// Row-major B, `outputs × rank`, not scaled.
     pub b: &'a [f32],
 }
 
-/// What the pair on the unembedding is called in the file.
+/// Name of the unembedding's pair in an adapter file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnembeddingName {
-    /// `lm_head`, which `peft` loads.
+    /// `lm_head`, the name that `peft` loads.
     #[default]
     Peft,
-    /// `model.unembed_tokens`, as the service's archives call it.
+    /// `model.unembed_tokens`, the name in the hosted service's archives.
     Service,
 }
 
 impl AdapterFile {
-    /// Reads the folder `path`.
+    /// Reads the adapter folder `path`. Accepts both names of the unembedding.
     ///
-    /// Both names of the unembedding are understood.
+    /// The files must not be modified while this function runs.
     ///
     /// # Errors
-    /// [`Error::Io`] and [`Error::BadFile`]; [`Error::MissingTensor`] if half of a pair is missing;
-    /// [`Error::Shape`] if a matrix does not have the rank that the configuration says.
+    /// - [`Error::Io`] if a file cannot be read.
+    /// - [`Error::BadFile`] if a file is damaged, contains a tensor that is not a LoRA matrix, or
+    ///   contains a value that is not finite.
+    /// - [`Error::MissingTensor`] if A or B of a module is missing.
+    /// - [`Error::Shape`] if a matrix does not have the configured rank.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let config = PeftConfig::read(path.join(CONFIG))?;
-        let file = TensorFile::open(path.join(TENSORS))?;
-        let mut halves: BTreeMap<&str, [Option<TensorView<'_>>; 2]> = BTreeMap::new();
+        let file = TensorFile::map(path.join(TENSORS))?;
+        let mut halves: BTreeMap<&str, [Option<StoredTensor<'_>>; 2]> = BTreeMap::new();
         for tensor in file.tensors() {
-            let Some((module, half)) = parse(tensor.name()) else {
-                let why = format!("tensor {} is not half of a LoRA pair", tensor.name());
-                return Err(Error::bad_file(file.path(), why));
+            let Some((module, half)) = parse_name(tensor.name()) else {
+                let reason = format!("tensor {} is not a LoRA matrix", tensor.name());
+                return Err(Error::bad_file(file.path(), reason));
             };
             if halves.entry(module).or_default()[half].replace(tensor).is_some() {
-                let why = format!("there are two tensors {} for {module}", ["A", "B"][half]);
-                return Err(Error::bad_file(file.path(), why));
+                let reason = format!("{module} has two tensors lora_{}", ["A", "B"][half]);
+                return Err(Error::bad_file(file.path(), reason));
             }
         }
         let mut pairs = Vec::with_capacity(halves.len());
@@ -102,13 +106,14 @@ impl AdapterFile {
         Ok(Self { config, pairs })
     }
 
-    /// Writes `config` and `pairs` into the folder `path`, which must exist.
+    /// Writes `config` and `pairs` into the existing folder `path`.
     ///
-    /// Each of the two files appears whole; to have both appear together, and with others, call
-    /// this inside [`write_folder`](super::write_folder).
+    /// Each of the two files is replaced atomically. To replace both together, call this function
+    /// inside [`write_folder`](super::write_folder).
     ///
     /// # Errors
-    /// [`Error::Shape`] if a matrix does not have the size that its pair says, [`Error::Io`].
+    /// [`Error::Shape`] if a matrix does not have the size that its pair states; [`Error::Io`] if a
+    /// file cannot be written.
     pub fn save(
         path: impl AsRef<Path>,
         config: &PeftConfig,
@@ -147,8 +152,8 @@ impl AdapterFile {
     }
 }
 
-/// The module and the half (0 for A, 1 for B) that a tensor's name means.
-fn parse(name: &str) -> Option<(&str, usize)> {
+/// Returns the module and the matrix (0 for A, 1 for B) of a tensor name.
+fn parse_name(name: &str) -> Option<(&str, usize)> {
     let name = name.strip_prefix(PREFIX)?;
     let name = name.strip_suffix(".weight")?;
     let name = name.strip_suffix(".default").unwrap_or(name);
@@ -159,14 +164,14 @@ fn parse(name: &str) -> Option<(&str, usize)> {
     Some((if module == SERVICE_HEAD { HEAD } else { module }, half))
 }
 
-/// Its numbers, all of which a model can be run with.
-fn finite(path: &Path, tensor: TensorView<'_>) -> Result<Vec<f32>> {
+/// Returns the elements of a tensor, all of which must be finite.
+fn finite(path: &Path, tensor: StoredTensor<'_>) -> Result<Vec<f32>> {
     let values = tensor.to_f32()?.into_owned();
     match values.iter().position(|value| !value.is_finite()) {
         None => Ok(values),
         Some(at) => {
-            let why = format!("tensor {} holds {} at {at}", tensor.name(), values[at]);
-            Err(Error::bad_file(path, why))
+            let reason = format!("tensor {} is {} at index {at}", tensor.name(), values[at]);
+            Err(Error::bad_file(path, reason))
         }
     }
 }

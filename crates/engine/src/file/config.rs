@@ -1,4 +1,4 @@
-//! `config.json`: what kind of model, and how large.
+//! [`ModelConfig`]: the architecture and dimensions of a model, from its `config.json`.
 
 use std::path::Path;
 
@@ -7,21 +7,21 @@ use serde::Deserialize;
 use super::rope::{RawRope, Rope};
 use crate::{Error, Result};
 
-/// A family of models.
+/// A supported model architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Architecture {
-    /// Llama 2 and 3, and what is built like them.
+    /// Llama 2 and 3, and models with the same architecture.
     Llama,
-    /// Qwen2 and Qwen2.5: biases on queries, keys and values.
+    /// Qwen2 and Qwen2.5, which have biases on queries, keys and values.
     Qwen2,
-    /// Qwen3: norms on queries and keys.
+    /// Qwen3, which normalizes queries and keys.
     Qwen3,
 }
 
 const KNOWN: &str = "LlamaForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM";
 
-/// What kind of model, and how large.
+/// Architecture and dimensions of a model.
 ///
 /// ```
 /// use tinkex_engine::file::ModelConfig;
@@ -36,71 +36,71 @@ const KNOWN: &str = "LlamaForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM";
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
-    /// The family.
+    /// Architecture.
     pub architecture: Architecture,
-    /// Rows of the embedding, and width of the logits.
+    /// Number of tokens: rows of the embedding and width of the logits.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width inside the MLP.
+    /// Width of the MLP's hidden layer.
     pub intermediate_size: usize,
-    /// Layers.
+    /// Number of decoder layers.
     pub layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads; divides `heads`.
+    /// Number of key-value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Width of a head; even. `heads * head_dim` need not be `hidden_size`.
+    /// Dimension of a head; even. `heads * head_dim` may differ from `hidden_size`.
     pub head_dim: usize,
-    /// Added to the mean square inside every norm.
+    /// Epsilon of the RMS norms.
     pub norm_eps: f32,
-    /// Positions.
+    /// Rotary position embedding.
     pub rope: Rope,
-    /// The longest context.
+    /// Maximum context length, in tokens.
     pub max_positions: usize,
-    /// Whether the unembedding is the embedding.
+    /// Whether the embedding is also the unembedding.
     pub tied: bool,
-    /// Whether queries and keys are normalised per head.
+    /// Whether queries and keys are normalized per head.
     pub qk_norm: bool,
-    /// Whether q, k and v have biases.
+    /// Whether the query, key and value projections have biases.
     pub qkv_bias: bool,
-    /// Whether the attention's output has one.
+    /// Whether the attention output projection has a bias.
     pub o_bias: bool,
-    /// Whether the MLP's products have them.
+    /// Whether the linear layers of the MLP have biases.
     pub mlp_bias: bool,
-    /// Tokens that end a sequence.
+    /// End-of-sequence tokens.
     pub eos: Vec<u32>,
-    /// The token that begins one, if there is one.
+    /// Beginning-of-sequence token, if the model has one.
     pub bos: Option<u32>,
 }
 
 impl ModelConfig {
-    /// Reads the file `path`.
+    /// Reads and parses the file `path`.
     ///
     /// # Errors
-    /// [`Error::Io`], or as [`parse`](Self::parse).
+    /// [`Error::Io`] if the file cannot be read; otherwise as [`parse`](Self::parse).
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         Self::parse(&read_small(path)?, path)
     }
 
-    /// Reads the text of a `config.json`; `path` is what errors call it.
+    /// Parses the text of a `config.json`. Errors name it `path`.
     ///
     /// # Errors
-    /// [`Error::UnknownArchitecture`], or [`Error::BadFile`] if a field is missing, makes no sense,
-    /// or asks for something that the engine does not do.
+    /// [`Error::UnknownArchitecture`] for an architecture that is not supported; [`Error::BadFile`]
+    /// if a field is missing, out of range, or requests an unsupported feature.
     pub fn parse(text: &[u8], path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let raw: RawModelConfig = serde_json::from_slice(text)
-            .map_err(|e| Error::bad_file(path, format!("is not a model's configuration: {e}")))?;
+            .map_err(|e| Error::bad_file(path, format!("not a model configuration: {e}")))?;
         let (architecture, name) = raw.architecture();
         let Some(architecture) = architecture else {
             return Err(Error::UnknownArchitecture { path: path.to_owned(), name, known: KNOWN });
         };
-        raw.check(architecture).map_err(|why| Error::bad_file(path, why))
+        raw.validate(architecture).map_err(|reason| Error::bad_file(path, reason))
     }
 
-    /// Every tensor that a model of this kind has, with its shape, in the order of use.
+    /// Returns the name and shape of every tensor of the model, in the order of the forward pass.
     pub fn tensors(&self) -> impl Iterator<Item = (String, Vec<usize>)> + '_ {
         let outer = |name: &str, shape: &[usize]| (name.to_owned(), shape.to_vec());
         let (hidden, vocab) = (self.hidden_size, self.vocab_size);
@@ -142,12 +142,13 @@ impl ModelConfig {
     }
 }
 
-/// Reads a file that should be small.
+/// Reads a configuration file of at most 64 MiB.
 pub(super) fn read_small(path: &Path) -> Result<Vec<u8>> {
-    const MOST: u64 = 64 << 20;
-    let about = std::fs::metadata(path).map_err(Error::io("read", path))?;
-    if about.len() > MOST {
-        return Err(Error::bad_file(path, format!("{} bytes are too many", about.len())));
+    const MAX_BYTES: u64 = 64 << 20;
+    let bytes = std::fs::metadata(path).map_err(Error::io("read", path))?.len();
+    if bytes > MAX_BYTES {
+        let reason = format!("the file has {bytes} bytes, the limit is {MAX_BYTES}");
+        return Err(Error::bad_file(path, reason));
     }
     std::fs::read(path).map_err(Error::io("read", path))
 }
@@ -182,7 +183,7 @@ struct RawModelConfig {
     bos_token_id: Option<OneOrMany>,
 }
 
-/// Token ids, of which some files give one and some a list.
+/// Token ids: a single one or a list, depending on the file.
 #[derive(Deserialize)]
 #[serde(untagged)]
 pub(super) enum OneOrMany {
@@ -214,9 +215,9 @@ impl RawModelConfig {
         (found, name)
     }
 
-    fn check(self, architecture: Architecture) -> Result<ModelConfig, String> {
+    fn validate(self, architecture: Architecture) -> Result<ModelConfig, String> {
         if self.quantization_config.is_some() {
-            return Err("quantized weights are not supported; use f32, f16 or bf16".to_owned());
+            return Err("quantized weights are not supported, expected f32, f16 or bf16".to_owned());
         }
         let windowed = |layer: &String| layer != "full_attention";
         if self.use_sliding_window == Some(true) || self.layer_types.iter().flatten().any(windowed)
@@ -225,7 +226,9 @@ impl RawModelConfig {
         }
         match self.hidden_act.as_deref() {
             None | Some("silu" | "swish") => {}
-            Some(other) => return Err(format!("activation {other:?} is not supported; silu is")),
+            Some(other) => {
+                return Err(format!("activation {other:?} is not supported, expected \"silu\""));
+            }
         }
         if self.partial_rotary_factor.is_some_and(|part| part != 1.0) {
             return Err("partial_rotary_factor other than 1 is not supported".to_owned());
@@ -236,14 +239,16 @@ impl RawModelConfig {
             None => heads,
         };
         if heads % kv_heads != 0 {
-            return Err(format!("{kv_heads} key-value heads do not divide {heads} heads"));
+            return Err(format!("{kv_heads} key-value heads do not divide {heads} query heads"));
         }
         let hidden_size = size("hidden_size", self.hidden_size)?;
         let head_dim = match (self.head_dim, architecture) {
             (Some(width), _) => size("head_dim", width)?,
             (None, Architecture::Qwen3) => 128,
             (None, _) if hidden_size % heads == 0 => hidden_size / heads,
-            (None, _) => return Err(format!("{heads} heads do not divide {hidden_size}")),
+            (None, _) => {
+                return Err(format!("{heads} heads do not divide hidden_size {hidden_size}"));
+            }
         };
         if head_dim % 2 != 0 {
             return Err(format!("head_dim is {head_dim}, expected an even number"));
@@ -252,7 +257,7 @@ impl RawModelConfig {
             size("max_position_embeddings", self.max_position_embeddings.unwrap_or(2048))?;
         let eps = self.rms_norm_eps.unwrap_or(1e-6);
         if !(eps.is_finite() && eps >= 0.0) {
-            return Err(format!("rms_norm_eps is {eps}"));
+            return Err(format!("rms_norm_eps is {eps}, expected a finite number of at least 0"));
         }
         let rope = self.rope_parameters.or(self.rope_scaling).unwrap_or_default();
         let attention_bias = self.attention_bias.unwrap_or(false);
@@ -267,7 +272,7 @@ impl RawModelConfig {
             head_dim,
             #[expect(clippy::cast_possible_truncation, reason = "computing is done in f32")]
             norm_eps: eps as f32,
-            rope: rope.check(self.rope_theta, max_positions)?,
+            rope: rope.validate(self.rope_theta, max_positions)?,
             max_positions,
             tied: self.tie_word_embeddings.unwrap_or(false),
             qk_norm: architecture == Architecture::Qwen3,
@@ -280,11 +285,11 @@ impl RawModelConfig {
     }
 }
 
-/// A side of something: never zero, and small enough that two of them multiply.
+/// Checks a dimension: at least 1, and small enough that a product of two does not overflow.
 fn size(name: &str, value: u64) -> Result<usize, String> {
-    const MOST: u64 = 1 << 24;
+    const MAX: u64 = 1 << 24;
     match usize::try_from(value) {
-        Ok(side) if (1..=MOST).contains(&value) => Ok(side),
-        _ => Err(format!("{name} is {value}, expected 1 to {MOST}")),
+        Ok(size) if (1..=MAX).contains(&value) => Ok(size),
+        _ => Err(format!("{name} is {value}, expected 1 to {MAX}")),
     }
 }

@@ -1,8 +1,8 @@
-//! Files: models and adapters on disk.
+//! Models and adapters on disk.
 //!
-//! What comes in may be cut off, corrupted or hostile; every length is checked before it is used
-//! and before anything is allocated for it. What goes out appears whole or not at all: it is
-//! written aside, flushed, and renamed.
+//! Files that are read may be truncated, corrupted or malicious: every length is checked before it is
+//! used and before memory is allocated for it. Files and folders that are written replace their
+//! predecessors atomically: they are written under a temporary name, flushed, and renamed.
 
 mod adapter;
 mod atomic;
@@ -15,7 +15,7 @@ mod safetensors;
 pub use adapter::{AdapterFile, LoraPair, LoraPairRef, UnembeddingName};
 pub use atomic::{write_file, write_folder};
 pub use config::{Architecture, ModelConfig};
-pub use model::ModelFolder;
+pub(crate) use model::ModelFolder;
 pub use peft::PeftConfig;
 pub use rope::{Rope, RopeScaling};
-pub use safetensors::{DType, NamedTensor, TensorFile, TensorSlice, TensorView, write_tensors};
+pub use safetensors::{DType, NamedTensor, StoredTensor, TensorFile, TensorSlice, write_tensors};

@@ -1,4 +1,4 @@
-//! A Hugging Face model folder: a configuration and its tensors, in one file or several.
+//! [`ModelFolder`]: a Hugging Face model folder, with its tensors in one file or several.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,50 +6,53 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::config::{ModelConfig, OneOrMany, read_small};
-use super::safetensors::{TensorFile, TensorView};
+use super::safetensors::{StoredTensor, TensorFile};
 use crate::{Error, Result};
 
-/// A model on disk, mapped into memory.
+/// A model folder whose tensor files are mapped into memory.
 ///
-/// Opening checks that every tensor of the architecture is there, with the right shape and a
-/// type that can be read; nothing is loaded yet.
+/// Not public, because the files must not be truncated or modified while the value exists. The
+/// loader copies the weights and drops the maps.
 #[derive(Debug)]
-pub struct ModelFolder {
+pub(crate) struct ModelFolder {
     path: PathBuf,
     config: ModelConfig,
     files: Vec<TensorFile>,
-    /// Which file has which tensor.
-    places: BTreeMap<String, usize>,
+    /// File index of each tensor.
+    file_of: BTreeMap<String, usize>,
 }
 
 impl ModelFolder {
     /// Opens the folder `path`: `config.json`, then `model.safetensors`, or
-    /// `model.safetensors.index.json` and the files it names.
+    /// `model.safetensors.index.json` and the files that it names.
+    ///
+    /// Checks that every tensor of the architecture exists, with the right shape and an element type
+    /// that can be converted to f32. Loads no weights.
     ///
     /// # Errors
-    /// As [`ModelConfig::read`] and [`TensorFile::open`]; [`Error::MissingTensor`] or
-    /// [`Error::Shape`] if a tensor is not there or not as the configuration says.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+    /// As [`ModelConfig::read`] and [`TensorFile::map`]; [`Error::MissingTensor`] or
+    /// [`Error::Shape`] if a tensor is missing or does not match the configuration.
+    pub(crate) fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let mut config = ModelConfig::read(path.join("config.json"))?;
         config.eos = all_eos(path, config.eos)?;
         let single = path.join("model.safetensors");
         let index = path.join("model.safetensors.index.json");
         let files = if single.exists() || !index.exists() {
-            vec![TensorFile::open(single)?]
+            vec![TensorFile::map(single)?]
         } else {
             shards(path, &index)?
         };
-        let mut places = BTreeMap::new();
+        let mut file_of = BTreeMap::new();
         for (i, file) in files.iter().enumerate() {
             for name in file.names() {
-                if places.insert(name.to_owned(), i).is_some() {
-                    let why = format!("tensor {name} is in two files of the model");
-                    return Err(Error::bad_file(file.path(), why));
+                if file_of.insert(name.to_owned(), i).is_some() {
+                    let reason = format!("tensor {name} is also in another file of the model");
+                    return Err(Error::bad_file(file.path(), reason));
                 }
             }
         }
-        let folder = Self { path: path.to_owned(), config, files, places };
+        let folder = Self { path: path.to_owned(), config, files, file_of };
         folder.check()?;
         Ok(folder)
     }
@@ -61,31 +64,17 @@ impl ModelFolder {
         Ok(())
     }
 
-    /// Where it is.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// What kind of model, and how large.
-    #[must_use]
-    pub fn config(&self) -> &ModelConfig {
+    pub(crate) fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// The tensor `name`.
+    /// Returns the tensor `name`.
     ///
     /// # Errors
-    /// [`Error::MissingTensor`].
-    pub fn tensor(&self, name: &str) -> Result<TensorView<'_>> {
-        let found = self.places.get(name).and_then(|&i| self.files[i].get(name));
+    /// [`Error::MissingTensor`] if no file of the model contains it.
+    pub(crate) fn tensor(&self, name: &str) -> Result<StoredTensor<'_>> {
+        let found = self.file_of.get(name).and_then(|&i| self.files[i].get(name));
         found.ok_or_else(|| Error::MissingTensor { path: self.path.clone(), name: name.to_owned() })
-    }
-
-    /// Whether there is a tensor `name`.
-    #[must_use]
-    pub fn has(&self, name: &str) -> bool {
-        self.places.contains_key(name)
     }
 }
 
@@ -94,20 +83,20 @@ struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
-/// The files that an index names, each once, all of them in the folder itself.
+/// Opens the files that an index names. All of them must be in the folder itself.
 fn shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>> {
     let ShardIndex { weight_map } = serde_json::from_slice(&read_small(index)?)
-        .map_err(|e| Error::bad_file(index, format!("is not an index of tensors: {e}")))?;
+        .map_err(|e| Error::bad_file(index, format!("not an index of tensor files: {e}")))?;
     let mut names: Vec<&String> = weight_map.values().collect();
     names.sort();
     names.dedup();
     let mut files = Vec::with_capacity(names.len());
     for name in names {
-        // A model may not make us read files elsewhere.
+        // A path could make the engine read files outside the model folder.
         if Path::new(name).file_name() != Some(name.as_ref()) {
-            return Err(Error::bad_file(index, format!("{name:?} is not the name of a file")));
+            return Err(Error::bad_file(index, format!("{name:?} is not a plain file name")));
         }
-        files.push(TensorFile::open(folder.join(name))?);
+        files.push(TensorFile::map(folder.join(name))?);
     }
     for (tensor, file) in &weight_map {
         let holder = files.iter().find(|open| open.path().file_name() == Some(file.as_ref()));
@@ -118,7 +107,8 @@ fn shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>> {
     Ok(files)
 }
 
-/// What ends a sequence, by both files that may say so.
+/// Returns the end-of-sequence tokens of `config.json`, given as `eos`, and of
+/// `generation_config.json`.
 fn all_eos(folder: &Path, mut eos: Vec<u32>) -> Result<Vec<u32>> {
     #[derive(Deserialize)]
     struct GenerationConfig {
@@ -127,7 +117,7 @@ fn all_eos(folder: &Path, mut eos: Vec<u32>) -> Result<Vec<u32>> {
     let path = folder.join("generation_config.json");
     if path.exists() {
         let generation: GenerationConfig = serde_json::from_slice(&read_small(&path)?)
-            .map_err(|e| Error::bad_file(&path, format!("is not a configuration: {e}")))?;
+            .map_err(|e| Error::bad_file(&path, format!("not a generation configuration: {e}")))?;
         for id in generation.eos_token_id.map(OneOrMany::all).unwrap_or_default() {
             if !eos.contains(&id) {
                 eos.push(id);

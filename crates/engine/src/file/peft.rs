@@ -1,4 +1,4 @@
-//! `adapter_config.json`, as `peft` reads and writes it.
+//! [`PeftConfig`]: the `adapter_config.json` of the `peft` library.
 
 use std::path::Path;
 
@@ -9,21 +9,22 @@ use super::atomic::write_file;
 use super::config::read_small;
 use crate::{Error, Result};
 
-/// What an adapter's configuration says, of what the engine understands.
+/// Configuration of a plain LoRA adapter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PeftConfig {
-    /// The rank of every pair.
+    /// Rank of all pairs of matrices, 1 to 65,536.
     pub rank: usize,
-    /// The product of the pair counts `alpha / rank` times.
+    /// Scale numerator: a delta is multiplied by `alpha / rank`.
     pub alpha: f64,
-    /// The model that it was trained on.
+    /// Name of the base model; empty if the file does not name it.
     pub base_model: String,
-    /// The last parts of the names of adapted modules, such as `q_proj`.
+    /// Last components of the names of adapted modules, for example `q_proj`. Empty if the file
+    /// gives a pattern instead of a list.
     pub target_modules: Vec<String>,
 }
 
 impl PeftConfig {
-    /// What the product of a pair is multiplied by.
+    /// Returns the factor `alpha / rank` of the deltas.
     #[must_use]
     pub fn scale(&self) -> f64 {
         self.alpha / self.rank as f64
@@ -32,25 +33,24 @@ impl PeftConfig {
     /// Reads the file `path`.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::BadFile`] if it is something else, or asks for a variant of LoRA
-    /// that would compute something else than plain LoRA.
+    /// [`Error::Io`] if the file cannot be read; [`Error::BadFile`] if it is not an adapter
+    /// configuration, or enables a variant that computes something other than plain LoRA.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let text = read_small(path)?;
-        let raw: RawPeftConfig = serde_json::from_slice(&text).map_err(|e| {
-            Error::bad_file(path, format!("is not an adapter's configuration: {e}"))
-        })?;
-        raw.check().map_err(|why| Error::bad_file(path, why))
+        let raw: RawPeftConfig = serde_json::from_slice(&text)
+            .map_err(|e| Error::bad_file(path, format!("not an adapter configuration: {e}")))?;
+        raw.validate().map_err(|reason| Error::bad_file(path, reason))
     }
 
-    /// Writes the file `path`.
+    /// Writes the file `path`, atomically replacing it.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`] if the file cannot be written.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
         let mut modules = self.target_modules.clone();
         modules.sort();
-        // A whole number is written as one: some readers want it so.
+        // Some readers accept only an integer here.
         let alpha = if self.alpha.fract() == 0.0 && self.alpha.abs() < 1e15 {
             #[expect(clippy::cast_possible_truncation, reason = "it is a whole number in range")]
             let whole = self.alpha as i64;
@@ -74,7 +74,7 @@ impl PeftConfig {
             "use_dora": false,
             "use_rslora": false,
         });
-        let text = serde_json::to_vec_pretty(&config).expect("texts and numbers are always JSON");
+        let text = serde_json::to_vec_pretty(&config).expect("a JSON value serializes");
         write_file(path.as_ref(), |out| out.write_all(&text))
     }
 }
@@ -95,7 +95,7 @@ struct RawPeftConfig {
     rest: Map<String, Value>,
 }
 
-/// Switches of `peft` under which the same tensors mean something else.
+/// Settings of `peft` that change the meaning of the tensors.
 const OTHER_VARIANTS: [&str; 13] = [
     "alora_invocation_tokens",
     "alpha_pattern",
@@ -113,15 +113,15 @@ const OTHER_VARIANTS: [&str; 13] = [
 ];
 
 impl RawPeftConfig {
-    fn check(self) -> Result<PeftConfig, String> {
+    fn validate(self) -> Result<PeftConfig, String> {
         if let Some(kind) = self.peft_type.filter(|kind| kind != "LORA") {
-            return Err(format!("adapters of type {kind:?} are not supported; LORA is"));
+            return Err(format!("peft_type {kind:?} is not supported, expected \"LORA\""));
         }
         if let Some(bias) = self.bias.filter(|bias| bias != "none") {
-            return Err(format!("bias {bias:?} is not supported; \"none\" is"));
+            return Err(format!("bias {bias:?} is not supported, expected \"none\""));
         }
         for name in OTHER_VARIANTS {
-            if self.rest.get(name).is_some_and(is_on) {
+            if self.rest.get(name).is_some_and(is_enabled) {
                 return Err(format!("{name} is set; only plain LoRA is supported"));
             }
         }
@@ -130,13 +130,13 @@ impl RawPeftConfig {
             _ => return Err(format!("r is {}, expected 1 to 65536", self.r)),
         };
         if !self.lora_alpha.is_finite() {
-            return Err(format!("lora_alpha is {}", self.lora_alpha));
+            return Err(format!("lora_alpha is {}, expected a finite number", self.lora_alpha));
         }
         let target_modules = match self.target_modules {
             Value::Array(names) => {
                 names.iter().filter_map(|name| name.as_str().map(str::to_owned)).collect()
             }
-            // A pattern, or nothing: the tensors themselves tell.
+            // A pattern, or absent: the names of the tensors determine the modules.
             _ => Vec::new(),
         };
         let base_model = self.base_model_name_or_path.unwrap_or_default();
@@ -144,8 +144,8 @@ impl RawPeftConfig {
     }
 }
 
-/// Whether a switch is set: neither null, false nor empty.
-fn is_on(value: &Value) -> bool {
+/// Returns whether a setting is enabled: not null, not false, and not empty.
+fn is_enabled(value: &Value) -> bool {
     match value {
         Value::Null => false,
         Value::Bool(on) => *on,

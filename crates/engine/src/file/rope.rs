@@ -1,4 +1,4 @@
-//! Rotary position embedding: how fast each pair of numbers turns.
+//! [`Rope`]: the rotary position embedding of a model and its context extension.
 
 use std::f64::consts::TAU;
 
@@ -7,53 +7,55 @@ use serde::Deserialize;
 /// The rotary position embedding of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// The base of the geometric series of wavelengths.
+    /// Base of the geometric series of wavelengths; more than 1.
     pub theta: f64,
-    /// How it is stretched to contexts longer than the model first learnt.
+    /// Extension to contexts longer than the one the model was pre-trained with.
     pub scaling: RopeScaling,
 }
 
-/// How a [`Rope`] is stretched.
+/// Method of extending a [`Rope`] to longer contexts.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No extension.
     None,
-    /// Every wavelength by the same factor.
+    /// Multiplies every wavelength by the same factor.
     Linear {
-        /// The factor.
+        /// Factor of the wavelengths.
         factor: f64,
     },
-    /// As Llama 3.1: long wavelengths by the factor, short ones not, a ramp between.
+    /// Llama 3.1: multiplies long wavelengths by the factor, keeps short ones, and interpolates
+    /// between them.
     Llama3 {
-        /// The factor.
+        /// Factor of the wavelengths.
         factor: f64,
-        /// Wavelengths above `original / low` are stretched in full.
+        /// Wavelengths above `original / low` are multiplied by the whole factor.
         low: f64,
-        /// Wavelengths below `original / high` are left alone.
+        /// Wavelengths below `original / high` are kept.
         high: f64,
-        /// The context that the model first learnt.
+        /// Context length of the pre-training, in tokens.
         original: f64,
     },
-    /// As YaRN: a ramp over dimensions, and larger attention scores.
+    /// YaRN: interpolates over the dimensions and scales the attention scores.
     Yarn {
-        /// The factor.
+        /// Factor of the wavelengths.
         factor: f64,
-        /// Turns within the original context from which a dimension is left alone.
+        /// Rotations within the original context from which on a dimension is kept.
         beta_fast: f64,
-        /// Turns up to which a dimension is stretched in full.
+        /// Rotations within the original context up to which the whole factor is applied.
         beta_slow: f64,
-        /// The context that the model first learnt.
+        /// Context length of the pre-training, in tokens.
         original: f64,
-        /// What cosines and sines are multiplied by.
+        /// Factor of the cosines and sines.
         attention_factor: f64,
-        /// Whether the ramp's ends are rounded to whole dimensions.
+        /// Whether the ends of the interpolation range are rounded to whole dimensions.
         truncate: bool,
     },
 }
 
 impl Rope {
-    /// Radians per position of each of the `head_dim / 2` pairs.
+    /// Returns the frequency of each of the `head_dim / 2` pairs of dimensions, in radians per
+    /// position.
     #[must_use]
     pub fn frequencies(&self, head_dim: usize) -> Vec<f64> {
         let plain = (0..head_dim / 2).map(|i| self.theta.powf(-2.0 * i as f64 / head_dim as f64));
@@ -74,9 +76,9 @@ impl Rope {
                 })
                 .collect(),
             RopeScaling::Yarn { factor, beta_fast, beta_slow, original, truncate, .. } => {
-                // The dimension that makes this many turns within the original context.
-                let dimension = |turns: f64| {
-                    head_dim as f64 * (original / (turns * TAU)).ln() / (2.0 * self.theta.ln())
+                // The dimension that makes this many rotations within the original context.
+                let dimension = |rotations: f64| {
+                    head_dim as f64 * (original / (rotations * TAU)).ln() / (2.0 * self.theta.ln())
                 };
                 let (mut low, mut high) = (dimension(beta_fast), dimension(beta_slow));
                 if truncate {
@@ -98,7 +100,7 @@ impl Rope {
         }
     }
 
-    /// What cosines and sines are multiplied by; 1 but for [`RopeScaling::Yarn`].
+    /// Returns the factor of the cosines and sines, which is 1 except for [`RopeScaling::Yarn`].
     #[must_use]
     pub fn attention_factor(&self) -> f64 {
         match self.scaling {
@@ -108,7 +110,7 @@ impl Rope {
     }
 }
 
-/// As `config.json` says it, in either of the two forms that `transformers` has used.
+/// Rotary settings of a `config.json`, in either of the two forms that `transformers` has used.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct RawRope {
     rope_theta: Option<f64>,
@@ -128,8 +130,9 @@ pub(super) struct RawRope {
 }
 
 impl RawRope {
-    /// What is meant; `theta` stands outside in the older form.
-    pub(super) fn check(self, theta: Option<f64>, positions: usize) -> Result<Rope, String> {
+    /// Validates the settings. `theta` is the top-level `rope_theta` of the older form; `positions`
+    /// is the model's context length.
+    pub(super) fn validate(self, theta: Option<f64>, positions: usize) -> Result<Rope, String> {
         let theta = self.rope_theta.or(theta).unwrap_or(10_000.0);
         positive("rope_theta", Some(theta))?;
         if theta <= 1.0 {
@@ -176,7 +179,7 @@ impl RawRope {
             }
             other => {
                 return Err(format!(
-                    "rope type {other:?} is not supported; default, linear, llama3 and yarn are"
+                    "rope_type {other:?} is not supported, expected default, linear, llama3 or yarn"
                 ));
             }
         };
@@ -197,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn llama3_leaves_fast_pairs_and_stretches_slow_ones() {
+    fn llama3_keeps_high_frequencies_and_scales_low_ones() {
         let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 64.0 };
         let stretched = Rope { theta: 10_000.0, scaling }.frequencies(10);
         let plain = Rope { theta: 10_000.0, scaling: RopeScaling::None }.frequencies(10);
@@ -206,14 +209,14 @@ mod tests {
         assert_eq!(stretched[4], plain[4] / 8.0);
     }
 
-    /// The numbers are those of `transformers` for the same settings.
+    /// The expected values were computed by `transformers` with the same settings.
     #[test]
-    fn yarn_ramps_over_the_dimensions() {
+    fn yarn_matches_transformers() {
         let raw: RawRope = serde_json::from_str(
             r#"{"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":32768}"#,
         )
         .unwrap();
-        let rope = raw.check(Some(1_000_000.0), 131_072).unwrap();
+        let rope = raw.validate(Some(1_000_000.0), 131_072).unwrap();
         let frequencies = rope.frequencies(16);
         for (got, want) in frequencies.iter().zip(YARN) {
             assert!((got - want).abs() <= 1e-6 * want, "{got} instead of {want}");

@@ -1,13 +1,14 @@
-//! `exp` without branches, so that the compiler turns a loop of it into vector code.
+//! Branch-free `exp`, which the compiler can vectorize in loops.
 
-/// eˣ, within 2 units of the last place; subnormal results are 0.
+/// Returns eˣ with an error of at most 2 units in the last place. Subnormal results are flushed to
+/// 0.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
-    // ln 2 in two parts: the first has few bits, so its multiples are exact.
+    // ln 2 as a sum of two parts. The first has few significant bits, so its multiples are exact.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Adding and taking away 1.5 · 2²³ leaves the nearest whole number.
+    // Adding and subtracting 1.5 · 2²³ rounds to the nearest integer.
     const ROUND: f32 = 12_582_912.0;
 
     let clamped = x.clamp(-87.33, 88.8);
@@ -20,7 +21,7 @@ pub(super) fn exp(x: f32) -> f32 {
     poly = poly.mul_add(rest, 0.166_666_65);
     poly = poly.mul_add(rest, 0.5);
     let value = (poly * rest).mul_add(rest, rest) + 1.0;
-    // 2^whole in two factors, because 2^128 has no float of its own.
+    // 2^whole as two factors, because 2^128 is not representable in f32.
     #[expect(clippy::cast_possible_truncation, reason = "whole is between -126 and 128, or NaN")]
     let whole = whole as i32;
     let half = whole >> 1;
@@ -38,7 +39,7 @@ mod tests {
     use super::exp;
 
     #[test]
-    fn it_is_close_everywhere_and_right_at_the_edges() {
+    fn the_error_is_below_two_ulps_and_special_values_are_exact() {
         let mut x = -87.3_f32;
         while x < 88.7 {
             let expected = f64::from(x).exp();

@@ -1,18 +1,19 @@
-//! Whether instructions that the machine says it has give the bits that they should.
+//! Self-check of the vector instructions at start-up.
 //!
-//! Cheap enough for every start: a few products and rows of odd sizes, against the portable path. A
-//! machine, an emulator or a compiler that gets one of them wrong costs speed and not results.
+//! Runs a few matrix products and row operations of odd sizes and compares their bits with those of
+//! the portable code. If a CPU, an emulator or the compiler gets one of them wrong, the engine falls
+//! back to slower instructions instead of computing wrong results.
 
 use super::{Isa, Kernel, Lhs, Panels, Precision, Rhs, TaskPool, row_ops};
 
-/// Whether `isa`, which the machine says it has, matches_portable with the portable path.
+/// Returns whether `isa` produces the same bits as the portable code.
 pub(super) fn matches_portable(isa: Isa) -> bool {
-    isa == Isa::Portable || results(isa) == results(Isa::Portable)
+    isa == Isa::PORTABLE || results(isa) == results(Isa::PORTABLE)
 }
 
-/// The bits of a bit of everything.
+/// Returns the bits that one call of each kind of kernel computes.
 fn results(isa: Isa) -> Vec<u32> {
-    let kernel = Kernel { isa, pool: TaskPool::alone() };
+    let kernel = Kernel { isa, pool: TaskPool::single_threaded() };
     let mut out = Vec::new();
     for (count, depth, cols) in [(1, 67, 83), (3, 19, 50), (13, 37, 70)] {
         let (x, w) = (numbers(count * depth.max(cols), 1), numbers(cols * depth, 2));
@@ -43,7 +44,7 @@ fn results(isa: Isa) -> Vec<u32> {
     out
 }
 
-/// TensorValues between -1 and 1 that are not round.
+/// Returns pseudo-random numbers between -1 and 1 that use all mantissa bits.
 fn numbers(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed;
     let number = |_| {
@@ -58,13 +59,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_that_this_machine_has_agrees_and_a_difference_is_seen() {
+    fn every_available_level_passes_and_a_wrong_bit_fails() {
         for isa in Isa::available() {
             assert!(matches_portable(isa), "{isa:?}");
         }
-        let mut all = results(Isa::Portable);
+        let mut all = results(Isa::PORTABLE);
         assert!(all.len() > 3000 && all.iter().any(|bits| *bits != 0));
         all[17] ^= 1;
-        assert_ne!(all, results(Isa::Portable));
+        assert_ne!(all, results(Isa::PORTABLE));
     }
 }

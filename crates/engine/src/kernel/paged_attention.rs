@@ -1,79 +1,93 @@
-//! Keys and values in pages, and attention over them.
+//! Causal grouped-query attention over a paged KV cache.
 //!
-//! A page holds sixteen positions of every key-value head of a layer. Keys stand as a panel (sixteen
-//! positions side by side for each dimension), values as rows, so that both products of attention
-//! read pages as they are. Which pages make up a context, and in which order, is said by a list of
-//! [`PageRef`]s; where pages are cut changes no bit of the result.
+//! A page holds [`PAGE_POSITIONS`] positions of every key-value head of one layer, in f32. Per head it
+//! stores the keys as a panel (for each dimension the sixteen positions side by side), then the
+//! values as rows padded to a multiple of 16, so that both matrix products of attention read pages in
+//! place. A block table lists the pages of a sequence in order. How a sequence is divided into pages
+//! does not change a bit of the result.
 
 #![expect(
     unsafe_code,
-    reason = "tiles take raw addresses; tasks write disjoint parts of one matrix"
+    reason = "the micro-kernel takes raw addresses; tasks write disjoint parts of one matrix"
 )]
 
 use std::cell::RefCell;
 use std::ops::Range;
 
+use super::gemm::fits;
 use super::task_pool::SharedMut;
 use super::tile::{Prefetch, ROWS, Tile};
 use super::{Isa, Kernel, PANEL, row_ops};
 
-/// Positions in a page.
+/// Positions per page.
 pub(crate) const PAGE_POSITIONS: usize = PANEL;
 
-/// The first `len` positions of a page.
+/// Upper bound on the scores (rows × group × context) that one task holds, so that they fit the
+/// second-level cache.
+const MAX_SCORES_PER_TASK: usize = 32_768;
+/// Maximum number of query rows per task.
+const MAX_ROWS_PER_TASK: usize = 24;
+
+/// Entry of a block table: the first `len` positions of page `page`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PageRef {
     pub(crate) page: usize,
     pub(crate) len: usize,
 }
 
-/// Consecutive tokens of one sequence: which rows of the batch they are, where they stand, and what
-/// they can see.
+/// Consecutive tokens of one sequence in a batch, with the context they attend to.
 #[derive(Clone, Debug)]
 pub(crate) struct SequenceChunk {
+    /// Rows of the batch that hold these tokens.
     pub(crate) rows: Range<usize>,
-    /// Position of the first row.
+    /// Position of the first row in the sequence.
     pub(crate) start: usize,
-    /// The whole context in order, these tokens included.
-    pub(crate) blocks: Vec<PageRef>,
+    /// Pages of the whole sequence in order, up to and including these tokens.
+    pub(crate) block_table: Vec<PageRef>,
 }
 
-/// How heads are laid out.
+/// Number and size of the attention heads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeadLayout {
     pub(crate) query_heads: usize,
+    /// Key-value heads; divides `query_heads`.
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
 }
 
 impl HeadLayout {
+    /// Returns the width of all query heads together.
     pub(crate) fn query_width(self) -> usize {
         self.query_heads * self.head_dim
     }
 
+    /// Returns the width of all key heads together, which is also that of all value heads.
     pub(crate) fn kv_width(self) -> usize {
         self.kv_heads * self.head_dim
     }
 
-    fn padded(self) -> usize {
+    /// Returns the length of a row of values in a page.
+    fn padded_dim(self) -> usize {
         self.head_dim.next_multiple_of(PANEL)
     }
 
-    /// Keys and values of one head in a page.
+    /// Returns the number of floats of one key-value head in a page.
     fn head_floats(self) -> usize {
-        PAGE_POSITIONS * (self.head_dim + self.padded())
+        PAGE_POSITIONS * (self.head_dim + self.padded_dim())
     }
 
-    /// Floats in a page.
+    /// Returns the number of floats in a page.
     pub(crate) fn page_floats(self) -> usize {
         self.kv_heads * self.head_floats()
     }
 
+    /// Returns the number of query heads per key-value head.
     pub(crate) fn group(self) -> usize {
         self.query_heads / self.kv_heads
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "a head is narrower than 2²⁴")]
+    /// Returns the factor `1 / √head_dim` of the attention scores.
+    #[expect(clippy::cast_precision_loss, reason = "a head has fewer than 2²⁴ dimensions")]
     pub(crate) fn scale(self) -> f32 {
         1.0 / (self.head_dim as f32).sqrt()
     }
@@ -91,75 +105,85 @@ thread_local! {
     static SCRATCH: RefCell<AttentionScratch> = RefCell::default();
 }
 
-/// Writes the keys and values of a span to its pages. `keys` and `values` begin with the span's
-/// first row; rows are `stride` apart.
+/// Writes the keys and values of a chunk to its pages.
+///
+/// `keys` and `values` start at the chunk's first row; rows are `stride` elements apart and
+/// [`HeadLayout::kv_width`] wide.
 pub(crate) fn write_kv(
     heads: HeadLayout,
-    span: &SequenceChunk,
+    chunk: &SequenceChunk,
     keys: &[f32],
     values: &[f32],
     stride: usize,
     pages: &mut [f32],
 ) {
-    let (width, padded) = (heads.head_dim, heads.padded());
-    let end = span.start + span.rows.len();
+    let (dim, padded) = (heads.head_dim, heads.padded_dim());
+    let end = chunk.start + chunk.rows.len();
     let mut first = 0;
-    for block in &span.blocks {
+    for block in &chunk.block_table {
         let begin = first;
         first += block.len;
-        for position in begin.max(span.start)..(begin + block.len).min(end) {
-            let row = (position - span.start) * stride;
+        for position in begin.max(chunk.start)..(begin + block.len).min(end) {
+            let row = (position - chunk.start) * stride;
             let slot = position - begin;
             let page = &mut pages[block.page * heads.page_floats()..][..heads.page_floats()];
             for (head, page) in page.chunks_exact_mut(heads.head_floats()).enumerate() {
-                let (page_keys, page_values) = page.split_at_mut(PAGE_POSITIONS * width);
-                let from = row + head * width;
+                let (page_keys, page_values) = page.split_at_mut(PAGE_POSITIONS * dim);
+                let from = row + head * dim;
                 for (to, key) in
-                    page_keys.chunks_exact_mut(PAGE_POSITIONS).zip(&keys[from..from + width])
+                    page_keys.chunks_exact_mut(PAGE_POSITIONS).zip(&keys[from..from + dim])
                 {
                     to[slot] = *key;
                 }
-                page_values[slot * padded..slot * padded + width]
-                    .copy_from_slice(&values[from..from + width]);
+                page_values[slot * padded..slot * padded + dim]
+                    .copy_from_slice(&values[from..from + dim]);
             }
         }
     }
 }
 
 impl Kernel {
-    /// Attention of every span's rows over its context. Queries and `out` have one row for each row
-    /// of the batch, `query_stride` and [`HeadLayout::query_width`] wide.
+    /// Computes causal attention of every chunk's rows over its context.
+    ///
+    /// `queries` has one row per row of the batch, `query_stride` elements apart; `out` has rows of
+    /// [`HeadLayout::query_width`] elements. `pages` must already hold the keys and values of the
+    /// chunks themselves.
+    ///
+    /// # Panics
+    /// If a slice is too short, a block table names a page that does not exist or does not cover the
+    /// chunk's context, or the rows of two chunks overlap or are not ascending.
     pub(crate) fn attend(
         &self,
         heads: HeadLayout,
-        spans: &[SequenceChunk],
+        chunks: &[SequenceChunk],
         queries: &[f32],
         query_stride: usize,
         pages: &[f32],
         out: &mut [f32],
     ) {
+        check(heads, chunks, (queries.len(), query_stride), pages.len(), out.len());
         let mut tasks = Vec::new();
         let mut work = 0;
-        for span in spans {
-            let context = span.start + span.rows.len();
-            // Few rows at a time over a long context: the scores must fit a cache.
-            let most = (32_768 / (context * heads.group())).clamp(1, 24);
-            for first in span.rows.clone().step_by(most) {
-                tasks.push((span, first..span.rows.end.min(first + most)));
+        for chunk in chunks {
+            let context = chunk.start + chunk.rows.len();
+            let max_rows =
+                (MAX_SCORES_PER_TASK / (context * heads.group())).clamp(1, MAX_ROWS_PER_TASK);
+            for first in chunk.rows.clone().step_by(max_rows) {
+                tasks.push((chunk, first..chunk.rows.end.min(first + max_rows)));
             }
-            work += span.rows.len() * context * heads.query_width();
+            work += chunk.rows.len() * context * heads.query_width();
         }
         let width = heads.query_width();
         let out = SharedMut::new(out);
-        self.pool.each_if_worth(work, tasks.len() * heads.kv_heads, |task| {
-            let (span, rows) = &tasks[task / heads.kv_heads];
+        self.pool.for_each_if_large(work, tasks.len() * heads.kv_heads, |task| {
+            let (chunk, rows) = &tasks[task / heads.kv_heads];
             let head = task % heads.kv_heads;
             SCRATCH.with_borrow_mut(|scratch| {
                 let queries = &queries[rows.start * query_stride..];
                 attend_rows(
                     self.isa,
                     heads,
-                    span,
+                    chunk,
                     rows,
                     head,
                     queries,
@@ -170,12 +194,13 @@ impl Kernel {
                 let group = heads.group();
                 for (i, row) in rows.clone().enumerate() {
                     let start = row * width + head * group * heads.head_dim;
-                    // SAFETY: tasks differ in their rows or in their head, so the parts are disjoint.
+                    // SAFETY: two tasks differ in their rows, which `check` proved to be disjoint,
+                    // or in their head, so the parts do not overlap.
                     let out = unsafe { out.part(start, group * heads.head_dim) };
                     for (g, out) in out.chunks_exact_mut(heads.head_dim).enumerate() {
                         let v = i * group + g;
                         let sum = scratch.sums[v];
-                        let from = &scratch.out[v * heads.padded()..][..heads.head_dim];
+                        let from = &scratch.out[v * heads.padded_dim()..][..heads.head_dim];
                         for (out, from) in out.iter_mut().zip(from) {
                             *out = from / sum;
                         }
@@ -186,11 +211,63 @@ impl Kernel {
     }
 }
 
+/// Panics unless every address that attention reads or writes lies inside its slices and no two
+/// chunks share a row. The micro-kernel relies on this and checks nothing.
+fn check(
+    heads: HeadLayout,
+    chunks: &[SequenceChunk],
+    (queries_len, query_stride): (usize, usize),
+    pages_len: usize,
+    out_len: usize,
+) {
+    assert!(
+        heads.head_dim > 0
+            && heads.kv_heads > 0
+            && heads.group() * heads.kv_heads == heads.query_heads,
+        "key-value heads must divide query heads: {heads:?}"
+    );
+    let width = heads.query_width();
+    assert!(query_stride >= width, "queries overlap: {width} wide, {query_stride} apart");
+    let page_count = pages_len / heads.page_floats();
+    let mut next_row = 0;
+    for chunk in chunks.iter().filter(|chunk| !chunk.rows.is_empty()) {
+        assert!(chunk.rows.start >= next_row, "rows of two chunks overlap: {:?}", chunk.rows);
+        next_row = chunk.rows.end;
+        assert!(
+            fits(queries_len, (chunk.rows.end, query_stride), (width, 1)),
+            "the queries are too short for rows {:?}",
+            chunk.rows
+        );
+        assert!(
+            fits(out_len, (chunk.rows.end, width), (width, 1)),
+            "the output is too short for rows {:?}",
+            chunk.rows
+        );
+        let mut positions = 0;
+        for block in &chunk.block_table {
+            assert!(
+                block.page < page_count && block.len <= PAGE_POSITIONS,
+                "{block:?} is not one of {page_count} pages"
+            );
+            positions += block.len;
+        }
+        assert!(
+            positions >= chunk.start + chunk.rows.len(),
+            "the block table covers {positions} positions, not the {} of its chunk",
+            chunk.start + chunk.rows.len()
+        );
+    }
+}
+
+/// Computes one task of [`Kernel::attend`]: some rows of a chunk for one key-value head.
+///
+/// Leaves the unnormalized outputs in `scratch.out` and the softmax denominators in `scratch.sums`,
+/// one for every pair of row and query head of the group.
 #[expect(clippy::too_many_arguments, reason = "one task of `attend`, whose state it shares")]
 fn attend_rows(
     isa: Isa,
     heads: HeadLayout,
-    span: &SequenceChunk,
+    chunk: &SequenceChunk,
     rows: &Range<usize>,
     head: usize,
     queries: &[f32],
@@ -198,15 +275,15 @@ fn attend_rows(
     pages: &[f32],
     scratch: &mut AttentionScratch,
 ) {
-    let (width, padded, group) = (heads.head_dim, heads.padded(), heads.group());
+    let (dim, padded, group) = (heads.head_dim, heads.padded_dim(), heads.group());
     let vectors = rows.len() * group;
-    let first_position = span.start + rows.start - span.rows.start;
+    let first_position = chunk.start + rows.start - chunk.rows.start;
     let context = first_position + rows.len();
     let stride = context.next_multiple_of(PANEL) + PANEL;
 
     scratch.queries.clear();
     for row in queries.chunks(query_stride).take(rows.len()) {
-        let row = &row[head * group * width..(head + 1) * group * width];
+        let row = &row[head * group * dim..(head + 1) * group * dim];
         scratch.queries.extend(row.iter().map(|x| x * heads.scale()));
     }
     scratch.scores.resize(scratch.scores.len().max(vectors * stride), 0.0);
@@ -214,69 +291,72 @@ fn attend_rows(
     scratch.out.resize(vectors * padded, 0.0);
     scratch.sums.clear();
 
-    // Pages lie anywhere, so memory is told which comes next.
-    let next_page = |index: usize, part: usize| {
-        let block = span.blocks.get(index + 1).unwrap_or(&span.blocks[index]);
+    // Pages are scattered in memory, so the hardware cannot predict the next one.
+    let next_page = |index: usize, offset: usize| {
+        let table = &chunk.block_table;
+        let block = table.get(index + 1).unwrap_or(&table[index]);
         let start = block.page * heads.page_floats() + head * heads.head_floats();
-        pages.as_ptr().wrapping_add(start + part)
+        pages.as_ptr().wrapping_add(start + offset)
     };
-    // Scores: a page of keys is a panel. A block that is not full leaves numbers behind its end,
-    // which the next block or the softmax writes over.
+    // Scores. The keys of a page are one panel. A partial block leaves stale values behind its end,
+    // which the next block or the softmax overwrites.
     let mut position = 0;
-    for (index, block) in span.blocks.iter().enumerate() {
+    for (index, block) in chunk.block_table.iter().enumerate() {
         if position >= context {
             break;
         }
         let start = block.page * heads.page_floats() + head * heads.head_floats();
-        let keys = &pages[start..start + PAGE_POSITIONS * width];
+        let keys = &pages[start..start + PAGE_POSITIONS * dim];
         let next = next_page(index, 0);
         for first in (0..vectors).step_by(ROWS) {
             let count = ROWS.min(vectors - first);
-            assert!(position + PANEL <= stride, "scores of one row stay in their row");
             let tile = Tile {
-                depth: width,
-                a: scratch.queries[first * width..].as_ptr(),
-                a_row: width,
+                depth: dim,
+                a: scratch.queries[first * dim..].as_ptr(),
+                a_row: dim,
                 a_step: 1,
                 b: keys.as_ptr(),
                 b_panel: 0,
                 b_step: PANEL,
-                next: Prefetch::from(next),
+                prefetch: Prefetch::from(next),
                 c: scratch.scores[first * stride + position..].as_mut_ptr(),
                 c_row: stride,
                 zero_init: true,
             };
-            // SAFETY: `count` queries of `width` numbers are there, the page has `width` steps of
-            // sixteen keys, and sixteen scores fit each row by the check above. One thread's own.
+            // SAFETY: `check` proved that every row has its queries, so `scratch.queries` holds
+            // `vectors` vectors of `dim` elements, of which `first..first + count` are read. `keys`
+            // has `dim` rows of sixteen. `position < context` and `context + PANEL <= stride`, so
+            // sixteen scores fit behind `position` in each of the `vectors` rows of `stride`. The
+            // scratch buffers belong to this thread.
             unsafe { tile.run(isa, count, 1) };
         }
         position += block.len;
     }
 
     for (v, scores) in scratch.scores.chunks_exact_mut(stride).take(vectors).enumerate() {
-        let seen = first_position + v / group + 1;
-        let (seen, unseen) = scores.split_at_mut(seen);
-        let max = row_ops::max(isa, seen);
-        scratch.sums.push(row_ops::exp_and_sum(isa, seen, max));
-        unseen.fill(0.0);
+        let visible = first_position + v / group + 1;
+        let (visible, masked) = scores.split_at_mut(visible);
+        let max = row_ops::max(isa, visible);
+        scratch.sums.push(row_ops::exp_and_sum(isa, visible, max));
+        masked.fill(0.0);
     }
 
     let mut position = 0;
-    for (index, block) in span.blocks.iter().enumerate() {
+    for (index, block) in chunk.block_table.iter().enumerate() {
         if position >= context {
             break;
         }
         let start =
-            block.page * heads.page_floats() + head * heads.head_floats() + PAGE_POSITIONS * width;
+            block.page * heads.page_floats() + head * heads.head_floats() + PAGE_POSITIONS * dim;
         let values = &pages[start..start + PAGE_POSITIONS * padded];
-        let next = next_page(index, PAGE_POSITIONS * width);
+        let next = next_page(index, PAGE_POSITIONS * dim);
         let depth = block.len.min(context - position);
         for first in (0..vectors).step_by(ROWS) {
             let count = ROWS.min(vectors - first);
-            let most = Tile::<f32>::panels(isa, count);
+            let max_panels = Tile::<f32>::panels(isa, count);
             let mut panel = 0;
             while panel * PANEL < padded {
-                let panels = if padded / PANEL - panel >= most { most } else { 1 };
+                let panels = if padded / PANEL - panel >= max_panels { max_panels } else { 1 };
                 let tile = Tile {
                     depth,
                     a: scratch.scores[first * stride + position..].as_ptr(),
@@ -285,17 +365,180 @@ fn attend_rows(
                     b: values[panel * PANEL..].as_ptr(),
                     b_panel: PANEL,
                     b_step: padded,
-                    next: Prefetch::from(next.wrapping_add(panel * PANEL * PAGE_POSITIONS)),
+                    prefetch: Prefetch::from(next.wrapping_add(panel * PANEL * PAGE_POSITIONS)),
                     c: scratch.out[first * padded + panel * PANEL..].as_mut_ptr(),
                     c_row: padded,
                     zero_init: false,
                 };
-                // SAFETY: `count` rows of scores reach beyond `position + depth`, the page has
-                // sixteen rows of `padded` values, `out` as many sums. One thread's own.
+                // SAFETY: `position + depth <= context <= stride`, so the scores of each of the
+                // `vectors` rows are inside the buffer. `depth <= PAGE_POSITIONS`, and `values` has
+                // that many rows of `padded` elements; `panel + panels <= padded / PANEL`.
+                // `scratch.out` has `vectors` rows of `padded` elements. The scratch buffers belong
+                // to this thread.
                 unsafe { tile.run(isa, count, panels) };
                 panel += panels;
             }
         }
         position += block.len;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADS: HeadLayout = HeadLayout { query_heads: 4, kv_heads: 2, head_dim: 20 };
+    const CONTEXT: usize = 45;
+
+    fn noise(len: usize, seed: u64) -> Vec<f32> {
+        let mut rng = crate::rng::ChaCha8::new(seed, 0);
+        (0..len).map(|_| 2.0 * rng.uniform() - 1.0).collect()
+    }
+
+    /// A sequence of [`CONTEXT`] positions whose last `rows` rows are queried, in pages of the given
+    /// lengths.
+    struct Case {
+        queries: Vec<f32>,
+        pages: Vec<f32>,
+        chunk: SequenceChunk,
+    }
+
+    fn case(rows: usize, lengths: &[usize]) -> Case {
+        assert_eq!(lengths.iter().sum::<usize>(), CONTEXT);
+        let (keys, values) = (keys(), values());
+        // The pages are stored in reverse order, to tell them from the positions.
+        let refs = lengths.iter().enumerate();
+        let block_table: Vec<PageRef> =
+            refs.map(|(i, len)| PageRef { page: lengths.len() - 1 - i, len: *len }).collect();
+        let mut pages = vec![f32::NAN; lengths.len() * HEADS.page_floats()];
+        let whole = SequenceChunk { rows: 0..CONTEXT, start: 0, block_table };
+        write_kv(HEADS, &whole, &keys, &values, HEADS.kv_width(), &mut pages);
+        pages.iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = 0.0);
+        let chunk = SequenceChunk { rows: 0..rows, start: CONTEXT - rows, ..whole };
+        Case { queries: noise(rows * HEADS.query_width(), 1), pages, chunk }
+    }
+
+    fn keys() -> Vec<f32> {
+        noise(CONTEXT * HEADS.kv_width(), 2)
+    }
+
+    fn values() -> Vec<f32> {
+        noise(CONTEXT * HEADS.kv_width(), 3)
+    }
+
+    impl Case {
+        fn attend(&self, kernel: &Kernel) -> Vec<f32> {
+            let width = HEADS.query_width();
+            let mut out = vec![0.0; self.chunk.rows.len() * width];
+            let chunks = std::slice::from_ref(&self.chunk);
+            kernel.attend(HEADS, chunks, &self.queries, width, &self.pages, &mut out);
+            out
+        }
+    }
+
+    /// Attention by its definition, in f64.
+    fn reference(case: &Case) -> Vec<f64> {
+        let (keys, values) = (keys(), values());
+        let dim = HEADS.head_dim;
+        let mut out = Vec::new();
+        for row in case.chunk.rows.clone() {
+            for head in 0..HEADS.query_heads {
+                let query = &case.queries[row * HEADS.query_width() + head * dim..][..dim];
+                let kv = |position: usize| {
+                    let start = position * HEADS.kv_width() + head / HEADS.group() * dim;
+                    start..start + dim
+                };
+                let visible = case.chunk.start + row + 1;
+                let weights: Vec<f64> = (0..visible)
+                    .map(|position| {
+                        let terms = query.iter().zip(&keys[kv(position)]);
+                        let score: f64 = terms.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+                        (score / (dim as f64).sqrt()).exp()
+                    })
+                    .collect();
+                let total: f64 = weights.iter().sum();
+                out.extend((0..dim).map(|d| {
+                    let value = |position: usize| f64::from(values[kv(position)][d]);
+                    let terms = weights.iter().enumerate().map(|(p, weight)| weight * value(p));
+                    terms.sum::<f64>() / total
+                }));
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn every_level_and_every_division_into_pages_gives_the_same_bits() {
+        for rows in [1, 7, CONTEXT] {
+            let whole = case(rows, &[16, 16, 13]);
+            let expected = whole.attend(&Kernel::portable());
+            for (got, want) in expected.iter().zip(reference(&whole)) {
+                assert!((f64::from(*got) - want).abs() < 1e-5, "{rows} rows: {got} {want}");
+            }
+            for isa in Isa::available() {
+                for threads in [1, 3] {
+                    for lengths in [&[16, 16, 13][..], &[5, 16, 8, 16], &[1; CONTEXT]] {
+                        let got = case(rows, lengths).attend(&Kernel::with_isa(isa, threads));
+                        assert_eq!(got, expected, "{isa:?}, {threads} threads, {lengths:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    fn attend_with(change: impl FnOnce(&mut Case, &mut Vec<f32>)) {
+        let mut case = case(7, &[16, 16, 13]);
+        let width = HEADS.query_width();
+        let mut out = vec![0.0; 7 * width];
+        change(&mut case, &mut out);
+        let chunks = std::slice::from_ref(&case.chunk);
+        Kernel::portable().attend(HEADS, chunks, &case.queries, width, &case.pages, &mut out);
+    }
+
+    #[test]
+    fn unchanged_inputs_are_accepted() {
+        attend_with(|_, _| {});
+    }
+
+    #[test]
+    #[should_panic(expected = "the queries are too short")]
+    fn short_queries_are_refused() {
+        attend_with(|case, _| {
+            case.queries.pop();
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "the output is too short")]
+    fn a_short_output_is_refused() {
+        attend_with(|_, out| {
+            out.pop();
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "is not one of 2 pages")]
+    fn short_pages_are_refused() {
+        attend_with(|case, _| {
+            case.pages.pop();
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "the block table covers 32 positions")]
+    fn a_short_block_table_is_refused() {
+        attend_with(|case, _| {
+            case.chunk.block_table.pop();
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "rows of two chunks overlap")]
+    fn overlapping_chunks_are_refused() {
+        let case = case(7, &[16, 16, 13]);
+        let width = HEADS.query_width();
+        let chunks = [case.chunk.clone(), case.chunk.clone()];
+        let mut out = vec![0.0; 7 * width];
+        Kernel::portable().attend(HEADS, &chunks, &case.queries, width, &case.pages, &mut out);
     }
 }

@@ -1,4 +1,4 @@
-//! [`Panels`]: a weight matrix in the order in which products read it.
+//! [`Panels`]: a weight matrix packed in the order in which matrix products read it.
 
 use std::cell::RefCell;
 
@@ -6,23 +6,23 @@ use super::row_ops::{narrow, transpose};
 use super::{Kernel, PANEL};
 
 thread_local! {
-    /// Rows of one panel, on their way into it.
+    /// Buffer for the source rows of one panel.
     static ROWS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// In what form weights are kept. Sums are always f32.
+/// Storage format of frozen model weights. Accumulation is always in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Precision {
     /// 32-bit floats.
     #[default]
     F32,
-    /// The upper half of a 32-bit float: half the memory, eight bits of mantissa.
+    /// bfloat16, the upper half of a 32-bit float: half the memory, 8 significant bits.
     Bf16,
 }
 
 impl Precision {
-    /// Bytes of one weight.
+    /// Returns the size of one weight in bytes.
     pub(crate) fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -31,12 +31,13 @@ impl Precision {
     }
 }
 
-/// A matrix of `rows` outputs and `cols` inputs, packed: sixteen outputs form a panel, and a panel
-/// holds its sixteen weights of input 0, then of input 1, and so on. The last panel is filled up
-/// with zeros.
+/// A packed matrix of `rows` outputs × `cols` inputs.
 ///
-/// Of bf16 weights the first eight stand at even and the other eight at odd places: as pairs in 32
-/// bits, a shift gives the former as f32 and a mask the latter.
+/// Sixteen outputs form a panel. A panel stores its sixteen weights for input 0, then for input 1,
+/// and so on. The last panel is padded with zeros.
+///
+/// In bf16, the first eight of the sixteen weights have even indices and the other eight odd ones.
+/// Read as eight 32-bit words, a shift converts the former to f32 and a mask the latter.
 #[derive(Clone, Debug)]
 pub(crate) struct Panels {
     rows: usize,
@@ -51,7 +52,7 @@ pub(super) enum PanelData {
 }
 
 impl Panels {
-    /// Packs a row-major matrix, reading row `i` into the buffer by `row(i, buffer)`.
+    /// Packs a matrix whose row `i` is written into a buffer by `row(i, buffer)`.
     pub(crate) fn pack(
         kernel: &Kernel,
         rows: usize,
@@ -76,7 +77,10 @@ impl Panels {
         Self { rows, cols, data }
     }
 
-    /// Packs a row-major matrix in memory, on the caller's thread.
+    /// Packs a row-major `rows × cols` matrix on the caller's thread.
+    ///
+    /// # Panics
+    /// If `matrix` does not have `rows · cols` elements.
     pub(crate) fn from_rows(
         matrix: &[f32],
         rows: usize,
@@ -84,7 +88,7 @@ impl Panels {
         precision: Precision,
     ) -> Self {
         assert_eq!(matrix.len(), rows * cols, "a matrix of {rows} × {cols}");
-        Self::pack(&Kernel::plain(), rows, cols, precision, |i, out| {
+        Self::pack(&Kernel::portable(), rows, cols, precision, |i, out| {
             out.copy_from_slice(&matrix[i * cols..(i + 1) * cols]);
         })
     }
@@ -101,7 +105,7 @@ impl Panels {
             return;
         }
         let isa = kernel.isa();
-        kernel.pool().each_row(out, PANEL * cols, PANEL * cols, |panel, out| {
+        kernel.pool().for_each_row(out, PANEL * cols, PANEL * cols, |panel, out| {
             let first = panel * PANEL;
             let count = PANEL.min(rows - first);
             ROWS.with_borrow_mut(|buffer| {
@@ -109,12 +113,12 @@ impl Panels {
                 for (lane, buffer) in buffer.chunks_exact_mut(cols).take(count).enumerate() {
                     row(first + lane, buffer);
                 }
-                // Sixteen inputs at a time, transposed.
+                // Transpose blocks of sixteen rows and sixteen inputs.
                 for (block, out) in out.chunks_mut(PANEL * PANEL).enumerate() {
-                    let (col, wide) = (block * PANEL, out.len() / PANEL);
+                    let (col, width) = (block * PANEL, out.len() / PANEL);
                     let (mut lanes, mut transposed) = ([0.0; PANEL * PANEL], [0.0; PANEL * PANEL]);
                     for (lane, to) in lanes.chunks_exact_mut(PANEL).take(count).enumerate() {
-                        to[..wide].copy_from_slice(&buffer[lane * cols + col..][..wide]);
+                        to[..width].copy_from_slice(&buffer[lane * cols + col..][..width]);
                     }
                     transpose(isa, &lanes, &mut transposed);
                     convert(&transposed[..out.len()], out);
@@ -123,17 +127,17 @@ impl Panels {
         });
     }
 
-    /// How many outputs.
+    /// Returns the number of outputs.
     pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
-    /// How many inputs.
+    /// Returns the number of inputs.
     pub(crate) fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Memory that it takes.
+    /// Returns the size of the packed weights in bytes.
     pub(crate) fn bytes(&self) -> usize {
         match &self.data {
             PanelData::F32(data) => data.len() * 4,
@@ -141,7 +145,10 @@ impl Panels {
         }
     }
 
-    /// Writes row `i` to `out`.
+    /// Copies row `i` to `out` as f32.
+    ///
+    /// # Panics
+    /// If `i` is out of range or `out` does not have `cols` elements.
     pub(crate) fn row(&self, i: usize, out: &mut [f32]) {
         assert!(
             i < self.rows && out.len() == self.cols,
@@ -171,7 +178,7 @@ impl Panels {
     }
 }
 
-/// Where weight `lane` of sixteen bf16 ones stands.
+/// Returns the index of weight `lane` in a group of sixteen bf16 weights.
 pub(super) const fn bf16_index(lane: usize) -> usize {
     if lane < PANEL / 2 { 2 * lane } else { 2 * lane - PANEL + 1 }
 }
@@ -181,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_come_back_as_they_were() {
+    fn unpacking_restores_the_packed_rows() {
         let matrix: Vec<f32> = (0_u8..185).map(f32::from).collect();
         for precision in [Precision::F32, Precision::Bf16] {
             let panels = Panels::from_rows(&matrix, 37, 5, precision);

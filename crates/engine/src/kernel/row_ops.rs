@@ -1,15 +1,17 @@
-//! Loops over rows of numbers: norms, activations, softmax, conversions.
+//! Element-wise and reducing operations on rows of f32: norms, activations, softmax, conversions.
 //!
-//! Each is written once, without branches, and compiled once for every kind of machine. Sums run in
-//! sixteen lanes that are added up in one fixed order, however wide the registers are.
+//! Each operation is written once, without branches, and compiled for every instruction set. Sums
+//! accumulate in sixteen lanes that are added in a fixed order, whatever the register width.
+//! Slices that belong together must have equal lengths; extra elements are ignored.
 
-#![expect(unsafe_code, reason = "calls of functions compiled for instructions that were detected")]
+#![expect(unsafe_code, reason = "calls functions that require a detected instruction set")]
 
+use super::PANEL;
 use super::exp::exp;
+use super::isa::{Isa, Level};
 use super::panels::bf16_index;
-use super::{Isa, PANEL};
 
-/// Defines functions that take the [`Isa`] first and are compiled for each.
+/// Defines functions that take the [`Isa`] as first argument and are compiled for each level.
 macro_rules! for_each_isa {
     ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $out:ty)? $body:block)*) => {
         $(
@@ -30,14 +32,14 @@ macro_rules! for_each_isa {
                     body($($arg),*)
                 }
 
-                match isa {
-                    Isa::Portable => body($($arg),*),
-                    // SAFETY: an `Isa` is only made where the machine has it.
+                match isa.level() {
+                    Level::Portable => body($($arg),*),
+                    // SAFETY: an `Isa` of this level proves that the CPU has AVX2 and FMA.
                     #[cfg(target_arch = "x86_64")]
-                    Isa::Avx2 => unsafe { avx2($($arg),*) },
-                    // SAFETY: as above.
+                    Level::Avx2 => unsafe { avx2($($arg),*) },
+                    // SAFETY: an `Isa` of this level proves that the CPU has AVX-512F, AVX2 and FMA.
                     #[cfg(target_arch = "x86_64")]
-                    Isa::Avx512 => unsafe { avx512($($arg),*) },
+                    Level::Avx512 => unsafe { avx512($($arg),*) },
                 }
             }
         )*
@@ -45,7 +47,8 @@ macro_rules! for_each_isa {
 }
 
 for_each_isa! {
-    /// Sixteen by sixteen, bf16 as panels hold them to f32 in order.
+    /// Converts groups of sixteen bf16 values from the interleaved order of panels to f32 in
+    /// natural order.
     fn widen(from: &[u16], to: &mut [f32]) {
         let (from, to) = (from.as_chunks::<PANEL>().0, to.as_chunks_mut::<PANEL>().0);
         for (to, from) in to.iter_mut().zip(from) {
@@ -55,8 +58,8 @@ for_each_isa! {
         }
     }
 
-    /// Sixteen by sixteen, f32 in order to bf16 as panels hold them: to the nearest, of two equally
-    /// near ones to the even one.
+    /// Converts groups of sixteen f32 values in natural order to bf16 in the interleaved order of
+    /// panels, rounding to nearest, ties to even.
     fn narrow(from: &[f32], to: &mut [u16]) {
         let (from, to) = (from.as_chunks::<PANEL>().0, to.as_chunks_mut::<PANEL>().0);
         for (to, from) in to.iter_mut().zip(from) {
@@ -72,8 +75,8 @@ for_each_isa! {
         }
     }
 
-    /// Turns up to sixteen columns of sixteen: `to[k][col] = from[col][k]`; `to` may have fewer
-    /// rows than sixteen, and columns that `from` does not have become 0.
+    /// Transposes up to sixteen rows of sixteen: `to[k][col] = from[col][k]`. `to` may have fewer
+    /// than sixteen rows; columns for which `from` has no row are set to 0.
     fn transpose(from: &[f32], to: &mut [f32]) {
         if let (Ok(from), Ok(to)) =
             (<&[f32; PANEL * PANEL]>::try_from(from), <&mut [f32; PANEL * PANEL]>::try_from(&mut *to))
@@ -93,7 +96,7 @@ for_each_isa! {
         }
     }
 
-    /// The same from bf16, as panels hold them.
+    /// Like [`transpose`], from bf16 rows in the interleaved order of panels.
     fn transpose_bf16(from: &[u16], to: &mut [f32]) {
         if let (Ok(from), Ok(to)) =
             (<&[u16; PANEL * PANEL]>::try_from(from), <&mut [f32; PANEL * PANEL]>::try_from(&mut *to))
@@ -114,26 +117,26 @@ for_each_isa! {
         }
     }
 
-    /// `Σ a · b`.
+    /// Returns the dot product `Σ aᵢ bᵢ`.
     fn dot(a: &[f32], b: &[f32]) -> f32 {
         dot_lanes(a, b)
     }
 
-    /// `to += from`.
+    /// Computes `to += from`.
     fn add(to: &mut [f32], from: &[f32]) {
         for (to, from) in to.iter_mut().zip(from) {
             *to += *from;
         }
     }
 
-    /// `to *= scale`.
+    /// Computes `to *= scale`.
     fn scale(to: &mut [f32], scale: f32) {
         for to in to.iter_mut() {
             *to *= scale;
         }
     }
 
-    /// RMS norm of a row: `out = x · gain / rms(x)`; returns `1 / rms(x)`.
+    /// Computes the RMS norm of a row, `out = x · gain / rms(x)`, and returns `1 / rms(x)`.
     fn norm(x: &[f32], gain: &[f32], epsilon: f32, out: &mut [f32]) -> f32 {
         #[expect(clippy::cast_precision_loss, reason = "rows are shorter than 2²⁴")]
         let mean = dot_lanes(x, x) / x.len() as f32;
@@ -144,7 +147,7 @@ for_each_isa! {
         inverse
     }
 
-    /// [`norm`] of a row in its place.
+    /// Like [`norm`], in place.
     fn norm_in_place(x: &mut [f32], gain: &[f32], epsilon: f32) -> f32 {
         #[expect(clippy::cast_precision_loss, reason = "rows are shorter than 2²⁴")]
         let mean = dot_lanes(x, x) / x.len() as f32;
@@ -155,7 +158,7 @@ for_each_isa! {
         inverse
     }
 
-    /// Backward of [`norm`]: adds the gradient by `x` to `grad_x`.
+    /// Backward pass of [`norm`]: adds the gradient with respect to `x` to `grad_x`.
     fn norm_backward(x: &[f32], gain: &[f32], inverse: f32, grad: &[f32], grad_x: &mut [f32]) {
         let mut lanes = [0.0_f32; PANEL];
         let (xs, rest_x) = x.as_chunks::<PANEL>();
@@ -176,14 +179,14 @@ for_each_isa! {
         }
     }
 
-    /// `out = silu(gate) · up`.
+    /// Computes SwiGLU, `out = silu(gate) · up`.
     fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) {
         for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
             *out = gate / (1.0 + exp(-gate)) * up;
         }
     }
 
-    /// Backward of [`swiglu`]: turns `gate` and `up` into the gradients by them.
+    /// Backward pass of [`swiglu`]: replaces `gate` and `up` by the gradients with respect to them.
     fn swiglu_backward(gate: &mut [f32], up: &mut [f32], grad: &[f32]) {
         for ((gate, up), grad) in gate.iter_mut().zip(up).zip(grad) {
             let sigmoid = 1.0 / (1.0 + exp(-*gate));
@@ -194,7 +197,7 @@ for_each_isa! {
         }
     }
 
-    /// The greatest value; NaN if there is one.
+    /// Returns the maximum, or NaN if any element is NaN.
     fn max(x: &[f32]) -> f32 {
         let mut lanes = [f32::NEG_INFINITY; PANEL];
         let mut bad = [0_u32; PANEL];
@@ -215,7 +218,7 @@ for_each_isa! {
         lanes.iter().fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a })
     }
 
-    /// `x = exp(x - shift)`; returns the sum.
+    /// Computes `x = exp(x - shift)` and returns the sum of the results.
     fn exp_and_sum(x: &mut [f32], shift: f32) -> f32 {
         let mut lanes = [0.0_f32; PANEL];
         let (chunks, rest) = x.as_chunks_mut::<PANEL>();
@@ -232,7 +235,7 @@ for_each_isa! {
         sum_lanes(lanes)
     }
 
-    /// `Σ exp(x - shift)`, with the bits of [`exp_and_sum`].
+    /// Returns `Σ exp(x - shift)` with the same bits as [`exp_and_sum`].
     fn sum_exp(x: &[f32], shift: f32) -> f32 {
         let mut lanes = [0.0_f32; PANEL];
         let (chunks, rest) = x.as_chunks::<PANEL>();
@@ -247,21 +250,22 @@ for_each_isa! {
         sum_lanes(lanes)
     }
 
-    /// `x = scale · exp(x - shift)`.
+    /// Computes `x = scale · exp(x - shift)`.
     fn scaled_exp(x: &mut [f32], shift: f32, scale: f32) {
         for x in x.iter_mut() {
             *x = scale * exp(*x - shift);
         }
     }
 
-    /// Gradient of a softmax row: `grad = p · (grad - shift) · scale`.
+    /// Backward pass of a softmax row: computes `grad = p · (grad - shift) · scale`.
     fn softmax_backward(p: &[f32], grad: &mut [f32], shift: f32, scale: f32) {
         for (grad, p) in grad.iter_mut().zip(p) {
             *grad = p * (*grad - shift) * scale;
         }
     }
 
-    /// Turns pairs `(i, i + half)` of a head by their angles; the turn back has the sines negated.
+    /// Rotates the pairs `(i, i + half)` of a head by their angles. `direction` is 1 for the forward
+    /// and -1 for the inverse rotation.
     fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32], direction: f32) {
         let (first, second) = head.split_at_mut(cos.len());
         for (((a, b), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
@@ -289,7 +293,7 @@ fn dot_lanes(a: &[f32], b: &[f32]) -> f32 {
     sum_lanes(lanes)
 }
 
-/// Adds up lanes in halves: 16, 8, 4, 2, 1.
+/// Adds lanes pairwise in the fixed order 16, 8, 4, 2, 1.
 #[inline(always)]
 fn sum_lanes(mut lanes: [f32; PANEL]) -> f32 {
     let mut half = PANEL / 2;
@@ -307,15 +311,15 @@ mod tests {
     use super::*;
 
     fn noise(len: usize, seed: u64) -> Vec<f32> {
-        let mut noise = crate::rng::ChaCha8::new(seed, 0);
-        (0..len).map(|_| 4.0 * noise.uniform() - 2.0).collect()
+        let mut rng = crate::rng::ChaCha8::new(seed, 0);
+        (0..len).map(|_| 4.0 * rng.uniform() - 2.0).collect()
     }
 
-    /// Lengths that are multiples of nothing.
+    /// Lengths below, at and above multiples of the vector width.
     const LENGTHS: [usize; 8] = [1, 2, 15, 16, 17, 31, 100, 259];
 
     #[test]
-    fn every_path_gives_the_bits_of_the_portable_one() {
+    fn every_level_gives_the_bits_of_the_portable_code() {
         for isa in Isa::available() {
             for len in LENGTHS {
                 let (x, y, z) = (noise(len, 1), noise(len, 2), noise(len, 3));
@@ -346,31 +350,31 @@ mod tests {
                     all.extend(head);
                     all.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
                 };
-                assert_eq!(run(isa), run(Isa::Portable), "{isa:?} {len}");
+                assert_eq!(run(isa), run(Isa::PORTABLE), "{isa:?} {len}");
             }
         }
     }
 
-    fn wide(x: &[f32]) -> Vec<f64> {
+    fn to_f64(x: &[f32]) -> Vec<f64> {
         x.iter().map(|x| f64::from(*x)).collect()
     }
 
-    /// Differences of `f`, computed in f64, against a gradient.
+    /// Compares a gradient with the central differences of `f`, computed in f64.
     fn check(x: &[f32], grad: &[f32], f: impl Fn(&[f64]) -> f64) {
         for i in 0..x.len() {
             let at = |shift: f64| {
-                let mut x = wide(x);
+                let mut x = to_f64(x);
                 x[i] += shift;
                 f(&x)
             };
-            let slope = (at(1e-5) - at(-1e-5)) / 2e-5;
-            let off = (slope - f64::from(grad[i])).abs();
-            assert!(off < 1e-5 * (1.0 + slope.abs()), "{i}: {slope} {}", grad[i]);
+            let expected = (at(1e-5) - at(-1e-5)) / 2e-5;
+            let error = (expected - f64::from(grad[i])).abs();
+            assert!(error < 1e-5 * (1.0 + expected.abs()), "{i}: {expected} {}", grad[i]);
         }
     }
 
     #[test]
-    fn narrowing_rounds_as_everyone_does() {
+    fn narrowing_rounds_like_the_half_crate() {
         let mut all = noise(4096, 9);
         all.extend([0.0, -0.0, 1.0 + f32::EPSILON, 1.003_906_3, 1.011_718_8, f32::MAX, 1e-40]);
         all.extend([f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::from_bits(0xff80_0001)]);
@@ -387,13 +391,13 @@ mod tests {
     }
 
     #[test]
-    fn backward_of_the_norm_is_its_slope() {
+    fn norm_backward_matches_finite_differences() {
         for len in LENGTHS {
             let (x, gain, grad) = (noise(len, 1), noise(len, 2), noise(len, 3));
             let (mut out, mut grad_x) = (vec![0.0; len], vec![0.0; len]);
             let inverse = norm(Isa::detect(), &x, &gain, 1e-3, &mut out);
             norm_backward(Isa::detect(), &x, &gain, inverse, &grad, &mut grad_x);
-            let (gain, grad) = (wide(&gain), wide(&grad));
+            let (gain, grad) = (to_f64(&gain), to_f64(&grad));
             check(&x, &grad_x, |x| {
                 let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
                 let inverse = 1.0 / (mean + 1e-3).sqrt();
@@ -407,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn backward_of_swiglu_is_its_slope() {
+    fn swiglu_backward_matches_finite_differences() {
         let (gate, up, grad) = (noise(67, 1), noise(67, 2), noise(67, 3));
         let (mut grad_gate, mut grad_up) = (gate.clone(), up.clone());
         swiglu_backward(Isa::detect(), &mut grad_gate, &mut grad_up, &grad);
@@ -417,12 +421,12 @@ mod tests {
                 .map(|((gate, up), grad)| gate / (1.0 + (-gate).exp()) * up * f64::from(*grad))
                 .sum()
         };
-        check(&gate, &grad_gate, |gate| loss(gate, &wide(&up)));
-        check(&up, &grad_up, |up| loss(&wide(&gate), up));
+        check(&gate, &grad_gate, |gate| loss(gate, &to_f64(&up)));
+        check(&up, &grad_up, |up| loss(&to_f64(&gate), up));
     }
 
     #[test]
-    fn backward_of_the_softmax_is_its_slope() {
+    fn softmax_backward_matches_finite_differences() {
         let (x, grad) = (noise(41, 1), noise(41, 2));
         let isa = Isa::detect();
         let mut p = x.clone();

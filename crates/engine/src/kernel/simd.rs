@@ -1,30 +1,30 @@
-//! [`Simd16`]: sixteen floats that are worked on at once.
+//! [`Simd16`]: vectors of sixteen f32 values, in three implementations.
 //!
-//! Three implementations of five operations. A fused multiply-add is one operation with one
-//! rounding everywhere, so all three give the same bits.
+//! A fused multiply-add rounds once in all of them, so all three give the same bits.
 
 #![expect(
     unsafe_code,
-    reason = "vector instructions and raw loads; every method says what it needs"
+    reason = "vector instructions and raw loads; every method documents its requirements"
 )]
 
 use super::PANEL;
 use super::panels::bf16_index;
 
-/// Sixteen `f32`.
+/// A vector of sixteen f32 values.
 ///
 /// # Safety
-/// Every method must run where the implementation's instructions exist; pointers must be valid for
-/// sixteen elements (any alignment).
+/// The CPU must have the implementation's instructions when a method is called. Pointers must be
+/// valid for sixteen elements; any alignment is allowed.
 pub(super) trait Simd16: Copy {
-    /// How many panels a tile of so many rows covers, so that its sums fill the registers.
+    /// Panels per tile, indexed by the number of rows, chosen so that the accumulators fill the
+    /// registers.
     const PANELS: [usize; 7];
     unsafe fn zero() -> Self;
     unsafe fn load(from: *const f32) -> Self;
-    /// bf16 as panels hold them: see [`Panels`](super::Panels).
+    /// Loads bf16 values in the interleaved order of [`Panels`](super::Panels).
     unsafe fn load_bf16(from: *const u16) -> Self;
     unsafe fn store(self, to: *mut f32);
-    /// `self + scale · values`, rounded once.
+    /// Returns `self + scale · values`, rounded once per element.
     unsafe fn add_scaled(self, scale: f32, values: Self) -> Self;
 }
 
@@ -41,21 +41,20 @@ impl Simd16 for Portable {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
-        // SAFETY: the caller's promise: sixteen floats; an array has no alignment beyond theirs,
-        // and the read asks for none.
+        // SAFETY: the caller promises sixteen readable values; the read requires no alignment.
         Self(unsafe { from.cast::<[f32; PANEL]>().read_unaligned() })
     }
 
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self {
-        // SAFETY: as in `load`.
+        // SAFETY: the caller promises sixteen readable values; the read requires no alignment.
         let bits = unsafe { from.cast::<[u16; PANEL]>().read_unaligned() };
         Self(std::array::from_fn(|lane| f32::from_bits(u32::from(bits[bf16_index(lane)]) << 16)))
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
-        // SAFETY: as in `load`.
+        // SAFETY: the caller promises sixteen writable values; the write requires no alignment.
         unsafe { to.cast::<[f32; PANEL]>().write_unaligned(self.0) }
     }
 
@@ -83,32 +82,32 @@ mod x86 {
 
     use super::Simd16;
 
-    /// The upper half of 32 bits.
+    /// Mask of the upper sixteen of 32 bits.
     const UPPER: i32 = -0x1_0000;
 
     #[derive(Clone, Copy)]
     pub(in crate::kernel) struct Avx2(__m256, __m256);
 
     impl Simd16 for Avx2 {
-        // Up to twelve of sixteen registers hold sums. Three rows of two panels leave too few for the
-        // rest.
+        // Up to twelve of the sixteen registers are accumulators. Three rows of two panels would
+        // leave too few registers for the operands.
         const PANELS: [usize; 7] = [1, 4, 2, 1, 1, 1, 1];
 
         #[inline(always)]
         unsafe fn zero() -> Self {
-            // SAFETY: AVX2 is there by the caller's promise, here and below.
+            // SAFETY: the caller promises AVX2.
             unsafe { Self(_mm256_setzero_ps(), _mm256_setzero_ps()) }
         }
 
         #[inline(always)]
         unsafe fn load(from: *const f32) -> Self {
-            // SAFETY: sixteen floats by the caller's promise.
+            // SAFETY: the caller promises AVX2 and sixteen readable floats.
             unsafe { Self(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
         }
 
         #[inline(always)]
         unsafe fn load_bf16(from: *const u16) -> Self {
-            // SAFETY: sixteen halves by the caller's promise.
+            // SAFETY: the caller promises AVX2 and sixteen readable 16-bit values.
             unsafe {
                 let pairs = _mm256_loadu_si256(from.cast());
                 let upper = _mm256_set1_epi32(UPPER);
@@ -121,7 +120,7 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn store(self, to: *mut f32) {
-            // SAFETY: room for sixteen floats by the caller's promise.
+            // SAFETY: the caller promises AVX2 and sixteen writable floats.
             unsafe {
                 _mm256_storeu_ps(to, self.0);
                 _mm256_storeu_ps(to.add(8), self.1);
@@ -130,7 +129,7 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn add_scaled(self, scale: f32, values: Self) -> Self {
-            // SAFETY: AVX2 and FMA are there by the caller's promise.
+            // SAFETY: the caller promises AVX2 and FMA.
             unsafe {
                 let scale = _mm256_set1_ps(scale);
                 Self(
@@ -145,24 +144,24 @@ mod x86 {
     pub(in crate::kernel) struct Avx512(__m512);
 
     impl Simd16 for Avx512 {
-        // Up to 24 of 32 registers hold sums.
+        // Up to 24 of the 32 registers are accumulators.
         const PANELS: [usize; 7] = [1, 4, 4, 4, 4, 4, 4];
 
         #[inline(always)]
         unsafe fn zero() -> Self {
-            // SAFETY: AVX-512F is there by the caller's promise, here and below.
+            // SAFETY: the caller promises AVX-512F.
             unsafe { Self(_mm512_setzero_ps()) }
         }
 
         #[inline(always)]
         unsafe fn load(from: *const f32) -> Self {
-            // SAFETY: sixteen floats by the caller's promise.
+            // SAFETY: the caller promises AVX-512F and sixteen readable floats.
             unsafe { Self(_mm512_loadu_ps(from)) }
         }
 
         #[inline(always)]
         unsafe fn load_bf16(from: *const u16) -> Self {
-            // SAFETY: sixteen halves by the caller's promise.
+            // SAFETY: the caller promises AVX-512F and sixteen readable 16-bit values.
             unsafe {
                 let pairs = _mm256_loadu_si256(from.cast());
                 let even = _mm512_castsi256_si512(_mm256_slli_epi32::<16>(pairs));
@@ -173,13 +172,13 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn store(self, to: *mut f32) {
-            // SAFETY: room for sixteen floats by the caller's promise.
+            // SAFETY: the caller promises AVX-512F and sixteen writable floats.
             unsafe { _mm512_storeu_ps(to, self.0) }
         }
 
         #[inline(always)]
         unsafe fn add_scaled(self, scale: f32, values: Self) -> Self {
-            // SAFETY: AVX-512F is there by the caller's promise.
+            // SAFETY: the caller promises AVX-512F.
             unsafe { Self(_mm512_fmadd_ps(_mm512_set1_ps(scale), values.0, self.0)) }
         }
     }

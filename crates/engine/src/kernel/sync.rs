@@ -1,7 +1,7 @@
-//! The locks, atomics and threads of [`ThreadPool`](super::thread_pool::ThreadPool).
+//! Synchronization primitives of [`ThreadPool`](super::thread_pool::ThreadPool).
 //!
-//! Here they are the standard ones. `tests/model` compiles the crew against a `sync` of its own, which
-//! tries every order in which threads can meet.
+//! This module re-exports the standard ones. `tests/model` compiles `thread_pool.rs` against its own
+//! `sync` module, whose `loom` primitives explore every interleaving of the threads.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -12,36 +12,36 @@ pub(super) use std::sync::atomic::{
 pub(super) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 pub(super) use std::thread::{Builder, JoinHandle};
 
-/// How long a thread with nothing to do stays awake: longer than what lies between two products,
-/// shorter than anybody else would mind.
-const AWAKE: Duration = Duration::from_micros(200);
-/// How often it looks before it asks for the time.
-const LOOKS: u32 = 64;
+/// How long an idle thread spins before it sleeps: longer than the gap between two matrix products
+/// of one decode step, and short enough to leave the core to other processes.
+const SPIN_TIME: Duration = Duration::from_micros(200);
+/// Polls of the condition between two reads of the clock.
+const POLLS_PER_CLOCK_READ: u32 = 64;
 
 thread_local! {
-    static WORKING: Cell<bool> = const { Cell::new(false) };
+    static IN_REGION: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is at some crew's work.
-pub(super) fn is_working() -> bool {
-    WORKING.get()
+/// Returns whether the current thread is executing a parallel region.
+pub(super) fn in_region() -> bool {
+    IN_REGION.get()
 }
 
-pub(super) fn set_working(working: bool) {
-    WORKING.set(working);
+pub(super) fn set_in_region(inside: bool) {
+    IN_REGION.set(inside);
 }
 
-/// Waits without sleeping for as long as that is worth it; says whether it is `done`.
-pub(super) fn awake_until(done: impl Fn() -> bool) -> bool {
+/// Spins until `done` returns true or [`SPIN_TIME`] has passed. Returns whether `done` was true.
+pub(super) fn spin_until(done: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     loop {
-        for _ in 0..LOOKS {
+        for _ in 0..POLLS_PER_CLOCK_READ {
             if done() {
                 return true;
             }
             std::hint::spin_loop();
         }
-        if start.elapsed() > AWAKE {
+        if start.elapsed() > SPIN_TIME {
             return false;
         }
     }

@@ -1,11 +1,12 @@
-//! [`ThreadPool`]: threads that do the same work as their caller, at the same time.
+//! [`ThreadPool`]: worker threads that execute a closure together with their caller.
 //!
-//! A token passes through hundreds of products of a few dozen microseconds. A thread that has to be
-//! woken for each comes too late, so these stay awake for a moment after their last work.
+//! Decoding one token runs hundreds of matrix products of a few dozen microseconds each. Waking a
+//! sleeping thread takes about as long as such a product, so workers spin for a short time after
+//! their last region before they sleep.
 
 #![expect(
     unsafe_code,
-    reason = "threads borrow what lives on their caller's stack; see `ThreadPool::run`"
+    reason = "workers borrow a closure that lives on the caller's stack; see `ThreadPool::run`"
 )]
 
 use std::any::Any;
@@ -15,71 +16,76 @@ use std::sync::PoisonError;
 
 use super::sync::{
     Arc, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Builder, Condvar, JoinHandle, Mutex,
-    MutexGuard, Ordering, awake_until, fence, is_working, set_working,
+    MutexGuard, Ordering, fence, in_region, set_in_region, spin_until,
 };
 
-/// A piece of work that many do together: whoever calls it takes a share, until there is none left.
-type Work<'a> = &'a (dyn Fn() + Sync);
+/// Body of a parallel region. Every participating thread calls it once; the calls divide the tasks
+/// among themselves.
+type RegionBody<'a> = &'a (dyn Fn() + Sync);
 
-/// Threads beside the caller's.
+/// Worker threads in addition to the caller's.
 pub(super) struct ThreadPool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolState>,
     threads: Vec<JoinHandle<()>>,
-    /// Held by the one whose work is being done.
-    turn: Mutex<()>,
+    /// Held while a region runs, so that concurrent callers run one after the other.
+    region_lock: Mutex<()>,
 }
 
-struct Shared {
-    /// How often there was work (upper half), whether it may still be joined, and how many threads
-    /// are at it.
+struct PoolState {
+    /// Number of the current region (upper 32 bits), whether workers may still join it ([`OPEN`]),
+    /// and the number of workers executing it ([`ACTIVE`]).
     state: AtomicU64,
-    /// The work of the moment; valid for whoever joined it.
-    work: AtomicPtr<Work<'static>>,
-    /// Threads that have to be woken.
-    asleep: AtomicUsize,
-    /// Whether the caller has to be.
-    waiting: AtomicBool,
-    closing: AtomicBool,
-    /// What a task panicked with, and the lock of all who sleep.
+    /// Body of the current region. Valid for a worker between `try_join` and its decrement of the
+    /// active count.
+    body: AtomicPtr<RegionBody<'static>>,
+    /// Workers that sleep on `region_started` and must be notified.
+    sleeping_workers: AtomicUsize,
+    /// Whether the caller sleeps on `workers_left`.
+    caller_waiting: AtomicBool,
+    shutting_down: AtomicBool,
+    /// First panic of the current region. Its mutex also protects both condition variables.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    called: Condvar,
-    left: Condvar,
+    region_started: Condvar,
+    workers_left: Condvar,
 }
 
-/// One more round of work.
-const ROUND: u64 = 1 << 32;
-/// The work may be joined.
+/// Increment of the region number.
+const REGION: u64 = 1 << 32;
+/// Bit that is set while workers may join the region.
 const OPEN: u64 = 1 << 31;
-/// Threads at it.
-const INSIDE: u64 = OPEN - 1;
+/// Mask of the number of active workers.
+const ACTIVE: u64 = OPEN - 1;
 
 impl ThreadPool {
-    /// `threads` of them, the caller not counted.
+    /// Starts `threads` workers, not counting the caller's thread.
     pub(super) fn new(threads: usize) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolState {
             state: AtomicU64::new(0),
-            work: AtomicPtr::new(ptr::null_mut()),
-            asleep: AtomicUsize::new(0),
-            waiting: AtomicBool::new(false),
-            closing: AtomicBool::new(false),
+            body: AtomicPtr::new(ptr::null_mut()),
+            sleeping_workers: AtomicUsize::new(0),
+            caller_waiting: AtomicBool::new(false),
+            shutting_down: AtomicBool::new(false),
             panic: Mutex::new(None),
-            called: Condvar::new(),
-            left: Condvar::new(),
+            region_started: Condvar::new(),
+            workers_left: Condvar::new(),
         });
-        let mut crew = Self { shared, threads: Vec::new(), turn: Mutex::new(()) };
+        let mut pool = Self { shared, threads: Vec::new(), region_lock: Mutex::new(()) };
         for index in 0..threads {
-            let shared = Arc::clone(&crew.shared);
+            let shared = Arc::clone(&pool.shared);
             let thread = Builder::new()
                 .name(format!("tinkex-engine-{index}"))
-                .spawn(move || shared.serve())?;
-            crew.threads.push(thread);
+                .spawn(move || shared.worker_loop())?;
+            pool.threads.push(thread);
         }
-        Ok(crew)
+        Ok(pool)
     }
 
-    /// Runs `task` once for every number below `count`, in any order, on any thread. Panics if a task
-    /// did, when all that were begun are done.
-    pub(super) fn each(&self, count: usize, task: impl Fn(usize) + Sync) {
+    /// Runs `task` once for every index below `count`, in any order and on any thread. Returns when
+    /// all tasks have finished.
+    ///
+    /// # Panics
+    /// With the payload of the first task that panicked, after all started tasks have finished.
+    pub(super) fn for_each(&self, count: usize, task: impl Fn(usize) + Sync) {
         let next = AtomicUsize::new(0);
         self.run(&|| {
             loop {
@@ -92,138 +98,142 @@ impl ThreadPool {
         });
     }
 
-    /// Calls `work` on this thread, and on as many others as come in time. Returns when all of them
-    /// are back; panics if one did. Inside other work there is nobody to help.
-    fn run(&self, work: Work<'_>) {
-        if is_working() {
-            return work();
+    /// Executes `body` on this thread and on every worker that joins in time. Returns when all of
+    /// them have left it. Inside another region, only the current thread executes it.
+    fn run(&self, body: RegionBody<'_>) {
+        if in_region() {
+            return body();
         }
-        let turn = lock(&self.turn);
-        // SAFETY: only the lifetime changes. Threads use it between joining and leaving; joining
-        // ends with `close` below, and all have left when that returns, on every way out: nothing
-        // between here and there can panic outside of `catch_unwind`.
-        let mut lasting = unsafe { std::mem::transmute::<Work<'_>, Work<'static>>(work) };
-        self.shared.open(&mut lasting);
-        let own = at_work(work);
+        let region = lock(&self.region_lock);
+        // SAFETY: only the lifetime changes. Workers dereference the pointer only between joining
+        // and leaving. `close` ends joining and returns after all workers have left, and it is
+        // always reached: nothing between here and there can panic outside of `catch_unwind`.
+        let mut body_ptr =
+            unsafe { std::mem::transmute::<RegionBody<'_>, RegionBody<'static>>(body) };
+        self.shared.open(&mut body_ptr);
+        let own_result = execute(body);
         self.shared.close();
-        let other = lock(&self.shared.panic).take();
-        drop(turn);
-        if let Some(panic) = own.err().or(other) {
+        let worker_panic = lock(&self.shared.panic).take();
+        drop(region);
+        if let Some(panic) = own_result.err().or(worker_panic) {
             resume_unwind(panic);
         }
     }
 }
 
 #[cfg(test)]
-#[allow(dead_code, reason = "the model of it looks from outside")]
+#[allow(dead_code, reason = "tests/model compiles this file without the tests that use them")]
 impl ThreadPool {
-    /// How many threads sleep.
-    pub(super) fn asleep(&self) -> usize {
-        self.shared.asleep.load(Ordering::Relaxed)
+    pub(super) fn sleeping_workers(&self) -> usize {
+        self.shared.sleeping_workers.load(Ordering::Relaxed)
     }
 
-    /// Whether the caller sleeps.
-    pub(super) fn is_waiting(&self) -> bool {
-        self.shared.waiting.load(Ordering::Relaxed)
+    pub(super) fn is_caller_waiting(&self) -> bool {
+        self.shared.caller_waiting.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for ThreadPool {
     fn drop(&mut self) {
-        self.shared.closing.store(true, Ordering::Release);
-        // Whoever looked before this sleeps by now, and whoever looks after it sees it.
+        self.shared.shutting_down.store(true, Ordering::Release);
+        // A worker checks the flag while holding this mutex before it sleeps. After this line it
+        // either sleeps already and receives the notification, or it will see the flag.
         drop(lock(&self.shared.panic));
-        self.shared.called.notify_all();
+        self.shared.region_started.notify_all();
         for thread in self.threads.drain(..) {
-            // A panic there was the caller's already.
+            // Panics of tasks were already reported to the caller of the region.
             let _ = thread.join();
         }
     }
 }
 
-/// Takes a share of some work.
-fn at_work(work: Work<'_>) -> Result<(), Box<dyn Any + Send>> {
-    set_working(true);
-    let done = catch_unwind(AssertUnwindSafe(work));
-    set_working(false);
-    done
+/// Executes `body` and marks the thread as being inside a region meanwhile.
+fn execute(body: RegionBody<'_>) -> Result<(), Box<dyn Any + Send>> {
+    set_in_region(true);
+    let result = catch_unwind(AssertUnwindSafe(body));
+    set_in_region(false);
+    result
 }
 
-impl Shared {
-    /// Lets threads join.
-    fn open(&self, work: *mut Work<'static>) {
-        self.work.store(work, Ordering::Relaxed);
-        // Nobody is inside, so the lower half is zero. Whoever sees the new state sees the work.
+impl PoolState {
+    /// Starts a region that workers may join.
+    fn open(&self, body: *mut RegionBody<'static>) {
+        self.body.store(body, Ordering::Relaxed);
+        // No worker is active, so the lower half is zero. The release store makes the body visible
+        // to every worker that sees the new state.
         let before = self.state.load(Ordering::Relaxed);
-        self.state.store(before.wrapping_add(ROUND) | OPEN, Ordering::Release);
-        // Either this sees a sleeper, or the sleeper saw the new state before it lay down.
+        self.state.store(before.wrapping_add(REGION) | OPEN, Ordering::Release);
+        // Pairs with the fence in `wait_for_region`: either this thread sees the sleeping worker,
+        // or the worker saw the new state before it went to sleep.
         fence(Ordering::SeqCst);
-        if self.asleep.load(Ordering::Relaxed) > 0 {
+        if self.sleeping_workers.load(Ordering::Relaxed) > 0 {
             drop(lock(&self.panic));
-            self.called.notify_all();
+            self.region_started.notify_all();
         }
     }
 
-    /// Lets nobody join any more, and waits until all have left.
+    /// Ends joining and waits until all workers have left the region.
     fn close(&self) {
         self.state.fetch_and(!OPEN, Ordering::AcqRel);
-        let empty = || self.state.load(Ordering::Acquire) & INSIDE == 0;
-        if awake_until(empty) {
+        let all_left = || self.state.load(Ordering::Acquire) & ACTIVE == 0;
+        if spin_until(all_left) {
             return;
         }
         let mut guard = lock(&self.panic);
-        self.waiting.store(true, Ordering::Relaxed);
-        // As in `open`, the other way round.
+        self.caller_waiting.store(true, Ordering::Relaxed);
+        // Pairs with the fence in `worker_loop`: either this thread sees that the last worker has
+        // left, or that worker sees `caller_waiting` and notifies.
         fence(Ordering::SeqCst);
-        while !empty() {
-            guard = self.left.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        while !all_left() {
+            guard = self.workers_left.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
-        self.waiting.store(false, Ordering::Relaxed);
+        self.caller_waiting.store(false, Ordering::Relaxed);
     }
 
-    /// The life of a thread.
-    fn serve(&self) {
-        let mut seen = 0;
-        while let Some(round) = self.next(seen) {
-            seen = round;
-            if !self.join(round) {
+    /// Executes regions until the pool is dropped.
+    fn worker_loop(&self) {
+        let mut last_region = 0;
+        while let Some(region) = self.wait_for_region(last_region) {
+            last_region = region;
+            if !self.try_join(region) {
                 continue;
             }
-            // SAFETY: stored before the state that `join` found, and kept alive by the caller until
-            // this thread has left.
-            let work = unsafe { *self.work.load(Ordering::Relaxed) };
-            if let Err(panic) = at_work(work) {
+            // SAFETY: the pointer was stored before the state that `try_join` read, and the caller
+            // keeps the body alive until this worker has decremented the active count.
+            let body = unsafe { *self.body.load(Ordering::Relaxed) };
+            if let Err(panic) = execute(body) {
                 lock(&self.panic).get_or_insert(panic);
             }
             let before = self.state.fetch_sub(1, Ordering::AcqRel);
             fence(Ordering::SeqCst);
-            if before & INSIDE == 1 && self.waiting.load(Ordering::Relaxed) {
+            if before & ACTIVE == 1 && self.caller_waiting.load(Ordering::Relaxed) {
                 drop(lock(&self.panic));
-                self.left.notify_all();
+                self.workers_left.notify_all();
             }
         }
     }
 
-    /// Waits for another round than `seen`; none when the crew is dismissed.
-    fn next(&self, seen: u64) -> Option<u64> {
-        let round = || self.state.load(Ordering::Acquire) / ROUND;
-        let called = || round() != seen || self.closing.load(Ordering::Acquire);
-        if !awake_until(called) {
+    /// Waits for a region other than `last_region`. Returns `None` when the pool shuts down.
+    fn wait_for_region(&self, last_region: u64) -> Option<u64> {
+        let region = || self.state.load(Ordering::Acquire) / REGION;
+        let ready = || region() != last_region || self.shutting_down.load(Ordering::Acquire);
+        if !spin_until(ready) {
             let mut guard = lock(&self.panic);
-            self.asleep.fetch_add(1, Ordering::Relaxed);
+            self.sleeping_workers.fetch_add(1, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            while !called() {
-                guard = self.called.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            while !ready() {
+                guard = self.region_started.wait(guard).unwrap_or_else(PoisonError::into_inner);
             }
-            self.asleep.fetch_sub(1, Ordering::Relaxed);
+            self.sleeping_workers.fetch_sub(1, Ordering::Relaxed);
         }
-        (!self.closing.load(Ordering::Acquire)).then(round)
+        (!self.shutting_down.load(Ordering::Acquire)).then(region)
     }
 
-    /// Joins the work of a round, if that is still open.
-    fn join(&self, round: u64) -> bool {
-        let open = |state: u64| (state / ROUND == round && state & OPEN != 0).then(|| state + 1);
-        self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, open).is_ok()
+    /// Joins `region` if it is still open. Returns whether it was.
+    fn try_join(&self, region: u64) -> bool {
+        let joined =
+            |state: u64| (state / REGION == region && state & OPEN != 0).then(|| state + 1);
+        self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, joined).is_ok()
     }
 }
 

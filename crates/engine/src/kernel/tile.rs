@@ -1,20 +1,21 @@
-//! The innermost loop: a few rows times a few panels, with all sums in registers.
+//! The micro-kernel: multiplies a few rows by a few panels with all accumulators in registers.
 
 #![expect(
     unsafe_code,
-    reason = "reads and writes through raw pointers; every function says what it needs"
+    reason = "reads and writes through raw pointers; every function documents its requirements"
 )]
 
+use super::PANEL;
+use super::isa::{Isa, Level};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{Avx2, Avx512};
 use super::simd::{Portable, Simd16};
-use super::{Isa, PANEL};
 
-/// The most rows that one tile has.
+/// Maximum number of rows in a tile.
 pub(super) const ROWS: usize = 6;
 
-/// What will be read from memory after a tile: brought nearer meanwhile, `step` bytes with every step
-/// of the chains. Any address will do.
+/// Memory to prefetch while a tile is computed: `step` bytes per step of the reduction, from `start`.
+/// The addresses need not be valid.
 #[derive(Clone, Copy)]
 pub(super) struct Prefetch {
     start: *const u8,
@@ -22,28 +23,28 @@ pub(super) struct Prefetch {
 }
 
 impl Prefetch {
-    /// Weights from `start` on, sixteen with every step.
+    /// Prefetches one panel row of sixteen elements per step, from `start`.
     pub(super) fn from<E>(start: *const E) -> Self {
         Self { start: start.cast(), step: PANEL * size_of::<E>() }
     }
 
-    /// One of `parts` equal parts of what `steps` steps would read.
+    /// Returns part `part` of `parts` equal parts of the range that `steps` steps would prefetch.
     pub(super) fn part(self, part: usize, parts: usize, steps: usize) -> Self {
         let start = self.start.wrapping_add(steps * self.step * part / parts);
         Self { start, step: self.step / parts }
     }
 
-    /// Nothing but what is at hand.
-    pub(super) fn none<E>(near: *const E) -> Self {
-        Self { start: near.cast(), step: 0 }
+    /// Prefetches nothing new: every step names the cached address `cached`.
+    pub(super) fn none<E>(cached: *const E) -> Self {
+        Self { start: cached.cast(), step: 0 }
     }
 }
 
-/// Asks for what stands there to be brought into the caches; any address will do.
+/// Prefetches the cache line at `address`, which need not be valid.
 #[inline(always)]
 fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: part of every x86-64; reads nothing and never faults.
+    // SAFETY: SSE is part of x86-64, and a prefetch never faults, whatever the address.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(address.cast());
@@ -52,77 +53,82 @@ fn prefetch(address: *const u8) {
     let _ = address;
 }
 
-/// One product of a few rows with a few panels.
+/// Operands of one micro-kernel call: `c[i, p] (+)= Σ_k a[i, k] · b[k, p]`.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<E> {
-    /// Length of the chains.
+    /// Length of the reduction.
     pub(super) depth: usize,
-    /// The left side: element `(i, k)` stands at `i · a_row + k · a_step`.
+    /// Left operand: element `(i, k)` is at offset `i · a_row + k · a_step`.
     pub(super) a: *const f32,
     pub(super) a_row: usize,
     pub(super) a_step: usize,
-    /// The right side: sixteen elements at `p · b_panel + k · b_step`.
+    /// Right operand: row `k` of panel `p` is sixteen elements at offset `p · b_panel + k · b_step`.
     pub(super) b: *const E,
     pub(super) b_panel: usize,
     pub(super) b_step: usize,
-    pub(super) next: Prefetch,
-    /// The sums: sixteen at `i · c_row + p · 16`.
+    pub(super) prefetch: Prefetch,
+    /// Output: row `i` of panel `p` is sixteen elements at offset `i · c_row + p · 16`.
     pub(super) c: *mut f32,
     pub(super) c_row: usize,
-    /// Whether the sums start at zero or go on from what is there.
+    /// Whether the accumulators start at zero (`true`) or at the current output (`false`). Continuing
+    /// from the output keeps the reduction order when the depth is split over several calls.
     pub(super) zero_init: bool,
 }
 
-/// What the right side is made of.
+/// Storage type of the right operand.
 pub(super) trait PanelElement: Copy {
+    /// Loads sixteen elements and converts them to f32.
+    ///
     /// # Safety
-    /// As [`Simd16::load`].
+    /// Same as [`Simd16::load`].
     unsafe fn load<W: Simd16>(from: *const Self) -> W;
 }
 
 impl PanelElement for f32 {
     #[inline(always)]
     unsafe fn load<W: Simd16>(from: *const Self) -> W {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the requirements of `Simd16::load`.
         unsafe { W::load(from) }
     }
 }
 
-/// A bf16 as its bits.
+/// The bits of a bf16.
 impl PanelElement for u16 {
     #[inline(always)]
     unsafe fn load<W: Simd16>(from: *const Self) -> W {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the requirements of `Simd16::load_bf16`.
         unsafe { W::load_bf16(from) }
     }
 }
 
 impl<E: PanelElement> Tile<E> {
-    /// How many panels a tile of `rows` rows should cover.
+    /// Returns the number of panels that a tile of `rows` rows covers, so that its accumulators fill
+    /// the registers.
     pub(super) fn panels(isa: Isa, rows: usize) -> usize {
-        match isa {
-            Isa::Portable => Portable::PANELS[rows],
+        match isa.level() {
+            Level::Portable => Portable::PANELS[rows],
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => Avx2::PANELS[rows],
+            Level::Avx2 => Avx2::PANELS[rows],
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => Avx512::PANELS[rows],
+            Level::Avx512 => Avx512::PANELS[rows],
         }
     }
 
-    /// Computes it: `rows` is 1 to [`ROWS`], `panels` is 1 or what [`Tile::panels`] says.
+    /// Computes the tile. `rows` is 1 to [`ROWS`]; `panels` is 1 or the result of [`Tile::panels`].
     ///
     /// # Safety
-    /// The machine has `isa`; all addresses that the fields describe are valid, and the sums are
-    /// nobody else's meanwhile.
+    /// Every address that the fields describe for `rows` rows, `panels` panels and `depth` steps
+    /// must be valid, and no other thread may access the output meanwhile.
     pub(super) unsafe fn run(self, isa: Isa, rows: usize, panels: usize) {
-        // SAFETY: the caller's promise, handed on.
+        // SAFETY: the caller promises valid addresses, and an `Isa` proves that the CPU has the
+        // instructions.
         unsafe {
-            match isa {
-                Isa::Portable => self.any::<Portable>(rows, panels),
+            match isa.level() {
+                Level::Portable => self.dispatch::<Portable>(rows, panels),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => self.avx2(rows, panels),
+                Level::Avx2 => self.avx2(rows, panels),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => self.avx512(rows, panels),
+                Level::Avx512 => self.avx512(rows, panels),
             }
         }
     }
@@ -130,45 +136,44 @@ impl<E: PanelElement> Tile<E> {
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma")]
     unsafe fn avx2(self, rows: usize, panels: usize) {
-        // SAFETY: the caller's promise, and the instructions are there.
-        unsafe { self.any::<Avx2>(rows, panels) }
+        // SAFETY: the caller promises valid addresses, and the function enables AVX2 and FMA.
+        unsafe { self.dispatch::<Avx2>(rows, panels) }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx2,fma")]
     unsafe fn avx512(self, rows: usize, panels: usize) {
-        // SAFETY: the caller's promise, and the instructions are there.
-        unsafe { self.any::<Avx512>(rows, panels) }
+        // SAFETY: the caller promises valid addresses, and the function enables AVX-512F.
+        unsafe { self.dispatch::<Avx512>(rows, panels) }
     }
 
     #[inline(always)]
-    unsafe fn any<W: Simd16>(self, rows: usize, panels: usize) {
-        // SAFETY: the caller's promise, handed on.
+    unsafe fn dispatch<W: Simd16>(self, rows: usize, panels: usize) {
+        // SAFETY: the caller promises valid addresses and the instructions of `W`.
         unsafe {
-            // The guards are known when this is compiled: no kind of machine gets tiles that it
-            // does not use.
+            // The guards are constants: each instruction set compiles only the tiles that it uses.
             match (rows, panels) {
-                (1, 4) if W::PANELS[1] == 4 => self.sums::<W, 1, 4>(),
-                (2, 2) if W::PANELS[2] == 2 => self.sums::<W, 2, 2>(),
-                (2, 4) if W::PANELS[2] == 4 => self.sums::<W, 2, 4>(),
-                (3, 4) if W::PANELS[3] == 4 => self.sums::<W, 3, 4>(),
-                (4, 4) if W::PANELS[4] == 4 => self.sums::<W, 4, 4>(),
-                (5, 4) if W::PANELS[5] == 4 => self.sums::<W, 5, 4>(),
-                (6, 4) if W::PANELS[6] == 4 => self.sums::<W, 6, 4>(),
-                (1, 1) => self.sums::<W, 1, 1>(),
-                (2, 1) => self.sums::<W, 2, 1>(),
-                (3, 1) => self.sums::<W, 3, 1>(),
-                (4, 1) => self.sums::<W, 4, 1>(),
-                (5, 1) => self.sums::<W, 5, 1>(),
-                (6, 1) => self.sums::<W, 6, 1>(),
+                (1, 4) if W::PANELS[1] == 4 => self.compute::<W, 1, 4>(),
+                (2, 2) if W::PANELS[2] == 2 => self.compute::<W, 2, 2>(),
+                (2, 4) if W::PANELS[2] == 4 => self.compute::<W, 2, 4>(),
+                (3, 4) if W::PANELS[3] == 4 => self.compute::<W, 3, 4>(),
+                (4, 4) if W::PANELS[4] == 4 => self.compute::<W, 4, 4>(),
+                (5, 4) if W::PANELS[5] == 4 => self.compute::<W, 5, 4>(),
+                (6, 4) if W::PANELS[6] == 4 => self.compute::<W, 6, 4>(),
+                (1, 1) => self.compute::<W, 1, 1>(),
+                (2, 1) => self.compute::<W, 2, 1>(),
+                (3, 1) => self.compute::<W, 3, 1>(),
+                (4, 1) => self.compute::<W, 4, 1>(),
+                (5, 1) => self.compute::<W, 5, 1>(),
+                (6, 1) => self.compute::<W, 6, 1>(),
                 _ => unreachable!("a tile of {rows} rows and {panels} panels"),
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn sums<W: Simd16, const ROWS: usize, const PANELS: usize>(self) {
-        // SAFETY: the caller's promise covers every address below.
+    unsafe fn compute<W: Simd16, const ROWS: usize, const PANELS: usize>(self) {
+        // SAFETY: the caller promises that every address below is valid, and the instructions of `W`.
         unsafe {
             let mut sums = [[W::zero(); PANELS]; ROWS];
             if !self.zero_init {
@@ -178,7 +183,7 @@ impl<E: PanelElement> Tile<E> {
                     }
                 }
             }
-            let (mut a, mut b, mut next) = (self.a, self.b, self.next.start);
+            let (mut a, mut b, mut next) = (self.a, self.b, self.prefetch.start);
             for _ in 0..self.depth {
                 let mut right = [W::zero(); PANELS];
                 for (p, right) in right.iter_mut().enumerate() {
@@ -191,8 +196,8 @@ impl<E: PanelElement> Tile<E> {
                     }
                 }
                 prefetch(next);
-                next = next.wrapping_add(self.next.step);
-                // One past the end at the last turn, where nothing is read.
+                next = next.wrapping_add(self.prefetch.step);
+                // After the last iteration the pointers are past the end and are not dereferenced.
                 a = a.wrapping_add(self.a_step);
                 b = b.wrapping_add(self.b_step);
             }

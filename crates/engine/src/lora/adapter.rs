@@ -1,4 +1,4 @@
-//! [`Adapter`]: the trained weights themselves, by name.
+//! [`Adapter`]: the trained weights of a LoRA adapter, by target module.
 
 use super::{Delta, LayerDeltas, PackedLora};
 use crate::file::ModelConfig;
@@ -6,31 +6,31 @@ use crate::model::{AdapterGradients, LayerGradients};
 use crate::rng::ChaCha8;
 use crate::{Error, Result};
 
-/// What an adapter is made with.
+/// Configuration of a new LoRA adapter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraConfig {
-    /// Width of the bottleneck.
+    /// Rank of the A and B matrices: 1 to 256, and at most the model's hidden size. Defaults to 32.
     pub rank: usize,
-    /// The product of a pair counts `alpha / rank` times.
+    /// Scale numerator: a delta is multiplied by `alpha / rank`. Defaults to 32.
     pub alpha: f32,
-    /// The same seed gives the same start.
+    /// Seed of the initial A matrices. Equal seeds give equal adapters. Defaults to 0.
     pub seed: u64,
-    /// Queries, keys, values and attention's output.
+    /// Whether to train the query, key, value and output projections. Defaults to true.
     pub attention: bool,
-    /// Gate, up and down.
+    /// Whether to train the gate, up and down projections of the MLP. Defaults to true.
     pub mlp: bool,
-    /// The output head.
+    /// Whether to train the unembedding (`lm_head`). Defaults to true.
     pub unembedding: bool,
 }
 
 impl Default for LoraConfig {
-    /// Rank 32, alpha 32, everything trained.
+    /// Returns rank 32, alpha 32 and seed 0, with all modules trained.
     fn default() -> Self {
         Self { rank: 32, alpha: 32.0, seed: 0, attention: true, mlp: true, unembedding: true }
     }
 }
 
-/// What a pair of matrices is added to.
+/// A linear layer of a decoder layer that can be adapted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LayerModule {
     Query,
@@ -62,7 +62,7 @@ impl LayerModule {
         matches!(self, Self::Query | Self::Key | Self::Value | Self::Output)
     }
 
-    /// Inputs and outputs.
+    /// Returns the numbers of inputs and outputs.
     fn size(self, config: &ModelConfig) -> (usize, usize) {
         let queries = config.heads * config.head_dim;
         let keys = config.kv_heads * config.head_dim;
@@ -77,7 +77,7 @@ impl LayerModule {
     }
 }
 
-/// Where a pair of matrices belongs.
+/// A module of the model that can be adapted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TargetModule {
     Layer(usize, LayerModule),
@@ -85,14 +85,14 @@ pub(crate) enum TargetModule {
 }
 
 impl TargetModule {
-    /// All of a model's, in the order of their use.
+    /// Returns all target modules of a model, in the order of the forward pass.
     pub(crate) fn all(config: &ModelConfig) -> impl Iterator<Item = Self> + use<> {
         (0..config.layers)
             .flat_map(|layer| LayerModule::ALL.map(|layer_module| Self::Layer(layer, layer_module)))
             .chain([Self::Unembedding])
     }
 
-    /// The module's name: `model.layers.0.self_attn.q_proj`, `lm_head`.
+    /// Returns the module's name, for example `model.layers.0.self_attn.q_proj` or `lm_head`.
     pub(crate) fn name(self) -> String {
         match self {
             Self::Layer(layer, layer_module) => {
@@ -102,6 +102,7 @@ impl TargetModule {
         }
     }
 
+    /// Returns the numbers of inputs and outputs.
     pub(crate) fn size(self, config: &ModelConfig) -> (usize, usize) {
         match self {
             Self::Layer(_, layer_module) => layer_module.size(config),
@@ -110,7 +111,7 @@ impl TargetModule {
     }
 }
 
-/// A pair of matrices.
+/// The A and B matrices of one target module, row-major.
 #[derive(Clone, Debug)]
 pub(crate) struct AdapterPair {
     pub(crate) target: TargetModule,
@@ -130,7 +131,11 @@ pub(crate) struct Adapter {
 }
 
 impl Adapter {
-    /// A fresh adapter: A is uniform in ±1/√inputs, B is zero, so it changes nothing yet.
+    /// Creates an adapter with A uniform in ±1/√inputs and B zero, so that it does not change the
+    /// model's output yet.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a rank or alpha out of range, or if no module would be trained.
     pub(crate) fn new(model: &ModelConfig, config: LoraConfig) -> Result<Self> {
         check(model, &config)?;
         let wanted = |target: &TargetModule| match target {
@@ -142,7 +147,8 @@ impl Adapter {
             .filter(wanted)
             .map(|target| {
                 let (inputs, outputs) = target.size(model);
-                // A stream of its own for every tensor: what else is trained does not shift it.
+                // Each module has its own random stream, so that its initial values do not depend on
+                // which other modules are trained.
                 let mut noise = ChaCha8::new(config.seed, hash(&target.name()));
                 #[expect(clippy::cast_precision_loss, reason = "widths are below 2²⁴")]
                 let bound = 1.0 / (inputs as f32).sqrt();
@@ -155,7 +161,7 @@ impl Adapter {
         Ok(Self { config, pairs })
     }
 
-    /// In the form that products read.
+    /// Packs the adapter for computation.
     pub(crate) fn packed(&self, model: &ModelConfig) -> PackedLora {
         use LayerModule::{Down, Gate, Key, Output, Query, Up, Value};
         let layers = (0..model.layers).map(|layer| LayerDeltas {
@@ -183,7 +189,8 @@ impl Adapter {
         self.pairs.iter().find(|pair| pair.target == target)
     }
 
-    /// The delta of several layer_modules of the same input; one that is not there counts as zero.
+    /// Returns the delta of several layers with the same input, with zeros for those that are not
+    /// adapted, or `None` if none is.
     fn delta(
         &self,
         model: &ModelConfig,
@@ -216,7 +223,8 @@ impl Adapter {
         Some(Delta::new(rank, self.scale(), layer_modules[0].size(model).0, &parts))
     }
 
-    /// Adds the gradients of a pass to `sums`, which are two vectors for each pair: of A and of B.
+    /// Adds the gradients of a backward pass to `sums`, which has the gradients of A and B for each
+    /// pair.
     pub(crate) fn collect(&self, grads: &AdapterGradients, sums: &mut [[Vec<f32>; 2]]) {
         let rank = self.config.rank;
         for (pair, sums) in self.pairs.iter().zip(sums) {
@@ -246,7 +254,7 @@ impl Adapter {
         }
     }
 
-    /// Zeros in the form that [`Adapter::collect`] adds to.
+    /// Returns zero gradients in the form of [`Adapter::collect`].
     pub(crate) fn zeros(&self) -> Vec<[Vec<f32>; 2]> {
         let zeros = |pair: &AdapterPair| [vec![0.0; pair.a.len()], vec![0.0; pair.b.len()]];
         self.pairs.iter().map(zeros).collect()
@@ -254,22 +262,22 @@ impl Adapter {
 }
 
 fn check(model: &ModelConfig, config: &LoraConfig) -> Result<()> {
-    let most = model.hidden_size.min(256);
-    if !(1..=most).contains(&config.rank) {
-        let why = format!("{} exceeds max LoRA rank, expected 1 to {most}", config.rank);
-        return Err(Error::invalid("rank", why));
+    let max_rank = model.hidden_size.min(256);
+    if !(1..=max_rank).contains(&config.rank) {
+        let reason = format!("{} exceeds max LoRA rank, expected 1 to {max_rank}", config.rank);
+        return Err(Error::invalid("rank", reason));
     }
     if !config.alpha.is_finite() {
-        return Err(Error::invalid("alpha", format!("{} is not a number", config.alpha)));
+        return Err(Error::invalid("alpha", format!("{} is not finite", config.alpha)));
     }
     if !(config.attention || config.mlp || config.unembedding) {
-        let why = "nothing would be trained; switch on attention, mlp or unembedding";
-        return Err(Error::invalid("lora", why));
+        let reason = "no module would be trained; enable attention, mlp or unembedding";
+        return Err(Error::invalid("lora", reason));
     }
     Ok(())
 }
 
-/// FNV-1a: the same on every machine and in every version.
+/// Returns the FNV-1a hash, which is stable across machines and versions.
 fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

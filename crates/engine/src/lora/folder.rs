@@ -1,4 +1,4 @@
-//! Adapters as PEFT folders.
+//! Conversion between [`Adapter`] and PEFT folders.
 
 use super::adapter::{Adapter, AdapterPair, LoraConfig, TargetModule};
 use crate::file::{AdapterFile, LoraPairRef, ModelConfig, PeftConfig, UnembeddingName};
@@ -6,20 +6,24 @@ use crate::{Error, Result};
 use std::path::Path;
 
 impl Adapter {
-    /// From a file, whose pairs must fit the model.
+    /// Creates an adapter from a file.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the file adapts no module, or one that the model does not have;
+    /// [`Error::Shape`] if a pair does not fit its module.
     pub(crate) fn from_file(model: &ModelConfig, file: AdapterFile, seed: u64) -> Result<Self> {
         let mut targets: Vec<TargetModule> = TargetModule::all(model).collect();
         let mut pairs = Vec::with_capacity(file.pairs.len());
         for pair in file.pairs {
             let Some(at) = targets.iter().position(|target| target.name() == pair.module) else {
-                let why = format!("the model has no module {} to adapt", pair.module);
-                return Err(Error::invalid("adapter", why));
+                let reason = format!("the model has no module {}", pair.module);
+                return Err(Error::invalid("adapter", reason));
             };
             let target = targets.remove(at);
             let (inputs, outputs) = target.size(model);
             if (inputs, outputs) != (pair.inputs, pair.outputs) {
                 return Err(Error::Shape {
-                    what: format!("the adapter of {}", pair.module),
+                    what: format!("adapter of {}", pair.module),
                     expected: vec![outputs, inputs],
                     got: vec![pair.outputs, pair.inputs],
                 });
@@ -27,9 +31,9 @@ impl Adapter {
             pairs.push(AdapterPair { target, inputs, outputs, a: pair.a, b: pair.b });
         }
         if pairs.is_empty() {
-            return Err(Error::invalid("adapter", "it adapts nothing"));
+            return Err(Error::invalid("adapter", "it contains no LoRA matrices"));
         }
-        // In the order of use, as fresh adapters are.
+        // Sort in the order of the forward pass, like new adapters.
         let order: Vec<TargetModule> = TargetModule::all(model).collect();
         pairs.sort_by_key(|pair| order.iter().position(|target| *target == pair.target));
         let has = |wanted: fn(TargetModule) -> bool| pairs.iter().any(|pair| wanted(pair.target));
@@ -49,7 +53,7 @@ impl Adapter {
         Ok(Self { config, pairs })
     }
 
-    /// Writes the two files of a PEFT adapter into a folder that exists.
+    /// Writes the two files of a PEFT adapter into an existing folder.
     pub(crate) fn save(
         &self,
         folder: &Path,

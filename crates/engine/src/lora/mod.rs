@@ -1,4 +1,4 @@
-//! LoRA: small trained deltas beside frozen products.
+//! LoRA: trained low-rank deltas of frozen linear layers.
 
 use crate::kernel::{FusedGemm, Kernel, Lhs, Panels, Precision, Rhs, row_ops};
 use crate::model::DeltaGradient;
@@ -9,14 +9,14 @@ mod folder;
 pub use adapter::LoraConfig;
 pub(crate) use adapter::{Adapter, AdapterPair};
 
-/// An adapter in the form that products read.
+/// An adapter packed for computation.
 #[derive(Debug)]
 pub(crate) struct PackedLora {
     pub(crate) layers: Vec<LayerDeltas>,
     pub(crate) unembedding: Option<Delta>,
 }
 
-/// The deltas of one layer, beside the products of the same names.
+/// The deltas of one layer, one for each fused linear layer; `None` where nothing is adapted.
 #[derive(Debug, Default)]
 pub(crate) struct LayerDeltas {
     pub(crate) qkv: Option<Delta>,
@@ -25,21 +25,21 @@ pub(crate) struct LayerDeltas {
     pub(crate) down: Option<Delta>,
 }
 
-/// `scale · B (A x)` for one or several products of the same input.
+/// Low-rank delta `scale · B A x` of one or several linear layers (parts) with the same input.
 #[derive(Debug)]
 pub(crate) struct Delta {
     rank: usize,
     scale: f32,
-    /// The A of each part, stacked.
+    /// A matrices of all parts, stacked: `(rank · parts) × inputs`.
     a: Panels,
-    /// The B of each part.
+    /// B matrix of each part: `outputs × rank`.
     b: Vec<Panels>,
 }
 
 impl Delta {
-    /// From row-major A (`rank × inputs`) and B (`outputs × rank`) of each part.
+    /// Packs the row-major matrices A (`rank × inputs`) and B (`outputs × rank`) of each part.
     pub(crate) fn new(rank: usize, scale: f32, inputs: usize, parts: &[(&[f32], &[f32])]) -> Self {
-        let kernel = Kernel::plain();
+        let kernel = Kernel::portable();
         let a = Panels::pack(&kernel, rank * parts.len(), inputs, Precision::F32, |i, out| {
             let (part, row) = (i / rank, i % rank);
             out.copy_from_slice(&parts[part].0[row * inputs..(row + 1) * inputs]);
@@ -51,65 +51,73 @@ impl Delta {
         Self { rank, scale, a, b }
     }
 
-    pub(crate) fn grad(&self) -> DeltaGradient {
+    /// Returns a zero gradient of the same shape.
+    pub(crate) fn zero_gradient(&self) -> DeltaGradient {
         DeltaGradient {
             a: vec![0.0; self.a.rows() * self.a.cols()],
             b: self.b.iter().map(|b| vec![0.0; b.rows() * b.cols()]).collect(),
         }
     }
 
-    /// How wide the result of the A side is.
+    /// Returns the number of LoRA hidden activations per row: `rank · parts`.
     pub(crate) fn width(&self) -> usize {
         self.a.rows()
     }
 
-    /// The scaled A side of these rows, [`width`](Self::width) for each.
-    pub(crate) fn project(&self, kernel: &Kernel, x: &[f32], down: &mut [f32]) {
+    /// Computes the LoRA hidden activations `hidden = scale · x Aᵀ`, [`width`](Self::width) per row.
+    pub(crate) fn project(&self, kernel: &Kernel, x: &[f32], hidden: &mut [f32]) {
         let (width, inputs) = (self.a.rows(), self.a.cols());
         let size = (x.len() / inputs, inputs, width);
-        kernel.gemm(size, Lhs::rows(x, inputs), Rhs::packed(&self.a), down, width);
-        row_ops::scale(kernel.isa(), down, self.scale);
+        kernel.gemm(size, Lhs::rows(x, inputs), Rhs::packed(&self.a), hidden, width);
+        row_ops::scale(kernel.isa(), hidden, self.scale);
     }
 
-    /// The B side, for outputs `from` and on (a multiple of 16), `cols` of them, of a delta with one
-    /// part; `down` is what [`project`](Self::project) gave for the rows.
-    pub(crate) fn slice<'a>(&'a self, down: &'a [f32], from: usize, cols: usize) -> FusedGemm<'a> {
+    /// Returns the product `hidden · Bᵀ` for the `cols` outputs from `from` (a multiple of 16), of a
+    /// delta with one part. `hidden` is the result of [`project`](Self::project) for the rows.
+    pub(crate) fn slice<'a>(
+        &'a self,
+        hidden: &'a [f32],
+        from: usize,
+        cols: usize,
+    ) -> FusedGemm<'a> {
         let rhs = Rhs::Packed { weights: &self.b[0], from };
-        FusedGemm { lhs: Lhs::rows(down, self.rank), rhs, depth: self.rank, cols: 0..cols }
+        FusedGemm { lhs: Lhs::rows(hidden, self.rank), rhs, depth: self.rank, cols: 0..cols }
     }
 
-    /// The B sides of all parts, beside the stacked product of the same input.
-    pub(crate) fn terms<'a>(&'a self, down: &'a [f32]) -> Vec<FusedGemm<'a>> {
+    /// Returns the products `hidden · Bᵀ` of all parts, to be fused with the stacked linear layers.
+    pub(crate) fn terms<'a>(&'a self, hidden: &'a [f32]) -> Vec<FusedGemm<'a>> {
         let (width, rank) = (self.a.rows(), self.rank);
         let mut col = 0;
         let term = |(part, b): (usize, &'a Panels)| {
             let cols = col..col + b.rows();
             col = cols.end;
-            let lhs = Lhs::rows(&down[part * rank..], width);
+            let lhs = Lhs::rows(&hidden[part * rank..], width);
             FusedGemm { lhs, rhs: Rhs::packed(b), depth: rank, cols }
         };
         self.b.iter().enumerate().map(term).collect()
     }
 
-    /// Adds the B side to rows of `out`, which are `stride` wide.
-    pub(crate) fn add(&self, kernel: &Kernel, down: &[f32], out: &mut [f32], stride: usize) {
-        let count = down.len() / self.a.rows();
+    /// Adds `hidden · Bᵀ` of all parts to the rows of `out`, which start `stride` elements apart.
+    pub(crate) fn add(&self, kernel: &Kernel, hidden: &[f32], out: &mut [f32], stride: usize) {
+        let count = hidden.len() / self.a.rows();
         if count == 0 {
             return;
         }
-        for FusedGemm { lhs, rhs, depth, cols } in self.terms(down) {
+        for FusedGemm { lhs, rhs, depth, cols } in self.terms(hidden) {
             let size = (count, depth, cols.len());
             kernel.gemm_accumulate(size, lhs, rhs, &mut out[cols.start..], stride);
         }
     }
 
-    /// Backward of the delta: adds to the gradients of A, B and, if given, of `x`.
-    #[expect(clippy::too_many_arguments, reason = "what forward knew, and the gradients")]
+    /// Backward pass: adds to the gradients of A and B and, if given, of `x`.
+    ///
+    /// `grad` is the gradient with respect to the output; its rows start `stride` elements apart.
+    #[expect(clippy::too_many_arguments, reason = "the forward inputs and the gradients")]
     pub(crate) fn backward(
         &self,
         kernel: &Kernel,
         x: &[f32],
-        down: &[f32],
+        hidden: &[f32],
         grad: &[f32],
         stride: usize,
         out: &mut DeltaGradient,
@@ -120,45 +128,45 @@ impl Delta {
         if count == 0 {
             return;
         }
-        let mut grad_down = vec![0.0; count * width];
+        let mut grad_hidden = vec![0.0; count * width];
         let mut col = 0;
         for (part, (b, out)) in self.b.iter().zip(&mut out.b).enumerate() {
             let outputs = b.rows();
-            let (grad, down) = (&grad[col..], &down[part * rank..]);
-            let grad_down = &mut grad_down[part * rank..];
+            let (grad, hidden) = (&grad[col..], &hidden[part * rank..]);
+            let grad_hidden = &mut grad_hidden[part * rank..];
             let lhs = Lhs::rows(grad, stride);
-            kernel.gemm((count, outputs, rank), lhs, Rhs::transposed(b), grad_down, width);
-            let rhs = Rhs::Rows { data: down, stride: width };
+            kernel.gemm((count, outputs, rank), lhs, Rhs::transposed(b), grad_hidden, width);
+            let rhs = Rhs::Rows { data: hidden, stride: width };
             let lhs = Lhs::columns(grad, stride);
             kernel.gemm_accumulate((outputs, count, rank), lhs, rhs, out, rank);
             col += outputs;
         }
-        row_ops::scale(kernel.isa(), &mut grad_down, self.scale);
-        self.backward_a(kernel, x, &grad_down, out, grad_x);
+        row_ops::scale(kernel.isa(), &mut grad_hidden, self.scale);
+        self.backward_a(kernel, x, &grad_hidden, out, grad_x);
     }
 
-    /// The A side of the backward pass, from the scaled gradient by its result.
+    /// Backward pass of `x Aᵀ`, given the scaled gradient with respect to the hidden activations.
     pub(crate) fn backward_a(
         &self,
         kernel: &Kernel,
         x: &[f32],
-        grad_down: &[f32],
+        grad_hidden: &[f32],
         out: &mut DeltaGradient,
         grad_x: Option<&mut [f32]>,
     ) {
         let (width, inputs) = (self.a.rows(), self.a.cols());
         let count = x.len() / inputs;
         let rhs = Rhs::Rows { data: x, stride: inputs };
-        let lhs = Lhs::columns(grad_down, width);
+        let lhs = Lhs::columns(grad_hidden, width);
         kernel.gemm_accumulate((width, count, inputs), lhs, rhs, &mut out.a, inputs);
         if let Some(grad_x) = grad_x {
-            let lhs = Lhs::rows(grad_down, width);
+            let lhs = Lhs::rows(grad_hidden, width);
             let size = (count, width, inputs);
             kernel.gemm_accumulate(size, lhs, Rhs::transposed(&self.a), grad_x, inputs);
         }
     }
 
-    /// The B of a delta with one part.
+    /// Returns the B matrix of a delta with one part.
     pub(crate) fn only_b(&self) -> &Panels {
         &self.b[0]
     }

@@ -8,7 +8,7 @@ use super::{Model, PackedBatch};
 use crate::kernel::row_ops;
 use crate::lora::{Delta, LayerDeltas, PackedLora};
 
-/// A product of a layer.
+/// A (stacked) linear layer of a decoder layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FusedLinear {
     Qkv,
@@ -17,7 +17,7 @@ pub(crate) enum FusedLinear {
     Down,
 }
 
-/// A norm.
+/// The gain vector of a norm; layer norms name their layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NormWeight {
     Attention(usize),
@@ -27,35 +27,37 @@ pub(crate) enum NormWeight {
     Last,
 }
 
-/// Who wants gradients of the frozen weights. Without one none is formed.
+/// Receives the operands from which gradients of the model's own weights can be computed.
 pub(crate) trait GradientSink: Send {
-    /// Whether anyone does.
-    fn wants(&self) -> bool;
-    /// A product: its input and the gradient by its output.
-    fn product(&mut self, model: &Model, layer: usize, site: FusedLinear, x: &[f32], grad: &[f32]);
-    /// A norm of one row: its input, `1 / rms`, and the gradient by its output.
+    /// Returns whether gradients are wanted. If not, the calls that cost time are skipped.
+    fn is_enabled(&self) -> bool;
+    /// Called for each linear layer with its input and the gradient with respect to its output.
+    fn linear(&mut self, model: &Model, layer: usize, site: FusedLinear, x: &[f32], grad: &[f32]);
+    /// Called for each row of a norm with its input, `1 / rms`, and the gradient with respect to its
+    /// output.
     fn norm(&mut self, gain: NormWeight, x: &[f32], inverse: f32, grad: &[f32]);
-    /// A slice of the unembedding: its input and the gradient by the logits.
+    /// Called for each slice of `cols` tokens of the unembedding from token `from`, with its input
+    /// and the gradient with respect to the logits.
     fn unembedding(&mut self, model: &Model, from: usize, cols: usize, x: &[f32], grad: &[f32]);
-    /// The gradient by the embedded tokens.
+    /// Called with the gradient with respect to the embeddings of `tokens`.
     fn embedding(&mut self, tokens: &[u32], grad: &[f32]);
 }
 
-/// Nobody wants them.
+/// Ignores the gradients of the model's own weights.
 #[derive(Debug)]
 pub(crate) struct DiscardGradients;
 
 impl GradientSink for DiscardGradients {
-    fn wants(&self) -> bool {
+    fn is_enabled(&self) -> bool {
         false
     }
-    fn product(&mut self, _: &Model, _: usize, _: FusedLinear, _: &[f32], _: &[f32]) {}
+    fn linear(&mut self, _: &Model, _: usize, _: FusedLinear, _: &[f32], _: &[f32]) {}
     fn norm(&mut self, _: NormWeight, _: &[f32], _: f32, _: &[f32]) {}
     fn unembedding(&mut self, _: &Model, _: usize, _: usize, _: &[f32], _: &[f32]) {}
     fn embedding(&mut self, _: &[u32], _: &[f32]) {}
 }
 
-/// Gradients of one layer's deltas.
+/// Gradients of the deltas of one layer.
 #[derive(Debug, Default)]
 pub(crate) struct LayerGradients {
     pub(crate) qkv: Option<DeltaGradient>,
@@ -65,9 +67,9 @@ pub(crate) struct LayerGradients {
 }
 
 impl LayerGradients {
-    /// Zeros like `deltas`.
-    fn like(deltas: &LayerDeltas) -> Self {
-        let grad = |delta: &Option<Delta>| delta.as_ref().map(Delta::grad);
+    /// Returns zero gradients of the shape of `deltas`.
+    fn zeros_like(deltas: &LayerDeltas) -> Self {
+        let grad = |delta: &Option<Delta>| delta.as_ref().map(Delta::zero_gradient);
         Self {
             qkv: grad(&deltas.qkv),
             o: grad(&deltas.o),
@@ -77,7 +79,7 @@ impl LayerGradients {
     }
 }
 
-/// Gradients of an adapter, in the layout of its packed form.
+/// Gradients of an adapter, in the layout of [`PackedLora`].
 #[derive(Debug)]
 pub(crate) struct AdapterGradients {
     pub(crate) layers: Vec<LayerGradients>,
@@ -85,31 +87,32 @@ pub(crate) struct AdapterGradients {
 }
 
 impl AdapterGradients {
-    /// Zeros for an adapter, or for none.
+    /// Returns zero gradients for an adapter, or empty ones without an adapter.
     pub(crate) fn new(model: &Model, lora: Option<&PackedLora>) -> Self {
         Self {
             layers: match lora {
-                Some(lora) => lora.layers.iter().map(LayerGradients::like).collect(),
+                Some(lora) => lora.layers.iter().map(LayerGradients::zeros_like).collect(),
                 None => model.layers.iter().map(|_| LayerGradients::default()).collect(),
             },
-            unembedding: lora.and_then(|lora| lora.unembedding.as_ref()).map(Delta::grad),
+            unembedding: lora.and_then(|lora| lora.unembedding.as_ref()).map(Delta::zero_gradient),
         }
     }
 }
 
-/// What a layer's backward pass works on.
+/// Inputs of the backward pass of one layer.
 pub(crate) struct LayerBackward<'a> {
     pub(crate) index: usize,
     pub(crate) batch: &'a PackedBatch,
     pub(crate) angles: &'a RotaryAngles,
-    pub(crate) trace: &'a LayerActivations,
+    pub(crate) activations: &'a LayerActivations,
     pub(crate) deltas: Option<&'a LayerDeltas>,
-    /// Whether the gradient by the layer's input is of use to anyone.
-    pub(crate) input: bool,
+    /// Whether to compute the gradient with respect to the layer's input.
+    pub(crate) input_gradient: bool,
 }
 
 impl Model {
-    /// Turns `grad`, the gradient by a layer's output, into the one by its input.
+    /// Replaces `grad`, the gradient with respect to a layer's output, by the gradient with respect
+    /// to its input, and adds to the gradients of the layer's deltas.
     pub(crate) fn layer_backward(
         &self,
         pass: &LayerBackward<'_>,
@@ -117,7 +120,7 @@ impl Model {
         grad: &mut [f32],
         sink: &mut dyn GradientSink,
     ) {
-        let LayerBackward { index, batch, angles, trace, deltas, input } = *pass;
+        let LayerBackward { index, batch, angles, activations, deltas, input_gradient } = *pass;
         let (layer, kernel) = (&self.layers[index], &self.kernel);
         let isa = kernel.isa();
         let (hidden, inner) = (self.config.hidden_size, self.config.intermediate_size);
@@ -127,58 +130,58 @@ impl Model {
 
         // MLP.
         let mut active = Vec::new();
-        self.activate(&trace.gate_up, &mut active);
+        self.activate(&activations.gate_up, &mut active);
         let mut grad_active = vec![0.0; count * inner];
-        sink.product(self, index, FusedLinear::Down, &active, grad);
+        sink.linear(self, index, FusedLinear::Down, &active, grad);
         let delta = deltas.and_then(|deltas| deltas.down.as_ref()).zip(grads.down.as_mut());
-        let down = &trace.down_down;
+        let down = &activations.down_lora;
         layer.down.backward(kernel, &active, delta, down, grad, Some(&mut grad_active));
         drop(active);
-        let mut grad_gate_up = trace.gate_up.clone();
-        kernel.pool().each_row(&mut grad_gate_up, 2 * inner, 24 * inner, |row, gate_up| {
+        let mut grad_gate_up = activations.gate_up.clone();
+        kernel.pool().for_each_row(&mut grad_gate_up, 2 * inner, 24 * inner, |row, gate_up| {
             let (gate, up) = gate_up.split_at_mut(inner);
             row_ops::swiglu_backward(isa, gate, up, &grad_active[row * inner..(row + 1) * inner]);
         });
         drop(grad_active);
-        self.norm_rows(&trace.middle, &layer.mlp_norm, &mut normed, &mut inverse);
+        self.norm_rows(&activations.mlp_input, &layer.mlp_norm, &mut normed, &mut inverse);
         let mut grad_normed = vec![0.0; count * hidden];
-        sink.product(self, index, FusedLinear::GateUp, &normed, &grad_gate_up);
+        sink.linear(self, index, FusedLinear::GateUp, &normed, &grad_gate_up);
         let delta = deltas.and_then(|deltas| deltas.gate_up.as_ref()).zip(grads.gate_up.as_mut());
-        let (down, out) = (&trace.gate_up_down, Some(&mut grad_normed[..]));
+        let (down, out) = (&activations.gate_up_lora, Some(&mut grad_normed[..]));
         layer.gate_up.backward(kernel, &normed, delta, down, &grad_gate_up, out);
         drop(grad_gate_up);
         let norm = (NormWeight::Mlp(index), &layer.mlp_norm[..]);
-        self.norm_backward(norm, &trace.middle, &inverse, &grad_normed, grad, sink);
+        self.norm_backward(norm, &activations.mlp_input, &inverse, &grad_normed, grad, sink);
 
         // Attention.
         let mut grad_mixed = vec![0.0; count * self.heads().query_width()];
-        sink.product(self, index, FusedLinear::O, &trace.mixed, grad);
+        sink.linear(self, index, FusedLinear::O, &activations.attention_out, grad);
         let delta = deltas.and_then(|deltas| deltas.o.as_ref()).zip(grads.o.as_mut());
-        let (down, out) = (&trace.o_down, Some(&mut grad_mixed[..]));
-        layer.o.backward(kernel, &trace.mixed, delta, down, grad, out);
-        let mut rotated = trace.qkv.clone();
+        let (down, out) = (&activations.o_lora, Some(&mut grad_mixed[..]));
+        layer.o.backward(kernel, &activations.attention_out, delta, down, grad, out);
+        let mut rotated = activations.qkv.clone();
         self.rotate(layer, angles, &mut rotated);
         let mut grad_qkv = self.attend_backward(&AttentionTensors {
             batch,
             rotated: &rotated,
-            out: &trace.mixed,
+            out: &activations.attention_out,
             grad: &grad_mixed,
         });
         drop((rotated, grad_mixed));
-        self.rotate_backward(index, angles, &trace.qkv, &mut grad_qkv, sink);
-        self.norm_rows(&trace.x, &layer.attention_norm, &mut normed, &mut inverse);
+        self.rotate_backward(index, angles, &activations.qkv, &mut grad_qkv, sink);
+        self.norm_rows(&activations.input, &layer.attention_norm, &mut normed, &mut inverse);
         grad_normed.fill(0.0);
-        sink.product(self, index, FusedLinear::Qkv, &normed, &grad_qkv);
+        sink.linear(self, index, FusedLinear::Qkv, &normed, &grad_qkv);
         let delta = deltas.and_then(|deltas| deltas.qkv.as_ref()).zip(grads.qkv.as_mut());
-        let out = input.then_some(&mut grad_normed[..]);
-        layer.qkv.backward(kernel, &normed, delta, &trace.qkv_down, &grad_qkv, out);
-        if input {
+        let out = input_gradient.then_some(&mut grad_normed[..]);
+        layer.qkv.backward(kernel, &normed, delta, &activations.qkv_lora, &grad_qkv, out);
+        if input_gradient {
             let norm = (NormWeight::Attention(index), &layer.attention_norm[..]);
-            self.norm_backward(norm, &trace.x, &inverse, &grad_normed, grad, sink);
+            self.norm_backward(norm, &activations.input, &inverse, &grad_normed, grad, sink);
         }
     }
 
-    /// Backward of a norm over rows: adds the gradient by its input to `out`.
+    /// Backward pass of [`Model::norm_rows`]: adds the gradient with respect to its input to `out`.
     pub(crate) fn norm_backward(
         &self,
         (which, gain): (NormWeight, &[f32]),
@@ -190,19 +193,19 @@ impl Model {
     ) {
         let isa = self.kernel.isa();
         let width = gain.len();
-        if sink.wants() {
+        if sink.is_enabled() {
             for (i, inverse) in inverse.iter().enumerate() {
                 let row = i * width..(i + 1) * width;
                 sink.norm(which, &x[row.clone()], *inverse, &grad[row]);
             }
         }
-        self.kernel.pool().each_row(out, width, 8 * width, |i, out| {
+        self.kernel.pool().for_each_row(out, width, 8 * width, |i, out| {
             let row = i * width..(i + 1) * width;
             row_ops::norm_backward(isa, &x[row.clone()], gain, inverse[i], &grad[row], out);
         });
     }
 
-    /// Backward of [`Model::rotate`], in the place of the gradient.
+    /// Backward pass of [`Model::rotate`]: replaces `grad` in place.
     fn rotate_backward(
         &self,
         index: usize,
@@ -215,7 +218,7 @@ impl Model {
         let (isa, heads, epsilon) = (self.kernel.isa(), self.heads(), self.config.norm_eps);
         let width = layer.qkv.weights.rows();
         let end = heads.query_width() + heads.kv_width();
-        self.kernel.pool().each_row(grad, width, 4 * width, |row, grad| {
+        self.kernel.pool().for_each_row(grad, width, 4 * width, |row, grad| {
             let (cos, sin) = angles.row(row);
             for head in grad[..end].chunks_exact_mut(heads.head_dim) {
                 row_ops::rotate(isa, head, cos, sin, -1.0);
@@ -226,7 +229,7 @@ impl Model {
         }
         let gain_of =
             |i: usize| if i < heads.query_heads { &layer.query_norm } else { &layer.key_norm };
-        if sink.wants() {
+        if sink.is_enabled() {
             let mut out = vec![0.0; heads.head_dim];
             for (qkv, grad) in qkv.chunks_exact(width).zip(grad.chunks_exact(width)) {
                 let rows =
@@ -244,7 +247,7 @@ impl Model {
                 }
             }
         }
-        self.kernel.pool().each_row(grad, width, 8 * width, |row, grad| {
+        self.kernel.pool().for_each_row(grad, width, 8 * width, |row, grad| {
             let mut copy = vec![0.0; heads.head_dim];
             let qkv = &qkv[row * width..(row + 1) * width];
             for (i, head) in grad[..end].chunks_exact_mut(heads.head_dim).enumerate() {

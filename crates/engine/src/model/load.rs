@@ -1,26 +1,29 @@
-//! From a folder of tensors to packed weights.
+//! Loads tensors and packs them into a [`Model`].
 
 use super::{Layer, Linear, Model};
 use crate::Result;
-use crate::file::{ModelConfig, ModelFolder, TensorFile, TensorView};
+use crate::file::{ModelConfig, ModelFolder, StoredTensor, TensorFile};
 use crate::kernel::{Kernel, Panels, Precision};
 use crate::memory::probe;
 
-/// Where weights come from.
+/// Provides tensors by name.
 pub(crate) trait TensorSource: Sync {
-    /// The tensor `name`.
+    /// Returns the values of tensor `name`.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`](crate::Error::MissingTensor).
     fn values(&self, name: &str) -> Result<TensorValues<'_>>;
 }
 
-/// The numbers of a tensor, widened when they are read.
+/// The values of a tensor, converted to f32 when they are read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TensorValues<'a> {
     F32(&'a [f32]),
-    Stored(TensorView<'a>),
+    Stored(StoredTensor<'a>),
 }
 
 impl TensorValues<'_> {
-    /// Row `row` of a matrix.
+    /// Copies row `row` of a matrix whose rows have the length of `out`.
     fn row(&self, row: usize, out: &mut [f32]) {
         let range = row * out.len()..(row + 1) * out.len();
         match self {
@@ -49,10 +52,13 @@ impl TensorSource for TensorFile {
 }
 
 impl Model {
-    /// Reads and packs the weights of a folder that was checked when it was opened.
+    /// Loads and packs the weights of a model.
+    ///
+    /// The shapes and types of the tensors must have been checked against `config`.
     ///
     /// # Errors
-    /// If a tensor is missing, or the system does not have the memory.
+    /// [`Error::MissingTensor`](crate::Error::MissingTensor), or
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the system cannot provide the memory.
     pub(crate) fn load(
         config: &ModelConfig,
         source: &impl TensorSource,
@@ -63,7 +69,7 @@ impl Model {
             let len = shape.iter().fold(precision.bytes(), |len, side| len.saturating_mul(*side));
             sum.saturating_add(len)
         });
-        probe("the weights of the model", bytes)?;
+        probe("the model's weights", bytes)?;
         let heads = config.heads * config.head_dim;
         let keys = config.kv_heads * config.head_dim;
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
@@ -72,20 +78,20 @@ impl Model {
             Ok(Panels::pack(&kernel, rows, hidden, precision, |i, out| values.row(i, out)))
         };
         let layers = kernel.pool().map(config.layers, |index| {
-            let load = LayerLoader {
+            let loader = LayerLoader {
                 source,
                 precision,
                 kernel: &kernel,
                 prefix: format!("model.layers.{index}."),
             };
             {
-                let norm = |name: &str| load.vector(name, hidden);
+                let norm = |name: &str| loader.vector(name, hidden);
                 let qk = |name: &str| {
-                    config.qk_norm.then(|| load.vector(name, config.head_dim)).transpose()
+                    config.qk_norm.then(|| loader.vector(name, config.head_dim)).transpose()
                 };
                 Ok(Layer {
                     attention_norm: norm("input_layernorm.weight")?,
-                    qkv: load.linear(
+                    qkv: loader.linear(
                         &[
                             ("self_attn.q_proj", heads),
                             ("self_attn.k_proj", keys),
@@ -96,14 +102,14 @@ impl Model {
                     )?,
                     query_norm: qk("self_attn.q_norm.weight")?,
                     key_norm: qk("self_attn.k_norm.weight")?,
-                    o: load.linear(&[("self_attn.o_proj", hidden)], heads, config.o_bias)?,
+                    o: loader.linear(&[("self_attn.o_proj", hidden)], heads, config.o_bias)?,
                     mlp_norm: norm("post_attention_layernorm.weight")?,
-                    gate_up: load.linear(
+                    gate_up: loader.linear(
                         &[("mlp.gate_proj", inner), ("mlp.up_proj", inner)],
                         hidden,
                         config.mlp_bias,
                     )?,
-                    down: load.linear(&[("mlp.down_proj", hidden)], inner, config.mlp_bias)?,
+                    down: loader.linear(&[("mlp.down_proj", hidden)], inner, config.mlp_bias)?,
                 })
             }
         });
@@ -139,7 +145,7 @@ impl<S: TensorSource> LayerLoader<'_, S> {
         Ok(self.source.values(&format!("{}{name}", self.prefix))?.all(len))
     }
 
-    /// Products of the same input, stacked.
+    /// Loads linear layers with the same input into one stacked matrix.
     fn linear(&self, parts: &[(&str, usize)], inputs: usize, bias: bool) -> Result<Linear> {
         let mut matrices = Vec::with_capacity(parts.len());
         for (name, _) in parts {

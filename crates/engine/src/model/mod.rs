@@ -1,7 +1,8 @@
-//! The decoder: forward and backward, written by hand.
+//! The decoder model: hand-written forward and backward passes.
 //!
-//! Rows of all sequences of a batch stand one after the other, without padding. The weights are
-//! frozen, so no gradient of theirs is formed unless someone asks for it (see [`GradientSink`]).
+//! Activations are row-major f32 matrices with one row per token; the rows of all sequences of a
+//! batch are concatenated without padding. The weights are frozen, so their gradients are computed
+//! only if a [`GradientSink`] asks for them.
 
 mod attention_backward;
 mod backward;
@@ -17,7 +18,7 @@ pub(crate) use backward::{
     NormWeight,
 };
 pub(crate) use forward::{AdapterRows, LayerActivations, Workspace};
-pub(crate) use linear::{DeltaGradient, Linear, adapted};
+pub(crate) use linear::{DeltaGradient, Linear, linear_with_lora};
 pub(crate) use load::{TensorSource, TensorValues};
 pub(crate) use output_head::{LogprobQuery, OutputHead, SavedLogits, log_probability, log_sum_exp};
 pub(crate) use packed_batch::PackedBatch;
@@ -26,7 +27,7 @@ use crate::file::ModelConfig;
 use crate::kernel::paged_attention::HeadLayout;
 use crate::kernel::{Kernel, Panels};
 
-/// A model ready to compute.
+/// A model with packed weights.
 #[derive(Debug)]
 pub(crate) struct Model {
     pub(crate) config: ModelConfig,
@@ -34,13 +35,13 @@ pub(crate) struct Model {
     pub(crate) embedding: Panels,
     pub(crate) layers: Vec<Layer>,
     pub(crate) norm: Vec<f32>,
-    /// `None` where the embedding is the unembedding too.
+    /// `None` if the embedding is also the unembedding.
     pub(crate) unembedding: Option<Panels>,
-    /// Radians per position of each pair of a head.
+    /// Rotary frequency of each pair of dimensions of a head, in radians per position.
     frequencies: Vec<f32>,
 }
 
-/// One layer's weights. Products of the same input are one matrix.
+/// Weights of one layer. Linear layers with the same input are stacked into one matrix.
 #[derive(Debug)]
 pub(crate) struct Layer {
     pub(crate) attention_norm: Vec<f32>,
@@ -66,7 +67,7 @@ impl Model {
         self.unembedding.as_ref().unwrap_or(&self.embedding)
     }
 
-    /// Memory that the weights take.
+    /// Returns the size of the packed matrices in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let layers: usize = self
             .layers

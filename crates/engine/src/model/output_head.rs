@@ -1,6 +1,8 @@
-//! Unembedding and log-probabilities in one pass over slices of the vocabulary.
+//! Output head: unembedding and log-probabilities, fused over slices of the vocabulary.
 //!
-//! The logits of a batch never exist all at once.
+//! The full `rows × vocabulary` matrix of logits is never formed; only one slice of [`SLICE`] tokens
+//! for [`BLOCK`] rows exists at a time. The log-sum-exp of a row is accumulated slice by slice in
+//! ascending order, in f64.
 
 use super::Model;
 use super::backward::GradientSink;
@@ -8,21 +10,21 @@ use crate::kernel::{Isa, Lhs, Rhs, row_ops};
 use crate::lora::PackedLora;
 use crate::model::linear::DeltaGradient;
 
-/// Tokens of one slice of the vocabulary. Sums over the vocabulary run slice by slice, so this is
-/// part of the result's bits.
+/// Tokens per slice of the vocabulary. Sums over the vocabulary run slice by slice, so a change of
+/// this constant changes the bits of all log-probabilities.
 pub(crate) const SLICE: usize = 2048;
-/// Rows that are worked on together.
+/// Rows per block.
 const BLOCK: usize = 1024;
 
-/// A row and a token whose log-probability there is wanted.
+/// A request for the log-probability of `token` at row `row`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LogprobQuery {
-    /// Which of the head's rows.
+    /// Row of the head's input.
     pub(crate) row: usize,
     pub(crate) token: u32,
 }
 
-/// The head of one batch: its rows, after the last norm.
+/// The output head applied to the rows of one batch.
 #[derive(Debug)]
 pub(crate) struct OutputHead<'a> {
     pub(crate) model: &'a Model,
@@ -30,12 +32,12 @@ pub(crate) struct OutputHead<'a> {
     pub(crate) x: &'a [f32],
 }
 
-/// The logits of a batch, kept for the way back: slices of blocks of rows, one after the other.
+/// Logits of a batch, saved for the backward pass: for each block of rows, its slices in order.
 #[derive(Debug, Default)]
 pub(crate) struct SavedLogits(Vec<Vec<f32>>);
 
 impl SavedLogits {
-    /// Memory that the logits of `rows` rows take.
+    /// Returns the size of the logits of `rows` rows in bytes.
     pub(crate) fn bytes(model: &Model, rows: usize) -> usize {
         rows.saturating_mul(4 * model.config.vocab_size)
     }
@@ -48,7 +50,7 @@ impl SavedLogits {
     }
 }
 
-/// A sum of exponentials that is still growing.
+/// Running log-sum-exp over slices of logits: `exp(max) · sum`.
 #[derive(Clone, Copy, Debug)]
 struct RunningLogSumExp {
     max: f32,
@@ -58,14 +60,14 @@ struct RunningLogSumExp {
 impl RunningLogSumExp {
     const NONE: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 
-    /// Takes in one slice of logits.
+    /// Adds one slice of logits.
     fn add(&mut self, isa: Isa, logits: &[f32]) {
         let max = row_ops::max(isa, logits);
         if max == f32::NEG_INFINITY {
             return;
         }
         let sum = f64::from(row_ops::sum_exp(isa, logits, max));
-        // NaN goes through the first branch and stays.
+        // A NaN takes the first branch and propagates.
         if max > self.max || max.is_nan() {
             let old = if self.sum == 0.0 { 0.0 } else { f64::from(self.max - max).exp() };
             self.sum = self.sum * old + sum;
@@ -80,14 +82,14 @@ impl RunningLogSumExp {
     }
 }
 
-/// `log Σ exp` of a whole row of logits, with the bits that training gets.
+/// Returns `log Σ exp` of a row of logits, with the same bits as [`OutputHead::forward`].
 pub(crate) fn log_sum_exp(isa: Isa, logits: &[f32]) -> f64 {
-    let mut mass = RunningLogSumExp::NONE;
-    logits.chunks(SLICE).for_each(|slice| mass.add(isa, slice));
-    mass.log()
+    let mut sum = RunningLogSumExp::NONE;
+    logits.chunks(SLICE).for_each(|slice| sum.add(isa, slice));
+    sum.log()
 }
 
-/// A log-probability from a logit.
+/// Returns the log-probability of a token from its logit and the row's log-sum-exp.
 #[expect(clippy::cast_possible_truncation, reason = "reported in f32")]
 pub(crate) fn log_probability(logit: f32, log_sum_exp: f64) -> f32 {
     (f64::from(logit) - log_sum_exp) as f32
@@ -102,17 +104,25 @@ impl OutputHead<'_> {
         self.x.len() / self.hidden()
     }
 
-    fn down(&self) -> Vec<f32> {
+    /// Returns the LoRA hidden activations of all rows; empty without an adapter on the unembedding.
+    fn lora_hidden(&self) -> Vec<f32> {
         let Some(delta) = self.lora.and_then(|lora| lora.unembedding.as_ref()) else {
             return Vec::new();
         };
-        let mut down = vec![0.0; self.count() * delta.width()];
-        delta.project(&self.model.kernel, self.x, &mut down);
-        down
+        let mut lora_hidden = vec![0.0; self.count() * delta.width()];
+        delta.project(&self.model.kernel, self.x, &mut lora_hidden);
+        lora_hidden
     }
 
-    /// Logits of one slice for rows `first` and on, `count` of them.
-    fn logits(&self, first: usize, count: usize, from: usize, down: &[f32], out: &mut Vec<f32>) {
+    /// Computes the logits of the slice that starts at token `from`, for `count` rows from `first`.
+    fn logits(
+        &self,
+        first: usize,
+        count: usize,
+        from: usize,
+        lora_hidden: &[f32],
+        out: &mut Vec<f32>,
+    ) {
         let kernel = &self.model.kernel;
         let (hidden, vocab) = (self.hidden(), self.model.config.vocab_size);
         let cols = SLICE.min(vocab - from);
@@ -120,61 +130,63 @@ impl OutputHead<'_> {
         let rhs = Rhs::Packed { weights: self.model.unembedding(), from };
         let lhs = Lhs::rows(&self.x[first * hidden..], hidden);
         let delta = self.lora.and_then(|lora| lora.unembedding.as_ref());
-        let more = delta.map(|delta| delta.slice(&down[first * delta.width()..], from, cols));
-        kernel.gemm_fused((count, hidden, cols), (lhs, rhs), more.as_slice(), out, cols);
+        let fused =
+            delta.map(|delta| delta.slice(&lora_hidden[first * delta.width()..], from, cols));
+        kernel.gemm_fused((count, hidden, cols), (lhs, rhs), fused.as_slice(), out, cols);
     }
 
-    /// The log-probability of every pair (sorted by row), and the `log Σ exp` of every row. The
-    /// logits go to `kept`, if there is one.
+    /// Returns the log-probability of every query and the log-sum-exp of every row. `queries` must
+    /// be sorted by row. If `saved` is given, the logits are stored there.
     pub(crate) fn forward(
         &self,
-        pairs: &[LogprobQuery],
-        mut kept: Option<&mut SavedLogits>,
+        queries: &[LogprobQuery],
+        mut saved: Option<&mut SavedLogits>,
     ) -> (Vec<f32>, Vec<f64>) {
         let vocab = self.model.config.vocab_size;
         let isa = self.model.kernel.isa();
-        let down = self.down();
-        let mut found = vec![0.0; pairs.len()];
-        let mut masses = vec![RunningLogSumExp::NONE; self.count()];
+        let lora_hidden = self.lora_hidden();
+        let mut found = vec![0.0; queries.len()];
+        let mut sums = vec![RunningLogSumExp::NONE; self.count()];
         let mut logits = Vec::new();
         for first in (0..self.count()).step_by(BLOCK) {
             let count = BLOCK.min(self.count() - first);
-            let pairs_here = range_of(pairs, first, count);
+            let here = range_of(queries, first, count);
             for from in (0..vocab).step_by(SLICE) {
-                self.logits(first, count, from, &down, &mut logits);
+                self.logits(first, count, from, &lora_hidden, &mut logits);
                 let cols = SLICE.min(vocab - from);
-                let masses = &mut masses[first..first + count];
-                self.model.kernel.pool().each_row(masses, 1, cols * 16, |row, mass| {
-                    mass[0].add(isa, &logits[row * cols..(row + 1) * cols]);
+                let sums = &mut sums[first..first + count];
+                self.model.kernel.pool().for_each_row(sums, 1, cols * 16, |row, sum| {
+                    sum[0].add(isa, &logits[row * cols..(row + 1) * cols]);
                 });
-                for (pair, found) in
-                    pairs[pairs_here.clone()].iter().zip(&mut found[pairs_here.clone()])
-                {
-                    if (from..from + cols).contains(&(pair.token as usize)) {
-                        *found = logits[(pair.row - first) * cols + pair.token as usize - from];
+                for (query, found) in queries[here.clone()].iter().zip(&mut found[here.clone()]) {
+                    if (from..from + cols).contains(&(query.token as usize)) {
+                        *found = logits[(query.row - first) * cols + query.token as usize - from];
                     }
                 }
-                if let Some(kept) = kept.as_deref_mut() {
-                    kept.0.push(std::mem::take(&mut logits));
+                if let Some(saved) = saved.as_deref_mut() {
+                    saved.0.push(std::mem::take(&mut logits));
                 }
             }
         }
-        let logs: Vec<f64> = masses.into_iter().map(RunningLogSumExp::log).collect();
-        for (pair, found) in pairs.iter().zip(&mut found) {
-            *found = log_probability(*found, logs[pair.row]);
+        let log_sums: Vec<f64> = sums.into_iter().map(RunningLogSumExp::log).collect();
+        for (query, found) in queries.iter().zip(&mut found) {
+            *found = log_probability(*found, log_sums[query.row]);
         }
-        (found, logs)
+        (found, log_sums)
     }
 
-    /// The gradient by the rows, from the gradient by every pair's log-probability; adds to the
-    /// gradients of the adapter's unembedding. `kept` holds the logits, if anyone does, and says
-    /// which of its rows these are.
+    /// Returns the gradient with respect to `x`, given the gradient with respect to the
+    /// log-probability of every query.
+    ///
+    /// Adds the gradients of the adapter's unembedding to `delta_grad`. `saved` holds the logits of
+    /// the forward pass and, for every row of this head, its row there; without it the logits are
+    /// computed again.
     pub(crate) fn backward(
         &self,
-        pairs: &[LogprobQuery],
+        queries: &[LogprobQuery],
         grads: &[f32],
-        logs: &[f64],
-        kept: Option<(&SavedLogits, &[usize])>,
+        log_sums: &[f64],
+        saved: Option<(&SavedLogits, &[usize])>,
         mut delta_grad: Option<&mut DeltaGradient>,
         sink: &mut dyn GradientSink,
     ) -> Vec<f32> {
@@ -182,37 +194,37 @@ impl OutputHead<'_> {
         let isa = kernel.isa();
         let (hidden, vocab) = (self.hidden(), self.model.config.vocab_size);
         let weights = self.model.unembedding();
-        let down = self.down();
+        let lora_hidden = self.lora_hidden();
         let delta = self.lora.and_then(|lora| lora.unembedding.as_ref());
         let width = delta.map_or(0, crate::lora::Delta::width);
         let mut totals = vec![0.0_f32; self.count()];
-        for (pair, grad) in pairs.iter().zip(grads) {
-            totals[pair.row] += grad;
+        for (query, grad) in queries.iter().zip(grads) {
+            totals[query.row] += grad;
         }
         let mut grad_x = vec![0.0; self.x.len()];
-        let mut grad_down = vec![0.0; down.len()];
+        let mut grad_lora_hidden = vec![0.0; lora_hidden.len()];
         let mut logits = Vec::new();
         for first in (0..self.count()).step_by(BLOCK) {
             let count = BLOCK.min(self.count() - first);
-            let here = range_of(pairs, first, count);
+            let here = range_of(queries, first, count);
             let rows_here = first * hidden..(first + count) * hidden;
             for from in (0..vocab).step_by(SLICE) {
                 let cols = SLICE.min(vocab - from);
-                match kept {
+                match saved {
                     Some(_) => logits.resize(count * cols, 0.0),
-                    None => self.logits(first, count, from, &down, &mut logits),
+                    None => self.logits(first, count, from, &lora_hidden, &mut logits),
                 }
-                kernel.pool().each_row(&mut logits, cols, cols * 16, |row, logits| {
-                    if let Some((kept, rows)) = kept {
-                        kept.copy(vocab, rows[first + row], from, logits);
+                kernel.pool().for_each_row(&mut logits, cols, cols * 16, |row, logits| {
+                    if let Some((saved, rows)) = saved {
+                        saved.copy(vocab, rows[first + row], from, logits);
                     }
                     #[expect(clippy::cast_possible_truncation, reason = "computing is in f32")]
-                    let shift = logs[first + row] as f32;
+                    let shift = log_sums[first + row] as f32;
                     row_ops::scaled_exp(isa, logits, shift, -totals[first + row]);
                 });
-                for (pair, grad) in pairs[here.clone()].iter().zip(&grads[here.clone()]) {
-                    if (from..from + cols).contains(&(pair.token as usize)) {
-                        logits[(pair.row - first) * cols + pair.token as usize - from] += grad;
+                for (query, grad) in queries[here.clone()].iter().zip(&grads[here.clone()]) {
+                    if (from..from + cols).contains(&(query.token as usize)) {
+                        logits[(query.row - first) * cols + query.token as usize - from] += grad;
                     }
                 }
                 let lhs = Lhs::rows(&logits, cols);
@@ -222,9 +234,9 @@ impl OutputHead<'_> {
                 if let (Some(delta), Some(delta_grad)) = (delta, delta_grad.as_deref_mut()) {
                     let here = first * width..(first + count) * width;
                     let rhs = Rhs::Transposed { weights: delta.only_b(), from };
-                    let out = &mut grad_down[here.clone()];
+                    let out = &mut grad_lora_hidden[here.clone()];
                     kernel.gemm_accumulate((count, cols, width), lhs, rhs, out, width);
-                    let rhs = Rhs::Rows { data: &down[here], stride: width };
+                    let rhs = Rhs::Rows { data: &lora_hidden[here], stride: width };
                     let out = &mut delta_grad.b[0][from * width..(from + cols) * width];
                     let size = (cols, count, width);
                     kernel.gemm_accumulate(size, Lhs::columns(&logits, cols), rhs, out, width);
@@ -233,16 +245,16 @@ impl OutputHead<'_> {
             }
         }
         if let (Some(delta), Some(delta_grad)) = (delta, delta_grad) {
-            row_ops::scale(isa, &mut grad_down, delta.scale());
-            delta.backward_a(kernel, self.x, &grad_down, delta_grad, Some(&mut grad_x));
+            row_ops::scale(isa, &mut grad_lora_hidden, delta.scale());
+            delta.backward_a(kernel, self.x, &grad_lora_hidden, delta_grad, Some(&mut grad_x));
         }
         grad_x
     }
 }
 
-/// Which pairs are about rows `first` and on, `count` of them.
-fn range_of(pairs: &[LogprobQuery], first: usize, count: usize) -> std::ops::Range<usize> {
-    let start = pairs.partition_point(|pair| pair.row < first);
-    let end = pairs.partition_point(|pair| pair.row < first + count);
+/// Returns the range of the queries whose row is one of the `count` rows from `first`.
+fn range_of(queries: &[LogprobQuery], first: usize, count: usize) -> std::ops::Range<usize> {
+    let start = queries.partition_point(|query| query.row < first);
+    let end = queries.partition_point(|query| query.row < first + count);
     start..end
 }

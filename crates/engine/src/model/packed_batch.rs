@@ -1,52 +1,57 @@
-//! [`PackedBatch`]: sequences packed into rows, each common beginning once.
+//! [`PackedBatch`]: sequences packed into rows without padding, with shared prefixes stored once.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::kernel::paged_attention::{PAGE_POSITIONS, PageRef, SequenceChunk};
 
-/// Sequences of a training batch as rows without padding. Where sequences begin with the same
-/// tokens those rows exist once: a row depends on what stands before it alone.
+/// Sequences of a training batch, packed into rows without padding.
+///
+/// Sequences with a common prefix share its rows, which is exact because the activations of a row
+/// depend only on the tokens before it. Each group of sequences with a common prefix forms a tree of
+/// depth two: the prefix, and the rest of each sequence.
 #[derive(Debug, Default)]
 pub(crate) struct PackedBatch {
     pub(crate) tokens: Vec<u32>,
-    /// Parents before children; all nodes of a tree together.
+    /// Nodes of all trees; the nodes of a tree are contiguous, and parents precede children.
     pub(crate) nodes: Vec<PrefixNode>,
-    /// The nodes of each tree.
+    /// Node range of each tree.
     pub(crate) trees: Vec<Range<usize>>,
-    /// For every sequence the nodes that it consists of.
+    /// Nodes of each sequence, in order.
     pub(crate) paths: Vec<Vec<usize>>,
 }
 
-/// Rows that belong to the same sequences.
+/// A run of rows that belongs to the same set of sequences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PrefixNode {
     pub(crate) rows: Range<usize>,
-    /// Position of the first row.
+    /// Position of the first row in its sequences.
     pub(crate) start: usize,
     pub(crate) parent: Option<usize>,
 }
 
 impl PackedBatch {
-    /// Packs `sequences`, none of which may be empty. The common beginning of a group is shared
-    /// one level deep, which is what samples of one prompt need; a beginning of fewer than
-    /// `least` tokens is not worth it.
-    pub(crate) fn pack(sequences: &[&[u32]], least: usize) -> Self {
+    /// Packs `sequences`, none of which may be empty.
+    ///
+    /// Sequences share a prefix only if they agree on their first `min_prefix` tokens. Prefixes are
+    /// shared one level deep, which suffices for several samples of one prompt.
+    pub(crate) fn pack(sequences: &[&[u32]], min_prefix: usize) -> Self {
         let mut batch = Self { paths: vec![Vec::new(); sequences.len()], ..Self::default() };
-        for group in Self::alike(sequences, least) {
+        for group in Self::group_by_prefix(sequences, min_prefix) {
             batch.add_tree(sequences, &group);
         }
         batch
     }
 
-    /// Groups of sequences that agree on their first `least` tokens, in order of appearance.
-    fn alike(sequences: &[&[u32]], least: usize) -> Vec<Vec<usize>> {
+    /// Returns groups of sequences that agree on their first `min_prefix` tokens, in order of first
+    /// appearance.
+    fn group_by_prefix(sequences: &[&[u32]], min_prefix: usize) -> Vec<Vec<usize>> {
         let mut groups: Vec<Vec<usize>> = Vec::new();
-        let mut known: HashMap<&[u32], usize> = HashMap::new();
+        let mut group_of: HashMap<&[u32], usize> = HashMap::new();
         for (i, sequence) in sequences.iter().enumerate() {
-            match sequence.get(..least) {
-                Some(beginning) if least > 0 => {
-                    let group = *known.entry(beginning).or_insert_with(|| {
+            match sequence.get(..min_prefix) {
+                Some(prefix) if min_prefix > 0 => {
+                    let group = *group_of.entry(prefix).or_insert_with(|| {
                         groups.push(Vec::new());
                         groups.len() - 1
                     });
@@ -58,19 +63,26 @@ impl PackedBatch {
         groups
     }
 
-    /// Cuts `sequences` into batches of at most `most` rows, or of one tree where that has more.
-    /// Packed one after the other they have the rows of all packed at once, in the same order.
-    pub(crate) fn cut(sequences: &[&[u32]], least: usize, most: usize) -> Vec<Vec<usize>> {
+    /// Divides `sequences` into micro-batches of at most `max_rows` rows each; a single larger tree
+    /// forms a micro-batch of its own.
+    ///
+    /// The micro-batches packed one after the other have the rows of all sequences packed at once,
+    /// in the same order.
+    pub(crate) fn micro_batches(
+        sequences: &[&[u32]],
+        min_prefix: usize,
+        max_rows: usize,
+    ) -> Vec<Vec<usize>> {
         let mut batches: Vec<Vec<usize>> = Vec::new();
         let mut left = 0;
-        for group in Self::alike(sequences, least) {
-            let shared = if group.len() > 1 { common(sequences, &group) } else { 0 };
+        for group in Self::group_by_prefix(sequences, min_prefix) {
+            let shared = if group.len() > 1 { common_prefix(sequences, &group) } else { 0 };
             let rows = group.iter().map(|i| sequences[*i].len() - shared).sum::<usize>() + shared;
             match batches.last_mut() {
                 Some(batch) if rows <= left => batch.extend(group),
                 _ => {
                     batches.push(group);
-                    left = most;
+                    left = max_rows;
                 }
             }
             left = left.saturating_sub(rows);
@@ -81,7 +93,7 @@ impl PackedBatch {
     fn add_tree(&mut self, sequences: &[&[u32]], group: &[usize]) {
         let first = self.nodes.len();
         let leader = sequences[group[0]];
-        let shared = common(sequences, group);
+        let shared = common_prefix(sequences, group);
         if group.len() > 1 {
             self.add_node(&leader[..shared], 0, None);
         }
@@ -104,30 +116,31 @@ impl PackedBatch {
         self.nodes.push(PrefixNode { rows, start, parent });
     }
 
-    /// The row of position `position` of sequence `sequence`.
+    /// Returns the rows of a sequence, in order of position.
     pub(crate) fn rows(&self, sequence: usize) -> impl Iterator<Item = usize> + '_ {
         self.paths[sequence].iter().flat_map(|node| self.nodes[*node].rows.clone())
     }
 
-    /// Pages for every node, numbered from 0, and how many there are.
-    pub(crate) fn spans(&self) -> (Vec<SequenceChunk>, usize) {
-        let mut spans: Vec<SequenceChunk> = Vec::with_capacity(self.nodes.len());
+    /// Returns one chunk per node, with pages numbered from 0, and the number of pages.
+    pub(crate) fn sequence_chunks(&self) -> (Vec<SequenceChunk>, usize) {
+        let mut chunks: Vec<SequenceChunk> = Vec::with_capacity(self.nodes.len());
         let mut pages = 0;
         for node in &self.nodes {
-            let mut blocks = node.parent.map_or_else(Vec::new, |p| spans[p].blocks.clone());
+            let mut block_table =
+                node.parent.map_or_else(Vec::new, |p| chunks[p].block_table.clone());
             let mut left = node.rows.len();
             while left > 0 {
                 let len = left.min(PAGE_POSITIONS);
-                blocks.push(PageRef { page: pages, len });
+                block_table.push(PageRef { page: pages, len });
                 pages += 1;
                 left -= len;
             }
-            spans.push(SequenceChunk { rows: node.rows.clone(), start: node.start, blocks });
+            chunks.push(SequenceChunk { rows: node.rows.clone(), start: node.start, block_table });
         }
-        (spans, pages)
+        (chunks, pages)
     }
 
-    /// The nodes that `node` can see, itself last.
+    /// Returns the nodes that `node` attends to, in order, ending with itself.
     pub(crate) fn ancestry(&self, node: usize) -> Vec<usize> {
         let mut path = vec![node];
         while let Some(parent) = self.nodes[path[path.len() - 1]].parent {
@@ -138,8 +151,8 @@ impl PackedBatch {
     }
 }
 
-/// How many tokens all of a group begin with.
-fn common(sequences: &[&[u32]], group: &[usize]) -> usize {
+/// Returns the length of the longest common prefix of a group of sequences.
+fn common_prefix(sequences: &[&[u32]], group: &[usize]) -> usize {
     let leader = sequences[group[0]];
     group.iter().fold(leader.len(), |shared, i| {
         let same = leader.iter().zip(sequences[*i]).take_while(|(a, b)| a == b).count();
@@ -152,17 +165,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_are_cut_between_trees_and_nowhere_else() {
+    fn micro_batches_do_not_divide_a_tree() {
         let sequences: [&[u32]; 5] = [&[1, 2, 3], &[9, 9], &[1, 2, 4, 5], &[8, 8, 8], &[7, 7]];
-        assert_eq!(PackedBatch::cut(&sequences, 2, 100), [[0, 2, 1, 3, 4]]);
-        // The tree of 0 and 2 has five rows: two shared, one and two of their own.
-        assert_eq!(PackedBatch::cut(&sequences, 2, 7), [vec![0, 2, 1], vec![3, 4]]);
-        assert_eq!(PackedBatch::cut(&sequences, 2, 1), [vec![0, 2], vec![1], vec![3], vec![4]]);
-        assert!(PackedBatch::cut(&[], 2, 1).is_empty());
+        assert_eq!(PackedBatch::micro_batches(&sequences, 2, 100), [[0, 2, 1, 3, 4]]);
+        // The tree of sequences 0 and 2 has five rows: two shared ones, then one and two.
+        assert_eq!(PackedBatch::micro_batches(&sequences, 2, 7), [vec![0, 2, 1], vec![3, 4]]);
+        assert_eq!(
+            PackedBatch::micro_batches(&sequences, 2, 1),
+            [vec![0, 2], vec![1], vec![3], vec![4]]
+        );
+        assert!(PackedBatch::micro_batches(&[], 2, 1).is_empty());
     }
 
     #[test]
-    fn a_common_beginning_has_its_rows_once() {
+    fn a_common_prefix_is_stored_once() {
         let sequences: [&[u32]; 4] = [&[1, 2, 3, 4], &[9], &[1, 2, 3], &[1, 2, 5, 6, 7]];
         let batch = PackedBatch::pack(&sequences, 2);
         assert_eq!(batch.tokens.len(), 2 + 2 + 1 + 3 + 1);
@@ -176,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_sequence_twice_is_one() {
+    fn identical_sequences_share_all_rows() {
         let sequences: [&[u32]; 2] = [&[1, 2, 3], &[1, 2, 3]];
         let batch = PackedBatch::pack(&sequences, 1);
         assert_eq!(batch.tokens.len(), 3);

@@ -1,8 +1,8 @@
-//! Rotary positions: cosines and sines of the rows of a batch.
+//! [`RotaryAngles`]: cosines and sines of the rotary position embedding for the rows of a batch.
 
 use super::Model;
 
-/// Cosines and sines, half a head of each for every row.
+/// Cosines and sines of the rotary angles, `head_dim / 2` of each per row.
 #[derive(Debug, Default)]
 pub(crate) struct RotaryAngles {
     cos: Vec<f32>,
@@ -11,7 +11,7 @@ pub(crate) struct RotaryAngles {
 }
 
 impl RotaryAngles {
-    /// Of rows at these positions.
+    /// Computes the angles of rows at these positions.
     pub(crate) fn fill(&mut self, model: &Model, positions: impl Iterator<Item = usize>) {
         self.half = model.frequencies.len();
         self.cos.clear();
@@ -22,7 +22,8 @@ impl RotaryAngles {
             #[expect(clippy::cast_precision_loss, reason = "contexts are shorter than 2²⁴")]
             let position = position as f32;
             for frequency in &model.frequencies {
-                // The product is rounded to f32 as everyone does it; sine and cosine are exact.
+                // The angle is rounded to f32, as in `transformers`; its sine and cosine are computed
+                // in f64.
                 let (sin, cos) = f64::from(position * frequency).sin_cos();
                 #[expect(clippy::cast_possible_truncation, reason = "computing is done in f32")]
                 {
@@ -33,7 +34,7 @@ impl RotaryAngles {
         }
     }
 
-    /// Cosines and sines of one row.
+    /// Returns the cosines and sines of one row.
     pub(crate) fn row(&self, row: usize) -> (&[f32], &[f32]) {
         let range = row * self.half..(row + 1) * self.half;
         (&self.cos[range.clone()], &self.sin[range])

@@ -55,7 +55,7 @@ impl Optimizer {
         kind: OptimizerKind,
         tensors: &[(&str, &[usize])],
     ) -> Result<Self> {
-        let file = TensorFile::open(path)?;
+        let file = TensorFile::map(path)?;
         let bad = |why: String| Error::bad_file(file.path(), why);
         let said = |key: &str| file.metadata().get(key).map_or("", String::as_str);
         if (said("optimizer"), said("version")) != (kind.name(), VERSION) {

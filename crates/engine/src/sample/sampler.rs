@@ -25,7 +25,7 @@ pub struct Sampler {
     pub(super) model: Arc<Model>,
     pub(super) cache: KvCache,
     pub(super) work: Workspace,
-    pub(super) trace: LayerActivations,
+    pub(super) activations: LayerActivations,
     /// PromptRows of logits, kept from step to step.
     pub(super) logits: Vec<f32>,
     pub(super) requests: BTreeMap<SampleRequestId, ActiveRequest>,
@@ -58,7 +58,7 @@ impl Sampler {
             model,
             cache,
             work: Workspace::default(),
-            trace: LayerActivations::default(),
+            activations: LayerActivations::default(),
             logits: Vec::new(),
             requests: BTreeMap::new(),
             waiting: VecDeque::new(),

@@ -50,9 +50,9 @@ impl RunningSequence {
     }
 
     /// Where the next `rows` rows stand, as rows `first` and on of a batch.
-    pub(super) fn span(&self, first: usize, rows: usize) -> SequenceChunk {
+    pub(super) fn next_chunk(&self, first: usize, rows: usize) -> SequenceChunk {
         let end = self.computed + rows;
-        let blocks = self.pages[..end.div_ceil(PAGE_POSITIONS)]
+        let block_table = self.pages[..end.div_ceil(PAGE_POSITIONS)]
             .iter()
             .enumerate()
             .map(|(i, page)| PageRef {
@@ -60,7 +60,7 @@ impl RunningSequence {
                 len: PAGE_POSITIONS.min(end - i * PAGE_POSITIONS),
             })
             .collect();
-        SequenceChunk { rows: first..first + rows, start: self.computed, blocks }
+        SequenceChunk { rows: first..first + rows, start: self.computed, block_table }
     }
 
     /// Notes that `rows` more rows are computed, and lets others find pages that are full.

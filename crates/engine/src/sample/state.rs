@@ -28,7 +28,7 @@ pub(super) struct ActiveRequest {
     limit: usize,
     scores: PromptScores,
     alternatives: SampleRng,
-    picker: TokenSampler,
+    sampler: TokenSampler,
     samples: Vec<Option<SampledCompletion>>,
     error: Option<Error>,
 }
@@ -52,7 +52,7 @@ impl ActiveRequest {
                 alternatives: table(scoring.alternatives, len - 1),
             },
             alternatives: SampleRng::alternatives(asked.seed, 0),
-            picker: TokenSampler::default(),
+            sampler: TokenSampler::default(),
             samples: vec![None; asked.samples],
             hits: 0,
             error: None,
@@ -113,7 +113,7 @@ impl ActiveRequest {
             logprobs[next] = at(self.asked.prompt[next] as usize);
         }
         if shown && let Some(table) = &mut self.scores.top_k {
-            fill(table, next, self.picker.top(logits, scoring.top_k), |logit| {
+            fill(table, next, self.sampler.top(logits, scoring.top_k), |logit| {
                 log_probability(logit, mass)
             });
         }
@@ -133,7 +133,7 @@ impl ActiveRequest {
             let bent = mass_at(isa, logits, draw.temperature, mass);
             for k in row * table.k..(row + 1) * table.k {
                 let uniform = self.alternatives.uniform();
-                match self.picker.pick(logits, &draw, bent, uniform) {
+                match self.sampler.sample(logits, &draw, bent, uniform) {
                     Ok(token) => {
                         table.tokens[k] = token;
                         table.logprobs[k] = at(token as usize);
@@ -153,8 +153,8 @@ impl ActiveRequest {
         Box::new(CompletionWriter {
             sample,
             limit: self.limit,
-            stream: SampleRng::sample(self.asked.seed, number),
-            picker: TokenSampler::default(),
+            rng: SampleRng::sample(self.asked.seed, number),
+            sampler: TokenSampler::default(),
             matcher: self.asked.stop.matcher(),
             vocabulary: self.asked.vocabulary.clone(),
             reason: None,
@@ -202,8 +202,8 @@ impl ActiveRequest {
 pub(super) struct CompletionWriter {
     sample: usize,
     limit: usize,
-    stream: SampleRng,
-    picker: TokenSampler,
+    rng: SampleRng,
+    sampler: TokenSampler,
     matcher: StopMatcher,
     vocabulary: Option<Arc<Vocabulary>>,
     reason: Option<StopReason>,
@@ -220,7 +220,7 @@ impl CompletionWriter {
             return Err(not_a_number(self.out.tokens.len()));
         }
         let bent = mass_at(isa, logits, draw.temperature, plain);
-        let token = self.picker.pick(logits, draw, bent, self.stream.uniform())?;
+        let token = self.sampler.sample(logits, draw, bent, self.rng.uniform())?;
         let (mass, temperature) =
             if asked.raw_logprobs { (plain, 1.0) } else { (bent, draw.temperature) };
         let report = |logit: f32| {
@@ -236,7 +236,7 @@ impl CompletionWriter {
             let row = self.out.tokens.len() - 1;
             table.tokens.resize((row + 1) * table.k, 0);
             table.logprobs.resize((row + 1) * table.k, NO_LOGPROB);
-            fill(table, row, self.picker.top(logits, asked.top_k), report);
+            fill(table, row, self.sampler.top(logits, asked.top_k), report);
         }
         let bytes = self.vocabulary.as_ref().map_or(&[][..], |vocabulary| vocabulary.bytes(token));
         if self.matcher.push(token, bytes) {

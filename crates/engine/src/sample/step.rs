@@ -4,7 +4,7 @@ use super::sampler::{Sampler, ScheduledRows};
 use super::sequence::RunningSequence;
 use super::state::{ActiveRequest, PromptRows};
 use crate::lora::PackedLora;
-use crate::model::{AdapterRows, Model, adapted};
+use crate::model::{AdapterRows, Model, linear_with_lora};
 
 /// PromptRows whose logits exist at the same time.
 const LOGIT_ROWS: usize = 32;
@@ -20,10 +20,10 @@ impl Sampler {
         shares
             .sort_by_key(|share| self.requests[&self.running[share.sequence].request].weights.id());
         let mut tokens = Vec::new();
-        let mut spans = Vec::with_capacity(shares.len());
+        let mut chunks = Vec::with_capacity(shares.len());
         for share in &shares {
             let sequence = &self.running[share.sequence];
-            spans.push(sequence.span(tokens.len(), share.rows));
+            chunks.push(sequence.next_chunk(tokens.len(), share.rows));
             tokens.extend_from_slice(&sequence.tokens[sequence.computed..][..share.rows]);
         }
         let weights: Vec<_> = shares
@@ -32,23 +32,23 @@ impl Sampler {
             .collect();
         let mut adapted: Vec<AdapterRows<'_>> = Vec::new();
         let mut before = None;
-        for (span, weights) in spans.iter().zip(&weights) {
+        for (chunk, weights) in chunks.iter().zip(&weights) {
             match adapted.last_mut() {
-                Some(last) if before == Some(weights.id()) => last.rows.end = span.rows.end,
-                _ => adapted.push(AdapterRows { rows: span.rows.clone(), lora: weights.lora() }),
+                Some(last) if before == Some(weights.id()) => last.rows.end = chunk.rows.end,
+                _ => adapted.push(AdapterRows { rows: chunk.rows.clone(), lora: weights.lora() }),
             }
             before = Some(weights.id());
         }
         let model = self.model.clone();
-        model.begin(&tokens, &spans, &mut self.work);
+        model.embed(&tokens, &chunks, &mut self.work);
         for layer in 0..model.layers.len() {
             let pages = self.cache.layer(layer);
-            model.layer(layer, &spans, &adapted, pages, &mut self.work, &mut self.trace);
+            model.layer(layer, &chunks, &adapted, pages, &mut self.work, &mut self.activations);
         }
         for share in &shares {
             self.running[share.sequence].advance(&mut self.cache, share.rows);
         }
-        self.deliver(&model, &shares, &spans_of(&spans), &weights);
+        self.deliver(&model, &shares, &first_rows(&chunks), &weights);
     }
 
     /// Logits of the rows that anyone wants, row by row to whoever wants them.
@@ -149,8 +149,8 @@ impl Sampler {
     }
 }
 
-fn spans_of(spans: &[crate::kernel::paged_attention::SequenceChunk]) -> Vec<usize> {
-    spans.iter().map(|span| span.rows.start).collect()
+fn first_rows(chunks: &[crate::kernel::paged_attention::SequenceChunk]) -> Vec<usize> {
+    chunks.iter().map(|chunk| chunk.rows.start).collect()
 }
 
 impl ActiveRequest {
@@ -204,7 +204,14 @@ impl Model {
             }
             first += count;
         }
-        adapted(&self.kernel, self.unembedding(), &normed, &deltas, &mut Vec::new(), logits);
+        linear_with_lora(
+            &self.kernel,
+            self.unembedding(),
+            &normed,
+            &deltas,
+            &mut Vec::new(),
+            logits,
+        );
     }
 }
 

@@ -35,7 +35,7 @@ impl BatchExecution<'_> {
         let mut logprobs: Vec<Vec<f32>> = vec![Vec::new(); data.len()];
         let mut parts: Vec<Option<DatumLoss>> = data.iter().map(|_| None).collect();
         let tokens: Vec<&[u32]> = data.iter().map(|datum| datum.tokens).collect();
-        for batch in PackedBatch::cut(&tokens, WORTH_SHARING, self.rows(back.is_some())) {
+        for batch in PackedBatch::micro_batches(&tokens, WORTH_SHARING, self.rows(back.is_some())) {
             let sequences: Vec<TrainingSequence<'_>> =
                 batch.iter().map(|index| data[*index].sequence()).collect();
             let memory = back.is_some().then_some(self.memory);

@@ -26,11 +26,11 @@ pub(crate) struct ForwardPass<'a> {
     model: &'a Model,
     lora: Option<&'a PackedLora>,
     batch: PackedBatch,
-    spans: Vec<SequenceChunk>,
+    chunks: Vec<SequenceChunk>,
     pages: Vec<f32>,
     work: Workspace,
-    /// What every layer got; all of its trace where memory allows.
-    traces: Vec<LayerActivations>,
+    /// What every layer got; all of its activations where memory allows.
+    activations: Vec<LayerActivations>,
     kept: usize,
     normed: Vec<f32>,
     inverse: Vec<f32>,
@@ -61,25 +61,25 @@ impl<'a> ForwardPass<'a> {
     ) -> Result<(Self, TargetLogprobs)> {
         let tokens: Vec<&[u32]> = sequences.iter().map(|sequence| sequence.tokens).collect();
         let batch = PackedBatch::pack(&tokens, WORTH_SHARING);
-        let (spans, pages) = batch.spans();
+        let (chunks, pages) = batch.sequence_chunks();
         let rows = batch.tokens.len();
         let layers = model.layers.len();
-        let trace = LayerActivations::bytes(model, rows).max(1);
-        let kept = memory.map_or(0, |memory| (memory / trace).min(layers));
+        let activations = LayerActivations::bytes(model, rows).max(1);
+        let kept = memory.map_or(0, |memory| (memory / activations).min(layers));
         let width = 4 * model.config.hidden_size;
         let inputs = if memory.is_some() { rows * (layers - kept) * width } else { 0 };
         let logits = SavedLogits::bytes(model, rows);
-        let keep = memory.is_some_and(|memory| logits <= memory.saturating_sub(trace * kept));
-        let needed = trace.saturating_mul(kept + 3).saturating_add(inputs);
+        let keep = memory.is_some_and(|memory| logits <= memory.saturating_sub(activations * kept));
+        let needed = activations.saturating_mul(kept + 3).saturating_add(inputs);
         probe("a training pass", needed.saturating_add(if keep { logits } else { 0 }))?;
         let logits = keep.then(SavedLogits::default);
         let mut pass = Self {
             model,
             lora,
-            spans,
+            chunks,
             pages: vec![0.0; pages * model.heads().page_floats()],
             work: Workspace::default(),
-            traces: Vec::new(),
+            activations: Vec::new(),
             kept,
             normed: Vec::new(),
             inverse: Vec::new(),
@@ -89,7 +89,7 @@ impl<'a> ForwardPass<'a> {
             places: Vec::new(),
             batch,
         };
-        model.begin(&pass.batch.tokens, &pass.spans, &mut pass.work);
+        model.embed(&pass.batch.tokens, &pass.chunks, &mut pass.work);
         let mut spare = LayerActivations::default();
         for layer in 0..layers {
             pass.layer(layer, &mut spare);
@@ -97,10 +97,13 @@ impl<'a> ForwardPass<'a> {
                 continue;
             }
             // The last layers are the first ones that the way back needs.
-            pass.traces.push(if layer + kept >= layers {
+            pass.activations.push(if layer + kept >= layers {
                 std::mem::take(&mut spare)
             } else {
-                LayerActivations { x: std::mem::take(&mut spare.x), ..LayerActivations::default() }
+                LayerActivations {
+                    input: std::mem::take(&mut spare.input),
+                    ..LayerActivations::default()
+                }
             });
         }
         model.norm_rows(&pass.work.x, &model.norm, &mut pass.normed, &mut pass.inverse);
@@ -108,10 +111,10 @@ impl<'a> ForwardPass<'a> {
         Ok((pass, logprobs))
     }
 
-    fn layer(&mut self, layer: usize, trace: &mut LayerActivations) {
+    fn layer(&mut self, layer: usize, activations: &mut LayerActivations) {
         let adapted = [AdapterRows { rows: 0..self.batch.tokens.len(), lora: self.lora }];
         let (pages, work) = (&mut self.pages, &mut self.work);
-        self.model.layer(layer, &self.spans, &adapted, pages, work, trace);
+        self.model.layer(layer, &self.chunks, &adapted, pages, work, activations);
     }
 
     fn score(&mut self, sequences: &[TrainingSequence<'_>]) -> TargetLogprobs {
@@ -148,22 +151,22 @@ impl<'a> ForwardPass<'a> {
         let Some(mut grad) = self.head_backward(slopes, grads, sink) else { return };
         let layers = self.model.layers.len();
         for layer in (0..layers).rev() {
-            let mut trace = self.traces.pop().unwrap_or_default();
+            let mut activations = self.activations.pop().unwrap_or_default();
             if layer + self.kept < layers {
-                self.work.x = std::mem::take(&mut trace.x);
-                self.layer(layer, &mut trace);
+                self.work.x = std::mem::take(&mut activations.input);
+                self.layer(layer, &mut activations);
             }
             let pass = LayerBackward {
                 index: layer,
                 batch: &self.batch,
                 angles: &self.work.angles,
-                trace: &trace,
+                activations: &activations,
                 deltas: self.lora.map(|lora| &lora.layers[layer]),
-                input: layer > 0 || sink.wants(),
+                input_gradient: layer > 0 || sink.is_enabled(),
             };
             self.model.layer_backward(&pass, &mut grads.layers[layer], &mut grad, sink);
         }
-        if sink.wants() {
+        if sink.is_enabled() {
             sink.embedding(&self.batch.tokens, &grad);
         }
     }

@@ -212,11 +212,11 @@ impl FullGradients<'_> {
 }
 
 impl GradientSink for FullGradients<'_> {
-    fn wants(&self) -> bool {
+    fn is_enabled(&self) -> bool {
         true
     }
 
-    fn product(&mut self, model: &Model, layer: usize, site: FusedLinear, x: &[f32], grad: &[f32]) {
+    fn linear(&mut self, model: &Model, layer: usize, site: FusedLinear, x: &[f32], grad: &[f32]) {
         let config = self.config;
         let (heads, keys) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);

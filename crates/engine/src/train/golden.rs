@@ -92,7 +92,7 @@ fn gradients_are_those_of_torch_whatever_is_kept() {
         let adapter = adapter(name, &model);
         let lora = adapter.packed(&model.config);
         let data = data(name);
-        let expected = TensorFile::open(folder(name).join("expected.safetensors")).unwrap();
+        let expected = TensorFile::read(folder(name).join("expected.safetensors")).unwrap();
         let mut before: Option<Vec<[Vec<f32>; 2]>> = None;
         for memory in [0, usize::MAX] {
             let pass = ForwardPass::forward(&model, Some(&lora), &sequences(&data), Some(memory));
@@ -155,7 +155,7 @@ fn ten_steps_of_each_optimizer_end_where_torch_does() {
                 ..Example::default()
             })
             .collect();
-        let expected = TensorFile::open(folder(name).join("expected.safetensors")).unwrap();
+        let expected = TensorFile::read(folder(name).join("expected.safetensors")).unwrap();
         for kind in ["adam", "dimuon"] {
             let about = &json[kind]["params"];
             let get = |key: &str| about[key].as_f64().unwrap();

@@ -1,4 +1,4 @@
-//! Drawing tokens against `fixtures/semantics/sampling.json`, and by counting.
+//! Token sampling compared with `fixtures/semantics/sampling.json` and with a simple reference.
 
 use proptest::prelude::*;
 use tinkex_engine::Error;
@@ -7,24 +7,25 @@ use tinkex_engine::decode::{DecodingParams, SampleRng, TokenSampler, log_normali
 use crate::fixtures::{close, floats, number, numbers, semantics};
 
 #[test]
-fn every_case_keeps_its_tokens_with_their_probabilities() {
+fn every_case_keeps_the_recorded_tokens_and_probabilities() {
     let fixture = semantics("sampling.json");
     let cases = fixture["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 14);
-    let mut picker = TokenSampler::default();
+    let mut sampler = TokenSampler::default();
     for case in cases {
         let name = case["name"].as_str().unwrap();
         let logits = floats(&case["logits"]);
-        let draw = DecodingParams {
+        let params = DecodingParams {
             temperature: number(&case["temperature"]),
             top_k: case["top_k"].as_i64().unwrap(),
             top_p: number(&case["top_p"]),
         };
-        draw.check().unwrap();
-        let mass = log_normalizer(&logits, draw.temperature);
-        let mut pick = |uniform| picker.pick(&logits, &draw, mass, uniform).unwrap() as usize;
+        params.check().unwrap();
+        let normalizer = log_normalizer(&logits, params.temperature);
+        let mut sample =
+            |uniform| sampler.sample(&logits, &params, normalizer, uniform).unwrap() as usize;
 
-        // Tokens in the order of likelihood divide [0, 1) by their probabilities.
+        // Tokens in descending order of probability divide [0, 1) in proportion.
         let chances = numbers(&case["draw_probabilities"]);
         let kept: Vec<usize> = numbers(&case["kept"])
             .into_iter()
@@ -36,17 +37,17 @@ fn every_case_keeps_its_tokens_with_their_probabilities() {
         for &token in &order {
             let end = start + chances[token];
             for uniform in [start + 1e-9, f64::midpoint(start, end), end - 1e-9] {
-                assert_eq!(pick(uniform), token, "{name} at {uniform}");
+                assert_eq!(sample(uniform), token, "{name} at {uniform}");
             }
             start = end;
         }
         close(name, &[start], &[1.0], 0.0, 1e-9);
-        assert_eq!(pick(0.0), order[0]);
-        assert_eq!(pick(1.0 - f64::EPSILON / 2.0), order[order.len() - 1], "{name}");
+        assert_eq!(sample(0.0), order[0]);
+        assert_eq!(sample(1.0 - f64::EPSILON / 2.0), order[order.len() - 1], "{name}");
 
         for (token, want) in case["reported_logprob_if_drawn"].as_object().unwrap() {
             let token: usize = token.parse().unwrap();
-            let got = f64::from(logprob(logits[token], draw.temperature, mass));
+            let got = f64::from(logprob(logits[token], params.temperature, normalizer));
             close(name, &[got], &[number(want)], 1e-6, 1e-6);
             let raw = f64::from(logprob(logits[token], 1.0, log_normalizer(&logits, 1.0)));
             close(
@@ -61,8 +62,8 @@ fn every_case_keeps_its_tokens_with_their_probabilities() {
 }
 
 #[test]
-fn settings_out_of_range_are_refused() {
-    for draw in [
+fn parameters_out_of_range_are_refused() {
+    for params in [
         DecodingParams { temperature: -0.1, ..DecodingParams::default() },
         DecodingParams { temperature: f64::NAN, ..DecodingParams::default() },
         DecodingParams { temperature: f64::INFINITY, ..DecodingParams::default() },
@@ -71,15 +72,15 @@ fn settings_out_of_range_are_refused() {
         DecodingParams { top_p: 1.1, ..DecodingParams::default() },
         DecodingParams { top_p: f64::NAN, ..DecodingParams::default() },
     ] {
-        assert!(matches!(draw.check(), Err(Error::Invalid { .. })), "{draw:?}");
+        assert!(matches!(params.check(), Err(Error::Invalid { .. })), "{params:?}");
     }
     DecodingParams::default().check().unwrap();
 }
 
 #[test]
-fn logits_that_are_no_numbers_are_an_error_and_impossible_tokens_are_not() {
-    let mut picker = TokenSampler::default();
-    let draw = DecodingParams::default();
+fn nan_and_infinite_logits_are_errors_and_negative_infinity_is_not() {
+    let mut sampler = TokenSampler::default();
+    let params = DecodingParams::default();
     for logits in [
         &[0.0, f32::NAN][..],
         &[f32::NAN, 0.0],
@@ -87,29 +88,30 @@ fn logits_that_are_no_numbers_are_an_error_and_impossible_tokens_are_not() {
         &[f32::NEG_INFINITY; 3],
         &[],
     ] {
-        let error = picker.pick(logits, &draw, log_normalizer(logits, 1.0), 0.5).unwrap_err();
+        let error = sampler.sample(logits, &params, log_normalizer(logits, 1.0), 0.5).unwrap_err();
         assert!(matches!(error, Error::NonFiniteResult { .. }), "{error}");
     }
     let logits = [f32::NEG_INFINITY, 1.0, f32::NEG_INFINITY];
     for uniform in [0.0, 0.5, 1.0 - f64::EPSILON] {
-        let token = picker.pick(&logits, &draw, log_normalizer(&logits, 1.0), uniform).unwrap();
+        let token =
+            sampler.sample(&logits, &params, log_normalizer(&logits, 1.0), uniform).unwrap();
         assert_eq!(token, 1);
     }
 }
 
 #[test]
-fn draws_are_as_frequent_as_they_should_be() {
+fn sampling_frequencies_match_the_probabilities() {
     let logits: Vec<f32> = (0..300_i16).map(|i| f32::from(i % 7) - f32::from(i) / 40.0).collect();
-    let draw = DecodingParams { temperature: 1.3, ..DecodingParams::default() };
-    let mass = log_normalizer(&logits, draw.temperature);
-    let (mut picker, mut stream) = (TokenSampler::default(), SampleRng::sample(5, 0));
+    let params = DecodingParams { temperature: 1.3, ..DecodingParams::default() };
+    let normalizer = log_normalizer(&logits, params.temperature);
+    let (mut sampler, mut rng) = (TokenSampler::default(), SampleRng::sample(5, 0));
     let mut counts = vec![0_u32; logits.len()];
     let total = 40_000;
     for _ in 0..total {
-        counts[picker.pick(&logits, &draw, mass, stream.uniform()).unwrap() as usize] += 1;
+        counts[sampler.sample(&logits, &params, normalizer, rng.uniform()).unwrap() as usize] += 1;
     }
     for (token, &count) in counts.iter().enumerate() {
-        let want = f64::from(logprob(logits[token], draw.temperature, mass)).exp();
+        let want = f64::from(logprob(logits[token], params.temperature, normalizer)).exp();
         let got = f64::from(count) / f64::from(total);
         let spread = (want * (1.0 - want) / f64::from(total)).sqrt();
         assert!((got - want).abs() < 5.0 * spread + 1e-4, "{token}: {got} instead of {want}");
@@ -117,35 +119,36 @@ fn draws_are_as_frequent_as_they_should_be() {
 }
 
 #[test]
-fn top_lists_are_sorted_and_end_with_the_vocabulary() {
-    let mut picker = TokenSampler::default();
+fn top_tokens_are_sorted_and_limited_by_the_vocabulary() {
+    let mut sampler = TokenSampler::default();
     let logits = [1.0, 3.0, 1.0, 2.0];
-    assert_eq!(picker.top(&logits, 3), [(3.0, 1), (2.0, 3), (1.0, 0)]);
-    assert_eq!(picker.top(&logits, 9).len(), 4);
-    assert!(picker.top(&logits, 0).is_empty());
+    assert_eq!(sampler.top(&logits, 3), [(3.0, 1), (2.0, 3), (1.0, 0)]);
+    assert_eq!(sampler.top(&logits, 9).len(), 4);
+    assert!(sampler.top(&logits, 0).is_empty());
 }
 
-/// Filters and draws the plain way: sort everything, walk along.
-fn plainly(logits: &[f32], draw: &DecodingParams, uniform: f64) -> (u32, bool) {
+/// Samples by sorting all tokens and accumulating. Also returns whether the choice is clear of
+/// rounding errors.
+fn reference(logits: &[f32], params: &DecodingParams, uniform: f64) -> (u32, bool) {
     let mut order: Vec<u32> = (0..u32::try_from(logits.len()).unwrap()).collect();
     let logit = |token: u32| f64::from(logits[token as usize]);
     order.sort_by(|&a, &b| logit(b).total_cmp(&logit(a)).then(a.cmp(&b)));
-    if draw.temperature == 0.0 {
+    if params.temperature == 0.0 {
         return (order[0], true);
     }
-    if let Ok(k @ 1..) = usize::try_from(draw.top_k) {
+    if let Ok(k @ 1..) = usize::try_from(params.top_k) {
         order.truncate(k);
     }
     let top = logit(order[0]);
-    let weight = |token: u32| ((logit(token) - top) / draw.temperature).exp();
+    let weight = |token: u32| ((logit(token) - top) / params.temperature).exp();
     let total: f64 = order.iter().map(|&token| weight(token)).sum();
     let mut clear = true;
-    if draw.top_p < 1.0 {
+    if params.top_p < 1.0 {
         let mut sum = 0.0;
         let cut = order.iter().position(|&token| {
             sum += weight(token);
-            clear &= (sum / total - draw.top_p).abs() > 1e-9;
-            sum >= draw.top_p * total
+            clear &= (sum / total - params.top_p).abs() > 1e-9;
+            sum >= params.top_p * total
         });
         order.truncate(cut.map_or(order.len(), |cut| cut + 1));
     }
@@ -163,32 +166,32 @@ fn plainly(logits: &[f32], draw: &DecodingParams, uniform: f64) -> (u32, bool) {
 
 proptest! {
     #[test]
-    fn picking_is_sorting_and_walking(
+    fn sampling_matches_the_reference(
         logits in prop::collection::vec(-30.0_f32..10.0, 1..200),
         temperature in prop_oneof![Just(0.0), 0.05_f64..3.0],
         top_k in -1_i64..220,
         top_p in prop_oneof![Just(1.0), 0.01_f64..1.0],
         uniform in 0.0_f64..1.0,
     ) {
-        let draw = DecodingParams { temperature, top_k, top_p };
-        let mass = log_normalizer(&logits, temperature);
-        let got = TokenSampler::default().pick(&logits, &draw, mass, uniform).unwrap();
-        let (want, clear) = plainly(&logits, &draw, uniform);
-        // Where rounding may decide, either neighbour is right.
+        let params = DecodingParams { temperature, top_k, top_p };
+        let normalizer = log_normalizer(&logits, temperature);
+        let got = TokenSampler::default().sample(&logits, &params, normalizer, uniform).unwrap();
+        let (want, clear) = reference(&logits, &params, uniform);
+        // Where rounding decides, both neighbours are valid.
         prop_assume!(clear);
         prop_assert_eq!(got, want);
     }
 
     #[test]
-    fn no_temperature_makes_a_panic(
+    fn extreme_temperatures_do_not_panic(
         logits in prop::collection::vec(any::<f32>(), 0..40),
         temperature in prop_oneof![Just(0.0), Just(f64::MIN_POSITIVE), Just(1e300), 1e-12_f64..1e3],
         top_p in f64::MIN_POSITIVE..1.0,
         uniform in 0.0_f64..1.0,
     ) {
-        let draw = DecodingParams { temperature, top_p, ..DecodingParams::default() };
-        let picked = TokenSampler::default().pick(&logits, &draw, log_normalizer(&logits, temperature), uniform);
-        if let Ok(token) = picked {
+        let params = DecodingParams { temperature, top_p, ..DecodingParams::default() };
+        let sampled = TokenSampler::default().sample(&logits, &params, log_normalizer(&logits, temperature), uniform);
+        if let Ok(token) = sampled {
             prop_assert!((token as usize) < logits.len());
         }
     }

@@ -1,16 +1,16 @@
-//! The golden cases of the workspace's `fixtures/semantics`.
+//! Access to the golden cases in `fixtures/semantics`.
 
 use std::path::PathBuf;
 
 use serde_json::Value;
 
-/// The file `fixtures/semantics/<name>`.
+/// Reads the file `fixtures/semantics/<name>`.
 pub(crate) fn semantics(name: &str) -> Value {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/semantics");
     serde_json::from_slice(&std::fs::read(root.join(name)).unwrap()).unwrap()
 }
 
-/// A number, or one of the texts that stand for what JSON has no number for.
+/// Parses a number, or one of the strings `inf`, `-inf` and `nan`, which JSON has no numbers for.
 pub(crate) fn number(value: &Value) -> f64 {
     match value.as_str() {
         None => value.as_f64().unwrap(),
@@ -21,7 +21,7 @@ pub(crate) fn number(value: &Value) -> f64 {
     }
 }
 
-/// All numbers of nested lists, in order.
+/// Returns all numbers of nested lists, in order.
 pub(crate) fn numbers(value: &Value) -> Vec<f64> {
     match value.as_array() {
         Some(items) => items.iter().flat_map(numbers).collect(),
@@ -29,13 +29,13 @@ pub(crate) fn numbers(value: &Value) -> Vec<f64> {
     }
 }
 
-/// The same in single precision, as they come over the wire.
+/// Returns all numbers of nested lists, rounded to f32.
 #[expect(clippy::cast_possible_truncation, reason = "the cases are rounded to f32")]
 pub(crate) fn floats(value: &Value) -> Vec<f32> {
     numbers(value).into_iter().map(|number| number as f32).collect()
 }
 
-/// The lengths of nested lists, outermost first.
+/// Returns the dimensions of nested lists, outermost first.
 pub(crate) fn shape(value: &Value) -> Vec<usize> {
     match value.as_array() {
         None => Vec::new(),
@@ -46,7 +46,7 @@ pub(crate) fn shape(value: &Value) -> Vec<usize> {
     }
 }
 
-/// Compares within `rel` and `abs`.
+/// Asserts that values agree within the relative and absolute tolerances `rel` and `abs`.
 pub(crate) fn close(what: &str, got: &[f64], want: &[f64], rel: f64, abs: f64) {
     assert_eq!(got.len(), want.len(), "{what}: {got:?} instead of {want:?}");
     for (i, (got, want)) in got.iter().zip(want).enumerate() {

@@ -1,4 +1,4 @@
-//! The gradient of every loss on every tensor of an adapter, against torch's.
+//! The gradients of every loss with respect to every tensor of an adapter, compared with torch.
 
 use serde_json::Value;
 use tinkex_autodiff::{GraphInput, LossGraph, LossProgram, TensorView};
@@ -11,14 +11,14 @@ use tinkex_engine::{Engine, EngineOptions, Trainer};
 use crate::fixtures::{close, floats, number, numbers};
 use crate::golden::{MODELS, folder};
 
-/// One recorded sequence and all that a loss may read about it.
-struct Given {
+/// One recorded sequence and the inputs of all losses.
+struct RecordedDatum {
     tokens: Vec<u32>,
     target: Vec<u32>,
     targets2: Vec<u32>,
     weights: Vec<f32>,
     weights2: Vec<f32>,
-    /// Weights under which `cross_entropy` has the recorded slope.
+    /// Weights for which `cross_entropy` has the recorded gradient.
     surrogate: Vec<f32>,
     logprobs: Vec<f32>,
     advantages: Vec<f32>,
@@ -27,7 +27,7 @@ struct Given {
     shape2: [usize; 2],
 }
 
-impl Given {
+impl RecordedDatum {
     fn new(datum: &Value) -> Self {
         let tokens = |field: &str| -> Vec<u32> {
             #[expect(
@@ -53,7 +53,7 @@ impl Given {
         }
     }
 
-    /// What a custom loss reads.
+    /// Returns the inputs of a custom loss.
     fn tensors(&self, loss: &str) -> Vec<TensorView<'_>> {
         let tensor = |values| TensorView::f32(&self.shape, values);
         match loss {
@@ -111,35 +111,35 @@ fn built_in(loss: &str, about: &Value) -> Loss {
     Loss::parse(name, &settings, Guesses::Refuse).unwrap()
 }
 
-/// The gradients that a trainer has gathered: with beta1 = 0 they are what Adam remembers.
+/// Returns the accumulated gradients of a trainer: with beta1 = 0 they are Adam's first moments.
 fn gradients(mut trainer: Trainer) -> (tempfile::TempDir, TensorFile) {
     let params = AdamParams { beta1: 0.0, learning_rate: 0.0, ..AdamParams::default() };
     trainer.optim_step(&StepParams::Adam(params)).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("adapter");
     trainer.save_with_optimizer(&path, UnembeddingName::Peft).unwrap();
-    let file = TensorFile::open(path.join("optimizer.safetensors")).unwrap();
+    let file = TensorFile::read(path.join("optimizer.safetensors")).unwrap();
     (folder, file)
 }
 
 #[test]
-fn every_loss_has_the_gradients_of_torch_on_every_tensor() {
+fn gradients_of_every_loss_match_torch_on_every_tensor() {
     for name in MODELS {
         let text = std::fs::read(folder(name).join("expected.json")).unwrap();
         let recorded: Value = serde_json::from_slice(&text).unwrap();
-        let expected = TensorFile::open(folder(name).join("expected.safetensors")).unwrap();
+        let expected = TensorFile::read(folder(name).join("expected.safetensors")).unwrap();
         let engine = Engine::open(folder(name), EngineOptions::default()).unwrap();
-        let given: Vec<Given> =
-            recorded["data"].as_array().unwrap().iter().map(Given::new).collect();
+        let recorded_data: Vec<RecordedDatum> =
+            recorded["data"].as_array().unwrap().iter().map(RecordedDatum::new).collect();
         let losses = recorded["losses"].as_object().unwrap();
         assert_eq!(losses.len(), 10);
         for (loss, about) in losses {
             let tensors: Vec<Vec<TensorView<'_>>> =
-                given.iter().map(|given| given.tensors(loss)).collect();
-            let data: Vec<Datum<'_>> = given
+                recorded_data.iter().map(|datum| datum.tensors(loss)).collect();
+            let data: Vec<Datum<'_>> = recorded_data
                 .iter()
                 .zip(&tensors)
-                .map(|(given, inputs)| given.datum(loss, inputs))
+                .map(|(datum, inputs)| datum.datum(loss, inputs))
                 .collect();
             let graph = graph(loss, about);
             let objective = match &graph {

@@ -1,6 +1,6 @@
-//! One binary for all integration tests of the crate.
+//! Integration tests of the engine, in one binary.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a wrong assumption is a failed test")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a panic fails the test")]
 
 mod decoding;
 mod files;

@@ -1,4 +1,4 @@
-//! Optimizers against `fixtures/semantics/optimizers.json`, and whether a refused step is none.
+//! Optimizers compared with `fixtures/semantics/optimizers.json`, and the effect of failed steps.
 
 use proptest::prelude::*;
 use serde_json::Value;
@@ -9,7 +9,7 @@ use tinkex_engine::optim::{
 
 use crate::fixtures::{close, floats, number, numbers, semantics, shape, wide};
 
-/// Tensors with names of their places.
+/// Tensors named `t0`, `t1`, …
 struct Tensors {
     names: Vec<String>,
     shapes: Vec<Vec<usize>>,
@@ -77,7 +77,7 @@ fn params_of(step: &Value) -> StepParams {
     }
 }
 
-/// The sum over calls, as accumulation gives it.
+/// Returns the sum of the gradients of several calls.
 fn accumulated(calls: &Value, tensors: &Tensors) -> Vec<Vec<f32>> {
     let mut all: Vec<Vec<f32>> = tensors.lengths().into_iter().map(|n| vec![0.0; n]).collect();
     for call in calls.as_array().unwrap() {
@@ -91,7 +91,7 @@ fn accumulated(calls: &Value, tensors: &Tensors) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn every_trajectory_is_followed() {
+fn every_recorded_trajectory_is_reproduced() {
     let fixture = semantics("optimizers.json");
     let cases = fixture["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 19);
@@ -131,7 +131,7 @@ fn adam(learning_rate: f64) -> StepParams {
 }
 
 #[test]
-fn a_refused_step_changes_nothing() {
+fn a_failed_step_changes_nothing() {
     let dimuon = OptimizerKind::Dimuon { rank: 2 };
     let with = |change: fn(&mut AdamParams)| {
         let mut params = AdamParams::default();
@@ -150,7 +150,7 @@ fn a_refused_step_changes_nothing() {
         (OptimizerKind::Adam, with(|p| p.eps = f64::INFINITY), None),
         (OptimizerKind::Adam, with(|p| p.weight_decay = f64::NAN), None),
         (OptimizerKind::Adam, with(|p| p.grad_clip_norm = f64::NAN), None),
-        // 0 / 0 where nothing ever moved.
+        // 0 / 0 where the gradient was always zero.
         (OptimizerKind::Adam, with(|p| p.eps = 0.0), Some(0.0)),
         (OptimizerKind::Adam, StepParams::Dimuon(DimuonParams::new(0.1)), None),
         (dimuon, adam(0.1), None),
@@ -176,7 +176,7 @@ fn a_refused_step_changes_nothing() {
 }
 
 #[test]
-fn tensors_must_stay_the_same() {
+fn tensors_of_other_lengths_or_shapes_are_refused() {
     let (mut tensors, mut gradients) = two_tensors();
     let mut optimizer = Optimizer::new(OptimizerKind::Adam, &[3]);
     let error = tensors.step(&mut optimizer, &adam(0.1), &gradients).unwrap_err();
@@ -192,7 +192,7 @@ fn tensors_must_stay_the_same() {
 }
 
 #[test]
-fn a_saved_optimizer_goes_on_bit_for_bit() {
+fn a_restored_optimizer_continues_with_the_same_bits() {
     for (kind, params) in [
         (OptimizerKind::Adam, adam(0.01)),
         (OptimizerKind::Dimuon { rank: 2 }, StepParams::Dimuon(DimuonParams::new(0.01))),
@@ -221,7 +221,7 @@ fn a_saved_optimizer_goes_on_bit_for_bit() {
             _ => OptimizerKind::Adam,
         };
         let error = Optimizer::load(&path, wrong, &tensors.described()).unwrap_err();
-        assert!(error.to_string().contains("holds the state of"), "{error}");
+        assert!(error.to_string().contains("contains the state of"), "{error}");
         let error = Optimizer::load(&path, kind, &[("other", &[3])]).unwrap_err();
         assert!(matches!(error, Error::MissingTensor { .. }), "{error}");
         let error = Optimizer::load(&path, kind, &[("t0", &[4, 1])]).unwrap_err();
@@ -230,7 +230,7 @@ fn a_saved_optimizer_goes_on_bit_for_bit() {
 }
 
 #[test]
-fn dimuon_does_not_move_without_momentum() {
+fn dimuon_does_not_change_weights_without_momentum() {
     let (mut tensors, _) = two_tensors();
     let before = tensors.weights.clone();
     let mut optimizer = Optimizer::new(OptimizerKind::Dimuon { rank: 2 }, &tensors.lengths());
@@ -240,10 +240,10 @@ fn dimuon_does_not_move_without_momentum() {
 }
 
 proptest! {
-    /// Whatever the gradient, a step of Dimuon is as long as it should be and the same for a
+    /// A Dimuon step has the length `learning_rate · √rank` for every gradient, and is the same for a
     /// matrix and its transpose.
     #[test]
-    fn dimuon_steps_have_their_length(
+    fn dimuon_steps_have_a_fixed_length(
         rows in 1_usize..7,
         columns in 1_usize..7,
         seed in prop::collection::vec(-1.0_f32..1.0, 36),
@@ -252,7 +252,7 @@ proptest! {
         let gradient: Vec<f32> =
             seed[..rows * columns].iter().map(|g| g * 2.0_f32.powi(scale)).collect();
         prop_assume!(gradient.iter().any(|g| g.abs() > 1e-3 * 2.0_f32.powi(scale)));
-        let turned: Vec<f32> =
+        let transposed: Vec<f32> =
             (0..columns * rows).map(|i| gradient[i % rows * columns + i / rows]).collect();
         let step = |rows, columns, gradient: &[f32]| {
             let mut weights = vec![0.0; rows * columns];
@@ -262,7 +262,7 @@ proptest! {
             optimizer.step(&params, &mut [tensor]).unwrap();
             weights
         };
-        let (a, b) = (step(rows, columns, &gradient), step(columns, rows, &turned));
+        let (a, b) = (step(rows, columns, &gradient), step(columns, rows, &transposed));
         let norm = a.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>().sqrt();
         prop_assert!((norm - 1.0).abs() < 1e-5, "length {norm}");
         for i in 0..a.len() {

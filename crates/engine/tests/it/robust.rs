@@ -1,5 +1,5 @@
-//! What a caller or a file can get wrong: a typed error or the right answer, and never a changed
-//! adapter.
+//! Extreme and invalid inputs: the result is correct, or a typed error that leaves the adapter
+//! unchanged.
 
 use std::fs;
 use std::path::Path;
@@ -36,7 +36,7 @@ fn step(learning_rate: f64) -> StepParams {
     StepParams::Adam(AdamParams { learning_rate, ..AdamParams::default() })
 }
 
-/// Everything that an adapter remembers, as bytes.
+/// Returns the saved adapter and optimizer state as bytes.
 fn state(trainer: &Trainer) -> Vec<Vec<u8>> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("adapter");
@@ -46,9 +46,10 @@ fn state(trainer: &Trainer) -> Vec<Vec<u8>> {
         .to_vec()
 }
 
-/// 500 ragged rows of which many begin alike, in one pass and cut by memory into many.
+/// 500 sequences of different lengths, many with a common prefix, in one pass and in many
+/// micro-batches.
 #[test]
-fn five_hundred_rows_have_the_same_bits_however_much_memory_there_is() {
+fn the_memory_limit_does_not_change_a_bit() {
     let rows: Vec<Vec<u32>> = (0..500)
         .map(|i| {
             if i % 5 == 0 {
@@ -73,7 +74,7 @@ fn five_hundred_rows_have_the_same_bits_however_much_memory_there_is() {
 }
 
 #[test]
-fn one_row_one_token_and_the_longest_context_are_fine() {
+fn a_single_token_and_the_maximum_context_are_accepted() {
     let mut trainer = trainer(&engine(1 << 30));
     for len in [1, 256] {
         let out = trainer.forward_backward(&CROSS_ENTROPY, &[datum(&row(len, 1))]).unwrap();
@@ -84,7 +85,7 @@ fn one_row_one_token_and_the_longest_context_are_fine() {
 }
 
 #[test]
-fn weights_of_zero_train_nothing() {
+fn zero_weights_give_a_zero_gradient() {
     let mut trainer = trainer(&engine(1 << 30));
     let rows = row(20, 3);
     let zeros = [0.0; 20];
@@ -100,9 +101,9 @@ fn weights_of_zero_train_nothing() {
 }
 
 #[test]
-fn a_refused_batch_or_step_leaves_everything_as_it_was() {
-    // So little memory that every datum is a pass of its own: the first has been through the model
-    // when the second turns out to be bad.
+fn a_failed_batch_or_step_changes_nothing() {
+    // With no memory every datum is a micro-batch of its own: the first has already been computed
+    // when the second fails.
     let mut trainer = trainer(&engine(0));
     let (good, other) = (row(12, 0), row(12, 5));
     trainer.forward_backward(&CROSS_ENTROPY, &[datum(&good)]).unwrap();
@@ -131,7 +132,7 @@ fn a_refused_batch_or_step_leaves_everything_as_it_was() {
         trainer.optim_step(&step(rate)).unwrap_err();
     }
     assert!(before == state(&trainer));
-    // The gradient of the one good batch is still there, once.
+    // The gradient of the one successful batch is still accumulated, once.
     let norm = trainer.optim_step(&step(1e-3)).unwrap().grad_norm;
     let mut twin = self::trainer(&engine(0));
     for _ in 0..2 {
@@ -168,9 +169,9 @@ fn a_truncated_model_is_refused_at_every_length() {
     open(copy.path()).unwrap();
 }
 
-/// Sizes in the configuration that the files do not have: nothing is allocated for them.
+/// Dimensions in the configuration that do not match the files: no memory is allocated for them.
 #[test]
-fn a_configuration_the_size_of_a_bomb_is_refused() {
+fn a_configuration_with_huge_dimensions_is_refused() {
     for (field, value) in [
         ("hidden_size", 1_u64 << 24),
         ("vocab_size", 1 << 24),
@@ -193,7 +194,7 @@ fn a_configuration_the_size_of_a_bomb_is_refused() {
 }
 
 #[test]
-fn a_context_the_size_of_a_bomb_is_refused_when_asked_for() {
+fn a_huge_context_is_refused_when_a_request_needs_it() {
     let copy = copy_of("qwen3");
     let path = copy.path().join("config.json");
     let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -213,20 +214,19 @@ fn a_context_the_size_of_a_bomb_is_refused_when_asked_for() {
 }
 
 #[test]
-fn a_cache_larger_than_the_machine_is_an_error() {
+fn a_cache_larger_than_memory_is_an_error() {
     let options = EngineOptions { cache_memory: 1 << 60, ..EngineOptions::default() };
     let error = Engine::open(folder("qwen3"), options).unwrap().sampler().unwrap_err();
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
     assert_eq!(error.kind(), ErrorKind::System);
 }
 
-/// A model whose own weights are not numbers.
 #[test]
-fn a_model_of_nan_fails_and_poisons_no_adapter() {
+fn a_base_model_with_nan_weights_is_a_numeric_error() {
     let copy = copy_of("qwen3");
     let path = copy.path().join("model.safetensors");
     let mut bytes = fs::read(&path).unwrap();
-    let file = tinkex_engine::file::TensorFile::open(&path).unwrap();
+    let file = tinkex_engine::file::TensorFile::read(&path).unwrap();
     assert_eq!(file.tensor("model.norm.weight").unwrap().dtype(), DType::F32);
     let norm = file.tensor("model.norm.weight").unwrap().bytes().to_vec();
     drop(file);
@@ -242,7 +242,7 @@ fn a_model_of_nan_fails_and_poisons_no_adapter() {
     assert!(before == state(&trainer));
     let mut sampler = engine.sampler().unwrap();
     sampler.add(&engine.base_weights(), SampleRequest::new(row(5, 1), 4)).unwrap();
-    let answers = sampler.step();
-    assert_eq!(answers[0].1.as_ref().unwrap_err().kind(), ErrorKind::Numeric);
+    let outputs = sampler.step();
+    assert_eq!(outputs[0].1.as_ref().unwrap_err().kind(), ErrorKind::Numeric);
     assert!(sampler.is_idle());
 }

@@ -1,4 +1,4 @@
-//! The tokenizer against the `tokenizers` library.
+//! The tokenizer compared with recorded output of the `tokenizers` library.
 
 use std::sync::LazyLock;
 
@@ -16,10 +16,10 @@ fn recorded() -> &'static Tokenizer {
     &TOKENIZER
 }
 
-/// If this fails because the text was changed on purpose, write the file anew (`--example
-/// tokenizer`), and the encodings with it (`record.py`).
+/// If this fails because the corpus was changed on purpose, record the tokenizer again with
+/// `--example tokenizer`, and the encodings with `record.py`.
 #[test]
-fn learning_gives_the_recorded_tokens() {
+fn training_gives_the_recorded_vocabulary() {
     let texts: Vec<String> = (0..4000).map(|index| document(1, index)).collect();
     let tokenizer = Tokenizer::train(texts.iter().map(String::as_str), 1024, &SPECIALS).unwrap();
     assert_eq!(&tokenizer, recorded());
@@ -28,7 +28,7 @@ fn learning_gives_the_recorded_tokens() {
 }
 
 #[test]
-fn texts_have_the_tokens_that_the_library_gives_them() {
+fn encodings_match_the_tokenizers_library() {
     let tokenizer = recorded();
     let cases: Value =
         serde_json::from_slice(&std::fs::read(folder("encodings.json")).unwrap()).unwrap();
@@ -44,13 +44,13 @@ fn texts_have_the_tokens_that_the_library_gives_them() {
 }
 
 #[test]
-fn the_bytes_of_tokens_are_read_from_the_same_file() {
+fn the_vocabulary_is_read_from_the_same_file() {
     let vocabulary = Vocabulary::read(folder("tokenizer.json")).unwrap();
     assert_eq!(&vocabulary, recorded().vocabulary());
 }
 
 #[test]
-fn the_text_is_shortened_well() {
+fn a_token_has_more_than_three_bytes_on_average() {
     let tokenizer = recorded();
     let text: String = (0..200).map(|index| document(2, index)).collect();
     let count = tokenizer.encode(&text).len();
@@ -58,7 +58,7 @@ fn the_text_is_shortened_well() {
 }
 
 #[test]
-fn what_is_not_ours_is_refused() {
+fn other_tokenizers_are_refused() {
     let good = std::fs::read_to_string(folder("tokenizer.json")).unwrap();
     let mut other: Value = serde_json::from_str(&good).unwrap();
     other["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\s+".into();
@@ -68,9 +68,9 @@ fn what_is_not_ours_is_refused() {
     let mut fewer: Value = serde_json::from_str(&good).unwrap();
     fewer["model"]["merges"].as_array_mut().unwrap().pop();
     for (json, want) in [
-        (other, "another rule"),
+        (other, "pre-tokenizer"),
         (swapped, "is not token 256"),
-        (fewer, "then its merges"),
+        (fewer, "the merges"),
         (serde_json::json!({"model": {}}), "not a tokenizer"),
     ] {
         let error = Tokenizer::parse(json.to_string().as_bytes(), "x").unwrap_err();
@@ -80,7 +80,7 @@ fn what_is_not_ours_is_refused() {
 }
 
 #[test]
-fn a_vocabulary_too_small_or_a_doubtful_special_is_refused() {
+fn a_too_small_vocabulary_and_invalid_special_tokens_are_refused() {
     for (size, specials) in [(257, &["a", "b"][..]), (300, &[""]), (300, &["x", "x"])] {
         let trained = Tokenizer::train(["some text"], size, specials);
         assert!(matches!(trained, Err(Error::Invalid { .. })));
@@ -88,7 +88,7 @@ fn a_vocabulary_too_small_or_a_doubtful_special_is_refused() {
 }
 
 #[test]
-fn one_endless_word_is_no_trouble() {
+fn a_word_of_200_000_bytes_is_encoded() {
     let text = "la".repeat(100_000);
     let tokenizer = recorded();
     assert_eq!(tokenizer.vocabulary().decode(&tokenizer.encode(&text)), text);
@@ -96,7 +96,7 @@ fn one_endless_word_is_no_trouble() {
 
 proptest! {
     #[test]
-    fn text_comes_back(text in ".*") {
+    fn decoding_restores_the_encoded_text(text in ".*") {
         let tokenizer = recorded();
         prop_assert_eq!(tokenizer.vocabulary().decode(&tokenizer.encode(&text)), text);
     }

@@ -1,9 +1,9 @@
-//! The crew in every order in which its threads can meet.
+//! Model check of the thread pool: explores the interleavings of its threads.
 //!
-//! The file under test is compiled here once more, with locks and atomics that `loom` can stop between
-//! any two steps. What a thread does while it stays awake, `loom` sees as one more look.
+//! `thread_pool.rs` is compiled here a second time against the `loom` locks and atomics of the
+//! `sync` module below. Spinning is modelled as a single poll.
 
-#![expect(unsafe_code, reason = "the crew's own")]
+#![expect(unsafe_code, reason = "thread_pool.rs contains unsafe code")]
 
 #[path = "../../src/kernel/thread_pool.rs"]
 mod thread_pool;
@@ -18,18 +18,18 @@ mod sync {
     pub(super) use loom::thread::{Builder, JoinHandle};
 
     loom::thread_local! {
-        static WORKING: Cell<bool> = Cell::new(false);
+        static IN_REGION: Cell<bool> = Cell::new(false);
     }
 
-    pub(super) fn is_working() -> bool {
-        WORKING.with(Cell::get)
+    pub(super) fn in_region() -> bool {
+        IN_REGION.with(Cell::get)
     }
 
-    pub(super) fn set_working(working: bool) {
-        WORKING.with(|own| own.set(working));
+    pub(super) fn set_in_region(inside: bool) {
+        IN_REGION.with(|own| own.set(inside));
     }
 
-    pub(super) fn awake_until(done: impl Fn() -> bool) -> bool {
+    pub(super) fn spin_until(done: impl Fn() -> bool) -> bool {
         done()
     }
 }
@@ -38,24 +38,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use thread_pool::ThreadPool;
 
-/// Runs `model` in all orders with at most two interruptions of a thread that could have gone on: all
-/// of them would take hours.
-fn every_order(model: impl Fn() + Send + Sync + 'static) {
+/// Runs `model` in every interleaving with at most two preemptions. Without the bound the search
+/// takes hours.
+fn explore(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(2);
     builder.check(model);
 }
 
-/// `count` shares of work, of which each is taken once and done before the caller goes on.
-fn round(crew: &ThreadPool, count: usize) {
-    // Seen by the caller only if the crew orders it.
-    let done: Vec<loom::cell::UnsafeCell<usize>> =
+/// Runs `count` tasks and checks that each ran once and that its write is visible to the caller.
+fn run_tasks(pool: &ThreadPool, count: usize) {
+    // `loom` reports a data race unless the pool orders the tasks' writes before the caller's reads.
+    let runs: Vec<loom::cell::UnsafeCell<usize>> =
         (0..count).map(|_| loom::cell::UnsafeCell::new(0)).collect();
-    let shared = Cells(&done);
-    // SAFETY: each number is given out once.
-    crew.each(count, |index| shared.get(index).with_mut(|cell| unsafe { *cell += 1 }));
-    for cell in &done {
-        // SAFETY: the crew is done; `loom` fails the test if it is not.
+    let shared = Cells(&runs);
+    // SAFETY: each index is given to one task only.
+    pool.for_each(count, |index| shared.get(index).with_mut(|cell| unsafe { *cell += 1 }));
+    for cell in &runs {
+        // SAFETY: all tasks have finished; `loom` fails the test otherwise.
         assert_eq!(cell.with(|cell| unsafe { *cell }), 1);
     }
 }
@@ -69,48 +69,48 @@ impl Cells<'_> {
     }
 }
 
-// SAFETY: used by index, each by one thread; `loom` watches.
+// SAFETY: each cell is accessed by one thread at a time, which `loom` verifies.
 unsafe impl Sync for Cells<'_> {}
 
 #[test]
-fn work_is_done_once_and_before_the_caller_goes_on() {
-    every_order(|| {
-        let crew = ThreadPool::new(1).unwrap();
-        round(&crew, 2);
+fn every_task_runs_once_and_before_the_call_returns() {
+    explore(|| {
+        let pool = ThreadPool::new(1).unwrap();
+        run_tasks(&pool, 2);
     });
 }
 
 #[test]
-fn a_thread_comes_back_for_more() {
-    every_order(|| {
-        let crew = ThreadPool::new(1).unwrap();
-        round(&crew, 1);
-        round(&crew, 1);
+fn a_worker_joins_a_second_region() {
+    explore(|| {
+        let pool = ThreadPool::new(1).unwrap();
+        run_tasks(&pool, 1);
+        run_tasks(&pool, 1);
     });
 }
 
 #[test]
-fn a_crew_that_had_nothing_to_do_ends() {
-    every_order(|| drop(ThreadPool::new(2).unwrap()));
+fn an_unused_pool_shuts_down() {
+    explore(|| drop(ThreadPool::new(2).unwrap()));
 }
 
 #[test]
-fn two_callers_take_turns() {
-    every_order(|| {
-        let crew = sync::Arc::new(ThreadPool::new(0).unwrap());
-        let other = sync::Arc::clone(&crew);
-        let thread = loom::thread::spawn(move || round(&other, 1));
-        round(&crew, 1);
+fn concurrent_callers_are_serialized() {
+    explore(|| {
+        let pool = sync::Arc::new(ThreadPool::new(0).unwrap());
+        let other = sync::Arc::clone(&pool);
+        let thread = loom::thread::spawn(move || run_tasks(&other, 1));
+        run_tasks(&pool, 1);
         thread.join().unwrap();
     });
 }
 
 #[test]
-fn models_are_run_in_more_than_one_order() {
+fn models_run_in_more_than_ten_interleavings() {
     static RUNS: AtomicUsize = AtomicUsize::new(0);
-    every_order(|| {
+    explore(|| {
         RUNS.fetch_add(1, Ordering::Relaxed);
-        round(&ThreadPool::new(1).unwrap(), 1);
+        run_tasks(&ThreadPool::new(1).unwrap(), 1);
     });
     assert!(RUNS.load(Ordering::Relaxed) > 10);
 }

@@ -1,4 +1,4 @@
-//! The header: what is where, and whether that can be true.
+//! Parses and validates the JSON header of a safetensors file.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,17 +7,17 @@ use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 
 use super::DType;
 
-/// FusedGemm than any model has; the reference reader draws the same line.
-pub(super) const MOST_HEADER_BYTES: u64 = 100_000_000;
-/// No tensor of ours has more than two.
-const MOST_DIMENSIONS: usize = 8;
+/// Maximum size of a header, in bytes. The reference implementation has the same limit.
+pub(super) const MAX_HEADER_BYTES: u64 = 100_000_000;
+/// Maximum number of dimensions of a tensor.
+const MAX_DIMENSIONS: usize = 8;
 
-/// Where a tensor lies.
+/// Type, shape and location of a tensor.
 #[derive(Debug)]
 pub(super) struct TensorEntry {
     pub(super) dtype: DType,
     pub(super) shape: Vec<usize>,
-    /// Relative to the end of the header.
+    /// Byte range relative to the end of the header.
     pub(super) start: usize,
     pub(super) end: usize,
 }
@@ -29,39 +29,47 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Reads the JSON `text` of a file that has `data_len` bytes after its header.
+    /// Parses the JSON `text` of a file with `data_len` bytes after its header.
+    ///
+    /// # Errors
+    /// A description of the problem if the text is not a valid header, a tensor's byte range does
+    /// not match its shape, or the tensors do not cover the data exactly.
     pub(super) fn parse(text: &[u8], data_len: usize) -> Result<Self, String> {
         let raw: RawHeader =
             serde_json::from_slice(text).map_err(|e| format!("bad header: {e}"))?;
         let mut tensors = BTreeMap::new();
         for (name, info) in raw.tensors {
-            let entry = info.check().map_err(|why| format!("tensor {name:?}: {why}"))?;
+            let entry = info.validate().map_err(|reason| format!("tensor {name:?}: {reason}"))?;
             if tensors.contains_key(&name) {
-                return Err(format!("tensor {name:?} is there twice"));
+                return Err(format!("tensor {name:?} is defined twice"));
             }
             tensors.insert(name, entry);
         }
-        tile(&tensors, data_len)?;
+        check_coverage(&tensors, data_len)?;
         Ok(Self { tensors, metadata: raw.metadata })
     }
 }
 
-/// Tensors must lie one after the other and fill the file: no overlap, no hole, nothing outside.
-fn tile(tensors: &BTreeMap<String, TensorEntry>, data_len: usize) -> Result<(), String> {
+/// Checks that the tensors cover the data without overlap or gap.
+fn check_coverage(tensors: &BTreeMap<String, TensorEntry>, data_len: usize) -> Result<(), String> {
     let mut order: Vec<(&String, &TensorEntry)> = tensors.iter().collect();
     order.sort_by_key(|(_, entry)| (entry.start, entry.end));
     let mut at = 0;
     for (name, entry) in order {
         if entry.start != at {
-            let fault = if entry.start < at { "overlaps the one before" } else { "leaves a hole" };
-            return Err(format!("tensor {name:?} begins at byte {} and {fault}", entry.start));
+            let fault = if entry.start < at {
+                "overlaps the previous one"
+            } else {
+                "leaves a gap before it"
+            };
+            return Err(format!("tensor {name:?} starts at byte {} and {fault}", entry.start));
         }
         at = entry.end;
     }
     if at == data_len {
         Ok(())
     } else {
-        Err(format!("the header describes {at} bytes of data, but there are {data_len}"))
+        Err(format!("the header describes {at} bytes of data, but the file has {data_len}"))
     }
 }
 
@@ -78,11 +86,12 @@ struct RawTensorInfo {
 }
 
 impl RawTensorInfo {
-    fn check(self) -> Result<TensorEntry, String> {
+    fn validate(self) -> Result<TensorEntry, String> {
         let dtype = DType::from_name(&self.dtype)
-            .ok_or_else(|| format!("element type {:?} is not known", self.dtype))?;
-        if self.shape.len() > MOST_DIMENSIONS {
-            return Err(format!("{} dimensions are too many", self.shape.len()));
+            .ok_or_else(|| format!("unknown element type {:?}", self.dtype))?;
+        if self.shape.len() > MAX_DIMENSIONS {
+            let dimensions = self.shape.len();
+            return Err(format!("{dimensions} dimensions exceed the limit of {MAX_DIMENSIONS}"));
         }
         let shape: Vec<usize> = self
             .shape
@@ -95,19 +104,19 @@ impl RawTensorInfo {
             .try_fold(dtype.size(), |product, &side| product.checked_mul(side))
             .ok_or_else(|| format!("shape {shape:?} is too large"))?;
         let (start, end) = self.data_offsets;
-        let span = end.checked_sub(start).and_then(|span| usize::try_from(span).ok());
-        if span != Some(bytes) {
+        let len = end.checked_sub(start).and_then(|len| usize::try_from(len).ok());
+        if len != Some(bytes) {
             return Err(format!(
                 "shape {shape:?} of {} takes {bytes} bytes, but the offsets are {start}..{end}",
                 dtype.name()
             ));
         }
-        let place = |at: u64| usize::try_from(at).map_err(|_| format!("offset {at} is too large"));
-        Ok(TensorEntry { dtype, shape, start: place(start)?, end: place(end)? })
+        let offset = |at: u64| usize::try_from(at).map_err(|_| format!("offset {at} is too large"));
+        Ok(TensorEntry { dtype, shape, start: offset(start)?, end: offset(end)? })
     }
 }
 
-// By hand, because a map type would silently keep the last of two tensors with one name.
+// Implemented by hand: a map type would silently keep the last of two tensors with the same name.
 impl<'de> Deserialize<'de> for RawHeader {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(RawHeaderVisitor)
@@ -125,10 +134,10 @@ impl<'de> Visitor<'de> for RawHeaderVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawHeader, A::Error> {
         let mut raw = RawHeader { tensors: Vec::new(), metadata: BTreeMap::new() };
-        let mut seen_metadata = false;
+        let mut has_metadata = false;
         while let Some(key) = map.next_key::<String>()? {
             if key == "__metadata__" {
-                if std::mem::replace(&mut seen_metadata, true) {
+                if std::mem::replace(&mut has_metadata, true) {
                     return Err(A::Error::duplicate_field("__metadata__"));
                 }
                 raw.metadata = map.next_value()?;

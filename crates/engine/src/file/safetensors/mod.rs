@@ -1,21 +1,21 @@
-//! The safetensors format: eight bytes of header length, a JSON header, raw little-endian data.
+//! The safetensors format: an eight-byte header length, a JSON header, and little-endian data.
 
 mod header;
 mod read;
 mod write;
 
-pub use read::{TensorFile, TensorView};
+pub use read::{StoredTensor, TensorFile};
 pub use write::{NamedTensor, TensorSlice, write_tensors};
 
-/// How a tensor's numbers are stored.
+/// Element type of a stored tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DType {
     /// 32-bit floats.
     F32,
-    /// 16-bit IEEE floats.
+    /// 16-bit IEEE 754 floats.
     F16,
-    /// 16-bit floats with the range of 32-bit ones.
+    /// bfloat16: 16-bit floats with the exponent range of 32-bit floats.
     Bf16,
     /// 64-bit floats.
     F64,
@@ -33,9 +33,9 @@ pub enum DType {
     U32,
     /// 16-bit unsigned integers.
     U16,
-    /// FileBytes.
+    /// 8-bit unsigned integers.
     U8,
-    /// One byte each, 0 or 1.
+    /// Booleans, one byte each.
     Bool,
 }
 
@@ -64,13 +64,13 @@ impl DType {
         NAMES.iter().find(|(dtype, ..)| *dtype == self).expect("every type has a row")
     }
 
-    /// Its name in a file: `F32`, `BF16`, …
+    /// Returns the type's name in a file, for example `F32` or `BF16`.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.row().1
     }
 
-    /// FileBytes per number.
+    /// Returns the size of one element in bytes.
     #[must_use]
     pub fn size(self) -> usize {
         self.row().2
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_found_again() {
+    fn every_name_maps_back_to_its_type() {
         for (dtype, name, size) in NAMES {
             assert_eq!(DType::from_name(name), Some(dtype));
             assert_eq!((dtype.name(), dtype.size()), (name, size));

@@ -1,8 +1,9 @@
-//! Reading, by a map into memory.
+//! Reads safetensors files, from memory or from a memory map.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::Read as _;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -10,23 +11,23 @@ use half::{bf16, f16};
 use memmap2::Mmap;
 
 use super::DType;
-use super::header::{Header, MOST_HEADER_BYTES, TensorEntry};
+use super::header::{Header, MAX_HEADER_BYTES, TensorEntry};
+use crate::kernel::mmap::map_read_only;
 use crate::{Error, Result};
 
-/// A safetensors file, mapped into memory; its pages are read when they are used.
+/// A safetensors file.
 ///
-/// The header is checked once, here: whatever [`tensor`](Self::tensor) returns lies inside the
-/// file and has the length that its shape says. The file must not be cut off or rewritten while it
-/// is open; replace it by renaming another over it, as [`write_tensors`](crate::file::write_tensors) does.
+/// The header is validated once, on construction: every tensor lies inside the file and has the
+/// length that its shape requires.
 ///
 /// ```
-/// use tinkex_engine::file::{TensorFile, NamedTensor, TensorSlice, write_tensors};
+/// use tinkex_engine::file::{NamedTensor, TensorFile, TensorSlice, write_tensors};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let path = folder.path().join("x.safetensors");
-/// let out = [NamedTensor { name: "x", shape: &[2, 1], values: TensorSlice::F32(&[1.0, -2.0]) }];
-/// write_tensors(&path, &out, &[])?;
-/// let file = TensorFile::open(&path)?;
+/// let tensors = [NamedTensor { name: "x", shape: &[2, 1], values: TensorSlice::F32(&[1.0, -2.0]) }];
+/// write_tensors(&path, &tensors, &[])?;
+/// let file = TensorFile::read(&path)?;
 /// assert_eq!(file.tensor("x")?.to_f32()?[..], [1.0, -2.0]);
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
@@ -39,88 +40,115 @@ pub struct TensorFile {
 }
 
 impl TensorFile {
-    /// Opens `path` and checks its header.
+    /// Reads the file `path` into memory and validates its header.
     ///
     /// # Errors
-    /// [`Error::Io`] if it cannot be read, [`Error::BadFile`] if it is not a whole safetensors
-    /// file.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+    /// [`Error::Io`] if the file cannot be read, [`Error::BadFile`] if it is not a complete
+    /// safetensors file.
+    pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(Error::io("open", path))?;
-        let about = file.metadata().map_err(Error::io("read", path))?;
-        if !about.is_file() {
-            return Err(Error::bad_file(path, "is not a file"));
-        }
-        if about.len() < 8 {
-            return Err(Error::bad_file(path, format!("is cut off: {} bytes", about.len())));
-        }
-        let map = map(&file).map_err(Error::io("map", path))?;
+        let mut file = open_regular(path)?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(Error::io("read", path))?;
+        Self::new(path, FileBytes::Read(bytes))
+    }
+
+    /// Maps the file `path` into memory and validates its header. Pages are read when they are used.
+    ///
+    /// Not public, because the file must not be truncated or modified while the value exists; see
+    /// [`map_read_only`]. Callers in this crate copy the tensors out and drop the map before they
+    /// return.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub(crate) fn map(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let file = open_regular(path)?;
+        let map = map_read_only(&file).map_err(Error::io("map", path))?;
         Self::new(path, FileBytes::Mapped(map))
     }
 
-    /// Reads a file that is part of the program; `path` is what errors call it.
+    /// Validates the header of a file that is embedded in the program. Errors name it `path`.
     ///
     /// # Errors
-    /// [`Error::BadFile`] if it is not a whole safetensors file.
+    /// [`Error::BadFile`] if it is not a complete safetensors file.
     pub fn from_static(bytes: &'static [u8], path: impl AsRef<Path>) -> Result<Self> {
         Self::new(path.as_ref(), FileBytes::Static(bytes))
     }
 
     fn new(path: &Path, bytes: FileBytes) -> Result<Self> {
         let (header, data_start) =
-            read_header(bytes.get()).map_err(|why| Error::bad_file(path, why))?;
+            read_header(bytes.get()).map_err(|reason| Error::bad_file(path, reason))?;
         Ok(Self { path: path.to_owned(), bytes, header, data_start })
     }
 
-    /// Where it is.
+    /// Returns the path that errors name.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The names of its tensors, sorted.
+    /// Returns the names of the tensors, in sorted order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.header.tensors.keys().map(String::as_str)
     }
 
-    /// Texts that its writer left.
+    /// Returns the metadata of the header, a map of strings.
     #[must_use]
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.header.metadata
     }
 
-    /// The tensor `name`, if it is there.
+    /// Returns the tensor `name`, or `None` if the file does not contain it.
     #[must_use]
-    pub fn get(&self, name: &str) -> Option<TensorView<'_>> {
+    pub fn get(&self, name: &str) -> Option<StoredTensor<'_>> {
         let (name, entry) = self.header.tensors.get_key_value(name)?;
         Some(self.view(name, entry))
     }
 
-    /// The tensor `name`.
+    /// Returns the tensor `name`.
     ///
     /// # Errors
-    /// [`Error::MissingTensor`].
-    pub fn tensor(&self, name: &str) -> Result<TensorView<'_>> {
+    /// [`Error::MissingTensor`] if the file does not contain it.
+    pub fn tensor(&self, name: &str) -> Result<StoredTensor<'_>> {
         self.get(name)
             .ok_or_else(|| Error::MissingTensor { path: self.path.clone(), name: name.to_owned() })
     }
 
-    /// All tensors, by name.
-    pub fn tensors(&self) -> impl Iterator<Item = TensorView<'_>> {
+    /// Returns all tensors, in the order of their names.
+    pub fn tensors(&self) -> impl Iterator<Item = StoredTensor<'_>> {
         self.header.tensors.iter().map(|(name, entry)| self.view(name, entry))
     }
 
-    fn view<'a>(&'a self, name: &'a str, entry: &'a TensorEntry) -> TensorView<'a> {
+    fn view<'a>(&'a self, name: &'a str, entry: &'a TensorEntry) -> StoredTensor<'a> {
         let data = &self.bytes.get()[self.data_start..];
         let bytes = &data[entry.start..entry.end];
-        TensorView { path: &self.path, name, dtype: entry.dtype, shape: &entry.shape, bytes }
+        StoredTensor { path: &self.path, name, dtype: entry.dtype, shape: &entry.shape, bytes }
     }
 }
 
-/// Where a file's bytes are.
+/// Opens a regular file that is long enough to hold a header length.
+fn open_regular(path: &Path) -> Result<File> {
+    let file = File::open(path).map_err(Error::io("open", path))?;
+    let metadata = file.metadata().map_err(Error::io("read", path))?;
+    if !metadata.is_file() {
+        return Err(Error::bad_file(path, "not a regular file"));
+    }
+    // An empty file cannot be mapped.
+    if metadata.len() < 8 {
+        return Err(Error::bad_file(
+            path,
+            format!("the file is truncated: {} bytes", metadata.len()),
+        ));
+    }
+    Ok(file)
+}
+
+/// Contents of a file.
 #[derive(Debug)]
 enum FileBytes {
     Mapped(Mmap),
+    Read(Vec<u8>),
     Static(&'static [u8]),
 }
 
@@ -128,38 +156,34 @@ impl FileBytes {
     fn get(&self) -> &[u8] {
         match self {
             Self::Mapped(map) => map,
+            Self::Read(bytes) => bytes,
             Self::Static(bytes) => bytes,
         }
     }
 }
 
-fn map(file: &File) -> std::io::Result<Mmap> {
-    // SAFETY: the map is only ever read, and through bounds taken from the length it has here.
-    // What remains is another process changing the file under us, which the type's documentation
-    // rules out: our writers never touch a file in place (ADR 15).
-    #[expect(unsafe_code, reason = "mapping is the point: weights are read once, when used")]
-    unsafe {
-        Mmap::map(file)
-    }
-}
-
+/// Parses the header. Returns it with the offset of the data.
 fn read_header(bytes: &[u8]) -> Result<(Header, usize), String> {
-    let (length, rest) = bytes.split_first_chunk::<8>().ok_or("is cut off before its header")?;
+    let (length, rest) =
+        bytes.split_first_chunk::<8>().ok_or("the file is truncated before its header")?;
     let length = u64::from_le_bytes(*length);
-    if length > MOST_HEADER_BYTES {
-        return Err(format!("is not a safetensors file: a header of {length} bytes"));
+    if length > MAX_HEADER_BYTES {
+        return Err(format!("not a safetensors file: the header would have {length} bytes"));
     }
-    let text = usize::try_from(length)
-        .ok()
-        .and_then(|length| rest.get(..length))
-        .ok_or_else(|| format!("is cut off: {} bytes, with a header of {length}", bytes.len()))?;
-    let header = Header::parse(text, rest.len() - text.len())?;
+    let text = usize::try_from(length).ok().and_then(|length| rest.get(..length));
+    let text = text.ok_or_else(|| {
+        format!("the file is truncated: {} bytes with a header of {length} bytes", bytes.len())
+    })?;
+    // Parse a copy: the bytes of a mapped file could change between the validation of the text and
+    // its use.
+    let text = text.to_vec();
+    let header = Header::parse(&text, rest.len() - text.len())?;
     Ok((header, 8 + text.len()))
 }
 
-/// A tensor inside a [`TensorFile`].
+/// A tensor of a [`TensorFile`], borrowed from it.
 #[derive(Clone, Copy, Debug)]
-pub struct TensorView<'a> {
+pub struct StoredTensor<'a> {
     path: &'a Path,
     name: &'a str,
     dtype: DType,
@@ -167,41 +191,41 @@ pub struct TensorView<'a> {
     bytes: &'a [u8],
 }
 
-impl<'a> TensorView<'a> {
-    /// Its name.
+impl<'a> StoredTensor<'a> {
+    /// Returns the tensor's name.
     #[must_use]
     pub fn name(&self) -> &'a str {
         self.name
     }
 
-    /// How its numbers are stored.
+    /// Returns the element type.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Its sides, outermost first.
+    /// Returns the dimensions, outermost first.
     #[must_use]
     pub fn shape(&self) -> &'a [usize] {
         self.shape
     }
 
-    /// How many numbers it has.
+    /// Returns the number of elements.
     #[must_use]
     pub fn count(&self) -> usize {
         self.bytes.len() / self.dtype.size()
     }
 
-    /// Its raw little-endian bytes.
+    /// Returns the stored little-endian bytes.
     #[must_use]
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
 
-    /// Itself, if it has this shape.
+    /// Returns the tensor if it has this shape.
     ///
     /// # Errors
-    /// [`Error::Shape`] otherwise.
+    /// [`Error::Shape`] if it has another shape.
     pub fn with_shape(self, shape: &[usize]) -> Result<Self> {
         if self.shape == shape {
             return Ok(self);
@@ -213,47 +237,40 @@ impl<'a> TensorView<'a> {
         })
     }
 
-    /// Itself, if [`to_f32`](Self::to_f32) can read its numbers.
+    /// Returns the tensor if [`to_f32`](Self::to_f32) can convert its elements.
     ///
     /// # Errors
-    /// [`Error::BadFile`] if they are not f32, f16 or bf16.
+    /// [`Error::BadFile`] if the element type is not f32, f16 or bf16.
     pub fn as_float(self) -> Result<Self> {
         if matches!(self.dtype, DType::F32 | DType::F16 | DType::Bf16) {
             return Ok(self);
         }
         let (name, dtype) = (self.name, self.dtype.name());
-        let why = format!("tensor {name} is stored as {dtype}; F32, F16 and BF16 can be read");
-        Err(Error::bad_file(self.path, why))
+        let reason = format!("tensor {name} is stored as {dtype}, expected F32, F16 or BF16");
+        Err(Error::bad_file(self.path, reason))
     }
 
-    /// Its numbers in place, if they are f32 and aligned for it.
+    /// Borrows the elements if they are f32 and aligned, and the machine is little-endian.
     #[must_use]
     pub fn as_f32(&self) -> Option<&'a [f32]> {
         self.in_place(DType::F32)
     }
 
-    /// Its numbers in place, if they are bf16 and aligned for it.
+    /// Borrows the elements if they are bf16 and aligned, and the machine is little-endian.
     #[must_use]
     pub fn as_bf16(&self) -> Option<&'a [bf16]> {
         self.in_place(DType::Bf16)
     }
 
-    /// Its numbers in place, if they are f16 and aligned for it.
-    #[must_use]
-    pub fn as_f16(&self) -> Option<&'a [f16]> {
-        self.in_place(DType::F16)
-    }
-
     fn in_place<T: bytemuck::AnyBitPattern>(&self, dtype: DType) -> Option<&'a [T]> {
-        // Files are little-endian.
-        let ours = self.dtype == dtype && cfg!(target_endian = "little");
-        ours.then(|| bytemuck::try_cast_slice(self.bytes).ok()).flatten()
+        let castable = self.dtype == dtype && cfg!(target_endian = "little");
+        castable.then(|| bytemuck::try_cast_slice(self.bytes).ok()).flatten()
     }
 
-    /// Its numbers as f32: in place where possible, else widened into a new vector.
+    /// Returns the elements as f32, borrowed if possible and converted otherwise.
     ///
     /// # Errors
-    /// [`Error::BadFile`] if they are not f32, f16 or bf16.
+    /// [`Error::BadFile`] if the element type is not f32, f16 or bf16.
     pub fn to_f32(&self) -> Result<Cow<'a, [f32]>> {
         if let Some(values) = self.as_f32() {
             return Ok(Cow::Borrowed(values));
@@ -263,11 +280,11 @@ impl<'a> TensorView<'a> {
         Ok(Cow::Owned(values))
     }
 
-    /// Copies its numbers into `out`, as f32.
+    /// Copies the elements into `out`, as f32.
     ///
     /// # Errors
-    /// [`Error::BadFile`] if they are not f32, f16 or bf16; [`Error::Length`] if `out` has another
-    /// length.
+    /// [`Error::BadFile`] if the element type is not f32, f16 or bf16; [`Error::Length`] if `out`
+    /// does not have [`count`](Self::count) elements.
     pub fn copy_to(&self, out: &mut [f32]) -> Result<()> {
         if out.len() != self.count() {
             let field = self.name.to_owned();
@@ -278,13 +295,12 @@ impl<'a> TensorView<'a> {
         Ok(())
     }
 
-    /// Copies a part of its numbers, which must be floats, into `out`.
+    /// Copies a range of the elements, whose type must be f32, f16 or bf16, into `out`.
     pub(crate) fn copy_range(&self, range: Range<usize>, out: &mut [f32]) {
         let bytes = |size: usize| &self.bytes[range.start * size..range.end * size];
         match self.dtype {
             DType::F32 => widen(bytes(4), out, f32::from_le_bytes),
             DType::F16 => widen(bytes(2), out, |b| f16::from_le_bytes(b).to_f32()),
-            // The upper half of an f32.
             DType::Bf16 => {
                 widen(bytes(2), out, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16));
             }
@@ -293,8 +309,8 @@ impl<'a> TensorView<'a> {
     }
 }
 
-fn widen<const N: usize>(bytes: &[u8], out: &mut [f32], number: impl Fn([u8; N]) -> f32) {
+fn widen<const N: usize>(bytes: &[u8], out: &mut [f32], convert: impl Fn([u8; N]) -> f32) {
     for (out, &bytes) in out.iter_mut().zip(bytes.as_chunks::<N>().0) {
-        *out = number(bytes);
+        *out = convert(bytes);
     }
 }

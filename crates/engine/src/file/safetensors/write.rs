@@ -1,4 +1,4 @@
-//! Writing, whole or not at all.
+//! Writes safetensors files atomically.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -10,23 +10,23 @@ use serde_json::json;
 use crate::file::atomic::write_file;
 use crate::{Error, Result};
 
-/// A tensor to be written.
+/// A tensor to write.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedTensor<'a> {
-    /// Its name.
+    /// Name in the file.
     pub name: &'a str,
-    /// Its sides, outermost first.
+    /// Dimensions, outermost first.
     pub shape: &'a [usize],
-    /// Its numbers, the last dimension next to each other.
+    /// Elements in row-major order.
     pub values: TensorSlice<'a>,
 }
 
-/// TensorValues to be written.
+/// Elements of a tensor to write.
 #[derive(Clone, Copy, Debug)]
 pub enum TensorSlice<'a> {
-    /// As f32.
+    /// Elements that are stored as f32.
     F32(&'a [f32]),
-    /// As bf16.
+    /// Elements that are stored as bf16.
     Bf16(&'a [bf16]),
 }
 
@@ -45,7 +45,7 @@ impl TensorSlice<'_> {
         }
     }
 
-    /// Through a small buffer, so that it is right on every machine.
+    /// Writes the elements in little-endian order, whatever the byte order of the machine.
     fn write(&self, out: &mut dyn Write) -> std::io::Result<()> {
         let mut buffer = [0; 8192];
         match self {
@@ -70,14 +70,17 @@ impl TensorSlice<'_> {
     }
 }
 
-/// Writes a safetensors file, replacing what was at `path` at once.
+/// Writes a safetensors file, atomically replacing the file at `path`.
 ///
 /// Tensors are stored in the order of their names, f32 before bf16, so that equal content gives
-/// equal bytes and every tensor is aligned.
+/// equal bytes and every tensor is aligned to its element size.
 ///
 /// # Errors
-/// [`Error::Shape`] if a tensor's numbers do not fill its shape, [`Error::Invalid`] if a name is
-/// there twice, [`Error::Io`] if the disk refuses; `path` is then as it was.
+/// - [`Error::Shape`] if the number of elements does not match the shape of a tensor.
+/// - [`Error::Invalid`] if two tensors have the same name, or one is named `__metadata__`.
+/// - [`Error::Io`] if the file cannot be written.
+///
+/// The file at `path` is unchanged after an error.
 pub fn write_tensors(
     path: impl AsRef<Path>,
     tensors: &[NamedTensor<'_>],
@@ -111,7 +114,7 @@ fn header(tensors: &[&NamedTensor<'_>], metadata: &[(&str, &str)]) -> Result<Vec
         let entry =
             json!({ "dtype": dtype.name(), "shape": tensor.shape, "data_offsets": [at, end] });
         if tensor.name == "__metadata__" || entries.insert(tensor.name, entry).is_some() {
-            return Err(Error::invalid(tensor.name, "is not the name of one tensor"));
+            return Err(Error::invalid(tensor.name, "duplicate or reserved tensor name"));
         }
         at = end;
     }
@@ -119,8 +122,9 @@ fn header(tensors: &[&NamedTensor<'_>], metadata: &[(&str, &str)]) -> Result<Vec
         let texts: BTreeMap<_, _> = metadata.iter().copied().collect();
         entries.insert("__metadata__", json!(texts));
     }
-    let mut text = serde_json::to_vec(&entries).expect("texts and numbers are always JSON");
-    // Data starts at a multiple of eight, so that views into the mapped file are aligned.
+    let mut text =
+        serde_json::to_vec(&entries).expect("maps of strings and numbers serialize to JSON");
+    // The data starts at a multiple of eight bytes, so that views into a mapped file are aligned.
     text.resize(text.len().next_multiple_of(8), b' ');
     Ok(text)
 }

@@ -1,8 +1,11 @@
-//! [`CheckedGemm`]: one block of a product, tile by tile, and what is copied together first.
+//! [`CheckedGemm`]: computes one block of a matrix product, tile by tile.
+//!
+//! A block is a range of rows times a range of panels. Operands that the micro-kernel cannot read
+//! efficiently in place are first copied into thread-local buffers.
 
 #![expect(
     unsafe_code,
-    reason = "tasks write disjoint blocks of one matrix; tiles take raw addresses"
+    reason = "tasks write disjoint blocks of one matrix; the micro-kernel takes raw addresses"
 )]
 
 use std::cell::RefCell;
@@ -14,39 +17,40 @@ use super::super::tile::{Prefetch, ROWS, Tile};
 use super::super::{Isa, PANEL, row_ops};
 use super::{GemmShape, Lhs, Rhs};
 
-/// Length of the chains in one go; a slice of a panel of that length stays in the first-level cache.
+/// Reduction steps per pass over the rows. A panel slice of this depth stays in the first-level
+/// cache.
 const BLOCK_DEPTH: usize = 256;
-/// The same for few rows, which wait for memory more than for the caches.
-const FEW_DEPTH: usize = 512;
-/// How many steps ahead of a single tile memory is asked.
-const AHEAD: usize = 128;
+/// Reduction steps per pass for few rows, which are limited by memory bandwidth, not by the cache.
+const FEW_ROWS_DEPTH: usize = 512;
+/// Distance of the prefetch ahead of a single tile, in reduction steps.
+const PREFETCH_STEPS: usize = 128;
 
 thread_local! {
-    static SLICES: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-    static LEFT: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    static PANEL_BUFFER: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    static LHS_BUFFER: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Where the rows of one of `parts` nearly equal parts are.
+/// Returns the row range of chunk `index` of `parts` nearly equal chunks.
 pub(super) fn chunk_range(rows: usize, parts: usize, index: usize) -> Range<usize> {
     rows * index / parts..rows * (index + 1) / parts
 }
 
-/// A product, checked.
+/// A product whose operands passed [`check`](super::check).
 pub(super) struct CheckedGemm<'a> {
     pub(super) isa: Isa,
     pub(super) size: GemmShape,
     pub(super) lhs: Lhs<'a>,
     pub(super) rhs: Rhs<'a>,
     pub(super) out: SharedMut<'a, f32>,
-    /// The column of `out` where its own begin.
+    /// First column of `out` that belongs to the product.
     pub(super) col: usize,
     pub(super) stride: usize,
     pub(super) zero_init: bool,
-    /// What goes on its chains.
-    pub(super) after: &'a [Self],
+    /// Products that are accumulated into the same output, block by block.
+    pub(super) epilogue: &'a [Self],
 }
 
-/// Some rows and steps of the left side: element `(i, k)` stands at
+/// Some rows and reduction steps of the lhs operand: element `(i, k)` is at offset
 /// `(i - first) · row + (k - from) · step`.
 #[derive(Clone, Copy)]
 struct LhsBlock<'a> {
@@ -57,15 +61,15 @@ struct LhsBlock<'a> {
     step: usize,
 }
 
-/// What a tile reads: its left and its right side, and what comes after that.
+/// Inputs of a tile: both operands, and the memory to prefetch meanwhile.
 #[derive(Clone, Copy)]
 struct TileOperands<'a> {
-    left: LhsBlock<'a>,
-    ready: RhsPanels,
-    next: Prefetch,
+    lhs: LhsBlock<'a>,
+    rhs: RhsPanels,
+    prefetch: Prefetch,
 }
 
-/// Panels ready to be read by tiles.
+/// Panels in a form that the micro-kernel reads: the first address, and the distance of panels.
 #[derive(Clone, Copy)]
 enum RhsPanels {
     F32 { start: *const f32, panel: usize },
@@ -73,7 +77,7 @@ enum RhsPanels {
 }
 
 impl RhsPanels {
-    fn nothing_next(self) -> Prefetch {
+    fn no_prefetch(self) -> Prefetch {
         match self {
             Self::F32 { start, .. } => Prefetch::none(start),
             Self::Bf16 { start, .. } => Prefetch::none(start),
@@ -82,39 +86,39 @@ impl RhsPanels {
 }
 
 impl CheckedGemm<'_> {
-    /// Computes one block of rows of some panels.
-    pub(super) fn block(&self, rows: Range<usize>, panels: Range<usize>) {
+    /// Computes the block of these rows and panels, including its epilogue.
+    pub(super) fn compute_block(&self, rows: Range<usize>, panels: Range<usize>) {
         let count = rows.len();
         let tiles = count.div_ceil(ROWS);
         let group = Tile::<f32>::panels(self.isa, count.div_ceil(tiles));
-        // Few rows take the weights as memory brings them, panel after panel. For many rows a slice
-        // of a panel stays at hand until all have seen it. With one tile nothing is read twice, so
-        // nothing is cut.
+        // Few rows stream the weights from memory, panel after panel. For many rows the outer loop
+        // runs over slices of the depth, so that a panel slice stays in the cache until all rows
+        // have used it. With a single tile nothing is read twice, so the depth is not split.
         let few = tiles <= 2 && !self.needs_copy(count);
         let (long, short) = match (few, tiles) {
             (true, 1) => (self.size.depth, self.size.depth),
-            (true, _) => (self.size.depth, FEW_DEPTH),
+            (true, _) => (self.size.depth, FEW_ROWS_DEPTH),
             (false, _) => (BLOCK_DEPTH, BLOCK_DEPTH),
         };
         for from in (0..self.size.depth).step_by(long) {
             let end = self.size.depth.min(from + long);
-            self.with_left(&rows, from..end, panels.len(), |left| {
+            self.with_lhs(&rows, from..end, panels.len(), |lhs| {
                 let mut first = panels.start;
                 while first < panels.end {
                     let group = if panels.end - first >= group { group } else { 1 };
                     for from in (from..end).step_by(short) {
                         let steps = from..end.min(from + short);
-                        self.with_ready(count, first, group, from, steps.len(), |ready| {
-                            let next = self.next(ready, few, (first, group), &steps);
+                        self.with_panels(count, first, group, from, steps.len(), |rhs| {
+                            let prefetch = self.prefetch(rhs, few, (first, group), &steps);
                             for tile in 0..tiles {
-                                let next = next.part(tile, tiles, steps.len());
+                                let prefetch = prefetch.part(tile, tiles, steps.len());
                                 let tile = chunk_range(count, tiles, tile);
                                 let rows = rows.start + tile.start..rows.start + tile.end;
-                                self.tile(
+                                self.compute_tile(
                                     rows,
                                     (first, group),
                                     &steps,
-                                    TileOperands { left, ready, next },
+                                    TileOperands { lhs, rhs, prefetch },
                                 );
                             }
                         });
@@ -123,19 +127,21 @@ impl CheckedGemm<'_> {
                 }
             });
         }
-        for more in self.after {
-            let first = more.col / PANEL;
-            let end = first + more.size.cols.div_ceil(PANEL);
+        for product in self.epilogue {
+            let first = product.col / PANEL;
+            let end = first + product.size.cols.div_ceil(PANEL);
             let here = panels.start.max(first)..panels.end.min(end);
             if !here.is_empty() {
-                more.block(rows.clone(), here.start - first..here.end - first);
+                product.compute_block(rows.clone(), here.start - first..here.end - first);
             }
         }
     }
 
-    /// The left side of some rows and steps. Where tiles read it often it is copied together: rows a
-    /// power of two apart and columns compete for the same places of the caches.
-    fn with_left(
+    /// Calls `then` with these rows and steps of the lhs operand.
+    ///
+    /// If many tiles read them, they are copied to a contiguous buffer first: rows that are a power
+    /// of two apart, and columns, map to the same cache sets and evict each other.
+    fn with_lhs(
         &self,
         rows: &Range<usize>,
         steps: Range<usize>,
@@ -145,60 +151,64 @@ impl CheckedGemm<'_> {
         let Lhs { data, row, step } = self.lhs;
         let (count, depth, first, from) = (rows.len(), steps.len(), rows.start, steps.start);
         let data = &data[first * row + from * step..];
-        let often = if step == 1 { depth >= 64 && panels >= 8 } else { row == 1 && count > ROWS };
-        if count == 1 || !often {
+        let reused = if step == 1 { depth >= 64 && panels >= 8 } else { row == 1 && count > ROWS };
+        if count == 1 || !reused {
             return then(LhsBlock { data, first, from, row, step });
         }
-        LEFT.with_borrow_mut(|copy| {
-            let (row, step, lines, len, apart) = match step {
+        LHS_BUFFER.with_borrow_mut(|copy| {
+            let (row, step, runs, len, distance) = match step {
                 1 => (depth + PANEL, 1, count, depth, row),
                 _ => (1, count, depth, count, step),
             };
-            let wide = row.max(step);
-            copy.resize(copy.len().max(lines * wide), 0.0);
-            for (line, to) in copy.chunks_exact_mut(wide).take(lines).enumerate() {
-                to[..len].copy_from_slice(&data[line * apart..][..len]);
+            let stride = row.max(step);
+            copy.resize(copy.len().max(runs * stride), 0.0);
+            for (run, to) in copy.chunks_exact_mut(stride).take(runs).enumerate() {
+                to[..len].copy_from_slice(&data[run * distance..][..len]);
             }
             then(LhsBlock { data: copy, first, from, row, step });
         });
     }
 
-    /// What will be read from memory after these steps, if weights are read as they stand: those
-    /// behind them if rows take them `along` the panels, else the same steps of the next panel.
-    fn next(
+    /// Returns the memory to prefetch while these steps are computed, if the weights are read in
+    /// place: the following steps of the same panels if `streaming`, else the same steps of the prefetch
+    /// panels.
+    fn prefetch(
         &self,
-        ready: RhsPanels,
-        along: bool,
+        rhs: RhsPanels,
+        streaming: bool,
         (first, group): (usize, usize),
         steps: &Range<usize>,
     ) -> Prefetch {
-        let Rhs::Packed { weights, from } = self.rhs else { return ready.nothing_next() };
-        let (panel, step) = match (along, steps.len() == self.size.depth) {
-            // Of several panels at once memory sees by itself where they go.
-            (true, true) if group > 1 => return ready.nothing_next(),
-            (true, true) => (first, AHEAD),
+        let Rhs::Packed { weights, from } = self.rhs else { return rhs.no_prefetch() };
+        let (panel, step) = match (streaming, steps.len() == self.size.depth) {
+            // The hardware prefetcher recognizes several parallel streams by itself.
+            (true, true) if group > 1 => return rhs.no_prefetch(),
+            (true, true) => (first, PREFETCH_STEPS),
             (true, false) => (first, steps.end),
             (false, _) => (first + group, steps.start),
         };
-        let place = ((from / PANEL + panel) * weights.cols() + step) * PANEL;
+        let offset = ((from / PANEL + panel) * weights.cols() + step) * PANEL;
         match weights.data() {
-            PanelData::F32(data) => Prefetch::from(data.as_ptr().wrapping_add(place)),
-            PanelData::Bf16(data) => Prefetch::from(data.as_ptr().wrapping_add(place)),
+            PanelData::F32(data) => Prefetch::from(data.as_ptr().wrapping_add(offset)),
+            PanelData::Bf16(data) => Prefetch::from(data.as_ptr().wrapping_add(offset)),
         }
     }
 
+    /// Returns whether the right operand must be copied or converted before the micro-kernel can
+    /// read it.
     fn needs_copy(&self, rows: usize) -> bool {
         match self.rhs {
             Rhs::Packed { weights, .. } => match weights.data() {
                 PanelData::F32(_) => false,
-                PanelData::Bf16(_) => rows > self.isa.widened_in_registers(),
+                PanelData::Bf16(_) => rows > self.isa.max_rows_widened_in_registers(),
             },
             Rhs::Transposed { .. } | Rhs::Rows { .. } => true,
         }
     }
 
-    /// Makes slices of `group` panels readable, by copying them if they are not.
-    fn with_ready(
+    /// Calls `then` with `depth` steps, from step `from`, of `group` panels, copying them first if
+    /// necessary.
+    fn with_panels(
         &self,
         rows: usize,
         first: usize,
@@ -221,18 +231,18 @@ impl CheckedGemm<'_> {
                 }
             };
         }
-        SLICES.with_borrow_mut(|slices| {
+        PANEL_BUFFER.with_borrow_mut(|slices| {
             let panel = depth * PANEL;
             slices.resize(slices.len().max(group * panel), 0.0);
             for (p, slice) in slices.chunks_exact_mut(panel).take(group).enumerate() {
-                self.copy(first + p, from, depth, slice);
+                self.copy_panel(first + p, from, depth, slice);
             }
             then(RhsPanels::F32 { start: slices.as_ptr(), panel });
         });
     }
 
-    /// Copies `depth` steps of one panel into `slice`.
-    fn copy(&self, panel: usize, from: usize, depth: usize, slice: &mut [f32]) {
+    /// Copies `depth` steps, from step `from`, of one panel into `slice` as f32.
+    fn copy_panel(&self, panel: usize, from: usize, depth: usize, slice: &mut [f32]) {
         let col = panel * PANEL;
         let cols = PANEL.min(self.size.cols - col);
         match self.rhs {
@@ -248,7 +258,7 @@ impl CheckedGemm<'_> {
                 }
             }
             Rhs::Transposed { weights, from: output } => {
-                // `from` is a multiple of the block's depth, which is one of 16.
+                // `from` is a multiple of `BLOCK_DEPTH`, hence of 16.
                 let output = output + from;
                 let sixteen = weights.cols() * PANEL;
                 for (block, slice) in slice.chunks_mut(PANEL * PANEL).enumerate() {
@@ -277,93 +287,118 @@ impl CheckedGemm<'_> {
         }
     }
 
-    /// Computes one tile: a few rows of a few panels, the last of which may be cut off.
-    fn tile(
+    /// Computes one tile: a few rows of `group` panels, the last of which may be partial.
+    fn compute_tile(
         &self,
         rows: Range<usize>,
         (first, group): (usize, usize),
         steps: &Range<usize>,
-        sides: TileOperands<'_>,
+        operands: TileOperands<'_>,
     ) {
         let col = first * PANEL;
         let cols = self.size.cols - col;
         if cols < group * PANEL {
-            return self.edge(rows, col, cols, steps, sides);
+            return self.compute_edge_tile(rows, col, cols, steps, operands);
         }
-        let c = self.out.address(rows.start * self.stride + self.col + col);
-        // SAFETY: `check` proved that `out` holds these columns of these rows, and no other task has
-        // them.
-        unsafe { self.sums(rows, group, steps, sides, (c, self.stride)) }
+        let c = self.out.element_ptr(rows.start * self.stride + self.col + col);
+        // SAFETY: `check` proved that `out` holds these columns of these rows, and no other task
+        // computes them.
+        unsafe { self.run_tile(rows, group, steps, operands, (c, self.stride)) }
     }
 
-    /// The last panel where its columns do not fill it: computed aside.
-    fn edge(
+    /// Computes a tile whose last panel is partial, in a local buffer of whole panels.
+    fn compute_edge_tile(
         &self,
         rows: Range<usize>,
         col: usize,
         cols: usize,
         steps: &Range<usize>,
-        sides: TileOperands<'_>,
+        operands: TileOperands<'_>,
     ) {
         let group = cols.div_ceil(PANEL);
         let width = group * PANEL;
         let mut edge = [0.0_f32; ROWS * 4 * PANEL];
-        let place = |row: usize| row * self.stride + self.col + col;
-        if !self.begins(steps) {
+        let offset = |row: usize| row * self.stride + self.col + col;
+        if !self.starts_at_zero(steps) {
             for (i, row) in rows.clone().enumerate() {
-                // SAFETY: this row and these columns belong to this task alone.
-                let out = unsafe { self.out.part(place(row), cols) };
+                // SAFETY: no other task computes these columns of this row.
+                let out = unsafe { self.out.part(offset(row), cols) };
                 edge[i * width..i * width + cols].copy_from_slice(out);
             }
         }
-        // SAFETY: `edge` has room for six rows of four panels, and is our own.
+        // SAFETY: the local buffer holds six rows of four panels, which no tile exceeds.
         unsafe {
             let c = edge.as_mut_ptr();
-            self.sums(rows.clone(), group, steps, sides, (c, width));
+            self.run_tile(rows.clone(), group, steps, operands, (c, width));
         }
         for (i, row) in rows.enumerate() {
-            // SAFETY: as above.
-            let out = unsafe { self.out.part(place(row), cols) };
+            // SAFETY: no other task computes these columns of this row.
+            let out = unsafe { self.out.part(offset(row), cols) };
             out.copy_from_slice(&edge[i * width..i * width + cols]);
         }
     }
 
-    /// Whether the chains begin with these steps.
-    fn begins(&self, steps: &Range<usize>) -> bool {
+    /// Returns whether the accumulators start at zero with these steps.
+    fn starts_at_zero(&self, steps: &Range<usize>) -> bool {
         self.zero_init && steps.start == 0
     }
 
-    /// Runs the tile of these rows and `group` panels into `c`, whose rows are `c_row` apart.
+    /// Runs the micro-kernel for these rows and `group` panels. The output rows start `c_row`
+    /// elements apart from `c`.
     ///
     /// # Safety
-    /// `c` must have room for the rows and be nobody else's. `sides` come from
-    /// `with_left` and `with_ready` with these rows, panels and steps.
-    unsafe fn sums(
+    /// `c` must be valid for the rows and panels, and no other thread may access them. `operands`
+    /// must come from `with_lhs` and `with_panels` with these rows, panels and steps.
+    unsafe fn run_tile(
         &self,
         rows: Range<usize>,
         group: usize,
         steps: &Range<usize>,
-        sides: TileOperands<'_>,
+        operands: TileOperands<'_>,
         (c, c_row): (*mut f32, usize),
     ) {
-        let TileOperands { left, ready, next } = sides;
-        let start = (rows.start - left.first) * left.row + (steps.start - left.from) * left.step;
-        let a = left.data[start..].as_ptr();
-        let (a_row, a_step) = (left.row, left.step);
-        let (depth, zero_init) = (steps.len(), self.begins(steps));
+        let TileOperands { lhs, rhs, prefetch } = operands;
+        let start = (rows.start - lhs.first) * lhs.row + (steps.start - lhs.from) * lhs.step;
+        let a = lhs.data[start..].as_ptr();
+        let (a_row, a_step) = (lhs.row, lhs.step);
+        let (depth, zero_init) = (steps.len(), self.starts_at_zero(steps));
         let (rows, b_step) = (rows.len(), PANEL);
-        // SAFETY: `check` proved that the left side holds every element of these rows and steps, and
-        // so does a copy of it, which has all of them; `with_ready` gave `group` panels of at least `depth` steps; `c` is the caller's promise.
-        // The machine has `isa`.
+        // SAFETY: `check` proved that the lhs operand holds every element of these rows and steps;
+        // a copy holds the same elements. `with_panels` provides `group` panels of at least `depth`
+        // steps. The caller promises that `c` is valid.
         unsafe {
-            match ready {
+            match rhs {
                 RhsPanels::F32 { start: b, panel: b_panel } => {
-                    Tile { depth, a, a_row, a_step, b, b_panel, b_step, next, c, c_row, zero_init }
-                        .run(self.isa, rows, group);
+                    Tile {
+                        depth,
+                        a,
+                        a_row,
+                        a_step,
+                        b,
+                        b_panel,
+                        b_step,
+                        prefetch,
+                        c,
+                        c_row,
+                        zero_init,
+                    }
+                    .run(self.isa, rows, group);
                 }
                 RhsPanels::Bf16 { start: b, panel: b_panel } => {
-                    Tile { depth, a, a_row, a_step, b, b_panel, b_step, next, c, c_row, zero_init }
-                        .run(self.isa, rows, group);
+                    Tile {
+                        depth,
+                        a,
+                        a_row,
+                        a_step,
+                        b,
+                        b_panel,
+                        b_step,
+                        prefetch,
+                        c,
+                        c_row,
+                        zero_init,
+                    }
+                    .run(self.isa, rows, group);
                 }
             }
         }

@@ -1,4 +1,9 @@
-//! Matrix products: what they are made of, and who computes which block.
+//! Matrix products (GEMM) of f32 activations with packed or row-major operands.
+//!
+//! Computes `out[m × n] = lhs[m × k] · rhs[k × n]`, row-major, with f32 accumulation. Every output
+//! element is one chain of fused multiply-adds over `k` in ascending order, however the product is
+//! divided into blocks, tiles and tasks. This file checks the operands and divides the product into
+//! tasks; [`block`] computes one of them.
 
 use std::ops::Range;
 
@@ -8,12 +13,14 @@ use super::{Kernel, PANEL, Panels};
 
 mod block;
 
-/// Rows whose part of the left side stays in the second-level cache while panels pass by.
+/// Left-hand rows per task. The part of the left operand that belongs to them stays in the
+/// second-level cache while the panels stream through.
 const BLOCK_ROWS: usize = 192;
-/// The same where panels have to be turned first, which pays only over more rows.
+/// Left-hand rows per task where panels must be transposed first, which costs less per row the more
+/// rows there are.
 const BLOCK_ROWS_TRANSPOSED: usize = 768;
 
-/// The left side of a product.
+/// The left operand of a product: element `(i, k)` is at offset `i · row + k · step`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lhs<'a> {
     data: &'a [f32],
@@ -22,25 +29,27 @@ pub(crate) struct Lhs<'a> {
 }
 
 impl<'a> Lhs<'a> {
-    /// Rows that begin `stride` apart.
+    /// A row-major matrix whose rows start `stride` elements apart.
     pub(crate) fn rows(data: &'a [f32], stride: usize) -> Self {
         Self { data, row: stride, step: 1 }
     }
 
-    /// The columns of a matrix whose rows begin `stride` apart.
+    /// The transpose of a row-major matrix whose rows start `stride` elements apart.
     pub(crate) fn columns(data: &'a [f32], stride: usize) -> Self {
         Self { data, row: 1, step: stride }
     }
 }
 
-/// The right side of a product.
+/// The right operand of a product.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rhs<'a> {
-    /// Packed weights: outputs `from` and on (a multiple of 16), summed over the inputs.
+    /// Packed weights `W` as `Wᵀ`: the columns of the product are the outputs from index `from` (a
+    /// multiple of 16), and the reduction runs over the inputs.
     Packed { weights: &'a Panels, from: usize },
-    /// The same matrix turned: inputs, summed over the outputs `from` and on (a multiple of 16).
+    /// Packed weights `W` as `W`: the columns of the product are the inputs, and the reduction runs
+    /// over the outputs from index `from` (a multiple of 16).
     Transposed { weights: &'a Panels, from: usize },
-    /// Rows of outputs, `stride` apart, summed over the rows.
+    /// A row-major `k × n` matrix whose rows start `stride` elements apart.
     Rows { data: &'a [f32], stride: usize },
 }
 
@@ -54,16 +63,18 @@ impl<'a> Rhs<'a> {
     }
 }
 
-/// A product that goes on the chains of another one, in some of its columns.
+/// A further product that is accumulated into some columns of the output of another one while that
+/// output is still in the cache.
 #[derive(Clone, Debug)]
 pub(crate) struct FusedGemm<'a> {
     pub(crate) lhs: Lhs<'a>,
     pub(crate) rhs: Rhs<'a>,
     pub(crate) depth: usize,
+    /// Columns of the output that the product is added to.
     pub(crate) cols: Range<usize>,
 }
 
-/// Sizes of a product: `rows × depth` times `depth × cols`.
+/// Shape of a product: `rows × depth` times `depth × cols`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GemmShape {
     pub(crate) rows: usize,
@@ -72,7 +83,10 @@ pub(crate) struct GemmShape {
 }
 
 impl Kernel {
-    /// `out = lhs · rhs`, rows of `out` being `stride` apart.
+    /// Computes `out = lhs · rhs`. The rows of `out` start `stride` elements apart.
+    ///
+    /// # Panics
+    /// If an operand or `out` is too short for the shape `(rows, depth, cols)`.
     pub(crate) fn gemm(
         &self,
         (rows, depth, cols): (usize, usize, usize),
@@ -84,26 +98,34 @@ impl Kernel {
         self.multiply(GemmShape { rows, depth, cols }, (lhs, rhs), &[], out, stride, true);
     }
 
-    /// [`gemm`](Self::gemm), then `more` of them on top, as [`gemm_accumulate`](Self::gemm_accumulate)
-    /// would; but the sums are still at hand.
+    /// Computes `out = lhs · rhs` and accumulates the `fused` products into it.
+    ///
+    /// The result has the bits of [`gemm`](Self::gemm) followed by
+    /// [`gemm_accumulate`](Self::gemm_accumulate) for each of `fused`.
+    ///
+    /// # Panics
+    /// As [`gemm`](Self::gemm), for every product.
     pub(crate) fn gemm_fused(
         &self,
         (rows, depth, cols): (usize, usize, usize),
         (lhs, rhs): (Lhs<'_>, Rhs<'_>),
-        more: &[FusedGemm<'_>],
+        fused: &[FusedGemm<'_>],
         out: &mut [f32],
         stride: usize,
     ) {
-        let aligned = |more: &&FusedGemm<'_>| more.cols.start.is_multiple_of(PANEL);
-        let fused: Vec<FusedGemm<'_>> = more.iter().filter(aligned).cloned().collect();
-        self.multiply(GemmShape { rows, depth, cols }, (lhs, rhs), &fused, out, stride, true);
-        for more in more.iter().filter(|more| !aligned(more)) {
-            let size = (rows, more.depth, more.cols.len());
-            self.gemm_accumulate(size, more.lhs, more.rhs, &mut out[more.cols.start..], stride);
+        let is_aligned = |fused: &&FusedGemm<'_>| fused.cols.start.is_multiple_of(PANEL);
+        let aligned: Vec<FusedGemm<'_>> = fused.iter().filter(is_aligned).cloned().collect();
+        self.multiply(GemmShape { rows, depth, cols }, (lhs, rhs), &aligned, out, stride, true);
+        for other in fused.iter().filter(|fused| !is_aligned(fused)) {
+            let size = (rows, other.depth, other.cols.len());
+            self.gemm_accumulate(size, other.lhs, other.rhs, &mut out[other.cols.start..], stride);
         }
     }
 
-    /// `out += lhs · rhs`: the chains go on from what is there.
+    /// Computes `out += lhs · rhs`, continuing the accumulation from the current values of `out`.
+    ///
+    /// # Panics
+    /// As [`gemm`](Self::gemm).
     pub(crate) fn gemm_accumulate(
         &self,
         (rows, depth, cols): (usize, usize, usize),
@@ -119,7 +141,7 @@ impl Kernel {
         &self,
         size: GemmShape,
         (lhs, rhs): (Lhs<'_>, Rhs<'_>),
-        more: &[FusedGemm<'_>],
+        fused: &[FusedGemm<'_>],
         out: &mut [f32],
         stride: usize,
         zero_init: bool,
@@ -133,9 +155,9 @@ impl Kernel {
             if zero_init {
                 out.chunks_mut(stride).take(rows).for_each(|row| row[..cols].fill(0.0));
             }
-            for more in more {
-                let size = (rows, more.depth, more.cols.len());
-                self.gemm_accumulate(size, more.lhs, more.rhs, &mut out[more.cols.start..], stride);
+            for other in fused {
+                let (size, first) = ((rows, other.depth, other.cols.len()), other.cols.start);
+                self.gemm_accumulate(size, other.lhs, other.rhs, &mut out[first..], stride);
             }
             return;
         }
@@ -143,14 +165,17 @@ impl Kernel {
         let len = out.len();
         let mut work = depth * cols;
         let out = SharedMut::new(out);
-        let mut after = Vec::with_capacity(more.len());
-        for more in more.iter().filter(|more| more.depth > 0 && !more.cols.is_empty()) {
-            let &FusedGemm { lhs, rhs, depth, ref cols } = more;
-            assert!(cols.start % PANEL == 0 && cols.end <= size.cols, "columns: {cols:?}");
+        let mut epilogue = Vec::with_capacity(fused.len());
+        for other in fused.iter().filter(|fused| fused.depth > 0 && !fused.cols.is_empty()) {
+            let &FusedGemm { lhs, rhs, depth, ref cols } = other;
+            assert!(
+                cols.start % PANEL == 0 && cols.end <= size.cols,
+                "fused columns {cols:?} outside {size:?}"
+            );
             let size = GemmShape { rows, depth, cols: cols.len() };
             check(size, lhs, rhs, len - cols.start, stride);
             let col = cols.start;
-            after.push(CheckedGemm {
+            epilogue.push(CheckedGemm {
                 isa,
                 size,
                 lhs,
@@ -159,53 +184,90 @@ impl Kernel {
                 col,
                 stride,
                 zero_init: false,
-                after: &[],
+                epilogue: &[],
             });
             work += depth * cols.len();
         }
-        let most = match rhs {
+        let max_rows = match rhs {
             Rhs::Transposed { .. } => BLOCK_ROWS_TRANSPOSED,
             _ => BLOCK_ROWS,
         };
-        let blocks = rows.div_ceil(most);
+        let blocks = rows.div_ceil(max_rows);
         let panels = cols.div_ceil(PANEL);
-        // Enough tasks for every thread to have several, of four panels at least.
+        // About four tasks per thread, to balance the load, of at least four panels each.
         let wanted = (self.pool.threads() * 4).div_ceil(blocks);
         let per_task = panels.div_ceil(wanted).next_multiple_of(4);
         let tasks = panels.div_ceil(per_task);
-        let job =
-            CheckedGemm { isa, size, lhs, rhs, out, col: 0, stride, zero_init, after: &after };
-        self.pool.each_if_worth(rows * work, blocks * tasks, |task| {
+        let product = CheckedGemm {
+            isa,
+            size,
+            lhs,
+            rhs,
+            out,
+            col: 0,
+            stride,
+            zero_init,
+            epilogue: &epilogue,
+        };
+        self.pool.for_each_if_large(rows * work, blocks * tasks, |task| {
             let (block, task) = (task / tasks, task % tasks);
             let rows = chunk_range(rows, blocks, block);
             let panels = task * per_task..panels.min((task + 1) * per_task);
-            job.block(rows, panels);
+            product.compute_block(rows, panels);
         });
     }
 }
 
-/// Every address that a product touches lies inside its slices.
-fn check(size: GemmShape, lhs: Lhs<'_>, rhs: Rhs<'_>, out: usize, stride: usize) {
+/// Panics unless every address that a product reads or writes lies inside its slices. The micro-kernels
+/// rely on this and check nothing. `out_len` is the length of the output slice.
+fn check(size: GemmShape, lhs: Lhs<'_>, rhs: Rhs<'_>, out_len: usize, stride: usize) {
     let GemmShape { rows, depth, cols } = size;
-    assert!(stride >= cols && out >= (rows - 1) * stride + cols, "out is too short: {size:?}");
+    assert!(
+        stride >= cols && fits(out_len, (rows, stride), (cols, 1)),
+        "the output is too short for {size:?}"
+    );
     if depth == 0 {
         return;
     }
-    let last = (rows - 1) * lhs.row + (depth - 1) * lhs.step;
-    assert!(last < lhs.data.len(), "the left side is too short: {size:?}");
+    assert!(
+        fits(lhs.data.len(), (rows, lhs.row), (depth, lhs.step)),
+        "the left operand is too short for {size:?}"
+    );
     match rhs {
         Rhs::Packed { weights, from } => {
-            assert!(from % PANEL == 0 && from + cols <= weights.rows(), "outputs: {size:?}");
-            assert_eq!(depth, weights.cols(), "inputs");
+            assert!(
+                from % PANEL == 0 && from <= weights.rows() && cols <= weights.rows() - from,
+                "the packed weights have too few outputs for {size:?} from {from}"
+            );
+            assert_eq!(depth, weights.cols(), "inputs of the packed weights");
         }
         Rhs::Transposed { weights, from } => {
-            assert!(from % PANEL == 0 && from + depth <= weights.rows(), "outputs: {size:?}");
-            assert_eq!(cols, weights.cols(), "inputs");
+            assert!(
+                from % PANEL == 0 && from <= weights.rows() && depth <= weights.rows() - from,
+                "the packed weights have too few outputs for {size:?} from {from}"
+            );
+            assert_eq!(cols, weights.cols(), "inputs of the packed weights");
         }
         Rhs::Rows { data, stride } => {
-            assert!(stride >= cols && data.len() >= (depth - 1) * stride + cols, "right: {size:?}");
+            assert!(
+                stride >= cols && fits(data.len(), (depth, stride), (cols, 1)),
+                "the right operand is too short for {size:?}"
+            );
         }
     }
+}
+
+/// Returns whether a slice of `len` elements holds a matrix, given the count and the stride of its
+/// rows and of its columns. The counts must not be 0. An overflowing offset does not fit.
+pub(in crate::kernel) fn fits(
+    len: usize,
+    (rows, row_stride): (usize, usize),
+    (cols, col_stride): (usize, usize),
+) -> bool {
+    let last_row = (rows - 1).checked_mul(row_stride);
+    let last_col = (cols - 1).checked_mul(col_stride);
+    let last = last_row.zip(last_col).and_then(|(row, col)| row.checked_add(col));
+    last.is_some_and(|last| last < len)
 }
 
 #[cfg(test)]

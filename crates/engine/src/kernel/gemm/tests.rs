@@ -1,10 +1,10 @@
-//! Products against the rule itself.
+//! Matrix products compared with the definition: one chain of multiply-adds per element.
 
 use super::super::{Isa, Precision};
 use super::*;
 
-/// The rule itself: one chain per element.
-fn plain(
+/// Computes `start + a · b` with one chain of multiply-adds per element, in ascending `k`.
+fn reference(
     (rows, depth, cols): (usize, usize, usize),
     a: impl Fn(usize, usize) -> f32,
     b: impl Fn(usize, usize) -> f32,
@@ -52,7 +52,7 @@ const SIZES: &[(usize, usize, usize)] = &[
 ];
 
 #[test]
-fn every_path_gives_the_bits_of_one_chain_per_element() {
+fn every_level_gives_the_bits_of_one_chain_per_element() {
     for isa in Isa::available() {
         for threads in [1, 3] {
             let kernel = Kernel::with_isa(isa, threads);
@@ -68,27 +68,28 @@ fn every_path_gives_the_bits_of_one_chain_per_element() {
                         weights.row(i, row);
                     }
                     let expected =
-                        plain(size, |i, k| a[i * depth + k], |k, j| w[j * depth + k], &start);
+                        reference(size, |i, k| a[i * depth + k], |k, j| w[j * depth + k], &start);
                     let mut out = start.clone();
                     let rhs = Rhs::packed(&weights);
                     kernel.gemm_accumulate(size, Lhs::rows(&a, depth), rhs, &mut out, cols);
                     assert_eq!(out, expected, "{isa:?} {threads} {size:?} {precision:?}");
 
-                    // The same weights turned: sums run over the outputs.
+                    // The transposed weights: the reduction runs over the outputs.
                     let turned = (rows, cols, depth);
                     let a = noise(rows * cols, 4);
                     let zeros = vec![0.0; rows * depth];
                     let expected =
-                        plain(turned, |i, k| a[i * cols + k], |k, j| w[k * depth + j], &zeros);
+                        reference(turned, |i, k| a[i * cols + k], |k, j| w[k * depth + j], &zeros);
                     let mut out = vec![9.0; rows * depth];
                     let rhs = Rhs::transposed(&weights);
                     kernel.gemm(turned, Lhs::rows(&a, cols), rhs, &mut out, depth);
                     assert_eq!(out, expected, "{isa:?} {threads} {turned:?} {precision:?}");
                 }
-                // Columns on the left, plain rows on the right.
+                // A transposed left operand and a row-major right operand.
                 let a = noise(rows * depth, 5);
                 let b = noise(depth * cols, 6);
-                let expected = plain(size, |i, k| a[k * rows + i], |k, j| b[k * cols + j], &start);
+                let expected =
+                    reference(size, |i, k| a[k * rows + i], |k, j| b[k * cols + j], &start);
                 let mut out = start.clone();
                 let rhs = Rhs::Rows { data: &b, stride: cols };
                 kernel.gemm_accumulate(size, Lhs::columns(&a, rows), rhs, &mut out, cols);
@@ -99,7 +100,7 @@ fn every_path_gives_the_bits_of_one_chain_per_element() {
 }
 
 #[test]
-fn a_slice_of_the_outputs_is_what_the_whole_would_give() {
+fn a_range_of_outputs_has_the_bits_of_the_whole_product() {
     let kernel = Kernel::new(2).unwrap();
     let (rows, depth, cols) = (5, 37, 100);
     let a = noise(rows * depth, 1);
@@ -113,7 +114,7 @@ fn a_slice_of_the_outputs_is_what_the_whole_would_give() {
     for i in 0..rows {
         assert_eq!(part[i * 52..(i + 1) * 52], whole[i * cols + 48..(i + 1) * cols]);
     }
-    // Sums over the outputs, in two parts that go on from each other.
+    // A reduction over the outputs in two parts, the second continuing the first.
     let b = noise(rows * cols, 3);
     let mut once = vec![0.0; rows * depth];
     let lhs = Lhs::rows(&b, cols);
@@ -127,7 +128,7 @@ fn a_slice_of_the_outputs_is_what_the_whole_would_give() {
 }
 
 #[test]
-fn nothing_times_nothing_is_nothing() {
+fn an_empty_reduction_gives_zeros() {
     let kernel = Kernel::new(1).unwrap();
     let mut out = vec![7.0; 6];
     let rhs = Rhs::Rows { data: &[], stride: 3 };
@@ -136,9 +137,8 @@ fn nothing_times_nothing_is_nothing() {
     kernel.gemm((0, 4, 3), Lhs::rows(&[], 4), rhs, &mut [], 3);
 }
 
-/// What goes on the chains of a product gives the bits of adding it afterwards, on any columns.
 #[test]
-fn more_products_are_what_adding_them_would_give() {
+fn fused_products_have_the_bits_of_separate_accumulation() {
     for isa in Isa::available() {
         for threads in [1, 3] {
             let kernel = Kernel::with_isa(isa, threads);
@@ -156,7 +156,7 @@ fn more_products_are_what_adding_them_would_give() {
                 let b = sides.clone().map(|side| {
                     Panels::from_rows(&noise(side.len() * 5, 4), side.len(), 5, Precision::F32)
                 });
-                let more: Vec<FusedGemm<'_>> = (0..2)
+                let fused: Vec<FusedGemm<'_>> = (0..2)
                     .map(|i| FusedGemm {
                         lhs: Lhs::rows(&down[i * 5..], 10),
                         rhs: Rhs::packed(&b[i]),
@@ -166,17 +166,66 @@ fn more_products_are_what_adding_them_would_give() {
                     .collect();
                 let (size, lhs) = ((rows, depth, cols), Lhs::rows(&x, depth));
                 let rhs = Rhs::packed(&weights);
-                let mut apart = vec![7.0; rows * cols];
-                kernel.gemm(size, lhs, rhs, &mut apart, cols);
-                for more in &more {
-                    let size = (rows, 5, more.cols.len());
-                    let out = &mut apart[more.cols.start..];
-                    kernel.gemm_accumulate(size, more.lhs, more.rhs, out, cols);
+                let mut separate = vec![7.0; rows * cols];
+                kernel.gemm(size, lhs, rhs, &mut separate, cols);
+                for other in &fused {
+                    let size = (rows, 5, other.cols.len());
+                    let out = &mut separate[other.cols.start..];
+                    kernel.gemm_accumulate(size, other.lhs, other.rhs, out, cols);
                 }
                 let mut once = vec![8.0; rows * cols];
-                kernel.gemm_fused(size, (lhs, rhs), &more, &mut once, cols);
-                assert_eq!(once, apart, "{isa:?} {threads} {size:?} {split}");
+                kernel.gemm_fused(size, (lhs, rhs), &fused, &mut once, cols);
+                assert_eq!(once, separate, "{isa:?} {threads} {size:?} {split}");
             }
         }
     }
+}
+
+/// Calls `gemm` with a 3 × 20 left operand, 20 × 33 right operand and 3 × 33 output, shortened by
+/// the given numbers of elements.
+fn gemm_shortened(lhs: usize, rhs: usize, out: usize) {
+    let a = vec![1.0; 3 * 20 - lhs];
+    let b = vec![1.0; 20 * 33 - rhs];
+    let mut c = vec![0.0; 3 * 33 - out];
+    let rhs = Rhs::Rows { data: &b, stride: 33 };
+    Kernel::portable().gemm((3, 20, 33), Lhs::rows(&a, 20), rhs, &mut c, 33);
+}
+
+#[test]
+fn operands_of_the_exact_length_are_accepted() {
+    gemm_shortened(0, 0, 0);
+}
+
+#[test]
+#[should_panic(expected = "the left operand is too short")]
+fn a_short_left_operand_is_refused() {
+    gemm_shortened(1, 0, 0);
+}
+
+#[test]
+#[should_panic(expected = "the right operand is too short")]
+fn a_short_right_operand_is_refused() {
+    gemm_shortened(0, 1, 0);
+}
+
+#[test]
+#[should_panic(expected = "the output is too short")]
+fn a_short_output_is_refused() {
+    gemm_shortened(0, 0, 1);
+}
+
+#[test]
+#[should_panic(expected = "the left operand is too short")]
+fn an_overflowing_stride_is_refused() {
+    let lhs = Lhs::rows(&[1.0; 4], usize::MAX / 2 + 2);
+    let rhs = Rhs::Rows { data: &[1.0; 2], stride: 1 };
+    Kernel::portable().gemm((3, 2, 1), lhs, rhs, &mut [0.0; 3], 1);
+}
+
+#[test]
+#[should_panic(expected = "too few outputs")]
+fn outputs_beyond_the_packed_weights_are_refused() {
+    let weights = Panels::from_rows(&[1.0; 40], 20, 2, Precision::F32);
+    let rhs = Rhs::Packed { weights: &weights, from: 16 };
+    Kernel::portable().gemm((1, 2, 5), Lhs::rows(&[1.0; 2], 2), rhs, &mut [0.0; 5], 5);
 }
