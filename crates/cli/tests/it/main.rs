@@ -2,22 +2,22 @@
 
 #![expect(clippy::panic, clippy::unwrap_used, reason = "a wrong assumption is a failed test")]
 
-#[cfg(unix)]
-mod attended;
 mod capture;
+mod commands;
 mod compare;
-mod home;
+#[cfg(unix)]
+mod interactive;
 mod local;
-mod more;
+mod local_commands;
 mod outage;
 mod replay;
-mod script;
+mod sandbox;
+mod scripted_server;
 #[cfg(unix)]
-mod server;
-#[cfg(unix)]
-mod serving;
+mod serve;
 mod snapshots;
-mod talk;
+#[cfg(unix)]
+mod tcp_server;
 #[cfg(unix)]
 mod terminal;
 mod train;

@@ -12,12 +12,12 @@ use tinkex_cli::{Environment, Input, Interrupt, LogScope, Terminals};
 
 use crate::capture::{self, Capture, file};
 use crate::compare::{has_all, rows};
-use crate::script::Script;
+use crate::scripted_server::ScriptedServer;
 
 /// How captures that failed in the reference, or should have, end here: the exit code, and what the
 /// message has to mention. `!` before the code: nothing is asked of the server, since the mistake
 /// can be seen before.
-const ENDS: &[(&str, &str, &[&str])] = &[
+const EXPECTED_FAILURES: &[(&str, &str, &[&str])] = &[
     ("auth-credential-cmd-plain-server", "3", &["TINKER_API_KEY"]),
     ("auth-login-401", "3", &["Invalid API key"]),
     ("auth-login-500-text", "5", &["500"]),
@@ -181,7 +181,7 @@ impl Sink {
 }
 
 /// What came of a command line.
-pub(crate) struct Outcome {
+pub(crate) struct ReplayOutput {
     pub(crate) exit: u8,
     pub(crate) out: String,
     pub(crate) err: String,
@@ -191,24 +191,24 @@ pub(crate) struct Outcome {
 }
 
 /// Runs it as it was recorded. `answers`: whether somebody is there to answer questions.
-pub(crate) async fn run(capture: &Capture, json: bool, answers: bool) -> Outcome {
+pub(crate) async fn run(capture: &Capture, json: bool, answers: bool) -> ReplayOutput {
     run_as(capture, &capture.line(json), answers).await
 }
 
 /// Runs a line that asks nobody.
-pub(crate) async fn run_line(line: &[String]) -> Outcome {
+pub(crate) async fn run_line(line: &[String]) -> ReplayOutput {
     let version = capture::all().into_iter().find(|capture| capture.name == "version");
     run_as(&version.unwrap(), line, false).await
 }
 
 /// The same with another command line.
-pub(crate) async fn run_as(capture: &Capture, line: &[String], answers: bool) -> Outcome {
+pub(crate) async fn run_as(capture: &Capture, line: &[String], answers: bool) -> ReplayOutput {
     let (home, work) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     capture.prepare(home.path(), work.path());
     let env = capture.env(home.path());
     let interrupt = Interrupt::default();
     let stopped = capture.name.starts_with("error-sigint");
-    let server = Script::new(&capture.replies_text(), stopped.then(|| interrupt.clone()));
+    let server = ScriptedServer::new(&capture.replies_text(), stopped.then(|| interrupt.clone()));
     let (out, err, http) = (Sink::default(), Sink::default(), server.clone());
     let (silence, _kept) = std::io::pipe().unwrap();
     let input = match capture.name.as_str() {
@@ -219,7 +219,7 @@ pub(crate) async fn run_as(capture: &Capture, line: &[String], answers: bool) ->
         }
         _ => Input::new(std::io::Cursor::new(capture.stdin().to_owned())),
     };
-    let mut world = Environment {
+    let mut environment = Environment {
         variables: Env::from_pairs(env.iter().map(|(name, value)| (name.as_str(), value.as_str()))),
         folder: work.path().to_owned(),
         out: Box::new(out.clone()),
@@ -232,8 +232,8 @@ pub(crate) async fn run_as(capture: &Capture, line: &[String], answers: bool) ->
     };
     let words = ["tinkex"].into_iter().chain(line.iter().skip(1).map(String::as_str));
     let line = words.map(Into::into).collect();
-    let exit = tinkex_cli::run(&mut world, line).await.code();
-    Outcome { exit, out: out.text(), err: err.text(), seen: server.seen(), home, work }
+    let exit = tinkex_cli::run(&mut environment, line).await.code();
+    ReplayOutput { exit, out: out.text(), err: err.text(), seen: server.seen(), home, work }
 }
 
 /// What is asked of the server, once each, without telemetry and what keeps a session alive.
@@ -263,7 +263,7 @@ fn calls(requests: &[Value]) -> BTreeSet<String> {
     requests.iter().filter(counts).map(call).collect()
 }
 
-fn check_files(capture: &Capture, ours: &Outcome) {
+fn check_files(capture: &Capture, ours: &ReplayOutput) {
     let name = &capture.name;
     for (file, content) in capture.files_after() {
         let written = fs::read(ours.work.path().join(&file));
@@ -304,7 +304,7 @@ fn check_files(capture: &Capture, ours: &Outcome) {
 
 /// Whether an error says what the reference's said: the status, the server's words, and what is
 /// listed above.
-fn check_facts(capture: &Capture, ours: &Outcome, facts: &[&str], json: bool) {
+fn check_facts(capture: &Capture, ours: &ReplayOutput, facts: &[&str], json: bool) {
     let name = &capture.name;
     let mut wanted: Vec<String> = facts.iter().map(|fact| (*fact).to_owned()).collect();
     if let Some((status, said)) = capture.refusal().filter(|_| !name.starts_with("auth-login")) {
@@ -332,12 +332,12 @@ fn check_facts(capture: &Capture, ours: &Outcome, facts: &[&str], json: bool) {
 /// Covers T7.1.1, T7.1.2, T7.1.3, T7.2.1.
 #[tokio::test(start_paused = true)]
 async fn every_capture_is_replayed() {
-    let mut ends: BTreeSet<&str> = ENDS.iter().map(|(name, ..)| *name).collect();
-    assert_eq!(ends.len(), ENDS.len(), "each once");
+    let mut ends: BTreeSet<&str> = EXPECTED_FAILURES.iter().map(|(name, ..)| *name).collect();
+    assert_eq!(ends.len(), EXPECTED_FAILURES.len(), "each once");
     let (mut told, mut wrong) = (String::new(), Vec::new());
     for capture in capture::all().iter().filter(|capture| !is_elsewhere(capture)) {
         let name = capture.name.as_str();
-        let end = ENDS.iter().find(|(known, ..)| *known == name);
+        let end = EXPECTED_FAILURES.iter().find(|(known, ..)| *known == name);
         ends.remove(name);
         let better = ["usage-format-after-command", "usage-version-flag"].contains(&name);
         let (code, facts) = match end {
@@ -367,7 +367,7 @@ async fn replay(capture: &Capture, json: bool, code: &str, facts: &[&str]) -> St
     let name = capture.name.as_str();
     let asks = name.contains("prompt") || name == "checkpoint-delete-run-id";
     let ours = run(capture, json, asks).await;
-    let Outcome { exit, out, err, .. } = &ours;
+    let ReplayOutput { exit, out, err, .. } = &ours;
     // Two things cannot both go to standard output.
     let twice = json && ["billing-usage-csv", "billing-checkpoint-storage-csv"].contains(&name);
     let code = if twice { "!2" } else { code };
@@ -407,7 +407,7 @@ async fn replay(capture: &Capture, json: bool, code: &str, facts: &[&str]) -> St
     format!("{out}{err}")
 }
 
-fn check_document(capture: &Capture, ours: &Outcome) {
+fn check_document(capture: &Capture, ours: &ReplayOutput) {
     let name = capture.name.as_str();
     if name == "usage-version-flag" {
         return;

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::capture;
-use crate::replay::{self, Outcome};
+use crate::replay::{self, ReplayOutput};
 
 fn check(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/snapshots").join(name);
@@ -34,7 +34,7 @@ fn check(name: &str, text: &str) {
 }
 
 /// A line and what came of it, without what differs from time to time.
-fn tell(text: &mut String, line: &[String], outcome: &Outcome) {
+fn tell(text: &mut String, line: &[String], outcome: &ReplayOutput) {
     let steady = |text: &str| {
         let text = text.replace(outcome.work.path().to_str().unwrap(), "/home/me");
         let text = text.replace(outcome.home.path().to_str().unwrap(), "/home/me");

@@ -12,7 +12,7 @@ use pty_process::Size;
 use pty_process::blocking::{Command, Pty, open};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::home::Home;
+use crate::sandbox::Sandbox;
 
 /// A program that shows nothing for so long never will; a test that gets so far has failed.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -56,7 +56,7 @@ impl Terminal {
     }
 
     /// The same at home, in a terminal that knows all escapes.
-    pub(crate) fn at(home: &Home, width: u16, line: &str) -> Self {
+    pub(crate) fn at(home: &Sandbox, width: u16, line: &str) -> Self {
         let words: Vec<&str> = line.split_whitespace().collect();
         let term = ("TERM", "xterm-256color".to_owned());
         Self::start(&words, home.variables().into_iter().chain([term]), &home.path(""), width)

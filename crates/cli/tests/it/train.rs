@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use crate::home::{Home, lines};
+use crate::sandbox::{Sandbox, lines};
 
 /// Short conversations and a pair, as people write them.
 fn examples(count: usize) -> String {
@@ -18,99 +18,99 @@ fn examples(count: usize) -> String {
 pub(crate) const LINE: &str = "train talks.jsonl --local --steps 8 --batch-size 4 --save-every 3 \
                     --eval-split 0.2 --schedule cosine --warmup 2";
 
-pub(crate) fn home() -> Home {
-    let home = Home::new();
-    home.write("talks.jsonl", &examples(20));
-    home
+pub(crate) fn sandbox() -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.write("talks.jsonl", &examples(20));
+    sandbox
 }
 
 /// Losses by step, exact to the bit.
-pub(crate) fn losses(home: &Home, folder: &str) -> Vec<(u64, u64)> {
-    let lines = lines(&home.path(folder).join("metrics.jsonl"));
+pub(crate) fn losses(sandbox: &Sandbox, folder: &str) -> Vec<(u64, u64)> {
+    let lines = lines(&sandbox.path(folder).join("metrics.jsonl"));
     let steps = lines.iter().filter(|line| line["loss"].is_number());
     steps
         .map(|line| (line["step"].as_u64().unwrap(), line["loss"].as_f64().unwrap().to_bits()))
         .collect()
 }
 
-fn state(home: &Home, folder: &str) -> Value {
-    serde_json::from_str(&home.read(&format!("{folder}/run.json"))).unwrap()
+fn state(sandbox: &Sandbox, folder: &str) -> Value {
+    serde_json::from_str(&sandbox.read(&format!("{folder}/run.json"))).unwrap()
 }
 
 #[tokio::test]
 async fn a_run_that_goes_on_has_the_losses_of_one_that_was_never_stopped() {
-    let mut home = home();
-    let whole = home.run(&format!("{LINE} --dir whole --json")).await.ok();
+    let mut sandbox = sandbox();
+    let whole = sandbox.run(&format!("{LINE} --dir whole --json")).await.ok();
     let figures = whole.json();
     assert_eq!(figures["steps"], 8);
     assert!(figures["loss"]["last"].as_f64() < figures["loss"]["first"].as_f64());
     assert!(figures["eval_loss"]["last"].as_f64() < figures["eval_loss"]["first"].as_f64());
 
-    home.press_at = Some(("step 4/8", 1));
-    let stopped = home.run(&format!("{LINE} --dir parts")).await;
+    sandbox.interrupt_at = Some(("step 4/8", 1));
+    let stopped = sandbox.run(&format!("{LINE} --dir parts")).await;
     let stopped = stopped.fails(130, &["stopping: saving first", "stopped at step", "--resume"]);
     assert!(stopped.out.is_empty());
-    let at = state(&home, "parts")["saved"].as_array().unwrap().last().unwrap()["step"].clone();
+    let at = state(&sandbox, "parts")["saved"].as_array().unwrap().last().unwrap()["step"].clone();
     assert!((4..8).contains(&at.as_u64().unwrap()), "{at}");
 
-    home.press_at = None;
-    let resumed = home.run("train --resume parts --local").await.ok();
+    sandbox.interrupt_at = None;
+    let resumed = sandbox.run("train --resume parts --local").await.ok();
     assert!(resumed.out.contains("tinkex chat tinker://"), "{}", resumed.out);
-    let expected = losses(&home, "whole");
+    let expected = losses(&sandbox, "whole");
     assert_eq!(expected.len(), 8);
-    assert_eq!(losses(&home, "parts"), expected);
-    assert!(home.read("parts/loss.svg").starts_with("<svg"));
+    assert_eq!(losses(&sandbox, "parts"), expected);
+    assert!(sandbox.read("parts/loss.svg").starts_with("<svg"));
 
     // What could be sampled after the stop is gone, now that there is more.
-    let listed = home.run("checkpoint list --local --json").await.ok().json();
+    let listed = sandbox.run("checkpoint list --local --json").await.ok().json();
     let listed = listed["checkpoints"].as_array().unwrap();
     let samplers = listed.iter().filter(|one| one["checkpoint_type"] == "sampler").count();
     assert_eq!(samplers, 2, "{listed:?}");
 
-    let again = home.run("train --resume parts --local").await.ok();
+    let again = sandbox.run("train --resume parts --local").await.ok();
     assert!(again.out.contains("finished"), "{}", again.out);
 }
 
 #[test]
 fn stopping_twice_stops_at_once_and_leaves_the_last_checkpoint() {
-    let mut home = home();
-    home.press_at = Some(("step 5/8", 2));
+    let mut sandbox = sandbox();
+    sandbox.interrupt_at = Some(("step 5/8", 2));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let stopped = runtime.block_on(home.run(&format!("{LINE} --dir run")));
+    let stopped = runtime.block_on(sandbox.run(&format!("{LINE} --dir run")));
     // As the program does: what the server was at is not waited for.
     runtime.shutdown_background();
     stopped.fails(130, &["interrupted", "go on from step 3 with: tinkex train --resume"]);
-    assert_eq!(state(&home, "run")["saved"].as_array().unwrap().len(), 1);
+    assert_eq!(state(&sandbox, "run")["saved"].as_array().unwrap().len(), 1);
 }
 
 #[tokio::test]
 async fn a_bad_file_is_refused_before_anything_starts() {
-    let home = home();
+    let sandbox = sandbox();
     let good = examples(1);
-    home.write("talks.jsonl", &format!("{good}\n{{\"prompt\": \"a\"}}\nnonsense\n"));
-    let refused = home.run(LINE).await;
+    sandbox.write("talks.jsonl", &format!("{good}\n{{\"prompt\": \"a\"}}\nnonsense\n"));
+    let refused = sandbox.run(LINE).await;
     refused.fails(2, &["2 lines", "talks.jsonl:3: ", "\"completion\"", "talks.jsonl:4: ", "hint"]);
-    home.write("talks.jsonl", &good);
-    let long = home.run("train talks.jsonl --local --max-tokens 3 --refuse-long").await;
+    sandbox.write("talks.jsonl", &good);
+    let long = sandbox.run("train talks.jsonl --local --max-tokens 3 --refuse-long").await;
     let long = long.fails(2, &["and 3 are allowed", "raise --max-tokens"]);
     assert!(!long.err.contains("messages"), "{}", long.err);
-    home.write("talks.jsonl", "\n");
-    home.run(LINE).await.fails(2, &["is empty"]);
-    home.run("train missing.jsonl --local").await.fails(1, &["missing.jsonl cannot be read"]);
-    home.run("train . --local").await.fails(2, &["is a folder", "--resume"]);
+    sandbox.write("talks.jsonl", "\n");
+    sandbox.run(LINE).await.fails(2, &["is empty"]);
+    sandbox.run("train missing.jsonl --local").await.fails(1, &["missing.jsonl cannot be read"]);
+    sandbox.run("train . --local").await.fails(2, &["is a folder", "--resume"]);
     let line = format!("{} --eval-file gone.jsonl", LINE.replace("--eval-split 0.2", ""));
-    home.run(&line).await.fails(1, &["gone.jsonl cannot be read"]);
-    home.write("talks.jsonl", &examples(2));
-    let split = home.run("train talks.jsonl --local --eval-split 0.9").await;
+    sandbox.run(&line).await.fails(1, &["gone.jsonl cannot be read"]);
+    sandbox.write("talks.jsonl", &examples(2));
+    let split = sandbox.run("train talks.jsonl --local --eval-split 0.9").await;
     split.fails(2, &["leaves nothing of 2 examples"]);
-    assert!(!home.path("talks-run").exists());
-    let runs = home.run("run list --local --json").await.ok();
+    assert!(!sandbox.path("talks-run").exists());
+    let runs = sandbox.run("run list --local --json").await.ok();
     assert_eq!(runs.json()["runs"], json!([]));
 }
 
 #[tokio::test]
 async fn options_that_make_no_sense_are_refused() {
-    let home = home();
+    let sandbox = sandbox();
     for (line, says) in [
         ("train --local", "FILE.jsonl"),
         ("train talks.jsonl --local --resume run", "cannot be used with"),
@@ -118,83 +118,83 @@ async fn options_that_make_no_sense_are_refused() {
         ("train talks.jsonl --local --batch-size 0", "above 0"),
         ("train talks.jsonl --local --steps 3 --epochs 1", "cannot be used with"),
     ] {
-        home.run(line).await.fails(2, &[says]);
+        sandbox.run(line).await.fails(2, &[says]);
     }
-    let kept = home.run("train --resume run --steps 3 --local").await;
+    let kept = sandbox.run("train --resume run --steps 3 --local").await;
     let kept = kept.fails(2, &["cannot be used with", "hint: ", "leave --steps <N> out"]);
     assert!(!kept.err.contains("--rank"), "{}", kept.err);
-    let kept = home.run("train talks.jsonl --resume run --local --json").await.fails(2, &[]);
+    let kept = sandbox.run("train talks.jsonl --resume run --local --json").await.fails(2, &[]);
     let document: Value = serde_json::from_str(&kept.err).unwrap();
     let hint = document["error"]["hint"].as_str().unwrap();
     assert!(hint.contains("leave [FILE.jsonl] out"), "{hint}");
-    home.run("train --resume nowhere --local").await.fails(4, &["run.json cannot be read"]);
+    sandbox.run("train --resume nowhere --local").await.fails(4, &["run.json cannot be read"]);
 }
 
 #[tokio::test]
 async fn a_run_whose_files_changed_or_that_is_under_way_is_not_gone_on_with() {
-    let mut home = home();
-    home.press_at = Some(("step 4/8", 1));
-    home.write("held.jsonl", &examples(3));
+    let mut sandbox = sandbox();
+    sandbox.interrupt_at = Some(("step 4/8", 1));
+    sandbox.write("held.jsonl", &examples(3));
     let line = LINE.replace("--eval-split 0.2", "--eval-file held.jsonl");
-    home.run(&format!("{line} --dir run")).await.fails(130, &[]);
-    home.press_at = None;
-    let other = std::fs::File::open(home.path("run/lock")).unwrap();
+    sandbox.run(&format!("{line} --dir run")).await.fails(130, &[]);
+    sandbox.interrupt_at = None;
+    let other = std::fs::File::open(sandbox.path("run/lock")).unwrap();
     other.lock().unwrap();
-    home.run("train --resume run --local").await.fails(1, &["is under way already"]);
+    sandbox.run("train --resume run --local").await.fails(1, &["is under way already"]);
     drop(other);
-    home.write("held.jsonl", &examples(4));
-    home.run("train --resume run --local").await.fails(2, &["held.jsonl has changed"]);
-    home.write("held.jsonl", &examples(3));
-    home.write("talks.jsonl", &examples(21));
-    home.run("train --resume run --local").await.fails(2, &["has changed since the run began"]);
+    sandbox.write("held.jsonl", &examples(4));
+    sandbox.run("train --resume run --local").await.fails(2, &["held.jsonl has changed"]);
+    sandbox.write("held.jsonl", &examples(3));
+    sandbox.write("talks.jsonl", &examples(21));
+    sandbox.run("train --resume run --local").await.fails(2, &["has changed since the run began"]);
 }
 
 #[tokio::test]
 async fn the_plan_tells_what_a_run_would_do() {
-    let home = home();
-    let plan = home.run(&format!("{LINE} --dry-run --json")).await.ok().json();
+    let sandbox = sandbox();
+    let plan = sandbox.run(&format!("{LINE} --dry-run --json")).await.ok().json();
     assert_eq!((&plan["examples"], &plan["held_out"]), (&json!(16), &json!(4)));
     assert_eq!(plan["steps"], 8);
     assert_eq!(plan["epochs"], 2.0);
     let twice = plan["tokens"].as_u64().unwrap() * 2;
     assert_eq!(plan["tokens_to_train_on"], twice);
-    assert!(!home.path("talks-run").exists());
+    assert!(!sandbox.path("talks-run").exists());
 }
 
 #[tokio::test]
 async fn the_plot_is_drawn_where_and_how_it_is_wanted() {
-    let mut home = home();
-    let wrong = home.run(&format!("{LINE} --plot loss.jpg")).await;
+    let mut sandbox = sandbox();
+    let wrong = sandbox.run(&format!("{LINE} --plot loss.jpg")).await;
     wrong.fails(2, &["loss.jpg", "--plot <FILE>", "ends in .svg or .png"]);
-    assert!(!home.path("talks-run").exists() && !home.data().exists(), "nothing was started");
-    home.write("file", "");
-    home.run(&format!("{LINE} --plot file/loss.png")).await.fails(1, &["cannot be created"]);
-    let runs = home.run("run list --local --json").await.ok();
+    assert!(!sandbox.path("talks-run").exists() && !sandbox.data().exists(), "nothing was started");
+    sandbox.write("file", "");
+    sandbox.run(&format!("{LINE} --plot file/loss.png")).await.fails(1, &["cannot be created"]);
+    let runs = sandbox.run("run list --local --json").await.ok();
     assert_eq!(runs.json()["runs"], json!([]));
 
-    home.press_at = Some(("step 4/8", 1));
-    home.run(&format!("{LINE} --dir run --plot pictures/loss.png")).await.fails(130, &[]);
-    home.press_at = None;
+    sandbox.interrupt_at = Some(("step 4/8", 1));
+    sandbox.run(&format!("{LINE} --dir run --plot pictures/loss.png")).await.fails(130, &[]);
+    sandbox.interrupt_at = None;
     let size = || {
-        let picture = std::fs::read(home.path("pictures/loss.png")).unwrap();
+        let picture = std::fs::read(sandbox.path("pictures/loss.png")).unwrap();
         let about = png::Decoder::new(std::io::Cursor::new(picture)).read_info().unwrap();
         (about.info().width, about.info().height)
     };
     assert_eq!(size(), (1600, 880));
-    std::fs::write(home.path("pictures/loss.png"), "").unwrap();
-    let figures = home.run("train --resume run --local --json").await.ok().json();
+    std::fs::write(sandbox.path("pictures/loss.png"), "").unwrap();
+    let figures = sandbox.run("train --resume run --local --json").await.ok().json();
     assert!(figures["plot"].as_str().unwrap().ends_with("pictures/loss.png"), "{figures}");
     assert_eq!(size(), (1600, 880), "a run that goes on draws in the same place");
-    assert!(!home.path("run/loss.svg").exists());
+    assert!(!sandbox.path("run/loss.svg").exists());
 }
 
 #[tokio::test]
 async fn only_the_last_checkpoints_are_kept() {
-    let home = home();
+    let sandbox = sandbox();
     let line = "train talks.jsonl --local --steps 5 --save-every 1 --keep 2 --json";
-    let figures = home.run(line).await.ok().json();
-    assert_eq!(state(&home, "talks-run")["saved"].as_array().unwrap().len(), 2);
-    let listed = home.run("checkpoint list --local --json").await.ok().json();
+    let figures = sandbox.run(line).await.ok().json();
+    assert_eq!(state(&sandbox, "talks-run")["saved"].as_array().unwrap().len(), 2);
+    let listed = sandbox.run("checkpoint list --local --json").await.ok().json();
     let mut names: Vec<_> = listed["checkpoints"].as_array().unwrap().iter().collect();
     names.sort_by_key(|one| one["tinker_path"].as_str().unwrap().to_owned());
     let names = names.iter().map(|one| one["checkpoint_id"].as_str().unwrap());
@@ -205,6 +205,6 @@ async fn only_the_last_checkpoints_are_kept() {
     );
     assert!(figures["sampler"].as_str().unwrap().ends_with("/sampler_weights/step-000005"));
     // The next run has a folder of its own.
-    home.run("train talks.jsonl --local --steps 1").await.ok();
-    assert!(home.path("talks-run-2/metrics.jsonl").exists());
+    sandbox.run("train talks.jsonl --local --steps 1").await.ok();
+    assert!(sandbox.path("talks-run-2/metrics.jsonl").exists());
 }

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::capture::{self, file};
 use crate::compare::rows;
-use crate::server::Server;
+use crate::tcp_server::TcpServer;
 use crate::terminal::{Terminal, screen};
 
 const KEY: (&str, &str) = ("TINKER_API_KEY", "tml-test-0000");
@@ -51,7 +51,7 @@ fn every_recorded_screen_is_replayed() {
 
 #[test]
 fn a_table_on_a_terminal_has_colours_and_without_them_no_escapes_at_all() {
-    let (home, server) = (tempfile::tempdir().unwrap(), Server::start(&two_runs(), None));
+    let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&two_runs(), None));
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let (code, shown) = Terminal::start(&["run", "list"], env, home.path(), 120).end();
@@ -74,7 +74,7 @@ fn a_table_on_a_terminal_has_colours_and_without_them_no_escapes_at_all() {
 #[test]
 fn pages_are_counted_while_they_come() {
     let replies = file("run-list-all-pages.reply.json").unwrap();
-    let (home, server) = (tempfile::tempdir().unwrap(), Server::start(&replies, None));
+    let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let line = ["run", "list", "--limit", "0"];
@@ -91,7 +91,7 @@ fn pages_are_counted_while_they_come() {
 #[test]
 fn a_refused_key_is_told_in_words() {
     let replies = file("error-401.reply.json").unwrap();
-    let (home, server) = (tempfile::tempdir().unwrap(), Server::start(&replies, None));
+    let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let (code, shown) = Terminal::start(&["run", "list"], env, home.path(), 120).end();
@@ -108,7 +108,7 @@ fn a_refused_key_is_told_in_words() {
 #[test]
 fn a_key_is_typed_in_stars() {
     let replies = file("auth-login.reply.json").unwrap();
-    let (home, server) = (tempfile::tempdir().unwrap(), Server::start(&replies, None));
+    let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
     let url = server.url();
     let env = [("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let mut terminal = Terminal::start(&["auth", "login"], env, home.path(), 120);
@@ -138,7 +138,7 @@ fn a_key_is_typed_in_stars() {
 #[test]
 fn deleting_asks_and_counts() {
     let replies = file("checkpoint-delete-prompt-y.reply.json").unwrap();
-    let (home, server) = (tempfile::tempdir().unwrap(), Server::start(&replies, None));
+    let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let line = [
@@ -168,7 +168,8 @@ fn deleting_asks_and_counts() {
 
 #[test]
 fn a_download_shows_how_far_it_is_and_goes_on_after_an_interrupt() {
-    let (home, server) = (tempfile::tempdir().unwrap(), Server::start(&one_file(), Some(20_000)));
+    let (home, server) =
+        (tempfile::tempdir().unwrap(), TcpServer::start(&one_file(), Some(20_000)));
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let line = ["checkpoint", "download", "tinker://run-1/external_weights/hf", "-o", "out"];
@@ -211,7 +212,7 @@ fn an_error_names_the_server_and_without_colours_has_no_escapes() {
 #[test]
 fn a_reader_that_goes_away_is_no_failure() {
     let replies = file("run-list-all-pages.reply.json").unwrap();
-    let (home, server) = (tempfile::tempdir().unwrap(), Server::start(&replies, None));
+    let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
     let mut child = Command::new(env!("CARGO_BIN_EXE_tinkex"))
         .args(["run", "list", "--limit", "0"])
         .env_clear()
@@ -230,7 +231,7 @@ fn a_reader_that_goes_away_is_no_failure() {
 #[test]
 fn without_a_terminal_there_is_neither_progress_nor_colour() {
     let replies = file("run-list-all-pages.reply.json").unwrap();
-    let (home, server) = (tempfile::tempdir().unwrap(), Server::start(&replies, None));
+    let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
     let ended = Command::new(env!("CARGO_BIN_EXE_tinkex"))
         .args(["run", "list", "--limit", "0"])
         .env_clear()
@@ -249,7 +250,7 @@ fn retries_are_told_on_a_terminal() {
     let replies = file("error-retry-after-header.reply.json").unwrap();
     // The wait is the server's to choose: none.
     let replies = replies.replace("\"retry-after\": \"2\"", "\"retry-after-ms\": \"1\"");
-    let (home, server) = (tempfile::tempdir().unwrap(), Server::start(&replies, None));
+    let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let (code, shown) = Terminal::start(&["run", "list"], env, home.path(), 120).end();

@@ -8,23 +8,23 @@ use std::thread;
 use bytes::Bytes;
 use http::Request;
 
-use crate::script::Script;
+use crate::scripted_server::ScriptedServer;
 
 /// A server on a free port, until the tests end.
-pub(crate) struct Server {
-    pub(crate) script: Script,
+pub(crate) struct TcpServer {
+    pub(crate) script: ScriptedServer,
     port: u16,
     stalled: Arc<(Mutex<bool>, Condvar)>,
 }
 
-impl Server {
+impl TcpServer {
     /// Answers as `replies` says, whose addresses become those of this server. If `stall_after` is
     /// given, a body stops after so many bytes, until [`go_on`](Self::go_on).
     pub(crate) fn start(replies: &str, stall_after: Option<usize>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let replies = replies.replace("127.0.0.1:18765", &format!("127.0.0.1:{port}"));
-        let script = Script::new(&replies, None);
+        let script = ScriptedServer::new(&replies, None);
         let stalled = Arc::new((Mutex::new(stall_after.is_some()), Condvar::new()));
         let server = Self { script: script.clone(), port, stalled: Arc::clone(&stalled) };
         thread::spawn(move || {
@@ -57,7 +57,7 @@ impl Server {
 
 fn answer(
     stream: &TcpStream,
-    script: &Script,
+    script: &ScriptedServer,
     stall_after: usize,
     stalled: &(Mutex<bool>, Condvar),
 ) -> std::io::Result<()> {

@@ -1,43 +1,43 @@
 use serde_json::json;
 
-use crate::home::{Home, lines};
+use crate::sandbox::{Sandbox, lines};
 
 #[tokio::test]
 async fn samples_are_text_alone() {
-    let mut home = Home::new();
+    let mut sandbox = Sandbox::new();
     let ask = ["sample", "--local", "--chat", "-t", "0", "-p", "What does a cow say?"];
-    assert_eq!(home.run_words(ask).await.ok().out, "A cow says \"moo\".\n");
-    home.input = "What does a cow say?\n".to_owned();
-    let piped = home.run("sample --local --chat -t 0").await.ok();
+    assert_eq!(sandbox.run_args(ask).await.ok().out, "A cow says \"moo\".\n");
+    sandbox.input = "What does a cow say?\n".to_owned();
+    let piped = sandbox.run("sample --local --chat -t 0").await.ok();
     assert_eq!((piped.out.as_str(), piped.err.as_str()), ("A cow says \"moo\".\n", ""));
-    let written = home.run("sample --local --chat -t 0 --output said.txt").await.ok();
-    assert_eq!((written.out.as_str(), &*home.read("said.txt")), ("", "A cow says \"moo\".\n"));
-    let written = home.run("sample --local --chat -t 0 --output said.json --json").await.ok();
+    let written = sandbox.run("sample --local --chat -t 0 --output said.txt").await.ok();
+    assert_eq!((written.out.as_str(), &*sandbox.read("said.txt")), ("", "A cow says \"moo\".\n"));
+    let written = sandbox.run("sample --local --chat -t 0 --output said.json --json").await.ok();
     assert_eq!(written.json()["output"], "said.json", "a document for whoever reads it");
-    assert!(home.read("said.json").contains("moo"));
+    assert!(sandbox.read("said.json").contains("moo"));
 
-    let tokens = home.run("tokenizer encode tinkex/tiny moo").await.ok();
-    home.write("tokens.json", &format!("[{}]", tokens.out.trim()));
+    let tokens = sandbox.run("tokenizer encode tinkex/tiny moo").await.ok();
+    sandbox.write("tokens.json", &format!("[{}]", tokens.out.trim()));
     let line = "sample --local --prompt-file tokens.json -n 2 --max-tokens 3 --seed 1 --json";
-    let said = home.run(line).await.ok().json();
+    let said = sandbox.run(line).await.ok().json();
     assert_eq!(said["sequences"].as_array().unwrap().len(), 2);
-    assert_eq!(said, home.run(line).await.ok().json(), "the same seed draws the same");
-    home.input = tokens.out;
-    assert_eq!(home.run("tokenizer decode tinkex/tiny").await.ok().out, "moo\n");
-    let lacking = home.run("tokenizer decode tinkex/tiny 999999").await.ok();
+    assert_eq!(said, sandbox.run(line).await.ok().json(), "the same seed draws the same");
+    sandbox.input = tokens.out;
+    assert_eq!(sandbox.run("tokenizer decode tinkex/tiny").await.ok().out, "moo\n");
+    let lacking = sandbox.run("tokenizer decode tinkex/tiny 999999").await.ok();
     assert!(lacking.err.contains("vocabulary lacks them: 999999"), "{}", lacking.err);
 }
 
 #[tokio::test]
 async fn a_text_is_scored_and_looked_into() {
-    let home = Home::new();
+    let sandbox = Sandbox::new();
     let line = ["logprobs", "--local", "--json", "-p", "The cat says \"meow\"."];
-    let scored = home.run_words(line).await.ok().json();
+    let scored = sandbox.run_args(line).await.ok().json();
     let tokens = scored["tokens"].as_array().unwrap();
     assert_eq!(tokens[0]["logprob"], json!(null));
     let sum: f64 = tokens.iter().filter_map(|token| token["logprob"].as_f64()).sum();
     assert!((sum - scored["logprob_sum"].as_f64().unwrap()).abs() < 1e-4);
-    let table = home.run_words([
+    let table = sandbox.run_args([
         "sample",
         "--local",
         "-t",
@@ -50,14 +50,14 @@ async fn a_text_is_scored_and_looked_into() {
         "A",
     ]);
     assert!(table.await.ok().out.contains("Likeliest"));
-    let info = home.run("tokenizer info tinkex/tiny --json").await.ok().json();
+    let info = sandbox.run("tokenizer info tinkex/tiny --json").await.ok().json();
     assert_eq!((&info["vocab_size"], &info["has_chat_template"]), (&json!(1024), &json!(true)));
 }
 
 #[tokio::test]
 async fn what_cannot_be_sampled_says_why() {
-    let home = Home::new();
-    home.write("talks.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}");
+    let sandbox = Sandbox::new();
+    sandbox.write("talks.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}");
     for line in [
         "sample some/model -p x",
         "chat some/model",
@@ -68,41 +68,41 @@ async fn what_cannot_be_sampled_says_why() {
         "checkpoint list",
         "model list",
     ] {
-        home.run(line).await.fails(3, &["there is no API key", "hint: ", "needs none: --local"]);
+        sandbox.run(line).await.fails(3, &["there is no API key", "hint: ", "needs none: --local"]);
     }
-    let unknown = home.run("sample --local nobody/nothing -p x").await;
+    let unknown = sandbox.run("sample --local nobody/nothing -p x").await;
     unknown.fails(4, &["nobody/nothing", "hint: see what is there: tinkex model list --local"]);
-    home.run("sample --local tinker://x -p x").await.fails(2, &["tinker://x"]);
-    home.run("sample --local --run none -p x").await.fails(4, &["none"]);
-    home.run("sample --local --prompt-file gone").await.fails(1, &["gone cannot be read"]);
-    home.run("sample --local --tokens 1,2 --chat").await.fails(2, &["--chat needs text"]);
-    home.run("sample --local").await.fails(2, &["the prompt is empty"]);
-    home.run("tokenizer decode tinkex/tiny 1,x").await.fails(2, &["x"]);
-    home.run("tokenizer info nobody/nothing --offline").await.fails(4, &["nobody/nothing"]);
+    sandbox.run("sample --local tinker://x -p x").await.fails(2, &["tinker://x"]);
+    sandbox.run("sample --local --run none -p x").await.fails(4, &["none"]);
+    sandbox.run("sample --local --prompt-file gone").await.fails(1, &["gone cannot be read"]);
+    sandbox.run("sample --local --tokens 1,2 --chat").await.fails(2, &["--chat needs text"]);
+    sandbox.run("sample --local").await.fails(2, &["the prompt is empty"]);
+    sandbox.run("tokenizer decode tinkex/tiny 1,x").await.fails(2, &["x"]);
+    sandbox.run("tokenizer info nobody/nothing --offline").await.fails(4, &["nobody/nothing"]);
 }
 
 #[tokio::test]
 async fn a_conversation_through_a_pipe_has_an_answer_for_every_line() {
-    let mut home = Home::new();
-    home.input = "What does a cow say?\n\n/save talk.jsonl\n/reset\nWhat does a dog say?\n\
+    let mut sandbox = Sandbox::new();
+    sandbox.input = "What does a cow say?\n\n/save talk.jsonl\n/reset\nWhat does a dog say?\n\
                   /system Be kind.\n/model tinkex/tiny\n/help\n/quit\nnever asked\n"
         .to_owned();
-    let said = home.run("chat --local -t 0").await.ok();
+    let said = sandbox.run("chat --local -t 0").await.ok();
     assert_eq!(said.out, "A cow says \"moo\".\nA dog says \"woof\".\n");
     assert!(said.err.contains("(saved in talk.jsonl)") && said.err.contains("/reset"));
-    let talk = &lines(&home.path("talk.jsonl"))[0]["messages"];
+    let talk = &lines(&sandbox.path("talk.jsonl"))[0]["messages"];
     assert_eq!(talk[1], json!({ "role": "assistant", "content": "A cow says \"moo\"." }));
     // What was saved can be trained on.
-    home.run("train talk.jsonl --local --dry-run").await.ok();
-    home.input = "/nonsense\n".to_owned();
-    home.run("chat --local").await.fails(2, &["no command /nonsense", "/help"]);
+    sandbox.run("train talk.jsonl --local --dry-run").await.ok();
+    sandbox.input = "/nonsense\n".to_owned();
+    sandbox.run("chat --local").await.fails(2, &["no command /nonsense", "/help"]);
 }
 
 /// The quickstart as in the README, a little shorter.
 #[tokio::test]
 async fn the_quickstart_teaches_what_it_shows() {
-    let home = Home::new();
-    let figures = home.run("quickstart --steps 45 --json").await.ok().json();
+    let sandbox = Sandbox::new();
+    let figures = sandbox.run("quickstart --steps 45 --json").await.ok().json();
     let number = |value: &serde_json::Value| value.as_f64().unwrap();
     let held_out = &figures["held_out_loss"];
     assert!(number(&held_out["after"]) * 5.0 < number(&held_out["before"]), "{held_out}");
@@ -114,32 +114,35 @@ async fn the_quickstart_teaches_what_it_shows() {
     // The checkpoint is there for the next command.
     let path = figures["sampler"].as_str().unwrap();
     let ask = ["sample", "--local", path, "--chat", "-t", "0", "-p", "What does a lion say?"];
-    assert!(home.run_words(ask).await.ok().out.contains("matey"));
+    assert!(sandbox.run_args(ask).await.ok().out.contains("matey"));
     let run = figures["run_id"].as_str().unwrap();
     let ask = ["sample", "--local", "--run", run, "--chat", "-t", "0", "-p", "Who are you?"];
-    assert!(home.run_words(ask).await.ok().out.contains("matey"));
-    let short = home.run("quickstart --steps 2").await.ok();
+    assert!(sandbox.run_args(ask).await.ok().out.contains("matey"));
+    let short = sandbox.run("quickstart --steps 2").await.ok();
     assert!(short.out.contains("Loss, step by step") && short.out.contains("tinkex serve"));
-    home.run("quickstart --base-url http://localhost:1").await.fails(2, &["brings its own server"]);
+    sandbox
+        .run("quickstart --base-url http://localhost:1")
+        .await
+        .fails(2, &["brings its own server"]);
 }
 
 #[tokio::test]
 async fn the_doctor_finds_what_is_wrong() {
-    let mut home = Home::new();
+    let mut sandbox = Sandbox::new();
     let verdict = |document: &serde_json::Value, what: &str| {
         let checks = document["checks"].as_array().unwrap();
         let found = checks.iter().find(|check| check["what"] == what);
         found.unwrap_or_else(|| panic!("no {what} in {document}"))["verdict"].clone()
     };
-    let well = home.run("doctor --local --json").await.ok().json();
+    let well = sandbox.run("doctor --local --json").await.ok().json();
     for what in ["version", "configuration", "credential", "server", "clock", "data folder"] {
         assert_eq!(verdict(&well, what), "ok", "{what}");
     }
-    let keyless = home.run("doctor --json").await;
+    let keyless = sandbox.run("doctor --json").await;
     assert_eq!((keyless.code, verdict(&keyless.json(), "credential")), (1, json!("wrong")));
-    home.key = Some("tml-any");
-    let nobody = home.run("doctor --json --base-url http://127.0.0.1:9").await;
+    sandbox.key = Some("tml-any");
+    let nobody = sandbox.run("doctor --json --base-url http://127.0.0.1:9").await;
     assert_eq!((nobody.code, verdict(&nobody.json(), "server")), (1, json!("wrong")));
-    let table = home.run("doctor --base-url http://127.0.0.1:9").await;
+    let table = sandbox.run("doctor --base-url http://127.0.0.1:9").await;
     assert!(table.out.contains("check the network, the proxy and TINKER_BASE_URL"));
 }

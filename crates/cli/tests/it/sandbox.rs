@@ -1,4 +1,4 @@
-//! A home for command lines: folders, streams and a server of their own.
+//! A sandbox for command lines: folders, streams and a server of their own.
 
 use std::io::{Cursor, Write};
 use std::path::{Path, PathBuf};
@@ -10,43 +10,43 @@ use tinkex::Env;
 use tinkex_cli::{Environment, Input, Interrupt, LogScope, Terminals};
 
 /// Where command lines run that share files and a local server's data.
-pub(crate) struct Home {
+pub(crate) struct Sandbox {
     folder: Arc<TempDir>,
     pub(crate) input: String,
     /// What standard error says when the user presses Ctrl-C, and how often that is.
-    pub(crate) press_at: Option<(&'static str, u32)>,
+    pub(crate) interrupt_at: Option<(&'static str, u32)>,
     /// What happens once standard error says something.
-    pub(crate) then: Option<Then>,
+    pub(crate) on_stderr: Option<StderrHook>,
     pub(crate) key: Option<&'static str>,
     /// Ctrl-C for whoever wants to press it.
     pub(crate) interrupt: Option<Interrupt>,
 }
 
 /// What standard error says, and what happens then.
-type Then = (&'static str, Arc<dyn Fn() + Send + Sync>);
+type StderrHook = (&'static str, Arc<dyn Fn() + Send + Sync>);
 
 /// How a command line ended.
-pub(crate) struct Ran {
+pub(crate) struct CommandOutput {
     pub(crate) code: u8,
     pub(crate) out: String,
     pub(crate) err: String,
 }
 
-impl Home {
+impl Sandbox {
     pub(crate) fn new() -> Self {
         let folder = Arc::new(TempDir::new().unwrap());
         Self {
             folder,
             input: String::new(),
-            press_at: None,
-            then: None,
+            interrupt_at: None,
+            on_stderr: None,
             key: None,
             interrupt: None,
         }
     }
 
     /// The same folders for somebody else.
-    pub(crate) fn again(&self) -> Self {
+    pub(crate) fn share_folder(&self) -> Self {
         Self { folder: Arc::clone(&self.folder), ..Self::new() }
     }
 
@@ -66,7 +66,7 @@ impl Home {
         std::fs::read_to_string(self.path(name)).unwrap()
     }
 
-    /// The variables that a program needs to feel at home here.
+    /// The variables that a program needs to feel at sandbox here.
     pub(crate) fn variables(&self) -> Vec<(&'static str, String)> {
         let folder = self.folder.path().to_str().unwrap().to_owned();
         let data = self.data().to_str().unwrap().to_owned();
@@ -76,23 +76,23 @@ impl Home {
     }
 
     /// Runs one command line.
-    pub(crate) async fn run(&self, line: &str) -> Ran {
-        self.run_words(line.split_whitespace()).await
+    pub(crate) async fn run(&self, line: &str) -> CommandOutput {
+        self.run_args(line.split_whitespace()).await
     }
 
     /// The same, where words have spaces in them.
-    pub(crate) async fn run_words(&self, words: impl IntoIterator<Item = &str>) -> Ran {
+    pub(crate) async fn run_args(&self, words: impl IntoIterator<Item = &str>) -> CommandOutput {
         let (out, err) = (Sink::default(), Sink::default());
         let interrupt = self.interrupt.clone().unwrap_or_default();
-        let watch = Watch {
+        let watch = StderrWatcher {
             sink: err.clone(),
             interrupt: interrupt.clone(),
-            press_at: self.press_at,
-            then: self.then.clone(),
+            interrupt_at: self.interrupt_at,
+            on_stderr: self.on_stderr.clone(),
         };
         let variables = self.variables();
         let pairs = variables.iter().map(|(name, value)| (*name, value.as_str()));
-        let mut world = Environment {
+        let mut environment = Environment {
             variables: Env::from_pairs(pairs),
             folder: self.folder.path().to_owned(),
             out: Box::new(out.clone()),
@@ -104,13 +104,13 @@ impl Home {
             prepare: Box::new(|client| client),
         };
         let line = std::iter::once("tinkex").chain(words).map(Into::into).collect();
-        let exit = tinkex_cli::run(&mut world, line).await;
-        drop(world);
-        Ran { code: exit.code(), out: out.text(), err: err.text() }
+        let exit = tinkex_cli::run(&mut environment, line).await;
+        drop(environment);
+        CommandOutput { code: exit.code(), out: out.text(), err: err.text() }
     }
 }
 
-impl Ran {
+impl CommandOutput {
     /// It went well.
     #[track_caller]
     pub(crate) fn ok(self) -> Self {
@@ -153,21 +153,21 @@ impl Write for Sink {
 }
 
 /// Standard error, with somebody who looks at it.
-struct Watch {
+struct StderrWatcher {
     sink: Sink,
     interrupt: Interrupt,
-    press_at: Option<(&'static str, u32)>,
-    then: Option<Then>,
+    interrupt_at: Option<(&'static str, u32)>,
+    on_stderr: Option<StderrHook>,
 }
 
-impl Write for Watch {
+impl Write for StderrWatcher {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let written = self.sink.write(bytes)?;
         let text = self.sink.text();
-        if let Some((_, times)) = self.press_at.take_if(|(at, _)| text.contains(*at)) {
+        if let Some((_, times)) = self.interrupt_at.take_if(|(at, _)| text.contains(*at)) {
             (0..times).for_each(|_| self.interrupt.press());
         }
-        if let Some((_, then)) = self.then.take_if(|(at, _)| text.contains(*at)) {
+        if let Some((_, then)) = self.on_stderr.take_if(|(at, _)| text.contains(*at)) {
             then();
         }
         Ok(written)

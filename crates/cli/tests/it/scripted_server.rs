@@ -14,35 +14,35 @@ use tinkex_cli::Interrupt;
 
 /// Answers as it was told.
 #[derive(Clone)]
-pub(crate) struct Script {
+pub(crate) struct ScriptedServer {
     replies: Arc<Value>,
-    raw: Arc<Routes>,
-    state: Arc<Mutex<State>>,
+    raw: Arc<RawRoutes>,
+    state: Arc<Mutex<ScriptState>>,
     /// Pressed when somebody asks for what takes long.
     interrupt: Option<Interrupt>,
 }
 
 /// The same with bodies as they are written: in their order.
 #[derive(Deserialize)]
-struct Routes {
-    replies: Vec<Route>,
+struct RawRoutes {
+    replies: Vec<RawRoute>,
 }
 
 #[derive(Deserialize)]
-struct Route {
+struct RawRoute {
     body: Option<Box<RawValue>>,
     replies: Option<Vec<Self>>,
 }
 
 #[derive(Default)]
-struct State {
+struct ScriptState {
     seen: Vec<Value>,
     /// How often each route was asked.
     asked: Vec<usize>,
 }
 
 /// What it answers.
-pub(crate) struct Answer {
+pub(crate) struct ScriptedResponse {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: Bytes,
@@ -50,13 +50,13 @@ pub(crate) struct Answer {
     pub(crate) after: Duration,
 }
 
-impl Script {
+impl ScriptedServer {
     /// `replies` is the text of a capture's file.
     pub(crate) fn new(replies: &str, interrupt: Option<Interrupt>) -> Self {
-        let raw: Routes = serde_json::from_str(replies).unwrap();
+        let raw: RawRoutes = serde_json::from_str(replies).unwrap();
         let replies: Value = serde_json::from_str(replies).unwrap();
         let count = replies["replies"].as_array().unwrap().len();
-        let state = State { seen: Vec::new(), asked: vec![0; count] };
+        let state = ScriptState { seen: Vec::new(), asked: vec![0; count] };
         Self {
             replies: Arc::new(replies),
             raw: Arc::new(raw),
@@ -77,7 +77,7 @@ impl Script {
         base[host..].find('/').map_or("", |at| &base[host + at..])
     }
 
-    pub(crate) fn answer(&self, request: &Request<Bytes>) -> Answer {
+    pub(crate) fn answer(&self, request: &Request<Bytes>) -> ScriptedResponse {
         let path = request.uri().path();
         let path = path.strip_prefix(self.prefix()).unwrap_or(path);
         let query = request.uri().query().unwrap_or_default();
@@ -115,7 +115,7 @@ impl Script {
                 "/api/v1/telemetry" => (200, r#"{"status":"accepted"}"#.to_owned()),
                 _ => (404, format!(r#"{{"detail":"mock: no route {path}"}}"#)),
             };
-            return Answer {
+            return ScriptedResponse {
                 status,
                 headers: json_type(),
                 body: body.into(),
@@ -145,7 +145,7 @@ impl Script {
         };
         let after = Duration::from_secs_f64(route["sleep"].as_f64().unwrap_or_default());
         let status = u16::try_from(reply["status"].as_u64().unwrap()).unwrap();
-        Answer { status, headers, body: body.into(), after }
+        ScriptedResponse { status, headers, body: body.into(), after }
     }
 }
 
@@ -159,7 +159,7 @@ fn text(value: &Value) -> String {
 }
 
 /// Waits as its answers say, by tokio's clock, which tests pause.
-impl HttpService for Script {
+impl HttpService for ScriptedServer {
     fn send(
         &self,
         _: Lane,

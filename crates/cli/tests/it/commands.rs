@@ -7,30 +7,30 @@ use tinkex::Env;
 use tinkex_cli::{Environment, Input, Interrupt, LogScope, Terminals};
 
 use crate::replay::Sink;
-use crate::script::Script;
+use crate::scripted_server::ScriptedServer;
 
-/// A server, a home, and what was told.
-struct Stage {
-    script: Script,
+/// A server, a home, and what was output.
+struct ScriptedCli {
+    script: ScriptedServer,
     home: tempfile::TempDir,
     env: Vec<(String, String)>,
     /// Pressed when something is asked for that takes long.
     interrupt: Interrupt,
 }
 
-struct Told {
+struct ScriptedOutput {
     exit: u8,
     out: String,
     err: String,
 }
 
-impl Told {
+impl ScriptedOutput {
     fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap()
     }
 }
 
-impl Stage {
+impl ScriptedCli {
     fn new(replies: &[(&str, &str, Value)]) -> Self {
         let replies: Vec<Value> = replies
             .iter()
@@ -52,7 +52,7 @@ impl Stage {
         let env =
             env.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         let interrupt = Interrupt::default();
-        Self { script: Script::new(&text, Some(interrupt.clone())), home, env, interrupt }
+        Self { script: ScriptedServer::new(&text, Some(interrupt.clone())), home, env, interrupt }
     }
 
     fn without(mut self, name: &str) -> Self {
@@ -60,9 +60,9 @@ impl Stage {
         self
     }
 
-    async fn run(&self, line: &str) -> Told {
+    async fn run(&self, line: &str) -> ScriptedOutput {
         let (out, err, http) = (Sink::default(), Sink::default(), self.script.clone());
-        let mut world = Environment {
+        let mut environment = Environment {
             variables: Env::from_pairs(self.env.iter().map(|(n, v)| (n.as_str(), v.as_str()))),
             folder: self.home.path().to_owned(),
             out: Box::new(out.clone()),
@@ -74,8 +74,8 @@ impl Stage {
             prepare: Box::new(move |client| client.http(http.clone())),
         };
         let words = ["tinkex"].into_iter().chain(line.split_whitespace());
-        let exit = tinkex_cli::run(&mut world, words.map(Into::into).collect()).await;
-        Told { exit: exit.code(), out: out.text(), err: err.text() }
+        let exit = tinkex_cli::run(&mut environment, words.map(Into::into).collect()).await;
+        ScriptedOutput { exit: exit.code(), out: out.text(), err: err.text() }
     }
 
     /// The host and key of the last request.
@@ -97,53 +97,53 @@ fn checkpoint(name: &str, time: &str, public: bool) -> Value {
 async fn a_page_for_people_is_not_shown_in_an_error() {
     let page = "<!DOCTYPE HTML>\n<html>\n<h1>Error response</h1>\n</html>\n";
     let page = json!({ "status": 501, "page": page });
-    let stage = Stage::new(&[("GET", "/api/v1/training_runs", page)]);
-    let told = stage.run("run list --retry-for 0").await;
-    assert!(told.err.contains("the server answered 501: a web page\n"), "{}", told.err);
-    assert!(told.err.contains("hint: check that the base URL"), "{}", told.err);
-    assert!(!told.err.contains("<h1>"), "{}", told.err);
+    let cli = ScriptedCli::new(&[("GET", "/api/v1/training_runs", page)]);
+    let output = cli.run("run list --retry-for 0").await;
+    assert!(output.err.contains("the server answered 501: a web page\n"), "{}", output.err);
+    assert!(output.err.contains("hint: check that the base URL"), "{}", output.err);
+    assert!(!output.err.contains("<h1>"), "{}", output.err);
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_flag_counts_before_the_environment_before_the_profile_before_the_stored_key() {
     let none =
         json!({ "training_runs": [], "cursor": { "offset": 0, "limit": 20, "total_count": 0 } });
-    let stage = Stage::new(&[("GET", "/api/v1/training_runs", none)]);
-    fs::create_dir_all(stage.home.path().join(".tinker")).unwrap();
+    let cli = ScriptedCli::new(&[("GET", "/api/v1/training_runs", none)]);
+    fs::create_dir_all(cli.home.path().join(".tinker")).unwrap();
     let key = |key: &str| json!({ "type": "manual", "key": key, "name": "n" });
     let store = json!({ "version": 1, "default": "1",
         "keys": { "1": key("tml-first"), "2": key("tml-second") } });
-    fs::write(stage.home.path().join(".tinker/credentials.json"), store.to_string()).unwrap();
-    fs::write(stage.home.path().join("key"), "tml-file\n").unwrap();
+    fs::write(cli.home.path().join(".tinker/credentials.json"), store.to_string()).unwrap();
+    fs::write(cli.home.path().join("key"), "tml-file\n").unwrap();
     let set = "config set --profile work";
-    assert_eq!(stage.run(&format!("{set} base_url http://profile.test")).await.exit, 0);
-    assert_eq!(stage.run(&format!("{set} key_id 2")).await.exit, 0);
+    assert_eq!(cli.run(&format!("{set} base_url http://profile.test")).await.exit, 0);
+    assert_eq!(cli.run(&format!("{set} key_id 2")).await.exit, 0);
 
-    let expect = async |stage: &Stage, line: &str, host: &str, key: &str| {
-        let told = stage.run(line).await;
-        assert_eq!(told.exit, 0, "{line}: {}", told.err);
-        assert_eq!(stage.last(), (host.to_owned(), key.to_owned()), "{line}");
+    let expect = async |cli: &ScriptedCli, line: &str, host: &str, key: &str| {
+        let output = cli.run(line).await;
+        assert_eq!(output.exit, 0, "{line}: {}", output.err);
+        assert_eq!(cli.last(), (host.to_owned(), key.to_owned()), "{line}");
     };
     let flags = "run list --profile work --base-url http://flag.test --api-key-file key";
-    expect(&stage, flags, "flag.test", "tml-file").await;
-    expect(&stage, "run list --api-key tml-flag", "a.test", "tml-flag").await;
-    expect(&stage, "run list --profile work", "a.test", "tml-env").await;
-    let stage = stage.without("TINKER_BASE_URL").without("TINKER_API_KEY");
-    expect(&stage, "run list --profile work", "profile.test", "tml-second").await;
-    expect(&stage, "run list --base-url http://b.test", "b.test", "tml-first").await;
-    assert_eq!(stage.run("config set profile work").await.exit, 0);
-    expect(&stage, "run list", "profile.test", "tml-second").await;
+    expect(&cli, flags, "flag.test", "tml-file").await;
+    expect(&cli, "run list --api-key tml-flag", "a.test", "tml-flag").await;
+    expect(&cli, "run list --profile work", "a.test", "tml-env").await;
+    let cli = cli.without("TINKER_BASE_URL").without("TINKER_API_KEY");
+    expect(&cli, "run list --profile work", "profile.test", "tml-second").await;
+    expect(&cli, "run list --base-url http://b.test", "b.test", "tml-first").await;
+    assert_eq!(cli.run("config set profile work").await.exit, 0);
+    expect(&cli, "run list", "profile.test", "tml-second").await;
 
-    assert_eq!(stage.run("auth use 2").await.exit, 0);
-    let listed = stage.run("auth list --json").await;
+    assert_eq!(cli.run("auth use 2").await.exit, 0);
+    let listed = cli.run("auth list --json").await;
     assert_eq!(listed.json()["keys"][1]["default"], true);
     assert!(!listed.out.contains("tml-"), "{}", listed.out);
     for wrong in ["auth use 9", "auth logout 9"] {
-        assert_eq!(stage.run(wrong).await.exit, 4, "{wrong}");
+        assert_eq!(cli.run(wrong).await.exit, 4, "{wrong}");
     }
-    assert_eq!(stage.run("run list --profile nope").await.exit, 2);
-    assert_eq!(stage.run("config unset base_url").await.exit, 0);
-    assert_eq!(stage.run("config get base_url").await.exit, 4);
+    assert_eq!(cli.run("run list --profile nope").await.exit, 2);
+    assert_eq!(cli.run("config unset base_url").await.exit, 0);
+    assert_eq!(cli.run("config get base_url").await.exit, 4);
 }
 
 #[tokio::test(start_paused = true)]
@@ -157,51 +157,51 @@ async fn old_checkpoints_are_found_and_deleted_when_told_to() {
     ]});
     let one = format!("{path}/weights/1");
     let three = format!("{path}/weights/3");
-    let stage = Stage::new(&[
+    let cli = ScriptedCli::new(&[
         ("GET", path, list),
         ("DELETE", &one, json!({})),
         ("DELETE", &three, json!({})),
     ]);
-    let deletes = |stage: &Stage| {
-        stage.script.seen().iter().filter(|call| call["method"] == "DELETE").count()
+    let deletes = |cli: &ScriptedCli| {
+        cli.script.seen().iter().filter(|call| call["method"] == "DELETE").count()
     };
-    let told = stage.run("checkpoint gc --run-id r --json").await;
-    assert_eq!(told.json()["freed_bytes"], 2048);
-    assert_eq!(told.json()["paths"], json!(["tinker://r/weights/1", "tinker://r/weights/3"]));
-    assert_eq!(stage.run("checkpoint gc --run-id r --delete").await.exit, 2, "nobody to ask");
-    let dry = stage.run("checkpoint delete --run-id r --before 2024-01-02 --dry-run").await;
+    let output = cli.run("checkpoint gc --run-id r --json").await;
+    assert_eq!(output.json()["freed_bytes"], 2048);
+    assert_eq!(output.json()["paths"], json!(["tinker://r/weights/1", "tinker://r/weights/3"]));
+    assert_eq!(cli.run("checkpoint gc --run-id r --delete").await.exit, 2, "nobody to ask");
+    let dry = cli.run("checkpoint delete --run-id r --before 2024-01-02 --dry-run").await;
     assert!(dry.out.contains("1 checkpoint(s) would be deleted, 1.0 KB in all"), "{}", dry.out);
-    assert_eq!(deletes(&stage), 0, "all of that was for show");
-    let told = stage.run("checkpoint gc --run-id r --delete --yes --json").await;
-    assert_eq!((told.exit, &told.json()["deleted_count"]), (0, &json!(2)), "{}", told.err);
-    assert_eq!(deletes(&stage), 2);
+    assert_eq!(deletes(&cli), 0, "all of that was for show");
+    let output = cli.run("checkpoint gc --run-id r --delete --yes --json").await;
+    assert_eq!((output.exit, &output.json()["deleted_count"]), (0, &json!(2)), "{}", output.err);
+    assert_eq!(deletes(&cli), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_could_not_be_deleted_is_told_once_and_as_an_error() {
     let path = |name: &str| format!("/api/v1/training_runs/r/checkpoints/weights/{name}");
-    let stage = Stage::new(&[("DELETE", &path("1"), json!({}))]);
-    let run = async |line: &str| stage.run(&format!("checkpoint delete --yes {line}")).await;
-    let told = run("tinker://r/weights/1 tinker://r/weights/1 --json").await;
-    assert_eq!((told.exit, &told.json()["deleted_count"]), (0, &json!(1)), "{}", told.err);
-    let deletes = stage.script.seen().into_iter().filter(|call| call["method"] == "DELETE");
+    let cli = ScriptedCli::new(&[("DELETE", &path("1"), json!({}))]);
+    let run = async |line: &str| cli.run(&format!("checkpoint delete --yes {line}")).await;
+    let output = run("tinker://r/weights/1 tinker://r/weights/1 --json").await;
+    assert_eq!((output.exit, &output.json()["deleted_count"]), (0, &json!(1)), "{}", output.err);
+    let deletes = cli.script.seen().into_iter().filter(|call| call["method"] == "DELETE");
     assert_eq!(deletes.count(), 1, "named twice is still one");
 
-    let told = run("tinker://r/weights/1 tinker://r/weights/2 --json").await;
-    let error: Value = serde_json::from_str(&told.err).unwrap();
+    let output = run("tinker://r/weights/1 tinker://r/weights/2 --json").await;
+    let error: Value = serde_json::from_str(&output.err).unwrap();
     assert_eq!(
-        (told.exit, &told.json()["failed"][0]["tinker_path"]),
+        (output.exit, &output.json()["failed"][0]["tinker_path"]),
         (6, &json!("tinker://r/weights/2"))
     );
     assert_eq!(error["error"]["status"], 404, "{error}");
     for json in ["", "--json"] {
-        let told = run(&format!("tinker://r/weights/2 tinker://r/weights/3 {json}")).await;
-        assert_eq!((told.exit, &*told.out), (4, ""), "nothing was done, so there is no result");
+        let output = run(&format!("tinker://r/weights/2 tinker://r/weights/3 {json}")).await;
+        assert_eq!((output.exit, &*output.out), (4, ""), "nothing was done, so there is no result");
         assert_eq!(
-            told.err.contains("\n  - tinker://r/weights/3: "),
+            output.err.contains("\n  - tinker://r/weights/3: "),
             json.is_empty(),
             "{}",
-            told.err
+            output.err
         );
     }
 }
@@ -214,27 +214,27 @@ async fn an_interrupted_deletion_says_what_is_gone() {
     let reply = |at: usize| if at == 0 { json!({ "sleep": 1.0 }) } else { json!({}) };
     let replies = paths.iter().enumerate().map(|(at, path)| ("DELETE", path.as_str(), reply(at)));
     let replies: Vec<_> = replies.collect();
-    let stage = Stage::new(&replies);
+    let cli = ScriptedCli::new(&replies);
     let named: String = (0..40).map(|at| format!(" tinker://r/weights/{at}")).collect();
-    let told = stage.run(&format!("checkpoint delete --yes --json{named}")).await;
-    assert_eq!(told.exit, 130, "{}", told.err);
-    let document = told.json();
+    let output = cli.run(&format!("checkpoint delete --yes --json{named}")).await;
+    assert_eq!(output.exit, 130, "{}", output.err);
+    let document = output.json();
     let count = |key: &str| document[key].as_array().unwrap().len();
     let (gone, left) = (count("deleted"), count("not_deleted"));
     assert!(gone + left == 40 && left > 0, "{document}");
-    assert!(told.out.contains("tinker://r/weights/0\""), "it was waited for: {document}");
-    let deletes = stage.script.seen().into_iter().filter(|call| call["method"] == "DELETE");
-    assert_eq!(deletes.count(), gone, "none was started that is not told");
-    assert!(told.err.contains(&format!("{left} of 40")), "{}", told.err);
+    assert!(output.out.contains("tinker://r/weights/0\""), "it was waited for: {document}");
+    let deletes = cli.script.seen().into_iter().filter(|call| call["method"] == "DELETE");
+    assert_eq!(deletes.count(), gone, "none was started that is not output");
+    assert!(output.err.contains(&format!("{left} of 40")), "{}", output.err);
 }
 
 #[tokio::test(start_paused = true)]
 async fn mistakes_that_can_be_seen_here_are_not_sent() {
-    let mut stage = Stage::new(&[]);
+    let mut cli = ScriptedCli::new(&[]);
     let details = json!({ "org_details": { "name": "o" }, "user_details": { "email": "e" } });
     let made = json!({ "type": "generated", "key": "tml-made", "name": "n", "details": details });
     let store = json!({ "version": 1, "keys": { "7": made } }).to_string();
-    let file = stage.home.path().join(".tinker/credentials.json");
+    let file = cli.home.path().join(".tinker/credentials.json");
     fs::create_dir_all(file.parent().unwrap()).unwrap();
     fs::write(&file, &store).unwrap();
     for (line, says) in [
@@ -246,16 +246,16 @@ async fn mistakes_that_can_be_seen_here_are_not_sent() {
         ("auth login --local", "needs no key"),
         ("auth logout 7 --local", "needs no key"),
     ] {
-        let told = stage.run(line).await;
-        assert_eq!(told.exit, 2, "{line}: {}", told.err);
-        assert!(told.err.contains(says), "{line}: {}", told.err);
+        let output = cli.run(line).await;
+        assert_eq!(output.exit, 2, "{line}: {}", output.err);
+        assert!(output.err.contains(says), "{line}: {}", output.err);
     }
-    stage.env.retain(|(name, _)| name != "TINKER_BASE_URL");
-    stage.env.push(("TINKER_BASE_URL".to_owned(), "localhost:80".to_owned()));
-    let told = stage.run("run list").await;
-    assert_eq!(told.exit, 2, "{}", told.err);
-    assert!(told.err.contains("TINKER_BASE_URL"), "{}", told.err);
-    assert!(stage.script.seen().is_empty());
+    cli.env.retain(|(name, _)| name != "TINKER_BASE_URL");
+    cli.env.push(("TINKER_BASE_URL".to_owned(), "localhost:80".to_owned()));
+    let output = cli.run("run list").await;
+    assert_eq!(output.exit, 2, "{}", output.err);
+    assert!(output.err.contains("TINKER_BASE_URL"), "{}", output.err);
+    assert!(cli.script.seen().is_empty());
     assert_eq!(fs::read_to_string(file).unwrap(), store);
 }
 
@@ -264,7 +264,7 @@ async fn sessions_models_copies_and_deeds_can_be_looked_at() {
     let session = json!({ "session_id": "s-1", "created_at": "2024-01-01T00:00:00Z",
         "owner": "me", "project_id": "p-1", "status": { "type": "active" },
         "checkpoints_count": 2, "display_name": "nightly", "checkpoint_storage_bytes": 2048 });
-    let stage = Stage::new(&[
+    let cli = ScriptedCli::new(&[
         ("GET", "/api/v1/sessions", json!({ "sessions": ["s-1", "s-2"] })),
         (
             "GET",
@@ -297,15 +297,15 @@ async fn sessions_models_copies_and_deeds_can_be_looked_at() {
         ("audit log --day 2026-07-13", &["checkpoint.deleted", "tinker://r/weights/1"]),
         ("checkpoint copy tinker://r/weights/1 --project-id p-2", &["tinker://c/weights/1"]),
     ] {
-        let told = stage.run(line).await;
-        assert_eq!(told.exit, 0, "{line}: {}", told.err);
+        let output = cli.run(line).await;
+        assert_eq!(output.exit, 0, "{line}: {}", output.err);
         for fact in facts {
-            assert!(told.out.contains(fact), "{line}: {fact} is not in {}", told.out);
+            assert!(output.out.contains(fact), "{line}: {fact} is not in {}", output.out);
         }
-        let told = stage.run(&format!("{line} --json")).await;
-        assert!(told.json().is_object(), "{line}");
+        let output = cli.run(&format!("{line} --json")).await;
+        assert!(output.json().is_object(), "{line}");
     }
-    let moved = stage.run("session assign-project s-1 p-2 --json").await;
+    let moved = cli.run("session assign-project s-1 p-2 --json").await;
     assert_eq!(moved.json(), json!({ "session_id": "s-1", "project_id": "p-2" }), "{}", moved.err);
     for (line, exit) in [
         ("model info qwen3", 4),
@@ -314,7 +314,7 @@ async fn sessions_models_copies_and_deeds_can_be_looked_at() {
         ("checkpoint urls tinker://r/weights/1", 2),
         ("run list --sort nope", 2),
     ] {
-        assert_eq!(stage.run(line).await.exit, exit, "{line}");
+        assert_eq!(cli.run(line).await.exit, exit, "{line}");
     }
 }
 
@@ -324,28 +324,28 @@ async fn lists_are_sorted_and_cut_as_asked() {
         checkpoint("b", "2024-01-01T00:00:00Z", false),
         checkpoint("a", "2024-01-02T00:00:00Z", false),
     ], "cursor": { "offset": 0, "limit": 20, "total_count": 2 }});
-    let stage = Stage::new(&[("GET", "/api/v1/checkpoints", list)]);
+    let cli = ScriptedCli::new(&[("GET", "/api/v1/checkpoints", list)]);
     for (line, expected) in [
         ("--sort id", "weights/a\t1.0 KB\nweights/b\t1.0 KB\n"),
         ("--sort -created", "weights/a\t1.0 KB\nweights/b\t1.0 KB\n"),
         ("--sort created", "weights/b\t1.0 KB\nweights/a\t1.0 KB\n"),
     ] {
         let line = format!("checkpoint list --columns id,size --format plain {line}");
-        assert_eq!(stage.run(&line).await.out, expected, "{line}");
+        assert_eq!(cli.run(&line).await.out, expected, "{line}");
     }
-    let stage_env = |name: &str, value: &str| {
-        let mut stage = Stage {
-            env: stage.env.clone(),
-            script: stage.script.clone(),
+    let cli_with = |name: &str, value: &str| {
+        let mut cli = ScriptedCli {
+            env: cli.env.clone(),
+            script: cli.script.clone(),
             home: tempfile::tempdir().unwrap(),
             interrupt: Interrupt::default(),
         };
-        stage.env.push((name.to_owned(), value.to_owned()));
-        stage
+        cli.env.push((name.to_owned(), value.to_owned()));
+        cli
     };
-    let json = stage_env("TINKEX_FORMAT", "json").run("checkpoint list").await;
+    let json = cli_with("TINKEX_FORMAT", "json").run("checkpoint list").await;
     assert_eq!(json.json()["shown"], 2);
-    let wrong = stage_env("TINKEX_FORMAT", "xml").run("checkpoint list").await;
+    let wrong = cli_with("TINKEX_FORMAT", "xml").run("checkpoint list").await;
     assert_eq!(wrong.exit, 2, "{}", wrong.err);
 }
 
@@ -355,7 +355,7 @@ fn a_shell_is_offered_what_was_listed() {
     use std::process::{Command, Stdio};
     let replies = crate::capture::file("run-list.reply.json").unwrap();
     let (home, server) =
-        (tempfile::tempdir().unwrap(), crate::server::Server::start(&replies, None));
+        (tempfile::tempdir().unwrap(), crate::tcp_server::TcpServer::start(&replies, None));
     let url = server.url();
     let run = |line: &[&str], env: &[(&str, &str)]| {
         let output = Command::new(env!("CARGO_BIN_EXE_tinkex"))

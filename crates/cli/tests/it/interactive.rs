@@ -5,21 +5,21 @@ use std::process::Stdio;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::home::Home;
+use crate::sandbox::Sandbox;
 use crate::terminal::Terminal;
 
-fn home() -> Home {
-    let home = Home::new();
+fn sandbox() -> Sandbox {
+    let sandbox = Sandbox::new();
     let line = |at| format!("{{\"prompt\": \"{at} and\", \"completion\": \" so on\"}}\n");
-    home.write("talks.jsonl", &(0..8).map(line).collect::<String>());
-    home
+    sandbox.write("talks.jsonl", &(0..8).map(line).collect::<String>());
+    sandbox
 }
 
 #[test]
 fn training_shows_how_far_it_is_and_stops_when_asked() {
-    let home = home();
+    let sandbox = sandbox();
     let mut terminal =
-        Terminal::at(&home, 80, "train talks.jsonl --local --steps 100000 --batch-size 4");
+        Terminal::at(&sandbox, 80, "train talks.jsonl --local --steps 100000 --batch-size 4");
     terminal.wait_for("tokens/s");
     terminal.press("\u{3}");
     terminal.wait_for("stopping: saving first");
@@ -27,13 +27,13 @@ fn training_shows_how_far_it_is_and_stops_when_asked() {
     assert_eq!(code, 130, "{seen}");
     assert!(seen.contains("tokens/s") && seen.contains(" left"), "{seen}");
     assert!(seen.contains("stopped at step") && seen.contains("--resume"), "{seen}");
-    assert!(home.path("talks-run/loss.svg").exists());
+    assert!(sandbox.path("talks-run/loss.svg").exists());
 }
 
 #[test]
 fn a_narrow_window_has_no_broken_lines() {
-    let home = home();
-    let terminal = Terminal::at(&home, 24, "train talks.jsonl --local --steps 3 --batch-size 4");
+    let sandbox = sandbox();
+    let terminal = Terminal::at(&sandbox, 24, "train talks.jsonl --local --steps 3 --batch-size 4");
     let (code, seen) = terminal.end();
     assert_eq!(code, 0, "{seen}");
     let drawn = seen.split('\r').filter(|part| part.contains("step ") && part.contains("\u{1b}[K"));
@@ -45,10 +45,10 @@ fn a_narrow_window_has_no_broken_lines() {
 
 #[test]
 fn ctrl_c_stops_an_answer_and_not_the_conversation() {
-    let home = home();
+    let sandbox = sandbox();
     // So daring that it hardly ever finds the end of its answer.
     let line = "chat --local --max-tokens 1900 -t 5";
-    let mut terminal = Terminal::at(&home, 80, line);
+    let mut terminal = Terminal::at(&sandbox, 80, line);
     terminal.wait_for("> ");
     terminal.press("Tell me a story.\r");
     terminal.wait_for("story.");
@@ -64,8 +64,8 @@ fn ctrl_c_stops_an_answer_and_not_the_conversation() {
 /// What is under way when the program's own server stops has nothing to complain about.
 #[test]
 fn an_interrupt_is_all_that_is_told_of_an_interrupt() {
-    let home = home();
-    let mut terminal = Terminal::at(&home, 80, "quickstart --steps 100000");
+    let sandbox = sandbox();
+    let mut terminal = Terminal::at(&sandbox, 80, "quickstart --steps 100000");
     terminal.wait_for("tokens/s");
     terminal.press("\u{3}");
     let (code, seen) = terminal.end();
@@ -79,8 +79,8 @@ fn an_interrupt_is_all_that_is_told_of_an_interrupt() {
 
 #[test]
 fn a_signal_ends_a_conversation_in_a_terminal() {
-    let home = home();
-    let mut terminal = Terminal::at(&home, 80, "chat --local");
+    let sandbox = sandbox();
+    let mut terminal = Terminal::at(&sandbox, 80, "chat --local");
     terminal.wait_for("> ");
     terminal.terminate();
     let (code, seen) = terminal.end();
@@ -89,12 +89,12 @@ fn a_signal_ends_a_conversation_in_a_terminal() {
 
 #[test]
 fn a_signal_ends_a_conversation_through_a_pipe() {
-    let home = home();
+    let sandbox = sandbox();
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_tinkex"))
         .args(["chat", "--local", "-t", "0"])
-        .current_dir(home.path(""))
+        .current_dir(sandbox.path(""))
         .env_clear()
-        .envs(home.variables())
+        .envs(sandbox.variables())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
