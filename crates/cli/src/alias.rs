@@ -1,20 +1,20 @@
-//! Command lines of the Elixir tool, which has fewer names for things: `run` without a subcommand
-//! samples, and `checkpoint` without one saves.
+//! Compatibility with the Elixir command line: its `run` without a subcommand is our `sample`, and
+//! its `checkpoint` without a subcommand is our `checkpoint save`.
 
 use std::ffi::OsString;
 
 /// Options that only sampling has.
-const SAMPLES: [&str; 5] =
+const SAMPLE_OPTIONS: [&str; 5] =
     ["--prompt", "--prompt-file", "--tokens", "--base-model", "--model-path"];
 
-/// Says it with our own names.
+/// Translates a command line of the Elixir tool. Other command lines are returned unchanged.
 pub(crate) fn translate(mut line: Vec<OsString>) -> Vec<OsString> {
     let words: Vec<&str> = line.iter().map(|word| word.to_str().unwrap_or_default()).collect();
     let has = |options: &[&str], after: usize| {
         let named = |word: &&str| options.contains(&word.split('=').next().unwrap_or_default());
         words.get(after..).unwrap_or_default().iter().any(named)
     };
-    // The command is the first word that is neither an option nor the value of one.
+    // The command is the first word that is neither an option nor the value of an option.
     let is_option = |at: usize| words[at].starts_with('-');
     let command = (1..words.len()).find(|at| !is_option(*at) && (*at == 1 || !is_option(*at - 1)));
     let flag = |at: &usize| !is_option(*at) && matches!(words[*at - 1], "--json" | "-q" | "-v");
@@ -23,7 +23,7 @@ pub(crate) fn translate(mut line: Vec<OsString>) -> Vec<OsString> {
         let at = command.filter(|at| words[*at] == name)?;
         words.get(at + 1).is_some_and(|next| next.starts_with('-')).then_some(at)
     };
-    if let Some(at) = bare("run").filter(|at| has(&SAMPLES, *at)) {
+    if let Some(at) = bare("run").filter(|at| has(&SAMPLE_OPTIONS, *at)) {
         line[at] = "sample".into();
     } else if let Some(at) = bare("checkpoint").filter(|at| has(&["--base-model"], *at)) {
         line.insert(at + 1, "save".into());
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_names_are_understood_and_our_own_stay() {
+    fn elixir_command_lines_are_translated_and_others_are_unchanged() {
         for (line, ours) in [
             ("tinkex run --base-model m --prompt x", "tinkex sample --base-model m --prompt x"),
             ("tinkex --json run --prompt=run", "tinkex --json sample --prompt=run"),

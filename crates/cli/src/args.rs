@@ -1,31 +1,33 @@
-//! What can be typed.
+//! Arguments of the command line: the global options and their values.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args as Group, CommandFactory as _, FromArgMatches as _, Parser, ValueEnum};
+use clap::{Args as ArgGroup, CommandFactory as _, FromArgMatches as _, Parser, ValueEnum};
 use tinkex::{BaseUrl, Env, Secret};
 
 use crate::commands::{CliCommand, GROUPS};
 
-/// Fine-tune and sample language models through the Tinker API.
+/// Fine-tune and sample language models through the Tinker API
 #[derive(Debug, Parser)]
 #[command(
     name = "tinkex",
     version,
     arg_required_else_help = true,
     infer_long_args = false,
-    after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 credentials, 4 not found, 5 try again later,
-6 partly done, 130 interrupted.
+    after_help = "Exit codes:
+  0  success                3  missing or rejected credential   6  partial success
+  1  failure                4  not found                        130  interrupted
+  2  invalid command line   5  temporary failure, retry later
 
 Examples:
-  tinkex quickstart                     all of it in under a minute, without a key
-  tinkex train talks.jsonl --local      teach the built-in model, on this machine
-  tinkex chat --run RUN --local         talk to what came of it
-  tinkex auth login                     store a key of the hosted service
-  tinkex run list --limit 5             the newest runs
-  tinkex checkpoint gc --keep-last 3    what could be freed"
+  tinkex quickstart                         fine-tune the built-in model, without a key
+  tinkex train examples.jsonl --local       fine-tune on your own data, on this machine
+  tinkex chat --run RUN_ID --local          chat with the fine-tuned model
+  tinkex auth login                         store an API key for the hosted service
+  tinkex run list --limit 5                 list the latest training runs
+  tinkex checkpoint gc --keep-last 3        list old checkpoints that could be deleted"
 )]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -35,8 +37,8 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// All that can be typed, and help that lists the commands as somebody new needs them: the parser
-    /// itself knows one list only.
+    /// Returns the definition of the command line, with the commands of the main help grouped by
+    /// [`GROUPS`]: clap itself can print only one list.
     pub(crate) fn definition() -> clap::Command {
         let command = Self::command();
         let mut about: Vec<(&str, String)> = command
@@ -44,7 +46,7 @@ impl Args {
             .map(|one| (one.get_name(), one.get_about().map(ToString::to_string)))
             .map(|(name, about)| (name, about.unwrap_or_default()))
             .collect();
-        about.push(("help", "This, or the help of a command".to_owned()));
+        about.push(("help", "Print this help or the help of a command".to_owned()));
         let widest = about.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         let mut list = String::new();
         for (heading, names) in GROUPS {
@@ -62,83 +64,83 @@ impl Args {
         command.help_template(template)
     }
 
-    /// Reads a command line, the program's name first.
-    pub(crate) fn read(line: Vec<OsString>) -> Result<Self, clap::Error> {
+    /// Parses a command line, program name first.
+    pub(crate) fn parse_line(line: Vec<OsString>) -> Result<Self, clap::Error> {
         let mut definition = Self::definition();
         let matches = definition.try_get_matches_from_mut(line)?;
-        Self::from_arg_matches(&matches).map_err(|why| why.format(&mut definition))
+        Self::from_arg_matches(&matches).map_err(|error| error.format(&mut definition))
     }
 }
 
-/// What every command understands, before or after its name.
-#[derive(Clone, Debug, Default, Group)]
+/// Options that every command accepts, before or after its name.
+#[derive(Clone, Debug, Default, ArgGroup)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Globals {
-    /// How results are written: table, json, csv, or plain with tabs [env: TINKEX_FORMAT] [default:
+    /// Output format: table, json, csv or plain (tab-separated) [env: TINKEX_FORMAT] [default:
     /// table]
     #[arg(short, long, global = true, value_enum, hide_possible_values = true)]
-    pub(crate) format: Option<Format>,
-    /// The same as --format json
+    pub(crate) format: Option<OutputFormat>,
+    /// Print JSON; same as --format json
     #[arg(long, global = true, conflicts_with = "format")]
     pub(crate) json: bool,
-    /// When to use colours: auto, always or never [env: NO_COLOR, CLICOLOR_FORCE] [default: auto]
+    /// Use colors: auto, always or never [env: NO_COLOR, CLICOLOR_FORCE] [default: auto]
     #[arg(long, global = true, value_enum, value_name = "WHEN", hide_possible_values = true)]
     pub(crate) color: Option<ColorChoice>,
-    /// The same as --color never
+    /// Disable colors; same as --color never
     #[arg(long, global = true, conflicts_with = "color")]
     pub(crate) no_color: bool,
-    /// Only results and errors
+    /// Print only results and errors
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
-    /// Tell more on standard error; twice for every request [env: TINKER_LOG]
+    /// Log more to standard error; -vv logs every request [env: TINKER_LOG]
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
-    /// No progress bars; they are only ever shown on a terminal
+    /// Hide progress bars
     #[arg(long, global = true)]
     pub(crate) no_progress: bool,
-    /// Settings to use, see `tinkex config` [env: TINKEX_PROFILE]
+    /// Profile of the configuration file, see `tinkex config` [env: TINKEX_PROFILE]
     #[arg(long, global = true, value_name = "NAME")]
     pub(crate) profile: Option<String>,
-    /// The server [env: TINKER_BASE_URL] [default: the hosted service]
+    /// Base URL of the API [env: TINKER_BASE_URL] [default: the hosted service]
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) base_url: Option<BaseUrl>,
-    /// The server on this machine, which needs no key: the one that runs, or one for this command
+    /// Use the server on this machine, starting one for this command if none runs; needs no key
     #[arg(long, global = true, conflicts_with_all = ["base_url", "api_key", "api_key_file"])]
     pub(crate) local: bool,
-    /// A file that holds the API key [env: TINKER_API_KEY, the key itself]
+    /// File that contains the API key [env: TINKER_API_KEY, the key itself]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
-    /// The API key. Others on this machine can see it: prefer the file, or TINKER_API_KEY
+    /// API key; visible to other users of this machine, so prefer --api-key-file
     #[arg(long, global = true, value_name = "KEY", conflicts_with = "api_key_file", hide = true)]
     pub(crate) api_key: Option<Secret>,
-    /// The project that new things belong to, or that is asked about [env: TINKER_PROJECT_ID]
+    /// Project to create resources in or to report on [env: TINKER_PROJECT_ID]
     #[arg(long, global = true, value_name = "ID")]
     pub(crate) project_id: Option<String>,
-    /// How long one request may take, such as 30s; a bare number is seconds [default: 60s]
-    #[arg(long, global = true, value_name = "TIME", value_parser = duration)]
+    /// Timeout of one request, such as 30s; a bare number is seconds [default: 60s]
+    #[arg(long, global = true, value_name = "DURATION", value_parser = duration)]
     pub(crate) timeout: Option<Duration>,
-    /// How long to go on after failures that pass, such as 90s or 5m; 0 tries once [default: 60s]
-    #[arg(long, global = true, value_name = "TIME", value_parser = duration)]
+    /// Retry temporary failures for this long, such as 90s or 5m; 0 disables [default: 60s]
+    #[arg(long, global = true, value_name = "DURATION", value_parser = duration)]
     pub(crate) retry_for: Option<Duration>,
-    /// Wait until the account is settled (402) instead of giving up
+    /// On a billing error (402), wait until the account is settled instead of failing
     #[arg(long, global = true)]
     pub(crate) wait_for_billing: bool,
 }
 
-/// How results are written.
+/// Format of results on standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Format {
-    /// A table for people
+pub(crate) enum OutputFormat {
+    /// Table with borders
     Table,
-    /// One document for programs
+    /// One JSON document
     Json,
-    /// Values with commas
+    /// Comma-separated values with a header
     Csv,
-    /// Values with tabs, without headers
+    /// Tab-separated values without a header
     Plain,
 }
 
-/// When to use colours.
+/// When to use colors and other terminal escapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ColorChoice {
     /// On a terminal, unless NO_COLOR is set
@@ -147,12 +149,13 @@ pub(crate) enum ColorChoice {
     Never,
 }
 
-/// A time such as `90s`, `5m`, `1h`, `30d`, `250ms`; a bare number is seconds.
+/// Parses a duration such as `250ms`, `90s`, `5m`, `1h`, `30d` or `2w`. A number without a unit is
+/// in seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
-    let wrong = || "give a time such as 90s, 5m or 1h".to_owned();
-    let number: f64 = number.parse().map_err(|_| wrong())?;
+    let invalid = || "expected a duration such as 90s, 5m or 1h".to_owned();
+    let number: f64 = number.parse().map_err(|_| invalid())?;
     let seconds = match unit.trim() {
         "ms" => number / 1000.0,
         "" | "s" => number,
@@ -160,18 +163,18 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         "h" => number * 3600.0,
         "d" => number * 86_400.0,
         "w" => number * 604_800.0,
-        _ => return Err(wrong()),
+        _ => return Err(invalid()),
     };
-    Duration::try_from_secs_f64(seconds).map_err(|_| wrong())
+    Duration::try_from_secs_f64(seconds).map_err(|_| invalid())
 }
 
-/// Whether a command line that could not be understood wants its errors as a document.
-pub(crate) fn wants_json(line: &[OsString], env: &Env) -> bool {
+/// Returns whether a command line that cannot be parsed asks for JSON errors.
+pub(crate) fn wants_json(line: &[OsString], variables: &Env) -> bool {
     let words: Vec<_> = line.iter().filter_map(|word| word.to_str()).collect();
-    let said = words.iter().find_map(|word| word.strip_prefix("--format="));
+    let joined = words.iter().find_map(|word| word.strip_prefix("--format="));
     let pair = || words.windows(2).find(|pair| matches!(pair[0], "-f" | "--format")).map(|p| p[1]);
     words.iter().any(|word| matches!(*word, "--json" | "-fjson" | "-f=json"))
-        || said.or_else(pair).or(env.get("TINKEX_FORMAT")) == Some("json")
+        || joined.or_else(pair).or(variables.get("TINKEX_FORMAT")) == Some("json")
 }
 
 #[cfg(test)]
@@ -179,12 +182,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_definitions_agree_with_each_other() {
+    fn the_definition_is_consistent() {
         Args::definition().debug_assert();
     }
 
     #[test]
-    fn help_lists_every_command_once() {
+    fn the_main_help_lists_every_command_once() {
         let command = Args::command();
         let mut known: Vec<_> = command.get_subcommands().map(clap::Command::get_name).collect();
         known.push("help");
@@ -194,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_units() {
+    fn durations_have_units() {
         for (text, seconds) in [("0", 0.0), ("90s", 90.0), ("1.5m", 90.0), ("250ms", 0.25)] {
             assert_eq!(duration(text).unwrap(), Duration::from_secs_f64(seconds));
         }

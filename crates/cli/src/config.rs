@@ -1,7 +1,7 @@
-//! [`ConfigFile`]: settings that stay, in one file, by profile.
+//! [`ConfigFile`]: the configuration file with its profiles.
 //!
 //! ```toml
-//! profile = "work"            # which one counts when none is named
+//! profile = "work"            # default profile
 //!
 //! [profiles.work]
 //! base_url = "http://localhost:8000"
@@ -16,46 +16,46 @@ use tinkex::{BaseUrl, Env};
 use tinkex_files::AtomicWrite;
 use toml_edit::{DocumentMut, Item, Table, value};
 
-use crate::args::{ColorChoice, Format, duration};
+use crate::args::{ColorChoice, OutputFormat, duration};
 use crate::error::{CommandError, Exit};
 
-/// The profile that counts when nobody names another.
-const USUAL: &str = "default";
+/// Name of the default profile, unless the file sets another.
+const DEFAULT_PROFILE: &str = "default";
 
-/// What can be set, and what it means.
+/// Names and descriptions of the settings of a profile.
 pub(crate) const KEYS: [(&str, &str); 8] = [
-    ("base_url", "the server"),
-    ("local", "whether the server is the one on this machine: true or false"),
-    ("project_id", "the project that new things belong to"),
-    ("key_id", "which stored key, see `tinkex auth list`"),
-    ("format", "how results are written: table, json, csv or plain"),
-    ("color", "when to use colours: auto, always or never"),
-    ("timeout", "how long one request may take"),
-    ("retry_for", "how long to go on after failures that pass"),
+    ("base_url", "base URL of the API"),
+    ("local", "use the server on this machine: true or false"),
+    ("project_id", "project to create resources in"),
+    ("key_id", "stored API key, see `tinkex auth list`"),
+    ("format", "output format: table, json, csv or plain"),
+    ("color", "use colors: auto, always or never"),
+    ("timeout", "timeout of one request"),
+    ("retry_for", "time to retry temporary failures for"),
 ];
 
-/// The file as it stands, comments included.
+/// Contents of the configuration file. Comments and unknown keys survive changes.
 #[derive(Debug)]
 pub(crate) struct ConfigFile {
     path: PathBuf,
     file: DocumentMut,
 }
 
-/// What a profile says.
+/// Settings of a profile.
 #[derive(Debug, Default)]
 pub(crate) struct Profile {
     pub(crate) base_url: Option<BaseUrl>,
     pub(crate) local: Option<bool>,
     pub(crate) project_id: Option<String>,
     pub(crate) key_id: Option<String>,
-    pub(crate) format: Option<Format>,
+    pub(crate) format: Option<OutputFormat>,
     pub(crate) color: Option<ColorChoice>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) retry_for: Option<Duration>,
 }
 
 impl ConfigFile {
-    /// Where the file is, whether or not it is there yet.
+    /// Returns the path of the file, which may not exist yet.
     pub(crate) fn path(env: &Env) -> PathBuf {
         if let Some(path) = env.get("TINKEX_CONFIG") {
             return path.into();
@@ -63,49 +63,54 @@ impl ConfigFile {
         folder(env, "XDG_CONFIG_HOME", ".config").join("config.toml")
     }
 
-    /// Reads the file; one that is not there says nothing.
+    /// Reads the file. A missing file is empty.
     pub(crate) fn load(env: &Env) -> Result<Self, CommandError> {
         let path = Self::path(env);
         let shown = path.display().to_string();
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
-            Err(why) if why.kind() == std::io::ErrorKind::NotFound => String::new(),
-            Err(why) => return Err(CommandError::file("read", &shown, &why)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(CommandError::file("read", &shown, &error)),
         };
-        let file = text.parse().map_err(|why: toml_edit::TomlError| {
-            CommandError::new(Exit::Usage, format!("{shown} is not valid: {}", why.message()))
-                .hint("mend the file; `tinkex config path` tells where it is")
+        let file = text.parse().map_err(|error: toml_edit::TomlError| {
+            CommandError::new(
+                Exit::Usage,
+                format!("cannot parse configuration file {shown}: {}", error.message()),
+            )
+            .hint("Correct the file; it must be valid TOML.")
         })?;
         Ok(Self { path, file })
     }
 
-    /// The profile that counts when none is named on the command line or in the environment.
-    pub(crate) fn usual_profile(&self) -> Result<Profile, CommandError> {
-        let name = self.usual_name();
+    /// Returns the profile that is used without `--profile` and `TINKEX_PROFILE`.
+    pub(crate) fn default_profile(&self) -> Result<Profile, CommandError> {
+        let name = self.default_name();
         match self.table(name) {
-            None if name == USUAL => Ok(Profile::default()),
+            None if name == DEFAULT_PROFILE => Ok(Profile::default()),
             _ => self.profile(name),
         }
     }
 
-    fn usual_name(&self) -> &str {
-        self.file.get("profile").and_then(Item::as_str).unwrap_or(USUAL)
+    fn default_name(&self) -> &str {
+        self.file.get("profile").and_then(Item::as_str).unwrap_or(DEFAULT_PROFILE)
     }
 
-    /// A profile by its name.
+    /// Returns the profile with this name.
     pub(crate) fn profile(&self, name: &str) -> Result<Profile, CommandError> {
         let Some(table) = self.table(name) else {
             let path = self.path.display();
-            return Err(CommandError::usage(format!("there is no profile {name:?} in {path}"))
-                .hint(format!("`tinkex config set --profile {name} base_url URL` makes one")));
+            return Err(CommandError::usage(format!("unknown profile {name:?} in {path}")).hint(
+                format!("Create it with `tinkex config set --profile {name} base_url URL`."),
+            ));
         };
         let mut profile = Profile::default();
         for (key, item) in table {
             let text = text(item);
-            profile.take(key, &text).map_err(|why| {
-                let place = format!("{}, profile {name:?}", self.path.display());
-                CommandError::usage(format!("{place}: {key} = {text:?} {why}"))
-                    .hint(format!("`tinkex config set --profile {name} {key} VALUE` mends it"))
+            profile.assign(key, &text).map_err(|error| {
+                let path = self.path.display();
+                CommandError::usage(format!("invalid profile {name:?} in {path}: {error}")).hint(
+                    format!("Correct it with `tinkex config set --profile {name} {key} VALUE`."),
+                )
             })?;
         }
         Ok(profile)
@@ -115,7 +120,7 @@ impl ConfigFile {
         self.file.get("profiles")?.as_table()?.get(name)?.as_table()
     }
 
-    /// All there is: profile, key, value. The profile that counts is told by `profile` itself.
+    /// Returns all settings as profile, key and value.
     pub(crate) fn list(&self) -> Vec<(String, String, String)> {
         let mut all = Vec::new();
         for (name, profile) in
@@ -128,12 +133,12 @@ impl ConfigFile {
         all
     }
 
-    /// The name of the profile that is read and written: the one named, or the one that counts.
-    pub(crate) fn chosen(&self, named: Option<&str>) -> String {
-        named.unwrap_or_else(|| self.usual_name()).to_owned()
+    /// Returns `named`, or the name of the default profile.
+    pub(crate) fn profile_name(&self, named: Option<&str>) -> String {
+        named.unwrap_or_else(|| self.default_name()).to_owned()
     }
 
-    /// One value, of a profile or, for `profile`, of the file.
+    /// Returns a setting of a profile or, for the key `profile`, the name of the default profile.
     pub(crate) fn get(&self, profile: &str, key: &str) -> Option<String> {
         match key {
             "profile" => self.file.get("profile").map(text),
@@ -141,29 +146,28 @@ impl ConfigFile {
         }
     }
 
-    /// Sets a value, if it makes sense. Nothing is written yet.
+    /// Validates and sets a value in memory. Call [`save`](Self::save) to write the file.
     pub(crate) fn set(&mut self, profile: &str, key: &str, to: &str) -> Result<(), CommandError> {
         if key == "profile" {
             self.profile(to)?;
             self.file["profile"] = value(to);
             return Ok(());
         }
-        Profile::default()
-            .take(key, to)
-            .map_err(|why| CommandError::usage(format!("{key} = {to:?} {why}")))?;
+        Profile::default().assign(key, to).map_err(CommandError::usage)?;
         let profiles = self.file.entry("profiles").or_insert_with(|| {
             let mut profiles = Table::new();
             profiles.set_implicit(true);
             profiles.into()
         });
-        let broken = || CommandError::usage("the configuration file's profiles are no tables");
+        let broken =
+            || CommandError::usage("invalid configuration file: `profiles` must contain tables");
         let profiles = profiles.as_table_mut().ok_or_else(broken)?;
         let profile = profiles.entry(profile).or_insert_with(|| Table::new().into());
         profile.as_table_mut().ok_or_else(broken)?.insert(key, value(to));
         Ok(())
     }
 
-    /// Removes a value, and says whether there was one. Nothing is written yet.
+    /// Removes a value in memory. Returns whether it existed.
     pub(crate) fn unset(&mut self, profile: &str, key: &str) -> bool {
         if key == "profile" {
             return self.file.remove("profile").is_some();
@@ -173,56 +177,60 @@ impl ConfigFile {
         table.is_some_and(|table| table.remove(key).is_some())
     }
 
-    /// Writes the file, whole or not at all.
+    /// Replaces the file atomically.
     pub(crate) fn save(&self) -> Result<(), CommandError> {
         AtomicWrite::new(&self.path)
             .create_folders()
             .write(self.file.to_string())
-            .map_err(|why| CommandError::file("written", &self.path.display().to_string(), &why))
+            .map_err(|error| CommandError::file("write", &self.path.display().to_string(), &error))
     }
 }
 
 impl Profile {
-    /// Takes a value in, or says what is wrong with it.
-    fn take(&mut self, key: &str, text: &str) -> Result<(), String> {
+    /// Parses and stores a value. The error names the key and the value.
+    fn assign(&mut self, key: &str, text: &str) -> Result<(), String> {
+        let invalid = |expected: &str| format!("invalid {key} {text:?}: expected {expected}");
         match key {
             "base_url" => {
-                let wrong = |_| "is not an address such as http://localhost:8000".to_owned();
-                self.base_url = Some(text.parse().map_err(wrong)?);
+                let parsed =
+                    text.parse().map_err(|_| invalid("a URL such as http://localhost:8000"));
+                self.base_url = Some(parsed?);
             }
-            "local" => {
-                self.local =
-                    Some(text.parse().map_err(|_| "is neither true nor false".to_owned())?);
-            }
+            "local" => self.local = Some(text.parse().map_err(|_| invalid("true or false"))?),
             "project_id" => self.project_id = Some(text.to_owned()),
             "key_id" => self.key_id = Some(text.to_owned()),
-            "format" => self.format = Some(word(text)?),
-            "color" => self.color = Some(word(text)?),
-            "timeout" => self.timeout = Some(duration(text)?),
-            "retry_for" => self.retry_for = Some(duration(text)?),
+            "format" => self.format = Some(parse_choice(text).map_err(|all| invalid(&all))?),
+            "color" => self.color = Some(parse_choice(text).map_err(|all| invalid(&all))?),
+            "timeout" | "retry_for" => {
+                let parsed = duration(text).map_err(|_| invalid("a duration such as 90s or 5m"))?;
+                let field = if key == "timeout" { &mut self.timeout } else { &mut self.retry_for };
+                *field = Some(parsed);
+            }
             _ => {
                 let all: Vec<_> = KEYS.iter().map(|(key, _)| *key).collect();
-                return Err(format!("is no setting; there are {}, profile", all.join(", ")));
+                let all = all.join(", ");
+                return Err(format!("unknown setting `{key}`; expected one of: {all}, profile"));
             }
         }
         Ok(())
     }
 }
 
-fn word<T: ValueEnum>(text: &str) -> Result<T, String> {
+/// Parses one of an enum's values. The error lists them.
+fn parse_choice<T: ValueEnum>(text: &str) -> Result<T, String> {
     T::from_str(text, true).map_err(|_| {
         let all = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
         let all: Vec<_> = all.map(|value| value.get_name().to_owned()).collect();
-        format!("is none of {}", all.join(", "))
+        format!("one of: {}", all.join(", "))
     })
 }
 
-/// A value as it was meant, whatever its type in the file.
+/// Returns a value as text, whatever its TOML type.
 fn text(item: &Item) -> String {
     item.as_str().map_or_else(|| item.to_string().trim().to_owned(), str::to_owned)
 }
 
-/// The program's folder for files of one kind.
+/// Returns the program's folder below the XDG folder of `variable`, or below `below_home`.
 pub(crate) fn folder(env: &Env, variable: &str, below_home: &str) -> PathBuf {
     let base = match env.get(variable) {
         Some(folder) => PathBuf::from(folder),
@@ -248,11 +256,11 @@ mod tests {
     }
 
     #[test]
-    fn comments_and_strangers_stay_when_a_value_is_set() {
+    fn setting_a_value_keeps_comments_and_other_values() {
         let text = "# mine\nprofile = \"work\"\n\n[profiles.work] # office\nformat = \"json\"\n";
         let (folder, config) = config(text);
         let mut config = config.unwrap();
-        assert_eq!(config.usual_profile().unwrap().format, Some(Format::Json));
+        assert_eq!(config.default_profile().unwrap().format, Some(OutputFormat::Json));
         config.set("work", "retry_for", "2m").unwrap();
         config.set("home", "base_url", "http://localhost:8000").unwrap();
         config.save().unwrap();
@@ -264,11 +272,11 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_its_place() {
+    fn invalid_values_are_rejected_with_their_key() {
         let (_folder, broken) = config("profile = ");
         assert!(broken.is_err());
         let (_folder, wrong) = config("[profiles.default]\ntimeout = \"soon\"\n");
-        let said = format!("{:?}", wrong.unwrap().usual_profile().unwrap_err());
+        let said = format!("{:?}", wrong.unwrap().default_profile().unwrap_err());
         assert!(said.contains("timeout") && said.contains("soon"), "{said}");
         let (_folder, config) = config("");
         let mut config = config.unwrap();

@@ -1,4 +1,4 @@
-//! [`Environment`]: everything a command line touches outside itself.
+//! [`Environment`]: the streams, variables, terminal and signals that a command line uses.
 
 use std::fmt;
 use std::io::{self, BufRead, IsTerminal as _, Write};
@@ -12,33 +12,33 @@ use tokio::sync::{oneshot, watch};
 
 use crate::error::CommandError;
 
-/// Everything a command line touches outside itself.
+/// Everything outside the process that a command line uses.
 ///
-/// The program brings its own streams and environment; a test brings others, and looks at what was
-/// written afterwards.
+/// The program supplies its real streams and variables. A test supplies its own and inspects what
+/// was written.
 pub struct Environment {
-    /// The environment. It is read nowhere else.
+    /// Environment variables. The crate reads them nowhere else, except for shell completion.
     pub variables: Env,
-    /// The folder that relative paths start from.
+    /// Working directory, the base of relative paths.
     pub folder: PathBuf,
-    /// Where results go.
+    /// Standard output, for results.
     pub out: Box<dyn Write + Send>,
-    /// Where questions, notices, progress and errors go.
+    /// Standard error, for prompts, notices, progress and errors.
     pub err: Box<dyn Write + Send>,
-    /// Where answers to questions, and input given as `-`, come from.
+    /// Standard input, for answers to prompts and for arguments given as `-`.
     pub input: Input,
-    /// Which of the streams are terminals.
+    /// Which streams are terminals, and how wide they are.
     pub terminals: Terminals,
-    /// Tells when the user wants it to stop.
+    /// Interruptions by the user.
     pub interrupt: Interrupt,
-    /// Whose events are told on standard error.
+    /// Threads whose events are logged to standard error.
     pub log_scope: LogScope,
-    /// Changes every client before it is built: a test puts its own server in here.
+    /// Hook that changes every client builder; a test sets its own HTTP service here.
     pub prepare: Box<dyn Fn(ServiceClientBuilder) -> ServiceClientBuilder + Send>,
 }
 
 impl Environment {
-    /// A path as the user means it.
+    /// Resolves a path relative to the working directory.
     pub(crate) fn path(&self, path: &Path) -> PathBuf {
         self.folder.join(path)
     }
@@ -53,27 +53,27 @@ impl fmt::Debug for Environment {
     }
 }
 
-/// Whose events are told on standard error.
+/// Threads whose events are logged to standard error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogScope {
-    /// Those of the thread that runs the command: beside it others may run.
+    /// The thread that runs the command. Other commands may run in the same process.
     ThisThread,
-    /// Those of every thread. The first command of a process that wants it gets it.
+    /// All threads. Only the first such command of a process takes effect.
     AllThreads,
 }
 
-/// Which of the streams are terminals.
+/// Which streams are terminals, and how wide they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terminals {
-    /// How wide the terminal is that results go to; `None` if they go elsewhere.
+    /// Columns of standard output; `None` if it is not a terminal.
     pub out: Option<usize>,
-    /// The same for progress and questions.
+    /// Columns of standard error; `None` if it is not a terminal.
     pub err: Option<usize>,
-    /// Whether somebody sits there to answer questions.
+    /// Whether standard input is a terminal, so that prompts can be answered.
     pub input: bool,
 }
 
-/// Lines from a stream that may block for as long as it likes.
+/// Input stream that is read on a separate thread, because a read may block indefinitely.
 #[derive(Clone)]
 pub struct Input {
     stream: Arc<Mutex<Box<dyn BufRead + Send>>>,
@@ -81,8 +81,7 @@ pub struct Input {
     hide: Option<Hide>,
 }
 
-/// Makes the terminal show nothing of what is typed and hand it over at once, until the value it
-/// gives is dropped.
+/// Disables echo and line buffering of the terminal until the returned guard is dropped.
 type Hide = fn() -> io::Result<Box<dyn Send>>;
 
 impl fmt::Debug for Input {
@@ -92,12 +91,12 @@ impl fmt::Debug for Input {
 }
 
 impl Input {
-    /// Lines of this stream.
+    /// Creates an input from a stream.
     pub fn new(stream: impl BufRead + Send + 'static) -> Self {
         Self { stream: Arc::new(Mutex::new(Box::new(stream))), edits: false, hide: None }
     }
 
-    /// Standard input, where lines can be edited if it is a terminal.
+    /// Returns the process's standard input. Lines can be edited if it is a terminal.
     #[must_use]
     pub fn of_process() -> Self {
         let (edits, input) =
@@ -109,20 +108,19 @@ impl Input {
         Self { edits, hide, ..input }
     }
 
-    /// Whether lines can be edited as they are typed.
+    /// Returns whether lines can be edited while they are typed.
     #[must_use]
     pub fn edits(&self) -> bool {
         self.edits
     }
 
-    /// The next line without its end; `None` when there are no more.
+    /// Reads the next line without its line ending; `None` at the end of the stream.
     ///
-    /// It is read on a thread of its own, which nobody waits for: a program that is interrupted at
-    /// a question must be able to end.
+    /// The reading thread is detached, so that a program interrupted at a prompt can exit.
     ///
     /// # Errors
     ///
-    /// If the stream cannot be read, or is no text.
+    /// Returns an error if the stream cannot be read or is not UTF-8.
     pub async fn line(&self) -> io::Result<Option<String>> {
         self.read(|stream| {
             let mut line = String::new();
@@ -134,11 +132,11 @@ impl Input {
         .await
     }
 
-    /// Everything that is left.
+    /// Reads the remaining text.
     ///
     /// # Errors
     ///
-    /// If the stream cannot be read, or is no text.
+    /// Returns an error if the stream cannot be read or is not UTF-8.
     pub async fn rest(&self) -> io::Result<String> {
         self.read(|stream| {
             let mut text = String::new();
@@ -148,50 +146,53 @@ impl Input {
         .await
     }
 
-    /// The answer to a question, shown by `echo` as so many stars. Elsewhere than on a terminal a line as any
-    /// other. `None` at the end, and where the user gives up with Ctrl-D.
+    /// Prompts for a secret and echoes a star for each character through `echo`.
+    ///
+    /// If the stream is not a terminal, an ordinary line is read. Returns `None` at the end of the
+    /// stream and if the user presses Ctrl-D.
     ///
     /// # Errors
     ///
-    /// If the stream cannot be read, or the user pressed Ctrl-C ([`io::ErrorKind::Interrupted`]).
+    /// Returns an error if the stream cannot be read, or [`io::ErrorKind::Interrupted`] if the user
+    /// presses Ctrl-C.
     pub async fn secret(
         &self,
-        question: &str,
+        prompt: &str,
         mut echo: impl FnMut(&str) + Send + 'static,
     ) -> io::Result<Option<String>> {
         let Some(hide) = self.hide else {
-            echo(question);
+            echo(prompt);
             return self.line().await;
         };
-        // Held here, not by the thread that may wait for ever: it has to go when this is dropped.
+        // The guard is held here, not by the reading thread, which may never return.
         let _hidden = hide()?;
-        echo(question);
-        self.read(move |stream| typed(stream, echo)).await
+        echo(prompt);
+        self.read(move |stream| read_secret(stream, echo)).await
     }
 
     async fn read<T: Send + 'static>(
         &self,
-        how: impl FnOnce(&mut dyn BufRead) -> io::Result<T> + Send + 'static,
+        read: impl FnOnce(&mut dyn BufRead) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
-        let (tell, told) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let stream = Arc::clone(&self.stream);
         std::thread::spawn(move || {
             let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
-            // Whoever asked may have gone.
-            let _ = tell.send(how(&mut **stream));
+            // The caller may have been cancelled.
+            let _ = sender.send(read(&mut **stream));
         });
-        told.await.unwrap_or_else(|_| Err(io::Error::other("the input could not be read")))
+        receiver.await.unwrap_or_else(|_| Err(io::Error::other("the reading thread panicked")))
     }
 }
 
-/// Hides what is typed, until the guard is dropped.
+/// Disables echo, line buffering and signal keys of standard input until the guard is dropped.
 #[cfg(unix)]
 fn hide() -> io::Result<Box<dyn Send>> {
     use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
-    struct Before(Termios);
+    struct RestoreMode(Termios);
 
-    impl Drop for Before {
+    impl Drop for RestoreMode {
         fn drop(&mut self) {
             let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.0);
         }
@@ -201,11 +202,11 @@ fn hide() -> io::Result<Box<dyn Send>> {
     let mut hidden = before.clone();
     hidden.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
     tcsetattr(io::stdin(), OptionalActions::Now, &hidden)?;
-    Ok(Box::new(Before(before)))
+    Ok(Box::new(RestoreMode(before)))
 }
 
-/// Reads a line that the terminal hands over key by key.
-fn typed(stream: &mut dyn BufRead, mut echo: impl FnMut(&str)) -> io::Result<Option<String>> {
+/// Reads a line from a terminal without line buffering, handling the editing keys itself.
+fn read_secret(stream: &mut dyn BufRead, mut echo: impl FnMut(&str)) -> io::Result<Option<String>> {
     let mut line = Vec::new();
     loop {
         let mut key = [0];
@@ -213,7 +214,7 @@ fn typed(stream: &mut dyn BufRead, mut echo: impl FnMut(&str)) -> io::Result<Opt
             return Ok(None);
         }
         match key[0] {
-            // Ctrl-C, which a hidden terminal does not make a signal of.
+            // Ctrl-C: signal keys are disabled while the terminal does not echo.
             3 => return Err(io::ErrorKind::Interrupted.into()),
             // Ctrl-D.
             4 if line.is_empty() => return Ok(None),
@@ -237,10 +238,10 @@ fn typed(stream: &mut dyn BufRead, mut echo: impl FnMut(&str)) -> io::Result<Opt
     }
     String::from_utf8(line)
         .map(Some)
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "what was typed is no text"))
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the input is not UTF-8"))
 }
 
-/// Tells when the user wants it to stop: Ctrl-C, once or more often.
+/// Counter of the user's interruptions (Ctrl-C, SIGTERM). Clones share the counter.
 #[derive(Clone, Debug)]
 pub struct Interrupt(Arc<watch::Sender<u32>>);
 
@@ -251,31 +252,31 @@ impl Default for Interrupt {
 }
 
 impl Interrupt {
-    /// The user pressed Ctrl-C.
+    /// Counts one interruption.
     pub fn press(&self) {
         self.0.send_modify(|count| *count += 1);
     }
 
-    /// How often that happened.
+    /// Returns the number of interruptions so far.
     #[must_use]
     pub fn count(&self) -> u32 {
         *self.0.borrow()
     }
 
-    /// Waits until it has happened at least this often.
+    /// Waits until the number of interruptions is at least `times`.
     pub async fn pressed(&self, times: u32) {
-        // It holds a sender itself, so the channel cannot close.
+        // `self` holds the sender, so the channel cannot close.
         let _ = self.0.subscribe().wait_for(|count| *count >= times).await;
     }
 
-    /// Does something, unless it is pressed so often before it is done.
-    pub(crate) async fn stops<T>(
+    /// Runs `work`, cancelling it when the number of interruptions reaches `times`.
+    pub(crate) async fn cancels<T>(
         &self,
         times: u32,
         work: impl Future<Output = Result<T, CommandError>>,
     ) -> Result<T, CommandError> {
         match select(pin!(work), pin!(self.pressed(times))).await {
-            Either::Left((done, _)) => done,
+            Either::Left((result, _)) => result,
             Either::Right(_) => Err(CommandError::interrupted()),
         }
     }
@@ -286,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_become_a_line_and_stars() {
+    fn a_secret_is_read_key_by_key_and_echoed_as_stars() {
         for (keys, line, shown) in [
             (&b"tml-1\r"[..], Some("tml-1"), "*****"),
             (b"ab\x7fc\n", Some("ac"), "**\u{8} \u{8}*"),
@@ -296,10 +297,10 @@ mod tests {
             (b"a\x04", Some("a"), "*"),
         ] {
             let mut echoed = String::new();
-            let read = typed(&mut &keys[..], |text| echoed.push_str(text)).unwrap();
+            let read = read_secret(&mut &keys[..], |text| echoed.push_str(text)).unwrap();
             assert_eq!((read.as_deref(), echoed.as_str()), (line, shown));
         }
-        let stopped = typed(&mut &b"ab\x03"[..], |_| ()).unwrap_err();
-        assert_eq!(stopped.kind(), io::ErrorKind::Interrupted);
+        let interrupted = read_secret(&mut &b"ab\x03"[..], |_| ()).unwrap_err();
+        assert_eq!(interrupted.kind(), io::ErrorKind::Interrupted);
     }
 }

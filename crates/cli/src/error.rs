@@ -1,52 +1,39 @@
-//! [`CommandError`]: what went wrong, what to do about it, and the exit code.
+//! [`CommandError`]: the message, hint and exit code of a failed command.
 
 use std::fmt;
 use std::io;
 
 use serde::Serialize;
 use tinkex::wire::ErrorBody;
-use tinkex::{Error, ErrorKind};
+use tinkex::{Error, ErrorKind, Hint};
 
 use crate::commands;
 use crate::environment::Environment;
 
-/// What to do where no server is known to have failed.
-const UNREACHED: &str = "check the network and the base URL (TINKER_BASE_URL)";
-
-/// What to do where there is no such thing, in the SDK's words.
-const NOT_THERE: &str = "check the id and the base URL (TINKER_BASE_URL)";
-
-/// What to do where whoever answers is no Tinker server.
-const NO_API: &str = "check that the base URL (TINKER_BASE_URL) is that of the API";
-
-/// What to do where there is no credential at all.
-pub(crate) const NO_KEY: &str = "set TINKER_API_KEY, or store a key with `tinkex auth login`; \
-                                 the server on this machine needs none: --local";
-
-/// How the program ends.
+/// Exit status of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Exit {
-    /// All is done.
+    /// The command succeeded.
     Success,
-    /// It failed.
+    /// The command failed.
     Failed,
-    /// The command line makes no sense; nothing was tried.
+    /// The command line is invalid; nothing was attempted.
     Usage,
-    /// The credential is missing or refused.
+    /// The credential is missing or was rejected.
     Credentials,
-    /// There is no such thing.
+    /// The requested resource does not exist.
     NotFound,
-    /// It may work later.
+    /// The failure is temporary: too many requests, a server error, or no connection.
     Temporary,
-    /// Some of it is done, and some failed.
+    /// A part of the command succeeded, for example some of several deletions.
     Partial,
-    /// The user stopped it.
+    /// The user interrupted the command.
     Interrupted,
 }
 
 impl Exit {
-    /// The number that the program ends with.
+    /// Returns the exit code of the process.
     #[must_use]
     pub const fn code(self) -> u8 {
         match self {
@@ -62,28 +49,86 @@ impl Exit {
     }
 }
 
-/// What went wrong.
+/// Error of a command.
 #[derive(Debug)]
 pub(crate) enum CommandError {
-    /// Something to say.
+    /// An error to report.
     Report(Box<ErrorReport>),
-    /// Whoever reads the results has gone; there is nobody to tell.
+    /// The reader of standard output closed the pipe. Nothing is reported, and the program
+    /// succeeds.
     ClosedPipe,
 }
 
-/// What a failure says, to a person or, as it is, to a program.
+/// Contents of an error report. Serialized as the `error` object of `--json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct ErrorReport {
     kind: &'static str,
     message: String,
     status: Option<u16>,
-    /// The server's own words.
+    /// The server's own message.
     detail: Option<String>,
-    hint: Option<String>,
-    /// What was asked for: method and path.
+    #[serde(serialize_with = "serialize_hint")]
+    hint: Option<ErrorHint>,
+    /// Method and path of the failed request.
     request: Option<String>,
     #[serde(skip)]
     exit: Exit,
+}
+
+/// Advice on how to resolve an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ErrorHint {
+    /// Advice of the SDK.
+    Sdk(Hint),
+    /// The failure is temporary.
+    RetryLater,
+    /// Advice of the command line, as a sentence.
+    Text(String),
+}
+
+impl ErrorHint {
+    /// No credential was found. Unlike the SDK's hint, this one mentions `--local`.
+    pub(crate) const MISSING_CREDENTIAL: Self = Self::Sdk(Hint::SetCredential);
+}
+
+impl fmt::Display for ErrorHint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sdk(Hint::SetCredential) => f.write_str(
+                "Set TINKER_API_KEY or run `tinkex auth login`. To use the server on this machine, \
+                 which needs no key, pass --local.",
+            ),
+            Self::Sdk(Hint::CheckApiKey) => {
+                f.write_str("Check the API key (TINKER_API_KEY), or run `tinkex auth login`.")
+            }
+            Self::Sdk(Hint::ShortenPrompt) => f.write_str(
+                "Shorten the prompt or lower --max-tokens; `tinkex model list` shows the context \
+                 length of each model.",
+            ),
+            Self::Sdk(hint) => hint.fmt(f),
+            Self::RetryLater => f.write_str("Try again later, or pass a longer --retry-for."),
+            Self::Text(text) => f.write_str(text),
+        }
+    }
+}
+
+impl From<String> for ErrorHint {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<&str> for ErrorHint {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+fn serialize_hint<S: serde::Serializer>(
+    hint: &Option<ErrorHint>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    hint.as_ref().map(ToString::to_string).serialize(serializer)
 }
 
 impl CommandError {
@@ -108,132 +153,134 @@ impl CommandError {
         }))
     }
 
-    /// The command line makes no sense.
+    /// Creates an error about an invalid command line.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self::new(Exit::Usage, message)
     }
 
-    /// The same, where the parser says so.
-    pub(crate) fn usage_of(said: &clap::Error) -> Self {
-        let text = said.to_string();
+    /// Converts an error of the argument parser.
+    pub(crate) fn from_clap(error: &clap::Error) -> Self {
+        let text = error.to_string();
         let first = text.lines().next().unwrap_or_default();
-        let hint = commands::hint(said).unwrap_or_else(|| "see --help".to_owned());
+        let hint = commands::usage_hint(error).unwrap_or_else(|| "Run with --help.".to_owned());
         Self::usage(first.trim_start_matches("error: ")).hint(hint)
     }
 
-    /// The user stopped it.
+    /// Creates the error of a command that the user interrupted.
     pub(crate) fn interrupted() -> Self {
         Self::new(Exit::Interrupted, "interrupted")
     }
 
-    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
-        if let Self::Report(said) = &mut self {
-            said.hint = Some(hint.into());
+    /// Creates an error about a file: `cannot {action} {path}: {error}`.
+    pub(crate) fn file(action: &str, path: impl fmt::Display, error: &io::Error) -> Self {
+        Self::new(Exit::Failed, format!("cannot {action} {path}: {error}"))
+    }
+
+    pub(crate) fn hint(mut self, hint: impl Into<ErrorHint>) -> Self {
+        if let Self::Report(report) = &mut self {
+            report.hint = Some(hint.into());
         }
         self
     }
 
-    /// Names the server, where it could not be reached, and what is on this machine's own, where
-    /// something is not.
-    pub(crate) fn at(mut self, server: &str, local: bool) -> Self {
-        let Self::Report(said) = &mut self else { return self };
-        match said.hint.as_deref() {
-            Some(UNREACHED) => {
-                said.hint = Some(format!(
-                    "check the network, and that {server} is the server (--base-url, \
-                     TINKER_BASE_URL)"
-                ));
+    /// Adapts the hint to the server: names it if it could not be reached, and refers to the lists
+    /// of the local server if a resource does not exist there.
+    pub(crate) fn with_server(mut self, server: &str, local: bool) -> Self {
+        let Self::Report(report) = &mut self else { return self };
+        match report.hint {
+            Some(ErrorHint::Sdk(Hint::CheckNetwork)) => {
+                let text = format!(
+                    "Check the network and that {server} is the right server (--base-url, \
+                     TINKER_BASE_URL)."
+                );
+                report.hint = Some(ErrorHint::Text(text));
             }
-            Some(NOT_THERE) if local => {
-                let see = "see what is there: tinkex model list --local, tinkex run list --local, \
-                           tinkex checkpoint list --local";
-                said.hint = Some(see.to_owned());
+            Some(ErrorHint::Sdk(Hint::CheckId)) if local => {
+                report.hint = Some(ErrorHint::from(
+                    "List what the local server has: tinkex model list --local, tinkex run list \
+                     --local, tinkex checkpoint list --local.",
+                ));
             }
             _ => {}
         }
         self
     }
 
-    /// Says first what did not happen because of it.
-    pub(crate) fn during(mut self, what: &str) -> Self {
-        if let Self::Report(said) = &mut self {
-            said.message = format!("{what}: {}", said.message);
+    /// Prefixes the message with the operation that failed: `{operation}: {message}`.
+    pub(crate) fn context(mut self, operation: &str) -> Self {
+        if let Self::Report(report) = &mut self {
+            report.message = format!("{operation}: {}", report.message);
         }
         self
     }
 
-    /// The same where the rest of the work is done.
-    pub(crate) fn partly(self, what: &str) -> Self {
-        let mut failure = self.during(what);
-        if let Self::Report(said) = &mut failure {
-            said.exit = Exit::Partial;
+    /// Like [`context`](Self::context), for a command of which another part succeeded.
+    pub(crate) fn partial(self, operation: &str) -> Self {
+        let mut error = self.context(operation);
+        if let Self::Report(report) = &mut error {
+            report.exit = Exit::Partial;
         }
-        failure
+        error
     }
 
-    /// How the program ends, if this is how the command ended.
+    /// Returns the exit status of the program if the command fails with this error.
     pub(crate) fn exit(&self) -> Exit {
         match self {
-            Self::Report(said) => said.exit,
+            Self::Report(report) => report.exit,
             Self::ClosedPipe => Exit::Success,
         }
-    }
-
-    /// A file could not be read or written.
-    pub(crate) fn file(what: &str, path: &str, why: &io::Error) -> Self {
-        Self::new(Exit::Failed, format!("{path} cannot be {what}: {why}"))
     }
 }
 
 impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Report(said) => f.write_str(&said.message),
-            Self::ClosedPipe => f.write_str("nobody reads the results"),
+            Self::Report(report) => f.write_str(&report.message),
+            Self::ClosedPipe => f.write_str("the output was closed"),
         }
     }
 }
 
 impl From<Error> for CommandError {
     fn from(error: Error) -> Self {
-        let source = innermost(&error).map(ToString::to_string);
+        let source = root_cause(&error).map(ToString::to_string);
         let detail = error.body().and_then(|body| ErrorBody::message(body.as_bytes()));
         let message = match source.filter(|_| error.status().is_none()) {
             Some(source) if error.kind() != ErrorKind::Decode => format!("{error}: {source}"),
-            _ if is_page(&error) => {
-                error.to_string().replace(detail.as_deref().unwrap_or_default(), "a web page")
+            _ if is_html(&error) => {
+                error.to_string().replace(detail.as_deref().unwrap_or_default(), "an HTML page")
             }
             _ => error.to_string(),
         };
         Self::Report(Box::new(ErrorReport {
-            kind: kind(error.kind()),
+            kind: kind_name(error.kind()),
             message,
             status: error.status(),
             detail,
-            hint: hint(&error).map(str::to_owned),
+            hint: hint(&error),
             request: error.operation().map(str::to_owned),
             exit: exit(&error),
         }))
     }
 }
 
-/// Whether a page for people came back, which the API never sends.
-fn is_page(error: &Error) -> bool {
+/// Returns whether the body is an HTML page, which the API never sends.
+fn is_html(error: &Error) -> bool {
     error.body().is_some_and(|body| body.trim_start().starts_with('<'))
 }
 
-/// What it came from in the end: those between only say that something failed.
-fn innermost(error: &Error) -> Option<&dyn std::error::Error> {
-    std::iter::successors(std::error::Error::source(error), |why| why.source()).last()
+/// Returns the last error of the source chain, the only one that names the cause.
+fn root_cause(error: &Error) -> Option<&dyn std::error::Error> {
+    std::iter::successors(std::error::Error::source(error), |error| error.source()).last()
 }
 
 impl From<io::Error> for CommandError {
-    /// Results could not be written.
-    fn from(why: io::Error) -> Self {
-        if why.kind() == io::ErrorKind::BrokenPipe {
+    /// Converts an error of writing to standard output.
+    fn from(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe {
             return Self::ClosedPipe;
         }
-        Self::new(Exit::Failed, format!("the result cannot be written: {why}"))
+        Self::new(Exit::Failed, format!("cannot write the result: {error}"))
     }
 }
 
@@ -248,28 +295,20 @@ fn exit(error: &Error) -> Exit {
     }
 }
 
-/// What to do: as the SDK says, unless the command line knows better or it says nothing.
-fn hint(error: &Error) -> Option<&str> {
-    if error.is_missing_credential() {
-        return Some(NO_KEY);
+/// Chooses the hint: the SDK's, or advice to retry a temporary failure.
+fn hint(error: &Error) -> Option<ErrorHint> {
+    if is_html(error) {
+        return Some(ErrorHint::Sdk(Hint::CheckServer));
     }
-    if is_page(error) {
-        return Some(NO_API);
-    }
-    error.hint().map(tinkex::Hint::as_str).or_else(|| match error.kind() {
-        ErrorKind::Connect => Some(UNREACHED),
-        _ if error.is_retryable() && error.kind() != ErrorKind::Conflict => {
-            Some("try again later, or let it try longer with --retry-for")
-        }
-        ErrorKind::Decode => Some(NO_API),
-        _ => None,
-    })
+    let is_temporary = error.is_retryable() && error.kind() != ErrorKind::Conflict;
+    error.hint().map(ErrorHint::Sdk).or(is_temporary.then_some(ErrorHint::RetryLater))
 }
 
-fn kind(kind: ErrorKind) -> &'static str {
+fn kind_name(kind: ErrorKind) -> &'static str {
     match kind {
         ErrorKind::Auth => "auth",
         ErrorKind::Billing => "billing",
+        ErrorKind::Certificate => "certificate",
         ErrorKind::Closed => "closed",
         ErrorKind::Config => "config",
         ErrorKind::Conflict => "conflict",
@@ -288,34 +327,33 @@ fn kind(kind: ErrorKind) -> &'static str {
     }
 }
 
-/// Tells what went wrong, and how the program ends.
-pub(crate) fn report(environment: &mut Environment, failure: &CommandError, json: bool) -> Exit {
-    if let CommandError::Report(said) = failure {
+/// Prints an error, as text or as a JSON document, and returns the exit status.
+pub(crate) fn report(environment: &mut Environment, error: &CommandError, json: bool) -> Exit {
+    if let CommandError::Report(report) = error {
         #[derive(Serialize)]
         struct ErrorDocument<'a> {
             error: &'a ErrorReport,
         }
-        let text = match serde_json::to_string(&ErrorDocument { error: said }) {
+        let text = match serde_json::to_string(&ErrorDocument { error: report }) {
             Ok(text) if json => text,
             _ => {
-                let message = crate::format::visible_lines(&said.message);
-                let hint = said.hint.as_ref().map(|hint| format!("\nhint: {hint}"));
+                let message = crate::format::escape_controls_in_lines(&report.message);
+                let hint = report.hint.as_ref().map(|hint| format!("\nhint: {hint}"));
                 format!("error: {message}{}", hint.unwrap_or_default())
             }
         };
-        if said.exit == Exit::Interrupted && environment.terminals.input {
-            // Whatever stood there, a question or `^C`, the message has a line of its own.
-            let _ = writeln!(environment.err);
-        }
-        // If even that cannot be told, the exit code must do.
-        let _ = writeln!(environment.err, "{text}");
+        // The cursor may be behind a prompt or an echoed `^C`.
+        let interrupted = report.exit == Exit::Interrupted && environment.terminals.input;
+        let start = if interrupted { "\n" } else { "" };
+        // If standard error is closed, the exit code alone reports the failure.
+        let _ = environment.err.write_all(format!("{start}{text}\n").as_bytes());
     }
-    failure.exit()
+    error.exit()
 }
 
-/// Shows what the parser says about a command line.
-pub(crate) fn show_usage(environment: &mut Environment, said: &clap::Error) -> Exit {
-    let hint = commands::hint(said).map(|hint| format!("hint: {hint}\n"));
-    let _ = write!(environment.err, "{said}{}", hint.unwrap_or_default());
+/// Prints an error of the argument parser.
+pub(crate) fn report_usage(environment: &mut Environment, error: &clap::Error) -> Exit {
+    let hint = commands::usage_hint(error).map(|hint| format!("hint: {hint}\n"));
+    let _ = write!(environment.err, "{error}{}", hint.unwrap_or_default());
     Exit::Usage
 }

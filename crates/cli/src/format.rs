@@ -1,27 +1,26 @@
-//! How sizes, times and the like are written for people.
+//! Text forms of sizes, times, numbers and foreign text in tables and messages.
 
 use tinkex::Timestamp;
 
-const MISSING: &str = "N/A";
+const NOT_AVAILABLE: &str = "N/A";
 const MINUTE: i64 = 60;
 const HOUR: i64 = 3600;
 const DAY: i64 = 86_400;
 
-/// Yes or no.
-pub(crate) fn yes(value: bool) -> &'static str {
+pub(crate) fn yes_no(value: bool) -> &'static str {
     if value { "Yes" } else { "No" }
 }
 
-/// So many of something.
-pub(crate) fn count(number: usize, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+/// Returns a count with its noun, in the plural unless the count is 1.
+pub(crate) fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// A number of bytes, in powers of 1024.
+/// Returns a size in bytes in units of powers of 1024, with one decimal from 1 KB on.
 pub(crate) fn size(bytes: i64) -> String {
     const UNITS: [&str; 6] = ["KB", "MB", "GB", "TB", "PB", "EB"];
     if bytes < 0 {
-        return MISSING.to_owned();
+        return NOT_AVAILABLE.to_owned();
     }
     if bytes < 1024 {
         return format!("{bytes} B");
@@ -36,12 +35,12 @@ pub(crate) fn size(bytes: i64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// The same for a size that cannot be negative.
+/// Like [`size`], for unsigned sizes.
 pub(crate) fn bytes(bytes: u64) -> String {
     size(i64::try_from(bytes).unwrap_or(i64::MAX))
 }
 
-/// A number as Python writes it: the shortest that reads back as the same.
+/// Returns a number in Python's notation: the shortest text that parses to the same value.
 pub(crate) fn float(value: f64) -> String {
     let scientific = format!("{value:e}");
     match scientific.split_once('e') {
@@ -56,24 +55,24 @@ pub(crate) fn float(value: f64) -> String {
     }
 }
 
-/// Whether an adapter was trained, and of which rank.
+/// Returns whether the model is a LoRA adapter, and its rank if known.
 pub(crate) fn lora(is_lora: bool, rank: Option<u32>) -> String {
     match rank.filter(|rank| is_lora && *rank > 0) {
         Some(rank) => format!("Yes (Rank {rank})"),
-        None => yes(is_lora).to_owned(),
+        None => yes_no(is_lora).to_owned(),
     }
 }
 
-/// A span of time in its largest whole unit.
-pub(crate) fn span(seconds: u64) -> String {
+/// Returns a duration in seconds in the largest unit that divides it: `2 days`.
+pub(crate) fn duration_in_words(seconds: u64) -> String {
     let units = [(86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")];
     let whole = units.iter().find(|(unit, _)| seconds.is_multiple_of(*unit) && seconds >= *unit);
     let (count, word) = whole.map_or((seconds, "second"), |(unit, word)| (seconds / unit, *word));
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }
 
-/// How long something takes.
-pub(crate) fn seconds(seconds: f64) -> String {
+/// Returns a duration in seconds in short form: `9s`, `2m05s`, `1h30m`.
+pub(crate) fn short_duration(seconds: f64) -> String {
     #[expect(clippy::cast_possible_truncation, reason = "it saturates")]
     let whole = seconds.max(0.0).round() as i64;
     match whole {
@@ -83,13 +82,13 @@ pub(crate) fn seconds(seconds: f64) -> String {
     }
 }
 
-/// Anything that may be unknown.
-pub(crate) fn or_missing(value: Option<impl ToString>) -> String {
-    value.map_or_else(|| MISSING.to_owned(), |value| value.to_string())
+/// Returns the value as text, or `N/A`.
+pub(crate) fn or_na(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| NOT_AVAILABLE.to_owned(), |value| value.to_string())
 }
 
-/// A time as seen from another: in words if it is near, as a date if it is not.
-pub(crate) fn time(time: Timestamp, now: Timestamp) -> String {
+/// Returns a time relative to `now` (`3 hours ago`), or its date if more than 30 days away.
+pub(crate) fn relative_time(time: Timestamp, now: Timestamp) -> String {
     let distance = now.unix_micros() - time.unix_micros();
     let seconds = distance.abs() / 1_000_000;
     let days = seconds / DAY;
@@ -114,14 +113,15 @@ pub(crate) fn time(time: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// The day, in UTC.
+/// Returns the date in UTC as `YYYY-MM-DD`.
 pub(crate) fn date(time: Timestamp) -> String {
     let utc = Timestamp::from_unix_micros(time.unix_micros()).unwrap_or(time);
     utc.to_string().split('T').next().unwrap_or_default().to_owned()
 }
 
-/// Text from elsewhere, with what would move the cursor or change colours written out.
-pub(crate) fn visible(text: &str) -> String {
+/// Returns foreign text with control characters escaped, so that it cannot move the cursor or
+/// change colors.
+pub(crate) fn escape_controls(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for letter in text.chars() {
         if letter.is_control() {
@@ -133,13 +133,13 @@ pub(crate) fn visible(text: &str) -> String {
     shown
 }
 
-/// The same for text of many lines, which stay lines.
-pub(crate) fn visible_lines(text: &str) -> String {
-    text.split('\n').map(visible).collect::<Vec<_>>().join("\n")
+/// Like [`escape_controls`], but keeps line breaks.
+pub(crate) fn escape_controls_in_lines(text: &str) -> String {
+    text.split('\n').map(escape_controls).collect::<Vec<_>>().join("\n")
 }
 
-/// A word as a shell reads it.
-pub(crate) fn word(text: &str) -> String {
+/// Quotes an argument for a POSIX shell, if it needs quotes.
+pub(crate) fn shell_quote(text: &str) -> String {
     let plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-:@%+=,".contains(letter);
     if !text.is_empty() && text.chars().all(plain) {
         return text.to_owned();
@@ -163,10 +163,10 @@ mod tests {
         let now = vectors["now"].as_str().unwrap().parse().unwrap();
         for case in vectors["timestamps"].as_array().unwrap() {
             let Some(at) = case["time"].as_str() else {
-                assert_eq!(case["text"], MISSING);
+                assert_eq!(case["text"], NOT_AVAILABLE);
                 continue;
             };
-            assert_eq!(case["text"], time(at.parse().unwrap(), now), "{case}");
+            assert_eq!(case["text"], relative_time(at.parse().unwrap(), now), "{case}");
         }
     }
 
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_spans_read_well() {
+    fn numbers_and_durations_are_in_their_shortest_form() {
         for (value, text) in [
             (0.0, "0.0"),
             (5.0, "5.0"),
@@ -198,26 +198,26 @@ mod tests {
             (172_800, "2 days"),
             (0, "0 seconds"),
         ] {
-            assert_eq!(span(seconds), text);
+            assert_eq!(duration_in_words(seconds), text);
         }
     }
 
     #[test]
-    fn foreign_text_cannot_move_the_cursor() {
-        assert_eq!(visible("a\u{1b}[2Jb\nc é 日本"), "a\\u{1b}[2Jb\\nc é 日本");
-        assert_eq!(visible_lines("a\u{1b}\nb"), "a\\u{1b}\nb");
+    fn control_characters_are_escaped() {
+        assert_eq!(escape_controls("a\u{1b}[2Jb\nc é 日本"), "a\\u{1b}[2Jb\\nc é 日本");
+        assert_eq!(escape_controls_in_lines("a\u{1b}\nb"), "a\\u{1b}\nb");
     }
 
     #[test]
-    fn words_can_be_pasted() {
-        for (text, typed) in [
+    fn quoted_arguments_can_be_pasted_into_a_shell() {
+        for (text, quoted) in [
             ("/a/b-c.d", "/a/b-c.d"),
             ("my run", "'my run'"),
             ("it's", "'it'\\''s'"),
             ("a;$(b)", "'a;$(b)'"),
             ("", "''"),
         ] {
-            assert_eq!(word(text), typed);
+            assert_eq!(shell_quote(text), quoted);
         }
     }
 }

@@ -1,4 +1,7 @@
-//! Ids that were listed lately, for completions: a small file that nobody waits for.
+//! Cache of recently listed ids, for shell completion.
+//!
+//! It is a convenience: a missing, outdated or broken cache only means fewer completions, so all of
+//! its errors are ignored.
 
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,12 +13,12 @@ use tinkex_files::AtomicWrite;
 
 use crate::config;
 
-/// Older ids are not offered: runs and checkpoints come and go.
-const FRESH_SECONDS: u64 = 3600;
-/// More are too many to choose from.
-const MOST: usize = 500;
+/// Age in seconds at which ids are no longer offered.
+const MAX_AGE_SECONDS: u64 = 3600;
+/// Maximum number of ids to store per kind.
+const MAX_IDS: usize = 500;
 
-/// What ids stand for.
+/// Kind of the resource that an id names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum IdKind {
@@ -42,7 +45,6 @@ fn path(env: &Env) -> PathBuf {
 
 fn read(env: &Env) -> IdCache {
     let text = std::fs::read(path(env)).unwrap_or_default();
-    // What cannot be read is as good as nothing.
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
@@ -50,10 +52,10 @@ fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Remembers what was listed. It is a convenience: if it fails, nobody needs to know.
-pub(crate) fn remember(env: &Env, kind: IdKind, ids: impl Iterator<Item = String>) {
-    let ids: Vec<String> = ids.take(MOST).collect();
-    // Without a home there is no place for it.
+/// Stores the ids of a list, replacing earlier ids of the same kind.
+pub(crate) fn store(env: &Env, kind: IdKind, ids: impl Iterator<Item = String>) {
+    let ids: Vec<String> = ids.take(MAX_IDS).collect();
+    // Without a home folder there is no cache folder.
     if ids.is_empty() || (env.get("HOME").is_none() && env.get("XDG_CACHE_HOME").is_none()) {
         return;
     }
@@ -65,28 +67,25 @@ pub(crate) fn remember(env: &Env, kind: IdKind, ids: impl Iterator<Item = String
     }
 }
 
-/// What was listed lately.
-fn fresh(env: &Env, kind: IdKind) -> Vec<String> {
+/// Returns the ids that were stored within the last hour.
+fn recent(env: &Env, kind: IdKind) -> Vec<String> {
     let lists = read(env).lists.into_iter();
-    let fresh = |list: &CachedIds| list.kind == kind && now() < list.written + FRESH_SECONDS;
-    lists.filter(fresh).flat_map(|list| list.ids).collect()
+    let is_recent = |list: &CachedIds| list.kind == kind && now() < list.written + MAX_AGE_SECONDS;
+    lists.filter(is_recent).flat_map(|list| list.ids).collect()
 }
 
 fn candidates(kind: IdKind) -> Vec<CompletionCandidate> {
-    fresh(&Env::of_process(), kind).into_iter().map(CompletionCandidate::new).collect()
+    recent(&Env::of_process(), kind).into_iter().map(CompletionCandidate::new).collect()
 }
 
-/// Runs to choose from.
 pub(crate) fn runs() -> Vec<CompletionCandidate> {
     candidates(IdKind::Run)
 }
 
-/// Checkpoints to choose from.
 pub(crate) fn checkpoints() -> Vec<CompletionCandidate> {
     candidates(IdKind::Checkpoint)
 }
 
-/// Sessions to choose from.
 pub(crate) fn sessions() -> Vec<CompletionCandidate> {
     candidates(IdKind::Session)
 }
@@ -96,22 +95,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_listed_is_offered_for_a_while() {
+    fn listed_ids_are_offered_for_an_hour() {
         let folder = tempfile::tempdir().unwrap();
         let env = Env::from_pairs([("XDG_CACHE_HOME", folder.path().to_str().unwrap())]);
-        assert_eq!(fresh(&env, IdKind::Run), Vec::<String>::new());
+        assert_eq!(recent(&env, IdKind::Run), Vec::<String>::new());
         let ids = || ["a", "b"].into_iter().map(str::to_owned);
-        remember(&env, IdKind::Run, ids());
-        remember(&env, IdKind::Checkpoint, ids().rev());
-        assert_eq!(fresh(&env, IdKind::Run), ["a", "b"]);
-        assert_eq!(fresh(&env, IdKind::Checkpoint), ["b", "a"]);
-        assert!(fresh(&env, IdKind::Session).is_empty());
+        store(&env, IdKind::Run, ids());
+        store(&env, IdKind::Checkpoint, ids().rev());
+        assert_eq!(recent(&env, IdKind::Run), ["a", "b"]);
+        assert_eq!(recent(&env, IdKind::Checkpoint), ["b", "a"]);
+        assert!(recent(&env, IdKind::Session).is_empty());
         let mut file = read(&env);
         file.lists[0].written = 0;
         std::fs::write(path(&env), serde_json::to_vec(&file).unwrap()).unwrap();
-        assert!(fresh(&env, IdKind::Run).is_empty(), "too old");
+        assert!(recent(&env, IdKind::Run).is_empty(), "too old");
         std::fs::write(path(&env), "{").unwrap();
-        assert!(fresh(&env, IdKind::Checkpoint).is_empty(), "a broken file is none");
-        remember(&Env::empty(), IdKind::Run, ids());
+        assert!(recent(&env, IdKind::Checkpoint).is_empty(), "a broken file counts as empty");
+        store(&Env::empty(), IdKind::Run, ids());
     }
 }

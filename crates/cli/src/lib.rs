@@ -1,20 +1,21 @@
-//! The command line `tinkex`: arguments in, calls of the SDK, tables or JSON out.
+//! The command line `tinkex`: parses arguments, calls the SDK, and prints tables or JSON.
 //!
-//! It is a library so that a test can run a command line as the program does, with a server, a
-//! terminal and an environment of its own ([`Environment`]). `main.rs` brings the real ones.
+//! It is a library so that a test can run a command line with its own server, terminal and
+//! environment variables ([`Environment`]). `main.rs` supplies those of the process.
 //!
-//! | A line about… | lives in |
+//! | Modules | Contents |
 //! |---|---|
-//! | what can be typed | `args` |
-//! | the server on this machine | `local` |
-//! | flags over environment over profile, and the client they make | `settings`, `config` |
-//! | what a person or a program reads | `output`, `list`, `table`, `human`, `progress` |
-//! | what the SDK says on the way | `log` |
-//! | what a failure says, and the exit code | `failure` |
-//! | a command | `commands` |
+//! | `args`, `commands` | arguments and subcommands, each command in its own file |
+//! | `settings`, `config` | precedence of flags, environment variables and profile; the client built from them |
+//! | `local`, `startup_error` | the server on this machine: started, found, or taken over |
+//! | `output`, `list`, `table`, `format` | results: tables, JSON, CSV, plain text |
+//! | `console`, `progress`, `log` | standard error: notices, progress bars, log events |
+//! | `error` | error messages, hints and exit codes |
+//! | `id_cache` | recently listed ids for shell completion |
+//! | `environment` | everything outside the process |
 //!
-//! Standard output holds results and nothing else; questions, notices and errors go to standard
-//! error. With `--json` a result is exactly one document, and so is an error.
+//! Standard output holds only results. Prompts, notices, progress and errors go to standard error.
+//! With `--json` a result is exactly one JSON document, and so is an error.
 
 #![forbid(unsafe_code)]
 
@@ -22,6 +23,7 @@ mod alias;
 mod args;
 mod commands;
 mod config;
+mod console;
 mod environment;
 mod error;
 mod format;
@@ -45,12 +47,14 @@ use futures_util::future::{Either, select};
 pub use environment::{Environment, Input, Interrupt, LogScope, Terminals};
 pub use error::Exit;
 
+use args::OutputFormat;
+use commands::CliCommand;
+use console::Console;
 use error::CommandError;
-use log::{Console, ConsoleLog};
 use output::Shell;
 use settings::Settings;
 
-/// Runs one command line, the program's name first, and says with which code to end.
+/// Runs one command line, program name first, and returns the exit code.
 pub async fn run(environment: &mut Environment, line: Vec<OsString>) -> Exit {
     match ParsedCommand::parse(environment, line) {
         Ok(command) => command.run(environment).await,
@@ -58,115 +62,108 @@ pub async fn run(environment: &mut Environment, line: Vec<OsString>) -> Exit {
     }
 }
 
-/// Answers a shell that asks what could come next, and says whether one did.
+/// Answers a shell's completion request, if the environment contains one. Returns whether it did.
 #[must_use]
-pub fn completed(line: Vec<OsString>, folder: &std::path::Path) -> bool {
+pub fn answer_completion(line: Vec<OsString>, folder: &std::path::Path) -> bool {
     let completions = clap_complete::CompleteEnv::with_factory(args::Args::definition);
-    // A shell that cannot be answered completes nothing; there is nobody to tell.
+    // A failed completion must not print to the user's prompt, so the error is dropped.
     completions.try_complete(line, Some(folder)).unwrap_or(true)
 }
 
-/// A command line that was understood.
+/// A command line that was parsed and is ready to run.
 #[derive(Debug)]
 pub struct ParsedCommand(args::Args);
 
 impl ParsedCommand {
-    /// Reads a command line. What needs nothing but the line itself is done at once, as is
-    /// complaining about one that makes no sense: help and versions must not wait for anything.
+    /// Parses a command line, program name first.
+    ///
+    /// Commands that need nothing but the command line (help, version, completions, manual pages)
+    /// run here, before a runtime is started: `tinkex --help` must return in milliseconds.
     ///
     /// # Errors
     ///
-    /// With the code to end with, where there is nothing left to do.
+    /// Returns the exit code if the command is done, or if the command line is invalid and the
+    /// error was reported.
     pub fn parse(environment: &mut Environment, line: Vec<OsString>) -> Result<Self, Exit> {
         let wants_json = args::wants_json(&line, &environment.variables);
-        let args = match args::Args::read(alias::translate(line)) {
+        let args = match args::Args::parse_line(alias::translate(line)) {
             Ok(args) => args,
-            Err(said) if said.use_stderr() => {
+            Err(error) if error.use_stderr() => {
                 return Err(if wants_json {
-                    error::report(environment, &CommandError::usage_of(&said), true)
+                    error::report(environment, &CommandError::from_clap(&error), true)
                 } else {
-                    error::show_usage(environment, &said)
+                    error::report_usage(environment, &error)
                 });
             }
-            Err(help) => return Err(output::help(environment, &help.to_string())),
+            Err(help) => return Err(output::print_help(environment, &help.to_string())),
         };
-        match commands::at_once(environment, &args.globals, &args.command) {
+        match commands::run_offline(environment, &args.globals, &args.command) {
             Ok(false) => Ok(Self(args)),
             Ok(true) => Err(Exit::Success),
             Err(failure) => Err(error::report(environment, &failure, wants_json)),
         }
     }
 
-    /// Carries it out, and says with which code to end.
+    /// Returns whether the command runs a server in this process, which needs a multi-threaded
+    /// runtime: `serve`, `quickstart`, and every command with `--local` or `local = true` in its
+    /// profile.
+    #[must_use]
+    pub fn embeds_server(&self, environment: &Environment) -> bool {
+        matches!(self.0.command, CliCommand::Serve(_) | CliCommand::Quickstart(_))
+            || Settings::new(environment, &self.0.globals).is_ok_and(|settings| settings.local)
+    }
+
+    /// Runs the command and returns the exit code.
     pub async fn run(self, environment: &mut Environment) -> Exit {
+        let (globals, command) = (&self.0.globals, &self.0.command);
         let wants_json = matches!(
-            settings::format(&environment.variables, &self.0.globals),
-            Ok(Some(args::Format::Json))
+            settings::output_format(&environment.variables, globals),
+            Ok(Some(OutputFormat::Json))
         );
-        let settings = match Settings::new(environment, &self.0.globals) {
+        let settings = match Settings::new(environment, globals) {
             Ok(settings) => settings,
-            Err(_) if self.0.command.mends_settings() => {
-                Settings::without_profile(environment, &self.0.globals)
-            }
+            Err(_) if command.repairs_settings() => Settings::without_profile(environment, globals),
             Err(failure) => return error::report(environment, &failure, wants_json),
         };
         let format = settings.format;
-        let err = Console::new(mem::replace(&mut environment.err, Box::new(std::io::sink())));
-        environment.err = Box::new(err.clone());
-        let terminal = environment.terminals.err.is_some();
-        let log =
-            ConsoleLog::new(err.clone(), &environment.variables, &self.0.globals, format, terminal);
-        let _told = match environment.log_scope {
-            LogScope::ThisThread => Some(tracing::subscriber::set_default(log)),
-            LogScope::AllThreads => {
-                // One that is there already tells, too.
-                let _ = tracing::subscriber::set_global_default(log);
-                None
-            }
-        };
-        match execute(environment, err, self.0, settings).await {
+        let console = Console::new(mem::replace(&mut environment.err, Box::new(std::io::sink())));
+        environment.err = Box::new(console.clone());
+        let server_log = command.server_log(settings.colors);
+        let _log = log::install(&console, environment, globals, format, server_log);
+        match execute(environment, console, self.0, settings).await {
             Ok(exit) => exit,
-            Err(failure) => error::report(environment, &failure, format == args::Format::Json),
+            Err(failure) => error::report(environment, &failure, format == OutputFormat::Json),
         }
     }
 }
 
-/// Whether a command line runs a server in this process, which wants more than one thread.
-#[must_use]
-pub fn serves(line: &[OsString]) -> bool {
-    line.iter().any(|word| ["serve", "quickstart", "--local"].iter().any(|own| word == own))
-}
-
-/// Carries the command out, unless the user stops it.
+/// Runs the command until it ends or the user interrupts it.
 async fn execute(
     environment: &mut Environment,
-    err: Console,
+    console: Console,
     args: args::Args,
     settings: Settings,
 ) -> Result<Exit, CommandError> {
     let interrupt = environment.interrupt.clone();
-    let minds = args.command.minds_interrupts();
-    let mut shell = Shell::new(environment, err, args.globals, settings);
-    let ended = {
-        // Boxed: the largest command must not fill the stack of the smallest.
-        let done = Box::pin(commands::run(&mut shell, args.command));
-        let stopped = pin!(async move {
-            if minds {
+    let handles_interrupts = args.command.handles_interrupts();
+    let mut shell = Shell::new(environment, console, args.globals, settings);
+    let result = {
+        // Boxed, so that the future of the largest command is not on the stack of every command.
+        let finished = Box::pin(commands::run(&mut shell, args.command));
+        let interrupted = pin!(async move {
+            if handles_interrupts {
                 pending::<()>().await;
             }
             interrupt.pressed(1).await;
         });
-        // The command is asked first, so it may say what is left when it is stopped.
-        match select(done, stopped).await {
-            Either::Left((ended, _)) => ended,
+        // The command is polled first, so that its own report of the interruption wins.
+        match select(finished, interrupted).await {
+            Either::Left((result, _)) => result,
             Either::Right(_) => Err(CommandError::interrupted()),
         }
     };
-    if ended.is_err() {
-        // Progress may stand where the error goes.
-        shell.clear_line();
-    }
+    shell.console().remove_bar();
     let (server, local) = (shell.settings.server(shell.environment), shell.settings.local);
-    shell.end().await;
-    ended.map_err(|failure| failure.at(&server, local))
+    shell.close().await;
+    result.map_err(|failure| failure.with_server(&server, local))
 }

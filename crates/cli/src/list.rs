@@ -1,8 +1,10 @@
-//! Lists: which part of them, which columns, in which order.
+//! List commands: paging, columns, sorting and output.
 
 use std::cmp::Ordering;
 
-use clap::Args as Group;
+use clap::Args as ArgGroup;
+use serde::Serialize;
+use tinkex::rest::AccessScope;
 use tinkex::{Error, Timestamp};
 
 use crate::error::CommandError;
@@ -10,53 +12,53 @@ use crate::output::Shell;
 use crate::progress::{Progress, ProgressUnit};
 use crate::table::Table;
 
-/// Which part of a list.
-#[derive(Clone, Copy, Debug, Group)]
+/// Paging options of a list command.
+#[derive(Clone, Copy, Debug, ArgGroup)]
 pub(crate) struct PageArgs {
-    /// How many at most; 0 for all
+    /// Maximum number of rows; 0 lists all
     #[arg(long, value_name = "N", default_value_t = 20, allow_negative_numbers = true)]
     limit: i64,
-    /// How many to skip
+    /// Number of rows to skip
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) offset: u64,
 }
 
 impl PageArgs {
-    /// Everything.
+    /// Selects all rows.
     pub(crate) const ALL: Self = Self { limit: 0, offset: 0 };
 
-    /// How many at most; all if `None`.
+    /// Returns the maximum number of rows; `None` is unlimited.
     pub(crate) fn limit(&self) -> Option<u64> {
         u64::try_from(self.limit).ok().filter(|limit| *limit > 0)
     }
 }
 
-/// How a list is shown.
-#[derive(Clone, Debug, Default, Group)]
+/// Column and sorting options of a list command.
+#[derive(Clone, Debug, Default, ArgGroup)]
 pub(crate) struct ViewArgs {
-    /// Which columns, in this order, with commas
+    /// Columns to show, separated by commas
     #[arg(short = 'c', long, value_name = "LIST")]
     columns: Option<String>,
-    /// Order by this column; `-NAME` the other way round
+    /// Sort by this column; -NAME sorts in descending order
     #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
     sort: Option<String>,
-    /// Never cut cells, even if the terminal is too narrow
+    /// Do not truncate cells to the width of the terminal
     #[arg(long)]
     wide: bool,
 }
 
-/// A column of a list of `T`.
+/// Column of a list of `T`.
 pub(crate) struct ListColumn<T> {
-    /// What it is called on the command line.
+    /// Name on the command line.
     pub(crate) name: &'static str,
     pub(crate) header: &'static str,
-    /// Whether it is shown if nobody asks for columns.
-    pub(crate) usual: bool,
+    /// Whether the column is shown without `--columns`.
+    pub(crate) by_default: bool,
     pub(crate) cell: fn(&T, Timestamp) -> String,
     pub(crate) key: fn(&T) -> SortKey,
 }
 
-/// What rows are ordered by.
+/// Value to sort rows by. Missing values come first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum SortKey {
     Missing,
@@ -78,15 +80,15 @@ impl SortKey {
     }
 }
 
-/// A view that makes sense for a list.
+/// Columns and sort order of a list, checked against the columns it has.
 pub(crate) struct ListView<'c, T> {
     columns: Vec<&'c ListColumn<T>>,
     sort: Option<(&'c ListColumn<T>, bool)>,
 }
 
 impl ViewArgs {
-    /// Looks up what was asked for, before anything is requested.
-    pub(crate) fn of<'c, T>(
+    /// Looks up the requested columns. Call it before any request, so that a typo costs nothing.
+    pub(crate) fn resolve<'c, T>(
         &self,
         shell: &mut Shell<'_>,
         all: &'c [ListColumn<T>],
@@ -94,18 +96,19 @@ impl ViewArgs {
         let find = |name: &str| {
             all.iter().find(|column| column.name == name.trim()).ok_or_else(|| {
                 let names: Vec<_> = all.iter().map(|column| column.name).collect();
-                CommandError::usage(format!("there is no column {name:?}"))
-                    .hint(format!("there are {}", names.join(", ")))
+                CommandError::usage(format!("unknown column `{name}`"))
+                    .hint(format!("Choose from: {}.", names.join(", ")))
             })
         };
         let columns = match &self.columns {
             Some(names) => names.split(',').map(find).collect::<Result<_, _>>()?,
-            None => all.iter().filter(|column| column.usual).collect(),
+            None => all.iter().filter(|column| column.by_default).collect(),
         };
         let sort = match self.sort.as_deref() {
             Some(name) => {
-                let (name, down) = name.strip_prefix('-').map_or((name, false), |n| (n, true));
-                Some((find(name)?, down))
+                let (name, descending) =
+                    name.strip_prefix('-').map_or((name, false), |n| (n, true));
+                Some((find(name)?, descending))
             }
             None => None,
         };
@@ -117,17 +120,35 @@ impl ViewArgs {
 }
 
 impl<T> ListView<'_, T> {
-    /// Puts rows in the order asked for; those that are equal stay as they were.
-    pub(crate) fn sort(&self, rows: &mut [T]) {
-        if let Some((column, down)) = self.sort {
+    /// Sorts the rows. The sort is stable.
+    fn sort(&self, rows: &mut [T]) {
+        if let Some((column, descending)) = self.sort {
             rows.sort_by(|a, b| {
                 let order: Ordering = (column.key)(a).cmp(&(column.key)(b));
-                if down { order.reverse() } else { order }
+                if descending { order.reverse() } else { order }
             });
         }
     }
 
-    pub(crate) fn table(&self, rows: &[T], now: Timestamp) -> Table {
+    /// Sorts the rows and prints them as a table, or as the JSON document that `document` makes of
+    /// the sorted rows.
+    pub(crate) fn print<D: Serialize>(
+        &self,
+        shell: &mut Shell<'_>,
+        title: impl Into<Option<String>>,
+        mut rows: Vec<T>,
+        document: impl FnOnce(Vec<T>) -> D,
+    ) -> Result<(), CommandError> {
+        self.sort(&mut rows);
+        // Half of a tinker:// path is useless.
+        let mut table = self.table(&rows, Timestamp::now()).untruncated("Path");
+        if let Some(title) = title.into() {
+            table = table.title(title);
+        }
+        shell.table(&table, &document(rows))
+    }
+
+    fn table(&self, rows: &[T], now: Timestamp) -> Table {
         let mut table = Table::new(self.columns.iter().map(|column| column.header));
         for row in rows {
             table.row(self.columns.iter().map(|column| (column.cell)(row, now)));
@@ -136,17 +157,20 @@ impl<T> ListView<'_, T> {
     }
 }
 
-/// What was found of a list.
+/// Rows that were fetched from the server.
 pub(crate) struct FetchedRows<T> {
     pub(crate) rows: Vec<T>,
-    /// How many there are, found or not.
+    /// Number of rows that exist, fetched or not.
     pub(crate) total: u64,
 }
 
-/// Pages until there are as many as asked for, or no more. `what` is the plural.
-pub(crate) async fn pages<T, F>(
-    shell: &mut Shell<'_>,
-    what: &str,
+/// Fetches pages until `page.limit` rows or all rows are there.
+///
+/// `noun` is the plural of what is listed. `fetch(offset, limit)` requests one page of at most
+/// `batch` rows, and returns the rows and the total number if the server reports it.
+pub(crate) async fn fetch_pages<T, F>(
+    shell: &Shell<'_>,
+    noun: &str,
     page: PageArgs,
     batch: u64,
     fetch: impl Fn(u64, u64) -> F,
@@ -154,43 +178,35 @@ pub(crate) async fn pages<T, F>(
 where
     F: Future<Output = Result<(Vec<T>, Option<u64>), Error>>,
 {
-    let most = page.limit().unwrap_or(u64::MAX);
-    let (mut rows, total) = fetch(page.offset, batch.min(most)).await?;
+    let limit = page.limit().unwrap_or(u64::MAX);
+    let (mut rows, total) = fetch(page.offset, batch.min(limit)).await?;
     let total = total.unwrap_or(page.offset + rows.len() as u64);
-    let target = most.min(total.saturating_sub(page.offset));
+    let target = limit.min(total.saturating_sub(page.offset));
     let label = match page.limit() {
-        Some(limit) => format!("Fetching {limit} {what}"),
-        None => format!("Fetching all {what}"),
+        Some(limit) => format!("Fetching {limit} {noun}"),
+        None => format!("Fetching all {noun}"),
     };
-    let mut bar = Progress::new(shell, label, ProgressUnit::Things, Some(target));
+    let progress = Progress::new(shell, label, ProgressUnit::Items, Some(target));
     while (rows.len() as u64) < target {
-        bar.set(shell, rows.len() as u64, Some(target));
+        progress.set_position(rows.len() as u64);
         let limit = batch.min(target - rows.len() as u64);
-        let next = fetch(page.offset + rows.len() as u64, limit).await;
-        let (more, _) = match next {
-            Ok(page) => page,
-            Err(error) => {
-                bar.clear(shell);
-                return Err(error.into());
-            }
-        };
-        let short = (more.len() as u64) < limit;
+        let (more, _) = fetch(page.offset + rows.len() as u64, limit).await?;
+        let is_last = (more.len() as u64) < limit;
         rows.extend(more);
-        // Whatever the total claims.
-        if short {
+        // The reported total may be too high, for example if rows were deleted meanwhile.
+        if is_last {
             break;
         }
     }
-    bar.clear(shell);
     Ok(FetchedRows { rows, total })
 }
 
-/// `3 things (2 more not shown, …)`, as titles of lists have it.
-pub(crate) fn title(shown: usize, total: u64, one: &str, many: &str) -> String {
+/// Returns the title of a list: `3 runs (2 more not shown, …)`.
+pub(crate) fn title(shown: usize, total: u64, singular: &str, plural: &str) -> String {
     let mut title = match shown {
-        0 => format!("No {many} found"),
-        1 => format!("1 {one}"),
-        _ => format!("{shown} {many}"),
+        0 => format!("No {plural} found"),
+        1 => format!("1 {singular}"),
+        _ => format!("{shown} {plural}"),
     };
     let more = total.saturating_sub(shown as u64);
     if more > 0 {
@@ -199,11 +215,18 @@ pub(crate) fn title(shown: usize, total: u64, one: &str, many: &str) -> String {
     title
 }
 
-/// Whose things: the value of `--access-scope`.
-pub(crate) fn access_scope(text: &str) -> Result<tinkex::rest::AccessScope, String> {
+/// Option for the owner of listed resources.
+#[derive(Clone, Copy, Debug, ArgGroup)]
+pub(crate) struct ScopeArgs {
+    /// Resources to include: owned or accessible
+    #[arg(long, value_name = "SCOPE", value_parser = access_scope, default_value = "owned")]
+    pub(crate) access_scope: AccessScope,
+}
+
+fn access_scope(text: &str) -> Result<AccessScope, String> {
     match text {
-        "owned" => Ok(tinkex::rest::AccessScope::Owned),
-        "accessible" => Ok(tinkex::rest::AccessScope::Accessible),
-        _ => Err("say owned or accessible".to_owned()),
+        "owned" => Ok(AccessScope::Owned),
+        "accessible" => Ok(AccessScope::Accessible),
+        _ => Err("expected owned or accessible".to_owned()),
     }
 }

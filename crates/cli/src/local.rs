@@ -1,9 +1,11 @@
-//! [`LocalServer`]: the server on this machine, started or found.
+//! [`LocalServer`]: the server on this machine, found or started by `--local`.
 //!
-//! A data folder belongs to one server at a time, which the server's own lock sees to. Whoever runs
-//! one leaves a note in the folder, so that others find it. A server that lives only as long as a
-//! command may end while another command still uses it; the other then goes on with the same folder
-//! on the same port, and its client notices nothing but a short wait.
+//! A data folder is used by one server at a time; the server's lock enforces this. The process that
+//! runs the server writes a [`ServerInfo`] file into the folder, by which other commands find it.
+//!
+//! The server of a command ends with the command, although another command may still use it. That
+//! other command then takes over: it starts a server on the same folder and port, and its client
+//! sees only a short outage.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -19,209 +21,213 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::error::{CommandError, Exit};
 use crate::startup_error::{Starter, startup_error};
 
-/// What a server that asks for no key is sent all the same.
-const ANY_KEY: &str = "tml-local";
-/// How long another program may take to start its server, or to end it.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How often a folder that another program uses is tried.
-const RHYTHM: Duration = Duration::from_millis(200);
+/// API key for servers without a key: the SDK always sends one.
+pub(crate) const PLACEHOLDER_KEY: &str = "tml-local";
+/// Maximum time that another process may take to start or stop its server.
+const HANDOVER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval at which a data folder in use is tried again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+/// Maximum time that a running server may take to respond to a probe.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What a running server leaves in its data folder.
+/// Contents of `server.json` in the data folder: how to reach the running server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ServerInfo {
-    pub(crate) address: SocketAddr,
+    /// Base URL for clients on this machine.
+    pub(crate) url: String,
+    /// Address of the listening socket, for a process that takes over.
+    address: SocketAddr,
     pub(crate) pid: u32,
-    /// Whether it runs until somebody stops it; otherwise it ends with its command.
-    pub(crate) stays: bool,
-    /// Where the key is that it asks for.
-    pub(crate) key_file: Option<PathBuf>,
+    /// Whether the server runs until it is stopped (`tinkex serve`), not only during a command.
+    permanent: bool,
+    /// File with the API key that the server requires.
+    key_file: Option<PathBuf>,
 }
 
-/// A server on this machine.
-#[derive(Debug)]
-pub(crate) struct LocalServer {
-    note: ServerInfo,
-    data: PathBuf,
-    /// The server, if this program runs it.
-    own: Arc<Mutex<Option<Server>>>,
-    /// Waits for the other program to end, if this one does not.
-    heir: Option<tokio::task::JoinHandle<()>>,
+/// Result of probing the URL of a [`ServerInfo`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProbeResult {
+    /// A Tinker server responds and accepts the key.
+    Available,
+    /// A server responds and rejects the key, or the key file is invalid.
+    KeyRejected,
+    /// No Tinker server responds.
+    Unavailable,
 }
 
 impl ServerInfo {
-    pub(crate) fn of(server: &Server, stays: bool, key_file: Option<PathBuf>) -> Self {
-        Self { address: server.address(), pid: std::process::id(), stays, key_file }
+    pub(crate) fn new(server: &Server, permanent: bool, key_file: Option<PathBuf>) -> Self {
+        Self {
+            url: server.base_url(),
+            address: server.address(),
+            pid: std::process::id(),
+            permanent,
+            key_file,
+        }
     }
 
     fn path(data: &Path) -> PathBuf {
         data.join("server.json")
     }
 
-    /// The note in a folder, true or not.
+    /// Reads the file of a data folder. It may be outdated: a killed server does not remove it.
     pub(crate) fn read(data: &Path) -> Option<Self> {
         serde_json::from_slice(&std::fs::read(Self::path(data)).ok()?).ok()
     }
 
-    /// Leaves the note; only for who has the folder.
-    pub(crate) fn leave(&self, data: &Path) -> Result<(), CommandError> {
+    /// Writes the file. Only the process that holds the folder's lock may call this.
+    pub(crate) fn write(&self, data: &Path) -> Result<(), CommandError> {
         let path = Self::path(data);
         let text = serde_json::to_vec_pretty(self).unwrap_or_default();
         let written = AtomicWrite::new(&path).single_writer().write(text);
-        written.map_err(|why| CommandError::file("written", &path.display().to_string(), &why))
+        written.map_err(|error| CommandError::file("write", path.display(), &error))
     }
 
-    /// Takes it away again, unless another program has left its own by now.
+    /// Removes the file, unless another process has replaced it.
     pub(crate) fn remove(&self, data: &Path) {
-        if Self::read(data).is_some_and(|note| note.pid == self.pid) {
+        if Self::read(data).is_some_and(|info| info.pid == self.pid) {
             let _ = std::fs::remove_file(Self::path(data));
         }
     }
 
-    pub(crate) fn url(&self) -> String {
-        let mut address = self.address;
-        if address.ip().is_unspecified() {
-            address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
-        }
-        format!("http://{address}")
-    }
-
     fn key(&self) -> Result<String, CommandError> {
-        match &self.key_file {
-            None => Ok(ANY_KEY.to_owned()),
-            Some(path) => match std::fs::read_to_string(path) {
-                Ok(text) => Ok(text.trim().to_owned()),
-                Err(why) => Err(CommandError::file("read", &path.display().to_string(), &why)
-                    .hint("the server that runs on this machine asks for the key in that file")),
-            },
+        let Some(path) = &self.key_file else { return Ok(PLACEHOLDER_KEY.to_owned()) };
+        match std::fs::read_to_string(path) {
+            Ok(text) => Ok(text.trim().to_owned()),
+            Err(error) => Err(CommandError::file("read", path.display(), &error)
+                .hint("Restore the file: the running local server requires the API key in it.")),
         }
     }
 
-    /// Who answers there.
-    pub(crate) async fn ask(&self) -> ProbeResult {
-        let Ok(url) = self.url().parse::<BaseUrl>() else { return ProbeResult::Nobody };
+    /// Checks whether a server responds at the URL and accepts the key.
+    pub(crate) async fn probe(&self) -> ProbeResult {
+        let Ok(url) = self.url.parse::<BaseUrl>() else { return ProbeResult::Unavailable };
         let client = ServiceClient::builder()
             .env(Env::empty())
             .base_url(url)
-            .api_key(self.key().unwrap_or_else(|_| ANY_KEY.to_owned()))
+            .api_key(self.key().unwrap_or_else(|_| PLACEHOLDER_KEY.to_owned()))
             .retry(RetryPolicy::disabled())
             .without_telemetry()
             .build();
-        // A key that no client can send is in the file.
-        let Ok(client) = client else { return ProbeResult::WithAnotherKey };
-        match timeout(Duration::from_secs(2), client.server_capabilities()).await {
-            Ok(Ok(_)) => ProbeResult::Server,
-            Ok(Err(why)) => match why.status() {
-                Some(401 | 403) => ProbeResult::WithAnotherKey,
-                // It is there, and has a hard time.
-                Some(500..) => ProbeResult::Server,
-                _ => ProbeResult::Nobody,
+        // The builder refuses a malformed key.
+        let Ok(client) = client else { return ProbeResult::KeyRejected };
+        match timeout(PROBE_TIMEOUT, client.server_capabilities()).await {
+            Ok(Ok(_)) => ProbeResult::Available,
+            Ok(Err(error)) => match error.status() {
+                Some(401 | 403) => ProbeResult::KeyRejected,
+                // The server runs; the command's own retries deal with its errors.
+                Some(500..) => ProbeResult::Available,
+                _ => ProbeResult::Unavailable,
             },
-            Err(_) => ProbeResult::Nobody,
+            Err(_) => ProbeResult::Unavailable,
         }
     }
 
-    /// Where the key is that a server does not take.
-    pub(crate) fn refused(&self) -> String {
-        let takes_not = match &self.key_file {
-            Some(file) => format!("does not take the key in {}", file.display()),
-            None => "asks for a key".to_owned(),
+    /// Returns the error message for [`ProbeResult::KeyRejected`].
+    pub(crate) fn key_rejected(&self) -> String {
+        let reason = match &self.key_file {
+            Some(file) => format!("rejected the API key in {}", file.display()),
+            None => "requires an API key".to_owned(),
         };
-        format!("the server on this machine ({}, process {}) {takes_not}", self.url(), self.pid)
+        format!("the local server at {} (process {}) {reason}", self.url, self.pid)
     }
 }
 
-/// Who answers where a note says that a server is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ProbeResult {
-    /// A Tinker server that takes the key.
-    Server,
-    /// One that does not.
-    WithAnotherKey,
-    /// None.
-    Nobody,
+/// Hint for [`ProbeResult::KeyRejected`].
+pub(crate) const KEY_REJECTED_HINT: &str = "Restore the server's key in the file or restart the server; or use the server with --base-url \
+     and TINKER_API_KEY instead of --local.";
+
+/// The server of the user's data folder, run by this process or by another one.
+#[derive(Debug)]
+pub(crate) struct LocalServer {
+    info: ServerInfo,
+    data: PathBuf,
+    /// The server, if this process runs it.
+    own: Arc<Mutex<Option<Server>>>,
+    /// Task that starts a server here once the other process's temporary server ends.
+    takeover: Option<tokio::task::JoinHandle<()>>,
 }
 
-/// What to do about a server that takes another key.
-pub(crate) const ANOTHER_KEY: &str = "put its key back into the file, or start it again; or use it with \
-                                      --base-url and TINKER_API_KEY in place of --local";
-
 impl LocalServer {
-    /// The server of the user's data folder: the one that runs there, or a new one.
-    pub(crate) async fn open(env: &Env) -> Result<Self, CommandError> {
-        let data = data_folder(env)?;
+    /// Connects to the server of the user's data folder, or starts one.
+    pub(crate) async fn open(variables: &Env) -> Result<Self, CommandError> {
+        let data = data_folder(variables)?;
         let mut options = ServerOptions::new(&data);
-        options.hub_cache = hub_cache(env);
-        let deadline = Instant::now() + PATIENCE;
+        options.hub_cache = hub_cache(variables);
+        let deadline = Instant::now() + HANDOVER_TIMEOUT;
         loop {
             match Server::start(options.clone()).await {
                 Ok(server) => {
-                    let note = ServerInfo::of(&server, false, None);
-                    note.leave(&data)?;
+                    let info = ServerInfo::new(&server, false, None);
+                    info.write(&data)?;
                     let own = Arc::new(Mutex::new(Some(server)));
-                    return Ok(Self { note, data, own, heir: None });
+                    return Ok(Self { info, data, own, takeover: None });
                 }
                 Err(StartError::DataDirInUse(_)) => {}
-                Err(why) => return Err(startup_error(&why, Starter::Local)),
+                Err(error) => return Err(startup_error(&error, Starter::Local)),
             }
-            if let Some(note) = ServerInfo::read(&data) {
-                match note.ask().await {
-                    ProbeResult::Server => {
+            if let Some(info) = ServerInfo::read(&data) {
+                match info.probe().await {
+                    ProbeResult::Available => {
                         let own = Arc::default();
-                        let heir = (!note.stays).then(|| inherit(options, &note, Arc::clone(&own)));
-                        return Ok(Self { note, data, own, heir });
+                        let takeover = (!info.permanent)
+                            .then(|| spawn_takeover(options, &info, Arc::clone(&own)));
+                        return Ok(Self { info, data, own, takeover });
                     }
-                    ProbeResult::WithAnotherKey => {
-                        // If the file cannot be read, that is the reason.
-                        note.key()?;
-                        let why = CommandError::new(Exit::Credentials, note.refused());
-                        return Err(why.hint(ANOTHER_KEY));
+                    ProbeResult::KeyRejected => {
+                        // An unreadable key file is the better explanation.
+                        info.key()?;
+                        let error = CommandError::new(Exit::Credentials, info.key_rejected());
+                        return Err(error.hint(KEY_REJECTED_HINT));
                     }
-                    ProbeResult::Nobody => {}
+                    ProbeResult::Unavailable => {}
                 }
             }
             if Instant::now() > deadline {
-                let why = format!("{} is in use, but no server answers for it", data.display());
-                return Err(CommandError::new(Exit::Temporary, why)
-                    .hint("wait for the other program to end, or name another folder with TINKEX_DATA_DIR"));
+                let message =
+                    format!("data folder {} is in use, but no server responds", data.display());
+                let hint = "Wait for the other process to end, or set TINKEX_DATA_DIR to another \
+                            folder.";
+                return Err(CommandError::new(Exit::Temporary, message).hint(hint));
             }
-            sleep(RHYTHM).await;
+            sleep(RETRY_INTERVAL).await;
         }
     }
 
     pub(crate) fn url(&self) -> Result<BaseUrl, CommandError> {
-        Ok(self.note.url().parse()?)
+        Ok(self.info.url.parse()?)
     }
 
     pub(crate) fn key(&self) -> Result<String, CommandError> {
-        self.note.key()
+        self.info.key()
     }
 
-    /// Stops the server if it is this program's own.
+    /// Stops the server, if this process runs it.
     pub(crate) async fn stop(self) -> Option<ShutdownSummary> {
-        if let Some(heir) = &self.heir {
-            heir.abort();
+        if let Some(takeover) = &self.takeover {
+            takeover.abort();
         }
         let server = self.own.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-        let mine = ServerInfo { pid: std::process::id(), ..self.note };
-        mine.remove(&self.data);
+        let own_info = ServerInfo { pid: std::process::id(), ..self.info };
+        own_info.remove(&self.data);
         Some(server.stop().await)
     }
 }
 
-/// Goes on with a folder and a port once the program that has them ends.
-#[expect(clippy::disallowed_methods, reason = "`LocalServer` owns it, and ends it")]
-fn inherit(
+/// Starts a server on the same folder and port once the process that uses them ends.
+#[expect(clippy::disallowed_methods, reason = "`LocalServer` owns the task and aborts it")]
+fn spawn_takeover(
     mut options: ServerOptions,
-    note: &ServerInfo,
+    info: &ServerInfo,
     own: Arc<Mutex<Option<Server>>>,
 ) -> tokio::task::JoinHandle<()> {
-    options.address = note.address;
+    options.address = info.address;
     tokio::spawn(async move {
         loop {
-            sleep(RHYTHM).await;
+            sleep(RETRY_INTERVAL).await;
             if let Ok(server) = Server::start(options.clone()).await {
-                // Others can do without the note: they wait until this one ends.
-                let _ = ServerInfo::of(&server, false, None).leave(&options.data_dir);
+                // Without the file, other commands wait until this one ends.
+                let _ = ServerInfo::new(&server, false, None).write(&options.data_dir);
                 *own.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
                 return;
             }
@@ -229,31 +235,58 @@ fn inherit(
     })
 }
 
-/// Where a local server keeps everything, unless it is told otherwise.
-pub(crate) fn data_folder(env: &Env) -> Result<PathBuf, CommandError> {
-    if let Some(folder) = env.get("TINKEX_DATA_DIR") {
+/// Returns the default data folder of the local server: `TINKEX_DATA_DIR`, or `server` below
+/// [`data_home`].
+pub(crate) fn data_folder(variables: &Env) -> Result<PathBuf, CommandError> {
+    if let Some(folder) = variables.get("TINKEX_DATA_DIR") {
         return Ok(folder.into());
     }
-    Ok(data_home(env)?.join("server"))
+    Ok(data_home(variables)?.join("server"))
 }
 
-/// Where this program keeps what is the user's.
-pub(crate) fn data_home(env: &Env) -> Result<PathBuf, CommandError> {
-    let base = match (env.get("XDG_DATA_HOME"), env.get("LOCALAPPDATA"), env.get("HOME")) {
-        // By its own rules a relative path there is to be ignored.
+/// Returns the folder for the program's persistent data.
+pub(crate) fn data_home(variables: &Env) -> Result<PathBuf, CommandError> {
+    let base = match (
+        variables.get("XDG_DATA_HOME"),
+        variables.get("LOCALAPPDATA"),
+        variables.get("HOME"),
+    ) {
+        // The XDG specification says to ignore relative paths.
         (Some(folder), _, _) if Path::new(folder).is_absolute() => PathBuf::from(folder),
         (_, Some(folder), None) => PathBuf::from(folder),
         (_, _, Some(home)) => PathBuf::from(home).join(".local/share"),
         _ => {
-            return Err(CommandError::usage("there is no home folder to keep data in (HOME)")
-                .hint("name a folder with TINKEX_DATA_DIR"));
+            return Err(CommandError::usage("cannot locate the data folder: HOME is not set")
+                .hint("Set TINKEX_DATA_DIR to a folder."));
         }
     };
     Ok(base.join("tinkex"))
 }
 
-/// The hub cache of this user, if there is one.
-pub(crate) fn hub_cache(env: &Env) -> Option<PathBuf> {
-    let cache = HubCache::locate(|name| env.get(name).map(Into::into))?;
+/// Returns the user's Hugging Face hub cache, if it exists.
+pub(crate) fn hub_cache(variables: &Env) -> Option<PathBuf> {
+    let cache = HubCache::locate(|name| variables.get(name).map(Into::into))?;
     cache.folder().is_dir().then(|| cache.folder().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_stored_url_is_the_one_that_the_server_reports() {
+        for address in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
+            let data = tempfile::tempdir().unwrap();
+            let mut options = ServerOptions::new(data.path()).api_key("tml-0123456789");
+            options.address = address.parse().unwrap();
+            // Machines without IPv6 cannot listen on its addresses.
+            let Ok(server) = Server::start(options).await else { continue };
+            ServerInfo::new(&server, true, None).write(data.path()).unwrap();
+            let info = ServerInfo::read(data.path()).unwrap();
+            assert_eq!(info.url, server.base_url());
+            // The server was reached: it rejected the placeholder key.
+            assert_eq!(info.probe().await, ProbeResult::KeyRejected, "{address}");
+            server.stop().await;
+        }
+    }
 }

@@ -1,242 +1,245 @@
-//! What the SDK has to say on the way, told on standard error.
+//! The log on standard error: events of the SDK and, with `serve`, of the server.
 //!
-//! Warnings are told, and on a terminal each retry (`retrying in 4s (429)`), so that nobody sits in
-//! front of a silent program. A server that is gone is told once for all that wait for it, and once
-//! when it is back. `-v`, `-vv` and `TINKER_LOG` show more.
+//! Three layers of `tracing-subscriber` write it:
+//!
+//! - events at the chosen level, one line each (`warning: …`);
+//! - [`ConnectionNotices`], which reports retries on a terminal (`retrying in 4s (429)`) and reports
+//!   an outage once instead of once for every pending request;
+//! - with `serve`, the server's events with time stamps, as text or JSON.
 
 use std::fmt::{self, Write as _};
-use std::io::{self, Write};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use tinkex::Env;
+use clap::ValueEnum;
+use tinkex::targets::{HTTP, OUTAGE, RETRY};
+use tinkex::{Env, Lane};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::{FilterExt as _, Targets, filter_fn};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::{Context, SubscriberExt as _};
+use tracing_subscriber::registry::LookupSpan;
 
-use crate::args::{Format, Globals};
-use crate::format::visible;
+use crate::args::{Globals, OutputFormat};
+use crate::console::Console;
+use crate::environment::{Environment, LogScope};
+use crate::format::escape_controls;
 
-const RETRY: &str = tinkex::targets::RETRY;
-/// Where the SDK says that nothing comes back, for every request that waits.
-const LOST: &str = tinkex::targets::OUTAGE;
-/// Where it says that a request was answered.
-const HTTP: &str = tinkex::targets::HTTP;
-/// Requests that ask for answers. A server that is about to go still answers those it has.
-const POLLS: &str = "poll";
-
-/// A stream that the log and the program both write to.
-#[derive(Clone)]
-pub(crate) struct Console(Arc<Mutex<ConsoleState>>);
-
-/// A stream, and whether a bar stands where it goes on.
-struct ConsoleState {
-    stream: Box<dyn Write + Send>,
-    drawn: bool,
-    /// Whether it was told that the server does not answer.
-    lost: bool,
-    /// Whether events are of no interest any more.
-    closed: bool,
+/// Format of the log of `tinkex serve`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// One line of text per event
+    #[default]
+    Text,
+    /// One JSON object per event
+    Json,
 }
 
-/// Takes away what stands on the line.
-const CLEAR: &str = "\r\u{1b}[K";
-/// Takes away the rest of the line: what is drawn over itself ends with it.
-const CLEAR_REST: &str = "\u{1b}[K";
-
-impl ConsoleState {
-    fn clear(&mut self) {
-        if self.drawn {
-            let _ = self.write_all(CLEAR.as_bytes());
-        }
-    }
-
-    /// Tells of an event.
-    fn tell(&mut self, line: &str) {
-        if self.closed {
-            return;
-        }
-        self.clear();
-        // In one piece: a server in this program writes lines of its own.
-        let _ = self.write_all(format!("{line}\n").as_bytes());
-        let _ = self.flush();
-    }
+/// Least severe level that the log of `tinkex serve` includes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
 }
 
-impl Write for ConsoleState {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.stream.write(bytes)?;
-        self.drawn = bytes.ends_with(CLEAR_REST.as_bytes()) && bytes != CLEAR.as_bytes();
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.stream.flush()
-    }
-}
-
-impl Console {
-    pub(crate) fn new(stream: Box<dyn Write + Send>) -> Self {
-        Self(Arc::new(Mutex::new(ConsoleState {
-            stream,
-            drawn: false,
-            lost: false,
-            closed: false,
-        })))
-    }
-
-    /// Takes away the bar that stands on the line, if one does.
-    pub(crate) fn clear(&self) {
-        self.lock().clear();
-    }
-
-    /// From now on events are not told; what is written is.
-    pub(crate) fn close_log(&self) {
-        self.lock().closed = true;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ConsoleState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Write for Console {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.lock().write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.lock().flush()
-    }
-}
-
-/// Tells events, one line each.
-pub(crate) struct ConsoleLog {
-    err: Console,
-    level: LevelFilter,
-    /// Whether retries are told in a few words.
-    retries: bool,
-}
-
-impl ConsoleLog {
-    pub(crate) fn new(
-        err: Console,
-        env: &Env,
-        globals: &Globals,
-        format: Format,
-        terminal: bool,
-    ) -> Self {
-        let calm = globals.quiet || format == Format::Json;
-        let level = match (globals.verbose, env.get("TINKER_LOG")) {
-            (0, Some("debug")) | (2, _) => LevelFilter::DEBUG,
-            (0, Some("info")) | (1, _) => LevelFilter::INFO,
-            (0, _) if calm => LevelFilter::OFF,
-            (0, _) => LevelFilter::WARN,
-            (3.., _) => LevelFilter::TRACE,
-        };
-        let retries = !calm && level < LevelFilter::DEBUG && (terminal || globals.verbose > 0);
-        Self { err, level, retries }
-    }
-
-    fn tells_outages(&self) -> bool {
-        self.level >= LevelFilter::WARN
-    }
-
-    /// A request came back. If it was told that none does, and this one was not waiting already, that
-    /// is over.
-    fn answered(&self, event: &Event<'_>) {
-        let mut err = self.err.lock();
-        if !err.lost {
-            return;
-        }
-        let mut said = EventFields::default();
-        event.record(&mut said);
-        if said.status.is_some_and(|status| status < 500) && !said.lane.starts_with(POLLS) {
-            err.lost = false;
-            err.tell("the server answers again");
+impl From<LogLevel> for LevelFilter {
+    fn from(level: LogLevel) -> Self {
+        match level {
+            LogLevel::Off => Self::OFF,
+            LogLevel::Error => Self::ERROR,
+            LogLevel::Warn => Self::WARN,
+            LogLevel::Info => Self::INFO,
+            LogLevel::Debug => Self::DEBUG,
+            LogLevel::Trace => Self::TRACE,
         }
     }
 }
 
-impl Subscriber for ConsoleLog {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        if metadata.is_span() {
-            return false;
-        }
-        // Of other crates only what is serious: HTTP libraries tell every frame.
-        let ours = metadata.target().starts_with("tinkex");
-        let level = if ours { self.level } else { self.level.min(LevelFilter::WARN) };
-        *metadata.level() <= level
-            || (self.retries && metadata.target() == RETRY)
-            || (self.tells_outages()
-                && metadata.target() == HTTP
-                && *metadata.level() == Level::DEBUG)
-    }
+/// Log options of `tinkex serve`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ServerLog {
+    pub(crate) format: LogFormat,
+    /// Overrides `-v`, `-q` and `TINKER_LOG`.
+    pub(crate) level: Option<LogLevel>,
+    pub(crate) colors: bool,
+}
 
-    fn max_level_hint(&self) -> Option<LevelFilter> {
-        let more = self.retries || self.tells_outages();
-        Some(if more { self.level.max(LevelFilter::DEBUG) } else { self.level })
-    }
-
-    fn event(&self, event: &Event<'_>) {
-        let (level, target) = (*event.metadata().level(), event.metadata().target());
-        if target == HTTP {
-            self.answered(event);
-        }
-        if level > self.level && target != RETRY {
-            return;
-        }
-        let mut said = EventFields::default();
-        event.record(&mut said);
-        if level > self.level {
-            if let Some(line) = said.retry() {
-                self.err.lock().tell(&line);
+/// Installs the log for the current command. It is uninstalled when the returned guard is dropped,
+/// except with [`LogScope::AllThreads`].
+pub(crate) fn install(
+    console: &Console,
+    environment: &Environment,
+    globals: &Globals,
+    format: OutputFormat,
+    server: Option<ServerLog>,
+) -> Option<tracing::subscriber::DefaultGuard> {
+    let requested = requested_level(&environment.variables, globals);
+    if let Some(server) = server {
+        let quiet = if globals.quiet { LevelFilter::ERROR } else { LevelFilter::INFO };
+        let level = server.level.map_or_else(|| requested.unwrap_or(quiet), Into::into);
+        let events = tracing_subscriber::fmt::layer().with_writer(console.clone());
+        let filter = own_targets(level);
+        return match server.format {
+            LogFormat::Json => {
+                let events = events.json().flatten_event(true);
+                set(environment, tracing_subscriber::registry().with(events.with_filter(filter)))
             }
-            return;
+            LogFormat::Text => {
+                let events = events.with_ansi(server.colors).with_target(false);
+                set(environment, tracing_subscriber::registry().with(events.with_filter(filter)))
+            }
+        };
+    }
+    let quiet = globals.quiet || format == OutputFormat::Json;
+    let usual = if quiet { LevelFilter::OFF } else { LevelFilter::WARN };
+    let level = requested.unwrap_or(usual);
+    let attended = environment.terminals.err.is_some() || globals.verbose > 0;
+    let notices = ConnectionNotices {
+        console: console.clone(),
+        // At the debug level the events themselves are shown.
+        retries: attended && !quiet && level < LevelFilter::DEBUG,
+        outages: level >= LevelFilter::WARN,
+        outage_reported: AtomicBool::new(false),
+    };
+    let events = tracing_subscriber::fmt::layer()
+        .event_format(PlainEvents)
+        .with_writer(console.clone())
+        .with_filter(own_targets(level).with_target(OUTAGE, LevelFilter::OFF));
+    let wanted = filter_fn(|metadata| {
+        metadata.is_event() && [RETRY, OUTAGE, HTTP].contains(&metadata.target())
+    })
+    .with_max_level_hint(LevelFilter::DEBUG);
+    let active = notices.retries || notices.outages;
+    let notices = notices.with_filter(wanted.and(filter_fn(move |_| active)));
+    set(environment, tracing_subscriber::registry().with(events).with(notices))
+}
+
+fn set(
+    environment: &Environment,
+    subscriber: impl Subscriber + Send + Sync + 'static,
+) -> Option<tracing::subscriber::DefaultGuard> {
+    match environment.log_scope {
+        LogScope::ThisThread => Some(tracing::subscriber::set_default(subscriber)),
+        LogScope::AllThreads => {
+            // Fails if the process has a subscriber already, which then stays.
+            let _ = tracing::subscriber::set_global_default(subscriber);
+            None
         }
-        let word = match level {
+    }
+}
+
+/// Returns the level that `-v` or `TINKER_LOG` asks for.
+fn requested_level(variables: &Env, globals: &Globals) -> Option<LevelFilter> {
+    match (globals.verbose, variables.get("TINKER_LOG")) {
+        (0, Some("debug")) | (2, _) => Some(LevelFilter::DEBUG),
+        (0, Some("info")) | (1, _) => Some(LevelFilter::INFO),
+        (0, _) => None,
+        (3.., _) => Some(LevelFilter::TRACE),
+    }
+}
+
+/// Selects the events of this project's crates at `level`, and only warnings and errors of other
+/// crates: HTTP libraries log every frame.
+fn own_targets(level: LevelFilter) -> Targets {
+    Targets::new().with_default(level.min(LevelFilter::WARN)).with_target("tinkex", level)
+}
+
+/// Formats an event as `level: message field=value`, with control characters escaped.
+struct PlainEvents;
+
+impl<S, N> FormatEvent<S, N> for PlainEvents
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        _: &FmtContext<'_, S, N>,
+        mut out: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let level = match *event.metadata().level() {
             Level::ERROR => "error",
             Level::WARN => "warning",
             Level::INFO => "info",
             Level::DEBUG => "debug",
             Level::TRACE => "trace",
         };
-        let mut err = self.err.lock();
-        // Once for all that wait.
-        if target == LOST && std::mem::replace(&mut err.lost, true) {
-            return;
-        }
-        err.tell(&format!("{word}: {}{}", visible(&said.message), visible(&said.fields)));
+        let fields = EventFields::of(event);
+        let (message, rest) = (escape_controls(&fields.message), escape_controls(&fields.others));
+        writeln!(out, "{level}: {message}{rest}")
     }
-
-    // Spans are not enabled.
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
 }
 
-/// What an event says.
+/// Reports retries and outages of the connection in a few words.
+struct ConnectionNotices {
+    console: Console,
+    retries: bool,
+    outages: bool,
+    /// Whether the current outage was reported. Every pending request emits an event.
+    outage_reported: AtomicBool,
+}
+
+impl<S: Subscriber> Layer<S> for ConnectionNotices {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        match event.metadata().target() {
+            RETRY if self.retries => {
+                if let Some(notice) = EventFields::of(event).retry_notice() {
+                    self.console.log_line(&notice);
+                }
+            }
+            OUTAGE if self.outages && *event.metadata().level() <= Level::WARN => {
+                if !self.outage_reported.swap(true, Ordering::Relaxed) {
+                    let message = EventFields::of(event).message;
+                    self.console.log_line(&format!("warning: {}", escape_controls(&message)));
+                }
+            }
+            HTTP if self.outage_reported.load(Ordering::Relaxed) => {
+                let fields = EventFields::of(event);
+                let responds = fields.status.is_some_and(|status| status < 500);
+                // A server that shuts down still responds to pending polls.
+                let is_poll = fields.lane.is_some_and(Lane::is_poll);
+                if responds && !is_poll && self.outage_reported.swap(false, Ordering::Relaxed) {
+                    self.console.log_line("the server responds again");
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Fields of an event as text.
 #[derive(Default)]
 struct EventFields {
     message: String,
-    fields: String,
+    /// All fields but the message, each as ` name=value`.
+    others: String,
     seconds: Option<f64>,
     status: Option<u64>,
-    lane: String,
+    lane: Option<Lane>,
 }
 
 impl EventFields {
-    /// The few words about a retry.
-    fn retry(&self) -> Option<String> {
+    fn of(event: &Event<'_>) -> Self {
+        let mut fields = Self::default();
+        event.record(&mut fields);
+        fields
+    }
+
+    /// Describes a retry, if the event announces one: only those have a delay.
+    fn retry_notice(&self) -> Option<String> {
         let seconds = self.seconds?;
-        let why = self.status.map_or_else(|| "no answer".to_owned(), |status| status.to_string());
+        let cause = self.status.map_or_else(|| "no response".to_owned(), |code| code.to_string());
         Some(match seconds {
-            ..1.0 => format!("retrying at once ({why})"),
-            _ => format!("retrying in {seconds:.0}s ({why})"),
+            ..1.0 => format!("retrying now ({cause})"),
+            _ => format!("retrying in {seconds:.0}s ({cause})"),
         })
     }
 }
@@ -258,7 +261,7 @@ impl Visit for EventFields {
 
     fn record_str(&mut self, field: &Field, value: &str) {
         if field.name() == "lane" {
-            value.clone_into(&mut self.lane);
+            self.lane = Lane::from_name(value);
         }
         self.record_debug(field, &value);
     }
@@ -266,7 +269,7 @@ impl Visit for EventFields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let _ = match field.name() {
             "message" => write!(self.message, "{value:?}"),
-            name => write!(self.fields, " {name}={value:?}"),
+            name => write!(self.others, " {name}={value:?}"),
         };
     }
 }

@@ -1,4 +1,5 @@
-//! The program: the real streams, terminal, signals and environment, and the exit code.
+//! The `tinkex` program: connects the command line to the process's streams, terminal, signals and
+//! environment variables, and returns the exit code.
 
 #![forbid(unsafe_code)]
 
@@ -12,7 +13,7 @@ fn main() -> ExitCode {
     let interrupt = Interrupt::default();
     let mut environment = Environment {
         variables: Env::of_process(),
-        // Without one, relative paths mean what they always do.
+        // An empty path leaves relative paths to the operating system.
         folder: std::env::current_dir().unwrap_or_default(),
         out: Box::new(stdout()),
         err: Box::new(stderr()),
@@ -23,45 +24,45 @@ fn main() -> ExitCode {
             input: stdin().is_terminal(),
         },
         interrupt: interrupt.clone(),
-        // A server in this program, and a client beside it, have threads of their own.
+        // The embedded server and the client's tasks run on other threads.
         log_scope: LogScope::AllThreads,
         prepare: Box::new(|client| client),
     };
     let line: Vec<_> = std::env::args_os().collect();
-    if tinkex_cli::completed(line.clone(), &environment.folder) {
+    if tinkex_cli::answer_completion(line.clone(), &environment.folder) {
         return ExitCode::SUCCESS;
     }
-    let serves = tinkex_cli::serves(&line);
     let command = match ParsedCommand::parse(&mut environment, line) {
         Ok(command) => command,
         Err(exit) => return ExitCode::from(exit.code()),
     };
-    // One thread is enough to wait for a server, but not to be one.
-    let mut builder = if serves {
+    // A client needs one thread. An embedded server needs more: its HTTP tasks must make progress
+    // while the command computes.
+    let mut builder = if command.embeds_server(&environment) {
         tokio::runtime::Builder::new_multi_thread()
     } else {
         tokio::runtime::Builder::new_current_thread()
     };
     let runtime = match builder.enable_all().build() {
         Ok(runtime) => runtime,
-        Err(why) => {
-            eprintln!("error: the program cannot start: {why}");
+        Err(error) => {
+            eprintln!("error: cannot start the async runtime: {error}");
             return ExitCode::FAILURE;
         }
     };
     let exit = runtime.block_on(async {
-        listen(&interrupt);
+        forward_signals(&interrupt);
         command.run(&mut environment).await
     });
-    // A thread may still wait for input that nobody wants any more.
+    // Do not wait for threads that block on reading standard input.
     runtime.shutdown_background();
     ExitCode::from(exit.code())
 }
 
-/// Passes Ctrl-C, and what a system sends to end a program, on to the command. From the moment this
-/// returns, neither ends the program by itself.
-#[expect(clippy::disallowed_methods, reason = "they live as long as the program")]
-fn listen(interrupt: &Interrupt) {
+/// Forwards SIGINT and SIGTERM (Ctrl-C elsewhere) to the command as an [`Interrupt`]. The default
+/// action of these signals is disabled from then on.
+#[expect(clippy::disallowed_methods, reason = "the tasks live as long as the program")]
+fn forward_signals(interrupt: &Interrupt) {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
@@ -86,7 +87,7 @@ fn listen(interrupt: &Interrupt) {
     });
 }
 
-/// How wide the terminal is, if the stream is one.
+/// Returns the number of columns if the stream is a terminal, 80 if the terminal does not tell.
 #[cfg(unix)]
 fn width(stream: &(impl IsTerminal + std::os::fd::AsFd)) -> Option<usize> {
     if !stream.is_terminal() {
@@ -98,7 +99,7 @@ fn width(stream: &(impl IsTerminal + std::os::fd::AsFd)) -> Option<usize> {
     }
 }
 
-/// How wide the terminal is, if the stream is one.
+/// Returns 80 columns if the stream is a terminal.
 #[cfg(not(unix))]
 fn width(stream: &impl IsTerminal) -> Option<usize> {
     stream.is_terminal().then_some(80)

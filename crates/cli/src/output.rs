@@ -1,4 +1,4 @@
-//! [`Shell`]: results on standard output, everything else on standard error.
+//! [`Shell`]: context of a running command, with its output and its client.
 
 use std::io::Write as _;
 use std::pin::pin;
@@ -7,56 +7,54 @@ use futures_util::future::select;
 use serde::Serialize;
 use tinkex::ServiceClient;
 
-use crate::args::{Format, Globals};
+use crate::args::{Globals, OutputFormat};
+use crate::console::Console;
 use crate::environment::Environment;
 use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::local::LocalServer;
-use crate::log::Console;
 use crate::settings::Settings;
 use crate::table::{Style, Table};
 
-/// The environment as a command sees it, and how it was told to speak.
-pub(crate) struct Shell<'w> {
-    pub(crate) environment: &'w mut Environment,
+/// Context of a running command: its environment, its settings, and the local server it uses.
+pub(crate) struct Shell<'e> {
+    pub(crate) environment: &'e mut Environment,
     pub(crate) globals: Globals,
     pub(crate) settings: Settings,
-    /// Standard error, which the log writes to as well.
-    err: Console,
+    console: Console,
     local: Option<LocalServer>,
     style: Style,
 }
 
-impl<'w> Shell<'w> {
+impl<'e> Shell<'e> {
     pub(crate) fn new(
-        environment: &'w mut Environment,
-        err: Console,
+        environment: &'e mut Environment,
+        console: Console,
         globals: Globals,
         settings: Settings,
     ) -> Self {
-        let style = Style { colours: settings.colours, width: environment.terminals.out };
-        Self { style, environment, err, globals, settings, local: None }
+        let style = Style { colors: settings.colors, width: environment.terminals.out };
+        Self { style, environment, console, globals, settings, local: None }
     }
 
-    /// From now on tables are as wide as they like, whatever the terminal.
+    /// Removes the width limit of tables.
     pub(crate) fn widen(&mut self) {
         self.style.width = None;
     }
 
-    /// A client as the flags and the environment want it. With `--local` the server is started or
-    /// found first.
+    /// Builds a client from the settings. With `--local`, finds or starts the server first.
     pub(crate) async fn client(&mut self) -> Result<ServiceClient, CommandError> {
         self.start_local().await?;
         self.settings.client(self.environment)
     }
 
-    /// What another command line needs to use the same server, each flag after a space. A key among
-    /// the arguments is not repeated.
+    /// Returns the flags with which another command line uses the same server, each preceded by a
+    /// space. An API key given as an argument is not repeated.
     pub(crate) fn server_flags(&self) -> String {
         let globals = &self.globals;
         let mut flags = String::new();
         let mut add =
-            |flag: &str, value: &str| flags += &format!(" {flag} {}", format::word(value));
+            |flag: &str, value: &str| flags += &format!(" {flag} {}", format::shell_quote(value));
         if let Some(profile) = &globals.profile {
             add("--profile", profile);
         }
@@ -75,7 +73,7 @@ impl<'w> Shell<'w> {
         flags
     }
 
-    /// Starts or finds the server on this machine, if that is wanted.
+    /// Finds or starts the server on this machine, if the settings ask for it.
     pub(crate) async fn start_local(&mut self) -> Result<(), CommandError> {
         if self.settings.local && self.local.is_none() {
             let local = LocalServer::open(&self.environment.variables).await?;
@@ -85,133 +83,137 @@ impl<'w> Shell<'w> {
         Ok(())
     }
 
-    /// Stops the local server, if this program runs it. Ctrl-C twice does not wait for that.
-    pub(crate) async fn end(self) {
+    /// Stops the local server, if this process runs it. A second Ctrl-C skips the wait.
+    pub(crate) async fn close(self) {
         let Some(local) = self.local else { return };
-        // Whoever still waits for it is left behind, and would complain that it is gone.
-        self.err.close_log();
-        let hurry = self.environment.interrupt.clone();
-        let _ = select(pin!(local.stop()), pin!(hurry.pressed(2))).await;
+        // Tasks that still use the server would log that it is gone.
+        self.console.close_log();
+        let interrupt = self.environment.interrupt.clone();
+        let _ = select(pin!(local.stop()), pin!(interrupt.pressed(2))).await;
     }
 
-    /// A result that people read as a table.
+    /// Prints a result that is a table.
     pub(crate) fn table(
         &mut self,
         table: &Table,
         json: &impl Serialize,
     ) -> Result<(), CommandError> {
         let text = match self.settings.format {
-            Format::Json => document(json)?,
-            Format::Table => table.render(self.style),
-            Format::Csv => table.csv(),
-            Format::Plain => table.plain(),
+            OutputFormat::Json => to_json(json)?,
+            OutputFormat::Table => table.render(self.style),
+            OutputFormat::Csv => table.csv(),
+            OutputFormat::Plain => table.plain(),
         };
         self.write(&text)
     }
 
-    /// A result that people read as text.
+    /// Prints a result that is text.
     pub(crate) fn text(&mut self, text: &str, json: &impl Serialize) -> Result<(), CommandError> {
         let text = match self.settings.format {
-            Format::Json => document(json)?,
-            Format::Table | Format::Csv | Format::Plain => format!("{text}\n"),
+            OutputFormat::Json => to_json(json)?,
+            OutputFormat::Table | OutputFormat::Csv | OutputFormat::Plain => format!("{text}\n"),
         };
         self.write(&text)
     }
 
-    /// That something was done: a line on standard error for people, a document for programs.
-    pub(crate) fn done(&mut self, text: &str, json: &impl Serialize) -> Result<(), CommandError> {
+    /// Confirms a change: a notice on standard error, or a JSON document on standard output.
+    pub(crate) fn confirm_change(
+        &mut self,
+        text: &str,
+        json: &impl Serialize,
+    ) -> Result<(), CommandError> {
         if self.is_json() {
-            return self.write(&document(json)?);
+            return self.write(&to_json(json)?);
         }
         self.notice(text);
         Ok(())
     }
 
-    /// A line for people that is no result. Not with `--quiet`, nor beside a document.
+    /// Prints a line on standard error, unless `--quiet` or `--json` is given.
     pub(crate) fn notice(&mut self, text: &str) {
         if !self.globals.quiet && !self.is_json() {
-            // In one piece: a server in this program writes lines of its own.
-            let _ = self.environment.err.write_all(format!("{text}\n").as_bytes());
+            self.prompt(&format!("{text}\n"));
         }
     }
 
-    /// Whether results are for a program that reads one document.
+    /// Returns whether the result is one JSON document.
     pub(crate) fn is_json(&self) -> bool {
-        self.settings.format == Format::Json
+        self.settings.format == OutputFormat::Json
     }
 
-    /// How wide progress may be, where somebody watches and a line can be drawn over itself.
+    /// Returns the width for progress bars, or `None` if none are shown.
     pub(crate) fn progress_width(&self) -> Option<usize> {
         let wanted = !self.globals.quiet && !self.globals.no_progress && self.settings.redraws;
         self.environment.terminals.err.filter(|_| wanted)
     }
 
-    /// Takes away what progress left on the line, if it did.
-    pub(crate) fn clear_line(&self) {
-        self.err.clear();
+    pub(crate) fn console(&self) -> &Console {
+        &self.console
     }
 
-    /// Asks a question that is answered with yes or no; no answer is no.
+    /// Asks a yes-or-no question. An empty answer is no.
     ///
-    /// Where nobody can answer, it fails and names the flag that answers beforehand.
+    /// # Errors
+    ///
+    /// Returns a usage error that names `flag` if standard input is not a terminal, and an error if
+    /// the input ends.
     pub(crate) async fn confirm(
         &mut self,
         question: &str,
         flag: &str,
     ) -> Result<bool, CommandError> {
         if !self.environment.terminals.input {
-            return Err(CommandError::usage(format!("{question} Nobody is there to answer"))
-                .hint(format!("say {flag} to go ahead without a question")));
+            let message = format!("confirmation required: {question}");
+            let hint = format!("Pass {flag} to confirm without a prompt.");
+            return Err(CommandError::usage(message).hint(hint));
         }
         loop {
-            self.say(&format!("{question} [y/N]: "));
+            self.prompt(&format!("{question} [y/N]: "));
             let Some(answer) = self.environment.input.clone().line().await? else {
-                self.say("\n");
-                return Err(CommandError::new(
-                    Exit::Failed,
-                    "there was no answer; nothing was done",
-                ));
+                self.prompt("\n");
+                return Err(CommandError::new(Exit::Failed, "no answer; nothing was changed"));
             };
             match answer.trim().to_ascii_lowercase().as_str() {
                 "y" | "yes" => return Ok(true),
                 "" | "n" | "no" => return Ok(false),
-                _ => self.say("say y or n\n"),
+                _ => self.prompt("Answer y or n.\n"),
             }
         }
     }
 
-    /// Text on standard error as it is, whatever the format: questions and what belongs to them.
-    pub(crate) fn say(&mut self, text: &str) {
-        let _ = self.environment.err.write_all(text.as_bytes());
-        let _ = self.environment.err.flush();
+    /// Writes to standard error in any format: prompts and the text that explains them.
+    pub(crate) fn prompt(&mut self, text: &str) {
+        let err = &mut self.environment.err;
+        let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
     }
 
-    /// The same, for whoever outlives this call.
-    pub(crate) fn stderr(&self) -> impl FnMut(&str) + Send + use<> {
-        let mut err = self.err.clone();
+    /// Returns a function like [`prompt`](Self::prompt) that does not borrow the shell.
+    pub(crate) fn prompt_writer(&self) -> impl FnMut(&str) + Send + use<> {
+        let mut console = self.console.clone();
         move |text| {
-            let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
+            let _ = console.write_all(text.as_bytes()).and_then(|()| console.flush());
         }
     }
 
-    /// An address that can be clicked, where standard error is a terminal that may be coloured.
+    /// Returns a URL for standard error, as a hyperlink if escapes are allowed there.
     pub(crate) fn link(&self, url: &str) -> String {
-        link(url, self.settings.colours && self.environment.terminals.err.is_some())
+        hyperlink(url, self.settings.colors && self.environment.terminals.err.is_some())
     }
 
-    /// The same for standard output.
+    /// Returns a URL for standard output, as a hyperlink if escapes are allowed there.
     pub(crate) fn link_in_result(&self, url: &str) -> String {
-        link(url, self.settings.colours && self.environment.terminals.out.is_some())
+        hyperlink(url, self.settings.colors && self.environment.terminals.out.is_some())
     }
 
-    /// Writes to standard output as it is.
+    /// Writes text to standard output unchanged.
     pub(crate) fn write(&mut self, text: &str) -> Result<(), CommandError> {
         self.environment.out.write_all(text.as_bytes())?;
         Ok(self.environment.out.flush()?)
     }
 }
 
-fn link(url: &str, clickable: bool) -> String {
+/// Returns a URL, with OSC 8 escapes if `clickable`.
+fn hyperlink(url: &str, clickable: bool) -> String {
     if clickable {
         format!("\u{1b}]8;;{url}\u{1b}\\{url}\u{1b}]8;;\u{1b}\\")
     } else {
@@ -219,16 +221,17 @@ fn link(url: &str, clickable: bool) -> String {
     }
 }
 
-pub(crate) fn document(json: &impl Serialize) -> Result<String, CommandError> {
-    let wrong =
-        |why| CommandError::new(Exit::Failed, format!("the result cannot be written: {why}"));
-    serde_json::to_string_pretty(json).map(|text| text + "\n").map_err(wrong)
+/// Returns an indented JSON document with a final newline.
+pub(crate) fn to_json(value: &impl Serialize) -> Result<String, CommandError> {
+    serde_json::to_string_pretty(value).map(|text| text + "\n").map_err(|error| {
+        CommandError::new(Exit::Failed, format!("cannot encode the result as JSON: {error}"))
+    })
 }
 
-/// Help that was asked for.
-pub(crate) fn help(environment: &mut Environment, text: &str) -> Exit {
+/// Prints help text on standard output.
+pub(crate) fn print_help(environment: &mut Environment, text: &str) -> Exit {
     match environment.out.write_all(text.as_bytes()).map_err(CommandError::from) {
         Ok(()) => Exit::Success,
-        Err(failure) => failure.exit(),
+        Err(error) => error.exit(),
     }
 }

@@ -1,43 +1,36 @@
-//! [`Progress`]: how far something is that takes a while, drawn over itself on a terminal.
+//! [`Progress`]: a progress bar on the terminal for operations that take a while.
 
 use std::future::pending;
-use std::io::Write as _;
 use std::pin::pin;
 
 use futures_util::future::{Either, select};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use tinkex::{DownloadProgress, Error};
 use tokio::sync::watch;
-use tokio::time::{Duration, Instant};
 
+use crate::console::Console;
 use crate::error::CommandError;
 use crate::format;
 use crate::output::Shell;
 
-/// How often it is drawn anew at most.
-const RHYTHM: Duration = Duration::from_millis(100);
-/// How long the bar itself is.
-const CELLS: u64 = 24;
+/// Terminals with fewer columns show the numbers without a bar.
+const MIN_COLUMNS_FOR_BAR: usize = 72;
 
-/// What is counted.
+/// Unit of a progress bar's position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProgressUnit {
-    /// Things: runs, checkpoints, steps.
-    Things,
+    /// Runs, checkpoints or other items.
+    Items,
     /// Bytes, shown as sizes.
     Bytes,
 }
 
-/// How far something is. It shows nothing where nobody watches.
-#[derive(Debug)]
+/// Progress bar that is removed when it is dropped. Draws nothing unless standard error is a
+/// terminal.
 pub(crate) struct Progress {
-    label: String,
-    unit: ProgressUnit,
-    total: Option<u64>,
-    done: u64,
-    /// How wide the terminal is; nothing is drawn without one.
-    width: Option<usize>,
-    started: Instant,
-    drawn: Option<Instant>,
+    bar: ProgressBar,
+    console: Console,
+    columns: usize,
 }
 
 impl Progress {
@@ -47,84 +40,71 @@ impl Progress {
         unit: ProgressUnit,
         total: Option<u64>,
     ) -> Self {
-        Self {
-            label: label.into(),
-            unit,
-            total,
-            done: 0,
-            width: shell.progress_width(),
-            started: Instant::now(),
-            drawn: None,
-        }
+        let width = shell.progress_width();
+        let bar = shell.console().progress_bar(total, width);
+        let progress =
+            Self { bar, console: shell.console().clone(), columns: width.unwrap_or_default() };
+        progress.bar.set_style(progress.style(unit, total.is_some()));
+        progress.bar.set_message(label.into());
+        progress
     }
 
-    /// This much more is done.
-    pub(crate) fn advance(&mut self, shell: &mut Shell<'_>, more: u64) {
-        self.set(shell, self.done + more, self.total);
+    pub(crate) fn advance(&self, count: u64) {
+        self.bar.inc(count);
     }
 
-    /// This much is done, of so much.
-    pub(crate) fn set(&mut self, shell: &mut Shell<'_>, done: u64, total: Option<u64>) {
-        (self.done, self.total) = (done, total);
-        let now = Instant::now();
-        if self.drawn.is_some_and(|drawn| now - drawn < RHYTHM) {
-            return;
-        }
-        self.drawn = Some(now);
-        if let Some(width) = self.width {
-            let text = self.text(now, width);
-            draw(shell, &format!("\r{text}\u{1b}[K"));
-        }
+    pub(crate) fn set_position(&self, position: u64) {
+        self.bar.set_position(position);
     }
 
-    /// Takes the bar away again.
-    pub(crate) fn clear(&mut self, shell: &mut Shell<'_>) {
-        if self.width.is_some() && self.drawn.take().is_some() {
-            draw(shell, "\r\u{1b}[K");
+    /// Sets the number of bytes received, and the total once the server has announced it.
+    fn set_bytes(&self, bytes: u64, total: Option<u64>) {
+        if let Some(total) = total.filter(|total| self.bar.length() != Some(*total)) {
+            self.bar.set_length(total);
+            self.bar.set_style(self.style(ProgressUnit::Bytes, true));
         }
+        self.bar.set_position(bytes);
     }
 
-    fn text(&self, now: Instant, width: usize) -> String {
-        let show = |number: u64| match self.unit {
-            ProgressUnit::Things => number.to_string(),
-            ProgressUnit::Bytes => format::size(i64::try_from(number).unwrap_or(i64::MAX)),
+    fn style(&self, unit: ProgressUnit, total_known: bool) -> ProgressStyle {
+        let template = match (total_known, self.columns < MIN_COLUMNS_FOR_BAR) {
+            (false, _) => "{done}  {wide_msg}",
+            (true, true) => "{done}/{total}  {wide_msg}",
+            (true, false) => "{msg}  {bar:24}  {done}/{total}  {eta} left",
         };
-        let seconds = (now - self.started).as_secs_f64();
-        let text = match self.total.filter(|total| *total > 0) {
-            None => format!("{}  {}", self.label, show(self.done)),
-            Some(total) => {
-                let done = self.done.min(total);
-                let cells = usize::try_from(done * CELLS / total).unwrap_or(0);
-                let empty = usize::try_from(CELLS).unwrap_or(0) - cells;
-                let left = if done > 0 {
-                    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-                    let left = seconds * (total - done) as f64 / done as f64;
-                    format!("  {} left", format::seconds(left))
-                } else {
-                    String::new()
-                };
-                format!(
-                    "{}  {}{}  {}/{}{left}",
-                    self.label,
-                    "█".repeat(cells),
-                    "░".repeat(empty),
-                    show(done),
-                    show(total),
-                )
-            }
+        let write = move |number: u64, out: &mut dyn std::fmt::Write| {
+            let _ = match unit {
+                ProgressUnit::Items => write!(out, "{number}"),
+                ProgressUnit::Bytes => out.write_str(&format::bytes(number)),
+            };
         };
-        text.chars().take(width.saturating_sub(1)).collect()
+        let done = move |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+            write(state.pos(), out);
+        };
+        let total = move |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+            write(state.len().unwrap_or_default(), out);
+        };
+        style(template).with_key("done", done).with_key("total", total)
     }
 }
 
-/// Progress that cannot be shown is no reason to stop.
-fn draw(shell: &mut Shell<'_>, text: &str) {
-    let _ = shell.environment.err.write_all(text.as_bytes());
-    let _ = shell.environment.err.flush();
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.console.remove_bar();
+    }
 }
 
-/// Shows how far a download is until it ends, or the user stops it.
-pub(crate) async fn of_download<T, F>(
+/// Style of a bar with the characters that all bars of the program use.
+pub(crate) fn style(template: &str) -> ProgressStyle {
+    // Templates are constants; a test draws each of them.
+    let style = ProgressStyle::with_template(template);
+    style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("█░")
+}
+
+/// Runs a download with a progress bar until it ends or the user presses Ctrl-C.
+///
+/// `start` receives the callback to report progress to and returns the download.
+pub(crate) async fn show_download<T, F>(
     shell: &mut Shell<'_>,
     label: &str,
     start: impl FnOnce(Box<dyn Fn(&DownloadProgress) + Send + Sync>) -> F,
@@ -132,35 +112,30 @@ pub(crate) async fn of_download<T, F>(
 where
     F: Future<Output = Result<T, Error>>,
 {
-    let (tell, mut told) = watch::channel(DownloadProgress::default());
-    let mut work = pin!(start(Box::new(move |now| {
-        tell.send_replace(*now);
+    let (report, mut reports) = watch::channel(DownloadProgress::default());
+    let mut download = pin!(start(Box::new(move |now| {
+        report.send_replace(*now);
     })));
     let interrupt = shell.environment.interrupt.clone();
-    let mut stopped = pin!(interrupt.pressed(1));
-    let mut bar = Progress::new(shell, label, ProgressUnit::Bytes, None);
-    let ended = loop {
-        let step = {
-            let news = pin!(async {
-                if told.changed().await.is_err() {
-                    // Nobody tells any more, so it is about to end.
+    let mut interrupted = pin!(interrupt.pressed(1));
+    let progress = Progress::new(shell, label, ProgressUnit::Bytes, None);
+    loop {
+        {
+            let reported = pin!(async {
+                if reports.changed().await.is_err() {
+                    // The callback was dropped, so the download itself is about to end.
                     pending::<()>().await;
                 }
             });
-            match select(select(work.as_mut(), stopped.as_mut()), news).await {
-                Either::Left((Either::Left((ended, _)), _)) => {
-                    Some(ended.map_err(CommandError::from))
+            match select(select(download.as_mut(), interrupted.as_mut()), reported).await {
+                Either::Left((Either::Left((result, _)), _)) => {
+                    return result.map_err(CommandError::from);
                 }
-                Either::Left((Either::Right(_), _)) => Some(Err(CommandError::interrupted())),
-                Either::Right(_) => None,
+                Either::Left((Either::Right(_), _)) => return Err(CommandError::interrupted()),
+                Either::Right(_) => {}
             }
-        };
-        if let Some(ended) = step {
-            break ended;
         }
-        let now = *told.borrow();
-        bar.set(shell, now.bytes, now.bytes_total);
-    };
-    bar.clear(shell);
-    ended
+        let now = *reports.borrow();
+        progress.set_bytes(now.bytes, now.bytes_total);
+    }
 }

@@ -1,84 +1,91 @@
-//! What counts: flags over the environment over the profile, and the client that they make.
+//! [`Settings`]: the effective settings of a command line, and the client built from them.
+//!
+//! Precedence: flag, environment variable, profile, stored credential, built-in default.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use tinkex::{BaseUrl, CredentialStore, Env, RetryPolicy, ServiceClient, ServiceClientBuilder};
 
-use crate::args::{ColorChoice, Format, Globals};
+use crate::args::{ColorChoice, Globals, OutputFormat};
 use crate::config::{ConfigFile, Profile};
 use crate::environment::Environment;
 use crate::error::{CommandError, Exit};
 
-/// How long a person waits for failures that pass.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Default time to retry temporary failures for.
+const RETRY_FOR: Duration = Duration::from_secs(60);
 
-/// What counts for this command line.
+/// Effective settings of a command line.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    pub(crate) format: Format,
-    /// Whether results are coloured.
-    pub(crate) colours: bool,
-    /// Whether a line on standard error may be drawn over itself.
+    pub(crate) format: OutputFormat,
+    /// Whether results may contain colors and other escapes.
+    pub(crate) colors: bool,
+    /// Whether standard error supports redrawing, which progress bars need.
     pub(crate) redraws: bool,
-    /// Whether the server is the one on this machine.
+    /// Whether to use the server on this machine.
     pub(crate) local: bool,
     pub(crate) base_url: Option<BaseUrl>,
     pub(crate) project_id: Option<String>,
     timeout: Option<Duration>,
-    /// How long to go on; as the command likes if nobody said.
+    /// Time to retry temporary failures for; `None` leaves the default to the command.
     retry_for: Option<Duration>,
     wait_for_billing: bool,
     key: KeySource,
 }
 
-/// Which credential.
+/// Source of the API key.
 #[derive(Debug)]
 enum KeySource {
     File(PathBuf),
-    Given(tinkex::Secret),
-    /// One of the stored keys.
+    Value(tinkex::Secret),
+    /// Id of a stored key.
     Stored(String),
-    /// As the client finds it: the environment, then the default of the stored keys.
-    Usual,
+    /// The SDK's own lookup: environment variables, then the default stored key.
+    Default,
 }
 
 impl Settings {
-    /// Puts together what was said. Touches no network.
+    /// Combines flags, environment variables and profile. Sends no request.
     pub(crate) fn new(environment: &Environment, globals: &Globals) -> Result<Self, CommandError> {
         let env = &environment.variables;
         let profile = match globals.profile.as_deref().or(env.get("TINKEX_PROFILE")) {
             Some(name) => ConfigFile::load(env)?.profile(name)?,
-            None => ConfigFile::load(env)?.usual_profile()?,
+            None => ConfigFile::load(env)?.default_profile()?,
         };
-        let format = format(env, globals)?;
-        Ok(Self::of(environment, globals, format, profile))
+        let format = output_format(env, globals)?;
+        Ok(Self::combine(environment, globals, format, profile))
     }
 
-    /// The same where the profile makes no sense.
+    /// Like [`new`](Self::new), but ignores the profile, for commands that repair it.
     pub(crate) fn without_profile(environment: &Environment, globals: &Globals) -> Self {
-        let format = format(&environment.variables, globals).unwrap_or_default();
-        Self::of(environment, globals, format, Profile::default())
+        let format = output_format(&environment.variables, globals).unwrap_or_default();
+        Self::combine(environment, globals, format, Profile::default())
     }
 
-    fn of(
+    fn combine(
         environment: &Environment,
         globals: &Globals,
-        format: Option<Format>,
+        format: Option<OutputFormat>,
         profile: Profile,
     ) -> Self {
         let env = &environment.variables;
         Self {
-            format: format.or(profile.format).unwrap_or(Format::Table),
-            colours: escapes(environment, globals, &profile, environment.terminals.out.is_some()),
+            format: format.or(profile.format).unwrap_or(OutputFormat::Table),
+            colors: escapes(environment, globals, &profile, environment.terminals.out.is_some()),
             redraws: escapes(environment, globals, &profile, environment.terminals.err.is_some())
                 && !dumb(env),
             local: globals.local
                 || (profile.local == Some(true)
                     && globals.base_url.is_none()
                     && env.get("TINKER_BASE_URL").is_none()),
-            base_url: or_else(globals.base_url.clone(), env, "TINKER_BASE_URL", profile.base_url),
-            project_id: or_else(
+            base_url: flag_or_profile(
+                globals.base_url.clone(),
+                env,
+                "TINKER_BASE_URL",
+                profile.base_url,
+            ),
+            project_id: flag_or_profile(
                 globals.project_id.clone(),
                 env,
                 "TINKER_PROJECT_ID",
@@ -91,75 +98,75 @@ impl Settings {
         }
     }
 
-    /// The server that is asked, as people know it.
+    /// Returns the base URL of the server, for messages.
     pub(crate) fn server(&self, environment: &Environment) -> String {
-        let said = || environment.variables.get("TINKER_BASE_URL")?.parse().ok();
-        let server = self.base_url.clone().or_else(said);
+        let variable = || environment.variables.get("TINKER_BASE_URL")?.parse().ok();
+        let server = self.base_url.clone().or_else(variable);
         server.unwrap_or_else(BaseUrl::production).to_string()
     }
 
-    /// From now on this server, with this key.
+    /// Replaces the server and the API key.
     pub(crate) fn use_server(&mut self, url: BaseUrl, key: String) {
         self.base_url = Some(url);
-        self.key = KeySource::Given(key.into());
+        self.key = KeySource::Value(key.into());
     }
 
-    /// A server may be gone for so long, unless somebody says otherwise.
-    pub(crate) fn be_patient(&mut self, usually: Duration) {
-        self.retry_for.get_or_insert(usually);
+    /// Sets the time to retry temporary failures for, unless the user did.
+    pub(crate) fn default_retry_for(&mut self, duration: Duration) {
+        self.retry_for.get_or_insert(duration);
     }
 
-    /// A client as these settings want it. Nothing is sent yet.
+    /// Builds a client. Sends no request.
     pub(crate) fn client(&self, environment: &Environment) -> Result<ServiceClient, CommandError> {
-        self.within(environment, self.retry_for.unwrap_or(PATIENCE))
+        self.client_with_retries(environment, self.retry_for.unwrap_or(RETRY_FOR))
     }
 
-    /// The same, that tries once unless somebody wants more.
-    pub(crate) fn client_for_one_try(
+    /// Builds a client that does not retry, unless the user passed `--retry-for`.
+    pub(crate) fn client_without_retries(
         &self,
         environment: &Environment,
     ) -> Result<ServiceClient, CommandError> {
-        self.within(environment, self.retry_for.unwrap_or(Duration::ZERO))
+        self.client_with_retries(environment, self.retry_for.unwrap_or(Duration::ZERO))
     }
 
-    fn within(
+    fn client_with_retries(
         &self,
         environment: &Environment,
-        patience: Duration,
+        retry_for: Duration,
     ) -> Result<ServiceClient, CommandError> {
-        let client = self.base(environment, patience)?;
+        let client = self.base(environment, retry_for)?;
         let key = match &self.key {
             KeySource::File(file) => {
-                let shown = file.display().to_string();
                 let text = std::fs::read_to_string(environment.path(file))
-                    .map_err(|why| CommandError::file("read", &shown, &why))?;
+                    .map_err(|error| CommandError::file("read", file.display(), &error))?;
                 Some(text.trim().to_owned())
             }
-            KeySource::Given(key) => Some(key.expose().to_owned()),
+            KeySource::Value(key) => Some(key.expose().to_owned()),
             KeySource::Stored(id) => Some(stored(&environment.variables, id)?),
-            KeySource::Usual => None,
+            KeySource::Default => None,
         };
         Ok(key.into_iter().fold(client, ServiceClientBuilder::api_key).build()?)
     }
 
-    /// The same with a key that is not stored yet.
+    /// Builds a client with an API key that is not stored yet. It does not retry, unless the user
+    /// passed `--retry-for`.
     pub(crate) fn client_with_key(
         &self,
         environment: &Environment,
         key: &str,
     ) -> Result<ServiceClient, CommandError> {
-        let patience = self.retry_for.unwrap_or(Duration::ZERO);
-        Ok(self.base(environment, patience)?.api_key(key).build()?)
+        let retry_for = self.retry_for.unwrap_or(Duration::ZERO);
+        Ok(self.base(environment, retry_for)?.api_key(key).build()?)
     }
 
     fn base(
         &self,
         environment: &Environment,
-        patience: Duration,
+        retry_for: Duration,
     ) -> Result<ServiceClientBuilder, CommandError> {
         let retry =
-            if patience.is_zero() { RetryPolicy::disabled() } else { RetryPolicy::default() };
-        let mut retry = retry.within(patience);
+            if retry_for.is_zero() { RetryPolicy::disabled() } else { RetryPolicy::default() };
+        let mut retry = retry.within(retry_for);
         if self.wait_for_billing {
             retry = retry.wait_for_billing();
         }
@@ -169,13 +176,15 @@ impl Settings {
         let mut client = ServiceClient::builder()
             .env(environment.variables.clone())
             .retry(retry)
-            // A short command must not wait for its own news to leave.
+            // Flushing telemetry would delay the end of a short command.
             .without_telemetry();
-        let said = environment.variables.get("TINKER_BASE_URL").filter(|_| self.base_url.is_none());
-        // The client would read it as well, but a mistake in it is one like that of the flag.
-        let said = said.map(|text| text.parse::<BaseUrl>()).transpose();
-        let said = said.map_err(|why| CommandError::usage(format!("TINKER_BASE_URL: {why}")))?;
-        if let Some(url) = self.base_url.clone().or(said) {
+        let variable =
+            environment.variables.get("TINKER_BASE_URL").filter(|_| self.base_url.is_none());
+        // The SDK reads the variable too, but an invalid value should be a usage error here.
+        let variable = variable.map(|text| text.parse::<BaseUrl>()).transpose();
+        let variable =
+            variable.map_err(|error| CommandError::usage(format!("TINKER_BASE_URL: {error}")))?;
+        if let Some(url) = self.base_url.clone().or(variable) {
             client = client.base_url(url);
         }
         if let Some(project) = &self.project_id {
@@ -185,20 +194,20 @@ impl Settings {
     }
 }
 
-/// The flag; else nothing if the environment has a say, which the client reads itself; else the
-/// profile.
-fn or_else<T>(flag: Option<T>, env: &Env, variable: &str, profile: Option<T>) -> Option<T> {
+/// Returns the flag, or the profile's value if the variable is not set. The SDK reads the variable
+/// itself.
+fn flag_or_profile<T>(flag: Option<T>, env: &Env, variable: &str, profile: Option<T>) -> Option<T> {
     flag.or_else(|| profile.filter(|_| env.get(variable).is_none()))
 }
 
 fn key(env: &Env, globals: &Globals, profile: Option<String>) -> KeySource {
-    let said = ["TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"];
-    let env_has = said.iter().any(|name| env.get(name).is_some());
+    let variables = ["TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"];
+    let env_has_key = variables.iter().any(|name| env.get(name).is_some());
     match (&globals.api_key_file, &globals.api_key, profile) {
         (Some(file), _, _) => KeySource::File(file.clone()),
-        (None, Some(key), _) => KeySource::Given(key.clone()),
-        (None, None, Some(id)) if !env_has => KeySource::Stored(id),
-        _ => KeySource::Usual,
+        (None, Some(key), _) => KeySource::Value(key.clone()),
+        (None, None, Some(id)) if !env_has_key => KeySource::Stored(id),
+        _ => KeySource::Default,
     }
 }
 
@@ -208,27 +217,30 @@ fn stored(env: &Env, id: &str) -> Result<String, CommandError> {
     key.map(|(_, key)| key.key.expose().to_owned()).ok_or_else(|| {
         CommandError::new(
             Exit::Credentials,
-            format!("the profile wants the key {id:?}, which is gone"),
+            format!("the profile's key {id:?} is not stored"),
         )
-        .hint("see `tinkex auth list` and `tinkex config set key_id`")
+        .hint("List the stored keys with `tinkex auth list` and choose one with `tinkex config set key_id ID`.")
     })
 }
 
-/// How results are written, if the command line or the environment says so.
-pub(crate) fn format(env: &Env, globals: &Globals) -> Result<Option<Format>, CommandError> {
+/// Returns the output format that the command line or `TINKEX_FORMAT` chooses.
+pub(crate) fn output_format(
+    env: &Env,
+    globals: &Globals,
+) -> Result<Option<OutputFormat>, CommandError> {
     match (globals.json, globals.format, env.get("TINKEX_FORMAT")) {
-        (true, _, _) => Ok(Some(Format::Json)),
+        (true, _, _) => Ok(Some(OutputFormat::Json)),
         (false, Some(format), _) => Ok(Some(format)),
         (false, None, Some(word)) => match clap::ValueEnum::from_str(word, true) {
             Ok(format) => Ok(Some(format)),
-            Err(_) => Err(CommandError::usage(format!("TINKEX_FORMAT is {word:?}"))
-                .hint("say table, json, csv or plain")),
+            Err(_) => Err(CommandError::usage(format!("invalid TINKEX_FORMAT {word:?}"))
+                .hint("Set it to table, json, csv or plain.")),
         },
         (false, None, None) => Ok(None),
     }
 }
 
-/// Whether a stream may have colours, and other escapes.
+/// Returns whether a stream may contain colors and other escapes.
 fn escapes(
     environment: &Environment,
     globals: &Globals,
@@ -244,17 +256,17 @@ fn escapes(
         Some(ColorChoice::Auto) | None => {
             let forced =
                 environment.variables.get("CLICOLOR_FORCE").is_some_and(|value| value != "0");
-            let usual = match profile.color {
+            let by_default = match profile.color {
                 Some(ColorChoice::Always) => true,
                 Some(ColorChoice::Never) => false,
                 Some(ColorChoice::Auto) | None => terminal && !dumb(&environment.variables),
             };
-            environment.variables.get("NO_COLOR").is_none() && (forced || usual)
+            environment.variables.get("NO_COLOR").is_none() && (forced || by_default)
         }
     }
 }
 
-/// Whether the terminal says that it knows no escapes.
+/// Returns whether the terminal supports no escapes.
 fn dumb(env: &Env) -> bool {
     env.get("TERM") == Some("dumb")
 }

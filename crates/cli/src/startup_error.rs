@@ -1,4 +1,4 @@
-//! Why there is no server on this machine, and what to do about it.
+//! Messages and hints for a server that did not start.
 
 use std::io::ErrorKind;
 
@@ -6,113 +6,107 @@ use tinkex_server::{StartAction, StartError};
 
 use crate::error::{CommandError, Exit};
 
-/// Who wanted a server, and so which options there are to mend it with.
+/// Command that starts the server. Decides which options a hint may mention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Starter {
     /// `tinkex serve`.
     Serve,
-    /// A command with `--local`.
+    /// Any command with `--local`.
     Local,
 }
 
-/// Why there is no server, and what to do.
-pub(crate) fn startup_error(why: &StartError, starter: Starter) -> CommandError {
-    let exit = match why {
+/// Converts an error of [`Server::start`](tinkex_server::Server::start), with a hint for the command
+/// that started the server.
+pub(crate) fn startup_error(error: &StartError, starter: Starter) -> CommandError {
+    let exit = match error {
         StartError::UnprotectedAddress(_) | StartError::EmptyApiKey => Exit::Usage,
         _ => Exit::Failed,
     };
-    let mut message = format!("the server did not start: {why}");
-    if let StartError::InvalidModel(model) = why
+    let mut message = format!("cannot start the server: {error}");
+    if let StartError::InvalidModel(model) = error
         && let Some(source) = std::error::Error::source(model)
     {
         message += &format!(": {source}");
     }
-    CommandError::new(exit, message).hint(hint(why, starter))
+    CommandError::new(exit, message).hint(hint(error, starter))
 }
 
-fn hint(why: &StartError, starter: Starter) -> String {
-    let elsewhere = match starter {
-        Starter::Serve => "another data folder (--data-dir DIR)",
-        Starter::Local => "another data folder (TINKEX_DATA_DIR=DIR)",
+fn hint(error: &StartError, starter: Starter) -> String {
+    let other_folder = match starter {
+        Starter::Serve => "choose another data folder (--data-dir DIR)",
+        Starter::Local => "choose another data folder (TINKEX_DATA_DIR=DIR)",
     };
-    match (why, starter) {
+    match (error, starter) {
         (StartError::UnprotectedAddress(_), _) => {
-            "name a file with a key (--api-key-file FILE), or leave --host out".to_owned()
+            "Pass a file with an API key (--api-key-file FILE), or omit --host.".to_owned()
         }
         (StartError::EmptyApiKey, _) => {
-            "write a key into the file that --api-key-file names; it begins with tml-".to_owned()
+            "Write an API key that starts with tml- into the file of --api-key-file.".to_owned()
         }
         (StartError::DataDirInUse(_), Starter::Serve) => {
-            format!("use the server that runs there (--local), or take {elsewhere}")
+            format!("Use the running server with --local, or {other_folder}.")
         }
         (StartError::DataDirInUse(_), Starter::Local) => {
-            format!("wait for the other program to end, or take {elsewhere}")
+            format!("Wait for the other process to end, or {other_folder}.")
         }
-        (StartError::MissingModel { name, .. }, Starter::Serve) => {
-            format!(
-                "serve it again (--model {name}=FOLDER), let that work fail (--drop-undone), or \
-                 take {elsewhere}"
-            )
-        }
+        (StartError::MissingModel { name, .. }, Starter::Serve) => format!(
+            "Serve the model (--model {name}=FOLDER), fail its pending requests (--drop-undone), \
+             or {other_folder}."
+        ),
         (StartError::MissingModel { name, .. }, Starter::Local) => format!(
-            "run `tinkex serve --model {name}=FOLDER` beside this, put the model back into the \
-             Hugging Face cache, or take {elsewhere}"
+            "Run `tinkex serve --model {name}=FOLDER`, restore the model in the Hugging Face \
+             cache, or {other_folder}."
         ),
         (StartError::InvalidModel(_), Starter::Serve) => {
-            "look at what --model and --hub-cache name: a \
-             model is a folder with config.json, tokenizer.json and *.safetensors"
+            "Check the folders of --model and --hub-cache: a model has config.json, \
+             tokenizer.json and *.safetensors."
                 .to_owned()
         }
         (StartError::InvalidModel(_), Starter::Local) => {
-            "take the model out of the Hugging Face cache, or \
-             name another cache (HF_HUB_CACHE=DIR)"
+            "Remove the model from the Hugging Face cache, or use another cache \
+             (HF_HUB_CACHE=DIR)."
                 .to_owned()
         }
         (StartError::Io { action, source, .. }, _) => {
-            io_hint(*action, source.kind(), starter, elsewhere)
+            io_hint(*action, source.kind(), starter, other_folder)
         }
-        _ => format!("take {elsewhere}"),
+        _ => format!("Fix the cause, or {other_folder}."),
     }
 }
 
-/// What to do about what the system said.
-fn io_hint(action: StartAction, kind: ErrorKind, starter: Starter, elsewhere: &str) -> String {
+fn io_hint(action: StartAction, kind: ErrorKind, starter: Starter, other_folder: &str) -> String {
     match (action, kind) {
         (StartAction::Listen, _) if starter == Starter::Local => {
-            "programs must be able to listen on 127.0.0.1; see what on this machine forbids it"
-                .to_owned()
+            "Allow programs on this machine to listen on 127.0.0.1.".to_owned()
         }
         (StartAction::Listen, ErrorKind::AddrInUse) => {
-            "another program listens there; take another port (--port), or any free one (--port 0)"
-                .to_owned()
+            "Choose another port (--port PORT), or any free port (--port 0).".to_owned()
         }
         (StartAction::Listen, ErrorKind::PermissionDenied) => {
-            "ports below 1024 are not for everyone; take another (--port 8080)".to_owned()
+            "Choose a port above 1023 (--port 8080); lower ones need privileges.".to_owned()
         }
         (StartAction::Listen, ErrorKind::AddrNotAvailable) => {
-            "this machine has no such address; see --host".to_owned()
+            "Pass an address of this machine (--host ADDRESS).".to_owned()
         }
         (StartAction::Listen, _) => {
-            "look at the network of this machine, and at --host and --port".to_owned()
+            "Check the network of this machine, --host and --port.".to_owned()
         }
         (StartAction::Spawn, _) => {
-            "the system has no thread to spare; end other programs, or raise its limit \
-                         (ulimit -u)"
-                .to_owned()
+            "Raise the system's limit of threads (ulimit -u), or end other programs.".to_owned()
         }
         (StartAction::Lock, ErrorKind::Unsupported) => {
-            format!("Keep the data on a file system that supports locks: take {elsewhere}")
+            format!("Keep the data on a file system that supports file locks: {other_folder}.")
         }
         (_, ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
-            format!("make room on the disk, or take {elsewhere}")
+            format!("Free disk space, or {other_folder}.")
         }
         (_, ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) => {
-            format!("make the folder yours to write, or take {elsewhere}")
+            format!("Grant write permission on the folder, or {other_folder}.")
         }
-        (StartAction::Read, _) => format!(
-            "keep the folder as it is, in case it can be mended, and go on with {elsewhere}"
-        ),
-        _ => format!("look at the folder, or take {elsewhere}"),
+        (StartAction::Read, _) => {
+            format!("Keep a copy of the folder so that it can be repaired, and {other_folder}.")
+        }
+        _ => format!("Check the folder, or {other_folder}."),
     }
 }
 
@@ -125,7 +119,7 @@ mod tests {
 
     use super::*;
 
-    async fn all() -> Vec<StartError> {
+    async fn all_errors() -> Vec<StartError> {
         let data = tempfile::tempdir().unwrap();
         let mut options = ServerOptions::new(data.path());
         options.models = vec![("a".to_owned(), "no-such-folder".into())];
@@ -155,19 +149,22 @@ mod tests {
         ]
     }
 
-    /// Every reason has something to do about it, in words that fit the command.
+    /// Every error has a hint, which mentions only options of the command that started the server.
     #[tokio::test]
-    async fn hints_are_as_they_were() {
+    async fn hints_match_the_snapshot() {
         let mut text = String::new();
-        for why in all().await {
-            writeln!(text, "{}", startup_error(&why, Starter::Serve)).unwrap();
+        for error in all_errors().await {
+            writeln!(text, "{}", startup_error(&error, Starter::Serve)).unwrap();
             for starter in [Starter::Serve, Starter::Local] {
-                let hint = hint(&why, starter);
+                let hint = hint(&error, starter);
                 let options = ["--data-dir", "--host", "--port", "--api-key"];
-                let misled = starter == Starter::Local
-                    && !matches!(why, StartError::UnprotectedAddress(_) | StartError::EmptyApiKey)
+                let misleading = starter == Starter::Local
+                    && !matches!(
+                        error,
+                        StartError::UnprotectedAddress(_) | StartError::EmptyApiKey
+                    )
                     && options.iter().any(|option| hint.contains(option));
-                assert!(!misled, "{hint}");
+                assert!(!misleading, "{hint}");
                 writeln!(text, "  {starter:?}: {hint}").unwrap();
             }
         }

@@ -1,27 +1,27 @@
-//! [`Table`]: rows under headers, for people and for other programs.
+//! [`Table`]: rows and columns, rendered with borders, as CSV or as tab-separated text.
 
 use unicode_width::UnicodeWidthStr as _;
 
-use crate::format::visible;
+use crate::format::escape_controls;
 
-/// Narrower than this says nothing.
-const NARROWEST: usize = 4;
+/// Minimum width of a truncated column; below it, each cell gets its own line.
+const MIN_COLUMN_WIDTH: usize = 4;
 
-/// Rows under headers. Cells are shown as they are, except for control characters.
+/// Rows and columns. Cells are shown literally, with control characters escaped.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     title: Option<String>,
     headers: Vec<String>,
     rows: Vec<Vec<String>>,
-    /// The column besides the first that is never cut.
-    whole: Option<usize>,
+    /// Index of a column, besides the first, that is never truncated.
+    untruncated: Option<usize>,
 }
 
-/// Where a table is shown.
+/// How a table is rendered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Style {
-    pub(crate) colours: bool,
-    /// How wide a table may be, if anything limits it.
+    pub(crate) colors: bool,
+    /// Maximum width in columns; `None` is unlimited.
     pub(crate) width: Option<usize>,
 }
 
@@ -30,7 +30,7 @@ impl Table {
         Self { headers: headers.into_iter().map(Into::into).collect(), ..Self::default() }
     }
 
-    /// The two columns of everything that shows one thing.
+    /// Creates the two-column table that `info` commands print.
     pub(crate) fn of_properties() -> Self {
         Self::new(["Property", "Value"])
     }
@@ -40,9 +40,9 @@ impl Table {
         self
     }
 
-    /// The column of this header is never cut, if it is there: half an address is none.
-    pub(crate) fn whole(mut self, header: &str) -> Self {
-        self.whole = self.headers.iter().position(|known| known == header);
+    /// Excludes the column with this header from truncation.
+    pub(crate) fn untruncated(mut self, header: &str) -> Self {
+        self.untruncated = self.headers.iter().position(|known| known == header);
         self
     }
 
@@ -56,7 +56,7 @@ impl Table {
         self.row([name.to_owned(), value.into()]);
     }
 
-    /// What a user remembered, below a line of its own.
+    /// Adds the user's metadata as properties below a heading, if there is any.
     pub(crate) fn metadata(&mut self, metadata: Option<&tinkex::Metadata>) {
         if let Some(metadata) = metadata.filter(|metadata| !metadata.is_empty()) {
             self.property("Metadata", "");
@@ -66,11 +66,14 @@ impl Table {
         }
     }
 
-    /// With borders; where that does not fit, one line for each cell.
+    /// Renders the table with borders, or one line per cell if it does not fit into the width.
     pub(crate) fn render(&self, style: Style) -> String {
-        let rows: Vec<Vec<String>> =
-            self.rows.iter().map(|row| row.iter().map(|cell| visible(cell)).collect()).collect();
-        let paint = |code: &str, text: String| match style.colours {
+        let rows: Vec<Vec<String>> = self
+            .rows
+            .iter()
+            .map(|row| row.iter().map(|cell| escape_controls(cell)).collect())
+            .collect();
+        let paint = |code: &str, text: String| match style.colors {
             true => format!("\u{1b}[{code}m{text}\u{1b}[0m"),
             false => text,
         };
@@ -93,8 +96,8 @@ impl Table {
 
         let mut text = String::new();
         if let Some(title) = &self.title {
-            let whole = widths.iter().map(|width| width + 3).sum::<usize>() + 1;
-            text += &paint("3", centre(&visible(title), whole));
+            let width = widths.iter().map(|width| width + 3).sum::<usize>() + 1;
+            text += &paint("3", center(&escape_controls(title), width));
             text.push('\n');
         }
         text += &border("┏", "━", "┳", "┓");
@@ -106,9 +109,9 @@ impl Table {
         text + &border("└", "─", "┴", "┘")
     }
 
-    /// One line for each cell: its header, and all of it.
+    /// Renders one line per cell: the header and the complete cell.
     fn blocks(&self, rows: &[Vec<String>], paint: &dyn Fn(&str, String) -> String) -> String {
-        let title = self.title.iter().map(|title| paint("3", visible(title)) + "\n");
+        let title = self.title.iter().map(|title| paint("3", escape_controls(title)) + "\n");
         let mut text: String = title.collect();
         for row in rows {
             if let [name, value] = &row[..] {
@@ -125,20 +128,22 @@ impl Table {
         text
     }
 
-    /// How wide each column is: as its widest cell, unless that does not fit. The first column is
-    /// never cut, since it says what a row is about. `None` if nothing fits.
+    /// Returns the width of each column: that of its widest cell, reduced until the table fits into
+    /// `limit`. The first column identifies the row and is never truncated. Returns `None` if the
+    /// table cannot fit.
     fn widths(&self, rows: &[Vec<String>], limit: Option<usize>) -> Option<Vec<usize>> {
         let widest = |at: usize| {
             let cells = rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.width());
             cells.max().unwrap_or(0).max(self.headers[at].width())
         };
         let mut widths: Vec<usize> = (0..self.headers.len()).map(widest).collect();
-        let whole = |widths: &[usize]| widths.iter().map(|width| width + 3).sum::<usize>() + 1;
-        while limit.is_some_and(|limit| whole(&widths) > limit) {
+        let total = |widths: &[usize]| widths.iter().map(|width| width + 3).sum::<usize>() + 1;
+        while limit.is_some_and(|limit| total(&widths) > limit) {
             let others = widths.iter_mut().enumerate().skip(1);
-            let others = others.filter(|(at, _)| self.whole != Some(*at)).map(|(_, width)| width);
+            let others =
+                others.filter(|(at, _)| self.untruncated != Some(*at)).map(|(_, width)| width);
             let widest = others.max_by_key(|width| **width)?;
-            if *widest <= NARROWEST {
+            if *widest <= MIN_COLUMN_WIDTH {
                 return None;
             }
             *widest -= 1;
@@ -146,7 +151,7 @@ impl Table {
         Some(widths)
     }
 
-    /// Values with commas, quoted where they need it.
+    /// Renders comma-separated values with a header (RFC 4180).
     pub(crate) fn csv(&self) -> String {
         let quote = |cell: &String| {
             if cell.contains(['"', ',', '\r', '\n']) {
@@ -159,20 +164,20 @@ impl Table {
         lines.map(|row| row.iter().map(quote).collect::<Vec<_>>().join(",") + "\r\n").collect()
     }
 
-    /// Values with tabs, for `cut` and `awk`.
+    /// Renders tab-separated values without a header, for `cut` and `awk`.
     pub(crate) fn plain(&self) -> String {
         let line = |row: &Vec<String>| {
-            row.iter().map(|cell| visible(cell)).collect::<Vec<_>>().join("\t") + "\n"
+            row.iter().map(|cell| escape_controls(cell)).collect::<Vec<_>>().join("\t") + "\n"
         };
         self.rows.iter().map(line).collect()
     }
 }
 
-/// Text at exactly this width: filled up, or cut with an ellipsis.
+/// Pads text to `width` columns, or truncates it with an ellipsis.
 fn fit(text: &str, width: usize) -> String {
-    let has = text.width();
-    if has <= width {
-        return format!("{text}{}", " ".repeat(width - has));
+    let current = text.width();
+    if current <= width {
+        return format!("{text}{}", " ".repeat(width - current));
     }
     let mut cut = String::new();
     for letter in text.chars() {
@@ -186,7 +191,7 @@ fn fit(text: &str, width: usize) -> String {
     format!("{cut}…{}", " ".repeat(rest))
 }
 
-fn centre(text: &str, width: usize) -> String {
+fn center(text: &str, width: usize) -> String {
     let spare = width.saturating_sub(text.width());
     format!("{}{text}{}", " ".repeat(spare / 2), " ".repeat(spare - spare / 2))
 }
@@ -204,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_table_has_borders_and_literal_cells() {
-        let text = table().render(Style { colours: false, width: None });
+        let text = table().render(Style { colors: false, width: None });
         let expected = "\
                two               \n\
 ┏━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━━┓\n\
@@ -221,19 +226,19 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_terminal_cuts_all_but_the_first_column() {
-        let text = table().render(Style { colours: false, width: Some(24) });
+    fn a_narrow_terminal_truncates_all_but_the_first_column() {
+        let text = table().render(Style { colors: false, width: Some(24) });
         assert!(text.lines().all(|line| line.width() == 24), "{text}");
         assert!(text.contains("│ first │ a word and …"), "{text}");
     }
 
     #[test]
-    fn where_no_table_fits_each_cell_has_a_line() {
-        let text = table().render(Style { colours: false, width: Some(12) });
+    fn a_table_that_does_not_fit_has_a_line_per_cell() {
+        let text = table().render(Style { colors: false, width: Some(12) });
         assert!(text.starts_with("two\nfirst: a word and another word\n"), "{text}");
-        let mut table = Table::new(["ID", "Size", "Path"]).whole("Path");
+        let mut table = Table::new(["ID", "Size", "Path"]).untruncated("Path");
         table.row(["a", "1.0 KB and more", "tinker://run/weights/a"]);
-        let at = |width| table.render(Style { colours: false, width: Some(width) });
+        let at = |width| table.render(Style { colors: false, width: Some(width) });
         assert!(
             at(40).contains("│ tinker://run/weights/a │") && at(40).contains('…'),
             "{}",
@@ -242,19 +247,19 @@ mod tests {
         let block = "ID: a\nSize: 1.0 KB and more\nPath: tinker://run/weights/a\n";
         assert_eq!(at(35), block);
         table.row(["b", "2.0 KB", "tinker://run/weights/b"]);
-        let text = table.render(Style { colours: false, width: Some(35) });
+        let text = table.render(Style { colors: false, width: Some(35) });
         assert!(text.starts_with(&format!("{block}\nID: b\n")), "{text}");
     }
 
     #[test]
-    fn colours_are_escapes_and_nothing_else() {
-        let text = table().render(Style { colours: true, width: None });
+    fn colors_add_only_escapes() {
+        let text = table().render(Style { colors: true, width: None });
         assert!(text.contains("\u{1b}[96mfirst\u{1b}[0m"), "{text}");
-        assert!(!table().render(Style { colours: false, width: None }).contains('\u{1b}'));
+        assert!(!table().render(Style { colors: false, width: None }).contains('\u{1b}'));
     }
 
     #[test]
-    fn other_programs_get_every_value_whole() {
+    fn csv_and_plain_text_have_complete_values() {
         let mut table = Table::new(["a", "b"]);
         table.row(["x,y", "say \"hi\"\nthere"]);
         assert_eq!(table.csv(), "a,b\r\n\"x,y\",\"say \"\"hi\"\"\nthere\"\r\n");

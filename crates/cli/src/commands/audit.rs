@@ -1,27 +1,28 @@
-//! Who did what.
+//! `tinkex audit`: the audit log of the organization.
 
 use clap::Subcommand;
+use serde_json::json;
 use tinkex::Timestamp;
 use tinkex::rest::{AuditEntry, AuditKind, AuditLogRequest};
 
 use crate::error::CommandError;
 use crate::format;
-use crate::list::{ListColumn, SortKey, ViewArgs};
+use crate::list::{self, ListColumn, SortKey, ViewArgs};
 use crate::output::Shell;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AuditCommand {
-    /// List what was done in the organization
+    /// List the events of a day
     #[command(after_help = "Examples:
   tinkex audit log --day 2026-07-13
   tinkex audit log --event-type checkpoints --format csv
 
 Columns: time, event, model, path, purpose, details.")]
     Log {
-        /// On this day, as YYYY-MM-DD
+        /// Day in UTC, as YYYY-MM-DD [default: the server's choice]
         #[arg(long, value_name = "DAY", value_parser = day)]
         day: Option<String>,
-        /// What kind of deeds: all, checkpoints, projects, teams or organizations
+        /// Events to list: all, checkpoints, projects, teams or organizations
         #[arg(long, value_name = "TYPE", value_parser = kind, default_value = "all")]
         event_type: AuditKind,
         #[command(flatten)]
@@ -32,7 +33,7 @@ Columns: time, event, model, path, purpose, details.")]
 fn day(text: &str) -> Result<String, String> {
     match text.parse::<Timestamp>() {
         Ok(_) if text.len() == "2026-01-02".len() => Ok(text.to_owned()),
-        _ => Err("say a day such as 2026-07-13".to_owned()),
+        _ => Err("expected a day such as 2026-07-13".to_owned()),
     }
 }
 
@@ -43,7 +44,7 @@ fn kind(text: &str) -> Result<AuditKind, String> {
         "projects" => Ok(AuditKind::Projects),
         "teams" => Ok(AuditKind::Teams),
         "organizations" => Ok(AuditKind::Organizations),
-        _ => Err("say all, checkpoints, projects, teams or organizations".to_owned()),
+        _ => Err("expected all, checkpoints, projects, teams or organizations".to_owned()),
     }
 }
 
@@ -51,42 +52,42 @@ const COLUMNS: [ListColumn<AuditEntry>; 6] = [
     ListColumn {
         name: "time",
         header: "Time",
-        usual: true,
+        by_default: true,
         cell: |entry, _| entry.timestamp.to_string(),
         key: |entry| SortKey::time(Some(entry.timestamp)),
     },
     ListColumn {
         name: "event",
         header: "Event",
-        usual: true,
+        by_default: true,
         cell: |entry, _| entry.event.clone(),
         key: |entry| SortKey::text(&entry.event),
     },
     ListColumn {
         name: "model",
         header: "Model",
-        usual: true,
-        cell: |entry, _| format::or_missing(entry.model_id.as_ref()),
+        by_default: true,
+        cell: |entry, _| format::or_na(entry.model_id.as_ref()),
         key: |entry| entry.model_id.as_ref().map_or(SortKey::Missing, SortKey::text),
     },
     ListColumn {
         name: "path",
         header: "Path",
-        usual: true,
-        cell: |entry, _| format::or_missing(entry.tinker_path.as_ref()),
+        by_default: true,
+        cell: |entry, _| format::or_na(entry.tinker_path.as_ref()),
         key: |entry| entry.tinker_path.as_ref().map_or(SortKey::Missing, SortKey::text),
     },
     ListColumn {
         name: "purpose",
         header: "Purpose",
-        usual: true,
-        cell: |entry, _| format::or_missing(entry.purpose.as_ref()),
+        by_default: true,
+        cell: |entry, _| format::or_na(entry.purpose.as_ref()),
         key: |entry| entry.purpose.as_ref().map_or(SortKey::Missing, SortKey::text),
     },
     ListColumn {
         name: "details",
         header: "Details",
-        usual: false,
+        by_default: false,
         cell: |entry, _| serde_json::to_string(&entry.event_details).unwrap_or_default(),
         key: |_| SortKey::Missing,
     },
@@ -94,12 +95,10 @@ const COLUMNS: [ListColumn<AuditEntry>; 6] = [
 
 pub(super) async fn run(shell: &mut Shell<'_>, command: AuditCommand) -> Result<(), CommandError> {
     let AuditCommand::Log { day, event_type, view } = command;
-    let shown = view.of(shell, &COLUMNS)?;
+    let view = view.resolve(shell, &COLUMNS)?;
     let admin = shell.client().await?.admin();
-    let mut log =
-        admin.get_audit_log(&AuditLogRequest::default().event_type(event_type).day(day)).await?;
-    shown.sort(&mut log.entries);
-    let title = crate::list::title(log.entries.len(), 0, "event", "events");
-    let table = shown.table(&log.entries, Timestamp::now()).title(title);
-    shell.table(&table, &log)
+    let request = AuditLogRequest::default().event_type(event_type).day(day);
+    let log = admin.get_audit_log(&request).await?;
+    let title = list::title(log.entries.len(), 0, "event", "events");
+    view.print(shell, title, log.entries, |entries| json!({ "entries": entries }))
 }

@@ -1,4 +1,4 @@
-//! Who the user is: keys, and where they are kept.
+//! `tinkex auth`: API keys and where they are stored.
 
 use clap::Subcommand;
 use serde_json::{Value, json};
@@ -6,61 +6,61 @@ use tinkex::wire::ApiKeyInfo;
 use tinkex::{CredentialStore, StoredKey, StoredKeyKind};
 
 use crate::error::{CommandError, Exit};
-use crate::format::{self, visible};
+use crate::format::{self, escape_controls};
 use crate::output::Shell;
 use crate::table::Table;
 
-/// Where people manage their keys.
+/// Web console in which users manage their keys.
 const CONSOLE: &str = "https://tinker.thinkingmachines.ai";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AuthCommand {
-    /// Check an API key and store it
+    /// Validate an API key and store it
     #[command(
-        after_help = "The key goes to ~/.tinker/credentials.json, which only you can read; the
-Python tools use the same file.
+        after_help = "The key is stored in ~/.tinker/credentials.json, readable only by you. The Python tools
+use the same file.
 
 Examples:
   tinkex auth login
-  tinkex auth login --key-stdin < key.txt      in a script
-  tinkex auth login --add                      one more key, see `tinkex auth use`"
+  tinkex auth login --key-stdin < key.txt      log in from a script
+  tinkex auth login --add                      store another key, see `tinkex auth use`"
     )]
     Login {
-        /// Read the key from standard input, without a question
+        /// Read the key from standard input without a prompt
         #[arg(long)]
         key_stdin: bool,
-        /// Store it beside the keys that are there, and use it from now on
+        /// Keep the other stored keys and make this one the default
         #[arg(long)]
         add: bool,
     },
-    /// Remove a stored key: the one in use, or another
+    /// Remove a stored key
     #[command(after_help = "Examples:
   tinkex auth logout
   tinkex auth logout 42")]
     Logout {
-        /// Which, see `tinkex auth list`
+        /// Id of the key, see `tinkex auth list` [default: the default key]
         key_id: Option<String>,
     },
-    /// Whether there is a credential, and whether the server takes it
+    /// Check whether a credential is available and accepted
     #[command(after_help = "Example:
   tinkex auth status && echo ready")]
     Status,
-    /// Whose credential it is
+    /// Show the user and organization of the credential
     #[command(after_help = "Example:
   tinkex auth whoami --json")]
     Whoami,
-    /// List the stored keys, without the keys themselves
+    /// List the stored keys, without their secrets
     #[command(after_help = "Example:
   tinkex auth list")]
     List,
-    /// Use another of the stored keys from now on
+    /// Choose the default key
     #[command(after_help = "Examples:
   tinkex auth list
   tinkex auth use 42
 
-A profile can name a key of its own: tinkex config set --profile work key_id 42")]
+To use a key in one profile only: tinkex config set --profile work key_id 42")]
     Use {
-        /// Which, see `tinkex auth list`
+        /// Id of the key, see `tinkex auth list`
         key_id: String,
     },
 }
@@ -72,7 +72,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: AuthCommand) -> Result<E
         AuthCommand::Status => return status(shell).await,
         AuthCommand::Whoami => whoami(shell).await?,
         AuthCommand::List => list(shell)?,
-        AuthCommand::Use { key_id } => choose(shell, &key_id)?,
+        AuthCommand::Use { key_id } => set_default(shell, &key_id)?,
     }
     Ok(Exit::Success)
 }
@@ -80,24 +80,25 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: AuthCommand) -> Result<E
 async fn login(shell: &mut Shell<'_>, key_stdin: bool, add: bool) -> Result<(), CommandError> {
     let mut store = CredentialStore::load(&shell.environment.variables)?;
     if let Some(key) = store.default_key().filter(|_| !add) {
-        let why = format!("you are logged in already, with the key {:?}", key.name);
-        return Err(CommandError::new(Exit::Failed, why)
-            .hint("log out first with `tinkex auth logout`, or store one more with --add"));
+        let message = format!("already logged in with the key {:?}", key.name);
+        return Err(CommandError::new(Exit::Failed, message)
+            .hint("Log out with `tinkex auth logout`, or pass --add to store another key."));
     }
-    refuse_local(shell)?;
-    let asked = shell.environment.terminals.input && !key_stdin;
-    let key = if asked { ask(shell).await? } else { shell.environment.input.line().await? };
+    reject_local(shell)?;
+    let interactive = shell.environment.terminals.input && !key_stdin;
+    let key =
+        if interactive { ask_key(shell).await? } else { shell.environment.input.line().await? };
     let key = key.unwrap_or_default();
     let key = key.trim();
     if key.is_empty() {
-        let why = "no API key was given";
-        return Err(CommandError::new(Exit::Credentials, why)
-            .hint(format!("create one at {CONSOLE}/keys and paste it")));
+        let message = "no API key entered";
+        return Err(CommandError::new(Exit::Credentials, message)
+            .hint(format!("Create a key at {CONSOLE}/keys.")));
     }
     let client = shell.settings.client_with_key(shell.environment, key)?;
     let checked = client.rest().get_api_key().await;
-    let info =
-        checked.map_err(|why| CommandError::from(why).during("the API key was not stored"))?;
+    let info = checked
+        .map_err(|error| CommandError::from(error).context("cannot validate the API key"))?;
     let ApiKeyInfo { key_id, name, note, details, .. } = info;
     let (email, org) = (details.user_details.email.clone(), details.org_details.name.clone());
     let stored = StoredKey {
@@ -111,33 +112,33 @@ async fn login(shell: &mut Shell<'_>, key_stdin: bool, add: bool) -> Result<(), 
     store.save()?;
     let text = format!(
         "Logged in as {} ({}). Stored API key '{}' as the default credential.",
-        visible(&email),
-        visible(&org),
-        visible(&name)
+        escape_controls(&email),
+        escape_controls(&org),
+        escape_controls(&name)
     );
     let json = json!({ "key_id": key_id.to_string(), "name": name, "email": email,
         "organization": org });
     shell.text(&text, &json)
 }
 
-/// Says where keys come from, and lets the user paste one that nobody else can read.
-async fn ask(shell: &mut Shell<'_>) -> Result<Option<String>, CommandError> {
-    let url = format!("{CONSOLE}/keys?new_key=true&key_name=tinker-cli-{}", host());
+/// Prompts for an API key, echoed as stars.
+async fn ask_key(shell: &mut Shell<'_>) -> Result<Option<String>, CommandError> {
+    let url = format!("{CONSOLE}/keys?new_key=true&key_name=tinker-cli-{}", host_name());
     let link = shell.link(&url);
-    shell.say(&format!("Create an API Key: {link}\n\n"));
-    let echo = shell.stderr();
+    shell.prompt(&format!("Create an API Key: {link}\n\n"));
+    let echo = shell.prompt_writer();
     let typed = shell.environment.input.clone().secret("Paste your API key: ", echo).await;
-    shell.say("\n");
+    shell.prompt("\n");
     match typed {
-        Err(why) if why.kind() == std::io::ErrorKind::Interrupted => {
+        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {
             Err(CommandError::interrupted())
         }
         other => Ok(other?),
     }
 }
 
-/// The name of this machine, as far as it can be part of a key's name.
-fn host() -> String {
+/// Returns the host name, reduced to the characters that a key's name may contain.
+fn host_name() -> String {
     #[cfg(unix)]
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     #[cfg(not(unix))]
@@ -152,20 +153,24 @@ async fn logout(shell: &mut Shell<'_>, key_id: Option<String>) -> Result<(), Com
     let Some((id, key)) = id.and_then(|id| Some((id.clone(), store.remove(&id)?))) else {
         return Err(match key_id {
             Some(id) => no_such_key(&id),
-            None => CommandError::new(Exit::Credentials, "no default credential is stored")
-                .hint("there is nothing to log out from; `tinkex auth login` logs in"),
+            None => CommandError::new(
+                Exit::Credentials,
+                "not logged in: no default credential is stored",
+            )
+            .hint("Log in with `tinkex auth login`."),
         });
     };
     let org = key.details.as_ref().map(|details| details.org_details.name.clone());
-    let (name, page) = (visible(&key.name), format!("{CONSOLE}/keys/{id}"));
+    let (name, page) = (escape_controls(&key.name), format!("{CONSOLE}/keys/{id}"));
     let json = |revoked: bool| {
         json!({ "key_id": id, "name": key.name, "organization": org,
             "deleted_on_server": revoked, "console": page })
     };
     if key.kind == StoredKeyKind::Manual {
         store.save()?;
-        let shown =
-            org.as_deref().map_or("unknown (not stored with this credential)".into(), visible);
+        let shown = org
+            .as_deref()
+            .map_or("unknown (not stored with this credential)".into(), escape_controls);
         let text = format!(
             "Removed credential '{name}'. The API key is still active.\n\
              API key organization: {shown}\nDelete api key here: {}",
@@ -173,8 +178,8 @@ async fn logout(shell: &mut Shell<'_>, key_id: Option<String>) -> Result<(), Com
         );
         return shell.text(&text, &json(false));
     }
-    // A login made it; nobody will need it any more.
-    refuse_local(shell)?;
+    // The key was created by a login and is used by this tool only, so it is deleted too.
+    reject_local(shell)?;
     let client = shell.settings.client_with_key(shell.environment, key.key.expose())?;
     let revoked = client.rest().delete_api_key().await;
     store.save()?;
@@ -184,58 +189,57 @@ async fn logout(shell: &mut Shell<'_>, key_id: Option<String>) -> Result<(), Com
                 format!("Removed credential '{name}' and deleted its API key on the server.");
             shell.text(&text, &json(true))
         }
-        Err(why) => {
-            let whose = org.as_deref().map_or("an unknown organization".into(), visible);
+        Err(error) => {
+            let owner = org.as_deref().map_or("an unknown organization".into(), escape_controls);
             let what = format!(
-                "the credential '{name}' is removed here, but its API key {id} of {whose} is still \
-                 active: the server could not be told"
+                "removed credential '{name}', but its API key {id} of {owner} is still active: \
+                 cannot delete it on the server"
             );
-            Err(CommandError::from(why).partly(&what).hint(format!("delete it at {page}")))
+            Err(CommandError::from(error).partial(&what).hint(format!("Delete the key at {page}.")))
         }
     }
 }
 
-/// A stored key belongs to another server than the one on this machine, and neither may see what is
-/// meant for the other.
-fn refuse_local(shell: &Shell<'_>) -> Result<(), CommandError> {
+/// Rejects `--local`: stored keys belong to another server and must not be sent to the local one.
+fn reject_local(shell: &Shell<'_>) -> Result<(), CommandError> {
     if !shell.settings.local {
         return Ok(());
     }
-    Err(CommandError::usage("the local server needs no key")
-        .hint("leave --local out; if the profile says it, name the key's server with --base-url"))
+    Err(CommandError::usage("the local server needs no API key")
+        .hint("Omit --local. If the profile sets it, pass the server of the key with --base-url."))
 }
 
 fn no_such_key(id: &str) -> CommandError {
-    CommandError::new(Exit::NotFound, format!("there is no stored key {id:?}"))
-        .hint("`tinkex auth list` shows them")
+    CommandError::new(Exit::NotFound, format!("no stored key {id:?}"))
+        .hint("List the stored keys with `tinkex auth list`.")
 }
 
-/// A result with two lines, and the reason if one of them is a no.
+/// Prints the status as a result, and returns the error if the server is not accessible.
 async fn status(shell: &mut Shell<'_>) -> Result<Exit, CommandError> {
     shell.start_local().await?;
     let mut available = true;
-    let tried = match shell.settings.client_for_one_try(shell.environment) {
+    let checked = match shell.settings.client_without_retries(shell.environment) {
         Ok(client) => client.server_capabilities().await.map(|_| ()).map_err(CommandError::from),
-        Err(why) => {
+        Err(error) => {
             available = false;
-            Err(why)
+            Err(error)
         }
     };
     let word = |yes: bool| if yes { "yes" } else { "no" };
     let mut text = format!("Credentials available: {}", word(available));
     if available {
-        text += &format!("\nTinker accessible: {}", word(tried.is_ok()));
+        text += &format!("\nTinker accessible: {}", word(checked.is_ok()));
     }
-    let json = json!({ "credentials_available": available, "tinker_accessible": tried.is_ok() });
+    let json = json!({ "credentials_available": available, "tinker_accessible": checked.is_ok() });
     shell.text(&text, &json)?;
-    tried.map(|()| Exit::Success)
+    checked.map(|()| Exit::Success)
 }
 
 async fn whoami(shell: &mut Shell<'_>) -> Result<(), CommandError> {
     let who = shell.client().await?.whoami().await?;
     let mut table = Table::of_properties();
     let email = who.email.filter(|email| !email.is_empty());
-    table.property("Email", format::or_missing(email.as_ref()));
+    table.property("Email", format::or_na(email.as_ref()));
     table.property("User", &who.user_urn);
     table.property("Organization", &who.org_urn);
     let json = json!({ "user_urn": who.user_urn, "org_urn": who.org_urn, "email": email });
@@ -253,9 +257,9 @@ fn list(shell: &mut Shell<'_>) -> Result<(), CommandError> {
         table.row([
             id.to_owned(),
             key.name.clone(),
-            format::yes(used).to_owned(),
-            format::or_missing(org),
-            format::or_missing(email),
+            format::yes_no(used).to_owned(),
+            format::or_na(org),
+            format::or_na(email),
             key.note.clone().unwrap_or_default(),
         ]);
         keys.push(json!({ "key_id": id, "name": key.name, "default": used, "organization": org,
@@ -264,15 +268,15 @@ fn list(shell: &mut Shell<'_>) -> Result<(), CommandError> {
     shell.table(&table, &json!({ "keys": keys }))
 }
 
-fn choose(shell: &mut Shell<'_>, id: &str) -> Result<(), CommandError> {
+fn set_default(shell: &mut Shell<'_>, id: &str) -> Result<(), CommandError> {
     let mut store = CredentialStore::load(&shell.environment.variables)?;
     let key = store.keys().find(|(known, _)| *known == id).map(|(_, key)| key.clone());
     let key = key.ok_or_else(|| no_such_key(id))?;
     let name = key.name.clone();
     store.insert(id, key);
     store.save()?;
-    shell.done(
-        &format!("Using the key '{}' from now on.", visible(&name)),
+    shell.confirm_change(
+        &format!("The default key is now '{}'.", escape_controls(&name)),
         &json!({
             "key_id": id, "name": name,
         }),

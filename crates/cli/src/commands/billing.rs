@@ -1,4 +1,4 @@
-//! What was used, and what it costs.
+//! `tinkex billing`: usage and costs.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use tinkex::rest::{
 };
 use tinkex_files::AtomicWrite;
 
-use crate::args::Format;
+use crate::args::OutputFormat;
 use crate::error::CommandError;
 use crate::format;
 use crate::output::Shell;
@@ -18,67 +18,67 @@ use crate::table::Table;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BillingCommand {
-    /// What was used, by the hour; at most 14 days
+    /// Show hourly usage of at most 14 days
     #[command(after_help = "Examples:
   tinkex billing usage 2026-07-13T00:00:00Z 2026-07-14T00:00:00Z
   tinkex billing usage 2026-07-01 2026-07-08 --csv july.csv --sessions-csv sessions.csv")]
     Usage {
-        /// From this hour on
-        #[arg(value_parser = moment)]
+        /// First hour
+        #[arg(value_parser = parse_time)]
         starting_on: Timestamp,
-        /// To before this hour
-        #[arg(value_parser = moment)]
+        /// Hour after the last
+        #[arg(value_parser = parse_time)]
         ending_before: Timestamp,
-        /// Write the rows to a file; - for standard output
+        /// Write the rows to this CSV file; - is standard output
         #[arg(long, value_name = "PATH")]
         csv: Option<PathBuf>,
-        /// Write the sessions that are mentioned to a file; - for standard output
+        /// Write the sessions of the rows to this CSV file; - is standard output
         #[arg(long, value_name = "PATH")]
         sessions_csv: Option<PathBuf>,
     },
-    /// How much storage checkpoints take now, and what a month of it costs
+    /// Show the storage of checkpoints and its monthly cost
     #[command(after_help = "Examples:
   tinkex billing checkpoint-storage
   tinkex billing checkpoint-storage --project-id proj-1 --csv -
 
-`tinkex checkpoint gc` finds what could go.")]
+Find old checkpoints with `tinkex checkpoint gc`.")]
     CheckpointStorage {
-        /// Write the rows to a file; - for standard output
+        /// Write the rows to this CSV file; - is standard output
         #[arg(long, value_name = "PATH")]
         csv: Option<PathBuf>,
     },
 }
 
-fn moment(text: &str) -> Result<Timestamp, String> {
-    text.parse().map_err(|_| "say a time such as 2026-07-13T00:00:00Z".to_owned())
+fn parse_time(text: &str) -> Result<Timestamp, String> {
+    text.parse().map_err(|_| "expected a time such as 2026-07-13T00:00:00Z".to_owned())
 }
 
-/// A value in a table of figures.
+/// Value in a billing table.
 #[derive(Clone)]
 enum BillingCell {
     Text(String),
-    /// It has a value that nobody knows.
+    /// The value applies to the row but is unknown.
     Unknown,
-    /// It has none.
-    Nothing,
+    /// The value does not apply to the row.
+    NotApplicable,
 }
 
 impl BillingCell {
     fn text(value: Option<impl ToString>) -> Self {
-        value.map_or(Self::Nothing, |value| Self::Text(value.to_string()))
+        value.map_or(Self::NotApplicable, |value| Self::Text(value.to_string()))
     }
 
     fn float(value: Option<f64>) -> Self {
         Self::text(value.map(format::float))
     }
 
-    /// A cost or rate of something that has one.
-    fn due(value: Option<f64>) -> Self {
+    /// Returns a cost or rate that applies to the row.
+    fn known_or_unknown(value: Option<f64>) -> Self {
         value.map_or(Self::Unknown, |value| Self::Text(format::float(value)))
     }
 }
 
-/// Rows whose columns are those that any of them has, in the order they were met.
+/// Rows with the union of their columns, in order of first appearance.
 #[derive(Default)]
 struct BillingTable {
     columns: Vec<&'static str>,
@@ -99,14 +99,14 @@ impl BillingTable {
         self.rows.push(row);
     }
 
-    fn table(&self, unknown: &str) -> Table {
+    fn render(&self, unknown: &str) -> Table {
         let mut table = Table::new(self.columns.iter().copied());
         for row in &self.rows {
             table.row(self.columns.iter().map(|column| {
                 match row.iter().find(|(name, _)| name == column) {
                     Some((_, BillingCell::Text(text))) => text.clone(),
                     Some((_, BillingCell::Unknown)) => unknown.to_owned(),
-                    Some((_, BillingCell::Nothing)) | None => String::new(),
+                    Some((_, BillingCell::NotApplicable)) | None => String::new(),
                 }
             }));
         }
@@ -114,7 +114,7 @@ impl BillingTable {
     }
 
     fn csv(&self) -> String {
-        self.table("").csv()
+        self.render("").csv()
     }
 }
 
@@ -125,58 +125,60 @@ pub(super) async fn run(
     match command {
         BillingCommand::Usage { starting_on, ending_before, csv, sessions_csv } => {
             if starting_on.unix_micros() >= ending_before.unix_micros() {
-                return Err(CommandError::usage("the time must end after it starts"));
+                return Err(CommandError::usage("ENDING_BEFORE must be later than STARTING_ON"));
             }
             check_streams(shell, &[csv.as_ref(), sessions_csv.as_ref()])?;
             let admin = shell.client().await?.admin();
             let usage = admin.get_billing_usage(starting_on, ending_before).await?;
-            let figures = used(&usage);
+            let table = usage_table(&usage);
             if csv.is_none() && sessions_csv.is_none() {
                 let title = format!("{} hourly usage row(s)", usage.data.len());
-                return show(shell, &figures, &title, &usage);
+                return print(shell, &table, &title, &usage);
             }
-            let sessions: Vec<_> =
-                usage.sessions.iter().map(|(id, it)| session(id.as_str(), it)).collect();
+            let sessions: Vec<_> = usage
+                .sessions
+                .iter()
+                .map(|(id, session)| session_row(id.as_str(), session))
+                .collect();
             let sessions =
                 BillingTable { columns: vec!["session_id", "user_metadata"], rows: sessions };
-            let files = [(sessions_csv, sessions), (csv, figures)];
+            let files = [(sessions_csv, sessions), (csv, table)];
             write(shell, files.into_iter().filter_map(|(path, rows)| Some((path?, rows))))
         }
         BillingCommand::CheckpointStorage { csv } => {
             check_streams(shell, &[csv.as_ref()])?;
             let project_id = shell.settings.project_id.clone();
             let admin = shell.client().await?.admin();
-            let usage = admin
-                .get_checkpoint_storage(&StorageUsageRequest::default().project_id(project_id))
-                .await?;
-            let figures = stored(&usage);
+            let request = StorageUsageRequest::default().project_id(project_id);
+            let usage = admin.get_checkpoint_storage(&request).await?;
+            let table = storage_table(&usage);
             match csv {
-                Some(path) => write(shell, [(path, figures)]),
-                None => show(shell, &figures, "Current checkpoint storage", &usage),
+                Some(path) => write(shell, [(path, table)]),
+                None => print(shell, &table, "Current checkpoint storage", &usage),
             }
         }
     }
 }
 
-/// Standard output can hold one thing.
+/// Rejects more than one result on standard output.
 fn check_streams(shell: &Shell<'_>, files: &[Option<&PathBuf>]) -> Result<(), CommandError> {
     let out = files.iter().flatten().filter(|path| path.as_os_str() == "-").count();
     if out > 1 || (out == 1 && shell.is_json()) {
-        return Err(CommandError::usage("only one thing can be written to standard output")
-            .hint("name files for the others"));
+        return Err(CommandError::usage("only one result can be written to standard output")
+            .hint("Write the other results to files."));
     }
     Ok(())
 }
 
-fn show(
+fn print(
     shell: &mut Shell<'_>,
-    figures: &BillingTable,
+    table: &BillingTable,
     title: &str,
     json: &impl serde::Serialize,
 ) -> Result<(), CommandError> {
     match shell.settings.format {
-        Format::Csv => shell.write(&figures.csv()),
-        _ => shell.table(&figures.table("null").title(title), json),
+        OutputFormat::Csv => shell.write(&table.csv()),
+        _ => shell.table(&table.render("null").title(title), json),
     }
 }
 
@@ -185,27 +187,27 @@ fn write(
     files: impl IntoIterator<Item = (PathBuf, BillingTable)>,
 ) -> Result<(), CommandError> {
     let mut written = Vec::new();
-    for (path, figures) in files {
+    for (path, table) in files {
         if path.as_os_str() == "-" {
-            shell.write(&figures.csv())?;
+            shell.write(&table.csv())?;
             continue;
         }
         let shown = path.display().to_string();
         AtomicWrite::new(shell.environment.path(&path))
             .create_folders()
-            .write(figures.csv())
-            .map_err(|why| CommandError::file("written", &shown, &why))?;
-        shell.notice(&format!("Wrote {} row(s) to {shown}", figures.rows.len()));
-        written.push(json!({ "path": shown, "rows": figures.rows.len() }));
+            .write(table.csv())
+            .map_err(|error| CommandError::file("write", &shown, &error))?;
+        shell.notice(&format!("Wrote {} row(s) to {shown}", table.rows.len()));
+        written.push(json!({ "path": shown, "rows": table.rows.len() }));
     }
     if shell.is_json() {
-        return shell.write(&crate::output::document(&json!({ "written": written }))?);
+        return shell.write(&crate::output::to_json(&json!({ "written": written }))?);
     }
     Ok(())
 }
 
-fn used(usage: &BillingUsage) -> BillingTable {
-    let mut figures = BillingTable::new(&[
+fn usage_table(usage: &BillingUsage) -> BillingTable {
+    let mut table = BillingTable::new(&[
         "bucket_start",
         "bucket_end",
         "base_model",
@@ -219,19 +221,19 @@ fn used(usage: &BillingUsage) -> BillingTable {
         "type",
     ]);
     for event in &usage.data {
-        figures.push(row(event));
+        table.push(usage_row(event));
     }
-    figures
+    table
 }
 
-fn row(event: &UsageEvent) -> Vec<(&'static str, BillingCell)> {
+fn usage_row(event: &UsageEvent) -> Vec<(&'static str, BillingCell)> {
     let number = |value: u64| BillingCell::Text(value.to_string());
     let (kind, rest) = match &event.event_info {
         UsageKind::Training { token_count } => {
             ("training", vec![("token_count", number(*token_count))])
         }
         UsageKind::SamplingPrefill { cached, token_count } => {
-            // As the other tool writes it.
+            // The notation of the Python tool.
             let cached = if *cached { "True" } else { "False" };
             let cached = ("cached", BillingCell::Text(cached.to_owned()));
             ("sampling_prefill", vec![cached, ("token_count", number(*token_count))])
@@ -248,7 +250,7 @@ fn row(event: &UsageEvent) -> Vec<(&'static str, BillingCell)> {
     let storage = matches!(event.event_info, UsageKind::Storage { .. });
     let tokens = !storage && !matches!(event.event_info, UsageKind::Checkpoint { .. });
     let cost = |applies: bool, value: Option<f64>| match applies {
-        true => BillingCell::due(value),
+        true => BillingCell::known_or_unknown(value),
         false => BillingCell::float(value),
     };
     let mut cells = vec![
@@ -274,7 +276,7 @@ fn row(event: &UsageEvent) -> Vec<(&'static str, BillingCell)> {
     cells
 }
 
-fn session(id: &str, session: &UsageSession) -> Vec<(&'static str, BillingCell)> {
+fn session_row(id: &str, session: &UsageSession) -> Vec<(&'static str, BillingCell)> {
     let text = |text: &str| serde_json::Value::from(text).to_string();
     let metadata = session.user_metadata.as_ref().map(|metadata| {
         let pairs = metadata.iter().map(|(name, value)| format!("{}: {}", text(name), text(value)));
@@ -286,8 +288,8 @@ fn session(id: &str, session: &UsageSession) -> Vec<(&'static str, BillingCell)>
     ]
 }
 
-fn stored(usage: &StorageUsage) -> BillingTable {
-    let mut figures = BillingTable::new(&[
+fn storage_table(usage: &StorageUsage) -> BillingTable {
+    let mut table = BillingTable::new(&[
         "effective_rate_usd_per_gigabyte_month",
         "project_id",
         "org_user_urn",
@@ -300,7 +302,7 @@ fn stored(usage: &StorageUsage) -> BillingTable {
     ]);
     for item in &usage.data {
         let rate = usage.effective_rate_usd_per_gigabyte_month;
-        figures.push(vec![
+        table.push(vec![
             ("effective_rate_usd_per_gigabyte_month", BillingCell::float(rate)),
             ("project_id", BillingCell::text(item.project_id.as_ref())),
             ("org_user_urn", BillingCell::text(item.org_user_urn.as_ref())),
@@ -312,5 +314,5 @@ fn stored(usage: &StorageUsage) -> BillingTable {
             ("estimated_monthly_cost_usd", BillingCell::float(item.estimated_monthly_cost_usd)),
         ]);
     }
-    figures
+    table
 }

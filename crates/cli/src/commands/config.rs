@@ -1,4 +1,4 @@
-//! ConfigCommand that stay.
+//! `tinkex config`: shows and changes the configuration file.
 
 use clap::Subcommand;
 use serde_json::{Map, Value, json};
@@ -8,54 +8,53 @@ use crate::error::{CommandError, Exit};
 use crate::output::Shell;
 use crate::table::Table;
 
-/// ConfigCommand that stay, in one file, by profile
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
-    /// Where the file is
+    /// Print the path of the configuration file
     #[command(after_help = "Example:
   $EDITOR $(tinkex config path)")]
     Path,
-    /// Show one setting
+    /// Print a setting
     #[command(after_help = "Examples:
   tinkex config get base_url
   tinkex config get retry_for --profile work")]
     Get {
-        /// Its name
+        /// Name of the setting
         key: String,
     },
-    /// Set one; --profile says in which profile, which is made if it is not there
+    /// Change a setting of the default profile or of --profile, creating the profile if needed
     #[command(after_help = format!("Examples:
   tinkex config set --profile work base_url http://localhost:8000
-  tinkex config set profile work        from now on, that one counts
+  tinkex config set profile work        make it the default profile
   tinkex config set retry_for 5m
 
-ConfigCommand:\n{}", settings()))]
+Settings:\n{}", setting_list()))]
     Set {
-        /// Its name
+        /// Name of the setting
         key: String,
-        /// What it should be
+        /// New value
         value: String,
     },
-    /// Remove one
+    /// Remove a setting
     #[command(after_help = "Example:
   tinkex config unset retry_for")]
     Unset {
-        /// Its name
+        /// Name of the setting
         key: String,
     },
-    /// Show all profiles
+    /// List the settings of all profiles
     #[command(after_help = "Example:
   tinkex config list")]
     List,
 }
 
-fn settings() -> String {
-    let all = KEYS.iter().chain(&[("profile", "which profile counts when none is named")]);
-    all.map(|(key, what)| format!("  {key:<12}{what}")).collect::<Vec<_>>().join("\n")
+fn setting_list() -> String {
+    let all = KEYS.iter().chain(&[("profile", "default profile")]);
+    all.map(|(key, description)| format!("  {key:<12}{description}")).collect::<Vec<_>>().join("\n")
 }
 
-/// Works with the file as it is: a profile that is broken or not there yet must not stand in the
-/// way of mending or making it.
+/// Uses the file without validating the profile, so that an invalid profile can be repaired and a
+/// missing one created.
 pub(super) fn run(shell: &mut Shell<'_>, command: ConfigCommand) -> Result<(), CommandError> {
     let env = shell.environment.variables.clone();
     let path = ConfigFile::path(&env).display().to_string();
@@ -64,13 +63,13 @@ pub(super) fn run(shell: &mut Shell<'_>, command: ConfigCommand) -> Result<(), C
     }
     let mut config = ConfigFile::load(&env)?;
     let named = shell.globals.profile.as_deref().or(env.get("TINKEX_PROFILE"));
-    let profile = config.chosen(named);
+    let profile = config.profile_name(named);
     match command {
         ConfigCommand::Path => Ok(()),
         ConfigCommand::Get { key } => {
             let Some(value) = config.get(&profile, &key) else {
-                let why = format!("{key} is not set in the profile {profile:?}");
-                return Err(CommandError::new(Exit::NotFound, why));
+                let message = format!("{key} is not set in profile {profile:?}");
+                return Err(CommandError::new(Exit::NotFound, message));
             };
             shell.text(&value, &json!({ "profile": profile, "key": key, "value": value }))
         }
@@ -78,17 +77,17 @@ pub(super) fn run(shell: &mut Shell<'_>, command: ConfigCommand) -> Result<(), C
             config.set(&profile, &key, &value)?;
             config.save()?;
             let done = json!({ "profile": profile, "key": key, "value": value, "path": path });
-            shell.done(&format!("{key} = {value} in {path}"), &done)
+            shell.confirm_change(&format!("set {key} = {value} in {path}"), &done)
         }
         ConfigCommand::Unset { key } => {
             let was_set = config.unset(&profile, &key);
             if !was_set {
-                let why = format!("{key} is not set in the profile {profile:?}");
-                return Err(CommandError::new(Exit::NotFound, why));
+                let message = format!("{key} is not set in profile {profile:?}");
+                return Err(CommandError::new(Exit::NotFound, message));
             }
             config.save()?;
             let done = json!({ "profile": profile, "key": key, "value": null, "path": path });
-            shell.done(&format!("{key} removed from {path}"), &done)
+            shell.confirm_change(&format!("removed {key} from {path}"), &done)
         }
         ConfigCommand::List => {
             let mut table = Table::new(["Profile", "Setting", "Value"]);
@@ -98,8 +97,8 @@ pub(super) fn run(shell: &mut Shell<'_>, command: ConfigCommand) -> Result<(), C
                 entry[key.as_str()] = Value::String(value.clone());
                 table.row([name, key, value]);
             }
-            let chosen = config.get(&profile, "profile");
-            shell.table(&table, &json!({ "profile": chosen, "profiles": profiles, "path": path }))
+            let default = config.get(&profile, "profile");
+            shell.table(&table, &json!({ "profile": default, "profiles": profiles, "path": path }))
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is made from the definitions of the arguments: completions and manual pages.
+//! `tinkex completions` and `tinkex man`: files generated from the argument definitions.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,14 +9,14 @@ use clap_complete::env::Shells;
 use crate::environment::Environment;
 use crate::error::CommandError;
 
-/// Which shell.
+/// Arguments of `tinkex completions`.
 #[derive(Clone, Copy, Debug, Args)]
 pub(crate) struct CompletionsArgs {
-    /// The shell
+    /// Shell to print the script for
     shell: ShellKind,
 }
 
-/// Shells that can complete.
+/// Shells with completion support.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ShellKind {
     Bash,
@@ -26,7 +26,7 @@ pub(crate) enum ShellKind {
     Elvish,
 }
 
-/// Where manual pages go.
+/// Arguments of `tinkex man`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ManArgs {
     /// Write a page for every command into this folder
@@ -34,9 +34,9 @@ pub(crate) struct ManArgs {
     dir: Option<PathBuf>,
 }
 
-/// The lines that make a shell ask this program for completions.
-pub(super) fn completions(what: CompletionsArgs) -> Result<String, CommandError> {
-    let name = match what.shell {
+/// Returns the script that makes a shell ask this program for completions.
+pub(super) fn completions(args: CompletionsArgs) -> Result<String, CommandError> {
+    let name = match args.shell {
         ShellKind::Bash => "bash",
         ShellKind::Zsh => "zsh",
         ShellKind::Fish => "fish",
@@ -50,20 +50,19 @@ pub(super) fn completions(what: CompletionsArgs) -> Result<String, CommandError>
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// The page of the program itself, or the names of all pages that were written.
-pub(super) fn man(environment: &Environment, what: &ManArgs) -> Result<String, CommandError> {
+/// Returns the main manual page, or with `--dir` writes all pages and returns a summary.
+pub(super) fn man(environment: &Environment, args: &ManArgs) -> Result<String, CommandError> {
     let command = crate::args::Args::definition();
-    let Some(dir) = &what.dir else {
+    let Some(dir) = &args.dir else {
         let mut page = Vec::new();
         clap_mangen::Man::new(command).render(&mut page)?;
         return Ok(String::from_utf8_lossy(&page).into_owned());
     };
-    let shown = dir.display().to_string();
     let folder = environment.path(dir);
     let written = std::fs::create_dir_all(&folder)
         .and_then(|()| clap_mangen::generate_to(command, &folder))
         .and_then(|()| std::fs::read_dir(&folder));
-    let wrong = |why: io::Error| CommandError::file("written", &shown, &why);
-    let pages = written.map_err(wrong)?.count();
-    Ok(format!("{pages} pages in {shown}\n"))
+    let failed = |error: io::Error| CommandError::file("write", dir.display(), &error);
+    let pages = written.map_err(failed)?.count();
+    Ok(format!("{pages} pages in {}\n", dir.display()))
 }

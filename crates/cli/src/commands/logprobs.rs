@@ -1,4 +1,4 @@
-//! How likely a model finds a text.
+//! `tinkex logprobs`: log-probabilities of the tokens of a text.
 
 use clap::Args;
 use serde::Serialize;
@@ -9,10 +9,10 @@ use crate::output::Shell;
 use crate::table::Table;
 
 use super::prompt::PromptArgs;
-use super::sample::piece;
+use super::sample::token_text;
 use super::weights::WeightsArgs;
 
-/// What can be typed after `logprobs`.
+/// Arguments of `tinkex logprobs`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -38,19 +38,20 @@ struct LogprobsReport<'a> {
 struct ScoredToken {
     id: u32,
     text: String,
-    /// Nothing stands before the first token.
+    /// `None` for the first token, which nothing precedes.
     logprob: Option<f32>,
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>, command: LogprobsArgs) -> Result<(), CommandError> {
-    let given = command.prompt.read(shell).await?;
+pub(super) async fn run(shell: &mut Shell<'_>, args: LogprobsArgs) -> Result<(), CommandError> {
+    let source = args.prompt.read(shell).await?;
     let service = shell.client().await?;
-    let (sampler, model) = command.weights.open(shell, &service).await?;
-    let tokenizer = command.weights.tokenizer(&shell.environment.variables, &sampler).await?;
-    let input = command.prompt.input(shell.environment, given, || Ok(tokenizer.clone()))?;
+    let (sampler, model) = args.weights.open(shell, &service).await?;
+    let tokenizer = args.weights.tokenizer(&shell.environment.variables, &sampler).await?;
+    let input = args.prompt.input(shell.environment, source, || Ok(tokenizer.clone()))?;
     let Some(ids) = input.to_tokens() else {
-        return Err(CommandError::usage("pictures have no log-probabilities")
-            .hint("leave --image out, or ask for a sample"));
+        return Err(
+            CommandError::usage("cannot compute log-probabilities of images").hint("Omit --image.")
+        );
     };
     let logprobs = sampler.compute_logprobs(input).await?;
     let tokens: Vec<ScoredToken> = ids
@@ -58,7 +59,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: LogprobsArgs) -> Result<
         .enumerate()
         .map(|(at, id)| ScoredToken {
             id: *id,
-            text: piece(Some(&tokenizer), *id),
+            text: token_text(Some(&tokenizer), *id),
             logprob: logprobs.get(at),
         })
         .collect();
@@ -67,15 +68,15 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: LogprobsArgs) -> Result<
     #[expect(clippy::cast_precision_loss, reason = "a count of tokens")]
     let logprob_mean = (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64);
     let perplexity = logprob_mean.map(|mean| (-mean).exp());
-    let document = LogprobsReport { model: &model, tokens, logprob_sum, logprob_mean, perplexity };
+    let report = LogprobsReport { model: &model, tokens, logprob_sum, logprob_mean, perplexity };
     let mut table = Table::new(["ScoredToken", "Text", "Logprob"]).title(format!(
         "{} tokens, sum {logprob_sum:.3}, perplexity {}",
-        document.tokens.len(),
-        format::or_missing(perplexity.map(|perplexity| format!("{perplexity:.3}"))),
+        report.tokens.len(),
+        format::or_na(perplexity.map(|perplexity| format!("{perplexity:.3}"))),
     ));
-    for token in &document.tokens {
-        let logprob = format::or_missing(token.logprob.map(|logprob| format!("{logprob:.4}")));
+    for token in &report.tokens {
+        let logprob = format::or_na(token.logprob.map(|logprob| format!("{logprob:.4}")));
         table.row([token.id.to_string(), token.text.clone(), logprob]);
     }
-    shell.table(&table, &document)
+    shell.table(&table, &report)
 }

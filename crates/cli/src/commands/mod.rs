@@ -1,4 +1,4 @@
-//! The commands, a file each: what can be typed after the name, and what it does.
+//! The subcommands, one file or folder each: the arguments and the implementation.
 
 mod audit;
 mod auth;
@@ -25,105 +25,116 @@ mod weights;
 use clap::Subcommand;
 use serde_json::json;
 
-use crate::args::{Format, Globals};
+use crate::args::{Globals, OutputFormat};
 use crate::environment::Environment;
 use crate::error::{CommandError, Exit};
+use crate::log::ServerLog;
 use crate::output::{self, Shell};
 use crate::settings;
 
-/// The commands by what they are for, as somebody new needs them.
+/// Commands of the main help, grouped by purpose.
 pub(crate) const GROUPS: &[(&str, &[&str])] = &[
-    ("Start here", &["quickstart", "train", "chat", "sample", "serve"]),
+    ("Getting started", &["quickstart", "train", "chat", "sample", "serve"]),
     ("Models and text", &["model", "logprobs", "tokenizer"]),
-    ("What you have on the server", &["run", "checkpoint", "session"]),
-    ("Your account", &["auth", "billing", "audit"]),
-    ("This program", &["doctor", "config", "completions", "man", "version", "help"]),
+    ("Resources on the server", &["run", "checkpoint", "session"]),
+    ("Account", &["auth", "billing", "audit"]),
+    ("Setup", &["doctor", "config", "completions", "man", "version", "help"]),
 ];
 
-/// What can be done, in the order of [`GROUPS`].
+/// The commands, in the order of [`GROUPS`].
 #[derive(Debug, Subcommand)]
 pub(crate) enum CliCommand {
-    /// See all of it work in under a minute: no key, no GPU, no network
+    /// Fine-tune a built-in model in a few seconds; needs no key, GPU or network
     Quickstart(quickstart::QuickstartArgs),
-    /// Teach a model from a file of examples
+    /// Fine-tune a model on a file of examples
     Train(Box<train::TrainArgs>),
-    /// Talk to a model
+    /// Chat with a model
     Chat(Box<chat::ChatArgs>),
-    /// Samples from a base model or a checkpoint
+    /// Generate text with a base model or a checkpoint
     Sample(Box<sample::SampleArgs>),
-    /// The Tinker API on this machine
+    /// Run a Tinker API server on this machine
     Serve(serve::ServeArgs),
-    /// Base models
+    /// Show base models
     #[command(subcommand, arg_required_else_help = true)]
     Model(model::ModelCommand),
-    /// How likely a model finds a text
+    /// Compute the log-probability of each token of a text
     Logprobs(logprobs::LogprobsArgs),
-    /// Text to tokens and back
+    /// Convert text to tokens and back
     #[command(subcommand, arg_required_else_help = true)]
     Tokenizer(tokenizer::TokenizerCommand),
-    /// Training runs
+    /// Show training runs
     #[command(subcommand, arg_required_else_help = true)]
     Run(run::RunCommand),
-    /// Checkpoints: find, share, keep, delete
+    /// List, download, publish and delete checkpoints
     #[command(subcommand, arg_required_else_help = true)]
     Checkpoint(checkpoint::CheckpointCommand),
-    /// Sessions, looked at from outside
+    /// Show and search sessions
     #[command(subcommand, arg_required_else_help = true)]
     Session(session::SessionCommand),
-    /// Who you are: log in and out, choose among stored keys
+    /// Log in and out, and manage stored API keys
     #[command(subcommand, arg_required_else_help = true)]
     Auth(auth::AuthCommand),
-    /// What was used, and what it costs
+    /// Show usage and costs
     #[command(subcommand, arg_required_else_help = true)]
     Billing(billing::BillingCommand),
-    /// Who did what
+    /// Show the audit log of the organization
     #[command(subcommand, arg_required_else_help = true)]
     Audit(audit::AuditCommand),
-    /// Look at everything that has to be right, and say what to do where it is not
+    /// Check the configuration, the credential and the connection
     Doctor(doctor::DoctorArgs),
-    /// Settings that stay, in one file, by profile
+    /// Show and change the configuration file
     #[command(subcommand, arg_required_else_help = true)]
     Config(config::ConfigCommand),
-    /// Lines for your shell, so that it completes commands, options, and ids that were listed lately
-    #[command(after_help = "Examples:
+    /// Print a shell completion script
+    #[command(after_help = "The script completes commands, options, and recently listed ids.
+
+Examples:
   source <(tinkex completions bash)              in ~/.bashrc
   source <(tinkex completions zsh)               in ~/.zshrc
   tinkex completions fish | source               in config.fish")]
     Completions(generate::CompletionsArgs),
-    /// Manual pages
+    /// Print or write manual pages
     #[command(after_help = "Examples:
   tinkex man | man -l -
   tinkex man --dir ~/.local/share/man/man1")]
     Man(generate::ManArgs),
-    /// The version of this program
+    /// Print the version
     #[command(after_help = "Example:
   tinkex version --json")]
     Version,
 }
 
-/// What to do about a command line that makes no sense, where the parser does not say.
-pub(crate) fn hint(said: &clap::Error) -> Option<String> {
-    train::hint(said)
+/// Returns a hint for an error of the argument parser, if there is a better one than its usage line.
+pub(crate) fn usage_hint(error: &clap::Error) -> Option<String> {
+    train::usage_hint(error)
 }
 
 impl CliCommand {
-    /// Whether the command works even if the profile makes no sense.
-    pub(crate) fn mends_settings(&self) -> bool {
+    /// Returns whether the command must run even if the configuration file is invalid.
+    pub(crate) fn repairs_settings(&self) -> bool {
         matches!(self, Self::Config(_))
     }
 
-    /// Whether the command ends itself in order when it is interrupted; the others just stop.
-    pub(crate) fn minds_interrupts(&self) -> bool {
+    /// Returns whether the command handles interruptions itself. Other commands are cancelled.
+    pub(crate) fn handles_interrupts(&self) -> bool {
         match self {
             Self::Chat(_) | Self::Serve(_) | Self::Train(_) => true,
-            Self::Checkpoint(command) => command.minds_interrupts(),
+            Self::Checkpoint(command) => command.handles_interrupts(),
             _ => false,
+        }
+    }
+
+    /// Returns the log options, if the command is a server.
+    pub(crate) fn server_log(&self, colors: bool) -> Option<ServerLog> {
+        match self {
+            Self::Serve(args) => Some(args.log(colors)),
+            _ => None,
         }
     }
 }
 
-/// Does what needs nothing but the command line itself, and says whether it was that.
-pub(crate) fn at_once(
+/// Runs a command that needs nothing but the command line. Returns whether it was one.
+pub(crate) fn run_offline(
     environment: &mut Environment,
     globals: &Globals,
     command: &CliCommand,
@@ -133,20 +144,20 @@ pub(crate) fn at_once(
         CliCommand::Version => {
             (format!("tinkex {version}\n"), json!({ "name": "tinkex", "version": version }))
         }
-        CliCommand::Completions(what) => {
-            let script = generate::completions(*what)?;
+        CliCommand::Completions(args) => {
+            let script = generate::completions(*args)?;
             let json = json!({ "script": script });
             (script, json)
         }
-        CliCommand::Man(what) => {
-            let page = generate::man(environment, what)?;
+        CliCommand::Man(args) => {
+            let page = generate::man(environment, args)?;
             let json = json!({ "text": page });
             (page, json)
         }
         _ => return Ok(false),
     };
-    let text = match settings::format(&environment.variables, globals)? {
-        Some(Format::Json) => output::document(&json)?,
+    let text = match settings::output_format(&environment.variables, globals)? {
+        Some(OutputFormat::Json) => output::to_json(&json)?,
         _ => text,
     };
     environment.out.write_all(text.as_bytes())?;
@@ -158,20 +169,20 @@ pub(crate) async fn run(shell: &mut Shell<'_>, command: CliCommand) -> Result<Ex
     match command {
         CliCommand::Config(command) => config::run(shell, command)?,
         CliCommand::Run(command) => run::run(shell, command).await?,
-        CliCommand::Quickstart(command) => Box::pin(quickstart::run(shell, command)).await?,
-        CliCommand::Chat(command) => return Box::pin(chat::run(shell, *command)).await,
-        CliCommand::Train(command) => return Box::pin(train::run(shell, *command)).await,
+        CliCommand::Quickstart(args) => Box::pin(quickstart::run(shell, args)).await?,
+        CliCommand::Chat(args) => return Box::pin(chat::run(shell, *args)).await,
+        CliCommand::Train(args) => return Box::pin(train::run(shell, *args)).await,
         CliCommand::Auth(command) => return auth::run(shell, command).await,
         CliCommand::Model(command) => model::run(shell, command).await?,
         CliCommand::Checkpoint(command) => return checkpoint::run(shell, command).await,
         CliCommand::Session(command) => session::run(shell, command).await?,
         CliCommand::Billing(command) => billing::run(shell, command).await?,
         CliCommand::Audit(command) => audit::run(shell, command).await?,
-        CliCommand::Sample(command) => Box::pin(sample::run(shell, *command)).await?,
-        CliCommand::Logprobs(command) => logprobs::run(shell, command).await?,
+        CliCommand::Sample(args) => Box::pin(sample::run(shell, *args)).await?,
+        CliCommand::Logprobs(args) => logprobs::run(shell, args).await?,
         CliCommand::Tokenizer(command) => tokenizer::run(shell, command).await?,
         CliCommand::Doctor(_) => return doctor::run(shell).await,
-        CliCommand::Serve(command) => return serve::run(shell, command).await,
+        CliCommand::Serve(args) => return serve::run(shell, args).await,
         CliCommand::Completions(_) | CliCommand::Man(_) | CliCommand::Version => {}
     }
     Ok(Exit::Success)

@@ -1,4 +1,4 @@
-//! Base models.
+//! `tinkex model`: base models.
 
 use clap::Subcommand;
 use serde::Serialize;
@@ -12,55 +12,58 @@ use crate::table::Table;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ModelCommand {
-    /// List the models that can be trained or sampled from
+    /// List the base models of the server
     #[command(after_help = "Examples:
   tinkex model list
-  tinkex model list qwen                names with this in them, in any case
+  tinkex model list qwen                only models whose name contains \"qwen\"
   tinkex model list --sort -context
 
 Columns: name, context, trainable, sampleable.")]
     List {
-        /// Only names with this in them, in any case
+        /// Only models whose name contains this text, ignoring case
         substring: Option<String>,
         #[command(flatten)]
         view: ViewArgs,
     },
-    /// Show one model
+    /// Show a base model
     #[command(after_help = "Example:
   tinkex model info Qwen/Qwen3-8B")]
     Info {
-        /// Its name
+        /// Name of the model
         name: String,
     },
 }
 
+/// Hint for a model that does not exist.
+const LIST_MODELS: &str = "List the available models with `tinkex model list`.";
+
 const COLUMNS: [ListColumn<SupportedModel>; 4] = [
     ListColumn {
         name: "name",
-        header: "ModelCommand",
-        usual: true,
-        cell: |model, _| format::or_missing(model.model_name.as_ref()),
+        header: "Model",
+        by_default: true,
+        cell: |model, _| format::or_na(model.model_name.as_ref()),
         key: |model| model.model_name.as_ref().map_or(SortKey::Missing, SortKey::text),
     },
     ListColumn {
         name: "context",
         header: "Max Context",
-        usual: true,
-        cell: |model, _| format::or_missing(model.max_context_length),
+        by_default: true,
+        cell: |model, _| format::or_na(model.max_context_length),
         key: |model| SortKey::size(model.max_context_length),
     },
     ListColumn {
         name: "trainable",
         header: "Trainable",
-        usual: true,
-        cell: |model, _| format::or_missing(model.trainable.map(format::yes)),
+        by_default: true,
+        cell: |model, _| format::or_na(model.trainable.map(format::yes_no)),
         key: |model| model.trainable.map_or(SortKey::Missing, |yes| SortKey::Number(yes.into())),
     },
     ListColumn {
         name: "sampleable",
         header: "Sampleable",
-        usual: true,
-        cell: |model, _| format::or_missing(model.sampleable.map(format::yes)),
+        by_default: true,
+        cell: |model, _| format::or_na(model.sampleable.map(format::yes_no)),
         key: |model| model.sampleable.map_or(SortKey::Missing, |yes| SortKey::Number(yes.into())),
     },
 ];
@@ -72,7 +75,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: ModelCommand) -> Result<
     }
 }
 
-fn contains(model: &SupportedModel, part: &str) -> bool {
+fn name_contains(model: &SupportedModel, part: &str) -> bool {
     let name = model.model_name.as_deref().unwrap_or_default();
     name.to_lowercase().contains(&part.to_lowercase())
 }
@@ -83,57 +86,54 @@ async fn list(
     view: &ViewArgs,
 ) -> Result<(), CommandError> {
     #[derive(Serialize)]
-    struct Listed {
+    struct ModelList {
         models: Vec<SupportedModel>,
         total: usize,
         shown: usize,
     }
 
-    let shown = view.of(shell, &COLUMNS)?;
+    let view = view.resolve(shell, &COLUMNS)?;
     let client = shell.client().await?;
     let mut models = client.server_capabilities().await?.supported_models;
     let total = models.len();
     if let Some(part) = substring {
-        models.retain(|model| contains(model, &part));
+        models.retain(|model| name_contains(model, &part));
         if models.is_empty() {
-            return Err(nothing(&client, &part).await);
+            return Err(no_match(&client, &part).await);
         }
     }
-    shown.sort(&mut models);
-    let table = shown.table(&models, tinkex::Timestamp::now());
-    shell.table(&table, &Listed { total, shown: models.len(), models })
+    let shown = models.len();
+    view.print(shell, None, models, |models| ModelList { models, total, shown })
 }
 
-async fn nothing(client: &ServiceClient, part: &str) -> CommandError {
-    // A plain key does not tell whose it is; then the name is left out.
-    let whose = match client.whoami().await {
+async fn no_match(client: &ServiceClient, part: &str) -> CommandError {
+    // The server may not report the organization of a key.
+    let organization = match client.whoami().await {
         Ok(who) => format!(" for organization {}", who.org_urn),
         Err(_) => String::new(),
     };
-    CommandError::new(Exit::NotFound, format!("no model name contains {part:?}{whose}"))
-        .hint("`tinkex model list` shows every model that can be used")
+    CommandError::new(Exit::NotFound, format!("no model name contains {part:?}{organization}"))
+        .hint(LIST_MODELS)
 }
 
 async fn info(shell: &mut Shell<'_>, name: &str) -> Result<(), CommandError> {
     let client = shell.client().await?;
     let models = client.server_capabilities().await?.supported_models;
-    let is = |model: &&SupportedModel| {
+    let has_name = |model: &&SupportedModel| {
         model.model_name.as_deref().is_some_and(|known| known.eq_ignore_ascii_case(name))
     };
-    let Some(model) = models.iter().find(is) else {
+    let Some(model) = models.iter().find(has_name) else {
         let short = name.rsplit('/').next().unwrap_or(name);
-        let near: Vec<_> = models.iter().filter(|model| contains(model, short)).collect();
+        let near: Vec<_> = models.iter().filter(|model| name_contains(model, short)).collect();
         let near: Vec<_> = near.iter().filter_map(|model| model.model_name.as_deref()).collect();
         let hint = match near[..] {
-            [] => "`tinkex model list` shows every model that can be used".to_owned(),
-            _ => format!("there is {}", near.join(", ")),
+            [] => LIST_MODELS.to_owned(),
+            _ => format!("Did you mean {}?", near.join(" or ")),
         };
-        return Err(
-            CommandError::new(Exit::NotFound, format!("there is no model {name:?}")).hint(hint)
-        );
+        return Err(CommandError::new(Exit::NotFound, format!("unknown model {name:?}")).hint(hint));
     };
     let now = tinkex::Timestamp::now();
-    let mut table = Table::of_properties().title(format!("ModelCommand: {name}"));
+    let mut table = Table::of_properties().title(format!("Model: {name}"));
     for column in &COLUMNS {
         table.property(column.header, (column.cell)(model, now));
     }

@@ -1,4 +1,4 @@
-//! What a model is to read: text, tokens, or pictures.
+//! Prompt arguments: text, token ids and images.
 
 use std::path::{Path, PathBuf};
 
@@ -11,47 +11,50 @@ use crate::environment::Environment;
 use crate::error::CommandError;
 use crate::output::Shell;
 
-/// What a model is to read.
+/// Hint for a missing prompt.
+const GIVE_PROMPT: &str = "Pass --prompt TEXT or --prompt-file FILE, or pipe the text in.";
+
+/// Prompt of a model.
 #[derive(Debug, Args)]
 pub(crate) struct PromptArgs {
-    /// The text to go on from; - reads standard input
+    /// Prompt text; - reads standard input
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     prompt: Option<String>,
-    /// A file with the text, or with token ids as JSON; - reads standard input
+    /// File with the prompt text, or with token ids as JSON; - reads standard input
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     prompt_file: Option<PathBuf>,
-    /// Token ids in place of text, with commas
+    /// Token ids instead of text, separated by commas
     #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with_all = ["prompt", "prompt_file"])]
     tokens: Vec<u32>,
-    /// A picture that stands before the text (PNG or JPEG); may be repeated
+    /// PNG or JPEG image to put before the text; repeatable
     #[arg(long = "image", value_name = "FILE")]
     images: Vec<PathBuf>,
-    /// The text is a message to the model, which answers; otherwise it is gone on with
+    /// Send the text as a chat message instead of continuing it
     #[arg(long)]
     chat: bool,
-    /// What the model is told before the message
+    /// System message
     #[arg(long, value_name = "TEXT", requires = "chat")]
     system: Option<String>,
 }
 
-/// A prompt as it was given.
+/// Prompt that was read from the arguments, a file or standard input.
 pub(crate) enum PromptSource {
     Text(String),
     Tokens(Tokens),
 }
 
 impl PromptArgs {
-    /// Whether the answer ends as an answer in a conversation does.
+    /// Returns whether the prompt is a chat message.
     pub(crate) fn is_chat(&self) -> bool {
         self.chat
     }
 
-    /// Reads what was given, before anything is asked of a server.
+    /// Reads the prompt. Call it before any request, so that a missing file costs nothing.
     pub(crate) async fn read(&self, shell: &mut Shell<'_>) -> Result<PromptSource, CommandError> {
         if !self.tokens.is_empty() {
             if self.chat {
-                return Err(CommandError::usage("--chat needs text, and there are only tokens")
-                    .hint("leave --chat out, or give --prompt"));
+                return Err(CommandError::usage("--chat requires a text prompt, not token ids")
+                    .hint("Omit --chat, or pass --prompt TEXT."));
             }
             return Ok(PromptSource::Tokens(Tokens::from(self.tokens.clone())));
         }
@@ -60,31 +63,30 @@ impl PromptArgs {
             (Some(text), _) if text != "-" => return Ok(PromptSource::Text(text.clone())),
             (_, Some(path)) if path != stdin => {
                 std::fs::read_to_string(shell.environment.path(path))
-                    .map_err(|why| CommandError::file("read", &path.display().to_string(), &why))?
+                    .map_err(|error| CommandError::file("read", path.display(), &error))?
             }
             (None, None) if shell.environment.terminals.input => {
-                return Err(CommandError::usage("there is no prompt")
-                    .hint("say --prompt TEXT, or --prompt-file FILE, or pipe it in"));
+                return Err(CommandError::usage("no prompt given").hint(GIVE_PROMPT));
             }
             _ => stdin_text(shell).await?,
         };
-        Ok(match tokens(&text) {
+        Ok(match parse_tokens(&text) {
             Some(tokens) if self.prompt_file.is_some() && !self.chat => {
                 PromptSource::Tokens(tokens)
             }
-            // An editor ends a file with a newline that nobody meant.
+            // Editors end a file with a newline, which is not part of the prompt.
             _ => PromptSource::Text(text.strip_suffix('\n').unwrap_or(&text).to_owned()),
         })
     }
 
-    /// What a model reads of it.
+    /// Encodes the prompt. `tokenizer` is called only if it contains text.
     pub(crate) fn input(
         &self,
         environment: &Environment,
-        given: PromptSource,
+        source: PromptSource,
         tokenizer: impl FnOnce() -> Result<Tokenizer, CommandError>,
     ) -> Result<ModelInput, CommandError> {
-        let text = match given {
+        let text = match source {
             PromptSource::Tokens(tokens) => ModelInput::from_tokens(tokens),
             PromptSource::Text(text) if self.chat => {
                 let system = self.system.iter().map(Message::system);
@@ -95,43 +97,42 @@ impl PromptArgs {
         };
         let mut input = ModelInput::default();
         for path in &self.images {
-            let shown = path.display().to_string();
+            let shown = path.display();
             let data = std::fs::read(environment.path(path));
-            let data = data.map_err(|why| CommandError::file("read", &shown, &why))?;
+            let data = data.map_err(|error| CommandError::file("read", &shown, &error))?;
             let format = match path.extension().and_then(|end| end.to_str()) {
                 Some("jpg") => Some(ImageFormat::Jpeg),
                 end => end.and_then(ImageFormat::from_name),
             };
             let format = format.ok_or_else(|| {
-                CommandError::usage(format!("{shown} is no picture that can be sent"))
-                    .hint("give a file that ends in .png or .jpeg")
+                CommandError::usage(format!("unsupported image format: {shown}"))
+                    .hint("Pass a file that ends in .png, .jpg or .jpeg.")
             })?;
             input = input.image(data, format);
         }
         input.chunks.extend(text.chunks);
         if input.is_empty() {
-            return Err(CommandError::usage("the prompt is empty")
-                .hint("say --prompt TEXT, or --prompt-file FILE, or pipe it in"));
+            return Err(CommandError::usage("the prompt is empty").hint(GIVE_PROMPT));
         }
         Ok(input)
     }
 }
 
-/// All of standard input.
+/// Reads standard input to its end.
 pub(crate) async fn stdin_text(shell: &Shell<'_>) -> Result<String, CommandError> {
     let text = shell.environment.input.clone().rest().await;
-    text.map_err(|why| CommandError::file("read", "standard input", &why))
+    text.map_err(|error| CommandError::file("read", "standard input", &error))
 }
 
-/// Token ids as JSON: a list, or an object with one.
-fn tokens(text: &str) -> Option<Tokens> {
+/// Parses token ids from JSON: a list, or an object with a list under `tokens`.
+fn parse_tokens(text: &str) -> Option<Tokens> {
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Form {
+    enum TokenFile {
         List(Vec<u32>),
         Object { tokens: Vec<u32> },
     }
     match serde_json::from_str(text).ok()? {
-        Form::List(tokens) | Form::Object { tokens } => Some(Tokens::from(tokens)),
+        TokenFile::List(tokens) | TokenFile::Object { tokens } => Some(Tokens::from(tokens)),
     }
 }

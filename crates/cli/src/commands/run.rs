@@ -1,4 +1,4 @@
-//! Training runs.
+//! `tinkex run`: training runs.
 
 use clap::Subcommand;
 use clap_complete::ArgValueCandidates;
@@ -9,7 +9,7 @@ use tinkex::{ModelId, Timestamp};
 use crate::error::CommandError;
 use crate::format;
 use crate::id_cache;
-use crate::list::{self, ListColumn, PageArgs, SortKey, ViewArgs};
+use crate::list::{self, FetchedRows, ListColumn, PageArgs, ScopeArgs, SortKey, ViewArgs};
 use crate::output::Shell;
 use crate::table::Table;
 
@@ -27,76 +27,74 @@ Columns: id, model, owner, lora, updated, status, checkpoint, checkpoint_time.")
         page: PageArgs,
         #[command(flatten)]
         view: ViewArgs,
-        /// Whose runs: owned or accessible
-        #[arg(long, value_name = "SCOPE", value_parser = list::access_scope, default_value = "owned")]
-        access_scope: AccessScope,
+        #[command(flatten)]
+        scope: ScopeArgs,
     },
-    /// Show one training run
+    /// Show a training run
     #[command(after_help = "Example:
   tinkex run info 0034d8c9-0a88-52a9-b2b7-bce7cb1e6fef:train:0")]
     Info {
-        /// The run's id
+        /// Id of the run
         #[arg(add = ArgValueCandidates::new(id_cache::runs))]
         run_id: ModelId,
-        /// Whose runs to look among: owned or accessible
-        #[arg(long, value_name = "SCOPE", value_parser = list::access_scope, default_value = "owned")]
-        access_scope: AccessScope,
+        #[command(flatten)]
+        scope: ScopeArgs,
     },
 }
 
-/// How many runs one request brings.
+/// Number of runs per request.
 const BATCH: u64 = 100;
 
 const COLUMNS: [ListColumn<TrainingRun>; 8] = [
     ListColumn {
         name: "id",
         header: "Run ID",
-        usual: true,
+        by_default: true,
         cell: |run, _| run.training_run_id.to_string(),
         key: |run| SortKey::text(run.training_run_id.as_str()),
     },
     ListColumn {
         name: "model",
         header: "Base Model",
-        usual: true,
+        by_default: true,
         cell: |run, _| run.base_model.clone(),
         key: |run| SortKey::text(&run.base_model),
     },
     ListColumn {
         name: "owner",
         header: "Owner",
-        usual: false,
+        by_default: false,
         cell: |run, _| run.model_owner.clone(),
         key: |run| SortKey::text(&run.model_owner),
     },
     ListColumn {
         name: "lora",
         header: "LoRA",
-        usual: true,
+        by_default: true,
         cell: |run, _| match rank(run) {
             Some(rank) => format!("Rank {rank}"),
-            None => format::yes(run.is_lora).to_owned(),
+            None => format::yes_no(run.is_lora).to_owned(),
         },
         key: |run| rank(run).map_or(SortKey::Missing, |rank| SortKey::Number(rank.into())),
     },
     ListColumn {
         name: "updated",
         header: "Last Update",
-        usual: true,
-        cell: |run, now| format::time(run.last_request_time, now),
+        by_default: true,
+        cell: |run, now| format::relative_time(run.last_request_time, now),
         key: |run| SortKey::time(Some(run.last_request_time)),
     },
     ListColumn {
         name: "status",
         header: "Status",
-        usual: true,
+        by_default: true,
         cell: |run, _| status(run).to_owned(),
         key: |run| SortKey::text(status(run)),
     },
     ListColumn {
         name: "checkpoint",
         header: "Last Checkpoint",
-        usual: false,
+        by_default: false,
         cell: |run, _| {
             let last = run.last_checkpoint.as_ref();
             last.map_or("None", |last| last.checkpoint_id.as_str()).to_owned()
@@ -110,10 +108,10 @@ const COLUMNS: [ListColumn<TrainingRun>; 8] = [
     ListColumn {
         name: "checkpoint_time",
         header: "Checkpoint Time",
-        usual: false,
+        by_default: false,
         cell: |run, now| {
-            format::or_missing(
-                run.last_checkpoint.as_ref().map(|last| format::time(last.time, now)),
+            format::or_na(
+                run.last_checkpoint.as_ref().map(|last| format::relative_time(last.time, now)),
             )
         },
         key: |run| SortKey::time(run.last_checkpoint.as_ref().map(|last| last.time)),
@@ -122,14 +120,15 @@ const COLUMNS: [ListColumn<TrainingRun>; 8] = [
 
 pub(super) async fn run(shell: &mut Shell<'_>, command: RunCommand) -> Result<(), CommandError> {
     match command {
-        RunCommand::List { page, view, access_scope } => {
-            list(shell, page, view, access_scope).await
+        RunCommand::List { page, view, scope } => {
+            list(shell, page, &view, scope.access_scope).await
         }
-        RunCommand::Info { run_id, access_scope } => {
+        RunCommand::Info { run_id, scope } => {
             let rest = shell.client().await?.rest();
-            let run = rest.get_training_run(run_id.clone(), access_scope).await;
-            let run =
-                run.map_err(|why| CommandError::from(why).during(&format!("no run {run_id}")))?;
+            let run = rest.get_training_run(run_id.clone(), scope.access_scope).await;
+            let run = run.map_err(|error| {
+                CommandError::from(error).context(&format!("cannot show run {run_id}"))
+            })?;
             shell.table(&properties(&run, Timestamp::now()), &run)
         }
     }
@@ -138,36 +137,34 @@ pub(super) async fn run(shell: &mut Shell<'_>, command: RunCommand) -> Result<()
 async fn list(
     shell: &mut Shell<'_>,
     page: PageArgs,
-    view: ViewArgs,
+    view: &ViewArgs,
     access_scope: AccessScope,
 ) -> Result<(), CommandError> {
     #[derive(Serialize)]
-    struct Listed {
+    struct RunList {
         runs: Vec<TrainingRun>,
         total: u64,
         shown: usize,
     }
 
-    let shown = view.of(shell, &COLUMNS)?;
+    let view = view.resolve(shell, &COLUMNS)?;
     let rest = shell.client().await?.rest();
-    let mut found = list::pages(shell, "training runs", page, BATCH, |offset, limit| {
-        let (rest, list) = (
-            rest.clone(),
-            ListTrainingRuns::default().limit(limit).offset(offset).access_scope(access_scope),
-        );
+    let fetched = list::fetch_pages(shell, "training runs", page, BATCH, |offset, limit| {
+        let request =
+            ListTrainingRuns::default().limit(limit).offset(offset).access_scope(access_scope);
+        let rest = rest.clone();
         async move {
-            let reply = rest.list_training_runs(&list).await?;
-            Ok((reply.training_runs, Some(reply.cursor.total_count)))
+            let response = rest.list_training_runs(&request).await?;
+            Ok((response.training_runs, Some(response.cursor.total_count)))
         }
     })
     .await?;
-    let ids = found.rows.iter().map(|run| run.training_run_id.to_string());
-    id_cache::remember(&shell.environment.variables, id_cache::IdKind::Run, ids);
-    shown.sort(&mut found.rows);
-    let count = found.rows.len();
-    let title = list::title(count, found.total, "training run", "training runs");
-    let table = shown.table(&found.rows, Timestamp::now()).title(title);
-    shell.table(&table, &Listed { runs: found.rows, total: found.total, shown: count })
+    let FetchedRows { rows, total } = fetched;
+    let ids = rows.iter().map(|run| run.training_run_id.to_string());
+    id_cache::store(&shell.environment.variables, id_cache::IdKind::Run, ids);
+    let shown = rows.len();
+    let title = list::title(shown, total, "training run", "training runs");
+    view.print(shell, title, rows, |runs| RunList { runs, total, shown })
 }
 
 fn properties(run: &TrainingRun, now: Timestamp) -> Table {
@@ -177,12 +174,12 @@ fn properties(run: &TrainingRun, now: Timestamp) -> Table {
     table.property("Base Model", &run.base_model);
     table.property("Owner", &run.model_owner);
     table.property("LoRA", format::lora(run.is_lora, run.lora_rank));
-    table.property("Last Update", format::time(run.last_request_time, now));
+    table.property("Last Update", format::relative_time(run.last_request_time, now));
     table.property("Status", status(run));
     let mut checkpoint = |name: &str, checkpoint: Option<&Checkpoint>| {
         if let Some(checkpoint) = checkpoint {
             table.property(name, &checkpoint.checkpoint_id);
-            table.property("  - Time", format::time(checkpoint.time, now));
+            table.property("  - Time", format::relative_time(checkpoint.time, now));
             table.property("  - Path", &checkpoint.tinker_path);
         }
     };
@@ -192,7 +189,7 @@ fn properties(run: &TrainingRun, now: Timestamp) -> Table {
     table
 }
 
-/// The adapter's rank, if it has one that was told.
+/// Returns the rank of the adapter. The server reports 0 if it is unknown.
 fn rank(run: &TrainingRun) -> Option<u32> {
     run.lora_rank.filter(|rank| run.is_lora && *rank > 0)
 }

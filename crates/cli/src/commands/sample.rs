@@ -1,4 +1,4 @@
-//! Samples from a model: text alone on standard output.
+//! `tinkex sample`: generates text. Standard output holds nothing but the text.
 
 use std::path::{Path, PathBuf};
 
@@ -15,76 +15,76 @@ use crate::table::Table;
 use super::prompt::{PromptArgs, PromptSource};
 use super::weights::WeightsArgs;
 
-/// What can be typed after `sample`.
+/// Arguments of `tinkex sample`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  tinkex sample --local --prompt 'Once upon a time'            go on with a text
+  tinkex sample --local --prompt 'Once upon a time'             continue a text
   tinkex sample --local --chat --prompt 'What does a cow say?'  ask a question
-  tinkex sample Qwen/Qwen3-8B -p 'Two words:' --num-samples 4   several at once
+  tinkex sample Qwen/Qwen3-8B -p 'Two words:' --num-samples 4   generate several samples
   tinkex sample tinker://RUN/sampler_weights/final -p Hello --json
   tinkex sample --run RUN_ID --prompt-file question.txt --output answer.txt
-  echo Hello | tinkex sample --local                            from a pipe")]
+  echo Hello | tinkex sample --local                            read the prompt from a pipe")]
 pub(crate) struct SampleArgs {
     #[command(flatten)]
     weights: WeightsArgs,
     #[command(flatten)]
     prompt: PromptArgs,
     #[command(flatten)]
-    how: SamplingArgs,
-    /// SamplingArgs many samples
+    sampling: SamplingArgs,
+    /// Number of samples
     #[arg(short, long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..))]
     num_samples: u32,
-    /// SamplingArgs likely each token was, in place of the text
+    /// Print the log-probability of each token instead of the text
     #[arg(long)]
     logprobs: bool,
-    /// The K likeliest tokens at each place as well
+    /// Also print the K most likely tokens at each position
     #[arg(long, value_name = "K", default_value_t = 0)]
     topk_logprobs: u32,
-    /// Write the result to a file
+    /// Write the result to this file
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
-/// SamplingArgs tokens are drawn.
+/// Sampling parameters.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SamplingArgs {
-    /// SamplingArgs many tokens at most
+    /// Maximum number of tokens to generate
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = value_parser!(u32).range(1..))]
     pub(crate) max_tokens: u32,
-    /// SamplingArgs daring; 0 always takes the likeliest token [default: 1, in a conversation 0.7]
+    /// Sampling temperature; 0 always takes the most likely token [default: 1, for chat 0.7]
     #[arg(short, long, value_name = "T", allow_negative_numbers = true, value_parser = temperature)]
     temperature: Option<f64>,
-    /// Draw from the K likeliest tokens
+    /// Sample from the K most likely tokens only
     #[arg(long, value_name = "K")]
     pub(crate) top_k: Option<u32>,
-    /// Draw from the likeliest tokens that have this much probability together
-    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true, value_parser = share)]
+    /// Sample from the most likely tokens with this total probability only
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true, value_parser = probability)]
     pub(crate) top_p: f64,
-    /// Makes the draw repeatable
+    /// Seed for reproducible samples
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
-    /// Stop at this text; may be repeated
+    /// Stop at this text; repeatable
     #[arg(long = "stop", value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
 }
 
 fn temperature(text: &str) -> Result<f64, String> {
-    let wanted = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
-    wanted.ok_or_else(|| "give a number that is 0 or more".to_owned())
+    let parsed = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
+    parsed.ok_or_else(|| "expected a number of at least 0".to_owned())
 }
 
-fn share(text: &str) -> Result<f64, String> {
-    let wanted = text.parse().ok().filter(|number: &f64| *number > 0.0 && *number <= 1.0);
-    wanted.ok_or_else(|| "give a number above 0 and up to 1".to_owned())
+fn probability(text: &str) -> Result<f64, String> {
+    let parsed = text.parse().ok().filter(|number: &f64| *number > 0.0 && *number <= 1.0);
+    parsed.ok_or_else(|| "expected a number above 0 and at most 1".to_owned())
 }
 
 impl SamplingArgs {
     pub(crate) fn params(&self, chat: bool) -> SamplingParams {
-        let usual = if chat { 0.7 } else { 1.0 };
+        let default = if chat { 0.7 } else { 1.0 };
         let mut params = SamplingParams::new()
             .max_tokens(self.max_tokens)
-            .temperature(self.temperature.unwrap_or(usual))
+            .temperature(self.temperature.unwrap_or(default))
             .top_p(self.top_p);
         params.top_k = self.top_k;
         params.seed = self.seed;
@@ -112,43 +112,43 @@ struct SequenceReport<'a> {
     topk_logprobs: Option<Vec<Vec<(u32, f32)>>>,
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>, sample: SampleArgs) -> Result<(), CommandError> {
-    let given = sample.prompt.read(shell).await?;
+pub(super) async fn run(shell: &mut Shell<'_>, args: SampleArgs) -> Result<(), CommandError> {
+    let source = args.prompt.read(shell).await?;
     let service = shell.client().await?;
-    let (sampler, model) = sample.weights.open(shell, &service).await?;
-    // Tokens go in and out as numbers where no tokenizer is to be had.
-    let tokenizer = sample.weights.tokenizer(&shell.environment.variables, &sampler).await;
-    let tokenizer = match (&given, tokenizer) {
+    let (sampler, model) = args.weights.open(shell, &service).await?;
+    // Token ids can be sampled and printed without a tokenizer.
+    let tokenizer = args.weights.tokenizer(&shell.environment.variables, &sampler).await;
+    let tokenizer = match (&source, tokenizer) {
         (PromptSource::Tokens(_), Err(_)) => None,
         (_, tokenizer) => Some(tokenizer?),
     };
-    let missing = || CommandError::usage("there is no tokenizer for the text");
+    let missing = || CommandError::usage("no tokenizer to encode the prompt");
     let input =
-        sample.prompt.input(shell.environment, given, || tokenizer.clone().ok_or_else(missing))?;
-    let mut params = sample.how.params(sample.prompt.is_chat());
-    if let (true, None, Some(tokenizer)) = (sample.prompt.is_chat(), &params.stop, &tokenizer) {
+        args.prompt.input(shell.environment, source, || tokenizer.clone().ok_or_else(missing))?;
+    let mut params = args.sampling.params(args.prompt.is_chat());
+    if let (true, None, Some(tokenizer)) = (args.prompt.is_chat(), &params.stop, &tokenizer) {
         params.stop = Some(tokenizer.chat()?.stop()?);
     }
     let prompt_tokens = input.token_count();
-    let mut call = sampler.sample(input, params).num_samples(sample.num_samples);
-    if sample.topk_logprobs > 0 {
-        call = call.topk_sample_logprobs(sample.topk_logprobs);
+    let mut call = sampler.sample(input, params).num_samples(args.num_samples);
+    if args.topk_logprobs > 0 {
+        call = call.topk_sample_logprobs(args.topk_logprobs);
     }
-    let answer = call.send().await?;
+    let response = call.send().await?;
 
     let document = SampleReport {
         kind: "sample",
         model: &model,
         prompt_tokens,
-        sequences: answer.sequences.iter().map(|one| sequence(one, tokenizer.as_ref())).collect(),
+        sequences: response.sequences.iter().map(|one| sequence(one, tokenizer.as_ref())).collect(),
     };
-    if let Some(path) = &sample.output {
+    if let Some(path) = &args.output {
         write(shell, path, &document)?;
         let json = json!({ "output": path, "model": model, "sequences": document.sequences.len() });
-        return shell.done(&format!("written to {}", path.display()), &json);
+        return shell.confirm_change(&format!("wrote {}", path.display()), &json);
     }
-    if sample.logprobs || sample.topk_logprobs > 0 {
-        return shell.table(&table(&answer, tokenizer.as_ref()), &document);
+    if args.logprobs || args.topk_logprobs > 0 {
+        return shell.table(&table(&response, tokenizer.as_ref()), &document);
     }
     if shell.is_json() {
         return shell.text("", &document);
@@ -156,19 +156,19 @@ pub(super) async fn run(shell: &mut Shell<'_>, sample: SampleArgs) -> Result<(),
     let count = document.sequences.len();
     for (at, sequence) in document.sequences.iter().enumerate() {
         if count > 1 {
-            shell.notice(&format!("--- {} of {count}", at + 1));
+            shell.notice(&format!("--- sample {} of {count}", at + 1));
         }
-        let text = shown(sequence);
-        // A model must not move the cursor; a file or another program gets what it said.
+        let text = text_or_ids(sequence);
+        // Escapes must not reach a terminal. Files and pipes get the text unchanged.
         let terminal = shell.environment.terminals.out.is_some();
-        let text = if terminal { format::visible_lines(&text) } else { text };
+        let text = if terminal { format::escape_controls_in_lines(&text) } else { text };
         shell.write(&format!("{text}\n"))?;
     }
     Ok(())
 }
 
-/// The text, or the tokens where nobody knows it.
-fn shown(sequence: &SequenceReport<'_>) -> String {
+/// Returns the text, or the token ids if there is no tokenizer.
+fn text_or_ids(sequence: &SequenceReport<'_>) -> String {
     let ids = || sequence.tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     sequence.text.clone().unwrap_or_else(ids)
 }
@@ -186,22 +186,22 @@ fn sequence<'a>(one: &'a SampledSequence, tokenizer: Option<&Tokenizer>) -> Sequ
     }
 }
 
-/// One row for each token.
-fn table(answer: &SampleResponse, tokenizer: Option<&Tokenizer>) -> Table {
-    let mut table = Table::new(["Sample", "Token", "Text", "Logprob", "Likeliest"]);
-    for (number, one) in answer.sequences.iter().enumerate() {
+/// Returns a table with one row per token.
+fn table(response: &SampleResponse, tokenizer: Option<&Tokenizer>) -> Table {
+    let mut table = Table::new(["Sample", "Token", "Text", "Logprob", "Most Likely"]);
+    for (number, one) in response.sequences.iter().enumerate() {
         for (at, token) in one.tokens.iter().enumerate() {
             let logprob = one.logprobs.as_ref().and_then(|all| all.get(at));
             let top = one.topk_logprobs.as_ref().and_then(|top| top.row(at));
             let top = top
                 .into_iter()
                 .flatten()
-                .map(|(token, logprob)| format!("{} {logprob:.2}", piece(tokenizer, token)));
+                .map(|(token, logprob)| format!("{} {logprob:.2}", token_text(tokenizer, token)));
             table.row([
                 (number + 1).to_string(),
                 token.to_string(),
-                piece(tokenizer, *token),
-                format::or_missing(logprob.map(|logprob| format!("{logprob:.4}"))),
+                token_text(tokenizer, *token),
+                format::or_na(logprob.map(|logprob| format!("{logprob:.4}"))),
                 top.collect::<Vec<_>>().join("  "),
             ]);
         }
@@ -209,8 +209,8 @@ fn table(answer: &SampleResponse, tokenizer: Option<&Tokenizer>) -> Table {
     table
 }
 
-/// One token as text, in quotes so that spaces are seen.
-pub(crate) fn piece(tokenizer: Option<&Tokenizer>, token: u32) -> String {
+/// Returns the text of a token in quotes, or its id in angle brackets.
+pub(crate) fn token_text(tokenizer: Option<&Tokenizer>, token: u32) -> String {
     let bytes = tokenizer.and_then(|tokenizer| tokenizer.token_bytes(token));
     bytes.map_or_else(
         || format!("<{token}>"),
@@ -222,8 +222,8 @@ fn write(shell: &Shell<'_>, path: &Path, document: &SampleReport<'_>) -> Result<
     let text = if shell.is_json() {
         serde_json::to_string_pretty(document).unwrap_or_default() + "\n"
     } else {
-        document.sequences.iter().map(|one| shown(one) + "\n").collect()
+        document.sequences.iter().map(|one| text_or_ids(one) + "\n").collect()
     };
     tinkex_files::write(shell.environment.path(path), text)
-        .map_err(|why| CommandError::file("written", &path.display().to_string(), &why))
+        .map_err(|error| CommandError::file("write", path.display(), &error))
 }

@@ -1,4 +1,4 @@
-//! A fresh adapter, saved to sample from.
+//! `tinkex checkpoint save`: saves a new, untrained adapter.
 
 use std::path::PathBuf;
 
@@ -10,67 +10,66 @@ use crate::error::CommandError;
 use crate::output::Shell;
 use crate::table::Table;
 
-/// What can be typed after `checkpoint save`.
+/// Arguments of `tinkex checkpoint save`.
 #[derive(Debug, Args)]
 pub(crate) struct SaveArgs {
-    /// The base model
+    /// Base model
     #[arg(long, value_name = "MODEL")]
     base_model: String,
-    /// Write what was saved to a file, as JSON
+    /// Also write the result as JSON to this file
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// The adapter's rank
+    /// LoRA rank
     #[arg(long, value_name = "N", default_value_t = 32)]
     rank: u32,
-    /// Makes the start repeatable
+    /// Seed of the initial weights
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Whether the MLP layers are trained
-    #[arg(long, value_name = "YES", default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    /// Adapt the MLP layers
+    #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     train_mlp: bool,
-    /// Whether the attention layers are trained
-    #[arg(long, value_name = "YES", default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    /// Adapt the attention layers
+    #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     train_attn: bool,
-    /// Whether the unembedding is trained
-    #[arg(long, value_name = "YES", default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
+    /// Adapt the unembedding layer
+    #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set)]
     train_unembed: bool,
-    /// The checkpoint's name
+    /// Name of the checkpoint [default: checkpoint-MODEL]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 }
 
-/// Makes an adapter and saves it.
-pub(crate) async fn run(shell: &mut Shell<'_>, save: SaveArgs) -> Result<(), CommandError> {
+pub(crate) async fn run(shell: &mut Shell<'_>, args: SaveArgs) -> Result<(), CommandError> {
     let service = shell.client().await?;
     let lora = LoraConfig {
-        rank: save.rank,
-        seed: save.seed,
-        train_mlp: save.train_mlp,
-        train_attn: save.train_attn,
-        train_unembed: save.train_unembed,
+        rank: args.rank,
+        seed: args.seed,
+        train_mlp: args.train_mlp,
+        train_attn: args.train_attn,
+        train_unembed: args.train_unembed,
     };
-    let model = service.create_lora_training_client(&*save.base_model).lora(lora).create().await?;
-    let name = save.name.unwrap_or_else(|| format!("checkpoint-{}", slug(&save.base_model)));
+    let model = service.create_lora_training_client(&*args.base_model).lora(lora).create().await?;
+    let name = args.name.unwrap_or_else(|| format!("checkpoint-{}", slug(&args.base_model)));
     let path = model.save_weights_for_sampler(SaveOptions::new(name)).await?;
     let document = json!({
-        "base_model": save.base_model,
+        "base_model": args.base_model,
         "model_id": model.model_id().as_str(),
         "weights_path": path.to_string(),
         "saved_at": Timestamp::now().to_string(),
     });
-    if let Some(file) = &save.output {
+    if let Some(file) = &args.output {
         let text = serde_json::to_string_pretty(&document).unwrap_or_default() + "\n";
         tinkex_files::write(shell.environment.path(file), text)
-            .map_err(|why| CommandError::file("written", &file.display().to_string(), &why))?;
+            .map_err(|error| CommandError::file("write", file.display(), &error))?;
     }
     let mut table = Table::of_properties().title(format!("Checkpoint saved: {path}"));
-    table.property("Base Model", save.base_model);
+    table.property("Base Model", args.base_model);
     table.property("Run ID", model.model_id().as_str());
     table.property("Path", path.to_string());
     shell.table(&table, &document)
 }
 
-/// A model's name as part of another name.
+/// Converts a model name to lower case with dashes.
 fn slug(model: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
     model.chars().map(plain).collect()

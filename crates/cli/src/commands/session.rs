@@ -1,4 +1,4 @@
-//! Sessions, looked at from outside.
+//! `tinkex session`: sessions of this and other programs.
 
 use clap::{Subcommand, ValueEnum};
 use clap_complete::ArgValueCandidates;
@@ -8,12 +8,12 @@ use tinkex::rest::{
     AccessScope, ListSessions, SearchOwner, SearchSessions, SessionInfo, SessionStatus,
     SessionStatusFilter, SessionSummary,
 };
-use tinkex::{Metadata, SessionId, Timestamp};
+use tinkex::{Metadata, SessionId};
 
 use crate::error::CommandError;
 use crate::format;
 use crate::id_cache;
-use crate::list::{self, ListColumn, PageArgs, SortKey, ViewArgs};
+use crate::list::{self, ListColumn, PageArgs, ScopeArgs, SortKey, ViewArgs};
 use crate::output::Shell;
 use crate::table::Table;
 
@@ -29,22 +29,20 @@ pub(crate) enum SessionCommand {
         page: PageArgs,
         #[command(flatten)]
         view: ViewArgs,
-        /// Whose sessions: owned or accessible
-        #[arg(long, value_name = "SCOPE", value_parser = list::access_scope, default_value = "owned")]
-        access_scope: AccessScope,
+        #[command(flatten)]
+        scope: ScopeArgs,
     },
-    /// Show one session: its runs, its samplers, what was remembered with it
+    /// Show the runs, samplers and metadata of a session
     #[command(after_help = "Example:
   tinkex session info SESSION")]
     Info {
-        /// The session's id
+        /// Id of the session
         #[arg(add = ArgValueCandidates::new(id_cache::sessions))]
         session_id: SessionId,
-        /// Whose sessions to look among: owned or accessible
-        #[arg(long, value_name = "SCOPE", value_parser = list::access_scope, default_value = "owned")]
-        access_scope: AccessScope,
+        #[command(flatten)]
+        scope: ScopeArgs,
     },
-    /// Find sessions by what they are
+    /// Search sessions by project, metadata, name, owner or status
     #[command(after_help = "Examples:
   tinkex session search --status failed
   tinkex session search --metadata experiment=sft-a --project proj-1
@@ -52,71 +50,69 @@ pub(crate) enum SessionCommand {
 
 Columns: id, created, owner, project, status, checkpoints, storage, name.")]
     Search(Box<SearchArgs>),
-    /// Download a session's trace, for Perfetto
+    /// Download the trace of a session, for the Perfetto viewer
     #[command(after_help = "Examples:
   tinkex session export-trace SESSION
   tinkex session export-trace SESSION --output traces/one.pftrace
   tinkex session export-trace SESSION --url-only")]
     ExportTrace(trace::ExportTraceArgs),
-    /// Move a session to a project
+    /// Assign a session to a project
     #[command(after_help = "Example:
   tinkex session assign-project SESSION proj-2")]
     AssignProject {
-        /// The session's id
+        /// Id of the session
         #[arg(add = ArgValueCandidates::new(id_cache::sessions))]
         session_id: SessionId,
-        /// The project's id
+        /// Id of the project
         project: String,
     },
 }
 
-/// What to search for.
+/// Arguments of `tinkex session search`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SearchArgs {
-    /// Those of this project; may be said more than once
+    /// Only sessions of this project; repeatable
     #[arg(long = "project", value_name = "ID")]
     projects: Vec<String>,
-    /// Those with this remembered; may be said more than once
-    #[arg(long, value_name = "NAME=TEXT", value_parser = pair)]
+    /// Only sessions with this metadata; repeatable
+    #[arg(long, value_name = "NAME=VALUE", value_parser = name_value)]
     metadata: Vec<(String, String)>,
-    /// Those of this name
+    /// Only sessions with this name
     #[arg(long)]
     name: Option<String>,
-    /// Whose: own, accessible, or a user's URN
-    #[arg(long, value_name = "WHO", default_value = "own")]
+    /// Owner: own, accessible, or the URN of a user
+    #[arg(long, value_name = "OWNER", default_value = "own")]
     owner: String,
-    /// Those that are active, cancelled, failed or finished; may be said more than once
-    #[arg(long = "status", value_name = "STATE", hide_possible_values = true)]
+    /// Only active, cancelled, failed or finished sessions; repeatable
+    #[arg(long = "status", value_name = "STATUS", hide_possible_values = true)]
     statuses: Vec<SessionState>,
-    /// How many at most; 0 for all
+    /// Maximum number of rows; 0 lists all
     #[arg(long, value_name = "N", default_value_t = 20)]
     limit: u64,
     #[command(flatten)]
     view: ViewArgs,
 }
 
-/// How a session is.
+/// Status of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SessionState {
-    /// Still running
     Active,
     Cancelled,
     Failed,
-    /// Ended by its client
     Finished,
 }
 
-fn pair(text: &str) -> Result<(String, String), String> {
+fn name_value(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err("say NAME=TEXT".to_owned()),
+        _ => Err("expected NAME=VALUE".to_owned()),
     }
 }
 
-const IDS: [ListColumn<SessionId>; 1] = [ListColumn {
+const ID_COLUMNS: [ListColumn<SessionId>; 1] = [ListColumn {
     name: "id",
     header: "Session ID",
-    usual: true,
+    by_default: true,
     cell: |id, _| id.to_string(),
     key: |id| SortKey::text(id.as_str()),
 }];
@@ -125,58 +121,58 @@ const COLUMNS: [ListColumn<SessionSummary>; 8] = [
     ListColumn {
         name: "id",
         header: "Session ID",
-        usual: true,
+        by_default: true,
         cell: |session, _| session.session_id.to_string(),
         key: |session| SortKey::text(session.session_id.as_str()),
     },
     ListColumn {
         name: "created",
         header: "Created",
-        usual: true,
-        cell: |session, now| format::time(session.created_at, now),
+        by_default: true,
+        cell: |session, now| format::relative_time(session.created_at, now),
         key: |session| SortKey::time(Some(session.created_at)),
     },
     ListColumn {
         name: "owner",
         header: "Owner",
-        usual: false,
+        by_default: false,
         cell: |session, _| session.owner.clone(),
         key: |session| SortKey::text(&session.owner),
     },
     ListColumn {
         name: "project",
         header: "Project",
-        usual: true,
+        by_default: true,
         cell: |session, _| session.project_id.clone(),
         key: |session| SortKey::text(&session.project_id),
     },
     ListColumn {
         name: "status",
         header: "Status",
-        usual: true,
-        cell: |session, _| format::or_missing(session.status.as_ref().map(status)),
+        by_default: true,
+        cell: |session, _| format::or_na(session.status.as_ref().map(status)),
         key: |session| {
-            session.status.as_ref().map_or(SortKey::Missing, |it| SortKey::text(status(it)))
+            session.status.as_ref().map_or(SortKey::Missing, |known| SortKey::text(status(known)))
         },
     },
     ListColumn {
         name: "checkpoints",
         header: "Checkpoints",
-        usual: true,
+        by_default: true,
         cell: |session, _| session.checkpoints_count.to_string(),
         key: |session| SortKey::size(Some(session.checkpoints_count)),
     },
     ListColumn {
         name: "storage",
         header: "Storage",
-        usual: true,
-        cell: |session, _| format::or_missing(session.checkpoint_storage_bytes.map(format::bytes)),
+        by_default: true,
+        cell: |session, _| format::or_na(session.checkpoint_storage_bytes.map(format::bytes)),
         key: |session| SortKey::size(session.checkpoint_storage_bytes),
     },
     ListColumn {
         name: "name",
         header: "Name",
-        usual: true,
+        by_default: true,
         cell: |session, _| session.display_name.clone().unwrap_or_default(),
         key: |session| session.display_name.as_ref().map_or(SortKey::Missing, SortKey::text),
     },
@@ -192,9 +188,9 @@ fn status(status: &SessionStatus) -> &'static str {
     }
 }
 
-/// How many sessions one request brings.
+/// Number of sessions per list request.
 const BATCH: u64 = 100;
-/// How many sessions one search brings, which has a limit.
+/// Number of sessions per search request, the maximum of the API.
 const SEARCH_BATCH: u64 = 200;
 
 pub(super) async fn run(
@@ -202,106 +198,105 @@ pub(super) async fn run(
     command: SessionCommand,
 ) -> Result<(), CommandError> {
     match command {
-        SessionCommand::List { page, view, access_scope } => {
-            ids(shell, page, &view, access_scope).await
+        SessionCommand::List { page, view, scope } => {
+            list(shell, page, &view, scope.access_scope).await
         }
-        SessionCommand::Info { session_id, access_scope } => {
+        SessionCommand::Info { session_id, scope } => {
             let rest = shell.client().await?.rest();
-            let info = rest.get_session(session_id.clone(), access_scope).await;
-            let info = info.map_err(|why| {
-                CommandError::from(why).during(&format!("no session {session_id}"))
+            let info = rest.get_session(session_id.clone(), scope.access_scope).await;
+            let info = info.map_err(|error| {
+                CommandError::from(error).context(&format!("cannot show session {session_id}"))
             })?;
-            shell.table(
-                &properties(&session_id, &info),
-                &SessionReport { session_id: &session_id, info: &info },
-            )
+            let report = SessionReport { session_id: &session_id, info: &info };
+            shell.table(&properties(&session_id, &info), &report)
         }
-        SessionCommand::Search(what) => search(shell, *what).await,
-        SessionCommand::ExportTrace(what) => trace::run(shell, what).await,
+        SessionCommand::Search(args) => search(shell, *args).await,
+        SessionCommand::ExportTrace(args) => trace::run(shell, args).await,
         SessionCommand::AssignProject { session_id, project } => {
             let rest = shell.client().await?.rest();
             rest.assign_session_project(session_id.clone(), project.clone()).await?;
             let json = json!({ "session_id": session_id, "project_id": project });
-            shell.done(&format!("{session_id} belongs to {project} now"), &json)
+            shell.confirm_change(&format!("assigned {session_id} to project {project}"), &json)
         }
     }
 }
 
-async fn ids(
+async fn list(
     shell: &mut Shell<'_>,
     page: PageArgs,
     view: &ViewArgs,
     access_scope: AccessScope,
 ) -> Result<(), CommandError> {
-    let shown = view.of(shell, &IDS)?;
+    let view = view.resolve(shell, &ID_COLUMNS)?;
     let rest = shell.client().await?.rest();
     let mut sessions: Vec<SessionId> = Vec::new();
-    // The server does not say how many there are: a short page is the last.
+    // The server does not report a total: a page with fewer rows than requested is the last.
     loop {
-        let have = sessions.len() as u64;
-        let limit = page.limit().map_or(BATCH, |limit| BATCH.min(limit - have));
-        let list = ListSessions::default()
+        let fetched = sessions.len() as u64;
+        let limit = page.limit().map_or(BATCH, |limit| BATCH.min(limit - fetched));
+        let request = ListSessions::default()
             .limit(limit)
-            .offset(page.offset + have)
+            .offset(page.offset + fetched)
             .access_scope(access_scope);
-        let more = rest.list_sessions(&list).await?.sessions;
-        let short = (more.len() as u64) < limit;
+        let more = rest.list_sessions(&request).await?.sessions;
+        let is_last = (more.len() as u64) < limit;
         sessions.extend(more);
-        if short || page.limit().is_some_and(|most| sessions.len() as u64 >= most) {
+        if is_last || page.limit().is_some_and(|limit| sessions.len() as u64 >= limit) {
             break;
         }
     }
     let ids = sessions.iter().map(ToString::to_string);
-    id_cache::remember(&shell.environment.variables, id_cache::IdKind::Session, ids);
-    shown.sort(&mut sessions);
-    let count = sessions.len();
-    let title = list::title(count, 0, "session", "sessions");
-    let table = shown.table(&sessions, Timestamp::now()).title(title);
-    shell.table(&table, &json!({ "sessions": sessions, "shown": count }))
+    id_cache::store(&shell.environment.variables, id_cache::IdKind::Session, ids);
+    let shown = sessions.len();
+    let title = list::title(shown, 0, "session", "sessions");
+    view.print(shell, title, sessions, |rows| json!({ "sessions": rows, "shown": shown }))
 }
 
-async fn search(shell: &mut Shell<'_>, what: SearchArgs) -> Result<(), CommandError> {
-    let shown = what.view.of(shell, &COLUMNS)?;
-    let states = what.statuses.iter().map(|state| match state {
+async fn search(shell: &mut Shell<'_>, args: SearchArgs) -> Result<(), CommandError> {
+    let view = args.view.resolve(shell, &COLUMNS)?;
+    let statuses = args.statuses.iter().map(|status| match status {
         SessionState::Active => SessionStatusFilter::Active,
         SessionState::Cancelled => SessionStatusFilter::Cancelled,
         SessionState::Failed => SessionStatusFilter::Failed,
         SessionState::Finished => SessionStatusFilter::ClientFinished { reasons: None },
     });
-    let most = if what.limit == 0 { u64::MAX } else { what.limit };
+    let limit = if args.limit == 0 { u64::MAX } else { args.limit };
     let mut query = SearchSessions::default()
-        .limit(most.min(SEARCH_BATCH))
-        .user_metadata(what.metadata.into_iter().collect::<Metadata>())
-        .owner(match what.owner.as_str() {
+        .limit(limit.min(SEARCH_BATCH))
+        .user_metadata(args.metadata.into_iter().collect::<Metadata>())
+        .owner(match args.owner.as_str() {
             "own" => SearchOwner::Own,
             "accessible" => SearchOwner::Accessible,
             urn => SearchOwner::User { owner_urns: vec![urn.to_owned()] },
         });
-    query.project_ids = (!what.projects.is_empty()).then_some(what.projects);
-    query.display_name = what.name;
-    query.statuses = Some(states.collect::<Vec<_>>()).filter(|states| !states.is_empty());
+    query.project_ids = (!args.projects.is_empty()).then_some(args.projects);
+    query.display_name = args.name;
+    query.statuses = Some(statuses.collect::<Vec<_>>()).filter(|statuses| !statuses.is_empty());
     let rest = shell.client().await?.rest();
     let mut sessions: Vec<SessionSummary> = Vec::new();
     let more = loop {
         let page = rest.search_sessions(&query).await?;
         sessions.extend(page.sessions);
-        let left = most.saturating_sub(sessions.len() as u64);
+        let remaining = limit.saturating_sub(sessions.len() as u64);
         match page.next_cursor {
-            Some(cursor) if left > 0 => {
+            Some(cursor) if remaining > 0 => {
                 query.cursor = Some(cursor);
-                query.limit = left.min(SEARCH_BATCH);
+                query.limit = remaining.min(SEARCH_BATCH);
             }
             next => break next.is_some(),
         }
     };
-    shown.sort(&mut sessions);
-    let count = sessions.len();
-    let mut title = list::title(count, 0, "session", "sessions");
+    let shown = sessions.len();
+    let mut title = list::title(shown, 0, "session", "sessions");
     if more {
         title += " (more not shown, use --limit to see more)";
     }
-    let table = shown.table(&sessions, Timestamp::now()).title(title);
-    shell.table(&table, &json!({ "sessions": sessions, "shown": count, "more": more }))
+    view.print(
+        shell,
+        title,
+        sessions,
+        |rows| json!({ "sessions": rows, "shown": shown, "more": more }),
+    )
 }
 
 #[derive(Serialize)]

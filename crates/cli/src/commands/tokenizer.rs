@@ -1,4 +1,4 @@
-//! Text to tokens and back, on this machine.
+//! `tinkex tokenizer`: text to tokens and back, without a server.
 
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -11,52 +11,51 @@ use crate::table::Table;
 use super::prompt::stdin_text;
 use super::{sample, weights};
 
-/// What can be typed after `tokenizer`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenizerCommand {
-    /// The tokens of a text
+    /// Convert text to token ids
     #[command(after_help = "Examples:
   tinkex tokenizer encode Qwen/Qwen3-8B 'Hello there'
   tinkex tokenizer encode ./model --format plain < text.txt")]
     Encode {
         #[command(flatten)]
-        which: TokenizerArgs,
-        /// The text; without it, or with -, standard input
+        tokenizer: TokenizerArgs,
+        /// Text to encode [default: standard input]
         #[arg(allow_hyphen_values = true)]
         text: Option<String>,
-        /// Only the text's own tokens, without what begins every text
+        /// Omit the tokens that start every text, such as a BOS token
         #[arg(long)]
         piece: bool,
     },
-    /// The text of tokens
+    /// Convert token ids to text
     #[command(after_help = "Example:
   tinkex tokenizer decode Qwen/Qwen3-8B 9707 1052")]
     Decode {
         #[command(flatten)]
-        which: TokenizerArgs,
-        /// Token ids; without any, standard input
+        tokenizer: TokenizerArgs,
+        /// Token ids [default: standard input]
         #[arg(value_delimiter = ',')]
         tokens: Vec<u32>,
-        /// Leave out special tokens
+        /// Omit special tokens
         #[arg(long)]
         skip_special: bool,
     },
-    /// What a tokenizer is like
+    /// Show the properties of a tokenizer
     #[command(after_help = "Example:
   tinkex tokenizer info Qwen/Qwen3-8B")]
     Info {
         #[command(flatten)]
-        which: TokenizerArgs,
+        tokenizer: TokenizerArgs,
     },
 }
 
-/// TokenizerArgs tokenizer.
+/// Selects a tokenizer.
 #[derive(Debug, Args)]
 pub(crate) struct TokenizerArgs {
-    /// A model's name, or a folder with a tokenizer.json
+    /// Name of a model on the hub, or a folder that contains tokenizer.json
     #[arg(value_name = "MODEL")]
     model: String,
-    /// Never ask the hub; only folders and the cache
+    /// Use only folders and the hub cache, never the network
     #[arg(long)]
     offline: bool,
 }
@@ -65,11 +64,11 @@ pub(super) async fn run(
     shell: &mut Shell<'_>,
     command: TokenizerCommand,
 ) -> Result<(), CommandError> {
-    let (TokenizerCommand::Encode { which, .. }
-    | TokenizerCommand::Decode { which, .. }
-    | TokenizerCommand::Info { which }) = &command;
-    let (env, name) = (shell.environment.variables.clone(), which.model.clone());
-    let tokenizer = weights::tokenizer(&env, &name, which.offline).await?;
+    let (TokenizerCommand::Encode { tokenizer: args, .. }
+    | TokenizerCommand::Decode { tokenizer: args, .. }
+    | TokenizerCommand::Info { tokenizer: args }) = &command;
+    let (env, name) = (shell.environment.variables.clone(), args.model.clone());
+    let tokenizer = weights::load_tokenizer(&env, &name, args.offline).await?;
     match command {
         TokenizerCommand::Encode { text, piece, .. } => {
             let text = match text {
@@ -82,7 +81,7 @@ pub(super) async fn run(
             let encoded =
                 if piece { tokenizer.encode_piece(&text) } else { tokenizer.encode(&text) };
             let tokens = encoded?;
-            let pieces = tokens.iter().map(|id| sample::piece(Some(&tokenizer), *id));
+            let pieces = tokens.iter().map(|id| sample::token_text(Some(&tokenizer), *id));
             let pieces: Vec<_> = pieces.collect();
             let ids = tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
             let document = json!({
@@ -92,13 +91,13 @@ pub(super) async fn run(
         }
         TokenizerCommand::Decode { mut tokens, skip_special, .. } => {
             if tokens.is_empty() {
-                tokens = numbers(&stdin_text(shell).await?)?;
+                tokens = parse_ids(&stdin_text(shell).await?)?;
             }
-            let lacks: Vec<_> =
+            let unknown: Vec<_> =
                 tokens.iter().filter(|id| tokenizer.token(**id).is_none()).collect();
-            if !lacks.is_empty() {
-                let ids = lacks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                shell.notice(&format!("left out, as the vocabulary lacks them: {ids}"));
+            if !unknown.is_empty() {
+                let ids = unknown.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                shell.notice(&format!("ignoring ids that are not in the vocabulary: {ids}"));
             }
             let text = if skip_special {
                 tokenizer.decode_text(&tokens)
@@ -117,11 +116,12 @@ pub(super) async fn run(
             let mut table = Table::of_properties().title(format!("Tokenizer: {name}"));
             table.property("Found at", tokenizer.name());
             table.property("Vocabulary", tokenizer.vocab_size().to_string());
-            for (what, id) in special {
-                let shown = id.map(|id| format!("{} ({id})", sample::piece(Some(&tokenizer), id)));
-                table.property(&format!("Token: {what}"), format::or_missing(shown));
+            for (name, id) in special {
+                let shown =
+                    id.map(|id| format!("{} ({id})", sample::token_text(Some(&tokenizer), id)));
+                table.property(&format!("Token: {name}"), format::or_na(shown));
             }
-            table.property("Chat template", format::yes(tokenizer.has_chat_template()));
+            table.property("Chat template", format::yes_no(tokenizer.has_chat_template()));
             let document = json!({
                 "model": name,
                 "found_at": tokenizer.name(),
@@ -136,13 +136,14 @@ pub(super) async fn run(
     }
 }
 
-/// Numbers with commas or spaces between them, or a JSON list.
-fn numbers(text: &str) -> Result<Vec<u32>, CommandError> {
+/// Parses token ids separated by commas or spaces, or as a JSON list.
+fn parse_ids(text: &str) -> Result<Vec<u32>, CommandError> {
     let words = text.split(|c: char| c == ',' || c.is_whitespace() || c == '[' || c == ']');
-    let one = |word: &str| {
+    let parse = |word: &str| {
         word.parse().map_err(|_| {
-            CommandError::usage(format!("{word:?} is no token id")).hint("give numbers with commas")
+            CommandError::usage(format!("invalid token id {word:?}"))
+                .hint("Separate the ids with commas or spaces.")
         })
     };
-    words.filter(|word| !word.is_empty()).map(one).collect()
+    words.filter(|word| !word.is_empty()).map(parse).collect()
 }

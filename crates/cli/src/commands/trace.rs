@@ -1,4 +1,4 @@
-//! A session's trace: what ran when.
+//! `tinkex session export-trace`: downloads the trace of a session.
 
 use std::path::PathBuf;
 
@@ -14,46 +14,48 @@ use crate::output::Shell;
 use crate::progress;
 use crate::table::Table;
 
-/// Which trace, and where to.
+/// Arguments of `tinkex session export-trace`.
 #[derive(Debug, Args)]
 pub(crate) struct ExportTraceArgs {
-    /// The session's id
+    /// Id of the session
     #[arg(add = ArgValueCandidates::new(id_cache::sessions))]
     session_id: SessionId,
-    /// The file; SESSION_ID.pftrace here if nothing is said
+    /// Output file [default: SESSION_ID.pftrace]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Only say where it can be downloaded
+    /// Print the download URL instead of downloading the trace
     #[arg(long)]
     url_only: bool,
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>, what: ExportTraceArgs) -> Result<(), CommandError> {
-    let id = &what.session_id;
+pub(super) async fn run(shell: &mut Shell<'_>, args: ExportTraceArgs) -> Result<(), CommandError> {
+    let id = &args.session_id;
     let rest = shell.client().await?.rest();
     shell.notice(&format!("Exporting trace for session {id} (this may take a while)..."));
     let url = rest.export_session_trace(id.clone()).await?;
-    if what.url_only {
+    if args.url_only {
         return shell.text(&url, &json!({ "session_id": id, "url": url }));
     }
     let shown =
-        what.output.unwrap_or_else(|| shell.environment.folder.join(format!("{id}.pftrace")));
+        args.output.unwrap_or_else(|| shell.environment.folder.join(format!("{id}.pftrace")));
     let target = shell.environment.path(&shown);
     let shown = shown.display().to_string();
     if let Some(folder) = target.parent() {
-        std::fs::create_dir_all(folder).map_err(|why| CommandError::file("made", &shown, &why))?;
+        std::fs::create_dir_all(folder)
+            .map_err(|error| CommandError::file("create", &shown, &error))?;
     }
-    let brought = progress::of_download(shell, "Downloading trace", |told| {
-        rest.download_file(&url, &target).on_progress(told).into_future()
+    let download = progress::show_download(shell, "Downloading trace", |report| {
+        rest.download_file(&url, &target).on_progress(report).into_future()
     });
-    let bytes = brought.await.map_err(|failure| {
+    let bytes = download.await.map_err(|failure| {
         let hint = match failure.exit() {
-            Exit::Interrupted => format!("what is here already is kept in {shown}.part"),
-            _ => "the signed URL may have expired (it works for about an hour); \
-                  the same command gets a fresh one"
+            Exit::Interrupted => {
+                format!("Run the command again to continue; the data so far is in {shown}.part.")
+            }
+            _ => "Run the command again for a new signed URL; a URL expires after about an hour."
                 .to_owned(),
         };
-        failure.during("the trace was not downloaded").hint(hint)
+        failure.context("cannot download the trace").hint(hint)
     })?;
     let mut table = Table::of_properties().title(format!("Trace Export: {id}"));
     table.property("Session ID", id.as_str());

@@ -1,4 +1,7 @@
-//! [`Conversation`]: a conversation with a model, whose answers come piece by piece.
+//! [`Conversation`]: messages exchanged with a model, and completions that arrive in chunks.
+//!
+//! The API cannot stream tokens. A completion is therefore sampled in chunks, each continuing the
+//! previous ones; the server's prefix cache makes this cheap.
 
 use std::time::Duration;
 
@@ -9,14 +12,14 @@ use tokio::time::Instant;
 
 use crate::error::CommandError;
 
-/// How many tokens are asked for first. Few, so that something is seen soon.
-const FIRST: u32 = 8;
-/// How many at most.
-const MOST: u32 = 128;
-/// How long a piece should take; the next one is as long as fits.
-const RHYTHM: Duration = Duration::from_millis(300);
+/// Tokens in the first chunk: few, so that text appears soon.
+const FIRST_CHUNK: u32 = 8;
+/// Maximum tokens in a chunk.
+const MAX_CHUNK: u32 = 128;
+/// Target duration of a chunk. The size of the next chunk follows from the speed of the last.
+const CHUNK_DURATION: Duration = Duration::from_millis(300);
 
-/// A conversation with a model.
+/// Conversation with a model.
 pub(super) struct Conversation {
     pub(super) sampler: SamplingClient,
     pub(super) chat: Chat,
@@ -24,100 +27,105 @@ pub(super) struct Conversation {
     pub(super) messages: Vec<Message>,
 }
 
-/// An answer on its way. The API has no stream of tokens, so it is sampled in pieces, each from
-/// where the last one ended; the server remembers what it has read already.
-pub(super) struct Completion {
+/// Completion that is being sampled.
+pub(super) struct ChunkedCompletion {
     sampler: SamplingClient,
     chat: Chat,
     params: SamplingParams,
     prompt: Vec<u32>,
     tokens: Vec<u32>,
-    /// How much text was handed out.
-    told: usize,
-    left: u32,
-    piece: u32,
-    over: bool,
+    /// Length in bytes of the text that was returned.
+    returned: usize,
+    /// Tokens that may still be generated.
+    remaining: u32,
+    /// Tokens in the next chunk.
+    chunk: u32,
+    finished: bool,
 }
 
 impl Conversation {
-    /// Everything that was said, and what the model was told first.
-    pub(super) fn whole(&self) -> Vec<Message> {
+    /// Returns all messages, with the system message first.
+    pub(super) fn all_messages(&self) -> Vec<Message> {
         let system = self.system.iter().map(Message::system);
         system.chain(self.messages.iter().cloned()).collect()
     }
 
-    /// Asks for an answer to the last message.
-    pub(super) fn answer(&self, params: SamplingParams) -> Result<Completion, CommandError> {
+    /// Starts a completion of the last message.
+    pub(super) fn complete(
+        &self,
+        params: SamplingParams,
+    ) -> Result<ChunkedCompletion, CommandError> {
         let stop: StopCondition = match params.stop.clone() {
             Some(stop) => stop,
             None => self.chat.stop()?,
         };
-        let prompt = self.chat.prompt(&self.whole())?;
+        let prompt = self.chat.prompt(&self.all_messages())?;
         let prompt = prompt.to_tokens().map(|tokens| tokens.to_vec()).unwrap_or_default();
-        Ok(Completion {
+        Ok(ChunkedCompletion {
             sampler: self.sampler.clone(),
             chat: self.chat.clone(),
-            left: params.max_tokens.unwrap_or(u32::MAX),
+            remaining: params.max_tokens.unwrap_or(u32::MAX),
             params: params.stop(stop),
             prompt,
             tokens: Vec::new(),
-            told: 0,
-            piece: FIRST,
-            over: false,
+            returned: 0,
+            chunk: FIRST_CHUNK,
+            finished: false,
         })
     }
 }
 
-impl Completion {
-    /// The next bit of text; nothing when the answer is complete.
+impl ChunkedCompletion {
+    /// Samples and returns the next text, or `None` if the completion is finished.
     pub(super) async fn next(&mut self) -> Result<Option<String>, CommandError> {
-        while !self.over && self.left > 0 {
-            self.sample().await?;
+        while !self.finished && self.remaining > 0 {
+            self.sample_chunk().await?;
             let text = self.text()?;
-            // Half a character at the end becomes a whole one with the next piece.
-            let whole = if self.over { &*text } else { text.trim_end_matches('\u{FFFD}') };
-            if let Some(new) = whole.get(self.told..).filter(|new| !new.is_empty()) {
-                self.told = whole.len();
+            // A replacement character at the end may be an incomplete UTF-8 sequence that the next
+            // chunk completes.
+            let complete = if self.finished { &*text } else { text.trim_end_matches('\u{FFFD}') };
+            if let Some(new) = complete.get(self.returned..).filter(|new| !new.is_empty()) {
+                self.returned = complete.len();
                 return Ok(Some(new.to_owned()));
             }
         }
         Ok(None)
     }
 
-    async fn sample(&mut self) -> Result<(), CommandError> {
-        let ask = self.piece.min(self.left);
-        let mut params = self.params.clone().max_tokens(ask);
-        // Another seed for each piece, or all would be drawn with the same numbers.
+    async fn sample_chunk(&mut self) -> Result<(), CommandError> {
+        let max_tokens = self.chunk.min(self.remaining);
+        let mut params = self.params.clone().max_tokens(max_tokens);
+        // The same seed would repeat the random numbers in every chunk.
         params.seed = params.seed.map(|seed| seed.wrapping_add(self.tokens.len() as u64));
         let mut prompt = self.prompt.clone();
         prompt.extend(&self.tokens);
         let started = Instant::now();
-        let answer = self.sampler.sample(ModelInput::from_tokens(prompt), params).await?;
-        let Some(one) = answer.sequences.first() else {
-            self.over = true;
+        let response = self.sampler.sample(ModelInput::from_tokens(prompt), params).await?;
+        let Some(sequence) = response.sequences.first() else {
+            self.finished = true;
             return Ok(());
         };
-        self.tokens.extend_from_slice(&one.tokens);
-        let got = u32::try_from(one.tokens.len()).unwrap_or(u32::MAX);
-        self.left = self.left.saturating_sub(got);
-        self.over = one.stop_reason != StopReason::Length || got == 0;
+        self.tokens.extend_from_slice(&sequence.tokens);
+        let count = u32::try_from(sequence.tokens.len()).unwrap_or(u32::MAX);
+        self.remaining = self.remaining.saturating_sub(count);
+        self.finished = sequence.stop_reason != StopReason::Length || count == 0;
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "it is clamped"
+            reason = "the value is clamped"
         )]
-        let fits = (f64::from(got) * RHYTHM.div_duration_f64(started.elapsed())) as u32;
-        self.piece = fits.clamp(self.piece / 2, self.piece * 2).clamp(4, MOST);
+        let in_time =
+            (f64::from(count) * CHUNK_DURATION.div_duration_f64(started.elapsed())) as u32;
+        self.chunk = in_time.clamp(self.chunk / 2, self.chunk * 2).clamp(4, MAX_CHUNK);
         Ok(())
     }
 
-    /// All text so far.
-    pub(super) fn text(&self) -> Result<String, CommandError> {
+    fn text(&self) -> Result<String, CommandError> {
         Ok(self.chat.tokenizer().decode_text(&self.tokens)?)
     }
 
-    /// How many tokens it has.
-    pub(super) fn len(&self) -> usize {
+    /// Returns the number of tokens so far.
+    pub(super) fn token_count(&self) -> usize {
         self.tokens.len()
     }
 }

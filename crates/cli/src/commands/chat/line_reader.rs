@@ -1,4 +1,4 @@
-//! [`LineReader`]: what the user types, with editing and a history where somebody types.
+//! [`LineReader`]: input lines of a chat, with editing and history on a terminal.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,18 +10,18 @@ use tokio::sync::oneshot;
 use crate::environment::Input;
 use crate::error::{CommandError, Exit};
 
-/// What the user types.
+/// Source of input lines.
 pub(super) enum LineReader {
-    /// From a terminal.
+    /// Terminal with line editing.
     Edited { editor: Arc<Mutex<DefaultEditor>>, history: Option<PathBuf> },
-    /// From anything else.
+    /// Any other stream.
     Plain(Input),
 }
 
-/// What came.
+/// Result of reading a line.
 pub(super) enum InputLine {
     Text(String),
-    /// Ctrl-C at an empty line, or in the middle of one.
+    /// The user pressed Ctrl-C while editing.
     Cancelled,
     End,
 }
@@ -33,24 +33,24 @@ impl LineReader {
         }
         let Ok(mut editor) = DefaultEditor::new() else { return Self::Plain(input.clone()) };
         if let Some(path) = &history {
-            // None yet, the first time.
+            // The file does not exist at the first start.
             let _ = editor.load_history(path);
         }
         Self::Edited { editor: Arc::new(Mutex::new(editor)), history }
     }
 
-    /// The next line.
+    /// Reads the next line.
     pub(super) async fn next(&self, prompt: &'static str) -> Result<InputLine, CommandError> {
         let (editor, history) = match self {
             Self::Plain(input) => {
-                let line = input.line().await.map_err(|why| not_read(&why.to_string()))?;
+                let line = input.line().await.map_err(|error| read_error(&error.to_string()))?;
                 return Ok(line.map_or(InputLine::End, InputLine::Text));
             }
             Self::Edited { editor, history } => (Arc::clone(editor), history.clone()),
         };
-        let _mode = SavedTerminalMode::now();
-        let (tell, told) = oneshot::channel();
-        // On a thread of its own: a terminal may take for ever to say something.
+        let _restore = SavedTerminalMode::current();
+        let (sender, receiver) = oneshot::channel();
+        // The read blocks until the user types, so it runs on a detached thread.
         std::thread::spawn(move || {
             let mut editor = editor.lock().unwrap_or_else(PoisonError::into_inner);
             let line = editor.readline(prompt);
@@ -59,29 +59,29 @@ impl LineReader {
             {
                 let _ = editor.add_history_entry(text.as_str());
                 if let Some(path) = history {
-                    // A history that cannot be kept is no reason to stop.
+                    // The history is a convenience; errors are ignored.
                     let _ = editor.save_history(&path);
                 }
             }
-            let _ = tell.send(line);
+            let _ = sender.send(line);
         });
-        match told.await {
+        match receiver.await {
             Ok(Ok(text)) => Ok(InputLine::Text(text)),
             Ok(Err(ReadlineError::Interrupted)) => Ok(InputLine::Cancelled),
             Ok(Err(ReadlineError::Eof)) | Err(_) => Ok(InputLine::End),
-            Ok(Err(why)) => Err(not_read(&why.to_string())),
+            Ok(Err(error)) => Err(read_error(&error.to_string())),
         }
     }
 }
 
-/// The terminal as it is now, and again once this is dropped: an editor that is left behind in the
-/// middle of a line does not put it back itself.
+/// Terminal mode that is restored on drop. The editor does not restore it if the program ends while
+/// a line is being edited.
 #[cfg(unix)]
 struct SavedTerminalMode(Option<rustix::termios::Termios>);
 
 #[cfg(unix)]
 impl SavedTerminalMode {
-    fn now() -> Self {
+    fn current() -> Self {
         Self(rustix::termios::tcgetattr(std::io::stdin()).ok())
     }
 }
@@ -101,11 +101,11 @@ struct SavedTerminalMode;
 
 #[cfg(not(unix))]
 impl SavedTerminalMode {
-    fn now() -> Self {
+    fn current() -> Self {
         Self
     }
 }
 
-fn not_read(why: &str) -> CommandError {
-    CommandError::new(Exit::Failed, format!("standard input cannot be read: {why}"))
+fn read_error(error: &str) -> CommandError {
+    CommandError::new(Exit::Failed, format!("cannot read standard input: {error}"))
 }

@@ -1,4 +1,4 @@
-//! A conversation with a model, in the terminal or through a pipe.
+//! `tinkex chat`: a conversation with a model, on a terminal or through a pipe.
 
 mod conversation;
 mod line_reader;
@@ -20,54 +20,54 @@ use conversation::Conversation;
 use line_reader::{InputLine, LineReader};
 
 const COMMANDS: &str = "\
-  /system TEXT   what the model is told before everything; without TEXT nothing
-  /model NAME    conversation to another model or checkpoint (tinker://…), about the same things
-  /save FILE     write the conversation to a file, as a line that tinkex train reads
-  /reset         forget what was said
-  /help          this
-  /quit          the end; so is Ctrl-D
-Ctrl-C stops an answer.";
+  /system TEXT   set the system message; without TEXT, remove it
+  /model NAME    switch to another model or checkpoint (tinker://…) and keep the conversation
+  /save FILE     append the conversation to a file, as a line that `tinkex train` accepts
+  /reset         clear the conversation
+  /help          show this list
+  /quit          end the chat; so does Ctrl-D
+Ctrl-C stops a response.";
 
-/// What can be typed after `chat`.
+/// Arguments of `tinkex chat`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Within the conversation:
-  /system, /model, /save, /reset, /help, /quit; Ctrl-C stops an answer, Ctrl-D ends it all
+Commands in the chat: /system, /model, /save, /reset, /help, /quit. Ctrl-C stops a response, Ctrl-D
+ends the chat.
 
 Examples:
-  tinkex chat --local                                       the built-in model
-  tinkex chat tinker://RUN/sampler_weights/final            a checkpoint
-  tinkex chat --run RUN_ID --system 'You are a pirate.'     a run's latest
-  printf 'Hello!\\nWho are you?\\n' | tinkex chat --local      an answer for every line")]
+  tinkex chat --local                                       chat with the built-in model
+  tinkex chat tinker://RUN/sampler_weights/final            chat with a checkpoint
+  tinkex chat --run RUN_ID --system 'You are a pirate.'     chat with the latest checkpoint of a run
+  printf 'Hello!\\nWho are you?\\n' | tinkex chat --local      one response per line")]
 pub(crate) struct ChatArgs {
     #[command(flatten)]
     weights: WeightsArgs,
-    /// What the model is told before everything
+    /// System message
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
     #[command(flatten)]
-    how: SamplingArgs,
+    sampling: SamplingArgs,
 }
 
-pub(super) async fn run(shell: &mut Shell<'_>, chat: ChatArgs) -> Result<Exit, CommandError> {
+pub(super) async fn run(shell: &mut Shell<'_>, args: ChatArgs) -> Result<Exit, CommandError> {
     let interrupt = shell.environment.interrupt.clone();
-    let service = interrupt.stops(1, shell.client()).await?;
-    let opened = open(shell, &service, &chat.weights);
-    let (mut conversation, name) = interrupt.stops(1, opened).await?;
-    conversation.system = chat.system;
-    let watched = shell.environment.terminals.input;
-    if watched {
-        shell.notice(&format!("talking to {name}; /help for commands, Ctrl-D to end"));
+    let service = interrupt.cancels(1, shell.client()).await?;
+    let opened = open(shell, &service, &args.weights);
+    let (mut conversation, name) = interrupt.cancels(1, opened).await?;
+    conversation.system = args.system;
+    let interactive = shell.environment.terminals.input;
+    if interactive {
+        shell.notice(&format!("chatting with {name}; /help lists commands, Ctrl-D ends the chat"));
     }
     let history = local::data_home(&shell.environment.variables).ok();
     let history = history.filter(|home| std::fs::create_dir_all(home).is_ok());
     let lines =
         LineReader::new(&shell.environment.input, history.map(|home| home.join("chat-history")));
     loop {
-        // What is pressed from here on is about this line; an editor reads Ctrl-C itself.
-        // Where nobody types, there is nothing to go back to.
-        let presses = if watched { interrupt.count() } else { 0 };
-        let line = match interrupt.stops(presses + 1, lines.next("> ")).await? {
+        // On a terminal, an interruption concerns only the current line or response: interruptions
+        // before it do not count. In a pipe, any interruption ends the chat.
+        let presses = if interactive { interrupt.count() } else { 0 };
+        let line = match interrupt.cancels(presses + 1, lines.next("> ")).await? {
             InputLine::Text(line) => line,
             InputLine::Cancelled => continue,
             InputLine::End => return Ok(Exit::Success),
@@ -77,12 +77,13 @@ pub(super) async fn run(shell: &mut Shell<'_>, chat: ChatArgs) -> Result<Exit, C
             continue;
         }
         if let Some(command) = line.strip_prefix('/') {
-            let work = obey(shell, &service, &chat.weights, &mut conversation, command);
-            match interrupt.stops(presses + 1, work).await {
+            let command =
+                run_chat_command(shell, &service, &args.weights, &mut conversation, command);
+            match interrupt.cancels(presses + 1, command).await {
                 Ok(true) => return Ok(Exit::Success),
                 Ok(false) => {}
-                // Somebody who types can try again; a script should know.
-                Err(failure) if watched => {
+                // On a terminal the user can try again; a script must fail.
+                Err(failure) if interactive => {
                     crate::error::report(shell.environment, &failure, false);
                 }
                 Err(failure) => return Err(failure),
@@ -90,16 +91,16 @@ pub(super) async fn run(shell: &mut Shell<'_>, chat: ChatArgs) -> Result<Exit, C
             continue;
         }
         conversation.messages.push(Message::user(line));
-        let params = chat.how.params(true);
-        match interrupt.stops(presses + 1, answer(shell, &conversation, params)).await {
-            Ok(said) => conversation.messages.push(Message::assistant(said)),
-            Err(failure) if failure.exit() == Exit::Interrupted && watched => {
-                // What was asked and not answered is forgotten.
+        let params = args.sampling.params(true);
+        match interrupt.cancels(presses + 1, respond(shell, &conversation, params)).await {
+            Ok(text) => conversation.messages.push(Message::assistant(text)),
+            Err(failure) if failure.exit() == Exit::Interrupted && interactive => {
+                // Remove the message that has no response.
                 conversation.messages.pop();
                 let _ = shell.write("\n");
                 shell.notice("(stopped)");
             }
-            Err(failure) if watched && failure.exit() != Exit::Success => {
+            Err(failure) if interactive && failure.exit() != Exit::Success => {
                 conversation.messages.pop();
                 crate::error::report(shell.environment, &failure, false);
             }
@@ -119,31 +120,33 @@ async fn open(
     Ok((Conversation { sampler, chat, system: None, messages: Vec::new() }, name))
 }
 
-/// Writes an answer as it comes, and returns all of it.
-async fn answer(
+/// Prints a response while it is sampled, and returns it.
+async fn respond(
     shell: &mut Shell<'_>,
     conversation: &Conversation,
     params: SamplingParams,
 ) -> Result<String, CommandError> {
-    let mut answer = conversation.answer(params)?;
-    let (mut said, json) = (String::new(), shell.is_json());
-    while let Some(text) = answer.next().await? {
+    let mut completion = conversation.complete(params)?;
+    let (mut response, json) = (String::new(), shell.is_json());
+    while let Some(text) = completion.next().await? {
         if !json {
-            shell.write(&format::visible_lines(&text))?;
+            shell.write(&format::escape_controls_in_lines(&text))?;
         }
-        said += &text;
+        response += &text;
     }
     if json {
-        let line = json!({ "role": "assistant", "content": said, "tokens": answer.len() });
+        let line = json!({
+            "role": "assistant", "content": response, "tokens": completion.token_count(),
+        });
         shell.write(&format!("{line}\n"))?;
     } else {
         shell.write("\n")?;
     }
-    Ok(said)
+    Ok(response)
 }
 
-/// Does what a line with a slash says; true if that is the end.
-async fn obey(
+/// Runs a chat command, given without its slash. Returns whether the chat ends.
+async fn run_chat_command(
     shell: &mut Shell<'_>,
     service: &ServiceClient,
     weights: &WeightsArgs,
@@ -157,54 +160,55 @@ async fn obey(
         ("help", _) => shell.notice(COMMANDS),
         ("reset", _) => {
             conversation.messages.clear();
-            shell.notice("(forgotten)");
+            shell.notice("(conversation cleared)");
         }
         ("system", "") => {
             conversation.system = None;
-            shell.notice("(nothing is told first)");
+            shell.notice("(system message removed)");
         }
         ("system", text) => {
             conversation.system = Some(text.to_owned());
-            shell.notice("(told first from now on)");
+            shell.notice("(system message set)");
         }
-        ("save", "") => return Err(CommandError::usage("save where to?").hint("/save FILE")),
+        ("save", "") => {
+            return Err(CommandError::usage("/save requires a file").hint("Type /save FILE."));
+        }
         ("save", file) => save(shell, conversation, file)?,
         ("model", "") => {
-            return Err(
-                CommandError::usage("which model?").hint("/model NAME, or /model tinker://…")
-            );
+            return Err(CommandError::usage("/model requires a name")
+                .hint("Type /model NAME or /model tinker://…"));
         }
         ("model", name) => {
-            let (new, name) = open(shell, service, &weights.named(name.to_owned())).await?;
+            let (new, name) = open(shell, service, &weights.with_model(name.to_owned())).await?;
             (conversation.sampler, conversation.chat) = (new.sampler, new.chat);
-            shell.notice(&format!("(talking to {name})"));
+            shell.notice(&format!("(chatting with {name})"));
         }
         _ => {
-            return Err(
-                CommandError::usage(format!("there is no command /{name}")).hint("see /help")
-            );
+            return Err(CommandError::usage(format!("unknown command /{name}"))
+                .hint("Type /help for the list of commands."));
         }
     }
     Ok(false)
 }
 
-/// Adds the conversation to a file, as one line that can be trained on.
+/// Appends the conversation to a file, as a line of training data.
 fn save(
     shell: &mut Shell<'_>,
     conversation: &Conversation,
     file: &str,
 ) -> Result<(), CommandError> {
     if conversation.messages.is_empty() {
-        return Err(CommandError::usage("there is nothing to save yet"));
+        return Err(CommandError::usage("the conversation is empty"));
     }
     let message = |message: &Message| json!({ "role": message.role(), "content": message.content().unwrap_or_default() });
-    let line = json!({ "messages": conversation.whole().iter().map(message).collect::<Vec<_>>() });
+    let line =
+        json!({ "messages": conversation.all_messages().iter().map(message).collect::<Vec<_>>() });
     let open = std::fs::OpenOptions::new()
         .create(true)
         .append(true)
         .open(shell.environment.path(file.as_ref()));
     let written = open.and_then(|mut out| writeln!(out, "{line}"));
-    written.map_err(|why| CommandError::file("written", file, &why))?;
-    shell.notice(&format!("(saved in {file})"));
+    written.map_err(|error| CommandError::file("write", file, &error))?;
+    shell.notice(&format!("(saved to {file})"));
     Ok(())
 }

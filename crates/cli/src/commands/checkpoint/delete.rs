@@ -1,4 +1,4 @@
-//! Deleting, which cannot be undone.
+//! `tinkex checkpoint delete`: permanent deletion of checkpoints.
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
@@ -20,102 +20,106 @@ use crate::id_cache;
 use crate::output::Shell;
 use crate::progress::{Progress, ProgressUnit};
 
-/// How many are under way at once.
-const AT_ONCE: usize = 32;
+/// Maximum number of concurrent deletions.
+const CONCURRENCY: usize = 32;
 
-/// What to delete.
+/// Arguments of `tinkex checkpoint delete`.
 #[derive(Debug, Args)]
 pub(crate) struct DeleteArgs {
-    /// Their addresses: tinker://run/weights/name
+    /// Checkpoint paths: tinker://RUN/weights/NAME
     #[arg(conflicts_with = "run_id", add = ArgValueCandidates::new(id_cache::checkpoints))]
     paths: Vec<TinkerPath>,
-    /// Those of this run
+    /// Delete the checkpoints of this run
     #[arg(long, value_name = "ID", add = ArgValueCandidates::new(id_cache::runs))]
     run_id: Option<ModelId>,
-    /// Only this kind: weights, sampler_weights or external_weights
+    /// With --run-id, only this kind: weights, sampler_weights or external_weights
     #[arg(long = "type", value_name = "TYPE", value_parser = super::kind)]
     kind: Option<CheckpointKind>,
-    /// Only those made before this, such as 2026-07-13; UTC unless it says otherwise
-    #[arg(long, value_name = "TIME", value_parser = moment)]
+    /// With --run-id, only checkpoints created before this time, such as 2026-07-13 (UTC)
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     before: Option<Timestamp>,
-    /// Only those made after this
-    #[arg(long, value_name = "TIME", value_parser = moment)]
+    /// With --run-id, only checkpoints created after this time
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
     after: Option<Timestamp>,
-    /// Without a question
+    /// Delete without a confirmation prompt
     #[arg(short, long)]
     yes: bool,
-    /// Only show what would go
+    /// List the checkpoints without deleting them
     #[arg(long)]
     dry_run: bool,
 }
 
-fn moment(text: &str) -> Result<Timestamp, String> {
-    text.parse().map_err(|_| "say a time such as 2026-07-13 or 2026-07-13T12:00:00Z".to_owned())
+fn parse_time(text: &str) -> Result<Timestamp, String> {
+    text.parse()
+        .map_err(|_| "expected a time such as 2026-07-13 or 2026-07-13T12:00:00Z".to_owned())
 }
 
-/// One that is to go: its address, and what is known about it.
+/// Checkpoint to delete.
 pub(super) struct DeletionTarget {
     pub(super) path: TinkerPath,
-    known: Option<Checkpoint>,
+    /// Size and time, if the checkpoint was listed and not only named.
+    details: Option<Checkpoint>,
 }
 
 impl DeletionTarget {
-    /// Those among a list whose addresses make sense; the server made them, so all do.
-    pub(super) fn of(checkpoints: Vec<Checkpoint>) -> Result<Vec<Self>, CommandError> {
-        let one = |known: Checkpoint| {
-            let path = known.tinker_path.parse().map_err(|why: tinkex::wire::InvalidInput| {
-                CommandError::new(
-                    Exit::Failed,
-                    format!("the server named a checkpoint oddly: {why}"),
-                )
-            })?;
-            Ok(Self { path, known: Some(known) })
+    /// Parses the paths of listed checkpoints.
+    pub(super) fn from_list(checkpoints: Vec<Checkpoint>) -> Result<Vec<Self>, CommandError> {
+        let parse = |details: Checkpoint| {
+            let path =
+                details.tinker_path.parse().map_err(|error: tinkex::wire::InvalidInput| {
+                    CommandError::new(
+                        Exit::Failed,
+                        format!("the server returned an invalid checkpoint path: {error}"),
+                    )
+                })?;
+            Ok(Self { path, details: Some(details) })
         };
-        checkpoints.into_iter().map(one).collect()
+        checkpoints.into_iter().map(parse).collect()
     }
 }
 
-/// How many bytes they take, as far as it is known.
+/// Returns the total size in bytes of the checkpoints whose size is known.
 pub(super) fn total_bytes(targets: &[DeletionTarget]) -> u64 {
-    targets.iter().filter_map(|one| one.known.as_ref()?.size_bytes).sum()
+    targets.iter().filter_map(|one| one.details.as_ref()?.size_bytes).sum()
 }
 
-pub(super) async fn delete(shell: &mut Shell<'_>, what: DeleteArgs) -> Result<Exit, CommandError> {
-    what.check()?;
+pub(super) async fn delete(shell: &mut Shell<'_>, args: DeleteArgs) -> Result<Exit, CommandError> {
+    args.check()?;
     let interrupt = shell.environment.interrupt.clone();
-    match interrupt.stops(1, find(shell, what)).await? {
-        ControlFlow::Continue(targets) => carry_out(shell, &targets).await,
+    match interrupt.cancels(1, select_targets(shell, args)).await? {
+        ControlFlow::Continue(targets) => delete_all(shell, &targets).await,
         ControlFlow::Break(exit) => Ok(exit),
     }
 }
 
-/// Those that are to go, if any are.
-async fn find(
+/// Finds the checkpoints to delete and asks for confirmation. Returns the exit status if nothing is
+/// to be deleted.
+async fn select_targets(
     shell: &mut Shell<'_>,
-    what: DeleteArgs,
+    args: DeleteArgs,
 ) -> Result<ControlFlow<Exit, Vec<DeletionTarget>>, CommandError> {
-    let targets = match &what.run_id {
+    let targets = match &args.run_id {
         None => {
             let mut seen = HashSet::new();
-            let once = what.paths.iter().filter(|path| seen.insert(path.to_string()));
-            once.map(|path| DeletionTarget { path: path.clone(), known: None }).collect()
+            let unique = args.paths.iter().filter(|path| seen.insert(path.to_string()));
+            unique.map(|path| DeletionTarget { path: path.clone(), details: None }).collect()
         }
         Some(run) => {
             let rest = shell.client().await?.rest();
             let mut found = rest.list_checkpoints(run.clone()).await?.checkpoints;
-            found.retain(|one| what.wants(one));
-            DeletionTarget::of(found)?
+            found.retain(|checkpoint| args.matches(checkpoint));
+            DeletionTarget::from_list(found)?
         }
     };
-    if let (true, Some(run)) = (targets.is_empty(), &what.run_id) {
+    if let (true, Some(run)) = (targets.is_empty(), &args.run_id) {
         let text = format!("No checkpoints found for run {run} matching filters");
         shell.text(&text, &json!({ "deleted_count": 0, "failed": [] }))?;
         return Ok(ControlFlow::Break(Exit::Success));
     }
-    if what.dry_run {
-        return dry(shell, &targets, "would be deleted").map(ControlFlow::Break);
+    if args.dry_run {
+        return print_plan(shell, &targets, "would be deleted").map(ControlFlow::Break);
     }
-    if !what.yes && !agreed(shell, &targets).await? {
+    if !args.yes && !confirm(shell, &targets).await? {
         shell.text(
             "Deletion cancelled.",
             &json!({ "deleted_count": 0, "failed": [], "cancelled": true }),
@@ -126,46 +130,46 @@ async fn find(
 }
 
 impl DeleteArgs {
-    /// What the parser cannot say: `--run-id` and addresses exclude each other.
+    /// Checks the rules that the parser cannot express.
     fn check(&self) -> Result<(), CommandError> {
         if self.run_id.is_some() {
             return Ok(());
         }
         if self.paths.is_empty() {
-            return Err(CommandError::usage("nothing to delete is named")
-                .hint("say PATHS such as tinker://run/weights/name, or --run-id"));
+            return Err(CommandError::usage("no checkpoints given")
+                .hint("Pass paths such as tinker://RUN/weights/NAME, or --run-id ID."));
         }
         if self.kind.is_some() || self.before.is_some() || self.after.is_some() {
-            let why = "--type, --before and --after choose among the checkpoints of a run";
-            return Err(CommandError::usage(why).hint("say --run-id"));
+            let message = "--type, --before and --after require --run-id";
+            return Err(CommandError::usage(message).hint("Pass --run-id ID."));
         }
         Ok(())
     }
 
-    fn wants(&self, one: &Checkpoint) -> bool {
-        let at = one.time.unix_micros();
-        self.kind.is_none_or(|kind| one.checkpoint_type == kind)
-            && self.before.is_none_or(|before| at < before.unix_micros())
-            && self.after.is_none_or(|after| at > after.unix_micros())
+    fn matches(&self, checkpoint: &Checkpoint) -> bool {
+        let created = checkpoint.time.unix_micros();
+        self.kind.is_none_or(|kind| checkpoint.checkpoint_type == kind)
+            && self.before.is_none_or(|before| created < before.unix_micros())
+            && self.after.is_none_or(|after| created > after.unix_micros())
     }
 }
 
-/// Shows what would go.
-pub(super) fn dry(
+/// Prints the checkpoints that would be deleted. `status` follows their number.
+pub(super) fn print_plan(
     shell: &mut Shell<'_>,
     targets: &[DeletionTarget],
-    what: &str,
+    status: &str,
 ) -> Result<Exit, CommandError> {
     let paths: Vec<_> = targets.iter().map(|one| one.path.to_string()).collect();
     let bytes = total_bytes(targets);
-    let lines: Vec<_> = targets.iter().map(line).collect();
+    let lines: Vec<_> = targets.iter().map(describe).collect();
     let text = format!(
-        "{}{} checkpoint(s) {what}, {} in all",
+        "{}{} checkpoint(s) {status}, {} in total",
         lines.iter().map(|line| format!("{line}\n")).collect::<String>(),
         targets.len(),
         format::bytes(bytes)
     );
-    let checkpoints: Vec<_> = targets.iter().filter_map(|one| one.known.as_ref()).collect();
+    let checkpoints: Vec<_> = targets.iter().filter_map(|one| one.details.as_ref()).collect();
     shell.text(
         &text,
         &json!({ "dry_run": true, "count": paths.len(), "freed_bytes": bytes,
@@ -174,18 +178,18 @@ pub(super) fn dry(
     Ok(Exit::Success)
 }
 
-fn line(one: &DeletionTarget) -> String {
-    match &one.known {
-        None => format!("  - {}", one.path),
-        Some(known) => {
-            let size = format::or_missing(known.size_bytes.map(format::bytes));
-            format!("  - {} ({size}, created {})", one.path, format::date(known.time))
+fn describe(target: &DeletionTarget) -> String {
+    match &target.details {
+        None => format!("  - {}", target.path),
+        Some(details) => {
+            let size = format::or_na(details.size_bytes.map(format::bytes));
+            format!("  - {} ({size}, created {})", target.path, format::date(details.time))
         }
     }
 }
 
-/// Whether the user wants it, having seen what it is.
-pub(super) async fn agreed(
+/// Shows the checkpoints and asks for confirmation.
+pub(super) async fn confirm(
     shell: &mut Shell<'_>,
     targets: &[DeletionTarget],
 ) -> Result<bool, CommandError> {
@@ -193,116 +197,115 @@ pub(super) async fn agreed(
     if shell.environment.terminals.input {
         let mut text = format!("Will delete {count} checkpoint(s):\n");
         for one in targets {
-            text += &format!("{}\n", line(one));
+            text += &format!("{}\n", describe(one));
         }
         text.push('\n');
-        if targets.iter().any(|one| one.known.is_some()) {
+        if targets.iter().any(|one| one.details.is_some()) {
             text += &format!("Total size: {}\n", format::bytes(total_bytes(targets)));
         }
-        shell.say(&(text + "WARNING: This action is permanent and cannot be undone.\n"));
+        shell.prompt(&(text + "WARNING: This action is permanent and cannot be undone.\n"));
     }
     let question = format!("Are you sure you want to delete {count} checkpoint(s)?");
     shell.confirm(&question, "--yes").await
 }
 
+/// Checkpoint that could not be deleted.
 #[derive(Serialize)]
 struct FailedDeletion {
     tinker_path: TinkerPath,
     error: String,
     #[serde(skip)]
-    why: CommandError,
+    cause: CommandError,
 }
 
-/// Deletes them, many at a time, and says which could not be.
+/// Deletes the checkpoints concurrently and reports which deletions failed.
 ///
-/// Once it is interrupted it starts no more, and waits for those under way, so that it can say what
-/// is gone; a second time it does not wait.
-pub(super) async fn carry_out(
+/// After an interruption it starts no further deletions but waits for the pending ones, so that the
+/// report is complete. A second interruption ends the wait.
+pub(super) async fn delete_all(
     shell: &mut Shell<'_>,
     targets: &[DeletionTarget],
 ) -> Result<Exit, CommandError> {
     let interrupt = shell.environment.interrupt.clone();
-    let rest = interrupt.stops(1, shell.client()).await?.rest();
-    let mut bar = Progress::new(
-        shell,
-        "Deleting checkpoints",
-        ProgressUnit::Things,
-        Some(targets.len() as u64),
-    );
-    let calls = targets.iter().enumerate().map(|(at, one)| {
+    let rest = interrupt.cancels(1, shell.client()).await?.rest();
+    let total = Some(targets.len() as u64);
+    let progress = Progress::new(shell, "Deleting checkpoints", ProgressUnit::Items, total);
+    let requests = targets.iter().enumerate().map(|(index, target)| {
         let rest = rest.clone();
-        async move { (at, rest.delete_checkpoint(&one.path).await) }
+        async move { (index, rest.delete_checkpoint(&target.path).await) }
     });
-    let calls = stream::iter(calls).take_until(interrupt.pressed(1));
-    let mut calls = pin!(calls.buffer_unordered(AT_ONCE));
-    let mut hurry = pin!(interrupt.pressed(2));
-    let mut ends: Vec<_> = targets.iter().map(|_| None).collect();
-    while let Either::Left((Some((at, end)), _)) = select(calls.next(), hurry.as_mut()).await {
-        ends[at] = Some(end);
-        bar.advance(shell, 1);
+    let requests = stream::iter(requests).take_until(interrupt.pressed(1));
+    let mut requests = pin!(requests.buffer_unordered(CONCURRENCY));
+    let mut interrupted_twice = pin!(interrupt.pressed(2));
+    let mut results: Vec<_> = targets.iter().map(|_| None).collect();
+    while let Either::Left((Some((index, result)), _)) =
+        select(requests.next(), interrupted_twice.as_mut()).await
+    {
+        results[index] = Some(result);
+        progress.advance(1);
     }
-    bar.clear(shell);
-    let (mut gone, mut failed, mut left) = (Vec::new(), Vec::new(), Vec::new());
-    for (one, end) in targets.iter().zip(ends) {
-        let path = &one.path;
-        match end {
-            Some(Ok(_)) => gone.push(path),
-            Some(Err(error)) => {
-                let (tinker_path, said) = (path.clone(), error.to_string());
-                failed.push(FailedDeletion { tinker_path, error: said, why: error.into() });
-            }
-            None => left.push(path),
+    drop(progress);
+    let (mut deleted, mut failed, mut remaining) = (Vec::new(), Vec::new(), Vec::new());
+    for (target, result) in targets.iter().zip(results) {
+        let path = &target.path;
+        match result {
+            Some(Ok(_)) => deleted.push(path),
+            Some(Err(error)) => failed.push(FailedDeletion {
+                tinker_path: path.clone(),
+                error: error.to_string(),
+                cause: error.into(),
+            }),
+            None => remaining.push(path),
         }
     }
-    let mut json = json!({ "deleted_count": gone.len(), "failed": failed });
-    let mut text = format!("Deleted {} checkpoint(s)", gone.len());
-    if !left.is_empty() {
-        json["deleted"] = json!(gone);
-        json["not_deleted"] = json!(left);
-        text += &gone.iter().map(|path| format!("\n  - {path}")).collect::<String>();
+    let mut json = json!({ "deleted_count": deleted.len(), "failed": failed });
+    let mut text = format!("Deleted {} checkpoint(s)", deleted.len());
+    if !remaining.is_empty() {
+        json["deleted"] = json!(deleted);
+        json["not_deleted"] = json!(remaining);
+        text += &deleted.iter().map(|path| format!("\n  - {path}")).collect::<String>();
     } else if failed.is_empty() && total_bytes(targets) > 0 {
         json["freed_bytes"] = total_bytes(targets).into();
     }
-    // Where nothing was done there is no result.
-    if !gone.is_empty() {
+    // If nothing was deleted, there is only an error and no result.
+    if !deleted.is_empty() {
         shell.text(&text, &json)?;
     }
-    match (left.len(), failed.is_empty()) {
+    match (remaining.len(), failed.is_empty()) {
         (0, true) => Ok(Exit::Success),
-        (0, false) => Err(refusal(gone.len(), failed)),
+        (0, false) => Err(deletion_error(deleted.len(), failed)),
         (count, _) => {
-            let sure = if interrupt.count() > 1 { ", or are being deleted now" } else { "" };
-            let why = format!(
-                "interrupted: {count} of {} checkpoint(s) are not deleted{sure}{}",
+            let pending = if interrupt.count() > 1 { " or pending" } else { "" };
+            let message = format!(
+                "interrupted: {count} of {} checkpoint(s) not deleted{pending}{}",
                 targets.len(),
-                list(&failed)
+                describe_failures(&failed)
             );
-            Err(CommandError::new(Exit::Interrupted, why))
+            Err(CommandError::new(Exit::Interrupted, message))
         }
     }
 }
 
-/// That some could not be deleted, and why.
-fn refusal(done: usize, mut failed: Vec<FailedDeletion>) -> CommandError {
+/// Combines the failed deletions into one error. The exit status is that of the failures if they
+/// agree and nothing was deleted.
+fn deletion_error(deleted: usize, mut failed: Vec<FailedDeletion>) -> CommandError {
     if failed.len() == 1
-        && let Some(FailedDeletion { tinker_path, why, .. }) = failed.pop()
+        && let Some(FailedDeletion { tinker_path, cause, .. }) = failed.pop()
     {
-        let what = format!("{tinker_path} was not deleted");
-        return if done > 0 { why.partly(&what) } else { why.during(&what) };
+        let operation = format!("cannot delete {tinker_path}");
+        return if deleted > 0 { cause.partial(&operation) } else { cause.context(&operation) };
     }
-    let first = failed.first().map_or(Exit::Failed, |one| one.why.exit());
-    let exit = match done {
-        0 if failed.iter().all(|one| one.why.exit() == first) => first,
+    let first = failed.first().map_or(Exit::Failed, |one| one.cause.exit());
+    let exit = match deleted {
+        0 if failed.iter().all(|one| one.cause.exit() == first) => first,
         0 => Exit::Failed,
         _ => Exit::Partial,
     };
-    CommandError::new(
-        exit,
-        format!("{} checkpoint(s) were not deleted{}", failed.len(), list(&failed)),
-    )
+    let list = describe_failures(&failed);
+    CommandError::new(exit, format!("cannot delete {} checkpoint(s){list}", failed.len()))
 }
 
-/// Each on a line of its own, below what is said about them.
-fn list(failed: &[FailedDeletion]) -> String {
+/// Returns one line per failure, each after a line break.
+fn describe_failures(failed: &[FailedDeletion]) -> String {
     failed.iter().map(|one| format!("\n  - {}: {}", one.tinker_path, one.error)).collect()
 }

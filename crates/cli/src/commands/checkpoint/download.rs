@@ -1,4 +1,4 @@
-//! Bringing the files of a checkpoint here.
+//! `tinkex checkpoint download` and `urls`: the files of a checkpoint.
 
 use std::path::PathBuf;
 
@@ -15,35 +15,36 @@ use crate::output::Shell;
 use crate::progress;
 use crate::table::Table;
 
-/// What to download.
+/// Arguments of `tinkex checkpoint download`.
 #[derive(Debug, Args)]
 pub(crate) struct DownloadArgs {
-    /// Its address: tinker://run/weights/name or tinker://run/external_weights/name
-    #[arg(value_parser = with_files, add = ArgValueCandidates::new(id_cache::checkpoints))]
+    /// Checkpoint path: tinker://RUN/weights/NAME or tinker://RUN/external_weights/NAME
+    #[arg(value_parser = downloadable_path, add = ArgValueCandidates::new(id_cache::checkpoints))]
     path: TinkerPath,
-    /// The folder that gets a folder of the checkpoint's name; this one if nothing is said
+    /// Parent of the download folder [default: the current folder]
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Replace what is there, once the new files are complete
+    /// Replace an existing download once the new files are complete
     #[arg(long)]
     force: bool,
-    /// Only files like this, such as `*.json`; may be said more than once
+    /// Download only files that match, such as `*.json`; repeatable
     #[arg(long, value_name = "PATTERN")]
     include: Vec<String>,
-    /// No files like this; may be said more than once
+    /// Skip files that match; repeatable
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<String>,
-    /// How many files at once
+    /// Number of parallel downloads
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=32))]
     parallel: u8,
 }
 
-/// The address of a checkpoint that has files, or can be given some.
-fn with_files(text: &str) -> Result<TinkerPath, String> {
+/// Parses the path of a checkpoint that can be downloaded: external weights, or training weights,
+/// which can be exported.
+fn downloadable_path(text: &str) -> Result<TinkerPath, String> {
     let path: TinkerPath =
-        text.parse().map_err(|why: tinkex::wire::InvalidInput| why.to_string())?;
+        text.parse().map_err(|error: tinkex::wire::InvalidInput| error.to_string())?;
     if path.kind() == CheckpointKind::Sampler {
-        return Err("checkpoints to sample from cannot be downloaded; take a training checkpoint \
+        return Err("sampler checkpoints cannot be downloaded; expected a training checkpoint \
                     (weights) or external weights"
             .to_owned());
     }
@@ -52,53 +53,69 @@ fn with_files(text: &str) -> Result<TinkerPath, String> {
 
 pub(super) async fn download(
     shell: &mut Shell<'_>,
-    what: DownloadArgs,
+    args: DownloadArgs,
 ) -> Result<(), CommandError> {
-    let name = what.path.to_string().trim_start_matches("tinker://").replace('/', "_");
-    let folder = what.output.clone().unwrap_or_else(|| shell.environment.folder.clone());
+    let name = args.path.to_string().trim_start_matches("tinker://").replace('/', "_");
+    let folder = args.output.clone().unwrap_or_else(|| shell.environment.folder.clone());
     let shown = folder.join(&name);
     let target = shell.environment.path(&shown);
-    if target.exists() && !what.force {
-        let why = format!("{} exists already", shown.display());
-        return Err(CommandError::new(Exit::Failed, why)
-            .hint("say --force to replace it, or choose another folder with --output"));
+    if target.exists() && !args.force {
+        let message = format!("{} already exists", shown.display());
+        return Err(CommandError::new(Exit::Failed, message)
+            .hint("Pass --force to replace it, or choose another folder with --output DIR."));
     }
     if let Some(folder) = target.parent() {
         std::fs::create_dir_all(folder)
-            .map_err(|why| CommandError::file("made", &folder.display().to_string(), &why))?;
+            .map_err(|error| CommandError::file("create", folder.display(), &error))?;
     }
-    if what.path.kind() == CheckpointKind::Training {
+    if args.path.kind() == CheckpointKind::Training {
         shell.notice(&format!(
             "Exporting {} as external weights (this starts a training session on the checkpoint's \
              base model)...",
-            what.path
+            args.path
         ));
     }
-    let mut download = shell.client().await?.rest().download(what.path.clone(), target);
-    download = download.replace(what.force).parallel(usize::from(what.parallel));
-    download = what.include.into_iter().fold(download, tinkex::CheckpointDownload::include);
-    download = what.exclude.into_iter().fold(download, tinkex::CheckpointDownload::exclude);
-    let brought =
-        progress::of_download(shell, &name, |told| download.on_progress(told).into_future());
-    let brought = brought.await.map_err(|failure| match failure.exit() {
+    let mut download = shell.client().await?.rest().download(args.path.clone(), target);
+    download = download.replace(args.force).parallel(usize::from(args.parallel));
+    download = args.include.into_iter().fold(download, tinkex::CheckpointDownload::include);
+    download = args.exclude.into_iter().fold(download, tinkex::CheckpointDownload::exclude);
+    let download =
+        progress::show_download(shell, &name, |report| download.on_progress(report).into_future());
+    let downloaded = download.await.map_err(|failure| match failure.exit() {
         Exit::Interrupted | Exit::Temporary => failure.hint(format!(
-            "what is here already is kept in {}.part; the same command goes on from there",
+            "Run the command again to continue; the files so far are in {}.part.",
             shown.display()
         )),
         _ => failure,
     })?;
-    let mut table = Table::of_properties().title(format!("Checkpoint Download: {}", what.path));
-    table.property("Checkpoint Path", what.path.to_string());
-    if brought.bytes > 0 {
-        table.property("Total Size", format::bytes(brought.bytes));
+    let mut table = Table::of_properties().title(format!("Checkpoint Download: {}", args.path));
+    table.property("Checkpoint Path", args.path.to_string());
+    if downloaded.bytes > 0 {
+        table.property("Total Size", format::bytes(downloaded.bytes));
     }
     table.property("Downloaded to", shown.display().to_string());
     let mut json = json!({
-        "checkpoint_path": what.path, "destination": shown.display().to_string(),
-        "files": brought.files,
+        "checkpoint_path": args.path, "destination": shown.display().to_string(),
+        "files": downloaded.files,
     });
-    if brought.bytes > 0 {
-        json["file_size_bytes"] = brought.bytes.into();
+    if downloaded.bytes > 0 {
+        json["file_size_bytes"] = downloaded.bytes.into();
     }
+    shell.table(&table, &json)
+}
+
+/// Prints the signed URL of every file of external weights.
+pub(super) async fn print_urls(
+    shell: &mut Shell<'_>,
+    path: &TinkerPath,
+) -> Result<(), CommandError> {
+    let rest = shell.client().await?.rest();
+    let response = rest.get_external_weights_urls(path).await?;
+    let mut table = Table::new(["File", "URL"]).title(format!("Files of {path}"));
+    for (name, url) in &response.urls {
+        table.row([name, url]);
+    }
+    let json = json!({ "tinker_path": path, "urls": response.urls, "expires": response.expires });
+    shell.widen();
     shell.table(&table, &json)
 }

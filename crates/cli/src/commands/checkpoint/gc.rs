@@ -1,4 +1,4 @@
-//! Finding checkpoints that could go: storage costs money.
+//! `tinkex checkpoint gc`: finds and deletes old checkpoints.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -18,76 +18,78 @@ use crate::output::Shell;
 
 use super::delete::{self, DeletionTarget};
 
-/// What may go.
+/// Arguments of `tinkex checkpoint gc`.
 #[derive(Debug, Args)]
 pub(crate) struct GcArgs {
-    /// Of every run and kind, this many of the newest stay
+    /// Number of newest checkpoints to keep per run and kind
     #[arg(long, value_name = "K", default_value_t = 1)]
     keep_last: usize,
-    /// Only those that were made longer ago than this, such as 30d
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    /// Only checkpoints older than this, such as 30d
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
     older_than: Option<Duration>,
-    /// Only those of this run; may be said more than once
+    /// Only checkpoints of this run; repeatable
     #[arg(long, value_name = "ID", add = ArgValueCandidates::new(id_cache::runs))]
     run_id: Vec<ModelId>,
     /// Only this kind: weights, sampler_weights or external_weights
     #[arg(long = "type", value_name = "TYPE", value_parser = super::kind)]
     kind: Option<CheckpointKind>,
-    /// Public ones too
+    /// Include public checkpoints
     #[arg(long)]
     include_public: bool,
-    /// Delete them; without this they are only shown
+    /// Delete the checkpoints instead of listing them
     #[arg(long)]
     delete: bool,
-    /// Delete without a question
+    /// Delete without a confirmation prompt
     #[arg(short, long, requires = "delete")]
     yes: bool,
 }
 
-pub(super) async fn gc(shell: &mut Shell<'_>, what: GcArgs) -> Result<Exit, CommandError> {
+pub(super) async fn gc(shell: &mut Shell<'_>, args: GcArgs) -> Result<Exit, CommandError> {
     let interrupt = shell.environment.interrupt.clone();
-    match interrupt.stops(1, find(shell, what)).await? {
-        ControlFlow::Continue(targets) => delete::carry_out(shell, &targets).await,
+    match interrupt.cancels(1, select_targets(shell, args)).await? {
+        ControlFlow::Continue(targets) => delete::delete_all(shell, &targets).await,
         ControlFlow::Break(exit) => Ok(exit),
     }
 }
 
-/// Those that are to go, if any are.
-async fn find(
+/// Finds the checkpoints to delete and asks for confirmation. Returns the exit status if nothing is
+/// to be deleted.
+async fn select_targets(
     shell: &mut Shell<'_>,
-    what: GcArgs,
+    args: GcArgs,
 ) -> Result<ControlFlow<Exit, Vec<DeletionTarget>>, CommandError> {
     let mut all = Vec::new();
-    if what.run_id.is_empty() {
-        all = super::list::all(shell, PageArgs::ALL).await?.0;
+    if args.run_id.is_empty() {
+        all = super::list::fetch(shell, PageArgs::ALL).await?.0;
     } else {
         let rest = shell.client().await?.rest();
-        for run in &what.run_id {
+        for run in &args.run_id {
             all.extend(rest.list_checkpoints(run.clone()).await?.checkpoints);
         }
     }
-    let targets = DeletionTarget::of(what.choose(all, Timestamp::now()))?;
-    if !what.delete || targets.is_empty() {
-        return delete::dry(shell, &targets, "could go (say --delete)").map(ControlFlow::Break);
+    let targets = DeletionTarget::from_list(args.choose(all, Timestamp::now()))?;
+    if !args.delete || targets.is_empty() {
+        return delete::print_plan(shell, &targets, "can be deleted (pass --delete)")
+            .map(ControlFlow::Break);
     }
-    if !what.yes && !delete::agreed(shell, &targets).await? {
+    if !args.yes && !delete::confirm(shell, &targets).await? {
         shell.notice("Nothing was deleted.");
-        return delete::dry(shell, &targets, "could go").map(ControlFlow::Break);
+        return delete::print_plan(shell, &targets, "can be deleted").map(ControlFlow::Break);
     }
     Ok(ControlFlow::Continue(targets))
 }
 
 impl GcArgs {
-    /// Those that may go, oldest first.
+    /// Returns the checkpoints to delete, oldest first.
     fn choose(&self, mut all: Vec<Checkpoint>, now: Timestamp) -> Vec<Checkpoint> {
-        // Newest first, so that those that stay are met first; a stable order for equal times.
+        // Newest first, so that those to keep are counted first. The path breaks ties.
         all.sort_by(|a, b| {
             let key = |one: &Checkpoint| (one.time.unix_micros(), one.tinker_path.clone());
             key(b).cmp(&key(a))
         });
-        // One that was listed twice must not count as two: it would condemn the newest.
+        // Pages may overlap. A checkpoint counted twice would use up the number to keep.
         all.dedup_by(|a, b| a.tinker_path == b.tinker_path);
-        let mut kept: HashMap<(String, CheckpointKind), usize> = HashMap::new();
+        let mut counts: HashMap<(String, CheckpointKind), usize> = HashMap::new();
         let limit = self.older_than.map(|age| {
             let age = i64::try_from(age.as_micros()).unwrap_or(i64::MAX);
             now.unix_micros().saturating_sub(age)
@@ -97,11 +99,11 @@ impl GcArgs {
                 |_| one.tinker_path.clone(),
                 |path: TinkerPath| path.run().to_string(),
             );
-            let seen = kept.entry((run, one.checkpoint_type)).or_default();
-            *seen += 1;
-            let old = limit.is_none_or(|limit| one.time.unix_micros() < limit);
-            *seen > self.keep_last
-                && old
+            let count = counts.entry((run, one.checkpoint_type)).or_default();
+            *count += 1;
+            let is_old = limit.is_none_or(|limit| one.time.unix_micros() < limit);
+            *count > self.keep_last
+                && is_old
                 && self.kind.is_none_or(|kind| one.checkpoint_type == kind)
                 && (self.include_public || !one.public)
         });
@@ -133,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_of_every_run_and_kind_stay_and_public_ones_too() {
+    fn the_newest_per_run_and_kind_and_public_checkpoints_are_kept() {
         use CheckpointKind::{Sampler, Training};
         let all = vec![
             checkpoint("a", Training, 1, false),
@@ -151,11 +153,15 @@ mod tests {
         assert_eq!(chosen(gc()), ["tinker://a/weights/1", "tinker://b/weights/1"]);
         let twice = [all.clone(), all.clone()].concat();
         let again = gc().choose(twice, now).into_iter().map(|one| one.tinker_path);
-        assert_eq!(again.collect::<Vec<_>>(), chosen(gc()), "listed twice is still one");
+        assert_eq!(
+            again.collect::<Vec<_>>(),
+            chosen(gc()),
+            "a checkpoint listed twice counts once"
+        );
         assert_eq!(
             chosen(GcArgs { include_public: true, keep_last: 2, ..gc() }),
             ["tinker://a/weights/1"],
-            "a public one counts among the newest"
+            "public checkpoints count among the newest"
         );
         let young =
             GcArgs { keep_last: 0, older_than: Some(Duration::from_secs(8 * 86_400)), ..gc() };

@@ -1,4 +1,4 @@
-//! Which checkpoints there are.
+//! `tinkex checkpoint list` and `info`.
 
 use std::collections::HashSet;
 
@@ -15,10 +15,10 @@ use crate::list::{self, ListColumn, PageArgs, SortKey, ViewArgs};
 use crate::output::Shell;
 use crate::table::Table;
 
-/// Which checkpoints to list.
+/// Arguments of `tinkex checkpoint list`.
 #[derive(Debug, Args)]
 pub(crate) struct ListCheckpointsArgs {
-    /// All of this run, whatever the limit
+    /// List all checkpoints of this run; --limit and --offset do not apply
     #[arg(long, value_name = "ID", add = ArgValueCandidates::new(id_cache::runs))]
     run_id: Option<ModelId>,
     #[command(flatten)]
@@ -27,71 +27,73 @@ pub(crate) struct ListCheckpointsArgs {
     view: ViewArgs,
 }
 
-/// How many checkpoints one request brings: the query is slow, so few and large.
+/// Number of checkpoints per request. The server's query is slow, so pages are large.
 const BATCH: u64 = 1000;
 
-pub(super) const COLUMNS: [ListColumn<Checkpoint>; 7] = [
+const COLUMNS: [ListColumn<Checkpoint>; 7] = [
     ListColumn {
         name: "id",
         header: "Checkpoint ID",
-        usual: true,
+        by_default: true,
         cell: |checkpoint, _| checkpoint.checkpoint_id.clone(),
         key: |checkpoint| SortKey::text(&checkpoint.checkpoint_id),
     },
     ListColumn {
         name: "type",
         header: "Type",
-        usual: true,
+        by_default: true,
         cell: |checkpoint, _| checkpoint.checkpoint_type.as_str().to_owned(),
         key: |checkpoint| SortKey::text(checkpoint.checkpoint_type.as_str()),
     },
     ListColumn {
         name: "size",
         header: "Size",
-        usual: true,
-        cell: |checkpoint, _| format::or_missing(checkpoint.size_bytes.map(format::bytes)),
+        by_default: true,
+        cell: |checkpoint, _| format::or_na(checkpoint.size_bytes.map(format::bytes)),
         key: |checkpoint| SortKey::size(checkpoint.size_bytes),
     },
     ListColumn {
         name: "public",
         header: "Public",
-        usual: true,
-        cell: |checkpoint, _| format::yes(checkpoint.public).to_owned(),
+        by_default: true,
+        cell: |checkpoint, _| format::yes_no(checkpoint.public).to_owned(),
         key: |checkpoint| SortKey::Number(checkpoint.public.into()),
     },
     ListColumn {
         name: "created",
         header: "Created",
-        usual: true,
-        cell: |checkpoint, now| format::time(checkpoint.time, now),
+        by_default: true,
+        cell: |checkpoint, now| format::relative_time(checkpoint.time, now),
         key: |checkpoint| SortKey::time(Some(checkpoint.time)),
     },
     ListColumn {
         name: "expires",
         header: "Expires",
-        usual: true,
+        by_default: true,
         cell: expiry,
         key: |checkpoint| SortKey::time(checkpoint.expires_at),
     },
     ListColumn {
         name: "path",
         header: "Path",
-        usual: true,
+        by_default: true,
         cell: |checkpoint, _| checkpoint.tinker_path.clone(),
         key: |checkpoint| SortKey::text(&checkpoint.tinker_path),
     },
 ];
 
 fn expiry(checkpoint: &Checkpoint, now: Timestamp) -> String {
-    checkpoint.expires_at.map_or_else(|| "Never".to_owned(), |time| format::time(time, now))
+    checkpoint
+        .expires_at
+        .map_or_else(|| "Never".to_owned(), |time| format::relative_time(time, now))
 }
 
 pub(super) async fn list(
     shell: &mut Shell<'_>,
-    what: ListCheckpointsArgs,
+    args: ListCheckpointsArgs,
 ) -> Result<(), CommandError> {
     #[derive(Serialize)]
-    struct Listed {
+    struct CheckpointList {
         #[serde(skip_serializing_if = "Option::is_none")]
         run_id: Option<ModelId>,
         checkpoints: Vec<Checkpoint>,
@@ -99,53 +101,56 @@ pub(super) async fn list(
         shown: usize,
     }
 
-    let shown = what.view.of(shell, &COLUMNS)?;
-    let (mut rows, total) = match &what.run_id {
+    let view = args.view.resolve(shell, &COLUMNS)?;
+    let (rows, total) = match &args.run_id {
         Some(run) => {
-            let rows =
-                shell.client().await?.rest().list_checkpoints(run.clone()).await?.checkpoints;
+            let rest = shell.client().await?.rest();
+            let rows = rest.list_checkpoints(run.clone()).await?.checkpoints;
             let total = rows.len() as u64;
             (rows, total)
         }
-        None => all(shell, what.page).await?,
+        None => fetch(shell, args.page).await?,
     };
-    let paths = rows.iter().map(|one| one.tinker_path.clone());
-    id_cache::remember(&shell.environment.variables, id_cache::IdKind::Checkpoint, paths);
-    shown.sort(&mut rows);
-    let mut title = list::title(rows.len(), total, "checkpoint", "checkpoints");
-    if let Some(run) = &what.run_id {
+    let paths = rows.iter().map(|checkpoint| checkpoint.tinker_path.clone());
+    id_cache::store(&shell.environment.variables, id_cache::IdKind::Checkpoint, paths);
+    let shown = rows.len();
+    let mut title = list::title(shown, total, "checkpoint", "checkpoints");
+    if let Some(run) = &args.run_id {
         title += &format!(" for run {run}");
     }
-    let table = shown.table(&rows, Timestamp::now()).title(title).whole("Path");
-    let count = rows.len();
-    shell.table(&table, &Listed { run_id: what.run_id, checkpoints: rows, total, shown: count })
+    let run_id = args.run_id;
+    view.print(shell, title, rows, |checkpoints| CheckpointList {
+        run_id,
+        checkpoints,
+        total,
+        shown,
+    })
 }
 
-/// The user's checkpoints, and how many there are.
-pub(super) async fn all(
+/// Fetches the user's checkpoints. Also returns the number of checkpoints that exist.
+pub(super) async fn fetch(
     shell: &mut Shell<'_>,
     page: PageArgs,
 ) -> Result<(Vec<Checkpoint>, u64), CommandError> {
     let rest = shell.client().await?.rest();
-    let found = list::pages(shell, "checkpoints", page, BATCH, |offset, limit| {
+    let fetched = list::fetch_pages(shell, "checkpoints", page, BATCH, |offset, limit| {
         let rest = rest.clone();
         async move {
-            let reply = rest
-                .list_user_checkpoints(&ListUserCheckpoints::default().limit(limit).offset(offset))
-                .await?;
-            Ok((reply.checkpoints, reply.cursor.map(|cursor| cursor.total_count)))
+            let request = ListUserCheckpoints::default().limit(limit).offset(offset);
+            let response = rest.list_user_checkpoints(&request).await?;
+            Ok((response.checkpoints, response.cursor.map(|cursor| cursor.total_count)))
         }
     })
     .await?;
-    // One that is made between two pages moves others to the next, where they come again.
-    let (mut rows, mut seen) = (found.rows, HashSet::new());
-    rows.retain(|one| seen.insert(one.tinker_path.clone()));
-    Ok((rows, found.total))
+    // A checkpoint created between two requests shifts others to the next page, where they repeat.
+    let (mut rows, mut seen) = (fetched.rows, HashSet::new());
+    rows.retain(|checkpoint| seen.insert(checkpoint.tinker_path.clone()));
+    Ok((rows, fetched.total))
 }
 
 pub(super) async fn info(shell: &mut Shell<'_>, path: &TinkerPath) -> Result<(), CommandError> {
     #[derive(Serialize)]
-    struct Info {
+    struct CheckpointInfo {
         #[serde(flatten)]
         checkpoint: Checkpoint,
         training_run_id: ModelId,
@@ -154,16 +159,16 @@ pub(super) async fn info(shell: &mut Shell<'_>, path: &TinkerPath) -> Result<(),
     }
 
     let rest = shell.client().await?.rest();
-    let all = rest.list_checkpoints(path.run().clone()).await;
-    let all = all.map_err(|why| {
-        CommandError::from(why).during(&format!("no checkpoints of {}", path.run()))
+    let response = rest.list_checkpoints(path.run().clone()).await;
+    let response = response.map_err(|error| {
+        CommandError::from(error).context(&format!("cannot list checkpoints of {}", path.run()))
     })?;
-    let all = all.checkpoints;
-    let address = path.to_string();
-    let Some(checkpoint) = all.into_iter().find(|one| one.tinker_path == address) else {
-        return Err(CommandError::new(Exit::NotFound, format!("there is no checkpoint {address}"))
+    let text = path.to_string();
+    let mut checkpoints = response.checkpoints.into_iter();
+    let Some(checkpoint) = checkpoints.find(|one| one.tinker_path == text) else {
+        return Err(CommandError::new(Exit::NotFound, format!("checkpoint {path} does not exist"))
             .hint(format!(
-                "`tinkex checkpoint list --run-id {}` shows those of the run",
+                "List the checkpoints of the run with `tinkex checkpoint list --run-id {}`.",
                 path.run()
             )));
     };
@@ -177,13 +182,13 @@ pub(super) async fn info(shell: &mut Shell<'_>, path: &TinkerPath) -> Result<(),
     if let Some(size) = checkpoint.size_bytes {
         table.property("Size", format::bytes(size));
     }
-    table.property("Public", format::yes(checkpoint.public));
-    table.property("Created", format::time(checkpoint.time, now));
+    table.property("Public", format::yes_no(checkpoint.public));
+    table.property("Created", format::relative_time(checkpoint.time, now));
     table.property("Expires", expiry(&checkpoint, now));
     table.property("Training Run ID", path.run().as_str());
     table.property("LoRA", format::lora(run.is_lora, run.lora_rank));
     table.metadata(checkpoint.user_metadata.as_ref());
-    let info = Info {
+    let info = CheckpointInfo {
         checkpoint,
         training_run_id: path.run().clone(),
         is_lora: run.is_lora,

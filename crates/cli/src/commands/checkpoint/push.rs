@@ -1,4 +1,4 @@
-//! Putting a checkpoint into a repository of a hub.
+//! `tinkex checkpoint push-hf`: uploads a checkpoint to the Hugging Face hub.
 
 use std::io;
 use std::path::Path;
@@ -16,157 +16,157 @@ use crate::table::Table;
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
 const CARD: &str = "README.md";
-/// A mark of the service's that means nothing to a hub.
-const MARK: &str = "checkpoint_complete";
+/// Marker file of the Tinker service, which is not uploaded.
+const MARKER: &str = "checkpoint_complete";
 const BASE: &str = "base_model_name_or_path";
 
-/// What goes where.
+/// Arguments of `tinkex checkpoint push-hf`.
 #[derive(Debug, Args)]
 pub(crate) struct PushArgs {
-    /// Its address: tinker://run/weights/name
+    /// Checkpoint path: tinker://RUN/weights/NAME
     path: TinkerPath,
-    /// The repository; without it one named after the model and the run
+    /// Repository [default: named after the model and the run]
     #[arg(short, long, value_name = "OWNER/NAME")]
     repo: Option<String>,
-    /// Let everyone see a repository that is made
+    /// Create the repository as public
     #[arg(long)]
     public: bool,
-    /// The branch; made if it is not there
+    /// Branch, created if it does not exist
     #[arg(long, value_name = "BRANCH")]
     revision: Option<String>,
-    /// What the change is about
+    /// Commit message
     #[arg(long, value_name = "TEXT")]
     commit_message: Option<String>,
-    /// Ask for the change in place of making it
+    /// Open a pull request instead of committing
     #[arg(long)]
     create_pr: bool,
-    /// Only files like this (*.json); may be repeated
+    /// Upload only files that match, such as `*.json`; repeatable
     #[arg(long, value_name = "PATTERN")]
     allow_pattern: Vec<String>,
-    /// No files like this; may be repeated
+    /// Skip files that match; repeatable
     #[arg(long, value_name = "PATTERN")]
     ignore_pattern: Vec<String>,
-    /// Do not write a model card
+    /// Do not create a model card
     #[arg(long)]
     no_model_card: bool,
-    /// A file with the hub's token; without it HF_TOKEN, or what the hub's own tool stored
+    /// File with the hub token [default: HF_TOKEN, or the token that the hub's CLI stored]
     #[arg(long, value_name = "FILE")]
     hf_token_file: Option<std::path::PathBuf>,
 }
 
-pub(super) async fn push(shell: &mut Shell<'_>, what: PushArgs) -> Result<(), CommandError> {
-    let path = &what.path;
+pub(super) async fn push(shell: &mut Shell<'_>, args: PushArgs) -> Result<(), CommandError> {
+    let path = &args.path;
     if path.kind() == CheckpointKind::Sampler {
-        return Err(CommandError::usage(format!(
-            "{path} was saved to sample from, and has no files"
-        ))
-        .hint("push a training checkpoint (weights) or external weights"));
+        return Err(CommandError::usage(format!("sampler checkpoint {path} has no files"))
+            .hint("Pass a training checkpoint (weights) or external weights."));
     }
     let service = shell.client().await?;
-    let hub = hub(shell, &what, service.hub()?)?;
+    let hub = hub(shell, &args, service.hub()?)?;
     hub.whoami().await?;
 
-    let folder = tempfile::tempdir().map_err(|why| CommandError::file("made", "a folder", &why))?;
+    let folder = tempfile::tempdir()
+        .map_err(|error| CommandError::file("create", "a temporary folder", &error))?;
     let files = folder.path().join("checkpoint");
     let mut download = service.rest().download(path.clone(), &files);
-    for pattern in &what.allow_pattern {
+    for pattern in &args.allow_pattern {
         download = download.include(pattern);
     }
-    for pattern in &what.ignore_pattern {
+    for pattern in &args.ignore_pattern {
         download = download.exclude(pattern);
     }
     shell.notice(&format!("downloading {path}"));
     let downloaded = download.await?;
-    if what.allow_pattern.is_empty() && what.ignore_pattern.is_empty() {
-        check(&files)?;
+    if args.allow_pattern.is_empty() && args.ignore_pattern.is_empty() {
+        check_adapter(&files)?;
     }
 
     let info = service.rest().get_weights_info(path).await?;
-    complete(&files, &info)?;
-    let wanted = what.repo.clone().unwrap_or_else(|| derived(path, &info.base_model));
-    let repo = hub.create_repo(&wanted, what.public).await?;
-    let revision = match (&what.revision, &what.repo) {
+    add_base_model(&files, &info)?;
+    let name = args.repo.clone().unwrap_or_else(|| default_repo(path, &info.base_model));
+    let repo = hub.create_repo(&name, args.public).await?;
+    let revision = match (&args.revision, &args.repo) {
         (Some(revision), _) => revision.clone(),
         (None, Some(_)) => "main".to_owned(),
         (None, None) => format!("{}-{}", path.kind().segment(), path.name()),
     };
-    refuse_another(&repo, &revision, path).await?;
+    check_repo(&repo, &revision, path).await?;
     if revision != "main" {
         repo.create_branch(&revision).await?;
     }
     let mut names = downloaded.files;
-    names.retain(|name| name != MARK || !what.allow_pattern.is_empty());
-    if !what.no_model_card && !names.iter().any(|name| name == CARD) {
-        let card = card(path, repo.id(), &info);
+    names.retain(|name| name != MARKER || !args.allow_pattern.is_empty());
+    if !args.no_model_card && !names.iter().any(|name| name == CARD) {
+        let card = model_card(path, repo.id(), &info);
         repo.check_card(&card).await?;
         write(&files.join(CARD), card.as_bytes())?;
         names.push(CARD.to_owned());
     }
     names.sort();
 
-    let message = what.commit_message.unwrap_or_else(|| format!("Upload {path}"));
-    let mut commit = Commit::new(message).pull_request(what.create_pr);
+    let message = args.commit_message.unwrap_or_else(|| format!("Upload {path}"));
+    let mut commit = Commit::new(message).pull_request(args.create_pr);
     for name in names {
         let file = files.join(&name);
         commit = commit.file(name, file);
     }
     shell.notice(&format!("uploading to {}", repo.id()));
-    let done = repo.commit(&revision, &commit).await?;
+    let committed = repo.commit(&revision, &commit).await?;
 
     let mut table = Table::of_properties().title(format!("Checkpoint Hub Upload: {path}"));
     table.property("Checkpoint Path", path.to_string());
     table.property("Repo ID", repo.id());
     table.property("Revision", &revision);
-    table.property("Public", format::yes(what.public));
-    if let Some(url) = &done.pull_request_url {
+    table.property("Public", format::yes_no(args.public));
+    if let Some(url) = &committed.pull_request_url {
         table.property("Pull Request", url);
     }
     let json = json!({
         "checkpoint_path": path, "repo_id": repo.id(), "revision": revision,
-        "public": what.public, "commit_url": done.commit_url,
-        "pull_request_url": done.pull_request_url,
+        "public": args.public, "commit_url": committed.commit_url,
+        "pull_request_url": committed.pull_request_url,
     });
     shell.table(&table, &json)
 }
 
-fn hub(shell: &Shell<'_>, what: &PushArgs, hub: Hub) -> Result<Hub, CommandError> {
-    let Some(file) = &what.hf_token_file else { return Ok(hub) };
-    let shown = file.display().to_string();
+fn hub(shell: &Shell<'_>, args: &PushArgs, hub: Hub) -> Result<Hub, CommandError> {
+    let Some(file) = &args.hf_token_file else { return Ok(hub) };
+    let shown = file.display();
     let text = std::fs::read_to_string(shell.environment.path(file))
-        .map_err(|why| CommandError::file("read", &shown, &why))?;
+        .map_err(|error| CommandError::file("read", &shown, &error))?;
     match text.trim() {
-        "" => Err(CommandError::usage(format!("{shown} is empty; it should hold the hub's token"))),
+        "" => Err(CommandError::usage(format!("no hub token in {shown}: the file is empty"))),
         token => Ok(hub.token(token.to_owned())),
     }
 }
 
-/// A repository that is named after what it holds.
-fn derived(path: &TinkerPath, base_model: &str) -> String {
+/// Returns the default name of the repository.
+fn default_repo(path: &TinkerPath, base_model: &str) -> String {
     let short = base_model.rsplit('/').next().unwrap_or(base_model);
     format!("tinker-{short}-{}", path.run())
 }
 
-/// Refuses what no other tool could load.
-fn check(folder: &Path) -> Result<(), CommandError> {
+/// Checks that the folder contains a PEFT adapter.
+fn check_adapter(folder: &Path) -> Result<(), CommandError> {
     let has = |name: &str| folder.join(name).is_file();
     if has(CONFIG) && WEIGHTS.into_iter().any(has) {
         return Ok(());
     }
-    let why = format!("the checkpoint is no adapter: {CONFIG} or {} is missing", WEIGHTS[0]);
-    Err(CommandError::new(Exit::Failed, why)
-        .hint("files that were encrypted when they were saved (.age) cannot be pushed"))
+    let message =
+        format!("the checkpoint is not an adapter: {CONFIG} or {} is missing", WEIGHTS[0]);
+    Err(CommandError::new(Exit::Failed, message)
+        .hint("Encrypted checkpoints (.age files) cannot be uploaded."))
 }
 
-/// Names the base model in the adapter's settings, if they do not.
-fn complete(folder: &Path, info: &WeightsInfo) -> Result<(), CommandError> {
+/// Adds the name of the base model to the adapter's configuration, if it is missing.
+fn add_base_model(folder: &Path, info: &WeightsInfo) -> Result<(), CommandError> {
     let file = folder.join(CONFIG);
     let text = match std::fs::read(&file) {
         Ok(text) => text,
-        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(why) => return Err(CommandError::file("read", CONFIG, &why)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(CommandError::file("read", CONFIG, &error)),
     };
-    let mut config: Map<String, Value> = serde_json::from_slice(&text).map_err(|why| {
-        CommandError::new(Exit::Failed, format!("the checkpoint's {CONFIG} makes no sense: {why}"))
+    let mut config: Map<String, Value> = serde_json::from_slice(&text).map_err(|error| {
+        CommandError::new(Exit::Failed, format!("cannot parse the checkpoint's {CONFIG}: {error}"))
     })?;
     if config.get(BASE).and_then(Value::as_str).is_some_and(|name| !name.is_empty()) {
         return Ok(());
@@ -176,25 +176,21 @@ fn complete(folder: &Path, info: &WeightsInfo) -> Result<(), CommandError> {
     write(&file, text.as_bytes())
 }
 
-/// Refuses a repository whose card says that it holds another checkpoint.
-async fn refuse_another(
-    repo: &HubRepo,
-    revision: &str,
-    path: &TinkerPath,
-) -> Result<(), CommandError> {
+/// Rejects a repository whose model card names another checkpoint.
+async fn check_repo(repo: &HubRepo, revision: &str, path: &TinkerPath) -> Result<(), CommandError> {
     let Some(card) = repo.text(revision, CARD).await? else { return Ok(()) };
-    let said = card.lines().find_map(|line| line.strip_prefix("tinker_path:"));
-    match said.map(str::trim) {
+    let existing = card.lines().find_map(|line| line.strip_prefix("tinker_path:"));
+    match existing.map(str::trim) {
         Some(other) if other != path.to_string() => {
-            let why = format!("{} at {revision} holds {other} already", repo.id());
-            Err(CommandError::new(Exit::Failed, why).hint("choose another --repo or --revision"))
+            let message = format!("{} at {revision} already contains {other}", repo.id());
+            Err(CommandError::new(Exit::Failed, message).hint("Pass another --repo or --revision."))
         }
         _ => Ok(()),
     }
 }
 
-/// What people read about it on the hub.
-fn card(path: &TinkerPath, repo: &str, info: &WeightsInfo) -> String {
+/// Returns the model card.
+fn model_card(path: &TinkerPath, repo: &str, info: &WeightsInfo) -> String {
     let base = &info.base_model;
     let rank = info.lora_rank.map_or_else(|| "unknown".to_owned(), |rank| rank.to_string());
     let layers = [
@@ -217,7 +213,7 @@ tags:
 tinker_path: {path}
 ---
 
-# A LoRA adapter of {base}
+# LoRA adapter of {base}
 
 Trained through the Tinker API and saved as `{path}`.
 
@@ -239,7 +235,7 @@ model = AutoPeftModelForCausalLM.from_pretrained(\"{repo}\")
 
 fn write(file: &Path, bytes: &[u8]) -> Result<(), CommandError> {
     tinkex_files::write(file, bytes)
-        .map_err(|why| CommandError::file("written", &file.display().to_string(), &why))
+        .map_err(|error| CommandError::file("write", file.display(), &error))
 }
 
 #[cfg(test)]
@@ -255,26 +251,26 @@ mod tests {
     }
 
     #[test]
-    fn a_card_says_what_and_where_from() {
+    fn a_model_card_names_the_checkpoint_and_its_base_model() {
         let path = "tinker://run-1/weights/0001".parse().unwrap();
-        let card = card(&path, "me/x", &info());
+        let card = model_card(&path, "me/x", &info());
         assert!(card.contains("tinker_path: tinker://run-1/weights/0001\n"), "{card}");
         assert!(card.contains("base_model:adapter:Qwen/Qwen3-8B"), "{card}");
         assert!(card.contains("| trained layers | attention, MLP |"), "{card}");
-        assert_eq!(derived(&path, "Qwen/Qwen3-8B"), "tinker-Qwen3-8B-run-1");
+        assert_eq!(default_repo(&path, "Qwen/Qwen3-8B"), "tinker-Qwen3-8B-run-1");
     }
 
     #[test]
-    fn settings_that_name_no_base_model_get_one_and_nothing_else_changes() {
+    fn a_missing_base_model_is_added_and_nothing_else_changes() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join(CONFIG);
         std::fs::write(&file, r#"{"r": 32}"#).unwrap();
-        complete(folder.path(), &info()).unwrap();
+        add_base_model(folder.path(), &info()).unwrap();
         let config: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
         assert_eq!(config, json!({ "r": 32, BASE: "Qwen/Qwen3-8B" }));
         std::fs::write(&file, r#"{"base_model_name_or_path": "mine"}"#).unwrap();
-        complete(folder.path(), &info()).unwrap();
+        add_base_model(folder.path(), &info()).unwrap();
         assert!(std::fs::read_to_string(&file).unwrap().contains("mine"));
-        assert!(check(folder.path()).is_err(), "there are no weights");
+        assert!(check_adapter(folder.path()).is_err(), "the weights are missing");
     }
 }

@@ -1,4 +1,4 @@
-//! The things that are looked at.
+//! The checks of `tinkex doctor`.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,21 +6,23 @@ use std::time::Duration;
 use tinkex::{CredentialStore, Env, ErrorKind, ServiceClient, Timestamp};
 use tokio::time::{Instant, timeout};
 
-use crate::error::NO_KEY;
+use crate::error::ErrorHint;
 use crate::format;
-use crate::local::{self, ANOTHER_KEY, ProbeResult, ServerInfo};
+use crate::local::{self, KEY_REJECTED_HINT, ProbeResult, ServerInfo};
 use crate::output::Shell;
 
 use super::{Finding, Verdict};
 
-/// Nobody waits longer than this for a doctor.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Signed addresses and keys that end soon suffer from more.
-const SKEW: i64 = 30;
-/// Less than this is too little for a model.
-const LITTLE_DISK: u64 = 1 << 30;
+/// Timeout of a request.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum clock difference in seconds. With more, signed URLs and short-lived tokens fail.
+const MAX_CLOCK_SKEW: i64 = 30;
+/// Minimum free disk space in bytes.
+const MIN_FREE_DISK: u64 = 1 << 30;
 
-/// Looks at everything.
+const CHECK_NETWORK: &str = "Check the network, the proxy and TINKER_BASE_URL.";
+
+/// Runs all checks.
 pub(super) async fn all(shell: &mut Shell<'_>) -> Vec<Finding> {
     let env = shell.environment.variables.clone();
     let mut findings = vec![version(), configuration(shell, &env)];
@@ -30,14 +32,14 @@ pub(super) async fn all(shell: &mut Shell<'_>) -> Vec<Finding> {
         findings.push(Finding::new("server", Verdict::Wrong, failure.to_string()));
         return findings;
     }
-    let client = match shell.settings.client_for_one_try(shell.environment) {
+    let client = match shell.settings.client_without_retries(shell.environment) {
         Ok(client) => {
             findings.push(credential(shell, &env));
             client
         }
         Err(failure) => {
             let wrong = Finding::new("credential", Verdict::Wrong, failure.to_string());
-            findings.push(wrong.advice(NO_KEY));
+            findings.push(wrong.advice(ErrorHint::MISSING_CREDENTIAL.to_string()));
             return findings;
         }
     };
@@ -50,36 +52,36 @@ fn version() -> Finding {
     Finding::new("version", Verdict::Ok, found)
 }
 
-/// The settings were read, or this would not run.
+/// Reports the server. The settings are valid, otherwise the command would not run.
 fn configuration(shell: &Shell<'_>, env: &Env) -> Finding {
     let url = match &shell.settings.base_url {
-        _ if shell.settings.local => "the server on this machine".to_owned(),
+        _ if shell.settings.local => "the local server".to_owned(),
         Some(url) => url.to_string(),
         None => tinkex::BaseUrl::production().to_string(),
     };
     let finding = Finding::new("configuration", Verdict::Ok, url.clone());
-    if url.starts_with("http://") && !is_here(&url) {
-        let advice = "the key crosses the network in the clear; use https";
+    if url.starts_with("http://") && !is_loopback(&url) {
+        let advice = "Use https: without it, the API key is sent unencrypted.";
         return Finding { verdict: Verdict::Warning, ..finding }.advice(advice);
     }
     if let Some(proxy) = ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"]
         .into_iter()
         .find(|name| env.get(name).is_some())
     {
-        return Finding { found: format!("{url}, through the proxy in {proxy}"), ..finding };
+        return Finding { found: format!("{url}, through the proxy of {proxy}"), ..finding };
     }
     finding
 }
 
-fn is_here(url: &str) -> bool {
-    ["http://127.", "http://localhost", "http://[::1]"].iter().any(|here| url.starts_with(here))
+fn is_loopback(url: &str) -> bool {
+    ["http://127.", "http://localhost", "http://[::1]"].iter().any(|prefix| url.starts_with(prefix))
 }
 
 fn credential(shell: &Shell<'_>, env: &Env) -> Finding {
     let found = if shell.settings.local {
-        "none is needed on this machine".to_owned()
+        "not needed for the local server".to_owned()
     } else if shell.globals.api_key_file.is_some() || shell.globals.api_key.is_some() {
-        "given on the command line".to_owned()
+        "from the command line".to_owned()
     } else if env.get("TINKER_API_KEY").is_some() {
         "from TINKER_API_KEY".to_owned()
     } else if env.get("TINKER_CREDENTIAL_CMD").is_some() {
@@ -96,29 +98,29 @@ fn credential(shell: &Shell<'_>, env: &Env) -> Finding {
     Finding::new("credential", Verdict::Ok, found)
 }
 
-/// Whether the server answers, takes the key, and agrees about the time.
+/// Checks that the server responds, accepts the key, and has the same time.
 async fn server(client: &ServiceClient) -> Vec<Finding> {
     let url = client.base_url().clone();
     let started = Instant::now();
-    let asked = timeout(PATIENCE, client.server_capabilities()).await;
-    let took = format!("{} ms", started.elapsed().as_millis());
-    let answer = match asked {
-        Ok(answer) => answer,
+    let response = timeout(TIMEOUT, client.server_capabilities()).await;
+    let elapsed = format!("{} ms", started.elapsed().as_millis());
+    let response = match response {
+        Ok(response) => response,
         Err(_) => {
-            let wrong = Finding::new("server", Verdict::Wrong, format!("{url} does not answer"));
-            return vec![wrong.advice("check the network, the proxy and TINKER_BASE_URL")];
+            let wrong = Finding::new("server", Verdict::Wrong, format!("{url} does not respond"));
+            return vec![wrong.advice(CHECK_NETWORK)];
         }
     };
-    match answer {
+    match response {
         Ok(capabilities) => {
             let models = capabilities.supported_models.len();
             let has = format::count(models, "model");
-            let found = format!("{url} answers in {took} and has {has}");
+            let found = format!("{url} responds in {elapsed}, {has}");
             let mut findings = vec![Finding::new("server", Verdict::Ok, found)];
             if models == 0 {
                 findings.push(
                     Finding::new("models", Verdict::Warning, "none")
-                        .advice("ask whoever runs the server"),
+                        .advice("Ask the operator of the server to add a model."),
                 );
             }
             findings.push(clock(client).await);
@@ -127,78 +129,76 @@ async fn server(client: &ServiceClient) -> Vec<Finding> {
         Err(error) => {
             let (what, advice) = match error.kind() {
                 ErrorKind::Auth | ErrorKind::Permission => {
-                    ("credential", "the server does not take the key: tinkex auth login")
+                    ("credential", "Log in with `tinkex auth login`: the server rejected the key.")
                 }
-                ErrorKind::Connect | ErrorKind::Timeout => {
-                    ("server", "check the network, the proxy and TINKER_BASE_URL")
-                }
-                ErrorKind::Billing => ("billing", "settle the account"),
+                ErrorKind::Connect | ErrorKind::Timeout => ("server", CHECK_NETWORK),
+                ErrorKind::Billing => ("billing", "Check the billing of the account."),
                 ErrorKind::Decode | ErrorKind::NotFound => {
-                    ("server", "this is no Tinker API; check TINKER_BASE_URL")
+                    ("server", "Check TINKER_BASE_URL: the URL is not a Tinker API.")
                 }
-                _ => ("server", "try again later"),
+                _ => ("server", "Try again later."),
             };
-            let said = std::error::Error::source(&error).map(|source| format!(": {source}"));
-            let found = format!("{error}{}", said.unwrap_or_default());
+            let cause = std::error::Error::source(&error).map(|source| format!(": {source}"));
+            let found = format!("{error}{}", cause.unwrap_or_default());
             vec![Finding::new(what, Verdict::Wrong, found).advice(advice)]
         }
     }
 }
 
-/// How far the clocks are apart: what the server says of a thing that was made just now.
+/// Compares this machine's clock with the time that the server reports.
 async fn clock(client: &ServiceClient) -> Finding {
-    let unknown = || Finding::new("clock", Verdict::Unknown, "the server does not tell the time");
+    let unknown = || Finding::new("clock", Verdict::Unknown, "the server does not report its time");
     let before = Timestamp::now();
-    let asked = timeout(PATIENCE, client.server_time()).await;
-    let Ok(Ok(Some(server))) = asked else { return unknown() };
+    let response = timeout(TIMEOUT, client.server_time()).await;
+    let Ok(Ok(Some(server))) = response else { return unknown() };
     let after = Timestamp::now();
     let middle = before.unix_micros().midpoint(after.unix_micros());
-    let apart = (server.unix_micros() - middle) / 1_000_000;
-    let found = match apart {
-        -1..=1 => "as the server's".to_owned(),
-        apart if apart > 0 => format!("{apart} s behind the server's"),
-        apart => format!("{} s before the server's", -apart),
+    let difference = (server.unix_micros() - middle) / 1_000_000;
+    let found = match difference {
+        -1..=1 => "agrees with the server".to_owned(),
+        seconds if seconds > 0 => format!("{seconds} s behind the server"),
+        seconds => format!("{} s ahead of the server", -seconds),
     };
-    if apart.abs() > SKEW {
+    if difference.abs() > MAX_CLOCK_SKEW {
         return Finding::new("clock", Verdict::Wrong, found)
-            .advice("set this machine's clock; signed addresses and tokens fail otherwise");
+            .advice("Set the clock of this machine; otherwise signed URLs and tokens fail.");
     }
     Finding::new("clock", Verdict::Ok, found)
 }
 
-/// Whether the data folder can be used, and how much room there is.
+/// Checks that the data folder is writable and that the disk has free space.
 fn data_folder(env: &Env) -> Vec<Finding> {
     let folder = match local::data_folder(env) {
         Ok(folder) => folder,
         Err(failure) => {
             return vec![
                 Finding::new("data folder", Verdict::Warning, failure.to_string())
-                    .advice("only --local needs it; set HOME or TINKEX_DATA_DIR"),
+                    .advice("Set HOME or TINKEX_DATA_DIR; only --local needs it."),
             ];
         }
     };
     let shown = folder.display();
-    // The folder, or the first above it that is there.
-    let there = folder.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/"));
-    let mut findings = vec![if !writable(there) {
-        Finding::new("data folder", Verdict::Wrong, format!("{shown} cannot be written to"))
-            .advice("mend its permissions, or name another with TINKEX_DATA_DIR")
-    } else if there == folder {
-        let about = format!("{shown}, {} used", format::size(used(&folder)));
-        Finding::new("data folder", Verdict::Ok, about)
+    // The folder itself, or its nearest existing parent.
+    let existing = folder.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/"));
+    let mut findings = vec![if !writable(existing) {
+        Finding::new("data folder", Verdict::Wrong, format!("{shown} is not writable"))
+            .advice("Grant write permission, or set TINKEX_DATA_DIR to another folder.")
+    } else if existing == folder {
+        let found = format!("{shown}, {} used", format::size(folder_size(&folder)));
+        Finding::new("data folder", Verdict::Ok, found)
     } else {
         Finding::new("data folder", Verdict::Ok, format!("{shown}, not used yet"))
     }];
-    findings.extend(disk(there));
+    findings.extend(disk(existing));
     findings
 }
 
-/// Bytes in a folder and those below it.
-fn used(folder: &Path) -> i64 {
+/// Returns the total size in bytes of the files in a folder.
+fn folder_size(folder: &Path) -> i64 {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let size = |entry: std::fs::DirEntry| match entry.metadata() {
-        Ok(about) if about.is_dir() => used(&entry.path()),
-        Ok(about) => i64::try_from(about.len()).unwrap_or(i64::MAX),
+        Ok(metadata) if metadata.is_dir() => folder_size(&entry.path()),
+        Ok(metadata) => i64::try_from(metadata.len()).unwrap_or(i64::MAX),
         Err(_) => 0,
     };
     entries.map(size).fold(0, i64::saturating_add)
@@ -212,17 +212,17 @@ fn writable(folder: &Path) -> bool {
 
 #[cfg(not(unix))]
 fn writable(folder: &Path) -> bool {
-    std::fs::metadata(folder).is_ok_and(|about| !about.permissions().readonly())
+    std::fs::metadata(folder).is_ok_and(|metadata| !metadata.permissions().readonly())
 }
 
 #[cfg(unix)]
 fn disk(folder: &Path) -> Option<Finding> {
-    let about = rustix::fs::statvfs(folder).ok()?;
-    let free = about.f_bavail.saturating_mul(about.f_frsize);
+    let stat = rustix::fs::statvfs(folder).ok()?;
+    let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     let found = format!("{} free", format::size(i64::try_from(free).unwrap_or(i64::MAX)));
-    Some(if free < LITTLE_DISK {
+    Some(if free < MIN_FREE_DISK {
         Finding::new("disk", Verdict::Warning, found)
-            .advice("make room, or keep data elsewhere with TINKEX_DATA_DIR")
+            .advice("Free disk space, or set TINKEX_DATA_DIR to another disk.")
     } else {
         Finding::new("disk", Verdict::Ok, found)
     })
@@ -233,24 +233,25 @@ fn disk(_: &Path) -> Option<Finding> {
     None
 }
 
-/// Whether a server runs on this machine, and its note is true.
-async fn local_server(env: &Env) -> Finding {
-    let note = local::data_folder(env).ok().and_then(|folder| ServerInfo::read(&folder));
-    let Some(note) = note else {
-        return Finding::new("local server", Verdict::Ok, "none runs; --local starts one");
+/// Checks the server that `server.json` in the data folder describes.
+async fn local_server(variables: &Env) -> Finding {
+    let info = local::data_folder(variables).ok().and_then(|folder| ServerInfo::read(&folder));
+    let Some(info) = info else {
+        return Finding::new("local server", Verdict::Ok, "not running; --local starts one");
     };
-    match note.ask().await {
-        ProbeResult::Server => {
-            let found = format!("{} (process {})", note.url(), note.pid);
+    match info.probe().await {
+        ProbeResult::Available => {
+            let found = format!("{} (process {})", info.url, info.pid);
             Finding::new("local server", Verdict::Ok, found)
         }
-        ProbeResult::WithAnotherKey => {
-            Finding::new("local server", Verdict::Warning, note.refused()).advice(ANOTHER_KEY)
+        ProbeResult::KeyRejected => {
+            let found = info.key_rejected();
+            Finding::new("local server", Verdict::Warning, found).advice(KEY_REJECTED_HINT)
         }
-        ProbeResult::Nobody => {
-            let found = format!("{} does not answer (process {})", note.url(), note.pid);
+        ProbeResult::Unavailable => {
+            let found = format!("{} does not respond (process {})", info.url, info.pid);
             Finding::new("local server", Verdict::Warning, found)
-                .advice("it ended without a word; the next one tidies up")
+                .advice("Nothing to do: the server was killed, and the next one cleans up.")
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Looks at everything that has to be right, and says what to do where it is not.
+//! `tinkex doctor`: checks the configuration, the credential and the connection.
 
 mod checks;
 
@@ -9,36 +9,36 @@ use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::output::Shell;
 
-/// What can be typed after `doctor`.
+/// Arguments of `tinkex doctor`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Nothing is changed and nothing is tried twice. The exit code is 0 if nothing is wrong, and 1
-otherwise; a warning is not wrong.
+Changes nothing and does not retry requests. Exits with 0 if all checks pass, possibly with warnings,
+and with 1 otherwise.
 
 Examples:
-  tinkex doctor             the hosted service, or TINKER_BASE_URL
-  tinkex doctor --local     the server on this machine
-  tinkex doctor --json      for a program")]
+  tinkex doctor             check the hosted service, or TINKER_BASE_URL
+  tinkex doctor --local     check the server on this machine
+  tinkex doctor --json      print the checks as JSON")]
 pub(crate) struct DoctorArgs {}
 
-/// How something is.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Verdict {
     Ok,
     Warning,
     Wrong,
-    /// It could not be looked at.
+    /// The check could not be made.
     Unknown,
 }
 
-/// One thing that was looked at.
+/// A check and its result.
 #[derive(Debug, Serialize)]
 struct Finding {
     what: &'static str,
     verdict: Verdict,
     found: String,
-    /// What to do about it.
+    /// Advice for a result that is not ok.
     advice: Option<String>,
 }
 
@@ -67,15 +67,19 @@ pub(super) async fn run(shell: &mut Shell<'_>) -> Result<Exit, CommandError> {
         let verdict = match finding.verdict {
             Verdict::Ok => "ok",
             Verdict::Warning => "warning",
-            Verdict::Wrong => "wrong",
+            Verdict::Wrong => "error",
             Verdict::Unknown => "unknown",
         };
-        text += &format!("{verdict:<9}{:<15}{}\n", finding.what, format::visible(&finding.found));
+        text += &format!(
+            "{verdict:<9}{:<15}{}\n",
+            finding.what,
+            format::escape_controls(&finding.found)
+        );
         if let Some(advice) = &finding.advice {
             text += &format!("{:<24}→ {advice}\n", "");
         }
     }
-    text += if ok { "nothing is wrong" } else { "something is wrong" };
+    text += if ok { "all checks passed" } else { "some checks failed" };
     shell.text(&text, &DoctorReport { ok, checks })?;
     Ok(if ok { Exit::Success } else { Exit::Failed })
 }

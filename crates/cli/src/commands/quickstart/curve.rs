@@ -1,22 +1,22 @@
-//! A curve drawn with letters: each holds two by four dots.
+//! Line plot made of braille characters, each of which has two by four dots.
 
 use std::fmt::Write as _;
 
-/// How high the curve is, in lines.
+/// Height of the plot in lines.
 const LINES: usize = 8;
-/// Room for the numbers at the left.
-const MARGIN: usize = 7;
+/// Width of the labels on the left.
+const LABEL_WIDTH: usize = 7;
 
-/// Draws numbers as a curve in so many columns, from 0 to the highest.
+/// Plots numbers in `columns` columns, with a vertical axis from 0 to the highest number.
 pub(super) fn draw(numbers: &[f64], columns: usize) -> String {
-    let cells = columns.saturating_sub(MARGIN + 2).clamp(8, 72);
+    let cells = columns.saturating_sub(LABEL_WIDTH + 2).clamp(8, 72);
     let top = numbers.iter().copied().filter(|number| number.is_finite()).fold(0.0, f64::max);
     let mut dots = vec![vec![0_u8; cells]; LINES];
     let mut before: Option<usize> = None;
     for x in 0..cells * 2 {
-        let Some(number) = at(numbers, x, cells * 2) else { continue };
+        let Some(number) = interpolate(numbers, x, cells * 2) else { continue };
         let y = height(number, top);
-        // A steep part is a line too: fill up to where the last dot was.
+        // Connect the dot with the previous one, so that steep parts have no gaps.
         let from = before.unwrap_or(y);
         for y in from.min(y)..=from.max(y) {
             let row = LINES - 1 - y / 4;
@@ -31,19 +31,19 @@ pub(super) fn draw(numbers: &[f64], columns: usize) -> String {
             _ if line == LINES - 1 => "0".to_owned(),
             _ => String::new(),
         };
-        let curve: String = cells.iter().map(|dots| letter(*dots)).collect();
-        let _ = writeln!(text, "{label:>MARGIN$} │{}", curve.trim_end_matches('⠀'));
+        let curve: String = cells.iter().map(|dots| braille(*dots)).collect();
+        let _ = writeln!(text, "{label:>LABEL_WIDTH$} │{}", curve.trim_end_matches('⠀'));
     }
-    let _ = writeln!(text, "{:>MARGIN$} └{}", "", "─".repeat(cells));
+    let _ = writeln!(text, "{:>LABEL_WIDTH$} └{}", "", "─".repeat(cells));
     text
 }
 
-/// The number at a place of the curve, between those beside it.
-#[expect(clippy::cast_precision_loss, reason = "a place among a few hundred")]
-fn at(numbers: &[f64], x: usize, width: usize) -> Option<f64> {
+/// Returns the number at a horizontal position, interpolated linearly.
+#[expect(clippy::cast_precision_loss, reason = "a position among a few hundred")]
+fn interpolate(numbers: &[f64], x: usize, width: usize) -> Option<f64> {
     let steps = (width - 1).max(1);
-    let place = x * numbers.len().checked_sub(1)?;
-    let (left, part) = (place / steps, (place % steps) as f64 / steps as f64);
+    let position = x * numbers.len().checked_sub(1)?;
+    let (left, part) = (position / steps, (position % steps) as f64 / steps as f64);
     let from = *numbers.get(left)?;
     let to = numbers.get(left + 1).copied().unwrap_or(from);
     Some(from + (to - from) * part).filter(|number| number.is_finite())
@@ -56,20 +56,20 @@ fn at(numbers: &[f64], x: usize, width: usize) -> Option<f64> {
     reason = "a dot among 32"
 )]
 fn height(number: f64, top: f64) -> usize {
-    let most = LINES * 4 - 1;
+    let highest = LINES * 4 - 1;
     if top <= 0.0 {
         return 0;
     }
-    ((number / top * most as f64).round().max(0.0) as usize).min(most)
+    ((number / top * highest as f64).round().max(0.0) as usize).min(highest)
 }
 
-/// The bit of a dot, counted from the lower left.
+/// Returns the bit of a dot in a braille character; `y` counts from the bottom.
 fn bit(x: usize, y: usize) -> u8 {
     const BITS: [[u8; 4]; 2] = [[0x40, 0x04, 0x02, 0x01], [0x80, 0x20, 0x10, 0x08]];
     BITS[x][y]
 }
 
-fn letter(dots: u8) -> char {
+fn braille(dots: u8) -> char {
     char::from_u32(0x2800 + u32::from(dots)).unwrap_or(' ')
 }
 
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_falling_loss_falls() {
+    fn a_decreasing_loss_is_drawn_from_top_to_bottom() {
         let text = draw(&[4.0, 2.0, 1.0, 0.5, 0.0], 30);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), LINES + 1);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_numbers_are_no_trouble() {
+    fn missing_and_non_finite_numbers_are_skipped() {
         for numbers in [vec![], vec![1.0], vec![f64::NAN, 2.0], vec![0.0; 5], vec![-1.0, 3.0]] {
             assert_eq!(draw(&numbers, 10).lines().count(), LINES + 1, "{numbers:?}");
         }

@@ -1,5 +1,5 @@
-//! All of it in one go: a server in this process, a model that learns to talk like a pirate, and
-//! what it says before and after.
+//! `tinkex quickstart`: fine-tunes the built-in model on bundled examples, with a server in this
+//! process, and compares its responses before and after.
 
 mod curve;
 
@@ -13,17 +13,16 @@ use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::output::Shell;
 
-use super::train::chat_line;
 use super::train::data::TrainExample;
 use super::train::pipeline::{Pipeline, TrainEvent};
 use super::train::plan::{Schedule, TrainPlan};
 use super::train::progress::{TrainProgress, thousands};
 
-/// What it is taught: short answers, each with an odd end.
-const TAUGHT: &str = include_str!("../../../data/pirate.jsonl");
-/// The same for questions that it is never taught.
-const HELD_OUT: &str = include_str!("../../../data/pirate-held-out.jsonl");
-/// What it is asked before and after, and whether that is among what it is taught.
+/// Training data: short answers in the voice of a pirate.
+const TRAINING_DATA: &str = include_str!("../../../data/pirate.jsonl");
+/// Evaluation data: questions that are not in the training data.
+const HELD_OUT_DATA: &str = include_str!("../../../data/pirate-held-out.jsonl");
+/// Prompts for the comparison, and whether they are in the training data.
 const PROMPTS: [(&str, bool); 4] = [
     ("What does a lion say?", false),
     ("Which day comes after Friday?", false),
@@ -31,16 +30,17 @@ const PROMPTS: [(&str, bool); 4] = [
     ("Where do you live?", true),
 ];
 
-/// What can be typed after `quickstart`.
+/// Arguments of `tinkex quickstart`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-It needs no key, no network and no GPU. The checkpoint stays in the folder that --local uses.
+Needs no key, no network and no GPU. The checkpoint is stored on this machine and is available to
+other commands with --local.
 
 Examples:
-  tinkex quickstart              under a minute, with a curve and samples
-  tinkex quickstart --json       the figures for a program")]
+  tinkex quickstart              plot the loss and compare responses
+  tinkex quickstart --json       print the metrics and responses as JSON")]
 pub(crate) struct QuickstartArgs {
-    /// How many steps to train
+    /// Number of training steps
     #[arg(long, value_name = "N", default_value_t = 70, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
 }
@@ -71,109 +71,112 @@ struct BeforeAfter<T> {
 #[derive(Serialize)]
 struct PromptComparison {
     prompt: &'static str,
-    /// Whether the prompt is among what it was taught.
+    /// Whether the prompt is in the training data.
     taught: bool,
     #[serde(flatten)]
-    said: BeforeAfter<String>,
+    response: BeforeAfter<String>,
 }
 
-pub(super) async fn run(
-    shell: &mut Shell<'_>,
-    command: QuickstartArgs,
-) -> Result<(), CommandError> {
+pub(super) async fn run(shell: &mut Shell<'_>, args: QuickstartArgs) -> Result<(), CommandError> {
     let globals = &shell.globals;
     if globals.base_url.is_some() || globals.api_key.is_some() || globals.api_key_file.is_some() {
-        return Err(CommandError::usage("quickstart brings its own server and needs no key")
-            .hint("leave the other options out; to train elsewhere: tinkex train FILE.jsonl"));
+        return Err(CommandError::usage("quickstart runs its own server and needs no API key").hint(
+            "Omit --base-url and the API key. To train on another server: tinkex train FILE.jsonl",
+        ));
     }
     shell.settings.local = true;
     let service = shell.client().await?;
     let url = service.base_url().to_string();
-    shell.notice(&format!("a Tinker server runs inside this program: {url}"));
+    shell.notice(&format!("Tinker server for this command: {url}"));
 
     let base = service.create_sampling_client(tinkex_server::BUILT_IN).await?;
     let chat = base.tokenizer().await?.chat()?;
-    let before = ask(&base, &chat).await?;
-    let (train, eval) = (examples(&chat, TAUGHT)?, examples(&chat, HELD_OUT)?);
-    let (count, steps) = (train.len(), command.steps);
+    let before = respond(&base, &chat).await?;
+    let train = examples(&chat, TRAINING_DATA)?;
+    let eval = examples(&chat, HELD_OUT_DATA)?;
+    let (count, steps) = (train.len(), args.steps);
     shell.notice(&format!(
-        "teaching {} to talk like a pirate: {count} examples, {steps} steps",
+        "Fine-tuning {} to talk like a pirate: {count} examples, {steps} steps",
         tinkex_server::BUILT_IN
     ));
     let new = service.create_lora_training_client(tinkex_server::BUILT_IN).rank(16).seed(0);
     let model = new.create().await?;
-    let figures = teach(shell, &model, (train, eval), steps).await?;
+    let metrics = train_model(shell, &model, (train, eval), steps).await?;
 
     let checkpoint = model.save_state(SaveOptions::new("quickstart")).await?;
     let sampler = model.save_weights_for_sampler(SaveOptions::new("quickstart")).await?;
-    let after = ask(&service.create_sampling_client_from(&sampler).await?, &chat).await?;
-    let both = before.into_iter().zip(after);
-    let samples = PROMPTS.iter().zip(both).map(|((prompt, taught), (before, after))| {
-        PromptComparison { prompt, taught: *taught, said: BeforeAfter { before, after } }
+    let after = respond(&service.create_sampling_client_from(&sampler).await?, &chat).await?;
+    let responses = before.into_iter().zip(after);
+    let samples = PROMPTS.iter().zip(responses).map(|((prompt, taught), (before, after))| {
+        PromptComparison { prompt, taught: *taught, response: BeforeAfter { before, after } }
     });
-    let document = QuickstartReport {
+    let report = QuickstartReport {
         model: tinkex_server::BUILT_IN,
         base_url: url,
         examples: count,
         steps,
-        tokens: figures.tokens,
-        seconds: figures.seconds,
-        tokens_per_second: figures.speed,
-        losses: figures.losses,
-        held_out_loss: figures.held_out,
+        tokens: metrics.tokens,
+        seconds: metrics.seconds,
+        tokens_per_second: metrics.tokens_per_second,
+        losses: metrics.losses,
+        held_out_loss: metrics.held_out,
         samples: samples.collect(),
         run_id: model.model_id().to_string(),
         checkpoint: checkpoint.to_string(),
         sampler: sampler.to_string(),
     };
-    let text = document.text(shell);
-    shell.text(&text, &document)
+    let text = report.text(shell);
+    shell.text(&text, &report)
 }
 
-/// Examples that are part of the program.
+/// Encodes bundled examples.
 fn examples(chat: &Chat, text: &'static str) -> Result<Vec<TrainExample>, CommandError> {
     let lines = chat.read_jsonl(Cursor::new(text)).max_tokens(256, TooLong::Reject);
-    let piece = |line: Result<tinkex::Datum, tinkex::JsonlError>| match line {
+    let encode = |line: Result<tinkex::Datum, tinkex::JsonlError>| match line {
         Ok(datum) => Ok(TrainExample::new(datum)),
-        Err(bad) => Err(CommandError::new(Exit::Failed, format!("the bundled examples: {bad}"))),
+        Err(error) => {
+            let message = format!("cannot read the bundled examples: {error}");
+            Err(CommandError::new(Exit::Failed, message))
+        }
     };
-    lines.map(piece).collect()
+    lines.map(encode).collect()
 }
 
-/// What a model says to every prompt, always the likeliest.
-async fn ask(sampler: &SamplingClient, chat: &Chat) -> Result<Vec<String>, CommandError> {
+/// Returns a model's response to every prompt, without randomness.
+async fn respond(sampler: &SamplingClient, chat: &Chat) -> Result<Vec<String>, CommandError> {
     let params = SamplingParams::new().max_tokens(48).temperature(0.0).stop(chat.stop()?);
-    let calls = PROMPTS.iter().map(|(prompt, _)| {
+    let requests = PROMPTS.iter().map(|(prompt, _)| {
         let input = chat.prompt(&[Message::user(*prompt)])?;
         Ok::<_, tinkex::Error>(sampler.sample(input, params.clone()).send())
     });
-    // All are asked before the first answer is waited for.
-    let calls: Vec<_> = calls.collect::<Result<_, _>>()?;
-    let mut said = Vec::new();
-    for call in calls {
-        let answer = call.await?;
-        let tokens = answer.sequences.first().map(|one| one.tokens.clone()).unwrap_or_default();
-        said.push(chat.tokenizer().decode_text(&tokens)?.trim().to_owned());
+    // Submit all requests before awaiting the first, so that the server batches them.
+    let requests: Vec<_> = requests.collect::<Result<_, _>>()?;
+    let mut responses = Vec::new();
+    for request in requests {
+        let response = request.await?;
+        let tokens = response.sequences.first().map(|one| one.tokens.clone()).unwrap_or_default();
+        responses.push(chat.tokenizer().decode_text(&tokens)?.trim().to_owned());
     }
-    Ok(said)
+    Ok(responses)
 }
 
-struct Figures {
+/// Metrics of the training run.
+struct QuickstartMetrics {
     losses: Vec<f64>,
     held_out: BeforeAfter<f64>,
     tokens: usize,
     seconds: f64,
-    speed: f64,
+    tokens_per_second: f64,
 }
 
-async fn teach(
+async fn train_model(
     shell: &mut Shell<'_>,
     model: &TrainingClient,
-    parts: (Vec<TrainExample>, Vec<TrainExample>),
+    data: (Vec<TrainExample>, Vec<TrainExample>),
     steps: u64,
-) -> Result<Figures, CommandError> {
+) -> Result<QuickstartMetrics, CommandError> {
     let plan = TrainPlan {
-        examples: parts.0.len(),
+        examples: data.0.len(),
         batch_size: 16,
         steps,
         seed: 0,
@@ -181,61 +184,71 @@ async fn teach(
         schedule: Schedule::Linear,
         warmup: 0,
     };
-    let mut show = TrainProgress::new(steps, 0);
-    show.draw(shell, 0);
+    let mut progress = TrainProgress::new(shell, steps, 0);
     let interrupt = shell.environment.interrupt.clone();
-    let mut work = Pipeline::new(model.clone(), plan, parts, interrupt, 0);
+    let mut pipeline = Pipeline::new(model.clone(), plan, data, interrupt, 0);
     let (mut losses, mut held_out, mut tokens) = (Vec::new(), Vec::new(), 0);
-    loop {
-        match work.next().await? {
-            Some(TrainEvent::Step(done)) => {
-                losses.push(done.loss);
-                tokens += done.tokens;
-                show.stepped(shell, done.step, done.tokens, done.loss);
+    while let Some(event) = pipeline.next().await? {
+        match event {
+            TrainEvent::Step(result) => {
+                losses.push(result.loss);
+                tokens += result.tokens;
+                progress.finish_step(shell, result.step, result.tokens, result.loss);
             }
-            Some(TrainEvent::Evaluated { loss, .. }) => held_out.push(loss),
-            Some(TrainEvent::Saved { .. } | TrainEvent::Stopping) => {}
-            None => break,
+            TrainEvent::Evaluated { loss, .. } => held_out.push(loss),
+            TrainEvent::Saved { .. } | TrainEvent::Stopping => {}
         }
     }
-    show.clear(shell);
+    progress.clear();
     let (before, after) = match held_out[..] {
         [before, .., after] => (before, after),
         _ => (f64::NAN, f64::NAN),
     };
-    let held_out = BeforeAfter { before, after };
-    Ok(Figures { losses, held_out, tokens, seconds: show.seconds(), speed: show.speed() })
+    Ok(QuickstartMetrics {
+        losses,
+        held_out: BeforeAfter { before, after },
+        tokens,
+        seconds: progress.seconds(),
+        tokens_per_second: progress.tokens_per_second(),
+    })
 }
 
 impl QuickstartReport {
     fn text(&self, shell: &Shell<'_>) -> String {
+        let bold = |text: &str| match shell.settings.colors {
+            true => format!("\u{1b}[1m{text}\u{1b}[0m"),
+            false => text.to_owned(),
+        };
         let columns = shell.environment.terminals.out.unwrap_or(80);
-        let mut text = format!("Loss, step by step\n{}", curve::draw(&self.losses, columns));
-        text += &format!(
-            "{} steps in {}, {} tokens/s. On questions it was never taught, the loss fell from \
-             {:.2} to {:.2}.\n",
+        let held_out = &self.held_out_loss;
+        let mut text = format!(
+            "{}\n{}{:>9}{} steps in {}, {} tokens/s; held-out loss {:.2} → {:.2}\n\n{}\n",
+            bold("Training loss"),
+            curve::draw(&self.losses, columns),
+            "",
             self.steps,
-            format::seconds(self.seconds),
+            format::short_duration(self.seconds),
             thousands(self.tokens_per_second),
-            self.held_out_loss.before,
-            self.held_out_loss.after,
+            held_out.before,
+            held_out.after,
+            bold("Responses before and after fine-tuning"),
         );
         for sample in &self.samples {
-            let new = if sample.taught { "" } else { "   (never taught)" };
+            let note = if sample.taught { "" } else { "  (not in the training data)" };
             text += &format!(
-                "\n{}{new}\n  before  {}\n  after   {}\n",
+                "  {}{note}\n    before  {}\n    after   {}\n",
                 sample.prompt,
-                format::visible(&sample.said.before),
-                format::visible(&sample.said.after),
+                format::escape_controls(&sample.response.before),
+                format::escape_controls(&sample.response.after),
             );
         }
+        let flags = shell.server_flags();
         text += &format!(
-            "\nSaved as {}\n\nGo on from here:\n  {}\n      talk to it\n  \
-             tinkex train YOUR.jsonl --local\n      teach it something of your own\n  \
-             tinkex serve\n      a server for your own programs, in Rust or Python: \
-             export TINKER_BASE_URL=http://127.0.0.1:8080 TINKER_API_KEY=tml-local",
-            self.checkpoint,
-            chat_line(shell, &self.sampler),
+            "\n{}\n  # Chat with the fine-tuned model\n  tinkex chat --run {}{flags}\n  \
+             # Fine-tune on your own data\n  tinkex train YOUR.jsonl{flags}\n  \
+             # Run a server for your own programs, in Rust or Python\n  tinkex serve",
+            bold("Next steps"),
+            self.run_id,
         );
         text
     }

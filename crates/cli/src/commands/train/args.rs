@@ -1,4 +1,4 @@
-//! What can be typed after `train`.
+//! Arguments of `tinkex train`.
 
 use std::path::PathBuf;
 
@@ -9,40 +9,42 @@ use super::plan::Schedule;
 use super::plot;
 use super::state::LearnFrom;
 
-/// What can be typed after `train`.
+/// Arguments of `tinkex train`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A line of FILE is a conversation or a pair:
+Each line of FILE is a conversation or a prompt with its completion:
   {\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}, {\"role\": \"assistant\", \"content\": \"Hello!\"}]}
   {\"prompt\": \"The capital of France is\", \"completion\": \" Paris.\"}
 
-The run has a folder: run.json (to go on from), metrics.jsonl (a line for each step), loss.svg.
-Ctrl-C saves and stops; Ctrl-C twice just stops.
+The run folder contains run.json (state for --resume), metrics.jsonl (one line per step) and loss.svg.
+Ctrl-C saves a checkpoint and stops; a second Ctrl-C stops immediately.
 
 Examples:
-  tinkex train talks.jsonl --local                     the built-in model, on this machine
-  tinkex train talks.jsonl --dry-run --local           what it would do: examples, tokens, steps
-  tinkex train talks.jsonl --model Qwen/Qwen3-8B --epochs 2 --eval-split 0.1
-  tinkex train talks.jsonl --local --plot loss.png     the loss as pixels, where you want it
-  tinkex train --resume talks-run --local              go on after an interruption")]
+  tinkex train examples.jsonl --local                   fine-tune the built-in model on this machine
+  tinkex train examples.jsonl --local --dry-run         show the number of examples, tokens and steps
+  tinkex train examples.jsonl --model Qwen/Qwen3-8B --epochs 2 --eval-split 0.1
+  tinkex train examples.jsonl --local --plot loss.png   plot the loss to a PNG file
+  tinkex train --resume examples-run --local            resume an interrupted run")]
 pub(crate) struct TrainArgs {
     #[command(flatten)]
-    pub(super) wanted: RunArgs,
-    /// Go on with the run in this folder, which keeps its settings
-    #[arg(long, value_name = "DIR", conflicts_with_all = KEPT)]
+    pub(super) run: RunArgs,
+    /// Resume the run in this folder with its original options
+    #[arg(long, value_name = "DIR", conflicts_with_all = FIXED_ARGS, help_heading = "Run")]
     pub(super) resume: Option<PathBuf>,
-    /// Where the loss is drawn, as .svg or .png; without it loss.svg in the run's folder
-    #[arg(long, value_name = "FILE", value_parser = plot::file)]
+    /// Plot of the loss, as .svg or .png [default: loss.svg in the run folder]
+    #[arg(long, value_name = "FILE", value_parser = plot::parse_file, help_heading = "Run")]
     pub(super) plot: Option<PathBuf>,
-    /// TrainProgress the plan and do nothing
-    #[arg(long)]
+    /// Show what the run would do without starting it
+    #[arg(long, help_heading = "Run")]
     pub(super) dry_run: bool,
 }
 
-/// What a run that is gone on with keeps. Each by its name, so that an error names only what was typed.
-const KEPT: [&str; 20] = [
+/// Arguments that a resumed run cannot change. They are listed one by one, not as a group, so that
+/// an error names only the ones that were given.
+const FIXED_ARGS: [&str; 20] = [
     "file",
     "model",
+    "tokenizer",
     "rank",
     "learning_rate",
     "schedule",
@@ -50,127 +52,192 @@ const KEPT: [&str; 20] = [
     "batch_size",
     "epochs",
     "steps",
+    "seed",
+    "max_tokens",
+    "refuse_long",
+    "learn",
     "eval_file",
     "eval_split",
     "eval_every",
     "save_every",
     "keep",
-    "max_tokens",
-    "refuse_long",
-    "learn",
-    "seed",
-    "tokenizer",
     "dir",
 ];
 
-/// What to do where `--resume` meets something that the run keeps.
-pub(crate) fn hint(said: &clap::Error) -> Option<String> {
-    if said.kind() != ErrorKind::ArgumentConflict {
+/// Returns a hint for a conflict of `--resume` with an argument that the run cannot change.
+pub(crate) fn usage_hint(error: &clap::Error) -> Option<String> {
+    if error.kind() != ErrorKind::ArgumentConflict {
         return None;
     }
-    let named = |kind| match said.get(kind) {
+    let arguments = |kind| match error.get(kind) {
         Some(ContextValue::String(one)) => vec![one.clone()],
         Some(ContextValue::Strings(all)) => all.clone(),
         _ => Vec::new(),
     };
-    let both = [named(ContextKind::InvalidArg), named(ContextKind::PriorArg)].concat();
-    let (resume, kept): (Vec<_>, Vec<_>) =
-        both.into_iter().partition(|arg| arg.starts_with("--resume"));
+    let both = [arguments(ContextKind::InvalidArg), arguments(ContextKind::PriorArg)].concat();
+    let (resume, others): (Vec<_>, Vec<_>) =
+        both.into_iter().partition(|argument| argument.starts_with("--resume"));
     (!resume.is_empty()).then(|| {
         format!(
-            "a run keeps what it began with: leave {} out to go on with it, or --resume to start \
-             a new one",
-            kept.join(" and ")
+            "Omit {} to resume the run with its original options, or omit --resume to start a new \
+             run.",
+            others.join(" and ")
         )
     })
 }
 
-/// What decides a run.
+/// Arguments that determine a run.
 #[derive(Clone, Debug, Args)]
 pub(super) struct RunArgs {
-    /// Conversations, or prompts with completions; one on each line
-    #[arg(value_name = "FILE.jsonl", required_unless_present = "resume")]
+    /// Training data: JSON Lines with conversations or prompt/completion pairs
+    #[arg(value_name = "FILE", required_unless_present = "resume")]
     pub(super) file: Option<PathBuf>,
-    /// The base model; with --local the built-in one if left out
-    #[arg(short, long, alias = "base-model", value_name = "NAME")]
+    /// Base model [default with --local: tinkex/tiny]
+    #[arg(short, long, alias = "base-model", value_name = "NAME", help_heading = "Model")]
     pub(super) model: Option<String>,
-    /// The adapter's rank
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
-    pub(super) rank: u32,
-    /// How far a step goes; without it what suits the model
-    #[arg(long, visible_alias = "lr", value_name = "RATE", value_parser = rate)]
-    pub(super) learning_rate: Option<f64>,
-    /// How the learning rate changes
-    #[arg(long, value_enum, default_value_t = Schedule::Linear)]
-    pub(super) schedule: Schedule,
-    /// Steps over which the learning rate rises at first
-    #[arg(long, value_name = "STEPS", default_value_t = 0)]
-    pub(super) warmup: u64,
-    /// Examples in a step
-    #[arg(short, long, value_name = "N", default_value_t = 16, value_parser = count)]
-    pub(super) batch_size: usize,
-    /// How often every example is seen
-    #[arg(long, value_name = "N", default_value_t = 3.0, value_parser = epochs, conflicts_with = "steps")]
-    pub(super) epochs: f64,
-    /// How many steps, however often that sees every example
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub(super) steps: Option<u64>,
-    /// A file to evaluate on, which is never trained on
-    #[arg(long, value_name = "FILE", conflicts_with = "eval_split")]
-    pub(super) eval_file: Option<PathBuf>,
-    /// Hold this part of the file back to evaluate on, such as 0.1
-    #[arg(long, value_name = "PART", default_value_t = 0.0, value_parser = part)]
-    pub(super) eval_split: f64,
-    /// Steps between evaluations; without it ten in all
-    #[arg(long, value_name = "STEPS")]
-    pub(super) eval_every: Option<u64>,
-    /// Steps between checkpoints; without it ten in all, 0 for none
-    #[arg(long, value_name = "STEPS")]
-    pub(super) save_every: Option<u64>,
-    /// How many checkpoints to go on from are kept
-    #[arg(long, value_name = "K", default_value_t = 2, value_parser = count)]
-    pub(super) keep: usize,
-    /// The longest example, in tokens; without it what the model can take
-    #[arg(long, value_name = "N", value_parser = count)]
-    pub(super) max_tokens: Option<usize>,
-    /// Refuse the file if an example is too long; otherwise its end is cut off
-    #[arg(long)]
-    pub(super) refuse_long: bool,
-    /// Which turns of a conversation are learned
-    #[arg(long, value_enum, default_value_t = LearnFrom::All)]
-    pub(super) learn: LearnFrom,
-    /// The order of examples and the adapter's start
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub(super) seed: u64,
-    /// A tokenizer in place of the model's own: a name on the hub, or a folder
-    #[arg(long, value_name = "NAME")]
+    /// Use another tokenizer: a model name on the hub, or a folder
+    #[arg(long, value_name = "NAME", help_heading = "Model")]
     pub(super) tokenizer: Option<String>,
-    /// The run's folder; without it FILE-run
-    #[arg(long, value_name = "DIR")]
+    /// LoRA rank
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 16,
+        value_parser = clap::value_parser!(u32).range(1..),
+        help_heading = "Model"
+    )]
+    pub(super) rank: u32,
+    /// Peak learning rate [default: depends on the model]
+    #[arg(
+        long,
+        visible_alias = "lr",
+        value_name = "RATE",
+        value_parser = learning_rate,
+        help_heading = "Optimization"
+    )]
+    pub(super) learning_rate: Option<f64>,
+    /// Learning-rate schedule: constant, linear or cosine
+    #[arg(
+        long,
+        value_enum,
+        default_value_t = Schedule::Linear,
+        hide_possible_values = true,
+        help_heading = "Optimization"
+    )]
+    pub(super) schedule: Schedule,
+    /// Warm-up steps
+    #[arg(long, value_name = "STEPS", default_value_t = 0, help_heading = "Optimization")]
+    pub(super) warmup: u64,
+    /// Examples per step
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        default_value_t = 16,
+        value_parser = positive,
+        help_heading = "Optimization"
+    )]
+    pub(super) batch_size: usize,
+    /// Passes over the data
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 3.0,
+        value_parser = epochs,
+        conflicts_with = "steps",
+        help_heading = "Optimization"
+    )]
+    pub(super) epochs: f64,
+    /// Total number of steps; replaces --epochs
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u64).range(1..),
+        help_heading = "Optimization"
+    )]
+    pub(super) steps: Option<u64>,
+    /// Seed of the example order and the initial weights
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Optimization")]
+    pub(super) seed: u64,
+    /// Maximum length of an example [default: the context length of the model]
+    #[arg(long, value_name = "TOKENS", value_parser = positive, help_heading = "Data")]
+    pub(super) max_tokens: Option<usize>,
+    /// Reject the file if an example is too long instead of truncating the example
+    #[arg(long, help_heading = "Data")]
+    pub(super) refuse_long: bool,
+    /// Assistant messages to learn: all, last, or each in its own example
+    #[arg(
+        long,
+        value_enum,
+        value_name = "MESSAGES",
+        default_value_t = LearnFrom::All,
+        hide_possible_values = true,
+        help_heading = "Data"
+    )]
+    pub(super) learn: LearnFrom,
+    /// Evaluate on this file
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "eval_split",
+        help_heading = "Evaluation and checkpoints"
+    )]
+    pub(super) eval_file: Option<PathBuf>,
+    /// Hold out this fraction of the data for evaluation
+    #[arg(
+        long,
+        value_name = "FRACTION",
+        default_value_t = 0.0,
+        value_parser = fraction,
+        help_heading = "Evaluation and checkpoints"
+    )]
+    pub(super) eval_split: f64,
+    /// Evaluation interval; 0 evaluates only before and after [default: one tenth of the run]
+    #[arg(long, value_name = "STEPS", help_heading = "Evaluation and checkpoints")]
+    pub(super) eval_every: Option<u64>,
+    /// Checkpoint interval; 0 disables [default: one tenth of the run]
+    #[arg(long, value_name = "STEPS", help_heading = "Evaluation and checkpoints")]
+    pub(super) save_every: Option<u64>,
+    /// Checkpoints to keep
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 2,
+        value_parser = positive,
+        help_heading = "Evaluation and checkpoints"
+    )]
+    pub(super) keep: usize,
+    /// Run folder [default: FILE-run]
+    #[arg(long, value_name = "DIR", help_heading = "Run")]
     pub(super) dir: Option<PathBuf>,
 }
 
-fn count(text: &str) -> Result<usize, String> {
+fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(number) if number > 0 => Ok(number),
-        _ => Err("give a whole number above 0".to_owned()),
+        _ => Err("expected a whole number above 0".to_owned()),
     }
 }
 
-fn number(text: &str, fits: impl Fn(f64) -> bool, wanted: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|number| fits(*number)).ok_or_else(|| wanted.to_owned())
+fn number(text: &str, is_valid: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
+    let parsed = text.parse().ok().filter(|number| is_valid(*number));
+    parsed.ok_or_else(|| format!("expected {expected}"))
 }
 
-fn rate(text: &str) -> Result<f64, String> {
-    number(text, |rate| rate > 0.0 && rate < 1.0, "give a number above 0 and below 1, such as 2e-4")
+fn learning_rate(text: &str) -> Result<f64, String> {
+    number(text, |rate| rate > 0.0 && rate < 1.0, "a number above 0 and below 1, such as 2e-4")
 }
 
 fn epochs(text: &str) -> Result<f64, String> {
-    number(text, |epochs| epochs > 0.0 && epochs < 1e6, "give a number above 0, such as 3 or 0.5")
+    number(text, |epochs| epochs > 0.0 && epochs < 1e6, "a number above 0, such as 3 or 0.5")
 }
 
-fn part(text: &str) -> Result<f64, String> {
-    number(text, |part| (0.0..1.0).contains(&part), "give a part between 0 and 1, such as 0.1")
+fn fraction(text: &str) -> Result<f64, String> {
+    number(
+        text,
+        |fraction| (0.0..1.0).contains(&fraction),
+        "a fraction of at least 0 and below 1, such as 0.1",
+    )
 }
 
 #[cfg(test)]
@@ -178,9 +245,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_keeps_everything_that_decides_it() {
+    fn resume_conflicts_with_every_argument_that_determines_a_run() {
         let command = RunArgs::augment_args(clap::Command::new("train"));
-        let all: Vec<_> = command.get_arguments().map(|arg| arg.get_id().as_str()).collect();
-        assert_eq!(all, KEPT);
+        let all: Vec<_> =
+            command.get_arguments().map(|argument| argument.get_id().as_str()).collect();
+        assert_eq!(all, FIXED_ARGS);
     }
 }

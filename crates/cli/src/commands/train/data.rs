@@ -1,4 +1,4 @@
-//! Training examples from a file, all of them or none.
+//! Reads training examples from a file and splits off the held-out ones.
 
 use std::fs::File;
 use std::path::Path;
@@ -6,18 +6,19 @@ use std::path::Path;
 use tinkex::{Chat, Datum, TooLong, TrainOn};
 
 use crate::error::CommandError;
+use crate::format;
 
 use super::plan::shuffled;
 
-/// How many bad lines are told about; whoever wrote one wrote many.
-const TOLD: usize = 5;
+/// Maximum number of invalid lines to report.
+const MAX_REPORTED: usize = 5;
 
-/// An example, and what is counted about it.
+/// Training example with its counts.
 #[derive(Clone, Debug)]
 pub(crate) struct TrainExample {
     pub(crate) datum: Datum,
     pub(crate) tokens: usize,
-    /// How many tokens of it are learned.
+    /// Sum of the loss weights: the number of tokens to learn.
     pub(crate) weight: f64,
 }
 
@@ -30,101 +31,112 @@ impl TrainExample {
     }
 }
 
-/// Reads every line of a file. One that makes no sense refuses the file.
+/// Reads all examples of a file. `limit` is the maximum length in tokens and what to do with longer
+/// examples.
+///
+/// # Errors
+///
+/// Returns an error that lists the invalid lines, if there are any, or if the file is empty.
 pub(crate) fn read(
     chat: &Chat,
     path: &Path,
     train_on: TrainOn,
-    most: Option<(usize, TooLong)>,
+    limit: Option<(usize, TooLong)>,
 ) -> Result<Vec<TrainExample>, CommandError> {
     let shown = path.display();
     let mut lines = chat.open_jsonl(path)?.train_on(train_on);
-    if let Some((most, too_long)) = most {
-        lines = lines.max_tokens(most, too_long);
+    if let Some((max_tokens, too_long)) = limit {
+        lines = lines.max_tokens(max_tokens, too_long);
     }
-    let (mut pieces, mut bad) = (Vec::new(), Vec::new());
+    let (mut examples, mut invalid) = (Vec::new(), Vec::new());
     for line in lines {
         match line {
-            Ok(datum) => pieces.push(TrainExample::new(datum)),
-            Err(line) => bad.push(line),
+            Ok(datum) => examples.push(TrainExample::new(datum)),
+            Err(line) => invalid.push(line),
         }
     }
-    if !bad.is_empty() {
-        let told =
-            bad.iter().take(TOLD).map(|line| format!("\n  {shown}:{}: {}", line.line, line.error));
-        let told: String = told.collect();
-        let more = bad.len().saturating_sub(TOLD);
-        let more = if more > 0 { format!("\n  and {more} more") } else { String::new() };
-        let lines = if bad.len() == 1 { "1 line" } else { &format!("{} lines", bad.len()) };
-        let hint = if bad.iter().all(|line| line.too_long) {
-            "raise --max-tokens, or make them shorter"
-        } else {
-            "a line is {\"messages\": [{\"role\": \"user\", \"content\": \"…\"}, \
-             {\"role\": \"assistant\", \"content\": \"…\"}]} or \
-             {\"prompt\": \"…\", \"completion\": \"…\"}"
+    if !invalid.is_empty() {
+        let reported = invalid.iter().take(MAX_REPORTED);
+        let list: String =
+            reported.map(|line| format!("\n  {shown}:{}: {}", line.line, line.error)).collect();
+        let more = match invalid.len().saturating_sub(MAX_REPORTED) {
+            0 => String::new(),
+            more => format!("\n  and {more} more"),
         };
-        let why = format!("{shown} has {lines} to put right:{told}{more}");
-        return Err(CommandError::usage(why).hint(hint));
+        let hint = if invalid.iter().all(|line| line.too_long) {
+            "Raise --max-tokens, or shorten the examples."
+        } else {
+            "Each line must be {\"messages\": [{\"role\": \"user\", \"content\": \"…\"}, \
+             {\"role\": \"assistant\", \"content\": \"…\"}]} or \
+             {\"prompt\": \"…\", \"completion\": \"…\"}."
+        };
+        let count = format::count(invalid.len(), "invalid line");
+        let message = format!("cannot read training file {shown}: {count}{list}{more}");
+        return Err(CommandError::usage(message).hint(hint));
     }
-    if pieces.is_empty() {
-        return Err(CommandError::usage(format!("{shown} is empty"))
-            .hint("it needs at least one conversation, or one prompt with its completion"));
+    if examples.is_empty() {
+        let message = format!("cannot read training file {shown}: the file is empty");
+        return Err(CommandError::usage(message)
+            .hint("Add at least one conversation or prompt/completion pair."));
     }
-    Ok(pieces)
+    Ok(examples)
 }
 
-/// Holds a part of the examples back, to be evaluated on.
+/// Splits the examples into training and held-out ones. `fraction` of them, rounded up and chosen by
+/// `seed`, are held out.
 pub(crate) fn split(
-    pieces: Vec<TrainExample>,
-    part: f64,
+    examples: Vec<TrainExample>,
+    fraction: f64,
     seed: u64,
 ) -> Result<(Vec<TrainExample>, Vec<TrainExample>), CommandError> {
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a part of a count"
+        reason = "a fraction of a count"
     )]
-    let held = (pieces.len() as f64 * part).ceil() as usize;
-    if held == 0 {
-        return Ok((pieces, Vec::new()));
+    let count = (examples.len() as f64 * fraction).ceil() as usize;
+    if count == 0 {
+        return Ok((examples, Vec::new()));
     }
-    if held >= pieces.len() {
-        let why = format!("--eval-split {part} leaves nothing of {} examples", pieces.len());
-        return Err(
-            CommandError::usage(why).hint("hold less back, or name a file: --eval-file FILE")
+    if count >= examples.len() {
+        let message = format!(
+            "--eval-split {fraction} leaves no training examples: the file has {}",
+            examples.len()
         );
+        return Err(CommandError::usage(message)
+            .hint("Pass a smaller fraction, or another file with --eval-file FILE."));
     }
-    let mut held_back = vec![false; pieces.len()];
-    // A round of its own, which no epoch has.
-    for at in shuffled(pieces.len(), seed, u64::MAX).into_iter().take(held) {
-        held_back[at] = true;
+    let mut held_out = vec![false; examples.len()];
+    // Epochs count from 0, so no epoch has this order.
+    for index in shuffled(examples.len(), seed, u64::MAX).into_iter().take(count) {
+        held_out[index] = true;
     }
     let (eval, train): (Vec<_>, Vec<_>) =
-        pieces.into_iter().zip(held_back).partition(|(_, held)| *held);
-    let plain =
-        |pairs: Vec<(TrainExample, bool)>| pairs.into_iter().map(|(piece, _)| piece).collect();
-    Ok((plain(train), plain(eval)))
+        examples.into_iter().zip(held_out).partition(|(_, held_out)| *held_out);
+    let unzip =
+        |pairs: Vec<(TrainExample, bool)>| pairs.into_iter().map(|(example, _)| example).collect();
+    Ok((unzip(train), unzip(eval)))
 }
 
-/// Whether a file is there and can be read.
-pub(crate) fn look_at(path: &Path) -> Result<(), CommandError> {
-    let shown = path.display().to_string();
-    let found = File::open(path).and_then(|file| file.metadata());
-    let about = found.map_err(|why| CommandError::file("read", &shown, &why))?;
-    if about.is_dir() {
-        return Err(CommandError::usage(format!("{shown} is a folder")).hint(
-            "name a file with one example on each line; --resume goes on with a run's folder",
-        ));
+/// Checks that a training file exists and can be read.
+pub(crate) fn check_readable(path: &Path) -> Result<(), CommandError> {
+    let metadata = File::open(path)
+        .and_then(|file| file.metadata())
+        .map_err(|error| CommandError::file("read", path.display(), &error))?;
+    if metadata.is_dir() {
+        let message = format!("cannot read training file {}: it is a folder", path.display());
+        return Err(CommandError::usage(message)
+            .hint("Pass a JSON Lines file. To resume the run in a folder, pass --resume DIR."));
     }
     Ok(())
 }
 
-/// A number that changes when a file does.
+/// Returns a checksum of a file, to detect changes.
 pub(crate) fn digest(path: &Path) -> Result<String, CommandError> {
-    let shown = path.display().to_string();
-    let bytes = std::fs::read(path).map_err(|why| CommandError::file("read", &shown, &why))?;
-    // FNV-1a: it need not withstand anyone, only notice an edit.
+    let bytes =
+        std::fs::read(path).map_err(|error| CommandError::file("read", path.display(), &error))?;
+    // FNV-1a: it must detect edits, not attacks.
     let hash = bytes.iter().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3)
     });

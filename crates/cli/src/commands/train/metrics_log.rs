@@ -1,4 +1,4 @@
-//! [`MetricsLog`]: the figures of a run, as they come: in memory for the plot, in a file for others.
+//! [`MetricsLog`]: the metrics of a run, in memory for the plot and in `metrics.jsonl`.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, BufWriter, Write as _};
@@ -8,19 +8,19 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::CommandError;
 
-/// The figures of a run.
+/// Metrics of a run.
 #[derive(Debug, Default)]
 pub(crate) struct MetricsLog {
-    /// Where they are written as well, and what to call it.
+    /// Open file and its path for messages; `None` in tests of the plot.
     pub(super) file: Option<(BufWriter<File>, String)>,
     pub(crate) steps: Vec<StepLine>,
     pub(crate) evals: Vec<EvalLine>,
 }
 
-/// A step's line in the file.
+/// Line of the file for a step.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct StepLine {
-    /// How many steps are done.
+    /// Number of finished steps.
     pub(crate) step: u64,
     pub(crate) epoch: f64,
     pub(crate) loss: f64,
@@ -29,7 +29,7 @@ pub(crate) struct StepLine {
     pub(crate) tokens_per_second: f64,
 }
 
-/// An evaluation's line in the file.
+/// Line of the file for an evaluation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct EvalLine {
     pub(crate) step: u64,
@@ -44,33 +44,35 @@ enum MetricsLine {
 }
 
 impl MetricsLog {
-    /// Goes on with a file: what came after the step is forgotten, since it is done again.
-    pub(crate) fn open(path: &Path, until: u64) -> Result<Self, CommandError> {
-        let mut record = Self::default();
+    /// Opens the file of a run that continues at step `from`. Later lines are discarded, because
+    /// their steps are repeated.
+    pub(crate) fn open(path: &Path, from: u64) -> Result<Self, CommandError> {
+        let mut log = Self::default();
         if let Ok(file) = File::open(path) {
             for line in BufReader::new(file).lines().map_while(Result::ok) {
                 match serde_json::from_str(&line) {
-                    Ok(MetricsLine::Step(line)) if line.step <= until => record.steps.push(line),
-                    // What was evaluated at the step itself is not evaluated again.
-                    Ok(MetricsLine::Eval(line)) if line.step <= until => record.evals.push(line),
+                    Ok(MetricsLine::Step(line)) if line.step <= from => log.steps.push(line),
+                    // The evaluation at `from` is not repeated.
+                    Ok(MetricsLine::Eval(line)) if line.step <= from => log.evals.push(line),
                     _ => {}
                 }
             }
         }
         let shown = path.display().to_string();
-        let file = File::create(path).map_err(|why| CommandError::file("written", &shown, &why))?;
-        record.file = Some((BufWriter::new(file), shown));
-        let mut evals = record.evals.clone().into_iter().peekable();
-        for step in record.steps.clone() {
+        let file =
+            File::create(path).map_err(|error| CommandError::file("write", &shown, &error))?;
+        log.file = Some((BufWriter::new(file), shown));
+        let mut evals = log.evals.clone().into_iter().peekable();
+        for step in log.steps.clone() {
             while let Some(eval) = evals.next_if(|eval| eval.step < step.step) {
-                record.write(&eval)?;
+                log.write(&eval)?;
             }
-            record.write(&step)?;
+            log.write(&step)?;
         }
         for eval in evals {
-            record.write(&eval)?;
+            log.write(&eval)?;
         }
-        Ok(record)
+        Ok(log)
     }
 
     pub(crate) fn step(&mut self, line: StepLine) -> Result<(), CommandError> {
@@ -85,15 +87,15 @@ impl MetricsLog {
         Ok(())
     }
 
-    /// A line at a time, so that whoever follows the file sees whole ones.
+    /// Appends a line and flushes it, so that readers that follow the file see complete lines.
     fn write(&mut self, line: &impl Serialize) -> Result<(), CommandError> {
         let Some((file, shown)) = &mut self.file else { return Ok(()) };
         let text = serde_json::to_string(line).unwrap_or_default();
         let written = writeln!(file, "{text}").and_then(|()| file.flush());
-        written.map_err(|why| CommandError::file("written", shown, &why))
+        written.map_err(|error| CommandError::file("write", shown, &error))
     }
 
-    /// All tokens that were trained on.
+    /// Returns the number of tokens in all steps.
     pub(crate) fn tokens(&self) -> usize {
         self.steps.iter().map(|line| line.tokens).sum()
     }

@@ -1,9 +1,18 @@
-//! Supervised fine-tuning from a file: all of it checked first, saved on the way, gone on with.
+//! `tinkex train`: supervised fine-tuning from a file.
+//!
+//! | Module | Contents |
+//! |---|---|
+//! | `args` | the arguments |
+//! | `data`, `examples` | reading and checking the training data |
+//! | `plan` | the examples and the learning rate of every step |
+//! | `pipeline` | submission of steps, evaluations and checkpoints |
+//! | `run`, `state`, `metrics_log` | the run and its files, from which it can be resumed |
+//! | `progress`, `plot` | the progress bar and the plot of the loss |
 
 mod args;
 pub(super) mod data;
 mod examples;
-pub(super) mod metrics_log;
+mod metrics_log;
 pub(super) mod pipeline;
 pub(super) mod plan;
 mod plot;
@@ -18,56 +27,60 @@ use serde_json::json;
 use crate::error::{CommandError, Exit};
 use crate::output::Shell;
 
-pub(crate) use args::{TrainArgs, hint};
+pub(crate) use args::{TrainArgs, usage_hint};
 use examples::Examples;
 use metrics_log::MetricsLog;
 use plan::TrainPlan;
 use run::ActiveRun;
 use state::RunState;
 
-/// How long a run waits for a server that is gone. Much is lost with a run, and nobody need watch it.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Default time to retry temporary failures for. It is longer than that of other commands, because
+/// a run is often unattended and expensive to repeat.
+const RETRY_FOR: Duration = Duration::from_secs(300);
 
-pub(super) async fn run(shell: &mut Shell<'_>, train: TrainArgs) -> Result<Exit, CommandError> {
-    shell.settings.be_patient(PATIENCE);
+pub(super) async fn run(shell: &mut Shell<'_>, args: TrainArgs) -> Result<Exit, CommandError> {
+    shell.settings.default_retry_for(RETRY_FOR);
     let interrupt = shell.environment.interrupt.clone();
-    let Some((mut run, examples, plan)) = interrupt.stops(1, prepare(shell, train)).await? else {
+    let Some((mut run, examples, plan)) = interrupt.cancels(1, prepare(shell, args)).await? else {
         return Ok(Exit::Success);
     };
-    let ended = run.go(shell, examples, plan).await;
-    run.end(shell, ended).await
+    let outcome = run.execute(shell, examples, plan).await;
+    run.finish(shell, outcome).await
 }
 
-/// Checks everything and makes the run's folder; nothing if that is all.
+/// Checks the arguments and the data and creates the run folder. Returns `None` if nothing is left
+/// to do: with `--dry-run`, or if the resumed run is finished.
 async fn prepare(
     shell: &mut Shell<'_>,
-    train: TrainArgs,
+    args: TrainArgs,
 ) -> Result<Option<(ActiveRun, Examples, TrainPlan)>, CommandError> {
-    let mut wanted = train.wanted;
-    for path in [&mut wanted.file, &mut wanted.eval_file, &mut wanted.dir].into_iter().flatten() {
+    let mut run_args = args.run;
+    let paths = [&mut run_args.file, &mut run_args.eval_file, &mut run_args.dir];
+    for path in paths.into_iter().flatten() {
         *path = shell.environment.path(path);
     }
-    let plot = train.plot.map(|file| shell.environment.path(&file));
-    let resume = train.resume.map(|folder| shell.environment.path(&folder));
+    let plot = args.plot.map(|file| shell.environment.path(&file));
+    let resume = args.resume.map(|folder| shell.environment.path(&folder));
     let mut old = resume.as_deref().map(RunState::load).transpose()?;
     let mut lock = None;
-    if let Some(folder) = resume.as_deref().filter(|_| !train.dry_run) {
+    if let Some(folder) = resume.as_deref().filter(|_| !args.dry_run) {
         lock = Some(state::lock(folder)?);
-        // Whoever held it may have come further.
+        // The previous holder of the lock may have changed the state.
         old = Some(RunState::load(folder)?);
     }
     if let Some(state) = old.as_ref().filter(|state| state.finished) {
         let sampler = state.sampler.clone().unwrap_or_default();
-        let text = format!("the run is finished; chat with it: {}", chat_line(shell, &sampler));
+        let chat = chat_command(shell, &sampler);
+        let text = format!("The run is already finished. Chat with the model:\n  {chat}");
         shell.text(&text, &json!({ "finished": true, "sampler": sampler }))?;
         return Ok(None);
     }
     match &old {
         Some(state) => state.check_files()?,
-        // Before a server is started for it.
+        // Before a local server is started in vain.
         None => {
-            for file in [&wanted.file, &wanted.eval_file].into_iter().flatten() {
-                data::look_at(file)?;
+            for file in [&run_args.file, &run_args.eval_file].into_iter().flatten() {
+                data::check_readable(file)?;
             }
         }
     }
@@ -75,25 +88,26 @@ async fn prepare(
     let service = shell.client().await?;
     let (model, tokenizer) = match &old {
         Some(state) => (state.settings.model.clone(), state.settings.tokenizer.clone()),
-        None => (examples::base_model(shell, wanted.model.as_deref())?, wanted.tokenizer.clone()),
+        None => {
+            (examples::base_model(shell, run_args.model.as_deref())?, run_args.tokenizer.clone())
+        }
     };
     let tokenizer = examples::find_tokenizer(shell, &service, &model, tokenizer.as_deref()).await?;
-    let settings = match &old {
+    let config = match &old {
         Some(state) => state.settings.clone(),
-        None => examples::settle(shell, &wanted, &service, model).await?,
+        None => examples::configure(shell, &run_args, &service, model).await?,
     };
-    let (examples, settings) =
-        Examples::read(&tokenizer.chat()?, settings, &wanted, old.is_none())?;
-    let plan = settings.plan(examples.train.len());
-    if train.dry_run {
-        let (table, json) = examples.plan(&settings, old.as_ref().map_or(0, RunState::step));
+    let (examples, config) = Examples::read(&tokenizer.chat()?, config, &run_args, old.is_none())?;
+    let plan = config.plan(examples.train.len());
+    if args.dry_run {
+        let (table, json) = examples.describe(&config, old.as_ref().map_or(0, RunState::step));
         shell.table(&table, &json)?;
         return Ok(None);
     }
 
     let folder = match resume {
         Some(folder) => folder,
-        None => state::new_folder(&shell.environment.folder, wanted.dir, &settings.file)?,
+        None => state::new_folder(&shell.environment.folder, run_args.dir, &config.file)?,
     };
     let lock = match lock {
         Some(lock) => lock,
@@ -101,17 +115,17 @@ async fn prepare(
     };
     let mut state = match old {
         Some(state) => state,
-        None => RunState::new(settings)?,
+        None => RunState::new(config)?,
     };
     if let Some(plot) = plot {
-        state::make_folder(plot.parent().unwrap_or(&plot))?;
+        state::create_folder(plot.parent().unwrap_or(&plot))?;
         state.plot = Some(plot);
     }
-    let record = MetricsLog::open(&folder.join("metrics.jsonl"), state.step())?;
-    Ok(Some((ActiveRun { service, folder, _lock: lock, state, record }, examples, plan)))
+    let metrics = MetricsLog::open(&folder.join("metrics.jsonl"), state.step())?;
+    Ok(Some((ActiveRun { service, folder, _lock: lock, state, metrics }, examples, plan)))
 }
 
-/// The line to type to talk to a checkpoint.
-pub(super) fn chat_line(shell: &Shell<'_>, path: &str) -> String {
+/// Returns the command line that chats with a checkpoint.
+pub(super) fn chat_command(shell: &Shell<'_>, path: &str) -> String {
     format!("tinkex chat {path}{}", shell.server_flags())
 }

@@ -1,4 +1,6 @@
-//! [`Pipeline`]: steps, evaluations and saves in order, asked for ahead so that the server never waits.
+//! [`Pipeline`]: submits the steps, evaluations and checkpoints of a run in order.
+//!
+//! The next step is submitted while the current one runs, so that the server is never idle.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -12,60 +14,59 @@ use crate::error::{CommandError, Exit};
 use super::data::TrainExample;
 use super::plan::TrainPlan;
 
-/// How many steps are on the server at once: one that is computed and one that waits.
-const AHEAD: usize = 2;
-/// How many examples are evaluated in one request.
+/// Maximum number of submitted steps: one running and one queued.
+const MAX_PENDING_STEPS: usize = 2;
+/// Number of examples per evaluation request.
 const EVAL_BATCH: usize = 64;
 
-/// What has happened.
+/// Event of a run, in the order of submission.
 #[derive(Clone, Debug)]
 pub(crate) enum TrainEvent {
     Step(StepResult),
-    /// The mean loss on what was held back, after so many steps.
+    /// Mean loss on the held-out examples after `step` steps.
     Evaluated {
         step: u64,
         loss: f64,
     },
-    /// A checkpoint to go on from, after so many steps.
+    /// Checkpoint saved after `step` steps.
     Saved {
         step: u64,
         path: TinkerPath,
     },
-    /// The user wants it to stop; what is under way is waited for.
+    /// The user interrupted the run. Pending requests are still awaited.
     Stopping,
 }
 
-/// A step is done.
+/// Result of a finished step.
 #[derive(Clone, Debug)]
 pub(crate) struct StepResult {
-    /// How many are done now.
+    /// Number of finished steps.
     pub(crate) step: u64,
-    /// Mean loss of a learned token, before the step.
+    /// Mean loss per learned token, before the update.
     pub(crate) loss: f64,
     pub(crate) tokens: usize,
     pub(crate) learning_rate: f64,
 }
 
-/// A run under way.
+/// Run in progress.
 pub(crate) struct Pipeline {
     model: TrainingClient,
     plan: TrainPlan,
     train: Vec<TrainExample>,
     eval: Vec<TrainExample>,
     eval_every: u64,
-    /// How often to save; 0 for never.
     save_every: u64,
     adam: AdamParams,
     interrupt: Interrupt,
-    /// The next step to ask for.
+    /// Next step to submit.
     next: u64,
-    steps_waiting: usize,
-    waiting: VecDeque<BoxFuture<'static, Result<TrainEvent, CommandError>>>,
+    pending_steps: usize,
+    pending: VecDeque<BoxFuture<'static, Result<TrainEvent, CommandError>>>,
     stopping: bool,
 }
 
 impl Pipeline {
-    /// A run that goes on from a step. At the very beginning it is evaluated once.
+    /// Creates a pipeline that starts at step `from`. A new run is evaluated first.
     pub(crate) fn new(
         model: TrainingClient,
         plan: TrainPlan,
@@ -73,7 +74,7 @@ impl Pipeline {
         interrupt: Interrupt,
         from: u64,
     ) -> Self {
-        let mut work = Self {
+        let mut pipeline = Self {
             model,
             plan,
             train,
@@ -83,47 +84,48 @@ impl Pipeline {
             adam: AdamParams::default(),
             interrupt,
             next: from,
-            steps_waiting: 0,
-            waiting: VecDeque::new(),
+            pending_steps: 0,
+            pending: VecDeque::new(),
             stopping: false,
         };
         if from == 0 {
-            work.evaluate(0);
+            pipeline.evaluate(0);
         }
-        work
+        pipeline
     }
 
-    /// How often to evaluate and to save, in steps; 0 for never.
-    pub(crate) fn every(mut self, eval: u64, save: u64) -> Self {
+    /// Sets the intervals in steps for evaluations and checkpoints; 0 disables.
+    pub(crate) fn intervals(mut self, eval: u64, save: u64) -> Self {
         (self.eval_every, self.save_every) = (eval, save);
         self
     }
 
-    /// The optimizer's other numbers.
+    /// Sets the optimizer parameters. The plan replaces the learning rate.
     pub(crate) fn adam(mut self, adam: AdamParams) -> Self {
         self.adam = adam;
         self
     }
 
-    /// Whether the user stopped it.
+    /// Returns whether the user interrupted the run.
     pub(crate) fn was_stopped(&self) -> bool {
         self.stopping
     }
 
-    /// The next thing that happens; nothing when all is done.
+    /// Waits for the next event. Returns `None` at the end of the run.
     ///
     /// # Errors
-    /// If the server fails, or the user does not want to wait for it.
+    ///
+    /// Returns an error if a request fails, or if the user interrupts the run a second time.
     pub(crate) async fn next(&mut self) -> Result<Option<TrainEvent>, CommandError> {
-        self.fill();
-        let Some(front) = self.waiting.front_mut() else { return Ok(None) };
+        self.submit();
+        let Some(front) = self.pending.front_mut() else { return Ok(None) };
         let presses = if self.stopping { 2 } else { 1 };
         match select(front, pin!(self.interrupt.pressed(presses))).await {
             Either::Left((event, _)) => {
-                self.waiting.pop_front();
+                self.pending.pop_front();
                 let event = event?;
                 if matches!(event, TrainEvent::Step(_)) {
-                    self.steps_waiting -= 1;
+                    self.pending_steps -= 1;
                 }
                 Ok(Some(event))
             }
@@ -135,9 +137,12 @@ impl Pipeline {
         }
     }
 
-    /// Asks for more, while there is more and the server has little to do.
-    fn fill(&mut self) {
-        while !self.stopping && self.next < self.plan.steps && self.steps_waiting < AHEAD {
+    /// Submits steps until enough are pending.
+    fn submit(&mut self) {
+        while !self.stopping
+            && self.next < self.plan.steps
+            && self.pending_steps < MAX_PENDING_STEPS
+        {
             self.step(self.next);
             self.next += 1;
             let (done, last) = (self.next, self.next == self.plan.steps);
@@ -148,18 +153,18 @@ impl Pipeline {
             if due(self.save_every) && !last {
                 let path = self.model.save_state(SaveOptions::new(checkpoint_name(done)));
                 let saved = async move { Ok(TrainEvent::Saved { step: done, path: path.await? }) };
-                self.waiting.push_back(saved.boxed());
+                self.pending.push_back(saved.boxed());
             }
         }
     }
 
     fn step(&mut self, step: u64) {
         let batch: Vec<&TrainExample> =
-            self.plan.batch(step).into_iter().map(|at| &self.train[at]).collect();
-        let tokens = batch.iter().map(|piece| piece.tokens).sum();
-        let weight = batch.iter().map(|piece| piece.weight).sum();
-        let data = batch.into_iter().map(|piece| piece.datum.clone()).collect();
-        let learning_rate = self.plan.rate(step);
+            self.plan.batch(step).into_iter().map(|index| &self.train[index]).collect();
+        let tokens = batch.iter().map(|example| example.tokens).sum();
+        let weight = batch.iter().map(|example| example.weight).sum();
+        let data = batch.into_iter().map(|example| example.datum.clone()).collect();
+        let learning_rate = self.plan.learning_rate_at(step);
         let adam = AdamParams { learning_rate, ..self.adam };
         let (pass, optim) = self.model.step(data, LossFn::CrossEntropy, adam);
         let step = step + 1;
@@ -168,8 +173,8 @@ impl Pipeline {
             optim.await?;
             Ok(TrainEvent::Step(StepResult { step, loss, tokens, learning_rate }))
         };
-        self.waiting.push_back(stepped.boxed());
-        self.steps_waiting += 1;
+        self.pending.push_back(stepped.boxed());
+        self.pending_steps += 1;
     }
 
     fn evaluate(&mut self, step: u64) {
@@ -177,11 +182,11 @@ impl Pipeline {
             return;
         }
         let pass = |batch: &[TrainExample]| -> ApiFuture<BatchOutput> {
-            let data = batch.iter().map(|piece| piece.datum.clone()).collect();
+            let data = batch.iter().map(|example| example.datum.clone()).collect();
             self.model.forward(data, LossFn::CrossEntropy)
         };
         let passes: Vec<_> = self.eval.chunks(EVAL_BATCH).map(pass).collect();
-        let weight: f64 = self.eval.iter().map(|piece| piece.weight).sum();
+        let weight: f64 = self.eval.iter().map(|example| example.weight).sum();
         let evaluated = async move {
             let mut sum = 0.0;
             for pass in passes {
@@ -189,11 +194,11 @@ impl Pipeline {
             }
             Ok(TrainEvent::Evaluated { step, loss: sum / weight })
         };
-        self.waiting.push_back(evaluated.boxed());
+        self.pending.push_back(evaluated.boxed());
     }
 }
 
-/// The name of a checkpoint after so many steps.
+/// Returns the name of the checkpoint after `step` steps.
 pub(crate) fn checkpoint_name(step: u64) -> String {
     format!("step-{step:06}")
 }
@@ -205,5 +210,5 @@ fn mean_loss(output: &BatchOutput, weight: f64) -> Result<f64, CommandError> {
 fn loss_sum(output: &BatchOutput) -> Result<f64, CommandError> {
     output
         .loss()
-        .ok_or_else(|| CommandError::new(Exit::Failed, "the server does not say what the loss was"))
+        .ok_or_else(|| CommandError::new(Exit::Failed, "the server did not return the loss"))
 }

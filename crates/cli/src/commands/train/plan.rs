@@ -1,24 +1,24 @@
-//! [`TrainPlan`]: which examples a step sees and how far it goes, from a few numbers alone.
+//! [`TrainPlan`]: the examples and the learning rate of every step.
 //!
-//! The same numbers give the same plan on every machine and in every version, so that a run that
-//! goes on after an interruption sees what it would have seen.
+//! A plan depends only on its fields and is the same on every machine and in every version, so that
+//! a resumed run computes what an uninterrupted run would have computed.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// How the learning rate changes after the warm-up.
+/// Learning-rate schedule after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Schedule {
-    /// It stays
+    /// Keep the learning rate constant
     Constant,
-    /// It falls evenly to 0
+    /// Decrease it linearly to 0
     Linear,
-    /// It falls to 0, slowly at first and at the end
+    /// Decrease it to 0 along a cosine
     Cosine,
 }
 
-/// What a run does, step by step. Steps are counted from 0.
+/// Plan of a run. Steps count from 0.
 #[derive(Clone, Debug)]
 pub(crate) struct TrainPlan {
     pub(crate) examples: usize,
@@ -31,48 +31,48 @@ pub(crate) struct TrainPlan {
 }
 
 impl TrainPlan {
-    /// Steps until every example was seen once.
+    /// Returns the number of steps of one pass over the examples.
     pub(crate) fn steps_per_epoch(&self) -> u64 {
         self.examples.div_ceil(self.batch_size.max(1)).max(1) as u64
     }
 
-    /// The examples of a step.
+    /// Returns the indices of the examples of a step.
     pub(crate) fn batch(&self, step: u64) -> Vec<usize> {
-        let (epoch, within) = (step / self.steps_per_epoch(), step % self.steps_per_epoch());
-        let start = usize::try_from(within).unwrap_or(0) * self.batch_size;
+        let (epoch, batch) = (step / self.steps_per_epoch(), step % self.steps_per_epoch());
+        let start = usize::try_from(batch).unwrap_or(0) * self.batch_size;
         let order = shuffled(self.examples, self.seed, epoch);
         order.into_iter().skip(start).take(self.batch_size).collect()
     }
 
-    /// How many passes over the examples are done after so many steps.
+    /// Returns the number of passes over the examples after `steps` steps.
     #[expect(clippy::cast_precision_loss, reason = "shown with two decimals")]
     pub(crate) fn epochs(&self, steps: u64) -> f64 {
         steps as f64 / self.steps_per_epoch() as f64
     }
 
-    /// How far a step goes.
-    #[expect(clippy::cast_precision_loss, reason = "steps are few")]
-    pub(crate) fn rate(&self, step: u64) -> f64 {
+    /// Returns the learning rate of a step.
+    #[expect(clippy::cast_precision_loss, reason = "a count of steps")]
+    pub(crate) fn learning_rate_at(&self, step: u64) -> f64 {
         if step < self.warmup {
             return self.learning_rate * (step + 1) as f64 / self.warmup as f64;
         }
-        let rest = self.steps.saturating_sub(self.warmup).max(1) as f64;
-        let done = ((step - self.warmup) as f64 / rest).min(1.0);
-        let part = match self.schedule {
+        let decay_steps = self.steps.saturating_sub(self.warmup).max(1) as f64;
+        let done = ((step - self.warmup) as f64 / decay_steps).min(1.0);
+        let factor = match self.schedule {
             Schedule::Constant => 1.0,
             Schedule::Linear => 1.0 - done,
             Schedule::Cosine => (1.0 + (std::f64::consts::PI * done).cos()) / 2.0,
         };
-        self.learning_rate * part
+        self.learning_rate * factor
     }
 }
 
-/// The numbers below `count` in an order that depends on the seed and the round alone.
-pub(crate) fn shuffled(count: usize, seed: u64, round: u64) -> Vec<usize> {
+/// Returns the numbers below `count` in an order that depends only on `seed` and `epoch`.
+pub(crate) fn shuffled(count: usize, seed: u64, epoch: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
-    let mut state = seed ^ round.wrapping_mul(0xD1B5_4A32_D192_ED03);
+    let mut state = seed ^ epoch.wrapping_mul(0xD1B5_4A32_D192_ED03);
     for last in (1..count).rev() {
-        // SplitMix64, written out so that it never changes.
+        // SplitMix64. A library might change its generator and with it the order of resumed runs.
         state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = state;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epoch_sees_every_example_once_and_the_next_in_another_order() {
+    fn every_epoch_has_all_examples_in_a_new_order() {
         let plan = plan();
         let epoch = |first: u64| (first..first + 3).flat_map(|step| plan.batch(step));
         let (one, two): (Vec<_>, Vec<_>) = (epoch(0).collect(), epoch(3).collect());
@@ -113,22 +113,22 @@ mod tests {
     }
 
     #[test]
-    fn shuffles_are_the_same_for_ever() {
+    fn shuffles_never_change() {
         assert_eq!(shuffled(8, 1, 0), [4, 3, 2, 7, 5, 6, 0, 1]);
         assert_eq!(shuffled(8, 1, 1), [5, 1, 2, 4, 3, 0, 6, 7]);
     }
 
     #[test]
-    fn rates_rise_and_fall() {
-        let rates: Vec<f64> = (0..9).map(|step| plan().rate(step)).collect();
+    fn the_learning_rate_warms_up_and_decays() {
+        let rates: Vec<f64> = (0..9).map(|step| plan().learning_rate_at(step)).collect();
         assert_eq!(rates[2], 1.0);
         assert!(rates[0] < rates[1] && rates[1] < rates[2], "{rates:?}");
         assert!(rates.windows(2).skip(3).all(|pair| pair[0] > pair[1]), "{rates:?}");
-        assert!(rates[8] > 0.0, "the last step moves too");
+        assert!(rates[8] > 0.0, "the last step has a positive rate");
         let cosine = TrainPlan { schedule: Schedule::Cosine, ..plan() };
-        assert_eq!(cosine.rate(3), 1.0);
-        assert!(cosine.rate(8) < plan().rate(8));
+        assert_eq!(cosine.learning_rate_at(3), 1.0);
+        assert!(cosine.learning_rate_at(8) < plan().learning_rate_at(8));
         let constant = TrainPlan { schedule: Schedule::Constant, warmup: 0, ..plan() };
-        assert!((0..9).all(|step| constant.rate(step) == 1.0));
+        assert!((0..9).all(|step| constant.learning_rate_at(step) == 1.0));
     }
 }

@@ -1,123 +1,148 @@
-//! [`TrainProgress`]: how far a run is, on one line of a terminal, or now and then as a line of its own.
+//! [`TrainProgress`]: progress of a training run, as a bar on a terminal or as occasional lines.
 
-use std::io::Write as _;
-use std::time::Duration;
-
+use indicatif::ProgressBar;
 use tokio::time::Instant;
 use unicode_width::UnicodeWidthStr as _;
 
+use crate::console::Console;
 use crate::format;
 use crate::output::Shell;
+use crate::progress;
 
-/// How often the line is drawn anew at most.
-const RHYTHM: Duration = Duration::from_millis(80);
-/// How many lines a run has where nobody watches.
+/// Number of lines per run if standard error is not a terminal.
 const LINES: u64 = 10;
-const CELLS: u64 = 20;
+/// Maximum width of such a line.
+const LINE_WIDTH: usize = 100;
+/// Width of the bar and of the space after it.
+const BAR_COLUMNS: usize = 22;
+/// Terminals with fewer columns show the numbers without a bar.
+const MIN_COLUMNS_FOR_BAR: usize = 60;
 
-/// How far a run is.
-#[derive(Debug)]
+/// Progress of a training run. The bar is removed when it is dropped.
 pub(crate) struct TrainProgress {
     steps: u64,
-    /// The step that this program started at.
+    /// Step at which this process started.
     from: u64,
     started: Instant,
-    drawn: Option<Instant>,
     tokens: usize,
     loss: Option<f64>,
-    eval: Option<f64>,
+    eval_loss: Option<f64>,
+    bar: Option<Bar>,
+}
+
+struct Bar {
+    bar: ProgressBar,
+    console: Console,
+    /// Columns for the text after the bar.
+    text_columns: usize,
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.console.remove_bar();
+    }
 }
 
 impl TrainProgress {
-    pub(crate) fn new(steps: u64, from: u64) -> Self {
-        let started = Instant::now();
-        Self { steps, from, started, drawn: None, tokens: 0, loss: None, eval: None }
+    /// Starts the clock and shows the first line on a terminal.
+    pub(crate) fn new(shell: &mut Shell<'_>, steps: u64, from: u64) -> Self {
+        let bar = shell.progress_width().map(|width| {
+            let bar = shell.console().progress_bar(Some(steps), Some(width));
+            let columns = width.saturating_sub(1);
+            let text_columns = if columns < MIN_COLUMNS_FOR_BAR {
+                bar.set_style(progress::style("{wide_msg}"));
+                columns
+            } else {
+                bar.set_style(progress::style("{bar:20}  {wide_msg}"));
+                columns - BAR_COLUMNS
+            };
+            Bar { bar, console: shell.console().clone(), text_columns }
+        });
+        let mut progress = Self { bar, ..Self::without_bar(steps, from) };
+        progress.show(shell, from);
+        progress
     }
 
+    fn without_bar(steps: u64, from: u64) -> Self {
+        let started = Instant::now();
+        Self { steps, from, started, tokens: 0, loss: None, eval_loss: None, bar: None }
+    }
+
+    /// Returns the seconds since the start.
     pub(crate) fn seconds(&self) -> f64 {
         self.started.elapsed().as_secs_f64()
     }
 
-    /// Tokens in a second, since the start.
+    /// Returns the mean number of tokens per second since the start.
     #[expect(clippy::cast_precision_loss, reason = "a speed")]
-    pub(crate) fn speed(&self) -> f64 {
+    pub(crate) fn tokens_per_second(&self) -> f64 {
         self.tokens as f64 / self.seconds().max(1e-9)
     }
 
-    pub(crate) fn evaluated(&mut self, loss: f64) {
-        self.eval = Some(loss);
+    pub(crate) fn set_eval_loss(&mut self, loss: f64) {
+        self.eval_loss = Some(loss);
     }
 
-    /// So many steps are done; the last one trained on so many tokens.
-    pub(crate) fn stepped(&mut self, shell: &mut Shell<'_>, step: u64, tokens: usize, loss: f64) {
+    /// Shows that `step` steps are finished. The last one had `tokens` tokens.
+    pub(crate) fn finish_step(
+        &mut self,
+        shell: &mut Shell<'_>,
+        step: u64,
+        tokens: usize,
+        loss: f64,
+    ) {
         self.tokens += tokens;
         self.loss = Some(loss);
-        self.draw(shell, step);
+        self.show(shell, step);
     }
 
-    pub(crate) fn draw(&mut self, shell: &mut Shell<'_>, step: u64) {
-        let Some(width) = shell.progress_width() else {
-            let every = self.steps.div_ceil(LINES);
-            if step > self.from && (step.is_multiple_of(every) || step == self.steps) {
-                let text = self.text(step, 100, false);
-                shell.notice(&text);
-            }
-            return;
-        };
-        let now = Instant::now();
-        let soon = self.drawn.is_some_and(|drawn| now - drawn < RHYTHM);
-        if soon && step < self.steps {
+    /// Removes the bar.
+    pub(crate) fn clear(&mut self) {
+        self.bar = None;
+    }
+
+    fn show(&mut self, shell: &mut Shell<'_>, step: u64) {
+        if let Some(Bar { bar, text_columns, .. }) = &self.bar {
+            bar.set_message(self.text(step, *text_columns));
+            bar.set_position(step);
             return;
         }
-        self.drawn = Some(now);
-        let text = self.text(step, width.saturating_sub(1), true);
-        let _ = write!(shell.environment.err, "\r{text}\u{1b}[K");
-        let _ = shell.environment.err.flush();
-    }
-
-    /// Takes the line away again.
-    pub(crate) fn clear(&mut self, shell: &mut Shell<'_>) {
-        if self.drawn.take().is_some() {
-            let _ = write!(shell.environment.err, "\r\u{1b}[K");
-            let _ = shell.environment.err.flush();
+        let interval = self.steps.div_ceil(LINES);
+        if step > self.from && (step.is_multiple_of(interval) || step == self.steps) {
+            shell.notice(&self.text(step, LINE_WIDTH));
         }
     }
 
-    /// What fits, the most important first.
-    fn text(&self, step: u64, width: usize, bar: bool) -> String {
-        let done = step - self.from;
+    /// Returns as many of the numbers as fit into `columns`, the most important first.
+    fn text(&self, step: u64, columns: usize) -> String {
+        let finished = step - self.from;
         let mut parts = vec![format!("step {step}/{}", self.steps)];
         if let Some(loss) = self.loss {
             parts.push(format!("loss {loss:.3}"));
         }
-        if done > 0 && step < self.steps {
+        if finished > 0 && step < self.steps {
             #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-            let left = self.seconds() * (self.steps - step) as f64 / done as f64;
-            parts.push(format!("{} left", format::seconds(left)));
+            let left = self.seconds() * (self.steps - step) as f64 / finished as f64;
+            parts.push(format!("{} left", format::short_duration(left)));
         }
         if self.tokens > 0 {
-            parts.push(format!("{} tokens/s", thousands(self.speed())));
+            parts.push(format!("{} tokens/s", thousands(self.tokens_per_second())));
         }
-        if let Some(eval) = self.eval {
-            parts.push(format!("held-out {eval:.3}"));
+        if let Some(loss) = self.eval_loss {
+            parts.push(format!("held-out {loss:.3}"));
         }
         let mut text = parts.remove(0);
         for part in parts {
-            if text.width() + 2 + part.width() > width {
+            if text.width() + 2 + part.width() > columns {
                 break;
             }
             text = format!("{text}  {part}");
         }
-        let cells = usize::try_from(CELLS).unwrap_or(0);
-        if bar && text.width() + cells + 2 <= width {
-            let full = usize::try_from(step * CELLS / self.steps.max(1)).unwrap_or(0).min(cells);
-            text = format!("{}{}  {text}", "█".repeat(full), "░".repeat(cells - full));
-        }
-        text.chars().take(width).collect()
+        text.chars().take(columns).collect()
     }
 }
 
-/// A number with its size in letters: 950, 12.3k.
+/// Returns a number in units of thousands or millions: `950`, `12.3k`, `1.2M`.
 pub(crate) fn thousands(number: f64) -> String {
     match number {
         _ if number < 1e3 => format!("{number:.0}"),
@@ -128,19 +153,20 @@ pub(crate) fn thousands(number: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_narrow_line_keeps_what_matters() {
-        let mut show = TrainProgress::new(100, 0);
-        (show.tokens, show.loss, show.eval) = (12_000, Some(1.25), Some(1.5));
+    async fn a_narrow_line_keeps_the_most_important_numbers() {
+        let mut progress = TrainProgress::without_bar(100, 0);
+        (progress.tokens, progress.loss, progress.eval_loss) = (12_000, Some(1.25), Some(1.5));
         tokio::time::advance(Duration::from_secs(10)).await;
-        let text = show.text(50, 100, true);
         assert_eq!(
-            text,
-            "██████████░░░░░░░░░░  step 50/100  loss 1.250  10s left  1.2k tokens/s  held-out 1.500"
+            progress.text(50, 100),
+            "step 50/100  loss 1.250  10s left  1.2k tokens/s  held-out 1.500"
         );
-        assert_eq!(show.text(50, 30, true), "step 50/100  loss 1.250");
-        assert_eq!(show.text(50, 5, true), "step ");
+        assert_eq!(progress.text(50, 30), "step 50/100  loss 1.250");
+        assert_eq!(progress.text(50, 5), "step ");
     }
 }

@@ -1,4 +1,4 @@
-//! [`ActiveRun`]: a run under way, written down as it goes.
+//! [`ActiveRun`]: executes a run and stores its progress in the run folder.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::output::Shell;
 
-use super::chat_line;
+use super::chat_command;
 use super::examples::Examples;
 use super::metrics_log::{EvalLine, MetricsLog, StepLine};
 use super::pipeline::{self, Pipeline, TrainEvent};
@@ -21,142 +21,144 @@ use super::plot;
 use super::progress::{TrainProgress, thousands};
 use super::state::{RunState, SavedCheckpoint};
 
-/// A run under way, and where it is written down.
+/// Run in progress.
 pub(super) struct ActiveRun {
     pub(super) service: ServiceClient,
     pub(super) folder: PathBuf,
-    /// Nobody else goes on with it meanwhile.
+    /// Prevents other processes from resuming the run.
     pub(super) _lock: tinkex_files::FileLock,
     pub(super) state: RunState,
-    pub(super) record: MetricsLog,
+    pub(super) metrics: MetricsLog,
+}
+
+/// How a run ended without an error.
+pub(super) struct RunOutcome {
+    step: u64,
+    seconds: f64,
+    tokens_per_second: f64,
+    /// Whether the user stopped the run before its last step.
+    stopped: bool,
 }
 
 impl ActiveRun {
-    /// All steps that are left.
-    pub(super) async fn go(
+    /// Runs the remaining steps and saves the model.
+    pub(super) async fn execute(
         &mut self,
         shell: &mut Shell<'_>,
         examples: Examples,
         plan: TrainPlan,
     ) -> Result<RunOutcome, CommandError> {
         let from = self.state.step();
-        let settings = self.state.settings.clone();
+        let config = self.state.settings.clone();
         self.state.store(&self.folder)?;
-        // Empty or not, so that a place that cannot be written to is known before anything is sent.
+        // Fails early if the plot cannot be written.
         self.plot()?;
         shell.notice(&format!(
-            "{} {} on {} examples, {} steps ({})",
-            if from > 0 { "going on with" } else { "training" },
-            settings.model,
+            "{} {}: {} examples, {} steps, folder {}",
+            if from > 0 { "resuming" } else { "training" },
+            config.model,
             examples.train.len(),
-            settings.steps - from,
+            config.steps - from,
             self.folder.display()
         ));
         let interrupt = shell.environment.interrupt.clone();
-        let model = interrupt.stops(1, self.model()).await?;
+        let model = interrupt.cancels(1, self.create_model()).await?;
         self.state.run_id = Some(model.model_id().to_string());
         self.state.store(&self.folder)?;
 
-        let mut show = TrainProgress::new(settings.steps, from);
-        show.draw(shell, from);
-        let parts = (examples.train, examples.eval);
-        let mut work = Pipeline::new(model.clone(), plan.clone(), parts, interrupt.clone(), from)
-            .every(settings.eval_every, settings.save_every)
-            .adam(AdamParams::default());
+        let mut progress = TrainProgress::new(shell, config.steps, from);
+        let data = (examples.train, examples.eval);
+        let mut pipeline =
+            Pipeline::new(model.clone(), plan.clone(), data, interrupt.clone(), from)
+                .intervals(config.eval_every, config.save_every)
+                .adam(AdamParams::default());
         let mut step = from;
-        loop {
-            let event = match work.next().await {
-                Ok(Some(event)) => event,
-                Ok(None) => break,
-                Err(failure) => {
-                    show.clear(shell);
-                    return Err(failure);
-                }
-            };
+        while let Some(event) = pipeline.next().await? {
             match event {
-                TrainEvent::Step(done) => {
-                    step = done.step;
-                    show.stepped(shell, step, done.tokens, done.loss);
-                    self.record.step(StepLine {
+                TrainEvent::Step(result) => {
+                    step = result.step;
+                    progress.finish_step(shell, step, result.tokens, result.loss);
+                    self.metrics.step(StepLine {
                         step,
                         epoch: plan.epochs(step),
-                        loss: done.loss,
-                        learning_rate: done.learning_rate,
-                        tokens: done.tokens,
-                        tokens_per_second: show.speed(),
+                        loss: result.loss,
+                        learning_rate: result.learning_rate,
+                        tokens: result.tokens,
+                        tokens_per_second: progress.tokens_per_second(),
                     })?;
                 }
                 TrainEvent::Evaluated { step, loss } => {
-                    show.evaluated(loss);
-                    self.record.eval(EvalLine { step, eval_loss: loss })?;
+                    progress.set_eval_loss(loss);
+                    self.metrics.eval(EvalLine { step, eval_loss: loss })?;
                 }
-                TrainEvent::Saved { step, path } => self.saved(step, &path).await?,
+                TrainEvent::Saved { step, path } => self.add_checkpoint(step, &path).await?,
                 TrainEvent::Stopping => {
-                    show.clear(shell);
-                    shell.notice("stopping: saving first (Ctrl-C again ends at once)");
+                    progress.clear();
+                    shell.notice("saving a checkpoint; press Ctrl-C again to stop immediately");
                 }
             }
         }
-        show.clear(shell);
-        let stopped = work.was_stopped();
-        interrupt.stops(2, self.save(&model, step)).await?;
-        let finished = step == settings.steps;
+        progress.clear();
+        let stopped = pipeline.was_stopped();
+        interrupt.cancels(2, self.save(&model, step)).await?;
+        let finished = step == config.steps;
         self.state.finished = finished;
         self.state.store(&self.folder)?;
         Ok(RunOutcome {
             step,
-            seconds: show.seconds(),
-            speed: show.speed(),
+            seconds: progress.seconds(),
+            tokens_per_second: progress.tokens_per_second(),
             stopped: stopped && !finished,
         })
     }
 
-    /// The model to train: a new one, or the last checkpoint.
-    async fn model(&self) -> Result<TrainingClient, CommandError> {
-        let settings = &self.state.settings;
+    /// Creates the model to train, or loads it from the last checkpoint.
+    async fn create_model(&self) -> Result<TrainingClient, CommandError> {
+        let config = &self.state.settings;
         let Some(saved) = self.state.saved.last() else {
-            let new = self.service.create_lora_training_client(&*settings.model);
-            return Ok(new.rank(settings.rank).seed(settings.seed).create().await?);
+            let new = self.service.create_lora_training_client(&*config.model);
+            return Ok(new.rank(config.rank).seed(config.seed).create().await?);
         };
-        let path = weights::path(&saved.path)?;
+        let path = weights::parse_path(&saved.path)?;
         let from = self.service.create_training_client_from(&path, RestoreMode::WithOptimizer);
         Ok(from.create().await?)
     }
 
-    /// A checkpoint is there: it is written down first, and then those that are too many go.
-    async fn saved(&mut self, step: u64, path: &TinkerPath) -> Result<(), CommandError> {
+    /// Records a new checkpoint, then deletes the oldest ones. The order matters: `run.json` must
+    /// never refer only to checkpoints that are deleted.
+    async fn add_checkpoint(&mut self, step: u64, path: &TinkerPath) -> Result<(), CommandError> {
         self.state.saved.push(SavedCheckpoint { step, path: path.to_string() });
-        let many = self.state.saved.len().saturating_sub(self.state.settings.keep);
-        let old: Vec<SavedCheckpoint> = self.state.saved.drain(..many).collect();
+        let excess = self.state.saved.len().saturating_sub(self.state.settings.keep);
+        let old: Vec<SavedCheckpoint> = self.state.saved.drain(..excess).collect();
         self.state.store(&self.folder)?;
         self.plot()?;
         for saved in old {
-            self.delete(&saved.path).await;
+            self.delete_checkpoint(&saved.path).await;
         }
         Ok(())
     }
 
-    /// A checkpoint that cannot be deleted is no reason to stop; it may be gone already.
-    async fn delete(&self, path: &str) {
-        if let Ok(path) = weights::path(path) {
+    /// Deletes a checkpoint. Errors are ignored: the checkpoint only takes up space.
+    async fn delete_checkpoint(&self, path: &str) {
+        if let Ok(path) = weights::parse_path(path) {
             let _ = self.service.rest().delete_checkpoint(&path).await;
         }
     }
 
-    /// Saves the model as it is, to go on from and to sample from.
+    /// Saves a training checkpoint, unless one exists for this step, and a sampler checkpoint.
     async fn save(&mut self, model: &TrainingClient, step: u64) -> Result<(), CommandError> {
         let name = pipeline::checkpoint_name(step);
-        let again = self.state.saved.last().is_none_or(|saved| saved.step != step);
-        if again && step > 0 {
+        let unsaved = self.state.saved.last().is_none_or(|saved| saved.step != step);
+        if unsaved && step > 0 {
             let path = model.save_state(SaveOptions::new(&*name)).await?;
-            self.saved(step, &path).await?;
+            self.add_checkpoint(step, &path).await?;
         }
         let sampler = model.save_weights_for_sampler(SaveOptions::new(name)).await?.to_string();
-        // The one of the last stop is of no use any more.
         let old = self.state.sampler.replace(sampler.clone()).filter(|old| *old != sampler);
         self.state.store(&self.folder)?;
+        // The sampler checkpoint of the previous stop is superseded.
         if let Some(old) = old {
-            self.delete(&old).await;
+            self.delete_checkpoint(&old).await;
         }
         self.plot()
     }
@@ -164,53 +166,52 @@ impl ActiveRun {
     fn plot(&self) -> Result<(), CommandError> {
         let name = self.state.settings.file.file_name().unwrap_or_default().to_string_lossy();
         let title = format!("{} on {name}", self.state.settings.model);
-        plot::draw(&self.record, &title, &self.plot_file())
+        plot::draw(&self.metrics, &title, &self.plot_file())
     }
 
     fn plot_file(&self) -> PathBuf {
         self.state.plot.clone().unwrap_or_else(|| self.folder.join("loss.svg"))
     }
 
-    /// Tells how it went, the server and the user.
-    pub(super) async fn end(
+    /// Closes the session and reports the outcome.
+    pub(super) async fn finish(
         self,
         shell: &mut Shell<'_>,
-        ended: Result<RunOutcome, CommandError>,
+        outcome: Result<RunOutcome, CommandError>,
     ) -> Result<Exit, CommandError> {
-        let folder = format::word(&self.folder.display().to_string());
+        let folder = format::shell_quote(&self.folder.display().to_string());
         let resume = format!("tinkex train --resume {folder}{}", shell.server_flags());
-        let done = match ended {
-            Ok(done) => done,
-            Err(failure) => {
-                let step = self.state.step();
-                let how = match step {
-                    0 => format!("nothing was saved yet; start again with: {resume}"),
-                    _ => format!("go on from step {step} with: {resume}"),
+        let outcome = match outcome {
+            Ok(outcome) => outcome,
+            Err(error) => {
+                let hint = match self.state.step() {
+                    0 => format!("Nothing was saved. Start again with: {resume}"),
+                    step => format!("Resume from step {step} with: {resume}"),
                 };
-                return Err(failure.hint(how));
+                return Err(error.hint(hint));
             }
         };
-        let reason = if done.stopped { FinishReason::Interrupted } else { FinishReason::Success };
-        // The run itself is safe; whether the server heard of its end changes nothing.
+        let reason =
+            if outcome.stopped { FinishReason::Interrupted } else { FinishReason::Success };
+        // The checkpoints are saved; the session's status is only informative.
         let _ = self.service.close(reason, None).await;
-        if done.stopped {
-            let why = format!("stopped at step {} and saved", done.step);
-            return Err(
-                CommandError::new(Exit::Interrupted, why).hint(format!("go on with: {resume}"))
-            );
+        if outcome.stopped {
+            let message = format!("stopped at step {} and saved a checkpoint", outcome.step);
+            return Err(CommandError::new(Exit::Interrupted, message)
+                .hint(format!("Resume with: {resume}")));
         }
         let sampler = self.state.sampler.clone().unwrap_or_default();
-        let (first, last) = (self.record.steps.first(), self.record.steps.last());
-        let evals = (self.record.evals.first(), self.record.evals.last());
+        let (first, last) = (self.metrics.steps.first(), self.metrics.steps.last());
+        let evals = (self.metrics.evals.first(), self.metrics.evals.last());
         let file = |name: &str| self.folder.join(name).display().to_string();
         let json = json!({
             "finished": true,
             "model": self.state.settings.model,
             "run_id": self.state.run_id,
-            "steps": done.step,
-            "tokens": self.record.tokens(),
-            "seconds": done.seconds,
-            "tokens_per_second": done.speed,
+            "steps": outcome.step,
+            "tokens": self.metrics.tokens(),
+            "seconds": outcome.seconds,
+            "tokens_per_second": outcome.tokens_per_second,
             "loss": { "first": first.map(|line| line.loss), "last": last.map(|line| line.loss) },
             "eval_loss": {
                 "first": evals.0.map(|line| line.eval_loss),
@@ -222,35 +223,26 @@ impl ActiveRun {
             "metrics": file("metrics.jsonl"),
             "plot": self.plot_file(),
         });
-        let of = |line: Option<&StepLine>| {
-            format::or_missing(line.map(|line| format!("{:.3}", line.loss)))
-        };
+        let loss =
+            |line: Option<&StepLine>| format::or_na(line.map(|line| format!("{:.3}", line.loss)));
         let mut text = format!(
-            "trained {} steps in {} ({} tokens/s): loss {} → {}",
-            done.step,
-            format::seconds(done.seconds),
-            thousands(done.speed),
-            of(first),
-            of(last),
+            "Trained {} steps in {} ({} tokens/s): loss {} → {}",
+            outcome.step,
+            format::short_duration(outcome.seconds),
+            thousands(outcome.tokens_per_second),
+            loss(first),
+            loss(last),
         );
         if let (Some(first), Some(last)) = evals {
-            text += &format!(", held-out {:.3} → {:.3}", first.eval_loss, last.eval_loss);
+            text += &format!(", held-out loss {:.3} → {:.3}", first.eval_loss, last.eval_loss);
         }
         text += &format!(
-            "\n  checkpoint  {sampler}\n  figures     {}\n  plot        {}\n\nchat with it:\n  {}",
+            "\n  checkpoint  {sampler}\n  metrics     {}\n  plot        {}\n\nChat with the model:\n  {}",
             file("metrics.jsonl"),
             self.plot_file().display(),
-            chat_line(shell, &sampler)
+            chat_command(shell, &sampler)
         );
         shell.text(&text, &json)?;
         Ok(Exit::Success)
     }
-}
-
-/// How a run ended.
-pub(super) struct RunOutcome {
-    step: u64,
-    seconds: f64,
-    speed: f64,
-    stopped: bool,
 }

@@ -1,4 +1,4 @@
-//! [`RunState`]: what a run is and how far it came, in its folder.
+//! [`RunState`]: configuration and progress of a run, stored as `run.json` in the run folder.
 
 use std::path::{Path, PathBuf};
 
@@ -11,37 +11,37 @@ use crate::error::{CommandError, Exit};
 use super::data;
 use super::plan::{Schedule, TrainPlan};
 
-/// What a run is and how far it came.
+/// Configuration and progress of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RunState {
-    /// The form of this file.
+    /// Version of the file format.
     version: u32,
     pub(crate) settings: RunConfig,
-    /// The training file as it was at the start.
+    /// Checksum of the training file at the start of the run.
     digest: String,
-    /// The same of the file to evaluate on, if there is one.
+    /// Checksum of the evaluation file, if there is one.
     #[serde(default)]
     eval_digest: Option<String>,
-    /// The training run on the server; a new one after every interruption.
+    /// Id of the training run on the server. Every resumption creates a new one.
     pub(crate) run_id: Option<String>,
-    /// Checkpoints to go on from, oldest first.
+    /// Checkpoints to resume from, oldest first.
     pub(crate) saved: Vec<SavedCheckpoint>,
-    /// Where to sample from it, once it is finished or was stopped.
+    /// Path of the sampler checkpoint, once the run is finished or stopped.
     pub(crate) sampler: Option<String>,
-    /// Where the loss is drawn, if not in the run's folder.
+    /// Path of the plot, if it is not in the run folder.
     #[serde(default)]
     pub(crate) plot: Option<PathBuf>,
     pub(crate) finished: bool,
 }
 
-/// A checkpoint to go on from.
+/// Checkpoint to resume from.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedCheckpoint {
     pub(crate) step: u64,
     pub(crate) path: String,
 }
 
-/// Everything that decides what a run computes. It stays as it is to the end.
+/// Everything that determines what a run computes. A resumed run cannot change it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RunConfig {
     pub(crate) file: PathBuf,
@@ -64,15 +64,15 @@ pub(crate) struct RunConfig {
     pub(crate) keep: usize,
 }
 
-/// Which turns of a conversation are learned.
+/// Assistant messages of a conversation to learn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum LearnFrom {
-    /// Everything that the assistant says
+    /// All assistant messages
     All,
-    /// What it says last
+    /// The last assistant message
     Last,
-    /// Everything, in one example for each turn
+    /// All assistant messages, each in its own example
     Each,
 }
 
@@ -99,16 +99,17 @@ impl RunConfig {
         }
     }
 
-    pub(crate) fn most(&self) -> Option<(usize, TooLong)> {
+    /// Returns the maximum length of an example in tokens, and what to do with longer ones.
+    pub(crate) fn length_limit(&self) -> Option<(usize, TooLong)> {
         let too_long = if self.refuse_long { TooLong::Reject } else { TooLong::Truncate };
-        self.max_tokens.map(|most| (most, too_long))
+        self.max_tokens.map(|tokens| (tokens, too_long))
     }
 }
 
 const VERSION: u32 = 1;
 
 impl RunState {
-    /// A run that begins with its files as they are now.
+    /// Creates the state of a new run, with checksums of its files.
     pub(crate) fn new(settings: RunConfig) -> Result<Self, CommandError> {
         Ok(Self {
             version: VERSION,
@@ -123,16 +124,17 @@ impl RunState {
         })
     }
 
-    /// The files must be as they were when the run began.
+    /// Checks that the files have not changed since the run started.
     pub(crate) fn check_files(&self) -> Result<(), CommandError> {
         let train = (Some(&self.settings.file), Some(&self.digest));
         let eval = (self.settings.eval_file.as_ref(), self.eval_digest.as_ref());
         for (file, digest) in [train, eval] {
             let (Some(file), Some(digest)) = (file, digest) else { continue };
             if data::digest(file)? != *digest {
-                let why = format!("{} has changed since the run began", file.display());
-                let hint = "put it back as it was, or start a new run with the new file";
-                return Err(CommandError::usage(why).hint(hint));
+                let message =
+                    format!("cannot resume: {} has changed since the run started", file.display());
+                let hint = "Restore the file, or start a new run with the changed one.";
+                return Err(CommandError::usage(message).hint(hint));
             }
         }
         Ok(())
@@ -142,59 +144,60 @@ impl RunState {
         folder.join("run.json")
     }
 
-    /// The run in a folder.
+    /// Reads the state of the run in a folder.
     pub(crate) fn load(folder: &Path) -> Result<Self, CommandError> {
         let path = Self::path(folder);
         let shown = path.display();
-        let bytes = std::fs::read(&path).map_err(|why| {
-            CommandError::new(Exit::NotFound, format!("{shown} cannot be read: {why}"))
-                .hint("give the folder that tinkex train made, the one with a run.json in it")
+        let bytes = std::fs::read(&path).map_err(|error| {
+            CommandError::new(Exit::NotFound, format!("cannot read {shown}: {error}"))
+                .hint("Pass the run folder that `tinkex train` created; it contains run.json.")
         })?;
-        let state: Self = serde_json::from_slice(&bytes).map_err(|why| {
-            CommandError::new(Exit::Failed, format!("{shown} cannot be understood: {why}"))
+        let state: Self = serde_json::from_slice(&bytes).map_err(|error| {
+            CommandError::new(Exit::Failed, format!("cannot parse {shown}: {error}"))
         })?;
         if state.version != VERSION {
-            let why = format!("{shown} was written by another version of this program");
-            return Err(CommandError::new(Exit::Failed, why));
+            let message =
+                format!("cannot read {shown}: unsupported format version {}", state.version);
+            return Err(CommandError::new(Exit::Failed, message));
         }
         Ok(state)
     }
 
-    /// Writes it down, all or nothing.
+    /// Replaces the file in the run folder atomically.
     pub(crate) fn store(&self, folder: &Path) -> Result<(), CommandError> {
         let path = Self::path(folder);
         let text = serde_json::to_vec_pretty(self).unwrap_or_default();
         let written = AtomicWrite::new(&path).single_writer().write(text);
-        written.map_err(|why| CommandError::file("written", &path.display().to_string(), &why))
+        written.map_err(|error| CommandError::file("write", path.display(), &error))
     }
 
-    /// The step to go on from.
+    /// Returns the step to resume from: that of the last checkpoint.
     pub(crate) fn step(&self) -> u64 {
         self.saved.last().map_or(0, |saved| saved.step)
     }
 }
 
-/// Keeps others from the run in a folder, for as long as the file is open.
+/// Locks a run folder against other processes until the lock is dropped.
 pub(crate) fn lock(folder: &Path) -> Result<FileLock, CommandError> {
     let path = folder.join("lock");
     match FileLock::acquire(&path) {
         Ok(lock) => Ok(lock),
         Err(LockError::InUse) => {
-            let why = format!("the run in {} is under way already", folder.display());
-            Err(CommandError::new(Exit::Failed, why)
-                .hint("wait for the other tinkex train, or stop it"))
+            let message = format!("the run in {} is already in progress", folder.display());
+            Err(CommandError::new(Exit::Failed, message)
+                .hint("Wait for the other `tinkex train`, or stop it."))
         }
-        Err(error) => Err(CommandError::file("locked", &path.display().to_string(), &error.into())),
+        Err(error) => Err(CommandError::file("lock", path.display(), &error.into())),
     }
 }
 
-/// Makes a folder, unless it is there.
-pub(crate) fn make_folder(folder: &Path) -> Result<(), CommandError> {
-    let made = std::fs::create_dir_all(folder);
-    made.map_err(|why| CommandError::file("created", &folder.display().to_string(), &why))
+/// Creates a folder and its parents, if they are missing.
+pub(crate) fn create_folder(folder: &Path) -> Result<(), CommandError> {
+    std::fs::create_dir_all(folder)
+        .map_err(|error| CommandError::file("create", folder.display(), &error))
 }
 
-/// A folder for a new run: the one that was named, or the first free one beside the others.
+/// Creates the folder of a new run: `named`, or the first unused name in `here`.
 pub(crate) fn new_folder(
     here: &Path,
     named: Option<PathBuf>,
@@ -202,11 +205,12 @@ pub(crate) fn new_folder(
 ) -> Result<PathBuf, CommandError> {
     if let Some(folder) = named {
         if RunState::path(&folder).exists() {
-            let why = format!("{} holds a run already", folder.display());
-            let hint = format!("go on with it (--resume {}), or name another", folder.display());
-            return Err(CommandError::usage(why).hint(hint));
+            let message = format!("{} already contains a run", folder.display());
+            let hint =
+                format!("Resume it with --resume {}, or pass another --dir.", folder.display());
+            return Err(CommandError::usage(message).hint(hint));
         }
-        make_folder(&folder)?;
+        create_folder(&folder)?;
         return Ok(folder);
     }
     let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -218,9 +222,8 @@ pub(crate) fn new_folder(
         if folder.exists() {
             continue;
         }
-        make_folder(&folder)?;
+        create_folder(&folder)?;
         return Ok(folder);
     }
-    Err(CommandError::usage("there is no free name for the run's folder")
-        .hint("name one: --dir DIR"))
+    Err(CommandError::usage("no unused name for the run folder").hint("Pass --dir DIR."))
 }

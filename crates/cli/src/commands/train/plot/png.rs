@@ -1,20 +1,19 @@
-//! A picture as pixels: lines with smooth edges, and letters from a small table.
+//! Renders the plot as PNG: anti-aliased lines, and text in a small bitmap font.
 
 use std::io;
 
-use super::{Anchor, Colour, HEIGHT, INK, Point, SCALE, Shape, WIDTH};
+use super::{Color, HEIGHT, INK, PlotShape, Point, SCALE, TextAnchor, WIDTH};
 
-/// The letters from space on, 16 beside each other, each 5 wide with 1 between; the last one stands
-/// for those that are not there.
+/// Bitmap font: printable ASCII from the space on, 16 glyphs per band, each 5 dots wide with 1 dot
+/// between. The last glyph replaces all other characters.
 const LETTERS: &str = include_str!("letters.txt");
 const LETTERS_IN_ROW: usize = 16;
 const LETTER_WIDTH: usize = 5;
 const LETTER_ROWS: usize = 8;
-/// The last row is for what hangs below the line.
-const ROWS_ABOVE_LINE: usize = 7;
+/// Rows above the baseline; the last row is for descenders.
+const ROWS_ABOVE_BASELINE: usize = 7;
 
-/// The picture as PNG.
-pub(super) fn picture(shapes: &[Shape]) -> io::Result<Vec<u8>> {
+pub(super) fn render(shapes: &[PlotShape]) -> io::Result<Vec<u8>> {
     let mut canvas = Canvas::new();
     for shape in shapes {
         canvas.draw(shape);
@@ -23,7 +22,7 @@ pub(super) fn picture(shapes: &[Shape]) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut encoder = png::Encoder::new(&mut bytes, size(canvas.width)?, size(canvas.height)?);
     encoder.set_color(png::ColorType::Rgb);
-    // It is drawn while a run goes on, and not for long.
+    // The image is replaced often during a run, so speed matters more than size.
     encoder.set_compression(png::Compression::Fast);
     let mut writer = encoder.write_header()?;
     writer.write_image_data(canvas.pixels.as_flattened())?;
@@ -34,11 +33,11 @@ pub(super) fn picture(shapes: &[Shape]) -> io::Result<Vec<u8>> {
 struct Canvas {
     width: usize,
     height: usize,
-    pixels: Vec<Colour>,
+    pixels: Vec<Color>,
 }
 
-/// Pixels from `left` to before `right`, and so on.
-struct Area {
+/// Rectangle of pixels; `right` and `bottom` are exclusive.
+struct PixelArea {
     left: usize,
     right: usize,
     top: usize,
@@ -51,37 +50,39 @@ impl Canvas {
         Self { width, height, pixels: vec![[0xff; 3]; width * height] }
     }
 
-    fn draw(&mut self, shape: &Shape) {
+    fn draw(&mut self, shape: &PlotShape) {
         match shape {
-            Shape::Line { points, colour, width } => {
+            PlotShape::Line { points, color, width } => {
                 let points: Vec<Point> = points.iter().map(|point| scaled(*point)).collect();
-                self.line(&points, *colour, width * SCALE / 2.0);
+                self.line(&points, *color, width * SCALE / 2.0);
             }
-            Shape::Dot { at, radius, colour } => {
+            PlotShape::Dot { at, radius, color } => {
                 let at = scaled(*at);
-                // A line from a point to itself has round ends.
-                self.line(&[at, at], *colour, radius * SCALE);
+                // A line of length 0 with round ends is a circle.
+                self.line(&[at, at], *color, radius * SCALE);
             }
-            Shape::Bar { at, size, colour } => {
+            PlotShape::Bar { at, size, color } => {
                 let (from, size) = (scaled(*at), scaled(*size));
                 let area = self.area(from, (from.0 + size.0, from.1 + size.1), 0.0);
                 for y in area.top..area.bottom {
-                    self.pixels[y * self.width..][area.left..area.right].fill(*colour);
+                    self.pixels[y * self.width..][area.left..area.right].fill(*color);
                 }
             }
-            Shape::Text { at, anchor, size, text } => self.text(scaled(*at), *anchor, *size, text),
+            PlotShape::Text { at, anchor, size, text } => {
+                self.text(scaled(*at), *anchor, *size, text)
+            }
         }
     }
 
-    /// A line through points, so wide to each side of it.
-    fn line(&mut self, points: &[Point], colour: Colour, reach: f64) {
+    /// Draws a line through points; `reach` is half of its width in pixels.
+    fn line(&mut self, points: &[Point], color: Color, reach: f64) {
         let ends = |least: Point, point: &Point| (least.0.min(point.0), least.1.min(point.1));
         let low = points.iter().fold((f64::MAX, f64::MAX), ends);
         let ends = |most: Point, point: &Point| (most.0.max(point.0), most.1.max(point.1));
         let high = points.iter().fold((0.0, 0.0), ends);
         let all = self.area(low, high, reach + 1.0);
         let row = all.right.saturating_sub(all.left);
-        // How much of each pixel is covered. Where parts of the line meet it counts once.
+        // Coverage of each pixel. The maximum, not the sum: segments overlap where they meet.
         let mut covered = vec![0.0_f64; row * all.bottom.saturating_sub(all.top)];
         for pair in points.windows(2) {
             let (from, to) = (pair[0], pair[1]);
@@ -90,34 +91,34 @@ impl Canvas {
             let area = self.area(low, high, reach + 1.0);
             for y in area.top..area.bottom {
                 for x in area.left..area.right {
-                    let far = distance(middle(x, y), from, to);
+                    let distance = distance_to_segment(pixel_center(x, y), from, to);
                     let cover = &mut covered[(y - all.top) * row + x - all.left];
-                    *cover = cover.max((reach + 0.5 - far).clamp(0.0, 1.0));
+                    *cover = cover.max((reach + 0.5 - distance).clamp(0.0, 1.0));
                 }
             }
         }
         for (at, cover) in covered.into_iter().enumerate().filter(|(_, cover)| *cover > 0.0) {
             let (x, y) = (all.left + at % row, all.top + at / row);
             let pixel = &mut self.pixels[y * self.width + x];
-            for (under, over) in pixel.iter_mut().zip(colour) {
+            for (under, over) in pixel.iter_mut().zip(color) {
                 let mixed = f64::from(*under) * (1.0 - cover) + f64::from(over) * cover;
                 *under = u8::try_from(whole(mixed)).unwrap_or(u8::MAX);
             }
         }
     }
 
-    fn text(&mut self, at: Point, anchor: Anchor, size: f64, text: &str) {
-        // Whole pixels keep letters sharp.
+    fn text(&mut self, at: Point, anchor: TextAnchor, size: f64, text: &str) {
+        // Glyphs are scaled by whole pixels to stay sharp.
         let dot = whole(size * SCALE / 10.0).max(1);
         let letters = text.chars().count();
         let wide = (letters * (LETTER_WIDTH + 1)).saturating_sub(1) * dot;
         let back = match anchor {
-            Anchor::Start => 0,
-            Anchor::Middle => wide / 2,
-            Anchor::End => wide,
+            TextAnchor::Start => 0,
+            TextAnchor::Middle => wide / 2,
+            TextAnchor::End => wide,
         };
         let left = whole(at.0).saturating_sub(back);
-        let top = whole(at.1).saturating_sub(ROWS_ABOVE_LINE * dot);
+        let top = whole(at.1).saturating_sub(ROWS_ABOVE_BASELINE * dot);
         let table: Vec<&[u8]> = LETTERS.lines().map(str::as_bytes).collect();
         for (number, letter) in text.chars().enumerate() {
             let left = left + number * (LETTER_WIDTH + 1) * dot;
@@ -134,26 +135,26 @@ impl Canvas {
         }
     }
 
-    /// The pixels between two corners and so much around them, as far as there are any.
-    fn area(&self, low: Point, high: Point, around: f64) -> Area {
-        Area {
-            left: whole((low.0 - around).floor()).min(self.width),
-            right: whole((high.0 + around).ceil()).min(self.width),
-            top: whole((low.1 - around).floor()).min(self.height),
-            bottom: whole((high.1 + around).ceil()).min(self.height),
+    /// Returns the pixels between two corners, extended by `margin` and clipped to the canvas.
+    fn area(&self, low: Point, high: Point, margin: f64) -> PixelArea {
+        PixelArea {
+            left: whole((low.0 - margin).floor()).min(self.width),
+            right: whole((high.0 + margin).ceil()).min(self.width),
+            top: whole((low.1 - margin).floor()).min(self.height),
+            bottom: whole((high.1 + margin).ceil()).min(self.height),
         }
     }
 }
 
-/// The dots of a letter, by column and row.
+/// Returns the dots of a glyph as column and row.
 fn dots<'a>(table: &'a [&[u8]], letter: char) -> impl Iterator<Item = (usize, usize)> + 'a {
-    let place = match u8::try_from(letter) {
+    let glyph = match u8::try_from(letter) {
         Ok(code @ b' '..=b'~') => usize::from(code - b' '),
         _ => usize::from(b'~' - b' ') + 1,
     };
-    let (band, column) = (place / LETTERS_IN_ROW, place % LETTERS_IN_ROW);
-    let places = (0..LETTER_ROWS).flat_map(|y| (0..LETTER_WIDTH).map(move |x| (x, y)));
-    places.filter(move |(x, y)| {
+    let (band, column) = (glyph / LETTERS_IN_ROW, glyph % LETTERS_IN_ROW);
+    let positions = (0..LETTER_ROWS).flat_map(|y| (0..LETTER_WIDTH).map(move |x| (x, y)));
+    positions.filter(move |(x, y)| {
         let row = table.get(band * LETTER_ROWS + y);
         let dot = row.and_then(|row| row.get(column * (LETTER_WIDTH + 1) + x));
         dot == Some(&b'#')
@@ -164,27 +165,26 @@ fn scaled((x, y): Point) -> Point {
     (x * SCALE, y * SCALE)
 }
 
-/// The middle of a pixel.
-#[expect(clippy::cast_precision_loss, reason = "pixels of a small picture")]
-fn middle(x: usize, y: usize) -> Point {
+#[expect(clippy::cast_precision_loss, reason = "pixels of a small image")]
+fn pixel_center(x: usize, y: usize) -> Point {
     (x as f64 + 0.5, y as f64 + 0.5)
 }
 
-/// The nearest whole number, none below 0.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it saturates")]
+/// Rounds to the nearest whole number, at least 0.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
 fn whole(number: f64) -> usize {
     number.round() as usize
 }
 
-/// How far a place is from a line between two others.
-fn distance(place: Point, from: Point, to: Point) -> f64 {
+/// Returns the distance of a point from a line segment.
+fn distance_to_segment(point: Point, from: Point, to: Point) -> f64 {
     let along = (to.0 - from.0, to.1 - from.1);
-    let off = (place.0 - from.0, place.1 - from.1);
+    let off = (point.0 - from.0, point.1 - from.1);
     let length = along.0.powi(2) + along.1.powi(2);
     let part = if length > 0.0 { (off.0 * along.0 + off.1 * along.1) / length } else { 0.0 };
     let part = part.clamp(0.0, 1.0);
     let (x, y) = (off.0 - part * along.0, off.1 - part * along.1);
-    // Not `hypot`, which is exact where that matters and takes twice as long.
+    // `hypot` avoids overflow, which cannot occur here, and takes twice as long.
     (x * x + y * y).sqrt()
 }
 
@@ -193,31 +193,28 @@ mod tests {
     use super::super::{HELD_OUT, TRAINING, shapes, tests::record};
     use super::*;
 
-    /// A picture as others read it.
-    fn pixels(bytes: &[u8]) -> (usize, usize, Vec<Colour>) {
+    /// Decodes an image.
+    fn pixels(bytes: &[u8]) -> (usize, usize, Vec<Color>) {
         let mut reader = png::Decoder::new(std::io::Cursor::new(bytes)).read_info().unwrap();
         let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
-        let about = reader.next_frame(&mut pixels).unwrap();
-        assert_eq!(
-            (about.color_type, about.bit_depth),
-            (png::ColorType::Rgb, png::BitDepth::Eight)
-        );
+        let info = reader.next_frame(&mut pixels).unwrap();
+        assert_eq!((info.color_type, info.bit_depth), (png::ColorType::Rgb, png::BitDepth::Eight));
         let pixels = pixels.as_chunks().0.to_vec();
-        (about.width as usize, about.height as usize, pixels)
+        (info.width as usize, info.height as usize, pixels)
     }
 
     #[test]
-    fn curves_are_where_the_figures_are() {
+    fn curves_and_dots_are_at_their_coordinates() {
         let losses: Vec<f64> = (0..40_i32).map(|step| 4.0 * 0.95_f64.powi(step)).collect();
         let shapes = shapes(&record(&losses), "tinkex/tiny on talks.jsonl");
-        let (width, height, pixels) = pixels(&picture(&shapes).unwrap());
+        let (width, height, pixels) = pixels(&render(&shapes).unwrap());
         assert_eq!((width, height, pixels.len()), (1600, 880, 1600 * 880));
         let at = |(x, y): Point| pixels[whole(y * SCALE) * width + whole(x * SCALE)];
         let (mut curve, mut dots) = (0, 0);
         for shape in &shapes {
             match shape {
-                Shape::Line { points, colour, .. } if *colour == TRAINING => {
-                    // The dot of the evaluation covers the first of them.
+                PlotShape::Line { points, color, .. } if *color == TRAINING => {
+                    // The evaluation's dot covers the first points.
                     for point in points.iter().skip(2) {
                         assert_eq!(at(*point), TRAINING, "{point:?}");
                         for off in [-15.0, 15.0] {
@@ -226,9 +223,9 @@ mod tests {
                         curve += 1;
                     }
                 }
-                Shape::Dot { at: place, .. } => {
-                    assert_eq!(at(*place), HELD_OUT);
-                    assert_eq!(at((place.0 - 3.0, place.1)), HELD_OUT, "dots are round and full");
+                PlotShape::Dot { at: center, .. } => {
+                    assert_eq!(at(*center), HELD_OUT);
+                    assert_eq!(at((center.0 - 3.0, center.1)), HELD_OUT, "dots are filled circles");
                     dots += 1;
                 }
                 _ => {}
@@ -238,19 +235,19 @@ mod tests {
     }
 
     #[test]
-    fn edges_of_lines_are_smooth() {
+    fn lines_are_anti_aliased() {
         let mut canvas = Canvas::new();
         canvas.line(&[(10.0, 10.0), (90.0, 50.0)], [0; 3], 1.0);
         let shades = canvas.pixels.iter().filter(|pixel| pixel[0] > 0 && pixel[0] < 255).count();
         assert!(shades > 100, "{shades}");
-        // As dark as a line of that length and width.
+        // The ink equals the area of the line.
         let ink: f64 = canvas.pixels.iter().map(|pixel| 1.0 - f64::from(pixel[0]) / 255.0).sum();
         let expected = 80_f64.hypot(40.0) * 2.0;
         assert!((ink / expected - 1.0).abs() < 0.05, "{ink} and {expected}");
     }
 
     #[test]
-    fn there_is_a_letter_for_every_sign() {
+    fn every_printable_character_has_a_glyph() {
         let table: Vec<&[u8]> = LETTERS.lines().map(str::as_bytes).collect();
         assert_eq!(table.len(), 6 * LETTER_ROWS);
         let wide = LETTERS_IN_ROW * (LETTER_WIDTH + 1) - 1;
@@ -268,14 +265,14 @@ mod tests {
     }
 
     #[test]
-    fn letters_stand_on_their_line_and_end_where_they_should() {
+    fn text_is_aligned_to_its_baseline_and_anchor() {
         let mut canvas = Canvas::new();
-        canvas.text((300.0, 100.0), Anchor::End, 12.0, "0.25");
-        let inked = |(at, _): &(usize, &Colour)| (at % canvas.width, at / canvas.width);
+        canvas.text((300.0, 100.0), TextAnchor::End, 12.0, "0.25");
+        let inked = |(at, _): &(usize, &Color)| (at % canvas.width, at / canvas.width);
         let ink = canvas.pixels.iter().enumerate().filter(|(_, pixel)| **pixel == INK);
-        let places: Vec<_> = ink.map(|pixel| inked(&pixel)).collect();
-        assert_eq!(places.iter().map(|place| place.0).max(), Some(299));
-        assert_eq!(places.iter().map(|place| place.1).max(), Some(99));
-        assert_eq!(places.iter().map(|place| place.1).min(), Some(100 - 7 * 2));
+        let positions: Vec<_> = ink.map(|pixel| inked(&pixel)).collect();
+        assert_eq!(positions.iter().map(|position| position.0).max(), Some(299));
+        assert_eq!(positions.iter().map(|position| position.1).max(), Some(99));
+        assert_eq!(positions.iter().map(|position| position.1).min(), Some(100 - 7 * 2));
     }
 }

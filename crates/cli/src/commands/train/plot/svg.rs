@@ -1,50 +1,49 @@
-//! A picture as text.
+//! Renders the plot as SVG.
 
 use std::fmt::Write as _;
 
-use super::{Anchor, Colour, HEIGHT, INK, Shape, WIDTH};
+use super::{Color, HEIGHT, INK, PlotShape, TextAnchor, WIDTH};
 
-/// The picture as SVG.
-pub(super) fn picture(shapes: &[Shape]) -> String {
+pub(super) fn render(shapes: &[PlotShape]) -> String {
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
          font-family=\"sans-serif\" fill=\"{}\">\n",
         hex(INK)
     );
     for shape in shapes {
-        // A String takes all that is written to it.
+        // Writing to a String cannot fail.
         let _ = match shape {
-            Shape::Line { points, colour, width } => {
-                let places = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}"));
-                let places = places.collect::<Vec<_>>().join(" ");
-                let colour = hex(*colour);
+            PlotShape::Line { points, color, width } => {
+                let positions = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}"));
+                let positions = positions.collect::<Vec<_>>().join(" ");
+                let color = hex(*color);
                 writeln!(
                     text,
-                    "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"{width}\" \
-                     points=\"{places}\"/>"
+                    "<polyline fill=\"none\" stroke=\"{color}\" stroke-width=\"{width}\" \
+                     points=\"{positions}\"/>"
                 )
             }
-            Shape::Dot { at: (x, y), radius, colour } => writeln!(
+            PlotShape::Dot { at: (x, y), radius, color } => writeln!(
                 text,
                 "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" fill=\"{}\"/>",
-                hex(*colour)
+                hex(*color)
             ),
-            Shape::Bar { at: (x, y), size: (width, height), colour } => writeln!(
+            PlotShape::Bar { at: (x, y), size: (width, height), color } => writeln!(
                 text,
                 "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" fill=\"{}\"/>",
-                hex(*colour)
+                hex(*color)
             ),
-            Shape::Text { at: (x, y), anchor, size, text: words } => {
+            PlotShape::Text { at: (x, y), anchor, size, text: label } => {
                 let anchor = match anchor {
-                    Anchor::Start => "start",
-                    Anchor::Middle => "middle",
-                    Anchor::End => "end",
+                    TextAnchor::Start => "start",
+                    TextAnchor::Middle => "middle",
+                    TextAnchor::End => "end",
                 };
                 writeln!(
                     text,
                     "<text x=\"{x:.1}\" y=\"{y:.1}\" font-size=\"{size}\" \
                      text-anchor=\"{anchor}\">{}</text>",
-                    escaped(words)
+                    escape(label)
                 )
             }
         };
@@ -52,11 +51,11 @@ pub(super) fn picture(shapes: &[Shape]) -> String {
     text + "</svg>\n"
 }
 
-fn hex([red, green, blue]: Colour) -> String {
+fn hex([red, green, blue]: Color) -> String {
     format!("#{red:02x}{green:02x}{blue:02x}")
 }
 
-fn escaped(text: &str) -> String {
+fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
@@ -66,8 +65,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_cannot_break_the_picture() {
-        let text = picture(&shapes(&record(&[2.0, 1.0]), "a <b> & c"));
+    fn text_is_escaped() {
+        let text = render(&shapes(&record(&[2.0, 1.0]), "a <b> & c"));
         assert!(text.starts_with("<svg ") && text.ends_with("</svg>\n"), "{text}");
         assert!(text.contains(">a &lt;b&gt; &amp; c</text>"), "{text}");
         assert!(text.contains("stroke=\"#1f5fa8\" stroke-width=\"2\" points=\""), "{text}");

@@ -1,0 +1,43 @@
+//! `tinkex checkpoint copy`: copies a checkpoint to a project.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use clap_complete::ArgValueCandidates;
+use serde_json::json;
+use tinkex::{CopyCheckpoint, TinkerPath};
+
+use crate::error::CommandError;
+use crate::id_cache;
+use crate::output::Shell;
+
+use super::attributes::ttl;
+
+/// Arguments of `tinkex checkpoint copy`.
+#[derive(Debug, Args)]
+pub(crate) struct CopyArgs {
+    /// Checkpoint path: tinker://RUN/weights/NAME
+    #[arg(add = ArgValueCandidates::new(id_cache::checkpoints))]
+    path: TinkerPath,
+    /// Time until the copy is deleted, such as 7d [default: never]
+    #[arg(long, value_name = "DURATION", allow_negative_numbers = true, value_parser = ttl)]
+    ttl: Option<u64>,
+    /// File with an API key that can read the source, if yours cannot
+    #[arg(long, value_name = "FILE")]
+    source_key_file: Option<PathBuf>,
+}
+
+pub(super) async fn copy(shell: &mut Shell<'_>, args: CopyArgs) -> Result<(), CommandError> {
+    let mut copy = CopyCheckpoint::of(args.path.clone());
+    if let Some(seconds) = args.ttl {
+        copy = copy.ttl_seconds(seconds);
+    }
+    if let Some(file) = &args.source_key_file {
+        let key = std::fs::read_to_string(shell.environment.path(file))
+            .map_err(|error| CommandError::file("read", file.display(), &error))?;
+        copy = copy.source_token(key.trim());
+    }
+    let created = shell.client().await?.rest().copy_weights(copy).await?;
+    let json = json!({ "source": args.path, "tinker_path": created });
+    shell.text(&created.to_string(), &json)
+}
