@@ -10,7 +10,7 @@
 
 use std::time::Instant;
 
-use tinkex_engine::loss::{Inputs, Loss};
+use tinkex_engine::loss::{Loss, LossInputs};
 use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
 use tinkex_engine::sample::{SampleRequest, SamplingWeights};
 use tinkex_engine::train::{Datum, TrainingObjective};
@@ -161,7 +161,7 @@ fn train(trainer: &mut Trainer, rows: &[Vec<u32>]) -> Outcome<()> {
         .map(|row| Datum {
             tokens: &row[..row.len() - 1],
             targets: &row[1..],
-            inputs: Inputs { weights: Some(&weights[1..row.len()]), ..Inputs::default() },
+            inputs: LossInputs { weights: Some(&weights[1..row.len()]), ..LossInputs::default() },
             ..Datum::default()
         })
         .collect();

@@ -12,7 +12,7 @@ use std::time::Instant;
 use tinkex_engine::corpus::{END_OF_TEXT, SPECIALS, TURN_END, document};
 use tinkex_engine::decode::{DecodingParams, StopConditions};
 use tinkex_engine::file::ModelConfig;
-use tinkex_engine::loss::{Inputs, Loss};
+use tinkex_engine::loss::{Loss, LossInputs};
 use tinkex_engine::optim::{AdamParams, StepParams};
 use tinkex_engine::sample::SampleRequest;
 use tinkex_engine::tokenizer::Tokenizer;
@@ -105,7 +105,7 @@ fn train(
             Datum {
                 tokens: &stream[start..start + LENGTH],
                 targets: &stream[start + 1..start + LENGTH + 1],
-                inputs: Inputs { weights: Some(&weights), ..Inputs::default() },
+                inputs: LossInputs { weights: Some(&weights), ..LossInputs::default() },
                 ..Datum::default()
             }
         })

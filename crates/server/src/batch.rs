@@ -2,7 +2,7 @@
 
 use tinkex_autodiff::{LossProgram, TensorView};
 use tinkex_engine::file::ModelConfig;
-use tinkex_engine::loss::Inputs;
+use tinkex_engine::loss::LossInputs;
 use tinkex_engine::train::{Datum, TrainingObjective as Aim, TrainingOutput};
 use tinkex_engine::{Error, Result, Trainer};
 use tinkex_wire::{
@@ -14,7 +14,7 @@ use crate::work::Objective;
 /// Cells that the sparse tensors of one request have when they are written out.
 const MOST_CELLS: usize = 1 << 24;
 
-/// Inputs that some loss reads, besides the targets.
+/// LossInputs that some loss reads, besides the targets.
 const READ: [&str; 6] = [
     loss_input::WEIGHTS,
     loss_input::LOGPROBS,
@@ -221,7 +221,7 @@ impl Owned {
                 }),
             }
         };
-        let inputs = Inputs {
+        let inputs = LossInputs {
             weights: float(loss_input::WEIGHTS)?,
             logprobs: float(loss_input::LOGPROBS)?,
             advantages: float(loss_input::ADVANTAGES)?,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tinkex_autodiff::LossProgram;
-use tinkex_engine::loss::{Guesses, Loss};
+use tinkex_engine::loss::{Loss, UnverifiedLosses};
 use tinkex_engine::optim::{AdamParams, DimuonParams, StepParams};
 use tinkex_engine::sample::SampleRequest;
 use tinkex_wire::{
@@ -116,7 +116,7 @@ impl Objective {
                 }
             }
         }
-        Ok(Self::Loss(Loss::parse(call.loss_fn.as_str(), &settings, Guesses::Refuse)?))
+        Ok(Self::Loss(Loss::parse(call.loss_fn.as_str(), &settings, UnverifiedLosses::Reject)?))
     }
 }
 

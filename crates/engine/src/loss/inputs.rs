@@ -1,37 +1,36 @@
-//! What the caller sends along with the targets of a datum.
+//! Inputs of a loss besides the log-probabilities, and their validation.
 
 use super::settings::Loss;
 use crate::{Error, Result};
 
-/// What the caller sent along for one datum; each slice is aligned with the targets.
+/// Loss inputs of one datum. Every slice has one value per target token.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Inputs<'a> {
-    /// What each target counts; 1 if absent.
+pub struct LossInputs<'a> {
+    /// Weight of each target; 1 if absent.
     pub weights: Option<&'a [f32]>,
-    /// The log-probabilities that the targets were sampled with.
+    /// Log-probabilities under the policy that sampled the targets.
     pub logprobs: Option<&'a [f32]>,
-    /// How much better than expected each target was.
+    /// Advantage of each target.
     pub advantages: Option<&'a [f32]>,
-    /// Lower bounds, in place of the loss's own.
+    /// Lower clipping bounds, which override the loss's own.
     pub clip_low: Option<&'a [f32]>,
-    /// Upper bounds, in place of the loss's own.
+    /// Upper clipping bounds, which override the loss's own.
     pub clip_high: Option<&'a [f32]>,
-    /// Nonzero where a token counts for the ratio of the datum.
+    /// Nonzero for tokens that contribute to the sequence ratio of `gspo`.
     pub sequence_ratio_mask: Option<&'a [f32]>,
-    /// Nonzero where a token was sampled; only `stable_reinforce` reads it.
+    /// Nonzero for sampled tokens; read only by `stable_reinforce`.
     pub sampled_mask: Option<&'a [f32]>,
 }
 
 impl Loss {
-    /// Whether a datum with targets of this shape and these inputs can be run.
-    ///
-    /// Asked before a model runs, so that a bad request costs nothing.
+    /// Checks the shape of the targets and the inputs of one datum. Called before the model runs, so
+    /// that an invalid request costs no computation.
     ///
     /// # Errors
-    /// [`Error::Shape`] for several targets per position where the loss takes one,
+    /// [`Error::Shape`] for several targets per position where the loss accepts one,
     /// [`Error::MissingInput`], [`Error::Length`], [`Error::NonFiniteInput`], or [`Error::Invalid`]
-    /// for bounds that cross.
-    pub fn check(&self, target_shape: &[usize], inputs: &Inputs<'_>) -> Result<()> {
+    /// if a lower clipping bound is negative or exceeds the upper one.
+    pub fn check(&self, target_shape: &[usize], inputs: &LossInputs<'_>) -> Result<()> {
         let count = match (self, target_shape) {
             (_, &[count]) => count,
             (Self::CrossEntropy, &[rows, columns]) => rows * columns,
@@ -43,7 +42,7 @@ impl Loss {
                 });
             }
         };
-        let needs: &[(&str, Option<&[f32]>)] = match self {
+        let required: &[(&str, Option<&[f32]>)] = match self {
             Self::CrossEntropy => &[],
             Self::Gspo(_) => &[
                 ("logprobs", inputs.logprobs),
@@ -57,25 +56,27 @@ impl Loss {
             ],
             _ => &[("logprobs", inputs.logprobs), ("advantages", inputs.advantages)],
         };
-        for (field, given) in needs {
-            if given.is_none() {
+        for (field, values) in required {
+            if values.is_none() {
                 let what = self.name().to_owned();
                 return Err(Error::MissingInput { what, field: (*field).to_owned() });
             }
         }
-        for (field, values) in self.reads(inputs) {
+        for (field, values) in self.used_inputs(inputs) {
             let Some(values) = values else { continue };
             if values.len() != count {
                 let field = field.to_owned();
                 return Err(Error::Length { field, expected: count, got: values.len() });
             }
             if let Some(index) = values.iter().position(|value| !value.is_finite()) {
-                // A token that never counts may say that it had no chance.
-                let idle = |at: usize| inputs.advantages.is_some_and(|a| a.get(at) == Some(&0.0));
-                let excused = |at: usize| values[at] == f32::NEG_INFINITY && idle(at);
-                let bad = |at: &usize| !values[*at].is_finite() && !excused(*at);
-                let first =
-                    if field == "logprobs" { (index..values.len()).find(bad) } else { Some(index) };
+                // A token without advantage contributes 0, so its log-probability may be -∞.
+                let ignored = |i: usize| inputs.advantages.is_some_and(|a| a.get(i) == Some(&0.0));
+                let allowed = |i: usize| values[i] == f32::NEG_INFINITY && ignored(i);
+                let invalid = |i: &usize| !values[*i].is_finite() && !allowed(*i);
+                let first = match field {
+                    "logprobs" => (index..values.len()).find(invalid),
+                    _ => Some(index),
+                };
                 if let Some(index) = first {
                     let (field, value) = (field.to_owned(), values[index]);
                     return Err(Error::NonFiniteInput { field, index, value });
@@ -85,27 +86,27 @@ impl Loss {
         self.check_bounds(count, inputs)
     }
 
-    /// The inputs that this loss reads.
-    fn reads<'a>(
+    /// Returns the inputs that this loss reads, with their names in the API.
+    fn used_inputs<'a>(
         &self,
-        inputs: &Inputs<'a>,
+        inputs: &LossInputs<'a>,
     ) -> impl Iterator<Item = (&'static str, Option<&'a [f32]>)> {
-        let rl = !matches!(self, Self::CrossEntropy);
+        let policy_gradient = !matches!(self, Self::CrossEntropy);
         let clips = self.clip().is_some();
         [
             (true, "weights", inputs.weights),
-            (rl, "logprobs", inputs.logprobs),
-            (rl, "advantages", inputs.advantages),
+            (policy_gradient, "logprobs", inputs.logprobs),
+            (policy_gradient, "advantages", inputs.advantages),
             (clips, "clip_low_threshold", inputs.clip_low),
             (clips, "clip_high_threshold", inputs.clip_high),
             (matches!(self, Self::Gspo(_)), "sequence_ratio_mask", inputs.sequence_ratio_mask),
             (matches!(self, Self::StableReinforce { .. }), "sampled_mask", inputs.sampled_mask),
         ]
         .into_iter()
-        .filter_map(|(read, field, values)| read.then_some((field, values)))
+        .filter_map(|(used, field, values)| used.then_some((field, values)))
     }
 
-    fn check_bounds(&self, count: usize, inputs: &Inputs<'_>) -> Result<()> {
+    fn check_bounds(&self, count: usize, inputs: &LossInputs<'_>) -> Result<()> {
         let Some(clip) = self.clip() else { return Ok(()) };
         if inputs.clip_low.is_none() && inputs.clip_high.is_none() {
             return Ok(());
@@ -114,8 +115,9 @@ impl Loss {
             let low = inputs.clip_low.map_or(clip.low, |low| f64::from(low[at]));
             let high = inputs.clip_high.map_or(clip.high, |high| f64::from(high[at]));
             if !(0.0 <= low && low <= high) {
-                let why = format!("{low} to {high} at position {at} is not a range of ratios");
-                return Err(Error::invalid("clip_low_threshold, clip_high_threshold", why));
+                let reason =
+                    format!("bounds {low} and {high} at position {at} are negative or reversed");
+                return Err(Error::invalid("clip_low_threshold, clip_high_threshold", reason));
             }
         }
         Ok(())

@@ -1,52 +1,53 @@
-//! What a batch reports besides log-probabilities.
+//! [`LossMetrics`]: metrics of a batch trained with a built-in loss.
 
-use super::token::Evaluated;
+use super::token::LossSums;
 
-/// What is reported of a batch; data are added in their order.
+/// Metrics of a batch. Data is added in batch order, so that sums are reproducible.
 ///
 /// ```
-/// use tinkex_engine::loss::Metrics;
+/// use tinkex_engine::loss::LossMetrics;
 ///
-/// assert_eq!(Metrics::default().named(), [("loss:sum".to_owned(), 0.0)]);
+/// assert_eq!(LossMetrics::default().named(), [("loss:sum".to_owned(), 0.0)]);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Metrics {
-    data: usize,
+pub struct LossMetrics {
+    data_count: usize,
     tokens: usize,
     loss: f64,
     weight: f64,
     clipped: Option<f64>,
 }
 
-impl Metrics {
-    /// Adds a datum of `tokens` positions.
-    pub fn add(&mut self, tokens: usize, out: &Evaluated) {
-        self.data += 1;
+impl LossMetrics {
+    /// Adds the result of a datum of `tokens` positions.
+    pub fn add(&mut self, tokens: usize, sums: &LossSums) {
+        self.data_count += 1;
         self.tokens += tokens;
-        self.loss += out.sum;
-        self.weight += out.weight;
-        if let Some(share) = out.clipped {
-            *self.clipped.get_or_insert(0.0) += share;
+        self.loss += sums.loss;
+        self.weight += sums.weight;
+        if let Some(fraction) = sums.clipped_fraction {
+            *self.clipped.get_or_insert(0.0) += fraction;
         }
     }
 
-    /// The loss of the batch.
+    /// Returns the loss, summed over the batch.
     #[must_use]
     pub fn loss(&self) -> f64 {
         self.loss
     }
 
-    /// Names and values. The part of a name after the colon says how batches are put together.
+    /// Returns names and values. The suffix of a name, `:sum` or `:mean`, states how the values of
+    /// several batches are combined.
     ///
-    /// An empty batch has its loss and nothing else: a mean of nothing is not a number.
+    /// An empty batch reports only its loss: the mean of no values is undefined.
     #[must_use]
     pub fn named(&self) -> Vec<(String, f64)> {
         let mut all = vec![("loss:sum".to_owned(), self.loss)];
-        if self.data > 0 {
+        if self.data_count > 0 {
             all.push(("tokens:sum".to_owned(), self.tokens as f64));
             all.push(("weight:sum".to_owned(), self.weight));
             if let Some(clipped) = self.clipped {
-                all.push(("ratio_clipped:mean".to_owned(), clipped / self.data as f64));
+                all.push(("ratio_clipped:mean".to_owned(), clipped / self.data_count as f64));
             }
         }
         all

@@ -1,16 +1,18 @@
-//! Losses: from the log-probabilities of targets to a number and its slope.
+//! Built-in losses.
 //!
-//! A loss here never sees a model. It gets, for one datum, the log-probability of every target
-//! under the current weights, and what the caller sent along; it gives the loss, and how the loss
-//! moves with each log-probability. Every loss is a plain sum over tokens: nothing is divided by
-//! tokens, data or calls.
+//! A loss is a function of the log-probabilities that the current weights give to the target tokens
+//! of one datum, and of further inputs such as weights or advantages. It returns its value and its
+//! derivative with respect to each log-probability. Every loss is a plain sum over tokens: it is not
+//! divided by the number of tokens, data or requests.
+//!
+//! Custom losses are evaluated by the `tinkex-autodiff` crate.
 
 mod inputs;
 mod metrics;
 mod settings;
 mod token;
 
-pub use inputs::Inputs;
-pub use metrics::Metrics;
-pub use settings::{Clip, Guesses, Loss};
-pub use token::Evaluated;
+pub use inputs::LossInputs;
+pub use metrics::LossMetrics;
+pub use settings::{ClipBounds, Loss, UnverifiedLosses};
+pub use token::LossSums;

@@ -1,101 +1,110 @@
-//! Which loss, and its settings.
+//! [`Loss`]: the built-in losses and their settings.
 
 use crate::{Error, Result};
 
-/// A loss with its settings.
+/// Built-in loss with its settings.
 ///
-/// In the formulas `p` is the log-probability of a target under the current weights, `q` the one it
-/// was sampled with, `r = exp(p - q)`, `A` its advantage; every term is multiplied by the token's
-/// weight, which is 1 if no weights are given.
+/// In the formulas, `p` is the log-probability of a target token under the current weights, `q` its
+/// log-probability when it was sampled, `r = exp(p - q)`, and `A` its advantage. Every term is
+/// multiplied by the token's weight, which is 1 if no weights are given.
 ///
 /// ```
-/// use tinkex_engine::loss::{Guesses, Inputs, Loss};
+/// use tinkex_engine::loss::{UnverifiedLosses, LossInputs, Loss};
 ///
-/// let loss = Loss::parse("cross_entropy", &[], Guesses::Refuse)?;
-/// let inputs = Inputs { weights: Some(&[0.0, 2.0]), ..Inputs::default() };
+/// let loss = Loss::parse("cross_entropy", &[], UnverifiedLosses::Reject)?;
+/// let inputs = LossInputs { weights: Some(&[0.0, 2.0]), ..LossInputs::default() };
 /// loss.check(&[2], &inputs)?;
-/// let mut slope = [0.0; 2];
-/// let out = loss.evaluate(&inputs, &[-3.0, -0.5], &mut slope)?;
-/// assert_eq!((out.sum, slope), (1.0, [0.0, -2.0]));
+/// let mut gradient = [0.0; 2];
+/// let sums = loss.evaluate(&inputs, &[-3.0, -0.5], &mut gradient)?;
+/// assert_eq!((sums.loss, gradient), (1.0, [0.0, -2.0]));
 /// # Ok::<_, tinkex_engine::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Loss {
-    /// `-p`. The only one that takes several targets per position.
+    /// `-p`. The only loss that accepts several targets per position.
     CrossEntropy,
     /// `-r A`.
     ImportanceSampling,
     /// `-min(r A, clip(r) A)`.
-    Ppo(Clip),
-    /// `-clip(r) p A`, with no slope through `clip(r)`.
-    Cispo(Clip),
+    Ppo(ClipBounds),
+    /// `-clip(r) p A`, where `clip(r)` is a constant.
+    Cispo(ClipBounds),
     /// `-(p A - beta/2 (p - q)²)`.
     Dro {
-        /// How hard `p` is held to `q`.
+        /// Coefficient of the squared distance between `p` and `q`.
         beta: f64,
     },
-    /// As [`Ppo`](Self::Ppo), with one ratio for all tokens of a datum: the exponential of the mean
-    /// of `p - q` over the tokens of `sequence_ratio_mask`.
-    Gspo(Clip),
-    /// `-min(r, 1) p A + kl_coeff/2 (p - q)²` on sampled tokens, with no slope through `min(r, 1)`.
+    /// [`Ppo`](Self::Ppo) with one ratio for all tokens of a datum: the exponential of the mean of
+    /// `p - q` over the tokens of `sequence_ratio_mask`.
+    Gspo(ClipBounds),
+    /// `-min(r, 1) p A + kl_coeff/2 (p - q)²` on sampled tokens, where `min(r, 1)` is a constant.
     ///
-    /// A guess: the service's formula is not public. See [`Guesses`].
+    /// The formula of the hosted service is not public, so this one is unverified. See
+    /// [`UnverifiedLosses`].
     StableReinforce {
-        /// How hard `p` is held to `q`.
+        /// Coefficient of the squared distance between `p` and `q`.
         kl_coeff: f64,
     },
 }
 
-/// Bounds of a ratio: themselves, not distances from 1. A ratio on a bound is inside.
+/// Bounds of the ratio `r`. They are ratios, not distances from 1. A ratio equal to a bound is inside.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Clip {
-    /// The lower bound.
+pub struct ClipBounds {
+    /// Lower bound, at least 0.
     pub low: f64,
-    /// The upper bound.
+    /// Upper bound, at least `low`.
     pub high: f64,
 }
 
-/// Whether to run what we could only guess.
+/// Whether losses are available whose formula could not be verified against the hosted service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Guesses {
-    /// No.
+pub enum UnverifiedLosses {
+    /// Such losses are rejected.
     #[default]
-    Refuse,
-    /// Yes; results are not comparable with the service's.
+    Reject,
+    /// Such losses are available; results may differ from the service's.
     Allow,
 }
 
 impl Loss {
-    /// The loss `name` with the settings that the caller gave; the others have their defaults.
+    /// Returns the loss `name` with these settings. Settings that are not listed have their defaults:
+    /// bounds 0.8 and 1.2 for `ppo` and `gspo`, 0 and 4 for `cispo`; `beta` 0.05 for `dro`.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an unknown name or setting, or a value outside its range;
-    /// [`Error::Unavailable`] for a guess that was not switched on.
-    pub fn parse(name: &str, settings: &[(&str, f64)], guesses: Guesses) -> Result<Self> {
+    /// [`Error::Unavailable`] for an unverified loss that is not allowed.
+    pub fn parse(
+        name: &str,
+        settings: &[(&str, f64)],
+        unverified: UnverifiedLosses,
+    ) -> Result<Self> {
         let mut loss = match name {
             "cross_entropy" => Self::CrossEntropy,
             "importance_sampling" => Self::ImportanceSampling,
-            "ppo" => Self::Ppo(Clip { low: 0.8, high: 1.2 }),
-            "cispo" => Self::Cispo(Clip { low: 0.0, high: 4.0 }),
+            "ppo" => Self::Ppo(ClipBounds { low: 0.8, high: 1.2 }),
+            "cispo" => Self::Cispo(ClipBounds { low: 0.0, high: 4.0 }),
             "dro" => Self::Dro { beta: 0.05 },
-            "gspo" => Self::Gspo(Clip { low: 0.8, high: 1.2 }),
-            "stable_reinforce" if guesses == Guesses::Allow => {
+            "gspo" => Self::Gspo(ClipBounds { low: 0.8, high: 1.2 }),
+            "stable_reinforce" if unverified == UnverifiedLosses::Allow => {
                 Self::StableReinforce { kl_coeff: 0.0 }
             }
             "stable_reinforce" => {
                 return Err(Error::Unavailable {
                     what: name.to_owned(),
-                    reason: "its formula is not public; a guess can be switched on",
+                    reason: "its formula is not public; an unverified one can be allowed",
                 });
             }
             other => {
                 let known = "cross_entropy, importance_sampling, ppo, cispo, dro and gspo";
-                return Err(Error::invalid("loss_fn", format!("{other:?} is not one of {known}")));
+                return Err(Error::invalid(
+                    "loss_fn",
+                    format!("unknown loss {other:?}, expected one of {known}"),
+                ));
             }
         };
         for &(key, value) in settings {
-            let slot = match (&mut loss, key) {
+            let setting = match (&mut loss, key) {
                 (Self::Ppo(clip) | Self::Cispo(clip) | Self::Gspo(clip), "clip_low_threshold") => {
                     &mut clip.low
                 }
@@ -110,21 +119,21 @@ impl Loss {
                 }
             };
             if !(value.is_finite() && value >= 0.0) {
-                let why = format!("{value} is not a finite number of at least 0");
-                return Err(Error::invalid(format!("loss_fn_config.{key}"), why));
+                let reason = format!("{value} is not finite and non-negative");
+                return Err(Error::invalid(format!("loss_fn_config.{key}"), reason));
             }
-            *slot = value;
+            *setting = value;
         }
         if let Self::Ppo(clip) | Self::Cispo(clip) | Self::Gspo(clip) = loss
             && clip.low > clip.high
         {
-            let why = format!("{} is above clip_high_threshold {}", clip.low, clip.high);
-            return Err(Error::invalid("loss_fn_config.clip_low_threshold", why));
+            let reason = format!("{} exceeds clip_high_threshold {}", clip.low, clip.high);
+            return Err(Error::invalid("loss_fn_config.clip_low_threshold", reason));
         }
         Ok(loss)
     }
 
-    /// Its name.
+    /// Returns the name of the loss in the API.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -138,8 +147,8 @@ impl Loss {
         }
     }
 
-    /// Its bounds of a ratio, if it has them.
-    pub(super) fn clip(&self) -> Option<Clip> {
+    /// Returns the clipping bounds, if the loss has any.
+    pub(super) fn clip(&self) -> Option<ClipBounds> {
         match self {
             Self::Ppo(clip) | Self::Cispo(clip) | Self::Gspo(clip) => Some(*clip),
             _ => None,

@@ -1,47 +1,54 @@
-//! The formulas, token by token.
+//! Evaluation of the built-in losses, token by token.
 //!
-//! Log-probabilities come in f32; a token's term is computed in f64 from them, because that costs
-//! nothing beside a model and makes sums independent of their order to well below f32.
+//! Log-probabilities are `f32`. Terms are computed and summed in `f64`: the cost is negligible next to
+//! the model, and the order of summation has no effect at the precision of `f32`.
 
-use super::inputs::Inputs;
-use super::settings::{Clip, Loss};
+use super::inputs::LossInputs;
+use super::settings::{ClipBounds, Loss};
 use crate::{Error, Result};
 
-/// What a loss says about one datum.
+/// Value of a loss for one datum.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Evaluated {
-    /// The loss, summed over the datum's targets.
-    pub sum: f64,
-    /// The sum of the weights.
+pub struct LossSums {
+    /// Loss, summed over the datum's targets.
+    pub loss: f64,
+    /// Sum of the weights.
     pub weight: f64,
-    /// For losses with bounds: the share of counted tokens whose ratio was outside.
-    pub clipped: Option<f64>,
+    /// For losses with clipping bounds: the fraction of tokens with a nonzero advantage whose ratio
+    /// is outside the bounds.
+    pub clipped_fraction: Option<f64>,
 }
 
-/// A token's term and its slope by `p`.
-type Term = (f64, f64);
+/// Term of one token, and its derivative with respect to `p`.
+type TokenTerm = (f64, f64);
 
 impl Loss {
-    /// The loss of a datum whose targets have the log-probabilities `p`, and its slope by each.
+    /// Computes the loss of a datum whose targets have the log-probabilities `p`, and writes its
+    /// derivative with respect to each of them to `gradient`.
     ///
-    /// `inputs` must have passed [`check`](Loss::check); several targets per position lie next to
-    /// each other. A token of weight 0 or advantage 0 gives exactly 0, whatever its ratio.
+    /// `inputs` must have passed [`check`](Loss::check). Several targets per position are adjacent. A
+    /// token with weight 0 or advantage 0 contributes exactly 0, whatever its ratio.
     ///
     /// # Errors
-    /// [`Error::NonFiniteResult`] if a term or slope is not a finite f32, [`Error::Length`] if
-    /// `slope` or an input is not as long as `p`, [`Error::MissingInput`]. `slope` then holds
-    /// nothing of use.
-    pub fn evaluate(&self, inputs: &Inputs<'_>, p: &[f32], slope: &mut [f32]) -> Result<Evaluated> {
+    /// [`Error::NonFiniteResult`] if a term or a slope is not finite, [`Error::Length`] if `gradient`
+    /// or an input has another length than `p`, [`Error::MissingInput`]. The content of `gradient` is
+    /// then unspecified.
+    pub fn evaluate(
+        &self,
+        inputs: &LossInputs<'_>,
+        p: &[f32],
+        gradient: &mut [f32],
+    ) -> Result<LossSums> {
         let len = |field: &str, got: usize| match got == p.len() {
             true => Ok(()),
             false => Err(Error::Length { field: field.to_owned(), expected: p.len(), got }),
         };
-        len("slope", slope.len())?;
+        len("gradient", gradient.len())?;
         let weights = inputs.weights;
         if let Some(weights) = weights {
             len("weights", weights.len())?;
         }
-        let needed = |field: &str, values| {
+        let required = |field: &str, values| {
             let missing =
                 || Error::MissingInput { what: self.name().to_owned(), field: field.to_owned() };
             let values: &[f32] = Option::ok_or_else(values, missing)?;
@@ -50,11 +57,13 @@ impl Loss {
         };
         let (q, advantages) = match self {
             Self::CrossEntropy => (p, p),
-            _ => (needed("logprobs", inputs.logprobs)?, needed("advantages", inputs.advantages)?),
+            _ => {
+                (required("logprobs", inputs.logprobs)?, required("advantages", inputs.advantages)?)
+            }
         };
         let advantage = |at: usize| f64::from(advantages[at]);
         let difference = |at: usize| f64::from(p[at]) - f64::from(q[at]);
-        let bounds = |at: usize, clip: Clip| Clip {
+        let bounds = |at: usize, clip: ClipBounds| ClipBounds {
             low: inputs.clip_low.map_or(clip.low, |low| f64::from(low[at])),
             high: inputs.clip_high.map_or(clip.high, |high| f64::from(high[at])),
         };
@@ -65,75 +74,81 @@ impl Loss {
                 len(field, values.len())?;
             }
         }
-        let mut counted = Counted::default();
+        let mut clipping = ClippingCounts::default();
         let mut out = match *self {
-            Self::CrossEntropy => self.sum(p, weights, slope, |at| (-f64::from(p[at]), -1.0)),
-            Self::ImportanceSampling => self.sum(p, weights, slope, |at| {
+            Self::CrossEntropy => self.sum(p, weights, gradient, |at| (-f64::from(p[at]), -1.0)),
+            Self::ImportanceSampling => self.sum(p, weights, gradient, |at| {
                 let term = times(advantage(at), difference(at).exp());
                 (-term, -term)
             }),
-            Self::Ppo(clip) => self.sum(p, weights, slope, |at| {
+            Self::Ppo(clip) => self.sum(p, weights, gradient, |at| {
                 let ratio = difference(at).exp();
                 let clip = bounds(at, clip);
-                counted.see(advantage(at), ratio, clip);
+                clipping.add(advantage(at), ratio, clip);
                 clipped_term(ratio, advantage(at), clip)
             }),
-            Self::Cispo(clip) => self.sum(p, weights, slope, |at| {
+            Self::Cispo(clip) => self.sum(p, weights, gradient, |at| {
                 let ratio = difference(at).exp();
                 let clip = bounds(at, clip);
-                counted.see(advantage(at), ratio, clip);
-                let held = times(advantage(at), ratio.clamp(clip.low, clip.high));
-                (-times(held, f64::from(p[at])), -held)
+                clipping.add(advantage(at), ratio, clip);
+                let clipped = times(advantage(at), ratio.clamp(clip.low, clip.high));
+                (-times(clipped, f64::from(p[at])), -clipped)
             }),
-            Self::Dro { beta } => self.sum(p, weights, slope, |at| {
+            Self::Dro { beta } => self.sum(p, weights, gradient, |at| {
                 let (a, d) = (advantage(at), difference(at));
-                let pull = times(beta, d);
-                (-(times(a, f64::from(p[at])) - times(pull, d) / 2.0), -(a - pull))
+                let penalty_slope = times(beta, d);
+                (
+                    -(times(a, f64::from(p[at])) - times(penalty_slope, d) / 2.0),
+                    -(a - penalty_slope),
+                )
             }),
             Self::Gspo(clip) => {
-                let mask = needed("sequence_ratio_mask", inputs.sequence_ratio_mask)?;
+                let mask = required("sequence_ratio_mask", inputs.sequence_ratio_mask)?;
                 let ratio = sequence_ratio(mask, difference);
-                self.sum(p, weights, slope, |at| {
+                self.sum(p, weights, gradient, |at| {
                     let clip = bounds(at, clip);
-                    counted.see(advantage(at), ratio, clip);
+                    clipping.add(advantage(at), ratio, clip);
                     clipped_term(ratio, advantage(at), clip)
                 })
             }
             Self::StableReinforce { kl_coeff } => {
-                let sampled = needed("sampled_mask", inputs.sampled_mask)?;
-                self.sum(p, weights, slope, |at| {
+                let sampled = required("sampled_mask", inputs.sampled_mask)?;
+                self.sum(p, weights, gradient, |at| {
                     if sampled[at] == 0.0 {
                         return (0.0, 0.0);
                     }
                     let d = difference(at);
-                    let held = times(advantage(at), d.exp().min(1.0));
-                    let pull = times(kl_coeff, d);
-                    (-times(held, f64::from(p[at])) + times(pull, d) / 2.0, -held + pull)
+                    let clipped = times(advantage(at), d.exp().min(1.0));
+                    let penalty_slope = times(kl_coeff, d);
+                    (
+                        -times(clipped, f64::from(p[at])) + times(penalty_slope, d) / 2.0,
+                        -clipped + penalty_slope,
+                    )
                 })
             }
         }?;
         if self.clip().is_some() {
-            out.clipped = Some(counted.share());
+            out.clipped_fraction = Some(clipping.fraction());
         }
         Ok(out)
     }
 
-    /// Adds up the terms of the tokens that count.
+    /// Sums the terms of the tokens with a nonzero weight.
     fn sum(
         &self,
         p: &[f32],
         weights: Option<&[f32]>,
-        slope: &mut [f32],
-        mut term: impl FnMut(usize) -> Term,
-    ) -> Result<Evaluated> {
-        let mut out = Evaluated::default();
-        for (at, slope) in slope.iter_mut().enumerate() {
+        gradient: &mut [f32],
+        mut term: impl FnMut(usize) -> TokenTerm,
+    ) -> Result<LossSums> {
+        let mut out = LossSums::default();
+        for (at, slope) in gradient.iter_mut().enumerate() {
             if p[at].is_nan() {
                 return Err(Error::NonFiniteResult {
                     what: "the log-probability of the target".to_owned(),
                     index: at,
                     value: f64::NAN,
-                    hint: "the weights no longer compute numbers; load an earlier checkpoint",
+                    hint: "the model weights contain NaN; load an earlier checkpoint",
                 });
             }
             let weight = weights.map_or(1.0, |weights| f64::from(weights[at]));
@@ -151,7 +166,7 @@ impl Loss {
                     self.overflow(at, if loss.is_finite() { f64::from(by_p) } else { loss })
                 );
             }
-            out.sum += loss;
+            out.loss += loss;
             *slope = by_p;
         }
         Ok(out)
@@ -162,26 +177,27 @@ impl Loss {
             what: format!("the {} loss or its gradient", self.name()),
             index,
             value,
-            hint: "the log-probabilities are too far from those of sampling; \
-                   sample with newer weights, or give the token the weight 0",
+            hint: "the policy is too far from the one that sampled; \
+                   sample with newer weights, or set the weight of the token to 0",
         }
     }
 }
 
-/// A product in which zero wins over infinity.
+/// Multiplies, with 0 · ∞ = 0.
 fn times(a: f64, b: f64) -> f64 {
     if a == 0.0 || b == 0.0 { 0.0 } else { a * b }
 }
 
-/// `-min(r A, clip(r) A)`. A ratio on a bound is inside: its slope passes.
-fn clipped_term(ratio: f64, advantage: f64, clip: Clip) -> Term {
-    let free = times(advantage, ratio);
-    let held = times(advantage, ratio.clamp(clip.low, clip.high));
+/// Computes `-min(r A, clip(r) A)`. A ratio equal to a bound is inside, so its slope is not 0.
+fn clipped_term(ratio: f64, advantage: f64, clip: ClipBounds) -> TokenTerm {
+    let unclipped = times(advantage, ratio);
+    let clipped = times(advantage, ratio.clamp(clip.low, clip.high));
     let inside = (clip.low..=clip.high).contains(&ratio);
-    if inside || free < held { (-free, -free) } else { (-held, 0.0) }
+    if inside || unclipped < clipped { (-unclipped, -unclipped) } else { (-clipped, 0.0) }
 }
 
-/// The one ratio of a datum: the exponential of the mean difference over the mask, 1 if it is empty.
+/// Computes the ratio of a datum: the exponential of the mean difference over the masked tokens, or 1
+/// if there are none.
 fn sequence_ratio(mask: &[f32], difference: impl Fn(usize) -> f64) -> f64 {
     let mut count = 0.0;
     let mut total = 0.0;
@@ -192,24 +208,24 @@ fn sequence_ratio(mask: &[f32], difference: impl Fn(usize) -> f64) -> f64 {
     if count == 0.0 { 1.0 } else { (total / count).exp() }
 }
 
-/// How many tokens with an advantage there were, and how many of them outside the bounds.
+/// Number of tokens with a nonzero advantage, and how many of them are outside the bounds.
 #[derive(Default)]
-struct Counted {
-    all: f64,
+struct ClippingCounts {
+    total: f64,
     outside: f64,
 }
 
-impl Counted {
-    fn see(&mut self, advantage: f64, ratio: f64, clip: Clip) {
+impl ClippingCounts {
+    fn add(&mut self, advantage: f64, ratio: f64, clip: ClipBounds) {
         if advantage != 0.0 {
-            self.all += 1.0;
+            self.total += 1.0;
             if !(clip.low..=clip.high).contains(&ratio) {
                 self.outside += 1.0;
             }
         }
     }
 
-    fn share(&self) -> f64 {
-        if self.all == 0.0 { 0.0 } else { self.outside / self.all }
+    fn fraction(&self) -> f64 {
+        if self.total == 0.0 { 0.0 } else { self.outside / self.total }
     }
 }

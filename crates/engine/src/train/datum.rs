@@ -5,7 +5,7 @@ use tinkex_autodiff::TensorView;
 use super::forward_pass::TrainingSequence;
 use super::objective::TrainingObjective;
 use crate::file::ModelConfig;
-use crate::loss::Inputs;
+use crate::loss::LossInputs;
 use crate::{Error, Result};
 
 /// One training example: what the model reads, and which tokens should follow each position.
@@ -18,7 +18,7 @@ pub struct Datum<'a> {
     /// Targets of a position in a two-dimensional datum; `None` for the usual one.
     pub columns: Option<usize>,
     /// What a built-in loss reads besides.
-    pub inputs: Inputs<'a>,
+    pub inputs: LossInputs<'a>,
     /// What a custom loss reads besides the log-probabilities, in the order of its inputs.
     pub graph_inputs: &'a [TensorView<'a>],
 }

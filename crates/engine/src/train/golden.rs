@@ -136,7 +136,7 @@ fn gradients_are_those_of_torch_whatever_is_kept() {
 /// Ten optimizer steps end where torch's ended.
 #[test]
 fn ten_steps_of_each_optimizer_end_where_torch_does() {
-    use crate::loss::{Inputs, Loss};
+    use crate::loss::{Loss, LossInputs};
     use crate::optim::{AdamParams, DimuonParams, OptimizerKind, StepParams};
     use crate::train::{Datum as Example, Trainer, TrainingObjective};
     for name in MODELS {
@@ -151,7 +151,7 @@ fn ten_steps_of_each_optimizer_end_where_torch_does() {
             .map(|(datum, weights)| Example {
                 tokens: &datum.input,
                 targets: &datum.target,
-                inputs: Inputs { weights: Some(weights), ..Inputs::default() },
+                inputs: LossInputs { weights: Some(weights), ..LossInputs::default() },
                 ..Example::default()
             })
             .collect();

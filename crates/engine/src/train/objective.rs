@@ -4,7 +4,7 @@ use tinkex_autodiff::LossProgram;
 
 use super::datum::Datum;
 use crate::Result;
-use crate::loss::{Evaluated, Loss, Metrics};
+use crate::loss::{Loss, LossMetrics, LossSums};
 
 /// What a batch is trained for.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ pub struct TrainingOutput {
 /// What a loss says about one datum, to be added up in the order of the data.
 #[derive(Debug)]
 pub(super) enum DatumLoss {
-    Loss(Evaluated),
+    Loss(LossSums),
     Graph { loss: f64, metrics: NamedValues },
 }
 
@@ -59,7 +59,7 @@ impl TrainingObjective<'_> {
 
 /// The metrics of a batch.
 pub(super) fn report(data: &[Datum<'_>], parts: Vec<DatumLoss>) -> NamedValues {
-    let mut built_in = Metrics::default();
+    let mut built_in = LossMetrics::default();
     let (mut custom, mut total): (Option<NamedValues>, f64) = (None, 0.0);
     for (datum, part) in data.iter().zip(parts) {
         match part {

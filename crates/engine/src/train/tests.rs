@@ -2,7 +2,7 @@
 
 use super::golden::{data, folder};
 use super::{Datum, TrainingObjective};
-use crate::loss::{Inputs, Loss};
+use crate::loss::{Loss, LossInputs};
 use crate::optim::{AdamParams, OptimizerKind, StepParams};
 use crate::{Engine, EngineOptions, Error, LoraConfig, Trainer, builtin};
 
@@ -100,7 +100,7 @@ fn a_bad_datum_is_refused_and_changes_nothing() {
     let nan = [f32::NAN; 12];
     let huge = [f32::MAX; 12];
     let with = |weights| Datum {
-        inputs: Inputs { weights: Some(weights), ..Inputs::default() },
+        inputs: LossInputs { weights: Some(weights), ..LossInputs::default() },
         ..datum(&good)
     };
     let empty = Datum::default();

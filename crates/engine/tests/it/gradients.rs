@@ -3,7 +3,7 @@
 use serde_json::Value;
 use tinkex_autodiff::{GraphInput, LossGraph, LossProgram, TensorView};
 use tinkex_engine::file::{TensorFile, UnembeddingName};
-use tinkex_engine::loss::{Guesses, Inputs, Loss};
+use tinkex_engine::loss::{Loss, LossInputs, UnverifiedLosses};
 use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
 use tinkex_engine::train::{Datum, TrainingObjective};
 use tinkex_engine::{Engine, EngineOptions, Trainer};
@@ -68,7 +68,7 @@ impl RecordedDatum {
     fn datum<'a>(&'a self, loss: &str, graph_inputs: &'a [TensorView<'a>]) -> Datum<'a> {
         let one = Datum { tokens: &self.tokens, targets: &self.target, ..Datum::default() };
         let two = Datum { targets: &self.targets2, columns: Some(3), ..one };
-        let weighted = |weights| Inputs { weights: Some(weights), ..Inputs::default() };
+        let weighted = |weights| LossInputs { weights: Some(weights), ..LossInputs::default() };
         match loss {
             "cross_entropy" => Datum { inputs: weighted(&self.weights), ..one },
             "cross_entropy_targets" => Datum { inputs: weighted(&self.weights2), ..two },
@@ -76,11 +76,11 @@ impl RecordedDatum {
             "custom" => Datum { graph_inputs, ..one },
             "custom_targets" => Datum { graph_inputs, ..two },
             _ => {
-                let inputs = Inputs {
+                let inputs = LossInputs {
                     logprobs: Some(&self.logprobs),
                     advantages: Some(&self.advantages),
                     sequence_ratio_mask: Some(&self.mask),
-                    ..Inputs::default()
+                    ..LossInputs::default()
                 };
                 Datum { inputs, ..one }
             }
@@ -108,7 +108,7 @@ fn built_in(loss: &str, about: &Value) -> Loss {
     let settings = about["config"].as_object().unwrap();
     let settings: Vec<(&str, f64)> =
         settings.iter().map(|(key, value)| (key.as_str(), number(value))).collect();
-    Loss::parse(name, &settings, Guesses::Refuse).unwrap()
+    Loss::parse(name, &settings, UnverifiedLosses::Reject).unwrap()
 }
 
 /// Returns the accumulated gradients of a trainer: with beta1 = 0 they are Adam's first moments.

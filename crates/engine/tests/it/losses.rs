@@ -1,10 +1,10 @@
-//! Built-in losses against `fixtures/semantics/losses.json`, and their slopes against differences.
+//! Built-in losses against `fixtures/semantics/losses.json` and against finite differences.
 
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use serde_json::Value;
-use tinkex_engine::loss::{Guesses, Inputs, Loss, Metrics};
+use tinkex_engine::loss::{Loss, LossInputs, LossMetrics, UnverifiedLosses};
 use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
 use tinkex_engine::train::Datum;
 use tinkex_engine::{Engine, EngineOptions, Error, ErrorKind, LoraConfig};
@@ -14,13 +14,14 @@ use crate::golden::folder;
 
 const REL: f64 = 2e-6;
 
-/// The lists that a case gives, and their shape.
-struct Given {
+/// Loss inputs of a recorded case.
+struct CaseInputs {
     lists: BTreeMap<String, Vec<f32>>,
+    /// Shape of the targets.
     shape: Vec<usize>,
 }
 
-impl Given {
+impl CaseInputs {
     fn new(inputs: &Value) -> Self {
         let lists = inputs.as_object().unwrap().iter();
         let lists = lists.map(|(key, value)| (key.clone(), floats(value))).collect();
@@ -31,8 +32,8 @@ impl Given {
         self.lists.get(key).map(Vec::as_slice)
     }
 
-    fn inputs(&self) -> Inputs<'_> {
-        Inputs {
+    fn inputs(&self) -> LossInputs<'_> {
+        LossInputs {
             weights: self.get("weights"),
             logprobs: self.get("logprobs").or(self.get("recorded_logprobs")),
             advantages: self.get("advantages"),
@@ -49,48 +50,48 @@ fn loss_of(case: &Value) -> Result<Loss, Error> {
     let config = case["loss_fn_config"].as_object().unwrap_or(&none);
     let config: Vec<(&str, f64)> =
         config.iter().map(|(key, value)| (key.as_str(), number(value))).collect();
-    Loss::parse(case["loss_fn"].as_str().unwrap(), &config, Guesses::Allow)
+    Loss::parse(case["loss_fn"].as_str().unwrap(), &config, UnverifiedLosses::Allow)
 }
 
 #[test]
-fn every_case_has_its_loss_and_slope() {
+fn every_case_has_its_recorded_loss_and_gradient() {
     let fixture = semantics("losses.json");
     let cases = fixture["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 66);
     for case in cases {
         let name = case["name"].as_str().unwrap();
-        let (loss, given) = (loss_of(case).unwrap(), Given::new(&case["inputs"]));
-        let (inputs, p) = (given.inputs(), given.get("target_logprobs").unwrap());
-        loss.check(&given.shape, &inputs).unwrap();
+        let (loss, recorded) = (loss_of(case).unwrap(), CaseInputs::new(&case["inputs"]));
+        let (inputs, p) = (recorded.inputs(), recorded.get("target_logprobs").unwrap());
+        loss.check(&recorded.shape, &inputs).unwrap();
         let mut slope = vec![f32::NAN; p.len()];
         let out = loss.evaluate(&inputs, p, &mut slope).unwrap();
         let expect = &case["expect"];
-        close(name, &[out.sum], &[number(&expect["loss_sum"])], REL, REL);
+        close(name, &[out.loss], &[number(&expect["loss_sum"])], REL, REL);
         close(name, &wide(&slope), &numbers(&expect["grad_target_logprobs"]), REL, REL);
 
-        // One token at a time, by its weight alone.
-        let each = numbers(&expect["elementwise_loss"]);
-        for (at, want) in each.iter().enumerate() {
+        // A weight of 0 for all other tokens isolates the term of one token.
+        let terms = numbers(&expect["elementwise_loss"]);
+        for (at, want) in terms.iter().enumerate() {
             let mut one = vec![0.0; p.len()];
             one[at] = inputs.weights.map_or(1.0, |weights| weights[at]);
-            let inputs = Inputs { weights: Some(&one), ..inputs };
+            let inputs = LossInputs { weights: Some(&one), ..inputs };
             let out = loss.evaluate(&inputs, p, &mut slope).unwrap();
-            close(&format!("{name} token {at}"), &[out.sum], &[*want], REL, REL);
+            close(&format!("{name} token {at}"), &[out.loss], &[*want], REL, REL);
         }
     }
 }
 
 #[test]
-fn batches_add_up() {
+fn batch_metrics_are_sums_over_data() {
     for case in semantics("losses.json")["batches"].as_array().unwrap() {
         let name = case["name"].as_str().unwrap();
         let loss = loss_of(case).unwrap();
-        let mut metrics = Metrics::default();
+        let mut metrics = LossMetrics::default();
         for (i, datum) in case["data"].as_array().unwrap().iter().enumerate() {
-            let given = Given::new(datum);
-            let p = given.get("target_logprobs").unwrap();
+            let recorded = CaseInputs::new(datum);
+            let p = recorded.get("target_logprobs").unwrap();
             let mut slope = vec![0.0; p.len()];
-            let out = loss.evaluate(&given.inputs(), p, &mut slope).unwrap();
+            let out = loss.evaluate(&recorded.inputs(), p, &mut slope).unwrap();
             metrics.add(p.len(), &out);
             let want = &case["expect"]["per_datum"][i]["grad_target_logprobs"];
             close(name, &wide(&slope), &numbers(want), REL, REL);
@@ -103,16 +104,16 @@ fn batches_add_up() {
     }
 }
 
-/// The chain that the engine's fused kernels compute, written out plainly.
+/// Applies the chain rule through log-softmax, which the engine's fused kernels compute in one pass.
 #[test]
-fn slopes_by_logits_follow() {
+fn gradients_with_respect_to_logits_follow_from_the_loss() {
     for case in semantics("losses.json")["logits_cases"].as_array().unwrap() {
         let name = case["name"].as_str().unwrap();
         let loss = loss_of(case).unwrap();
         let rows: Vec<Vec<f64>> = case["logits"].as_array().unwrap().iter().map(numbers).collect();
         let targets = case["target_tokens"].as_array().unwrap();
         let logs: Vec<Vec<f64>> = rows.iter().map(|row| log_softmax(row)).collect();
-        #[expect(clippy::cast_possible_truncation, reason = "as a model would report it")]
+        #[expect(clippy::cast_possible_truncation, reason = "models report f32")]
         #[expect(clippy::cast_sign_loss, reason = "tokens are not negative")]
         let picked: Vec<Vec<(usize, f32)>> = targets
             .iter()
@@ -124,12 +125,12 @@ fn slopes_by_logits_follow() {
             .collect();
         let p: Vec<f32> = picked.iter().flatten().map(|(_, p)| *p).collect();
         close(name, &wide(&p), &numbers(&case["expect"]["logprobs"]), REL, REL);
-        let mut given = Given::new(&case["inputs"]);
-        given.shape = shape(&case["target_tokens"]);
-        loss.check(&given.shape, &given.inputs()).unwrap();
+        let mut recorded = CaseInputs::new(&case["inputs"]);
+        recorded.shape = shape(&case["target_tokens"]);
+        loss.check(&recorded.shape, &recorded.inputs()).unwrap();
         let mut slope = vec![0.0; p.len()];
-        let out = loss.evaluate(&given.inputs(), &p, &mut slope).unwrap();
-        close(name, &[out.sum], &[number(&case["expect"]["loss_sum"])], REL, REL);
+        let out = loss.evaluate(&recorded.inputs(), &p, &mut slope).unwrap();
+        close(name, &[out.loss], &[number(&case["expect"]["loss_sum"])], REL, REL);
         let mut slopes = slope.iter();
         let by_logits: Vec<f64> = picked
             .iter()
@@ -150,14 +151,14 @@ fn slopes_by_logits_follow() {
 }
 
 fn log_softmax(row: &[f64]) -> Vec<f64> {
-    let top = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let total = row.iter().map(|x| (x - top).exp()).sum::<f64>().ln() + top;
+    let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let total = row.iter().map(|x| (x - max).exp()).sum::<f64>().ln() + max;
     row.iter().map(|x| x - total).collect()
 }
 
-/// Every error case, through the trainer, which is the same afterwards.
+/// Runs every error case through the trainer, whose gradient must stay zero.
 #[test]
-fn mistakes_are_refused() {
+fn invalid_requests_are_rejected_and_change_nothing() {
     let engine = Engine::open(folder("qwen2"), EngineOptions::default()).unwrap();
     let vocab = engine.config().vocab_size;
     let lora = LoraConfig { rank: 4, ..LoraConfig::default() };
@@ -181,8 +182,7 @@ fn mistakes_are_refused() {
             };
             if key == "target_tokens" {
                 if about["dtype"] == "float32" {
-                    // Targets are whole numbers by their type here; the server, whose tensors
-                    // have types of their own, says no to any other.
+                    // The engine's targets are integers by type; the server rejects float targets.
                     assert_eq!(name, "wrong_dtype_targets");
                     targets.clear();
                     continue;
@@ -195,15 +195,15 @@ fn mistakes_are_refused() {
                 lists.insert(key.clone(), values);
             }
         }
-        // What the case leaves out is good, unless its absence is the point.
+        // Inputs that the case does not list are valid, unless their absence is the error.
         for key in ["logprobs", "advantages"] {
             if name != format!("missing_{key}") {
                 lists.entry(key.to_owned()).or_insert_with(|| vec![0.0; targets.len()]);
             }
         }
         let columns = shape.get(1).copied();
-        let given = Given { lists, shape };
-        let inputs = given.inputs();
+        let recorded = CaseInputs { lists, shape };
+        let inputs = recorded.inputs();
         let datum =
             Datum { tokens: &tokens, targets: &targets, columns, inputs, graph_inputs: &[] };
         let outcome =
@@ -211,23 +211,23 @@ fn mistakes_are_refused() {
         let error = outcome.expect_err(name);
         assert_eq!(error.kind(), ErrorKind::Input, "{name}: {error}");
         if name == "nan_advantage" {
-            let why = std::error::Error::source(&error).unwrap().to_string();
-            assert!(why.contains("NonFiniteInTensor"), "{why}");
+            let cause = std::error::Error::source(&error).unwrap().to_string();
+            assert!(cause.contains("NonFiniteInTensor"), "{cause}");
         }
     }
     let report = trainer.optim_step(&StepParams::Adam(AdamParams::default())).unwrap();
-    assert_eq!(report.grad_norm, 0.0, "nothing was added");
+    assert_eq!(report.grad_norm, 0.0, "no gradient was accumulated");
 }
 
 #[test]
-fn a_guess_runs_only_when_switched_on() {
-    let error = Loss::parse("stable_reinforce", &[], Guesses::Refuse).unwrap_err();
+fn an_unverified_loss_must_be_allowed() {
+    let error = Loss::parse("stable_reinforce", &[], UnverifiedLosses::Reject).unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
-    assert!(Loss::parse("stable_reinforce", &[("kl_coeff", 0.1)], Guesses::Allow).is_ok());
+    assert!(Loss::parse("stable_reinforce", &[("kl_coeff", 0.1)], UnverifiedLosses::Allow).is_ok());
 }
 
 #[test]
-fn settings_outside_their_range_are_refused() {
+fn settings_outside_their_range_are_rejected() {
     for (name, key, value) in [
         ("ppo", "clip_low_threshold", -0.1),
         ("ppo", "clip_high_threshold", f64::NAN),
@@ -236,32 +236,33 @@ fn settings_outside_their_range_are_refused() {
         ("dro", "clip_low_threshold", 0.5),
         ("cross_entropy", "beta", 0.5),
     ] {
-        let error = Loss::parse(name, &[(key, value)], Guesses::Refuse).unwrap_err();
+        let error = Loss::parse(name, &[(key, value)], UnverifiedLosses::Reject).unwrap_err();
         assert!(error.to_string().contains(key), "{error}");
     }
 }
 
 #[test]
-fn a_token_without_a_chance_may_say_so_if_it_does_not_count() {
-    let loss = Loss::parse("ppo", &[], Guesses::Refuse).unwrap();
+fn a_token_without_advantage_may_have_an_infinite_logprob() {
+    let loss = Loss::parse("ppo", &[], UnverifiedLosses::Reject).unwrap();
     let q = [f32::NEG_INFINITY, -1.0];
-    let counted = |advantages| Inputs { logprobs: Some(&q), advantages, ..Inputs::default() };
-    let idle = counted(Some(&[0.0, 1.0]));
-    loss.check(&[2], &idle).unwrap();
+    let with_advantages =
+        |advantages| LossInputs { logprobs: Some(&q), advantages, ..LossInputs::default() };
+    let ignored = with_advantages(Some(&[0.0, 1.0]));
+    loss.check(&[2], &ignored).unwrap();
     let mut slope = [0.0; 2];
-    let out = loss.evaluate(&idle, &[-1.0, -1.0], &mut slope).unwrap();
-    assert_eq!((out.sum, slope), (-1.0, [0.0, -1.0]));
-    let error = loss.check(&[2], &counted(Some(&[1.0, 1.0]))).unwrap_err();
+    let out = loss.evaluate(&ignored, &[-1.0, -1.0], &mut slope).unwrap();
+    assert_eq!((out.loss, slope), (-1.0, [0.0, -1.0]));
+    let error = loss.check(&[2], &with_advantages(Some(&[1.0, 1.0]))).unwrap_err();
     assert!(matches!(error, Error::NonFiniteInput { index: 0, .. }), "{error}");
 }
 
 #[test]
 fn an_overflowing_ratio_is_an_error_that_names_the_token() {
     let loss = Loss::ImportanceSampling;
-    let inputs = Inputs {
+    let inputs = LossInputs {
         logprobs: Some(&[-1.0, -200.0]),
         advantages: Some(&[1.0, 1.0]),
-        ..Inputs::default()
+        ..LossInputs::default()
     };
     loss.check(&[2], &inputs).unwrap();
     let error = loss.evaluate(&inputs, &[-1.0, -0.5], &mut [0.0; 2]).unwrap_err();
@@ -272,20 +273,21 @@ fn an_overflowing_ratio_is_an_error_that_names_the_token() {
 }
 
 #[test]
-fn bounds_that_cross_at_a_token_are_refused() {
-    let loss = Loss::parse("cispo", &[], Guesses::Refuse).unwrap();
-    let inputs = Inputs {
+fn reversed_bounds_of_a_token_are_rejected() {
+    let loss = Loss::parse("cispo", &[], UnverifiedLosses::Reject).unwrap();
+    let inputs = LossInputs {
         logprobs: Some(&[0.0; 2]),
         advantages: Some(&[1.0; 2]),
         clip_low: Some(&[0.5, 5.0]),
-        ..Inputs::default()
+        ..LossInputs::default()
     };
     let error = loss.check(&[2], &inputs).unwrap_err();
     assert!(error.to_string().contains("position 1"), "{error}");
 }
 
-/// The formulas again, as functions of `p` alone with everything that has no slope held fixed.
-fn plainly(loss: &Loss, p: f64, at_p: f64, ratio0: f64, q: f64, a: f64) -> f64 {
+/// Computes the term of a token as a function of `p`. `at_p` is the point of evaluation, used where the
+/// formula treats a ratio as a constant; `ratio0` is the sequence ratio there.
+fn reference_term(loss: &Loss, p: f64, at_p: f64, ratio0: f64, q: f64, a: f64) -> f64 {
     let ratio = (p - q).exp();
     match *loss {
         Loss::CrossEntropy => -p,
@@ -301,27 +303,27 @@ fn plainly(loss: &Loss, p: f64, at_p: f64, ratio0: f64, q: f64, a: f64) -> f64 {
             let c = (at_p - q).exp().min(1.0);
             -c * a * p + kl_coeff / 2.0 * (p - q) * (p - q)
         }
-        _ => panic!("a loss without a test"),
+        _ => panic!("no reference formula for {loss:?}"),
     }
 }
 
 proptest! {
-    /// Central differences of the plain formulas, away from the kinks.
+    /// Compares with central differences of the reference formulas, away from the kinks.
     #[test]
-    fn slopes_are_those_of_finite_differences(
+    fn gradients_agree_with_finite_differences(
         tokens in prop::collection::vec((-4.0_f32..0.0, -4.0_f32..0.0, -2.0_f32..2.0, -1.0_f32..2.0), 1..6),
         which in 0_usize..7,
     ) {
         let names = ["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce"];
-        let loss = Loss::parse(names[which], &[], Guesses::Allow).unwrap();
+        let loss = Loss::parse(names[which], &[], UnverifiedLosses::Allow).unwrap();
         let p: Vec<f32> = tokens.iter().map(|t| t.0).collect();
         let q: Vec<f32> = tokens.iter().map(|t| t.1).collect();
         let a: Vec<f32> = tokens.iter().map(|t| t.2).collect();
         let w: Vec<f32> = tokens.iter().map(|t| t.3).collect();
         let ones = vec![1.0; p.len()];
-        let inputs = Inputs {
+        let inputs = LossInputs {
             weights: Some(&w), logprobs: Some(&q), advantages: Some(&a),
-            sequence_ratio_mask: Some(&ones), sampled_mask: Some(&ones), ..Inputs::default()
+            sequence_ratio_mask: Some(&ones), sampled_mask: Some(&ones), ..LossInputs::default()
         };
         loss.check(&[p.len()], &inputs).unwrap();
         let mut slope = vec![0.0; p.len()];
@@ -331,40 +333,40 @@ proptest! {
         let mut total = 0.0;
         for i in 0..p.len() {
             let (p, q, a, w) = (f64::from(p[i]), f64::from(q[i]), f64::from(a[i]), f64::from(w[i]));
-            total += w * plainly(&loss, p, p, s, q, a);
+            total += w * reference_term(&loss, p, p, s, q, a);
             let ratio = if which == 5 { s } else { (p - q).exp() };
             let kink = [0.8, 1.2, 1.0, 4.0].iter().any(|edge| (ratio - edge).abs() < 1e-3);
             if kink {
                 continue;
             }
             let h = 1e-5;
-            let up = plainly(&loss, p + h, p, s, q, a);
-            let down = plainly(&loss, p - h, p, s, q, a);
+            let up = reference_term(&loss, p + h, p, s, q, a);
+            let down = reference_term(&loss, p - h, p, s, q, a);
             let want = w * (up - down) / (2.0 * h);
             let got = f64::from(slope[i]);
             prop_assert!((got - want).abs() <= 1e-5 * (1.0 + want.abs()), "{}: {got} instead of {want}", loss.name());
         }
-        prop_assert!((out.sum - total).abs() <= 1e-9 * (1.0 + total.abs()));
+        prop_assert!((out.loss - total).abs() <= 1e-9 * (1.0 + total.abs()));
     }
 
-    /// Whatever is sent, the answer is numbers or an error.
+    /// For any input the result is finite or an error.
     #[test]
-    fn no_input_makes_a_nan(
+    fn results_are_finite_for_any_input(
         tokens in prop::collection::vec((any::<f32>(), any::<f32>(), any::<f32>(), any::<f32>()), 0..5),
         which in 0_usize..7,
     ) {
         let names = ["cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce"];
-        let loss = Loss::parse(names[which], &[], Guesses::Allow).unwrap();
+        let loss = Loss::parse(names[which], &[], UnverifiedLosses::Allow).unwrap();
         let list = |f: fn(&(f32, f32, f32, f32)) -> f32| tokens.iter().map(f).collect::<Vec<_>>();
         let (p, q, a, w) = (list(|t| t.0), list(|t| t.1), list(|t| t.2), list(|t| t.3));
-        let inputs = Inputs {
+        let inputs = LossInputs {
             weights: Some(&w), logprobs: Some(&q), advantages: Some(&a),
-            sequence_ratio_mask: Some(&w), sampled_mask: Some(&w), ..Inputs::default()
+            sequence_ratio_mask: Some(&w), sampled_mask: Some(&w), ..LossInputs::default()
         };
         if loss.check(&[p.len()], &inputs).is_ok() {
             let mut slope = vec![0.0; p.len()];
             if let Ok(out) = loss.evaluate(&inputs, &p, &mut slope) {
-                prop_assert!(out.sum.is_finite());
+                prop_assert!(out.loss.is_finite());
                 prop_assert!(slope.iter().all(|slope| slope.is_finite()));
             }
         }

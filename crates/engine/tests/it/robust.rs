@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use tinkex_engine::file::{DType, UnembeddingName};
-use tinkex_engine::loss::{Inputs, Loss};
+use tinkex_engine::loss::{Loss, LossInputs};
 use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
 use tinkex_engine::sample::SampleRequest;
 use tinkex_engine::train::{Datum, TrainingObjective, TrainingOutput};
@@ -89,7 +89,7 @@ fn zero_weights_give_a_zero_gradient() {
     let mut trainer = trainer(&engine(1 << 30));
     let rows = row(20, 3);
     let zeros = [0.0; 20];
-    let inputs = Inputs { weights: Some(&zeros), ..Inputs::default() };
+    let inputs = LossInputs { weights: Some(&zeros), ..LossInputs::default() };
     let out =
         trainer.forward_backward(&CROSS_ENTROPY, &[Datum { inputs, ..datum(&rows) }]).unwrap();
     assert_eq!(out.metrics[0], ("loss:sum".to_owned(), 0.0));
@@ -113,7 +113,7 @@ fn a_failed_batch_or_step_changes_nothing() {
 
     let (q, far, a) = ([-1.0; 12], [-1000.0; 12], [1.0; 12]);
     let with = |row, logprobs, advantages| Datum {
-        inputs: Inputs { logprobs, advantages, ..Inputs::default() },
+        inputs: LossInputs { logprobs, advantages, ..LossInputs::default() },
         ..datum(row)
     };
     let objective = TrainingObjective::Loss(Loss::ImportanceSampling);

@@ -61,7 +61,7 @@ struct LhsBlock<'a> {
     step: usize,
 }
 
-/// Inputs of a tile: both operands, and the memory to prefetch meanwhile.
+/// LossInputs of a tile: both operands, and the memory to prefetch meanwhile.
 #[derive(Clone, Copy)]
 struct TileOperands<'a> {
     lhs: LhsBlock<'a>,
