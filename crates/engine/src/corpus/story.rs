@@ -17,7 +17,7 @@ const OPENINGS: [&str; 8] = [
 
 const WISHES: [&str; 8] = [
     "{He} had {a_color} {thing} and took it everywhere.",
-    "FusedGemm than anything, {he} wanted {a_color} {thing}.",
+    "More than anything, {he} wanted {a_color} {thing}.",
     "{He} had heard of {a_color} {thing} that was hidden in the {far}.",
     "That day {he} was looking for {his} {color} {thing}.",
     "{He} wanted to give {a_color} {thing} to {his} friend {friend}.",

@@ -11,7 +11,7 @@ pub(super) fn write(pen: &mut CorpusRng) -> String {
     }
 }
 
-/// A sum and its result. SavedLogits small, so that they can be learnt.
+/// A sum and its result. Kept small, so that they can be learnt.
 pub(super) fn sum(pen: &mut CorpusRng) -> (String, usize) {
     match pen.below(4) {
         0 | 1 => {

@@ -1,8 +1,9 @@
-//! [`KvCache`]: pages of keys and values, shared where sequences begin alike.
+//! [`KvCache`]: paged keys and values with prefix sharing.
 //!
-//! A page that is full and whose tokens are known stays after its last user is gone, until its
-//! room is needed. Pages are found again by what they hold (weights, everything before, and their
-//! own tokens), compared in full: a hash alone never decides.
+//! Full pages stay in the cache after their last user has released them, until their memory is
+//! needed for other pages. They are found again by their contents: the weights, all preceding
+//! tokens and their own tokens. Keys are compared in full, so a hash collision cannot return a
+//! wrong page.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,151 +11,155 @@ use crate::Result;
 use crate::kernel::paged_attention::{HeadLayout, PAGE_POSITIONS};
 use crate::memory::reserve;
 
-/// What a page holds: the page before it (or the weights, for a first one) and its tokens.
+/// Contents of a page: what precedes it, and its own tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PageKey {
-    before: PagePrefix,
+    prefix: PagePrefix,
     tokens: [u32; PAGE_POSITIONS],
 }
 
-/// What stands before a page.
+/// What precedes a page in its sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum PagePrefix {
-    /// Nothing: it is a first page, computed with these weights.
-    SamplingWeights(u64),
-    /// A page, by a number that no other page ever has.
+    /// No page: it is the first page, computed with the weights of this identifier.
+    Weights(u64),
+    /// A page, by an identifier that is never reused.
     Page(u64),
 }
 
 #[derive(Clone, Debug, Default)]
 struct CachePage {
-    users: usize,
-    /// Its number and key once it can be found.
-    known: Option<(u64, PageKey)>,
-    used: u64,
+    ref_count: usize,
+    /// Identifier and key, once the page is full and can be found.
+    published: Option<(u64, PageKey)>,
+    last_used: u64,
 }
 
-/// All pages of a model.
+/// Paged KV cache of a model.
 #[derive(Debug)]
 pub(crate) struct KvCache {
     heads: HeadLayout,
-    /// One layer after the other; as long as the pages that were ever in use.
+    /// Pages of each layer. Grows up to the reserved capacity.
     data: Vec<Vec<f32>>,
-    /// Those that were ever in use.
+    /// Pages that have been in use at least once.
     pages: Vec<CachePage>,
-    /// How many there may be.
-    count: usize,
-    /// Pages that were in use and are not.
+    /// Maximum number of pages.
+    capacity: usize,
+    /// Pages without users that cannot be found.
     free: Vec<usize>,
-    found: HashMap<PageKey, usize>,
-    /// Pages without users that can still be found, least recently used first.
-    idle: BTreeSet<(u64, usize)>,
-    numbers: u64,
+    by_key: HashMap<PageKey, usize>,
+    /// Published pages without users, least recently used first.
+    evictable: BTreeSet<(u64, usize)>,
+    last_id: u64,
     clock: u64,
 }
 
 impl KvCache {
-    /// At most `bytes` of memory: promised by the system now, taken as pages come into use.
+    /// Creates a cache of at most `bytes` bytes. Reserves the address space now; physical memory is
+    /// used as pages come into use.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the system does not have them.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the system refuses the reservation.
     pub(crate) fn new(heads: HeadLayout, layers: usize, bytes: usize) -> Result<Self> {
-        let count = bytes / Self::page_bytes(heads, layers).max(1);
-        let what = "the cache of keys and values";
-        let data = (0..layers).map(|_| reserve(what, count * heads.page_floats()));
+        let capacity = bytes / Self::page_bytes(heads, layers).max(1);
+        let what = "the KV cache";
+        let data = (0..layers).map(|_| reserve(what, capacity * heads.page_floats()));
         Ok(Self {
             heads,
             data: data.collect::<Result<_>>()?,
             pages: Vec::new(),
-            count,
+            capacity,
             free: Vec::new(),
-            found: HashMap::new(),
-            idle: BTreeSet::new(),
-            numbers: 0,
+            by_key: HashMap::new(),
+            evictable: BTreeSet::new(),
+            last_id: 0,
             clock: 0,
         })
     }
 
-    /// Memory that one page takes.
+    /// Returns the size of one page over all layers, in bytes.
     pub(crate) fn page_bytes(heads: HeadLayout, layers: usize) -> usize {
         heads.page_floats() * layers * 4
     }
 
-    /// How many pages there are.
-    pub(crate) fn count(&self) -> usize {
-        self.count
+    /// Returns the maximum number of pages.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
     }
 
-    /// How many could be had.
+    /// Returns the number of pages that can be allocated, including those that must be evicted
+    /// first.
     pub(crate) fn available(&self) -> usize {
-        self.count - self.pages.len() + self.free.len() + self.idle.len()
+        self.capacity - self.pages.len() + self.free.len() + self.evictable.len()
     }
 
-    /// One layer's pages.
+    /// Returns the pages of one layer.
     pub(crate) fn layer(&mut self, layer: usize) -> &mut [f32] {
         &mut self.data[layer]
     }
 
-    /// The longest run of known pages that `tokens` begin with; the caller becomes a user of each.
-    pub(crate) fn find(&mut self, weights: u64, tokens: &[u32]) -> (Vec<usize>, PagePrefix) {
-        let mut link = PagePrefix::SamplingWeights(weights);
+    /// Finds the longest prefix of `tokens` that consists of published pages, and retains each of
+    /// them. Returns the pages and what precedes the page after them.
+    pub(crate) fn find_prefix(&mut self, weights: u64, tokens: &[u32]) -> (Vec<usize>, PagePrefix) {
+        let mut prefix = PagePrefix::Weights(weights);
         let mut pages = Vec::new();
         for tokens in tokens.as_chunks::<PAGE_POSITIONS>().0 {
-            let Some(&page) = self.found.get(&PageKey { before: link, tokens: *tokens }) else {
+            let Some(&page) = self.by_key.get(&PageKey { prefix, tokens: *tokens }) else {
                 break;
             };
-            let Some((number, _)) = self.pages[page].known else { break };
-            link = PagePrefix::Page(number);
+            let Some((id, _)) = self.pages[page].published else { break };
+            prefix = PagePrefix::Page(id);
             pages.push(page);
         }
-        // The first page is touched last, so that a run is given up from its end.
+        // Touch the first page last, so that eviction starts at the end of a prefix.
         for page in pages.iter().rev() {
-            self.share(*page);
+            self.retain(*page);
         }
-        (pages, link)
+        (pages, prefix)
     }
 
-    /// One more user of a page.
-    pub(crate) fn share(&mut self, page: usize) {
+    /// Adds a user to a page.
+    pub(crate) fn retain(&mut self, page: usize) {
         self.clock += 1;
         let entry = &mut self.pages[page];
-        if entry.users == 0 {
-            self.idle.remove(&(entry.used, page));
+        if entry.ref_count == 0 {
+            self.evictable.remove(&(entry.last_used, page));
         }
-        entry.users += 1;
-        entry.used = self.clock;
+        entry.ref_count += 1;
+        entry.last_used = self.clock;
     }
 
-    /// A page for one user, if there is one.
-    pub(crate) fn take(&mut self) -> Option<usize> {
+    /// Allocates a page with one user, evicting the least recently used published page if
+    /// necessary. Returns `None` if all pages have users.
+    pub(crate) fn allocate(&mut self) -> Option<usize> {
         let page = match self.free.pop() {
             Some(page) => page,
-            None if self.pages.len() < self.count => self.grow(),
+            None if self.pages.len() < self.capacity => self.allocate_new(),
             None => {
-                let (_, page) = self.idle.pop_first()?;
-                if let Some((_, key)) = self.pages[page].known.take() {
-                    self.found.remove(&key);
+                let (_, page) = self.evictable.pop_first()?;
+                if let Some((_, key)) = self.pages[page].published.take() {
+                    self.by_key.remove(&key);
                 }
                 page
             }
         };
         self.clock += 1;
-        self.pages[page] = CachePage { users: 1, known: None, used: self.clock };
+        self.pages[page] = CachePage { ref_count: 1, published: None, last_used: self.clock };
         Some(page)
     }
 
-    /// A page that was never in use.
-    fn grow(&mut self) -> usize {
+    /// Takes a page that has never been in use.
+    fn allocate_new(&mut self) -> usize {
         self.pages.push(CachePage::default());
         let len = self.pages.len() * self.heads.page_floats();
-        // Room was reserved for all of them, so nothing moves.
+        // The capacity was reserved, so the buffers do not move.
         self.data.iter_mut().for_each(|data| data.resize(len, 0.0));
         self.pages.len() - 1
     }
 
-    /// A page for one user that begins as a copy of `from`.
-    pub(crate) fn copy(&mut self, from: usize) -> Option<usize> {
-        let page = self.take()?;
+    /// Allocates a page with one user and copies the contents of page `from` to it.
+    pub(crate) fn allocate_copy(&mut self, from: usize) -> Option<usize> {
+        let page = self.allocate()?;
         let len = self.heads.page_floats();
         for data in &mut self.data {
             data.copy_within(from * len..(from + 1) * len, page * len);
@@ -162,32 +167,33 @@ impl KvCache {
         Some(page)
     }
 
-    /// Lets others find a page that is full now. Returns what stands before the next page.
+    /// Makes a full page findable. Returns what precedes the next page. If an equal page is already
+    /// published, that one is used instead.
     pub(crate) fn publish(
         &mut self,
         page: usize,
-        before: PagePrefix,
+        prefix: PagePrefix,
         tokens: [u32; PAGE_POSITIONS],
     ) -> PagePrefix {
-        let key = PageKey { before, tokens };
-        if let Some(other) = self.found.get(&key)
-            && let Some((number, _)) = &self.pages[*other].known
+        let key = PageKey { prefix, tokens };
+        if let Some(other) = self.by_key.get(&key)
+            && let Some((id, _)) = &self.pages[*other].published
         {
-            return PagePrefix::Page(*number);
+            return PagePrefix::Page(*id);
         }
-        self.numbers += 1;
-        self.pages[page].known = Some((self.numbers, key.clone()));
-        self.found.insert(key, page);
-        PagePrefix::Page(self.numbers)
+        self.last_id += 1;
+        self.pages[page].published = Some((self.last_id, key.clone()));
+        self.by_key.insert(key, page);
+        PagePrefix::Page(self.last_id)
     }
 
-    /// One user less.
+    /// Removes a user from a page.
     pub(crate) fn release(&mut self, page: usize) {
         let entry = &mut self.pages[page];
-        entry.users -= 1;
-        if entry.users == 0 {
-            if entry.known.is_some() {
-                self.idle.insert((entry.used, page));
+        entry.ref_count -= 1;
+        if entry.ref_count == 0 {
+            if entry.published.is_some() {
+                self.evictable.insert((entry.last_used, page));
             } else {
                 self.free.push(page);
             }
@@ -205,32 +211,36 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_that_the_system_cannot_give_is_an_error() {
+    fn a_cache_larger_than_memory_is_an_error() {
         let heads = HeadLayout { query_heads: 1, kv_heads: 1, head_dim: 2 };
         for bytes in [usize::MAX, 1 << 60] {
             let error = KvCache::new(heads, 3, bytes).unwrap_err();
             assert!(matches!(error, crate::Error::OutOfMemory { .. }), "{error}");
         }
-        assert_eq!(KvCache::new(heads, 3, 0).unwrap().count(), 0);
+        assert_eq!(KvCache::new(heads, 3, 0).unwrap().capacity(), 0);
     }
 
     #[test]
-    fn what_was_published_is_found_until_its_room_is_needed() {
+    fn published_pages_are_found_until_they_are_evicted() {
         let mut cache = cache(3);
         let tokens: Vec<u32> = (0..40).collect();
-        let (first, second) = (cache.take().unwrap(), cache.take().unwrap());
-        let link =
-            cache.publish(first, PagePrefix::SamplingWeights(7), tokens[..16].try_into().unwrap());
-        cache.publish(second, link, tokens[16..32].try_into().unwrap());
-        assert!(cache.find(8, &tokens).0.is_empty(), "other weights, other pages");
-        assert_eq!(cache.find(7, &tokens).0, [first, second]);
+        let (first, second) = (cache.allocate().unwrap(), cache.allocate().unwrap());
+        let prefix =
+            cache.publish(first, PagePrefix::Weights(7), tokens[..16].try_into().unwrap());
+        cache.publish(second, prefix, tokens[16..32].try_into().unwrap());
+        assert!(cache.find_prefix(8, &tokens).0.is_empty(), "other weights, other pages");
+        assert_eq!(cache.find_prefix(7, &tokens).0, [first, second]);
         for page in [first, second, first, second] {
             cache.release(page);
         }
         assert_eq!(cache.available(), 3);
-        let (a, b) = (cache.take().unwrap(), cache.take().unwrap());
-        assert_eq!(cache.find(7, &tokens).0, [first], "the end of a run goes first");
-        assert_eq!(cache.take(), None, "all three are in use");
+        let (a, b) = (cache.allocate().unwrap(), cache.allocate().unwrap());
+        assert_eq!(
+            cache.find_prefix(7, &tokens).0,
+            [first],
+            "the end of a prefix is evicted first"
+        );
+        assert_eq!(cache.allocate(), None, "all three are in use");
         cache.release(a);
         cache.release(b);
         cache.release(first);
@@ -238,14 +248,14 @@ mod tests {
     }
 
     #[test]
-    fn the_same_page_twice_is_published_once() {
+    fn equal_pages_are_published_once() {
         let mut cache = cache(2);
-        let (a, b) = (cache.take().unwrap(), cache.take().unwrap());
-        let link = cache.publish(a, PagePrefix::SamplingWeights(1), [5; 16]);
-        assert_eq!(cache.publish(b, PagePrefix::SamplingWeights(1), [5; 16]), link);
+        let (a, b) = (cache.allocate().unwrap(), cache.allocate().unwrap());
+        let prefix = cache.publish(a, PagePrefix::Weights(1), [5; 16]);
+        assert_eq!(cache.publish(b, PagePrefix::Weights(1), [5; 16]), prefix);
         cache.release(b);
         cache.release(a);
         assert_eq!(cache.available(), 2);
-        assert_eq!(cache.find(1, &[5; 16]).0, [a]);
+        assert_eq!(cache.find_prefix(1, &[5; 16]).0, [a]);
     }
 }

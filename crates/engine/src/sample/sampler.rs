@@ -1,9 +1,9 @@
-//! [`Sampler`]: requests in, finished continuations out.
+//! [`Sampler`]: continuous batching of sampling requests.
 //!
-//! Every step runs one batch: a token of each continuation that is being written, and as much of
-//! the waiting prompts as fits beside them. When pages run out the youngest sequence gives its
-//! pages up and is computed again later; because a row's bits depend on nothing but what stands
-//! before it, that changes no result.
+//! Every step computes one batch: the next token of each running completion, and up to
+//! [`PROMPT_ROWS`] tokens of prompts. When the KV cache is full, the youngest sequence releases its
+//! pages and is computed again later. This does not change its result, because the bits of a row
+//! depend only on the preceding tokens.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -16,26 +16,28 @@ use crate::kernel::paged_attention::PAGE_POSITIONS;
 use crate::model::{LayerActivations, Model, Workspace};
 use crate::{Error, Result};
 
-/// PromptRows of prompts that are computed in one step.
+/// Maximum number of prompt tokens per step.
 const PROMPT_ROWS: usize = 512;
 
-/// Samples from one model and any number of adapters.
+/// Samples completions from one model with any number of adapters.
+///
+/// Requests are added with [`add`](Self::add) and computed together by [`step`](Self::step).
 #[derive(Debug)]
 pub struct Sampler {
     pub(super) model: Arc<Model>,
     pub(super) cache: KvCache,
     pub(super) work: Workspace,
     pub(super) activations: LayerActivations,
-    /// PromptRows of logits, kept from step to step.
+    /// Buffer for logits, reused between steps.
     pub(super) logits: Vec<f32>,
     pub(super) requests: BTreeMap<SampleRequestId, ActiveRequest>,
     waiting: VecDeque<SampleRequestId>,
-    /// Oldest first.
+    /// Sequences with pages or waiting for pages, oldest first.
     pub(super) running: Vec<RunningSequence>,
     next: u64,
 }
 
-/// PromptRows of one sequence in a step.
+/// Number of rows that a step computes for one running sequence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScheduledRows {
     pub(super) sequence: usize,
@@ -46,12 +48,12 @@ impl Sampler {
     pub(crate) fn new(model: Arc<Model>, cache_bytes: usize) -> Result<Self> {
         let layers = model.layers.len();
         let cache = KvCache::new(model.heads(), layers, cache_bytes)?;
-        if cache.count() == 0 {
+        if cache.capacity() == 0 {
             return Err(Error::Memory {
-                what: "one page of the cache",
+                what: "one page of the KV cache",
                 needed: KvCache::page_bytes(model.heads(), layers) as u64,
                 available: cache_bytes as u64,
-                hint: "allow the cache more memory",
+                hint: "raise the memory limit of the cache",
             });
         }
         Ok(Self {
@@ -67,11 +69,12 @@ impl Sampler {
         })
     }
 
-    /// Takes in a request; its answer comes out of a later [`step`](Self::step).
+    /// Adds a request. A later [`step`](Self::step) returns its output.
     ///
     /// # Errors
-    /// If the request makes no sense for this model, or could never fit the cache. Nothing has
-    /// changed then.
+    /// - [`Error::Invalid`], [`Error::Length`] or [`Error::TokenOutOfRange`] if the request is not
+    ///   valid for this model.
+    /// - [`Error::Memory`] if one completion cannot fit into the KV cache.
     pub fn add(
         &mut self,
         weights: &SamplingWeights,
@@ -79,13 +82,13 @@ impl Sampler {
     ) -> Result<SampleRequestId> {
         let limit = request.check(&self.model.config)?;
         let pages = (request.prompt.len() + limit).div_ceil(PAGE_POSITIONS);
-        if pages > self.cache.count() {
+        if pages > self.cache.capacity() {
             let page = KvCache::page_bytes(self.model.heads(), self.model.layers.len());
             return Err(Error::Memory {
-                what: "the keys and values of one continuation",
+                what: "the KV cache of one completion",
                 needed: pages.saturating_mul(page) as u64,
-                available: (self.cache.count() * page) as u64,
-                hint: "ask for fewer tokens, or allow the cache more memory",
+                available: (self.cache.capacity() * page) as u64,
+                hint: "request fewer tokens, or raise the memory limit of the cache",
             });
         }
         self.next += 1;
@@ -95,7 +98,7 @@ impl Sampler {
         Ok(id)
     }
 
-    /// Drops a request at whatever point it is. Says whether there was one.
+    /// Cancels a request and releases its pages. Returns whether the request existed.
     pub fn cancel(&mut self, id: SampleRequestId) -> bool {
         if self.requests.remove(&id).is_none() {
             return false;
@@ -106,98 +109,103 @@ impl Sampler {
             .partition(|s: &RunningSequence| s.request == id);
         self.running = kept;
         for mut sequence in gone {
-            sequence.give_up(&mut self.cache);
+            sequence.release_pages(&mut self.cache);
         }
         true
     }
 
-    /// Whether there is nothing to do.
+    /// Returns whether there are no requests.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.requests.is_empty()
     }
 
-    /// Computes one batch; returns the requests that are answered now.
+    /// Computes one batch and returns the outputs of the requests that it completed.
     ///
-    /// A request whose weights no longer compute numbers is answered with
-    /// [`Error::NonFiniteResult`]; the others go on.
+    /// A request fails with [`Error::NonFiniteResult`] if its weights produce logits that are not
+    /// finite. Other requests are not affected.
     pub fn step(&mut self) -> Vec<(SampleRequestId, Result<SampleOutput>)> {
         self.admit();
-        let shares = self.plan();
-        self.run(&shares);
-        self.finished()
+        let scheduled = self.schedule();
+        self.compute(&scheduled);
+        self.take_finished()
     }
 
-    /// Starts waiting requests as long as their prompts fit beside what runs already.
+    /// Starts waiting requests while their prompts fit into the available pages.
     fn admit(&mut self) {
         while let Some(&id) = self.waiting.front() {
             let Some(request) = self.requests.get_mut(&id) else {
                 self.waiting.pop_front();
                 continue;
             };
-            let needed = request.asked.prompt.len() / PAGE_POSITIONS + 1;
+            let needed = request.spec.prompt.len() / PAGE_POSITIONS + 1;
             if self.cache.available() < needed && !self.running.is_empty() {
                 break;
             }
             self.waiting.pop_front();
             let mut sequence = RunningSequence::prompt(id, request);
-            request.hits = sequence.find(&mut self.cache, request.weights.id(), request.reusable());
+            request.cached_tokens = sequence.attach_prefix(
+                &mut self.cache,
+                request.weights.id(),
+                request.first_scored_row(),
+            );
             self.running.push(sequence);
         }
     }
 
-    /// Decides how many rows of which sequence are computed, and gets them pages.
-    fn plan(&mut self) -> Vec<ScheduledRows> {
+    /// Decides how many rows of each sequence to compute, and allocates their pages.
+    fn schedule(&mut self) -> Vec<ScheduledRows> {
         let mut left = PROMPT_ROWS;
-        let mut shares = Vec::new();
+        let mut scheduled = Vec::new();
         let mut index = 0;
         while index < self.running.len() {
-            self.find_again(index);
+            self.reattach_prefix(index);
             let pending = self.running[index].pending();
             let rows = if pending == 1 { 1 } else { pending.min(left) };
-            if rows > 0 && self.get_pages(index, rows) {
+            if rows > 0 && self.allocate_pages(index, rows) {
                 if rows > 1 || pending > 1 {
                     left -= rows.min(left);
                 }
-                shares.push(ScheduledRows { sequence: index, rows });
+                scheduled.push(ScheduledRows { sequence: index, rows });
             }
             index += 1;
         }
-        shares
+        scheduled
     }
 
-    /// Looks for pages of a sequence that gave its own up.
-    fn find_again(&mut self, index: usize) {
+    /// Looks up the cached prefix of a sequence that has released its pages.
+    fn reattach_prefix(&mut self, index: usize) {
         let sequence = &mut self.running[index];
         if !sequence.pages.is_empty() {
             return;
         }
         if let Some(request) = self.requests.get(&sequence.request) {
-            let most = match sequence.writer {
+            let max_tokens = match sequence.writer {
                 Some(_) => sequence.tokens.len() - 1,
-                None => request.reusable(),
+                None => request.first_scored_row(),
             };
-            sequence.find(&mut self.cache, request.weights.id(), most);
+            sequence.attach_prefix(&mut self.cache, request.weights.id(), max_tokens);
         }
     }
 
-    /// Makes room for `rows` more rows of a sequence, at the cost of younger ones.
-    fn get_pages(&mut self, index: usize, rows: usize) -> bool {
+    /// Allocates pages for `rows` more rows of a sequence, taking them from younger sequences if
+    /// necessary. Returns whether it succeeded.
+    fn allocate_pages(&mut self, index: usize, rows: usize) -> bool {
         let needed = (self.running[index].computed + rows).div_ceil(PAGE_POSITIONS);
         while self.running[index].pages.len() < needed {
-            if let Some(page) = self.cache.take() {
+            if let Some(page) = self.cache.allocate() {
                 self.running[index].pages.push(page);
                 continue;
             }
-            let younger = (index + 1..self.running.len())
+            let victim = (index + 1..self.running.len())
                 .rev()
-                .find(|younger| !self.running[*younger].pages.is_empty());
-            match younger {
-                Some(younger) => {
-                    let sequence = &mut self.running[younger];
-                    sequence.give_up(&mut self.cache);
+                .find(|victim| !self.running[*victim].pages.is_empty());
+            match victim {
+                Some(victim) => {
+                    let sequence = &mut self.running[victim];
+                    sequence.release_pages(&mut self.cache);
                     let Some(request) = self.requests.get(&sequence.request) else { continue };
-                    sequence.restart(request.weights.id());
+                    sequence.reset(request.weights.id());
                 }
                 None => return false,
             }
@@ -205,29 +213,29 @@ impl Sampler {
         true
     }
 
-    /// Takes out the requests of which every continuation is there.
-    fn finished(&mut self) -> Vec<(SampleRequestId, Result<SampleOutput>)> {
+    /// Removes completed and failed requests and returns their outputs.
+    fn take_finished(&mut self) -> Vec<(SampleRequestId, Result<SampleOutput>)> {
         let done: Vec<SampleRequestId> = self
             .requests
             .iter()
             .filter(|(_, request)| request.is_done())
             .map(|(id, _)| *id)
             .collect();
-        let mut answers = Vec::with_capacity(done.len());
+        let mut outputs = Vec::with_capacity(done.len());
         for id in done {
             if let Some(request) = self.requests.remove(&id) {
                 if request.failed() {
                     self.drop_sequences(id);
                 }
-                answers.push((id, request.into_answer()));
+                outputs.push((id, request.into_output()));
             }
         }
-        answers
+        outputs
     }
 
     fn drop_sequences(&mut self, id: SampleRequestId) {
         for sequence in self.running.iter_mut().filter(|sequence| sequence.request == id) {
-            sequence.give_up(&mut self.cache);
+            sequence.release_pages(&mut self.cache);
         }
         self.running.retain(|sequence| sequence.request != id);
     }

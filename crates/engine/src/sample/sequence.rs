@@ -1,55 +1,62 @@
-//! [`RunningSequence`]: one line of tokens with its pages.
+//! [`RunningSequence`]: a token sequence with its pages in the KV cache.
 
 use super::kv_cache::{KvCache, PagePrefix};
 use super::request::SampleRequestId;
 use super::state::{ActiveRequest, CompletionWriter};
 use crate::kernel::paged_attention::{PAGE_POSITIONS, PageRef, SequenceChunk};
 
-/// Tokens, how many of them are computed, and where.
+/// Tokens of a prompt or completion, and the part of them that is computed.
 #[derive(Debug)]
 pub(super) struct RunningSequence {
     pub(super) request: SampleRequestId,
-    /// The prompt, and what was written after it.
+    /// The prompt, followed by the sampled tokens.
     pub(super) tokens: Vec<u32>,
-    /// `None` until the prompt is computed: then it splits up into the samples.
+    /// `None` while the prompt is computed; afterwards the prompt forks into its completions.
     pub(super) writer: Option<Box<CompletionWriter>>,
     pub(super) pages: Vec<usize>,
-    /// Tokens whose keys and values are in pages.
+    /// Number of tokens whose keys and values are in pages.
     pub(super) computed: usize,
-    /// Pages that others can find, and what stands before the next.
+    /// Number of pages that are published, and what precedes the next page.
     published: usize,
-    link: PagePrefix,
+    prefix: PagePrefix,
 }
 
 impl RunningSequence {
-    /// The prompt of a request.
+    /// Creates the sequence of a request's prompt.
     pub(super) fn prompt(id: SampleRequestId, request: &ActiveRequest) -> Self {
         Self {
             request: id,
-            tokens: request.asked.prompt.clone(),
+            tokens: request.spec.prompt.clone(),
             writer: None,
             pages: Vec::new(),
             computed: 0,
             published: 0,
-            link: PagePrefix::SamplingWeights(request.weights.id()),
+            prefix: PagePrefix::Weights(request.weights.id()),
         }
     }
 
-    /// Tokens that are not computed yet.
+    /// Returns the number of tokens that are not computed yet.
     pub(super) fn pending(&self) -> usize {
         self.tokens.len() - self.computed
     }
 
-    /// Takes over what the cache has of the first `most` tokens. Returns how many that was.
-    pub(super) fn find(&mut self, cache: &mut KvCache, weights: u64, most: usize) -> usize {
-        let (pages, link) = cache.find(weights, &self.tokens[..most.min(self.tokens.len())]);
+    /// Attaches the cached pages of the first `max_tokens` tokens. Returns the number of tokens
+    /// that they cover.
+    pub(super) fn attach_prefix(
+        &mut self,
+        cache: &mut KvCache,
+        weights: u64,
+        max_tokens: usize,
+    ) -> usize {
+        let (pages, prefix) =
+            cache.find_prefix(weights, &self.tokens[..max_tokens.min(self.tokens.len())]);
         self.computed = pages.len() * PAGE_POSITIONS;
         self.published = pages.len();
-        (self.pages, self.link) = (pages, link);
+        (self.pages, self.prefix) = (pages, prefix);
         self.computed
     }
 
-    /// Where the next `rows` rows stand, as rows `first` and on of a batch.
+    /// Returns the next `rows` rows as a chunk that starts at row `first` of a batch.
     pub(super) fn next_chunk(&self, first: usize, rows: usize) -> SequenceChunk {
         let end = self.computed + rows;
         let block_table = self.pages[..end.div_ceil(PAGE_POSITIONS)]
@@ -63,27 +70,27 @@ impl RunningSequence {
         SequenceChunk { rows: first..first + rows, start: self.computed, block_table }
     }
 
-    /// Notes that `rows` more rows are computed, and lets others find pages that are full.
+    /// Marks `rows` more rows as computed and publishes the pages that became full.
     pub(super) fn advance(&mut self, cache: &mut KvCache, rows: usize) {
         self.computed += rows;
         for tokens in self.tokens[self.published * PAGE_POSITIONS..self.computed]
             .as_chunks::<PAGE_POSITIONS>()
             .0
         {
-            self.link = cache.publish(self.pages[self.published], self.link, *tokens);
+            self.prefix = cache.publish(self.pages[self.published], self.prefix, *tokens);
             self.published += 1;
         }
     }
 
-    /// Another sequence with the same tokens so far; full pages are shared. `None` if there is no
-    /// page for a copy of the last one, which is then computed again.
-    pub(super) fn split(&self, cache: &mut KvCache, writer: Box<CompletionWriter>) -> Self {
+    /// Creates another sequence with the same tokens that shares the full pages. The partial last
+    /// page is copied; if no page is available for the copy, its tokens are computed again.
+    pub(super) fn fork(&self, cache: &mut KvCache, writer: Box<CompletionWriter>) -> Self {
         let full = self.computed / PAGE_POSITIONS;
         let mut pages: Vec<usize> = self.pages[..full].to_vec();
-        pages.iter().for_each(|page| cache.share(*page));
+        pages.iter().for_each(|page| cache.retain(*page));
         let mut computed = full * PAGE_POSITIONS;
         if computed < self.computed
-            && let Some(page) = cache.copy(self.pages[full])
+            && let Some(page) = cache.allocate_copy(self.pages[full])
         {
             pages.push(page);
             computed = self.computed;
@@ -95,22 +102,22 @@ impl RunningSequence {
             pages,
             computed,
             published: self.published,
-            link: self.link,
+            prefix: self.prefix,
         }
     }
 
-    /// Gives its pages back.
-    pub(super) fn give_up(&mut self, cache: &mut KvCache) {
-        // The last page first, so that a beginning survives longer than what follows.
+    /// Releases all pages.
+    pub(super) fn release_pages(&mut self, cache: &mut KvCache) {
+        // Release the last page first, so that eviction starts at the end of a prefix.
         for page in self.pages.drain(..).rev() {
             cache.release(page);
         }
     }
 
-    /// Begins anew after [`give_up`](Self::give_up).
-    pub(super) fn restart(&mut self, weights: u64) {
+    /// Marks all tokens as not computed, after [`release_pages`](Self::release_pages).
+    pub(super) fn reset(&mut self, weights: u64) {
         self.computed = 0;
         self.published = 0;
-        self.link = PagePrefix::SamplingWeights(weights);
+        self.prefix = PagePrefix::Weights(weights);
     }
 }

@@ -1,4 +1,4 @@
-//! What a request and its continuations have come to so far.
+//! Progress of a sampling request and of its completions.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use crate::model::{log_probability, log_sum_exp};
 use crate::tokenizer::Vocabulary;
 use crate::{Error, Result};
 
-/// Consecutive positions of a prompt.
+/// A range of prompt positions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PromptRows {
     pub(super) first: usize,
     pub(super) count: usize,
 }
 
-/// A request on its way.
+/// A request that is being computed.
 #[derive(Debug)]
 pub(super) struct ActiveRequest {
     pub(super) weights: SamplingWeights,
-    pub(super) asked: SampleRequest,
-    pub(super) hits: usize,
+    pub(super) spec: SampleRequest,
+    pub(super) cached_tokens: usize,
     limit: usize,
     scores: PromptScores,
     alternatives: SampleRng,
@@ -34,9 +34,9 @@ pub(super) struct ActiveRequest {
 }
 
 impl ActiveRequest {
-    pub(super) fn new(weights: SamplingWeights, asked: SampleRequest, limit: usize) -> Self {
-        let len = asked.prompt.len();
-        let scoring = &asked.scoring;
+    pub(super) fn new(weights: SamplingWeights, spec: SampleRequest, limit: usize) -> Self {
+        let len = spec.prompt.len();
+        let scoring = &spec.scoring;
         let table = |k: usize, rows: usize| {
             (k > 0).then(|| TopK {
                 k,
@@ -51,21 +51,22 @@ impl ActiveRequest {
                 targets: scoring.targets.as_ref().map(|targets| vec![0.0; targets.len()]),
                 alternatives: table(scoring.alternatives, len - 1),
             },
-            alternatives: SampleRng::alternatives(asked.seed, 0),
+            alternatives: SampleRng::alternatives(spec.seed, 0),
             sampler: TokenSampler::default(),
-            samples: vec![None; asked.samples],
-            hits: 0,
+            samples: vec![None; spec.samples],
+            cached_tokens: 0,
             error: None,
             weights,
-            asked,
+            spec,
             limit,
         }
     }
 
-    /// The first position whose row anyone asked about; the prompt's last row is always needed.
-    fn first_wanted(&self) -> usize {
-        let last = self.asked.prompt.len() - 1;
-        let scoring = &self.asked.scoring;
+    /// Returns the first prompt row whose logits are needed. Rows before it may come from the
+    /// cache. The last row is always needed.
+    pub(super) fn first_scored_row(&self) -> usize {
+        let last = self.spec.prompt.len() - 1;
+        let scoring = &self.spec.scoring;
         if scoring.alternatives > 0 {
             return 0;
         }
@@ -81,15 +82,10 @@ impl ActiveRequest {
         first
     }
 
-    /// How many tokens may come from the cache: rows that someone wants must be computed.
-    pub(super) fn reusable(&self) -> usize {
-        self.first_wanted()
-    }
-
-    /// Which of these rows are about a later token of the prompt that someone asked about.
-    pub(super) fn wanted(&self, rows: PromptRows) -> Range<usize> {
-        let last = self.asked.prompt.len() - 1;
-        let scoring = &self.asked.scoring;
+    /// Returns which of these rows must be scored.
+    pub(super) fn scored(&self, rows: PromptRows) -> Range<usize> {
+        let last = self.spec.prompt.len() - 1;
+        let scoring = &self.spec.scoring;
         if !scoring.logprobs
             && scoring.top_k == 0
             && scoring.targets.is_none()
@@ -97,24 +93,24 @@ impl ActiveRequest {
         {
             return 0..0;
         }
-        let start = self.first_wanted().max(rows.first);
+        let start = self.first_scored_row().max(rows.first);
         start..(rows.first + rows.count).min(last).max(start)
     }
 
-    /// Takes in the logits of position `row`, which are about token `row + 1`.
+    /// Records the scores of the logits of row `row`, which predict token `row + 1`.
     pub(super) fn score(&mut self, isa: Isa, row: usize, logits: &[f32]) {
-        let mass = log_sum_exp(isa, logits);
-        let at = |token: usize| log_probability(logits[token], mass);
-        let scoring = &self.asked.scoring;
+        let normalizer = log_sum_exp(isa, logits);
+        let at = |token: usize| log_probability(logits[token], normalizer);
+        let scoring = &self.spec.scoring;
         let next = row + 1;
-        let last = self.asked.prompt.len() - 1;
+        let last = self.spec.prompt.len() - 1;
         let shown = scoring.last.is_none_or(|count| row >= last - count);
         if shown && let Some(logprobs) = &mut self.scores.logprobs {
-            logprobs[next] = at(self.asked.prompt[next] as usize);
+            logprobs[next] = at(self.spec.prompt[next] as usize);
         }
         if shown && let Some(table) = &mut self.scores.top_k {
             fill(table, next, self.sampler.top(logits, scoring.top_k), |logit| {
-                log_probability(logit, mass)
+                log_probability(logit, normalizer)
             });
         }
         if let (Some(targets), Some(found)) = (&scoring.targets, &mut self.scores.targets) {
@@ -126,14 +122,14 @@ impl ActiveRequest {
             }
         }
         if let Some(table) = &mut self.scores.alternatives {
-            let draw = crate::decode::DecodingParams {
-                temperature: self.asked.decoding.temperature,
+            let params = crate::decode::DecodingParams {
+                temperature: self.spec.decoding.temperature,
                 ..crate::decode::DecodingParams::default()
             };
-            let bent = mass_at(isa, logits, draw.temperature, mass);
+            let scaled = normalizer_at(logits, params.temperature, normalizer);
             for k in row * table.k..(row + 1) * table.k {
                 let uniform = self.alternatives.uniform();
-                match self.sampler.sample(logits, &draw, bent, uniform) {
+                match self.sampler.sample(logits, &params, scaled, uniform) {
                     Ok(token) => {
                         table.tokens[k] = token;
                         table.logprobs[k] = at(token as usize);
@@ -142,33 +138,33 @@ impl ActiveRequest {
                 }
             }
         }
-        if mass.is_nan() {
-            self.error = Some(not_a_number(row));
+        if normalizer.is_nan() {
+            self.error = Some(non_finite_logits(row));
         }
     }
 
-    /// Who writes continuation `sample`.
+    /// Creates the writer of completion `sample`.
     pub(super) fn writer(&self, sample: usize) -> Box<CompletionWriter> {
         let number = u32::try_from(sample).unwrap_or(u32::MAX);
         Box::new(CompletionWriter {
             sample,
             limit: self.limit,
-            rng: SampleRng::sample(self.asked.seed, number),
+            rng: SampleRng::sample(self.spec.seed, number),
             sampler: TokenSampler::default(),
-            matcher: self.asked.stop.matcher(),
-            vocabulary: self.asked.vocabulary.clone(),
+            matcher: self.spec.stop.matcher(),
+            vocabulary: self.spec.vocabulary.clone(),
             reason: None,
             out: SampledCompletion {
                 tokens: Vec::new(),
                 logprobs: Vec::new(),
                 reason: StopReason::Length,
-                top_k: (self.asked.top_k > 0)
-                    .then(|| TopK { k: self.asked.top_k, ..TopK::default() }),
+                top_k: (self.spec.top_k > 0)
+                    .then(|| TopK { k: self.spec.top_k, ..TopK::default() }),
             },
         })
     }
 
-    pub(super) fn put(&mut self, sample: usize, sampled: SampledCompletion) {
+    pub(super) fn complete(&mut self, sample: usize, sampled: SampledCompletion) {
         self.samples[sample] = Some(sampled);
     }
 
@@ -180,24 +176,24 @@ impl ActiveRequest {
         self.error.is_some()
     }
 
-    /// Whether nothing is left to do for it.
+    /// Returns whether all completions are finished or the request has failed.
     pub(super) fn is_done(&self) -> bool {
         self.failed() || self.samples.iter().all(Option::is_some)
     }
 
-    pub(super) fn into_answer(self) -> Result<SampleOutput> {
+    pub(super) fn into_output(self) -> Result<SampleOutput> {
         match self.error {
             Some(error) => Err(error),
             None => Ok(SampleOutput {
                 samples: self.samples.into_iter().flatten().collect(),
                 prompt: self.scores,
-                cache_hits: self.hits,
+                cache_hits: self.cached_tokens,
             }),
         }
     }
 }
 
-/// Writes one continuation.
+/// Samples the tokens of one completion.
 #[derive(Debug)]
 pub(super) struct CompletionWriter {
     sample: usize,
@@ -211,23 +207,23 @@ pub(super) struct CompletionWriter {
 }
 
 impl CompletionWriter {
-    /// Draws the next token.
-    pub(super) fn write(&mut self, isa: Isa, asked: &SampleRequest, logits: &[f32]) -> Result<u32> {
-        let draw = &asked.decoding;
-        // At temperature 1 these are the bits that training gets.
-        let plain = log_sum_exp(isa, logits);
-        if plain.is_nan() {
-            return Err(not_a_number(self.out.tokens.len()));
+    /// Samples the next token.
+    pub(super) fn write(&mut self, isa: Isa, spec: &SampleRequest, logits: &[f32]) -> Result<u32> {
+        let params = &spec.decoding;
+        // At temperature 1 these are the bits that training computes.
+        let unscaled = log_sum_exp(isa, logits);
+        if unscaled.is_nan() {
+            return Err(non_finite_logits(self.out.tokens.len()));
         }
-        let bent = mass_at(isa, logits, draw.temperature, plain);
-        let token = self.sampler.sample(logits, draw, bent, self.rng.uniform())?;
-        let (mass, temperature) =
-            if asked.raw_logprobs { (plain, 1.0) } else { (bent, draw.temperature) };
+        let scaled = normalizer_at(logits, params.temperature, unscaled);
+        let token = self.sampler.sample(logits, params, scaled, self.rng.uniform())?;
+        let (normalizer, temperature) =
+            if spec.raw_logprobs { (unscaled, 1.0) } else { (scaled, params.temperature) };
         let report = |logit: f32| {
             if temperature == 1.0 || temperature == 0.0 {
-                log_probability(logit, mass)
+                log_probability(logit, normalizer)
             } else {
-                logprob(logit, temperature, mass)
+                logprob(logit, temperature, normalizer)
             }
         };
         self.out.tokens.push(token);
@@ -236,7 +232,7 @@ impl CompletionWriter {
             let row = self.out.tokens.len() - 1;
             table.tokens.resize((row + 1) * table.k, 0);
             table.logprobs.resize((row + 1) * table.k, NO_LOGPROB);
-            fill(table, row, self.sampler.top(logits, asked.top_k), report);
+            fill(table, row, self.sampler.top(logits, spec.top_k), report);
         }
         let bytes = self.vocabulary.as_ref().map_or(&[][..], |vocabulary| vocabulary.bytes(token));
         if self.matcher.push(token, bytes) {
@@ -268,20 +264,20 @@ fn fill(table: &mut TopK, row: usize, best: &[(f32, u32)], report: impl Fn(f32) 
     }
 }
 
-/// `log Σ exp(logit / temperature)`; `plain` is the one at temperature 1.
-fn mass_at(_: Isa, logits: &[f32], temperature: f64, plain: f64) -> f64 {
+/// Returns `log Σ exp(logit / temperature)`, given the value at temperature 1.
+fn normalizer_at(logits: &[f32], temperature: f64, unscaled: f64) -> f64 {
     if temperature == 1.0 || temperature == 0.0 {
-        plain
+        unscaled
     } else {
         log_normalizer(logits, temperature)
     }
 }
 
-fn not_a_number(index: usize) -> Error {
+fn non_finite_logits(index: usize) -> Error {
     Error::NonFiniteResult {
         what: "the logits".to_owned(),
         index,
         value: f64::NAN,
-        hint: "the weights no longer compute numbers; load an earlier checkpoint",
+        hint: "the weights are not finite; load an earlier checkpoint",
     }
 }

@@ -1,4 +1,4 @@
-//! One batch of a [`Sampler`]: rows through the model, logits to where they are wanted.
+//! Computation of one batch of a [`Sampler`].
 
 use super::sampler::{Sampler, ScheduledRows};
 use super::sequence::RunningSequence;
@@ -6,75 +6,75 @@ use super::state::{ActiveRequest, PromptRows};
 use crate::lora::PackedLora;
 use crate::model::{AdapterRows, Model, linear_with_lora};
 
-/// PromptRows whose logits exist at the same time.
+/// Maximum number of rows whose logits are held at the same time.
 const LOGIT_ROWS: usize = 32;
 
 impl Sampler {
-    /// Computes the planned rows and hands their results to requests and writers.
-    pub(super) fn run(&mut self, shares: &[ScheduledRows]) {
-        if shares.is_empty() {
+    /// Computes the scheduled rows and processes their logits.
+    pub(super) fn compute(&mut self, scheduled: &[ScheduledRows]) {
+        if scheduled.is_empty() {
             return;
         }
-        // PromptRows of one adapter stand together.
-        let mut shares = shares.to_vec();
-        shares
-            .sort_by_key(|share| self.requests[&self.running[share.sequence].request].weights.id());
+        // Rows that use the same adapter must be contiguous.
+        let mut scheduled = scheduled.to_vec();
+        scheduled
+            .sort_by_key(|item| self.requests[&self.running[item.sequence].request].weights.id());
         let mut tokens = Vec::new();
-        let mut chunks = Vec::with_capacity(shares.len());
-        for share in &shares {
-            let sequence = &self.running[share.sequence];
-            chunks.push(sequence.next_chunk(tokens.len(), share.rows));
-            tokens.extend_from_slice(&sequence.tokens[sequence.computed..][..share.rows]);
+        let mut chunks = Vec::with_capacity(scheduled.len());
+        for item in &scheduled {
+            let sequence = &self.running[item.sequence];
+            chunks.push(sequence.next_chunk(tokens.len(), item.rows));
+            tokens.extend_from_slice(&sequence.tokens[sequence.computed..][..item.rows]);
         }
-        let weights: Vec<_> = shares
+        let weights: Vec<_> = scheduled
             .iter()
-            .map(|share| self.requests[&self.running[share.sequence].request].weights.clone())
+            .map(|item| self.requests[&self.running[item.sequence].request].weights.clone())
             .collect();
-        let mut adapted: Vec<AdapterRows<'_>> = Vec::new();
-        let mut before = None;
+        let mut adapters: Vec<AdapterRows<'_>> = Vec::new();
+        let mut previous = None;
         for (chunk, weights) in chunks.iter().zip(&weights) {
-            match adapted.last_mut() {
-                Some(last) if before == Some(weights.id()) => last.rows.end = chunk.rows.end,
-                _ => adapted.push(AdapterRows { rows: chunk.rows.clone(), lora: weights.lora() }),
+            match adapters.last_mut() {
+                Some(last) if previous == Some(weights.id()) => last.rows.end = chunk.rows.end,
+                _ => adapters.push(AdapterRows { rows: chunk.rows.clone(), lora: weights.lora() }),
             }
-            before = Some(weights.id());
+            previous = Some(weights.id());
         }
         let model = self.model.clone();
         model.embed(&tokens, &chunks, &mut self.work);
         for layer in 0..model.layers.len() {
             let pages = self.cache.layer(layer);
-            model.layer(layer, &chunks, &adapted, pages, &mut self.work, &mut self.activations);
+            model.layer(layer, &chunks, &adapters, pages, &mut self.work, &mut self.activations);
         }
-        for share in &shares {
-            self.running[share.sequence].advance(&mut self.cache, share.rows);
+        for item in &scheduled {
+            self.running[item.sequence].advance(&mut self.cache, item.rows);
         }
-        self.deliver(&model, &shares, &first_rows(&chunks), &weights);
+        self.process_logits(&model, &scheduled, &first_rows(&chunks), &weights);
     }
 
-    /// Logits of the rows that anyone wants, row by row to whoever wants them.
-    fn deliver(
+    /// Computes the logits of scored prompt rows and of completed sequences, and passes them on.
+    fn process_logits(
         &mut self,
         model: &Model,
-        shares: &[ScheduledRows],
-        firsts: &[usize],
+        scheduled: &[ScheduledRows],
+        first_rows_of_items: &[usize],
         weights: &[super::request::SamplingWeights],
     ) {
         let hidden = model.config.hidden_size;
-        let mut split = Vec::new();
-        for ((share, first), weights) in shares.iter().zip(firsts).zip(weights) {
-            let sequence = &self.running[share.sequence];
+        let mut complete_sequences = Vec::new();
+        for ((item, first), weights) in scheduled.iter().zip(first_rows_of_items).zip(weights) {
+            let sequence = &self.running[item.sequence];
             let Some(request) = self.requests.get_mut(&sequence.request) else { continue };
-            let position = sequence.computed - share.rows;
+            let position = sequence.computed - item.rows;
             if sequence.writer.is_none() {
-                let rows = PromptRows { first: position, count: share.rows };
-                let x = &self.work.x[first * hidden..(first + share.rows) * hidden];
+                let rows = PromptRows { first: position, count: item.rows };
+                let x = &self.work.x[first * hidden..(first + item.rows) * hidden];
                 request.score_prompt(model, weights.lora(), rows, x, &mut self.logits);
             }
             if sequence.pending() == 0 {
-                split.push((share.sequence, first + share.rows - 1));
+                complete_sequences.push((item.sequence, first + item.rows - 1));
             }
         }
-        for chunk in split.chunks(LOGIT_ROWS) {
+        for chunk in complete_sequences.chunks(LOGIT_ROWS) {
             let x: Vec<&[f32]> = chunk
                 .iter()
                 .map(|(_, row)| &self.work.x[row * hidden..(row + 1) * hidden])
@@ -87,40 +87,40 @@ impl Sampler {
             model.logits(&x, &loras, &mut logits);
             let vocab = model.config.vocab_size;
             for ((sequence, _), logits) in chunk.iter().zip(logits.chunks_exact(vocab)) {
-                self.write(model, *sequence, logits);
+                self.extend_sequence(model, *sequence, logits);
             }
             self.logits = logits;
         }
-        self.retire();
+        self.remove_finished();
     }
 
-    /// Writes the next token of a sequence, or of every sample if it was a prompt.
-    fn write(&mut self, model: &Model, index: usize, logits: &[f32]) {
+    /// Samples the next token of a sequence or, if it is a prompt, of each of its completions.
+    fn extend_sequence(&mut self, model: &Model, index: usize, logits: &[f32]) {
         let isa = model.kernel.isa();
         let sequence = &mut self.running[index];
         let Some(request) = self.requests.get_mut(&sequence.request) else { return };
         if let Some(writer) = &mut sequence.writer {
-            match writer.write(isa, &request.asked, logits) {
+            match writer.write(isa, &request.spec, logits) {
                 Ok(token) => sequence.tokens.push(token),
                 Err(error) => request.fail(error),
             }
             return;
         }
-        // The prompt is done: the samples part here. The first goes on in the prompt's place.
+        // The prompt is complete: fork it. The first completion continues in the prompt's sequence.
         let mut others: Vec<RunningSequence> = Vec::new();
         let mut first = None;
-        for sample in 0..request.asked.samples {
+        for sample in 0..request.spec.samples {
             let mut writer = request.writer(sample);
-            let token = match writer.write(isa, &request.asked, logits) {
+            let token = match writer.write(isa, &request.spec, logits) {
                 Ok(token) => token,
                 Err(error) => return request.fail(error),
             };
             if sample == 0 {
                 first = Some((writer, token));
             } else if writer.is_done() {
-                request.put(sample, writer.finish());
+                request.complete(sample, writer.finish());
             } else {
-                let mut other = sequence.split(&mut self.cache, writer);
+                let mut other = sequence.fork(&mut self.cache, writer);
                 other.tokens.push(token);
                 others.push(other);
             }
@@ -132,16 +132,16 @@ impl Sampler {
         self.running.extend(others);
     }
 
-    /// Takes out sequences that are finished.
-    fn retire(&mut self) {
+    /// Removes the sequences of finished completions.
+    fn remove_finished(&mut self) {
         for sequence in &mut self.running {
             if sequence.writer.as_ref().is_some_and(|writer| writer.is_done())
                 && let Some(writer) = sequence.writer.take()
             {
-                sequence.give_up(&mut self.cache);
+                sequence.release_pages(&mut self.cache);
                 sequence.tokens.clear();
                 if let Some(request) = self.requests.get_mut(&sequence.request) {
-                    request.put(writer.sample(), writer.finish());
+                    request.complete(writer.sample(), writer.finish());
                 }
             }
         }
@@ -154,7 +154,7 @@ fn first_rows(chunks: &[crate::kernel::paged_attention::SequenceChunk]) -> Vec<u
 }
 
 impl ActiveRequest {
-    /// Takes in computed rows of the prompt, as far as anyone asked about them.
+    /// Scores those of these computed prompt rows that the request needs.
     fn score_prompt(
         &mut self,
         model: &Model,
@@ -164,15 +164,15 @@ impl ActiveRequest {
         logits: &mut Vec<f32>,
     ) {
         let hidden = model.config.hidden_size;
-        let wanted = self.wanted(rows);
-        if wanted.is_empty() {
+        let scored = self.scored(rows);
+        if scored.is_empty() {
             return;
         }
-        let x = &x[(wanted.start - rows.first) * hidden..(wanted.end - rows.first) * hidden];
+        let x = &x[(scored.start - rows.first) * hidden..(scored.end - rows.first) * hidden];
         for (chunk, x) in x.chunks(LOGIT_ROWS * hidden).enumerate() {
             let x: Vec<&[f32]> = x.chunks_exact(hidden).collect();
             model.logits(&x, &vec![lora; x.len()], logits);
-            let first = wanted.start + chunk * LOGIT_ROWS;
+            let first = scored.start + chunk * LOGIT_ROWS;
             for (i, logits) in logits.chunks_exact(model.config.vocab_size).enumerate() {
                 self.score(model.kernel.isa(), first + i, logits);
             }
@@ -181,7 +181,8 @@ impl ActiveRequest {
 }
 
 impl Model {
-    /// The logits of rows of the residual stream; rows of one adapter must stand together.
+    /// Computes the logits of rows of the residual stream. Rows with the same adapter must be
+    /// contiguous.
     pub(crate) fn logits(
         &self,
         rows: &[&[f32]],

@@ -51,9 +51,9 @@ fn greedy_tokens_are_those_of_torch() {
             };
             let mut request = SampleRequest::new(ids("prompt"), 12);
             request.decoding.temperature = 0.0;
-            let answer = one(&mut engine.sampler().unwrap(), &weights, request);
-            assert_eq!(answer.samples[0].tokens, ids("tokens"), "{name} {key}");
-            for (got, want) in answer.samples[0].logprobs.iter().zip(list("logprobs")) {
+            let output = one(&mut engine.sampler().unwrap(), &weights, request);
+            assert_eq!(output.samples[0].tokens, ids("tokens"), "{name} {key}");
+            for (got, want) in output.samples[0].logprobs.iter().zip(list("logprobs")) {
                 assert!((f64::from(*got) - want.as_f64().unwrap()).abs() < 2e-5, "{name} {key}");
             }
         }
@@ -75,8 +75,8 @@ fn sampler_and_trainer_report_the_same_bits() {
         let mut request = SampleRequest::new(prompt(37, 1), 40);
         request.scoring.logprobs = true;
         request.samples = 3;
-        let answer = one(&mut sampler, &weights, request.clone());
-        for sample in &answer.samples {
+        let output = one(&mut sampler, &weights, request.clone());
+        for sample in &output.samples {
             let tokens = [&request.prompt[..], &sample.tokens].concat();
             let datum = Datum {
                 tokens: &tokens[..tokens.len() - 1],
@@ -86,7 +86,7 @@ fn sampler_and_trainer_report_the_same_bits() {
             let objective = TrainingObjective::Loss(crate::loss::Loss::CrossEntropy);
             let trained = trainer.forward(&objective, &[datum]).unwrap();
             let sampled =
-                [&answer.prompt.logprobs.as_ref().unwrap()[1..], &sample.logprobs].concat();
+                [&output.prompt.logprobs.as_ref().unwrap()[1..], &sample.logprobs].concat();
             assert_eq!(trained.logprobs[0], sampled, "{name}");
         }
     }
@@ -134,16 +134,16 @@ fn nothing_else_in_the_batch_changes_a_result() {
                 sampler.add(&weights, request).unwrap();
             }
             let together = run(&mut sampler);
-            let mut hits = 0;
-            for ((_, answer), alone) in together.into_iter().zip(&alone) {
-                let answer = answer.unwrap();
-                hits += answer.cache_hits;
-                assert_eq!(answer.samples, *alone, "{threads} threads, {pages} pages");
+            let mut cached_tokens = 0;
+            for ((_, output), alone) in together.into_iter().zip(&alone) {
+                let output = output.unwrap();
+                cached_tokens += output.cache_hits;
+                assert_eq!(output.samples, *alone, "{threads} threads, {pages} pages");
             }
             if round == 1 && pages > 100 {
                 assert!(
-                    hits >= 3 * PAGE_POSITIONS,
-                    "the second round finds pages of the first: {hits}"
+                    cached_tokens >= 3 * PAGE_POSITIONS,
+                    "the second round finds pages of the first: {cached_tokens}"
                 );
             }
         }
@@ -162,20 +162,20 @@ fn prompts_are_scored_in_every_way() {
         targets: Some((0..20).flat_map(|i| [i64::from(prompt(21, 2)[i + 1]), -1]).collect()),
         alternatives: 2,
     };
-    let answer = one(&mut sampler, &engine.base_weights(), request.clone());
-    let logprobs = answer.prompt.logprobs.unwrap();
+    let output = one(&mut sampler, &engine.base_weights(), request.clone());
+    let logprobs = output.prompt.logprobs.unwrap();
     assert!(logprobs[0].is_nan() && logprobs[1..].iter().all(|x| *x < 0.0));
-    let top = answer.prompt.top_k.unwrap();
+    let top = output.prompt.top_k.unwrap();
     assert_eq!((top.tokens[0], top.logprobs[0]), (0, -99999.0));
     for (i, row) in top.logprobs.chunks_exact(4).enumerate().skip(1) {
         assert!(row.is_sorted_by(|a, b| a >= b));
         assert!(row[0] >= logprobs[i]);
     }
-    let targets = answer.prompt.targets.unwrap();
+    let targets = output.prompt.targets.unwrap();
     for (i, pair) in targets.chunks_exact(2).enumerate() {
         assert_eq!(pair, [logprobs[i + 1], 0.0]);
     }
-    assert_eq!(answer.prompt.alternatives.unwrap().tokens.len(), 40);
+    assert_eq!(output.prompt.alternatives.unwrap().tokens.len(), 40);
 
     request.scoring = PromptScoring { logprobs: true, last: Some(3), ..PromptScoring::default() };
     let tail = one(&mut sampler, &engine.base_weights(), request);
@@ -245,7 +245,7 @@ fn a_cancelled_request_leaves_nothing_behind() {
     let rest = run(&mut sampler);
     assert_eq!(rest.len(), 1);
     assert_eq!(rest[0].0, second);
-    assert_eq!(sampler.cache.available(), sampler.cache.count());
+    assert_eq!(sampler.cache.available(), sampler.cache.capacity());
 }
 
 #[test]
@@ -291,8 +291,8 @@ fn a_poisoned_adapter_fails_its_own_requests_only() {
     let bad =
         sampler.add(&engine.snapshot(&trainer), SampleRequest::new(prompt(20, 0), 4)).unwrap();
     let good = sampler.add(&engine.base_weights(), SampleRequest::new(prompt(20, 0), 4)).unwrap();
-    for (id, answer) in run(&mut sampler) {
-        assert_eq!(answer.is_ok(), id == good, "{answer:?}");
+    for (id, output) in run(&mut sampler) {
+        assert_eq!(output.is_ok(), id == good, "{output:?}");
         assert!(id == good || id == bad);
     }
 }
