@@ -225,8 +225,7 @@ mod tests {
         let mut cache = cache(3);
         let tokens: Vec<u32> = (0..40).collect();
         let (first, second) = (cache.allocate().unwrap(), cache.allocate().unwrap());
-        let prefix =
-            cache.publish(first, PagePrefix::Weights(7), tokens[..16].try_into().unwrap());
+        let prefix = cache.publish(first, PagePrefix::Weights(7), tokens[..16].try_into().unwrap());
         cache.publish(second, prefix, tokens[16..32].try_into().unwrap());
         assert!(cache.find_prefix(8, &tokens).0.is_empty(), "other weights, other pages");
         assert_eq!(cache.find_prefix(7, &tokens).0, [first, second]);
