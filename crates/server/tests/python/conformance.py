@@ -6,6 +6,7 @@ Every check is a function; one that fails is reported and the others still run.
 """
 
 import asyncio
+import json
 import math
 import os
 import sys
@@ -294,6 +295,45 @@ def losses_are_traced_once_and_run_on_the_server(service):
 
 
 @check
+def custom_losses_agree_with_torch_at_kinks(service):
+    """Compares crates/autodiff/tests/golden/kinks.json with the installed torch, and runs its cases as losses."""
+    if not TORCH:
+        return "skipped: it needs torch"
+    golden = os.path.join(os.path.dirname(os.path.abspath(__file__)), *[".."] * 3, "autodiff", "tests", "golden")
+    sys.path.insert(0, golden)
+    sys.dont_write_bytecode = True
+    import kinks
+
+    path = os.path.join(golden, "kinks.json")
+    differences = kinks.check(path)
+    assert not differences, differences
+    with open(path) as file:
+        recorded = {case["name"]: case for case in json.load(file)["cases"]}
+
+    model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
+    ran = 0
+    for name, function, at, y, *_ in kinks.CASES:
+        case = recorded[name]
+        # Clients that execute the loss themselves get torch's NaN in masked branches.
+        if not all(isinstance(x, float) for x in [case["loss"], *case["gradient"], *case.get("torch_gradient", [])]):
+            continue
+
+        def loss(logprobs, base, at, y):
+            total = function(logprobs - base + at, y).sum()
+            # The SDK refuses two equal losses; the name of the metric makes each one unique.
+            return total, {f"custom/{name}:sum": total}
+
+        handle = service.create_custom_loss(loss, {"logprobs": 1, "base": 1, "at": 1, "y": 1}).result()
+        tokens = list(range(6, 6 + len(at)))
+        base = model.forward([datum([5], tokens)], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].to_numpy()
+        output = model.forward_backward_custom([datum([5], tokens, base=base, at=at, y=y)], handle).result()
+        found = output.metrics["loss:sum"]
+        assert math.isclose(found, case["loss"], rel_tol=1e-5, abs_tol=1e-6), (name, found, case["loss"])
+        ran += 1
+    assert ran > 40, ran
+
+
+@check
 def runs_and_checkpoints_are_looked_up(service):
     rest = rest_client(service)
     model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
@@ -347,7 +387,6 @@ def both_optimizers_step(service):
 
 @check
 def the_command_line_lists(service):
-    import json
     import subprocess
 
     model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
