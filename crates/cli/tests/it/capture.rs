@@ -1,4 +1,4 @@
-//! A recorded command line: what was typed, what the server said, what came of it.
+//! Recorded command lines of the Python CLI: arguments, server responses and output.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,23 +6,22 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// A recorded command line.
+/// One recorded command line.
 pub(crate) struct Capture {
     pub(crate) name: String,
     index: Value,
 }
 
-/// The folder of the captures.
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/cli")
 }
 
-/// A file of the captures, if it is there.
+/// Reads a file of the recordings, or returns `None` if it does not exist.
 pub(crate) fn file(name: &str) -> Option<String> {
     fs::read_to_string(folder().join(name)).ok()
 }
 
-/// All of them.
+/// Returns all recordings.
 pub(crate) fn all() -> Vec<Capture> {
     let index: BTreeMap<String, Value> =
         serde_json::from_str(&file("index.json").unwrap()).unwrap();
@@ -30,39 +29,41 @@ pub(crate) fn all() -> Vec<Capture> {
 }
 
 impl Capture {
-    /// Whether it was recorded in a terminal.
+    /// Returns whether the command was recorded in a terminal.
     pub(crate) fn is_terminal(&self) -> bool {
         self.name.starts_with("tty-")
     }
 
-    /// What was typed, the program's name first.
+    /// Returns the arguments, the program name first, with `--format json` added if `json` is set.
     pub(crate) fn line(&self, json: bool) -> Vec<String> {
-        let words = self.index["argv"].as_array().unwrap();
-        let mut words: Vec<String> = words.iter().map(|w| w.as_str().unwrap().to_owned()).collect();
-        if json && !words.contains(&"json".to_owned()) {
-            words.splice(1..1, ["--format".to_owned(), "json".to_owned()]);
+        let args = self.index["argv"].as_array().unwrap();
+        let mut args: Vec<String> =
+            args.iter().map(|arg| arg.as_str().unwrap().to_owned()).collect();
+        if json && !args.contains(&"json".to_owned()) {
+            args.splice(1..1, ["--format".to_owned(), "json".to_owned()]);
         }
-        words
+        args
     }
 
-    /// What was typed into it or piped in.
+    /// Returns the standard input of the command.
     pub(crate) fn stdin(&self) -> &str {
         self.index["stdin"].as_str().unwrap_or_default()
     }
 
-    /// What the server was told to answer, and where it was.
+    /// Returns the scripted responses and base URL of the server, as JSON text.
     pub(crate) fn replies_text(&self) -> String {
-        // The reference did not understand it, so nothing was asked.
+        // The Python CLI rejects this command line, so there are no recorded responses.
         let name = self.name.replace("usage-format-after-command", "run-list");
-        let usual = format!(r#"{{"base_url":"http://127.0.0.1:18765/{name}.table","replies":[]}}"#);
-        file(&format!("{name}.reply.json")).unwrap_or(usual)
+        let default =
+            format!(r#"{{"base_url":"http://127.0.0.1:18765/{name}.table","replies":[]}}"#);
+        file(&format!("{name}.reply.json")).unwrap_or(default)
     }
 
     pub(crate) fn replies(&self) -> Value {
         serde_json::from_str(&self.replies_text()).unwrap()
     }
 
-    /// The environment it ran in; `home` is the user's.
+    /// Returns the environment variables, with `HOME` set to `home`.
     pub(crate) fn env(&self, home: &Path) -> BTreeMap<String, String> {
         let base_url = self.replies()["base_url"].as_str().unwrap().to_owned();
         let mut env = BTreeMap::from([
@@ -83,7 +84,7 @@ impl Capture {
         env
     }
 
-    /// Puts the files there that were there.
+    /// Creates the files that existed before the command ran.
     pub(crate) fn prepare(&self, home: &Path, work: &Path) {
         for name in self.index["files_before"].as_array().into_iter().flatten() {
             let path = work.join(name.as_str().unwrap());
@@ -96,20 +97,20 @@ impl Capture {
         }
     }
 
-    /// The stored keys before it ran.
+    /// Returns the credential file before the command ran.
     pub(crate) fn credentials_before(&self) -> Option<String> {
         let before = &self.index["credentials_before"];
         let text = || before.as_str().map_or_else(|| before.to_string(), str::to_owned);
         (!before.is_null()).then(text)
     }
 
-    /// What came of it in table mode.
+    /// Returns the recorded result, preferring table mode.
     fn outcome(&self) -> &Value {
         let modes = &self.index["modes"];
         ["table", "json", "tty"].iter().map(|m| &modes[m]).find(|mode| mode.is_object()).unwrap()
     }
 
-    /// The code that the reference ended with.
+    /// Returns the exit code of the Python CLI.
     pub(crate) fn exit(&self) -> i64 {
         self.outcome()["exit_code"].as_i64().unwrap_or(1)
     }
@@ -118,18 +119,18 @@ impl Capture {
         self.outcome()["requests"].as_array().cloned().unwrap_or_default()
     }
 
-    /// Files afterwards, with their sizes or texts.
+    /// Returns the files after the command, by name, with their sizes or contents.
     pub(crate) fn files_after(&self) -> BTreeMap<String, Value> {
         let files = self.outcome()["files_after"].as_object().cloned().unwrap_or_default();
         files.into_iter().collect()
     }
 
-    /// The stored keys afterwards.
+    /// Returns the credential file after the command.
     pub(crate) fn credentials_after(&self) -> Option<&str> {
         self.outcome()["credentials_after"]["text"].as_str()
     }
 
-    /// What the server answered last of what is an error: its status, and its words.
+    /// Returns status and message of the last response, if it is an error.
     pub(crate) fn refusal(&self) -> Option<(u64, Option<String>)> {
         let last = self.requests();
         let last = last.iter().rev().find(|request| request["path"] != "/api/v1/telemetry")?;
@@ -139,10 +140,10 @@ impl Capture {
             last["path"].as_str().unwrap().ends_with(route["path"].as_str().unwrap())
                 && route["method"] == last["method"]
         });
-        let said = route.and_then(|route| {
+        let message = route.and_then(|route| {
             let detail = route["body"]["detail"].as_str().or(route["text"].as_str());
             detail.map(str::to_owned)
         });
-        Some((status, said))
+        Some((status, message))
     }
 }

@@ -1,4 +1,4 @@
-//! What the reference has no command for, and what counts among settings.
+//! Commands that the Python CLI does not have, and the precedence of settings.
 
 use std::fs;
 
@@ -9,12 +9,12 @@ use tinkex_cli::{Environment, Input, Interrupt, LogScope, Terminals};
 use crate::replay::Sink;
 use crate::scripted_server::ScriptedServer;
 
-/// A server, a home, and what was output.
+/// Runs commands against a [`ScriptedServer`] in a temporary home.
 struct ScriptedCli {
-    script: ScriptedServer,
+    server: ScriptedServer,
     home: tempfile::TempDir,
     env: Vec<(String, String)>,
-    /// Pressed when something is asked for that takes long.
+    /// Pressed by the server when a request for a slow response arrives.
     interrupt: Interrupt,
 }
 
@@ -52,16 +52,16 @@ impl ScriptedCli {
         let env =
             env.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
         let interrupt = Interrupt::default();
-        Self { script: ScriptedServer::new(&text, Some(interrupt.clone())), home, env, interrupt }
+        Self { server: ScriptedServer::new(&text, Some(interrupt.clone())), home, env, interrupt }
     }
 
-    fn without(mut self, name: &str) -> Self {
+    fn without_variable(mut self, name: &str) -> Self {
         self.env.retain(|(known, _)| known != name);
         self
     }
 
     async fn run(&self, line: &str) -> ScriptedOutput {
-        let (out, err, http) = (Sink::default(), Sink::default(), self.script.clone());
+        let (out, err, http) = (Sink::default(), Sink::default(), self.server.clone());
         let mut environment = Environment {
             variables: Env::from_pairs(self.env.iter().map(|(n, v)| (n.as_str(), v.as_str()))),
             folder: self.home.path().to_owned(),
@@ -73,15 +73,15 @@ impl ScriptedCli {
             log_scope: LogScope::ThisThread,
             prepare: Box::new(move |client| client.http(http.clone())),
         };
-        let words = ["tinkex"].into_iter().chain(line.split_whitespace());
-        let exit = tinkex_cli::run(&mut environment, words.map(Into::into).collect()).await;
+        let args = ["tinkex"].into_iter().chain(line.split_whitespace());
+        let exit = tinkex_cli::run(&mut environment, args.map(Into::into).collect()).await;
         ScriptedOutput { exit: exit.code(), out: out.text(), err: err.text() }
     }
 
-    /// The host and key of the last request.
-    fn last(&self) -> (String, String) {
-        let seen = self.script.seen();
-        let last = seen.last().unwrap();
+    /// Returns host and API key of the last request.
+    fn last_request(&self) -> (String, String) {
+        let requests = self.server.requests();
+        let last = requests.last().unwrap();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         (text(&last["host"]), text(&last["headers"]["x-api-key"]))
     }
@@ -94,7 +94,7 @@ fn checkpoint(name: &str, time: &str, public: bool) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_page_for_people_is_not_shown_in_an_error() {
+async fn html_error_page_is_not_printed() {
     let page = "<!DOCTYPE HTML>\n<html>\n<h1>Error response</h1>\n</html>\n";
     let page = json!({ "status": 501, "page": page });
     let cli = ScriptedCli::new(&[("GET", "/api/v1/training_runs", page)]);
@@ -105,10 +105,10 @@ async fn a_page_for_people_is_not_shown_in_an_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_flag_counts_before_the_environment_before_the_profile_before_the_stored_key() {
-    let none =
+async fn settings_precedence_is_flag_environment_profile_stored_key() {
+    let no_runs =
         json!({ "training_runs": [], "cursor": { "offset": 0, "limit": 20, "total_count": 0 } });
-    let cli = ScriptedCli::new(&[("GET", "/api/v1/training_runs", none)]);
+    let cli = ScriptedCli::new(&[("GET", "/api/v1/training_runs", no_runs)]);
     fs::create_dir_all(cli.home.path().join(".tinker")).unwrap();
     let key = |key: &str| json!({ "type": "manual", "key": key, "name": "n" });
     let store = json!({ "version": 1, "default": "1",
@@ -122,13 +122,13 @@ async fn the_flag_counts_before_the_environment_before_the_profile_before_the_st
     let expect = async |cli: &ScriptedCli, line: &str, host: &str, key: &str| {
         let output = cli.run(line).await;
         assert_eq!(output.exit, 0, "{line}: {}", output.err);
-        assert_eq!(cli.last(), (host.to_owned(), key.to_owned()), "{line}");
+        assert_eq!(cli.last_request(), (host.to_owned(), key.to_owned()), "{line}");
     };
     let flags = "run list --profile work --base-url http://flag.test --api-key-file key";
     expect(&cli, flags, "flag.test", "tml-file").await;
     expect(&cli, "run list --api-key tml-flag", "a.test", "tml-flag").await;
     expect(&cli, "run list --profile work", "a.test", "tml-env").await;
-    let cli = cli.without("TINKER_BASE_URL").without("TINKER_API_KEY");
+    let cli = cli.without_variable("TINKER_BASE_URL").without_variable("TINKER_API_KEY");
     expect(&cli, "run list --profile work", "profile.test", "tml-second").await;
     expect(&cli, "run list --base-url http://b.test", "b.test", "tml-first").await;
     assert_eq!(cli.run("config set profile work").await.exit, 0);
@@ -147,7 +147,7 @@ async fn the_flag_counts_before_the_environment_before_the_profile_before_the_st
 }
 
 #[tokio::test(start_paused = true)]
-async fn old_checkpoints_are_found_and_deleted_when_told_to() {
+async fn checkpoint_gc_lists_and_deletes_old_checkpoints() {
     let path = "/api/v1/training_runs/r/checkpoints";
     let list = json!({ "checkpoints": [
         checkpoint("1", "2024-01-01T00:00:00Z", false),
@@ -155,37 +155,41 @@ async fn old_checkpoints_are_found_and_deleted_when_told_to() {
         checkpoint("3", "2024-01-03T00:00:00Z", false),
         checkpoint("4", "2024-01-04T00:00:00Z", false),
     ]});
-    let one = format!("{path}/weights/1");
-    let three = format!("{path}/weights/3");
+    let first = format!("{path}/weights/1");
+    let third = format!("{path}/weights/3");
     let cli = ScriptedCli::new(&[
         ("GET", path, list),
-        ("DELETE", &one, json!({})),
-        ("DELETE", &three, json!({})),
+        ("DELETE", &first, json!({})),
+        ("DELETE", &third, json!({})),
     ]);
     let deletes = |cli: &ScriptedCli| {
-        cli.script.seen().iter().filter(|call| call["method"] == "DELETE").count()
+        cli.server.requests().iter().filter(|request| request["method"] == "DELETE").count()
     };
     let output = cli.run("checkpoint gc --run-id r --json").await;
     assert_eq!(output.json()["freed_bytes"], 2048);
     assert_eq!(output.json()["paths"], json!(["tinker://r/weights/1", "tinker://r/weights/3"]));
-    assert_eq!(cli.run("checkpoint gc --run-id r --delete").await.exit, 2, "nobody to ask");
+    assert_eq!(
+        cli.run("checkpoint gc --run-id r --delete").await.exit,
+        2,
+        "deletion needs confirmation"
+    );
     let dry = cli.run("checkpoint delete --run-id r --before 2024-01-02 --dry-run").await;
     assert!(dry.out.contains("1 checkpoint(s) would be deleted, 1.0 KB in all"), "{}", dry.out);
-    assert_eq!(deletes(&cli), 0, "all of that was for show");
+    assert_eq!(deletes(&cli), 0, "a dry run deleted checkpoints");
     let output = cli.run("checkpoint gc --run-id r --delete --yes --json").await;
     assert_eq!((output.exit, &output.json()["deleted_count"]), (0, &json!(2)), "{}", output.err);
     assert_eq!(deletes(&cli), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_could_not_be_deleted_is_told_once_and_as_an_error() {
+async fn failed_deletions_are_reported_once_and_as_an_error() {
     let path = |name: &str| format!("/api/v1/training_runs/r/checkpoints/weights/{name}");
     let cli = ScriptedCli::new(&[("DELETE", &path("1"), json!({}))]);
     let run = async |line: &str| cli.run(&format!("checkpoint delete --yes {line}")).await;
     let output = run("tinker://r/weights/1 tinker://r/weights/1 --json").await;
     assert_eq!((output.exit, &output.json()["deleted_count"]), (0, &json!(1)), "{}", output.err);
-    let deletes = cli.script.seen().into_iter().filter(|call| call["method"] == "DELETE");
-    assert_eq!(deletes.count(), 1, "named twice is still one");
+    let deletes = cli.server.requests().into_iter().filter(|request| request["method"] == "DELETE");
+    assert_eq!(deletes.count(), 1, "a path given twice is deleted once");
 
     let output = run("tinker://r/weights/1 tinker://r/weights/2 --json").await;
     let error: Value = serde_json::from_str(&output.err).unwrap();
@@ -196,7 +200,7 @@ async fn what_could_not_be_deleted_is_told_once_and_as_an_error() {
     assert_eq!(error["error"]["status"], 404, "{error}");
     for json in ["", "--json"] {
         let output = run(&format!("tinker://r/weights/2 tinker://r/weights/3 {json}")).await;
-        assert_eq!((output.exit, &*output.out), (4, ""), "nothing was done, so there is no result");
+        assert_eq!((output.exit, &*output.out), (4, ""), "without a deletion there is no result");
         assert_eq!(
             output.err.contains("\n  - tinker://r/weights/3: "),
             json.is_empty(),
@@ -207,10 +211,10 @@ async fn what_could_not_be_deleted_is_told_once_and_as_an_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_interrupted_deletion_says_what_is_gone() {
+async fn interrupted_deletion_reports_what_was_deleted() {
     let path = |at: u32| format!("/api/v1/training_runs/r/checkpoints/weights/{at}");
     let paths: Vec<String> = (0..40).map(path).collect();
-    // The first one takes long, and is when the user gives up.
+    // The response to the first deletion is slow; the user presses Ctrl-C meanwhile.
     let reply = |at: usize| if at == 0 { json!({ "sleep": 1.0 }) } else { json!({}) };
     let replies = paths.iter().enumerate().map(|(at, path)| ("DELETE", path.as_str(), reply(at)));
     let replies: Vec<_> = replies.collect();
@@ -220,24 +224,28 @@ async fn an_interrupted_deletion_says_what_is_gone() {
     assert_eq!(output.exit, 130, "{}", output.err);
     let document = output.json();
     let count = |key: &str| document[key].as_array().unwrap().len();
-    let (gone, left) = (count("deleted"), count("not_deleted"));
-    assert!(gone + left == 40 && left > 0, "{document}");
-    assert!(output.out.contains("tinker://r/weights/0\""), "it was waited for: {document}");
-    let deletes = cli.script.seen().into_iter().filter(|call| call["method"] == "DELETE");
-    assert_eq!(deletes.count(), gone, "none was started that is not output");
-    assert!(output.err.contains(&format!("{left} of 40")), "{}", output.err);
+    let (deleted, remaining) = (count("deleted"), count("not_deleted"));
+    assert!(deleted + remaining == 40 && remaining > 0, "{document}");
+    assert!(
+        output.out.contains("tinker://r/weights/0\""),
+        "the deletion in flight is missing: {document}"
+    );
+    let deletes = cli.server.requests().into_iter().filter(|request| request["method"] == "DELETE");
+    assert_eq!(deletes.count(), deleted, "an unreported deletion was sent");
+    assert!(output.err.contains(&format!("{remaining} of 40")), "{}", output.err);
 }
 
 #[tokio::test(start_paused = true)]
-async fn mistakes_that_can_be_seen_here_are_not_sent() {
+async fn invalid_arguments_are_rejected_before_any_request() {
     let mut cli = ScriptedCli::new(&[]);
     let details = json!({ "org_details": { "name": "o" }, "user_details": { "email": "e" } });
-    let made = json!({ "type": "generated", "key": "tml-made", "name": "n", "details": details });
-    let store = json!({ "version": 1, "keys": { "7": made } }).to_string();
+    let generated =
+        json!({ "type": "generated", "key": "tml-made", "name": "n", "details": details });
+    let store = json!({ "version": 1, "keys": { "7": generated } }).to_string();
     let file = cli.home.path().join(".tinker/credentials.json");
     fs::create_dir_all(file.parent().unwrap()).unwrap();
     fs::write(&file, &store).unwrap();
-    for (line, says) in [
+    for (line, message) in [
         ("sample m -p x --max-tokens 0", "--max-tokens"),
         ("sample m -p x --num-samples 0", "--num-samples"),
         ("sample m -p x --top-p 3", "up to 1"),
@@ -248,19 +256,19 @@ async fn mistakes_that_can_be_seen_here_are_not_sent() {
     ] {
         let output = cli.run(line).await;
         assert_eq!(output.exit, 2, "{line}: {}", output.err);
-        assert!(output.err.contains(says), "{line}: {}", output.err);
+        assert!(output.err.contains(message), "{line}: {}", output.err);
     }
     cli.env.retain(|(name, _)| name != "TINKER_BASE_URL");
     cli.env.push(("TINKER_BASE_URL".to_owned(), "localhost:80".to_owned()));
     let output = cli.run("run list").await;
     assert_eq!(output.exit, 2, "{}", output.err);
     assert!(output.err.contains("TINKER_BASE_URL"), "{}", output.err);
-    assert!(cli.script.seen().is_empty());
+    assert!(cli.server.requests().is_empty());
     assert_eq!(fs::read_to_string(file).unwrap(), store);
 }
 
 #[tokio::test(start_paused = true)]
-async fn sessions_models_copies_and_deeds_can_be_looked_at() {
+async fn session_model_audit_and_copy_commands_print_their_results() {
     let session = json!({ "session_id": "s-1", "created_at": "2024-01-01T00:00:00Z",
         "owner": "me", "project_id": "p-1", "status": { "type": "active" },
         "checkpoints_count": 2, "display_name": "nightly", "checkpoint_storage_bytes": 2048 });
@@ -289,7 +297,7 @@ async fn sessions_models_copies_and_deeds_can_be_looked_at() {
         ),
         ("POST", "/api/v1/copy_weights", json!({ "tinker_path": "tinker://c/weights/1" })),
     ]);
-    for (line, facts) in [
+    for (line, expected) in [
         ("session list", &["2 sessions", "s-2"][..]),
         ("session info s-1", &["r-1", "- seed"]),
         ("session search --status active --metadata a=2", &["s-1", "Active", "2.0 KB", "nightly"]),
@@ -299,8 +307,8 @@ async fn sessions_models_copies_and_deeds_can_be_looked_at() {
     ] {
         let output = cli.run(line).await;
         assert_eq!(output.exit, 0, "{line}: {}", output.err);
-        for fact in facts {
-            assert!(output.out.contains(fact), "{line}: {fact} is not in {}", output.out);
+        for text in expected {
+            assert!(output.out.contains(text), "{line}: {text} is not in {}", output.out);
         }
         let output = cli.run(&format!("{line} --json")).await;
         assert!(output.json().is_object(), "{line}");
@@ -319,7 +327,7 @@ async fn sessions_models_copies_and_deeds_can_be_looked_at() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lists_are_sorted_and_cut_as_asked() {
+async fn lists_are_sorted_and_limited_to_the_given_columns() {
     let list = json!({ "checkpoints": [
         checkpoint("b", "2024-01-01T00:00:00Z", false),
         checkpoint("a", "2024-01-02T00:00:00Z", false),
@@ -336,7 +344,7 @@ async fn lists_are_sorted_and_cut_as_asked() {
     let cli_with = |name: &str, value: &str| {
         let mut cli = ScriptedCli {
             env: cli.env.clone(),
-            script: cli.script.clone(),
+            server: cli.server.clone(),
             home: tempfile::tempdir().unwrap(),
             interrupt: Interrupt::default(),
         };
@@ -351,7 +359,7 @@ async fn lists_are_sorted_and_cut_as_asked() {
 
 #[cfg(unix)]
 #[test]
-fn a_shell_is_offered_what_was_listed() {
+fn shell_completion_offers_listed_ids() {
     use std::process::{Command, Stdio};
     let replies = crate::capture::file("run-list.reply.json").unwrap();
     let (home, server) =
@@ -374,7 +382,7 @@ fn a_shell_is_offered_what_was_listed() {
         String::from_utf8(output.stdout).unwrap()
     };
     run(&["run", "list"], &[]);
-    let ask = |words: &[&str]| {
+    let complete = |words: &[&str]| {
         let index = (words.len() - 1).to_string();
         let line: Vec<&str> = ["--"].into_iter().chain(words.iter().copied()).collect();
         run(
@@ -388,9 +396,9 @@ fn a_shell_is_offered_what_was_listed() {
             ],
         )
     };
-    let offered = ask(&["tinkex", "run", "info", ""]);
+    let offered = complete(&["tinkex", "run", "info", ""]);
     assert!(offered.contains("run-1") && offered.contains("run-3"), "{offered}");
-    assert!(ask(&["tinkex", "che"]).contains("checkpoint"));
+    assert!(complete(&["tinkex", "che"]).contains("checkpoint"));
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         assert!(run(&["completions", shell], &[]).contains("COMPLETE"), "{shell}");
     }

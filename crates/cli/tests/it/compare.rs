@@ -1,12 +1,13 @@
-//! Whether two outputs say the same.
+//! Compares our output with the Python CLI's.
 
 use std::path::Path;
 
 use serde_json::Value;
 use tinkex::Timestamp;
 
-/// Results as rows of cells, without what the reference writes around them: borders, progress,
-/// questions and links.
+/// Splits a table into rows of cells, without borders, progress, escape sequences and empty lines.
+///
+/// Replaces the path of `work` by the one in the recordings.
 pub(crate) fn rows(text: &str, work: Option<&Path>) -> Vec<Vec<String>> {
     let mut rows = Vec::new();
     let plain = without_escapes(text);
@@ -28,7 +29,7 @@ pub(crate) fn rows(text: &str, work: Option<&Path>) -> Vec<Vec<String>> {
     rows
 }
 
-/// Text without colours and links.
+/// Removes escape sequences (colours and links).
 pub(crate) fn without_escapes(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;
@@ -48,28 +49,32 @@ pub(crate) fn without_escapes(text: &str) -> String {
     plain + rest
 }
 
-/// Whether `ours` has everything that `theirs` has, with the same values; times as moments.
-pub(crate) fn has_all(ours: &Value, theirs: &Value, work: &Path) -> Result<(), String> {
+/// Checks that `ours` contains every key and value of `theirs`. Timestamps are compared as instants.
+///
+/// # Errors
+/// Describes the first difference.
+pub(crate) fn contains_all(ours: &Value, theirs: &Value, work: &Path) -> Result<(), String> {
     match (ours, theirs) {
         (Value::Object(ours), Value::Object(theirs)) => {
             for (key, value) in theirs {
                 let own = ours.get(key).ok_or_else(|| format!("{key} is missing"))?;
-                has_all(own, value, work).map_err(|why| format!("{key}: {why}"))?;
+                contains_all(own, value, work)
+                    .map_err(|difference| format!("{key}: {difference}"))?;
             }
             Ok(())
         }
         (Value::Array(ours), Value::Array(theirs)) if ours.len() == theirs.len() => {
-            ours.iter().zip(theirs).try_for_each(|(ours, theirs)| has_all(ours, theirs, work))
+            ours.iter().zip(theirs).try_for_each(|(ours, theirs)| contains_all(ours, theirs, work))
         }
         (Value::String(own), Value::String(their)) => {
-            let moments = (own.parse::<Timestamp>(), their.parse::<Timestamp>());
-            let same = match moments {
+            let instants = (own.parse::<Timestamp>(), their.parse::<Timestamp>());
+            let same = match instants {
                 (Ok(own), Ok(their)) => own.unix_micros() == their.unix_micros(),
                 _ => own.replace(work.to_str().unwrap(), "/home/me") == *their,
             };
-            if same { Ok(()) } else { Err(format!("{own:?} is not {their:?}")) }
+            if same { Ok(()) } else { Err(format!("expected {their:?}, got {own:?}")) }
         }
         (ours, theirs) if ours == theirs => Ok(()),
-        (ours, theirs) => Err(format!("{ours} is not {theirs}")),
+        (ours, theirs) => Err(format!("expected {theirs}, got {ours}")),
     }
 }

@@ -1,4 +1,4 @@
-//! What takes long, with somebody in front of it.
+//! Long-running commands in a terminal: progress, Ctrl-C and signals.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::Stdio;
@@ -10,45 +10,47 @@ use crate::terminal::Terminal;
 
 fn sandbox() -> Sandbox {
     let sandbox = Sandbox::new();
-    let line = |at| format!("{{\"prompt\": \"{at} and\", \"completion\": \" so on\"}}\n");
-    sandbox.write("talks.jsonl", &(0..8).map(line).collect::<String>());
+    let example = |at| format!("{{\"prompt\": \"{at} and\", \"completion\": \" so on\"}}\n");
+    sandbox.write("data.jsonl", &(0..8).map(example).collect::<String>());
     sandbox
 }
 
 #[test]
-fn training_shows_how_far_it_is_and_stops_when_asked() {
+fn training_shows_progress_and_stops_on_ctrl_c() {
     let sandbox = sandbox();
     let mut terminal =
-        Terminal::at(&sandbox, 80, "train talks.jsonl --local --steps 100000 --batch-size 4");
+        Terminal::start_in(&sandbox, 80, "train data.jsonl --local --steps 100000 --batch-size 4");
     terminal.wait_for("tokens/s");
     terminal.press("\u{3}");
     terminal.wait_for("stopping: saving first");
-    let (code, seen) = terminal.end();
-    assert_eq!(code, 130, "{seen}");
-    assert!(seen.contains("tokens/s") && seen.contains(" left"), "{seen}");
-    assert!(seen.contains("stopped at step") && seen.contains("--resume"), "{seen}");
-    assert!(sandbox.path("talks-run/loss.svg").exists());
+    let (code, shown) = terminal.end();
+    assert_eq!(code, 130, "{shown}");
+    assert!(shown.contains("tokens/s") && shown.contains(" left"), "{shown}");
+    assert!(shown.contains("stopped at step") && shown.contains("--resume"), "{shown}");
+    assert!(sandbox.path("data-run/loss.svg").exists());
 }
 
 #[test]
-fn a_narrow_window_has_no_broken_lines() {
+fn progress_fits_into_a_narrow_terminal() {
     let sandbox = sandbox();
-    let terminal = Terminal::at(&sandbox, 24, "train talks.jsonl --local --steps 3 --batch-size 4");
-    let (code, seen) = terminal.end();
-    assert_eq!(code, 0, "{seen}");
-    let drawn = seen.split('\r').filter(|part| part.contains("step ") && part.contains("\u{1b}[K"));
+    let terminal =
+        Terminal::start_in(&sandbox, 24, "train data.jsonl --local --steps 3 --batch-size 4");
+    let (code, shown) = terminal.end();
+    assert_eq!(code, 0, "{shown}");
+    let drawn =
+        shown.split('\r').filter(|part| part.contains("step ") && part.contains("\u{1b}[K"));
     for part in drawn {
-        let shown = part.split('\u{1b}').next().unwrap();
-        assert!(shown.chars().count() < 24, "{shown:?}");
+        let line = part.split('\u{1b}').next().unwrap();
+        assert!(line.chars().count() < 24, "{line:?}");
     }
 }
 
 #[test]
-fn ctrl_c_stops_an_answer_and_not_the_conversation() {
+fn ctrl_c_stops_the_completion_but_not_the_chat() {
     let sandbox = sandbox();
-    // So daring that it hardly ever finds the end of its answer.
+    // At this temperature the completion practically never ends by itself.
     let line = "chat --local --max-tokens 1900 -t 5";
-    let mut terminal = Terminal::at(&sandbox, 80, line);
+    let mut terminal = Terminal::start_in(&sandbox, 80, line);
     terminal.wait_for("> ");
     terminal.press("Tell me a story.\r");
     terminal.wait_for("story.");
@@ -57,38 +59,38 @@ fn ctrl_c_stops_an_answer_and_not_the_conversation() {
     terminal.wait_for("(stopped)");
     terminal.wait_for("> ");
     terminal.press("/quit\r");
-    let (code, seen) = terminal.end();
-    assert_eq!(code, 0, "{seen}");
+    let (code, shown) = terminal.end();
+    assert_eq!(code, 0, "{shown}");
 }
 
-/// What is under way when the program's own server stops has nothing to complain about.
+/// Requests that fail because the in-process server stops must not be reported.
 #[test]
-fn an_interrupt_is_all_that_is_told_of_an_interrupt() {
+fn ctrl_c_prints_only_the_interrupt_error() {
     let sandbox = sandbox();
-    let mut terminal = Terminal::at(&sandbox, 80, "quickstart --steps 100000");
+    let mut terminal = Terminal::start_in(&sandbox, 80, "quickstart --steps 100000");
     terminal.wait_for("tokens/s");
     terminal.press("\u{3}");
-    let (code, seen) = terminal.end();
-    assert_eq!(code, 130, "{seen}");
-    let after = seen.split("^C").nth(1).unwrap();
-    assert!(after.contains("error: interrupted"), "{seen}");
+    let (code, shown) = terminal.end();
+    assert_eq!(code, 130, "{shown}");
+    let after = shown.split("^C").nth(1).unwrap();
+    assert!(after.contains("error: interrupted"), "{shown}");
     for noise in ["warning", "retrying", "no connection"] {
-        assert!(!after.contains(noise), "{seen}");
+        assert!(!after.contains(noise), "{shown}");
     }
 }
 
 #[test]
-fn a_signal_ends_a_conversation_in_a_terminal() {
+fn sigterm_ends_a_chat_in_a_terminal() {
     let sandbox = sandbox();
-    let mut terminal = Terminal::at(&sandbox, 80, "chat --local");
+    let mut terminal = Terminal::start_in(&sandbox, 80, "chat --local");
     terminal.wait_for("> ");
     terminal.terminate();
-    let (code, seen) = terminal.end();
-    assert_eq!(code, 130, "{seen}");
+    let (code, shown) = terminal.end();
+    assert_eq!(code, 130, "{shown}");
 }
 
 #[test]
-fn a_signal_ends_a_conversation_through_a_pipe() {
+fn sigterm_ends_a_chat_with_piped_input() {
     let sandbox = sandbox();
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_tinkex"))
         .args(["chat", "--local", "-t", "0"])
@@ -99,12 +101,12 @@ fn a_signal_ends_a_conversation_through_a_pipe() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // It stays open to the end.
+    // Keep the pipe open until the program has ended.
     let mut input = child.stdin.take().unwrap();
     input.write_all(b"What does a cow say?\n").unwrap();
-    let mut said = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
-    assert_eq!(said, "A cow says \"moo\".\n");
+    let mut completion = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut completion).unwrap();
+    assert_eq!(completion, "A cow says \"moo\".\n");
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
 }

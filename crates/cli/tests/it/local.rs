@@ -1,37 +1,39 @@
+//! Local server: started by a command, found by others, and refused if unsafe.
+
 use tinkex_cli::Interrupt;
 use tinkex_server::{Server, ServerOptions};
 
 use crate::sandbox::Sandbox;
 
 #[tokio::test]
-async fn local_commands_need_no_key_and_share_one_folder() {
+async fn concurrent_local_commands_share_one_folder_without_a_key() {
     let sandbox = Sandbox::new();
-    let (one, two) = tokio::join!(
+    let (first, second) = tokio::join!(
         sandbox.run_args(["sample", "--local", "--prompt", "The cat", "-t", "0", "--json"]),
         sandbox.run_args(["sample", "--local", "--prompt", "The cat", "-t", "0", "--json"]),
     );
-    let (one, two) = (one.ok().json(), two.ok().json());
-    assert_eq!(one["sequences"], two["sequences"]);
-    assert_eq!(one["model"], "tinkex/tiny");
-    assert!(!sandbox.data().join("server.json").exists(), "the note is gone with the server");
+    let (first, second) = (first.ok().json(), second.ok().json());
+    assert_eq!(first["sequences"], second["sequences"]);
+    assert_eq!(first["model"], "tinkex/tiny");
+    assert!(!sandbox.data().join("server.json").exists(), "server.json outlived the server");
 }
 
 #[tokio::test]
-async fn a_server_that_runs_is_found() {
+async fn running_server_is_found_by_local_commands() {
     let mut sandbox = Sandbox::new();
     sandbox.interrupt = Some(Interrupt::default());
-    let guest = async {
+    let client = async {
         while !sandbox.data().join("server.json").exists() {
             tokio::task::yield_now().await;
         }
-        let guest = sandbox.share_folder();
-        let said = guest.run("sample --local -p The -t 0 --max-tokens 1").await.ok();
-        assert!(!said.out.is_empty());
-        let found = guest.run("doctor --local").await.ok();
+        let client = sandbox.share_folder();
+        let sampled = client.run("sample --local -p The -t 0 --max-tokens 1").await.ok();
+        assert!(!sampled.out.is_empty());
+        let found = client.run("doctor --local").await.ok();
         assert!(found.out.contains(&format!("(process {})", std::process::id())), "{}", found.out);
         sandbox.interrupt.as_ref().unwrap().press();
     };
-    let (served, ()) = tokio::join!(sandbox.run("serve --port 0"), guest);
+    let (served, ()) = tokio::join!(sandbox.run("serve --port 0"), client);
     let served = served.ok();
     let mut lines = served.out.lines();
     assert!(lines.next().unwrap().starts_with("http://127.0.0.1:"));
@@ -40,12 +42,12 @@ async fn a_server_that_runs_is_found() {
 }
 
 #[tokio::test]
-async fn dangerous_servers_are_refused_with_a_reason() {
+async fn unsafe_serve_options_are_rejected_with_a_reason() {
     let sandbox = Sandbox::new();
     sandbox.write("short", "tml-short");
     sandbox.write("odd", "secret");
     sandbox.write("open", "tml-0123456789abcdef0123");
-    for (line, says) in [
+    for (line, message) in [
         ("serve --host 0.0.0.0", "there is no key"),
         ("serve --host 0.0.0.0 --api-key-file short", "could guess it"),
         ("serve --api-key-file odd", "no client can send"),
@@ -56,10 +58,10 @@ async fn dangerous_servers_are_refused_with_a_reason() {
         ("serve --model a=b --model a=c", "two folders are called a"),
         ("serve --port 0 --model a=nowhere", "a base model cannot be used"),
     ] {
-        let refused = sandbox.run(line).await;
-        assert!(refused.code == 1 || refused.code == 2, "{line}: {}", refused.err);
-        assert!(refused.err.contains(says), "{line}: {}", refused.err);
-        assert!(refused.out.is_empty() && !refused.err.contains("0123456789"), "{line}");
+        let rejected = sandbox.run(line).await;
+        assert!(rejected.code == 1 || rejected.code == 2, "{line}: {}", rejected.err);
+        assert!(rejected.err.contains(message), "{line}: {}", rejected.err);
+        assert!(rejected.out.is_empty() && !rejected.err.contains("0123456789"), "{line}");
     }
     #[cfg(unix)]
     sandbox

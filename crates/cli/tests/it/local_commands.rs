@@ -1,35 +1,37 @@
+//! Sampling, chat, tokenizer, quickstart and doctor commands against the local server.
+
 use serde_json::json;
 
 use crate::sandbox::{Sandbox, lines};
 
 #[tokio::test]
-async fn samples_are_text_alone() {
+async fn sample_prints_only_the_completion() {
     let mut sandbox = Sandbox::new();
-    let ask = ["sample", "--local", "--chat", "-t", "0", "-p", "What does a cow say?"];
-    assert_eq!(sandbox.run_args(ask).await.ok().out, "A cow says \"moo\".\n");
+    let line = ["sample", "--local", "--chat", "-t", "0", "-p", "What does a cow say?"];
+    assert_eq!(sandbox.run_args(line).await.ok().out, "A cow says \"moo\".\n");
     sandbox.input = "What does a cow say?\n".to_owned();
     let piped = sandbox.run("sample --local --chat -t 0").await.ok();
     assert_eq!((piped.out.as_str(), piped.err.as_str()), ("A cow says \"moo\".\n", ""));
-    let written = sandbox.run("sample --local --chat -t 0 --output said.txt").await.ok();
-    assert_eq!((written.out.as_str(), &*sandbox.read("said.txt")), ("", "A cow says \"moo\".\n"));
-    let written = sandbox.run("sample --local --chat -t 0 --output said.json --json").await.ok();
-    assert_eq!(written.json()["output"], "said.json", "a document for whoever reads it");
-    assert!(sandbox.read("said.json").contains("moo"));
+    let written = sandbox.run("sample --local --chat -t 0 --output out.txt").await.ok();
+    assert_eq!((written.out.as_str(), &*sandbox.read("out.txt")), ("", "A cow says \"moo\".\n"));
+    let written = sandbox.run("sample --local --chat -t 0 --output out.json --json").await.ok();
+    assert_eq!(written.json()["output"], "out.json", "standard output is a JSON document");
+    assert!(sandbox.read("out.json").contains("moo"));
 
     let tokens = sandbox.run("tokenizer encode tinkex/tiny moo").await.ok();
     sandbox.write("tokens.json", &format!("[{}]", tokens.out.trim()));
     let line = "sample --local --prompt-file tokens.json -n 2 --max-tokens 3 --seed 1 --json";
-    let said = sandbox.run(line).await.ok().json();
-    assert_eq!(said["sequences"].as_array().unwrap().len(), 2);
-    assert_eq!(said, sandbox.run(line).await.ok().json(), "the same seed draws the same");
+    let sampled = sandbox.run(line).await.ok().json();
+    assert_eq!(sampled["sequences"].as_array().unwrap().len(), 2);
+    assert_eq!(sampled, sandbox.run(line).await.ok().json(), "a seed must be reproducible");
     sandbox.input = tokens.out;
     assert_eq!(sandbox.run("tokenizer decode tinkex/tiny").await.ok().out, "moo\n");
-    let lacking = sandbox.run("tokenizer decode tinkex/tiny 999999").await.ok();
-    assert!(lacking.err.contains("vocabulary lacks them: 999999"), "{}", lacking.err);
+    let unknown = sandbox.run("tokenizer decode tinkex/tiny 999999").await.ok();
+    assert!(unknown.err.contains("vocabulary lacks them: 999999"), "{}", unknown.err);
 }
 
 #[tokio::test]
-async fn a_text_is_scored_and_looked_into() {
+async fn logprobs_and_tokenizer_info_print_their_results() {
     let sandbox = Sandbox::new();
     let line = ["logprobs", "--local", "--json", "-p", "The cat says \"meow\"."];
     let scored = sandbox.run_args(line).await.ok().json();
@@ -55,52 +57,52 @@ async fn a_text_is_scored_and_looked_into() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_sampled_says_why() {
+async fn errors_of_sampling_commands_name_the_cause() {
     let sandbox = Sandbox::new();
-    sandbox.write("talks.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}");
+    sandbox.write("data.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}");
     for line in [
         "sample some/model -p x",
         "chat some/model",
         "logprobs some/model -p x",
-        "train talks.jsonl --model some/model",
-        "train talks.jsonl",
+        "train data.jsonl --model some/model",
+        "train data.jsonl",
         "run list",
         "checkpoint list",
         "model list",
     ] {
         sandbox.run(line).await.fails(3, &["there is no API key", "hint: ", "needs none: --local"]);
     }
-    let unknown = sandbox.run("sample --local nobody/nothing -p x").await;
-    unknown.fails(4, &["nobody/nothing", "hint: see what is there: tinkex model list --local"]);
+    let unknown = sandbox.run("sample --local unknown/model -p x").await;
+    unknown.fails(4, &["unknown/model", "hint: see what is there: tinkex model list --local"]);
     sandbox.run("sample --local tinker://x -p x").await.fails(2, &["tinker://x"]);
     sandbox.run("sample --local --run none -p x").await.fails(4, &["none"]);
     sandbox.run("sample --local --prompt-file gone").await.fails(1, &["gone cannot be read"]);
     sandbox.run("sample --local --tokens 1,2 --chat").await.fails(2, &["--chat needs text"]);
     sandbox.run("sample --local").await.fails(2, &["the prompt is empty"]);
     sandbox.run("tokenizer decode tinkex/tiny 1,x").await.fails(2, &["x"]);
-    sandbox.run("tokenizer info nobody/nothing --offline").await.fails(4, &["nobody/nothing"]);
+    sandbox.run("tokenizer info unknown/model --offline").await.fails(4, &["unknown/model"]);
 }
 
 #[tokio::test]
-async fn a_conversation_through_a_pipe_has_an_answer_for_every_line() {
+async fn chat_with_piped_input_answers_every_line() {
     let mut sandbox = Sandbox::new();
-    sandbox.input = "What does a cow say?\n\n/save talk.jsonl\n/reset\nWhat does a dog say?\n\
+    sandbox.input = "What does a cow say?\n\n/save chat.jsonl\n/reset\nWhat does a dog say?\n\
                   /system Be kind.\n/model tinkex/tiny\n/help\n/quit\nnever asked\n"
         .to_owned();
-    let said = sandbox.run("chat --local -t 0").await.ok();
-    assert_eq!(said.out, "A cow says \"moo\".\nA dog says \"woof\".\n");
-    assert!(said.err.contains("(saved in talk.jsonl)") && said.err.contains("/reset"));
-    let talk = &lines(&sandbox.path("talk.jsonl"))[0]["messages"];
-    assert_eq!(talk[1], json!({ "role": "assistant", "content": "A cow says \"moo\"." }));
-    // What was saved can be trained on.
-    sandbox.run("train talk.jsonl --local --dry-run").await.ok();
+    let chat = sandbox.run("chat --local -t 0").await.ok();
+    assert_eq!(chat.out, "A cow says \"moo\".\nA dog says \"woof\".\n");
+    assert!(chat.err.contains("(saved in chat.jsonl)") && chat.err.contains("/reset"));
+    let conversation = &lines(&sandbox.path("chat.jsonl"))[0]["messages"];
+    assert_eq!(conversation[1], json!({ "role": "assistant", "content": "A cow says \"moo\"." }));
+    // A saved conversation is valid training data.
+    sandbox.run("train chat.jsonl --local --dry-run").await.ok();
     sandbox.input = "/nonsense\n".to_owned();
     sandbox.run("chat --local").await.fails(2, &["no command /nonsense", "/help"]);
 }
 
-/// The quickstart as in the README, a little shorter.
+/// Runs the quickstart of the README with fewer steps.
 #[tokio::test]
-async fn the_quickstart_teaches_what_it_shows() {
+async fn quickstart_fine_tunes_the_model() {
     let sandbox = Sandbox::new();
     let figures = sandbox.run("quickstart --steps 45 --json").await.ok().json();
     let number = |value: &serde_json::Value| value.as_f64().unwrap();
@@ -111,13 +113,13 @@ async fn the_quickstart_teaches_what_it_shows() {
         assert!(!sample["before"].as_str().unwrap().contains("matey"), "{sample}");
         assert!(sample["after"].as_str().unwrap().contains("matey"), "{sample}");
     }
-    // The checkpoint is there for the next command.
+    // Later commands can use the checkpoint.
     let path = figures["sampler"].as_str().unwrap();
-    let ask = ["sample", "--local", path, "--chat", "-t", "0", "-p", "What does a lion say?"];
-    assert!(sandbox.run_args(ask).await.ok().out.contains("matey"));
+    let line = ["sample", "--local", path, "--chat", "-t", "0", "-p", "What does a lion say?"];
+    assert!(sandbox.run_args(line).await.ok().out.contains("matey"));
     let run = figures["run_id"].as_str().unwrap();
-    let ask = ["sample", "--local", "--run", run, "--chat", "-t", "0", "-p", "Who are you?"];
-    assert!(sandbox.run_args(ask).await.ok().out.contains("matey"));
+    let line = ["sample", "--local", "--run", run, "--chat", "-t", "0", "-p", "Who are you?"];
+    assert!(sandbox.run_args(line).await.ok().out.contains("matey"));
     let short = sandbox.run("quickstart --steps 2").await.ok();
     assert!(short.out.contains("Loss, step by step") && short.out.contains("tinkex serve"));
     sandbox
@@ -127,22 +129,22 @@ async fn the_quickstart_teaches_what_it_shows() {
 }
 
 #[tokio::test]
-async fn the_doctor_finds_what_is_wrong() {
+async fn doctor_reports_missing_credential_and_unreachable_server() {
     let mut sandbox = Sandbox::new();
     let verdict = |document: &serde_json::Value, what: &str| {
         let checks = document["checks"].as_array().unwrap();
         let found = checks.iter().find(|check| check["what"] == what);
         found.unwrap_or_else(|| panic!("no {what} in {document}"))["verdict"].clone()
     };
-    let well = sandbox.run("doctor --local --json").await.ok().json();
+    let healthy = sandbox.run("doctor --local --json").await.ok().json();
     for what in ["version", "configuration", "credential", "server", "clock", "data folder"] {
-        assert_eq!(verdict(&well, what), "ok", "{what}");
+        assert_eq!(verdict(&healthy, what), "ok", "{what}");
     }
     let keyless = sandbox.run("doctor --json").await;
     assert_eq!((keyless.code, verdict(&keyless.json(), "credential")), (1, json!("wrong")));
     sandbox.key = Some("tml-any");
-    let nobody = sandbox.run("doctor --json --base-url http://127.0.0.1:9").await;
-    assert_eq!((nobody.code, verdict(&nobody.json(), "server")), (1, json!("wrong")));
+    let unreachable = sandbox.run("doctor --json --base-url http://127.0.0.1:9").await;
+    assert_eq!((unreachable.code, verdict(&unreachable.json(), "server")), (1, json!("wrong")));
     let table = sandbox.run("doctor --base-url http://127.0.0.1:9").await;
     assert!(table.out.contains("check the network, the proxy and TINKER_BASE_URL"));
 }

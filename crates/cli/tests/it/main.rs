@@ -1,6 +1,10 @@
-//! Recorded command lines of the reference, run again: same requests, same tables, same facts.
+//! Tests of the command line.
+//!
+//! `replay`, `tty` and `snapshots` run the recorded command lines of the Python CLI (`capture`)
+//! against scripted servers and compare requests, tables and messages. The other modules run the
+//! program against the local server, in process or as a child process in a terminal.
 
-#![expect(clippy::panic, clippy::unwrap_used, reason = "a wrong assumption is a failed test")]
+#![expect(clippy::panic, clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod capture;
 mod commands;

@@ -1,35 +1,35 @@
-//! Training whose server goes away.
+//! Training runs that lose their server.
 
 use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
 use tinkex_server::{Server, ServerOptions};
 
-use crate::train::{LINE, losses, sandbox};
+use crate::train::{TRAIN, losses, sandbox};
 
 #[tokio::test]
-async fn a_run_whose_server_dies_can_be_gone_on_with() {
+async fn run_resumes_after_its_server_stopped() {
     let mut sandbox = sandbox();
-    sandbox.run(&format!("{LINE} --dir whole")).await.ok();
+    sandbox.run(&format!("{TRAIN} --dir whole")).await.ok();
     sandbox.key = Some("tml-any");
     let mut options = ServerOptions::new(sandbox.path("other"));
     let server = Server::start(options.clone()).await.unwrap();
     options.address = server.address();
     let url = server.base_url();
     let (server, runtime) = (Mutex::new(Some(server)), tokio::runtime::Handle::current());
-    let leave = move || {
+    let stop_server = move || {
         let server = server.lock().unwrap().take().unwrap();
         runtime.spawn(async move { server.stop().await });
     };
-    sandbox.on_stderr = Some(("step 5/8", Arc::new(leave)));
+    sandbox.on_stderr = Some(("step 5/8", Arc::new(stop_server)));
     let line =
-        LINE.replace("--local", &format!("--model tinkex/tiny --retry-for 0 --base-url {url}"));
+        TRAIN.replace("--local", &format!("--model tinkex/tiny --retry-for 0 --base-url {url}"));
     let failed = sandbox.run(&format!("{line} --dir run")).await;
     let failed = failed.fails(5, &["go on from step 3 with: tinkex train --resume"]);
 
     sandbox.on_stderr = None;
     let server = start(options).await;
-    // What is told can be pasted.
+    // The command in the hint must work as printed.
     let hint = failed.err.split(" with: tinkex ").nth(1).unwrap().lines().next().unwrap();
     assert!(hint.ends_with(&format!(" --base-url {url}")), "{hint}");
     sandbox.run(hint).await.ok();
@@ -38,32 +38,32 @@ async fn a_run_whose_server_dies_can_be_gone_on_with() {
 }
 
 #[tokio::test]
-async fn a_program_learns_why_a_run_ended_and_how_to_go_on() {
+async fn json_error_of_a_failed_run_names_the_resume_command() {
     let mut sandbox = sandbox();
     sandbox.key = Some("tml-any");
     let server = Server::start(ServerOptions::new(sandbox.path("other"))).await.unwrap();
     let line = format!(
-        "train talks.jsonl --model tinkex/tiny --steps 100000 --batch-size 4 --save-every 1 \
+        "train data.jsonl --model tinkex/tiny --steps 100000 --batch-size 4 --save-every 1 \
          --retry-for 0 --json --dir run --base-url {}",
         server.base_url()
     );
-    let leave = async {
+    let stop_server = async {
         let saved = || std::fs::read_to_string(sandbox.path("run/run.json")).unwrap_or_default();
         while !saved().contains("step-00000") {
             tokio::task::yield_now().await;
         }
         server.stop().await;
     };
-    let (failed, ()) = tokio::join!(sandbox.run(&line), leave);
+    let (failed, ()) = tokio::join!(sandbox.run(&line), stop_server);
     assert!(failed.out.is_empty(), "{}", failed.out);
     let failed = failed.fails(5, &[]);
     let document: Value = serde_json::from_str(&failed.err).unwrap();
-    let told = |field: &str| document["error"][field].as_str().unwrap().to_owned();
-    assert!(told("hint").contains("with: tinkex train --resume"), "{document}");
-    assert!(!told("message").is_empty() && !told("kind").is_empty());
+    let text = |field: &str| document["error"][field].as_str().unwrap().to_owned();
+    assert!(text("hint").contains("with: tinkex train --resume"), "{document}");
+    assert!(!text("message").is_empty() && !text("kind").is_empty());
 }
 
-/// The folder is free once the old server has stopped.
+/// Starts a server, retrying until the previous one has released the folder.
 async fn start(options: ServerOptions) -> Server {
     loop {
         match Server::start(options.clone()).await {
@@ -73,10 +73,10 @@ async fn start(options: ServerOptions) -> Server {
     }
 }
 
-/// All that waits is lost at once, and the server is back before long.
+/// Kills the server while several requests are in flight, and starts it again.
 #[cfg(unix)]
 #[tokio::test]
-async fn an_outage_is_told_once_and_so_is_its_end() {
+async fn outage_and_recovery_are_reported_once_each() {
     use crate::serve::ServeProcess;
 
     let mut sandbox = sandbox();
@@ -84,23 +84,24 @@ async fn an_outage_is_told_once_and_so_is_its_end() {
     let serving = ServeProcess::start(&sandbox, &["--port", "0"]);
     let url = serving.url.clone();
     let serving = Arc::new(Mutex::new(Some(serving)));
-    let (again, port) = (Arc::clone(&serving), url.rsplit(':').next().unwrap().to_owned());
-    let guest = sandbox.share_folder();
-    let fall = move || {
-        again.lock().unwrap().take().unwrap().kill();
-        let (again, port, guest) = (Arc::clone(&again), port.clone(), guest.share_folder());
+    let (restarted, port) = (Arc::clone(&serving), url.rsplit(':').next().unwrap().to_owned());
+    let shared = sandbox.share_folder();
+    let restart_server = move || {
+        restarted.lock().unwrap().take().unwrap().kill();
+        let (restarted, port, shared) =
+            (Arc::clone(&restarted), port.clone(), shared.share_folder());
         std::thread::spawn(move || {
-            *again.lock().unwrap() = Some(ServeProcess::start(&guest, &["--port", &port]));
+            *restarted.lock().unwrap() = Some(ServeProcess::start(&shared, &["--port", &port]));
         });
     };
-    sandbox.on_stderr = Some(("step 5/8", Arc::new(fall)));
-    // Much that waits at the same time.
-    let line = LINE.replace("--local", &format!("--model tinkex/tiny --base-url {url}"));
+    sandbox.on_stderr = Some(("step 5/8", Arc::new(restart_server)));
+    // Saving and evaluating at every step keeps several requests in flight.
+    let line = TRAIN.replace("--local", &format!("--model tinkex/tiny --base-url {url}"));
     let line = line.replace("--save-every 3", "--save-every 1 --eval-every 1");
     let trained = sandbox.run(&line).await.ok();
-    let said = |text: &str| trained.err.lines().filter(|line| line.contains(text)).count();
-    let told = (said("no connection to the server"), said("the server answers again"));
-    assert_eq!(told, (1, 1), "{}", trained.err);
+    let count = |text: &str| trained.err.lines().filter(|line| line.contains(text)).count();
+    let counts = (count("no connection to the server"), count("the server answers again"));
+    assert_eq!(counts, (1, 1), "{}", trained.err);
     let serving = serving.lock().unwrap().take().unwrap();
     serving.end();
 }

@@ -1,4 +1,4 @@
-//! A sandbox for command lines: folders, streams and a server of their own.
+//! [`Sandbox`]: runs commands in process, with their own folders, streams and local server.
 
 use std::io::{Cursor, Write};
 use std::path::{Path, PathBuf};
@@ -9,23 +9,23 @@ use tempfile::TempDir;
 use tinkex::Env;
 use tinkex_cli::{Environment, Input, Interrupt, LogScope, Terminals};
 
-/// Where command lines run that share files and a local server's data.
+/// Temporary folder in which commands run: home, working directory and data of the local server.
 pub(crate) struct Sandbox {
     folder: Arc<TempDir>,
     pub(crate) input: String,
-    /// What standard error says when the user presses Ctrl-C, and how often that is.
+    /// Presses Ctrl-C this many times once standard error contains the text.
     pub(crate) interrupt_at: Option<(&'static str, u32)>,
-    /// What happens once standard error says something.
+    /// Calls the function once standard error contains the text.
     pub(crate) on_stderr: Option<StderrHook>,
+    /// `TINKER_API_KEY`, unset by default.
     pub(crate) key: Option<&'static str>,
-    /// Ctrl-C for whoever wants to press it.
+    /// Ctrl-C signal to use, so that the test can press it.
     pub(crate) interrupt: Option<Interrupt>,
 }
 
-/// What standard error says, and what happens then.
 type StderrHook = (&'static str, Arc<dyn Fn() + Send + Sync>);
 
-/// How a command line ended.
+/// Exit code and output of a command.
 pub(crate) struct CommandOutput {
     pub(crate) code: u8,
     pub(crate) out: String,
@@ -45,7 +45,7 @@ impl Sandbox {
         }
     }
 
-    /// The same folders for somebody else.
+    /// Creates a sandbox with the same folder and default settings.
     pub(crate) fn share_folder(&self) -> Self {
         Self { folder: Arc::clone(&self.folder), ..Self::new() }
     }
@@ -66,25 +66,25 @@ impl Sandbox {
         std::fs::read_to_string(self.path(name)).unwrap()
     }
 
-    /// The variables that a program needs to feel at sandbox here.
+    /// Returns the environment variables of a command in this sandbox.
     pub(crate) fn variables(&self) -> Vec<(&'static str, String)> {
         let folder = self.folder.path().to_str().unwrap().to_owned();
         let data = self.data().to_str().unwrap().to_owned();
-        let mut all = vec![("HOME", folder), ("TINKEX_DATA_DIR", data)];
-        all.extend(self.key.map(|key| ("TINKER_API_KEY", key.to_owned())));
-        all
+        let mut variables = vec![("HOME", folder), ("TINKEX_DATA_DIR", data)];
+        variables.extend(self.key.map(|key| ("TINKER_API_KEY", key.to_owned())));
+        variables
     }
 
-    /// Runs one command line.
+    /// Runs a command whose arguments are separated by spaces.
     pub(crate) async fn run(&self, line: &str) -> CommandOutput {
         self.run_args(line.split_whitespace()).await
     }
 
-    /// The same, where words have spaces in them.
-    pub(crate) async fn run_args(&self, words: impl IntoIterator<Item = &str>) -> CommandOutput {
+    /// Runs a command.
+    pub(crate) async fn run_args(&self, args: impl IntoIterator<Item = &str>) -> CommandOutput {
         let (out, err) = (Sink::default(), Sink::default());
         let interrupt = self.interrupt.clone().unwrap_or_default();
-        let watch = StderrWatcher {
+        let watcher = StderrWatcher {
             sink: err.clone(),
             interrupt: interrupt.clone(),
             interrupt_at: self.interrupt_at,
@@ -96,14 +96,14 @@ impl Sandbox {
             variables: Env::from_pairs(pairs),
             folder: self.folder.path().to_owned(),
             out: Box::new(out.clone()),
-            err: Box::new(watch),
+            err: Box::new(watcher),
             input: Input::new(Cursor::new(self.input.clone())),
             terminals: Terminals::default(),
             interrupt,
             log_scope: LogScope::ThisThread,
             prepare: Box::new(|client| client),
         };
-        let line = std::iter::once("tinkex").chain(words).map(Into::into).collect();
+        let line = std::iter::once("tinkex").chain(args).map(Into::into).collect();
         let exit = tinkex_cli::run(&mut environment, line).await;
         drop(environment);
         CommandOutput { code: exit.code(), out: out.text(), err: err.text() }
@@ -111,26 +111,27 @@ impl Sandbox {
 }
 
 impl CommandOutput {
-    /// It went well.
+    /// Asserts that the command succeeded.
     #[track_caller]
     pub(crate) fn ok(self) -> Self {
         assert_eq!(self.code, 0, "{}\n{}", self.out, self.err);
         self
     }
 
-    /// It ended with this code, and standard error says all of this.
+    /// Asserts that the command ended with `code` and that standard error contains all of `messages`.
     #[track_caller]
-    pub(crate) fn fails(self, code: u8, says: &[&str]) -> Self {
+    pub(crate) fn fails(self, code: u8, messages: &[&str]) -> Self {
         assert_eq!(self.code, code, "{}\n{}", self.out, self.err);
-        for text in says {
+        for text in messages {
             assert!(self.err.contains(text), "no {text:?} in {}", self.err);
         }
         self
     }
 
+    /// Parses standard output.
     #[track_caller]
     pub(crate) fn json(&self) -> Value {
-        serde_json::from_str(&self.out).unwrap_or_else(|why| panic!("{why}: {}", self.out))
+        serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}", self.out))
     }
 }
 
@@ -152,7 +153,7 @@ impl Write for Sink {
     }
 }
 
-/// Standard error, with somebody who looks at it.
+/// Standard error that triggers actions when a text appears.
 struct StderrWatcher {
     sink: Sink,
     interrupt: Interrupt,
@@ -164,10 +165,11 @@ impl Write for StderrWatcher {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let written = self.sink.write(bytes)?;
         let text = self.sink.text();
-        if let Some((_, times)) = self.interrupt_at.take_if(|(at, _)| text.contains(*at)) {
+        if let Some((_, times)) = self.interrupt_at.take_if(|(trigger, _)| text.contains(*trigger))
+        {
             (0..times).for_each(|_| self.interrupt.press());
         }
-        if let Some((_, then)) = self.on_stderr.take_if(|(at, _)| text.contains(*at)) {
+        if let Some((_, then)) = self.on_stderr.take_if(|(trigger, _)| text.contains(*trigger)) {
             then();
         }
         Ok(written)
@@ -177,7 +179,7 @@ impl Write for StderrWatcher {
     }
 }
 
-/// Every line of a file of JSON lines.
+/// Parses a JSON Lines file.
 pub(crate) fn lines(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()

@@ -1,4 +1,4 @@
-//! The server of a capture: answers as it was told, and remembers what it was asked.
+//! [`ScriptedServer`]: sends the responses of a script and records the requests.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,17 +12,17 @@ use serde_json::{Value, json};
 use tinkex::{HttpFailure, HttpService, Lane};
 use tinkex_cli::Interrupt;
 
-/// Answers as it was told.
+/// HTTP service that sends scripted responses and records the requests.
 #[derive(Clone)]
 pub(crate) struct ScriptedServer {
     replies: Arc<Value>,
     raw: Arc<RawRoutes>,
     state: Arc<Mutex<ScriptState>>,
-    /// Pressed when somebody asks for what takes long.
+    /// Pressed when a request for a slow response arrives.
     interrupt: Option<Interrupt>,
 }
 
-/// The same with bodies as they are written: in their order.
+/// Script with response bodies as raw text, which keeps the order of their keys.
 #[derive(Deserialize)]
 struct RawRoutes {
     replies: Vec<RawRoute>,
@@ -36,27 +36,27 @@ struct RawRoute {
 
 #[derive(Default)]
 struct ScriptState {
-    seen: Vec<Value>,
-    /// How often each route was asked.
-    asked: Vec<usize>,
+    requests: Vec<Value>,
+    /// Number of requests per route.
+    counts: Vec<usize>,
 }
 
-/// What it answers.
+/// One response of the script.
 pub(crate) struct ScriptedResponse {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: Bytes,
-    /// How long it takes.
-    pub(crate) after: Duration,
+    /// Time until the response is sent.
+    pub(crate) delay: Duration,
 }
 
 impl ScriptedServer {
-    /// `replies` is the text of a capture's file.
+    /// Creates a server from a script, given as JSON text.
     pub(crate) fn new(replies: &str, interrupt: Option<Interrupt>) -> Self {
         let raw: RawRoutes = serde_json::from_str(replies).unwrap();
         let replies: Value = serde_json::from_str(replies).unwrap();
         let count = replies["replies"].as_array().unwrap().len();
-        let state = ScriptState { seen: Vec::new(), asked: vec![0; count] };
+        let state = ScriptState { requests: Vec::new(), counts: vec![0; count] };
         Self {
             replies: Arc::new(replies),
             raw: Arc::new(raw),
@@ -65,19 +65,19 @@ impl ScriptedServer {
         }
     }
 
-    /// What it was asked, in order: method, path, query, body and some headers.
-    pub(crate) fn seen(&self) -> Vec<Value> {
-        self.state.lock().unwrap().seen.clone()
+    /// Returns the requests in order: method, path, query, body and selected headers.
+    pub(crate) fn requests(&self) -> Vec<Value> {
+        self.state.lock().unwrap().requests.clone()
     }
 
-    /// The path of the base URL, which the routes do not have.
+    /// Returns the path of the base URL. The routes of the script do not include it.
     pub(crate) fn prefix(&self) -> &str {
         let base = self.replies["base_url"].as_str().unwrap();
         let host = base.find("://").unwrap() + 3;
         base[host..].find('/').map_or("", |at| &base[host + at..])
     }
 
-    pub(crate) fn answer(&self, request: &Request<Bytes>) -> ScriptedResponse {
+    pub(crate) fn respond(&self, request: &Request<Bytes>) -> ScriptedResponse {
         let path = request.uri().path();
         let path = path.strip_prefix(self.prefix()).unwrap_or(path);
         let query = request.uri().query().unwrap_or_default();
@@ -94,20 +94,20 @@ impl ScriptedServer {
         let headers = ["x-api-key", "x-sdk-method", "x-sdk-version"];
         let headers: serde_json::Map<_, _> = headers.into_iter().filter_map(header).collect();
         let mut state = self.state.lock().unwrap();
-        state.seen.push(json!({
+        state.requests.push(json!({
             "method": request.method().as_str(), "path": path, "query": query, "body": body,
             "headers": headers, "host": request.uri().host(),
         }));
         let routes = self.replies["replies"].as_array().unwrap();
         let at = routes.iter().position(|route| {
-            let all = |wanted: &Value, has: &dyn Fn(&str) -> String| {
-                let pairs = wanted.as_object().into_iter().flatten();
-                pairs.into_iter().all(|(name, value)| has(name) == text(value))
+            let matches = |expected: &Value, actual: &dyn Fn(&str) -> String| {
+                let pairs = expected.as_object().into_iter().flatten();
+                pairs.into_iter().all(|(name, value)| actual(name) == text(value))
             };
             route["path"] == path
                 && route["method"] == request.method().as_str()
-                && all(&route["query"], &|name| query.get(name).map(text).unwrap_or_default())
-                && all(&route["match"], &|name| text(&body[name]))
+                && matches(&route["query"], &|name| query.get(name).map(text).unwrap_or_default())
+                && matches(&route["match"], &|name| text(&body[name]))
         });
         let Some(at) = at else {
             let (status, body) = match path {
@@ -119,19 +119,19 @@ impl ScriptedServer {
                 status,
                 headers: json_type(),
                 body: body.into(),
-                after: Duration::ZERO,
+                delay: Duration::ZERO,
             };
         };
         let route = &routes[at];
         let raw = &self.raw.replies[at];
         let (reply, raw) = match (route["replies"].as_array(), &raw.replies) {
             (Some(replies), Some(raw)) => {
-                let turn = state.asked[at].min(replies.len() - 1);
-                (&replies[turn], &raw[turn])
+                let index = state.counts[at].min(replies.len() - 1);
+                (&replies[index], &raw[index])
             }
             _ => (route, raw),
         };
-        state.asked[at] += 1;
+        state.counts[at] += 1;
         let mut headers = json_type();
         if let Some(kind) = reply["content_type"].as_str() {
             headers = vec![("content-type".to_owned(), kind.to_owned())];
@@ -143,9 +143,9 @@ impl ScriptedServer {
             (Some(text), _) => text.to_owned(),
             (None, body) => body.as_ref().map_or("", |body| body.get()).to_owned(),
         };
-        let after = Duration::from_secs_f64(route["sleep"].as_f64().unwrap_or_default());
+        let delay = Duration::from_secs_f64(route["sleep"].as_f64().unwrap_or_default());
         let status = u16::try_from(reply["status"].as_u64().unwrap()).unwrap();
-        ScriptedResponse { status, headers, body: body.into(), after }
+        ScriptedResponse { status, headers, body: body.into(), delay }
     }
 }
 
@@ -153,12 +153,12 @@ fn json_type() -> Vec<(String, String)> {
     vec![("content-type".to_owned(), "application/json".to_owned())]
 }
 
-/// A value of a query or a header, which may be written as a number.
+/// Formats the value of a query parameter or header, which may be a number in the script.
 fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// Waits as its answers say, by tokio's clock, which tests pause.
+/// Delays responses by tokio's clock, which tests pause.
 impl HttpService for ScriptedServer {
     fn send(
         &self,
@@ -167,24 +167,24 @@ impl HttpService for ScriptedServer {
         timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
         if request.uri().port_u16() == Some(9) {
-            // Nobody listens there.
+            // The recordings use port 9 for an unreachable server.
             return Box::pin(async { Err(HttpFailure::connect("connection refused")) });
         }
-        let answer = self.answer(&request);
+        let response = self.respond(&request);
         Box::pin(async move {
-            if let (Some(interrupt), false) = (&self.interrupt, answer.after.is_zero()) {
+            if let (Some(interrupt), false) = (&self.interrupt, response.delay.is_zero()) {
                 interrupt.press();
             }
-            if answer.after > timeout {
+            if response.delay > timeout {
                 tokio::time::sleep(timeout).await;
                 return Err(HttpFailure::timeout("scripted"));
             }
-            tokio::time::sleep(answer.after).await;
-            let mut reply = Response::builder().status(answer.status);
-            for (name, value) in &answer.headers {
+            tokio::time::sleep(response.delay).await;
+            let mut reply = Response::builder().status(response.status);
+            for (name, value) in &response.headers {
                 reply = reply.header(name, value);
             }
-            Ok(reply.header("content-length", answer.body.len()).body(answer.body).unwrap())
+            Ok(reply.header("content-length", response.body.len()).body(response.body).unwrap())
         })
     }
 }

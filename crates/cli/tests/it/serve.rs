@@ -1,4 +1,4 @@
-//! `tinkex serve`, and commands that use what it serves.
+//! `tinkex serve` as a child process, and commands that use it.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, ChildStderr, Command, Stdio};
@@ -7,16 +7,16 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::sandbox::Sandbox;
 
-/// A server that stays until it is ended.
+/// Running `tinkex serve`. Dropping it kills the process.
 pub(crate) struct ServeProcess {
-    /// Where it is.
+    /// Base URL of the server.
     pub(crate) url: String,
     child: Child,
     err: Option<ChildStderr>,
 }
 
 impl ServeProcess {
-    /// Starts `tinkex serve` at sandbox, and waits until it serves.
+    /// Starts `tinkex serve` in the sandbox and waits until it prints its URL.
     pub(crate) fn start(sandbox: &Sandbox, options: &[&str]) -> Self {
         let mut child = program(sandbox)
             .arg("serve")
@@ -32,16 +32,16 @@ impl ServeProcess {
         Self { url: url.trim_end().to_owned(), child, err }
     }
 
-    /// Ends it as a system does, and gives what it said.
+    /// Sends SIGTERM, waits for the process to end, and returns its standard error.
     pub(crate) fn end(mut self) -> String {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
-        let mut said = String::new();
-        self.err.take().unwrap().read_to_string(&mut said).unwrap();
-        assert_eq!(self.child.wait().unwrap().code(), Some(0), "{said}");
-        said
+        let mut log = String::new();
+        self.err.take().unwrap().read_to_string(&mut log).unwrap();
+        assert_eq!(self.child.wait().unwrap().code(), Some(0), "{log}");
+        log
     }
 
-    /// Ends it as a system does that has no memory left.
+    /// Sends SIGKILL.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -50,7 +50,7 @@ impl ServeProcess {
 
 impl Drop for ServeProcess {
     fn drop(&mut self) {
-        // It has ended, unless the test failed.
+        // The process has already ended unless the test failed.
         let _ = self.child.kill();
     }
 }
@@ -66,46 +66,46 @@ fn program(sandbox: &Sandbox) -> Command {
 }
 
 const ANY_PORT: &[&str] = &["--port", "0"];
-const ASK: &str = "sample --local -p The -t 0 --max-tokens 3";
+const SAMPLE: &str = "sample --local -p The -t 0 --max-tokens 3";
 
 #[tokio::test]
-async fn a_server_tells_every_finished_job_in_one_line() {
+async fn serve_logs_one_line_per_finished_request() {
     let sandbox = Sandbox::new();
-    sandbox.write("talks.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n");
+    sandbox.write("data.jsonl", "{\"prompt\": \"a\", \"completion\": \"b\"}\n");
     let serving = ServeProcess::start(&sandbox, ANY_PORT);
-    sandbox.run(ASK).await.ok();
-    sandbox.run("train talks.jsonl --local --steps 2 --save-every 0").await.ok();
-    let said = serving.end();
-    let count = |start: &str| said.lines().filter(|line| line.starts_with(start)).count();
-    assert_eq!(count("sample "), 1, "{said}");
-    assert_eq!(count("forward_backward "), 2, "{said}");
-    assert_eq!(count("optim_step "), 2, "{said}");
-    assert_eq!(count("save "), 2, "{said}");
+    sandbox.run(SAMPLE).await.ok();
+    sandbox.run("train data.jsonl --local --steps 2 --save-every 0").await.ok();
+    let log = serving.end();
+    let count = |start: &str| log.lines().filter(|line| line.starts_with(start)).count();
+    assert_eq!(count("sample "), 1, "{log}");
+    assert_eq!(count("forward_backward "), 2, "{log}");
+    assert_eq!(count("optim_step "), 2, "{log}");
+    assert_eq!(count("save "), 2, "{log}");
     let known = ["sample ", "forward_backward ", "optim_step ", "save ", "create_model "];
-    for line in said.lines().filter(|line| known.iter().any(|start| line.starts_with(start))) {
+    for line in log.lines().filter(|line| known.iter().any(|start| line.starts_with(start))) {
         assert!(line.contains(" in 0.") || line.contains(" in 1."), "how long it took: {line:?}");
         assert!(!line.contains('\u{1b}') && line.len() < 160, "{line:?}");
     }
     let quiet = ServeProcess::start(&sandbox, &["--port", "0", "--quiet"]);
-    sandbox.run(ASK).await.ok();
+    sandbox.run(SAMPLE).await.ok();
     assert_eq!(quiet.end(), "");
 }
 
-/// The requests of a sample are sent by tasks, which run on threads of their own.
+/// Requests are sent by background tasks on other threads; their events must be logged too.
 #[test]
-fn events_of_all_threads_are_told() {
+fn verbose_log_includes_events_of_all_threads() {
     let sandbox = Sandbox::new();
-    let ran = program(&sandbox).args(ASK.split(' ')).arg("-vv").output().unwrap();
-    let said = String::from_utf8(ran.stderr).unwrap();
+    let ran = program(&sandbox).args(SAMPLE.split(' ')).arg("-vv").output().unwrap();
+    let log = String::from_utf8(ran.stderr).unwrap();
     for route in ["/api/v1/create_session", "/api/v1/asample", "/api/v1/retrieve_future"] {
-        assert!(said.contains(route), "no {route} in {said}");
+        assert!(log.contains(route), "no {route} in {log}");
     }
-    let calm = program(&sandbox).args(ASK.split(' ')).output().unwrap();
-    assert_eq!(String::from_utf8(calm.stderr).unwrap(), "");
+    let quiet = program(&sandbox).args(SAMPLE.split(' ')).output().unwrap();
+    assert_eq!(String::from_utf8(quiet.stderr).unwrap(), "");
 }
 
 #[tokio::test]
-async fn commands_use_the_server_that_runs_and_start_one_when_it_is_gone() {
+async fn local_commands_use_a_running_server_or_start_one() {
     let sandbox = Sandbox::new();
     let serving = ServeProcess::start(&sandbox, ANY_PORT);
     let pid = format!("(process {})", serving.child.id());
@@ -113,51 +113,54 @@ async fn commands_use_the_server_that_runs_and_start_one_when_it_is_gone() {
     let saved = sandbox.run(saved).await.ok().json();
     let run = saved["model_id"].as_str().unwrap();
     let listed = sandbox.run("run list --local --json").await.ok().json();
-    assert_eq!(listed["runs"][0]["training_run_id"], run, "both asked the same server");
+    assert_eq!(
+        listed["runs"][0]["training_run_id"], run,
+        "both commands must use the running server"
+    );
     let found = sandbox.run("doctor --local").await.ok();
     assert!(found.out.contains(&pid), "{}", found.out);
 
-    // It ends without a word and leaves its note.
+    // A killed server leaves server.json behind.
     serving.kill();
-    let note = sandbox.data().join("server.json");
-    let stale = std::fs::read_to_string(&note).unwrap();
+    let server_file = sandbox.data().join("server.json");
+    let stale = std::fs::read_to_string(&server_file).unwrap();
     let listed = sandbox.run("run list --local --json").await.ok().json();
     assert_eq!(
         listed["runs"][0]["training_run_id"], run,
-        "the next server goes on with the folder"
+        "the next server must open the same data"
     );
-    assert!(!note.exists(), "and takes the note away");
+    assert!(!server_file.exists(), "the stale server.json was not removed");
 
-    // A note of a server that is long gone misleads nobody, whoever listens there by now.
-    std::fs::write(&note, &stale).unwrap();
-    sandbox.run(ASK).await.ok();
-    assert!(!note.exists());
+    // A stale server.json is ignored, even if another program now listens on its port.
+    std::fs::write(&server_file, &stale).unwrap();
+    sandbox.run(SAMPLE).await.ok();
+    assert!(!server_file.exists());
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let elsewhere = serde_json::json!({
         "address": other.local_addr().unwrap(), "pid": 1, "stays": true, "key_file": null,
     });
-    std::fs::write(&note, elsewhere.to_string()).unwrap();
-    sandbox.run(ASK).await.ok();
-    std::fs::write(&note, "no note at all").unwrap();
-    sandbox.run(ASK).await.ok();
+    std::fs::write(&server_file, elsewhere.to_string()).unwrap();
+    sandbox.run(SAMPLE).await.ok();
+    std::fs::write(&server_file, "not JSON").unwrap();
+    sandbox.run(SAMPLE).await.ok();
 }
 
 #[tokio::test]
-async fn a_server_that_takes_another_key_says_so() {
+async fn rejected_key_of_the_local_server_is_explained() {
     let sandbox = Sandbox::new();
     sandbox.write("key", "tml-0123456789abcdef0123");
     let serving = ServeProcess::start(&sandbox, &["--port", "0", "--api-key-file", "key"]);
-    sandbox.run(ASK).await.ok();
+    sandbox.run(SAMPLE).await.ok();
     sandbox.write("key", "tml-another-0123456789abcdef");
-    let refused = sandbox.run(ASK).await;
-    let refused = refused.fails(3, &["does not take the key in", "hint: put its key back"]);
-    assert!(!refused.err.contains("0123456789"), "{}", refused.err);
+    let rejected = sandbox.run(SAMPLE).await;
+    let rejected = rejected.fails(3, &["does not take the key in", "hint: put its key back"]);
+    assert!(!rejected.err.contains("0123456789"), "{}", rejected.err);
     sandbox.write("key", "");
-    sandbox.run(ASK).await.fails(3, &["does not take the key in"]);
+    sandbox.run(SAMPLE).await.fails(3, &["does not take the key in"]);
     std::fs::remove_file(sandbox.path("key")).unwrap();
-    sandbox.run(ASK).await.fails(1, &["key cannot be read", "asks for the key in that file"]);
+    sandbox.run(SAMPLE).await.fails(1, &["key cannot be read", "asks for the key in that file"]);
     sandbox.write("key", "tml-0123456789abcdef0123");
-    sandbox.run(ASK).await.ok();
-    let said = serving.end();
-    assert!(said.contains("stopped; "), "{said}");
+    sandbox.run(SAMPLE).await.ok();
+    let log = serving.end();
+    assert!(log.contains("stopped; "), "{log}");
 }

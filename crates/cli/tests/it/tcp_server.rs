@@ -1,4 +1,4 @@
-//! The same server on a real port, for the real program.
+//! [`TcpServer`]: a [`ScriptedServer`] on a TCP port, for tests that start the program.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use http::Request;
 
 use crate::scripted_server::ScriptedServer;
 
-/// A server on a free port, until the tests end.
+/// Server on a free port. It runs until the test process ends.
 pub(crate) struct TcpServer {
     pub(crate) script: ScriptedServer,
     port: u16,
@@ -18,8 +18,9 @@ pub(crate) struct TcpServer {
 }
 
 impl TcpServer {
-    /// Answers as `replies` says, whose addresses become those of this server. If `stall_after` is
-    /// given, a body stops after so many bytes, until [`go_on`](Self::go_on).
+    /// Starts a server with the script `replies`, whose URLs are changed to this server's port.
+    ///
+    /// With `stall_after`, every body stops after that many bytes until [`resume`](Self::resume).
     pub(crate) fn start(replies: &str, stall_after: Option<usize>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -31,8 +32,8 @@ impl TcpServer {
             for stream in listener.incoming() {
                 let (script, stalled) = (script.clone(), Arc::clone(&stalled));
                 thread::spawn(move || {
-                    // A client that goes away is none of ours.
-                    let _ = answer(
+                    // The client may close the connection at any time.
+                    let _ = serve(
                         &stream.unwrap(),
                         &script,
                         stall_after.unwrap_or(usize::MAX),
@@ -48,14 +49,14 @@ impl TcpServer {
         format!("http://127.0.0.1:{}{}", self.port, self.script.prefix())
     }
 
-    /// Lets bodies come whole from now on.
-    pub(crate) fn go_on(&self) {
+    /// Sends the rest of stalled bodies, and later bodies without a stall.
+    pub(crate) fn resume(&self) {
         *self.stalled.0.lock().unwrap() = false;
         self.stalled.1.notify_all();
     }
 }
 
-fn answer(
+fn serve(
     stream: &TcpStream,
     script: &ScriptedServer,
     stall_after: usize,
@@ -64,8 +65,8 @@ fn answer(
     let mut reader = BufReader::new(stream.try_clone()?);
     let mut line = String::new();
     reader.read_line(&mut line)?;
-    let mut words = line.split_whitespace();
-    let (Some(method), Some(target)) = (words.next(), words.next()) else { return Ok(()) };
+    let mut parts = line.split_whitespace();
+    let (Some(method), Some(target)) = (parts.next(), parts.next()) else { return Ok(()) };
     let mut request = Request::builder().method(method).uri(target);
     let mut length = 0;
     let mut range = None;
@@ -85,20 +86,20 @@ fn answer(
     }
     let mut body = vec![0; length];
     reader.read_exact(&mut body)?;
-    let answer = script.answer(&request.body(Bytes::from(body)).unwrap());
-    let whole = answer.body.len();
-    let (status, body) = match range.filter(|from| *from < whole && answer.status == 200) {
-        Some(from) => (206, answer.body.slice(from..)),
-        None => (answer.status, answer.body.clone()),
+    let response = script.respond(&request.body(Bytes::from(body)).unwrap());
+    let total = response.body.len();
+    let (status, body) = match range.filter(|from| *from < total && response.status == 200) {
+        Some(from) => (206, response.body.slice(from..)),
+        None => (response.status, response.body.clone()),
     };
     let mut out = stream.try_clone()?;
     let mut head = format!("HTTP/1.1 {status} x\r\nconnection: close\r\netag: \"one\"\r\n");
     head += &format!("content-length: {}\r\naccept-ranges: bytes\r\n", body.len());
     if status == 206 {
-        let from = whole - body.len();
-        head += &format!("content-range: bytes {from}-{}/{whole}\r\n", whole - 1);
+        let from = total - body.len();
+        head += &format!("content-range: bytes {from}-{}/{total}\r\n", total - 1);
     }
-    for (name, value) in &answer.headers {
+    for (name, value) in &response.headers {
         head += &format!("{name}: {value}\r\n");
     }
     out.write_all(format!("{head}\r\n").as_bytes())?;
@@ -106,9 +107,9 @@ fn answer(
     out.write_all(&body[..first])?;
     out.flush()?;
     if first < body.len() {
-        let mut waits = stalled.0.lock().unwrap();
-        while *waits {
-            waits = stalled.1.wait(waits).unwrap();
+        let mut stalling = stalled.0.lock().unwrap();
+        while *stalling {
+            stalling = stalled.1.wait(stalling).unwrap();
         }
     }
     out.write_all(&body[first..])

@@ -1,4 +1,4 @@
-//! The real program in a real terminal.
+//! [`Terminal`]: the program as a child process in a pseudo-terminal.
 
 use std::ffi::OsStr;
 use std::io::{Read as _, Write as _};
@@ -14,22 +14,22 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::sandbox::Sandbox;
 
-/// A program that shows nothing for so long never will; a test that gets so far has failed.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Maximum time without output. A test that reaches it has failed.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A program in a terminal.
+/// Program in a pseudo-terminal. Dropping it kills the process.
 pub(crate) struct Terminal {
     child: Child,
     keys: Arc<Pty>,
-    news: Receiver<Vec<u8>>,
-    /// Everything that was shown so far.
+    output: Receiver<Vec<u8>>,
+    /// All output so far.
     shown: String,
-    /// How much of it was waited for.
-    past: usize,
+    /// End of the text that [`wait_for`](Self::wait_for) found last.
+    position: usize,
 }
 
 impl Terminal {
-    /// Starts the program in a terminal of this width, with these variables and no others.
+    /// Starts the program in a terminal of `width` columns, with only the variables of `env`.
     pub(crate) fn start(
         line: &[&str],
         env: impl IntoIterator<Item = (&'static str, impl AsRef<OsStr>)>,
@@ -42,77 +42,78 @@ impl Terminal {
         let child = command.env_clear().envs(env).spawn(inner).unwrap();
         let keys = Arc::new(pty);
         let screen = Arc::clone(&keys);
-        let (tell, news) = channel();
+        let (sender, output) = channel();
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // It cannot be read any more once the program is gone.
+            // Reading fails once the program has ended.
             while let Ok(count @ 1..) = (&*screen).read(&mut bytes) {
-                if tell.send(bytes[..count].to_vec()).is_err() {
+                if sender.send(bytes[..count].to_vec()).is_err() {
                     break;
                 }
             }
         });
-        Self { child, keys, news, shown: String::new(), past: 0 }
+        Self { child, keys, output, shown: String::new(), position: 0 }
     }
 
-    /// The same at home, in a terminal that knows all escapes.
-    pub(crate) fn at(home: &Sandbox, width: u16, line: &str) -> Self {
-        let words: Vec<&str> = line.split_whitespace().collect();
+    /// Starts the program in a sandbox, with `TERM=xterm-256color`.
+    pub(crate) fn start_in(sandbox: &Sandbox, width: u16, line: &str) -> Self {
+        let args: Vec<&str> = line.split_whitespace().collect();
         let term = ("TERM", "xterm-256color".to_owned());
-        Self::start(&words, home.variables().into_iter().chain([term]), &home.path(""), width)
+        Self::start(&args, sandbox.variables().into_iter().chain([term]), &sandbox.path(""), width)
     }
 
-    /// Types.
+    /// Sends key presses to the program.
     pub(crate) fn press(&mut self, keys: &str) {
         (&*self.keys).write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits until this is shown, after what was waited for before.
+    /// Waits until `text` appears after the text that was found last.
     #[track_caller]
     pub(crate) fn wait_for(&mut self, text: &str) {
         loop {
-            if let Some(at) = self.shown[self.past..].find(text) {
-                self.past += at + text.len();
+            if let Some(at) = self.shown[self.position..].find(text) {
+                self.position += at + text.len();
                 return;
             }
-            assert!(self.more(), "{text:?} did not come: {}", self.shown);
+            assert!(self.read_more(), "{text:?} was not printed: {}", self.shown);
         }
     }
 
-    /// Asks the program to end, as a system does.
+    /// Sends SIGTERM.
     pub(crate) fn terminate(&self) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
     }
 
-    /// Waits until it ends, and gives its exit code and all that was shown.
+    /// Waits until the program ends, and returns its exit code and all output.
     #[track_caller]
     pub(crate) fn end(mut self) -> (i32, String) {
-        while self.more() {}
+        while self.read_more() {}
         (self.child.wait().unwrap().code().unwrap(), std::mem::take(&mut self.shown))
     }
 
-    /// Whether something more was shown before the end.
+    /// Waits for output and returns whether there was any before the program ended.
     #[track_caller]
-    fn more(&mut self) -> bool {
-        match self.news.recv_timeout(PATIENCE) {
+    fn read_more(&mut self) -> bool {
+        match self.output.recv_timeout(OUTPUT_TIMEOUT) {
             Ok(bytes) => {
                 self.shown += &String::from_utf8_lossy(&bytes);
                 true
             }
             Err(RecvTimeoutError::Disconnected) => false,
-            Err(RecvTimeoutError::Timeout) => panic!("nothing more after {}", self.shown),
+            Err(RecvTimeoutError::Timeout) => panic!("no output for 120 s after {}", self.shown),
         }
     }
 }
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // It has ended, unless the test failed.
+        // The process has already ended unless the test failed.
         let _ = self.child.kill();
     }
 }
 
-/// What stands on the screen in the end: carriage returns, backspaces and erased lines done.
+/// Returns the final content of the screen, with carriage returns, backspaces and erase sequences
+/// applied.
 pub(crate) fn screen(shown: &str) -> String {
     let mut lines = Vec::new();
     for line in shown.split('\n') {

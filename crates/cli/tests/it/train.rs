@@ -1,8 +1,10 @@
+//! `tinkex train`: checkpoints, resuming, plans, plots and invalid input.
+
 use serde_json::{Value, json};
 
 use crate::sandbox::{Sandbox, lines};
 
-/// Short conversations and a pair, as people write them.
+/// Returns training examples as JSON Lines: conversations and, every fourth, a prompt with completion.
 fn examples(count: usize) -> String {
     let line = |at: usize| match at % 4 {
         0 => json!({ "prompt": format!("{at} and"), "completion": " so on" }).to_string(),
@@ -15,16 +17,16 @@ fn examples(count: usize) -> String {
     (0..count).map(|at| line(at) + "\n").collect()
 }
 
-pub(crate) const LINE: &str = "train talks.jsonl --local --steps 8 --batch-size 4 --save-every 3 \
+pub(crate) const TRAIN: &str = "train data.jsonl --local --steps 8 --batch-size 4 --save-every 3 \
                     --eval-split 0.2 --schedule cosine --warmup 2";
 
 pub(crate) fn sandbox() -> Sandbox {
     let sandbox = Sandbox::new();
-    sandbox.write("talks.jsonl", &examples(20));
+    sandbox.write("data.jsonl", &examples(20));
     sandbox
 }
 
-/// Losses by step, exact to the bit.
+/// Returns step and loss of every step. Losses are returned as bits, to compare them exactly.
 pub(crate) fn losses(sandbox: &Sandbox, folder: &str) -> Vec<(u64, u64)> {
     let lines = lines(&sandbox.path(folder).join("metrics.jsonl"));
     let steps = lines.iter().filter(|line| line["loss"].is_number());
@@ -38,16 +40,16 @@ fn state(sandbox: &Sandbox, folder: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_run_that_goes_on_has_the_losses_of_one_that_was_never_stopped() {
+async fn resumed_run_has_the_losses_of_an_uninterrupted_one() {
     let mut sandbox = sandbox();
-    let whole = sandbox.run(&format!("{LINE} --dir whole --json")).await.ok();
+    let whole = sandbox.run(&format!("{TRAIN} --dir whole --json")).await.ok();
     let figures = whole.json();
     assert_eq!(figures["steps"], 8);
     assert!(figures["loss"]["last"].as_f64() < figures["loss"]["first"].as_f64());
     assert!(figures["eval_loss"]["last"].as_f64() < figures["eval_loss"]["first"].as_f64());
 
     sandbox.interrupt_at = Some(("step 4/8", 1));
-    let stopped = sandbox.run(&format!("{LINE} --dir parts")).await;
+    let stopped = sandbox.run(&format!("{TRAIN} --dir parts")).await;
     let stopped = stopped.fails(130, &["stopping: saving first", "stopped at step", "--resume"]);
     assert!(stopped.out.is_empty());
     let at = state(&sandbox, "parts")["saved"].as_array().unwrap().last().unwrap()["step"].clone();
@@ -61,10 +63,11 @@ async fn a_run_that_goes_on_has_the_losses_of_one_that_was_never_stopped() {
     assert_eq!(losses(&sandbox, "parts"), expected);
     assert!(sandbox.read("parts/loss.svg").starts_with("<svg"));
 
-    // What could be sampled after the stop is gone, now that there is more.
+    // The sampler checkpoint of the interruption is deleted when the run finishes.
     let listed = sandbox.run("checkpoint list --local --json").await.ok().json();
     let listed = listed["checkpoints"].as_array().unwrap();
-    let samplers = listed.iter().filter(|one| one["checkpoint_type"] == "sampler").count();
+    let samplers =
+        listed.iter().filter(|checkpoint| checkpoint["checkpoint_type"] == "sampler").count();
     assert_eq!(samplers, 2, "{listed:?}");
 
     let again = sandbox.run("train --resume parts --local").await.ok();
@@ -72,139 +75,142 @@ async fn a_run_that_goes_on_has_the_losses_of_one_that_was_never_stopped() {
 }
 
 #[test]
-fn stopping_twice_stops_at_once_and_leaves_the_last_checkpoint() {
+fn second_ctrl_c_stops_at_once_and_keeps_the_last_checkpoint() {
     let mut sandbox = sandbox();
     sandbox.interrupt_at = Some(("step 5/8", 2));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let stopped = runtime.block_on(sandbox.run(&format!("{LINE} --dir run")));
-    // As the program does: what the server was at is not waited for.
+    let stopped = runtime.block_on(sandbox.run(&format!("{TRAIN} --dir run")));
+    // Like the program, do not wait for the work in progress on the server.
     runtime.shutdown_background();
     stopped.fails(130, &["interrupted", "go on from step 3 with: tinkex train --resume"]);
     assert_eq!(state(&sandbox, "run")["saved"].as_array().unwrap().len(), 1);
 }
 
 #[tokio::test]
-async fn a_bad_file_is_refused_before_anything_starts() {
+async fn invalid_training_files_are_rejected_before_the_run_starts() {
     let sandbox = sandbox();
     let good = examples(1);
-    sandbox.write("talks.jsonl", &format!("{good}\n{{\"prompt\": \"a\"}}\nnonsense\n"));
-    let refused = sandbox.run(LINE).await;
-    refused.fails(2, &["2 lines", "talks.jsonl:3: ", "\"completion\"", "talks.jsonl:4: ", "hint"]);
-    sandbox.write("talks.jsonl", &good);
-    let long = sandbox.run("train talks.jsonl --local --max-tokens 3 --refuse-long").await;
+    sandbox.write("data.jsonl", &format!("{good}\n{{\"prompt\": \"a\"}}\nnonsense\n"));
+    let rejected = sandbox.run(TRAIN).await;
+    rejected.fails(2, &["2 lines", "data.jsonl:3: ", "\"completion\"", "data.jsonl:4: ", "hint"]);
+    sandbox.write("data.jsonl", &good);
+    let long = sandbox.run("train data.jsonl --local --max-tokens 3 --refuse-long").await;
     let long = long.fails(2, &["and 3 are allowed", "raise --max-tokens"]);
     assert!(!long.err.contains("messages"), "{}", long.err);
-    sandbox.write("talks.jsonl", "\n");
-    sandbox.run(LINE).await.fails(2, &["is empty"]);
+    sandbox.write("data.jsonl", "\n");
+    sandbox.run(TRAIN).await.fails(2, &["is empty"]);
     sandbox.run("train missing.jsonl --local").await.fails(1, &["missing.jsonl cannot be read"]);
     sandbox.run("train . --local").await.fails(2, &["is a folder", "--resume"]);
-    let line = format!("{} --eval-file gone.jsonl", LINE.replace("--eval-split 0.2", ""));
+    let line = format!("{} --eval-file gone.jsonl", TRAIN.replace("--eval-split 0.2", ""));
     sandbox.run(&line).await.fails(1, &["gone.jsonl cannot be read"]);
-    sandbox.write("talks.jsonl", &examples(2));
-    let split = sandbox.run("train talks.jsonl --local --eval-split 0.9").await;
+    sandbox.write("data.jsonl", &examples(2));
+    let split = sandbox.run("train data.jsonl --local --eval-split 0.9").await;
     split.fails(2, &["leaves nothing of 2 examples"]);
-    assert!(!sandbox.path("talks-run").exists());
+    assert!(!sandbox.path("data-run").exists());
     let runs = sandbox.run("run list --local --json").await.ok();
     assert_eq!(runs.json()["runs"], json!([]));
 }
 
 #[tokio::test]
-async fn options_that_make_no_sense_are_refused() {
+async fn invalid_train_options_are_rejected() {
     let sandbox = sandbox();
-    for (line, says) in [
+    for (line, message) in [
         ("train --local", "FILE.jsonl"),
-        ("train talks.jsonl --local --resume run", "cannot be used with"),
-        ("train talks.jsonl --local --learning-rate 0", "2e-4"),
-        ("train talks.jsonl --local --batch-size 0", "above 0"),
-        ("train talks.jsonl --local --steps 3 --epochs 1", "cannot be used with"),
+        ("train data.jsonl --local --resume run", "cannot be used with"),
+        ("train data.jsonl --local --learning-rate 0", "2e-4"),
+        ("train data.jsonl --local --batch-size 0", "above 0"),
+        ("train data.jsonl --local --steps 3 --epochs 1", "cannot be used with"),
     ] {
-        sandbox.run(line).await.fails(2, &[says]);
+        sandbox.run(line).await.fails(2, &[message]);
     }
-    let kept = sandbox.run("train --resume run --steps 3 --local").await;
-    let kept = kept.fails(2, &["cannot be used with", "hint: ", "leave --steps <N> out"]);
-    assert!(!kept.err.contains("--rank"), "{}", kept.err);
-    let kept = sandbox.run("train talks.jsonl --resume run --local --json").await.fails(2, &[]);
-    let document: Value = serde_json::from_str(&kept.err).unwrap();
+    let rejected = sandbox.run("train --resume run --steps 3 --local").await;
+    let rejected = rejected.fails(2, &["cannot be used with", "hint: ", "leave --steps <N> out"]);
+    assert!(!rejected.err.contains("--rank"), "{}", rejected.err);
+    let rejected = sandbox.run("train data.jsonl --resume run --local --json").await.fails(2, &[]);
+    let document: Value = serde_json::from_str(&rejected.err).unwrap();
     let hint = document["error"]["hint"].as_str().unwrap();
     assert!(hint.contains("leave [FILE.jsonl] out"), "{hint}");
     sandbox.run("train --resume nowhere --local").await.fails(4, &["run.json cannot be read"]);
 }
 
 #[tokio::test]
-async fn a_run_whose_files_changed_or_that_is_under_way_is_not_gone_on_with() {
+async fn resume_rejects_changed_files_and_a_locked_run() {
     let mut sandbox = sandbox();
     sandbox.interrupt_at = Some(("step 4/8", 1));
     sandbox.write("held.jsonl", &examples(3));
-    let line = LINE.replace("--eval-split 0.2", "--eval-file held.jsonl");
+    let line = TRAIN.replace("--eval-split 0.2", "--eval-file held.jsonl");
     sandbox.run(&format!("{line} --dir run")).await.fails(130, &[]);
     sandbox.interrupt_at = None;
-    let other = std::fs::File::open(sandbox.path("run/lock")).unwrap();
-    other.lock().unwrap();
+    let lock = std::fs::File::open(sandbox.path("run/lock")).unwrap();
+    lock.lock().unwrap();
     sandbox.run("train --resume run --local").await.fails(1, &["is under way already"]);
-    drop(other);
+    drop(lock);
     sandbox.write("held.jsonl", &examples(4));
     sandbox.run("train --resume run --local").await.fails(2, &["held.jsonl has changed"]);
     sandbox.write("held.jsonl", &examples(3));
-    sandbox.write("talks.jsonl", &examples(21));
+    sandbox.write("data.jsonl", &examples(21));
     sandbox.run("train --resume run --local").await.fails(2, &["has changed since the run began"]);
 }
 
 #[tokio::test]
-async fn the_plan_tells_what_a_run_would_do() {
+async fn dry_run_prints_the_plan() {
     let sandbox = sandbox();
-    let plan = sandbox.run(&format!("{LINE} --dry-run --json")).await.ok().json();
+    let plan = sandbox.run(&format!("{TRAIN} --dry-run --json")).await.ok().json();
     assert_eq!((&plan["examples"], &plan["held_out"]), (&json!(16), &json!(4)));
     assert_eq!(plan["steps"], 8);
     assert_eq!(plan["epochs"], 2.0);
     let twice = plan["tokens"].as_u64().unwrap() * 2;
     assert_eq!(plan["tokens_to_train_on"], twice);
-    assert!(!sandbox.path("talks-run").exists());
+    assert!(!sandbox.path("data-run").exists());
 }
 
 #[tokio::test]
-async fn the_plot_is_drawn_where_and_how_it_is_wanted() {
+async fn plot_option_sets_path_and_format() {
     let mut sandbox = sandbox();
-    let wrong = sandbox.run(&format!("{LINE} --plot loss.jpg")).await;
+    let wrong = sandbox.run(&format!("{TRAIN} --plot loss.jpg")).await;
     wrong.fails(2, &["loss.jpg", "--plot <FILE>", "ends in .svg or .png"]);
-    assert!(!sandbox.path("talks-run").exists() && !sandbox.data().exists(), "nothing was started");
+    assert!(
+        !sandbox.path("data-run").exists() && !sandbox.data().exists(),
+        "an invalid option started a run"
+    );
     sandbox.write("file", "");
-    sandbox.run(&format!("{LINE} --plot file/loss.png")).await.fails(1, &["cannot be created"]);
+    sandbox.run(&format!("{TRAIN} --plot file/loss.png")).await.fails(1, &["cannot be created"]);
     let runs = sandbox.run("run list --local --json").await.ok();
     assert_eq!(runs.json()["runs"], json!([]));
 
     sandbox.interrupt_at = Some(("step 4/8", 1));
-    sandbox.run(&format!("{LINE} --dir run --plot pictures/loss.png")).await.fails(130, &[]);
+    sandbox.run(&format!("{TRAIN} --dir run --plot pictures/loss.png")).await.fails(130, &[]);
     sandbox.interrupt_at = None;
     let size = || {
-        let picture = std::fs::read(sandbox.path("pictures/loss.png")).unwrap();
-        let about = png::Decoder::new(std::io::Cursor::new(picture)).read_info().unwrap();
-        (about.info().width, about.info().height)
+        let image = std::fs::read(sandbox.path("pictures/loss.png")).unwrap();
+        let reader = png::Decoder::new(std::io::Cursor::new(image)).read_info().unwrap();
+        (reader.info().width, reader.info().height)
     };
     assert_eq!(size(), (1600, 880));
     std::fs::write(sandbox.path("pictures/loss.png"), "").unwrap();
     let figures = sandbox.run("train --resume run --local --json").await.ok().json();
     assert!(figures["plot"].as_str().unwrap().ends_with("pictures/loss.png"), "{figures}");
-    assert_eq!(size(), (1600, 880), "a run that goes on draws in the same place");
+    assert_eq!(size(), (1600, 880), "a resumed run must write the same file");
     assert!(!sandbox.path("run/loss.svg").exists());
 }
 
 #[tokio::test]
-async fn only_the_last_checkpoints_are_kept() {
+async fn keep_option_limits_the_number_of_checkpoints() {
     let sandbox = sandbox();
-    let line = "train talks.jsonl --local --steps 5 --save-every 1 --keep 2 --json";
+    let line = "train data.jsonl --local --steps 5 --save-every 1 --keep 2 --json";
     let figures = sandbox.run(line).await.ok().json();
-    assert_eq!(state(&sandbox, "talks-run")["saved"].as_array().unwrap().len(), 2);
+    assert_eq!(state(&sandbox, "data-run")["saved"].as_array().unwrap().len(), 2);
     let listed = sandbox.run("checkpoint list --local --json").await.ok().json();
     let mut names: Vec<_> = listed["checkpoints"].as_array().unwrap().iter().collect();
-    names.sort_by_key(|one| one["tinker_path"].as_str().unwrap().to_owned());
-    let names = names.iter().map(|one| one["checkpoint_id"].as_str().unwrap());
+    names.sort_by_key(|checkpoint| checkpoint["tinker_path"].as_str().unwrap().to_owned());
+    let names = names.iter().map(|checkpoint| checkpoint["checkpoint_id"].as_str().unwrap());
     let names: Vec<_> = names.collect();
     assert_eq!(
         names,
         ["sampler_weights/step-000005", "weights/step-000004", "weights/step-000005"]
     );
     assert!(figures["sampler"].as_str().unwrap().ends_with("/sampler_weights/step-000005"));
-    // The next run has a folder of its own.
-    sandbox.run("train talks.jsonl --local --steps 1").await.ok();
-    assert!(sandbox.path("talks-run-2/metrics.jsonl").exists());
+    // The next run gets a new folder.
+    sandbox.run("train data.jsonl --local --steps 1").await.ok();
+    assert!(sandbox.path("data-run-2/metrics.jsonl").exists());
 }

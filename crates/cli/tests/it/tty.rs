@@ -1,3 +1,5 @@
+//! Terminal sessions of the Python CLI, replayed in a pseudo-terminal.
+
 use std::fs;
 use std::process::{Command, Stdio};
 
@@ -10,7 +12,7 @@ use crate::terminal::{Terminal, screen};
 
 const KEY: (&str, &str) = ("TINKER_API_KEY", "tml-test-0000");
 
-/// Two runs, as on the recorded screen.
+/// Returns a script with the two runs of the recorded screen.
 fn two_runs() -> String {
     let mut replies: Value = serde_json::from_str(&file("run-list.reply.json").unwrap()).unwrap();
     let body = &mut replies["replies"][0]["body"];
@@ -19,7 +21,7 @@ fn two_runs() -> String {
     replies.to_string()
 }
 
-/// One file of 40,000 bytes.
+/// Returns a script with a checkpoint that has one file of 40,000 bytes.
 fn one_file() -> String {
     let base = "http://127.0.0.1:18765/d";
     let urls = serde_json::json!({
@@ -35,14 +37,14 @@ fn one_file() -> String {
     .to_string()
 }
 
-/// The recorded screen as rows, without what was drawn over.
+/// Returns the final screen of a recording as rows.
 fn recorded(name: &str) -> Vec<Vec<String>> {
     rows(&screen(&file(&format!("{name}.txt")).unwrap()), None)
 }
 
-/// Every recorded screen has a test here.
+/// Every terminal recording must be named in this file.
 #[test]
-fn every_recorded_screen_is_replayed() {
+fn every_terminal_recording_has_a_test() {
     let tests = include_str!("tty.rs");
     for capture in capture::all().iter().filter(|capture| capture.is_terminal()) {
         assert!(tests.contains(&format!("\"{}\"", capture.name)), "{}", capture.name);
@@ -50,7 +52,7 @@ fn every_recorded_screen_is_replayed() {
 }
 
 #[test]
-fn a_table_on_a_terminal_has_colours_and_without_them_no_escapes_at_all() {
+fn table_is_coloured_unless_colours_are_disabled() {
     let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&two_runs(), None));
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
@@ -72,7 +74,7 @@ fn a_table_on_a_terminal_has_colours_and_without_them_no_escapes_at_all() {
 }
 
 #[test]
-fn pages_are_counted_while_they_come() {
+fn fetching_pages_shows_progress() {
     let replies = file("run-list-all-pages.reply.json").unwrap();
     let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
     let url = server.url();
@@ -89,16 +91,16 @@ fn pages_are_counted_while_they_come() {
 }
 
 #[test]
-fn a_refused_key_is_told_in_words() {
+fn rejected_key_and_bad_path_print_plain_messages() {
     let replies = file("error-401.reply.json").unwrap();
     let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
     let url = server.url();
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let (code, shown) = Terminal::start(&["run", "list"], env, home.path(), 120).end();
-    // As in "tty-error-401", without the literal of another language.
+    // The recording "tty-error-401" prints a Python dictionary.
     assert_eq!(code, 3);
     assert!(shown.contains("401: Invalid API key") && !shown.contains("{'"), "{shown}");
-    // As "tty-unexpected-error-traceback", which is no accident and needs no traceback.
+    // The recording "tty-unexpected-error-traceback" prints a traceback.
     let line = ["checkpoint", "publish", "tinker://run-1"];
     let (code, shown) = Terminal::start(&line, env, home.path(), 120).end();
     assert_eq!(code, 2);
@@ -106,7 +108,7 @@ fn a_refused_key_is_told_in_words() {
 }
 
 #[test]
-fn a_key_is_typed_in_stars() {
+fn typed_key_is_masked() {
     let replies = file("auth-login.reply.json").unwrap();
     let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
     let url = server.url();
@@ -129,14 +131,14 @@ fn a_key_is_typed_in_stars() {
         terminal.wait_for("Paste your API key: ");
         terminal.press(keys);
         let (code, shown) = terminal.end();
-        // "tty-auth-login-ctrl-c" ends with 1.
+        // The recording "tty-auth-login-ctrl-c" ends with 1.
         assert_eq!(code, if keys.len() > 1 { 130 } else { 3 }, "{shown}");
     }
     assert!(!home.path().join(".tinker").exists());
 }
 
 #[test]
-fn deleting_asks_and_counts() {
+fn deletion_asks_for_confirmation_and_shows_progress() {
     let replies = file("checkpoint-delete-prompt-y.reply.json").unwrap();
     let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
     let url = server.url();
@@ -155,19 +157,19 @@ fn deleting_asks_and_counts() {
     assert_eq!((code, rows(&screen(&shown), None)), (0, expected), "{shown}");
     assert!(shown.contains("Deleting checkpoints") && shown.contains("/2"), "{shown}");
 
-    let before = server.script.seen().len();
+    let before = server.script.requests().len();
     let mut terminal = Terminal::start(&line, env, home.path(), 120);
     terminal.wait_for("[y/N]: ");
     terminal.press("\u{3}");
     let (code, shown) = terminal.end();
     assert_eq!(code, 130, "{shown}");
     assert!(screen(&shown).contains("\nerror: interrupted"), "{shown}");
-    assert!(screen(&shown).contains("[y/N]: "), "the question stays: {shown}");
-    assert_eq!(server.script.seen().len(), before, "nothing was asked, and nothing deleted");
+    assert!(screen(&shown).contains("[y/N]: "), "the prompt was erased: {shown}");
+    assert_eq!(server.script.requests().len(), before, "a request was sent");
 }
 
 #[test]
-fn a_download_shows_how_far_it_is_and_goes_on_after_an_interrupt() {
+fn download_shows_progress_and_resumes_after_an_interrupt() {
     let (home, server) =
         (tempfile::tempdir().unwrap(), TcpServer::start(&one_file(), Some(20_000)));
     let url = server.url();
@@ -182,7 +184,7 @@ fn a_download_shows_how_far_it_is_and_goes_on_after_an_interrupt() {
     let target = home.path().join("out/run-1_external_weights_hf");
     assert!(!target.exists() && home.path().join("out/run-1_external_weights_hf.part").exists());
 
-    server.go_on();
+    server.resume();
     let (code, shown) = Terminal::start(&line, env, home.path(), 120).end();
     assert_eq!(code, 0, "{shown}");
     let expected = recorded("tty-checkpoint-download");
@@ -193,9 +195,9 @@ fn a_download_shows_how_far_it_is_and_goes_on_after_an_interrupt() {
 }
 
 #[test]
-fn an_error_names_the_server_and_without_colours_has_no_escapes() {
+fn connection_error_names_the_server_without_escapes() {
     let home = tempfile::tempdir().unwrap();
-    // A port that was free a moment ago.
+    // The listener is dropped, so nothing listens on the port.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let url = format!("http://{free}");
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
@@ -205,12 +207,12 @@ fn an_error_names_the_server_and_without_colours_has_no_escapes() {
         let (code, shown) = Terminal::start(&line, env, home.path(), 120).end();
         assert_eq!(code, 5, "{shown}");
         assert!(shown.contains(&url) && shown.contains("refused"), "{shown}");
-        assert!(!shown.contains('\u{1b}'), "nothing was drawn that could be cleared: {shown:?}");
+        assert!(!shown.contains('\u{1b}'), "escape sequences were printed: {shown:?}");
     }
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_failure() {
+fn closed_standard_output_is_not_an_error() {
     let replies = file("run-list-all-pages.reply.json").unwrap();
     let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
     let mut child = Command::new(env!("CARGO_BIN_EXE_tinkex"))
@@ -223,32 +225,32 @@ fn a_reader_that_goes_away_is_no_failure() {
         .spawn()
         .unwrap();
     drop(child.stdout.take());
-    let ended = child.wait_with_output().unwrap();
-    assert_eq!(ended.status.code(), Some(0));
-    assert_eq!(String::from_utf8(ended.stderr).unwrap(), "");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
 }
 
 #[test]
-fn without_a_terminal_there_is_neither_progress_nor_colour() {
+fn piped_output_has_neither_progress_nor_colour() {
     let replies = file("run-list-all-pages.reply.json").unwrap();
     let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
-    let ended = Command::new(env!("CARGO_BIN_EXE_tinkex"))
+    let output = Command::new(env!("CARGO_BIN_EXE_tinkex"))
         .args(["run", "list", "--limit", "0"])
         .env_clear()
         .envs([KEY, ("TINKER_BASE_URL", &*server.url()), ("HOME", home.path().to_str().unwrap())])
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    let out = String::from_utf8(ended.stdout).unwrap();
+    let out = String::from_utf8(output.stdout).unwrap();
     assert_eq!(rows(&out, None), recorded("tty-run-list-all-pages"));
     assert!(!out.contains('\u{1b}'));
-    assert_eq!(String::from_utf8(ended.stderr).unwrap(), "");
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
 }
 
 #[test]
-fn retries_are_told_on_a_terminal() {
+fn retries_are_reported_on_a_terminal() {
     let replies = file("error-retry-after-header.reply.json").unwrap();
-    // The wait is the server's to choose: none.
+    // Replace the two-second delay by one millisecond.
     let replies = replies.replace("\"retry-after\": \"2\"", "\"retry-after-ms\": \"1\"");
     let (home, server) = (tempfile::tempdir().unwrap(), TcpServer::start(&replies, None));
     let url = server.url();
