@@ -50,8 +50,8 @@ fn item(items: &[NodeValue], index: &NodeValue) -> Result<NodeValue, String> {
             Ok(NodeValue::List((0..count).map(|i| items[at(i)].clone()).collect()))
         }
         index => {
-            let at = dimension(index, items.len())?;
-            items.get(at).cloned().ok_or_else(|| "the list is empty".to_owned())
+            let at = checked_index(integer(index)? as f64, items.len())?;
+            Ok(items[at].clone())
         }
     }
 }
@@ -70,14 +70,14 @@ fn tensor_item(call: &mut CallArgs<'_>, x: Var, index: NodeValue) -> Result<Var,
     let shape = call.tape.shape(x).to_vec();
     let used =
         parts.iter().filter(|part| !matches!(part, NodeValue::None | NodeValue::Ellipsis)).count();
-    let Some(open) = shape.len().checked_sub(used) else {
+    let Some(unindexed) = shape.len().checked_sub(used) else {
         return Err(format!("{used} indices for a tensor of rank {}", shape.len()));
     };
-    let own = strides(&shape);
-    let (mut sides, mut steps, mut start) = (Vec::new(), Vec::new(), 0_usize);
+    let source_strides = strides(&shape);
+    let (mut sizes, mut steps, mut start) = (Vec::new(), Vec::new(), 0_usize);
     let mut tensor_index = None;
     let mut dim = 0;
-    let mut open = Some(open);
+    let mut unindexed = Some(unindexed);
     let mut parts: Vec<NodeValue> = parts;
     if !parts.iter().any(|part| matches!(part, NodeValue::Ellipsis)) {
         parts.push(NodeValue::Ellipsis);
@@ -85,47 +85,41 @@ fn tensor_item(call: &mut CallArgs<'_>, x: Var, index: NodeValue) -> Result<Var,
     for part in parts {
         match part {
             NodeValue::None => {
-                sides.push(1);
+                sizes.push(1);
                 steps.push(0);
                 continue;
             }
             NodeValue::Ellipsis => {
-                let count = open.take().ok_or("an index has at most one ellipsis")?;
+                let count = unindexed.take().ok_or("an index has at most one ellipsis")?;
                 for _ in 0..count {
-                    sides.push(shape[dim]);
-                    steps.push(own[dim].cast_signed());
+                    sizes.push(shape[dim]);
+                    steps.push(source_strides[dim].cast_signed());
                     dim += 1;
                 }
                 continue;
             }
             NodeValue::Slice(slice) => {
                 let (from, step, count) = range(&slice, shape[dim])?;
-                start += from * own[dim];
-                sides.push(count);
-                steps.push(step * own[dim].cast_signed());
+                start += from * source_strides[dim];
+                sizes.push(count);
+                steps.push(step * source_strides[dim].cast_signed());
             }
             NodeValue::Tensor(index) => {
-                if tensor_index.replace((sides.len(), index)).is_some() {
+                if tensor_index.replace((sizes.len(), index)).is_some() {
                     return Err("an index has at most one tensor".to_owned());
                 }
-                sides.push(shape[dim]);
-                steps.push(own[dim].cast_signed());
+                sizes.push(shape[dim]);
+                steps.push(source_strides[dim].cast_signed());
             }
             number => {
-                let at = dimension(&number, shape[dim])?;
-                if at >= shape[dim] {
-                    return Err(format!(
-                        "index {at} is out of range for a dimension of length {}",
-                        shape[dim]
-                    ));
-                }
-                start += at * own[dim];
+                let at = checked_index(integer(&number)? as f64, shape[dim])?;
+                start += at * source_strides[dim];
             }
         }
         dim += 1;
     }
-    let map = strided_indices(&sides, start, &steps);
-    let x = call.tape.gather(x, map, sides)?;
+    let map = strided_indices(&sizes, start, &steps);
+    let x = call.tape.gather(x, map, sizes)?;
     match tensor_index {
         None => Ok(x),
         Some((dim, index)) => select(call, x, dim, index),
@@ -158,12 +152,12 @@ fn masked(call: &mut CallArgs<'_>, x: Var, mask: Var) -> Result<Var, String> {
     let rest = &shape[mask.shape.len()..];
     let block: usize = rest.iter().product();
     let selected: Vec<usize> = (0..mask.data.len()).filter(|&i| mask.data[i] != 0.0).collect();
-    let sides = [&[selected.len()], rest].concat();
+    let sizes = [&[selected.len()], rest].concat();
     let map = selected.iter().flat_map(|&i| i * block..(i + 1) * block).collect();
-    call.tape.gather(x, map, sides)
+    call.tape.gather(x, map, sizes)
 }
 
-/// Checks an element of an index tensor for a dimension of this length.
+/// Checks an index into a dimension of this length. Negative indices count from the end.
 fn checked_index(value: f64, length: usize) -> Result<usize, String> {
     dimension(&NodeValue::Number(value, ElementKind::Int), length)
         .ok()
@@ -182,9 +176,9 @@ fn select(call: &mut CallArgs<'_>, x: Var, dim: usize, index: Var) -> Result<Var
     };
     let indices: Vec<usize> =
         index.data.iter().map(|&at| checked_index(at, side)).collect::<Result<_, _>>()?;
-    let mut sides = shape.clone();
-    sides[dim] = indices.len();
-    call.tape.check_size(&sides)?;
+    let mut sizes = shape.clone();
+    sizes[dim] = indices.len();
+    call.tape.check_size(&sizes)?;
     let step = strides(&shape)[dim];
     let outer: usize = shape[..dim].iter().product();
     let mut map = Vec::new();
@@ -194,7 +188,7 @@ fn select(call: &mut CallArgs<'_>, x: Var, dim: usize, index: Var) -> Result<Var
             map.extend(from..from + step);
         }
     }
-    call.tape.gather(x, map, sides)
+    call.tape.gather(x, map, sizes)
 }
 
 /// Runs `gather`: for each element of the index, the element of `x` at that index along `dim`.
@@ -206,13 +200,14 @@ fn gather(call: &mut CallArgs<'_>, x: Var, dim: &NodeValue, index: Var) -> Resul
     if !fits || index.kind != ElementKind::Int {
         return Err(format!("index of shape {:?} for a tensor of shape {shape:?}", index.shape));
     }
-    let own = strides(&shape);
-    let steps: Vec<isize> =
-        (0..shape.len()).map(|i| if i == dim { 0 } else { own[i].cast_signed() }).collect();
+    let source_strides = strides(&shape);
+    let steps: Vec<isize> = (0..shape.len())
+        .map(|i| if i == dim { 0 } else { source_strides[i].cast_signed() })
+        .collect();
     let mut map = strided_indices(&index.shape, 0, &steps);
     for (at, &value) in map.iter_mut().zip(&index.data) {
         if let Some(&side) = shape.get(dim) {
-            *at += checked_index(value, side)? * own[dim];
+            *at += checked_index(value, side)? * source_strides[dim];
         }
     }
     call.tape.gather(x, map, index.shape)

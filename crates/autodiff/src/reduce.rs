@@ -41,7 +41,7 @@ impl Reduction {
 /// Runs the reduction `name`; `None` if it is none.
 pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValue>, String> {
     let var = match name {
-        "sum" | "mean" | "prod" | "any" | "all" | "amax" | "amin" => plain(name, call),
+        "sum" | "mean" | "prod" | "any" | "all" | "amax" | "amin" => simple(name, call),
         "max" | "min" => return extreme(name, call).map(Some),
         "var" | "std" => variance(name, call),
         "norm" => norm(call),
@@ -73,7 +73,8 @@ pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValu
     var.map(|var| Some(NodeValue::Tensor(var)))
 }
 
-fn plain(name: &str, call: &mut CallArgs<'_>) -> Result<Var, String> {
+/// Runs the reductions whose only options are `dim`, `keepdim` and `dtype`.
+fn simple(name: &str, call: &mut CallArgs<'_>) -> Result<Var, String> {
     let x = call.tensor(0, "input")?;
     let dim = call.optional(1, "dim");
     let keep = call.flag(2, "keepdim", false)?;
@@ -217,14 +218,15 @@ fn extreme(name: &str, call: &mut CallArgs<'_>) -> Result<NodeValue, String> {
     }
     let best: Vec<usize> = best.into_iter().flatten().collect();
     let step = strides(&shape).get(dim).copied().unwrap_or(1);
-    let side = shape.get(dim).copied().unwrap_or(1);
-    let indices = best.iter().map(|&at| (at / step % side) as f64).collect();
+    let length = shape.get(dim).copied().unwrap_or(1);
+    let indices = best.iter().map(|&at| (at / step % length) as f64).collect();
     let indices = Array { shape: reduction.shape.clone(), data: indices, kind: ElementKind::Int };
     let values = call.tape.gather(x, best, reduction.shape)?;
     let indices = call.tape.constant(indices)?;
     Ok(NodeValue::List(vec![NodeValue::Tensor(values), NodeValue::Tensor(indices)]))
 }
 
+/// Runs `maximum` or `minimum` of two tensors.
 fn pairwise(
     call: &mut CallArgs<'_>,
     x: Var,
@@ -277,13 +279,13 @@ fn norm(call: &mut CallArgs<'_>) -> Result<Var, String> {
     let shape = call.tape.shape(x).to_vec();
     let dims = dimensions(dim, shape.len())?;
     let reduction = Reduction::new(&shape, &dims, keep);
-    let size = call
+    let magnitudes = call
         .tape
         .unary(x, ElementKind::Float, |x| (x.abs(), if x == 0.0 { 0.0 } else { x.signum() }))?;
     if power.is_infinite() {
-        return shared_extreme(call.tape, size, reduction, true);
+        return shared_extreme(call.tape, magnitudes, reduction, true);
     }
-    let powers = call.tape.unary(size, ElementKind::Float, |x| {
+    let powers = call.tape.unary(magnitudes, ElementKind::Float, |x| {
         (
             x.powf(power),
             if x == 0.0 { f64::from(power == 1.0) } else { power * x.powf(power - 1.0) },

@@ -2,7 +2,7 @@
 
 use crate::array::{Array, ElementKind, element_count, strided_indices, strides};
 use crate::call::{CallArgs, NodeValue, dimension, dimensions, integer};
-use crate::tape::{LocalGradient, NO_SOURCE, Var};
+use crate::tape::{LocalGradient, Var};
 
 /// Runs the shape operation `name`; `None` if it is none.
 pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValue>, String> {
@@ -10,7 +10,7 @@ pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValu
         "reshape" | "view" => {
             let x = call.tensor(0, "input")?;
             let sizes = call.rest(1, "shape").unwrap_or_default();
-            let shape = inferred(&sizes, call.tape.get(x).data.len())?;
+            let shape = inferred_shape(&sizes, call.tape.get(x).data.len())?;
             call.tape.reshaped(x, shape)
         }
         "flatten" => flatten(call),
@@ -73,9 +73,10 @@ pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValu
             let shape = call.tape.shape(x).to_vec();
             let dims = call.rest(1, "dims").map(NodeValue::List);
             let dims = dimensions(dims, shape.len())?;
-            let own = strides(&shape);
-            let start = dims.iter().map(|&dim| own[dim] * shape[dim].saturating_sub(1)).sum();
-            let steps: Vec<isize> = own
+            let source_strides = strides(&shape);
+            let start =
+                dims.iter().map(|&dim| source_strides[dim] * shape[dim].saturating_sub(1)).sum();
+            let steps: Vec<isize> = source_strides
                 .iter()
                 .enumerate()
                 .map(|(i, step)| step.cast_signed() * if dims.contains(&i) { -1 } else { 1 })
@@ -89,19 +90,19 @@ pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValu
 }
 
 /// Returns the shape of a tensor of `count` elements. One size may be -1 and is then inferred.
-fn inferred(sizes: &[NodeValue], count: usize) -> Result<Vec<usize>, String> {
+fn inferred_shape(sizes: &[NodeValue], count: usize) -> Result<Vec<usize>, String> {
     let sizes: Vec<i64> = sizes.iter().map(integer).collect::<Result<_, _>>()?;
     let mismatch = || format!("{count} elements do not fill the shape {sizes:?}");
-    let mut open = None;
+    let mut inferred = None;
     let mut shape = Vec::with_capacity(sizes.len());
     for (i, &size) in sizes.iter().enumerate() {
         shape.push(match size {
-            -1 if open.replace(i).is_none() => 1,
+            -1 if inferred.replace(i).is_none() => 1,
             size => usize::try_from(size).map_err(|_| mismatch())?,
         });
     }
     let known = element_count(&shape).ok_or_else(mismatch)?;
-    if let Some(i) = open {
+    if let Some(i) = inferred {
         shape[i] = count.checked_div(known).ok_or_else(mismatch)?;
     }
     if element_count(&shape) == Some(count) { Ok(shape) } else { Err(mismatch()) }
@@ -126,11 +127,12 @@ fn flatten(call: &mut CallArgs<'_>) -> Result<Var, String> {
     call.tape.reshaped(x, flat)
 }
 
+/// Reorders the dimensions of a tensor.
 fn permuted(call: &mut CallArgs<'_>, x: Var, order: &[usize]) -> Result<Var, String> {
     let shape = call.tape.shape(x).to_vec();
-    let own = strides(&shape);
+    let source_strides = strides(&shape);
     let permuted_shape: Vec<usize> = order.iter().map(|&dim| shape[dim]).collect();
-    let steps: Vec<isize> = order.iter().map(|&dim| own[dim].cast_signed()).collect();
+    let steps: Vec<isize> = order.iter().map(|&dim| source_strides[dim].cast_signed()).collect();
     call.tape.gather(x, strided_indices(&permuted_shape, 0, &steps), permuted_shape)
 }
 
@@ -138,15 +140,15 @@ fn expand(call: &mut CallArgs<'_>) -> Result<Var, String> {
     let x = call.tensor(0, "input")?;
     let sizes = call.rest(1, "size").unwrap_or_default();
     let sizes: Vec<i64> = sizes.iter().map(integer).collect::<Result<_, _>>()?;
-    let own = call.tape.shape(x);
-    let Some(missing) = sizes.len().checked_sub(own.len()) else {
-        return Err(format!("shape {own:?} cannot be expanded to {sizes:?}"));
+    let source_shape = call.tape.shape(x);
+    let Some(missing) = sizes.len().checked_sub(source_shape.len()) else {
+        return Err(format!("shape {source_shape:?} cannot be expanded to {sizes:?}"));
     };
     let shape: Vec<usize> = sizes
         .iter()
         .enumerate()
         .map(|(i, &size)| match (size, i.checked_sub(missing)) {
-            (-1, Some(i)) => Ok(own[i]),
+            (-1, Some(i)) => Ok(source_shape[i]),
             _ => usize::try_from(size).map_err(|_| format!("{size} is not a valid size")),
         })
         .collect::<Result<_, _>>()?;
@@ -171,7 +173,7 @@ fn join(stack: bool, call: &mut CallArgs<'_>) -> Result<Var, String> {
     if !stack && like.is_empty() {
         return Err("scalars cannot be concatenated; use stack".to_owned());
     }
-    let mut side = 0_usize;
+    let mut joined = 0_usize;
     let mut kind = ElementKind::Bool;
     for &part in &parts {
         let shape = call.tape.shape(part);
@@ -185,34 +187,31 @@ fn join(stack: bool, call: &mut CallArgs<'_>) -> Result<Var, String> {
         if !fits {
             return Err(format!("shapes {like:?} and {shape:?} cannot be concatenated"));
         }
-        side += if stack { 1 } else { shape[dim] };
+        joined += if stack { 1 } else { shape[dim] };
         kind = kind.max(call.tape.get(part).kind);
     }
     let mut shape = like.clone();
     match stack {
-        true => shape.insert(dim, side),
-        false => shape[dim] = side,
+        true => shape.insert(dim, joined),
+        false => shape[dim] = joined,
     }
     let count = call.tape.check_size(&shape)?;
     // The result is a sequence of `outer` blocks, each of one contiguous piece of every part.
     let outer: usize = shape[..dim].iter().product();
     let mut data = Vec::with_capacity(count);
-    let mut maps = vec![Vec::with_capacity(count); parts.len()];
+    let mut positions: Vec<Vec<usize>> =
+        parts.iter().map(|&part| Vec::with_capacity(call.tape.get(part).data.len())).collect();
     for block in 0..outer {
-        for (i, &part) in parts.iter().enumerate() {
+        for (&part, positions) in parts.iter().zip(&mut positions) {
             let source = &call.tape.get(part).data;
             let length = source.len() / outer;
-            let cells = block * length..(block + 1) * length;
-            data.extend_from_slice(&source[cells.clone()]);
-            for at in cells {
-                for (j, map) in maps.iter_mut().enumerate() {
-                    map.push(if i == j { at } else { NO_SOURCE });
-                }
-            }
+            positions.extend(data.len()..data.len() + length);
+            data.extend_from_slice(&source[block * length..(block + 1) * length]);
         }
     }
-    let links = parts.into_iter().zip(maps.into_iter().map(LocalGradient::Gather)).collect();
-    call.tape.derive(Array { shape, data, kind }, links)
+    let gradients = positions.into_iter().map(|targets| LocalGradient::Reduce(targets, None));
+    let operands = parts.into_iter().zip(gradients).collect();
+    call.tape.derive(Array { shape, data, kind }, operands)
 }
 
 fn roll(call: &mut CallArgs<'_>) -> Result<Var, String> {
@@ -248,17 +247,18 @@ fn roll(call: &mut CallArgs<'_>) -> Result<Var, String> {
 /// Rolls one dimension by `shift` elements.
 fn roll_dimension(call: &mut CallArgs<'_>, x: Var, shift: i64, dim: usize) -> Result<Var, String> {
     let shape = call.tape.shape(x).to_vec();
-    let Some(&side) = shape.get(dim) else { return Ok(x) };
-    if side == 0 {
+    let Some(&length) = shape.get(dim) else { return Ok(x) };
+    if length == 0 {
         return Ok(x);
     }
     let step = strides(&shape)[dim];
-    let sides = i64::try_from(side).map_err(|_| "too large".to_owned())?;
-    let back = usize::try_from((-shift).rem_euclid(sides)).map_err(|_| "too large".to_owned())?;
+    let signed_length = i64::try_from(length).map_err(|_| "too large".to_owned())?;
+    let back =
+        usize::try_from((-shift).rem_euclid(signed_length)).map_err(|_| "too large".to_owned())?;
     let map = (0..call.tape.get(x).data.len())
         .map(|at| {
-            let index = at / step % side;
-            at - index * step + (index + back) % side * step
+            let index = at / step % length;
+            at - index * step + (index + back) % length * step
         })
         .collect();
     call.tape.gather(x, map, shape)

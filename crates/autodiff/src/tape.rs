@@ -14,6 +14,7 @@ const MAX_ELEMENTS: usize = 1 << 25;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Var(usize);
 
+/// Values of one evaluation, in the order of their computation.
 #[derive(Debug, Default)]
 pub(crate) struct Tape {
     entries: Vec<TapeEntry>,
@@ -34,7 +35,7 @@ struct TapeEntry {
 pub(crate) enum LocalGradient {
     /// Element `i` depends on element `i` of the operand, with slope `slopes[i]`.
     Elementwise(Vec<f64>),
-    /// Element `i` is element `map[i]` of the operand; [`NO_SOURCE`] if of another operand.
+    /// Element `i` is element `map[i]` of the operand.
     Gather(Vec<usize>),
     /// Element `i` of the operand contributes to element `targets[i]`, with slope `slopes[i]`, or
     /// 1 without slopes.
@@ -42,9 +43,6 @@ pub(crate) enum LocalGradient {
     /// Running sums along a dimension.
     CumulativeSum { length: usize, stride: usize },
 }
-
-/// Marks an element of a gather that comes from another operand.
-pub(crate) const NO_SOURCE: usize = usize::MAX;
 
 impl Tape {
     pub(crate) fn get(&self, var: Var) -> &Array {
@@ -134,19 +132,19 @@ impl Tape {
 
     /// Broadcasts `x` to `shape`.
     pub(crate) fn broadcast_to(&mut self, x: Var, shape: &[usize]) -> Result<Var, String> {
-        let own = self.shape(x).to_vec();
-        if own == shape {
+        let source_shape = self.shape(x).to_vec();
+        if source_shape == shape {
             return Ok(x);
         }
-        if broadcast(&own, shape).as_deref() != Some(shape) {
-            return Err(format!("shape {own:?} cannot be broadcast to {shape:?}"));
+        if broadcast(&source_shape, shape).as_deref() != Some(shape) {
+            return Err(format!("shape {source_shape:?} cannot be broadcast to {shape:?}"));
         }
         self.check_size(shape)?;
-        let missing = shape.len() - own.len();
-        let own_strides = strides(&own);
+        let missing = shape.len() - source_shape.len();
+        let source_strides = strides(&source_shape);
         let repeated: Vec<isize> = (0..shape.len())
             .map(|i| match i.checked_sub(missing) {
-                Some(i) if own[i] != 1 => own_strides[i].cast_signed(),
+                Some(i) if source_shape[i] != 1 => source_strides[i].cast_signed(),
                 _ => 0,
             })
             .collect();
@@ -225,9 +223,7 @@ impl LocalGradient {
             }
             Self::Gather(map) => {
                 for (gradient, &source) in gradient.iter().zip(map) {
-                    if source != NO_SOURCE {
-                        operand[source] += gradient;
-                    }
+                    operand[source] += gradient;
                 }
             }
             Self::Reduce(targets, slopes) => {
@@ -254,7 +250,7 @@ impl LocalGradient {
 }
 
 /// Multiplies two slopes, with 0 · ∞ = 0: an operand that was not selected contributes nothing, even
-/// where its own slope is infinite. PyTorch computes NaN there.
+/// where its source_shape slope is infinite. PyTorch computes NaN there.
 fn product(a: f64, b: f64) -> f64 {
     if a == 0.0 || b == 0.0 { 0.0 } else { a * b }
 }

@@ -171,7 +171,7 @@ fn shape_errors_are_found_during_evaluation() {
         (vec![on("sum", vec![]).kwarg("where", true)], "not supported"),
         (vec![on("exp", vec![GraphArg::Int(1)])], "too many"),
         (vec![on("mul", vec![GraphArg::from("a")])], "not a tensor"),
-        (vec![getitem(GraphArg::Int(9))], "9"),
+        (vec![getitem(GraphArg::Int(9))], "index 9 is out of range"),
         (vec![getitem(up_to(2)), on("mul", vec![GraphArg::node("a")])], "cannot be broadcast"),
         (vec![on("expand", vec![GraphArg::Int(1 << 40), GraphArg::Int(3)])], "too large"),
         (vec![on("long", vec![]), GraphNode::method("z", "mean", [GraphArg::node("y")])], "floats"),
@@ -217,4 +217,14 @@ fn inputs_must_have_their_declared_rank_and_length() {
     assert!(matches!(evaluate(&[1, 2], &[0.0; 2]), Err(Error::InputRank { .. })));
     assert!(matches!(evaluate(&[3], &[0.0; 2]), Err(Error::InputLength { .. })));
     assert_eq!(evaluate(&[0], &[]).unwrap().loss, 0.0);
+}
+
+/// The memory of the gradient of a concatenation is proportional to its result, not to the number of
+/// its parts times the result.
+#[test]
+fn many_parts_can_be_concatenated() {
+    let parts = GraphArg::List(vec![GraphArg::node("logprobs"); 20_000]);
+    let body = vec![GraphNode::function("y", "torch.cat", [parts]), sum_of("y")];
+    let result = run(body, &[-1.0; 64]).unwrap();
+    assert_eq!((result.loss, result.gradient), (-1_280_000.0, vec![20_000.0; 64]));
 }

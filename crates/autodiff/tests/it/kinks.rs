@@ -33,7 +33,7 @@ fn check(case: &Value) {
             assert_close(name, &to_f64(&result.gradient), &gradient, 1e-7);
         }
         Err(Error::NonFiniteResult { what: "value", value, .. }) => {
-            assert_eq!(value, loss, "{name}")
+            assert_eq!(value, loss, "{name}");
         }
         Err(Error::NonFiniteResult { index, value, .. }) => {
             assert_eq!(value, gradient[index], "{name}");

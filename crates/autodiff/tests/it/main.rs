@@ -1,5 +1,7 @@
 //! Integration tests of the loss interpreter.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a panic fails the test")]
+
 mod graphs;
 mod hostile;
 mod json;
