@@ -1,85 +1,114 @@
-//! [`ApiError`]: a refusal, and the only place that knows status codes.
+//! [`ServerError`]: why a request was not accepted, without reference to HTTP.
 //!
-//! Clients send a request again after 408, 409, 429 and every 5xx. So those are for what time can
-//! mend; a request that is wrong gets 400, 403, 404, 413 or 422, a conflict of names included.
+//! `routes::error` maps each variant to a status code. Clients retry after 408, 409, 429 and every
+//! 5xx status, so the variants are divided by whether a retry can succeed: see
+//! [`ServerError::is_permanent`].
 
-use http::StatusCode;
+use std::time::Duration;
+
 use tinkex_wire::{DecodeError, DecodeErrorKind, InvalidInput};
 
-/// Why a call was refused.
-#[derive(Clone, Debug)]
-pub(crate) struct ApiError {
-    pub(crate) status: StatusCode,
-    pub(crate) detail: String,
-    /// When to come back, in milliseconds.
-    pub(crate) retry_after_ms: Option<u64>,
+/// Reason why the server did not accept a request.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum ServerError {
+    /// The request was decoded, but asks for something that is not possible. Includes conflicts
+    /// with existing names, because repeating the request cannot resolve them.
+    #[error("{0}")]
+    Invalid(String),
+    /// The body is not a valid encoding of the request.
+    #[error("{0}")]
+    Malformed(String),
+    /// The request refers to an object that does not exist.
+    #[error("{0}")]
+    NotFound(String),
+    /// The request refers to an object that no longer exists.
+    #[error("{0}")]
+    Gone(String),
+    /// The request is not allowed in the current state of its session.
+    #[error("{0}")]
+    Forbidden(String),
+    /// The body exceeds its size limit.
+    #[error("{0}")]
+    TooLarge(String),
+    /// A limit is reached; retry after the given time.
+    #[error("{message}")]
+    Busy { message: String, retry_after: Duration },
+    /// The disk did not accept the change, and the change was rolled back.
+    #[error("nothing was changed: cannot write to the server's disk: {0}")]
+    StorageUnavailable(String),
+    /// The worker thread has ended; the server must be restarted.
+    #[error("{0}")]
+    Unavailable(String),
+    /// An error of the server itself.
+    #[error("{0}")]
+    Internal(String),
 }
 
-impl ApiError {
-    pub(crate) fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: detail.into(), retry_after_ms: None }
+impl ServerError {
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::Invalid(message.into())
     }
 
-    pub(crate) fn bad(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, detail)
+    pub(crate) fn not_found(message: impl Into<String>) -> Self {
+        Self::NotFound(message.into())
     }
 
-    pub(crate) fn not_found(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::NOT_FOUND, detail)
+    pub(crate) fn forbidden(message: impl Into<String>) -> Self {
+        Self::Forbidden(message.into())
     }
 
-    pub(crate) fn forbidden(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::FORBIDDEN, detail)
+    /// Creates a [`Busy`](Self::Busy) error that asks the client to retry after one second.
+    pub(crate) fn busy(message: impl Into<String>) -> Self {
+        Self::Busy { message: message.into(), retry_after: Duration::from_secs(1) }
     }
 
-    /// Whether sending the same again would be of no use.
-    pub(crate) fn is_final(&self) -> bool {
-        self.status.is_client_error()
-            && !matches!(
-                self.status,
-                StatusCode::REQUEST_TIMEOUT | StatusCode::CONFLICT | StatusCode::TOO_MANY_REQUESTS
-            )
+    pub(crate) fn shutting_down() -> Self {
+        Self::busy("the server is shutting down")
     }
 
-    /// Come back later.
-    pub(crate) fn busy(detail: impl Into<String>, retry_after_ms: u64) -> Self {
-        let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, detail);
-        error.retry_after_ms = Some(retry_after_ms);
-        error
+    pub(crate) fn storage(error: &std::io::Error) -> Self {
+        Self::StorageUnavailable(error.to_string())
     }
 
-    /// The disk would not take it.
-    pub(crate) fn disk(why: &std::io::Error) -> Self {
-        let detail = format!("nothing was changed: the server could not write it down: {why}");
-        let mut error = Self::new(StatusCode::SERVICE_UNAVAILABLE, detail);
-        error.retry_after_ms = Some(500);
-        error
+    /// Returns whether repeating the same request is bound to fail again.
+    pub(crate) fn is_permanent(&self) -> bool {
+        match self {
+            Self::Invalid(_)
+            | Self::Malformed(_)
+            | Self::NotFound(_)
+            | Self::Gone(_)
+            | Self::Forbidden(_)
+            | Self::TooLarge(_) => true,
+            Self::Busy { .. }
+            | Self::StorageUnavailable(_)
+            | Self::Unavailable(_)
+            | Self::Internal(_) => false,
+        }
     }
 }
 
-impl From<DecodeError> for ApiError {
+impl From<DecodeError> for ServerError {
     fn from(error: DecodeError) -> Self {
-        let status = match error.kind() {
-            DecodeErrorKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            _ => StatusCode::UNPROCESSABLE_ENTITY,
-        };
-        Self::new(status, error.to_string())
+        match error.kind() {
+            DecodeErrorKind::TooLarge => Self::TooLarge(error.to_string()),
+            _ => Self::Malformed(error.to_string()),
+        }
     }
 }
 
-impl From<InvalidInput> for ApiError {
+impl From<InvalidInput> for ServerError {
     fn from(error: InvalidInput) -> Self {
-        Self::bad(error.to_string())
+        Self::Invalid(error.to_string())
     }
 }
 
-impl From<tinkex_engine::Error> for ApiError {
+impl From<tinkex_engine::Error> for ServerError {
     fn from(error: tinkex_engine::Error) -> Self {
         match error.kind() {
             tinkex_engine::ErrorKind::Input | tinkex_engine::ErrorKind::Numeric => {
-                Self::bad(error.to_string())
+                Self::Invalid(error.to_string())
             }
-            _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+            _ => Self::Internal(error.to_string()),
         }
     }
 }

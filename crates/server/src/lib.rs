@@ -1,7 +1,7 @@
-//! The Tinker API on your own machine: the engine behind the real protocol.
+//! A local server for the Tinker API that trains and samples on the CPU.
 //!
 //! ```no_run
-//! use tinkex_server::{ServerOptions, Server};
+//! use tinkex_server::{Server, ServerOptions};
 //!
 //! # async fn run() -> Result<(), tinkex_server::StartError> {
 //! let options = ServerOptions::new("data").model("Qwen/Qwen3-0.6B", "models/qwen3-0.6b");
@@ -11,46 +11,103 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # What it promises
+//! # Guarantees
 //!
-//! * Requests of a model run in the order of their numbers, however they arrive.
-//! * What was promised survives a crash: a request is answered with a ticket only once it is on
-//!   disk, and after a restart it is carried out with the same bits.
-//! * Memory for bodies, queues, answers and caches has limits: see [`ServerLimits`].
-//! * Only this machine can reach it, unless it is given a key.
+//! * Requests of a model are executed in order of their sequence numbers, regardless of the order
+//!   in which they arrive.
+//! * An acknowledged request survives a crash: the server acknowledges it only once it is on disk,
+//!   and executes it after a restart with bit-identical results.
+//! * A result is visible to clients only once it is on disk.
+//! * Bodies, queues, results and caches have memory limits: see [`ServerLimits`].
+//! * Without an API key the server accepts connections from this machine only.
 //!
-//! # Map
+//! # Life of a request
 //!
-//! `routes` decodes calls, `admit` turns them into work and writes them down (`disk`), `queue`
-//! orders them, `worker` owns the engine and carries them out, `settle` writes the answers down,
-//! and `routes::future` hands them over. `store` is what the server knows; `models` are the base
-//! models it can load. Nothing below `routes` knows HTTP.
+//! 1. **Validate**: `routes` authenticates the request and reads its body; `admit` decodes it and
+//!    checks everything that can be checked without executing it.
+//! 2. **Admit**: `admit` checks the sequence number and the queue limits, and recognizes retries.
+//! 3. **Persist**: `disk` writes the body and a record. The client then receives the request id.
+//! 4. **Enqueue** and **dispatch**: `queue` holds requests until their sequence number is due and
+//!    hands them to the worker.
+//! 5. **Execute**: `worker`, the thread that owns the engine, runs the operation.
+//! 6. **Persist** and **notify**: `outcome` writes the result with the records that belong to it,
+//!    and wakes the polls that wait in `routes::future`.
+//!
+//! `store` is the in-memory copy of the durable state, `durable` changes single records, `expiry`
+//! removes what has expired, and `models` lists the base models. HTTP is confined to `routes`,
+//! `server` and `stream`; all other modules report a `ServerError`, which `routes::error` maps to a
+//! response.
+//!
+//! # Logging
+//!
+//! The server emits [`tracing`] events and installs no subscriber; see [`log`] for the targets.
 
 #![forbid(unsafe_code)]
 
 mod admit;
-mod batch;
-mod commit;
 mod disk;
+mod durable;
 mod error;
-mod fact;
-mod log;
+mod expiry;
+pub mod log;
 mod metrics;
 mod models;
+mod operation;
 mod options;
+mod outcome;
 mod queue;
+mod record;
 mod routes;
 mod server;
-mod settle;
 mod state;
 mod store;
 mod stream;
-mod sweep;
 mod task;
-mod work;
+mod training_data;
 mod worker;
 
 pub use models::write_tokenizer;
 pub use options::{ServerLimits, ServerOptions, ServerTimeouts, local_hub_cache};
 pub use server::{Server, ShutdownSummary, StartAction, StartError};
 pub use tinkex_engine::builtin::NAME as BUILT_IN;
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    /// Modules that may refer to HTTP types.
+    const HTTP_MODULES: [&str; 4] = ["routes", "server.rs", "stream.rs", "main.rs"];
+
+    fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                rust_files(&path, files);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path);
+            }
+        }
+    }
+
+    #[test]
+    fn only_the_http_modules_name_http_types() {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let mut files = Vec::new();
+        rust_files(&source, &mut files);
+        let mut checked = 0;
+        for file in files {
+            let relative = file.strip_prefix(&source).unwrap();
+            // This file names the crates below.
+            if relative == "lib.rs" || HTTP_MODULES.iter().any(|module| relative.starts_with(module))
+            {
+                continue;
+            }
+            let text = std::fs::read_to_string(&file).unwrap();
+            for name in ["http::", "hyper::", "http_body_util", "StatusCode"] {
+                assert!(!text.contains(name), "{} refers to {name}", relative.display());
+            }
+            checked += 1;
+        }
+        assert!(checked > 20, "only {checked} files were checked");
+    }
+}

@@ -1,23 +1,22 @@
-//! Lines for people, on stderr.
+//! Targets of the server's `tracing` events.
+//!
+//! The library installs no subscriber and prints nothing; the program that embeds it decides what
+//! to show. Events carry their subject in fields (`request_id`, `model_id`, `session_id`,
+//! `sampling_session_id`), and events of a request that runs alone are inside a `request` span with
+//! the same fields. API keys, prompts and training data never appear in an event.
+//!
+//! | Target | Level | Events |
+//! |---|---|---|
+//! | [`REQUEST`] | INFO | one per finished request, successful or failed |
+//! | [`REQUEST`] | DEBUG | HTTP requests that were rejected, with status and reason |
+//! | [`MODEL`] | INFO | base model loaded or unloaded, model restored from disk |
+//! | [`MODEL`] | WARN | snapshot failed |
+//! | [`MODEL`] | ERROR | the worker thread panicked |
+//! | [`STORAGE`] | WARN | a write failed, a stored payload is damaged |
 
-use std::fmt::Arguments;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-static JOBS: AtomicBool = AtomicBool::new(false);
-
-/// Whether a line is printed for every finished job.
-pub(crate) fn show_jobs(show: bool) {
-    JOBS.store(show, Ordering::Relaxed);
-}
-
-/// A job is finished.
-pub(crate) fn job(line: Arguments<'_>) {
-    if JOBS.load(Ordering::Relaxed) {
-        eprintln!("{line}");
-    }
-}
-
-/// Something that the user should look at.
-pub(crate) fn warn(line: Arguments<'_>) {
-    eprintln!("warning: {line}");
-}
+/// Target of events about single requests: `tinkex_server::request`.
+pub const REQUEST: &str = "tinkex_server::request";
+/// Target of events about models and the worker: `tinkex_server::model`.
+pub const MODEL: &str = "tinkex_server::model";
+/// Target of events about the data directory: `tinkex_server::storage`.
+pub const STORAGE: &str = "tinkex_server::storage";

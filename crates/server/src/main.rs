@@ -1,4 +1,4 @@
-//! `tinkex-server`: the Tinker API on this machine.
+//! `tinkex-server`: command-line program that runs a [`Server`].
 
 #![forbid(unsafe_code)]
 
@@ -7,91 +7,158 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use tinkex_server::{Server, ServerOptions};
+use tinkex_server::{Server, ServerOptions, StartError};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 const HELP: &str = "\
+Run a local server for the Tinker API
+
 Usage: tinkex-server [OPTIONS]
 
-  --data-dir DIR        where everything is kept (tinkex-data)
-  --host ADDRESS        where to listen (127.0.0.1); any other needs a key
-  --port PORT           0 picks a free one (8080)
-  --api-key-file FILE   let in only who sends the key in this file
-  --model NAME=FOLDER   serve a Hugging Face folder under a name; may be repeated
-  --hub-cache DIR       serve the models of a Hugging Face hub cache (this user's)
-  --no-hub-cache        serve none of them
-  --snapshot-after SECONDS  work on a model that a crash may mean doing again (20)
-  --threads N           threads that compute; 0 for one on each core (0)
-  --bf16                keep frozen weights in bf16
-  --raw-logprobs        report log-probabilities of samples without the temperature
-  --no-autosave         lose what a model learned when its client is not heard of any more
-  --drop-undone         start although promised work needs a model that is not there; it fails
-  --plain               ask nothing special of clients
-  --quiet               no line for every finished job
+Listening:
+  --host ADDRESS           IP address to listen on; any other than the default needs an API key
+                           [default: 127.0.0.1]
+  --port PORT              Port to listen on; 0 picks a free one [default: 8080]
+  --api-key-file FILE      File with the API key that clients must send
+  --plain                  Turn off the protocol features that reduce traffic
 
-The first line on stdout is the base URL; everything else goes to stderr.
+Models:
+  --model NAME=FOLDER      Serve a Hugging Face model folder under a name; repeatable
+  --hub-cache DIR          Serve the models of a Hugging Face hub cache [default: the user's cache]
+  --no-hub-cache           Do not serve models of a hub cache
+  --threads N              Number of compute threads; 0 uses one per core [default: 0]
+  --bf16                   Store frozen weights as bf16
+  --raw-logprobs           Report log-probabilities of samples before the temperature is applied
+
+Data:
+  --data-dir DIR           Directory for the database, payloads and weights [default: tinkex-data]
+  --snapshot-after SECONDS Compute time on a model after which its state is saved [default: 20]
+  --no-autosave            Do not save unsaved models of sessions that expire
+  --drop-undone            Start even if accepted requests need a base model that is not available;
+                           those requests fail
+
+Logging:
+  --log-level LEVEL        Least severe level to log: off, error, warn, info, debug or trace
+                           [default: info]
+  --log-format FORMAT      Format of log lines: text or json [default: text]
+  --quiet                  Same as --log-level warn
+
+  -h, --help               Print this help
+
+The first line on stdout is the base URL. Log lines go to stderr.
 ";
 
+/// What the command line asks for.
+struct Arguments {
+    options: ServerOptions,
+    log_level: LevelFilter,
+    log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
 fn main() -> ExitCode {
-    let options = match parse(std::env::args().skip(1)) {
-        Ok(Some(options)) => options,
+    let arguments = match parse(std::env::args().skip(1)) {
+        Ok(Some(arguments)) => arguments,
         Ok(None) => {
-            eprint!("{HELP}");
+            print!("{HELP}");
             return ExitCode::SUCCESS;
         }
-        Err(why) => {
-            eprintln!("tinkex-server: {why}\n\n{HELP}");
+        Err(message) => {
+            eprintln!("error: {message}\nRun tinkex-server --help for the options.");
             return ExitCode::from(2);
         }
     };
+    install_subscriber(arguments.log_level, arguments.log_format);
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(why) => {
-            eprintln!("tinkex-server: {why}");
+        Err(error) => {
+            eprintln!("error: cannot start the async runtime: {error}");
             return ExitCode::FAILURE;
         }
     };
-    let served = runtime.block_on(serve(options));
-    // Whoever wants to stop at once does not wait for a pass.
+    let served = runtime.block_on(serve(arguments.options));
+    // Do not wait for a training pass that still runs after an immediate stop.
     runtime.shutdown_background();
     match served {
         Ok(()) => ExitCode::SUCCESS,
-        Err(why) => {
-            eprintln!("tinkex-server: {why}");
+        Err(error) => {
+            eprintln!("error: {error}");
+            if let Some(hint) = error.downcast_ref().and_then(hint) {
+                eprintln!("{hint}");
+            }
             ExitCode::FAILURE
         }
     }
 }
 
-fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<ServerOptions>, String> {
+/// Sends events of the server to stderr.
+fn install_subscriber(level: LevelFilter, format: LogFormat) {
+    let filter = Targets::new().with_target("tinkex_server", level);
+    let registry = tracing_subscriber::registry().with(filter);
+    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => registry.with(layer.with_target(false)).init(),
+        LogFormat::Json => registry.with(layer.json()).init(),
+    }
+}
+
+/// Returns what to do about a start error.
+fn hint(error: &StartError) -> Option<String> {
+    Some(match error {
+        StartError::UnprotectedAddress(_) => {
+            "Pass --api-key-file FILE, or listen on 127.0.0.1.".to_owned()
+        }
+        StartError::EmptyApiKey => {
+            "Use a key that is hard to guess, or none on 127.0.0.1.".to_owned()
+        }
+        StartError::DataDirInUse(_) => {
+            "Stop the other server, or pass another --data-dir.".to_owned()
+        }
+        StartError::MissingModel { name, .. } => format!(
+            "Pass --model {name}=FOLDER, --drop-undone to let the requests fail, or another \
+             --data-dir."
+        ),
+        _ => return None,
+    })
+}
+
+fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Arguments>, String> {
     let mut options = ServerOptions::new("tinkex-data");
-    options.log_jobs = true;
     options.hub_cache = tinkex_server::local_hub_cache();
     options.address.set_port(8080);
+    let (mut log_level, mut log_format) = (LevelFilter::INFO, LogFormat::Text);
     while let Some(name) = arguments.next() {
-        let mut value = || arguments.next().ok_or_else(|| format!("{name} needs a value"));
+        let mut value = || arguments.next().ok_or_else(|| format!("{name}: missing value"));
+        let invalid = |text: &str, expected: &str| format!("{name} {text}: expected {expected}");
         match name.as_str() {
             "--help" | "-h" => return Ok(None),
             "--data-dir" => options.data_dir = value()?.into(),
             "--host" => {
                 let text = value()?;
-                let ip: IpAddr =
-                    text.parse().map_err(|_| format!("--host {text}: not an address"))?;
+                let ip: IpAddr = text.parse().map_err(|_| invalid(&text, "an IP address"))?;
                 options.address.set_ip(ip);
             }
             "--port" => {
                 let text = value()?;
-                options
-                    .address
-                    .set_port(text.parse().map_err(|_| format!("--port {text}: not a port"))?);
+                let port = text.parse().map_err(|_| invalid(&text, "a port from 0 to 65535"))?;
+                options.address.set_port(port);
             }
-            // The second is what it was called before.
-            "--api-key-file" | "--key-file" => options = options.api_key(key(&name, &value()?)?),
+            // `--key-file` is the former name.
+            "--api-key-file" | "--key-file" => {
+                options = options.api_key(read_key(&name, &value()?)?);
+            }
             "--model" => {
                 let text = value()?;
-                let (name, folder) = text
-                    .split_once('=')
-                    .ok_or_else(|| format!("--model {text}: NAME=FOLDER was expected"))?;
-                options = options.model(name, folder);
+                let (model, folder) =
+                    text.split_once('=').ok_or_else(|| invalid(&text, "NAME=FOLDER"))?;
+                options = options.model(model, folder);
             }
             "--hub-cache" => options.hub_cache = Some(value()?.into()),
             "--no-hub-cache" => options.hub_cache = None,
@@ -100,73 +167,86 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<ServerOpt
                 let seconds = text.parse().ok();
                 let after = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
                 options.timeouts.snapshot_after =
-                    after.ok_or_else(|| format!("--snapshot-after {text}: not seconds"))?;
+                    after.ok_or_else(|| invalid(&text, "a number of seconds"))?;
             }
             "--threads" => {
                 let text = value()?;
-                options.threads =
-                    text.parse().map_err(|_| format!("--threads {text}: not a number"))?;
+                options.threads = text.parse().map_err(|_| invalid(&text, "a number"))?;
             }
             "--bf16" => options.bf16 = true,
             "--raw-logprobs" => options.raw_logprobs = true,
             "--no-autosave" => options.autosave_on_expiry = false,
             "--drop-undone" => options.drop_undone = true,
             "--plain" => options.efficient_protocol = false,
-            "--quiet" => options.log_jobs = false,
-            other => return Err(format!("there is no option {other}")),
+            "--log-level" => {
+                let text = value()?;
+                let levels = "off, error, warn, info, debug or trace";
+                log_level = text.parse().map_err(|_| invalid(&text, levels))?;
+            }
+            "--log-format" => {
+                let text = value()?;
+                log_format = match text.as_str() {
+                    "text" => LogFormat::Text,
+                    "json" => LogFormat::Json,
+                    _ => return Err(invalid(&text, "text or json")),
+                };
+            }
+            "--quiet" => log_level = LevelFilter::WARN,
+            other => return Err(format!("unknown option {other}")),
         }
     }
-    Ok(Some(options))
+    Ok(Some(Arguments { options, log_level, log_format }))
 }
 
-/// The key in a file.
-fn key(option: &str, path: &str) -> Result<String, String> {
-    let text = std::fs::read_to_string(path).map_err(|why| format!("{option} {path}: {why}"))?;
+fn read_key(option: &str, path: &str) -> Result<String, String> {
+    let text = std::fs::read_to_string(path).map_err(|error| format!("{option} {path}: {error}"))?;
     match text.trim() {
-        "" => Err(format!("{option} {path}: it is empty")),
+        "" => Err(format!("{option} {path}: the file is empty")),
         key => Ok(key.to_owned()),
     }
 }
 
 async fn serve(options: ServerOptions) -> Result<(), Box<dyn std::error::Error>> {
     let has_key = options.api_key.is_some();
-    let data = options.data_dir.display().to_string();
+    let data_dir = options.data_dir.display().to_string();
     let server = Server::start(options).await?;
     let url = server.base_url();
     let mut out = std::io::stdout();
     writeln!(out, "{url}")?;
     out.flush()?;
-    let key = if has_key { "<the key>" } else { "tml-local" };
-    eprintln!("serving {} from {data}", server.models().join(", "));
-    eprintln!("to use it: export TINKER_BASE_URL={url} TINKER_API_KEY={key}");
+    let key = if has_key { "<your key>" } else { "tml-local" };
+    tracing::info!(models = server.models().join(", "), data_dir, "serving");
+    tracing::info!("connect with: export TINKER_BASE_URL={url} TINKER_API_KEY={key}");
     tokio::select! {
-        done = interrupted() => done?,
-        () = server.broken() => return Err("the server made a mistake; start it again".into()),
+        interrupted = interrupted() => interrupted?,
+        () = server.broken() => {
+            return Err("the worker thread panicked; start the server again".into());
+        }
     }
-    eprintln!("stopping; once more to stop at once");
-    let stopped = tokio::select! {
-        stopped = server.stop() => stopped,
+    tracing::info!("shutting down gracefully; press Ctrl-C again to stop immediately");
+    let summary = tokio::select! {
+        summary = server.stop() => summary,
         again = interrupted() => {
-            // As a crash: what was promised is on disk.
-            eprintln!("stopped; what was promised goes on after the next start");
+            tracing::info!("stopped; accepted requests continue after the next start");
             return again.map_err(Into::into);
         }
     };
-    eprintln!(
-        "saved {} models; {} requests go on after the next start",
-        stopped.models_saved, stopped.requests_waiting
+    tracing::info!(
+        models_saved = summary.models_saved,
+        requests_waiting = summary.requests_waiting,
+        "stopped; waiting requests continue after the next start"
     );
     Ok(())
 }
 
-/// Waits for Ctrl-C, or for what a system sends to end a program.
+/// Waits for Ctrl-C, or for SIGTERM on Unix.
 async fn interrupted() -> std::io::Result<()> {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
         let mut terminate = signal(SignalKind::terminate())?;
         tokio::select! {
-            done = tokio::signal::ctrl_c() => done,
+            interrupted = tokio::signal::ctrl_c() => interrupted,
             _ = terminate.recv() => Ok(()),
         }
     }

@@ -1,28 +1,28 @@
-//! Counters for `/metrics`, in Prometheus' text form.
+//! Metrics for `/metrics` in the Prometheus text format.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters, nearly all only ever growing.
+/// Counters of the server, and the gauges that have no other owner.
 #[derive(Debug, Default)]
-pub(crate) struct Metrics {
-    pub(crate) calls: Counter,
-    pub(crate) refused: Counter,
-    pub(crate) jobs: Counter,
-    pub(crate) failed_jobs: Counter,
-    pub(crate) trained_tokens: Counter,
-    pub(crate) prompt_tokens: Counter,
-    pub(crate) sampled_tokens: Counter,
-    pub(crate) busy_micros: Counter,
-    /// Base models in memory.
-    pub(crate) loaded: Counter,
+pub(crate) struct ServerMetrics {
+    pub(crate) http_requests: MetricValue,
+    pub(crate) rejected: MetricValue,
+    pub(crate) requests: MetricValue,
+    pub(crate) failed_requests: MetricValue,
+    pub(crate) trained_tokens: MetricValue,
+    pub(crate) prompt_tokens: MetricValue,
+    pub(crate) sampled_tokens: MetricValue,
+    pub(crate) busy_micros: MetricValue,
+    /// Number of base models in memory.
+    pub(crate) loaded_models: MetricValue,
 }
 
-/// A number.
+/// Atomic value of a counter or gauge.
 #[derive(Debug, Default)]
-pub(crate) struct Counter(AtomicU64);
+pub(crate) struct MetricValue(AtomicU64);
 
-impl Counter {
+impl MetricValue {
     pub(crate) fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
@@ -36,44 +36,45 @@ impl Counter {
     }
 }
 
-/// What is counted elsewhere.
-pub(crate) struct Gauges {
+/// Values that are read from the queue and the store when metrics are requested.
+pub(crate) struct GaugeValues {
     pub(crate) queued: usize,
     pub(crate) queued_bytes: usize,
     pub(crate) sessions: usize,
-    pub(crate) answers: usize,
-    pub(crate) answer_bytes: usize,
+    pub(crate) requests: usize,
+    pub(crate) result_bytes: usize,
     pub(crate) payload_bytes: u64,
     pub(crate) commits: u64,
 }
 
-impl Metrics {
-    pub(crate) fn text(&self, gauges: &Gauges) -> String {
+impl ServerMetrics {
+    /// Formats all metrics in the Prometheus text format.
+    pub(crate) fn to_text(&self, gauges: &GaugeValues) -> String {
         let mut out = String::new();
         let counters = [
-            ("calls_total", "HTTP calls answered", self.calls.get()),
-            ("refused_total", "HTTP calls refused", self.refused.get()),
-            ("jobs_total", "requests carried out", self.jobs.get()),
-            ("failed_jobs_total", "requests that failed", self.failed_jobs.get()),
+            ("calls_total", "HTTP requests received", self.http_requests.get()),
+            ("refused_total", "HTTP requests rejected", self.rejected.get()),
+            ("jobs_total", "requests executed", self.requests.get()),
+            ("failed_jobs_total", "requests that failed", self.failed_requests.get()),
             ("trained_tokens_total", "tokens trained on", self.trained_tokens.get()),
-            ("prompt_tokens_total", "prompt tokens read", self.prompt_tokens.get()),
+            ("prompt_tokens_total", "prompt tokens processed", self.prompt_tokens.get()),
             ("sampled_tokens_total", "tokens sampled", self.sampled_tokens.get()),
-            ("busy_microseconds_total", "time the engine worked", self.busy_micros.get()),
-            ("commits_total", "batches written to disk", gauges.commits),
+            ("busy_microseconds_total", "compute time of the worker", self.busy_micros.get()),
+            ("commits_total", "transactions committed to disk", gauges.commits),
         ];
         let wide = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         let gauges = [
-            ("queued", "requests in line, and samples being drawn", wide(gauges.queued)),
-            ("queued_bytes", "bytes of these", wide(gauges.queued_bytes)),
+            ("queued", "requests queued or being sampled", wide(gauges.queued)),
+            ("queued_bytes", "size of the queued requests", wide(gauges.queued_bytes)),
             ("sessions", "open sessions", wide(gauges.sessions)),
-            ("answers", "requests known, answered or not", wide(gauges.answers)),
-            ("answer_bytes", "bytes of answers in memory", wide(gauges.answer_bytes)),
-            ("payload_bytes", "bytes of requests and answers on disk", gauges.payload_bytes),
-            ("loaded_models", "base models in memory", self.loaded.get()),
+            ("answers", "requests known, finished or not", wide(gauges.requests)),
+            ("answer_bytes", "size of the results in memory", wide(gauges.result_bytes)),
+            ("payload_bytes", "size of the payload file", gauges.payload_bytes),
+            ("loaded_models", "base models in memory", self.loaded_models.get()),
         ];
         for (kind, rows) in [("counter", &counters[..]), ("gauge", &gauges[..])] {
             for (name, help, value) in rows {
-                // Writing into a text cannot fail.
+                // Writing to a String cannot fail.
                 let _ = write!(
                     out,
                     "# HELP tinkex_{name} {help}\n# TYPE tinkex_{name} {kind}\ntinkex_{name} {value}\n"

@@ -1,6 +1,6 @@
-//! Base models: which there are, and where.
+//! Base models that the server offers, and where their files are.
 //!
-//! Only their configurations are read here; weights are loaded by the worker when first used.
+//! Only configurations are read here. The worker loads weights on first use.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,32 +12,38 @@ use tinkex_engine::tokenizer::Vocabulary;
 use tinkex_files::{CachedRepo, HubCache};
 use tinkex_wire::SupportedModel;
 
-/// The base models of a server, by name.
+use crate::error::ServerError;
+
+/// Base models of the server, by name.
 #[derive(Debug, Default)]
-pub(crate) struct Models(BTreeMap<String, Arc<BaseModel>>);
+pub(crate) struct BaseModels(BTreeMap<String, Arc<BaseModel>>);
 
 /// A base model.
 #[derive(Debug)]
 pub(crate) struct BaseModel {
     pub(crate) name: String,
-    /// Where its files are. Of the built-in model these are only the tokenizer's.
+    /// Folder of its files. For the built-in model it contains only the tokenizer.
     pub(crate) folder: PathBuf,
     pub(crate) built_in: bool,
     pub(crate) config: ModelConfig,
     vocabulary: OnceLock<Result<Arc<Vocabulary>, String>>,
 }
 
-impl Models {
-    /// The built-in model, those of a hub cache, and the mapped folders. A mapped folder that cannot
-    /// be read is an error; one in the cache is left out. `own` gets the built-in tokenizer, so that
-    /// other programs can load it.
+impl BaseModels {
+    /// Finds the built-in model, the models of a hub cache and the mapped folders; later ones
+    /// replace earlier ones of the same name. Writes the built-in tokenizer to `tokenizer_dir`, so
+    /// that other programs can load it.
+    ///
+    /// # Errors
+    /// Fails if the configuration of a mapped folder cannot be read. A model in the hub cache whose
+    /// configuration cannot be read is skipped.
     pub(crate) fn find(
-        own: &Path,
+        tokenizer_dir: &Path,
         mapped: &[(String, PathBuf)],
         hub_cache: Option<&Path>,
     ) -> Result<Self, tinkex_engine::Error> {
         let mut all = BTreeMap::new();
-        all.insert(builtin::NAME.to_owned(), Arc::new(BaseModel::built_in(own)?));
+        all.insert(builtin::NAME.to_owned(), Arc::new(BaseModel::built_in(tokenizer_dir)?));
         for (name, folder) in hub_cache.map(cached).unwrap_or_default() {
             if let Ok(model) = BaseModel::read(&name, &folder) {
                 all.insert(name, Arc::new(model));
@@ -53,16 +59,25 @@ impl Models {
         self.0.get(name)
     }
 
-    /// Why there is no such model.
+    /// Returns a base model.
+    ///
+    /// # Errors
+    /// Returns [`ServerError::NotFound`] with the names of the available models.
+    pub(crate) fn require(&self, name: &str) -> Result<&Arc<BaseModel>, ServerError> {
+        self.get(name).ok_or_else(|| ServerError::not_found(self.missing(name)))
+    }
+
+    /// Returns the error message for a base model that does not exist.
     pub(crate) fn missing(&self, name: &str) -> String {
         let known: Vec<&str> = self.0.keys().map(String::as_str).collect();
-        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
         format!(
-            "this server has no base model {name:?}; it has: {known}. \
-             Start it with --model {name}=FOLDER to serve a Hugging Face folder under that name"
+            "base model {name:?} is not available on this server; available: {}. Start the server \
+             with --model {name}=FOLDER to serve a Hugging Face model folder under that name",
+            known.join(", ")
         )
     }
 
+    /// Returns the models in the API's form.
     pub(crate) fn supported(&self) -> Vec<SupportedModel> {
         let supported = |model: &Arc<BaseModel>| {
             SupportedModel::default()
@@ -83,14 +98,16 @@ impl BaseModel {
         Ok(Self { name: name.to_owned(), folder, built_in: false, config, vocabulary })
     }
 
-    fn built_in(own: &Path) -> Result<Self, tinkex_engine::Error> {
-        let folder = std::path::absolute(own).unwrap_or_else(|_| own.to_owned());
+    fn built_in(tokenizer_dir: &Path) -> Result<Self, tinkex_engine::Error> {
+        let folder = 
+            std::path::absolute(tokenizer_dir).unwrap_or_else(|_| tokenizer_dir.to_owned());
         write_tokenizer(&folder)?;
         let (name, config) = (builtin::NAME.to_owned(), builtin::config()?);
         Ok(Self { name, folder, built_in: true, config, vocabulary: OnceLock::new() })
     }
 
-    /// What to give a tokenizer library: the folder if it has one, which works without a network.
+    /// Returns the identifier for tokenizer libraries: the folder if it has a tokenizer, so that
+    /// no download is needed, and the model's name otherwise.
     pub(crate) fn tokenizer_id(&self) -> String {
         if self.folder.join("tokenizer.json").is_file() {
             self.folder.to_string_lossy().into_owned()
@@ -99,18 +116,18 @@ impl BaseModel {
         }
     }
 
-    /// The bytes of its tokens, read when first asked for.
+    /// Returns the vocabulary, read on first use.
     pub(crate) fn vocabulary(&self) -> Result<Arc<Vocabulary>, String> {
         let path = self.folder.join("tokenizer.json");
         let read = || match Vocabulary::read(path) {
             Ok(vocabulary) => Ok(Arc::new(vocabulary)),
-            Err(why) => Err(why.to_string()),
+            Err(error) => Err(error.to_string()),
         };
         self.vocabulary.get_or_init(read).clone()
     }
 }
 
-/// What tokenizer libraries read beside the built-in `tokenizer.json`.
+/// `tokenizer_config.json` of the built-in model.
 const TOKENIZER_CONFIG: &str = r#"{
   "tokenizer_class": "PreTrainedTokenizerFast",
   "eos_token": "<|im_end|>",
@@ -120,11 +137,11 @@ const TOKENIZER_CONFIG: &str = r#"{
 }
 "#;
 
-/// Writes the tokenizer of the built-in model into a folder, as tokenizer libraries read it. Files
-/// that are right already are left alone.
+/// Writes the tokenizer files of the built-in model to `folder`, in the layout of Hugging Face
+/// tokenizer libraries. Files with the right content are not rewritten.
 ///
 /// # Errors
-/// If the folder cannot be written to.
+/// Fails if a file cannot be written.
 pub fn write_tokenizer(folder: &Path) -> Result<(), tinkex_engine::Error> {
     let files: [(&str, &[u8]); 3] = [
         ("config.json", builtin::CONFIG),
@@ -148,7 +165,7 @@ fn cached(hub: &Path) -> Vec<(String, PathBuf)> {
     let chosen = |repo: &CachedRepo| {
         let main = repo.commit("main").map(|commit| repo.snapshot(&commit));
         let mut snapshots: Vec<PathBuf> =
-            repo.snapshots().into_iter().filter(|path| is_whole(path)).collect();
+            repo.snapshots().into_iter().filter(|path| is_complete(path)).collect();
         snapshots.sort_by_key(|path| (Some(path) == main.as_ref(), modified(path)));
         snapshots.pop()
     };
@@ -156,8 +173,8 @@ fn cached(hub: &Path) -> Vec<(String, PathBuf)> {
     models.filter_map(|(name, repo)| Some((name, chosen(&repo)?))).collect()
 }
 
-/// Whether a folder has what a model needs.
-fn is_whole(folder: &Path) -> bool {
+/// Returns whether a folder has a configuration and weights.
+fn is_complete(folder: &Path) -> bool {
     let has = |name: &str| folder.join(name).is_file();
     has("config.json") && (has("model.safetensors") || has("model.safetensors.index.json"))
 }
@@ -166,7 +183,7 @@ fn is_whole(folder: &Path) -> bool {
 mod tests {
     use super::*;
 
-    /// A revision of a model in a cache, with these files of the golden one.
+    /// Creates a revision of a model in a hub cache with the given files of the golden model.
     fn revision(hub: &Path, model: &str, hash: &str, files: &[&str]) -> PathBuf {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/qwen3");
         let folder = hub.join(model).join("snapshots").join(hash);
@@ -177,35 +194,35 @@ mod tests {
         folder
     }
 
-    const WHOLE: &[&str] = &["config.json", "model.safetensors"];
+    const COMPLETE: &[&str] = &["config.json", "model.safetensors"];
 
     #[test]
-    fn the_models_of_a_hub_cache_are_found_by_name() {
+    fn hub_cache_models_are_found_by_repository_name() {
         let hub = tempfile::tempdir().unwrap();
-        let main = revision(hub.path(), "models--Qwen--Qwen3-0.6B", "aaa", WHOLE);
-        revision(hub.path(), "models--Qwen--Qwen3-0.6B", "bbb", WHOLE);
+        let main = revision(hub.path(), "models--Qwen--Qwen3-0.6B", "aaa", COMPLETE);
+        revision(hub.path(), "models--Qwen--Qwen3-0.6B", "bbb", COMPLETE);
         std::fs::create_dir(hub.path().join("models--Qwen--Qwen3-0.6B/refs")).unwrap();
         std::fs::write(hub.path().join("models--Qwen--Qwen3-0.6B/refs/main"), "aaa\n").unwrap();
-        let only = revision(hub.path(), "models--plain", "ccc", WHOLE);
+        let only = revision(hub.path(), "models--plain", "ccc", COMPLETE);
         revision(hub.path(), "models--org--tokenizer-only", "ddd", &["config.json"]);
-        let strange = revision(hub.path(), "models--org--strange", "eee", WHOLE);
-        std::fs::write(strange.join("config.json"), "{\"model_type\": \"strange\"}").unwrap();
+        let unknown = revision(hub.path(), "models--org--unknown", "eee", COMPLETE);
+        std::fs::write(unknown.join("config.json"), "{\"model_type\": \"unknown\"}").unwrap();
         std::fs::create_dir(hub.path().join(".locks")).unwrap();
         std::fs::write(hub.path().join("version.txt"), "1").unwrap();
 
-        let own = tempfile::tempdir().unwrap();
-        let models = Models::find(own.path(), &[], Some(hub.path())).unwrap();
+        let tokenizer = tempfile::tempdir().unwrap();
+        let models = BaseModels::find(tokenizer.path(), &[], Some(hub.path())).unwrap();
         let names: Vec<&str> = models.0.keys().map(String::as_str).collect();
         assert_eq!(names, ["Qwen/Qwen3-0.6B", "plain", builtin::NAME]);
         assert_eq!(models.get("Qwen/Qwen3-0.6B").unwrap().folder, main);
         assert_eq!(models.get("plain").unwrap().folder, only);
 
-        // A folder that the user names stands above what lies around.
+        // A mapped folder replaces a cached model of the same name.
         let mapped = [("Qwen/Qwen3-0.6B".to_owned(), only.clone())];
-        let models = Models::find(own.path(), &mapped, Some(hub.path())).unwrap();
+        let models = BaseModels::find(tokenizer.path(), &mapped, Some(hub.path())).unwrap();
         assert_eq!(models.get("Qwen/Qwen3-0.6B").unwrap().folder, only);
-        let missing = [("x".to_owned(), hub.path().join("nowhere"))];
-        let error = Models::find(own.path(), &missing, None).unwrap_err();
-        assert!(error.to_string().contains("nowhere"), "{error}");
+        let missing = [("x".to_owned(), hub.path().join("missing"))];
+        let error = BaseModels::find(tokenizer.path(), &missing, None).unwrap_err();
+        assert!(error.to_string().contains("missing"), "{error}");
     }
 }

@@ -41,7 +41,7 @@ pub struct ServerOptions {
     /// bodies, custom losses on the server (default true). If false, clients use the same
     /// requests as with a server of the first protocol version.
     pub efficient_protocol: bool,
-    /// Saves the unsaved state of a session's models as checkpoint `autosave-N`, kept for one day,
+    /// Saves the unsaved state of a session's models as checkpoint `autosave-N`, entry for one day,
     /// before the session expires (default true).
     pub autosave_on_expiry: bool,
     /// Starts even if accepted requests need a base model that is not available; those requests
@@ -103,7 +103,7 @@ pub struct ServerTimeouts {
     /// Time a request waits for missing earlier sequence numbers before they are skipped (default
     /// 60 s).
     pub sequence_gap: Duration,
-    /// Time a result is kept if its client does not acknowledge it (default 1 h).
+    /// Time a result is entry if its client does not acknowledge it (default 1 h).
     pub result_retention: Duration,
     /// Time without a request or heartbeat after which a session expires (default 15 min). Zero
     /// disables expiry.

@@ -1,8 +1,8 @@
-//! The queue: requests that wait for the worker.
+//! Queue of admitted requests that wait for the worker.
 //!
-//! The requests of a model are released in the order of their numbers, however they arrive. One
-//! that comes before its turn is held until the numbers before it have come, or for so long that
-//! they never will: a client may use a number up without sending anything. Models take turns.
+//! Requests of a model are dispatched by sequence number, regardless of the order in which they
+//! arrive. A request that arrives early is held until the missing numbers arrive or the gap timeout
+//! passes: a client may assign a number and never send its request. Models are served round-robin.
 //! Samples have no order.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -11,85 +11,96 @@ use std::time::{Duration, Instant};
 
 use tinkex_wire::{ModelId, RequestId, SessionId};
 
-use crate::work::{Job, Op, Work};
+use crate::operation::{Operation, QueuedRequest};
 
 /// Requests that wait for the worker.
 pub(crate) struct Queue {
-    inner: Mutex<Inner>,
+    pending: Mutex<PendingRequests>,
     wake: Condvar,
+    /// How long a request waits for missing earlier sequence numbers.
     gap: Duration,
 }
 
 #[derive(Default)]
-struct Inner {
-    lines: HashMap<ModelId, Line>,
-    /// Whose turn it is.
-    turns: VecDeque<ModelId>,
-    samples: VecDeque<Job>,
+struct PendingRequests {
+    models: HashMap<ModelId, ModelQueue>,
+    /// Models with queued requests, in round-robin order.
+    round_robin: VecDeque<ModelId>,
+    samples: VecDeque<QueuedRequest>,
     cancelled: Vec<RequestId>,
     dropped: Vec<ModelId>,
     silent: Vec<SessionId>,
-    /// Requests that wait, and samples that are being drawn.
+    /// Number of requests that are queued or being sampled.
     count: usize,
+    /// Memory of these requests in bytes.
     bytes: usize,
-    /// Requests on their way to the disk, and their bytes: a slow disk must not gather them without
-    /// end.
-    coming: (usize, usize),
+    /// Requests that are being written to disk and are not queued yet. They count towards the
+    /// limits, so that a slow disk cannot accumulate an unlimited number of them.
+    writing: WritingRequests,
     stopping: bool,
 }
 
 #[derive(Default)]
-struct Line {
-    /// The number that may run.
-    next: u64,
-    waiting: BTreeMap<u64, (Job, Instant)>,
-    /// Numbers whose requests were refused: nobody waits for them.
-    refused: BTreeSet<u64>,
+struct WritingRequests {
+    count: usize,
+    bytes: usize,
 }
 
-impl Line {
-    /// The first number that is waited for, if what waits comes behind it.
+#[derive(Default)]
+struct ModelQueue {
+    /// Next sequence number to dispatch.
+    next: u64,
+    /// Queued requests with their arrival times, by sequence number.
+    waiting: BTreeMap<u64, (QueuedRequest, Instant)>,
+    /// Sequence numbers whose requests were rejected. Later requests do not wait for them.
+    rejected: BTreeSet<u64>,
+}
+
+impl ModelQueue {
+    /// Returns the first missing number that the queued requests wait for.
     fn missing(&self) -> Option<u64> {
         let first = *self.waiting.keys().next()?;
-        (self.next..first).find(|number| !self.refused.contains(number))
+        (self.next..first).find(|number| !self.rejected.contains(number))
     }
 
-    /// Takes out the next request if it may run.
-    fn release(&mut self, now: Instant, gap: Duration) -> Option<Job> {
-        let waited = |(_, arrived): &(Job, Instant)| now.saturating_duration_since(*arrived) >= gap;
-        if self.missing().is_some() && !self.waiting.values().next().is_some_and(waited) {
+    /// Removes and returns the next request if it may run.
+    fn pop(&mut self, now: Instant, gap: Duration) -> Option<QueuedRequest> {
+        let gap_passed = |(_, arrived): &(QueuedRequest, Instant)| {
+            now.saturating_duration_since(*arrived) >= gap
+        };
+        if self.missing().is_some() && !self.waiting.values().next().is_some_and(gap_passed) {
             return None;
         }
-        let (seq, (job, _)) = self.waiting.pop_first()?;
+        let (seq, (request, _)) = self.waiting.pop_first()?;
         self.next = self.next.max(seq + 1);
-        self.refused = self.refused.split_off(&self.next);
-        Some(job)
+        self.rejected = self.rejected.split_off(&self.next);
+        Some(request)
     }
 }
 
-/// Refused numbers of one model that are remembered.
-const MOST_REFUSED: usize = 4_096;
+/// Maximum number of rejected sequence numbers remembered per model.
+const MAX_REJECTED: usize = 4_096;
 
-/// What the worker is handed.
+/// Work handed to the worker at once.
 #[derive(Default)]
-pub(crate) struct Batch {
-    /// The next request of some model.
-    pub(crate) train: Option<Job>,
-    /// New samples.
-    pub(crate) samples: Vec<Job>,
-    /// Requests that nobody waits for.
+pub(crate) struct Dispatch {
+    /// The next request of a model.
+    pub(crate) model_request: Option<QueuedRequest>,
+    /// All new samples.
+    pub(crate) samples: Vec<QueuedRequest>,
+    /// Samples that their clients cancelled.
     pub(crate) cancelled: Vec<RequestId>,
-    /// Models that nobody will use again.
+    /// Models whose sessions have ended.
     pub(crate) dropped: Vec<ModelId>,
-    /// Sessions of which nothing was heard for too long.
+    /// Sessions without a request or heartbeat within the session timeout.
     pub(crate) silent: Vec<SessionId>,
-    /// Whether to come to an end.
+    /// Whether the worker must save its models and return.
     pub(crate) stopping: bool,
 }
 
-impl Batch {
+impl Dispatch {
     fn is_empty(&self) -> bool {
-        self.train.is_none()
+        self.model_request.is_none()
             && self.samples.is_empty()
             && self.cancelled.is_empty()
             && self.dropped.is_empty()
@@ -98,168 +109,173 @@ impl Batch {
     }
 }
 
-/// A request that came after its number was given up.
-pub(crate) struct Late(pub(crate) RequestId);
+/// Error returned for a request whose sequence number was already skipped.
+pub(crate) struct LateRequest(pub(crate) RequestId);
 
 impl Queue {
     pub(crate) fn new(gap: Duration) -> Self {
-        Self { inner: Mutex::default(), wake: Condvar::new(), gap }
+        Self { pending: Mutex::default(), wake: Condvar::new(), gap }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, PendingRequests> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many requests wait, or are samples being drawn, and their bytes.
+    /// Returns the number of requests that are being written, queued or sampled, and their size in
+    /// bytes.
     pub(crate) fn size(&self) -> (usize, usize) {
-        let inner = self.lock();
-        (inner.count + inner.coming.0, inner.bytes + inner.coming.1)
+        let pending = self.lock();
+        (pending.count + pending.writing.count, pending.bytes + pending.writing.bytes)
     }
 
-    /// A request is on its way to the disk.
-    pub(crate) fn expect(&self, bytes: usize) {
-        let coming = &mut self.lock().coming;
-        *coming = (coming.0 + 1, coming.1 + bytes);
+    /// Counts a request of `bytes` bytes that is being written to disk.
+    pub(crate) fn write_started(&self, bytes: usize) {
+        let writing = &mut self.lock().writing;
+        writing.count += 1;
+        writing.bytes += bytes;
     }
 
-    /// It is there, or it is known not to be.
-    pub(crate) fn expected(&self, bytes: usize) {
-        let coming = &mut self.lock().coming;
-        *coming = (coming.0 - 1, coming.1 - bytes);
+    /// Ends the count started by [`write_started`](Self::write_started).
+    pub(crate) fn write_finished(&self, bytes: usize) {
+        let writing = &mut self.lock().writing;
+        writing.count -= 1;
+        writing.bytes -= bytes;
     }
 
-    /// Where the line of a model begins after a restart.
+    /// Sets the first sequence number that a model expects after a restart.
     pub(crate) fn start_at(&self, model: &ModelId, next: u64) {
-        let mut inner = self.lock();
-        let line = inner.lines.entry(model.clone()).or_default();
-        line.next = line.next.max(next);
+        let mut pending = self.lock();
+        let queue = pending.models.entry(model.clone()).or_default();
+        queue.next = queue.next.max(next);
     }
 
-    /// The number that a model's line waits for.
+    /// Returns the next sequence number that a model expects.
     pub(crate) fn next_of(&self, model: &ModelId) -> u64 {
-        self.lock().lines.get(model).map_or(0, |line| line.next)
+        self.lock().models.get(model).map_or(0, |queue| queue.next)
     }
 
-    /// What a request has to wait for, if it is a number that has not come.
+    /// Returns the missing sequence number that request `seq` of a model waits for, if any.
     pub(crate) fn missing(&self, model: &ModelId, seq: u64) -> Option<u64> {
-        let inner = self.lock();
-        inner.lines.get(model)?.missing().filter(|missing| seq > *missing)
+        let pending = self.lock();
+        pending.models.get(model)?.missing().filter(|missing| seq > *missing)
     }
 
-    /// Nobody will send a request under this number: it was refused.
-    pub(crate) fn refuse(&self, model: &ModelId, seq: u64) {
-        let mut inner = self.lock();
-        if let Some(line) = inner.lines.get_mut(model)
-            && seq >= line.next
-            && line.refused.len() < MOST_REFUSED
+    /// Marks a sequence number as rejected, so that later requests do not wait for it.
+    pub(crate) fn reject(&self, model: &ModelId, seq: u64) {
+        let mut pending = self.lock();
+        if let Some(queue) = pending.models.get_mut(model)
+            && seq >= queue.next
+            && queue.rejected.len() < MAX_REJECTED
         {
-            line.refused.insert(seq);
+            queue.rejected.insert(seq);
         }
-        drop(inner);
+        drop(pending);
         self.wake.notify_all();
     }
 
-    /// Lines a request up.
-    pub(crate) fn push(&self, job: Job, now: Instant) -> Result<(), Late> {
-        let mut inner = self.lock();
-        match &job.work {
-            Work::Sample(_) => {
-                inner.count += 1;
-                inner.bytes += job.bytes;
-                inner.samples.push_back(job);
+    /// Enqueues a request that arrived at `now`.
+    pub(crate) fn push(&self, request: QueuedRequest, now: Instant) -> Result<(), LateRequest> {
+        let mut pending = self.lock();
+        match &request.operation {
+            Operation::Sample(_) => {
+                pending.count += 1;
+                pending.bytes += request.bytes;
+                pending.samples.push_back(request);
             }
-            Work::Train { model, seq, .. } => {
+            Operation::Model { model, seq, .. } => {
                 let (model, seq) = (model.clone(), *seq);
-                let line = inner.lines.entry(model.clone()).or_default();
-                if seq < line.next {
-                    return Err(Late(job.id));
+                let queue = pending.models.entry(model.clone()).or_default();
+                if seq < queue.next {
+                    return Err(LateRequest(request.id));
                 }
-                let bytes = job.bytes;
-                let idle = line.waiting.is_empty();
-                line.waiting.insert(seq, (job, now));
-                inner.count += 1;
-                inner.bytes += bytes;
+                let bytes = request.bytes;
+                let idle = queue.waiting.is_empty();
+                queue.waiting.insert(seq, (request, now));
+                pending.count += 1;
+                pending.bytes += bytes;
                 if idle {
-                    inner.turns.push_back(model);
+                    pending.round_robin.push_back(model);
                 }
             }
         }
-        drop(inner);
+        drop(pending);
         self.wake.notify_all();
         Ok(())
     }
 
-    /// A sample that was handed out has ended. Until then it counts: any number of them can be drawn
-    /// at once, so the line alone would never be full.
-    pub(crate) fn sampled(&self, bytes: usize) {
-        let mut inner = self.lock();
-        inner.count -= 1;
-        inner.bytes -= bytes;
+    /// Ends the count of a sample of `bytes` bytes. Samples count towards the limits until they are
+    /// finished: the worker takes all queued samples at once, so the queue alone would never fill.
+    pub(crate) fn sample_finished(&self, bytes: usize) {
+        let mut pending = self.lock();
+        pending.count -= 1;
+        pending.bytes -= bytes;
     }
 
-    /// Nobody waits for this request any more.
+    /// Asks the worker to cancel a sample.
     pub(crate) fn cancel(&self, id: RequestId) {
         self.lock().cancelled.push(id);
         self.wake.notify_all();
     }
 
-    /// Nobody will use this model again; returns what still waited for it.
+    /// Removes a model from the queue and asks the worker to unload it. Returns the requests that
+    /// were still queued for it.
     pub(crate) fn drop_model(&self, model: &ModelId) -> Vec<RequestId> {
-        let mut inner = self.lock();
-        let line = inner.lines.remove(model).unwrap_or_default();
-        inner.turns.retain(|turn| turn != model);
-        inner.count -= line.waiting.len();
-        inner.bytes -= line.waiting.values().map(|(job, _)| job.bytes).sum::<usize>();
-        inner.dropped.push(model.clone());
-        drop(inner);
+        let mut pending = self.lock();
+        let queue = pending.models.remove(model).unwrap_or_default();
+        pending.round_robin.retain(|other| other != model);
+        pending.count -= queue.waiting.len();
+        pending.bytes -= queue.waiting.values().map(|(request, _)| request.bytes).sum::<usize>();
+        pending.dropped.push(model.clone());
+        drop(pending);
         self.wake.notify_all();
-        line.waiting.into_values().map(|(job, _)| job.id).collect()
+        queue.waiting.into_values().map(|(request, _)| request.id).collect()
     }
 
-    /// Nothing was heard of these sessions for too long.
-    pub(crate) fn silent(&self, sessions: Vec<SessionId>) {
-        // Those of the last round that are still to be ended are among them.
+    /// Asks the worker to end sessions that have been silent for too long.
+    pub(crate) fn report_silent(&self, sessions: Vec<SessionId>) {
+        // Replaces the previous report: sessions that are still silent are in the new one too.
         self.lock().silent = sessions;
         self.wake.notify_all();
     }
 
-    /// Tells the worker to come to an end.
+    /// Asks the worker to save its models and return.
     pub(crate) fn stop(&self) {
         self.lock().stopping = true;
         self.wake.notify_all();
     }
 
-    /// What there is to do. With `wait` it is waited for, at most that long.
-    pub(crate) fn take(&self, train: bool, wait: Option<Duration>) -> Batch {
-        let mut inner = self.lock();
-        let until = wait.map(|wait| Instant::now() + wait);
+    /// Takes everything that the worker can do now. With `model_request` that includes the next
+    /// request of a model. If there is nothing, waits up to `wait` for something to arrive.
+    pub(crate) fn take(&self, model_request: bool, wait: Option<Duration>) -> Dispatch {
+        let mut pending = self.lock();
+        let deadline = wait.map(|wait| Instant::now() + wait);
         loop {
             let now = Instant::now();
-            let batch = inner.take(train, now, self.gap);
-            let Some(until) = until.filter(|until| *until > now && batch.is_empty()) else {
-                return batch;
+            let dispatch = pending.take(model_request, now, self.gap);
+            let Some(deadline) = deadline.filter(|at| *at > now && dispatch.is_empty()) else {
+                return dispatch;
             };
-            let next_gap = inner.next_deadline(self.gap).unwrap_or(until);
-            let pause =
-                next_gap.min(until).saturating_duration_since(now).max(Duration::from_millis(1));
-            inner = match self.wake.wait_timeout(inner, pause) {
-                Ok((inner, _)) => inner,
+            let gap_ends = pending.next_gap_end(self.gap).unwrap_or(deadline);
+            let pause = gap_ends.min(deadline).saturating_duration_since(now);
+            let pause = pause.max(Duration::from_millis(1));
+            pending = match self.wake.wait_timeout(pending, pause) {
+                Ok((pending, _)) => pending,
                 Err(poisoned) => poisoned.into_inner().0,
             };
         }
     }
 }
 
-impl Inner {
-    fn take(&mut self, train: bool, now: Instant, gap: Duration) -> Batch {
-        let train = if train { self.release(now, gap) } else { None };
-        let samples: Vec<Job> = self.samples.drain(..).collect();
-        if let Some(job) = &train {
+impl PendingRequests {
+    fn take(&mut self, model_request: bool, now: Instant, gap: Duration) -> Dispatch {
+        let model_request = if model_request { self.pop(now, gap) } else { None };
+        let samples: Vec<QueuedRequest> = self.samples.drain(..).collect();
+        if let Some(request) = &model_request {
             self.count -= 1;
-            self.bytes -= job.bytes;
+            self.bytes -= request.bytes;
         }
-        Batch {
-            train,
+        Dispatch {
+            model_request,
             samples,
             cancelled: std::mem::take(&mut self.cancelled),
             dropped: std::mem::take(&mut self.dropped),
@@ -268,140 +284,134 @@ impl Inner {
         }
     }
 
-    /// The next request of the first model in turn that has one ready.
-    fn release(&mut self, now: Instant, gap: Duration) -> Option<Job> {
-        for _ in 0..self.turns.len() {
-            let model = self.turns.pop_front()?;
-            let Some(line) = self.lines.get_mut(&model) else { continue };
-            let job = line.release(now, gap);
-            if !line.waiting.is_empty() {
-                self.turns.push_back(model);
+    /// Removes and returns the next request of the first model, in round-robin order, that has one
+    /// ready.
+    fn pop(&mut self, now: Instant, gap: Duration) -> Option<QueuedRequest> {
+        for _ in 0..self.round_robin.len() {
+            let model = self.round_robin.pop_front()?;
+            let Some(queue) = self.models.get_mut(&model) else { continue };
+            let request = queue.pop(now, gap);
+            if !queue.waiting.is_empty() {
+                self.round_robin.push_back(model);
             }
-            if job.is_some() {
-                return job;
+            if request.is_some() {
+                return request;
             }
         }
         None
     }
 
-    /// When the first held request has waited long enough.
-    fn next_deadline(&self, gap: Duration) -> Option<Instant> {
-        self.lines
+    /// Returns the earliest time at which a held request stops waiting for missing numbers.
+    fn next_gap_end(&self, gap: Duration) -> Option<Instant> {
+        self.models
             .values()
-            .filter_map(|line| line.waiting.first_key_value())
+            .filter_map(|queue| queue.waiting.first_key_value())
             .map(|(_, (_, arrived))| *arrived + gap)
             .min()
-    }
-}
-
-impl Op {
-    /// A name for logs.
-    pub(crate) fn name(&self) -> &'static str {
-        match self {
-            Self::Fail(..) => "request",
-            Self::Create => "create_model",
-            Self::Pass(pass) if pass.mode == tinkex_wire::PassMode::Forward => "forward",
-            Self::Pass(_) => "forward_backward",
-            Self::Step(_) => "optim_step",
-            Self::Save(_) => "save",
-            Self::SaveFor(_) => "save_for_sampler",
-            Self::Load { .. } => "load",
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::work::Sample;
+    use crate::operation::{ModelOperation, QueuedSample};
 
-    fn job(model: &str, seq: u64) -> Job {
-        let work = Work::Train { model: model.into(), seq, op: Op::Create };
-        Job { id: format!("{model}{seq}").into(), bytes: 10, work }
+    fn request(model: &str, seq: u64) -> QueuedRequest {
+        let operation =
+            Operation::Model { model: model.into(), seq, operation: ModelOperation::Create };
+        QueuedRequest { id: format!("{model}{seq}").into(), bytes: 10, operation }
     }
 
-    fn taken(queue: &Queue) -> Option<String> {
-        queue.take(true, None).train.map(|job| job.id.as_str().to_owned())
+    fn take_id(queue: &Queue) -> Option<String> {
+        queue.take(true, None).model_request.map(|request| request.id.as_str().to_owned())
     }
 
     #[test]
-    fn requests_run_in_the_order_of_their_numbers() {
+    fn requests_run_in_order_of_sequence_numbers() {
         let queue = Queue::new(Duration::from_secs(60));
         let now = Instant::now();
         for seq in [2, 3, 1] {
-            assert!(queue.push(job("m", seq), now).is_ok());
-            assert_eq!(taken(&queue), None, "0 has not come");
+            assert!(queue.push(request("m", seq), now).is_ok());
+            assert_eq!(take_id(&queue), None, "0 is missing");
         }
         assert_eq!(queue.missing(&"m".into(), 3), Some(0));
-        assert!(queue.push(job("m", 0), now).is_ok());
+        assert!(queue.push(request("m", 0), now).is_ok());
         assert_eq!(queue.size(), (4, 40));
-        let all: Vec<_> = std::iter::from_fn(|| taken(&queue)).collect();
+        let all: Vec<_> = std::iter::from_fn(|| take_id(&queue)).collect();
         assert_eq!(all, ["m0", "m1", "m2", "m3"]);
         assert_eq!(queue.size(), (0, 0));
-        assert!(queue.push(job("m", 2), now).is_err(), "its turn is over");
+        assert!(queue.push(request("m", 2), now).is_err(), "2 was already dispatched");
     }
 
     #[test]
     fn a_gap_that_never_fills_is_skipped() {
         let queue = Queue::new(Duration::from_secs(60));
         let now = Instant::now();
-        assert!(queue.push(job("m", 0), now).is_ok());
-        assert!(queue.push(job("m", 2), now.checked_sub(Duration::from_secs(61)).unwrap()).is_ok());
-        assert_eq!(taken(&queue).unwrap(), "m0");
-        assert_eq!(taken(&queue).unwrap(), "m2");
-        let Err(Late(late)) = queue.push(job("m", 1), now) else { panic!("1 is too late") };
+        let early = now.checked_sub(Duration::from_secs(61)).unwrap();
+        assert!(queue.push(request("m", 0), now).is_ok());
+        assert!(queue.push(request("m", 2), early).is_ok());
+        assert_eq!(take_id(&queue).unwrap(), "m0");
+        assert_eq!(take_id(&queue).unwrap(), "m2");
+        let Err(LateRequest(late)) = queue.push(request("m", 1), now) else {
+            panic!("1 was skipped");
+        };
         assert_eq!(late, "m1");
     }
 
     #[test]
-    fn nobody_waits_for_a_refused_number() {
+    fn a_rejected_number_leaves_no_gap() {
         let queue = Queue::new(Duration::from_secs(60));
         let now = Instant::now();
-        assert!(queue.push(job("m", 0), now).is_ok());
-        assert!(queue.push(job("m", 3), now).is_ok());
-        assert_eq!(taken(&queue).unwrap(), "m0");
-        queue.refuse(&"m".into(), 2);
-        assert_eq!(taken(&queue), None, "1 may come");
+        assert!(queue.push(request("m", 0), now).is_ok());
+        assert!(queue.push(request("m", 3), now).is_ok());
+        assert_eq!(take_id(&queue).unwrap(), "m0");
+        queue.reject(&"m".into(), 2);
+        assert_eq!(take_id(&queue), None, "1 is missing");
         assert_eq!(queue.missing(&"m".into(), 3), Some(1));
-        assert!(queue.push(job("m", 1), now).is_ok());
-        assert_eq!(taken(&queue).unwrap(), "m1");
-        assert_eq!(taken(&queue).unwrap(), "m3");
+        assert!(queue.push(request("m", 1), now).is_ok());
+        assert_eq!(take_id(&queue).unwrap(), "m1");
+        assert_eq!(take_id(&queue).unwrap(), "m3");
     }
 
     #[test]
-    fn a_sample_counts_until_it_has_ended() {
+    fn a_sample_counts_until_it_is_finished() {
         let queue = Queue::new(Duration::from_secs(60));
-        let request = tinkex_engine::sample::SampleRequest::new(vec![1], 1);
-        let sample = Sample { sampler: "s".into(), request, targets: None, spread: 0 };
-        let job = Job { id: "r".into(), bytes: 10, work: Work::Sample(Box::new(sample)) };
-        assert!(queue.push(job, Instant::now()).is_ok());
-        let taken = queue.take(true, None).samples;
-        assert_eq!((taken.len(), queue.size()), (1, (1, 10)));
-        queue.sampled(taken[0].bytes);
+        let sample = QueuedSample {
+            sampler: "s".into(),
+            request: tinkex_engine::sample::SampleRequest::new(vec![1], 1),
+            targets: None,
+            extra_bytes: 0,
+        };
+        let operation = Operation::Sample(Box::new(sample));
+        let request = QueuedRequest { id: "r".into(), bytes: 10, operation };
+        assert!(queue.push(request, Instant::now()).is_ok());
+        let samples = queue.take(true, None).samples;
+        assert_eq!((samples.len(), queue.size()), (1, (1, 10)));
+        queue.sample_finished(samples[0].bytes);
         assert_eq!(queue.size(), (0, 0));
     }
 
     #[test]
-    fn models_take_turns() {
+    fn models_are_served_round_robin() {
         let queue = Queue::new(Duration::from_secs(60));
         let now = Instant::now();
         for seq in 0..3 {
             for model in ["a", "b"] {
-                assert!(queue.push(job(model, seq), now).is_ok());
+                assert!(queue.push(request(model, seq), now).is_ok());
             }
         }
-        let all: Vec<_> = std::iter::from_fn(|| taken(&queue)).collect();
+        let all: Vec<_> = std::iter::from_fn(|| take_id(&queue)).collect();
         assert_eq!(all, ["a0", "b0", "a1", "b1", "a2", "b2"]);
     }
 
     #[test]
-    fn a_dropped_model_gives_back_what_waited() {
+    fn dropping_a_model_returns_its_queued_requests() {
         let queue = Queue::new(Duration::from_secs(60));
         let now = Instant::now();
-        assert!(queue.push(job("a", 1), now).is_ok());
-        assert!(queue.push(job("b", 0), now).is_ok());
+        assert!(queue.push(request("a", 1), now).is_ok());
+        assert!(queue.push(request("b", 0), now).is_ok());
         assert_eq!(queue.drop_model(&"a".into()), ["a1"]);
         assert_eq!(queue.size(), (1, 10));
-        assert_eq!(taken(&queue).unwrap(), "b0");
+        assert_eq!(take_id(&queue).unwrap(), "b0");
     }
 }

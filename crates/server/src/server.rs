@@ -1,4 +1,4 @@
-//! [`Server`]: starts, listens, stops.
+//! [`Server`]: start, connections and shutdown.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -8,90 +8,95 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tinkex_files::{FileLock, LockError, create_private_folder};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use crate::admit;
-use crate::models::Models;
+use crate::expiry;
+use crate::log;
+use crate::models::BaseModels;
 use crate::options::ServerOptions;
 use crate::routes;
-use crate::state::Shared;
+use crate::state::ServerState;
 use crate::store::Store;
-use crate::stream::Patient;
-use crate::sweep;
+use crate::stream::WriteTimeoutStream;
 use crate::task;
 use crate::worker::Worker;
 
-/// A server that runs until it is stopped or dropped.
+/// Time that open connections get to finish their requests when the server stops.
+const CONNECTION_GRACE: Duration = Duration::from_secs(2);
+/// Pause after a failed `accept`, usually because the process has too many open files.
+const ACCEPT_RETRY: Duration = Duration::from_millis(50);
+
+/// A running server.
 ///
-/// Dropping it stops it as a crash would; nothing that was promised is lost by that either.
+/// [`stop`](Self::stop) shuts it down gracefully. Dropping it stops it immediately, like a crash:
+/// accepted requests and finished results are on disk and are continued by the next start.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
     stop: watch::Sender<bool>,
-    inside: Inside,
+    handles: ServerHandles,
 }
 
-struct Inside {
-    shared: Arc<Shared>,
+struct ServerHandles {
+    state: Arc<ServerState>,
     worker: Option<JoinHandle<usize>>,
-    listening: tokio::task::JoinHandle<()>,
-    sweeping: tokio::task::JoinHandle<()>,
-    /// Held so that no second server uses the same folder.
+    accept_task: tokio::task::JoinHandle<()>,
+    expiry_task: tokio::task::JoinHandle<()>,
+    /// Prevents a second server from using the same data directory.
     _lock: FileLock,
 }
 
-impl std::fmt::Debug for Inside {
+impl std::fmt::Debug for ServerHandles {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inside").finish_non_exhaustive()
+        f.debug_struct("ServerHandles").finish_non_exhaustive()
     }
 }
 
-/// What a server that stopped has to say.
+/// Summary of a graceful shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShutdownSummary {
-    /// Models whose state was written down.
+    /// Number of models whose state was saved.
     pub models_saved: usize,
-    /// Requests that are carried out after the next start.
+    /// Number of accepted requests that the next start executes.
     pub requests_waiting: usize,
 }
 
-/// Why a server did not start.
+/// Error returned when a server cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The address can be reached by others, and there is no key.
-    #[error("{0} can be reached from other machines; give a key, or listen on 127.0.0.1")]
+    /// The address is not a loopback address and no API key is set.
+    #[error("refusing to listen on {0}: other machines can reach it and no API key is set")]
     UnprotectedAddress(SocketAddr),
-    /// The key is empty, so everybody has it.
-    #[error("the key is empty; give one that nobody guesses, or none on 127.0.0.1")]
+    /// The API key is an empty string.
+    #[error("the API key is empty")]
     EmptyApiKey,
-    /// The data folder or the address cannot be used.
+    /// The data directory or the address cannot be used.
     #[error("cannot {action} {target}: {source}")]
     Io {
-        /// What was tried.
+        /// Step that failed.
         action: StartAction,
-        /// On what.
+        /// Path, address or thread that the step was about.
         target: String,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Another server uses the data folder.
-    #[error("{} is in use by another server", .0.display())]
+    /// Another server uses the data directory.
+    #[error("data directory {} is in use by another server", .0.display())]
     DataDirInUse(PathBuf),
-    /// Requests that were promised need a base model that is not there.
-    #[error(
-        "{requests} requests that were promised wait for {name:?}; start with \
-         --model {name}=FOLDER, with --drop-undone to let them fail, or with another data folder"
-    )]
+    /// Unfinished requests need a base model that is not available. See
+    /// [`ServerOptions::drop_undone`].
+    #[error("base model {name:?} is not available, but {requests} unfinished requests need it")]
     MissingModel {
-        /// Its name.
+        /// Name of the base model.
         name: String,
-        /// How many wait for it.
+        /// Number of unfinished requests that need it.
         requests: usize,
     },
-    /// A base model cannot be used.
-    #[error("a base model cannot be used: {0}")]
+    /// The configuration of a base model cannot be read.
+    #[error("cannot use a base model: {0}")]
     InvalidModel(#[from] tinkex_engine::Error),
 }
 
@@ -131,10 +136,11 @@ impl StartError {
 }
 
 impl Server {
-    /// Comes back to where the data folder says it was, and listens.
+    /// Restores the state of the data directory, enqueues its unfinished requests and starts to
+    /// listen.
     ///
     /// # Errors
-    /// If the address is open to strangers, the key is empty, or the folder, the address or a model cannot be used.
+    /// See [`StartError`] for the possible causes.
     pub async fn start(options: ServerOptions) -> Result<Self, StartError> {
         if !options.address.ip().is_loopback() && options.api_key.is_none() {
             return Err(StartError::UnprotectedAddress(options.address));
@@ -142,70 +148,59 @@ impl Server {
         if options.api_key.as_ref().is_some_and(|key| key.expose().is_empty()) {
             return Err(StartError::EmptyApiKey);
         }
-        crate::log::show_jobs(options.log_jobs);
-        let data = options.data_dir.clone();
-        let place = data.display().to_string();
-        let folders = data.join(crate::disk::WEIGHTS);
-        create_private_folder(&data)
-            .and_then(|()| create_private_folder(&folders))
-            .map_err(StartError::io(StartAction::Create, &place))?;
-        let lock_path = data.join("lock");
+        let data_dir = options.data_dir.clone();
+        let weights_dir = data_dir.join(crate::disk::WEIGHTS);
+        create_private_folder(&data_dir)
+            .and_then(|()| create_private_folder(&weights_dir))
+            .map_err(StartError::io(StartAction::Create, data_dir.display()))?;
+        let lock_path = data_dir.join("lock");
         let lock = match FileLock::acquire(&lock_path) {
             Ok(lock) => lock,
-            Err(LockError::InUse) => return Err(StartError::DataDirInUse(data)),
+            Err(LockError::InUse) => return Err(StartError::DataDirInUse(data_dir)),
             Err(error) => {
                 return Err(StartError::io(StartAction::Lock, lock_path.display())(error.into()));
             }
         };
-        let own = data.join("tokenizer");
-        std::fs::create_dir_all(&own)
-            .map_err(StartError::io(StartAction::Create, own.display()))?;
-        let models = Models::find(&own, &options.models, options.hub_cache.as_deref())?;
-        let store = Store::open(&data, options.limits.result_bytes)
-            .map_err(StartError::io(StartAction::Read, &place))?;
-        for (name, requests) in store.needed() {
-            if models.get(&name).is_some() {
-                continue;
-            }
-            // They would fail for good, by one wrong start.
-            if !options.drop_undone {
-                return Err(StartError::MissingModel { name, requests });
-            }
-            crate::log::warn(format_args!(
-                "{requests} requests that were promised fail, since there is no {name:?}"
-            ));
-        }
+        let tokenizer_dir = data_dir.join("tokenizer");
+        std::fs::create_dir_all(&tokenizer_dir)
+            .map_err(StartError::io(StartAction::Create, tokenizer_dir.display()))?;
+        let hub_cache = options.hub_cache.as_deref();
+        let models = BaseModels::find(&tokenizer_dir, &options.models, hub_cache)?;
+        let store = Store::open(&data_dir, options.limits.result_bytes)
+            .map_err(StartError::io(StartAction::Read, data_dir.display()))?;
+        check_needed_models(&options, &store, &models)?;
         let listener = TcpListener::bind(options.address)
             .await
             .map_err(StartError::io(StartAction::Listen, options.address))?;
         let address =
             listener.local_addr().map_err(StartError::io(StartAction::Listen, options.address))?;
-        let shared = Arc::new(Shared::new(options, store, models, folders));
-        come_back(&shared);
-        let first = Arc::clone(&shared);
-        // Files are removed here.
-        let _ = tokio::task::spawn_blocking(move || sweep::sweep(&first)).await;
-        let worker = Worker::start(Arc::clone(&shared))
+        let state = Arc::new(ServerState::new(options, store, models, weights_dir));
+        restore_requests(&state);
+        let expiry_state = Arc::clone(&state);
+        // On the blocking pool, because it removes files.
+        let _ = tokio::task::spawn_blocking(move || expiry::remove_expired(&expiry_state)).await;
+        let worker = Worker::start(Arc::clone(&state))
             .map_err(StartError::io(StartAction::Spawn, "the worker thread"))?;
         let (stop, stopped) = watch::channel(false);
-        let listening = task::spawn(listen(listener, Arc::clone(&shared), stopped.clone()));
-        let sweeping = task::spawn(sweep_always(Arc::clone(&shared)));
-        let inside = Inside { shared, worker: Some(worker), listening, sweeping, _lock: lock };
-        Ok(Self { address, stop, inside })
+        let accept_task = task::spawn(accept_connections(listener, Arc::clone(&state), stopped));
+        let expiry_task = task::spawn(expire_periodically(Arc::clone(&state)));
+        let handles =
+            ServerHandles { state, worker: Some(worker), accept_task, expiry_task, _lock: lock };
+        Ok(Self { address, stop, handles })
     }
 
-    /// Where it listens.
+    /// Returns the address that the server listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What to give a client: `http://127.0.0.1:PORT`.
+    /// Returns the base URL for clients on this machine, for example `http://127.0.0.1:8080`.
     #[must_use]
     pub fn base_url(&self) -> String {
         let mut address = self.address;
         match address.ip() {
-            // Every address is no address to call.
+            // A client cannot connect to an unspecified address.
             IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
             IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
             _ => {}
@@ -213,36 +208,37 @@ impl Server {
         format!("http://{address}")
     }
 
-    /// The names of the base models.
+    /// Returns the names of the base models.
     #[must_use]
     pub fn models(&self) -> Vec<String> {
-        let all = self.inside.shared.models.supported();
+        let all = self.handles.state.models.supported();
         all.into_iter().filter_map(|model| model.model_name).collect()
     }
 
-    /// Waits until the server has made a mistake that it cannot go on after, which none should. It
-    /// refuses everything from then on; starting it anew carries out what was promised.
+    /// Waits until the worker thread has panicked, which is a bug. From then on the server rejects
+    /// every request with 503 and must be started again; accepted requests are kept on disk.
     pub async fn broken(&self) {
-        let mut broken = self.inside.shared.broken.subscribe();
-        // The sender lives as long as `self`.
+        let mut broken = self.handles.state.broken.subscribe();
+        // The sender lives as long as `self`, so this cannot fail.
         let _ = broken.wait_for(|broken| *broken).await;
     }
 
-    /// Takes nothing more in, finishes what runs right now, and writes the models down. What waits
-    /// in line is carried out after the next start.
+    /// Shuts the server down: rejects new connections, finishes the running operation, saves the
+    /// models, and waits until all results are on disk. Requests that are still queued are executed
+    /// after the next start.
     pub async fn stop(mut self) -> ShutdownSummary {
-        // The listener may have ended by itself.
+        // Fails if the accept task has already ended, which is fine.
         let _ = self.stop.send(true);
-        self.inside.shared.queue.stop();
-        let worker = self.inside.worker.take();
+        self.handles.state.queue.stop();
+        let worker = self.handles.worker.take();
         let saved =
             tokio::task::spawn_blocking(move || worker.and_then(|worker| worker.join().ok()));
         let models_saved = saved.await.ok().flatten().unwrap_or(0);
-        let closed = self.inside.shared.close();
-        // What was answered so far is on disk before another server may use the folder.
-        let _ = tokio::task::spawn_blocking(closed).await;
-        let store = self.inside.shared.store();
-        let waiting = store.requests.values().filter(|entry| entry.answered_at().is_none());
+        let wait_for_writes = self.handles.state.close();
+        // Another server may use the data directory once this one has released the lock.
+        let _ = tokio::task::spawn_blocking(wait_for_writes).await;
+        let store = self.handles.state.store();
+        let waiting = store.requests.values().filter(|entry| entry.finished_at().is_none());
         let requests_waiting = waiting.count();
         drop(store);
         ShutdownSummary { models_saved, requests_waiting }
@@ -252,91 +248,127 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.stop.send(true);
-        self.inside.shared.queue.stop();
-        self.inside.listening.abort();
-        self.inside.sweeping.abort();
-        // The worker is not waited for: a pass may take long. It finds the disk closed.
-        self.inside.shared.close()();
+        self.handles.state.queue.stop();
+        self.handles.accept_task.abort();
+        self.handles.expiry_task.abort();
+        // Wait for the disk but not for the worker: a training pass may take minutes. The worker's
+        // later writes are rejected.
+        self.handles.state.close()();
     }
 }
 
-/// Lines up what was promised before the restart.
-fn come_back(shared: &Arc<Shared>) {
-    admit::relearn_losses(shared);
-    let undone = {
-        let mut store = shared.store();
+/// Checks that all base models of unfinished requests are available. Without the check, a start
+/// with a forgotten option would permanently fail those requests.
+fn check_needed_models(
+    options: &ServerOptions,
+    store: &Store,
+    models: &BaseModels,
+) -> Result<(), StartError> {
+    for (name, requests) in store.needed_models() {
+        if models.get(&name).is_some() {
+            continue;
+        }
+        if !options.drop_undone {
+            return Err(StartError::MissingModel { name, requests });
+        }
+        tracing::warn!(
+            target: log::MODEL,
+            base_model = %name,
+            requests,
+            "unfinished requests fail because their base model is not available"
+        );
+    }
+    Ok(())
+}
+
+/// Enqueues the requests that were accepted before the restart and have no result.
+fn restore_requests(state: &Arc<ServerState>) {
+    admit::restore_losses(state);
+    let unfinished = {
+        let mut store = state.store();
         for run in store.runs.values() {
             if let Some(last) = run.row.last_seq {
-                shared.queue.start_at(&run.row.id, last + 1);
+                state.queue.start_at(&run.row.id, last + 1);
             }
         }
-        store.undone()
+        store.requeue_unfinished()
     };
-    for undone in undone {
-        admit::readmit(shared, undone);
+    for request in unfinished {
+        admit::readmit(state, request);
     }
 }
 
-async fn sweep_always(shared: Arc<Shared>) {
-    let mut last = sweep::Moment::now();
+async fn expire_periodically(state: Arc<ServerState>) {
+    let mut last = expiry::ClockReading::now();
     loop {
-        tokio::time::sleep(shared.options.timeouts.expiry_interval).await;
-        let moment = sweep::Moment::now();
-        if let Some(gap) = moment.gap_since(last) {
-            shared.store().slept(gap);
+        tokio::time::sleep(state.options.timeouts.expiry_interval).await;
+        let now = expiry::ClockReading::now();
+        if let Some(gap) = now.suspension_since(last) {
+            state.store().extend_expiry(gap);
         }
-        last = moment;
-        let shared = Arc::clone(&shared);
-        // Files are removed here.
-        let _ = tokio::task::spawn_blocking(move || sweep::sweep(&shared)).await;
+        last = now;
+        let state = Arc::clone(&state);
+        // On the blocking pool, because it removes files.
+        let _ = tokio::task::spawn_blocking(move || expiry::remove_expired(&state)).await;
     }
 }
 
-async fn listen(listener: TcpListener, shared: Arc<Shared>, mut stopped: watch::Receiver<bool>) {
-    let connections = Arc::new(Semaphore::new(shared.options.limits.connections));
+async fn accept_connections(
+    listener: TcpListener,
+    state: Arc<ServerState>,
+    mut stopped: watch::Receiver<bool>,
+) {
+    let permits = Arc::new(Semaphore::new(state.options.limits.connections));
     loop {
-        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return };
+        let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = until_stopped(&mut stopped) => return,
         };
         let Ok((stream, _)) = accepted else {
-            // Out of file handles, most likely: give others time to close theirs.
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            tokio::time::sleep(ACCEPT_RETRY).await;
             continue;
         };
-        let (shared, mut stopped) = (Arc::clone(&shared), stopped.clone());
+        let (state, stopped) = (Arc::clone(&state), stopped.clone());
         task::spawn(async move {
-            // Answers are small and waited for.
-            let _ = stream.set_nodelay(true);
-            let limit = shared.options.timeouts.client_io;
-            let io = hyper_util::rt::TokioIo::new(Patient::new(stream, limit));
-            let service = hyper::service::service_fn(move |request| {
-                let shared = Arc::clone(&shared);
-                async move { Ok::<_, std::convert::Infallible>(routes::answer(&shared, request).await) }
-            });
-            let connection = hyper::server::conn::http1::Builder::new()
-                .timer(hyper_util::rt::TokioTimer::new())
-                .header_read_timeout(limit)
-                .max_headers(128)
-                .max_buf_size(64 << 10)
-                .serve_connection(io, service);
-            let mut connection = std::pin::pin!(connection);
-            // A client that goes away or speaks no HTTP is its own business.
-            let ended = tokio::select! {
-                _ = connection.as_mut() => true,
-                () = until_stopped(&mut stopped) => false,
-            };
-            if !ended {
-                connection.as_mut().graceful_shutdown();
-                let _ = tokio::time::timeout(Duration::from_secs(2), connection).await;
-            }
+            serve_connection(stream, state, stopped).await;
             drop(permit);
         });
     }
 }
 
+async fn serve_connection(
+    stream: TcpStream,
+    state: Arc<ServerState>,
+    mut stopped: watch::Receiver<bool>,
+) {
+    // Responses are small and clients wait for them. Failing to set this only costs latency.
+    let _ = stream.set_nodelay(true);
+    let timeout = state.options.timeouts.client_io;
+    let io = hyper_util::rt::TokioIo::new(WriteTimeoutStream::new(stream, timeout));
+    let service = hyper::service::service_fn(move |request| {
+        let state = Arc::clone(&state);
+        async move { Ok::<_, std::convert::Infallible>(routes::handle(&state, request).await) }
+    });
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(hyper_util::rt::TokioTimer::new())
+        .header_read_timeout(timeout)
+        .max_headers(128)
+        .max_buf_size(64 << 10)
+        .serve_connection(io, service);
+    let mut connection = std::pin::pin!(connection);
+    // Errors of a connection are ignored: the client disconnected or does not speak HTTP.
+    let ended = tokio::select! {
+        _ = connection.as_mut() => true,
+        () = until_stopped(&mut stopped) => false,
+    };
+    if !ended {
+        connection.as_mut().graceful_shutdown();
+        let _ = tokio::time::timeout(CONNECTION_GRACE, connection).await;
+    }
+}
+
 async fn until_stopped(stopped: &mut watch::Receiver<bool>) {
-    // An error means that the server is gone, which is the same.
+    // An error means that the sender was dropped with the server.
     let _ = stopped.wait_for(|stopped| *stopped).await;
 }

@@ -1,4 +1,4 @@
-//! [`Shared`]: what every part of the server points to; fields, hardly any behaviour.
+//! [`ServerState`]: the state shared by connections, the worker and the expiry task.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -7,61 +7,63 @@ use std::time::Instant;
 
 use tokio::sync::{Semaphore, watch};
 
-use crate::metrics::Metrics;
-use crate::models::Models;
+use crate::metrics::ServerMetrics;
+use crate::models::BaseModels;
 use crate::options::ServerOptions;
 use crate::queue::Queue;
 use crate::store::Store;
 
-/// What every part of the server points to.
-pub(crate) struct Shared {
+/// State shared by connections, the worker and the expiry task.
+pub(crate) struct ServerState {
     pub(crate) options: ServerOptions,
     store: Mutex<Store>,
     pub(crate) queue: Queue,
-    pub(crate) models: Models,
-    pub(crate) metrics: Metrics,
-    /// Where adapters lie, each in a folder of its own.
-    pub(crate) folders: PathBuf,
-    /// Who may download which folder without a key, and until when.
-    pub(crate) downloads: Mutex<HashMap<String, Download>>,
-    /// Room for bodies, in units of [`BODY_UNIT`].
-    pub(crate) body_room: Semaphore,
-    /// The turn to change facts: see [`commit`](crate::commit).
-    pub(crate) changes: Arc<tokio::sync::Mutex<()>>,
-    /// Whether the worker made a mistake that it cannot go on after.
+    pub(crate) models: BaseModels,
+    pub(crate) metrics: ServerMetrics,
+    /// Parent directory of all adapter folders.
+    pub(crate) weights_dir: PathBuf,
+    /// Download permissions by token.
+    downloads: Mutex<HashMap<String, DownloadGrant>>,
+    /// Budget for request bodies being read, in units of [`BODY_UNIT`] bytes.
+    pub(crate) body_budget: Semaphore,
+    /// Serializes changes to existing records: see [`durable`](crate::durable).
+    pub(crate) change_lock: Arc<tokio::sync::Mutex<()>>,
+    /// Becomes true when the worker thread has panicked.
     pub(crate) broken: watch::Sender<bool>,
-    /// Turns for reading large bodies: as many as cores, so that calls are answered meanwhile.
-    pub(crate) heavy: Semaphore,
+    /// Permits for decoding large bodies on the blocking pool: one per core, so that small requests
+    /// are still answered meanwhile.
+    pub(crate) decode_permits: Semaphore,
 }
 
-/// A folder that may be downloaded.
+/// Permission to download the files of a folder without an API key.
 #[derive(Clone, Debug)]
-pub(crate) struct Download {
+pub(crate) struct DownloadGrant {
+    /// Name of the folder under `weights/`.
     pub(crate) folder: String,
-    pub(crate) until: Instant,
+    pub(crate) expires: Instant,
 }
 
-/// Bytes that one permit of the room for bodies stands for.
+/// Number of bytes that one permit of [`ServerState::body_budget`] represents.
 pub(crate) const BODY_UNIT: usize = 4_096;
 
-impl Shared {
+impl ServerState {
     pub(crate) fn new(
         options: ServerOptions,
         store: Store,
-        models: Models,
-        folders: PathBuf,
+        models: BaseModels,
+        weights_dir: PathBuf,
     ) -> Self {
         Self {
             store: Mutex::new(store),
             queue: Queue::new(options.timeouts.sequence_gap),
             models,
-            metrics: Metrics::default(),
-            folders,
+            metrics: ServerMetrics::default(),
+            weights_dir,
             downloads: Mutex::default(),
-            changes: Arc::default(),
+            change_lock: Arc::default(),
             broken: watch::Sender::new(false),
-            body_room: Semaphore::new((options.limits.total_body_bytes / BODY_UNIT).max(1)),
-            heavy: Semaphore::new(
+            body_budget: Semaphore::new((options.limits.total_body_bytes / BODY_UNIT).max(1)),
+            decode_permits: Semaphore::new(
                 std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             ),
             options,
@@ -72,19 +74,19 @@ impl Shared {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets nothing more be written; what is returned waits until what was said before is on disk.
+    /// Rejects further writes. The returned function blocks until all queued writes are finished.
     pub(crate) fn close(&self) -> impl FnOnce() + Send + 'static {
         let thread = self.store().disk.close();
-        let own = std::thread::current().id();
+        let current = std::thread::current().id();
         move || {
-            if let Some(thread) = thread.filter(|thread| thread.thread().id() != own) {
-                // A panic there has been printed already.
+            if let Some(thread) = thread.filter(|thread| thread.thread().id() != current) {
+                // The panic hook has already reported a panic of that thread.
                 let _ = thread.join();
             }
         }
     }
 
-    pub(crate) fn downloads(&self) -> MutexGuard<'_, HashMap<String, Download>> {
+    pub(crate) fn downloads(&self) -> MutexGuard<'_, HashMap<String, DownloadGrant>> {
         self.downloads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,7 @@
-//! A connection whose other end has to read, too.
+//! TCP stream with a write timeout.
+//!
+//! hyper limits the time to read headers, but not the time to write a response; a client that stops
+//! reading would hold its connection and the response in memory forever.
 
 use std::io;
 use std::pin::Pin;
@@ -9,36 +12,37 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-/// A connection that breaks when nothing could be written for so long.
-pub(crate) struct Patient {
+/// A stream whose writes fail with `TimedOut` if the peer accepts no data for the timeout.
+pub(crate) struct WriteTimeoutStream {
     stream: TcpStream,
-    limit: Duration,
-    /// Runs while the other end takes nothing.
-    stuck: Option<Pin<Box<Sleep>>>,
+    timeout: Duration,
+    /// Runs while a write is pending.
+    timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl Patient {
-    pub(crate) fn new(stream: TcpStream, limit: Duration) -> Self {
-        Self { stream, limit, stuck: None }
+impl WriteTimeoutStream {
+    pub(crate) fn new(stream: TcpStream, timeout: Duration) -> Self {
+        Self { stream, timeout, timer: None }
     }
 
-    fn watch<T>(
+    /// Starts the timer when a write becomes pending, and stops it when it is ready.
+    fn apply_timeout<T>(
         &mut self,
         context: &mut Context<'_>,
         written: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
         if written.is_ready() {
-            self.stuck = None;
+            self.timer = None;
             return written;
         }
-        let limit = self.limit;
-        let stuck = self.stuck.get_or_insert_with(|| Box::pin(sleep(limit)));
-        ready!(stuck.as_mut().poll(context));
+        let timeout = self.timeout;
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(timeout)));
+        ready!(timer.as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl AsyncRead for Patient {
+impl AsyncRead for WriteTimeoutStream {
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -48,7 +52,7 @@ impl AsyncRead for Patient {
     }
 }
 
-impl AsyncWrite for Patient {
+impl AsyncWrite for WriteTimeoutStream {
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -56,17 +60,17 @@ impl AsyncWrite for Patient {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = Pin::new(&mut this.stream).poll_write(context, bytes);
-        this.watch(context, written)
+        this.apply_timeout(context, written)
     }
 
     fn poll_write_vectored(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
-        pieces: &[io::IoSlice<'_>],
+        buffers: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let written = Pin::new(&mut this.stream).poll_write_vectored(context, pieces);
-        this.watch(context, written)
+        let written = Pin::new(&mut this.stream).poll_write_vectored(context, buffers);
+        this.apply_timeout(context, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -76,7 +80,7 @@ impl AsyncWrite for Patient {
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let flushed = Pin::new(&mut this.stream).poll_flush(context);
-        this.watch(context, flushed)
+        this.apply_timeout(context, flushed)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -92,14 +96,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn whoever_does_not_read_is_left() {
+    async fn a_peer_that_does_not_read_times_out() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let other = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
-        let mut patient = Patient::new(stream, Duration::from_millis(20));
+        let mut stream = WriteTimeoutStream::new(stream, Duration::from_millis(20));
         let large = vec![0; 64 << 20];
-        let error = patient.write_all(&large).await.unwrap_err();
+        let error = stream.write_all(&large).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        drop(other);
+        drop(peer);
     }
 }

@@ -1,14 +1,15 @@
-//! Tells one request from another under the same number.
+//! Digests of request bodies, to distinguish a retry from another request with the same number.
 
 use sha2::{Digest as _, Sha256};
 use tinkex_wire::{Datum, ForwardBackward, InputChunk, LossSetting, TensorData, TensorValues};
 
-/// A digest of bytes.
+/// Returns the digest of a body.
 pub(super) fn of_bytes(bytes: &[u8]) -> String {
-    text(Sha256::new_with_prefix(bytes))
+    to_hex(Sha256::new_with_prefix(bytes))
 }
 
-/// A digest of what a pass asks for. Maps have no order on the wire, so here they get one.
+/// Returns the digest of a training pass. Protobuf maps have no order, so equal requests may have
+/// different bytes; the digest sorts their entries.
 pub(super) fn of_pass(pass: &ForwardBackward) -> String {
     let mut hash = Sha256::new();
     let loss = pass.loss_fn.as_str();
@@ -24,7 +25,7 @@ pub(super) fn of_pass(pass: &ForwardBackward) -> String {
         }
     }
     pass.data.iter().for_each(|datum| put_datum(&mut hash, datum));
-    text(hash)
+    to_hex(hash)
 }
 
 fn put_datum(hash: &mut Sha256, datum: &Datum) {
@@ -53,12 +54,12 @@ fn put_tensor(hash: &mut Sha256, tensor: &TensorData) {
     }
 }
 
-/// With its length, so that two parts cannot pass for two others.
+/// Adds `bytes` and their length, so that different splits of the same bytes have different digests.
 fn put(hash: &mut Sha256, bytes: &[u8]) {
     hash.update((bytes.len() as u64).to_le_bytes());
     hash.update(bytes);
 }
 
-fn text(hash: Sha256) -> String {
+fn to_hex(hash: Sha256) -> String {
     hash.finalize()[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }

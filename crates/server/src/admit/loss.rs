@@ -1,4 +1,4 @@
-//! Losses of the caller's own.
+//! Admission of custom losses.
 
 use std::sync::Arc;
 
@@ -7,49 +7,53 @@ use tinkex_autodiff::LossProgram;
 use tinkex_wire::codec::json;
 use tinkex_wire::{CreateCustomLoss, RequestId};
 
-use super::{Intake, Next, digest, session, submit};
-use crate::error::ApiError;
-use crate::state::Shared;
-use crate::store::{Kind, Line, Request, loss_id};
+use super::{NextStep, Submission, digest, require_session, submit};
+use crate::error::ServerError;
+use crate::state::ServerState;
+use crate::store::{RequestKind, RequestRecord, SequenceScope, loss_id};
 
-const MOST_BYTES: usize = 1 << 20;
+/// Maximum size of an uploaded graph in bytes.
+const MAX_GRAPH_BYTES: usize = 1 << 20;
 
-/// Takes a loss in: it is checked here, and there is nothing to run.
-pub(crate) fn create_custom_loss(shared: &Arc<Shared>, body: Bytes) -> Result<RequestId, ApiError> {
-    if body.len() > MOST_BYTES {
-        return Err(ApiError::bad(format!(
-            "graph: {} bytes are more than {MOST_BYTES}",
+/// Admits a custom loss. The graph is validated here; there is nothing to execute.
+pub(crate) fn create_custom_loss(
+    state: &Arc<ServerState>,
+    body: Bytes,
+) -> Result<RequestId, ServerError> {
+    if body.len() > MAX_GRAPH_BYTES {
+        return Err(ServerError::invalid(format!(
+            "graph: {} bytes, the limit is {MAX_GRAPH_BYTES}",
             body.len()
         )));
     }
-    let call: CreateCustomLoss = json::decode(&body)?;
-    let (session_id, seq) = (call.session_id.clone(), u64::from(call.custom_loss_seq_id));
-    let program = Arc::new(program(call)?);
-    let mut store = shared.store();
-    session(&mut store, &session_id)?;
-    let id = loss_id(&session_id, seq);
-    let line = Line::Losses(session_id.clone());
-    let intake = Intake {
-        kind: Kind::CreateCustomLoss,
-        session: session_id,
-        line,
+    let request: CreateCustomLoss = json::decode(&body)?;
+    let (session, seq) = (request.session_id.clone(), u64::from(request.custom_loss_seq_id));
+    let program = Arc::new(compile(request)?);
+    let store = state.store();
+    require_session(&store, &session)?;
+    let submission = Submission {
+        kind: RequestKind::CreateCustomLoss,
+        scope: SequenceScope::CustomLosses(session.clone()),
         seq: Some(seq),
         digest: digest::of_bytes(&body),
         seed: 0,
         samples: 0,
         body,
-        facts: Vec::new(),
-        next: Next::Learn(id, program),
+        records: Vec::new(),
+        next: NextStep::RegisterLoss(loss_id(&session, seq), program),
+        session,
     };
-    submit(shared, store, intake)
+    submit(state, store, submission)
 }
 
-pub(super) fn again(row: &Request, body: &Bytes) -> Result<Next, ApiError> {
-    let call: CreateCustomLoss = json::decode(body)?;
-    Ok(Next::Learn(loss_id(&row.session, row.seq), Arc::new(program(call)?)))
+/// Compiles a stored custom loss again.
+pub(super) fn restore(row: &RequestRecord, body: &Bytes) -> Result<NextStep, ServerError> {
+    let request: CreateCustomLoss = json::decode(body)?;
+    Ok(NextStep::RegisterLoss(loss_id(&row.session, row.seq), Arc::new(compile(request)?)))
 }
 
 /// Validates the graph of an upload.
-fn program(upload: CreateCustomLoss) -> Result<LossProgram, ApiError> {
-    LossProgram::new(upload.inputs, upload.graph).map_err(|error| ApiError::bad(error.to_string()))
+fn compile(upload: CreateCustomLoss) -> Result<LossProgram, ServerError> {
+    LossProgram::new(upload.inputs, upload.graph)
+        .map_err(|error| ServerError::invalid(error.to_string()))
 }

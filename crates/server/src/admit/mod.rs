@@ -1,8 +1,7 @@
-//! Admission: from a request of the wire to work in line, or a refusal that changes nothing.
+//! Admission: validates a request, persists it and enqueues it, or rejects it without side effects.
 //!
-//! A request is checked as far as it can be without running it, written down, and only then lined
-//! up and promised. The same request again gets the same promise; another one under its number is
-//! refused.
+//! A request is acknowledged only once it is durable. A retry with the same sequence number and the
+//! same body gets the same request id; another body under a used number is rejected.
 
 mod digest;
 mod loss;
@@ -19,228 +18,268 @@ use tinkex_wire::{
     CustomLossCreated, LossId, ModelId, RequestId, SequenceId, SessionId, SubmitResponse,
 };
 
-use crate::error::ApiError;
-use crate::queue::Late;
-use crate::settle::{Settled, settle};
-use crate::state::Shared;
-use crate::store::{Fact, Fault, Kind, Line, Phase, Request, Run, Store, Undone, Written, now};
-use crate::work::{Job, Op, Work};
+use crate::error::ServerError;
+use crate::log;
+use crate::operation::{ModelOperation, Operation, QueuedRequest};
+use crate::outcome::{Outcome, record_outcome};
+use crate::queue::LateRequest;
+use crate::state::ServerState;
+use crate::store::{
+    FailureCategory, Record, RequestKind, RequestPhase, RequestRecord, RunRecord, SequenceScope,
+    Store, UnfinishedRequest, WriteStatus, now,
+};
 
 pub(crate) use self::loss::create_custom_loss;
 pub(crate) use self::sampling::sample;
 pub(crate) use self::training::{create_model, forward_backward, optim_step};
 pub(crate) use self::weights::{
-    check_ttl, load_weights, save_weights, save_weights_external, save_weights_for_sampler,
+    load_weights, save_weights, save_weights_external, save_weights_for_sampler, validate_ttl,
 };
 
-/// A request that may come in.
-struct Intake {
-    kind: Kind,
+/// A validated request that is ready to be persisted.
+struct Submission {
+    kind: RequestKind,
     session: SessionId,
-    line: Line,
-    /// Its number; the next one if its client gave none.
+    scope: SequenceScope,
+    /// Sequence number; `None` assigns the next free one.
     seq: Option<u64>,
     digest: String,
     seed: u64,
     samples: u32,
     body: Bytes,
-    /// Facts that come with it.
-    facts: Vec<Fact>,
-    next: Next,
+    /// Records to write in the same transaction, for example the run that the request creates.
+    records: Vec<Record>,
+    next: NextStep,
 }
 
-/// What follows once it is written down.
-enum Next {
-    Work(Work),
-    Answer(Settled),
-    /// A custom loss that may be used from now on.
-    Learn(LossId, Arc<LossProgram>),
+/// What happens once a request is durable.
+enum NextStep {
+    Enqueue(Operation),
+    /// Completes the request without executing anything.
+    Complete(Outcome),
+    /// Makes a custom loss available to its session, and completes the request.
+    RegisterLoss(LossId, Arc<LossProgram>),
 }
 
-impl Next {
-    /// Bytes that it takes beyond those of its request.
-    fn spread(&self) -> usize {
+impl NextStep {
+    /// Memory beyond the request body, in bytes.
+    fn extra_bytes(&self) -> usize {
         match self {
-            Self::Work(work) => work.spread(),
-            Self::Answer(_) | Self::Learn(..) => 0,
+            Self::Enqueue(operation) => operation.extra_bytes(),
+            Self::Complete(_) | Self::RegisterLoss(..) => 0,
         }
     }
 }
 
-/// Takes a request in and returns its id. Nothing is promised before [`promise`] says so.
+/// Queues a request for writing and returns its id. The request is acknowledged by
+/// [`acknowledge`].
 fn submit(
-    shared: &Arc<Shared>,
+    state: &Arc<ServerState>,
     mut store: MutexGuard<'_, Store>,
-    intake: Intake,
-) -> Result<RequestId, ApiError> {
-    let Intake { kind, session, line, seq, digest, seed, samples, body, facts, next } = intake;
+    submission: Submission,
+) -> Result<RequestId, ServerError> {
+    let Submission { kind, session, scope, seq, digest, seed, samples, body, records, next } =
+        submission;
     let seq = match seq {
         Some(seq) => seq,
-        None => next_number(shared, &store, &line),
+        None => next_number(state, &store, &scope),
     };
-    check_number(&line, seq)?;
-    let known = store.lines.get(&line);
-    if let Some(id) = known.and_then(|line| line.get(&seq)) {
+    validate_number(&scope, seq)?;
+    let sequence = store.sequences.get(&scope);
+    if let Some(id) = sequence.and_then(|sequence| sequence.get(&seq)) {
         let same = store.requests.get(id).is_some_and(|entry| entry.row.digest == digest);
-        return if same {
-            Ok(id.clone())
-        } else {
-            Err(ApiError::bad(format!(
-                "seq_id {seq} was used for another request; a new request needs a new number"
-            )))
-        };
+        return if same { Ok(id.clone()) } else { Err(number_in_use(seq)) };
     }
-    if let Line::Model(model) = &line {
-        let next = shared.queue.next_of(model);
+    if let SequenceScope::Model(model) = &scope {
+        let next = state.queue.next_of(model);
         if seq < next {
-            return Err(ApiError::bad(format!(
-                "seq_id {seq} of {model} comes too late: the model has gone on to {next}"
+            return Err(ServerError::invalid(format!(
+                "seq_id {seq} of {model} arrived too late: the model has continued with {next}"
             )));
         }
     }
-    let new_run = facts.iter().find_map(|fact| match fact {
-        Fact::Run(run) => Some(&run.id),
+    let new_run = records.iter().find_map(|record| match record {
+        Record::Run(run) => Some(&run.id),
         _ => None,
     });
     if let Some(id) = new_run.filter(|id| store.runs.contains_key(*id)) {
-        return Err(ApiError::bad(format!("model_seq_id: {id} exists already")));
+        return Err(ServerError::invalid(format!("model_seq_id: model {id} already exists")));
     }
-    let bytes = body.len() + next.spread();
-    check_room(shared, bytes)?;
+    let bytes = body.len() + next.extra_bytes();
+    check_capacity(state, bytes)?;
     store.touch(&session);
-    if let Line::Model(model) = &line
+    if let SequenceScope::Model(model) = &scope
         && let Some(run) = store.runs.get_mut(model)
     {
-        run.seen = now();
+        run.last_used = now();
     }
     let id = RequestId::from(uuid::Uuid::new_v4().simple().to_string());
-    let (number, own) = (store.disk.number(), id.clone());
-    let row =
-        Request { number, id: own, kind, session, line, seq, digest, seed, samples, at: now() };
-    shared.queue.expect(bytes);
-    let (shared, own) = (Arc::clone(shared), id.clone());
-    let then = Box::new(move |written: std::io::Result<()>| {
-        shared.queue.expected(bytes);
+    let row = RequestRecord {
+        number: store.disk.next_number(),
+        id: id.clone(),
+        kind,
+        session,
+        scope,
+        seq,
+        digest,
+        seed,
+        samples,
+        at: now(),
+    };
+    state.queue.write_started(bytes);
+    let (state, callback_id) = (Arc::clone(state), id.clone());
+    let on_written = Box::new(move |written: std::io::Result<()>| {
+        state.queue.write_finished(bytes);
         match written {
             Ok(()) => {
-                let mut store = shared.store();
-                let next = match store.request_written(&own) {
-                    Written::Wanted => next,
-                    Written::Cancelled => Next::Answer(Settled::cancelled()),
+                let mut store = state.store();
+                let next = match store.confirm_request(&callback_id) {
+                    WriteStatus::Wanted => next,
+                    WriteStatus::Cancelled => NextStep::Complete(Outcome::cancelled()),
                 };
-                follow(&shared, &mut store, own, bytes, next);
+                proceed(&state, &mut store, callback_id, bytes, next);
             }
-            Err(why) => {
-                crate::log::warn(format_args!("a request could not be written down: {why}"));
-                lose(&mut shared.store(), &own);
+            Err(error) => {
+                tracing::warn!(
+                    target: log::STORAGE,
+                    request_id = %callback_id,
+                    %error,
+                    "request was rejected because it cannot be persisted"
+                );
+                revoke(&mut state.store(), &callback_id);
             }
         }
     });
-    store.open_request(row, facts, body, then);
+    store.add_request(row, records, body, on_written);
     Ok(id)
 }
 
-/// A request that is refused for good leaves no gap: those behind it need not wait for it.
-fn or_refuse(
-    shared: &Shared,
+fn number_in_use(seq: u64) -> ServerError {
+    ServerError::invalid(format!(
+        "seq_id {seq} was used for another request; use a new number for a new request"
+    ))
+}
+
+/// Passes on the result of an admission. After a permanent rejection, marks the sequence number as
+/// rejected so that later requests of the model do not wait for it.
+fn reject_number_on_error(
+    state: &ServerState,
     model: &ModelId,
     seq: Option<u64>,
-    taken: Result<RequestId, ApiError>,
-) -> Result<RequestId, ApiError> {
-    if let (Err(error), Some(seq)) = (&taken, seq)
-        && error.is_final()
+    admitted: Result<RequestId, ServerError>,
+) -> Result<RequestId, ServerError> {
+    if let (Err(error), Some(seq)) = (&admitted, seq)
+        && error.is_permanent()
     {
-        // Not if it was another body under a number that is in line: that one is waited for.
-        let store = shared.store();
-        let line = store.lines.get(&Line::Model(model.clone()));
-        if line.is_none_or(|line| !line.contains_key(&seq)) {
-            shared.queue.refuse(model, seq);
+        // If an earlier request with this number was admitted, it must still run in sequence.
+        let store = state.store();
+        let sequence = store.sequences.get(&SequenceScope::Model(model.clone()));
+        if sequence.is_none_or(|sequence| !sequence.contains_key(&seq)) {
+            state.queue.reject(model, seq);
         }
     }
-    taken
+    admitted
 }
 
-/// Numbers of a model's requests end where the protocol's do; those of samples are in blocks, one
-/// for each client, and only the very last has none behind it.
-fn check_number(line: &Line, seq: u64) -> Result<(), ApiError> {
-    let most = match line {
-        Line::Model(_) => i32::MAX.unsigned_abs().into(),
-        Line::Sampler(_) | Line::Losses(_) => u64::MAX - 1,
+/// Checks a sequence number against the range of the protocol. Numbers of samples use all 64 bits,
+/// because each clone has its own block; only the last one has no successor.
+fn validate_number(scope: &SequenceScope, seq: u64) -> Result<(), ServerError> {
+    let max = match scope {
+        SequenceScope::Model(_) => i32::MAX.unsigned_abs().into(),
+        SequenceScope::Sampler(_) | SequenceScope::CustomLosses(_) => u64::MAX - 1,
     };
-    if seq > most {
-        return Err(ApiError::bad(format!("seq_id: {seq} is more than {most}")));
+    if seq > max {
+        return Err(ServerError::invalid(format!("seq_id: {seq} exceeds the maximum {max}")));
     }
     Ok(())
 }
 
-/// The number behind the last one of a line.
-fn next_number(shared: &Shared, store: &Store, line: &Line) -> u64 {
-    let last = store.lines.get(line).and_then(|line| line.keys().next_back().copied());
+/// Returns the sequence number after the last one in a scope.
+fn next_number(state: &ServerState, store: &Store, scope: &SequenceScope) -> u64 {
+    let sequence = store.sequences.get(scope);
+    let last = sequence.and_then(|sequence| sequence.keys().next_back().copied());
     let next = last.map_or(0, |last| last.saturating_add(1));
-    match line {
-        Line::Model(model) => next.max(shared.queue.next_of(model)),
-        Line::Sampler(_) | Line::Losses(_) => next,
+    match scope {
+        SequenceScope::Model(model) => next.max(state.queue.next_of(model)),
+        SequenceScope::Sampler(_) | SequenceScope::CustomLosses(_) => next,
     }
 }
 
-fn check_room(shared: &Shared, bytes: usize) -> Result<(), ApiError> {
-    let limits = &shared.options.limits;
-    let (count, held) = shared.queue.size();
+fn check_capacity(state: &ServerState, bytes: usize) -> Result<(), ServerError> {
+    let limits = &state.options.limits;
+    let (count, queued) = state.queue.size();
     if count >= limits.queued_requests {
-        let why = format!("{count} requests are in line, the most this server holds; come back");
-        return Err(ApiError::busy(why, 1_000));
+        return Err(ServerError::busy(format!(
+            "queue is full: {count} requests, the limit is {}",
+            limits.queued_requests
+        )));
     }
-    if held > 0 && held.saturating_add(bytes) > limits.queued_bytes {
-        let why = format!(
-            "requests of {held} bytes are in line, and this one of {bytes} would be more than {}; come back",
+    if queued > 0 && queued.saturating_add(bytes) > limits.queued_bytes {
+        return Err(ServerError::busy(format!(
+            "queue is full: {queued} bytes are queued, this request needs {bytes} more, the limit \
+             is {}",
             limits.queued_bytes
-        );
-        return Err(ApiError::busy(why, 1_000));
+        )));
     }
     Ok(())
 }
 
-/// Does what follows once a request is on disk. The store stays locked, so that a cancel comes
-/// either before all of it or after.
-fn follow(shared: &Arc<Shared>, store: &mut Store, id: RequestId, bytes: usize, next: Next) {
-    let work = match next {
-        Next::Work(work) => work,
-        Next::Answer(settled) => return settle(shared, store, &id, settled),
-        Next::Learn(loss, graph) => {
-            store.losses.insert(loss.clone(), graph);
-            let settled = Settled::json(&CustomLossCreated { loss_id: loss });
-            return settle(shared, store, &id, settled);
+/// Continues with a request that is durable. The caller holds the store's lock, so that a
+/// cancellation takes effect either before the request is enqueued or after.
+fn proceed(
+    state: &Arc<ServerState>,
+    store: &mut Store,
+    id: RequestId,
+    bytes: usize,
+    next: NextStep,
+) {
+    let operation = match next {
+        NextStep::Enqueue(operation) => operation,
+        NextStep::Complete(outcome) => return record_outcome(state, store, &id, outcome),
+        NextStep::RegisterLoss(loss, program) => {
+            store.losses.insert(loss.clone(), program);
+            let outcome = Outcome::json(&CustomLossCreated { loss_id: loss });
+            return record_outcome(state, store, &id, outcome);
         }
     };
-    if let Err(Late(id)) = shared.queue.push(Job { id, bytes, work }, Instant::now()) {
-        let failed = Settled::failed(Fault::User, "its turn was over before it was written down");
-        settle(shared, store, &id, failed);
+    let request = QueuedRequest { id, bytes, operation };
+    if let Err(LateRequest(id)) = state.queue.push(request, Instant::now()) {
+        let message = "the model has continued with a later seq_id while the request was persisted";
+        let failed = Outcome::failed(FailureCategory::User, message);
+        record_outcome(state, store, &id, failed);
     }
 }
 
-/// A request that could not be written down never was; nor was the model it would have made.
-fn lose(store: &mut Store, id: &RequestId) {
+/// Removes a request whose write failed, and the run that it would have created.
+fn revoke(store: &mut Store, id: &RequestId) {
     let entry = store.requests.get(id);
-    let made = entry.and_then(|entry| match (&entry.row.line, entry.row.seq) {
-        (Line::Model(model), 0) => Some(model.clone()),
+    let created = entry.and_then(|entry| match (&entry.row.scope, entry.row.seq) {
+        (SequenceScope::Model(model), 0) => Some(model.clone()),
         _ => None,
     });
-    if let Some(model) = made {
+    if let Some(model) = created {
         store.runs.remove(&model);
     }
-    store.request_lost(id);
+    store.revoke_request(id);
 }
 
-/// Waits until a request is on disk; that is the promise.
-pub(crate) async fn promise(shared: &Shared, id: RequestId) -> Result<SubmitResponse, ApiError> {
+/// Waits until a request is durable and returns its acknowledgement.
+///
+/// # Errors
+/// Returns [`ServerError::StorageUnavailable`] if the write failed.
+pub(crate) async fn acknowledge(
+    state: &ServerState,
+    id: RequestId,
+) -> Result<SubmitResponse, ServerError> {
     loop {
         let changed = {
-            let store = shared.store();
+            let store = state.store();
             let Some(entry) = store.requests.get(&id) else {
-                return Err(ApiError::disk(&std::io::Error::other("the disk may be full")));
+                let error = std::io::Error::other("the write failed; the disk may be full");
+                return Err(ServerError::storage(&error));
             };
-            if !matches!(entry.phase, Phase::Writing { .. }) {
-                return Ok(ticket(&entry.row));
+            if !matches!(entry.phase, RequestPhase::Writing { .. }) {
+                return Ok(submit_response(&entry.row));
             }
             Arc::clone(&entry.changed).notified_owned()
         };
@@ -248,100 +287,124 @@ pub(crate) async fn promise(shared: &Shared, id: RequestId) -> Result<SubmitResp
     }
 }
 
-fn ticket(row: &Request) -> SubmitResponse {
-    let model_id = match &row.line {
-        Line::Model(model) => Some(model.clone()),
-        Line::Sampler(_) | Line::Losses(_) => None,
+fn submit_response(row: &RequestRecord) -> SubmitResponse {
+    let model_id = match &row.scope {
+        SequenceScope::Model(model) => Some(model.clone()),
+        SequenceScope::Sampler(_) | SequenceScope::CustomLosses(_) => None,
     };
-    let name = |j| {
-        SequenceId::from(match &row.line {
-            Line::Sampler(sampler) => format!("{sampler}:{}:{j}", row.seq),
-            Line::Model(_) | Line::Losses(_) => format!("{}:{j}", row.id),
+    let sequence_id = |index| {
+        SequenceId::from(match &row.scope {
+            SequenceScope::Sampler(sampler) => format!("{sampler}:{}:{index}", row.seq),
+            SequenceScope::Model(_) | SequenceScope::CustomLosses(_) => {
+                format!("{}:{index}", row.id)
+            }
         })
     };
     let sample_sequence_ids =
-        (row.kind == Kind::Sample).then(|| (0..row.samples).map(name).collect());
+        (row.kind == RequestKind::Sample).then(|| (0..row.samples).map(sequence_id).collect());
     SubmitResponse { request_id: row.id.clone(), model_id, sample_sequence_ids }
 }
 
-/// Lines up again what a restart interrupted.
-pub(crate) fn readmit(shared: &Arc<Shared>, undone: Undone) {
-    let Undone { row, body } = undone;
+/// Enqueues a request that was admitted before a restart.
+pub(crate) fn readmit(state: &Arc<ServerState>, unfinished: UnfinishedRequest) {
+    let UnfinishedRequest { row, body } = unfinished;
     let bytes = body.as_ref().map_or(0, Bytes::len);
     let next = match body {
-        Ok(body) => again(shared, &row, &body).map_err(|why| (Fault::User, why.detail)),
-        Err(why) => {
-            let why = format!("the request was lost: {why}");
-            crate::log::warn(format_args!("{}: {why}", row.id));
-            Err((Fault::Server, why))
+        Ok(body) => restore(state, &row, &body)
+            .map_err(|error| (FailureCategory::User, error.to_string())),
+        Err(error) => {
+            tracing::warn!(
+                target: log::STORAGE,
+                request_id = %row.id,
+                %error,
+                "cannot read the body of an unfinished request; the request fails"
+            );
+            let message = format!("cannot read the stored request: {error}");
+            Err((FailureCategory::Server, message))
         }
     };
-    let next = next.unwrap_or_else(|(fault, why)| match &row.line {
-        // Not before those in front of it.
-        Line::Model(model) => {
-            let (model, op) = (model.clone(), Op::Fail(fault, why));
-            Next::Work(Work::Train { model, seq: row.seq, op })
+    let next = next.unwrap_or_else(|(category, message)| match &row.scope {
+        // Fail in sequence, after the requests before it.
+        SequenceScope::Model(model) => NextStep::Enqueue(Operation::Model {
+            model: model.clone(),
+            seq: row.seq,
+            operation: ModelOperation::Fail(category, message),
+        }),
+        SequenceScope::Sampler(_) | SequenceScope::CustomLosses(_) => {
+            NextStep::Complete(Outcome::failed(category, message))
         }
-        Line::Sampler(_) | Line::Losses(_) => Next::Answer(Settled::failed(fault, why)),
     });
-    let bytes = bytes + next.spread();
-    follow(shared, &mut shared.store(), row.id.clone(), bytes, next);
+    let bytes = bytes + next.extra_bytes();
+    proceed(state, &mut state.store(), row.id.clone(), bytes, next);
 }
 
-fn again(shared: &Arc<Shared>, row: &Request, body: &Bytes) -> Result<Next, ApiError> {
+/// Decodes and validates a stored request again.
+fn restore(
+    state: &Arc<ServerState>,
+    row: &RequestRecord,
+    body: &Bytes,
+) -> Result<NextStep, ServerError> {
     match row.kind {
-        Kind::CreateModel => training::again_create(row),
-        Kind::ForwardBackward => training::again_pass(shared, row, body),
-        Kind::OptimStep => training::again_step(row, body),
-        Kind::SaveWeights | Kind::SaveWeightsForSampler | Kind::SaveWeightsExternal => {
-            weights::again_save(row, body)
-        }
-        Kind::LoadWeights => weights::again_load(&shared.store(), row, body),
-        Kind::CreateCustomLoss => loss::again(row, body),
-        Kind::Sample => sampling::again(shared, row, body),
+        RequestKind::CreateModel => training::enqueue_restored(row, ModelOperation::Create),
+        RequestKind::ForwardBackward => training::restore_pass(state, row, body),
+        RequestKind::OptimStep => training::restore_step(row, body),
+        RequestKind::SaveWeights
+        | RequestKind::SaveWeightsForSampler
+        | RequestKind::SaveWeightsExternal => weights::restore_save(row, body),
+        RequestKind::LoadWeights => weights::restore_load(&state.store(), row, body),
+        RequestKind::CreateCustomLoss => loss::restore(row, body),
+        RequestKind::Sample => sampling::restore(state, row, body),
     }
 }
 
-/// Brings back the custom losses of sessions that are still open.
-pub(crate) fn relearn_losses(shared: &Shared) {
-    let mut store = shared.store();
+/// Registers the stored custom losses again after a restart.
+pub(crate) fn restore_losses(state: &ServerState) {
+    let mut store = state.store();
     let reader = store.reader();
-    let known: Vec<_> = store
+    let stored: Vec<_> = store
         .requests
         .values()
-        .filter(|entry| entry.row.kind == Kind::CreateCustomLoss && entry.answered_at().is_some())
+        .filter(|entry| {
+            entry.row.kind == RequestKind::CreateCustomLoss && entry.finished_at().is_some()
+        })
         .map(|entry| Arc::clone(&entry.row))
         .collect();
-    for row in known {
-        let learned = reader.payload(row.number).map_err(|why| ApiError::disk(&why));
-        match learned.and_then(|body| loss::again(&row, &body)) {
-            Ok(Next::Learn(id, graph)) => drop(store.losses.insert(id, graph)),
+    for row in stored {
+        let body = reader.payload(row.number).map_err(|error| ServerError::storage(&error));
+        match body.and_then(|body| loss::restore(&row, &body)) {
+            Ok(NextStep::RegisterLoss(id, program)) => drop(store.losses.insert(id, program)),
             Ok(_) => {}
-            Err(why) => {
-                crate::log::warn(format_args!("a custom loss was lost: {}", why.detail));
+            Err(error) => {
+                let loss_id = crate::store::loss_id(&row.session, row.seq);
+                tracing::warn!(
+                    target: log::STORAGE,
+                    %loss_id,
+                    %error,
+                    "cannot restore a custom loss"
+                );
             }
         }
     }
 }
 
-/// A session that may go on.
-fn session<'a>(store: &'a mut Store, id: &SessionId) -> Result<&'a mut Store, ApiError> {
+/// Checks that a session exists and is open.
+pub(crate) fn require_session(store: &Store, id: &SessionId) -> Result<(), ServerError> {
     match store.sessions.get(id) {
-        None => Err(ApiError::not_found(format!("there is no session {id}"))),
-        Some(kept) if kept.row.end.is_some() => {
-            Err(ApiError::forbidden(format!("session {id} is over; open a new one")))
-        }
-        Some(_) => Ok(store),
+        None => Err(ServerError::not_found(format!("session {id} does not exist"))),
+        Some(entry) if entry.row.end.is_some() => Err(ServerError::forbidden(format!(
+            "session {id} has ended; create a new session"
+        ))),
+        Some(_) => Ok(()),
     }
 }
 
-/// A model that may be used.
-fn run(store: &mut Store, id: &ModelId) -> Result<Run, ApiError> {
-    let run = store.runs.get(id).map(|kept| kept.row.clone());
-    let run = run.ok_or_else(|| ApiError::not_found(format!("there is no model {id}")))?;
-    session(store, &run.session)?;
+/// Returns a model that exists, is usable and belongs to an open session.
+fn require_run(store: &Store, id: &ModelId) -> Result<RunRecord, ServerError> {
+    let run = store.runs.get(id).map(|entry| entry.row.clone());
+    let run = run.ok_or_else(|| ServerError::not_found(format!("model {id} does not exist")))?;
+    require_session(store, &run.session)?;
     match &run.closed {
-        Some(why) => Err(ApiError::bad(format!("{id} cannot be used: {why}"))),
+        Some(reason) => Err(ServerError::invalid(format!("model {id} cannot be used: {reason}"))),
         None => Ok(run),
     }
 }

@@ -1,211 +1,233 @@
-//! Samples.
+//! Admission of sampling requests.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use tinkex_engine::decode::{DecodingParams, StopConditions};
-use tinkex_engine::sample::{PromptScoring, SampleRequest as Asked};
+use tinkex_engine::sample::{PromptScoring, SampleRequest as EngineRequest};
+use tinkex_engine::tokenizer::Vocabulary;
 use tinkex_wire::codec::json;
 use tinkex_wire::{
-    ApiRequest as _, InputChunk, RequestId, SampleRequest, Seq, StopCondition, TensorData,
+    ApiRequest as _, RequestId, SampleRequest, SamplerId, Seq, StopCondition, TensorData,
 };
 
-use super::training::{base_model, random};
-use super::{Intake, Next, digest, session, submit};
-use crate::error::ApiError;
+use super::training::random_seed;
+use super::{NextStep, Submission, digest, require_session, submit};
+use crate::error::ServerError;
 use crate::models::BaseModel;
-use crate::state::Shared;
-use crate::store::{Kind, Line, Request};
-use crate::work::{Sample, Work};
+use crate::operation::{Operation, QueuedSample};
+use crate::state::ServerState;
+use crate::store::{RequestKind, RequestRecord, SequenceScope};
+use crate::training_data::unsupported_chunk;
 
-/// Samples of one request, and tokens of all of them.
-const MOST_SAMPLES: usize = 16_384;
-const MOST_TOKENS: usize = 1 << 24;
-/// Cells of all tables about the prompt, and of those about the samples.
-const MOST_CELLS: usize = 1 << 24;
-const MOST_TOP_CELLS: usize = 1 << 25;
+/// Maximum number of samples of one request.
+const MAX_SAMPLES: usize = 16_384;
+/// Maximum number of tokens of all samples of one request.
+const MAX_TOKENS: usize = 1 << 24;
+/// Maximum number of elements of all tables of prompt log-probabilities of one request.
+const MAX_PROMPT_ELEMENTS: usize = 1 << 24;
+/// Maximum number of elements of all tables of sample log-probabilities of one request.
+const MAX_SAMPLE_ELEMENTS: usize = 1 << 25;
 
-/// Takes a sample in.
-pub(crate) fn sample(shared: &Arc<Shared>, body: Bytes) -> Result<RequestId, ApiError> {
-    let call: SampleRequest = json::decode(&body)?;
-    call.validate()?;
-    let Some(sampler) = call.sampling_session_id.clone() else {
-        return Err(ApiError::bad(
-            "sampling_session_id: create a sampling session first; this server samples from nothing else",
+/// Admits a sampling request.
+pub(crate) fn sample(state: &Arc<ServerState>, body: Bytes) -> Result<RequestId, ServerError> {
+    let request: SampleRequest = json::decode(&body)?;
+    request.validate()?;
+    let Some(sampler) = request.sampling_session_id.clone() else {
+        return Err(ServerError::invalid(
+            "sampling_session_id: required; create a sampling session first",
         ));
     };
-    let mut store = shared.store();
-    let known = store.samplers.get(&sampler).map(|kept| kept.row.clone());
-    let Some(row) = known else {
-        return Err(ApiError::not_found(format!("there is no sampling session {sampler}")));
+    let store = state.store();
+    let Some(row) = store.samplers.get(&sampler).map(|entry| entry.row.clone()) else {
+        return Err(ServerError::not_found(format!("sampling session {sampler} does not exist")));
     };
-    session(&mut store, &row.session)?;
+    require_session(&store, &row.session)?;
     drop(store);
-    let base = base_model(shared, &row.base_model)?;
+    let base = state.models.require(&row.base_model)?;
     let digest = digest::of_bytes(&body);
-    let (samples, seq) = (call.num_samples, call.seq_id.map(Seq::get));
-    let seed = call.sampling_params.seed.unwrap_or_else(random);
-    let sample = prepare(shared, base, call, seed)?;
-    let intake = Intake {
-        kind: Kind::Sample,
+    let (samples, seq) = (request.num_samples, request.seq_id.map(Seq::get));
+    let seed = request.sampling_params.seed.unwrap_or_else(random_seed);
+    let sample = prepare(state, base, sampler.clone(), request, seed)?;
+    let submission = Submission {
+        kind: RequestKind::Sample,
         session: row.session,
-        line: Line::Sampler(sampler),
+        scope: SequenceScope::Sampler(sampler),
         seq,
         digest,
         seed,
         samples,
         body,
-        facts: Vec::new(),
-        next: Next::Work(Work::Sample(Box::new(sample))),
+        records: Vec::new(),
+        next: NextStep::Enqueue(Operation::Sample(Box::new(sample))),
     };
-    submit(shared, shared.store(), intake)
+    submit(state, state.store(), submission)
 }
 
-pub(super) fn again(shared: &Shared, row: &Request, body: &Bytes) -> Result<Next, ApiError> {
-    let call: SampleRequest = json::decode(body)?;
-    let Line::Sampler(sampler) = &row.line else {
-        return Err(ApiError::bad("it is not a sample"));
+/// Validates a stored sampling request again.
+pub(super) fn restore(
+    state: &ServerState,
+    row: &RequestRecord,
+    body: &Bytes,
+) -> Result<NextStep, ServerError> {
+    let request: SampleRequest = json::decode(body)?;
+    let SequenceScope::Sampler(sampler) = &row.scope else {
+        return Err(ServerError::Internal(
+            "the stored request does not refer to a sampling session".to_owned(),
+        ));
     };
-    let known = shared.store().samplers.get(sampler).map(|kept| kept.row.base_model.clone());
-    let base = known.ok_or_else(|| ApiError::not_found("its sampling session is gone"))?;
-    let sample = prepare(shared, base_model(shared, &base)?, call, row.seed)?;
-    Ok(Next::Work(Work::Sample(Box::new(sample))))
+    let base = state.store().samplers.get(sampler).map(|entry| entry.row.base_model.clone());
+    let base = base.ok_or_else(|| {
+        ServerError::not_found(format!("sampling session {sampler} no longer exists"))
+    })?;
+    let base = state.models.require(&base)?;
+    let sample = prepare(state, base, sampler.clone(), request, row.seed)?;
+    Ok(NextStep::Enqueue(Operation::Sample(Box::new(sample))))
 }
 
+/// Validates a request against the model and the server's limits, and converts it to the engine's
+/// form.
 fn prepare(
-    shared: &Shared,
+    state: &ServerState,
     base: &BaseModel,
-    call: SampleRequest,
+    sampler: SamplerId,
+    request: SampleRequest,
     seed: u64,
-) -> Result<Sample, ApiError> {
-    let Some(sampler) = call.sampling_session_id.clone() else {
-        return Err(ApiError::bad("sampling_session_id: is missing"));
+) -> Result<QueuedSample, ServerError> {
+    let Some(prompt) = request.prompt.to_tokens() else {
+        return Err(unsupported_chunk("prompt", &request.prompt));
     };
-    let strange = call.prompt.chunks.iter().find(|c| !matches!(c, InputChunk::EncodedText { .. }));
-    if let Some(chunk) = strange {
-        return Err(ApiError::bad(format!(
-            "prompt: chunk type {} is not supported by this server",
-            chunk.kind()
-        )));
-    }
-    let prompt = call.prompt.to_tokens().unwrap_or_default().to_vec();
-    let params = &call.sampling_params;
+    let prompt = prompt.to_vec();
+    let params = &request.sampling_params;
     check_context(base, prompt.len(), params.max_tokens)?;
-    if call.num_samples == 0 {
-        return Err(ApiError::bad("num_samples: 0, expected at least 1"));
+    if request.num_samples == 0 {
+        return Err(ServerError::invalid("num_samples: expected at least 1, got 0"));
     }
-    let longest = params.max_tokens.map_or(base.config.max_positions, |n| n as usize);
-    let (samples, most) = (call.num_samples as usize, MOST_TOKENS);
-    if samples > MOST_SAMPLES || samples.saturating_mul(longest) > most {
-        return Err(ApiError::bad(format!(
-            "num_samples: {samples} of up to {longest} tokens; one request may ask for \
-             {MOST_SAMPLES} samples and {most} tokens at most"
+    let max_tokens = params.max_tokens.map_or(base.config.max_positions, |n| n as usize);
+    let samples = request.num_samples as usize;
+    if samples > MAX_SAMPLES || samples.saturating_mul(max_tokens) > MAX_TOKENS {
+        return Err(ServerError::invalid(format!(
+            "num_samples: {samples} samples of up to {max_tokens} tokens; the limits are \
+             {MAX_SAMPLES} samples and {MAX_TOKENS} tokens per request"
         )));
     }
     let vocab = base.config.vocab_size;
     if let Some(at) = prompt.iter().position(|token| *token as usize >= vocab) {
         let token = prompt[at];
-        return Err(ApiError::bad(format!(
-            "prompt[{at}] is token {token}, but the model has {vocab} tokens"
+        return Err(ServerError::invalid(format!(
+            "prompt[{at}]: token {token} is outside of the model's vocabulary of {vocab} tokens"
         )));
     }
-    let (stop, vocabulary) = stop(base, params.stop.clone())?;
-    let draw = DecodingParams {
+    let (stop, vocabulary) = stop_conditions(base, params.stop.clone())?;
+    let decoding = DecodingParams {
         temperature: params.temperature,
         top_k: params.top_k.map_or(-1, i64::from),
         top_p: params.top_p,
     };
-    draw.check()?;
+    decoding.check()?;
     let count = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
-    let cells = check_tables(&call, prompt.len(), samples * longest, vocab)?;
-    let targets = match &call.target_prompt_logprobs {
+    let elements = check_tables(&request, prompt.len(), samples * max_tokens, vocab)?;
+    let targets = match &request.target_prompt_logprobs {
         Some(targets) => Some(dense_targets(targets, prompt.len())?),
         None => None,
     };
     let scoring = PromptScoring {
-        logprobs: call.prompt_logprobs == Some(true),
-        last: call.prompt_logprobs_last_n.map(count),
-        top_k: count(call.topk_prompt_logprobs),
+        logprobs: request.prompt_logprobs == Some(true),
+        last: request.prompt_logprobs_last_n.map(count),
+        top_k: count(request.topk_prompt_logprobs),
         targets,
-        alternatives: count(call.prompt_alt_tokens_k),
+        alternatives: count(request.prompt_alt_tokens_k),
     };
-    let request = Asked {
+    let engine_request = EngineRequest {
         prompt,
-        samples: count(call.num_samples),
+        samples,
         max_tokens: params.max_tokens.map(count),
-        decoding: draw,
+        decoding,
         seed,
         stop,
         vocabulary,
-        raw_logprobs: shared.options.raw_logprobs,
-        top_k: count(call.topk_sample_logprobs),
+        raw_logprobs: state.options.raw_logprobs,
+        top_k: count(request.topk_sample_logprobs),
         scoring,
     };
-    // A token and a number, or a target and its number, in each.
-    let spread = cells * (size_of::<i64>() + size_of::<f32>());
-    Ok(Sample { sampler, request, targets: call.target_prompt_logprobs, spread })
+    // Each element is a token and a log-probability, or a target and its log-probability.
+    let extra_bytes = elements * (size_of::<i64>() + size_of::<f32>());
+    let targets = request.target_prompt_logprobs;
+    Ok(QueuedSample { sampler, request: engine_request, targets, extra_bytes })
 }
 
-fn check_context(base: &BaseModel, prompt: usize, max_tokens: Option<u32>) -> Result<(), ApiError> {
+fn check_context(
+    base: &BaseModel,
+    prompt: usize,
+    max_tokens: Option<u32>,
+) -> Result<(), ServerError> {
     if prompt == 0 {
-        return Err(ApiError::bad("prompt: it is empty"));
+        return Err(ServerError::invalid("prompt: expected at least one token"));
     }
-    let most = base.config.max_positions;
-    let more = match max_tokens {
-        Some(0) => return Err(ApiError::bad("max_tokens: 0, expected at least 1")),
+    let context = base.config.max_positions;
+    let completion = match max_tokens {
+        Some(0) => return Err(ServerError::invalid("max_tokens: expected at least 1, got 0")),
         Some(tokens) => usize::try_from(tokens).unwrap_or(usize::MAX),
         None => 1,
     };
-    if prompt.saturating_add(more) > most {
-        return Err(ApiError::bad(format!(
-            "Prompt length plus max_tokens exceeds the model's context window: {prompt} + {more} > {most}"
+    if prompt.saturating_add(completion) > context {
+        return Err(ServerError::invalid(format!(
+            "Prompt length plus max_tokens exceeds the model's context window: \
+             {prompt} + {completion} > {context}"
         )));
     }
     Ok(())
 }
 
-/// Cells of the tables about the prompt, if they and those about `tokens` sampled ones may be made:
-/// a few bytes ask for any number of them.
+/// Checks the sizes of the requested tables, because a short request can ask for any size. `tokens`
+/// is the maximum number of sampled tokens. Returns the number of elements of the tables about the
+/// prompt.
 fn check_tables(
-    call: &SampleRequest,
+    request: &SampleRequest,
     prompt: usize,
     tokens: usize,
     vocab: usize,
-) -> Result<usize, ApiError> {
+) -> Result<usize, ServerError> {
     let count = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
-    let width = call.target_prompt_logprobs.as_ref().and_then(|t| t.shape().dims().get(1).copied());
+    let targets = request.target_prompt_logprobs.as_ref();
+    let target_width = targets.and_then(|targets| targets.shape().dims().get(1).copied());
     let widths = [
-        ("topk_prompt_logprobs", count(call.topk_prompt_logprobs)),
-        ("prompt_alt_tokens_k", count(call.prompt_alt_tokens_k)),
-        ("target_prompt_logprobs", width.unwrap_or(0)),
-        ("topk_sample_logprobs", count(call.topk_sample_logprobs)),
+        ("topk_prompt_logprobs", count(request.topk_prompt_logprobs)),
+        ("prompt_alt_tokens_k", count(request.prompt_alt_tokens_k)),
+        ("target_prompt_logprobs", target_width.unwrap_or(0)),
+        ("topk_sample_logprobs", count(request.topk_sample_logprobs)),
     ];
     if let Some((field, width)) = widths.iter().find(|(_, width)| *width > vocab) {
-        return Err(ApiError::bad(format!("{field}: {width}, but the model has {vocab} tokens")));
+        return Err(ServerError::invalid(format!(
+            "{field}: {width} exceeds the model's vocabulary of {vocab} tokens"
+        )));
     }
     let [(_, top), (_, alternatives), (_, targets), (_, sampled)] = widths;
-    let cells = prompt.saturating_mul(top + alternatives + targets);
-    if cells > MOST_CELLS {
-        return Err(ApiError::bad(format!(
+    let elements = prompt.saturating_mul(top + alternatives + targets);
+    if elements > MAX_PROMPT_ELEMENTS {
+        return Err(ServerError::invalid(format!(
             "topk_prompt_logprobs, prompt_alt_tokens_k, target_prompt_logprobs: {top} + \
-             {alternatives} + {targets} for each of {prompt} tokens are more than {MOST_CELLS}"
+             {alternatives} + {targets} values for each of {prompt} tokens, the limit is \
+             {MAX_PROMPT_ELEMENTS} values in total"
         )));
     }
-    if tokens.saturating_mul(sampled) > MOST_TOP_CELLS {
-        return Err(ApiError::bad(format!(
-            "topk_sample_logprobs: {sampled} for each of up to {tokens} tokens are more than \
-             {MOST_TOP_CELLS}"
+    if tokens.saturating_mul(sampled) > MAX_SAMPLE_ELEMENTS {
+        return Err(ServerError::invalid(format!(
+            "topk_sample_logprobs: {sampled} values for each of up to {tokens} tokens, the limit \
+             is {MAX_SAMPLE_ELEMENTS} values in total"
         )));
     }
-    Ok(cells)
+    Ok(elements)
 }
 
-type Stops = (StopConditions, Option<Arc<tinkex_engine::tokenizer::Vocabulary>>);
-
-/// Where to stop. The model's own ends stay, except where the caller wants none at all.
-fn stop(base: &BaseModel, wanted: Option<StopCondition>) -> Result<Stops, ApiError> {
+/// Converts the stop setting. The model's end tokens always stop a sample, except if the request
+/// has an empty list. The vocabulary is needed to match stop strings.
+fn stop_conditions(
+    base: &BaseModel,
+    stop: Option<StopCondition>,
+) -> Result<(StopConditions, Option<Arc<Vocabulary>>), ServerError> {
     let eos = base.config.eos.iter().copied();
-    let texts = match wanted {
+    let texts = match stop {
         None => return Ok((StopConditions::new(eos, [""; 0])?, None)),
         Some(StopCondition::Tokens(tokens)) if tokens.is_empty() => {
             return Ok((StopConditions::default(), None));
@@ -219,23 +241,25 @@ fn stop(base: &BaseModel, wanted: Option<StopCondition>) -> Result<Stops, ApiErr
         Some(StopCondition::Texts(texts)) => texts,
         Some(StopCondition::Text(text)) => vec![text],
     };
-    let vocabulary = base.vocabulary().map_err(|why| {
-        ApiError::bad(format!(
-            "sampling_params.stop: a text needs the model's tokenizer, but {why}; give token ids"
+    let vocabulary = base.vocabulary().map_err(|error| {
+        ServerError::invalid(format!(
+            "sampling_params.stop: cannot read the tokenizer that stop strings need: {error}; use \
+             stop token ids"
         ))
     })?;
     Ok((StopConditions::new(eos, &texts)?, Some(vocabulary)))
 }
 
-/// Every cell, −1 where nothing was asked.
-fn dense_targets(targets: &TensorData, prompt: usize) -> Result<Vec<i64>, ApiError> {
-    let wrong = |why: String| ApiError::bad(format!("target_prompt_logprobs: {why}"));
+/// Converts the targets to a dense matrix, with −1 for elements without a target.
+fn dense_targets(targets: &TensorData, prompt: usize) -> Result<Vec<i64>, ServerError> {
+    let invalid =
+        |message: String| ServerError::invalid(format!("target_prompt_logprobs: {message}"));
     let (&[rows, width], Some(values)) = (targets.shape().dims(), targets.as_i64()) else {
-        return Err(wrong("an int64 matrix was expected".to_owned()));
+        return Err(invalid("expected an int64 matrix".to_owned()));
     };
     if rows + 1 != prompt {
-        return Err(wrong(format!(
-            "{rows} rows for a prompt of {prompt} tokens, expected {}",
+        return Err(invalid(format!(
+            "expected {} rows for a prompt of {prompt} tokens, got {rows}",
             prompt - 1
         )));
     }

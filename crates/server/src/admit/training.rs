@@ -1,6 +1,6 @@
-//! Models, passes over data, and steps.
+//! Admission of model creation, training passes and optimizer steps.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use bytes::Bytes;
 use tinkex_engine::optim::StepParams;
@@ -10,189 +10,237 @@ use tinkex_wire::{
     Seq,
 };
 
-use super::{Intake, Next, digest, or_refuse, run, session, submit};
-use crate::error::ApiError;
-use crate::models::BaseModel;
-use crate::state::Shared;
-use crate::store::{Fact, Kind, Line, Lora, Request, Run, Store, now};
-use crate::work::{Objective, Op, Pass, Work, step_params};
+use super::{
+    NextStep, Submission, digest, reject_number_on_error, require_run, require_session, submit,
+};
+use crate::error::ServerError;
+use crate::operation::{ModelOperation, Operation, PassObjective, TrainingPass, step_params};
+use crate::state::ServerState;
+use crate::store::{
+    LoraSettings, Record, RequestKind, RequestRecord, RunRecord, SequenceScope, Store, now,
+};
 
-/// A new model.
-pub(crate) fn create_model(shared: &Arc<Shared>, body: Bytes) -> Result<RequestId, ApiError> {
-    let call: CreateModel = json::decode(&body)?;
-    call.validate()?;
-    let base = base_model(shared, &call.base_model)?;
-    let Some(lora) = call.lora_config else {
-        return Err(ApiError::bad("lora_config: this server trains adapters only; give a rank"));
+/// Maximum LoRA rank, if the hidden size of the base model is not smaller.
+const MAX_RANK: usize = 256;
+
+/// Admits the creation of a model.
+pub(crate) fn create_model(
+    state: &Arc<ServerState>,
+    body: Bytes,
+) -> Result<RequestId, ServerError> {
+    let request: CreateModel = json::decode(&body)?;
+    request.validate()?;
+    let base = state.models.require(&request.base_model)?;
+    let Some(lora) = request.lora_config else {
+        return Err(ServerError::invalid(
+            "lora_config: required; this server trains LoRA adapters only",
+        ));
     };
-    let most = base.config.hidden_size.min(256);
+    let max = base.config.hidden_size.min(MAX_RANK);
     let rank = lora.rank;
-    if !rank.is_power_of_two() || usize::try_from(rank).map_or(true, |rank| rank > most) {
-        return Err(ApiError::bad(format!(
-            "lora_config.rank: {rank} is not a power of two of at most {most}, the max LoRA rank of {}",
+    if !rank.is_power_of_two() || usize::try_from(rank).map_or(true, |rank| rank > max) {
+        return Err(ServerError::invalid(format!(
+            "lora_config.rank: {rank} is not a power of two of at most {max}, the max LoRA rank of {}",
             base.name
         )));
     }
-    check_optimizer(&call.optimizer_config)?;
-    let mut store = shared.store();
-    session(&mut store, &call.session_id)?;
-    let model = ModelId::in_session(&call.session_id, call.model_seq_id);
-    let seed = lora.seed.unwrap_or_else(random);
-    let row = Run {
+    validate_optimizer(&request.optimizer_config)?;
+    let store = state.store();
+    require_session(&store, &request.session_id)?;
+    let model = ModelId::in_session(&request.session_id, request.model_seq_id);
+    let seed = lora.seed.unwrap_or_else(random_seed);
+    let row = RunRecord {
         id: model.clone(),
-        session: call.session_id.clone(),
-        number: call.model_seq_id,
-        base_model: call.base_model,
-        lora: Lora {
+        session: request.session_id.clone(),
+        number: request.model_seq_id,
+        base_model: request.base_model,
+        lora: LoraSettings {
             rank,
             seed,
             train_unembed: lora.train_unembed,
             train_mlp: lora.train_mlp,
             train_attn: lora.train_attn,
         },
-        optimizer: call.optimizer_config,
-        user_metadata: call.user_metadata,
+        optimizer: request.optimizer_config,
+        user_metadata: request.user_metadata,
         created_at: now(),
         closed: None,
         snapshot: None,
         last_seq: None,
         project_id: None,
     };
-    let intake = Intake {
-        kind: Kind::CreateModel,
-        session: call.session_id,
-        line: Line::Model(model.clone()),
+    let operation = ModelOperation::Create;
+    let submission = Submission {
+        kind: RequestKind::CreateModel,
+        session: request.session_id,
+        scope: SequenceScope::Model(model.clone()),
         seq: Some(0),
         digest: digest::of_bytes(&body),
         seed,
         samples: 0,
         body,
-        facts: vec![Fact::Run(row)],
-        next: Next::Work(Work::Train { model, seq: 0, op: Op::Create }),
+        records: vec![Record::Run(row)],
+        next: NextStep::Enqueue(Operation::Model { model, seq: 0, operation }),
     };
-    submit(shared, store, intake)
+    submit(state, store, submission)
 }
 
-pub(super) fn again_create(row: &Request) -> Result<Next, ApiError> {
-    train(row, Op::Create)
-}
-
-/// A pass over data.
-pub(crate) fn forward_backward(shared: &Arc<Shared>, body: Bytes) -> Result<RequestId, ApiError> {
-    let call = ForwardBackward::from_proto(&body)?;
-    let digest = digest::of_pass(&call);
-    let (model, seq) = (call.model_id.clone(), call.seq_id.map(Seq::get));
-    let take = || {
-        let run = run(&mut shared.store(), &call.model_id)?;
-        let objective = Objective::of(&shared.store(), &run, &call)?;
-        // Not under the lock: there may be much to look at.
-        let op = Op::Pass(Box::new(Pass::new(&shared.models, &run, objective, &call)?));
-        numbered(shared, shared.store(), Kind::ForwardBackward, &run, seq, digest, body, op)
+/// Admits a forward or forward-backward pass.
+pub(crate) fn forward_backward(
+    state: &Arc<ServerState>,
+    body: Bytes,
+) -> Result<RequestId, ServerError> {
+    let request = ForwardBackward::from_proto(&body)?;
+    let digest = digest::of_pass(&request);
+    let (model, seq) = (request.model_id.clone(), request.seq_id.map(Seq::get));
+    let admit = || {
+        let run = require_run(&state.store(), &request.model_id)?;
+        let objective = PassObjective::resolve(&state.store(), &run, &request)?;
+        // Validate without the store's lock: there may be millions of tokens.
+        let pass = TrainingPass::new(&state.models, &run, objective, &request)?;
+        let operation = ModelOperation::Pass(Box::new(pass));
+        let kind = RequestKind::ForwardBackward;
+        ModelRequest { kind, seq, digest, body, operation }.submit(state, state.store(), &run)
     };
-    or_refuse(shared, &model, seq, take())
+    reject_number_on_error(state, &model, seq, admit())
 }
 
-pub(super) fn again_pass(shared: &Shared, row: &Request, body: &Bytes) -> Result<Next, ApiError> {
-    let call = ForwardBackward::from_proto(body)?;
-    let store = shared.store();
-    let run = store.runs.get(&call.model_id);
-    let run = &run.ok_or_else(|| ApiError::not_found("its model is gone"))?.row;
-    let objective = Objective::of(&store, run, &call)?;
-    train(row, Op::Pass(Box::new(Pass::new(&shared.models, run, objective, &call)?)))
+/// Validates a stored pass again.
+pub(super) fn restore_pass(
+    state: &ServerState,
+    row: &RequestRecord,
+    body: &Bytes,
+) -> Result<NextStep, ServerError> {
+    let request = ForwardBackward::from_proto(body)?;
+    let store = state.store();
+    let run = store.runs.get(&request.model_id);
+    let run = &run
+        .ok_or_else(|| {
+            ServerError::not_found(format!("model {} no longer exists", request.model_id))
+        })?
+        .row;
+    let objective = PassObjective::resolve(&store, run, &request)?;
+    let pass = TrainingPass::new(&state.models, run, objective, &request)?;
+    enqueue_restored(row, ModelOperation::Pass(Box::new(pass)))
 }
 
-/// A step.
-pub(crate) fn optim_step(shared: &Arc<Shared>, body: Bytes) -> Result<RequestId, ApiError> {
-    let call: OptimStep = json::decode(&body)?;
-    let (model, seq) = (call.model_id.clone(), call.seq_id.map(Seq::get));
-    or_refuse(shared, &model, seq, take_step(shared, &call, body))
+/// Admits an optimizer step.
+pub(crate) fn optim_step(state: &Arc<ServerState>, body: Bytes) -> Result<RequestId, ServerError> {
+    let request: OptimStep = json::decode(&body)?;
+    let (model, seq) = (request.model_id.clone(), request.seq_id.map(Seq::get));
+    reject_number_on_error(state, &model, seq, submit_step(state, &request, body))
 }
 
-fn take_step(shared: &Arc<Shared>, call: &OptimStep, body: Bytes) -> Result<RequestId, ApiError> {
-    call.validate()?;
-    let mut store = shared.store();
-    let run = run(&mut store, &call.model_id)?;
-    let params = step_params(&call.params)?;
-    let family = match params {
+fn submit_step(
+    state: &Arc<ServerState>,
+    request: &OptimStep,
+    body: Bytes,
+) -> Result<RequestId, ServerError> {
+    request.validate()?;
+    let store = state.store();
+    let run = require_run(&store, &request.model_id)?;
+    let params = step_params(&request.params)?;
+    let optimizer = match params {
         StepParams::Dimuon(_) => "dimuon",
         _ => "adamw",
     };
-    if family != run.optimizer.kind {
-        return Err(ApiError::bad(format!(
-            "optim_params: {family} parameters for a model that was created with {}",
+    if optimizer != run.optimizer.kind {
+        return Err(ServerError::invalid(format!(
+            "optim_params: {optimizer} parameters for a model that was created with {}",
             run.optimizer.kind
         )));
     }
-    let digest = digest::of_bytes(&body);
-    let seq = call.seq_id.map(Seq::get);
-    numbered(shared, store, Kind::OptimStep, &run, seq, digest, body, Op::Step(params))
+    let model_request = ModelRequest {
+        kind: RequestKind::OptimStep,
+        seq: request.seq_id.map(Seq::get),
+        digest: digest::of_bytes(&body),
+        body,
+        operation: ModelOperation::OptimStep(params),
+    };
+    model_request.submit(state, store, &run)
 }
 
-pub(super) fn again_step(row: &Request, body: &Bytes) -> Result<Next, ApiError> {
-    let call: OptimStep = json::decode(body)?;
-    train(row, Op::Step(step_params(&call.params)?))
+/// Converts a stored optimizer step again.
+pub(super) fn restore_step(row: &RequestRecord, body: &Bytes) -> Result<NextStep, ServerError> {
+    let request: OptimStep = json::decode(body)?;
+    enqueue_restored(row, ModelOperation::OptimStep(step_params(&request.params)?))
 }
 
-/// Lines up a request of a model that exists.
-#[expect(clippy::too_many_arguments, reason = "one caller's worth of a request")]
-pub(super) fn numbered(
-    shared: &Arc<Shared>,
-    store: std::sync::MutexGuard<'_, Store>,
-    kind: Kind,
-    run: &Run,
-    seq: Option<u64>,
-    digest: String,
-    body: Bytes,
-    op: Op,
-) -> Result<RequestId, ApiError> {
-    let line = Line::Model(run.id.clone());
-    let seq = seq.unwrap_or_else(|| super::next_number(shared, &store, &line));
-    if seq == 0 {
-        return Err(ApiError::bad("seq_id: 0 is the model's creation; requests count from 1"));
-    }
-    let next = Next::Work(Work::Train { model: run.id.clone(), seq, op });
-    let session = run.session.clone();
-    let seq = Some(seq);
-    let facts = Vec::new();
-    let intake =
-        Intake { kind, session, line, seq, digest, seed: 0, samples: 0, body, facts, next };
-    submit(shared, store, intake)
+/// A validated request of an existing model.
+pub(super) struct ModelRequest {
+    pub(super) kind: RequestKind,
+    /// Sequence number; `None` assigns the next free one.
+    pub(super) seq: Option<u64>,
+    pub(super) digest: String,
+    pub(super) body: Bytes,
+    pub(super) operation: ModelOperation,
 }
 
-/// The work of a request that was in line when the server stopped.
-pub(super) fn train(row: &Request, op: Op) -> Result<Next, ApiError> {
-    match &row.line {
-        Line::Model(model) => {
-            Ok(Next::Work(Work::Train { model: model.clone(), seq: row.seq, op }))
+impl ModelRequest {
+    pub(super) fn submit(
+        self,
+        state: &Arc<ServerState>,
+        store: MutexGuard<'_, Store>,
+        run: &RunRecord,
+    ) -> Result<RequestId, ServerError> {
+        let Self { kind, seq, digest, body, operation } = self;
+        let scope = SequenceScope::Model(run.id.clone());
+        let seq = seq.unwrap_or_else(|| super::next_number(state, &store, &scope));
+        if seq == 0 {
+            return Err(ServerError::invalid(
+                "seq_id: 0 is reserved for the creation of the model; start at 1",
+            ));
         }
-        Line::Sampler(_) | Line::Losses(_) => Err(ApiError::bad("it is not about a model")),
+        let submission = Submission {
+            kind,
+            session: run.session.clone(),
+            scope,
+            seq: Some(seq),
+            digest,
+            seed: 0,
+            samples: 0,
+            body,
+            records: Vec::new(),
+            next: NextStep::Enqueue(Operation::Model { model: run.id.clone(), seq, operation }),
+        };
+        submit(state, store, submission)
     }
 }
 
-pub(super) fn base_model<'a>(
-    shared: &'a Shared,
-    name: &str,
-) -> Result<&'a Arc<BaseModel>, ApiError> {
-    shared.models.get(name).ok_or_else(|| ApiError::not_found(shared.models.missing(name)))
+/// Returns the step that enqueues a stored request of a model again.
+pub(super) fn enqueue_restored(
+    row: &RequestRecord,
+    operation: ModelOperation,
+) -> Result<NextStep, ServerError> {
+    match &row.scope {
+        SequenceScope::Model(model) => Ok(NextStep::Enqueue(Operation::Model {
+            model: model.clone(),
+            seq: row.seq,
+            operation,
+        })),
+        SequenceScope::Sampler(_) | SequenceScope::CustomLosses(_) => {
+            Err(ServerError::Internal("the stored request does not refer to a model".to_owned()))
+        }
+    }
 }
 
-pub(super) fn check_optimizer(config: &OptimizerConfig) -> Result<(), ApiError> {
+pub(super) fn validate_optimizer(config: &OptimizerConfig) -> Result<(), ServerError> {
     let version = config.settings.get("version");
     match &*config.kind {
         "adamw" => Ok(()),
         "dimuon" if version.is_none_or(|version| *version == 1) => Ok(()),
-        "dimuon" => {
-            Err(ApiError::bad("optimizer_config.version: only version 1 of dimuon is here"))
-        }
-        other => Err(ApiError::bad(format!(
-            "optimizer_config.type: {other:?} is not one of adamw and dimuon"
+        "dimuon" => Err(ServerError::invalid(
+            "optimizer_config.version: unsupported version; this server supports dimuon version 1",
+        )),
+        other => Err(ServerError::invalid(format!(
+            "optimizer_config.type: unknown optimizer {other:?}; expected adamw or dimuon"
         ))),
     }
 }
 
-/// A number from the system's randomness.
-pub(super) fn random() -> u64 {
+/// Returns a seed from the system's random number generator.
+pub(super) fn random_seed() -> u64 {
     let (high, low) = uuid::Uuid::new_v4().as_u64_pair();
-    // Some bits of each half are not random; of their mixture all are.
+    // A version 4 UUID has fixed bits in both halves; the rotation aligns them with random ones.
     high ^ low.rotate_left(32)
 }

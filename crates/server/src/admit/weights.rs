@@ -1,4 +1,4 @@
-//! Saving and loading.
+//! Admission of requests that save and load weights.
 
 use std::sync::Arc;
 
@@ -9,148 +9,165 @@ use tinkex_wire::{
     SamplerId, SaveWeights, SaveWeightsExternal, SaveWeightsForSampler, Seq, TinkerPath,
 };
 
-use super::training::{base_model, check_optimizer, numbered, random, train};
-use super::{Intake, Next, digest, or_refuse, run, session, submit};
-use crate::error::ApiError;
-use crate::state::Shared;
-use crate::store::{Checkpoint, Fact, Kind, Line, Lora, Request, Run, Store, now};
-use crate::work::{Op, Save, Work};
+use super::training::{ModelRequest, enqueue_restored, random_seed, validate_optimizer};
+use super::{
+    NextStep, Submission, digest, number_in_use, reject_number_on_error, require_run,
+    require_session, submit,
+};
+use crate::error::ServerError;
+use crate::operation::{CheckpointSave, ModelOperation, Operation};
+use crate::state::ServerState;
+use crate::store::{
+    CheckpointRecord, LoraSettings, Record, RequestKind, RequestRecord, RunRecord, SequenceScope,
+    Store, now,
+};
 
-/// An hour to ten years.
+/// Valid times to live in seconds: one hour to ten years.
 const TTL_SECONDS: std::ops::RangeInclusive<u64> = 3_600..=315_360_000;
 
-/// A checkpoint to go on training from.
-pub(crate) fn save_weights(shared: &Arc<Shared>, body: Bytes) -> Result<RequestId, ApiError> {
-    let call: SaveWeights = json::decode(&body)?;
-    let named = Named {
-        kind: Kind::SaveWeights,
-        model: call.model_id,
-        seq: call.seq_id,
-        name: call.path,
-        overwrite: call.overwrite,
-        ttl_seconds: call.ttl_seconds,
-        user_metadata: call.user_metadata,
+/// Admits saving a checkpoint for further training.
+pub(crate) fn save_weights(
+    state: &Arc<ServerState>,
+    body: Bytes,
+) -> Result<RequestId, ServerError> {
+    let request: SaveWeights = json::decode(&body)?;
+    let save = NamedSave {
+        kind: RequestKind::SaveWeights,
+        model: request.model_id,
+        seq: request.seq_id,
+        name: request.path,
+        overwrite: request.overwrite,
+        ttl_seconds: request.ttl_seconds,
+        user_metadata: request.user_metadata,
     };
-    named.take(shared, body)
+    save.admit(state, body)
 }
 
-/// A checkpoint to sample from, or one that only a sampling session knows.
+/// Admits saving weights for sampling: as a checkpoint, or only for a new sampling session.
 pub(crate) fn save_weights_for_sampler(
-    shared: &Arc<Shared>,
+    state: &Arc<ServerState>,
     body: Bytes,
-) -> Result<RequestId, ApiError> {
-    let call: SaveWeightsForSampler = json::decode(&body)?;
-    let (None, Some(n)) = (&call.path, call.sampling_session_seq_id) else {
-        let named = Named {
-            kind: Kind::SaveWeightsForSampler,
-            model: call.model_id,
-            seq: call.seq_id,
-            name: call.path,
+) -> Result<RequestId, ServerError> {
+    let request: SaveWeightsForSampler = json::decode(&body)?;
+    let (None, Some(sampler_seq)) = (&request.path, request.sampling_session_seq_id) else {
+        let save = NamedSave {
+            kind: RequestKind::SaveWeightsForSampler,
+            model: request.model_id,
+            seq: request.seq_id,
+            name: request.path,
             overwrite: false,
-            ttl_seconds: call.ttl_seconds,
-            user_metadata: call.user_metadata,
+            ttl_seconds: request.ttl_seconds,
+            user_metadata: request.user_metadata,
         };
-        return named.take(shared, body);
+        return save.admit(state, body);
     };
-    let (model, seq) = (call.model_id.clone(), call.seq_id.map(Seq::get));
-    or_refuse(shared, &model, seq, save_for(shared, call, n, body))
+    let (model, seq) = (request.model_id.clone(), request.seq_id.map(Seq::get));
+    let admitted = submit_unnamed_save(state, request, sampler_seq, body);
+    reject_number_on_error(state, &model, seq, admitted)
 }
 
-/// Weights that only sampling session `n` knows.
-fn save_for(
-    shared: &Arc<Shared>,
-    call: SaveWeightsForSampler,
-    n: u32,
+/// Submits a save without a checkpoint path, for the sampling session with number `sampler_seq`.
+fn submit_unnamed_save(
+    state: &Arc<ServerState>,
+    request: SaveWeightsForSampler,
+    sampler_seq: u32,
     body: Bytes,
-) -> Result<RequestId, ApiError> {
-    let mut store = shared.store();
-    let run = run(&mut store, &call.model_id)?;
-    let seq = call.seq_id.map(Seq::get);
-    // A resend carries another number for the sampling session, and is the same request.
-    let same = SaveWeightsForSampler { sampling_session_seq_id: None, ..call };
-    let digest = digest::of_bytes(&json::encode(&same)?);
-    let sampler = SamplerId::in_session(&run.session, n);
-    let line = Line::Model(run.id.clone());
-    let resent =
-        seq.is_some_and(|seq| store.lines.get(&line).is_some_and(|l| l.contains_key(&seq)));
-    if !resent && store.samplers.contains_key(&sampler) {
-        return Err(ApiError::bad(format!("sampling_session_seq_id: {sampler} exists already")));
+) -> Result<RequestId, ServerError> {
+    let store = state.store();
+    let run = require_run(&store, &request.model_id)?;
+    let seq = request.seq_id.map(Seq::get);
+    // A retry has a new number for the sampling session and is still the same request.
+    let without_number = SaveWeightsForSampler { sampling_session_seq_id: None, ..request };
+    let digest = digest::of_bytes(&json::encode(&without_number)?);
+    let sampler = SamplerId::in_session(&run.session, sampler_seq);
+    let sequence = store.sequences.get(&SequenceScope::Model(run.id.clone()));
+    let is_retry = seq
+        .is_some_and(|seq| sequence.is_some_and(|sequence| sequence.contains_key(&seq)));
+    if !is_retry && store.samplers.contains_key(&sampler) {
+        return Err(ServerError::invalid(format!(
+            "sampling_session_seq_id: sampling session {sampler} already exists"
+        )));
     }
-    let kind = Kind::SaveWeightsForSampler;
-    numbered(shared, store, kind, &run, seq, digest, body, Op::SaveFor(sampler))
+    let kind = RequestKind::SaveWeightsForSampler;
+    let operation = ModelOperation::SaveForSampler(sampler);
+    ModelRequest { kind, seq, digest, body, operation }.submit(state, store, &run)
 }
 
-/// A checkpoint to download.
+/// Admits saving a checkpoint for download.
 pub(crate) fn save_weights_external(
-    shared: &Arc<Shared>,
+    state: &Arc<ServerState>,
     body: Bytes,
-) -> Result<RequestId, ApiError> {
-    let call: SaveWeightsExternal = json::decode(&body)?;
-    if call.age_encryption_recipients.as_deref().is_some_and(|keys| !keys.is_empty()) {
-        let refused = Err(ApiError::bad(
-            "age_encryption_recipients: this server does not encrypt files; \
-             they stay on its own disk until they are fetched",
+) -> Result<RequestId, ServerError> {
+    let request: SaveWeightsExternal = json::decode(&body)?;
+    if request.age_encryption_recipients.as_deref().is_some_and(|keys| !keys.is_empty()) {
+        let rejected = Err(ServerError::invalid(
+            "age_encryption_recipients: not supported; this server keeps the files unencrypted on \
+             its own disk until they are downloaded",
         ));
-        return or_refuse(shared, &call.model_id, call.seq_id.map(Seq::get), refused);
+        let seq = request.seq_id.map(Seq::get);
+        return reject_number_on_error(state, &request.model_id, seq, rejected);
     }
-    let named = Named {
-        kind: Kind::SaveWeightsExternal,
-        model: call.model_id,
-        seq: call.seq_id,
-        name: Some(call.path),
+    let save = NamedSave {
+        kind: RequestKind::SaveWeightsExternal,
+        model: request.model_id,
+        seq: request.seq_id,
+        name: Some(request.path),
         overwrite: false,
-        ttl_seconds: call.ttl_seconds,
+        ttl_seconds: request.ttl_seconds,
         user_metadata: None,
     };
-    named.take(shared, body)
+    save.admit(state, body)
 }
 
-/// A checkpoint with an address.
-struct Named {
-    kind: Kind,
+/// A request that saves a checkpoint under a path.
+struct NamedSave {
+    kind: RequestKind,
     model: ModelId,
     seq: Option<Seq>,
+    /// Name of the checkpoint; `None` uses the sequence number.
     name: Option<String>,
     overwrite: bool,
     ttl_seconds: Option<u64>,
     user_metadata: Option<Metadata>,
 }
 
-impl Named {
-    fn take(self, shared: &Arc<Shared>, body: Bytes) -> Result<RequestId, ApiError> {
+impl NamedSave {
+    fn admit(self, state: &Arc<ServerState>, body: Bytes) -> Result<RequestId, ServerError> {
         let (model, seq) = (self.model.clone(), self.seq.map(Seq::get));
-        or_refuse(shared, &model, seq, self.submit(shared, body))
+        reject_number_on_error(state, &model, seq, self.submit(state, body))
     }
 
-    fn submit(self, shared: &Arc<Shared>, body: Bytes) -> Result<RequestId, ApiError> {
-        check_ttl(self.ttl_seconds)?;
-        let mut store = shared.store();
-        let run = run(&mut store, &self.model)?;
-        let line = Line::Model(run.id.clone());
+    fn submit(self, state: &Arc<ServerState>, body: Bytes) -> Result<RequestId, ServerError> {
+        validate_ttl(self.ttl_seconds)?;
+        let store = state.store();
+        let run = require_run(&store, &self.model)?;
+        let scope = SequenceScope::Model(run.id.clone());
         let seq = self.seq.map(Seq::get);
-        let seq = seq.unwrap_or_else(|| super::next_number(shared, &store, &line));
+        let seq = seq.unwrap_or_else(|| super::next_number(state, &store, &scope));
         let kind = self.kind;
-        let save = self.save(seq)?;
-        let resent = store.lines.get(&line).is_some_and(|line| line.contains_key(&seq));
-        if !resent && !save.overwrite && store.checkpoint(&save.path).is_some() {
-            return Err(ApiError::bad(format!(
-                "{} exists already; choose another name, or delete it first",
+        let save = self.into_save(seq)?;
+        let sequence = store.sequences.get(&scope);
+        let is_retry = sequence.is_some_and(|sequence| sequence.contains_key(&seq));
+        if !is_retry && !save.overwrite && store.checkpoint(&save.path).is_some() {
+            return Err(ServerError::invalid(format!(
+                "checkpoint {} already exists; choose another name, or delete it first",
                 save.path
             )));
         }
         let digest = digest::of_bytes(&body);
-        numbered(shared, store, kind, &run, Some(seq), digest, body, Op::Save(Box::new(save)))
+        let operation = ModelOperation::Save(Box::new(save));
+        ModelRequest { kind, seq: Some(seq), digest, body, operation }.submit(state, store, &run)
     }
 
-    fn save(self, seq: u64) -> Result<Save, ApiError> {
+    fn into_save(self, seq: u64) -> Result<CheckpointSave, ServerError> {
         let kind = match self.kind {
-            Kind::SaveWeights => CheckpointKind::Training,
-            Kind::SaveWeightsForSampler => CheckpointKind::Sampler,
+            RequestKind::SaveWeights => CheckpointKind::Training,
+            RequestKind::SaveWeightsForSampler => CheckpointKind::Sampler,
             _ => CheckpointKind::External,
         };
         let name = self.name.unwrap_or_else(|| format!("{seq:06}"));
-        check_name(&name)?;
-        Ok(Save {
+        validate_name(&name)?;
+        Ok(CheckpointSave {
             path: TinkerPath::new(self.model, kind, name)?,
             overwrite: self.overwrite,
             ttl_seconds: self.ttl_seconds,
@@ -159,149 +176,167 @@ impl Named {
     }
 }
 
-pub(super) fn again_save(row: &Request, body: &Bytes) -> Result<Next, ApiError> {
-    let (model, seq) = match &row.line {
-        Line::Model(model) => (model.clone(), Some(Seq::new(row.seq))),
-        Line::Sampler(_) | Line::Losses(_) => return Err(ApiError::bad("it is not about a model")),
+/// Decodes a stored save again.
+pub(super) fn restore_save(row: &RequestRecord, body: &Bytes) -> Result<NextStep, ServerError> {
+    let SequenceScope::Model(model) = row.scope.clone() else {
+        return Err(ServerError::Internal(
+            "the stored request does not refer to a model".to_owned(),
+        ));
     };
-    let kind = row.kind;
-    let named = match kind {
-        Kind::SaveWeights => {
-            let call: SaveWeights = json::decode(body)?;
-            let SaveWeights { path: name, ttl_seconds, overwrite, user_metadata, .. } = call;
-            Named { kind, model, seq, name, overwrite, ttl_seconds, user_metadata }
+    let (kind, seq) = (row.kind, Some(Seq::new(row.seq)));
+    let save = match kind {
+        RequestKind::SaveWeights => {
+            let request: SaveWeights = json::decode(body)?;
+            let SaveWeights { path: name, ttl_seconds, overwrite, user_metadata, .. } = request;
+            NamedSave { kind, model, seq, name, overwrite, ttl_seconds, user_metadata }
         }
-        Kind::SaveWeightsForSampler => {
-            let call: SaveWeightsForSampler = json::decode(body)?;
-            if let (None, Some(n)) = (&call.path, call.sampling_session_seq_id) {
-                return train(row, Op::SaveFor(SamplerId::in_session(&row.session, n)));
+        RequestKind::SaveWeightsForSampler => {
+            let request: SaveWeightsForSampler = json::decode(body)?;
+            if let (None, Some(n)) = (&request.path, request.sampling_session_seq_id) {
+                let sampler = SamplerId::in_session(&row.session, n);
+                return enqueue_restored(row, ModelOperation::SaveForSampler(sampler));
             }
-            let SaveWeightsForSampler { path: name, ttl_seconds, user_metadata, .. } = call;
-            Named { kind, model, seq, name, overwrite: false, ttl_seconds, user_metadata }
+            let SaveWeightsForSampler { path: name, ttl_seconds, user_metadata, .. } = request;
+            NamedSave { kind, model, seq, name, overwrite: false, ttl_seconds, user_metadata }
         }
         _ => {
-            let call: SaveWeightsExternal = json::decode(body)?;
-            let (name, ttl_seconds) = (Some(call.path), call.ttl_seconds);
-            Named { kind, model, seq, name, overwrite: false, ttl_seconds, user_metadata: None }
+            let request: SaveWeightsExternal = json::decode(body)?;
+            let (name, ttl_seconds) = (Some(request.path), request.ttl_seconds);
+            NamedSave { kind, model, seq, name, overwrite: false, ttl_seconds, user_metadata: None }
         }
     };
-    train(row, Op::Save(Box::new(named.save(row.seq)?)))
+    enqueue_restored(row, ModelOperation::Save(Box::new(save.into_save(row.seq)?)))
 }
 
-/// Weights into a model, or a model of them.
-pub(crate) fn load_weights(shared: &Arc<Shared>, body: Bytes) -> Result<RequestId, ApiError> {
-    let call: LoadWeights = json::decode(&body)?;
-    let seq = call.seq_id.map(Seq::get);
-    let taken = take_load(shared, &call, body);
-    match &call.model_id {
-        Some(model) => or_refuse(shared, model, seq, taken),
-        None => taken,
+/// Admits loading a checkpoint: into an existing model, or as a new model.
+pub(crate) fn load_weights(
+    state: &Arc<ServerState>,
+    body: Bytes,
+) -> Result<RequestId, ServerError> {
+    let request: LoadWeights = json::decode(&body)?;
+    let seq = request.seq_id.map(Seq::get);
+    let admitted = submit_load(state, &request, body);
+    match &request.model_id {
+        Some(model) => reject_number_on_error(state, model, seq, admitted),
+        None => admitted,
     }
 }
 
-fn take_load(shared: &Arc<Shared>, call: &LoadWeights, body: Bytes) -> Result<RequestId, ApiError> {
-    call.validate()?;
-    let path: TinkerPath = call.path.parse()?;
+fn submit_load(
+    state: &Arc<ServerState>,
+    request: &LoadWeights,
+    body: Bytes,
+) -> Result<RequestId, ServerError> {
+    request.validate()?;
+    let path: TinkerPath = request.path.parse()?;
     if path.kind() != CheckpointKind::Training {
-        return Err(ApiError::bad(format!(
-            "path: {path} was saved for {}, not to go on training from",
+        return Err(ServerError::invalid(format!(
+            "path: {path} was saved for {} and cannot be trained further",
             if path.kind() == CheckpointKind::Sampler { "sampling" } else { "download" }
         )));
     }
-    let mut store = shared.store();
-    let source = store.checkpoint(&path).map(|kept| kept.row.clone());
+    let store = state.store();
+    let source = store.checkpoint(&path).map(|entry| entry.row.clone());
     let digest = digest::of_bytes(&body);
-    if let Some(model) = &call.model_id {
-        let run = run(&mut store, model)?;
-        let seq = call.seq_id.map_or_else(
-            || super::next_number(shared, &store, &Line::Model(model.clone())),
-            Seq::get,
-        );
+    if let Some(model) = &request.model_id {
+        let run = require_run(&store, model)?;
+        let scope = SequenceScope::Model(model.clone());
+        let seq = request.seq_id.map(Seq::get);
+        let seq = seq.unwrap_or_else(|| super::next_number(state, &store, &scope));
         if seq != 1 {
-            return Err(ApiError::bad(format!(
+            return Err(ServerError::invalid(format!(
                 "LoadWeights is not permitted with seq_id {seq}: only the first request of a model may load"
             )));
         }
-        let resent =
-            store.lines.get(&Line::Model(model.clone())).is_some_and(|l| l.contains_key(&1));
         let source = match source {
             Some(source) => source,
-            None if resent => return resend(&store, model, &digest),
-            None => return Err(missing(&path)),
+            // The checkpoint may have been deleted after the original request was admitted.
+            None => match store.sequences.get(&scope).and_then(|sequence| sequence.get(&1)) {
+                Some(original) => return retried_load(&store, original, &digest),
+                None => return Err(no_checkpoint(&path)),
+            },
         };
-        check_fit(call, &run, &source)?;
-        let op = load(&source, call.optimizer, false);
-        return numbered(shared, store, Kind::LoadWeights, &run, Some(1), digest, body, op);
+        check_compatible(request, &run, &source)?;
+        let operation = load_operation(&source, request.optimizer, false);
+        let kind = RequestKind::LoadWeights;
+        let model_request = ModelRequest { kind, seq: Some(1), digest, body, operation };
+        return model_request.submit(state, store, &run);
     }
-    let (Some(owner), Some(n)) = (call.session_id.clone(), call.model_seq_id) else {
-        return Err(ApiError::bad("give either a model_id, or a session_id and model_seq_id"));
+    let (Some(session), Some(n)) = (request.session_id.clone(), request.model_seq_id) else {
+        return Err(ServerError::invalid(
+            "expected either model_id, or session_id and model_seq_id",
+        ));
     };
-    session(&mut store, &owner)?;
-    let model = ModelId::in_session(&owner, n);
-    let source = source.ok_or_else(|| missing(&path))?;
-    let row = new_run(shared, call, &source, &model)?;
-    let op = load(&source, call.optimizer, true);
-    let intake = Intake {
-        kind: Kind::LoadWeights,
-        session: owner,
-        line: Line::Model(model.clone()),
+    require_session(&store, &session)?;
+    let model = ModelId::in_session(&session, n);
+    let source = source.ok_or_else(|| no_checkpoint(&path))?;
+    let row = new_run(state, request, &source, &model)?;
+    let operation = load_operation(&source, request.optimizer, true);
+    let submission = Submission {
+        kind: RequestKind::LoadWeights,
+        session,
+        scope: SequenceScope::Model(model.clone()),
         seq: Some(0),
         digest,
         seed: row.lora.seed,
         samples: 0,
         body,
-        facts: vec![Fact::Run(row)],
-        next: Next::Work(Work::Train { model, seq: 0, op }),
+        records: vec![Record::Run(row)],
+        next: NextStep::Enqueue(Operation::Model { model, seq: 0, operation }),
     };
-    submit(shared, store, intake)
+    submit(state, store, submission)
 }
 
-/// The checkpoint is gone by now, but the request was taken in while it was there.
-fn resend(store: &Store, model: &ModelId, digest: &str) -> Result<RequestId, ApiError> {
-    let id = store.lines.get(&Line::Model(model.clone())).and_then(|line| line.get(&1));
-    let same = id.and_then(|id| store.requests.get(id)).filter(|entry| entry.row.digest == digest);
-    same.map(|entry| entry.row.id.clone())
-        .ok_or_else(|| ApiError::bad("seq_id 1 was used for another request"))
+/// Returns the id of the original request if this is a retry of it.
+fn retried_load(
+    store: &Store,
+    original: &RequestId,
+    digest: &str,
+) -> Result<RequestId, ServerError> {
+    let entry = store.requests.get(original).filter(|entry| entry.row.digest == digest);
+    entry.map(|entry| entry.row.id.clone()).ok_or_else(|| number_in_use(1))
 }
 
-fn load(source: &Checkpoint, optimizer: bool, creates: bool) -> Op {
-    Op::Load { folder: source.folder.clone(), path: source.path.clone(), optimizer, creates }
+fn load_operation(source: &CheckpointRecord, optimizer: bool, creates: bool) -> ModelOperation {
+    let (folder, path) = (source.folder.clone(), source.path.clone());
+    ModelOperation::Load { folder, path, optimizer, creates }
 }
 
-/// The model that a checkpoint becomes.
+/// Returns the run that loading a checkpoint creates.
 fn new_run(
-    shared: &Shared,
-    call: &LoadWeights,
-    source: &Checkpoint,
+    state: &ServerState,
+    request: &LoadWeights,
+    source: &CheckpointRecord,
     model: &ModelId,
-) -> Result<Run, ApiError> {
-    let base = call.base_model.clone().unwrap_or_else(|| source.base_model.clone());
-    base_model(shared, &base)?;
+) -> Result<RunRecord, ServerError> {
+    let base = request.base_model.clone().unwrap_or_else(|| source.base_model.clone());
+    state.models.require(&base)?;
     if base != source.base_model {
-        return Err(ApiError::bad(format!(
-            "base_model: {} was trained from {}, not {base}",
+        return Err(ServerError::invalid(format!(
+            "base_model: {} was trained from {}, not from {base}",
             source.path, source.base_model
         )));
     }
-    let optimizer = match &call.optimizer_config {
-        Some(config) if call.optimizer && *config != source.optimizer => {
-            return Err(ApiError::bad(
-                "optimizer_config: the saved optimizer is of another kind; leave it out, or load without the optimizer",
+    let optimizer = match &request.optimizer_config {
+        Some(config) if request.optimizer && *config != source.optimizer => {
+            return Err(ServerError::invalid(
+                "optimizer_config: differs from the saved optimizer; omit it, or load without the \
+                 optimizer state",
             ));
         }
         Some(config) => config.clone(),
-        None if call.optimizer => source.optimizer.clone(),
+        None if request.optimizer => source.optimizer.clone(),
         None => OptimizerConfig::default(),
     };
-    check_optimizer(&optimizer)?;
-    Ok(Run {
+    validate_optimizer(&optimizer)?;
+    Ok(RunRecord {
         id: model.clone(),
-        session: call.session_id.clone().unwrap_or_else(|| "".into()),
-        number: call.model_seq_id.unwrap_or_default(),
+        session: request.session_id.clone().unwrap_or_else(|| "".into()),
+        number: request.model_seq_id.unwrap_or_default(),
         base_model: base,
-        lora: Lora { seed: random(), ..source.lora },
+        lora: LoraSettings { seed: random_seed(), ..source.lora },
         optimizer,
-        user_metadata: call.user_metadata.clone(),
+        user_metadata: request.user_metadata.clone(),
         created_at: now(),
         closed: None,
         snapshot: None,
@@ -310,65 +345,77 @@ fn new_run(
     })
 }
 
-/// Whether a checkpoint can be loaded into a model that exists.
-fn check_fit(call: &LoadWeights, run: &Run, source: &Checkpoint) -> Result<(), ApiError> {
+/// Checks that a checkpoint can be loaded into an existing model.
+fn check_compatible(
+    request: &LoadWeights,
+    run: &RunRecord,
+    source: &CheckpointRecord,
+) -> Result<(), ServerError> {
     if source.base_model != run.base_model {
-        return Err(ApiError::bad(format!(
+        return Err(ServerError::invalid(format!(
             "path: {} was trained from {}, the model from {}",
             source.path, source.base_model, run.base_model
         )));
     }
-    let shape = |lora: &Lora| (lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed);
+    let shape =
+        |lora: &LoraSettings| (lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed);
     if shape(&source.lora) != shape(&run.lora) {
-        return Err(ApiError::bad(format!(
-            "path: rank and trained layers (attn, mlp, unembed) are {:?} in {}, {:?} in the model",
+        return Err(ServerError::invalid(format!(
+            "path: rank and trained layers (attn, mlp, unembed) are {:?} in {} and {:?} in the model",
             shape(&source.lora),
             source.path,
             shape(&run.lora)
         )));
     }
-    if call.optimizer && source.optimizer.kind != run.optimizer.kind {
-        return Err(ApiError::bad(format!(
-            "optimizer: {} was saved with {}, the model has {}",
+    if request.optimizer && source.optimizer.kind != run.optimizer.kind {
+        return Err(ServerError::invalid(format!(
+            "optimizer: {} was saved with {}, the model uses {}",
             source.path, source.optimizer.kind, run.optimizer.kind
         )));
     }
-    match &call.optimizer_config {
-        Some(config) if *config != run.optimizer => Err(ApiError::bad(
-            "optimizer_config: the model's optimizer was chosen when it was created",
+    match &request.optimizer_config {
+        Some(config) if *config != run.optimizer => Err(ServerError::invalid(
+            "optimizer_config: differs from the optimizer that the model was created with",
         )),
         _ => Ok(()),
     }
 }
 
-pub(super) fn again_load(store: &Store, row: &Request, body: &Bytes) -> Result<Next, ApiError> {
-    let call: LoadWeights = json::decode(body)?;
-    let path: TinkerPath = call.path.parse()?;
-    let source = store.checkpoint(&path).ok_or_else(|| missing(&path))?;
-    train(row, load(&source.row, call.optimizer, row.seq == 0))
+/// Resolves the checkpoint of a stored load again.
+pub(super) fn restore_load(
+    store: &Store,
+    row: &RequestRecord,
+    body: &Bytes,
+) -> Result<NextStep, ServerError> {
+    let request: LoadWeights = json::decode(body)?;
+    let path: TinkerPath = request.path.parse()?;
+    let source = store.checkpoint(&path).ok_or_else(|| no_checkpoint(&path))?;
+    enqueue_restored(row, load_operation(&source.row, request.optimizer, row.seq == 0))
 }
 
-pub(super) fn missing(path: &TinkerPath) -> ApiError {
-    ApiError::not_found(format!("there is no checkpoint {path}"))
+fn no_checkpoint(path: &TinkerPath) -> ServerError {
+    ServerError::not_found(format!("checkpoint {path} does not exist"))
 }
 
-/// Names become part of addresses: letters, digits, `.`, `_` and `-`.
-fn check_name(name: &str) -> Result<(), ApiError> {
-    let fine = |c: u8| c.is_ascii_alphanumeric() || b"._-".contains(&c);
-    if (1..=128).contains(&name.len()) && name.bytes().all(fine) && !matches!(name, "." | "..") {
+/// Checks a checkpoint name, which becomes part of a path: letters, digits, `.`, `_` and `-`.
+fn validate_name(name: &str) -> Result<(), ServerError> {
+    let allowed = |c: u8| c.is_ascii_alphanumeric() || b"._-".contains(&c);
+    if (1..=128).contains(&name.len()) && name.bytes().all(allowed) && !matches!(name, "." | "..")
+    {
         return Ok(());
     }
     let shown: String = name.chars().take(150).collect();
-    Err(ApiError::bad(format!(
-        "path: {shown:?} is not a name of 1 to 128 letters, digits, dots, dashes and underscores"
+    Err(ServerError::invalid(format!(
+        "path: invalid name {shown:?}; expected 1 to 128 letters, digits, dots, dashes and \
+         underscores"
     )))
 }
 
-/// Whether a time to live is one.
-pub(crate) fn check_ttl(seconds: Option<u64>) -> Result<(), ApiError> {
+/// Checks that a time to live is within [`TTL_SECONDS`].
+pub(crate) fn validate_ttl(seconds: Option<u64>) -> Result<(), ServerError> {
     match seconds {
-        Some(seconds) if !TTL_SECONDS.contains(&seconds) => Err(ApiError::bad(format!(
-            "ttl_seconds: {seconds} is not from {} to {}",
+        Some(seconds) if !TTL_SECONDS.contains(&seconds) => Err(ServerError::invalid(format!(
+            "ttl_seconds: {seconds} is outside of {} to {}",
             TTL_SECONDS.start(),
             TTL_SECONDS.end()
         ))),

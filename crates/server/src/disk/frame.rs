@@ -1,4 +1,4 @@
-//! One payload on disk: what is in front of it.
+//! Frame of a payload in the payload file. All integers are little-endian:
 //!
 //! ```text
 //! length u32 | number u64 | checksum of the payload u32 | checksum of these 16 bytes u32 | payload
@@ -6,69 +6,75 @@
 
 use std::io::{self, Read};
 
-/// What a file begins with.
+/// First bytes of a payload file.
 pub(super) const MAGIC: &[u8; 8] = b"TNKXPAY1";
-/// Bytes of a head.
-pub(super) const HEAD: usize = 20;
-/// Nothing that we write is longer.
-pub(super) const LONGEST: usize = 1 << 30;
+/// Size of a frame header in bytes.
+pub(super) const HEADER_LEN: usize = 20;
+/// Maximum size of a payload in bytes.
+pub(super) const MAX_PAYLOAD: usize = 1 << 30;
 
-/// What stands in front of a payload.
+/// Header in front of each payload.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Head {
+pub(super) struct FrameHeader {
     pub(super) number: u64,
     pub(super) length: u32,
     checksum: u32,
 }
 
-impl Head {
-    pub(super) fn of(number: u64, payload: &[u8]) -> io::Result<Self> {
+impl FrameHeader {
+    pub(super) fn new(number: u64, payload: &[u8]) -> io::Result<Self> {
         match u32::try_from(payload.len()) {
-            Ok(length) if payload.len() <= LONGEST => {
+            Ok(length) if payload.len() <= MAX_PAYLOAD => {
                 Ok(Self { number, length, checksum: checksum(payload) })
             }
-            _ => Err(io::Error::new(io::ErrorKind::InvalidInput, "the payload is too long")),
+            _ => Err(oversized()),
         }
     }
 
-    pub(super) fn to_bytes(self) -> [u8; HEAD] {
-        let mut out = [0; HEAD];
+    pub(super) fn to_bytes(self) -> [u8; HEADER_LEN] {
+        let mut out = [0; HEADER_LEN];
         out[..4].copy_from_slice(&self.length.to_le_bytes());
         out[4..12].copy_from_slice(&self.number.to_le_bytes());
         out[12..16].copy_from_slice(&self.checksum.to_le_bytes());
-        let own = checksum(&out[..16]);
-        out[16..].copy_from_slice(&own.to_le_bytes());
+        let header_checksum = checksum(&out[..16]);
+        out[16..].copy_from_slice(&header_checksum.to_le_bytes());
         out
     }
 
-    /// Nothing if these are not the bytes of a head.
-    fn from_bytes(bytes: [u8; HEAD]) -> Option<Self> {
-        let [l0, l1, l2, l3, number @ .., c0, c1, c2, c3, o0, o1, o2, o3] = bytes;
-        let own = u32::from_le_bytes([o0, o1, o2, o3]);
-        (own == checksum(&bytes[..16])).then(|| Self {
+    /// Decodes a header; `None` if its own checksum does not match.
+    fn from_bytes(bytes: [u8; HEADER_LEN]) -> Option<Self> {
+        let [l0, l1, l2, l3, number @ .., c0, c1, c2, c3, h0, h1, h2, h3] = bytes;
+        let header_checksum = u32::from_le_bytes([h0, h1, h2, h3]);
+        (header_checksum == checksum(&bytes[..16])).then(|| Self {
             number: u64::from_le_bytes(number),
             length: u32::from_le_bytes([l0, l1, l2, l3]),
             checksum: u32::from_le_bytes([c0, c1, c2, c3]),
         })
     }
 
-    /// Reads one; nothing if the file ends, or says something else.
+    /// Reads a header; `None` at the end of the file or if the bytes are not a header.
     pub(super) fn read(from: &mut impl Read) -> io::Result<Option<Self>> {
-        let mut bytes = [0; HEAD];
+        let mut bytes = [0; HEADER_LEN];
         match from.read_exact(&mut bytes) {
             Ok(()) => Ok(Self::from_bytes(bytes)),
-            Err(why) if why.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
-            Err(why) => Err(why),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
-    /// Whether this is the payload that was written.
-    pub(super) fn fits(&self, payload: &[u8]) -> bool {
+    /// Returns whether `payload` has the recorded length and checksum.
+    pub(super) fn matches(&self, payload: &[u8]) -> bool {
         payload.len() == self.length as usize && checksum(payload) == self.checksum
     }
 }
 
-/// CRC-32 (IEEE), eight bytes at a time.
+/// Returns the error for a payload above [`MAX_PAYLOAD`].
+pub(super) fn oversized() -> io::Error {
+    let message = format!("payload exceeds the limit of {} MiB", MAX_PAYLOAD >> 20);
+    io::Error::new(io::ErrorKind::InvalidInput, message)
+}
+
+/// Computes the CRC-32 (IEEE) of `bytes`, eight bytes per step.
 fn checksum(bytes: &[u8]) -> u32 {
     let mut crc: u32 = !0;
     let (eights, rest) = bytes.as_chunks::<8>();
@@ -96,7 +102,7 @@ const fn tables() -> [[u32; 256]; 8] {
     let mut all = [[0; 256]; 8];
     let mut byte = 0;
     while byte < 256 {
-        #[expect(clippy::cast_possible_truncation, reason = "a byte")]
+        #[expect(clippy::cast_possible_truncation, reason = "the loop bound is 256")]
         let mut value = byte as u32;
         let mut bit = 0;
         while bit < 8 {
@@ -124,23 +130,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_is_the_usual_one() {
+    fn the_checksum_is_crc32_ieee() {
         assert_eq!(checksum(b"123456789"), 0xCBF4_3926);
     }
 
     #[test]
-    fn a_head_cut_anywhere_or_changed_anywhere_is_none() {
-        let head = Head::of(7, b"payload").unwrap();
-        let bytes = head.to_bytes();
-        assert_eq!(Head::read(&mut &bytes[..]).unwrap(), Some(head));
-        for cut in 0..HEAD {
-            assert_eq!(Head::read(&mut &bytes[..cut]).unwrap(), None, "cut at {cut}");
+    fn a_truncated_or_modified_header_is_rejected() {
+        let header = FrameHeader::new(7, b"payload").unwrap();
+        let bytes = header.to_bytes();
+        assert_eq!(FrameHeader::read(&mut &bytes[..]).unwrap(), Some(header));
+        for cut in 0..HEADER_LEN {
+            assert_eq!(FrameHeader::read(&mut &bytes[..cut]).unwrap(), None, "cut at {cut}");
         }
-        for at in 0..HEAD {
+        for at in 0..HEADER_LEN {
             let mut changed = bytes;
             changed[at] ^= 1;
-            assert_eq!(Head::read(&mut &changed[..]).unwrap(), None, "changed at {at}");
+            assert_eq!(FrameHeader::read(&mut &changed[..]).unwrap(), None, "changed at {at}");
         }
-        assert!(head.fits(b"payload") && !head.fits(b"Payload") && !head.fits(b"payloa"));
+        assert!(header.matches(b"payload") && !header.matches(b"Payload") && !header.matches(b"payloa"));
     }
 }

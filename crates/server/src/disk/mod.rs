@@ -1,16 +1,16 @@
-//! The disk: everything that must survive a crash.
+//! Durable storage: everything that must survive a crash.
 //!
-//! Facts are rows of a [`database`]; bodies of requests and answers are [`payloads`], numbered, in a
-//! file beside it. One thread, the [`writer`], owns both. What arrives while it writes is written
-//! together next time: the payloads and a flush, then one transaction. So a hundred requests at
-//! once cost two flushes, and a row never refers to a payload that is not on disk. A payload that no
-//! row refers to does not exist.
+//! Records are rows of a SQLite [`database`]; request bodies and results are [`payloads`], numbered
+//! entries of a file next to it. One thread, the [`writer`], owns both. Writes that arrive while it
+//! is busy are grouped: their payloads are appended and flushed, then one transaction commits their
+//! rows. A hundred concurrent requests cost two flushes, and a row never refers to a payload that is
+//! not on disk. A payload that no row refers to is ignored and later overwritten or compacted away.
 //!
-//! Whoever appends says what to do when it is on disk, or when it could not be written: a promise
-//! is given there and nowhere else. A failed write leaves nothing behind.
+//! Each write has a callback that runs once the write is durable or has failed. Requests are
+//! acknowledged from there and nowhere else. A failed write leaves nothing behind.
 //!
-//! What has happened already cannot be refused: it is owed. A disk that would not take it is asked
-//! again, and until it does nothing that came later is written either.
+//! A result cannot be refused, because its request has already been executed. Such required writes
+//! are retried until they succeed, and no later write is attempted before them.
 
 mod database;
 mod frame;
@@ -26,179 +26,204 @@ use std::thread::JoinHandle;
 use bytes::Bytes;
 
 use self::database::Database;
-pub(crate) use self::database::{Answered, Found};
+pub(crate) use self::database::{StoredResult, StoredRows};
+pub(crate) use self::payloads::PayloadReader;
 use self::payloads::Payloads;
-pub(crate) use self::payloads::Reader;
-use self::writer::{Append, Command, Writer};
-use crate::fact::Fact;
+use self::writer::{DiskWriter, PendingWrite, WriterCommand};
+use crate::record::Record;
 
-/// What to do once something is on disk, or is known not to be.
-pub(crate) type Then = Box<dyn FnOnce(io::Result<()>) + Send>;
+/// Callback that runs on the writer thread once a write is durable or has failed.
+pub(crate) type WriteCallback = Box<dyn FnOnce(io::Result<()>) + Send>;
 
-/// Where facts are, in the data folder.
+/// Database file in the data directory.
 const DATABASE: &str = "metadata.sqlite";
-/// Where bodies and answers are.
+/// Payload file in the data directory.
 const PAYLOADS: &str = "payloads";
-/// Where all of it was before there was a database.
+/// File of the storage format before the database; not supported any more.
 const JOURNAL: &str = "journal";
-/// The folder of all weights, beside.
+/// Directory of all adapter folders in the data directory.
 pub(crate) const WEIGHTS: &str = "weights";
 
-/// The way in. Dropping it writes what is waiting and stops the thread.
+/// Handle of the writer thread. Dropping it finishes the queued writes and stops the thread.
 pub(crate) struct Disk {
     next: u64,
-    sender: Option<Sender<Command>>,
-    reader: Reader,
-    health: Arc<Mutex<Health>>,
+    sender: Option<Sender<WriterCommand>>,
+    reader: PayloadReader,
+    health: Arc<Mutex<WriterHealth>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// How the disk is doing.
+/// State of the writer thread for status messages and metrics.
 #[derive(Debug, Default)]
-struct Health {
-    /// Why it does not take what is owed.
-    trouble: Option<String>,
-    /// Batches that it took.
+struct WriterHealth {
+    /// Error of the last attempt to persist a required write; `None` if none is outstanding.
+    error: Option<String>,
+    /// Number of committed transactions.
     commits: u64,
 }
 
 impl Disk {
-    /// Opens what is in `folder`, or begins it, and returns what it says.
+    /// Opens or creates the database and the payload file in `folder`, and returns the stored rows.
     ///
-    /// What a crash left unfinished is dropped: nobody was promised anything for it. A payload that
-    /// a row needs and that is not to be found is an error: more may be lost than can be told.
-    pub(crate) fn open(folder: &Path) -> io::Result<(Self, Found)> {
+    /// An incomplete write of a crash is dropped: no client received an acknowledgement for it.
+    ///
+    /// # Errors
+    /// Fails if a file cannot be read or belongs to another program or version, or if a payload
+    /// that a row refers to is missing, because other data may be lost too.
+    pub(crate) fn open(folder: &Path) -> io::Result<(Self, StoredRows)> {
         let (path, payloads) = (folder.join(DATABASE), folder.join(PAYLOADS));
         if !path.exists() {
-            nothing_before(folder)?;
+            check_no_data(folder)?;
         }
         let mut database = Database::open(&path)?;
         if database.is_new() {
-            nothing_before(folder)?;
-            database.begin()?;
+            check_no_data(folder)?;
+            database.create_tables()?;
         }
-        let found = database.read()?;
+        let rows = database.read()?;
         let next = database.next_number()?;
-        let payloads = Payloads::open(&payloads, next, &database.needed()?)?;
-        Ok((Self::start(database, payloads, next)?, found))
+        let payloads = Payloads::open(&payloads, next, &database.needed_payloads()?)?;
+        Ok((Self::start(database, payloads, next)?, rows))
     }
 
     fn start(database: Database, payloads: Payloads, next: u64) -> io::Result<Self> {
         let (sender, receiver) = channel();
         let health = Arc::default();
         let reader = payloads.reader();
-        let writer = Writer::new(database, payloads, Arc::clone(&health));
+        let writer = DiskWriter::new(database, payloads, Arc::clone(&health));
         let thread = std::thread::Builder::new()
             .name("disk".to_owned())
             .spawn(move || writer.run(&receiver))?;
         Ok(Self { next, sender: Some(sender), reader, health, thread: Some(thread) })
     }
 
-    /// The number for the next payload.
-    pub(crate) fn number(&mut self) -> u64 {
+    /// Assigns the next payload number.
+    pub(crate) fn next_number(&mut self) -> u64 {
         let number = self.next;
         self.next += 1;
         number
     }
 
-    /// Lines up facts and the payload that they refer to, to be written together or not at all.
-    /// `then` runs on a thread of the disk, never on the caller's.
-    pub(crate) fn append(&mut self, facts: Vec<Fact>, payload: Option<(u64, Bytes)>, then: Then) {
-        self.send(Command::Append(Append { facts, payload, owed: false, then }));
+    /// Queues records and the payload that they refer to, written together or not at all.
+    /// `on_written` never runs on the caller's thread.
+    pub(crate) fn append(
+        &mut self,
+        records: Vec<Record>,
+        payload: Option<(u64, Bytes)>,
+        on_written: WriteCallback,
+    ) {
+        self.send_write(records, payload, false, on_written);
     }
 
-    /// The same for what has happened already: it is written, however long that takes. `then` gets
-    /// an error only if the server ends before.
-    pub(crate) fn owe(&mut self, facts: Vec<Fact>, payload: Option<(u64, Bytes)>, then: Then) {
-        self.send(Command::Append(Append { facts, payload, owed: true, then }));
+    /// Queues a write that is retried until it succeeds. `on_written` gets an error only if the
+    /// server shuts down before that, or if the payload exceeds the size limit.
+    pub(crate) fn append_required(
+        &mut self,
+        records: Vec<Record>,
+        payload: Option<(u64, Bytes)>,
+        on_written: WriteCallback,
+    ) {
+        self.send_write(records, payload, true, on_written);
     }
 
-    /// Calls `then` when everything lined up so far is on disk, or is known not to be: with an error
-    /// if something is owed still.
-    pub(crate) fn settled(&mut self, then: Then) {
-        self.send(Command::Settled { then });
+    fn send_write(
+        &mut self,
+        records: Vec<Record>,
+        payload: Option<(u64, Bytes)>,
+        required: bool,
+        on_written: WriteCallback,
+    ) {
+        self.send(WriterCommand::Write(PendingWrite { records, payload, required, on_written }));
     }
 
-    /// Drops the payloads that no row needs, if there are `at_least` so many bytes of payloads and
-    /// more than half of them are of no use.
-    pub(crate) fn tidy(&mut self, at_least: u64, then: Then) {
-        self.send(Command::Tidy { at_least, then });
+    /// Calls `on_written` once all previously queued writes are durable or have failed, with an
+    /// error if a required write is still outstanding.
+    pub(crate) fn barrier(&mut self, on_written: WriteCallback) {
+        self.send(WriterCommand::Barrier { on_written });
     }
 
-    fn send(&mut self, command: Command) {
-        let failed = match &self.sender {
+    /// Queues a compaction of the payload file, if it has at least `min_bytes` bytes and more than
+    /// half of them are unreferenced.
+    pub(crate) fn compact(&mut self, min_bytes: u64, on_written: WriteCallback) {
+        self.send(WriterCommand::Compact { min_bytes, on_written });
+    }
+
+    fn send(&mut self, command: WriterCommand) {
+        let unsent = match &self.sender {
             Some(sender) => sender.send(command).err().map(|unsent| unsent.0),
             None => Some(command),
         };
-        let Some(then) = failed.map(Command::then) else { return };
-        // Not on the caller's stack: it may hold what `then` locks. If there is no thread to be had
-        // nobody is told, which is what happens to those who wait when a server ends.
+        let Some(on_written) = unsent.map(WriterCommand::into_callback) else { return };
+        // Use another thread: the caller may hold a lock that the callback takes. If no thread can
+        // be spawned the callback is dropped, which its receivers treat as a shutdown.
         let _ = std::thread::Builder::new()
             .name("disk".to_owned())
-            .spawn(move || then(Err(io::Error::other("the server is stopping"))));
+            .spawn(move || on_written(Err(io::Error::other("the server is shutting down"))));
     }
 
-    /// Takes nothing more in. The thread ends when all is written that can be.
+    /// Rejects further writes. The returned thread ends once the queued writes are finished.
     pub(crate) fn close(&mut self) -> Option<JoinHandle<()>> {
         self.sender = None;
         self.thread.take()
     }
 
-    /// Why the disk does not take what is owed, if it does not.
-    pub(crate) fn trouble(&self) -> Option<String> {
-        lock(&self.health).trouble.clone()
+    /// Returns why required writes are failing, if they are.
+    pub(crate) fn write_error(&self) -> Option<String> {
+        lock(&self.health).error.clone()
     }
 
-    /// Batches that were written.
+    /// Returns the number of committed transactions.
     pub(crate) fn commits(&self) -> u64 {
         lock(&self.health).commits
     }
 
-    /// Bytes of payloads.
+    /// Returns the size of the payload file in bytes.
     pub(crate) fn payload_bytes(&self) -> u64 {
         self.reader.len()
     }
 
-    pub(crate) fn reader(&self) -> Reader {
+    pub(crate) fn reader(&self) -> PayloadReader {
         self.reader.clone()
     }
 }
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        let own = std::thread::current().id();
-        if let Some(thread) = self.close().filter(|thread| thread.thread().id() != own) {
-            // A panic there has been printed already.
+        let current = std::thread::current().id();
+        if let Some(thread) = self.close().filter(|thread| thread.thread().id() != current) {
+            // The panic hook has already reported a panic of that thread.
             let _ = thread.join();
         }
     }
 }
 
-/// Nothing is begun where something was: weights that nothing refers to would be removed.
-fn nothing_before(folder: &Path) -> io::Result<()> {
-    let begun = frame::MAGIC.len() as u64;
+/// Returns an error if `folder` contains data without a database. A new database would refer to
+/// none of it, and the expiry task would remove the weights.
+fn check_no_data(folder: &Path) -> io::Result<()> {
+    let empty = frame::MAGIC.len() as u64;
     let payloads = std::fs::metadata(folder.join(PAYLOADS));
-    let (name, why) = if folder.join(JOURNAL).exists() {
-        let why = "is of an earlier form that this server does not read; use another data folder, \
-                   or the version that wrote it";
-        (JOURNAL, why)
-    } else if payloads.is_ok_and(|file| file.len() > begun) {
-        let why = "has payloads, but the database that belongs to it is gone; restore the data \
-                   folder from a backup, or begin anew with another one";
-        (PAYLOADS, why)
-    } else if std::fs::read_dir(folder.join(WEIGHTS)).is_ok_and(|mut found| found.next().is_some())
+    let (name, message) = if folder.join(JOURNAL).exists() {
+        let message = "written by an earlier version in a format that this version does not read; \
+                       use another data directory, or the earlier version";
+        (JOURNAL, message)
+    } else if payloads.is_ok_and(|file| file.len() > empty) {
+        let message = "payload file without its database metadata.sqlite; restore the data \
+                       directory from a backup, or use another one";
+        (PAYLOADS, message)
+    } else if std::fs::read_dir(folder.join(WEIGHTS))
+        .is_ok_and(|mut entries| entries.next().is_some())
     {
-        let why = "has weights, but the database that knows them is gone; restore the data folder \
-                   from a backup, or begin anew with another one";
-        (WEIGHTS, why)
+        let message = "weights without the database metadata.sqlite; restore the data directory \
+                       from a backup, or use another one";
+        (WEIGHTS, message)
     } else {
         return Ok(());
     };
-    let place = folder.join(name);
-    Err(io::Error::new(io::ErrorKind::InvalidData, format!("{}: {why}", place.display())))
+    let path = folder.join(name);
+    Err(io::Error::new(io::ErrorKind::InvalidData, format!("{}: {message}", path.display())))
 }
 
-fn lock(health: &Mutex<Health>) -> std::sync::MutexGuard<'_, Health> {
+fn lock(health: &Mutex<WriterHealth>) -> std::sync::MutexGuard<'_, WriterHealth> {
     health.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -1,6 +1,7 @@
-//! The file of payloads: numbered bytes, appended, flushed, read back by number.
+//! The payload file: numbered byte strings, appended, flushed, and read by number.
 //!
-//! It knows neither what a payload means nor whether it is needed; the rows of the database do.
+//! The file knows neither the meaning of a payload nor whether it is needed; the rows of the
+//! database do.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{File, OpenOptions};
@@ -11,22 +12,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use tinkex_files::AtomicWrite;
 
-use super::frame::{HEAD, Head, MAGIC};
+use super::frame::{FrameHeader, HEADER_LEN, MAGIC};
 
-/// Bytes of small payloads that are written at once.
+/// Size of the buffer that groups small payloads into one write, in bytes.
 pub(super) const BUFFER: usize = 1 << 20;
 
-/// What payloads are written on. A test has one that fails.
-pub(super) trait Medium: Send {
-    /// Writes all of it behind what is there.
+/// A file that payloads are appended to. Tests implement it with a file that fails.
+pub(super) trait AppendFile: Send {
+    /// Writes all of `bytes` at the end.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// Makes it last.
+    /// Flushes the file to disk.
     fn flush(&mut self) -> io::Result<()>;
-    /// Forgets everything behind `length`.
-    fn cut(&mut self, length: u64) -> io::Result<()>;
+    /// Truncates the file to `length` bytes.
+    fn truncate(&mut self, length: u64) -> io::Result<()>;
 }
 
-impl Medium for File {
+impl AppendFile for File {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.write_all(bytes)
     }
@@ -35,141 +36,147 @@ impl Medium for File {
         self.sync_data()
     }
 
-    fn cut(&mut self, length: u64) -> io::Result<()> {
+    fn truncate(&mut self, length: u64) -> io::Result<()> {
         self.set_len(length)?;
         self.seek(SeekFrom::Start(length)).map(|_| ())
     }
 }
 
-/// The writer's side of the file.
+/// The writer's side of the payload file.
 pub(super) struct Payloads {
-    medium: Box<dyn Medium>,
-    index: Arc<Mutex<Index>>,
-    /// Whether something half written stands behind the last good payload.
+    file: Box<dyn AppendFile>,
+    index: Arc<Mutex<PayloadIndex>>,
+    /// Whether the file has bytes of a failed write after the last committed payload.
     torn: bool,
 }
 
-/// Reads payloads back; cheap to clone.
+/// Reads payloads by number. Cheap to clone.
 #[derive(Clone)]
-pub(crate) struct Reader(Arc<Mutex<Index>>);
+pub(crate) struct PayloadReader(Arc<Mutex<PayloadIndex>>);
 
-/// Where the payloads lie. Locked for moments only: calls are answered meanwhile.
-pub(super) struct Index {
+/// Positions of the committed payloads. Hold the lock only briefly: requests read payloads while
+/// the writer appends.
+pub(super) struct PayloadIndex {
     pub(super) path: PathBuf,
-    pub(super) places: BTreeMap<u64, Place>,
+    pub(super) extents: BTreeMap<u64, PayloadExtent>,
+    /// Length of the committed part of the file in bytes.
     pub(super) length: u64,
 }
 
+/// Position of one payload in the file.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct PayloadExtent {
     start: u64,
-    /// Bytes of head and payload.
+    /// Bytes of the header and the payload.
     length: u64,
 }
 
-/// Payloads that are on disk and belong to nothing yet.
-pub(super) struct Appended {
-    places: Vec<(u64, Place)>,
+/// Payloads that are flushed but that no committed row refers to yet.
+pub(super) struct UncommittedPayloads {
+    extents: Vec<(u64, PayloadExtent)>,
     length: u64,
 }
 
 impl Payloads {
-    /// Opens or begins the file at `path`. What a crash left is cut off: a payload cut short, and
-    /// those from number `next` on, which nothing refers to. The `needed` ones must be there.
+    /// Opens or creates the file at `path`, and removes what a crash left: an incomplete payload,
+    /// and payloads from number `next` on, which no row refers to.
+    ///
+    /// # Errors
+    /// Fails if a payload of `needed` is missing.
     pub(super) fn open(path: &Path, next: u64, needed: &HashSet<u64>) -> io::Result<Self> {
-        let mut file = own_file().open(path)?;
+        let mut file = private_file().open(path)?;
         let index = scan(&file, path, next)?;
-        if let Some(missing) = needed.iter().find(|number| !index.places.contains_key(number)) {
-            let why = format!(
-                "is damaged at byte {}: payload {missing} is needed and not found; restore the data \
-                 folder from a backup, or begin anew with another one",
+        if let Some(missing) = needed.iter().find(|number| !index.extents.contains_key(number)) {
+            let message = format!(
+                "damaged at byte {}: payload {missing} is needed and not found; restore the data \
+                 directory from a backup, or use another one",
                 index.length
             );
-            return Err(wrong(path, &why));
+            return Err(invalid_data(path, &message));
         }
         replacement(path).remove_leftover()?;
-        file.cut(index.length)?;
+        file.truncate(index.length)?;
         if index.length == 0 {
             file.append(MAGIC)?;
         }
         file.sync_all()?;
         sync_folder_of(path)?;
-        let index = Index { length: index.length.max(MAGIC.len() as u64), ..index };
-        Ok(Self::on(Box::new(file), index))
+        let index = PayloadIndex { length: index.length.max(MAGIC.len() as u64), ..index };
+        Ok(Self::new(Box::new(file), index))
     }
 
-    pub(super) fn on(medium: Box<dyn Medium>, index: Index) -> Self {
-        Self { medium, index: Arc::new(Mutex::new(index)), torn: false }
+    pub(super) fn new(file: Box<dyn AppendFile>, index: PayloadIndex) -> Self {
+        Self { file, index: Arc::new(Mutex::new(index)), torn: false }
     }
 
-    pub(super) fn reader(&self) -> Reader {
-        Reader(Arc::clone(&self.index))
+    pub(super) fn reader(&self) -> PayloadReader {
+        PayloadReader(Arc::clone(&self.index))
     }
 
-    /// Writes payloads and flushes them. They are found once they are [accepted](Self::accept).
+    /// Writes payloads and flushes them. Readers find them after [`commit`](Self::commit).
     pub(super) fn append<'a>(
         &mut self,
         payloads: impl Iterator<Item = &'a (u64, Bytes)>,
-    ) -> io::Result<Appended> {
-        self.mend()?;
+    ) -> io::Result<UncommittedPayloads> {
+        self.repair()?;
         let length = lock(&self.index).length;
-        let mut appended = Appended { places: Vec::new(), length };
-        let written = self.put(payloads, &mut appended);
+        let mut appended = UncommittedPayloads { extents: Vec::new(), length };
+        let written = self.write(payloads, &mut appended);
         if written.is_err() {
-            self.disown();
-            // Tried again before the next write.
-            let _ = self.mend();
+            self.abandon();
+            // A failed repair is repeated before the next write.
+            let _ = self.repair();
         }
         written.map(|()| appended)
     }
 
-    fn put<'a>(
+    fn write<'a>(
         &mut self,
         payloads: impl Iterator<Item = &'a (u64, Bytes)>,
-        appended: &mut Appended,
+        appended: &mut UncommittedPayloads,
     ) -> io::Result<()> {
         let mut buffer = Vec::new();
         for (number, payload) in payloads {
-            buffer.extend_from_slice(&Head::of(*number, payload)?.to_bytes());
-            let length = (HEAD + payload.len()) as u64;
-            appended.places.push((*number, Place { start: appended.length, length }));
+            buffer.extend_from_slice(&FrameHeader::new(*number, payload)?.to_bytes());
+            let length = (HEADER_LEN + payload.len()) as u64;
+            appended.extents.push((*number, PayloadExtent { start: appended.length, length }));
             appended.length += length;
             if payload.len() < BUFFER / 4 {
                 buffer.extend_from_slice(payload);
             } else {
-                self.medium.append(&buffer)?;
+                self.file.append(&buffer)?;
                 buffer.clear();
-                self.medium.append(payload)?;
+                self.file.append(payload)?;
             }
             if buffer.len() >= BUFFER {
-                self.medium.append(&buffer)?;
+                self.file.append(&buffer)?;
                 buffer.clear();
             }
         }
-        if appended.places.is_empty() {
+        if appended.extents.is_empty() {
             return Ok(());
         }
-        self.medium.append(&buffer)?;
-        self.medium.flush()
+        self.file.append(&buffer)?;
+        self.file.flush()
     }
 
-    /// Rows refer to what was appended.
-    pub(super) fn accept(&mut self, appended: Appended) {
+    /// Makes appended payloads visible to readers, once rows refer to them.
+    pub(super) fn commit(&mut self, appended: UncommittedPayloads) {
         let mut index = lock(&self.index);
         index.length = appended.length;
-        index.places.extend(appended.places);
+        index.extents.extend(appended.extents);
     }
 
-    /// What was appended and not accepted is to be cut off.
-    pub(super) fn disown(&mut self) {
+    /// Marks appended payloads that were not committed for removal.
+    pub(super) fn abandon(&mut self) {
         self.torn = true;
     }
 
-    /// Cuts off what a failed write left.
-    pub(super) fn mend(&mut self) -> io::Result<()> {
+    /// Truncates the file after the last committed payload, if a write failed.
+    pub(super) fn repair(&mut self) -> io::Result<()> {
         if self.torn {
             let length = lock(&self.index).length;
-            self.medium.cut(length)?;
+            self.file.truncate(length)?;
             self.torn = false;
         }
         Ok(())
@@ -179,121 +186,128 @@ impl Payloads {
         self.torn
     }
 
-    /// Bytes of the file.
+    /// Returns the length of the file in bytes.
     pub(super) fn len(&self) -> u64 {
         lock(&self.index).length
     }
 
-    /// Bytes of these payloads.
-    pub(super) fn len_of(&self, needed: &HashSet<u64>) -> u64 {
+    /// Returns the total size of the given payloads in bytes.
+    pub(super) fn len_of(&self, numbers: &HashSet<u64>) -> u64 {
         let index = lock(&self.index);
-        needed.iter().filter_map(|number| index.places.get(number)).map(|place| place.length).sum()
+        let extents = numbers.iter().filter_map(|number| index.extents.get(number));
+        extents.map(|extent| extent.length).sum()
     }
 
-    /// Copies the needed payloads into a new file, which then takes the old one's name.
-    pub(super) fn keep(&mut self, needed: &HashSet<u64>) -> io::Result<()> {
+    /// Copies the payloads of `needed` into a new file that replaces the old one.
+    pub(super) fn retain(&mut self, needed: &HashSet<u64>) -> io::Result<()> {
         let path = lock(&self.index).path.clone();
-        // Only this thread changes the places, so nobody has to wait while they are copied.
-        let old = lock(&self.index).places.clone();
+        // Only this thread changes the index, so the copy can run without the lock.
+        let old = lock(&self.index).extents.clone();
         let mut staged = replacement(&path).stage()?;
         let mut out = io::BufWriter::with_capacity(BUFFER, &mut staged);
         out.write_all(MAGIC)?;
         let mut length = MAGIC.len() as u64;
-        let mut places = BTreeMap::new();
+        let mut extents = BTreeMap::new();
         let mut from = File::open(&path)?;
-        for (number, place) in old.into_iter().filter(|(number, _)| needed.contains(number)) {
-            from.seek(SeekFrom::Start(place.start))?;
-            if io::copy(&mut (&from).take(place.length), &mut out)? < place.length {
+        for (number, extent) in old.into_iter().filter(|(number, _)| needed.contains(number)) {
+            from.seek(SeekFrom::Start(extent.start))?;
+            if io::copy(&mut (&from).take(extent.length), &mut out)? < extent.length {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            places.insert(number, Place { start: length, ..place });
-            length += place.length;
+            extents.insert(number, PayloadExtent { start: length, ..extent });
+            length += extent.length;
         }
         out.flush()?;
         drop(out);
         staged.sync()?;
         let file = {
-            // Rename under the lock: a reader that opens the file expects these places in it.
+            // Rename under the lock: a reader opens the file and uses the index together.
             let mut index = lock(&self.index);
             let file = staged.publish()?;
-            index.places = places;
+            index.extents = extents;
             index.length = length;
             file
         };
-        // Even if flushing the folder fails: the old file is no longer read.
-        self.medium = Box::new(file);
+        // Switch even if flushing the folder fails: readers already use the new file.
+        self.file = Box::new(file);
         self.torn = false;
         sync_folder_of(&path)
     }
 }
 
-impl Reader {
-    /// A payload. One that is not what was written is an error of kind `InvalidData`.
+impl PayloadReader {
+    /// Reads a payload.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such payload, `InvalidData` if its checksum does not match.
     pub(crate) fn payload(&self, number: u64) -> io::Result<Bytes> {
-        // Opened under the lock: the file that has these places. It stays so when it is tidied.
-        let (place, mut file) = {
+        // Open the file under the lock, so that file and index match. A compaction after that
+        // replaces the name only; this file keeps its content.
+        let (extent, mut file) = {
             let index = lock(&self.0);
-            let place = index.places.get(&number).copied();
-            let gone = || io::Error::new(io::ErrorKind::NotFound, "there is no such payload");
-            (place.ok_or_else(gone)?, File::open(&index.path)?)
+            let extent = index.extents.get(&number).copied();
+            let missing =
+                || io::Error::new(io::ErrorKind::NotFound, format!("no payload {number}"));
+            (extent.ok_or_else(missing)?, File::open(&index.path)?)
         };
-        file.seek(SeekFrom::Start(place.start))?;
-        let head = Head::read(&mut file)?;
+        file.seek(SeekFrom::Start(extent.start))?;
+        let header = FrameHeader::read(&mut file)?;
         let mut payload = Vec::new();
-        file.take(place.length - HEAD as u64).read_to_end(&mut payload)?;
-        if head.is_none_or(|head| head.number != number || !head.fits(&payload)) {
-            let why = format!("payload {number} is damaged on the server's disk");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        file.take(extent.length - HEADER_LEN as u64).read_to_end(&mut payload)?;
+        if header.is_none_or(|header| header.number != number || !header.matches(&payload)) {
+            let message = format!("payload {number} is damaged on the server's disk");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
         Ok(payload.into())
     }
 
-    /// Bytes of the file.
+    /// Returns the length of the file in bytes.
     pub(super) fn len(&self) -> u64 {
         lock(&self.0).length
     }
 }
 
-/// Finds where the payloads below `next` lie, from head to head.
-fn scan(file: &File, path: &Path, next: u64) -> io::Result<Index> {
+/// Finds the payloads with numbers below `next` by following the headers from the start.
+fn scan(file: &File, path: &Path, next: u64) -> io::Result<PayloadIndex> {
     let total = file.metadata()?.len();
-    let mut index = Index { path: path.to_owned(), places: BTreeMap::new(), length: 0 };
+    let mut index = PayloadIndex { path: path.to_owned(), extents: BTreeMap::new(), length: 0 };
     if total < MAGIC.len() as u64 {
-        // New, or cut off while it was begun.
+        // A new file, or one whose creation a crash interrupted.
         return Ok(index);
     }
     let mut reader = BufReader::with_capacity(1 << 16, file);
     let mut magic = [0; MAGIC.len()];
     reader.read_exact(&mut magic)?;
     if magic != *MAGIC {
-        return Err(wrong(path, "is not a file of this server's payloads"));
+        return Err(invalid_data(path, "not a payload file of this server"));
     }
     index.length = MAGIC.len() as u64;
     let mut last = 0;
-    while let Some(head) = Head::read(&mut reader)? {
-        let length = HEAD as u64 + u64::from(head.length);
-        if head.number <= last || head.number >= next || length > total - index.length {
+    while let Some(header) = FrameHeader::read(&mut reader)? {
+        let length = HEADER_LEN as u64 + u64::from(header.length);
+        if header.number <= last || header.number >= next || length > total - index.length {
             break;
         }
-        index.places.insert(head.number, Place { start: index.length, length });
+        index.extents.insert(header.number, PayloadExtent { start: index.length, length });
         index.length += length;
-        last = head.number;
-        reader.seek_relative(i64::from(head.length))?;
+        last = header.number;
+        reader.seek_relative(i64::from(header.length))?;
     }
     Ok(index)
 }
 
-fn wrong(path: &Path, why: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("{}: {why}", path.display()))
+fn invalid_data(path: &Path, message: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{}: {message}", path.display()))
 }
 
-/// How the file is replaced by a copy with the needed payloads only.
+/// Returns the replacement of the payload file that compaction writes.
 fn replacement(path: &Path) -> AtomicWrite {
     AtomicWrite::new(path).single_writer().owner_only()
 }
 
-/// How to make or open a file that only its owner reads: prompts stand in it.
-pub(super) fn own_file() -> OpenOptions {
+/// Returns options that open or create a file readable by its owner only, because payloads contain
+/// prompts.
+pub(super) fn private_file() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
     #[cfg(unix)]
@@ -301,11 +315,11 @@ pub(super) fn own_file() -> OpenOptions {
     options
 }
 
-/// Flushes the folder that holds `path`, so that a new name survives a power failure.
+/// Flushes the folder that contains `path`, so that a new name survives a power failure.
 fn sync_folder_of(path: &Path) -> io::Result<()> {
     tinkex_files::sync_folder(path.parent().unwrap_or(Path::new(".")))
 }
 
-fn lock(index: &Mutex<Index>) -> MutexGuard<'_, Index> {
+fn lock(index: &Mutex<PayloadIndex>) -> MutexGuard<'_, PayloadIndex> {
     index.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,6 @@
--- Facts are JSON; the columns that follow one are read out of it, for whoever asks.
--- Moments are microseconds since 1970. Numbers of payloads are places in the file beside.
+-- Records are stored as JSON in the column "fact"; generated columns expose single fields of it for
+-- indexes and for inspection with other tools. Times are microseconds since the Unix epoch. Payload
+-- numbers refer to entries of the file "payloads".
 
 CREATE TABLE sessions (
     id TEXT PRIMARY KEY,
@@ -12,7 +13,7 @@ CREATE TABLE sessions (
 CREATE TABLE runs (
     id TEXT PRIMARY KEY,
     used_at INTEGER NOT NULL,
-    last_seq INTEGER,               -- the last request that was carried out
+    last_seq INTEGER,               -- sequence number of the last executed request
     fact TEXT NOT NULL,
     session AS (fact ->> 'session'),
     base_model AS (fact ->> 'base_model'),
@@ -20,12 +21,12 @@ CREATE TABLE runs (
 );
 CREATE INDEX runs_of_session ON runs (session);
 
--- Requests that changed a model since its snapshot: doing them again brings it back.
+-- Requests that modified a model after its snapshot; executing them again restores the model.
 CREATE TABLE changes (
     run TEXT NOT NULL,
     seq INTEGER NOT NULL,
     kind TEXT NOT NULL,
-    body INTEGER NOT NULL,          -- number of the payload
+    body INTEGER NOT NULL,          -- payload number of the request body
     PRIMARY KEY (run, seq)
 ) WITHOUT ROWID;
 
@@ -46,11 +47,11 @@ CREATE TABLE checkpoints (
     size_bytes AS (fact ->> 'size_bytes')
 );
 
--- Requests and what came of them, until that was fetched or expired.
+-- Requests and their results, until a result is acknowledged or expires.
 CREATE TABLE requests (
     id TEXT PRIMARY KEY,
-    body INTEGER NOT NULL,          -- number of the payload, in the order in which they came
-    answer INTEGER,                 -- number of the payload; none if it was not carried out yet
+    body INTEGER NOT NULL,          -- payload number of the body, increasing in order of admission
+    answer INTEGER,                 -- payload number of the result; NULL before the execution
     answer_bytes INTEGER,
     answered_at INTEGER,
     outcome TEXT,                   -- "json", "proto", or the failure
@@ -62,7 +63,7 @@ CREATE TABLE requests (
 );
 
 CREATE TABLE usage (
-    hour INTEGER NOT NULL,          -- since 1970
+    hour INTEGER NOT NULL,          -- hours since the Unix epoch
     session TEXT NOT NULL,
     base_model TEXT NOT NULL,
     what TEXT NOT NULL,
@@ -70,9 +71,9 @@ CREATE TABLE usage (
     PRIMARY KEY (hour, session, base_model, what)
 ) WITHOUT ROWID;
 
--- One row.
+-- Exactly one row.
 CREATE TABLE state (
-    next INTEGER NOT NULL,          -- payloads from this number on belong to nothing
-    voided INTEGER NOT NULL         -- commits whose place in the WAL was taken
+    next INTEGER NOT NULL,          -- first payload number that no row refers to
+    voided INTEGER NOT NULL         -- number of commits overwritten in the WAL after a failed flush
 );
 INSERT INTO state VALUES (1, 0);

@@ -5,19 +5,19 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
 
-use super::frame::{HEAD, LONGEST, MAGIC};
-use super::payloads::{BUFFER, Index, Medium};
+use super::frame::{HEADER_LEN, LONGEST, MAGIC};
+use super::payloads::{BUFFER, PayloadIndex, AppendFile};
 use super::*;
-use crate::fact::{Answer, Done, Kind, Line, Request};
+use crate::record::{ResultKind, ResultRecord, RequestKind, SequenceScope, RequestRecord};
 
 /// A request whose id is `id` and whose body has number `number`.
-fn request(id: &str, number: u64) -> Arc<Request> {
-    Arc::new(Request {
+fn request(id: &str, number: u64) -> Arc<RequestRecord> {
+    Arc::new(RequestRecord {
         number,
         id: id.into(),
-        kind: Kind::Sample,
+        kind: RequestKind::Sample,
         session: "s".into(),
-        line: Line::Sampler("s:sample:0".into()),
+        line: SequenceScope::Sampler("s:sample:0".into()),
         seq: u64::MAX - 1,
         digest: "d".to_owned(),
         seed: u64::MAX,
@@ -32,7 +32,7 @@ fn append(disk: &mut Disk, id: &str, body: &[u8]) -> io::Result<u64> {
     let number = disk.number();
     let payload = Some((number, Bytes::copy_from_slice(body)));
     let then = Box::new(move |result| drop(sent.send(result)));
-    disk.append(vec![Fact::Request(request(id, number))], payload, then);
+    disk.append(vec![Record::Request(request(id, number))], payload, then);
     received.recv().unwrap().map(|()| number)
 }
 
@@ -40,7 +40,7 @@ fn forget(disk: &mut Disk, ids: &[&str]) {
     let (sent, received) = mpsc::channel();
     let ids = ids.iter().map(|id| (*id).into()).collect();
     let then = Box::new(move |result| drop(sent.send(result)));
-    disk.append(vec![Fact::Forget { ids }], None, then);
+    disk.append(vec![Record::RequestsRemoved { ids }], None, then);
     received.recv().unwrap().unwrap();
 }
 
@@ -54,7 +54,7 @@ fn ids(found: &Found) -> Vec<String> {
     found.requests.iter().map(|(row, _)| row.id.to_string()).collect()
 }
 
-/// What is found in a folder.
+/// UsageMeter is found in a folder.
 fn found(folder: &Path) -> Vec<String> {
     ids(&Disk::open(folder).unwrap().1)
 }
@@ -62,7 +62,7 @@ fn found(folder: &Path) -> Vec<String> {
 fn refused(folder: &Path) -> String {
     match Disk::open(folder) {
         Ok(_) => panic!("opened"),
-        Err(why) => why.to_string(),
+        Err(error) => error.to_string(),
     }
 }
 
@@ -134,19 +134,19 @@ fn a_payload_that_is_needed_and_gone_is_told_and_nothing_is_touched() {
     let whole = std::fs::read(&path).unwrap();
     let mut broken = vec![Vec::new(), whole[..4].to_vec(), whole[..whole.len() - 1].to_vec()];
     // Each byte of the second one's head.
-    let second = MAGIC.len() + HEAD + 4;
-    broken.extend((second..second + HEAD).map(|at| {
+    let second = MAGIC.len() + HEADER_LEN + 4;
+    broken.extend((second..second + HEADER_LEN).map(|at| {
         let mut bytes = whole.clone();
         bytes[at] ^= 0x15;
         bytes
     }));
     for bytes in broken {
         std::fs::write(&path, &bytes).unwrap();
-        let why = refused(folder.path());
-        assert!(why.contains("damaged") && why.contains("backup"), "{why}");
+        let message = refused(folder.path());
+        assert!(message.contains("damaged") && message.contains("backup"), "{message}");
         assert_eq!(std::fs::read(&path).unwrap(), bytes, "it stays as it was");
     }
-    // What nobody needs may be gone.
+    // UsageMeter nobody needs may be gone.
     std::fs::write(&path, &whole).unwrap();
     let (mut disk, _) = Disk::open(folder.path()).unwrap();
     forget(&mut disk, &["c"]);
@@ -158,11 +158,11 @@ fn a_payload_that_is_needed_and_gone_is_told_and_nothing_is_touched() {
 
     // A payload that is there and is another one fails whoever needs it.
     let mut bytes = whole;
-    bytes[second + HEAD] ^= 1;
+    bytes[second + HEADER_LEN] ^= 1;
     std::fs::write(&path, &bytes).unwrap();
     let (disk, _) = Disk::open(folder.path()).unwrap();
-    let why = disk.reader().payload(numbers[1]).unwrap_err();
-    assert_eq!(why.kind(), io::ErrorKind::InvalidData, "{why}");
+    let message = disk.reader().payload(numbers[1]).unwrap_err();
+    assert_eq!(message.kind(), io::ErrorKind::InvalidData, "{message}");
     assert_eq!(disk.reader().payload(numbers[0]).unwrap(), "body");
 }
 
@@ -170,8 +170,8 @@ fn a_payload_that_is_needed_and_gone_is_told_and_nothing_is_touched() {
 fn nothing_is_begun_where_something_was() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join(JOURNAL), "TNKXLOG1").unwrap();
-    let why = refused(folder.path());
-    assert!(why.contains("earlier form") && why.contains("another data folder"), "{why}");
+    let message = refused(folder.path());
+    assert!(message.contains("earlier form") && message.contains("another data folder"), "{message}");
     assert!(!folder.path().join(DATABASE).exists());
 
     let folder = tempfile::tempdir().unwrap();
@@ -181,8 +181,8 @@ fn nothing_is_begun_where_something_was() {
     let path = folder.path().join(DATABASE);
     for lose in [|path: &Path| std::fs::remove_file(path), |path: &Path| std::fs::write(path, "")] {
         lose(&path).unwrap();
-        let why = refused(folder.path());
-        assert!(why.contains("the database that belongs to it is gone"), "{why}");
+        let message = refused(folder.path());
+        assert!(message.contains("the database that belongs to it is gone"), "{message}");
         assert_eq!(std::fs::read(folder.path().join(PAYLOADS)).unwrap(), payloads);
     }
 
@@ -223,8 +223,8 @@ fn databases_of_others_and_of_later_versions_are_refused() {
     drop(Disk::open(folder.path()).unwrap());
     let change = |sql: &str| rusqlite::Connection::open(&path).unwrap().execute_batch(sql).unwrap();
     change("PRAGMA user_version = 2");
-    let why = refused(folder.path());
-    assert!(why.contains("schema 2, this one knows 1"), "{why}");
+    let message = refused(folder.path());
+    assert!(message.contains("schema 2, this one knows 1"), "{message}");
     change("PRAGMA user_version = 1; PRAGMA application_id = 0");
     assert!(refused(folder.path()).contains("is not a database of this server"));
     std::fs::write(&path, "somebody else's file").unwrap();
@@ -239,11 +239,11 @@ fn only_needed_payloads_are_kept_and_numbers_stay() {
         ["a", "b", "c"].map(|id| append(&mut disk, id, id.as_bytes()).unwrap()).into();
     // The answer of the second takes the place of its body.
     let answer = disk.number();
-    let done = Fact::Done(Done {
+    let done = Record::Result(ResultRecord {
         request: request("b", numbers[1]),
         number: answer,
         size: 6,
-        answer: Answer::Json,
+        answer: ResultKind::Json,
         changed: false,
         at: 2,
         used: vec![],
@@ -280,7 +280,7 @@ impl Faulty {
     }
 }
 
-impl Medium for Faulty {
+impl AppendFile for Faulty {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         if self.next() {
             self.file.append(&bytes[..bytes.len() / 2])?;
@@ -308,30 +308,30 @@ fn faulty(folder: &Path, fails: impl Fn(usize) -> bool + Send + 'static) -> (Dis
     let database = Database::open(&folder.join(DATABASE)).unwrap();
     let room = Arc::clone(&database.room);
     let medium = Faulty { file, operation: 0, fails: Box::new(fails) };
-    let payloads = Payloads::on(Box::new(medium), Index { path, places: BTreeMap::new(), length });
+    let payloads = Payloads::on(Box::new(medium), PayloadIndex { path, places: BTreeMap::new(), length });
     (Disk::start(database, payloads, 1).unwrap(), room)
 }
 
 #[test]
 fn a_full_disk_is_told_and_leaves_no_gap() {
     let folder = tempfile::tempdir().unwrap();
-    // One operation fails, or two in a row, or three: also the cutting, also the flush.
+    // ActiveSample operation fails, or two in a row, or three: also the cutting, also the flush.
     for (at, count) in (0..8).flat_map(|at| (1..4).map(move |count| (at, count))) {
         let folder = folder.path().join(format!("{at}-{count}"));
         let (mut disk, _) = faulty(&folder, move |n| (at..at + count).contains(&n));
-        let mut kept = Vec::new();
+        let mut entry = Vec::new();
         for id in ["a", "b", "c", "d", "e"] {
             match append(&mut disk, id, b"body") {
                 Ok(number) => {
                     assert_eq!(disk.reader().payload(number).unwrap(), "body");
-                    kept.push(id.to_owned());
+                    entry.push(id.to_owned());
                 }
                 Err(error) => assert!(!error.to_string().is_empty()),
             }
         }
-        assert!(kept.len() >= 2, "{at} {count}: {kept:?}");
+        assert!(entry.len() >= 2, "{at} {count}: {entry:?}");
         drop(disk);
-        assert_eq!(found(&folder), kept, "{at} {count}");
+        assert_eq!(found(&folder), entry, "{at} {count}");
     }
 }
 
@@ -343,28 +343,28 @@ fn a_database_that_is_full_is_told_and_its_payloads_are_cut_off() {
     let length = disk.payload_bytes();
     // No more pages than there are.
     room.store(1, Ordering::Relaxed);
-    let mut kept = vec!["a".to_owned()];
+    let mut entry = vec!["a".to_owned()];
     let mut told = None;
     for n in 0..1_000 {
         let id = format!("r{n}");
         match append(&mut disk, &id, b"body") {
-            Ok(_) => kept.push(id),
-            Err(why) => {
-                told = Some(why);
+            Ok(_) => entry.push(id),
+            Err(error) => {
+                told = Some(reason);
                 break;
             }
         }
     }
     let told = told.unwrap();
     assert_eq!(told.kind(), io::ErrorKind::StorageFull, "{told}");
-    let rows = (kept.len() - 1) as u64;
+    let rows = (entry.len() - 1) as u64;
     let path = folder.path().join(PAYLOADS);
-    assert_eq!(disk.payload_bytes(), length + rows * (HEAD as u64 + 4));
+    assert_eq!(disk.payload_bytes(), length + rows * (HEADER_LEN as u64 + 4));
     assert_eq!(std::fs::metadata(&path).unwrap().len(), disk.payload_bytes());
-    // What is owed waits, and with it what comes later.
+    // UsageMeter is owed waits, and with it what comes later.
     let (sent, received) = mpsc::channel();
     let number = disk.number();
-    let owed = vec![Fact::Request(request("owed", number))];
+    let owed = vec![Record::Request(request("owed", number))];
     let payload = Some((number, Bytes::from_static(b"owed")));
     disk.owe(owed, payload, Box::new(move |written| drop(sent.send(written))));
     assert!(append(&mut disk, "late", b"body").is_err());
@@ -373,9 +373,9 @@ fn a_database_that_is_full_is_told_and_its_payloads_are_cut_off() {
     received.recv().unwrap().unwrap();
     assert_eq!(disk.trouble(), None);
     drop(disk);
-    kept.push("owed".to_owned());
+    entry.push("owed".to_owned());
     let (disk, again) = Disk::open(folder.path()).unwrap();
-    assert_eq!(ids(&again), kept);
+    assert_eq!(ids(&again), entry);
     assert_eq!(disk.reader().payload(number).unwrap(), "owed");
 }
 
@@ -390,9 +390,9 @@ fn what_is_owed_is_written_in_its_place_however_often_the_disk_fails() {
         for (i, id) in ["a", "b", "c", "d"].into_iter().enumerate() {
             if i % 2 == 0 {
                 let (sent, number) = (sent.clone(), disk.number());
-                let facts = vec![Fact::Request(request(id, number))];
+                let records = vec![Record::Request(request(id, number))];
                 let payload = Some((number, Bytes::from_static(b"body")));
-                disk.owe(facts, payload, Box::new(move |written| drop(sent.send(written))));
+                disk.owe(records, payload, Box::new(move |written| drop(sent.send(written))));
                 expected.push(id);
             } else if append(&mut disk, id, b"body").is_ok() {
                 expected.push(id);
@@ -416,15 +416,15 @@ fn nothing_is_dropped_while_something_is_owed() {
     forget(&mut disk, &["old"]);
     failing.store(true, Ordering::Relaxed);
     let (sent, received) = mpsc::channel();
-    let tell = |what: &'static str| -> Then {
+    let tell = |what: &'static str| -> WriteCallback {
         let sent = sent.clone();
         Box::new(move |written| sent.send((what, written.is_ok())).unwrap())
     };
     let new = disk.number();
-    disk.owe(vec![Fact::Request(request("new", new))], Some((new, Bytes::new())), tell("owed"));
-    disk.settled(tell("settled"));
+    disk.owe(vec![Record::Request(request("new", new))], Some((new, Bytes::new())), tell("owed"));
+    disk.outcome(tell("outcome"));
     disk.tidy(0, tell("tidied"));
-    assert_eq!(received.recv().unwrap(), ("settled", false));
+    assert_eq!(received.recv().unwrap(), ("outcome", false));
     assert_eq!(received.recv().unwrap(), ("tidied", false));
     assert!(disk.trouble().is_some());
     assert!(disk.reader().payload(first).is_ok());
@@ -444,13 +444,13 @@ fn a_closed_disk_does_not_call_back_on_the_callers_stack() {
     disk.close().unwrap().join().unwrap();
     let (sent, received) = mpsc::channel();
     let own = std::thread::current().id();
-    let tell = |sent: mpsc::Sender<bool>| -> Then {
+    let tell = |sent: mpsc::Sender<bool>| -> WriteCallback {
         Box::new(move |written| {
             sent.send(written.is_err() && std::thread::current().id() != own).unwrap();
         })
     };
     disk.owe(vec![], None, tell(sent.clone()));
-    disk.settled(tell(sent));
+    disk.outcome(tell(sent));
     assert_eq!(received.iter().collect::<Vec<_>>(), [true, true]);
 }
 
@@ -461,8 +461,8 @@ fn what_is_too_long_is_told_and_holds_nothing_up() {
     let (sent, received) = mpsc::channel();
     let number = disk.number();
     let long = Some((number, Bytes::from(vec![0; LONGEST + 1])));
-    let facts = vec![Fact::Request(request("long", number))];
-    disk.owe(facts, long, Box::new(move |written| sent.send(written).unwrap()));
+    let records = vec![Record::Request(request("long", number))];
+    disk.owe(records, long, Box::new(move |written| sent.send(written).unwrap()));
     let error = received.recv().unwrap().unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     append(&mut disk, "next", b"body").unwrap();
@@ -486,8 +486,8 @@ fn a_commit_that_was_refused_is_not_found_after_a_crash() {
     let mut writer = Database::open(&path).unwrap();
     writer.begin().unwrap();
     let commit = |database: &mut Database, id: &str, number: u64| {
-        let fact = Fact::Request(request(id, number));
-        database.write([&fact].into_iter(), Some(number + 1)).unwrap();
+        let record = Record::Request(request(id, number));
+        database.write([&record].into_iter(), Some(number + 1)).unwrap();
     };
     commit(&mut writer, "a", 1);
     let (_own, before) = crashed(&path);

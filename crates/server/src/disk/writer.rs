@@ -1,4 +1,4 @@
-//! The thread that writes.
+//! The writer thread: groups writes, retries required ones, compacts the payload file.
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -8,218 +8,236 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::database::Database;
-use super::frame::LONGEST;
+use super::frame::MAX_PAYLOAD;
 use super::payloads::Payloads;
-use super::{Health, Then, lock};
-use crate::fact::Fact;
+use super::{WriteCallback, WriterHealth, lock};
+use crate::log;
+use crate::record::Record;
 
-/// What the thread is told.
-pub(super) enum Command {
-    Append(Append),
-    Settled { then: Then },
-    Tidy { at_least: u64, then: Then },
+/// Command for the writer thread.
+pub(super) enum WriterCommand {
+    Write(PendingWrite),
+    Barrier { on_written: WriteCallback },
+    Compact { min_bytes: u64, on_written: WriteCallback },
 }
 
-/// What is to be written together.
-pub(super) struct Append {
-    pub(super) facts: Vec<Fact>,
+/// Records and a payload that are written together.
+pub(super) struct PendingWrite {
+    pub(super) records: Vec<Record>,
     pub(super) payload: Option<(u64, Bytes)>,
-    /// Whether it must be written in the end.
-    pub(super) owed: bool,
-    pub(super) then: Then,
+    /// Whether the write is retried until it succeeds.
+    pub(super) required: bool,
+    pub(super) on_written: WriteCallback,
 }
 
-impl Command {
-    pub(super) fn then(self) -> Then {
+impl WriterCommand {
+    pub(super) fn into_callback(self) -> WriteCallback {
         match self {
-            Self::Append(Append { then, .. })
-            | Self::Settled { then }
-            | Self::Tidy { then, .. } => then,
+            Self::Write(PendingWrite { on_written, .. })
+            | Self::Barrier { on_written }
+            | Self::Compact { on_written, .. } => on_written,
         }
     }
 }
 
-/// What the thread works with.
-pub(super) struct Writer {
+/// State of the writer thread.
+pub(super) struct DiskWriter {
     database: Database,
     payloads: Payloads,
-    health: Arc<Mutex<Health>>,
-    /// What the disk would not take and has to, in order.
-    owed: Vec<Append>,
+    health: Arc<Mutex<WriterHealth>>,
+    /// Required writes that have failed so far, in order.
+    outstanding: Vec<PendingWrite>,
 }
 
-/// Appends that share one commit.
-const MOST: usize = 4_096;
-/// How long a disk that failed is left alone, if nothing new comes.
-const AGAIN: Duration = Duration::from_millis(200);
+/// Maximum number of writes in one transaction.
+const MAX_GROUP: usize = 4_096;
+/// Delay before outstanding writes are retried if no new command arrives.
+const RETRY_DELAY: Duration = Duration::from_millis(200);
 
-impl Writer {
-    pub(super) fn new(database: Database, payloads: Payloads, health: Arc<Mutex<Health>>) -> Self {
-        Self { database, payloads, health, owed: Vec::new() }
+impl DiskWriter {
+    pub(super) fn new(
+        database: Database,
+        payloads: Payloads,
+        health: Arc<Mutex<WriterHealth>>,
+    ) -> Self {
+        Self { database, payloads, health, outstanding: Vec::new() }
     }
 
-    pub(super) fn run(mut self, receiver: &Receiver<Command>) {
+    pub(super) fn run(mut self, receiver: &Receiver<WriterCommand>) {
         loop {
-            let first = if self.owed.is_empty() && !self.has_to_mend() {
+            let first = if self.outstanding.is_empty() && !self.needs_repair() {
                 receiver.recv().map_err(|_| RecvTimeoutError::Disconnected)
             } else {
-                receiver.recv_timeout(AGAIN)
+                receiver.recv_timeout(RETRY_DELAY)
             };
             let first = match first {
                 Ok(first) => Some(first),
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => break,
             };
-            let mut batch = Vec::new();
+            let mut group = Vec::new();
             let mut last = None;
-            for command in first.into_iter().chain(receiver.try_iter().take(MOST)) {
+            for command in first.into_iter().chain(receiver.try_iter().take(MAX_GROUP)) {
                 match command {
-                    Command::Append(append) => batch.push(append),
-                    // What comes behind it has to wait for it.
+                    WriterCommand::Write(write) => group.push(write),
+                    // Barriers and compactions run before the commands queued after them.
                     other => {
                         last = Some(other);
                         break;
                     }
                 }
             }
-            self.write(batch);
+            self.write(group);
             match last {
-                Some(Command::Settled { then }) => then(self.nothing_owed()),
-                Some(Command::Tidy { at_least, then }) => {
-                    then(self.nothing_owed().and_then(|()| self.tidy(at_least)));
+                Some(WriterCommand::Barrier { on_written }) => {
+                    on_written(self.check_nothing_outstanding());
                 }
-                Some(Command::Append(_)) | None => {}
+                Some(WriterCommand::Compact { min_bytes, on_written }) => {
+                    on_written(
+                        self.check_nothing_outstanding().and_then(|()| self.compact(min_bytes)),
+                    );
+                }
+                Some(WriterCommand::Write(_)) | None => {}
             }
         }
         self.write(Vec::new());
-        for Append { then, .. } in self.owed.drain(..) {
-            then(Err(io::Error::other("the server stopped before the disk took it")));
+        for PendingWrite { on_written, .. } in self.outstanding.drain(..) {
+            on_written(Err(io::Error::other("the server shut down before the write succeeded")));
         }
     }
 
-    fn nothing_owed(&self) -> io::Result<()> {
-        if self.owed.is_empty() {
+    fn check_nothing_outstanding(&self) -> io::Result<()> {
+        if self.outstanding.is_empty() {
             return Ok(());
         }
-        let why = lock(&self.health).trouble.clone().unwrap_or_default();
-        Err(io::Error::other(format!("the disk does not take what is owed to it: {why}")))
+        let error = lock(&self.health).error.clone().unwrap_or_default();
+        Err(io::Error::other(format!("earlier writes are still failing: {error}")))
     }
 
-    /// Writes what is owed and then a batch, each whole or not at all.
-    fn write(&mut self, batch: Vec<Append>) {
-        let batch = fitting(batch);
-        // Whoever was refused must not find it done after a restart. If it fails again the next
-        // write does too.
-        let _ = self.mend();
-        if !self.owed.is_empty() {
-            let owed = std::mem::take(&mut self.owed);
-            self.write_together(owed);
+    /// Writes the outstanding writes and then a group, each in one transaction.
+    fn write(&mut self, group: Vec<PendingWrite>) {
+        let group = reject_oversized(group);
+        // Remove the traces of a failed write even if there is nothing to write: its client received
+        // an error and must not find the change applied after a restart. If the repair fails, the
+        // next write fails too and repeats it.
+        let _ = self.repair();
+        if !self.outstanding.is_empty() {
+            let outstanding = std::mem::take(&mut self.outstanding);
+            self.write_group(outstanding);
         }
-        if batch.is_empty() {
+        if group.is_empty() {
             return;
         }
-        if self.owed.is_empty() {
-            self.write_together(batch);
-            if !self.owed.is_empty() {
-                // Without what was refused it may fit.
-                let owed = std::mem::take(&mut self.owed);
-                self.write_together(owed);
+        if self.outstanding.is_empty() {
+            self.write_group(group);
+            if !self.outstanding.is_empty() {
+                // Retry at once without the writes that were rejected: the rest may fit.
+                let outstanding = std::mem::take(&mut self.outstanding);
+                self.write_group(outstanding);
             }
         } else {
-            let why = lock(&self.health).trouble.clone().unwrap_or_default();
-            self.refuse(batch, &io::Error::other(why));
+            let error = lock(&self.health).error.clone().unwrap_or_default();
+            self.fail(group, &io::Error::other(error));
         }
     }
 
-    fn write_together(&mut self, batch: Vec<Append>) {
-        match self.try_write(&batch) {
+    fn write_group(&mut self, group: Vec<PendingWrite>) {
+        match self.try_write(&group) {
             Ok(()) => {
                 {
                     let mut health = lock(&self.health);
-                    health.trouble = None;
+                    if health.error.take().is_some() {
+                        tracing::info!(target: log::STORAGE, "writing to disk succeeds again");
+                    }
                     health.commits += 1;
                 }
-                for append in batch {
-                    (append.then)(Ok(()));
+                for write in group {
+                    (write.on_written)(Ok(()));
                 }
             }
-            Err(why) => self.refuse(batch, &why),
+            Err(error) => self.fail(group, &error),
         }
     }
 
-    /// Tells who can be told no; the others are tried again.
-    fn refuse(&mut self, batch: Vec<Append>, why: &io::Error) {
-        let (owed, refused): (Vec<Append>, Vec<Append>) =
-            batch.into_iter().partition(|append| append.owed);
-        self.owed.extend(owed);
+    /// Keeps the required writes of a failed group for a retry and rejects the others.
+    fn fail(&mut self, group: Vec<PendingWrite>, error: &io::Error) {
+        let (required, rejected): (Vec<PendingWrite>, Vec<PendingWrite>) =
+            group.into_iter().partition(|write| write.required);
+        self.outstanding.extend(required);
         {
-            let trouble = (!self.owed.is_empty()).then(|| why.to_string());
+            let outstanding_error = (!self.outstanding.is_empty()).then(|| error.to_string());
             let mut health = lock(&self.health);
-            if trouble.is_some() && health.trouble.is_none() {
-                crate::log::warn(format_args!("answers wait for the disk, which says: {why}"));
+            if outstanding_error.is_some() && health.error.is_none() {
+                tracing::warn!(
+                    target: log::STORAGE,
+                    %error,
+                    "cannot write results to disk; retrying until it succeeds"
+                );
             }
-            health.trouble = trouble;
+            health.error = outstanding_error;
         }
-        for append in refused {
-            (append.then)(Err(io::Error::new(why.kind(), why.to_string())));
+        for write in rejected {
+            (write.on_written)(Err(io::Error::new(error.kind(), error.to_string())));
         }
     }
 
-    fn has_to_mend(&self) -> bool {
+    fn needs_repair(&self) -> bool {
         self.payloads.is_torn() || self.database.is_doubtful()
     }
 
-    /// Takes away what a failed write left: the payloads last, while no row can refer to them.
-    fn mend(&mut self) -> io::Result<()> {
-        self.database.mend()?;
-        self.payloads.mend()
+    /// Removes what a failed write left. The payloads are removed last, after no row can refer to
+    /// them.
+    fn repair(&mut self) -> io::Result<()> {
+        self.database.repair()?;
+        self.payloads.repair()
     }
 
-    /// The payloads first: no row refers to one that is not on disk.
-    fn try_write(&mut self, batch: &[Append]) -> io::Result<()> {
-        self.mend()?;
-        let payloads = || batch.iter().filter_map(|append| append.payload.as_ref());
+    /// Writes the payloads first, so that no row refers to a payload that is not on disk.
+    fn try_write(&mut self, group: &[PendingWrite]) -> io::Result<()> {
+        self.repair()?;
+        let payloads = || group.iter().filter_map(|write| write.payload.as_ref());
         let appended = self.payloads.append(payloads())?;
         let next = payloads().map(|(number, _)| number + 1).max();
-        match self.database.write(batch.iter().flat_map(|append| &append.facts), next) {
+        match self.database.write(group.iter().flat_map(|write| &write.records), next) {
             Ok(()) => {
-                self.payloads.accept(appended);
+                self.payloads.commit(appended);
                 Ok(())
             }
-            Err(why) => {
-                self.payloads.disown();
-                // Tried again before the next write.
-                let _ = self.mend();
-                Err(why)
+            Err(error) => {
+                self.payloads.abandon();
+                // A failed repair is repeated before the next write.
+                let _ = self.repair();
+                Err(error)
             }
         }
     }
 
-    fn tidy(&mut self, at_least: u64) -> io::Result<()> {
-        // Rows of a commit in doubt may come back, and need their payloads then.
-        self.mend()?;
+    fn compact(&mut self, min_bytes: u64) -> io::Result<()> {
+        // Repair first: a crash could bring back the rows of a doubtful commit, which need their
+        // payloads.
+        self.repair()?;
         let length = self.payloads.len();
-        if length < at_least {
+        if length < min_bytes {
             return Ok(());
         }
-        let needed = self.database.needed()?;
+        let needed = self.database.needed_payloads()?;
         if self.payloads.len_of(&needed) > length / 2 {
             return Ok(());
         }
-        self.payloads.keep(&needed)
+        self.payloads.retain(&needed)
     }
 }
 
-/// Those that can be written at all. The others are told so, also if they are owed: the disk would
-/// refuse them for ever, and with them everything behind.
-fn fitting(batch: Vec<Append>) -> Vec<Append> {
-    let fits = |append: &Append| {
-        append.payload.as_ref().is_none_or(|(_, payload)| payload.len() <= LONGEST)
+/// Rejects the writes whose payloads exceed the size limit, also required ones: retrying them
+/// forever would block all later writes.
+fn reject_oversized(group: Vec<PendingWrite>) -> Vec<PendingWrite> {
+    let fits = |write: &PendingWrite| {
+        write.payload.as_ref().is_none_or(|(_, payload)| payload.len() <= MAX_PAYLOAD)
     };
-    let (fitting, long): (Vec<Append>, Vec<Append>) = batch.into_iter().partition(fits);
-    for append in long {
-        let why = "the payload is too long";
-        (append.then)(Err(io::Error::new(io::ErrorKind::InvalidInput, why)));
+    let (fitting, oversized): (Vec<PendingWrite>, Vec<PendingWrite>) =
+        group.into_iter().partition(fits);
+    for write in oversized {
+        (write.on_written)(Err(super::frame::oversized()));
     }
     fitting
 }

@@ -1,11 +1,11 @@
-//! Bodies: read within the limits, and counted until they are dealt with.
+//! Request bodies: read within size, time and memory limits.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+use http::HeaderValue;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::request::Parts;
-use http::{HeaderValue, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tinkex_wire::codec::compress;
@@ -13,152 +13,149 @@ use tinkex_wire::{BodyCodec, RequestId, Route};
 use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
-use crate::error::ApiError;
-use crate::state::{BODY_UNIT, Shared};
+use super::error::HttpError;
+use crate::error::ServerError;
+use crate::state::{BODY_UNIT, ServerState};
 
-/// Bodies up to this size are read at once: they wait for no large one, and take no room.
+/// Maximum size of a body, in bytes, that is read without a permit of the body budget and decoded
+/// on the async thread.
 const SMALL: usize = 64 << 10;
 
-/// A body, and the room it takes.
-pub(super) struct Held<'a> {
+/// A body and its share of the body budget.
+pub(super) struct RequestBody<'a> {
     bytes: Bytes,
-    room: Option<SemaphorePermit<'a>>,
+    permit: Option<SemaphorePermit<'a>>,
 }
 
-impl<'a> Held<'a> {
-    /// The bytes, and what to keep for as long as they are in use.
+impl<'a> RequestBody<'a> {
+    /// Returns the bytes, and a guard to hold while they are in use.
     pub(super) fn split(self) -> (Bytes, impl Sized + use<'a>) {
-        (self.bytes, self.room)
+        (self.bytes, self.permit)
     }
 
-    /// Reads a body within the limits, decompressed.
+    /// Reads a body and decompresses it.
     pub(super) async fn read(
-        shared: &'a Shared,
+        state: &'a ServerState,
         parts: &Parts,
         body: &mut Incoming,
         route: Route,
-    ) -> Result<Self, ApiError> {
-        let limit = limit(shared, route);
-        let announced = announced(parts)?;
+    ) -> Result<Self, HttpError> {
+        let limit = size_limit(state, route);
+        let announced = announced_length(parts)?;
         if announced.is_some_and(|length| length > limit) {
-            return Err(too_large(limit));
+            return Err(too_large(limit).into());
         }
         if route.body() == BodyCodec::Empty && announced == Some(0) {
-            return Ok(Self { bytes: Bytes::new(), room: None });
+            return Ok(Self { bytes: Bytes::new(), permit: None });
         }
         let zstd = match parts.headers.get(CONTENT_ENCODING).map(HeaderValue::as_bytes) {
             None | Some(b"identity") => false,
             Some(b"zstd") => true,
-            Some(_) => {
-                let why = "content-encoding: this server understands zstd, and bodies as they are";
-                return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
-            }
+            Some(_) => return Err(HttpError::unsupported_encoding()),
         };
-        let patience = shared.options.timeouts.client_io;
-        let (mut held, mut room) = (Vec::new(), None);
-        let mut until = Instant::now() + patience;
+        let timeout = state.options.timeouts.client_io;
+        let (mut received, mut permit) = (Vec::new(), None);
+        let mut deadline = Instant::now() + timeout;
         loop {
-            let frame = match timeout_at(until, body.frame()).await {
+            let frame = match timeout_at(deadline, body.frame()).await {
                 Ok(None) => break,
                 Ok(Some(Ok(frame))) => frame,
-                Ok(Some(Err(why))) => {
-                    return Err(ApiError::bad(format!("the body did not arrive: {why}")));
+                Ok(Some(Err(error))) => {
+                    return Err(ServerError::invalid(format!("cannot read the body: {error}")).into());
                 }
-                Err(_) => {
-                    let why = "the body did not arrive in time";
-                    return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, why));
-                }
+                Err(_) => return Err(HttpError::body_timeout(timeout)),
             };
             let Ok(data) = frame.into_data() else { continue };
-            if held.len() + data.len() > limit {
-                return Err(too_large(limit));
+            if received.len() + data.len() > limit {
+                return Err(too_large(limit).into());
             }
-            held.extend_from_slice(&data);
-            if room.is_none() && held.len() > SMALL {
-                // All that it will need, at once: two that each wait for the other's would wait for ever.
+            received.extend_from_slice(&data);
+            if permit.is_none() && received.len() > SMALL {
+                // Acquire the budget for the whole body at once: two bodies that each wait for
+                // the other's share would deadlock.
                 let length = announced.unwrap_or(limit);
-                let more = if zstd { claimed(&held, limit) } else { 0 };
-                room = Some(make_room(shared, length + more).await?);
-                held.reserve_exact(length.saturating_sub(held.len()));
-                until = Instant::now() + patience;
+                let decompressed = if zstd { declared_size(&received, limit) } else { 0 };
+                permit = Some(acquire_budget(state, length + decompressed).await?);
+                received.reserve_exact(length.saturating_sub(received.len()));
+                deadline = Instant::now() + timeout;
             }
         }
-        let bytes = Bytes::from(held);
+        let bytes = Bytes::from(received);
         if !zstd {
-            return Ok(Self { bytes, room });
+            return Ok(Self { bytes, permit });
         }
-        let size = claimed(&bytes, limit);
-        if room.is_none() && size > SMALL {
-            room = Some(make_room(shared, size).await?);
+        let size = declared_size(&bytes, limit);
+        if permit.is_none() && size > SMALL {
+            permit = Some(acquire_budget(state, size).await?);
         }
-        let work = move || Ok(compress::decompress(&bytes, size)?);
-        let bytes = beside(shared, size, work).await?;
-        Ok(Self { bytes, room })
+        let decompress = move || Ok(compress::decompress(&bytes, size)?);
+        let bytes = run_blocking(state, size, decompress).await?;
+        Ok(Self { bytes, permit })
     }
 }
 
-/// How large a body may be. Only two routes take data.
-fn limit(shared: &Shared, route: Route) -> usize {
-    let limits = &shared.options.limits;
+/// Returns the maximum size of a body in bytes. Only two routes carry data.
+fn size_limit(state: &ServerState, route: Route) -> usize {
+    let limits = &state.options.limits;
     match route {
         Route::ForwardBackward | Route::Sample => limits.body_bytes,
         _ => limits.body_bytes.min(limits.small_body_bytes),
     }
 }
 
-/// How long a body says it is; nothing if it comes in pieces.
-fn announced(parts: &Parts) -> Result<Option<usize>, ApiError> {
+/// Returns the length in the `content-length` header; `None` for a chunked body.
+fn announced_length(parts: &Parts) -> Result<Option<usize>, ServerError> {
     match parts.headers.get(CONTENT_LENGTH) {
         None if parts.headers.contains_key(TRANSFER_ENCODING) => Ok(None),
         None => Ok(Some(0)),
         Some(length) => {
             let length = length.to_str().ok().and_then(|length| length.parse().ok());
-            length.map(Some).ok_or_else(|| ApiError::bad("content-length: not a number"))
+            length.map(Some).ok_or_else(|| ServerError::invalid("content-length: not a number"))
         }
     }
 }
 
-/// How large a compressed body will be at most.
-fn claimed(body: &[u8], limit: usize) -> usize {
-    let claimed = compress::declared_size(body).and_then(|size| usize::try_from(size).ok());
-    // One that lies is cut off there; one that claims too much is refused by the first byte more.
-    claimed.unwrap_or(limit).min(limit)
+/// Returns the decompressed size that a zstd frame declares, at most `limit`. Decompression stops
+/// there, so a frame that declares too little or too much is rejected.
+fn declared_size(body: &[u8], limit: usize) -> usize {
+    let declared = compress::declared_size(body).and_then(|size| usize::try_from(size).ok());
+    declared.unwrap_or(limit).min(limit)
 }
 
-async fn make_room(shared: &Shared, bytes: usize) -> Result<SemaphorePermit<'_>, ApiError> {
-    let most = (shared.options.limits.total_body_bytes / BODY_UNIT).max(1);
-    let units = u32::try_from((bytes / BODY_UNIT).clamp(1, most)).unwrap_or(u32::MAX);
-    shared.body_room.acquire_many(units).await.map_err(|_| stopping())
+async fn acquire_budget(
+    state: &ServerState,
+    bytes: usize,
+) -> Result<SemaphorePermit<'_>, ServerError> {
+    let max = (state.options.limits.total_body_bytes / BODY_UNIT).max(1);
+    let units = u32::try_from((bytes / BODY_UNIT).clamp(1, max)).unwrap_or(u32::MAX);
+    state.body_budget.acquire_many(units).await.map_err(|_| ServerError::shutting_down())
 }
 
-fn too_large(limit: usize) -> ApiError {
-    let why = format!("the body is larger than {limit} bytes");
-    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why)
+fn too_large(limit: usize) -> ServerError {
+    ServerError::TooLarge(format!("the body exceeds the limit of {limit} bytes"))
 }
 
-fn stopping() -> ApiError {
-    ApiError::busy("the server is stopping", 1_000)
-}
-
-/// Takes in a request whose body may be large.
-pub(super) async fn take(
-    shared: &Arc<Shared>,
+/// Runs an admission function, on the blocking pool if the body is large.
+pub(super) async fn admit_large(
+    state: &Arc<ServerState>,
     body: Bytes,
-    admit: fn(&Arc<Shared>, Bytes) -> Result<RequestId, ApiError>,
-) -> Result<RequestId, ApiError> {
-    let own = Arc::clone(shared);
-    beside(shared, body.len(), move || admit(&own, body)).await
+    admit: fn(&Arc<ServerState>, Bytes) -> Result<RequestId, ServerError>,
+) -> Result<RequestId, ServerError> {
+    let task_state = Arc::clone(state);
+    run_blocking(state, body.len(), move || admit(&task_state, body)).await
 }
 
-/// Runs what takes long for large bodies where it holds nobody up; only so many at once.
-async fn beside<T: Send + 'static>(
-    shared: &Shared,
+/// Runs `work` on the blocking pool, with one permit per core, if it processes at least [`SMALL`]
+/// bytes; runs it directly otherwise.
+async fn run_blocking<T: Send + 'static>(
+    state: &ServerState,
     size: usize,
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
+    work: impl FnOnce() -> Result<T, ServerError> + Send + 'static,
+) -> Result<T, ServerError> {
     if size < SMALL {
         return work();
     }
-    let _turn = shared.heavy.acquire().await.map_err(|_| stopping())?;
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(stopping()))
+    let _permit =
+        state.decode_permits.acquire().await.map_err(|_| ServerError::shutting_down())?;
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(ServerError::shutting_down()))
 }

@@ -1,4 +1,4 @@
-//! Checkpoints: looking at them, and what can be done to them without a model.
+//! Checkpoints: listing, metadata, deletion, publication, copies and downloads.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,58 +15,67 @@ use tinkex_wire::{
 };
 
 use super::session::page;
-use super::{FILES, Reply, done, from_query, to_json};
-use crate::admit::check_ttl;
-use crate::commit;
-use crate::error::ApiError;
-use crate::state::{Download, Shared};
-use crate::store::{Checkpoint, Fact, Run, Store, now, timestamp};
+use super::{FILES, RouteResult, empty, from_query, to_json};
+use crate::admit::validate_ttl;
+use crate::durable;
+use crate::error::ServerError;
+use crate::state::{DownloadGrant, ServerState};
+use crate::store::{CheckpointRecord, Record, RunRecord, Store, now, timestamp};
 
-/// How long a download may be begun.
-const DOWNLOAD: Duration = Duration::from_secs(3_600);
-/// Such URLs at a time; the oldest end before their hour.
-const MOST_DOWNLOADS: usize = 10_000;
+/// Time for which a download URL is valid.
+const DOWNLOAD_TTL: Duration = Duration::from_secs(3_600);
+/// Maximum number of valid downloads. A further one invalidates the oldest.
+const MAX_DOWNLOADS: usize = 10_000;
 
-pub(super) fn of_run(shared: &Shared, run: &str) -> Reply {
+pub(super) fn list_of_run(state: &ServerState, run: &str) -> RouteResult {
     let run = ModelId::from(run);
-    let store = shared.store();
+    let store = state.store();
     if !store.runs.contains_key(&run) {
-        return Err(ApiError::not_found(format!("there is no training run {run}")));
+        return Err(super::run::no_run(&run).into());
     }
-    let checkpoints = store.checkpoints_of(&run).into_iter().map(Checkpoint::shown).collect();
+    let checkpoints =
+        store.checkpoints_of(&run).into_iter().map(CheckpointRecord::to_wire).collect();
     to_json(&CheckpointPage::new(checkpoints, None))
 }
 
-pub(super) fn list(shared: &Shared, query: &str) -> Reply {
-    let call: ListUserCheckpoints = from_query(query)?;
-    let store = shared.store();
-    let mut all: Vec<&Checkpoint> =
-        store.checkpoints.values().map(|kept| &kept.row).filter(|row| !row.is_expired()).collect();
+pub(super) fn list(state: &ServerState, query: &str) -> RouteResult {
+    let request: ListUserCheckpoints = from_query(query)?;
+    let store = state.store();
+    let mut all: Vec<&CheckpointRecord> = store
+        .checkpoints
+        .values()
+        .map(|entry| &entry.row)
+        .filter(|row| !row.is_expired())
+        .collect();
     all.sort_by_key(|row| std::cmp::Reverse(row.created_at));
     let total_count = u64::try_from(all.len()).unwrap_or(u64::MAX);
-    let cursor = Some(Cursor { offset: call.offset, limit: call.limit, total_count });
-    let checkpoints = page(all, call.offset, call.limit).map(Checkpoint::shown).collect();
+    let cursor = Some(Cursor { offset: request.offset, limit: request.limit, total_count });
+    let checkpoints =
+        page(all, request.offset, request.limit).map(CheckpointRecord::to_wire).collect();
     to_json(&CheckpointPage::new(checkpoints, cursor))
 }
 
-fn find(store: &Store, path: &TinkerPath) -> Result<Checkpoint, ApiError> {
-    let kept = store.checkpoint(path);
-    let kept = kept.ok_or_else(|| ApiError::not_found(format!("there is no checkpoint {path}")))?;
-    Ok(kept.row.clone())
+/// Returns a checkpoint that exists and has not expired.
+pub(super) fn find(store: &Store, path: &TinkerPath) -> Result<CheckpointRecord, ServerError> {
+    let entry = store.checkpoint(path);
+    let entry = entry
+        .ok_or_else(|| ServerError::not_found(format!("checkpoint {path} does not exist")))?;
+    Ok(entry.row.clone())
 }
 
-fn address(run: &str, kind: &str, name: &str) -> Result<TinkerPath, ApiError> {
+fn path_of(run: &str, kind: &str, name: &str) -> Result<TinkerPath, ServerError> {
     let Some(kind) = CheckpointKind::from_segment(kind) else {
-        return Err(ApiError::bad(format!(
-            "{kind:?} is not one of weights, sampler_weights and external_weights"
+        return Err(ServerError::invalid(format!(
+            "unknown checkpoint type {kind:?}; expected weights, sampler_weights or \
+             external_weights"
         )));
     };
     Ok(TinkerPath::new(run, kind, name)?)
 }
 
-pub(super) fn info(shared: &Shared, body: &Bytes) -> Reply {
-    let call: WeightsInfoRequest = json::decode(body)?;
-    let row = find(&shared.store(), &call.tinker_path.parse()?)?;
+pub(super) fn info(state: &ServerState, body: &Bytes) -> RouteResult {
+    let request: WeightsInfoRequest = json::decode(body)?;
+    let row = find(&state.store(), &request.tinker_path.parse()?)?;
     to_json(&WeightsInfo {
         base_model: row.base_model,
         optimizer_config: row.optimizer,
@@ -78,28 +87,35 @@ pub(super) fn info(shared: &Shared, body: &Bytes) -> Reply {
     })
 }
 
-pub(super) async fn delete(shared: &Arc<Shared>, run: &str, kind: &str, name: &str) -> Reply {
-    let path = address(run, kind, name)?;
-    commit::change(shared, |store| {
+pub(super) async fn delete(
+    state: &Arc<ServerState>,
+    run: &str,
+    kind: &str,
+    name: &str,
+) -> RouteResult {
+    let path = path_of(run, kind, name)?;
+    durable::change(state, |store| {
         find(store, &path)?;
-        Ok((vec![Fact::Gone { path }], ()))
+        Ok((vec![Record::CheckpointDeleted { path }], ()))
     })
     .await?;
-    done()
+    empty()
 }
 
-pub(super) async fn publish(
-    shared: &Arc<Shared>,
+pub(super) async fn set_public(
+    state: &Arc<ServerState>,
     run: &str,
     kind: &str,
     name: &str,
     public: bool,
-) -> Reply {
-    let path = address(run, kind, name)?;
-    change(shared, &path, |row| {
+) -> RouteResult {
+    let path = path_of(run, kind, name)?;
+    update(state, &path, |row| {
         if row.public == public {
-            let state = if public { "public" } else { "private" };
-            return Err(ApiError::bad(format!("{path} is {state} already")));
+            let visibility = if public { "public" } else { "private" };
+            return Err(ServerError::invalid(format!(
+                "checkpoint {path} is already {visibility}"
+            )));
         }
         row.public = public;
         Ok(())
@@ -108,120 +124,124 @@ pub(super) async fn publish(
 }
 
 pub(super) async fn set_ttl(
-    shared: &Arc<Shared>,
+    state: &Arc<ServerState>,
     run: &str,
     kind: &str,
     name: &str,
     body: &Bytes,
-) -> Reply {
-    let call: CheckpointTtl = json::decode(body)?;
-    check_ttl(call.ttl_seconds)?;
-    let path = address(run, kind, name)?;
-    change(shared, &path, |row| {
-        row.expires_at = call.ttl_seconds.map(until);
+) -> RouteResult {
+    let request: CheckpointTtl = json::decode(body)?;
+    validate_ttl(request.ttl_seconds)?;
+    let path = path_of(run, kind, name)?;
+    update(state, &path, |row| {
+        row.expires_at = request.ttl_seconds.map(seconds_from_now);
         Ok(())
     })
     .await
 }
 
-/// So many seconds from now.
-fn until(seconds: u64) -> i64 {
+fn seconds_from_now(seconds: u64) -> i64 {
     now().saturating_add(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1_000_000))
 }
 
-async fn change(
-    shared: &Arc<Shared>,
+async fn update(
+    state: &Arc<ServerState>,
     path: &TinkerPath,
-    edit: impl FnOnce(&mut Checkpoint) -> Result<(), ApiError>,
-) -> Reply {
-    commit::change(shared, |store| {
+    edit: impl FnOnce(&mut CheckpointRecord) -> Result<(), ServerError>,
+) -> RouteResult {
+    durable::change(state, |store| {
         let mut row = find(store, path)?;
         edit(&mut row)?;
-        Ok((vec![Fact::Checkpoint(row)], ()))
+        Ok((vec![Record::Checkpoint(row)], ()))
     })
     .await?;
-    done()
+    empty()
 }
 
-/// A copy is a run of its own that cannot be trained; it shares the files.
-pub(super) async fn copy(shared: &Arc<Shared>, body: &Bytes) -> Reply {
-    let call: CopyWeights = json::decode(body)?;
-    check_ttl(call.ttl_seconds)?;
-    let source: TinkerPath = call.source_path.parse()?;
+/// Copies a checkpoint into a new run that cannot be trained. The copy shares the files.
+pub(super) async fn copy(state: &Arc<ServerState>, body: &Bytes) -> RouteResult {
+    let request: CopyWeights = json::decode(body)?;
+    validate_ttl(request.ttl_seconds)?;
+    let source: TinkerPath = request.source_path.parse()?;
     if source.kind() == CheckpointKind::External {
-        return Err(ApiError::bad(format!("source_path: {source} was saved for download")));
+        let message = format!("source_path: {source} was saved for download and cannot be copied");
+        return Err(ServerError::invalid(message).into());
     }
-    let path = commit::change(shared, |store| {
+    let path = durable::change(state, |store| {
         let row = find(store, &source)?;
-        let (id, session) =
-            match (&call.session_id, call.model_seq_id, &call.destination_project_id) {
-                (Some(session), Some(n), _) => {
-                    if store.open_session(session).is_none() {
-                        return Err(ApiError::not_found(format!(
-                            "there is no open session {session}"
-                        )));
-                    }
-                    (ModelId::in_session(session, n), session.clone())
+        let destination =
+            (&request.session_id, request.model_seq_id, &request.destination_project_id);
+        let (id, session) = match destination {
+            (Some(session), Some(n), _) => {
+                if store.open_session(session).is_none() {
+                    return Err(ServerError::not_found(format!(
+                        "session {session} does not exist or has ended"
+                    )));
                 }
-                (_, _, Some(_)) => {
-                    (format!("copy-{}:train:0", uuid::Uuid::new_v4()).into(), "".into())
-                }
-                _ => {
-                    let why = "give a destination_project_id, or a session_id and model_seq_id";
-                    return Err(ApiError::bad(why));
-                }
-            };
+                (ModelId::in_session(session, n), session.clone())
+            }
+            (_, _, Some(_)) => {
+                (format!("copy-{}:train:0", uuid::Uuid::new_v4()).into(), "".into())
+            }
+            _ => {
+                return Err(ServerError::invalid(
+                    "expected destination_project_id, or session_id and model_seq_id",
+                ));
+            }
+        };
         if store.runs.contains_key(&id) {
-            return Err(ApiError::bad(format!("{id} exists already")));
+            return Err(ServerError::invalid(format!("training run {id} already exists")));
         }
-        let run = Run {
+        let run = RunRecord {
             id: id.clone(),
             session,
-            number: call.model_seq_id.unwrap_or_default(),
+            number: request.model_seq_id.unwrap_or_default(),
             base_model: row.base_model.clone(),
             lora: row.lora,
             optimizer: row.optimizer.clone(),
             user_metadata: None,
             created_at: now(),
             closed: Some(
-                "it is a copy of a checkpoint; load it into a model of your own".to_owned(),
+                "it is a copy of a checkpoint; load it into a new model to train it".to_owned(),
             ),
             snapshot: None,
             last_seq: None,
-            project_id: Some(call.destination_project_id.unwrap_or_else(|| "default".to_owned())),
+            project_id: Some(
+                request.destination_project_id.unwrap_or_else(|| "default".to_owned()),
+            ),
         };
         let path = TinkerPath::new(id, source.kind(), source.name())?;
-        let expires_at = call.ttl_seconds.map(until);
-        let copy = Checkpoint {
+        let copy = CheckpointRecord {
             path: path.clone(),
             request: None,
             seq: None,
             created_at: now(),
-            expires_at,
+            expires_at: request.ttl_seconds.map(seconds_from_now),
             public: false,
             ..row
         };
-        Ok((vec![Fact::Run(run), Fact::Checkpoint(copy)], path))
+        Ok((vec![Record::Run(run), Record::Checkpoint(copy)], path))
     })
     .await?;
     to_json(&WeightsCopied { tinker_path: path.to_string() })
 }
 
-/// Where the files of a checkpoint can be fetched, for a while and without a key.
-pub(super) fn urls(
-    shared: &Shared,
+/// Returns URLs of the checkpoint's files that are valid for a limited time without an API key.
+pub(super) fn download_urls(
+    state: &ServerState,
     run: &str,
     kind: &str,
     name: &str,
     host: Option<&str>,
-) -> Reply {
-    let path = address(run, kind, name)?;
+) -> RouteResult {
+    let path = path_of(run, kind, name)?;
     if path.kind() != CheckpointKind::External {
-        return Err(ApiError::bad(format!("{path} was not saved for download")));
+        let message = format!("checkpoint {path} was not saved for download");
+        return Err(ServerError::invalid(message).into());
     }
-    let row = find(&shared.store(), &path)?;
-    let folder = shared.folders.join(&row.folder);
-    let entries = std::fs::read_dir(&folder).map_err(|why| ApiError::disk(&why))?;
+    let row = find(&state.store(), &path)?;
+    let folder = state.weights_dir.join(&row.folder);
+    let entries = std::fs::read_dir(&folder).map_err(|error| ServerError::storage(&error))?;
     let token = uuid::Uuid::new_v4().simple().to_string();
     let host = host.unwrap_or("127.0.0.1");
     let urls: BTreeMap<String, String> = entries
@@ -232,16 +252,15 @@ pub(super) fn urls(
             (file, url)
         })
         .collect();
-    let download = Download { folder: row.folder, until: Instant::now() + DOWNLOAD };
-    let mut downloads = shared.downloads();
-    while downloads.len() >= MOST_DOWNLOADS {
-        // Whoever asks for so many has the newest.
-        let oldest = downloads.iter().min_by_key(|(_, download)| download.until);
+    let grant = DownloadGrant { folder: row.folder, expires: Instant::now() + DOWNLOAD_TTL };
+    let mut downloads = state.downloads();
+    while downloads.len() >= MAX_DOWNLOADS {
+        let oldest = downloads.iter().min_by_key(|(_, grant)| grant.expires);
         let Some(oldest) = oldest.map(|(token, _)| token.clone()) else { break };
         downloads.remove(&oldest);
     }
-    downloads.insert(token, download);
+    downloads.insert(token, grant);
     drop(downloads);
-    let expires = timestamp(until(DOWNLOAD.as_secs()));
+    let expires = timestamp(seconds_from_now(DOWNLOAD_TTL.as_secs()));
     to_json(&ExternalWeightsUrls::new(urls, expires))
 }

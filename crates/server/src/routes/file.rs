@@ -1,4 +1,4 @@
-//! Files to download: whoever has the URL may have them, while it lasts.
+//! File downloads: a URL with a valid token needs no API key.
 
 use std::fs::Metadata;
 use std::io;
@@ -18,39 +18,42 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::fs::File;
 use tokio::io::{AsyncRead as _, AsyncSeekExt as _, ReadBuf};
 
-use super::Reply;
-use crate::error::ApiError;
-use crate::state::Shared;
+use super::{ResponseBody, RouteResult};
+use crate::error::ServerError;
+use crate::state::ServerState;
 
-/// Bytes that are read at once.
-const PIECE: usize = 256 << 10;
+/// Size of the read buffer in bytes.
+const BUFFER: usize = 256 << 10;
 
-/// `rest` is the token and the file's name. A download that broke may ask for the rest of a file.
-pub(super) async fn download(shared: &Shared, rest: &str, asked: &HeaderMap) -> Reply {
-    let gone = || ApiError::not_found("there is nothing to download here; ask for new URLs");
-    let (token, name) = rest.split_once('/').ok_or_else(gone)?;
+/// Sends a file, or a byte range of it so that an interrupted download can be resumed. `rest` is the
+/// download token and the file name.
+pub(super) async fn download(state: &ServerState, rest: &str, headers: &HeaderMap) -> RouteResult {
+    let not_found =
+        || ServerError::not_found("unknown or expired download URL; request new URLs");
+    let (token, name) = rest.split_once('/').ok_or_else(not_found)?;
     let folder = {
-        let downloads = shared.downloads();
-        let download = downloads.get(token).filter(|download| download.until > Instant::now());
-        download.ok_or_else(gone)?.folder.clone()
+        let downloads = state.downloads();
+        let grant = downloads.get(token).filter(|grant| grant.expires > Instant::now());
+        grant.ok_or_else(not_found)?.folder.clone()
     };
-    // Only a name that the folder has: nothing that a request says becomes part of a path.
-    let path = named(shared.folders.join(folder), name).ok_or_else(gone)?;
-    let mut file = File::open(&path).await.map_err(|_| gone())?;
-    let facts = file.metadata().await.map_err(|why| ApiError::disk(&why))?;
-    let (length, tag) = (facts.len(), tag(&facts));
-    let text = |name: HeaderName| asked.get(name).and_then(|value| value.to_str().ok());
+    // Compare with the names in the folder instead of joining `name`: no part of a request may
+    // become part of a path.
+    let path = find_file(state.weights_dir.join(folder), name).ok_or_else(not_found)?;
+    let mut file = File::open(&path).await.map_err(|_| not_found())?;
+    let metadata = file.metadata().await.map_err(|error| ServerError::storage(&error))?;
+    let (length, tag) = (metadata.len(), entity_tag(&metadata));
+    let text = |name: HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     if text(IF_NONE_MATCH) == Some(&*tag) {
-        return Ok(answer(StatusCode::NOT_MODIFIED, &tag, Either::Left(Full::default())));
+        return Ok(file_response(StatusCode::NOT_MODIFIED, &tag, Either::Left(Full::default())));
     }
-    let same = text(IF_RANGE).is_none_or(|wanted| wanted == tag);
-    let (status, from, to) = match text(RANGE).filter(|_| same).and_then(range) {
+    let unchanged = text(IF_RANGE).is_none_or(|expected| expected == tag);
+    let (status, from, to) = match text(RANGE).filter(|_| unchanged).and_then(parse_range) {
         None => (StatusCode::OK, 0, length),
         Some((from, _)) if from >= length => {
-            let nothing = Either::Left(Full::default());
-            let mut reply = answer(StatusCode::RANGE_NOT_SATISFIABLE, &tag, nothing);
-            put(&mut reply, CONTENT_RANGE, &format!("bytes */{length}"));
-            return Ok(reply);
+            let body = Either::Left(Full::default());
+            let mut response = file_response(StatusCode::RANGE_NOT_SATISFIABLE, &tag, body);
+            insert_header(&mut response, CONTENT_RANGE, &format!("bytes */{length}"));
+            return Ok(response);
         }
         Some((from, last)) => {
             let to = last.map_or(length, |last| length.min(last.saturating_add(1)));
@@ -58,43 +61,47 @@ pub(super) async fn download(shared: &Shared, rest: &str, asked: &HeaderMap) -> 
         }
     };
     if from > 0 {
-        file.seek(io::SeekFrom::Start(from)).await.map_err(|why| ApiError::disk(&why))?;
+        let sought = file.seek(io::SeekFrom::Start(from)).await;
+        sought.map_err(|error| ServerError::storage(&error))?;
     }
-    let left = to - from;
-    let body = FileBody { file, left, buffer: vec![0; PIECE] };
-    let mut reply = answer(status, &tag, Either::Right(body));
-    reply.headers_mut().insert(CONTENT_LENGTH, left.into());
+    let remaining = to - from;
+    let body = FileBody { file, remaining, buffer: vec![0; BUFFER] };
+    let mut response = file_response(status, &tag, Either::Right(body));
+    response.headers_mut().insert(CONTENT_LENGTH, remaining.into());
     if status == StatusCode::PARTIAL_CONTENT {
-        put(&mut reply, CONTENT_RANGE, &format!("bytes {from}-{}/{length}", to - 1));
+        let range = format!("bytes {from}-{}/{length}", to - 1);
+        insert_header(&mut response, CONTENT_RANGE, &range);
     }
-    Ok(reply)
+    Ok(response)
 }
 
-fn answer(status: StatusCode, tag: &str, body: super::Body) -> Response<super::Body> {
-    let mut reply = Response::new(body);
-    *reply.status_mut() = status;
-    put(&mut reply, ETAG, tag);
-    let headers = reply.headers_mut();
+fn file_response(status: StatusCode, tag: &str, body: ResponseBody) -> Response<ResponseBody> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    insert_header(&mut response, ETAG, tag);
+    let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    reply
+    response
 }
 
-/// Puts a header that is made of digits and quotes.
-fn put(reply: &mut Response<super::Body>, name: HeaderName, value: &str) {
+/// Inserts a header whose value consists of digits, ASCII words and quotes.
+fn insert_header(response: &mut Response<ResponseBody>, name: HeaderName, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
-        reply.headers_mut().insert(name, value);
+        response.headers_mut().insert(name, value);
     }
 }
 
-/// What tells a file from any other: checkpoints do not change, they are replaced.
-fn tag(facts: &Metadata) -> String {
-    let changed = facts.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
-    format!("\"{:x}-{:x}\"", facts.len(), changed.map_or(0, |time| time.as_nanos()))
+/// Returns an entity tag of length and modification time. Checkpoint files are replaced, never
+/// modified.
+fn entity_tag(metadata: &Metadata) -> String {
+    let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    format!("\"{:x}-{:x}\"", metadata.len(), modified.map_or(0, |time| time.as_nanos()))
 }
 
-/// The first byte and, if it is named, the last. Anything else is answered with the whole file.
-fn range(text: &str) -> Option<(u64, Option<u64>)> {
+/// Parses a range of the form `bytes=FIRST-` or `bytes=FIRST-LAST`. Other forms return `None`, and
+/// the response is the whole file.
+fn parse_range(text: &str) -> Option<(u64, Option<u64>)> {
     let (first, last) = text.strip_prefix("bytes=")?.split_once('-')?;
     let first = first.trim().parse().ok()?;
     match last.trim() {
@@ -103,16 +110,16 @@ fn range(text: &str) -> Option<(u64, Option<u64>)> {
     }
 }
 
-fn named(folder: PathBuf, name: &str) -> Option<PathBuf> {
+fn find_file(folder: PathBuf, name: &str) -> Option<PathBuf> {
     let entries = std::fs::read_dir(folder).ok()?.flatten();
-    entries.map(|entry| entry.path()).find(|path| path.file_name().is_some_and(|own| own == name))
+    entries.map(|entry| entry.path()).find(|path| path.file_name().is_some_and(|n| n == name))
 }
 
-/// A file as it is read.
+/// Response body that streams a file.
 #[derive(Debug)]
 pub(crate) struct FileBody {
     file: File,
-    left: u64,
+    remaining: u64,
     buffer: Vec<u8>,
 }
 
@@ -125,38 +132,38 @@ impl Body for FileBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let this = self.get_mut();
-        if this.left == 0 {
+        if this.remaining == 0 {
             return Poll::Ready(None);
         }
         let mut buffer = ReadBuf::new(&mut this.buffer);
         let read: io::Result<()> = ready!(Pin::new(&mut this.file).poll_read(context, &mut buffer));
         let filled = buffer.filled();
         if read.is_err() || filled.is_empty() {
-            // Fewer bytes than announced: the client sees that something is wrong.
-            this.left = 0;
+            // Ends the body before `content-length`, which the client detects as an error.
+            this.remaining = 0;
             return Poll::Ready(None);
         }
-        let most = usize::try_from(this.left).unwrap_or(usize::MAX).min(filled.len());
-        let piece = Bytes::copy_from_slice(&filled[..most]);
-        this.left -= most as u64;
-        Poll::Ready(Some(Ok(Frame::data(piece))))
+        let length = usize::try_from(this.remaining).unwrap_or(usize::MAX).min(filled.len());
+        let data = Bytes::copy_from_slice(&filled[..length]);
+        this.remaining -= length as u64;
+        Poll::Ready(Some(Ok(Frame::data(data))))
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.left)
+        SizeHint::with_exact(self.remaining)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::range;
+    use super::parse_range;
 
     #[test]
-    fn only_plain_ranges_are_parts() {
-        assert_eq!(range("bytes=5-"), Some((5, None)));
-        assert_eq!(range("bytes=0-9"), Some((0, Some(9))));
+    fn only_a_single_range_with_a_start_is_accepted() {
+        assert_eq!(parse_range("bytes=5-"), Some((5, None)));
+        assert_eq!(parse_range("bytes=0-9"), Some((0, Some(9))));
         for other in ["", "bytes=-5", "bytes=9-5", "bytes=1-2,4-5", "lines=1-2", "bytes=a-"] {
-            assert_eq!(range(other), None, "{other}");
+            assert_eq!(parse_range(other), None, "{other}");
         }
     }
 }

@@ -1,10 +1,9 @@
-//! Answers: one, many, or none any more.
+//! Futures: polling one result, polling a clone's results, cancellation.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::StatusCode;
 use tinkex_wire::codec::json;
 use tinkex_wire::{
     CancelFuture, CompletedFuture, ErrorCategory, FuturesRetrieved, PollResponse, QueueState,
@@ -14,192 +13,201 @@ use tinkex_wire::{
 use tokio::sync::futures::OwnedNotified;
 use tokio::time::Instant;
 
-use super::{Reply, done, plain, to_json};
-use crate::disk::Reader;
-use crate::error::ApiError;
-use crate::state::Shared;
-use crate::store::{Line, Phase};
+use super::{RouteResult, empty, respond, to_json};
+use crate::disk::PayloadReader;
+use crate::error::ServerError;
+use crate::state::ServerState;
+use crate::store::{RequestPhase, SequenceScope};
 
-/// Answers larger than this are announced first, if the client lets us.
-const LARGE: usize = 256 << 10;
+/// Size of a result, in bytes, above which a client that allows it gets the size first.
+const LARGE_RESULT: usize = 256 << 10;
 
-/// The answer behind a ticket, waited for a while.
-pub(super) async fn retrieve(shared: &Arc<Shared>, body: &Bytes) -> Reply {
-    let call: RetrieveFuture = json::decode(body)?;
-    let id = call.request_id;
-    let until = Instant::now() + shared.options.timeouts.poll_hold;
+/// Returns the result of a request, waiting up to the poll timeout for it.
+pub(super) async fn retrieve(state: &Arc<ServerState>, body: &Bytes) -> RouteResult {
+    let request: RetrieveFuture = json::decode(body)?;
+    let id = request.request_id;
+    let deadline = Instant::now() + state.options.timeouts.poll_hold;
     loop {
-        let changed = match look(shared, &id, call.allow_metadata_only)? {
-            Look::Answer(outcome) => {
-                let (kind, body) = outcome.encode(&id);
-                return Ok(plain(kind, body));
+        let changed = match future_state(state, &id, request.allow_metadata_only)? {
+            FutureState::Available(response) => return poll_response(&response, &id),
+            FutureState::OnDisk { proto, number, reader } => {
+                return read_result(&id, proto, number, reader).await;
             }
-            Look::OnDisk { proto, number, reader } => {
-                return from_disk(&id, proto, number, reader).await;
-            }
-            Look::Wait(changed) => changed,
+            FutureState::Pending(changed) => changed,
         };
-        if tokio::time::timeout_at(until, changed).await.is_err() {
-            let (kind, body) = PollResponse::TryAgain(pending(shared, &id)).encode(&id);
-            return Ok(plain(kind, body));
+        if tokio::time::timeout_at(deadline, changed).await.is_err() {
+            return poll_response(&PollResponse::TryAgain(queue_status(state, &id)), &id);
         }
     }
 }
 
-/// What there is behind a ticket.
-enum Look {
-    Answer(PollResponse),
-    OnDisk { proto: bool, number: u64, reader: Reader },
-    Wait(OwnedNotified),
+fn poll_response(response: &PollResponse, id: &RequestId) -> RouteResult {
+    let (content_type, body) = response.encode(id);
+    Ok(respond(content_type, body))
 }
 
-fn look(shared: &Shared, id: &RequestId, allow_metadata: bool) -> Result<Look, ApiError> {
-    let store = shared.store();
-    let Some(entry) = store.requests.get(id) else { return Err(expired(id)) };
+/// State of a future.
+enum FutureState {
+    Available(PollResponse),
+    OnDisk { proto: bool, number: u64, reader: PayloadReader },
+    /// Resolves when the state may have changed.
+    Pending(OwnedNotified),
+}
+
+fn future_state(
+    state: &ServerState,
+    id: &RequestId,
+    allow_metadata: bool,
+) -> Result<FutureState, ServerError> {
+    let store = state.store();
+    let Some(entry) = store.requests.get(id) else { return Err(no_result(id)) };
     Ok(match &entry.phase {
-        Phase::Failed { failed, .. } => Look::Answer(PollResponse::Failed(failed.clone())),
-        Phase::Ready { size, .. } if allow_metadata && *size > LARGE => {
+        RequestPhase::Failed { failed, .. } => {
+            FutureState::Available(PollResponse::Failed(failed.clone()))
+        }
+        RequestPhase::Ready { size, .. } if allow_metadata && *size > LARGE_RESULT => {
             let response_payload_size = u64::try_from(*size).unwrap_or(u64::MAX);
-            Look::Answer(PollResponse::MetadataOnly { response_payload_size })
+            FutureState::Available(PollResponse::MetadataOnly { response_payload_size })
         }
-        Phase::Ready { payload: Some(payload), .. } => {
-            Look::Answer(PollResponse::Ready(payload.clone()))
+        RequestPhase::Ready { payload: Some(payload), .. } => {
+            FutureState::Available(PollResponse::Ready(payload.clone()))
         }
-        Phase::Ready { payload: None, proto, number, .. } => {
-            Look::OnDisk { proto: *proto, number: *number, reader: store.reader() }
+        RequestPhase::Ready { payload: None, proto, number, .. } => {
+            FutureState::OnDisk { proto: *proto, number: *number, reader: store.reader() }
         }
-        Phase::Writing { .. } | Phase::Waiting | Phase::Settling => {
-            Look::Wait(Arc::clone(&entry.changed).notified_owned())
+        RequestPhase::Writing { .. } | RequestPhase::Queued | RequestPhase::Persisting => {
+            FutureState::Pending(Arc::clone(&entry.changed).notified_owned())
         }
     })
 }
 
-fn expired(id: &RequestId) -> ApiError {
-    let why = format!(
-        "there is no answer for {id}: it was fetched before, it expired, or there was no such request"
-    );
-    ApiError::new(StatusCode::GONE, why)
+fn no_result(id: &RequestId) -> ServerError {
+    ServerError::Gone(format!(
+        "no result for request {id}: it was already retrieved, has expired, or the request never \
+         existed"
+    ))
 }
 
-/// An answer that memory had no room for.
-async fn from_disk(id: &RequestId, proto: bool, number: u64, reader: Reader) -> Reply {
+/// Reads a result that was evicted from memory.
+async fn read_result(
+    id: &RequestId,
+    proto: bool,
+    number: u64,
+    reader: PayloadReader,
+) -> RouteResult {
     let read = tokio::task::spawn_blocking(move || reader.payload(number)).await;
     let bytes = match read {
         Ok(Ok(bytes)) => bytes,
-        Ok(Err(why)) if why.kind() == std::io::ErrorKind::NotFound => return Err(expired(id)),
-        Ok(Err(why)) if why.kind() == std::io::ErrorKind::InvalidData => {
-            let failed = RequestFailed { error: why.to_string(), category: ErrorCategory::Server };
-            let (kind, body) = PollResponse::Failed(failed).encode(id);
-            return Ok(plain(kind, body));
+        Ok(Err(error)) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Err(no_result(id).into());
         }
-        Ok(Err(why)) => return Err(ApiError::disk(&why)),
-        Err(why) => return Err(ApiError::disk(&std::io::Error::other(why))),
+        Ok(Err(error)) if error.kind() == std::io::ErrorKind::InvalidData => {
+            let category = ErrorCategory::Server;
+            let failed = RequestFailed { error: error.to_string(), category };
+            return poll_response(&PollResponse::Failed(failed), id);
+        }
+        Ok(Err(error)) => return Err(ServerError::storage(&error).into()),
+        Err(error) => return Err(ServerError::storage(&std::io::Error::other(error)).into()),
     };
     let payload = if proto { ResultPayload::Proto(bytes) } else { ResultPayload::Json(bytes) };
-    let (kind, body) = PollResponse::Ready(payload).encode(id);
-    Ok(plain(kind, body))
+    poll_response(&PollResponse::Ready(payload), id)
 }
 
-/// Why there is no answer yet.
-fn pending(shared: &Shared, id: &RequestId) -> QueueStatus {
-    let line = {
-        let store = shared.store();
-        store.requests.get(id).map(|entry| (entry.row.line.clone(), entry.row.seq))
+/// Returns why a result is not available yet.
+fn queue_status(state: &ServerState, id: &RequestId) -> QueueStatus {
+    let (request, write_error) = {
+        let store = state.store();
+        let request = store.requests.get(id).map(|entry| Arc::clone(&entry.row));
+        (request, store.disk.write_error())
     };
-    let (queued, _) = shared.queue.size();
-    let trouble = shared.store().disk.trouble();
-    let missing = match &line {
-        Some((Line::Model(model), seq)) => shared.queue.missing(model, *seq).map(|n| (n, *seq)),
-        _ => None,
+    let status = |queue_state, reason| QueueStatus {
+        queue_state: Some(queue_state),
+        queue_state_reason: reason,
     };
-    if let Some(why) = trouble {
-        let reason = format!("the server's disk takes no answers at present: {why}");
-        return QueueStatus {
-            queue_state: Some(QueueState::PausedCapacity),
-            queue_state_reason: Some(reason),
-        };
+    if let Some(error) = write_error {
+        let reason = format!("the server cannot write results to its disk: {error}");
+        return status(QueueState::PausedCapacity, Some(reason));
     }
-    match missing {
-        Some((missing, seq)) => QueueStatus {
-            queue_state: Some(QueueState::PausedCapacity),
-            queue_state_reason: Some(format!(
-                "seq_id {seq} waits for {missing}, which has not come"
-            )),
-        },
-        None if queued > 0 => QueueStatus {
-            queue_state: Some(QueueState::Active),
-            queue_state_reason: Some(format!("{queued} requests are in line or being sampled")),
-        },
-        None => QueueStatus { queue_state: Some(QueueState::Active), queue_state_reason: None },
+    if let Some(request) = request
+        && let SequenceScope::Model(model) = &request.scope
+        && let Some(missing) = state.queue.missing(model, request.seq)
+    {
+        let reason = format!("seq_id {} waits for missing seq_id {missing}", request.seq);
+        return status(QueueState::PausedCapacity, Some(reason));
     }
+    let (queued, _) = state.queue.size();
+    let reason = (queued > 0).then(|| format!("{queued} requests are queued or being sampled"));
+    status(QueueState::Active, reason)
 }
 
-/// Somebody who listens to a feed, until it is answered or goes away.
-struct Listener<'a> {
-    shared: &'a Shared,
+/// Keeps a feed alive until the poll is answered or its client disconnects.
+struct FeedListener<'a> {
+    state: &'a ServerState,
     key: &'a (SamplerId, u64),
 }
 
-impl Drop for Listener<'_> {
+impl Drop for FeedListener<'_> {
     fn drop(&mut self) {
-        self.shared.store().drop_feed(self.key);
+        self.state.store().drop_idle_feed(self.key);
     }
 }
 
-/// Which tickets of one client of a sampling session have answers.
-pub(super) async fn retrieve_many(shared: &Arc<Shared>, body: &Bytes) -> Reply {
-    let call: RetrieveFutures = json::decode(body)?;
-    let key = (call.target.sampling_session_id, call.target.cloned_sampler_id);
+/// Returns the completed futures of one clone of a sampling client.
+pub(super) async fn retrieve_many(state: &Arc<ServerState>, body: &Bytes) -> RouteResult {
+    let request: RetrieveFutures = json::decode(body)?;
+    let key = (request.target.sampling_session_id, request.target.cloned_sampler_id);
     {
-        let mut store = shared.store();
+        let mut store = state.store();
         if !store.samplers.contains_key(&key.0) {
-            return Err(ApiError::not_found(format!("there is no sampling session {}", key.0)));
+            return Err(super::run::no_sampler(&key.0).into());
         }
-        // Nobody acknowledges what is somebody else's.
-        let line = Line::Sampler(key.0.clone());
-        let mut ids = call.retrieved_request_ids;
-        ids.retain(|id| store.requests.get(id).is_some_and(|entry| entry.row.line == line));
-        store.forget(ids);
+        // Ignore acknowledgements of results that belong to other sampling sessions.
+        let scope = SequenceScope::Sampler(key.0.clone());
+        let mut ids = request.retrieved_request_ids;
+        ids.retain(|id| store.requests.get(id).is_some_and(|entry| entry.row.scope == scope));
+        store.remove_results(ids);
     }
-    let _listener = Listener { shared, key: &key };
-    let most = shared.options.timeouts.poll_hold;
-    let asked = call.timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    let until = Instant::now() + asked.unwrap_or(most).min(most);
+    let _listener = FeedListener { state, key: &key };
+    let max = state.options.timeouts.poll_hold;
+    let timeout = request.timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let deadline = Instant::now() + timeout.unwrap_or(max).min(max);
     loop {
         let changed = {
-            let mut store = shared.store();
+            let mut store = state.store();
             let feed = store.feeds.entry(key.clone()).or_default();
-            while feed.completions.front().is_some_and(|(place, _)| *place <= call.prev_cursor) {
+            while feed.completions.front().is_some_and(|(at, _)| *at <= request.prev_cursor) {
                 feed.completions.pop_front();
             }
             if !feed.completions.is_empty() {
-                let cursor = feed.completions.back().map_or(0, |(place, _)| *place);
+                let cursor = feed.completions.back().map_or(0, |(at, _)| *at);
                 let completions: Vec<CompletedFuture> =
                     feed.completions.iter().map(|(_, completion)| completion.clone()).collect();
                 return to_json(&FuturesRetrieved { completions, cursor });
             }
             Arc::clone(&feed.changed).notified_owned()
         };
-        if tokio::time::timeout_at(until, changed).await.is_err() {
-            let cursor = call.prev_cursor;
+        if tokio::time::timeout_at(deadline, changed).await.is_err() {
+            let cursor = request.prev_cursor;
             return to_json(&FuturesRetrieved { completions: Vec::new(), cursor });
         }
     }
 }
 
-/// Nobody waits for a ticket any more. Only samples are stopped by that.
-pub(super) fn cancel(shared: &Shared, body: &Bytes) -> Reply {
-    let call: CancelFuture = json::decode(body)?;
-    let mut store = shared.store();
-    if let Some(entry) = store.requests.get_mut(&call.request_id)
-        && matches!(entry.row.line, Line::Sampler(_))
+/// Cancels a sample. Other requests are not affected, because later requests of a model depend on
+/// them.
+pub(super) fn cancel(state: &ServerState, body: &Bytes) -> RouteResult {
+    let request: CancelFuture = json::decode(body)?;
+    let mut store = state.store();
+    if let Some(entry) = store.requests.get_mut(&request.request_id)
+        && matches!(entry.row.scope, SequenceScope::Sampler(_))
     {
         match &mut entry.phase {
-            Phase::Writing { cancelled } => *cancelled = true,
-            Phase::Waiting => shared.queue.cancel(call.request_id),
-            Phase::Settling | Phase::Ready { .. } | Phase::Failed { .. } => {}
+            RequestPhase::Writing { cancelled } => *cancelled = true,
+            RequestPhase::Queued => state.queue.cancel(request.request_id),
+            RequestPhase::Persisting | RequestPhase::Ready { .. } | RequestPhase::Failed { .. } => {
+            }
         }
     }
     drop(store);
-    done()
+    empty()
 }

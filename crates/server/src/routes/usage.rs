@@ -1,4 +1,4 @@
-//! What was used, in tokens. Nothing here costs money.
+//! Usage in tokens and stored bytes. A local server has no costs.
 
 use std::collections::BTreeMap;
 
@@ -8,25 +8,29 @@ use tinkex_wire::rest::{
 };
 use tinkex_wire::{ApiKeyDetails, ApiKeyInfo};
 
-use super::session::{OWNER, texts};
-use super::{Reply, from_query, to_json};
-use crate::error::ApiError;
-use crate::state::Shared;
-use crate::store::{What, timestamp};
+use super::session::{OWNER, string_metadata};
+use super::{RouteResult, from_query, to_json};
+use crate::error::ServerError;
+use crate::state::ServerState;
+use crate::store::{UsageMeter, timestamp};
 
+/// One hour in microseconds.
 const HOUR: i64 = 3_600_000_000;
-const MOST: i64 = 14 * 24 * HOUR;
+/// Longest period of one request in microseconds: 14 days.
+const MAX_PERIOD: i64 = 14 * 24 * HOUR;
 
-pub(super) fn events(shared: &Shared, query: &str) -> Reply {
-    let call: BillingUsageRequest = from_query(query)?;
-    let (from, to) = (call.starting_on.unix_micros(), call.ending_before.unix_micros());
+pub(super) fn events(state: &ServerState, query: &str) -> RouteResult {
+    let request: BillingUsageRequest = from_query(query)?;
+    let (from, to) = (request.starting_on.unix_micros(), request.ending_before.unix_micros());
     if from % HOUR != 0 || to % HOUR != 0 {
-        return Err(ApiError::bad("starting_on and ending_before must be full hours"));
+        let message = "starting_on and ending_before must be full hours";
+        return Err(ServerError::invalid(message).into());
     }
-    if from >= to || to - from > MOST {
-        return Err(ApiError::bad("ending_before must be after starting_on, by at most 14 days"));
+    if from >= to || to - from > MAX_PERIOD {
+        let message = "ending_before must be after starting_on, by at most 14 days";
+        return Err(ServerError::invalid(message).into());
     }
-    let store = shared.store();
+    let store = state.store();
     let mut sessions = BTreeMap::new();
     let mut data = Vec::new();
     for (key, &count) in &store.usage {
@@ -35,21 +39,24 @@ pub(super) fn events(shared: &Shared, query: &str) -> Reply {
             continue;
         }
         let session = store.sessions.get(&key.session);
-        let user_metadata = session.and_then(|kept| texts(kept.row.user_metadata.as_ref()));
+        let user_metadata =
+            session.and_then(|entry| string_metadata(entry.row.user_metadata.as_ref()));
         sessions.insert(key.session.clone(), UsageSession::default().user_metadata(user_metadata));
-        let event_info = match key.what {
-            What::Training => UsageKind::Training { token_count: count },
-            What::Prefill => UsageKind::SamplingPrefill { cached: false, token_count: count },
-            What::CachedPrefill => UsageKind::SamplingPrefill { cached: true, token_count: count },
-            What::Sampled => UsageKind::SamplingSample { token_count: count },
-            What::Checkpoints => UsageKind::Checkpoint { count },
+        let event_info = match key.meter {
+            UsageMeter::Training => UsageKind::Training { token_count: count },
+            UsageMeter::Prefill => UsageKind::SamplingPrefill { cached: false, token_count: count },
+            UsageMeter::CachedPrefill => {
+                UsageKind::SamplingPrefill { cached: true, token_count: count }
+            }
+            UsageMeter::Sampled => UsageKind::SamplingSample { token_count: count },
+            UsageMeter::Checkpoints => UsageKind::Checkpoint { count },
         };
         data.push(
             UsageEvent::new(timestamp(start), timestamp(start.saturating_add(HOUR)), event_info)
                 .base_model(Some(key.base_model.clone()))
                 .user_id(Some(OWNER.to_owned()))
                 .session_id(Some(key.session.clone()))
-                .project_id(session.and_then(|kept| kept.row.project_id.clone()))
+                .project_id(session.and_then(|entry| entry.row.project_id.clone()))
                 .estimated_cost_usd(Some(0.0))
                 .effective_rate_usd_per_million_tokens(Some(0.0)),
         );
@@ -57,15 +64,14 @@ pub(super) fn events(shared: &Shared, query: &str) -> Reply {
     to_json(&BillingUsage::new(data, sessions))
 }
 
-pub(super) fn storage(shared: &Shared) -> Reply {
-    let store = shared.store();
-    let kept = store.checkpoints.values().filter(|kept| !kept.row.is_expired());
+pub(super) fn storage(state: &ServerState) -> RouteResult {
+    let store = state.store();
     let (mut checkpoint_count, mut size_bytes) = (0, 0);
-    for checkpoint in kept {
+    for entry in store.checkpoints.values().filter(|entry| !entry.row.is_expired()) {
         checkpoint_count += 1;
-        size_bytes += checkpoint.row.size_bytes;
+        size_bytes += entry.row.size_bytes;
     }
-    #[expect(clippy::cast_precision_loss, reason = "for people")]
+    #[expect(clippy::cast_precision_loss, reason = "a rounded size for display")]
     let size_gigabytes = size_bytes as f64 / 1e9;
     let item = StorageItem::default()
         .org_user_urn(Some(OWNER.to_owned()))
@@ -78,8 +84,8 @@ pub(super) fn storage(shared: &Shared) -> Reply {
     )
 }
 
-/// What the key in use is: the one that the server was started with.
-pub(super) fn key() -> Reply {
+/// Describes the API key in use, which is the one that the server was started with.
+pub(super) fn key() -> RouteResult {
     let details = ApiKeyDetails::new(OWNER, "user@localhost");
     to_json(&ApiKeyInfo::new(0, OWNER, details).note("the key of this server"))
 }

@@ -1,23 +1,23 @@
-//! Looking checkpoints up.
+//! Checkpoint lookups.
 
 use tinkex_wire::{CheckpointKind, ModelId, TinkerPath, rest};
 
-use super::{Checkpoint, Kept, Store, now, timestamp};
+use super::{CheckpointRecord, Store, Tracked, now, timestamp};
 
 impl Store {
-    /// A checkpoint that is there and has not expired.
-    pub(crate) fn checkpoint(&self, path: &TinkerPath) -> Option<&Kept<Checkpoint>> {
-        self.checkpoints.get(path).filter(|kept| !kept.row.is_expired())
+    /// Returns a checkpoint that exists and has not expired.
+    pub(crate) fn checkpoint(&self, path: &TinkerPath) -> Option<&Tracked<CheckpointRecord>> {
+        self.checkpoints.get(path).filter(|entry| !entry.row.is_expired())
     }
 
-    /// Those of a run, oldest first.
-    pub(crate) fn checkpoints_of(&self, run: &ModelId) -> Vec<&Checkpoint> {
-        // They stand together, by kind and name; no name comes before a dash.
+    /// Returns the checkpoints of a run, oldest first.
+    pub(crate) fn checkpoints_of(&self, run: &ModelId) -> Vec<&CheckpointRecord> {
+        // The map is sorted by run, kind and name, and "-" sorts before every valid name.
         let first = TinkerPath::new(run.clone(), CheckpointKind::Training, "-");
-        let mut all: Vec<&Checkpoint> = first
+        let mut all: Vec<&CheckpointRecord> = first
             .into_iter()
             .flat_map(|first| self.checkpoints.range(first..))
-            .map(|(_, kept)| &kept.row)
+            .map(|(_, entry)| &entry.row)
             .take_while(|row| row.path.run() == run)
             .filter(|row| !row.is_expired())
             .collect();
@@ -25,23 +25,23 @@ impl Store {
         all
     }
 
-    /// The newest of a kind.
+    /// Returns the newest checkpoint of a kind.
     pub(crate) fn last_checkpoint(
         &self,
         run: &ModelId,
         kind: CheckpointKind,
-    ) -> Option<&Checkpoint> {
+    ) -> Option<&CheckpointRecord> {
         self.checkpoints_of(run).into_iter().rfind(|row| row.path.kind() == kind)
     }
 }
 
-impl Checkpoint {
+impl CheckpointRecord {
     pub(crate) fn is_expired(&self) -> bool {
         self.expires_at.is_some_and(|at| at <= now())
     }
 
-    /// As the API shows it.
-    pub(crate) fn shown(&self) -> rest::Checkpoint {
+    /// Converts the record to the API's form.
+    pub(crate) fn to_wire(&self) -> rest::Checkpoint {
         rest::Checkpoint::new(&self.path, timestamp(self.created_at))
             .size_bytes(Some(self.size_bytes))
             .public(self.public)

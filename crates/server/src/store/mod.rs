@@ -1,8 +1,8 @@
-//! What the server knows: one lock, one disk.
+//! In-memory copy of the durable state, behind one lock.
 //!
-//! Every change is handed to the disk while the lock is held, so the order there is the order in
-//! which things happened. Nothing here waits: what must wait for the disk is done by the disk's
-//! thread when it gets there.
+//! Every change is queued for the disk while the lock is held, so the order of writes is the order
+//! of changes in memory; replay after a restart depends on it. No method blocks: work that must
+//! wait for durability runs as a callback on the disk's writer thread.
 
 mod checkpoint;
 mod replay;
@@ -15,164 +15,182 @@ use std::sync::Arc;
 use tinkex_autodiff::LossProgram;
 use tinkex_wire::{LossId, ModelId, RequestId, SamplerId, SessionId, Timestamp, TinkerPath};
 
-use crate::disk::{Disk, Reader, Then};
-pub(crate) use crate::fact::*;
+use crate::disk::{Disk, PayloadReader, WriteCallback};
+use crate::log;
+pub(crate) use crate::record::*;
 
-pub(crate) use self::replay::Undone;
-pub(crate) use self::request::{Entry, Feed, Phase, Written};
+pub(crate) use self::replay::UnfinishedRequest;
+pub(crate) use self::request::{CompletionFeed, RequestEntry, RequestPhase, WriteStatus};
 
-/// Everything the server knows.
+/// The server's state: durable records and the indexes over them.
 pub(crate) struct Store {
     pub(crate) disk: Disk,
-    pub(crate) sessions: HashMap<SessionId, Kept<Session>>,
-    pub(crate) runs: HashMap<ModelId, Kept<Run>>,
-    pub(crate) samplers: HashMap<SamplerId, Kept<Sampler>>,
-    pub(crate) checkpoints: BTreeMap<TinkerPath, Kept<Checkpoint>>,
-    pub(crate) requests: HashMap<RequestId, Entry>,
-    /// Which request has which number in its line.
-    pub(crate) lines: HashMap<Line, BTreeMap<u64, RequestId>>,
-    /// What a session's uploaded losses compute.
+    pub(crate) sessions: HashMap<SessionId, Tracked<SessionRecord>>,
+    pub(crate) runs: HashMap<ModelId, Tracked<RunRecord>>,
+    pub(crate) samplers: HashMap<SamplerId, Tracked<SamplerRecord>>,
+    pub(crate) checkpoints: BTreeMap<TinkerPath, Tracked<CheckpointRecord>>,
+    pub(crate) requests: HashMap<RequestId, RequestEntry>,
+    /// Requests by scope and sequence number.
+    pub(crate) sequences: HashMap<SequenceScope, BTreeMap<u64, RequestId>>,
+    /// Custom losses of the open sessions.
     pub(crate) losses: HashMap<LossId, Arc<LossProgram>>,
-    /// Answers of each client of a sampling session.
-    pub(crate) feeds: HashMap<(SamplerId, u64), Feed>,
-    pub(crate) usage: BTreeMap<Use, u64>,
-    /// Folders that are being written.
-    pub(crate) making: HashSet<String>,
-    /// Bytes of answers in memory.
-    pub(crate) answer_bytes: usize,
-    /// Bytes of answers that may stay there.
-    pub(crate) answer_limit: usize,
+    /// Unacknowledged completions, by sampling session and clone.
+    pub(crate) feeds: HashMap<(SamplerId, u64), CompletionFeed>,
+    pub(crate) usage: BTreeMap<UsageKey, u64>,
+    /// Names of folders that are being written and that no record refers to yet.
+    pub(crate) unfinished_folders: HashSet<String>,
+    /// Size of the results in memory, in bytes.
+    pub(crate) result_bytes: usize,
+    /// Limit on `result_bytes`.
+    pub(crate) result_limit: usize,
 }
 
-/// A fact, and what is known beside it.
+/// A record and the in-memory data about it.
 #[derive(Clone, Debug)]
-pub(crate) struct Kept<T> {
+pub(crate) struct Tracked<T> {
     pub(crate) row: T,
-    /// When it was last used.
-    pub(crate) seen: Micros,
-    /// For a run: the requests since its snapshot that changed it.
-    pub(crate) since: BTreeMap<u64, Change>,
+    /// Time of the last request that used it.
+    pub(crate) last_used: UnixMicros,
+    /// For a run: the requests that modified it after its snapshot, by sequence number.
+    pub(crate) changes: BTreeMap<u64, ChangeRecord>,
 }
 
-impl<T> Kept<T> {
+impl<T> Tracked<T> {
     fn new(row: T) -> Self {
-        Self { row, seen: now(), since: BTreeMap::new() }
+        Self { row, last_used: now(), changes: BTreeMap::new() }
     }
 }
 
-/// The current moment.
-pub(crate) fn now() -> Micros {
+/// Returns the current time.
+pub(crate) fn now() -> UnixMicros {
     Timestamp::now().unix_micros()
 }
 
-/// A moment as the API writes it.
-pub(crate) fn timestamp(at: Micros) -> Timestamp {
+/// Converts a time to the API's form.
+pub(crate) fn timestamp(at: UnixMicros) -> Timestamp {
     Timestamp::from_unix_micros(at).unwrap_or_else(|_| Timestamp::now())
 }
 
-/// Nothing to do when a fact is on disk.
-fn nothing() -> Then {
+fn ignore_result() -> WriteCallback {
     Box::new(|_| {})
 }
 
 impl Store {
-    /// Makes facts true, and has them written, all or none. If they cannot be written `then` has to
-    /// undo that: see [`before`](Self::before).
-    pub(crate) fn put(&mut self, facts: Vec<Fact>, then: Then) {
-        self.disk.append(facts.clone(), None, then);
-        self.apply_all(facts);
+    /// Applies records and queues them for writing in one transaction. If the write fails,
+    /// `on_written` must revert them: see [`prepare_undo`](Self::prepare_undo).
+    pub(crate) fn put(&mut self, records: Vec<Record>, on_written: WriteCallback) {
+        self.disk.append(records.clone(), None, on_written);
+        self.apply_all(records);
     }
 
-    /// The same where nobody waits and nothing is lost if it is not written.
-    pub(crate) fn note(&mut self, fact: Fact) {
-        self.put(vec![fact], nothing());
+    /// Applies a record without waiting for its write. For changes that are repeated later if the
+    /// write fails.
+    pub(crate) fn put_unconfirmed(&mut self, record: Record) {
+        self.put(vec![record], ignore_result());
     }
 
-    /// Makes something true that has happened already, so it is written however long that takes.
-    pub(crate) fn owe(&mut self, fact: Fact) {
-        self.disk.owe(vec![fact.clone()], None, nothing());
-        self.apply(fact);
+    /// Applies a record of something that has already happened. The write is retried until it
+    /// succeeds.
+    pub(crate) fn put_required(&mut self, record: Record) {
+        self.disk.append_required(vec![record.clone()], None, ignore_result());
+        self.apply(record);
     }
 
-    /// Has facts written that become true only once they are on disk: `then` is made with them.
-    pub(crate) fn propose(&mut self, facts: Vec<Fact>, then: impl FnOnce(Vec<Fact>) -> Then) {
-        self.disk.append(facts.clone(), None, then(facts));
+    /// Queues records that are applied only once they are durable. `on_written` receives the
+    /// records and returns the callback that applies them.
+    pub(crate) fn write_then_apply(
+        &mut self,
+        records: Vec<Record>,
+        on_written: impl FnOnce(Vec<Record>) -> WriteCallback,
+    ) {
+        self.disk.append(records.clone(), None, on_written(records));
     }
 
-    pub(crate) fn apply_all(&mut self, facts: Vec<Fact>) {
-        facts.into_iter().for_each(|fact| self.apply(fact));
+    pub(crate) fn apply_all(&mut self, records: Vec<Record>) {
+        records.into_iter().for_each(|record| self.apply(record));
     }
 
-    /// Reads payloads back.
-    pub(crate) fn reader(&self) -> Reader {
+    /// Returns a reader of stored payloads.
+    pub(crate) fn reader(&self) -> PayloadReader {
         self.disk.reader()
     }
 
-    /// The session, if it is still open.
-    pub(crate) fn open_session(&mut self, id: &SessionId) -> Option<&mut Kept<Session>> {
+    /// Returns a session if it exists and is open.
+    pub(crate) fn open_session(&mut self, id: &SessionId) -> Option<&mut Tracked<SessionRecord>> {
         self.sessions.get_mut(id).filter(|session| session.row.end.is_none())
     }
 
-    /// Something was heard of a session.
+    /// Resets the expiry timer of a session.
     pub(crate) fn touch(&mut self, id: &SessionId) {
         if let Some(session) = self.sessions.get_mut(id) {
-            session.seen = now();
+            session.last_used = now();
         }
     }
 
-    /// The clock went on by so much while nothing else did: nobody was silent meanwhile.
-    pub(crate) fn slept(&mut self, gap: Micros) {
+    /// Moves all expiry timers by `gap` microseconds, the time that the machine was suspended:
+    /// clients could not send anything meanwhile.
+    pub(crate) fn extend_expiry(&mut self, gap: UnixMicros) {
         for session in self.sessions.values_mut() {
-            session.seen = session.seen.saturating_add(gap);
+            session.last_used = session.last_used.saturating_add(gap);
         }
         for entry in self.requests.values_mut() {
-            if let Phase::Ready { at, .. } | Phase::Failed { at, .. } = &mut entry.phase {
+            if let RequestPhase::Ready { at, .. } | RequestPhase::Failed { at, .. } =
+                &mut entry.phase
+            {
                 *at = at.saturating_add(gap);
             }
         }
     }
 
-    /// Sessions that were over at `moment`, and that nothing refers to.
-    pub(crate) fn left(&self, moment: Micros) -> Vec<SessionId> {
+    /// Returns the sessions that ended at or before `time` and that no run or request refers to.
+    pub(crate) fn removable_sessions(&self, time: UnixMicros) -> Vec<SessionId> {
         let mut used: HashSet<&SessionId> = HashSet::new();
-        used.extend(self.runs.values().map(|kept| &kept.row.session));
+        used.extend(self.runs.values().map(|entry| &entry.row.session));
         used.extend(self.requests.values().map(|entry| &entry.row.session));
-        let sessions = self.sessions.values().map(|kept| &kept.row);
-        let over = sessions.filter(|row| row.ended_at.is_some_and(|at| at <= moment));
-        over.map(|row| &row.id).filter(|id| !used.contains(id)).cloned().collect()
+        let sessions = self.sessions.values().map(|entry| &entry.row);
+        let ended = sessions.filter(|row| row.ended_at.is_some_and(|at| at <= time));
+        ended.map(|row| &row.id).filter(|id| !used.contains(id)).cloned().collect()
     }
 
-    /// Whether weights will be loaded. Such a request has a folder's name, whatever becomes of the
-    /// checkpoint meanwhile: until it is carried out no folder may go.
-    pub(crate) fn has_loads(&self) -> bool {
-        let loads = |entry: &Entry| matches!(entry.row.kind, Kind::LoadWeights | Kind::CreateModel);
-        self.requests.values().any(|entry| entry.answered_at().is_none() && loads(entry))
+    /// Returns whether a queued request will load weights. Such a request holds a folder's name,
+    /// even if its checkpoint is deleted meanwhile, so no folder may be removed before it has run.
+    pub(crate) fn has_unfinished_loads(&self) -> bool {
+        let loads = |entry: &RequestEntry| {
+            matches!(entry.row.kind, RequestKind::LoadWeights | RequestKind::CreateModel)
+        };
+        self.requests.values().any(|entry| entry.finished_at().is_none() && loads(entry))
     }
 
-    /// Folders that something refers to.
+    /// Returns the names of all folders under `weights/` that are in use.
     pub(crate) fn folders(&self) -> HashSet<String> {
-        let checkpoints = self.checkpoints.values().map(|kept| kept.row.folder.clone());
-        let samplers = self.samplers.values().filter_map(|kept| kept.row.folder.clone());
-        let snapshots =
-            self.runs.values().filter_map(|kept| Some(kept.row.snapshot.as_ref()?.folder.clone()));
-        checkpoints.chain(samplers).chain(snapshots).chain(self.making.iter().cloned()).collect()
+        let checkpoints = self.checkpoints.values().map(|entry| entry.row.folder.clone());
+        let samplers = self.samplers.values().filter_map(|entry| entry.row.folder.clone());
+        let snapshots = self
+            .runs
+            .values()
+            .filter_map(|entry| Some(entry.row.snapshot.as_ref()?.folder.clone()));
+        checkpoints
+            .chain(samplers)
+            .chain(snapshots)
+            .chain(self.unfinished_folders.iter().cloned())
+            .collect()
     }
 
-    /// Drops payloads that nothing needs any more, once there are `at_least` so many bytes of them.
-    pub(crate) fn tidy(&mut self, at_least: u64) {
-        self.disk.tidy(
-            at_least,
-            Box::new(|tidied| {
-                if let Err(why) = tidied {
-                    crate::log::warn(format_args!("the payloads could not be tidied: {why}"));
+    /// Queues a compaction of the payload file if it has at least `min_bytes` bytes.
+    pub(crate) fn compact_payloads(&mut self, min_bytes: u64) {
+        self.disk.compact(
+            min_bytes,
+            Box::new(|compacted| {
+                if let Err(error) = compacted {
+                    tracing::warn!(target: log::STORAGE, %error, "payload file was not compacted");
                 }
             }),
         );
     }
 
-    /// The models of a session.
-    pub(crate) fn runs_of<'a>(&'a self, id: &'a SessionId) -> impl Iterator<Item = &'a Run> {
-        self.runs.values().map(|kept| &kept.row).filter(move |run| run.session == *id)
+    /// Returns the runs of a session.
+    pub(crate) fn runs_of<'a>(&'a self, id: &'a SessionId) -> impl Iterator<Item = &'a RunRecord> {
+        self.runs.values().map(|entry| &entry.row).filter(move |run| run.session == *id)
     }
 }
 

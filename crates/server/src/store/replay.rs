@@ -1,4 +1,4 @@
-//! From rows back to what they were about, and what facts change.
+//! Rebuilds the in-memory state from stored rows, and applies records to it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -6,21 +6,26 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tinkex_wire::{ModelId, SessionId};
 use tokio::sync::Notify;
 
-use super::{Entry, Fact, Kept, Line, Phase, Request, Run, Store, now};
-use crate::disk::{Answered, Disk, Found};
+use super::{
+    Record, RequestEntry, RequestPhase, RequestRecord, RunRecord, SequenceScope, Store, Tracked,
+    UnixMicros, now,
+};
+use crate::disk::{Disk, StoredResult, StoredRows};
 
-/// A request that was promised and not carried out, and its body if that can be read.
-pub(crate) struct Undone {
-    pub(crate) row: Arc<Request>,
+/// An admitted request without a result, and its body if that can be read.
+pub(crate) struct UnfinishedRequest {
+    pub(crate) row: Arc<RequestRecord>,
     pub(crate) body: io::Result<Bytes>,
 }
 
 impl Store {
-    /// Opens what is in `folder` and comes back to where it ends.
-    pub(crate) fn open(folder: &Path, answer_limit: usize) -> io::Result<Self> {
-        let (disk, found) = Disk::open(folder)?;
+    /// Opens the data directory `folder` and restores its state. `result_limit` is the maximum size
+    /// of the results in memory, in bytes.
+    pub(crate) fn open(folder: &Path, result_limit: usize) -> io::Result<Self> {
+        let (disk, rows) = Disk::open(folder)?;
         let mut store = Self {
             disk,
             sessions: Default::default(),
@@ -28,69 +33,72 @@ impl Store {
             samplers: Default::default(),
             checkpoints: Default::default(),
             requests: Default::default(),
-            lines: Default::default(),
+            sequences: Default::default(),
             losses: Default::default(),
             feeds: Default::default(),
             usage: Default::default(),
-            making: Default::default(),
-            answer_bytes: 0,
-            answer_limit,
+            unfinished_folders: Default::default(),
+            result_bytes: 0,
+            result_limit,
         };
-        store.replay(found);
+        store.replay(rows);
         Ok(store)
     }
 
-    fn replay(&mut self, found: Found) {
-        let Found { sessions, runs, changes, samplers, checkpoints, requests, usage } = found;
+    fn replay(&mut self, rows: StoredRows) {
+        let StoredRows { sessions, runs, changes, samplers, checkpoints, requests, usage } = rows;
         self.usage = usage;
-        for (row, seen) in runs {
-            self.runs.insert(row.id.clone(), Kept { seen, ..Kept::new(row) });
+        for (row, last_used) in runs {
+            self.runs.insert(row.id.clone(), Tracked { last_used, ..Tracked::new(row) });
         }
         for (run, seq, change) in changes {
             if let Some(run) = self.runs.get_mut(&run) {
-                run.since.insert(seq, change);
+                run.changes.insert(seq, change);
             }
         }
-        self.apply_all(samplers.into_iter().map(Fact::Sampler).collect());
-        self.apply_all(checkpoints.into_iter().map(Fact::Checkpoint).collect());
-        // Last: one that is over closes what was written after its end.
-        self.apply_all(sessions.into_iter().map(Fact::Session).collect());
-        let mut answered = Vec::new();
-        for (row, answer) in requests {
-            answered.extend(answer.map(|answer| (row.id.clone(), answer)));
-            self.apply(Fact::Request(Arc::new(row)));
+        self.apply_all(samplers.into_iter().map(Record::Sampler).collect());
+        self.apply_all(checkpoints.into_iter().map(Record::Checkpoint).collect());
+        // Apply sessions last: an ended session removes its sampling sessions and snapshots.
+        self.apply_all(sessions.into_iter().map(Record::Session).collect());
+        let mut finished = Vec::new();
+        for (row, result) in requests {
+            finished.extend(result.map(|result| (row.id.clone(), result)));
+            self.apply(Record::Request(Arc::new(row)));
         }
-        // Whoever listens is told in the order of the answers.
-        answered.sort_by_key(|(_, answer)| answer.number);
-        // They wait for their caller from now on: while there was no server nobody could come.
-        for (id, answer) in answered {
-            self.answered(&id, Answered { at: now(), ..answer }, None);
+        // Feeds announce results in the order in which they were persisted.
+        finished.sort_by_key(|(_, result)| result.number);
+        // Restart the retention time: clients could not poll while the server was down.
+        for (id, result) in finished {
+            self.set_result(&id, StoredResult { at: now(), ..result }, None);
         }
     }
 
-    /// What has to be carried out still, in the order it came.
-    pub(crate) fn undone(&mut self) -> Vec<Undone> {
+    /// Marks all requests without a result as queued and returns them in order of admission.
+    pub(crate) fn requeue_unfinished(&mut self) -> Vec<UnfinishedRequest> {
         let reader = self.reader();
-        let mut waiting: Vec<Arc<Request>> = Vec::new();
+        let mut unfinished: Vec<Arc<RequestRecord>> = Vec::new();
         for entry in self.requests.values_mut() {
-            if entry.answered_at().is_none() {
-                entry.phase = Phase::Waiting;
-                waiting.push(Arc::clone(&entry.row));
+            if entry.finished_at().is_none() {
+                entry.phase = RequestPhase::Queued;
+                unfinished.push(Arc::clone(&entry.row));
             }
         }
-        waiting.sort_by_key(|row| row.number);
-        let read = |row: Arc<Request>| Undone { body: reader.payload(row.number), row };
-        waiting.into_iter().map(read).collect()
+        unfinished.sort_by_key(|row| row.number);
+        let read =
+            |row: Arc<RequestRecord>| UnfinishedRequest { body: reader.payload(row.number), row };
+        unfinished.into_iter().map(read).collect()
     }
 
-    /// The base models that what is undone needs, and how many requests need each.
-    pub(crate) fn needed(&self) -> BTreeMap<String, usize> {
+    /// Returns the base models that unfinished requests need, with the number of those requests.
+    pub(crate) fn needed_models(&self) -> BTreeMap<String, usize> {
         let mut needed = BTreeMap::new();
-        for entry in self.requests.values().filter(|entry| entry.answered_at().is_none()) {
-            let base = match &entry.row.line {
-                Line::Model(id) => self.runs.get(id).map(|kept| &kept.row.base_model),
-                Line::Sampler(id) => self.samplers.get(id).map(|kept| &kept.row.base_model),
-                Line::Losses(_) => None,
+        for entry in self.requests.values().filter(|entry| entry.finished_at().is_none()) {
+            let base = match &entry.row.scope {
+                SequenceScope::Model(id) => self.runs.get(id).map(|entry| &entry.row.base_model),
+                SequenceScope::Sampler(id) => {
+                    self.samplers.get(id).map(|entry| &entry.row.base_model)
+                }
+                SequenceScope::CustomLosses(_) => None,
             };
             if let Some(base) = base {
                 *needed.entry(base.clone()).or_default() += 1;
@@ -99,76 +107,77 @@ impl Store {
         needed
     }
 
-    /// Makes a fact true.
-    pub(super) fn apply(&mut self, fact: Fact) {
-        match fact {
-            Fact::Session(row) => {
+    /// Applies a record to the in-memory state.
+    pub(super) fn apply(&mut self, record: Record) {
+        match record {
+            Record::Session(row) => {
                 if row.end.is_some() {
-                    self.close_session(&row.id);
+                    self.release_session(&row.id);
                 }
-                self.sessions.insert(row.id.clone(), Kept::new(row));
+                self.sessions.insert(row.id.clone(), Tracked::new(row));
             }
-            Fact::Left { ids } => {
+            Record::SessionsRemoved { ids } => {
                 for id in ids {
                     self.sessions.remove(&id);
                 }
             }
-            Fact::Run(row) => self.apply_run(row),
-            Fact::Sampler(row) => {
+            Record::Run(row) => self.apply_run(row),
+            Record::Sampler(row) => {
                 if let Some(folder) = &row.folder {
-                    self.making.remove(folder);
+                    self.unfinished_folders.remove(folder);
                 }
-                self.samplers.insert(row.id.clone(), Kept::new(row));
+                self.samplers.insert(row.id.clone(), Tracked::new(row));
             }
-            Fact::Checkpoint(row) => {
-                self.making.remove(&row.folder);
-                self.run_used(row.path.run(), row.created_at);
-                self.checkpoints.insert(row.path.clone(), Kept::new(row));
+            Record::Checkpoint(row) => {
+                self.unfinished_folders.remove(&row.folder);
+                self.touch_run(row.path.run(), row.created_at);
+                self.checkpoints.insert(row.path.clone(), Tracked::new(row));
             }
-            Fact::Gone { path } => {
+            Record::CheckpointDeleted { path } => {
                 self.checkpoints.remove(&path);
             }
-            Fact::Request(row) => {
-                if let Line::Model(id) = &row.line {
-                    self.run_used(id, row.at);
+            Record::Request(row) => {
+                if let SequenceScope::Model(id) = &row.scope {
+                    self.touch_run(id, row.at);
                 }
-                let line = self.lines.entry(row.line.clone()).or_default();
-                line.insert(row.seq, row.id.clone());
+                let sequence = self.sequences.entry(row.scope.clone()).or_default();
+                sequence.insert(row.seq, row.id.clone());
                 let changed = Arc::new(Notify::new());
-                let phase = Phase::Writing { cancelled: false };
+                let phase = RequestPhase::Writing { cancelled: false };
                 let id = row.id.clone();
-                self.requests.insert(id, Entry { row, phase, changed });
+                self.requests.insert(id, RequestEntry { row, phase, changed });
             }
-            Fact::Done(done) => self.account(&done),
-            Fact::Forget { ids } => self.drop_requests(&ids),
+            Record::Result(result) => self.apply_result(&result),
+            Record::RequestsRemoved { ids } => self.drop_requests(&ids),
         }
     }
 
-    /// A run was used then.
-    fn run_used(&mut self, id: &tinkex_wire::ModelId, at: super::Micros) {
+    fn touch_run(&mut self, id: &ModelId, at: UnixMicros) {
         if let Some(run) = self.runs.get_mut(id) {
-            run.seen = run.seen.max(at);
+            run.last_used = run.last_used.max(at);
         }
     }
 
-    fn apply_run(&mut self, row: Run) {
-        let (mut since, mut last, mut seen) = (Default::default(), None, row.created_at);
+    fn apply_run(&mut self, row: RunRecord) {
+        let (mut changes, mut last_seq, mut last_used) =
+            (Default::default(), None, row.created_at);
         if let Some(before) = self.runs.remove(&row.id) {
-            (since, last, seen) = (before.since, before.row.last_seq, before.seen);
+            (changes, last_seq, last_used) =
+                (before.changes, before.row.last_seq, before.last_used);
         }
         if let Some(snapshot) = &row.snapshot {
-            self.making.remove(&snapshot.folder);
-            since = since.split_off(&(snapshot.seq + 1));
+            self.unfinished_folders.remove(&snapshot.folder);
+            changes = changes.split_off(&(snapshot.seq + 1));
         }
-        let row = Run { last_seq: row.last_seq.max(last), ..row };
-        self.runs.insert(row.id.clone(), Kept { row, seen, since });
+        let row = RunRecord { last_seq: row.last_seq.max(last_seq), ..row };
+        self.runs.insert(row.id.clone(), Tracked { row, last_used, changes });
     }
 
-    /// What only this session could use goes.
-    fn close_session(&mut self, id: &tinkex_wire::SessionId) {
+    /// Drops what only this session could use: sampling sessions, snapshots and custom losses.
+    fn release_session(&mut self, id: &SessionId) {
         self.samplers.retain(|_, sampler| sampler.row.session != *id);
         for run in self.runs.values_mut().filter(|run| run.row.session == *id) {
-            run.since.clear();
+            run.changes.clear();
             run.row.snapshot = None;
         }
         let prefix = format!("{id}:loss:");

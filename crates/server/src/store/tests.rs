@@ -6,8 +6,8 @@ use tinkex_wire::OptimizerConfig;
 
 use super::*;
 
-fn session(n: usize) -> Fact {
-    Fact::Session(Session {
+fn session(n: usize) -> Record {
+    Record::Session(SessionRecord {
         id: "s".into(),
         created_at: 1,
         tags: vec![format!("{n}")],
@@ -19,9 +19,9 @@ fn session(n: usize) -> Fact {
     })
 }
 
-fn run() -> Fact {
-    let lora = Lora { rank: 4, seed: 1, train_unembed: true, train_mlp: true, train_attn: true };
-    Fact::Run(Run {
+fn run() -> Record {
+    let lora = LoraSettings { rank: 4, seed: 1, train_unembed: true, train_mlp: true, train_attn: true };
+    Record::Run(RunRecord {
         id: "s:train:0".into(),
         session: "s".into(),
         number: 0,
@@ -37,13 +37,13 @@ fn run() -> Fact {
     })
 }
 
-fn request(id: &str, seq: u64) -> Request {
-    Request {
+fn request(id: &str, seq: u64) -> RequestRecord {
+    RequestRecord {
         number: 0,
         id: id.into(),
-        kind: Kind::ForwardBackward,
+        kind: RequestKind::ForwardBackward,
         session: "s".into(),
-        line: Line::Model("s:train:0".into()),
+        line: SequenceScope::Model("s:train:0".into()),
         seq,
         digest: "d".to_owned(),
         seed: 0,
@@ -53,19 +53,19 @@ fn request(id: &str, seq: u64) -> Request {
 }
 
 /// Takes requests in whose bodies are their ids.
-fn open_request(store: &mut Store, row: Request) {
+fn open_request(store: &mut Store, row: RequestRecord) {
     let (number, body) = (store.disk.number(), Bytes::from(row.id.to_string()));
-    store.open_request(Request { number, ..row }, vec![], body, nothing());
+    store.open_request(RequestRecord { number, ..row }, vec![], body, nothing());
 }
 
 /// Carries a request out; returns the number of its answer.
-fn settle(store: &mut Store, id: &str, changed: bool, answer: &Bytes) -> u64 {
-    let what = What::Training;
-    let used = Use { hour: 1, session: "s".into(), base_model: "m".to_owned(), what };
+fn record_outcome(store: &mut Store, id: &str, changed: bool, answer: &Bytes) -> u64 {
+    let what = UsageMeter::Training;
+    let used = UsageKey { hour: 1, session: "s".into(), base_model: "m".to_owned(), what };
     let (request, number) = (Arc::clone(&store.requests[id].row), store.disk.number());
     let (size, used) = (answer.len(), vec![(used, 5)]);
-    let done = Done { request, number, size, answer: Answer::Json, changed, at: 1, used };
-    store.settle(done, vec![], answer.clone(), nothing());
+    let done = ResultRecord { request, number, size, answer: ResultKind::Json, changed, at: 1, used };
+    store.record_outcome(done, vec![], answer.clone(), nothing());
     number
 }
 
@@ -87,7 +87,7 @@ fn open(folder: &Path) -> Store {
     Store::open(folder, 1 << 20).unwrap()
 }
 
-fn model(store: &Store) -> &Kept<Run> {
+fn model(store: &Store) -> &Tracked<RunRecord> {
     &store.runs[&ModelId::from("s:train:0")]
 }
 
@@ -97,18 +97,18 @@ fn a_tidied_disk_tells_the_same_story() {
     let mut store = open(folder.path());
     store.note(session(0));
     store.note(run());
-    // One that changed the model and was fetched, one that did not, one that waits, one to fetch.
+    // ActiveSample that changed the model and was fetched, one that did not, one that waits, one to fetch.
     for (id, seq) in [("changed", 1), ("other", 2), ("answered", 3), ("waits", 4)] {
         open_request(
             &mut store,
-            Request { at: 1_000 + i64::try_from(seq).unwrap(), ..request(id, seq) },
+            RequestRecord { at: 1_000 + i64::try_from(seq).unwrap(), ..request(id, seq) },
         );
     }
     let other = store.requests["other"].row.number;
     for (id, changed) in [("changed", true), ("other", false), ("answered", false)] {
         let answer = Bytes::from(format!("answer of {id}"));
-        let number = settle(&mut store, id, changed, &answer);
-        store.show(&id.into(), Answer::Json, answer, number);
+        let number = record_outcome(&mut store, id, changed, &answer);
+        store.show(&id.into(), ResultKind::Json, answer, number);
     }
     store.forget(vec!["changed".into(), "other".into()]);
     flush(&mut store);
@@ -124,13 +124,13 @@ fn a_tidied_disk_tells_the_same_story() {
     // Nobody could fetch it while there was no server.
     assert!(store.requests["answered"].answered_at() >= Some(restart));
     let run = model(&store);
-    assert_eq!((run.row.last_seq, run.seen), (Some(3), 1_004));
-    assert_eq!(run.since.keys().copied().collect::<Vec<_>>(), [1]);
-    assert_eq!(run.since[&1].kind, Kind::ForwardBackward);
-    assert_eq!(store.reader().payload(run.since[&1].body).unwrap(), "changed");
+    assert_eq!((run.row.last_seq, run.last_used), (Some(3), 1_004));
+    assert_eq!(run.changes.keys().copied().collect::<Vec<_>>(), [1]);
+    assert_eq!(run.changes[&1].kind, RequestKind::ForwardBackward);
+    assert_eq!(store.reader().payload(run.changes[&1].body).unwrap(), "changed");
     assert_eq!(store.usage.values().copied().collect::<Vec<_>>(), [15]);
     assert!(!store.requests.contains_key("other"));
-    let Phase::Ready { number, .. } = store.requests["answered"].phase else { panic!("lost") };
+    let RequestPhase::Ready { number, .. } = store.requests["answered"].phase else { panic!("lost") };
     assert_eq!(store.reader().payload(number).unwrap(), "answer of answered");
     let undone = store.undone();
     assert_eq!(undone.len(), 1);
@@ -146,17 +146,17 @@ fn answers_beyond_the_limit_leave_memory_and_stay_on_disk() {
         let id = format!("r{seq}");
         open_request(&mut store, request(&id, seq));
         let answer = Bytes::from(vec![u8::try_from(seq).unwrap(); 400]);
-        let number = settle(&mut store, &id, false, &answer);
-        store.show(&id.as_str().into(), Answer::Proto, answer, number);
+        let number = record_outcome(&mut store, &id, false, &answer);
+        store.show(&id.as_str().into(), ResultKind::Proto, answer, number);
         assert!(store.answer_bytes <= 1_000);
     }
     flush(&mut store);
-    let Phase::Ready { payload: None, number, size, .. } = store.requests["r1"].phase else {
+    let RequestPhase::Ready { payload: None, number, size, .. } = store.requests["r1"].phase else {
         panic!("the oldest should have left")
     };
     assert_eq!(size, 400);
     assert_eq!(store.reader().payload(number).unwrap(), vec![1; 400]);
-    assert!(matches!(store.requests["r5"].phase, Phase::Ready { payload: Some(_), .. }));
+    assert!(matches!(store.requests["r5"].phase, RequestPhase::Ready { payload: Some(_), .. }));
 }
 
 #[test]
@@ -168,30 +168,30 @@ fn a_snapshot_makes_earlier_changes_unnecessary() {
     for seq in 1..=3 {
         let id = format!("r{seq}");
         open_request(&mut store, request(&id, seq));
-        settle(&mut store, &id, true, &Bytes::new());
+        record_outcome(&mut store, &id, true, &Bytes::new());
     }
     let row = model(&store).row.clone();
-    let snapshot = Some(Snapshot { seq: 2, folder: "f".to_owned() });
-    store.note(Fact::Run(Run { snapshot, ..row }));
+    let snapshot = Some(SnapshotRecord { seq: 2, folder: "f".to_owned() });
+    store.note(Record::Run(RunRecord { snapshot, ..row }));
     for _ in 0..2 {
         let run = model(&store);
-        assert_eq!(run.since.keys().copied().collect::<Vec<_>>(), [3]);
+        assert_eq!(run.changes.keys().copied().collect::<Vec<_>>(), [3]);
         assert_eq!(run.row.last_seq, Some(3));
         assert!(store.folders().contains("f"));
         drop(store);
         store = open(folder.path());
     }
     // Nothing brings a model back whose session is over, whatever was written after its end.
-    let Fact::Session(row) = session(0) else { panic!("it is one") };
+    let Record::Session(row) = session(0) else { panic!("it is one") };
     let row_of_run = model(&store).row.clone();
     open_request(&mut store, request("late", 4));
-    store.note(Fact::Session(Session { end: Some(End::Expired), ..row }));
-    store.disk.append(vec![Fact::Run(row_of_run)], None, nothing());
-    settle(&mut store, "late", true, &Bytes::new());
+    store.note(Record::Session(SessionRecord { end: Some(SessionEnd::Expired), ..row }));
+    store.disk.append(vec![Record::Run(row_of_run)], None, nothing());
+    record_outcome(&mut store, "late", true, &Bytes::new());
     store.forget(vec!["r1".into(), "r2".into(), "r3".into()]);
     for _ in 0..2 {
         let run = model(&store);
-        assert!(run.since.is_empty() && run.row.snapshot.is_none());
+        assert!(run.changes.is_empty() && run.row.snapshot.is_none());
         assert!(store.folders().is_empty());
         drop(store);
         store = open(folder.path());
@@ -207,14 +207,14 @@ fn an_answer_on_its_way_to_the_disk_is_not_tidied_away() {
     store.note(run());
     open_request(&mut store, request("r", 1));
     flush(&mut store);
-    settle(&mut store, "r", false, &Bytes::from_static(b"answer"));
+    record_outcome(&mut store, "r", false, &Bytes::from_static(b"answer"));
     let before = store.disk.payload_bytes();
     tidy(&mut store);
     assert!(store.disk.payload_bytes() <= before + 6, "the body went");
     drop(store);
 
     let store = open(folder.path());
-    let Phase::Ready { number, .. } = store.requests["r"].phase else { panic!("lost") };
+    let RequestPhase::Ready { number, .. } = store.requests["r"].phase else { panic!("lost") };
     assert_eq!(store.reader().payload(number).unwrap(), "answer");
 }
 
@@ -223,13 +223,13 @@ fn feeds_come_back_in_the_order_of_the_answers() {
     let folder = tempfile::tempdir().unwrap();
     let mut store = open(folder.path());
     for (id, seq) in [("a", 0), ("b", 1), ("c", 2)] {
-        let line = Line::Sampler("s:sample:0".into());
-        open_request(&mut store, Request { line, kind: Kind::Sample, ..request(id, seq) });
+        let line = SequenceScope::Sampler("s:sample:0".into());
+        open_request(&mut store, RequestRecord { line, kind: RequestKind::Sample, ..request(id, seq) });
     }
     for id in ["c", "a", "b"] {
         let answer = Bytes::from_static(b"{}");
-        let number = settle(&mut store, id, false, &answer);
-        store.show(&id.into(), Answer::Json, answer, number);
+        let number = record_outcome(&mut store, id, false, &answer);
+        store.show(&id.into(), ResultKind::Json, answer, number);
     }
     let feed = |store: &Store| -> Vec<(u64, String)> {
         let feed = &store.feeds[&("s:sample:0".into(), 0)];
@@ -245,16 +245,16 @@ fn feeds_come_back_in_the_order_of_the_answers() {
 fn a_session_that_was_over_long_ago_leaves_once_nothing_refers_to_it() {
     let folder = tempfile::tempdir().unwrap();
     let mut store = open(folder.path());
-    let Fact::Session(row) = session(0) else { panic!("it is one") };
+    let Record::Session(row) = session(0) else { panic!("it is one") };
     for (id, ended_at) in [("open", None), ("recent", Some(20)), ("old", Some(10)), ("s", Some(10))]
     {
-        let end = ended_at.map(|_| End::Expired);
-        store.note(Fact::Session(Session { id: id.into(), end, ended_at, ..row.clone() }));
+        let end = ended_at.map(|_| SessionEnd::Expired);
+        store.note(Record::Session(SessionRecord { id: id.into(), end, ended_at, ..row.clone() }));
     }
     // There is a run of "s".
     store.note(run());
     assert_eq!(store.left(15), ["old"]);
-    store.note(Fact::Left { ids: store.left(15) });
+    store.note(Record::SessionsRemoved { ids: store.left(15) });
     for _ in 0..2 {
         let mut ids: Vec<_> = store.sessions.keys().map(|id| id.as_str().to_owned()).collect();
         ids.sort();
@@ -264,9 +264,9 @@ fn a_session_that_was_over_long_ago_leaves_once_nothing_refers_to_it() {
     }
 }
 
-fn checkpoint(folder: &str) -> Checkpoint {
-    let Fact::Run(run) = run() else { panic!("a run") };
-    Checkpoint {
+fn checkpoint(folder: &str) -> CheckpointRecord {
+    let Record::Run(run) = run() else { panic!("a run") };
+    CheckpointRecord {
         path: "tinker://s:train:0/weights/a".parse().unwrap(),
         folder: folder.to_owned(),
         request: None,
@@ -287,13 +287,13 @@ fn a_change_that_was_refused_takes_nothing_along_that_was_saved_meanwhile() {
     let folder = tempfile::tempdir().unwrap();
     let mut store = open(folder.path());
     let path = checkpoint("old").path;
-    let there = |store: &Store| store.checkpoints.get(&path).map(|kept| kept.row.folder.clone());
+    let there = |store: &Store| store.checkpoints.get(&path).map(|entry| entry.row.folder.clone());
     let changes = [
-        Fact::Checkpoint(Checkpoint { public: true, ..checkpoint("old") }),
-        Fact::Gone { path: path.clone() },
+        Record::Checkpoint(CheckpointRecord { public: true, ..checkpoint("old") }),
+        Record::CheckpointDeleted { path: path.clone() },
     ];
     for change in changes {
-        store.apply(Fact::Checkpoint(checkpoint("old")));
+        store.apply(Record::Checkpoint(checkpoint("old")));
         let undo = store.before(std::slice::from_ref(&change));
         store.apply(change.clone());
         undo(&mut store);
@@ -302,7 +302,7 @@ fn a_change_that_was_refused_takes_nothing_along_that_was_saved_meanwhile() {
 
         let undo = store.before(std::slice::from_ref(&change));
         store.apply(change);
-        store.apply(Fact::Checkpoint(checkpoint("new")));
+        store.apply(Record::Checkpoint(checkpoint("new")));
         undo(&mut store);
         assert_eq!(there(&store).as_deref(), Some("new"));
     }
@@ -315,10 +315,10 @@ fn nobody_was_silent_while_the_machine_slept() {
     store.apply_all(vec![session(0), run()]);
     open_request(&mut store, request("r", 1));
     let answer = Bytes::from_static(b"answer");
-    let number = settle(&mut store, "r", false, &answer);
-    store.show(&"r".into(), Answer::Json, answer, number);
+    let number = record_outcome(&mut store, "r", false, &answer);
+    store.show(&"r".into(), ResultKind::Json, answer, number);
     let times =
-        |store: &Store| (store.sessions["s"].seen, store.requests["r"].answered_at().unwrap());
+        |store: &Store| (store.sessions["s"].last_used, store.requests["r"].answered_at().unwrap());
     let before = times(&store);
     store.slept(5);
     assert_eq!(times(&store), (before.0 + 5, before.1 + 5));
@@ -331,11 +331,11 @@ fn folders_stay_until_what_was_promised_is_loaded() {
     store.apply_all(vec![session(0), run()]);
     open_request(&mut store, request("pass", 2));
     assert!(!store.has_loads());
-    open_request(&mut store, Request { kind: Kind::LoadWeights, ..request("load", 1) });
+    open_request(&mut store, RequestRecord { kind: RequestKind::LoadWeights, ..request("load", 1) });
     assert!(store.has_loads());
     let answer = Bytes::from_static(b"{}");
-    let number = settle(&mut store, "load", true, &answer);
+    let number = record_outcome(&mut store, "load", true, &answer);
     assert!(store.has_loads(), "until the disk has it");
-    store.show(&"load".into(), Answer::Json, answer, number);
+    store.show(&"load".into(), ResultKind::Json, answer, number);
     assert!(!store.has_loads());
 }

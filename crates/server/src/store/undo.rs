@@ -1,39 +1,43 @@
-//! Taking back what could not be written.
+//! Rolls back records whose write failed.
 
-use super::{Fact, Kept, Store};
+use std::collections::hash_map;
 
-/// Puts back what was there before facts were made true.
+use super::{CheckpointRecord, Record, Store, Tracked};
+
+/// Restores the entries that records replaced.
 pub(super) type Undo = Box<dyn FnOnce(&mut Store) + Send>;
 
 impl Store {
-    /// What is there before these facts are made true. Until it is known whether they are written
-    /// nobody else may change what they are about, but for the worker, which saves.
-    pub(crate) fn before(&self, facts: &[Fact]) -> Undo {
+    /// Captures the current entries that `records` will replace. Until the write of the records is
+    /// confirmed, only the worker may change the same entries, by saving a checkpoint.
+    pub(crate) fn prepare_undo(&self, records: &[Record]) -> Undo {
         let mut undo: Vec<Undo> = Vec::new();
-        for fact in facts {
-            match fact {
-                Fact::Session(row) => {
+        for record in records {
+            match record {
+                Record::Session(row) => {
                     let (id, old) = (row.id.clone(), self.sessions.get(&row.id).cloned());
-                    undo.push(Box::new(move |store| back(store.sessions.entry(id), old)));
+                    undo.push(Box::new(move |store| restore(store.sessions.entry(id), old)));
                 }
-                Fact::Run(row) => {
+                Record::Run(row) => {
                     let (id, old) = (row.id.clone(), self.runs.get(&row.id).cloned());
-                    undo.push(Box::new(move |store| back(store.runs.entry(id), old)));
+                    undo.push(Box::new(move |store| restore(store.runs.entry(id), old)));
                 }
-                Fact::Sampler(row) => {
+                Record::Sampler(row) => {
                     let (id, old) = (row.id.clone(), self.samplers.get(&row.id).cloned());
-                    undo.push(Box::new(move |store| back(store.samplers.entry(id), old)));
+                    undo.push(Box::new(move |store| restore(store.samplers.entry(id), old)));
                 }
-                Fact::Checkpoint(super::Checkpoint { path, .. }) | Fact::Gone { path } => {
+                Record::Checkpoint(CheckpointRecord { path, .. })
+                | Record::CheckpointDeleted { path } => {
                     let (path, old) = (path.clone(), self.checkpoints.get(path).cloned());
-                    let put = match fact {
-                        Fact::Checkpoint(row) => Some(row.folder.clone()),
+                    let written = match record {
+                        Record::Checkpoint(row) => Some(row.folder.clone()),
                         _ => None,
                     };
                     undo.push(Box::new(move |store| {
-                        // A save does not wait for its turn: what it put there meanwhile stays.
-                        let there = store.checkpoints.get(&path).map(|kept| &kept.row.folder);
-                        if there != put.as_ref() {
+                        // A save does not take the change lock. Keep the checkpoint if a save has
+                        // replaced it meanwhile.
+                        let current = store.checkpoints.get(&path).map(|entry| &entry.row.folder);
+                        if current != written.as_ref() {
                             return;
                         }
                         match old {
@@ -42,18 +46,20 @@ impl Store {
                         };
                     }));
                 }
-                Fact::Left { .. } | Fact::Request(_) | Fact::Done(_) | Fact::Forget { .. } => {}
+                Record::SessionsRemoved { .. }
+                | Record::Request(_)
+                | Record::Result(_)
+                | Record::RequestsRemoved { .. } => {}
             }
         }
         Box::new(move |store| undo.into_iter().rev().for_each(|undo| undo(store)))
     }
 }
 
-fn back<K, T>(entry: std::collections::hash_map::Entry<'_, K, Kept<T>>, old: Option<Kept<T>>) {
-    use std::collections::hash_map::Entry;
+fn restore<K, T>(entry: hash_map::Entry<'_, K, Tracked<T>>, old: Option<Tracked<T>>) {
     match (entry, old) {
         (entry, Some(old)) => drop(entry.insert_entry(old)),
-        (Entry::Occupied(entry), None) => drop(entry.remove()),
-        (Entry::Vacant(_), None) => {}
+        (hash_map::Entry::Occupied(entry), None) => drop(entry.remove()),
+        (hash_map::Entry::Vacant(_), None) => {}
     }
 }

@@ -1,106 +1,110 @@
-//! Base models in memory: loaded when first used, gone when nobody uses them.
+//! Base models in memory: loaded on first use, unloaded when idle.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use tinkex_engine::{Engine, Precision, Sampler};
+use tinkex_engine::{Engine, EngineOptions, Precision, Sampler};
 
+use crate::log;
 use crate::models::BaseModel;
 use crate::options::ServerOptions;
 
-/// Base models in memory.
+/// Base models in memory, by name.
 pub(super) struct Engines {
-    loaded: HashMap<String, Loaded>,
-    template: tinkex_engine::EngineOptions,
+    loaded: HashMap<String, LoadedModel>,
+    options: EngineOptions,
 }
 
 /// A base model in memory.
-pub(super) struct Loaded {
+pub(super) struct LoadedModel {
     pub(super) engine: Engine,
     pub(super) sampler: Sampler,
-    pub(super) used: Instant,
+    pub(super) last_used: Instant,
 }
 
 impl Engines {
     pub(super) fn new(options: &ServerOptions) -> Self {
-        let template = tinkex_engine::EngineOptions {
+        let options = EngineOptions {
             threads: options.threads,
             precision: if options.bf16 { Precision::Bf16 } else { Precision::F32 },
             training_memory: options.limits.training_bytes,
             cache_memory: options.limits.kv_cache_bytes,
             name: None,
         };
-        Self { loaded: HashMap::new(), template }
+        Self { loaded: HashMap::new(), options }
     }
 
-    /// The model, loaded if it was not.
-    pub(super) fn get(&mut self, base: &BaseModel) -> tinkex_engine::Result<&mut Loaded> {
-        let slot = match self.loaded.entry(base.name.clone()) {
-            Entry::Occupied(slot) => slot.into_mut(),
-            Entry::Vacant(slot) => {
+    /// Returns a model, loading it first if necessary.
+    pub(super) fn get(&mut self, base: &BaseModel) -> tinkex_engine::Result<&mut LoadedModel> {
+        let model = match self.loaded.entry(base.name.clone()) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
                 let start = Instant::now();
                 let name = Some(base.name.clone());
-                let options = tinkex_engine::EngineOptions { name, ..self.template.clone() };
+                let options = EngineOptions { name, ..self.options.clone() };
                 let engine = match base.built_in {
                     true => Engine::builtin(options)?,
                     false => Engine::open(&base.folder, options)?,
                 };
                 let sampler = engine.sampler()?;
-                crate::log::job(format_args!(
-                    "loaded {} ({} MiB) in {:.2} s",
-                    base.name,
-                    engine.weight_bytes() >> 20,
-                    start.elapsed().as_secs_f64()
-                ));
-                slot.insert(Loaded { engine, sampler, used: start })
+                tracing::info!(
+                    target: log::MODEL,
+                    base_model = %base.name,
+                    mebibytes = engine.memory() >> 20,
+                    seconds = start.elapsed().as_secs_f64(),
+                    "loaded base model"
+                );
+                entry.insert(LoadedModel { engine, sampler, last_used: start })
             }
         };
-        slot.used = Instant::now();
-        Ok(slot)
+        model.last_used = Instant::now();
+        Ok(model)
     }
 
-    pub(super) fn loaded(&mut self, name: &str) -> Option<&mut Loaded> {
+    /// Returns a model if it is in memory.
+    pub(super) fn get_loaded(&mut self, name: &str) -> Option<&mut LoadedModel> {
         self.loaded.get_mut(name)
     }
 
-    /// Whether nothing is being sampled.
+    /// Returns whether no model is sampling.
     pub(super) fn is_idle(&self) -> bool {
-        self.loaded.values().all(|loaded| loaded.sampler.is_idle())
+        self.loaded.values().all(|model| model.sampler.is_idle())
     }
 
-    /// The models that are sampling.
-    pub(super) fn busy(&mut self) -> impl Iterator<Item = (&String, &mut Loaded)> {
-        self.loaded.iter_mut().filter(|(_, loaded)| !loaded.sampler.is_idle())
+    /// Returns the models that are sampling.
+    pub(super) fn sampling(&mut self) -> impl Iterator<Item = (&String, &mut LoadedModel)> {
+        self.loaded.iter_mut().filter(|(_, model)| !model.sampler.is_idle())
     }
 
-    /// Drops a model; what it was sampling is lost to it.
-    pub(super) fn drop_model(&mut self, name: &str) {
+    /// Unloads a model and drops the samples that it was drawing.
+    pub(super) fn unload(&mut self, name: &str) {
         self.loaded.remove(name);
     }
 
-    /// How many are loaded.
+    /// Returns the number of models in memory.
     pub(super) fn count(&self) -> usize {
         self.loaded.len()
     }
 
-    /// When each was last used.
-    pub(super) fn used(&self) -> impl Iterator<Item = Instant> {
-        self.loaded.values().map(|loaded| loaded.used)
+    /// Returns when each model was last used.
+    pub(super) fn last_used(&self) -> impl Iterator<Item = Instant> {
+        self.loaded.values().map(|model| model.last_used)
     }
 
-    /// Drops models that were not used for so long and that nothing `in_use` is made of; says which.
-    pub(super) fn drop_idle(&mut self, after: Duration, in_use: &HashSet<String>) -> Vec<String> {
-        let idle: Vec<String> = self
+    /// Unloads the models that were not used for `idle` and are not in `in_use`. Returns their
+    /// names.
+    pub(super) fn unload_idle(&mut self, idle: Duration, in_use: &HashSet<String>) -> Vec<String> {
+        let names: Vec<String> = self
             .loaded
             .iter()
             .filter(|(name, _)| !in_use.contains(*name))
-            .filter(|(_, loaded)| loaded.sampler.is_idle() && loaded.used.elapsed() >= after)
+            .filter(|(_, model)| model.sampler.is_idle() && model.last_used.elapsed() >= idle)
             .map(|(name, _)| name.clone())
             .collect();
-        for name in &idle {
+        for name in &names {
             self.loaded.remove(name);
         }
-        idle
+        names
     }
 }

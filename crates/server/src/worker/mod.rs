@@ -1,7 +1,8 @@
-//! The worker: the one thread that owns the engine.
+//! The worker: the thread that owns the engine and executes operations.
 //!
-//! Training and sampling take turns by the time they took, so that neither starves the other;
-//! when one has nothing to do the other has it all. Samples of all sessions run together.
+//! Training and sampling alternate by the compute time they have used, so that neither starves the
+//! other; if one of them has nothing to do, the other uses all the time. Samples of all sessions run
+//! in one batch per base model.
 
 mod engines;
 mod model;
@@ -18,162 +19,185 @@ use std::time::{Duration, Instant};
 use tinkex_wire::{ModelId, SessionId};
 
 use self::engines::Engines;
-use self::model::Live;
-use self::sample::Running;
-use crate::settle::{Settled, settle};
-use crate::state::Shared;
-use crate::store::{End, Fault};
-use crate::sweep;
-use crate::work::{Job, Work};
+use self::model::LiveModel;
+use self::sample::ActiveSamples;
+use crate::expiry;
+use crate::log;
+use crate::operation::{Operation, QueuedRequest};
+use crate::outcome::{Outcome, record_outcome};
+use crate::state::ServerState;
+use crate::store::{FailureCategory, ResultKind, SessionEnd};
 
-/// How long the worker sleeps if nothing happens.
-const IDLE: Duration = Duration::from_secs(5);
+/// Maximum time the worker sleeps without looking for idle models.
+const MAX_SLEEP: Duration = Duration::from_secs(5);
 
-/// What the thread works with.
+/// State of the worker thread.
 pub(crate) struct Worker {
-    shared: Arc<Shared>,
+    state: Arc<ServerState>,
     engines: Engines,
-    live: HashMap<ModelId, Live>,
-    running: Running,
+    /// Models in training that are in memory.
+    models: HashMap<ModelId, LiveModel>,
+    samples: ActiveSamples,
 }
 
 impl Worker {
-    /// Starts the thread; it ends when the queue says so, and tells how many models it saved.
-    pub(crate) fn start(shared: Arc<Shared>) -> io::Result<JoinHandle<usize>> {
-        let engines = Engines::new(&shared.options);
+    /// Starts the thread. It ends after [`Queue::stop`](crate::queue::Queue::stop) and returns the
+    /// number of models that it saved.
+    pub(crate) fn start(state: Arc<ServerState>) -> io::Result<JoinHandle<usize>> {
+        let engines = Engines::new(&state.options);
         let mut worker =
-            Self { shared, engines, live: HashMap::new(), running: Running::default() };
-        std::thread::Builder::new().name("worker".to_owned()).spawn(move || worker.run_or_tell())
+            Self { state, engines, models: HashMap::new(), samples: ActiveSamples::default() };
+        std::thread::Builder::new().name("worker".to_owned()).spawn(move || worker.run_guarded())
     }
 
-    /// What runs is guarded piece by piece; a mistake anywhere else is the end of the worker, and
-    /// whoever asks the server for something has to hear of it.
-    fn run_or_tell(&mut self) -> usize {
+    /// Runs the worker and reports a panic. Panics inside of an operation are caught there and fail
+    /// only that operation; a panic anywhere else ends the worker, and from then on the server
+    /// rejects all requests.
+    fn run_guarded(&mut self) -> usize {
         catch_unwind(AssertUnwindSafe(|| self.run())).unwrap_or_else(|_| {
-            crate::log::warn(format_args!(
-                "the worker made a mistake and ended; what was promised goes on after a restart"
-            ));
-            self.shared.broken.send_replace(true);
+            tracing::error!(
+                target: log::MODEL,
+                "the worker thread panicked; restart the server to continue with the accepted \
+                 requests"
+            );
+            self.state.broken.send_replace(true);
             0
         })
     }
 
     fn run(&mut self) -> usize {
-        let (mut trained, mut sampled) = (Duration::ZERO, Duration::ZERO);
+        let (mut training_time, mut sampling_time) = (Duration::ZERO, Duration::ZERO);
         loop {
             let sampling = !self.engines.is_idle();
-            let turn = !sampling || trained <= sampled;
-            let batch = self.shared.queue.take(turn, (!sampling).then(|| self.patience()));
-            for job in batch.samples {
-                self.begin(job);
+            let may_train = !sampling || training_time <= sampling_time;
+            let wait = (!sampling).then(|| self.max_sleep());
+            let dispatch = self.state.queue.take(may_train, wait);
+            for request in dispatch.samples {
+                self.begin_sample(request);
             }
-            for id in batch.cancelled {
-                self.cancel(&id);
+            for id in dispatch.cancelled {
+                self.cancel_sample(&id);
             }
-            for model in batch.dropped {
-                self.live.remove(&model);
+            for model in dispatch.dropped {
+                self.models.remove(&model);
             }
-            if !batch.silent.is_empty() {
-                self.end(batch.silent);
+            if !dispatch.silent.is_empty() {
+                self.expire_sessions(dispatch.silent);
             }
-            if batch.stopping {
+            if dispatch.stopping {
                 return self.save_all();
             }
             let start = Instant::now();
-            match batch.train {
-                Some(job) => {
-                    self.carry_out(job);
-                    trained += start.elapsed();
+            match dispatch.model_request {
+                Some(request) => {
+                    self.execute(request);
+                    training_time += start.elapsed();
                 }
-                // No credit for having had nothing to do.
-                None if turn => trained = trained.max(sampled),
+                // Idle time earns no credit.
+                None if may_train => training_time = training_time.max(sampling_time),
                 None => {}
             }
             if self.engines.is_idle() {
-                sampled = trained;
+                sampling_time = training_time;
                 self.unload_idle();
             } else {
                 let start = Instant::now();
-                self.step();
-                sampled += start.elapsed();
+                self.step_samples();
+                sampling_time += start.elapsed();
             }
-            self.shared.metrics.busy_micros.add(micros(start.elapsed()));
+            self.state.metrics.busy_micros.add(micros(start.elapsed()));
         }
     }
 
-    /// How long there may be nothing to do at all.
-    fn patience(&self) -> Duration {
+    /// Returns how long the worker may sleep until a model may have become idle.
+    fn max_sleep(&self) -> Duration {
         let until = self.next_idle().map(|at| at.saturating_duration_since(Instant::now()));
-        until.unwrap_or(IDLE).min(IDLE)
+        until.unwrap_or(MAX_SLEEP).min(MAX_SLEEP)
     }
 
-    /// Ends sessions of which nothing was heard, once what their models learned is saved.
-    fn end(&mut self, sessions: Vec<SessionId>) {
+    /// Ends sessions without a sign of life, after saving the unsaved state of their models.
+    fn expire_sessions(&mut self, sessions: Vec<SessionId>) {
         let mut ended = Vec::new();
         for id in sessions {
-            // It may have said something meanwhile.
-            if !sweep::is_silent(&self.shared, &id) {
+            // A request may have arrived after the session was reported.
+            if !expiry::is_silent(&self.state, &id) {
                 continue;
             }
             let models: Vec<ModelId> = {
-                let store = self.shared.store();
+                let store = self.state.store();
                 store.runs_of(&id).map(|run| run.id.clone()).collect()
             };
-            let saves = self.shared.options.autosave_on_expiry;
-            // What cannot be saved now is tried again with the next round.
-            if !saves || models.iter().all(|model| self.autosave(model)) {
-                ended.push((id, End::Expired));
+            let autosave = self.state.options.autosave_on_expiry;
+            // A session whose models cannot be saved stays open and is reported again.
+            if !autosave || models.iter().all(|model| self.autosave(model)) {
+                ended.push((id, SessionEnd::Expired));
             }
         }
-        let turn = Arc::clone(&self.shared.changes).blocking_lock_owned();
-        sweep::end_sessions(&self.shared, turn, ended, Box::new(|_| {}));
+        let guard = Arc::clone(&self.state.change_lock).blocking_lock_owned();
+        expiry::end_sessions(&self.state, guard, ended, Box::new(|_| {}));
     }
 
-    /// Runs a request of a model and answers it.
-    fn carry_out(&mut self, job: Job) {
-        let Job { id, work, .. } = job;
-        let Work::Train { model, seq, op } = work else { return };
-        let name = op.name();
+    /// Executes a request of a model and records its outcome.
+    fn execute(&mut self, request: QueuedRequest) {
+        let QueuedRequest { id, operation, .. } = request;
+        let Operation::Model { model, seq, operation } = operation else { return };
+        let name = operation.name();
+        let session = self.state.store().runs.get(&model).map(|run| run.row.session.clone());
+        let span = tracing::info_span!(
+            target: log::REQUEST,
+            "request",
+            request_id = %id,
+            model_id = %model,
+            session_id = session.as_ref().map(tracing::field::display),
+        );
+        let _entered = span.enter();
         let start = Instant::now();
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.train(&id, &model, seq, op)));
-        let settled = outcome.unwrap_or_else(|_| {
-            // Whatever it left half done goes; the model comes back from disk.
-            self.live.remove(&model);
-            Settled::failed(
-                Fault::Server,
-                "the server made a mistake; the model is as it was before",
+        let result = catch_unwind(AssertUnwindSafe(|| self.train(&id, &model, seq, operation)));
+        let outcome = result.unwrap_or_else(|_| {
+            // Discard the partially modified model; it is restored from disk on next use.
+            self.models.remove(&model);
+            Outcome::failed(
+                FailureCategory::Server,
+                "internal error: the operation panicked; the model was restored to its state before \
+                 the request",
             )
         });
-        let took = start.elapsed();
-        self.tell(name, model.as_str(), seq, took, &settled);
-        let changed = settled.changed;
-        settle(&self.shared, &mut self.shared.store(), &id, settled);
-        if changed {
-            self.snapshot_if_due(&model, seq, took);
-        }
-    }
-
-    fn tell(&self, name: &str, whose: &str, seq: u64, took: Duration, settled: &Settled) {
-        let tokens: u64 = settled.used.iter().map(|(_, n)| n).sum();
-        let seconds = took.as_secs_f64();
-        match &settled.answer {
-            crate::store::Answer::Failed { error, .. } => {
-                crate::log::job(format_args!(
-                    "{name} {whose} #{seq} failed after {seconds:.3} s: {error}"
-                ));
-            }
-            _ if name == "forward_backward" || name == "forward" => {
-                #[expect(clippy::cast_precision_loss, reason = "for people")]
-                let speed = tokens as f64 / seconds.max(1e-9);
-                crate::log::job(format_args!(
-                    "{name} {whose} #{seq} {tokens} tokens in {seconds:.3} s ({speed:.0} tokens/s)"
-                ));
-            }
-            _ => crate::log::job(format_args!("{name} {whose} #{seq} in {seconds:.3} s")),
+        let elapsed = start.elapsed();
+        log_outcome(name, seq, elapsed, &outcome);
+        let model_changed = outcome.model_changed;
+        record_outcome(&self.state, &mut self.state.store(), &id, outcome);
+        if model_changed {
+            self.snapshot_if_due(&model, seq, elapsed);
         }
     }
 }
 
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+/// Emits the event for a finished request of a model.
+fn log_outcome(operation: &str, seq_id: u64, elapsed: Duration, outcome: &Outcome) {
+    let seconds = elapsed.as_secs_f64();
+    match &outcome.result {
+        ResultKind::Failed { error, .. } => {
+            tracing::info!(target: log::REQUEST, operation, seq_id, seconds, error, "request failed");
+        }
+        ResultKind::Json | ResultKind::Proto => {
+            let tokens: u64 = outcome.usage.iter().map(|(_, amount)| amount).sum();
+            let is_pass = matches!(operation, "forward" | "forward_backward");
+            let tokens = is_pass.then_some(tokens);
+            #[expect(clippy::cast_precision_loss, reason = "a rate in a log event")]
+            let tokens_per_second = tokens.map(|tokens| tokens as f64 / seconds.max(1e-9));
+            tracing::info!(
+                target: log::REQUEST,
+                operation,
+                seq_id,
+                seconds,
+                tokens,
+                tokens_per_second,
+                "request finished"
+            );
+        }
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

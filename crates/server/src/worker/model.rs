@@ -1,8 +1,8 @@
-//! Models in memory: brought back from disk when they are needed, put there now and then.
+//! Models in training: restored from disk on demand, saved as snapshots.
 //!
-//! A model's state is its last snapshot and what was done to it since; doing that again gives the
-//! same bits. A snapshot is taken after a step, when no gradients are pending, once enough work
-//! has gathered that doing it again would hurt.
+//! A model's durable state is its last snapshot and the requests that modified it since; executing
+//! those again gives the same bits. A snapshot is taken after an optimizer step, when no gradients
+//! are pending, once enough compute time has accumulated that repeating it would take long.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -14,216 +14,230 @@ use tinkex_wire::codec::json;
 use tinkex_wire::{ForwardBackward, ModelId, OptimStep};
 
 use super::Worker;
-use crate::error::ApiError;
-use crate::settle::Settled;
-use crate::store::{Change, Fact, Fault, Kind, Lora, Run, Snapshot};
-use crate::work::{Objective, Pass, step_params};
+use crate::error::ServerError;
+use crate::log;
+use crate::operation::{PassObjective, TrainingPass, step_params};
+use crate::outcome::Outcome;
+use crate::store::{
+    ChangeRecord, FailureCategory, LoraSettings, Record, RequestKind, RunRecord, SnapshotRecord,
+};
 
 /// A model in memory.
-pub(super) struct Live {
+pub(super) struct LiveModel {
     pub(super) trainer: Trainer,
-    /// Work since the last snapshot.
-    spent: Duration,
-    /// Whether gradients are pending.
-    pub(super) pending: bool,
-    used: Instant,
+    /// Compute time since the last snapshot.
+    since_snapshot: Duration,
+    /// Whether gradients are pending. They are not part of a snapshot.
+    pub(super) gradients_pending: bool,
+    last_used: Instant,
 }
 
-impl Live {
+impl LiveModel {
     pub(super) fn new(trainer: Trainer) -> Self {
-        Self { trainer, spent: Duration::ZERO, pending: false, used: Instant::now() }
+        Self {
+            trainer,
+            since_snapshot: Duration::ZERO,
+            gradients_pending: false,
+            last_used: Instant::now(),
+        }
     }
 
-    /// About what it takes: the adapter, as it is multiplied, its gradients, and the optimizer's two.
+    /// Estimates the memory in bytes: adapter, packed copy, gradients, and two optimizer moments.
     fn bytes(&self) -> usize {
         self.trainer.parameters() * 5 * size_of::<f32>()
     }
 }
 
 impl Worker {
-    /// The model, brought back if it is not in memory.
-    pub(super) fn model(&mut self, run: &Run) -> Result<&mut Live, Settled> {
-        if !self.live.contains_key(&run.id) {
-            let live = self.bring_back(run)?;
-            self.keep(run, live);
+    /// Returns a model, restoring it from disk if it is not in memory.
+    pub(super) fn model(&mut self, run: &RunRecord) -> Result<&mut LiveModel, Outcome> {
+        if !self.models.contains_key(&run.id) {
+            let model = self.restore(run)?;
+            self.insert(run, model);
         }
-        let live = self.live.get_mut(&run.id);
-        let live = live.ok_or_else(|| Settled::failed(Fault::Server, "the model was lost"))?;
-        live.used = Instant::now();
-        Ok(live)
+        let model = self.models.get_mut(&run.id).ok_or_else(|| {
+            Outcome::failed(FailureCategory::Server, "internal error: the model was evicted")
+        })?;
+        model.last_used = Instant::now();
+        Ok(model)
     }
 
-    /// Keeps a model in memory; those that were not used for longest make room.
-    pub(super) fn keep(&mut self, run: &Run, live: Live) -> Option<Live> {
-        let before = self.live.insert(run.id.clone(), live);
-        let most = self.shared.options.limits.model_bytes;
-        while self.live.values().map(Live::bytes).sum::<usize>() > most {
-            let others = self.live.iter().filter(|(id, _)| **id != run.id);
-            let oldest = others.min_by_key(|(_, live)| live.used).map(|(id, _)| id.clone());
+    /// Adds a model and evicts the least recently used ones beyond the memory limit. Returns the
+    /// previous model of the run.
+    pub(super) fn insert(&mut self, run: &RunRecord, model: LiveModel) -> Option<LiveModel> {
+        let before = self.models.insert(run.id.clone(), model);
+        let limit = self.state.options.limits.model_bytes;
+        while self.models.values().map(LiveModel::bytes).sum::<usize>() > limit {
+            let others = self.models.iter().filter(|(id, _)| **id != run.id);
+            let oldest = others.min_by_key(|(_, model)| model.last_used).map(|(id, _)| id.clone());
             let Some(oldest) = oldest else { break };
-            self.save_one(&oldest);
-            self.live.remove(&oldest);
+            self.save_if_changed(&oldest);
+            self.models.remove(&oldest);
         }
         before
     }
 
-    pub(super) fn engine(&mut self, base: &str) -> Result<Engine, Settled> {
-        let Some(model) = self.shared.models.get(base) else {
-            return Err(Settled::failed(Fault::User, self.shared.models.missing(base)));
+    /// Returns the engine of a base model, loading it if necessary.
+    pub(super) fn engine(&mut self, base: &str) -> Result<Engine, Outcome> {
+        let Some(model) = self.state.models.get(base) else {
+            return Err(Outcome::failed(FailureCategory::User, self.state.models.missing(base)));
         };
         let engine = self.engines.get(model)?.engine.clone();
-        self.shared.metrics.loaded.set(self.engines.count());
+        self.state.metrics.loaded_models.set(self.engines.count());
         Ok(engine)
     }
 
-    fn bring_back(&mut self, run: &Run) -> Result<Live, Settled> {
+    /// Loads a model's snapshot and executes the requests that modified it since.
+    fn restore(&mut self, run: &RunRecord) -> Result<LiveModel, Outcome> {
         let engine = self.engine(&run.base_model)?;
-        let (reader, since) = {
-            let store = self.shared.store();
-            let since = store.runs.get(&run.id).map(|kept| kept.since.clone());
-            (store.reader(), since.unwrap_or_default())
+        let (reader, changes) = {
+            let store = self.state.store();
+            let changes = store.runs.get(&run.id).map(|entry| entry.changes.clone());
+            (store.reader(), changes.unwrap_or_default())
         };
         let kind = optimizer_kind(run);
         let trainer = match &run.snapshot {
             Some(snapshot) => {
-                engine.resume_trainer(self.shared.folders.join(&snapshot.folder), kind)?
+                engine.resume_trainer(self.state.weights_dir.join(&snapshot.folder), kind)?
             }
             None => engine.create_trainer(lora_config(&run.lora), kind)?,
         };
-        let mut live = Live::new(trainer);
+        let mut model = LiveModel::new(trainer);
         let start = Instant::now();
-        let count = since.len();
-        for Change { kind, body } in since.into_values() {
-            let lost = |why: std::io::Error| {
-                Settled::failed(Fault::Server, format!("{} cannot be brought back: {why}", run.id))
-            };
-            let body = reader.payload(body).map_err(lost)?;
-            let again = |why: ApiError| Settled::failed(Fault::Server, why.detail);
+        let requests = changes.len();
+        let failed = |error: &dyn std::fmt::Display| {
+            let message = format!("cannot restore model {}: {error}", run.id);
+            Outcome::failed(FailureCategory::Server, message)
+        };
+        for ChangeRecord { kind, body } in changes.into_values() {
+            let body = reader.payload(body).map_err(|error| failed(&error))?;
             match kind {
-                Kind::ForwardBackward => {
-                    let call = ForwardBackward::from_proto(&body).map_err(|e| again(e.into()))?;
-                    let objective = Objective::of(&self.shared.store(), run, &call);
-                    let objective = objective.map_err(again)?;
-                    let pass =
-                        Pass::new(&self.shared.models, run, objective, &call).map_err(again)?;
-                    pass.batch.run(&mut live.trainer, pass.mode)?;
-                    live.pending = true;
+                RequestKind::ForwardBackward => {
+                    let pass = || {
+                        let request = ForwardBackward::from_proto(&body)?;
+                        let objective =
+                            PassObjective::resolve(&self.state.store(), run, &request)?;
+                        TrainingPass::new(&self.state.models, run, objective, &request)
+                    };
+                    let pass = pass().map_err(|error: ServerError| failed(&error))?;
+                    pass.data.run(&mut model.trainer, pass.mode)?;
+                    model.gradients_pending = true;
                 }
-                Kind::OptimStep => {
-                    let call: OptimStep = json::decode(&body).map_err(|e| again(e.into()))?;
-                    let params = step_params(&call.params).map_err(again)?;
-                    live.trainer.optim_step(&params)?;
-                    live.pending = false;
+                RequestKind::OptimStep => {
+                    let params = || {
+                        let request: OptimStep = json::decode(&body)?;
+                        step_params(&request.params)
+                    };
+                    let params = params().map_err(|error: ServerError| failed(&error))?;
+                    model.trainer.optim_step(&params)?;
+                    model.gradients_pending = false;
                 }
                 _ => {}
             }
         }
-        if count > 0 {
-            live.spent = start.elapsed();
-            crate::log::job(format_args!(
-                "brought {} back: {count} requests done again in {:.2} s",
-                run.id,
-                start.elapsed().as_secs_f64()
-            ));
+        if requests > 0 {
+            model.since_snapshot = start.elapsed();
+            tracing::info!(
+                target: log::MODEL,
+                model_id = %run.id,
+                session_id = %run.session,
+                requests,
+                seconds = start.elapsed().as_secs_f64(),
+                "restored model by executing its requests since the last snapshot again"
+            );
         }
-        Ok(live)
+        Ok(model)
     }
 
-    /// Takes a snapshot if enough has been done since the last one.
-    pub(super) fn snapshot_if_due(&mut self, model: &ModelId, seq: u64, took: Duration) {
-        let limit = self.shared.options.timeouts.snapshot_after;
-        let Some(live) = self.live.get_mut(model) else { return };
-        live.spent += took;
-        if live.spent >= limit && !live.pending {
-            self.snapshot(model, seq);
+    /// Takes a snapshot if enough compute time has accumulated since the last one.
+    pub(super) fn snapshot_if_due(&mut self, id: &ModelId, seq: u64, elapsed: Duration) {
+        let limit = self.state.options.timeouts.snapshot_after;
+        let Some(model) = self.models.get_mut(id) else { return };
+        model.since_snapshot += elapsed;
+        if model.since_snapshot >= limit && !model.gradients_pending {
+            self.snapshot(id, seq);
         }
     }
 
-    /// Writes a model's state down. If that fails there is only more to do again after a crash.
-    pub(super) fn snapshot(&mut self, model: &ModelId, seq: u64) -> bool {
-        let Some(live) = self.live.get_mut(model) else { return false };
+    /// Saves a model's state after request `seq`. Returns whether it succeeded; after a failure a
+    /// restart has more requests to execute again.
+    pub(super) fn snapshot(&mut self, id: &ModelId, seq: u64) -> bool {
+        let Some(model) = self.models.get_mut(id) else { return false };
         let folder = format!("snapshot-{}", uuid::Uuid::new_v4().simple());
-        self.shared.store().making.insert(folder.clone());
-        let saved = live
-            .trainer
-            .save_with_optimizer(&self.shared.folders.join(&folder), UnembeddingName::Peft);
-        let mut store = self.shared.store();
+        self.state.store().unfinished_folders.insert(folder.clone());
+        let path = self.state.weights_dir.join(&folder);
+        let saved = model.trainer.save_with_optimizer(&path, UnembeddingName::Peft);
+        let mut store = self.state.store();
         match saved {
             Ok(()) => {
-                live.spent = Duration::ZERO;
-                let row = store.runs.get(model).map(|kept| kept.row.clone());
-                // Of a session that ended meanwhile nobody would ever remove it.
+                model.since_snapshot = Duration::ZERO;
+                let row = store.runs.get(id).map(|entry| entry.row.clone());
+                // If the session has ended meanwhile, no later event would release the folder.
                 if let Some(row) = row.filter(|row| store.open_session(&row.session).is_some()) {
-                    let snapshot = Some(Snapshot { seq, folder: folder.clone() });
-                    // Later facts build on it.
-                    store.owe(Fact::Run(Run { snapshot, ..row }));
+                    let snapshot = Some(SnapshotRecord { seq, folder: folder.clone() });
+                    // Required: the records of later requests assume this snapshot.
+                    store.put_required(Record::Run(RunRecord { snapshot, ..row }));
                 } else {
-                    store.making.remove(&folder);
+                    store.unfinished_folders.remove(&folder);
                 }
                 true
             }
-            Err(why) => {
-                store.making.remove(&folder);
-                crate::log::warn(format_args!("no snapshot of {model}: {why}"));
+            Err(error) => {
+                store.unfinished_folders.remove(&folder);
+                tracing::warn!(target: log::MODEL, model_id = %id, %error, "cannot save a snapshot");
                 false
             }
         }
     }
 
-    /// Writes down every model that would have to be computed again.
+    /// Takes a snapshot of every model that has changed since its last one. Returns their number.
     pub(super) fn save_all(&mut self) -> usize {
-        let all: Vec<ModelId> = self.live.keys().cloned().collect();
-        all.into_iter().filter(|model| self.save_one(model)).count()
+        let ids: Vec<ModelId> = self.models.keys().cloned().collect();
+        ids.into_iter().filter(|id| self.save_if_changed(id)).count()
     }
 
-    /// Writes a model down if it would have to be computed again; whether that was so.
-    fn save_one(&mut self, model: &ModelId) -> bool {
-        if self.live.get(model).is_none_or(|live| live.pending) {
+    /// Takes a snapshot of a model if it has changed since its last one and has no pending
+    /// gradients. Returns whether it did.
+    fn save_if_changed(&mut self, id: &ModelId) -> bool {
+        if self.models.get(id).is_none_or(|model| model.gradients_pending) {
             return false;
         }
         let last = {
-            let store = self.shared.store();
-            store.runs.get(model).and_then(|run| run.since.keys().next_back().copied())
+            let store = self.state.store();
+            store.runs.get(id).and_then(|run| run.changes.keys().next_back().copied())
         };
-        last.is_some_and(|seq| self.snapshot(model, seq))
+        last.is_some_and(|seq| self.snapshot(id, seq))
     }
 
-    /// Frees what was not used for long; it comes back when it is needed.
+    /// Unloads models, sampling weights and base models that have not been used for long. They are
+    /// loaded again on demand.
     pub(super) fn unload_idle(&mut self) {
-        let after = self.shared.options.timeouts.idle_model;
-        let idle: Vec<ModelId> = self
-            .live
-            .iter()
-            .filter(|(_, live)| live.used.elapsed() >= after)
-            .map(|(model, _)| model.clone())
-            .collect();
-        for model in idle {
-            self.live.remove(&model);
-        }
-        self.forget_weights();
-        let store = self.shared.store();
+        let idle = self.state.options.timeouts.idle_model;
+        self.models.retain(|_, model| model.last_used.elapsed() < idle);
+        self.drop_ended_weights();
+        let store = self.state.store();
         let in_use: HashSet<String> = self
-            .live
+            .models
             .keys()
-            .filter_map(|model| Some(store.runs.get(model)?.row.base_model.clone()))
+            .filter_map(|id| Some(store.runs.get(id)?.row.base_model.clone()))
             .collect();
         drop(store);
-        for name in self.engines.drop_idle(after, &in_use) {
-            self.running.forget_weights_of(&name);
-            crate::log::job(format_args!("unloaded {name}"));
+        for name in self.engines.unload_idle(idle, &in_use) {
+            self.samples.drop_weights_of(&name);
+            tracing::info!(target: log::MODEL, base_model = %name, "unloaded base model");
         }
-        self.shared.metrics.loaded.set(self.engines.count());
+        self.state.metrics.loaded_models.set(self.engines.count());
     }
 
-    /// When something may be idle for long enough to go.
+    /// Returns the earliest time at which a model may become idle.
     pub(super) fn next_idle(&self) -> Option<Instant> {
-        let live = self.live.values().map(|live| live.used);
-        let first = live.chain(self.engines.used()).min()?;
-        first.checked_add(self.shared.options.timeouts.idle_model)
+        let models = self.models.values().map(|model| model.last_used);
+        let first = models.chain(self.engines.last_used()).min()?;
+        first.checked_add(self.state.options.timeouts.idle_model)
     }
 }
 
-pub(super) fn lora_config(lora: &Lora) -> LoraConfig {
+pub(super) fn lora_config(lora: &LoraSettings) -> LoraConfig {
     LoraConfig {
         rank: usize::try_from(lora.rank).unwrap_or(usize::MAX),
         seed: lora.seed,
@@ -234,7 +248,7 @@ pub(super) fn lora_config(lora: &Lora) -> LoraConfig {
     }
 }
 
-pub(super) fn optimizer_kind(run: &Run) -> OptimizerKind {
+pub(super) fn optimizer_kind(run: &RunRecord) -> OptimizerKind {
     match &*run.optimizer.kind {
         "dimuon" => OptimizerKind::Dimuon { rank: usize::try_from(run.lora.rank).unwrap_or(1) },
         _ => OptimizerKind::Adam,

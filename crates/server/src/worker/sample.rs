@@ -1,4 +1,4 @@
-//! Samples: in, together, and out.
+//! Sampling: all requests of a base model run in one batch.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tinkex_engine::decode::NO_LOGPROB;
 use tinkex_engine::sample::{
-    SampleOutput, SampleRequestId as Ticket, SamplingWeights, StopReason as Reason, TopK,
+    SampleOutput, SampleRequestId, SamplingWeights, StopReason as EngineStopReason, TopK,
 };
 use tinkex_wire::{
     PromptAltTokens, RequestId, SampleResponse, SampledSequence, SamplerId, StopReason, TensorData,
@@ -14,270 +14,314 @@ use tinkex_wire::{
 };
 
 use super::Worker;
-use super::train::size_of;
-use crate::settle::{Settled, settle};
-use crate::store::{Fault, Sampler, Use, What, now};
-use crate::work::{Job, Sample, Work};
+use super::train::folder_size;
+use crate::log;
+use crate::operation::{Operation, QueuedRequest, QueuedSample};
+use crate::outcome::{Outcome, record_outcome};
+use crate::store::{FailureCategory, SamplerRecord, UsageKey, UsageMeter, now};
 
-/// Adapters that are kept ready to sample from.
-const MOST_WEIGHTS: usize = 64;
+/// Maximum number of adapters that are cached for sampling.
+const MAX_CACHED_WEIGHTS: usize = 64;
 
-/// Samples under way, and the weights they need.
+/// Base model and the engine's id of a sample.
+type SampleKey = (String, SampleRequestId);
+
+/// Samples being drawn, and the weights loaded for them.
 #[derive(Default)]
-pub(super) struct Running {
-    samples: HashMap<(String, Ticket), One>,
-    tickets: HashMap<RequestId, (String, Ticket)>,
-    weights: HashMap<SamplerId, Ready>,
+pub(super) struct ActiveSamples {
+    by_key: HashMap<SampleKey, ActiveSample>,
+    keys: HashMap<RequestId, SampleKey>,
+    weights: HashMap<SamplerId, CachedWeights>,
+    /// Counts uses of weights, to find the least recently used ones.
     clock: u64,
 }
 
-/// A sample under way.
-struct One {
+/// A request whose samples are being drawn.
+struct ActiveSample {
     id: RequestId,
-    sampler: Sampler,
-    prompt: usize,
+    sampler: SamplerRecord,
+    prompt_tokens: usize,
     targets: Option<TensorData>,
     start: Instant,
-    /// Bytes that it counts for in the queue.
+    /// Memory that the request counts for in the queue, in bytes.
     bytes: usize,
 }
 
-/// Weights in memory.
-struct Ready {
-    base: String,
+/// Weights of a sampling session in memory.
+struct CachedWeights {
+    base_model: String,
     weights: SamplingWeights,
-    /// About what they take.
+    /// Approximate memory in bytes.
     bytes: usize,
-    used: u64,
+    last_used: u64,
 }
 
-impl Running {
-    /// Keeps weights of `bytes` ready, and no more than `most` bytes of all of them: those that were
-    /// not used for longest go.
-    fn remember(&mut self, id: &SamplerId, mut ready: Ready, most: usize) {
+impl ActiveSamples {
+    /// Caches weights and evicts the least recently used ones beyond `limit` bytes.
+    fn insert_weights(&mut self, id: &SamplerId, mut cached: CachedWeights, limit: usize) {
         self.clock += 1;
-        ready.used = self.clock;
-        self.weights.insert(id.clone(), ready);
-        let bytes = |all: &HashMap<_, Ready>| all.values().map(|ready| ready.bytes).sum::<usize>();
-        while self.weights.len() > MOST_WEIGHTS || bytes(&self.weights) > most {
+        cached.last_used = self.clock;
+        self.weights.insert(id.clone(), cached);
+        let bytes = |all: &HashMap<_, CachedWeights>| {
+            all.values().map(|cached| cached.bytes).sum::<usize>()
+        };
+        while self.weights.len() > MAX_CACHED_WEIGHTS || bytes(&self.weights) > limit {
             let others = self.weights.iter().filter(|(other, _)| *other != id);
-            let oldest = others.min_by_key(|(_, ready)| ready.used).map(|(id, _)| id.clone());
-            let Some(oldest) = oldest else { break };
+            let oldest = others.min_by_key(|(_, cached)| cached.last_used);
+            let Some(oldest) = oldest.map(|(id, _)| id.clone()) else { break };
             self.weights.remove(&oldest);
         }
     }
 
-    /// Keeps the weights of these sampling sessions alone.
-    fn retain_weights(&mut self, known: impl Fn(&SamplerId) -> bool) {
-        self.weights.retain(|id, _| known(id));
+    /// Drops the weights of sampling sessions for which `keep` returns false.
+    fn retain_weights(&mut self, keep: impl Fn(&SamplerId) -> bool) {
+        self.weights.retain(|id, _| keep(id));
     }
 
-    pub(super) fn forget_weights_of(&mut self, base: &str) {
-        self.weights.retain(|_, ready| ready.base != base);
+    /// Drops the weights of a base model.
+    pub(super) fn drop_weights_of(&mut self, base_model: &str) {
+        self.weights.retain(|_, cached| cached.base_model != base_model);
     }
 
     fn weights(&mut self, id: &SamplerId) -> Option<SamplingWeights> {
         self.clock += 1;
-        let ready = self.weights.get_mut(id)?;
-        ready.used = self.clock;
-        Some(ready.weights.clone())
+        let cached = self.weights.get_mut(id)?;
+        cached.last_used = self.clock;
+        Some(cached.weights.clone())
     }
 }
 
 impl Worker {
-    /// Takes a sample in.
-    pub(super) fn begin(&mut self, job: Job) {
-        let Job { id, bytes, work } = job;
-        let Work::Sample(sample) = work else { return };
+    /// Adds a sampling request to the batch of its base model.
+    pub(super) fn begin_sample(&mut self, request: QueuedRequest) {
+        let QueuedRequest { id, bytes, operation } = request;
+        let Operation::Sample(sample) = operation else { return };
         if let Err(failed) = self.try_begin(&id, bytes, *sample) {
-            self.shared.queue.sampled(bytes);
-            settle(&self.shared, &mut self.shared.store(), &id, failed);
+            self.state.queue.sample_finished(bytes);
+            record_outcome(&self.state, &mut self.state.store(), &id, failed);
         }
     }
 
-    fn try_begin(&mut self, id: &RequestId, bytes: usize, sample: Sample) -> Result<(), Settled> {
-        let row = self.shared.store().samplers.get(&sample.sampler).map(|kept| kept.row.clone());
+    fn try_begin(
+        &mut self,
+        id: &RequestId,
+        bytes: usize,
+        sample: QueuedSample,
+    ) -> Result<(), Outcome> {
+        let row = self.state.store().samplers.get(&sample.sampler).map(|entry| entry.row.clone());
         let Some(row) = row else {
-            return Err(Settled::failed(Fault::User, format!("{} is gone", sample.sampler)));
+            let message = format!("sampling session {} no longer exists", sample.sampler);
+            return Err(Outcome::failed(FailureCategory::User, message));
         };
-        let Some(base) = self.shared.models.get(&row.base_model).cloned() else {
-            return Err(Settled::failed(Fault::User, self.shared.models.missing(&row.base_model)));
+        let Some(base) = self.state.models.get(&row.base_model).cloned() else {
+            let message = self.state.models.missing(&row.base_model);
+            return Err(Outcome::failed(FailureCategory::User, message));
         };
-        let weights = match self.running.weights(&row.id) {
+        let weights = match self.samples.weights(&row.id) {
             Some(weights) => weights,
             None => self.load_weights(&row)?,
         };
-        let prompt = sample.request.prompt.len();
-        let ticket = self.engines.get(&base)?.sampler.add(&weights, sample.request)?;
-        self.shared.metrics.loaded.set(self.engines.count());
-        let key = (row.base_model.clone(), ticket);
-        let targets = sample.targets;
-        let start = Instant::now();
-        let one = One { id: id.clone(), sampler: row, prompt, targets, start, bytes };
-        self.running.tickets.insert(id.clone(), key.clone());
-        self.running.samples.insert(key, one);
+        let prompt_tokens = sample.request.prompt.len();
+        let engine_id = self.engines.get(&base)?.sampler.add(&weights, sample.request)?;
+        self.state.metrics.loaded_models.set(self.engines.count());
+        let key = (row.base_model.clone(), engine_id);
+        let active = ActiveSample {
+            id: id.clone(),
+            sampler: row,
+            prompt_tokens,
+            targets: sample.targets,
+            start: Instant::now(),
+            bytes,
+        };
+        self.samples.keys.insert(id.clone(), key.clone());
+        self.samples.by_key.insert(key, active);
         Ok(())
     }
 
-    fn load_weights(&mut self, row: &Sampler) -> Result<SamplingWeights, Settled> {
+    fn load_weights(&mut self, row: &SamplerRecord) -> Result<SamplingWeights, Outcome> {
         let engine = self.engine(&row.base_model)?;
         let (weights, bytes) = match &row.folder {
             Some(folder) => {
-                let folder = self.shared.folders.join(folder);
-                (engine.load_weights(&folder)?, size_of(&folder)?)
+                let folder = self.state.weights_dir.join(folder);
+                (engine.load_weights(&folder)?, folder_size(&folder)?)
             }
             None => (engine.base_weights(), 0),
         };
-        self.remember(&row.id, &row.base_model, weights.clone(), bytes);
+        self.cache_weights(&row.id, &row.base_model, weights.clone(), bytes);
         Ok(weights)
     }
 
-    /// Keeps weights ready to sample from.
-    pub(super) fn remember(
+    /// Caches weights of `bytes` bytes for a sampling session.
+    pub(super) fn cache_weights(
         &mut self,
         id: &SamplerId,
-        base: &str,
+        base_model: &str,
         weights: SamplingWeights,
         bytes: u64,
     ) {
-        self.forget_weights();
+        self.drop_ended_weights();
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let ready = Ready { base: base.to_owned(), weights, bytes, used: 0 };
-        self.running.remember(id, ready, self.shared.options.limits.sampler_weight_bytes);
+        let cached =
+            CachedWeights { base_model: base_model.to_owned(), weights, bytes, last_used: 0 };
+        self.samples.insert_weights(id, cached, self.state.options.limits.sampler_weight_bytes);
     }
 
-    /// Forgets the weights of sampling sessions that are over.
-    pub(super) fn forget_weights(&mut self) {
-        let store = self.shared.store();
-        self.running.retain_weights(|id| store.samplers.contains_key(id));
+    /// Drops the weights of sampling sessions that no longer exist.
+    pub(super) fn drop_ended_weights(&mut self) {
+        let store = self.state.store();
+        self.samples.retain_weights(|id| store.samplers.contains_key(id));
     }
 
-    /// A sample is under way no more.
-    fn end_sample(&mut self, key: &(String, Ticket)) -> Option<One> {
-        let one = self.running.samples.remove(key)?;
-        self.running.tickets.remove(&one.id);
-        self.shared.queue.sampled(one.bytes);
-        Some(one)
+    /// Removes a sample from the bookkeeping.
+    fn end_sample(&mut self, key: &SampleKey) -> Option<ActiveSample> {
+        let sample = self.samples.by_key.remove(key)?;
+        self.samples.keys.remove(&sample.id);
+        self.state.queue.sample_finished(sample.bytes);
+        Some(sample)
     }
 
-    /// Stops a sample that nobody waits for. Anything else runs on: a model must not miss a step.
-    pub(super) fn cancel(&mut self, id: &RequestId) {
-        let Some(key) = self.running.tickets.get(id).cloned() else { return };
+    /// Cancels a sample. Requests of models are not cancelled, because later requests depend on
+    /// their effect.
+    pub(super) fn cancel_sample(&mut self, id: &RequestId) {
+        let Some(key) = self.samples.keys.get(id).cloned() else { return };
         self.end_sample(&key);
-        if let Some(loaded) = self.engines.loaded(&key.0) {
-            loaded.sampler.cancel(key.1);
+        if let Some(model) = self.engines.get_loaded(&key.0) {
+            model.sampler.cancel(key.1);
         }
-        settle(&self.shared, &mut self.shared.store(), id, Settled::cancelled());
+        record_outcome(&self.state, &mut self.state.store(), id, Outcome::cancelled());
     }
 
-    /// Computes one batch of every model that samples, and answers what is finished.
-    pub(super) fn step(&mut self) {
+    /// Computes one step of every base model that is sampling, and records finished requests.
+    pub(super) fn step_samples(&mut self) {
         let mut finished = Vec::new();
-        let mut broken = Vec::new();
-        for (name, loaded) in self.engines.busy() {
-            loaded.used = Instant::now();
-            match catch_unwind(AssertUnwindSafe(|| loaded.sampler.step())) {
-                Ok(answers) => {
-                    finished.extend(answers.into_iter().map(|(t, a)| ((name.clone(), t), a)));
+        let mut panicked = Vec::new();
+        for (name, model) in self.engines.sampling() {
+            model.last_used = Instant::now();
+            match catch_unwind(AssertUnwindSafe(|| model.sampler.step())) {
+                Ok(outputs) => {
+                    let outputs = outputs.into_iter();
+                    finished.extend(outputs.map(|(id, output)| ((name.clone(), id), output)));
                 }
-                Err(_) => broken.push(name.clone()),
+                Err(_) => panicked.push(name.clone()),
             }
         }
-        for name in broken {
-            self.fail_all(&name);
+        for name in panicked {
+            self.fail_samples_of(&name);
         }
-        let mut settled = Vec::with_capacity(finished.len());
-        for (key, answer) in finished {
-            let Some(one) = self.end_sample(&key) else { continue };
-            let outcome = match answer {
-                Ok(answer) => self.finish(&one, answer),
-                Err(error) => error.into(),
+        let mut outcomes = Vec::with_capacity(finished.len());
+        for (key, output) in finished {
+            let Some(sample) = self.end_sample(&key) else { continue };
+            let outcome = match output {
+                Ok(output) => self.finish_sample(&sample, output),
+                Err(error) => {
+                    tracing::info!(
+                        target: log::REQUEST,
+                        operation = "sample",
+                        request_id = %sample.id,
+                        sampling_session_id = %sample.sampler.id,
+                        session_id = %sample.sampler.session,
+                        seconds = sample.start.elapsed().as_secs_f64(),
+                        %error,
+                        "request failed"
+                    );
+                    error.into()
+                }
             };
-            settled.push((one.id, outcome));
+            outcomes.push((sample.id, outcome));
         }
-        if settled.is_empty() {
+        if outcomes.is_empty() {
             return;
         }
-        let mut store = self.shared.store();
-        for (id, outcome) in settled {
-            settle(&self.shared, &mut store, &id, outcome);
+        let mut store = self.state.store();
+        for (id, outcome) in outcomes {
+            record_outcome(&self.state, &mut store, &id, outcome);
         }
     }
 
-    /// The sampler of a model made a mistake: what it was doing is lost, the model is loaded anew.
-    fn fail_all(&mut self, name: &str) {
-        self.engines.drop_model(name);
-        self.running.forget_weights_of(name);
-        let lost: Vec<_> =
-            self.running.samples.keys().filter(|key| key.0 == name).cloned().collect();
-        for key in lost {
-            let Some(one) = self.end_sample(&key) else { continue };
-            let failed = Settled::failed(Fault::Server, "the server made a mistake while sampling");
-            settle(&self.shared, &mut self.shared.store(), &one.id, failed);
+    /// Fails all samples of a base model whose sampler panicked, and unloads the model.
+    fn fail_samples_of(&mut self, name: &str) {
+        self.engines.unload(name);
+        self.samples.drop_weights_of(name);
+        let keys: Vec<SampleKey> =
+            self.samples.by_key.keys().filter(|key| key.0 == name).cloned().collect();
+        for key in keys {
+            let Some(sample) = self.end_sample(&key) else { continue };
+            let message = "internal error: sampling panicked";
+            let failed = Outcome::failed(FailureCategory::Server, message);
+            record_outcome(&self.state, &mut self.state.store(), &sample.id, failed);
         }
     }
 
-    fn finish(&self, one: &One, answer: SampleOutput) -> Settled {
-        let sampled: usize = answer.samples.iter().map(|sample| sample.tokens.len()).sum();
-        let seconds = one.start.elapsed().as_secs_f64();
-        #[expect(clippy::cast_precision_loss, reason = "for people")]
-        let speed = sampled as f64 / seconds.max(1e-9);
-        crate::log::job(format_args!(
-            "sample {} {} + {sampled} tokens in {seconds:.3} s ({speed:.0} tokens/s)",
-            one.sampler.id, one.prompt
-        ));
+    /// Logs and counts a finished sample, and returns its outcome.
+    fn finish_sample(&self, sample: &ActiveSample, output: SampleOutput) -> Outcome {
+        let sampled: usize = output.samples.iter().map(|sample| sample.tokens.len()).sum();
+        let seconds = sample.start.elapsed().as_secs_f64();
+        #[expect(clippy::cast_precision_loss, reason = "a rate in a log event")]
+        let tokens_per_second = sampled as f64 / seconds.max(1e-9);
+        tracing::info!(
+            target: log::REQUEST,
+            operation = "sample",
+            request_id = %sample.id,
+            sampling_session_id = %sample.sampler.id,
+            session_id = %sample.sampler.session,
+            prompt_tokens = sample.prompt_tokens,
+            tokens = sampled,
+            seconds,
+            tokens_per_second,
+            "request finished"
+        );
         let wide = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-        self.shared.metrics.prompt_tokens.add(wide(one.prompt));
-        self.shared.metrics.sampled_tokens.add(wide(sampled));
-        let hits = answer.cache_hits.min(one.prompt);
+        self.state.metrics.prompt_tokens.add(wide(sample.prompt_tokens));
+        self.state.metrics.sampled_tokens.add(wide(sampled));
+        let cached = output.cache_hits.min(sample.prompt_tokens);
         let hour = now().div_euclid(3_600_000_000);
-        let used = [
-            (What::Prefill, one.prompt - hits),
-            (What::CachedPrefill, hits),
-            (What::Sampled, sampled),
+        let usage = [
+            (UsageMeter::Prefill, sample.prompt_tokens - cached),
+            (UsageMeter::CachedPrefill, cached),
+            (UsageMeter::Sampled, sampled),
         ]
         .into_iter()
         .filter(|(_, n)| *n > 0)
-        .map(|(what, n)| {
+        .map(|(meter, n)| {
             let (session, base_model) =
-                (one.sampler.session.clone(), one.sampler.base_model.clone());
-            (Use { hour, session, base_model, what }, wide(n))
+                (sample.sampler.session.clone(), sample.sampler.base_model.clone());
+            (UsageKey { hour, session, base_model, meter }, wide(n))
         })
         .collect();
-        Settled::proto(response(one, answer).to_proto()).used(used)
+        Outcome::proto(response(sample, output).to_proto()).with_usage(usage)
     }
 }
 
-fn response(one: &One, answer: SampleOutput) -> SampleResponse {
-    let sequences = answer
+fn response(sample: &ActiveSample, output: SampleOutput) -> SampleResponse {
+    let sequences = output
         .samples
         .into_iter()
         .map(|sample| SampledSequence {
             stop_reason: match sample.reason {
-                Reason::Stop => StopReason::Stop,
-                Reason::Length => StopReason::Length,
+                EngineStopReason::Stop => StopReason::Stop,
+                EngineStopReason::Length => StopReason::Length,
             },
             tokens: sample.tokens.into(),
             logprobs: Some(sample.logprobs.into()),
-            topk_logprobs: sample.top_k.as_ref().map(topk),
+            topk_logprobs: sample.top_k.as_ref().map(topk_logprobs),
             sequence_id: None,
         })
         .collect();
-    let scores = answer.prompt;
+    let scores = output.prompt;
     SampleResponse {
         sequences,
         prompt_logprobs: scores.logprobs.map(Into::into),
-        topk_prompt_logprobs: scores.top_k.as_ref().map(topk),
-        prompt_cache_hit_tokens: u32::try_from(answer.cache_hits).unwrap_or(u32::MAX),
+        topk_prompt_logprobs: scores.top_k.as_ref().map(topk_logprobs),
+        prompt_cache_hit_tokens: u32::try_from(output.cache_hits).unwrap_or(u32::MAX),
         target_prompt_logprobs: scores
             .targets
-            .zip(one.targets.as_ref())
-            .and_then(|(s, t)| like(s, t)),
+            .zip(sample.targets.as_ref())
+            .and_then(|(scores, targets)| with_layout_of(scores, targets)),
         prompt_alt_tokens: scores.alternatives.and_then(|table| alternatives(&table)),
     }
 }
 
-fn topk(table: &TopK) -> TopkLogprobs {
+fn topk_logprobs(table: &TopK) -> TopkLogprobs {
     let rows = table.tokens.chunks(table.k.max(1)).zip(table.logprobs.chunks(table.k.max(1)));
     TopkLogprobs::from_rows(rows.map(|(tokens, logprobs)| {
         let pairs = tokens.iter().copied().zip(logprobs.iter().copied());
@@ -296,18 +340,18 @@ fn alternatives(table: &TopK) -> Option<PromptAltTokens> {
     })
 }
 
-/// The scores in the form that the targets were given in.
-fn like(scores: Vec<f32>, targets: &TensorData) -> Option<TensorData> {
+/// Returns dense scores in the layout of the requested targets, dense or sparse.
+fn with_layout_of(scores: Vec<f32>, targets: &TensorData) -> Option<TensorData> {
     let &[rows, width] = targets.shape().dims() else { return None };
     let (Some(starts), Some(columns)) = (targets.row_starts(), targets.columns()) else {
         return TensorData::new(TensorValues::Float32(scores.into()), [rows, width]).ok();
     };
-    let mut listed = Vec::with_capacity(columns.len());
+    let mut values = Vec::with_capacity(columns.len());
     for (row, bounds) in starts.windows(2).enumerate() {
         let (from, to) = (usize::try_from(bounds[0]).ok()?, usize::try_from(bounds[1]).ok()?);
         for column in &columns[from..to] {
-            listed.push(*scores.get(row * width + usize::try_from(*column).ok()?)?);
+            values.push(*scores.get(row * width + usize::try_from(*column).ok()?)?);
         }
     }
-    TensorData::sparse(listed, starts.to_vec(), columns.to_vec(), [rows, width]).ok()
+    TensorData::sparse(values, starts.to_vec(), columns.to_vec(), [rows, width]).ok()
 }

@@ -1,4 +1,4 @@
-//! What is done with a model.
+//! Execution of operations on a model.
 
 use std::path::Path;
 
@@ -9,182 +9,212 @@ use tinkex_wire::{
 };
 
 use super::Worker;
-use super::model::{Live, lora_config, optimizer_kind};
-use crate::settle::Settled;
-use crate::store::{Checkpoint, Fact, Fault, Run, Sampler, Use, What, now};
-use crate::work::{Op, Pass, Save};
+use super::model::{LiveModel, lora_config, optimizer_kind};
+use crate::log;
+use crate::operation::{CheckpointSave, ModelOperation, TrainingPass};
+use crate::outcome::Outcome;
+use crate::store::{
+    CheckpointRecord, FailureCategory, Record, ResultKind, RunRecord, SamplerRecord, UsageKey,
+    UsageMeter, now,
+};
+
+/// Time to live of an autosave in seconds: one day.
+const AUTOSAVE_TTL_SECONDS: u64 = 24 * 3_600;
 
 impl Worker {
-    /// Does it, and says what came of it.
-    pub(super) fn train(&mut self, id: &RequestId, model: &ModelId, seq: u64, op: Op) -> Settled {
-        let run = self.shared.store().runs.get(model).map(|kept| kept.row.clone());
+    /// Executes an operation and returns its outcome.
+    pub(super) fn train(
+        &mut self,
+        id: &RequestId,
+        model: &ModelId,
+        seq: u64,
+        operation: ModelOperation,
+    ) -> Outcome {
+        let run = self.state.store().runs.get(model).map(|entry| entry.row.clone());
         let Some(run) = run else {
-            return Settled::failed(Fault::User, format!("{model} is gone"));
+            let message = format!("model {model} no longer exists");
+            return Outcome::failed(FailureCategory::User, message);
         };
-        if let Some(why) = &run.closed {
-            return Settled::failed(Fault::User, format!("{model} cannot be used: {why}"));
+        if let Some(reason) = &run.closed {
+            let message = format!("model {model} cannot be used: {reason}");
+            return Outcome::failed(FailureCategory::User, message);
         }
-        if self.shared.store().open_session(&run.session).is_none() {
-            return Settled::failed(Fault::User, format!("session {} is over", run.session));
+        if self.state.store().open_session(&run.session).is_none() {
+            let message = format!("session {} has ended", run.session);
+            return Outcome::failed(FailureCategory::User, message);
         }
-        let done = match op {
-            Op::Create => self.create(&run),
-            Op::Pass(pass) => self.pass(&run, &pass),
-            Op::Step(params) => self.model(&run).and_then(|live| {
-                let report = live.trainer.optim_step(&params)?;
-                live.pending = false;
+        let result = match operation {
+            ModelOperation::Create => self.create(&run),
+            ModelOperation::Pass(pass) => self.run_pass(&run, &pass),
+            ModelOperation::OptimStep(params) => self.model(&run).and_then(|model| {
+                let report = model.trainer.optim_step(&params)?;
+                model.gradients_pending = false;
                 let metrics = [("unclipped_grad_l2:mean".to_owned(), report.grad_norm)];
                 let output = OptimStepOutput { metrics: Some(metrics.into_iter().collect()) };
-                Ok(Settled::json(&output).changed())
+                Ok(Outcome::json(&output).with_model_changed())
             }),
-            Op::Save(save) => self.save(id, &run, seq, *save),
-            Op::SaveFor(sampler) => self.save_for(&run, sampler),
-            Op::Load { folder, path, optimizer, creates } => {
+            ModelOperation::Save(save) => self.save(id, &run, seq, *save),
+            ModelOperation::SaveForSampler(sampler) => self.save_for_sampler(&run, sampler),
+            ModelOperation::Load { folder, path, optimizer, creates } => {
                 self.load(&run, seq, &folder, &path, optimizer, creates)
             }
-            Op::Fail(fault, why) => {
-                let failed = Settled::failed(fault, why);
-                Err(if seq == 0 { closed(&run, failed) } else { failed })
+            ModelOperation::Fail(category, message) => {
+                let failed = Outcome::failed(category, message);
+                Err(if seq == 0 { close_run(&run, failed) } else { failed })
             }
         };
-        done.unwrap_or_else(|failed| failed)
+        result.unwrap_or_else(|failed| failed)
     }
 
-    fn create(&mut self, run: &Run) -> Result<Settled, Settled> {
-        let made = self.engine(&run.base_model).and_then(|engine| {
+    fn create(&mut self, run: &RunRecord) -> Result<Outcome, Outcome> {
+        let trainer = self.engine(&run.base_model).and_then(|engine| {
             Ok(engine.create_trainer(lora_config(&run.lora), optimizer_kind(run))?)
         });
-        match made {
+        match trainer {
             Ok(trainer) => {
-                self.keep(run, Live::new(trainer));
-                Ok(Settled::json(&ModelCreated { model_id: run.id.clone() }))
+                self.insert(run, LiveModel::new(trainer));
+                Ok(Outcome::json(&ModelCreated { model_id: run.id.clone() }))
             }
-            Err(failed) => Err(closed(run, failed)),
+            Err(failed) => Err(close_run(run, failed)),
         }
     }
 
-    fn pass(&mut self, run: &Run, pass: &Pass) -> Result<Settled, Settled> {
-        let live = self.model(run)?;
-        let output = pass.batch.run(&mut live.trainer, pass.mode)?;
-        let backward = pass.mode == PassMode::ForwardBackward && !pass.batch.is_empty();
-        live.pending |= backward;
-        let settled = Settled::proto(pass.batch.output(output).to_proto());
-        let tokens = u64::try_from(pass.batch.tokens()).unwrap_or(u64::MAX);
-        self.shared.metrics.trained_tokens.add(tokens);
-        let settled = settled.used(vec![(self.used(run, What::Training), tokens)]);
-        Ok(if backward { settled.changed() } else { settled })
-    }
-
-    fn used(&self, run: &Run, what: What) -> Use {
-        let (session, base_model) = (run.session.clone(), run.base_model.clone());
-        Use { hour: now().div_euclid(3_600_000_000), session, base_model, what }
+    fn run_pass(&mut self, run: &RunRecord, pass: &TrainingPass) -> Result<Outcome, Outcome> {
+        let model = self.model(run)?;
+        let output = pass.data.run(&mut model.trainer, pass.mode)?;
+        let backward = pass.mode == PassMode::ForwardBackward && !pass.data.is_empty();
+        model.gradients_pending |= backward;
+        let outcome = Outcome::proto(pass.data.to_wire_output(output).to_proto());
+        let tokens = u64::try_from(pass.data.tokens()).unwrap_or(u64::MAX);
+        self.state.metrics.trained_tokens.add(tokens);
+        let outcome = outcome.with_usage(vec![(usage_key(run, UsageMeter::Training), tokens)]);
+        Ok(if backward { outcome.with_model_changed() } else { outcome })
     }
 
     fn save(
         &mut self,
         id: &RequestId,
-        run: &Run,
+        run: &RunRecord,
         seq: u64,
-        save: Save,
-    ) -> Result<Settled, Settled> {
+        save: CheckpointSave,
+    ) -> Result<Outcome, Outcome> {
         let kind = save.path.kind();
         {
-            let store = self.shared.store();
-            if let Some(before) = store.checkpoint(&save.path) {
-                if before.row.request.as_ref() == Some(id) {
-                    // Done before a crash, which came before it was said so.
-                    return Ok(saved(&save.path, before.row.size_bytes));
+            let store = self.state.store();
+            if let Some(existing) = store.checkpoint(&save.path) {
+                if existing.row.request.as_ref() == Some(id) {
+                    // This request saved it before a crash that lost the result.
+                    return Ok(saved(&save.path, existing.row.size_bytes));
                 }
                 if !save.overwrite {
-                    let why = format!("{} exists already; choose another name", save.path);
-                    return Err(Settled::failed(Fault::User, why));
+                    let message =
+                        format!("checkpoint {} already exists; choose another name", save.path);
+                    return Err(Outcome::failed(FailureCategory::User, message));
                 }
             }
         }
-        let (folder, size_bytes) = self.write(run, kind, save.path.name())?;
+        let (folder, size_bytes) = self.write_adapter(run, kind, save.path.name())?;
         let path = save.path.clone();
-        let row = Checkpoint {
+        let row = CheckpointRecord {
             request: Some(id.clone()),
-            ..checkpoint(run, seq, save, folder, size_bytes)
+            ..checkpoint_record(run, seq, save, folder, size_bytes)
         };
-        let used = vec![(self.used(run, What::Checkpoints), 1)];
-        Ok(saved(&path, size_bytes).fact(Fact::Checkpoint(row)).used(used))
+        let usage = vec![(usage_key(run, UsageMeter::Checkpoints), 1)];
+        Ok(saved(&path, size_bytes).with_record(Record::Checkpoint(row)).with_usage(usage))
     }
 
-    /// Saves what a model learned since it was last saved, before its session goes; whether nothing
-    /// is left to save.
+    /// Saves the state of a model that has changed since its last checkpoint, before its session
+    /// expires. Returns whether there is nothing left to save.
     pub(super) fn autosave(&mut self, model: &ModelId) -> bool {
         let (run, seq) = {
-            let store = self.shared.store();
-            let Some(kept) = store.runs.get(model) else { return true };
-            let snapshot = kept.row.snapshot.as_ref().map(|snapshot| snapshot.seq);
-            let Some(seq) = kept.since.keys().next_back().copied().max(snapshot) else {
+            let store = self.state.store();
+            let Some(entry) = store.runs.get(model) else { return true };
+            let snapshot = entry.row.snapshot.as_ref().map(|snapshot| snapshot.seq);
+            let Some(seq) = entry.changes.keys().next_back().copied().max(snapshot) else {
                 return true;
             };
-            let saved = store.checkpoints_of(model);
-            let mut saved = saved.iter().filter(|row| row.path.kind() == CheckpointKind::Training);
-            if kept.row.closed.is_some() || saved.any(|row| row.seq.is_some_and(|s| s >= seq)) {
+            let checkpoints = store.checkpoints_of(model);
+            let mut saved =
+                checkpoints.iter().filter(|row| row.path.kind() == CheckpointKind::Training);
+            if entry.row.closed.is_some() || saved.any(|row| row.seq.is_some_and(|s| s >= seq)) {
                 return true;
             }
-            (kept.row.clone(), seq)
+            (entry.row.clone(), seq)
         };
         let name = format!("autosave-{seq}");
         let Ok(path) = TinkerPath::new(model.clone(), CheckpointKind::Training, &*name) else {
             return true;
         };
-        match self.write(&run, CheckpointKind::Training, &name) {
+        match self.write_adapter(&run, CheckpointKind::Training, &name) {
             Ok((folder, size)) => {
-                let ttl_seconds = Some(24 * 3_600);
-                let save = Save { path, overwrite: true, ttl_seconds, user_metadata: None };
-                crate::log::job(format_args!("saved {}, its session is over", save.path));
-                let row = checkpoint(&run, seq, save, folder, size);
-                self.shared.store().owe(Fact::Checkpoint(row));
+                tracing::info!(
+                    target: log::MODEL,
+                    model_id = %model,
+                    session_id = %run.session,
+                    checkpoint = %path,
+                    "saved unsaved state of an expired session"
+                );
+                let ttl_seconds = Some(AUTOSAVE_TTL_SECONDS);
+                let save =
+                    CheckpointSave { path, overwrite: true, ttl_seconds, user_metadata: None };
+                let row = checkpoint_record(&run, seq, save, folder, size);
+                self.state.store().put_required(Record::Checkpoint(row));
                 true
             }
             Err(failed) => {
-                crate::log::warn(format_args!("{model} could not be saved: {:?}", failed.answer));
+                if let ResultKind::Failed { error, .. } = &failed.result {
+                    tracing::warn!(
+                        target: log::MODEL,
+                        model_id = %model,
+                        session_id = %run.session,
+                        error,
+                        "cannot save the model of an expired session; trying again later"
+                    );
+                }
                 false
             }
         }
     }
 
-    /// Writes an adapter into a folder of its own, which stays if a fact says so.
-    fn write(
+    /// Writes an adapter to a new folder and returns the folder's name and size in bytes. The
+    /// folder is removed again unless a record refers to it.
+    fn write_adapter(
         &mut self,
-        run: &Run,
+        run: &RunRecord,
         kind: CheckpointKind,
         name: &str,
-    ) -> Result<(String, u64), Settled> {
+    ) -> Result<(String, u64), Outcome> {
         let run_name = folder_name(run);
         let unique = uuid::Uuid::new_v4().simple().to_string();
         let folder = format!("{run_name}-{}-{name}-{}", kind.segment(), &unique[..8]);
-        let path = self.shared.folders.join(&folder);
+        let path = self.state.weights_dir.join(&folder);
+        // Restore the model before registering the folder: a failure must leave no entry behind.
         self.model(run)?;
-        self.shared.store().making.insert(folder.clone());
-        let live = self.model(run)?;
+        self.state.store().unfinished_folders.insert(folder.clone());
+        let model = self.model(run)?;
         let written = match kind {
             CheckpointKind::Training => {
-                live.trainer.save_with_optimizer(&path, UnembeddingName::Peft)
+                model.trainer.save_with_optimizer(&path, UnembeddingName::Peft)
             }
-            CheckpointKind::Sampler => live.trainer.save(&path, UnembeddingName::Peft),
-            CheckpointKind::External => live.trainer.save(&path, UnembeddingName::Service),
+            CheckpointKind::Sampler => model.trainer.save(&path, UnembeddingName::Peft),
+            CheckpointKind::External => model.trainer.save(&path, UnembeddingName::Service),
         };
-        let size = written.map_err(Settled::from).and_then(|()| size_of(&path));
+        let size = written.map_err(Outcome::from).and_then(|()| folder_size(&path));
         match size {
             Ok(size) => Ok((folder, size)),
             Err(failed) => {
-                self.shared.store().making.remove(&folder);
+                self.state.store().unfinished_folders.remove(&folder);
                 Err(failed)
             }
         }
     }
 
-    fn save_for(&mut self, run: &Run, id: SamplerId) -> Result<Settled, Settled> {
-        let (folder, size) = self.write(run, CheckpointKind::Sampler, "ephemeral")?;
+    fn save_for_sampler(&mut self, run: &RunRecord, id: SamplerId) -> Result<Outcome, Outcome> {
+        let (folder, size) = self.write_adapter(run, CheckpointKind::Sampler, "ephemeral")?;
         let engine = self.engine(&run.base_model)?;
         let weights = engine.snapshot(&self.model(run)?.trainer);
-        self.remember(&id, &run.base_model, weights, size);
-        let sampler = Fact::Sampler(Sampler {
+        self.cache_weights(&id, &run.base_model, weights, size);
+        let sampler = Record::Sampler(SamplerRecord {
             id: id.clone(),
             session: run.session.clone(),
             base_model: run.base_model.clone(),
@@ -193,19 +223,19 @@ impl Worker {
             clients: 1,
         });
         let saved = SamplerWeightsSaved { path: None, sampling_session_id: Some(id) };
-        Ok(Settled::json(&saved).fact(sampler))
+        Ok(Outcome::json(&saved).with_record(sampler))
     }
 
     fn load(
         &mut self,
-        run: &Run,
+        run: &RunRecord,
         seq: u64,
         folder: &str,
         path: &TinkerPath,
         optimizer: bool,
         creates: bool,
-    ) -> Result<Settled, Settled> {
-        let folder = self.shared.folders.join(folder);
+    ) -> Result<Outcome, Outcome> {
+        let folder = self.state.weights_dir.join(folder);
         let loaded = self.engine(&run.base_model).and_then(|engine| {
             let kind = optimizer_kind(run);
             Ok(if optimizer {
@@ -216,37 +246,48 @@ impl Worker {
         });
         let trainer = match loaded {
             Ok(trainer) => trainer,
-            Err(failed) if creates => return Err(closed(run, failed)),
+            Err(failed) if creates => return Err(close_run(run, failed)),
             Err(failed) => return Err(failed),
         };
-        let before = self.keep(run, Live::new(trainer));
-        // The checkpoint may be deleted; the model must come back without it.
+        let before = self.insert(run, LiveModel::new(trainer));
+        // Take a snapshot at once: the checkpoint may be deleted before the next restart.
         if !self.snapshot(&run.id, seq) {
-            self.live.remove(&run.id);
-            self.live.extend(before.map(|live| (run.id.clone(), live)));
-            let why = "the loaded state could not be written down; is the disk full?";
-            return Err(Settled::failed(Fault::Server, why));
+            self.models.remove(&run.id);
+            self.models.extend(before.map(|model| (run.id.clone(), model)));
+            let message = "cannot save the loaded state; the disk may be full";
+            return Err(Outcome::failed(FailureCategory::Server, message));
         }
         let (path, model_id) = (Some(path.to_string()), Some(run.id.clone()));
-        Ok(Settled::json(&WeightsLoaded { path, model_id }))
+        Ok(Outcome::json(&WeightsLoaded { path, model_id }))
     }
 }
 
-/// A model that could not be made cannot be used.
-fn closed(run: &Run, failed: Settled) -> Settled {
-    let closed = Some("it could not be created".to_owned());
-    failed.fact(Fact::Run(Run { closed, ..run.clone() }))
+/// Adds a record to a failed outcome that closes the run, because its creation failed.
+fn close_run(run: &RunRecord, failed: Outcome) -> Outcome {
+    let closed = Some("its creation failed".to_owned());
+    failed.with_record(Record::Run(RunRecord { closed, ..run.clone() }))
 }
 
-fn checkpoint(run: &Run, seq: u64, save: Save, folder: String, size_bytes: u64) -> Checkpoint {
-    let seconds = |ttl: u64| i64::try_from(ttl).unwrap_or(i64::MAX).saturating_mul(1_000_000);
-    Checkpoint {
+fn usage_key(run: &RunRecord, meter: UsageMeter) -> UsageKey {
+    let (session, base_model) = (run.session.clone(), run.base_model.clone());
+    UsageKey { hour: now().div_euclid(3_600_000_000), session, base_model, meter }
+}
+
+fn checkpoint_record(
+    run: &RunRecord,
+    seq: u64,
+    save: CheckpointSave,
+    folder: String,
+    size_bytes: u64,
+) -> CheckpointRecord {
+    let micros = |ttl: u64| i64::try_from(ttl).unwrap_or(i64::MAX).saturating_mul(1_000_000);
+    CheckpointRecord {
         path: save.path,
         folder,
         request: None,
         seq: Some(seq),
         created_at: now(),
-        expires_at: save.ttl_seconds.map(|ttl| now().saturating_add(seconds(ttl))),
+        expires_at: save.ttl_seconds.map(|ttl| now().saturating_add(micros(ttl))),
         size_bytes,
         public: false,
         user_metadata: save.user_metadata,
@@ -256,26 +297,28 @@ fn checkpoint(run: &Run, seq: u64, save: Save, folder: String, size_bytes: u64) 
     }
 }
 
-fn saved(path: &TinkerPath, size: u64) -> Settled {
+/// Returns the outcome of a save, in the form of the checkpoint's kind.
+fn saved(path: &TinkerPath, size: u64) -> Outcome {
     let address = path.to_string();
     match path.kind() {
-        CheckpointKind::Training => Settled::json(&WeightsSaved { path: address }),
+        CheckpointKind::Training => Outcome::json(&WeightsSaved { path: address }),
         CheckpointKind::Sampler => {
-            Settled::json(&SamplerWeightsSaved { path: Some(address), sampling_session_id: None })
+            Outcome::json(&SamplerWeightsSaved { path: Some(address), sampling_session_id: None })
         }
         CheckpointKind::External => {
-            Settled::json(&ExternalWeightsSaved { path: Some(address), size_bytes: Some(size) })
+            Outcome::json(&ExternalWeightsSaved { path: Some(address), size_bytes: Some(size) })
         }
     }
 }
 
-/// A run as part of a folder's name; whoever copies a checkpoint can choose the id.
-fn folder_name(run: &Run) -> String {
+/// Returns the run's id with all characters replaced that are special in a folder name. Clients
+/// choose part of the id.
+fn folder_name(run: &RunRecord) -> String {
     run.id.as_str().replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_")
 }
 
-/// Bytes of the files of a folder.
-pub(super) fn size_of(folder: &Path) -> Result<u64, Settled> {
+/// Returns the total size of the files in a folder, in bytes.
+pub(super) fn folder_size(folder: &Path) -> Result<u64, Outcome> {
     let measure = || -> std::io::Result<u64> {
         let mut size = 0;
         for entry in std::fs::read_dir(folder)? {
@@ -283,6 +326,8 @@ pub(super) fn size_of(folder: &Path) -> Result<u64, Settled> {
         }
         Ok(size)
     };
-    measure()
-        .map_err(|why| Settled::failed(Fault::Server, format!("the checkpoint vanished: {why}")))
+    measure().map_err(|error| {
+        let message = format!("cannot read the checkpoint folder: {error}");
+        Outcome::failed(FailureCategory::Server, message)
+    })
 }

@@ -5,47 +5,47 @@ use std::time::Duration;
 use serde_json::json;
 use tinkex_server::{Server, StartAction, StartError};
 
-use crate::house::{House, MODEL, options};
+use crate::harness::{TestServer, MODEL, options};
 use crate::raw::Raw;
 
-async fn raw(house: &House) -> Raw {
-    Raw::new(&house.server.base_url())
+async fn raw(server: &TestServer) -> Raw {
+    Raw::new(&server.server.base_url())
 }
 
 /// Sends bytes and returns the status, or nothing if the connection was closed.
-async fn said(house: &House, bytes: &[u8]) -> Option<u16> {
-    let mut raw = raw(house).await;
+async fn said(server: &TestServer, bytes: &[u8]) -> Option<u16> {
+    let mut raw = raw(server).await;
     raw.write(bytes).await;
     raw.read().await.map(|reply| reply.status)
 }
 
-async fn is_well(house: &House) {
-    assert_eq!(house.http().get("/api/v1/healthz").await, (200, json!({"status": "ok"})));
+async fn is_well(server: &TestServer) {
+    assert_eq!(server.http().get("/api/v1/healthz").await, (200, json!({"status": "ok"})));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn who_is_slow_is_cut_off() {
-    let house = House::with(|options| options.timeouts.client_io = Duration::from_millis(50)).await;
+    let server = TestServer::with(|options| options.timeouts.client_io = Duration::from_millis(50)).await;
     // Half a head; half a body; a piece that never comes.
-    assert_eq!(said(&house, b"GET /api/v1/healthz HTTP/1.1\r\nhost: 127").await, None);
+    assert_eq!(said(&server, b"GET /api/v1/healthz HTTP/1.1\r\nhost: 127").await, None);
     let head = "POST /api/v1/create_session HTTP/1.1\r\nhost: 127.0.0.1\r\n";
     let half = format!("{head}content-length: 100\r\n\r\n{{\"tags\"");
-    assert_eq!(said(&house, half.as_bytes()).await, Some(408));
+    assert_eq!(said(&server, half.as_bytes()).await, Some(408));
     for piece in ["5\r\n{\"tag", "ffffffffffffffff\r\n{}"] {
         let pieces = format!("{head}transfer-encoding: chunked\r\n\r\n{piece}");
-        assert_eq!(said(&house, pieces.as_bytes()).await, Some(408));
+        assert_eq!(said(&server, pieces.as_bytes()).await, Some(408));
     }
-    is_well(&house).await;
+    is_well(&server).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn heads_and_pieces_that_make_no_sense_are_refused() {
-    let house = House::with(|options| options.limits.body_bytes = 1 << 20).await;
+    let server = TestServer::with(|options| options.limits.body_bytes = 1 << 20).await;
     let long = format!("GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx: {}\r\n\r\n", "y".repeat(200_000));
-    assert_eq!(said(&house, long.as_bytes()).await, Some(431));
+    assert_eq!(said(&server, long.as_bytes()).await, Some(431));
     let many = "x: y\r\n".repeat(500);
     let many = format!("GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n{many}\r\n");
-    assert_eq!(said(&house, many.as_bytes()).await, Some(431));
+    assert_eq!(said(&server, many.as_bytes()).await, Some(431));
     let head = "POST /api/v1/create_session HTTP/1.1\r\nhost: 127.0.0.1\r\n";
     for (rest, expected) in [
         ("transfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n", 400),
@@ -55,7 +55,7 @@ async fn heads_and_pieces_that_make_no_sense_are_refused() {
         ("content-length: 99999999999\r\n\r\n{}", 413),
     ] {
         assert_eq!(
-            said(&house, format!("{head}{rest}").as_bytes()).await,
+            said(&server, format!("{head}{rest}").as_bytes()).await,
             Some(expected),
             "{rest}"
         );
@@ -64,15 +64,15 @@ async fn heads_and_pieces_that_make_no_sense_are_refused() {
     for _ in 0..20 {
         pieces.extend(format!("{:x}\r\n", 100_000).bytes().chain([b'x'; 100_000]).chain(*b"\r\n"));
     }
-    assert_eq!(said(&house, &pieces).await, Some(413));
-    assert_eq!(house.http().get("/api/v1/sessions").await.1, json!({"sessions": []}));
-    is_well(&house).await;
+    assert_eq!(said(&server, &pieces).await, Some(413));
+    assert_eq!(server.http().get("/api/v1/sessions").await.1, json!({"sessions": []}));
+    is_well(&server).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn paths_lead_nowhere_else() {
-    let house = House::new().await;
-    let mut raw = raw(&house).await;
+    let server = TestServer::new().await;
+    let mut raw = raw(&server).await;
     for path in [
         "/files/../lock",
         "/files/x/../../payloads",
@@ -91,8 +91,8 @@ async fn paths_lead_nowhere_else() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_page_with_a_name_of_its_own_is_refused_without_a_key() {
-    let house = House::new().await;
-    let port = house.server.address().port();
+    let server = TestServer::new().await;
+    let port = server.server.address().port();
     for (host, expected) in [
         (format!("127.0.0.1:{port}"), 200),
         (format!("localhost:{port}"), 200),
@@ -102,17 +102,17 @@ async fn a_page_with_a_name_of_its_own_is_refused_without_a_key() {
         ("a b".to_owned(), 403),
     ] {
         let call = format!("GET /api/v1/sessions HTTP/1.1\r\nhost: {host}\r\n\r\n");
-        assert_eq!(said(&house, call.as_bytes()).await, Some(expected), "{host}");
+        assert_eq!(said(&server, call.as_bytes()).await, Some(expected), "{host}");
     }
-    let house = House::with(|options| *options = options.clone().api_key("tml-k")).await;
+    let server = TestServer::with(|options| *options = options.clone().api_key("tml-k")).await;
     let call = "GET /api/v1/sessions HTTP/1.1\r\nhost: my.example\r\nx-api-key: tml-k\r\n\r\n";
-    assert_eq!(said(&house, call.as_bytes()).await, Some(200), "whoever has the key may come in");
+    assert_eq!(said(&server, call.as_bytes()).await, Some(200), "whoever has the key may come in");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_few_bytes_do_not_become_many() {
-    let house = House::with(|options| options.limits.body_bytes = 4 << 20).await;
-    let http = house.http();
+    let server = TestServer::with(|options| options.limits.body_bytes = 4 << 20).await;
+    let http = server.http();
     let session = http.session().await;
     let create = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
     let (_, sampler) = http.post("/create_sampling_session", create).await;
@@ -169,13 +169,13 @@ async fn a_few_bytes_do_not_become_many() {
         format!("{{\"tags\": [], \"sdk_version\": \"1\", \"user_metadata\": {{\"x\": {deep}}}}}");
     let (status, _) = http.send("POST", "/api/v1/create_session", &[], body.into_bytes()).await;
     assert_eq!(status, 422);
-    is_well(&house).await;
+    is_well(&server).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn thousands_of_sessions_come_and_stay_apart() {
-    let house = House::new().await;
-    let http = house.http();
+    let server = TestServer::new().await;
+    let http = server.http();
     let all = futures_util::future::join_all((0..2_000).map(|_| http.session())).await;
     let distinct: std::collections::HashSet<&String> = all.iter().collect();
     assert_eq!(distinct.len(), 2_000);
@@ -186,12 +186,12 @@ async fn thousands_of_sessions_come_and_stay_apart() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_cannot_start_says_why() {
-    let house = House::new().await;
+    let server = TestServer::new().await;
     let data = tempfile::tempdir().unwrap();
-    let taken = options(data.path()).address(house.server.address());
+    let taken = options(data.path()).address(server.server.address());
     let error = Server::start(taken).await.unwrap_err();
     assert!(matches!(error, StartError::Io { action: StartAction::Listen, .. }), "{error}");
-    assert!(error.to_string().contains(&house.server.address().to_string()), "{error}");
+    assert!(error.to_string().contains(&server.server.address().to_string()), "{error}");
     // The folder is free again.
     Server::start(options(data.path())).await.unwrap().stop().await;
 
@@ -210,7 +210,7 @@ async fn a_server_that_cannot_start_says_why() {
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_job_does_not_keep_a_server_from_stopping() {
-    use crate::house::Http;
+    use crate::harness::Http;
     use crate::process::Process;
 
     let data = tempfile::tempdir().unwrap();

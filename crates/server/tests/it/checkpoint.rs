@@ -9,7 +9,7 @@ use tinkex::{
     ServiceClient, StopCondition, TrainingClient,
 };
 
-use crate::house::{House, MODEL, create_model};
+use crate::harness::{TestServer, MODEL, create_model};
 
 fn batch() -> Vec<Datum> {
     vec![Datum::completion([5, 6, 7], [8, 9, 10]).unwrap(); 2]
@@ -32,8 +32,8 @@ async fn model(service: &ServiceClient) -> TrainingClient {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_resumed_model_goes_on_with_the_same_bits() {
-    let house = House::new().await;
-    let service = house.client();
+    let server = TestServer::new().await;
+    let service = server.client();
     let whole = train(&model(&service).await, 6).await;
     let first = model(&service).await;
     assert_eq!(train(&first, 3).await, whole[..3]);
@@ -56,8 +56,8 @@ async fn a_resumed_model_goes_on_with_the_same_bits() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn checkpoints_are_listed_shared_copied_and_deleted() {
-    let house = House::new().await;
-    let service = house.client();
+    let server = TestServer::new().await;
+    let service = server.client();
     let model = model(&service).await;
     train(&model, 1).await;
     let state = model.save_state(SaveOptions::new("a").metadata("k", "v")).await.unwrap();
@@ -109,8 +109,8 @@ async fn checkpoints_are_listed_shared_copied_and_deleted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn files_are_downloaded_by_url() {
-    let house = House::new().await;
-    let service = house.client();
+    let server = TestServer::new().await;
+    let service = server.client();
     let model = model(&service).await;
     let saved = model.save_weights_external("files").await.unwrap();
     let rest = service.rest();
@@ -119,7 +119,7 @@ async fn files_are_downloaded_by_url() {
         urls.keys().collect::<Vec<_>>(),
         ["adapter_config.json", "adapter_model.safetensors"]
     );
-    let http = crate::house::plain();
+    let http = crate::harness::plain();
     let mut total = 0;
     for url in urls.values() {
         let reply = http.get(url).send().await.unwrap();
@@ -150,8 +150,8 @@ async fn files_are_downloaded_by_url() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_training_checkpoint_is_brought_home_and_leaves_nothing() {
-    let house = House::new().await;
-    let service = house.client();
+    let server = TestServer::new().await;
+    let service = server.client();
     let model = model(&service).await;
     let path = model.save_state("kept").await.unwrap();
     let home = tempfile::tempdir().unwrap();
@@ -166,8 +166,8 @@ async fn a_training_checkpoint_is_brought_home_and_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_model_does_not_take_the_place_of_a_copy() {
-    let house = House::new().await;
-    let http = house.http();
+    let server = TestServer::new().await;
+    let http = server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     let save = json!({"model_id": model, "path": "a", "seq_id": 1, "type": "save_weights"});

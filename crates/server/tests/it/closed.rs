@@ -4,7 +4,7 @@ use serde_json::json;
 use tinkex_server::{Server, StartError};
 use tinkex_wire::{BodyCodec, Route};
 
-use crate::house::{House, create_model, options};
+use crate::harness::{TestServer, create_model, options};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_open_address_needs_a_key() {
@@ -18,8 +18,8 @@ async fn an_open_address_needs_a_key() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_key_opens() {
-    let house = House::with(|options| *options = options.clone().api_key("tml-secret")).await;
-    let http = house.http();
+    let server = TestServer::with(|options| *options = options.clone().api_key("tml-secret")).await;
+    let http = server.http();
     let path = "/api/v1/get_server_capabilities";
     for (key, status) in [("tml-secret", 200), ("tml-secre", 401), ("", 401), ("tml-secret2", 401)]
     {
@@ -31,23 +31,23 @@ async fn only_the_key_opens() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn web_pages_are_refused_without_a_key() {
-    let house = House::new().await;
+    let server = TestServer::new().await;
     let origin = [("origin", "https://example.com")];
-    let reply = house.http().send("GET", "/api/v1/sessions", &origin, vec![]).await;
+    let reply = server.http().send("GET", "/api/v1/sessions", &origin, vec![]).await;
     assert_eq!(reply.0, 403);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_servers_do_not_share_a_folder() {
-    let house = House::new().await;
-    let second = Server::start(options(house.data.path())).await;
+    let server = TestServer::new().await;
+    let second = Server::start(options(server.data.path())).await;
     assert!(matches!(second, Err(StartError::DataDirInUse(_))));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nonsense_on_any_route_is_a_refusal_with_a_reason() {
-    let house = House::with(|options| options.limits.body_bytes = 1 << 20).await;
-    let http = house.http();
+    let server = TestServer::with(|options| options.limits.body_bytes = 1 << 20).await;
+    let http = server.http();
     let mut bodies: Vec<Vec<u8>> = vec![
         b"".to_vec(),
         b"{".to_vec(),
@@ -91,8 +91,8 @@ async fn nonsense_on_any_route_is_a_refusal_with_a_reason() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_has_no_meaning_here_says_so() {
-    let house = House::new().await;
-    let http = house.http();
+    let server = TestServer::new().await;
+    let http = server.http();
     for path in ["/api/v1/audit", "/api/v1/sessions/x/trace_export"] {
         let (status, reply) = http.get(path).await;
         assert_eq!(status, 400);
@@ -102,8 +102,8 @@ async fn what_has_no_meaning_here_says_so() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_acknowledges_what_is_somebody_elses() {
-    let house = House::new().await;
-    let http = house.http();
+    let server = TestServer::new().await;
+    let http = server.http();
     let session = http.session().await;
     let (_, ticket) = http.post("/create_model", create_model(&session, 0)).await;
     http.answer(&ticket).await;

@@ -5,7 +5,7 @@
 
 use tinkex::{AdamParams, Datum, ErrorCategory, LossFn, TrainingClient};
 
-use crate::house::{Http, MODEL};
+use crate::harness::{Http, MODEL};
 use crate::process::Process;
 
 const STEPS: usize = 30;
@@ -51,7 +51,7 @@ async fn run(troubles: Troubles) -> (Vec<u64>, Vec<Vec<u8>>) {
     let more = ["--snapshot-after", troubles.snapshot];
     let mut process = Process::on(data.path(), 0, &more);
     let port = process.port();
-    let service = crate::house::client(&process.url);
+    let service = crate::harness::client(&process.url);
     let model = service.create_lora_training_client(MODEL).rank(4).seed(11).create().await.unwrap();
     let rest = service.rest();
     let (finished, mut progress) = tokio::sync::watch::channel(0_usize);
@@ -130,7 +130,7 @@ async fn run(troubles: Troubles) -> (Vec<u64>, Vec<Vec<u8>>) {
     assert_eq!(met, total, "everything happened before the end");
     let mut files = Vec::new();
     for url in urls.values() {
-        let reply = crate::house::plain().get(url).send().await.unwrap();
+        let reply = crate::harness::plain().get(url).send().await.unwrap();
         files.push(reply.bytes().await.unwrap().to_vec());
     }
     (losses, files)
@@ -150,7 +150,7 @@ async fn a_run_of_the_client_survives_kills_and_full_disks_at_any_moment() {
 async fn runs_of_the_client_survive_troubles_over_many_seeds() {
     let whole = run(NONE).await;
     let seeds =
-        crate::house::setting("TINKEX_CRASH_SEEDS").map_or(25, |seeds| seeds.parse().unwrap());
+        crate::harness::setting("TINKEX_CRASH_SEEDS").map_or(25, |seeds| seeds.parse().unwrap());
     for seed in 1..=seeds {
         let snapshot = if seed % 2 == 0 { "0" } else { "20" };
         let (kills, full) = [(5, 0), (0, 5), (3, 3)][usize::try_from(seed % 3).unwrap()];

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::house::{Http, MODEL, create_model, step};
+use crate::harness::{Http, MODEL, create_model, step};
 use crate::process::Process;
 
 /// Everything that can be seen of a server from outside.
@@ -130,7 +130,7 @@ async fn whoever_asks_something_of_a_full_disk_is_told_and_nothing_changes() {
 async fn a_checkpoint_that_does_not_fit_is_an_error_and_training_goes_on() {
     let data = tempfile::tempdir().unwrap();
     let process = Process::start(data.path());
-    let service = crate::house::client(&process.url);
+    let service = crate::harness::client(&process.url);
     let model = service.create_lora_training_client(MODEL).rank(32).seed(1).create().await.unwrap();
     let train = async || {
         let batch = vec![tinkex::Datum::completion([5, 6], [7]).unwrap()];

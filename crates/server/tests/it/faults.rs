@@ -6,7 +6,7 @@ use tinkex_wire::{
     Datum, ForwardBackward, LossFn, ModelInput, Seq, TensorData, TensorValues, loss_input,
 };
 
-use crate::house::{House, Http, step};
+use crate::harness::{TestServer, Http, step};
 
 /// Sends a good datum and this one.
 async fn pass(http: &Http, model: &str, seq: u64, datum: Datum, loss: LossFn) -> (u16, Value) {
@@ -48,8 +48,8 @@ fn floats(values: &[f32]) -> TensorData {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_can_be_seen_is_refused_and_the_model_goes_on() {
-    let house = House::new().await;
-    let http = house.http();
+    let server = TestServer::new().await;
+    let http = server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     let good = ints(&[4, 5]);
@@ -96,8 +96,8 @@ async fn what_can_be_seen_is_refused_and_the_model_goes_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_shows_while_running_is_a_failure_and_the_model_goes_on() {
-    let house = House::new().await;
-    let http = house.http();
+    let server = TestServer::new().await;
+    let http = server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     let data = [-1.0, -1e30].map(|p| Datum::rollout([3], [4], vec![p], 1.0).unwrap()).to_vec();
@@ -116,14 +116,14 @@ async fn what_shows_while_running_is_a_failure_and_the_model_goes_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn seeds_below_zero_are_seeds() {
-    let house = House::new().await;
-    let http = house.http();
+    let server = TestServer::new().await;
+    let http = server.http();
     let session = http.session().await;
-    let mut create = crate::house::create_model(&session, 0);
+    let mut create = crate::harness::create_model(&session, 0);
     create["lora_config"]["seed"] = json!(-7);
     let (status, ticket) = http.post("/create_model", create).await;
     assert_eq!(status, 200, "{ticket}");
-    let create = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": crate::house::MODEL});
+    let create = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": crate::harness::MODEL});
     let (_, sampler) = http.post("/create_sampling_session", create).await;
     let mut tickets = Vec::new();
     for (seq, seed) in [(0, json!(-7)), (1, json!(u64::MAX - 6)), (2, json!(7))] {

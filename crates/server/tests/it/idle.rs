@@ -6,7 +6,7 @@ use serde_json::json;
 use tinkex::{AdamParams, Datum, LossFn, RestoreMode, ServiceClient, TrainingClient};
 use tinkex_server::Server;
 
-use crate::house::{House, Http, MODEL, golden, options, step};
+use crate::harness::{TestServer, Http, MODEL, golden, options, step};
 
 async fn train(model: &TrainingClient, steps: usize) -> Vec<u64> {
     let mut losses = Vec::new();
@@ -33,15 +33,15 @@ async fn unloaded(http: &Http) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_that_was_unloaded_comes_back_with_the_same_bits() {
-    let house = House::new().await;
-    let whole = train(&model(&house.client()).await, 4).await;
-    let house = House::with(|options| {
+    let server = TestServer::new().await;
+    let whole = train(&model(&server.client()).await, 4).await;
+    let server = TestServer::with(|options| {
         options.timeouts.idle_model = Duration::ZERO;
         // No snapshot helps: everything is computed again.
         options.timeouts.snapshot_after = Duration::from_secs(3_600);
     })
     .await;
-    let (service, http) = (house.client(), house.http());
+    let (service, http) = (server.client(), server.http());
     let model = model(&service).await;
     let sampler = service.create_sampling_client(MODEL).await.unwrap();
     let mut losses = Vec::new();
@@ -56,14 +56,14 @@ async fn a_model_that_was_unloaded_comes_back_with_the_same_bits() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn models_that_do_not_fit_in_memory_take_turns_there() {
-    let house = House::new().await;
-    let whole = train(&model(&house.client()).await, 4).await;
-    let house = House::with(|options| {
+    let server = TestServer::new().await;
+    let whole = train(&model(&server.client()).await, 4).await;
+    let server = TestServer::with(|options| {
         options.limits.model_bytes = 1;
         options.timeouts.snapshot_after = Duration::from_secs(3_600);
     })
     .await;
-    let service = house.client();
+    let service = server.client();
     let models = [model(&service).await, model(&service).await, model(&service).await];
     let mut losses = vec![Vec::new(); 3];
     for _ in 0..4 {
@@ -77,9 +77,9 @@ async fn models_that_do_not_fit_in_memory_take_turns_there() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_of_the_lineup_may_be_any_folder() {
     let name = "Qwen/Qwen3-8B";
-    let house =
-        House::with(|options| *options = options.clone().model(name, golden("qwen3"))).await;
-    let service = house.client();
+    let server =
+        TestServer::with(|options| *options = options.clone().model(name, golden("qwen3"))).await;
+    let service = server.client();
     let model = service.create_lora_training_client(name).rank(4).seed(5).create().await.unwrap();
     assert_eq!(train(&model, 1).await.len(), 1);
     assert_eq!(model.get_info().await.unwrap().model_data.model_name.as_deref(), Some(name));
@@ -95,7 +95,7 @@ async fn a_name_of_the_lineup_may_be_any_folder() {
 async fn what_was_not_saved_when_a_session_expired_is_there_after_it() {
     let data = tempfile::tempdir().unwrap();
     let server = Server::start(options(data.path())).await.unwrap();
-    let service = crate::house::client(&server.base_url());
+    let service = crate::harness::client(&server.base_url());
     let whole = train(&model(&service).await, 5).await;
     let (learned, saved, fresh) =
         (model(&service).await, model(&service).await, model(&service).await);
@@ -117,7 +117,7 @@ async fn what_was_not_saved_when_a_session_expired_is_there_after_it() {
     server.stop().await;
 
     let server = Server::start(options(data.path())).await.unwrap();
-    let service = crate::house::client(&server.base_url());
+    let service = crate::harness::client(&server.base_url());
     let rest = service.rest();
     let mut found = Vec::new();
     for id in &ids {

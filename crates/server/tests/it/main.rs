@@ -12,7 +12,7 @@ mod damage;
 mod disk;
 mod faults;
 mod fuzz;
-mod house;
+mod harness;
 mod idle;
 mod order;
 mod process;

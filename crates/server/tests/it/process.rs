@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use crate::house::{MODEL, golden};
+use crate::harness::{MODEL, golden};
 
 /// A server in a process of its own.
 pub(crate) struct Process {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tinkex_wire::{Datum, ForwardBackward, ForwardBackwardOutput, LossFn, Seq};
 
-use crate::house::{Http, create_model, step};
+use crate::harness::{Http, create_model, step};
 use crate::process::Process;
 
 fn pass(model: &str, seq: u64) -> Vec<u8> {
@@ -19,7 +19,7 @@ fn pass(model: &str, seq: u64) -> Vec<u8> {
 const PROTO: &[(&str, &str)] = &[("content-type", "application/x-protobuf")];
 
 async fn loss(url: &str, ticket: &Value) -> u64 {
-    let client = crate::house::plain();
+    let client = crate::harness::plain();
     loop {
         let poll = json!({"request_id": ticket["request_id"], "allow_metadata_only": false});
         let reply = client
@@ -111,7 +111,7 @@ async fn sessions_samplers_and_answers_come_back() {
     assert_eq!(http.post("/asample", ask).await.1, sample, "the same promise");
     let (status, info) = http.get(&format!("/api/v1/sessions/{session}")).await;
     assert_eq!((status, &info["sampler_ids"]), (200, &json!([sampler])));
-    let client = crate::house::plain();
+    let client = crate::harness::plain();
     let poll = json!({"request_id": sample["request_id"]});
     let reply = client
         .post(format!("{}/api/v1/retrieve_future", process.url))
@@ -128,7 +128,7 @@ async fn sessions_samplers_and_answers_come_back() {
 async fn tidying_loses_nothing_that_is_needed() {
     let data = tempfile::tempdir().unwrap();
     let start = |port: u16| {
-        let mut options = crate::house::options(data.path());
+        let mut options = crate::harness::options(data.path());
         options.address.set_port(port);
         // Everything that can be tidied is, all the time; nothing is saved by itself.
         options.limits.payload_bytes = 0;

@@ -73,7 +73,7 @@ pub(super) async fn weights_are_downloaded(any: Any) {
     let saved = model.save_weights_external(save).await.unwrap();
     let urls = any.service.rest().get_external_weights_urls(&saved.path).await.unwrap().urls;
     let weights = urls.iter().find(|(name, _)| name.contains(".safetensors")).unwrap();
-    let reply = crate::house::plain().get(weights.1).send().await.unwrap();
+    let reply = crate::harness::plain().get(weights.1).send().await.unwrap();
     let bytes = reply.bytes().await.unwrap();
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap());
     assert!(header < bytes.len() as u64, "a file of tensors begins with the length of its table");

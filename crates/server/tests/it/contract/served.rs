@@ -30,7 +30,7 @@ pub(super) async fn find(base: &BaseUrl, route: Route) -> bool {
 async fn ask(base: &BaseUrl, route: Route, path: &str) -> (u16, String) {
     let url = format!("{}{path}", base.as_str().trim_end_matches('/'));
     let method = route.method().as_str().parse().unwrap();
-    let request = crate::house::plain().request(method, url).header("x-api-key", "tml-local");
+    let request = crate::harness::plain().request(method, url).header("x-api-key", "tml-local");
     let reply = request.header("content-type", JSON).body("{}").send().await.unwrap();
     (reply.status().as_u16(), reply.text().await.unwrap())
 }

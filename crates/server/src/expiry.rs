@@ -1,0 +1,216 @@
+//! Removes expired sessions, results, checkpoints and unreferenced folders.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tinkex_wire::{ModelId, RequestId, SessionId, TinkerPath};
+use tokio::sync::OwnedMutexGuard;
+
+use crate::disk::WriteCallback;
+use crate::outcome::{Outcome, record_outcome};
+use crate::state::ServerState;
+use crate::store::{
+    FailureCategory, Record, RequestKind, SessionEnd, SessionRecord, Store, UnixMicros, now,
+};
+
+/// A reading of two clocks: the wall clock advances while the machine is suspended and can be set;
+/// the monotonic clock does neither.
+#[derive(Clone, Copy)]
+pub(crate) struct ClockReading {
+    wall: UnixMicros,
+    monotonic: std::time::Instant,
+}
+
+/// Smallest difference between the clocks, in microseconds, that counts as a suspension. Smaller
+/// ones are clock drift.
+const MIN_SUSPENSION: UnixMicros = 60_000_000;
+
+impl ClockReading {
+    pub(crate) fn now() -> Self {
+        Self { wall: now(), monotonic: std::time::Instant::now() }
+    }
+
+    /// Returns how long the machine was suspended since `earlier`, in microseconds, if it was.
+    pub(crate) fn suspension_since(self, earlier: Self) -> Option<UnixMicros> {
+        let running = micros(self.monotonic.duration_since(earlier.monotonic));
+        let gap = self.wall.saturating_sub(earlier.wall).saturating_sub(running);
+        (gap > MIN_SUSPENSION).then_some(gap)
+    }
+}
+
+/// Removes everything that has expired.
+pub(crate) fn remove_expired(state: &Arc<ServerState>) {
+    let now = now();
+    report_silent_sessions(state);
+    let mut store = state.store();
+    let oldest = now.saturating_sub(micros(state.options.timeouts.result_retention));
+    let stale: Vec<RequestId> = store
+        .requests
+        .values()
+        .filter(|entry| entry.finished_at().is_some_and(|at| at <= oldest))
+        // A custom loss is used for as long as its session is open.
+        .filter(|entry| {
+            entry.row.kind != RequestKind::CreateCustomLoss
+                || store.sessions.get(&entry.row.session).is_none_or(|s| s.row.end.is_some())
+        })
+        .map(|entry| entry.row.id.clone())
+        .collect();
+    store.remove_results(stale);
+    let expired: Vec<TinkerPath> = store
+        .checkpoints
+        .values()
+        .filter(|entry| entry.row.is_expired())
+        .map(|entry| entry.row.path.clone())
+        .collect();
+    for path in expired {
+        store.put_unconfirmed(Record::CheckpointDeleted { path });
+    }
+    let retention = state.options.timeouts.ended_session_retention;
+    if !retention.is_zero() {
+        let ids = store.removable_sessions(now.saturating_sub(micros(retention)));
+        if !ids.is_empty() {
+            store.put_unconfirmed(Record::SessionsRemoved { ids });
+        }
+    }
+    store.compact_payloads(state.options.limits.payload_bytes);
+    drop(store);
+    let instant = std::time::Instant::now();
+    state.downloads().retain(|_, grant| grant.expires > instant);
+    remove_folders(state);
+}
+
+/// Reports silent sessions to the worker, which saves their models before it ends them.
+fn report_silent_sessions(state: &Arc<ServerState>) {
+    let Some(deadline) = silence_deadline(state) else { return };
+    let silent: Vec<SessionId> = {
+        let store = state.store();
+        let open = store.sessions.values().filter(|entry| entry.row.end.is_none());
+        open.filter(|entry| entry.last_used <= deadline).map(|entry| entry.row.id.clone()).collect()
+    };
+    if !silent.is_empty() {
+        state.queue.report_silent(silent);
+    }
+}
+
+/// Returns whether an open session has sent nothing within the session timeout.
+pub(crate) fn is_silent(state: &ServerState, id: &SessionId) -> bool {
+    let Some(deadline) = silence_deadline(state) else { return false };
+    state.store().open_session(id).is_some_and(|entry| entry.last_used <= deadline)
+}
+
+/// Returns the time before which a session's last request makes it silent; `None` if sessions do
+/// not expire.
+fn silence_deadline(state: &ServerState) -> Option<UnixMicros> {
+    let timeout = state.options.timeouts.session_expiry;
+    (!timeout.is_zero()).then(|| now().saturating_sub(micros(timeout)))
+}
+
+/// Ends sessions. Once the change is durable, their queued requests fail and their models leave
+/// memory; then `on_written` runs.
+pub(crate) fn end_sessions(
+    state: &Arc<ServerState>,
+    guard: OwnedMutexGuard<()>,
+    sessions: Vec<(SessionId, SessionEnd)>,
+    on_written: WriteCallback,
+) {
+    let mut store = state.store();
+    let mut records = Vec::new();
+    for (id, end) in sessions {
+        if let Some(entry) = store.open_session(&id) {
+            let (end, ended_at) = (Some(end), Some(now()));
+            records.push(Record::Session(SessionRecord { end, ended_at, ..entry.row.clone() }));
+        }
+    }
+    if records.is_empty() {
+        drop(store);
+        return on_written(Ok(()));
+    }
+    let callback_state = Arc::clone(state);
+    store.write_then_apply(records, move |records| {
+        Box::new(move |written| {
+            if written.is_ok() {
+                let mut store = callback_state.store();
+                for record in &records {
+                    let Record::Session(SessionRecord { id, end: Some(end), .. }) = record else {
+                        continue;
+                    };
+                    fail_queued(&callback_state, &mut store, id, end);
+                }
+                store.apply_all(records);
+            }
+            drop(guard);
+            on_written(written);
+        })
+    });
+}
+
+fn fail_queued(state: &Arc<ServerState>, store: &mut Store, id: &SessionId, end: &SessionEnd) {
+    let message = match end {
+        SessionEnd::Finished(_) => "the client finished the session",
+        SessionEnd::Expired => "session expired: no heartbeat or request from its client",
+    };
+    let models: Vec<ModelId> = store.runs_of(id).map(|run| run.id.clone()).collect();
+    for model in models {
+        for request in state.queue.drop_model(&model) {
+            let failed = Outcome::failed(FailureCategory::User, message);
+            record_outcome(state, store, &request, failed);
+        }
+    }
+}
+
+/// Removes folders without a reference: old snapshots, deleted checkpoints, unfinished saves.
+fn remove_folders(state: &ServerState) {
+    let Ok(entries) = std::fs::read_dir(&state.weights_dir) else { return };
+    let names: Vec<String> =
+        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    let (sender, written) = std::sync::mpsc::channel();
+    // Read the references after listing the folders: a folder created in between is not in the
+    // list, so it cannot be removed by mistake.
+    let mut referenced: HashSet<String> = {
+        let mut store = state.store();
+        if store.has_unfinished_loads() {
+            return;
+        }
+        store.disk.barrier(Box::new(move |written| drop(sender.send(written))));
+        store.folders()
+    };
+    // A crash reverts changes that are not durable, and the old folders would be needed again.
+    if !matches!(written.recv(), Ok(Ok(()))) {
+        return;
+    }
+    // A deletion whose write failed meanwhile was rolled back.
+    referenced.extend(state.store().folders());
+    // A folder being written has a temporary name that starts with its final name, after an
+    // optional dot.
+    let is_temporary = |name: &str| {
+        let inner = name.strip_prefix('.').unwrap_or(name);
+        referenced.iter().any(|folder| inner.starts_with(folder.as_str()))
+    };
+    for name in names.iter().filter(|name| !referenced.contains(*name) && !is_temporary(name)) {
+        // A folder that cannot be removed now is tried again at the next interval.
+        let _ = std::fs::remove_dir_all(state.weights_dir.join(name));
+    }
+}
+
+fn micros(duration: Duration) -> UnixMicros {
+    UnixMicros::try_from(duration.as_micros()).unwrap_or(UnixMicros::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_time_that_the_monotonic_clock_missed_is_a_suspension() {
+        let before = ClockReading::now();
+        let after = |wall: UnixMicros, ran: u64| ClockReading {
+            wall: before.wall + wall,
+            monotonic: before.monotonic + Duration::from_secs(ran),
+        };
+        assert_eq!(after(3_600_000_000, 30).suspension_since(before), Some(3_570_000_000));
+        // Running all the time, or the wall clock was set back.
+        assert_eq!(after(3_600_000_000, 3_600).suspension_since(before), None);
+        assert_eq!(after(-3_600_000_000, 30).suspension_since(before), None);
+    }
+}

@@ -1,0 +1,190 @@
+//! Operations: validated requests in the form in which the worker executes them.
+
+use std::sync::Arc;
+
+use tinkex_autodiff::LossProgram;
+use tinkex_engine::loss::{Loss, UnverifiedLosses};
+use tinkex_engine::optim::{AdamParams, DimuonParams, StepParams};
+use tinkex_engine::sample::SampleRequest;
+use tinkex_wire::{
+    ForwardBackward, LossConfig, LossFn, LossId, LossSetting, Metadata, PassMode, ModelId, OptimParams,
+    RequestId, SamplerId, TensorData, TinkerPath,
+};
+
+use crate::error::ServerError;
+use crate::models::BaseModels;
+use crate::store::{FailureCategory, RunRecord, Store};
+use crate::training_data::TrainingData;
+
+/// An admitted request that waits for the worker.
+pub(crate) struct QueuedRequest {
+    pub(crate) id: RequestId,
+    /// Memory that the request holds, in bytes.
+    pub(crate) bytes: usize,
+    pub(crate) operation: Operation,
+}
+
+/// What the worker does for a request.
+pub(crate) enum Operation {
+    /// Runs an operation on a model, in order of sequence numbers.
+    Model { model: ModelId, seq: u64, operation: ModelOperation },
+    /// Draws samples, in any order.
+    Sample(Box<QueuedSample>),
+}
+
+impl Operation {
+    /// Memory that the operation holds or will allocate beyond the request body, in bytes.
+    pub(crate) fn extra_bytes(&self) -> usize {
+        match self {
+            Self::Model { operation: ModelOperation::Pass(pass), .. } => pass.data.extra_bytes(),
+            Self::Model { .. } => 0,
+            Self::Sample(sample) => sample.extra_bytes,
+        }
+    }
+}
+
+/// An operation on a model.
+pub(crate) enum ModelOperation {
+    /// Creates the model.
+    Create,
+    /// Runs training data through the model.
+    Pass(Box<TrainingPass>),
+    /// Applies the accumulated gradients.
+    OptimStep(StepParams),
+    /// Saves a checkpoint.
+    Save(Box<CheckpointSave>),
+    /// Saves weights for a new sampling session that has no checkpoint path.
+    SaveForSampler(SamplerId),
+    /// Loads a checkpoint into the model. `creates` is true if this creates the model.
+    Load { folder: String, path: TinkerPath, optimizer: bool, creates: bool },
+    /// Fails with this message, in sequence. Used for stored requests that cannot be decoded or
+    /// validated after a restart.
+    Fail(FailureCategory, String),
+}
+
+impl ModelOperation {
+    /// Returns the operation's name for log events.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Fail(..) => "request",
+            Self::Create => "create_model",
+            Self::Pass(pass) if pass.mode == PassMode::Forward => "forward",
+            Self::Pass(_) => "forward_backward",
+            Self::OptimStep(_) => "optim_step",
+            Self::Save(_) => "save",
+            Self::SaveForSampler(_) => "save_for_sampler",
+            Self::Load { .. } => "load",
+        }
+    }
+}
+
+/// A forward or forward-backward pass.
+pub(crate) struct TrainingPass {
+    pub(crate) data: TrainingData,
+    pub(crate) mode: PassMode,
+}
+
+/// Loss that a pass computes.
+pub(crate) enum PassObjective {
+    Loss(Loss),
+    Graph(Arc<LossProgram>),
+}
+
+/// A checkpoint to save.
+pub(crate) struct CheckpointSave {
+    pub(crate) path: TinkerPath,
+    pub(crate) overwrite: bool,
+    pub(crate) ttl_seconds: Option<u64>,
+    pub(crate) user_metadata: Option<Metadata>,
+}
+
+/// Samples to draw.
+pub(crate) struct QueuedSample {
+    pub(crate) sampler: SamplerId,
+    pub(crate) request: SampleRequest,
+    /// The requested targets. Their layout, dense or sparse, is the layout of the result.
+    pub(crate) targets: Option<TensorData>,
+    /// Memory of the tables of prompt log-probabilities, in bytes.
+    pub(crate) extra_bytes: usize,
+}
+
+impl PassObjective {
+    /// Resolves the loss of a request, looking up custom losses of the run's session.
+    pub(crate) fn resolve(
+        store: &Store,
+        run: &RunRecord,
+        request: &ForwardBackward,
+    ) -> Result<Self, ServerError> {
+        let config = &request.loss_fn_config;
+        if request.loss_fn == LossFn::Custom {
+            let Some(id) = config.text(LossConfig::LOSS_ID) else {
+                return Err(ServerError::invalid(
+                    "loss_fn_config.loss_id: required for loss_fn custom",
+                ));
+            };
+            let owned = id.starts_with(&format!("{}:loss:", run.session));
+            let graph = store.losses.get(&LossId::from(id)).filter(|_| owned);
+            let graph = graph.ok_or_else(|| {
+                ServerError::invalid(format!(
+                    "loss_fn_config.loss_id: session {} has no custom loss {id:?}",
+                    run.session
+                ))
+            })?;
+            return Ok(Self::Graph(Arc::clone(graph)));
+        }
+        let mut settings = Vec::new();
+        for (name, setting) in config.iter() {
+            match setting {
+                LossSetting::Number(number) => settings.push((name, *number)),
+                LossSetting::Text(_) => {
+                    return Err(ServerError::invalid(format!(
+                        "loss_fn_config.{name}: expected a number, got a string"
+                    )));
+                }
+            }
+        }
+        Ok(Self::Loss(Loss::parse(
+            request.loss_fn.as_str(),
+            &settings,
+            UnverifiedLosses::Reject,
+        )?))
+    }
+}
+
+impl TrainingPass {
+    /// Validates the data of a request against the run's base model.
+    pub(crate) fn new(
+        models: &BaseModels,
+        run: &RunRecord,
+        objective: PassObjective,
+        request: &ForwardBackward,
+    ) -> Result<Self, ServerError> {
+        let base = models.require(&run.base_model)?;
+        let data = TrainingData::new(&request.data, objective, &base.config)?;
+        Ok(Self { data, mode: request.mode })
+    }
+}
+
+/// Converts optimizer parameters to the engine's form.
+pub(crate) fn step_params(params: &OptimParams) -> Result<StepParams, ServerError> {
+    Ok(match params {
+        OptimParams::Adam(adam) => StepParams::Adam(AdamParams {
+            learning_rate: adam.learning_rate,
+            beta1: adam.beta1,
+            beta2: adam.beta2,
+            eps: adam.eps,
+            weight_decay: adam.weight_decay,
+            grad_clip_norm: adam.grad_clip_norm,
+        }),
+        OptimParams::Dimuon(dimuon) => StepParams::Dimuon(DimuonParams {
+            learning_rate: dimuon.learning_rate,
+            beta1: dimuon.beta1,
+            grad_clip_norm: dimuon.grad_clip_norm,
+        }),
+        _ => {
+            return Err(ServerError::invalid(
+                "optim_params: unsupported optimizer; this server supports adamw and dimuon",
+            ));
+        }
+    })
+}

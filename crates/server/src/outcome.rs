@@ -1,0 +1,170 @@
+//! Persists the outcome of a finished request, then publishes it to pollers.
+//!
+//! The order matters: a client may act on a result, for example delete its copy of the data, so the
+//! result must survive a crash before any client can read it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::Serialize;
+use tinkex_engine::ErrorKind;
+use tinkex_wire::RequestId;
+
+use crate::log;
+use crate::state::ServerState;
+use crate::store::{FailureCategory, Record, ResultKind, ResultRecord, Store, UsageKey, now};
+
+/// Outcome of a request, with the changes that must be committed together with it.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) result: ResultKind,
+    /// Encoded result; empty for failures.
+    pub(crate) payload: Bytes,
+    /// Whether model weights, gradients or optimizer state changed. Makes the worker consider a
+    /// snapshot.
+    pub(crate) model_changed: bool,
+    /// Amounts to add to the hourly usage counters.
+    pub(crate) usage: Vec<(UsageKey, u64)>,
+    /// Records to write in the same transaction, for example the checkpoint that a save created.
+    pub(crate) records: Vec<Record>,
+}
+
+impl Outcome {
+    fn new(result: ResultKind, payload: Bytes) -> Self {
+        Self { result, payload, model_changed: false, usage: Vec::new(), records: Vec::new() }
+    }
+
+    /// Creates a successful outcome with a JSON result.
+    pub(crate) fn json(value: &impl Serialize) -> Self {
+        match serde_json::to_vec(value) {
+            Ok(payload) => Self::new(ResultKind::Json, payload.into()),
+            Err(error) => Self::failed(
+                FailureCategory::Server,
+                format!("cannot encode the result as JSON: {error}"),
+            ),
+        }
+    }
+
+    /// Creates a successful outcome with an encoded protobuf result.
+    pub(crate) fn proto(payload: Bytes) -> Self {
+        Self::new(ResultKind::Proto, payload)
+    }
+
+    pub(crate) fn failed(category: FailureCategory, error: impl Into<String>) -> Self {
+        Self::new(ResultKind::Failed { error: error.into(), category }, Bytes::new())
+    }
+
+    pub(crate) fn cancelled() -> Self {
+        Self::failed(FailureCategory::User, "the client cancelled the request")
+    }
+
+    /// Marks the outcome as having modified model state, so that the worker considers a snapshot.
+    pub(crate) fn with_model_changed(mut self) -> Self {
+        self.model_changed = true;
+        self
+    }
+
+    /// Adds a record to commit together with the result.
+    pub(crate) fn with_record(mut self, record: Record) -> Self {
+        self.records.push(record);
+        self
+    }
+
+    /// Sets the usage to add to the hourly counters.
+    pub(crate) fn with_usage(mut self, usage: Vec<(UsageKey, u64)>) -> Self {
+        self.usage = usage;
+        self
+    }
+
+    /// Replaces a result of more than `limit` bytes by a failure. Changes to the model, usage and
+    /// records are kept, because they have already happened.
+    fn limited_to(self, limit: usize) -> Self {
+        let size = self.payload.len();
+        if size <= limit {
+            return self;
+        }
+        let error = format!(
+            "result is {} MiB, the limit is {} MiB; request fewer samples or tokens at once",
+            size.div_ceil(1 << 20),
+            limit >> 20
+        );
+        let result = ResultKind::Failed { error, category: FailureCategory::User };
+        Self { result, payload: Bytes::new(), ..self }
+    }
+}
+
+impl From<tinkex_engine::Error> for Outcome {
+    fn from(error: tinkex_engine::Error) -> Self {
+        let category = match error.kind() {
+            ErrorKind::Input | ErrorKind::Numeric => FailureCategory::User,
+            _ => FailureCategory::Server,
+        };
+        let source = std::error::Error::source(&error).map(|source| format!(": {source}"));
+        let message = match &error {
+            tinkex_engine::Error::Io { .. } => format!("{error}{}", source.unwrap_or_default()),
+            // The messages of the other variants already include their source.
+            _ => error.to_string(),
+        };
+        Self::failed(category, message)
+    }
+}
+
+/// Maximum size of a result in bytes. The payload file accepts twice as much.
+const MAX_RESULT_BYTES: usize = 512 << 20;
+
+/// Queues `outcome` for writing and publishes it once the transaction is durable.
+///
+/// If the write fails the server is shutting down; the request has no stored outcome and is
+/// executed again after the next start.
+pub(crate) fn record_outcome(
+    state: &Arc<ServerState>,
+    store: &mut Store,
+    id: &RequestId,
+    outcome: Outcome,
+) {
+    let Outcome { result, payload, model_changed, usage, records } =
+        outcome.limited_to(MAX_RESULT_BYTES);
+    state.metrics.requests.add(1);
+    if matches!(result, ResultKind::Failed { .. }) {
+        state.metrics.failed_requests.add(1);
+    }
+    let Some(request) = store.requests.get(id).map(|entry| Arc::clone(&entry.row)) else { return };
+    let (number, size, at) = (store.disk.next_number(), payload.len(), now());
+    let record =
+        ResultRecord { request, number, size, result: result.clone(), model_changed, at, usage };
+    let (state, id, published) = (Arc::clone(state), id.clone(), payload.clone());
+    let on_written = Box::new(move |written: std::io::Result<()>| {
+        if let Err(error) = written {
+            tracing::warn!(target: log::STORAGE, request_id = %id, %error, "result was not persisted");
+        }
+        state.store().publish(&id, result, published, number);
+    });
+    store.record_result(record, records, payload, on_written);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_oversized_result_fails_and_keeps_the_model_change() {
+        let outcome = || Outcome::proto(Bytes::from_static(b"12345")).with_model_changed();
+        assert_eq!(outcome().limited_to(5).payload, "12345");
+        let failed = outcome().limited_to(4);
+        assert!(matches!(
+            &failed.result,
+            ResultKind::Failed { category: FailureCategory::User, .. }
+        ));
+        assert!(failed.payload.is_empty() && failed.model_changed);
+    }
+
+    #[test]
+    fn the_size_error_names_both_sizes() {
+        let failed = Outcome::proto(vec![0; 3 << 20].into()).limited_to(1 << 20);
+        let ResultKind::Failed { error, .. } = failed.result else { panic!("it fits") };
+        assert_eq!(
+            error,
+            "result is 3 MiB, the limit is 1 MiB; request fewer samples or tokens at once"
+        );
+    }
+}

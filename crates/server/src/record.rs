@@ -1,0 +1,270 @@
+//! Records: the database rows that describe the server's durable state.
+//!
+//! Each record replaces the stored row with the same id. The JSON form of the structs is the
+//! on-disk format: a field or variant that is renamed here must keep its stored name with
+//! `#[serde(rename)]`.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tinkex_wire::{
+    ErrorCategory, FinishDetails, JsonObject, LossId, Metadata, ModelId, OptimizerConfig,
+    RequestId, SamplerId, SessionId, TinkerPath,
+};
+
+/// Microseconds since the Unix epoch.
+pub(crate) type UnixMicros = i64;
+
+/// One change to the durable state.
+#[derive(Clone, Debug)]
+pub(crate) enum Record {
+    Session(SessionRecord),
+    /// Removes ended sessions from the lists.
+    SessionsRemoved {
+        ids: Vec<SessionId>,
+    },
+    Run(RunRecord),
+    Sampler(SamplerRecord),
+    Checkpoint(CheckpointRecord),
+    CheckpointDeleted {
+        path: TinkerPath,
+    },
+    /// An admitted request.
+    Request(Arc<RequestRecord>),
+    /// The result of an admitted request.
+    Result(ResultRecord),
+    /// Removes requests whose results were acknowledged or have expired.
+    RequestsRemoved {
+        ids: Vec<RequestId>,
+    },
+}
+
+/// A client session.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SessionRecord {
+    pub(crate) id: SessionId,
+    pub(crate) created_at: UnixMicros,
+    pub(crate) tags: Vec<String>,
+    pub(crate) user_metadata: Option<JsonObject>,
+    pub(crate) project_id: Option<String>,
+    pub(crate) display_name: Option<String>,
+    /// How the session ended; `None` while it is open.
+    pub(crate) end: Option<SessionEnd>,
+    pub(crate) ended_at: Option<UnixMicros>,
+}
+
+/// How a session ended.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum SessionEnd {
+    /// The client finished it.
+    Finished(FinishDetails),
+    /// No request or heartbeat arrived within the session timeout.
+    Expired,
+}
+
+/// A model and its training run, which share one id.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct RunRecord {
+    pub(crate) id: ModelId,
+    pub(crate) session: SessionId,
+    /// The client's `model_seq_id`.
+    pub(crate) number: u32,
+    pub(crate) base_model: String,
+    pub(crate) lora: LoraSettings,
+    pub(crate) optimizer: OptimizerConfig,
+    pub(crate) user_metadata: Option<JsonObject>,
+    pub(crate) created_at: UnixMicros,
+    /// Reason why the model cannot be trained; `None` if it can.
+    pub(crate) closed: Option<String>,
+    /// Latest recovery point.
+    pub(crate) snapshot: Option<SnapshotRecord>,
+    /// Sequence number of the last executed request. Stored in a column of its own because it
+    /// changes with every request.
+    #[serde(skip)]
+    pub(crate) last_seq: Option<u64>,
+    /// Project that the run was copied into; `None` for a run that was trained here.
+    pub(crate) project_id: Option<String>,
+}
+
+/// Everything that determines the initial state of an adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LoraSettings {
+    pub(crate) rank: u32,
+    pub(crate) seed: u64,
+    pub(crate) train_unembed: bool,
+    pub(crate) train_mlp: bool,
+    pub(crate) train_attn: bool,
+}
+
+/// A model's saved state after request `seq`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SnapshotRecord {
+    pub(crate) seq: u64,
+    /// Name of its folder under `weights/`.
+    pub(crate) folder: String,
+}
+
+/// A sampling session: fixed weights to sample from.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SamplerRecord {
+    pub(crate) id: SamplerId,
+    pub(crate) session: SessionId,
+    pub(crate) base_model: String,
+    pub(crate) model_path: Option<String>,
+    /// Folder of the adapter under `weights/`; `None` samples from the base model.
+    pub(crate) folder: Option<String>,
+    /// Number of clients that have joined, the creator included.
+    pub(crate) clients: u64,
+}
+
+/// A user-visible checkpoint.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct CheckpointRecord {
+    pub(crate) path: TinkerPath,
+    /// Name of its folder under `weights/`.
+    pub(crate) folder: String,
+    /// The request that created it; `None` for a copy or an autosave.
+    pub(crate) request: Option<RequestId>,
+    /// Sequence number of the saved state; `None` for a copy.
+    pub(crate) seq: Option<u64>,
+    pub(crate) created_at: UnixMicros,
+    pub(crate) expires_at: Option<UnixMicros>,
+    pub(crate) size_bytes: u64,
+    pub(crate) public: bool,
+    pub(crate) user_metadata: Option<Metadata>,
+    pub(crate) base_model: String,
+    pub(crate) lora: LoraSettings,
+    pub(crate) optimizer: OptimizerConfig,
+}
+
+/// Kind of a request that returns a future.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum RequestKind {
+    CreateModel,
+    ForwardBackward,
+    OptimStep,
+    SaveWeights,
+    SaveWeightsForSampler,
+    SaveWeightsExternal,
+    LoadWeights,
+    CreateCustomLoss,
+    Sample,
+}
+
+/// Scope within which sequence numbers are unique.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum SequenceScope {
+    /// Requests of a model, executed by sequence number; its creation is number 0.
+    Model(ModelId),
+    /// Samples of a sampling session, executed in any order.
+    Sampler(SamplerId),
+    /// Custom losses of a session.
+    #[serde(rename = "losses")]
+    CustomLosses(SessionId),
+}
+
+/// An admitted request.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct RequestRecord {
+    /// Number of the payload with the request body. Numbers increase in order of admission.
+    #[serde(skip)]
+    pub(crate) number: u64,
+    pub(crate) id: RequestId,
+    pub(crate) kind: RequestKind,
+    pub(crate) session: SessionId,
+    #[serde(rename = "line")]
+    pub(crate) scope: SequenceScope,
+    pub(crate) seq: u64,
+    /// Digest of the body. A retry has the same digest; another request under the same sequence
+    /// number has not.
+    pub(crate) digest: String,
+    /// Random seed chosen at admission, so that executing the request again gives the same result.
+    pub(crate) seed: u64,
+    /// Number of samples requested; 0 for other kinds of requests.
+    pub(crate) samples: u32,
+    pub(crate) at: UnixMicros,
+}
+
+/// Result of a request.
+#[derive(Clone, Debug)]
+pub(crate) struct ResultRecord {
+    pub(crate) request: Arc<RequestRecord>,
+    /// Number of the payload with the encoded result.
+    pub(crate) number: u64,
+    /// Size of that payload in bytes.
+    pub(crate) size: usize,
+    pub(crate) result: ResultKind,
+    /// Whether the request modified the model. Restoring the model from an older snapshot then
+    /// requires executing it again.
+    pub(crate) model_changed: bool,
+    pub(crate) at: UnixMicros,
+    pub(crate) usage: Vec<(UsageKey, u64)>,
+}
+
+/// A request that modified a model after its last snapshot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChangeRecord {
+    pub(crate) kind: RequestKind,
+    /// Number of the payload with the request body.
+    pub(crate) body: u64,
+}
+
+/// Encoding of a result, or the failure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ResultKind {
+    Json,
+    Proto,
+    Failed { error: String, category: FailureCategory },
+}
+
+/// Whether the request or the server caused a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum FailureCategory {
+    User,
+    Server,
+}
+
+impl From<FailureCategory> for ErrorCategory {
+    fn from(category: FailureCategory) -> Self {
+        match category {
+            FailureCategory::User => Self::User,
+            FailureCategory::Server => Self::Server,
+        }
+    }
+}
+
+/// Key of an hourly usage counter.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct UsageKey {
+    /// Hours since the Unix epoch.
+    pub(crate) hour: i64,
+    pub(crate) session: SessionId,
+    pub(crate) base_model: String,
+    pub(crate) meter: UsageMeter,
+}
+
+/// Quantity that a usage counter counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum UsageMeter {
+    /// Tokens trained on.
+    Training,
+    /// Prompt tokens computed.
+    Prefill,
+    /// Prompt tokens found in the prefix cache.
+    CachedPrefill,
+    /// Tokens sampled.
+    Sampled,
+    /// Checkpoints saved.
+    Checkpoints,
+}
+
+/// Returns the id of a session's custom loss with sequence number `seq`.
+pub(crate) fn loss_id(session: &SessionId, seq: u64) -> LossId {
+    format!("{session}:loss:{seq}").into()
+}

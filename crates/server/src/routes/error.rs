@@ -1,0 +1,131 @@
+//! [`HttpError`]: the only mapping from errors to status codes, headers and bodies.
+//!
+//! Clients retry after 408, 409, 429 and every 5xx status. Those are used only for conditions that
+//! can change; an invalid request gets another 4xx status, also if a name is already in use.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::HeaderName;
+use http::{Response, StatusCode};
+use tinkex_wire::codec::json;
+use tinkex_wire::{DecodeError, ErrorBody, InvalidInput, JSON, header};
+
+use super::{ResponseBody, respond};
+use crate::error::ServerError;
+
+/// Time after which a client retries a request that the disk did not accept.
+const STORAGE_RETRY: Duration = Duration::from_millis(500);
+
+/// An error response.
+#[derive(Debug)]
+pub(crate) struct HttpError {
+    pub(super) status: StatusCode,
+    pub(super) detail: String,
+    retry_after: Option<Duration>,
+}
+
+impl HttpError {
+    fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        Self { status, detail: detail.into(), retry_after: None }
+    }
+
+    pub(super) fn unauthorized() -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "invalid API key in x-api-key")
+    }
+
+    pub(super) fn method_not_allowed(detail: String) -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, detail)
+    }
+
+    pub(super) fn body_timeout(timeout: Duration) -> Self {
+        let detail = format!("the body did not arrive within {} s", timeout.as_secs_f64());
+        Self::new(StatusCode::REQUEST_TIMEOUT, detail)
+    }
+
+    pub(super) fn unsupported_encoding() -> Self {
+        let detail = "content-encoding: not supported; use zstd or identity";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, detail)
+    }
+
+    pub(super) fn into_response(self) -> Response<ResponseBody> {
+        let body = json::encode(&ErrorBody::new(self.detail));
+        let body = body.unwrap_or_else(|_| Bytes::from_static(b"{\"detail\":\"?\"}"));
+        let mut response = respond(JSON, body);
+        *response.status_mut() = self.status;
+        if let Some(after) = self.retry_after {
+            let millis = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
+            let name = HeaderName::from_static(header::RETRY_AFTER_MS);
+            response.headers_mut().insert(name, millis.into());
+        }
+        response
+    }
+}
+
+impl From<ServerError> for HttpError {
+    fn from(error: ServerError) -> Self {
+        let (status, retry_after) = match &error {
+            ServerError::Invalid(_) => (StatusCode::BAD_REQUEST, None),
+            ServerError::Malformed(_) => (StatusCode::UNPROCESSABLE_ENTITY, None),
+            ServerError::NotFound(_) => (StatusCode::NOT_FOUND, None),
+            ServerError::Gone(_) => (StatusCode::GONE, None),
+            ServerError::Forbidden(_) => (StatusCode::FORBIDDEN, None),
+            ServerError::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, None),
+            ServerError::Busy { retry_after, .. } => {
+                (StatusCode::TOO_MANY_REQUESTS, Some(*retry_after))
+            }
+            ServerError::StorageUnavailable(_) => {
+                (StatusCode::SERVICE_UNAVAILABLE, Some(STORAGE_RETRY))
+            }
+            ServerError::Unavailable(_) => (StatusCode::SERVICE_UNAVAILABLE, None),
+            ServerError::Internal(_) => (StatusCode::INTERNAL_SERVER_ERROR, None),
+        };
+        Self { status, detail: error.to_string(), retry_after }
+    }
+}
+
+impl From<DecodeError> for HttpError {
+    fn from(error: DecodeError) -> Self {
+        ServerError::from(error).into()
+    }
+}
+
+impl From<InvalidInput> for HttpError {
+    fn from(error: InvalidInput) -> Self {
+        ServerError::from(error).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_permanent_error_has_a_status_that_clients_do_not_retry() {
+        let text = || "x".to_owned();
+        for error in [
+            ServerError::Invalid(text()),
+            ServerError::Malformed(text()),
+            ServerError::NotFound(text()),
+            ServerError::Gone(text()),
+            ServerError::Forbidden(text()),
+            ServerError::TooLarge(text()),
+            ServerError::busy(text()),
+            ServerError::StorageUnavailable(text()),
+            ServerError::Unavailable(text()),
+            ServerError::Internal(text()),
+        ] {
+            let permanent = error.is_permanent();
+            let status = HttpError::from(error).status;
+            let retried = status.is_server_error() || matches!(status.as_u16(), 408 | 409 | 429);
+            assert_eq!(permanent, !retried, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_busy_response_says_when_to_retry() {
+        let response = HttpError::from(ServerError::busy("queue is full")).into_response();
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(response.headers()[header::RETRY_AFTER_MS], "1000");
+    }
+}
