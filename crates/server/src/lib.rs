@@ -98,7 +98,8 @@ mod tests {
         for file in files {
             let relative = file.strip_prefix(&source).unwrap();
             // This file names the crates below.
-            if relative == "lib.rs" || HTTP_MODULES.iter().any(|module| relative.starts_with(module))
+            if relative == "lib.rs"
+                || HTTP_MODULES.iter().any(|module| relative.starts_with(module))
             {
                 continue;
             }

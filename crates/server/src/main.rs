@@ -199,7 +199,8 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Arguments
 }
 
 fn read_key(option: &str, path: &str) -> Result<String, String> {
-    let text = std::fs::read_to_string(path).map_err(|error| format!("{option} {path}: {error}"))?;
+    let text =
+        std::fs::read_to_string(path).map_err(|error| format!("{option} {path}: {error}"))?;
     match text.trim() {
         "" => Err(format!("{option} {path}: the file is empty")),
         key => Ok(key.to_owned()),

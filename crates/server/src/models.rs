@@ -99,7 +99,7 @@ impl BaseModel {
     }
 
     fn built_in(tokenizer_dir: &Path) -> Result<Self, tinkex_engine::Error> {
-        let folder = 
+        let folder =
             std::path::absolute(tokenizer_dir).unwrap_or_else(|_| tokenizer_dir.to_owned());
         write_tokenizer(&folder)?;
         let (name, config) = (builtin::NAME.to_owned(), builtin::config()?);

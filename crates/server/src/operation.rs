@@ -7,8 +7,8 @@ use tinkex_engine::loss::{Loss, UnverifiedLosses};
 use tinkex_engine::optim::{AdamParams, DimuonParams, StepParams};
 use tinkex_engine::sample::SampleRequest;
 use tinkex_wire::{
-    ForwardBackward, LossConfig, LossFn, LossId, LossSetting, Metadata, PassMode, ModelId, OptimParams,
-    RequestId, SamplerId, TensorData, TinkerPath,
+    ForwardBackward, LossConfig, LossFn, LossId, LossSetting, Metadata, ModelId, OptimParams,
+    PassMode, RequestId, SamplerId, TensorData, TinkerPath,
 };
 
 use crate::error::ServerError;
@@ -143,11 +143,7 @@ impl PassObjective {
                 }
             }
         }
-        Ok(Self::Loss(Loss::parse(
-            request.loss_fn.as_str(),
-            &settings,
-            UnverifiedLosses::Reject,
-        )?))
+        Ok(Self::Loss(Loss::parse(request.loss_fn.as_str(), &settings, UnverifiedLosses::Reject)?))
     }
 }
 

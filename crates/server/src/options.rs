@@ -47,8 +47,6 @@ pub struct ServerOptions {
     /// Starts even if accepted requests need a base model that is not available; those requests
     /// fail (default false: the start fails).
     pub drop_undone: bool,
-    /// Print a line for every finished job.
-    pub log_jobs: bool,
     /// Memory and queue limits.
     pub limits: ServerLimits,
     /// Timeouts and intervals.
@@ -140,7 +138,6 @@ impl ServerOptions {
             efficient_protocol: true,
             autosave_on_expiry: true,
             drop_undone: false,
-            log_jobs: false,
             limits: ServerLimits::default(),
             timeouts: ServerTimeouts::default(),
         }

@@ -44,7 +44,10 @@ impl TrainingData {
         let mut remaining = MAX_SPARSE_ELEMENTS;
         for (i, datum) in data.iter().enumerate() {
             let Some(tokens) = datum.model_input().to_tokens() else {
-                return Err(unsupported_chunk(&format!("data[{i}].model_input"), datum.model_input()));
+                return Err(unsupported_chunk(
+                    &format!("data[{i}].model_input"),
+                    datum.model_input(),
+                ));
             };
             let owned = OwnedDatum::new(datum, tokens, graph, &mut remaining);
             let owned = owned.map_err(|error| error.in_datum(i))?;
@@ -121,7 +124,8 @@ const OUTPUT_TYPE: &str = "TorchLossReturn";
 
 /// Returns the error for a model input in which not every chunk is text.
 pub(crate) fn unsupported_chunk(field: &str, input: &tinkex_wire::ModelInput) -> ServerError {
-    let kind = input.chunks.iter().map(tinkex_wire::InputChunk::kind).find(|kind| *kind != "encoded_text");
+    let kind =
+        input.chunks.iter().map(tinkex_wire::InputChunk::kind).find(|kind| *kind != "encoded_text");
     let kind = kind.unwrap_or("unknown");
     ServerError::invalid(format!("{field}: chunk type {kind} is not supported by this server"))
 }

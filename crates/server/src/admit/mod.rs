@@ -310,8 +310,9 @@ pub(crate) fn readmit(state: &Arc<ServerState>, unfinished: UnfinishedRequest) {
     let UnfinishedRequest { row, body } = unfinished;
     let bytes = body.as_ref().map_or(0, Bytes::len);
     let next = match body {
-        Ok(body) => restore(state, &row, &body)
-            .map_err(|error| (FailureCategory::User, error.to_string())),
+        Ok(body) => {
+            restore(state, &row, &body).map_err(|error| (FailureCategory::User, error.to_string()))
+        }
         Err(error) => {
             tracing::warn!(
                 target: log::STORAGE,
@@ -391,9 +392,9 @@ pub(crate) fn restore_losses(state: &ServerState) {
 pub(crate) fn require_session(store: &Store, id: &SessionId) -> Result<(), ServerError> {
     match store.sessions.get(id) {
         None => Err(ServerError::not_found(format!("session {id} does not exist"))),
-        Some(entry) if entry.row.end.is_some() => Err(ServerError::forbidden(format!(
-            "session {id} has ended; create a new session"
-        ))),
+        Some(entry) if entry.row.end.is_some() => {
+            Err(ServerError::forbidden(format!("session {id} has ended; create a new session")))
+        }
         Some(_) => Ok(()),
     }
 }

@@ -81,8 +81,8 @@ fn submit_unnamed_save(
     let digest = digest::of_bytes(&json::encode(&without_number)?);
     let sampler = SamplerId::in_session(&run.session, sampler_seq);
     let sequence = store.sequences.get(&SequenceScope::Model(run.id.clone()));
-    let is_retry = seq
-        .is_some_and(|seq| sequence.is_some_and(|sequence| sequence.contains_key(&seq)));
+    let is_retry =
+        seq.is_some_and(|seq| sequence.is_some_and(|sequence| sequence.contains_key(&seq)));
     if !is_retry && store.samplers.contains_key(&sampler) {
         return Err(ServerError::invalid(format!(
             "sampling_session_seq_id: sampling session {sampler} already exists"
@@ -400,8 +400,7 @@ fn no_checkpoint(path: &TinkerPath) -> ServerError {
 /// Checks a checkpoint name, which becomes part of a path: letters, digits, `.`, `_` and `-`.
 fn validate_name(name: &str) -> Result<(), ServerError> {
     let allowed = |c: u8| c.is_ascii_alphanumeric() || b"._-".contains(&c);
-    if (1..=128).contains(&name.len()) && name.bytes().all(allowed) && !matches!(name, "." | "..")
-    {
+    if (1..=128).contains(&name.len()) && name.bytes().all(allowed) && !matches!(name, "." | "..") {
         return Ok(());
     }
     let shown: String = name.chars().take(150).collect();

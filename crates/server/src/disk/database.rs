@@ -16,7 +16,8 @@ use serde::de::DeserializeOwned;
 use tinkex_wire::ModelId;
 
 use crate::record::{
-    ResultKind, ChangeRecord, CheckpointRecord, ResultRecord, Record, SequenceScope, UnixMicros, RequestRecord, RunRecord, SamplerRecord, SessionRecord, UsageKey,
+    ChangeRecord, CheckpointRecord, Record, RequestRecord, ResultKind, ResultRecord, RunRecord,
+    SamplerRecord, SequenceScope, SessionRecord, UnixMicros, UsageKey,
 };
 
 const SCHEMA: &str = include_str!("schema.sql");
@@ -198,9 +199,10 @@ impl Database {
             })
         };
         rows().map_err(|error| match error {
-            rusqlite::Error::FromSqlConversionFailure(..) => {
-                io::Error::new(io::ErrorKind::InvalidData, format!("cannot read a stored record: {error}"))
-            }
+            rusqlite::Error::FromSqlConversionFailure(..) => io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("cannot read a stored record: {error}"),
+            ),
             error => to_io_error(error),
         })
     }
@@ -223,7 +225,9 @@ impl Database {
         #[cfg(test)]
         {
             let max_pages = self.max_pages.load(std::sync::atomic::Ordering::Relaxed);
-            self.connection.pragma_update(None, "max_page_count", max_pages).map_err(to_io_error)?;
+            self.connection
+                .pragma_update(None, "max_page_count", max_pages)
+                .map_err(to_io_error)?;
         }
         let transaction = begin(&mut self.connection).map_err(to_io_error)?;
         put_all(&transaction, records, next).map_err(to_io_error)?;
@@ -324,7 +328,9 @@ fn put(transaction: &Transaction<'_>, record: &Record) -> rusqlite::Result<()> {
                        ON CONFLICT DO UPDATE SET fact = excluded.fact";
             run(sql, &[&row.path.to_string(), &text(row)])
         }
-        Record::CheckpointDeleted { path } => run("DELETE FROM checkpoints WHERE path = ?", &[&path.to_string()]),
+        Record::CheckpointDeleted { path } => {
+            run("DELETE FROM checkpoints WHERE path = ?", &[&path.to_string()])
+        }
         Record::Request(row) => {
             if let SequenceScope::Model(model) = &row.scope {
                 run(TOUCH_RUN, &[&model.as_str(), &row.at])?;

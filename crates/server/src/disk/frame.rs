@@ -147,6 +147,8 @@ mod tests {
             changed[at] ^= 1;
             assert_eq!(FrameHeader::read(&mut &changed[..]).unwrap(), None, "changed at {at}");
         }
-        assert!(header.matches(b"payload") && !header.matches(b"Payload") && !header.matches(b"payloa"));
+        assert!(
+            header.matches(b"payload") && !header.matches(b"Payload") && !header.matches(b"payloa")
+        );
     }
 }

@@ -5,19 +5,19 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
 
-use super::frame::{HEADER_LEN, LONGEST, MAGIC};
-use super::payloads::{BUFFER, PayloadIndex, AppendFile};
+use super::frame::{FrameHeader, HEADER_LEN, MAGIC, MAX_PAYLOAD};
+use super::payloads::{AppendFile, BUFFER, PayloadIndex};
 use super::*;
-use crate::record::{ResultKind, ResultRecord, RequestKind, SequenceScope, RequestRecord};
+use crate::record::{RequestKind, RequestRecord, ResultKind, ResultRecord, SequenceScope};
 
-/// A request whose id is `id` and whose body has number `number`.
+/// Returns a request whose body is payload `number`.
 fn request(id: &str, number: u64) -> Arc<RequestRecord> {
     Arc::new(RequestRecord {
         number,
         id: id.into(),
         kind: RequestKind::Sample,
         session: "s".into(),
-        line: SequenceScope::Sampler("s:sample:0".into()),
+        scope: SequenceScope::Sampler("s:sample:0".into()),
         seq: u64::MAX - 1,
         digest: "d".to_owned(),
         seed: u64::MAX,
@@ -26,48 +26,48 @@ fn request(id: &str, number: u64) -> Arc<RequestRecord> {
     })
 }
 
-/// Has a request written, and waits for it.
+/// Writes a request, waits for it, and returns its payload number.
 fn append(disk: &mut Disk, id: &str, body: &[u8]) -> io::Result<u64> {
-    let (sent, received) = mpsc::channel();
-    let number = disk.number();
+    let (sender, receiver) = mpsc::channel();
+    let number = disk.next_number();
     let payload = Some((number, Bytes::copy_from_slice(body)));
-    let then = Box::new(move |result| drop(sent.send(result)));
-    disk.append(vec![Record::Request(request(id, number))], payload, then);
-    received.recv().unwrap().map(|()| number)
+    let on_written = Box::new(move |result| drop(sender.send(result)));
+    disk.append(vec![Record::Request(request(id, number))], payload, on_written);
+    receiver.recv().unwrap().map(|()| number)
 }
 
-fn forget(disk: &mut Disk, ids: &[&str]) {
-    let (sent, received) = mpsc::channel();
+fn remove(disk: &mut Disk, ids: &[&str]) {
+    let (sender, receiver) = mpsc::channel();
     let ids = ids.iter().map(|id| (*id).into()).collect();
-    let then = Box::new(move |result| drop(sent.send(result)));
-    disk.append(vec![Record::RequestsRemoved { ids }], None, then);
-    received.recv().unwrap().unwrap();
+    let on_written = Box::new(move |result| drop(sender.send(result)));
+    disk.append(vec![Record::RequestsRemoved { ids }], None, on_written);
+    receiver.recv().unwrap().unwrap();
 }
 
-fn tidy(disk: &mut Disk) -> io::Result<()> {
-    let (sent, received) = mpsc::channel();
-    disk.tidy(0, Box::new(move |result| drop(sent.send(result))));
-    received.recv().unwrap()
+fn compact(disk: &mut Disk) -> io::Result<()> {
+    let (sender, receiver) = mpsc::channel();
+    disk.compact(0, Box::new(move |result| drop(sender.send(result))));
+    receiver.recv().unwrap()
 }
 
-fn ids(found: &Found) -> Vec<String> {
-    found.requests.iter().map(|(row, _)| row.id.to_string()).collect()
+fn ids(rows: &StoredRows) -> Vec<String> {
+    rows.requests.iter().map(|(row, _)| row.id.to_string()).collect()
 }
 
-/// UsageMeter is found in a folder.
-fn found(folder: &Path) -> Vec<String> {
+/// Returns the ids of the requests in a data directory.
+fn stored_ids(folder: &Path) -> Vec<String> {
     ids(&Disk::open(folder).unwrap().1)
 }
 
-fn refused(folder: &Path) -> String {
+fn open_error(folder: &Path) -> String {
     match Disk::open(folder) {
-        Ok(_) => panic!("opened"),
+        Ok(_) => panic!("the directory was opened"),
         Err(error) => error.to_string(),
     }
 }
 
 #[test]
-fn what_was_written_is_found_again() {
+fn written_requests_are_read_back() {
     let folder = tempfile::tempdir().unwrap();
     let (mut disk, found) = Disk::open(folder.path()).unwrap();
     assert!(found.requests.is_empty());
@@ -87,45 +87,45 @@ fn what_was_written_is_found_again() {
 }
 
 #[test]
-fn numbers_grow_also_when_nothing_is_left() {
+fn payload_numbers_are_never_reused() {
     let folder = tempfile::tempdir().unwrap();
     let (mut disk, _) = Disk::open(folder.path()).unwrap();
     let number = append(&mut disk, "a", b"body").unwrap();
-    forget(&mut disk, &["a"]);
-    tidy(&mut disk).unwrap();
+    remove(&mut disk, &["a"]);
+    compact(&mut disk).unwrap();
     assert_eq!(disk.payload_bytes(), MAGIC.len() as u64);
     drop(disk);
     let (mut disk, found) = Disk::open(folder.path()).unwrap();
     assert!(found.requests.is_empty());
-    assert!(disk.number() > number);
+    assert!(disk.next_number() > number);
 }
 
-/// A folder in which a crash came between the payloads and the rows.
+/// Simulates a crash after the payloads were flushed and before the rows were committed.
 #[test]
-fn a_payload_that_no_row_refers_to_does_not_exist() {
+fn a_payload_without_a_row_is_dropped() {
     let folder = tempfile::tempdir().unwrap();
     let (mut disk, _) = Disk::open(folder.path()).unwrap();
     append(&mut disk, "a", b"body").unwrap();
-    let (length, next) = (disk.payload_bytes(), disk.number());
+    let (length, next) = (disk.payload_bytes(), disk.next_number());
     drop(disk);
     let path = folder.path().join(PAYLOADS);
     let whole = std::fs::read(&path).unwrap();
     let mut more = whole.clone();
-    more.extend_from_slice(&frame::Head::of(next, b"lost").unwrap().to_bytes());
+    more.extend_from_slice(&FrameHeader::new(next, b"lost").unwrap().to_bytes());
     more.extend_from_slice(b"lost");
     for cut in whole.len()..=more.len() {
         std::fs::write(&path, &more[..cut]).unwrap();
         let (mut disk, found) = Disk::open(folder.path()).unwrap();
         assert_eq!(ids(&found), ["a"]);
         assert_eq!(disk.payload_bytes(), length);
-        assert_eq!(disk.number(), next);
+        assert_eq!(disk.next_number(), next);
         drop(disk);
         assert_eq!(std::fs::read(&path).unwrap(), whole);
     }
 }
 
 #[test]
-fn a_payload_that_is_needed_and_gone_is_told_and_nothing_is_touched() {
+fn a_missing_payload_is_an_error_and_no_file_changes() {
     let folder = tempfile::tempdir().unwrap();
     let (mut disk, _) = Disk::open(folder.path()).unwrap();
     let numbers = ["a", "b", "c"].map(|id| append(&mut disk, id, b"body").unwrap());
@@ -133,7 +133,7 @@ fn a_payload_that_is_needed_and_gone_is_told_and_nothing_is_touched() {
     let path = folder.path().join(PAYLOADS);
     let whole = std::fs::read(&path).unwrap();
     let mut broken = vec![Vec::new(), whole[..4].to_vec(), whole[..whole.len() - 1].to_vec()];
-    // Each byte of the second one's head.
+    // Damage each byte of the second header.
     let second = MAGIC.len() + HEADER_LEN + 4;
     broken.extend((second..second + HEADER_LEN).map(|at| {
         let mut bytes = whole.clone();
@@ -142,21 +142,21 @@ fn a_payload_that_is_needed_and_gone_is_told_and_nothing_is_touched() {
     }));
     for bytes in broken {
         std::fs::write(&path, &bytes).unwrap();
-        let message = refused(folder.path());
+        let message = open_error(folder.path());
         assert!(message.contains("damaged") && message.contains("backup"), "{message}");
         assert_eq!(std::fs::read(&path).unwrap(), bytes, "it stays as it was");
     }
     // UsageMeter nobody needs may be gone.
     std::fs::write(&path, &whole).unwrap();
     let (mut disk, _) = Disk::open(folder.path()).unwrap();
-    forget(&mut disk, &["c"]);
+    remove(&mut disk, &["c"]);
     drop(disk);
     std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
     let (disk, found) = Disk::open(folder.path()).unwrap();
     assert_eq!(ids(&found), ["a", "b"]);
     drop(disk);
 
-    // A payload that is there and is another one fails whoever needs it.
+    // A payload with a wrong checksum fails only when it is read.
     let mut bytes = whole;
     bytes[second + HEADER_LEN] ^= 1;
     std::fs::write(&path, &bytes).unwrap();
@@ -167,34 +167,37 @@ fn a_payload_that_is_needed_and_gone_is_told_and_nothing_is_touched() {
 }
 
 #[test]
-fn nothing_is_begun_where_something_was() {
+fn data_without_a_database_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join(JOURNAL), "TNKXLOG1").unwrap();
-    let message = refused(folder.path());
-    assert!(message.contains("earlier form") && message.contains("another data folder"), "{message}");
+    let message = open_error(folder.path());
+    assert!(
+        message.contains("earlier version") && message.contains("another data directory"),
+        "{message}"
+    );
     assert!(!folder.path().join(DATABASE).exists());
 
     let folder = tempfile::tempdir().unwrap();
     append(&mut Disk::open(folder.path()).unwrap().0, "a", b"body").unwrap();
     let payloads = std::fs::read(folder.path().join(PAYLOADS)).unwrap();
-    // Gone, or emptied.
+    // Deleted, or truncated.
     let path = folder.path().join(DATABASE);
     for lose in [|path: &Path| std::fs::remove_file(path), |path: &Path| std::fs::write(path, "")] {
         lose(&path).unwrap();
-        let message = refused(folder.path());
-        assert!(message.contains("the database that belongs to it is gone"), "{message}");
+        let message = open_error(folder.path());
+        assert!(message.contains("payload file without its database"), "{message}");
         assert_eq!(std::fs::read(folder.path().join(PAYLOADS)).unwrap(), payloads);
     }
 
     let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join(PAYLOADS), "somebody else's").unwrap();
-    assert!(refused(folder.path()).contains("payloads"));
+    std::fs::write(folder.path().join(PAYLOADS), "another program's data").unwrap();
+    assert!(open_error(folder.path()).contains("payloads"));
 
-    // Weights alone: a server that knows none of them would remove them.
+    // Weights without a database: expiry would remove them.
     let folder = tempfile::tempdir().unwrap();
     let weights = folder.path().join(WEIGHTS);
     std::fs::create_dir_all(weights.join("c1")).unwrap();
-    assert!(refused(folder.path()).contains("the database that knows them is gone"));
+    assert!(open_error(folder.path()).contains("weights without the database"));
     assert!(!folder.path().join(DATABASE).exists());
     std::fs::remove_dir(weights.join("c1")).unwrap();
     drop(Disk::open(folder.path()).unwrap());
@@ -202,13 +205,13 @@ fn nothing_is_begun_where_something_was() {
 
 #[cfg(unix)]
 #[test]
-fn only_their_owner_reads_the_files() {
+fn files_are_readable_by_their_owner_only() {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = tempfile::tempdir().unwrap();
     let (mut disk, _) = Disk::open(folder.path()).unwrap();
     append(&mut disk, "a", b"a prompt").unwrap();
-    forget(&mut disk, &["a"]);
-    tidy(&mut disk).unwrap();
+    remove(&mut disk, &["a"]);
+    compact(&mut disk).unwrap();
     for entry in std::fs::read_dir(folder.path()).unwrap() {
         let entry = entry.unwrap();
         let mode = entry.metadata().unwrap().permissions().mode();
@@ -217,41 +220,45 @@ fn only_their_owner_reads_the_files() {
 }
 
 #[test]
-fn databases_of_others_and_of_later_versions_are_refused() {
+fn databases_of_other_programs_and_versions_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(DATABASE);
     drop(Disk::open(folder.path()).unwrap());
     let change = |sql: &str| rusqlite::Connection::open(&path).unwrap().execute_batch(sql).unwrap();
     change("PRAGMA user_version = 2");
-    let message = refused(folder.path());
-    assert!(message.contains("schema 2, this one knows 1"), "{message}");
+    let message = open_error(folder.path());
+    assert!(message.contains("schema 2, expected 1"), "{message}");
     change("PRAGMA user_version = 1; PRAGMA application_id = 0");
-    assert!(refused(folder.path()).contains("is not a database of this server"));
-    std::fs::write(&path, "somebody else's file").unwrap();
-    assert!(refused(folder.path()).contains("not a database"));
+    assert!(open_error(folder.path()).contains("not a database of this server"));
+    std::fs::write(&path, "another program's file").unwrap();
+    assert!(open_error(folder.path()).contains("not a database"));
 }
 
 #[test]
-fn only_needed_payloads_are_kept_and_numbers_stay() {
+fn compaction_keeps_needed_payloads_and_their_numbers() {
     let folder = tempfile::tempdir().unwrap();
     let (mut disk, _) = Disk::open(folder.path()).unwrap();
     let numbers: Vec<u64> =
         ["a", "b", "c"].map(|id| append(&mut disk, id, id.as_bytes()).unwrap()).into();
-    // The answer of the second takes the place of its body.
-    let answer = disk.number();
-    let done = Record::Result(ResultRecord {
+    // The result of the second replaces its body.
+    let answer = disk.next_number();
+    let result = Record::Result(ResultRecord {
         request: request("b", numbers[1]),
         number: answer,
         size: 6,
-        answer: ResultKind::Json,
-        changed: false,
+        result: ResultKind::Json,
+        model_changed: false,
         at: 2,
-        used: vec![],
+        usage: vec![],
     });
-    disk.owe(vec![done], Some((answer, Bytes::from_static(b"answer"))), Box::new(|_| {}));
-    forget(&mut disk, &["a", "c"]);
+    disk.append_required(
+        vec![result],
+        Some((answer, Bytes::from_static(b"answer"))),
+        Box::new(|_| {}),
+    );
+    remove(&mut disk, &["a", "c"]);
     let before = disk.payload_bytes();
-    tidy(&mut disk).unwrap();
+    compact(&mut disk).unwrap();
     let last = append(&mut disk, "d", b"d").unwrap();
     assert!(disk.payload_bytes() < before);
     assert_eq!(disk.reader().payload(answer).unwrap(), "answer");
@@ -266,7 +273,7 @@ fn only_needed_payloads_are_kept_and_numbers_stay() {
     assert_eq!(disk.reader().payload(last).unwrap(), "d");
 }
 
-/// A file that fails at some of its operations, each time after part of the work.
+/// A file whose operations fail on request, each after part of its work.
 struct Faulty {
     file: File,
     operation: usize,
@@ -293,12 +300,12 @@ impl AppendFile for Faulty {
         if self.next() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
 
-    fn cut(&mut self, length: u64) -> io::Result<()> {
-        if self.next() { Err(io::ErrorKind::Other.into()) } else { self.file.cut(length) }
+    fn truncate(&mut self, length: u64) -> io::Result<()> {
+        if self.next() { Err(io::ErrorKind::Other.into()) } else { self.file.truncate(length) }
     }
 }
 
-/// A disk whose file of payloads fails, and what says how many pages the database may have.
+/// Opens a disk whose payload file fails, and returns the limit on database pages.
 fn faulty(folder: &Path, fails: impl Fn(usize) -> bool + Send + 'static) -> (Disk, Arc<AtomicU32>) {
     std::fs::create_dir_all(folder).unwrap();
     drop(Disk::open(folder).unwrap());
@@ -306,170 +313,179 @@ fn faulty(folder: &Path, fails: impl Fn(usize) -> bool + Send + 'static) -> (Dis
     let mut file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let length = file.seek(SeekFrom::End(0)).unwrap();
     let database = Database::open(&folder.join(DATABASE)).unwrap();
-    let room = Arc::clone(&database.room);
-    let medium = Faulty { file, operation: 0, fails: Box::new(fails) };
-    let payloads = Payloads::on(Box::new(medium), PayloadIndex { path, places: BTreeMap::new(), length });
-    (Disk::start(database, payloads, 1).unwrap(), room)
+    let max_pages = Arc::clone(&database.max_pages);
+    let file = Faulty { file, operation: 0, fails: Box::new(fails) };
+    let payloads =
+        Payloads::new(Box::new(file), PayloadIndex { path, extents: BTreeMap::new(), length });
+    (Disk::start(database, payloads, 1).unwrap(), max_pages)
 }
 
 #[test]
-fn a_full_disk_is_told_and_leaves_no_gap() {
+fn a_failed_write_is_reported_and_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
-    // ActiveSample operation fails, or two in a row, or three: also the cutting, also the flush.
+    // Fail one to three consecutive operations, including flushes and truncations.
     for (at, count) in (0..8).flat_map(|at| (1..4).map(move |count| (at, count))) {
         let folder = folder.path().join(format!("{at}-{count}"));
         let (mut disk, _) = faulty(&folder, move |n| (at..at + count).contains(&n));
-        let mut entry = Vec::new();
+        let mut written = Vec::new();
         for id in ["a", "b", "c", "d", "e"] {
             match append(&mut disk, id, b"body") {
                 Ok(number) => {
                     assert_eq!(disk.reader().payload(number).unwrap(), "body");
-                    entry.push(id.to_owned());
+                    written.push(id.to_owned());
                 }
                 Err(error) => assert!(!error.to_string().is_empty()),
             }
         }
-        assert!(entry.len() >= 2, "{at} {count}: {entry:?}");
+        assert!(written.len() >= 2, "{at} {count}: {written:?}");
         drop(disk);
-        assert_eq!(found(&folder), entry, "{at} {count}");
+        assert_eq!(stored_ids(&folder), written, "{at} {count}");
     }
 }
 
 #[test]
-fn a_database_that_is_full_is_told_and_its_payloads_are_cut_off() {
+fn a_full_database_is_reported_and_its_payloads_are_truncated() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut disk, room) = faulty(folder.path(), |_| false);
+    let (mut disk, max_pages) = faulty(folder.path(), |_| false);
     append(&mut disk, "a", b"body").unwrap();
     let length = disk.payload_bytes();
-    // No more pages than there are.
-    room.store(1, Ordering::Relaxed);
-    let mut entry = vec!["a".to_owned()];
-    let mut told = None;
+    // Allow no new pages.
+    max_pages.store(1, Ordering::Relaxed);
+    let mut written = vec!["a".to_owned()];
+    let mut failure = None;
     for n in 0..1_000 {
         let id = format!("r{n}");
         match append(&mut disk, &id, b"body") {
-            Ok(_) => entry.push(id),
+            Ok(_) => written.push(id),
             Err(error) => {
-                told = Some(reason);
+                failure = Some(error);
                 break;
             }
         }
     }
-    let told = told.unwrap();
-    assert_eq!(told.kind(), io::ErrorKind::StorageFull, "{told}");
-    let rows = (entry.len() - 1) as u64;
+    let failure = failure.unwrap();
+    assert_eq!(failure.kind(), io::ErrorKind::StorageFull, "{failure}");
+    let rows = (written.len() - 1) as u64;
     let path = folder.path().join(PAYLOADS);
     assert_eq!(disk.payload_bytes(), length + rows * (HEADER_LEN as u64 + 4));
     assert_eq!(std::fs::metadata(&path).unwrap().len(), disk.payload_bytes());
-    // UsageMeter is owed waits, and with it what comes later.
-    let (sent, received) = mpsc::channel();
-    let number = disk.number();
-    let owed = vec![Record::Request(request("owed", number))];
-    let payload = Some((number, Bytes::from_static(b"owed")));
-    disk.owe(owed, payload, Box::new(move |written| drop(sent.send(written))));
+    // A required write stays outstanding, and later writes are rejected.
+    let (sender, receiver) = mpsc::channel();
+    let number = disk.next_number();
+    let records = vec![Record::Request(request("required", number))];
+    let payload = Some((number, Bytes::from_static(b"required")));
+    disk.append_required(records, payload, Box::new(move |written| drop(sender.send(written))));
     assert!(append(&mut disk, "late", b"body").is_err());
-    assert!(disk.trouble().unwrap().contains("full"));
-    room.store(u32::MAX, Ordering::Relaxed);
-    received.recv().unwrap().unwrap();
-    assert_eq!(disk.trouble(), None);
+    assert!(disk.write_error().unwrap().contains("full"));
+    max_pages.store(u32::MAX, Ordering::Relaxed);
+    receiver.recv().unwrap().unwrap();
+    assert_eq!(disk.write_error(), None);
     drop(disk);
-    entry.push("owed".to_owned());
+    written.push("required".to_owned());
     let (disk, again) = Disk::open(folder.path()).unwrap();
-    assert_eq!(ids(&again), entry);
-    assert_eq!(disk.reader().payload(number).unwrap(), "owed");
+    assert_eq!(ids(&again), written);
+    assert_eq!(disk.reader().payload(number).unwrap(), "required");
 }
 
 #[test]
-fn what_is_owed_is_written_in_its_place_however_often_the_disk_fails() {
+fn required_writes_succeed_in_order_after_any_number_of_failures() {
     let folder = tempfile::tempdir().unwrap();
     for failing in 0..12 {
         let folder = folder.path().join(failing.to_string());
         let (mut disk, _) = faulty(&folder, move |n| n < failing);
-        let (sent, received) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let mut expected = Vec::new();
         for (i, id) in ["a", "b", "c", "d"].into_iter().enumerate() {
             if i % 2 == 0 {
-                let (sent, number) = (sent.clone(), disk.number());
+                let (sender, number) = (sender.clone(), disk.next_number());
                 let records = vec![Record::Request(request(id, number))];
                 let payload = Some((number, Bytes::from_static(b"body")));
-                disk.owe(records, payload, Box::new(move |written| drop(sent.send(written))));
+                disk.append_required(
+                    records,
+                    payload,
+                    Box::new(move |written| drop(sender.send(written))),
+                );
                 expected.push(id);
             } else if append(&mut disk, id, b"body").is_ok() {
                 expected.push(id);
             }
         }
-        received.recv().unwrap().unwrap();
-        received.recv().unwrap().unwrap();
-        assert_eq!(disk.trouble(), None);
+        receiver.recv().unwrap().unwrap();
+        receiver.recv().unwrap().unwrap();
+        assert_eq!(disk.write_error(), None);
         drop(disk);
-        assert_eq!(found(&folder), expected, "{failing}");
+        assert_eq!(stored_ids(&folder), expected, "{failing}");
     }
 }
 
 #[test]
-fn nothing_is_dropped_while_something_is_owed() {
+fn compaction_waits_for_outstanding_writes() {
     let folder = tempfile::tempdir().unwrap();
     let failing = Arc::new(AtomicBool::new(false));
     let fails = Arc::clone(&failing);
     let (mut disk, _) = faulty(folder.path(), move |_| fails.load(Ordering::Relaxed));
     let first = append(&mut disk, "old", &[7; 100]).unwrap();
-    forget(&mut disk, &["old"]);
+    remove(&mut disk, &["old"]);
     failing.store(true, Ordering::Relaxed);
-    let (sent, received) = mpsc::channel();
-    let tell = |what: &'static str| -> WriteCallback {
-        let sent = sent.clone();
-        Box::new(move |written| sent.send((what, written.is_ok())).unwrap())
+    let (sender, receiver) = mpsc::channel();
+    let report = |what: &'static str| -> WriteCallback {
+        let sender = sender.clone();
+        Box::new(move |written| sender.send((what, written.is_ok())).unwrap())
     };
-    let new = disk.number();
-    disk.owe(vec![Record::Request(request("new", new))], Some((new, Bytes::new())), tell("owed"));
-    disk.outcome(tell("outcome"));
-    disk.tidy(0, tell("tidied"));
-    assert_eq!(received.recv().unwrap(), ("outcome", false));
-    assert_eq!(received.recv().unwrap(), ("tidied", false));
-    assert!(disk.trouble().is_some());
+    let new = disk.next_number();
+    disk.append_required(
+        vec![Record::Request(request("new", new))],
+        Some((new, Bytes::new())),
+        report("written"),
+    );
+    disk.barrier(report("barrier"));
+    disk.compact(0, report("compacted"));
+    assert_eq!(receiver.recv().unwrap(), ("barrier", false));
+    assert_eq!(receiver.recv().unwrap(), ("compacted", false));
+    assert!(disk.write_error().is_some());
     assert!(disk.reader().payload(first).is_ok());
     failing.store(false, Ordering::Relaxed);
-    assert_eq!(received.recv().unwrap(), ("owed", true));
-    disk.tidy(0, tell("tidied"));
-    assert_eq!(received.recv().unwrap(), ("tidied", true));
+    assert_eq!(receiver.recv().unwrap(), ("written", true));
+    disk.compact(0, report("compacted"));
+    assert_eq!(receiver.recv().unwrap(), ("compacted", true));
     assert!(disk.reader().payload(first).is_err());
     drop(disk);
-    assert_eq!(found(folder.path()), ["new"]);
+    assert_eq!(stored_ids(folder.path()), ["new"]);
 }
 
 #[test]
-fn a_closed_disk_does_not_call_back_on_the_callers_stack() {
+fn a_closed_disk_runs_callbacks_on_another_thread() {
     let folder = tempfile::tempdir().unwrap();
     let (mut disk, _) = Disk::open(folder.path()).unwrap();
     disk.close().unwrap().join().unwrap();
-    let (sent, received) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     let own = std::thread::current().id();
-    let tell = |sent: mpsc::Sender<bool>| -> WriteCallback {
+    let report = |sender: mpsc::Sender<bool>| -> WriteCallback {
         Box::new(move |written| {
-            sent.send(written.is_err() && std::thread::current().id() != own).unwrap();
+            sender.send(written.is_err() && std::thread::current().id() != own).unwrap();
         })
     };
-    disk.owe(vec![], None, tell(sent.clone()));
-    disk.outcome(tell(sent));
-    assert_eq!(received.iter().collect::<Vec<_>>(), [true, true]);
+    disk.append_required(vec![], None, report(sender.clone()));
+    disk.barrier(report(sender));
+    assert_eq!(receiver.iter().collect::<Vec<_>>(), [true, true]);
 }
 
 #[test]
-fn what_is_too_long_is_told_and_holds_nothing_up() {
+fn an_oversized_payload_is_rejected_and_blocks_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (mut disk, _) = Disk::open(folder.path()).unwrap();
-    let (sent, received) = mpsc::channel();
-    let number = disk.number();
-    let long = Some((number, Bytes::from(vec![0; LONGEST + 1])));
+    let (sender, receiver) = mpsc::channel();
+    let number = disk.next_number();
+    let long = Some((number, Bytes::from(vec![0; MAX_PAYLOAD + 1])));
     let records = vec![Record::Request(request("long", number))];
-    disk.owe(records, long, Box::new(move |written| sent.send(written).unwrap()));
-    let error = received.recv().unwrap().unwrap_err();
+    disk.append_required(records, long, Box::new(move |written| sender.send(written).unwrap()));
+    let error = receiver.recv().unwrap().unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     append(&mut disk, "next", b"body").unwrap();
-    assert_eq!(disk.trouble(), None);
+    assert_eq!(disk.write_error(), None);
 }
 
-/// The files of a database as a crash leaves them.
+/// Copies a database and its WAL as a crash would leave them.
 fn crashed(from: &Path) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let to = folder.path().join(DATABASE);
@@ -478,13 +494,13 @@ fn crashed(from: &Path) -> (tempfile::TempDir, PathBuf) {
     (folder, to)
 }
 
-/// A flush of the WAL that fails leaves a whole commit in it, which its writer thinks undone.
+/// A failed flush leaves a complete commit in the WAL that the writer has reported as failed.
 #[test]
-fn a_commit_that_was_refused_is_not_found_after_a_crash() {
+fn a_failed_commit_is_not_applied_after_a_crash() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(DATABASE);
     let mut writer = Database::open(&path).unwrap();
-    writer.begin().unwrap();
+    writer.create_tables().unwrap();
     let commit = |database: &mut Database, id: &str, number: u64| {
         let record = Record::Request(request(id, number));
         database.write([&record].into_iter(), Some(number + 1)).unwrap();
@@ -500,10 +516,14 @@ fn a_commit_that_was_refused_is_not_found_after_a_crash() {
     assert_eq!(ids(&database.read().unwrap()), ["a"]);
     OpenOptions::new().append(true).open(&wal).unwrap().append(&refused).unwrap();
     let after = |database: &Database| ids(&database.read().unwrap());
-    assert_eq!(after(&Database::open(&crashed(&before).1).unwrap()), ["a", "b"], "the danger");
+    assert_eq!(
+        after(&Database::open(&crashed(&before).1).unwrap()),
+        ["a", "b"],
+        "without the repair the commit reappears"
+    );
     assert_eq!(after(&database), ["a"]);
     database.doubtful = true;
-    database.mend().unwrap();
+    database.repair().unwrap();
     assert!(!database.is_doubtful());
     assert_eq!(after(&Database::open(&crashed(&before).1).unwrap()), ["a"]);
     commit(&mut database, "c", 2);

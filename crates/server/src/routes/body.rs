@@ -61,7 +61,9 @@ impl<'a> RequestBody<'a> {
                 Ok(None) => break,
                 Ok(Some(Ok(frame))) => frame,
                 Ok(Some(Err(error))) => {
-                    return Err(ServerError::invalid(format!("cannot read the body: {error}")).into());
+                    return Err(
+                        ServerError::invalid(format!("cannot read the body: {error}")).into()
+                    );
                 }
                 Err(_) => return Err(HttpError::body_timeout(timeout)),
             };
@@ -155,7 +157,6 @@ async fn run_blocking<T: Send + 'static>(
     if size < SMALL {
         return work();
     }
-    let _permit =
-        state.decode_permits.acquire().await.map_err(|_| ServerError::shutting_down())?;
+    let _permit = state.decode_permits.acquire().await.map_err(|_| ServerError::shutting_down())?;
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(ServerError::shutting_down()))
 }

@@ -58,8 +58,8 @@ pub(super) fn list(state: &ServerState, query: &str) -> RouteResult {
 /// Returns a checkpoint that exists and has not expired.
 pub(super) fn find(store: &Store, path: &TinkerPath) -> Result<CheckpointRecord, ServerError> {
     let entry = store.checkpoint(path);
-    let entry = entry
-        .ok_or_else(|| ServerError::not_found(format!("checkpoint {path} does not exist")))?;
+    let entry =
+        entry.ok_or_else(|| ServerError::not_found(format!("checkpoint {path} does not exist")))?;
     Ok(entry.row.clone())
 }
 
@@ -113,9 +113,7 @@ pub(super) async fn set_public(
     update(state, &path, |row| {
         if row.public == public {
             let visibility = if public { "public" } else { "private" };
-            return Err(ServerError::invalid(format!(
-                "checkpoint {path} is already {visibility}"
-            )));
+            return Err(ServerError::invalid(format!("checkpoint {path} is already {visibility}")));
         }
         row.public = public;
         Ok(())
@@ -180,9 +178,7 @@ pub(super) async fn copy(state: &Arc<ServerState>, body: &Bytes) -> RouteResult 
                 }
                 (ModelId::in_session(session, n), session.clone())
             }
-            (_, _, Some(_)) => {
-                (format!("copy-{}:train:0", uuid::Uuid::new_v4()).into(), "".into())
-            }
+            (_, _, Some(_)) => (format!("copy-{}:train:0", uuid::Uuid::new_v4()).into(), "".into()),
             _ => {
                 return Err(ServerError::invalid(
                     "expected destination_project_id, or session_id and model_seq_id",

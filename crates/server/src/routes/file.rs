@@ -28,8 +28,7 @@ const BUFFER: usize = 256 << 10;
 /// Sends a file, or a byte range of it so that an interrupted download can be resumed. `rest` is the
 /// download token and the file name.
 pub(super) async fn download(state: &ServerState, rest: &str, headers: &HeaderMap) -> RouteResult {
-    let not_found =
-        || ServerError::not_found("unknown or expired download URL; request new URLs");
+    let not_found = || ServerError::not_found("unknown or expired download URL; request new URLs");
     let (token, name) = rest.split_once('/').ok_or_else(not_found)?;
     let folder = {
         let downloads = state.downloads();

@@ -49,7 +49,11 @@ fn poll_response(response: &PollResponse, id: &RequestId) -> RouteResult {
 /// State of a future.
 enum FutureState {
     Available(PollResponse),
-    OnDisk { proto: bool, number: u64, reader: PayloadReader },
+    OnDisk {
+        proto: bool,
+        number: u64,
+        reader: PayloadReader,
+    },
     /// Resolves when the state may have changed.
     Pending(OwnedNotified),
 }

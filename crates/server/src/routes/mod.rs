@@ -168,9 +168,7 @@ async fn call(
             acknowledge(state, admit::save_weights_external(state, body)).await
         }
         Route::LoadWeights => acknowledge(state, admit::load_weights(state, body)).await,
-        Route::CreateCustomLoss => {
-            acknowledge(state, admit::create_custom_loss(state, body)).await
-        }
+        Route::CreateCustomLoss => acknowledge(state, admit::create_custom_loss(state, body)).await,
         Route::Sample => acknowledge(state, admit_large(state, body, admit::sample).await).await,
         Route::GetInfo => run::info(state, &body),
 
@@ -236,10 +234,7 @@ fn client_config(state: &ServerState) -> ClientConfig {
 }
 
 /// Waits until an admitted request is durable, and responds with its id.
-async fn acknowledge(
-    state: &ServerState,
-    admitted: Result<RequestId, ServerError>,
-) -> RouteResult {
+async fn acknowledge(state: &ServerState, admitted: Result<RequestId, ServerError>) -> RouteResult {
     to_json(&admit::acknowledge(state, admitted?).await?)
 }
 

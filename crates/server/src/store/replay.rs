@@ -159,8 +159,7 @@ impl Store {
     }
 
     fn apply_run(&mut self, row: RunRecord) {
-        let (mut changes, mut last_seq, mut last_used) =
-            (Default::default(), None, row.created_at);
+        let (mut changes, mut last_seq, mut last_used) = (Default::default(), None, row.created_at);
         if let Some(before) = self.runs.remove(&row.id) {
             (changes, last_seq, last_used) =
                 (before.changes, before.row.last_seq, before.last_used);

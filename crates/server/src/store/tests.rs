@@ -20,7 +20,8 @@ fn session(n: usize) -> Record {
 }
 
 fn run() -> Record {
-    let lora = LoraSettings { rank: 4, seed: 1, train_unembed: true, train_mlp: true, train_attn: true };
+    let lora =
+        LoraSettings { rank: 4, seed: 1, train_unembed: true, train_mlp: true, train_attn: true };
     Record::Run(RunRecord {
         id: "s:train:0".into(),
         session: "s".into(),
@@ -43,7 +44,7 @@ fn request(id: &str, seq: u64) -> RequestRecord {
         id: id.into(),
         kind: RequestKind::ForwardBackward,
         session: "s".into(),
-        line: SequenceScope::Model("s:train:0".into()),
+        scope: SequenceScope::Model("s:train:0".into()),
         seq,
         digest: "d".to_owned(),
         seed: 0,
@@ -52,35 +53,36 @@ fn request(id: &str, seq: u64) -> RequestRecord {
     }
 }
 
-/// Takes requests in whose bodies are their ids.
-fn open_request(store: &mut Store, row: RequestRecord) {
-    let (number, body) = (store.disk.number(), Bytes::from(row.id.to_string()));
-    store.open_request(RequestRecord { number, ..row }, vec![], body, nothing());
+/// Adds a request whose body is its id.
+fn add_request(store: &mut Store, row: RequestRecord) {
+    let (number, body) = (store.disk.next_number(), Bytes::from(row.id.to_string()));
+    store.add_request(RequestRecord { number, ..row }, vec![], body, ignore_result());
 }
 
-/// Carries a request out; returns the number of its answer.
-fn record_outcome(store: &mut Store, id: &str, changed: bool, answer: &Bytes) -> u64 {
-    let what = UsageMeter::Training;
-    let used = UsageKey { hour: 1, session: "s".into(), base_model: "m".to_owned(), what };
-    let (request, number) = (Arc::clone(&store.requests[id].row), store.disk.number());
-    let (size, used) = (answer.len(), vec![(used, 5)]);
-    let done = ResultRecord { request, number, size, answer: ResultKind::Json, changed, at: 1, used };
-    store.record_outcome(done, vec![], answer.clone(), nothing());
+/// Records the result of a request and returns its payload number.
+fn record_result(store: &mut Store, id: &str, model_changed: bool, payload: &Bytes) -> u64 {
+    let meter = UsageMeter::Training;
+    let key = UsageKey { hour: 1, session: "s".into(), base_model: "m".to_owned(), meter };
+    let (request, number) = (Arc::clone(&store.requests[id].row), store.disk.next_number());
+    let (size, usage) = (payload.len(), vec![(key, 5)]);
+    let result = ResultKind::Json;
+    let record = ResultRecord { request, number, size, result, model_changed, at: 1, usage };
+    store.record_result(record, vec![], payload.clone(), ignore_result());
     number
 }
 
-/// Waits until everything so far is on disk.
+/// Waits until all queued writes are durable.
 fn flush(store: &mut Store) {
-    let (sent, received) = mpsc::channel();
-    store.put(vec![session(0)], Box::new(move |written| drop(sent.send(written))));
-    received.recv().unwrap().unwrap();
+    let (sender, receiver) = mpsc::channel();
+    store.put(vec![session(0)], Box::new(move |written| drop(sender.send(written))));
+    receiver.recv().unwrap().unwrap();
 }
 
-/// Waits until what is not needed has been dropped.
-fn tidy(store: &mut Store) {
-    let (sent, received) = mpsc::channel();
-    store.disk.tidy(0, Box::new(move |tidied| drop(sent.send(tidied))));
-    received.recv().unwrap().unwrap();
+/// Compacts the payload file and waits for it.
+fn compact(store: &mut Store) {
+    let (sender, receiver) = mpsc::channel();
+    store.disk.compact(0, Box::new(move |result| drop(sender.send(result))));
+    receiver.recv().unwrap().unwrap();
 }
 
 fn open(folder: &Path) -> Store {
@@ -92,28 +94,28 @@ fn model(store: &Store) -> &Tracked<RunRecord> {
 }
 
 #[test]
-fn a_tidied_disk_tells_the_same_story() {
+fn compaction_preserves_the_state() {
     let folder = tempfile::tempdir().unwrap();
     let mut store = open(folder.path());
-    store.note(session(0));
-    store.note(run());
-    // ActiveSample that changed the model and was fetched, one that did not, one that waits, one to fetch.
-    for (id, seq) in [("changed", 1), ("other", 2), ("answered", 3), ("waits", 4)] {
-        open_request(
+    store.put_unconfirmed(session(0));
+    store.put_unconfirmed(run());
+    // The first two are acknowledged; only "changed" modified the model. "waits" is unfinished.
+    for (id, seq) in [("changed", 1), ("other", 2), ("finished", 3), ("waits", 4)] {
+        add_request(
             &mut store,
             RequestRecord { at: 1_000 + i64::try_from(seq).unwrap(), ..request(id, seq) },
         );
     }
     let other = store.requests["other"].row.number;
-    for (id, changed) in [("changed", true), ("other", false), ("answered", false)] {
-        let answer = Bytes::from(format!("answer of {id}"));
-        let number = record_outcome(&mut store, id, changed, &answer);
-        store.show(&id.into(), ResultKind::Json, answer, number);
+    for (id, changed) in [("changed", true), ("other", false), ("finished", false)] {
+        let payload = Bytes::from(format!("result of {id}"));
+        let number = record_result(&mut store, id, changed, &payload);
+        store.publish(&id.into(), ResultKind::Json, payload, number);
     }
-    store.forget(vec!["changed".into(), "other".into()]);
+    store.remove_results(vec!["changed".into(), "other".into()]);
     flush(&mut store);
     let before = store.disk.payload_bytes();
-    tidy(&mut store);
+    compact(&mut store);
     assert!(store.disk.payload_bytes() < before, "{before}");
     assert!(store.reader().payload(other).is_err());
     drop(store);
@@ -121,8 +123,8 @@ fn a_tidied_disk_tells_the_same_story() {
     let restart = now();
     let mut store = open(folder.path());
     assert_eq!(store.sessions.len(), 1);
-    // Nobody could fetch it while there was no server.
-    assert!(store.requests["answered"].answered_at() >= Some(restart));
+    // The retention time restarts with the server.
+    assert!(store.requests["finished"].finished_at() >= Some(restart));
     let run = model(&store);
     assert_eq!((run.row.last_seq, run.last_used), (Some(3), 1_004));
     assert_eq!(run.changes.keys().copied().collect::<Vec<_>>(), [1]);
@@ -130,29 +132,31 @@ fn a_tidied_disk_tells_the_same_story() {
     assert_eq!(store.reader().payload(run.changes[&1].body).unwrap(), "changed");
     assert_eq!(store.usage.values().copied().collect::<Vec<_>>(), [15]);
     assert!(!store.requests.contains_key("other"));
-    let RequestPhase::Ready { number, .. } = store.requests["answered"].phase else { panic!("lost") };
-    assert_eq!(store.reader().payload(number).unwrap(), "answer of answered");
-    let undone = store.undone();
-    assert_eq!(undone.len(), 1);
-    assert_eq!(undone[0].body.as_ref().unwrap(), "waits");
+    let RequestPhase::Ready { number, .. } = store.requests["finished"].phase else {
+        panic!("no result")
+    };
+    assert_eq!(store.reader().payload(number).unwrap(), "result of answered");
+    let unfinished = store.requeue_unfinished();
+    assert_eq!(unfinished.len(), 1);
+    assert_eq!(unfinished[0].body.as_ref().unwrap(), "waits");
 }
 
 #[test]
-fn answers_beyond_the_limit_leave_memory_and_stay_on_disk() {
+fn results_beyond_the_limit_are_evicted_and_stay_on_disk() {
     let folder = tempfile::tempdir().unwrap();
     let mut store = Store::open(folder.path(), 1_000).unwrap();
-    store.note(run());
+    store.put_unconfirmed(run());
     for seq in 1..=5 {
         let id = format!("r{seq}");
-        open_request(&mut store, request(&id, seq));
-        let answer = Bytes::from(vec![u8::try_from(seq).unwrap(); 400]);
-        let number = record_outcome(&mut store, &id, false, &answer);
-        store.show(&id.as_str().into(), ResultKind::Proto, answer, number);
-        assert!(store.answer_bytes <= 1_000);
+        add_request(&mut store, request(&id, seq));
+        let payload = Bytes::from(vec![u8::try_from(seq).unwrap(); 400]);
+        let number = record_result(&mut store, &id, false, &payload);
+        store.publish(&id.as_str().into(), ResultKind::Proto, payload, number);
+        assert!(store.result_bytes <= 1_000);
     }
     flush(&mut store);
     let RequestPhase::Ready { payload: None, number, size, .. } = store.requests["r1"].phase else {
-        panic!("the oldest should have left")
+        panic!("the oldest result was not evicted")
     };
     assert_eq!(size, 400);
     assert_eq!(store.reader().payload(number).unwrap(), vec![1; 400]);
@@ -160,19 +164,19 @@ fn answers_beyond_the_limit_leave_memory_and_stay_on_disk() {
 }
 
 #[test]
-fn a_snapshot_makes_earlier_changes_unnecessary() {
+fn a_snapshot_replaces_earlier_changes() {
     let folder = tempfile::tempdir().unwrap();
     let mut store = open(folder.path());
-    store.note(session(0));
-    store.note(run());
+    store.put_unconfirmed(session(0));
+    store.put_unconfirmed(run());
     for seq in 1..=3 {
         let id = format!("r{seq}");
-        open_request(&mut store, request(&id, seq));
-        record_outcome(&mut store, &id, true, &Bytes::new());
+        add_request(&mut store, request(&id, seq));
+        record_result(&mut store, &id, true, &Bytes::new());
     }
     let row = model(&store).row.clone();
     let snapshot = Some(SnapshotRecord { seq: 2, folder: "f".to_owned() });
-    store.note(Record::Run(RunRecord { snapshot, ..row }));
+    store.put_unconfirmed(Record::Run(RunRecord { snapshot, ..row }));
     for _ in 0..2 {
         let run = model(&store);
         assert_eq!(run.changes.keys().copied().collect::<Vec<_>>(), [3]);
@@ -181,14 +185,14 @@ fn a_snapshot_makes_earlier_changes_unnecessary() {
         drop(store);
         store = open(folder.path());
     }
-    // Nothing brings a model back whose session is over, whatever was written after its end.
-    let Record::Session(row) = session(0) else { panic!("it is one") };
+    // Records of an ended session do not restore its model, even if they were written later.
+    let Record::Session(row) = session(0) else { panic!("not a session") };
     let row_of_run = model(&store).row.clone();
-    open_request(&mut store, request("late", 4));
-    store.note(Record::Session(SessionRecord { end: Some(SessionEnd::Expired), ..row }));
-    store.disk.append(vec![Record::Run(row_of_run)], None, nothing());
-    record_outcome(&mut store, "late", true, &Bytes::new());
-    store.forget(vec!["r1".into(), "r2".into(), "r3".into()]);
+    add_request(&mut store, request("late", 4));
+    store.put_unconfirmed(Record::Session(SessionRecord { end: Some(SessionEnd::Expired), ..row }));
+    store.disk.append(vec![Record::Run(row_of_run)], None, ignore_result());
+    record_result(&mut store, "late", true, &Bytes::new());
+    store.remove_results(vec!["r1".into(), "r2".into(), "r3".into()]);
     for _ in 0..2 {
         let run = model(&store);
         assert!(run.changes.is_empty() && run.row.snapshot.is_none());
@@ -196,40 +200,43 @@ fn a_snapshot_makes_earlier_changes_unnecessary() {
         drop(store);
         store = open(folder.path());
     }
-    tidy(&mut store);
-    assert_eq!(store.disk.payload_bytes(), 28, "an empty answer and no body");
+    compact(&mut store);
+    assert_eq!(store.disk.payload_bytes(), 28, "one empty result and no body");
 }
 
 #[test]
-fn an_answer_on_its_way_to_the_disk_is_not_tidied_away() {
+fn compaction_keeps_a_result_that_is_being_written() {
     let folder = tempfile::tempdir().unwrap();
     let mut store = open(folder.path());
-    store.note(run());
-    open_request(&mut store, request("r", 1));
+    store.put_unconfirmed(run());
+    add_request(&mut store, request("r", 1));
     flush(&mut store);
-    record_outcome(&mut store, "r", false, &Bytes::from_static(b"answer"));
+    record_result(&mut store, "r", false, &Bytes::from_static(b"answer"));
     let before = store.disk.payload_bytes();
-    tidy(&mut store);
-    assert!(store.disk.payload_bytes() <= before + 6, "the body went");
+    compact(&mut store);
+    assert!(store.disk.payload_bytes() <= before + 6, "the body is dropped");
     drop(store);
 
     let store = open(folder.path());
-    let RequestPhase::Ready { number, .. } = store.requests["r"].phase else { panic!("lost") };
+    let RequestPhase::Ready { number, .. } = store.requests["r"].phase else { panic!("no result") };
     assert_eq!(store.reader().payload(number).unwrap(), "answer");
 }
 
 #[test]
-fn feeds_come_back_in_the_order_of_the_answers() {
+fn feeds_are_restored_in_order_of_results() {
     let folder = tempfile::tempdir().unwrap();
     let mut store = open(folder.path());
     for (id, seq) in [("a", 0), ("b", 1), ("c", 2)] {
-        let line = SequenceScope::Sampler("s:sample:0".into());
-        open_request(&mut store, RequestRecord { line, kind: RequestKind::Sample, ..request(id, seq) });
+        let scope = SequenceScope::Sampler("s:sample:0".into());
+        add_request(
+            &mut store,
+            RequestRecord { scope, kind: RequestKind::Sample, ..request(id, seq) },
+        );
     }
     for id in ["c", "a", "b"] {
-        let answer = Bytes::from_static(b"{}");
-        let number = record_outcome(&mut store, id, false, &answer);
-        store.show(&id.into(), ResultKind::Json, answer, number);
+        let payload = Bytes::from_static(b"{}");
+        let number = record_result(&mut store, id, false, &payload);
+        store.publish(&id.into(), ResultKind::Json, payload, number);
     }
     let feed = |store: &Store| -> Vec<(u64, String)> {
         let feed = &store.feeds[&("s:sample:0".into(), 0)];
@@ -242,19 +249,24 @@ fn feeds_come_back_in_the_order_of_the_answers() {
 }
 
 #[test]
-fn a_session_that_was_over_long_ago_leaves_once_nothing_refers_to_it() {
+fn an_old_session_is_removable_once_nothing_refers_to_it() {
     let folder = tempfile::tempdir().unwrap();
     let mut store = open(folder.path());
-    let Record::Session(row) = session(0) else { panic!("it is one") };
+    let Record::Session(row) = session(0) else { panic!("not a session") };
     for (id, ended_at) in [("open", None), ("recent", Some(20)), ("old", Some(10)), ("s", Some(10))]
     {
         let end = ended_at.map(|_| SessionEnd::Expired);
-        store.note(Record::Session(SessionRecord { id: id.into(), end, ended_at, ..row.clone() }));
+        store.put_unconfirmed(Record::Session(SessionRecord {
+            id: id.into(),
+            end,
+            ended_at,
+            ..row.clone()
+        }));
     }
-    // There is a run of "s".
-    store.note(run());
-    assert_eq!(store.left(15), ["old"]);
-    store.note(Record::SessionsRemoved { ids: store.left(15) });
+    // A run refers to "s".
+    store.put_unconfirmed(run());
+    assert_eq!(store.removable_sessions(15), ["old"]);
+    store.put_unconfirmed(Record::SessionsRemoved { ids: store.removable_sessions(15) });
     for _ in 0..2 {
         let mut ids: Vec<_> = store.sessions.keys().map(|id| id.as_str().to_owned()).collect();
         ids.sort();
@@ -265,7 +277,7 @@ fn a_session_that_was_over_long_ago_leaves_once_nothing_refers_to_it() {
 }
 
 fn checkpoint(folder: &str) -> CheckpointRecord {
-    let Record::Run(run) = run() else { panic!("a run") };
+    let Record::Run(run) = run() else { panic!("not a run") };
     CheckpointRecord {
         path: "tinker://s:train:0/weights/a".parse().unwrap(),
         folder: folder.to_owned(),
@@ -283,59 +295,60 @@ fn checkpoint(folder: &str) -> CheckpointRecord {
 }
 
 #[test]
-fn a_change_that_was_refused_takes_nothing_along_that_was_saved_meanwhile() {
+fn undoing_a_change_keeps_a_checkpoint_saved_meanwhile() {
     let folder = tempfile::tempdir().unwrap();
     let mut store = open(folder.path());
     let path = checkpoint("old").path;
-    let there = |store: &Store| store.checkpoints.get(&path).map(|entry| entry.row.folder.clone());
+    let current =
+        |store: &Store| store.checkpoints.get(&path).map(|entry| entry.row.folder.clone());
     let changes = [
         Record::Checkpoint(CheckpointRecord { public: true, ..checkpoint("old") }),
         Record::CheckpointDeleted { path: path.clone() },
     ];
     for change in changes {
         store.apply(Record::Checkpoint(checkpoint("old")));
-        let undo = store.before(std::slice::from_ref(&change));
+        let undo = store.prepare_undo(std::slice::from_ref(&change));
         store.apply(change.clone());
         undo(&mut store);
-        assert_eq!(there(&store).as_deref(), Some("old"));
+        assert_eq!(current(&store).as_deref(), Some("old"));
         assert!(!store.checkpoints[&path].row.public);
 
-        let undo = store.before(std::slice::from_ref(&change));
+        let undo = store.prepare_undo(std::slice::from_ref(&change));
         store.apply(change);
         store.apply(Record::Checkpoint(checkpoint("new")));
         undo(&mut store);
-        assert_eq!(there(&store).as_deref(), Some("new"));
+        assert_eq!(current(&store).as_deref(), Some("new"));
     }
 }
 
 #[test]
-fn nobody_was_silent_while_the_machine_slept() {
+fn expiry_timers_ignore_the_time_of_a_suspension() {
     let folder = tempfile::tempdir().unwrap();
     let mut store = open(folder.path());
     store.apply_all(vec![session(0), run()]);
-    open_request(&mut store, request("r", 1));
-    let answer = Bytes::from_static(b"answer");
-    let number = record_outcome(&mut store, "r", false, &answer);
-    store.show(&"r".into(), ResultKind::Json, answer, number);
+    add_request(&mut store, request("r", 1));
+    let payload = Bytes::from_static(b"answer");
+    let number = record_result(&mut store, "r", false, &payload);
+    store.publish(&"r".into(), ResultKind::Json, payload, number);
     let times =
-        |store: &Store| (store.sessions["s"].last_used, store.requests["r"].answered_at().unwrap());
+        |store: &Store| (store.sessions["s"].last_used, store.requests["r"].finished_at().unwrap());
     let before = times(&store);
-    store.slept(5);
+    store.extend_expiry(5);
     assert_eq!(times(&store), (before.0 + 5, before.1 + 5));
 }
 
 #[test]
-fn folders_stay_until_what_was_promised_is_loaded() {
+fn folders_are_kept_until_pending_loads_have_run() {
     let folder = tempfile::tempdir().unwrap();
     let mut store = open(folder.path());
     store.apply_all(vec![session(0), run()]);
-    open_request(&mut store, request("pass", 2));
-    assert!(!store.has_loads());
-    open_request(&mut store, RequestRecord { kind: RequestKind::LoadWeights, ..request("load", 1) });
-    assert!(store.has_loads());
-    let answer = Bytes::from_static(b"{}");
-    let number = record_outcome(&mut store, "load", true, &answer);
-    assert!(store.has_loads(), "until the disk has it");
-    store.show(&"load".into(), ResultKind::Json, answer, number);
-    assert!(!store.has_loads());
+    add_request(&mut store, request("pass", 2));
+    assert!(!store.has_unfinished_loads());
+    add_request(&mut store, RequestRecord { kind: RequestKind::LoadWeights, ..request("load", 1) });
+    assert!(store.has_unfinished_loads());
+    let payload = Bytes::from_static(b"{}");
+    let number = record_result(&mut store, "load", true, &payload);
+    assert!(store.has_unfinished_loads(), "the result is not durable yet");
+    store.publish(&"load".into(), ResultKind::Json, payload, number);
+    assert!(!store.has_unfinished_loads());
 }

@@ -51,7 +51,7 @@ impl Engines {
                 tracing::info!(
                     target: log::MODEL,
                     base_model = %base.name,
-                    mebibytes = engine.memory() >> 20,
+                    mebibytes = engine.weight_bytes() >> 20,
                     seconds = start.elapsed().as_secs_f64(),
                     "loaded base model"
                 );

@@ -115,8 +115,7 @@ impl Worker {
                 RequestKind::ForwardBackward => {
                     let pass = || {
                         let request = ForwardBackward::from_proto(&body)?;
-                        let objective =
-                            PassObjective::resolve(&self.state.store(), run, &request)?;
+                        let objective = PassObjective::resolve(&self.state.store(), run, &request)?;
                         TrainingPass::new(&self.state.models, run, objective, &request)
                     };
                     let pass = pass().map_err(|error: ServerError| failed(&error))?;

@@ -9,7 +9,7 @@ use tinkex::{
     ServiceClient, StopCondition, TrainingClient,
 };
 
-use crate::harness::{TestServer, MODEL, create_model};
+use crate::harness::{MODEL, TestServer, create_model};
 
 fn batch() -> Vec<Datum> {
     vec![Datum::completion([5, 6, 7], [8, 9, 10]).unwrap(); 2]
@@ -32,8 +32,8 @@ async fn model(service: &ServiceClient) -> TrainingClient {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_resumed_model_goes_on_with_the_same_bits() {
-    let server = TestServer::new().await;
-    let service = server.client();
+    let test_server = TestServer::new().await;
+    let service = test_server.client();
     let whole = train(&model(&service).await, 6).await;
     let first = model(&service).await;
     assert_eq!(train(&first, 3).await, whole[..3]);
@@ -56,8 +56,8 @@ async fn a_resumed_model_goes_on_with_the_same_bits() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn checkpoints_are_listed_shared_copied_and_deleted() {
-    let server = TestServer::new().await;
-    let service = server.client();
+    let test_server = TestServer::new().await;
+    let service = test_server.client();
     let model = model(&service).await;
     train(&model, 1).await;
     let state = model.save_state(SaveOptions::new("a").metadata("k", "v")).await.unwrap();
@@ -109,8 +109,8 @@ async fn checkpoints_are_listed_shared_copied_and_deleted() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn files_are_downloaded_by_url() {
-    let server = TestServer::new().await;
-    let service = server.client();
+    let test_server = TestServer::new().await;
+    let service = test_server.client();
     let model = model(&service).await;
     let saved = model.save_weights_external("files").await.unwrap();
     let rest = service.rest();
@@ -150,8 +150,8 @@ async fn files_are_downloaded_by_url() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_training_checkpoint_is_brought_home_and_leaves_nothing() {
-    let server = TestServer::new().await;
-    let service = server.client();
+    let test_server = TestServer::new().await;
+    let service = test_server.client();
     let model = model(&service).await;
     let path = model.save_state("kept").await.unwrap();
     let home = tempfile::tempdir().unwrap();
@@ -166,8 +166,8 @@ async fn a_training_checkpoint_is_brought_home_and_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_model_does_not_take_the_place_of_a_copy() {
-    let server = TestServer::new().await;
-    let http = server.http();
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     let save = json!({"model_id": model, "path": "a", "seq_id": 1, "type": "save_weights"});
@@ -181,6 +181,6 @@ async fn a_new_model_does_not_take_the_place_of_a_copy() {
     for (route, call) in [("/create_model", create_model(&session, 1)), ("/load_weights", load)] {
         let (status, refused) = http.post(route, call).await;
         assert_eq!(status, 400, "{refused}");
-        assert!(refused["detail"].as_str().unwrap().contains("exists already"), "{refused}");
+        assert!(refused["detail"].as_str().unwrap().contains("already exists"), "{refused}");
     }
 }

@@ -18,8 +18,9 @@ async fn an_open_address_needs_a_key() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_key_opens() {
-    let server = TestServer::with(|options| *options = options.clone().api_key("tml-secret")).await;
-    let http = server.http();
+    let test_server =
+        TestServer::with(|options| *options = options.clone().api_key("tml-secret")).await;
+    let http = test_server.http();
     let path = "/api/v1/get_server_capabilities";
     for (key, status) in [("tml-secret", 200), ("tml-secre", 401), ("", 401), ("tml-secret2", 401)]
     {
@@ -31,23 +32,23 @@ async fn only_the_key_opens() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn web_pages_are_refused_without_a_key() {
-    let server = TestServer::new().await;
+    let test_server = TestServer::new().await;
     let origin = [("origin", "https://example.com")];
-    let reply = server.http().send("GET", "/api/v1/sessions", &origin, vec![]).await;
+    let reply = test_server.http().send("GET", "/api/v1/sessions", &origin, vec![]).await;
     assert_eq!(reply.0, 403);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_servers_do_not_share_a_folder() {
-    let server = TestServer::new().await;
-    let second = Server::start(options(server.data.path())).await;
+    let test_server = TestServer::new().await;
+    let second = Server::start(options(test_server.data.path())).await;
     assert!(matches!(second, Err(StartError::DataDirInUse(_))));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nonsense_on_any_route_is_a_refusal_with_a_reason() {
-    let server = TestServer::with(|options| options.limits.body_bytes = 1 << 20).await;
-    let http = server.http();
+    let test_server = TestServer::with(|options| options.limits.body_bytes = 1 << 20).await;
+    let http = test_server.http();
     let mut bodies: Vec<Vec<u8>> = vec![
         b"".to_vec(),
         b"{".to_vec(),
@@ -91,8 +92,8 @@ async fn nonsense_on_any_route_is_a_refusal_with_a_reason() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_has_no_meaning_here_says_so() {
-    let server = TestServer::new().await;
-    let http = server.http();
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
     for path in ["/api/v1/audit", "/api/v1/sessions/x/trace_export"] {
         let (status, reply) = http.get(path).await;
         assert_eq!(status, 400);
@@ -102,8 +103,8 @@ async fn what_has_no_meaning_here_says_so() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_acknowledges_what_is_somebody_elses() {
-    let server = TestServer::new().await;
-    let http = server.http();
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
     let session = http.session().await;
     let (_, ticket) = http.post("/create_model", create_model(&session, 0)).await;
     http.answer(&ticket).await;

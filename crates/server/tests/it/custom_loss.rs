@@ -7,7 +7,7 @@ use tinkex::loss::CustomLoss;
 use tinkex::{AdamParams, Datum, LossFn, TensorData, TrainingClient};
 use tinkex_autodiff::{GraphInput, LossGraph};
 
-use crate::house::{House, MODEL};
+use crate::harness::{MODEL, TestServer};
 
 /// Cases of `crates/autodiff/tests/golden/kinks.json`.
 fn kinks() -> Vec<Value> {
@@ -43,8 +43,8 @@ async fn logprobs(model: &TrainingClient, datum: &Datum) -> Vec<f32> {
 /// differ after the next optimizer step.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_kink_trains_the_same_on_client_and_server() {
-    let house = House::new().await;
-    let service = house.client();
+    let test_server = TestServer::new().await;
+    let service = test_server.client();
     let create = || service.create_lora_training_client(MODEL).rank(4).seed(3).create();
     let (on_server, on_client) = (create().await.unwrap(), create().await.unwrap());
     let inputs = ["logprobs", "base", "at", "y"].map(|name| GraphInput::new(name, 1));

@@ -6,7 +6,7 @@ use rusqlite::Connection;
 use serde_json::{Value, json};
 use tinkex_server::Server;
 
-use crate::harness::{TestServer, Http, MODEL, options, step};
+use crate::harness::{Http, MODEL, TestServer, options, step};
 
 fn database(data: &Path) -> Connection {
     Connection::open(data.join("metadata.sqlite")).unwrap()
@@ -24,8 +24,8 @@ fn damage(data: &Path, text: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_payload_fails_the_requests_that_need_it_and_no_others() {
-    let server = TestServer::new().await;
-    let http = server.http();
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     let (_, answered) = http.post("/optim_step", step(&model, 1, 0.1)).await;
@@ -44,11 +44,11 @@ async fn a_damaged_payload_fails_the_requests_that_need_it_and_no_others() {
         }
         tickets
     };
-    server.server.stop().await;
-    damage(server.data.path(), "{\"a\":4");
-    damage(server.data.path(), "{\"metrics\"");
+    test_server.server.stop().await;
+    damage(test_server.data.path(), "{\"a\":4");
+    damage(test_server.data.path(), "{\"metrics\"");
 
-    let mut options = options(server.data.path());
+    let mut options = options(test_server.data.path());
     options.timeouts.sequence_gap = std::time::Duration::ZERO;
     let server = Server::start(options).await.unwrap();
     let http = Http::new(&server.base_url());
@@ -63,13 +63,13 @@ async fn a_damaged_payload_fails_the_requests_that_need_it_and_no_others() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_whose_payloads_are_gone_does_not_start() {
-    let server = TestServer::new().await;
-    let http = server.http();
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
     let session = http.session().await;
     http.model(&session).await;
-    server.server.stop().await;
-    std::fs::remove_file(server.data.path().join("payloads")).unwrap();
-    let error = Server::start(options(server.data.path())).await.unwrap_err().to_string();
+    test_server.server.stop().await;
+    std::fs::remove_file(test_server.data.path().join("payloads")).unwrap();
+    let error = Server::start(options(test_server.data.path())).await.unwrap_err().to_string();
     assert!(error.contains("is needed and not found") && error.contains("backup"), "{error}");
 }
 
@@ -80,21 +80,21 @@ async fn a_folder_of_the_earlier_form_is_refused_and_left_alone() {
     let weights = data.path().join("weights/adapter");
     std::fs::create_dir_all(&weights).unwrap();
     let error = Server::start(options(data.path())).await.unwrap_err().to_string();
-    assert!(error.contains("journal: is of an earlier form"), "{error}");
+    assert!(error.contains("journal: written by an earlier version"), "{error}");
     assert!(weights.is_dir(), "nothing is removed");
 }
 
 /// What `docs/server.md` says can be asked.
 #[tokio::test(flavor = "multi_thread")]
 async fn people_may_look_into_the_database_while_the_server_runs() {
-    let server = TestServer::new().await;
-    let http = server.http();
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     let (status, waits) = http.post("/optim_step", step(&model, 2, 0.1)).await;
     assert_eq!(status, 200, "{waits}");
     let save = json!({"model_id": model, "path": "a", "seq_id": 1, "type": "save_weights"});
-    let database = database(server.data.path());
+    let database = database(test_server.data.path());
     let text = |sql: &str| -> Vec<String> {
         let mut statement = database.prepare(sql).unwrap();
         let rows = statement.query_map([], |row| row.get::<_, String>(0)).unwrap();

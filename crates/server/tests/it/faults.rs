@@ -6,7 +6,7 @@ use tinkex_wire::{
     Datum, ForwardBackward, LossFn, ModelInput, Seq, TensorData, TensorValues, loss_input,
 };
 
-use crate::harness::{TestServer, Http, step};
+use crate::harness::{Http, TestServer, step};
 
 /// Sends a good datum and this one.
 async fn pass(http: &Http, model: &str, seq: u64, datum: Datum, loss: LossFn) -> (u16, Value) {
@@ -48,8 +48,8 @@ fn floats(values: &[f32]) -> TensorData {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_can_be_seen_is_refused_and_the_model_goes_on() {
-    let server = TestServer::new().await;
-    let http = server.http();
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     let good = ints(&[4, 5]);
@@ -96,8 +96,8 @@ async fn what_can_be_seen_is_refused_and_the_model_goes_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_shows_while_running_is_a_failure_and_the_model_goes_on() {
-    let server = TestServer::new().await;
-    let http = server.http();
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     let data = [-1.0, -1e30].map(|p| Datum::rollout([3], [4], vec![p], 1.0).unwrap()).to_vec();
@@ -116,8 +116,8 @@ async fn what_shows_while_running_is_a_failure_and_the_model_goes_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn seeds_below_zero_are_seeds() {
-    let server = TestServer::new().await;
-    let http = server.http();
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
     let session = http.session().await;
     let mut create = crate::harness::create_model(&session, 0);
     create["lora_config"]["seed"] = json!(-7);

@@ -10,7 +10,7 @@ use fastrand::Rng;
 use serde_json::{Value, json};
 use tinkex_wire::{Datum, ForwardBackward, LossFn, Route, Seq};
 
-use crate::harness::{TestServer, Http, MODEL, create_model, setting};
+use crate::harness::{Http, MODEL, TestServer, create_model, setting};
 use crate::raw::Raw;
 
 /// The session of the recordings.
@@ -69,12 +69,12 @@ struct Scene {
     http: Http,
     raw: Raw,
     session: String,
-    _house: TestServer,
+    _server: TestServer,
 }
 
 impl Scene {
     async fn new() -> Self {
-        let server = TestServer::with(|options| {
+        let test_server = TestServer::with(|options| {
             options.timeouts.poll_hold = Duration::from_millis(20);
             options.timeouts.sequence_gap = Duration::ZERO;
             // Nothing is written that no request asked for.
@@ -84,7 +84,7 @@ impl Scene {
             options.limits.queued_requests = 200;
         })
         .await;
-        let http = server.http();
+        let http = test_server.http();
         let session = http.session().await;
         let (_, made) = http.post("/create_model", create_model(&session, 0)).await;
         http.answer(&made).await;
@@ -99,8 +99,8 @@ impl Scene {
         let create =
             json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
         http.post("/create_sampling_session", create).await;
-        let raw = Raw::new(&server.server.base_url());
-        Self { http, raw, session, _house: server }
+        let raw = Raw::new(&test_server.server.base_url());
+        Self { http, raw, session, _server: test_server }
     }
 
     /// Everything that a refusal must not change.

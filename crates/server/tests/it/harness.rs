@@ -12,7 +12,7 @@ use tinkex_server::{Server, ServerOptions};
 /// The name of the model that every test server has.
 pub(crate) const MODEL: &str = "tiny";
 
-pub(crate) struct House {
+pub(crate) struct TestServer {
     pub(crate) server: Server,
     pub(crate) data: TempDir,
 }
@@ -36,7 +36,7 @@ pub(crate) fn options(data: &Path) -> ServerOptions {
     options
 }
 
-impl House {
+impl TestServer {
     pub(crate) async fn new() -> Self {
         Self::with(|_| {}).await
     }

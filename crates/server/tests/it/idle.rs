@@ -6,7 +6,7 @@ use serde_json::json;
 use tinkex::{AdamParams, Datum, LossFn, RestoreMode, ServiceClient, TrainingClient};
 use tinkex_server::Server;
 
-use crate::harness::{TestServer, Http, MODEL, golden, options, step};
+use crate::harness::{Http, MODEL, TestServer, golden, options, step};
 
 async fn train(model: &TrainingClient, steps: usize) -> Vec<u64> {
     let mut losses = Vec::new();
@@ -33,15 +33,15 @@ async fn unloaded(http: &Http) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_that_was_unloaded_comes_back_with_the_same_bits() {
-    let server = TestServer::new().await;
-    let whole = train(&model(&server.client()).await, 4).await;
-    let server = TestServer::with(|options| {
+    let test_server = TestServer::new().await;
+    let whole = train(&model(&test_server.client()).await, 4).await;
+    let test_server = TestServer::with(|options| {
         options.timeouts.idle_model = Duration::ZERO;
         // No snapshot helps: everything is computed again.
         options.timeouts.snapshot_after = Duration::from_secs(3_600);
     })
     .await;
-    let (service, http) = (server.client(), server.http());
+    let (service, http) = (test_server.client(), test_server.http());
     let model = model(&service).await;
     let sampler = service.create_sampling_client(MODEL).await.unwrap();
     let mut losses = Vec::new();
@@ -56,14 +56,14 @@ async fn a_model_that_was_unloaded_comes_back_with_the_same_bits() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn models_that_do_not_fit_in_memory_take_turns_there() {
-    let server = TestServer::new().await;
-    let whole = train(&model(&server.client()).await, 4).await;
-    let server = TestServer::with(|options| {
+    let test_server = TestServer::new().await;
+    let whole = train(&model(&test_server.client()).await, 4).await;
+    let test_server = TestServer::with(|options| {
         options.limits.model_bytes = 1;
         options.timeouts.snapshot_after = Duration::from_secs(3_600);
     })
     .await;
-    let service = server.client();
+    let service = test_server.client();
     let models = [model(&service).await, model(&service).await, model(&service).await];
     let mut losses = vec![Vec::new(); 3];
     for _ in 0..4 {
@@ -77,9 +77,9 @@ async fn models_that_do_not_fit_in_memory_take_turns_there() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_of_the_lineup_may_be_any_folder() {
     let name = "Qwen/Qwen3-8B";
-    let server =
+    let test_server =
         TestServer::with(|options| *options = options.clone().model(name, golden("qwen3"))).await;
-    let service = server.client();
+    let service = test_server.client();
     let model = service.create_lora_training_client(name).rank(4).seed(5).create().await.unwrap();
     assert_eq!(train(&model, 1).await.len(), 1);
     assert_eq!(model.get_info().await.unwrap().model_data.model_name.as_deref(), Some(name));

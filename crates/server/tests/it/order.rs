@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use tinkex_wire::{Datum, ForwardBackward, LossFn, Seq};
 
-use crate::harness::{TestServer, Http, step};
+use crate::harness::{Http, TestServer, step};
 
 async fn pass(http: &Http, model: &str, seq: u64, tokens: [u32; 2]) -> (u16, serde_json::Value) {
     let data = vec![Datum::completion(tokens, [9]).unwrap()];
@@ -25,8 +25,8 @@ async fn pass(http: &Http, model: &str, seq: u64, tokens: [u32; 2]) -> (u16, ser
 
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_run_in_order_however_they_arrive() {
-    let server = TestServer::new().await;
-    let http = server.http();
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     let (status, second) = http.post("/optim_step", step(&model, 2, 0.1)).await;
@@ -43,9 +43,9 @@ async fn requests_run_in_order_however_they_arrive() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_gap_is_skipped_after_a_while_and_its_number_is_then_refused() {
-    let server =
+    let test_server =
         TestServer::with(|options| options.timeouts.sequence_gap = Duration::from_millis(50)).await;
-    let http = server.http();
+    let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     let (_, third) = http.post("/optim_step", step(&model, 3, 0.1)).await;
@@ -57,12 +57,12 @@ async fn a_gap_is_skipped_after_a_while_and_its_number_is_then_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_queue_says_when_to_come_back() {
-    let server = TestServer::with(|options| {
+    let test_server = TestServer::with(|options| {
         options.limits.queued_requests = 2;
         options.timeouts.sequence_gap = Duration::from_secs(60);
     })
     .await;
-    let http = server.http();
+    let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     // Number 1 never comes, so these stay in line.
@@ -75,8 +75,8 @@ async fn a_full_queue_says_when_to_come_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn samples_fill_the_queue_until_they_are_drawn() {
-    let server = TestServer::with(|options| options.limits.queued_requests = 2).await;
-    let http = server.http();
+    let test_server = TestServer::with(|options| options.limits.queued_requests = 2).await;
+    let http = test_server.http();
     let sampler = http.sampler(&http.session().await).await;
     let ask = |seq: u64| {
         json!({
@@ -103,8 +103,8 @@ async fn samples_fill_the_queue_until_they_are_drawn() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_number_beyond_all_numbers_is_refused() {
-    let server = TestServer::new().await;
-    let http = server.http();
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     for seq in [1 << 31, u64::MAX] {
@@ -121,9 +121,10 @@ async fn a_number_beyond_all_numbers_is_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_waits_for_what_was_refused() {
-    let server =
-        TestServer::with(|options| options.timeouts.sequence_gap = Duration::from_secs(36_000)).await;
-    let http = server.http();
+    let test_server =
+        TestServer::with(|options| options.timeouts.sequence_gap = Duration::from_secs(36_000))
+            .await;
+    let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     let sampler = http.sampler(&session).await;
@@ -143,12 +144,12 @@ async fn nobody_waits_for_what_was_refused() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_that_says_nothing_ends_and_takes_its_requests_along() {
-    let server = TestServer::with(|options| {
+    let test_server = TestServer::with(|options| {
         options.timeouts.session_expiry = Duration::from_millis(200);
         options.timeouts.expiry_interval = Duration::from_millis(5);
     })
     .await;
-    let http = server.http();
+    let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     // Number 1 never comes, so this stays in line until the session ends.
@@ -165,8 +166,8 @@ async fn a_session_that_says_nothing_ends_and_takes_its_requests_along() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_finished_session_is_over_and_use_was_counted() {
-    let server = TestServer::new().await;
-    let http = server.http();
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     let (_, ticket) = pass(&http, &model, 1, [3, 4]).await;

@@ -3,7 +3,7 @@
 use serde_json::json;
 use tinkex::{SamplingParams, StopCondition, TensorData};
 
-use crate::harness::{TestServer, MODEL};
+use crate::harness::{MODEL, TestServer};
 
 fn params(tokens: u32) -> SamplingParams {
     SamplingParams::new().max_tokens(tokens).stop(StopCondition::NEVER)
@@ -11,8 +11,8 @@ fn params(tokens: u32) -> SamplingParams {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn seeds_repeat_and_samples_differ() {
-    let server = TestServer::new().await;
-    let sampler = server.client().create_sampling_client(MODEL).await.unwrap();
+    let test_server = TestServer::new().await;
+    let sampler = test_server.client().create_sampling_client(MODEL).await.unwrap();
     let draw = || sampler.sample([3, 4, 5], params(12).seed(7)).num_samples(3).send();
     let (one, two) = (draw().await.unwrap(), draw().await.unwrap());
     assert_eq!(one.sequences.len(), 3);
@@ -26,8 +26,8 @@ async fn seeds_repeat_and_samples_differ() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn prompts_are_scored_as_training_scores_them() {
-    let server = TestServer::new().await;
-    let service = server.client();
+    let test_server = TestServer::new().await;
+    let service = test_server.client();
     let model = service.create_lora_training_client(MODEL).rank(4).seed(3).create().await.unwrap();
     let sampler = model.save_weights_and_get_sampling_client().await.unwrap();
     let text = [9_u32, 8, 7, 6, 5];
@@ -64,8 +64,8 @@ async fn prompts_are_scored_as_training_scores_them() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_requests_are_refused_at_once() {
-    let server = TestServer::new().await;
-    let sampler = server.client().create_sampling_client(MODEL).await.unwrap();
+    let test_server = TestServer::new().await;
+    let sampler = test_server.client().create_sampling_client(MODEL).await.unwrap();
     let refused = [
         sampler.sample([3], params(1000)).send().await,
         sampler.sample([1_000_000], params(1)).send().await,
@@ -83,9 +83,9 @@ async fn bad_requests_are_refused_at_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_samples_of_many_clients_each_get_their_own() {
-    let server = TestServer::new().await;
-    let sampler = server.client().create_sampling_client(MODEL).await.unwrap();
-    let clone = server.client().restore_sampling_client(&sampler.handle()).unwrap();
+    let test_server = TestServer::new().await;
+    let sampler = test_server.client().create_sampling_client(MODEL).await.unwrap();
+    let clone = test_server.client().restore_sampling_client(&sampler.handle()).unwrap();
     let calls: Vec<_> = (0..100_u32)
         .map(|i| {
             let client = if i % 2 == 0 { &sampler } else { &clone };
@@ -100,8 +100,8 @@ async fn many_samples_of_many_clients_each_get_their_own() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancelled_sample_fails_and_the_same_number_is_the_same_request() {
-    let server = TestServer::new().await;
-    let http = server.http();
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
     let session = http.session().await;
     let sampler = format!("{session}:sample:0");
     let created = http

@@ -2,13 +2,13 @@
 
 use tinkex::{AdamParams, Datum, LossFn};
 
-use crate::harness::{TestServer, MODEL};
+use crate::harness::{MODEL, TestServer};
 use tinkex_autodiff::{GraphArg, GraphNode, LossGraph};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_loss_falls() {
-    let server = TestServer::new().await;
-    let service = server.client();
+    let test_server = TestServer::new().await;
+    let service = test_server.client();
     let models = service.server_capabilities().await.unwrap().supported_models;
     let names: Vec<_> = models.iter().map(|model| model.model_name.as_deref().unwrap()).collect();
     assert_eq!(names, ["tinkex/tiny", MODEL]);
@@ -30,8 +30,8 @@ async fn the_loss_falls() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_built_in_model_is_always_there() {
-    let server = TestServer::new().await;
-    let service = server.client();
+    let test_server = TestServer::new().await;
+    let service = test_server.client();
     let model = service.create_lora_training_client("tinkex/tiny").rank(4).create().await.unwrap();
     let info = model.get_info().await.unwrap();
     let folder = std::path::PathBuf::from(info.model_data.tokenizer_id.unwrap());
@@ -48,8 +48,8 @@ async fn the_built_in_model_is_always_there() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_loss_of_ones_own_runs_on_the_server() {
-    let server = TestServer::new().await;
-    let http = server.http();
+    let test_server = TestServer::new().await;
+    let http = test_server.http();
     let session = http.session().await;
     let graph = LossGraph::new(vec![
         GraphNode::placeholder("logprobs"),

@@ -15,7 +15,7 @@ use std::pin::Pin;
 use tinkex::{BaseUrl, Env, ServiceClient, TinkerPath};
 use tinkex_wire::Route;
 
-use crate::harness::{TestServer, MODEL, setting};
+use crate::harness::{MODEL, TestServer, setting};
 
 /// What the functions get.
 #[derive(Clone)]
@@ -104,15 +104,15 @@ async fn hold(any: Any) -> Vec<&'static str> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn this_server_keeps_every_promise() {
-    let server = TestServer::new().await;
-    let skipped = hold(Any { service: server.client(), model: MODEL.to_owned() }).await;
+    let test_server = TestServer::new().await;
+    let skipped = hold(Any { service: test_server.client(), model: MODEL.to_owned() }).await;
     assert!(skipped.is_empty(), "{skipped:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn this_server_keeps_every_promise_to_clients_that_ask_nothing_special() {
-    let server = TestServer::with(|options| options.efficient_protocol = false).await;
-    let skipped = hold(Any { service: server.client(), model: MODEL.to_owned() }).await;
+    let test_server = TestServer::with(|options| options.efficient_protocol = false).await;
+    let skipped = hold(Any { service: test_server.client(), model: MODEL.to_owned() }).await;
     assert!(skipped.is_empty(), "{skipped:?}");
 }
 
