@@ -96,8 +96,8 @@ pub(crate) fn binary(name: &str) -> Option<fn(f64, f64) -> Slopes> {
             (value, da, db)
         },
         "logaddexp" => |a, b| {
-            let top = a.max(b);
-            let value = if top.is_infinite() { top } else { top + log1p_exp(-(a - b).abs()) };
+            let max = a.max(b);
+            let value = if max.is_infinite() { max } else { max + log1p_exp(-(a - b).abs()) };
             (value, sigmoid(a - b), sigmoid(b - a))
         },
         _ => return None,
@@ -115,6 +115,7 @@ fn minimum_slopes(a: f64, b: f64) -> (f64, f64) {
     }
 }
 
+/// Computes `a` to the power `b`. The slope of `a⁰` is 0, and at `a = 0` the exponent has no slope.
 fn power(a: f64, b: f64) -> (f64, f64, f64) {
     let value = a.powf(b);
     let by_a = if b == 0.0 { 0.0 } else { b * a.powf(b - 1.0) };
@@ -223,6 +224,8 @@ pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValu
     var.map(|var| Some(NodeValue::Tensor(var)))
 }
 
+/// Runs `clamp`. The slope on a bound is 1, as in the built-in losses with clipping; PyTorch changed
+/// its own from 1 to 0.
 fn clamp(call: &mut CallArgs<'_>) -> Result<Var, String> {
     let mut x = call.tensor(0, "input")?;
     let (low, high) = (call.optional_tensor(1, "min")?, call.optional_tensor(2, "max")?);

@@ -22,15 +22,19 @@
 //! | `maximum`, `minimum`, `max` and `min` of two tensors | ½ for each operand at a tie |
 //! | `max`, `min` of all elements, `amax`, `amin` | shared evenly by the tied elements |
 //! | `max`, `min` along a dimension | 1 for the first of the tied elements |
-//! | `clamp`, `clip` | 1 on a bound |
 //! | `relu` at 0, `abs` at 0, `sign` | 0 |
 //! | `sqrt` at 0, `log` at 0 | ∞ |
 //! | `where`, `masked_fill` | 1 for the selected branch, 0 for the other |
 //! | `norm` of a zero vector | 0 |
 //!
-//! There is one deliberate difference. In the chain rule 0 · ∞ is 0, where PyTorch computes NaN: the
-//! gradient of `where(mask, log(x), 0)` is 0 outside the mask, even where `x` is 0. The golden file
-//! `tests/golden/kinks.json` lists every kink, and marks the cases that differ from PyTorch.
+//! There are two deliberate differences:
+//!
+//! - In the chain rule 0 · ∞ is 0, where PyTorch computes NaN. The gradient of
+//!   `where(mask, log(x), 0)` is 0 outside the mask, even where `x` is 0.
+//! - The slope of `clamp` and `clip` on a bound is 1, as in older versions of PyTorch and as in the
+//!   built-in losses. In PyTorch 2.15 it is 0, or ½ if the bound is a tensor.
+//!
+//! The golden file `tests/golden/kinks.json` lists every kink, and marks the cases that differ.
 //!
 //! # Limits
 //!

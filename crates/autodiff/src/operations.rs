@@ -3,7 +3,7 @@
 use crate::graph::NodeOp;
 
 /// Supported operation.
-pub(crate) struct Operation<'a> {
+pub(crate) struct SupportedOperation<'a> {
     pub(crate) name: &'a str,
     /// Whether the result also replaces the value of the receiver.
     pub(crate) in_place: bool,
@@ -127,17 +127,17 @@ pub(crate) const FUNCTIONS: [&str; 107] = [
 ];
 
 /// Returns the operation that a node's target names, if it is supported.
-pub(crate) fn lookup(op: NodeOp, target: &str) -> Option<Operation<'_>> {
+pub(crate) fn lookup(op: NodeOp, target: &str) -> Option<SupportedOperation<'_>> {
     let (name, method) = match op {
         NodeOp::CallMethod => (target, true),
         NodeOp::CallFunction if target == "getattr" => {
-            return Some(Operation { name: "getattr", in_place: false });
+            return Some(SupportedOperation { name: "getattr", in_place: false });
         }
         NodeOp::CallFunction => {
             let (module, name) = target.rsplit_once('.')?;
             if module == "operator" {
                 let in_place = false;
-                return OPERATORS.contains(&name).then_some(Operation { name, in_place });
+                return OPERATORS.contains(&name).then_some(SupportedOperation { name, in_place });
             }
             if module != "torch" && !module.starts_with("torch.") {
                 return None;
@@ -152,7 +152,7 @@ pub(crate) fn lookup(op: NodeOp, target: &str) -> Option<Operation<'_>> {
         Some(name) => (name, true),
         None => (name, false),
     };
-    FUNCTIONS.contains(&name).then_some(Operation { name, in_place })
+    FUNCTIONS.contains(&name).then_some(SupportedOperation { name, in_place })
 }
 
 /// Maps synonyms to one name.

@@ -35,6 +35,7 @@ pub(super) struct TracedLoss {
 /// nothing is computed until the loss is executed.
 ///
 /// Every method is one PyTorch operation, with PyTorch's slope where it is not differentiable.
+/// [`clamp`](Self::clamp) and [`Mask::choose`] state where they differ.
 ///
 /// ```
 /// use tinkex::loss::CustomLoss;
@@ -351,7 +352,8 @@ impl<'t> Term<'t> {
 
     /// Limits each element to the range `low..=high`. An infinite bound does not limit.
     ///
-    /// The slope is 1 inside the range and on its bounds, and 0 outside.
+    /// The slope is 1 inside the range and on its bounds, and 0 outside. (In PyTorch 2.15
+    /// `torch.clamp` has the slope 0 on a bound; in older versions it is 1.)
     #[must_use]
     pub fn clamp(self, low: f64, high: f64) -> Self {
         if low.is_nan() || high.is_nan() {
