@@ -1,22 +1,23 @@
-//! Adam with decoupled weight decay, as torch's AdamW.
+//! Adam with decoupled weight decay, equal to torch's AdamW.
 
 use super::{Parameter, at_least_zero, check_clip, fraction};
 use crate::{Error, Result};
 
-/// The settings of an Adam step.
+/// Parameters of an Adam step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamParams {
-    /// How far a step goes.
+    /// Learning rate; at least 0. Defaults to 1e-4.
     pub learning_rate: f64,
-    /// How slowly the mean of gradients forgets.
+    /// Decay rate of the first moment, in [0, 1). Defaults to 0.9.
     pub beta1: f64,
-    /// How slowly the mean of their squares forgets.
+    /// Decay rate of the second moment, in [0, 1). Defaults to 0.95.
     pub beta2: f64,
-    /// Added to the root of that mean.
+    /// Added to the square root of the second moment; at least 0. Defaults to 1e-12.
     pub eps: f64,
-    /// Weights shrink by this times the learning rate, before the step.
+    /// Weight decay; at least 0. Weights are multiplied by `1 - learning_rate * weight_decay`
+    /// before the update. Defaults to 0.
     pub weight_decay: f64,
-    /// The bound of the length of all gradients together; 0 or less for none.
+    /// Maximum norm of all gradients together; 0 (the default) or less disables clipping.
     pub grad_clip_norm: f64,
 }
 
@@ -44,14 +45,14 @@ impl AdamParams {
     }
 }
 
-/// Means of gradients and of their squares, one number each per weight.
+/// First and second moments of every weight.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct AdamState {
-    pub(super) means: Vec<Vec<f32>>,
-    pub(super) squares: Vec<Vec<f32>>,
+    pub(super) first_moments: Vec<Vec<f32>>,
+    pub(super) second_moments: Vec<Vec<f32>>,
 }
 
-/// The factors of one step, the same for every weight.
+/// Factors of one step, equal for all weights.
 struct AdamFactors {
     scale: f32,
     beta1: f32,
@@ -67,14 +68,14 @@ struct AdamFactors {
 impl AdamState {
     pub(super) fn new(lengths: &[usize]) -> Self {
         let zeros = || lengths.iter().map(|&length| vec![0.0; length]).collect();
-        Self { means: zeros(), squares: zeros() }
+        Self { first_moments: zeros(), second_moments: zeros() }
     }
 
     pub(super) fn lengths(&self) -> impl ExactSizeIterator<Item = usize> {
-        self.means.iter().map(Vec::len)
+        self.first_moments.iter().map(Vec::len)
     }
 
-    /// Step number `count`, from 1.
+    /// Takes step number `count`, counted from 1.
     pub(super) fn step(
         &mut self,
         params: &AdamParams,
@@ -83,25 +84,32 @@ impl AdamState {
         clip_scale: f64,
     ) -> Result<()> {
         let factors = AdamFactors::new(params, count, clip_scale);
-        // Once to see whether every result is a number, once to write them: a pass over memory
-        // costs little beside a forward pass, and a copy of everything would cost more.
-        for ((tensor, means), squares) in tensors.iter().zip(&self.means).zip(&self.squares) {
-            let mut fine = true;
+        // The first pass checks that every result is finite, the second writes the results. A
+        // second pass over memory is cheap compared with a forward pass and needs no copy of the
+        // state.
+        for ((tensor, first_moments), second_moments) in
+            tensors.iter().zip(&self.first_moments).zip(&self.second_moments)
+        {
+            let mut finite = true;
             for (((&w, &g), &m), &v) in
-                tensor.weights.iter().zip(tensor.gradient).zip(means).zip(squares)
+                tensor.weights.iter().zip(tensor.gradient).zip(first_moments).zip(second_moments)
             {
                 let (w, _, v) = factors.update(w, g, m, v);
-                fine &= w.is_finite() & v.is_finite();
+                finite &= w.is_finite() & v.is_finite();
             }
-            if !fine {
-                return Err(factors.fault(tensor, means, squares));
+            if !finite {
+                return Err(factors.non_finite_error(tensor, first_moments, second_moments));
             }
         }
-        for ((tensor, means), squares) in
-            tensors.iter_mut().zip(&mut self.means).zip(&mut self.squares)
+        for ((tensor, first_moments), second_moments) in
+            tensors.iter_mut().zip(&mut self.first_moments).zip(&mut self.second_moments)
         {
-            for (((w, &g), m), v) in
-                tensor.weights.iter_mut().zip(tensor.gradient).zip(means).zip(squares)
+            for (((w, &g), m), v) in tensor
+                .weights
+                .iter_mut()
+                .zip(tensor.gradient)
+                .zip(first_moments)
+                .zip(second_moments)
             {
                 (*w, *m, *v) = factors.update(*w, g, *m, *v);
             }
@@ -113,7 +121,7 @@ impl AdamState {
 impl AdamFactors {
     #[expect(clippy::cast_possible_truncation, reason = "weights and their state are f32")]
     fn new(params: &AdamParams, count: u64, clip_scale: f64) -> Self {
-        // A power beyond i32 is zero for every beta below 1 that f64 can tell from it.
+        // Powers beyond i32 are 0 for every beta below 1 that f64 can represent.
         let count = i32::try_from(count).unwrap_or(i32::MAX);
         let bias1 = 1.0 - params.beta1.powi(count);
         let bias2 = 1.0 - params.beta2.powi(count);
@@ -130,7 +138,7 @@ impl AdamFactors {
         }
     }
 
-    /// The new weight, mean and mean square.
+    /// Returns the new weight, first moment and second moment.
     #[inline]
     fn update(&self, w: f32, g: f32, m: f32, v: f32) -> (f32, f32, f32) {
         let g = g * self.scale;
@@ -140,10 +148,19 @@ impl AdamFactors {
         (w, m, v)
     }
 
-    fn fault(&self, tensor: &Parameter<'_>, means: &[f32], squares: &[f32]) -> Error {
+    fn non_finite_error(
+        &self,
+        tensor: &Parameter<'_>,
+        first_moments: &[f32],
+        second_moments: &[f32],
+    ) -> Error {
         let new = |i: usize| {
-            let (w, _, v) =
-                self.update(tensor.weights[i], tensor.gradient[i], means[i], squares[i]);
+            let (w, _, v) = self.update(
+                tensor.weights[i],
+                tensor.gradient[i],
+                first_moments[i],
+                second_moments[i],
+            );
             if w.is_finite() { v } else { w }
         };
         let index = (0..tensor.weights.len()).find(|&i| !new(i).is_finite()).unwrap_or(0);

@@ -1,25 +1,27 @@
-//! The length of all gradients together, and the factor that bounds it.
+//! Gradient norm and clipping.
 
 use super::{Parameter, StepReport};
 use crate::{Error, Result};
 
-/// Measures the gradients; a `bound` of 0 or less is none.
+/// Computes the norm of all gradients and the factor that limits it to `bound`. A bound of 0 or
+/// less disables clipping.
 pub(super) fn measure(tensors: &[Parameter<'_>], bound: f64) -> Result<StepReport> {
     let mut total = 0.0;
     for tensor in tensors {
         let squares = sum_of_squares(tensor.gradient);
         if !squares.is_finite() {
-            return Err(first_fault(tensor));
+            return Err(non_finite_error(tensor));
         }
         total += squares;
     }
     let grad_norm = total.sqrt();
-    // The small addend is that of torch's clipping; it shows only at tiny lengths.
+    // torch adds the same constant. It matters only for tiny norms.
     let clip_scale = if bound > 0.0 { (bound / (grad_norm + 1e-6)).min(1.0) } else { 1.0 };
     Ok(StepReport { grad_norm, clip_scale })
 }
 
-/// In f64, where squares of f32 neither overflow nor vanish; always in the same order.
+/// Returns the sum of squares in f64, where squares of f32 neither overflow nor underflow, in a
+/// fixed order.
 pub(super) fn sum_of_squares(values: &[f32]) -> f64 {
     let mut lanes = [0.0_f64; 8];
     let (blocks, rest) = values.as_chunks::<8>();
@@ -32,7 +34,7 @@ pub(super) fn sum_of_squares(values: &[f32]) -> f64 {
     lanes.iter().sum::<f64>() + rest
 }
 
-fn first_fault(tensor: &Parameter<'_>) -> Error {
+fn non_finite_error(tensor: &Parameter<'_>) -> Error {
     let index = tensor.gradient.iter().position(|value| !value.is_finite()).unwrap_or(0);
     Error::NonFiniteResult {
         what: format!("the gradient of {}", tensor.name),

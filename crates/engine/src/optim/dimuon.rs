@@ -1,8 +1,8 @@
-//! Orthogonalised momentum for the thin matrices of an adapter.
+//! Dimuon: orthogonalized momentum for the LoRA matrices of an adapter.
 //!
-//! The service's formula is not public; this is our reading of what is (version DM-1 of
-//! `docs/engine.md`). Momentum is evened out over rows and columns, brought near a matrix whose
-//! singular values are all 1, and scaled to the length `sqrt(rank)`.
+//! The hosted service's formula is not public; this is version DM-1 of `docs/engine.md`. The
+//! momentum is normalized over rows and columns, orthogonalized by Newton-Schulz iterations (all
+//! singular values approach 1), and scaled to the Frobenius norm `√rank`.
 
 use super::{Parameter, at_least_zero, check_clip, fraction};
 use crate::{Error, Result};
@@ -11,19 +11,19 @@ const DAMPING: f64 = 0.01;
 const ITERATIONS: usize = 5;
 const COEFFICIENTS: (f64, f64, f64) = (3.4445, -4.7750, 2.0315);
 
-/// The settings of a Dimuon step.
+/// Parameters of a Dimuon step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DimuonParams {
-    /// How far a step goes.
+    /// Learning rate; at least 0.
     pub learning_rate: f64,
-    /// How slowly the momentum forgets.
+    /// Decay rate of the momentum, in [0, 1).
     pub beta1: f64,
-    /// The bound of the length of all gradients together; 0 or less for none.
+    /// Maximum norm of all gradients together; 0 or less disables clipping.
     pub grad_clip_norm: f64,
 }
 
 impl DimuonParams {
-    /// These, with the usual momentum and no bound.
+    /// Creates parameters with beta1 0.9 and without clipping.
     #[must_use]
     pub fn new(learning_rate: f64) -> Self {
         Self { learning_rate, beta1: 0.9, grad_clip_norm: 0.0 }
@@ -63,11 +63,11 @@ impl DimuonState {
         clip_scale: f64,
     ) -> Result<()> {
         let length = (self.rank as f64).sqrt();
-        // No number of a direction exceeds its length, so this settles beforehand whether every
-        // new weight will be one.
+        // No element of the step exceeds the step's norm, so this checks in advance that every new
+        // weight will be finite.
         for tensor in tensors.iter() {
-            let most = f64::from(f32::MAX) - params.learning_rate * length;
-            let within = |w: f32| f64::from(w).abs() <= most;
+            let max_weight = f64::from(f32::MAX) - params.learning_rate * length;
+            let within = |w: f32| f64::from(w).abs() <= max_weight;
             if let Some(index) = tensor.weights.iter().position(|&w| !within(w)) {
                 return Err(Error::NonFiniteResult {
                     what: format!("the new value of {}", tensor.name),
@@ -90,20 +90,21 @@ impl DimuonState {
     }
 }
 
-/// TensorValues of the long side that are worked on together, so that they stay in the cache.
+/// Columns of the long side that are processed together, so that they stay in the cache.
 const WIDTH: usize = 64;
 
-/// Small memory, used again for every matrix; the long side is never held as a whole.
+/// Buffers that are reused for every matrix. The long side is never stored as a total_factor.
 #[derive(Debug, Default)]
 struct DimuonScratch {
     rows: Vec<f64>,
     columns: Vec<f64>,
     panel: Vec<f64>,
-    turned: Vec<f64>,
+    step_panel: Vec<f64>,
 }
 
 impl DimuonScratch {
-    /// Moves `weights` by a step of this length along the direction of `momentum`, if it has one.
+    /// Moves `weights` by a step of norm `step` against the orthogonalized momentum. Does nothing
+    /// if the momentum is zero.
     fn step(
         &mut self,
         rows: usize,
@@ -112,17 +113,17 @@ impl DimuonScratch {
         step: f64,
         weights: &mut [f32],
     ) {
-        if !self.even_out(rows, columns, momentum) {
+        if !self.compute_factors(rows, columns, momentum) {
             return;
         }
         let thin = rows.min(columns);
         let long = rows.max(columns);
         self.panel.resize(thin * WIDTH, 0.0);
-        self.turned.resize(thin * WIDTH, 0.0);
+        self.step_panel.resize(thin * WIDTH, 0.0);
 
         let mut gram = vec![0.0; thin * thin];
         for from in (0..long).step_by(WIDTH) {
-            self.fill(rows, columns, momentum, from);
+            self.fill_panel(rows, columns, momentum, from);
             for i in 0..thin {
                 for j in 0..=i {
                     gram[i * thin + j] += dot(panel_row(&self.panel, i), panel_row(&self.panel, j));
@@ -134,40 +135,42 @@ impl DimuonScratch {
                 gram[j * thin + i] = gram[i * thin + j];
             }
         }
-        let size = trace(&gram, thin).sqrt() + 1e-7;
-        gram.iter_mut().for_each(|value| *value /= size * size);
+        let norm = trace(&gram, thin).sqrt() + 1e-7;
+        gram.iter_mut().for_each(|value| *value /= norm * norm);
 
-        // Every round multiplies from the thin side by a polynomial of the Gram matrix, so the
-        // rounds are run on that small matrix and the long side is read twice, not ten times.
+        // Every iteration multiplies from the thin side by a polynomial of the Gram matrix. The
+        // iterations therefore run on that small matrix, and the long side is read twice instead of
+        // ten times.
         let (a, b, c) = COEFFICIENTS;
-        let mut whole = identity(thin);
+        let mut total_factor = identity(thin);
         for _ in 0..ITERATIONS {
             let squared = product(&gram, &gram, thin);
             let mut factor: Vec<f64> =
                 gram.iter().zip(&squared).map(|(s, ss)| b * s + c * ss).collect();
             (0..thin).for_each(|i| factor[i * thin + i] += a);
-            // X' = F X, so X' X'ᵀ = F S F; all three are polynomials of one matrix.
+            // X' = F X, hence X' X'ᵀ = F S F; all three are polynomials of the same matrix and
+            // commute.
             gram = product(&product(&factor, &gram, thin), &factor, thin);
-            whole = product(&factor, &whole, thin);
+            total_factor = product(&factor, &total_factor, thin);
         }
-        // By now the Gram matrix is that of the direction, whose squared length is its trace.
-        let factor = step / (trace(&gram, thin).sqrt() + 1e-12) / size;
+        // The Gram matrix is now that of the direction, whose squared Frobenius norm is its trace.
+        let factor = step / (trace(&gram, thin).sqrt() + 1e-12) / norm;
 
         for from in (0..long).step_by(WIDTH) {
-            self.fill(rows, columns, momentum, from);
+            self.fill_panel(rows, columns, momentum, from);
             for i in 0..thin {
-                let out = &mut self.turned[i * WIDTH..(i + 1) * WIDTH];
+                let out = &mut self.step_panel[i * WIDTH..(i + 1) * WIDTH];
                 out.fill(0.0);
                 for k in 0..thin {
-                    add_scaled(out, panel_row(&self.panel, k), factor * whole[i * thin + k]);
+                    add_scaled(out, panel_row(&self.panel, k), factor * total_factor[i * thin + k]);
                 }
             }
             for i in 0..thin {
-                for (j, &move_by) in panel_row(&self.turned, i).iter().enumerate() {
+                for (j, &delta) in panel_row(&self.step_panel, i).iter().enumerate() {
                     if from + j < long {
-                        let at = place(rows, columns, i, from + j);
+                        let at = element_index(rows, columns, i, from + j);
                         #[expect(clippy::cast_possible_truncation, reason = "weights are f32")]
-                        let new = (f64::from(weights[at]) - move_by) as f32;
+                        let new = (f64::from(weights[at]) - delta) as f32;
                         weights[at] = new;
                     }
                 }
@@ -175,8 +178,8 @@ impl DimuonScratch {
         }
     }
 
-    /// Copies `WIDTH` numbers of the long side, from `from` on, evened out; zeros beyond its end.
-    fn fill(&mut self, rows: usize, columns: usize, momentum: &[f32], from: usize) {
+    /// Copies `WIDTH` normalized columns of the long side from `from`; zeros beyond its end.
+    fn fill_panel(&mut self, rows: usize, columns: usize, momentum: &[f32], from: usize) {
         let (thin, long) = (rows.min(columns), rows.max(columns));
         let (short, wide) =
             if rows <= columns { (&self.rows, &self.columns) } else { (&self.columns, &self.rows) };
@@ -185,7 +188,7 @@ impl DimuonScratch {
             for (j, out) in panel.iter_mut().enumerate() {
                 *out = match from + j < long {
                     true => {
-                        let value = momentum[place(rows, columns, i, from + j)];
+                        let value = momentum[element_index(rows, columns, i, from + j)];
                         f64::from(value) * short[i] * wide[from + j]
                     }
                     false => 0.0,
@@ -194,9 +197,8 @@ impl DimuonScratch {
         }
     }
 
-    /// Finds what rows and columns have to be multiplied by to be about equally large; false if
-    /// everything is zero.
-    fn even_out(&mut self, rows: usize, columns: usize, momentum: &[f32]) -> bool {
+    /// Computes the factors that normalize rows and columns. Returns false if the momentum is zero.
+    fn compute_factors(&mut self, rows: usize, columns: usize, momentum: &[f32]) -> bool {
         self.rows.clear();
         self.rows.resize(rows, 0.0);
         self.columns.clear();
@@ -224,9 +226,9 @@ impl DimuonScratch {
     }
 }
 
-/// Where number `j` of the long side and `i` of the thin one is stored.
+/// Returns the index of element `i` of the thin side and `j` of the long side.
 #[inline]
-fn place(rows: usize, columns: usize, i: usize, j: usize) -> usize {
+fn element_index(rows: usize, columns: usize, i: usize, j: usize) -> usize {
     if rows <= columns { i * columns + j } else { j * columns + i }
 }
 

@@ -1,8 +1,7 @@
-//! Optimizers: from gradients to new weights.
+//! Optimizers, which update weights from gradients.
 //!
-//! A step happens whole or not at all: it is refused before anything is written if a gradient, a
-//! setting or a result is not a finite number. Gradients are the caller's; clearing them after a
-//! step is too.
+//! A step is atomic: if a gradient, a parameter or a result is not finite, it returns an error
+//! before anything is written. The caller owns the gradients and resets them after a step.
 
 mod adam;
 mod clip;
@@ -16,21 +15,21 @@ use self::adam::AdamState;
 use self::dimuon::DimuonState;
 use crate::{Error, Result};
 
-/// Which family of optimizer; fixed for the life of a model.
+/// Kind of optimizer. Fixed for the lifetime of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OptimizerKind {
     /// Adam with decoupled weight decay.
     Adam,
-    /// Orthogonalised momentum for pairs of this rank.
+    /// Orthogonalized momentum for LoRA matrices.
     Dimuon {
-        /// The rank of the adapter.
+        /// Rank of the adapter.
         rank: usize,
     },
 }
 
 impl OptimizerKind {
-    /// Its name: `adamw` or `dimuon`.
+    /// Returns the optimizer's name: `adamw` or `dimuon`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -40,41 +39,41 @@ impl OptimizerKind {
     }
 }
 
-/// The settings of one step; nothing carries over to the next.
+/// Parameters of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum StepParams {
-    /// For [`OptimizerKind::Adam`].
+    /// Parameters for [`OptimizerKind::Adam`].
     Adam(AdamParams),
-    /// For [`OptimizerKind::Dimuon`].
+    /// Parameters for [`OptimizerKind::Dimuon`].
     Dimuon(DimuonParams),
 }
 
-/// A tensor to be trained.
+/// A trained tensor with its gradient.
 #[derive(Debug)]
 pub struct Parameter<'a> {
-    /// Its name, for errors and files.
+    /// Name, for errors and files.
     pub name: &'a str,
-    /// Its rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Its columns; 1 for a vector.
+    /// Number of columns; 1 for a vector.
     pub columns: usize,
-    /// Its numbers, row by row.
+    /// Weights, row-major.
     pub weights: &'a mut [f32],
-    /// The gradient of the loss by each of them.
+    /// Gradient of the loss with respect to each weight.
     pub gradient: &'a [f32],
 }
 
-/// What a step reports.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
-    /// The length of all gradients together, before clipping.
+    /// Norm of all gradients together, before clipping.
     pub grad_norm: f64,
-    /// What they were multiplied by; 1 if they were not clipped.
+    /// Factor that the gradients were multiplied by; 1 if they were not clipped.
     pub clip_scale: f64,
 }
 
-/// An optimizer and what it remembers.
+/// An optimizer with its state.
 ///
 /// ```
 /// use tinkex_engine::optim::{AdamParams, Optimizer, OptimizerKind, Parameter, StepParams};
@@ -102,7 +101,7 @@ enum OptimizerState {
 }
 
 impl Optimizer {
-    /// A fresh optimizer for tensors of these lengths.
+    /// Creates an optimizer for tensors of these lengths.
     #[must_use]
     pub fn new(kind: OptimizerKind, lengths: &[usize]) -> Self {
         let state = match kind {
@@ -114,7 +113,7 @@ impl Optimizer {
         Self { state, steps: 0 }
     }
 
-    /// Which family it is.
+    /// Returns the kind of the optimizer.
     #[must_use]
     pub fn kind(&self) -> OptimizerKind {
         match &self.state {
@@ -123,18 +122,21 @@ impl Optimizer {
         }
     }
 
-    /// Steps taken so far.
+    /// Returns the number of steps taken.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// Takes a step. `tensors` are always the same ones, in the order of [`new`](Self::new).
+    /// Takes a step. `tensors` must be those of [`new`](Self::new), in the same order.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for settings out of range or of the other family; [`Error::Length`];
-    /// [`Error::NonFiniteResult`] for a gradient or a new weight that is not a number. Weights and
-    /// optimizer are then as they were.
+    /// - [`Error::Invalid`] if a parameter is out of range, or the parameters are for another kind
+    ///   of optimizer.
+    /// - [`Error::Length`] or [`Error::Shape`] if the tensors are not those of [`new`](Self::new).
+    /// - [`Error::NonFiniteResult`] if a gradient or a new weight is not finite.
+    ///
+    /// Weights and optimizer state are unchanged after an error.
     pub fn step(
         &mut self,
         params: &StepParams,
@@ -160,8 +162,8 @@ impl Optimizer {
                     OptimizerState::Adam(_) => ("adamw", "dimuon"),
                     OptimizerState::Dimuon(_) => ("dimuon", "adamw"),
                 };
-                let why = format!("the model was made with {own}, these are settings of {other}");
-                return Err(Error::invalid("optimizer", why));
+                let reason = format!("the optimizer is {own}, the parameters are for {other}");
+                return Err(Error::invalid("optimizer", reason));
             }
         };
         self.steps += 1;
@@ -200,16 +202,16 @@ fn check_lengths(
     Ok(())
 }
 
-/// Refuses a setting that is not finite or below 0.
+/// Checks that a parameter is finite and at least 0.
 fn at_least_zero(field: &str, value: f64) -> Result<()> {
-    // It is used as f32.
+    // The value is converted to f32.
     if value >= 0.0 && value <= f64::from(f32::MAX) {
         return Ok(());
     }
     Err(Error::invalid(field, format!("{value} is not a finite number of at least 0")))
 }
 
-/// Refuses a decay outside [0, 1).
+/// Checks that a decay rate is in [0, 1).
 fn fraction(field: &str, value: f64) -> Result<()> {
     if (0.0..1.0).contains(&value) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! An optimizer's memory on disk: named tensors beside an adapter.
+//! Saves and loads the state of an optimizer.
 
 use std::path::Path;
 
@@ -8,17 +8,18 @@ use super::{Optimizer, OptimizerKind, OptimizerState};
 use crate::file::{NamedTensor, TensorFile, TensorSlice, write_tensors};
 use crate::{Error, Result};
 
-/// What the numbers in a file mean; a change of a formula's state changes it.
+/// Version of the file format. Changes when the meaning of the stored tensors changes.
 const VERSION: &str = "1";
 
 impl Optimizer {
-    /// Writes what it remembers to the safetensors file `path`: `m.NAME`, for Adam also `v.NAME`,
-    /// and the number of steps.
+    /// Writes the state to the safetensors file `path`: first moments as `m.NAME`, for Adam second
+    /// moments as `v.NAME`, and the number of steps as metadata.
     ///
-    /// Names and shapes are those of the tensors, in their order.
+    /// `tensors` gives the names and shapes of the tensors, in the order of [`new`](Self::new).
     ///
     /// # Errors
-    /// [`Error::Length`] or [`Error::Shape`] if they do not fit, [`Error::Io`].
+    /// [`Error::Length`] or [`Error::Shape`] if `tensors` does not match the state; [`Error::Io`]
+    /// if the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>, tensors: &[(&str, &[usize])]) -> Result<()> {
         let groups = self.groups();
         let mut names = Vec::new();
@@ -45,46 +46,47 @@ impl Optimizer {
         write_tensors(path, &out, &[("optimizer", kind), ("version", VERSION), ("steps", &steps)])
     }
 
-    /// Reads what [`save`](Self::save) wrote, for the same tensors.
+    /// Reads a state that [`save`](Self::save) wrote for the same tensors.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::BadFile`] if it is of another family or damaged;
-    /// [`Error::MissingTensor`] or [`Error::Shape`] if it is of other tensors.
+    /// - [`Error::Io`] if the file cannot be read.
+    /// - [`Error::BadFile`] if the file is damaged or belongs to another kind of optimizer.
+    /// - [`Error::MissingTensor`] or [`Error::Shape`] if the file belongs to other tensors.
     pub fn load(
         path: impl AsRef<Path>,
         kind: OptimizerKind,
         tensors: &[(&str, &[usize])],
     ) -> Result<Self> {
         let file = TensorFile::map(path)?;
-        let bad = |why: String| Error::bad_file(file.path(), why);
-        let said = |key: &str| file.metadata().get(key).map_or("", String::as_str);
-        if (said("optimizer"), said("version")) != (kind.name(), VERSION) {
+        let bad = |reason: String| Error::bad_file(file.path(), reason);
+        let metadata = |key: &str| file.metadata().get(key).map_or("", String::as_str);
+        if (metadata("optimizer"), metadata("version")) != (kind.name(), VERSION) {
             return Err(bad(format!(
-                "holds the state of {:?} version {:?}, expected {:?} version {VERSION:?}",
-                said("optimizer"),
-                said("version"),
+                "it contains the state of {:?} version {:?}, expected {:?} version {VERSION:?}",
+                metadata("optimizer"),
+                metadata("version"),
                 kind.name()
             )));
         }
-        let steps = said("steps");
-        let steps =
-            steps.parse().map_err(|_| bad(format!("{steps:?} is not a number of steps")))?;
+        let steps = metadata("steps");
+        let steps = steps.parse().map_err(|_| bad(format!("the number of steps is {steps:?}")))?;
         let read = |prefix: &str| {
             let read = |(name, shape): &(&str, &[usize])| {
                 let name = format!("{prefix}.{name}");
                 let values = file.tensor(&name)?.with_shape(shape)?.to_f32()?.into_owned();
-                let wrong = |value: &f32| !value.is_finite() || (prefix == "v" && *value < 0.0);
-                match values.iter().position(wrong) {
+                let invalid = |value: &f32| !value.is_finite() || (prefix == "v" && *value < 0.0);
+                match values.iter().position(invalid) {
                     None => Ok(values),
-                    Some(at) => Err(bad(format!("tensor {name} holds {} at {at}", values[at]))),
+                    Some(at) => Err(bad(format!("tensor {name} is {} at index {at}", values[at]))),
                 }
             };
             tensors.iter().map(read).collect::<Result<Vec<_>>>()
         };
         let state = match kind {
-            OptimizerKind::Adam => {
-                OptimizerState::Adam(AdamState { means: read("m")?, squares: read("v")? })
-            }
+            OptimizerKind::Adam => OptimizerState::Adam(AdamState {
+                first_moments: read("m")?,
+                second_moments: read("v")?,
+            }),
             OptimizerKind::Dimuon { rank } => {
                 let mut dimuon = DimuonState::new(rank, &[]);
                 dimuon.momenta = read("m")?;
@@ -96,7 +98,9 @@ impl Optimizer {
 
     fn groups(&self) -> Vec<(&'static str, &[Vec<f32>])> {
         match &self.state {
-            OptimizerState::Adam(adam) => vec![("m", &adam.means), ("v", &adam.squares)],
+            OptimizerState::Adam(adam) => {
+                vec![("m", &adam.first_moments), ("v", &adam.second_moments)]
+            }
             OptimizerState::Dimuon(dimuon) => vec![("m", &dimuon.momenta)],
         }
     }

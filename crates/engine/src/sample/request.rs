@@ -1,4 +1,4 @@
-//! What is asked of a sampler, and what it answers.
+//! Requests to and outputs of a [`Sampler`](super::Sampler).
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use crate::tokenizer::Vocabulary;
 use crate::train::check_tokens;
 use crate::{Error, Result};
 
-/// Names a request from [`Sampler::add`](super::Sampler::add) to its answer.
+/// Identifies a request of a [`Sampler`](super::Sampler).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SampleRequestId(pub(super) u64);
 
-/// SamplingWeights to sample from: the base model, or an adapter as it was when this was made.
+/// Weights to sample from: the base model, or a snapshot of an adapter.
 ///
-/// Cheap to clone. What is trained later changes nothing here.
+/// Cheap to clone. Later training does not change a snapshot.
 #[derive(Clone, Debug)]
 pub struct SamplingWeights {
     id: u64,
@@ -23,7 +23,8 @@ pub struct SamplingWeights {
 }
 
 impl SamplingWeights {
-    /// `id` must tell different weights apart: the cache is keyed by it.
+    /// Creates weights. `id` must be unique among different weights, because it is part of the
+    /// cache key.
     pub(crate) fn new(id: u64, lora: Option<Arc<PackedLora>>) -> Self {
         Self { id, lora }
     }
@@ -37,111 +38,115 @@ impl SamplingWeights {
     }
 }
 
-/// What to write, and what to say about the prompt.
+/// A sampling request: the completions to generate and the scores of the prompt to compute.
 #[derive(Clone, Debug)]
 pub struct SampleRequest {
-    /// What the model reads first; not empty.
+    /// Prompt tokens; not empty.
     pub prompt: Vec<u32>,
-    /// How many continuations, each with random numbers of its own.
+    /// Number of completions, 1 to 65,536. Each has its own random numbers.
     pub samples: usize,
-    /// How many tokens at most; `None` fills the context.
+    /// Maximum number of tokens per completion, at least 1; `None` means the rest of the model's
+    /// context.
     pub max_tokens: Option<usize>,
-    /// How tokens are drawn.
+    /// Temperature, top-k and top-p.
     pub decoding: DecodingParams,
-    /// The same seed, prompt, settings and weights give the same tokens.
+    /// Seed of the random numbers. Equal seeds, prompts, parameters and weights give equal tokens.
     pub seed: u64,
-    /// What ends a continuation.
+    /// Tokens and texts that end a completion.
     pub stop: StopConditions,
-    /// The bytes of tokens; needed only if a stop is a text.
+    /// Bytes of the tokens; required if `stop` contains a text.
     pub vocabulary: Option<Arc<Vocabulary>>,
-    /// Report log-probabilities as the model gives them, not as the temperature bends them.
+    /// Whether to report log-probabilities at temperature 1 instead of `decoding.temperature`.
     pub raw_logprobs: bool,
-    /// How many of the likeliest tokens to report for every written token.
+    /// Number of most probable tokens to report per sampled token; 0 for none.
     pub top_k: usize,
-    /// What to say about the prompt.
+    /// Scores of the prompt to compute.
     pub scoring: PromptScoring,
 }
 
-/// What to say about a prompt. Its log-probabilities know no temperature.
+/// Scores of a prompt to compute, always at temperature 1.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PromptScoring {
-    /// The log-probability of every token of the prompt.
+    /// Whether to report the log-probability of every prompt token except the first.
     pub logprobs: bool,
-    /// Only for the last so many tokens.
+    /// Restricts `logprobs` and `top_k` to this number of tokens at the end of the prompt.
     pub last: Option<usize>,
-    /// How many of the likeliest tokens to report for every position.
+    /// Number of most probable tokens to report per prompt token; 0 for none.
     pub top_k: usize,
-    /// Tokens to score: as many for every position but the first, -1 for none.
+    /// Tokens whose log-probability to report: the same number for every position except the first,
+    /// row by row, with -1 for no token.
     pub targets: Option<Vec<i64>>,
-    /// How many alternatives to draw for every position but the first.
+    /// Number of alternative tokens to sample per position except the first; 0 for none.
     pub alternatives: usize,
 }
 
-/// What came of a request.
+/// Output of a sampling request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleOutput {
-    /// The continuations, in order.
+    /// Completions, in the order of their numbers.
     pub samples: Vec<SampledCompletion>,
-    /// What was asked about the prompt.
+    /// Requested scores of the prompt.
     pub prompt: PromptScores,
-    /// Tokens of the prompt that did not have to be computed.
+    /// Number of prompt tokens that were found in the KV cache.
     pub cache_hits: usize,
 }
 
-/// One continuation.
+/// One completion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampledCompletion {
-    /// Its tokens, the one that stopped it included.
+    /// Sampled tokens, including the stop token or the token that completed a stop text.
     pub tokens: Vec<u32>,
-    /// The log-probability of each.
+    /// Log-probability of each token.
     pub logprobs: Vec<f32>,
-    /// Why it ended.
+    /// Reason why the completion ended.
     pub reason: StopReason,
-    /// The likeliest tokens at each place, if asked for.
+    /// Most probable tokens at each position, if requested.
     pub top_k: Option<TopK>,
 }
 
-/// Why a continuation ended.
+/// Reason why a completion ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// At one of the stops.
+    /// A stop token or stop text occurred.
     Stop,
-    /// It was long enough.
+    /// The completion reached its maximum length.
     Length,
 }
 
-/// The `k` likeliest tokens of consecutive positions, best first. A place that has none holds
-/// token 0 and -99999.
+/// The `k` most probable tokens of consecutive positions, in descending order of probability. Empty
+/// entries have token 0 and log-probability -99999.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TopK {
-    /// How many for each position.
+    /// Number of entries per position.
     pub k: usize,
-    /// Position by position.
+    /// Tokens, position by position.
     pub tokens: Vec<u32>,
-    /// Of the same tokens.
+    /// Log-probabilities of the tokens.
     pub logprobs: Vec<f32>,
 }
 
-/// What was found out about a prompt.
+/// Scores of a prompt. Fields that were not requested are `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PromptScores {
-    /// One for each token; NaN for the first and for those not asked about.
+    /// Log-probability of each token; NaN for the first and for those that were not requested.
     pub logprobs: Option<Vec<f32>>,
-    /// One row for each token.
+    /// Most probable tokens, one row per prompt token.
     pub top_k: Option<TopK>,
-    /// Aligned with the targets that were given; 0 for those not asked about.
+    /// Log-probabilities of the requested targets; 0 where no token was requested.
     pub targets: Option<Vec<f32>>,
-    /// Tokens and their log-probabilities: one row for each token but the first.
+    /// Sampled alternatives with their log-probabilities, one row per prompt token except the
+    /// first.
     pub alternatives: Option<TopK>,
 }
 
-/// Continuations of one request: what is kept for each has to fit somewhere.
-const MOST_SAMPLES: usize = 1 << 16;
-/// TensorValues in one table of top tokens.
-const MOST_TOP: usize = 1 << 24;
+/// Maximum number of completions per request.
+const MAX_SAMPLES: usize = 1 << 16;
+/// Maximum number of entries in a table of top tokens.
+const MAX_TOP_ENTRIES: usize = 1 << 24;
 
 impl SampleRequest {
-    /// One continuation of `prompt`, at most `max_tokens` long, drawn at temperature 1.
+    /// Creates a request for one completion of `prompt` of at most `max_tokens` tokens, at
+    /// temperature 1, with seed 0 and without stop conditions or scores.
     #[must_use]
     pub fn new(prompt: Vec<u32>, max_tokens: usize) -> Self {
         Self {
@@ -158,16 +163,16 @@ impl SampleRequest {
         }
     }
 
-    /// How many tokens a continuation has at most.
+    /// Validates the request. Returns the maximum number of tokens per completion.
     pub(super) fn check(&self, model: &ModelConfig) -> Result<usize> {
         let len = self.prompt.len();
         if len == 0 {
             return Err(Error::invalid("prompt", "it is empty"));
         }
         check_tokens("prompt", &self.prompt, model.vocab_size)?;
-        if !(1..=MOST_SAMPLES).contains(&self.samples) {
-            let why = format!("{}, expected 1 to {MOST_SAMPLES}", self.samples);
-            return Err(Error::invalid("num_samples", why));
+        if !(1..=MAX_SAMPLES).contains(&self.samples) {
+            let reason = format!("{}, expected 1 to {MAX_SAMPLES}", self.samples);
+            return Err(Error::invalid("num_samples", reason));
         }
         let most = model.max_positions;
         let limit = match self.max_tokens {
@@ -176,16 +181,16 @@ impl SampleRequest {
             None => most.saturating_sub(len),
         };
         if limit == 0 || len.saturating_add(limit) > most {
-            let why = format!(
+            let reason = format!(
                 "Prompt length plus max_tokens exceeds the model's context window: \
                  {len} + {} > {most}",
                 limit.max(1)
             );
-            return Err(Error::invalid("max_tokens", why));
+            return Err(Error::invalid("max_tokens", reason));
         }
         self.decoding.check()?;
         if self.stop.reads_bytes() && self.vocabulary.is_none() {
-            return Err(Error::invalid("stop", "a text needs a vocabulary to be found in"));
+            return Err(Error::invalid("stop", "a stop text requires the vocabulary"));
         }
         for (field, rows, k) in [
             ("topk_prompt_logprobs", len, self.scoring.top_k),
@@ -193,22 +198,22 @@ impl SampleRequest {
             ("prompt_alt_tokens_k", len, self.scoring.alternatives),
         ] {
             if k > model.vocab_size {
-                let why = format!("{k}, but the model has {} tokens", model.vocab_size);
-                return Err(Error::invalid(field, why));
+                let reason = format!("{k}, but the model has {} tokens", model.vocab_size);
+                return Err(Error::invalid(field, reason));
             }
-            if k > 0 && rows.saturating_mul(k) > MOST_TOP {
-                let why = format!("{rows} × {k} are more than {MOST_TOP}");
-                return Err(Error::invalid(field, why));
+            if k > 0 && rows.saturating_mul(k) > MAX_TOP_ENTRIES {
+                let reason = format!("{rows} × {k} entries exceed the limit of {MAX_TOP_ENTRIES}");
+                return Err(Error::invalid(field, reason));
             }
         }
         if let Some(last) = self.scoring.last
             && !(self.scoring.logprobs && (1..len).contains(&last))
         {
-            let why = format!(
+            let reason = format!(
                 "{last} with a prompt of {len}: expected prompt_logprobs and 1 to {}",
                 len - 1
             );
-            return Err(Error::invalid("prompt_logprobs_last_n", why));
+            return Err(Error::invalid("prompt_logprobs_last_n", reason));
         }
         if let Some(targets) = &self.scoring.targets {
             if len < 2 || targets.is_empty() || targets.len() % (len - 1) != 0 {
@@ -228,7 +233,8 @@ impl SampleRequest {
                 });
             }
             if targets.iter().all(|id| *id == -1) {
-                return Err(Error::invalid("target_prompt_logprobs", "no token is asked about"));
+                let reason = "all targets are -1, expected at least one token";
+                return Err(Error::invalid("target_prompt_logprobs", reason));
             }
         }
         Ok(limit)

@@ -1,4 +1,4 @@
-//! The sampler against torch's numbers, against training, and against itself.
+//! The sampler compared with torch and with training, and its invariance to batching.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn one(sampler: &mut Sampler, weights: &SamplingWeights, request: SampleRequest)
 }
 
 #[test]
-fn greedy_tokens_are_those_of_torch() {
+fn greedy_tokens_match_torch() {
     for name in MODELS {
         let engine = engine(name, 2);
         let text = std::fs::read(folder(name).join("expected.json")).unwrap();
@@ -92,10 +92,10 @@ fn sampler_and_trainer_report_the_same_bits() {
     }
 }
 
-/// Alone or among others, on one thread or three, from the cache or not, given up and computed
-/// again: the same tokens and the same bits.
+/// Compares requests computed one by one with the same requests in one batch, on one and several
+/// threads, with and without cached pages, and with so few pages that sequences are preempted.
 #[test]
-fn nothing_else_in_the_batch_changes_a_result() {
+fn results_do_not_depend_on_the_batch_threads_or_cache() {
     let requests = |seed: u64| -> Vec<SampleRequest> {
         (0..9)
             .map(|i| {
@@ -151,7 +151,7 @@ fn nothing_else_in_the_batch_changes_a_result() {
 }
 
 #[test]
-fn prompts_are_scored_in_every_way() {
+fn all_scores_of_a_prompt_are_consistent() {
     let engine = engine("llama", 1);
     let mut sampler = engine.sampler().unwrap();
     let mut request = SampleRequest::new(prompt(21, 2), 1);
@@ -186,7 +186,7 @@ fn prompts_are_scored_in_every_way() {
 }
 
 #[test]
-fn a_longer_sample_begins_like_a_shorter_one_and_samples_differ() {
+fn a_longer_completion_starts_with_a_shorter_one_and_completions_differ() {
     let engine = engine("qwen2", 1);
     let mut sampler = engine.sampler().unwrap();
     let mut request = SampleRequest::new(prompt(4, 0), 5);
@@ -201,13 +201,13 @@ fn a_longer_sample_begins_like_a_shorter_one_and_samples_differ() {
     assert_ne!(long.samples[0].tokens, long.samples[1].tokens);
 }
 
-/// A vocabulary in which every token is a letter.
+/// Returns a vocabulary in which every token is a letter.
 fn letters() -> Arc<Vocabulary> {
     Arc::new(Vocabulary::new((0..97_u8).map(|token| vec![b'a' + token % 26]).collect()))
 }
 
 #[test]
-fn stops_end_a_continuation_and_are_part_of_it() {
+fn stop_conditions_end_a_completion_and_are_part_of_it() {
     let engine = engine("qwen2", 1);
     let mut sampler = engine.sampler().unwrap();
     let mut request = SampleRequest::new(prompt(4, 0), 30);
@@ -230,7 +230,7 @@ fn stops_end_a_continuation_and_are_part_of_it() {
 }
 
 #[test]
-fn a_cancelled_request_leaves_nothing_behind() {
+fn a_cancelled_request_releases_its_pages() {
     let engine = engine("qwen3", 1);
     let mut sampler = engine.sampler().unwrap();
     let mut request = SampleRequest::new(prompt(40, 0), 50);
@@ -249,7 +249,7 @@ fn a_cancelled_request_leaves_nothing_behind() {
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_with_a_reason() {
+fn invalid_requests_are_refused_with_a_reason() {
     let engine = engine("qwen3", 1);
     let mut sampler = engine.sampler().unwrap();
     let base = engine.base_weights();
@@ -281,7 +281,7 @@ fn what_cannot_be_done_is_refused_with_a_reason() {
 }
 
 #[test]
-fn a_poisoned_adapter_fails_its_own_requests_only() {
+fn an_adapter_with_nan_weights_fails_only_its_own_requests() {
     let engine = engine("qwen3", 1);
     let mut trainer = engine
         .create_trainer(LoraConfig { rank: 4, ..LoraConfig::default() }, OptimizerKind::Adam)

@@ -22,8 +22,8 @@ impl Tokenizer {
         specials: &[&str],
     ) -> Result<Self> {
         let Some(room) = size.checked_sub(256 + specials.len()) else {
-            let why = format!("{size} tokens are fewer than 256 bytes and the special ones");
-            return Err(Error::invalid("vocabulary size", why));
+            let reason = format!("{size} tokens are fewer than 256 bytes and the special ones");
+            return Err(Error::invalid("vocabulary size", reason));
         };
         let mut words = words(texts);
         let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
@@ -50,8 +50,8 @@ impl Tokenizer {
         let mut named: Vec<(String, u32)> = Vec::with_capacity(specials.len());
         for &special in specials {
             if special.is_empty() || named.iter().any(|(name, _)| name == special) {
-                let why = format!("{special:?} is empty or there twice");
-                return Err(Error::invalid("special tokens", why));
+                let reason = format!("{special:?} is empty or there twice");
+                return Err(Error::invalid("special tokens", reason));
             }
             let token = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
             named.push((special.to_owned(), token));

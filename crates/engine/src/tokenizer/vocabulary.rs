@@ -62,8 +62,8 @@ impl Vocabulary {
         let given = raw.model.vocab.len() + raw.added_tokens.len();
         // A lone token with a huge number must not make us allocate for all below it.
         if count > given.saturating_mul(4).saturating_add(1024) {
-            let why = format!("has {given} tokens, but the last has number {}", count - 1);
-            return Err(Error::bad_file(path, why));
+            let reason = format!("has {given} tokens, but the last has number {}", count - 1);
+            return Err(Error::bad_file(path, reason));
         }
         let mut tokens = vec![Vec::new(); count];
         for (token, id) in &raw.model.vocab {

@@ -1,7 +1,7 @@
-//! A batch of any size through a model, in as many passes as its memory takes.
+//! [`BatchExecution`]: runs a batch of any size through a model in micro-batches.
 
 use super::datum::Datum;
-use super::forward_pass::{ForwardPass, TrainingSequence, WORTH_SHARING};
+use super::forward_pass::{ForwardPass, MIN_SHARED_PREFIX, TrainingSequence};
 use super::objective::{DatumLoss, TrainingObjective, TrainingOutput, report};
 use crate::lora::PackedLora;
 use crate::model::{
@@ -9,67 +9,73 @@ use crate::model::{
 };
 use crate::{Error, Result};
 
-/// What a batch is run with.
+/// A model with the settings for running a batch.
 pub(super) struct BatchExecution<'a> {
     pub(super) model: &'a Model,
     pub(super) lora: Option<&'a PackedLora>,
-    /// Bytes that a pass may keep.
+    /// Memory limit in bytes for the activations of a pass.
     pub(super) memory: usize,
     pub(super) objective: &'a TrainingObjective<'a>,
 }
 
 impl BatchExecution<'_> {
-    /// Runs checked data forward, and back if there is somewhere to put gradients.
+    /// Runs validated data forward and, if `gradients` is given, backward.
     ///
-    /// Data that begin alike stay together; otherwise a batch is cut where its memory ends. Sums go
-    /// on over the cuts, so these change no bit.
+    /// The batch is divided into micro-batches that fit the memory limit; data with a common prefix
+    /// stay together. The sums continue over micro-batches in the same order, so the division does
+    /// not change a bit of the result.
     ///
     /// # Errors
-    /// If the loss of a datum is not a number, or the system does not have the memory. Gradients
-    /// may then have been added to.
-    pub(super) fn data(
+    /// [`Error::Datum`] if the loss of a datum is not finite; [`Error::OutOfMemory`] if the system
+    /// refuses memory. The gradients may have been added to.
+    pub(super) fn run(
         &self,
         data: &[Datum<'_>],
-        mut back: Option<(&mut AdapterGradients, &mut dyn GradientSink)>,
+        mut gradients: Option<(&mut AdapterGradients, &mut dyn GradientSink)>,
     ) -> Result<TrainingOutput> {
         let mut logprobs: Vec<Vec<f32>> = vec![Vec::new(); data.len()];
-        let mut parts: Vec<Option<DatumLoss>> = data.iter().map(|_| None).collect();
+        let mut losses: Vec<Option<DatumLoss>> = data.iter().map(|_| None).collect();
         let tokens: Vec<&[u32]> = data.iter().map(|datum| datum.tokens).collect();
-        for batch in PackedBatch::micro_batches(&tokens, WORTH_SHARING, self.rows(back.is_some())) {
+        for batch in PackedBatch::micro_batches(
+            &tokens,
+            MIN_SHARED_PREFIX,
+            self.max_rows(gradients.is_some()),
+        ) {
             let sequences: Vec<TrainingSequence<'_>> =
                 batch.iter().map(|index| data[*index].sequence()).collect();
-            let memory = back.is_some().then_some(self.memory);
-            let (pass, found) = ForwardPass::forward(self.model, self.lora, &sequences, memory)?;
-            let mut slopes = Vec::with_capacity(batch.len());
-            for (&index, found) in batch.iter().zip(found) {
-                let (part, slope) = self
+            let memory = gradients.is_some().then_some(self.memory);
+            let (pass, target_logprobs) =
+                ForwardPass::forward(self.model, self.lora, &sequences, memory)?;
+            let mut logprob_grads = Vec::with_capacity(batch.len());
+            for (&index, target_logprobs) in batch.iter().zip(target_logprobs) {
+                let (loss, logprob_grad) = self
                     .objective
-                    .evaluate(&data[index], &found)
+                    .evaluate(&data[index], &target_logprobs)
                     .map_err(|error| error.in_datum(index))?;
-                slopes.push(slope);
-                parts[index] = Some(part);
-                logprobs[index] = found;
+                logprob_grads.push(logprob_grad);
+                losses[index] = Some(loss);
+                logprobs[index] = target_logprobs;
             }
-            if let Some((grads, sink)) = &mut back {
-                pass.backward(&slopes, grads, *sink);
+            if let Some((grads, sink)) = &mut gradients {
+                pass.backward(&logprob_grads, grads, *sink);
             }
         }
-        let metrics = report(data, parts.into_iter().flatten().collect());
+        let metrics = report(data, losses.into_iter().flatten().collect());
         Ok(TrainingOutput { logprobs, metrics })
     }
 
-    /// How many rows a pass may have so that it can keep everything.
-    fn rows(&self, back: bool) -> usize {
-        let (layers, logits) = match back {
+    /// Returns the maximum number of rows whose activations fit the memory limit.
+    fn max_rows(&self, with_backward: bool) -> usize {
+        let (layers, logits) = match with_backward {
             true => (self.model.layers.len(), SavedLogits::bytes(self.model, 1)),
             false => (0, 0),
         };
-        // On the way, a layer holds about three times what it keeps.
+        // While it runs, a layer holds about three times the memory of its activations.
         self.memory / ((layers + 3) * LayerActivations::bytes(self.model, 1) + logits).max(1)
     }
 }
 
-/// The first number of a gradient that is none.
+/// Checks that all gradients are finite.
 pub(super) fn check_gradient<'a>(grads: impl Iterator<Item = &'a f32>) -> Result<()> {
     match grads.enumerate().find(|(_, grad)| !grad.is_finite()) {
         None => Ok(()),
@@ -77,7 +83,7 @@ pub(super) fn check_gradient<'a>(grads: impl Iterator<Item = &'a f32>) -> Result
             what: "the gradient".to_owned(),
             index,
             value: f64::from(*grad),
-            hint: "make the weights or advantages smaller, or load an earlier checkpoint",
+            hint: "reduce the weights or advantages, or load an earlier checkpoint",
         }),
     }
 }

@@ -8,18 +8,19 @@ use crate::file::ModelConfig;
 use crate::loss::LossInputs;
 use crate::{Error, Result};
 
-/// One training example: what the model reads, and which tokens should follow each position.
+/// One training example: the input tokens and the target tokens of each position.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Datum<'a> {
-    /// What the model reads; not empty.
+    /// Input tokens; not empty.
     pub tokens: &'a [u32],
-    /// What should follow each position, `columns` tokens for each.
+    /// Target tokens: `columns` per position, position by position.
     pub targets: &'a [u32],
-    /// Targets of a position in a two-dimensional datum; `None` for the usual one.
+    /// Number of targets per position for two-dimensional targets; `None` for one target per
+    /// position.
     pub columns: Option<usize>,
-    /// What a built-in loss reads besides.
+    /// Inputs of a built-in loss.
     pub inputs: LossInputs<'a>,
-    /// What a custom loss reads besides the log-probabilities, in the order of its inputs.
+    /// Inputs of a custom loss after the log-probabilities, in the order of its parameters.
     pub graph_inputs: &'a [TensorView<'a>],
 }
 
@@ -28,7 +29,7 @@ impl<'a> Datum<'a> {
         TrainingSequence { tokens: self.tokens, targets: self.targets }
     }
 
-    /// The shape of the targets.
+    /// Returns the shape of the targets.
     pub(super) fn shape(&self) -> Vec<usize> {
         match self.columns {
             None => vec![self.targets.len()],
@@ -36,7 +37,7 @@ impl<'a> Datum<'a> {
         }
     }
 
-    /// The log-probabilities as a custom loss reads them, and what else it reads.
+    /// Returns the log-probabilities and all other inputs of a custom loss.
     pub(super) fn graph_inputs<'b>(&self, shape: &'b [usize], p: &'b [f32]) -> Vec<TensorView<'b>>
     where
         'a: 'b,
@@ -46,18 +47,23 @@ impl<'a> Datum<'a> {
         inputs
     }
 
-    /// Whether a model of this form can run it at all; asked without running it.
+    /// Checks that a model of this configuration can run the datum.
     ///
     /// # Errors
-    /// If it is empty or too long, has a token that there is not, or lacks what the loss reads.
+    /// - [`Error::Invalid`] if the input is empty or longer than the model's context, or a position
+    ///   has no targets.
+    /// - [`Error::Length`] if the targets or an input of the loss have the wrong length.
+    /// - [`Error::TokenOutOfRange`] if a token is not in the vocabulary.
+    /// - [`Error::MissingInput`], [`Error::NonFiniteInput`] or [`Error::CustomLoss`] if the inputs
+    ///   of the loss are missing or invalid.
     pub fn check(&self, model: &ModelConfig, objective: &TrainingObjective<'_>) -> Result<()> {
         let count = self.tokens.len();
         if count == 0 {
             return Err(Error::invalid("model_input", "it is empty"));
         }
         if count > model.max_positions {
-            let why = format!("{count} tokens exceed the context of {}", model.max_positions);
-            return Err(Error::invalid("model_input", why));
+            let reason = format!("{count} tokens exceed the context of {}", model.max_positions);
+            return Err(Error::invalid("model_input", reason));
         }
         let expected = count.saturating_mul(self.columns.unwrap_or(1));
         if self.columns == Some(0) {
@@ -79,7 +85,7 @@ impl<'a> Datum<'a> {
     }
 }
 
-/// Every token exists.
+/// Checks that every token is in the vocabulary.
 pub(crate) fn check_tokens(field: &str, tokens: &[u32], vocab: usize) -> Result<()> {
     match tokens.iter().position(|token| *token as usize >= vocab) {
         None => Ok(()),

@@ -1,4 +1,4 @@
-//! One pass over a batch: log-probabilities forward, gradients back.
+//! [`ForwardPass`]: log-probabilities of a micro-batch, and its backward pass.
 
 use crate::Result;
 use crate::kernel::paged_attention::SequenceChunk;
@@ -9,18 +9,18 @@ use crate::model::{
     Model, NormWeight, OutputHead, PackedBatch, SavedLogits, Workspace,
 };
 
-/// Common beginnings shorter than this are computed again for each sequence.
-pub(super) const WORTH_SHARING: usize = 16;
+/// Minimum length in tokens of a common prefix that sequences share.
+pub(super) const MIN_SHARED_PREFIX: usize = 16;
 
-/// One sequence: what the model reads, and which tokens are scored after each position.
+/// Input and target tokens of one sequence.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TrainingSequence<'a> {
     pub(crate) tokens: &'a [u32],
-    /// As many for every position: one, or `targets.len() / tokens.len()`.
+    /// Targets, position by position; the same number for every position.
     pub(crate) targets: &'a [u32],
 }
 
-/// A forward pass that is over, with what its backward pass needs.
+/// A completed forward pass with the activations that its backward pass needs.
 #[derive(Debug)]
 pub(crate) struct ForwardPass<'a> {
     model: &'a Model,
@@ -29,30 +29,33 @@ pub(crate) struct ForwardPass<'a> {
     chunks: Vec<SequenceChunk>,
     pages: Vec<f32>,
     work: Workspace,
-    /// What every layer got; all of its activations where memory allows.
+    /// Activations per layer; for layers whose activations do not fit into memory only their input.
     activations: Vec<LayerActivations>,
-    kept: usize,
+    saved_layers: usize,
     normed: Vec<f32>,
     inverse: Vec<f32>,
-    pairs: Vec<LogprobQuery>,
-    logs: Vec<f64>,
-    /// The logits, where memory allows.
+    queries: Vec<LogprobQuery>,
+    log_sums: Vec<f64>,
+    /// Logits, if they fit into memory.
     logits: Option<SavedLogits>,
-    /// For every sequence and target the place of its pair.
-    places: Vec<Vec<usize>>,
+    /// For every sequence and target, the index of its query.
+    query_indices: Vec<Vec<usize>>,
 }
 
-/// What a forward pass found: the log-probability of every target.
+/// Log-probability of every target of every sequence.
 pub(crate) type TargetLogprobs = Vec<Vec<f32>>;
 
 impl<'a> ForwardPass<'a> {
-    /// Runs the model forward. `memory` bounds what is kept for the way back; what does not fit is
-    /// computed again. Without a way back nothing is kept.
+    /// Runs the model forward.
     ///
-    /// Sequences must be checked: not empty, not too long, tokens that exist.
+    /// `memory` is the memory limit in bytes for the backward pass; activations that do not fit are
+    /// computed again. `None` means that there is no backward pass and nothing is saved_layers.
+    ///
+    /// The sequences must be valid: not empty, not longer than the context, with tokens of the
+    /// vocabulary.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the system does not have the memory.
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the system refuses memory.
     pub(crate) fn forward(
         model: &'a Model,
         lora: Option<&'a PackedLora>,
@@ -60,19 +63,20 @@ impl<'a> ForwardPass<'a> {
         memory: Option<usize>,
     ) -> Result<(Self, TargetLogprobs)> {
         let tokens: Vec<&[u32]> = sequences.iter().map(|sequence| sequence.tokens).collect();
-        let batch = PackedBatch::pack(&tokens, WORTH_SHARING);
+        let batch = PackedBatch::pack(&tokens, MIN_SHARED_PREFIX);
         let (chunks, pages) = batch.sequence_chunks();
         let rows = batch.tokens.len();
         let layers = model.layers.len();
         let activations = LayerActivations::bytes(model, rows).max(1);
-        let kept = memory.map_or(0, |memory| (memory / activations).min(layers));
+        let saved_layers = memory.map_or(0, |memory| (memory / activations).min(layers));
         let width = 4 * model.config.hidden_size;
-        let inputs = if memory.is_some() { rows * (layers - kept) * width } else { 0 };
+        let inputs = if memory.is_some() { rows * (layers - saved_layers) * width } else { 0 };
         let logits = SavedLogits::bytes(model, rows);
-        let keep = memory.is_some_and(|memory| logits <= memory.saturating_sub(activations * kept));
-        let needed = activations.saturating_mul(kept + 3).saturating_add(inputs);
-        probe("a training pass", needed.saturating_add(if keep { logits } else { 0 }))?;
-        let logits = keep.then(SavedLogits::default);
+        let save_logits = memory
+            .is_some_and(|memory| logits <= memory.saturating_sub(activations * saved_layers));
+        let needed = activations.saturating_mul(saved_layers + 3).saturating_add(inputs);
+        probe("a training pass", needed.saturating_add(if save_logits { logits } else { 0 }))?;
+        let logits = save_logits.then(SavedLogits::default);
         let mut pass = Self {
             model,
             lora,
@@ -80,13 +84,13 @@ impl<'a> ForwardPass<'a> {
             pages: vec![0.0; pages * model.heads().page_floats()],
             work: Workspace::default(),
             activations: Vec::new(),
-            kept,
+            saved_layers,
             normed: Vec::new(),
             inverse: Vec::new(),
-            pairs: Vec::new(),
-            logs: Vec::new(),
+            queries: Vec::new(),
+            log_sums: Vec::new(),
             logits,
-            places: Vec::new(),
+            query_indices: Vec::new(),
             batch,
         };
         model.embed(&pass.batch.tokens, &pass.chunks, &mut pass.work);
@@ -96,8 +100,8 @@ impl<'a> ForwardPass<'a> {
             if memory.is_none() {
                 continue;
             }
-            // The last layers are the first ones that the way back needs.
-            pass.activations.push(if layer + kept >= layers {
+            // Keep the activations of the last layers: the backward pass needs them first.
+            pass.activations.push(if layer + saved_layers >= layers {
                 std::mem::take(&mut spare)
             } else {
                 LayerActivations {
@@ -118,7 +122,7 @@ impl<'a> ForwardPass<'a> {
     }
 
     fn score(&mut self, sequences: &[TrainingSequence<'_>]) -> TargetLogprobs {
-        // Pairs must be sorted by row; rows that sequences share have pairs of each.
+        // Queries must be sorted by row. A row that several sequences share has queries of each.
         let mut wanted: Vec<(usize, u32, usize, usize)> = Vec::new();
         for (i, sequence) in sequences.iter().enumerate() {
             let each = sequence.targets.len() / sequence.tokens.len();
@@ -129,30 +133,34 @@ impl<'a> ForwardPass<'a> {
             }
         }
         wanted.sort_by_key(|(row, ..)| *row);
-        self.pairs = wanted.iter().map(|&(row, token, ..)| LogprobQuery { row, token }).collect();
-        self.places = sequences.iter().map(|sequence| vec![0; sequence.targets.len()]).collect();
-        for (place, &(_, _, sequence, k)) in wanted.iter().enumerate() {
-            self.places[sequence][k] = place;
+        self.queries = wanted.iter().map(|&(row, token, ..)| LogprobQuery { row, token }).collect();
+        self.query_indices =
+            sequences.iter().map(|sequence| vec![0; sequence.targets.len()]).collect();
+        for (query_index, &(_, _, sequence, k)) in wanted.iter().enumerate() {
+            self.query_indices[sequence][k] = query_index;
         }
         let head = OutputHead { model: self.model, lora: self.lora, x: &self.normed };
-        let (found, logs) = head.forward(&self.pairs, self.logits.as_mut());
-        self.logs = logs;
-        self.places.iter().map(|of| of.iter().map(|place| found[*place]).collect()).collect()
+        let (found, log_sums) = head.forward(&self.queries, self.logits.as_mut());
+        self.log_sums = log_sums;
+        self.query_indices
+            .iter()
+            .map(|indices| indices.iter().map(|query_index| found[*query_index]).collect())
+            .collect()
     }
 
-    /// Runs back from the gradients by every log-probability, aligned with the targets, and adds
-    /// to the gradients of the adapter.
+    /// Runs backward, given the gradient with respect to every log-probability, and adds to the
+    /// gradients of the adapter.
     pub(crate) fn backward(
         mut self,
-        slopes: &[Vec<f32>],
+        logprob_grads: &[Vec<f32>],
         grads: &mut AdapterGradients,
         sink: &mut dyn GradientSink,
     ) {
-        let Some(mut grad) = self.head_backward(slopes, grads, sink) else { return };
+        let Some(mut grad) = self.head_backward(logprob_grads, grads, sink) else { return };
         let layers = self.model.layers.len();
         for layer in (0..layers).rev() {
             let mut activations = self.activations.pop().unwrap_or_default();
-            if layer + self.kept < layers {
+            if layer + self.saved_layers < layers {
                 self.work.x = std::mem::take(&mut activations.input);
                 self.layer(layer, &mut activations);
             }
@@ -171,31 +179,31 @@ impl<'a> ForwardPass<'a> {
         }
     }
 
-    /// The gradient by what the last layer gave; `None` if there is none at all.
+    /// Returns the gradient with respect to the output of the last layer, or `None` if it is zero.
     fn head_backward(
         &mut self,
-        slopes: &[Vec<f32>],
+        logprob_grads: &[Vec<f32>],
         grads: &mut AdapterGradients,
         sink: &mut dyn GradientSink,
     ) -> Option<Vec<f32>> {
         let hidden = self.model.config.hidden_size;
-        let mut by_pair = vec![0.0_f32; self.pairs.len()];
-        for (slopes, places) in slopes.iter().zip(&self.places) {
-            for (slope, place) in slopes.iter().zip(places) {
-                by_pair[*place] = *slope;
+        let mut grads_by_query = vec![0.0_f32; self.queries.len()];
+        for (logprob_grads, query_indices) in logprob_grads.iter().zip(&self.query_indices) {
+            for (grad_value, query_index) in logprob_grads.iter().zip(query_indices) {
+                grads_by_query[*query_index] = *grad_value;
             }
         }
-        // Only rows with a gradient go through the unembedding again.
+        // Only rows with a nonzero gradient go through the output head again.
         let mut rows: Vec<usize> = Vec::new();
-        let mut pairs = Vec::new();
-        let mut slopes = Vec::new();
-        for (pair, slope) in self.pairs.iter().zip(&by_pair) {
-            if *slope != 0.0 {
-                if rows.last() != Some(&pair.row) {
-                    rows.push(pair.row);
+        let mut queries = Vec::new();
+        let mut logprob_grads = Vec::new();
+        for (query, grad_value) in self.queries.iter().zip(&grads_by_query) {
+            if *grad_value != 0.0 {
+                if rows.last() != Some(&query.row) {
+                    rows.push(query.row);
                 }
-                pairs.push(LogprobQuery { row: rows.len() - 1, token: pair.token });
-                slopes.push(*slope);
+                queries.push(LogprobQuery { row: rows.len() - 1, token: query.token });
+                logprob_grads.push(*grad_value);
             }
         }
         if rows.is_empty() {
@@ -205,14 +213,21 @@ impl<'a> ForwardPass<'a> {
         for row in &rows {
             x.extend_from_slice(&self.normed[row * hidden..(row + 1) * hidden]);
         }
-        let logs: Vec<f64> = rows.iter().map(|row| self.logs[*row]).collect();
+        let log_sums: Vec<f64> = rows.iter().map(|row| self.log_sums[*row]).collect();
         let head = OutputHead { model: self.model, lora: self.lora, x: &x };
-        let kept = self.logits.take();
-        let kept = kept.as_ref().map(|kept| (kept, &rows[..]));
-        let some = head.backward(&pairs, &slopes, &logs, kept, grads.unembedding.as_mut(), sink);
+        let saved_layers = self.logits.take();
+        let saved_layers = saved_layers.as_ref().map(|saved_layers| (saved_layers, &rows[..]));
+        let grad_x = head.backward(
+            &queries,
+            &logprob_grads,
+            &log_sums,
+            saved_layers,
+            grads.unembedding.as_mut(),
+            sink,
+        );
         let mut grad_normed = vec![0.0; self.normed.len()];
-        for (row, some) in rows.iter().zip(some.chunks_exact(hidden)) {
-            grad_normed[row * hidden..(row + 1) * hidden].copy_from_slice(some);
+        for (row, grad_x) in rows.iter().zip(grad_x.chunks_exact(hidden)) {
+            grad_normed[row * hidden..(row + 1) * hidden].copy_from_slice(grad_x);
         }
         let mut grad = vec![0.0; self.normed.len()];
         let norm = (NormWeight::Last, &self.model.norm[..]);

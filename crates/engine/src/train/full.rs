@@ -1,7 +1,7 @@
-//! [`FullTrainer`]: a small model trained from nothing, all of it.
+//! [`FullTrainer`]: trains all weights of a small model from scratch.
 //!
-//! Everything is packed again after every step, which a small model does not notice. This is how
-//! the built-in model was made; a large model wants an adapter.
+//! All weights are packed again after every step, which is acceptable only for small models. It was
+//! used to create the built-in model. Larger models are fine-tuned with an adapter.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::optim::{Optimizer, OptimizerKind, Parameter, StepParams, StepReport};
 use crate::rng::ChaCha8;
 use crate::{Error, Result};
 
-/// A tensor and the gradient by it.
+/// A tensor with its gradient.
 #[derive(Debug)]
 struct TrainedTensor {
     shape: Vec<usize>,
@@ -28,7 +28,7 @@ struct TrainedTensor {
     grad: Vec<f32>,
 }
 
-/// A model of which every weight is trained.
+/// A model all of whose weights are trained.
 #[derive(Debug)]
 pub struct FullTrainer {
     config: ModelConfig,
@@ -40,23 +40,25 @@ pub struct FullTrainer {
 }
 
 impl FullTrainer {
-    /// A model with random weights: matrices uniform with the spread that keeps signals alive,
-    /// norms 1, biases 0.
+    /// Creates a model with random weights: uniform matrices with variance 1 / inputs, norms 1,
+    /// biases 0.
     ///
     /// # Errors
-    /// If threads cannot be started, or the system does not have the memory.
+    /// [`Error::Invalid`] if the threads cannot be started; [`Error::OutOfMemory`] if the system
+    /// refuses memory.
     pub fn new(config: &ModelConfig, seed: u64, options: &EngineOptions) -> Result<Self> {
         let kernel = Kernel::new(options.threads)?;
-        // TrainedTensors, packed weights, gradients and the two means of Adam.
+        // Weights, packed weights, gradients and the two moments of Adam.
         let bytes = config.tensors().fold(0_usize, |sum, (_, shape)| {
             sum.saturating_add(shape.iter().fold(5 * 4, |len, side| len.saturating_mul(*side)))
         });
-        probe("the weights of the model and their training", bytes)?;
+        probe("training the model's weights", bytes)?;
         let tensors: BTreeMap<String, TrainedTensor> = config
             .tensors()
             .enumerate()
             .map(|(i, (name, shape))| {
-                let weights = start(config, &name, &shape, &mut ChaCha8::new(seed, i as u64));
+                let weights =
+                    initial_values(config, &name, &shape, &mut ChaCha8::new(seed, i as u64));
                 let grad = vec![0.0; weights.len()];
                 (name, TrainedTensor { shape, weights, grad })
             })
@@ -72,16 +74,16 @@ impl FullTrainer {
         })
     }
 
-    /// How many numbers are trained.
+    /// Returns the number of trained parameters.
     #[must_use]
     pub fn parameters(&self) -> usize {
         self.tensors.values().map(|tensor| tensor.weights.len()).sum()
     }
 
-    /// Runs a batch and adds its gradients to those of the batches before.
+    /// Runs a batch forward and backward and adds its gradients to the accumulated ones.
     ///
     /// # Errors
-    /// If a datum cannot be run, or the loss is not a number.
+    /// As [`Trainer::forward_backward`](super::Trainer::forward_backward).
     pub fn forward_backward(
         &mut self,
         objective: &TrainingObjective<'_>,
@@ -94,8 +96,9 @@ impl FullTrainer {
             self.tensors.values().map(|tensor| tensor.grad.clone()).collect();
         let mut grads = AdapterGradients::new(&self.model, None);
         let mut sink = FullGradients { tensors: &mut self.tensors, config: &self.config };
-        let run = BatchExecution { model: &self.model, lora: None, memory: self.memory, objective };
-        let out = run.data(data, Some((&mut grads, &mut sink))).and_then(|out| {
+        let execution =
+            BatchExecution { model: &self.model, lora: None, memory: self.memory, objective };
+        let out = execution.run(data, Some((&mut grads, &mut sink))).and_then(|out| {
             check_gradient(self.tensors.values().flat_map(|tensor| &tensor.grad))?;
             Ok(out)
         });
@@ -107,10 +110,10 @@ impl FullTrainer {
         out
     }
 
-    /// Changes the weights by the gradients gathered so far, and forgets those.
+    /// Updates the weights with the accumulated gradients and resets these to zero.
     ///
     /// # Errors
-    /// If the settings make no sense or a new weight would not be a number.
+    /// As [`Optimizer::step`].
     pub fn optim_step(&mut self, params: &StepParams) -> Result<StepReport> {
         let mut list: Vec<Parameter<'_>> = self
             .tensors
@@ -132,10 +135,10 @@ impl FullTrainer {
         Ok(report)
     }
 
-    /// The model as it is now, ready for use.
+    /// Returns an engine with the current weights.
     ///
     /// # Errors
-    /// Never, since the weights were loaded before.
+    /// [`Error::OutOfMemory`] if the system refuses memory for the copy.
     pub fn engine(&self, options: EngineOptions) -> Result<Engine> {
         let source = TrainedTensors(&self.tensors);
         let model = Model::load(&self.config, &source, options.precision, self.kernel.clone())?;
@@ -145,7 +148,7 @@ impl FullTrainer {
     /// Writes the weights, rounded to bf16, to the safetensors file `path`.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`] if the file cannot be written.
     pub fn save_bf16(&self, path: impl AsRef<Path>) -> Result<()> {
         let rounded: Vec<Vec<half::bf16>> = self
             .tensors
@@ -166,14 +169,20 @@ impl FullTrainer {
     }
 }
 
-/// How a tensor begins.
-fn start(config: &ModelConfig, name: &str, shape: &[usize], noise: &mut ChaCha8) -> Vec<f32> {
+/// Returns the initial values of a tensor.
+fn initial_values(
+    config: &ModelConfig,
+    name: &str,
+    shape: &[usize],
+    rng: &mut ChaCha8,
+) -> Vec<f32> {
     let len: usize = shape.iter().product();
     match shape {
         [_, inputs] => {
             #[expect(clippy::cast_precision_loss, reason = "sizes are below 2²⁴")]
             let (inputs, layers) = (*inputs as f32, config.layers as f32);
-            // √3 makes a uniform number's spread 1. What adds to the residual stream begins small.
+            // A uniform number in ±√3 has variance 1. Projections that add to the residual stream
+            // start smaller.
             let bound = if name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight") {
                 (3.0 / inputs).sqrt() / (2.0 * layers).sqrt()
             } else if name.contains("embed") || name.contains("lm_head") {
@@ -181,7 +190,7 @@ fn start(config: &ModelConfig, name: &str, shape: &[usize], noise: &mut ChaCha8)
             } else {
                 (3.0 / inputs).sqrt()
             };
-            (0..len).map(|_| (2.0 * noise.uniform() - 1.0) * bound).collect()
+            (0..len).map(|_| (2.0 * rng.uniform() - 1.0) * bound).collect()
         }
         _ if name.ends_with("bias") => vec![0.0; len],
         _ => vec![1.0; len],
@@ -199,7 +208,7 @@ impl TensorSource for TrainedTensors<'_> {
     }
 }
 
-/// Puts gradients where they belong.
+/// Adds the gradients of all weights to their tensors.
 struct FullGradients<'a> {
     tensors: &'a mut BTreeMap<String, TrainedTensor>,
     config: &'a ModelConfig,
@@ -296,18 +305,18 @@ mod tests {
     use crate::train::golden;
 
     #[test]
-    fn a_model_larger_than_any_memory_is_refused() {
+    fn a_model_larger_than_memory_is_refused() {
         let side = 1 << 24;
         let small = golden::model("llama", 1).config;
-        let bomb = ModelConfig { hidden_size: side, vocab_size: side, ..small };
-        let error = FullTrainer::new(&bomb, 1, &EngineOptions::default()).unwrap_err();
+        let huge = ModelConfig { hidden_size: side, vocab_size: side, ..small };
+        let error = FullTrainer::new(&huge, 1, &EngineOptions::default()).unwrap_err();
         assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
     }
 
-    /// The gradient of every kind of weight against differences of the loss.
+    /// Compares the gradient of every tensor with finite differences of the loss.
     #[test]
     #[expect(clippy::cast_possible_truncation, reason = "weights are f32")]
-    fn gradients_of_all_weights_are_slopes_of_the_loss() {
+    fn gradients_of_all_weights_match_finite_differences() {
         for name in golden::MODELS {
             let config = golden::model(name, 1).config;
             let options = EngineOptions { threads: 1, ..EngineOptions::default() };
@@ -325,7 +334,7 @@ mod tests {
             trainer.forward_backward(&objective, &examples).unwrap();
             let names: Vec<String> = trainer.tensors.keys().cloned().collect();
             for name in names {
-                // Along the gradient itself, where the slope is its length.
+                // Differentiate along the gradient, where the directional derivative is its length.
                 let grad = trainer.tensors[&name].grad.clone();
                 let norm = grad.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
                 if norm < 1e-3 {

@@ -1,4 +1,4 @@
-//! The passes against numbers that torch computed.
+//! Forward and backward passes compared with recorded results of torch.
 
 use std::path::PathBuf;
 
@@ -69,7 +69,7 @@ pub(crate) fn sequences(data: &[GoldenDatum]) -> Vec<TrainingSequence<'_>> {
 }
 
 #[test]
-fn log_probabilities_are_those_of_torch() {
+fn log_probabilities_match_torch() {
     for name in MODELS {
         let model = model(name, 2);
         let lora = adapter(name, &model).packed(&model.config);
@@ -86,7 +86,7 @@ fn log_probabilities_are_those_of_torch() {
 }
 
 #[test]
-fn gradients_are_those_of_torch_whatever_is_kept() {
+fn gradients_match_torch_with_and_without_saved_activations() {
     for name in MODELS {
         let model = model(name, 2);
         let adapter = adapter(name, &model);
@@ -133,9 +133,8 @@ fn gradients_are_those_of_torch_whatever_is_kept() {
     }
 }
 
-/// Ten optimizer steps end where torch's ended.
 #[test]
-fn ten_steps_of_each_optimizer_end_where_torch_does() {
+fn ten_steps_of_each_optimizer_match_torch() {
     use crate::loss::{Loss, LossInputs};
     use crate::optim::{AdamParams, DimuonParams, OptimizerKind, StepParams};
     use crate::train::{Datum as Example, Trainer, TrainingObjective};

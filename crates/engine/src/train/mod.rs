@@ -1,4 +1,4 @@
-//! Training: what batches and steps do to an adapter.
+//! Training of LoRA adapters and of whole models.
 
 mod batch_execution;
 mod datum;

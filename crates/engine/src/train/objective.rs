@@ -1,4 +1,4 @@
-//! [`TrainingObjective`]: what a batch is trained for, and what it reports.
+//! [`TrainingObjective`]: the loss of a batch and its metrics.
 
 use tinkex_autodiff::LossProgram;
 
@@ -6,12 +6,12 @@ use super::datum::Datum;
 use crate::Result;
 use crate::loss::{Loss, LossMetrics, LossSums};
 
-/// What a batch is trained for.
+/// Loss function of a training batch.
 #[derive(Clone, Copy, Debug)]
 pub enum TrainingObjective<'a> {
     /// A built-in loss.
     Loss(Loss),
-    /// A loss of the caller's own.
+    /// A custom loss.
     Graph(&'a LossProgram),
 }
 
@@ -21,19 +21,18 @@ impl From<Loss> for TrainingObjective<'_> {
     }
 }
 
-/// Names and values.
 type NamedValues = Vec<(String, f64)>;
 
-/// What a pass over a batch found.
+/// Result of a forward pass over a batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingOutput {
-    /// For every datum the log-probability of every target.
+    /// For every datum, the log-probability of every target.
     pub logprobs: Vec<Vec<f32>>,
-    /// Names and values; `loss:sum` is always there.
+    /// Names and values of metrics. The first is `loss:sum`.
     pub metrics: Vec<(String, f64)>,
 }
 
-/// What a loss says about one datum, to be added up in the order of the data.
+/// Loss and metrics of one datum. They are added in the order of the data.
 #[derive(Debug)]
 pub(super) enum DatumLoss {
     Loss(LossSums),
@@ -41,13 +40,13 @@ pub(super) enum DatumLoss {
 }
 
 impl TrainingObjective<'_> {
-    /// The loss of a datum, and its slope by every log-probability.
+    /// Returns the loss of a datum and its gradient with respect to every log-probability.
     pub(super) fn evaluate(&self, datum: &Datum<'_>, p: &[f32]) -> Result<(DatumLoss, Vec<f32>)> {
         match self {
             Self::Loss(loss) => {
-                let mut slope = vec![0.0; p.len()];
-                let out = loss.evaluate(&datum.inputs, p, &mut slope)?;
-                Ok((DatumLoss::Loss(out), slope))
+                let mut grad = vec![0.0; p.len()];
+                let out = loss.evaluate(&datum.inputs, p, &mut grad)?;
+                Ok((DatumLoss::Loss(out), grad))
             }
             Self::Graph(graph) => {
                 let out = graph.evaluate(&datum.graph_inputs(&datum.shape(), p))?;
@@ -57,12 +56,12 @@ impl TrainingObjective<'_> {
     }
 }
 
-/// The metrics of a batch.
-pub(super) fn report(data: &[Datum<'_>], parts: Vec<DatumLoss>) -> NamedValues {
+/// Returns the metrics of a batch.
+pub(super) fn report(data: &[Datum<'_>], losses: Vec<DatumLoss>) -> NamedValues {
     let mut built_in = LossMetrics::default();
     let (mut custom, mut total): (Option<NamedValues>, f64) = (None, 0.0);
-    for (datum, part) in data.iter().zip(parts) {
-        match part {
+    for (datum, loss) in data.iter().zip(losses) {
+        match loss {
             DatumLoss::Loss(out) => built_in.add(datum.tokens.len(), &out),
             DatumLoss::Graph { loss, metrics } => {
                 total += loss;

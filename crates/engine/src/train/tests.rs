@@ -1,4 +1,4 @@
-//! Training against itself: what must not matter, what must be refused, what must be learnt.
+//! Invariance, error handling and convergence of training.
 
 use super::golden::{data, folder};
 use super::{Datum, TrainingObjective};
@@ -28,12 +28,12 @@ fn step(learning_rate: f64) -> StepParams {
     StepParams::Adam(AdamParams { learning_rate, ..AdamParams::default() })
 }
 
-/// All weights of an adapter.
+/// Returns all weights of an adapter.
 fn weights(trainer: &Trainer) -> Vec<f32> {
     trainer.tensors().flat_map(|(_, a, b)| [a.to_vec(), b.to_vec()].concat()).collect()
 }
 
-/// 500 ragged rows, some with a beginning in common: each has the bits that it has alone.
+/// 500 sequences of different lengths, some with a common prefix.
 #[test]
 fn log_probabilities_do_not_depend_on_the_batch_or_on_threads() {
     let rows: Vec<Vec<u32>> = (0..500)
@@ -54,7 +54,7 @@ fn log_probabilities_do_not_depend_on_the_batch_or_on_threads() {
 }
 
 #[test]
-fn gradients_do_not_depend_on_threads_and_calls_add_up() {
+fn gradients_do_not_depend_on_threads_and_accumulate_over_calls() {
     let rows: Vec<Vec<u32>> = (0..6).map(|i| tokens(9 + i as usize * 7, i)).collect();
     let all: Vec<Datum<'_>> = rows.iter().map(|row| datum(row)).collect();
     let run = |threads: usize, parts: usize| {
@@ -70,9 +70,8 @@ fn gradients_do_not_depend_on_threads_and_calls_add_up() {
     assert!((whole - parts).abs() < 1e-5 * whole, "{whole} {parts}");
 }
 
-/// Rows that sequences share are computed once, and get the gradients of all of them.
 #[test]
-fn sharing_a_beginning_changes_no_gradient() {
+fn sharing_a_prefix_does_not_change_the_gradient() {
     let rows: Vec<Vec<u32>> =
         (0..4).map(|i| [tokens(40, 1), tokens(6 + 3 * i as usize, 50 + i)].concat()).collect();
     let all: Vec<Datum<'_>> = rows.iter().map(|row| datum(row)).collect();
@@ -89,7 +88,7 @@ fn sharing_a_beginning_changes_no_gradient() {
 }
 
 #[test]
-fn a_bad_datum_is_refused_and_changes_nothing() {
+fn an_invalid_datum_is_refused_and_changes_nothing() {
     let mut trainer = trainer("qwen2", 1);
     let good = tokens(12, 0);
     trainer.forward_backward(&CROSS_ENTROPY, &[datum(&good)]).unwrap();
@@ -132,7 +131,7 @@ fn a_bad_datum_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn one_token_and_the_longest_context_are_fine() {
+fn a_single_token_and_the_maximum_context_are_accepted() {
     let mut trainer = trainer("llama", 2);
     let (one, longest) = (tokens(1, 0), tokens(256, 3));
     let out = trainer.forward_backward(&CROSS_ENTROPY, &[datum(&one), datum(&longest)]).unwrap();
@@ -141,7 +140,7 @@ fn one_token_and_the_longest_context_are_fine() {
 }
 
 #[test]
-fn a_fresh_adapter_changes_nothing_and_a_seed_names_its_start() {
+fn a_new_adapter_does_not_change_the_output_and_is_determined_by_its_seed() {
     let engine = engine("qwen3", 1);
     let make = |seed| {
         let config = LoraConfig { rank: 8, seed, ..LoraConfig::default() };
@@ -173,7 +172,7 @@ fn a_fresh_adapter_changes_nothing_and_a_seed_names_its_start() {
 }
 
 #[test]
-fn training_goes_on_from_a_folder_as_if_it_had_never_stopped() {
+fn a_resumed_run_has_the_bits_of_an_uninterrupted_one() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("adapter");
     let engine = engine("qwen3", 2);
@@ -195,15 +194,15 @@ fn training_goes_on_from_a_folder_as_if_it_had_never_stopped() {
         train(&mut resumed);
     }
     assert_eq!(weights(&trainer), weights(&resumed));
-    let mut forgetful = engine.load_trainer(&path, OptimizerKind::Adam).unwrap();
-    train(&mut forgetful);
-    assert_ne!(weights(&trainer), weights(&forgetful));
+    let mut without_state = engine.load_trainer(&path, OptimizerKind::Adam).unwrap();
+    train(&mut without_state);
+    assert_ne!(weights(&trainer), weights(&without_state));
     assert!(engine.resume_trainer(&path, OptimizerKind::Dimuon { rank: 4 }).is_err());
 }
 
-/// bf16 weights: the tiny Qwen2's are exact in bf16, the others are within the rounding.
+/// The weights of the recorded Qwen2 model are exact in bf16; those of the others are rounded.
 #[test]
-fn bf16_weights_cost_their_rounding_and_nothing_else() {
+fn bf16_weights_change_results_only_by_their_rounding() {
     for (name, bound) in [("qwen2", 2e-5), ("llama", 0.15), ("qwen3", 0.15)] {
         let options =
             EngineOptions { precision: crate::Precision::Bf16, ..EngineOptions::default() };
@@ -221,9 +220,8 @@ fn bf16_weights_cost_their_rounding_and_nothing_else() {
     }
 }
 
-/// What the built-in model does not know it learns in a few steps.
 #[test]
-fn the_built_in_model_can_be_taught() {
+fn the_built_in_model_can_be_fine_tuned() {
     let engine = Engine::builtin(EngineOptions::default()).unwrap();
     let tokenizer = builtin::tokenizer().unwrap();
     let text =

@@ -1,4 +1,4 @@
-//! [`Trainer`]: an adapter in training.
+//! [`Trainer`]: trains a LoRA adapter.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,13 +12,12 @@ use crate::lora::{Adapter, LoraConfig, PackedLora};
 use crate::model::{AdapterGradients, DiscardGradients, Model};
 use crate::optim::{Optimizer, OptimizerKind, Parameter, StepParams, StepReport};
 
-/// The optimizer's memory beside an adapter.
+/// File name of the optimizer state in an adapter folder.
 const OPTIMIZER: &str = "optimizer.safetensors";
 
-/// An adapter in training: its weights, the gradients so far, and the optimizer.
+/// A LoRA adapter with its accumulated gradients and its optimizer.
 ///
-/// Every method does all of its work or none: after an error weights, gradients and optimizer are
-/// as they were.
+/// After an error, weights, gradients and optimizer state are unchanged.
 #[derive(Debug)]
 pub struct Trainer {
     model: Arc<Model>,
@@ -51,42 +50,43 @@ impl Trainer {
         }
     }
 
-    /// What the adapter was made with.
+    /// Returns the configuration of the adapter.
     #[must_use]
     pub fn config(&self) -> &LoraConfig {
         &self.adapter.config
     }
 
-    /// Which optimizer trains it.
+    /// Returns the kind of the optimizer.
     #[must_use]
     pub fn optimizer(&self) -> OptimizerKind {
         self.optimizer.kind()
     }
 
-    /// Steps taken so far.
+    /// Returns the number of optimizer steps taken.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.optimizer.steps()
     }
 
-    /// How many numbers are trained.
+    /// Returns the number of trained parameters.
     #[must_use]
     pub fn parameters(&self) -> usize {
         self.adapter.pairs.iter().map(|pair| pair.a.len() + pair.b.len()).sum()
     }
 
-    /// Every adapted module with its A (rank × inputs) and B (outputs × rank).
+    /// Returns every adapted module with its row-major A (`rank × inputs`) and B (`outputs ×
+    /// rank`).
     pub fn tensors(&self) -> impl Iterator<Item = (String, &[f32], &[f32])> {
         self.adapter.pairs.iter().map(|pair| (pair.target.name(), &pair.a[..], &pair.b[..]))
     }
 
-    /// The gradients gathered so far.
+    /// Returns the accumulated gradients.
     #[cfg(test)]
     pub(crate) fn gradients(&self) -> Vec<f32> {
         self.grads.iter().flatten().flatten().copied().collect()
     }
 
-    /// Makes its weights useless.
+    /// Sets all B matrices to NaN.
     #[cfg(test)]
     pub(crate) fn poison(&mut self) {
         self.adapter.pairs.iter_mut().for_each(|pair| pair.b.fill(f32::NAN));
@@ -97,10 +97,14 @@ impl Trainer {
         self.packed.clone()
     }
 
-    /// Runs a batch and adds its gradients to those of the batches before.
+    /// Runs a batch forward and backward and adds its gradients to the accumulated ones.
+    ///
+    /// The gradients are sums over all targets of all data; nothing is averaged.
     ///
     /// # Errors
-    /// If a datum cannot be run, or the loss or a gradient is not a number.
+    /// - [`Error::Datum`](crate::Error::Datum) if a datum is invalid, or its loss is not finite.
+    /// - [`Error::NonFiniteResult`](crate::Error::NonFiniteResult) if a gradient is not finite.
+    /// - [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the system refuses memory.
     pub fn forward_backward(
         &mut self,
         objective: &TrainingObjective<'_>,
@@ -108,7 +112,7 @@ impl Trainer {
     ) -> Result<TrainingOutput> {
         self.check(objective, data)?;
         let mut grads = AdapterGradients::new(&self.model, Some(&self.packed));
-        let out = self.run(objective).data(data, Some((&mut grads, &mut DiscardGradients)))?;
+        let out = self.execution(objective).run(data, Some((&mut grads, &mut DiscardGradients)))?;
         let mut sums = self.grads.clone();
         self.adapter.collect(&grads, &mut sums);
         check_gradient(sums.iter().flatten().flatten())?;
@@ -116,7 +120,7 @@ impl Trainer {
         Ok(out)
     }
 
-    /// Runs a batch and changes nothing.
+    /// Runs a batch forward only.
     ///
     /// # Errors
     /// As [`forward_backward`](Self::forward_backward).
@@ -126,10 +130,10 @@ impl Trainer {
         data: &[Datum<'_>],
     ) -> Result<TrainingOutput> {
         self.check(objective, data)?;
-        self.run(objective).data(data, None)
+        self.execution(objective).run(data, None)
     }
 
-    fn run<'a>(&'a self, objective: &'a TrainingObjective<'a>) -> BatchExecution<'a> {
+    fn execution<'a>(&'a self, objective: &'a TrainingObjective<'a>) -> BatchExecution<'a> {
         BatchExecution {
             model: &self.model,
             lora: Some(&self.packed),
@@ -146,10 +150,10 @@ impl Trainer {
         Ok(())
     }
 
-    /// Changes the weights by the gradients gathered so far, and forgets those.
+    /// Updates the weights with the accumulated gradients and resets these to zero.
     ///
     /// # Errors
-    /// If the settings make no sense or a new weight would not be a number.
+    /// As [`Optimizer::step`].
     pub fn optim_step(&mut self, params: &StepParams) -> Result<StepReport> {
         let names = self.names();
         let rank = self.adapter.config.rank;
@@ -179,18 +183,22 @@ impl Trainer {
         Ok(report)
     }
 
-    /// Writes the adapter as a PEFT folder, which appears whole or not at all.
+    /// Writes the adapter to a PEFT folder, atomically replacing it.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io).
+    /// [`Error::Io`](crate::Error::Io) if a file cannot be written. An existing folder is then
+    /// unchanged.
     pub fn save(&self, folder: &Path, head: UnembeddingName) -> Result<()> {
         write_folder(folder, |folder| self.adapter.save(folder, &self.base, head))
     }
 
-    /// The same with the optimizer's memory, so that training can go on from there.
+    /// Writes the adapter and the optimizer state to a folder, atomically replacing it.
+    /// [`Engine::resume_trainer`](crate::Engine::resume_trainer) continues from it.
+    ///
+    /// Accumulated gradients are not saved.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io).
+    /// As [`save`](Self::save).
     pub fn save_with_optimizer(&self, folder: &Path, head: UnembeddingName) -> Result<()> {
         let names = self.names();
         let shapes = self.shapes();
@@ -201,7 +209,7 @@ impl Trainer {
         })
     }
 
-    /// Takes over an adapter's weights; the optimizer begins anew.
+    /// Loads an adapter, with a new optimizer.
     pub(crate) fn load(
         model: Arc<Model>,
         base: Arc<str>,
@@ -217,7 +225,7 @@ impl Trainer {
         Ok(Self::new(model, base, memory, adapter, kind))
     }
 
-    /// Takes over the optimizer's memory too.
+    /// Replaces the optimizer state by the one saved in the folder.
     pub(crate) fn load_optimizer(&mut self, folder: &Path) -> Result<()> {
         let (names, shapes) = (self.names(), self.shapes());
         let kind = self.optimizer.kind();
@@ -225,7 +233,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// Names of A and B of every pair.
+    /// Returns the tensor names of A and B of every pair.
     fn names(&self) -> Vec<[String; 2]> {
         let name = |pair: &crate::lora::AdapterPair| {
             let module = pair.target.name();
