@@ -1,12 +1,12 @@
-//! One piece of work, measured: `engine FOLDER PRECISION WORK [ROUNDS]`.
+//! Measures one workload: `engine FOLDER PRECISION WORKLOAD [ROUNDS]`.
 //!
-//! `cargo xtask bench engine` runs this and its peer (`peer.py`) in turns and prints the ratios.
-//! Work is `train` (4 × 256 tokens), `ragged` (32 answers to 4 prompts), `decodeN` (N prompts of 64
-//! tokens, then 128 more), `adaptersN` (32 continuations with N adapters among them), `liveN` (N
-//! adapters, of which one writes at a time), `contextN` (a token after N others), `load`. Prints the
-//! best round: seconds on the clock, seconds of CPU, and the peak of memory.
+//! `cargo xtask bench engine` runs this program and its peer (`peer.py`) alternately and prints the
+//! ratios. Workloads: `train` (4 × 256 tokens), `ragged` (32 completions of 4 prompts), `decodeN`
+//! (N prompts of 64 tokens, 128 new tokens each), `adaptersN` (32 completions with N adapters),
+//! `liveN` (N adapters that sample one after the other), `contextN` (tokens after a context of N tokens),
+//! `load`. Prints the best round: wall-clock seconds, CPU seconds, and the peak memory in MiB.
 
-#![expect(clippy::print_stdout, reason = "a measurement is printed")]
+#![expect(clippy::print_stdout, reason = "the benchmark prints its result")]
 
 use std::time::Instant;
 
@@ -16,25 +16,25 @@ use tinkex_engine::sample::{SampleRequest, SamplingWeights};
 use tinkex_engine::train::{Datum, TrainingObjective};
 use tinkex_engine::{Engine, EngineOptions, LoraConfig, Precision, Sampler, Trainer};
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+type BenchResult<T> = Result<T, Box<dyn std::error::Error>>;
 
-fn main() -> Outcome<()> {
+fn main() -> BenchResult<()> {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
-    let [folder, precision, work, rest @ ..] = &arguments[..] else {
-        println!("usage: engine FOLDER f32|bf16 WORK [ROUNDS]; see cargo xtask bench engine");
+    let [folder, precision, workload, rest @ ..] = &arguments[..] else {
+        println!("usage: engine FOLDER f32|bf16 WORKLOAD [ROUNDS]; see cargo xtask bench engine");
         return Ok(());
     };
     let rounds: usize = rest.first().map_or(Ok(3), |rounds| rounds.parse())?;
     let precision = if precision == "bf16" { Precision::Bf16 } else { Precision::F32 };
     let options = EngineOptions { precision, ..EngineOptions::default() };
-    let begun = Instant::now();
+    let start = Instant::now();
     let engine = Engine::open(folder, options)?;
-    let loaded = begun.elapsed().as_secs_f64();
-    let mut bench = Bench::new(&engine, work)?;
-    if work == "load" {
-        let begun = Instant::now();
+    let loaded = start.elapsed().as_secs_f64();
+    let mut bench = Bench::new(&engine, workload)?;
+    if workload == "load" {
+        let start = Instant::now();
         bench.round()?;
-        let first = begun.elapsed().as_secs_f64();
+        let first = start.elapsed().as_secs_f64();
         println!("RESULT wall={loaded:.4} cpu={:.4} peak={:.1} first={first:.4}", cpu()?, peak()?);
         return Ok(());
     }
@@ -51,9 +51,9 @@ fn main() -> Outcome<()> {
 enum Bench {
     Train(Box<Trainer>, Vec<Vec<u32>>),
     Decode(Box<Decode>),
-    /// A token of every adapter's, one after the other.
+    /// Samples with each adapter, one after the other.
     Live(Box<Decode>),
-    /// Tokens after many others: what is before them does not count.
+    /// Samples after a long prompt, whose computation is not measured.
     Context(Box<Decode>),
 }
 
@@ -64,24 +64,25 @@ struct Decode {
     prompt: usize,
     tokens: usize,
     vocab: u32,
-    turn: u32,
+    round_number: u32,
 }
 
 impl Bench {
-    fn new(engine: &Engine, work: &str) -> Outcome<Self> {
+    fn new(engine: &Engine, workload: &str) -> BenchResult<Self> {
         let vocab = u32::try_from(engine.config().vocab_size)?;
         let adapter = |seed| {
             engine.create_trainer(LoraConfig { seed, ..LoraConfig::default() }, OptimizerKind::Adam)
         };
-        let decode = |batch, adapters: u64, prompt, tokens| -> Outcome<Box<Decode>> {
+        let decode = |batch, adapters: u64, prompt, tokens| -> BenchResult<Box<Decode>> {
             let mut weights = Vec::new();
             for seed in 0..adapters {
                 weights.push(engine.snapshot(&adapter(seed)?));
             }
             let sampler = engine.sampler()?;
-            Ok(Box::new(Decode { sampler, weights, batch, prompt, tokens, vocab, turn: 0 }))
+            Ok(Box::new(Decode { sampler, weights, batch, prompt, tokens, vocab, round_number: 0 }))
         };
-        let (name, number) = work.split_at(work.find(char::is_numeric).unwrap_or(work.len()));
+        let (name, number) =
+            workload.split_at(workload.find(char::is_numeric).unwrap_or(workload.len()));
         let number = if number.is_empty() { 0 } else { number.parse::<usize>()? };
         Ok(match name {
             "train" => Self::Train(Box::new(adapter(0)?), uniform(vocab)),
@@ -91,70 +92,70 @@ impl Bench {
             "live" => Self::Live(decode(1, number as u64, 16, 16)?),
             "context" => Self::Context(decode(1, 1, number, 32)?),
             "load" => Self::Decode(decode(1, 1, 64, 1)?),
-            other => return Err(format!("no such work: {other}").into()),
+            other => return Err(format!("unknown workload: {other}").into()),
         })
     }
 
-    /// Does the work once; returns the seconds that count.
-    fn round(&mut self) -> Outcome<f64> {
-        let begun = Instant::now();
+    /// Runs the workload once. Returns the measured seconds.
+    fn round(&mut self) -> BenchResult<f64> {
+        let start = Instant::now();
         match self {
             Self::Train(trainer, rows) => train(trainer, rows)?,
             Self::Decode(decode) => {
-                decode.ask()?;
+                decode.add_requests()?;
                 decode.finish()?;
             }
             Self::Live(decode) => {
                 for _ in 0..64 {
-                    decode.ask()?;
+                    decode.add_requests()?;
                     decode.finish()?;
                 }
-                return Ok(begun.elapsed().as_secs_f64() / 64.0);
+                return Ok(start.elapsed().as_secs_f64() / 64.0);
             }
             Self::Context(decode) => {
-                decode.ask()?;
-                // Prompts are read in pieces; the last one gives the first token.
+                decode.add_requests()?;
+                // A prompt is computed in chunks; the last chunk yields the first token.
                 for _ in 0..decode.prompt.div_ceil(512) {
                     decode.sampler.step();
                 }
-                let begun = Instant::now();
+                let start = Instant::now();
                 let steps = decode.finish()?;
-                return Ok(begun.elapsed().as_secs_f64() / f64::from(steps.max(1)));
+                return Ok(start.elapsed().as_secs_f64() / f64::from(steps.max(1)));
             }
         }
-        Ok(begun.elapsed().as_secs_f64())
+        Ok(start.elapsed().as_secs_f64())
     }
 }
 
 impl Decode {
-    /// Adds requests with other prompts every time, so that nothing comes from the cache.
-    fn ask(&mut self) -> Outcome<()> {
+    /// Adds requests with new prompts, so that no prefix is in the cache.
+    fn add_requests(&mut self) -> BenchResult<()> {
         for i in 0..self.batch {
-            self.turn += 1;
-            let prompt = prompt(self.prompt, 1000 + self.turn, self.vocab);
+            self.round_number += 1;
+            let prompt = prompt(self.prompt, 1000 + self.round_number, self.vocab);
             let mut request = SampleRequest::new(prompt, self.tokens);
             request.decoding.temperature = 0.0;
-            // Alone, it is another adapter's turn; together, they go round.
-            let adapter = if self.batch == 1 { self.turn as usize } else { i };
+            // A single request uses the next adapter; a batch cycles through all adapters.
+            let adapter = if self.batch == 1 { self.round_number as usize } else { i };
             self.sampler.add(&self.weights[adapter % self.weights.len()], request)?;
         }
         Ok(())
     }
 
-    /// Steps until all is written; says how often.
-    fn finish(&mut self) -> Outcome<u32> {
+    /// Runs steps until all requests are finished. Returns the number of steps.
+    fn finish(&mut self) -> BenchResult<u32> {
         let mut steps = 0;
         while !self.sampler.is_idle() {
             steps += 1;
-            for (_, answer) in self.sampler.step() {
-                answer?;
+            for (_, output) in self.sampler.step() {
+                output?;
             }
         }
         Ok(steps)
     }
 }
 
-fn train(trainer: &mut Trainer, rows: &[Vec<u32>]) -> Outcome<()> {
+fn train(trainer: &mut Trainer, rows: &[Vec<u32>]) -> BenchResult<()> {
     let weights = vec![0.001; rows.iter().map(Vec::len).max().unwrap_or(0)];
     let data: Vec<Datum<'_>> = rows
         .iter()
@@ -179,7 +180,7 @@ fn uniform(vocab: u32) -> Vec<Vec<u32>> {
     (0..4).map(|i| prompt(257, i, vocab)).collect()
 }
 
-/// Eight answers to each of four prompts: lengths as in `peer.py`.
+/// Returns eight completions of each of four prompts, with the lengths of `peer.py`.
 fn ragged(vocab: u32) -> Vec<Vec<u32>> {
     let mut rows = Vec::new();
     for group in 0..4_u32 {
@@ -194,16 +195,16 @@ fn ragged(vocab: u32) -> Vec<Vec<u32>> {
     rows
 }
 
-/// Seconds of CPU that all threads have used.
-fn cpu() -> Outcome<f64> {
+/// Returns the CPU seconds of all threads of the process.
+fn cpu() -> BenchResult<f64> {
     let text = std::fs::read_to_string("/proc/self/stat")?;
     let fields: Vec<&str> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();
     let ticks: f64 = fields[11].parse::<f64>()? + fields[12].parse::<f64>()?;
     Ok(ticks / 100.0)
 }
 
-/// The most memory that the process had, in MiB.
-fn peak() -> Outcome<f64> {
+/// Returns the peak resident memory of the process in MiB.
+fn peak() -> BenchResult<f64> {
     let text = std::fs::read_to_string("/proc/self/status")?;
     let line = text.lines().find(|line| line.starts_with("VmHWM")).ok_or("no VmHWM")?;
     let kib: f64 = line.split_whitespace().nth(1).ok_or("no number")?.parse()?;

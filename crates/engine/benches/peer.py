@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The engine's peer: torch, transformers and peft on the same work.
+"""Runs the workloads of benches/engine.rs with torch, transformers and peft.
 
-    peer.py make FOLDER                       models A and B with random weights
+    peer.py make FOLDER                       creates models A and B with random weights
     peer.py run FOLDER PRECISION WORK ROUNDS SECONDS
-                                              prints what benches/engine.rs prints, and stops
-                                              after so many seconds
+                                              prints a result in the format of benches/engine.rs;
+                                              stops after SECONDS seconds
 """
 
 import os
@@ -56,7 +56,7 @@ def ragged(vocab):
         for answer in range(8):
             length = 16 + (answer * 34 + group * 7) % 241
             rows.append(torch.cat([shared, prompt(length, 1000 + group * 8 + answer, vocab)]))
-    # Padded to the longest of every four: all 32 at once would not fit the memory.
+    # Batches of four, padded to the longest: all 32 at once would not fit into memory.
     return [rows[i : i + 4] for i in range(0, 32, 4)]
 
 
@@ -82,7 +82,7 @@ def train(model, batches, optimizer):
 def main():
     if sys.argv[1] == "make":
         return make(sys.argv[2])
-    _, _, folder, precision, work, rounds, patience = sys.argv
+    _, _, folder, precision, work, rounds, time_limit = sys.argv
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     begun = time.perf_counter()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
@@ -110,7 +110,7 @@ def main():
     begun = time.perf_counter()
 
     def give_up():
-        # Without a whole round, all that is known is that one takes longer.
+        # No round has finished: the elapsed time is a lower bound.
         if best[0] == float("inf"):
             report(time.perf_counter() - begun, time.process_time(), " longer=1")
         else:
@@ -118,8 +118,9 @@ def main():
         sys.stdout.flush()
         os._exit(0)
 
-    # A thread, not a signal: that would wait for the end of one operation, which may take minutes.
-    watch = threading.Timer(float(patience), give_up)
+    # A thread, because Python handles a signal only after the current operation, which may take
+    # minutes.
+    watch = threading.Timer(float(time_limit), give_up)
     watch.daemon = True
     watch.start()
     for turn in range(int(rounds)):

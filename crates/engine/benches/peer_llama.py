@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""The engine's peer for decoding: llama.cpp, by its Python bindings.
+"""Runs the decode workloads of benches/engine.rs with llama.cpp, through its Python bindings.
 
-    peer_llama.py make FOLDER PRECISION FILE   a Hugging Face folder (Qwen3) as GGUF
-    peer_llama.py run FILE WORK ROUNDS         prints what benches/engine.rs prints
+    peer_llama.py make FOLDER PRECISION FILE   converts a Hugging Face folder (Qwen3) to GGUF
+    peer_llama.py run FILE WORK ROUNDS         prints a result in the format of benches/engine.rs
 
-It has no adapter and no sampler to run: greedy tokens are picked from its logits by numpy.
+Runs without an adapter and without llama.cpp's sampler: numpy selects the greedy tokens.
 """
 
 import json
@@ -66,7 +66,7 @@ def make(folder, precision, path):
 
 
 def tensors(path):
-    """Names as llama.cpp has them, and numbers in f32."""
+    """Yields the tensors of a safetensors file with their llama.cpp names, as f32."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
@@ -110,7 +110,7 @@ def run(path, work, rounds):
     batch = llama_cpp.llama_batch_init(512, 0, 1)
 
     def step(rows):
-        """Runs (token, position, sequence, wanted) rows; returns the greedy token of each wanted one."""
+        """Runs rows of (token, position, sequence, wanted); returns the greedy tokens of the wanted ones."""
         batch.n_tokens = len(rows)
         for i, (token, position, sequence, wanted) in enumerate(rows):
             batch.token[i] = token

@@ -1,6 +1,6 @@
-//! Prints documents of the built-in model's text: `cargo run --example corpus -- [seed] [count]`.
+//! Prints documents of the built-in model's corpus: `cargo run --example corpus -- [SEED] [COUNT]`.
 
-#![expect(clippy::print_stdout, reason = "an example shows what it made")]
+#![expect(clippy::print_stdout, reason = "the example prints its result")]
 
 use tinkex_engine::corpus::{END_OF_TEXT, document};
 

@@ -1,10 +1,10 @@
-//! Makes the built-in model: `cargo run --release -p tinkex-engine --example make_tiny`.
+//! Trains the built-in model: `cargo run --release -p tinkex-engine --example make_tiny`.
 //!
-//! Text is written by rules (`docs/corpus.md`), a tokenizer is learnt from it, and a small Qwen3
-//! model is trained on it from random weights. The same program gives the same files. Minutes, not
-//! hours; `-- STEPS FOLDER` changes how long and where to.
+//! Generates the corpus (see `docs/corpus.md`), trains a tokenizer on it, and trains a small Qwen3
+//! model from random weights. The result is deterministic. Takes a few minutes. `-- STEPS FOLDER`
+//! sets the number of steps (default 700) and the output folder.
 
-#![expect(clippy::print_stdout, reason = "an example shows what it does")]
+#![expect(clippy::print_stdout, reason = "the example prints its progress")]
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -35,8 +35,8 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let documents: Vec<String> = (0..DOCUMENTS).map(|index| document(SEED, index)).collect();
     let some = documents.iter().take(4_000).map(String::as_str);
     let tokenizer = Tokenizer::train(some, VOCAB, &SPECIALS)?;
-    let end = tokenizer.special(END_OF_TEXT).ok_or("no end of text")?;
-    let turn = tokenizer.special(TURN_END).ok_or("no end of turn")?;
+    let end = tokenizer.special(END_OF_TEXT).ok_or("the tokenizer has no end-of-text token")?;
+    let turn = tokenizer.special(TURN_END).ok_or("the tokenizer has no end-of-message token")?;
     let mut stream = Vec::new();
     for document in &documents {
         stream.extend(tokenizer.encode(document));
@@ -74,11 +74,11 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     println!("{} parameters, {steps} steps of {} tokens", trainer.parameters(), ROWS * LENGTH);
 
     let mut random = fastrand::Rng::with_seed(SEED);
-    let begun = Instant::now();
+    let start_time = Instant::now();
     for step in 0..steps {
         let loss = train(&mut trainer, &stream, step, steps, &mut random)?;
         if step % 50 == 0 || step + 1 == steps {
-            println!("step {step}: {loss:.3} nats a token, {:.0?}", begun.elapsed());
+            println!("step {step}: {loss:.3} nats a token, {:.0?}", start_time.elapsed());
         }
         if step % 300 == 299 {
             trainer.save_bf16(folder.join("model.safetensors"))?;
@@ -89,7 +89,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// One step on random windows of the text.
+/// Takes one training step on random windows of the text.
 fn train(
     trainer: &mut FullTrainer,
     stream: &[u32],
@@ -111,7 +111,7 @@ fn train(
         })
         .collect();
     let out = trainer.forward_backward(&TrainingObjective::Loss(Loss::CrossEntropy), &data)?;
-    // A short rise, then down along a cosine.
+    // Linear warm-up, then cosine decay.
     let rise = f64::from(step + 1).min(50.0) / 50.0;
     let fall = 0.5 + 0.5 * (std::f64::consts::PI * f64::from(step) / f64::from(steps)).cos();
     let learning_rate = 4e-3 * rise * (0.05 + 0.95 * fall);
@@ -125,7 +125,7 @@ fn train(
     Ok(out.metrics[0].1)
 }
 
-/// What the model writes.
+/// Prints some completions of the model.
 fn show(trainer: &FullTrainer, tokenizer: &Tokenizer, turn: u32) -> Result<()> {
     let engine = trainer.engine(EngineOptions::default())?;
     let mut sampler = engine.sampler()?;
@@ -139,8 +139,8 @@ fn show(trainer: &FullTrainer, tokenizer: &Tokenizer, turn: u32) -> Result<()> {
         request.stop = StopConditions::new([turn], [] as [&str; 0])?;
         sampler.add(&engine.base_weights(), request)?;
         while !sampler.is_idle() {
-            for (_, answer) in sampler.step() {
-                let text = tokenizer.vocabulary().decode(&answer?.samples[0].tokens);
+            for (_, output) in sampler.step() {
+                let text = tokenizer.vocabulary().decode(&output?.samples[0].tokens);
                 println!("--- {prompt}{text}");
             }
         }

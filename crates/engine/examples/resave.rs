@@ -1,6 +1,7 @@
 //! Reads a PEFT adapter and writes it again: `cargo run --example resave -- FROM TO`.
 //!
-//! `tests/golden/record.py check` then asks `peft` whether it still computes the same.
+//! Afterwards `tests/golden/record.py check` prints the log-probabilities that `peft` computes with
+//! the copy.
 
 use std::path::Path;
 

@@ -66,3 +66,8 @@ pub use kernel::Precision;
 pub use lora::LoraConfig;
 pub use sample::Sampler;
 pub use train::Trainer;
+
+/// Compiles and runs the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

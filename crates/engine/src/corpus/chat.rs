@@ -1,4 +1,4 @@
-//! Conversations: short questions with short answers.
+//! Generates conversations: short questions with short answers.
 
 use super::sums::sum;
 use super::words::{
@@ -7,12 +7,12 @@ use super::words::{
 };
 use super::{TURN_END, TURN_START};
 
-/// One to four turns of each side.
-pub(super) fn write(pen: &mut CorpusRng) -> String {
-    let count = 1 + pen.below(4);
+/// Generates one to four exchanges.
+pub(super) fn write(rng: &mut CorpusRng) -> String {
+    let count = 1 + rng.below(4);
     let mut turns = Vec::with_capacity(2 * count);
     for _ in 0..count {
-        let (question, answer) = exchange(pen);
+        let (question, answer) = exchange(rng);
         turns.push(turn("user", &question));
         turns.push(turn("assistant", &answer));
     }
@@ -23,79 +23,79 @@ fn turn(who: &str, text: &str) -> String {
     format!("{TURN_START}{who}\n{text}{TURN_END}")
 }
 
-fn exchange(pen: &mut CorpusRng) -> (String, String) {
-    match pen.below(16) {
-        0..=2 => arithmetic(pen),
-        3 => color(pen),
-        4 => opposite(pen),
-        5 => capital_city(pen),
-        6 => after(pen),
-        7 => sound(pen),
-        8 => legs(pen),
-        9 => repeat(pen),
-        10 => in_order(pen),
-        11 => spelling(pen),
-        12 => choice(pen),
-        13 => greeting(pen),
-        14 => counting(pen),
-        _ => who_has(pen),
+fn exchange(rng: &mut CorpusRng) -> (String, String) {
+    match rng.below(16) {
+        0..=2 => arithmetic(rng),
+        3 => color(rng),
+        4 => opposite(rng),
+        5 => capital_city(rng),
+        6 => after(rng),
+        7 => sound(rng),
+        8 => legs(rng),
+        9 => repeat(rng),
+        10 => in_order(rng),
+        11 => spelling(rng),
+        12 => choice(rng),
+        13 => greeting(rng),
+        14 => counting(rng),
+        _ => who_has(rng),
     }
 }
 
-fn arithmetic(pen: &mut CorpusRng) -> (String, String) {
-    let (text, result) = sum(pen);
+fn arithmetic(rng: &mut CorpusRng) -> (String, String) {
+    let (text, result) = sum(rng);
     let ask = ["What is {sum}?", "{sum} = ?", "Please compute {sum}.", "How much is {sum}?"];
-    (pen.say(&ask, &[("sum", &text)]), result.to_string())
+    (rng.say(&ask, &[("sum", &text)]), result.to_string())
 }
 
-fn color(pen: &mut CorpusRng) -> (String, String) {
-    let (thing, color) = pen.one(&THINGS);
-    let (name, _) = pen.one(&NAMES);
+fn color(rng: &mut CorpusRng) -> (String, String) {
+    let (thing, color) = rng.one(&THINGS);
+    let (name, _) = rng.one(&NAMES);
     let tell = ["{name} has {a_color} {thing}. What color is the {thing}?"];
     let slots = [("name", name), ("a_color", &a(color)), ("thing", thing)];
-    (pen.say(&tell, &slots), format!("The {thing} is {color}."))
+    (rng.say(&tell, &slots), format!("The {thing} is {color}."))
 }
 
-fn opposite(pen: &mut CorpusRng) -> (String, String) {
-    let (one, other) = pen.one(&OPPOSITES);
-    let (one, other) = if pen.below(2) == 0 { (one, other) } else { (other, one) };
+fn opposite(rng: &mut CorpusRng) -> (String, String) {
+    let (one, other) = rng.one(&OPPOSITES);
+    let (one, other) = if rng.below(2) == 0 { (one, other) } else { (other, one) };
     let ask = ["What is the opposite of {word}?", "Tell me the opposite of {word}."];
-    (pen.say(&ask, &[("word", one)]), format!("The opposite of {one} is {other}."))
+    (rng.say(&ask, &[("word", one)]), format!("The opposite of {one} is {other}."))
 }
 
-fn capital_city(pen: &mut CorpusRng) -> (String, String) {
-    let (country, city) = pen.one(&COUNTRIES);
-    if pen.below(3) == 0 {
+fn capital_city(rng: &mut CorpusRng) -> (String, String) {
+    let (country, city) = rng.one(&COUNTRIES);
+    if rng.below(3) == 0 {
         return (
             format!("{city} is the capital of which country?"),
             format!("{city} is the capital of {country}."),
         );
     }
     let ask = ["What is the capital of {country}?", "Which city is the capital of {country}?"];
-    (pen.say(&ask, &[("country", country)]), format!("The capital of {country} is {city}."))
+    (rng.say(&ask, &[("country", country)]), format!("The capital of {country} is {city}."))
 }
 
-fn after(pen: &mut CorpusRng) -> (String, String) {
-    if pen.below(2) == 0 {
-        let at = pen.below(DAYS.len());
+fn after(rng: &mut CorpusRng) -> (String, String) {
+    if rng.below(2) == 0 {
+        let at = rng.below(DAYS.len());
         let next = DAYS[(at + 1) % DAYS.len()];
         let day = DAYS[at];
         return (format!("Which day comes after {day}?"), format!("{next} comes after {day}."));
     }
-    let at = pen.below(MONTHS.len());
+    let at = rng.below(MONTHS.len());
     let (month, next) = (MONTHS[at], MONTHS[(at + 1) % MONTHS.len()]);
     (format!("Which month comes after {month}?"), format!("{next} comes after {month}."))
 }
 
-fn sound(pen: &mut CorpusRng) -> (String, String) {
-    let (animal, sound, _) = pen.one(&ANIMALS);
+fn sound(rng: &mut CorpusRng) -> (String, String) {
+    let (animal, sound, _) = rng.one(&ANIMALS);
     let ask = ["What does {an} say?", "Which sound does {an} make?"];
     let an = a(animal);
-    (pen.say(&ask, &[("an", &an)]), format!("{} says \"{sound}\".", capital(&an)))
+    (rng.say(&ask, &[("an", &an)]), format!("{} says \"{sound}\".", capital(&an)))
 }
 
-fn legs(pen: &mut CorpusRng) -> (String, String) {
-    let (animal, _, legs) = pen.one(&ANIMALS);
+fn legs(rng: &mut CorpusRng) -> (String, String) {
+    let (animal, _, legs) = rng.one(&ANIMALS);
     let legs = match legs {
         0 => "no",
         legs => NUMBERS[usize::from(legs)],
@@ -104,17 +104,17 @@ fn legs(pen: &mut CorpusRng) -> (String, String) {
     (format!("How many legs does {an} have?"), format!("{} has {legs} legs.", capital(&an)))
 }
 
-fn repeat(pen: &mut CorpusRng) -> (String, String) {
-    let words: Vec<&str> = pen.some(&FOODS, 3).into_iter().copied().collect();
+fn repeat(rng: &mut CorpusRng) -> (String, String) {
+    let words: Vec<&str> = rng.some(&FOODS, 3).into_iter().copied().collect();
     let text = words.join(" ");
     let ask = ["Repeat after me: {text}", "Please say: {text}"];
-    (pen.say(&ask, &[("text", &text)]), text)
+    (rng.say(&ask, &[("text", &text)]), text)
 }
 
-fn in_order(pen: &mut CorpusRng) -> (String, String) {
-    let mut words: Vec<&str> = pen.some(&PLACES, 3).into_iter().copied().collect();
+fn in_order(rng: &mut CorpusRng) -> (String, String) {
+    let mut words: Vec<&str> = rng.some(&PLACES, 3).into_iter().copied().collect();
     let given = words.join(", ");
-    if pen.below(2) == 0 {
+    if rng.below(2) == 0 {
         words.reverse();
         return (format!("Say these words backwards: {given}"), words.join(", "));
     }
@@ -122,18 +122,18 @@ fn in_order(pen: &mut CorpusRng) -> (String, String) {
     (format!("Sort these words by the alphabet: {given}"), words.join(", "))
 }
 
-fn spelling(pen: &mut CorpusRng) -> (String, String) {
-    let word = pen.one(&FOODS);
+fn spelling(rng: &mut CorpusRng) -> (String, String) {
+    let word = rng.one(&FOODS);
     let letters: Vec<String> = word.chars().map(|c| c.to_string()).collect();
-    if pen.below(2) == 0 {
+    if rng.below(2) == 0 {
         return (format!("How do you spell {word}?"), letters.join("-"));
     }
     let count = NUMBERS[letters.len()];
     (format!("How many letters are in the word {word}?"), capital(&format!("{count}.")))
 }
 
-fn choice(pen: &mut CorpusRng) -> (String, String) {
-    let (x, y) = (pen.below(100), pen.below(100));
+fn choice(rng: &mut CorpusRng) -> (String, String) {
+    let (x, y) = (rng.below(100), rng.below(100));
     let answer = match x.cmp(&y) {
         std::cmp::Ordering::Less => format!("{y} is larger than {x}."),
         std::cmp::Ordering::Greater => format!("{x} is larger than {y}."),
@@ -142,9 +142,9 @@ fn choice(pen: &mut CorpusRng) -> (String, String) {
     (format!("Which number is larger, {x} or {y}?"), answer)
 }
 
-fn greeting(pen: &mut CorpusRng) -> (String, String) {
-    let (name, _) = pen.one(&NAMES);
-    let feeling = pen.one(&FEELINGS);
+fn greeting(rng: &mut CorpusRng) -> (String, String) {
+    let (name, _) = rng.one(&NAMES);
+    let feeling = rng.one(&FEELINGS);
     let pairs: [(&str, &str); 6] = [
         ("Hello! My name is {name}.", "Hello, {name}! How can I help you?"),
         ("Hi, I am {name}. Who are you?", "Hi, {name}! I am a tiny language model."),
@@ -153,28 +153,28 @@ fn greeting(pen: &mut CorpusRng) -> (String, String) {
         ("Thank you very much!", "You are welcome!"),
         ("Goodbye, see you tomorrow.", "Goodbye, and have a nice day!"),
     ];
-    let (question, answer) = pen.one(&pairs);
+    let (question, answer) = rng.one(&pairs);
     let slots = [("name", name), ("feeling", feeling)];
-    (pen.say(&[question], &slots), pen.say(&[answer], &slots))
+    (rng.say(&[question], &slots), rng.say(&[answer], &slots))
 }
 
-fn counting(pen: &mut CorpusRng) -> (String, String) {
-    let from = 1 + pen.below(12);
-    let to = from + 2 + pen.below(6);
+fn counting(rng: &mut CorpusRng) -> (String, String) {
+    let from = 1 + rng.below(12);
+    let to = from + 2 + rng.below(6);
     let all: Vec<String> = (from..=to).map(|n| n.to_string()).collect();
     (format!("Count from {from} to {to}."), format!("{}.", all.join(", ")))
 }
 
-fn who_has(pen: &mut CorpusRng) -> (String, String) {
-    let names = pen.some(&NAMES, 2);
-    let things = pen.some(&THINGS, 2);
+fn who_has(rng: &mut CorpusRng) -> (String, String) {
+    let names = rng.some(&NAMES, 2);
+    let things = rng.some(&THINGS, 2);
     let ((first, _), (second, _)) = (names[0], names[1]);
     let ((one, _), (two, _)) = (things[0], things[1]);
     let story = format!("{first} has {}. {second} has {}.", a(one), a(two));
-    if pen.below(2) == 0 {
-        let (asked, name) = if pen.below(2) == 0 { (one, first) } else { (two, second) };
+    if rng.below(2) == 0 {
+        let (asked, name) = if rng.below(2) == 0 { (one, first) } else { (two, second) };
         return (format!("{story} Who has the {asked}?"), format!("{name} has the {asked}."));
     }
-    let (asked, thing) = if pen.below(2) == 0 { (first, one) } else { (second, two) };
+    let (asked, thing) = if rng.below(2) == 0 { (first, one) } else { (second, two) };
     (format!("{story} What does {asked} have?"), format!("{asked} has {}.", a(thing)))
 }

@@ -1,9 +1,9 @@
-//! Text for the built-in model, written by rules.
+//! Generates the training text of the built-in model by rules.
 //!
-//! Every word list and every sentence here was written for this project; nothing was taken from a
-//! book, a data set or another model, so the text and what is trained on it are under the project's
-//! licence. Document `index` of a `seed` is always the same, so a training run can be repeated
-//! without storing its text. See `docs/corpus.md`.
+//! All word lists and sentences were written for this project; none was taken from a book, a data
+//! set or another model. The text and models trained on it are therefore under the project's
+//! licence. A document is determined by its seed and index, so a training run can be repeated
+//! without storing the text. See `docs/corpus.md`.
 
 mod chat;
 mod story;
@@ -12,16 +12,16 @@ mod words;
 
 use self::words::CorpusRng;
 
-/// What separates documents, and ends an answer's turn where nothing else does.
+/// Special token that separates documents.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
-/// What begins a turn of a conversation; the speaker's name follows.
+/// Special token that starts a message of a conversation; the role follows.
 pub const TURN_START: &str = "<|im_start|>";
-/// What ends a turn of a conversation.
+/// Special token that ends a message of a conversation.
 pub const TURN_END: &str = "<|im_end|>";
-/// The special tokens of the built-in tokenizer, in their order.
+/// Special tokens of the built-in tokenizer, in the order of their token numbers.
 pub const SPECIALS: [&str; 3] = [END_OF_TEXT, TURN_START, TURN_END];
 
-/// Document `index` of the text that belongs to `seed`: a story, a conversation, or sums.
+/// Returns document `index` of the corpus of `seed`: a story, a conversation, or arithmetic.
 ///
 /// ```
 /// use tinkex_engine::corpus::document;
@@ -31,11 +31,11 @@ pub const SPECIALS: [&str; 3] = [END_OF_TEXT, TURN_START, TURN_END];
 /// ```
 #[must_use]
 pub fn document(seed: u64, index: u64) -> String {
-    let mut pen = CorpusRng::new(seed, index);
-    match pen.below(10) {
-        0..=4 => story::write(&mut pen),
-        5..=8 => chat::write(&mut pen),
-        _ => sums::write(&mut pen),
+    let mut rng = CorpusRng::new(seed, index);
+    match rng.below(10) {
+        0..=4 => story::write(&mut rng),
+        5..=8 => chat::write(&mut rng),
+        _ => sums::write(&mut rng),
     }
 }
 
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn documents_are_many_and_clean() {
+    fn documents_are_diverse_and_well_formed() {
         let all: Vec<String> = (0..2000).map(|index| document(7, index)).collect();
         let different: BTreeSet<&String> = all.iter().collect();
         assert!(different.len() > 1900, "{}", different.len());

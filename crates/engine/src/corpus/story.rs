@@ -1,4 +1,4 @@
-//! Short stories: someone, somewhere, wants something.
+//! Generates short stories from sentence templates.
 
 use super::words::{
     ANIMALS, CorpusRng, FOODS, MOODS, NAMES, PLACES, THINGS, TRAITS, WEATHER, a, capital,
@@ -68,26 +68,26 @@ const ENDINGS: [&str; 8] = [
     "And so {name} and {friend} went home together, tired but happy.",
 ];
 
-/// A story.
-pub(super) fn write(pen: &mut CorpusRng) -> String {
-    let who = pen.one(&NAMES);
-    let friend = pen.another(&NAMES, who);
-    let animal = pen.one(&ANIMALS);
-    let other = pen.another(&ANIMALS, animal);
-    // Half of the stories are about people.
-    let kind = match (pen.below(2), who.1) {
+/// Generates a story.
+pub(super) fn write(rng: &mut CorpusRng) -> String {
+    let who = rng.one(&NAMES);
+    let friend = rng.another(&NAMES, who);
+    let animal = rng.one(&ANIMALS);
+    let other = rng.another(&ANIMALS, animal);
+    // Half of the main characters are people, the others animals.
+    let kind = match (rng.below(2), who.1) {
         (0, _) => animal.0,
         (_, true) => "girl",
         (_, false) => "boy",
     };
-    let place = pen.one(&PLACES);
-    let far = pen.another(&PLACES, place);
-    let (thing, color) = pen.one(&THINGS);
+    let place = rng.one(&PLACES);
+    let far = rng.another(&PLACES, place);
+    let (thing, color) = rng.one(&THINGS);
     let [he, him, his] = if who.1 { ["she", "her", "her"] } else { ["he", "him", "his"] };
-    let (a_trait, a_color, a_other) = (a(pen.one(&TRAITS)), a(color), a(other.0));
+    let (a_trait, a_color, a_other) = (a(rng.one(&TRAITS)), a(color), a(other.0));
     let (he_first, his_first) = (capital(he), capital(his));
     let sound = capital(other.1);
-    let feeling = pen.one(&MOODS);
+    let feeling = rng.one(&MOODS);
     let slots = [
         ("name", who.0),
         ("kind", kind),
@@ -107,19 +107,19 @@ pub(super) fn write(pen: &mut CorpusRng) -> String {
         ("a_other", &a_other),
         ("sound", &sound),
         ("feeling", feeling),
-        ("weather", pen.one(&WEATHER)),
-        ("food", pen.one(&FOODS)),
+        ("weather", rng.one(&WEATHER)),
+        ("food", rng.one(&FOODS)),
     ];
     let mut parts = Vec::new();
     for part in [&OPENINGS[..], &WISHES, &TROUBLES, &MEETINGS, &TURNS] {
-        parts.push(pen.say(part, &slots));
+        parts.push(rng.say(part, &slots));
     }
-    let first = pen.below(ENDINGS.len());
-    parts.push(pen.say(&ENDINGS[first..=first], &slots));
-    if pen.below(2) == 0 {
-        let second = (first + 1 + pen.below(ENDINGS.len() - 1)) % ENDINGS.len();
-        parts.push(pen.say(&ENDINGS[second..=second], &slots));
+    let first = rng.below(ENDINGS.len());
+    parts.push(rng.say(&ENDINGS[first..=first], &slots));
+    if rng.below(2) == 0 {
+        let second = (first + 1 + rng.below(ENDINGS.len() - 1)) % ENDINGS.len();
+        parts.push(rng.say(&ENDINGS[second..=second], &slots));
     }
-    let joint = if pen.below(3) == 0 { "\n" } else { " " };
+    let joint = if rng.below(3) == 0 { "\n" } else { " " };
     parts.join(joint)
 }

@@ -1,60 +1,60 @@
-//! Sums, in lines and in words.
+//! Generates arithmetic: equations, sequences and word problems.
 
 use super::words::{CorpusRng, NAMES, NUMBERS, THINGS};
 
-/// A few sums of one kind.
-pub(super) fn write(pen: &mut CorpusRng) -> String {
-    match pen.below(4) {
-        0 | 1 => lines(pen),
-        2 => counting(pen),
-        _ => in_words(pen),
+/// Generates a document of one kind of arithmetic.
+pub(super) fn write(rng: &mut CorpusRng) -> String {
+    match rng.below(4) {
+        0 | 1 => lines(rng),
+        2 => counting(rng),
+        _ => in_words(rng),
     }
 }
 
-/// A sum and its result. Kept small, so that they can be learnt.
-pub(super) fn sum(pen: &mut CorpusRng) -> (String, usize) {
-    match pen.below(4) {
+/// Returns an expression and its result. The numbers are small enough for the model to learn.
+pub(super) fn sum(rng: &mut CorpusRng) -> (String, usize) {
+    match rng.below(4) {
         0 | 1 => {
-            let (a, b) = (pen.below(50), pen.below(50));
+            let (a, b) = (rng.below(50), rng.below(50));
             (format!("{a} + {b}"), a + b)
         }
         2 => {
-            let a = pen.below(50);
-            let b = pen.below(a + 1);
+            let a = rng.below(50);
+            let b = rng.below(a + 1);
             (format!("{a} - {b}"), a - b)
         }
         _ => {
-            let (a, b) = (pen.below(11), pen.below(11));
+            let (a, b) = (rng.below(11), rng.below(11));
             (format!("{a} * {b}"), a * b)
         }
     }
 }
 
-fn lines(pen: &mut CorpusRng) -> String {
-    let count = 4 + pen.below(5);
+fn lines(rng: &mut CorpusRng) -> String {
+    let count = 4 + rng.below(5);
     let lines: Vec<String> = (0..count)
         .map(|_| {
-            let (text, result) = sum(pen);
+            let (text, result) = sum(rng);
             format!("{text} = {result}.")
         })
         .collect();
     lines.join("\n")
 }
 
-fn counting(pen: &mut CorpusRng) -> String {
-    let step = 1 + pen.below(5);
-    let start = pen.below(30);
+fn counting(rng: &mut CorpusRng) -> String {
+    let step = 1 + rng.below(5);
+    let start = rng.below(30);
     let all: Vec<String> = (0..8).map(|i| (start + i * step).to_string()).collect();
     format!("Counting by {}: {}.", NUMBERS[step], all.join(", "))
 }
 
-fn in_words(pen: &mut CorpusRng) -> String {
-    let (name, she) = pen.one(&NAMES);
-    let (friend, _) = pen.another(&NAMES, (name, she));
+fn in_words(rng: &mut CorpusRng) -> String {
+    let (name, she) = rng.one(&NAMES);
+    let (friend, _) = rng.another(&NAMES, (name, she));
     let pronoun = if she { "She" } else { "He" };
-    let (thing, _) = pen.one(&THINGS);
-    let (a, b) = (2 + pen.below(8), 2 + pen.below(8));
-    if pen.below(2) == 0 {
+    let (thing, _) = rng.one(&THINGS);
+    let (a, b) = (2 + rng.below(8), 2 + rng.below(8));
+    if rng.below(2) == 0 {
         format!(
             "{name} has {a} {thing}s. {friend} gives {name} {b} more. \
              {pronoun} now has {} {thing}s, because {a} + {b} = {}.",

@@ -1,8 +1,8 @@
-//! Word lists, and a pen that chooses from them.
+//! Word lists, and the random choices from them.
 
 use crate::rng::ChaCha8;
 
-/// Chooses, always the same way for the same document.
+/// Random choices of one document, determined by its seed and index.
 pub(super) struct CorpusRng(ChaCha8);
 
 impl CorpusRng {
@@ -10,18 +10,19 @@ impl CorpusRng {
         Self(ChaCha8::new(seed, index))
     }
 
-    /// A number below `limit`, which is small and not 0.
+    /// Returns a uniform number below `limit`, which must not be 0.
     pub(super) fn below(&mut self, limit: usize) -> usize {
         let limit = u64::try_from(limit).unwrap_or(u64::MAX);
         usize::try_from(self.0.next_u64() % limit).unwrap_or(0)
     }
 
-    /// One of `from`.
+    /// Returns a random element of `from`.
     pub(super) fn one<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())]
     }
 
-    /// One of `from` that is not `other`; `from` has at least two.
+    /// Returns a random element of `from` other than `other`. `from` must have at least two
+    /// elements.
     pub(super) fn another<T: Copy + PartialEq>(&mut self, from: &[T], other: T) -> T {
         let start = self.below(from.len());
         let order = from[start..].iter().chain(&from[..start]);
@@ -29,7 +30,7 @@ impl CorpusRng {
         rest.next().copied().unwrap_or(other)
     }
 
-    /// One of `from` with its slots, such as `{name}`, filled in.
+    /// Returns a random template of `from` with its slots, such as `{name}`, filled in.
     pub(super) fn say(&mut self, from: &[&str], slots: &[(&str, &str)]) -> String {
         let mut text = self.one(from).to_owned();
         for (slot, value) in slots {
@@ -38,7 +39,7 @@ impl CorpusRng {
         text
     }
 
-    /// `count` different ones of `from`, in a random order.
+    /// Returns `count` different elements of `from`, in random order.
     pub(super) fn some<'a, T>(&mut self, from: &'a [T], count: usize) -> Vec<&'a T> {
         let mut order: Vec<&T> = from.iter().collect();
         let count = count.min(order.len());
@@ -51,20 +52,20 @@ impl CorpusRng {
     }
 }
 
-/// With the right article before it.
+/// Returns `noun` with its indefinite article.
 pub(super) fn a(noun: &str) -> String {
     let article = if noun.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" };
     format!("{article} {noun}")
 }
 
-/// With a capital first.
+/// Returns `text` with a capital first letter.
 pub(super) fn capital(text: &str) -> String {
     let mut letters = text.chars();
     let first = letters.next().map(|c| c.to_ascii_uppercase());
     first.into_iter().chain(letters).collect()
 }
 
-/// Names, and whether to say "she".
+/// Names, and whether the pronoun is "she".
 pub(super) const NAMES: [(&str, bool); 32] = [
     ("Mia", true),
     ("Tom", false),
@@ -100,7 +101,7 @@ pub(super) const NAMES: [(&str, bool); 32] = [
     ("Erik", false),
 ];
 
-/// Animals, the sound each makes, and how many legs it has.
+/// Animals with their sound and number of legs.
 pub(super) const ANIMALS: [(&str, &str, u8); 20] = [
     ("cat", "meow", 4),
     ("dog", "woof", 4),
@@ -130,7 +131,7 @@ pub(super) const PLACES: [&str; 20] = [
     "bakery",
 ];
 
-/// Things one can want, and the color each has in these stories.
+/// Objects with their color.
 pub(super) const THINGS: [(&str, &str); 24] = [
     ("ball", "red"),
     ("kite", "blue"),
@@ -161,7 +162,7 @@ pub(super) const THINGS: [(&str, &str); 24] = [
 pub(super) const FEELINGS: [&str; 10] =
     ["happy", "sad", "tired", "proud", "curious", "brave", "hungry", "calm", "afraid", "excited"];
 
-/// How someone looks who needs help.
+/// Moods of a character who needs help.
 pub(super) const MOODS: [&str; 6] = ["sad", "tired", "worried", "afraid", "hungry", "lonely"];
 
 pub(super) const TRAITS: [&str; 12] = [

@@ -99,7 +99,7 @@ impl AdapterGradients {
     }
 }
 
-/// LossInputs of the backward pass of one layer.
+/// Inputs of the backward pass of one layer.
 pub(crate) struct LayerBackward<'a> {
     pub(crate) index: usize,
     pub(crate) batch: &'a PackedBatch,

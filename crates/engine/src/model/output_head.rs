@@ -145,7 +145,7 @@ impl OutputHead<'_> {
         let vocab = self.model.config.vocab_size;
         let isa = self.model.kernel.isa();
         let lora_hidden = self.lora_hidden();
-        let mut found = vec![0.0; queries.len()];
+        let mut logprobs = vec![0.0; queries.len()];
         let mut sums = vec![RunningLogSumExp::NONE; self.count()];
         let mut logits = Vec::new();
         for first in (0..self.count()).step_by(BLOCK) {
@@ -158,9 +158,12 @@ impl OutputHead<'_> {
                 self.model.kernel.pool().for_each_row(sums, 1, cols * 16, |row, sum| {
                     sum[0].add(isa, &logits[row * cols..(row + 1) * cols]);
                 });
-                for (query, found) in queries[here.clone()].iter().zip(&mut found[here.clone()]) {
+                for (query, logprobs) in
+                    queries[here.clone()].iter().zip(&mut logprobs[here.clone()])
+                {
                     if (from..from + cols).contains(&(query.token as usize)) {
-                        *found = logits[(query.row - first) * cols + query.token as usize - from];
+                        *logprobs =
+                            logits[(query.row - first) * cols + query.token as usize - from];
                     }
                 }
                 if let Some(saved) = saved.as_deref_mut() {
@@ -169,10 +172,10 @@ impl OutputHead<'_> {
             }
         }
         let log_sums: Vec<f64> = sums.into_iter().map(RunningLogSumExp::log).collect();
-        for (query, found) in queries.iter().zip(&mut found) {
-            *found = log_probability(*found, log_sums[query.row]);
+        for (query, logprobs) in queries.iter().zip(&mut logprobs) {
+            *logprobs = log_probability(*logprobs, log_sums[query.row]);
         }
-        (found, log_sums)
+        (logprobs, log_sums)
     }
 
     /// Returns the gradient with respect to `x`, given the gradient with respect to the

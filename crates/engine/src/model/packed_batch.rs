@@ -74,18 +74,18 @@ impl PackedBatch {
         max_rows: usize,
     ) -> Vec<Vec<usize>> {
         let mut batches: Vec<Vec<usize>> = Vec::new();
-        let mut left = 0;
+        let mut rows_left = 0;
         for group in Self::group_by_prefix(sequences, min_prefix) {
             let shared = if group.len() > 1 { common_prefix(sequences, &group) } else { 0 };
             let rows = group.iter().map(|i| sequences[*i].len() - shared).sum::<usize>() + shared;
             match batches.last_mut() {
-                Some(batch) if rows <= left => batch.extend(group),
+                Some(batch) if rows <= rows_left => batch.extend(group),
                 _ => {
                     batches.push(group);
-                    left = max_rows;
+                    rows_left = max_rows;
                 }
             }
-            left = left.saturating_sub(rows);
+            rows_left = rows_left.saturating_sub(rows);
         }
         batches
     }

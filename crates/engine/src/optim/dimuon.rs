@@ -93,7 +93,7 @@ impl DimuonState {
 /// Columns of the long side that are processed together, so that they stay in the cache.
 const WIDTH: usize = 64;
 
-/// Buffers that are reused for every matrix. The long side is never stored as a total_factor.
+/// Buffers that are reused for every matrix. The long side is never stored as a whole.
 #[derive(Debug, Default)]
 struct DimuonScratch {
     rows: Vec<f64>,

@@ -174,16 +174,16 @@ impl SampleRequest {
             let reason = format!("{}, expected 1 to {MAX_SAMPLES}", self.samples);
             return Err(Error::invalid("num_samples", reason));
         }
-        let most = model.max_positions;
+        let context = model.max_positions;
         let limit = match self.max_tokens {
             Some(0) => return Err(Error::invalid("max_tokens", "0, expected at least 1")),
             Some(limit) => limit,
-            None => most.saturating_sub(len),
+            None => context.saturating_sub(len),
         };
-        if limit == 0 || len.saturating_add(limit) > most {
+        if limit == 0 || len.saturating_add(limit) > context {
             let reason = format!(
                 "Prompt length plus max_tokens exceeds the model's context window: \
-                 {len} + {} > {most}",
+                 {len} + {} > {context}",
                 limit.max(1)
             );
             return Err(Error::invalid("max_tokens", reason));

@@ -155,16 +155,16 @@ impl Sampler {
 
     /// Decides how many rows of each sequence to compute, and allocates their pages.
     fn schedule(&mut self) -> Vec<ScheduledRows> {
-        let mut left = PROMPT_ROWS;
+        let mut prompt_rows_left = PROMPT_ROWS;
         let mut scheduled = Vec::new();
         let mut index = 0;
         while index < self.running.len() {
             self.reattach_prefix(index);
             let pending = self.running[index].pending();
-            let rows = if pending == 1 { 1 } else { pending.min(left) };
+            let rows = if pending == 1 { 1 } else { pending.min(prompt_rows_left) };
             if rows > 0 && self.allocate_pages(index, rows) {
                 if rows > 1 || pending > 1 {
-                    left -= rows.min(left);
+                    prompt_rows_left -= rows.min(prompt_rows_left);
                 }
                 scheduled.push(ScheduledRows { sequence: index, rows });
             }

@@ -1,4 +1,4 @@
-//! `tokenizer.json`, as the `tokenizers` library has it.
+//! Reads and writes the `tokenizer.json` format of the `tokenizers` library.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::file::write_file;
 use crate::{Error, Result};
 
 impl Tokenizer {
-    /// Its `tokenizer.json`.
+    /// Returns the contents of a `tokenizer.json`.
     #[must_use]
     pub fn to_json(&self) -> String {
         let letters = |token: u32| -> String {
@@ -68,39 +68,39 @@ impl Tokenizer {
         all.to_string()
     }
 
-    /// Writes its `tokenizer.json`.
+    /// Writes a `tokenizer.json`, atomically replacing the file.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`] if the file cannot be written.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
         let text = self.to_json();
         write_file(path.as_ref(), |out| out.write_all(text.as_bytes()))
     }
 
-    /// Reads what [`write`](Self::write) wrote.
+    /// Reads a `tokenizer.json` that [`write`](Self::write) wrote.
     ///
     /// # Errors
-    /// [`Error::Io`], or as [`parse`](Self::parse).
+    /// [`Error::Io`] if the file cannot be read; otherwise as [`parse`](Self::parse).
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         Self::parse(&std::fs::read(path).map_err(Error::io("read", path))?, path)
     }
 
-    /// Reads the text of a `tokenizer.json`; `path` is what errors call it.
+    /// Parses the text of a `tokenizer.json`. Errors name it `path`.
     ///
     /// # Errors
-    /// [`Error::BadFile`] if it is none, or not one of ours: another rule for cutting up text
-    /// would give other tokens.
+    /// [`Error::BadFile`] if it is not a tokenizer, or one with another pre-tokenizer or token
+    /// order than this type supports.
     pub fn parse(text: &[u8], path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let bad = |why: String| Error::bad_file(path, why);
+        let bad = |reason: String| Error::bad_file(path, reason);
         let vocabulary = Vocabulary::parse(text, path)?;
         let raw: RawTokenizer = serde_json::from_slice(text)
-            .map_err(|e| bad(format!("is not a tokenizer of ours: {e}")))?;
+            .map_err(|e| bad(format!("not a supported tokenizer: {e}")))?;
         if raw.pre_tokenizer.to_string().matches("Regex").count() != 1
             || raw.pre_tokenizer["pretokenizers"][0]["pattern"]["Regex"] != PATTERN
         {
-            return Err(bad("cuts up text by another rule than ours".to_owned()));
+            return Err(bad("the pre-tokenizer is not supported".to_owned()));
         }
         let ids: HashMap<&[u8], u32> =
             (0..).take(vocabulary.len()).map(|token| (vocabulary.bytes(token), token)).collect();
@@ -110,7 +110,7 @@ impl Tokenizer {
             .collect();
         let in_order = (0..=255_u8).zip(&tokens).all(|(byte, token)| *token == [byte]);
         if tokens.len() != 256 + raw.model.merges.len() || !in_order {
-            return Err(bad("its tokens are not all bytes and then its merges".to_owned()));
+            return Err(bad("the tokens are not the 256 bytes followed by the merges".to_owned()));
         }
         let letters: HashMap<char, u8> = (0..=255).map(|byte| (letter(byte), byte)).collect();
         let bytes = |text: &str| -> Option<Vec<u8>> {
@@ -124,7 +124,7 @@ impl Tokenizer {
             let ids = pair.and_then(|(a, b)| Some((*ids.get(&a[..])?, *ids.get(&b[..])?)));
             let earlier = ids.filter(|(a, b)| *a < merged && *b < merged);
             let Some(pair) = earlier else {
-                return Err(bad(format!("merge of {a:?} and {b:?} is not token {merged}")));
+                return Err(bad(format!("the merge of {a:?} and {b:?} is not token {merged}")));
             };
             merges.insert(pair, merged);
         }
@@ -132,7 +132,7 @@ impl Tokenizer {
             raw.added_tokens.iter().map(|added| added.content.as_str()).collect();
         let tokenizer = Self::new(tokens, merges, &specials)?;
         if tokenizer.vocabulary != vocabulary {
-            return Err(bad("its special tokens do not follow the others".to_owned()));
+            return Err(bad("the special tokens do not follow the other tokens".to_owned()));
         }
         Ok(tokenizer)
     }

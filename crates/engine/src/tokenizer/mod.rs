@@ -1,8 +1,8 @@
-//! A small byte-level BPE tokenizer, for the built-in model.
+//! A byte-level BPE tokenizer for the built-in model, and vocabularies of other tokenizers.
 //!
-//! It learns from text, and writes a `tokenizer.json` that the `tokenizers` library loads and
-//! agrees with. It reads back what it wrote, not the tokenizers of others: for those,
-//! [`Vocabulary`] knows the bytes of every token, which is what decoding and stop texts need.
+//! [`Tokenizer`] is trained on text and writes a `tokenizer.json` that the `tokenizers` library
+//! loads and agrees with. It reads only files that it wrote. For the tokenizers of other models,
+//! [`Vocabulary`] provides the bytes of every token, which decoding and stop texts need.
 
 mod json;
 mod merge;
@@ -17,9 +17,9 @@ use std::collections::HashMap;
 use self::merge::merge;
 use self::split::pieces;
 
-/// Turns text into tokens and back.
+/// Encodes text as tokens.
 ///
-/// Any text can be written: what no longer token covers is written in bytes.
+/// Every text can be encoded: characters that no merged token covers become single bytes.
 ///
 /// ```
 /// use tinkex_engine::tokenizer::Tokenizer;
@@ -35,15 +35,15 @@ use self::split::pieces;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tokenizer {
     vocabulary: Vocabulary,
-    /// The token of each byte.
+    /// Token of each byte.
     bytes: [u32; 256],
-    /// What two neighbours become; lower tokens were learnt earlier and go first.
+    /// Merged token of two neighbours. Lower tokens were learned earlier and are merged first.
     merges: HashMap<(u32, u32), u32>,
     specials: Vec<(String, u32)>,
 }
 
 impl Tokenizer {
-    /// The tokens of `text`. Special tokens are recognised where they are written out.
+    /// Encodes `text`. Special tokens are recognized where the text contains their names.
     #[must_use]
     pub fn encode(&self, text: &str) -> Vec<u32> {
         let mut out = Vec::with_capacity(text.len() / 3 + 1);
@@ -57,13 +57,13 @@ impl Tokenizer {
         out
     }
 
-    /// The token of a special text such as `<|endoftext|>`.
+    /// Returns the token of a special text, for example `<|endoftext|>`.
     #[must_use]
     pub fn special(&self, text: &str) -> Option<u32> {
         self.specials.iter().find(|(name, _)| name == text).map(|(_, token)| *token)
     }
 
-    /// The bytes of its tokens.
+    /// Returns the vocabulary.
     #[must_use]
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
@@ -77,7 +77,8 @@ impl Tokenizer {
         }
     }
 
-    /// The first special token in `text`, the longest of several at one place.
+    /// Returns the first special token in `text` with the text before and after it; of several at
+    /// the same position the longest.
     fn next_special<'a>(&self, text: &'a str) -> Option<(&'a str, u32, &'a str)> {
         let found = self.specials.iter().filter_map(|(name, token)| {
             let at = text.find(name.as_str())?;

@@ -1,17 +1,17 @@
-//! Cutting text into pieces that no token spans.
+//! Pre-tokenizer: splits text into pieces that no token crosses.
 
-/// The rule of [`pieces`] as the `tokenizers` library writes it.
+/// The rule of [`pieces`] as a regular expression of the `tokenizers` library.
 pub(super) const PATTERN: &str =
     r" ?[A-Za-z[^\x00-\x7F]]+|[0-9]| ?[^ \t\r\nA-Za-z0-9[^\x00-\x7F]]+|[ \t\r\n]+";
 
 #[derive(Clone, Copy, PartialEq)]
 enum Class {
-    /// Letters; everything beyond ASCII is taken for one.
+    /// ASCII letters and all non-ASCII characters.
     Letter,
-    /// Digits stand alone: sums are easier to learn that way.
+    /// Digits, which form pieces of their own: arithmetic is easier to learn this way.
     Digit,
     Space,
-    /// The rest of ASCII.
+    /// All other ASCII characters.
     Mark,
 }
 
@@ -24,14 +24,15 @@ fn class(byte: u8) -> Class {
     }
 }
 
-/// Words and runs of marks, each with one space before it; single digits; runs of spaces.
+/// Splits text into words and runs of marks, each with one preceding space; single digits; and runs
+/// of white space.
 pub(super) fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let bytes = text.as_bytes();
     let mut at = 0;
     std::iter::from_fn(move || {
         let start = at;
         let first = class(*bytes.get(start)?);
-        // A space belongs to the word or mark right after it.
+        // A space belongs to the word or mark that follows it.
         let joined = bytes[start] == b' '
             && bytes
                 .get(start + 1)
@@ -45,7 +46,7 @@ pub(super) fn pieces(text: &str) -> impl Iterator<Item = &str> {
                 from + run
             }
         };
-        // Bytes beyond ASCII are all of one class, so this never cuts a character.
+        // All non-ASCII bytes have the same class, so a character is never split.
         text.get(start..at)
     })
 }
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_take_the_space_before_them() {
+    fn words_include_the_preceding_space() {
         let all: Vec<&str> = pieces("One  two, 42 + é☃\n\n x=3").collect();
         assert_eq!(
             all,
@@ -67,7 +68,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_are_the_text(text in ".*") {
+        fn pieces_concatenate_to_the_text(text in ".*") {
             prop_assert_eq!(pieces(&text).collect::<String>(), text);
         }
     }

@@ -1,4 +1,4 @@
-//! Learning a vocabulary from text.
+//! Trains a vocabulary on text.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,22 +7,22 @@ use super::{Tokenizer, Vocabulary};
 use crate::{Error, Result};
 
 impl Tokenizer {
-    /// Learns a vocabulary of at most `size` tokens: all bytes, the most useful merges, and
-    /// `specials`, which are never made of other tokens.
+    /// Trains a vocabulary of at most `size` tokens: all bytes, the most frequent merges, and
+    /// `specials`, which are never merged.
     ///
-    /// The same texts give the same tokens, on every machine. Fewer tokens come out if the texts
-    /// have no more pairs that occur twice.
+    /// The result is deterministic. It has fewer tokens if no pair occurs twice any more.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `size` has no room for bytes and specials, or a special token is empty
-    /// or there twice.
+    /// [`Error::Invalid`] if `size` is smaller than 256 plus the number of special tokens, or a
+    /// special token is empty or a duplicate.
     pub fn train<'a>(
         texts: impl IntoIterator<Item = &'a str>,
         size: usize,
         specials: &[&str],
     ) -> Result<Self> {
         let Some(room) = size.checked_sub(256 + specials.len()) else {
-            let reason = format!("{size} tokens are fewer than 256 bytes and the special ones");
+            let least = 256 + specials.len();
+            let reason = format!("{size} tokens, expected at least {least} for bytes and specials");
             return Err(Error::invalid("vocabulary size", reason));
         };
         let mut words = words(texts);
@@ -31,7 +31,7 @@ impl Tokenizer {
         while merges.len() < room {
             let Some(pair) = most_frequent(&words, &tokens) else { break };
             let merged = u32::try_from(tokens.len()).map_err(|_| {
-                Error::invalid("vocabulary size", "there are more tokens than numbers")
+                Error::invalid("vocabulary size", "the number of tokens exceeds 32 bits")
             })?;
             let text = [&tokens[pair.0 as usize][..], &tokens[pair.1 as usize]].concat();
             tokens.push(text);
@@ -41,7 +41,8 @@ impl Tokenizer {
         Self::new(tokens, merges, specials)
     }
 
-    /// From bytes 0 to 255 and merges in their order; special tokens follow.
+    /// Creates a tokenizer from the bytes 0 to 255 followed by the merged tokens; special tokens
+    /// are appended.
     pub(super) fn new(
         mut tokens: Vec<Vec<u8>>,
         merges: HashMap<(u32, u32), u32>,
@@ -50,7 +51,7 @@ impl Tokenizer {
         let mut named: Vec<(String, u32)> = Vec::with_capacity(specials.len());
         for &special in specials {
             if special.is_empty() || named.iter().any(|(name, _)| name == special) {
-                let reason = format!("{special:?} is empty or there twice");
+                let reason = format!("{special:?} is empty or a duplicate");
                 return Err(Error::invalid("special tokens", reason));
             }
             let token = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
@@ -64,7 +65,7 @@ impl Tokenizer {
     }
 }
 
-/// A piece of text, and how often it occurs.
+/// A piece of text with its number of occurrences.
 struct Word {
     tokens: Vec<u32>,
     count: u64,
@@ -84,7 +85,8 @@ fn words<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<Word> {
     counts.into_iter().map(word).collect()
 }
 
-/// The pair that occurs most often, at least twice; of equal ones the first by its bytes.
+/// Returns the most frequent pair that occurs at least twice; of equally frequent ones the first by
+/// its bytes.
 fn most_frequent(words: &[Word], tokens: &[Vec<u8>]) -> Option<(u32, u32)> {
     let mut counts: HashMap<(u32, u32), u64> = HashMap::new();
     for word in words {

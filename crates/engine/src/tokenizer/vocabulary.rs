@@ -1,4 +1,4 @@
-//! The bytes of tokens.
+//! [`Vocabulary`]: the bytes of every token.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::{Error, Result};
 
-/// The bytes of every token of a model, whoever made its tokenizer.
+/// The bytes of every token of a tokenizer.
 ///
 /// ```
 /// use tinkex_engine::tokenizer::Vocabulary;
@@ -22,7 +22,7 @@ use crate::{Error, Result};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vocabulary {
-    /// All bytes in a row, and where each token ends.
+    /// Bytes of all tokens, concatenated, and the end offset of each token.
     text: Vec<u8>,
     ends: Vec<usize>,
 }
@@ -38,31 +38,32 @@ impl Vocabulary {
         Self { text, ends }
     }
 
-    /// Reads the bytes of tokens from a `tokenizer.json` of the `tokenizers` library: byte-level
-    /// ones (GPT-2, Llama 3, Qwen) and those with `▁` for a space (Llama 2).
+    /// Reads the tokens of a `tokenizer.json` of the `tokenizers` library: byte-level tokenizers
+    /// (GPT-2, Llama 3, Qwen) and those that write a space as `▁` (Llama 2).
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::BadFile`] if it is something else.
+    /// [`Error::Io`] if the file cannot be read; otherwise as [`parse`](Self::parse).
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         Self::parse(&std::fs::read(path).map_err(Error::io("read", path))?, path)
     }
 
-    /// Reads the text of a `tokenizer.json`; `path` is what errors call it.
+    /// Parses the text of a `tokenizer.json`. Errors name it `path`.
     ///
     /// # Errors
-    /// [`Error::BadFile`].
+    /// [`Error::BadFile`] if it is not a tokenizer, or its token numbers are far apart.
     pub fn parse(text: &[u8], path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let raw: RawVocabulary = serde_json::from_slice(text)
-            .map_err(|e| Error::bad_file(path, format!("is not a tokenizer: {e}")))?;
-        let byte_level = mentions(&raw.decoder, "ByteLevel");
+            .map_err(|e| Error::bad_file(path, format!("not a tokenizer: {e}")))?;
+        let byte_level = has_decoder(&raw.decoder, "ByteLevel");
         let count = raw.model.vocab.values().chain(raw.added_tokens.iter().map(|added| &added.id));
         let count = count.max().map_or(0, |&last| last as usize + 1);
-        let given = raw.model.vocab.len() + raw.added_tokens.len();
-        // A lone token with a huge number must not make us allocate for all below it.
-        if count > given.saturating_mul(4).saturating_add(1024) {
-            let reason = format!("has {given} tokens, but the last has number {}", count - 1);
+        let entries = raw.model.vocab.len() + raw.added_tokens.len();
+        // A single token with a huge number must not cause an allocation for all numbers below it.
+        if count > entries.saturating_mul(4).saturating_add(1024) {
+            let reason =
+                format!("it has {entries} tokens, but the highest number is {}", count - 1);
             return Err(Error::bad_file(path, reason));
         }
         let mut tokens = vec![Vec::new(); count];
@@ -78,19 +79,20 @@ impl Vocabulary {
         Ok(Self::new(tokens))
     }
 
-    /// How many tokens there are.
+    /// Returns the number of tokens.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no tokens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// The bytes of a token; none if it does not exist. They need not be whole characters.
+    /// Returns the bytes of a token, which need not be valid UTF-8; empty if the token does not
+    /// exist.
     #[must_use]
     pub fn bytes(&self, token: u32) -> &[u8] {
         let token = token as usize;
@@ -99,7 +101,7 @@ impl Vocabulary {
         &self.text[start..end]
     }
 
-    /// The text of tokens; bytes that are no characters become `�`.
+    /// Decodes tokens to text; invalid UTF-8 becomes `�`.
     #[must_use]
     pub fn decode(&self, tokens: &[u32]) -> String {
         let bytes: Vec<u8> = tokens.iter().flat_map(|&token| self.bytes(token)).copied().collect();
@@ -127,13 +129,13 @@ struct AddedTokenText {
     content: String,
 }
 
-/// Whether a decoder, or one of several in a row, is of this type.
-fn mentions(decoder: &Value, kind: &str) -> bool {
+/// Returns whether a decoder, or one of a sequence of decoders, has this type.
+fn has_decoder(decoder: &Value, kind: &str) -> bool {
     decoder["type"] == kind
         || decoder["decoders"].as_array().is_some_and(|all| all.iter().any(|d| d["type"] == kind))
 }
 
-/// The bytes behind a piece of the other kind: `▁` is a space, `<0x0A>` a byte.
+/// Returns the bytes of a SentencePiece token: `▁` is a space, `<0x0A>` a byte.
 fn from_piece(token: &str) -> Vec<u8> {
     let byte = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     match byte.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
@@ -142,18 +144,18 @@ fn from_piece(token: &str) -> Vec<u8> {
     }
 }
 
-/// The letter that stands for a byte in a byte-level vocabulary: itself where it can be seen, else
-/// one beyond Latin-1, in order.
+/// Returns the character that represents a byte in a byte-level vocabulary: the byte itself if it
+/// is printable, else the next character from U+0100.
 pub(super) fn letter(byte: u8) -> char {
-    let seen = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
-    if seen(byte) {
+    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    if printable(byte) {
         return char::from(byte);
     }
-    let hidden = (0..byte).filter(|&other| !seen(other)).count();
+    let hidden = (0..byte).filter(|&other| !printable(other)).count();
     u32::try_from(hidden).ok().and_then(|hidden| char::from_u32(256 + hidden)).unwrap_or('\0')
 }
 
-/// The bytes that letters stand for; `None` if one stands for none.
+/// Returns the bytes that a byte-level token represents; `None` if a character represents none.
 fn from_letters(token: &str) -> Option<Vec<u8>> {
     token
         .chars()
@@ -162,7 +164,7 @@ fn from_letters(token: &str) -> Option<Vec<u8>> {
                 let byte = u8::try_from(latin).ok()?;
                 (letter(byte) == c).then_some(byte)
             }
-            // 0 to 32, then 127 to 160, then 173.
+            // The bytes 0 to 32, 127 to 160, and 173 are not printable.
             hidden @ 256..=288 => u8::try_from(hidden - 256).ok(),
             hidden @ 289..=322 => u8::try_from(hidden - 289 + 127).ok(),
             323 => Some(173),
@@ -176,11 +178,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_has_a_letter_of_its_own() {
-        let mut seen = std::collections::BTreeSet::new();
+    fn every_byte_has_a_unique_character() {
+        let mut characters = std::collections::BTreeSet::new();
         for byte in 0..=255 {
             let letter = letter(byte);
-            assert!(seen.insert(letter));
+            assert!(characters.insert(letter));
             assert_eq!(from_letters(&letter.to_string()), Some(vec![byte]), "{byte}");
         }
         assert_eq!((letter(b' '), letter(b'\n'), letter(173)), ('Ġ', 'Ċ', 'Ń'));
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_with_low_lines_are_read() {
+    fn sentencepiece_tokens_are_read() {
         let json = r#"{"model": {"vocab": {"▁the": 0, "<0x0A>": 1, "<s>": 2}},
             "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]}}"#;
         let vocabulary = Vocabulary::parse(json.as_bytes(), "x").unwrap();
@@ -196,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_number_allocates_nothing() {
+    fn a_huge_token_number_is_refused() {
         let json = br#"{"model": {"vocab": {"a": 4294967295}}}"#;
         assert!(matches!(Vocabulary::parse(json, "x"), Err(Error::BadFile { .. })));
     }

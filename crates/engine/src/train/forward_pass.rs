@@ -49,7 +49,7 @@ impl<'a> ForwardPass<'a> {
     /// Runs the model forward.
     ///
     /// `memory` is the memory limit in bytes for the backward pass; activations that do not fit are
-    /// computed again. `None` means that there is no backward pass and nothing is saved_layers.
+    /// computed again. `None` means that there is no backward pass and nothing is kept.
     ///
     /// The sequences must be valid: not empty, not longer than the context, with tokens of the
     /// vocabulary.
@@ -116,35 +116,36 @@ impl<'a> ForwardPass<'a> {
     }
 
     fn layer(&mut self, layer: usize, activations: &mut LayerActivations) {
-        let adapted = [AdapterRows { rows: 0..self.batch.tokens.len(), lora: self.lora }];
+        let adapters = [AdapterRows { rows: 0..self.batch.tokens.len(), lora: self.lora }];
         let (pages, work) = (&mut self.pages, &mut self.work);
-        self.model.layer(layer, &self.chunks, &adapted, pages, work, activations);
+        self.model.layer(layer, &self.chunks, &adapters, pages, work, activations);
     }
 
     fn score(&mut self, sequences: &[TrainingSequence<'_>]) -> TargetLogprobs {
         // Queries must be sorted by row. A row that several sequences share has queries of each.
-        let mut wanted: Vec<(usize, u32, usize, usize)> = Vec::new();
+        let mut sorted_queries: Vec<(usize, u32, usize, usize)> = Vec::new();
         for (i, sequence) in sequences.iter().enumerate() {
             let each = sequence.targets.len() / sequence.tokens.len();
             for (position, row) in self.batch.rows(i).enumerate() {
                 for k in position * each..(position + 1) * each {
-                    wanted.push((row, sequence.targets[k], i, k));
+                    sorted_queries.push((row, sequence.targets[k], i, k));
                 }
             }
         }
-        wanted.sort_by_key(|(row, ..)| *row);
-        self.queries = wanted.iter().map(|&(row, token, ..)| LogprobQuery { row, token }).collect();
+        sorted_queries.sort_by_key(|(row, ..)| *row);
+        self.queries =
+            sorted_queries.iter().map(|&(row, token, ..)| LogprobQuery { row, token }).collect();
         self.query_indices =
             sequences.iter().map(|sequence| vec![0; sequence.targets.len()]).collect();
-        for (query_index, &(_, _, sequence, k)) in wanted.iter().enumerate() {
+        for (query_index, &(_, _, sequence, k)) in sorted_queries.iter().enumerate() {
             self.query_indices[sequence][k] = query_index;
         }
         let head = OutputHead { model: self.model, lora: self.lora, x: &self.normed };
-        let (found, log_sums) = head.forward(&self.queries, self.logits.as_mut());
+        let (logprobs, log_sums) = head.forward(&self.queries, self.logits.as_mut());
         self.log_sums = log_sums;
         self.query_indices
             .iter()
-            .map(|indices| indices.iter().map(|query_index| found[*query_index]).collect())
+            .map(|indices| indices.iter().map(|query_index| logprobs[*query_index]).collect())
             .collect()
     }
 

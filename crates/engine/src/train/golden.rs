@@ -156,8 +156,8 @@ fn ten_steps_of_each_optimizer_match_torch() {
             .collect();
         let expected = TensorFile::read(folder(name).join("expected.safetensors")).unwrap();
         for kind in ["adam", "dimuon"] {
-            let about = &json[kind]["params"];
-            let get = |key: &str| about[key].as_f64().unwrap();
+            let recorded_params = &json[kind]["params"];
+            let get = |key: &str| recorded_params[key].as_f64().unwrap();
             let (optimizer, params) = match kind {
                 "adam" => (
                     OptimizerKind::Adam,

@@ -76,14 +76,15 @@ fn sharing_a_prefix_does_not_change_the_gradient() {
         (0..4).map(|i| [tokens(40, 1), tokens(6 + 3 * i as usize, 50 + i)].concat()).collect();
     let all: Vec<Datum<'_>> = rows.iter().map(|row| datum(row)).collect();
     let mut shared = trainer("qwen3", 2);
-    let mut apart = trainer("qwen3", 2);
+    let mut separate = trainer("qwen3", 2);
     shared.forward_backward(&CROSS_ENTROPY, &all).unwrap();
     for one in &all {
-        apart.forward_backward(&CROSS_ENTROPY, std::slice::from_ref(one)).unwrap();
+        separate.forward_backward(&CROSS_ENTROPY, std::slice::from_ref(one)).unwrap();
     }
-    let (shared, apart) = (shared.gradients(), apart.gradients());
-    let size = apart.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
-    let off = shared.iter().zip(&apart).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt();
+    let (shared, separate) = (shared.gradients(), separate.gradients());
+    let size = separate.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
+    let off =
+        shared.iter().zip(&separate).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt();
     assert!(off < 1e-5 * size, "{off} of {size}");
 }
 

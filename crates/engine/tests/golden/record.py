@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Records the golden numbers that the engine's tests compare with.
+"""Records the golden results that the engine's tests compare with.
 
     pip install torch transformers peft
     python record.py              # writes llama/, qwen2/, qwen3/ and encodings.json
                                   # beside this file; reads tokenizer.json (--example tokenizer)
     python record.py check DIR    # DIR/{model,adapter}: prints log-probabilities that peft computes
 
-Three tiny random models in Hugging Face form, one PEFT adapter each (rank 4, alpha 32, A and B
-both random), and what torch computes with them: logits, log-probabilities, losses, the gradient of
-every loss on every adapter tensor, ten optimizer steps, greedy continuations. Everything is
-float32 on the CPU. The formulas of losses and optimizers are written here a second time, on
-autograd, independent of the engine's.
+Creates three tiny random models in Hugging Face format, one PEFT adapter each (rank 4, alpha 32, A
+and B both random), and records the results of torch: logits, log-probabilities, losses, the
+gradient of every loss with respect to every adapter tensor, ten optimizer steps, and greedy
+completions. Everything is computed in float32 on the CPU. The losses and optimizers are implemented
+here independently of the engine, on autograd.
 
 Layout of a model's folder:
 
@@ -57,7 +57,7 @@ DIMUON = dict(learning_rate=2e-3, beta1=0.9, grad_clip_norm=1.0)
 
 
 def models():
-    """Name, model, and how to save it."""
+    """Yields the name of each model, the model, and the arguments for saving it."""
     torch.manual_seed(11)
     shared = dict(
         num_hidden_layers=2,
@@ -98,14 +98,14 @@ def models():
         vocab_size=113,
         hidden_size=36,
         intermediate_size=64,
-        head_dim=16,  # heads together are wider than the hidden state, as in Qwen3-0.6B
+        head_dim=16,  # all heads together are wider than the hidden state, as in Qwen3-0.6B
         rms_norm_eps=1e-6,
         tie_word_embeddings=True,
         rope_theta=1000000.0,
         **shared,
     )
     yield "llama", randomise(LlamaForCausalLM(llama)), dict()
-    # Weights that bfloat16 holds exactly, on disk in bfloat16 and in several files.
+    # Weights that are exact in bfloat16, stored as bfloat16 in several files.
     yield "qwen2", randomise(Qwen2ForCausalLM(qwen2), torch.bfloat16), dict(max_shard_size="20KB")
     yield "qwen3", randomise(Qwen3ForCausalLM(qwen3)), dict()
 
@@ -135,13 +135,13 @@ def adapt(model):
             if "lora_A" in name:
                 value.copy_(torch.randn_like(value) / math.sqrt(value.shape[1]))
             elif "lora_B" in name:
-                # alpha / r = 8, so this changes the result without drowning the base model.
+                # alpha / r = 8, so this scale changes the result without dominating the base model.
                 value.copy_(0.02 * torch.randn_like(value))
     return model
 
 
 def adapter_tensors(model):
-    """PEFT's names in a file, and the parameters."""
+    """Returns the trained parameters by their names in a PEFT file."""
     return {
         name.replace(".default.weight", ".weight"): value
         for name, value in model.named_parameters()
@@ -150,7 +150,7 @@ def adapter_tensors(model):
 
 
 def data(vocab):
-    """Ragged sequences with everything a loss may read; q is filled in later."""
+    """Returns sequences of different lengths with the inputs of all losses; q is filled in later."""
     out = []
     for length in (17, 9, 1):
         tokens = torch.randint(0, vocab, (length + 1,))
@@ -198,7 +198,7 @@ CONFIG = {
     "custom_targets": {},
 }
 
-# Losses that are traced; the second one reads several targets per position.
+# Custom losses that are traced; the second one has several targets per position.
 TRACED = {
     "custom": lambda logprobs, q, a: (
         -(torch.exp((logprobs - q).clamp(-0.3, 0.3)) * a).sum()
@@ -223,7 +223,8 @@ def loss_of(name, model, datum):
     q = datum["logprobs"]
     ratio = torch.exp(p - q)
     if name == "surrogate":
-        # What a client sends for a loss of its own: its slope by every log-probability, held fixed.
+        # The surrogate that a client sends for a custom loss: its gradient with respect to every
+        # log-probability, held fixed.
         return (datum["slope"] * p).sum()
     if name == "custom":
         return TRACED[name](p, q, a)
@@ -330,7 +331,7 @@ def record(name, model, how):
     folder = os.path.join(HERE, name)
     shutil.rmtree(folder, ignore_errors=True)
     dtype = torch.bfloat16 if name == "qwen2" else torch.float32
-    # A copy: the conversion would round the rotary frequencies of this one.
+    # Convert a copy: the conversion would round the rotary frequencies of the original.
     copy.deepcopy(model).to(dtype).save_pretrained(folder, **how)
     remove(os.path.join(folder, "generation_config.json"))
 
@@ -386,7 +387,7 @@ def record(name, model, how):
 
 
 def encodings():
-    """What the `tokenizers` library makes of texts, with the tokenizer that the engine learnt."""
+    """Encodes texts with the `tokenizers` library and the tokenizer that the engine trained."""
     tokenizer = Tokenizer.from_file(os.path.join(HERE, "tokenizer.json"))
     words = "The little dog, Max, ran 12 times; isn't it so? Yes! (No.) x=3*y_2\t\"quoted\" \\ end"
     texts = ["", " ", "a", "  a", "a  b", " a b  ", "\n\n x", "\r\n", "1234567890", " 42", "+ 1", "a1b2", words]
@@ -409,7 +410,7 @@ def remove(path):
 
 
 def strip_paths(path, name):
-    """No path of the machine that recorded this."""
+    """Removes the path of the recording machine."""
     with open(path) as file:
         config = json.load(file)
     config["base_model_name_or_path"] = name
@@ -420,7 +421,7 @@ def strip_paths(path, name):
 
 
 def check(folder):
-    """What peft computes with an adapter that someone else saved."""
+    """Prints the log-probabilities that peft computes with an adapter saved by another program."""
     model = AutoModelForCausalLM.from_pretrained(
         os.path.join(folder, "model"), dtype=torch.float32, attn_implementation="eager"
     )

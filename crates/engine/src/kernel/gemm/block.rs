@@ -50,7 +50,7 @@ pub(super) struct CheckedGemm<'a> {
     pub(super) epilogue: &'a [Self],
 }
 
-/// Some rows and reduction steps of the lhs operand: element `(i, k)` is at offset
+/// Some rows and reduction steps of the left operand: element `(i, k)` is at offset
 /// `(i - first) · row + (k - from) · step`.
 #[derive(Clone, Copy)]
 struct LhsBlock<'a> {
@@ -61,7 +61,7 @@ struct LhsBlock<'a> {
     step: usize,
 }
 
-/// LossInputs of a tile: both operands, and the memory to prefetch meanwhile.
+/// Inputs of a tile: both operands, and the memory to prefetch meanwhile.
 #[derive(Clone, Copy)]
 struct TileOperands<'a> {
     lhs: LhsBlock<'a>,
@@ -137,7 +137,7 @@ impl CheckedGemm<'_> {
         }
     }
 
-    /// Calls `then` with these rows and steps of the lhs operand.
+    /// Calls `then` with these rows and steps of the left operand.
     ///
     /// If many tiles read them, they are copied to a contiguous buffer first: rows that are a power
     /// of two apart, and columns, map to the same cache sets and evict each other.
@@ -170,7 +170,7 @@ impl CheckedGemm<'_> {
     }
 
     /// Returns the memory to prefetch while these steps are computed, if the weights are read in
-    /// place: the following steps of the same panels if `streaming`, else the same steps of the prefetch
+    /// place: the following steps of the same panels if `streaming`, else the same steps of the next
     /// panels.
     fn prefetch(
         &self,
@@ -363,7 +363,7 @@ impl CheckedGemm<'_> {
         let (a_row, a_step) = (lhs.row, lhs.step);
         let (depth, zero_init) = (steps.len(), self.starts_at_zero(steps));
         let (rows, b_step) = (rows.len(), PANEL);
-        // SAFETY: `check` proved that the lhs operand holds every element of these rows and steps;
+        // SAFETY: `check` proved that the left operand holds every element of these rows and steps;
         // a copy holds the same elements. `with_panels` provides `group` panels of at least `depth`
         // steps. The caller promises that `c` is valid.
         unsafe {

@@ -75,15 +75,19 @@ fn every_level_gives_the_bits_of_one_chain_per_element() {
                     assert_eq!(out, expected, "{isa:?} {threads} {size:?} {precision:?}");
 
                     // The transposed weights: the reduction runs over the outputs.
-                    let turned = (rows, cols, depth);
+                    let backward_size = (rows, cols, depth);
                     let a = noise(rows * cols, 4);
                     let zeros = vec![0.0; rows * depth];
-                    let expected =
-                        reference(turned, |i, k| a[i * cols + k], |k, j| w[k * depth + j], &zeros);
+                    let expected = reference(
+                        backward_size,
+                        |i, k| a[i * cols + k],
+                        |k, j| w[k * depth + j],
+                        &zeros,
+                    );
                     let mut out = vec![9.0; rows * depth];
                     let rhs = Rhs::transposed(&weights);
-                    kernel.gemm(turned, Lhs::rows(&a, cols), rhs, &mut out, depth);
-                    assert_eq!(out, expected, "{isa:?} {threads} {turned:?} {precision:?}");
+                    kernel.gemm(backward_size, Lhs::rows(&a, cols), rhs, &mut out, depth);
+                    assert_eq!(out, expected, "{isa:?} {threads} {backward_size:?} {precision:?}");
                 }
                 // A transposed left operand and a row-major right operand.
                 let a = noise(rows * depth, 5);
