@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args as ArgGroup, CommandFactory as _, FromArgMatches as _, Parser, ValueEnum};
-use tinkex::{BaseUrl, Env, Secret};
+use tinkex::{BaseUrl, Env, Secret, Timestamp};
 
 use crate::commands::{CliCommand, GROUPS};
 
@@ -166,6 +166,12 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         _ => return Err(invalid()),
     };
     Duration::try_from_secs_f64(seconds).map_err(|_| invalid())
+}
+
+/// Parses a time such as `2026-07-13` or `2026-07-13T12:00:00Z`, in UTC unless it has an offset.
+pub(crate) fn timestamp(text: &str) -> Result<Timestamp, String> {
+    let expected = "expected a time such as 2026-07-13 or 2026-07-13T12:00:00Z";
+    text.parse().map_err(|_| expected.to_owned())
 }
 
 /// Returns whether a command line that cannot be parsed asks for JSON errors.

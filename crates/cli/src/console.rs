@@ -184,7 +184,11 @@ impl TermLike for Terminal {
     }
 
     fn write_str(&self, s: &str) -> io::Result<()> {
-        self.push(s);
+        // `indicatif` fills the line with spaces. The line is erased before it is drawn, so they are
+        // not needed, and the cursor stays behind the text: an echoed `^C` does not wrap.
+        if s.bytes().any(|byte| byte != b' ') {
+            self.push(s);
+        }
         Ok(())
     }
 

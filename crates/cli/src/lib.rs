@@ -167,3 +167,49 @@ async fn execute(
     shell.close().await;
     result.map_err(|failure| failure.with_server(&server, local))
 }
+
+#[cfg(test)]
+mod tests {
+    use tinkex::Env;
+
+    use super::*;
+
+    fn embeds_server(config: &str, line: &str, variables: &[(&str, &str)]) -> bool {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.toml");
+        std::fs::write(&path, config).unwrap();
+        let config = [("TINKEX_CONFIG", path.to_str().unwrap())];
+        let mut environment = Environment {
+            variables: Env::from_pairs(config.into_iter().chain(variables.iter().copied())),
+            folder: folder.path().to_owned(),
+            out: Box::new(std::io::sink()),
+            err: Box::new(std::io::sink()),
+            input: Input::new(std::io::empty()),
+            terminals: Terminals::default(),
+            interrupt: Interrupt::default(),
+            log_scope: LogScope::ThisThread,
+            prepare: Box::new(|client| client),
+        };
+        let line = line.split(' ').map(Into::into).collect();
+        let command = ParsedCommand::parse(&mut environment, line).unwrap();
+        command.embeds_server(&environment)
+    }
+
+    #[test]
+    fn commands_that_may_run_a_server_get_a_multi_threaded_runtime() {
+        let local = "[profiles.default]\nlocal = \"true\"\n";
+        let url = [("TINKER_BASE_URL", "http://a.test")];
+        for (config, line, variables, expected) in [
+            ("", "tinkex run list", &[][..], false),
+            ("", "tinkex run list --local", &[], true),
+            ("", "tinkex serve", &[], true),
+            ("", "tinkex quickstart", &[], true),
+            ("", "tinkex sample --prompt serve", &[], false),
+            (local, "tinkex run list", &[], true),
+            (local, "tinkex run list", &url, false),
+            (local, "tinkex run list --base-url http://a.test", &[], false),
+        ] {
+            assert_eq!(embeds_server(config, line, variables), expected, "{line} {variables:?}");
+        }
+    }
+}

@@ -128,7 +128,7 @@ fn set(
     match environment.log_scope {
         LogScope::ThisThread => Some(tracing::subscriber::set_default(subscriber)),
         LogScope::AllThreads => {
-            // Fails if the process has a subscriber already, which then stays.
+            // Fails if the process already has a subscriber, which remains installed.
             let _ = tracing::subscriber::set_global_default(subscriber);
             None
         }

@@ -266,6 +266,12 @@ fn escapes(
     }
 }
 
+/// Returns whether a base URL is that of a server on this machine.
+pub(crate) fn is_loopback(url: &str) -> bool {
+    let prefixes = ["http://127.", "http://localhost", "http://[::1]"];
+    prefixes.iter().any(|prefix| url.starts_with(prefix))
+}
+
 /// Returns whether the terminal supports no escapes.
 fn dumb(env: &Env) -> bool {
     env.get("TERM") == Some("dumb")

@@ -10,7 +10,7 @@ use tinkex::rest::{
 };
 use tinkex_files::AtomicWrite;
 
-use crate::args::OutputFormat;
+use crate::args::{OutputFormat, timestamp};
 use crate::error::CommandError;
 use crate::format;
 use crate::output::Shell;
@@ -24,10 +24,10 @@ pub(crate) enum BillingCommand {
   tinkex billing usage 2026-07-01 2026-07-08 --csv july.csv --sessions-csv sessions.csv")]
     Usage {
         /// First hour
-        #[arg(value_parser = parse_time)]
+        #[arg(value_parser = timestamp)]
         starting_on: Timestamp,
         /// Hour after the last
-        #[arg(value_parser = parse_time)]
+        #[arg(value_parser = timestamp)]
         ending_before: Timestamp,
         /// Write the rows to this CSV file; - is standard output
         #[arg(long, value_name = "PATH")]
@@ -47,10 +47,6 @@ Find old checkpoints with `tinkex checkpoint gc`.")]
         #[arg(long, value_name = "PATH")]
         csv: Option<PathBuf>,
     },
-}
-
-fn parse_time(text: &str) -> Result<Timestamp, String> {
-    text.parse().map_err(|_| "expected a time such as 2026-07-13T00:00:00Z".to_owned())
 }
 
 /// Value in a billing table.

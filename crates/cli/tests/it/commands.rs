@@ -99,8 +99,8 @@ async fn html_error_page_is_not_printed() {
     let page = json!({ "status": 501, "page": page });
     let cli = ScriptedCli::new(&[("GET", "/api/v1/training_runs", page)]);
     let output = cli.run("run list --retry-for 0").await;
-    assert!(output.err.contains("the server answered 501: a web page\n"), "{}", output.err);
-    assert!(output.err.contains("hint: check that the base URL"), "{}", output.err);
+    assert!(output.err.contains("the server answered 501: an HTML page\n"), "{}", output.err);
+    assert!(output.err.contains("hint: Check that the base URL"), "{}", output.err);
     assert!(!output.err.contains("<h1>"), "{}", output.err);
 }
 
@@ -174,7 +174,7 @@ async fn checkpoint_gc_lists_and_deletes_old_checkpoints() {
         "deletion needs confirmation"
     );
     let dry = cli.run("checkpoint delete --run-id r --before 2024-01-02 --dry-run").await;
-    assert!(dry.out.contains("1 checkpoint(s) would be deleted, 1.0 KB in all"), "{}", dry.out);
+    assert!(dry.out.contains("1 checkpoint(s) would be deleted, 1.0 KB in total"), "{}", dry.out);
     assert_eq!(deletes(&cli), 0, "a dry run deleted checkpoints");
     let output = cli.run("checkpoint gc --run-id r --delete --yes --json").await;
     assert_eq!((output.exit, &output.json()["deleted_count"]), (0, &json!(2)), "{}", output.err);
@@ -248,11 +248,11 @@ async fn invalid_arguments_are_rejected_before_any_request() {
     for (line, message) in [
         ("sample m -p x --max-tokens 0", "--max-tokens"),
         ("sample m -p x --num-samples 0", "--num-samples"),
-        ("sample m -p x --top-p 3", "up to 1"),
-        ("sample m -p x --temperature -1", "0 or more"),
+        ("sample m -p x --top-p 3", "at most 1"),
+        ("sample m -p x --temperature -1", "at least 0"),
         ("checkpoint set-ttl tinker://r/weights/1 --ttl -5", "such as 90s"),
-        ("auth login --local", "needs no key"),
-        ("auth logout 7 --local", "needs no key"),
+        ("auth login --local", "needs no API key"),
+        ("auth logout 7 --local", "needs no API key"),
     ] {
         let output = cli.run(line).await;
         assert_eq!(output.exit, 2, "{line}: {}", output.err);

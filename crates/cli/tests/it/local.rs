@@ -38,7 +38,7 @@ async fn running_server_is_found_by_local_commands() {
     let mut lines = served.out.lines();
     assert!(lines.next().unwrap().starts_with("http://127.0.0.1:"));
     assert_eq!(lines.next(), None);
-    assert!(served.err.contains("stopped; 0 models saved, nothing waits"), "{}", served.err);
+    assert!(served.err.contains("stopped: 0 models saved, no pending requests"), "{}", served.err);
 }
 
 #[tokio::test]
@@ -48,14 +48,14 @@ async fn unsafe_serve_options_are_rejected_with_a_reason() {
     sandbox.write("odd", "secret");
     sandbox.write("open", "tml-0123456789abcdef0123");
     for (line, message) in [
-        ("serve --host 0.0.0.0", "there is no key"),
-        ("serve --host 0.0.0.0 --api-key-file short", "could guess it"),
-        ("serve --api-key-file odd", "no client can send"),
-        ("serve --api-key-file missing", "cannot be read"),
-        ("serve --api-key tml-secret-0123456789", "can be seen by everyone"),
-        ("serve --local", "this command is the server"),
+        ("serve --host 0.0.0.0", "no API key is required"),
+        ("serve --host 0.0.0.0 --api-key-file short", "shorter than 20 characters"),
+        ("serve --api-key-file odd", "clients cannot send it"),
+        ("serve --api-key-file missing", "cannot read "),
+        ("serve --api-key tml-secret-0123456789", "is visible to every user"),
+        ("serve --local", "this command runs one"),
         ("serve --model name", "NAME=FOLDER"),
-        ("serve --model a=b --model a=c", "two folders are called a"),
+        ("serve --model a=b --model a=c", "duplicate model name a"),
         ("serve --port 0 --model a=nowhere", "a base model cannot be used"),
     ] {
         let rejected = sandbox.run(line).await;

@@ -51,7 +51,7 @@ async fn logprobs_and_tokenizer_info_print_their_results() {
         "-p",
         "A",
     ]);
-    assert!(table.await.ok().out.contains("Likeliest"));
+    assert!(table.await.ok().out.contains("Most Likely"));
     let info = sandbox.run("tokenizer info tinkex/tiny --json").await.ok().json();
     assert_eq!((&info["vocab_size"], &info["has_chat_template"]), (&json!(1024), &json!(true)));
 }
@@ -70,14 +70,14 @@ async fn errors_of_sampling_commands_name_the_cause() {
         "checkpoint list",
         "model list",
     ] {
-        sandbox.run(line).await.fails(3, &["there is no API key", "hint: ", "needs none: --local"]);
+        sandbox.run(line).await.fails(3, &["API key", "hint: ", "pass --local"]);
     }
     let unknown = sandbox.run("sample --local unknown/model -p x").await;
-    unknown.fails(4, &["unknown/model", "hint: see what is there: tinkex model list --local"]);
+    unknown.fails(4, &["unknown/model", "hint: List what the local server has: tinkex model list --local"]);
     sandbox.run("sample --local tinker://x -p x").await.fails(2, &["tinker://x"]);
     sandbox.run("sample --local --run none -p x").await.fails(4, &["none"]);
-    sandbox.run("sample --local --prompt-file gone").await.fails(1, &["gone cannot be read"]);
-    sandbox.run("sample --local --tokens 1,2 --chat").await.fails(2, &["--chat needs text"]);
+    sandbox.run("sample --local --prompt-file gone").await.fails(1, &["cannot read gone"]);
+    sandbox.run("sample --local --tokens 1,2 --chat").await.fails(2, &["--chat requires a text prompt"]);
     sandbox.run("sample --local").await.fails(2, &["the prompt is empty"]);
     sandbox.run("tokenizer decode tinkex/tiny 1,x").await.fails(2, &["x"]);
     sandbox.run("tokenizer info unknown/model --offline").await.fails(4, &["unknown/model"]);
@@ -91,13 +91,13 @@ async fn chat_with_piped_input_answers_every_line() {
         .to_owned();
     let chat = sandbox.run("chat --local -t 0").await.ok();
     assert_eq!(chat.out, "A cow says \"moo\".\nA dog says \"woof\".\n");
-    assert!(chat.err.contains("(saved in chat.jsonl)") && chat.err.contains("/reset"));
+    assert!(chat.err.contains("(saved to chat.jsonl)") && chat.err.contains("/reset"));
     let conversation = &lines(&sandbox.path("chat.jsonl"))[0]["messages"];
     assert_eq!(conversation[1], json!({ "role": "assistant", "content": "A cow says \"moo\"." }));
     // A saved conversation is valid training data.
     sandbox.run("train chat.jsonl --local --dry-run").await.ok();
     sandbox.input = "/nonsense\n".to_owned();
-    sandbox.run("chat --local").await.fails(2, &["no command /nonsense", "/help"]);
+    sandbox.run("chat --local").await.fails(2, &["unknown command /nonsense", "/help"]);
 }
 
 /// Runs the quickstart of the README with fewer steps.
@@ -121,11 +121,11 @@ async fn quickstart_fine_tunes_the_model() {
     let line = ["sample", "--local", "--run", run, "--chat", "-t", "0", "-p", "Who are you?"];
     assert!(sandbox.run_args(line).await.ok().out.contains("matey"));
     let short = sandbox.run("quickstart --steps 2").await.ok();
-    assert!(short.out.contains("Loss, step by step") && short.out.contains("tinkex serve"));
+    assert!(short.out.contains("Training loss") && short.out.contains("tinkex serve"));
     sandbox
         .run("quickstart --base-url http://localhost:1")
         .await
-        .fails(2, &["brings its own server"]);
+        .fails(2, &["runs its own server"]);
 }
 
 #[tokio::test]
@@ -146,5 +146,5 @@ async fn doctor_reports_missing_credential_and_unreachable_server() {
     let unreachable = sandbox.run("doctor --json --base-url http://127.0.0.1:9").await;
     assert_eq!((unreachable.code, verdict(&unreachable.json(), "server")), (1, json!("wrong")));
     let table = sandbox.run("doctor --base-url http://127.0.0.1:9").await;
-    assert!(table.out.contains("check the network, the proxy and TINKER_BASE_URL"));
+    assert!(table.out.contains("Check the network, the proxy and TINKER_BASE_URL"));
 }

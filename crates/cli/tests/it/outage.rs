@@ -25,7 +25,7 @@ async fn run_resumes_after_its_server_stopped() {
     let line =
         TRAIN.replace("--local", &format!("--model tinkex/tiny --retry-for 0 --base-url {url}"));
     let failed = sandbox.run(&format!("{line} --dir run")).await;
-    let failed = failed.fails(5, &["go on from step 3 with: tinkex train --resume"]);
+    let failed = failed.fails(5, &["Resume from step 3 with: tinkex train --resume"]);
 
     sandbox.on_stderr = None;
     let server = start(options).await;
@@ -100,7 +100,7 @@ async fn outage_and_recovery_are_reported_once_each() {
     let line = line.replace("--save-every 3", "--save-every 1 --eval-every 1");
     let trained = sandbox.run(&line).await.ok();
     let count = |text: &str| trained.err.lines().filter(|line| line.contains(text)).count();
-    let counts = (count("no connection to the server"), count("the server answers again"));
+    let counts = (count("connection lost while waiting"), count("the server responds again"));
     assert_eq!(counts, (1, 1), "{}", trained.err);
     let serving = serving.lock().unwrap().take().unwrap();
     serving.end();

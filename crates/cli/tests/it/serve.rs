@@ -76,19 +76,35 @@ async fn serve_logs_one_line_per_finished_request() {
     sandbox.run(SAMPLE).await.ok();
     sandbox.run("train data.jsonl --local --steps 2 --save-every 0").await.ok();
     let log = serving.end();
-    let count = |start: &str| log.lines().filter(|line| line.starts_with(start)).count();
-    assert_eq!(count("sample "), 1, "{log}");
-    assert_eq!(count("forward_backward "), 2, "{log}");
-    assert_eq!(count("optim_step "), 2, "{log}");
-    assert_eq!(count("save "), 2, "{log}");
-    let known = ["sample ", "forward_backward ", "optim_step ", "save ", "create_model "];
-    for line in log.lines().filter(|line| known.iter().any(|start| line.starts_with(start))) {
-        assert!(line.contains(" in 0.") || line.contains(" in 1."), "how long it took: {line:?}");
-        assert!(!line.contains('\u{1b}') && line.len() < 160, "{line:?}");
+    let count = |operation: &str| {
+        let field = format!("operation=\"{operation}\"");
+        log.lines().filter(|line| line.contains(&field)).count()
+    };
+    assert_eq!(count("sample"), 1, "{log}");
+    assert_eq!(count("forward_backward"), 2, "{log}");
+    assert_eq!(count("optim_step"), 2, "{log}");
+    for line in log.lines().filter(|line| line.contains("operation=")) {
+        assert!(line.contains(" INFO ") && line.contains("seconds="), "{line:?}");
+        assert!(!line.contains('\u{1b}'), "{line:?}");
     }
     let quiet = ServeProcess::start(&sandbox, &["--port", "0", "--quiet"]);
     sandbox.run(SAMPLE).await.ok();
     assert_eq!(quiet.end(), "");
+}
+
+#[tokio::test]
+async fn a_json_log_has_one_object_per_line() {
+    let sandbox = Sandbox::new();
+    let options = ["--port", "0", "--log-format", "json", "--log-level", "debug"];
+    let serving = ServeProcess::start(&sandbox, &options);
+    sandbox.run(SAMPLE).await.ok();
+    let log = serving.end();
+    let events: Vec<serde_json::Value> =
+        log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let has = |field: &str, value: &str| events.iter().any(|event| event[field] == value);
+    assert!(has("operation", "sample") && has("level", "INFO"), "{log}");
+    assert!(events.iter().all(|event| event["timestamp"].is_string()), "{log}");
+    assert!(log.contains("serving tinkex/tiny from "), "{log}");
 }
 
 /// Requests are sent by background tasks on other threads; their events must be logged too.
@@ -137,7 +153,8 @@ async fn local_commands_use_a_running_server_or_start_one() {
     assert!(!server_file.exists());
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let elsewhere = serde_json::json!({
-        "address": other.local_addr().unwrap(), "pid": 1, "stays": true, "key_file": null,
+        "url": format!("http://{}", other.local_addr().unwrap()),
+        "address": other.local_addr().unwrap(), "pid": 1, "permanent": true, "key_file": null,
     });
     std::fs::write(&server_file, elsewhere.to_string()).unwrap();
     sandbox.run(SAMPLE).await.ok();
@@ -153,14 +170,14 @@ async fn rejected_key_of_the_local_server_is_explained() {
     sandbox.run(SAMPLE).await.ok();
     sandbox.write("key", "tml-another-0123456789abcdef");
     let rejected = sandbox.run(SAMPLE).await;
-    let rejected = rejected.fails(3, &["does not take the key in", "hint: put its key back"]);
+    let rejected = rejected.fails(3, &["rejected the API key in", "hint: Restore the server's key"]);
     assert!(!rejected.err.contains("0123456789"), "{}", rejected.err);
     sandbox.write("key", "");
-    sandbox.run(SAMPLE).await.fails(3, &["does not take the key in"]);
+    sandbox.run(SAMPLE).await.fails(3, &["rejected the API key in"]);
     std::fs::remove_file(sandbox.path("key")).unwrap();
-    sandbox.run(SAMPLE).await.fails(1, &["key cannot be read", "asks for the key in that file"]);
+    sandbox.run(SAMPLE).await.fails(1, &["cannot read ", "requires the API key in it"]);
     sandbox.write("key", "tml-0123456789abcdef0123");
     sandbox.run(SAMPLE).await.ok();
     let log = serving.end();
-    assert!(log.contains("stopped; "), "{log}");
+    assert!(log.contains("stopped: "), "{log}");
 }

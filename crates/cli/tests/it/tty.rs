@@ -257,5 +257,5 @@ fn retries_are_reported_on_a_terminal() {
     let env = [KEY, ("TINKER_BASE_URL", &*url), ("HOME", home.path().to_str().unwrap())];
     let (code, shown) = Terminal::start(&["run", "list"], env, home.path(), 120).end();
     assert_eq!(code, 0, "{shown}");
-    assert!(shown.contains("retrying at once (429)"), "{shown}");
+    assert!(shown.contains("retrying now (429)"), "{shown}");
 }

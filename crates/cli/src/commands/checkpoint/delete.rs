@@ -14,6 +14,7 @@ use tinkex::rest::Checkpoint;
 use tinkex::wire::CheckpointKind;
 use tinkex::{ModelId, Timestamp, TinkerPath};
 
+use crate::args::timestamp;
 use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::id_cache;
@@ -36,10 +37,10 @@ pub(crate) struct DeleteArgs {
     #[arg(long = "type", value_name = "TYPE", value_parser = super::kind)]
     kind: Option<CheckpointKind>,
     /// With --run-id, only checkpoints created before this time, such as 2026-07-13 (UTC)
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = timestamp)]
     before: Option<Timestamp>,
     /// With --run-id, only checkpoints created after this time
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    #[arg(long, value_name = "TIME", value_parser = timestamp)]
     after: Option<Timestamp>,
     /// Delete without a confirmation prompt
     #[arg(short, long)]
@@ -47,11 +48,6 @@ pub(crate) struct DeleteArgs {
     /// List the checkpoints without deleting them
     #[arg(long)]
     dry_run: bool,
-}
-
-fn parse_time(text: &str) -> Result<Timestamp, String> {
-    text.parse()
-        .map_err(|_| "expected a time such as 2026-07-13 or 2026-07-13T12:00:00Z".to_owned())
 }
 
 /// Checkpoint to delete.

@@ -10,6 +10,7 @@ use crate::error::ErrorHint;
 use crate::format;
 use crate::local::{self, KEY_REJECTED_HINT, ProbeResult, ServerInfo};
 use crate::output::Shell;
+use crate::settings::is_loopback;
 
 use super::{Finding, Verdict};
 
@@ -71,10 +72,6 @@ fn configuration(shell: &Shell<'_>, env: &Env) -> Finding {
         return Finding { found: format!("{url}, through the proxy of {proxy}"), ..finding };
     }
     finding
-}
-
-fn is_loopback(url: &str) -> bool {
-    ["http://127.", "http://localhost", "http://[::1]"].iter().any(|prefix| url.starts_with(prefix))
 }
 
 fn credential(shell: &Shell<'_>, env: &Env) -> Finding {

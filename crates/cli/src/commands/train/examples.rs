@@ -8,6 +8,7 @@ use tinkex::{Chat, ServiceClient, Tokenizer};
 use crate::commands::weights;
 use crate::error::CommandError;
 use crate::output::Shell;
+use crate::settings::is_loopback;
 use crate::table::Table;
 
 use super::args::RunArgs;
@@ -38,13 +39,12 @@ pub(super) async fn find_tokenizer(
 ) -> Result<Tokenizer, CommandError> {
     let env = &shell.environment.variables;
     let url = service.base_url().as_str();
-    let loopback = ["http://127.0.0.1", "http://localhost", "http://[::1]"];
     match named {
         Some(name) => weights::load_tokenizer(env, name, false).await,
         None if model == tinkex_server::BUILT_IN => {
             weights::load_tokenizer(env, model, false).await
         }
-        None if loopback.iter().any(|prefix| url.starts_with(prefix)) => {
+        None if is_loopback(url) => {
             Ok(service.create_sampling_client(model).await?.tokenizer().await?)
         }
         None => weights::load_tokenizer(env, model, false).await,
