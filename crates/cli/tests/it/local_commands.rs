@@ -73,11 +73,17 @@ async fn errors_of_sampling_commands_name_the_cause() {
         sandbox.run(line).await.fails(3, &["API key", "hint: ", "pass --local"]);
     }
     let unknown = sandbox.run("sample --local unknown/model -p x").await;
-    unknown.fails(4, &["unknown/model", "hint: List what the local server has: tinkex model list --local"]);
+    unknown.fails(
+        4,
+        &["unknown/model", "hint: List what the local server has: tinkex model list --local"],
+    );
     sandbox.run("sample --local tinker://x -p x").await.fails(2, &["tinker://x"]);
     sandbox.run("sample --local --run none -p x").await.fails(4, &["none"]);
     sandbox.run("sample --local --prompt-file gone").await.fails(1, &["cannot read gone"]);
-    sandbox.run("sample --local --tokens 1,2 --chat").await.fails(2, &["--chat requires a text prompt"]);
+    sandbox
+        .run("sample --local --tokens 1,2 --chat")
+        .await
+        .fails(2, &["--chat requires a text prompt"]);
     sandbox.run("sample --local").await.fails(2, &["the prompt is empty"]);
     sandbox.run("tokenizer decode tinkex/tiny 1,x").await.fails(2, &["x"]);
     sandbox.run("tokenizer info unknown/model --offline").await.fails(4, &["unknown/model"]);

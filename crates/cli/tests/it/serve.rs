@@ -170,7 +170,8 @@ async fn rejected_key_of_the_local_server_is_explained() {
     sandbox.run(SAMPLE).await.ok();
     sandbox.write("key", "tml-another-0123456789abcdef");
     let rejected = sandbox.run(SAMPLE).await;
-    let rejected = rejected.fails(3, &["rejected the API key in", "hint: Restore the server's key"]);
+    let rejected =
+        rejected.fails(3, &["rejected the API key in", "hint: Restore the server's key"]);
     assert!(!rejected.err.contains("0123456789"), "{}", rejected.err);
     sandbox.write("key", "");
     sandbox.run(SAMPLE).await.fails(3, &["rejected the API key in"]);

@@ -92,7 +92,10 @@ async fn invalid_training_files_are_rejected_before_the_run_starts() {
     let good = examples(1);
     sandbox.write("data.jsonl", &format!("{good}\n{{\"prompt\": \"a\"}}\nnonsense\n"));
     let rejected = sandbox.run(TRAIN).await;
-    rejected.fails(2, &["2 invalid lines", "data.jsonl:3: ", "\"completion\"", "data.jsonl:4: ", "hint"]);
+    rejected.fails(
+        2,
+        &["2 invalid lines", "data.jsonl:3: ", "\"completion\"", "data.jsonl:4: ", "hint"],
+    );
     sandbox.write("data.jsonl", &good);
     let long = sandbox.run("train data.jsonl --local --max-tokens 3 --refuse-long").await;
     let long = long.fails(2, &["and 3 are allowed", "Raise --max-tokens"]);
@@ -124,7 +127,8 @@ async fn invalid_train_options_are_rejected() {
         sandbox.run(line).await.fails(2, &[message]);
     }
     let rejected = sandbox.run("train --resume run --steps 3 --local").await;
-    let rejected = rejected.fails(2, &["cannot be used with", "hint: ", "Omit --steps <N> to resume"]);
+    let rejected =
+        rejected.fails(2, &["cannot be used with", "hint: ", "Omit --steps <N> to resume"]);
     assert!(!rejected.err.contains("--rank"), "{}", rejected.err);
     let rejected = sandbox.run("train data.jsonl --resume run --local --json").await.fails(2, &[]);
     let document: Value = serde_json::from_str(&rejected.err).unwrap();
@@ -149,7 +153,10 @@ async fn resume_rejects_changed_files_and_a_locked_run() {
     sandbox.run("train --resume run --local").await.fails(2, &["held.jsonl has changed"]);
     sandbox.write("held.jsonl", &examples(3));
     sandbox.write("data.jsonl", &examples(21));
-    sandbox.run("train --resume run --local").await.fails(2, &["has changed since the run started"]);
+    sandbox
+        .run("train --resume run --local")
+        .await
+        .fails(2, &["has changed since the run started"]);
 }
 
 #[tokio::test]
