@@ -17,7 +17,7 @@ use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
-use tracing_subscriber::filter::{FilterExt as _, Targets, filter_fn};
+use tracing_subscriber::filter::{Targets, filter_fn};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::layer::{Context, SubscriberExt as _};
@@ -112,12 +112,16 @@ pub(crate) fn install(
         .event_format(PlainEvents)
         .with_writer(console.clone())
         .with_filter(own_targets(level).with_target(OUTAGE, LevelFilter::OFF));
-    let wanted = filter_fn(|metadata| {
-        metadata.is_event() && [RETRY, OUTAGE, HTTP].contains(&metadata.target())
+    let active = notices.retries || notices.outages;
+    // The level must agree with the hint, which `tracing-subscriber` asserts in debug builds.
+    let wanted = filter_fn(move |metadata| {
+        active
+            && metadata.is_event()
+            && *metadata.level() <= Level::DEBUG
+            && [RETRY, OUTAGE, HTTP].contains(&metadata.target())
     })
     .with_max_level_hint(LevelFilter::DEBUG);
-    let active = notices.retries || notices.outages;
-    let notices = notices.with_filter(wanted.and(filter_fn(move |_| active)));
+    let notices = notices.with_filter(wanted);
     set(environment, tracing_subscriber::registry().with(events).with(notices))
 }
 
