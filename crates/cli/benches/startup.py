@@ -1,8 +1,8 @@
-"""Start-up time and peak memory of two command lines, in turns: ours first, then the peer's.
+"""Compares start-up time and peak memory of two command-line tools, alternating between them.
 
 Usage: python startup.py OURS PEER
 
-Both talk to a server in this process that answers at once. Fails if ours misses its bar.
+Both use a mock server in this process. Exits with an error if OURS exceeds MAX_MS.
 """
 
 import http.server
@@ -15,17 +15,18 @@ import threading
 import time
 
 ROUNDS = 15
-BAR_MS = 20.0
+# Maximum median start-up time of `--help` and `version`, in milliseconds.
+MAX_MS = 20.0
 
 RUNS = b"""{"training_runs":[{"training_run_id":"run-1","base_model":"m","model_owner":"me",
 "is_lora":true,"lora_rank":32,"last_request_time":"2024-03-01T12:31:00Z"}],
 "cursor":{"offset":0,"limit":20,"total_count":1}}"""
 
 
-class Server(http.server.BaseHTTPRequestHandler):
+class MockServer(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def answer(self):
+    def respond(self):
         self.rfile.read(int(self.headers.get("content-length", 0)))
         body = RUNS if "training_runs" in self.path else b"{}"
         self.send_response(200)
@@ -34,38 +35,38 @@ class Server(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    do_GET = do_POST = answer
+    do_GET = do_POST = respond
 
     def log_message(self, *_):
         pass
 
 
-def once(line, env):
-    """Milliseconds and kilobytes of one run."""
+def measure(line, env):
+    """Runs a command once and returns its milliseconds and kilobytes."""
     start = time.perf_counter()
     child = os.fork()
     if child == 0:
-        silence = os.open(os.devnull, os.O_RDWR)
+        null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
-            os.dup2(silence, stream)
+            os.dup2(null, stream)
         os.execve(line[0], line, env)
     _, status, usage = os.wait4(child, 0)
-    took = (time.perf_counter() - start) * 1000
+    elapsed = (time.perf_counter() - start) * 1000
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGABRT:
-        # The reference's interpreter aborts now and then, after it has said everything.
+        # The Python interpreter of the peer sometimes aborts at exit, after its output.
         return None
     if status != 0:
         sys.exit(f"{' '.join(line)} failed: {status}")
-    return took, usage.ru_maxrss
+    return elapsed, usage.ru_maxrss
 
 
 def main():
     ours, peer = sys.argv[1:]
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), MockServer)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     size = os.path.getsize(ours) / 1e6
     print(f"binary: {size:.1f} MB")
-    missed = False
+    too_slow = False
     with tempfile.TemporaryDirectory() as home:
         env = {
             "HOME": home,
@@ -75,26 +76,26 @@ def main():
             "TINKER_TELEMETRY": "0",
         }
         for words in (["--help"], ["version"], ["run", "list"]):
-            figures = {ours: [], peer: []}
+            results = {ours: [], peer: []}
             for _ in range(ROUNDS):
-                for program, runs in figures.items():
-                    run = once([program, *words], env)
+                for program, runs in results.items():
+                    run = measure([program, *words], env)
                     if run is None and program == ours:
                         sys.exit(f"{' '.join([program, *words])} was aborted")
                     if run is not None:
                         runs.append(run)
-            told = []
-            for program, runs in figures.items():
-                median = statistics.median(took for took, _ in runs)
-                told += [median, max(memory for _, memory in runs) / 1024]
-            a, a_memory, b, b_memory = told
+            summary = []
+            for program, runs in results.items():
+                median = statistics.median(elapsed for elapsed, _ in runs)
+                summary += [median, max(memory for _, memory in runs) / 1024]
+            a, a_memory, b, b_memory = summary
             print(
                 f"{' '.join(words)}: {a:.1f} ms, {a_memory:.1f} MB; "
                 f"peer: {b:.0f} ms, {b_memory:.0f} MB; 1/{b / a:.0f} of the time"
             )
-            missed |= words[0] != "run" and a > BAR_MS
-    if missed:
-        sys.exit(f"the bar of {BAR_MS:.0f} ms is missed")
+            too_slow |= words[0] != "run" and a > MAX_MS
+    if too_slow:
+        sys.exit(f"start-up takes more than {MAX_MS:.0f} ms")
 
 
 main()
