@@ -187,24 +187,30 @@ struct ConnectionNotices {
     console: Console,
     retries: bool,
     outages: bool,
-    /// Whether the current outage was reported. Every pending request emits an event.
+    /// Whether the current outage was reported. Every pending request emits events.
     outage_reported: AtomicBool,
+}
+
+impl ConnectionNotices {
+    fn report_outage(&self) {
+        if self.outages && !self.outage_reported.swap(true, Ordering::Relaxed) {
+            self.console.log_line("warning: no connection to the server; retrying");
+        }
+    }
 }
 
 impl<S: Subscriber> Layer<S> for ConnectionNotices {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         match event.metadata().target() {
-            RETRY if self.retries => {
-                if let Some(notice) = EventFields::of(event).retry_notice() {
-                    self.console.log_line(&notice);
+            RETRY => {
+                let fields = EventFields::of(event);
+                match fields.retry_notice() {
+                    Some(notice) if self.retries => self.console.log_line(&notice),
+                    Some(_) if fields.status.is_none() => self.report_outage(),
+                    _ => {}
                 }
             }
-            OUTAGE if self.outages && *event.metadata().level() <= Level::WARN => {
-                if !self.outage_reported.swap(true, Ordering::Relaxed) {
-                    let message = EventFields::of(event).message;
-                    self.console.log_line(&format!("warning: {}", escape_controls(&message)));
-                }
-            }
+            OUTAGE => self.report_outage(),
             HTTP if self.outage_reported.load(Ordering::Relaxed) => {
                 let fields = EventFields::of(event);
                 let responds = fields.status.is_some_and(|status| status < 500);

@@ -99,7 +99,7 @@ async fn html_error_page_is_not_printed() {
     let page = json!({ "status": 501, "page": page });
     let cli = ScriptedCli::new(&[("GET", "/api/v1/training_runs", page)]);
     let output = cli.run("run list --retry-for 0").await;
-    assert!(output.err.contains("the server answered 501: an HTML page\n"), "{}", output.err);
+    assert!(output.err.contains("status 501: an HTML page\n"), "{}", output.err);
     assert!(output.err.contains("hint: Check that the base URL"), "{}", output.err);
     assert!(!output.err.contains("<h1>"), "{}", output.err);
 }

@@ -27,7 +27,7 @@ async fn sample_prints_only_the_completion() {
     sandbox.input = tokens.out;
     assert_eq!(sandbox.run("tokenizer decode tinkex/tiny").await.ok().out, "moo\n");
     let unknown = sandbox.run("tokenizer decode tinkex/tiny 999999").await.ok();
-    assert!(unknown.err.contains("vocabulary lacks them: 999999"), "{}", unknown.err);
+    assert!(unknown.err.contains("not in the vocabulary: 999999"), "{}", unknown.err);
 }
 
 #[tokio::test]

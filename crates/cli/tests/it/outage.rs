@@ -100,7 +100,7 @@ async fn outage_and_recovery_are_reported_once_each() {
     let line = line.replace("--save-every 3", "--save-every 1 --eval-every 1");
     let trained = sandbox.run(&line).await.ok();
     let count = |text: &str| trained.err.lines().filter(|line| line.contains(text)).count();
-    let counts = (count("connection lost while waiting"), count("the server responds again"));
+    let counts = (count("no connection to the server"), count("the server responds again"));
     assert_eq!(counts, (1, 1), "{}", trained.err);
     let serving = serving.lock().unwrap().take().unwrap();
     serving.end();
