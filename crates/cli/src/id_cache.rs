@@ -75,7 +75,7 @@ fn recent(env: &Env, kind: IdKind) -> Vec<String> {
 }
 
 fn candidates(kind: IdKind) -> Vec<CompletionCandidate> {
-    recent(&Env::of_process(), kind).into_iter().map(CompletionCandidate::new).collect()
+    recent(&Env::from_process(), kind).into_iter().map(CompletionCandidate::new).collect()
 }
 
 pub(crate) fn runs() -> Vec<CompletionCandidate> {

@@ -12,7 +12,7 @@ use tinkex_cli::{Environment, Input, Interrupt, LogScope, ParsedCommand, Termina
 fn main() -> ExitCode {
     let interrupt = Interrupt::default();
     let mut environment = Environment {
-        variables: Env::of_process(),
+        variables: Env::from_process(),
         // An empty path leaves relative paths to the operating system.
         folder: std::env::current_dir().unwrap_or_default(),
         out: Box::new(stdout()),

@@ -166,12 +166,12 @@ impl Settings {
     ) -> Result<ServiceClientBuilder, CommandError> {
         let retry =
             if retry_for.is_zero() { RetryPolicy::disabled() } else { RetryPolicy::default() };
-        let mut retry = retry.within(retry_for);
+        let mut retry = retry.with_retry_timeout(retry_for);
         if self.wait_for_billing {
-            retry = retry.wait_for_billing();
+            retry = retry.with_billing_wait();
         }
         if let Some(timeout) = self.timeout {
-            retry = retry.with_timeout(timeout);
+            retry = retry.with_request_timeout(timeout);
         }
         let mut client = ServiceClient::builder()
             .env(environment.variables.clone())

@@ -21,7 +21,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     if let Some(run) = std::env::args().nth(1) {
         for checkpoint in rest.list_checkpoints(run).await?.checkpoints {
             let path: TinkerPath = checkpoint.tinker_path.parse()?;
-            rest.set_checkpoint_ttl(&path, Some(24 * 60 * 60)).await?;
+            rest.set_checkpoint_ttl(&path, Some(std::time::Duration::from_secs(24 * 60 * 60)))
+                .await?;
             println!("{path} expires in a day");
         }
     }

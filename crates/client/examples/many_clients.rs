@@ -19,7 +19,7 @@ async fn count_tokens(service: ServiceClient, model: String) -> tinkex::Result<u
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = std::env::args().nth(1).ok_or("usage: many_clients BASE_MODEL")?;
-    let env = Env::of_process();
+    let env = Env::from_process();
     let service = |variable: &str| {
         let key = env.get(variable).ok_or(format!("{variable} is not set"))?;
         let service = ServiceClient::builder().env(env.clone()).api_key(key).build();

@@ -1,11 +1,11 @@
-//! The wall clock, moved along by tokio's: when a test pauses or advances time, both agree.
+//! Wall-clock time that follows tokio's clock, so that tests with paused time control both.
 
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
-/// Seconds since 1970.
+/// Returns the seconds since the Unix epoch.
 pub(crate) fn unix_now() -> f64 {
     static START: OnceLock<(Instant, f64)> = OnceLock::new();
     let (instant, unix) = *START.get_or_init(|| (Instant::now(), wall()));

@@ -1,4 +1,4 @@
-//! What every client of one server shares: the way to it, and what it wants of its clients.
+//! [`Connection`]: the state that all clients of one service share.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -13,72 +13,82 @@ use crate::settings::Settings;
 use crate::telemetry::{EventQueue, Reporter, TelemetryScope};
 use crate::transport::{RequestOptions, Transport};
 
-/// A connection to a server.
+/// Transport, server configuration and telemetry of one service.
+///
+/// A [`ServiceClient`](crate::ServiceClient) opens one connection and shares it with every client
+/// made from it, so that configuration is fetched once and token exchange, billing state and HTTP
+/// connections are common to all.
 pub(crate) struct Connection {
     transport: Arc<Transport>,
     config: ClientConfig,
-    first_dynamic: DynamicConfig,
+    initial_dynamic_config: DynamicConfig,
     first_protocol: bool,
     reporter: OnceLock<Reporter>,
 }
 
 impl Connection {
-    /// Asks the server what it wants, then signs requests that way.
-    pub(crate) async fn start(settings: &Settings) -> Result<Self> {
+    /// Fetches the server's configuration and prepares the transport accordingly.
+    pub(crate) async fn open(settings: &Settings) -> Result<Arc<Self>> {
         let transport = settings.transport()?;
-        let config = if_there(&transport, &ClientConfigRequest::default()).await?;
+        let config = fetch_optional(&transport, &ClientConfigRequest::default()).await?;
         let config: ClientConfig = config.unwrap_or_default();
-        prepare(&transport, settings, &config)?;
-        let dynamic = if_there(&transport, &DynamicConfigRequest::default()).await?;
-        let first_protocol = dynamic.is_none();
-        let first_dynamic = dynamic.unwrap_or_default();
-        let reporter = OnceLock::new();
-        Ok(Self { transport, config, first_dynamic, first_protocol, reporter })
+        configure(&transport, settings, &config)?;
+        let dynamic = fetch_optional(&transport, &DynamicConfigRequest::default()).await?;
+        Ok(Arc::new(Self {
+            transport,
+            config,
+            first_protocol: dynamic.is_none(),
+            initial_dynamic_config: dynamic.unwrap_or_default(),
+            reporter: OnceLock::new(),
+        }))
     }
 
-    /// The same with what another process was told. Asks nothing.
+    /// Creates a connection with a configuration that another connection fetched. Sends nothing.
     pub(crate) fn restore(
         settings: &Settings,
         config: ClientConfig,
-        first_dynamic: DynamicConfig,
-    ) -> Result<Self> {
+        initial_dynamic_config: DynamicConfig,
+    ) -> Result<Arc<Self>> {
         let transport = settings.transport()?;
-        prepare(&transport, settings, &config)?;
+        configure(&transport, settings, &config)?;
         let (first_protocol, reporter) = (false, OnceLock::new());
-        Ok(Self { transport, config, first_dynamic, first_protocol, reporter })
+        Ok(Arc::new(Self { transport, config, initial_dynamic_config, first_protocol, reporter }))
     }
 
-    /// Begins to report.
-    pub(crate) fn report_for(&self, owner: TelemetryScope<'_>) {
-        self.reporter.get_or_init(|| Reporter::start(&self.transport, owner));
+    /// Starts telemetry, or assigns it to a session if it was started without one.
+    pub(crate) fn start_telemetry(&self, scope: TelemetryScope<'_>) {
+        let reporter = self
+            .reporter
+            .get_or_init(|| Reporter::start(&self.transport, TelemetryScope::NoSession));
+        reporter.events().begin_session(scope);
     }
 
     pub(crate) fn transport(&self) -> &Arc<Transport> {
         &self.transport
     }
 
-    /// What the server wanted at the start, and may want otherwise later.
-    pub(crate) fn first_dynamic(&self) -> &DynamicConfig {
-        &self.first_dynamic
+    /// Returns the dynamic configuration as of opening the connection.
+    pub(crate) fn initial_dynamic_config(&self) -> &DynamicConfig {
+        &self.initial_dynamic_config
     }
 
-    /// Whether the server is of the first protocol, which has no protobuf. Both came later than
-    /// it: settings that change, and passes that are not JSON.
+    /// Returns whether the server speaks the first version of the protocol, without protobuf.
+    ///
+    /// It is recognized by its lack of a dynamic configuration, which was added later than protobuf.
     pub(crate) fn is_first_protocol(&self) -> bool {
         self.first_protocol
     }
 
-    /// What the server wants of its clients.
     pub(crate) fn config(&self) -> &ClientConfig {
         &self.config
     }
 
-    /// Where things are written down, if anywhere.
+    /// Returns the queue of telemetry events, if telemetry is enabled.
     pub(crate) fn events(&self) -> Option<&EventQueue> {
         self.reporter.get().map(Reporter::events)
     }
 
-    /// Passes a result on, and writes a failure down.
+    /// Records a failed result in telemetry and returns the result unchanged.
     pub(crate) fn record_failure<T>(&self, result: Result<T>) -> Result<T> {
         if let (Err(error), Some(events)) = (&result, self.events()) {
             events.failure(error);
@@ -86,14 +96,14 @@ impl Connection {
         result
     }
 
-    /// Waits until what was written down has left.
+    /// Waits until all recorded telemetry events have been sent, at most 30 seconds.
     pub(crate) async fn drain(&self) {
         if let Some(reporter) = self.reporter.get() {
             reporter.drain().await;
         }
     }
 
-    /// Sends last words, and nothing more after that.
+    /// Rejects new requests and sends the remaining telemetry. Idempotent.
     pub(crate) async fn close(&self) {
         self.transport.close();
         if let Some(reporter) = self.reporter.get() {
@@ -102,24 +112,27 @@ impl Connection {
     }
 }
 
-/// Does as the server wants about billing and signatures.
-fn prepare(transport: &Transport, settings: &Settings, config: &ClientConfig) -> Result<()> {
-    transport.set_longest_billing_pause(Duration::from_secs(
-        config.billing_exception_max_pause_duration_sec,
-    ));
+/// Applies the server's billing and authentication settings to the transport.
+fn configure(transport: &Transport, settings: &Settings, config: &ClientConfig) -> Result<()> {
+    transport
+        .set_max_billing_wait(Duration::from_secs(config.billing_exception_max_pause_duration_sec));
     if config.pjwt_auth_enabled {
         let command_only = config.credential_default_source == "credential_cmd";
         transport.exchange_tokens(settings.credential(command_only)?);
     } else if let Credential::Command(_) = settings.credential(false)? {
-        let why = "this server takes API keys only, and only a credential command is set";
-        return Err(Error::new(ErrorKind::Auth, why).with_hint("set TINKER_API_KEY"));
+        let message = "server accepts API keys only, but only a credential command is set";
+        return Err(Error::new(ErrorKind::Auth, message).with_hint("Set TINKER_API_KEY."));
     }
     Ok(())
 }
 
-/// Settings, or nothing from a server without them: simple ones lack the call.
-async fn if_there<C: ApiRequest>(transport: &Transport, call: &C) -> Result<Option<C::Response>> {
-    match transport.send(call, &RequestOptions::default()).await {
+/// Sends `request`, or returns `None` if the server lacks the endpoint: minimal servers have no
+/// configuration.
+async fn fetch_optional<R: ApiRequest>(
+    transport: &Transport,
+    request: &R,
+) -> Result<Option<R::Response>> {
+    match transport.send(request, &RequestOptions::default()).await {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         other => other.map(Some),
     }

@@ -1,4 +1,4 @@
-//! A log for people, on standard error.
+//! [`log_to_console`]: a log on standard error.
 
 use std::io::IsTerminal as _;
 
@@ -10,10 +10,11 @@ use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use crate::config::Env;
 use crate::error::{Error, ErrorKind, Result};
 
-/// Writes what this crate has to say to standard error, from a level up, and warnings of others.
+/// Installs a `tracing` subscriber that logs to standard error: events of this crate from `level` up,
+/// and warnings of other crates.
 ///
-/// Warnings come without any of this only if the program has a `tracing` subscriber of its own; a
-/// program that has none calls this once. `TINKER_LOG=info` or `debug` wins over the level.
+/// For programs without a subscriber of their own. `TINKER_LOG=info` and `TINKER_LOG=debug` override
+/// `level`.
 ///
 /// ```no_run
 /// tinkex::log_to_console(tinkex::tracing::Level::WARN)?;
@@ -21,22 +22,22 @@ use crate::error::{Error, ErrorKind, Result};
 /// ```
 ///
 /// # Errors
-/// If the program has a subscriber already; that one stays.
+/// If a global subscriber is already installed.
 pub fn log_to_console(level: Level) -> Result<()> {
-    let level = wanted(&Env::of_process()).unwrap_or(level);
-    let colours = std::io::stderr().is_terminal();
-    let text = fmt::layer().with_writer(std::io::stderr).with_ansi(colours);
-    // Of other crates only what is serious: HTTP libraries tell every frame.
+    let level = level_from(&Env::from_process()).unwrap_or(level);
+    let colors = std::io::stderr().is_terminal();
+    let text = fmt::layer().with_writer(std::io::stderr).with_ansi(colors);
+    // Only warnings of other crates: HTTP libraries log every frame.
     let filter = Targets::new().with_default(Level::WARN.min(level)).with_target("tinkex", level);
     let log = tracing_subscriber::registry().with(text.with_filter(filter));
-    tracing::subscriber::set_global_default(log).map_err(|why| {
-        let told = "the program has a tracing subscriber already";
-        Error::new(ErrorKind::Config, told).with_source(why)
+    tracing::subscriber::set_global_default(log).map_err(|error| {
+        let message = "a tracing subscriber is already installed";
+        Error::new(ErrorKind::Config, message).with_source(error)
     })
 }
 
-/// Exactly two words are known; anything else leaves the level as it is.
-fn wanted(env: &Env) -> Option<Level> {
+/// Returns the level that `TINKER_LOG` names; values other than `info` and `debug` are ignored.
+fn level_from(env: &Env) -> Option<Level> {
     match env.get("TINKER_LOG")? {
         "debug" => Some(Level::DEBUG),
         "info" => Some(Level::INFO),
@@ -49,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_words_choose_the_level() {
+    fn tinker_log_selects_info_or_debug() {
         for (word, level) in [
             ("debug", Some(Level::DEBUG)),
             ("info", Some(Level::INFO)),
@@ -57,13 +58,13 @@ mod tests {
             ("", None),
             ("trace", None),
         ] {
-            assert_eq!(wanted(&Env::from_pairs([("TINKER_LOG", word)])), level, "{word}");
+            assert_eq!(level_from(&Env::from_pairs([("TINKER_LOG", word)])), level, "{word}");
         }
     }
 
     /// Covers P6C.5.
     #[test]
-    fn a_second_log_is_refused() {
+    fn a_second_subscriber_is_rejected() {
         log_to_console(Level::ERROR).unwrap();
         assert_eq!(log_to_console(Level::ERROR).unwrap_err().kind(), ErrorKind::Config);
     }

@@ -1,4 +1,4 @@
-//! Golden cases for unit tests, read from the workspace's `fixtures/behaviour`.
+//! Recorded behaviour of the reference SDK (`fixtures/behaviour`), for unit tests.
 
 use std::path::Path;
 
@@ -6,8 +6,8 @@ use serde_json::Value;
 
 pub(crate) fn load(file: &str) -> Value {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/behaviour");
-    let text = std::fs::read(folder.join(file)).unwrap_or_else(|why| panic!("{file}: {why}"));
-    serde_json::from_slice(&text).unwrap_or_else(|why| panic!("{file}: {why}"))
+    let text = std::fs::read(folder.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+    serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{file}: {error}"))
 }
 
 pub(crate) fn cases(file: &str) -> Vec<Value> {

@@ -94,7 +94,7 @@ pub use config::{ApiKey, BaseUrl, CredentialStore, Env, StoredKey, StoredKeyKind
 pub use console::log_to_console;
 pub use download::{CheckpointDownload, DownloadProgress, DownloadedCheckpoint, FileDownload};
 pub use error::{Error, ErrorKind, Result};
-pub use future::ApiFuture;
+pub use future::{ApiFuture, SampleFuture};
 pub use hint::Hint;
 pub use rest_client::{AdminClient, CopyCheckpoint, RestClient};
 pub use sampling::{SampleRequestBuilder, SamplingClient};

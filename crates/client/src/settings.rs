@@ -1,4 +1,4 @@
-//! Everything a client was told, put in order once.
+//! [`Settings`]: the resolved settings of a client.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use crate::transport::network::Network;
 use crate::transport::retry::RetryPolicy;
 use crate::transport::{Transport, header};
 
-/// What a service client is made of; nothing of it changes.
+/// Settings of a service client: arguments over environment variables over defaults. Immutable.
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) base_url: BaseUrl,
     api_key: Option<String>,
-    /// Whether a credential command is out of the question.
+    /// Whether `api_key` is the only credential allowed; a credential command is then ignored.
     key_only: bool,
     env: Env,
     headers: HeaderMap,
@@ -33,12 +33,12 @@ pub(crate) struct Settings {
     pub(crate) max_samples: Option<u32>,
     pub(crate) progress_timeout: Option<Duration>,
     pub(crate) poll_timeout: Option<Duration>,
-    /// Headers that the caller set, as they were given.
-    pub(crate) overrides: Vec<(String, String)>,
+    /// Headers set by the caller.
+    pub(crate) header_overrides: Vec<(String, String)>,
 }
 
-/// The same, as it was given.
-pub(crate) struct Given {
+/// Arguments of [`Settings::new`].
+pub(crate) struct SettingsInput {
     pub(crate) base_url: Option<BaseUrl>,
     pub(crate) api_key: Option<String>,
     pub(crate) env: Env,
@@ -55,75 +55,82 @@ pub(crate) struct Given {
     pub(crate) poll_timeout: Option<Duration>,
 }
 
-/// A list with commas, without empty items and without repeats.
-fn tags(text: &str) -> Vec<String> {
+/// Splits a comma-separated list, without empty and repeated items.
+fn parse_tags(text: &str) -> Vec<String> {
     let mut tags: Vec<String> = Vec::new();
     for tag in text.split(',').filter(|tag| !tag.is_empty()) {
-        if !tags.iter().any(|seen| seen == tag) {
+        if !tags.iter().any(|known| known == tag) {
             tags.push(tag.to_owned());
         }
     }
     tags
 }
 
-/// On unless a variable says otherwise; an empty one does.
-fn telemetry_wanted(variable: Option<&str>) -> bool {
+/// Returns whether `TINKER_TELEMETRY` enables telemetry. Unset does; any value other than 1, true, yes
+/// or on, the empty one included, does not.
+fn telemetry_enabled(variable: Option<&str>) -> bool {
     let on = ["1", "true", "yes", "on"];
     variable.is_none_or(|value| on.contains(&value.to_ascii_lowercase().as_str()))
 }
 
 impl Settings {
-    /// Puts what was given in order. Touches neither the network nor a credential command.
-    pub(crate) fn new(given: Given) -> Result<Self> {
-        let http = match given.http {
+    /// Resolves the settings. Neither sends a request nor runs a credential command.
+    ///
+    /// # Errors
+    /// If no credential is found or a setting is invalid.
+    pub(crate) fn new(input: SettingsInput) -> Result<Self> {
+        let http = match input.http {
             Some(http) => http,
-            None => Arc::new(Network::new(&given.env)?),
+            None => Arc::new(Network::new(&input.env)?),
         };
-        let project = given.env.get("TINKER_PROJECT_ID").map(str::to_owned);
+        let project = input.env.get("TINKER_PROJECT_ID").map(str::to_owned);
         let settings = Self {
-            base_url: BaseUrl::resolve(given.base_url, &given.env)?,
-            api_key: given.api_key,
+            base_url: BaseUrl::resolve(input.base_url, &input.env)?,
+            api_key: input.api_key,
             key_only: false,
-            headers: header::fixed(&given.env, &given.headers)?,
-            project_id: given.project_id.or(project),
-            display_name: given.display_name,
-            user_metadata: given.user_metadata,
-            tags: tags(given.env.get("TINKER_TAGS").unwrap_or_default()),
-            adaptive_polling: given.adaptive_polling,
-            telemetry: given.telemetry && telemetry_wanted(given.env.raw("TINKER_TELEMETRY")),
-            overrides: given.headers,
-            max_samples: given.max_samples,
-            progress_timeout: given.progress_timeout,
-            poll_timeout: given.poll_timeout,
-            env: given.env,
-            retry: given.retry,
+            headers: header::default_headers(&input.env, &input.headers)?,
+            project_id: input.project_id.or(project),
+            display_name: input.display_name,
+            user_metadata: input.user_metadata,
+            tags: parse_tags(input.env.get("TINKER_TAGS").unwrap_or_default()),
+            adaptive_polling: input.adaptive_polling,
+            telemetry: input.telemetry && telemetry_enabled(input.env.raw("TINKER_TELEMETRY")),
+            header_overrides: input.headers,
+            max_samples: input.max_samples,
+            progress_timeout: input.progress_timeout,
+            poll_timeout: input.poll_timeout,
+            env: input.env,
+            retry: input.retry,
             http,
         };
         settings.credential(false)?;
         Ok(settings)
     }
 
-    /// The same with another key, and no other credential.
+    /// Returns a copy that authenticates with `key` only.
     pub(crate) fn with_key(&self, key: &Secret) -> Self {
         Self { api_key: Some(key.expose().to_owned()), key_only: true, ..self.clone() }
     }
 
+    /// Returns the credential. With `command_only`, a server that requires short-lived credentials, only
+    /// a credential command or a token is accepted.
     pub(crate) fn credential(&self, command_only: bool) -> Result<Credential> {
         let command_only = command_only && !self.key_only;
         Credential::find(self.api_key.as_deref(), &self.env, command_only)
     }
 
-    /// Where tokenizers come from, through the same door to the network.
+    /// Returns the model hub, reached through the same HTTP service.
     #[cfg(feature = "tokenizer")]
     pub(crate) fn hub(&self) -> Result<crate::tokenizer::Hub> {
         Ok(crate::tokenizer::Hub::from_env(&self.env)?.shared_http(Arc::clone(&self.http)))
     }
 
-    /// The door to the network, for files that need no credential.
+    /// Returns the HTTP service, for requests without a credential.
     pub(crate) fn http(&self) -> &dyn HttpService {
         &*self.http
     }
 
+    /// Creates a transport with its own billing and token state.
     pub(crate) fn transport(&self) -> Result<Arc<Transport>> {
         Ok(Transport::new(
             Arc::clone(&self.http),
@@ -143,10 +150,10 @@ mod tests {
     use crate::fixture;
 
     #[test]
-    fn telemetry_is_switched_as_in_the_reference() {
+    fn telemetry_is_enabled_as_in_the_reference() {
         for case in fixture::cases("telemetry_env.json") {
-            let wanted = telemetry_wanted(case["TINKER_TELEMETRY"].as_str());
-            assert_eq!(json!(wanted), case["enabled"], "{case}");
+            let enabled = telemetry_enabled(case["TINKER_TELEMETRY"].as_str());
+            assert_eq!(json!(enabled), case["enabled"], "{case}");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The locks and atomics of everything that is model-checked.
+//! Locks and atomics of the code that is model-checked.
 //!
-//! Here they are the standard ones. `tests/model` compiles the same files against a `sync` of its
-//! own, which tries every order in which threads can meet.
+//! `tests/model` compiles the same source files with a `sync` module of its own, on `loom`, which
+//! explores all thread interleavings.
 
 pub(crate) use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 pub(crate) use std::sync::{Mutex, MutexGuard};

@@ -1,33 +1,79 @@
-//! The only place that spawns: work in the background that ends with its owner.
+//! Background tasks. All tasks of the crate are spawned here.
 
+use std::panic::AssertUnwindSafe;
+
+use futures_util::FutureExt as _;
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-/// A task that is stopped when this is dropped.
+use crate::error::{Error, Result};
+
+/// Returns an error if the current thread has no tokio runtime.
+pub(crate) fn require_runtime() -> Result<()> {
+    Handle::try_current().map(drop).map_err(|_| Error::no_runtime())
+}
+
+/// A task that is aborted when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Task(JoinHandle<()>);
+pub(crate) struct Task(Option<JoinHandle<()>>);
 
 impl Task {
-    #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
+    /// Spawns `work`. A panic is logged.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime; see [`require_runtime`].
+    #[expect(clippy::disallowed_methods, reason = "all tasks are spawned in this module")]
     pub(crate) fn spawn(work: impl Future<Output = ()> + Send + 'static) -> Self {
-        Self(tokio::spawn(work))
+        Self(Some(tokio::spawn(logging_panics(work))))
     }
-}
 
-/// Work that goes on without an owner: training that was asked for is done, whoever still listens.
-#[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
-pub(crate) fn detach(work: impl Future<Output = ()> + Send + 'static) {
-    drop(tokio::spawn(work));
-}
-
-/// The same, unless the runtime is gone already.
-pub(crate) fn detach_if_possible(work: impl Future<Output = ()> + Send + 'static) {
-    if tokio::runtime::Handle::try_current().is_ok() {
-        detach(work);
+    /// Lets the task run to its end.
+    pub(crate) fn detach(mut self) {
+        self.0.take();
     }
 }
 
 impl Drop for Task {
     fn drop(&mut self) {
-        self.0.abort();
+        if let Some(task) = &self.0 {
+            task.abort();
+        }
     }
+}
+
+/// Spawns `work` without an owner. A panic is logged.
+///
+/// # Panics
+/// Outside a tokio runtime; see [`require_runtime`].
+#[expect(clippy::disallowed_methods, reason = "all tasks are spawned in this module")]
+pub(crate) fn spawn_detached(work: impl Future<Output = ()> + Send + 'static) {
+    drop(tokio::spawn(logging_panics(work)));
+}
+
+/// Spawns `work` without an owner if there is a runtime; drops it otherwise.
+pub(crate) fn try_spawn_detached(work: impl Future<Output = ()> + Send + 'static) {
+    if require_runtime().is_ok() {
+        spawn_detached(work);
+    }
+}
+
+/// Turns a panic of `work` into an error of kind [`Panicked`](crate::ErrorKind::Panicked).
+///
+/// A combinator and not an async block, which would store `work` twice: as captured and as awaited.
+pub(crate) fn catching_panics<T>(
+    work: impl Future<Output = Result<T>> + Send + 'static,
+) -> impl Future<Output = Result<T>> + Send + 'static {
+    AssertUnwindSafe(work)
+        .catch_unwind()
+        .map(|outcome| outcome.unwrap_or_else(|payload| Err(Error::panicked(&*payload))))
+}
+
+fn logging_panics(
+    work: impl Future<Output = ()> + Send + 'static,
+) -> impl Future<Output = ()> + Send + 'static {
+    AssertUnwindSafe(work).catch_unwind().map(|outcome| {
+        if let Err(payload) = outcome {
+            tracing::error!(error = %Error::panicked(&*payload), "background task failed");
+        }
+    })
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tinkex::{
-    AdamParams, ApiFuture, Datum, LossFn, SampleResponse, SamplingClient, ServiceClient,
+    AdamParams, Datum, LossFn, SampleFuture, SampleResponse, SamplingClient, ServiceClient,
     ServiceClientBuilder, TrainingClient,
 };
 use tokio::task::JoinSet;
@@ -97,7 +97,7 @@ pub(crate) fn builder(url: &str) -> Outcome<ServiceClientBuilder> {
     Ok(ServiceClient::builder().base_url(url.parse()?).api_key("tml-bench").env(env))
 }
 
-pub(crate) fn sample(sampler: &SamplingClient, n: u32) -> ApiFuture<SampleResponse> {
+pub(crate) fn sample(sampler: &SamplingClient, n: u32) -> SampleFuture<SampleResponse> {
     sampler.sample(prompt(n), params()).send()
 }
 

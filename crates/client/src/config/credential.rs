@@ -1,4 +1,4 @@
-//! Which credential is used, and where it comes from.
+//! [`ApiKey`] and the selection of the credential.
 
 use std::fmt;
 
@@ -6,42 +6,42 @@ use crate::error::{Error, ErrorKind};
 
 use super::{CredentialStore, Env};
 
-/// An API key: it starts with `tml-`, or it is a token (`eyJ…`).
+/// API key: starts with `tml-`, or is a token (`eyJ…`).
 ///
-/// It prints its two ends, never the whole.
+/// `Debug` shows its first six and last four characters only.
 ///
 /// ```
 /// use tinkex::ApiKey;
 ///
 /// let key = ApiKey::new("tml-0123456789abcdef")?;
 /// assert_eq!(format!("{key:?}"), "ApiKey(tml-01...cdef)");
-/// assert!(ApiKey::new("sk-of-somebody-else").is_err());
+/// assert!(ApiKey::new("sk-of-another-service").is_err());
 /// # Ok::<_, tinkex::Error>(())
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct ApiKey(String);
 
 impl ApiKey {
-    /// A key, if it looks like one.
+    /// Checks the prefix of a key.
     ///
     /// # Errors
-    /// If it does not start as keys of this service do.
+    /// If the key starts with neither `tml-` nor `eyJ`.
     pub fn new(key: impl Into<String>) -> Result<Self, Error> {
         let key = Self(key.into());
         if key.is_token() || key.0.starts_with("tml-") {
             return Ok(key);
         }
-        let why = "the API key does not start with tml-";
-        Err(Error::new(ErrorKind::Auth, why).with_hint("copy the key again from the console"))
+        let message = "API key does not start with tml-";
+        Err(Error::new(ErrorKind::Auth, message).with_hint("Copy the key again from the console."))
     }
 
-    /// The key itself. Never log it.
+    /// Returns the key itself. Never log it.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
     }
 
-    /// Whether it is a token already, and need not be exchanged for one.
+    /// Returns whether the key is a token already, which is not exchanged for another.
     pub(crate) fn is_token(&self) -> bool {
         self.0.starts_with("eyJ")
     }
@@ -59,36 +59,36 @@ impl fmt::Debug for ApiKey {
     }
 }
 
-/// Where a request's credential comes from.
+/// Source of the secret that requests are authenticated with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Credential {
-    /// A key that stays the same.
+    /// A fixed key.
     Key(ApiKey),
-    /// A shell command that prints one, run for every use.
+    /// A shell command that prints a key, run for every use.
     Command(String),
 }
 
-/// What stands where a credential may come from.
-struct Sources<'a> {
-    given: Option<&'a str>,
+/// Candidates for the credential.
+struct CredentialSources<'a> {
+    argument: Option<&'a str>,
     env: &'a Env,
     stored: Option<&'a str>,
 }
 
-/// Chooses a credential: the one given, `TINKER_API_KEY`, `TINKER_CREDENTIAL_CMD`, the stored one.
+/// Selects the credential: the argument, `TINKER_API_KEY`, `TINKER_CREDENTIAL_CMD`, the stored key.
 ///
-/// A key that looks wrong gives way to the command but never to the stored key; a server that asks
-/// for the command (`command_only`) accepts nothing else but a token.
-fn resolve(sources: &Sources<'_>, command_only: bool) -> Result<Credential, Error> {
-    let key = sources.given.filter(|key| !key.is_empty()).or(sources.env.get("TINKER_API_KEY"));
+/// An invalid key is skipped in favour of the command, but not of the stored key. With `command_only`
+/// only the command or a token is accepted.
+fn resolve(sources: &CredentialSources<'_>, command_only: bool) -> Result<Credential, Error> {
+    let key = sources.argument.filter(|key| !key.is_empty()).or(sources.env.get("TINKER_API_KEY"));
     let key = key.map(ApiKey::new);
     let command = sources.env.get("TINKER_CREDENTIAL_CMD").map(str::to_owned);
     match (key, command) {
         (Some(Ok(key)), _) if key.is_token() => Ok(Credential::Key(key)),
         (_, Some(command)) if command_only => Ok(Credential::Command(command)),
         (_, None) if command_only => {
-            let why = "this server wants a credential that is fetched anew each time";
-            Err(Error::new(ErrorKind::Auth, why).with_hint("set TINKER_CREDENTIAL_CMD"))
+            let message = "server requires a credential command";
+            Err(Error::new(ErrorKind::Auth, message).with_hint("Set TINKER_CREDENTIAL_CMD."))
         }
         (Some(Ok(key)), _) => Ok(Credential::Key(key)),
         (Some(Err(_)) | None, Some(command)) => Ok(Credential::Command(command)),
@@ -101,18 +101,22 @@ fn resolve(sources: &Sources<'_>, command_only: bool) -> Result<Credential, Erro
 }
 
 impl Credential {
-    /// Chooses a credential, looking at the stored keys only if nothing else is there.
-    pub(crate) fn find(given: Option<&str>, env: &Env, command_only: bool) -> Result<Self, Error> {
-        let nothing = Sources { given, env, stored: None };
-        let elsewhere = given.is_some_and(|key| !key.is_empty())
+    /// Selects the credential. Reads the credential store only if there is no other source.
+    pub(crate) fn find(
+        argument: Option<&str>,
+        env: &Env,
+        command_only: bool,
+    ) -> Result<Self, Error> {
+        let sources = CredentialSources { argument, env, stored: None };
+        let has_source = argument.is_some_and(|key| !key.is_empty())
             || env.get("TINKER_API_KEY").is_some()
             || env.get("TINKER_CREDENTIAL_CMD").is_some();
-        if elsewhere || command_only {
-            return resolve(&nothing, command_only);
+        if has_source || command_only {
+            return resolve(&sources, command_only);
         }
         let store = CredentialStore::load(env)?;
         let stored = store.default_key().map(|key| key.key.expose().to_owned());
-        resolve(&Sources { stored: stored.as_deref(), ..nothing }, command_only)
+        resolve(&CredentialSources { stored: stored.as_deref(), ..sources }, command_only)
     }
 }
 
@@ -124,13 +128,13 @@ mod tests {
     use crate::fixture;
 
     #[test]
-    fn the_credential_is_the_one_the_reference_takes() {
+    fn the_credential_is_selected_as_in_the_reference() {
         for case in fixture::cases("auth_resolution.json") {
             let text = |key: &str| case[key].as_str();
             let names = ["TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"];
             let env = names.iter().filter_map(|name| Some((*name, text(name)?)));
-            let sources = Sources {
-                given: text("api_key_arg"),
+            let sources = CredentialSources {
+                argument: text("api_key_arg"),
                 env: &Env::from_pairs(env),
                 stored: text("stored_default"),
             };
@@ -148,14 +152,14 @@ mod tests {
                 Err(error) => {
                     assert_ne!(expected["error"], Value::Null, "{case}: {error}");
                     assert_eq!(error.kind(), ErrorKind::Auth);
-                    assert!(error.hint().is_some(), "an error that says what to do");
+                    assert!(error.hint().is_some(), "the error has a hint");
                 }
             }
         }
     }
 
     #[test]
-    fn keys_print_their_ends_at_most() {
+    fn debug_hides_the_middle_of_a_key() {
         for (key, shown) in [
             ("tml-0123456789abcdef", "ApiKey(tml-01...cdef)"),
             ("tml-short", "ApiKey(...)"),

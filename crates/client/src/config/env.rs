@@ -1,11 +1,9 @@
-//! [`Env`]: the environment, as it was.
+//! [`Env`]: a snapshot of environment variables.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-/// A snapshot of environment variables.
-///
-/// An empty variable counts as unset.
+/// Snapshot of environment variables. An empty variable counts as unset.
 ///
 /// ```
 /// use tinkex::Env;
@@ -18,47 +16,47 @@ use std::path::PathBuf;
 pub struct Env(HashMap<String, String>);
 
 impl Env {
-    /// No variables at all.
+    /// Creates a snapshot without variables.
     #[must_use]
     pub fn empty() -> Self {
         Self::default()
     }
 
-    /// The variables of this process, as they are now.
+    /// Takes a snapshot of the variables of this process. Variables that are not UTF-8 are ignored.
     #[must_use]
-    #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
-    pub fn of_process() -> Self {
+    #[expect(clippy::disallowed_methods, reason = "all environment variables are read here")]
+    pub fn from_process() -> Self {
         let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
         };
         Self(std::env::vars_os().filter_map(text).collect())
     }
 
-    /// These variables and no others.
+    /// Creates a snapshot of the given variables.
     pub fn from_pairs<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
         Self(pairs.into_iter().map(owned).collect())
     }
 
-    /// A variable, unless it is unset or empty.
+    /// Returns a variable, unless it is unset or empty.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// A variable that is set, even to nothing.
+    /// Returns a variable, even if it is empty.
     pub(crate) fn raw(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
     }
 
-    /// The user's home folder.
+    /// Returns the user's home folder.
     pub(crate) fn home(&self) -> Option<PathBuf> {
         self.get("HOME").or_else(|| self.get("USERPROFILE")).map(PathBuf::from)
     }
 }
 
 impl std::fmt::Debug for Env {
-    /// Names the variables without what is in them.
+    /// Shows the number of variables; names and values may be secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_tuple("Env").field(&self.0.len()).finish()
     }

@@ -1,7 +1,7 @@
-//! Settings: where they come from and in which order they win.
+//! Sources of settings: environment variables, base URL, credentials and the credential store.
 //!
-//! The environment is read once, when a client is built. Nothing on the way of a request looks at
-//! it again, so two clients with different settings never meet.
+//! The environment is read once, when a client is built, so clients with different settings do not
+//! affect each other.
 
 mod credential;
 mod env;

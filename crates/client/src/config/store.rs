@@ -1,4 +1,4 @@
-//! The file that keeps credentials between runs, shared with the Python tools.
+//! [`CredentialStore`]: the file of stored API keys, shared with the Python tools.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,27 +13,29 @@ use crate::error::{Error, ErrorKind};
 
 use super::Env;
 
-/// Stored keys: `~/.tinker/credentials.json`.
+/// Stored API keys, in `~/.tinker/credentials.json`.
+///
+/// Fields that this version does not know are kept when the file is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CredentialStore {
     path: PathBuf,
-    file: File,
-    rest: Rest,
+    file: CredentialFile,
+    unknown: UnknownFields,
 }
 
-/// What other tools keep in the file beyond that, and shall find there again.
+/// Fields of the file that this version does not know.
 #[derive(Clone, Default, PartialEq, Eq)]
-struct Rest(Map<String, Value>);
+struct UnknownFields(Map<String, Value>);
 
-impl fmt::Debug for Rest {
-    /// Names the fields without what is in them: it may be a secret.
+impl fmt::Debug for UnknownFields {
+    /// Shows the names of the fields; their values may be secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct File {
+struct CredentialFile {
     #[serde(default = "version_one")]
     version: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -46,165 +48,166 @@ fn version_one() -> u32 {
     1
 }
 
-/// A stored key.
+/// A stored API key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredKey {
-    /// How it came here.
+    /// Origin of the key.
     #[serde(rename = "type")]
     pub kind: StoredKeyKind,
     /// The key.
     pub key: Secret,
-    /// Its name.
+    /// Name of the key.
     pub name: String,
-    /// What its owner wrote about it.
+    /// Note of the user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// Whose it is.
+    /// Owner of the key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub details: Option<ApiKeyDetails>,
 }
 
-/// How a key came into the store.
+/// Origin of a stored key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StoredKeyKind {
-    /// Its owner pasted it.
+    /// Entered by the user.
     Manual,
-    /// A login made it, and logging out revokes it.
+    /// Created by a login; logging out revokes it.
     Generated,
 }
 
 impl CredentialStore {
-    /// Reads the store of the user that `env` belongs to. A file that is not there is an empty one.
+    /// Reads the store in the home folder that `env` names. A missing file is an empty store.
     ///
     /// # Errors
-    /// If the file cannot be read or is of a form that this version does not know.
+    /// If the file cannot be read or has an unknown format.
     pub fn load(env: &Env) -> Result<Self, Error> {
         let home = env.home().unwrap_or_default();
         Self::load_from(&home.join(".tinker").join("credentials.json"))
     }
 
-    /// Reads a store.
+    /// Reads the store at `path`. A missing file is an empty store.
     ///
     /// # Errors
-    /// If the file cannot be read or is of a form that this version does not know.
+    /// If the file cannot be read or has an unknown format.
     pub fn load_from(path: &Path) -> Result<Self, Error> {
-        let wrong = |why: String| {
-            let what = format!("the credentials in {}", path.display());
-            Error::new(ErrorKind::Config, format!("{what} cannot be used: {why}"))
-                .with_hint("mend or remove the file, then log in again")
+        let failed = |cause: String| {
+            let message = format!("cannot read credentials from {}: {cause}", path.display());
+            Error::new(ErrorKind::Config, message)
+                .with_hint("Fix or remove the file, then log in again.")
         };
-        let (file, rest) = match std::fs::read(path) {
+        let (file, unknown) = match std::fs::read(path) {
             Ok(text) => {
-                // The parser's own message might quote the key.
-                let file: File = tinkex_wire::codec::json::decode(&text)
-                    .map_err(|why| wrong(format!("{:?} is not as expected", why.path())))?;
-                file.check().map_err(|why| wrong(why.to_owned()))?;
-                let rest = Rest::of(&file, &text);
-                (file, rest)
+                // The parser's message is not used: it might quote the key.
+                let file: CredentialFile = tinkex_wire::codec::json::decode(&text)
+                    .map_err(|error| failed(format!("unexpected value at {:?}", error.path())))?;
+                file.check().map_err(|cause| failed(cause.to_owned()))?;
+                let unknown = UnknownFields::of(&file, &text);
+                (file, unknown)
             }
-            Err(why) if why.kind() == std::io::ErrorKind::NotFound => {
-                let file = File { version: version_one(), default: None, keys: BTreeMap::new() };
-                (file, Rest::default())
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let file =
+                    CredentialFile { version: version_one(), default: None, keys: BTreeMap::new() };
+                (file, UnknownFields::default())
             }
-            Err(why) => return Err(wrong(why.to_string())),
+            Err(error) => return Err(failed(error.to_string())),
         };
-        Ok(Self { path: path.to_owned(), file, rest })
+        Ok(Self { path: path.to_owned(), file, unknown })
     }
 
-    /// The key that is used when none is named.
+    /// Returns the default key.
     #[must_use]
     pub fn default_key(&self) -> Option<&StoredKey> {
         self.file.keys.get(self.file.default.as_ref()?)
     }
 
-    /// The id of that key.
+    /// Returns the id of the default key.
     #[must_use]
     pub fn default_id(&self) -> Option<&str> {
         self.file.default.as_deref().filter(|id| self.file.keys.contains_key(*id))
     }
 
-    /// All keys with their ids.
+    /// Returns all keys with their ids, sorted by id.
     pub fn keys(&self) -> impl ExactSizeIterator<Item = (&str, &StoredKey)> {
         self.file.keys.iter().map(|(id, key)| (id.as_str(), key))
     }
 
-    /// Adds a key, or replaces the one of that id, and makes it the default.
+    /// Adds a key or replaces the key with this id, and makes it the default.
     pub fn insert(&mut self, id: impl Into<String>, key: StoredKey) {
         let id = id.into();
         self.file.default = Some(id.clone());
         if self.file.keys.get(&id).is_none_or(|before| before.key != key.key) {
-            self.rest.forget(&id);
+            self.unknown.remove_key(&id);
         }
         self.file.keys.insert(id, key);
     }
 
-    /// Removes a key; if it was the default, there is none any more.
+    /// Removes a key. If it was the default, the store has no default afterwards.
     pub fn remove(&mut self, id: &str) -> Option<StoredKey> {
         if self.file.default.as_deref() == Some(id) {
             self.file.default = None;
         }
-        self.rest.forget(id);
+        self.unknown.remove_key(id);
         self.file.keys.remove(id)
     }
 
-    /// Writes the store: to a file beside it that only its owner may read, then in one move.
+    /// Writes the store atomically, readable by its owner only.
     ///
     /// # Errors
-    /// If the folder or file cannot be written; the old file is then untouched.
+    /// If the folder or file cannot be written. The old file is unchanged then.
     pub fn save(&self) -> Result<(), Error> {
-        let failed = |why: std::io::Error| {
-            let what = format!("{} cannot be written", self.path.display());
-            Error::new(ErrorKind::Config, what).with_source(why)
+        let failed = |error: std::io::Error| {
+            let message = format!("cannot write credentials to {}: {error}", self.path.display());
+            Error::new(ErrorKind::Config, message).with_source(error)
         };
         let folder = self.path.parent().unwrap_or(Path::new("."));
         tinkex_files::create_private_folder(folder).map_err(failed)?;
-        let text = match self.rest.0.is_empty() {
-            // As the Python tools write it, down to the order of the fields.
+        let text = match self.unknown.0.is_empty() {
+            // Byte for byte as the Python tools write it, with the same order of fields.
             true => serde_json::to_vec_pretty(&self.file),
             false => serde_json::to_value(&self.file)
-                .and_then(|file| serde_json::to_vec_pretty(&with(file, &self.rest.0))),
+                .and_then(|file| serde_json::to_vec_pretty(&merge(file, &self.unknown.0))),
         };
-        let text = text.map_err(|why| failed(std::io::Error::other(why)))?;
+        let text = text.map_err(|error| failed(std::io::Error::other(error)))?;
         AtomicWrite::new(&self.path).owner_only().write(text).map_err(failed)
     }
 }
 
-impl Rest {
-    /// What the text has that this version knows nothing of.
-    fn of(file: &File, text: &[u8]) -> Self {
+impl UnknownFields {
+    /// Returns the fields of `text` that are not in `file`.
+    fn of(file: &CredentialFile, text: &[u8]) -> Self {
         let known = serde_json::to_value(file).unwrap_or_default();
-        match serde_json::from_slice(text).map(|all| beyond(&known, all)) {
-            Ok(Some(Value::Object(rest))) => Self(rest),
+        match serde_json::from_slice(text).map(|all| difference(&known, all)) {
+            Ok(Some(Value::Object(unknown))) => Self(unknown),
             _ => Self::default(),
         }
     }
 
-    /// A key is gone, and with it what belonged to it.
-    fn forget(&mut self, id: &str) {
+    /// Removes the unknown fields of a key.
+    fn remove_key(&mut self, id: &str) {
         if let Some(Value::Object(keys)) = self.0.get_mut("keys") {
             keys.remove(id);
         }
     }
 }
 
-/// What is in `all` and not in `known`.
-fn beyond(known: &Value, all: Value) -> Option<Value> {
+/// Returns the fields of `all` that are not in `known`, recursively.
+fn difference(known: &Value, all: Value) -> Option<Value> {
     let (Value::Object(known), Value::Object(all)) = (known, all) else { return None };
     let more = all.into_iter().filter_map(|(name, value)| match known.get(&name) {
-        Some(known) => Some((name, beyond(known, value)?)),
+        Some(known) => Some((name, difference(known, value)?)),
         None => Some((name, value)),
     });
     let more: Map<_, _> = more.collect();
     (!more.is_empty()).then_some(Value::Object(more))
 }
 
-/// A value with what it lacks of `more`.
-fn with(mut value: Value, more: &Map<String, Value>) -> Value {
+/// Adds the fields of `more` that `value` lacks, recursively.
+fn merge(mut value: Value, more: &Map<String, Value>) -> Value {
     if let Value::Object(fields) = &mut value {
         for (name, more) in more {
             let field = match (fields.get_mut(name).map(Value::take), more) {
-                (Some(field), Value::Object(more)) => with(field, more),
+                (Some(field), Value::Object(more)) => merge(field, more),
                 (Some(field), _) => field,
                 (None, more) => more.clone(),
             };
@@ -214,14 +217,14 @@ fn with(mut value: Value, more: &Map<String, Value>) -> Value {
     value
 }
 
-impl File {
+impl CredentialFile {
     fn check(&self) -> Result<(), &'static str> {
         if self.version != version_one() {
-            return Err("the file is of another version");
+            return Err("unsupported version");
         }
         let lacks = |key: &StoredKey| key.kind == StoredKeyKind::Generated && key.details.is_none();
         if self.keys.values().any(lacks) {
-            return Err("a generated key lacks its details");
+            return Err("a generated key has no details");
         }
         Ok(())
     }
@@ -241,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_the_python_tools_are_read() {
+    fn files_written_by_the_python_tools_are_read() {
         for case in fixture::cases("credentials_file.json") {
             let (_folder, store) = store(case["raw"].as_str().unwrap());
             match case["error"].as_str() {
@@ -256,13 +259,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_empty() {
-        let env = Env::from_pairs([("HOME", "/nonexistent/of/nobody")]);
+    fn a_missing_file_is_an_empty_store() {
+        let env = Env::from_pairs([("HOME", "/nonexistent")]);
         assert_eq!(CredentialStore::load(&env).unwrap().keys().len(), 0);
     }
 
     #[test]
-    fn what_is_saved_is_the_file_of_the_python_tools() {
+    fn the_file_is_written_as_the_python_tools_do() {
         let text = fixture::load("credentials_file.json")["example_file_text"].clone();
         let text = text.as_str().unwrap();
         let (_folder, store) = store(text);
@@ -271,7 +274,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&store.path).unwrap(), text);
 
         let key = store.remove("k1").unwrap();
-        assert_eq!(store.default_key(), None, "the default went with it");
+        assert_eq!(store.default_key(), None, "the default was removed");
         store.insert("k3", key);
         store.save().unwrap();
         let again = CredentialStore::load_from(&store.path).unwrap();
@@ -280,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_keep_in_the_file_stays() {
+    fn unknown_fields_are_kept() {
         let key = |note: &str| {
             serde_json::json!({ "type": "manual", "key": "tml-1", "name": "n", "note": note,
                 "details": { "org_details": { "name": "o", "plan": "p" },
@@ -306,7 +309,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn only_the_owner_may_read_it() {
+    fn only_the_owner_may_read_the_file() {
         use std::os::unix::fs::PermissionsExt as _;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new").join("credentials.json");
@@ -314,7 +317,7 @@ mod tests {
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
         let left = std::fs::read_dir(path.parent().unwrap()).unwrap().count();
-        assert_eq!(left, 1, "nothing is left beside it");
+        assert_eq!(left, 1, "no temporary file remains");
     }
 
     #[test]

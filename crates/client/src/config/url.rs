@@ -1,4 +1,4 @@
-//! [`BaseUrl`]: where the server is.
+//! [`BaseUrl`]: the address of the server.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,7 @@ use super::Env;
 
 const PRODUCTION: &str = "https://tinker.thinkingmachines.dev/services/tinker-prod";
 
-/// Where the server is: scheme, host, port and perhaps a path in front of every route.
+/// Address of the server: scheme, host, port and an optional path prefix of all routes.
 ///
 /// ```
 /// use tinkex::BaseUrl;
@@ -23,24 +23,24 @@ const PRODUCTION: &str = "https://tinker.thinkingmachines.dev/services/tinker-pr
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct BaseUrl {
     url: Url,
-    /// Scheme, host, port unless it is the scheme's own, and path without a slash at the end.
+    /// Normalized form: without default port, query and trailing slash.
     text: String,
 }
 
 impl BaseUrl {
-    /// The hosted service.
+    /// Returns the address of the hosted service.
     ///
     /// # Panics
-    /// Never: the address is a constant.
+    /// Never: the address is a valid constant.
     #[must_use]
     pub fn production() -> Self {
-        PRODUCTION.parse().expect("a valid constant")
+        PRODUCTION.parse().expect("the constant is a valid URL")
     }
 
-    /// The first that is given: the argument, `TINKER_BASE_URL`, the hosted service.
-    pub(crate) fn resolve(given: Option<Self>, env: &Env) -> Result<Self, Error> {
-        match (given, env.get("TINKER_BASE_URL")) {
-            (Some(given), _) => Ok(given),
+    /// Returns the argument, else `TINKER_BASE_URL`, else the hosted service.
+    pub(crate) fn resolve(argument: Option<Self>, env: &Env) -> Result<Self, Error> {
+        match (argument, env.get("TINKER_BASE_URL")) {
+            (Some(url), _) => Ok(url),
             (None, Some(text)) => {
                 text.parse().map_err(|error: Error| error.during("reading TINKER_BASE_URL"))
             }
@@ -48,17 +48,17 @@ impl BaseUrl {
         }
     }
 
-    /// The address of a path below this one.
+    /// Appends a path.
     pub(crate) fn join(&self, target: &str) -> String {
         format!("{}/{}", self.text, target.trim_start_matches('/'))
     }
 
-    /// Scheme, host and port: who gets to see a secret.
+    /// Returns scheme, host and port. Secrets are sent to this origin only.
     pub(crate) fn origin(&self) -> url::Origin {
         self.url.origin()
     }
 
-    /// The address without user, password or query, as it may be printed and compared.
+    /// Returns the normalized URL. It contains no secret.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
@@ -69,20 +69,21 @@ impl FromStr for BaseUrl {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let wrong = |why: &str| {
-            let example = "give one such as http://localhost:8000";
-            // Not repeated if it may hold a password or a token.
-            let text = if text.contains(['@', '?', '#']) { "the address" } else { text };
-            Error::new(ErrorKind::Config, format!("{text:?} {why}; {example}"))
+        let invalid = |cause: &str| {
+            // Not quoted if it may contain a password or a token.
+            let secret = text.contains(['@', '?', '#']);
+            let url = if secret { String::new() } else { format!(" {text:?}") };
+            Error::new(ErrorKind::Config, format!("invalid base URL{url}: {cause}"))
+                .with_hint("Use a URL such as http://localhost:8000.")
         };
-        let mut url = Url::parse(text.trim()).map_err(|_| wrong("is not a base URL"))?;
+        let mut url = Url::parse(text.trim()).map_err(|error| invalid(&error.to_string()))?;
         if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
-            return Err(wrong("is not an http or https URL"));
+            return Err(invalid("not an http or https URL"));
         }
         if !url.username().is_empty() || url.password().is_some() {
-            // Not repeated: it may be somebody's password.
-            let why = "a base URL must not carry a user or password; use an API key";
-            return Err(Error::new(ErrorKind::Config, why));
+            // Not quoted: it contains a password.
+            let message = "invalid base URL: user and password are not supported";
+            return Err(Error::new(ErrorKind::Config, message).with_hint("Use an API key."));
         }
         url.set_query(None);
         url.set_fragment(None);
@@ -112,15 +113,15 @@ mod tests {
 
     /// Covers T2.1.2.
     #[test]
-    fn addresses_are_read_and_joined_as_the_reference_does() {
+    fn urls_are_parsed_and_joined_as_in_the_reference() {
         let file = fixture::load("base_url.json");
         assert_eq!(file["default_base_url"], BaseUrl::production().as_str());
         for case in file["cases"].as_array().unwrap() {
-            let given = case["arg"].as_str().filter(|text| !text.is_empty());
+            let argument = case["arg"].as_str().filter(|text| !text.is_empty());
             let env = case["TINKER_BASE_URL"].as_str().map(|url| ("TINKER_BASE_URL", url));
-            let given = given.map(|text| text.parse().unwrap());
-            let resolved = BaseUrl::resolve(given, &Env::from_pairs(env)).unwrap();
-            // Unlike the reference, blanks around an address are dropped.
+            let argument = argument.map(|text| text.parse().unwrap());
+            let resolved = BaseUrl::resolve(argument, &Env::from_pairs(env)).unwrap();
+            // Unlike the reference, surrounding white space is removed.
             let expected = case["resolved"].as_str().unwrap().trim();
             assert_eq!(resolved.as_str(), expected, "{case}");
         }
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn passwords_in_an_address_are_refused_and_not_repeated() {
+    fn passwords_in_a_url_are_rejected_and_not_quoted() {
         for secret in [
             "https://me:hidden@h.test",
             "ftp://me:hidden@h.test",

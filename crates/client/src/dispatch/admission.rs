@@ -61,12 +61,12 @@ impl Admission {
     /// Cancel safe: dropping the future releases everything it had acquired.
     pub(crate) async fn acquire(&self, bytes: u64) -> SubmitPermit {
         let concurrency = self.concurrency.acquire(1).await;
-        let reduced_concurrency = if self.backoff.recent() {
+        let reduced_concurrency = if self.backoff.is_recent() {
             Some(self.reduced_concurrency.acquire(1).await)
         } else {
             None
         };
-        let factor = if self.backoff.recent() { BYTE_PENALTY_AFTER_BACKOFF } else { 1 };
+        let factor = if self.backoff.is_recent() { BYTE_PENALTY_AFTER_BACKOFF } else { 1 };
         let bytes_in_flight = self.bytes_in_flight.acquire(bytes.saturating_mul(factor)).await;
         SubmitPermit {
             _concurrency: concurrency,

@@ -30,8 +30,8 @@ pub(crate) struct AttemptError {
 impl AttemptError {
     /// The error of a response with an unexpected status.
     pub(crate) fn of_response(status: u16, headers: &HeaderMap, body: &[u8]) -> Self {
-        let retry_after = delay::asked(headers, SystemTime::now());
-        let error = Error::from_response(status, body, delay::asked_duration(retry_after));
+        let retry_after = delay::retry_after(headers, SystemTime::now());
+        let error = Error::from_response(status, body, delay::to_duration(retry_after));
         Self { error, retry_after }
     }
 
@@ -70,7 +70,7 @@ impl Attempts {
     pub(crate) async fn failed(&mut self, failed: AttemptError) -> Result<()> {
         self.failures += 1;
         let AttemptError { error, retry_after } = failed;
-        let wait = delay::before_resend(self.failures - 1, retry_after, fastrand::f64());
+        let wait = delay::before_retry(self.failures - 1, retry_after, fastrand::f64());
         let late = self.patience.is_some_and(|patience| self.start.elapsed() + wait > patience);
         if late || self.failures > self.max_retries || !error.is_retryable() {
             return Err(error.after(self.failures, self.start.elapsed()));

@@ -22,7 +22,7 @@ pub(super) struct Export {
 impl Export {
     /// Loads the checkpoint into a model of a new session and saves it as external weights.
     pub(super) async fn create(service: &ServiceClient, path: &TinkerPath) -> Result<Self> {
-        let service = service.anew();
+        let service = service.with_new_session();
         match Self::save(&service, path).await {
             Ok(path) => Ok(Self { service, path }),
             Err(error) => {

@@ -281,7 +281,7 @@ impl CheckpointDownload {
         let urls = rest.get_external_weights_urls(path).await?;
         if exported {
             // Extend its life: a large download may take longer than the time to live.
-            rest.set_checkpoint_ttl(path, Some(export::TTL.as_secs())).await?;
+            rest.set_checkpoint_ttl(path, Some(export::TTL)).await?;
         }
         Ok(urls)
     }

@@ -95,8 +95,8 @@ impl FileFetcher<'_> {
             on_progress,
         };
         let validator = etag.map(|etag| Validator { etag, origin: None });
-        let retries = MAX_RETRIES.min(self.retry.max_resends());
-        let attempts = Attempts::new(retries).within(self.retry.patience());
+        let retries = MAX_RETRIES.min(self.retry.max_retries());
+        let attempts = Attempts::new(retries).within(self.retry.retry_timeout());
         download.run(&url, file, validator, None, attempts).await
     }
 

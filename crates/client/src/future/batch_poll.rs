@@ -1,7 +1,7 @@
-//! [`BatchPoll`]: one poll for all tickets of a sampling session, where the server offers that.
+//! [`BatchPoll`]: one poll for all pending requests of a sampling session, if the server offers it.
 //!
-//! The server tells which tickets have answers; the answers themselves are fetched one by one, as
-//! ever. With thousands of samples under way that is one open request in place of thousands.
+//! The server announces which requests have completed; their results are then retrieved one by one.
+//! With thousands of pending samples, one open poll replaces thousands.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,44 +13,50 @@ use tokio::time::{Instant, sleep};
 
 use crate::error::{Error, Result};
 use crate::task::Task;
-use crate::transport::{BILLING_PAUSE, RequestOptions, Transport};
+use crate::transport::{BILLING_DELAY, RequestOptions, Transport};
 
-use super::poll_interval::{Contact, PollInterval};
+use super::poll_interval::{OutageTimer, PollInterval};
 
-const AFTER_FAILURE: Duration = Duration::from_secs(1);
-const BAD_REQUESTS: u32 = 3;
-const MOST_GIVEN_UP: usize = 10_000;
-/// Far more than samples can be between being taken and being waited for.
-const MOST_UNCLAIMED: usize = 10_000;
+/// Delay after a failed poll.
+const FAILURE_DELAY: Duration = Duration::from_secs(1);
+/// Number of consecutive 400 responses that are retried.
+const MAX_BAD_REQUESTS: u32 = 3;
+/// Number of abandoned requests whose announcements are still recognized.
+const MAX_ABANDONED: usize = 10_000;
+/// Number of early announcements kept per generation: far more than samples can be between their
+/// submission and their first wait.
+const MAX_UNCLAIMED: usize = 10_000;
 
-/// Which answers have arrived. Polling ends when this is dropped.
+/// Announcements of completed requests. Polling ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct BatchPoll {
-    board: Arc<Board>,
+    shared: Arc<BatchPollShared>,
     _task: Task,
 }
 
-/// What the polling task and those who wait share.
+/// State shared by the polling task and the waiters.
 #[derive(Debug, Default)]
-struct Board {
-    state: Mutex<State>,
-    /// Somebody waits, or has fetched an answer.
-    news: Notify,
+struct BatchPollShared {
+    state: Mutex<BatchPollState>,
+    /// Notified when there is a new waiter or a retrieved result.
+    changed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    waiting: HashMap<RequestId, oneshot::Sender<Arrival>>,
-    arrived: Unclaimed,
-    /// Nobody waits for these any more.
-    given_up: HashSet<RequestId>,
-    /// Answers that were fetched, which the server may forget.
-    fetched: BTreeSet<RequestId>,
-    over: Option<Over>,
+struct BatchPollState {
+    waiters: HashMap<RequestId, oneshot::Sender<Announcement>>,
+    unclaimed: Unclaimed,
+    /// Requests whose waiters were dropped.
+    abandoned: HashSet<RequestId>,
+    /// Requests whose results were retrieved, to be reported so that the server may drop them.
+    retrieved: BTreeSet<RequestId>,
+    ended: Option<PollingEnd>,
 }
 
-/// Announced before anybody asked. A sample that is given up while it is handed over has a ticket that
-/// nobody here ever sees: the oldest announcements go when there are too many.
+/// Announcements that arrived before their waiter.
+///
+/// A sample cancelled during its submission is announced without ever having a waiter, so the older of
+/// two generations is dropped when the newer one is full.
 #[derive(Debug, Default)]
 struct Unclaimed {
     new: HashMap<RequestId, CompletedFuture>,
@@ -59,7 +65,7 @@ struct Unclaimed {
 
 impl Unclaimed {
     fn insert(&mut self, completion: CompletedFuture) {
-        if self.new.len() >= MOST_UNCLAIMED {
+        if self.new.len() >= MAX_UNCLAIMED {
             self.old = std::mem::take(&mut self.new);
         }
         self.new.insert(completion.request_id().clone(), completion);
@@ -75,191 +81,193 @@ impl Unclaimed {
     }
 }
 
-/// Why there will be no more announcements.
+/// Reason for the end of polling.
 #[derive(Debug)]
-enum Over {
-    /// The server does not offer them after all: everybody asks for themselves.
+enum PollingEnd {
+    /// The server lacks the endpoint; each result is polled for individually.
     NotOffered,
     Failed(Error),
 }
 
-/// What a waiter learns: its completion, or nothing if it has to ask for itself.
-type Arrival = Result<Option<CompletedFuture>>;
+/// Outcome of waiting: the completion, or `None` if the result must be polled for individually.
+type Announcement = Result<Option<CompletedFuture>>;
 
 impl BatchPoll {
-    /// Begins to poll as soon as somebody waits.
-    pub(crate) fn watch(
+    /// Starts the polling task. It sends nothing until there is a waiter.
+    pub(crate) fn start(
         transport: Arc<Transport>,
         target: FuturesTarget,
         adaptive_polling: bool,
-        patience: Option<Duration>,
+        retry_timeout: Option<Duration>,
     ) -> Self {
-        let board = Arc::new(Board::default());
-        let (interval, contact) = (PollInterval::new(adaptive_polling), Contact::new(patience));
-        let task = Task::spawn(poll(Arc::clone(&board), transport, target, interval, contact));
-        Self { board, _task: task }
+        let shared = Arc::new(BatchPollShared::default());
+        let (interval, outage) =
+            (PollInterval::new(adaptive_polling), OutageTimer::new(retry_timeout));
+        let task = Task::spawn(poll(Arc::clone(&shared), transport, target, interval, outage));
+        Self { shared, _task: task }
     }
 
-    /// Waits until a ticket has an answer.
+    /// Waits until the result of a request is announced.
     ///
     /// # Errors
-    /// If the server refuses to tell.
-    pub(crate) async fn wait_for(&self, request_id: &RequestId) -> Arrival {
-        let arrival = {
-            let mut state = self.board.lock();
-            // What arrived counts, even if nothing more will.
-            if let Some(completion) = state.arrived.remove(request_id) {
+    /// If polling has ended with an error, or the server is unreachable for the retry timeout.
+    pub(crate) async fn wait_for(&self, request_id: &RequestId) -> Announcement {
+        let announcement = {
+            let mut state = self.shared.lock();
+            // Earlier announcements stay valid after polling has ended.
+            if let Some(completion) = state.unclaimed.remove(request_id) {
                 return Ok(Some(completion));
             }
-            if let Some(over) = &state.over {
-                return over.tell();
+            if let Some(end) = &state.ended {
+                return end.announcement();
             }
-            let (sender, arrival) = oneshot::channel();
-            state.waiting.insert(request_id.clone(), sender);
-            arrival
+            let (sender, announcement) = oneshot::channel();
+            state.waiters.insert(request_id.clone(), sender);
+            announcement
         };
-        let _waiter = Waiter { board: &self.board, request_id };
-        self.board.news.notify_one();
-        arrival.await.unwrap_or(Ok(None))
+        let _waiter = Waiter { shared: &self.shared, request_id };
+        self.shared.changed.notify_one();
+        announcement.await.unwrap_or(Ok(None))
     }
 
-    /// An answer was fetched: the server may forget it.
-    pub(crate) fn fetched(&self, request_id: RequestId) {
-        let mut state = self.board.lock();
-        if state.over.is_none() {
-            state.fetched.insert(request_id);
+    /// Reports to the server, with the next poll, that a result was retrieved and may be dropped.
+    pub(crate) fn mark_retrieved(&self, request_id: RequestId) {
+        let mut state = self.shared.lock();
+        if state.ended.is_none() {
+            state.retrieved.insert(request_id);
             drop(state);
-            self.board.news.notify_one();
+            self.shared.changed.notify_one();
         }
     }
 }
 
-/// Somebody who waits, until they hear something or give up.
+/// Removes a waiter when it is dropped.
 struct Waiter<'a> {
-    board: &'a Board,
+    shared: &'a BatchPollShared,
     request_id: &'a RequestId,
 }
 
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let mut state = self.board.lock();
-        if state.waiting.remove(self.request_id).is_some() && state.over.is_none() {
-            // A cancelled one may never be announced; so many at once cannot be on their way.
-            if state.given_up.len() >= MOST_GIVEN_UP {
-                state.given_up.clear();
+        let mut state = self.shared.lock();
+        if state.waiters.remove(self.request_id).is_some() && state.ended.is_none() {
+            // A cancelled request may never be announced, so the set would grow without bound. No more
+            // than this many can be pending.
+            if state.abandoned.len() >= MAX_ABANDONED {
+                state.abandoned.clear();
             }
-            state.given_up.insert(self.request_id.clone());
+            state.abandoned.insert(self.request_id.clone());
         }
     }
 }
 
 async fn poll(
-    board: Arc<Board>,
+    shared: Arc<BatchPollShared>,
     transport: Arc<Transport>,
     target: FuturesTarget,
     mut interval: PollInterval,
-    mut contact: Contact,
+    mut outage: OutageTimer,
 ) {
-    let (mut cursor, mut bad) = (0, 0);
+    let (mut cursor, mut bad_requests) = (0, 0);
     loop {
-        let retrieved = board.wanted().await;
+        let retrieved = shared.wait_for_work().await;
         let poll = RetrieveFutures {
             target: target.clone(),
             prev_cursor: cursor,
             timeout: None,
             retrieved_request_ids: retrieved.iter().cloned().collect(),
         };
-        let asked = Instant::now();
+        let sent_at = Instant::now();
         let error = match transport.send(&poll, &RequestOptions::default()).await {
-            Ok(reply) => {
-                (cursor, bad) = (reply.cursor, 0);
-                contact.seen();
-                let nothing = reply.completions.is_empty();
-                board.announce(reply, &retrieved);
-                if nothing {
-                    interval.wait(asked).await;
+            Ok(response) => {
+                (cursor, bad_requests) = (response.cursor, 0);
+                outage.end();
+                let empty = response.completions.is_empty();
+                shared.announce(response, &retrieved);
+                if empty {
+                    interval.wait(sent_at).await;
                 }
                 continue;
             }
             Err(error) => error,
         };
         match error.status() {
-            Some(402) if transport.pause_for_billing() => sleep(BILLING_PAUSE).await,
-            Some(400) if bad < BAD_REQUESTS => {
-                bad += 1;
-                sleep(AFTER_FAILURE).await;
+            Some(402) if transport.wait_for_billing() => sleep(BILLING_DELAY).await,
+            Some(400) if bad_requests < MAX_BAD_REQUESTS => {
+                bad_requests += 1;
+                sleep(FAILURE_DELAY).await;
             }
-            Some(404 | 405 | 501) => return board.end(Over::NotOffered),
+            Some(404 | 405 | 501) => return shared.end(PollingEnd::NotOffered),
             None if error.is_retryable() => {
-                if contact.lost(asked) {
-                    // Whoever asks later may find the server there again.
-                    board.disappoint(&error);
-                    contact.seen();
+                if outage.record(sent_at) {
+                    // Later waiters may find the server reachable again.
+                    shared.fail_waiters(&error);
+                    outage.end();
                 }
-                sleep(AFTER_FAILURE).await;
+                sleep(FAILURE_DELAY).await;
             }
             _ if error.is_retryable() => {
-                contact.seen();
-                sleep(AFTER_FAILURE).await;
+                outage.end();
+                sleep(FAILURE_DELAY).await;
             }
-            _ => return board.end(Over::Failed(error)),
+            _ => return shared.end(PollingEnd::Failed(error)),
         }
     }
 }
 
-impl Board {
-    /// Waits until there is a reason to poll; returns the fetched answers to report.
-    async fn wanted(&self) -> BTreeSet<RequestId> {
+impl BatchPollShared {
+    /// Waits until there is a reason to poll, and returns the retrieved requests to report.
+    async fn wait_for_work(&self) -> BTreeSet<RequestId> {
         loop {
             {
                 let state = self.lock();
-                if !state.waiting.is_empty() || !state.fetched.is_empty() {
-                    return state.fetched.clone();
+                if !state.waiters.is_empty() || !state.retrieved.is_empty() {
+                    return state.retrieved.clone();
                 }
             }
-            self.news.notified().await;
+            self.changed.notified().await;
         }
     }
 
-    fn announce(&self, reply: FuturesRetrieved, reported: &BTreeSet<RequestId>) {
+    fn announce(&self, response: FuturesRetrieved, reported: &BTreeSet<RequestId>) {
         let mut state = self.lock();
-        state.fetched.retain(|request_id| !reported.contains(request_id));
-        for completion in reply.completions {
+        state.retrieved.retain(|request_id| !reported.contains(request_id));
+        for completion in response.completions {
             let request_id = completion.request_id();
-            if let Some(waiter) = state.waiting.remove(request_id) {
+            if let Some(waiter) = state.waiters.remove(request_id) {
                 let _ = waiter.send(Ok(Some(completion)));
-            } else if !state.given_up.remove(request_id) {
-                state.arrived.insert(completion);
+            } else if !state.abandoned.remove(request_id) {
+                state.unclaimed.insert(completion);
             }
         }
     }
 
-    /// Tells all who wait now that nothing comes.
-    fn disappoint(&self, error: &Error) {
-        for (_, waiter) in self.lock().waiting.drain() {
+    /// Fails all current waiters.
+    fn fail_waiters(&self, error: &Error) {
+        for (_, waiter) in self.lock().waiters.drain() {
             let _ = waiter.send(Err(error.clone()));
         }
     }
 
-    fn end(&self, over: Over) {
+    fn end(&self, end: PollingEnd) {
         let mut state = self.lock();
-        for (_, waiter) in state.waiting.drain() {
-            let _ = waiter.send(over.tell());
+        for (_, waiter) in state.waiters.drain() {
+            let _ = waiter.send(end.announcement());
         }
-        *state = State {
-            over: Some(over),
-            arrived: std::mem::take(&mut state.arrived),
-            ..State::default()
+        *state = BatchPollState {
+            ended: Some(end),
+            unclaimed: std::mem::take(&mut state.unclaimed),
+            ..BatchPollState::default()
         };
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BatchPollState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Over {
-    fn tell(&self) -> Arrival {
+impl PollingEnd {
+    fn announcement(&self) -> Announcement {
         match self {
             Self::NotOffered => Ok(None),
             Self::Failed(error) => Err(error.clone()),
@@ -269,15 +277,15 @@ impl Over {
 
 #[cfg(test)]
 impl BatchPoll {
-    /// How many announcements are kept for somebody who may still ask.
-    pub(super) fn kept(&self) -> usize {
-        self.board.lock().arrived.len()
+    /// Returns the number of announcements without a waiter.
+    pub(super) fn unclaimed(&self) -> usize {
+        self.shared.lock().unclaimed.len()
     }
 
-    /// Whether nothing is remembered about any ticket.
+    /// Returns whether no request is tracked.
     pub(super) fn is_empty(&self) -> bool {
-        let state = self.board.lock();
-        let State { waiting, arrived, given_up, fetched, .. } = &*state;
-        waiting.is_empty() && arrived.len() == 0 && given_up.is_empty() && fetched.is_empty()
+        let state = self.shared.lock();
+        let BatchPollState { waiters, unclaimed, abandoned, retrieved, .. } = &*state;
+        waiters.is_empty() && unclaimed.len() == 0 && abandoned.is_empty() && retrieved.is_empty()
     }
 }

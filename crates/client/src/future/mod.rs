@@ -1,4 +1,4 @@
-//! Work on its way: [`ApiFuture`].
+//! Futures of submitted requests, and the machinery that retrieves their results.
 
 mod batch_poll;
 pub(crate) mod poll;
@@ -21,13 +21,14 @@ use crate::task::{self, Task};
 
 pub(crate) use batch_poll::BatchPoll;
 
-/// An answer that is already on its way.
+/// Result of a request that is already being executed.
 ///
-/// The work started when the call was made, not when this is awaited. Dropping it stops the
-/// waiting; training goes on all the same, a sample is given up.
+/// The request started when the method was called, not when the future is first polled. **Dropping
+/// the future does not stop it**: training requests change the model, so they always run to their
+/// end. [`detach`](Self::detach) drops the future explicitly. Sampling returns a [`SampleFuture`],
+/// which cancels on drop.
 ///
-/// Calls that return one must be made inside a tokio runtime, which does the work. Several can wait
-/// for one answer, because results and errors can be cloned:
+/// Results and errors are `Clone`, so several tasks can wait for one result:
 ///
 /// ```no_run
 /// use futures_util::FutureExt;
@@ -38,56 +39,131 @@ pub(crate) use batch_poll::BatchPoll;
 /// assert_eq!(one.await?, other.await?);
 /// # Ok(()) }
 /// ```
-#[must_use = "the work goes on, but nobody learns how it ended"]
+///
+/// # Errors
+/// Calls outside a tokio runtime resolve to an error of kind [`ErrorKind::Config`]. If the task of
+/// the request panics, the future resolves to [`ErrorKind::Panicked`].
+///
+/// # Cancel safety
+/// Dropping the future, for example in `select!`, loses the result but not the request.
+#[must_use = "dropping an ApiFuture loses the result while the request continues; await it or call `detach`"]
 pub struct ApiFuture<T> {
     result: oneshot::Receiver<Result<T>>,
-    /// Work that ends when nobody waits for it any more.
-    _work: Option<Task>,
+}
+
+impl<T> ApiFuture<T> {
+    /// Lets the request continue and discards its result. A failure is logged at debug level.
+    pub fn detach(self) {}
+
+    /// Creates a future that resolves to `error`.
+    pub(crate) fn failed(error: Error) -> Self {
+        Self { result: failed(error) }
+    }
 }
 
 impl<T: Send + 'static> ApiFuture<T> {
-    /// Starts work that nobody has to wait for.
+    /// Runs `work` in a task of its own, which continues if the future is dropped.
     pub(crate) fn start(work: impl Future<Output = Result<T>> + Send + 'static) -> Self {
-        let (sender, receiver) = oneshot::channel();
-        // Mapped, here and below: an async block would hold the work twice, as captured and as
-        // awaited.
-        task::detach(work.map(|result| {
+        if let Err(error) = task::require_runtime() {
+            return Self::failed(error);
+        }
+        let (sender, result) = oneshot::channel();
+        task::spawn_detached(task::catching_panics(work).map(|result| {
             if let Err(Err(error)) = sender.send(result) {
-                tracing::debug!(%error, "work failed and nobody was waiting for it");
+                tracing::debug!(%error, "detached request failed");
             }
         }));
-        Self { result: receiver, _work: None }
+        Self { result }
+    }
+}
+
+/// Result of a sampling request that is already being executed.
+///
+/// The request started when the method was called. **Dropping the future cancels it**: the client
+/// stops polling and, if the server supports it, asks the server to stop generating.
+/// [`detach`](Self::detach) lets the request continue instead.
+///
+/// # Errors
+/// Calls outside a tokio runtime resolve to an error of kind [`ErrorKind::Config`]. If the task of
+/// the request panics, the future resolves to [`ErrorKind::Panicked`].
+///
+/// # Cancel safety
+/// Dropping the future, for example in `select!`, cancels the sample.
+#[must_use = "dropping a SampleFuture cancels the sample; await it or call `detach`"]
+pub struct SampleFuture<T> {
+    result: oneshot::Receiver<Result<T>>,
+    /// Aborted when the future is dropped.
+    task: Option<Task>,
+}
+
+impl<T> SampleFuture<T> {
+    /// Lets the request continue and discards its result.
+    pub fn detach(mut self) {
+        if let Some(task) = self.task.take() {
+            task.detach();
+        }
     }
 
-    /// Starts work that is given up when nobody waits for it.
-    pub(crate) fn abandonable(work: impl Future<Output = Result<T>> + Send + 'static) -> Self {
-        let (sender, receiver) = oneshot::channel();
-        let work = Task::spawn(work.map(|result| drop(sender.send(result))));
-        Self { result: receiver, _work: Some(work) }
-    }
-
-    /// Work that was over before it began.
+    /// Creates a future that resolves to `error`.
     pub(crate) fn failed(error: Error) -> Self {
-        let (sender, receiver) = oneshot::channel();
-        let _ = sender.send(Err(error));
-        Self { result: receiver, _work: None }
+        Self { result: failed(error), task: None }
     }
+}
+
+impl<T: Send + 'static> SampleFuture<T> {
+    /// Runs `work` in a task of its own, which is aborted if the future is dropped.
+    pub(crate) fn start(work: impl Future<Output = Result<T>> + Send + 'static) -> Self {
+        if let Err(error) = task::require_runtime() {
+            return Self::failed(error);
+        }
+        let (sender, result) = oneshot::channel();
+        let work = task::catching_panics(work).map(|result| drop(sender.send(result)));
+        Self { result, task: Some(Task::spawn(work)) }
+    }
+}
+
+fn failed<T>(error: Error) -> oneshot::Receiver<Result<T>> {
+    let (sender, receiver) = oneshot::channel();
+    let _ = sender.send(Err(error));
+    receiver
+}
+
+fn receive<T>(
+    result: &mut oneshot::Receiver<Result<T>>,
+    context: &mut Context<'_>,
+) -> Poll<Result<T>> {
+    Pin::new(result).poll(context).map(|received| {
+        received.unwrap_or_else(|_| {
+            let message = "tokio runtime shut down before the request finished";
+            Err(Error::new(ErrorKind::Closed, message))
+        })
+    })
 }
 
 impl<T> Future for ApiFuture<T> {
     type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.result).poll(context).map(|received| {
-            received.unwrap_or_else(|_| {
-                Err(Error::new(ErrorKind::Closed, "the runtime ended before the work did"))
-            })
-        })
+        receive(&mut self.result, context)
+    }
+}
+
+impl<T> Future for SampleFuture<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        receive(&mut self.result, context)
     }
 }
 
 impl<T> fmt::Debug for ApiFuture<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ApiFuture")
+    }
+}
+
+impl<T> fmt::Debug for SampleFuture<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SampleFuture")
     }
 }

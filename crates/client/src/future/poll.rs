@@ -1,4 +1,7 @@
-//! The only loop that waits for an answer.
+//! [`Poller`]: retrieves the result of a submitted request.
+//!
+//! All requests whose result is computed later are polled here; [`BatchPoll`](super::BatchPoll) only
+//! announces results.
 
 use std::time::Duration;
 
@@ -13,23 +16,25 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::session::Session;
-use crate::transport::{BILLING_PAUSE, RequestOptions, header};
+use crate::transport::{BILLING_DELAY, RequestOptions, header};
 
-use super::poll_interval::{Contact, PollInterval};
+use super::poll_interval::{OutageTimer, PollInterval};
 use super::queue_log::QueueLog;
 use super::{BatchPoll, report};
 
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-const BAD_REQUESTS: u32 = 3;
+/// Longest delay between polls while the server is unreachable or rate-limits.
+const MAX_DELAY: Duration = Duration::from_secs(30);
+/// Number of consecutive 400 responses that are retried: the server may not know a new request yet.
+const MAX_BAD_REQUESTS: u32 = 3;
 
-/// What polling needs besides the ticket.
+/// Polls for the results of a session's requests.
 pub(crate) struct Poller<'a> {
     session: &'a Session,
     log: &'a QueueLog,
     batch_poll: Option<&'a BatchPoll>,
 }
 
-/// A request that was taken: what to ask for, and how long it took to hand it over.
+/// A request that the server has accepted.
 #[derive(Clone, Debug)]
 pub(crate) struct Submitted {
     pub(crate) response: SubmitResponse,
@@ -37,30 +42,36 @@ pub(crate) struct Submitted {
     pub(crate) submit_duration: Duration,
 }
 
-/// How waiting for one answer goes.
-struct Progress {
+/// Progress of polling for one result.
+struct PollProgress {
     polls: u64,
     start: Instant,
 }
 
 impl<'a> Poller<'a> {
-    /// Waits for answers of a session, and tells `log` why there are none yet.
+    /// Creates a poller. `log` reports the queue state of pending requests.
     pub(crate) fn new(session: &'a Session, log: &'a QueueLog) -> Self {
         Self { session, log, batch_poll: None }
     }
 
-    /// Asks for an answer only when it is announced.
+    /// Polls for a result only once `batch_poll`, if any, has announced it.
     pub(crate) fn with_batch_poll(self, batch_poll: Option<&'a BatchPoll>) -> Self {
         Self { batch_poll, ..self }
     }
 
-    /// Waits for the answer behind a ticket.
-    pub(crate) async fn result<S: SubmitRequest>(&self, taken: &Submitted) -> Result<S::Output> {
-        let mut progress = Progress { polls: 0, start: Instant::now() };
-        let waiting = self.wait(taken, S::PROTO_OUTPUT, &mut progress);
+    /// Waits for the result of `submitted` and decodes it.
+    ///
+    /// # Errors
+    /// If the request failed, its result expired, or it did not arrive within the poll timeout.
+    pub(crate) async fn result<S: SubmitRequest>(
+        &self,
+        submitted: &Submitted,
+    ) -> Result<S::Output> {
+        let mut progress = PollProgress { polls: 0, start: Instant::now() };
+        let payload = self.poll(submitted, S::PROTO_OUTPUT, &mut progress);
         let payload = match self.session.settings().poll_timeout {
-            None => waiting.await,
-            Some(longest) => match timeout(longest, waiting).await {
+            None => payload.await,
+            Some(limit) => match timeout(limit, payload).await {
                 Ok(payload) => payload,
                 Err(_) => {
                     let polls = u32::try_from(progress.polls).unwrap_or(u32::MAX);
@@ -69,70 +80,74 @@ impl<'a> Poller<'a> {
             },
         };
         if let Some(batch_poll) = self.batch_poll {
-            batch_poll.fetched(taken.response.request_id.clone());
+            batch_poll.mark_retrieved(submitted.response.request_id.clone());
         }
         payload.and_then(|payload| Ok(S::decode_output(&payload)?)).map_err(|error| {
-            self.write_down(&error, taken, &progress);
-            error.with_request_id(taken.response.request_id.clone()).during(taken.request_type)
+            self.record(&error, submitted, &progress);
+            error
+                .with_request_id(submitted.response.request_id.clone())
+                .during(submitted.request_type)
         })
     }
 
-    fn write_down(&self, error: &Error, taken: &Submitted, progress: &Progress) {
+    fn record(&self, error: &Error, submitted: &Submitted, progress: &PollProgress) {
         let events = self.session.connection().events();
-        report::failure(events, error, taken, progress.polls, progress.start.elapsed());
+        report::failure(events, error, submitted, progress.polls, progress.start.elapsed());
     }
 
-    async fn wait(
+    async fn poll(
         &self,
-        taken: &Submitted,
+        submitted: &Submitted,
         proto: bool,
-        progress: &mut Progress,
+        progress: &mut PollProgress,
     ) -> Result<ResultPayload> {
         let mut poll = RetrieveFuture {
-            request_id: taken.response.request_id.clone(),
+            request_id: submitted.response.request_id.clone(),
             allow_metadata_only: true,
         };
-        let (mut lost, mut bad) = (0_u32, 0_u32);
+        let (mut failures, mut bad_requests) = (0_u32, 0_u32);
         let mut interval = PollInterval::new(self.session.adaptive_polling());
-        let mut contact = Contact::new(self.session.settings().retry.patience());
-        let mut _room = None;
-        if let Some(bytes) = self.announced(taken).await? {
+        let mut outage = OutageTimer::new(self.session.settings().retry.retry_timeout());
+        // Held until the result is received.
+        let mut _download_permit = None;
+        if let Some(bytes) = self.wait_for_announcement(submitted).await? {
             poll.allow_metadata_only = false;
-            _room = Some(self.session.download_budget().acquire(bytes).await);
+            _download_permit = Some(self.session.download_budget().acquire(bytes).await);
         }
         loop {
-            let asked = Instant::now();
+            let sent_at = Instant::now();
             let options = RequestOptions {
-                headers: headers(taken, progress.polls, proto),
+                headers: headers(submitted, progress.polls, proto),
                 ..RequestOptions::default()
             };
-            let reply = self.session.transport().send_raw(&poll, &options).await;
+            let response = self.session.transport().send_raw(&poll, &options).await;
             progress.polls += 1;
-            if reply.as_ref().err().is_none_or(|error| error.status().is_some()) {
-                contact.seen();
+            if response.as_ref().err().is_none_or(|error| error.status().is_some()) {
+                outage.end();
             }
-            let error = match reply {
-                Ok(reply) => {
-                    lost = 0;
-                    let kind = reply.headers().get(CONTENT_TYPE).and_then(|t| t.to_str().ok());
-                    match PollResponse::decode(kind.unwrap_or(JSON), reply.body())? {
+            let error = match response {
+                Ok(response) => {
+                    failures = 0;
+                    let content_type =
+                        response.headers().get(CONTENT_TYPE).and_then(|t| t.to_str().ok());
+                    match PollResponse::decode(content_type.unwrap_or(JSON), response.body())? {
                         PollResponse::Ready(payload) => return Ok(payload),
                         PollResponse::Failed(failed) => {
                             return Err(Error::from_failed_request(failed)
                                 .after(1, progress.start.elapsed()));
                         }
                         PollResponse::MetadataOnly { .. } if !poll.allow_metadata_only => {
-                            let why = "the server announced the answer twice and did not send it";
-                            return Err(Error::new(ErrorKind::Decode, why));
+                            let message = "server announced the result twice without sending it";
+                            return Err(Error::new(ErrorKind::Decode, message));
                         }
                         PollResponse::MetadataOnly { response_payload_size } => {
                             poll.allow_metadata_only = false;
-                            let downloads = self.session.download_budget();
-                            _room = Some(downloads.acquire(response_payload_size).await);
+                            let budget = self.session.download_budget();
+                            _download_permit = Some(budget.acquire(response_payload_size).await);
                         }
                         PollResponse::TryAgain(pending) => {
-                            self.log.notice(&pending);
-                            interval.wait(asked).await;
+                            self.log.update(&pending);
+                            interval.wait(sent_at).await;
                         }
                     }
                     continue;
@@ -141,41 +156,42 @@ impl<'a> Poller<'a> {
             };
             match error.status() {
                 Some(408) => {
-                    lost = 0;
+                    failures = 0;
                     if let Some(body) = error.body() {
-                        bad = 0;
-                        self.log.notice(&PollResponse::decode_timeout(&Bytes::copy_from_slice(
+                        bad_requests = 0;
+                        self.log.update(&PollResponse::decode_timeout(&Bytes::copy_from_slice(
                             body.as_bytes(),
                         )));
                     }
-                    interval.wait(asked).await;
+                    interval.wait(sent_at).await;
                 }
                 Some(500..600) => {
-                    lost = 0;
-                    interval.wait(asked).await;
+                    failures = 0;
+                    interval.wait(sent_at).await;
                 }
-                Some(400) if bad < BAD_REQUESTS => {
-                    lost = 0;
-                    bad += 1;
+                Some(400) if bad_requests < MAX_BAD_REQUESTS => {
+                    failures = 0;
+                    bad_requests += 1;
                 }
-                Some(402) if self.session.transport().pause_for_billing() => {
-                    sleep(BILLING_PAUSE).await;
+                Some(402) if self.session.transport().wait_for_billing() => {
+                    sleep(BILLING_DELAY).await;
                     continue;
                 }
                 Some(410) => return Err(error.expired()),
-                Some(429) => back_off(&mut lost).await,
-                None if error.is_retryable() && contact.lost(asked) => return Err(error),
-                None if error.is_retryable() => back_off(&mut lost).await,
+                Some(429) => back_off(&mut failures).await,
+                None if error.is_retryable() && outage.record(sent_at) => return Err(error),
+                None if error.is_retryable() => back_off(&mut failures).await,
                 _ => return Err(error),
             }
-            self.write_down(&error, taken, progress);
+            self.record(&error, submitted, progress);
         }
     }
 
-    /// Waits until the answer is announced, where answers are; returns its size if that is known.
-    async fn announced(&self, taken: &Submitted) -> Result<Option<u64>> {
+    /// Waits for the announcement of the result, if results are announced, and returns its size in bytes
+    /// if known.
+    async fn wait_for_announcement(&self, submitted: &Submitted) -> Result<Option<u64>> {
         let Some(batch_poll) = self.batch_poll else { return Ok(None) };
-        Ok(match batch_poll.wait_for(&taken.response.request_id).await? {
+        Ok(match batch_poll.wait_for(&submitted.response.request_id).await? {
             Some(CompletedFuture::Finished {
                 response_payload_uncompressed_size: size, ..
             }) => size.filter(|bytes| *bytes > 0),
@@ -184,20 +200,21 @@ impl<'a> Poller<'a> {
     }
 }
 
-async fn back_off(lost: &mut u32) {
-    sleep(Duration::from_secs(1 << (*lost).min(5)).min(LONGEST_PAUSE)).await;
-    *lost += 1;
+/// Waits 1, 2, 4, … seconds, at most 30, by the number of consecutive failures.
+async fn back_off(failures: &mut u32) {
+    sleep(Duration::from_secs(1 << (*failures).min(5)).min(MAX_DELAY)).await;
+    *failures += 1;
 }
 
-fn headers(taken: &Submitted, iteration: u64, proto: bool) -> HeaderMap {
+fn headers(submitted: &Submitted, iteration: u64, proto: bool) -> HeaderMap {
     let mut headers = HeaderMap::new();
     if proto {
         headers.insert(ACCEPT, ::http::HeaderValue::from_static(PROTO));
     }
-    header::put(&mut headers, wire_header::REQUEST_TYPE, taken.request_type);
+    header::put(&mut headers, wire_header::REQUEST_TYPE, submitted.request_type);
     header::put(&mut headers, wire_header::REQUEST_ITERATION, &iteration.to_string());
     if iteration == 0 {
-        let seconds = taken.submit_duration.as_secs_f64().to_string();
+        let seconds = submitted.submit_duration.as_secs_f64().to_string();
         header::put(&mut headers, wire_header::SUBMIT_ROUNDTRIP_TIME, &seconds);
     }
     headers

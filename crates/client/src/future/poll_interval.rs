@@ -1,5 +1,4 @@
-//! [`PollInterval`]: not asking a server as fast as it can say "not yet". [`Contact`]: not asking one for ever
-//! that is gone.
+//! [`PollInterval`]: delays between polls. [`OutageTimer`]: when to stop polling an unreachable server.
 
 use std::time::Duration;
 
@@ -7,62 +6,64 @@ use tokio::time::{Instant, sleep};
 
 use crate::targets;
 
-/// An answer that comes faster than this was not waited for by the server.
-const FAST: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Polls answered faster than this were not held by the server.
+const FAST_POLL: Duration = Duration::from_secs(1);
+const MAX_DELAY: Duration = Duration::from_secs(5);
 
-/// A server should hold a poll until there is something to say. One that does not is given more and
-/// more time.
+/// Delay between polls.
+///
+/// The server should hold a poll until the result is ready. If it answers at once, polls are delayed,
+/// by 0.25 seconds at first and doubling up to 5 seconds, with jitter.
 #[derive(Debug)]
 pub(super) struct PollInterval {
     enabled: bool,
-    fast: u32,
+    fast_polls: u32,
 }
 
 impl PollInterval {
     pub(super) fn new(enabled: bool) -> Self {
-        Self { enabled, fast: 0 }
+        Self { enabled, fast_polls: 0 }
     }
 
-    /// The server had nothing to say, on a poll that began then.
-    pub(super) async fn wait(&mut self, asked: Instant) {
-        if !self.enabled || asked.elapsed() >= FAST {
-            self.fast = 0;
+    /// Waits before the next poll, after one that was sent at `sent_at` and found nothing.
+    pub(super) async fn wait(&mut self, sent_at: Instant) {
+        if !self.enabled || sent_at.elapsed() >= FAST_POLL {
+            self.fast_polls = 0;
             return;
         }
-        let most = Duration::from_millis(250 << self.fast.min(5)).min(LONGEST_PAUSE);
-        self.fast += 1;
-        sleep(most.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
+        let delay = Duration::from_millis(250 << self.fast_polls.min(5)).min(MAX_DELAY);
+        self.fast_polls += 1;
+        sleep(delay.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
     }
 }
 
-/// How long nothing at all has come back.
+/// Measures how long the server has been unreachable.
 #[derive(Debug)]
-pub(super) struct Contact {
-    /// How long somebody waits for that, if anybody does.
-    patience: Option<Duration>,
-    lost: Option<Instant>,
+pub(super) struct OutageTimer {
+    /// Duration of an outage after which polling ends; unlimited if `None`.
+    timeout: Option<Duration>,
+    started: Option<Instant>,
 }
 
-impl Contact {
-    pub(super) fn new(patience: Option<Duration>) -> Self {
-        Self { patience, lost: None }
+impl OutageTimer {
+    pub(super) fn new(timeout: Option<Duration>) -> Self {
+        Self { timeout, started: None }
     }
 
-    /// The server said something.
-    pub(super) fn seen(&mut self) {
-        self.lost = None;
+    /// Ends the outage, if there was one: the server responded.
+    pub(super) fn end(&mut self) {
+        self.started = None;
     }
 
-    /// A poll that began then got no answer; returns whether it is time to give up.
-    pub(super) fn lost(&mut self, asked: Instant) -> bool {
-        if self.lost.is_none() {
+    /// Records that a poll sent at `sent_at` got no response. Returns whether to give up.
+    pub(super) fn record(&mut self, sent_at: Instant) -> bool {
+        if self.started.is_none() {
             tracing::warn!(
                 target: targets::OUTAGE,
                 "connection lost while waiting for a result; polling continues"
             );
         }
-        let since = self.lost.get_or_insert(asked).elapsed();
-        self.patience.is_some_and(|patience| since >= patience)
+        let duration = self.started.get_or_insert(sent_at).elapsed();
+        self.timeout.is_some_and(|timeout| duration >= timeout)
     }
 }

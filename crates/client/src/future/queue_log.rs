@@ -1,4 +1,4 @@
-//! Telling people that their work is paused, but not all the time.
+//! [`QueueLog`]: logs why pending work is not being executed.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -8,10 +8,10 @@ use tokio::time::Instant;
 
 use crate::targets;
 
-/// How long a client stays quiet after it said something.
-const QUIET: Duration = Duration::from_secs(60);
+/// Minimum time between two warnings of a client.
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Whose work it is.
+/// Kind of pending work.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum QueuedWork {
     Training,
@@ -20,35 +20,37 @@ pub(crate) enum QueuedWork {
     Sampling,
 }
 
-/// What one client says about its own work; gone with the client.
+/// Logs changes of the queue state of one client's work.
 #[derive(Debug)]
 pub(crate) struct QueueLog {
     work: QueuedWork,
     id: String,
-    last: Mutex<Option<Instant>>,
-    /// What the server said last, so that a change can be told.
+    last_warning: Mutex<Option<Instant>>,
+    /// State that the server reported last.
     state: Mutex<QueueStatus>,
 }
 
 impl QueueLog {
     pub(crate) fn new(work: QueuedWork, id: impl Into<String>) -> Self {
-        Self { work, id: id.into(), last: Mutex::new(None), state: Mutex::default() }
+        Self { work, id: id.into(), last_warning: Mutex::new(None), state: Mutex::default() }
     }
 
-    /// The server said why there is no answer yet.
-    pub(crate) fn notice(&self, pending: &QueueStatus) {
-        if self.changed(pending) {
+    /// Handles the queue state of a poll response: logs a change, and warns while work is paused, at most
+    /// once a minute.
+    pub(crate) fn update(&self, pending: &QueueStatus) {
+        if self.set_state(pending) {
             let state = pending.queue_state.map_or("", QueueState::as_str);
             let reason = pending.queue_state_reason.as_deref();
             let (work, id) = (self.work, self.id.as_str());
             tracing::info!(target: targets::QUEUE, ?work, id, state, reason, "queue.state_change");
         }
-        if let Some(line) = self.line(pending, Instant::now()) {
-            tracing::warn!("{line}");
+        if let Some(warning) = self.warning(pending, Instant::now()) {
+            tracing::warn!("{warning}");
         }
     }
 
-    fn changed(&self, pending: &QueueStatus) -> bool {
+    /// Stores the state and returns whether it changed.
+    fn set_state(&self, pending: &QueueStatus) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if *state == *pending {
             return false;
@@ -57,10 +59,12 @@ impl QueueLog {
         true
     }
 
-    fn line(&self, pending: &QueueStatus, now: Instant) -> Option<String> {
+    /// Returns the warning for a paused state, unless one was returned less than a minute ago. The texts
+    /// are those of the reference SDK.
+    fn warning(&self, pending: &QueueStatus, now: Instant) -> Option<String> {
         let state = pending.queue_state.filter(|state| *state != QueueState::Active)?;
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.is_some_and(|last| now - last < QUIET) {
+        let mut last = self.last_warning.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_some_and(|last| now - last < WARNING_INTERVAL) {
             return None;
         }
         *last = Some(now);
@@ -101,7 +105,7 @@ mod tests {
 
     /// Covers AUD.6.
     #[test]
-    fn pauses_are_told_as_often_as_in_the_reference() {
+    fn warnings_match_the_reference() {
         for case in fixture::cases("queue_state_log.json") {
             let work = match case["client"].as_str().unwrap() {
                 "training" => QueuedWork::Training,
@@ -126,7 +130,7 @@ mod tests {
                     queue_state: QueueState::from_name(call[1].as_str().unwrap()),
                     queue_state_reason: reason.map(str::to_owned),
                 };
-                assert_eq!(&json!(log.line(&pending, at)), expected, "{call}");
+                assert_eq!(&json!(log.warning(&pending, at)), expected, "{call}");
             }
         }
     }

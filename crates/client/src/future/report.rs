@@ -1,4 +1,4 @@
-//! What is written down about waiting for an answer.
+//! Logging and telemetry of failed polls.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use tinkex_wire::{ErrorCategory, JsonObject, Severity};
 
 use crate::error::{Error, ErrorKind};
 use crate::targets;
-use crate::telemetry::{EventQueue, told};
+use crate::telemetry::{EventQueue, safe_message};
 
 use super::poll::Submitted;
 
-/// Tells and writes down why a poll, or the answer behind it, was a failure.
+/// Logs a failed poll or failed request, and records it in telemetry.
 pub(super) fn failure(
     events: Option<&EventQueue>,
     error: &Error,
-    taken: &Submitted,
+    submitted: &Submitted,
     polls: u64,
-    since: Duration,
+    elapsed: Duration,
 ) {
     let (event, severity) = match (error.kind(), error.status(), error.category()) {
         (_, _, Some(ErrorCategory::User)) => ("application_error", Severity::Warning),
@@ -29,25 +29,25 @@ pub(super) fn failure(
         _ if error.is_retryable() => ("connection_error", Severity::Warning),
         _ => ("connection_error", Severity::Error),
     };
-    let (request_id, request_type) = (&taken.response.request_id, taken.request_type);
+    let (request_id, request_type) = (&submitted.response.request_id, submitted.request_type);
     tracing::debug!(
         target: targets::POLL, event, %request_id, request_type, polls, %error, "poll failed"
     );
     let Some(events) = events else { return };
-    let facts = [
-        ("request_id", json!(taken.response.request_id)),
-        ("request_type", json!(taken.request_type)),
+    let fields = [
+        ("request_id", json!(submitted.response.request_id)),
+        ("request_type", json!(submitted.request_type)),
         ("status_code", json!(error.status())),
-        ("detail", json!(told(error))),
+        ("detail", json!(safe_message(error))),
         ("kind", json!(format!("{:?}", error.kind()))),
         ("should_retry", json!(error.is_retryable())),
         ("is_user_error", json!(error.is_user_error())),
         ("iteration", json!(polls)),
-        ("elapsed_time", json!(since.as_secs_f64())),
+        ("elapsed_time", json!(elapsed.as_secs_f64())),
     ];
     let data: JsonObject =
-        facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    events.note(&format!("APIFuture.result_async.{event}"), severity, data);
+        fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    events.generic(&format!("APIFuture.result_async.{event}"), severity, data);
 }
 
 #[cfg(test)]
@@ -58,16 +58,17 @@ mod tests {
     use crate::telemetry::TelemetryScope;
 
     #[test]
-    fn what_a_credential_command_printed_is_not_told() {
+    fn the_output_of_a_credential_command_is_not_recorded() {
         let events = EventQueue::new(TelemetryScope::NoSession);
-        let ticket = serde_json::from_value::<SubmitResponse>(json!({"request_id": "r"})).unwrap();
-        let taken =
-            Submitted { response: ticket, request_type: "Sample", submit_duration: Duration::ZERO };
-        let error = Error::new(ErrorKind::Auth, "the credential command failed: hidden");
-        failure(Some(&events), &error, &taken, 1, Duration::ZERO);
-        let refused = Error::from_response(500, b"{\"detail\":\"overheated\"}", None);
-        failure(Some(&events), &refused, &taken, 1, Duration::ZERO);
-        let told = serde_json::to_string(&events.batch()).unwrap();
-        assert!(told.contains("overheated") && !told.contains("hidden"), "{told}");
+        let response =
+            serde_json::from_value::<SubmitResponse>(json!({"request_id": "r"})).unwrap();
+        let submitted =
+            Submitted { response, request_type: "Sample", submit_duration: Duration::ZERO };
+        let error = Error::new(ErrorKind::Auth, "credential command failed: hidden");
+        failure(Some(&events), &error, &submitted, 1, Duration::ZERO);
+        let rejected = Error::from_response(500, b"{\"detail\":\"overheated\"}", None);
+        failure(Some(&events), &rejected, &submitted, 1, Duration::ZERO);
+        let recorded = serde_json::to_string(&events.batch()).unwrap();
+        assert!(recorded.contains("overheated") && !recorded.contains("hidden"), "{recorded}");
     }
 }

@@ -151,9 +151,9 @@ impl Door {
             let (error, asked) = match self.http.send(Lane::Hub, request, TIMEOUT).await {
                 Ok(reply) if reply.status().is_success() => return Ok(reply),
                 Ok(reply) => {
-                    let asked = delay::asked(reply.headers(), SystemTime::now());
+                    let asked = delay::retry_after(reply.headers(), SystemTime::now());
                     let status = reply.status().as_u16();
-                    let wait = delay::asked_duration(asked);
+                    let wait = delay::to_duration(asked);
                     (Error::from_response(status, reply.body(), wait), asked)
                 }
                 Err(failure) => (Error::from(failure), None),
@@ -162,7 +162,7 @@ impl Door {
                 return Err(error);
             }
             tracing::debug!(%error, tries, "asking the hub again");
-            tokio::time::sleep(delay::before_resend(tries - 1, asked, fastrand::f64())).await;
+            tokio::time::sleep(delay::before_retry(tries - 1, asked, fastrand::f64())).await;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Accounting.
+//! [`AdminClient`]: usage, storage and the audit log.
 
 use tinkex_wire::Timestamp;
 use tinkex_wire::rest::{
@@ -10,7 +10,8 @@ use crate::service::ServiceClient;
 
 use super::send;
 
-/// Usage, storage and the audit log of an organization.
+/// Client for usage, storage and the audit log of an organization; made by
+/// [`ServiceClient::admin`]. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct AdminClient {
     service: ServiceClient,
@@ -21,23 +22,23 @@ impl AdminClient {
         Self { service }
     }
 
-    /// What was used from one hour to before another; at most 14 days.
+    /// Returns the usage from `starting_on` (inclusive) to `ending_before` (exclusive), at most 14 days.
     ///
     /// # Errors
-    /// If the credential may not ask, or the times are not full hours.
+    /// If the credential lacks the permission, or the times are not full hours.
     pub async fn get_billing_usage(
         &self,
         starting_on: Timestamp,
         ending_before: Timestamp,
     ) -> Result<BillingUsage> {
-        let call = BillingUsageRequest::new(starting_on, ending_before);
-        send(&self.service, "get_billing_usage", &call).await
+        let request = BillingUsageRequest::new(starting_on, ending_before);
+        send(&self.service, "get_billing_usage", &request).await
     }
 
-    /// How much storage checkpoints take now.
+    /// Returns the storage that checkpoints use now.
     ///
     /// # Errors
-    /// If the credential may not ask.
+    /// If the credential lacks the permission.
     pub async fn get_checkpoint_storage(
         &self,
         query: &StorageUsageRequest,
@@ -45,10 +46,10 @@ impl AdminClient {
         send(&self.service, "get_current_checkpoint_storage_usage", query).await
     }
 
-    /// Who did what.
+    /// Returns a page of the audit log.
     ///
     /// # Errors
-    /// If the credential may not ask.
+    /// If the credential lacks the permission.
     pub async fn get_audit_log(&self, query: &AuditLogRequest) -> Result<AuditLog> {
         send(&self.service, "get_audit_log", query).await
     }

@@ -1,4 +1,4 @@
-//! The API key itself.
+//! Requests about the client's API key.
 
 use tinkex_wire::{ApiKeyInfo, ApiKeyRequest, DeleteApiKey};
 
@@ -7,21 +7,21 @@ use crate::transport::RequestOptions;
 
 use super::RestClient;
 
-/// Each is a single request, made with the credential itself: nothing is set up before, and a key
-/// that is refused is told at once.
+/// Each method sends a single request, with the credential itself and without fetching the
+/// configuration first, so that a rejected key fails at once.
 impl RestClient {
-    /// What the server knows about the client's API key.
+    /// Returns the owner and name of the client's API key.
     ///
     /// # Errors
-    /// If the key is refused.
+    /// If the server rejects the key.
     pub async fn get_api_key(&self) -> Result<ApiKeyInfo> {
         self.service.bare_transport()?.send(&ApiKeyRequest, &RequestOptions::default()).await
     }
 
-    /// Deletes the client's API key: it cannot be used any more.
+    /// Deletes the client's API key.
     ///
     /// # Errors
-    /// If the key is refused.
+    /// If the server rejects the key.
     pub async fn delete_api_key(&self) -> Result<()> {
         self.service.bare_transport()?.send(&DeleteApiKey, &RequestOptions::default()).await
     }

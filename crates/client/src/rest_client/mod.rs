@@ -1,4 +1,4 @@
-//! Looking things up and tidying: plain calls, each one request and one reply.
+//! [`RestClient`] and [`AdminClient`]: requests that the server answers directly.
 
 mod admin;
 mod checkpoint;
@@ -17,7 +17,7 @@ use crate::transport::{RequestOptions, header};
 pub use admin::AdminClient;
 pub use checkpoint::CopyCheckpoint;
 
-/// Looks things up and tidies: runs, checkpoints, sessions.
+/// Client for training runs, checkpoints and sessions; made by [`ServiceClient::rest`]. Cheap to clone.
 ///
 /// ```no_run
 /// # async fn run(service: tinkex::ServiceClient) -> tinkex::Result<()> {
@@ -44,23 +44,23 @@ impl RestClient {
         &self.service
     }
 
-    async fn call<C: ApiRequest>(&self, method: &'static str, call: &C) -> Result<C::Response> {
-        send(&self.service, method, call).await
+    async fn call<R: ApiRequest>(&self, method: &'static str, request: &R) -> Result<R::Response> {
+        send(&self.service, method, request).await
     }
 }
 
-/// Makes a call under the name of the method that was called, as the service likes to know.
-async fn send<C: ApiRequest>(
+/// Sends a request. `method` names the SDK method in a header, as the reference SDK does.
+async fn send<R: ApiRequest>(
     service: &ServiceClient,
     method: &'static str,
-    call: &C,
-) -> Result<C::Response> {
-    let options = RequestOptions { headers: named(method), ..RequestOptions::default() };
+    request: &R,
+) -> Result<R::Response> {
+    let options = RequestOptions { headers: method_headers(method), ..RequestOptions::default() };
     let connection = service.connection().await?;
-    connection.record_failure(connection.transport().send(call, &options).await)
+    connection.record_failure(connection.transport().send(request, &options).await)
 }
 
-fn named(method: &'static str) -> HeaderMap {
+fn method_headers(method: &'static str) -> HeaderMap {
     let mut headers = HeaderMap::new();
     header::put(&mut headers, wire_header::SDK_VERSION, tinkex_wire::SDK_VERSION);
     header::put(&mut headers, wire_header::SDK_METHOD, method);

@@ -1,4 +1,4 @@
-//! Training runs and sampling sessions.
+//! Requests about training runs and sampling sessions.
 
 use futures_util::Stream;
 use tinkex_wire::rest::{
@@ -10,61 +10,62 @@ use tinkex_wire::{ModelId, SamplerId, TinkerPath};
 use crate::error::Result;
 
 use super::RestClient;
-use super::page::{self, Page};
+use super::page::{self, ListPage};
 
-/// How many runs one request brings.
-const PAGE: u64 = 100;
+/// Training runs per request.
+const PAGE_SIZE: u64 = 100;
 
 impl RestClient {
-    /// One page of training runs, newest first.
+    /// Returns one page of training runs, newest first.
     ///
     /// # Errors
-    /// If the server cannot be asked.
+    /// If the request fails.
     pub async fn list_training_runs(&self, list: &ListTrainingRuns) -> Result<TrainingRunPage> {
         self.call("list_training_runs", list).await
     }
 
-    /// All training runs, newest first, fetched as they are asked for. The limit is ignored.
+    /// Returns a stream of all training runs from `list.offset` on, newest first. Pages are fetched on
+    /// demand; `list.limit` is ignored.
     pub fn training_runs(&self, list: ListTrainingRuns) -> impl Stream<Item = Result<TrainingRun>> {
-        page::all(list.offset, PAGE, move |offset, limit| {
+        page::all(list.offset, PAGE_SIZE, move |offset, limit| {
             let (client, list) = (self.clone(), list.clone().offset(offset).limit(limit));
             async move {
                 let page = client.list_training_runs(&list).await?;
-                Ok(Page { items: page.training_runs, total: Some(page.cursor.total_count) })
+                Ok(ListPage { items: page.training_runs, total: Some(page.cursor.total_count) })
             }
         })
     }
 
-    /// One training run.
+    /// Returns a training run.
     ///
     /// # Errors
-    /// If there is none of that id among those in scope.
+    /// If the run does not exist or is out of scope.
     pub async fn get_training_run(
         &self,
         run_id: impl Into<ModelId>,
         access_scope: AccessScope,
     ) -> Result<TrainingRun> {
-        let call = GetTrainingRun::new(run_id).query(access_scope);
-        self.call("get_training_run", &call).await
+        let request = GetTrainingRun::new(run_id).query(access_scope);
+        self.call("get_training_run", &request).await
     }
 
-    /// The training run that a checkpoint came from.
+    /// Returns the training run of a checkpoint.
     ///
     /// # Errors
-    /// If there is none among those in scope.
+    /// If the run does not exist or is out of scope.
     pub async fn get_training_run_by_path(
         &self,
         path: &TinkerPath,
         access_scope: AccessScope,
     ) -> Result<TrainingRun> {
-        let call = GetTrainingRun::new(path.run().clone()).query(access_scope);
-        self.call("get_training_run_by_tinker_path", &call).await
+        let request = GetTrainingRun::new(path.run().clone()).query(access_scope);
+        self.call("get_training_run_by_tinker_path", &request).await
     }
 
-    /// What a sampling session samples from.
+    /// Returns the weights of a sampling session.
     ///
     /// # Errors
-    /// If there is none of that id.
+    /// If the sampling session does not exist.
     pub async fn get_sampler(&self, sampler_id: impl Into<SamplerId>) -> Result<SamplerInfo> {
         self.call("get_sampler", &GetSampler::new(sampler_id)).await
     }

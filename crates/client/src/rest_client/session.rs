@@ -1,4 +1,4 @@
-//! Sessions, looked at from outside.
+//! Requests about sessions.
 
 use std::time::Duration;
 
@@ -13,22 +13,22 @@ use crate::error::{Error, ErrorKind, Result};
 
 use super::RestClient;
 
-/// How often a trace is asked for while it is being made.
-const TRACE_PAUSE: Duration = Duration::from_secs(5);
+/// Interval between requests for a trace that is being prepared.
+const TRACE_INTERVAL: Duration = Duration::from_secs(5);
 
 impl RestClient {
-    /// One page of session ids, newest first.
+    /// Returns one page of session ids, newest first.
     ///
     /// # Errors
-    /// If the server cannot be asked.
+    /// If the request fails.
     pub async fn list_sessions(&self, list: &ListSessions) -> Result<SessionPage> {
         self.call("list_sessions", list).await
     }
 
-    /// What a session made.
+    /// Returns the training runs and sampling sessions of a session.
     ///
     /// # Errors
-    /// If there is none of that id among those in scope.
+    /// If the session does not exist or is out of scope.
     pub async fn get_session(
         &self,
         session_id: impl Into<SessionId>,
@@ -37,15 +37,15 @@ impl RestClient {
         self.call("get_session", &GetSession::new(session_id).query(access_scope)).await
     }
 
-    /// One page of the sessions that match.
+    /// Returns one page of the sessions that match.
     ///
     /// # Errors
-    /// If the search makes no sense, or the server cannot be asked.
+    /// If the search is invalid or the request fails.
     pub async fn search_sessions(&self, search: &SearchSessions) -> Result<SessionSearchPage> {
         self.call("search_sessions", search).await
     }
 
-    /// All sessions that match, fetched as they are asked for.
+    /// Returns a stream of all sessions that match. Pages are fetched on demand.
     pub fn sessions_found(
         &self,
         search: SearchSessions,
@@ -65,42 +65,47 @@ impl RestClient {
     /// Moves a session to a project.
     ///
     /// # Errors
-    /// If there is no such session or project.
+    /// If the session or the project does not exist.
     pub async fn assign_session_project(
         &self,
         session_id: impl Into<SessionId>,
         project_id: impl Into<String>,
     ) -> Result<()> {
-        let call = AssignSessionProject::new(session_id, project_id);
-        self.call("assign_session_project", &call).await
+        let request = AssignSessionProject::new(session_id, project_id);
+        self.call("assign_session_project", &request).await
     }
 
-    /// Where to download a session's trace, once it is made. Waits for that; drop the future to
-    /// stop waiting.
+    /// Requests the trace of a session, waits until the server has prepared it, and returns its download
+    /// URL.
     ///
     /// # Errors
-    /// If the trace cannot be made.
+    /// If the server cannot prepare the trace.
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops waiting; a later call continues.
     pub async fn export_session_trace(&self, session_id: impl Into<SessionId>) -> Result<String> {
-        let call = TraceExportRequest::new(session_id);
-        let mut waited = false;
+        let request = TraceExportRequest::new(session_id);
+        let mut logged = false;
         loop {
-            let trace = self.call("export_session_trace", &call).await?;
+            let trace = self.call("export_session_trace", &request).await?;
             match trace.status {
                 TraceStatus::Ready => {
-                    let missing = || Error::new(ErrorKind::Decode, "a ready trace without a URL");
+                    let missing =
+                        || Error::new(ErrorKind::Decode, "server reported a trace without a URL");
                     return trace.url.ok_or_else(missing);
                 }
                 TraceStatus::Failed => {
-                    let why = trace.error.unwrap_or_else(|| "the server gave no reason".to_owned());
-                    return Err(Error::new(ErrorKind::Server, format!("no trace: {why}")));
+                    let cause = trace.error.unwrap_or_else(|| "no reason given".to_owned());
+                    let message = format!("cannot export the trace: {cause}");
+                    return Err(Error::new(ErrorKind::Server, message));
                 }
                 // `Pending`, or a state that a later version of the protocol adds.
                 _ => {
-                    if !waited {
-                        tracing::warn!("the trace is being made; this may take a while");
-                        waited = true;
+                    if !logged {
+                        tracing::warn!("server is preparing the trace; this may take a while");
+                        logged = true;
                     }
-                    tokio::time::sleep(TRACE_PAUSE).await;
+                    tokio::time::sleep(TRACE_INTERVAL).await;
                 }
             }
         }

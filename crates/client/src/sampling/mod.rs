@@ -22,7 +22,7 @@ use tokio::sync::OnceCell;
 use tokio::time::{Instant, sleep};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::future::ApiFuture;
+use crate::future::SampleFuture;
 use crate::future::poll::{Poller, Submitted};
 use crate::future::queue_log::{QueueLog, QueuedWork};
 use crate::service::ServiceClient;
@@ -196,7 +196,7 @@ impl SamplingClient {
     ///
     /// # Cancel safety
     /// Dropping the future cancels the computation.
-    pub fn compute_logprobs(&self, tokens: impl Into<ModelInput>) -> ApiFuture<Logprobs> {
+    pub fn compute_logprobs(&self, tokens: impl Into<ModelInput>) -> SampleFuture<Logprobs> {
         let request = SampleRequest {
             prompt_logprobs: Some(true),
             ..SampleRequest::new(tokens, SamplingParams::new().max_tokens(1))
@@ -231,15 +231,15 @@ impl SamplingClient {
         mut request: SampleRequest,
         resubmit: bool,
         finish: impl FnOnce(SampleResponse) -> Result<T> + Send + 'static,
-    ) -> ApiFuture<T> {
+    ) -> SampleFuture<T> {
         request.sampling_session_id = Some(self.0.id.clone());
         let request = match Validated::new(request) {
             Ok(request) => request,
-            Err(error) => return ApiFuture::failed(error.into()),
+            Err(error) => return SampleFuture::failed(error.into()),
         };
         // Boxed to keep the memory of a waiting sample small; see `SamplingShared::sample`.
         let (shared, request) = (Arc::clone(&self.0), Box::new(request));
-        ApiFuture::abandonable(async move {
+        SampleFuture::start(async move {
             let result = shared.session.run_until_closed(shared.sample(request, resubmit)).await;
             finish(shared.session.connection().record_failure(result)?)
         })
@@ -267,7 +267,7 @@ impl SamplingShared {
                     Err(error) => error,
                 };
                 let delay = resubmit::delay(attempt, fastrand::f64());
-                let patience = self.session.settings().retry.patience();
+                let patience = self.session.settings().retry.retry_timeout();
                 let late = patience.is_some_and(|patience| start.elapsed() + delay > patience);
                 let again = resubmit && !late && resubmit::is_resubmittable(&error);
                 if let Some(events) = self.session.connection().events() {
@@ -331,7 +331,7 @@ impl SamplingShared {
         let backoff = RequestBackoff { backoff: Arc::clone(admission.backoff()), bytes };
         let mut options = RequestOptions {
             backoff: Some(backoff),
-            since: Some(since),
+            waiting_since: Some(since),
             ..RequestOptions::default()
         };
         header::put(&mut options.headers, wire_header::SAMPLING_BACKPRESSURE, "1");

@@ -5,7 +5,7 @@ use std::future::IntoFuture;
 use tinkex_wire::{SampleRequest, SampleResponse, TensorData};
 
 use crate::error::Result;
-use crate::future::ApiFuture;
+use crate::future::SampleFuture;
 
 use super::SamplingClient;
 
@@ -101,7 +101,7 @@ impl SampleRequestBuilder {
     /// # Cancel safety
     /// Dropping the future cancels the sample: polling stops, and the server is asked to cancel it
     /// if it supports that.
-    pub fn send(self) -> ApiFuture<SampleResponse> {
+    pub fn send(self) -> SampleFuture<SampleResponse> {
         let resubmit = self.client.resubmits_samples();
         self.client.start(self.request, resubmit, Ok)
     }
@@ -109,7 +109,7 @@ impl SampleRequestBuilder {
 
 impl IntoFuture for SampleRequestBuilder {
     type Output = Result<SampleResponse>;
-    type IntoFuture = ApiFuture<SampleResponse>;
+    type IntoFuture = SampleFuture<SampleResponse>;
 
     fn into_future(self) -> Self::IntoFuture {
         self.send()

@@ -48,8 +48,8 @@ impl SequenceRange {
         let batch_poll = session.config().sample_use_retrieve_futures.then(|| {
             let target =
                 FuturesTarget { sampling_session_id: sampler.clone(), cloned_sampler_id: clone };
-            let patience = session.settings().retry.patience();
-            BatchPoll::watch(
+            let patience = session.settings().retry.retry_timeout();
+            BatchPoll::start(
                 Arc::clone(session.transport()),
                 target,
                 session.adaptive_polling(),

@@ -1,4 +1,4 @@
-//! Telling the server about samples that nobody waits for any more.
+//! Cancellation of samples whose results are no longer wanted.
 
 use std::sync::Arc;
 
@@ -9,34 +9,44 @@ use tokio::sync::mpsc;
 use crate::transport::{RequestOptions, Transport};
 
 use super::Session;
-use super::dynamic::Dynamic;
+use super::dynamic::DynamicSettings;
 
-/// Sends cancels as they come, many at a time. A cancel that fails is not sent again: it only saves
-/// the server work.
-pub(super) async fn drain(
+/// Sends queued cancellations in batches, until the queue is closed.
+///
+/// A failed cancellation is not retried: it only saves the server some work.
+pub(super) async fn send_cancellations(
     transport: Arc<Transport>,
-    dynamic: Arc<Dynamic>,
+    settings: Arc<DynamicSettings>,
     mut queue: mpsc::UnboundedReceiver<RequestId>,
 ) {
     while let Some(first) = queue.recv().await {
-        let mut batch = vec![first];
-        let most = usize::try_from(dynamic.get().sample_cancel_max_batch_size).unwrap_or(1);
-        while batch.len() <= most {
-            let Ok(next) = queue.try_recv() else { break };
-            batch.push(next);
-        }
-        let cancels = batch.into_iter().map(async |request_id| {
-            let call = CancelFuture { request_id };
-            if let Err(error) = transport.send(&call, &RequestOptions::default()).await {
-                tracing::debug!(%error, "a cancel was lost");
-            }
-        });
-        join_all(cancels).await;
+        let limit = usize::try_from(settings.get().sample_cancel_max_batch_size).unwrap_or(1);
+        let cancellations =
+            take_batch(first, &mut queue, limit).into_iter().map(async |request_id| {
+                let request = CancelFuture { request_id };
+                if let Err(error) = transport.send(&request, &RequestOptions::default()).await {
+                    tracing::debug!(%error, "cancellation failed");
+                }
+            });
+        join_all(cancellations).await;
     }
 }
 
-/// A sample that is being waited for. If this is dropped before the answer is there, the server is
-/// told.
+/// Returns `first` and the requests queued behind it, at most `limit` in total and at least one.
+fn take_batch(
+    first: RequestId,
+    queue: &mut mpsc::UnboundedReceiver<RequestId>,
+    limit: usize,
+) -> Vec<RequestId> {
+    let mut batch = vec![first];
+    while batch.len() < limit {
+        let Ok(next) = queue.try_recv() else { break };
+        batch.push(next);
+    }
+    batch
+}
+
+/// Cancels a sample when dropped, unless it was [disarmed](Self::disarm).
 pub(crate) struct CancelGuard<'a> {
     session: &'a Session,
     request_id: Option<RequestId>,
@@ -47,7 +57,7 @@ impl<'a> CancelGuard<'a> {
         Self { session, request_id: Some(request_id) }
     }
 
-    /// The answer is there.
+    /// Drops the guard without cancelling: the result has arrived.
     pub(crate) fn disarm(mut self) {
         self.request_id = None;
     }
@@ -57,6 +67,26 @@ impl Drop for CancelGuard<'_> {
     fn drop(&mut self) {
         if let Some(request_id) = self.request_id.take() {
             self.session.cancel(request_id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_never_exceeds_its_limit() {
+        for (limit, sizes) in [(3, vec![3, 3, 1]), (1, vec![1; 7]), (0, vec![1; 7]), (9, vec![7])] {
+            let (sender, mut queue) = mpsc::unbounded_channel();
+            for id in 0..7 {
+                sender.send(RequestId::from(id.to_string())).unwrap();
+            }
+            let mut batches = Vec::new();
+            while let Ok(first) = queue.try_recv() {
+                batches.push(take_batch(first, &mut queue, limit).len());
+            }
+            assert_eq!(batches, sizes, "limit {limit}");
         }
     }
 }

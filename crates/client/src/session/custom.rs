@@ -1,4 +1,4 @@
-//! Handing losses to the server.
+//! Registration of custom losses with the server.
 
 use tokio::time::Instant;
 
@@ -13,27 +13,29 @@ use crate::transport::RequestOptions;
 use super::Session;
 
 impl Session {
-    /// The same loss, computed by the server if it does that. One that it has already is not handed
-    /// over again.
+    /// Registers a loss with the server and returns a loss that the server computes.
+    ///
+    /// Returns the loss unchanged if the server does not compute custom losses. A loss that was
+    /// registered before is not sent again.
     pub(crate) async fn create_custom_loss(&self, loss: &CustomLoss) -> Result<CustomLoss> {
         if !self.config().custom_loss_server_side {
             return Ok(loss.clone());
         }
         let fingerprint = loss.fingerprint();
-        // Held while one is handed over, so that two callers do not hand over the same.
-        let mut known = self.losses.lock().await;
-        if let Some(id) = known.get(&fingerprint) {
+        // Held during the request: concurrent callers must not register the same loss twice.
+        let mut registered = self.losses.lock().await;
+        if let Some(id) = registered.get(&fingerprint) {
             return Ok(loss.on_server(self.id.clone(), id.clone()));
         }
         let request = loss.upload(self.id.clone(), self.next_loss());
         let start = Instant::now();
-        let ticket = self.transport().send(&request, &RequestOptions::default()).await?;
+        let response = self.transport().send(&request, &RequestOptions::default()).await?;
         let request_type = request.request_type();
-        let taken = Submitted { response: ticket, request_type, submit_duration: start.elapsed() };
+        let submitted = Submitted { response, request_type, submit_duration: start.elapsed() };
         let log = QueueLog::new(QueuedWork::LossCreation, loss.name());
         let created =
-            Poller::new(self, &log).result::<tinkex_wire::CreateCustomLoss>(&taken).await?;
-        known.insert(fingerprint, created.loss_id.clone());
+            Poller::new(self, &log).result::<tinkex_wire::CreateCustomLoss>(&submitted).await?;
+        registered.insert(fingerprint, created.loss_id.clone());
         Ok(loss.on_server(self.id.clone(), created.loss_id))
     }
 }

@@ -1,4 +1,4 @@
-//! Settings that the server may change while we run.
+//! Settings that the server may change while a session is open.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -8,13 +8,13 @@ use tokio::time::sleep;
 
 use crate::transport::{RequestOptions, Transport};
 
-const SHORTEST_INTERVAL: Duration = Duration::from_secs(10);
+const MIN_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The settings as they are now.
+/// Current dynamic configuration of a session.
 #[derive(Debug)]
-pub(crate) struct Dynamic(RwLock<DynamicConfig>);
+pub(crate) struct DynamicSettings(RwLock<DynamicConfig>);
 
-impl Dynamic {
+impl DynamicSettings {
     pub(super) fn new(config: DynamicConfig) -> Arc<Self> {
         Arc::new(Self(RwLock::new(config)))
     }
@@ -24,15 +24,16 @@ impl Dynamic {
     }
 }
 
-/// Asks for the settings now and then; a failure leaves them as they are.
-pub(super) async fn refresh(transport: Arc<Transport>, dynamic: Arc<Dynamic>) {
+/// Fetches the settings at the interval that they name, at least 10 seconds. A failure leaves them
+/// unchanged.
+pub(super) async fn refresh(transport: Arc<Transport>, settings: Arc<DynamicSettings>) {
     loop {
-        let interval = Duration::from_secs(dynamic.get().refresh_interval_sec);
-        sleep(interval.max(SHORTEST_INTERVAL)).await;
-        let once = RequestOptions { single_attempt: true, ..RequestOptions::default() };
-        match transport.send(&DynamicConfigRequest::default(), &once).await {
-            Ok(new) => *dynamic.0.write().unwrap_or_else(PoisonError::into_inner) = new,
-            Err(error) => tracing::debug!(%error, "settings were not refreshed"),
+        let interval = Duration::from_secs(settings.get().refresh_interval_sec);
+        sleep(interval.max(MIN_INTERVAL)).await;
+        let options = RequestOptions { single_attempt: true, ..RequestOptions::default() };
+        match transport.send(&DynamicConfigRequest::default(), &options).await {
+            Ok(new) => *settings.0.write().unwrap_or_else(PoisonError::into_inner) = new,
+            Err(error) => tracing::debug!(%error, "cannot refresh dynamic settings"),
         }
     }
 }

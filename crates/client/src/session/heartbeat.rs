@@ -1,4 +1,4 @@
-//! Telling the server that we are still here.
+//! Heartbeats that keep a session alive on the server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,25 +9,27 @@ use tokio::time::{Instant, sleep};
 use crate::transport::{RequestOptions, Transport};
 
 const PERIOD: Duration = Duration::from_secs(10);
-const WORRY_AFTER: Duration = Duration::from_secs(120);
+/// Time without a successful heartbeat after which failures are logged as warnings.
+const WARN_AFTER: Duration = Duration::from_secs(120);
 
-/// Beats until the server says that the session is over (410), or for ever.
+/// Sends a heartbeat every 10 seconds until the server reports the end of the session (410).
 pub(super) async fn keep_alive(transport: Arc<Transport>, session_id: SessionId) {
-    let beat = SessionHeartbeat::new(session_id);
-    let mut last_seen = Instant::now();
+    let heartbeat = SessionHeartbeat::new(session_id);
+    let mut last_success = Instant::now();
     loop {
         sleep(PERIOD).await;
-        match transport.send(&beat, &RequestOptions::default()).await {
-            Ok(_) => last_seen = Instant::now(),
+        match transport.send(&heartbeat, &RequestOptions::default()).await {
+            Ok(_) => last_success = Instant::now(),
             Err(error) if error.status() == Some(410) => {
-                tracing::info!(session = %beat.session_id, "the server has ended the session");
+                tracing::info!(session = %heartbeat.session_id, "server ended the session");
                 return;
             }
-            Err(error) if last_seen.elapsed() > WORRY_AFTER => {
-                let silent_for = last_seen.elapsed();
-                tracing::warn!(session = %beat.session_id, ?silent_for, %error, "no heartbeat");
+            Err(error) if last_success.elapsed() > WARN_AFTER => {
+                let failing_for = last_success.elapsed();
+                let session = &heartbeat.session_id;
+                tracing::warn!(%session, ?failing_for, %error, "heartbeats are failing");
             }
-            Err(error) => tracing::debug!(%error, "a heartbeat was lost"),
+            Err(error) => tracing::debug!(%error, "heartbeat failed"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! [`Session`]: a program's stay on the server.
+//! [`Session`]: a session of this program on the server.
 
 mod cancel;
 mod custom;
@@ -24,88 +24,97 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::settings::Settings;
 use crate::task::Task;
 use crate::telemetry::TelemetryScope;
-use crate::transport::backoff::Backoff;
+use crate::transport::backoff_registry::BackoffRegistry;
 use crate::transport::{RequestOptions, Transport};
 
 pub(crate) use cancel::CancelGuard;
-use dynamic::Dynamic;
+use dynamic::DynamicSettings;
 pub(crate) use other_key::OtherKeyConnection;
 
-/// An open session. It is kept alive until this is closed or dropped.
+/// An open session. Heartbeats keep it alive until it is closed or dropped.
 pub(crate) struct Session {
-    connection: Connection,
+    connection: Arc<Connection>,
     id: SessionId,
     settings: Arc<Settings>,
-    dynamic: Arc<Dynamic>,
+    dynamic: Arc<DynamicSettings>,
     next_model: AtomicU32,
     next_sampler: AtomicU32,
     next_loss: AtomicU32,
-    /// Losses that the server has, by what they compute.
+    /// Ids of the losses registered with the server, by fingerprint.
     losses: tokio::sync::Mutex<HashMap<[u8; 32], LossId>>,
-    uploads: Arc<Limit>,
-    downloads: Arc<Limit>,
+    upload_budget: Arc<Limit>,
+    download_budget: Arc<Limit>,
     admission: Admission,
-    cancels: mpsc::UnboundedSender<RequestId>,
+    cancellations: mpsc::UnboundedSender<RequestId>,
     tasks: Mutex<Vec<Task>>,
     closed: AtomicBool,
 }
 
 impl Session {
-    /// Asks the server for a session.
-    pub(crate) async fn open(settings: &Arc<Settings>) -> Result<Arc<Self>> {
-        let connection = Connection::start(settings).await?;
-        let opened =
-            connection.transport().send(&settings.session(), &RequestOptions::default()).await?;
-        if let Some(message) = opened.info_message {
+    /// Creates a session on the server.
+    pub(crate) async fn open(
+        settings: &Arc<Settings>,
+        connection: Arc<Connection>,
+    ) -> Result<Arc<Self>> {
+        let request = settings.create_session();
+        let created = connection.transport().send(&request, &RequestOptions::default()).await?;
+        if let Some(message) = created.info_message {
             tracing::info!("{message}");
         }
-        if let Some(message) = opened.warning_message {
+        if let Some(message) = created.warning_message {
             tracing::warn!("{message}");
         }
-        if let Some(message) = opened.error_message {
+        if let Some(message) = created.error_message {
             tracing::error!("{message}");
         }
         if settings.telemetry {
-            connection.report_for(TelemetryScope::Session(&opened.session_id));
+            connection.start_telemetry(TelemetryScope::Session(&created.session_id));
         }
-        Self::begin(settings, connection, opened.session_id)
+        Self::start(settings, connection, created.session_id)
     }
 
-    /// A session that another process has opened, for sampling alone. Asks nothing.
+    /// Joins a session that another process created, for sampling only. Sends nothing.
+    ///
+    /// It has a connection of its own, because the handle names the configuration to use.
     pub(crate) fn restore(settings: &Arc<Settings>, handle: &SamplerHandle) -> Result<Arc<Self>> {
         let (config, dynamic) =
             (&handle.holder.client_config, &handle.holder.client_dynamic_config);
         let connection = Connection::restore(settings, config.clone(), dynamic.clone())?;
         if settings.telemetry {
-            connection.report_for(TelemetryScope::RestoredSession(&handle.session_id));
+            connection.start_telemetry(TelemetryScope::RestoredSession(&handle.session_id));
         }
-        Self::begin(settings, connection, handle.session_id.clone())
+        Self::start(settings, connection, handle.session_id.clone())
     }
 
-    fn begin(settings: &Arc<Settings>, connection: Connection, id: SessionId) -> Result<Arc<Self>> {
+    fn start(
+        settings: &Arc<Settings>,
+        connection: Arc<Connection>,
+        id: SessionId,
+    ) -> Result<Arc<Self>> {
         let transport = connection.transport();
         let config = connection.config();
-        let dynamic = Dynamic::new(connection.first_dynamic().clone());
-        let (cancels, to_cancel) = mpsc::unbounded_channel();
+        let dynamic = DynamicSettings::new(connection.initial_dynamic_config().clone());
+        let (cancellations, queue) = mpsc::unbounded_channel();
+        let cancel = cancel::send_cancellations(Arc::clone(transport), Arc::clone(&dynamic), queue);
         let tasks = vec![
             Task::spawn(heartbeat::keep_alive(Arc::clone(transport), id.clone())),
             Task::spawn(dynamic::refresh(Arc::clone(transport), Arc::clone(&dynamic))),
-            Task::spawn(cancel::drain(Arc::clone(transport), Arc::clone(&dynamic), to_cancel)),
+            Task::spawn(cancel),
         ];
-        let backoff = Backoff::of(&settings.base_url, &settings.credential(false)?);
+        let backoff = BackoffRegistry::get(&settings.base_url, &settings.credential(false)?);
         Ok(Arc::new(Self {
             admission: Admission::new(config.sample_dispatch_bytes_semaphore_size, backoff),
             settings: Arc::clone(settings),
             dynamic,
-            cancels,
+            cancellations,
             tasks: Mutex::new(tasks),
             closed: AtomicBool::new(false),
             next_model: AtomicU32::new(0),
             next_sampler: AtomicU32::new(0),
             next_loss: AtomicU32::new(0),
             losses: tokio::sync::Mutex::default(),
-            uploads: Limit::bytes(config.fwdbwd_dispatch_bytes_semaphore_size),
-            downloads: Limit::bytes(config.inflight_response_bytes_semaphore_size),
+            upload_budget: Limit::bytes(config.fwdbwd_dispatch_bytes_semaphore_size),
+            download_budget: Limit::bytes(config.inflight_response_bytes_semaphore_size),
             connection,
             id,
         }))
@@ -127,18 +136,17 @@ impl Session {
         &self.settings
     }
 
-    /// What another process needs to sample in this session.
+    /// Returns what another process needs to sample in this session.
     pub(crate) fn holder(&self) -> HandleHolder {
         let (config, dynamic) = (self.config().clone(), self.dynamic.get());
         let mut holder = HandleHolder::new(self.settings.base_url.as_str(), config, dynamic);
-        let overrides = &self.settings.overrides;
+        let overrides = &self.settings.header_overrides;
         if !overrides.is_empty() {
             holder.default_headers_overrides = Some(overrides.iter().cloned().collect());
         }
         holder
     }
 
-    /// Where tokenizers come from.
     #[cfg(feature = "tokenizer")]
     pub(crate) fn hub(&self) -> Result<crate::tokenizer::Hub> {
         self.settings.hub()
@@ -148,93 +156,93 @@ impl Session {
         self.connection.config()
     }
 
-    /// Whether to slow down for a server that answers "not yet" without waiting.
+    /// Returns whether polls slow down when the server answers "not ready" without waiting.
     pub(crate) fn adaptive_polling(&self) -> bool {
         self.settings.adaptive_polling
     }
 
-    /// Whether the caller wants lost work to be asked for anew.
+    /// Returns whether lost samples are resubmitted.
     pub(crate) fn resubmits(&self) -> bool {
-        self.settings.retry.persists()
+        self.settings.retry.repeats_rounds()
     }
 
-    /// The number of the next model.
+    /// Returns the sequence number of the next model.
     pub(crate) fn next_model(&self) -> u32 {
         self.next_model.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The number of the next sampling session.
+    /// Returns the sequence number of the next sampling session.
     pub(crate) fn next_sampler(&self) -> u32 {
         self.next_sampler.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// When a sample may leave.
-    pub(crate) fn admission(&self) -> &Admission {
-        &self.admission
-    }
-
-    /// Nobody waits for this answer any more; the server is told if it wants to know.
-    pub(crate) fn cancel(&self, request_id: RequestId) {
-        if self.dynamic.get().sample_cancel_enabled {
-            let _ = self.cancels.send(request_id);
-        }
-    }
-
-    /// How many bytes of training requests may be on their way.
-    pub(crate) fn upload_budget(&self) -> &Arc<Limit> {
-        &self.uploads
-    }
-
-    /// How many bytes of large results may be fetched at once.
-    pub(crate) fn download_budget(&self) -> &Arc<Limit> {
-        &self.downloads
-    }
-
-    /// The number of the next custom loss.
+    /// Returns the sequence number of the next custom loss.
     fn next_loss(&self) -> u32 {
         self.next_loss.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Tells the server how it ended, and sends nothing more after that. The end is told even if
-    /// the server does not hear it.
+    /// Returns the admission control for sampling requests.
+    pub(crate) fn admission(&self) -> &Admission {
+        &self.admission
+    }
+
+    /// Queues the cancellation of a request, if the server wants cancellations.
+    pub(crate) fn cancel(&self, request_id: RequestId) {
+        if self.dynamic.get().sample_cancel_enabled {
+            let _ = self.cancellations.send(request_id);
+        }
+    }
+
+    /// Returns the limit on bytes of training requests being sent.
+    pub(crate) fn upload_budget(&self) -> &Arc<Limit> {
+        &self.upload_budget
+    }
+
+    /// Returns the limit on bytes of large results being received.
+    pub(crate) fn download_budget(&self) -> &Arc<Limit> {
+        &self.download_budget
+    }
+
+    /// Finishes the session on the server and closes the connection, even if the server does not
+    /// respond. A second call has no effect.
     pub(crate) async fn close(&self, reason: FinishReason, detail: Option<String>) -> Result<()> {
         if self.closed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        self.stop();
+        self.stop_tasks();
         let finish = FinishDetails::new(reason, detail);
-        let call = FinishSession::new(self.id.clone(), finish);
+        let request = FinishSession::new(self.id.clone(), finish);
         self.transport().close();
-        let told = match self.transport().send(&call, &RequestOptions::default()).await {
-            // The first protocol has no word for the end.
+        let finished = match self.transport().send(&request, &RequestOptions::default()).await {
+            // The first protocol cannot finish a session.
             Err(error)
                 if self.connection.is_first_protocol() && error.kind() == ErrorKind::NotFound =>
             {
                 Ok(())
             }
-            told => self.connection.record_failure(told),
+            finished => self.connection.record_failure(finished),
         };
         self.leave().await;
-        told
+        finished
     }
 
-    /// Stops without telling the server how it went: it may be another's session.
+    /// Closes the connection without finishing the session: another process may own it.
     pub(crate) async fn leave(&self) {
-        self.stop();
+        self.stop_tasks();
         self.connection.close().await;
     }
 
-    fn stop(&self) {
+    fn stop_tasks(&self) {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// Does some work, unless this is closed first.
+    /// Runs `work`, cancelling it if the client is closed.
     pub(crate) fn run_until_closed<'a, T: 'a>(
         &'a self,
         work: impl Future<Output = Result<T>> + Send + 'a,
     ) -> impl Future<Output = Result<T>> + Send + 'a {
-        // On the heap: an async function would hold the work twice, as argument and as awaited, and
-        // ten thousand samples may wait here.
+        // Boxed, and not an async function, which would store the work twice: as argument and as
+        // awaited. Ten thousand samples may be pending here.
         let closed = Box::pin(self.transport().until_closed());
         select(Box::pin(work), closed).map(|first| match first {
             Either::Left((result, _)) => result,
@@ -244,7 +252,7 @@ impl Session {
 }
 
 impl Settings {
-    fn session(&self) -> CreateSession {
+    fn create_session(&self) -> CreateSession {
         CreateSession::default()
             .tags(self.tags.clone())
             .user_metadata(Some(self.user_metadata.clone()))

@@ -1,4 +1,4 @@
-//! [`OtherKeyConnection`]: another key's view of the same server.
+//! [`OtherKeyConnection`]: requests to the same server with another API key.
 
 use std::sync::Arc;
 
@@ -10,11 +10,12 @@ use crate::transport::Transport;
 
 use super::Session;
 
-/// The same server, asked with a key that is not this client's.
-pub(crate) struct OtherKeyConnection(Connection);
+/// A connection to the session's server with a key that is not the client's own, for checkpoints
+/// that only the other key may read.
+pub(crate) struct OtherKeyConnection(Arc<Connection>);
 
 impl Session {
-    /// Asks nothing yet.
+    /// Creates a connection that uses `key`. Sends nothing.
     pub(crate) fn with_other_key(&self, key: &Secret) -> Result<OtherKeyConnection> {
         let settings = self.settings.with_key(key);
         let (config, dynamic) = (self.config().clone(), self.dynamic.get());
@@ -23,10 +24,10 @@ impl Session {
 }
 
 impl OtherKeyConnection {
-    /// What gives others access to that key's weights: the key, or the token it is exchanged for
-    /// where the server wants that.
+    /// Returns the token that grants others access to the key's weights: the key itself, or the
+    /// token that the server exchanged for it.
     pub(crate) async fn access_token(&self) -> Result<Secret> {
-        Ok(self.0.transport().signature().await?.0)
+        Ok(self.0.transport().credential().await?.0)
     }
 
     pub(crate) fn transport(&self) -> &Arc<Transport> {

@@ -1,8 +1,8 @@
-//! [`EventQueue`]: events that wait to be sent.
+//! [`EventQueue`]: telemetry events that are waiting to be sent.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tinkex_wire::{
@@ -14,72 +14,88 @@ use uuid::Uuid;
 
 use crate::transport::header;
 
-/// How many events may wait; more are refused.
-pub(super) const MOST_EVENTS: usize = 10_000;
+/// Maximum number of unsent events; further events are dropped.
+pub(super) const MAX_EVENTS: usize = 10_000;
 
+/// Bounded queue of telemetry events. Recording an event never blocks and never fails a request.
 #[derive(Debug)]
 pub(crate) struct EventQueue {
-    session_id: String,
-    /// Whether the start and the end of a session are events.
-    has_session: bool,
-    started: Instant,
+    /// Session id of events that were recorded without a session.
+    sessionless_id: String,
+    session: OnceLock<QueueSession>,
     next_index: AtomicU64,
     ended: AtomicBool,
     events: Mutex<VecDeque<TelemetryEvent>>,
-    /// How many events were written and how many have left, each since the start.
-    written: AtomicU64,
-    left: watch::Sender<u64>,
-    hurry: Notify,
+    /// Number of events recorded since the start.
+    recorded: AtomicU64,
+    /// Number of events sent or given up since the start.
+    removed: watch::Sender<u64>,
+    flush_now: Notify,
 }
 
-/// Whose events it is.
+#[derive(Debug)]
+struct QueueSession {
+    id: String,
+    started: Instant,
+    /// Whether the session was created by this client, which then records its start and end.
+    owned: bool,
+}
+
+/// Session that telemetry events belong to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TelemetryScope<'a> {
-    /// A session that begins and ends with it.
+    /// A session that this client created.
     Session(&'a SessionId),
-    /// Somebody in another's session.
+    /// A session that another process created.
     RestoredSession(&'a SessionId),
-    /// A client without a session.
+    /// No session.
     NoSession,
 }
 
 impl EventQueue {
-    /// An empty one, or one that begins with the start of a session.
-    pub(crate) fn new(of: TelemetryScope<'_>) -> Self {
-        let session_id = match of {
-            TelemetryScope::Session(id) | TelemetryScope::RestoredSession(id) => id.to_string(),
-            TelemetryScope::NoSession => format!("sessionless-{}", Uuid::new_v4()),
-        };
+    pub(crate) fn new(scope: TelemetryScope<'_>) -> Self {
         let events = Self {
-            session_id,
-            has_session: matches!(of, TelemetryScope::Session(_)),
-            started: Instant::now(),
+            sessionless_id: format!("sessionless-{}", Uuid::new_v4()),
+            session: OnceLock::new(),
             next_index: AtomicU64::new(0),
             ended: AtomicBool::new(false),
             events: Mutex::default(),
-            written: AtomicU64::new(0),
-            left: watch::channel(0).0,
-            hurry: Notify::new(),
+            recorded: AtomicU64::new(0),
+            removed: watch::channel(0).0,
+            flush_now: Notify::new(),
         };
-        if events.has_session {
-            events.write([(Severity::Info, EventKind::SessionStart)]);
-        }
+        events.begin_session(scope);
         events
     }
 
-    /// Writes these events, or none of them if they are too many.
-    pub(crate) fn write<const N: usize>(&self, events: [(Severity, EventKind); N]) -> bool {
+    /// Assigns all unsent and future events to a session, and records its start if this client
+    /// created it. Later calls have no effect.
+    pub(crate) fn begin_session(&self, scope: TelemetryScope<'_>) {
+        let (id, owned) = match scope {
+            TelemetryScope::Session(id) => (id, true),
+            TelemetryScope::RestoredSession(id) => (id, false),
+            TelemetryScope::NoSession => return,
+        };
+        let session = QueueSession { id: id.to_string(), started: Instant::now(), owned };
+        if self.session.set(session).is_ok() && owned {
+            self.record([(Severity::Info, EventKind::SessionStart)]);
+        }
+    }
+
+    /// Records all of `events`, or none if the queue has no capacity for them. Returns whether they
+    /// were recorded.
+    pub(crate) fn record<const N: usize>(&self, events: [(Severity, EventKind); N]) -> bool {
         self.append(events.into_iter().map(|(severity, kind)| self.event(severity, kind)).collect())
     }
 
     pub(super) fn append(&self, new: Vec<TelemetryEvent>) -> bool {
         let mut events = self.lock();
-        if events.len() + new.len() > MOST_EVENTS {
+        if events.len() + new.len() > MAX_EVENTS {
             drop(events);
-            tracing::warn!("too many telemetry events are waiting; {} are dropped", new.len());
+            tracing::warn!(dropped = new.len(), "telemetry queue is full; events are dropped");
             return false;
         }
-        self.written.fetch_add(new.len() as u64, Ordering::AcqRel);
+        self.recorded.fetch_add(new.len() as u64, Ordering::AcqRel);
         events.extend(new);
         true
     }
@@ -94,55 +110,57 @@ impl EventQueue {
         )
     }
 
-    /// The end of the session, if there is one and nobody has said so yet.
-    pub(super) fn last_event(&self) -> Option<EventKind> {
-        let first = self.has_session && !self.ended.swap(true, Ordering::AcqRel);
-        first.then(|| EventKind::SessionEnd { duration: format_duration(self.started.elapsed()) })
+    /// Returns the event for the end of the session, once, if this client created the session.
+    pub(super) fn take_end_event(&self) -> Option<EventKind> {
+        let session = self.session.get().filter(|session| session.owned)?;
+        let first = !self.ended.swap(true, Ordering::AcqRel);
+        let duration = || format_duration(session.started.elapsed());
+        first.then(|| EventKind::SessionEnd { duration: duration() })
     }
 
     pub(super) fn end(&self) {
-        if let Some(end) = self.last_event() {
-            self.write([(Severity::Info, end)]);
+        if let Some(end) = self.take_end_event() {
+            self.record([(Severity::Info, end)]);
         }
     }
 
-    /// Sends what there is without waiting for the next round.
-    pub(crate) fn hurry(&self) {
-        self.hurry.notify_one();
+    /// Makes the sender flush the queue without waiting for its interval.
+    pub(crate) fn flush_now(&self) {
+        self.flush_now.notify_one();
     }
 
-    /// Waits for somebody in a hurry, but not longer than that.
-    pub(super) async fn next_round(&self, longest: Duration) {
-        let _ = timeout(longest, self.hurry.notified()).await;
+    /// Waits for [`flush_now`](Self::flush_now), at most `interval`.
+    pub(super) async fn wait_for_flush(&self, interval: Duration) {
+        let _ = timeout(interval, self.flush_now.notified()).await;
     }
 
-    /// Waits until everything that is written now has left.
+    /// Waits until all events recorded so far have been sent or given up.
     pub(crate) async fn drained(&self) {
-        let all = self.written.load(Ordering::Acquire);
-        self.hurry();
-        let _ = self.left.subscribe().wait_for(|left| *left >= all).await;
+        let recorded = self.recorded.load(Ordering::Acquire);
+        self.flush_now();
+        let _ = self.removed.subscribe().wait_for(|removed| *removed >= recorded).await;
     }
 
-    /// The next events to send. They stay until [`EventQueue::gone`].
+    /// Returns the next events to send. They stay queued until [`EventQueue::remove`].
     pub(crate) fn batch(&self) -> Option<TelemetryBatch> {
         let events: Vec<_> = self.lock().iter().take(TelemetryBatch::MAX_EVENTS).cloned().collect();
-        (!events.is_empty()).then(|| {
-            TelemetryBatch::new(events, header::os(), self.session_id.clone(), process_id())
-        })
+        let session_id = self.session.get().map_or(&self.sessionless_id, |session| &session.id);
+        (!events.is_empty())
+            .then(|| TelemetryBatch::new(events, header::os(), session_id.clone(), process_id()))
     }
 
-    /// The oldest `count` events have left, or are given up.
-    pub(super) fn gone(&self, count: usize) {
+    /// Removes the oldest `count` events, which were sent or given up.
+    pub(super) fn remove(&self, count: usize) {
         let mut events = self.lock();
-        // Another may have been at it when the client ended.
+        // At shutdown the flush task and the final flush may both remove events.
         let count = count.min(events.len());
         events.drain(..count);
         drop(events);
-        self.left.send_modify(|left| *left += count as u64);
+        self.removed.send_modify(|removed| *removed += count as u64);
     }
 
     #[cfg(test)]
-    pub(super) fn waiting(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.lock().len()
     }
 
@@ -151,7 +169,7 @@ impl EventQueue {
     }
 }
 
-/// One id per process, and another after a fork.
+/// Returns an id that is unique to this process; a fork gets another.
 fn process_id() -> String {
     static ID: Mutex<Option<(u32, Uuid)>> = Mutex::new(None);
     let mut id = ID.lock().unwrap_or_else(PoisonError::into_inner);

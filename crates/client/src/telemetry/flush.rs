@@ -1,4 +1,4 @@
-//! The task that sends a events. It outlives every error.
+//! Sends the events of an [`EventQueue`]. Errors are logged and never end the task.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,28 +12,28 @@ use super::EventQueue;
 const INTERVAL: Duration = Duration::from_secs(10);
 const ATTEMPTS: u32 = 3;
 
-/// Sends what there is every now and then, for ever.
+/// Sends queued events every 10 seconds, or sooner on request, until the task is aborted.
 pub(super) async fn run(events: Arc<EventQueue>, transport: Arc<Transport>) {
     loop {
-        events.next_round(INTERVAL).await;
+        events.wait_for_flush(INTERVAL).await;
         send_all(&events, &transport).await;
     }
 }
 
-/// Sends everything, batch by batch. A batch that cannot be sent is dropped after a while, so that
-/// nobody waits for it.
+/// Sends all queued events, batch by batch. A batch is dropped after three failed attempts, so that
+/// closing a client does not depend on telemetry.
 pub(super) async fn send_all(events: &EventQueue, transport: &Transport) {
     while let Some(batch) = events.batch() {
         for attempt in 1..=ATTEMPTS {
             let Err(error) = transport.send(&batch, &RequestOptions::default()).await else {
                 break;
             };
-            tracing::debug!(%error, attempt, "telemetry was not taken");
+            tracing::debug!(%error, attempt, "cannot send telemetry");
             if attempt < ATTEMPTS {
-                let pause = Duration::from_secs(1 << (attempt - 1));
-                sleep(pause.mul_f64(1.0 + 0.1 * fastrand::f64())).await;
+                let delay = Duration::from_secs(1 << (attempt - 1));
+                sleep(delay.mul_f64(1.0 + 0.1 * fastrand::f64())).await;
             }
         }
-        events.gone(batch.events.len());
+        events.remove(batch.events.len());
     }
 }

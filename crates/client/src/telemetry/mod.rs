@@ -1,8 +1,7 @@
-//! How the client is doing, told to the server now and then.
+//! Telemetry: failures and session starts and ends, sent to the server in batches.
 //!
-//! Anyone may write into a [`EventQueue`]; that never waits and never fails a call. [`flush`] sends it
-//! in batches. No event holds a credential: they are made of errors, which hold none, and of
-//! numbers.
+//! Any part of the client records events in the [`EventQueue`]; [`flush`] sends them. Events contain
+//! no credential: they consist of errors, which contain none, and of numbers.
 
 mod event_queue;
 mod flush;
@@ -23,10 +22,10 @@ use crate::transport::Transport;
 
 pub(crate) use event_queue::{EventQueue, TelemetryScope};
 
-/// How long the end of a client waits for its last events to leave.
-const LAST_WORDS: Duration = Duration::from_secs(30);
+/// Longest time that closing a client waits for the remaining events to be sent.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A events and the task that sends it. What is left when this is dropped is sent in the
+/// An event queue and the task that sends its events. On drop the remaining events are sent in the
 /// background.
 pub(crate) struct Reporter {
     events: Arc<EventQueue>,
@@ -35,10 +34,9 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    /// Begins to report.
-    pub(crate) fn start(transport: &Arc<Transport>, owner: TelemetryScope<'_>) -> Self {
-        let events = Arc::new(EventQueue::new(owner));
-        transport.write_into(Arc::clone(&events));
+    pub(crate) fn start(transport: &Arc<Transport>, scope: TelemetryScope<'_>) -> Self {
+        let events = Arc::new(EventQueue::new(scope));
+        transport.record_failures_in(Arc::clone(&events));
         let task = Task::spawn(flush::run(Arc::clone(&events), Arc::clone(transport)));
         Self { events, transport: Arc::clone(transport), task: Mutex::new(Some(task)) }
     }
@@ -47,17 +45,17 @@ impl Reporter {
         &self.events
     }
 
-    /// Writes the last event, sends what there is, and stops. A second call finds nothing to do.
+    /// Records the end of the session, sends the remaining events and stops. Idempotent.
     pub(crate) async fn close(&self) {
         self.events.end();
         self.drain().await;
         drop(self.stop());
     }
 
-    /// Waits until everything written so far has left, or for half a minute.
+    /// Waits until all events recorded so far have been sent, at most 30 seconds.
     pub(crate) async fn drain(&self) {
-        if timeout(LAST_WORDS, self.events.drained()).await.is_err() {
-            tracing::debug!("telemetry did not leave in time");
+        if timeout(DRAIN_TIMEOUT, self.events.drained()).await.is_err() {
+            tracing::debug!("telemetry was not sent in time");
         }
     }
 
@@ -73,67 +71,68 @@ impl Drop for Reporter {
         }
         self.events.end();
         let (events, transport) = (Arc::clone(&self.events), Arc::clone(&self.transport));
-        task::detach_if_possible(async move {
-            let _ = timeout(LAST_WORDS, flush::send_all(&events, &transport)).await;
+        task::try_spawn_detached(async move {
+            let _ = timeout(DRAIN_TIMEOUT, flush::send_all(&events, &transport)).await;
         });
     }
 }
 
 impl EventQueue {
-    /// A call of the user failed. Their own mistakes count as such, wherever in the chain of causes
-    /// they show.
+    /// Records a failed call. User errors anywhere in the source chain are recorded as such.
     pub(crate) fn failure(&self, error: &(dyn std::error::Error + 'static)) {
-        self.write([describe(error)]);
-        self.hurry();
+        self.record([describe(error)]);
+        self.flush_now();
     }
 
-    /// The program cannot go on: the failure, and the end of the session with it.
+    /// Records a failure that ends the program, and the end of the session.
     pub(crate) fn fatal(&self, error: &(dyn std::error::Error + 'static)) {
-        match self.last_event() {
-            Some(end) => self.write([describe(error), (Severity::Info, end)]),
-            None => self.write([describe(error)]),
+        match self.take_end_event() {
+            Some(end) => self.record([describe(error), (Severity::Info, end)]),
+            None => self.record([describe(error)]),
         };
-        self.hurry();
+        self.flush_now();
     }
 
-    /// Something with a name; one of few.
-    pub(crate) fn note(&self, name: &str, severity: Severity, data: JsonObject) -> bool {
+    /// Records a named event. Returns whether it was recorded.
+    pub(crate) fn generic(&self, name: &str, severity: Severity, data: JsonObject) -> bool {
         let kind = EventKind::GenericEvent { event_name: name.to_owned(), event_data: data };
-        self.write([(severity, kind)])
+        self.record([(severity, kind)])
     }
 
-    /// An attempt failed that may have been repeated.
-    pub(crate) fn attempt(&self, name: &str, error: &Error, more: JsonObject) {
+    /// Records a failed attempt of a request that may be retried.
+    pub(crate) fn attempt(&self, name: &str, error: &Error, details: JsonObject) {
         let (retryable, user) = (error.is_retryable(), error.is_user_error());
         let mut data = JsonObject::new();
-        data.insert("exception".to_owned(), json!(told(error)));
+        data.insert("exception".to_owned(), json!(safe_message(error)));
         data.insert("exception_type".to_owned(), json!(kind(error)));
         data.insert("status_code".to_owned(), json!(error.status()));
         data.insert("is_retryable".to_owned(), json!(retryable));
         data.insert("is_user_error".to_owned(), json!(user));
-        data.extend(more);
+        data.extend(details);
         let severity = if retryable || user { Severity::Warning } else { Severity::Error };
-        self.note(name, severity, data);
+        self.generic(name, severity, data);
     }
 }
 
-/// An error as an event: the user's mistake, or something unexpected.
+/// Returns the event for an error: a user error if one is in its source chain, else an unhandled
+/// exception.
 fn describe(error: &(dyn std::error::Error + 'static)) -> (Severity, EventKind) {
-    let own = |error: &(dyn std::error::Error + 'static)| {
+    let type_name = |error: &(dyn std::error::Error + 'static)| {
         error.downcast_ref::<Error>().map_or_else(|| "Error".to_owned(), kind)
     };
     let mut causes = std::iter::successors(Some(error), |error| error.source());
-    let mistake = causes
-        .find_map(|cause| cause.downcast_ref::<Error>().filter(|cause| is_users_mistake(cause)));
-    let Some(mistake) = mistake else {
-        let (error_type, error_message) = (own(error), text(error));
+    let user_error = causes.find_map(|cause| {
+        cause.downcast_ref::<Error>().filter(|cause| counts_as_user_error(cause))
+    });
+    let Some(user_error) = user_error else {
+        let (error_type, error_message) = (type_name(error), text(error));
         let kind = EventKind::UnhandledException { error_message, error_type, traceback: None };
         return (Severity::Error, kind);
     };
     let mut data = JsonObject::new();
-    data.insert("error_type".to_owned(), json!(own(error)));
+    data.insert("error_type".to_owned(), json!(type_name(error)));
     data.insert("message".to_owned(), json!(text(error)));
-    if let Some(status) = mistake.status() {
+    if let Some(status) = user_error.status() {
         data.insert("status_code".to_owned(), json!(status));
     }
     let event_name = "user_error".to_owned();
@@ -141,19 +140,19 @@ fn describe(error: &(dyn std::error::Error + 'static)) -> (Severity, EventKind) 
 }
 
 fn text(error: &(dyn std::error::Error + 'static)) -> String {
-    error.downcast_ref::<Error>().map_or_else(|| error.to_string(), told)
+    error.downcast_ref::<Error>().map_or_else(|| error.to_string(), safe_message)
 }
 
-/// What is told about an error. What a credential command printed is nobody else's business.
-pub(crate) fn told(error: &Error) -> String {
+/// Returns the message of an error, without the output of a credential command.
+pub(crate) fn safe_message(error: &Error) -> String {
     if error.kind() == ErrorKind::Auth && error.status().is_none() {
-        return "there was no credential".to_owned();
+        return "no usable credential".to_owned();
     }
     error.to_string()
 }
 
-/// A request that was refused before it was sent is no failure of ours either.
-fn is_users_mistake(error: &Error) -> bool {
+/// A request that was invalid before it was sent also counts as a user error.
+fn counts_as_user_error(error: &Error) -> bool {
     error.is_user_error() || error.kind() == ErrorKind::InvalidInput
 }
 

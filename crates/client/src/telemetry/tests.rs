@@ -1,4 +1,4 @@
-//! Events, their limits and their way to the server.
+//! Tests of event contents, queue limits and flushing.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -31,17 +31,17 @@ fn case(id: &str) -> Vec<Value> {
     cases.into_iter().filter(|case| case["id"] == id).collect()
 }
 
-/// An error of the program around one of ours.
+/// An application error with a client error as its source.
 #[derive(Debug)]
-struct Around(Error);
+struct AppError(Error);
 
-impl std::fmt::Display for Around {
+impl std::fmt::Display for AppError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("wrapped")
     }
 }
 
-impl std::error::Error for Around {
+impl std::error::Error for AppError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.0)
     }
@@ -51,15 +51,15 @@ impl std::error::Error for Around {
 fn events_have_the_shape_of_the_reference() {
     let events = EventQueue::new(TelemetryScope::Session(&session()));
     let data = [("k".to_owned(), json!(1))].into_iter().collect();
-    events.note("my.event", Severity::Warning, data);
+    events.generic("my.event", Severity::Warning, data);
     events.failure(&std::io::Error::other("boom"));
-    events.fatal(&Around(Error::from_response(404, b"", None)));
+    events.fatal(&AppError(Error::from_response(404, b"", None)));
     let failed = RequestFailed { error: "rf".to_owned(), category: ErrorCategory::User };
     events.fatal(&Error::from_failed_request(failed));
     let batch = serde_json::to_value(events.batch().unwrap()).unwrap();
-    let mut seen = batch["events"].as_array().unwrap().clone();
+    let mut recorded = batch["events"].as_array().unwrap().clone();
     let mut ids = Vec::new();
-    for event in &mut seen {
+    for event in &mut recorded {
         let fields = event.as_object_mut().unwrap();
         ids.push(fields.remove("event_id").unwrap());
         assert!(fields.remove("timestamp").unwrap().as_str().unwrap().contains('T'));
@@ -68,13 +68,13 @@ fn events_have_the_shape_of_the_reference() {
         }
     }
     ids.dedup();
-    assert_eq!(ids.len(), seen.len());
+    assert_eq!(ids.len(), recorded.len());
     let mut expected = case("events")[0]["events"].as_array().unwrap().clone();
-    // The names of error types are our own.
+    // Error type names differ from the reference.
     expected[2]["error_type"] = json!("Error");
     expected[3]["event_data"]["error_type"] = json!("Error");
     expected[5]["event_data"]["error_type"] = json!("WorkFailed");
-    assert_eq!(seen, expected, "one end, at the first fatal failure");
+    assert_eq!(recorded, expected, "one end, at the first fatal failure");
     assert_eq!(batch["session_id"], "s");
     assert_eq!(
         batch["process_uuid"],
@@ -83,24 +83,24 @@ fn events_have_the_shape_of_the_reference() {
 }
 
 #[test]
-fn a_mistake_counts_as_one_wherever_in_the_causes_it_is() {
-    let mut seen = 0;
+fn a_user_error_anywhere_in_the_source_chain_counts() {
+    let mut checked = 0;
     for case in fixture::cases("retry_classification.json") {
         let name = case["error"].as_str().unwrap();
         let Some(status) = name.strip_prefix("generic error caused by status ") else { continue };
-        let error = Around(Error::from_response(status.parse().unwrap(), b"", None));
+        let error = AppError(Error::from_response(status.parse().unwrap(), b"", None));
         let (severity, _) = describe(&error);
         assert_eq!(json!(severity == Severity::Warning), case["is_user_error"], "{case}");
-        seen += 1;
+        checked += 1;
     }
-    assert_eq!(seen, 3);
+    assert_eq!(checked, 3);
 }
 
 #[test]
-fn a_client_without_a_session_has_neither_start_nor_end() {
+fn a_client_without_a_session_records_neither_start_nor_end() {
     let case = &case("sessionless")[0];
     let events = EventQueue::new(TelemetryScope::NoSession);
-    assert_eq!(json!(events.waiting()), case["initial_events"]);
+    assert_eq!(json!(events.len()), case["initial_events"]);
     events.fatal(&std::io::Error::other("boom"));
     events.end();
     let batch = serde_json::to_value(events.batch().unwrap()).unwrap();
@@ -112,31 +112,31 @@ fn a_client_without_a_session_has_neither_start_nor_end() {
 }
 
 #[test]
-fn too_many_events_are_refused_all_at_once() {
+fn a_full_queue_rejects_events_all_or_none() {
     let case = &case("queue_cap")[0];
     let events = EventQueue::new(TelemetryScope::Session(&session()));
-    assert_eq!(json!(events.waiting()), case["start"]);
+    assert_eq!(json!(events.len()), case["start"]);
     let sizes = case["push_sizes"].as_array().unwrap();
-    let taken: Vec<bool> = sizes
+    let accepted: Vec<bool> = sizes
         .iter()
         .map(|size| {
             let new = (0..size.as_u64().unwrap()).map(|_| event("e"));
             events.append(new.map(|(severity, kind)| events.event(severity, kind)).collect())
         })
         .collect();
-    assert_eq!(json!(taken), case["accepted"]);
-    assert_eq!(json!(events.waiting()), case["final_len"]);
+    assert_eq!(json!(accepted), case["accepted"]);
+    assert_eq!(json!(events.len()), case["final_len"]);
 }
 
-/// Takes batches, or fails in every way there is.
+/// Records the sizes of received batches, after a list of scripted failures.
 #[derive(Clone, Default)]
-struct Server {
+struct TelemetryServer {
     batches: Arc<Mutex<Vec<usize>>>,
-    /// Answers before it takes anything.
+    /// Statuses to respond with first, last one first; 0 is a lost connection.
     failures: Arc<Mutex<Vec<u16>>>,
 }
 
-impl HttpService for Server {
+impl HttpService for TelemetryServer {
     fn send(
         &self,
         lane: Lane,
@@ -157,72 +157,84 @@ impl HttpService for Server {
     }
 }
 
-impl Server {
+impl TelemetryServer {
     fn transport(&self) -> Arc<Transport> {
         let key = Credential::Key(ApiKey::new("tml-x").unwrap());
         let base = "http://telemetry.test".parse().unwrap();
-        let policy = RetryPolicy::default().with_max_resends(0);
+        let policy = RetryPolicy::default().with_max_retries(0);
         Transport::new(Arc::new(self.clone()), base, key, HeaderMap::new(), policy)
     }
 
-    fn seen(&self) -> Vec<usize> {
+    fn received(&self) -> Vec<usize> {
         self.batches.lock().unwrap().clone()
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_leave_in_batches_as_in_the_reference() {
+async fn events_are_sent_in_batches_like_the_reference() {
     for case in case("flush") {
-        let (server, events) = (Server::default(), EventQueue::new(TelemetryScope::NoSession));
+        let (server, events) =
+            (TelemetryServer::default(), EventQueue::new(TelemetryScope::NoSession));
         for _ in 0..case["queued"].as_u64().unwrap() {
-            events.write([event("e")]);
+            events.record([event("e")]);
         }
         flush::send_all(&events, &server.transport()).await;
-        assert_eq!(json!(server.seen()), case["batches"]);
+        assert_eq!(json!(server.received()), case["batches"]);
     }
 }
 
 /// Covers R-TEL.
 #[tokio::test(start_paused = true)]
-async fn events_leave_every_ten_seconds_or_in_a_hurry_and_at_the_end() {
-    let server = Server::default();
+async fn events_are_sent_every_ten_seconds_and_at_once_on_failure_and_on_close() {
+    let server = TelemetryServer::default();
     let reporter = Reporter::start(&server.transport(), TelemetryScope::Session(&session()));
     sleep(Duration::from_secs(9)).await;
-    assert!(server.seen().is_empty());
+    assert!(server.received().is_empty());
     sleep(Duration::from_secs(2)).await;
-    assert_eq!(server.seen(), [1], "the start of the session");
+    assert_eq!(server.received(), [1], "the start of the session");
     reporter.events().failure(&std::io::Error::other("boom"));
     sleep(Duration::from_millis(1)).await;
-    assert_eq!(server.seen(), [1, 1], "failures do not wait");
-    reporter.events().write([event("e")]);
+    assert_eq!(server.received(), [1, 1], "failures are sent at once");
+    reporter.events().record([event("e")]);
     reporter.close().await;
-    assert_eq!(server.seen(), [1, 1, 2], "the event and the end");
+    assert_eq!(server.received(), [1, 1, 2], "the event and the end");
     reporter.close().await;
     drop(reporter);
     sleep(Duration::from_secs(60)).await;
-    assert_eq!(server.seen().len(), 3, "one end is enough");
+    assert_eq!(server.received().len(), 3, "the end is recorded once");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_left_when_a_client_is_dropped_leaves_in_the_background() {
-    let server = Server::default();
+async fn remaining_events_are_sent_in_the_background_on_drop() {
+    let server = TelemetryServer::default();
     drop(Reporter::start(&server.transport(), TelemetryScope::Session(&session())));
     sleep(Duration::from_millis(1)).await;
-    assert_eq!(server.seen(), [2], "start and end");
+    assert_eq!(server.received(), [2], "start and end");
 }
 
 /// Covers X9.
 #[tokio::test(start_paused = true)]
-async fn the_task_survives_whatever_the_server_does() {
-    let server = Server::default();
+async fn the_flush_task_survives_server_failures() {
+    let server = TelemetryServer::default();
     *server.failures.lock().unwrap() = vec![500, 0, 400, 404, 0, 500];
     let reporter = Reporter::start(&server.transport(), TelemetryScope::Session(&session()));
     reporter.drain().await;
-    assert!(server.seen().is_empty(), "the batch was given up, and nobody waits for it");
-    reporter.events().write([event("e")]);
+    assert!(server.received().is_empty(), "the batch was given up");
+    reporter.events().record([event("e")]);
     reporter.drain().await;
     assert!(server.failures.lock().unwrap().is_empty());
-    reporter.events().write([event("e")]);
+    reporter.events().record([event("e")]);
     reporter.drain().await;
-    assert_eq!(server.seen(), [1]);
+    assert_eq!(server.received(), [1]);
+}
+
+#[test]
+fn a_queue_started_without_a_session_is_assigned_to_the_first_one() {
+    let events = EventQueue::new(TelemetryScope::NoSession);
+    events.failure(&std::io::Error::other("boom"));
+    events.begin_session(TelemetryScope::Session(&session()));
+    events.begin_session(TelemetryScope::Session(&SessionId::from("other")));
+    let batch = serde_json::to_value(events.batch().unwrap()).unwrap();
+    assert_eq!(batch["session_id"], "s");
+    assert_eq!(events.len(), 2, "the failure and one start");
 }

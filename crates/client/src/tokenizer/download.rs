@@ -231,7 +231,7 @@ impl Source<'_> {
     async fn pause(&self, failed: Result<Answer>, tries: u32) -> Result<()> {
         let (error, asked) = match failed {
             Ok(Answer { reply, .. }) => {
-                let asked = delay::asked(reply.headers(), SystemTime::now());
+                let asked = delay::retry_after(reply.headers(), SystemTime::now());
                 (self.refused(&reply), asked)
             }
             Err(error) => (error, None),
@@ -240,7 +240,7 @@ impl Source<'_> {
             return Err(error);
         }
         tracing::debug!(%error, tries, "asking the hub again");
-        tokio::time::sleep(delay::before_resend(tries - 1, asked, fastrand::f64())).await;
+        tokio::time::sleep(delay::before_retry(tries - 1, asked, fastrand::f64())).await;
         Ok(())
     }
 
@@ -309,8 +309,8 @@ impl Source<'_> {
 
     fn refused(&self, reply: &Response<Bytes>) -> Error {
         let status = reply.status().as_u16();
-        let asked = delay::asked(reply.headers(), SystemTime::now());
-        let error = Error::from_response(status, reply.body(), delay::asked_duration(asked));
+        let asked = delay::retry_after(reply.headers(), SystemTime::now());
+        let error = Error::from_response(status, reply.body(), delay::to_duration(asked));
         error.with_hint(match (status, self.token.is_some()) {
             (401, false) => {
                 "there is no such model, or it is not for everyone: check its name, or set HF_TOKEN"

@@ -41,7 +41,7 @@ const MAIN: &str = "main";
 /// use tinkex::{Env, Hub};
 ///
 /// # async fn run() -> tinkex::Result<()> {
-/// let hub = Hub::from_env(&Env::of_process())?.endpoint("https://hub.example".parse()?);
+/// let hub = Hub::from_env(&Env::from_process())?.endpoint("https://hub.example".parse()?);
 /// let tokenizer = hub.tokenizer("Qwen/Qwen3-8B").await?;
 /// # Ok(()) }
 /// ```

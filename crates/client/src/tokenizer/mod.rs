@@ -65,7 +65,7 @@ impl Tokenizer {
     /// # Errors
     /// If it is nowhere to be found; the error says where it was looked for.
     pub async fn load(model: &str) -> Result<Self> {
-        Hub::from_env(&Env::of_process())?.tokenizer(model).await
+        Hub::from_env(&Env::from_process())?.tokenizer(model).await
     }
 
     /// The tokenizer in a folder: its `tokenizer.json`, and `tokenizer_config.json`,

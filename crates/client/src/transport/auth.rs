@@ -1,4 +1,4 @@
-//! Signing requests: the credential, or a token it was exchanged for.
+//! Authentication: the credential, or a token that it is exchanged for.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -13,25 +13,25 @@ use crate::clock::unix_now;
 use crate::config::Credential;
 use crate::error::{Error, ErrorKind};
 
-/// A token with this little left is exchanged before it is used.
-const TOO_LITTLE_LEFT: f64 = 60.0;
+/// Remaining lifetime, in seconds, below which a token is exchanged before it is used.
+const MIN_LIFETIME: f64 = 60.0;
 
 impl Credential {
-    /// The credential right now; a command is run.
+    /// Returns the secret. Runs the command of a [`Credential::Command`].
     pub(crate) async fn fetch(&self) -> Result<Secret, Error> {
         match self {
             Self::Key(key) => Ok(key.expose().into()),
-            // Boxed: few have a command, and every request would hold the room for running it.
+            // Boxed: the future of every request would otherwise include that of the rare command.
             Self::Command(command) => Box::pin(run(command)).await,
         }
     }
 }
 
-/// Runs a shell command and takes what it prints.
+/// Runs a shell command and returns what it prints, without surrounding white space.
 async fn run(command: &str) -> Result<Secret, Error> {
-    let failed = |why: String| {
-        Error::new(ErrorKind::Auth, format!("the credential command failed: {why}"))
-            .with_hint("run the command in TINKER_CREDENTIAL_CMD by hand")
+    let failed = |cause: String| {
+        Error::new(ErrorKind::Auth, format!("credential command failed: {cause}"))
+            .with_hint("Run the command in TINKER_CREDENTIAL_CMD by hand.")
     };
     let (shell, flag) = if cfg!(windows) { ("cmd", "/C") } else { ("sh", "-c") };
     let output = tokio::process::Command::new(shell)
@@ -40,29 +40,29 @@ async fn run(command: &str) -> Result<Secret, Error> {
         .kill_on_drop(true)
         .output()
         .await
-        .map_err(|why| failed(why.to_string()))?;
+        .map_err(|error| failed(error.to_string()))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return Err(failed(format!("{}: {}", output.status, said.trim())));
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        return Err(failed(format!("{}: {}", output.status, stderr.trim())));
     }
     let printed = String::from_utf8_lossy(&output.stdout);
     match printed.trim() {
-        "" => Err(failed("it printed nothing".to_owned())),
+        "" => Err(failed("no output".to_owned())),
         credential => Ok(credential.into()),
     }
 }
 
-/// The token that requests are signed with, exchanged when there is little left of it.
+/// The current token, renewed shortly before it expires.
 #[derive(Debug, Default)]
-pub(crate) struct Token {
+pub(crate) struct TokenCache {
     current: Mutex<Option<Secret>>,
-    /// Held by whoever exchanges, so that many waiting requests make one exchange.
+    /// Held during an exchange, so that concurrent requests share one.
     exchanging: tokio::sync::Mutex<()>,
 }
 
-impl Token {
-    /// The current token, or what `exchange` gives. If that fails, an old token is still used:
-    /// the server decides whether it is too old.
+impl TokenCache {
+    /// Returns the current token, or the result of `exchange`. If the exchange fails, returns the old
+    /// token: the server decides whether it has expired.
     pub(crate) async fn get<F>(&self, exchange: impl FnOnce() -> F) -> Result<Secret, Error>
     where
         F: Future<Output = Result<Secret, Error>>,
@@ -70,7 +70,7 @@ impl Token {
         if let Some(token) = self.fresh() {
             return Ok(token);
         }
-        let _only_one = self.exchanging.lock().await;
+        let _guard = self.exchanging.lock().await;
         if let Some(token) = self.fresh() {
             return Ok(token);
         }
@@ -78,7 +78,7 @@ impl Token {
             Ok(token) => Ok(token),
             Err(error) => match self.lock().clone() {
                 Some(old) => {
-                    tracing::warn!(%error, "no new token; going on with the old one");
+                    tracing::warn!(%error, "cannot renew the token; using the old one");
                     Ok(old)
                 }
                 None => Err(error),
@@ -86,12 +86,12 @@ impl Token {
         }
     }
 
-    /// A new token ahead of need, even if there is much left of the current one.
+    /// Replaces the token, even if it is still valid.
     pub(crate) async fn renew<F>(&self, exchange: impl FnOnce() -> F) -> Result<Secret, Error>
     where
         F: Future<Output = Result<Secret, Error>>,
     {
-        let _only_one = self.exchanging.lock().await;
+        let _guard = self.exchanging.lock().await;
         self.store(exchange().await)
     }
 
@@ -101,7 +101,7 @@ impl Token {
 
     fn fresh(&self) -> Option<Secret> {
         let current = self.lock();
-        current.as_ref().filter(|token| seconds_left(token, unix_now()) > TOO_LITTLE_LEFT).cloned()
+        current.as_ref().filter(|token| seconds_left(token, unix_now()) > MIN_LIFETIME).cloned()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Secret>> {
@@ -109,16 +109,17 @@ impl Token {
     }
 }
 
-/// Who a token speaks for. Read from the token without checking its signature: that is the server's
-/// business.
+/// User and organization of a token.
+///
+/// The client does not verify the token's signature; the server does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Identity {
-    /// The person.
+    /// URN of the user.
     pub user_urn: String,
-    /// Their organization.
+    /// URN of the organization.
     pub org_urn: String,
-    /// Their address, if known.
+    /// Email address, if the token has one.
     pub email: Option<String>,
 }
 
@@ -136,7 +137,7 @@ fn claims(token: &Secret) -> Option<Claims> {
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()
 }
 
-/// When a token expires, in Unix seconds.
+/// Returns when a token expires, in seconds since the Unix epoch.
 fn expiry(token: &Secret) -> Option<f64> {
     match claims(token)?.exp? {
         Value::Number(seconds) => seconds.as_f64(),
@@ -145,12 +146,13 @@ fn expiry(token: &Secret) -> Option<f64> {
     }
 }
 
-/// How much is left of a token; nothing if that cannot be read.
+/// Returns the remaining lifetime of a token; 0 if it cannot be read.
 pub(crate) fn seconds_left(token: &Secret, now: f64) -> f64 {
     expiry(token).map_or(0.0, |expiry| expiry - now)
 }
 
-/// When to exchange a token ahead of need.
+/// Returns the delay after which a token should be renewed: 5 minutes before it expires, or after 1
+/// minute if its expiry cannot be read.
 pub(crate) fn refresh_in(token: &Secret, now: f64) -> Duration {
     const EARLY: f64 = 300.0;
     const UNREADABLE: f64 = 60.0;
@@ -159,7 +161,8 @@ pub(crate) fn refresh_in(token: &Secret, now: f64) -> Duration {
 }
 
 impl Identity {
-    /// Who a token speaks for. Unless the server handed it out (`exchanged`), it must be a passport.
+    /// Reads the identity from a token. A token that the server did not issue (`exchanged`) counts only
+    /// if it is a passport.
     pub(crate) fn of(token: &Secret, exchanged: bool) -> Option<Self> {
         let claims = claims(token)?;
         let passport = claims.iss.as_deref().is_some_and(|iss| iss.starts_with("passport-"));
@@ -183,16 +186,16 @@ mod tests {
     use crate::fixture;
 
     #[test]
-    fn tokens_are_exchanged_when_the_reference_does() {
+    fn tokens_are_renewed_when_the_reference_does() {
         for case in fixture::cases("jwt.json") {
             let token = Secret::from(case["jwt"].as_str().unwrap());
             let now = case["now"].as_f64().unwrap();
             let left = seconds_left(&token, now);
             assert_eq!(json!(left), case["seconds_until_expiry"], "{case}");
             assert_eq!(json!(expiry(&token)), case["expiry"], "{case}");
-            assert_eq!(json!(left <= TOO_LITTLE_LEFT), case["on_demand_refresh_needed"], "{case}");
-            let wait = refresh_in(&token, now).as_secs_f64();
-            assert_eq!(json!(wait), case["background_delay"], "{case}");
+            assert_eq!(json!(left <= MIN_LIFETIME), case["on_demand_refresh_needed"], "{case}");
+            let delay = refresh_in(&token, now).as_secs_f64();
+            assert_eq!(json!(delay), case["background_delay"], "{case}");
         }
     }
 
@@ -201,43 +204,47 @@ mod tests {
     }
 
     #[test]
-    fn who_a_token_speaks_for() {
+    fn identity_is_read_from_a_token() {
         let whoami = &fixture::load("jwt.json")["whoami"];
         let identity = Identity::of(&token(&whoami["claims"]), true).unwrap();
         let expected = &whoami["expected"];
         assert_eq!(json!(identity.user_urn), expected["user_urn"]);
         assert_eq!(json!(identity.org_urn), expected["org_urn"]);
         assert_eq!(json!(identity.email), expected["email"]);
-        assert_eq!(Identity::of(&token(&whoami["claims"]), false), None, "anyone's token");
+        assert_eq!(
+            Identity::of(&token(&whoami["claims"]), false),
+            None,
+            "not issued by the server"
+        );
         let passport = json!({"sub": "u", "org_id": "o", "iss": "passport-prod"});
         assert!(Identity::of(&token(&passport), false).is_some());
     }
 
     #[tokio::test]
-    async fn many_waiting_requests_make_one_exchange() {
-        let tokens = Token::default();
-        let made = std::sync::atomic::AtomicU32::new(0);
+    async fn concurrent_requests_share_one_exchange() {
+        let tokens = TokenCache::default();
+        let exchanges = std::sync::atomic::AtomicU32::new(0);
         let long = token(&json!({"exp": unix_now() + 3600.0}));
         let get = || {
             tokens.get(async || {
-                made.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                exchanges.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 tokio::task::yield_now().await;
                 Ok(long.clone())
             })
         };
         let all = futures_util::future::join_all((0..20).map(|_| get())).await;
         assert!(all.into_iter().all(|token| token.unwrap() == long));
-        assert_eq!(made.into_inner(), 1);
+        assert_eq!(exchanges.into_inner(), 1);
     }
 
     #[tokio::test]
-    async fn an_old_token_is_used_when_there_is_no_new_one() {
-        let tokens = Token::default();
-        let refused = async || Err(Error::new(ErrorKind::Auth, "no"));
-        assert!(tokens.get(refused).await.is_err(), "nothing to go on with");
+    async fn an_old_token_is_used_if_the_exchange_fails() {
+        let tokens = TokenCache::default();
+        let failing = async || Err(Error::new(ErrorKind::Auth, "no"));
+        assert!(tokens.get(failing).await.is_err(), "there is no old token");
         let old = token(&json!({"exp": unix_now() + 10.0}));
         assert_eq!(tokens.get(async || Ok(old.clone())).await.unwrap(), old);
-        assert_eq!(tokens.get(refused).await.unwrap(), old);
+        assert_eq!(tokens.get(failing).await.unwrap(), old);
     }
 
     #[cfg(unix)]
@@ -245,8 +252,8 @@ mod tests {
     async fn a_command_must_succeed_and_print_something() {
         let fetch = async |command: &str| Credential::Command(command.to_owned()).fetch().await;
         assert_eq!(fetch("printf ' tml-x\\n'").await.unwrap().expose(), "tml-x");
-        let failed = fetch("echo why >&2; exit 3").await.unwrap_err();
-        assert!(failed.to_string().contains("why"), "{failed}");
+        let failed = fetch("echo reason >&2; exit 3").await.unwrap_err();
+        assert!(failed.to_string().contains("reason"), "{failed}");
         assert!(fetch("true").await.is_err());
         let key = ApiKey::new("tml-1").unwrap();
         assert_eq!(Credential::Key(key).fetch().await.unwrap().expose(), "tml-1");

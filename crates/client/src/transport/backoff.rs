@@ -1,7 +1,6 @@
-//! [`Backoff`]: "not before", shared by everyone who uses one server with one key.
+//! [`Backoff`]: the delay after a 429, shared by all clients of one server and API key.
 //!
-//! When a server says that it is too much, all clients of that server and key in this process hold
-//! back, and nobody else does. Who shares one is [`pauses`](super::pauses)' business.
+//! The [registry](super::backoff_registry) decides which clients share one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,30 +9,32 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// For so long after a pause clients stay careful.
-const CAREFUL_FOR: Duration = Duration::from_secs(10);
+/// Time after the end of a backoff during which it counts as recent.
+const RECENT: Duration = Duration::from_secs(10);
 
+/// Point in time before which no request may be sent.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     epoch: Instant,
-    /// When it ends, in microseconds since the epoch; 0 if there never was one.
+    /// End of the latest backoff, in microseconds since `epoch`; 0 if there was none.
     until: AtomicU64,
 }
 
-/// A request that waits for a pause, and begins one when it was too much.
+/// The backoff that applies to one request.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestBackoff {
     pub(crate) backoff: Arc<Backoff>,
-    /// Its estimated size.
+    /// Estimated size of the request in bytes.
     pub(crate) bytes: u64,
 }
 
 impl RequestBackoff {
-    /// The server said that this request was too much, and perhaps when to come back.
-    pub(crate) fn too_much(&self, asked: Option<Duration>) {
+    /// Starts a backoff after a 429: for `retry_after` if the server named a delay, else 1 second, or
+    /// 5 for requests above 128 KiB.
+    pub(crate) fn on_rate_limit(&self, retry_after: Option<Duration>) {
         const LARGE_BYTES: u64 = 128 * 1024;
-        let usual = Duration::from_secs(if self.bytes <= LARGE_BYTES { 1 } else { 5 });
-        self.backoff.begin(asked.unwrap_or(usual));
+        let default = Duration::from_secs(if self.bytes <= LARGE_BYTES { 1 } else { 5 });
+        self.backoff.start(retry_after.unwrap_or(default));
     }
 }
 
@@ -42,14 +43,14 @@ impl Backoff {
         Self { epoch: Instant::now(), until: AtomicU64::new(0) }
     }
 
-    /// Nobody sends for `time`. A longer pause that is on already stays as long as it was.
-    pub(crate) fn begin(&self, time: Duration) {
-        let end = Instant::now().saturating_duration_since(self.epoch) + time;
+    /// Backs off for `duration` from now. Never shortens an active backoff.
+    pub(crate) fn start(&self, duration: Duration) {
+        let end = Instant::now().saturating_duration_since(self.epoch) + duration;
         let micros = u64::try_from(end.as_micros()).unwrap_or(u64::MAX).max(1);
         self.until.fetch_max(micros, Ordering::AcqRel);
     }
 
-    /// When the last pause ends or ended.
+    /// Returns when the latest backoff ends or ended.
     pub(crate) fn until(&self) -> Option<Instant> {
         match self.until.load(Ordering::Acquire) {
             0 => None,
@@ -57,24 +58,24 @@ impl Backoff {
         }
     }
 
-    /// How much is left of a pause.
-    pub(crate) fn rest(&self) -> Duration {
+    /// Returns the remaining time of an active backoff, else zero.
+    pub(crate) fn remaining(&self) -> Duration {
         self.until().map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
     }
 
-    /// Waits until there is no pause.
-    pub(crate) async fn over(&self) {
+    /// Waits until no backoff is active.
+    pub(crate) async fn wait(&self) {
         while let Some(until) = self.until().filter(|until| *until > Instant::now()) {
             sleep_until(until).await;
         }
     }
 
-    /// Whether there is a pause, or was one not long ago.
-    pub(crate) fn recent(&self) -> bool {
-        recent(self.until(), Instant::now())
+    /// Returns whether a backoff is active or ended less than 10 seconds ago.
+    pub(crate) fn is_recent(&self) -> bool {
+        is_recent(self.until(), Instant::now())
     }
 }
 
-pub(super) fn recent(until: Option<Instant>, now: Instant) -> bool {
-    until.is_some_and(|until| now.saturating_duration_since(until) < CAREFUL_FOR)
+pub(super) fn is_recent(until: Option<Instant>, now: Instant) -> bool {
+    until.is_some_and(|until| now.saturating_duration_since(until) < RECENT)
 }

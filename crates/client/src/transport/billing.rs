@@ -1,21 +1,22 @@
-//! Waiting for an account to be settled.
+//! Waiting for a billing problem (402) to be settled.
 //!
-//! A 402 is not an error at once: whoever pays may be a minute away. All calls of a client share
-//! one incident, which ends when nothing was heard of it for a while.
+//! Requests are repeated until the account is settled or the server's maximum wait is over. All
+//! requests of a transport share one incident, which ends 5 minutes after its last warning.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long a paused call waits before it is sent again.
-pub(crate) const PAUSE: Duration = Duration::from_secs(5);
-const WARN_EVERY: Duration = Duration::from_secs(60);
-const OVER_AFTER: Duration = Duration::from_secs(300);
+/// Delay before a request that was answered with 402 is sent again.
+pub(crate) const DELAY: Duration = Duration::from_secs(5);
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
+const INCIDENT_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// State of the billing problem, if there is one.
 #[derive(Debug)]
-pub(crate) struct Billing {
-    longest: Mutex<Duration>,
+pub(crate) struct BillingState {
+    max_wait: Mutex<Duration>,
     incident: Mutex<Option<Incident>>,
 }
 
@@ -25,41 +26,41 @@ struct Incident {
     warned: Instant,
 }
 
-impl Billing {
-    pub(crate) fn new(longest: Duration) -> Self {
-        Self { longest: Mutex::new(longest), incident: Mutex::new(None) }
+impl BillingState {
+    pub(crate) fn new(max_wait: Duration) -> Self {
+        Self { max_wait: Mutex::new(max_wait), incident: Mutex::new(None) }
     }
 
-    /// The server says how long it may take.
-    pub(crate) fn set_longest(&self, longest: Duration) {
-        *lock(&self.longest) = longest;
+    /// Sets how long requests wait, counted from the first 402.
+    pub(crate) fn set_max_wait(&self, max_wait: Duration) {
+        *lock(&self.max_wait) = max_wait;
     }
 
-    /// Whether a call that was answered with a 402 should wait and try again.
-    pub(crate) fn pause(&self) -> bool {
-        let (pause, warn) = self.decide(Instant::now());
+    /// Returns whether a request that was answered with 402 should wait and be sent again.
+    pub(crate) fn should_wait(&self) -> bool {
+        let (wait, warn) = self.decide(Instant::now());
         if warn {
-            tracing::warn!("requests are paused: the account has to be settled first (402)");
+            tracing::warn!("requests are waiting for the account to be settled (402)");
         }
-        if !pause {
-            tracing::error!("the account was not settled in time; giving up");
+        if !wait {
+            tracing::error!("account was not settled in time (402); giving up");
         }
-        pause
+        wait
     }
 
-    /// Whether to pause, and whether to say so.
+    /// Returns whether to wait, and whether to log a warning.
     fn decide(&self, now: Instant) -> (bool, bool) {
-        let longest = *lock(&self.longest);
+        let max_wait = *lock(&self.max_wait);
         let mut incident = lock(&self.incident);
-        let current = incident.filter(|incident| now - incident.warned <= OVER_AFTER);
+        let current = incident.filter(|incident| now - incident.warned <= INCIDENT_TIMEOUT);
         match current {
             None => {
                 *incident = Some(Incident { began: now, warned: now });
                 (true, true)
             }
-            Some(old) if now - old.began > longest => (false, false),
+            Some(old) if now - old.began > max_wait => (false, false),
             Some(old) => {
-                let warn = now - old.warned > WARN_EVERY;
+                let warn = now - old.warned > WARNING_INTERVAL;
                 let warned = if warn { now } else { old.warned };
                 *incident = Some(Incident { warned, ..old });
                 (true, warn)
@@ -80,17 +81,17 @@ mod tests {
     use crate::fixture;
 
     #[test]
-    fn pauses_and_warnings_come_as_in_the_reference() {
+    fn waits_and_warnings_match_the_reference() {
         for case in fixture::cases("billing_pause.json") {
-            let longest = case["config"]["billing_exception_max_pause_duration_sec"].as_u64();
-            let billing = Billing::new(Duration::from_secs(longest.unwrap_or(3600)));
+            let max_wait = case["config"]["billing_exception_max_pause_duration_sec"].as_u64();
+            let billing = BillingState::new(Duration::from_secs(max_wait.unwrap_or(3600)));
             let zero = Instant::now();
             let times = case["times_of_402_seconds"].as_array().unwrap();
             let (mut decisions, mut warned) = (Vec::new(), Vec::new());
             for time in times {
                 let at = zero + Duration::from_secs_f64(time.as_f64().unwrap());
-                let (pause, warn) = billing.decide(at);
-                decisions.push(json!(pause));
+                let (wait, warn) = billing.decide(at);
+                decisions.push(json!(wait));
                 if warn {
                     warned.push(time.clone());
                 }

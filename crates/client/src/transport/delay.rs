@@ -1,33 +1,37 @@
-//! How long to wait before the same bytes are sent again.
+//! Delays before retries.
 
 use std::time::{Duration, SystemTime};
 
 use http::HeaderMap;
 use tinkex_wire::header;
 
-/// The longest wait that a server may ask for.
-const LONGEST_ASKED: Duration = Duration::from_secs(60);
-const FIRST: f64 = 0.5;
-const LONGEST: f64 = 10.0;
+/// Longest `retry-after` that is honoured.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
+/// Delay before the first retry, in seconds.
+const INITIAL_DELAY: f64 = 0.5;
+/// Longest delay, in seconds.
+const MAX_DELAY: f64 = 10.0;
+/// Largest fraction by which a delay is shortened at random.
 const JITTER: f64 = 0.25;
 
-/// The wait before resend number `sent` (from 0): what the server asked for if that is sensible,
-/// else twice as long each time, a little less by chance.
-pub(crate) fn before_resend(sent: u32, asked: Option<f64>, chance: f64) -> Duration {
-    if let Some(asked) = sensible(asked) {
-        return asked;
+/// Returns the delay before retry number `retry` (from 0): the server's `retry_after` if acceptable,
+/// else an exponential delay with jitter. `random` is a number from 0 to 1.
+pub(crate) fn before_retry(retry: u32, retry_after: Option<f64>, random: f64) -> Duration {
+    if let Some(delay) = acceptable(retry_after) {
+        return delay;
     }
-    let doubled = FIRST * 2_f64.powi(i32::try_from(sent.min(1000)).unwrap_or(1000));
-    Duration::from_secs_f64(doubled.min(LONGEST) * (1.0 - JITTER * chance))
+    let doubled = INITIAL_DELAY * 2_f64.powi(i32::try_from(retry.min(1000)).unwrap_or(1000));
+    Duration::from_secs_f64(doubled.min(MAX_DELAY) * (1.0 - JITTER * random))
 }
 
-/// What the server asked for, if it is neither nothing nor too long.
-pub(crate) fn sensible(asked: Option<f64>) -> Option<Duration> {
-    asked_duration(asked).filter(|asked| *asked <= LONGEST_ASKED)
+/// Returns a `retry-after` of more than 0 and at most 60 seconds.
+pub(crate) fn acceptable(retry_after: Option<f64>) -> Option<Duration> {
+    to_duration(retry_after).filter(|delay| *delay <= MAX_RETRY_AFTER)
 }
 
-/// What the server asked for, in seconds: `retry-after-ms`, or `retry-after` as seconds or a date.
-pub(crate) fn asked(headers: &HeaderMap, now: SystemTime) -> Option<f64> {
+/// Returns the delay that the server asks for, in seconds: `retry-after-ms`, or `retry-after` as
+/// seconds or as a date. It may be negative or not finite.
+pub(crate) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<f64> {
     let text = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
     let number = |name: &str| text(name)?.parse::<f64>().ok();
     if let Some(millis) = number(header::RETRY_AFTER_MS) {
@@ -43,13 +47,15 @@ pub(crate) fn asked(headers: &HeaderMap, now: SystemTime) -> Option<f64> {
     })
 }
 
-/// The same as a duration, for errors: only what makes sense as one.
-pub(crate) fn asked_duration(asked: Option<f64>) -> Option<Duration> {
-    asked.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).filter(|d| !d.is_zero())
+/// Converts seconds to a duration, if they are positive and finite.
+pub(crate) fn to_duration(retry_after: Option<f64>) -> Option<Duration> {
+    retry_after
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .filter(|d| !d.is_zero())
 }
 
-/// Whether the server says to send again, whatever the status.
-pub(crate) fn should_resend(headers: &HeaderMap) -> Option<bool> {
+/// Returns the server's `x-should-retry` override, if present.
+pub(crate) fn should_retry(headers: &HeaderMap) -> Option<bool> {
     let word = headers.get(header::SHOULD_RETRY)?.to_str().ok()?.trim().to_ascii_lowercase();
     match &*word {
         "true" => Some(true),
@@ -68,12 +74,12 @@ mod tests {
     use super::*;
     use crate::fixture;
 
-    fn headers(of: &Value) -> HeaderMap {
+    fn headers(pairs: &Value) -> HeaderMap {
         let pair = |(name, value): (&String, &Value)| {
             let name: HeaderName = name.to_lowercase().parse().unwrap();
             (name, HeaderValue::from_str(value.as_str().unwrap()).unwrap())
         };
-        of.as_object().unwrap().iter().map(pair).collect()
+        pairs.as_object().unwrap().iter().map(pair).collect()
     }
 
     fn close(a: f64, b: f64) -> bool {
@@ -81,35 +87,35 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_asks_for_is_read_in_every_form() {
+    fn retry_after_is_read_in_every_form() {
         for case in fixture::cases("retry_after_parsing.json") {
             let now = UNIX_EPOCH + Duration::from_secs_f64(case["now_unix"].as_f64().unwrap());
-            let asked = asked(&headers(&case["headers"]), now);
+            let seconds = retry_after(&headers(&case["headers"]), now);
             match &case["seconds"] {
-                Value::Null => assert_eq!(asked, None, "{case}"),
-                Value::Number(seconds) => {
-                    assert!(close(asked.unwrap(), seconds.as_f64().unwrap()), "{case}");
+                Value::Null => assert_eq!(seconds, None, "{case}"),
+                Value::Number(expected) => {
+                    assert!(close(seconds.unwrap(), expected.as_f64().unwrap()), "{case}");
                 }
                 odd => {
-                    assert!(!asked.unwrap().is_finite(), "{odd}");
-                    assert_eq!(asked_duration(asked), None);
+                    assert!(!seconds.unwrap().is_finite(), "{odd}");
+                    assert_eq!(to_duration(seconds), None);
                 }
             }
         }
     }
 
     #[test]
-    fn waits_grow_and_what_was_asked_for_wins() {
+    fn delays_grow_and_retry_after_wins() {
         for case in fixture::cases("http_retry_delay.json") {
-            let sent = u32::try_from(case["retries_taken"].as_u64().unwrap()).unwrap();
-            let asked = asked(&headers(&case["headers"]), SystemTime::now());
-            for (chance, key) in [
+            let retry = u32::try_from(case["retries_taken"].as_u64().unwrap()).unwrap();
+            let seconds = retry_after(&headers(&case["headers"]), SystemTime::now());
+            for (random, key) in [
                 (0.0, "delay_at_random_0"),
                 (0.5, "delay_at_random_half"),
                 (1.0, "delay_at_random_1"),
             ] {
-                let wait = before_resend(sent, asked, chance).as_secs_f64();
-                assert!(close(wait, case[key].as_f64().unwrap()), "{case}: {wait}");
+                let delay = before_retry(retry, seconds, random).as_secs_f64();
+                assert!(close(delay, case[key].as_f64().unwrap()), "{case}: {delay}");
             }
         }
     }

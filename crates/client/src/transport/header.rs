@@ -1,4 +1,4 @@
-//! Headers that go with every request, and those of replies that are for people.
+//! Headers of requests and responses.
 
 use ::http::header::USER_AGENT;
 use ::http::{HeaderMap, HeaderName, HeaderValue};
@@ -10,8 +10,9 @@ use crate::error::{Error, ErrorKind, Result};
 pub(crate) const RETRY_COUNT: &str = "x-stainless-retry-count";
 pub(crate) const READ_TIMEOUT: &str = "x-stainless-read-timeout";
 
-/// The headers of every request: who we are, and what a proxy in front of the server wants.
-pub(crate) fn fixed(env: &Env, overrides: &[(String, String)]) -> Result<HeaderMap> {
+/// Returns the headers of every request: the client's identification, credentials for a Cloudflare
+/// Access proxy from `env`, and `overrides`, which replace the others.
+pub(crate) fn default_headers(env: &Env, overrides: &[(String, String)]) -> Result<HeaderMap> {
     let mut headers = HeaderMap::new();
     let agent = concat!("tinkex/", env!("CARGO_PKG_VERSION"), " (Rust)");
     headers.insert(USER_AGENT, HeaderValue::from_static(agent));
@@ -62,33 +63,32 @@ fn arch() -> &'static str {
     }
 }
 
-/// Adds a header of our own making.
+/// Sets a header. `value` must be visible ASCII, which names, numbers and ids are.
 pub(crate) fn put(headers: &mut HeaderMap, name: &'static str, value: &str) {
-    let value = HeaderValue::from_str(value).expect("digits, names and ids are header text");
+    let value = HeaderValue::from_str(value).expect("value is visible ASCII");
     headers.insert(HeaderName::from_static(name), value);
 }
 
-/// Adds a header whose value must not be shown.
+/// Sets a header whose value is a secret: it is hidden from `Debug` and from errors.
 pub(crate) fn put_secret(headers: &mut HeaderMap, name: &str, value: &Secret) -> Result<()> {
-    let wrong = |why: &str| {
-        Error::new(ErrorKind::Config, format!("the header {name:?} cannot be sent: {why}"))
-    };
-    let name: HeaderName = name.parse().map_err(|_| wrong("that is not a header's name"))?;
+    let invalid =
+        |cause: &str| Error::new(ErrorKind::Config, format!("invalid header {name:?}: {cause}"));
+    let name: HeaderName = name.parse().map_err(|_| invalid("not a header name"))?;
     let mut value = HeaderValue::from_str(value.expose())
-        .map_err(|_| wrong("its value has characters that headers cannot carry"))?;
+        .map_err(|_| invalid("the value contains characters that headers do not allow"))?;
     value.set_sensitive(true);
     headers.insert(name, value);
     Ok(())
 }
 
-/// Passes on what a server says about calls that will go away.
-pub(crate) fn note_deprecation(headers: &HeaderMap) {
+/// Logs the deprecation notice of a response, if it has one.
+pub(crate) fn log_deprecation(headers: &HeaderMap) {
     let text = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
     let Some(note) = text("x-deprecation-note") else { return };
     match text("x-deprecation-level") {
         Some(level) if level.eq_ignore_ascii_case("error") => {
-            tracing::error!(note, "the server says that this call is deprecated");
+            tracing::error!(note, "request is deprecated");
         }
-        _ => tracing::warn!(note, "the server says that this call is deprecated"),
+        _ => tracing::warn!(note, "request is deprecated"),
     }
 }

@@ -1,12 +1,14 @@
-//! What can be seen of requests from outside: events for [`tracing`], numbers for [`metrics`].
+//! Instrumentation of requests: events for [`tracing`] and counters for [`metrics`].
 //!
-//! | Event (target `tinkex::http`) | Level | Fields |
+//! [`targets`](crate::targets) lists the events. The metrics are:
+//!
+//! | Metric | Type | Labels |
 //! |---|---|---|
-//! | `request start` | trace | `method`, `path`, `lane`, `base_url`, `retry_count` |
-//! | `request stop` | debug | the same, `duration`, `status` |
-//! | `request exception` | debug | the same, `duration`, `error` |
+//! | `tinkex_requests_total` | counter | `lane`, `outcome` (`ok`, `refused`, `failed`, `lost`) |
+//! | `tinkex_request_duration_seconds` | histogram | `lane` |
+//! | `tinkex_retries_total` | counter | `reason` (`retry`, `backoff`, `round`) |
 //!
-//! Nothing of a body or a header is told, nor anything behind a `?`.
+//! Bodies, headers and query strings are never recorded.
 
 use std::time::Instant;
 
@@ -17,7 +19,8 @@ use crate::targets;
 
 use super::http::{HttpFailure, Lane};
 
-/// One request on its way. Time is the real one: it is told, never decided by.
+/// Events of one request. Measures real time, also in tests with paused time: no decision depends on
+/// it.
 pub(super) struct RequestEvents<'a> {
     method: &'a Method,
     path: &'a str,
@@ -46,8 +49,8 @@ impl<'a> RequestEvents<'a> {
         let Self { method, path, lane, base_url, retry_count, start } = self;
         let duration = start.elapsed();
         let outcome = match result {
-            Ok(reply) => {
-                let status = reply.status().as_u16();
+            Ok(response) => {
+                let status = response.status().as_u16();
                 tracing::debug!(
                     target: targets::HTTP, %method, path, lane, base_url, retry_count, ?duration,
                     status, "request stop"
@@ -73,7 +76,7 @@ impl<'a> RequestEvents<'a> {
     }
 }
 
-/// The same bytes are sent again, for this reason.
-pub(super) fn resend(why: &'static str) {
-    metrics::counter!("tinkex_resends_total", "why" => why).increment(1);
+/// Counts a retry.
+pub(super) fn count_retry(reason: &'static str) {
+    metrics::counter!("tinkex_retries_total", "reason" => reason).increment(1);
 }

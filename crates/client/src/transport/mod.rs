@@ -1,10 +1,12 @@
-//! A call's way to the server and back: encode once, sign, send, check, decode.
+//! Sends requests to the API server: encodes once, authenticates, retries, follows redirects and
+//! decodes the response.
 //!
-//! Whether it is sent again is [`retry`]'s decision, how it gets there is [`http`]'s.
+//! [`retry`] decides whether a failed attempt is repeated and when; [`http`] is the interface to the
+//! network.
 
 mod auth;
 pub(crate) mod backoff;
-mod backoff_registry;
+pub(crate) mod backoff_registry;
 mod billing;
 pub(crate) mod delay;
 pub(crate) mod header;
@@ -19,7 +21,7 @@ pub(crate) mod retry;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use ::http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, USER_AGENT};
+use ::http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE};
 use ::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -35,292 +37,305 @@ use url::Url;
 use crate::config::{BaseUrl, Credential};
 use crate::error::{Error, ErrorKind, Result};
 use crate::targets;
-use crate::task::Task;
+use crate::task::{self, Task};
 use crate::telemetry::EventQueue;
 
 pub use auth::Identity;
-use auth::Token;
+use auth::TokenCache;
 use backoff::RequestBackoff;
-use billing::Billing;
-pub(crate) use billing::PAUSE as BILLING_PAUSE;
+use billing::BillingState;
+pub(crate) use billing::DELAY as BILLING_DELAY;
 use http::HttpService;
 use instrument::RequestEvents;
-use request_policy::{RequestPolicy, Signer};
-use retry::{Failed, RetryPolicy, Sending};
+use request_policy::{RequestCredential, RequestPolicy};
+use retry::{FailedAttempt, RetryPolicy, RetryState};
 
-/// How many headers a call and its attempts add at most.
+/// Number of headers that the transport adds to a request at most.
 const OWN_HEADERS: usize = 7;
-const LONGEST_BILLING_PAUSE: Duration = Duration::from_secs(3600);
+const DEFAULT_MAX_BILLING_WAIT: Duration = Duration::from_secs(3600);
 
-/// The way to one server with one credential.
+/// Sends requests to one server with one credential.
 pub(crate) struct Transport {
     this: Weak<Self>,
     http: Arc<dyn HttpService>,
-    base: BaseUrl,
+    base_url: BaseUrl,
     credential: Credential,
-    exchange: OnceLock<Exchange>,
+    exchange: OnceLock<TokenExchange>,
     headers: HeaderMap,
-    policy: RetryPolicy,
-    billing: Billing,
-    refresh: OnceLock<Task>,
+    retry: RetryPolicy,
+    billing: BillingState,
+    refresh_task: OnceLock<Task>,
     events: OnceLock<Arc<EventQueue>>,
     closed: watch::Sender<bool>,
 }
 
-/// A credential that is exchanged for tokens.
-struct Exchange {
+/// A credential that is exchanged for short-lived tokens.
+struct TokenExchange {
     credential: Credential,
-    token: Token,
+    token: TokenCache,
 }
 
-/// What goes with one call besides its request.
+/// Options of one request.
 #[derive(Default)]
 pub(crate) struct RequestOptions {
-    /// Further headers.
+    /// Additional headers. They replace default headers of the same name.
     pub(crate) headers: HeaderMap,
-    /// The same idempotency key for every attempt of every round.
+    /// Idempotency key of all attempts. Without it, each round of retries has its own.
     pub(crate) idempotency_key: Option<String>,
-    /// Whether the body is compressed.
+    /// Whether to compress the body.
     pub(crate) compress: bool,
-    /// Whether it is sent at most once, even where it usually persists.
+    /// Whether to send the request at most once, whatever the retry policy.
     pub(crate) single_attempt: bool,
-    /// What holds it back together with others.
+    /// Backoff that the request shares with others.
     pub(crate) backoff: Option<RequestBackoff>,
-    /// Since when somebody waits for it, if not since it is sent.
-    pub(crate) since: Option<Instant>,
+    /// Start of the retry timeout; `None` means when the request is sent.
+    pub(crate) waiting_since: Option<Instant>,
 }
 
-/// A call, encoded: what every attempt of it sends.
-struct Outgoing {
+/// The encoded request that all attempts send.
+struct EncodedRequest {
     method: Method,
     uri: Uri,
     body: Bytes,
     content_type: &'static str,
-    rule: RequestPolicy,
+    policy: RequestPolicy,
 }
 
 impl Transport {
     pub(crate) fn new(
         http: Arc<dyn HttpService>,
-        base: BaseUrl,
+        base_url: BaseUrl,
         credential: Credential,
         headers: HeaderMap,
-        policy: RetryPolicy,
+        retry: RetryPolicy,
     ) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             http,
-            base,
+            base_url,
             credential,
             exchange: OnceLock::new(),
             headers,
-            policy,
-            billing: Billing::new(LONGEST_BILLING_PAUSE),
-            refresh: OnceLock::new(),
+            retry,
+            billing: BillingState::new(DEFAULT_MAX_BILLING_WAIT),
+            refresh_task: OnceLock::new(),
             events: OnceLock::new(),
             closed: watch::channel(false).0,
         })
     }
 
-    /// From now on, requests are signed with tokens that this credential is exchanged for.
+    /// Authenticates further requests with tokens that `credential` is exchanged for.
     pub(crate) fn exchange_tokens(&self, credential: Credential) {
-        let _ = self.exchange.set(Exchange { credential, token: Token::default() });
+        let _ = self.exchange.set(TokenExchange { credential, token: TokenCache::default() });
     }
 
-    pub(crate) fn set_longest_billing_pause(&self, longest: Duration) {
-        self.billing.set_longest(longest);
+    /// Sets how long requests wait for a billing problem to be settled.
+    pub(crate) fn set_max_billing_wait(&self, max_wait: Duration) {
+        self.billing.set_max_wait(max_wait);
     }
 
-    /// Failures are written down there from now on.
-    pub(crate) fn write_into(&self, events: Arc<EventQueue>) {
+    /// Records failed attempts in `events` from now on.
+    pub(crate) fn record_failures_in(&self, events: Arc<EventQueue>) {
         let _ = self.events.set(events);
     }
 
-    /// Where failures are written down, if anywhere.
+    /// Returns the queue that failed attempts are recorded in, if any.
     pub(crate) fn events(&self) -> Option<&EventQueue> {
         self.events.get().map(|events| &**events)
     }
 
-    /// From now on nothing is sent but last words.
+    /// Rejects all further requests, except those that closing a client needs.
     pub(crate) fn close(&self) {
         self.closed.send_replace(true);
     }
 
-    /// Ends when this is closed.
+    /// Waits until the transport is closed.
     pub(crate) async fn until_closed(&self) {
-        // It cannot fail: the sender is ours.
+        // Cannot fail: `self` owns the sender.
         let _ = self.closed.subscribe().wait_for(|closed| *closed).await;
     }
 
     fn check_open(&self, route: Route) -> Result<()> {
-        // Last words may have to be signed anew.
-        let last_words =
-            matches!(route, Route::FinishSession | Route::Telemetry | Route::AuthToken);
-        if *self.closed.borrow() && !last_words {
+        // The final requests may need a new token.
+        let allowed = matches!(route, Route::FinishSession | Route::Telemetry | Route::AuthToken);
+        if *self.closed.borrow() && !allowed {
             return Err(Error::closed());
         }
         Ok(())
     }
 
-    /// Whether to wait for a billing problem; every call of this transport shares one decision.
-    pub(crate) fn pause_for_billing(&self) -> bool {
-        self.billing.pause()
+    /// Returns whether a request that was answered with 402 should wait and be sent again. All
+    /// requests of the transport share the state of the billing problem.
+    pub(crate) fn wait_for_billing(&self) -> bool {
+        self.billing.should_wait()
     }
 
-    /// The credential that requests are signed with right now, and whether the server handed it out.
-    pub(crate) async fn signature(&self) -> Result<(Secret, bool)> {
+    /// Returns the secret that requests are authenticated with, and whether the server issued it in
+    /// exchange for the credential.
+    pub(crate) async fn credential(&self) -> Result<(Secret, bool)> {
         Ok((self.token().await?, self.exchange.get().is_some()))
     }
 
-    /// Makes a call and reads its reply.
-    pub(crate) async fn send<C: ApiRequest>(
+    /// Sends a request and decodes its response.
+    ///
+    /// # Errors
+    /// If the request is invalid, all attempts failed, or the response cannot be decoded. Outside a
+    /// tokio runtime nothing is sent.
+    pub(crate) async fn send<R: ApiRequest>(
         &self,
-        call: &C,
+        request: &R,
         options: &RequestOptions,
-    ) -> Result<C::Response> {
-        let reply = self.send_raw(call, options).await?;
-        C::Response::from_body(reply.body()).map_err(|why| Error::from(why).during(what::<C>()))
+    ) -> Result<R::Response> {
+        let response = self.send_raw(request, options).await?;
+        R::Response::from_body(response.body())
+            .map_err(|error| Error::from(error).during(operation::<R>()))
     }
 
-    /// Makes a call and leaves the reply as it is. This is the one loop that sends bytes again.
-    pub(crate) async fn send_raw<C: ApiRequest>(
+    /// Sends a request and returns its undecoded response.
+    pub(crate) async fn send_raw<R: ApiRequest>(
         &self,
-        call: &C,
+        request: &R,
         options: &RequestOptions,
     ) -> Result<Response<Bytes>> {
-        let span = tracing::debug_span!(target: targets::HTTP, "request", route = %C::ROUTE);
-        self.send_with_retries(call, options).instrument(span).await
+        let span = tracing::debug_span!(target: targets::HTTP, "request", route = %R::ROUTE);
+        let sent = self.send_with_retries(request, options).instrument(span).await;
+        sent.map_err(|error| error.during(operation::<R>()))
     }
 
-    async fn send_with_retries<C: ApiRequest>(
+    /// Sends the same bytes until an attempt succeeds or [`RetryState::failed`] gives up. No other
+    /// loop repeats a request to the API server.
+    async fn send_with_retries<R: ApiRequest>(
         &self,
-        call: &C,
+        request: &R,
         options: &RequestOptions,
     ) -> Result<Response<Bytes>> {
-        let outgoing = self.encode(call, options).await.map_err(|e| e.during(what::<C>()))?;
+        task::require_runtime()?;
+        let encoded = self.encode(request, options).await?;
         let (backoff, key) = (options.backoff.clone(), options.idempotency_key.clone());
-        let mut sending = Sending::new(outgoing.rule, backoff, key).waited_for_since(options.since);
+        let mut state =
+            RetryState::new(encoded.policy, backoff, key).with_waiting_since(options.waiting_since);
         loop {
-            sending.held().await;
-            self.check_open(C::ROUTE).map_err(|error| error.during(what::<C>()))?;
-            match self.attempt(&outgoing, options, &sending).await {
-                Ok(reply) => return Ok(reply),
-                Err(failed) => sending
-                    .failed(failed, &self.billing, self.events())
-                    .await
-                    .map_err(|error| error.during(what::<C>()))?,
+            state.wait_for_backoff().await;
+            self.check_open(R::ROUTE)?;
+            match self.attempt(&encoded, options, &state).await {
+                Ok(response) => return Ok(response),
+                Err(failed) => state.failed(failed, &self.billing, self.events()).await?,
             }
         }
     }
 
-    async fn encode<C: ApiRequest>(&self, call: &C, options: &RequestOptions) -> Result<Outgoing> {
-        let uri = uri(&self.base.join(&call.target()?))?;
-        let method = match C::ROUTE.method() {
+    async fn encode<R: ApiRequest>(
+        &self,
+        request: &R,
+        options: &RequestOptions,
+    ) -> Result<EncodedRequest> {
+        let uri = parse_uri(&self.base_url.join(&request.target()?))?;
+        let method = match R::ROUTE.method() {
             tinkex_wire::Method::Get => Method::GET,
             tinkex_wire::Method::Post => Method::POST,
             tinkex_wire::Method::Put => Method::PUT,
             tinkex_wire::Method::Delete => Method::DELETE,
         };
-        let body = call.body()?;
+        let body = request.body()?;
         let mut bytes = body.bytes();
-        let policy = if options.single_attempt { RetryPolicy::disabled() } else { self.policy };
-        let rule = policy.apply(RequestPolicy::of(C::ROUTE));
-        debug_assert!(C::ROUTE.body() != BodyCodec::Empty || bytes.is_empty());
+        let retry = if options.single_attempt { RetryPolicy::disabled() } else { self.retry };
+        let policy = retry.apply(RequestPolicy::for_route(R::ROUTE));
+        debug_assert!(R::ROUTE.body() != BodyCodec::Empty || bytes.is_empty());
         if options.compress {
-            bytes = Box::pin(compressed(bytes)).await?;
+            bytes = Box::pin(compress_off_thread(bytes)).await?;
         }
         let content_type = body.content_type();
-        Ok(Outgoing { method, uri, body: bytes, content_type, rule })
+        Ok(EncodedRequest { method, uri, body: bytes, content_type, policy })
     }
 
-    /// The headers of one attempt. They are put together each time: a copy kept for resends would
-    /// cost every request more than the few resends that there are.
+    /// Returns the headers of one attempt. They are built for each attempt: keeping a copy for
+    /// retries would cost every request more than the rare retry does.
     fn headers(
         &self,
-        outgoing: &Outgoing,
+        encoded: &EncodedRequest,
         options: &RequestOptions,
-        sending: &Sending,
-        signature: &Secret,
+        state: &RetryState,
+        secret: &Secret,
     ) -> Result<HeaderMap> {
-        // Room for all at once: growing hashes every name anew.
-        let room = self.headers.len() + options.headers.len() + OWN_HEADERS;
-        let mut headers = HeaderMap::with_capacity(room);
+        // With the final capacity: growing the map rehashes all names.
+        let capacity = self.headers.len() + options.headers.len() + OWN_HEADERS;
+        let mut headers = HeaderMap::with_capacity(capacity);
         headers.insert(ACCEPT, HeaderValue::from_static(tinkex_wire::JSON));
-        if outgoing.method != Method::GET {
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static(outgoing.content_type));
+        if encoded.method != Method::GET {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static(encoded.content_type));
         }
-        let timeout = HeaderValue::from(outgoing.rule.timeout.as_secs());
+        let timeout = HeaderValue::from(encoded.policy.timeout.as_secs());
         headers.insert(HeaderName::from_static(header::READ_TIMEOUT), timeout);
         if options.compress {
             headers.insert(CONTENT_ENCODING, HeaderValue::from_static(compress::ZSTD));
         }
-        // The caller's own headers win over ours, and those of this call over both.
+        // The caller's headers replace ours, and those of this request replace both.
         for (name, value) in self.headers.iter().chain(&options.headers) {
             headers.insert(name.clone(), value.clone());
         }
-        header::put_secret(&mut headers, wire_header::API_KEY, signature)?;
-        let sent_before = HeaderValue::from(sending.sent_before());
-        headers.insert(HeaderName::from_static(header::RETRY_COUNT), sent_before);
-        if outgoing.method != Method::GET {
-            header::put(&mut headers, wire_header::IDEMPOTENCY_KEY, sending.idempotency_key());
+        header::put_secret(&mut headers, wire_header::API_KEY, secret)?;
+        let retry_count = HeaderValue::from(state.retry_count());
+        headers.insert(HeaderName::from_static(header::RETRY_COUNT), retry_count);
+        if encoded.method != Method::GET {
+            header::put(&mut headers, wire_header::IDEMPOTENCY_KEY, state.idempotency_key());
         }
         Ok(headers)
     }
 
-    /// Sends once, and follows redirects.
+    /// Sends the request once and follows redirects.
     async fn attempt(
         &self,
-        outgoing: &Outgoing,
+        encoded: &EncodedRequest,
         options: &RequestOptions,
-        sending: &Sending,
-    ) -> std::result::Result<Response<Bytes>, Failed> {
-        // A credential that cannot be had is not a connection that was lost: no resend helps.
-        let signature = match outgoing.rule.signed_by {
-            Signer::Credential => self.credential.fetch().await,
-            Signer::Exchange => self.exchange_credential().fetch().await,
-            Signer::Token => self.token().await,
+        state: &RetryState,
+    ) -> std::result::Result<Response<Bytes>, FailedAttempt> {
+        let secret = match encoded.policy.credential {
+            RequestCredential::Credential => self.credential.fetch().await,
+            RequestCredential::ExchangedCredential => self.exchange_credential().fetch().await,
+            RequestCredential::Token => self.token().await,
         };
-        let signature = signature.map_err(Failed::for_good)?;
-        let headers = || self.headers(outgoing, options, sending, &signature);
-        let (mut method, mut uri) = (outgoing.method.clone(), outgoing.uri.clone());
-        let mut body = outgoing.body.clone();
-        let (mut without_body, mut elsewhere) = (false, false);
+        // A missing credential is not a lost connection: a retry does not help.
+        let secret = secret.map_err(FailedAttempt::permanent)?;
+        let (mut method, mut uri) = (encoded.method.clone(), encoded.uri.clone());
+        let mut body = encoded.body.clone();
+        let (mut body_dropped, mut other_origin) = (false, false);
         for _ in 0..=redirect::MAX_REDIRECTS {
             let mut request = Request::new(body.clone());
             *request.method_mut() = method.clone();
             *request.uri_mut() = uri.clone();
-            let mut headers = headers()?;
-            if without_body {
+            let mut headers = self.headers(encoded, options, state, &secret)?;
+            if body_dropped {
                 headers.remove(CONTENT_TYPE);
                 headers.remove(CONTENT_ENCODING);
             }
-            *request.headers_mut() = if elsewhere { harmless(&headers) } else { headers };
-            let (lane, retries) = (outgoing.rule.lane, sending.sent_before());
-            let events = RequestEvents::start(&method, &uri, lane, self.base.as_str(), retries);
-            let sent = self.http.send(lane, request, outgoing.rule.timeout).await;
+            *request.headers_mut() =
+                if other_origin { redirect::public_headers(&headers) } else { headers };
+            let (lane, retry_count) = (encoded.policy.lane, state.retry_count());
+            let base_url = self.base_url.as_str();
+            let events = RequestEvents::start(&method, &uri, lane, base_url, retry_count);
+            let sent = self.http.send(lane, request, encoded.policy.timeout).await;
             events.stop(&sent);
-            let reply = sent.map_err(Error::from)?;
-            let Some(next) = redirect_url(&uri, &reply) else { return check(reply) };
-            let keeps_method = matches!(reply.status().as_u16(), 307 | 308);
-            if !keeps_method && method != Method::GET {
-                (method, body, without_body) = (Method::GET, Bytes::new(), true);
+            let response = sent.map_err(Error::from)?;
+            let Some(next) = redirect_target(&uri, &response) else { return check(response) };
+            if !redirect::keeps_method(response.status()) && method != Method::GET {
+                (method, body, body_dropped) = (Method::GET, Bytes::new(), true);
             }
-            // What is secret is for our server alone, and so is everything we cannot judge: a body
-            // may hold a token, and is somebody's data in any case.
-            if next.origin() != self.base.origin() {
+            // Secrets and user data are for the API server only. A body may contain either.
+            if next.origin() != self.base_url.origin() {
                 if method != Method::GET {
-                    let why = "the server redirects a request with data to another server";
-                    return Err(Failed::for_good(Error::new(ErrorKind::Rejected, why)));
+                    let message = "server redirects a request with a body to another server";
+                    return Err(FailedAttempt::permanent(Error::new(ErrorKind::Rejected, message)));
                 }
-                elsewhere = true;
+                other_origin = true;
             }
-            // Not repeated in the error: where it leads may need no credential.
+            // The target is not quoted in the error: its query may be a secret.
             uri = next.as_str().parse().map_err(|_| {
-                let why = "the server redirects to an address that makes no sense";
-                Failed::for_good(Error::new(ErrorKind::Rejected, why))
+                let message = "server redirects to an invalid URL";
+                FailedAttempt::permanent(Error::new(ErrorKind::Rejected, message))
             })?;
         }
-        Err(Error::new(ErrorKind::Rejected, "the server redirects without end").into())
+        let message = format!("server redirects more than {} times", redirect::MAX_REDIRECTS);
+        Err(Error::new(ErrorKind::Rejected, message).into())
     }
 
     fn exchange_credential(&self) -> &Credential {
@@ -330,82 +345,84 @@ impl Transport {
     async fn token(&self) -> Result<Secret> {
         match self.exchange.get() {
             None => self.credential.fetch().await,
-            Some(exchange) => exchange.token.get(|| self.exchange_now()).await,
+            Some(exchange) => exchange.token.get(|| self.exchange_token()).await,
         }
     }
 
-    /// Boxed: a call is signed, signing may make a call, and that one is signed without one.
-    fn exchange_now(&self) -> BoxFuture<'_, Result<Secret>> {
+    /// Exchanges the credential for a token.
+    ///
+    /// Boxed, because the recursion needs a fixed size: sending a request may need a token, and
+    /// fetching the token sends a request, which needs none.
+    fn exchange_token(&self) -> BoxFuture<'_, Result<Secret>> {
         Box::pin(async {
             let token = self.send(&AuthTokenRequest {}, &RequestOptions::default()).await?.jwt;
-            let first = || Task::spawn(refresh(Weak::clone(&self.this), token.clone()));
-            self.refresh.get_or_init(first);
+            let refresh = || Task::spawn(refresh_tokens(Weak::clone(&self.this), token.clone()));
+            self.refresh_task.get_or_init(refresh);
             Ok(token)
         })
     }
 }
 
-/// Exchanges tokens ahead of need, for as long as the transport lives.
-async fn refresh(transport: Weak<Transport>, token: Secret) {
+/// Renews the token before it expires, until the transport is dropped or closed.
+async fn refresh_tokens(transport: Weak<Transport>, token: Secret) {
     const AFTER_FAILURE: Duration = Duration::from_secs(60);
-    // A token that does not last, or a clock that is ahead, must not ask for others without end.
-    const SHORTEST: Duration = Duration::from_secs(60);
-    let in_time = |token: &_| auth::refresh_in(token, crate::clock::unix_now()).max(SHORTEST);
-    let mut wait = in_time(&token);
+    // Limits the rate if tokens are short-lived or the local clock is ahead.
+    const MIN_INTERVAL: Duration = Duration::from_secs(60);
+    let delay_for = |token: &_| auth::refresh_in(token, crate::clock::unix_now()).max(MIN_INTERVAL);
+    let mut delay = delay_for(&token);
     loop {
-        tokio::time::sleep(wait).await;
+        tokio::time::sleep(delay).await;
         let Some(transport) = transport.upgrade() else { return };
         if *transport.closed.borrow() {
             return;
         }
         let Some(exchange) = transport.exchange.get() else { return };
-        wait = match exchange.token.renew(|| transport.exchange_now()).await {
-            Ok(new) => in_time(&new),
+        delay = match exchange.token.renew(|| transport.exchange_token()).await {
+            Ok(token) => delay_for(&token),
             Err(error) => {
-                tracing::debug!(%error, "no new token yet");
+                tracing::debug!(%error, "cannot renew the token");
                 AFTER_FAILURE
             }
         };
     }
 }
 
-/// Compressing takes milliseconds, which others on this thread should not wait for.
-async fn compressed(body: Bytes) -> Result<Bytes> {
-    let failed = |why: String| Error::new(ErrorKind::InvalidInput, why);
-    let work = tokio::task::spawn_blocking(move || compress::compress(&body));
-    Ok(work.await.map_err(|why| failed(why.to_string()))??)
+/// Compresses a body on a blocking thread: it takes milliseconds, too long for an async worker.
+async fn compress_off_thread(body: Bytes) -> Result<Bytes> {
+    let compressed = tokio::task::spawn_blocking(move || compress::compress(&body)).await;
+    match compressed {
+        Ok(compressed) => Ok(compressed?),
+        Err(error) if error.is_panic() => Err(Error::panicked(&*error.into_panic())),
+        Err(_) => Err(Error::new(ErrorKind::Closed, "tokio runtime is shutting down")),
+    }
 }
 
-/// What was tried, for errors.
-fn what<C: ApiRequest>() -> String {
-    C::ROUTE.to_string()
+/// Returns the operation named in errors: method and path template.
+fn operation<R: ApiRequest>() -> String {
+    R::ROUTE.to_string()
 }
 
-/// An address as requests carry it. Reading it as a `Url` costs ten times as much, so that is left
-/// to those with characters that must be escaped first.
-fn uri(address: &str) -> Result<Uri> {
-    let wrong = |why: String| Error::new(ErrorKind::InvalidInput, format!("{address:?}: {why}"));
-    address.parse().or_else(|_| {
-        let url = Url::parse(address).map_err(|why| wrong(why.to_string()))?;
-        url.as_str().parse().map_err(|why: ::http::uri::InvalidUri| wrong(why.to_string()))
+/// Parses a URL. `Url` escapes characters that `Uri` rejects but is ten times slower, so it is only
+/// used if `Uri` fails.
+fn parse_uri(url: &str) -> Result<Uri> {
+    let invalid = |error: String| {
+        Error::new(ErrorKind::InvalidInput, format!("invalid request URL {url:?}: {error}"))
+    };
+    url.parse().or_else(|_| {
+        let url = Url::parse(url).map_err(|error| invalid(error.to_string()))?;
+        url.as_str().parse().map_err(|error: ::http::uri::InvalidUri| invalid(error.to_string()))
     })
 }
 
-/// Returns the URL that a response redirects to, if it does.
-fn redirect_url(from: &Uri, reply: &Response<Bytes>) -> Option<Url> {
-    let location = redirect::location(reply)?;
+fn redirect_target(from: &Uri, response: &Response<Bytes>) -> Option<Url> {
+    let location = redirect::location(response)?;
     Url::parse(&from.to_string()).ok()?.join(location).ok()
 }
 
-fn harmless(headers: &HeaderMap) -> HeaderMap {
-    let keep = |name: &HeaderName| name == ACCEPT || name == USER_AGENT;
-    headers.iter().filter(|(name, _)| keep(name)).map(|(n, v)| (n.clone(), v.clone())).collect()
-}
-
-fn check(reply: Response<Bytes>) -> std::result::Result<Response<Bytes>, Failed> {
-    header::note_deprecation(reply.headers());
-    if reply.status().is_success() {
-        return Ok(reply);
+fn check(response: Response<Bytes>) -> std::result::Result<Response<Bytes>, FailedAttempt> {
+    header::log_deprecation(response.headers());
+    if response.status().is_success() {
+        return Ok(response);
     }
-    Err(Failed::of_reply(&reply))
+    Err(FailedAttempt::from_response(&response))
 }

@@ -1,7 +1,7 @@
-//! A growing list of HTTP clients, each with connections of its own.
+//! [`Pool`]: a growing list of HTTP clients, each with its own connections.
 //!
-//! A request takes the first client that is not full. Under HTTP/2 one client is one connection, so
-//! this is what keeps thousands of requests from queueing behind one connection's stream limit.
+//! A request uses the first client below its request limit. With HTTP/2 a client has one connection,
+//! so the pool keeps thousands of requests from queueing behind the stream limit of one connection.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -11,10 +11,10 @@ use http::{Response, StatusCode};
 
 use super::http::HttpFailure;
 
-/// How many refusals by a proxy are taken for broken connections before one is believed.
+/// Number of empty 400 responses that are treated as lost connections before one is reported.
 const EMPTY_400_BUDGET: u32 = 16;
 
-/// Requests pass side by side: the list is only locked for good when it grows.
+/// Pool of HTTP clients. Requests take a read lock; only growth takes a write lock.
 pub(crate) struct Pool<C> {
     requests_per_client: usize,
     make: Box<dyn Fn() -> C + Send + Sync>,
@@ -35,17 +35,19 @@ impl<C: Clone> Pool<C> {
         Self { requests_per_client, make, slots: RwLock::default(), empty_400_budget }
     }
 
-    /// A place for one request, until the lease is dropped.
+    /// Returns a client for one request. The lease counts against its limit until dropped.
     pub(crate) fn lease(&self) -> Lease<C> {
         loop {
             let full = {
                 let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
-                if let Some(slot) = slots.iter().find(|slot| slot.enter(self.requests_per_client)) {
+                if let Some(slot) =
+                    slots.iter().find(|slot| slot.try_acquire(self.requests_per_client))
+                {
                     return Lease::new(slot);
                 }
                 slots.len()
             };
-            // Made before the list is locked: it takes a while.
+            // Created before taking the write lock: it is slow.
             let client = RwLock::new((self.make)());
             let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
             if slots.len() == full {
@@ -59,29 +61,29 @@ impl<C: Clone> Pool<C> {
         }
     }
 
-    /// Looks at a reply. A 400 without a body comes from a proxy that wants to be rid of the
-    /// connection: the client is replaced, and the request counts as never answered, so that it is
-    /// sent again. After many of those it is believed.
+    /// Checks a response. A proxy that closes a connection responds with an empty 400: the client is
+    /// replaced and the response reported as a lost connection, so that the request is retried. A
+    /// budget of 16, refilled by successful responses, limits how often.
     pub(crate) fn check_response(
         &self,
         lease: &Lease<C>,
-        reply: Response<Bytes>,
+        response: Response<Bytes>,
     ) -> Result<Response<Bytes>, HttpFailure> {
         let budget = &self.empty_400_budget;
-        if reply.status() == StatusCode::BAD_REQUEST && reply.body().is_empty() {
+        if response.status() == StatusCode::BAD_REQUEST && response.body().is_empty() {
             self.renew(lease);
-            let less = |left: u32| left.checked_sub(1);
-            if budget.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok() {
-                return Err(HttpFailure::connect("a proxy refused the connection (empty 400)"));
+            let take_one = |left: u32| left.checked_sub(1);
+            if budget.fetch_update(Ordering::AcqRel, Ordering::Acquire, take_one).is_ok() {
+                return Err(HttpFailure::connect("proxy closed the connection (empty 400)"));
             }
-        } else if !reply.status().is_client_error() && !reply.status().is_server_error() {
-            let more = |left: u32| (left < EMPTY_400_BUDGET).then_some(left + 1);
-            let _ = budget.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
+        } else if !response.status().is_client_error() && !response.status().is_server_error() {
+            let put_one = |left: u32| (left < EMPTY_400_BUDGET).then_some(left + 1);
+            let _ = budget.fetch_update(Ordering::AcqRel, Ordering::Acquire, put_one);
         }
-        Ok(reply)
+        Ok(response)
     }
 
-    /// The next request in this place gets a new client.
+    /// Replaces the client of a lease for later requests.
     pub(crate) fn renew(&self, lease: &Lease<C>) {
         let client = (self.make)();
         *lease.slot.client.write().unwrap_or_else(PoisonError::into_inner) = client;
@@ -89,14 +91,14 @@ impl<C: Clone> Pool<C> {
 }
 
 impl<C> Slot<C> {
-    /// Takes a place, if there is one.
-    fn enter(&self, most: usize) -> bool {
-        let one_more = |active: usize| (active < most).then_some(active + 1);
+    /// Reserves the client for one more request, unless it is at its limit.
+    fn try_acquire(&self, limit: usize) -> bool {
+        let one_more = |active: usize| (active < limit).then_some(active + 1);
         self.active.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_ok()
     }
 }
 
-/// A place in a [`Pool`].
+/// A client of a [`Pool`], reserved for one request.
 pub(crate) struct Lease<C> {
     slot: Arc<Slot<C>>,
     client: C,
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_takes_the_first_client_that_is_not_full() {
+    fn a_request_uses_the_first_client_below_its_limit() {
         for case in fixture::cases("client_pool.json") {
             let cap = usize::try_from(case["max_per_client"].as_u64().unwrap()).unwrap();
             let (pool, _) = counting(cap);
@@ -154,7 +156,7 @@ mod tests {
                     assert_eq!(json!(lease.slot.index), *index, "{op}");
                     open.insert(name.to_owned(), lease);
                 } else {
-                    open.remove(name).expect("a request that was begun");
+                    open.remove(name).expect("the request was started");
                     assert_eq!(*index, Value::Null);
                 }
             }
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_400_is_a_broken_connection_for_a_while() {
+    fn an_empty_400_is_a_lost_connection_until_the_budget_is_spent() {
         for case in fixture::cases("empty_400.json") {
             let (pool, made) = counting(50);
             let script = match &case["script"] {
@@ -176,17 +178,17 @@ mod tests {
             for (step, expected) in script.iter().zip(expected) {
                 let status = u16::try_from(step["status"].as_u64().unwrap_or(200)).unwrap();
                 let body = step["body"].as_str().unwrap_or("{}").to_owned();
-                let reply = Response::builder().status(status).body(Bytes::from(body)).unwrap();
-                let result = pool.check_response(&pool.lease(), reply);
-                let seen = match &result {
+                let response = Response::builder().status(status).body(Bytes::from(body)).unwrap();
+                let result = pool.check_response(&pool.lease(), response);
+                let outcome = match &result {
                     Err(_) => "connection_error".to_owned(),
-                    Ok(reply) if reply.status().is_success() => "ok".to_owned(),
-                    Ok(reply) => format!("status_{}", reply.status().as_u16()),
+                    Ok(response) if response.status().is_success() => "ok".to_owned(),
+                    Ok(response) => format!("status_{}", response.status().as_u16()),
                 };
                 let budget = pool.empty_400_budget.load(Ordering::Relaxed);
-                let state = json!([seen, budget, made.load(Ordering::Relaxed)]);
+                let state = json!([outcome, budget, made.load(Ordering::Relaxed)]);
                 if case["id"] == "no_content_length" {
-                    // Unlike the reference we look at the body, which is there.
+                    // Unlike the reference, the body itself decides, not its content-length.
                     assert_eq!(state, json!(["status_400", 16, 1]));
                 } else {
                     assert_eq!(&state, expected, "{}", case["id"]);

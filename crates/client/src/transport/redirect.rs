@@ -1,7 +1,7 @@
-//! Redirects: where a response leads, and how far to follow.
+//! Redirects, which the client follows itself so that no secret reaches another server.
 
-use ::http::Response;
-use ::http::header::LOCATION;
+use ::http::header::{ACCEPT, LOCATION, USER_AGENT};
+use ::http::{HeaderMap, HeaderName, Response, StatusCode};
 use futures_util::future::BoxFuture;
 use url::Url;
 
@@ -16,6 +16,18 @@ pub(crate) fn location<B>(response: &Response<B>) -> Option<&str> {
         301 | 302 | 303 | 307 | 308 => response.headers().get(LOCATION)?.to_str().ok(),
         _ => None,
     }
+}
+
+/// Returns whether a redirect with this status repeats the method and body of the request.
+pub(crate) fn keeps_method(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 307 | 308)
+}
+
+/// Returns the headers that may be sent to another origin.
+pub(crate) fn public_headers(headers: &HeaderMap) -> HeaderMap {
+    let public = |name: &HeaderName| name == ACCEPT || name == USER_AGENT;
+    let headers = headers.iter().filter(|(name, _)| public(name));
+    headers.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
 /// Sends requests until the response is no redirect, or `is_final` accepts it. Returns that

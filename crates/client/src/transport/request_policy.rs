@@ -1,4 +1,4 @@
-//! How each call is treated: its lane, how long it may take, and who may send it again.
+//! [`RequestPolicy`]: lane, timeout, retries and credential of each route.
 
 use std::time::Duration;
 
@@ -6,101 +6,110 @@ use tinkex_wire::Route;
 
 use super::http::Lane;
 
-/// How a call is treated.
+/// How a request is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestPolicy {
     pub(crate) lane: Lane,
+    /// Timeout of one attempt.
     pub(crate) timeout: Duration,
-    /// How often the same bytes are sent again after a lost connection or a passing failure.
-    pub(crate) resends: u32,
-    /// Whether it is tried anew for minutes after that, and waits for a billing problem.
-    pub(crate) persist: bool,
-    pub(crate) signed_by: Signer,
-    /// How long after the first attempt another may begin, if somebody is waiting.
-    pub(crate) patience: Option<Duration>,
-    /// Whether a billing problem is waited out; only together with `persist`.
-    pub(crate) waits_for_billing: bool,
+    /// Maximum number of retries per round.
+    pub(crate) max_retries: u32,
+    /// Whether further rounds follow a failed one, for up to five minutes, and whether the request
+    /// waits for a billing problem to be settled.
+    pub(crate) repeat_rounds: bool,
+    pub(crate) credential: RequestCredential,
+    /// Time after which no further attempt starts; unlimited if `None`.
+    pub(crate) retry_timeout: Option<Duration>,
+    /// Whether to wait for a billing problem to be settled; has no effect without `repeat_rounds`.
+    pub(crate) billing_wait: bool,
 }
 
-/// Whose signature a call carries.
+/// Secret that a request is authenticated with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Signer {
-    /// The credential itself.
+pub(crate) enum RequestCredential {
+    /// The client's credential.
     Credential,
     /// The credential that is exchanged for tokens.
-    Exchange,
-    /// The token it was exchanged for, on servers that want that.
+    ExchangedCredential,
+    /// The token, on servers that exchange credentials; else the credential.
     Token,
 }
 
-const RESENDS: u32 = 10;
+const MAX_RETRIES: u32 = 10;
 
 impl RequestPolicy {
-    /// The usual: a minute, resent and persistent, on the lane for training and looking things up.
-    const USUAL: Self = Self {
+    const DEFAULT: Self = Self {
         lane: Lane::Train,
         timeout: Duration::from_secs(60),
-        resends: RESENDS,
-        persist: true,
-        signed_by: Signer::Token,
-        patience: None,
-        waits_for_billing: true,
+        max_retries: MAX_RETRIES,
+        repeat_rounds: true,
+        credential: RequestCredential::Token,
+        retry_timeout: None,
+        billing_wait: true,
     };
 
-    pub(crate) fn of(route: Route) -> Self {
-        let usual = Self::USUAL;
+    /// Returns the policy of a route, as the protocol defines it.
+    pub(crate) fn for_route(route: Route) -> Self {
+        let default = Self::DEFAULT;
         let seconds = Duration::from_secs;
         match route {
             Route::ClientConfig => {
-                Self { lane: Lane::Config, signed_by: Signer::Credential, ..usual }
+                Self { lane: Lane::Config, credential: RequestCredential::Credential, ..default }
             }
             Route::DynamicConfig => {
-                Self { lane: Lane::Session, timeout: seconds(10), resends: 0, ..usual }
+                Self { lane: Lane::Session, timeout: seconds(10), max_retries: 0, ..default }
             }
-            Route::AuthToken => {
-                Self { lane: Lane::Auth, persist: false, signed_by: Signer::Exchange, ..usual }
-            }
+            Route::AuthToken => Self {
+                lane: Lane::Auth,
+                repeat_rounds: false,
+                credential: RequestCredential::ExchangedCredential,
+                ..default
+            },
             Route::CreateSession | Route::CreateSamplingSession => {
-                Self { lane: Lane::Session, persist: false, ..usual }
+                Self { lane: Lane::Session, repeat_rounds: false, ..default }
             }
             Route::SessionHeartbeat => Self {
                 lane: Lane::Session,
                 timeout: seconds(10),
-                resends: 0,
-                persist: false,
-                ..usual
+                max_retries: 0,
+                repeat_rounds: false,
+                ..default
             },
-            Route::JoinSamplingSession => Self { lane: Lane::Session, ..usual },
-            Route::CreateModel | Route::Health => Self { persist: false, ..usual },
+            Route::JoinSamplingSession => Self { lane: Lane::Session, ..default },
+            Route::CreateModel | Route::Health => Self { repeat_rounds: false, ..default },
             Route::SaveWeights | Route::SaveWeightsForSampler | Route::SaveWeightsExternal => {
-                Self { resends: 0, ..usual }
+                Self { max_retries: 0, ..default }
             }
-            Route::Sample => Self { lane: Lane::Sample, resends: 0, ..usual },
-            Route::RetrieveFuture => {
-                Self { lane: Lane::Poll, timeout: seconds(45), resends: 0, persist: false, ..usual }
-            }
+            Route::Sample => Self { lane: Lane::Sample, max_retries: 0, ..default },
+            Route::RetrieveFuture => Self {
+                lane: Lane::Poll,
+                timeout: seconds(45),
+                max_retries: 0,
+                repeat_rounds: false,
+                ..default
+            },
             Route::RetrieveFutures => Self {
                 lane: Lane::PollMany,
                 timeout: seconds(45),
-                resends: 0,
-                persist: false,
-                ..usual
+                max_retries: 0,
+                repeat_rounds: false,
+                ..default
             },
             Route::CancelFuture => {
-                Self { lane: Lane::Poll, timeout: seconds(30), resends: 0, ..usual }
+                Self { lane: Lane::Poll, timeout: seconds(30), max_retries: 0, ..default }
             }
             Route::Telemetry => {
-                Self { lane: Lane::Telemetry, timeout: seconds(5), persist: false, ..usual }
+                Self { lane: Lane::Telemetry, timeout: seconds(5), repeat_rounds: false, ..default }
             }
-            // Asked once by a person who is waiting.
+            // Interactive: fails at once.
             Route::GetApiKey | Route::DeleteApiKey => Self {
                 timeout: seconds(30),
-                resends: 0,
-                persist: false,
-                signed_by: Signer::Credential,
-                ..usual
+                max_retries: 0,
+                repeat_rounds: false,
+                credential: RequestCredential::Credential,
+                ..default
             },
-            _ => usual,
+            _ => default,
         }
     }
 }

@@ -1,13 +1,15 @@
-//! Whether the same bytes are sent again, and when.
+//! Decides whether and when a failed attempt is repeated.
 //!
-//! The loop itself is [`Transport::send`](super::Transport), the only one that resends; what it
-//! does after a failure is decided here. There are two rhythms. A *resend* follows soon after a lost
-//! connection or a passing failure, with the same idempotency key. A *round* of resends that failed
-//! may be followed by another, with a new key, until minutes have passed.
+//! [`Transport::send`](super::Transport::send) runs the loop; [`RetryState::failed`] decides after
+//! each failure:
 //!
-//! Two failures count as neither. A 402 waits for the account to be settled. A request that is held
-//! back together with others (a sample) is sent again after a 429 when their common pause is over,
-//! however often that happens; only a person's patience ends it.
+//! * A *retry* follows within seconds of a lost connection or a retryable status, with the same
+//!   idempotency key.
+//! * A *round* of retries that failed is followed by another, with a new idempotency key, until five
+//!   minutes have passed since the first attempt.
+//! * A 402 waits until the account is settled, as long as the server allows.
+//! * A sampling request that shares a [`Backoff`](super::backoff::Backoff) is repeated after every
+//!   429, once the backoff is over. Only the retry timeout ends that.
 
 use std::time::{Duration, SystemTime};
 
@@ -22,296 +24,313 @@ use crate::targets;
 use crate::telemetry::EventQueue;
 
 use super::backoff::RequestBackoff;
-use super::billing::{self, Billing};
+use super::billing::{self, BillingState};
 use super::delay;
-use super::http::Lane;
 use super::instrument;
 use super::request_policy::RequestPolicy;
 
-/// How long rounds go on, from the first attempt.
-const BUDGET: Duration = Duration::from_secs(300);
-const LONGEST_ROUND_PAUSE: Duration = Duration::from_secs(30);
-/// What the service calls a round that failed.
+/// Time after the first attempt during which new rounds are started.
+const ROUNDS_TIMEOUT: Duration = Duration::from_secs(300);
+const MAX_ROUND_DELAY: Duration = Duration::from_secs(30);
+/// Name of the telemetry event for a failed round, as the service knows it.
 const ROUND_FAILED: &str = "InternalClientHolder.execute_with_retries.exception";
 
-/// How failed requests are sent again.
+/// Policy for repeating failed requests.
+///
+/// The default is what the service expects: up to ten retries per round, with delays from 0.5 to 10
+/// seconds, and new rounds for up to five minutes. The protocol allows less for some requests, for
+/// example a single attempt per round for saves.
 ///
 /// ```
+/// use std::time::Duration;
 /// use tinkex::RetryPolicy;
 ///
-/// // Exactly one HTTP request per call; the error says when to come back.
-/// let once = RetryPolicy::disabled();
-/// assert_eq!(once.max_resends(), 0);
+/// // Exactly one HTTP request per call; `Error::retry_after` says when to try again.
+/// assert_eq!(RetryPolicy::disabled().max_retries(), 0);
+///
+/// // An interactive program: give up after half a minute, and after 10 seconds per request.
+/// let interactive = RetryPolicy::default()
+///     .with_retry_timeout(Duration::from_secs(30))
+///     .with_request_timeout(Duration::from_secs(10));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
-    max_resends: u32,
-    persist: bool,
-    patience: Option<Duration>,
-    timeout: Option<Duration>,
-    wait_for_billing: bool,
+    max_retries: u32,
+    repeat_rounds: bool,
+    retry_timeout: Option<Duration>,
+    request_timeout: Option<Duration>,
+    billing_wait: bool,
 }
 
 impl Default for RetryPolicy {
-    /// As the service expects of its clients: up to ten resends, and persistence for five minutes
-    /// where a call may be repeated.
+    /// Returns the policy that the service expects of its clients.
     fn default() -> Self {
         Self {
-            max_resends: u32::MAX,
-            persist: true,
-            patience: None,
-            timeout: None,
-            wait_for_billing: false,
+            max_retries: u32::MAX,
+            repeat_rounds: true,
+            retry_timeout: None,
+            request_timeout: None,
+            billing_wait: false,
         }
     }
 }
 
 impl RetryPolicy {
-    /// Nothing is sent twice.
+    /// Returns a policy that sends every request exactly once.
     #[must_use]
     pub fn disabled() -> Self {
-        Self { max_resends: 0, persist: false, ..Self::default() }
+        Self { max_retries: 0, repeat_rounds: false, ..Self::default() }
     }
 
-    /// At most this many resends at a time, fewer where the service expects fewer.
+    /// Sets the maximum number of retries per round. The protocol allows fewer for some requests.
     #[must_use]
-    pub fn with_max_resends(mut self, resends: u32) -> Self {
-        self.max_resends = resends;
+    pub fn with_max_retries(mut self, retries: u32) -> Self {
+        self.max_retries = retries;
         self
     }
 
-    /// For a person who waits: a call is given up when another attempt would begin later than this
-    /// after the first, and at once where only a person can help: something is there already (409),
-    /// or the account has to be settled (402).
+    /// Sets the time after which no further attempt starts, counted from the first attempt. For
+    /// interactive programs.
+    ///
+    /// It also ends a request at once if only the user can resolve the failure: a conflict (409), or a
+    /// billing problem (402) unless [`with_billing_wait`](Self::with_billing_wait) is set.
     #[must_use]
-    pub fn within(mut self, patience: Duration) -> Self {
-        self.patience = Some(patience);
+    pub fn with_retry_timeout(mut self, timeout: Duration) -> Self {
+        self.retry_timeout = Some(timeout);
         self
     }
 
-    /// Waits all the same while the account has to be settled (402), as long as the server allows.
+    /// Waits for a billing problem (402) to be settled although a retry timeout is set, as long as the
+    /// server allows.
     #[must_use]
-    pub fn wait_for_billing(mut self) -> Self {
-        self.wait_for_billing = true;
+    pub fn with_billing_wait(mut self) -> Self {
+        self.billing_wait = true;
         self
     }
 
-    /// How long one attempt may take, in place of what is usual for the call. Waiting for an answer
-    /// that takes its time keeps its own rhythm.
+    /// Sets the timeout of one attempt. Defaults to 60 seconds for most requests. Polls for results
+    /// keep their own timeout.
     #[must_use]
-    pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
+    pub fn with_request_timeout(mut self, timeout: Duration) -> Self {
+        self.request_timeout = Some(timeout);
         self
     }
 
-    /// The limit on resends.
+    /// Returns the maximum number of retries per round.
     #[must_use]
-    pub fn max_resends(&self) -> u32 {
-        self.max_resends
+    pub fn max_retries(&self) -> u32 {
+        self.max_retries
     }
 
-    /// How long a person waits, if one does.
-    pub(crate) fn patience(&self) -> Option<Duration> {
-        self.patience
+    /// Returns the time after which no further attempt starts, if limited.
+    #[must_use]
+    pub fn retry_timeout(&self) -> Option<Duration> {
+        self.retry_timeout
     }
 
-    /// Whether a call is tried anew after its resends.
-    pub(crate) fn persists(&self) -> bool {
-        self.persist
+    /// Returns the timeout of one attempt, if set.
+    #[must_use]
+    pub fn request_timeout(&self) -> Option<Duration> {
+        self.request_timeout
     }
 
-    pub(crate) fn apply(self, rule: RequestPolicy) -> RequestPolicy {
-        let (resends, persist) = (rule.resends.min(self.max_resends), rule.persist && self.persist);
-        let timeout = match rule.lane {
-            Lane::Poll | Lane::PollMany => rule.timeout,
-            _ => self.timeout.unwrap_or(rule.timeout),
+    /// Returns whether further rounds follow a failed one.
+    pub(crate) fn repeats_rounds(&self) -> bool {
+        self.repeat_rounds
+    }
+
+    pub(crate) fn apply(self, policy: RequestPolicy) -> RequestPolicy {
+        let timeout = match policy.lane.is_poll() {
+            true => policy.timeout,
+            false => self.request_timeout.unwrap_or(policy.timeout),
         };
-        let unsettled = self.patience.is_none() || self.wait_for_billing;
         RequestPolicy {
-            resends,
-            persist,
+            max_retries: policy.max_retries.min(self.max_retries),
+            repeat_rounds: policy.repeat_rounds && self.repeat_rounds,
             timeout,
-            patience: self.patience,
-            waits_for_billing: unsettled,
-            ..rule
+            retry_timeout: self.retry_timeout,
+            billing_wait: self.retry_timeout.is_none() || self.billing_wait,
+            ..policy
         }
     }
 }
 
-/// Why an attempt failed, and what the server said about another.
-pub(crate) struct Failed {
+/// Outcome of a failed attempt.
+pub(crate) struct FailedAttempt {
     pub(crate) error: Error,
-    /// The wait that the server asked for, in seconds.
-    pub(crate) asked: Option<f64>,
-    /// Whether the server wants a resend, if it said so.
-    pub(crate) wanted: Option<bool>,
-    /// Whether there is no sense in another attempt of any kind.
-    for_good: bool,
+    /// Delay that the server asked for, in seconds.
+    pub(crate) retry_after: Option<f64>,
+    /// The server's `x-should-retry` override, if present.
+    pub(crate) should_retry: Option<bool>,
+    /// Whether no other attempt can succeed.
+    permanent: bool,
 }
 
-impl Failed {
-    /// The server answered with an error.
-    pub(crate) fn of_reply(reply: &Response<Bytes>) -> Self {
-        let asked = delay::asked(reply.headers(), SystemTime::now());
-        let retry_after = delay::asked_duration(asked);
+impl FailedAttempt {
+    /// Creates the outcome for a response with an error status.
+    pub(crate) fn from_response(response: &Response<Bytes>) -> Self {
+        let retry_after = delay::retry_after(response.headers(), SystemTime::now());
+        let duration = delay::to_duration(retry_after);
         Self {
-            error: Error::from_response(reply.status().as_u16(), reply.body(), retry_after),
-            asked,
-            wanted: delay::should_resend(reply.headers()),
-            for_good: false,
+            error: Error::from_response(response.status().as_u16(), response.body(), duration),
+            retry_after,
+            should_retry: delay::should_retry(response.headers()),
+            permanent: false,
         }
     }
 
-    /// No other attempt can succeed, whatever kind of error it is.
-    pub(crate) fn for_good(error: Error) -> Self {
-        Self { for_good: true, ..Self::from(error) }
+    /// Creates an outcome that is never retried, whatever the kind of error.
+    pub(crate) fn permanent(error: Error) -> Self {
+        Self { permanent: true, ..Self::from(error) }
     }
 
-    fn may_be_resent(&self) -> bool {
-        if self.for_good {
+    fn is_retryable(&self) -> bool {
+        if self.permanent {
             return false;
         }
-        self.wanted.unwrap_or_else(|| match self.error.status() {
+        self.should_retry.unwrap_or_else(|| match self.error.status() {
             Some(status) => is_retryable_status(status) || status >= 600,
             None => self.error.is_retryable(),
         })
     }
 }
 
-impl From<Error> for Failed {
+impl From<Error> for FailedAttempt {
     fn from(error: Error) -> Self {
-        Self { error, asked: None, wanted: None, for_good: false }
+        Self { error, retry_after: None, should_retry: None, permanent: false }
     }
 }
 
-/// Where a call stands: how often it was sent, and what tells its resends apart from new requests.
-pub(crate) struct Sending {
-    rule: RequestPolicy,
+/// Progress of one request through its attempts.
+pub(crate) struct RetryState {
+    policy: RequestPolicy,
     backoff: Option<RequestBackoff>,
     fixed_key: Option<String>,
     key: String,
-    sent_before: u32,
+    /// Retries in this round.
+    retry_count: u32,
     attempts: u32,
     round: u32,
     start: Instant,
-    /// When a person began to wait.
-    since: Instant,
+    /// Start of the retry timeout.
+    waiting_since: Instant,
 }
 
-impl Sending {
+impl RetryState {
     pub(crate) fn new(
-        rule: RequestPolicy,
+        policy: RequestPolicy,
         backoff: Option<RequestBackoff>,
         fixed_key: Option<String>,
     ) -> Self {
         let key = fixed_key.clone().unwrap_or_else(new_key);
         let start = Instant::now();
-        let (sent_before, attempts, round, since) = (0, 0, 0, start);
-        Self { rule, backoff, fixed_key, key, sent_before, attempts, round, start, since }
+        let (retry_count, attempts, round, waiting_since) = (0, 0, 0, start);
+        Self { policy, backoff, fixed_key, key, retry_count, attempts, round, start, waiting_since }
     }
 
-    /// The same where it is not the first that somebody waits for.
-    pub(crate) fn waited_for_since(self, since: Option<Instant>) -> Self {
-        Self { since: since.unwrap_or(self.since), ..self }
+    /// Starts the retry timeout at `since` if given, for a request that resubmits an earlier one.
+    pub(crate) fn with_waiting_since(self, since: Option<Instant>) -> Self {
+        Self { waiting_since: since.unwrap_or(self.waiting_since), ..self }
     }
 
-    /// Waits until everyone may send again who is held back together with this.
-    pub(crate) async fn held(&self) {
-        if let Some(backoff) = &self.backoff {
-            backoff.backoff.over().await;
+    /// Waits until the shared backoff, if any, is over.
+    pub(crate) async fn wait_for_backoff(&self) {
+        if let Some(request) = &self.backoff {
+            request.backoff.wait().await;
         }
     }
 
-    /// The same for all resends of a round.
+    /// Returns the idempotency key, which is the same for all retries of a round.
     pub(crate) fn idempotency_key(&self) -> &str {
         &self.key
     }
 
-    /// How often these bytes were sent before in this round.
-    pub(crate) fn sent_before(&self) -> u32 {
-        self.sent_before
+    /// Returns the number of retries so far in this round.
+    pub(crate) fn retry_count(&self) -> u32 {
+        self.retry_count
     }
 
-    /// An attempt failed: waits until it is time for another, or says why there is none.
+    /// Waits until it is time for another attempt, or returns the error if there is none.
     pub(crate) async fn failed(
         &mut self,
-        failed: Failed,
-        billing: &Billing,
+        failed: FailedAttempt,
+        billing: &BillingState,
         events: Option<&EventQueue>,
     ) -> Result<(), Error> {
         self.attempts += 1;
-        let hopeless = match failed.error.status() {
-            Some(402) => !self.rule.waits_for_billing,
-            Some(409) => self.rule.patience.is_some(),
+        let needs_user = match failed.error.status() {
+            Some(402) => !self.policy.billing_wait,
+            Some(409) => self.policy.retry_timeout.is_some(),
             _ => false,
         };
-        if hopeless {
+        if needs_user {
             return Err(failed.error.after(self.attempts, self.start.elapsed()));
         }
-        if self.sent_before < self.rule.resends && failed.may_be_resent() {
-            let wait = delay::before_resend(self.sent_before, failed.asked, fastrand::f64());
-            if self.too_late_in(wait) {
+        if self.retry_count < self.policy.max_retries && failed.is_retryable() {
+            let delay = delay::before_retry(self.retry_count, failed.retry_after, fastrand::f64());
+            if self.exceeds_timeout(delay) {
                 return Err(failed.error.after(self.attempts, self.start.elapsed()));
             }
-            let (error, attempt) = (&failed.error, self.attempts);
-            let (status, seconds) = (error.status(), wait.as_secs_f64());
-            tracing::debug!(
-                target: targets::RETRY, %error, status, seconds, attempt, "retrying request"
-            );
-            instrument::resend("soon");
-            sleep(wait).await;
-            self.sent_before += 1;
+            self.log_retry(&failed.error, delay, "retry");
+            sleep(delay).await;
+            self.retry_count += 1;
             return Ok(());
         }
 
         let status = failed.error.status();
-        // One decision of the whole client: asked once for each 402.
-        let unsettled = status == Some(402) && self.rule.persist && billing.pause();
-        if let Some(backoff) = self.backoff.as_ref().filter(|_| unsettled || status == Some(429)) {
-            backoff.too_much(delay::sensible(failed.asked));
-            // Whoever waits for the account to be settled waits as long as the server allows.
-            let late = !unsettled && self.too_late_in(backoff.backoff.rest());
-            if !self.rule.persist || late {
+        // The billing state is shared, so ask it exactly once per 402.
+        let unsettled = status == Some(402) && self.policy.repeat_rounds && billing.should_wait();
+        if let Some(request) = self.backoff.as_ref().filter(|_| unsettled || status == Some(429)) {
+            request.on_rate_limit(delay::acceptable(failed.retry_after));
+            // The retry timeout does not apply to billing problems.
+            let late = !unsettled && self.exceeds_timeout(request.backoff.remaining());
+            if !self.policy.repeat_rounds || late {
                 return Err(failed.error.after(self.attempts, self.start.elapsed()));
             }
-            instrument::resend("pause");
+            instrument::count_retry("backoff");
         } else if unsettled {
-            sleep(billing::PAUSE).await;
+            sleep(billing::DELAY).await;
         } else {
             let elapsed = self.start.elapsed();
-            if let Some(events) = events.filter(|_| self.rule.persist) {
-                events.attempt(ROUND_FAILED, &failed.error, self.so_far(elapsed));
+            if let Some(events) = events.filter(|_| self.policy.repeat_rounds) {
+                events.attempt(ROUND_FAILED, &failed.error, self.progress(elapsed));
             }
-            let sensible = !failed.for_good && failed.error.is_retryable();
-            if !self.rule.persist || !sensible || elapsed >= BUDGET {
+            let retryable = !failed.permanent && failed.error.is_retryable();
+            if !self.policy.repeat_rounds || !retryable || elapsed >= ROUNDS_TIMEOUT {
                 let (error, attempts) = (&failed.error, self.attempts);
                 tracing::debug!(target: targets::RETRY, %error, attempts, ?elapsed, "giving up");
                 return Err(failed.error.after(self.attempts, elapsed));
             }
-            let pause = Duration::from_secs(1 << self.round.min(5)).min(LONGEST_ROUND_PAUSE);
-            let pause = pause.min(BUDGET - elapsed);
-            if self.too_late_in(pause) {
+            let delay = Duration::from_secs(1 << self.round.min(5)).min(MAX_ROUND_DELAY);
+            let delay = delay.min(ROUNDS_TIMEOUT - elapsed);
+            if self.exceeds_timeout(delay) {
                 return Err(failed.error.after(self.attempts, elapsed));
             }
-            let (error, attempt) = (&failed.error, self.attempts);
-            let (status, seconds) = (error.status(), pause.as_secs_f64());
-            tracing::debug!(target: targets::RETRY, %error, status, seconds, attempt, "retrying request");
-            instrument::resend("round");
-            sleep(pause).await;
+            self.log_retry(&failed.error, delay, "round");
+            sleep(delay).await;
             self.round += 1;
         }
-        self.sent_before = 0;
+        self.retry_count = 0;
         self.key = self.fixed_key.clone().unwrap_or_else(new_key);
         Ok(())
     }
 
-    /// Whether nobody would wait for an attempt that begins after this pause.
-    fn too_late_in(&self, pause: Duration) -> bool {
-        self.rule.patience.is_some_and(|patience| self.since.elapsed() + pause > patience)
+    fn log_retry(&self, error: &Error, delay: Duration, reason: &'static str) {
+        let (status, seconds, attempt) = (error.status(), delay.as_secs_f64(), self.attempts);
+        tracing::debug!(
+            target: targets::RETRY, %error, status, seconds, attempt, "retrying request"
+        );
+        instrument::count_retry(reason);
     }
 
-    /// For the events.
-    fn so_far(&self, elapsed: Duration) -> JsonObject {
+    /// Returns whether an attempt after `delay` would start after the retry timeout.
+    fn exceeds_timeout(&self, delay: Duration) -> bool {
+        let timeout = self.policy.retry_timeout;
+        timeout.is_some_and(|timeout| self.waiting_since.elapsed() + delay > timeout)
+    }
+
+    /// Returns the numbers that telemetry reports for a failed round.
+    fn progress(&self, elapsed: Duration) -> JsonObject {
         let numbers = [
             ("attempt_count", json!(self.round + 1)),
             ("elapsed_time", json!(elapsed.as_secs_f64())),
@@ -338,13 +357,13 @@ mod tests {
     use crate::error::ErrorKind;
     use crate::fixture;
 
-    fn outcome(step: &Value) -> Result<Response<Bytes>, Failed> {
+    fn outcome(step: &Value) -> Result<Response<Bytes>, FailedAttempt> {
         let lost = |failure: HttpFailure| Err(Error::from(failure).into());
         match step {
             Value::Number(status) => {
                 let status = u16::try_from(status.as_u64().unwrap()).unwrap();
-                let reply = Response::builder().status(status).body(Bytes::new()).unwrap();
-                Err(Failed::of_reply(&reply))
+                let response = Response::builder().status(status).body(Bytes::new()).unwrap();
+                Err(FailedAttempt::from_response(&response))
             }
             Value::String(word) => match word.as_str() {
                 "ok" => Ok(Response::new(Bytes::new())),
@@ -359,16 +378,19 @@ mod tests {
 
     /// Covers X15.
     #[tokio::test(start_paused = true)]
-    async fn rounds_go_on_as_in_the_reference() {
+    async fn rounds_are_repeated_as_in_the_reference() {
         for case in fixture::cases("execute_with_retries.json") {
             let mut script: VecDeque<Value> = case["script"].as_array().unwrap().clone().into();
             let busy = Duration::from_secs_f64(case["seconds_per_attempt"].as_f64().unwrap());
-            let rule =
-                RequestPolicy { resends: 0, persist: true, ..RequestPolicy::of(Route::OptimStep) };
-            let billing = Billing::new(Duration::from_secs(3600));
+            let request_policy = RequestPolicy {
+                max_retries: 0,
+                repeat_rounds: true,
+                ..RequestPolicy::for_route(Route::OptimStep)
+            };
+            let billing = BillingState::new(Duration::from_secs(3600));
             let start = Instant::now();
             let (mut attempts, mut sleeps) = (0, Vec::new());
-            let mut sending = Sending::new(rule, None, None);
+            let mut state = RetryState::new(request_policy, None, None);
             let result = loop {
                 attempts += 1;
                 let step = script.pop_front().unwrap_or_else(|| case["then_forever"].clone());
@@ -376,7 +398,7 @@ mod tests {
                 let idle_since = Instant::now();
                 match outcome(&step) {
                     Ok(_) => break Ok(()),
-                    Err(failed) => match sending.failed(failed, &billing, None).await {
+                    Err(failed) => match state.failed(failed, &billing, None).await {
                         Ok(()) => sleeps.push(json!(idle_since.elapsed().as_secs_f64())),
                         Err(error) => break Err(error),
                     },
@@ -402,17 +424,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn patience_ends_also_for_what_is_always_too_much() {
-        let patience = Duration::from_secs(20);
-        let rule = RetryPolicy::default().within(patience).apply(RequestPolicy::of(Route::Sample));
+    async fn the_retry_timeout_ends_repeated_rate_limits() {
+        let timeout = Duration::from_secs(20);
+        let request_policy = RetryPolicy::default()
+            .with_retry_timeout(timeout)
+            .apply(RequestPolicy::for_route(Route::Sample));
         let backoff = RequestBackoff { backoff: Arc::new(Backoff::new()), bytes: 1 };
-        let billing = Billing::new(Duration::from_secs(3600));
-        let (mut sending, start) = (Sending::new(rule, Some(backoff), None), Instant::now());
+        let billing = BillingState::new(Duration::from_secs(3600));
+        let (mut state, start) =
+            (RetryState::new(request_policy, Some(backoff), None), Instant::now());
         let error = loop {
-            sending.held().await;
-            assert!(start.elapsed() <= patience, "nobody waits any more");
+            state.wait_for_backoff().await;
+            assert!(start.elapsed() <= timeout, "no attempt starts later");
             let failed = outcome(&json!(429)).unwrap_err();
-            if let Err(error) = sending.failed(failed, &billing, None).await {
+            if let Err(error) = state.failed(failed, &billing, None).await {
                 break error;
             }
         };
@@ -420,15 +445,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn patience_ends_the_rounds_and_is_not_spent_on_what_only_a_person_can_mend() {
-        let policy = RetryPolicy::default().within(Duration::from_secs(20));
+    async fn the_retry_timeout_ends_rounds_and_failures_that_need_the_user_end_at_once() {
+        let policy = RetryPolicy::default().with_retry_timeout(Duration::from_secs(20));
         for (status, waits) in [(503, true), (429, true), (409, false), (402, false)] {
-            let billing = Billing::new(Duration::from_secs(3600));
-            let rule = policy.apply(RequestPolicy::of(Route::ListTrainingRuns));
-            let mut sending = Sending::new(rule, None, None);
+            let billing = BillingState::new(Duration::from_secs(3600));
+            let request_policy = policy.apply(RequestPolicy::for_route(Route::ListTrainingRuns));
+            let mut state = RetryState::new(request_policy, None, None);
             let error = loop {
                 let failed = outcome(&json!(status)).unwrap_err();
-                if let Err(error) = sending.failed(failed, &billing, None).await {
+                if let Err(error) = state.failed(failed, &billing, None).await {
                     break error;
                 }
             };
@@ -436,21 +461,22 @@ mod tests {
             assert_eq!(error.attempts() > 1, waits, "{status}");
             assert!(error.elapsed() <= Duration::from_secs(20), "{status}");
         }
-        let rule = policy.wait_for_billing().apply(RequestPolicy::of(Route::ListTrainingRuns));
-        let mut sending = Sending::new(rule, None, None);
-        let billing = Billing::new(Duration::from_secs(3600));
+        let request_policy =
+            policy.with_billing_wait().apply(RequestPolicy::for_route(Route::ListTrainingRuns));
+        let mut state = RetryState::new(request_policy, None, None);
+        let billing = BillingState::new(Duration::from_secs(3600));
         for _ in 0..10 {
             let failed = outcome(&json!(402)).unwrap_err();
-            sending.failed(failed, &billing, None).await.unwrap();
+            state.failed(failed, &billing, None).await.unwrap();
         }
     }
 
     #[test]
-    fn the_server_may_insist_or_decline() {
+    fn the_server_may_demand_or_decline_a_retry() {
         for case in fixture::cases("should_retry.json") {
             let status = u16::try_from(case["status"].as_u64().unwrap()).unwrap();
             if status < 400 {
-                // A success never gets as far as this question.
+                // Successful responses are never failed attempts.
                 continue;
             }
             for (key, expected) in case.as_object().unwrap() {
@@ -459,14 +485,14 @@ mod tests {
                     "absent" => None,
                     other => other.strip_prefix("header="),
                 };
-                let mut reply = Response::builder().status(status);
+                let mut response = Response::builder().status(status);
                 if let Some(value) = value {
-                    reply = reply.header("x-should-retry", value);
+                    response = response.header("x-should-retry", value);
                 }
-                let failed = Failed::of_reply(&reply.body(Bytes::new()).unwrap());
-                // Unlike the reference, the case of the word does not matter.
+                let failed = FailedAttempt::from_response(&response.body(Bytes::new()).unwrap());
+                // Unlike the reference, the value is case-insensitive.
                 let expected = if value == Some("TRUE") { &json!(true) } else { expected };
-                assert_eq!(json!(failed.may_be_resent()), *expected, "{status} {value:?}");
+                assert_eq!(json!(failed.is_retryable()), *expected, "{status} {value:?}");
             }
         }
     }

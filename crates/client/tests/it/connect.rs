@@ -197,7 +197,7 @@ async fn data_does_not_follow_a_redirect_to_another_server() {
     let away = [("location", "https://elsewhere.test/x")];
     let copy = || {
         let source = "tinker://r/weights/a".parse().unwrap();
-        tinkex::CopyCheckpoint::of(source).into_project("p").source_token("tml-other")
+        tinkex::CopyCheckpoint::new(source).into_project("p").source_token("tml-other")
     };
     let fake = ScriptedServer::started().reply_with(COPY, 307, &away, Value::Null);
     let error = fake.client().rest().copy_weights(copy()).await.unwrap_err();

@@ -138,7 +138,7 @@ impl FakeServer {
             .env(Env::empty())
             .base_url("http://server.test".parse().unwrap())
             .api_key("tml-server")
-            .poll_without_pauses()
+            .poll_immediately()
             .http(self.clone())
     }
 

@@ -64,7 +64,7 @@ async fn requests_retries_and_queue_states_are_events_and_numbers() {
         "tinkex_requests_total lane=train outcome=ok 2",
         "tinkex_requests_total lane=train outcome=lost 1",
         "tinkex_request_duration_seconds lane=train 3 values",
-        "tinkex_resends_total why=soon 1",
+        "tinkex_retries_total reason=retry 1",
     ] {
         assert!(numbers.iter().any(|line| line == expected), "{expected}: {numbers:?}");
     }

@@ -1,6 +1,7 @@
 //! Every call of the REST and admin clients, against what the reference SDK was recorded to send.
 
 use std::path::Path;
+use std::time::Duration;
 
 use futures_util::TryStreamExt as _;
 use serde_json::{Value, json};
@@ -99,7 +100,7 @@ async fn checkpoints() {
     replay("publish_checkpoint", async |s| s.rest().publish_checkpoint(&weights).await).await;
     replay("unpublish_checkpoint", async |s| s.rest().unpublish_checkpoint(&weights).await).await;
     replay("set_checkpoint_ttl", async |s| {
-        s.rest().set_checkpoint_ttl(&weights, Some(86400)).await
+        s.rest().set_checkpoint_ttl(&weights, Some(Duration::from_secs(86400))).await
     })
     .await;
     replay("set_checkpoint_ttl_remove", async |s| {
@@ -113,13 +114,13 @@ async fn checkpoints() {
     assert_eq!(urls.urls["adapter_config.json"], "https://example.invalid/1");
     replay("weights_info", async |s| s.rest().get_weights_info(&weights).await).await;
     replay("copy_weights_minimal", async |service| {
-        let copy = CopyCheckpoint::of(weights.clone()).into_project("proj-archive");
+        let copy = CopyCheckpoint::new(weights.clone()).into_project("proj-archive");
         service.rest().copy_weights(copy).await
     })
     .await;
     replay("copy_weights", async |service| {
-        let copy = CopyCheckpoint::of(weights.clone()).into_project("proj-archive");
-        service.rest().copy_weights(copy.ttl_seconds(3600).source_token("t")).await
+        let copy = CopyCheckpoint::new(weights.clone()).into_project("proj-archive");
+        service.rest().copy_weights(copy.ttl(Duration::from_secs(3600)).source_token("t")).await
     })
     .await;
 }

@@ -58,7 +58,7 @@ async fn passing_failures_are_sent_again_with_the_same_key() {
         ("late", ScriptedServer::started().delay(COPY)),
     ] {
         let fake = fake.reply(COPY, 200, path.clone());
-        let copy = tinkex::CopyCheckpoint::of("tinker://r/weights/a".parse().unwrap());
+        let copy = tinkex::CopyCheckpoint::new("tinker://r/weights/a".parse().unwrap());
         let copied = fake.client().rest().copy_weights(copy.into_project("p")).await;
         assert_eq!(copied.unwrap().to_string(), "tinker://r/weights/a", "{name}");
         let seen = fake.seen();
@@ -151,7 +151,9 @@ async fn a_copy_keeps_one_key_and_one_token_through_all_rounds() {
     );
     let client = fake.builder().project_id("own").build().unwrap();
     let source = "tinker://r/weights/a".parse().unwrap();
-    let copy = tinkex::CopyCheckpoint::of(source).ttl_seconds(3600).source_token("tml-other");
+    let copy = tinkex::CopyCheckpoint::new(source)
+        .ttl(Duration::from_secs(3600))
+        .source_token("tml-other");
     client.rest().copy_weights(copy).await.unwrap();
     let seen = fake.seen();
     let copies = &seen[2..];
@@ -167,7 +169,7 @@ async fn a_copy_keeps_one_key_and_one_token_through_all_rounds() {
 
     let fake = ScriptedServer::new();
     let source = "tinker://r/weights/a".parse().unwrap();
-    let nowhere = fake.client().rest().copy_weights(tinkex::CopyCheckpoint::of(source)).await;
+    let nowhere = fake.client().rest().copy_weights(tinkex::CopyCheckpoint::new(source)).await;
     assert_eq!(nowhere.unwrap_err().kind(), ErrorKind::InvalidInput, "and nothing was sent");
 }
 
@@ -193,7 +195,11 @@ async fn the_waiting_for_an_answer_ends_with_patience() {
     let patience = Duration::from_secs(60);
     let server = FakeServer::new(json!({}));
     server.respond("r1", vec![json!("conn")]);
-    let service = server.builder().retry(RetryPolicy::default().within(patience)).build().unwrap();
+    let service = server
+        .builder()
+        .retry(RetryPolicy::default().with_retry_timeout(patience))
+        .build()
+        .unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let asked = Instant::now();
     let error = model.optim_step(AdamParams::default()).await.unwrap_err();
@@ -221,7 +227,8 @@ async fn samples_are_not_asked_for_anew_when_patience_is_over() {
         // A server of its own: pauses are shared by server and key.
         let builder =
             server.builder().base_url(format!("http://patience-{i}.test").parse().unwrap());
-        let service = builder.retry(RetryPolicy::default().within(patience)).build().unwrap();
+        let service =
+            builder.retry(RetryPolicy::default().with_retry_timeout(patience)).build().unwrap();
         let sampler = service.create_sampling_client("base").await.unwrap();
         let asked = Instant::now();
         let sample = sampler.sample([1], SamplingParams::new()).send();

@@ -19,8 +19,8 @@ fn the_longer_of_two_pauses_counts() {
         let backoff = Arc::new(Backoff::new());
         let other = Arc::clone(&backoff);
         let start = tokio::time::Instant::now();
-        let there = thread::spawn(move || other.begin(SHORT));
-        backoff.begin(LONG);
+        let there = thread::spawn(move || other.start(SHORT));
+        backoff.start(LONG);
         there.join().unwrap();
         assert!(backoff.until().unwrap() >= start + LONG);
     });
@@ -33,7 +33,7 @@ fn a_pause_that_begins_while_others_enter_leaks_no_pass() {
         let admission = Arc::new(Admission::with_limits(1, 1, 0, Arc::clone(&backoff)));
         let other = Arc::clone(&admission);
         let there = thread::spawn(move || drop(block_on(other.acquire(3))));
-        backoff.begin(LONG);
+        backoff.start(LONG);
         drop(block_on(admission.acquire(5)));
         there.join().unwrap();
         // All three layers are free again.

@@ -84,7 +84,7 @@ async fn checkpoints_are_listed_shared_copied_and_deleted() {
     rest.unpublish_checkpoint(&state).await.unwrap();
     rest.set_checkpoint_ttl(&sampler_path, None).await.unwrap();
     let copy = rest
-        .copy_weights(CopyCheckpoint::of(sampler_path.clone()).into_project("p"))
+        .copy_weights(CopyCheckpoint::new(sampler_path.clone()).into_project("p"))
         .await
         .unwrap();
     let runs = rest.list_training_runs(&ListTrainingRuns::default()).await.unwrap();

@@ -28,9 +28,9 @@ pub(crate) struct CopyArgs {
 }
 
 pub(super) async fn copy(shell: &mut Shell<'_>, args: CopyArgs) -> Result<(), CommandError> {
-    let mut copy = CopyCheckpoint::of(args.path.clone());
+    let mut copy = CopyCheckpoint::new(args.path.clone());
     if let Some(seconds) = args.ttl {
-        copy = copy.ttl_seconds(seconds);
+        copy = copy.ttl(std::time::Duration::from_secs(seconds));
     }
     if let Some(file) = &args.source_key_file {
         let key = std::fs::read_to_string(shell.environment.path(file))

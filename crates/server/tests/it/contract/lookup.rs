@@ -56,7 +56,7 @@ pub(super) async fn checkpoints_are_changed(any: Any) {
     let shown = listed().await;
     assert!(!shown.public);
     assert!(shown.size_bytes.unwrap() > 0);
-    rest.set_checkpoint_ttl(&path, Some(7_200)).await.unwrap();
+    rest.set_checkpoint_ttl(&path, Some(std::time::Duration::from_secs(7_200))).await.unwrap();
     assert!(listed().await.expires_at.is_some());
     rest.publish_checkpoint(&path).await.unwrap();
     assert!(listed().await.public);

@@ -1,0 +1,176 @@
+//! [`ServiceClientBuilder`].
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tinkex_wire::JsonObject;
+
+use crate::config::{BaseUrl, Env};
+use crate::error::Result;
+use crate::settings::{Settings, SettingsInput};
+use crate::transport::http::HttpService;
+use crate::transport::retry::RetryPolicy;
+
+use super::ServiceClient;
+
+/// Builder of a [`ServiceClient`].
+///
+/// Settings that are not set come from environment variables, which are read once, in
+/// [`build`](Self::build).
+///
+/// ```
+/// use std::time::Duration;
+/// use tinkex::{RetryPolicy, ServiceClient};
+///
+/// let service = ServiceClient::builder()
+///     .base_url("http://localhost:8000".parse()?)
+///     .api_key("tml-example")
+///     .retry(RetryPolicy::default().with_retry_timeout(Duration::from_secs(30)))
+///     .build()?;
+/// # Ok::<_, tinkex::Error>(())
+/// ```
+#[derive(Default)]
+#[must_use = "a builder does nothing until `build` is called"]
+pub struct ServiceClientBuilder {
+    base_url: Option<BaseUrl>,
+    api_key: Option<String>,
+    env: Option<Env>,
+    headers: Vec<(String, String)>,
+    retry: RetryPolicy,
+    http: Option<Arc<dyn HttpService>>,
+    project_id: Option<String>,
+    display_name: Option<String>,
+    user_metadata: JsonObject,
+    poll_immediately: bool,
+    without_telemetry: bool,
+    max_samples: Option<u32>,
+    progress_timeout: Option<Duration>,
+    poll_timeout: Option<Duration>,
+}
+
+impl ServiceClientBuilder {
+    /// Sets the server's base URL. Defaults to `TINKER_BASE_URL`, else the hosted service.
+    pub fn base_url(mut self, url: BaseUrl) -> Self {
+        self.base_url = Some(url);
+        self
+    }
+
+    /// Sets the API key. Defaults to `TINKER_API_KEY`, else the output of the command in
+    /// `TINKER_CREDENTIAL_CMD`, else the key stored by `tinkex auth login`.
+    pub fn api_key(mut self, key: impl Into<String>) -> Self {
+        self.api_key = Some(key.into());
+        self
+    }
+
+    /// Sets the environment variables to read. Defaults to those of the process.
+    pub fn env(mut self, env: Env) -> Self {
+        self.env = Some(env);
+        self
+    }
+
+    /// Adds a header to every request. It replaces a default header of the same name, except for
+    /// authentication, retry and idempotency headers.
+    pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.headers.push((name.into(), value.into()));
+        self
+    }
+
+    /// Sets how failed requests are retried. Defaults to [`RetryPolicy::default`].
+    pub fn retry(mut self, policy: RetryPolicy) -> Self {
+        self.retry = policy;
+        self
+    }
+
+    /// Sets the service that sends HTTP requests, for example a proxy, a recorder or a fake. Defaults
+    /// to the network.
+    pub fn http(mut self, service: impl HttpService) -> Self {
+        self.http = Some(Arc::new(service));
+        self
+    }
+
+    /// Sets the project of new sessions and copied checkpoints. Defaults to `TINKER_PROJECT_ID`.
+    pub fn project_id(mut self, project: impl Into<String>) -> Self {
+        self.project_id = Some(project.into());
+        self
+    }
+
+    /// Sets the display name of the session.
+    pub fn display_name(mut self, name: impl Into<String>) -> Self {
+        self.display_name = Some(name.into());
+        self
+    }
+
+    /// Sets metadata that the server stores with the session.
+    pub fn user_metadata(mut self, metadata: JsonObject) -> Self {
+        self.user_metadata = metadata;
+        self
+    }
+
+    /// Polls again at once when the server answers "not ready" without waiting. By default such polls
+    /// are delayed, by up to 5 seconds.
+    pub fn poll_immediately(mut self) -> Self {
+        self.poll_immediately = true;
+        self
+    }
+
+    /// Sets the maximum number of concurrent samples per sampling client (at least 1). The server may
+    /// set a lower limit.
+    pub fn max_concurrent_samples(mut self, samples: u32) -> Self {
+        self.max_samples = Some(samples.max(1));
+        self
+    }
+
+    /// Sets how long samples may go without any of them succeeding before they fail. Defaults to 2
+    /// hours.
+    pub fn progress_timeout(mut self, timeout: Duration) -> Self {
+        self.progress_timeout = Some(timeout);
+        self
+    }
+
+    /// Sets the maximum time to wait for the result of one request. Unlimited by default. The server
+    /// continues to execute a request that timed out.
+    pub fn poll_timeout(mut self, timeout: Duration) -> Self {
+        self.poll_timeout = Some(timeout);
+        self
+    }
+
+    /// Disables telemetry, like `TINKER_TELEMETRY=0`.
+    pub fn without_telemetry(mut self) -> Self {
+        self.without_telemetry = true;
+        self
+    }
+
+    /// Builds the client. Sends nothing; the first call connects.
+    ///
+    /// # Errors
+    /// If no credential is found or a setting is invalid.
+    pub fn build(self) -> Result<ServiceClient> {
+        let settings = Settings::new(SettingsInput {
+            base_url: self.base_url,
+            api_key: self.api_key,
+            env: self.env.unwrap_or_else(Env::from_process),
+            headers: self.headers,
+            retry: self.retry,
+            http: self.http,
+            project_id: self.project_id,
+            display_name: self.display_name,
+            user_metadata: self.user_metadata,
+            adaptive_polling: !self.poll_immediately,
+            telemetry: !self.without_telemetry,
+            max_samples: self.max_samples,
+            progress_timeout: self.progress_timeout,
+            poll_timeout: self.poll_timeout,
+        })?;
+        Ok(ServiceClient::new(Arc::new(settings)))
+    }
+}
+
+impl fmt::Debug for ServiceClientBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServiceClientBuilder")
+            .field("base_url", &self.base_url)
+            .field("retry", &self.retry)
+            .finish_non_exhaustive()
+    }
+}
