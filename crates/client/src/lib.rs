@@ -1,54 +1,66 @@
-//! Fine-tune and sample language models through the Tinker API.
+//! Client SDK for the Tinker API: fine-tunes and samples language models.
+//!
+//! # A guided tour
 //!
 //! ```no_run
 //! use tinkex::{AdamParams, Datum, FinishReason, LossFn, SamplingParams, ServiceClient};
 //!
 //! # async fn run() -> tinkex::Result<()> {
-//! // Connect: TINKER_API_KEY and TINKER_BASE_URL, or a builder.
-//! let service = ServiceClient::from_env()?;
+//! // 1. Configure. Nothing is sent yet; `ServiceClient::builder` has more settings.
+//! let service = ServiceClient::from_env()?; // TINKER_API_KEY, TINKER_BASE_URL
 //!
-//! // Train: calls are queued in order, and awaited when you like.
-//! let model = service.create_lora_training_client("Qwen/Qwen3-8B").rank(16).create().await?;
+//! // 2. Train. A call starts its request at once; the server executes them in call order.
+//! let model = service.create_lora_training_client("Qwen/Qwen3-8B").rank(16).await?;
 //! let data = vec![Datum::completion([1, 2, 3], [4, 5])?];
 //! let (pass, step) = model.step(data, LossFn::CrossEntropy, AdamParams::with_learning_rate(1e-4));
 //! println!("{:?}", pass.await?.metrics);
 //! step.await?;
 //!
-//! // Sample from what was trained.
+//! // 3. Sample from the trained weights.
 //! let sampler = model.save_weights_and_get_sampling_client().await?;
-//! let answer = sampler.sample([1, 2, 3], SamplingParams::new().max_tokens(64)).await?;
-//! println!("{:?}", &answer.sequences[0].tokens[..]);
+//! let output = sampler.sample([1, 2, 3], SamplingParams::new().max_tokens(64)).await?;
+//! println!("{:?}", &output.sequences[0].tokens[..]);
 //!
-//! // Look things up, and end it.
+//! // 4. Save a checkpoint, look it up, and finish the session.
 //! let path = model.save_state("first").await?;
 //! println!("{path}: {:?}", service.rest().get_weights_info(&path).await?);
 //! service.close(FinishReason::Success, None).await?;
 //! # Ok(()) }
 //! ```
 //!
-//! | To | Start at |
+//! | Task | Types |
 //! |---|---|
-//! | connect | [`ServiceClient`], [`ServiceClientBuilder`] |
-//! | train | [`TrainingClient`], [`Datum`], [`LossFn`], [`AdamParams`] |
-//! | use a loss of your own | [`loss`] |
-//! | sample | [`SamplingClient`], [`SamplingParams`], [`SamplerHandle`] |
-//! | look things up and tidy | [`RestClient`], [`AdminClient`], [`rest`] |
-//! | understand a failure | [`Error`], [`ErrorKind`], [`RetryPolicy`] |
-//! | test without a network | [`HttpService`] |
+//! | Connect | [`ServiceClient`], [`ServiceClientBuilder`], [`RetryPolicy`] |
+//! | Train | [`TrainingClient`], [`Datum`], [`LossFn`], [`AdamParams`], [`ApiFuture`] |
+//! | Train with a custom loss | [`loss`] |
+//! | Sample | [`SamplingClient`], [`SamplingParams`], [`SamplerHandle`], [`SampleFuture`] |
+//! | Manage runs, checkpoints, sessions | [`RestClient`], [`AdminClient`], [`rest`] |
+//! | Handle errors | [`Error`], [`ErrorKind`], [`Hint`] |
+//! | Log and measure | [`targets`] |
+//! | Test without a network | [`HttpService`] |
 //!
 //! # Features
 //!
-//! * `console`: `log_to_console`, a log for people on standard error.
-//! * `tokenizer`: `Tokenizer`, text to tokens and back, from a folder, the local hub cache or a hub.
-//! * `chat`: `Chat`, conversations to prompts and training examples through the model's own template.
+//! All are off by default.
 //!
-//! # What you can rely on
+//! * `console`: `log_to_console`, a log on standard error.
+//! * `tokenizer`: `Tokenizer` and `Hub`, tokenizers from a folder, the hub cache or a model hub.
+//! * `chat`: `Chat`, conversations to prompts and training examples with the model's chat template.
 //!
-//! * Making a client touches nothing; the first call connects. The environment is read once. Calls
-//!   are made inside a tokio runtime, which does the work behind an [`ApiFuture`].
-//! * A passing failure is sent again as the service expects; [`RetryPolicy::disabled`] gives
-//!   exactly one HTTP request. [`Error`] says how often and how long it was tried.
-//! * No credential appears in errors, logs, `Debug`, or a request that was redirected elsewhere.
+//! # Guarantees
+//!
+//! * **Handles are cheap.** All clients are `Clone`, `Send` and `Sync`. A [`ServiceClient`], its clones
+//!   and the clients made from it share one connection.
+//! * **No I/O at construction.** Building a client reads the environment once and sends nothing; the
+//!   first call connects.
+//! * **A tokio runtime executes requests.** Calls outside one return an error of kind
+//!   [`ErrorKind::Config`].
+//! * **Dropping a future.** A training request continues ([`ApiFuture`]); a sample is cancelled
+//!   ([`SampleFuture`]). Both have `detach`.
+//! * **Retries.** Transient failures are retried as the service expects. [`RetryPolicy::disabled`] sends
+//!   each request exactly once. [`Error::attempts`] and [`Error::elapsed`] say what was tried.
+//! * **Secrets.** No credential appears in errors, logs, `Debug` output, telemetry, or a request that is
+//!   redirected to another server.
 
 #![forbid(unsafe_code)]
 

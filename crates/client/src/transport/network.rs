@@ -154,7 +154,7 @@ fn classify(error: reqwest::Error) -> HttpFailure {
         HttpFailureKind::InvalidRequest
     } else if any_cause(&error, is_certificate_error) {
         HttpFailureKind::Certificate
-    } else if error.is_decode() && !any_cause(&error, is_interrupted_body) {
+    } else if error.is_decode() && is_decompression_error(&error) {
         HttpFailureKind::Decode
     } else {
         HttpFailureKind::Connect
@@ -166,12 +166,15 @@ fn is_certificate_error(error: &(dyn StdError + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(rustls::Error::InvalidCertificate(_)))
 }
 
-/// Returns whether reading the body failed, as opposed to decompressing it. reqwest reports both as
-/// decoding errors.
-fn is_interrupted_body(error: &(dyn StdError + 'static)) -> bool {
-    let truncated = |error: &io::Error| error.kind() == io::ErrorKind::UnexpectedEof;
-    error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_body)
-        || error.downcast_ref().is_some_and(truncated)
+/// Returns whether decompressing the body failed, as opposed to receiving it. reqwest reports both as
+/// decoding errors; the cause of the former is an I/O error, of the latter an HTTP error.
+fn is_decompression_error(error: &reqwest::Error) -> bool {
+    let mut cause = error.source();
+    while let Some(inner) = cause.and_then(|cause| cause.downcast_ref::<reqwest::Error>()) {
+        cause = inner.source();
+    }
+    let io_error = cause.and_then(|cause| cause.downcast_ref::<io::Error>());
+    io_error.is_some_and(|error| error.kind() != io::ErrorKind::UnexpectedEof)
 }
 
 /// Returns whether `test` holds for `error` or one of its causes.

@@ -229,3 +229,26 @@ async fn endless_redirects_end() {
     assert_eq!(error.kind(), ErrorKind::Rejected);
     fake.finish();
 }
+
+/// Lookups and sessions of one service share its configuration, its transport and its token.
+#[tokio::test(start_paused = true)]
+async fn a_program_that_looks_up_and_trains_connects_once() {
+    let token = jwt(3600);
+    let fake = ScriptedServer::new()
+        .reply(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
+        .reply(TOKEN, 200, json!({"jwt": token}))
+        .reply(DYNAMIC, 200, json!({}))
+        .reply(LIST, 200, none())
+        .reply("POST /api/v1/create_session", 200, json!({"session_id": "s"}))
+        .reply(
+            "POST /api/v1/create_sampling_session",
+            200,
+            json!({"sampling_session_id": "s:sample:0"}),
+        )
+        .reply(LIST, 200, none());
+    let client = fake.client();
+    client.rest().list_sessions(&ListSessions::default()).await.unwrap();
+    client.clone().create_sampling_client("base").await.unwrap();
+    client.rest().list_sessions(&ListSessions::default()).await.unwrap();
+    fake.finish();
+}

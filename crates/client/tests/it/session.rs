@@ -73,7 +73,7 @@ async fn heartbeats_come_as_in_the_reference() {
             "it ended with its client"
         );
         let warned: Vec<f64> = lines
-            .timed(&["WARN", "no heartbeat"])
+            .timed(&["WARN", "heartbeats are failing"])
             .iter()
             .map(|(at, _)| (*at - start).as_secs_f64())
             .collect();
