@@ -296,7 +296,7 @@ fn telemetry_events_have_the_reference_form(file: &Value) {
             assert_eq!(serde_json::to_value(read).unwrap(), whole);
         }
     }
-    for case in file["format_duration"].as_array().unwrap() {
+    for case in file["duration_text"].as_array().unwrap() {
         let micros = case["microseconds"].as_u64().unwrap();
         assert_eq!(json!(format_duration(Duration::from_micros(micros))), case["text"]);
     }
