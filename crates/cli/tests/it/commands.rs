@@ -215,8 +215,9 @@ async fn interrupted_deletion_reports_what_was_deleted() {
     let path = |at: u32| format!("/api/v1/training_runs/r/checkpoints/weights/{at}");
     let paths: Vec<String> = (0..40).map(path).collect();
     // The response to the first deletion is slow; the user presses Ctrl-C meanwhile.
-    let reply = |at: usize| if at == 0 { json!({ "sleep": 1.0 }) } else { json!({}) };
-    let replies = paths.iter().enumerate().map(|(at, path)| ("DELETE", path.as_str(), reply(at)));
+    let response = |at: usize| if at == 0 { json!({ "sleep": 1.0 }) } else { json!({}) };
+    let replies =
+        paths.iter().enumerate().map(|(at, path)| ("DELETE", path.as_str(), response(at)));
     let replies: Vec<_> = replies.collect();
     let cli = ScriptedCli::new(&replies);
     let named: String = (0..40).map(|at| format!(" tinker://r/weights/{at}")).collect();

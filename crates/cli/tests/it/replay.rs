@@ -353,7 +353,7 @@ async fn recorded_commands_behave_like_the_python_cli() {
             match case.await {
                 Ok(output) => printed += &output,
                 Err(_) => {
-                    failed.push(if json { format!("{name} --json") } else { name.to_owned() })
+                    failed.push(if json { format!("{name} --json") } else { name.to_owned() });
                 }
             }
         }

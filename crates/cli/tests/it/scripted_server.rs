@@ -180,11 +180,11 @@ impl HttpService for ScriptedServer {
                 return Err(HttpFailure::timeout("scripted"));
             }
             tokio::time::sleep(response.delay).await;
-            let mut reply = Response::builder().status(response.status);
+            let mut builder = Response::builder().status(response.status);
             for (name, value) in &response.headers {
-                reply = reply.header(name, value);
+                builder = builder.header(name, value);
             }
-            Ok(reply.header("content-length", response.body.len()).body(response.body).unwrap())
+            Ok(builder.header("content-length", response.body.len()).body(response.body).unwrap())
         })
     }
 }

@@ -18,7 +18,7 @@ use crate::sync::{AtomicI64, Mutex, MutexGuard, Ordering};
 
 /// Lowest bit of the state: set while the queue has waiters. The other bits are the budget.
 const HAS_WAITERS: i64 = 1;
-/// Largest budget and largest amount. Sums of both stay far from the limits of `i64`.
+/// Largest budget and largest amount. Their sum cannot overflow `i64`.
 const MAX_AMOUNT: i64 = i64::MAX >> 3;
 
 /// Semaphore over bytes or requests.
