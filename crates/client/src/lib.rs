@@ -132,6 +132,6 @@ pub use transport::retry::RetryPolicy;
 #[cfg(feature = "chat")]
 pub use chat::{Chat, JsonlError, JsonlReader, Message, TooLong, TrainOn, TrainingExample};
 #[cfg(feature = "tokenizer")]
-pub use push::{Commit, CommitInfo, HubRepo};
+pub use push::{Commit, CommitInfo, CreateRepo, HubRepo};
 #[cfg(feature = "tokenizer")]
 pub use tokenizer::{Hub, Tokenizer, TokenizerId};

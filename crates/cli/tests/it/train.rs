@@ -98,7 +98,7 @@ async fn invalid_training_files_are_rejected_before_the_run_starts() {
     );
     sandbox.write("data.jsonl", &good);
     let long = sandbox.run("train data.jsonl --local --max-tokens 3 --refuse-long").await;
-    let long = long.fails(2, &["and 3 are allowed", "Raise --max-tokens"]);
+    let long = long.fails(2, &["exceed the limit of 3", "Raise --max-tokens"]);
     assert!(!long.err.contains("messages"), "{}", long.err);
     sandbox.write("data.jsonl", "\n");
     sandbox.run(TRAIN).await.fails(2, &["the file is empty"]);

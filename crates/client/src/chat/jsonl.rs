@@ -1,4 +1,4 @@
-//! Files of conversations, one per line.
+//! Training files with one conversation or prompt per line.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,14 +16,14 @@ use crate::error::{Error, ErrorKind, Result};
 use super::train::encode;
 use super::{Chat, Message, TrainOn, TrainingExample};
 
-/// A longer line is not a conversation, whatever it is.
-const LONGEST_LINE: u64 = 256 << 20;
+/// Maximum length of a line in bytes.
+const MAX_LINE: u64 = 256 << 20;
 
-/// Reads training examples from lines of JSON; made by [`Chat::read_jsonl`].
+/// Iterator over the training examples in JSON Lines; created by [`Chat::read_jsonl`].
 ///
-/// Each line is `{"messages": […]}`, perhaps with `"tools"`, or `{"prompt": "…", "completion": "…"}`.
-/// Empty lines are skipped, and so are fields that mean nothing here. A bad line is reported and the
-/// next one is read, so the caller decides whether to stop.
+/// Each line is `{"messages": […]}`, optionally with `"tools"`, or
+/// `{"prompt": "…", "completion": "…"}`. Empty lines and unknown fields are ignored. After an invalid
+/// line the iterator continues with the next one, so the caller decides whether to stop.
 ///
 /// ```no_run
 /// # async fn run(model: tinkex::TrainingClient) -> Result<(), Box<dyn std::error::Error>> {
@@ -42,34 +42,36 @@ pub struct JsonlReader<R> {
     line: u64,
     buffer: Vec<u8>,
     train_on: TrainOn,
-    most: Option<(usize, TooLong)>,
+    /// Maximum number of tokens per example.
+    limit: Option<(usize, TooLong)>,
+    /// Examples of the current line.
     ready: VecDeque<Datum>,
     done: bool,
 }
 
-/// What happens to an example that is too long.
+/// What to do with an example that has too many tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TooLong {
-    /// Its line is bad.
+    /// Report its line as an error.
     Reject,
-    /// Its end is cut off. If nothing is left to learn from, its line is bad.
+    /// Cut off its end. If no token to learn is left, report its line as an error.
     Truncate,
 }
 
-/// A line that no example could be made of, and why.
+/// Error returned for a line that is not a valid example.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct JsonlError {
-    /// Which line, counted from 1.
+    /// Number of the line, from 1.
     pub line: u64,
-    /// What is wrong with it.
+    /// Cause of the error.
     pub error: Error,
-    /// Whether it has the right form and only too many tokens.
+    /// Whether the line is well-formed and only has too many tokens.
     pub too_long: bool,
 }
 
 impl Chat {
-    /// Reads training examples, line by line as they are asked for.
+    /// Reads training examples from JSON Lines, one line at a time.
     pub fn read_jsonl<R: BufRead>(&self, reader: R) -> JsonlReader<R> {
         JsonlReader {
             chat: self.clone(),
@@ -77,59 +79,60 @@ impl Chat {
             line: 0,
             buffer: Vec::new(),
             train_on: TrainOn::default(),
-            most: None,
+            limit: None,
             ready: VecDeque::new(),
             done: false,
         }
     }
 
-    /// The same from a file.
+    /// Reads training examples from a JSON Lines file.
     ///
     /// # Errors
-    /// If there is no such file.
+    /// [`ErrorKind::NotFound`] if the file cannot be opened.
     pub fn open_jsonl(&self, path: impl AsRef<Path>) -> Result<JsonlReader<BufReader<File>>> {
         let path = path.as_ref();
-        let file = File::open(path).map_err(|why| {
-            let what = format!("{} cannot be opened: {why}", path.display());
-            Error::new(ErrorKind::NotFound, what)
+        let file = File::open(path).map_err(|error| {
+            let message = format!("cannot open {}: {error}", path.display());
+            Error::new(ErrorKind::NotFound, message)
         })?;
         Ok(self.read_jsonl(BufReader::new(file)))
     }
 }
 
 impl<R: BufRead> JsonlReader<R> {
-    /// Which turns are learned; all that the assistant says unless this says otherwise.
+    /// Sets which messages are learned. Defaults to [`TrainOn::AllAssistant`].
     pub fn train_on(mut self, train_on: TrainOn) -> Self {
         self.train_on = train_on;
         self
     }
 
-    /// How many tokens an example may have, and what happens to a longer one. Without this any
-    /// length will do.
-    pub fn max_tokens(mut self, most: usize, too_long: TooLong) -> Self {
-        self.most = Some((most, too_long));
+    /// Sets the maximum number of tokens per example, and what to do with longer ones. Defaults to no
+    /// limit.
+    pub fn max_tokens(mut self, max: usize, too_long: TooLong) -> Self {
+        self.limit = Some((max, too_long));
         self
     }
 
-    /// The next line that is not empty, in the buffer.
+    /// Reads the next line that is not empty into the buffer. Returns false at the end.
     fn next_line(&mut self) -> Result<bool> {
         loop {
             self.buffer.clear();
-            let mut line = self.reader.by_ref().take(LONGEST_LINE + 1);
-            let read = line.read_until(b'\n', &mut self.buffer).map_err(|why| {
+            let mut line = self.reader.by_ref().take(MAX_LINE + 1);
+            let read = line.read_until(b'\n', &mut self.buffer).map_err(|error| {
                 self.done = true;
-                Error::new(ErrorKind::Config, format!("it cannot be read: {why}"))
+                Error::new(ErrorKind::Config, format!("cannot read the line: {error}"))
             });
             self.line += 1;
             if read? == 0 {
                 self.done = true;
                 return Ok(false);
             }
-            if self.buffer.len() as u64 > LONGEST_LINE {
+            if self.buffer.len() as u64 > MAX_LINE {
                 self.done = true;
-                let why =
-                    format!("it has more than {LONGEST_LINE} bytes; nothing behind it is read");
-                return Err(Error::new(ErrorKind::InvalidInput, why));
+                let message = format!(
+                    "the line has more than {MAX_LINE} bytes; the rest of the file is not read"
+                );
+                return Err(Error::new(ErrorKind::InvalidInput, message));
             }
             if !self.buffer.trim_ascii().is_empty() {
                 return Ok(true);
@@ -138,15 +141,16 @@ impl<R: BufRead> JsonlReader<R> {
     }
 
     fn datums(&self) -> std::result::Result<VecDeque<Datum>, JsonlError> {
-        let bad = |error, too_long| JsonlError { line: self.line, error, too_long };
+        let invalid = |error, too_long| JsonlError { line: self.line, error, too_long };
         self.chat
             .examples_of_line(self.buffer.trim_ascii(), self.train_on)
-            .map_err(|error| bad(error, false))?
+            .map_err(|error| invalid(error, false))?
             .into_iter()
             .map(|example| {
-                let too_long = self.most.is_some_and(|(most, _)| example.tokens.len() > most);
-                let datum = fit(example, self.most).and_then(|example| example.into_datum());
-                datum.map_err(|error| bad(error, too_long))
+                let too_long = self.limit.is_some_and(|(max, _)| example.tokens.len() > max);
+                let datum =
+                    apply_limit(example, self.limit).and_then(|example| example.into_datum());
+                datum.map_err(|error| invalid(error, too_long))
             })
             .collect()
     }
@@ -164,34 +168,39 @@ impl<R: BufRead> Iterator for JsonlReader<R> {
             };
             match read {
                 Ok(datums) => self.ready = datums,
-                Err(bad) => return Some(Err(bad)),
+                Err(error) => return Some(Err(error)),
             }
         }
         self.ready.pop_front().map(Ok)
     }
 }
 
-fn fit(example: TrainingExample, most: Option<(usize, TooLong)>) -> Result<TrainingExample> {
-    let (len, example) = match most {
-        Some((most, too_long)) if example.tokens.len() > most => {
+/// Rejects or truncates an example that exceeds the limit.
+fn apply_limit(
+    example: TrainingExample,
+    limit: Option<(usize, TooLong)>,
+) -> Result<TrainingExample> {
+    let (len, example) = match limit {
+        Some((max, too_long)) if example.tokens.len() > max => {
             let len = example.tokens.len();
             if too_long == TooLong::Reject {
-                let why = format!("it has {len} tokens, and {most} are allowed");
-                return Err(Error::new(ErrorKind::InvalidInput, why));
+                let message = format!("{len} tokens exceed the limit of {max}");
+                return Err(Error::new(ErrorKind::InvalidInput, message));
             }
-            (len, example.truncated(most))
+            (len, example.truncated(max))
         }
         _ => (example.tokens.len(), example),
     };
     if example.has_targets() {
         return Ok(example);
     }
-    let why = format!("nothing to learn from is left in {} of {len} tokens", example.tokens.len());
-    Err(Error::new(ErrorKind::InvalidInput, why))
+    let kept = example.tokens.len();
+    let message = format!("no token to learn is among the first {kept} of {len} tokens");
+    Err(Error::new(ErrorKind::InvalidInput, message))
 }
 
 #[derive(Deserialize)]
-struct Line {
+struct JsonlLine {
     messages: Option<Vec<Message>>,
     tools: Option<Value>,
     prompt: Option<String>,
@@ -200,28 +209,27 @@ struct Line {
 
 impl Chat {
     fn examples_of_line(&self, line: &[u8], train_on: TrainOn) -> Result<Vec<TrainingExample>> {
-        let wrong = |why: String| Error::new(ErrorKind::InvalidInput, why);
+        let invalid = |message: String| Error::new(ErrorKind::InvalidInput, message);
         let line = line.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(line).trim_ascii_start();
-        // A list would do for the parser, as the fields in their order.
+        // The parser would accept a list with the fields in order.
         if !line.starts_with(b"{") {
-            return Err(wrong(not_a_line(line)));
+            return Err(invalid(not_an_object(line)));
         }
-        let line: Line = serde_json::from_slice(line).map_err(|why| wrong(reason(line, &why)))?;
+        let line: JsonlLine =
+            serde_json::from_slice(line).map_err(|error| invalid(describe(line, &error)))?;
         match (line.messages, line.prompt, line.completion) {
             (Some(messages), None, None) => {
                 self.with_tools(line.tools).examples(&messages, train_on)
             }
             (None, Some(prompt), Some(completion)) => Ok(vec![self.pair(&prompt, &completion)?]),
-            _ => {
-                Err(wrong(r#"a line has "messages", or else "prompt" and "completion""#.to_owned()))
-            }
+            _ => Err(invalid(r#"expected "messages", or "prompt" and "completion""#.to_owned())),
         }
     }
 
-    /// A prompt and what is to follow it, with the end token behind it.
+    /// Encodes a prompt, its completion and the end token. The prompt is not learned.
     fn pair(&self, prompt: &str, completion: &str) -> Result<TrainingExample> {
         if completion.is_empty() {
-            return Err(Error::new(ErrorKind::InvalidInput, "the completion is empty"));
+            return Err(Error::new(ErrorKind::InvalidInput, "\"completion\" is empty"));
         }
         let mut text = format!("{prompt}{completion}");
         if let Some(end) = &self.tokenizer.special().eos_token
@@ -234,42 +242,42 @@ impl Chat {
     }
 }
 
-/// Why something that is no object is no line.
-fn not_a_line(line: &[u8]) -> String {
+/// Describes a line that does not begin as an object.
+fn not_an_object(line: &[u8]) -> String {
     match serde_json::from_slice::<Json>(line) {
-        Ok(value) => format!("it is {}, not an object", what(&value)),
-        Err(why) => not_json(&why),
+        Ok(value) => format!("expected an object, found {}", type_name(&value)),
+        Err(error) => not_json(&error),
     }
 }
 
-/// Why an object is no line, in words that its writer knows.
-fn reason(line: &[u8], why: &serde_json::Error) -> String {
+/// Describes an object that is not a valid line, by the field that is wrong.
+fn describe(line: &[u8], error: &serde_json::Error) -> String {
     let fields = match serde_json::from_slice::<serde_json::Map<String, Json>>(line) {
         Ok(fields) => fields,
-        Err(why) => return not_json(&why),
+        Err(error) => return not_json(&error),
     };
-    let wrong = |name: &str, wanted: &str, fits: fn(&Json) -> bool| {
-        let value = fields.get(name).filter(|value| !value.is_null() && !fits(value))?;
-        Some(format!("{name:?} is {}, not {wanted}", what(value)))
+    let mismatch = |name: &str, expected: &str, matches: fn(&Json) -> bool| {
+        let value = fields.get(name).filter(|value| !value.is_null() && !matches(value))?;
+        Some(format!("{name:?}: expected {expected}, found {}", type_name(value)))
     };
-    wrong("messages", "a list", Json::is_array)
-        .or_else(|| wrong("prompt", "a text", Json::is_string))
-        .or_else(|| wrong("completion", "a text", Json::is_string))
-        // To the parser every line is the first.
-        .unwrap_or_else(|| why.to_string().replace(" at line 1 column ", " at column "))
+    mismatch("messages", "a list", Json::is_array)
+        .or_else(|| mismatch("prompt", "a string", Json::is_string))
+        .or_else(|| mismatch("completion", "a string", Json::is_string))
+        // The parser sees a single line and calls it line 1.
+        .unwrap_or_else(|| error.to_string().replace(" at line 1 column ", " at column "))
 }
 
-fn not_json(why: &serde_json::Error) -> String {
-    let how = if why.is_eof() { "it ends too early" } else { "it is not JSON" };
-    format!("{how} (column {})", why.column())
+fn not_json(error: &serde_json::Error) -> String {
+    let problem = if error.is_eof() { "incomplete" } else { "invalid" };
+    format!("{problem} JSON at column {}", error.column())
 }
 
-fn what(value: &Json) -> &'static str {
+fn type_name(value: &Json) -> &'static str {
     match value {
         Json::Null => "null",
-        Json::Bool(_) => "true or false",
+        Json::Bool(_) => "a boolean",
         Json::Number(_) => "a number",
-        Json::String(_) => "a text",
+        Json::String(_) => "a string",
         Json::Array(_) => "a list",
         Json::Object(_) => "an object",
     }
@@ -288,8 +296,8 @@ impl std::error::Error for JsonlError {
 }
 
 impl From<JsonlError> for Error {
-    fn from(bad: JsonlError) -> Self {
-        Self::new(bad.error.kind(), bad.to_string()).with_source(bad.error)
+    fn from(error: JsonlError) -> Self {
+        Self::new(error.error.kind(), error.to_string()).with_source(error.error)
     }
 }
 
@@ -298,7 +306,7 @@ impl<R> fmt::Debug for JsonlReader<R> {
         f.debug_struct("JsonlReader")
             .field("line", &self.line)
             .field("train_on", &self.train_on)
-            .field("most", &self.most)
+            .field("limit", &self.limit)
             .finish_non_exhaustive()
     }
 }

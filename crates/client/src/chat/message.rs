@@ -1,4 +1,4 @@
-//! [`Message`]: one turn of a conversation.
+//! [`Message`]: one message of a conversation.
 
 use std::fmt;
 
@@ -7,8 +7,8 @@ use minijinja::value::{Serde, ValueKind};
 use serde::de::{self, Deserialize, Deserializer};
 use serde::ser::{Serialize, SerializeMap as _, Serializer};
 
-/// One turn of a conversation: who speaks, what is said, and whatever else the model's template
-/// knows (tool calls, thinking, names). Fields keep their order.
+/// One message of a conversation: its role, its content, and other fields that the model's template
+/// reads, such as tool calls. Fields keep their order.
 ///
 /// ```
 /// use tinkex::Message;
@@ -26,7 +26,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// A turn of any role.
+    /// Creates a message with any role.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         let role = role.into();
         let fields = vec![
@@ -36,28 +36,28 @@ impl Message {
         Self { role, fields }
     }
 
-    /// What the model is told to be.
+    /// Creates a message with the role `system`: instructions for the model.
     pub fn system(content: impl Into<String>) -> Self {
         Self::new("system", content)
     }
 
-    /// What the model is asked.
+    /// Creates a message with the role `user`.
     pub fn user(content: impl Into<String>) -> Self {
         Self::new("user", content)
     }
 
-    /// What the model says.
+    /// Creates a message with the role `assistant`: an answer of the model.
     pub fn assistant(content: impl Into<String>) -> Self {
         Self::new(ASSISTANT, content)
     }
 
-    /// What a tool answered.
+    /// Creates a message with the role `tool`: the result of a tool call.
     pub fn tool(content: impl Into<String>) -> Self {
         Self::new("tool", content)
     }
 
-    /// The same with another field, or with another value for one it has. A value that cannot be
-    /// serialized is reported when a template uses it.
+    /// Adds or replaces a field. A value that cannot be serialized is an error when a template uses
+    /// it.
     #[must_use]
     pub fn with(mut self, name: impl Into<String>, value: impl Serialize) -> Self {
         let (name, value) = (name.into(), Value::from(Serde(value)));
@@ -71,13 +71,13 @@ impl Message {
         self
     }
 
-    /// Who speaks.
+    /// Returns the role: `system`, `user`, `assistant`, `tool`, or another.
     #[must_use]
     pub fn role(&self) -> &str {
         &self.role
     }
 
-    /// What is said, if it is plain text.
+    /// Returns the content, if it is plain text.
     #[must_use]
     pub fn content(&self) -> Option<&str> {
         self.fields.iter().find(|(name, _)| name == "content")?.1.as_str()
@@ -108,7 +108,7 @@ impl<'de> Deserialize<'de> for Message {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
         if value.kind() != ValueKind::Map {
-            return Err(de::Error::custom("a message is an object with a role and a content"));
+            return Err(de::Error::custom("expected a message: an object with a role and content"));
         }
         let mut fields = Vec::new();
         for name in value.try_iter().map_err(de::Error::custom)? {
@@ -117,7 +117,7 @@ impl<'de> Deserialize<'de> for Message {
         }
         let role = fields.iter().find(|(name, _)| name == "role");
         let role = role.and_then(|(_, role)| role.as_str()).map(str::to_owned);
-        let role = role.ok_or_else(|| de::Error::custom("a message lacks its role"))?;
+        let role = role.ok_or_else(|| de::Error::custom("a message has no role"))?;
         Ok(Self { role, fields })
     }
 }
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_keep_their_order_both_ways() {
+    fn fields_keep_their_order_in_both_directions() {
         let text = r#"{"role":"assistant","z":1,"content":null,"a":{"y":[true],"b":2.5}}"#;
         let message: Message = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&message).unwrap(), text);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_refused() {
+    fn values_that_are_not_messages_are_rejected() {
         for text in ["1", "[]", "{}", r#"{"role":1,"content":"x"}"#] {
             assert!(serde_json::from_str::<Message>(text).is_err(), "{text}");
         }

@@ -1,7 +1,7 @@
-//! [`Chat`]: conversations as tokens, through the model's own chat template.
+//! [`Chat`]: formats conversations as tokens with the model's own chat template.
 //!
-//! [`template`] runs templates, [`train`] finds what the model is to learn, [`jsonl`] reads files of
-//! conversations. Nothing here knows any particular model.
+//! [`template`] runs templates, [`train`] locates the assistant's messages in the rendered text, and
+//! [`jsonl`] reads training files. Nothing here depends on a particular model.
 
 mod jsonl;
 mod message;
@@ -27,8 +27,8 @@ pub use message::Message;
 use template::{Rendered, Template, strftime_now};
 pub use train::{TrainOn, TrainingExample};
 
-/// For models without a template of their own: `User: …`, `Assistant: …`, an empty line between
-/// turns, and the end token behind what the assistant says.
+/// Template of models without one of their own: `User: …`, `Assistant: …`, an empty line between
+/// messages, and the end token after each message of the assistant.
 const PLAIN: &str = "\
 {{ bos_token }}
 {%- for message in messages -%}
@@ -37,10 +37,10 @@ const PLAIN: &str = "\
 {%- endfor -%}
 {% if add_generation_prompt %}Assistant:{% endif %}";
 
-/// The template that a model of several has for conversations with tools.
-const FOR_TOOLS: &str = "tool_use";
+/// Name of the template for conversations with tools, in models with several templates.
+const TOOL_USE: &str = "tool_use";
 
-/// A model's way to write conversations. Cheap to clone.
+/// Formats conversations as a model expects them. Cheap to clone.
 ///
 /// ```no_run
 /// # async fn run(sampler: tinkex::SamplingClient) -> tinkex::Result<()> {
@@ -58,48 +58,51 @@ const FOR_TOOLS: &str = "tool_use";
 pub struct Chat {
     tokenizer: Tokenizer,
     template: Arc<Template>,
-    for_tools: Option<Arc<Template>>,
+    tool_template: Option<Arc<Template>>,
     tools: Option<Value>,
     variables: Vec<(String, Value)>,
     now: Option<SystemTime>,
 }
 
 impl Tokenizer {
-    /// How this model writes conversations: its own template, or for a model without one a plain
-    /// form (`User: …`, `Assistant: …`, the end token behind every answer), which is logged.
+    /// Returns the formatter of this model's conversations: its default chat template. A model
+    /// without templates gets a plain format (`User: …`, `Assistant: …`, the end token after each
+    /// message of the assistant), and a warning is logged.
     ///
     /// # Errors
-    /// If the template cannot be understood, or there are several and none is the usual one.
+    /// [`ErrorKind::Decode`] if the template is malformed, [`ErrorKind::NotFound`] if there are
+    /// several and none is the default.
     pub fn chat(&self) -> Result<Chat> {
         let templates = &self.files().templates;
         let named = |name: &str| templates.iter().find(|template| template.name == name);
-        let Some(usual) = named(NamedTemplate::USUAL) else {
+        let Some(default) = named(NamedTemplate::DEFAULT) else {
             if !templates.is_empty() {
-                return Err(self.no_template(NamedTemplate::USUAL));
+                return Err(self.no_template(NamedTemplate::DEFAULT));
             }
             tracing::warn!(
                 model = self.name(),
-                "the model has no chat template; conversations are written in a plain form"
+                "the model has no chat template; using a plain format"
             );
             return Chat::with_template(self, PLAIN);
         };
-        let chat = Chat::with_template(self, &usual.source)?;
-        let for_tools =
-            named(FOR_TOOLS).map(|named| Template::compile(&named.source)).transpose()?;
-        Ok(Chat { for_tools: for_tools.map(Arc::new), ..chat })
+        let chat = Chat::with_template(self, &default.source)?;
+        let tool_template =
+            named(TOOL_USE).map(|named| Template::compile(&named.source)).transpose()?;
+        Ok(Chat { tool_template: tool_template.map(Arc::new), ..chat })
     }
 
-    /// One of several templates that the model has, by its name.
+    /// Returns the formatter for a named chat template, of models that have several.
     ///
     /// # Errors
-    /// If there is none of that name, or it cannot be understood.
+    /// [`ErrorKind::NotFound`] if there is none of that name, [`ErrorKind::Decode`] if it is
+    /// malformed.
     pub fn chat_named(&self, name: &str) -> Result<Chat> {
         let found = self.files().templates.iter().find(|template| template.name == name);
         let found = found.ok_or_else(|| self.no_template(name))?;
         Chat::with_template(self, &found.source)
     }
 
-    /// Whether the model has a chat template of its own.
+    /// Whether the model has a chat template.
     #[must_use]
     pub fn has_chat_template(&self) -> bool {
         !self.files().templates.is_empty()
@@ -109,135 +112,138 @@ impl Tokenizer {
         let names = self.files().templates.iter().map(|template| format!("{:?}", template.name));
         let names = names.collect::<Vec<_>>().join(", ");
         let names = if names.is_empty() { "none".to_owned() } else { names };
-        let why = format!("{} has no chat template {name:?}; it has: {names}", self.name());
-        Error::new(ErrorKind::NotFound, why).with_hint("name one with Tokenizer::chat_named")
+        let message = format!("{} has no chat template {name:?}; available: {names}", self.name());
+        Error::new(ErrorKind::NotFound, message)
+            .with_hint("Select a template with Tokenizer::chat_named.")
     }
 }
 
 impl Chat {
-    /// Another template, in Jinja as `transformers` runs it.
+    /// Creates a formatter from the source of a template, in Jinja as `transformers` runs it.
     ///
     /// # Errors
-    /// If it cannot be understood.
+    /// [`ErrorKind::Decode`] if the template is malformed.
     pub fn with_template(tokenizer: &Tokenizer, source: &str) -> Result<Self> {
         let template = Template::compile(source).map_err(|error| {
-            error.during(format!("reading the template of {}", tokenizer.name()))
+            error.during(format!("compiling the chat template of {}", tokenizer.name()))
         })?;
         Ok(Self {
             tokenizer: tokenizer.clone(),
             template: Arc::new(template),
-            for_tools: None,
+            tool_template: None,
             tools: None,
             variables: Vec::new(),
             now: None,
         })
     }
 
-    /// Tools that the model may call, as its template expects them: often a list of JSON schemas.
+    /// Sets the tools that the model may call, in the form that its template expects: often a list of
+    /// JSON schemas.
     ///
-    /// Their fields are written in the order that they come in. A [`serde_json::Value`] sorts them
-    /// by name, unlike Python; [`Chat::tools_json`] does not.
+    /// Fields are rendered in the order in which they are serialized. A [`serde_json::Value`] sorts
+    /// them by name, unlike Python; [`Chat::tools_json`] keeps their order.
     #[must_use]
     pub fn tools(mut self, tools: impl Serialize) -> Self {
         self.tools = Some(Value::from(Serde(tools)));
         self
     }
 
-    /// The same from JSON text, with fields in the order they have there.
+    /// Sets the tools from JSON text, keeping the order of fields.
     ///
     /// # Errors
-    /// If the text is not JSON.
+    /// [`ErrorKind::InvalidInput`] if the text is not JSON.
     pub fn tools_json(mut self, text: &str) -> Result<Self> {
-        let tools: Value = serde_json::from_str(text).map_err(|why| {
-            Error::new(ErrorKind::InvalidInput, format!("the tools are not JSON: {why}"))
+        let tools: Value = serde_json::from_str(text).map_err(|error| {
+            Error::new(ErrorKind::InvalidInput, format!("cannot parse the tools: {error}"))
         })?;
         self.tools = Some(tools);
         Ok(self)
     }
 
-    /// A variable that the template reads, such as `enable_thinking`.
+    /// Sets a variable that the template reads, such as `enable_thinking`.
     #[must_use]
     pub fn variable(mut self, name: impl Into<String>, value: impl Serialize) -> Self {
         self.variables.push((name.into(), Value::from(Serde(value))));
         self
     }
 
-    /// The moment that the template takes for now, if it writes the date; otherwise that of the call.
-    /// Dates are in UTC. Training data should not change from day to day, so set it there.
+    /// Sets the time that templates which print the date use, in UTC. Defaults to the time of the
+    /// call. Set it for training data, which should not change from day to day.
     #[must_use]
     pub fn date(mut self, now: SystemTime) -> Self {
         self.now = Some(now);
         self
     }
 
-    /// The tokenizer.
+    /// Returns the tokenizer.
     #[must_use]
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
 
-    /// A whole conversation as text.
+    /// Renders a complete conversation as text.
     ///
     /// # Errors
-    /// If the template does not take the conversation.
+    /// [`ErrorKind::InvalidInput`] if the template rejects the conversation.
     pub fn render(&self, messages: &[Message]) -> Result<String> {
         self.write(&values(messages), false).map(|rendered| rendered.text)
     }
 
-    /// A conversation as text, up to where the model is to go on.
+    /// Renders a conversation as text, followed by the beginning of the model's answer.
     ///
     /// # Errors
-    /// If the template does not take the conversation.
+    /// [`ErrorKind::InvalidInput`] if the template rejects the conversation.
     pub fn render_prompt(&self, messages: &[Message]) -> Result<String> {
         self.write(&values(messages), true).map(|rendered| rendered.text)
     }
 
-    /// A conversation to be gone on with, as a model reads it.
+    /// Encodes a conversation as a prompt for the model's answer.
     ///
     /// # Errors
-    /// If the template does not take the conversation.
+    /// [`ErrorKind::InvalidInput`] if the template rejects the conversation.
     pub fn prompt(&self, messages: &[Message]) -> Result<ModelInput> {
-        // The template writes the token that begins a text, if the model wants one.
+        // The template itself writes the token that begins a text, if the model needs one.
         let tokens = self.tokenizer.encode_piece(&self.render_prompt(messages)?)?;
         Ok(ModelInput::from_tokens(tokens))
     }
 
-    /// Where an answer ends: the model's end token, and what its template puts behind a turn.
+    /// Returns the tokens that end an answer: the model's end token, and the special token that its
+    /// template writes after a message of the assistant.
     ///
     /// # Errors
-    /// If there is neither.
+    /// [`ErrorKind::NotFound`] if there is neither.
     pub fn stop(&self) -> Result<StopCondition> {
         let mut ends: Vec<u32> = self.tokenizer.eos_id().into_iter().collect();
         let probe = values(&[Message::user("?"), Message::assistant(train::PROBE)]);
-        // A template that does not take the probe has no say; the end token remains.
+        // If the template rejects the probe, only the end token counts.
         if let Ok(rendered) = self.write(&probe, false)
-            && let Some((_, behind)) = rendered.text.rsplit_once(train::PROBE)
-            && let Some(first) = self.tokenizer.encode_piece(behind)?.first().copied()
+            && let Some((_, after)) = rendered.text.rsplit_once(train::PROBE)
+            && let Some(first) = self.tokenizer.encode_piece(after)?.first().copied()
             && self.tokenizer.is_special(first)
             && !ends.contains(&first)
         {
             ends.push(first);
         }
         if ends.is_empty() {
-            let why = format!("{} does not say where an answer ends", self.tokenizer.name());
-            return Err(Error::new(ErrorKind::NotFound, why));
+            let message = format!("{} has no token that ends an answer", self.tokenizer.name());
+            return Err(Error::new(ErrorKind::NotFound, message));
         }
         Ok(StopCondition::Tokens(ends))
     }
 
     fn template(&self) -> &Template {
-        match &self.for_tools {
+        match &self.tool_template {
             Some(template) if self.tools.is_some() => template,
             _ => &self.template,
         }
     }
 
-    /// The same with the tools of one conversation, where that has its own.
+    /// Returns a formatter with the tools of one conversation, if it has any.
     fn with_tools(&self, tools: Option<Value>) -> Self {
         Self { tools: tools.or_else(|| self.tools.clone()), ..self.clone() }
     }
 
-    fn write(&self, messages: &[Value], go_on: bool) -> Result<Rendered> {
+    fn write(&self, messages: &[Value], generation_prompt: bool) -> Result<Rendered> {
         let special = self.tokenizer.special();
         let tokens = [
             ("bos_token", &special.bos_token),
@@ -250,7 +256,7 @@ impl Chat {
             ("messages", Value::from(messages.to_vec())),
             ("tools", self.tools.clone().unwrap_or_else(|| Value::from(()))),
             ("documents", Value::from(())),
-            ("add_generation_prompt", Value::from(go_on)),
+            ("add_generation_prompt", Value::from(generation_prompt)),
             ("strftime_now", strftime_now(self.now)),
         ];
         let context = named
@@ -258,7 +264,7 @@ impl Chat {
             .chain(tokens.map(|(name, token)| (name, Value::from(token.as_str()))))
             .chain(self.variables.iter().map(|(name, value)| (name.as_str(), value.clone())));
         let rendered = self.template().render(Value::from_pairs(context));
-        rendered.map_err(|error| error.during("writing the conversation"))
+        rendered.map_err(|error| error.during("rendering the conversation"))
     }
 }
 

@@ -1,4 +1,4 @@
-//! What templates expect of the Python that they were written for.
+//! Python behaviour that chat templates rely on: string methods, `json.dumps`, `strftime`, floats.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,7 +6,7 @@ use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Output, State, Value};
 use minijinja_contrib::pycompat;
 
-/// Methods of Python's values.
+/// Calls a method of a Python value.
 pub(crate) fn method(
     state: &mut State<'_, '_>,
     value: &Value,
@@ -22,7 +22,7 @@ pub(crate) fn method(
     }
 }
 
-/// Those that the library lacks.
+/// Calls a string method that `pycompat` does not have.
 fn text_method(text: &str, name: &str, arguments: &[Value]) -> Result<Value, Error> {
     fn one(arguments: &[Value]) -> Result<&str, Error> {
         from_args::<(&str,)>(arguments).map(|(argument,)| argument)
@@ -40,9 +40,9 @@ fn text_method(text: &str, name: &str, arguments: &[Value]) -> Result<Value, Err
             None => list(&["", "", text]),
         },
         "rsplit" => {
-            let (separator, most): (&str, Option<usize>) = from_args(arguments)?;
-            let most = most.map_or(usize::MAX, |most| most.saturating_add(1));
-            let mut parts: Vec<_> = text.rsplitn(most, separator).collect();
+            let (separator, splits): (&str, Option<usize>) = from_args(arguments)?;
+            let count = splits.map_or(usize::MAX, |splits| splits.saturating_add(1));
+            let mut parts: Vec<_> = text.rsplitn(count, separator).collect();
             parts.reverse();
             list(&parts)
         }
@@ -50,7 +50,7 @@ fn text_method(text: &str, name: &str, arguments: &[Value]) -> Result<Value, Err
     })
 }
 
-/// Prints a value; only fractions differ from what the library does.
+/// Prints a value. Floats are printed as Python does, everything else as the library does.
 pub(crate) fn print(
     out: &mut Output<'_>,
     state: &mut State<'_, '_>,
@@ -62,9 +62,9 @@ pub(crate) fn print(
     minijinja::escape_formatter(out, state, value)
 }
 
-/// `json.dumps` as chat templates call it: nothing is escaped for the web, and there is a space
-/// behind every comma and colon.
-#[expect(clippy::needless_pass_by_value, reason = "the form that filters have")]
+/// Serializes a value as Python's `json.dumps` does: without HTML escapes, and with a space after
+/// every comma and colon.
+#[expect(clippy::needless_pass_by_value, reason = "the signature of a filter")]
 pub(crate) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let ascii: Option<bool> = options.get("ensure_ascii")?;
@@ -77,12 +77,12 @@ pub(crate) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
         _ => (between, ": "),
     };
     let (ascii, sorted) = (ascii.unwrap_or(false), sorted.unwrap_or(false));
-    let mut json = Json { out: String::new(), indent, ascii, sorted, item, key };
+    let mut json = JsonWriter { out: String::new(), indent, ascii, sorted, item, key };
     json.value(value, 0)?;
     Ok(json.out)
 }
 
-struct Json<'a> {
+struct JsonWriter<'a> {
     out: String,
     indent: Option<usize>,
     ascii: bool,
@@ -91,7 +91,7 @@ struct Json<'a> {
     key: &'a str,
 }
 
-impl Json<'_> {
+impl JsonWriter<'_> {
     fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
         match value.kind() {
             ValueKind::None => self.out.push_str("null"),
@@ -115,8 +115,8 @@ impl Json<'_> {
                 })?;
             }
             other => {
-                let why = format!("a value of type {other} cannot be written as JSON");
-                return Err(Error::new(ErrorKind::InvalidOperation, why));
+                let message = format!("cannot serialize a value of type {other} as JSON");
+                return Err(Error::new(ErrorKind::InvalidOperation, message));
             }
         }
         Ok(())
@@ -135,17 +135,18 @@ impl Json<'_> {
             if i > 0 {
                 self.out.push_str(self.item);
             }
-            self.line(depth + 1);
+            self.new_line(depth + 1);
             write(self, item, depth + 1)?;
         }
         if !items.is_empty() {
-            self.line(depth);
+            self.new_line(depth);
         }
         self.out.push(close);
         Ok(())
     }
 
-    fn line(&mut self, depth: usize) {
+    /// Begins a new line, if indentation is on.
+    fn new_line(&mut self, depth: usize) {
         if let Some(indent) = self.indent {
             self.out.push('\n');
             self.out.extend(std::iter::repeat_n(' ', indent.saturating_mul(depth).min(1 << 10)));
@@ -175,7 +176,7 @@ impl Json<'_> {
     }
 }
 
-/// A number as Python prints it: `1.0`, `1e-05`, `1e+16`.
+/// Formats a float as Python does: `1.0`, `1e-05`, `1e+16`.
 fn float(number: f64) -> String {
     if number.is_nan() {
         return "NaN".to_owned();
@@ -197,7 +198,7 @@ fn float(number: f64) -> String {
     }
 }
 
-/// `strftime` for a moment, in UTC: the letters that templates use.
+/// Formats a time in UTC with the `strftime` directives that templates use.
 pub(crate) fn strftime(format: &str, moment: SystemTime) -> Result<String, Error> {
     const DAYS: [&str; 7] =
         ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
@@ -220,7 +221,7 @@ pub(crate) fn strftime(format: &str, moment: SystemTime) -> Result<String, Error
     let (year, month, day) = civil(days);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     let nth = |names: &[&'static str], n: u64| usize::try_from(n).map_or("", |n| names[n]);
-    let (weekday, named) = (nth(&DAYS, days % 7), nth(&MONTHS, month - 1));
+    let (weekday, month_name) = (nth(&DAYS, days % 7), nth(&MONTHS, month - 1));
     let short = |name: &'static str| &name[..3];
     let of_twelve = if hour.is_multiple_of(12) { 12 } else { hour % 12 };
     let mut out = String::new();
@@ -236,8 +237,8 @@ pub(crate) fn strftime(format: &str, moment: SystemTime) -> Result<String, Error
             Some('m') => format!("{month:02}"),
             Some('d') => format!("{day:02}"),
             Some('e') => format!("{day:2}"),
-            Some('B') => named.to_owned(),
-            Some('b' | 'h') => short(named).to_owned(),
+            Some('B') => month_name.to_owned(),
+            Some('b' | 'h') => short(month_name).to_owned(),
             Some('A') => weekday.to_owned(),
             Some('a') => short(weekday).to_owned(),
             Some('H') => format!("{hour:02}"),
@@ -250,8 +251,8 @@ pub(crate) fn strftime(format: &str, moment: SystemTime) -> Result<String, Error
             Some('%') => "%".to_owned(),
             other => {
                 let letter = other.map_or(String::new(), String::from);
-                let why = format!("strftime_now does not know %{letter}");
-                return Err(Error::new(ErrorKind::InvalidOperation, why));
+                let message = format!("strftime_now does not support %{letter}");
+                return Err(Error::new(ErrorKind::InvalidOperation, message));
             }
         };
         out.push_str(&piece);
@@ -259,9 +260,9 @@ pub(crate) fn strftime(format: &str, moment: SystemTime) -> Result<String, Error
     Ok(out)
 }
 
-/// The year, month and day of a day counted from 1970-01-01.
+/// Returns the year, month and day of a day counted from 1970-01-01.
 fn civil(days: u64) -> (u64, u64, u64) {
-    // Years that begin in March put the leap day at their end: months then follow one rule.
+    // Counting years from March puts the leap day at their end, so all months follow one formula.
     let days = days + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);
     let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
@@ -283,8 +284,8 @@ mod tests {
     }
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
-        // Known to `date -u -d @…`.
+    fn dates_follow_the_gregorian_calendar() {
+        // Expected values from `date -u -d @SECONDS`.
         assert_eq!(at(0, "%A %d %B %Y"), "Thursday 01 January 1970");
         assert_eq!(at(951_782_400, "%d %b %Y"), "29 Feb 2000");
         assert_eq!(at(1_735_689_599, "%F %T %a"), "2024-12-31 23:59:59 Tue");
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_printed_as_python_does() {
+    fn floats_are_printed_as_in_python() {
         for (number, text) in [
             (1.0, "1.0"),
             (0.1, "0.1"),

@@ -1,8 +1,8 @@
-//! A chat template: a Jinja program that writes a conversation as one text.
+//! Runs chat templates: Jinja programs that render a conversation as text.
 //!
-//! Templates come with models and were written for Python's Jinja, set up in one particular way. What
-//! they may use beyond the language is in [`super::python`]. They are programs of strangers: they
-//! reach nothing but what they are given, and run out of fuel before they run forever.
+//! Templates come with models and are written for Python's Jinja as `transformers` configures it; see
+//! [`super::python`] for the Python functions that they use. Templates are untrusted: they can read
+//! only their context, and the number of steps they run is limited.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,22 +15,22 @@ use crate::error::{Error, ErrorKind, Result};
 
 use super::python;
 
-/// Steps a template may take: some hundred are one turn of a conversation.
+/// Maximum number of steps. A message of a conversation takes some hundred.
 const FUEL: u64 = 20_000_000;
 const NAME: &str = "chat_template";
 
 /// A compiled template.
 pub(crate) struct Template {
     environment: Environment<'static>,
-    /// What stands around generated text, if the template says which text that is.
+    /// Strings inserted before and after generated text, if the template marks it.
     marks: Option<(String, String)>,
 }
 
-/// A conversation as text.
+/// A rendered conversation.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Rendered {
     pub(crate) text: String,
-    /// What the model writes, if the template says so.
+    /// Positions of the text that the model generates, if the template marks it.
     pub(crate) generated: Vec<Range<usize>>,
 }
 
@@ -43,37 +43,37 @@ impl Template {
         let (source, marked) = with_generation_as_filter(source);
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(|why| wrong(&why))?);
+        environment.set_syntax(syntax.map_err(|error| malformed(&error))?);
         environment.set_fuel(Some(fuel));
         environment.set_unknown_method_callback(python::method);
         environment.set_formatter(python::print);
         environment.add_filter("tojson", python::tojson);
         environment.add_function(
             "raise_exception",
-            |why: String| -> std::result::Result<Value, minijinja::Error> {
+            |message: String| -> std::result::Result<Value, minijinja::Error> {
                 let error = minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, "raised");
-                Err(error.with_source(Raised(why)))
+                Err(error.with_source(RaisedException(message)))
             },
         );
-        // Nobody can guess them, so no message can contain them.
+        // Random, so that no message can contain them.
         let nonce = fastrand::u64(..);
         let marks = marked.then(|| (format!("\u{fdd0}{nonce:x}["), format!("]{nonce:x}\u{fdd1}")));
         if let Some((before, after)) = marks.clone() {
             environment
                 .add_filter("generation", move |text: String| format!("{before}{text}{after}"));
         }
-        environment.add_template_owned(NAME, source).map_err(|why| wrong(&why))?;
+        environment.add_template_owned(NAME, source).map_err(|error| malformed(&error))?;
         Ok(Self { environment, marks })
     }
 
-    /// Whether the template says which text is generated.
+    /// Whether the template marks generated text.
     pub(crate) fn marks_generation(&self) -> bool {
         self.marks.is_some()
     }
 
     pub(crate) fn render(&self, context: Value) -> Result<Rendered> {
-        let template = self.environment.get_template(NAME).map_err(|why| wrong(&why))?;
-        let text = template.render(context).map_err(|why| failed(&why))?;
+        let template = self.environment.get_template(NAME).map_err(|error| malformed(&error))?;
+        let text = template.render(context).map_err(|error| failed(&error))?;
         match &self.marks {
             None => Ok(Rendered { text, generated: Vec::new() }),
             Some((before, after)) => unmark(&text, before, after),
@@ -81,15 +81,15 @@ impl Template {
     }
 }
 
-/// What a template prints today's date with.
+/// Returns the function with which templates print the date.
 pub(crate) fn strftime_now(now: Option<SystemTime>) -> Value {
     Value::from_function(move |format: String| {
         python::strftime(&format, now.unwrap_or_else(SystemTime::now))
     })
 }
 
-/// `{% generation %}` is a tag of one Python library. A filter block is cut and trimmed the same
-/// way, so that is what it becomes here.
+/// Replaces `{% generation %}`, a tag that only `transformers` has, with a filter block, whose white
+/// space is trimmed in the same way. Returns whether the tag was found.
 fn with_generation_as_filter(source: &str) -> (String, bool) {
     let (mut out, mut rest, mut found) = (String::with_capacity(source.len()), source, false);
     while let Some(start) = rest.find("{%") {
@@ -111,51 +111,51 @@ fn with_generation_as_filter(source: &str) -> (String, bool) {
     (out, found)
 }
 
-/// Takes the marks out of a text and says where they were.
+/// Removes the marks from a text and returns their positions.
 fn unmark(text: &str, before: &str, after: &str) -> Result<Rendered> {
     let (mut out, mut generated, mut rest) = (String::with_capacity(text.len()), vec![], text);
     while let Some((plain, marked)) = rest.split_once(before) {
-        let Some((inner, behind)) = marked.split_once(after) else {
-            let why = "the chat template cuts text that it marks as generated";
-            return Err(Error::new(ErrorKind::InvalidInput, why));
+        let Some((inner, remaining)) = marked.split_once(after) else {
+            let message = "the chat template truncates text that it marks as generated";
+            return Err(Error::new(ErrorKind::InvalidInput, message));
         };
         out.push_str(plain);
         let start = out.len();
         out.push_str(inner);
         generated.push(start..out.len());
-        rest = behind;
+        rest = remaining;
     }
     out.push_str(rest);
     Ok(Rendered { text: out, generated })
 }
 
-/// What a template says about a conversation that it does not take.
+/// Message of `raise_exception`, with which templates reject a conversation.
 #[derive(Debug)]
-struct Raised(String);
+struct RaisedException(String);
 
-impl fmt::Display for Raised {
+impl fmt::Display for RaisedException {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Raised {}
+impl std::error::Error for RaisedException {}
 
-fn wrong(why: &minijinja::Error) -> Error {
-    Error::new(ErrorKind::Decode, format!("the chat template cannot be understood: {why}"))
+fn malformed(error: &minijinja::Error) -> Error {
+    Error::new(ErrorKind::Decode, format!("cannot parse the chat template: {error}"))
 }
 
-fn failed(why: &minijinja::Error) -> Error {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(why);
+fn failed(error: &minijinja::Error) -> Error {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
-        if let Some(Raised(said)) = error.downcast_ref() {
-            let why = format!("the chat template does not take this conversation: {said}");
-            return Error::new(ErrorKind::InvalidInput, why);
+        if let Some(RaisedException(message)) = error.downcast_ref() {
+            let message = format!("the chat template rejected the conversation: {message}");
+            return Error::new(ErrorKind::InvalidInput, message);
         }
         cause = error.source();
     }
-    let why = format!("the chat template failed on this conversation: {why}");
-    Error::new(ErrorKind::InvalidInput, why)
+    let message = format!("the chat template failed on this conversation: {error}");
+    Error::new(ErrorKind::InvalidInput, message)
 }
 
 #[cfg(test)]
@@ -169,15 +169,15 @@ mod tests {
     }
 
     #[test]
-    fn templates_are_read_as_transformers_sets_jinja_up() {
-        // A tag's own line leaves nothing behind, and neither does the last line's end.
+    fn templates_are_parsed_as_transformers_configures_jinja() {
+        // A line with only a tag renders nothing, and the final line break is dropped.
         let source = "{% for i in [1, 2, 3] %}\n    {% if i == 2 %}\n        {% continue %}\n    \
                       {% endif %}\n{{ i }}\n{% endfor %}\nend\n";
         assert_eq!(render(source, context!()).unwrap(), "1\n3\nend");
     }
 
     #[test]
-    fn templates_have_the_python_they_need() {
+    fn python_functions_of_templates_are_supported() {
         for (source, expected) in [
             ("{{ ' a '.strip() }}|{{ 'a</t>b'.split('</t>')[-1] }}", "a|b"),
             (
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_may_refuse_and_is_quoted() {
+    fn the_message_of_raise_exception_is_reported() {
         let error =
             render("{{ raise_exception('roles must alternate') }}", context!()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
@@ -224,14 +224,14 @@ mod tests {
     }
 
     #[test]
-    fn a_template_cannot_run_forever() {
+    fn the_number_of_steps_is_limited() {
         let source = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}\
                       {% set x = c %}{% endfor %}{% endfor %}{% endfor %}";
         assert!(Template::with_fuel(source, 10_000).unwrap().render(context!()).is_err());
     }
 
     #[test]
-    fn generated_text_is_found_where_the_template_marks_it() {
+    fn generated_text_is_located_where_the_template_marks_it() {
         let source = "a\n{%- generation -%}\n  bé\n{%- endgeneration %}\nc{% generation %}d{% endgeneration %}";
         let template = Template::compile(source).unwrap();
         let rendered = template.render(context!()).unwrap();

@@ -1,8 +1,9 @@
-//! What a model learns from a conversation: its own turns, and nothing around them.
+//! Training examples from conversations: locates the assistant's messages in the rendered text.
 //!
-//! A turn begins where the prompt for it ends, so that training sees what sampling will see. It is
-//! found by writing the conversation up to it; a template that writes earlier turns differently
-//! later (leaving out thinking, say) is followed as far as that is exact, and refused beyond.
+//! A message begins where the prompt for it ends, so that training and sampling see the same tokens.
+//! Its position is found by rendering the conversation up to it. Some templates render a message
+//! differently once others follow, for example without its thinking: where the position is still
+//! certain the message is used as rendered, otherwise the conversation is rejected.
 
 use std::ops::Range;
 
@@ -14,23 +15,23 @@ use crate::tokenizer::Tokenizer;
 
 use super::{Chat, Message, values};
 
-/// Stands for what an assistant says, to see what a template puts behind it.
+/// Content of a message that is rendered to see what the template writes around it.
 pub(crate) const PROBE: &str = "tinkex-9f4b1c-probe";
 
-/// Which turns a model learns.
+/// Which messages of a conversation are learned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TrainOn {
-    /// All that the assistant says, in one example.
+    /// All messages of the assistant, in one example.
     #[default]
     AllAssistant,
-    /// What the assistant says last.
+    /// The last message of the assistant.
     LastAssistant,
-    /// All that the assistant says, in one example per turn. Each has the history that the model
-    /// will see there, also where a template leaves out the thinking of earlier turns.
+    /// All messages of the assistant, in one example each. Every example has the history that the
+    /// model sees when it is sampled, also if the template omits the thinking of earlier messages.
     EachAssistant,
 }
 
-/// Tokens, and how much each counts.
+/// Tokens and the weight of each in the loss.
 ///
 /// ```
 /// use tinkex::{TrainingExample, Tokens};
@@ -43,32 +44,33 @@ pub enum TrainOn {
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingExample {
-    /// The whole sequence.
+    /// The complete sequence.
     pub tokens: Tokens,
-    /// One number per token: 1 for what is learned, 0 for what is only read.
+    /// One weight per token: 1 for tokens to learn, 0 for context.
     pub weights: Vec<f32>,
 }
 
 impl TrainingExample {
-    /// The training example: targets shifted by one, weights with them.
+    /// Converts to a datum for cross entropy: targets and weights are shifted by one token.
     ///
     /// # Errors
-    /// If there are fewer than two tokens, or not as many weights as tokens.
+    /// [`ErrorKind::InvalidInput`] if there are fewer than two tokens, or not as many weights as
+    /// tokens.
     pub fn into_datum(self) -> Result<Datum> {
         Ok(Datum::supervised(self.tokens, self.weights)?)
     }
 
-    /// The first `most` tokens.
+    /// Keeps the first `max` tokens.
     #[must_use]
-    pub fn truncated(mut self, most: usize) -> Self {
-        if self.tokens.len() > most {
-            self.tokens = self.tokens.slice(..most);
-            self.weights.truncate(most);
+    pub fn truncated(mut self, max: usize) -> Self {
+        if self.tokens.len() > max {
+            self.tokens = self.tokens.slice(..max);
+            self.weights.truncate(max);
         }
         self
     }
 
-    /// Whether anything of it is learned. The first token is not: nothing stands before it.
+    /// Whether any token is learned. The first one never is: no token precedes it.
     #[must_use]
     pub fn has_targets(&self) -> bool {
         self.weights.iter().skip(1).any(|weight| *weight != 0.0)
@@ -76,26 +78,27 @@ impl TrainingExample {
 }
 
 impl Chat {
-    /// What a model learns from a conversation. There is one example, or one per turn with
-    /// [`TrainOn::EachAssistant`]. Turns behind the last answer are left out.
+    /// Converts a conversation to training examples: one, or one per message of the assistant with
+    /// [`TrainOn::EachAssistant`]. Messages after the last one of the assistant are left out.
     ///
-    /// An answer counts from where the prompt for it ends to the token that ends the turn, inclusive.
-    /// Tokens never reach across these edges, as they do not when the model is sampled from.
+    /// A message is learned from the end of its prompt to the token that ends the message, inclusive.
+    /// No token crosses these boundaries, as none does when the model is sampled.
     ///
     /// ```no_run
     /// # fn run(tokenizer: tinkex::Tokenizer) -> tinkex::Result<()> {
     /// use tinkex::{Message, TrainOn};
     ///
-    /// let talk = [Message::user("Name a river."), Message::assistant("The Rhine.")];
-    /// for example in tokenizer.chat()?.examples(&talk, TrainOn::AllAssistant)? {
+    /// let conversation = [Message::user("Name a river."), Message::assistant("The Rhine.")];
+    /// for example in tokenizer.chat()?.examples(&conversation, TrainOn::AllAssistant)? {
     ///     let datum = example.into_datum()?;
     /// }
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// If there is no answer, if the template does not take the conversation, or if it writes
-    /// earlier turns so differently that what the model said there cannot be told.
+    /// [`ErrorKind::InvalidInput`] if the assistant has no message, if the template rejects the
+    /// conversation, or if it renders earlier messages so differently that their position is not
+    /// certain.
     pub fn examples(
         &self,
         messages: &[Message],
@@ -107,8 +110,8 @@ impl Chat {
             .filter_map(|(i, message)| message.is_assistant().then_some(i))
             .collect();
         let Some(last) = turns.last().copied() else {
-            let why = "there is no turn of an assistant to learn from";
-            return Err(Error::new(ErrorKind::InvalidInput, why));
+            let message = "the conversation has no message of the assistant";
+            return Err(Error::new(ErrorKind::InvalidInput, message));
         };
         let values = values(messages);
         match train_on {
@@ -131,7 +134,7 @@ impl Chat {
         encode(&self.tokenizer, &whole.text, &spans, false)
     }
 
-    /// What the template marks, from the first turn that counts on.
+    /// Returns the text that the template marks as generated, from the first learned message on.
     fn marked(
         &self,
         messages: &[Value],
@@ -147,40 +150,41 @@ impl Chat {
         generated.drain(..before.min(generated.len()));
         generated.retain(|span| !span.is_empty());
         if generated.is_empty() {
-            let why = "the chat template marks nothing in this conversation as generated";
-            return Err(Error::new(ErrorKind::InvalidInput, why));
+            let message = "the chat template marks no text of this conversation as generated";
+            return Err(Error::new(ErrorKind::InvalidInput, message));
         }
         Ok(generated)
     }
 
-    /// Where the model wrote in the whole text.
+    /// Returns the position of a message in the rendered conversation.
     fn span(&self, whole: &str, messages: &[Value], turn: usize) -> Result<Range<usize>> {
-        let about = |error: Error| error.during(format!("finding turn {}", turn + 1));
-        let prompt = self.write(&messages[..turn], true).map_err(about)?.text;
+        let locating = |error: Error| error.during(format!("locating message {}", turn + 1));
+        let prompt = self.write(&messages[..turn], true).map_err(locating)?.text;
         let start = if whole.starts_with(&prompt) {
             prompt.len()
         } else if turn + 1 < messages.len() {
             self.start_of_rewritten(whole, messages, turn, &prompt)?
         } else {
-            return Err(lost(turn, "does not write it behind its own prompt"));
+            return Err(uncertain(turn, "does not render it after its own prompt"));
         };
-        let through = self.write(&messages[..=turn], false).map_err(about)?.text;
+        let through = self.write(&messages[..=turn], false).map_err(locating)?.text;
         let end = if whole.starts_with(&through) && through.len() > start {
             through.len()
         } else {
             self.end_of_rewritten(whole, messages, turn, start)?
         };
-        // What stands behind the token that ends the turn is not the model's.
-        let said = whole[start..end].trim_end();
-        let end = if self.tokenizer.ends_specially(said) { start + said.len() } else { end };
+        // The model does not generate what follows the token that ends the message.
+        let text = whole[start..end].trim_end();
+        let end = if self.tokenizer.ends_with_special(text) { start + text.len() } else { end };
         if start == end {
-            return Err(lost(turn, "writes nothing for it"));
+            return Err(uncertain(turn, "renders nothing for it"));
         }
         Ok(start..end)
     }
 
-    /// The beginning of a turn before which the template left something out because others follow.
-    /// What stands before it is the same for any other answer, and must end as its prompt does.
+    /// Returns the beginning of a message whose preceding text the template changed because other
+    /// messages follow. That text is the same for any content of the message, and must end like its
+    /// prompt.
     fn start_of_rewritten(
         &self,
         whole: &str,
@@ -189,8 +193,8 @@ impl Chat {
         prompt: &str,
     ) -> Result<usize> {
         let (before, _) = self.around_probe(messages, turn)?;
-        let asked = self.write(&messages[..turn], false)?.text;
-        match prompt.strip_prefix(&*asked) {
+        let history = self.write(&messages[..turn], false)?.text;
+        match prompt.strip_prefix(&*history) {
             Some(opening)
                 if !opening.is_empty()
                     && before.ends_with(opening)
@@ -198,12 +202,12 @@ impl Chat {
             {
                 Ok(before.len())
             }
-            _ => Err(lost(turn, "writes what stands before it differently later")),
+            _ => Err(uncertain(turn, "renders the text before it differently later")),
         }
     }
 
-    /// The end of a turn that the template shortened because others follow. What follows is the
-    /// same for any other answer, so it is found from the end of the text.
+    /// Returns the end of a message that the template shortened because other messages follow. The
+    /// text after it is the same for any content of the message, so it is found from the end.
     fn end_of_rewritten(
         &self,
         whole: &str,
@@ -213,27 +217,27 @@ impl Chat {
     ) -> Result<usize> {
         let (_, rest) = self.around_probe(messages, turn)?;
         let (_, closing) = self.around_probe(&messages[..=turn], turn)?;
-        // Some templates end the last turn with another token than those before it. The model is to
-        // learn the one that it will be stopped by.
+        // Some templates end the last message with another token than earlier ones. The model must
+        // learn the token that stops it.
         let closing = if rest.starts_with(&*closing) { &*closing } else { closing.trim_end() };
         match whole.strip_suffix(&*rest) {
             Some(before) if before.len() > start && rest.starts_with(closing) => {
                 Ok(before.len() + closing.len())
             }
-            _ => Err(lost(turn, "writes its end or what stands behind it differently later")),
+            _ => Err(uncertain(turn, "renders its end or the text after it differently later")),
         }
     }
 
-    /// What the template writes before and behind an answer, whatever it is.
+    /// Returns the text that the template renders before and after a message, whatever its content.
     fn around_probe(&self, messages: &[Value], turn: usize) -> Result<(String, String)> {
         let mut probed = messages.to_vec();
         probed[turn] = Message::assistant(PROBE).value();
         let text = self.write(&probed, false)?.text;
         match text.split_once(PROBE) {
-            Some((before, behind)) if !behind.contains(PROBE) => {
-                Ok((before.to_owned(), behind.to_owned()))
+            Some((before, after)) if !after.contains(PROBE) => {
+                Ok((before.to_owned(), after.to_owned()))
             }
-            _ => Err(lost(turn, "does not write it as it was said")),
+            _ => Err(uncertain(turn, "changes its content")),
         }
     }
 }
@@ -242,43 +246,46 @@ fn is_assistant(message: &Value) -> bool {
     message.get_attr("role").is_ok_and(|role| role.as_str() == Some("assistant"))
 }
 
-fn lost(turn: usize, why: &str) -> Error {
-    let why =
-        format!("what the model said in turn {} cannot be told: the chat template {why}", turn + 1);
-    Error::new(ErrorKind::InvalidInput, why)
-        .with_hint("learn each turn by itself (TrainOn::EachAssistant), or only the last")
+fn uncertain(turn: usize, reason: &str) -> Error {
+    let number = turn + 1;
+    let message = format!("cannot locate message {number}: the chat template {reason}");
+    Error::new(ErrorKind::InvalidInput, message)
+        .with_hint("Learn each message separately (TrainOn::EachAssistant), or only the last.")
 }
 
-/// Tokens of a text, with weight 1 within the spans. They are in order and do not overlap.
+/// Encodes a text with weight 1 within `spans`, which must be in order and not overlap.
 pub(crate) fn encode(
     tokenizer: &Tokenizer,
     text: &str,
     spans: &[Range<usize>],
-    around: bool,
+    add_special_tokens: bool,
 ) -> Result<TrainingExample> {
     if spans.windows(2).any(|pair| pair[0].end > pair[1].start) {
-        return Err(Error::new(ErrorKind::InvalidInput, "turns reach into each other"));
+        return Err(Error::new(
+            ErrorKind::InvalidInput,
+            "messages overlap in the rendered conversation",
+        ));
     }
     let (mut ids, mut weights) = (Vec::new(), Vec::new());
-    if tokenizer.joins() {
-        let mut add = |piece: &str, weight: f32, around: bool| -> Result<()> {
-            if !piece.is_empty() || around {
-                ids.extend(tokenizer.ids(piece, around)?);
+    if tokenizer.encodes_piecewise() {
+        let mut add = |piece: &str, weight: f32, add_special_tokens: bool| -> Result<()> {
+            if !piece.is_empty() || add_special_tokens {
+                ids.extend(tokenizer.ids(piece, add_special_tokens)?);
                 weights.resize(ids.len(), weight);
             }
             Ok(())
         };
         let mut at = 0;
         for span in spans {
-            add(&text[at..span.start], 0.0, around && at == 0)?;
+            add(&text[at..span.start], 0.0, add_special_tokens && at == 0)?;
             add(&text[span.clone()], 1.0, false)?;
             at = span.end;
         }
         add(&text[at..], 0.0, false)?;
     } else {
-        // Pieces would be encoded as if each began a text; the whole is, and a token counts for the
-        // span that it ends in.
-        for (id, end) in tokenizer.ids_with_ends(text, around)? {
+        // This tokenizer encodes the beginning of a text differently, so the text must stay in one
+        // piece. A token belongs to the span in which it ends.
+        for (id, end) in tokenizer.ids_with_ends(text, add_special_tokens)? {
             let within = spans.iter().any(|span| span.start < end && end <= span.end);
             ids.push(id);
             weights.push(f32::from(u8::from(within)));

@@ -95,7 +95,7 @@ struct DownloadState {
 }
 
 /// Result of one request.
-enum Progress {
+enum RequestOutcome {
     /// The file is complete.
     Complete,
     /// The requested piece arrived, or the download starts over.
@@ -128,15 +128,15 @@ impl ResumableDownload<'_> {
         loop {
             while state.total != Some(file.len()) {
                 let before = file.len();
-                let progress;
-                (file, progress) = self.request(url, file, &mut state).await?;
+                let outcome;
+                (file, outcome) = self.request(url, file, &mut state).await?;
                 if file.len() > before {
                     attempts.progressed();
                 }
-                match progress {
-                    Progress::Complete => break,
-                    Progress::Continue => {}
-                    Progress::Failed(failed) => attempts.failed(failed).await?,
+                match outcome {
+                    RequestOutcome::Complete => break,
+                    RequestOutcome::Continue => {}
+                    RequestOutcome::Failed(failed) => attempts.failed(failed).await?,
                 }
             }
             let expected;
@@ -168,12 +168,12 @@ impl ResumableDownload<'_> {
         url: &Url,
         mut file: F,
         state: &mut DownloadState,
-    ) -> Result<(F, Progress)> {
+    ) -> Result<(F, RequestOutcome)> {
         let continues = self.verified || state.validator.is_some();
         let start = if continues { file.len() } else { 0 };
         let (response, origin) = match self.send(url, start, state.validator.as_ref()).await {
             Ok((response, url)) => (response, url.origin()),
-            Err(error) => return Ok((file, Progress::Failed(error.into()))),
+            Err(error) => return Ok((file, RequestOutcome::Failed(error.into()))),
         };
         let (head, body) = response.into_parts();
         let (from, total) = match head.status.as_u16() {
@@ -187,12 +187,12 @@ impl ResumableDownload<'_> {
             416 if start > 0 && !state.range_rejected => {
                 state.range_rejected = true;
                 file = restart(file, state).await?;
-                return Ok((file, Progress::Continue));
+                return Ok((file, RequestOutcome::Continue));
             }
             status => {
                 let body = error_body(body).await;
                 let failed = (self.refused)(status, &head.headers, &body);
-                return Ok((file, Progress::Failed(failed)));
+                return Ok((file, RequestOutcome::Failed(failed)));
             }
         };
         self.check_size(total.unwrap_or_default())?;
@@ -204,7 +204,7 @@ impl ResumableDownload<'_> {
         {
             file = restart(file, state).await?;
             let changed = Error::new(ErrorKind::Connect, "the file changed during the download");
-            return Ok((file, Progress::Failed(changed.into())));
+            return Ok((file, RequestOutcome::Failed(changed.into())));
         }
         if from == 0 || etag.is_some() {
             let stored = etag.clone();
@@ -231,7 +231,7 @@ impl ResumableDownload<'_> {
         from: u64,
         total: Option<u64>,
         is_partial: bool,
-    ) -> Result<(F, Progress)> {
+    ) -> Result<(F, RequestOutcome)> {
         let mut buffer = BytesMut::new();
         loop {
             let (ended, failure) = match body.next().await {
@@ -253,26 +253,26 @@ impl ResumableDownload<'_> {
                 (self.on_progress)(file.len(), total);
             }
             if let Some(error) = failure {
-                return Ok((file, Progress::Failed(error.into())));
+                return Ok((file, RequestOutcome::Failed(error.into())));
             }
             if ended {
                 break;
             }
         }
         let length = file.len();
-        let progress = match total {
+        let outcome = match total {
             Some(total) if length < total => {
                 if self.piece.is_some() && is_partial && length > from {
-                    Progress::Continue
+                    RequestOutcome::Continue
                 } else {
                     let message =
                         format!("the connection was closed after {length} of {total} bytes");
-                    Progress::Failed(Error::new(ErrorKind::Connect, message).into())
+                    RequestOutcome::Failed(Error::new(ErrorKind::Connect, message).into())
                 }
             }
-            _ => Progress::Complete,
+            _ => RequestOutcome::Complete,
         };
-        Ok((file, progress))
+        Ok((file, outcome))
     }
 
     /// Sends one request for the bytes from `start` on, following redirects.

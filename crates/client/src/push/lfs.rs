@@ -1,4 +1,4 @@
-//! Large files go to the hub's store first; the repository then refers to them.
+//! Uploads of large files to a hub's Git LFS storage, before a commit refers to them.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -12,61 +12,64 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::{Error, ErrorKind, Result};
 
-use super::blocking;
-use super::door::{Door, decode};
+use super::hub_api::{HubApi, decode};
+use super::read_blocking;
 
 const LFS: &str = "application/vnd.git-lfs+json";
-/// The header that says that a file goes in parts, and how large they are.
-const PART: &str = "chunk_size";
+/// Header of an upload action that asks for several parts and gives their size in bytes.
+const PART_SIZE: &str = "chunk_size";
 
-/// A file in the store.
-pub(super) struct Stored {
+/// A file in the LFS storage.
+pub(super) struct LfsObject {
+    /// SHA-256 of the content, in hex.
     pub(super) oid: String,
+    /// Size in bytes.
     pub(super) size: u64,
 }
 
+/// Response of the batch endpoint.
 #[derive(Deserialize)]
-struct Batch {
+struct BatchResponse {
     #[serde(default)]
-    objects: Vec<Object>,
+    objects: Vec<BatchObject>,
 }
 
 #[derive(Deserialize)]
-struct Object {
+struct BatchObject {
     #[serde(default)]
-    actions: Option<Actions>,
+    actions: Option<TransferActions>,
     #[serde(default)]
-    error: Option<Refused>,
+    error: Option<ObjectError>,
 }
 
 #[derive(Deserialize)]
-struct Actions {
-    upload: Option<Action>,
-    verify: Option<Action>,
+struct TransferActions {
+    upload: Option<TransferAction>,
+    verify: Option<TransferAction>,
 }
 
 #[derive(Deserialize)]
-struct Action {
+struct TransferAction {
     href: String,
     #[serde(default)]
     header: BTreeMap<String, Value>,
 }
 
 #[derive(Deserialize)]
-struct Refused {
+struct ObjectError {
     #[serde(default)]
     message: String,
 }
 
-/// Uploads a file, unless the store has it.
+/// Uploads a file, unless the storage already has its content.
 pub(super) async fn upload(
-    door: &Door,
+    api: &HubApi,
     repo: &str,
     revision: &str,
     name: &str,
     file: &Path,
-) -> Result<Stored> {
-    let stored = sum(file).await?;
+) -> Result<LfsObject> {
+    let stored = hash(file).await?;
     let object = json!({ "oid": stored.oid, "size": stored.size });
     let body = json!({
         "operation": "upload",
@@ -76,38 +79,40 @@ pub(super) async fn upload(
         "ref": { "name": revision },
     });
     let path = format!("/{repo}.git/info/lfs/objects/batch");
-    let reply = door.send(Method::POST, &path, LFS, Bytes::from(body.to_string())).await?;
-    let batch: Batch = decode(&reply)?;
-    let missing = || Error::new(ErrorKind::Decode, "the hub did not say where to upload to");
+    let response = api.send(Method::POST, &path, LFS, Bytes::from(body.to_string())).await?;
+    let batch: BatchResponse = decode(&response)?;
+    let missing = || Error::new(ErrorKind::Decode, "the hub named no upload for the file");
     let plan = batch.objects.into_iter().next().ok_or_else(missing)?;
-    if let Some(refused) = plan.error {
-        let why = format!("the hub does not take {name}: {}", refused.message);
-        return Err(Error::new(ErrorKind::Rejected, why));
+    if let Some(error) = plan.error {
+        let message = format!("the hub rejected {name}: {}", error.message);
+        return Err(Error::new(ErrorKind::Rejected, message));
     }
-    // Without anything to do, the store has it.
-    let Some(Actions { upload: Some(upload), verify }) = plan.actions else { return Ok(stored) };
-    match upload.header.get(PART).and_then(part_size) {
-        Some(size) => in_parts(door, &upload, file, &stored, size).await?,
+    // No action means that the storage has the content.
+    let Some(TransferActions { upload: Some(upload), verify }) = plan.actions else {
+        return Ok(stored);
+    };
+    match upload.header.get(PART_SIZE).and_then(part_size) {
+        Some(size) => upload_parts(api, &upload, file, &stored, size).await?,
         None => {
-            let whole = piece(file, 0, stored.size).await?;
-            door.put(&upload.href, &upload.headers(), whole).await?;
+            let content = read_range(file, 0, stored.size).await?;
+            api.put(&upload.href, &upload.headers(), content).await?;
         }
     }
     if let Some(verify) = verify {
         let body = Bytes::from(object.to_string());
         let mut headers = verify.headers();
         headers.push(("content-type".to_owned(), LFS.to_owned()));
-        door.elsewhere(Method::POST, &verify.href, &headers, body).await?;
+        api.send_to_storage(Method::POST, &verify.href, &headers, body).await?;
     }
     Ok(stored)
 }
 
-/// One part after the other, and at the end how they fit together.
-async fn in_parts(
-    door: &Door,
-    upload: &Action,
+/// Uploads a file in parts, then sends the list of parts.
+async fn upload_parts(
+    api: &HubApi,
+    upload: &TransferAction,
     file: &Path,
-    stored: &Stored,
+    stored: &LfsObject,
     size: u64,
 ) -> Result<()> {
     let urls = upload
@@ -115,60 +120,61 @@ async fn in_parts(
         .iter()
         .filter_map(|(name, url)| Some((name.parse::<u64>().ok()?, url.as_str()?)));
     let urls: BTreeMap<u64, &str> = urls.collect();
-    let wrong = || Error::new(ErrorKind::Decode, "the hub named too few places for the parts");
-    if urls.len() as u64 != stored.size.div_ceil(size) {
-        return Err(wrong());
+    let expected = stored.size.div_ceil(size);
+    if urls.len() as u64 != expected {
+        let message = format!("the hub named {} URLs for {expected} parts", urls.len());
+        return Err(Error::new(ErrorKind::Decode, message));
     }
     let mut parts = Vec::new();
-    for ((number, url), at) in urls.into_iter().zip(0..) {
-        let start = at * size;
-        let part = piece(file, start, size.min(stored.size - start)).await?;
-        let tag = door.put(url, &[], part).await?.ok_or_else(|| {
-            Error::new(ErrorKind::Decode, "the hub's store did not confirm a part")
+    for ((number, url), index) in urls.into_iter().zip(0..) {
+        let start = index * size;
+        let part = read_range(file, start, size.min(stored.size - start)).await?;
+        let etag = api.put(url, &[], part).await?.ok_or_else(|| {
+            Error::new(ErrorKind::Decode, "the hub's storage returned no entity tag for a part")
         })?;
-        parts.push(json!({ "partNumber": number, "etag": tag }));
+        parts.push(json!({ "partNumber": number, "etag": etag }));
     }
     let body = Bytes::from(json!({ "oid": stored.oid, "parts": parts }).to_string());
     let headers = [("content-type".to_owned(), LFS.to_owned())];
-    door.elsewhere(Method::POST, &upload.href, &headers, body).await.map(drop)
+    api.send_to_storage(Method::POST, &upload.href, &headers, body).await.map(drop)
 }
 
-impl Action {
-    /// What has to be sent along.
+impl TransferAction {
+    /// Returns the headers that the action's request needs.
     fn headers(&self) -> Vec<(String, String)> {
         let text = |value: &Value| value.as_str().map(str::to_owned);
         self.header.iter().filter_map(|(name, value)| Some((name.clone(), text(value)?))).collect()
     }
 }
 
-/// Hubs write the size as a number or as text.
+/// Reads a part size in bytes, which hubs write as a number or as text.
 fn part_size(value: &Value) -> Option<u64> {
     let size = value.as_u64().or_else(|| value.as_str()?.parse().ok());
     size.filter(|size| *size > 0)
 }
 
-/// A file's checksum, by which the store knows it.
-async fn sum(file: &Path) -> Result<Stored> {
+/// Computes the checksum and the size of a file.
+async fn hash(file: &Path) -> Result<LfsObject> {
     let path = file.to_owned();
     let read = move || {
         let mut file = std::fs::File::open(path)?;
-        let (mut sum, mut buffer, mut size) = (Sha256::new(), vec![0; 1 << 16], 0);
+        let (mut hash, mut buffer, mut size) = (Sha256::new(), vec![0; 1 << 16], 0);
         loop {
             match file.read(&mut buffer)? {
                 0 => break,
                 n => {
-                    sum.update(&buffer[..n]);
+                    hash.update(&buffer[..n]);
                     size += n as u64;
                 }
             }
         }
-        let oid = sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Stored { oid, size })
+        let oid = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(LfsObject { oid, size })
     };
-    blocking(file, read).await
+    read_blocking(file, read).await
 }
 
-async fn piece(file: &Path, start: u64, length: u64) -> Result<Bytes> {
+async fn read_range(file: &Path, start: u64, length: u64) -> Result<Bytes> {
     let path = file.to_owned();
     let read = move || {
         let mut file = std::fs::File::open(path)?;
@@ -176,9 +182,9 @@ async fn piece(file: &Path, start: u64, length: u64) -> Result<Bytes> {
         let mut bytes = Vec::new();
         file.take(length).read_to_end(&mut bytes)?;
         if bytes.len() as u64 != length {
-            return Err(std::io::Error::other("it has changed meanwhile"));
+            return Err(std::io::Error::other("the file became shorter during the upload"));
         }
         Ok(Bytes::from(bytes))
     };
-    blocking(file, read).await
+    read_blocking(file, read).await
 }

@@ -1,13 +1,15 @@
-//! Putting files into a repository of a hub.
+//! Uploads of files to a repository of a Hugging Face hub.
 
-mod door;
+pub(crate) mod hub_api;
 mod lfs;
 
+use std::future::IntoFuture;
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -15,70 +17,121 @@ use serde_json::{Value, json};
 use crate::error::{Error, ErrorKind, Result};
 use crate::tokenizer::Hub;
 
-use door::{Door, JSON};
+use hub_api::{HubApi, JSON};
 
-/// What a hub looks at to decide how a file is kept.
+/// Bytes of a file that the hub inspects to choose how the file is stored.
 const SAMPLE: usize = 512;
 
 impl Hub {
-    /// The name of the account that the token belongs to.
+    /// Returns the name of the account that the token belongs to.
     ///
     /// # Errors
-    /// [`ErrorKind::Auth`] if there is no token, or the hub does not know it.
+    /// [`ErrorKind::Auth`] without a token, or if the hub does not accept it.
     pub async fn whoami(&self) -> Result<String> {
         #[derive(Deserialize)]
         struct Account {
             name: String,
         }
-        let door = Door::new(self)?;
-        let account: Account = door.json(Method::GET, "/api/whoami-v2", None).await?;
+        let api = HubApi::for_writing(self)?;
+        let account: Account = api.json(Method::GET, "/api/whoami-v2", None).await?;
         Ok(account.name)
     }
 
-    /// A repository for a model, made if it is not there. Without a namespace (`name` alone) it is
-    /// the account's own.
+    /// Creates a model repository, or opens it if it exists. A `name` without a namespace belongs to
+    /// the token's account. A new repository is private unless [`CreateRepo::public`] is set.
     ///
-    /// # Errors
-    /// If the token may not make it, or it is there and may not be seen.
-    pub async fn create_repo(&self, name: &str, public: bool) -> Result<HubRepo> {
-        #[derive(Default, Deserialize)]
-        struct Created {
-            name: Option<String>,
-        }
-        let door = Door::new(self)?;
-        let (organization, short) = match name.split_once('/') {
-            Some((organization, short)) => (Some(organization), short),
-            None => (None, name),
-        };
-        let visibility = if public { "public" } else { "private" };
-        let body = json!({
-            "name": short, "organization": organization, "visibility": visibility,
-        });
-        let made = door.json::<Created>(Method::POST, "/api/repos/create", Some(&body)).await;
-        let created = match made {
-            Ok(created) => created,
-            // It is there already.
-            Err(error) if error.status() == Some(409) => Created::default(),
-            Err(error) => return Err(error),
-        };
-        let whole = |name: &String| name.contains('/');
-        let id = match created.name.filter(whole) {
-            Some(id) => id,
-            None if organization.is_some() => name.to_owned(),
-            None => format!("{}/{short}", self.whoami().await?),
-        };
-        Ok(HubRepo { door, id })
+    /// ```no_run
+    /// # async fn run(hub: tinkex::Hub) -> tinkex::Result<()> {
+    /// use tinkex::Commit;
+    ///
+    /// let repo = hub.create_repo("me/adapter").public(true).await?;
+    /// let commit = Commit::new("Add weights").file("model.safetensors", "out/model.safetensors");
+    /// let info = repo.commit("main", &commit).await?;
+    /// println!("{:?}", info.commit_url);
+    /// # Ok(()) }
+    /// ```
+    pub fn create_repo(&self, name: impl Into<String>) -> CreateRepo {
+        CreateRepo { hub: self.clone(), name: name.into(), public: false }
     }
 }
 
-/// A repository of a hub; made by [`Hub::create_repo`].
+/// Builder for a repository; created by [`Hub::create_repo`] and run by `.await`.
+///
+/// # Errors
+/// [`ErrorKind::Auth`] without a token; [`ErrorKind::Permission`] if the token may not create or see
+/// the repository.
+#[derive(Clone, Debug)]
+#[must_use = "no repository is created until this is awaited"]
+pub struct CreateRepo {
+    hub: Hub,
+    name: String,
+    public: bool,
+}
+
+impl CreateRepo {
+    /// Whether everyone can see a new repository. Defaults to false. An existing repository keeps
+    /// its visibility.
+    pub fn public(mut self, public: bool) -> Self {
+        self.public = public;
+        self
+    }
+
+    async fn run(self) -> Result<HubRepo> {
+        #[derive(Default, Deserialize)]
+        struct CreateRepoResponse {
+            name: Option<String>,
+        }
+        let api = HubApi::for_writing(&self.hub)?;
+        let (organization, short_name) = match self.name.split_once('/') {
+            Some((organization, name)) => (Some(organization), name),
+            None => (None, &*self.name),
+        };
+        let visibility = if self.public { "public" } else { "private" };
+        let body = json!({
+            "name": short_name, "organization": organization, "visibility": visibility,
+        });
+        let path = "/api/repos/create";
+        let response: CreateRepoResponse = match api.json(Method::POST, path, Some(&body)).await {
+            Ok(response) => response,
+            // The repository exists.
+            Err(error) if error.status() == Some(409) => CreateRepoResponse::default(),
+            Err(error) => return Err(error),
+        };
+        let id = match response.name.filter(|name| name.contains('/')) {
+            Some(id) => id,
+            None if organization.is_some() => self.name.clone(),
+            None => format!("{}/{short_name}", self.hub.whoami().await?),
+        };
+        Ok(HubRepo { api, id })
+    }
+}
+
+impl IntoFuture for CreateRepo {
+    type Output = Result<HubRepo>;
+    type IntoFuture = BoxFuture<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.run())
+    }
+}
+
+/// A model repository of a hub, opened for writing; created by [`Hub::create_repo`].
 #[derive(Debug)]
 pub struct HubRepo {
-    door: Door,
+    api: HubApi,
     id: String,
 }
 
-/// Files that change together.
+/// Files to upload in one commit.
+///
+/// ```
+/// use tinkex::Commit;
+///
+/// let commit = Commit::new("Add weights")
+///     .file("README.md", "out/card.md")
+///     .file("adapter_model.safetensors", "out/adapter_model.safetensors")
+///     .pull_request(true);
+/// ```
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct Commit {
@@ -88,39 +141,39 @@ pub struct Commit {
 }
 
 impl Commit {
-    /// A change with this summary.
+    /// Creates an empty commit with a message.
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), ..Self::default() }
     }
 
-    /// Puts a file under a name.
+    /// Adds the content of a local file under a name in the repository.
     pub fn file(mut self, name: impl Into<String>, file: impl Into<PathBuf>) -> Self {
         self.files.push((name.into(), file.into()));
         self
     }
 
-    /// Asks for the change in place of making it.
-    pub fn pull_request(mut self, wanted: bool) -> Self {
-        self.pull_request = wanted;
+    /// Whether to open a pull request instead of changing the branch. Defaults to false.
+    pub fn pull_request(mut self, pull_request: bool) -> Self {
+        self.pull_request = pull_request;
         self
     }
 }
 
-/// A change that was made, or asked for.
+/// A commit that the hub made.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "camelCase", default)]
 #[non_exhaustive]
 pub struct CommitInfo {
-    /// Where to look at it.
+    /// Web page of the commit.
     pub commit_url: Option<String>,
-    /// Where it is talked about, if it was asked for.
+    /// Web page of the pull request, if one was opened.
     pub pull_request_url: Option<String>,
 }
 
-/// How the hub wants a file.
+/// How the hub wants to receive a file.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Wanted {
+struct UploadPlan {
     path: String,
     #[serde(default)]
     upload_mode: String,
@@ -129,94 +182,98 @@ struct Wanted {
 }
 
 impl HubRepo {
-    /// Its name with the namespace.
+    /// Returns the id of the repository with its namespace, such as `me/adapter`.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// A text file as it is there now; `None` if there is none.
+    /// Reads a text file at a branch, tag or commit; `None` if it does not exist.
     ///
     /// # Errors
-    /// If the hub cannot be asked.
-    pub async fn text(&self, revision: &str, file: &str) -> Result<Option<String>> {
-        let path = format!("/{}/resolve/{}/{file}", self.id, segment(revision));
-        match self.door.head(&path).await {
+    /// If the request fails.
+    pub async fn read_text(&self, revision: &str, file: &str) -> Result<Option<String>> {
+        let path = format!("/{}/resolve/{}/{file}", self.id, escape_segment(revision));
+        match self.api.head(&path).await {
             Err(error) if error.status() == Some(404) => return Ok(None),
             head => head?,
         }
-        match self.door.send(Method::GET, &path, JSON, Bytes::new()).await {
+        match self.api.send(Method::GET, &path, JSON, Bytes::new()).await {
             Ok(body) => Ok(Some(String::from_utf8_lossy(&body).into_owned())),
             Err(error) if error.status() == Some(404) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Makes a branch, unless it is there.
+    /// Creates a branch, unless it exists.
     ///
     /// # Errors
-    /// If the token may not.
+    /// [`ErrorKind::Permission`] if the token may not write to the repository.
     pub async fn create_branch(&self, name: &str) -> Result<()> {
-        let path = format!("/api/models/{}/branch/{}", self.id, segment(name));
+        let path = format!("/api/models/{}/branch/{}", self.id, escape_segment(name));
         let body = Bytes::from_static(b"{}");
-        match self.door.send(Method::POST, &path, JSON, body).await {
+        match self.api.send(Method::POST, &path, JSON, body).await {
             Err(error) if error.status() != Some(409) => Err(error),
             _ => Ok(()),
         }
     }
 
-    /// Whether a model card is one that the hub accepts.
+    /// Checks that the hub accepts a model card.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] with what the hub finds wrong.
-    pub async fn check_card(&self, card: &str) -> Result<()> {
+    /// [`ErrorKind::InvalidInput`] with the first problem that the hub reports.
+    pub async fn validate_model_card(&self, card: &str) -> Result<()> {
         #[derive(Default, Deserialize)]
         #[serde(default)]
-        struct Verdict {
+        struct CardReport {
             errors: Vec<Value>,
         }
         let body = json!({ "content": card, "repoType": "model" });
-        let verdict: Verdict =
-            self.door.json(Method::POST, "/api/validate-yaml", Some(&body)).await?;
-        let words = |error: &Value| error["message"].as_str().unwrap_or("no reason").to_owned();
-        match verdict.errors.first() {
+        let report: CardReport =
+            self.api.json(Method::POST, "/api/validate-yaml", Some(&body)).await?;
+        match report.errors.first() {
             None => Ok(()),
             Some(first) => {
-                let why = format!("the hub does not accept the model card: {}", words(first));
-                Err(Error::new(ErrorKind::InvalidInput, why))
+                let reason = first["message"].as_str().unwrap_or("no reason given");
+                let message = format!("the hub rejected the model card: {reason}");
+                Err(Error::new(ErrorKind::InvalidInput, message))
             }
         }
     }
 
-    /// Uploads files, and puts them there in one change.
+    /// Uploads the files of `commit` and commits them to the branch `revision`.
     ///
     /// # Errors
-    /// If a file cannot be read, or the hub refuses it. Nothing changes there then.
+    /// If a file cannot be read, or the hub rejects it; the branch is then unchanged. If the
+    /// connection breaks during the last request, the commit may have been made.
+    ///
+    /// # Cancel safety
+    /// Dropping the future may leave uploaded content in the hub's storage to which no commit
+    /// refers. A later commit of the same files does not upload it again.
     pub async fn commit(&self, revision: &str, commit: &Commit) -> Result<CommitInfo> {
+        #[derive(Deserialize)]
+        struct PreuploadResponse {
+            files: Vec<UploadPlan>,
+        }
         let mut samples = Vec::new();
         for (name, file) in &commit.files {
-            let (sample, size) = sample(file).await?;
+            let (sample, size) = read_sample(file).await?;
             samples.push(json!({ "path": name, "sample": sample, "size": size }));
         }
-        #[derive(Deserialize)]
-        struct Plan {
-            files: Vec<Wanted>,
-        }
         let query = if commit.pull_request { "?create_pr=1" } else { "" };
-        let revision = segment(revision);
+        let revision = escape_segment(revision);
         let path = format!("/api/models/{}/preupload/{revision}{query}", self.id);
         let body = json!({ "files": samples });
-        let plan: Plan = self.door.json(Method::POST, &path, Some(&body)).await?;
+        let response: PreuploadResponse = self.api.json(Method::POST, &path, Some(&body)).await?;
         let header = json!({ "summary": commit.message, "description": "" });
         let mut lines = vec![json!({ "key": "header", "value": header }).to_string()];
         for (name, file) in &commit.files {
-            let wanted = plan.files.iter().find(|wanted| wanted.path == *name);
-            if wanted.is_some_and(|wanted| wanted.should_ignore) {
+            let plan = response.files.iter().find(|plan| plan.path == *name);
+            if plan.is_some_and(|plan| plan.should_ignore) {
                 continue;
             }
-            let large = wanted.is_some_and(|wanted| wanted.upload_mode == "lfs");
-            let line = if large {
-                let stored = lfs::upload(&self.door, &self.id, &revision, name, file).await?;
+            let line = if plan.is_some_and(|plan| plan.upload_mode == "lfs") {
+                let stored = lfs::upload(&self.api, &self.id, &revision, name, file).await?;
                 json!({ "key": "lfsFile", "value": {
                     "path": name, "algo": "sha256", "oid": stored.oid, "size": stored.size,
                 } })
@@ -230,18 +287,18 @@ impl HubRepo {
         }
         let path = format!("/api/models/{}/commit/{revision}{query}", self.id);
         let body = Bytes::from(lines.join("\n") + "\n");
-        let reply = self.door.send(Method::POST, &path, "application/x-ndjson", body).await?;
-        door::decode(&reply)
+        let response = self.api.send(Method::POST, &path, "application/x-ndjson", body).await?;
+        hub_api::decode(&response)
     }
 }
 
-/// In an address a revision is one segment.
-fn segment(revision: &str) -> String {
+/// Escapes a revision, which is a single segment of a URL's path.
+fn escape_segment(revision: &str) -> String {
     revision.replace('%', "%25").replace('/', "%2F").replace('?', "%3F").replace('#', "%23")
 }
 
-/// How a file begins, and how large it is.
-async fn sample(file: &Path) -> Result<(String, u64)> {
+/// Reads the first bytes of a file, in base64, and its size.
+async fn read_sample(file: &Path) -> Result<(String, u64)> {
     use std::io::Read as _;
 
     let path = file.to_owned();
@@ -252,22 +309,22 @@ async fn sample(file: &Path) -> Result<(String, u64)> {
         file.take(SAMPLE as u64).read_to_end(&mut start)?;
         Ok((BASE64.encode(start), size))
     };
-    blocking(file, read).await
+    read_blocking(file, read).await
 }
 
 async fn read(file: &Path) -> Result<Vec<u8>> {
     let path = file.to_owned();
-    blocking(file, move || std::fs::read(path)).await
+    read_blocking(file, move || std::fs::read(path)).await
 }
 
-/// Work with a file, where it holds up nobody.
-async fn blocking<T: Send + 'static>(
+/// Reads from a file on the blocking thread pool.
+async fn read_blocking<T: Send + 'static>(
     file: &Path,
     work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
 ) -> Result<T> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(std::io::Error::other).and_then(|done| done).map_err(|why| {
-        let why = format!("{} cannot be read: {why}", file.display());
-        Error::new(ErrorKind::InvalidInput, why)
+    done.map_err(std::io::Error::other).and_then(|done| done).map_err(|error| {
+        let message = format!("cannot read {}: {error}", file.display());
+        Error::new(ErrorKind::InvalidInput, message)
     })
 }

@@ -1,246 +1,290 @@
-//! The hub cache on this machine, laid out as every hub client lays it out:
+//! Tokenizer files in the local hub cache, in the layout that all hub clients share (see
+//! [`tinkex_files::HubCache`]).
 //!
-//! ```text
-//! models--org--name/refs/main                the commit that a revision stood for
-//!                   snapshots/<commit>/file  a link to the file's content
-//!                   blobs/<etag>             the content
-//!                   .no_exist/<commit>/file  the hub has no such file there
-//! ```
-//!
-//! Everything appears in one move, so a reader never sees half of it and writers cannot hurt each
-//! other. What is here was read from disk or will be written there; call it off the runtime.
+//! Every file appears by a rename, so readers never see half of one, and several processes can write
+//! the same file. All functions block; call them on the blocking thread pool.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
+use tinkex_files::{AtomicWrite, CachedRepo, HubCache, LockError};
 use uuid::Uuid;
+
+use crate::download::resume::PartialFile;
+use crate::error::{Error, ErrorKind};
 
 use super::files;
 use super::id::TokenizerId;
 
-/// What the cache has of one repository.
+/// The cached files of one tokenizer repository.
 #[derive(Clone, Debug)]
-pub(crate) struct Repo(PathBuf);
+pub(crate) struct TokenizerCache(CachedRepo);
 
-/// A revision as far as it is here.
+/// The cached files of one revision.
 #[derive(Debug)]
-pub(crate) struct Snapshot {
+pub(crate) struct CachedSnapshot {
     pub(crate) folder: PathBuf,
-    /// Whether everything is here that the hub has, as far as we can tell.
+    /// Whether the settings are cached, or known not to exist.
     pub(crate) complete: bool,
 }
 
-impl Repo {
-    pub(crate) fn new(cache: &Path, id: &TokenizerId) -> Self {
-        Self(cache.join(format!("models--{}", id.repo().replace('/', "--"))))
+impl TokenizerCache {
+    pub(crate) fn new(cache: &HubCache, id: &TokenizerId) -> Self {
+        Self(cache.model(id.repo()))
     }
 
     pub(crate) fn folder(&self) -> &Path {
-        &self.0
+        self.0.folder()
     }
 
-    /// A revision's snapshot, if its tokenizer is here.
-    pub(crate) fn snapshot(&self, revision: &str) -> Option<Snapshot> {
-        let commit = fs::read_to_string(self.reference(revision));
-        let commit = commit.as_deref().map_or(revision, str::trim);
-        let leads_elsewhere = commit.is_empty() || commit.contains(['/', '\\']) || commit == "..";
-        let folder = self.0.join("snapshots").join(commit);
-        if leads_elsewhere || !files::are_in(&folder) {
+    /// Returns the snapshot of a revision, if its tokenizer is cached.
+    pub(crate) fn snapshot(&self, revision: &str) -> Option<CachedSnapshot> {
+        let commit = self.0.commit(revision)?;
+        let folder = self.0.snapshot(&commit);
+        if !files::has_tokenizer(&folder) {
             return None;
         }
-        // Others may have fetched the tokenizer alone. Without its settings it has no end token and
-        // no template, so that is worth asking for.
-        let absent = self.absent(commit, files::CONFIG).is_file();
+        // Other programs may have cached the tokenizer alone. Without its settings it has no end
+        // token and no chat template, so the hub is asked for them.
+        let absent = self.0.absence_marker(&commit, files::CONFIG).is_file();
         let complete = absent || folder.join(files::CONFIG).is_file();
-        Some(Snapshot { folder, complete })
+        Some(CachedSnapshot { folder, complete })
     }
 
     pub(crate) fn snapshot_folder(&self, commit: &str) -> PathBuf {
-        self.0.join("snapshots").join(commit)
+        self.0.snapshot(commit)
     }
 
-    fn has_blob(&self, name: &str) -> bool {
-        self.blob(name).is_file()
-    }
-
-    /// Remembers what a revision stands for.
-    pub(crate) fn refer(&self, revision: &str, commit: &str) -> io::Result<()> {
-        let path = self.reference(revision);
+    /// Stores the commit that a revision stands for.
+    pub(crate) fn set_reference(&self, revision: &str, commit: &str) -> io::Result<()> {
+        let path = self.0.reference(revision);
         if revision == commit || fs::read_to_string(&path).is_ok_and(|old| old.trim() == commit) {
             return Ok(());
         }
-        in_one_move(&path, |beside| fs::write(beside, commit))
+        AtomicWrite::new(path).create_folders().write(commit)
     }
 
-    /// Remembers that the hub has no such file.
+    /// Stores that the hub has no file of this name in a commit.
     pub(crate) fn mark_absent(&self, commit: &str, file: &str) -> io::Result<()> {
-        in_one_move(&self.absent(commit, file), |beside| fs::write(beside, ""))
+        AtomicWrite::new(self.0.absence_marker(commit, file)).create_folders().write("")
     }
 
-    /// Puts a blob into a snapshot under a file's name.
-    pub(crate) fn place(&self, blob: &str, commit: &str, file: &str) -> io::Result<()> {
-        let path = self.snapshot_folder(commit).join(file);
-        in_one_move(&path, |beside| link(&Path::new("../../blobs").join(blob), beside))
-            // Where there are no links the content is there twice.
-            .or_else(|_| in_one_move(&path, |to| fs::copy(self.blob(blob), to).map(|_| ())))
-    }
-
-    /// Content that is here already, or a file to download it to.
-    pub(crate) fn open(&self, blob: Option<&str>) -> io::Result<Opened> {
-        let here = |blob: Option<&str>| blob.filter(|blob| self.has_blob(blob)).map(str::to_owned);
-        if let Some(blob) = here(blob) {
-            return Ok(Opened::Whole(blob));
+    /// Adds a blob to a snapshot under a file name.
+    pub(crate) fn add_to_snapshot(&self, blob: &str, commit: &str, file: &str) -> io::Result<()> {
+        let path = self.0.snapshot(commit).join(file);
+        if replace_link(&Path::new("../../blobs").join(blob), &path).is_ok() {
+            return Ok(());
         }
-        let partial = self.partial(blob)?;
-        // Whoever had the lock before us may have finished it.
-        Ok(here(blob).map_or(Opened::Partial(partial), Opened::Whole))
+        // Without symbolic links the content is stored twice.
+        let mut content = File::open(self.blob(blob))?;
+        AtomicWrite::new(&path)
+            .create_folders()
+            .write_with(|out| io::copy(&mut content, out).map(drop))
     }
 
-    /// The file that a download goes to until it is whole: what an earlier one left, unless another
-    /// process is at it right now.
-    fn partial(&self, blob: Option<&str>) -> io::Result<Partial> {
-        let blobs = self.0.join("blobs");
+    /// Opens the cached content of a file, or a partial blob to download it to.
+    pub(crate) fn open(&self, expected: ExpectedContent) -> io::Result<OpenedBlob> {
+        let cached = |expected: &ExpectedContent| {
+            expected.blob.clone().filter(|blob| self.blob(blob).is_file())
+        };
+        if let Some(blob) = cached(&expected) {
+            return Ok(OpenedBlob::Cached(blob));
+        }
+        let partial = self.open_partial(expected)?;
+        // The process that held the lock before may have completed the file.
+        Ok(cached(&partial.expected).map_or(OpenedBlob::Partial(partial), OpenedBlob::Cached))
+    }
+
+    /// Opens what an earlier download left. If another process is downloading the same file, opens
+    /// a file of its own instead.
+    fn open_partial(&self, expected: ExpectedContent) -> io::Result<PartialBlob> {
+        let blobs = self.0.blobs();
         fs::create_dir_all(&blobs)?;
-        if let Some(blob) = blob {
+        if let Some(blob) = &expected.blob {
             let path = blobs.join(format!("{blob}.tinkex-incomplete"));
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(&path)?;
-            match file.try_lock() {
+            let mut options = OpenOptions::new();
+            let file = options.read(true).write(true).create(true).truncate(false).open(&path)?;
+            match tinkex_files::try_lock(&file) {
                 Ok(()) => {
-                    let len = file.metadata()?.len();
-                    return Ok(Partial { repo: self.clone(), path, file, len, own: false });
+                    let length = file.metadata()?.len();
+                    return Ok(PartialBlob::new(self, path, file, length, false, expected));
                 }
-                Err(TryLockError::WouldBlock) => {
+                Err(LockError::InUse) => {
                     tracing::debug!(
                         blob,
-                        "another process is downloading this; doing so beside it"
+                        "another process downloads this file; downloading a copy"
                     );
                 }
-                Err(TryLockError::Error(error)) => {
-                    tracing::debug!(%error, "no locks here; this download cannot be resumed");
+                Err(error) => {
+                    tracing::debug!(%error, "cannot lock the file; this download cannot be resumed");
                 }
             }
         }
         let path = blobs.join(format!("{}.tinkex-incomplete", Uuid::new_v4()));
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
-        Ok(Partial { repo: self.clone(), path, file, len: 0, own: true })
+        Ok(PartialBlob::new(self, path, file, 0, true, expected))
     }
 
     fn blob(&self, name: &str) -> PathBuf {
-        self.0.join("blobs").join(name)
-    }
-
-    fn reference(&self, revision: &str) -> PathBuf {
-        self.0.join("refs").join(revision)
-    }
-
-    fn absent(&self, commit: &str, file: &str) -> PathBuf {
-        self.0.join(".no_exist").join(commit).join(file)
+        self.0.blobs().join(name)
     }
 }
 
-/// What is there of some content.
-#[derive(Debug)]
-pub(crate) enum Opened {
-    /// All of it, under this name.
-    Whole(String),
-    /// A part, perhaps nothing yet.
-    Partial(Partial),
+/// What the hub announced about the content of a file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ExpectedContent {
+    /// Name of the blob; `None` uses the checksum.
+    pub(crate) blob: Option<String>,
+    /// Size in bytes.
+    pub(crate) size: Option<u64>,
+    /// SHA-256 in lower-case hex.
+    pub(crate) sha256: Option<String>,
 }
 
-/// A file that is not whole yet. It is locked against other processes while this lives.
+/// Content of a file, as far as it is cached.
 #[derive(Debug)]
-pub(crate) struct Partial {
-    repo: Repo,
+pub(crate) enum OpenedBlob {
+    /// All content, in the blob of this name.
+    Cached(String),
+    /// A part of the content, or nothing yet.
+    Partial(PartialBlob),
+}
+
+/// An incomplete blob, locked against other processes.
+#[derive(Debug)]
+pub(crate) struct PartialBlob {
+    cache: TokenizerCache,
     path: PathBuf,
     file: File,
-    len: u64,
-    /// Nobody else will go on with it.
-    own: bool,
+    length: u64,
+    /// Whether no other download can resume the file, so that it is removed when dropped.
+    private: bool,
+    expected: ExpectedContent,
+    /// Checksum of the content, once verified.
+    sha256: Option<String>,
 }
 
-impl Partial {
-    /// How much is here.
-    pub(crate) fn len(&self) -> u64 {
-        self.len
+impl PartialBlob {
+    fn new(
+        cache: &TokenizerCache,
+        path: PathBuf,
+        file: File,
+        length: u64,
+        private: bool,
+        expected: ExpectedContent,
+    ) -> Self {
+        Self { cache: cache.clone(), path, file, length, private, expected, sha256: None }
     }
 
-    pub(crate) fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.seek(SeekFrom::Start(self.len))?;
-        self.file.write_all(bytes)?;
-        self.len += bytes.len() as u64;
-        Ok(())
-    }
-
-    pub(crate) fn restart(&mut self) -> io::Result<()> {
-        self.file.set_len(0)?;
-        self.len = 0;
-        Ok(())
-    }
-
-    pub(crate) fn sha256(&mut self) -> io::Result<String> {
+    fn compute_sha256(&mut self) -> io::Result<String> {
         self.file.seek(SeekFrom::Start(0))?;
-        let (mut sum, mut buffer) = (Sha256::new(), vec![0; 1 << 16]);
+        let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 16]);
         loop {
             match self.file.read(&mut buffer)? {
                 0 => break,
-                n => sum.update(&buffer[..n]),
+                n => hash.update(&buffer[..n]),
             }
         }
-        Ok(sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
-    }
-
-    /// It is whole and right: from now on it is the blob of this name.
-    pub(crate) fn keep(mut self, blob: &str) -> io::Result<()> {
-        self.file.sync_all()?;
-        // Whoever was first is as right as we are; a blob that is in use is not replaced.
-        if !self.repo.has_blob(blob) {
-            fs::rename(&self.path, self.repo.blob(blob))?;
-            self.own = false;
-        } else if !self.own {
-            fs::remove_file(&self.path).or_else(gone_is_fine)?;
-        }
-        Ok(())
+        Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 }
 
-impl Drop for Partial {
+impl PartialFile for PartialBlob {
+    /// The name of the blob.
+    type Complete = String;
+
+    fn len(&self) -> u64 {
+        self.length
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.seek(SeekFrom::Start(self.length))?;
+        self.file.write_all(bytes)?;
+        self.length += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn restart(&mut self) -> io::Result<()> {
+        self.file.set_len(0)?;
+        self.length = 0;
+        Ok(())
+    }
+
+    fn set_etag(&mut self, _etag: Option<&str>) -> io::Result<()> {
+        // The name of the blob is the entity tag.
+        Ok(())
+    }
+
+    fn verify(&mut self) -> io::Result<bool> {
+        let sha256 = self.compute_sha256()?;
+        let expected = &self.expected;
+        let matches = expected.size.is_none_or(|size| size == self.length)
+            && expected.sha256.as_ref().is_none_or(|expected| *expected == sha256);
+        self.sha256 = Some(sha256);
+        Ok(matches)
+    }
+
+    fn finish(mut self) -> io::Result<String> {
+        let sha256 = match self.sha256.take() {
+            Some(sha256) => sha256,
+            None => self.compute_sha256()?,
+        };
+        let blob = self.expected.blob.take().unwrap_or(sha256);
+        // An existing blob has the same content and may be in use: it is not replaced.
+        let path = self.cache.blob(&blob);
+        if !path.is_file() {
+            tinkex_files::publish(&self.file, &self.path, path)?;
+            self.private = false;
+        } else if !self.private {
+            match fs::remove_file(&self.path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(blob)
+    }
+
+    fn error(error: &io::Error) -> Error {
+        cache_error(error)
+    }
+}
+
+impl Drop for PartialBlob {
     fn drop(&mut self) {
-        if self.own {
+        if self.private {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-fn gone_is_fine(why: io::Error) -> io::Result<()> {
-    if why.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(why) }
+/// Error returned when the cache cannot be read or written.
+pub(super) fn cache_error(error: &io::Error) -> Error {
+    Error::new(ErrorKind::Config, format!("cannot use the hub cache: {error}"))
+        .with_hint("Set HF_HUB_CACHE to a folder that can be written to.")
 }
 
-/// Writes something beside its place and moves it there.
-fn in_one_move(path: &Path, write: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+/// Puts a symbolic link at `path` in one step.
+fn replace_link(target: &Path, path: &Path) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
-    let beside = folder.join(format!(".{}", Uuid::new_v4()));
-    let written = write(&beside).and_then(|()| fs::rename(&beside, path));
-    if written.is_err() {
-        let _ = fs::remove_file(&beside);
+    let temporary = folder.join(format!(".{}", Uuid::new_v4()));
+    let replaced = symlink(target, &temporary).and_then(|()| fs::rename(&temporary, path));
+    if replaced.is_err() {
+        let _ = fs::remove_file(&temporary);
     }
-    written
+    replaced?;
+    tinkex_files::sync_folder(folder)
 }
 
 #[cfg(unix)]
-fn link(to: &Path, at: &Path) -> io::Result<()> {
-    std::os::unix::fs::symlink(to, at)
+fn symlink(target: &Path, link: &Path) -> io::Result<()> {
+    std::os::unix::fs::symlink(target, link)
 }
 
 #[cfg(not(unix))]
-fn link(_to: &Path, _at: &Path) -> io::Result<()> {
+fn symlink(_target: &Path, _link: &Path) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
@@ -248,74 +292,90 @@ fn link(_to: &Path, _at: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn repo() -> (tempfile::TempDir, Repo) {
-        let cache = tempfile::tempdir().unwrap();
-        let repo = Repo::new(cache.path(), &TokenizerId::new("org/name").unwrap());
-        (cache, repo)
+    fn cache() -> (tempfile::TempDir, TokenizerCache) {
+        let folder = tempfile::tempdir().unwrap();
+        let id = TokenizerId::new("org/name").unwrap();
+        let cache = TokenizerCache::new(&HubCache::new(folder.path()), &id);
+        (folder, cache)
     }
 
-    fn fill(repo: &Repo, blob: &str, text: &[u8]) {
-        let mut partial = repo.partial(Some(blob)).unwrap();
-        partial.append(text).unwrap();
-        partial.keep(blob).unwrap();
+    fn partial(cache: &TokenizerCache, blob: &str) -> PartialBlob {
+        let blob = Some(blob.to_owned());
+        cache.open_partial(ExpectedContent { blob, ..ExpectedContent::default() }).unwrap()
     }
 
     #[test]
-    fn what_is_kept_is_found_again_in_the_common_layout() {
-        let (cache, repo) = repo();
-        assert!(repo.snapshot("main").is_none());
-        fill(&repo, "e1", b"{}");
-        repo.place("e1", "c0ffee", files::TOKENIZER).unwrap();
-        assert!(repo.snapshot("main").is_none(), "no revision stands for it yet");
-        repo.refer("main", "c0ffee").unwrap();
-        let found = repo.snapshot("main").unwrap();
-        assert!(!found.complete, "nobody asked for its settings");
-        repo.mark_absent("c0ffee", files::CONFIG).unwrap();
-        assert!(repo.snapshot("main").unwrap().complete);
-        assert!(repo.snapshot("c0ffee").is_some(), "a commit is a revision too");
-        let path = cache.path().join("models--org--name/snapshots/c0ffee/tokenizer.json");
+    fn a_downloaded_file_is_found_in_the_shared_layout() {
+        let (folder, cache) = cache();
+        assert!(cache.snapshot("main").is_none());
+        let mut blob = partial(&cache, "e1");
+        blob.append(b"{}").unwrap();
+        assert_eq!(blob.finish().unwrap(), "e1");
+        cache.add_to_snapshot("e1", "c0ffee", files::TOKENIZER).unwrap();
+        assert!(cache.snapshot("main").is_none(), "no reference names the commit yet");
+        cache.set_reference("main", "c0ffee").unwrap();
+        let found = cache.snapshot("main").unwrap();
+        assert!(!found.complete, "the settings were never requested");
+        cache.mark_absent("c0ffee", files::CONFIG).unwrap();
+        assert!(cache.snapshot("main").unwrap().complete);
+        assert!(cache.snapshot("c0ffee").is_some(), "a commit is a revision too");
+        let path = folder.path().join("models--org--name/snapshots/c0ffee/tokenizer.json");
         assert_eq!(fs::read(path).unwrap(), b"{}");
-        let left = fs::read_dir(repo.folder().join("blobs")).unwrap().count();
-        assert_eq!(left, 1, "nothing is left beside it");
+        let blobs = fs::read_dir(cache.folder().join("blobs")).unwrap().count();
+        assert_eq!(blobs, 1, "no partial file is left");
     }
 
     #[test]
-    fn a_reference_that_leads_elsewhere_is_not_followed() {
-        let (_cache, repo) = repo();
+    fn a_reference_that_leads_out_of_the_cache_is_not_followed() {
+        let (_folder, cache) = cache();
         for commit in ["..", "../../x", "", "a\\b"] {
-            repo.refer("main", commit).unwrap();
-            assert!(repo.snapshot("main").is_none(), "{commit:?}");
+            cache.set_reference("main", commit).unwrap();
+            assert!(cache.snapshot("main").is_none(), "{commit:?}");
         }
     }
 
     #[test]
-    fn a_download_goes_on_where_it_ended_and_is_not_shared() {
-        let (_cache, repo) = repo();
-        let mut first = repo.partial(Some("e1")).unwrap();
+    fn a_partial_blob_is_resumed_later_and_not_shared_meanwhile() {
+        let (_folder, cache) = cache();
+        let mut first = partial(&cache, "e1");
         first.append(b"ab").unwrap();
-        let second = repo.partial(Some("e1")).unwrap();
-        assert_eq!(second.len(), 0, "the first is at it");
-        let own = second.path.clone();
+        let second = partial(&cache, "e1");
+        assert_eq!(second.len(), 0, "the first one holds the lock");
+        let path = second.path.clone();
         drop(second);
-        assert!(!own.exists(), "nobody would go on with it");
+        assert!(!path.exists(), "a copy that no download can resume is removed");
         drop(first);
-        let mut third = repo.partial(Some("e1")).unwrap();
+        let mut third = partial(&cache, "e1");
         assert_eq!(third.len(), 2);
         third.append(b"c").unwrap();
         let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(third.sha256().unwrap(), abc);
+        assert_eq!(third.compute_sha256().unwrap(), abc);
     }
 
     #[test]
-    fn two_that_finish_the_same_file_do_not_disturb_each_other() {
-        let (_cache, repo) = repo();
-        let mut first = repo.partial(Some("e1")).unwrap();
-        let mut second = repo.partial(Some("e1")).unwrap();
+    fn size_and_checksum_are_verified() {
+        let (_folder, cache) = cache();
+        let sha256 = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad".to_owned();
+        let expected = ExpectedContent { blob: None, size: Some(3), sha256: Some(sha256.clone()) };
+        for (content, matches) in [(&b"abc"[..], true), (b"abd", false), (b"abcd", false)] {
+            let mut blob = cache.open_partial(expected.clone()).unwrap();
+            blob.append(content).unwrap();
+            assert_eq!(blob.verify().unwrap(), matches);
+            if matches {
+                assert_eq!(blob.finish().unwrap(), sha256, "named after its checksum");
+            }
+        }
+    }
+
+    #[test]
+    fn two_downloads_of_the_same_file_both_succeed() {
+        let (_folder, cache) = cache();
+        let (mut first, mut second) = (partial(&cache, "e1"), partial(&cache, "e1"));
         first.append(b"x").unwrap();
         second.append(b"x").unwrap();
-        first.keep("e1").unwrap();
-        second.keep("e1").unwrap();
-        let left = fs::read_dir(repo.folder().join("blobs")).unwrap().count();
-        assert_eq!((left, repo.has_blob("e1")), (1, true));
+        first.finish().unwrap();
+        second.finish().unwrap();
+        let blobs = fs::read_dir(cache.folder().join("blobs")).unwrap().count();
+        assert_eq!((blobs, cache.blob("e1").is_file()), (1, true));
     }
 }

@@ -1,4 +1,4 @@
-//! What stands beside a `tokenizer.json`: the named special tokens and the chat templates.
+//! The files beside a `tokenizer.json`: named special tokens and chat templates.
 
 use std::path::Path;
 
@@ -9,36 +9,42 @@ use crate::error::{Error, ErrorKind};
 
 /// The tokenizer itself.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
-/// The same in another form; see [`super::tiktoken`].
+/// A tokenizer in tiktoken's format; see [`super::tiktoken`].
 pub(crate) const TIKTOKEN: &str = "tiktoken.model";
-/// Special tokens by name, and perhaps chat templates.
+/// Named special tokens and, in some repositories, chat templates.
 pub(crate) const CONFIG: &str = "tokenizer_config.json";
-/// Special tokens by name, in older repositories.
+/// Named special tokens, in older repositories.
 pub(crate) const SPECIAL: &str = "special_tokens_map.json";
-/// The chat template, in newer ones.
+/// The chat template, in newer repositories.
 pub(crate) const TEMPLATE: &str = "chat_template.jinja";
 
-/// Everything but the tokenizer itself.
+/// Named special tokens and chat templates of a tokenizer.
 #[derive(Debug, Default)]
 pub(crate) struct TokenizerFiles {
-    pub(crate) special: Special,
-    #[cfg_attr(not(any(feature = "chat", test)), expect(dead_code, reason = "for conversations"))]
+    pub(crate) special: SpecialTokens,
+    #[cfg_attr(
+        not(any(feature = "chat", test)),
+        expect(dead_code, reason = "only read by the chat feature")
+    )]
     pub(crate) templates: Vec<NamedTemplate>,
 }
 
-/// A chat template and its name; the usual one is called `default`.
+/// A chat template with its name.
 #[derive(Debug, Deserialize)]
-#[cfg_attr(not(any(feature = "chat", test)), expect(dead_code, reason = "for conversations"))]
+#[cfg_attr(
+    not(any(feature = "chat", test)),
+    expect(dead_code, reason = "only read by the chat feature")
+)]
 pub(crate) struct NamedTemplate {
     pub(crate) name: String,
     #[serde(rename = "template")]
     pub(crate) source: String,
 }
 
-/// Special tokens by name.
+/// Named special tokens, as the vocabulary writes them.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(crate) struct Special {
+pub(crate) struct SpecialTokens {
     #[serde(deserialize_with = "content")]
     pub(crate) bos_token: Option<String>,
     #[serde(deserialize_with = "content")]
@@ -51,29 +57,30 @@ pub(crate) struct Special {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Config {
+struct TokenizerConfig {
     #[serde(flatten)]
-    special: Special,
-    chat_template: Option<Templates>,
+    special: SpecialTokens,
+    chat_template: Option<ChatTemplates>,
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Templates {
-    One(String),
-    Many(Vec<NamedTemplate>),
+enum ChatTemplates {
+    Single(String),
+    Named(Vec<NamedTemplate>),
 }
 
-/// Whether a tokenizer is in a folder, in any form.
-pub(crate) fn are_in(folder: &Path) -> bool {
+/// Whether a folder has a tokenizer in either format.
+pub(crate) fn has_tokenizer(folder: &Path) -> bool {
     [TOKENIZER, TIKTOKEN].iter().any(|file| folder.join(file).is_file())
 }
 
 impl TokenizerFiles {
-    pub(crate) fn of_folder(folder: &Path) -> Result<Self, Error> {
-        let config: Config = read_json(&folder.join(CONFIG))?.unwrap_or_default();
-        let older: Special = read_json(&folder.join(SPECIAL))?.unwrap_or_default();
-        let special = Special {
+    /// Reads the files in a folder. Missing files are not an error.
+    pub(crate) fn read(folder: &Path) -> Result<Self, Error> {
+        let config: TokenizerConfig = read_json(&folder.join(CONFIG))?.unwrap_or_default();
+        let older: SpecialTokens = read_json(&folder.join(SPECIAL))?.unwrap_or_default();
+        let special = SpecialTokens {
             bos_token: config.special.bos_token.or(older.bos_token),
             eos_token: config.special.eos_token.or(older.eos_token),
             pad_token: config.special.pad_token.or(older.pad_token),
@@ -81,33 +88,34 @@ impl TokenizerFiles {
         };
         let mut templates = match config.chat_template {
             None => Vec::new(),
-            Some(Templates::One(source)) => vec![NamedTemplate::usual(source)],
-            Some(Templates::Many(templates)) => templates,
+            Some(ChatTemplates::Single(source)) => vec![NamedTemplate::default_with(source)],
+            Some(ChatTemplates::Named(templates)) => templates,
         };
-        // A file of its own is newer than what stands in the settings.
+        // A template in a file of its own takes precedence over the one in the settings.
         if let Some(source) = read(&folder.join(TEMPLATE))? {
-            let source = String::from_utf8(source).map_err(|why| {
-                Error::new(ErrorKind::Decode, format!("{TEMPLATE} is not text: {why}"))
+            let source = String::from_utf8(source).map_err(|error| {
+                Error::new(ErrorKind::Decode, format!("{TEMPLATE} is not UTF-8: {error}"))
             })?;
-            templates.retain(|template| template.name != NamedTemplate::USUAL);
-            templates.push(NamedTemplate::usual(source));
+            templates.retain(|template| template.name != NamedTemplate::DEFAULT);
+            templates.push(NamedTemplate::default_with(source));
         }
         Ok(Self { special, templates })
     }
 }
 
 impl NamedTemplate {
-    pub(crate) const USUAL: &str = "default";
+    /// Name of the template that is used unless another is selected.
+    pub(crate) const DEFAULT: &str = "default";
 
-    fn usual(source: String) -> Self {
-        Self { name: Self::USUAL.to_owned(), source }
+    fn default_with(source: String) -> Self {
+        Self { name: Self::DEFAULT.to_owned(), source }
     }
 }
 
 fn read_json<T: de::DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
     let Some(text) = read(path)? else { return Ok(None) };
-    let parsed = serde_json::from_slice(&text).map_err(|why| {
-        Error::new(ErrorKind::Decode, format!("{} cannot be understood: {why}", path.display()))
+    let parsed = serde_json::from_slice(&text).map_err(|error| {
+        Error::new(ErrorKind::Decode, format!("cannot parse {}: {error}", path.display()))
     })?;
     Ok(Some(parsed))
 }
@@ -115,23 +123,23 @@ fn read_json<T: de::DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
 fn read(path: &Path) -> Result<Option<Vec<u8>>, Error> {
     match std::fs::read(path) {
         Ok(text) => Ok(Some(text)),
-        Err(why) if why.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(why) => {
-            let why = format!("{} cannot be read: {why}", path.display());
-            Err(Error::new(ErrorKind::Config, why))
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => {
+            let message = format!("cannot read {}: {error}", path.display());
+            Err(Error::new(ErrorKind::Config, message))
         }
     }
 }
 
-/// A token is text, or an object with the text in it, or nothing.
+/// Deserializes a token written as text, as an object with a `content` field, or as null.
 fn content<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
-    struct Content;
+    struct TokenVisitor;
 
-    impl<'de> Visitor<'de> for Content {
+    impl<'de> Visitor<'de> for TokenVisitor {
         type Value = Option<String>;
 
         fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("a token, or an object with its \"content\"")
+            f.write_str("a token, or an object with a \"content\" field")
         }
 
         fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
@@ -155,7 +163,7 @@ fn content<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>,
         }
     }
 
-    deserializer.deserialize_any(Content)
+    deserializer.deserialize_any(TokenVisitor)
 }
 
 #[cfg(test)]
@@ -171,33 +179,33 @@ mod tests {
     }
 
     #[test]
-    fn tokens_come_as_text_as_objects_or_not_at_all() {
+    fn tokens_may_be_text_objects_or_null() {
         let config = r#"{"bos_token":null,"eos_token":{"content":"</s>","lstrip":false},"x":1}"#;
         let older = r#"{"eos_token":"other","pad_token":"<pad>"}"#;
         let folder = folder(&[(CONFIG, config), (SPECIAL, older)]);
-        let special = TokenizerFiles::of_folder(folder.path()).unwrap().special;
+        let special = TokenizerFiles::read(folder.path()).unwrap().special;
         assert_eq!(special.bos_token, None);
         assert_eq!(special.eos_token.as_deref(), Some("</s>"));
         assert_eq!(special.pad_token.as_deref(), Some("<pad>"));
     }
 
     #[test]
-    fn the_template_of_a_file_wins_over_that_of_the_settings() {
+    fn a_template_file_takes_precedence_over_the_settings() {
         let config = r#"{"chat_template":[{"name":"default","template":"old"},
             {"name":"tool_use","template":"tools"}]}"#;
         let both = folder(&[(CONFIG, config), (TEMPLATE, "new")]);
-        let templates = TokenizerFiles::of_folder(both.path()).unwrap().templates;
+        let templates = TokenizerFiles::read(both.path()).unwrap().templates;
         let named: Vec<_> = templates.iter().map(|t| (&*t.name, &*t.source)).collect();
         assert_eq!(named, [("tool_use", "tools"), ("default", "new")]);
 
         let one = folder(&[(CONFIG, r#"{"chat_template":"only"}"#)]);
-        assert_eq!(TokenizerFiles::of_folder(one.path()).unwrap().templates[0].source, "only");
+        assert_eq!(TokenizerFiles::read(one.path()).unwrap().templates[0].source, "only");
     }
 
     #[test]
-    fn a_broken_file_is_named() {
+    fn the_error_of_a_malformed_file_names_it() {
         let broken = folder(&[(CONFIG, "{")]);
-        let error = TokenizerFiles::of_folder(broken.path()).unwrap_err();
+        let error = TokenizerFiles::read(broken.path()).unwrap_err();
         assert!(error.to_string().contains(CONFIG), "{error}");
     }
 }

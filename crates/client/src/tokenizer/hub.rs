@@ -1,41 +1,43 @@
-//! [`Hub`]: where tokenizers are looked for, and in which order.
+//! [`Hub`]: finds tokenizers in folders, in memory, in the local hub cache and on a hub.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
+use tinkex_files::HubCache;
 use tinkex_wire::Secret;
 use tokio::sync::OnceCell;
 
 use crate::config::{BaseUrl, Env};
 use crate::error::{Error, ErrorKind, Result};
+use crate::push::hub_api::HubApi;
 use crate::transport::http::HttpService;
 use crate::transport::network::Network;
 
-use super::cache::Repo;
-use super::download::{Source, off_runtime};
+use super::cache::TokenizerCache;
+use super::hub_file::in_cache;
 use super::{Tokenizer, TokenizerId, files};
 
-const PUBLIC: &str = "https://huggingface.co";
+const PUBLIC_HUB: &str = "https://huggingface.co";
 const MAIN: &str = "main";
 
-/// A model hub and the cache of it on this machine. Cheap to clone.
+/// A Hugging Face hub and its local cache. Cheap to clone.
 ///
-/// A tokenizer is looked for in this order, and the first that is found is taken:
+/// A tokenizer is taken from the first of these that has it:
 ///
-/// 1. a folder of that name with a `tokenizer.json` in it (or Kimi's `tiktoken.model`);
-/// 2. this process's memory;
-/// 3. the local hub cache, which is shared with the Python tools; a cached revision is not asked
-///    about again;
-/// 4. the hub. An interrupted download goes on where it ended.
+/// 1. a folder of that name with a `tokenizer.json` (or the `tiktoken.model` of the Kimi models);
+/// 2. the memory of this process;
+/// 3. the local hub cache, which is shared with the Python tools. A cached revision is not compared
+///    with the hub again;
+/// 4. the hub. An interrupted download is resumed.
 ///
-/// | Setting | Variable | Otherwise |
+/// | Setting | Environment variable | Default |
 /// |---|---|---|
 /// | [`endpoint`](Hub::endpoint) | `HF_ENDPOINT` | `https://huggingface.co` |
 /// | [`token`](Hub::token) | `HF_TOKEN`, `HUGGING_FACE_HUB_TOKEN`, or the file `HF_TOKEN_PATH` or `HF_HOME/token` | none |
-/// | [`cache`](Hub::cache) | `HF_HUB_CACHE`, `HF_HOME/hub`, `XDG_CACHE_HOME/huggingface/hub` | `~/.cache/huggingface/hub` |
-/// | [`offline`](Hub::offline) | `HF_HUB_OFFLINE` | online |
+/// | [`cache`](Hub::cache) | `HF_HUB_CACHE`, `HUGGINGFACE_HUB_CACHE`, `HF_HOME/hub`, `XDG_CACHE_HOME/huggingface/hub` | `~/.cache/huggingface/hub` |
+/// | [`offline`](Hub::offline) | `HF_HUB_OFFLINE` | false |
 ///
 /// ```no_run
 /// use tinkex::{Env, Hub};
@@ -49,62 +51,65 @@ const MAIN: &str = "main";
 pub struct Hub {
     endpoint: BaseUrl,
     token: Option<Secret>,
-    cache: PathBuf,
+    cache: HubCache,
     offline: bool,
     http: Option<Arc<dyn HttpService>>,
     env: Env,
 }
 
 impl Hub {
-    /// The hub that these variables describe.
+    /// Creates a hub from environment variables.
     ///
     /// # Errors
-    /// If `HF_ENDPOINT` is not an address.
+    /// [`ErrorKind::Config`] if `HF_ENDPOINT` is not a URL.
     pub fn from_env(env: &Env) -> Result<Self> {
-        let endpoint = env.get("HF_ENDPOINT").unwrap_or(PUBLIC).parse();
+        let endpoint = env.get("HF_ENDPOINT").unwrap_or(PUBLIC_HUB).parse();
         let endpoint = endpoint.map_err(|error: Error| error.during("reading HF_ENDPOINT"))?;
-        let home = home(env);
-        let cache = ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"].into_iter().find_map(|n| env.get(n));
-        let on = |value: &str| matches!(&*value.to_ascii_lowercase(), "1" | "true" | "yes" | "on");
+        let variable = |name: &str| env.get(name).map(Into::into);
+        // Without a home folder, a folder in the current one.
+        let home = tinkex_files::hub_home(variable).unwrap_or_else(|| ".cache/huggingface".into());
+        let cache = HubCache::locate(variable).unwrap_or_else(|| HubCache::new(home.join("hub")));
+        let is_on =
+            |value: &str| matches!(&*value.to_ascii_lowercase(), "1" | "true" | "yes" | "on");
         Ok(Self {
             endpoint,
             token: token(env, &home),
-            cache: cache.map_or_else(|| home.join("hub"), PathBuf::from),
-            offline: env.get("HF_HUB_OFFLINE").is_some_and(on),
+            cache,
+            offline: env.get("HF_HUB_OFFLINE").is_some_and(is_on),
             http: None,
             env: env.clone(),
         })
     }
 
-    /// Another hub.
+    /// Sets the URL of the hub.
     #[must_use]
     pub fn endpoint(mut self, url: BaseUrl) -> Self {
         self.endpoint = url;
         self
     }
 
-    /// A token for it. It is sent to this hub and to nobody else.
+    /// Sets the access token. It is sent to the hub's own origin only.
     #[must_use]
     pub fn token(mut self, token: impl Into<Secret>) -> Self {
         self.token = Some(token.into());
         self
     }
 
-    /// Another cache.
+    /// Sets the folder of the local cache.
     #[must_use]
     pub fn cache(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.cache = folder.into();
+        self.cache = HubCache::new(folder);
         self
     }
 
-    /// Whether the hub must not be asked.
+    /// Whether no request is sent to the hub.
     #[must_use]
     pub fn offline(mut self, offline: bool) -> Self {
         self.offline = offline;
         self
     }
 
-    /// Another way to send requests: a proxy, a recorder, a fake.
+    /// Sets the service that sends requests: a proxy, a recorder or a fake.
     #[must_use]
     pub fn http(self, service: impl HttpService) -> Self {
         self.shared_http(Arc::new(service))
@@ -115,15 +120,19 @@ impl Hub {
         self
     }
 
-    /// The tokenizer of a model or a folder.
+    /// Returns the tokenizer of a model, or of a folder.
     ///
     /// # Errors
-    /// If it is nowhere to be found; the error says where it was looked for.
+    /// [`ErrorKind::NotFound`] if there is none; [`ErrorKind::Connect`] if it is not cached and the
+    /// hub cannot be reached. The message names the cache folder and the hub.
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops a download; the next one resumes it.
     pub async fn tokenizer(&self, model: &str) -> Result<Tokenizer> {
         self.tokenizer_of(model, None).await
     }
 
-    /// The same, if the server named a tokenizer.
+    /// Returns the tokenizer of a model for which the server may have named another one.
     pub(crate) async fn tokenizer_of(
         &self,
         model: &str,
@@ -131,41 +140,44 @@ impl Hub {
     ) -> Result<Tokenizer> {
         // A server on this machine may name a model by its folder.
         let folder = PathBuf::from(named_by_server.unwrap_or(model));
-        let looking = folder.clone();
-        if off_runtime(move || Ok(files::are_in(&looking))).await? {
+        let path = folder.clone();
+        if in_cache(move || Ok(files::has_tokenizer(&path))).await? {
             return read(folder, None).await;
         }
-        self.fetch(&TokenizerId::of_model(model, named_by_server)?).await
+        self.tokenizer_by_id(&TokenizerId::of_model(model, named_by_server)?).await
     }
 
-    /// A tokenizer by its id: from memory, the cache or the hub. All who ask at once share one
-    /// download, and everyone after them what it brought.
+    /// Returns a tokenizer by its id, from memory, the cache or the hub. Concurrent calls share one
+    /// download.
     ///
     /// # Errors
     /// As [`Hub::tokenizer`].
-    pub async fn fetch(&self, id: &TokenizerId) -> Result<Tokenizer> {
-        let place = Loaded::place(self, id);
-        let loaded = place.get_or_try_init(|| self.load(id)).await;
+    ///
+    /// # Cancel safety
+    /// As [`Hub::tokenizer`].
+    pub async fn tokenizer_by_id(&self, id: &TokenizerId) -> Result<Tokenizer> {
+        let cell = memory_cell(self, id);
+        let loaded = cell.get_or_try_init(|| self.load(id)).await;
         loaded.cloned().map_err(|error| error.during(format!("loading the tokenizer of {id}")))
     }
 
     async fn load(&self, id: &TokenizerId) -> Result<Tokenizer> {
-        let repo = Repo::new(&self.cache, id);
+        let cache = TokenizerCache::new(&self.cache, id);
         let revision = id.revision().unwrap_or(MAIN);
-        let (looking, wanted) = (repo.clone(), revision.to_owned());
-        let here = off_runtime(move || Ok(looking.snapshot(&wanted))).await?;
+        let (looking, wanted) = (cache.clone(), revision.to_owned());
+        let cached = in_cache(move || Ok(looking.snapshot(&wanted))).await?;
         let name = Some(id.to_string());
-        let folder = match here {
-            Some(here) if here.complete || self.offline => here.folder,
-            None if self.offline => return Err(self.nowhere(&repo, None)),
-            here => match (self.download(&repo, id, revision).await, here) {
+        let folder = match cached {
+            Some(cached) if cached.complete || self.offline => cached.folder,
+            None if self.offline => return Err(self.not_cached(&cache, None)),
+            cached => match (self.download(&cache, id, revision).await, cached) {
                 (Ok(folder), _) => folder,
-                (Err(error), Some(here)) => {
-                    tracing::warn!(%id, %error, "taking the tokenizer without its settings");
-                    here.folder
+                (Err(error), Some(cached)) => {
+                    tracing::warn!(%id, %error, "using the cached tokenizer without its settings");
+                    cached.folder
                 }
                 (Err(error), None) if error.status().is_none() && error.is_retryable() => {
-                    return Err(self.nowhere(&repo, Some(error)));
+                    return Err(self.not_cached(&cache, Some(error)));
                 }
                 (Err(error), None) => return Err(error),
             },
@@ -173,65 +185,67 @@ impl Hub {
         read(folder, name).await
     }
 
-    /// Brings all files of a revision into the cache; returns their folder.
-    async fn download(&self, repo: &Repo, id: &TokenizerId, revision: &str) -> Result<PathBuf> {
-        let http = self.door()?;
-        let token = self.token.as_ref();
-        let source = Source { http: &*http, endpoint: &self.endpoint, token };
-        let about = |file: &str| format!("fetching {file} of {id} from {}", self.endpoint);
+    /// Downloads all files of a revision into the cache. Returns the folder of the snapshot.
+    async fn download(
+        &self,
+        cache: &TokenizerCache,
+        id: &TokenizerId,
+        revision: &str,
+    ) -> Result<PathBuf> {
+        let api = HubApi::new(self)?;
+        let operation = |file: &str| format!("downloading {file} of {id} from {}", self.endpoint);
         let mut found = None;
         for file in [files::TOKENIZER, files::TIKTOKEN] {
-            let facts = source.facts(id, revision, file).await;
-            if let Some(facts) = facts.map_err(|error| error.during(about(file)))? {
-                found = Some((file, facts));
+            let info = api.file_info(id, revision, file).await;
+            if let Some(info) = info.map_err(|error| error.during(operation(file)))? {
+                found = Some((file, info));
                 break;
             }
         }
         let Some((main, first)) = found else {
-            let why = format!("{id} has no {} on {}", files::TOKENIZER, self.endpoint);
-            let hint = "some models come with code in its place, which is not run here; convert it \
-                        to a tokenizer.json and give its folder";
-            return Err(Error::new(ErrorKind::NotFound, why).with_hint(hint));
+            let message = format!("{id} has no {} on {}", files::TOKENIZER, self.endpoint);
+            let hint = "Convert the tokenizer to a tokenizer.json and pass its folder; tokenizers \
+                        that are Python code are not run.";
+            return Err(Error::new(ErrorKind::NotFound, message).with_hint(hint));
         };
-        // Every file is of the commit that the first one was of.
+        // Download every file from the commit of the first one: the branch may move meanwhile.
         let commit = first.commit.clone().unwrap_or_else(|| revision.replace('/', "--"));
-        let asked = if first.commit.is_some() { &*commit } else { revision };
-        // The tokenizer is last: where it is, the rest is too.
+        let pinned = if first.commit.is_some() { &*commit } else { revision };
+        // The tokenizer comes last: a snapshot that has it has the other files too.
         for file in [files::CONFIG, files::SPECIAL, files::TEMPLATE, main] {
-            let fetched = async {
-                let facts = source.facts(id, asked, file).await?;
-                let blob = match &facts {
-                    Some(facts) => Some(source.fetch(repo, id, asked, file, facts).await?),
+            let downloaded = async {
+                let blob = match api.file_info(id, pinned, file).await? {
+                    Some(info) => Some(api.fetch_file(cache, id, pinned, file, &info).await?),
                     None => None,
                 };
-                let (repo, commit) = (repo.clone(), commit.clone());
-                off_runtime(move || match blob {
-                    Some(blob) => repo.place(&blob, &commit, file),
-                    None => repo.mark_absent(&commit, file),
+                let (cache, commit) = (cache.clone(), commit.clone());
+                in_cache(move || match blob {
+                    Some(blob) => cache.add_to_snapshot(&blob, &commit, file),
+                    None => cache.mark_absent(&commit, file),
                 })
                 .await
             };
-            fetched.await.map_err(|error| error.during(about(file)))?;
+            downloaded.await.map_err(|error| error.during(operation(file)))?;
         }
-        let (referring, revision) = (repo.clone(), revision.to_owned());
-        let folder = repo.snapshot_folder(&commit);
-        off_runtime(move || referring.refer(&revision, &commit)).await?;
+        let (referring, revision) = (cache.clone(), revision.to_owned());
+        let folder = cache.snapshot_folder(&commit);
+        in_cache(move || referring.set_reference(&revision, &commit)).await?;
         Ok(folder)
     }
 
-    /// The way to the network.
-    pub(crate) fn door(&self) -> Result<Arc<dyn HttpService>> {
+    /// Returns the service that sends requests, creating one if none was set.
+    pub(crate) fn http_service(&self) -> Result<Arc<dyn HttpService>> {
         Ok(match &self.http {
             Some(http) => Arc::clone(http),
             None => Arc::new(Network::new(&self.env)?),
         })
     }
 
-    pub(crate) fn address(&self) -> &BaseUrl {
+    pub(crate) fn base_url(&self) -> &BaseUrl {
         &self.endpoint
     }
 
-    pub(crate) fn secret(&self) -> Option<&Secret> {
+    pub(crate) fn access_token(&self) -> Option<&Secret> {
         self.token.as_ref()
     }
 
@@ -239,17 +253,17 @@ impl Hub {
         self.offline
     }
 
-    /// Neither here nor to be had.
-    fn nowhere(&self, repo: &Repo, cause: Option<Error>) -> Error {
-        let hint = "fetch it once where the hub can be reached and bring the cache along \
-                    (HF_HOME), set another hub (HF_ENDPOINT), or give a folder with its files";
-        let (cache, hub) = (repo.folder().display(), &self.endpoint);
+    /// Error returned when a tokenizer is not cached and the hub is not available.
+    fn not_cached(&self, cache: &TokenizerCache, cause: Option<Error>) -> Error {
+        let hint = "Download it once on a machine that reaches the hub and copy the cache \
+                    (HF_HOME), set another hub (HF_ENDPOINT), or pass a folder with its files.";
+        let (folder, hub) = (cache.folder().display(), &self.endpoint);
         let kind = cause.as_ref().map_or(ErrorKind::NotFound, Error::kind);
-        let tried = match &cause {
-            None => format!("{hub} must not be asked (HF_HUB_OFFLINE)"),
+        let reason = match &cause {
+            None => "offline mode is set (HF_HUB_OFFLINE)".to_owned(),
             Some(_) => format!("{hub} cannot be reached"),
         };
-        let error = Error::new(kind, format!("it is not in the cache ({cache}), and {tried}"));
+        let error = Error::new(kind, format!("not in the cache ({folder}), and {reason}"));
         match cause {
             None => error.with_hint(hint),
             Some(cause) => error.with_hint(hint).with_source(cause),
@@ -257,44 +271,29 @@ impl Hub {
     }
 }
 
-/// Reading a tokenizer takes a while: it is megabytes of text.
+/// Reads a tokenizer, which is megabytes of text, on the blocking thread pool.
 async fn read(folder: PathBuf, name: Option<String>) -> Result<Tokenizer> {
-    off_runtime(move || {
+    in_cache(move || {
         let read = Tokenizer::from_folder(&folder);
         Ok(read.map(|tokenizer| match name {
-            Some(name) => tokenizer.named(name),
+            Some(name) => tokenizer.with_name(name),
             None => tokenizer,
         }))
     })
     .await?
 }
 
-/// Tokenizers that this process has loaded, or is loading.
-struct Loaded;
+type MemoryKey = (TokenizerId, HubCache, BaseUrl);
+type MemoryCell = Arc<OnceCell<Tokenizer>>;
 
-type Place = Arc<OnceCell<Tokenizer>>;
-type Key = (TokenizerId, PathBuf, BaseUrl);
+/// Tokenizers that this process has loaded or is loading.
+static LOADED: LazyLock<Mutex<HashMap<MemoryKey, MemoryCell>>> = LazyLock::new(Mutex::default);
 
-static LOADED: LazyLock<Mutex<HashMap<Key, Place>>> = LazyLock::new(Mutex::default);
-
-impl Loaded {
-    /// The one place of a tokenizer; whoever comes first fills it. A failure leaves it empty.
-    fn place(hub: &Hub, id: &TokenizerId) -> Place {
-        let key = (id.clone(), hub.cache.clone(), hub.endpoint.clone());
-        let mut places = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(places.entry(key).or_default())
-    }
-}
-
-fn home(env: &Env) -> PathBuf {
-    if let Some(home) = env.get("HF_HOME") {
-        return PathBuf::from(home);
-    }
-    let caches = match env.get("XDG_CACHE_HOME") {
-        Some(caches) => PathBuf::from(caches),
-        None => env.home().unwrap_or_default().join(".cache"),
-    };
-    caches.join("huggingface")
+/// Returns the cell that the first call for a tokenizer fills. A failure leaves it empty.
+fn memory_cell(hub: &Hub, id: &TokenizerId) -> MemoryCell {
+    let key = (id.clone(), hub.cache.clone(), hub.endpoint.clone());
+    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    Arc::clone(loaded.entry(key).or_default())
 }
 
 fn token(env: &Env, home: &Path) -> Option<Secret> {
@@ -312,7 +311,7 @@ impl fmt::Debug for Hub {
         f.debug_struct("Hub")
             .field("endpoint", &self.endpoint)
             .field("token", &self.token.is_some())
-            .field("cache", &self.cache)
+            .field("cache", &self.cache.folder())
             .field("offline", &self.offline)
             .finish_non_exhaustive()
     }
@@ -327,16 +326,17 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_is_where_the_other_tools_have_it() {
-        let cache = |pairs: &[(&str, &str)]| hub(pairs).cache.display().to_string();
+    fn the_cache_folder_is_the_one_of_the_python_tools() {
+        let cache = |pairs: &[(&str, &str)]| hub(pairs).cache.folder().display().to_string();
         assert_eq!(cache(&[("HOME", "/h")]), "/h/.cache/huggingface/hub");
         assert_eq!(cache(&[("HOME", "/h"), ("XDG_CACHE_HOME", "/x")]), "/x/huggingface/hub");
         assert_eq!(cache(&[("XDG_CACHE_HOME", "/x"), ("HF_HOME", "/f")]), "/f/hub");
-        assert_eq!(cache(&[("HF_HOME", "/f"), ("HF_HUB_CACHE", "/c")]), "/c");
+        assert_eq!(cache(&[("HF_HOME", "/f"), ("HUGGINGFACE_HUB_CACHE", "/g")]), "/g");
+        assert_eq!(cache(&[("HUGGINGFACE_HUB_CACHE", "/g"), ("HF_HUB_CACHE", "/c")]), "/c");
     }
 
     #[test]
-    fn the_token_comes_from_a_variable_or_a_file_and_is_not_shown() {
+    fn the_token_comes_from_a_variable_or_a_file_and_is_not_printed() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("token"), "hf_file\n").unwrap();
         std::fs::write(folder.path().join("other"), "hf_other").unwrap();
@@ -356,9 +356,9 @@ mod tests {
     }
 
     #[test]
-    fn the_endpoint_can_be_set() {
+    fn the_endpoint_comes_from_the_environment() {
         let endpoint = |pairs: &[(&str, &str)]| hub(pairs).endpoint.to_string();
-        assert_eq!(endpoint(&[]), PUBLIC);
+        assert_eq!(endpoint(&[]), PUBLIC_HUB);
         assert_eq!(
             endpoint(&[("HF_ENDPOINT", "https://hf.test/mirror/")]),
             "https://hf.test/mirror"

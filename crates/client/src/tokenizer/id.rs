@@ -1,13 +1,13 @@
-//! [`TokenizerId`]: which tokenizer belongs to a model.
+//! [`TokenizerId`]: the hub repository of a model's tokenizer.
 
 use std::fmt;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The Llama-3 models are gated on the hub; their tokenizer is here for everyone.
+/// Public repository with the tokenizer of the Llama 3 models, whose own repositories are gated.
 const LLAMA_3: &str = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer";
 
-/// Models whose tokenizer is taken at one revision: asked for, repository, revision.
+/// Models whose tokenizer is pinned: model, repository, revision.
 const PINNED: [(&str, &str, &str); 5] = [
     (
         "moonshotai/Kimi-K2-Thinking",
@@ -21,10 +21,10 @@ const PINNED: [(&str, &str, &str); 5] = [
 ];
 const KIMI_K2_5: &str = "4d01dfe0332d63057c186e0b262165819efb6611";
 
-/// Tokenizers that are not files on a hub.
+/// Prefixes of tokenizers that are not on a hub.
 const NOT_ON_A_HUB: [&str; 2] = ["thinkingmachines/", "TML/"];
 
-/// A tokenizer's place on a hub: a repository, and perhaps one revision of it.
+/// A tokenizer on a hub: a repository, and optionally a revision of it.
 ///
 /// ```
 /// use tinkex::TokenizerId;
@@ -41,25 +41,26 @@ pub struct TokenizerId {
 }
 
 impl TokenizerId {
-    /// A repository at its main revision.
+    /// Creates the id of a repository at its main revision.
     ///
     /// # Errors
-    /// If this is no name that a hub could know.
+    /// [`ErrorKind::InvalidInput`] if `repo` has characters that no repository name can have.
     pub fn new(repo: impl Into<String>) -> Result<Self> {
         let repo = repo.into();
         check_name(&repo)?;
         Ok(Self { repo, revision: None })
     }
 
-    /// The same at one revision: a branch, a tag or a commit.
+    /// Selects a revision: a branch, a tag or a commit.
     ///
     /// # Errors
-    /// If this is no revision that a hub could know.
+    /// [`ErrorKind::InvalidInput`] if `revision` has characters that no revision can have.
     pub fn at(mut self, revision: impl Into<String>) -> Result<Self> {
         let revision = revision.into();
         if !Self::is_revision(&revision) {
-            let why = format!("{revision:?} is not a revision: a branch, a tag or a commit");
-            return Err(Error::new(ErrorKind::InvalidInput, why));
+            let message = format!("invalid revision {revision:?}");
+            return Err(Error::new(ErrorKind::InvalidInput, message)
+                .with_hint("Pass the name of a branch or tag, or a commit."));
         }
         self.revision = Some(revision);
         Ok(self)
@@ -69,10 +70,11 @@ impl TokenizerId {
         text.split('/').all(is_segment)
     }
 
-    /// The tokenizer of a model: what the server named if it did, else what its name implies.
+    /// Returns the id of a model's tokenizer: the one that the server named, or else the one that
+    /// follows from the model's name.
     ///
     /// # Errors
-    /// If that tokenizer is not on a hub, or the name makes no sense.
+    /// [`ErrorKind::InvalidInput`] if that tokenizer is not on a hub, or the name is invalid.
     pub fn of_model(model_name: &str, named_by_server: Option<&str>) -> Result<Self> {
         let name = before_colon(model_name);
         let id = match named_by_server {
@@ -84,23 +86,23 @@ impl TokenizerId {
             },
         };
         if NOT_ON_A_HUB.iter().any(|prefix| id.starts_with(prefix)) {
-            let why = format!("the tokenizer {id:?} of {model_name:?} is not a file on a hub");
-            let hint = "load it from a folder with Tokenizer::from_folder, or work with token ids";
-            return Err(Error::new(ErrorKind::InvalidInput, why).with_hint(hint));
+            let message = format!("the tokenizer {id:?} of {model_name:?} is not on a hub");
+            let hint = "Load it from a folder with Tokenizer::from_folder, or pass token ids.";
+            return Err(Error::new(ErrorKind::InvalidInput, message).with_hint(hint));
         }
-        if let Some((_, repo, revision)) = PINNED.iter().find(|(asked, ..)| *asked == id) {
+        if let Some((_, repo, revision)) = PINNED.iter().find(|(model, ..)| *model == id) {
             return Self::new(*repo)?.at(*revision);
         }
         Self::new(id)
     }
 
-    /// The repository, as in `Qwen/Qwen3-8B`.
+    /// Returns the repository, such as `Qwen/Qwen3-8B`.
     #[must_use]
     pub fn repo(&self) -> &str {
         &self.repo
     }
 
-    /// The revision, if it is not the main one.
+    /// Returns the revision, unless it is the main one.
     #[must_use]
     pub fn revision(&self) -> Option<&str> {
         self.revision.as_deref()
@@ -117,25 +119,25 @@ impl fmt::Display for TokenizerId {
     }
 }
 
-/// A name without what servers put behind a colon.
+/// Returns a model name without the suffix that servers append after a colon.
 pub(crate) fn before_colon(name: &str) -> &str {
     name.split(':').next().unwrap_or(name)
 }
 
-/// A name becomes part of a path and of an address, so it must not lead elsewhere. One that the
-/// hub would not know is the hub's to refuse.
+/// Checks that a name is safe as part of a path and of a URL. Whether it exists is for the hub to
+/// say.
 fn check_name(name: &str) -> Result<()> {
     if name.split('/').all(is_segment) {
         return Ok(());
     }
-    let why = format!("{name:?} is not the name of a tokenizer");
-    let hint = "give one such as Qwen/Qwen3-8B, or a folder with a tokenizer.json";
-    Err(Error::new(ErrorKind::InvalidInput, why).with_hint(hint))
+    let message = format!("invalid tokenizer name {name:?}");
+    let hint = "Pass a name such as Qwen/Qwen3-8B, or a folder with a tokenizer.json.";
+    Err(Error::new(ErrorKind::InvalidInput, message).with_hint(hint))
 }
 
 fn is_segment(text: &str) -> bool {
-    let known = |c: char| c.is_ascii_alphanumeric() || "._-:+".contains(c);
-    !text.is_empty() && text.len() <= 200 && !text.starts_with('.') && text.chars().all(known)
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._-:+".contains(c);
+    !text.is_empty() && text.len() <= 200 && !text.starts_with('.') && text.chars().all(is_allowed)
 }
 
 #[cfg(test)]
@@ -145,12 +147,12 @@ mod tests {
 
     /// Covers T5.2.1, T5.2.2, T5.2.3.
     #[test]
-    fn models_have_the_tokenizers_that_the_reference_gives_them() {
+    fn models_have_the_same_tokenizers_as_in_the_python_sdk() {
         for case in fixture::cases("tokenizer_id.json") {
             let named = case["tokenizer_id_from_server"].as_str();
             let id = TokenizerId::of_model(case["model_name"].as_str().unwrap(), named);
             if case.get("error").is_some() {
-                let error = id.expect_err("it needs a package of its own");
+                let error = id.expect_err("the fixture expects an error");
                 assert_eq!(error.kind(), ErrorKind::InvalidInput, "{case}");
                 assert!(error.hint().unwrap().as_str().contains("folder"));
                 continue;
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_lead_elsewhere_are_refused() {
+    fn names_that_are_unsafe_in_paths_and_urls_are_rejected() {
         for name in ["", "../etc", "a/../b", "/etc", "a//b", "a b", "a/b?x=1", "a\\b", ".hidden"] {
             assert!(TokenizerId::new(name).is_err(), "{name:?}");
             assert!(TokenizerId::new("a/b").unwrap().at(name).is_err(), "{name:?}");

@@ -1,15 +1,15 @@
-//! [`Tokenizer`]: text to tokens and back, as a model sees them.
+//! [`Tokenizer`]: converts text to a model's tokens and back.
 //!
-//! Where its files come from is [`hub`]'s concern, what a conversation looks like is the `chat`
-//! feature's. Code that comes with a model is never run.
+//! [`hub`] finds a tokenizer's files; the `chat` feature formats conversations. Python code that
+//! comes with a model is never run.
 
 mod cache;
-mod download;
 pub(crate) mod files;
 mod hub;
+mod hub_file;
 mod id;
-mod pieces;
 mod tiktoken;
+mod token_bytes;
 
 use std::fmt;
 use std::path::Path;
@@ -21,13 +21,13 @@ use tokenizers::Tokenizer as Core;
 use crate::config::Env;
 use crate::error::{Error, ErrorKind, Result};
 
-use files::{Special, TokenizerFiles};
+use files::{SpecialTokens, TokenizerFiles};
 pub use hub::Hub;
 pub use id::TokenizerId;
 pub(crate) use id::before_colon;
-use pieces::Pieces;
+use token_bytes::TokenBytes;
 
-/// A model's tokenizer. Cheap to clone and shared safely between threads.
+/// A model's tokenizer. Cheap to clone, and safe to share between threads.
 ///
 /// ```
 /// use tinkex::Tokenizer;
@@ -43,18 +43,18 @@ use pieces::Pieces;
 /// # Ok::<_, tinkex::Error>(())
 /// ```
 #[derive(Clone)]
-pub struct Tokenizer(Arc<Inner>);
+pub struct Tokenizer(Arc<TokenizerInner>);
 
-struct Inner {
+struct TokenizerInner {
     name: String,
     core: Core,
     files: TokenizerFiles,
-    pieces: Pieces,
+    token_bytes: TokenBytes,
 }
 
 impl Tokenizer {
-    /// The tokenizer of a model, or of a folder, by the environment's settings (see [`Hub`]): from
-    /// this process's memory, the local hub cache, or the hub.
+    /// Loads the tokenizer of a model, or of a folder, with the settings of the process environment:
+    /// from memory, the local hub cache, or the hub (see [`Hub`]).
     ///
     /// ```no_run
     /// # async fn run() -> tinkex::Result<()> {
@@ -63,27 +63,31 @@ impl Tokenizer {
     /// ```
     ///
     /// # Errors
-    /// If it is nowhere to be found; the error says where it was looked for.
+    /// As [`Hub::tokenizer`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future stops a download; the next one resumes it.
     pub async fn load(model: &str) -> Result<Self> {
         Hub::from_env(&Env::from_process())?.tokenizer(model).await
     }
 
-    /// The tokenizer in a folder: its `tokenizer.json`, and `tokenizer_config.json`,
-    /// `special_tokens_map.json` and `chat_template.jinja` where there are any. The `tiktoken.model`
-    /// of the Kimi models is read too.
+    /// Reads the tokenizer in a folder: `tokenizer.json`, and `tokenizer_config.json`,
+    /// `special_tokens_map.json` and `chat_template.jinja` if they exist. The `tiktoken.model` of the
+    /// Kimi models is supported too.
     ///
-    /// Reads files of some megabytes; call it where that may take its time.
+    /// Blocks while it reads files of several megabytes.
     ///
     /// # Errors
-    /// If there is no tokenizer, or a file cannot be understood.
+    /// [`ErrorKind::NotFound`] if the folder has no tokenizer, [`ErrorKind::Decode`] if a file is
+    /// malformed.
     pub fn from_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         let read = |file: &str| {
             let path = folder.join(file);
-            std::fs::read(&path).map_err(|why| {
-                let why = format!("{} cannot be read: {why}", path.display());
-                let hint = "a tokenizer's folder has a tokenizer.json in it";
-                Error::new(ErrorKind::NotFound, why).with_hint(hint)
+            std::fs::read(&path).map_err(|error| {
+                let message = format!("cannot read {}: {error}", path.display());
+                let hint = "Pass a folder that contains a tokenizer.json.";
+                Error::new(ErrorKind::NotFound, message).with_hint(hint)
             })
         };
         let name = folder.display().to_string();
@@ -94,52 +98,56 @@ impl Tokenizer {
                 (files::TIKTOKEN, tiktoken::read(&model, &read(files::CONFIG)?))
             }
         };
-        let core = core.map_err(|why| not_understood(&name, file, &*why))?;
-        Self::new(name, core, TokenizerFiles::of_folder(folder)?)
+        let core = core.map_err(|error| malformed(&folder.join(file).display(), &*error))?;
+        Self::new(name, core, TokenizerFiles::read(folder)?)
     }
 
-    /// A tokenizer from the text of its `tokenizer.json` alone, without named special tokens.
+    /// Creates a tokenizer from the text of a `tokenizer.json`, without named special tokens and chat
+    /// templates.
     ///
     /// # Errors
-    /// If the text is not a tokenizer.
+    /// [`ErrorKind::Decode`] if the text is not a tokenizer.
     pub fn from_json(json: impl AsRef<[u8]>) -> Result<Self> {
         let name = files::TOKENIZER.to_owned();
-        let core = Core::from_bytes(json).map_err(|why| not_understood("it", &name, &*why))?;
+        let core = Core::from_bytes(json).map_err(|error| malformed(&name, &*error))?;
         Self::new(name, core, TokenizerFiles::default())
     }
 
     fn new(name: String, mut core: Core, files: TokenizerFiles) -> Result<Self> {
-        // Files carry the settings of some old batch job; what is encoded here stays whole.
-        core.with_truncation(None).map_err(|why| Error::new(ErrorKind::Decode, why.to_string()))?;
+        // Some files carry the truncation and padding of a training job; text is never cut here.
+        core.with_truncation(None)
+            .map_err(|error| Error::new(ErrorKind::Decode, error.to_string()))?;
         core.with_padding(None);
-        let pieces = Pieces::of(&core);
-        Ok(Self(Arc::new(Inner { name, core, files, pieces })))
+        let token_bytes = TokenBytes::new(&core);
+        Ok(Self(Arc::new(TokenizerInner { name, core, files, token_bytes })))
     }
 
-    /// The same under another name; only while nobody shares it yet.
-    fn named(mut self, name: String) -> Self {
+    /// Renames a tokenizer that has not been cloned yet.
+    fn with_name(mut self, name: String) -> Self {
         if let Some(inner) = Arc::get_mut(&mut self.0) {
             inner.name = name;
         }
         self
     }
 
-    /// Where it came from: a repository or a folder.
+    /// Returns the repository or folder that the tokenizer was loaded from.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// The tokens of a text, with what the tokenizer puts around every text (often a token that
-    /// begins it). Special tokens that stand in the text are recognised.
+    /// Encodes a text, with the special tokens that the tokenizer adds to every text (often one at
+    /// the beginning). Special tokens written in the text are recognized.
     ///
     /// # Errors
-    /// If the tokenizer cannot encode the text, which those in use today always can.
+    /// [`ErrorKind::InvalidInput`] if the tokenizer cannot encode the text; byte-level and
+    /// SentencePiece tokenizers can encode every text.
     pub fn encode(&self, text: &str) -> Result<Tokens> {
         self.ids(text, true).map(Tokens::from)
     }
 
-    /// The tokens of a text and nothing else: for a piece of something larger.
+    /// Encodes a piece of a larger text, without the special tokens that [`encode`](Self::encode)
+    /// adds.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].
@@ -147,7 +155,7 @@ impl Tokenizer {
         self.ids(text, false).map(Tokens::from)
     }
 
-    /// What a model reads: the text, encoded, as one chunk.
+    /// Encodes a text as a model input with one chunk.
     ///
     /// ```no_run
     /// # async fn run(sampler: tinkex::SamplingClient) -> tinkex::Result<()> {
@@ -166,16 +174,16 @@ impl Tokenizer {
         self.encode(text).map(ModelInput::from_tokens)
     }
 
-    /// The text of tokens, special ones included. Ids that the vocabulary lacks are left out: models
-    /// have more ids than tokens.
+    /// Decodes tokens, special tokens included. Ids that are not in the vocabulary are skipped: the
+    /// embedding of a model may have more rows than its vocabulary has tokens.
     ///
     /// # Errors
-    /// If the tokenizer cannot decode them.
+    /// [`ErrorKind::InvalidInput`] if the tokenizer cannot decode them.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         self.text(tokens, false)
     }
 
-    /// The text of tokens without special ones, as people want to read it.
+    /// Decodes tokens without special tokens, for display.
     ///
     /// # Errors
     /// As [`Tokenizer::decode`].
@@ -183,61 +191,61 @@ impl Tokenizer {
         self.text(tokens, true)
     }
 
-    /// The id of a token, written as in the vocabulary.
+    /// Returns the id of a token, written as in the vocabulary.
     #[must_use]
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.0.core.token_to_id(token)
     }
 
-    /// A token as the vocabulary writes it, which is not always its text.
+    /// Returns a token as the vocabulary writes it, which may differ from its text.
     #[must_use]
     pub fn token(&self, id: u32) -> Option<String> {
         self.0.core.id_to_token(id)
     }
 
-    /// The bytes a token stands for; one token may hold half a character. `None` for an id that the
-    /// vocabulary lacks, and for kinds of tokenizers whose tokens have no bytes of their own.
+    /// Returns the bytes of a token, which may be a part of a UTF-8 character. `None` for an id that is
+    /// not in the vocabulary, and for word-level tokenizers, whose tokens have no bytes of their own.
     #[must_use]
     pub fn token_bytes(&self, id: u32) -> Option<Vec<u8>> {
         let added = self.0.core.get_added_vocabulary().get_added_tokens_decoder();
         match added.get(&id) {
             Some(added) => Some(added.content.clone().into_bytes()),
-            None => self.0.pieces.bytes(&self.0.core.id_to_token(id)?),
+            None => self.0.token_bytes.get(&self.0.core.id_to_token(id)?),
         }
     }
 
-    /// Whether a token is special: it marks something and is not text.
+    /// Whether a token is special: a mark, not text.
     #[must_use]
     pub fn is_special(&self, id: u32) -> bool {
         let added = self.0.core.get_added_vocabulary().get_added_tokens_decoder();
         added.get(&id).is_some_and(|token| token.special)
     }
 
-    /// How many tokens there are.
+    /// Returns the number of tokens, special tokens included.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.0.core.get_vocab_size(true)
     }
 
-    /// The token that begins a text, if there is one.
+    /// Returns the id of the token that begins a text.
     #[must_use]
     pub fn bos_id(&self) -> Option<u32> {
         self.token_id(self.special().bos_token.as_deref()?)
     }
 
-    /// The token that ends a text (or a turn, in models made for conversations), if there is one.
+    /// Returns the id of the token that ends a text, or a turn of a conversation.
     #[must_use]
     pub fn eos_id(&self) -> Option<u32> {
         self.token_id(self.special().eos_token.as_deref()?)
     }
 
-    /// The token that fills up, if there is one.
+    /// Returns the id of the padding token.
     #[must_use]
     pub fn pad_id(&self) -> Option<u32> {
         self.token_id(self.special().pad_token.as_deref()?)
     }
 
-    pub(crate) fn special(&self) -> &Special {
+    pub(crate) fn special(&self) -> &SpecialTokens {
         &self.0.files.special
     }
 
@@ -246,44 +254,53 @@ impl Tokenizer {
         &self.0.files
     }
 
-    /// Whether texts may be encoded piece by piece, each as it would be within the whole.
+    /// Whether the tokens of a text are those of its pieces, wherever it is cut.
     #[cfg(feature = "chat")]
-    pub(crate) fn joins(&self) -> bool {
-        self.0.pieces.join()
+    pub(crate) fn encodes_piecewise(&self) -> bool {
+        self.0.token_bytes.encodes_piecewise()
     }
 
     /// Whether a text ends with a special token.
     #[cfg(feature = "chat")]
-    pub(crate) fn ends_specially(&self, text: &str) -> bool {
+    pub(crate) fn ends_with_special(&self, text: &str) -> bool {
         let added = self.0.core.get_added_vocabulary().get_added_tokens_decoder();
         added.values().any(|token| token.special && text.ends_with(&token.content))
     }
 
-    pub(crate) fn ids(&self, text: &str, around: bool) -> Result<Vec<u32>> {
-        let encoding = self.0.core.encode_fast(text, around).map_err(|why| self.failed(&*why))?;
+    pub(crate) fn ids(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
+        let encoding = self
+            .0
+            .core
+            .encode_fast(text, add_special_tokens)
+            .map_err(|error| self.failed(&*error))?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Tokens, each with where it ends in the text, in bytes.
+    /// Encodes a text; returns each token with its end in the text, in bytes.
     #[cfg(feature = "chat")]
-    pub(crate) fn ids_with_ends(&self, text: &str, around: bool) -> Result<Vec<(u32, usize)>> {
-        let encoding = self.0.core.encode(text, around).map_err(|why| self.failed(&*why))?;
+    pub(crate) fn ids_with_ends(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+    ) -> Result<Vec<(u32, usize)>> {
+        let encoding =
+            self.0.core.encode(text, add_special_tokens).map_err(|error| self.failed(&*error))?;
         let ends = encoding.get_offsets().iter().map(|(_, end)| *end);
         Ok(encoding.get_ids().iter().copied().zip(ends).collect())
     }
 
-    fn text(&self, tokens: &[u32], without_special: bool) -> Result<String> {
-        self.0.core.decode(tokens, without_special).map_err(|why| self.failed(&*why))
+    fn text(&self, tokens: &[u32], skip_special_tokens: bool) -> Result<String> {
+        self.0.core.decode(tokens, skip_special_tokens).map_err(|error| self.failed(&*error))
     }
 
-    fn failed(&self, why: &(dyn std::error::Error + Send + Sync)) -> Error {
-        let why = format!("the tokenizer of {} cannot do that: {why}", self.name());
-        Error::new(ErrorKind::InvalidInput, why)
+    fn failed(&self, error: &(dyn std::error::Error + Send + Sync)) -> Error {
+        let message = format!("the tokenizer of {} failed: {error}", self.name());
+        Error::new(ErrorKind::InvalidInput, message)
     }
 }
 
-fn not_understood(name: &str, file: &str, why: &(dyn std::error::Error + Send + Sync)) -> Error {
-    Error::new(ErrorKind::Decode, format!("the {file} of {name} cannot be understood: {why}"))
+fn malformed(file: &dyn fmt::Display, error: &(dyn std::error::Error + Send + Sync)) -> Error {
+    Error::new(ErrorKind::Decode, format!("cannot parse {file}: {error}"))
 }
 
 impl fmt::Debug for Tokenizer {

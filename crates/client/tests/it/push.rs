@@ -1,4 +1,4 @@
-//! Files for a hub, small ones and large ones.
+//! Uploads of small and large files to a hub.
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -15,14 +15,14 @@ const CREATE: &str = "POST /api/repos/create";
 const BATCH: &str = "POST /me/x.git/info/lfs/objects/batch";
 
 #[tokio::test(start_paused = true)]
-async fn without_a_token_nothing_is_sent() {
-    let error = hub(&ScriptedServer::new()).create_repo("me/x", false).await.unwrap_err();
+async fn without_a_token_no_request_is_sent() {
+    let error = hub(&ScriptedServer::new()).create_repo("me/x").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Auth);
     assert!(error.hint().unwrap().as_str().contains("HF_TOKEN"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn small_files_go_with_the_change_and_large_ones_before() {
+async fn small_files_are_in_the_commit_and_large_files_are_uploaded_before() {
     let folder = TempDir::new().unwrap();
     let (small, large) = (folder.path().join("a.json"), folder.path().join("w"));
     std::fs::write(&small, "{}").unwrap();
@@ -32,35 +32,36 @@ async fn small_files_go_with_the_change_and_large_ones_before() {
         { "path": "w", "uploadMode": "lfs" },
         { "path": "junk", "uploadMode": "regular", "shouldIgnore": true },
     ] });
-    let places = json!({ "objects": [{ "actions": {
+    let actions = json!({ "objects": [{ "actions": {
         "upload": { "href": "http://store.test/done", "header": {
             "chunk_size": "4", "1": "http://store.test/p1", "2": "http://store.test/p2",
             "3": "http://store.test/p3",
         } },
         "verify": { "href": "http://store.test/verify", "header": { "x-own": "1" } },
     } }] });
-    let tag = [("etag", "\"t\"")];
+    let etag = [("etag", "\"t\"")];
     let fake = ScriptedServer::new()
-        .reply(CREATE, 409, json!({ "error": "there" }))
+        .reply(CREATE, 409, json!({ "error": "exists" }))
         .reply("POST /api/models/me/x/preupload/main", 200, plan)
-        .reply(BATCH, 200, places)
-        .reply_with("PUT /p1", 200, &tag, Value::Null)
+        .reply(BATCH, 200, actions)
+        .reply_with("PUT /p1", 200, &etag, Value::Null)
         .reply("PUT /p2", 503, Value::Null)
-        .reply_with("PUT /p2", 200, &tag, Value::Null)
-        .reply_with("PUT /p3", 200, &tag, Value::Null)
+        .reply_with("PUT /p2", 200, &etag, Value::Null)
+        .reply_with("PUT /p3", 200, &etag, Value::Null)
         .reply("POST /done", 200, json!({}))
         .reply("POST /verify", 200, json!({}))
         .reply("POST /api/models/me/x/commit/main", 200, json!({ "commitUrl": "http://c" }));
-    let repo = hub(&fake).token("hf_hush").create_repo("me/x", false).await.unwrap();
+    let repo = hub(&fake).token("hf_secret").create_repo("me/x").await.unwrap();
     let commit = Commit::new("first").file("a.json", &small).file("w", &large).file("junk", &small);
     let done = repo.commit("main", &commit).await.unwrap();
     assert_eq!(done.commit_url.as_deref(), Some("http://c"));
     fake.finish();
     let seen = fake.seen();
     for call in &seen {
-        // The token is for the hub and for nobody else.
-        let own = call.url.starts_with("http://server.test");
-        assert_eq!(call.header("authorization"), own.then_some("Bearer hf_hush"), "{}", call.url);
+        // Only the hub itself gets the token, not its storage.
+        let to_hub = call.url.starts_with("http://server.test");
+        let token = to_hub.then_some("Bearer hf_secret");
+        assert_eq!(call.header("authorization"), token, "{}", call.url);
     }
     assert_eq!(seen[0].json()["visibility"], "private");
     let parts: Vec<&[u8]> = [3, 5, 6].iter().map(|at| &seen[*at].body[..]).collect();
@@ -74,24 +75,24 @@ async fn small_files_go_with_the_change_and_large_ones_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_name_alone_is_the_accounts_own() {
+async fn a_name_without_namespace_belongs_to_the_account() {
     let fake = ScriptedServer::new()
         .reply(CREATE, 200, json!({}))
         .reply("GET /api/whoami-v2", 200, json!({ "name": "me" }))
         .reply("HEAD /me/x/resolve/v%2F1/README.md", 404, Value::Null);
-    let repo = hub(&fake).token("hf_hush").create_repo("x", true).await.unwrap();
+    let repo = hub(&fake).token("hf_secret").create_repo("x").public(true).await.unwrap();
     assert_eq!(repo.id(), "me/x");
-    assert_eq!(repo.text("v/1", "README.md").await.unwrap(), None);
+    assert_eq!(repo.read_text("v/1", "README.md").await.unwrap(), None);
     fake.finish();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_says_what_to_do_and_not_the_token() {
+async fn an_error_status_has_a_hint_and_does_not_show_the_token() {
     let fake = ScriptedServer::new().reply(CREATE, 403, json!({ "error": "no" }));
-    let error = hub(&fake).token("hf_hush").create_repo("me/x", false).await.unwrap_err();
+    let error = hub(&fake).token("hf_secret").create_repo("me/x").await.unwrap_err();
     let shown = format!("{error} {error:?}");
     assert!(
-        error.hint().unwrap().as_str().contains("rights") && !shown.contains("hush"),
+        error.hint().unwrap().as_str().contains("write permission") && !shown.contains("secret"),
         "{shown}"
     );
 }

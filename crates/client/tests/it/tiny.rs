@@ -1,4 +1,4 @@
-//! A tokenizer small enough to work out by hand: a token for every byte, whose id is the byte, three
+//! A tokenizer whose results can be checked by hand: one token per byte, whose id is the byte, three
 //! merges, and special tokens from [`FIRST_SPECIAL`] on.
 
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ pub(crate) const LL: u32 = 257;
 pub(crate) const HELL: u32 = 258;
 pub(crate) const FIRST_SPECIAL: u32 = 259;
 
-/// The text of a `tokenizer.json`.
+/// Returns the text of a `tokenizer.json`.
 pub(crate) fn json(special: &[&str]) -> String {
     let mut other = 256_u32;
     let mut vocab = serde_json::Map::new();
@@ -30,7 +30,7 @@ pub(crate) fn json(special: &[&str]) -> String {
     let added: Vec<Value> = (FIRST_SPECIAL..)
         .zip(special)
         .map(|(id, content)| {
-            // Marks of thinking and tools are text to the model makers.
+            // Real models mark thinking with added tokens that are not special.
             let special = !matches!(*content, "<think>" | "</think>");
             json!({"id": id, "content": content, "special": special, "single_word": false,
                 "lstrip": false, "rstrip": false, "normalized": false})
@@ -50,7 +50,7 @@ pub(crate) fn json(special: &[&str]) -> String {
     .to_string()
 }
 
-/// A folder with a tokenizer and its settings.
+/// Creates a folder with a tokenizer and its settings.
 pub(crate) fn folder(special: &[&str], config: Value) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("tokenizer.json"), json(special)).unwrap();

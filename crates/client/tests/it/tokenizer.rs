@@ -1,4 +1,4 @@
-//! Tokenizers: text to tokens and back, and where their files come from.
+//! Tokenizers: encoding, decoding, and the download and cache of their files.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -22,13 +22,17 @@ fn tokenizer() -> Tokenizer {
 
 /// Covers T5.3.1, T5.3.2.
 #[test]
-fn text_becomes_tokens_and_text_again() {
+fn encoding_and_decoding_are_inverse() {
     let tokenizer = tokenizer();
     let tokens = tokenizer.encode("hello all<end>").unwrap();
-    assert_eq!(tokens[..], [HELL, 111, 32, 97, LL, END], "not cut at the three of the file");
+    assert_eq!(
+        tokens[..],
+        [HELL, 111, 32, 97, LL, END],
+        "the truncation to three tokens in the file is ignored"
+    );
     assert_eq!(tokenizer.decode(&tokens).unwrap(), "hello all<end>");
     assert_eq!(tokenizer.decode_text(&tokens).unwrap(), "hello all");
-    assert_eq!(tokenizer.decode(&[HE, 99_999]).unwrap(), "he", "unknown ids are left out");
+    assert_eq!(tokenizer.decode(&[HE, 99_999]).unwrap(), "he", "unknown ids are skipped");
 
     let input = tokenizer.input("hello all<end>").unwrap();
     assert_eq!(input.chunks.len(), 1);
@@ -36,7 +40,7 @@ fn text_becomes_tokens_and_text_again() {
 }
 
 #[test]
-fn tokens_can_be_asked_about() {
+fn ids_tokens_and_bytes_can_be_looked_up() {
     let tokenizer = tokenizer();
     assert_eq!(tokenizer.eos_id(), Some(END));
     assert_eq!((tokenizer.bos_id(), tokenizer.pad_id()), (None, None));
@@ -50,14 +54,14 @@ fn tokens_can_be_asked_about() {
         .iter()
         .flat_map(|id| tokenizer.token_bytes(*id).unwrap())
         .collect();
-    assert_eq!(euro, "€".as_bytes(), "three tokens, none of them a character");
+    assert_eq!(euro, "€".as_bytes(), "three tokens, one per byte of the character");
     assert_eq!(tokenizer.token_bytes(END).unwrap(), b"<end>");
     assert_eq!(tokenizer.token_bytes(99_999), None);
 }
 
 /// Covers T5.1, T0.1.6.
 #[test]
-fn a_tokenizer_is_shared_between_threads() {
+fn a_tokenizer_can_be_used_by_several_threads() {
     fn shared<T: Send + Sync + Clone + std::fmt::Debug + 'static>() {}
     shared::<Tokenizer>();
     shared::<Hub>();
@@ -78,7 +82,7 @@ fn a_tokenizer_is_shared_between_threads() {
 }
 
 #[test]
-fn a_folder_without_a_tokenizer_is_named() {
+fn the_error_of_a_folder_without_a_tokenizer_names_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let error = Tokenizer::from_folder(folder.path()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
@@ -89,40 +93,41 @@ fn a_folder_without_a_tokenizer_is_named() {
 
 /// A hub in memory.
 #[derive(Clone, Default)]
-struct ScriptedServer(Arc<Mutex<State>>);
+struct FakeHub(Arc<Mutex<FakeHubState>>);
 
 #[derive(Default)]
-struct State {
-    files: HashMap<String, File>,
-    /// What the next requests for content get in place of it.
+struct FakeHubState {
+    files: HashMap<String, HubFile>,
+    /// Failures of the next requests for content, last first.
     faults: Vec<Fault>,
-    /// What every request gets.
+    /// Status and error code of every response.
     refusal: Option<(u16, &'static str)>,
-    seen: Vec<Seen>,
+    requests: Vec<RecordedRequest>,
 }
 
 #[derive(Clone)]
-struct File {
+struct HubFile {
     bytes: Bytes,
     etag: String,
-    /// The content is stored under another origin.
-    elsewhere: bool,
+    /// Whether the content is stored under another origin.
+    linked: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
-    Lost,
-    Busy,
+    ConnectionLost,
+    Unavailable,
     None,
 }
 
 #[derive(Clone, Debug)]
-struct Seen {
-    call: String,
+struct RecordedRequest {
+    /// Method and URL.
+    line: String,
     headers: HeaderMap,
 }
 
-impl Seen {
+impl RecordedRequest {
     fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(|value| value.to_str().unwrap())
     }
@@ -130,14 +135,14 @@ impl Seen {
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-impl ScriptedServer {
+impl FakeHub {
     fn file(self, name: &str, bytes: impl Into<Bytes>) -> Self {
         let bytes = bytes.into();
         let etag = format!("tag-of-{name}");
-        self.with(name, File { bytes, etag, elsewhere: false })
+        self.with(name, HubHubFile { bytes, etag, linked: false })
     }
 
-    fn with(self, name: &str, file: File) -> Self {
+    fn with(self, name: &str, file: HubFile) -> Self {
         self.0.lock().unwrap().files.insert(name.to_owned(), file);
         self
     }
@@ -152,12 +157,13 @@ impl ScriptedServer {
         fake
     }
 
-    fn seen(&self, call: &str) -> Vec<Seen> {
+    /// The requests whose method and URL contain `text`.
+    fn requests(&self, text: &str) -> Vec<RecordedRequest> {
         let state = self.0.lock().unwrap();
-        state.seen.iter().filter(|seen| seen.call.contains(call)).cloned().collect()
+        state.requests.iter().filter(|request| request.line.contains(text)).cloned().collect()
     }
 
-    /// A hub with a cache of its own.
+    /// A client of this hub with the given cache.
     fn hub(&self, cache: &TempDir) -> Hub {
         Hub::from_env(&Env::empty())
             .unwrap()
@@ -167,11 +173,11 @@ impl ScriptedServer {
             .http(self.clone())
     }
 
-    fn answer(&self, request: &Request<Bytes>) -> Result<Response<Bytes>, HttpFailure> {
+    fn respond(&self, request: &Request<Bytes>) -> Result<Response<Bytes>, HttpFailure> {
         let uri = request.uri().to_string();
         let mut state = self.0.lock().unwrap();
-        let call = format!("{} {uri}", request.method());
-        state.seen.push(Seen { call, headers: request.headers().clone() });
+        let line = format!("{} {uri}", request.method());
+        state.requests.push(RecordedRequest { line, headers: request.headers().clone() });
         let reply = Response::builder();
         if let Some((status, code)) = state.refusal {
             return Ok(reply
@@ -187,13 +193,13 @@ impl ScriptedServer {
         };
         let tag = format!("\"{}\"", file.etag);
         let reply = reply.header("x-repo-commit", COMMIT);
-        if file.elsewhere && uri.starts_with("https://hub.test/") {
+        if file.linked && uri.starts_with("https://hub.test/") {
             let reply = reply.status(302).header("location", format!("https://cdn.test/{name}"));
             let reply =
                 reply.header("x-linked-etag", tag).header("x-linked-size", file.bytes.len());
-            return Ok(reply.body(Bytes::from_static(b"it is elsewhere")).unwrap());
+            return Ok(reply.body(Bytes::from_static(b"redirect")).unwrap());
         }
-        let tag = if file.elsewhere { "\"tag-of-the-store\"".to_owned() } else { tag };
+        let tag = if file.linked { "\"tag-of-the-storage\"".to_owned() } else { tag };
         let reply = reply.header("etag", &tag);
         if request.method() == "HEAD" {
             return Ok(reply
@@ -202,8 +208,10 @@ impl ScriptedServer {
                 .unwrap());
         }
         match state.faults.pop().unwrap_or(Fault::None) {
-            Fault::Lost => return Err(HttpFailure::connect("scripted loss")),
-            Fault::Busy => return Ok(Response::builder().status(503).body(Bytes::new()).unwrap()),
+            Fault::ConnectionLost => return Err(HttpFailure::connect("connection lost")),
+            Fault::Unavailable => {
+                return Ok(Response::builder().status(503).body(Bytes::new()).unwrap());
+            }
             Fault::None => {}
         }
         let range = request.headers()["range"].to_str().unwrap().strip_prefix("bytes=").unwrap();
@@ -223,7 +231,7 @@ impl ScriptedServer {
     }
 }
 
-impl HttpService for ScriptedServer {
+impl HttpService for FakeHub {
     fn send(
         &self,
         lane: Lane,
@@ -231,11 +239,11 @@ impl HttpService for ScriptedServer {
         _timeout: Duration,
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
         assert_eq!(lane, Lane::Hub);
-        let answer = self.answer(&request);
+        let response = self.respond(&request);
         Box::pin(async move {
-            // Others get a chance to ask for the same.
+            // Lets concurrent calls start their own requests, if they send any.
             tokio::task::yield_now().await;
-            answer
+            response
         })
     }
 }
@@ -245,7 +253,7 @@ fn sha256(bytes: &[u8]) -> String {
     sha2::Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A tokenizer of two and a half pieces: spaces behind it do not matter.
+/// A tokenizer padded with spaces to two and a half pieces of 4 MiB.
 fn large() -> Bytes {
     let mut text = tiny::json(&["<end>"]).into_bytes();
     text.resize((10 << 20) + 5, b' ');
@@ -257,18 +265,18 @@ fn cache() -> TempDir {
 }
 
 #[tokio::test]
-async fn files_are_fetched_once_and_kept_as_every_hub_client_keeps_them() {
-    let fake = ScriptedServer::default()
+async fn files_are_downloaded_once_into_the_layout_that_all_hub_clients_share() {
+    let fake = FakeHub::default()
         .file("tokenizer.json", tiny::json(&["<end>"]))
         .file("tokenizer_config.json", r#"{"eos_token":"<end>"}"#);
     let cache = cache();
     let tokenizer = fake.hub(&cache).tokenizer("org/name:peft:1024").await.unwrap();
     assert_eq!((tokenizer.name(), tokenizer.eos_id()), ("org/name", Some(END)));
-    let seen = fake.seen("");
-    assert!(seen.iter().all(|s| s.header("authorization") == Some("Bearer hf_secret")));
-    assert_eq!(seen[0].call, "HEAD https://hub.test/org/name/resolve/main/tokenizer.json");
+    let requests = fake.requests("");
+    assert!(requests.iter().all(|r| r.header("authorization") == Some("Bearer hf_secret")));
+    assert_eq!(requests[0].line, "HEAD https://hub.test/org/name/resolve/main/tokenizer.json");
     let pinned = format!("https://hub.test/org/name/resolve/{COMMIT}/");
-    assert!(seen[1..].iter().all(|seen| seen.call.contains(&pinned)), "all of one commit");
+    assert!(requests[1..].iter().all(|r| r.line.contains(&pinned)), "all from one commit");
 
     let repo = cache.path().join("models--org--name");
     let read = |path: &str| std::fs::read_to_string(repo.join(path)).unwrap();
@@ -280,75 +288,82 @@ async fn files_are_fetched_once_and_kept_as_every_hub_client_keeps_them() {
     assert_eq!(read(&format!(".no_exist/{COMMIT}/chat_template.jinja")), "");
 
     fake.hub(&cache).tokenizer("org/name").await.unwrap();
-    assert_eq!(fake.seen("").len(), seen.len(), "it is in memory");
-    // Another hub shares the folder and not the memory.
+    assert_eq!(fake.requests("").len(), requests.len(), "loaded from memory");
+    // Another hub uses the same cache folder, but not the tokenizers in memory.
     let other = fake.hub(&cache).endpoint("https://other.test".parse().unwrap()).offline(true);
     assert_eq!(other.tokenizer("org/name").await.unwrap().eos_id(), Some(END));
-    assert_eq!(fake.seen("").len(), seen.len(), "it is on disk");
+    assert_eq!(fake.requests("").len(), requests.len(), "loaded from the cache");
 }
 
 #[tokio::test]
-async fn callers_at_once_share_one_download() {
-    let fake = ScriptedServer::default().file("tokenizer.json", tiny::json(&[]));
+async fn concurrent_calls_share_one_download() {
+    let fake = FakeHub::default().file("tokenizer.json", tiny::json(&[]));
     let cache = cache();
     let hub = fake.hub(&cache);
     let load = || async { hub.clone().tokenizer("org/shared").await.unwrap() };
     tokio::join!(load(), load(), load());
-    assert_eq!(fake.seen("GET").len(), 1);
+    assert_eq!(fake.requests("GET").len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_piece_is_asked_for_again_from_where_the_file_ends() {
-    let fake = ScriptedServer::default().file("tokenizer.json", large());
-    fake.faults(&[Fault::None, Fault::Lost, Fault::Busy, Fault::None]);
+async fn a_lost_piece_is_requested_again_from_the_end_of_the_file() {
+    let fake = FakeHub::default().file("tokenizer.json", large());
+    fake.faults(&[Fault::None, Fault::ConnectionLost, Fault::Unavailable, Fault::None]);
     let cache = cache();
     fake.hub(&cache).tokenizer("org/large").await.unwrap();
-    let asked: Vec<_> =
-        fake.seen("GET").iter().map(|s| s.header("range").unwrap().to_owned()).collect();
+    let ranges: Vec<_> =
+        fake.requests("GET").iter().map(|r| r.header("range").unwrap().to_owned()).collect();
     let piece = |n: usize| format!("bytes={}-{}", n << 22, ((n + 1) << 22) - 1);
-    assert_eq!(asked, [piece(0), piece(1), piece(1), piece(1), piece(2)]);
-    let tags: Vec<_> = fake.seen("GET").iter().map(|s| s.header("if-range").is_some()).collect();
-    assert_eq!(tags, [false, true, true, true, true]);
+    assert_eq!(ranges, [piece(0), piece(1), piece(1), piece(1), piece(2)]);
+    let conditional: Vec<_> =
+        fake.requests("GET").iter().map(|r| r.header("if-range").is_some()).collect();
+    assert_eq!(conditional, [false, true, true, true, true]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_download_that_was_given_up_goes_on_later() {
-    let fake = ScriptedServer::default().file("tokenizer.json", large());
+async fn a_failed_download_is_resumed_by_the_next() {
+    let fake = FakeHub::default().file("tokenizer.json", large());
     let cache = cache();
-    fake.faults(&[Fault::None, Fault::Lost, Fault::Lost, Fault::Lost, Fault::Lost, Fault::Lost]);
+    fake.faults(&[
+        Fault::None,
+        Fault::ConnectionLost,
+        Fault::ConnectionLost,
+        Fault::ConnectionLost,
+        Fault::ConnectionLost,
+        Fault::ConnectionLost,
+    ]);
     let error = fake.hub(&cache).tokenizer("org/later").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Connect);
     let text = error.to_string();
     assert!(text.contains("org/later") && text.contains("hub.test cannot be reached"), "{text}");
     assert!(error.hint().unwrap().as_str().contains("HF_ENDPOINT"));
-    let before = fake.seen("GET").len();
+    let before = fake.requests("GET").len();
     fake.hub(&cache).tokenizer("org/later").await.unwrap();
-    let resumed = &fake.seen("GET")[before];
+    let resumed = &fake.requests("GET")[before];
     assert_eq!(resumed.header("range"), Some("bytes=4194304-8388607"));
     assert_eq!(resumed.header("if-range"), Some("\"tag-of-tokenizer.json\""));
 }
 
 #[tokio::test]
-async fn leftovers_that_do_not_add_up_are_thrown_away() {
+async fn a_damaged_partial_file_is_discarded() {
     let bytes = large();
     let etag = sha256(&bytes);
-    let fake = ScriptedServer::default()
-        .with("tokenizer.json", File { bytes, etag: etag.clone(), elsewhere: true });
+    let fake = FakeHub::default()
+        .with("tokenizer.json", HubFile { bytes, etag: etag.clone(), linked: true });
     let cache = cache();
     let blobs = cache.path().join("models--org--left/blobs");
     std::fs::create_dir_all(&blobs).unwrap();
     std::fs::write(blobs.join(format!("{etag}.tinkex-incomplete")), "garbage").unwrap();
     fake.hub(&cache).tokenizer("org/left").await.unwrap();
-    assert_eq!(fake.seen("GET https://cdn.test")[0].header("range"), Some("bytes=7-4194310"));
+    assert_eq!(fake.requests("GET https://cdn.test")[0].header("range"), Some("bytes=7-4194310"));
     assert_eq!(std::fs::read_dir(blobs).unwrap().count(), 1);
 }
 
 #[tokio::test]
-async fn what_does_not_match_its_checksum_is_refused() {
+async fn content_with_a_wrong_checksum_is_rejected() {
     let etag = sha256(b"something else");
     let bytes = Bytes::from(tiny::json(&[]));
-    let fake =
-        ScriptedServer::default().with("tokenizer.json", File { bytes, etag, elsewhere: false });
+    let fake = FakeHub::default().with("tokenizer.json", HubFile { bytes, etag, linked: false });
     let cache = cache();
     let error = fake.hub(&cache).tokenizer("org/bad").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Decode);
@@ -363,49 +378,48 @@ async fn what_does_not_match_its_checksum_is_refused() {
 async fn the_token_does_not_follow_a_redirect_to_another_origin() {
     let bytes = Bytes::from(tiny::json(&[]));
     let etag = sha256(&bytes);
-    let fake =
-        ScriptedServer::default().with("tokenizer.json", File { bytes, etag, elsewhere: true });
+    let fake = FakeHub::default().with("tokenizer.json", HubFile { bytes, etag, linked: true });
     let cache = cache();
     fake.hub(&cache).tokenizer("org/elsewhere").await.unwrap();
-    let stored = fake.seen("https://cdn.test");
-    assert_eq!(stored.len(), 1, "facts are not asked for there");
-    assert_eq!(stored[0].header("authorization"), None);
-    assert!(fake.seen("https://hub.test").iter().all(|s| s.header("authorization").is_some()));
+    let to_storage = fake.requests("https://cdn.test");
+    assert_eq!(to_storage.len(), 1, "metadata comes from the hub alone");
+    assert_eq!(to_storage[0].header("authorization"), None);
+    assert!(fake.requests("https://hub.test").iter().all(|r| r.header("authorization").is_some()));
 }
 
 #[tokio::test]
-async fn refusals_say_what_to_do() {
-    for (status, code, kind, hint, asked) in [
-        (401, "", ErrorKind::Auth, "does not know the token", 1),
-        (403, "GatedRepo", ErrorKind::Permission, "ask for access", 1),
-        (404, "RepoNotFound", ErrorKind::NotFound, "check the model's name", 1),
+async fn error_statuses_have_hints_and_are_not_retried() {
+    for (status, code, kind, hint, requests) in [
+        (401, "", ErrorKind::Auth, "the token (HF_TOKEN)", 1),
+        (403, "GatedRepo", ErrorKind::Permission, "Request access", 1),
+        (404, "RepoNotFound", ErrorKind::NotFound, "Check the name", 1),
         (404, "EntryNotFound", ErrorKind::NotFound, "tokenizer.json", 2),
     ] {
-        let fake = ScriptedServer::refusing(status, code);
+        let fake = FakeHub::refusing(status, code);
         let cache = cache();
         let error = fake.hub(&cache).tokenizer("org/refused").await.unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
         assert!(error.to_string().contains("org/refused"), "{error}");
         assert!(error.hint().unwrap().as_str().contains(hint), "{error:?}");
         assert!(!format!("{error} {error:?}").contains("hf_secret"));
-        assert_eq!(fake.seen("").len(), asked, "nothing of it passes by itself");
+        assert_eq!(fake.requests("").len(), requests, "no retry");
     }
 }
 
 #[tokio::test]
-async fn offline_the_error_says_where_it_was_looked_for() {
-    let fake = ScriptedServer::default();
+async fn the_offline_error_names_the_cache_folder() {
+    let fake = FakeHub::default();
     let cache = cache();
     let error = fake.hub(&cache).offline(true).tokenizer("org/offline").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     let text = error.to_string();
     assert!(text.contains("models--org--offline") && text.contains("HF_HUB_OFFLINE"), "{text}");
-    assert!(fake.seen("").is_empty());
+    assert!(fake.requests("").is_empty());
 }
 
 #[tokio::test]
-async fn a_tokenizer_that_others_cached_without_settings_gets_them() {
-    let fake = ScriptedServer::default()
+async fn missing_settings_of_a_cached_tokenizer_are_downloaded() {
+    let fake = FakeHub::default()
         .file("tokenizer.json", tiny::json(&["<end>"]))
         .file("tokenizer_config.json", r#"{"eos_token":"<end>"}"#);
     let cache = cache();
@@ -416,12 +430,16 @@ async fn a_tokenizer_that_others_cached_without_settings_gets_them() {
     std::fs::write(repo.join("refs/main"), COMMIT).unwrap();
     std::fs::write(snapshot.join("tokenizer.json"), tiny::json(&["<end>"])).unwrap();
     let offline = fake.hub(&cache).endpoint("https://off.test".parse().unwrap()).offline(true);
-    assert_eq!(offline.tokenizer("org/half").await.unwrap().eos_id(), None, "better than nothing");
+    assert_eq!(
+        offline.tokenizer("org/half").await.unwrap().eos_id(),
+        None,
+        "used without settings"
+    );
     assert_eq!(fake.hub(&cache).tokenizer("org/half").await.unwrap().eos_id(), Some(END));
 }
 
 #[tokio::test]
-async fn a_model_that_has_ranks_in_place_of_a_tokenizer_is_read() {
+async fn a_tiktoken_model_is_downloaded_if_there_is_no_tokenizer_json() {
     use base64::Engine as _;
     let line = |byte: u8| {
         let token = base64::engine::general_purpose::STANDARD.encode([byte]);
@@ -430,9 +448,8 @@ async fn a_model_that_has_ranks_in_place_of_a_tokenizer_is_read() {
     let ranks: String = (0..=u8::MAX).map(line).collect();
     let config = r#"{"auto_map": {"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", null]},
         "eos_token": "[EOS]", "added_tokens_decoder": {"256": {"content": "[EOS]", "special": true}}}"#;
-    let fake = ScriptedServer::default()
-        .file("tiktoken.model", ranks)
-        .file("tokenizer_config.json", config);
+    let fake =
+        FakeHub::default().file("tiktoken.model", ranks).file("tokenizer_config.json", config);
     let cache = cache();
     let hub = fake.hub(&cache);
     let tokenizer = hub.tokenizer("org/ranks").await.unwrap();
@@ -443,21 +460,21 @@ async fn a_model_that_has_ranks_in_place_of_a_tokenizer_is_read() {
 }
 
 #[tokio::test]
-async fn a_pinned_revision_is_asked_for_as_such() {
-    let fake = ScriptedServer::default().file("tokenizer.json", tiny::json(&[]));
+async fn a_pinned_revision_is_requested_by_its_name() {
+    let fake = FakeHub::default().file("tokenizer.json", tiny::json(&[]));
     let cache = cache();
     let id = TokenizerId::new("org/pinned").unwrap().at("v2").unwrap();
-    fake.hub(&cache).fetch(&id).await.unwrap();
-    assert!(fake.seen("HEAD")[0].call.contains("/org/pinned/resolve/v2/"));
+    fake.hub(&cache).tokenizer_by_id(&id).await.unwrap();
+    assert!(fake.requests("HEAD")[0].line.contains("/org/pinned/resolve/v2/"));
     assert!(cache.path().join("models--org--pinned/refs/v2").is_file());
 }
 
-/// The real network stack: facts without a body, and pieces of a file, from a plain web server.
+/// Uses the real network stack against a plain web server that supports ranges.
 #[tokio::test]
-async fn a_plain_web_server_is_hub_enough() {
+async fn a_plain_web_server_can_serve_as_hub() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-    async fn converse(mut stream: tokio::net::TcpStream) {
+    async fn serve(mut stream: tokio::net::TcpStream) {
         let file = tiny::json(&["<end>"]);
         loop {
             let mut head = Vec::new();
@@ -485,28 +502,28 @@ async fn a_plain_web_server_is_hub_enough() {
 
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}/mirror", listener.local_addr().unwrap());
-    #[expect(clippy::disallowed_methods, reason = "the server of a test")]
+    #[expect(clippy::disallowed_methods, reason = "the test's server ends with the runtime")]
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(converse(stream));
+            tokio::spawn(serve(stream));
         }
     });
     let cache = cache();
     let hub = Hub::from_env(&Env::empty()).unwrap().cache(cache.path());
     let tokenizer = hub.endpoint(address.parse().unwrap()).tokenizer("org/plain").await.unwrap();
     assert_eq!(tokenizer.token_id("<end>"), Some(END));
-    // It does not tell commits, so the revision's name stands for one.
+    // The server does not send commits, so the name of the revision is used as one.
     assert!(cache.path().join("models--org--plain/snapshots/main/tokenizer.json").is_file());
 }
 
-/// The server, which also knows what is trained and sampled from.
+/// A server that answers requests for model information with a fixed document.
 #[derive(Clone)]
-struct Knowing {
+struct ModelInfoServer {
     server: FakeServer,
-    facts: Value,
+    info: Value,
 }
 
-impl HttpService for Knowing {
+impl HttpService for ModelInfoServer {
     fn send(
         &self,
         lane: Lane,
@@ -517,25 +534,27 @@ impl HttpService for Knowing {
         if !path.ends_with("/get_info") && !path.contains("/samplers/") {
             return self.server.send(lane, request, timeout);
         }
-        let reply = Response::new(Bytes::from(self.facts.to_string()));
+        let reply = Response::new(Bytes::from(self.info.to_string()));
         Box::pin(async move { Ok(reply) })
     }
 }
 
 /// Covers T6.1.4.
 #[tokio::test]
-async fn clients_find_the_tokenizer_of_their_model() {
+async fn training_and_sampling_clients_load_the_tokenizer_of_their_model() {
     let folder = tiny::folder(&["<end>"], json!({"eos_token": "<end>"}));
-    let place = folder.path().to_str().unwrap();
+    let path = folder.path().to_str().unwrap();
     let server = FakeServer::new(json!({}));
-    let data = json!({"model_name": "org/unknown", "tokenizer_id": format!("{place}:rev")});
-    let facts = json!({"type": "get_info", "model_id": "m", "model_data": data});
-    let service = server.builder().http(Knowing { server: server.clone(), facts }).build().unwrap();
+    let data = json!({"model_name": "org/unknown", "tokenizer_id": format!("{path}:rev")});
+    let info = json!({"type": "get_info", "model_id": "m", "model_data": data});
+    let service =
+        server.builder().http(ModelInfoServer { server: server.clone(), info }).build().unwrap();
     let model = service.create_lora_training_client("base").rank(8).create().await.unwrap();
     assert_eq!(model.tokenizer().await.unwrap().eos_id(), Some(END));
 
-    let facts = json!({"sampler_id": "s", "base_model": place});
-    let service = server.builder().http(Knowing { server: server.clone(), facts }).build().unwrap();
+    let info = json!({"sampler_id": "s", "base_model": path});
+    let service =
+        server.builder().http(ModelInfoServer { server: server.clone(), info }).build().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     assert_eq!(sampler.tokenizer().await.unwrap().eos_id(), Some(END));
 }

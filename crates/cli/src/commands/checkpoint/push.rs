@@ -83,7 +83,7 @@ pub(super) async fn push(shell: &mut Shell<'_>, args: PushArgs) -> Result<(), Co
     let info = service.rest().get_weights_info(path).await?;
     add_base_model(&files, &info)?;
     let name = args.repo.clone().unwrap_or_else(|| default_repo(path, &info.base_model));
-    let repo = hub.create_repo(&name, args.public).await?;
+    let repo = hub.create_repo(&name).public(args.public).await?;
     let revision = match (&args.revision, &args.repo) {
         (Some(revision), _) => revision.clone(),
         (None, Some(_)) => "main".to_owned(),
@@ -97,7 +97,7 @@ pub(super) async fn push(shell: &mut Shell<'_>, args: PushArgs) -> Result<(), Co
     names.retain(|name| name != MARKER || !args.allow_pattern.is_empty());
     if !args.no_model_card && !names.iter().any(|name| name == CARD) {
         let card = model_card(path, repo.id(), &info);
-        repo.check_card(&card).await?;
+        repo.validate_model_card(&card).await?;
         write(&files.join(CARD), card.as_bytes())?;
         names.push(CARD.to_owned());
     }
@@ -178,7 +178,7 @@ fn add_base_model(folder: &Path, info: &WeightsInfo) -> Result<(), CommandError>
 
 /// Rejects a repository whose model card names another checkpoint.
 async fn check_repo(repo: &HubRepo, revision: &str, path: &TinkerPath) -> Result<(), CommandError> {
-    let Some(card) = repo.text(revision, CARD).await? else { return Ok(()) };
+    let Some(card) = repo.read_text(revision, CARD).await? else { return Ok(()) };
     let existing = card.lines().find_map(|line| line.strip_prefix("tinker_path:"));
     match existing.map(str::trim) {
         Some(other) if other != path.to_string() => {

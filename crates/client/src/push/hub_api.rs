@@ -1,0 +1,249 @@
+//! Requests to a Hugging Face hub. The token is sent to the hub's own origin only.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, ETAG, USER_AGENT};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tinkex_wire::Secret;
+use url::{Origin, Url};
+
+use crate::config::BaseUrl;
+use crate::download::attempts::{AttemptError, Attempts};
+use crate::error::{Error, ErrorKind, Result, is_retryable_status};
+use crate::tokenizer::Hub;
+use crate::transport::header::put_secret;
+use crate::transport::http::{HttpService, Lane};
+use crate::transport::redirect;
+
+pub(super) const JSON: &str = "application/json";
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Maximum number of retries of one request.
+pub(crate) const MAX_RETRIES: u32 = 4;
+const USER_AGENT_VALUE: &str = concat!("tinkex/", env!("CARGO_PKG_VERSION"), " (Rust)");
+
+/// Connection to a hub.
+pub(crate) struct HubApi {
+    pub(crate) http: Arc<dyn HttpService>,
+    pub(crate) endpoint: BaseUrl,
+    token: Option<Secret>,
+}
+
+/// One request, sent again after temporary failures.
+pub(crate) struct HubRequest<'a> {
+    pub(crate) method: Method,
+    pub(crate) url: &'a Url,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+    pub(crate) max_retries: u32,
+    /// Whether the token is sent, if the URL is one of the hub's own origin.
+    pub(crate) with_token: bool,
+    /// Whether a redirect with this header is the response, and is not followed.
+    pub(crate) stop_at: Option<HeaderName>,
+}
+
+impl fmt::Debug for HubApi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HubApi").field("endpoint", &self.endpoint).finish_non_exhaustive()
+    }
+}
+
+impl HubApi {
+    /// Connects to a hub. Sends no request.
+    ///
+    /// # Errors
+    /// If the HTTP client cannot be created.
+    pub(crate) fn new(hub: &Hub) -> Result<Self> {
+        let token = hub.access_token().cloned();
+        Ok(Self { http: hub.http_service()?, endpoint: hub.base_url().clone(), token })
+    }
+
+    /// Connects to a hub in order to write.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if the hub is in offline mode, [`ErrorKind::Auth`] without a token.
+    pub(super) fn for_writing(hub: &Hub) -> Result<Self> {
+        if hub.is_offline() {
+            let message = format!("cannot write to {}: offline mode is set", hub.base_url());
+            return Err(Error::new(ErrorKind::Config, message).with_hint("Unset HF_HUB_OFFLINE."));
+        }
+        if hub.access_token().is_none() {
+            let message = format!("no token for {}", hub.base_url());
+            let hint = "Log in with `hf auth login`, or set HF_TOKEN.";
+            return Err(Error::new(ErrorKind::Auth, message).with_hint(hint));
+        }
+        Self::new(hub)
+    }
+
+    pub(crate) fn has_token(&self) -> bool {
+        self.token.is_some()
+    }
+
+    /// Returns the headers of every request to `origin`, with the token if the hub is there.
+    pub(crate) fn headers(&self, origin: &Origin) -> Result<HeaderMap> {
+        let mut headers = HeaderMap::new();
+        headers.insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE));
+        if let Some(token) = self.token.as_ref().filter(|_| *origin == self.endpoint.origin()) {
+            let bearer = Secret::from(format!("Bearer {}", token.expose()));
+            put_secret(&mut headers, AUTHORIZATION.as_str(), &bearer)?;
+        }
+        Ok(headers)
+    }
+
+    /// Sends a request and returns the response, unless its status is worth a retry. Follows the
+    /// redirects of GET and HEAD requests. This is the only loop that repeats hub requests.
+    ///
+    /// # Errors
+    /// The last error, when no retry is left.
+    pub(crate) async fn request(&self, request: &HubRequest<'_>) -> Result<Response<Bytes>> {
+        let mut attempts = Attempts::new(request.max_retries);
+        loop {
+            let failed = match self.send_once(request).await {
+                Ok(response) => {
+                    let status = response.status().as_u16();
+                    // A conflict does not resolve itself.
+                    if !is_retryable_status(status) || status == 409 {
+                        return Ok(response);
+                    }
+                    AttemptError::of_response(status, response.headers(), response.body())
+                }
+                Err(error) => error.into(),
+            };
+            attempts.failed(failed).await?;
+        }
+    }
+
+    async fn send_once(&self, request: &HubRequest<'_>) -> Result<Response<Bytes>> {
+        let send = |url: Url| -> BoxFuture<'_, Result<Response<Bytes>>> {
+            Box::pin(async move {
+                let mut sent = Request::new(request.body.clone());
+                *sent.method_mut() = request.method.clone();
+                let invalid = |_| Error::new(ErrorKind::Decode, "invalid URL");
+                *sent.uri_mut() = url.as_str().parse().map_err(invalid)?;
+                let mut headers = self.headers(&url.origin())?;
+                if !request.with_token {
+                    headers.remove(AUTHORIZATION);
+                }
+                headers.extend(request.headers.clone());
+                *sent.headers_mut() = headers;
+                self.http.send(Lane::Hub, sent, TIMEOUT).await.map_err(Error::from)
+            })
+        };
+        let is_read = matches!(request.method, Method::GET | Method::HEAD);
+        let is_final = |response: &Response<Bytes>| {
+            let stop = request.stop_at.as_ref();
+            !is_read || stop.is_some_and(|name| response.headers().contains_key(name))
+        };
+        Ok(redirect::follow(request.url.clone(), send, is_final).await?.0)
+    }
+
+    /// Sends a JSON document to a path of the hub and decodes the response.
+    pub(super) async fn json<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<T> {
+        let body = body.map_or_else(Bytes::new, |body| Bytes::from(body.to_string()));
+        decode(&self.send(method, path, JSON, body).await?)
+    }
+
+    /// Sends a HEAD request to a path of the hub.
+    pub(super) async fn head(&self, path: &str) -> Result<()> {
+        self.send(Method::HEAD, path, JSON, Bytes::new()).await.map(drop)
+    }
+
+    /// Sends a request to a path of the hub and returns the body of the response.
+    pub(super) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: &'static str,
+        body: Bytes,
+    ) -> Result<Bytes> {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        if content_type.contains("git-lfs") {
+            headers.insert(ACCEPT, HeaderValue::from_static(content_type));
+        }
+        let operation = format!("{method} {}{path}", self.endpoint);
+        // Not retried: a commit whose response was lost may have been made.
+        let max_retries = if path.contains("/commit/") { 0 } else { MAX_RETRIES };
+        let url = parse_url(&self.endpoint.join(path))?;
+        let with_token = true;
+        let (url, stop_at) = (&url, None);
+        let request = HubRequest { method, url, headers, body, max_retries, with_token, stop_at };
+        let response = self.request(&request).await.and_then(success);
+        response.map(Response::into_body).map_err(|error| {
+            let error = error.during(operation);
+            match error.status() {
+                Some(401) => {
+                    error.with_hint("Log in again with `hf auth login`: the token is not valid.")
+                }
+                Some(403) => {
+                    error.with_hint("Use a token that has write permission for this repository.")
+                }
+                _ => error,
+            }
+        })
+    }
+
+    /// Uploads bytes to a URL that the hub named. Returns the entity tag of the response.
+    pub(super) async fn put(
+        &self,
+        url: &str,
+        headers: &[(String, String)],
+        body: Bytes,
+    ) -> Result<Option<String>> {
+        let response = self.send_to_storage(Method::PUT, url, headers, body).await?;
+        let etag = response.headers().get(ETAG).and_then(|etag| etag.to_str().ok());
+        Ok(etag.map(str::to_owned))
+    }
+
+    /// Sends a request, without the token, to a URL that the hub named.
+    pub(super) async fn send_to_storage(
+        &self,
+        method: Method,
+        url: &str,
+        extra: &[(String, String)],
+        body: Bytes,
+    ) -> Result<Response<Bytes>> {
+        let invalid = || Error::new(ErrorKind::Decode, "the hub named an invalid header");
+        let mut headers = HeaderMap::new();
+        for (name, value) in extra {
+            let name: HeaderName = name.parse().map_err(|_| invalid())?;
+            let mut value = HeaderValue::from_str(value).map_err(|_| invalid())?;
+            value.set_sensitive(true);
+            headers.insert(name, value);
+        }
+        let url = &parse_url(url)?;
+        let (max_retries, with_token, stop_at) = (MAX_RETRIES, false, None);
+        let request = HubRequest { method, url, headers, body, max_retries, with_token, stop_at };
+        // The error does not name the URL: it is signed, and as good as a credential.
+        let response = self.request(&request).await.and_then(success);
+        response.map_err(|error| error.during("upload to the hub's storage"))
+    }
+}
+
+fn success(response: Response<Bytes>) -> Result<Response<Bytes>> {
+    if response.status().is_success() {
+        return Ok(response);
+    }
+    let status = response.status().as_u16();
+    Err(AttemptError::of_response(status, response.headers(), response.body()).error)
+}
+
+pub(crate) fn parse_url(url: &str) -> Result<Url> {
+    Url::parse(url).map_err(|_| Error::new(ErrorKind::Decode, "invalid URL"))
+}
+
+pub(super) fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
+    serde_json::from_slice(body).map_err(|error| {
+        Error::new(ErrorKind::Decode, "cannot decode the hub's response").with_source(error)
+    })
+}

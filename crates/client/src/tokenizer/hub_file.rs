@@ -1,0 +1,197 @@
+//! Files of a hub repository: what the hub says about one, and its download into the cache.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, ETAG};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use url::Url;
+
+use crate::download::attempts::{AttemptError, Attempts};
+use crate::download::resume::{PartialFile as _, ResumableDownload, Validator, blocking};
+use crate::error::Result;
+use crate::push::hub_api::{HubApi, HubRequest, MAX_RETRIES, parse_url};
+use crate::transport::http::Lane;
+
+use super::cache::{ExpectedContent, OpenedBlob, TokenizerCache, cache_error};
+use super::id::TokenizerId;
+
+/// Bytes per request: small enough to arrive in time on a slow connection, large enough to make the
+/// round trips negligible.
+const PIECE: u64 = 4 << 20;
+const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
+/// Largest accepted file in bytes. Tokenizers are far smaller.
+const MAX_SIZE: u64 = 512 << 20;
+
+const COMMIT: HeaderName = HeaderName::from_static("x-repo-commit");
+const LINKED_ETAG: HeaderName = HeaderName::from_static("x-linked-etag");
+const LINKED_SIZE: HeaderName = HeaderName::from_static("x-linked-size");
+const ERROR_CODE: HeaderName = HeaderName::from_static("x-error-code");
+
+/// What the hub says about a file before sending it.
+#[derive(Debug)]
+pub(crate) struct HubFileInfo {
+    /// The commit that the requested revision stands for; a plain mirror does not tell.
+    pub(crate) commit: Option<String>,
+    /// Entity tag as the server wrote it, with quotes.
+    etag: Option<String>,
+    /// Whether the content is stored on another server, which has other entity tags.
+    linked: bool,
+    /// Size in bytes.
+    size: Option<u64>,
+}
+
+impl HubFileInfo {
+    /// Returns the name of the content in the cache: the entity tag, if it is a safe file name.
+    fn blob(&self) -> Option<String> {
+        let tag = self.etag.as_deref()?.trim_start_matches("W/").trim_matches('"');
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        let is_safe = !tag.is_empty() && !tag.starts_with('.') && tag.len() <= 128;
+        (is_safe && tag.chars().all(is_plain)).then(|| tag.to_owned())
+    }
+
+    /// Returns the SHA-256 of the content, if the entity tag is one.
+    fn sha256(&self) -> Option<String> {
+        let is_hash = |tag: &String| tag.len() == 64 && tag.bytes().all(|c| c.is_ascii_hexdigit());
+        self.blob().filter(is_hash).map(|hash| hash.to_ascii_lowercase())
+    }
+}
+
+impl HubApi {
+    /// Requests the metadata of a file; `None` if the repository does not have it.
+    pub(super) async fn file_info(
+        &self,
+        id: &TokenizerId,
+        revision: &str,
+        file: &str,
+    ) -> Result<Option<HubFileInfo>> {
+        let url = self.file_url(id, revision, file)?;
+        let request = HubRequest {
+            method: Method::HEAD,
+            url: &url,
+            // Sizes are those of the uncompressed file.
+            headers: [(ACCEPT_ENCODING, HeaderValue::from_static("identity"))]
+                .into_iter()
+                .collect(),
+            body: Bytes::new(),
+            max_retries: MAX_RETRIES,
+            with_token: true,
+            // Such a redirect carries the metadata; the storage server need not be asked.
+            stop_at: Some(LINKED_ETAG),
+        };
+        let response = self.request(&request).await.map_err(|error| match error.status() {
+            Some(status) => error.with_hint(self.hint(status)),
+            None => error,
+        })?;
+        let (status, headers) = (response.status(), response.headers());
+        let text = |name: &HeaderName| Some(headers.get(name)?.to_str().ok()?.trim().to_owned());
+        let number = |name: &HeaderName| text(name)?.parse::<u64>().ok();
+        // 404 also means that the repository or the revision does not exist.
+        let whole_repo =
+            matches!(text(&ERROR_CODE).as_deref(), Some("RepoNotFound" | "RevisionNotFound"));
+        if status == 404 && !whole_repo {
+            return Ok(None);
+        }
+        if status.is_client_error() || status.is_server_error() {
+            return Err(self.refused(status.as_u16(), headers, response.body()).error);
+        }
+        let linked = text(&LINKED_ETAG);
+        Ok(Some(HubFileInfo {
+            commit: text(&COMMIT).filter(|commit| TokenizerId::is_revision(commit)),
+            size: match linked {
+                Some(_) => number(&LINKED_SIZE),
+                None => number(&CONTENT_LENGTH),
+            },
+            linked: linked.is_some(),
+            etag: linked.or_else(|| text(&ETAG)),
+        }))
+    }
+
+    /// Downloads a file into the cache, unless it is there. Returns the name of its blob.
+    pub(super) async fn fetch_file(
+        &self,
+        cache: &TokenizerCache,
+        id: &TokenizerId,
+        commit: &str,
+        file: &str,
+        info: &HubFileInfo,
+    ) -> Result<String> {
+        let expected =
+            ExpectedContent { blob: info.blob(), size: info.size, sha256: info.sha256() };
+        let opening = cache.clone();
+        let partial = match in_cache(move || opening.open(expected)).await? {
+            OpenedBlob::Cached(blob) => return Ok(blob),
+            OpenedBlob::Partial(partial) => partial,
+        };
+        tracing::info!(%id, file, size = info.size, resumed_at = partial.len(), "downloading");
+        let download = ResumableDownload {
+            http: &*self.http,
+            lane: Lane::Hub,
+            idle_timeout: IDLE_TIMEOUT,
+            piece: Some(PIECE),
+            max_size: Some(MAX_SIZE),
+            verified: true,
+            headers: &|origin| self.headers(origin),
+            refused: &|status, headers, body| self.refused(status, headers, body),
+            on_progress: &|bytes, total| tracing::debug!(bytes, total, "downloading"),
+        };
+        let etag = info.etag.clone().filter(|etag| !info.linked && etag.starts_with('"'));
+        let validator = etag.map(|etag| Validator { etag, origin: Some(self.endpoint.origin()) });
+        let url = self.file_url(id, commit, file)?;
+        let attempts = Attempts::new(MAX_RETRIES);
+        let blob = download.run(&url, partial, validator, info.size, attempts).await?;
+        tracing::info!(%id, file, "downloaded");
+        Ok(blob)
+    }
+
+    fn file_url(&self, id: &TokenizerId, revision: &str, file: &str) -> Result<Url> {
+        // A revision is a single segment of the URL's path.
+        let revision = revision.replace('/', "%2F");
+        parse_url(&self.endpoint.join(&format!("{}/resolve/{revision}/{file}", id.repo())))
+    }
+
+    fn refused(&self, status: u16, headers: &HeaderMap, body: &[u8]) -> AttemptError {
+        AttemptError::of_response(status, headers, body).with_hint(self.hint(status))
+    }
+
+    fn hint(&self, status: u16) -> &'static str {
+        match (status, self.has_token()) {
+            (401, false) => {
+                "Check the name of the model; if access to it is restricted, set HF_TOKEN."
+            }
+            (401, true) => "Check the name of the model and the token (HF_TOKEN).",
+            (403, _) => {
+                "Request access on the model's page, then set HF_TOKEN to a token of that account."
+            }
+            (404, _) => "Check the name and the revision of the model, and the hub (HF_ENDPOINT).",
+            (429, _) => "Wait before the next download, or set HF_TOKEN for a higher rate limit.",
+            _ => "Try again later, or pass a folder with the tokenizer's files.",
+        }
+    }
+}
+
+/// Runs cache work on the blocking thread pool.
+pub(super) async fn in_cache<T: Send + 'static>(
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T> {
+    blocking(move || work().map_err(|error| cache_error(&error))).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_safe_entity_tags_become_file_names() {
+        let blob = |etag: &str| {
+            let etag = Some(etag.to_owned());
+            HubFileInfo { commit: None, etag, linked: false, size: None }.blob()
+        };
+        assert_eq!(blob("\"abc-1\"").as_deref(), Some("abc-1"));
+        assert_eq!(blob("W/\"abc\"").as_deref(), Some("abc"));
+        for bad in ["", "\"\"", "../x", "a/b", "..", "\"a b\""] {
+            assert_eq!(blob(bad), None, "{bad:?}");
+        }
+    }
+}
