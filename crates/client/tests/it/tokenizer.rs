@@ -139,7 +139,7 @@ impl FakeHub {
     fn file(self, name: &str, bytes: impl Into<Bytes>) -> Self {
         let bytes = bytes.into();
         let etag = format!("tag-of-{name}");
-        self.with(name, HubHubFile { bytes, etag, linked: false })
+        self.with(name, HubFile { bytes, etag, linked: false })
     }
 
     fn with(self, name: &str, file: HubFile) -> Self {
