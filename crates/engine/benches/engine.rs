@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use tinkex_engine::loss::{Loss, LossInputs};
 use tinkex_engine::optim::{AdamParams, OptimizerKind, StepParams};
-use tinkex_engine::sample::{SampleRequest, SamplingWeights};
+use tinkex_engine::sample::{ModelWeights, SampleRequest};
 use tinkex_engine::train::{Datum, TrainingObjective};
 use tinkex_engine::{Engine, EngineOptions, LoraConfig, Precision, Sampler, Trainer};
 
@@ -59,7 +59,7 @@ enum Bench {
 
 struct Decode {
     sampler: Sampler,
-    weights: Vec<SamplingWeights>,
+    weights: Vec<ModelWeights>,
     batch: usize,
     prompt: usize,
     tokens: usize,

@@ -11,7 +11,7 @@ use crate::kernel::{Kernel, Precision};
 use crate::lora::{Adapter, LoraConfig, PackedLora};
 use crate::model::Model;
 use crate::optim::OptimizerKind;
-use crate::sample::{Sampler, SamplingWeights};
+use crate::sample::{ModelWeights, Sampler};
 use crate::train::Trainer;
 
 /// Options of an [`Engine`].
@@ -147,14 +147,14 @@ impl Engine {
 
     /// Returns the weights of the base model, to sample from.
     #[must_use]
-    pub fn base_weights(&self) -> SamplingWeights {
-        SamplingWeights::new(0, None)
+    pub fn base_weights(&self) -> ModelWeights {
+        ModelWeights::new(0, None)
     }
 
     /// Returns a snapshot of an adapter's current weights, to sample from. Later training does not
     /// change it.
     #[must_use]
-    pub fn snapshot(&self, trainer: &Trainer) -> SamplingWeights {
+    pub fn snapshot(&self, trainer: &Trainer) -> ModelWeights {
         self.weights(trainer.packed())
     }
 
@@ -162,14 +162,14 @@ impl Engine {
     ///
     /// # Errors
     /// As [`load_trainer`](Self::load_trainer).
-    pub fn load_weights(&self, folder: impl AsRef<Path>) -> Result<SamplingWeights> {
+    pub fn load_weights(&self, folder: impl AsRef<Path>) -> Result<ModelWeights> {
         let file = AdapterFile::load(folder)?;
         let adapter = Adapter::from_file(&self.model.config, file, 0)?;
         Ok(self.weights(Arc::new(adapter.packed(&self.model.config))))
     }
 
-    fn weights(&self, lora: Arc<PackedLora>) -> SamplingWeights {
-        SamplingWeights::new(self.next_weights_id.fetch_add(1, Ordering::Relaxed), Some(lora))
+    fn weights(&self, lora: Arc<PackedLora>) -> ModelWeights {
+        ModelWeights::new(self.next_weights_id.fetch_add(1, Ordering::Relaxed), Some(lora))
     }
 
     /// Loads an adapter from a PEFT folder, with a new optimizer.

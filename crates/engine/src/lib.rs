@@ -70,4 +70,4 @@ pub use train::Trainer;
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
-struct Readme;
+struct EngineReadme;

@@ -1,4 +1,4 @@
-//! The backward pass.
+//! The backward pass of a decoder layer, which also adds to the gradients of its LoRA deltas.
 
 use super::attention_backward::AttentionTensors;
 use super::forward::LayerActivations;

@@ -1,4 +1,4 @@
-//! The forward pass.
+//! The forward pass of a decoder layer: attention and MLP with residual connections.
 
 use std::ops::Range;
 

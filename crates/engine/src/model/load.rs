@@ -12,17 +12,17 @@ pub(crate) trait TensorSource: Sync {
     ///
     /// # Errors
     /// [`Error::MissingTensor`](crate::Error::MissingTensor).
-    fn values(&self, name: &str) -> Result<TensorValues<'_>>;
+    fn values(&self, name: &str) -> Result<SourceTensor<'_>>;
 }
 
 /// The values of a tensor, converted to f32 when they are read.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum TensorValues<'a> {
+pub(crate) enum SourceTensor<'a> {
     F32(&'a [f32]),
     Stored(StoredTensor<'a>),
 }
 
-impl TensorValues<'_> {
+impl SourceTensor<'_> {
     /// Copies row `row` of a matrix whose rows have the length of `out`.
     fn row(&self, row: usize, out: &mut [f32]) {
         let range = row * out.len()..(row + 1) * out.len();
@@ -40,14 +40,14 @@ impl TensorValues<'_> {
 }
 
 impl TensorSource for ModelFolder {
-    fn values(&self, name: &str) -> Result<TensorValues<'_>> {
-        Ok(TensorValues::Stored(self.tensor(name)?))
+    fn values(&self, name: &str) -> Result<SourceTensor<'_>> {
+        Ok(SourceTensor::Stored(self.tensor(name)?))
     }
 }
 
 impl TensorSource for TensorFile {
-    fn values(&self, name: &str) -> Result<TensorValues<'_>> {
-        Ok(TensorValues::Stored(self.tensor(name)?))
+    fn values(&self, name: &str) -> Result<SourceTensor<'_>> {
+        Ok(SourceTensor::Stored(self.tensor(name)?))
     }
 }
 

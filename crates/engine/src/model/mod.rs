@@ -19,7 +19,7 @@ pub(crate) use backward::{
 };
 pub(crate) use forward::{AdapterRows, LayerActivations, Workspace};
 pub(crate) use linear::{DeltaGradient, Linear, linear_with_lora};
-pub(crate) use load::{TensorSource, TensorValues};
+pub(crate) use load::{SourceTensor, TensorSource};
 pub(crate) use output_head::{LogprobQuery, OutputHead, SavedLogits, log_probability, log_sum_exp};
 pub(crate) use packed_batch::PackedBatch;
 

@@ -10,7 +10,7 @@ mod step;
 mod tests;
 
 pub use request::{
-    PromptScores, PromptScoring, SampleOutput, SampleRequest, SampleRequestId, SampledCompletion,
-    SamplingWeights, StopReason, TopK,
+    ModelWeights, PromptScores, PromptScoring, SampleOutput, SampleRequest, SampleRequestId,
+    SampledCompletion, StopReason, TopK,
 };
 pub use sampler::Sampler;

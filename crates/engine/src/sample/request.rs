@@ -17,12 +17,12 @@ pub struct SampleRequestId(pub(super) u64);
 ///
 /// Cheap to clone. Later training does not change a snapshot.
 #[derive(Clone, Debug)]
-pub struct SamplingWeights {
+pub struct ModelWeights {
     id: u64,
     lora: Option<Arc<PackedLora>>,
 }
 
-impl SamplingWeights {
+impl ModelWeights {
     /// Creates weights. `id` must be unique among different weights, because it is part of the
     /// cache key.
     pub(crate) fn new(id: u64, lora: Option<Arc<PackedLora>>) -> Self {

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::kv_cache::KvCache;
-use super::request::{SampleOutput, SampleRequest, SampleRequestId, SamplingWeights};
+use super::request::{ModelWeights, SampleOutput, SampleRequest, SampleRequestId};
 use super::sequence::RunningSequence;
 use super::state::ActiveRequest;
 use crate::kernel::paged_attention::PAGE_POSITIONS;
@@ -77,7 +77,7 @@ impl Sampler {
     /// - [`Error::Memory`] if one completion cannot fit into the KV cache.
     pub fn add(
         &mut self,
-        weights: &SamplingWeights,
+        weights: &ModelWeights,
         request: SampleRequest,
     ) -> Result<SampleRequestId> {
         let limit = request.check(&self.model.config)?;

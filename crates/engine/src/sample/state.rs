@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::request::{
-    PromptScores, SampleOutput, SampleRequest, SampledCompletion, SamplingWeights, StopReason, TopK,
+    ModelWeights, PromptScores, SampleOutput, SampleRequest, SampledCompletion, StopReason, TopK,
 };
 use crate::decode::{NO_LOGPROB, SampleRng, StopMatcher, TokenSampler, log_normalizer, logprob};
 use crate::kernel::Isa;
@@ -22,7 +22,7 @@ pub(super) struct PromptRows {
 /// A request that is being computed.
 #[derive(Debug)]
 pub(super) struct ActiveRequest {
-    pub(super) weights: SamplingWeights,
+    pub(super) weights: ModelWeights,
     pub(super) spec: SampleRequest,
     pub(super) cached_tokens: usize,
     limit: usize,
@@ -34,7 +34,7 @@ pub(super) struct ActiveRequest {
 }
 
 impl ActiveRequest {
-    pub(super) fn new(weights: SamplingWeights, spec: SampleRequest, limit: usize) -> Self {
+    pub(super) fn new(weights: ModelWeights, spec: SampleRequest, limit: usize) -> Self {
         let len = spec.prompt.len();
         let scoring = &spec.scoring;
         let table = |k: usize, rows: usize| {
@@ -113,11 +113,11 @@ impl ActiveRequest {
                 log_probability(logit, normalizer)
             });
         }
-        if let (Some(targets), Some(found)) = (&scoring.targets, &mut self.scores.targets) {
+        if let (Some(targets), Some(logprobs)) = (&scoring.targets, &mut self.scores.targets) {
             let each = targets.len() / last;
             for k in row * each..(row + 1) * each {
                 if let Ok(token) = usize::try_from(targets[k]) {
-                    found[k] = at(token);
+                    logprobs[k] = at(token);
                 }
             }
         }

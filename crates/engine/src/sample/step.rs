@@ -57,7 +57,7 @@ impl Sampler {
         model: &Model,
         scheduled: &[ScheduledRows],
         first_rows_of_items: &[usize],
-        weights: &[super::request::SamplingWeights],
+        weights: &[super::request::ModelWeights],
     ) {
         let hidden = model.config.hidden_size;
         let mut complete_sequences = Vec::new();

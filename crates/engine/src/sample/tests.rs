@@ -31,7 +31,7 @@ fn run(sampler: &mut Sampler) -> Vec<(SampleRequestId, crate::Result<SampleOutpu
     all
 }
 
-fn one(sampler: &mut Sampler, weights: &SamplingWeights, request: SampleRequest) -> SampleOutput {
+fn one(sampler: &mut Sampler, weights: &ModelWeights, request: SampleRequest) -> SampleOutput {
     sampler.add(weights, request).unwrap();
     run(sampler).pop().unwrap().1.unwrap()
 }

@@ -14,7 +14,7 @@ use crate::file::{ModelConfig, NamedTensor, TensorSlice, write_tensors};
 use crate::kernel::{Kernel, Lhs, Precision, Rhs, row_ops};
 use crate::memory::probe;
 use crate::model::{
-    AdapterGradients, FusedLinear, GradientSink, Model, NormWeight, TensorSource, TensorValues,
+    AdapterGradients, FusedLinear, GradientSink, Model, NormWeight, SourceTensor, TensorSource,
 };
 use crate::optim::{Optimizer, OptimizerKind, Parameter, StepParams, StepReport};
 use crate::rng::ChaCha8;
@@ -200,9 +200,9 @@ fn initial_values(
 struct TrainedTensors<'a>(&'a BTreeMap<String, TrainedTensor>);
 
 impl TensorSource for TrainedTensors<'_> {
-    fn values(&self, name: &str) -> Result<TensorValues<'_>> {
+    fn values(&self, name: &str) -> Result<SourceTensor<'_>> {
         match self.0.get(name) {
-            Some(tensor) => Ok(TensorValues::F32(&tensor.weights)),
+            Some(tensor) => Ok(SourceTensor::F32(&tensor.weights)),
             None => Err(Error::MissingTensor { path: "memory".into(), name: name.to_owned() }),
         }
     }

@@ -10,13 +10,13 @@ use tinkex_engine::optim::{
 use crate::fixtures::{close, floats, number, numbers, semantics, shape, wide};
 
 /// Tensors named `t0`, `t1`, …
-struct Tensors {
+struct NamedTensors {
     names: Vec<String>,
     shapes: Vec<Vec<usize>>,
     weights: Vec<Vec<f32>>,
 }
 
-impl Tensors {
+impl NamedTensors {
     fn new(list: &Value) -> Self {
         let list = list.as_array().unwrap();
         let names = (0..list.len()).map(|i| format!("t{i}")).collect();
@@ -78,7 +78,7 @@ fn params_of(step: &Value) -> StepParams {
 }
 
 /// Returns the sum of the gradients of several calls.
-fn accumulated(calls: &Value, tensors: &Tensors) -> Vec<Vec<f32>> {
+fn accumulated(calls: &Value, tensors: &NamedTensors) -> Vec<Vec<f32>> {
     let mut all: Vec<Vec<f32>> = tensors.lengths().into_iter().map(|n| vec![0.0; n]).collect();
     for call in calls.as_array().unwrap() {
         for (sum, gradient) in all.iter_mut().zip(call.as_array().unwrap()) {
@@ -104,7 +104,7 @@ fn every_recorded_trajectory_is_reproduced() {
                 OptimizerKind::Dimuon { rank }
             }
         };
-        let mut tensors = Tensors::new(&case["params0"]);
+        let mut tensors = NamedTensors::new(&case["params0"]);
         let mut optimizer = Optimizer::new(kind, &tensors.lengths());
         let steps = case["steps"].as_array().unwrap();
         for (step, want) in steps.iter().zip(case["trajectory"].as_array().unwrap()) {
@@ -121,8 +121,8 @@ fn every_recorded_trajectory_is_reproduced() {
     }
 }
 
-fn two_tensors() -> (Tensors, Vec<Vec<f32>>) {
-    let tensors = Tensors::new(&serde_json::json!([[[0.1, -0.2, 0.3]], [[0.5], [0.25]]]));
+fn two_tensors() -> (NamedTensors, Vec<Vec<f32>>) {
+    let tensors = NamedTensors::new(&serde_json::json!([[[0.1, -0.2, 0.3]], [[0.5], [0.25]]]));
     (tensors, vec![vec![1.0, -2.0, 0.5], vec![-0.25, 3.0]])
 }
 

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tinkex_engine::decode::NO_LOGPROB;
 use tinkex_engine::sample::{
-    SampleOutput, SampleRequestId, SamplingWeights, StopReason as EngineStopReason, TopK,
+    ModelWeights, SampleOutput, SampleRequestId, StopReason as EngineStopReason, TopK,
 };
 use tinkex_wire::{
     PromptAltTokens, RequestId, SampleResponse, SampledSequence, SamplerId, StopReason, TensorData,
@@ -50,7 +50,7 @@ struct ActiveSample {
 /// Weights of a sampling session in memory.
 struct CachedWeights {
     base_model: String,
-    weights: SamplingWeights,
+    weights: ModelWeights,
     /// Approximate memory in bytes.
     bytes: usize,
     last_used: u64,
@@ -83,7 +83,7 @@ impl ActiveSamples {
         self.weights.retain(|_, cached| cached.base_model != base_model);
     }
 
-    fn weights(&mut self, id: &SamplerId) -> Option<SamplingWeights> {
+    fn weights(&mut self, id: &SamplerId) -> Option<ModelWeights> {
         self.clock += 1;
         let cached = self.weights.get_mut(id)?;
         cached.last_used = self.clock;
@@ -138,7 +138,7 @@ impl Worker {
         Ok(())
     }
 
-    fn load_weights(&mut self, row: &SamplerRecord) -> Result<SamplingWeights, Outcome> {
+    fn load_weights(&mut self, row: &SamplerRecord) -> Result<ModelWeights, Outcome> {
         let engine = self.engine(&row.base_model)?;
         let (weights, bytes) = match &row.folder {
             Some(folder) => {
@@ -156,7 +156,7 @@ impl Worker {
         &mut self,
         id: &SamplerId,
         base_model: &str,
-        weights: SamplingWeights,
+        weights: ModelWeights,
         bytes: u64,
     ) {
         self.drop_ended_weights();

@@ -224,10 +224,10 @@ impl CheckedGemm<'_> {
             let start = (output / PANEL + first) * panel + from * PANEL;
             return match weights.data() {
                 PanelData::F32(data) => {
-                    then(RhsPanels::F32 { start: data[start..].as_ptr(), panel })
+                    then(RhsPanels::F32 { start: data[start..].as_ptr(), panel });
                 }
                 PanelData::Bf16(data) => {
-                    then(RhsPanels::Bf16 { start: data[start..].as_ptr(), panel })
+                    then(RhsPanels::Bf16 { start: data[start..].as_ptr(), panel });
                 }
             };
         }
@@ -250,7 +250,7 @@ impl CheckedGemm<'_> {
                 let start = (output / PANEL + panel) * weights.cols() * PANEL + from * PANEL;
                 match weights.data() {
                     PanelData::F32(data) => {
-                        slice.copy_from_slice(&data[start..start + depth * PANEL])
+                        slice.copy_from_slice(&data[start..start + depth * PANEL]);
                     }
                     PanelData::Bf16(data) => {
                         row_ops::widen(self.isa, &data[start..start + depth * PANEL], slice);
