@@ -58,8 +58,8 @@ use sequence_range::SequenceRange;
 /// ```
 ///
 /// # Cancel safety
-/// Dropping the future of a sample cancels the sample. The requests of a
-/// [`TrainingClient`], in contrast, are executed even if their futures are dropped.
+/// Dropping a [`SampleFuture`] cancels the sample. The requests of a [`TrainingClient`], in contrast,
+/// are executed even if their futures are dropped.
 ///
 /// [`TrainingClient`]: crate::TrainingClient
 /// [`TrainingClient::save_weights_and_get_sampling_client`]: crate::TrainingClient::save_weights_and_get_sampling_client
@@ -162,8 +162,8 @@ impl SamplingClient {
     /// process share it.
     #[must_use]
     pub fn backoff_remaining(&self) -> Option<Duration> {
-        let until = self.0.session.admission().backoff().until()?;
-        until.checked_duration_since(Instant::now()).filter(|rest| !rest.is_zero())
+        let remaining = self.0.session.admission().backoff().remaining();
+        (!remaining.is_zero()).then_some(remaining)
     }
 
     /// Creates a request for completions of `prompt`.
@@ -195,7 +195,7 @@ impl SamplingClient {
     /// sample.
     ///
     /// # Cancel safety
-    /// Dropping the future cancels the computation.
+    /// Dropping the future cancels the computation, as for a sample.
     pub fn compute_logprobs(&self, tokens: impl Into<ModelInput>) -> SampleFuture<Logprobs> {
         let request = SampleRequest {
             prompt_logprobs: Some(true),
@@ -267,8 +267,8 @@ impl SamplingShared {
                     Err(error) => error,
                 };
                 let delay = resubmit::delay(attempt, fastrand::f64());
-                let patience = self.session.settings().retry.retry_timeout();
-                let late = patience.is_some_and(|patience| start.elapsed() + delay > patience);
+                let timeout = self.session.settings().retry.retry_timeout();
+                let late = timeout.is_some_and(|timeout| start.elapsed() + delay > timeout);
                 let again = resubmit && !late && resubmit::is_resubmittable(&error);
                 if let Some(events) = self.session.connection().events() {
                     events.attempt(

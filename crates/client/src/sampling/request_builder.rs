@@ -100,7 +100,7 @@ impl SampleRequestBuilder {
     ///
     /// # Cancel safety
     /// Dropping the future cancels the sample: polling stops, and the server is asked to cancel it
-    /// if it supports that.
+    /// if it supports that. [`SampleFuture::detach`] lets it continue.
     pub fn send(self) -> SampleFuture<SampleResponse> {
         let resubmit = self.client.resubmits_samples();
         self.client.start(self.request, resubmit, Ok)

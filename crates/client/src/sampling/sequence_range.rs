@@ -48,12 +48,12 @@ impl SequenceRange {
         let batch_poll = session.config().sample_use_retrieve_futures.then(|| {
             let target =
                 FuturesTarget { sampling_session_id: sampler.clone(), cloned_sampler_id: clone };
-            let patience = session.settings().retry.retry_timeout();
+            let retry_timeout = session.settings().retry.retry_timeout();
             BatchPoll::start(
                 Arc::clone(session.transport()),
                 target,
                 session.adaptive_polling(),
-                patience,
+                retry_timeout,
             )
         });
         let first = Seq::first_of_clone(clone).get();

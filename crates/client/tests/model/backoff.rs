@@ -1,4 +1,4 @@
-//! Pauses that begin at the same time, and the admission behind them.
+//! Backoffs that start concurrently, and admission during a backoff.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,29 +14,29 @@ const SHORT: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
-fn the_longer_of_two_pauses_counts() {
+fn longer_of_two_concurrent_backoffs_wins() {
     model(|| {
         let backoff = Arc::new(Backoff::new());
         let other = Arc::clone(&backoff);
         let start = tokio::time::Instant::now();
-        let there = thread::spawn(move || other.start(SHORT));
+        let thread = thread::spawn(move || other.start(SHORT));
         backoff.start(LONG);
-        there.join().unwrap();
+        thread.join().unwrap();
         assert!(backoff.until().unwrap() >= start + LONG);
     });
 }
 
 #[test]
-fn a_pause_that_begins_while_others_enter_leaks_no_pass() {
+fn backoff_during_admission_leaks_no_permit() {
     model(|| {
         let backoff = Arc::new(Backoff::new());
         let admission = Arc::new(Admission::with_limits(1, 1, 0, Arc::clone(&backoff)));
         let other = Arc::clone(&admission);
-        let there = thread::spawn(move || drop(block_on(other.acquire(3))));
+        let thread = thread::spawn(move || drop(block_on(other.acquire(3))));
         backoff.start(LONG);
         drop(block_on(admission.acquire(5)));
-        there.join().unwrap();
-        // All three layers are free again.
+        thread.join().unwrap();
+        // Succeeds only if the permits of all three limits were released.
         drop(block_on(admission.acquire(1)));
     });
 }

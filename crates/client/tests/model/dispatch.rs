@@ -1,4 +1,4 @@
-//! As in the crate.
+//! Files of the crate under their module path.
 
 #[path = "../../src/dispatch/admission.rs"]
 pub(crate) mod admission;

@@ -1,4 +1,4 @@
-//! Lost wake-ups and leaked permits.
+//! Limits lose no wake-up and leak no permit.
 
 use std::sync::Arc;
 
@@ -11,17 +11,17 @@ use crate::dispatch::limit::Limit;
 use crate::model;
 
 #[test]
-fn nobody_waits_for_ever_and_places_are_never_exceeded() {
+fn concurrency_limit_is_kept_and_no_waiter_is_lost() {
     model(|| {
         let limit = Limit::concurrency(1);
-        let inside = Arc::new(AtomicUsize::new(0));
+        let active = Arc::new(AtomicUsize::new(0));
         let threads: Vec<_> = (0..2)
             .map(|_| {
-                let (limit, inside) = (Arc::clone(&limit), Arc::clone(&inside));
+                let (limit, active) = (Arc::clone(&limit), Arc::clone(&active));
                 thread::spawn(move || {
                     let permit = block_on(limit.acquire(1));
-                    assert_eq!(inside.fetch_add(1, Ordering::Relaxed), 0, "one place, one inside");
-                    inside.fetch_sub(1, Ordering::Relaxed);
+                    assert_eq!(active.fetch_add(1, Ordering::Relaxed), 0, "the limit is 1");
+                    active.fetch_sub(1, Ordering::Relaxed);
                     drop(permit);
                 })
             })
@@ -29,31 +29,31 @@ fn nobody_waits_for_ever_and_places_are_never_exceeded() {
         for thread in threads {
             thread.join().unwrap();
         }
-        assert_eq!(limit.remaining(), 0, "everything was given back");
+        assert_eq!(limit.remaining(), 0, "a permit leaked");
     });
 }
 
 #[test]
-fn who_gives_up_waiting_leaves_no_trace() {
+fn cancelled_waiter_leaks_no_permit() {
     model(|| {
         let limit = Limit::bytes(0);
         let held = block_on(limit.acquire(5));
         let waiter = {
             let limit = Arc::clone(&limit);
-            // Polled once: admitted, or given up with its place in the line.
+            // Polled once: either admitted or cancelled while waiting.
             thread::spawn(move || drop(limit.acquire(7).now_or_never()))
         };
-        let giver = thread::spawn(move || drop(held));
-        giver.join().unwrap();
+        let releaser = thread::spawn(move || drop(held));
+        releaser.join().unwrap();
         waiter.join().unwrap();
-        assert_eq!(limit.remaining(), 0, "no bytes were lost");
+        assert_eq!(limit.remaining(), 0, "bytes leaked");
         drop(block_on(limit.acquire(1)));
         assert_eq!(limit.remaining(), 0);
     });
 }
 
 #[test]
-fn a_debt_holds_back_all_who_come_after() {
+fn negative_budget_blocks_later_requests() {
     model(|| {
         let limit = Limit::bytes(1);
         let large = block_on(limit.acquire(10));

@@ -1,10 +1,10 @@
-//! Every order in which threads can meet in the gate, the turnstile and the shared pause.
+//! Loom models of admission control, call order and the shared backoff.
 //!
-//! The files under test are compiled here once more, with locks and atomics that `loom` can stop
-//! and reorder. A wake-up that is lost shows as a deadlock; a permit or a turn that is lost shows as
-//! an assertion.
+//! The files under test are compiled here a second time, with the locks and atomics of `loom`, which
+//! explores the interleavings of threads. A lost wake-up shows as a deadlock, a lost permit or
+//! reservation as a failed assertion.
 
-#![allow(dead_code, reason = "the files hold more than is modelled")]
+#![allow(dead_code, reason = "the models use only part of the files")]
 
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -12,14 +12,15 @@ mod sync {
 }
 
 mod backoff;
+mod call_order;
 mod dispatch;
 mod limits;
 mod training;
 mod transport;
-mod turns;
 
-/// Runs `check` in every order with at most this many switches between threads that could have gone
-/// on: what goes wrong, goes wrong with few of them, and all orders would take hours.
+/// Runs `check` in every interleaving with at most three preemptions.
+///
+/// Concurrency bugs show up with few preemptions, and exploring all interleavings takes hours.
 fn model(check: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);

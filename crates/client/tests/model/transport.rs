@@ -1,4 +1,4 @@
-//! As in the crate.
+//! Files of the crate under their module path.
 
 #[path = "../../src/transport/backoff.rs"]
 pub(crate) mod backoff;
