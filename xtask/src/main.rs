@@ -155,7 +155,7 @@ fn crash() -> Result<(), XtaskError> {
     ignored_test(
         "crash test",
         "tinkex-server",
-        "crash::runs_of_the_client_survive_troubles_over_many_seeds",
+        "crash::training_survives_faults_over_many_seeds",
         &[],
     )?
     .run()

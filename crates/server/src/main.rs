@@ -105,7 +105,7 @@ fn install_subscriber(level: LevelFilter, format: LogFormat) {
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     match format {
         LogFormat::Text => registry.with(layer.with_target(false)).init(),
-        LogFormat::Json => registry.with(layer.json()).init(),
+        LogFormat::Json => registry.with(layer.json().flatten_event(true)).init(),
     }
 }
 

@@ -268,3 +268,53 @@ pub(crate) enum UsageMeter {
 pub(crate) fn loss_id(session: &SessionId, seq: u64) -> LossId {
     format!("{session}:loss:{seq}").into()
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Data directories of earlier versions contain these forms.
+    #[test]
+    fn the_stored_form_of_records_does_not_change() {
+        let request = |scope: SequenceScope| RequestRecord {
+            number: 7,
+            id: "r".into(),
+            kind: RequestKind::SaveWeightsForSampler,
+            session: "s".into(),
+            scope,
+            seq: 3,
+            digest: "d".to_owned(),
+            seed: u64::MAX,
+            samples: 2,
+            at: 5,
+        };
+        let stored = |line: Value| {
+            json!({
+                "id": "r", "kind": "save_weights_for_sampler", "session": "s", "line": line,
+                "seq": 3, "digest": "d", "seed": u64::MAX, "samples": 2, "at": 5,
+            })
+        };
+        for (scope, line) in [
+            (SequenceScope::Model("m".into()), json!({"model": "m"})),
+            (SequenceScope::Sampler("p".into()), json!({"sampler": "p"})),
+            (SequenceScope::CustomLosses("s".into()), json!({"losses": "s"})),
+        ] {
+            let value = serde_json::to_value(request(scope.clone())).unwrap();
+            assert_eq!(value, stored(line));
+            let read: RequestRecord = serde_json::from_value(value).unwrap();
+            assert_eq!(read.scope, scope);
+        }
+        let failed = ResultKind::Failed { error: "e".to_owned(), category: FailureCategory::User };
+        for (value, stored) in [
+            (serde_json::to_value(ResultKind::Json), json!("json")),
+            (serde_json::to_value(ResultKind::Proto), json!("proto")),
+            (serde_json::to_value(failed), json!({"failed": {"error": "e", "category": "user"}})),
+            (serde_json::to_value(SessionEnd::Expired), json!("expired")),
+            (serde_json::to_value(UsageMeter::CachedPrefill), json!("cached_prefill")),
+        ] {
+            assert_eq!(value.unwrap(), stored);
+        }
+    }
+}

@@ -1,4 +1,4 @@
-//! Many connections, many samples, large bodies.
+//! Load: connections, samples, large bodies and health checks.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex as StdMutex};
@@ -13,7 +13,7 @@ use tokio::sync::Mutex;
 
 use crate::TOKENS;
 
-/// One kept-alive connection, one call at a time.
+/// A keep-alive connection that sends one request at a time.
 pub(crate) struct Connection {
     address: String,
     stream: Mutex<Option<BufReader<TcpStream>>>,
@@ -24,7 +24,7 @@ impl Connection {
         Self { address: address.to_owned(), stream: Mutex::new(None) }
     }
 
-    /// A call, and the body of its reply, which must be a 200.
+    /// Sends a request and returns the body of the response. Panics if the status is not 200.
     pub(crate) async fn call(&self, method: &str, path: &str, body: &[u8]) -> Vec<u8> {
         let mut stream = self.stream.lock().await;
         if stream.is_none() {
@@ -65,7 +65,7 @@ impl Connection {
     }
 }
 
-/// Many of them.
+/// A set of connections.
 pub(crate) struct Pool {
     pub(crate) connections: Vec<Connection>,
 }
@@ -75,14 +75,14 @@ impl Pool {
         Self { connections: (0..count).map(|_| Connection::new(address)).collect() }
     }
 
-    /// Opens all of them.
+    /// Opens all connections.
     pub(crate) async fn open(&self) {
         join_all(self.connections.iter().map(|c| c.call("GET", "/api/v1/healthz", b""))).await;
     }
 }
 
-/// Has `count` samples outstanding at once, numbered from `first`; returns the seconds until all were
-/// promised and until all were answered. An answer that is lost or comes twice ends the run.
+/// Submits `count` samples at once, with sequence numbers from `first`. Returns the seconds until all
+/// are acknowledged and until all are finished. Panics if a completion is missing or duplicated.
 pub(crate) async fn samples(pool: &Pool, target: &str, first: u32, count: u32) -> (f64, f64) {
     let start = Instant::now();
     let submit = async |i: u32| {
@@ -97,7 +97,7 @@ pub(crate) async fn samples(pool: &Pool, target: &str, first: u32, count: u32) -
     let tickets = join_all((first..first + count).map(submit)).await;
     let submitted = start.elapsed().as_secs_f64();
     let expected: HashSet<&str> = tickets.iter().map(String::as_str).collect();
-    assert_eq!(expected.len(), tickets.len(), "two requests have one ticket");
+    assert_eq!(expected.len(), tickets.len(), "two requests have the same id");
     let mut done: HashSet<String> = HashSet::new();
     let (mut cursor, mut acknowledged) = (0_u64, Vec::<String>::new());
     while done.len() < tickets.len() {
@@ -111,16 +111,17 @@ pub(crate) async fn samples(pool: &Pool, target: &str, first: u32, count: u32) -
         for item in page["completions"].as_array().unwrap() {
             assert_eq!(item["state"], "finished");
             let id = item["request_id"].as_str().unwrap().to_owned();
-            // Those of the samples before are told again until they are acknowledged.
+            // Completions of earlier samples are repeated until they are acknowledged.
             acknowledged.push(id.clone());
-            assert!(!expected.contains(&*id) || done.insert(id.clone()), "{id} came twice");
+            assert!(!expected.contains(&*id) || done.insert(id.clone()), "{id} completed twice");
         }
     }
     (submitted, start.elapsed().as_secs_f64())
 }
 
-/// Sends `count` training bodies of about `size` bytes at once, which wait for a number that never
-/// comes; returns the seconds until all were promised. Each gets its one answer when the session ends.
+/// Sends `count` training bodies of about `size` bytes at once. They stay queued, because an earlier
+/// sequence number is missing, and fail when the session ends. Returns the seconds until all are
+/// acknowledged.
 pub(crate) async fn bodies(
     pool: &Pool,
     session: &str,
@@ -136,15 +137,15 @@ pub(crate) async fn bodies(
     let run = format!("{session}:train:0");
     let tokens: Vec<u32> = (0..255).map(|i| i % 90 + 1).collect();
     let datum = Datum::supervised(tokens, 1.0).unwrap();
-    let of = |seq: u64, n: usize| {
+    let encode = |seq: u64, n: usize| {
         let data = vec![datum.clone(); n];
         let seq_id = Some(Seq::new(seq));
         let call =
             ForwardBackward { seq_id, ..ForwardBackward::new(&*run, data, LossFn::CrossEntropy) };
         call.to_proto().unwrap()
     };
-    let n = size / (of(1, 2).len() - of(1, 1).len());
-    let bodies: Vec<_> = (2..).take(count).map(|seq| of(seq, n)).collect();
+    let n = size / (encode(1, 2).len() - encode(1, 1).len());
+    let bodies: Vec<_> = (2..).take(count).map(|seq| encode(seq, n)).collect();
     let start = Instant::now();
     let send = async |(body, connection): (&bytes::Bytes, &Connection)| {
         let reply = connection.call("POST", "/api/v1/forward_backward", body).await;
@@ -156,7 +157,7 @@ pub(crate) async fn bodies(
     let finish = json!({"reason": {"type": "success"}, "detail": null});
     one.json(&format!("/sessions/{session}/finish"), &finish).await;
     let distinct: HashSet<&String> = tickets.iter().collect();
-    assert_eq!(distinct.len(), count, "two requests have one ticket");
+    assert_eq!(distinct.len(), count, "two requests have the same id");
     for ticket in &tickets {
         let answer = one.json("/retrieve_future", &json!({"request_id": ticket})).await;
         assert_eq!(answer["category"], "user", "{answer}");
@@ -164,7 +165,7 @@ pub(crate) async fn bodies(
     took
 }
 
-/// Asks all the time whether the server is well; returns the slowest answer.
+/// Sends health checks continuously and records the slowest response in seconds.
 pub(crate) fn health(address: &str) -> (tokio::task::JoinHandle<()>, Arc<StdMutex<f64>>) {
     let slowest = Arc::new(StdMutex::new(0.0_f64));
     let (connection, own) = (Connection::new(address), Arc::clone(&slowest));
@@ -179,6 +180,6 @@ pub(crate) fn health(address: &str) -> (tokio::task::JoinHandle<()>, Arc<StdMute
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    #[expect(clippy::disallowed_methods, reason = "its handle is its owner")]
+    #[expect(clippy::disallowed_methods, reason = "the caller aborts it through the handle")]
     (tokio::spawn(watch), slowest)
 }

@@ -1,11 +1,11 @@
-//! `cargo xtask bench server`: what the server adds to the engine's own time, and how that grows.
+//! `cargo xtask bench server`: overhead of the server over the engine, and how it scales.
 //!
-//! The server is a process of its own; this one calls it over loopback as plainly as can be, and
-//! runs the same samples on an engine of its own to know what they cost without a server. A missed bar
-//! fails the run.
+//! The server runs in its own process. This process sends requests over loopback with a minimal HTTP
+//! client, and runs the same samples on its own engine to measure the time without a server. A
+//! measurement above its limit fails the run.
 
-#![expect(clippy::print_stdout, reason = "a benchmark talks to its user")]
-#![expect(clippy::unwrap_used, reason = "a wrong assumption ends the run")]
+#![expect(clippy::print_stdout, reason = "a benchmark prints its results")]
+#![expect(clippy::unwrap_used, reason = "an error ends the run")]
 
 mod load;
 
@@ -22,14 +22,14 @@ use tinkex_engine::sample::{PromptScoring, SampleRequest};
 use load::{Connection, Pool, bodies, health, samples};
 
 const MODEL: &str = "tiny";
-/// Tokens of a sample.
+/// Number of tokens per sample.
 pub(crate) const TOKENS: u32 = 4;
 const CONNECTIONS: usize = 1_000;
-/// Bodies at once, and the bytes of each.
+/// Number of concurrent large bodies, and the size of each in bytes.
 const BODIES: (usize, usize) = (64, 5_000_000);
 
-/// What must hold: a name, the measured value, and the most it may be.
-struct Bar(&'static str, f64, f64);
+/// A measurement: its name, its value, and the maximum it may have.
+struct Limit(&'static str, f64, f64);
 
 struct Server {
     child: Child,
@@ -52,7 +52,7 @@ impl Server {
         (Self { child, address }, start.elapsed())
     }
 
-    /// The most memory it had, in MiB.
+    /// Returns the peak resident memory in MiB; `None` on systems without `/proc`.
     fn peak(&self) -> Option<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -72,8 +72,8 @@ fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden/qwen3")
 }
 
-/// Seconds that an engine takes for these samples, given all at once.
-fn alone(count: u32) -> f64 {
+/// Returns the time in seconds that an engine takes for `count` samples in one batch.
+fn engine_seconds(count: u32) -> f64 {
     let engine = Engine::open(golden(), tinkex_engine::EngineOptions::default()).unwrap();
     let mut sampler = engine.sampler().unwrap();
     let base = engine.base_weights();
@@ -120,7 +120,7 @@ async fn main() -> ExitCode {
     let pool = Pool::new(&server.address, CONNECTIONS);
     pool.open().await;
     let (watch, slowest) = health(&server.address);
-    let mut bars = vec![Bar("milliseconds to start", 1e3 * started.as_secs_f64(), 500.0)];
+    let mut limits = vec![Limit("milliseconds to start", 1e3 * started.as_secs_f64(), 500.0)];
 
     let one = &pool.connections[0];
     let calls = 2_000;
@@ -129,7 +129,7 @@ async fn main() -> ExitCode {
         one.call("GET", "/api/v1/healthz", b"").await;
     }
     let plain = start.elapsed().as_secs_f64() / f64::from(calls);
-    println!("a call that does nothing: {:.0} µs, one after the other", 1e6 * plain);
+    println!("empty request: {:.0} µs, sequential", 1e6 * plain);
 
     let target = sampler(one).await;
     let (latency, _) = samples(&pool, &target, 0, 1).await;
@@ -138,17 +138,17 @@ async fn main() -> ExitCode {
         single.push(samples(&pool, &target, n, 1).await.1);
     }
     single.sort_by(f64::total_cmp);
-    let engine = alone(1);
+    let engine = engine_seconds(1);
     println!(
-        "one sample, alone: {:.2} ms (the first, with loading: {:.2} ms); the engine's own time {:.2} ms",
+        "one sample: {:.2} ms (the first, including loading: {:.2} ms); engine alone {:.2} ms",
         1e3 * single[50],
         1e3 * latency,
         1e3 * engine
     );
-    bars.push(Bar("milliseconds of overhead, one sample alone", 1e3 * (single[50] - engine), 20.0));
+    limits.push(Limit("milliseconds of overhead, one sample", 1e3 * (single[50] - engine), 20.0));
 
     println!(
-        "\n| outstanding | submitted /s | answered /s | each | engine alone | overhead each |"
+        "\n| outstanding | submitted /s | finished /s | each | engine alone | overhead each |"
     );
     println!("|---|---|---|---|---|---|");
     let mut each = Vec::new();
@@ -161,7 +161,7 @@ async fn main() -> ExitCode {
                 best = (submitted, answered);
             }
         }
-        let (n, own) = (f64::from(count), alone(count));
+        let (n, own) = (f64::from(count), engine_seconds(count));
         let overhead = (best.1 - own).max(0.0) / n;
         println!(
             "| {count} | {:.0} | {:.0} | {:.0} µs | {:.0} µs | {:.0} µs |",
@@ -173,31 +173,31 @@ async fn main() -> ExitCode {
         );
         each.push((n / best.0, best.1 / n, overhead));
     }
-    bars.push(Bar("growth of a sample's cost, 100 to 10,000", each[2].1 / each[0].1, 1.5));
-    bars.push(Bar("µs of overhead of a sample, 10,000 at once", 1e6 * each[2].2, 400.0));
-    bars.push(Bar("µs to submit one, 10,000 at once", 1e6 / each[2].0, 400.0));
+    limits.push(Limit("growth of the time per sample, 100 to 10,000", each[2].1 / each[0].1, 1.5));
+    limits.push(Limit("µs of overhead per sample, 10,000 at once", 1e6 * each[2].2, 400.0));
+    limits.push(Limit("µs per submission, 10,000 at once", 1e6 / each[2].0, 400.0));
     let before = server.peak();
 
     let (count, size) = BODIES;
     let session = session(one).await;
     let took = bodies(&pool, &session, MODEL, count, size).await;
-    println!("\n{count} bodies of {size} bytes at once: {took:.2} s until all are promised");
+    println!("\n{count} bodies of {size} bytes at once: {took:.2} s until all are acknowledged");
     watch.abort();
     let slowest = slowest.lock().map(|slowest| *slowest).unwrap_or_default();
-    println!("{CONNECTIONS} connections; the slowest health check: {:.0} ms", 1e3 * slowest);
-    bars.push(Bar("milliseconds of the slowest health check", 1e3 * slowest, 1_000.0));
+    println!("{CONNECTIONS} connections; slowest health check: {:.0} ms", 1e3 * slowest);
+    limits.push(Limit("milliseconds of the slowest health check", 1e3 * slowest, 1_000.0));
     if let (Some(before), Some(after)) = (before, server.peak()) {
         println!("peak memory: {before:.0} MiB after the samples, {after:.0} MiB after the bodies");
-        bars.push(Bar("MiB of peak memory, samples", before, 400.0));
-        bars.push(Bar("MiB of peak memory, bodies", after, 1_400.0));
+        limits.push(Limit("MiB of peak memory, samples", before, 400.0));
+        limits.push(Limit("MiB of peak memory, bodies", after, 1_400.0));
     }
 
-    println!("\n| bar | measured | at most |\n|---|---|---|");
-    let mut missed = false;
-    for Bar(name, measured, most) in bars {
-        let held = measured <= most;
-        missed |= !held;
-        println!("| {name} | {measured:.1}{} | {most} |", if held { "" } else { " MISSED" });
+    println!("\n| measurement | value | limit |\n|---|---|---|");
+    let mut exceeded = false;
+    for Limit(name, measured, most) in limits {
+        let within = measured <= most;
+        exceeded |= !within;
+        println!("| {name} | {measured:.1}{} | {most} |", if within { "" } else { " EXCEEDED" });
     }
-    if missed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if exceeded { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }

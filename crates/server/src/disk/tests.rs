@@ -144,9 +144,9 @@ fn a_missing_payload_is_an_error_and_no_file_changes() {
         std::fs::write(&path, &bytes).unwrap();
         let message = open_error(folder.path());
         assert!(message.contains("damaged") && message.contains("backup"), "{message}");
-        assert_eq!(std::fs::read(&path).unwrap(), bytes, "it stays as it was");
+        assert_eq!(std::fs::read(&path).unwrap(), bytes, "the file is unchanged");
     }
-    // UsageMeter nobody needs may be gone.
+    // A payload that no row needs may be missing.
     std::fs::write(&path, &whole).unwrap();
     let (mut disk, _) = Disk::open(folder.path()).unwrap();
     remove(&mut disk, &["c"]);
@@ -263,8 +263,8 @@ fn compaction_keeps_needed_payloads_and_their_numbers() {
     assert!(disk.payload_bytes() < before);
     assert_eq!(disk.reader().payload(answer).unwrap(), "answer");
     for number in numbers {
-        let gone = disk.reader().payload(number).unwrap_err();
-        assert_eq!(gone.kind(), io::ErrorKind::NotFound);
+        let error = disk.reader().payload(number).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
     drop(disk);
     let (disk, found) = Disk::open(folder.path()).unwrap();

@@ -135,7 +135,7 @@ fn compaction_preserves_the_state() {
     let RequestPhase::Ready { number, .. } = store.requests["finished"].phase else {
         panic!("no result")
     };
-    assert_eq!(store.reader().payload(number).unwrap(), "result of answered");
+    assert_eq!(store.reader().payload(number).unwrap(), "result of finished");
     let unfinished = store.requeue_unfinished();
     assert_eq!(unfinished.len(), 1);
     assert_eq!(unfinished[0].body.as_ref().unwrap(), "waits");

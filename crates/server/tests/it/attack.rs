@@ -1,4 +1,4 @@
-//! What strangers try.
+//! Hostile clients: slow, malformed, oversized and forged requests.
 
 use std::time::Duration;
 
@@ -12,41 +12,41 @@ async fn raw(test_server: &TestServer) -> Raw {
     Raw::new(&test_server.server.base_url())
 }
 
-/// Sends bytes and returns the status, or nothing if the connection was closed.
-async fn said(test_server: &TestServer, bytes: &[u8]) -> Option<u16> {
+/// Sends bytes and returns the status, or `None` if the connection was closed.
+async fn status_of(test_server: &TestServer, bytes: &[u8]) -> Option<u16> {
     let mut raw = raw(test_server).await;
     raw.write(bytes).await;
     raw.read().await.map(|reply| reply.status)
 }
 
-async fn is_well(test_server: &TestServer) {
+async fn assert_healthy(test_server: &TestServer) {
     assert_eq!(test_server.http().get("/api/v1/healthz").await, (200, json!({"status": "ok"})));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_slow_is_cut_off() {
+async fn slow_clients_time_out() {
     let test_server =
         TestServer::with(|options| options.timeouts.client_io = Duration::from_millis(50)).await;
-    // Half a head; half a body; a piece that never comes.
-    assert_eq!(said(&test_server, b"GET /api/v1/healthz HTTP/1.1\r\nhost: 127").await, None);
+    // Incomplete headers, an incomplete body, incomplete chunks.
+    assert_eq!(status_of(&test_server, b"GET /api/v1/healthz HTTP/1.1\r\nhost: 127").await, None);
     let head = "POST /api/v1/create_session HTTP/1.1\r\nhost: 127.0.0.1\r\n";
     let half = format!("{head}content-length: 100\r\n\r\n{{\"tags\"");
-    assert_eq!(said(&test_server, half.as_bytes()).await, Some(408));
+    assert_eq!(status_of(&test_server, half.as_bytes()).await, Some(408));
     for piece in ["5\r\n{\"tag", "ffffffffffffffff\r\n{}"] {
         let pieces = format!("{head}transfer-encoding: chunked\r\n\r\n{piece}");
-        assert_eq!(said(&test_server, pieces.as_bytes()).await, Some(408));
+        assert_eq!(status_of(&test_server, pieces.as_bytes()).await, Some(408));
     }
-    is_well(&test_server).await;
+    assert_healthy(&test_server).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn heads_and_pieces_that_make_no_sense_are_refused() {
+async fn malformed_headers_and_chunks_are_rejected() {
     let test_server = TestServer::with(|options| options.limits.body_bytes = 1 << 20).await;
     let long = format!("GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx: {}\r\n\r\n", "y".repeat(200_000));
-    assert_eq!(said(&test_server, long.as_bytes()).await, Some(431));
+    assert_eq!(status_of(&test_server, long.as_bytes()).await, Some(431));
     let many = "x: y\r\n".repeat(500);
     let many = format!("GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n{many}\r\n");
-    assert_eq!(said(&test_server, many.as_bytes()).await, Some(431));
+    assert_eq!(status_of(&test_server, many.as_bytes()).await, Some(431));
     let head = "POST /api/v1/create_session HTTP/1.1\r\nhost: 127.0.0.1\r\n";
     for (rest, expected) in [
         ("transfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n", 400),
@@ -56,7 +56,7 @@ async fn heads_and_pieces_that_make_no_sense_are_refused() {
         ("content-length: 99999999999\r\n\r\n{}", 413),
     ] {
         assert_eq!(
-            said(&test_server, format!("{head}{rest}").as_bytes()).await,
+            status_of(&test_server, format!("{head}{rest}").as_bytes()).await,
             Some(expected),
             "{rest}"
         );
@@ -65,13 +65,13 @@ async fn heads_and_pieces_that_make_no_sense_are_refused() {
     for _ in 0..20 {
         pieces.extend(format!("{:x}\r\n", 100_000).bytes().chain([b'x'; 100_000]).chain(*b"\r\n"));
     }
-    assert_eq!(said(&test_server, &pieces).await, Some(413));
+    assert_eq!(status_of(&test_server, &pieces).await, Some(413));
     assert_eq!(test_server.http().get("/api/v1/sessions").await.1, json!({"sessions": []}));
-    is_well(&test_server).await;
+    assert_healthy(&test_server).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn paths_lead_nowhere_else() {
+async fn path_traversal_is_rejected() {
     let test_server = TestServer::new().await;
     let mut raw = raw(&test_server).await;
     for path in [
@@ -91,7 +91,7 @@ async fn paths_lead_nowhere_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_page_with_a_name_of_its_own_is_refused_without_a_key() {
+async fn foreign_host_names_are_rejected_without_a_key() {
     let test_server = TestServer::new().await;
     let port = test_server.server.address().port();
     for (host, expected) in [
@@ -103,19 +103,15 @@ async fn a_page_with_a_name_of_its_own_is_refused_without_a_key() {
         ("a b".to_owned(), 403),
     ] {
         let call = format!("GET /api/v1/sessions HTTP/1.1\r\nhost: {host}\r\n\r\n");
-        assert_eq!(said(&test_server, call.as_bytes()).await, Some(expected), "{host}");
+        assert_eq!(status_of(&test_server, call.as_bytes()).await, Some(expected), "{host}");
     }
     let test_server = TestServer::with(|options| *options = options.clone().api_key("tml-k")).await;
     let call = "GET /api/v1/sessions HTTP/1.1\r\nhost: my.example\r\nx-api-key: tml-k\r\n\r\n";
-    assert_eq!(
-        said(&test_server, call.as_bytes()).await,
-        Some(200),
-        "whoever has the key may come in"
-    );
+    assert_eq!(status_of(&test_server, call.as_bytes()).await, Some(200), "the key is sufficient");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_few_bytes_do_not_become_many() {
+async fn small_requests_cannot_allocate_much_memory() {
     let test_server = TestServer::with(|options| options.limits.body_bytes = 4 << 20).await;
     let http = test_server.http();
     let session = http.session().await;
@@ -132,7 +128,7 @@ async fn a_few_bytes_do_not_become_many() {
     for (status, reply) in futures_util::future::join_all((0..20).map(|_| send())).await {
         assert_eq!(status, 413, "{reply}");
     }
-    // A number that asks for the world.
+    // A huge number of samples.
     let ask = |samples: u64, tokens: u64| {
         json!({
             "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "num_samples": samples,
@@ -140,11 +136,11 @@ async fn a_few_bytes_do_not_become_many() {
         })
     };
     for (samples, tokens) in [(u64::from(u32::MAX), 1), (1 << 20, 200), (20_000, 1)] {
-        let (status, refused) = http.post("/asample", ask(samples, tokens)).await;
-        assert_eq!(status, 400, "{refused}");
-        assert!(refused["detail"].as_str().unwrap().contains("num_samples"), "{refused}");
+        let (status, rejected) = http.post("/asample", ask(samples, tokens)).await;
+        assert_eq!(status, 400, "{rejected}");
+        assert!(rejected["detail"].as_str().unwrap().contains("num_samples"), "{rejected}");
     }
-    // Tables far larger than what asks for them.
+    // Tables far larger than the request.
     let targets = json!({
         "data": [5], "dtype": "int64", "shape": [1, 1_u64 << 24],
         "sparse_crow_indices": [0, 1], "sparse_col_indices": [0],
@@ -158,10 +154,10 @@ async fn a_few_bytes_do_not_become_many() {
         let mut call = ask(1, 2);
         call["prompt"]["chunks"][0]["tokens"] = json!([5, 6]);
         call[field] = value;
-        let (status, refused) = http.post("/asample", call).await;
-        assert_eq!(status, 400, "{refused}");
-        let detail = refused["detail"].as_str().unwrap();
-        assert!(detail.contains(field) && detail.contains("vocabulary"), "{refused}");
+        let (status, rejected) = http.post("/asample", call).await;
+        assert_eq!(status, 400, "{rejected}");
+        let detail = rejected["detail"].as_str().unwrap();
+        assert!(detail.contains(field) && detail.contains("vocabulary"), "{rejected}");
     }
     // A session that would be remembered for ever.
     let (status, _) = http
@@ -174,11 +170,11 @@ async fn a_few_bytes_do_not_become_many() {
         format!("{{\"tags\": [], \"sdk_version\": \"1\", \"user_metadata\": {{\"x\": {deep}}}}}");
     let (status, _) = http.send("POST", "/api/v1/create_session", &[], body.into_bytes()).await;
     assert_eq!(status, 422);
-    is_well(&test_server).await;
+    assert_healthy(&test_server).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn thousands_of_sessions_come_and_stay_apart() {
+async fn thousands_of_sessions_have_distinct_ids() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let all = futures_util::future::join_all((0..2_000).map(|_| http.session())).await;
@@ -190,14 +186,14 @@ async fn thousands_of_sessions_come_and_stay_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_cannot_start_says_why() {
+async fn start_errors_name_their_cause() {
     let test_server = TestServer::new().await;
     let data = tempfile::tempdir().unwrap();
-    let taken = options(data.path()).address(test_server.server.address());
-    let error = Server::start(taken).await.unwrap_err();
+    let in_use = options(data.path()).address(test_server.server.address());
+    let error = Server::start(in_use).await.unwrap_err();
     assert!(matches!(error, StartError::Io { action: StartAction::Listen, .. }), "{error}");
     assert!(error.to_string().contains(&test_server.server.address().to_string()), "{error}");
-    // The folder is free again.
+    // The failed start has released the data directory.
     Server::start(options(data.path())).await.unwrap().stop().await;
 
     let file = data.path().join("file");
@@ -206,15 +202,15 @@ async fn a_server_that_cannot_start_says_why() {
     assert!(matches!(error, StartError::Io { action: StartAction::Create, .. }), "{error}");
 
     let other = tempfile::tempdir().unwrap();
-    std::fs::write(other.path().join("metadata.sqlite"), "somebody else's file").unwrap();
+    std::fs::write(other.path().join("metadata.sqlite"), "another program's file").unwrap();
     let error = Server::start(options(other.path())).await.unwrap_err().to_string();
     assert!(error.contains("metadata.sqlite: file is not a database"), "{error}");
 }
 
-/// Ends a process as a system does, in the middle of a long job.
+/// Sends SIGTERM in the middle of a long sampling request.
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread")]
-async fn a_long_job_does_not_keep_a_server_from_stopping() {
+async fn a_long_request_does_not_delay_the_shutdown() {
     use crate::harness::Http;
     use crate::process::Process;
 
@@ -239,7 +235,7 @@ async fn a_long_job_does_not_keep_a_server_from_stopping() {
     let http = Http::new(&process.url);
     let (status, poll) =
         http.post("/retrieve_future", json!({"request_id": long["request_id"]})).await;
-    assert_eq!(status, 200, "it is known still: {poll}");
+    assert_eq!(status, 200, "the request is restored: {poll}");
     let (_, again) = http.post("/asample", ask(2, 1)).await;
     assert_eq!(http.sampled(&again).await, tokens);
 }

@@ -1,4 +1,4 @@
-//! Saving, loading, and looking at what was saved.
+//! Saving, loading, listing and downloading checkpoints.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ async fn model(service: &ServiceClient) -> TrainingClient {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_resumed_model_goes_on_with_the_same_bits() {
+async fn a_resumed_model_continues_bit_for_bit() {
     let test_server = TestServer::new().await;
     let service = test_server.client();
     let whole = train(&model(&service).await, 6).await;
@@ -50,8 +50,8 @@ async fn a_resumed_model_goes_on_with_the_same_bits() {
         .await
         .unwrap();
     let other = train(&fresh, 3).await;
-    assert_eq!(other[0], whole[3], "the weights are the same");
-    assert_ne!(other[2], whole[5], "the optimizer is not");
+    assert_eq!(other[0], whole[3], "the weights are restored");
+    assert_ne!(other[2], whole[5], "the optimizer state is not");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -65,8 +65,8 @@ async fn checkpoints_are_listed_shared_copied_and_deleted() {
         .save_weights_for_sampler(SaveOptions::new("a").ttl(Duration::from_secs(3600)))
         .await
         .unwrap();
-    let taken = model.save_state("a").await.unwrap_err();
-    assert_eq!(taken.status(), Some(400), "{taken}");
+    let error = model.save_state("a").await.unwrap_err();
+    assert_eq!(error.status(), Some(400), "{error}");
     model.save_state(SaveOptions::new("a").overwrite()).await.unwrap();
     for name in ["../up", "", ".", "a/b"] {
         assert!(model.save_state(name).await.is_err(), "{name:?}");
@@ -90,7 +90,7 @@ async fn checkpoints_are_listed_shared_copied_and_deleted() {
     let runs = rest.list_training_runs(&ListTrainingRuns::default()).await.unwrap();
     assert_eq!(runs.cursor.total_count, 2);
 
-    // The copy samples the same after the original is gone.
+    // The copy gives the same samples after the original is deleted.
     let params = || SamplingParams::new().max_tokens(6).seed(1).stop(StopCondition::NEVER);
     let original = service.create_sampling_client_from(&sampler_path).await.unwrap();
     let before = original.sample([5, 6], params()).send().await.unwrap();
@@ -127,7 +127,7 @@ async fn files_are_downloaded_by_url() {
         total += reply.bytes().await.unwrap().len() as u64;
     }
     assert_eq!(Some(total), saved.size_bytes);
-    // A download that broke goes on where it was, if the file is still the same.
+    // An interrupted download can be resumed if the file has not changed.
     let part = |range: &str, tag: &str| {
         let request = http.get(&urls["adapter_config.json"]).header("range", range.to_owned());
         request.header("if-range", tag.to_owned()).send()
@@ -135,11 +135,11 @@ async fn files_are_downloaded_by_url() {
     let whole = http.get(&urls["adapter_config.json"]).send().await.unwrap();
     let tag = whole.headers()["etag"].to_str().unwrap().to_owned();
     let whole = whole.bytes().await.unwrap();
-    let rest_of_it = part("bytes=10-", &tag).await.unwrap();
-    assert_eq!(rest_of_it.status(), 206);
-    let told = format!("bytes 10-{}/{}", whole.len() - 1, whole.len());
-    assert_eq!(rest_of_it.headers()["content-range"], told.as_str());
-    assert_eq!(rest_of_it.bytes().await.unwrap(), whole[10..]);
+    let partial = part("bytes=10-", &tag).await.unwrap();
+    assert_eq!(partial.status(), 206);
+    let range = format!("bytes 10-{}/{}", whole.len() - 1, whole.len());
+    assert_eq!(partial.headers()["content-range"], range.as_str());
+    assert_eq!(partial.bytes().await.unwrap(), whole[10..]);
     let piece = part("bytes=2-4", &tag).await.unwrap();
     assert_eq!(piece.bytes().await.unwrap(), whole[2..5]);
     assert_eq!(part("bytes=10-", "\"other\"").await.unwrap().status(), 200);
@@ -149,11 +149,11 @@ async fn files_are_downloaded_by_url() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_training_checkpoint_is_brought_home_and_leaves_nothing() {
+async fn downloading_a_training_checkpoint_leaves_nothing_on_the_server() {
     let test_server = TestServer::new().await;
     let service = test_server.client();
     let model = model(&service).await;
-    let path = model.save_state("kept").await.unwrap();
+    let path = model.save_state("state").await.unwrap();
     let home = tempfile::tempdir().unwrap();
     let done = service.rest().download(path, home.path().join("adapter")).await.unwrap();
     assert_eq!(done.files, ["adapter_config.json", "adapter_model.safetensors"]);
@@ -161,26 +161,26 @@ async fn a_training_checkpoint_is_brought_home_and_leaves_nothing() {
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1);
     let all = ListUserCheckpoints::default().limit(10);
     let left = service.rest().list_user_checkpoints(&all).await.unwrap().checkpoints;
-    assert_eq!(left.len(), 1, "the export is gone: {left:?}");
+    assert_eq!(left.len(), 1, "the temporary export is deleted: {left:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_model_does_not_take_the_place_of_a_copy() {
+async fn a_new_model_cannot_replace_a_copy() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     let save = json!({"model_id": model, "path": "a", "seq_id": 1, "type": "save_weights"});
     let (_, saved) = http.post("/save_weights", save).await;
-    http.answer(&saved).await;
+    http.result(&saved).await;
     let path = format!("tinker://{model}/weights/a");
     let copy = json!({"source_path": path, "session_id": session, "model_seq_id": 1});
     let (status, copied) = http.post("/copy_weights", copy).await;
     assert_eq!(status, 200, "{copied}");
     let load = json!({"session_id": session, "model_seq_id": 1, "path": path, "optimizer": false, "type": "load_weights"});
     for (route, call) in [("/create_model", create_model(&session, 1)), ("/load_weights", load)] {
-        let (status, refused) = http.post(route, call).await;
-        assert_eq!(status, 400, "{refused}");
-        assert!(refused["detail"].as_str().unwrap().contains("already exists"), "{refused}");
+        let (status, rejected) = http.post(route, call).await;
+        assert_eq!(status, 400, "{rejected}");
+        assert!(rejected["detail"].as_str().unwrap().contains("already exists"), "{rejected}");
     }
 }

@@ -1,4 +1,4 @@
-//! Closed to strangers, and to nonsense.
+//! Access control, and malformed requests on every route.
 
 use serde_json::json;
 use tinkex_server::{Server, StartError};
@@ -7,17 +7,17 @@ use tinkex_wire::{BodyCodec, Route};
 use crate::harness::{TestServer, create_model, options};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_open_address_needs_a_key() {
+async fn a_public_address_needs_an_api_key() {
     let data = tempfile::tempdir().unwrap();
     let open = options(data.path()).address(([0, 0, 0, 0], 0).into());
     assert!(matches!(Server::start(open.clone()).await, Err(StartError::UnprotectedAddress(_))));
     let empty = Server::start(open.clone().api_key("")).await;
-    assert!(matches!(empty, Err(StartError::EmptyApiKey)), "everybody has it");
+    assert!(matches!(empty, Err(StartError::EmptyApiKey)));
     assert!(Server::start(open.api_key("tml-secret")).await.is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_the_key_opens() {
+async fn requests_need_the_api_key() {
     let test_server =
         TestServer::with(|options| *options = options.clone().api_key("tml-secret")).await;
     let http = test_server.http();
@@ -31,7 +31,7 @@ async fn only_the_key_opens() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn web_pages_are_refused_without_a_key() {
+async fn web_pages_are_rejected_without_a_key() {
     let test_server = TestServer::new().await;
     let origin = [("origin", "https://example.com")];
     let reply = test_server.http().send("GET", "/api/v1/sessions", &origin, vec![]).await;
@@ -39,14 +39,14 @@ async fn web_pages_are_refused_without_a_key() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_servers_do_not_share_a_folder() {
+async fn two_servers_cannot_share_a_data_directory() {
     let test_server = TestServer::new().await;
     let second = Server::start(options(test_server.data.path())).await;
     assert!(matches!(second, Err(StartError::DataDirInUse(_))));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nonsense_on_any_route_is_a_refusal_with_a_reason() {
+async fn malformed_bodies_are_rejected_with_a_detail_on_every_route() {
     let test_server = TestServer::with(|options| options.limits.body_bytes = 1 << 20).await;
     let http = test_server.http();
     let mut bodies: Vec<Vec<u8>> = vec![
@@ -73,15 +73,15 @@ async fn nonsense_on_any_route_is_a_refusal_with_a_reason() {
                     encoding.map(|encoding| ("content-encoding", encoding)).into_iter().collect();
                 let (status, reply) =
                     http.send(route.method().as_str(), &path, &headers, body.clone()).await;
-                let fine = (200..300).contains(&status)
+                let accepted = (200..300).contains(&status)
                     && (route.body() == BodyCodec::Empty || body.starts_with(b"{"));
-                let refused = (400..500).contains(&status) && reply["detail"].is_string();
-                assert!(fine || refused, "{route} {status} {reply}");
+                let rejected = (400..500).contains(&status) && reply["detail"].is_string();
+                assert!(accepted || rejected, "{route} {status} {reply}");
             }
         }
     }
     let (_, sessions) = http.get("/api/v1/sessions").await;
-    assert_eq!(sessions, json!({"sessions": []}), "nothing was changed");
+    assert_eq!(sessions, json!({"sessions": []}), "no session was created");
     let (_, runs) = http.get("/api/v1/training_runs").await;
     assert_eq!(runs["cursor"]["total_count"], 0);
     let (status, reply) = http.get("/v1/models").await;
@@ -91,7 +91,7 @@ async fn nonsense_on_any_route_is_a_refusal_with_a_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_has_no_meaning_here_says_so() {
+async fn unsupported_routes_explain_why() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     for path in ["/api/v1/audit", "/api/v1/sessions/x/trace_export"] {
@@ -102,17 +102,17 @@ async fn what_has_no_meaning_here_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_acknowledges_what_is_somebody_elses() {
+async fn a_sampling_client_cannot_acknowledge_other_requests() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
     let (_, ticket) = http.post("/create_model", create_model(&session, 0)).await;
-    http.answer(&ticket).await;
+    http.result(&ticket).await;
     let call = json!({
         "target": {"sampling_session_id": http.sampler(&session).await, "cloned_sampler_id": 0},
         "retrieved_request_ids": [ticket["request_id"]], "timeout": 0.0,
     });
     let (status, reply) = http.post("/retrieve_futures", call).await;
     assert_eq!(status, 200, "{reply}");
-    assert!(http.answer(&ticket).await["model_id"].is_string(), "it is there still");
+    assert!(http.result(&ticket).await["model_id"].is_string(), "the result is still available");
 }

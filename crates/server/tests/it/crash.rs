@@ -1,5 +1,5 @@
-//! Thirty steps by the client while the server is killed and its disk is full, at any moment: the
-//! same losses and weights, bit for bit, as if nothing had happened.
+//! Thirty training steps through the client while the server is killed and its disk is full at
+//! random moments. Losses and weights must equal those of an undisturbed run bit for bit.
 
 #![cfg(target_os = "linux")]
 
@@ -9,24 +9,25 @@ use crate::harness::{Http, MODEL};
 use crate::process::Process;
 
 const STEPS: usize = 30;
-/// Steps that are under way at once.
+/// Number of steps in flight.
 const AHEAD: usize = 6;
 
-/// What happens to the server.
+/// Faults to inject into a run.
 #[derive(Clone, Copy, Debug)]
-struct Troubles {
+struct Faults {
     seed: u64,
     kills: usize,
     full: usize,
-    /// Seconds of work before a snapshot.
+    /// Value of `--snapshot-after` in seconds.
     snapshot: &'static str,
 }
 
-const NONE: Troubles = Troubles { seed: 0, kills: 0, full: 0, snapshot: "20" };
+const NONE: Faults = Faults { seed: 0, kills: 0, full: 0, snapshot: "20" };
 
-struct Noise(u64);
+/// Deterministic pseudo-random numbers.
+struct FaultRng(u64);
 
-impl Noise {
+impl FaultRng {
     fn below(&mut self, limit: u64) -> u64 {
         self.0 =
             self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -34,22 +35,22 @@ impl Noise {
     }
 }
 
-/// Saves, however often the disk is full.
+/// Saves a checkpoint, retrying while the disk is full.
 async fn save(model: &TrainingClient, name: &str) {
     for attempt in 0.. {
         match model.save_state(&*format!("{name}-{attempt}")).await {
             Ok(_) => return,
-            // The only thing that may go wrong.
+            // Only a server error, the full disk, is expected.
             Err(error) => assert_eq!(error.category(), Some(ErrorCategory::Server), "{error}"),
         }
     }
 }
 
-/// Returns the losses and the last weights.
-async fn run(troubles: Troubles) -> (Vec<u64>, Vec<Vec<u8>>) {
+/// Runs the training and returns the losses and the exported files.
+async fn run(faults: Faults) -> (Vec<u64>, Vec<Vec<u8>>) {
     let data = tempfile::tempdir().unwrap();
-    let more = ["--snapshot-after", troubles.snapshot];
-    let mut process = Process::on(data.path(), 0, &more);
+    let more = ["--snapshot-after", faults.snapshot];
+    let mut process = Process::with(data.path(), 0, &more);
     let port = process.port();
     let service = crate::harness::client(&process.url);
     let model = service.create_lora_training_client(MODEL).rank(4).seed(11).create().await.unwrap();
@@ -80,39 +81,39 @@ async fn run(troubles: Troubles) -> (Vec<u64>, Vec<Vec<u8>>) {
         (losses, rest.get_external_weights_urls(&saved.path).await.unwrap().urls)
     };
     let mut steps = std::pin::pin!(steps);
-    let mut noise = Noise(troubles.seed);
-    let total = troubles.kills + troubles.full;
-    let mut kills: Vec<bool> = (0..total).map(|n| n < troubles.kills).collect();
+    let mut rng = FaultRng(faults.seed);
+    let total = faults.kills + faults.full;
+    let mut kills: Vec<bool> = (0..total).map(|n| n < faults.kills).collect();
     for n in (1..total).rev() {
-        kills.swap(n, usize::try_from(noise.below(n as u64 + 1)).unwrap());
+        kills.swap(n, usize::try_from(rng.below(n as u64 + 1)).unwrap());
     }
-    let mut met = 0;
+    let mut injected = 0;
     let (losses, urls) = loop {
-        // Spread over the run, and then a moment that has nothing to do with what is answered.
-        let (after, turns) = ((met + 1) * STEPS / (total + 2), noise.below(500));
+        // Spread the faults over the run, at moments unrelated to finished requests.
+        let (after, yields) = ((injected + 1) * STEPS / (total + 2), rng.below(500));
         let moment = async {
             progress.wait_for(|finished| *finished >= after).await.unwrap();
-            for _ in 0..turns {
+            for _ in 0..yields {
                 tokio::task::yield_now().await;
             }
         };
         tokio::select! {
             done = steps.as_mut() => break done,
-            () = moment, if met < total => {}
+            () = moment, if injected < total => {}
         }
-        if kills[met] {
+        if kills[injected] {
             process.kill();
-            process = Process::on(data.path(), port, &more);
+            process = Process::with(data.path(), port, &more);
         } else {
-            // In the middle of a payload, or of a commit, or so early that nothing can be written.
-            let room = match noise.below(4) {
+            // Fail in the middle of a payload or of a commit, or before anything is written.
+            let limit = match rng.below(4) {
                 0 => 100,
-                1 => process.payloads() + noise.below(400),
-                _ => process.wal() + noise.below(20_000),
+                1 => process.payloads() + rng.below(400),
+                _ => process.wal() + rng.below(20_000),
             };
-            process.full(room);
-            // For as long as some calls take, which are answered all the time.
-            let calls = noise.below(150);
+            process.fill_disk(limit);
+            // Keep the disk full during some requests, which must succeed.
+            let calls = rng.below(150);
             let http = Http::new(&process.url);
             let full = async {
                 for _ in 0..calls {
@@ -123,11 +124,11 @@ async fn run(troubles: Troubles) -> (Vec<u64>, Vec<Vec<u8>>) {
                 done = steps.as_mut() => break done,
                 () = full => {}
             }
-            process.free();
+            process.free_disk();
         }
-        met += 1;
+        injected += 1;
     };
-    assert_eq!(met, total, "everything happened before the end");
+    assert_eq!(injected, total, "the run ended before all faults");
     let mut files = Vec::new();
     for url in urls.values() {
         let reply = crate::harness::plain().get(url).send().await.unwrap();
@@ -137,25 +138,25 @@ async fn run(troubles: Troubles) -> (Vec<u64>, Vec<Vec<u8>>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_of_the_client_survives_kills_and_full_disks_at_any_moment() {
-    let whole = run(NONE).await;
-    assert!(f64::from_bits(whole.0[29]) < f64::from_bits(whole.0[0]));
-    assert_eq!(run(Troubles { seed: 1, kills: 3, ..NONE }).await, whole);
-    assert_eq!(run(Troubles { seed: 2, full: 3, snapshot: "0", ..NONE }).await, whole);
+async fn training_survives_kills_and_full_disks() {
+    let undisturbed = run(NONE).await;
+    assert!(f64::from_bits(undisturbed.0[29]) < f64::from_bits(undisturbed.0[0]));
+    assert_eq!(run(Faults { seed: 1, kills: 3, ..NONE }).await, undisturbed);
+    assert_eq!(run(Faults { seed: 2, full: 3, snapshot: "0", ..NONE }).await, undisturbed);
 }
 
-/// The same over many seeds: `cargo xtask crash`.
+/// Many seeds; run by `cargo xtask crash`.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes; cargo xtask crash runs it"]
-async fn runs_of_the_client_survive_troubles_over_many_seeds() {
-    let whole = run(NONE).await;
+async fn training_survives_faults_over_many_seeds() {
+    let undisturbed = run(NONE).await;
     let seeds =
         crate::harness::setting("TINKEX_CRASH_SEEDS").map_or(25, |seeds| seeds.parse().unwrap());
     for seed in 1..=seeds {
         let snapshot = if seed % 2 == 0 { "0" } else { "20" };
         let (kills, full) = [(5, 0), (0, 5), (3, 3)][usize::try_from(seed % 3).unwrap()];
-        let troubles = Troubles { seed, kills, full, snapshot };
-        assert_eq!(run(troubles).await, whole, "{troubles:?}");
-        eprintln!("{troubles:?}: the same bits");
+        let faults = Faults { seed, kills, full, snapshot };
+        assert_eq!(run(faults).await, undisturbed, "{faults:?}");
+        eprintln!("{faults:?}: bit-identical");
     }
 }

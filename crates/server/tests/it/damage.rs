@@ -1,4 +1,4 @@
-//! Files that are not what the server wrote, and a database that others look into.
+//! Damaged files, and other programs that read the database.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ fn database(data: &Path) -> Connection {
     Connection::open(data.join("metadata.sqlite")).unwrap()
 }
 
-/// Changes the first payload that begins with this text.
+/// Modifies the first payload that starts with `text`.
 fn damage(data: &Path, text: &str) {
     let path = data.join("payloads");
     let mut bytes = std::fs::read(&path).unwrap();
@@ -23,17 +23,17 @@ fn damage(data: &Path, text: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_damaged_payload_fails_the_requests_that_need_it_and_no_others() {
+async fn a_damaged_payload_fails_only_the_requests_that_need_it() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     let (_, answered) = http.post("/optim_step", step(&model, 1, 0.1)).await;
-    http.answer(&answered).await;
-    let save = json!({"model_id": model, "path": "kept", "seq_id": 2, "type": "save_weights"});
+    http.result(&answered).await;
+    let save = json!({"model_id": model, "path": "intact", "seq_id": 2, "type": "save_weights"});
     let (_, saved) = http.post("/save_weights", save).await;
-    http.answer(&saved).await;
-    // Number 3 never comes; the others wait for it.
+    http.result(&saved).await;
+    // Number 3 is missing, so the others stay queued.
     let tickets: Vec<Value> = {
         let mut tickets = Vec::new();
         for seq in [4, 5] {
@@ -52,17 +52,17 @@ async fn a_damaged_payload_fails_the_requests_that_need_it_and_no_others() {
     options.timeouts.sequence_gap = std::time::Duration::ZERO;
     let server = Server::start(options).await.unwrap();
     let http = Http::new(&server.base_url());
-    for lost in [&tickets[0], &answered] {
-        let failed = http.answer(lost).await;
+    for ticket in [&tickets[0], &answered] {
+        let failed = http.result(ticket).await;
         assert_eq!(failed["category"], "server", "{failed}");
         assert!(failed["error"].as_str().unwrap().contains("damaged"), "{failed}");
     }
-    assert!(http.answer(&tickets[1]).await["metrics"].is_object());
-    assert!(http.answer(&saved).await["path"].is_string());
+    assert!(http.result(&tickets[1]).await["metrics"].is_object());
+    assert!(http.result(&saved).await["path"].is_string());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_whose_payloads_are_gone_does_not_start() {
+async fn a_server_without_its_payload_file_does_not_start() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
@@ -74,7 +74,7 @@ async fn a_server_whose_payloads_are_gone_does_not_start() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_folder_of_the_earlier_form_is_refused_and_left_alone() {
+async fn a_data_directory_of_an_earlier_version_is_refused_and_unchanged() {
     let data = tempfile::tempdir().unwrap();
     std::fs::write(data.path().join("journal"), "TNKXLOG1").unwrap();
     let weights = data.path().join("weights/adapter");
@@ -84,9 +84,9 @@ async fn a_folder_of_the_earlier_form_is_refused_and_left_alone() {
     assert!(weights.is_dir(), "nothing is removed");
 }
 
-/// What `docs/server.md` says can be asked.
+/// The queries that `docs/server.md` documents.
 #[tokio::test(flavor = "multi_thread")]
-async fn people_may_look_into_the_database_while_the_server_runs() {
+async fn other_programs_may_read_the_database_while_the_server_runs() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
@@ -100,13 +100,13 @@ async fn people_may_look_into_the_database_while_the_server_runs() {
         let rows = statement.query_map([], |row| row.get::<_, String>(0)).unwrap();
         rows.map(Result::unwrap).collect()
     };
-    // One that reads for long holds nobody up.
+    // A long read transaction does not block the server.
     database.execute_batch("BEGIN").unwrap();
     let waiting = "SELECT kind || ' ' || seq || ' ' || session FROM requests WHERE answer IS NULL";
     assert_eq!(text(waiting), [format!("optim_step 2 {session}")]);
     let (_, saved) = http.post("/save_weights", save).await;
-    http.answer(&saved).await;
-    http.answer(&waits).await;
+    http.result(&saved).await;
+    http.result(&waits).await;
     database.execute_batch("COMMIT").unwrap();
     assert_eq!(text(waiting), Vec::<String>::new());
     assert_eq!(text("SELECT id FROM sessions WHERE NOT ended"), [session.as_str()]);
@@ -117,12 +117,12 @@ async fn people_may_look_into_the_database_while_the_server_runs() {
     assert_eq!(text("SELECT what || ' ' || count FROM usage"), ["checkpoints 1"]);
     assert_eq!(text("SELECT json_extract(outcome, '$') FROM requests"), ["json"; 3]);
 
-    // One that writes is waited for, and then refused to nobody's harm.
+    // A write transaction of another program blocks until the timeout; the request is rejected.
     database.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let (status, refused) = http.post("/optim_step", step(&model, 3, 0.1)).await;
-    assert_eq!(status, 503, "{refused}");
+    let (status, rejected) = http.post("/optim_step", step(&model, 3, 0.1)).await;
+    assert_eq!(status, 503, "{rejected}");
     database.execute_batch("ROLLBACK").unwrap();
     let (status, next) = http.post("/optim_step", step(&model, 3, 0.1)).await;
     assert_eq!(status, 200, "{next}");
-    assert!(http.answer(&next).await["metrics"].is_object());
+    assert!(http.result(&next).await["metrics"].is_object());
 }

@@ -1,4 +1,4 @@
-//! A disk that is full: who asks is told, nothing changes, and it goes on when there is room.
+//! A full disk: requests are rejected without side effects, and work continues once there is space.
 
 #![cfg(target_os = "linux")]
 
@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use crate::harness::{Http, MODEL, create_model, step};
 use crate::process::Process;
 
-/// Everything that can be seen of a server from outside.
-async fn seen(http: &Http, session: &str, model: &str) -> Vec<Value> {
+/// Returns the state of a server that its API exposes.
+async fn visible_state(http: &Http, session: &str, model: &str) -> Vec<Value> {
     let mut all = Vec::new();
     for path in [
         "/sessions".to_owned(),
@@ -25,7 +25,7 @@ async fn seen(http: &Http, session: &str, model: &str) -> Vec<Value> {
     }
     let (_, found) = http.post("/sessions/search", json!({"session_id": session})).await;
     all.push(found);
-    // The moment of the last request moves with every attempt; which runs there are does not.
+    // The time of the last request changes with every attempt; the number of runs does not.
     let (_, runs) = http.get("/api/v1/training_runs").await;
     all.push(runs["cursor"].clone());
     all
@@ -37,7 +37,7 @@ fn folders(data: &Path) -> BTreeSet<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_asks_something_of_a_full_disk_is_told_and_nothing_changes() {
+async fn requests_on_a_full_disk_are_rejected_and_change_nothing() {
     let data = tempfile::tempdir().unwrap();
     let process = Process::start(data.path());
     let http = Http::new(&process.url);
@@ -45,11 +45,11 @@ async fn whoever_asks_something_of_a_full_disk_is_told_and_nothing_changes() {
     let model = http.model(&session).await;
     let save = json!({"model_id": model, "path": "a", "seq_id": 1, "type": "save_weights"});
     let (_, saved) = http.post("/save_weights", save).await;
-    http.answer(&saved).await;
+    http.result(&saved).await;
     let create = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
     let (_, sampler) = http.post("/create_sampling_session", create).await;
     let sampler = sampler["sampling_session_id"].as_str().unwrap().to_owned();
-    let (before, own) = (seen(&http, &session, &model).await, folders(data.path()));
+    let (before, own) = (visible_state(&http, &session, &model).await, folders(data.path()));
 
     let checkpoint = format!("/api/v1/training_runs/{model}/checkpoints/weights/a");
     let path = format!("tinker://{model}/weights/a");
@@ -91,43 +91,43 @@ async fn whoever_asks_something_of_a_full_disk_is_told_and_nothing_changes() {
             body(json!({"sampling_session_id": sampler})),
         ),
     ];
-    // Nothing at all, part of a payload, part of a commit.
-    for room in [0, process.payloads() + 1, process.payloads() + 30, process.wal() + 1_000] {
-        process.full(room);
+    // Space for nothing, for part of a payload, for part of a commit.
+    for limit in [0, process.payloads() + 1, process.payloads() + 30, process.wal() + 1_000] {
+        process.fill_disk(limit);
         for (method, path, body) in &calls {
-            let (status, refused) = http.send(method, path, &[], body.clone()).await;
-            assert_eq!(status, 503, "{method} {path}: {refused}");
+            let (status, rejected) = http.send(method, path, &[], body.clone()).await;
+            assert_eq!(status, 503, "{method} {path}: {rejected}");
             assert!(
-                refused["detail"].as_str().unwrap().contains("nothing was changed"),
-                "{refused}"
+                rejected["detail"].as_str().unwrap().contains("nothing was changed"),
+                "{rejected}"
             );
         }
-        process.free();
-        assert_eq!(seen(&http, &session, &model).await, before, "room for {room} bytes");
+        process.free_disk();
+        assert_eq!(visible_state(&http, &session, &model).await, before, "limit of {limit} bytes");
     }
-    // What was refused has left nothing behind for the next start either.
+    // The rejected requests have left nothing behind for the next start.
     let length = process.payloads();
     process.kill();
     let process = Process::start(data.path());
     let http = Http::new(&process.url);
     assert_eq!(process.payloads(), length);
-    assert_eq!(seen(&http, &session, &model).await, before);
+    assert_eq!(visible_state(&http, &session, &model).await, before);
     assert_eq!(folders(data.path()), own);
-    // And all of it can be done now, the last ones first ended the session.
+    // All requests succeed now, except those on what an earlier one deleted or ended.
     for (method, path, body) in &calls {
         let (status, reply) = http.send(method, path, &[], body.clone()).await;
-        let gone =
+        let deleted =
             path.contains("/publish") || path.contains("/ttl") || path.contains("copy_weights");
-        let over = path.contains("join");
+        let ended = path.contains("join");
         assert!(
-            status == 200 || (status == 404 && (gone || over)),
+            status == 200 || (status == 404 && (deleted || ended)),
             "{method} {path}: {status} {reply}"
         );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_checkpoint_that_does_not_fit_is_an_error_and_training_goes_on() {
+async fn a_checkpoint_that_does_not_fit_fails_and_training_continues() {
     let data = tempfile::tempdir().unwrap();
     let process = Process::start(data.path());
     let service = crate::harness::client(&process.url);
@@ -141,27 +141,28 @@ async fn a_checkpoint_that_does_not_fit_is_an_error_and_training_goes_on() {
     };
     train().await;
     let own = folders(data.path());
-    // Room for what happens, not for what is saved: the database begins its file anew, and is less.
-    let tight = || {
-        process.free();
+    // Allow the files of the database but not those of a checkpoint. Truncating the WAL makes it
+    // smaller than the limit.
+    let limit_disk = || {
+        process.free_disk();
         let database = rusqlite::Connection::open(data.path().join("metadata.sqlite")).unwrap();
         database.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
-        process.full(128 << 10);
+        process.fill_disk(128 << 10);
     };
     for _ in 0..2 {
-        tight();
+        limit_disk();
         let error = model.save_state("big").await.unwrap_err();
         assert!(error.to_string().contains("adapter_model.safetensors"), "{error}");
-        tight();
+        limit_disk();
         let error = model.save_weights_for_sampler("big").await.unwrap_err();
         assert_eq!(error.category(), Some(tinkex::ErrorCategory::Server), "{error}");
-        tight();
+        limit_disk();
         assert!(model.save_weights_and_get_sampling_client().await.is_err());
     }
-    tight();
+    limit_disk();
     train().await;
-    assert_eq!(folders(data.path()), own, "nothing half written is left");
-    process.free();
+    assert_eq!(folders(data.path()), own, "incomplete folders are removed");
+    process.free_disk();
     train().await;
     model.save_state("big").await.unwrap();
     model.save_weights_for_sampler("big").await.unwrap();

@@ -1,5 +1,5 @@
-//! Data that cannot be trained on: refused at once if that can be seen, a failure if not; the model
-//! goes on either way.
+//! Invalid training data: rejected at admission if possible, a failed request otherwise. The model
+//! stays usable in both cases.
 
 use serde_json::{Value, json};
 use tinkex_wire::{
@@ -8,16 +8,16 @@ use tinkex_wire::{
 
 use crate::harness::{Http, TestServer, step};
 
-/// Sends a good datum and this one.
+/// Sends a pass with a valid datum and `datum`.
 async fn pass(http: &Http, model: &str, seq: u64, datum: Datum, loss: LossFn) -> (u16, Value) {
     let data = vec![Datum::completion([3], [4]).unwrap(), datum];
     let seq_id = Some(Seq::new(seq));
     let call = ForwardBackward { seq_id, ..ForwardBackward::new(model, data, loss) };
     let mut body = call.to_proto().unwrap().to_vec();
     for name in [TARGETS, WEIGHTS] {
-        let wrong = format!("?{}", &name[1..]);
+        let placeholder = format!("?{}", &name[1..]);
         for at in 0..body.len() - name.len() {
-            if body[at..].starts_with(wrong.as_bytes()) {
+            if body[at..].starts_with(placeholder.as_bytes()) {
                 body[at] = name.as_bytes()[0];
             }
         }
@@ -25,8 +25,8 @@ async fn pass(http: &Http, model: &str, seq: u64, datum: Datum, loss: LossFn) ->
     http.send("POST", "/api/v1/forward_backward", &[], body).await
 }
 
-/// A datum that our own client would not make: it knows no input that begins with a question mark,
-/// so it does not look at it, and the name is mended when it is sent.
+/// Builds a datum that the client would reject. The client does not validate inputs with unknown
+/// names, so the names start with a question mark, which [`pass`] replaces in the encoded request.
 fn datum(tokens: &[u32], inputs: &[(&str, TensorData)]) -> Datum {
     let mut builder = Datum::builder(ModelInput::from_tokens(tokens.to_vec()));
     for (name, tensor) in inputs {
@@ -47,7 +47,7 @@ fn floats(values: &[f32]) -> TensorData {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_can_be_seen_is_refused_and_the_model_goes_on() {
+async fn invalid_data_is_rejected_at_admission_and_the_model_stays_usable() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
@@ -84,18 +84,18 @@ async fn what_can_be_seen_is_refused_and_the_model_goes_on() {
     ];
     let count = cases.len() as u64;
     for (seq, (word, datum, loss)) in (1..).zip(cases) {
-        let (status, refused) = pass(&http, &model, seq, datum, loss).await;
-        assert_eq!(status, 400, "{word}: {refused}");
-        let detail = refused["detail"].as_str().unwrap();
+        let (status, rejected) = pass(&http, &model, seq, datum, loss).await;
+        assert_eq!(status, 400, "{word}: {rejected}");
+        let detail = rejected["detail"].as_str().unwrap();
         assert!(detail.contains("data[") && detail.contains(word), "{word}: {detail}");
     }
-    // Nobody waits for the refused numbers, and no gradient came of the good datums beside.
+    // The rejected numbers leave no gap, and the valid datums contributed no gradient.
     let (_, next) = http.post("/optim_step", step(&model, count + 1, 0.1)).await;
-    assert_eq!(http.answer(&next).await["metrics"]["unclipped_grad_l2:mean"], json!(0.0));
+    assert_eq!(http.result(&next).await["metrics"]["unclipped_grad_l2:mean"], json!(0.0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_shows_while_running_is_a_failure_and_the_model_goes_on() {
+async fn a_numeric_error_fails_the_request_and_the_model_stays_usable() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
@@ -108,14 +108,14 @@ async fn what_shows_while_running_is_a_failure_and_the_model_goes_on() {
     let body = call.to_proto().unwrap().to_vec();
     let (status, ticket) = http.send("POST", "/api/v1/forward_backward", &[], body).await;
     assert_eq!(status, 200, "{ticket}");
-    let answer = http.answer(&ticket).await;
-    assert_eq!(answer["category"], "user", "{answer}");
+    let result = http.result(&ticket).await;
+    assert_eq!(result["category"], "user", "{result}");
     let (_, next) = http.post("/optim_step", step(&model, 2, 0.1)).await;
-    assert_eq!(http.answer(&next).await["metrics"]["unclipped_grad_l2:mean"], json!(0.0));
+    assert_eq!(http.result(&next).await["metrics"]["unclipped_grad_l2:mean"], json!(0.0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn seeds_below_zero_are_seeds() {
+async fn negative_seeds_are_accepted_as_their_bits() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
@@ -140,6 +140,6 @@ async fn seeds_below_zero_are_seeds() {
     for ticket in &tickets {
         tokens.push(http.sampled(ticket).await);
     }
-    assert_eq!(tokens[0], tokens[1], "the same bits");
+    assert_eq!(tokens[0], tokens[1], "both seeds have the same bits");
     assert_ne!(tokens[0], tokens[2]);
 }

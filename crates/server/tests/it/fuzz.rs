@@ -1,5 +1,6 @@
-//! Every route over HTTP, on mutated recordings: an answer or a refusal, and a refusal changes
-//! nothing. A short run is part of the tests; `cargo xtask fuzz server` runs the same for longer.
+//! Fuzzes every route with mutated recordings. Each request must be accepted or rejected, and a
+//! rejection must change nothing. The test suite has a short run; `cargo xtask fuzz server` has a
+//! longer one.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,12 +14,12 @@ use tinkex_wire::{Datum, ForwardBackward, LossFn, Route, Seq};
 use crate::harness::{Http, MODEL, TestServer, create_model, setting};
 use crate::raw::Raw;
 
-/// The session of the recordings.
+/// Session id in the recordings.
 const RECORDED: &str = "11111111-2222-4333-8444-555555555555";
-/// Cases before the server is a new one.
-const FRESH: usize = 250;
+/// Number of cases per server.
+const CASES_PER_SERVER: usize = 250;
 
-/// A request as it was recorded.
+/// A recorded request.
 #[derive(Clone)]
 struct Request {
     method: String,
@@ -45,10 +46,10 @@ fn recordings() -> Vec<Request> {
     let mut all = Vec::new();
     for name in names {
         let file: Value = serde_json::from_slice(&std::fs::read(name).unwrap()).unwrap();
-        let kept = ["content-type", "content-encoding", "accept"];
+        let relevant = ["content-type", "content-encoding", "accept"];
         let headers = file["headers"].as_object().into_iter().flatten();
         let headers = headers
-            .filter(|(name, _)| kept.contains(&name.as_str()))
+            .filter(|(name, _)| relevant.contains(&name.as_str()))
             .map(|(name, value)| (name.clone(), value.as_str().unwrap().to_owned()))
             .collect();
         let body = match (&file["body"], file["body_base64"].as_str()) {
@@ -64,7 +65,7 @@ fn recordings() -> Vec<Request> {
     all
 }
 
-/// A server in which the ids of the recordings mean something.
+/// A server with the objects that the recordings refer to.
 struct Scene {
     http: Http,
     raw: Raw,
@@ -77,7 +78,7 @@ impl Scene {
         let test_server = TestServer::with(|options| {
             options.timeouts.poll_hold = Duration::from_millis(20);
             options.timeouts.sequence_gap = Duration::ZERO;
-            // Nothing is written that no request asked for.
+            // Write nothing without a request.
             options.timeouts.snapshot_after = Duration::from_secs(3_600);
             options.timeouts.expiry_interval = Duration::from_secs(3_600);
             options.limits.body_bytes = 1 << 20;
@@ -87,14 +88,14 @@ impl Scene {
         let http = test_server.http();
         let session = http.session().await;
         let (_, made) = http.post("/create_model", create_model(&session, 0)).await;
-        http.answer(&made).await;
+        http.result(&made).await;
         let model = format!("{session}:train:0");
         for (kind, path) in [("weights", "/save_weights"), ("sampler", "/save_weights_for_sampler")]
         {
             let seq = if kind == "weights" { 1 } else { 2 };
             let save = json!({"model_id": model, "seq_id": seq, "path": "ckpt-1"});
             let (_, saved) = http.post(path, save).await;
-            http.answer(&saved).await;
+            http.result(&saved).await;
         }
         let create =
             json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
@@ -103,7 +104,7 @@ impl Scene {
         Self { http, raw, session, _server: test_server }
     }
 
-    /// Everything that a refusal must not change.
+    /// Returns the state that a rejected request must not change.
     async fn digest(&self) -> String {
         let mut digest = String::new();
         for path in ["/sessions?limit=1000", "/training_runs?limit=1000", "/checkpoints?limit=1000"]
@@ -123,28 +124,28 @@ impl Scene {
         digest
     }
 
-    /// Waits until nothing goes on that a request began.
-    async fn settle(&self, reply: &[u8]) {
+    /// Waits until the request with this response has a result.
+    async fn wait_for_result(&self, reply: &[u8]) {
         let Ok(ticket) = serde_json::from_slice::<Value>(reply) else { return };
         if !ticket["request_id"].is_string() {
             return;
         }
-        for _ in 0..MOST_POLLS {
+        for _ in 0..MAX_POLLS {
             let poll = json!({"request_id": ticket["request_id"]});
-            let (status, answer) = self.http.post("/retrieve_future", poll).await;
-            if status != 200 || answer["type"] != "try_again" {
+            let (status, result) = self.http.post("/retrieve_future", poll).await;
+            if status != 200 || result["type"] != "try_again" {
                 return;
             }
         }
-        panic!("there is no answer to {ticket}");
+        panic!("no result for {ticket}");
     }
 }
 
-/// Polls until an answer must be there: each is held for a while.
-const MOST_POLLS: usize = 10_000;
+/// Number of polls, each held for a while, after which a result must exist.
+const MAX_POLLS: usize = 10_000;
 
-/// Values that were somebody's mistake once.
-fn strange(rng: &mut Rng) -> Value {
+/// Returns a value that often reveals bugs.
+fn hostile_value(rng: &mut Rng) -> Value {
     let deep = (0..200).fold(json!(1), |inner, _| json!([inner]));
     let all = [
         json!(null),
@@ -178,7 +179,7 @@ fn strange(rng: &mut Rng) -> Value {
     all[rng.usize(..all.len())].clone()
 }
 
-/// Changes one place of a value.
+/// Modifies one position of a value.
 fn mutate(value: &mut Value, rng: &mut Rng) {
     let deeper = rng.u8(..4) > 0;
     match value {
@@ -194,7 +195,7 @@ fn mutate(value: &mut Value, rng: &mut Rng) {
             let at = rng.usize(..items.len());
             match rng.u8(..6) {
                 0 => drop(items.remove(at)),
-                1 => items.insert(at, strange(rng)),
+                1 => items.insert(at, hostile_value(rng)),
                 _ => mutate(&mut items[at], rng),
             }
         }
@@ -202,7 +203,7 @@ fn mutate(value: &mut Value, rng: &mut Rng) {
             let near = number.as_i64().unwrap_or(0).wrapping_add(rng.i64(-3..4));
             *value = json!(near);
         }
-        _ => *value = strange(rng),
+        _ => *value = hostile_value(rng),
     }
 }
 
@@ -223,9 +224,9 @@ fn mutate_bytes(bytes: &mut Vec<u8>, rng: &mut Rng) {
 }
 
 fn mutate_path(path: &str, rng: &mut Rng) -> String {
-    let strange =
+    let segments =
         ["..", "%2e%2e", "%00", "%ff", "", "a%2Fb", "%2e%2e%2f%2e%2e%2flock", "-1", "é", "%zz"];
-    let word = strange[rng.usize(..strange.len())].to_owned();
+    let word = segments[rng.usize(..segments.len())].to_owned();
     let long = "y".repeat(3_000);
     let word = if rng.u8(..10) == 0 { long } else { word };
     let separators: Vec<usize> = path.match_indices(['/', '?', '&', '=']).map(|(i, _)| i).collect();
@@ -234,7 +235,7 @@ fn mutate_path(path: &str, rng: &mut Rng) -> String {
     format!("{}{word}{}", &path[..from], &path[to..])
 }
 
-/// A request that was never recorded: a pass over data that this model can run.
+/// Returns a training pass that the model can execute; the recorded ones need another model.
 fn pass(session: &str, rng: &mut Rng) -> Vec<u8> {
     let data = vec![Datum::completion([3, 4], [5, 6]).unwrap(); rng.usize(1..3)];
     let call = ForwardBackward {
@@ -245,12 +246,12 @@ fn pass(session: &str, rng: &mut Rng) -> Vec<u8> {
 }
 
 fn prepare(request: &Request, session: &str, rng: &mut Rng) -> (Request, Vec<u8>) {
-    let own = |text: &str| text.replace(RECORDED, session);
-    let mut request = Request { path: own(&request.path), ..request.clone() };
+    let with_session = |text: &str| text.replace(RECORDED, session);
+    let mut request = Request { path: with_session(&request.path), ..request.clone() };
     let mut body = match &mut request.body {
         Body::None => Vec::new(),
         Body::Json(value) => {
-            let mut value: Value = serde_json::from_str(&own(&value.to_string())).unwrap();
+            let mut value: Value = serde_json::from_str(&with_session(&value.to_string())).unwrap();
             if value.get("base_model").is_some() {
                 value["base_model"] = json!(MODEL);
             }
@@ -281,11 +282,11 @@ fn prepare(request: &Request, session: &str, rng: &mut Rng) -> (Request, Vec<u8>
     (request, body)
 }
 
-/// What came of the cases of one route.
+/// Number of cases of one route by result.
 #[derive(Default)]
 struct Count {
     accepted: usize,
-    refused: usize,
+    rejected: usize,
 }
 
 async fn fuzz(seed: u64, more: impl Fn(usize) -> bool) {
@@ -295,7 +296,7 @@ async fn fuzz(seed: u64, more: impl Fn(usize) -> bool) {
     let mut scene = Scene::new().await;
     let mut n = 0;
     while more(n) {
-        if n % FRESH == FRESH - 1 {
+        if n % CASES_PER_SERVER == CASES_PER_SERVER - 1 {
             scene = Scene::new().await;
         }
         let recorded = &recordings[n % recordings.len()];
@@ -312,13 +313,13 @@ async fn fuzz(seed: u64, more: impl Fn(usize) -> bool) {
         match reply.status {
             200..300 => {
                 count.accepted += 1;
-                scene.settle(&reply.body).await;
+                scene.wait_for_result(&reply.body).await;
             }
             400..500 => {
-                count.refused += 1;
+                count.rejected += 1;
                 let detail: Value = serde_json::from_slice(&reply.body).unwrap_or_default();
-                let said = detail["detail"].as_str().is_some_and(|text| !text.is_empty());
-                assert!(said, "a refusal without a reason ({}): {}", reply.status, about());
+                let has_detail = detail["detail"].as_str().is_some_and(|text| !text.is_empty());
+                assert!(has_detail, "a rejection without a detail ({}): {}", reply.status, about());
                 assert_eq!(
                     scene.digest().await,
                     before,
@@ -332,26 +333,26 @@ async fn fuzz(seed: u64, more: impl Fn(usize) -> bool) {
         n += 1;
     }
     assert_eq!(scene.http.get("/api/v1/healthz").await.0, 200);
-    let (accepted, refused) =
-        counts.values().fold((0, 0), |(a, r), count| (a + count.accepted, r + count.refused));
-    eprintln!("{n} cases, {accepted} accepted, {refused} refused, {} routes", counts.len());
+    let (accepted, rejected) =
+        counts.values().fold((0, 0), |(a, r), count| (a + count.accepted, r + count.rejected));
+    eprintln!("{n} cases, {accepted} accepted, {rejected} rejected, {} routes", counts.len());
     let missing: Vec<String> = Route::ALL
         .iter()
         .map(ToString::to_string)
         .filter(|route| !counts.contains_key(route))
         .collect();
     assert!(missing.is_empty(), "never tried: {missing:?}");
-    assert!(accepted > n / 10 && refused > n / 10, "{accepted} accepted, {refused} refused");
+    assert!(accepted > n / 10 && rejected > n / 10, "{accepted} accepted, {rejected} rejected");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn mutated_requests_are_answered_or_refused_without_a_trace() {
+async fn mutated_requests_are_accepted_or_rejected_without_side_effects() {
     fuzz(1, |n| n < 600).await;
 }
 
-/// The same for longer: `cargo xtask fuzz server`.
+/// A run of a given length; `cargo xtask fuzz server` runs it.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "takes as long as you like; cargo xtask fuzz server runs it"]
+#[ignore = "takes TINKEX_FUZZ_SECONDS; cargo xtask fuzz server runs it"]
 async fn a_long_run_finds_nothing() {
     let number = |name: &str| setting(name).map(|text| text.parse::<u64>().unwrap());
     let seconds = number("TINKEX_FUZZ_SECONDS").unwrap_or(60);

@@ -1,4 +1,4 @@
-//! A server of a tiny model, and clients of it.
+//! A server with a tiny model, and clients for it.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -9,17 +9,21 @@ use tempfile::TempDir;
 use tinkex::{Env, ServiceClient};
 use tinkex_server::{Server, ServerOptions};
 
-/// The name of the model that every test server has.
+/// Name of the base model that every test server has besides the built-in one.
 pub(crate) const MODEL: &str = "tiny";
 
+/// A running server and its data directory.
 pub(crate) struct TestServer {
     pub(crate) server: Server,
     pub(crate) data: TempDir,
 }
 
-/// What a command tells the tests it runs.
+/// Returns a setting that `cargo xtask` passes to the tests it runs.
 pub(crate) fn setting(name: &str) -> Option<String> {
-    #[expect(clippy::disallowed_methods, reason = "the one place where tests are told something")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the only access of the tests to the environment"
+    )]
     std::env::var(name).ok()
 }
 
@@ -67,14 +71,14 @@ pub(crate) fn client(url: &str) -> ServiceClient {
         .unwrap()
 }
 
-/// A client that knows nothing of the API.
+/// Returns an HTTP client without knowledge of the API.
 pub(crate) fn plain() -> reqwest::Client {
-    // Only the first of many tests can; the others find it done.
+    // Fails if another test of this process has installed it already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder().no_proxy().build().unwrap()
 }
 
-/// Plain HTTP, for what a well-behaved client does not do.
+/// Sends requests that the SDK would not send.
 pub(crate) struct Http {
     base: String,
     client: reqwest::Client,
@@ -113,8 +117,8 @@ impl Http {
         self.send("GET", path, &[], Vec::new()).await
     }
 
-    /// The answer behind a ticket, if it is JSON.
-    pub(crate) async fn answer(&self, ticket: &Value) -> Value {
+    /// Polls until a request is finished and returns its JSON result.
+    pub(crate) async fn result(&self, ticket: &Value) -> Value {
         loop {
             let poll = serde_json::json!({"request_id": ticket["request_id"], "allow_metadata_only": false});
             let (status, body) = self.post("/retrieve_future", poll).await;
@@ -125,7 +129,7 @@ impl Http {
         }
     }
 
-    /// The tokens behind the ticket of a sample.
+    /// Polls until a sampling request is finished and returns the tokens of its first sample.
     pub(crate) async fn sampled(&self, ticket: &Value) -> Vec<u32> {
         loop {
             let poll = serde_json::json!({"request_id": ticket["request_id"]});
@@ -134,14 +138,14 @@ impl Http {
             let proto = reply.headers()["content-type"] == "application/x-protobuf";
             let body = reply.bytes().await.unwrap();
             if proto {
-                let answer = tinkex_wire::SampleResponse::from_proto(&body).unwrap();
-                return answer.sequences[0].tokens.to_vec();
+                let response = tinkex_wire::SampleResponse::from_proto(&body).unwrap();
+                return response.sequences[0].tokens.to_vec();
             }
             assert!(body.windows(9).any(|part| part == b"try_again"), "{body:?}");
         }
     }
 
-    /// The numbers of `/metrics`.
+    /// Returns the values of `/metrics` without the prefix `tinkex_`.
     pub(crate) async fn metrics(&self) -> HashMap<String, u64> {
         let reply = self.client.get(format!("{}/metrics", self.base)).send().await.unwrap();
         let text = reply.text().await.unwrap();
@@ -156,7 +160,7 @@ impl Http {
         body["session_id"].as_str().unwrap().to_owned()
     }
 
-    /// A sampling session of the base model.
+    /// Creates a sampling session of the base model.
     pub(crate) async fn sampler(&self, session: &str) -> String {
         let call = serde_json::json!({
             "session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL,
@@ -166,11 +170,11 @@ impl Http {
         body["sampling_session_id"].as_str().unwrap().to_owned()
     }
 
-    /// A model, ready.
+    /// Creates a model and waits until it is ready.
     pub(crate) async fn model(&self, session: &str) -> String {
         let (status, ticket) = self.post("/create_model", create_model(session, 0)).await;
         assert_eq!(status, 200, "{ticket}");
-        self.answer(&ticket).await["model_id"].as_str().unwrap().to_owned()
+        self.result(&ticket).await["model_id"].as_str().unwrap().to_owned()
     }
 }
 

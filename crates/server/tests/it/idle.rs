@@ -1,4 +1,4 @@
-//! What nobody uses leaves memory, and what nobody hears of is saved.
+//! Idle models are unloaded, and models of expired sessions are saved.
 
 use std::time::Duration;
 
@@ -32,12 +32,12 @@ async fn unloaded(http: &Http) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_model_that_was_unloaded_comes_back_with_the_same_bits() {
+async fn an_unloaded_model_is_restored_bit_for_bit() {
     let test_server = TestServer::new().await;
-    let whole = train(&model(&test_server.client()).await, 4).await;
+    let expected = train(&model(&test_server.client()).await, 4).await;
     let test_server = TestServer::with(|options| {
         options.timeouts.idle_model = Duration::ZERO;
-        // No snapshot helps: everything is computed again.
+        // Without snapshots, the model is restored by executing all requests again.
         options.timeouts.snapshot_after = Duration::from_secs(3_600);
     })
     .await;
@@ -51,13 +51,13 @@ async fn a_model_that_was_unloaded_comes_back_with_the_same_bits() {
         sampler.sample([5, 6], params).send().await.unwrap();
         unloaded(&http).await;
     }
-    assert_eq!(losses, whole);
+    assert_eq!(losses, expected);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn models_that_do_not_fit_in_memory_take_turns_there() {
+async fn models_beyond_the_memory_limit_are_evicted_and_restored() {
     let test_server = TestServer::new().await;
-    let whole = train(&model(&test_server.client()).await, 4).await;
+    let expected = train(&model(&test_server.client()).await, 4).await;
     let test_server = TestServer::with(|options| {
         options.limits.model_bytes = 1;
         options.timeouts.snapshot_after = Duration::from_secs(3_600);
@@ -71,11 +71,11 @@ async fn models_that_do_not_fit_in_memory_take_turns_there() {
             losses.extend(train(model, 1).await);
         }
     }
-    assert_eq!(losses, [whole.clone(), whole.clone(), whole]);
+    assert_eq!(losses, [expected.clone(), expected.clone(), expected]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_of_the_lineup_may_be_any_folder() {
+async fn a_folder_can_be_served_under_any_name() {
     let name = "Qwen/Qwen3-8B";
     let test_server =
         TestServer::with(|options| *options = options.clone().model(name, golden("qwen3"))).await;
@@ -92,26 +92,26 @@ async fn a_name_of_the_lineup_may_be_any_folder() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_not_saved_when_a_session_expired_is_there_after_it() {
+async fn unsaved_models_of_an_expired_session_are_autosaved() {
     let data = tempfile::tempdir().unwrap();
     let server = Server::start(options(data.path())).await.unwrap();
     let service = crate::harness::client(&server.base_url());
-    let whole = train(&model(&service).await, 5).await;
-    let (learned, saved, fresh) =
+    let expected = train(&model(&service).await, 5).await;
+    let (unsaved, saved, untrained) =
         (model(&service).await, model(&service).await, model(&service).await);
-    train(&learned, 3).await;
+    train(&unsaved, 3).await;
     train(&saved, 2).await;
     saved.save_state("own").await.unwrap();
-    let ids = [&learned, &saved, &fresh].map(|model| model.model_id().clone());
+    let ids = [&unsaved, &saved, &untrained].map(|model| model.model_id().clone());
     let session = ids[0].as_str().split(':').next().unwrap().to_owned();
-    drop((service, learned, saved, fresh));
+    drop((service, unsaved, saved, untrained));
     server.stop().await;
 
-    // Nobody says anything any more.
-    let mut impatient = options(data.path());
-    impatient.timeouts.session_expiry = Duration::from_millis(1);
-    impatient.timeouts.expiry_interval = Duration::from_millis(5);
-    let server = Server::start(impatient).await.unwrap();
+    // No client sends a request any more.
+    let mut short_lived = options(data.path());
+    short_lived.timeouts.session_expiry = Duration::from_millis(1);
+    short_lived.timeouts.expiry_interval = Duration::from_millis(5);
+    let server = Server::start(short_lived).await.unwrap();
     let http = Http::new(&server.base_url());
     while http.post("/session_heartbeat", json!({"session_id": session})).await.0 == 200 {}
     server.stop().await;
@@ -124,18 +124,18 @@ async fn what_was_not_saved_when_a_session_expired_is_there_after_it() {
         let list = rest.list_checkpoints(id.clone()).await.unwrap().checkpoints;
         found.push(list.into_iter().map(|c| (c.tinker_path, c.expires_at.is_some())).collect());
     }
-    let [learned, saved, fresh] = <[Vec<(String, bool)>; 3]>::try_from(found).unwrap();
-    assert_eq!(learned, [(format!("tinker://{}/weights/autosave-6", ids[0]), true)]);
+    let [unsaved, saved, untrained] = <[Vec<(String, bool)>; 3]>::try_from(found).unwrap();
+    assert_eq!(unsaved, [(format!("tinker://{}/weights/autosave-6", ids[0]), true)]);
     assert_eq!(saved, [(format!("tinker://{}/weights/own", ids[1]), false)]);
-    assert_eq!(fresh, []);
-    let path: tinkex::TinkerPath = learned[0].0.parse().unwrap();
+    assert_eq!(untrained, []);
+    let path: tinkex::TinkerPath = unsaved[0].0.parse().unwrap();
     let resumed = service
         .create_training_client_from(&path, RestoreMode::WithOptimizer)
         .create()
         .await
         .unwrap();
-    assert_eq!(train(&resumed, 2).await, whole[3..]);
-    // The session itself is over.
+    assert_eq!(train(&resumed, 2).await, expected[3..]);
+    // The session itself has ended.
     let http = Http::new(&server.base_url());
     assert_eq!(http.post("/optim_step", step(ids[0].as_str(), 7, 0.1)).await.0, 403);
 }

@@ -1,4 +1,4 @@
-//! The server, driven by the client over loopback.
+//! Integration tests: a server in this process or in its own, driven over loopback.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a wrong assumption is a failed test")]
 
@@ -14,6 +14,7 @@ mod faults;
 mod fuzz;
 mod harness;
 mod idle;
+mod logging;
 mod order;
 mod process;
 mod raw;

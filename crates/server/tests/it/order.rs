@@ -1,4 +1,4 @@
-//! Numbers: order, gaps, resends, and other bodies under the same one.
+//! Sequence numbers: order, gaps, retries, and conflicting requests.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ async fn pass(http: &Http, model: &str, seq: u64, tokens: [u32; 2]) -> (u16, ser
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_run_in_order_however_they_arrive() {
+async fn requests_run_in_order_of_sequence_numbers() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
@@ -32,31 +32,31 @@ async fn requests_run_in_order_however_they_arrive() {
     let (status, second) = http.post("/optim_step", step(&model, 2, 0.1)).await;
     assert_eq!(status, 200);
     assert_eq!(pass(&http, &model, 1, [3, 4]).await.0, 200);
-    let norm = http.answer(&second).await["metrics"]["unclipped_grad_l2:mean"].as_f64().unwrap();
-    assert!(norm > 0.0, "the step came after the pass");
-    // The same again is the same; another one is not.
+    let norm = http.result(&second).await["metrics"]["unclipped_grad_l2:mean"].as_f64().unwrap();
+    assert!(norm > 0.0, "the step ran after the pass");
+    // A retry gets the same request id; another request is rejected.
     assert_eq!(http.post("/optim_step", step(&model, 2, 0.1)).await, (200, second));
-    let (status, refused) = http.post("/optim_step", step(&model, 2, 0.2)).await;
-    assert_eq!(status, 400, "{refused}");
-    assert!(refused["detail"].as_str().unwrap().contains("seq_id 2"), "{refused}");
+    let (status, rejected) = http.post("/optim_step", step(&model, 2, 0.2)).await;
+    assert_eq!(status, 400, "{rejected}");
+    assert!(rejected["detail"].as_str().unwrap().contains("seq_id 2"), "{rejected}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gap_is_skipped_after_a_while_and_its_number_is_then_refused() {
+async fn a_gap_is_skipped_after_the_timeout_and_its_number_is_then_rejected() {
     let test_server =
         TestServer::with(|options| options.timeouts.sequence_gap = Duration::from_millis(50)).await;
     let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     let (_, third) = http.post("/optim_step", step(&model, 3, 0.1)).await;
-    assert!(http.answer(&third).await["metrics"].is_object());
-    let (status, refused) = http.post("/optim_step", step(&model, 1, 0.1)).await;
+    assert!(http.result(&third).await["metrics"].is_object());
+    let (status, rejected) = http.post("/optim_step", step(&model, 1, 0.1)).await;
     assert_eq!(status, 400);
-    assert!(refused["detail"].as_str().unwrap().contains("too late"), "{refused}");
+    assert!(rejected["detail"].as_str().unwrap().contains("too late"), "{rejected}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_queue_says_when_to_come_back() {
+async fn a_full_queue_rejects_requests_with_429() {
     let test_server = TestServer::with(|options| {
         options.limits.queued_requests = 2;
         options.timeouts.sequence_gap = Duration::from_secs(60);
@@ -65,16 +65,16 @@ async fn a_full_queue_says_when_to_come_back() {
     let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
-    // Number 1 never comes, so these stay in line.
+    // Number 1 is missing, so these stay queued.
     for seq in [2, 3] {
         assert_eq!(http.post("/optim_step", step(&model, seq, 0.1)).await.0, 200);
     }
-    let (status, refused) = http.post("/optim_step", step(&model, 4, 0.1)).await;
-    assert_eq!(status, 429, "{refused}");
+    let (status, rejected) = http.post("/optim_step", step(&model, 4, 0.1)).await;
+    assert_eq!(status, 429, "{rejected}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn samples_fill_the_queue_until_they_are_drawn() {
+async fn samples_count_towards_the_queue_limit_until_they_are_finished() {
     let test_server = TestServer::with(|options| options.limits.queued_requests = 2).await;
     let http = test_server.http();
     let sampler = http.sampler(&http.session().await).await;
@@ -91,18 +91,18 @@ async fn samples_fill_the_queue_until_they_are_drawn() {
         assert_eq!(status, 200, "{ticket}");
         tickets.push(ticket);
     }
-    let (status, refused) = http.post("/asample", ask(2)).await;
-    assert_eq!(status, 429, "{refused}");
+    let (status, rejected) = http.post("/asample", ask(2)).await;
+    assert_eq!(status, 429, "{rejected}");
     for ticket in &tickets {
         let cancel = json!({"request_id": ticket["request_id"]});
         assert_eq!(http.post("/cancel_future", cancel).await.0, 200);
-        http.answer(ticket).await;
+        http.result(ticket).await;
     }
-    assert_eq!(http.post("/asample", ask(2)).await.0, 200, "there is room again");
+    assert_eq!(http.post("/asample", ask(2)).await.0, 200, "the queue has space again");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_number_beyond_all_numbers_is_refused() {
+async fn a_sequence_number_above_the_maximum_is_rejected() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
@@ -110,17 +110,17 @@ async fn a_number_beyond_all_numbers_is_refused() {
     for seq in [1 << 31, u64::MAX] {
         let save = json!({"model_id": model, "seq_id": seq, "type": "save_weights"});
         for (path, call) in [("/optim_step", step(&model, seq, 0.1)), ("/save_weights", save)] {
-            let (status, refused) = http.post(path, call).await;
-            assert_eq!(status, 400, "{refused}");
-            assert!(refused["detail"].as_str().unwrap().contains("seq_id"), "{refused}");
+            let (status, rejected) = http.post(path, call).await;
+            assert_eq!(status, 400, "{rejected}");
+            assert!(rejected["detail"].as_str().unwrap().contains("seq_id"), "{rejected}");
         }
     }
     let (_, first) = http.post("/optim_step", step(&model, 1, 0.1)).await;
-    assert!(http.answer(&first).await["metrics"].is_object());
+    assert!(http.result(&first).await["metrics"].is_object());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_waits_for_what_was_refused() {
+async fn a_rejected_request_leaves_no_gap() {
     let test_server =
         TestServer::with(|options| options.timeouts.sequence_gap = Duration::from_secs(36_000))
             .await;
@@ -136,14 +136,14 @@ async fn nobody_waits_for_what_was_refused() {
         "model_id": model, "seq_id": 2, "sampling_session_seq_id": number,
         "type": "save_weights_for_sampler",
     });
-    let (status, refused) = http.post("/save_weights_for_sampler", save).await;
-    assert_eq!(status, 400, "{refused}");
+    let (status, rejected) = http.post("/save_weights_for_sampler", save).await;
+    assert_eq!(status, 400, "{rejected}");
     let (_, third) = http.post("/optim_step", step(&model, 3, 0.1)).await;
-    assert!(http.answer(&third).await["metrics"].is_object());
+    assert!(http.result(&third).await["metrics"].is_object());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_session_that_says_nothing_ends_and_takes_its_requests_along() {
+async fn a_silent_session_expires_and_its_queued_requests_fail() {
     let test_server = TestServer::with(|options| {
         options.timeouts.session_expiry = Duration::from_millis(200);
         options.timeouts.expiry_interval = Duration::from_millis(5);
@@ -152,10 +152,10 @@ async fn a_session_that_says_nothing_ends_and_takes_its_requests_along() {
     let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
-    // Number 1 never comes, so this stays in line until the session ends.
+    // Number 1 is missing, so this stays queued until the session expires.
     let (_, waiting) = http.post("/optim_step", step(&model, 2, 0.1)).await;
-    let answer = http.answer(&waiting).await;
-    assert!(answer["error"].as_str().unwrap().contains("session expired"), "{answer}");
+    let result = http.result(&waiting).await;
+    assert!(result["error"].as_str().unwrap().contains("session expired"), "{result}");
     assert_eq!(http.post("/session_heartbeat", json!({"session_id": session})).await.0, 410);
     assert_eq!(http.post("/session_heartbeat", json!({"session_id": "other"})).await.0, 404);
     assert_eq!(http.post("/optim_step", step(&model, 3, 0.1)).await.0, 403);
@@ -165,21 +165,21 @@ async fn a_session_that_says_nothing_ends_and_takes_its_requests_along() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_finished_session_is_over_and_use_was_counted() {
+async fn a_finished_session_rejects_requests_and_its_usage_is_counted() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     let (_, ticket) = pass(&http, &model, 1, [3, 4]).await;
     let (_, next) = http.post("/optim_step", step(&model, 2, 0.1)).await;
-    http.answer(&next).await;
+    http.result(&next).await;
     let finish = json!({"reason": {"type": "success"}, "detail": null});
     let path = format!("/sessions/{session}/finish");
     assert_eq!(http.post(&path, finish.clone()).await.0, 200);
-    assert_eq!(http.post(&path, finish).await.0, 200, "the first end counts");
+    assert_eq!(http.post(&path, finish).await.0, 200, "finishing twice is accepted");
     assert_eq!(http.post("/session_heartbeat", json!({"session_id": session})).await.0, 410);
     let poll = json!({"request_id": ticket["request_id"]});
-    assert_eq!(http.post("/retrieve_future", poll).await.0, 200, "answers stay");
+    assert_eq!(http.post("/retrieve_future", poll).await.0, 200, "results remain available");
     let hour = 3_600;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     let (from, to) = (now / hour * hour - hour, now / hour * hour + 2 * hour);

@@ -1,4 +1,4 @@
-//! A server in a process of its own, which can be killed and whose disk can be full.
+//! A server in its own process, which tests can kill and whose disk they can fill.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use crate::harness::{MODEL, golden};
 
-/// A server in a process of its own.
+/// A server in its own process.
 pub(crate) struct Process {
     child: Child,
     pub(crate) url: String,
@@ -15,15 +15,16 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(data: &Path) -> Self {
-        Self::on(data, 0, &[])
+        Self::with(data, 0, &[])
     }
 
-    pub(crate) fn on(data: &Path, port: u16, more: &[&str]) -> Self {
-        // A write beyond the limit of `full` is an error, not the end.
+    pub(crate) fn with(data: &Path, port: u16, arguments: &[&str]) -> Self {
+        // Ignore SIGXFSZ, so that a write beyond the limit of `fill_disk` fails instead of ending
+        // the process.
         let mut child = Command::new("sh")
             .args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_tinkex-server")])
             .args(["--port", &port.to_string(), "--threads", "1", "--quiet", "--no-hub-cache"])
-            .args(more)
+            .args(arguments)
             .arg("--data-dir")
             .arg(data)
             .arg("--model")
@@ -41,13 +42,13 @@ impl Process {
         self.url.rsplit(':').next().unwrap().parse().unwrap()
     }
 
-    /// `kill -9`.
+    /// Kills the process with SIGKILL.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Sends SIGTERM and waits for the end of the process.
     #[cfg(target_os = "linux")]
     pub(crate) fn terminate(mut self) -> std::process::ExitStatus {
         let pid = rustix::process::Pid::from_child(&self.child);
@@ -55,12 +56,12 @@ impl Process {
         self.child.wait().unwrap()
     }
 
-    /// Bytes of requests and answers.
+    /// Returns the size of the payload file in bytes.
     pub(crate) fn payloads(&self) -> u64 {
         self.len("payloads")
     }
 
-    /// Bytes of what the database wrote last.
+    /// Returns the size of the write-ahead log in bytes.
     pub(crate) fn wal(&self) -> u64 {
         self.len("metadata.sqlite-wal")
     }
@@ -69,15 +70,15 @@ impl Process {
         std::fs::metadata(self.data.join(name)).unwrap().len()
     }
 
-    /// From now on no file gets longer than this: a write stops there, and the next one fails.
+    /// Limits the size of every file to `max_bytes`: a write stops there, and the next one fails.
     #[cfg(target_os = "linux")]
-    pub(crate) fn full(&self, longest: u64) {
-        self.limit(Some(longest));
+    pub(crate) fn fill_disk(&self, max_bytes: u64) {
+        self.limit(Some(max_bytes));
     }
 
-    /// There is room again.
+    /// Removes the limit of [`fill_disk`](Self::fill_disk).
     #[cfg(target_os = "linux")]
-    pub(crate) fn free(&self) {
+    pub(crate) fn free_disk(&self) {
         self.limit(None);
     }
 

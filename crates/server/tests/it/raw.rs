@@ -1,15 +1,15 @@
-//! HTTP as bytes, for what no library would send.
+//! HTTP as raw bytes, to send what no HTTP library would.
 
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 
-/// One connection, opened again when the server closed it.
+/// A connection that is reopened after the server has closed it.
 pub(crate) struct Raw {
     address: String,
     stream: Option<BufReader<TcpStream>>,
 }
 
-/// What came back.
+/// A response.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) status: u16,
@@ -21,17 +21,18 @@ impl Raw {
         Self { address: url.strip_prefix("http://").unwrap().to_owned(), stream: None }
     }
 
-    /// Sends bytes as they are.
+    /// Sends bytes unchanged.
     pub(crate) async fn write(&mut self, bytes: &[u8]) {
         if self.stream.is_none() {
             let stream = TcpStream::connect(&self.address).await.unwrap();
             self.stream = Some(BufReader::new(stream));
         }
-        // A server that has said no already may have closed it; the reply tells.
+        // The server may have responded and closed the connection already; `read` returns that
+        // response.
         let _ = self.stream.as_mut().unwrap().write_all(bytes).await;
     }
 
-    /// Reads a reply; none if the server closed the connection without one.
+    /// Reads a response; `None` if the server closed the connection without one.
     pub(crate) async fn read(&mut self) -> Option<Reply> {
         let reply = self.try_read().await;
         if !matches!(&reply, Some((_, true))) {
@@ -63,7 +64,7 @@ impl Raw {
         Some((Reply { status, body }, open))
     }
 
-    /// Makes a call with exactly this path.
+    /// Sends a request with exactly this path, and reads the response.
     pub(crate) async fn call(
         &mut self,
         method: &str,
@@ -80,7 +81,7 @@ impl Raw {
         let fresh = self.stream.is_none();
         self.write(&bytes).await;
         match self.read().await {
-            // An idle connection may have been closed in between.
+            // The server may have closed the idle connection; retry on a new one.
             None if !fresh => {
                 self.write(&bytes).await;
                 self.read().await

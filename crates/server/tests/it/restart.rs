@@ -1,4 +1,4 @@
-//! A server that is killed at any moment comes back as if nothing had happened.
+//! A killed server restores its state and produces the same results.
 
 use serde_json::{Value, json};
 use tinkex_wire::{Datum, ForwardBackward, ForwardBackwardOutput, LossFn, Seq};
@@ -18,6 +18,7 @@ fn pass(model: &str, seq: u64) -> Vec<u8> {
 
 const PROTO: &[(&str, &str)] = &[("content-type", "application/x-protobuf")];
 
+/// Polls until a pass is finished and returns the bits of its loss.
 async fn loss(url: &str, ticket: &Value) -> u64 {
     let client = crate::harness::plain();
     loop {
@@ -38,7 +39,8 @@ async fn loss(url: &str, ticket: &Value) -> u64 {
     }
 }
 
-/// Thirty steps, killed before the given ones; returns the losses and the last weights.
+/// Runs thirty steps and kills the server after the given passes. Returns the losses and the final
+/// weights.
 async fn run(kills: &[u64]) -> (Vec<u64>, Vec<u8>) {
     let data = tempfile::tempdir().unwrap();
     let mut process = Process::start(data.path());
@@ -56,7 +58,7 @@ async fn run(kills: &[u64]) -> (Vec<u64>, Vec<u8>) {
             process.kill();
             process = Process::start(data.path());
             http = Http::new(&process.url);
-            // Whoever did not see the reply sends it again, and gets the same promise.
+            // A client that lost the response retries and gets the same request id.
             let (status, again) =
                 http.send("POST", "/api/v1/forward_backward", PROTO, pass(&model, 2 * n + 1)).await;
             assert_eq!((status, &again), (200, &tickets[tickets.len() - 1]));
@@ -64,14 +66,14 @@ async fn run(kills: &[u64]) -> (Vec<u64>, Vec<u8>) {
         let (status, reply) = http.post("/optim_step", step(&model, 2 * n + 2, 1e-2)).await;
         assert_eq!(status, 200, "{reply}");
     }
-    assert_eq!(http.answer(&created).await["model_id"], model);
+    assert_eq!(http.result(&created).await["model_id"], model);
     let mut losses = Vec::new();
     for ticket in &tickets {
         losses.push(loss(&process.url, ticket).await);
     }
     let save = json!({"model_id": model, "path": "end", "seq_id": 61, "type": "save_weights"});
     let (_, saved) = http.post("/save_weights", save).await;
-    assert!(http.answer(&saved).await["path"].is_string());
+    assert!(http.result(&saved).await["path"].is_string());
     let folder = std::fs::read_dir(data.path().join("weights"))
         .unwrap()
         .map(|entry| entry.unwrap().path())
@@ -83,14 +85,14 @@ async fn run(kills: &[u64]) -> (Vec<u64>, Vec<u8>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_run_ends_with_the_same_bits() {
-    let whole = run(&[]).await;
-    assert!(f64::from_bits(whole.0[29]) < f64::from_bits(whole.0[0]));
-    assert_eq!(run(&[0, 7, 8, 20, 29]).await, whole);
+async fn a_killed_run_is_bit_identical() {
+    let uninterrupted = run(&[]).await;
+    assert!(f64::from_bits(uninterrupted.0[29]) < f64::from_bits(uninterrupted.0[0]));
+    assert_eq!(run(&[0, 7, 8, 20, 29]).await, uninterrupted);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sessions_samplers_and_answers_come_back() {
+async fn sessions_samplers_and_results_are_restored() {
     let data = tempfile::tempdir().unwrap();
     let process = Process::start(data.path());
     let http = Http::new(&process.url);
@@ -98,7 +100,7 @@ async fn sessions_samplers_and_answers_come_back() {
     let model = http.model(&session).await;
     let save = json!({"model_id": model, "sampling_session_seq_id": 0, "seq_id": 1, "type": "save_weights_for_sampler"});
     let (_, saved) = http.post("/save_weights_for_sampler", save).await;
-    let sampler = http.answer(&saved).await["sampling_session_id"].clone();
+    let sampler = http.result(&saved).await["sampling_session_id"].clone();
     let ask = json!({
         "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "sampling_params": {"max_tokens": 200, "stop": []},
         "sampling_session_id": sampler, "seq_id": 0,
@@ -108,7 +110,7 @@ async fn sessions_samplers_and_answers_come_back() {
 
     let process = Process::start(data.path());
     let http = Http::new(&process.url);
-    assert_eq!(http.post("/asample", ask).await.1, sample, "the same promise");
+    assert_eq!(http.post("/asample", ask).await.1, sample, "the same request id");
     let (status, info) = http.get(&format!("/api/v1/sessions/{session}")).await;
     assert_eq!((status, &info["sampler_ids"]), (200, &json!([sampler])));
     let client = crate::harness::plain();
@@ -125,12 +127,12 @@ async fn sessions_samplers_and_answers_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tidying_loses_nothing_that_is_needed() {
+async fn compaction_keeps_everything_that_a_restart_needs() {
     let data = tempfile::tempdir().unwrap();
     let start = |port: u16| {
         let mut options = crate::harness::options(data.path());
         options.address.set_port(port);
-        // Everything that can be tidied is, all the time; nothing is saved by itself.
+        // Compact and expire as much as possible, and never take a snapshot.
         options.limits.payload_bytes = 0;
         options.timeouts.expiry_interval = std::time::Duration::from_millis(5);
         options.timeouts.result_retention = std::time::Duration::ZERO;
@@ -158,11 +160,12 @@ async fn tidying_loses_nothing_that_is_needed() {
     while http.get(&listed).await.1["checkpoints"].as_array().unwrap().is_empty() {
         tokio::task::yield_now().await;
     }
-    // Once all of it is on disk and forgotten nothing is written any more.
+    // Once all results have expired, nothing is written any more.
     while http.metrics().await["answers"] > 0 {
         tokio::task::yield_now().await;
     }
-    // As a crash: nobody is told to save. Payloads first, since rows need them.
+    // Simulate a crash by restoring the files from before the graceful stop. Read the payloads first,
+    // because rows refer to them.
     let files = ["payloads", "metadata.sqlite-wal", "metadata.sqlite"];
     let copies = files.map(|name| std::fs::read(data.path().join(name)).unwrap());
     server.stop().await;
@@ -185,11 +188,11 @@ async fn tidying_loses_nothing_that_is_needed() {
             .unwrap();
         std::fs::read(folder.join("adapter_model.safetensors")).unwrap()
     };
-    assert_eq!(weights("five"), weights("again"), "the same model, computed again");
+    assert_eq!(weights("five"), weights("again"), "the restored model is bit-identical");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restart_is_no_use_of_a_run() {
+async fn a_restart_does_not_change_the_last_use_of_a_run() {
     let data = tempfile::tempdir().unwrap();
     let process = Process::start(data.path());
     let http = Http::new(&process.url);

@@ -10,7 +10,7 @@ fn params(tokens: u32) -> SamplingParams {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn seeds_repeat_and_samples_differ() {
+async fn equal_seeds_repeat_and_samples_differ() {
     let test_server = TestServer::new().await;
     let sampler = test_server.client().create_sampling_client(MODEL).await.unwrap();
     let draw = || sampler.sample([3, 4, 5], params(12).seed(7)).num_samples(3).send();
@@ -25,7 +25,7 @@ async fn seeds_repeat_and_samples_differ() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn prompts_are_scored_as_training_scores_them() {
+async fn prompt_logprobs_equal_those_of_training() {
     let test_server = TestServer::new().await;
     let service = test_server.client();
     let model = service.create_lora_training_client(MODEL).rank(4).seed(3).create().await.unwrap();
@@ -36,10 +36,10 @@ async fn prompts_are_scored_as_training_scores_them() {
     let trained = trained.outputs.get(0).unwrap().f32("logprobs").unwrap().to_vec();
     let scored = sampler.compute_logprobs(text).await.unwrap();
     assert_eq!(scored.get(0), None);
-    assert_eq!(&scored.as_slice()[1..], &trained[..], "the same bits");
+    assert_eq!(&scored.as_slice()[1..], &trained[..], "bit-identical");
 
     let targets = TensorData::from_rows(&[[8_i64, -1], [7, 1], [-1, -1], [5, 2]]).unwrap();
-    let answer = sampler
+    let result = sampler
         .sample(text, params(2).temperature(0.5))
         .prompt_logprobs_last(2)
         .topk_prompt_logprobs(3)
@@ -49,24 +49,24 @@ async fn prompts_are_scored_as_training_scores_them() {
         .send()
         .await
         .unwrap();
-    let prompt = answer.prompt_logprobs.unwrap();
+    let prompt = result.prompt_logprobs.unwrap();
     assert_eq!((prompt.len(), prompt.get(2)), (5, None));
     assert_eq!(prompt.get(4), scored.get(4));
-    let topk = answer.topk_prompt_logprobs.unwrap();
+    let topk = result.topk_prompt_logprobs.unwrap();
     assert_eq!((topk.len(), topk.k()), (5, 3));
     assert!(topk.row(0).is_none());
-    let targets = answer.target_prompt_logprobs.unwrap();
+    let targets = result.target_prompt_logprobs.unwrap();
     assert_eq!(targets.as_f32().unwrap()[0], scored.as_slice()[1]);
     assert_eq!(targets.as_f32().unwrap()[1], 0.0);
-    assert_eq!(answer.prompt_alt_tokens.unwrap().tokens.shape().dims(), [4, 4]);
-    assert_eq!(answer.sequences[0].topk_logprobs.as_ref().unwrap().len(), 2);
+    assert_eq!(result.prompt_alt_tokens.unwrap().tokens.shape().dims(), [4, 4]);
+    assert_eq!(result.sequences[0].topk_logprobs.as_ref().unwrap().len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_requests_are_refused_at_once() {
+async fn invalid_requests_are_rejected_at_admission() {
     let test_server = TestServer::new().await;
     let sampler = test_server.client().create_sampling_client(MODEL).await.unwrap();
-    let refused = [
+    let rejected = [
         sampler.sample([3], params(1000)).send().await,
         sampler.sample([1_000_000], params(1)).send().await,
         sampler.sample([3], params(0)).send().await,
@@ -75,14 +75,14 @@ async fn bad_requests_are_refused_at_once() {
         sampler.sample([3], params(1).stop("text")).send().await,
         sampler.sample(Vec::<u32>::new(), params(1)).send().await,
     ];
-    for (i, answer) in refused.into_iter().enumerate() {
-        let error = answer.expect_err("refused");
+    for (i, result) in rejected.into_iter().enumerate() {
+        let error = result.expect_err("the request is invalid");
         assert_eq!(error.status(), Some(400), "case {i}: {error}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_samples_of_many_clients_each_get_their_own() {
+async fn concurrent_samples_of_two_clients_all_finish() {
     let test_server = TestServer::new().await;
     let sampler = test_server.client().create_sampling_client(MODEL).await.unwrap();
     let clone = test_server.client().restore_sampling_client(&sampler.handle()).unwrap();
@@ -93,13 +93,13 @@ async fn many_samples_of_many_clients_each_get_their_own() {
         })
         .collect();
     for (i, call) in calls.into_iter().enumerate() {
-        let answer = call.await.unwrap();
-        assert_eq!(answer.sequences[0].tokens.len(), 4, "{i}");
+        let result = call.await.unwrap();
+        assert_eq!(result.sequences[0].tokens.len(), 4, "{i}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cancelled_sample_fails_and_the_same_number_is_the_same_request() {
+async fn a_cancelled_sample_fails_and_a_retry_gets_the_same_id() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
@@ -123,25 +123,25 @@ async fn a_cancelled_sample_fails_and_the_same_number_is_the_same_request() {
     let (_, first) = http.post("/asample", ask(0, 3)).await;
     assert_eq!(first["sample_sequence_ids"].as_array().unwrap().len(), 2);
     assert_eq!(http.post("/asample", ask(0, 3)).await.1, first);
-    let (status, refused) = http.post("/asample", ask(0, 4)).await;
-    assert_eq!(status, 400, "{refused}");
+    let (status, rejected) = http.post("/asample", ask(0, 4)).await;
+    assert_eq!(status, 400, "{rejected}");
 
     let mut long = ask(1, 250);
     long["num_samples"] = json!(3000);
     let (_, long) = http.post("/asample", long).await;
     let (status, _) = http.post("/cancel_future", json!({"request_id": long["request_id"]})).await;
     assert_eq!(status, 200);
-    let answer = http.answer(&long).await;
-    assert!(answer["error"].as_str().unwrap().contains("cancelled"), "{answer}");
+    let result = http.result(&long).await;
+    assert!(result["error"].as_str().unwrap().contains("cancelled"), "{result}");
 
-    // One poll for all of them; what is acknowledged is gone.
+    // One poll returns all completions; acknowledged results are removed.
     let poll = |cursor: u64, acks: Vec<&serde_json::Value>| {
         json!({"target": {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": 0},
                "prev_cursor": cursor, "retrieved_request_ids": acks})
     };
     let (_, page) = http.post("/retrieve_futures", poll(0, vec![])).await;
     let page = if page["completions"].as_array().unwrap().len() < 2 {
-        http.answer(&first).await;
+        http.result(&first).await;
         http.post("/retrieve_futures", poll(0, vec![])).await.1
     } else {
         page
@@ -152,6 +152,6 @@ async fn a_cancelled_sample_fails_and_the_same_number_is_the_same_request() {
     ask["timeout"] = json!(0.0);
     let (_, page) = http.post("/retrieve_futures", ask).await;
     assert_eq!(page, json!({"completions": [], "cursor": cursor}));
-    let gone = http.post("/retrieve_future", json!({"request_id": first["request_id"]})).await;
-    assert_eq!(gone.0, 410);
+    let removed = http.post("/retrieve_future", json!({"request_id": first["request_id"]})).await;
+    assert_eq!(removed.0, 410);
 }

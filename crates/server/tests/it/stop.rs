@@ -1,71 +1,71 @@
-//! Servers that end while they are used, and start where something is missing.
+//! Shutdown under load, and starts without a base model that unfinished requests need.
 
 use tinkex_server::{Server, ServerOptions, StartError};
 
 use crate::harness::{Http, MODEL, TestServer, options, step};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_stops_while_requests_come() {
+async fn a_server_stops_under_load() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     let base = test_server.server.base_url();
-    let (begun, mut seen) = tokio::sync::mpsc::channel::<()>(64);
+    let (started, mut progress) = tokio::sync::mpsc::channel::<()>(64);
     let clients = (1..9).map(|n| {
-        let (base, model, begun) = (&base, &model, &begun);
+        let (base, model, started) = (&base, &model, &started);
         async move {
             let client = crate::harness::plain();
             for seq in (n..).step_by(8) {
                 let call = step(model, seq, 0.0).to_string();
                 let url = format!("{base}/api/v1/optim_step");
-                // Its connection is refused in the end.
+                // Fails once the server has stopped.
                 if client.post(url).body(call).send().await.is_err() {
                     return;
                 }
-                let _ = begun.try_send(());
+                let _ = started.try_send(());
             }
         }
     });
     let stop = async {
-        seen.recv().await.unwrap();
+        progress.recv().await.unwrap();
         test_server.server.stop().await
     };
     tokio::join!(stop, futures_util::future::join_all(clients));
-    // What was promised goes on.
+    // The data directory is intact.
     let server = Server::start(options(test_server.data.path())).await.unwrap();
     assert_eq!(Http::new(&server.base_url()).get("/api/v1/healthz").await.0, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn work_that_was_promised_waits_for_its_model() {
+async fn unfinished_requests_need_their_base_model() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
-    // Number 1 never comes.
+    // Number 1 is missing, so this request stays queued.
     let (status, ticket) = http.post("/optim_step", step(&model, 2, 0.1)).await;
     assert_eq!(status, 200);
     test_server.server.stop().await;
     let error = Server::start(ServerOptions::new(test_server.data.path())).await.unwrap_err();
-    let told = matches!(&error, StartError::MissingModel { name, requests: 1 } if name == MODEL);
-    assert!(told && error.to_string().contains("\"tiny\" is not available"), "{error}");
+    let matches = matches!(&error, StartError::MissingModel { name, requests: 1 } if name == MODEL);
+    assert!(matches && error.to_string().contains("\"tiny\" is not available"), "{error}");
     let mut options = options(test_server.data.path());
     options.timeouts.sequence_gap = std::time::Duration::ZERO;
     let server = Server::start(options).await.unwrap();
-    let answer = Http::new(&server.base_url()).answer(&ticket).await;
-    assert!(answer["metrics"].is_object(), "{answer}");
+    let result = Http::new(&server.base_url()).result(&ticket).await;
+    assert!(result["metrics"].is_object(), "{result}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn work_without_its_model_fails_by_name_if_that_is_wanted() {
+async fn drop_undone_fails_the_requests_without_their_base_model() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
     let (_, done) = http.post("/optim_step", step(&model, 1, 0.1)).await;
-    http.answer(&done).await;
-    // Number 2 never comes.
+    http.result(&done).await;
+    // Number 2 is missing, so this request stays queued.
     let (_, ticket) = http.post("/optim_step", step(&model, 3, 0.1)).await;
     let ask = serde_json::json!({
         "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "seq_id": 0,
@@ -79,18 +79,18 @@ async fn work_without_its_model_fails_by_name_if_that_is_wanted() {
     without.timeouts.sequence_gap = std::time::Duration::ZERO;
     let server = Server::start(without).await.unwrap();
     let http = Http::new(&server.base_url());
-    let failed = http.answer(&ticket).await;
+    let failed = http.result(&ticket).await;
     assert!(failed["error"].as_str().unwrap().contains("--model tiny=FOLDER"), "{failed}");
-    // The sample may have been drawn before the stop.
+    // The sample may have finished before the shutdown.
     let poll = serde_json::json!({"request_id": sample["request_id"]});
     assert_eq!(http.post("/retrieve_future", poll).await.0, 200);
     assert_eq!(http.get(&format!("/api/v1/training_runs/{model}")).await.1["base_model"], MODEL);
     server.stop().await;
 
-    // The run goes on when its model is back.
+    // The run continues once its base model is available again.
     let server = Server::start(options(test_server.data.path())).await.unwrap();
     let http = Http::new(&server.base_url());
     let (_, next) = http.post("/optim_step", step(&model, 4, 0.1)).await;
-    let answer = http.answer(&next).await;
-    assert!(answer["metrics"].is_object(), "{answer}");
+    let result = http.result(&next).await;
+    assert!(result["metrics"].is_object(), "{result}");
 }

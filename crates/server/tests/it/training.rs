@@ -6,7 +6,7 @@ use crate::harness::{MODEL, TestServer};
 use tinkex_autodiff::{GraphArg, GraphNode, LossGraph};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_loss_falls() {
+async fn the_loss_decreases() {
     let test_server = TestServer::new().await;
     let service = test_server.client();
     let models = service.server_capabilities().await.unwrap().supported_models;
@@ -29,7 +29,7 @@ async fn the_loss_falls() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_built_in_model_is_always_there() {
+async fn the_built_in_model_is_always_available() {
     let test_server = TestServer::new().await;
     let service = test_server.client();
     let model = service.create_lora_training_client("tinkex/tiny").rank(4).create().await.unwrap();
@@ -40,14 +40,14 @@ async fn the_built_in_model_is_always_there() {
         tinkex_engine::tokenizer::Tokenizer::read(folder.join("tokenizer.json")).unwrap();
     let sampler = service.create_sampling_client("tinkex/tiny").await.unwrap();
     let params = tinkex::SamplingParams::new().max_tokens(40).temperature(0.0).stop(" ");
-    let answer = sampler.sample(tokenizer.encode("Once upon a"), params).send().await.unwrap();
-    let text = tokenizer.vocabulary().decode(&answer.sequences[0].tokens);
-    assert!(text.contains(' '), "stopped at a text: {text:?}");
-    assert_eq!(answer.sequences[0].stop_reason, tinkex::StopReason::Stop);
+    let result = sampler.sample(tokenizer.encode("Once upon a"), params).send().await.unwrap();
+    let text = tokenizer.vocabulary().decode(&result.sequences[0].tokens);
+    assert!(text.contains(' '), "stopped at a stop string: {text:?}");
+    assert_eq!(result.sequences[0].stop_reason, tinkex::StopReason::Stop);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_loss_of_ones_own_runs_on_the_server() {
+async fn a_custom_loss_runs_on_the_server() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
@@ -66,7 +66,7 @@ async fn a_loss_of_ones_own_runs_on_the_server() {
     let graph = serde_json::to_value(graph).unwrap();
     let (status, ticket) = http.post("/create_custom_loss", call(&graph, 0)).await;
     assert_eq!(status, 200, "{ticket}");
-    let loss = http.answer(&ticket).await["loss_id"].as_str().unwrap().to_owned();
+    let loss = http.result(&ticket).await["loss_id"].as_str().unwrap().to_owned();
     let mut bad = graph;
     bad["nodes"][1]["target"] = "os.system".into();
     assert_eq!(http.post("/create_custom_loss", call(&bad, 1)).await.0, 400);
@@ -82,6 +82,6 @@ async fn a_loss_of_ones_own_runs_on_the_server() {
     let (status, ticket) = http.send("POST", "/api/v1/forward_backward", &[], body).await;
     assert_eq!(status, 200, "{ticket}");
     let (_, step) = http.post("/optim_step", crate::harness::step(&model, 2, 0.1)).await;
-    let norm = http.answer(&step).await["metrics"]["unclipped_grad_l2:mean"].as_f64().unwrap();
+    let norm = http.result(&step).await["metrics"]["unclipped_grad_l2:mean"].as_f64().unwrap();
     assert!(norm > 0.0);
 }

@@ -1,8 +1,8 @@
-"""The official Python SDK against a local server.
+"""Runs the official Python SDK against a local server.
 
     python conformance.py BASE_URL MODEL [--torch]
 
-Every check is a function; one that fails is reported and the others still run.
+Each check is a function. A failed check is reported, and the remaining ones still run.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import urllib.request
 BASE_URL, MODEL = sys.argv[1:3]
 TORCH = "--torch" in sys.argv
 os.environ["TINKER_BASE_URL"] = BASE_URL
-# Never a real one, whatever the environment has.
+# Replace a real key of the environment, so that it is never sent.
 os.environ["TINKER_API_KEY"] = "tml-local"
 os.environ["TINKER_TELEMETRY"] = "0"
 
@@ -33,11 +33,11 @@ def check(function):
     return function
 
 
-def datum(prompt, answer, **more):
-    tokens = prompt + answer
+def datum(prompt, completion, **more):
+    tokens = prompt + completion
     inputs = {
         "target_tokens": np.array(tokens[1:], dtype=np.int64),
-        "weights": np.array([0.0] * (len(prompt) - 1) + [1.0] * len(answer), dtype=np.float32),
+        "weights": np.array([0.0] * (len(prompt) - 1) + [1.0] * len(completion), dtype=np.float32),
     }
     inputs.update({key: np.array(value, dtype=np.float32) for key, value in more.items()})
     tensors = {key: types.TensorData.from_numpy(value) for key, value in inputs.items()}
@@ -78,13 +78,13 @@ def fails(call, *words):
 
 
 @check
-def the_server_says_what_it_has(service):
+def server_capabilities_are_reported(service):
     names = [model.model_name for model in service.get_server_capabilities().supported_models]
     assert MODEL in names, names
 
 
 @check
-def the_loss_falls(service):
+def the_loss_decreases(service):
     model = service.create_lora_training_client(base_model=MODEL, rank=8, seed=1)
     losses = train(model, 10)
     assert losses[-1] < 0.6 * losses[0], losses
@@ -93,7 +93,7 @@ def the_loss_falls(service):
 
 
 @check
-def seeds_of_adapters_repeat(service):
+def equal_adapter_seeds_give_equal_losses(service):
     runs = [train(service.create_lora_training_client(base_model=MODEL, rank=4, seed=s), 3) for s in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2], runs
 
@@ -127,7 +127,7 @@ def a_forward_pass_changes_nothing(service):
 
 
 @check
-def bad_data_fails_and_the_model_goes_on(service):
+def invalid_data_fails_and_the_model_stays_usable(service):
     model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=1)
     fails(lambda: model.forward_backward([datum([5, 6], [10**6])], "cross_entropy"), "data[0]")
     assert train(model, 1)
@@ -149,7 +149,7 @@ def states_are_saved_loaded_and_resumed(service):
 
 
 @check
-def samples_repeat_by_seed(service):
+def equal_seeds_give_equal_samples(service):
     sampler = service.create_sampling_client(base_model=MODEL)
     draw = lambda seed: sampler.sample(prompt(3, 4, 5), 3, params(seed=seed)).result().sequences
     one, two, other = draw(7), draw(7), draw(8)
@@ -165,7 +165,7 @@ def samples_repeat_by_seed(service):
 
 
 @check
-def prompts_are_scored(service):
+def prompt_logprobs_are_returned(service):
     model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
     train(model, 2)
     sampler = model.save_weights_and_get_sampling_client()
@@ -184,7 +184,7 @@ def prompts_are_scored(service):
 
 
 @check
-def saved_samplers_sample_the_same(service):
+def saved_weights_give_equal_samples(service):
     model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
     train(model, 2)
     path = model.save_weights_for_sampler("s").result().path
@@ -193,21 +193,21 @@ def saved_samplers_sample_the_same(service):
     train(model, 1)
     draw = lambda sampler: sampler.sample(prompt(5, 6), 2, params(seed=1)).result().sequences
     assert [s.tokens for s in draw(named)] == [s.tokens for s in draw(ephemeral)]
-    fails(lambda: service.create_sampling_client(model_path="tinker://no:train:0/sampler_weights/x"), "no checkpoint")
+    fails(lambda: service.create_sampling_client(model_path="tinker://no:train:0/sampler_weights/x"), "does not exist")
 
 
 @check
-def many_samples_at_once(service):
+def concurrent_samples_finish(service):
     sampler = service.create_sampling_client(base_model=MODEL)
     calls = [sampler.sample(prompt(i % 90 + 1), 1, params(seed=i)) for i in range(200)]
     assert all(len(call.result().sequences[0].tokens) == 8 for call in calls)
 
 
 @check
-def every_option_of_a_sample(service):
+def every_sampling_option_is_accepted(service):
     sampler = service.create_sampling_client(base_model=MODEL)
     if VERSION < (0, 36):
-        return "skipped: not in this version"
+        return "skipped: not supported by this SDK version"
     targets = types.TensorData.from_numpy(np.array([[8, -1], [7, 1]], dtype=np.int64))
     answer = sampler.sample(
         prompt(9, 8, 7), 2, params(temperature=0.7, top_k=20, top_p=0.9, seed=-3),
@@ -222,7 +222,7 @@ def every_option_of_a_sample(service):
 
 
 @check
-def a_cancelled_sample_holds_nobody_up(service):
+def a_cancelled_sample_does_not_block_others(service):
     sampler = service.create_sampling_client(base_model=MODEL)
 
     async def give_up():
@@ -237,7 +237,7 @@ def a_cancelled_sample_holds_nobody_up(service):
 
 
 @check
-def bad_samples_are_refused(service):
+def invalid_samples_are_rejected(service):
     sampler = service.create_sampling_client(base_model=MODEL)
     fails(lambda: sampler.sample(prompt(3), 1, params(max_tokens=10**6)), "context window")
     fails(lambda: sampler.sample(prompt(10**6), 1, params()), "tokens")
@@ -245,9 +245,9 @@ def bad_samples_are_refused(service):
 
 
 @check
-def losses_of_ones_own_train_as_the_built_in_one(service):
+def custom_losses_train_like_the_built_in_one(service):
     if not TORCH:
-        return "skipped: it needs torch"
+        return "skipped: requires torch"
     import torch
 
     data = [datum([5, 6], [7, 8]), datum([9], [4, 3])]
@@ -272,9 +272,9 @@ def losses_of_ones_own_train_as_the_built_in_one(service):
 
 
 @check
-def losses_are_traced_once_and_run_on_the_server(service):
+def traced_losses_run_on_the_server(service):
     if not TORCH:
-        return "skipped: it needs torch"
+        return "skipped: requires torch"
     import torch
 
     def traced(logprobs, weights):
@@ -298,7 +298,7 @@ def losses_are_traced_once_and_run_on_the_server(service):
 def custom_losses_agree_with_torch_at_kinks(service):
     """Compares crates/autodiff/tests/golden/kinks.json with the installed torch, and runs its cases as losses."""
     if not TORCH:
-        return "skipped: it needs torch"
+        return "skipped: requires torch"
     golden = os.path.join(os.path.dirname(os.path.abspath(__file__)), *[".."] * 3, "autodiff", "tests", "golden")
     sys.path.insert(0, golden)
     sys.dont_write_bytecode = True
@@ -334,7 +334,7 @@ def custom_losses_agree_with_torch_at_kinks(service):
 
 
 @check
-def runs_and_checkpoints_are_looked_up(service):
+def runs_and_checkpoints_are_listed(service):
     rest = rest_client(service)
     model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
     path = model.save_state("r").result().path
@@ -362,7 +362,7 @@ def runs_and_checkpoints_are_looked_up(service):
 @check
 def weights_are_downloaded(service):
     if VERSION < (0, 36):
-        return "skipped: not in this version"
+        return "skipped: not supported by this SDK version"
     model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
     path = model.save_weights_external("files").result().path
     urls = rest_client(service).get_external_weights_urls(path).result().urls
@@ -372,9 +372,9 @@ def weights_are_downloaded(service):
 
 
 @check
-def both_optimizers_step(service):
+def both_optimizers_work(service):
     if VERSION < (0, 36):
-        return "skipped: not in this version"
+        return "skipped: not supported by this SDK version"
     config = types.DimuonOptimizerConfig()
     model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3, optimizer=config)
     losses = []
@@ -386,7 +386,7 @@ def both_optimizers_step(service):
 
 
 @check
-def the_command_line_lists(service):
+def the_command_line_lists_runs_and_checkpoints(service):
     import subprocess
 
     model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=3)
@@ -411,8 +411,8 @@ def main():
         except Exception:
             failed += 1
             print(f"FAILED  {name}\n{traceback.format_exc()}", flush=True)
-    print(f"tinker {tinker.__version__}: {len(CHECKS) - failed} of {len(CHECKS)} held", flush=True)
-    # The SDK's background threads outlive main.
+    print(f"tinker {tinker.__version__}: {len(CHECKS) - failed} of {len(CHECKS)} passed", flush=True)
+    # Do not wait for the background threads of the SDK.
     os._exit(1 if failed else 0)
 
 

@@ -1,9 +1,9 @@
-//! What a program may expect of any server: plain functions over a client and a base model.
+//! Contract suite: behaviour that clients may expect of every server.
 //!
-//! Here they run against this server; `cargo xtask contract --base-url URL` runs them against
-//! another. So they ask for nothing that only this one promises: numbers are compared as numbers,
-//! not bit by bit, and whatever is saved is deleted again. What a server does not serve at all is
-//! told apart from what it does wrong.
+//! The tests here run it against this server; `cargo xtask contract --base-url URL` runs it against
+//! another one. It requires nothing that only this server guarantees: numbers are compared with a
+//! tolerance, and saved checkpoints are deleted again. A check whose endpoints a server does not
+//! implement is skipped, not failed.
 
 mod lookup;
 mod sampling;
@@ -17,110 +17,113 @@ use tinkex_wire::Route;
 
 use crate::harness::{MODEL, TestServer, setting};
 
-/// What the functions get.
+/// Client and base model that a check uses.
 #[derive(Clone)]
-pub(crate) struct Any {
+pub(crate) struct Subject {
     pub(crate) service: ServiceClient,
     pub(crate) model: String,
 }
 
-impl Any {
-    /// Deletes what was saved, where that can be done.
-    pub(crate) async fn forget(&self, path: &TinkerPath) {
+impl Subject {
+    /// Deletes a checkpoint, if the server implements that.
+    pub(crate) async fn delete(&self, path: &TinkerPath) {
         if served::find(self.service.base_url(), Route::DeleteCheckpoint).await {
             self.service.rest().delete_checkpoint(path).await.unwrap();
         }
     }
 }
 
-/// A function, its name, and the endpoints that it needs beside those of training and sampling.
-struct Promise {
+/// A check, its name, and the endpoints that it needs besides those of training and sampling.
+struct Check {
     name: &'static str,
     needs: &'static [Route],
-    run: fn(Any) -> Pin<Box<dyn Future<Output = ()> + Send>>,
+    run: fn(Subject) -> Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-macro_rules! promises {
+macro_rules! checks {
     ($($module:ident::$name:ident $([$($route:ident),*])?),* $(,)?) => {
-        const PROMISES: &[Promise] = &[$(Promise {
+        const CHECKS: &[Check] = &[$(Check {
             name: stringify!($name),
             needs: &[$($(Route::$route),*)?],
-            run: |any| Box::pin($module::$name(any)),
+            run: |subject| Box::pin($module::$name(subject)),
         }),*];
     };
 }
 
-promises![
-    training::the_loss_falls,
-    training::calls_run_in_the_order_they_are_made,
+checks![
+    training::the_loss_decreases,
+    training::requests_run_in_call_order,
     training::a_forward_pass_changes_nothing,
-    training::gradients_of_a_batch_are_the_sum_of_its_parts,
+    training::batch_gradients_are_the_sum_over_datums,
     training::every_documented_loss_runs,
-    training::losses_of_ones_own_train_like_the_built_in_one,
-    training::a_saved_state_is_gone_on_from,
-    training::bad_data_fails_and_the_model_goes_on,
-    sampling::samples_have_the_asked_length_and_number,
-    sampling::seeds_repeat_and_samples_differ,
-    sampling::a_stop_ends_a_sample_and_is_part_of_it,
-    sampling::prompts_are_scored_as_training_scores_them,
-    sampling::the_likeliest_tokens_are_told,
-    sampling::saved_weights_are_sampled_from,
-    sampling::what_nobody_waits_for_holds_nobody_up,
-    sampling::a_handle_is_the_same_sampler[GetSampler],
-    sampling::bad_samples_are_refused,
+    training::custom_losses_train_like_the_built_in_one,
+    training::training_continues_from_a_saved_state,
+    training::invalid_data_fails_and_the_model_stays_usable,
+    sampling::samples_have_the_requested_length_and_number,
+    sampling::equal_seeds_repeat_and_samples_differ,
+    sampling::a_stop_token_ends_a_sample_and_is_included,
+    sampling::prompt_logprobs_equal_those_of_training,
+    sampling::the_most_likely_tokens_are_reported,
+    sampling::saved_weights_can_be_sampled,
+    sampling::dropped_samples_do_not_block_others,
+    sampling::a_handle_restores_the_sampling_client[GetSampler],
+    sampling::invalid_samples_are_rejected,
     lookup::models_and_runs_are_found,
     lookup::sessions_are_found[GetSession, ListSessions],
     lookup::checkpoints_are_listed,
     lookup::checkpoints_are_changed[SetCheckpointTtl, PublishCheckpoint, DeleteCheckpoint],
     lookup::weights_are_downloaded[SaveWeightsExternal],
-    lookup::what_is_not_there_is_not_found,
-    lookup::a_closed_client_says_so,
+    lookup::missing_objects_are_not_found,
+    lookup::a_closed_client_returns_an_error,
 ];
 
-/// Runs all promises, and gives the names of those that could not be tried.
-async fn hold(any: Any) -> Vec<&'static str> {
-    let (mut broken, mut skipped) = (Vec::new(), Vec::new());
-    for Promise { name, needs, run } in PROMISES {
-        if let Some(route) = served::first_missing(any.service.base_url(), needs).await {
+/// Runs all checks and returns the names of the skipped ones. Panics if one fails.
+async fn run_checks(subject: Subject) -> Vec<&'static str> {
+    let (mut failed, mut skipped) = (Vec::new(), Vec::new());
+    for Check { name, needs, run } in CHECKS {
+        if let Some(route) = served::first_missing(subject.service.base_url(), needs).await {
             let (method, path) = (route.method(), route.template());
-            eprintln!("skipped {name}: not served by this server: {method} {path}");
+            eprintln!("skipped {name}: the server does not implement {method} {path}");
             skipped.push(*name);
             continue;
         }
-        // Each in a task of its own: one that fails is told, and the others still run.
+        // Run each check in its own task, so that a panic fails only that check.
         let own = tokio::task::LocalSet::new();
-        let run = async { tokio::task::spawn_local(run(any.clone())).await };
+        let run = async { tokio::task::spawn_local(run(subject.clone())).await };
         match own.run_until(run).await {
-            Ok(()) => eprintln!("holds   {name}"),
+            Ok(()) => eprintln!("passed  {name}"),
             Err(_) => {
-                eprintln!("BROKEN  {name}");
-                broken.push(*name);
+                eprintln!("FAILED  {name}");
+                failed.push(*name);
             }
         }
     }
-    assert!(broken.is_empty(), "{} of {}: {broken:?}", broken.len(), PROMISES.len());
+    assert!(failed.is_empty(), "{} of {}: {failed:?}", failed.len(), CHECKS.len());
     skipped
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn this_server_keeps_every_promise() {
+async fn this_server_passes_the_contract() {
     let test_server = TestServer::new().await;
-    let skipped = hold(Any { service: test_server.client(), model: MODEL.to_owned() }).await;
+    let skipped =
+        run_checks(Subject { service: test_server.client(), model: MODEL.to_owned() }).await;
     assert!(skipped.is_empty(), "{skipped:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn this_server_keeps_every_promise_to_clients_that_ask_nothing_special() {
+async fn this_server_passes_without_the_efficient_protocol() {
     let test_server = TestServer::with(|options| options.efficient_protocol = false).await;
-    let skipped = hold(Any { service: test_server.client(), model: MODEL.to_owned() }).await;
+    let skipped =
+        run_checks(Subject { service: test_server.client(), model: MODEL.to_owned() }).await;
     assert!(skipped.is_empty(), "{skipped:?}");
 }
 
-/// Another server: `cargo xtask contract`.
+/// Checks another server; run by `cargo xtask contract`.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs another server; cargo xtask contract runs it"]
-async fn another_server_keeps_every_promise() {
-    let url = setting("TINKEX_CONTRACT_URL").expect("cargo xtask contract says which");
+async fn another_server_passes_the_contract() {
+    let url =
+        setting("TINKEX_CONTRACT_URL").expect("cargo xtask contract sets TINKEX_CONTRACT_URL");
     let key = setting("TINKEX_CONTRACT_KEY_FILE")
         .map_or_else(|| "tml-local".to_owned(), |file| std::fs::read_to_string(file).unwrap());
     let url: BaseUrl = url.parse().unwrap();
@@ -130,5 +133,5 @@ async fn another_server_keeps_every_promise() {
     let first = known.into_iter().find_map(|model| model.model_name);
     let model = setting("TINKEX_CONTRACT_MODEL").or(first).expect("the server has a model");
     eprintln!("{model}");
-    hold(Any { service, model }).await;
+    run_checks(Subject { service, model }).await;
 }

@@ -1,15 +1,15 @@
-//! Which endpoints a server has, asked of the server itself.
+//! Finds out which endpoints a server implements.
 //!
-//! One that it lacks answers what a path answers that nobody has, or that the method is unknown. One
-//! that it has answers in words of its own about the thing that is not there.
+//! A missing endpoint responds like a path that does not exist, or with "method not allowed". An
+//! implemented one responds with its own error about the missing object.
 
 use tinkex::BaseUrl;
 use tinkex_wire::{JSON, Route};
 
-/// A path that no server has.
-const NOWHERE: &str = "/api/v1/no_such_endpoint";
+/// A path that no server implements.
+const UNKNOWN_PATH: &str = "/api/v1/no_such_endpoint";
 
-/// The first of these endpoints that the server does not have.
+/// Returns the first of `routes` that the server does not implement.
 pub(super) async fn first_missing(base: &BaseUrl, routes: &[Route]) -> Option<Route> {
     for route in routes {
         if !find(base, *route).await {
@@ -19,15 +19,17 @@ pub(super) async fn first_missing(base: &BaseUrl, routes: &[Route]) -> Option<Ro
     None
 }
 
-/// Whether the server has this endpoint. Asks about things that do not exist, so nothing changes.
+/// Returns whether the server implements an endpoint. The request refers to objects that do not
+/// exist, so it changes nothing.
 pub(super) async fn find(base: &BaseUrl, route: Route) -> bool {
     let params = vec!["none"; route.template().matches('{').count()];
     let path = route.path(&params).unwrap();
-    let answer = ask(base, route, &path).await;
-    !matches!(answer.0, 405 | 501) && (answer.0 != 404 || answer != ask(base, route, NOWHERE).await)
+    let response = probe(base, route, &path).await;
+    !matches!(response.0, 405 | 501)
+        && (response.0 != 404 || response != probe(base, route, UNKNOWN_PATH).await)
 }
 
-async fn ask(base: &BaseUrl, route: Route, path: &str) -> (u16, String) {
+async fn probe(base: &BaseUrl, route: Route, path: &str) -> (u16, String) {
     let url = format!("{}{path}", base.as_str().trim_end_matches('/'));
     let method = route.method().as_str().parse().unwrap();
     let request = crate::harness::plain().request(method, url).header("x-api-key", "tml-local");
