@@ -82,7 +82,7 @@ pub(crate) fn install(
 ) -> Option<tracing::subscriber::DefaultGuard> {
     let requested = requested_level(&environment.variables, globals);
     if let Some(server) = server {
-        let quiet = if globals.quiet { LevelFilter::ERROR } else { LevelFilter::INFO };
+        let quiet = if globals.quiet { LevelFilter::WARN } else { LevelFilter::INFO };
         let level = server.level.map_or_else(|| requested.unwrap_or(quiet), Into::into);
         let events = tracing_subscriber::fmt::layer().with_writer(console.clone());
         let filter = own_targets(level);

@@ -126,6 +126,8 @@ pub(super) async fn run(shell: &mut Shell<'_>, args: QuickstartArgs) -> Result<(
         sampler: sampler.to_string(),
     };
     let text = report.text(shell);
+    // Separates the notices from the result on a terminal.
+    shell.notice("");
     shell.text(&text, &report)
 }
 
