@@ -182,7 +182,7 @@ impl ConfigFile {
         AtomicWrite::new(&self.path)
             .create_folders()
             .write(self.file.to_string())
-            .map_err(|error| CommandError::file("write", &self.path.display().to_string(), &error))
+            .map_err(|error| CommandError::file("write", self.path.display(), &error))
     }
 }
 

@@ -69,7 +69,7 @@ impl Canvas {
                 }
             }
             PlotShape::Text { at, anchor, size, text } => {
-                self.text(scaled(*at), *anchor, *size, text)
+                self.text(scaled(*at), *anchor, *size, text);
             }
         }
     }
