@@ -1,4 +1,4 @@
-//! Lets the contenders take turns on one server and judges the result.
+//! Runs the contenders in alternation against one server and compares the results.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
@@ -10,10 +10,10 @@ use crate::table::{Bar, Row, micros, millis, table};
 use crate::usage::Usage;
 use crate::work::{Kind, Work};
 
-/// How much of everything is done.
+/// Amount of work per measurement.
 struct Plan {
     rounds: usize,
-    /// By Python, and by the others, who are much faster.
+    /// Repetitions for Python and for the other, faster contenders.
     samples: (u32, u32),
     steps: (u32, u32),
     starts: usize,
@@ -30,15 +30,15 @@ const FULL: Plan = Plan {
     many: 100_000,
 };
 
-/// Shows that everything runs; its figures prove nothing.
+/// Checks that everything runs; the figures are meaningless.
 const QUICK: Plan =
     Plan { rounds: 1, samples: (300, 3_000), steps: (2, 10), starts: 3, burst: 1_000, many: 5_000 };
 
 const CONCURRENT: usize = 128;
-/// How long a model thinks, so that thousands of samples wait for their answers beside each other.
+/// Time that the server takes per sample, so that thousands of samples are pending at the same time.
 const HOLD_MS: u32 = 500;
 
-/// Returns whether all bars were met.
+/// Runs the comparison. Returns whether all targets were met.
 pub(crate) fn run(options: &[&str]) -> Outcome<bool> {
     let mut python = None;
     let mut plan = &FULL;
@@ -47,7 +47,7 @@ pub(crate) fn run(options: &[&str]) -> Outcome<bool> {
         match *option {
             "--quick" => plan = &QUICK,
             "--python" => python = rest.next().map(PathBuf::from),
-            other => return Err(format!("no such option: {other}").into()),
+            other => return Err(format!("unknown option {other}").into()),
         }
     }
     let python = python.ok_or("--python PATH is missing: one that has tinker==0.36.0")?;
@@ -103,14 +103,14 @@ impl Contest {
         let name = format!("peak memory, {} samples at once", plan.burst);
         let peaks = Three { python: Some(python), floor: None, ours };
         rows.push(Row::new(&name, peaks, megabytes, &bar));
-        // Two thousand connections at once: most of this is HTTP's, so that is what it is held to.
+        // With two thousand connections most of the cost is HTTP, so the target is relative to the floor.
         let floor = memory(self.burst(Contender::Floor, plan.burst, HOLD_MS)?);
         let ours = memory(self.burst(Contender::Ours, plan.burst, HOLD_MS)?);
-        let name = format!("the same, each answer held for {HOLD_MS} ms");
+        let name = format!("all at once, each result delayed by {HOLD_MS} ms");
         let peaks = Three { python: None, floor: Some(floor), ours };
         rows.push(Row::new(&name, peaks, megabytes, &[Bar::OfFloor(1.25)]));
 
-        // Every answer is checked against its prompt: a lost one would fail the run.
+        // Every result is checked against its prompt: a lost one fails the run.
         let many = self.burst(Contender::Ours, plan.many, HOLD_MS)?;
         let name = format!("answered of {} at once", plan.many);
         let counted = Three { python: None, floor: None, ours: many.count };
@@ -125,7 +125,7 @@ impl Contest {
         Ok(rows)
     }
 
-    /// All three take turns; the best round of each counts.
+    /// Runs all three in alternation and keeps the best round of each.
     fn rounds(&self, plan: &Plan, kind: Kind) -> Outcome<Three<Best>> {
         let (few, many) = if kind == Kind::Samples { plan.samples } else { plan.steps };
         let mut best = [Best::NONE; 3];
@@ -149,7 +149,7 @@ impl Contest {
         Ok(Three { python: Some(python), floor: Some(floor), ours })
     }
 
-    /// From the start of a process to its first sample, the median of many.
+    /// Returns the median time from process start to first sample.
     fn starts(&self, plan: &Plan) -> Outcome<Three<f64>> {
         let work = Work { kind: Kind::Start, url: self.server.url(0), count: 1, concurrent: 1 };
         let (mut python, mut ours) = (Vec::new(), Vec::new());
@@ -173,13 +173,13 @@ impl Contest {
         self.work(contender, &work)
     }
 
-    /// Runs a process up to the moment when it reports.
+    /// Runs a process until it reports its usage.
     fn work(&self, contender: Contender, work: &Work) -> Outcome<Usage> {
         let mut command = match contender {
             Contender::Python => {
                 let mut command = Command::new(&self.python);
                 command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/client/peer.py"));
-                // Compiled modules and no telemetry: both are to its advantage.
+                // Precompiled modules and no telemetry, both in favour of Python.
                 command.env_remove("PYTHONDONTWRITEBYTECODE").env("TINKER_TELEMETRY", "0");
                 command
             }
@@ -196,7 +196,7 @@ impl Contest {
             BufReader::new(stdout).read_line(&mut line)?;
         }
         let usage = Usage::parse(line.trim());
-        // Its way out is not measured.
+        // The exit of the process is not measured.
         let status =
             if usage.is_ok() { child.kill().and_then(|()| child.wait()) } else { child.wait() };
         usage.map_err(|why| {
@@ -205,7 +205,7 @@ impl Contest {
     }
 }
 
-/// A figure of each contender.
+/// One figure for each contender.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Three<T> {
     pub(crate) python: Option<T>,
@@ -235,10 +235,10 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-/// The canned server, in a process of its own.
+/// The benchmark server, in a process of its own.
 struct Server {
     child: Child,
-    /// Read from by [`Server::usage`], which takes turns with nobody.
+    /// Output of the server, read by [`Server::usage`] only.
     pipes: std::cell::RefCell<(ChildStdin, BufReader<ChildStdout>)>,
     port: u16,
 }
@@ -249,7 +249,7 @@ impl Server {
         let mut child =
             command.arg("server").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err("a server without pipes".into());
+            return Err("the server has no pipes".into());
         };
         let mut stdout = BufReader::new(stdout);
         let mut line = String::new();
@@ -266,7 +266,7 @@ impl Server {
         }
     }
 
-    /// What it has used, counted in requests.
+    /// Returns the resources the server has used.
     fn usage(&self) -> Outcome<Usage> {
         let (stdin, stdout) = &mut *self.pipes.borrow_mut();
         writeln!(stdin)?;

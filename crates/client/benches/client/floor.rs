@@ -1,9 +1,9 @@
-//! The same HTTP requests with no logic: what no client on this HTTP stack can be below.
+//! The floor: the same HTTP requests without client logic, a lower bound for this HTTP stack.
 //!
-//! The requests are recorded from the client itself, so that they stay the same when it changes:
-//! bodies, headers and lanes. Then they are sent again and again as they are, over as many
-//! connections as the client would use, and the answers are received and dropped. All at once is the
-//! exception: prompts and answers are held there as a program would, because memory is the question.
+//! Bodies, headers and lanes are recorded from the client, so that both stay equal when the client
+//! changes. They are then replayed over as many connections as the client would use, and the
+//! responses are received and dropped. The measurement with all samples at once keeps prompts and
+//! results, as a program would, because it measures memory.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -21,9 +21,9 @@ use crate::ours;
 use crate::usage::Stopwatch;
 use crate::work::{Kind, MODEL, Work, batch, prompt};
 
-/// How many requests share one HTTP client, as in the client itself.
+/// Requests per HTTP client, as in the client.
 const REQUESTS_PER_CLIENT: usize = 50;
-/// How many samples are handed over at once, as in the client itself.
+/// Samples submitted at the same time, as in the client.
 const HANDED_OVER: usize = 400;
 
 pub(crate) async fn run(work: &Work) -> Outcome<()> {
@@ -43,7 +43,7 @@ pub(crate) async fn run(work: &Work) -> Outcome<()> {
             ours::step(&model, batch()?).await?;
             1
         }
-        Kind::Start => return Err("there is no floor under this".into()),
+        Kind::Start => return Err("this measurement has no floor".into()),
     };
     let recorded = clear(&log);
     drop(service);
@@ -67,10 +67,10 @@ fn clear(log: &Log) -> Vec<(Lane, Request<Bytes>, Duration)> {
     std::mem::take(&mut *log.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// The requests of one sample or step, each with the client it is sent by.
+/// The requests of one sample or step, each with the HTTP client that sends it.
 type Replay = Vec<(reqwest::Client, reqwest::Request)>;
 
-/// One replay for each worker; every lane has its own clients.
+/// Creates one replay per worker; every lane has its own HTTP clients.
 fn replays(recorded: &[(Lane, Request<Bytes>, Duration)], workers: usize) -> Outcome<Vec<Replay>> {
     let mut clients: Vec<(Lane, usize, reqwest::Client)> = Vec::new();
     let mut replays = Vec::with_capacity(workers);
@@ -96,7 +96,7 @@ fn replays(recorded: &[(Lane, Request<Bytes>, Duration)], workers: usize) -> Out
     Ok(replays)
 }
 
-/// Sends each replay as often as it takes to reach `count` in all.
+/// Sends the replays until `count` have been sent in total.
 async fn replay(replays: &[Replay], count: u32) -> Outcome<()> {
     let workers = u32::try_from(replays.len())?;
     let mut tasks = JoinSet::new();
@@ -121,7 +121,7 @@ async fn replay(replays: &[Replay], count: u32) -> Outcome<()> {
     Ok(())
 }
 
-/// All at once: as many as a server allows are under way, the rest waits with its prompts.
+/// Starts all samples at once: as many as the server allows are in flight, the others wait.
 async fn burst(
     recorded: &[(Lane, Request<Bytes>, Duration)],
     count: u32,
@@ -129,7 +129,7 @@ async fn burst(
     let at_once = usize::try_from(ClientConfig::default().sample_max_concurrent_requests)?;
     let prompts: Vec<Vec<u32>> = (0..count).map(prompt).collect();
     let prompts = Arc::new(Mutex::new(prompts));
-    // Each step has as many places as the client would take there, so many to an HTTP client.
+    // The same concurrency limits and requests per HTTP client as in the client.
     let mut steps = Vec::new();
     for (lane, request, timeout) in recorded {
         let most = if *lane == Lane::Sample { HANDED_OVER } else { at_once };
@@ -168,7 +168,7 @@ async fn burst(
     Ok(answers)
 }
 
-/// Passes requests on and remembers them.
+/// Forwards requests and records them.
 struct Recorder {
     client: reqwest::Client,
     log: Arc<Log>,
@@ -197,7 +197,7 @@ impl HttpService for Recorder {
     }
 }
 
-/// As the client makes them. TLS is set up and not used.
+/// Creates an HTTP client with the settings of the client. TLS is configured but not used.
 fn client() -> Outcome<reqwest::Client> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let tls = rustls::ClientConfig::builder_with_provider(provider)

@@ -1,9 +1,9 @@
-//! What the client costs, against the Python SDK and against the bare HTTP requests, in one run.
+//! Benchmark of the client against the Python SDK and against bare HTTP requests.
 //!
-//! Run it with `cargo xtask bench client`. One program plays all parts, each in a process of its
-//! own: the [`server`] with canned answers, the client under test ([`ours`]), and the [`floor`],
-//! which sends the same requests with no logic around them. `peer.py` is the same program for the
-//! Python SDK. [`compare`] lets them take turns and judges.
+//! Run it with `cargo xtask bench client`. The program starts itself once per role,
+//! each in a process of its own: the [`server`] with prepared responses, the client under test
+//! ([`ours`]), and the [`floor`], which sends the same requests without client logic. `peer.py` does
+//! the same work with the Python SDK. [`compare`] runs them in alternation and checks the targets.
 
 #![expect(clippy::print_stdout, reason = "the table is the point")]
 
@@ -28,8 +28,8 @@ fn main() -> ExitCode {
     match run(&arguments) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(why) => {
-            eprintln!("bench client: {why}");
+        Err(error) => {
+            eprintln!("bench client: {error}");
             ExitCode::FAILURE
         }
     }
@@ -45,7 +45,7 @@ fn run(arguments: &[&str]) -> Outcome<bool> {
     Ok(true)
 }
 
-/// What `#[tokio::main]` makes, which is what programs use.
+/// Creates a runtime like that of `#[tokio::main]`.
 fn several_threads() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()
 }

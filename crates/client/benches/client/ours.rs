@@ -1,4 +1,4 @@
-//! The work, done with tinkex.
+//! The client under test.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -45,30 +45,30 @@ async fn samples(work: &Work, service: &ServiceClient) -> Outcome<()> {
     Ok(())
 }
 
-/// So many workers ask for one sample after the other.
+/// Samples `count` times with `concurrent` workers, each of which samples sequentially.
 async fn many(sampler: &SamplingClient, count: u32, concurrent: usize) -> Outcome<()> {
     let next = Arc::new(AtomicU32::new(0));
     let mut workers = JoinSet::new();
     for _ in 0..concurrent {
         let (sampler, next) = (sampler.clone(), Arc::clone(&next));
         workers.spawn(async move {
-            let mut answered = 0;
+            let mut completed = 0;
             loop {
                 let n = next.fetch_add(1, Ordering::Relaxed);
                 if n >= count {
-                    return Ok::<_, String>(answered);
+                    return Ok::<_, String>(completed);
                 }
                 let answer = sample(&sampler, n).await.map_err(|why| why.to_string())?;
                 check(n, &answer)?;
-                answered += 1;
+                completed += 1;
             }
         });
     }
-    let mut answered = 0;
+    let mut completed = 0;
     while let Some(worker) = workers.join_next().await {
-        answered += worker??;
+        completed += worker??;
     }
-    if answered == count { Ok(()) } else { Err(format!("{answered} of {count} samples").into()) }
+    if completed == count { Ok(()) } else { Err(format!("{completed} of {count} samples").into()) }
 }
 
 async fn steps(work: &Work, service: &ServiceClient) -> Outcome<()> {
@@ -91,7 +91,7 @@ pub(crate) async fn step(model: &TrainingClient, batch: Vec<Datum>) -> Outcome<(
     if outputs == DATUMS { Ok(()) } else { Err(format!("{outputs} outputs").into()) }
 }
 
-/// With a key of no worth, and nothing from the environment.
+/// Creates a client with a dummy key and without environment variables.
 pub(crate) fn builder(url: &str) -> Outcome<ServiceClientBuilder> {
     let env = tinkex::Env::from_pairs([("TINKER_TELEMETRY", "0")]);
     Ok(ServiceClient::builder().base_url(url.parse()?).api_key("tml-bench").env(env))
@@ -101,11 +101,11 @@ pub(crate) fn sample(sampler: &SamplingClient, n: u32) -> SampleFuture<SampleRes
     sampler.sample(prompt(n), params()).send()
 }
 
-/// Whether this is the answer to prompt `n`, all of it.
+/// Checks that a result belongs to prompt `n` and is complete.
 fn check(n: u32, answer: &SampleResponse) -> Result<(), String> {
     let tokens = &answer.sequences.first().ok_or("an answer without a sequence")?.tokens;
     if tokens.first() == Some(&n) && tokens.len() == SAMPLED_TOKENS as usize {
         return Ok(());
     }
-    Err(format!("sample {n} got the answer of {:?}", tokens.first()))
+    Err(format!("sample {n} has the result of {:?}", tokens.first()))
 }

@@ -1,12 +1,12 @@
-//! A server with canned answers: HTTP/1.1 on loopback, as cheap as it gets.
+//! Benchmark server: HTTP/1.1 on loopback with prepared responses, at minimal cost.
 //!
-//! It speaks as much of the protocol as both clients need, with the settings of the hosted service
-//! (that is, `{}`). A sample is answered with the first token of its own prompt, so that a lost or
-//! swapped answer shows. Under `/hold/MS` in front of the path, an answer is held back for so many
-//! milliseconds, as a model would.
+//! It implements the part of the protocol that both clients need, with the configuration of the
+//! hosted service (`{}`). A sample returns the first token of its prompt, so that a lost or swapped
+//! result is detected. The path prefix `/hold/MS` delays results by that many milliseconds, as a
+//! model would.
 //!
-//! Its port is the first line it prints. For every line it reads it prints what it has used so far,
-//! and it ends when there is nothing more to read.
+//! The server prints its port on the first line. For every line of input it prints its resource
+//! usage so far. It ends at the end of its input.
 
 use std::io::{self, BufRead as _};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ const PROTO: &str = "application/x-protobuf";
 const SESSION: &str = "00000000-0000-4000-8000-000000000001";
 
 pub(crate) fn run() -> Outcome<()> {
-    // One thread: what is left of the machine belongs to the client.
+    // Single-threaded: the other cores are for the client.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -52,7 +52,7 @@ pub(crate) fn run() -> Outcome<()> {
     })
 }
 
-/// Answers requests until the other side goes away.
+/// Serves a connection until the client closes it.
 async fn connection(mut stream: TcpStream, server: Arc<Server>) -> io::Result<()> {
     let mut buffer = Vec::with_capacity(8 * 1024);
     loop {
@@ -68,14 +68,14 @@ async fn connection(mut stream: TcpStream, server: Arc<Server>) -> io::Result<()
     }
 }
 
-/// A request in the buffer it was read into.
+/// A request, borrowed from the read buffer.
 struct Request<'a> {
     path: &'a str,
     body: &'a [u8],
     end: usize,
 }
 
-/// Reads until there is a whole request; nothing if the connection ends before one.
+/// Reads a complete request; `None` if the connection ends first.
 async fn read<'a>(
     stream: &mut TcpStream,
     buffer: &'a mut Vec<u8>,
@@ -115,7 +115,7 @@ struct Server {
     started: Stopwatch,
     requests: AtomicU32,
     sample: Vec<u8>,
-    /// Where the first sampled token stands in `sample`.
+    /// Offset of the first sampled token in `sample`.
     token_at: usize,
     pass: Bytes,
     not_found: Bytes,
@@ -152,7 +152,7 @@ impl Server {
         })
     }
 
-    /// The reply, and how long it is held back.
+    /// Returns the response and the delay before it is sent.
     fn reply(&self, request: &Request<'_>) -> (Duration, Bytes) {
         let Some((prefix, call)) = request.path.split_once("/api/v1/") else {
             return (Duration::ZERO, self.not_found.clone());
@@ -185,7 +185,7 @@ impl Server {
         }
     }
 
-    /// The result behind a ticket, whose first letter says of what.
+    /// Returns the result of a request; the first letter of its id is its kind.
     fn result(&self, poll: &[u8]) -> Bytes {
         const ID: &[u8] = b"\"request_id\":\"";
         let json = |text: &str| Bytes::from(http("200 OK", JSON, text.as_bytes()));
@@ -213,13 +213,13 @@ fn http(status: &str, kind: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-/// What follows `name`.
+/// Returns the text that follows `name`.
 fn after<'a>(body: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let at = body.windows(name.len()).position(|part| part == name)?;
     Some(&body[at + name.len()..])
 }
 
-/// The number that follows `name`.
+/// Returns the number that follows `name`.
 fn number(body: &[u8], name: &[u8]) -> u32 {
     let digits = after(body, name).unwrap_or_default().iter().take_while(|b| b.is_ascii_digit());
     digits.fold(0, |n, digit| n * 10 + u32::from(digit - b'0'))

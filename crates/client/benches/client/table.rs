@@ -1,17 +1,17 @@
-//! The table, with its bars.
+//! The table of results and their targets.
 
 use std::fmt::Write as _;
 
 use crate::compare::Three;
 
-/// What must hold for our figure.
+/// Target for the figure of the client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Bar {
-    /// At most one so-manieth of Python's.
+    /// At most Python's figure divided by this.
     OfPeer(f64),
-    /// At least so many times Python's.
+    /// At least Python's figure times this.
     TimesPeer(f64),
-    /// At most so many times the floor.
+    /// At most the floor's figure times this.
     OfFloor(f64),
     AtMost(f64, &'static str),
     AtLeast(f64, &'static str),
@@ -20,7 +20,7 @@ pub(crate) enum Bar {
 pub(crate) struct Row {
     name: String,
     figures: [String; 3],
-    /// How it stands, what the bar is, and whether it was met.
+    /// Returns the ratio, the target, and whether it was met.
     verdicts: Vec<(String, String, bool)>,
 }
 
@@ -46,7 +46,7 @@ impl Row {
 }
 
 impl Bar {
-    /// A figure that is missing meets no bar.
+    /// A missing figure never meets its target.
     fn judge(self, figures: Three<f64>) -> (String, String, bool) {
         let ours = figures.ours;
         let python = figures.python.unwrap_or(f64::NAN);
@@ -70,7 +70,7 @@ impl Bar {
     }
 }
 
-/// In the form that `docs/performance.md` takes.
+/// Formats the table as in `docs/performance.md`.
 pub(crate) fn table(rows: &[Row]) -> String {
     let mut table = String::from(
         "| | Python SDK 0.36 | floor | tinkex | ratio | bar | |\n|---|---|---|---|---|---|---|\n",

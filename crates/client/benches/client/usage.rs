@@ -1,4 +1,4 @@
-//! What a process has used.
+//! CPU time and memory of a process.
 
 use std::time::{Duration, Instant};
 
@@ -7,21 +7,21 @@ use serde_json::{Value, json};
 
 use crate::Outcome;
 
-/// Time of all cores in this process, in user mode and in the kernel.
+/// CPU time of this process on all cores, in user and kernel mode.
 pub(crate) fn cpu() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     let seconds = u64::try_from(time.tv_sec).unwrap_or_default();
     Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or_default())
 }
 
-/// The most memory that this process ever had, as Linux counts it.
+/// Peak resident memory of this process (`VmHWM`).
 fn peak_kib() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse().ok()).unwrap_or_default()
 }
 
-/// A measurement under way.
+/// A running measurement.
 pub(crate) struct Stopwatch {
     cpu: Duration,
     wall: Instant,
@@ -32,7 +32,7 @@ impl Stopwatch {
         Self { cpu: cpu(), wall: Instant::now() }
     }
 
-    /// Prints what was used since the start, for [`Usage::parse`].
+    /// Prints the usage since the start, in the format of [`Usage::parse`].
     pub(crate) fn report(&self, count: u32) {
         let (cpu, wall) = (cpu().saturating_sub(self.cpu), self.wall.elapsed());
         let report = json!({
@@ -45,7 +45,7 @@ impl Stopwatch {
     }
 }
 
-/// What a process says it used.
+/// Usage that a process reported.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage {
     pub(crate) count: f64,

@@ -1,4 +1,4 @@
-//! What is measured: five kinds of work that every contender does in the same way.
+//! The measured work: five kinds, the same for every contender.
 
 use tinkex::{Datum, SamplingParams};
 
@@ -20,9 +20,9 @@ pub(crate) struct Work {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// So many samples, a few at a time.
+    /// Samples with limited concurrency.
     Samples,
-    /// So many training steps, one after the other.
+    /// Sequential training steps.
     Steps,
     /// The first sample of a process.
     Start,
@@ -42,7 +42,7 @@ impl Kind {
 }
 
 impl Work {
-    /// Reads what [`Work::arguments`] wrote.
+    /// Parses the output of [`Work::arguments`].
     pub(crate) fn parse(arguments: &[&str]) -> Outcome<Self> {
         let [kind, url, count, concurrent] = arguments else {
             return Err("expected: KIND URL COUNT CONCURRENT".into());
@@ -63,7 +63,7 @@ impl Work {
     }
 }
 
-/// The prompt of sample `n`. Its first token is `n`, and so is that of the answer.
+/// Returns the prompt of sample `n`. Its first token, and that of its result, is `n`.
 pub(crate) fn prompt(n: u32) -> Vec<u32> {
     let rest = (1..PROMPT_TOKENS).map(|i| 1_000 + i * 37 % 100_000);
     std::iter::once(n).chain(rest).collect()
@@ -73,7 +73,7 @@ pub(crate) fn params() -> SamplingParams {
     SamplingParams::new().max_tokens(SAMPLED_TOKENS)
 }
 
-/// Rollouts to train on, half of each prompt.
+/// Returns the rollouts to train on; half of each is prompt.
 pub(crate) fn batch() -> Outcome<Vec<Datum>> {
     let mut rng = fastrand::Rng::with_seed(1);
     let half = DATUM_TOKENS / 2;

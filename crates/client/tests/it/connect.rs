@@ -42,18 +42,18 @@ async fn settings_of_one_client_do_not_reach_another() {
     assert_eq!(a.header("x-api-key"), Some("tml-test-key-0123456789"));
     assert_eq!(b.header("x-api-key"), Some("tml-from-env"));
     assert_eq!((a.header("x-mine"), b.header("x-mine")), (None, Some("1")));
-    assert_eq!(b.header("user-agent"), Some("me"), "the caller's headers win");
+    assert_eq!(b.header("user-agent"), Some("me"), "the caller's headers replace the defaults");
     assert!(b.url.starts_with("https://env.test/pre/api/v1/sessions?"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_start_is_made_once_and_a_failed_one_is_made_again() {
+async fn the_connection_is_opened_once_and_a_failure_is_not_cached() {
     let fake = ScriptedServer::new().reply(CONFIG, 401, json!({"detail": "who?"}));
     let client = fake.client();
     let error = client.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Auth);
     assert!(error.hint().unwrap().as_str().contains("TINKER_API_KEY"));
-    assert!(!error.is_missing_credential(), "it is there, and refused");
+    assert!(!error.is_missing_credential(), "the credential exists but is rejected");
 
     let fake = fake.reply(CONFIG, 200, json!({})).reply(DYNAMIC, 404, Value::Null);
     let fake = fake.reply(LIST, 200, none()).reply(LIST, 200, none());
@@ -65,7 +65,7 @@ async fn the_start_is_made_once_and_a_failed_one_is_made_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_without_settings_has_the_defaults() {
+async fn a_server_without_configuration_gets_the_defaults() {
     let fake = ScriptedServer::new()
         .reply(CONFIG, 404, Value::Null)
         .reply(DYNAMIC, 404, Value::Null)
@@ -75,7 +75,7 @@ async fn a_server_without_settings_has_the_defaults() {
 }
 
 #[test]
-fn a_client_without_a_credential_is_not_made() {
+fn a_client_without_a_credential_cannot_be_built() {
     let home = tempfile::tempdir().unwrap();
     let env = Env::from_pairs([("HOME", home.path().to_str().unwrap())]);
     let error = ServiceClient::builder().env(env).http(ScriptedServer::new()).build().unwrap_err();
@@ -85,7 +85,7 @@ fn a_client_without_a_credential_is_not_made() {
 
 /// Covers R-JWT.
 #[tokio::test(start_paused = true)]
-async fn keys_are_exchanged_for_tokens_where_the_server_wants_that() {
+async fn keys_are_exchanged_for_tokens_if_the_server_requires_it() {
     let token = jwt(3600);
     let fake = ScriptedServer::new()
         .reply(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
@@ -106,7 +106,7 @@ async fn keys_are_exchanged_for_tokens_where_the_server_wants_that() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_exchange_is_told_as_it_is_and_not_taken_for_a_lost_connection() {
+async fn a_failed_exchange_is_not_reported_as_a_lost_connection() {
     let fake = ScriptedServer::new().reply(CONFIG, 200, json!({"pjwt_auth_enabled": true})).reply(
         TOKEN,
         403,
@@ -117,9 +117,9 @@ async fn a_failed_exchange_is_told_as_it_is_and_not_taken_for_a_lost_connection(
     fake.finish();
 }
 
-/// A token is renewed five minutes before its end, without anyone asking.
+/// A token is renewed in the background, five minutes before it expires.
 #[tokio::test(start_paused = true)]
-async fn tokens_are_renewed_ahead_of_need() {
+async fn tokens_are_renewed_before_they_expire() {
     let (old, new) = (jwt(3600), jwt(7200));
     let fake = ScriptedServer::new()
         .reply(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
@@ -136,10 +136,10 @@ async fn tokens_are_renewed_ahead_of_need() {
     fake.finish();
 }
 
-/// A token that lasts less than those five minutes, or a clock that is ahead, would ask for another
-/// one without end.
+/// Otherwise a token with a lifetime below five minutes, or a local clock that is ahead, would cause an
+/// endless series of exchanges.
 #[tokio::test(start_paused = true)]
-async fn tokens_that_do_not_last_are_not_renewed_without_a_pause() {
+async fn short_lived_tokens_are_renewed_at_most_once_a_minute() {
     let mut fake = ScriptedServer::new()
         .reply(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
         .reply(TOKEN, 200, json!({"jwt": jwt(200)}))
@@ -152,11 +152,11 @@ async fn tokens_that_do_not_last_are_not_renewed_without_a_pause() {
     client.rest().list_sessions(&ListSessions::default()).await.unwrap();
     sleep(Duration::from_secs(150)).await;
     let exchanges = fake.seen().iter().filter(|seen| seen.lane == Lane::Auth).count();
-    assert_eq!(exchanges, 3, "once, and then every minute");
+    assert_eq!(exchanges, 3, "the first exchange, then one per minute");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_redirect_to_an_impossible_address_is_not_repeated_in_the_error() {
+async fn the_target_of_an_invalid_redirect_is_not_quoted() {
     let signed = format!("https://storage.test/f?sig=hidden{}", "x".repeat(70_000));
     let fake =
         ScriptedServer::started().reply_with(LIST, 307, &[("location", &signed)], Value::Null);
@@ -192,7 +192,7 @@ async fn secrets_do_not_follow_a_redirect_to_another_server() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn data_does_not_follow_a_redirect_to_another_server() {
+async fn bodies_do_not_follow_a_redirect_to_another_server() {
     const COPY: &str = "POST /api/v1/copy_weights";
     let away = [("location", "https://elsewhere.test/x")];
     let copy = || {
@@ -204,7 +204,7 @@ async fn data_does_not_follow_a_redirect_to_another_server() {
     assert_eq!((error.kind(), error.attempts()), (ErrorKind::Rejected, 1));
     fake.finish();
 
-    // A redirect that asks for a plain look elsewhere carries nothing along.
+    // A redirect that turns the request into a GET carries no data.
     let fake = ScriptedServer::started().reply_with(COPY, 303, &away, Value::Null).reply(
         "GET /x",
         200,

@@ -1,4 +1,4 @@
-//! What the crate tells `tracing`, kept for a test.
+//! [`EventLog`]: records the `tracing` events of the crate.
 
 use std::sync::{Arc, Mutex, Once};
 
@@ -8,7 +8,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::Interest;
 use tracing::{Event, Metadata, Subscriber};
 
-/// Keeps events of the crate as lines.
+/// Records events as lines of text.
 #[derive(Clone, Default)]
 pub(crate) struct EventLog(Arc<Mutex<Vec<(Instant, String)>>>);
 
@@ -42,12 +42,12 @@ impl Subscriber for EventLog {
 }
 
 impl EventLog {
-    /// The lines with all of these words.
+    /// Returns the lines that contain all of `words`.
     pub(crate) fn with(&self, words: &[&str]) -> Vec<String> {
         self.timed(words).into_iter().map(|(_, line)| line).collect()
     }
 
-    /// The same, with when they came.
+    /// Returns the lines that contain all of `words`, with their times.
     pub(crate) fn timed(&self, words: &[&str]) -> Vec<(Instant, String)> {
         let lines = self.0.lock().unwrap();
         let all = |line: &&(Instant, String)| words.iter().all(|word| line.1.contains(word));
@@ -55,10 +55,10 @@ impl EventLog {
     }
 }
 
-/// Listens to nothing, and keeps every event worth asking about.
+/// Global subscriber that records nothing but keeps all callsites enabled.
 ///
-/// Where nobody listens at first, an event may be switched off for good on all threads while
-/// [`EventLog`] begins to listen on one of them.
+/// Without it, `tracing` may cache a callsite as disabled on all threads just before an [`EventLog`] is
+/// installed on one of them.
 struct Deaf;
 
 impl Subscriber for Deaf {
@@ -81,7 +81,7 @@ impl Subscriber for Deaf {
     fn exit(&self, _: &Id) {}
 }
 
-/// Before the first event of a test.
+/// Installs the global subscriber. Call it before the first event of a test.
 pub(crate) fn keep_events() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| tracing::subscriber::set_global_default(Deaf).unwrap());

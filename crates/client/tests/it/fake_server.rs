@@ -1,5 +1,5 @@
-//! A server played by a function: for calls that come at the same time, where a script in order
-//! does not do. A call that the function does not know fails the test.
+//! [`FakeServer`]: implements the protocol as a function, for tests with concurrent requests. An
+//! unknown request fails the test.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
@@ -15,7 +15,7 @@ use tinkex::wire::{ForwardBackward, ForwardBackwardOutput, LossRecord, PROTO};
 use tinkex::{Env, HttpFailure, HttpService, Lane, ServiceClient, ServiceClientBuilder};
 use tokio::time::{Instant, sleep};
 
-/// How long the server takes to accept a training request.
+/// Time that the server takes to accept a training request.
 pub(crate) const ACCEPTING: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Default)]
@@ -24,26 +24,26 @@ pub(crate) struct FakeServer(Arc<Mutex<State>>);
 #[derive(Default)]
 struct State {
     config: Value,
-    /// Accepted training requests that fail, by sequence number.
+    /// Sequence numbers of accepted training requests that fail.
     refused: Vec<u64>,
-    /// What happened, in order.
+    /// Events in order of occurrence.
     log: Vec<String>,
-    /// What a poll for a ticket gets, answer by answer; the last one stays.
+    /// Poll responses by request id, in order; the last one is repeated.
     answers: HashMap<String, Vec<Value>>,
     heartbeats: Vec<Value>,
     heartbeat_latency: f64,
-    /// What the next sampling requests get; "ok" once it is used up.
+    /// Responses to the next sampling requests; "ok" afterwards.
     samples: VecDeque<Value>,
     dynamic: Value,
-    /// A call whose connection is lost the next time.
+    /// Path whose next request loses its connection.
     lost: Option<String>,
     samplers: u32,
-    /// A call that takes this long.
+    /// Path whose requests are delayed.
     slow: Option<(String, Duration)>,
-    /// The session's id; "s" if nothing was said.
+    /// Session id; defaults to "s".
     session: Option<String>,
     joined: u32,
-    /// Samples that were accepted and not yet announced.
+    /// Accepted samples that have not been announced.
     unannounced: Vec<String>,
     seen: Vec<Call>,
 }
@@ -66,7 +66,7 @@ impl Call {
     }
 }
 
-/// A golden file of behaviour.
+/// Reads a fixture of recorded behaviour.
 pub(crate) fn cases(file: &str) -> Vec<Value> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/behaviour");
     let file: Value = serde_json::from_slice(&std::fs::read(folder.join(file)).unwrap()).unwrap();
@@ -85,23 +85,23 @@ impl FakeServer {
         self.0.lock().unwrap().refused.push(seq);
     }
 
-    /// What polls for a ticket get.
+    /// Sets the poll responses of a request.
     pub(crate) fn respond(&self, request_id: &str, answers: Vec<Value>) {
         self.0.lock().unwrap().answers.insert(request_id.to_owned(), answers);
     }
 
-    /// What heartbeats get, and how long those that fail take.
+    /// Sets the responses to heartbeats and the latency of failing ones, in seconds.
     pub(crate) fn heartbeats(&self, outcomes: Vec<Value>, latency: f64) {
         let mut state = self.0.lock().unwrap();
         (state.heartbeats, state.heartbeat_latency) = (outcomes, latency);
     }
 
-    /// What the next sampling requests get: "ok", or as in [`reply`].
+    /// Sets the responses to the next sampling requests: "ok", or as in [`reply`].
     pub(crate) fn samples(&self, outcomes: Vec<Value>) {
         self.0.lock().unwrap().samples = outcomes.into();
     }
 
-    /// The connection of the next such call is lost.
+    /// Loses the connection of the next request with this path.
     pub(crate) fn fail_once(&self, call: &str) {
         self.0.lock().unwrap().lost = Some(call.to_owned());
     }
@@ -110,7 +110,7 @@ impl FakeServer {
         self.0.lock().unwrap().dynamic = config;
     }
 
-    /// Weights to sample from.
+    /// Creates a sampling client.
     pub(crate) async fn sampler(&self) -> tinkex::SamplingClient {
         let service = self.builder().build().unwrap();
         service.create_sampling_client("base").await.unwrap()
@@ -142,9 +142,9 @@ impl FakeServer {
             .http(self.clone())
     }
 
-    /// A model to train, already made.
+    /// Creates a training client.
     pub(crate) async fn model(&self) -> tinkex::TrainingClient {
-        // The service is dropped here on purpose: the model alone keeps the session.
+        // The service is dropped here on purpose: the training client keeps the session.
         let service = self.builder().build().unwrap();
         service.create_lora_training_client("base").rank(8).create().await.unwrap()
     }
@@ -255,11 +255,11 @@ impl FakeServer {
             "sessions/s/finish" | "get_info" => json!({
                 "model_data": {}, "model_id": "s:train:0",
             }),
-            other => panic!("{other} was not expected"),
+            other => panic!("unexpected request {other}"),
         }
     }
 
-    /// Announces what was accepted, or holds the poll for a while.
+    /// Announces accepted samples, or holds the poll.
     async fn announce(&self, poll: &Value) -> Value {
         for _ in 0..30 {
             let ready = std::mem::take(&mut self.0.lock().unwrap().unannounced);
@@ -294,14 +294,15 @@ impl FakeServer {
         match state.answers.get_mut(id) {
             Some(answers) if answers.len() > 1 => answers.remove(0),
             Some(answers) => answers[0].clone(),
-            // One token, and nothing else.
+            // A sample of one token.
             None if id.starts_with('q') => json!({"proto": b"\x0a\x06\x12\x04\x07\0\0\0".to_vec()}),
             None => json!({"metrics": {}}),
         }
     }
 }
 
-/// A number is a status, a pair a status with a body, a word a lost request, anything else a reply.
+/// Converts a scripted response: a number is a status, an array a status with a body, a string a lost
+/// request, anything else a JSON body.
 fn reply(answer: &Value) -> Result<Response<Bytes>, HttpFailure> {
     let with = |status: u64, body: Bytes, kind: &str| {
         let status = u16::try_from(status).unwrap();

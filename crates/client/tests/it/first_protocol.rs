@@ -1,4 +1,4 @@
-//! A server of the first protocol, which has no protobuf: what SkyRL 0.3.0 answered.
+//! The first protocol, without protobuf: responses recorded from SkyRL 0.3.0.
 
 use serde_json::{Value, json};
 use tinkex::{Datum, ErrorKind, FinishReason, LossFn, TensorData};
@@ -63,7 +63,7 @@ async fn a_server_without_protobuf_is_sent_json() {
     let model = service.create_lora_training_client("base").rank(8).seed(1).create().await.unwrap();
     let data = || vec![Datum::completion([1, 2], [3]).unwrap()];
     let pass = model.forward_backward(data(), LossFn::CrossEntropy).await.unwrap();
-    assert_eq!(pass.loss(), Some(f64::from(8.628_008_f32)), "the sum of what it says of tokens");
+    assert_eq!(pass.loss(), Some(f64::from(8.628_008_f32)), "the sum over tokens");
     let look = model.forward(data(), LossFn::CrossEntropy).await.unwrap();
     assert_eq!(look.outputs.get(0).unwrap().f32("logprobs").unwrap().len(), 2);
     service.close(FinishReason::Success, None).await.expect("it has no word for the end");
@@ -79,7 +79,7 @@ async fn a_server_without_protobuf_is_sent_json() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_matrix_is_not_sent_to_a_server_that_reads_flat_lists() {
+async fn matrices_are_rejected_for_the_first_protocol() {
     let fake = started();
     let model = fake.client().create_lora_training_client("base").rank(8).create().await.unwrap();
     let rows = TensorData::from_rows(&[[2_i64, 3], [3, 4]]).unwrap();
@@ -93,7 +93,7 @@ async fn a_matrix_is_not_sent_to_a_server_that_reads_flat_lists() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_prompt_scored_without_its_first_token_is_aligned() {
+async fn prompt_logprobs_without_the_first_token_are_aligned() {
     let sampled = json!({
         "sequences": [{"stop_reason": "length", "tokens": [779], "logprobs": [-8.1]}],
         "prompt_logprobs": [-8.1438, -7.418],
@@ -116,7 +116,7 @@ async fn a_prompt_scored_without_its_first_token_is_aligned() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_address_without_a_kind_is_completed() {
+async fn a_path_without_a_kind_is_completed() {
     let saved = json!({
         "path": "tinker://model_ab5a65ba/step-000004", "type": "save_weights_for_sampler",
     });

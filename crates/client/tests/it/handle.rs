@@ -1,4 +1,4 @@
-//! Sampling sessions shared between processes, and one poll for all of a client's samples.
+//! Handles of sampling sessions, clones, and the batch poll.
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ fn numbers(server: &FakeServer) -> Vec<u64> {
 
 /// Covers X11, R-HOLD.
 #[tokio::test(start_paused = true)]
-async fn a_handle_carries_no_key_and_the_other_process_uses_its_own() {
+async fn a_handle_contains_no_key() {
     let config = json!({"sample_max_concurrent_requests": 7, "pjwt_auth_enabled": false});
     let (here, there) = (FakeServer::new(config), FakeServer::new(json!({})));
     let service = here.builder().header("X-Team", "blue").build().unwrap();
@@ -30,14 +30,14 @@ async fn a_handle_carries_no_key_and_the_other_process_uses_its_own() {
 
     let other = there.builder().api_key("tml-there").build().unwrap();
     let restored = other.restore_sampling_client(&handle).unwrap();
-    assert!(there.calls("").is_empty(), "restoring asks nothing");
+    assert!(there.calls("").is_empty(), "restoring sends nothing");
     restored.sample([1], params()).send().await.unwrap();
     let asked: Vec<String> = there.calls("").into_iter().map(|call| call.path).collect();
-    assert_eq!(asked, ["/api/v1/asample", "/api/v1/retrieve_future"], "no session was opened");
+    assert_eq!(asked, ["/api/v1/asample", "/api/v1/retrieve_future"], "no session was created");
     assert_eq!(there.calls("/asample")[0].header("x-api-key"), Some("tml-there"));
     assert_eq!(there.calls("/asample")[0].json()["sampling_session_id"], "s:sample:0");
     sleep(Duration::from_secs(11)).await;
-    assert_eq!(there.calls("/session_heartbeat").len(), 1, "it keeps the session alive too");
+    assert_eq!(there.calls("/session_heartbeat").len(), 1, "a restored session sends heartbeats");
 
     let elsewhere = there.builder().base_url("http://elsewhere.test".parse().unwrap());
     let error = elsewhere.build().unwrap().restore_sampling_client(&handle).unwrap_err();
@@ -49,7 +49,7 @@ async fn a_handle_carries_no_key_and_the_other_process_uses_its_own() {
 
 /// Covers X12.
 #[tokio::test(start_paused = true)]
-async fn clients_of_one_sampling_session_number_apart() {
+async fn clones_use_distinct_sequence_ranges() {
     let server = FakeServer::new(json!({"sample_join_sampling_session": true}));
     let service = server.builder().build().unwrap();
     let maker = service.create_sampling_client("base").await.unwrap();
@@ -59,7 +59,7 @@ async fn clients_of_one_sampling_session_number_apart() {
         service.restore_sampling_client(&handle).unwrap(),
     );
     maker.sample([1], params()).send().await.unwrap();
-    assert!(server.calls("/join_sampling_session").is_empty(), "the maker is clone 0");
+    assert!(server.calls("/join_sampling_session").is_empty(), "the creator is clone 0");
     let both =
         [&one, &one, &two].map(|client: &SamplingClient| client.sample([1], params()).send());
     for answer in join_all(both).await {
@@ -69,12 +69,12 @@ async fn clients_of_one_sampling_session_number_apart() {
     seen.sort_unstable();
     assert_eq!(seen, [0, 1_000_000_000, 1_000_000_001, 2_000_000_000]);
     assert_eq!(server.calls("/join_sampling_session").len(), 2, "each joins once");
-    assert_eq!(server.calls("/create_session").len(), 1, "in the session that was there");
+    assert_eq!(server.calls("/create_session").len(), 1, "the existing session is used");
 }
 
 /// Covers X12.
 #[tokio::test(start_paused = true)]
-async fn a_clone_draws_lots_where_the_server_does_not_number() {
+async fn a_clone_chooses_a_random_range_if_the_server_assigns_none() {
     let server = FakeServer::new(json!({}));
     let service = server.builder().build().unwrap();
     let maker = service.create_sampling_client("base").await.unwrap();
@@ -89,7 +89,7 @@ async fn a_clone_draws_lots_where_the_server_does_not_number() {
 
 /// Covers R-POLL.
 #[tokio::test(start_paused = true)]
-async fn one_poll_serves_all_samples_and_reports_what_was_fetched() {
+async fn one_batch_poll_announces_all_samples_and_reports_retrieved_results() {
     let server = FakeServer::new(json!({
         "sample_use_retrieve_futures": true, "sample_max_concurrent_requests": 1,
     }));
@@ -101,7 +101,7 @@ async fn one_poll_serves_all_samples_and_reports_what_was_fetched() {
     sleep(Duration::from_secs(1)).await;
     assert_eq!(server.calls("/asample").len(), 50);
     let polls = server.calls("/retrieve_future");
-    assert_eq!(polls.len(), 50, "each answer is fetched once, when it is there");
+    assert_eq!(polls.len(), 50, "each result is retrieved once, after its announcement");
     assert!(polls.iter().all(|poll| poll.json()["allow_metadata_only"] == false));
     let many: Vec<Value> = server.calls("/retrieve_futures").iter().map(|c| c.json()).collect();
     assert!(many.len() < 10, "{} polls for 50 samples", many.len());
@@ -112,11 +112,11 @@ async fn one_poll_serves_all_samples_and_reports_what_was_fetched() {
     drop(sampler);
     let polls = server.calls("/retrieve_futures").len();
     sleep(Duration::from_secs(300)).await;
-    assert_eq!(server.calls("/retrieve_futures").len(), polls, "it ended with its client");
+    assert_eq!(server.calls("/retrieve_futures").len(), polls, "polling ends with the client");
 }
 
 #[test]
-fn a_handle_needs_a_runtime_and_says_so() {
+fn restoring_a_handle_outside_a_runtime_is_an_error() {
     let server = FakeServer::new(json!({}));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let (service, handle) = runtime.block_on(async {

@@ -1,4 +1,4 @@
-//! Over HTTP/2, requests do not queue behind one connection's stream limit.
+//! HTTP/2: requests do not queue behind the stream limit of one connection.
 
 use std::convert::Infallible;
 use std::process::Command;
@@ -19,12 +19,12 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
-/// Three times what one connection of this server takes at once.
+/// Three times the stream limit of one connection.
 const SAMPLES: usize = 300;
 const STREAMS: u32 = 100;
 
 struct Server {
-    /// Opens only when all samples are there at the same time.
+    /// Released once all samples have been submitted.
     submitted: Barrier,
     polled: Barrier,
     connections: AtomicUsize,
@@ -51,11 +51,11 @@ async fn answer(server: Arc<Server>, request: Request<Incoming>) -> Response<Ful
     Response::new(Full::new(Bytes::from_static(body.as_bytes())))
 }
 
-/// The client trusts the server's certificate through a variable of its own process, as a user
-/// would have it, so it gets a process of its own.
+/// The client runs in a process of its own, because it trusts the server's certificate through an
+/// environment variable.
 #[tokio::test(flavor = "multi_thread")]
-#[expect(clippy::disallowed_methods, reason = "a server of the test")]
-async fn hundreds_of_requests_are_under_way_at_once() {
+#[expect(clippy::disallowed_methods, reason = "a test server")]
+async fn hundreds_of_requests_are_in_flight_at_once() {
     let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let trusted = folder.path().join("trusted.pem");
@@ -90,13 +90,13 @@ async fn hundreds_of_requests_are_under_way_at_once() {
     let output = client.await.unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
     assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
-    // Fifty a connection: six for samples, six for polls, and a few for the rest.
+    // Fifty requests per connection: six for samples, six for polls, and a few others.
     let connections = server.connections.load(Ordering::Relaxed);
     assert!((12..40).contains(&connections), "{connections} connections");
     accepting.abort();
 }
 
-#[expect(clippy::disallowed_methods, reason = "a server of the test")]
+#[expect(clippy::disallowed_methods, reason = "a test server")]
 async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, server: Arc<Server>) {
     loop {
         let (stream, _) = listener.accept().await.unwrap();

@@ -1,4 +1,4 @@
-//! What can be seen from outside: events and numbers.
+//! Instrumentation: tracing events and metrics.
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use serde_json::json;
@@ -9,7 +9,7 @@ use crate::fake_server::FakeServer;
 
 /// Covers T2.3.1, T2.3.2, T3.2.4, P6C.5.
 #[tokio::test(start_paused = true)]
-async fn requests_retries_and_queue_states_are_events_and_numbers() {
+async fn requests_retries_and_queue_states_are_recorded() {
     let (lines, recorder) = (EventLog::default(), DebuggingRecorder::new());
     let _log = tracing::subscriber::set_default(lines.clone());
     let _numbers = metrics::set_default_local_recorder(&recorder);
@@ -39,10 +39,10 @@ async fn requests_retries_and_queue_states_are_events_and_numbers() {
     assert_eq!(lines.with(&["tinkex::http TRACE", "optim_step"]).len(), 2, "two starts");
     assert_eq!(lines.with(&["tinkex::retry", "retrying request"]).len(), 1);
     let changes = lines.with(&["tinkex::queue", "queue.state_change"]);
-    assert_eq!(changes.len(), 2, "said when it changes: {changes:?}");
+    assert_eq!(changes.len(), 2, "logged on change: {changes:?}");
     assert!(changes[0].contains("paused_rate_limit") && changes[1].contains("active"));
     assert_eq!(lines.with(&["WARN", "is paused"]).len(), 1);
-    assert!(lines.with(&["tml-seen"]).is_empty(), "no secret in any of them");
+    assert!(lines.with(&["tml-seen"]).is_empty(), "no event contains the key");
 
     let numbers: Vec<String> = recorder
         .snapshotter()
@@ -72,7 +72,7 @@ async fn requests_retries_and_queue_states_are_events_and_numbers() {
 
 /// Covers P6B.3, P6B.4, P6C.3, P6C.4.
 #[tokio::test(start_paused = true)]
-async fn without_retries_failures_surface_at_once() {
+async fn disabled_retries_surface_failures_at_once() {
     let server = FakeServer::new(json!({}));
     let service = server.builder().retry(RetryPolicy::disabled()).build().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
@@ -84,7 +84,7 @@ async fn without_retries_failures_surface_at_once() {
         assert_eq!((error.status(), error.attempts()), (Some(status), 1));
         assert_eq!(server.calls("/asample").len(), before + 1);
     }
-    // Polling goes on all the same: the answer is there, only not yet.
+    // Polling continues: the result is only not ready yet.
     let model = server.model().await;
     server.respond("r1", vec![json!(503), json!(503), json!({"metrics": {}})]);
     model.optim_step(AdamParams::default()).await.unwrap();

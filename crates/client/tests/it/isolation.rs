@@ -1,4 +1,4 @@
-//! Clients beside each other: nothing of one reaches another, and nothing of one is left behind.
+//! Several clients in one process: no shared state beyond the backoff, and no leaks.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -18,7 +18,7 @@ fn service(server: &FakeServer, key: &str) -> ServiceClient {
     server.builder().api_key(key).build().unwrap()
 }
 
-/// Trains and samples at the same time: ten steps, 120 samples.
+/// Trains and samples concurrently: 10 steps and 120 samples.
 async fn work(service: &ServiceClient) -> (usize, SamplingClient) {
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
@@ -60,9 +60,9 @@ async fn two_services_train_and_sample_without_crosstalk() {
     };
     let (((a_done, _), a_took), (b_done, b_took, b_paused), (mine, theirs)) =
         tokio::join!(busy, free, look);
-    assert_eq!((a_done, b_done), (130, 130), "nothing was lost");
+    assert_eq!((a_done, b_done), (130, 130), "every request completed");
     assert!(mine.is_some_and(|rest| rest > Duration::from_secs(40)), "shared by key: {mine:?}");
-    assert_eq!((theirs, b_paused), (None, None), "another key has a limiter of its own");
+    assert_eq!((theirs, b_paused), (None, None), "another key has its own backoff");
     assert!(a_took >= Duration::from_secs(50) && b_took < Duration::from_secs(40), "{b_took:?}");
     for (server, key) in [(&one, "tml-crosstalk-a"), (&two, "tml-crosstalk-b")] {
         let keys: BTreeSet<String> = server
@@ -79,7 +79,7 @@ async fn two_services_train_and_sample_without_crosstalk() {
 
 /// Covers T6.3.2.
 #[tokio::test(start_paused = true)]
-async fn a_server_that_fails_now_and_then_loses_nothing() {
+async fn no_result_is_lost_on_an_unreliable_server() {
     let server = FakeServer::new(json!({}));
     let odd = [json!(503), json!("conn"), json!("ok"), json!(429), json!("timeout"), json!("ok")];
     server.samples(odd.iter().cycle().take(240).cloned().collect());
@@ -88,7 +88,7 @@ async fn a_server_that_fails_now_and_then_loses_nothing() {
         server.respond(&format!("r{seq}"), answers);
     }
     server.refuse(5);
-    let service = service(&server, "tml-now-and-then");
+    let service = service(&server, "tml-unreliable");
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     let steps: Vec<_> = (0..10).map(|_| model.optim_step(AdamParams::default())).collect();
@@ -96,17 +96,17 @@ async fn a_server_that_fails_now_and_then_loses_nothing() {
     let (steps, samples) = tokio::join!(join_all(steps), samples);
     assert!(samples.iter().all(Result::is_ok));
     let failed: Vec<_> = steps.iter().filter_map(|step| step.as_ref().err()).collect();
-    assert_eq!(failed.len(), 1, "the one that was refused, and it says so");
+    assert_eq!(failed.len(), 1, "only the rejected request failed");
     assert_eq!(failed[0].kind(), ErrorKind::Rejected);
 }
 
 /// Covers T4.2.1, AUD.5, AUD.7.
 #[tokio::test(start_paused = true)]
-async fn clients_that_come_and_go_leave_nothing_behind() {
+async fn dropped_clients_leave_no_tasks() {
     let server = FakeServer::new(json!({}));
-    let one = service(&server, "tml-come-and-go");
+    let one = service(&server, "tml-dropped");
     for _ in 0..2000 {
-        // Each has a line, a watch and a log of its own, gone with it.
+        // Each has its own sequence range, progress watch and queue log.
         drop(one.create_sampling_client("base").await.unwrap());
     }
     let alive = tokio::runtime::Handle::current().metrics().num_alive_tasks();
@@ -114,12 +114,12 @@ async fn clients_that_come_and_go_leave_nothing_behind() {
     drop(one);
     sleep(Duration::from_secs(60)).await;
     let alive = tokio::runtime::Handle::current().metrics().num_alive_tasks();
-    assert_eq!(alive, 0, "everything in the background ended with its client");
+    assert_eq!(alive, 0, "all tasks ended with their clients");
 }
 
 /// Covers R-RH, AUD.5, AUD.8.
 #[tokio::test(start_paused = true)]
-async fn at_most_so_many_samples_are_under_way() {
+async fn concurrent_samples_are_limited() {
     for (server, user, most) in [(5, None, 5), (5, Some(3), 3), (2, Some(9), 2)] {
         let server = FakeServer::new(json!({"sample_max_concurrent_requests": server}));
         let mut builder = server.builder().api_key("tml-so-many");
@@ -134,8 +134,7 @@ async fn at_most_so_many_samples_are_under_way() {
         let waiting: Vec<_> = (0..20).map(|_| sampler.sample([1], params()).send()).collect();
         sleep(Duration::from_secs(1)).await;
         assert_eq!(server.calls("/asample").len(), most);
-        // Another client of the same service has places of its own, and a call can be awaited as
-        // it is.
+        // Another sampling client has its own limit. A request builder can be awaited directly.
         let other = service.create_sampling_client("base").await.unwrap();
         server.respond("q0", vec![json!({"proto": b"\x0a\x06\x12\x04\x07\0\0\0".to_vec()})]);
         other.sample([1], params()).await.unwrap();
@@ -145,12 +144,12 @@ async fn at_most_so_many_samples_are_under_way() {
 
 /// Covers P4C.3, P4C.4.
 #[tokio::test(start_paused = true)]
-async fn a_sample_waits_for_nobody_else() {
+async fn a_sample_does_not_wait_for_training() {
     let server = FakeServer::new(json!({}));
-    let service = service(&server, "tml-nobody-else");
+    let service = service(&server, "tml-independent");
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
-    // A step that is never answered, and one that is.
+    // One step that never completes, and one that does.
     server.respond("r1", vec![json!("hang")]);
     let stuck = model.optim_step(AdamParams::default());
     let start = Instant::now();

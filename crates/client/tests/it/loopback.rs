@@ -1,4 +1,4 @@
-//! The real network stack, over loopback, against a server that misbehaves.
+//! The network stack over loopback, against misbehaving servers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,9 +11,9 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 
-/// What the server does with the first request that is not about settings.
+/// How the server handles requests other than those for its configuration.
 #[derive(Clone, Copy)]
-enum Deed {
+enum ServerBehavior {
     Answer,
     CloseMidBody,
     CloseAtOnce,
@@ -22,8 +22,8 @@ enum Deed {
     BrokenZstd,
 }
 
-/// A server on a free port; returns its address and how many connections it took.
-async fn serve(deed: Deed) -> (String, Arc<AtomicUsize>) {
+/// Starts a server on a free port. Returns its URL and the number of accepted connections.
+async fn serve(behavior: ServerBehavior) -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     let connections = Arc::new(AtomicUsize::new(0));
@@ -31,36 +31,38 @@ async fn serve(deed: Deed) -> (String, Arc<AtomicUsize>) {
     let accept = async move {
         while let Ok((stream, _)) = listener.accept().await {
             counter.fetch_add(1, Ordering::Relaxed);
-            #[expect(clippy::disallowed_methods, reason = "the server of a test")]
-            tokio::spawn(converse(stream, deed));
+            #[expect(clippy::disallowed_methods, reason = "a test server")]
+            tokio::spawn(serve_connection(stream, behavior));
         }
     };
-    #[expect(clippy::disallowed_methods, reason = "the server of a test")]
+    #[expect(clippy::disallowed_methods, reason = "a test server")]
     tokio::spawn(accept);
     (address, connections)
 }
 
-async fn converse(mut stream: TcpStream, deed: Deed) {
+async fn serve_connection(mut stream: TcpStream, behavior: ServerBehavior) {
     while let Some(head) = read_request(&mut stream).await {
         let reply: Vec<u8> = if head.contains("/client/") {
             reply(b"{}", "")
         } else {
-            match deed {
-                Deed::Answer => reply(br#"{"sessions":["s"]}"#, ""),
-                Deed::Zstd => {
+            match behavior {
+                ServerBehavior::Answer => reply(br#"{"sessions":["s"]}"#, ""),
+                ServerBehavior::Zstd => {
                     let body = tinkex::wire::codec::compress::compress(br#"{"sessions":["z"]}"#);
                     reply(&body.unwrap(), "content-encoding: zstd\r\n")
                 }
-                Deed::BrokenZstd => reply(b"not compressed", "content-encoding: zstd\r\n"),
-                Deed::CloseMidBody => {
+                ServerBehavior::BrokenZstd => {
+                    reply(b"not compressed", "content-encoding: zstd\r\n")
+                }
+                ServerBehavior::CloseMidBody => {
                     b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"sess".to_vec()
                 }
-                Deed::CloseAtOnce => return,
-                Deed::Garbage => b"I am not a web server\r\n\r\n".to_vec(),
+                ServerBehavior::CloseAtOnce => return,
+                ServerBehavior::Garbage => b"not an HTTP response\r\n\r\n".to_vec(),
             }
         };
         if stream.write_all(&reply).await.is_err()
-            || matches!(deed, Deed::CloseMidBody if !head.contains("/client/"))
+            || matches!(behavior, ServerBehavior::CloseMidBody if !head.contains("/client/"))
         {
             return;
         }
@@ -75,7 +77,7 @@ fn reply(body: &[u8], headers: &str) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-/// One request's head; its body is read and dropped.
+/// Reads a request and returns its head in lower case.
 async fn read_request(stream: &mut TcpStream) -> Option<String> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -101,28 +103,30 @@ fn client(address: &str) -> ServiceClient {
 }
 
 #[tokio::test]
-async fn a_good_server_is_understood_and_its_connections_are_used_again() {
-    let (address, connections) = serve(Deed::Answer).await;
+async fn connections_are_reused() {
+    let (address, connections) = serve(ServerBehavior::Answer).await;
     let rest = client(&address).rest();
     for _ in 0..5 {
         let found = rest.list_sessions(&ListSessions::default()).await.unwrap();
         assert_eq!(found.sessions[0], "s");
     }
-    // One for each lane that was used: settings, session, looking things up.
+    // One for each lane: configuration, session, REST.
     assert_eq!(connections.load(Ordering::Relaxed), 3);
 }
 
 #[tokio::test]
-async fn compressed_replies_are_read() {
-    let (address, _) = serve(Deed::Zstd).await;
+async fn compressed_responses_are_decoded() {
+    let (address, _) = serve(ServerBehavior::Zstd).await;
     let found = client(&address).rest().list_sessions(&ListSessions::default()).await.unwrap();
     assert_eq!(found.sessions[0], "z");
 }
 
 #[tokio::test]
-async fn broken_connections_are_told_as_such() {
-    for deed in [Deed::CloseMidBody, Deed::CloseAtOnce, Deed::Garbage] {
-        let (address, _) = serve(deed).await;
+async fn broken_connections_are_reported_as_such() {
+    for behavior in
+        [ServerBehavior::CloseMidBody, ServerBehavior::CloseAtOnce, ServerBehavior::Garbage]
+    {
+        let (address, _) = serve(behavior).await;
         let error =
             client(&address).rest().list_sessions(&ListSessions::default()).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Connect, "{error:?}");
@@ -132,7 +136,7 @@ async fn broken_connections_are_told_as_such() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_told_as_such() {
+async fn an_unreachable_server_is_reported_as_such() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
@@ -143,7 +147,7 @@ async fn a_server_that_is_not_there_is_told_as_such() {
 /// A response that cannot be decompressed is not a lost connection: it is not retried.
 #[tokio::test]
 async fn an_undecodable_body_is_a_decoding_error_and_is_not_retried() {
-    let (address, _) = serve(Deed::BrokenZstd).await;
+    let (address, _) = serve(ServerBehavior::BrokenZstd).await;
     let service = client_builder(&address).retry(RetryPolicy::default()).build().unwrap();
     let error = service.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
     assert_eq!((error.kind(), error.attempts()), (ErrorKind::Decode, 1), "{error:?}");
@@ -163,7 +167,7 @@ async fn an_untrusted_certificate_is_reported_as_such_and_is_not_retried() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("https://localhost:{}", listener.local_addr().unwrap().port());
     let acceptor = TlsAcceptor::from(Arc::new(tls));
-    #[expect(clippy::disallowed_methods, reason = "the server of a test")]
+    #[expect(clippy::disallowed_methods, reason = "a test server")]
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let _ = acceptor.accept(stream).await;

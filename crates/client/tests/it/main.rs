@@ -1,7 +1,7 @@
 //! One binary for all integration tests of the crate.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a wrong assumption is a failed test")]
-#![expect(clippy::needless_pass_by_value, reason = "scripts read better without a mark per value")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a panic fails the test")]
+#![expect(clippy::needless_pass_by_value, reason = "scripts are easier to read without references")]
 
 #[cfg(feature = "chat")]
 mod chat;

@@ -1,4 +1,4 @@
-//! Every call of the REST and admin clients, against what the reference SDK was recorded to send.
+//! All requests of the REST and admin clients, compared with those of the reference SDK.
 
 use std::path::Path;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn recorded(name: &str) -> (Value, Value) {
     (read("request"), read("response"))
 }
 
-/// Answers with the recorded reply, and checks that we send what was recorded.
+/// Responds with the recorded response and compares the request with the recorded one.
 async fn replay<T>(name: &str, call: impl AsyncFnOnce(ServiceClient) -> tinkex::Result<T>) -> T {
     let (request, response) = recorded(name);
     let (path, method) = (request["path"].as_str().unwrap(), request["method"].as_str().unwrap());
@@ -180,7 +180,7 @@ fn checkpoint(n: u64) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn long_lists_come_as_one_stream() {
+async fn long_lists_are_streamed_across_pages() {
     let page = |items: std::ops::Range<u64>| {
         let cursor = json!({"offset": items.start, "limit": 1000, "total_count": 1500});
         json!({"checkpoints": items.map(checkpoint).collect::<Value>(), "cursor": cursor})
@@ -197,7 +197,7 @@ async fn long_lists_come_as_one_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_search_goes_on_from_its_cursor() {
+async fn a_search_continues_from_its_cursor() {
     let session = |id: &str| {
         json!({
             "session_id": id, "created_at": "2026-01-02T03:04:05Z", "owner": "o",
@@ -221,7 +221,7 @@ async fn a_search_goes_on_from_its_cursor() {
 
 /// Covers R-OLD.
 #[tokio::test(start_paused = true)]
-async fn a_trace_is_waited_for() {
+async fn a_trace_export_waits_until_the_trace_is_ready() {
     let call = format!("GET /api/v1/sessions/{SESSION}/trace_export");
     let fake = ScriptedServer::started()
         .reply(&call, 200, json!({"status": TraceStatus::Pending}))

@@ -1,4 +1,4 @@
-//! What is sent again, when, and what the error says if nothing helped.
+//! Retries: which requests, when, and the final error.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ async fn a_success_is_one_request() {
 
 /// Covers T2.2.2.
 #[tokio::test(start_paused = true)]
-async fn a_failing_server_is_asked_ten_times_more_in_a_round_and_for_minutes_in_all() {
+async fn a_failing_request_is_retried_ten_times_per_round_for_five_minutes() {
     let mut fake = ScriptedServer::started();
     for _ in 0..400 {
         fake = fake.reply(LIST, 500, json!({"detail": "oops"}));
@@ -35,11 +35,11 @@ async fn a_failing_server_is_asked_ten_times_more_in_a_round_and_for_minutes_in_
     let start = Instant::now();
     let error = fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap_err();
     assert_eq!((error.kind(), error.status()), (ErrorKind::Server, Some(500)));
-    assert!(start.elapsed() >= Duration::from_secs(300), "persists for five minutes");
+    assert!(start.elapsed() >= Duration::from_secs(300), "rounds are repeated for five minutes");
     let seen = fake.seen();
     let calls = &seen[2..];
     assert_eq!(calls.len(), usize::try_from(error.attempts()).unwrap());
-    // Rounds of eleven, each counting its resends from 0.
+    // Rounds of eleven attempts, each counting its retries from 0.
     for (i, call) in calls.iter().enumerate() {
         assert_eq!(call.header("x-stainless-retry-count").unwrap(), (i % 11).to_string());
     }
@@ -49,7 +49,7 @@ async fn a_failing_server_is_asked_ten_times_more_in_a_round_and_for_minutes_in_
 
 /// Covers T2.2.3, P4C.8.
 #[tokio::test(start_paused = true)]
-async fn passing_failures_are_sent_again_with_the_same_key() {
+async fn transient_failures_are_retried_with_the_same_key() {
     let path = json!({"tinker_path": "tinker://r/weights/a"});
     for (name, fake) in [
         ("408", ScriptedServer::started().reply(COPY, 408, Value::Null)),
@@ -71,7 +71,7 @@ async fn passing_failures_are_sent_again_with_the_same_key() {
 
 /// Covers T2.2.4.
 #[tokio::test(start_paused = true)]
-async fn the_wait_that_a_server_asks_for_is_kept_and_told() {
+async fn retry_after_is_honoured_and_reported() {
     for (header, value, wait) in [
         ("retry-after-ms", "100", Duration::from_millis(100)),
         ("retry-after", "3", Duration::from_secs(3)),
@@ -93,26 +93,26 @@ async fn the_wait_that_a_server_asks_for_is_kept_and_told() {
 
 /// Covers T2.2.5.
 #[tokio::test(start_paused = true)]
-async fn a_server_may_insist_on_a_resend_or_decline_it() {
+async fn the_server_may_demand_or_decline_a_retry() {
     let fake = ScriptedServer::started()
         .reply_with(LIST, 400, &[("x-should-retry", "true")], json!({"detail": "odd"}))
         .reply(LIST, 200, none());
     fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
     fake.finish();
 
-    // Declined within the round; the rounds that follow are ours to decide.
+    // The server declines retries within a round; further rounds are up to the client.
     let fake = ScriptedServer::started()
         .reply_with(LIST, 503, &[("x-should-retry", "false")], Value::Null)
         .reply(LIST, 200, none());
     fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
     let seen = fake.seen();
-    assert_eq!(seen[3].at - seen[2].at, Duration::from_secs(1), "a new round, not a resend");
+    assert_eq!(seen[3].at - seen[2].at, Duration::from_secs(1), "a new round, not a retry");
     assert_eq!(seen[3].header("x-stainless-retry-count"), Some("0"));
 }
 
 /// Covers P6B.3, P6B.4, P6C.4.
 #[tokio::test(start_paused = true)]
-async fn without_retries_there_is_exactly_one_request() {
+async fn disabled_retries_send_exactly_one_request() {
     for (status, kind) in [(500, ErrorKind::Server), (400, ErrorKind::Rejected)] {
         let fake = ScriptedServer::started().reply(LIST, status, json!({"detail": "no"}));
         let client = fake.builder().retry(RetryPolicy::disabled()).build().unwrap();
@@ -123,7 +123,7 @@ async fn without_retries_there_is_exactly_one_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_no_resend_can_mend_is_not_resent() {
+async fn permanent_failures_are_not_retried() {
     for status in [400, 401, 403, 404, 410, 422] {
         let fake = ScriptedServer::started().reply(LIST, status, json!({"detail": "no"}));
         let error = fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap_err();
@@ -158,24 +158,27 @@ async fn a_copy_keeps_one_key_and_one_token_through_all_rounds() {
     let seen = fake.seen();
     let copies = &seen[2..];
     let key = copies[0].header("x-idempotency-key").unwrap();
-    assert_eq!(key.len(), 36, "a bare id");
+    assert_eq!(key.len(), 36, "a plain UUID");
     for copy in copies {
         assert_eq!(copy.header("x-idempotency-key"), Some(key));
         assert_eq!(copy.header("x-tinker-weights-access-token"), Some("tml-other"));
         assert_eq!(copy.json()["destination_project_id"], "own");
     }
-    assert!(!format!("{:?}", copies[0].headers).contains("tml-other"), "marked as secret");
+    assert!(
+        !format!("{:?}", copies[0].headers).contains("tml-other"),
+        "the header is marked as sensitive"
+    );
     fake.finish();
 
     let fake = ScriptedServer::new();
     let source = "tinker://r/weights/a".parse().unwrap();
     let nowhere = fake.client().rest().copy_weights(tinkex::CopyCheckpoint::new(source)).await;
-    assert_eq!(nowhere.unwrap_err().kind(), ErrorKind::InvalidInput, "and nothing was sent");
+    assert_eq!(nowhere.unwrap_err().kind(), ErrorKind::InvalidInput, "nothing was sent");
 }
 
 /// Covers X4.
 #[tokio::test(start_paused = true)]
-async fn a_billing_problem_pauses_even_the_start() {
+async fn a_billing_problem_delays_connecting() {
     let start = Instant::now();
     let fake = ScriptedServer::new()
         .reply("POST /api/v1/client/config", 402, Value::Null)
@@ -189,51 +192,51 @@ async fn a_billing_problem_pauses_even_the_start() {
     fake.finish();
 }
 
-/// Somebody who waits is told when the server is gone, also while it works on an answer.
+/// The retry timeout also ends the wait for a result when the server becomes unreachable.
 #[tokio::test(start_paused = true)]
-async fn the_waiting_for_an_answer_ends_with_patience() {
-    let patience = Duration::from_secs(60);
+async fn polling_an_unreachable_server_ends_after_the_retry_timeout() {
+    let timeout = Duration::from_secs(60);
     let server = FakeServer::new(json!({}));
     server.respond("r1", vec![json!("conn")]);
-    let service = server
-        .builder()
-        .retry(RetryPolicy::default().with_retry_timeout(patience))
-        .build()
-        .unwrap();
+    let service =
+        server.builder().retry(RetryPolicy::default().with_retry_timeout(timeout)).build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let asked = Instant::now();
     let error = model.optim_step(AdamParams::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Connect);
     let waited = asked.elapsed();
-    assert!(waited >= patience && waited < patience * 2, "{waited:?}");
+    assert!(waited >= timeout && waited < timeout * 2, "{waited:?}");
 
-    // Whatever the server says, it is there, and is waited for.
+    // Any response shows that the server is reachable, so polling continues.
     let mut answers = vec![json!(500); 200];
     answers.iter_mut().step_by(2).for_each(|answer| *answer = json!("conn"));
     answers.push(json!({"metrics": {}}));
     server.respond("r2", answers);
     let asked = Instant::now();
     model.optim_step(AdamParams::default()).await.unwrap();
-    assert!(asked.elapsed() > patience);
+    assert!(asked.elapsed() > timeout);
 }
 
-/// A sample that was lost is asked for anew, but not for longer than somebody waits.
+/// A lost sample is resubmitted, but not after the retry timeout.
 #[tokio::test(start_paused = true)]
-async fn samples_are_not_asked_for_anew_when_patience_is_over() {
-    let patience = Duration::from_secs(60);
+async fn samples_are_not_resubmitted_after_the_retry_timeout() {
+    let timeout = Duration::from_secs(60);
     for (i, lost) in [json!("conn"), json!(503), json!(429)].into_iter().enumerate() {
         let server = FakeServer::new(json!({}));
         server.samples(vec![lost.clone(); 10_000]);
-        // A server of its own: pauses are shared by server and key.
+        // A separate server: backoffs are shared by base URL and key.
         let builder =
-            server.builder().base_url(format!("http://patience-{i}.test").parse().unwrap());
+            server.builder().base_url(format!("http://timeout-{i}.test").parse().unwrap());
         let service =
-            builder.retry(RetryPolicy::default().with_retry_timeout(patience)).build().unwrap();
+            builder.retry(RetryPolicy::default().with_retry_timeout(timeout)).build().unwrap();
         let sampler = service.create_sampling_client("base").await.unwrap();
         let asked = Instant::now();
         let sample = sampler.sample([1], SamplingParams::new()).send();
-        let error = tokio::time::timeout(patience * 3, sample).await.expect("it ends").unwrap_err();
+        let error = tokio::time::timeout(timeout * 3, sample)
+            .await
+            .expect("the sample fails in time")
+            .unwrap_err();
         assert!(error.is_retryable(), "{error}");
-        assert!(asked.elapsed() <= patience, "{lost}: {:?}", asked.elapsed());
+        assert!(asked.elapsed() <= timeout, "{lost}: {:?}", asked.elapsed());
     }
 }

@@ -1,5 +1,4 @@
-//! A scripted server in place of the network: it answers what it was told to, in order, and fails
-//! the test on any call it did not expect.
+//! [`ScriptedServer`]: responds to a fixed sequence of requests. Any other request fails the test.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -27,7 +26,7 @@ enum Answer {
     Late,
 }
 
-/// A request that came in.
+/// A received request.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) at: Instant,
@@ -55,7 +54,7 @@ impl ScriptedServer {
         Self::default()
     }
 
-    /// The calls that every client begins with, answered with nothing but defaults.
+    /// Creates a script that starts with the configuration requests, answered with defaults.
     pub(crate) fn started() -> Self {
         Self::new().reply("POST /api/v1/client/config", 200, json!({})).reply(
             "POST /api/v1/client/dynamic_config",
@@ -64,7 +63,7 @@ impl ScriptedServer {
         )
     }
 
-    /// The next call must be this one, and gets this answer.
+    /// Expects a request and responds with a status and a JSON body.
     pub(crate) fn reply(self, call: &str, status: u16, body: Value) -> Self {
         self.reply_with(call, status, &[], body)
     }
@@ -84,12 +83,12 @@ impl ScriptedServer {
         self.then(call, Answer::Reply(reply.body(body).unwrap()))
     }
 
-    /// The next call must be this one, and its connection is lost.
+    /// Expects a request and loses its connection.
     pub(crate) fn lose(self, call: &str) -> Self {
         self.then(call, Answer::Lost)
     }
 
-    /// The next call must be this one, and is not answered in time.
+    /// Expects a request and lets it time out.
     pub(crate) fn delay(self, call: &str) -> Self {
         self.then(call, Answer::Late)
     }
@@ -99,24 +98,24 @@ impl ScriptedServer {
         self
     }
 
-    /// All requests so far.
+    /// Returns all received requests.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         self.0.lock().unwrap().seen.clone()
     }
 
-    /// The last request.
+    /// Returns the last received request.
     pub(crate) fn last(&self) -> Seen {
         self.seen().pop().expect("a request")
     }
 
-    /// Nothing of the script may be left.
+    /// Asserts that the whole script was used.
     pub(crate) fn finish(&self) {
         let state = self.0.lock().unwrap();
         let left: Vec<_> = state.script.iter().map(|(call, _)| call).collect();
-        assert!(left.is_empty(), "calls that never came: {left:?}");
+        assert!(left.is_empty(), "requests that were not received: {left:?}");
     }
 
-    /// A client that speaks to this server alone.
+    /// Creates a client of this server.
     pub(crate) fn client(&self) -> ServiceClient {
         self.builder().build().unwrap()
     }
@@ -152,7 +151,7 @@ impl HttpService for ScriptedServer {
         });
         let (expected, answer) =
             state.script.pop_front().unwrap_or_else(|| panic!("{call} was not expected"));
-        assert_eq!(call, expected, "another call was expected");
+        assert_eq!(call, expected, "unexpected request");
         drop(state);
         Box::pin(async move {
             match answer {

@@ -1,4 +1,4 @@
-//! Sessions: opened once, kept alive, ended.
+//! Sessions: creation, heartbeats, telemetry and closing.
 
 use serde_json::{Value, json};
 use tinkex::{AdamParams, Env, ErrorKind, FinishReason, JsonObject, RetryPolicy, SamplingParams};
@@ -9,13 +9,13 @@ use crate::fake_server::{FakeServer, cases};
 
 /// Covers T4.3.1, T4.3.3, R-OLD.
 #[tokio::test(start_paused = true)]
-async fn a_session_is_opened_by_the_first_who_needs_it_and_shared() {
+async fn a_session_is_created_on_first_use_and_shared() {
     let server = FakeServer::new(json!({}));
     let metadata: JsonObject = [("k".to_owned(), json!("v"))].into_iter().collect();
     let env = Env::from_pairs([("TINKER_TAGS", "b,a,,b"), ("TINKER_PROJECT_ID", "p")]);
     let builder = server.builder().env(env).user_metadata(metadata).display_name("mine");
     let service = builder.build().unwrap();
-    assert!(server.calls("/create_session").is_empty(), "nobody needs one yet");
+    assert!(server.calls("/create_session").is_empty(), "not created before its first use");
     let create = || service.create_lora_training_client("base").rank(16).seed(7).create();
     let (a, b) = tokio::join!(create(), create());
     a.and(b).unwrap();
@@ -42,7 +42,7 @@ async fn a_session_is_opened_by_the_first_who_needs_it_and_shared() {
 
 /// Covers T4.3.2, X14.
 #[tokio::test(start_paused = true)]
-async fn heartbeats_come_as_in_the_reference() {
+async fn heartbeats_match_the_reference() {
     for case in cases("heartbeat.json") {
         let lines = EventLog::default();
         let _log = tracing::subscriber::set_default(lines.clone());
@@ -70,7 +70,7 @@ async fn heartbeats_come_as_in_the_reference() {
         assert_eq!(
             server.calls("/session_heartbeat").len(),
             beats.len(),
-            "it ended with its client"
+            "heartbeats end with the client"
         );
         let warned: Vec<f64> = lines
             .timed(&["WARN", "heartbeats are failing"])
@@ -85,19 +85,23 @@ async fn heartbeats_come_as_in_the_reference() {
 
 /// Covers R-HOLD.
 #[tokio::test(start_paused = true)]
-async fn a_closed_client_says_so_and_everything_stops() {
+async fn closing_finishes_the_session_and_stops_all_tasks() {
     let server = FakeServer::new(json!({}));
     let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
-    // Still on its way when the client is closed.
+    // Still pending when the client is closed.
     server.respond("r1", vec![json!("conn")]);
     let waiting = model.optim_step(AdamParams::default());
     sleep(Duration::from_secs(2)).await;
     service.close(FinishReason::Errored, None).await.unwrap();
     service.close(FinishReason::Success, None).await.unwrap();
     let ends: Vec<Value> = server.calls("/finish").iter().map(|call| call.json()).collect();
-    assert_eq!(ends, [json!({"reason": {"type": "errored"}, "detail": null})], "the first counts");
+    assert_eq!(
+        ends,
+        [json!({"reason": {"type": "errored"}, "detail": null})],
+        "the first reason is sent"
+    );
     assert_eq!(waiting.await.unwrap_err().kind(), ErrorKind::Closed);
     let params = SamplingParams::new().max_tokens(1);
     assert_eq!(sampler.sample([1], params).send().await.unwrap_err().kind(), ErrorKind::Closed);
@@ -114,7 +118,7 @@ async fn a_closed_client_says_so_and_everything_stops() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_does_not_hear_the_end_does_not_keep_the_client_open() {
+async fn a_client_closes_even_if_the_server_does_not_respond() {
     let server = FakeServer::new(json!({}));
     let service = server.builder().retry(RetryPolicy::disabled()).build().unwrap();
     let _model = service.create_lora_training_client("base").create().await.unwrap();
@@ -126,7 +130,7 @@ async fn a_server_that_does_not_hear_the_end_does_not_keep_the_client_open() {
 
 /// Covers R-TEL, X6.
 #[tokio::test(start_paused = true)]
-async fn a_session_is_told_about_without_its_secrets() {
+async fn telemetry_contains_no_secrets() {
     let server = FakeServer::new(json!({}));
     let service = server.builder().header("X-Secret", "hush").build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
@@ -172,7 +176,7 @@ async fn a_session_is_told_about_without_its_secrets() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn telemetry_can_be_switched_off() {
+async fn telemetry_can_be_disabled() {
     let server = FakeServer::new(json!({}));
     let quiet = [("TINKER_TELEMETRY", "0")];
     for builder in
@@ -180,7 +184,7 @@ async fn telemetry_can_be_switched_off() {
     {
         let service = builder.build().unwrap();
         service.create_lora_training_client("base").create().await.unwrap();
-        service.report(&std::io::Error::other("nobody hears"));
+        service.report(&std::io::Error::other("not recorded"));
         sleep(Duration::from_secs(60)).await;
         service.close(FinishReason::Success, None).await.unwrap();
     }
@@ -189,7 +193,7 @@ async fn telemetry_can_be_switched_off() {
 
 /// Covers AUD.9.
 #[tokio::test(start_paused = true)]
-async fn feature_gates_change_nothing() {
+async fn unknown_feature_gates_have_no_effect() {
     let bodies = async |gates: &[(&str, &str)]| {
         let server = FakeServer::new(json!({}));
         let env = Env::from_pairs(gates.iter().copied());
@@ -204,7 +208,7 @@ async fn feature_gates_change_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_opens_while_the_client_is_closed_is_ended() {
+async fn a_session_created_during_close_is_finished() {
     let server = FakeServer::new(json!({}));
     server.slow("/create_session", Duration::from_secs(5));
     let service = server.builder().build().unwrap();
@@ -216,18 +220,18 @@ async fn a_session_that_opens_while_the_client_is_closed_is_ended() {
     let (opened, closed) = tokio::join!(opening, closing);
     closed.unwrap();
     assert_eq!(opened.unwrap_err().kind(), ErrorKind::Closed);
-    assert_eq!(server.calls("/finish").len(), 1, "the server does not wait for it");
+    assert_eq!(server.calls("/finish").len(), 1, "the session is finished on the server");
     sleep(Duration::from_secs(60)).await;
     assert!(server.calls("/session_heartbeat").is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_goes_on_when_nobody_waits_for_it() {
+async fn closing_continues_when_its_future_is_dropped() {
     let server = FakeServer::new(json!({}));
     server.slow("/finish", Duration::from_secs(20));
     let service = server.builder().build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
-    // Nobody answers, and it is not waited for either.
+    // The server never responds, and the future is dropped.
     server.respond("r1", vec![json!("hang")]);
     let stuck = model.optim_step(AdamParams::default());
     sleep(Duration::from_secs(2)).await;
@@ -237,8 +241,8 @@ async fn closing_goes_on_when_nobody_waits_for_it() {
     short.await.unwrap_err();
     let start = tokio::time::Instant::now();
     assert_eq!(stuck.await.unwrap_err().kind(), ErrorKind::Closed);
-    assert_eq!(start.elapsed(), Duration::ZERO, "what waits is told at once");
+    assert_eq!(start.elapsed(), Duration::ZERO, "pending requests fail at once");
     service.close(FinishReason::Errored, None).await.unwrap();
-    assert_eq!(start.elapsed().as_secs(), 19, "it waits for the end that is under way");
+    assert_eq!(start.elapsed().as_secs(), 19, "the second call waits for the first");
     assert_eq!(server.calls("/finish").len(), 1);
 }

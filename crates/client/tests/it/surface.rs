@@ -6,6 +6,7 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
+use serde_json::json;
 use tinkex::{
     AdamParams, Env, Error, ErrorKind, FinishReason, Hint, HttpFailure, HttpService, Lane,
     RetryPolicy, SamplingParams, ServiceClient,
@@ -39,7 +40,7 @@ fn without_runtime<T>(future: impl Future<Output = tinkex::Result<T>>) -> Error 
 
 #[test]
 fn calls_outside_a_runtime_return_an_error() {
-    let server = FakeServer::default();
+    let server = FakeServer::new(json!({}));
     let service = server.builder().build().unwrap();
     without_runtime(service.server_capabilities());
     without_runtime(service.rest().list_sessions(&Default::default()));
@@ -76,10 +77,11 @@ impl HttpService for PanickingService {
 async fn a_panic_in_a_background_task_is_reported() {
     let service = ServiceClient::builder()
         .env(Env::empty())
+        .base_url("http://server.test".parse().unwrap())
         .api_key("tml-x")
         .retry(RetryPolicy::disabled())
         .without_telemetry()
-        .http(PanickingService(FakeServer::default()))
+        .http(PanickingService(FakeServer::new(json!({}))))
         .build()
         .unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
@@ -94,7 +96,7 @@ async fn a_panic_in_a_background_task_is_reported() {
 
 #[tokio::test(start_paused = true)]
 async fn a_detached_sample_continues_and_a_dropped_one_does_not() {
-    let server = FakeServer::default();
+    let server = FakeServer::new(json!({}));
     let service = server.builder().build().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     let sample = || sampler.sample([1], SamplingParams::new().max_tokens(1)).send();
