@@ -419,7 +419,7 @@ mod tests {
                     failed if failed.starts_with("request_failed") => {
                         let category = failed.rsplit(['=', '_']).next().unwrap();
                         let category = ErrorCategory::from_name(category);
-                        Error::from_failed_request(RequestFailed { error: String::new(), category })
+                        Error::from_failed_request(RequestFailed::new("", category))
                     }
                     // The transport wraps every error of the HTTP library, and telemetry searches
                     // the source chain.

@@ -112,11 +112,10 @@ impl TrainingData {
             outputs.append(LossOutputs::from(record));
             start += same;
         }
-        ForwardBackwardOutput {
-            loss_fn_output_type: OUTPUT_TYPE.to_owned(),
-            loss_fn_outputs: outputs,
-            metrics: output.metrics.into_iter().collect(),
-        }
+        ForwardBackwardOutput::default()
+            .loss_fn_output_type(OUTPUT_TYPE)
+            .loss_fn_outputs(outputs)
+            .metrics(output.metrics.into_iter().collect())
     }
 }
 

@@ -1,7 +1,7 @@
-//! What the codecs cost, as ratios to copying the same bytes and to prost, in one run.
+//! Benchmarks of the codecs, relative to copying the same bytes and to prost.
 //!
-//! Run it with `cargo xtask bench wire`. Contenders take turns, and the best of many rounds
-//! counts, so that a busy machine slows all of them alike.
+//! Run with `cargo xtask bench wire`. Measurements of the implementations alternate, and the minimum of
+//! many rounds counts, so that other load affects all of them equally.
 
 #[path = "../tests/it/messages.rs"]
 mod messages;
@@ -15,9 +15,8 @@ use bytes::Bytes;
 use fastrand::Rng;
 use prost::Message as _;
 use tinkex_wire::{
-    ApiRequest, Datum, ForwardBackward, ForwardBackwardOutput, Logprobs, LossFn, LossOutputs,
-    LossRecord, SampleRequest, SampleResponse, SampledSequence, SamplingParams, Seq, StopReason,
-    codec,
+    ApiRequest, Datum, ForwardBackward, ForwardBackwardOutput, Logprobs, LossFn, LossRecord,
+    SampleRequest, SampleResponse, SampledSequence, SamplingParams, Seq, StopReason, codec,
 };
 
 const ROUNDS: usize = 60;
@@ -131,44 +130,39 @@ fn floats(rng: &mut Rng, n: usize) -> Vec<f32> {
     std::iter::repeat_with(|| -rng.f32()).take(n).collect()
 }
 
-/// About 4 MB: 200 rollouts of 1,024 tokens with targets, log-probabilities and advantages.
+/// Returns a request of about 4 MB: 200 rollouts of 1,024 tokens with targets, log-probabilities and advantages.
 fn request() -> ForwardBackward {
     let mut rng = Rng::with_seed(1);
     let datum = |_| {
-        let (prompt, answer) = (tokens(&mut rng, 512), tokens(&mut rng, 513));
+        let (prompt, completion) = (tokens(&mut rng, 512), tokens(&mut rng, 513));
         let logprobs = floats(&mut rng, 513);
-        Datum::rollout(prompt, answer, logprobs, 0.5).expect("lengths that fit")
+        Datum::rollout(prompt, completion, logprobs, 0.5).expect("lengths match")
     };
-    ForwardBackward {
-        seq_id: Some(Seq::FIRST),
-        ..ForwardBackward::new("s:train:0", (0..200).map(datum).collect(), LossFn::Ppo)
-    }
+    ForwardBackward::new("s:train:0", (0..200).map(datum).collect(), LossFn::Ppo).seq_id(Seq::FIRST)
 }
 
-/// About 1 MB: 64 samples of 2,048 tokens with log-probabilities.
+/// Returns a response of about 1 MB: 64 samples of 2,048 tokens with log-probabilities.
 fn response() -> SampleResponse {
     let mut rng = Rng::with_seed(2);
-    let sequence = |_| SampledSequence {
-        stop_reason: StopReason::Length,
-        tokens: tokens(&mut rng, 2048).into(),
-        logprobs: Some(Logprobs::from(floats(&mut rng, 2048))),
-        ..SampledSequence::default()
+    let sequence = |_| {
+        SampledSequence::default()
+            .stop_reason(StopReason::Length)
+            .tokens(tokens(&mut rng, 2048))
+            .logprobs(Some(Logprobs::from(floats(&mut rng, 2048))))
     };
-    SampleResponse { sequences: (0..64).map(sequence).collect(), ..SampleResponse::default() }
+    SampleResponse::default().sequences((0..64).map(sequence).collect())
 }
 
-/// About 4 MB: log-probabilities and losses of 512 datums of 1,024 tokens.
+/// Returns a result of about 4 MB: log-probabilities and losses of 512 datums of 1,024 tokens.
 fn output() -> ForwardBackwardOutput {
     let mut rng = Rng::with_seed(3);
     let record = LossRecord::new(512)
         .field("logprobs", floats(&mut rng, 512 * 1024), [1024; 512])
         .and_then(|r| r.field("elementwise_loss", floats(&mut rng, 512 * 1024), [1024; 512]))
-        .expect("lengths that fit");
-    ForwardBackwardOutput {
-        loss_fn_outputs: LossOutputs::from(record),
-        metrics: [("loss:sum".to_owned(), 1.0)].into(),
-        ..ForwardBackwardOutput::default()
-    }
+        .expect("lengths match");
+    ForwardBackwardOutput::default()
+        .loss_fn_outputs(record)
+        .metrics([("loss:sum".to_owned(), 1.0)].into())
 }
 
 fn as_f32s(bytes: &[u8]) -> Vec<f32> {
@@ -195,14 +189,14 @@ fn typed_outputs(body: &Bytes) -> Vec<Vec<f32>> {
 
 type Contender<'a> = (&'a str, Box<dyn FnMut() + 'a>);
 
-/// Prints a table: each contender against copying `body` into a new buffer of its size. Returns
-/// whether ours stayed below the bar.
+/// Prints the time of each implementation relative to copying `body` into a new buffer. Returns
+/// whether this crate's implementation is within its limit.
 fn compare(title: &str, body: &Bytes, bar: Option<f64>, contenders: Vec<Contender<'_>>) -> bool {
     let mut all: Vec<Contender<'_>> = vec![("memcpy", Box::new(|| drop(black_box(body.to_vec()))))];
     all.extend(contenders);
 
     let mut best = vec![Duration::MAX; all.len()];
-    // Small bodies are repeated, so that one measurement is long against the clock's grain.
+    // Repeat small bodies, so that a measurement is long compared with the clock resolution.
     let repeat = (2_000_000 / body.len().max(1)).clamp(1, 2000);
     for _ in 0..ROUNDS {
         for ((_, run), best) in all.iter_mut().zip(&mut best) {

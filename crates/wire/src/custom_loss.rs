@@ -57,7 +57,7 @@ pub struct CreateCustomLoss {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "create_custom_loss")]
 pub struct CustomLossCreated {
-    /// Identifier for [`LossConfig::uploaded`](crate::LossConfig::uploaded).
+    /// Identifier for [`LossConfig::custom`](crate::LossConfig::custom).
     pub loss_id: LossId,
 }
 

@@ -1,13 +1,13 @@
-//! The two ways this crate says no.
+//! Error types.
 //!
-//! [`DecodeError`] is about bytes that came from somewhere else; [`InvalidInput`] is about values
-//! that the caller is about to send. Both name the field at fault.
+//! [`DecodeError`] reports malformed bytes from the peer, [`InvalidInput`] invalid values from the
+//! caller. Both name the field.
 
 use std::fmt;
 
-/// Why bytes from the other side could not be understood.
+/// Error returned when bytes cannot be decoded.
 ///
-/// The error names the field by its path inside the message, for example
+/// [`path`](Self::path) names the field within the message, for example
 /// `data[3].loss_fn_inputs["weights"].dense`.
 ///
 /// ```
@@ -18,101 +18,105 @@ use std::fmt;
 /// assert_eq!(err.path(), "prompt_logprobs");
 /// ```
 #[derive(Clone, PartialEq, Eq)]
-pub struct DecodeError(Box<Inner>);
+pub struct DecodeError(Box<DecodeErrorData>);
 
 #[derive(Clone, PartialEq, Eq)]
-struct Inner {
+struct DecodeErrorData {
     kind: DecodeErrorKind,
     path: String,
     detail: String,
 }
 
-/// What was wrong with the bytes.
+/// Kind of a [`DecodeError`].
 ///
-/// A fault in JSON is [`Json`](Self::Json) whatever field it is in, except for a wrong `type` tag
-/// and a body that ends too early.
+/// Errors in JSON have the kind [`Json`](Self::Json), except for an unexpected `type` tag
+/// ([`Value`](Self::Value)) and an incomplete body ([`Truncated`](Self::Truncated)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DecodeErrorKind {
-    /// The message ends before a field does.
+    /// The message ends within a field.
     Truncated,
-    /// A field number or wire type that the message cannot have.
+    /// Invalid field number or wire type.
     Tag,
-    /// A variable-length integer that does not end within ten bytes.
+    /// Variable-length integer of more than ten bytes.
     Varint,
-    /// Text that is not UTF-8.
+    /// String that is not UTF-8.
     Utf8,
-    /// A byte length that does not fit the element type or the declared shape.
+    /// Byte length that does not match the element type or the shape.
     Length,
-    /// A shape with a negative or overflowing dimension, or of the wrong rank.
+    /// Shape with a negative or overflowing dimension, or of the wrong rank.
     Shape,
-    /// Row or datum offsets that do not start at zero, decrease, or leave the data.
+    /// Row or datum offsets that do not start at zero, decrease, or exceed the data.
     Offsets,
-    /// A column index outside its row.
+    /// Column index outside its row.
     Index,
-    /// An element type that is missing or unknown, or not allowed here.
+    /// Missing, unknown or unexpected element type.
     DType,
-    /// A number outside the range of its field.
+    /// Number outside the range of its field.
     Number,
-    /// A required field that is not there.
+    /// Missing required field.
     Missing,
-    /// A `type` tag or enum value that this message may not carry.
+    /// Unexpected `type` tag or enum value.
     Value,
-    /// Text that is not JSON, or JSON of another shape.
+    /// Malformed JSON, or JSON of another structure.
     Json,
-    /// A compressed body that does not decompress.
+    /// Malformed compressed body.
     Compression,
-    /// More data than the caller allowed.
+    /// More data than the limit allows.
     TooLarge,
 }
 
 impl DecodeError {
     pub(crate) fn new(kind: DecodeErrorKind, detail: impl Into<String>) -> Self {
-        Self(Box::new(Inner { kind, path: String::new(), detail: shortened(detail.into()) }))
+        Self(Box::new(DecodeErrorData {
+            kind,
+            path: String::new(),
+            detail: truncate(detail.into()),
+        }))
     }
 
-    /// Puts the error inside the field `name`.
+    /// Prepends the field `name` to the path.
     pub(crate) fn within(mut self, name: &str) -> Self {
         let inner = &mut self.0.path;
         let joint = if inner.is_empty() || inner.starts_with('[') { "" } else { "." };
-        *inner = format!("{}{joint}{inner}", shortened(name.to_owned()));
+        *inner = format!("{}{joint}{inner}", truncate(name.to_owned()));
         self
     }
 
-    /// Puts the error inside element `index` of a list.
+    /// Prepends the index of a list element to the path.
     pub(crate) fn at(self, index: usize) -> Self {
         self.within(&format!("[{index}]"))
     }
 
-    /// Puts the error inside the entry `key` of a map.
+    /// Prepends the key of a map entry to the path.
     pub(crate) fn at_key(self, key: &str) -> Self {
         self.within(&format!("[{key:?}]"))
     }
 
-    /// What was wrong.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> DecodeErrorKind {
         self.0.kind
     }
 
-    /// What was wrong, in words, without the place.
+    /// Returns the description without the path.
     #[must_use]
     pub fn detail(&self) -> &str {
         &self.0.detail
     }
 
-    /// Where in the message, outermost field first; empty for the message itself.
+    /// Returns the path of the field, outermost field first; empty for the message itself.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.0.path
     }
 }
 
-/// Messages quote what was sent, and that may be megabytes of it.
-fn shortened(mut text: String) -> String {
-    const MOST: usize = 200;
-    if text.len() > MOST {
-        text.truncate(text.floor_char_boundary(MOST));
+/// Truncates a string to 200 bytes: errors quote input, which may have megabytes.
+fn truncate(mut text: String) -> String {
+    const MAX_BYTES: usize = 200;
+    if text.len() > MAX_BYTES {
+        text.truncate(text.floor_char_boundary(MAX_BYTES));
         text.push('…');
     }
     text
@@ -139,14 +143,14 @@ impl fmt::Debug for DecodeError {
 
 impl std::error::Error for DecodeError {}
 
-/// Why a value cannot be built or sent.
+/// Error returned when a value is invalid and cannot be constructed or sent.
 ///
 /// ```
 /// use tinkex_wire::TensorData;
 ///
 /// let err = TensorData::from(vec![1.0_f32; 6]).reshape([4, 2]).unwrap_err();
 /// assert_eq!(err.field(), "shape");
-/// assert_eq!(err.to_string(), "shape: [4, 2] has 8 cells but there are 6 values");
+/// assert_eq!(err.to_string(), "shape: [4, 2] has 8 elements but there are 6 values");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidInput {
@@ -159,19 +163,19 @@ impl InvalidInput {
         Self { field: field.into(), reason: reason.into() }
     }
 
-    /// Puts the error inside the field `outer`.
+    /// Prepends the field `outer` to the field name.
     pub(crate) fn within(mut self, outer: &str) -> Self {
         self.field = format!("{outer}.{}", self.field);
         self
     }
 
-    /// The field at fault.
+    /// Returns the name of the invalid field.
     #[must_use]
     pub fn field(&self) -> &str {
         &self.field
     }
 
-    /// What is wrong with it.
+    /// Returns the description without the field name.
     #[must_use]
     pub fn reason(&self) -> &str {
         &self.reason
@@ -186,7 +190,7 @@ impl fmt::Display for InvalidInput {
 
 impl std::error::Error for InvalidInput {}
 
-/// Refuses a number that JSON cannot carry.
+/// Rejects NaN and infinities, which JSON cannot represent.
 pub(crate) fn finite(field: &'static str, value: f64) -> Result<(), InvalidInput> {
     if value.is_finite() {
         Ok(())

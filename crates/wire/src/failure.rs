@@ -1,25 +1,26 @@
-//! How servers say that something went wrong.
+//! Error responses of servers.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-/// Whose fault a failed request was.
+/// Side that caused a failure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum ErrorCategory {
-    /// Nobody said.
+    /// The server did not report a category.
     #[default]
     Unknown,
-    /// The server's.
+    /// The server caused the failure.
     Server,
-    /// The caller's.
+    /// The caller caused the failure, for example with an invalid request.
     User,
 }
 
 impl ErrorCategory {
-    /// The word on the wire.
+    /// Returns the name in JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -29,7 +30,8 @@ impl ErrorCategory {
         }
     }
 
-    /// The category with this name, in any case; anything else is unknown.
+    /// Returns the category with the given name, ignoring case; [`ErrorCategory::Unknown`] for any
+    /// other name.
     #[must_use]
     pub fn from_name(name: &str) -> Self {
         [Self::Server, Self::User]
@@ -52,21 +54,24 @@ impl<'de> Deserialize<'de> for ErrorCategory {
     }
 }
 
-/// The body of a refused call.
+/// Body of an error response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ErrorBody {
-    /// What was wrong, for people.
+    /// Description of the error.
     pub detail: String,
 }
 
 impl ErrorBody {
-    /// Says what was wrong.
+    /// Creates a body with the given description.
     pub fn new(detail: impl Into<String>) -> Self {
         Self { detail: detail.into() }
     }
 
-    /// What the body of a refused call says, whatever its form: a `detail` or `error` text, a list
-    /// of validation problems, any other JSON as it is, or plain text. `None` if there is nothing.
+    /// Extracts the message from the body of an error response.
+    ///
+    /// Accepts a `detail`, `error` or `message` field, a list of validation errors, any other JSON,
+    /// which is returned unchanged, and plain text. Returns `None` for an empty body.
     ///
     /// ```
     /// use tinkex_wire::ErrorBody;
@@ -88,16 +93,16 @@ impl ErrorBody {
         let Ok(json) = serde_json::from_str::<Value>(text) else {
             return Some(text.to_owned());
         };
-        let said = ["detail", "error", "message"]
+        let message = ["detail", "error", "message"]
             .into_iter()
-            .find_map(|key| json.get(key).filter(|said| !said.is_null()));
-        Some(match said {
-            Some(Value::String(said)) => said.clone(),
-            Some(Value::Array(problems)) => {
-                problems.iter().map(problem).collect::<Vec<_>>().join("; ")
+            .find_map(|key| json.get(key).filter(|value| !value.is_null()));
+        Some(match message {
+            Some(Value::String(text)) => text.clone(),
+            Some(Value::Array(errors)) => {
+                errors.iter().map(format_validation_error).collect::<Vec<_>>().join("; ")
             }
             Some(Value::Object(inner)) => match inner.get("message") {
-                Some(Value::String(said)) => said.clone(),
+                Some(Value::String(text)) => text.clone(),
                 _ => json.to_string(),
             },
             _ => json.to_string(),
@@ -105,19 +110,19 @@ impl ErrorBody {
     }
 }
 
-/// One entry of a list of validation problems: where, and what.
-fn problem(entry: &Value) -> String {
-    let Some(Value::String(what)) = entry.get("msg") else {
+/// Formats one validation error as `location: message`.
+fn format_validation_error(entry: &Value) -> String {
+    let Some(Value::String(message)) = entry.get("msg") else {
         return entry.to_string();
     };
-    let Some(Value::Array(place)) = entry.get("loc") else {
-        return what.clone();
+    let Some(Value::Array(location)) = entry.get("loc") else {
+        return message.clone();
     };
-    let place: Vec<String> = place
+    let location: Vec<String> = location
         .iter()
         .map(|part| part.as_str().map_or_else(|| part.to_string(), str::to_owned))
         .collect();
-    format!("{}: {what}", place.join("."))
+    format!("{}: {message}", location.join("."))
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Tickets and the answers behind them.
+//! Futures: asynchronous requests and the polling for their results.
 //!
-//! A heavy call is answered at once with a [`SubmitResponse`]; asking for it with [`RetrieveFuture`] gives
-//! an [`PollResponse`]. [`PollResponse::decode`] is the only place that knows the forms an answer can take,
-//! those of older servers included.
+//! The server responds to a [`SubmitRequest`](crate::SubmitRequest) with a [`SubmitResponse`]. The
+//! client polls its `request_id` with [`RetrieveFuture`] and decodes the [`PollResponse`].
+//! [`PollResponse::decode`] accepts all forms of a poll response, including those of older servers.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,80 +18,113 @@ use crate::request::{
     ApiRequest, ApiResponse, JSON, PROTO, RequestBody, json_request, json_response,
 };
 use crate::route::Route;
+use crate::setters::setters;
 use crate::{DecodeError, DecodeErrorKind, InvalidInput};
 
-/// An answer to come.
+/// Response to a [`SubmitRequest`](crate::SubmitRequest): the id of the future that resolves to the
+/// result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct SubmitResponse {
-    /// What to ask for it with.
+    /// Id to poll with.
     pub request_id: RequestId,
-    /// The model it is about.
+    /// Id of the model that executes the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_id: Option<ModelId>,
-    /// What the samples will be called, one each. Older servers do not say.
+    /// Ids of the sequences that a sampling request will return. Older servers do not send them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sample_sequence_ids: Option<Vec<SequenceId>>,
 }
 
-/// Asks for the answer behind a ticket. The server holds the call for a while if there is none yet.
+impl SubmitResponse {
+    /// Creates a response without a model and sequence ids.
+    pub fn new(request_id: impl Into<RequestId>) -> Self {
+        Self { request_id: request_id.into(), model_id: None, sample_sequence_ids: None }
+    }
+}
+
+setters!(SubmitResponse {
+    model_id: Option<ModelId>;
+    sample_sequence_ids: Option<Vec<SequenceId>>;
+});
+
+/// Polls a future. The server delays the response for a while if there is no result yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct RetrieveFuture {
-    /// The ticket.
+    /// Id of the future.
     pub request_id: RequestId,
-    /// Whether a large answer may be announced with its size first.
+    /// Whether the server may respond to the poll for a large result with its size only.
     #[serde(default)]
     pub allow_metadata_only: bool,
 }
 
-/// Says that nobody waits for a ticket any more.
+impl RetrieveFuture {
+    /// Polls the future `request_id`; large results are returned in full.
+    pub fn new(request_id: impl Into<RequestId>) -> Self {
+        Self { request_id: request_id.into(), allow_metadata_only: false }
+    }
+}
+
+setters!(RetrieveFuture { allow_metadata_only: bool; });
+
+/// Cancels a future whose result is no longer needed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct CancelFuture {
-    /// The ticket.
+    /// Id of the future.
     pub request_id: RequestId,
 }
 
-/// What stands behind a ticket right now.
+impl CancelFuture {
+    /// Cancels the future `request_id`.
+    pub fn new(request_id: impl Into<RequestId>) -> Self {
+        Self { request_id: request_id.into() }
+    }
+}
+
+/// Response to [`RetrieveFuture`]: the current state of a future.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PollResponse {
-    /// The answer.
+    /// The result.
     Ready(ResultPayload),
-    /// Not yet.
+    /// The result is not available yet.
     TryAgain(QueueStatus),
-    /// The answer is there, and this large. Ask again without
-    /// [`allow_metadata_only`](RetrieveFuture::allow_metadata_only).
+    /// The size of a large result. Poll again without
+    /// [`allow_metadata_only`](RetrieveFuture::allow_metadata_only) to retrieve the result.
     MetadataOnly {
-        /// Its size in bytes.
+        /// Size of the result in bytes.
         response_payload_size: u64,
     },
-    /// The work failed, for good.
+    /// The request failed permanently.
     Failed(RequestFailed),
 }
 
-/// An answer, not yet decoded.
+/// Encoded result of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResultPayload {
-    /// JSON.
+    /// JSON result.
     Json(Bytes),
-    /// Protobuf.
+    /// Protobuf result.
     Proto(Bytes),
 }
 
 impl ResultPayload {
-    /// The bytes of a JSON answer.
+    /// Returns the bytes of a JSON result.
     ///
     /// # Errors
-    /// If the answer is protobuf.
+    /// Returns an error if the result is protobuf.
     pub fn json(&self) -> Result<&Bytes, DecodeError> {
         match self {
             Self::Json(bytes) => Ok(bytes),
             Self::Proto(_) => {
-                let why = "a protobuf answer where only JSON is possible";
-                Err(DecodeError::new(DecodeErrorKind::Json, why))
+                let detail = "expected a JSON result, but the result is protobuf";
+                Err(DecodeError::new(DecodeErrorKind::Json, detail))
             }
         }
     }
 
-    /// The content type to send.
+    /// Returns the value of the `Content-Type` header.
     #[must_use]
     pub const fn content_type(&self) -> &'static str {
         match self {
@@ -101,30 +134,40 @@ impl ResultPayload {
     }
 }
 
-/// Why there is no answer yet.
+/// Queue state of a request without a result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct QueueStatus {
-    /// Whether work goes on; `None` if the server did not say.
+    /// State of the queue; `None` if the server did not report it.
     pub queue_state: Option<QueueState>,
-    /// Why it does not.
+    /// Reason for a paused queue.
     pub queue_state_reason: Option<String>,
 }
 
-/// Whether work goes on.
+impl QueueStatus {
+    /// Creates a status from a state and an optional reason.
+    #[must_use]
+    pub fn new(queue_state: QueueState, queue_state_reason: Option<String>) -> Self {
+        Self { queue_state: Some(queue_state), queue_state_reason }
+    }
+}
+
+/// State of the queue that holds a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum QueueState {
-    /// It does.
+    /// The server processes the queue.
     Active,
-    /// The server has no room.
+    /// The queue is paused because the server has no capacity.
     PausedCapacity,
-    /// The caller asks for too much.
+    /// The queue is paused because the caller exceeded a rate limit.
     PausedRateLimit,
-    /// In a way that this version has no name for.
+    /// A state that this version does not know.
     Unknown,
 }
 
 impl QueueState {
-    /// The word on the wire.
+    /// Returns the name in JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -135,7 +178,8 @@ impl QueueState {
         }
     }
 
-    /// The state with this name; `None` if there is no name.
+    /// Returns the state with the given name: [`QueueState::Unknown`] for an unknown name, `None` for
+    /// an empty one.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         let known = [Self::Active, Self::PausedCapacity, Self::PausedRateLimit];
@@ -150,18 +194,26 @@ impl fmt::Display for QueueState {
     }
 }
 
-/// Work that failed.
+/// Failure of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
 pub struct RequestFailed {
-    /// What went wrong, for people.
+    /// Description of the failure.
     pub error: String,
-    /// Whose fault it was.
+    /// Side that caused the failure.
     pub category: ErrorCategory,
 }
 
-/// The fields that tell one form of answer from another. Everything else is skipped, not stored.
+impl RequestFailed {
+    /// Creates a failure.
+    pub fn new(error: impl Into<String>, category: ErrorCategory) -> Self {
+        Self { error: error.into(), category }
+    }
+}
+
+/// Fields that distinguish the forms of a poll response. All other fields are skipped.
 #[derive(Deserialize, Default)]
-struct Marks<'a> {
+struct PollFields<'a> {
     #[serde(borrow, default, rename = "type", deserialize_with = "text")]
     kind: Option<Cow<'a, str>>,
     #[serde(borrow, default, deserialize_with = "text")]
@@ -180,68 +232,71 @@ struct Marks<'a> {
     result: Option<&'a RawValue>,
 }
 
-/// A null is present too: an answer with `"error": null` is a failure.
+/// Decodes a null as present: a response with `"error": null` is a failure.
 fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<&'de RawValue>, D::Error> {
     <&RawValue>::deserialize(from).map(Some)
 }
 
-/// A text, or nothing if it is something else: results may use the same names for other things.
+/// Decodes a string, or `None` for any other value: results may use these names for other types.
 fn text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Cow<'de, str>>, D::Error> {
     let raw = <&RawValue>::deserialize(from)?;
-    Ok(serde_json::from_str::<BorrowedText<'de>>(raw.get()).ok().map(|text| text.0))
+    Ok(serde_json::from_str::<BorrowedString<'de>>(raw.get()).ok().map(|string| string.0))
 }
 
 #[derive(Deserialize)]
-struct BorrowedText<'a>(#[serde(borrow)] Cow<'a, str>);
+struct BorrowedString<'a>(#[serde(borrow)] Cow<'a, str>);
 
 impl PollResponse {
-    /// Reads a successful reply to [`RetrieveFuture`].
+    /// Decodes a successful response to [`RetrieveFuture`].
     ///
     /// # Errors
-    /// If the body is neither protobuf nor JSON.
+    /// Returns an error if the body is neither protobuf nor JSON.
     pub fn decode(content_type: &str, body: &Bytes) -> Result<Self, DecodeError> {
         if content_type.to_ascii_lowercase().contains(PROTO) {
             return Ok(Self::Ready(ResultPayload::Proto(body.clone())));
         }
         let ready = || Self::Ready(ResultPayload::Json(body.clone()));
-        // Any JSON that is not an object is an answer, though no call has such a one.
+        // JSON other than an object is a result; the decoder of the result rejects it.
         if body.trim_ascii_start().first() != Some(&b'{') {
             let _: serde::de::IgnoredAny = json::decode_borrowed(body)?;
             return Ok(ready());
         }
-        let marks: Marks<'_> = json::decode_borrowed(body)?;
-        let status = marks.status.as_deref();
-        Ok(match (marks.kind.as_deref(), status) {
-            (Some("try_again"), _) => Self::TryAgain(marks.pending()),
+        let fields: PollFields<'_> = json::decode_borrowed(body)?;
+        let status = fields.status.as_deref();
+        Ok(match (fields.kind.as_deref(), status) {
+            (Some("try_again"), _) => Self::TryAgain(fields.queue_status()),
             (_, Some("complete_metadata")) => Self::MetadataOnly {
-                response_payload_size: marks.response_payload_size.unwrap_or(0),
+                response_payload_size: fields.response_payload_size.unwrap_or(0),
             },
-            _ if marks.error.is_some() => Self::Failed(marks.failed()),
-            // The wrappers of older servers.
-            (_, Some("pending")) => Self::TryAgain(marks.pending()),
-            (_, Some("failed")) => Self::Failed(marks.failed()),
-            (_, Some("completed")) => match marks.result {
+            _ if fields.error.is_some() => Self::Failed(fields.failed()),
+            // Forms of older servers.
+            (_, Some("pending")) => Self::TryAgain(fields.queue_status()),
+            (_, Some("failed")) => Self::Failed(fields.failed()),
+            (_, Some("completed")) => match fields.result {
                 Some(result) => {
                     Self::Ready(ResultPayload::Json(body.slice_ref(result.get().as_bytes())))
                 }
                 None => {
-                    let why = "is not there, though the work is completed";
-                    return Err(DecodeError::new(DecodeErrorKind::Missing, why).within("result"));
+                    let detail = "missing from a completed response";
+                    return Err(DecodeError::new(DecodeErrorKind::Missing, detail).within("result"));
                 }
             },
             _ => ready(),
         })
     }
 
-    /// Reads the body of a 408: a poll that ended without an answer may say why. A body that is
-    /// missing or unreadable says nothing.
+    /// Decodes the body of a 408 response, which a poll without a result ends with. Returns the
+    /// default status if the body is missing or malformed.
     #[must_use]
     pub fn decode_timeout(body: &Bytes) -> QueueStatus {
-        json::decode_borrowed::<Marks<'_>>(body)
-            .map_or_else(|_| QueueStatus::default(), |m| m.pending())
+        json::decode_borrowed::<PollFields<'_>>(body)
+            .map_or_else(|_| QueueStatus::default(), |fields| fields.queue_status())
     }
 
-    /// The body to send for this outcome, and its content type.
+    /// Encodes the response. Returns its content type and body.
+    ///
+    /// # Panics
+    /// Never panics: strings and integers always encode as JSON.
     #[must_use]
     pub fn encode(&self, request_id: &RequestId) -> (&'static str, Bytes) {
         #[derive(Serialize)]
@@ -273,12 +328,12 @@ impl PollResponse {
             }),
             Self::Failed(failed) => json::encode(failed),
         };
-        (JSON, body.expect("texts and numbers are always JSON"))
+        (JSON, body.expect("strings and integers always encode as JSON"))
     }
 }
 
-impl Marks<'_> {
-    fn pending(&self) -> QueueStatus {
+impl PollFields<'_> {
+    fn queue_status(&self) -> QueueStatus {
         QueueStatus {
             queue_state: self.queue_state.as_deref().and_then(QueueState::from_name),
             queue_state_reason: self
@@ -292,15 +347,15 @@ impl Marks<'_> {
     fn failed(&self) -> RequestFailed {
         #[derive(Deserialize)]
         #[serde(untagged)]
-        enum Form<'a> {
+        enum ErrorForm<'a> {
             Text(Cow<'a, str>),
-            Wrapped { message: Option<String>, category: Option<ErrorCategory> },
+            Object { message: Option<String>, category: Option<ErrorCategory> },
         }
 
-        let raw = self.error.map_or("the server gave no reason", RawValue::get);
+        let raw = self.error.map_or("the server did not report a reason", RawValue::get);
         let (error, category) = match serde_json::from_str(raw) {
-            Ok(Form::Text(text)) => (text.into_owned(), self.category),
-            Ok(Form::Wrapped { message, category }) => {
+            Ok(ErrorForm::Text(text)) => (text.into_owned(), self.category),
+            Ok(ErrorForm::Object { message, category }) => {
                 (message.unwrap_or_else(|| raw.to_owned()), category.unwrap_or(self.category))
             }
             Err(_) => (raw.to_owned(), self.category),
@@ -309,68 +364,101 @@ impl Marks<'_> {
     }
 }
 
-/// Asks which tickets of a sampling session have answers, for many at once.
+/// Polls all futures of a sampling client with one request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct RetrieveFutures {
-    /// Whose tickets.
+    /// Sampling client whose futures are polled.
     pub target: FuturesTarget,
-    /// How far the last reply got.
+    /// Cursor of the previous response; 0 for the first request.
     #[serde(default)]
     pub prev_cursor: u64,
-    /// How long to hold the call, in seconds.
+    /// Maximum time in seconds for which the server may delay the response.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<f64>,
-    /// Tickets whose answers have arrived: the server may forget them.
+    /// Futures whose results the client has received. The server may delete these results.
     #[serde(default)]
     pub retrieved_request_ids: Vec<RequestId>,
 }
 
-/// Whose tickets are asked about.
+impl RetrieveFutures {
+    /// Polls all futures of `target` from the beginning.
+    #[must_use]
+    pub fn new(target: FuturesTarget) -> Self {
+        Self { target, prev_cursor: 0, timeout: None, retrieved_request_ids: Vec::new() }
+    }
+}
+
+setters!(RetrieveFutures {
+    prev_cursor: u64;
+    timeout: Option<f64>;
+    retrieved_request_ids: Vec<RequestId>;
+});
+
+/// Sampling client whose futures are polled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "sampling_session")]
+#[non_exhaustive]
 pub struct FuturesTarget {
-    /// The sampling session.
+    /// Id of the sampling session.
     pub sampling_session_id: SamplerId,
-    /// The client of it.
+    /// Number of the client within the sampling session.
     #[serde(default)]
     pub cloned_sampler_id: u64,
 }
 
-/// Which tickets have answers.
+impl FuturesTarget {
+    /// Targets client number `cloned_sampler_id` of a sampling session.
+    #[must_use]
+    pub fn new(sampling_session_id: SamplerId, cloned_sampler_id: u64) -> Self {
+        Self { sampling_session_id, cloned_sampler_id }
+    }
+}
+
+/// Response to [`RetrieveFutures`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct FuturesRetrieved {
-    /// Those that got one since the last call.
+    /// Futures that completed after the previous cursor.
     pub completions: Vec<CompletedFuture>,
-    /// How far this reply gets.
+    /// Cursor for the next request.
     pub cursor: u64,
 }
 
-/// A ticket that has an answer.
+impl FuturesRetrieved {
+    /// Creates a response.
+    #[must_use]
+    pub fn new(completions: Vec<CompletedFuture>, cursor: u64) -> Self {
+        Self { completions, cursor }
+    }
+}
+
+/// A future that completed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "lowercase")]
 pub enum CompletedFuture {
-    /// A good one.
+    /// The request succeeded.
     Finished {
-        /// The ticket.
+        /// Id of the future.
         request_id: RequestId,
-        /// The answer's size in bytes, if known.
+        /// Size of the result in bytes, if known.
         #[serde(skip_serializing_if = "Option::is_none")]
         response_payload_uncompressed_size: Option<u64>,
     },
-    /// A failure; ask for the ticket to learn more.
+    /// The request failed. Poll the future to retrieve the failure.
     Failed {
-        /// The ticket.
+        /// Id of the future.
         request_id: RequestId,
     },
 }
 
 impl<'de> Deserialize<'de> for CompletedFuture {
-    /// A completion that does not say so is a finished one.
+    /// Decodes a completion without a `state` as finished.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        struct Form {
+        struct CompletionFields {
             #[serde(default)]
-            state: State,
+            state: CompletionState,
             request_id: RequestId,
             #[serde(default)]
             response_payload_uncompressed_size: Option<u64>,
@@ -378,23 +466,25 @@ impl<'de> Deserialize<'de> for CompletedFuture {
 
         #[derive(Deserialize, Default)]
         #[serde(rename_all = "lowercase")]
-        enum State {
+        enum CompletionState {
             #[default]
             Finished,
             Failed,
         }
 
-        let Form { state, request_id, response_payload_uncompressed_size } =
-            Form::deserialize(deserializer)?;
+        let CompletionFields { state, request_id, response_payload_uncompressed_size } =
+            CompletionFields::deserialize(deserializer)?;
         Ok(match state {
-            State::Finished => Self::Finished { request_id, response_payload_uncompressed_size },
-            State::Failed => Self::Failed { request_id },
+            CompletionState::Finished => {
+                Self::Finished { request_id, response_payload_uncompressed_size }
+            }
+            CompletionState::Failed => Self::Failed { request_id },
         })
     }
 }
 
 impl CompletedFuture {
-    /// The ticket.
+    /// Returns the id of the future.
     #[must_use]
     pub fn request_id(&self) -> &RequestId {
         match self {
@@ -419,7 +509,8 @@ impl ApiRequest for RetrieveFuture {
     }
 }
 
-/// The body of a poll's reply. What it means depends on the content type: see [`PollResponse::decode`].
+/// Undecoded body of a response to [`RetrieveFuture`]. Decode it with its content type by
+/// [`PollResponse::decode`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RawPollResponse(pub Bytes);
 

@@ -1,26 +1,27 @@
-//! The names of headers that belong to the protocol, in lower case.
+//! Names of the protocol's HTTP headers, in lower case.
 
-/// The credential, bare.
+/// API key or token, without a scheme.
 pub const API_KEY: &str = "x-api-key";
-/// Tells resends of one request from a new one.
+/// Idempotency key: the same for all retries of one request.
 pub const IDEMPOTENCY_KEY: &str = "x-idempotency-key";
-/// How often a ticket was polled before.
+/// Number of earlier polls of the future.
 pub const REQUEST_ITERATION: &str = "x-tinker-request-iteration";
-/// What a poll is waiting for: see [`SubmitRequest::request_type`](crate::SubmitRequest::request_type).
+/// Type of the polled request: see
+/// [`SubmitRequest::request_type`](crate::SubmitRequest::request_type).
 pub const REQUEST_TYPE: &str = "x-tinker-request-type";
-/// How long the ticket took, in seconds; on the first poll.
+/// Round-trip time of the submit request in seconds; sent with the first poll.
 pub const SUBMIT_ROUNDTRIP_TIME: &str = "x-tinker-create-promise-roundtrip-time";
-/// `1` on sampling requests: a 429 is understood.
+/// `1` on sampling requests of clients that handle a 429 by backing off.
 pub const SAMPLING_BACKPRESSURE: &str = "x-tinker-sampling-backpressure";
-/// The version of the caller, on REST calls.
+/// Version of the client, on REST requests.
 pub const SDK_VERSION: &str = "x-sdk-version";
-/// The name of the method called, on REST calls.
+/// Name of the client method, on REST requests.
 pub const SDK_METHOD: &str = "x-sdk-method";
-/// A second credential, for the source of a copy.
+/// API key with access to the source of a copy.
 pub const WEIGHTS_ACCESS_TOKEN: &str = "x-tinker-weights-access-token";
-/// When to come back, in milliseconds.
+/// Delay before a retry, in milliseconds.
 pub const RETRY_AFTER_MS: &str = "retry-after-ms";
-/// When to come back, in seconds or as a date.
+/// Delay before a retry in seconds, or the date of the retry.
 pub const RETRY_AFTER: &str = "retry-after";
-/// Whether to come back at all: `true` or `false`.
+/// Override of the retry decision: `true` or `false`.
 pub const SHOULD_RETRY: &str = "x-should-retry";

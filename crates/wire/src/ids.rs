@@ -1,7 +1,7 @@
-//! Names of things on the server, and the numbers that order requests.
+//! Ids of server objects, and sequence numbers.
 //!
-//! Ids are opaque text that the server chose; two conventions that clients rely on
-//! ([`ModelId::in_session`], [`SamplerId::in_session`]) are written down once, here.
+//! Servers choose ids, and clients treat them as opaque strings. The exceptions are
+//! [`ModelId::in_session`] and [`SamplerId::in_session`], whose form the protocol defines.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -17,7 +17,7 @@ macro_rules! id {
         pub struct $name(Arc<str>);
 
         impl $name {
-            /// The id as it stands on the wire.
+            /// Returns the id as a string.
             #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
@@ -81,32 +81,32 @@ macro_rules! id {
 }
 
 id! {
-    /// A session: one program's stay on the server.
+    /// Id of a session.
     SessionId
 }
 id! {
-    /// A model being trained. The same text is the id of its training run.
+    /// Id of a model. Also the id of its training run.
     ModelId
 }
 id! {
-    /// A sampling session: fixed weights to sample from.
+    /// Id of a sampling session.
     SamplerId
 }
 id! {
-    /// One submitted request, to ask for its result.
+    /// Id of a submitted request and its future.
     RequestId
 }
 id! {
-    /// One sampled sequence, as provenance spans name it.
+    /// Id of a sampled sequence.
     SequenceId
 }
 id! {
-    /// A custom loss uploaded to the server.
+    /// Id of an uploaded custom loss.
     LossId
 }
 
 impl ModelId {
-    /// The id of the `n`th model of a session.
+    /// Returns the id of model number `n` of a session.
     ///
     /// ```
     /// # use tinkex_wire::{ModelId, SessionId};
@@ -119,17 +119,18 @@ impl ModelId {
 }
 
 impl SamplerId {
-    /// The id of the `n`th sampling session of a session.
+    /// Returns the id of sampling session number `n` of a session.
     #[must_use]
     pub fn in_session(session: &SessionId, n: u32) -> Self {
         format!("{session}:sample:{n}").into()
     }
 }
 
-/// The place of a request in its line.
+/// Sequence number of a request (`seq_id`).
 ///
-/// Training requests of a model count 1, 2, 3, … and must fit 31 bits. Sampling requests count
-/// from a block of their client and need 64 bits: see [`Seq::first_of_clone`].
+/// The training requests of a model have the numbers 1, 2, 3, … of at most 31 bits. Each client of a
+/// sampling session numbers its requests within a block of its own, which takes 64 bits: see
+/// [`Seq::first_of_clone`].
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
@@ -137,20 +138,20 @@ impl SamplerId {
 pub struct Seq(u64);
 
 impl Seq {
-    /// The first operation on a model; its creation is number 0.
+    /// First operation on a model. The creation of the model has number 0.
     pub const FIRST: Self = Self(1);
 
-    /// How many sampling requests one client may number before it runs into the next one's block.
+    /// Size of a sampling client's block of sequence numbers.
     pub const CLONE_BLOCK: u64 = 1_000_000_000;
 
-    /// A number as given.
+    /// Creates a sequence number.
     #[must_use]
     pub const fn new(n: u64) -> Self {
         Self(n)
     }
 
-    /// The first sampling number of a client: clients of one sampling session are told apart by
-    /// the block they count in. The creating client is clone 0.
+    /// Returns the first sequence number of a sampling client. The client that created the sampling
+    /// session is clone 0.
     ///
     /// ```
     /// # use tinkex_wire::Seq;
@@ -162,13 +163,13 @@ impl Seq {
         Self(clone.saturating_mul(Self::CLONE_BLOCK))
     }
 
-    /// Which client a sampling number belongs to.
+    /// Returns the number of the sampling client to whose block the sequence number belongs.
     #[must_use]
     pub const fn clone_id(self) -> u64 {
         self.0 / Self::CLONE_BLOCK
     }
 
-    /// The number.
+    /// Returns the number.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0

@@ -1,4 +1,4 @@
-//! [`ModelInput`]: what a model reads, as a list of chunks.
+//! [`ModelInput`]: a prompt or training input, as a list of chunks.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use crate::secret::RedactedUrl;
 use crate::tokens::Tokens;
 
-/// What a model reads.
+/// Input of a model: text, images and audio.
 ///
 /// ```
 /// use tinkex_wire::ModelInput;
@@ -20,51 +20,50 @@ use crate::tokens::Tokens;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ModelInput {
-    /// The pieces, in order.
+    /// Chunks in order.
     pub chunks: Vec<InputChunk>,
 }
 
-/// One piece of a [`ModelInput`].
+/// One chunk of a [`ModelInput`].
 #[derive(Clone, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum InputChunk {
-    /// Text, already encoded.
+    /// Tokenized text.
     EncodedText {
-        /// The token ids.
+        /// Token ids.
         tokens: Tokens,
     },
-    /// A picture, sent along.
+    /// Image data.
     Image {
-        /// The file, as it is on disk.
+        /// Contents of the image file.
         #[serde(serialize_with = "to_base64")]
         data: Bytes,
-        /// Its format.
+        /// File format.
         format: ImageFormat,
-        /// How many tokens it should become; the server refuses a picture that becomes another
-        /// number.
+        /// Expected number of tokens. The server rejects an image that yields another number.
         #[serde(skip_serializing_if = "Option::is_none")]
         expected_tokens: Option<u32>,
     },
-    /// A picture that the server fetches. Only for sampling: training takes pictures sent along.
+    /// URL of an image that the server downloads. Valid for sampling only.
     ImageAssetPointer {
-        /// Its format.
+        /// File format.
         format: ImageFormat,
-        /// Where it is.
+        /// URL of the image.
         location: String,
-        /// How many tokens it should become.
+        /// Expected number of tokens.
         #[serde(skip_serializing_if = "Option::is_none")]
         expected_tokens: Option<u32>,
     },
-    /// Audio, as a mel spectrogram in its own container.
+    /// Audio, as a mel spectrogram.
     Dmel {
-        /// The container.
+        /// Encoded spectrogram.
         #[serde(serialize_with = "to_base64")]
         dmel: Bytes,
     },
 }
 
 impl fmt::Debug for InputChunk {
-    /// The address of a picture is shown without its query, which may be what lets one in.
+    /// Omits image data, and the query of an image URL, which may contain a signature.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::EncodedText { tokens } => {
@@ -89,7 +88,7 @@ impl fmt::Debug for InputChunk {
     }
 }
 
-/// The file format of a picture.
+/// File format of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ImageFormat {
@@ -100,7 +99,7 @@ pub enum ImageFormat {
 }
 
 impl ImageFormat {
-    /// The name on the wire.
+    /// Returns the name in JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -109,7 +108,7 @@ impl ImageFormat {
         }
     }
 
-    /// The format with this name.
+    /// Returns the format with the given name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Png, Self::Jpeg].into_iter().find(|format| format.as_str() == name)
@@ -117,46 +116,46 @@ impl ImageFormat {
 }
 
 impl ModelInput {
-    /// Text only, as one chunk.
+    /// Creates an input of one text chunk.
     #[must_use]
     pub fn from_tokens(tokens: impl Into<Tokens>) -> Self {
         Self { chunks: vec![InputChunk::EncodedText { tokens: tokens.into() }] }
     }
 
-    /// The same with more text behind it.
+    /// Appends a text chunk.
     #[must_use]
     pub fn tokens(mut self, tokens: impl Into<Tokens>) -> Self {
         self.chunks.push(InputChunk::EncodedText { tokens: tokens.into() });
         self
     }
 
-    /// The same with a picture behind it.
+    /// Appends an image.
     #[must_use]
     pub fn image(mut self, data: impl Into<Bytes>, format: ImageFormat) -> Self {
         self.chunks.push(InputChunk::Image { data: data.into(), format, expected_tokens: None });
         self
     }
 
-    /// The same with another chunk behind it.
+    /// Appends a chunk.
     #[must_use]
     pub fn chunk(mut self, chunk: InputChunk) -> Self {
         self.chunks.push(chunk);
         self
     }
 
-    /// How many tokens the model will see, if every chunk tells.
+    /// Returns the number of tokens, or `None` if a chunk does not determine its number.
     #[must_use]
     pub fn token_count(&self) -> Option<usize> {
         self.chunks.iter().try_fold(0_usize, |n, chunk| n.checked_add(chunk.token_count()?))
     }
 
-    /// Whether there is nothing to read.
+    /// Returns `true` if the input has no tokens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.chunks.iter().all(|chunk| chunk.token_count() == Some(0))
     }
 
-    /// All token ids in order, if the input is text only.
+    /// Returns all token ids in order, or `None` if the input contains images or audio.
     #[must_use]
     pub fn to_tokens(&self) -> Option<Tokens> {
         match &self.chunks[..] {
@@ -183,7 +182,7 @@ impl<T: Into<Tokens>> From<T> for ModelInput {
 }
 
 impl InputChunk {
-    /// How many tokens the chunk becomes, if it tells.
+    /// Returns the number of tokens of the chunk, or `None` if it is unknown.
     #[must_use]
     pub fn token_count(&self) -> Option<usize> {
         match self {
@@ -196,7 +195,7 @@ impl InputChunk {
         }
     }
 
-    /// The `type` tag in JSON.
+    /// Returns the `type` tag in JSON.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
@@ -208,8 +207,8 @@ impl InputChunk {
     }
 }
 
-/// The first dimension in a mel container's header: an optional mark, an element type from 0 to 7,
-/// the rank and the dimensions as variable-length integers.
+/// Returns the first dimension of an encoded spectrogram. Its header consists of an optional marker,
+/// an element type from 0 to 7, and the rank and dimensions as variable-length integers.
 fn dmel_len(container: &[u8]) -> Option<usize> {
     const CONSTANT: u8 = 0xFE;
     let header = container.strip_prefix(&[CONSTANT]).unwrap_or(container);
@@ -227,11 +226,11 @@ fn to_base64<S: Serializer>(data: &Bytes, serializer: S) -> Result<S::Ok, S::Err
 }
 
 impl<'de> Deserialize<'de> for InputChunk {
-    /// Reads the fields of all kinds at once. The tag may stand behind the tokens, and serde's
-    /// own reader for tagged types would first hold every token in a buffer of its own.
+    /// Decodes the fields of all variants at once. The tag may follow the tokens, in which case
+    /// serde's derived implementation would buffer every token first.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        struct Form {
+        struct ChunkFields {
             #[serde(rename = "type")]
             kind: Option<String>,
             tokens: Option<Tokens>,
@@ -251,9 +250,9 @@ impl<'de> Deserialize<'de> for InputChunk {
             ImageFormat::from_name(&name).ok_or_else(|| E::unknown_variant(&name, &["png", "jpeg"]))
         }
 
-        let form = Form::deserialize(deserializer)?;
+        let form = ChunkFields::deserialize(deserializer)?;
         let expected_tokens = form.expected_tokens;
-        // Every kind has a default tag, so a chunk without one is known by its fields.
+        // The tag is optional; the fields identify a chunk without one.
         let kind = match form.kind.as_deref() {
             Some(kind) => kind,
             None if form.dmel.is_some() => "dmel",
@@ -282,14 +281,14 @@ impl<'de> Deserialize<'de> for InputChunk {
     }
 }
 
-/// Bytes in JSON, decoded straight from the text.
+/// Bytes encoded as Base64, decoded without an intermediate string.
 struct Base64(Bytes);
 
 impl<'de> Deserialize<'de> for Base64 {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
+        struct Base64Visitor;
 
-        impl de::Visitor<'_> for Text {
+        impl de::Visitor<'_> for Base64Visitor {
             type Value = Base64;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -301,7 +300,7 @@ impl<'de> Deserialize<'de> for Base64 {
             }
         }
 
-        deserializer.deserialize_str(Text)
+        deserializer.deserialize_str(Base64Visitor)
     }
 }
 
@@ -310,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn length_needs_every_chunk_to_tell() {
+    fn token_count_requires_every_chunk_to_have_one() {
         let text = ModelInput::from_tokens([1, 2]);
         assert_eq!(text.token_count(), Some(2));
         let image = text.clone().image(&b"x"[..], ImageFormat::Png);
@@ -328,13 +327,13 @@ mod tests {
     }
 
     #[test]
-    fn base64_must_be_whole() {
+    fn base64_requires_padding() {
         let json = r#"{"type":"image","format":"png","data":"AAA"}"#;
         assert!(serde_json::from_str::<InputChunk>(json).is_err());
     }
 
     #[test]
-    fn a_chunk_without_a_tag_is_known_by_its_fields() {
+    fn untagged_chunks_are_identified_by_their_fields() {
         let read = |json: &str| serde_json::from_str::<InputChunk>(json).map(|chunk| chunk.kind());
         assert_eq!(read(r#"{"tokens":[1]}"#).unwrap(), "encoded_text");
         assert_eq!(read(r#"{"dmel":""}"#).unwrap(), "dmel");

@@ -1,8 +1,8 @@
-//! Training passes for servers that read JSON alone.
+//! Training passes for servers without protobuf.
 //!
-//! Servers of the first protocol, SkyRL among them, have no protobuf: a pass is JSON, and one
-//! without a gradient has an endpoint of its own. Their tensors are one number per token, so a
-//! matrix is refused here: such a server would read its cells as tokens.
+//! Servers of the first protocol version, such as SkyRL, accept training passes only as JSON and
+//! have a separate route for passes without a gradient. They expect one number per token in each
+//! tensor and would read the elements of a matrix as tokens, so validation rejects matrices.
 
 use serde::ser::{SerializeMap, SerializeSeq, SerializeStruct};
 use serde::{Serialize, Serializer};
@@ -16,7 +16,7 @@ use crate::route::Route;
 use crate::training::{ForwardBackward, ForwardBackwardOutput, PassMode};
 use crate::{DecodeError, InvalidInput};
 
-/// A [`ForwardBackward`] in the form of the first protocol.
+/// Encodes a [`ForwardBackward`] as JSON for servers of the first protocol version.
 ///
 /// ```
 /// use tinkex_wire::{ApiRequest, Datum, ForwardBackward, LossFn, PassMode, JsonForwardBackward};
@@ -25,8 +25,8 @@ use crate::{DecodeError, InvalidInput};
 /// let pass = ForwardBackward::new("model_1", data, LossFn::CrossEntropy);
 /// assert_eq!(JsonForwardBackward(&pass).target()?, "/api/v1/forward_backward");
 ///
-/// let look = ForwardBackward { mode: PassMode::Forward, ..pass };
-/// assert_eq!(JsonForwardBackward(&look).target()?, "/api/v1/forward");
+/// let forward = pass.mode(PassMode::Forward);
+/// assert_eq!(JsonForwardBackward(&forward).target()?, "/api/v1/forward");
 /// # Ok::<_, tinkex_wire::InvalidInput>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -40,8 +40,9 @@ impl ApiRequest for JsonForwardBackward<'_> {
         self.0.validate()?;
         for (i, datum) in self.0.data.iter().enumerate() {
             if let Some((name, _)) = datum.loss_inputs().find(|(_, tensor)| tensor.rank() > 1) {
-                let why = "this server takes one number per token, not a matrix";
-                return Err(InvalidInput::new(format!("data[{i}].loss_fn_inputs[{name:?}]"), why));
+                let reason = "the server accepts one number per token, not a matrix";
+                let field = format!("data[{i}].loss_fn_inputs[{name:?}]");
+                return Err(InvalidInput::new(field, reason));
             }
         }
         Ok(())
@@ -50,7 +51,7 @@ impl ApiRequest for JsonForwardBackward<'_> {
     fn target(&self) -> Result<String, InvalidInput> {
         match self.0.mode {
             PassMode::ForwardBackward => Self::ROUTE.path(&[]),
-            // No route of today's protocol, so not in the table.
+            // The current protocol has no such route, so the route table does not list it.
             PassMode::Forward => Ok("/api/v1/forward".to_owned()),
         }
     }
@@ -84,59 +85,59 @@ impl Serialize for JsonForwardBackward<'_> {
         if let Some(seq) = &self.0.seq_id {
             out.serialize_field("seq_id", seq)?;
         }
-        out.serialize_field(field, &Input(self.0))?;
+        out.serialize_field(field, &PassFields(self.0))?;
         out.end()
     }
 }
 
-struct Input<'a>(&'a ForwardBackward);
+struct PassFields<'a>(&'a ForwardBackward);
 
-impl Serialize for Input<'_> {
+impl Serialize for PassFields<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut out = serializer.serialize_struct("Input", 3)?;
-        out.serialize_field("data", &Data(&self.0.data))?;
+        let mut out = serializer.serialize_struct("PassFields", 3)?;
+        out.serialize_field("data", &DatumList(&self.0.data))?;
         out.serialize_field("loss_fn", self.0.loss_fn.as_str())?;
         if !self.0.loss_fn_config.is_empty() {
-            out.serialize_field("loss_fn_config", &Config(&self.0.loss_fn_config))?;
+            out.serialize_field("loss_fn_config", &LossFields(&self.0.loss_fn_config))?;
         }
         out.end()
     }
 }
 
-struct Data<'a>(&'a [Datum]);
+struct DatumList<'a>(&'a [Datum]);
 
-impl Serialize for Data<'_> {
+impl Serialize for DatumList<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut out = serializer.serialize_seq(Some(self.0.len()))?;
         for datum in self.0 {
-            out.serialize_element(&Example(datum))?;
+            out.serialize_element(&DatumFields(datum))?;
         }
         out.end()
     }
 }
 
-struct Example<'a>(&'a Datum);
+struct DatumFields<'a>(&'a Datum);
 
-impl Serialize for Example<'_> {
+impl Serialize for DatumFields<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut out = serializer.serialize_struct("Datum", 2)?;
         out.serialize_field("model_input", self.0.model_input())?;
-        out.serialize_field("loss_fn_inputs", &Tensors(self.0))?;
+        out.serialize_field("loss_fn_inputs", &LossInputs(self.0))?;
         out.end()
     }
 }
 
-struct Tensors<'a>(&'a Datum);
+struct LossInputs<'a>(&'a Datum);
 
-impl Serialize for Tensors<'_> {
+impl Serialize for LossInputs<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.loss_inputs())
     }
 }
 
-struct Config<'a>(&'a LossConfig);
+struct LossFields<'a>(&'a LossConfig);
 
-impl Serialize for Config<'_> {
+impl Serialize for LossFields<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut out = serializer.serialize_map(Some(self.0.iter().len()))?;
         for (name, setting) in self.0.iter() {
@@ -172,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_is_json() {
+    fn pass_is_encoded_as_json() {
         let mut pass = pass(PassMode::ForwardBackward);
         pass.loss_fn_config = LossConfig::new().set("clip_low_threshold", 0.8);
         let input = json!({
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_without_a_gradient_has_another_name() {
+    fn forward_pass_uses_forward_input() {
         let body = body(&pass(PassMode::Forward));
         assert!(body["forward_input"]["data"].is_array(), "{body}");
         assert!(body["forward_input"].get("loss_fn_config").is_none(), "{body}");
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_matrix_is_refused_by_name() {
+    fn matrix_is_rejected_with_its_field_name() {
         let rows = TensorData::from_rows(&[[2_i64, 3], [3, 4]]).unwrap();
         let mut pass = pass(PassMode::ForwardBackward);
         let input = pass.data[0].model_input().clone();

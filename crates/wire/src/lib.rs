@@ -1,50 +1,76 @@
-//! What crosses the wire of the Tinker API: types, routes and codecs.
+//! Types, routes and codecs of the Tinker API.
 //!
-//! Client and server of this workspace agree by compiling the same lines. There is no I/O here and
-//! nothing asynchronous: bytes go in, types come out, and the way back.
+//! The client and the server of this workspace share these definitions. The crate performs no I/O: it
+//! encodes and decodes bytes, and validates requests.
 //!
-//! # Map
+//! # Overview
 //!
-//! | You want to… | Look at |
+//! | Task | Items |
 //! |---|---|
-//! | write a prompt or a training example | [`ModelInput`], [`TensorData`], [`Datum`] |
-//! | train | [`CreateModel`], [`ForwardBackward`], [`OptimStep`], [`SaveWeights`], [`LoadWeights`] |
-//! | sample | [`CreateSamplingSession`], [`SampleRequest`], [`SampleResponse`] |
-//! | wait for an answer | [`SubmitResponse`], [`RetrieveFuture`], [`PollResponse`] |
-//! | look things up | [`rest`] |
-//! | send or serve any of it | [`ApiRequest`], [`SubmitRequest`], [`Route`] |
+//! | Build a prompt or a training example | [`ModelInput`], [`TensorData`], [`Datum`] |
+//! | Train | [`CreateModel`], [`ForwardBackward`], [`OptimStep`], [`SaveWeights`], [`LoadWeights`] |
+//! | Sample | [`CreateSamplingSession`], [`SampleRequest`], [`SampleResponse`] |
+//! | Poll for a result | [`SubmitResponse`], [`RetrieveFuture`], [`PollResponse`] |
+//! | List and manage runs, checkpoints and sessions | [`rest`] |
+//! | Send or serve requests generically | [`ApiRequest`], [`SubmitRequest`], [`Route`] |
 //!
-//! # A request and its answer
+//! # Requests
+//!
+//! Requests are created by a constructor with the required fields and extended by setters. Token data
+//! is shared, not copied, until it is encoded:
 //!
 //! ```
-//! use tinkex_wire::{RequestBody, ApiRequest, PollResponse, SampleRequest, SamplingParams, SubmitRequest};
+//! use tinkex_wire::{AdamParams, Datum, ForwardBackward, LossFn, OptimStep, Seq, Tokens};
 //!
-//! // What a client sends …
+//! // One prompt and two sampled completions with their log-probabilities and advantages.
+//! let prompt = Tokens::from([101, 102, 103]);
+//! let batch = vec![
+//!     Datum::rollout(&prompt, [7, 8, 9], vec![-0.1, -0.7, -0.2], 1.0)?,
+//!     Datum::rollout(&prompt, [7, 4], vec![-0.1, -2.3], -1.0)?,
+//! ];
+//!
+//! let train = ForwardBackward::new("session:train:0", batch, LossFn::ImportanceSampling)
+//!     .seq_id(Seq::FIRST);
+//! let body = train.to_proto()?; // one buffer of the exact size
+//! assert_eq!(ForwardBackward::from_proto(&body).unwrap(), train);
+//!
+//! let adam = AdamParams::with_learning_rate(1e-4).grad_clip_norm(1.0);
+//! let step = OptimStep::new("session:train:0", adam).seq_id(Seq::new(2));
+//! # let _ = step;
+//! # Ok::<_, tinkex_wire::InvalidInput>(())
+//! ```
+//!
+//! # Encoding and decoding
+//!
+//! ```
+//! use tinkex_wire::{ApiRequest, PollResponse, RequestBody, SampleRequest, SamplingParams, SubmitRequest};
+//!
+//! // The client encodes a request, and the server decodes it.
 //! let request = SampleRequest::new([1, 2, 3], SamplingParams::new().max_tokens(8));
 //! assert_eq!(request.target()?, "/api/v1/asample");
 //! let RequestBody::Json(body) = request.body()? else { unreachable!() };
+//! let decoded: SampleRequest = tinkex_wire::codec::json::decode(&body)?;
+//! assert_eq!(decoded, request);
 //!
-//! // … is what a server reads.
-//! let read: SampleRequest = tinkex_wire::codec::json::decode(&body)?;
-//! assert_eq!(read, request);
-//!
-//! // The answer comes later, behind a ticket.
-//! let reply = b"\x0a\x08\x08\x01\x12\x04\x07\x00\x00\x00".to_vec().into();
-//! let PollResponse::Ready(payload) = PollResponse::decode("application/x-protobuf", &reply)? else { unreachable!() };
-//! let answer = SampleRequest::decode_output(&payload)?;
-//! assert_eq!(answer.sequences[0].tokens[..], [7]);
+//! // The client polls the future of the request and decodes its result.
+//! let response = b"\x0a\x08\x08\x01\x12\x04\x07\x00\x00\x00".to_vec().into();
+//! let PollResponse::Ready(payload) = PollResponse::decode("application/x-protobuf", &response)? else {
+//!     unreachable!()
+//! };
+//! let result = SampleRequest::decode_output(&payload)?;
+//! assert_eq!(result.sequences[0].tokens[..], [7]);
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # Rules
 //!
-//! * Unknown fields in JSON are ignored, except in optimizer settings, where ignoring one would
-//!   train something else than was asked for.
-//! * Fields at their default are sent, nulls are not, except where a null says something.
-//!   [`codec::json::without_defaults`] is for old servers that refuse what they do not know.
-//! * Bad bytes are a [`DecodeError`] that names the field: never a panic, and never more memory
-//!   than a fixed multiple of the input. A compressed body is held to the limit its reader sets.
-//! * Token and tensor data is held once and shared; encoding is the only copy.
+//! * Decoding ignores unknown JSON fields, except in optimizer parameters, where ignoring a field would
+//!   train another model.
+//! * Encoding includes fields with default values and omits nulls, except where null has a meaning.
+//! * Malformed bytes yield a [`DecodeError`] that names the field. Decoding never panics, and its memory
+//!   use is at most a fixed multiple of the input; decompression takes a limit.
+//! * A request is validated once: see [`ApiRequest`].
+//! * Types that the protocol may extend are `#[non_exhaustive]`.
 
 #![forbid(unsafe_code)]
 
@@ -148,10 +174,10 @@ pub use weights::{
     WeightsLoaded, WeightsSaved,
 };
 
-/// A JSON object of any content: metadata, settings of unknown optimizers, event data.
+/// JSON object of any content, for example metadata.
 pub type JsonObject = serde_json::Map<String, serde_json::Value>;
 
-/// The README's example, compiled.
+/// Compiles the examples of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;

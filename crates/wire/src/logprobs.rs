@@ -1,4 +1,4 @@
-//! [`Logprobs`] and [`TopkLogprobs`]: how likely tokens were.
+//! Log-probabilities of tokens.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::slice::SharedSlice;
 use crate::tokens::Tokens;
 
-/// Log-probabilities, one per position; some may be missing.
+/// Log-probabilities, one per position.
 ///
-/// A missing one is NaN in memory and on the wire, null in JSON, `None` here.
+/// A missing value is NaN in memory and in protobuf, null in JSON, and `None` in this interface.
 ///
 /// ```
 /// use tinkex_wire::Logprobs;
@@ -25,36 +25,36 @@ use crate::tokens::Tokens;
 pub struct Logprobs(SharedSlice<f32>);
 
 impl Logprobs {
-    /// How many positions.
+    /// Returns the number of positions.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are no positions.
+    /// Returns `true` if there are no positions.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The log-probability at a position, unless it is missing.
+    /// Returns the log-probability at a position, or `None` if it is missing.
     #[must_use]
     pub fn get(&self, position: usize) -> Option<f32> {
         self.0.get(position).copied().and_then(known)
     }
 
-    /// All positions in order.
+    /// Iterates over all positions in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Option<f32>> {
         self.0.iter().copied().map(known)
     }
 
-    /// The numbers as they are, NaN for missing.
+    /// Returns the raw values; NaN marks a missing value.
     #[must_use]
     pub fn as_slice(&self) -> &[f32] {
         &self.0
     }
 
-    /// The numbers as they are, shared; to put into a [`Datum`](crate::Datum).
+    /// Returns the raw values as a shared slice, for use in a [`Datum`](crate::Datum).
     #[must_use]
     pub fn shared(&self) -> SharedSlice<f32> {
         self.0.clone()
@@ -114,7 +114,7 @@ impl<'de> Deserialize<'de> for Logprobs {
     }
 }
 
-/// The likeliest tokens at each position, likeliest first.
+/// Most likely tokens at each position, in descending order of probability.
 ///
 /// ```
 /// use tinkex_wire::TopkLogprobs;
@@ -129,27 +129,27 @@ pub struct TopkLogprobs {
     length: u32,
     token_ids: Tokens,
     logprobs: SharedSlice<f32>,
-    layout: Layout,
+    layout: TopkLayout,
 }
 
-/// How the cells of all rows lie end to end.
+/// Memory layout of the rows.
 #[derive(Clone)]
-enum Layout {
-    /// As on the wire: every row is `k` cells, the unused ones [`PADDING`].
+enum TopkLayout {
+    /// Layout of the protobuf message: `k` cells per row, unused cells are [`PADDING`].
     Padded,
-    /// Only the used cells, and where each row's start; one more for the end.
+    /// Used cells only, with the start of each row and the end of the last one.
     Ragged(Arc<Vec<usize>>),
 }
 
-/// What stands in a cell that is not used.
+/// Content of an unused cell.
 const PADDING: (u32, f32) = (0, -99_999.0);
 
 impl TopkLogprobs {
-    /// From rows of tokens with their log-probabilities; `None` or nothing for a position that was
-    /// not computed.
+    /// Creates a table from rows of tokens and log-probabilities; `None` or an empty row marks a
+    /// position that was not computed.
     ///
     /// # Panics
-    /// If there are more than `u32::MAX` rows, or as many tokens in one.
+    /// Panics if there are more than `u32::MAX` rows or tokens in a row.
     pub fn from_rows(rows: impl IntoIterator<Item = Option<Vec<(u32, f32)>>>) -> Self {
         let (mut token_ids, mut logprobs, mut starts) = (Vec::new(), Vec::new(), vec![0]);
         let mut widest = 1;
@@ -167,23 +167,24 @@ impl TopkLogprobs {
             length: u32::try_from(starts.len() - 1).expect("at most u32::MAX rows"),
             token_ids: token_ids.into(),
             logprobs: logprobs.into(),
-            layout: Layout::Ragged(Arc::new(starts)),
+            layout: TopkLayout::Ragged(Arc::new(starts)),
         }
     }
 
-    /// From cells as they are on the wire. There must be `k * length` of both.
+    /// Creates a table from the cells of the protobuf message: `k * length` tokens and
+    /// log-probabilities.
     pub(crate) fn from_cells(
         k: u32,
         length: u32,
         token_ids: Tokens,
         logprobs: SharedSlice<f32>,
     ) -> Self {
-        Self { k, length, token_ids, logprobs, layout: Layout::Padded }
+        Self { k, length, token_ids, logprobs, layout: TopkLayout::Padded }
     }
 
-    /// The cells as they are on the wire.
+    /// Returns the cells of the protobuf message.
     pub(crate) fn to_cells(&self) -> (Tokens, SharedSlice<f32>) {
-        if matches!(self.layout, Layout::Padded) {
+        if matches!(self.layout, TopkLayout::Padded) {
             return (self.token_ids.clone(), self.logprobs.clone());
         }
         let row = |position| {
@@ -194,45 +195,45 @@ impl TopkLogprobs {
         (tokens.into(), logprobs.into())
     }
 
-    /// How many positions.
+    /// Returns the number of positions.
     #[must_use]
     pub fn len(&self) -> usize {
         self.length as usize
     }
 
-    /// Whether there are no positions.
+    /// Returns `true` if there are no positions.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// How many tokens a position has at most.
+    /// Returns the maximum number of tokens per position.
     #[must_use]
     pub fn k(&self) -> usize {
         self.k as usize
     }
 
-    /// The tokens at a position with their log-probabilities, unless that was not computed.
+    /// Returns the tokens and log-probabilities at a position, or `None` if they were not computed.
     #[must_use]
     pub fn row(&self, position: usize) -> Option<impl ExactSizeIterator<Item = (u32, f32)>> {
         if position >= self.len() {
             return None;
         }
         let range = match &self.layout {
-            Layout::Padded => position * self.k()..(position + 1) * self.k(),
-            Layout::Ragged(starts) => starts[position]..starts[position + 1],
+            TopkLayout::Padded => position * self.k()..(position + 1) * self.k(),
+            TopkLayout::Ragged(starts) => starts[position]..starts[position + 1],
         };
         let (tokens, logprobs) = (&self.token_ids[range.clone()], &self.logprobs[range]);
         let used = |(token, logprob): (&u32, &f32)| (*token, *logprob) != PADDING;
         let filled = tokens.iter().zip(logprobs).rposition(used)? + 1;
-        // A row that begins with padding was not computed, whatever stands behind.
+        // A row that starts with padding was not computed.
         if !used((&tokens[0], &logprobs[0])) {
             return None;
         }
         Some(tokens[..filled].iter().copied().zip(logprobs[..filled].iter().copied()))
     }
 
-    /// All positions in order.
+    /// Iterates over all positions in order.
     pub fn rows(
         &self,
     ) -> impl ExactSizeIterator<Item = Option<impl ExactSizeIterator<Item = (u32, f32)>>> {
@@ -241,7 +242,7 @@ impl TopkLogprobs {
 }
 
 impl PartialEq for TopkLogprobs {
-    /// By what the rows say, not by how they lie in memory.
+    /// Compares the rows, independent of their memory layout.
     fn eq(&self, other: &Self) -> bool {
         self.len() == other.len()
             && self.rows().zip(other.rows()).all(|rows| match rows {
@@ -266,7 +267,7 @@ impl fmt::Debug for TopkLogprobs {
     }
 }
 
-// JSON, as servers before protobuf results sent it: rows of [token, logprob] pairs, or null.
+// JSON form of servers without protobuf results: rows of [token, logprob] pairs, or null.
 
 impl Serialize for TopkLogprobs {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -1,11 +1,11 @@
-//! [`LossFn`] and its configuration.
+//! Loss functions and their settings.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use crate::ids::LossId;
 
-/// What a training step minimises.
+/// Loss function of a training pass.
 ///
 /// ```
 /// use tinkex_wire::LossFn;
@@ -18,26 +18,26 @@ use crate::ids::LossId;
 pub enum LossFn {
     /// Negative log-likelihood of the targets.
     CrossEntropy,
-    /// Policy gradient with importance weights.
+    /// Policy gradient with importance sampling.
     ImportanceSampling,
-    /// Clipped policy gradient.
+    /// Proximal policy optimization: clipped policy gradient.
     Ppo,
-    /// Clipped importance weights on a plain policy gradient.
+    /// Policy gradient with clipped importance weights (CISPO).
     Cispo,
     /// Direct reward optimization.
     Dro,
-    /// Clipping by sequence in place of token.
+    /// Group sequence policy optimization: clipping per sequence instead of per token.
     Gspo,
-    /// Stabilised REINFORCE.
+    /// Stabilized REINFORCE.
     StableReinforce,
-    /// A loss uploaded by the caller; see [`LossConfig::custom`].
+    /// An uploaded custom loss; see [`LossConfig::custom`].
     Custom,
-    /// A loss this version has no name for.
+    /// A loss that this version does not know.
     Other(String),
 }
 
 impl LossFn {
-    /// Every loss with a name of its own.
+    /// All losses except [`LossFn::Other`].
     pub const BUILT_IN: [Self; 8] = [
         Self::CrossEntropy,
         Self::ImportanceSampling,
@@ -49,7 +49,7 @@ impl LossFn {
         Self::Custom,
     ];
 
-    /// The name on the wire.
+    /// Returns the name in requests.
     #[must_use]
     pub fn as_str(&self) -> &str {
         match self {
@@ -87,7 +87,7 @@ impl fmt::Display for LossFn {
     }
 }
 
-/// Settings of a loss: names with a number or a text each.
+/// Settings of a loss function by name.
 ///
 /// ```
 /// use tinkex_wire::LossConfig;
@@ -99,12 +99,12 @@ impl fmt::Display for LossFn {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LossConfig(Vec<(Cow<'static, str>, LossSetting)>);
 
-/// The value of a setting.
+/// Value of a setting.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LossSetting {
     /// A number.
     Number(f64),
-    /// A text.
+    /// A string.
     Text(String),
 }
 
@@ -133,7 +133,7 @@ impl From<u32> for LossSetting {
 }
 
 impl From<bool> for LossSetting {
-    /// The wire has no flags: 1 or 0.
+    /// Converts `true` to 1 and `false` to 0: the protocol has no Boolean settings.
     fn from(flag: bool) -> Self {
         Self::Number(flag.into())
     }
@@ -152,22 +152,22 @@ impl From<String> for LossSetting {
 }
 
 impl LossConfig {
-    /// The setting that names an uploaded loss.
+    /// Name of the setting that identifies an uploaded loss.
     pub const LOSS_ID: &'static str = "loss_id";
 
-    /// No settings: the server's defaults.
+    /// Creates an empty configuration, which selects the server's defaults.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The settings for [`LossFn::Custom`].
+    /// Creates the configuration of [`LossFn::Custom`] for an uploaded loss.
     #[must_use]
     pub fn custom(loss: &LossId) -> Self {
         Self::new().set(Self::LOSS_ID, loss.as_str())
     }
 
-    /// Adds a setting, or replaces the one of that name.
+    /// Sets a value. Replaces an existing value of that name.
     #[must_use]
     pub fn set(
         mut self,
@@ -185,7 +185,7 @@ impl LossConfig {
         }
     }
 
-    /// A setting that is a number.
+    /// Returns a numeric setting.
     #[must_use]
     pub fn number(&self, name: &str) -> Option<f64> {
         self.iter().find_map(|(key, value)| match value {
@@ -194,7 +194,7 @@ impl LossConfig {
         })
     }
 
-    /// A setting that is a text.
+    /// Returns a string setting.
     #[must_use]
     pub fn text(&self, name: &str) -> Option<&str> {
         self.iter().find_map(|(key, value)| match value {
@@ -203,12 +203,12 @@ impl LossConfig {
         })
     }
 
-    /// All settings, in the order they were given.
+    /// Iterates over all settings in insertion order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &LossSetting)> {
         self.0.iter().map(|(name, value)| (&**name, value))
     }
 
-    /// Whether everything is left to the server.
+    /// Returns `true` if there are no settings.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

@@ -1,4 +1,4 @@
-//! [`Metadata`]: what a user remembered with something, in the order it was told.
+//! [`Metadata`]: user-defined strings by name, in insertion order.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,9 +6,9 @@ use std::fmt;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Names and texts that a user remembered with something.
+/// User-defined strings by name.
 ///
-/// It keeps the order of the JSON object it was read from: people wrote it that way.
+/// Iteration and encoding keep the order of the decoded JSON object. Comparison ignores it.
 ///
 /// ```
 /// use tinkex_wire::Metadata;
@@ -22,39 +22,39 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub struct Metadata(Vec<(String, String)>);
 
 impl Metadata {
-    /// Nothing.
+    /// Creates an empty map.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The text of this name.
+    /// Returns the value with the given name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.iter().find(|(known, _)| *known == name).map(|(_, text)| text)
+        self.iter().find(|(key, _)| *key == name).map(|(_, text)| text)
     }
 
-    /// Adds a text, or replaces the one of that name where it stands.
+    /// Inserts a value. Repositions an existing value of that name without changing its position.
     pub fn insert(&mut self, name: impl Into<String>, text: impl Into<String>) {
         let (name, text) = (name.into(), text.into());
-        match self.0.iter_mut().find(|(known, _)| *known == name) {
+        match self.0.iter_mut().find(|(key, _)| *key == name) {
             Some((_, old)) => *old = text,
             None => self.0.push((name, text)),
         }
     }
 
-    /// Names and texts in order.
+    /// Iterates over names and values in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, text)| (name.as_str(), text.as_str()))
     }
 
-    /// How many there are.
+    /// Returns the number of values.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is nothing.
+    /// Returns `true` if there are no values.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -62,7 +62,7 @@ impl Metadata {
 }
 
 impl PartialEq for Metadata {
-    /// As JSON objects are: the order does not matter.
+    /// Compares names and values; ignores the order.
     fn eq(&self, other: &Self) -> bool {
         self.len() == other.len() && self.iter().all(|(name, text)| other.get(name) == Some(text))
     }
@@ -86,7 +86,7 @@ impl<N: Into<String>, T: Into<String>> FromIterator<(N, T)> for Metadata {
 
 impl From<BTreeMap<String, String>> for Metadata {
     fn from(map: BTreeMap<String, String>) -> Self {
-        // Its names differ already.
+        // The names of a map are unique.
         Self(map.into_iter().collect())
     }
 }
@@ -105,20 +105,20 @@ impl<'de> Deserialize<'de> for Metadata {
             type Value = Metadata;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of texts")
+                f.write_str("an object with string values")
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Metadata, A::Error> {
-                // A map first: the names of a hostile object must not cost their square.
-                let (mut places, mut pairs) = (BTreeMap::new(), Vec::<(String, String)>::new());
+                // Find duplicates by a map: a linear search would take quadratic time.
+                let (mut positions, mut pairs) = (BTreeMap::new(), Vec::<(String, String)>::new());
                 while let Some((name, text)) = map.next_entry::<String, String>()? {
-                    match places.get(&name) {
-                        Some(place) => {
-                            let (_, old): &mut (String, String) = &mut pairs[*place];
+                    match positions.get(&name) {
+                        Some(position) => {
+                            let (_, old): &mut (String, String) = &mut pairs[*position];
                             *old = text;
                         }
                         None => {
-                            places.insert(name.clone(), pairs.len());
+                            positions.insert(name.clone(), pairs.len());
                             pairs.push((name, text));
                         }
                     }
@@ -136,12 +136,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_order_is_kept_and_the_last_of_a_name_counts() {
+    fn order_is_preserved_and_the_last_duplicate_wins() {
         let text = r#"{"z":"1","a":"2","z":"3"}"#;
         let read: Metadata = serde_json::from_str(text).unwrap();
         assert_eq!(read.iter().collect::<Vec<_>>(), [("z", "3"), ("a", "2")]);
         let other: Metadata = [("a", "2"), ("z", "3")].into_iter().collect();
-        assert_eq!(read, other, "the order says nothing");
+        assert_eq!(read, other, "comparison ignores the order");
         assert!(serde_json::from_str::<Metadata>(r#"{"a":1}"#).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Optimizers: which one a model has, and the numbers of one step.
+//! Optimizers and their hyperparameters.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_json::Value;
@@ -7,16 +7,16 @@ use crate::error::finite;
 use crate::future::SubmitResponse;
 use crate::ids::{ModelId, Seq};
 use crate::request::{json_output, json_request};
+use crate::setters::setters;
 use crate::training::Metrics;
 use crate::{InvalidInput, JsonObject};
 
 const ADAMW: &str = "adamw";
 const DIMUON: &str = "dimuon";
 
-/// Which optimizer a model has, chosen when it is created.
+/// Optimizer of a model, fixed when the model is created.
 ///
-/// An open type: a server may know optimizers and settings that this crate does not, and they are
-/// kept as they are.
+/// Optimizers and settings that this crate does not know are preserved unchanged.
 ///
 /// ```
 /// use tinkex_wire::OptimizerConfig;
@@ -27,10 +27,10 @@ const DIMUON: &str = "dimuon";
 /// ```
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct OptimizerConfig {
-    /// Its name.
+    /// Name of the optimizer. Encoded as `type`.
     #[serde(rename = "type", default = "adamw")]
     pub kind: String,
-    /// Its settings. One called `type` is not sent: that is the name.
+    /// Settings of the optimizer. A setting named `type` is not encoded.
     #[serde(flatten)]
     pub settings: JsonObject,
 }
@@ -49,13 +49,13 @@ impl Serialize for OptimizerConfig {
 }
 
 impl OptimizerConfig {
-    /// Adam with decoupled weight decay: the default.
+    /// Returns the default optimizer: Adam with decoupled weight decay (AdamW).
     #[must_use]
     pub fn adamw() -> Self {
         Self { kind: adamw(), settings: JsonObject::new() }
     }
 
-    /// Dimuon, version 1.
+    /// Returns the Dimuon optimizer, version 1.
     #[must_use]
     pub fn dimuon() -> Self {
         let settings = [("version".to_owned(), Value::from(1))].into_iter().collect();
@@ -69,46 +69,47 @@ impl Default for OptimizerConfig {
     }
 }
 
-/// The numbers of one optimizer step.
+/// Hyperparameters of one optimizer step.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum OptimParams {
-    /// Adam.
+    /// AdamW.
     Adam(AdamParams),
     /// Dimuon.
     Dimuon(DimuonParams),
-    /// An optimizer this version has no type for.
+    /// An optimizer that this crate does not know.
     Other(OptimizerConfig),
 }
 
-/// The numbers of an Adam step.
+/// Hyperparameters of an AdamW step.
 ///
 /// ```
 /// use tinkex_wire::AdamParams;
 ///
-/// let adam = AdamParams { grad_clip_norm: 1.0, ..AdamParams::with_learning_rate(2e-4) };
+/// let adam = AdamParams::with_learning_rate(2e-4).grad_clip_norm(1.0);
 /// assert_eq!((adam.beta2, adam.eps), (0.95, 1e-12));
 /// ```
-// A number that is not understood would change the training, so unlike elsewhere it is refused.
+// Reject unknown fields, unlike elsewhere: ignoring a hyperparameter would train another model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
 pub struct AdamParams {
-    /// Step size.
+    /// Learning rate. Defaults to 1e-4.
     pub learning_rate: f64,
-    /// Memory of the mean of gradients.
+    /// Decay rate of the first moment. Defaults to 0.9.
     pub beta1: f64,
-    /// Memory of their square.
+    /// Decay rate of the second moment. Defaults to 0.95.
     pub beta2: f64,
-    /// Keeps the division from zero.
+    /// Term added to the denominator. Defaults to 1e-12.
     pub eps: f64,
-    /// Decoupled decay of the weights.
+    /// Decoupled weight decay. Defaults to 0.
     pub weight_decay: f64,
-    /// The largest gradient norm; 0 for no limit.
+    /// Maximum norm of the gradient; 0, the default, disables clipping.
     pub grad_clip_norm: f64,
 }
 
 impl AdamParams {
-    /// The defaults with another step size.
+    /// Returns the defaults with the given learning rate.
     #[must_use]
     pub fn with_learning_rate(learning_rate: f64) -> Self {
         Self { learning_rate, ..Self::default() }
@@ -137,15 +138,25 @@ impl Default for AdamParams {
     }
 }
 
-/// The numbers of a Dimuon step.
+setters!(AdamParams {
+    learning_rate: f64;
+    beta1: f64;
+    beta2: f64;
+    eps: f64;
+    weight_decay: f64;
+    grad_clip_norm: f64;
+});
+
+/// Hyperparameters of a Dimuon step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename = "dimuon")]
+#[non_exhaustive]
 pub struct DimuonParams {
-    /// Step size, at least 0.
+    /// Learning rate, at least 0.
     pub learning_rate: f64,
-    /// The largest gradient norm; 0 or less for no limit.
+    /// Maximum norm of the gradient; 0, the default, or less disables clipping.
     pub grad_clip_norm: f64,
-    /// Momentum, at least 0 and below 1.
+    /// Momentum, at least 0 and less than 1. Defaults to 0.9.
     pub beta1: f64,
 }
 
@@ -153,17 +164,18 @@ impl<'de> Deserialize<'de> for DimuonParams {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
-        struct Form {
+        struct DimuonFields {
             #[serde(default, rename = "type")]
             kind: Option<String>,
             learning_rate: f64,
             #[serde(default)]
             grad_clip_norm: f64,
-            #[serde(default = "DimuonParams::beta1")]
+            #[serde(default = "DimuonParams::default_beta1")]
             beta1: f64,
         }
 
-        let Form { kind, learning_rate, grad_clip_norm, beta1 } = Form::deserialize(deserializer)?;
+        let DimuonFields { kind, learning_rate, grad_clip_norm, beta1 } =
+            DimuonFields::deserialize(deserializer)?;
         match kind.as_deref() {
             None | Some(DIMUON) => Ok(Self { learning_rate, grad_clip_norm, beta1 }),
             Some(other) => Err(de::Error::unknown_variant(other, &[DIMUON])),
@@ -172,13 +184,13 @@ impl<'de> Deserialize<'de> for DimuonParams {
 }
 
 impl DimuonParams {
-    /// The defaults with a step size.
+    /// Returns the defaults with the given learning rate.
     #[must_use]
     pub fn with_learning_rate(learning_rate: f64) -> Self {
-        Self { learning_rate, grad_clip_norm: 0.0, beta1: Self::beta1() }
+        Self { learning_rate, grad_clip_norm: 0.0, beta1: Self::default_beta1() }
     }
 
-    fn beta1() -> f64 {
+    fn default_beta1() -> f64 {
         0.9
     }
 
@@ -190,11 +202,17 @@ impl DimuonParams {
             return Err(InvalidInput::new("learning_rate", "must not be negative"));
         }
         if !(0.0..1.0).contains(&self.beta1) {
-            return Err(InvalidInput::new("beta1", "must be at least 0 and below 1"));
+            return Err(InvalidInput::new("beta1", "must be at least 0 and less than 1"));
         }
         Ok(())
     }
 }
+
+setters!(DimuonParams {
+    learning_rate: f64;
+    grad_clip_norm: f64;
+    beta1: f64;
+});
 
 impl From<AdamParams> for OptimParams {
     fn from(params: AdamParams) -> Self {
@@ -209,10 +227,10 @@ impl From<DimuonParams> for OptimParams {
 }
 
 impl OptimParams {
-    /// Refuses numbers that cannot be sent or make no sense.
+    /// Checks that all hyperparameters are finite and within their ranges.
     ///
     /// # Errors
-    /// Names the first number that is wrong.
+    /// Returns an error that names the first invalid hyperparameter.
     pub fn validate(&self) -> Result<(), InvalidInput> {
         match self {
             Self::Adam(params) => params.validate(),
@@ -221,7 +239,7 @@ impl OptimParams {
         }
     }
 
-    fn read(mut fields: JsonObject) -> Result<Self, serde_json::Error> {
+    fn from_fields(mut fields: JsonObject) -> Result<Self, serde_json::Error> {
         let kind = match fields.remove("type") {
             None => ADAMW.to_owned(),
             Some(kind) => serde_json::from_value(kind)?,
@@ -234,21 +252,23 @@ impl OptimParams {
     }
 }
 
-/// Applies the gradient that was gathered since the last step.
+/// Updates the weights of a model with the gradient accumulated since the last step.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct OptimStep {
-    /// The model.
+    /// Id of the model.
     pub model_id: ModelId,
-    /// Its place among the model's requests.
+    /// Sequence number among the requests of the model. The server executes them in this order.
     pub seq_id: Option<Seq>,
-    /// The numbers of this step.
+    /// Hyperparameters of the step.
     pub params: OptimParams,
 }
 
-/// What a step did.
+/// Result of [`OptimStep`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct OptimStepOutput {
-    /// Numbers about it.
+    /// Metrics of the step.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -257,62 +277,77 @@ pub struct OptimStepOutput {
     pub metrics: Option<Metrics>,
 }
 
+impl OptimStepOutput {
+    /// Creates a result with the given metrics.
+    #[must_use]
+    pub fn new(metrics: Metrics) -> Self {
+        Self { metrics: Some(metrics) }
+    }
+}
+
 impl OptimStep {
-    fn check_params(&self) -> Result<(), InvalidInput> {
+    /// Creates a step without a sequence number.
+    pub fn new(model_id: impl Into<ModelId>, params: impl Into<OptimParams>) -> Self {
+        Self { model_id: model_id.into(), seq_id: None, params: params.into() }
+    }
+
+    fn validate_params(&self) -> Result<(), InvalidInput> {
         self.params.validate().map_err(|error| error.within("optim_params"))
     }
 }
+
+setters!(OptimStep { seq_id: Seq => Some(seq_id); });
 
 impl Serialize for OptimStep {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
         #[serde(tag = "type", rename = "optim_step")]
-        struct Form<'a> {
+        struct StepFields<'a> {
             model_id: &'a ModelId,
             #[serde(skip_serializing_if = "Option::is_none")]
             seq_id: Option<Seq>,
             #[serde(skip_serializing_if = "Option::is_none")]
             adam_params: Option<&'a AdamParams>,
             #[serde(skip_serializing_if = "Option::is_none")]
-            optimizer_params: Option<Others<'a>>,
+            optimizer_params: Option<OtherParams<'a>>,
         }
 
         #[derive(Serialize)]
         #[serde(untagged)]
-        enum Others<'a> {
+        enum OtherParams<'a> {
             Dimuon(&'a DimuonParams),
             Other(&'a OptimizerConfig),
         }
 
         let (adam_params, optimizer_params) = match &self.params {
             OptimParams::Adam(params) => (Some(params), None),
-            OptimParams::Dimuon(params) => (None, Some(Others::Dimuon(params))),
-            OptimParams::Other(params) => (None, Some(Others::Other(params))),
+            OptimParams::Dimuon(params) => (None, Some(OtherParams::Dimuon(params))),
+            OptimParams::Other(params) => (None, Some(OtherParams::Other(params))),
         };
         let (model_id, seq_id) = (&self.model_id, self.seq_id);
-        Form { model_id, seq_id, adam_params, optimizer_params }.serialize(serializer)
+        StepFields { model_id, seq_id, adam_params, optimizer_params }.serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for OptimStep {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        struct Form {
+        struct StepFields {
             model_id: ModelId,
             seq_id: Option<Seq>,
             #[serde(alias = "adam_params", alias = "optimizer_params")]
             optim_params: JsonObject,
         }
 
-        let form = Form::deserialize(deserializer)?;
-        let params = OptimParams::read(form.optim_params)
-            .map_err(|why| de::Error::custom(format!("optim_params: {why}")))?;
+        let form = StepFields::deserialize(deserializer)?;
+        let params = OptimParams::from_fields(form.optim_params)
+            .map_err(|error| de::Error::custom(format!("optim_params: {error}")))?;
         Ok(Self { model_id: form.model_id, seq_id: form.seq_id, params })
     }
 }
 
 json_request! {
-    OptimStep: OptimStep => SubmitResponse, validate OptimStep::check_params;
+    OptimStep: OptimStep => SubmitResponse, validate OptimStep::validate_params;
 }
 
 json_output! {

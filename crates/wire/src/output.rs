@@ -1,8 +1,8 @@
-//! [`LossOutputs`]: what a pass computed for each datum.
+//! [`LossOutputs`]: output tensors of each datum of a batch.
 //!
-//! On the wire the tensors of many datums lie end to end in one buffer per field. They are kept
-//! that way: a datum's output is a view into the shared columns, so a batch of thousands of datums
-//! costs as many allocations as it has fields.
+//! The protobuf message concatenates the tensors of many datums in one buffer per field. The decoded
+//! form keeps these columns, and the output of a datum is a view into them. The number of allocations
+//! therefore depends on the number of fields, not of datums.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::InvalidInput;
 use crate::tensor::{Shape, TensorData, TensorValues};
 
-/// Tensors for each datum of a batch, in the order of the data.
+/// Output tensors of each datum of a batch, in the order of the data.
 ///
 /// ```
 /// use tinkex_wire::{LossOutputs, LossRecord, TensorValues};
@@ -26,52 +26,53 @@ use crate::tensor::{Shape, TensorData, TensorValues};
 /// # Ok::<_, tinkex_wire::InvalidInput>(())
 /// ```
 ///
-/// Equal when every datum has the same tensors, however the datums are grouped into records.
+/// Two values are equal if every datum has the same tensors; the grouping into records is ignored.
 #[derive(Clone, Debug, Default)]
 pub struct LossOutputs {
     records: Vec<LossRecord>,
-    /// How many datums there are up to and including each record.
+    /// Number of datums up to and including each record.
     ends: Vec<usize>,
 }
 
-/// Consecutive datums whose outputs have the same fields and types.
+/// Consecutive datums whose outputs have the same fields and element types.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossRecord {
     pub(crate) type_tag: String,
     pub(crate) datums: usize,
-    pub(crate) fields: Vec<Column>,
+    pub(crate) fields: Vec<OutputColumn>,
 }
 
-/// One field of all datums of a record, end to end.
+/// Concatenated values of one field of all datums of a record.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Column {
+pub(crate) struct OutputColumn {
     pub(crate) name: String,
     pub(crate) values: TensorValues,
-    /// Where each datum's values start, and the end.
+    /// Start of each datum's values, and the end of the last one.
     pub(crate) starts: Vec<usize>,
-    /// The dimensions behind the first.
+    /// Dimensions after the first one.
     pub(crate) trailing: Shape,
 }
 
 impl LossRecord {
-    /// A record of this many datums, without fields yet.
+    /// Creates a record of the given number of datums without fields.
     #[must_use]
     pub fn new(datums: usize) -> Self {
         Self { type_tag: String::new(), datums, fields: Vec::new() }
     }
 
-    /// Names the kind of outputs.
+    /// Sets the type of the outputs.
     #[must_use]
     pub fn type_tag(mut self, tag: impl Into<String>) -> Self {
         self.type_tag = tag.into();
         self
     }
 
-    /// Adds a field, or replaces the one of that name: the values of all datums end to end, and how
-    /// many each has.
+    /// Adds a field, or replaces the field of that name. `values` are the concatenated values of all
+    /// datums, `lengths` their number per datum.
     ///
     /// # Errors
-    /// If there is not one length per datum, or the lengths do not add up to the values.
+    /// Returns an error if there is not one length per datum, or if the sum of the lengths differs
+    /// from the number of values.
     pub fn field<T: crate::TensorElement>(
         self,
         name: impl Into<String>,
@@ -81,10 +82,11 @@ impl LossRecord {
         self.field_with_shape(name, T::values(values), lengths, Shape::SCALAR)
     }
 
-    /// Adds a field whose values have further dimensions: each datum has `length / trailing` rows.
+    /// Adds a field whose tensors have the `trailing` dimensions after the first one.
     ///
     /// # Errors
-    /// As [`LossRecord::field`], and if a length is not a whole number of rows.
+    /// Returns an error as [`LossRecord::field`] does, or if a length is not a multiple of the
+    /// product of the `trailing` dimensions.
     pub fn field_with_shape(
         mut self,
         name: impl Into<String>,
@@ -100,19 +102,21 @@ impl LossRecord {
             starts.push(end);
         }
         if starts.len() - 1 != self.datums || end != values.len() {
-            let why = format!(
-                "{} lengths of {end} values in all, for {} datums and {} values",
+            let reason = format!(
+                "{} lengths with a sum of {end} for {} datums and {} values",
                 starts.len() - 1,
                 self.datums,
                 values.len()
             );
-            return Err(InvalidInput::new(name, why));
+            return Err(InvalidInput::new(name, reason));
         }
-        let column = Column { name, values, starts, trailing };
+        let column = OutputColumn { name, values, starts, trailing };
         if let Err(datum) = column.check_rows() {
-            let why =
-                format!("datum {datum} is not a whole number of rows of {:?}", column.trailing);
-            return Err(InvalidInput::new(column.name, why));
+            let reason = format!(
+                "datum {datum} does not consist of complete rows of shape {:?}",
+                column.trailing
+            );
+            return Err(InvalidInput::new(column.name, reason));
         }
         self.fields.retain(|other| other.name != column.name);
         self.fields.push(column);
@@ -120,8 +124,8 @@ impl LossRecord {
     }
 }
 
-impl Column {
-    /// The first datum whose values do not fill whole rows.
+impl OutputColumn {
+    /// Checks that every datum consists of complete rows. Returns the first datum that does not.
     pub(crate) fn check_rows(&self) -> Result<(), usize> {
         let row = self.trailing.element_count().unwrap_or(0);
         let whole = |len: usize| {
@@ -138,7 +142,8 @@ impl Column {
         let row = self.trailing.element_count().unwrap_or(0);
         let rows = range.len().checked_div(row).unwrap_or(0);
         let dims: Vec<usize> = [rows].iter().chain(self.trailing.dims()).copied().collect();
-        TensorData::new(self.values.slice(range), &dims[..]).expect("rows were checked")
+        TensorData::new(self.values.slice(range), &dims[..])
+            .expect("`check_rows` accepted the column")
     }
 }
 
@@ -153,19 +158,19 @@ impl LossOutputs {
         Some(Self { records, ends })
     }
 
-    /// How many datums.
+    /// Returns the number of datums.
     #[must_use]
     pub fn len(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there are no datums.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The output of one datum.
+    /// Returns the output of one datum.
     #[must_use]
     pub fn get(&self, datum: usize) -> Option<LossOutput<'_>> {
         let at = self.ends.partition_point(|end| *end <= datum);
@@ -174,21 +179,22 @@ impl LossOutputs {
         Some(LossOutput { record, datum: datum - start })
     }
 
-    /// The outputs of all datums in order.
+    /// Iterates over the outputs of all datums in order.
     pub fn iter(&self) -> impl Iterator<Item = LossOutput<'_>> {
         self.records
             .iter()
             .flat_map(|record| (0..record.datums).map(move |datum| LossOutput { record, datum }))
     }
 
-    /// Puts the outputs of another batch behind these.
+    /// Appends the outputs of another batch.
     ///
     /// # Panics
-    /// If there are more datums than can be counted.
+    /// Panics if the number of datums overflows `usize`.
     pub fn append(&mut self, other: Self) {
         let before = self.len();
-        let behind = |end: &usize| before.checked_add(*end).expect("datums can be counted");
-        self.ends.extend(other.ends.iter().map(behind));
+        let shifted =
+            |end: &usize| before.checked_add(*end).expect("the number of datums fits into usize");
+        self.ends.extend(other.ends.iter().map(shifted));
         self.records.extend(other.records);
     }
 
@@ -225,7 +231,7 @@ impl From<LossRecord> for LossOutputs {
     }
 }
 
-/// The output of one datum: a view.
+/// Output tensors of one datum, as a view into [`LossOutputs`].
 #[derive(Clone, Copy)]
 pub struct LossOutput<'a> {
     record: &'a LossRecord,
@@ -233,18 +239,18 @@ pub struct LossOutput<'a> {
 }
 
 impl<'a> LossOutput<'a> {
-    /// The names of its tensors.
+    /// Iterates over the names of the tensors.
     pub fn names(self) -> impl ExactSizeIterator<Item = &'a str> {
         self.record.fields.iter().map(|column| column.name.as_str())
     }
 
-    /// A tensor of its own, sharing the memory of the batch.
+    /// Returns a tensor, which shares the memory of the batch.
     #[must_use]
     pub fn tensor(self, name: &str) -> Option<TensorData> {
         Some(self.column(name)?.slice(self.datum))
     }
 
-    /// The numbers of a tensor, if they are `float32`.
+    /// Returns the values of a `float32` tensor.
     #[must_use]
     pub fn f32(self, name: &str) -> Option<&'a [f32]> {
         let column = self.column(name)?;
@@ -254,7 +260,7 @@ impl<'a> LossOutput<'a> {
         Some(&values[column.starts[self.datum]..column.starts[self.datum + 1]])
     }
 
-    /// The numbers of a tensor, if they are `int64`.
+    /// Returns the values of an `int64` tensor.
     #[must_use]
     pub fn i64(self, name: &str) -> Option<&'a [i64]> {
         let column = self.column(name)?;
@@ -264,7 +270,7 @@ impl<'a> LossOutput<'a> {
         Some(&values[column.starts[self.datum]..column.starts[self.datum + 1]])
     }
 
-    fn column(self, name: &str) -> Option<&'a Column> {
+    fn column(self, name: &str) -> Option<&'a OutputColumn> {
         self.record.fields.iter().find(|column| column.name == name)
     }
 }
@@ -275,7 +281,7 @@ impl fmt::Debug for LossOutput<'_> {
     }
 }
 
-// JSON, as servers before protobuf results sent it: a list of maps from name to tensor.
+// JSON form of servers without protobuf results: a list of maps from name to tensor.
 
 impl Serialize for LossOutputs {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -305,7 +311,7 @@ impl<'de> Deserialize<'de> for LossOutputs {
             let mut record = LossRecord::new(1);
             for (name, tensor) in tensors {
                 if tensor.is_sparse() {
-                    return Err(D::Error::custom(format!("{name}: an output must be dense")));
+                    return Err(D::Error::custom(format!("{name}: output tensors must be dense")));
                 }
                 let trailing = Shape::from(tensor.shape().dims().get(1..).unwrap_or(&[]));
                 let values = tensor.values().clone();
@@ -325,7 +331,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn appended_batches_read_as_one() {
+    fn appended_batches_are_read_as_one_batch() {
         let batch = |values: Vec<f32>, lengths: [usize; 2]| {
             LossOutputs::from(LossRecord::new(2).field("x", values, lengths).unwrap())
         };
@@ -341,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn trailing_dimensions_give_each_datum_its_shape() {
+    fn trailing_dimensions_determine_the_shape_of_each_datum() {
         let values = TensorValues::Float32(vec![0.0; 12].into());
         let record =
             LossRecord::new(2).field_with_shape("x", values.clone(), [8, 4], [2, 2]).unwrap();

@@ -1,4 +1,4 @@
-//! `tinker://` addresses of checkpoints.
+//! `tinker://` paths of checkpoints.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use crate::ids::ModelId;
 
 const SCHEME: &str = "tinker://";
 
-/// The address of a checkpoint: `tinker://<run>/<kind>/<name>`.
+/// Path of a checkpoint: `tinker://<run>/<kind>/<name>`.
 ///
 /// ```
 /// use tinkex_wire::{CheckpointKind, TinkerPath};
@@ -28,23 +28,23 @@ pub struct TinkerPath {
     name: String,
 }
 
-/// What a checkpoint is for.
+/// Purpose of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CheckpointKind {
-    /// Weights and optimizer state, to go on training from.
+    /// Weights and optimizer state, for further training.
     Training,
-    /// Weights to sample from.
+    /// Weights for sampling.
     Sampler,
-    /// Files to download.
+    /// Weights as files for download.
     External,
 }
 
 impl CheckpointKind {
-    /// Every kind.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Training, Self::Sampler, Self::External];
 
-    /// The word for this kind inside an address.
+    /// Returns the path segment of the kind, for example `sampler_weights`.
     #[must_use]
     pub const fn segment(self) -> &'static str {
         match self {
@@ -54,7 +54,7 @@ impl CheckpointKind {
         }
     }
 
-    /// The word for this kind in replies.
+    /// Returns the name of the kind in JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -64,7 +64,7 @@ impl CheckpointKind {
         }
     }
 
-    /// The kind that `segment` of an address stands for.
+    /// Returns the kind with the given path segment.
     #[must_use]
     pub fn from_segment(segment: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.segment() == segment)
@@ -78,10 +78,10 @@ impl fmt::Display for CheckpointKind {
 }
 
 impl TinkerPath {
-    /// An address from its parts.
+    /// Creates a path.
     ///
     /// # Errors
-    /// If `run` or `name` is empty or contains a `/`.
+    /// Returns an error if `run` or `name` is empty or contains a `/`.
     pub fn new(
         run: impl Into<ModelId>,
         kind: CheckpointKind,
@@ -90,32 +90,32 @@ impl TinkerPath {
         let (run, name) = (run.into(), name.into());
         for (part, text) in [("run id", run.as_str()), ("checkpoint name", &name)] {
             if text.is_empty() || text.contains('/') {
-                let why = format!("the {part} {text:?} must not be empty or contain `/`");
-                return Err(InvalidInput::new("tinker_path", why));
+                let reason = format!("the {part} {text:?} must not be empty or contain `/`");
+                return Err(InvalidInput::new("tinker_path", reason));
             }
         }
         Ok(Self { run, kind, name })
     }
 
-    /// The training run.
+    /// Returns the id of the training run.
     #[must_use]
     pub fn run(&self) -> &ModelId {
         &self.run
     }
 
-    /// What the checkpoint is for.
+    /// Returns the purpose of the checkpoint.
     #[must_use]
     pub fn kind(&self) -> CheckpointKind {
         self.kind
     }
 
-    /// Its name within the run and kind.
+    /// Returns the name of the checkpoint.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Kind and name, as replies and URLs carry it.
+    /// Returns kind and name, for example `weights/step-100`.
     #[must_use]
     pub fn checkpoint_id(&self) -> String {
         format!("{}/{}", self.kind.segment(), self.name)
@@ -132,18 +132,18 @@ impl FromStr for TinkerPath {
     type Err = InvalidInput;
 
     fn from_str(text: &str) -> Result<Self, InvalidInput> {
-        let wrong = |why: &str| {
+        let invalid = |problem: &str| {
             let form = "expected tinker://<run>/<weights|sampler_weights|external_weights>/<name>";
-            InvalidInput::new("tinker_path", format!("{text:?} {why}; {form}"))
+            InvalidInput::new("tinker_path", format!("{text:?} {problem}; {form}"))
         };
         let rest =
-            text.strip_prefix(SCHEME).ok_or_else(|| wrong("does not start with tinker://"))?;
+            text.strip_prefix(SCHEME).ok_or_else(|| invalid("does not start with tinker://"))?;
         let parts: Vec<&str> = rest.split('/').collect();
         let [run, segment, name] = parts[..] else {
-            return Err(wrong("does not have three parts"));
+            return Err(invalid("does not have three parts"));
         };
         let kind = CheckpointKind::from_segment(segment)
-            .ok_or_else(|| wrong("names no kind of checkpoint"))?;
+            .ok_or_else(|| invalid("has an unknown checkpoint kind"))?;
         Self::new(run, kind, name)
     }
 }

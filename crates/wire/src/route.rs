@@ -1,24 +1,24 @@
-//! The one table of routes: what client and server agree on by compiling the same lines.
+//! The route table, shared by client and server.
 
 use std::fmt;
 
 use crate::InvalidInput;
 
-/// An HTTP method of the API.
+/// HTTP method of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Method {
-    /// Read.
+    /// `GET`.
     Get,
-    /// Do.
+    /// `POST`.
     Post,
-    /// Set.
+    /// `PUT`.
     Put,
-    /// Remove.
+    /// `DELETE`.
     Delete,
 }
 
 impl Method {
-    /// The word in a request line.
+    /// Returns the name of the method in upper case.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -36,33 +36,36 @@ impl fmt::Display for Method {
     }
 }
 
-/// How a request body is written.
+/// Encoding of a request body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BodyCodec {
-    /// There is none.
+    /// No body.
     Empty,
     /// JSON.
     Json,
-    /// Protobuf, perhaps compressed.
+    /// Protobuf, optionally compressed.
     Proto,
 }
 
-/// How a reply body is read.
+/// Encoding of a response body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ResponseCodec {
-    /// Whatever it is, nobody looks.
+    /// Clients ignore the body.
     Ignored,
-    /// JSON that is the answer.
+    /// JSON.
     Json,
-    /// JSON with a [`SubmitResponse`](crate::SubmitResponse): the answer comes later.
+    /// JSON of a [`SubmitResponse`](crate::SubmitResponse).
     SubmitResponse,
-    /// The answer behind a ticket: JSON or protobuf, by its content type.
+    /// A [`PollResponse`](crate::PollResponse): JSON or protobuf, depending on its content type.
     PollResponse,
 }
 
 macro_rules! routes {
-    ($($(#[$doc:meta])* $name:ident: $method:ident $path:literal, $body:ident => $reply:ident;)*) => {
-        /// An endpoint of the API.
+    ($($(#[$doc:meta])* $name:ident: $method:ident $path:literal, $body:ident => $response:ident;)*) => {
+        /// Endpoint of the API.
+        ///
+        /// The enum is exhaustive, so that a server that matches on it fails to compile when the
+        /// protocol gains a route.
         ///
         /// ```
         /// use tinkex_wire::Route;
@@ -78,17 +81,17 @@ macro_rules! routes {
         }
 
         impl Route {
-            /// Every endpoint, in the order of the protocol's own index.
+            /// All routes.
             pub const ALL: &[Self] = &[$(Self::$name),*];
 
-            const fn row(self) -> Row {
+            const fn spec(self) -> RouteSpec {
                 match self {
-                    $(Self::$name => Row {
+                    $(Self::$name => RouteSpec {
                         name: stringify!($name),
                         method: Method::$method,
                         template: concat!("/api/v1", $path),
                         body: BodyCodec::$body,
-                        reply: ResponseCodec::$reply,
+                        response: ResponseCodec::$response,
                     },)*
                 }
             }
@@ -96,149 +99,148 @@ macro_rules! routes {
     };
 }
 
-struct Row {
+struct RouteSpec {
     name: &'static str,
     method: Method,
     template: &'static str,
     body: BodyCodec,
-    reply: ResponseCodec,
+    response: ResponseCodec,
 }
 
 routes! {
-    /// What this server wants of its clients.
+    /// Returns the client configuration.
     ClientConfig: Post "/client/config", Json => Json;
-    /// The part of it that may change while a client runs.
+    /// Returns the dynamic client configuration.
     DynamicConfig: Post "/client/dynamic_config", Json => Json;
-    /// A key for a short-lived token.
+    /// Exchanges an API key for a short-lived token.
     AuthToken: Post "/auth/token", Json => Json;
-    /// A new session.
+    /// Creates a session.
     CreateSession: Post "/create_session", Json => Json;
-    /// The session is still there.
+    /// Keeps a session alive.
     SessionHeartbeat: Post "/session_heartbeat", Json => Json;
-    /// The session is over.
+    /// Finishes a session.
     FinishSession: Post "/sessions/{session_id}/finish", Json => Ignored;
-    /// A new model to train.
+    /// Creates a model.
     CreateModel: Post "/create_model", Json => SubmitResponse;
-    /// What a model is.
+    /// Returns the properties of a model.
     GetInfo: Post "/get_info", Json => Json;
-    /// Loss, and perhaps its gradient.
+    /// Computes the loss of a batch and optionally its gradient.
     ForwardBackward: Post "/forward_backward", Proto => SubmitResponse;
-    /// Apply the gradient.
+    /// Performs an optimizer step.
     OptimStep: Post "/optim_step", Json => SubmitResponse;
-    /// Save weights and optimizer.
+    /// Saves weights and optimizer state.
     SaveWeights: Post "/save_weights", Json => SubmitResponse;
-    /// Save weights to sample from.
+    /// Saves weights for sampling.
     SaveWeightsForSampler: Post "/save_weights_for_sampler", Json => SubmitResponse;
-    /// Save weights to download.
+    /// Saves weights for download.
     SaveWeightsExternal: Post "/save_weights_external", Json => SubmitResponse;
-    /// Load weights, and perhaps the optimizer.
+    /// Loads weights and optionally optimizer state.
     LoadWeights: Post "/load_weights", Json => SubmitResponse;
-    /// Upload a loss.
+    /// Uploads a custom loss.
     CreateCustomLoss: Post "/create_custom_loss", Json => SubmitResponse;
-    /// Weights to sample from.
+    /// Creates a sampling session.
     CreateSamplingSession: Post "/create_sampling_session", Json => Json;
-    /// Another client of the same weights.
+    /// Registers another client of a sampling session.
     JoinSamplingSession: Post "/join_sampling_session", Json => Json;
-    /// Sample.
+    /// Samples completions.
     Sample: Post "/asample", Json => SubmitResponse;
-    /// The answer behind a ticket.
+    /// Polls a future.
     RetrieveFuture: Post "/retrieve_future", Json => PollResponse;
-    /// Which tickets of a sampling session have answers.
+    /// Polls all futures of a sampling client.
     RetrieveFutures: Post "/retrieve_futures", Json => Json;
-    /// Nobody waits for this ticket any more.
+    /// Cancels a future.
     CancelFuture: Post "/cancel_future", Json => Ignored;
-    /// How the client is doing.
+    /// Reports telemetry events.
     Telemetry: Post "/telemetry", Json => Json;
-    /// Which models there are.
+    /// Lists the base models.
     ServerCapabilities: Get "/get_server_capabilities", Empty => Json;
-    /// Whether the server is up.
+    /// Checks that the server is running.
     Health: Get "/healthz", Empty => Json;
-    /// What a checkpoint holds.
+    /// Returns the training configuration of a checkpoint.
     WeightsInfo: Post "/weights_info", Json => Json;
-    /// A checkpoint into another project.
+    /// Copies a checkpoint to another project.
     CopyWeights: Post "/copy_weights", Json => Json;
-    /// Training runs, by page.
+    /// Lists training runs.
     ListTrainingRuns: Get "/training_runs", Empty => Json;
-    /// One training run.
+    /// Returns a training run.
     GetTrainingRun: Get "/training_runs/{run_id}", Empty => Json;
-    /// The checkpoints of a run.
+    /// Lists the checkpoints of a training run.
     ListCheckpoints: Get "/training_runs/{run_id}/checkpoints", Empty => Json;
-    /// Delete a checkpoint.
+    /// Deletes a checkpoint.
     DeleteCheckpoint: Delete "/training_runs/{run_id}/checkpoints/{kind}/{name}", Empty => Ignored;
-    /// Let everyone read a checkpoint.
+    /// Publishes a checkpoint.
     PublishCheckpoint: Post "/training_runs/{run_id}/checkpoints/{kind}/{name}/publish", Empty => Ignored;
-    /// Take that back.
+    /// Makes a published checkpoint private.
     UnpublishCheckpoint: Delete "/training_runs/{run_id}/checkpoints/{kind}/{name}/publish", Empty => Ignored;
-    /// When a checkpoint expires.
+    /// Sets the time to live of a checkpoint.
     SetCheckpointTtl: Put "/training_runs/{run_id}/checkpoints/{kind}/{name}/ttl", Json => Ignored;
-    /// Where to download a checkpoint's files.
+    /// Returns download URLs of a checkpoint.
     ExternalWeightsUrls: Get "/training_runs/{run_id}/checkpoints/{kind}/{name}/external_weights_urls", Empty => Json;
-    /// All checkpoints of the user, by page.
+    /// Lists the checkpoints of the caller.
     ListUserCheckpoints: Get "/checkpoints", Empty => Json;
-    /// Sessions, by page.
+    /// Lists sessions.
     ListSessions: Get "/sessions", Empty => Json;
-    /// One session.
+    /// Returns a session.
     GetSession: Get "/sessions/{session_id}", Empty => Json;
-    /// Sessions by what they are.
+    /// Searches sessions.
     SearchSessions: Post "/sessions/search", Json => Json;
-    /// Move a session to a project.
+    /// Moves a session to a project.
     AssignSessionProject: Put "/sessions/{session_id}/project", Json => Ignored;
-    /// A session's trace, to download.
+    /// Exports the trace of a session.
     TraceExport: Get "/sessions/{session_id}/trace_export", Empty => Json;
-    /// One sampling session.
+    /// Returns a sampling session.
     GetSampler: Get "/samplers/{sampler_id}", Empty => Json;
-    /// What was used, by the hour.
+    /// Returns usage by hour.
     BillingUsage: Get "/billing/usage/events", Empty => Json;
-    /// How much storage checkpoints take.
+    /// Returns the size of the stored checkpoints.
     StorageUsage: Get "/billing/usage/checkpoints/current", Empty => Json;
-    /// Who did what.
+    /// Returns the audit log.
     AuditLog: Get "/audit", Empty => Json;
-    /// What the key in use is.
+    /// Describes the API key of the request.
     GetApiKey: Get "/auth/apikey/me", Empty => Json;
-    /// Revoke the key in use.
+    /// Revokes the API key of the request.
     DeleteApiKey: Delete "/auth/apikey/me", Empty => Ignored;
 }
 
 impl Route {
-    /// A name for logs and metrics.
+    /// Returns the name of the route, for logs and metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
-        self.row().name
+        self.spec().name
     }
 
-    /// The HTTP method.
+    /// Returns the HTTP method.
     #[must_use]
     pub const fn method(self) -> Method {
-        self.row().method
+        self.spec().method
     }
 
-    /// The path with its parameters in braces, `/api/v1` included.
+    /// Returns the path template, for example `/api/v1/sessions/{session_id}`.
     #[must_use]
     pub const fn template(self) -> &'static str {
-        self.row().template
+        self.spec().template
     }
 
-    /// How the request body is written.
+    /// Returns the encoding of the request body.
     #[must_use]
     pub const fn body(self) -> BodyCodec {
-        self.row().body
+        self.spec().body
     }
 
-    /// How the reply body is read.
+    /// Returns the encoding of the response body.
     #[must_use]
     pub const fn response(self) -> ResponseCodec {
-        self.row().reply
+        self.spec().response
     }
 
-    /// The path with its parameters filled in, in order.
-    ///
-    /// Characters that are special in a URL are escaped; a `:` is not, ids are full of them.
+    /// Returns the path with the given parameters, percent-encoded where necessary. A `:`, which is
+    /// common in ids, is not encoded.
     ///
     /// # Errors
-    /// If a parameter is empty, `.` or `..`: such a path would lead elsewhere.
+    /// Returns an error if a parameter is empty, `.` or `..`, which would change the path.
     ///
     /// # Panics
-    /// If there are not as many parameters as the template names.
+    /// Panics if the number of parameters differs from the template.
     pub fn path(self, params: &[&str]) -> Result<String, InvalidInput> {
         let mut params = params.iter();
         let mut path = String::with_capacity(64);
@@ -247,39 +249,40 @@ impl Route {
             match parameter(segment) {
                 None => path.push_str(segment),
                 Some(name) => {
-                    let value = params.next().expect("one argument for each parameter");
+                    let value =
+                        params.next().expect("the number of parameters matches the template");
                     if matches!(*value, "" | "." | "..") {
-                        let why = format!("{value:?} cannot be part of a URL path");
-                        return Err(InvalidInput::new(name, why));
+                        let reason = format!("{value:?} is not a valid path segment");
+                        return Err(InvalidInput::new(name, reason));
                     }
-                    escape(&mut path, value);
+                    percent_encode(&mut path, value);
                 }
             }
         }
-        assert!(params.next().is_none(), "one argument for each parameter");
+        assert!(params.next().is_none(), "the number of parameters matches the template");
         Ok(path)
     }
 
-    /// Which endpoint a request is for, and its path parameters. `target` may have a query.
+    /// Returns the route and path parameters of a request. `target` may include a query.
     #[must_use]
     pub fn find(method: &str, target: &str) -> Option<RouteMatch> {
         let path = target.split(['?', '#']).next().unwrap_or(target);
-        // A fixed segment wins over a parameter: `/sessions/search` is no session id.
+        // Prefer fixed segments to parameters: `search` in `/sessions/search` is not a session id.
         Self::ALL
             .iter()
             .filter(|route| route.method().as_str() == method)
             .filter_map(|route| Some(RouteMatch { route: *route, params: route.captures(path)? }))
-            .min_by_key(|found| found.params.len())
+            .min_by_key(|matched| matched.params.len())
     }
 
     fn captures(self, path: &str) -> Option<Vec<String>> {
-        let (mut wanted, mut given) = (self.template().split('/'), path.split('/'));
+        let (mut segments, mut values) = (self.template().split('/'), path.split('/'));
         let mut params = Vec::new();
         loop {
-            match (wanted.next(), given.next()) {
+            match (segments.next(), values.next()) {
                 (None, None) => return Some(params),
                 (Some(segment), Some(text)) if parameter(segment).is_some() => {
-                    params.push(unescape(text).filter(|text| !text.is_empty())?);
+                    params.push(percent_decode(text).filter(|text| !text.is_empty())?);
                 }
                 (Some(segment), Some(text)) if segment == text => {}
                 _ => return None,
@@ -294,12 +297,12 @@ impl fmt::Display for Route {
     }
 }
 
-/// What [`Route::find`] found.
+/// Route and path parameters of a request: the result of [`Route::find`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteMatch {
-    /// The endpoint.
+    /// Matched route.
     pub route: Route,
-    /// Its path parameters, in order, unescaped.
+    /// Decoded path parameters in the order of the template.
     pub params: Vec<String>,
 }
 
@@ -307,9 +310,9 @@ fn parameter(segment: &str) -> Option<&str> {
     segment.strip_prefix('{')?.strip_suffix('}')
 }
 
-fn escape(out: &mut String, text: &str) {
+fn percent_encode(out: &mut String, text: &str) {
     for byte in text.bytes() {
-        // RFC 3986 `pchar`.
+        // The characters of RFC 3986 `pchar` need no encoding.
         if byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@".contains(&byte) {
             out.push(char::from(byte));
         } else {
@@ -318,7 +321,7 @@ fn escape(out: &mut String, text: &str) {
     }
 }
 
-fn unescape(text: &str) -> Option<String> {
+fn percent_decode(text: &str) -> Option<String> {
     if !text.contains('%') {
         return Some(text.to_owned());
     }
@@ -343,28 +346,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_forty_six() {
+    fn the_table_has_46_distinct_routes() {
         assert_eq!(Route::ALL.len(), 46);
         let mut lines: Vec<_> = Route::ALL.iter().map(ToString::to_string).collect();
         lines.sort();
         lines.dedup();
-        assert_eq!(lines.len(), 46, "two routes are the same");
+        assert_eq!(lines.len(), 46, "duplicate route");
     }
 
     #[test]
-    fn paths_are_found_again() {
+    fn generated_paths_match_their_route() {
         for route in Route::ALL {
             let n = route.template().matches('{').count();
-            let given: Vec<String> = (0..n).map(|i| format!("a:b {i}/ü?%")).collect();
-            let params: Vec<&str> = given.iter().map(String::as_str).collect();
+            let values: Vec<String> = (0..n).map(|i| format!("a:b {i}/ü?%")).collect();
+            let params: Vec<&str> = values.iter().map(String::as_str).collect();
             let path = route.path(&params).unwrap();
             let found = Route::find(route.method().as_str(), &format!("{path}?x=1")).unwrap();
-            assert_eq!((found.route, found.params), (*route, given), "{path}");
+            assert_eq!((found.route, found.params), (*route, values), "{path}");
         }
     }
 
     #[test]
-    fn path_parameters_cannot_lead_elsewhere() {
+    fn path_parameters_cannot_change_the_path() {
         for bad in ["", ".", ".."] {
             assert_eq!(Route::GetSession.path(&[bad]).unwrap_err().field(), "session_id");
         }
@@ -376,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn fixed_segments_win_over_parameters() {
+    fn fixed_segments_take_precedence_over_parameters() {
         let found = Route::find("POST", "/api/v1/sessions/search").unwrap();
         assert_eq!(found.route, Route::SearchSessions);
     }

@@ -1,4 +1,4 @@
-//! What was sampled.
+//! Results of sampling.
 
 use bytes::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -6,30 +6,32 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::future::SubmitResponse;
 use crate::ids::SequenceId;
 use crate::logprobs::{Logprobs, TopkLogprobs};
+use crate::setters::setters;
 use crate::tensor::TensorData;
 use crate::tokens::Tokens;
 use crate::{DecodeError, DecodeErrorKind};
 
-/// The answer to a [`SampleRequest`](crate::SampleRequest).
+/// Result of a [`SampleRequest`](crate::SampleRequest).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "sample")]
+#[non_exhaustive]
 pub struct SampleResponse {
-    /// The samples.
+    /// Sampled sequences, one per requested completion.
     pub sequences: Vec<SampledSequence>,
-    /// The prompt's log-probabilities: one per position, missing where not computed.
+    /// Log-probabilities of the prompt tokens, one per position; missing where not computed.
     #[serde(default)]
     pub prompt_logprobs: Option<Logprobs>,
-    /// The likeliest tokens at each prompt position.
+    /// Most likely tokens at each prompt position.
     #[serde(default)]
     pub topk_prompt_logprobs: Option<TopkLogprobs>,
-    /// How many prompt tokens the server had already read.
+    /// Number of prompt tokens found in the server's prefix cache.
     #[serde(default, deserialize_with = "or_zero")]
     pub prompt_cache_hit_tokens: u32,
-    /// Log-probabilities of the tokens that were asked about, in the request's layout; 0 where
-    /// nothing was asked.
+    /// Log-probabilities of the requested target tokens, in the layout of the request; 0 in unused
+    /// cells.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_prompt_logprobs: Option<TensorData>,
-    /// Other tokens drawn at each prompt position after the first.
+    /// Alternative tokens sampled at each prompt position after the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_alt_tokens: Option<PromptAltTokens>,
 }
@@ -38,42 +40,60 @@ fn or_zero<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> 
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// One sample.
+setters!(SampleResponse {
+    sequences: Vec<SampledSequence>;
+    prompt_logprobs: Option<Logprobs>;
+    topk_prompt_logprobs: Option<TopkLogprobs>;
+    prompt_cache_hit_tokens: u32;
+    target_prompt_logprobs: Option<TensorData>;
+    prompt_alt_tokens: Option<PromptAltTokens>;
+});
+
+/// One sampled sequence.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct SampledSequence {
-    /// Why it ended.
+    /// Reason reason sampling stopped.
     pub stop_reason: StopReason,
-    /// Its tokens.
+    /// Sampled tokens, without the prompt.
     pub tokens: Tokens,
-    /// Their log-probabilities.
+    /// Log-probabilities of the tokens.
     #[serde(default)]
     pub logprobs: Option<Logprobs>,
-    /// The likeliest tokens at each position.
+    /// Most likely tokens at each position.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub topk_logprobs: Option<TopkLogprobs>,
-    /// What provenance spans call it. The server says so when it takes the request, not here: see
-    /// [`SubmitResponse::sample_sequence_ids`](crate::SubmitResponse::sample_sequence_ids).
+    /// Id for use in provenance spans. Servers send it in
+    /// [`SubmitResponse::sample_sequence_ids`](crate::SubmitResponse::sample_sequence_ids), not here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sequence_id: Option<SequenceId>,
 }
 
-/// Why a sample ended.
+setters!(SampledSequence {
+    stop_reason: StopReason;
+    tokens: impl Into<Tokens> => tokens.into();
+    logprobs: Option<Logprobs>;
+    topk_logprobs: Option<TopkLogprobs>;
+    sequence_id: Option<SequenceId>;
+});
+
+/// Reason reason sampling stopped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum StopReason {
-    /// At a stop text or token, or the model's own end.
+    /// A stop string, a stop token or an end-of-sequence token.
     #[default]
     Stop,
-    /// At the token limit.
+    /// The token limit.
     Length,
-    /// For a reason that this version has no name for. The sample is whole all the same, so it is
-    /// not thrown away.
+    /// A reason that this version does not know. The sequence itself is complete.
     #[serde(other)]
     Unknown,
 }
 
 impl StopReason {
-    /// The word in JSON.
+    /// Returns the name in JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -84,73 +104,85 @@ impl StopReason {
     }
 }
 
-/// Other tokens that were drawn at each prompt position after the first: row `i` speaks about
+/// Alternative tokens sampled at each prompt position after the first. Row `i` refers to prompt
 /// position `i + 1`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct PromptAltTokens {
-    /// The tokens, as an `int64` matrix.
+    /// Tokens, as an `int64` matrix.
     pub tokens: TensorData,
-    /// Their log-probabilities, as a `float32` matrix.
+    /// Log-probabilities of the tokens, as a `float32` matrix.
     pub logprobs: TensorData,
 }
 
+impl PromptAltTokens {
+    /// Creates alternatives from an `int64` matrix of tokens and a `float32` matrix of
+    /// log-probabilities.
+    #[must_use]
+    pub fn new(tokens: TensorData, logprobs: TensorData) -> Self {
+        Self { tokens, logprobs }
+    }
+}
+
 impl SampleResponse {
-    /// Gives the samples the names that the server announced with the ticket. A server that
-    /// announced none leaves them without.
+    /// Sets the sequence ids that the server announced when it accepted the request. Does nothing if
+    /// the server announced none.
     ///
     /// # Errors
-    /// If there are not as many names as samples.
-    pub fn assign_sequence_ids(&mut self, ticket: &SubmitResponse) -> Result<(), DecodeError> {
-        let Some(names) = &ticket.sample_sequence_ids else { return Ok(()) };
-        if names.len() != self.sequences.len() {
-            let why = format!("{} names for {} samples", names.len(), self.sequences.len());
+    /// Returns an error if the number of ids differs from the number of sequences.
+    pub fn assign_sequence_ids(&mut self, submitted: &SubmitResponse) -> Result<(), DecodeError> {
+        let Some(ids) = &submitted.sample_sequence_ids else { return Ok(()) };
+        if ids.len() != self.sequences.len() {
+            let detail = format!("{} ids for {} sequences", ids.len(), self.sequences.len());
             return Err(
-                DecodeError::new(DecodeErrorKind::Length, why).within("sample_sequence_ids")
+                DecodeError::new(DecodeErrorKind::Length, detail).within("sample_sequence_ids")
             );
         }
-        for (sequence, name) in self.sequences.iter_mut().zip(names) {
-            sequence.sequence_id = Some(name.clone());
+        for (sequence, id) in self.sequences.iter_mut().zip(ids) {
+            sequence.sequence_id = Some(id.clone());
         }
         Ok(())
     }
 
-    /// What holds for an answer in either form: one log-probability per token, none in place of
-    /// empty lists, and types that fit.
-    pub(crate) fn settled(mut self) -> Result<Self, DecodeError> {
-        let filled = |logprobs: &mut Option<Logprobs>| {
+    /// Applies the rules common to JSON and protobuf: checks that there is one log-probability per
+    /// token and that element types match, and replaces empty lists by `None`.
+    pub(crate) fn normalized(mut self) -> Result<Self, DecodeError> {
+        let drop_empty = |logprobs: &mut Option<Logprobs>| {
             if logprobs.as_ref().is_some_and(Logprobs::is_empty) {
                 *logprobs = None;
             }
         };
-        filled(&mut self.prompt_logprobs);
+        drop_empty(&mut self.prompt_logprobs);
         for (at, sequence) in self.sequences.iter_mut().enumerate() {
-            filled(&mut sequence.logprobs);
+            drop_empty(&mut sequence.logprobs);
             let tokens = sequence.tokens.len();
             if let Some(logprobs) = sequence.logprobs.as_ref().filter(|l| l.len() != tokens) {
-                let why = format!("{} for {tokens} tokens", logprobs.len());
-                let error = DecodeError::new(DecodeErrorKind::Length, why).within("logprobs");
+                let detail = format!("{} values for {tokens} tokens", logprobs.len());
+                let error = DecodeError::new(DecodeErrorKind::Length, detail).within("logprobs");
                 return Err(error.at(at).within("sequences"));
             }
         }
         if let Some(alt) = &self.prompt_alt_tokens
             && (alt.tokens.as_i64().is_none() || alt.logprobs.as_f32().is_none())
         {
-            let why = "tokens must be integers and log-probabilities floating point";
-            return Err(DecodeError::new(DecodeErrorKind::DType, why).within("prompt_alt_tokens"));
+            let detail = "tokens must be int64 and log-probabilities float32";
+            return Err(
+                DecodeError::new(DecodeErrorKind::DType, detail).within("prompt_alt_tokens")
+            );
         }
         Ok(self)
     }
 
-    /// Encodes the answer into one buffer of exactly its size.
+    /// Encodes the result into one buffer of the exact size.
     #[must_use]
     pub fn to_proto(&self) -> Bytes {
         crate::codec::proto::sample::encode(self)
     }
 
-    /// Reads an answer.
+    /// Decodes a result.
     ///
     /// # Errors
-    /// Names the field that is wrong.
+    /// Returns an error that names the invalid field.
     pub fn from_proto(bytes: &[u8]) -> Result<Self, DecodeError> {
         crate::codec::proto::sample::decode(bytes)
     }

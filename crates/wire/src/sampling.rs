@@ -1,4 +1,4 @@
-//! Asking for samples.
+//! Sampling sessions and sampling requests.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -10,27 +10,29 @@ use crate::input::ModelInput;
 use crate::request::{ApiRequest, RequestBody, SubmitRequest, json_request, json_response};
 use crate::route::Route;
 use crate::sampled::SampleResponse;
+use crate::setters::setters;
 use crate::tensor::{DType, TensorData};
 use crate::{DecodeError, InvalidInput};
 
-/// Fixes weights to sample from: a base model's, or a checkpoint's.
+/// Creates a sampling session: a base model or a checkpoint to sample from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "create_sampling_session")]
+#[non_exhaustive]
 pub struct CreateSamplingSession {
-    /// The session it belongs to.
+    /// Session of the sampling session.
     pub session_id: SessionId,
-    /// Its number within the session, from 0.
+    /// Sequence number of the sampling session within the session, starting at 0.
     pub sampling_session_seq_id: u32,
-    /// The base model.
+    /// Name of the base model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_model: Option<String>,
-    /// The checkpoint, as a `tinker://` address.
+    /// `tinker://` path of the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_path: Option<String>,
 }
 
 impl CreateSamplingSession {
-    /// Samples from a base model; `n` is the number of the sampling session.
+    /// Creates sampling session number `n` of the session for a base model.
     pub fn from_base(session_id: SessionId, n: u32, base_model: impl Into<String>) -> Self {
         Self {
             session_id,
@@ -40,7 +42,7 @@ impl CreateSamplingSession {
         }
     }
 
-    /// Samples from a checkpoint; `n` is the number of the sampling session.
+    /// Creates sampling session number `n` of the session for a checkpoint.
     pub fn from_path(session_id: SessionId, n: u32, model_path: impl Into<String>) -> Self {
         Self {
             session_id,
@@ -50,11 +52,9 @@ impl CreateSamplingSession {
         }
     }
 
-    fn check_source(&self) -> Result<(), InvalidInput> {
+    fn validate_source(&self) -> Result<(), InvalidInput> {
         match (&self.base_model, &self.model_path) {
-            (None, None) => {
-                Err(InvalidInput::new("model_path", "give a base_model or a model_path"))
-            }
+            (None, None) => Err(InvalidInput::new("model_path", "set base_model or model_path")),
             (_, Some(path)) if !path.starts_with("tinker://") => {
                 Err(InvalidInput::new("model_path", "must start with tinker://"))
             }
@@ -63,31 +63,58 @@ impl CreateSamplingSession {
     }
 }
 
-/// The weights are fixed.
+/// Response to [`CreateSamplingSession`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "create_sampling_session")]
+#[non_exhaustive]
 pub struct SamplingSessionCreated {
-    /// The id to sample with.
+    /// Id of the sampling session.
     pub sampling_session_id: SamplerId,
 }
 
-/// Becomes another client of a sampling session.
+impl SamplingSessionCreated {
+    /// Creates a response for the sampling session `sampling_session_id`.
+    #[must_use]
+    pub fn new(sampling_session_id: SamplerId) -> Self {
+        Self { sampling_session_id }
+    }
+}
+
+/// Registers another client of a sampling session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "join_sampling_session")]
+#[non_exhaustive]
 pub struct JoinSamplingSession {
-    /// The sampling session.
+    /// Id of the sampling session.
     pub sampling_session_id: SamplerId,
 }
 
-/// Another client of a sampling session.
+impl JoinSamplingSession {
+    /// Joins the sampling session `sampling_session_id`.
+    #[must_use]
+    pub fn new(sampling_session_id: SamplerId) -> Self {
+        Self { sampling_session_id }
+    }
+}
+
+/// Response to [`JoinSamplingSession`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "join_sampling_session")]
+#[non_exhaustive]
 pub struct SamplingSessionJoined {
-    /// Its number; the client that made the session is 0.
+    /// Number of the new client. The client that created the sampling session has number 0.
     pub client_counter: u64,
 }
 
-/// How to draw tokens.
+impl SamplingSessionJoined {
+    /// Creates a response for client number `client_counter`.
+    #[must_use]
+    pub fn new(client_counter: u64) -> Self {
+        Self { client_counter }
+    }
+}
+
+/// Sampling parameters.
 ///
 /// ```
 /// use tinkex_wire::SamplingParams;
@@ -97,22 +124,27 @@ pub struct SamplingSessionJoined {
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct SamplingParams {
-    /// How many tokens at most; the rest of the context if not given.
+    /// Maximum number of tokens to sample; limited only by the context length if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<u32>,
-    /// Makes the draw repeatable.
-    #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "crate::seed::read")]
+    /// Seed of the random number generator; random if `None`.
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::seed::deserialize"
+    )]
     pub seed: Option<u64>,
-    /// Where to stop; at the model's own end if not given.
+    /// Stop condition; the model's end-of-sequence tokens if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop: Option<StopCondition>,
-    /// Flattens (above 1) or sharpens (below 1) the distribution; 0 takes the likeliest token.
+    /// Sampling temperature; 0 selects the most likely token. Defaults to 1.
     pub temperature: f64,
-    /// Draw from this many likeliest tokens; from all if not given.
+    /// Number of most likely tokens to sample from; all tokens if `None`.
     #[serde(with = "top_k")]
     pub top_k: Option<u32>,
-    /// Draw from the likeliest tokens that have this much probability together.
+    /// Cumulative probability of the most likely tokens to sample from (nucleus sampling). Defaults
+    /// to 1.
     pub top_p: f64,
 }
 
@@ -123,52 +155,10 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// The defaults.
+    /// Returns the default parameters.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
-    }
-
-    /// Limits the number of tokens.
-    #[must_use]
-    pub fn max_tokens(mut self, tokens: u32) -> Self {
-        self.max_tokens = Some(tokens);
-        self
-    }
-
-    /// Makes the draw repeatable.
-    #[must_use]
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = Some(seed);
-        self
-    }
-
-    /// Where to stop.
-    #[must_use]
-    pub fn stop(mut self, stop: impl Into<StopCondition>) -> Self {
-        self.stop = Some(stop.into());
-        self
-    }
-
-    /// Flattens or sharpens the distribution.
-    #[must_use]
-    pub fn temperature(mut self, temperature: f64) -> Self {
-        self.temperature = temperature;
-        self
-    }
-
-    /// Draws from the `k` likeliest tokens.
-    #[must_use]
-    pub fn top_k(mut self, k: u32) -> Self {
-        self.top_k = Some(k);
-        self
-    }
-
-    /// Draws from the likeliest tokens that have probability `p` together.
-    #[must_use]
-    pub fn top_p(mut self, p: f64) -> Self {
-        self.top_p = p;
-        self
     }
 
     fn validate(&self) -> Result<(), InvalidInput> {
@@ -177,7 +167,16 @@ impl SamplingParams {
     }
 }
 
-/// On the wire, −1 stands for no limit.
+setters!(SamplingParams {
+    max_tokens: u32 => Some(max_tokens);
+    seed: u64 => Some(seed);
+    stop: impl Into<StopCondition> => Some(stop.into());
+    temperature: f64;
+    top_k: u32 => Some(top_k);
+    top_p: f64;
+});
+
+/// Encodes `None` as −1.
 mod top_k {
     use super::{Deserialize, Deserializer, Serializer, de};
 
@@ -192,26 +191,30 @@ mod top_k {
         match i64::deserialize(from)? {
             -1 => Ok(None),
             k => u32::try_from(k).map(Some).map_err(|_| {
-                de::Error::invalid_value(de::Unexpected::Signed(k), &"a count, or -1 for all")
+                de::Error::invalid_value(
+                    de::Unexpected::Signed(k),
+                    &"a positive count, or -1 for all tokens",
+                )
             }),
         }
     }
 }
 
-/// Where sampling stops.
+/// Stop condition of sampling.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged, expecting = "a text, a list of texts, or a list of token ids")]
+#[serde(untagged, expecting = "a string, a list of strings, or a list of token ids")]
 pub enum StopCondition {
-    /// At this text.
+    /// Stops at this string.
     Text(String),
-    /// At any of these texts. An empty list stops nowhere, not even at the model's own end.
+    /// Stops at any of these strings. An empty list disables stopping, including at the model's
+    /// end-of-sequence tokens.
     Texts(Vec<String>),
-    /// At any of these tokens.
+    /// Stops at any of these tokens.
     Tokens(Vec<u32>),
 }
 
 impl StopCondition {
-    /// Nowhere, not even at the model's own end.
+    /// Disables stopping, including at the model's end-of-sequence tokens.
     pub const NEVER: Self = Self::Texts(Vec::new());
 }
 
@@ -257,60 +260,60 @@ impl<const N: usize> From<[u32; N]> for StopCondition {
     }
 }
 
-/// Asks for samples from a prompt.
+/// Samples completions of a prompt.
 ///
 /// ```
 /// use tinkex_wire::{ApiRequest, SampleRequest, SamplingParams};
 ///
-/// let request = SampleRequest {
-///     num_samples: 4,
-///     ..SampleRequest::new([1, 2, 3], SamplingParams::new().max_tokens(16))
-/// };
+/// let params = SamplingParams::new().max_tokens(16);
+/// let request = SampleRequest::new([1, 2, 3], params).num_samples(4);
 /// request.validate()?;
 /// # Ok::<_, tinkex_wire::InvalidInput>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "sample")]
+#[non_exhaustive]
 pub struct SampleRequest {
-    /// How many.
+    /// Number of completions to sample. Defaults to 1.
     #[serde(default = "one")]
     pub num_samples: u32,
-    /// What to go on from.
+    /// Prompt.
     pub prompt: ModelInput,
-    /// How to draw.
+    /// Sampling parameters.
     pub sampling_params: SamplingParams,
-    /// A base model to sample from, without a sampling session.
+    /// Base model to sample from, if there is no sampling session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_model: Option<String>,
-    /// A checkpoint to sample from, without a sampling session.
+    /// `tinker://` path of the checkpoint to sample from, if there is no sampling session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_path: Option<String>,
-    /// The sampling session.
+    /// Id of the sampling session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampling_session_id: Option<SamplerId>,
-    /// The number of this request among those of the client.
+    /// Sequence number among the requests of the sampling client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq_id: Option<Seq>,
-    /// Whether the prompt's own log-probabilities are wanted; not sent if `None`.
+    /// Whether to return the log-probabilities of the prompt tokens. `None` omits the field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<bool>,
-    /// How many likeliest tokens to list for each prompt position.
+    /// Number of most likely tokens to return for each prompt position.
     #[serde(default)]
     pub topk_prompt_logprobs: u32,
-    /// How many likeliest tokens to list for each sampled position.
+    /// Number of most likely tokens to return for each sampled position.
     #[serde(default)]
     pub topk_sample_logprobs: u32,
-    /// Tokens whose log-probabilities are wanted: row `i` speaks about prompt position `i + 1`, and
-    /// −1 asks for nothing.
+    /// Tokens whose log-probabilities are returned, as an `int64` matrix. Row `i` refers to prompt
+    /// position `i + 1`; −1 marks an unused cell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_prompt_logprobs: Option<TensorData>,
-    /// How many other tokens to draw for each prompt position.
+    /// Number of alternative tokens to sample for each prompt position.
     #[serde(default)]
     pub prompt_alt_tokens_k: u32,
-    /// Only the last this many prompt positions are wanted.
+    /// Restricts prompt log-probabilities to this number of last positions, at least 1. Requires
+    /// [`prompt_logprobs`](Self::prompt_logprobs).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs_last_n: Option<u32>,
-    /// Whether the server should keep what it needs to explain the sample later.
+    /// Whether the server records data for numerical stability diagnostics. `None` omits the field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record_stability_info: Option<bool>,
 }
@@ -320,7 +323,7 @@ fn one() -> u32 {
 }
 
 impl SampleRequest {
-    /// One sample, without extras, not yet addressed to a sampling session.
+    /// Requests one completion, without a sampling session.
     #[must_use]
     pub fn new(prompt: impl Into<ModelInput>, sampling_params: SamplingParams) -> Self {
         Self {
@@ -341,45 +344,62 @@ impl SampleRequest {
         }
     }
 
-    fn check_all(&self) -> Result<(), InvalidInput> {
+    fn validate_fields(&self) -> Result<(), InvalidInput> {
         self.sampling_params.validate().map_err(|error| error.within("sampling_params"))?;
         if let Some(targets) = &self.target_prompt_logprobs
             && (targets.dtype() != DType::Int64 || targets.shape().dims().len() != 2)
         {
-            let why = "must be an int64 matrix: one row per prompt position after the first";
-            return Err(InvalidInput::new("target_prompt_logprobs", why));
+            let reason = "must be an int64 matrix with one row per prompt position after the first";
+            return Err(InvalidInput::new("target_prompt_logprobs", reason));
         }
         match self.prompt_logprobs_last_n {
             Some(0) => Err(InvalidInput::new("prompt_logprobs_last_n", "must be at least 1")),
             Some(_) if self.prompt_logprobs != Some(true) => {
-                Err(InvalidInput::new("prompt_logprobs_last_n", "needs prompt_logprobs"))
+                Err(InvalidInput::new("prompt_logprobs_last_n", "requires prompt_logprobs"))
             }
             _ => Ok(()),
         }
     }
 
-    /// Refuses an answer to this request that lacks what was asked for, as old servers may send.
+    /// Checks that a response contains what this request asks for. Older servers ignore some of the
+    /// request's fields.
     ///
     /// # Errors
-    /// Names the part of the answer that is missing or not as asked.
+    /// Returns an error that names the missing or unexpected field of the response.
     pub fn validate_response(&self, response: &SampleResponse) -> Result<(), DecodeError> {
         use crate::DecodeErrorKind::{Missing, Value};
         if self.prompt_alt_tokens_k > 0 && response.prompt_alt_tokens.is_none() {
-            let why = "were asked for but not sent; the server may be too old for them";
-            return Err(DecodeError::new(Missing, why).within("prompt_alt_tokens"));
+            let detail = "the server did not send the requested field; it may be too old";
+            return Err(DecodeError::new(Missing, detail).within("prompt_alt_tokens"));
         }
         if let (Some(n), Some(logprobs)) = (self.prompt_logprobs_last_n, &response.prompt_logprobs)
         {
             let n = usize::try_from(n).unwrap_or(usize::MAX);
             let before = logprobs.len().saturating_sub(n);
             if logprobs.iter().take(before).any(|logprob| logprob.is_some()) {
-                let why = format!("only the last {n} were asked for but earlier ones were sent");
-                return Err(DecodeError::new(Value, why).within("prompt_logprobs"));
+                let detail =
+                    format!("the request asks for the last {n}, but the response has earlier ones");
+                return Err(DecodeError::new(Value, detail).within("prompt_logprobs"));
             }
         }
         Ok(())
     }
 }
+
+setters!(SampleRequest {
+    num_samples: u32;
+    base_model: Option<String>;
+    model_path: Option<String>;
+    sampling_session_id: Option<SamplerId>;
+    seq_id: Seq => Some(seq_id);
+    prompt_logprobs: Option<bool>;
+    topk_prompt_logprobs: u32;
+    topk_sample_logprobs: u32;
+    target_prompt_logprobs: Option<TensorData>;
+    prompt_alt_tokens_k: u32;
+    prompt_logprobs_last_n: Option<u32>;
+    record_stability_info: Option<bool>;
+});
 
 json_response!(
     SamplingSessionCreated = "create_sampling_session",
@@ -388,7 +408,7 @@ json_response!(
 
 json_request! {
     CreateSamplingSession: CreateSamplingSession => SamplingSessionCreated,
-        validate CreateSamplingSession::check_source;
+        validate CreateSamplingSession::validate_source;
     JoinSamplingSession: JoinSamplingSession => SamplingSessionJoined;
 }
 
@@ -397,7 +417,7 @@ impl ApiRequest for SampleRequest {
     const ROUTE: Route = Route::Sample;
 
     fn validate(&self) -> Result<(), InvalidInput> {
-        self.check_all()
+        self.validate_fields()
     }
 
     fn encode_body(&self) -> Result<RequestBody, InvalidInput> {
@@ -418,7 +438,7 @@ impl SubmitRequest for SampleRequest {
             ResultPayload::Proto(bytes) => SampleResponse::from_proto(bytes),
             ResultPayload::Json(bytes) => {
                 json::expect_tag(bytes, "sample")?;
-                json::decode::<SampleResponse>(bytes)?.settled()
+                json::decode::<SampleResponse>(bytes)?.normalized()
             }
         }
     }

@@ -1,18 +1,18 @@
-//! Seeds: any whole number of 64 bits. One below zero stands for its bits.
+//! Decoding of seeds. A negative seed is reinterpreted as an unsigned 64-bit integer.
 
 use serde::{Deserialize, Deserializer};
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Whole {
+enum SeedNumber {
     Unsigned(u64),
     Signed(i64),
 }
 
-pub(crate) fn read<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
-    Ok(Option::<Whole>::deserialize(from)?.map(|whole| match whole {
-        Whole::Unsigned(seed) => seed,
-        Whole::Signed(seed) => seed.cast_unsigned(),
+pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    Ok(Option::<SeedNumber>::deserialize(from)?.map(|number| match number {
+        SeedNumber::Unsigned(seed) => seed,
+        SeedNumber::Signed(seed) => seed.cast_unsigned(),
     }))
 }
 
@@ -21,7 +21,7 @@ mod tests {
     use crate::{LoraConfig, SamplingParams};
 
     #[test]
-    fn a_seed_below_zero_is_a_seed() {
+    fn negative_seeds_are_reinterpreted_as_unsigned() {
         let params: SamplingParams = serde_json::from_str(r#"{"seed": -1}"#).unwrap();
         assert_eq!(params.seed, Some(u64::MAX));
         let lora: LoraConfig = serde_json::from_str(r#"{"rank": 4, "seed": -2}"#).unwrap();

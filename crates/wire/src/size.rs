@@ -1,21 +1,21 @@
-//! How many bytes a request will need, before it is encoded.
+//! Estimated sizes of requests.
 //!
-//! These are the estimates that limits are stated in: where a batch is cut, and how much may be on
-//! its way at once. They are part of the protocol, not exact sizes.
+//! The limits in [`ClientConfig`](crate::ClientConfig) on chunk sizes and bytes in flight refer to
+//! these estimates. The protocol defines them; they are not exact encoded sizes.
 
 use crate::datum::Datum;
 use crate::input::{InputChunk, ModelInput};
 use crate::tensor::TensorData;
 
-/// A token in the text of a JSON body.
+/// Bytes per token in a JSON body.
 const SAMPLING_TOKEN: usize = 10;
-/// A token in a binary body.
+/// Bytes per token in a protobuf body.
 const TRAINING_TOKEN: usize = 4;
-/// A row start or column index of a sparse tensor.
+/// Bytes per row start or column index of a sparse tensor.
 const INDEX: usize = 8;
 
 impl ModelInput {
-    /// The estimated size of this prompt in a sampling request.
+    /// Returns the estimated size of the input in a sampling request, in bytes.
     #[must_use]
     pub fn sampling_bytes(&self) -> usize {
         self.bytes(SAMPLING_TOKEN)
@@ -35,7 +35,7 @@ impl ModelInput {
 }
 
 impl TensorData {
-    /// The estimated size of this tensor in a request.
+    /// Returns the estimated size of the tensor in a request, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let indices = self.csr().map_or(0, |csr| csr.row_starts.len() + csr.columns.len());
@@ -44,7 +44,7 @@ impl TensorData {
 }
 
 impl Datum {
-    /// The estimated size of this datum in a training request.
+    /// Returns the estimated size of the datum in a training request, in bytes.
     #[must_use]
     pub fn training_bytes(&self) -> usize {
         let tensors: usize = self.loss_inputs().map(|(_, tensor)| tensor.bytes()).sum();

@@ -1,17 +1,16 @@
-//! [`SharedSlice`]: numbers held once and shared.
+//! [`SharedSlice`]: an immutable, reference-counted slice.
 //!
-//! Token and tensor data can be large and travels through many hands: the caller, a chunk of a
-//! batch, a request that may be sent twice. All of them hold the same allocation; a clone or a
-//! sub-slice copies a pointer.
+//! Token and tensor data can be large and has several owners at once: the caller, a chunk of a batch,
+//! and a request that may be retried. All of them share one allocation.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::ops::{Bound, Deref, RangeBounds};
 use std::sync::Arc;
 
-/// An immutable, cheaply cloned view into shared numbers.
+/// An immutable, reference-counted slice. Cloning and sub-slicing copy a pointer.
 ///
-/// Made from a `Vec` or an `Arc<[T]>` without copying it. Reads like a slice.
+/// Conversion from `Vec<T>` or `Arc<[T]>` does not copy the elements.
 ///
 /// ```
 /// use tinkex_wire::SharedSlice;
@@ -22,26 +21,24 @@ use std::sync::Arc;
 /// assert_eq!(tail.as_ptr(), all[1..].as_ptr()); // the same memory
 /// ```
 pub struct SharedSlice<T> {
-    owner: Owner<T>,
+    owner: SliceStorage<T>,
     start: usize,
     end: usize,
 }
 
-/// Who holds the numbers: a vector as it was given, or one allocation for both them and the count of
-/// their users, where they have to be copied anyway.
-enum Owner<T> {
-    // Nothing to share, nothing to allocate: most empty slices come from messages, where an
-    // allocation for each would let two bytes of input cost a hundred. Nobody stands in here because
-    // a third variant would make each slice larger.
+/// Backing storage: a vector that was moved in, or an `Arc<[T]>` if the elements had to be copied.
+enum SliceStorage<T> {
+    // Empty slices have no allocation: a decoded message can contain many of them, at two bytes each.
+    // `None` encodes them because a third variant would grow the struct by a word.
     Vec(Option<Arc<Vec<T>>>),
     Slice(Arc<[T]>),
 }
 
 impl<T> SharedSlice<T> {
-    /// A part of this slice, sharing the same memory.
+    /// Returns a sub-slice that shares the memory.
     ///
     /// # Panics
-    /// If the range is out of bounds, like indexing.
+    /// Panics if the range is out of bounds.
     #[must_use]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
         let from = match range.start_bound() {
@@ -64,9 +61,9 @@ impl<T> Deref for SharedSlice<T> {
 
     fn deref(&self) -> &[T] {
         match &self.owner {
-            Owner::Vec(None) => &[],
-            Owner::Vec(Some(owner)) => &owner[self.start..self.end],
-            Owner::Slice(owner) => &owner[self.start..self.end],
+            SliceStorage::Vec(None) => &[],
+            SliceStorage::Vec(Some(owner)) => &owner[self.start..self.end],
+            SliceStorage::Slice(owner) => &owner[self.start..self.end],
         }
     }
 }
@@ -77,7 +74,7 @@ impl<T> Clone for SharedSlice<T> {
     }
 }
 
-impl<T> Clone for Owner<T> {
+impl<T> Clone for SliceStorage<T> {
     fn clone(&self) -> Self {
         match self {
             Self::Vec(owner) => Self::Vec(owner.clone()),
@@ -88,14 +85,14 @@ impl<T> Clone for Owner<T> {
 
 impl<T> Default for SharedSlice<T> {
     fn default() -> Self {
-        Self { owner: Owner::Vec(None), start: 0, end: 0 }
+        Self { owner: SliceStorage::Vec(None), start: 0, end: 0 }
     }
 }
 
 impl<T> From<Vec<T>> for SharedSlice<T> {
     fn from(values: Vec<T>) -> Self {
         let end = values.len();
-        Self { owner: Owner::Vec((end > 0).then(|| Arc::new(values))), start: 0, end }
+        Self { owner: SliceStorage::Vec((end > 0).then(|| Arc::new(values))), start: 0, end }
     }
 }
 
@@ -103,7 +100,7 @@ impl<T> From<Arc<[T]>> for SharedSlice<T> {
     fn from(values: Arc<[T]>) -> Self {
         match values.len() {
             0 => Self::default(),
-            end => Self { owner: Owner::Slice(values), start: 0, end },
+            end => Self { owner: SliceStorage::Slice(values), start: 0, end },
         }
     }
 }
@@ -167,13 +164,13 @@ impl<T: fmt::Debug> fmt::Debug for SharedSlice<T> {
     }
 }
 
-/// Long data is cut off: a debug line should not hold a megabyte of numbers.
+/// Prints at most 16 elements and the total number.
 pub(crate) fn debug_slice<T: fmt::Debug>(all: &[T], f: &mut fmt::Formatter<'_>) -> fmt::Result {
     const SHOWN: usize = 16;
     let mut list = f.debug_list();
     list.entries(&all[..all.len().min(SHOWN)]);
     if all.len() > SHOWN {
-        list.entry(&format_args!("… {} in all", all.len()));
+        list.entry(&format_args!("… {} elements", all.len()));
     }
     list.finish()
 }
@@ -192,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_holds_the_numbers_they_read_the_same_and_nobody_is_needed_for_none() {
+    fn storage_does_not_affect_equality_and_empty_slices_do_not_allocate() {
         let vector = SharedSlice::from(vec![1_u32, 2, 3]);
         let shared = SharedSlice::from(Arc::<[u32]>::from([1, 2, 3]));
         assert_eq!(vector, shared);
@@ -200,20 +197,20 @@ mod tests {
         let empty: [SharedSlice<u32>; 4] =
             [vec![].into(), Arc::<[u32]>::from([]).into(), (&[][..]).into(), [].into()];
         for empty in empty {
-            assert!(empty.is_empty() && matches!(empty.owner, Owner::Vec(None)));
+            assert!(empty.is_empty() && matches!(empty.owner, SliceStorage::Vec(None)));
         }
         assert_eq!(size_of::<SharedSlice<u32>>(), 4 * size_of::<usize>());
     }
 
     #[test]
     #[should_panic(expected = "out of bounds")]
-    fn a_range_past_the_end_of_all_numbers_is_out_of_bounds() {
+    fn range_end_overflow_is_out_of_bounds() {
         let _ = SharedSlice::from([1]).slice(..=usize::MAX);
     }
 
     #[test]
-    fn long_data_is_cut_in_debug() {
+    fn debug_output_is_truncated() {
         let text = format!("{:?}", SharedSlice::from(vec![0_u8; 20]));
-        assert!(text.ends_with("… 20 in all]"), "{text}");
+        assert!(text.ends_with("… 20 elements]"), "{text}");
     }
 }

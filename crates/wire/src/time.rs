@@ -1,8 +1,9 @@
-//! [`Timestamp`]: a moment as the API writes and reads it.
+//! [`Timestamp`]: a point in time in the formats of the API.
 //!
-//! Written as RFC 3339 with `Z` for UTC, microseconds only when there are any, and any other
-//! offset kept. Read from that, from the same with a space in place of the `T`, from a bare date,
-//! and from Unix seconds. A time without an offset stays without one.
+//! The printed format is RFC 3339 with `Z` for UTC, and with microseconds only if they are not zero.
+//! Offsets other than UTC are preserved, and a time without an offset is printed without one. Accepted
+//! formats are RFC 3339 with `T` or a space, with an optional offset, seconds and fraction; a date; and
+//! Unix seconds or milliseconds as a number. ADR 49 gives the reason for this implementation.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,12 +14,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use crate::InvalidInput;
 
 const DAY: i64 = 86_400;
-/// A Unix number beyond this is taken for milliseconds, as the reference SDK does.
-const SECONDS_AT_MOST: f64 = 2e10;
-/// The years 0 to 9999: what the four digits of the written form can hold.
+/// Maximum of Unix seconds. Larger numbers are milliseconds, as in the Python SDK.
+const MAX_UNIX_SECONDS: f64 = 2e10;
+/// Years that the four digits of the printed format can represent.
 const YEARS: std::ops::RangeInclusive<i64> = 0..=9999;
 
-/// A moment in time, to the microsecond.
+/// A point in time with microsecond precision and an optional UTC offset.
 ///
 /// ```
 /// use tinkex_wire::Timestamp;
@@ -31,58 +32,58 @@ const YEARS: std::ops::RangeInclusive<i64> = 0..=9999;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Timestamp {
-    /// Microseconds since 1970 on the wall clock of `offset` (not yet shifted to UTC).
-    wall: i64,
-    offset: Offset,
+    /// Microseconds since 1970-01-01T00:00:00 in local time, without the offset applied.
+    local: i64,
+    offset: UtcOffset,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Offset {
-    /// The text carried none.
+enum UtcOffset {
+    /// The input had no offset.
     Unspecified,
     /// Minutes east of UTC.
     East(i16),
 }
 
 impl Timestamp {
-    /// The current time in UTC.
+    /// Returns the current time in UTC.
     #[must_use]
     pub fn now() -> Self {
         SystemTime::now().into()
     }
 
-    /// A moment in UTC from microseconds since 1970.
+    /// Creates a UTC timestamp from microseconds since 1970-01-01T00:00:00Z.
     ///
     /// # Errors
-    /// If the moment lies outside the years 0 to 9999.
+    /// Returns an error if the year is not within 0 to 9999.
     pub fn from_unix_micros(micros: i64) -> Result<Self, InvalidInput> {
-        let at = Self { wall: micros, offset: Offset::East(0) };
+        let at = Self { local: micros, offset: UtcOffset::East(0) };
         let (year, ..) = at.date();
         if YEARS.contains(&year) { Ok(at) } else { Err(invalid(&micros.to_string())) }
     }
 
-    /// Microseconds since 1970 in UTC; a time without an offset is taken as UTC.
+    /// Returns microseconds since 1970-01-01T00:00:00Z. A timestamp without an offset counts as UTC.
     #[must_use]
     pub fn unix_micros(self) -> i64 {
         match self.offset {
-            Offset::Unspecified => self.wall,
-            Offset::East(minutes) => self.wall - i64::from(minutes) * 60_000_000,
+            UtcOffset::Unspecified => self.local,
+            UtcOffset::East(minutes) => self.local - i64::from(minutes) * 60_000_000,
         }
     }
 
-    /// Whether the offset from UTC is known.
+    /// Returns `true` if the timestamp has a UTC offset.
     #[must_use]
     pub fn has_offset(self) -> bool {
-        self.offset != Offset::Unspecified
+        self.offset != UtcOffset::Unspecified
     }
 
     fn date(self) -> (i64, u8, u8) {
-        civil_from_days(self.wall.div_euclid(DAY * 1_000_000))
+        civil_from_days(self.local.div_euclid(DAY * 1_000_000))
     }
 }
 
 impl From<SystemTime> for Timestamp {
-    /// Times outside the years 0 to 9999 become the nearest that can be written.
+    /// Clamps times outside the years 0 to 9999.
     fn from(time: SystemTime) -> Self {
         let micros = match time.duration_since(UNIX_EPOCH) {
             Ok(after) => i64::try_from(after.as_micros()).unwrap_or(i64::MAX),
@@ -90,12 +91,12 @@ impl From<SystemTime> for Timestamp {
         };
         let first = days_from_civil(*YEARS.start(), 1, 1) * DAY * 1_000_000;
         let last = days_from_civil(*YEARS.end() + 1, 1, 1) * DAY * 1_000_000 - 1;
-        Self { wall: micros.clamp(first, last), offset: Offset::East(0) }
+        Self { local: micros.clamp(first, last), offset: UtcOffset::East(0) }
     }
 }
 
 impl From<Timestamp> for SystemTime {
-    /// A time that the system's clock cannot hold becomes 1970.
+    /// Returns the Unix epoch if `SystemTime` cannot represent the time.
     fn from(time: Timestamp) -> Self {
         let micros = time.unix_micros();
         let distance = Duration::from_micros(micros.unsigned_abs());
@@ -111,17 +112,17 @@ impl From<Timestamp> for SystemTime {
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (year, month, day) = self.date();
-        let of_day = self.wall.rem_euclid(DAY * 1_000_000);
-        let (seconds, micros) = (of_day / 1_000_000, of_day % 1_000_000);
+        let time_of_day = self.local.rem_euclid(DAY * 1_000_000);
+        let (seconds, micros) = (time_of_day / 1_000_000, time_of_day % 1_000_000);
         let (h, m, s) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
         write!(f, "{year:04}-{month:02}-{day:02}T{h:02}:{m:02}:{s:02}")?;
         if micros != 0 {
             write!(f, ".{micros:06}")?;
         }
         match self.offset {
-            Offset::Unspecified => Ok(()),
-            Offset::East(0) => f.write_str("Z"),
-            Offset::East(minutes) => {
+            UtcOffset::Unspecified => Ok(()),
+            UtcOffset::East(0) => f.write_str("Z"),
+            UtcOffset::East(minutes) => {
                 let (sign, minutes) = (if minutes < 0 { '-' } else { '+' }, minutes.abs());
                 write!(f, "{sign}{:02}:{:02}", minutes / 60, minutes % 60)
             }
@@ -155,7 +156,7 @@ impl<'de> Deserialize<'de> for Timestamp {
             type Value = Timestamp;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a timestamp: RFC 3339 text or Unix seconds")
+                f.write_str("an RFC 3339 timestamp or Unix seconds")
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Timestamp, E> {
@@ -166,12 +167,18 @@ impl<'de> Deserialize<'de> for Timestamp {
                 from_unix(seconds).map_err(E::custom)
             }
 
-            #[expect(clippy::cast_precision_loss, reason = "a moment beyond 2^53 s is refused")]
+            #[expect(
+                clippy::cast_precision_loss,
+                reason = "the year check rejects numbers beyond 2^53"
+            )]
             fn visit_i64<E: de::Error>(self, seconds: i64) -> Result<Timestamp, E> {
                 self.visit_f64(seconds as f64)
             }
 
-            #[expect(clippy::cast_precision_loss, reason = "a moment beyond 2^53 s is refused")]
+            #[expect(
+                clippy::cast_precision_loss,
+                reason = "the year check rejects numbers beyond 2^53"
+            )]
             fn visit_u64<E: de::Error>(self, seconds: u64) -> Result<Timestamp, E> {
                 self.visit_f64(seconds as f64)
             }
@@ -182,19 +189,22 @@ impl<'de> Deserialize<'de> for Timestamp {
 }
 
 fn invalid(text: &str) -> InvalidInput {
-    InvalidInput::new("timestamp", format!("{text:?} is not a time such as 2026-01-02T03:04:05Z"))
+    InvalidInput::new(
+        "timestamp",
+        format!("{text:?} is not a timestamp such as 2026-01-02T03:04:05Z"),
+    )
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "`as` saturates, and the year is checked")]
 fn from_unix(number: f64) -> Result<Timestamp, InvalidInput> {
-    let seconds = if number.abs() > SECONDS_AT_MOST { number / 1000.0 } else { number };
+    let seconds = if number.abs() > MAX_UNIX_SECONDS { number / 1000.0 } else { number };
     if !seconds.is_finite() {
         return Err(invalid(&number.to_string()));
     }
     Timestamp::from_unix_micros((seconds * 1e6).round() as i64)
 }
 
-/// `YYYY-MM-DD`, then perhaps `T` or a space and `HH:MM[:SS[.fraction]]`, then perhaps an offset.
+/// Parses `YYYY-MM-DD[(T| )HH:MM[:SS[.fraction]][offset]]`.
 fn parse(text: &[u8]) -> Option<Timestamp> {
     let mut rest = text;
     let year = digits(&mut rest, 4)?;
@@ -207,9 +217,9 @@ fn parse(text: &[u8]) -> Option<Timestamp> {
     if civil_from_days(days) != (year, month, day) {
         return None;
     }
-    let mut wall = days * DAY * 1_000_000;
+    let mut local = days * DAY * 1_000_000;
     if rest.is_empty() {
-        return Some(Timestamp { wall, offset: Offset::Unspecified });
+        return Some(Timestamp { local, offset: UtcOffset::Unspecified });
     }
 
     expect(&mut rest, b"Tt ")?;
@@ -224,14 +234,14 @@ fn parse(text: &[u8]) -> Option<Timestamp> {
             micros = fraction(&mut rest)?;
         }
     }
-    wall += (hour * 3600 + minute * 60 + second) * 1_000_000 + micros;
-    Some(Timestamp { wall, offset: offset(rest)? })
+    local += (hour * 3600 + minute * 60 + second) * 1_000_000 + micros;
+    Some(Timestamp { local, offset: offset(rest)? })
 }
 
-fn offset(mut rest: &[u8]) -> Option<Offset> {
+fn offset(mut rest: &[u8]) -> Option<UtcOffset> {
     let sign = match rest {
-        [] => return Some(Offset::Unspecified),
-        b"Z" | b"z" => return Some(Offset::East(0)),
+        [] => return Some(UtcOffset::Unspecified),
+        b"Z" | b"z" => return Some(UtcOffset::East(0)),
         [b'+', ..] => 1,
         [b'-', ..] => -1,
         _ => return None,
@@ -241,7 +251,7 @@ fn offset(mut rest: &[u8]) -> Option<Offset> {
     let _ = expect(&mut rest, b":");
     let minutes = if rest.is_empty() { 0 } else { digits(&mut rest, 2).filter(|m| *m < 60)? };
     let east = i16::try_from(sign * (hours * 60 + minutes)).ok()?;
-    rest.is_empty().then_some(Offset::East(east))
+    rest.is_empty().then_some(UtcOffset::East(east))
 }
 
 fn expect(rest: &mut &[u8], any_of: &[u8]) -> Option<()> {
@@ -255,36 +265,37 @@ fn digits(rest: &mut &[u8], count: usize) -> Option<i64> {
     number.iter().try_fold(0, |n, d| d.is_ascii_digit().then(|| n * 10 + i64::from(d - b'0')))
 }
 
-/// Digits after the point, as microseconds; what is finer is dropped.
+/// Parses the fraction of a second as microseconds. Ignores further digits.
 fn fraction(rest: &mut &[u8]) -> Option<i64> {
     let len = rest.iter().take_while(|d| d.is_ascii_digit()).count();
     let (number, tail) = rest.split_at(len);
     *rest = tail;
-    let kept = number.iter().chain(std::iter::repeat(&b'0')).take(6);
-    (len > 0).then(|| kept.fold(0, |n, d| n * 10 + i64::from(d - b'0')))
+    let digits = number.iter().chain(std::iter::repeat(&b'0')).take(6);
+    (len > 0).then(|| digits.fold(0, |n, d| n * 10 + i64::from(d - b'0')))
 }
 
-// Days since 1970-01-01 and back, in the proleptic Gregorian calendar. Years are counted from
-// March so that the leap day is the last of its year.
+// Conversion between dates of the proleptic Gregorian calendar and days since 1970-01-01. Years start
+// in March, so that the leap day is the last day of the year.
 
 fn days_from_civil(year: i64, month: u8, day: u8) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let era = year.div_euclid(400);
-    let of_era = year.rem_euclid(400);
+    let year_of_era = year.rem_euclid(400);
     let from_march = (i64::from(month) + 9) % 12;
-    let of_year = (153 * from_march + 2) / 5 + i64::from(day) - 1;
-    era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
+    let day_of_year = (153 * from_march + 2) / 5 + i64::from(day) - 1;
+    era * 146_097 + year_of_era * 365 + year_of_era / 4 - year_of_era / 100 + day_of_year - 719_468
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "1..=31")]
 fn civil_from_days(days: i64) -> (i64, u8, u8) {
     let days = days + 719_468;
     let era = days.div_euclid(146_097);
-    let of_era = days.rem_euclid(146_097);
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let from_march = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * from_march + 2) / 5 + 1;
+    let day_of_era = days.rem_euclid(146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
     let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
     let year = era * 400 + year_of_era + i64::from(month <= 2);
     (year, month as u8, day as u8)
@@ -299,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_every_form_the_reference_reads() {
+    fn all_formats_of_the_reference_are_parsed() {
         for (text, written) in [
             ("2026-01-02T03:04:05Z", "2026-01-02T03:04:05Z"),
             ("2026-01-02T03:04:05.678901Z", "2026-01-02T03:04:05.678901Z"),
@@ -320,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_time() {
+    fn invalid_timestamps_are_rejected() {
         for text in [
             "",
             "now",
@@ -340,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn calendar_agrees_with_itself_over_four_centuries() {
+    fn calendar_conversions_are_inverse_over_800_years() {
         let mut previous = civil_from_days(-146_097);
         for days in -146_096..146_097 {
             let (y, m, d) = civil_from_days(days);
@@ -351,18 +362,18 @@ mod tests {
     }
 
     #[test]
-    fn system_time_goes_both_ways() {
+    fn system_time_round_trips() {
         for seconds in [0, 1, 1_767_323_045] {
             let time = UNIX_EPOCH + Duration::from_secs(seconds);
             assert_eq!(SystemTime::from(Timestamp::from(time)), time);
         }
-        let early = UNIX_EPOCH - Duration::from_millis(1500);
-        assert_eq!(SystemTime::from(Timestamp::from(early)), early);
-        assert_eq!(Timestamp::from(early).to_string(), "1969-12-31T23:59:58.500000Z");
+        let before_epoch = UNIX_EPOCH - Duration::from_millis(1500);
+        assert_eq!(SystemTime::from(Timestamp::from(before_epoch)), before_epoch);
+        assert_eq!(Timestamp::from(before_epoch).to_string(), "1969-12-31T23:59:58.500000Z");
     }
 
     #[test]
-    fn numbers_in_json_are_unix_seconds() {
+    fn json_numbers_are_unix_seconds() {
         let t: Timestamp = serde_json::from_str("1767323045").unwrap();
         assert_eq!(t.to_string(), "2026-01-02T03:04:05Z");
         assert!(serde_json::from_str::<Timestamp>("1e30").is_err());

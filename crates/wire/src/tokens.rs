@@ -1,4 +1,4 @@
-//! [`Tokens`]: ids of a vocabulary.
+//! [`Tokens`]: a shared sequence of token ids.
 
 use std::fmt;
 use std::ops::{Deref, RangeBounds};
@@ -7,11 +7,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::slice::SharedSlice;
 
-/// Token ids, held once and shared.
+/// Token ids. Clones and sub-slices share the memory.
 ///
-/// A `Vec<u32>` or `Vec<i32>` is taken over without a copy. Ids are 32-bit integers on the wire;
-/// one above `i32::MAX` travels as the negative number with the same bits, and no vocabulary
-/// reaches that far.
+/// Conversion from `Vec<u32>` or `Vec<i32>` does not copy. Ids are signed 32-bit integers on the
+/// wire; an id above `i32::MAX` is encoded as the negative number with the same bits.
 ///
 /// ```
 /// use tinkex_wire::Tokens;
@@ -23,10 +22,10 @@ use crate::slice::SharedSlice;
 pub struct Tokens(SharedSlice<u32>);
 
 impl Tokens {
-    /// A part, sharing the same memory.
+    /// Returns a sub-slice that shares the memory.
     ///
     /// # Panics
-    /// If the range is out of bounds, like indexing.
+    /// Panics if the range is out of bounds.
     #[must_use]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
         Self(self.0.slice(range))
@@ -151,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vectors_are_taken_over_without_a_copy() {
+    fn conversion_from_vectors_does_not_copy() {
         let ids = vec![5_u32, 6, 7];
         let at = ids.as_ptr();
         let tokens = Tokens::from(ids);

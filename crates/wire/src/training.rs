@@ -1,4 +1,4 @@
-//! Models and the passes over them: create, ask, forward, backward.
+//! Model creation, and forward and backward passes.
 
 use std::collections::BTreeMap;
 
@@ -16,49 +16,51 @@ use crate::request::{
     ApiRequest, RequestBody, SubmitRequest, json_output, json_request, json_response,
 };
 use crate::route::Route;
+use crate::setters::setters;
 use crate::{DecodeError, InvalidInput, JsonObject};
 
-/// Named numbers about a piece of work. A number that could not be computed is NaN.
+/// Metrics by name. A metric that could not be computed is NaN.
 pub type Metrics = BTreeMap<String, f64>;
 
-/// JSON writes NaN as null, and reads it back here.
+/// Decodes metrics, in which JSON represents NaN as null.
 fn metrics<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Metrics, D::Error> {
     let numbers = BTreeMap::<String, Option<f64>>::deserialize(deserializer)?;
     Ok(numbers.into_iter().map(|(name, number)| (name, number.unwrap_or(f64::NAN))).collect())
 }
 
-/// The same where the metrics themselves may be missing.
+/// Decodes metrics that may be null or missing.
 pub(crate) fn some_metrics<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<Metrics>, D::Error> {
     #[derive(Deserialize)]
-    struct Wrapped(#[serde(deserialize_with = "metrics")] Metrics);
-    Ok(Option::<Wrapped>::deserialize(deserializer)?.map(|wrapped| wrapped.0))
+    struct NullableMetrics(#[serde(deserialize_with = "metrics")] Metrics);
+    Ok(Option::<NullableMetrics>::deserialize(deserializer)?.map(|metrics| metrics.0))
 }
 
-/// Makes a new model to train.
+/// Creates a model for training.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "create_model")]
+#[non_exhaustive]
 pub struct CreateModel {
-    /// The session it belongs to.
+    /// Session of the model.
     pub session_id: SessionId,
-    /// Its number within the session, from 0.
+    /// Sequence number of the model within the session, starting at 0.
     pub model_seq_id: u32,
-    /// The model it starts from.
+    /// Name of the base model.
     pub base_model: String,
-    /// Anything to remember with it.
+    /// Metadata to store with the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_metadata: Option<JsonObject>,
-    /// The adapter to train.
+    /// LoRA adapter to train; `None` trains all weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lora_config: Option<LoraConfig>,
-    /// The optimizer to train it with.
+    /// Optimizer of the model.
     #[serde(default)]
     pub optimizer_config: OptimizerConfig,
 }
 
 impl CreateModel {
-    /// The session's `n`th model: an adapter of the default size, trained by the default optimizer.
+    /// Creates model number `n` of the session, with the default adapter and optimizer.
     pub fn new(session_id: SessionId, n: u32, base_model: impl Into<String>) -> Self {
         Self {
             session_id,
@@ -70,32 +72,39 @@ impl CreateModel {
         }
     }
 
-    fn check_lora(&self) -> Result<(), InvalidInput> {
+    fn validate_lora(&self) -> Result<(), InvalidInput> {
         self.lora_config
             .map_or(Ok(()), |lora| lora.validate())
             .map_err(|error| error.within("lora_config"))
     }
 }
 
-/// A low-rank adapter: how large, and on which layers.
+setters!(CreateModel {
+    user_metadata: Option<JsonObject>;
+    lora_config: Option<LoraConfig>;
+    optimizer_config: OptimizerConfig;
+});
+
+/// Rank and layers of a LoRA adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct LoraConfig {
-    /// The rank of its matrices.
+    /// Rank of the adapter, at least 1. Defaults to 32.
     pub rank: u32,
-    /// Where its random start comes from; the server's choice if not given.
+    /// Seed of the random initialization; chosen by the server if `None`.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
-        deserialize_with = "crate::seed::read"
+        deserialize_with = "crate::seed::deserialize"
     )]
     pub seed: Option<u64>,
-    /// Whether the unembedding has one.
+    /// Whether the adapter covers the unembedding. Defaults to `true`.
     #[serde(default = "yes")]
     pub train_unembed: bool,
-    /// Whether the MLP layers have one.
+    /// Whether the adapter covers the MLP layers. Defaults to `true`.
     #[serde(default = "yes")]
     pub train_mlp: bool,
-    /// Whether the attention layers have one.
+    /// Whether the adapter covers the attention layers. Defaults to `true`.
     #[serde(default = "yes")]
     pub train_attn: bool,
 }
@@ -111,7 +120,7 @@ impl Default for LoraConfig {
 }
 
 impl LoraConfig {
-    /// All layers, with this rank.
+    /// Returns an adapter of the given rank on all layers.
     #[must_use]
     pub fn with_rank(rank: u32) -> Self {
         Self { rank, ..Self::default() }
@@ -122,104 +131,164 @@ impl LoraConfig {
             return Err(InvalidInput::new("rank", "must be at least 1"));
         }
         if !(self.train_unembed || self.train_mlp || self.train_attn) {
-            let why = "at least one of train_unembed, train_mlp and train_attn must be set";
-            return Err(InvalidInput::new("train_attn", why));
+            let reason = "at least one of train_unembed, train_mlp and train_attn must be true";
+            return Err(InvalidInput::new("train_attn", reason));
         }
         Ok(())
     }
 }
 
-/// A model was made.
+setters!(LoraConfig {
+    rank: u32;
+    seed: Option<u64>;
+    train_unembed: bool;
+    train_mlp: bool;
+    train_attn: bool;
+});
+
+/// Result of [`CreateModel`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "create_model")]
+#[non_exhaustive]
 pub struct ModelCreated {
-    /// Its id.
+    /// Id of the model.
     pub model_id: ModelId,
 }
 
-/// Asks what a model is.
+impl ModelCreated {
+    /// Creates a result for the model `model_id`.
+    #[must_use]
+    pub fn new(model_id: ModelId) -> Self {
+        Self { model_id }
+    }
+}
+
+/// Returns the properties of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "get_info")]
+#[non_exhaustive]
 pub struct GetInfo {
-    /// The model.
+    /// Id of the model.
     pub model_id: ModelId,
 }
 
-/// What a model is.
+impl GetInfo {
+    /// Requests the properties of the model `model_id`.
+    pub fn new(model_id: impl Into<ModelId>) -> Self {
+        Self { model_id: model_id.into() }
+    }
+}
+
+/// Properties of a model: the response to [`GetInfo`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "get_info")]
+#[non_exhaustive]
 pub struct ModelInfo {
-    /// Facts about its base model.
+    /// Properties of the base model.
     pub model_data: ModelData,
-    /// Its id.
+    /// Id of the model.
     pub model_id: ModelId,
-    /// Its optimizer.
+    /// Optimizer of the model.
     #[serde(default)]
     pub optimizer_config: OptimizerConfig,
-    /// Whether an adapter is trained.
+    /// Whether the model trains a LoRA adapter.
     #[serde(default)]
     pub is_lora: Option<bool>,
-    /// The adapter's rank.
+    /// Rank of the adapter.
     #[serde(default)]
     pub lora_rank: Option<u32>,
-    /// The name of the base model.
+    /// Name of the base model.
     #[serde(default)]
     pub model_name: Option<String>,
 }
 
-/// Facts about a base model.
+impl ModelInfo {
+    /// Describes a model without an adapter.
+    #[must_use]
+    pub fn new(
+        model_id: ModelId,
+        model_data: ModelData,
+        optimizer_config: OptimizerConfig,
+    ) -> Self {
+        Self {
+            model_name: model_data.model_name.clone(),
+            model_data,
+            model_id,
+            optimizer_config,
+            is_lora: None,
+            lora_rank: None,
+        }
+    }
+}
+
+setters!(ModelInfo {
+    is_lora: Option<bool>;
+    lora_rank: Option<u32>;
+    model_name: Option<String>;
+});
+
+/// Properties of a base model.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct ModelData {
-    /// Its architecture.
+    /// Architecture of the model.
     pub arch: Option<String>,
-    /// Its name.
+    /// Name of the model.
     pub model_name: Option<String>,
-    /// Its tokenizer, perhaps with a revision behind a `:`.
+    /// Tokenizer of the model, optionally followed by `:` and a revision.
     pub tokenizer_id: Option<String>,
 }
 
-/// What a pass over data computes.
+setters!(ModelData {
+    arch: Option<String>;
+    model_name: Option<String>;
+    tokenizer_id: Option<String>;
+});
+
+/// Computation of a training pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PassMode {
-    /// The loss alone.
+    /// Computes the loss only.
     Forward,
-    /// The loss and its gradient, which is added to the model's.
+    /// Computes the loss and adds its gradient to the accumulated gradient of the model.
     #[default]
     ForwardBackward,
 }
 
-/// Runs data through a model.
+/// Computes the loss of a batch, and its gradient unless [`mode`](Self::mode) is
+/// [`PassMode::Forward`].
 ///
 /// ```
 /// use tinkex_wire::{Datum, ForwardBackward, LossFn, Seq};
 ///
-/// let request = ForwardBackward {
-///     seq_id: Some(Seq::FIRST),
-///     ..ForwardBackward::new("s:train:0", vec![Datum::completion([1, 2], [3])?], LossFn::CrossEntropy)
-/// };
+/// let data = vec![Datum::completion([1, 2], [3])?];
+/// let request =
+///     ForwardBackward::new("s:train:0", data, LossFn::CrossEntropy).seq_id(Seq::FIRST);
 /// let bytes = request.to_proto()?;
 /// assert_eq!(ForwardBackward::from_proto(&bytes).unwrap(), request);
 /// # Ok::<_, tinkex_wire::InvalidInput>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct ForwardBackward {
-    /// The model.
+    /// Id of the model.
     pub model_id: ModelId,
-    /// Its place among the model's requests.
+    /// Sequence number among the requests of the model. The server executes them in this order.
     pub seq_id: Option<Seq>,
-    /// The data.
+    /// Training examples.
     pub data: Vec<Datum>,
-    /// The loss.
+    /// Loss function.
     pub loss_fn: LossFn,
-    /// Its settings.
+    /// Settings of the loss function.
     pub loss_fn_config: LossConfig,
-    /// With or without a gradient.
+    /// Whether to compute the gradient. Defaults to [`PassMode::ForwardBackward`].
     pub mode: PassMode,
 }
 
 impl ForwardBackward {
-    /// A pass with a gradient and the loss's own settings, not yet numbered.
+    /// Creates a pass that computes the gradient, with the default settings of the loss function and
+    /// without a sequence number.
     pub fn new(model_id: impl Into<ModelId>, data: Vec<Datum>, loss_fn: LossFn) -> Self {
         Self {
             model_id: model_id.into(),
@@ -231,6 +300,12 @@ impl ForwardBackward {
         }
     }
 }
+
+setters!(ForwardBackward {
+    seq_id: Seq => Some(seq_id);
+    loss_fn_config: LossConfig;
+    mode: PassMode;
+});
 
 impl ApiRequest for ForwardBackward {
     type Response = SubmitResponse;
@@ -267,21 +342,22 @@ impl SubmitRequest for ForwardBackward {
     }
 }
 
-/// What a pass computed.
+/// Result of [`ForwardBackward`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ForwardBackwardOutput {
-    /// What kind of outputs these are.
+    /// Type of the outputs. Defaults to `ArrayRecord`.
     #[serde(default = "default_output_type", deserialize_with = "output_type")]
     pub loss_fn_output_type: String,
-    /// Tensors for each datum, in the order of the data.
+    /// Output tensors of each datum, in the order of the data.
     pub loss_fn_outputs: LossOutputs,
-    /// Numbers about the whole; the part of a name behind its `:` says how those of several chunks
-    /// are joined.
+    /// Metrics of the batch. The suffix of a name after `:` determines how the metrics of several
+    /// chunks are combined.
     #[serde(default, deserialize_with = "metrics")]
     pub metrics: Metrics,
 }
 
-/// The type of outputs that came without one.
+/// Output type of a result that does not specify one.
 pub(crate) const DEFAULT_OUTPUT_TYPE: &str = "ArrayRecord";
 
 fn default_output_type() -> String {
@@ -303,10 +379,16 @@ impl Default for ForwardBackwardOutput {
     }
 }
 
+setters!(ForwardBackwardOutput {
+    loss_fn_output_type: impl Into<String> => loss_fn_output_type.into();
+    loss_fn_outputs: impl Into<LossOutputs> => loss_fn_outputs.into();
+    metrics: Metrics;
+});
+
 json_response!(ModelInfo = "get_info");
 
 json_request! {
-    CreateModel: CreateModel => SubmitResponse, validate CreateModel::check_lora;
+    CreateModel: CreateModel => SubmitResponse, validate CreateModel::validate_lora;
     GetInfo: GetInfo => ModelInfo;
 }
 
@@ -315,35 +397,35 @@ json_output! {
 }
 
 impl ForwardBackward {
-    /// Encodes the request in one pass into one buffer of exactly its size.
+    /// Validates the request and encodes it into one buffer of the exact size.
     ///
     /// # Errors
-    /// If a number does not fit its field, or a chunk cannot be sent for training.
+    /// Returns an error if a number does not fit its field or a chunk cannot be used for training.
     pub fn to_proto(&self) -> Result<Bytes, InvalidInput> {
         self.validate()?;
         Ok(crate::codec::proto::request::encode(self))
     }
 
-    /// Reads a request; pictures and audio stay in the given buffer.
+    /// Decodes a request. Image and audio data share the memory of `bytes`.
     ///
     /// # Errors
-    /// Names the field that is wrong.
+    /// Returns an error that names the invalid field.
     pub fn from_proto(bytes: &Bytes) -> Result<Self, DecodeError> {
         crate::codec::proto::request::decode(bytes)
     }
 }
 
 impl ForwardBackwardOutput {
-    /// Encodes the result into one buffer of exactly its size.
+    /// Encodes the result into one buffer of the exact size.
     #[must_use]
     pub fn to_proto(&self) -> Bytes {
         crate::codec::proto::output::encode(self)
     }
 
-    /// Reads a result.
+    /// Decodes a result.
     ///
     /// # Errors
-    /// Names the field that is wrong.
+    /// Returns an error that names the invalid field.
     pub fn from_proto(bytes: &[u8]) -> Result<Self, DecodeError> {
         crate::codec::proto::output::decode(bytes)
     }

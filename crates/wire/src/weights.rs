@@ -8,33 +8,36 @@ use crate::metadata::Metadata;
 use crate::optim::OptimizerConfig;
 use crate::request::{json_output, json_request, json_response};
 use crate::secret::Secret;
+use crate::setters::setters;
+use crate::training::LoraConfig;
 use crate::{InvalidInput, JsonObject};
 
 /// Saves a model's weights and optimizer state as a training checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "save_weights")]
+#[non_exhaustive]
 pub struct SaveWeights {
-    /// The model.
+    /// Id of the model.
     pub model_id: ModelId,
-    /// The checkpoint's name.
+    /// Name of the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// Its place among the model's requests.
+    /// Sequence number among the requests of the model. The server executes them in this order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq_id: Option<Seq>,
-    /// How long to keep it, in seconds; for ever if not given.
+    /// Seconds until the server deletes the checkpoint; `None` keeps it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds: Option<u64>,
-    /// Whether a checkpoint of that name may be replaced.
+    /// Whether to replace an existing checkpoint of that name. Defaults to `false`.
     #[serde(default)]
     pub overwrite: bool,
-    /// Anything to remember with it.
+    /// Metadata to store with the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_metadata: Option<Metadata>,
 }
 
 impl SaveWeights {
-    /// Saves under a name that is not taken yet, for ever.
+    /// Saves a permanent checkpoint that replaces no other.
     pub fn new(model_id: ModelId, seq_id: Seq, name: impl Into<String>) -> Self {
         Self {
             model_id,
@@ -47,51 +50,67 @@ impl SaveWeights {
     }
 }
 
-/// A training checkpoint was saved.
+setters!(SaveWeights {
+    path: Option<String>;
+    ttl_seconds: Option<u64>;
+    overwrite: bool;
+    user_metadata: Option<Metadata>;
+});
+
+/// Result of [`SaveWeights`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "save_weights")]
+#[non_exhaustive]
 pub struct WeightsSaved {
-    /// Its `tinker://` address.
+    /// `tinker://` path of the checkpoint.
     pub path: String,
 }
 
-/// Saves a model's weights to sample from: under a name, or only for a sampling session made along
-/// with it.
+impl WeightsSaved {
+    /// Creates a result for the checkpoint at `path`.
+    pub fn new(path: impl Into<String>) -> Self {
+        Self { path: path.into() }
+    }
+}
+
+/// Saves a model's weights for sampling: as a named checkpoint, or only for a sampling session that
+/// the same request creates.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "save_weights_for_sampler")]
+#[non_exhaustive]
 pub struct SaveWeightsForSampler {
-    /// The model.
+    /// Id of the model.
     pub model_id: ModelId,
-    /// The checkpoint's name, if it is to have one.
+    /// Name of the checkpoint; `None` for an ephemeral checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// The number of the sampling session to make, if it has no name.
+    /// Sequence number of the sampling session to create for an ephemeral checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampling_session_seq_id: Option<u32>,
-    /// Its place among the model's requests.
+    /// Sequence number among the requests of the model. The server executes them in this order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq_id: Option<Seq>,
-    /// How long to keep it, in seconds; for ever if not given.
+    /// Seconds until the server deletes the checkpoint; `None` keeps it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds: Option<u64>,
-    /// Anything to remember with it.
+    /// Metadata to store with the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_metadata: Option<Metadata>,
 }
 
 impl SaveWeightsForSampler {
-    /// Saves under a name, for ever.
+    /// Saves a permanent named checkpoint.
     pub fn named(model_id: ModelId, seq_id: Seq, name: impl Into<String>) -> Self {
-        Self { path: Some(name.into()), ..Self::unnamed(model_id, seq_id) }
+        Self { path: Some(name.into()), ..Self::without_name(model_id, seq_id) }
     }
 
-    /// Saves only for a sampling session made along with it, the session's `n`th.
+    /// Saves an ephemeral checkpoint and creates sampling session number `n` of the session for it.
     #[must_use]
     pub fn ephemeral(model_id: ModelId, seq_id: Seq, n: u32) -> Self {
-        Self { sampling_session_seq_id: Some(n), ..Self::unnamed(model_id, seq_id) }
+        Self { sampling_session_seq_id: Some(n), ..Self::without_name(model_id, seq_id) }
     }
 
-    fn unnamed(model_id: ModelId, seq_id: Seq) -> Self {
+    fn without_name(model_id: ModelId, seq_id: Seq) -> Self {
         Self {
             model_id,
             path: None,
@@ -103,39 +122,61 @@ impl SaveWeightsForSampler {
     }
 }
 
-/// Weights to sample from were saved.
+setters!(SaveWeightsForSampler {
+    path: Option<String>;
+    sampling_session_seq_id: Option<u32>;
+    ttl_seconds: Option<u64>;
+    user_metadata: Option<Metadata>;
+});
+
+/// Result of [`SaveWeightsForSampler`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "save_weights_for_sampler")]
+#[non_exhaustive]
 pub struct SamplerWeightsSaved {
-    /// Their `tinker://` address, if they have a name.
+    /// `tinker://` path of a named checkpoint.
     #[serde(default)]
     pub path: Option<String>,
-    /// The sampling session made along with them, if they have none.
+    /// Sampling session of an ephemeral checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sampling_session_id: Option<SamplerId>,
 }
 
-/// Saves a model's weights as files to download.
+impl SamplerWeightsSaved {
+    /// Creates a result for a named checkpoint.
+    pub fn named(path: impl Into<String>) -> Self {
+        Self { path: Some(path.into()), sampling_session_id: None }
+    }
+
+    /// Creates a result for an ephemeral checkpoint.
+    #[must_use]
+    pub fn ephemeral(sampling_session_id: SamplerId) -> Self {
+        Self { path: None, sampling_session_id: Some(sampling_session_id) }
+    }
+}
+
+/// Saves a model's weights as files for download.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "save_weights_external")]
+#[non_exhaustive]
 pub struct SaveWeightsExternal {
-    /// The model.
+    /// Id of the model.
     pub model_id: ModelId,
-    /// The checkpoint's name.
+    /// Name of the checkpoint.
     pub path: String,
-    /// Its place among the model's requests.
+    /// Sequence number among the requests of the model. The server executes them in this order.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq_id: Option<Seq>,
-    /// How long to keep it, in seconds; for ever if not given.
+    /// Seconds until the server deletes the checkpoint; `None` keeps it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds: Option<u64>,
-    /// Whom to encrypt the files for, as `age` public keys.
+    /// `age` public keys for which the files are encrypted; `None` leaves them unencrypted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub age_encryption_recipients: Option<Vec<String>>,
 }
 
 impl SaveWeightsExternal {
-    /// Saves under a name, for ever, for anyone to read who has the URLs.
+    /// Saves a permanent checkpoint without encryption.
     pub fn new(model_id: ModelId, seq_id: Seq, name: impl Into<String>) -> Self {
         Self {
             model_id,
@@ -147,51 +188,65 @@ impl SaveWeightsExternal {
     }
 }
 
-/// Files to download were saved.
+setters!(SaveWeightsExternal {
+    ttl_seconds: Option<u64>;
+    age_encryption_recipients: Option<Vec<String>>;
+});
+
+/// Result of [`SaveWeightsExternal`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "save_weights_external")]
+#[non_exhaustive]
 pub struct ExternalWeightsSaved {
-    /// Their `tinker://` address.
+    /// `tinker://` path of the checkpoint.
     #[serde(default)]
     pub path: Option<String>,
-    /// How large they are.
+    /// Total size of the files in bytes.
     #[serde(default)]
     pub size_bytes: Option<u64>,
 }
 
-/// Loads a checkpoint into a model, or makes a new model of it.
+impl ExternalWeightsSaved {
+    /// Creates a result for the checkpoint at `path`.
+    pub fn new(path: impl Into<String>, size_bytes: u64) -> Self {
+        Self { path: Some(path.into()), size_bytes: Some(size_bytes) }
+    }
+}
+
+/// Loads a checkpoint into an existing model, or creates a model from it.
 ///
-/// An existing model is named by `model_id` and `seq_id`; a new one by `session_id` and
-/// `model_seq_id`. [`LoadWeights::into_model`] and [`LoadWeights::as_new_model`] set the right ones.
+/// `model_id` and `seq_id` address an existing model, `session_id` and `model_seq_id` a new one.
+/// Use [`LoadWeights::into_model`] and [`LoadWeights::as_new_model`] to set the right pair.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "load_weights")]
+#[non_exhaustive]
 pub struct LoadWeights {
-    /// The model to load into.
+    /// Id of the existing model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_id: Option<ModelId>,
-    /// Its place among that model's requests.
+    /// Sequence number among the requests of the existing model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq_id: Option<Seq>,
-    /// The session of the new model.
+    /// Session of the new model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// The new model's number within it.
+    /// Sequence number of the new model within the session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_seq_id: Option<u32>,
-    /// The new model's base model, if not the checkpoint's.
+    /// Base model of the new model; the checkpoint's base model if `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_model: Option<String>,
-    /// Anything to remember with the new model.
+    /// Metadata to store with the new model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_metadata: Option<JsonObject>,
-    /// The checkpoint's `tinker://` address.
+    /// `tinker://` path of the checkpoint.
     pub path: String,
-    /// Whether the optimizer state is loaded too.
+    /// Whether to load the optimizer state too.
     pub optimizer: bool,
-    /// The new model's optimizer, if not the checkpoint's.
+    /// Optimizer of the new model; the checkpoint's optimizer if `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer_config: Option<OptimizerConfig>,
-    /// A key that may read the checkpoint, if the caller's own may not.
+    /// API key with access to the checkpoint, if the caller's key has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights_access_token: Option<Secret>,
 }
@@ -212,99 +267,151 @@ impl LoadWeights {
         }
     }
 
-    /// Loads weights alone into an existing model.
+    /// Loads weights without optimizer state into an existing model.
     #[must_use]
     pub fn into_model(model_id: ModelId, seq_id: Seq, path: impl Into<String>) -> Self {
         Self { model_id: Some(model_id), seq_id: Some(seq_id), ..Self::new(path) }
     }
 
-    /// Makes the session's `n`th model of a checkpoint's weights.
+    /// Creates model number `n` of the session from a checkpoint's weights.
     #[must_use]
     pub fn as_new_model(session_id: SessionId, n: u32, path: impl Into<String>) -> Self {
         Self { session_id: Some(session_id), model_seq_id: Some(n), ..Self::new(path) }
     }
 
-    fn check_target(&self) -> Result<(), InvalidInput> {
+    fn validate_target(&self) -> Result<(), InvalidInput> {
         let new = (self.session_id.is_some(), self.model_seq_id.is_some());
         if !matches!((self.model_id.is_some(), new), (true, (false, false)) | (false, (true, true)))
         {
-            let why = "give either a model_id, or a session_id and model_seq_id";
-            return Err(InvalidInput::new("model_id", why));
+            let reason = "set either model_id, or session_id and model_seq_id";
+            return Err(InvalidInput::new("model_id", reason));
         }
         Ok(())
     }
 }
 
-/// A checkpoint was loaded.
+setters!(LoadWeights {
+    base_model: Option<String>;
+    user_metadata: Option<JsonObject>;
+    optimizer: bool;
+    optimizer_config: Option<OptimizerConfig>;
+    weights_access_token: Option<Secret>;
+});
+
+/// Result of [`LoadWeights`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename = "load_weights")]
+#[non_exhaustive]
 pub struct WeightsLoaded {
-    /// The checkpoint.
+    /// `tinker://` path of the checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// The model.
+    /// Id of the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_id: Option<ModelId>,
 }
 
-/// Asks what a checkpoint holds.
+setters!(WeightsLoaded {
+    path: Option<String>;
+    model_id: Option<ModelId>;
+});
+
+/// Returns the training configuration of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct WeightsInfoRequest {
-    /// The checkpoint's `tinker://` address.
+    /// `tinker://` path of the checkpoint.
     pub tinker_path: String,
 }
 
-/// What a checkpoint holds.
+impl WeightsInfoRequest {
+    /// Requests the configuration of the checkpoint at `tinker_path`.
+    pub fn new(tinker_path: impl Into<String>) -> Self {
+        Self { tinker_path: tinker_path.into() }
+    }
+}
+
+/// Training configuration of a checkpoint: the response to [`WeightsInfoRequest`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct WeightsInfo {
-    /// The model it was trained from.
+    /// Name of the base model.
     pub base_model: String,
-    /// The optimizer it was trained with.
+    /// Optimizer of the model.
     #[serde(default)]
     pub optimizer_config: OptimizerConfig,
-    /// Whether it is an adapter.
+    /// Whether the checkpoint is a LoRA adapter.
     pub is_lora: bool,
-    /// The adapter's rank.
+    /// Rank of the adapter.
     #[serde(default)]
     pub lora_rank: Option<u32>,
-    /// Whether the unembedding was trained.
+    /// Whether the adapter covers the unembedding.
     #[serde(default)]
     pub train_unembed: Option<bool>,
-    /// Whether the MLP layers were trained.
+    /// Whether the adapter covers the MLP layers.
     #[serde(default)]
     pub train_mlp: Option<bool>,
-    /// Whether the attention layers were trained.
+    /// Whether the adapter covers the attention layers.
     #[serde(default)]
     pub train_attn: Option<bool>,
 }
 
+impl WeightsInfo {
+    /// Describes a checkpoint of a fully trained model.
+    pub fn new(base_model: impl Into<String>, optimizer_config: OptimizerConfig) -> Self {
+        Self {
+            base_model: base_model.into(),
+            optimizer_config,
+            is_lora: false,
+            lora_rank: None,
+            train_unembed: None,
+            train_mlp: None,
+            train_attn: None,
+        }
+    }
+
+    /// Describes a checkpoint of a LoRA adapter.
+    #[must_use]
+    pub fn lora(self, lora: LoraConfig) -> Self {
+        Self {
+            is_lora: true,
+            lora_rank: Some(lora.rank),
+            train_unembed: Some(lora.train_unembed),
+            train_mlp: Some(lora.train_mlp),
+            train_attn: Some(lora.train_attn),
+            ..self
+        }
+    }
+}
+
 /// Copies a checkpoint into another project.
 ///
-/// The key of the source, if it needs its own, travels in a header: see
+/// If the caller's API key cannot read the source, send a key that can in
 /// [`header::WEIGHTS_ACCESS_TOKEN`](crate::header::WEIGHTS_ACCESS_TOKEN).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct CopyWeights {
-    /// The session to copy into, in place of a project.
+    /// Destination session, as an alternative to a project.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session_id: Option<SessionId>,
-    /// The number of the copy within that session.
+    /// Sequence number of the copy within the destination session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_seq_id: Option<u32>,
-    /// The project to copy into.
+    /// Destination project.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub destination_project_id: Option<String>,
-    /// The checkpoint's `tinker://` address.
+    /// `tinker://` path of the checkpoint.
     pub source_path: String,
-    /// How long to keep the copy, in seconds; for ever if not given.
+    /// Seconds until the server deletes the copy; `None` keeps it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_seconds: Option<u64>,
-    /// A key that may read the checkpoint; clients send the header instead.
+    /// API key with access to the source. Clients send the header instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights_access_token: Option<Secret>,
 }
 
 impl CopyWeights {
-    /// Copies into a project.
+    /// Copies a checkpoint into a project, permanently.
     #[must_use]
     pub fn into_project(source_path: impl Into<String>, project_id: impl Into<String>) -> Self {
         Self {
@@ -318,11 +425,21 @@ impl CopyWeights {
     }
 }
 
-/// A checkpoint was copied.
+setters!(CopyWeights { ttl_seconds: Option<u64>; });
+
+/// Response to [`CopyWeights`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct WeightsCopied {
-    /// The copy's `tinker://` address.
+    /// `tinker://` path of the copy.
     pub tinker_path: String,
+}
+
+impl WeightsCopied {
+    /// Creates a response for the copy at `tinker_path`.
+    pub fn new(tinker_path: impl Into<String>) -> Self {
+        Self { tinker_path: tinker_path.into() }
+    }
 }
 
 json_response!(WeightsInfo, WeightsCopied);
@@ -331,7 +448,7 @@ json_request! {
     SaveWeights: SaveWeights => SubmitResponse;
     SaveWeightsForSampler: SaveWeightsForSampler => SubmitResponse;
     SaveWeightsExternal: SaveWeightsExternal => SubmitResponse;
-    LoadWeights: LoadWeights => SubmitResponse, validate LoadWeights::check_target;
+    LoadWeights: LoadWeights => SubmitResponse, validate LoadWeights::validate_target;
     WeightsInfoRequest: WeightsInfo => WeightsInfo;
     CopyWeights: CopyWeights => WeightsCopied;
 }

@@ -41,13 +41,11 @@ pub(crate) struct SaveArgs {
 
 pub(crate) async fn run(shell: &mut Shell<'_>, args: SaveArgs) -> Result<(), CommandError> {
     let service = shell.client().await?;
-    let lora = LoraConfig {
-        rank: args.rank,
-        seed: args.seed,
-        train_mlp: args.train_mlp,
-        train_attn: args.train_attn,
-        train_unembed: args.train_unembed,
-    };
+    let lora = LoraConfig::with_rank(args.rank)
+        .seed(args.seed)
+        .train_mlp(args.train_mlp)
+        .train_attn(args.train_attn)
+        .train_unembed(args.train_unembed);
     let model = service.create_lora_training_client(&*args.base_model).lora(lora).create().await?;
     let name = args.name.unwrap_or_else(|| format!("checkpoint-{}", slug(&args.base_model)));
     let path = model.save_weights_for_sampler(SaveOptions::new(name)).await?;

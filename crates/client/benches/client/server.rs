@@ -125,23 +125,19 @@ impl Server {
     fn new() -> Outcome<Self> {
         const MARK: u32 = 0x7A7B_7C7D;
         let tokens: Vec<u32> = std::iter::once(MARK).chain(1..SAMPLED_TOKENS).collect();
-        let sequence = SampledSequence {
-            stop_reason: StopReason::Length,
-            logprobs: Some(vec![-0.5; tokens.len()].into()),
-            tokens: tokens.into(),
-            ..SampledSequence::default()
-        };
-        let sample = SampleResponse { sequences: vec![sequence], ..SampleResponse::default() };
+        let sequence = SampledSequence::default()
+            .stop_reason(StopReason::Length)
+            .logprobs(Some(vec![-0.5; tokens.len()].into()))
+            .tokens(tokens);
+        let sample = SampleResponse::default().sequences(vec![sequence]);
         let sample = http("200 OK", PROTO, &sample.to_proto());
         let mark = MARK.to_le_bytes();
         let token_at = sample.windows(4).position(|four| four == mark).ok_or("no mark")?;
         let logprobs = vec![-0.5_f32; DATUMS * DATUM_TOKENS];
         let record = LossRecord::new(DATUMS).field("logprobs", logprobs, [DATUM_TOKENS; DATUMS])?;
-        let pass = ForwardBackwardOutput {
-            loss_fn_outputs: LossOutputs::from(record),
-            metrics: [("loss:sum".to_owned(), 1.0)].into(),
-            ..ForwardBackwardOutput::default()
-        };
+        let pass = ForwardBackwardOutput::default()
+            .loss_fn_outputs(LossOutputs::from(record))
+            .metrics([("loss:sum".to_owned(), 1.0)].into());
         Ok(Self {
             started: Stopwatch::start(),
             requests: AtomicU32::new(0),

@@ -171,12 +171,9 @@ async fn poll(
     let (mut cursor, mut bad_requests) = (0, 0);
     loop {
         let retrieved = shared.wait_for_work().await;
-        let poll = RetrieveFutures {
-            target: target.clone(),
-            prev_cursor: cursor,
-            timeout: None,
-            retrieved_request_ids: retrieved.iter().cloned().collect(),
-        };
+        let poll = RetrieveFutures::new(target.clone())
+            .prev_cursor(cursor)
+            .retrieved_request_ids(retrieved.iter().cloned().collect());
         let sent_at = Instant::now();
         let error = match transport.send(&poll, &RequestOptions::default()).await {
             Ok(response) => {

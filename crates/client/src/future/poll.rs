@@ -101,10 +101,8 @@ impl<'a> Poller<'a> {
         proto: bool,
         progress: &mut PollProgress,
     ) -> Result<ResultPayload> {
-        let mut poll = RetrieveFuture {
-            request_id: submitted.response.request_id.clone(),
-            allow_metadata_only: true,
-        };
+        let mut poll =
+            RetrieveFuture::new(submitted.response.request_id.clone()).allow_metadata_only(true);
         let (mut failures, mut bad_requests) = (0_u32, 0_u32);
         let mut interval = PollInterval::new(self.session.adaptive_polling());
         let mut outage = OutageTimer::new(self.session.settings().retry.retry_timeout());

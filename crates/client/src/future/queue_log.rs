@@ -78,7 +78,7 @@ impl QueueLog {
             QueueState::PausedCapacity => {
                 "Tinker backend is running short on capacity, please wait"
             }
-            QueueState::Active | QueueState::Unknown => "unknown",
+            _ => "unknown",
         });
         let id = &self.id;
         Some(match self.work {
@@ -126,10 +126,9 @@ mod tests {
             for (call, expected) in case["calls"].as_array().unwrap().iter().zip(expected) {
                 let at = zero + Duration::from_secs_f64(call[0].as_f64().unwrap() - first);
                 let reason = call[2].as_str().filter(|reason| !reason.is_empty());
-                let pending = QueueStatus {
-                    queue_state: QueueState::from_name(call[1].as_str().unwrap()),
-                    queue_state_reason: reason.map(str::to_owned),
-                };
+                let mut pending = QueueStatus::default();
+                pending.queue_state = QueueState::from_name(call[1].as_str().unwrap());
+                pending.queue_state_reason = reason.map(str::to_owned);
                 assert_eq!(&json!(log.warning(&pending, at)), expected, "{call}");
             }
         }

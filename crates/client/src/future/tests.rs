@@ -65,8 +65,7 @@ fn start_batch_poll(script: &PollScript) -> BatchPoll {
         HeaderMap::new(),
         RetryPolicy::default(),
     );
-    let target =
-        FuturesTarget { sampling_session_id: SamplerId::from("s:sample:0"), cloned_sampler_id: 3 };
+    let target = FuturesTarget::new(SamplerId::from("s:sample:0"), 3);
     BatchPoll::start(transport, target, false, None)
 }
 

@@ -60,7 +60,7 @@ impl RestClient {
     /// # Errors
     /// If the checkpoint does not exist.
     pub async fn get_weights_info(&self, path: &TinkerPath) -> Result<WeightsInfo> {
-        let request = WeightsInfoRequest { tinker_path: path.to_string() };
+        let request = WeightsInfoRequest::new(path.to_string());
         self.call("get_weights_info_by_tinker_path", &request).await
     }
 
@@ -129,10 +129,8 @@ impl RestClient {
         if let Some(token) = &copy.source_token {
             header::put_secret(&mut headers, wire_header::WEIGHTS_ACCESS_TOKEN, token)?;
         }
-        let request = CopyWeights {
-            ttl_seconds: copy.ttl.map(|ttl| ttl.as_secs()),
-            ..CopyWeights::into_project(copy.source.to_string(), project)
-        };
+        let request = CopyWeights::into_project(copy.source.to_string(), project)
+            .ttl_seconds(copy.ttl.map(|ttl| ttl.as_secs()));
         let key = uuid::Uuid::new_v4().to_string();
         let options =
             RequestOptions { headers, idempotency_key: Some(key), ..RequestOptions::default() };

@@ -197,10 +197,8 @@ impl SamplingClient {
     /// # Cancel safety
     /// Dropping the future cancels the computation, as for a sample.
     pub fn compute_logprobs(&self, tokens: impl Into<ModelInput>) -> SampleFuture<Logprobs> {
-        let request = SampleRequest {
-            prompt_logprobs: Some(true),
-            ..SampleRequest::new(tokens, SamplingParams::new().max_tokens(1))
-        };
+        let request = SampleRequest::new(tokens, SamplingParams::new().max_tokens(1))
+            .prompt_logprobs(Some(true));
         // `sample_no_retries` returns lost samples to the caller; it does not cover log-probabilities.
         self.start(request, self.0.session.resubmits(), |response| {
             let message = "the response contains no prompt log-probabilities";

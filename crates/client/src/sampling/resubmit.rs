@@ -72,10 +72,7 @@ mod tests {
         }
         assert!(is_resubmittable(&Error::from_response(410, b"", None).expired()));
         assert!(is_resubmittable(&crate::HttpFailure::timeout("t").into()));
-        let failed = tinkex_wire::RequestFailed {
-            error: "x".to_owned(),
-            category: tinkex_wire::ErrorCategory::Server,
-        };
+        let failed = tinkex_wire::RequestFailed::new("x", tinkex_wire::ErrorCategory::Server);
         assert!(!is_resubmittable(&Error::from_failed_request(failed)));
     }
 }

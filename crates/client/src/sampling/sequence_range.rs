@@ -36,7 +36,7 @@ impl SequenceRange {
     /// Obtains the range of an additional client.
     pub(super) async fn join(session: &Session, sampler: &SamplerId) -> Result<Self> {
         let clone = if session.config().sample_join_sampling_session {
-            let request = JoinSamplingSession { sampling_session_id: sampler.clone() };
+            let request = JoinSamplingSession::new(sampler.clone());
             session.transport().send(&request, &RequestOptions::default()).await?.client_counter
         } else {
             fastrand::u64(1..=MAX_RANDOM_CLONE)
@@ -46,8 +46,7 @@ impl SequenceRange {
 
     fn of_clone(session: &Session, sampler: &SamplerId, clone: u64) -> Self {
         let batch_poll = session.config().sample_use_retrieve_futures.then(|| {
-            let target =
-                FuturesTarget { sampling_session_id: sampler.clone(), cloned_sampler_id: clone };
+            let target = FuturesTarget::new(sampler.clone(), clone);
             let retry_timeout = session.settings().retry.retry_timeout();
             BatchPoll::start(
                 Arc::clone(session.transport()),

@@ -23,7 +23,7 @@ pub(super) async fn send_cancellations(
         let limit = usize::try_from(settings.get().sample_cancel_max_batch_size).unwrap_or(1);
         let cancellations =
             take_batch(first, &mut queue, limit).into_iter().map(async |request_id| {
-                let request = CancelFuture { request_id };
+                let request = CancelFuture::new(request_id);
                 if let Err(error) = transport.send(&request, &RequestOptions::default()).await {
                     tracing::debug!(%error, "cancellation failed");
                 }

@@ -54,7 +54,7 @@ fn events_have_the_shape_of_the_reference() {
     events.generic("my.event", Severity::Warning, data);
     events.failure(&std::io::Error::other("boom"));
     events.fatal(&AppError(Error::from_response(404, b"", None)));
-    let failed = RequestFailed { error: "rf".to_owned(), category: ErrorCategory::User };
+    let failed = RequestFailed::new("rf", ErrorCategory::User);
     events.fatal(&Error::from_failed_request(failed));
     let batch = serde_json::to_value(events.batch().unwrap()).unwrap();
     let mut recorded = batch["events"].as_array().unwrap().clone();

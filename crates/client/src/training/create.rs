@@ -86,12 +86,11 @@ impl CreateLora {
     /// is dropped.
     pub async fn create(self) -> Result<TrainingClient> {
         let session = self.service.session().await?;
-        let request = CreateModel {
-            lora_config: Some(self.lora),
-            optimizer_config: self.optimizer,
-            user_metadata: self.user_metadata,
-            ..CreateModel::new(session.id().clone(), session.next_model(), self.base_model.as_str())
-        };
+        let request =
+            CreateModel::new(session.id().clone(), session.next_model(), self.base_model.as_str())
+                .lora_config(Some(self.lora))
+                .optimizer_config(self.optimizer)
+                .user_metadata(self.user_metadata);
         let created = create_model(&session, &request, self.base_model).await?;
         Ok(TrainingClient::new(session, created.model_id))
     }
@@ -207,14 +206,12 @@ impl CreateFromState {
     ) -> Result<TrainingClient> {
         let index = session.next_model();
         let expected_id = ModelId::in_session(session.id(), index);
-        let request = LoadWeights {
-            base_model: self.base_model,
-            user_metadata: self.user_metadata,
-            optimizer: self.restore == RestoreMode::WithOptimizer,
-            optimizer_config: self.optimizer,
-            weights_access_token,
-            ..LoadWeights::as_new_model(session.id().clone(), index, self.path.to_string())
-        };
+        let request = LoadWeights::as_new_model(session.id().clone(), index, self.path.to_string())
+            .base_model(self.base_model)
+            .user_metadata(self.user_metadata)
+            .optimizer(self.restore == RestoreMode::WithOptimizer)
+            .optimizer_config(self.optimizer)
+            .weights_access_token(weights_access_token);
         let loaded = create_model(session, &request, expected_id.as_str().to_owned()).await?;
         let model_id = loaded.model_id.unwrap_or(expected_id);
         Ok(TrainingClient::new(Arc::clone(session), model_id))
@@ -227,7 +224,7 @@ impl CreateFromState {
         foreign: Option<OtherKeyConnection>,
         token: Option<Secret>,
     ) -> Result<TrainingClient> {
-        let request = WeightsInfoRequest { tinker_path: self.path.to_string() };
+        let request = WeightsInfoRequest::new(self.path.to_string());
         // The configuration is readable only with a key that may read the checkpoint.
         let transport = foreign.as_ref().map_or(session.transport(), OtherKeyConnection::transport);
         let info = transport.send(&request, &RequestOptions::default()).await;
@@ -253,13 +250,10 @@ fn lora_config(info: &WeightsInfo) -> Result<LoraConfig> {
         let message = "cannot train from the checkpoint: it holds no LoRA adapter";
         return Err(Error::new(ErrorKind::InvalidInput, message));
     };
-    Ok(LoraConfig {
-        rank,
-        seed: None,
-        train_unembed: info.train_unembed.unwrap_or(true),
-        train_mlp: info.train_mlp.unwrap_or(true),
-        train_attn: info.train_attn.unwrap_or(true),
-    })
+    Ok(LoraConfig::with_rank(rank)
+        .train_unembed(info.train_unembed.unwrap_or(true))
+        .train_mlp(info.train_mlp.unwrap_or(true))
+        .train_attn(info.train_attn.unwrap_or(true)))
 }
 
 impl IntoFuture for CreateLora {

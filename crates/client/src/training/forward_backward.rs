@@ -53,11 +53,10 @@ impl BatchRequests {
         let chunks: Result<Vec<QueuedChunk>> = chunk::split(data, limits)
             .into_iter()
             .map(|BatchChunk { data, bytes }| {
-                let request = Validated::new(encoding(ForwardBackward {
-                    loss_fn_config: loss_fn_config.clone(),
-                    mode,
-                    ..ForwardBackward::new(model.model_id.clone(), data, loss_fn.clone())
-                }))?;
+                let pass = ForwardBackward::new(model.model_id.clone(), data, loss_fn.clone())
+                    .loss_fn_config(loss_fn_config.clone())
+                    .mode(mode);
+                let request = Validated::new(encoding(pass))?;
                 Ok(QueuedChunk { request, bytes })
             })
             .collect();

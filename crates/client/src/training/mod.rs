@@ -237,11 +237,12 @@ impl TrainingClient {
         if let Err(error) = options.validate(SaveKind::State) {
             return ApiFuture::failed(error);
         }
-        let request = move |model, seq| SaveWeights {
-            ttl_seconds: options.ttl_seconds(),
-            overwrite: options.overwrite,
-            user_metadata: options.user_metadata(),
-            ..SaveWeights::new(model, seq, options.name)
+        let request = move |model, seq| {
+            let (ttl_seconds, metadata) = (options.ttl_seconds(), options.user_metadata());
+            SaveWeights::new(model, seq, options.name)
+                .ttl_seconds(ttl_seconds)
+                .overwrite(options.overwrite)
+                .user_metadata(metadata)
         };
         self.enqueue(request, |saved| Ok(saved.path.parse()?))
     }
@@ -262,10 +263,11 @@ impl TrainingClient {
         if let Err(error) = options.validate(SaveKind::Sampler) {
             return ApiFuture::failed(error);
         }
-        let request = move |model, seq| SaveWeightsForSampler {
-            ttl_seconds: options.ttl_seconds(),
-            user_metadata: options.user_metadata(),
-            ..SaveWeightsForSampler::named(model, seq, options.name)
+        let request = move |model, seq| {
+            let (ttl_seconds, metadata) = (options.ttl_seconds(), options.user_metadata());
+            SaveWeightsForSampler::named(model, seq, options.name)
+                .ttl_seconds(ttl_seconds)
+                .user_metadata(metadata)
         };
         self.enqueue(request, |saved| match saved.path {
             Some(path) => save::sampler_path(&path),
@@ -289,11 +291,12 @@ impl TrainingClient {
         if let Err(error) = options.validate(SaveKind::External) {
             return ApiFuture::failed(error);
         }
-        let request = move |model, seq| SaveWeightsExternal {
-            ttl_seconds: options.ttl_seconds(),
-            age_encryption_recipients: (!options.recipients.is_empty())
-                .then_some(options.recipients),
-            ..SaveWeightsExternal::new(model, seq, options.name)
+        let request = move |model, seq| {
+            let ttl_seconds = options.ttl_seconds();
+            let recipients = (!options.recipients.is_empty()).then_some(options.recipients);
+            SaveWeightsExternal::new(model, seq, options.name)
+                .ttl_seconds(ttl_seconds)
+                .age_encryption_recipients(recipients)
         };
         self.enqueue(request, |saved| {
             let path = saved.path.ok_or_else(missing_path)?.parse()?;
@@ -344,10 +347,10 @@ impl TrainingClient {
         let (path, optimizer) = (path.to_string(), restore == RestoreMode::WithOptimizer);
         let (shared, key) = (Arc::clone(&self.0), key.into());
         let token = async move { shared.session.with_other_key(&key)?.access_token().await };
-        let request = move |token, model, seq| LoadWeights {
-            optimizer,
-            weights_access_token: Some(token),
-            ..LoadWeights::into_model(model, seq, path)
+        let request = move |token, model, seq| {
+            LoadWeights::into_model(model, seq, path)
+                .optimizer(optimizer)
+                .weights_access_token(Some(token))
         };
         self.enqueue_after(token, request, |_| Ok(()))
     }
@@ -359,10 +362,10 @@ impl TrainingClient {
         weights_access_token: Option<Secret>,
     ) -> ApiFuture<()> {
         let (path, optimizer) = (path.to_string(), restore == RestoreMode::WithOptimizer);
-        let request = move |model, seq| LoadWeights {
-            optimizer,
-            weights_access_token,
-            ..LoadWeights::into_model(model, seq, path)
+        let request = move |model, seq| {
+            LoadWeights::into_model(model, seq, path)
+                .optimizer(optimizer)
+                .weights_access_token(weights_access_token)
         };
         self.enqueue(request, |_| Ok(()))
     }
@@ -377,13 +380,12 @@ impl TrainingClient {
     /// # Cancel safety
     /// Cancel safe: the request changes nothing on the server.
     pub async fn get_info(&self) -> Result<ModelInfo> {
-        let request = GetInfo { model_id: self.0.model_id.clone() };
+        let request = GetInfo::new(self.0.model_id.clone());
         self.0.session.transport().send(&request, &RequestOptions::default()).await
     }
 
     fn validate_step(&self, params: OptimParams) -> Result<Validated<OptimStep>> {
-        let model_id = self.0.model_id.clone();
-        Ok(Validated::new(OptimStep { model_id, seq_id: None, params })?)
+        Ok(Validated::new(OptimStep::new(self.0.model_id.clone(), params))?)
     }
 
     fn enqueue_step(&self, mut step: Validated<OptimStep>) -> ApiFuture<OptimStepOutput> {

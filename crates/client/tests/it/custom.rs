@@ -20,11 +20,9 @@ fn answer(logprobs: &[Vec<f32>], metrics: &[(&str, f64)]) -> Value {
     let lengths: Vec<usize> = logprobs.iter().map(Vec::len).collect();
     let values: Vec<f32> = logprobs.concat();
     let record = LossRecord::new(logprobs.len()).field("logprobs", values, lengths).unwrap();
-    let output = ForwardBackwardOutput {
-        loss_fn_outputs: record.into(),
-        metrics: metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
-        ..Default::default()
-    };
+    let output = ForwardBackwardOutput::default()
+        .loss_fn_outputs(record)
+        .metrics(metrics.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect());
     json!({"proto": output.to_proto().to_vec()})
 }
 

@@ -223,11 +223,9 @@ impl FakeServer {
                     let n = request.data.len();
                     let values = vec![-(seq as f32); n];
                     let record = LossRecord::new(n).field("logprobs", values, vec![1; n]).unwrap();
-                    let output = ForwardBackwardOutput {
-                        loss_fn_outputs: record.into(),
-                        metrics: [("n:sum".to_owned(), n as f64)].into(),
-                        ..Default::default()
-                    };
+                    let output = ForwardBackwardOutput::default()
+                        .loss_fn_outputs(record)
+                        .metrics([("n:sum".to_owned(), n as f64)].into());
                     vec![json!({"proto": output.to_proto().to_vec()})]
                 });
                 self.train(seq).await

@@ -338,12 +338,10 @@ async fn sample_requests_equal_those_of_the_python_sdk() {
 async fn compute_logprobs_requests_prompt_logprobs() {
     let server = FakeServer::new(json!({}));
     let sampler = server.sampler().await;
-    let response = tinkex::SampleResponse {
-        prompt_logprobs: Some(vec![f32::NAN, -0.5].into()),
-        ..Default::default()
-    };
+    let response =
+        tinkex::SampleResponse::default().prompt_logprobs(Some(vec![f32::NAN, -0.5].into()));
     // The submit response announces one sequence, so the result must hold one.
-    let response = tinkex::SampleResponse { sequences: vec![Default::default()], ..response };
+    let response = response.sequences(vec![Default::default()]);
     server.respond("q0", vec![json!({"proto": response.to_proto().to_vec()})]);
     let logprobs = sampler.compute_logprobs([5, 6]).await.unwrap();
     assert_eq!(logprobs.iter().collect::<Vec<_>>(), [None, Some(-0.5)]);

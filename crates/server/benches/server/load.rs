@@ -139,9 +139,7 @@ pub(crate) async fn bodies(
     let datum = Datum::supervised(tokens, 1.0).unwrap();
     let encode = |seq: u64, n: usize| {
         let data = vec![datum.clone(); n];
-        let seq_id = Some(Seq::new(seq));
-        let call =
-            ForwardBackward { seq_id, ..ForwardBackward::new(&*run, data, LossFn::CrossEntropy) };
+        let call = ForwardBackward::new(&*run, data, LossFn::CrossEntropy).seq_id(Seq::new(seq));
         call.to_proto().unwrap()
     };
     let n = size / (encode(1, 2).len() - encode(1, 1).len());

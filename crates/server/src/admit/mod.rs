@@ -302,7 +302,7 @@ fn submit_response(row: &RequestRecord) -> SubmitResponse {
     };
     let sample_sequence_ids =
         (row.kind == RequestKind::Sample).then(|| (0..row.samples).map(sequence_id).collect());
-    SubmitResponse { request_id: row.id.clone(), model_id, sample_sequence_ids }
+    SubmitResponse::new(row.id.clone()).model_id(model_id).sample_sequence_ids(sample_sequence_ids)
 }
 
 /// Enqueues a request that was admitted before a restart.

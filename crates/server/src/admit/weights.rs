@@ -77,7 +77,7 @@ fn submit_unnamed_save(
     let run = require_run(&store, &request.model_id)?;
     let seq = request.seq_id.map(Seq::get);
     // A retry has a new number for the sampling session and is still the same request.
-    let without_number = SaveWeightsForSampler { sampling_session_seq_id: None, ..request };
+    let without_number = request.sampling_session_seq_id(None);
     let digest = digest::of_bytes(&json::encode(&without_number)?);
     let sampler = SamplerId::in_session(&run.session, sampler_seq);
     let sequence = store.sequences.get(&SequenceScope::Model(run.id.clone()));

@@ -10,7 +10,7 @@ use tinkex_wire::rest::{
     CheckpointPage, CheckpointTtl, Cursor, ExternalWeightsUrls, ListUserCheckpoints,
 };
 use tinkex_wire::{
-    CheckpointKind, CopyWeights, ModelId, TinkerPath, WeightsCopied, WeightsInfo,
+    CheckpointKind, CopyWeights, LoraConfig, ModelId, TinkerPath, WeightsCopied, WeightsInfo,
     WeightsInfoRequest,
 };
 
@@ -76,15 +76,11 @@ fn path_of(run: &str, kind: &str, name: &str) -> Result<TinkerPath, ServerError>
 pub(super) fn info(state: &ServerState, body: &Bytes) -> RouteResult {
     let request: WeightsInfoRequest = json::decode(body)?;
     let row = find(&state.store(), &request.tinker_path.parse()?)?;
-    to_json(&WeightsInfo {
-        base_model: row.base_model,
-        optimizer_config: row.optimizer,
-        is_lora: true,
-        lora_rank: Some(row.lora.rank),
-        train_unembed: Some(row.lora.train_unembed),
-        train_mlp: Some(row.lora.train_mlp),
-        train_attn: Some(row.lora.train_attn),
-    })
+    let lora = LoraConfig::with_rank(row.lora.rank)
+        .train_unembed(row.lora.train_unembed)
+        .train_mlp(row.lora.train_mlp)
+        .train_attn(row.lora.train_attn);
+    to_json(&WeightsInfo::new(row.base_model, row.optimizer).lora(lora))
 }
 
 pub(super) async fn delete(
@@ -219,7 +215,7 @@ pub(super) async fn copy(state: &Arc<ServerState>, body: &Bytes) -> RouteResult 
         Ok((vec![Record::Run(run), Record::Checkpoint(copy)], path))
     })
     .await?;
-    to_json(&WeightsCopied { tinker_path: path.to_string() })
+    to_json(&WeightsCopied::new(path.to_string()))
 }
 
 /// Returns URLs of the checkpoint's files that are valid for a limited time without an API key.

@@ -107,7 +107,7 @@ async fn read_result(
         }
         Ok(Err(error)) if error.kind() == std::io::ErrorKind::InvalidData => {
             let category = ErrorCategory::Server;
-            let failed = RequestFailed { error: error.to_string(), category };
+            let failed = RequestFailed::new(error.to_string(), category);
             return poll_response(&PollResponse::Failed(failed), id);
         }
         Ok(Err(error)) => return Err(ServerError::storage(&error).into()),
@@ -124,10 +124,7 @@ fn queue_status(state: &ServerState, id: &RequestId) -> QueueStatus {
         let request = store.requests.get(id).map(|entry| Arc::clone(&entry.row));
         (request, store.disk.write_error())
     };
-    let status = |queue_state, reason| QueueStatus {
-        queue_state: Some(queue_state),
-        queue_state_reason: reason,
-    };
+    let status = QueueStatus::new;
     if let Some(error) = write_error {
         let reason = format!("the server cannot write results to its disk: {error}");
         return status(QueueState::PausedCapacity, Some(reason));
@@ -186,13 +183,13 @@ pub(super) async fn retrieve_many(state: &Arc<ServerState>, body: &Bytes) -> Rou
                 let cursor = feed.completions.back().map_or(0, |(at, _)| *at);
                 let completions: Vec<CompletedFuture> =
                     feed.completions.iter().map(|(_, completion)| completion.clone()).collect();
-                return to_json(&FuturesRetrieved { completions, cursor });
+                return to_json(&FuturesRetrieved::new(completions, cursor));
             }
             Arc::clone(&feed.changed).notified_owned()
         };
         if tokio::time::timeout_at(deadline, changed).await.is_err() {
             let cursor = request.prev_cursor;
-            return to_json(&FuturesRetrieved { completions: Vec::new(), cursor });
+            return to_json(&FuturesRetrieved::new(Vec::new(), cursor));
         }
     }
 }

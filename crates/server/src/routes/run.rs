@@ -24,18 +24,12 @@ pub(super) fn info(state: &ServerState, body: &Bytes) -> RouteResult {
     let store = state.store();
     let run = &store.runs.get(&request.model_id).ok_or_else(|| no_run(&request.model_id))?.row;
     let base = state.models.get(&run.base_model);
-    to_json(&ModelInfo {
-        model_data: ModelData {
-            arch: base.map(|base| format!("{:?}", base.config.architecture).to_lowercase()),
-            model_name: Some(run.base_model.clone()),
-            tokenizer_id: base.map(|base| base.tokenizer_id()),
-        },
-        model_id: run.id.clone(),
-        optimizer_config: run.optimizer.clone(),
-        is_lora: Some(true),
-        lora_rank: Some(run.lora.rank),
-        model_name: Some(run.base_model.clone()),
-    })
+    let data = ModelData::default()
+        .arch(base.map(|base| format!("{:?}", base.config.architecture).to_lowercase()))
+        .model_name(Some(run.base_model.clone()))
+        .tokenizer_id(base.map(|base| base.tokenizer_id()));
+    let info = ModelInfo::new(run.id.clone(), data, run.optimizer.clone());
+    to_json(&info.is_lora(Some(true)).lora_rank(Some(run.lora.rank)))
 }
 
 pub(super) fn no_run(id: &ModelId) -> ServerError {
@@ -105,7 +99,7 @@ pub(super) async fn create_sampler(state: &Arc<ServerState>, body: &Bytes) -> Ro
         Ok((vec![Record::Sampler(row)], ()))
     })
     .await?;
-    to_json(&SamplingSessionCreated { sampling_session_id: id })
+    to_json(&SamplingSessionCreated::new(id))
 }
 
 /// Resolves the weights of a new sampling session.
@@ -150,7 +144,7 @@ pub(super) async fn join_sampler(state: &Arc<ServerState>, body: &Bytes) -> Rout
         Ok((vec![Record::Sampler(row)], number))
     })
     .await?;
-    to_json(&SamplingSessionJoined { client_counter })
+    to_json(&SamplingSessionJoined::new(client_counter))
 }
 
 pub(super) fn no_sampler(id: &SamplerId) -> ServerError {

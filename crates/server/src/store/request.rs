@@ -148,7 +148,7 @@ impl Store {
         let request_id = id.clone();
         let completion = match result {
             ResultKind::Failed { error, category } => {
-                let failed = RequestFailed { error, category: category.into() };
+                let failed = RequestFailed::new(error, category.into());
                 entry.phase = RequestPhase::Failed { failed, at };
                 CompletedFuture::Failed { request_id }
             }

@@ -296,29 +296,32 @@ fn response(sample: &ActiveSample, output: SampleOutput) -> SampleResponse {
     let sequences = output
         .samples
         .into_iter()
-        .map(|sample| SampledSequence {
-            stop_reason: match sample.reason {
+        .map(|sample| {
+            let stop_reason = match sample.reason {
                 EngineStopReason::Stop => StopReason::Stop,
                 EngineStopReason::Length => StopReason::Length,
-            },
-            tokens: sample.tokens.into(),
-            logprobs: Some(sample.logprobs.into()),
-            topk_logprobs: sample.top_k.as_ref().map(topk_logprobs),
-            sequence_id: None,
+            };
+            let topk = sample.top_k.as_ref().map(topk_logprobs);
+            SampledSequence::default()
+                .stop_reason(stop_reason)
+                .tokens(sample.tokens)
+                .logprobs(Some(sample.logprobs.into()))
+                .topk_logprobs(topk)
         })
         .collect();
     let scores = output.prompt;
-    SampleResponse {
-        sequences,
-        prompt_logprobs: scores.logprobs.map(Into::into),
-        topk_prompt_logprobs: scores.top_k.as_ref().map(topk_logprobs),
-        prompt_cache_hit_tokens: u32::try_from(output.cache_hits).unwrap_or(u32::MAX),
-        target_prompt_logprobs: scores
-            .targets
-            .zip(sample.targets.as_ref())
-            .and_then(|(scores, targets)| with_layout_of(scores, targets)),
-        prompt_alt_tokens: scores.alternatives.and_then(|table| alternatives(&table)),
-    }
+    SampleResponse::default()
+        .sequences(sequences)
+        .prompt_logprobs(scores.logprobs.map(Into::into))
+        .topk_prompt_logprobs(scores.top_k.as_ref().map(topk_logprobs))
+        .prompt_cache_hit_tokens(u32::try_from(output.cache_hits).unwrap_or(u32::MAX))
+        .target_prompt_logprobs(
+            scores
+                .targets
+                .zip(sample.targets.as_ref())
+                .and_then(|(scores, targets)| with_layout_of(scores, targets)),
+        )
+        .prompt_alt_tokens(scores.alternatives.and_then(|table| alternatives(&table)))
 }
 
 fn topk_logprobs(table: &TopK) -> TopkLogprobs {
@@ -333,11 +336,10 @@ fn topk_logprobs(table: &TopK) -> TopkLogprobs {
 fn alternatives(table: &TopK) -> Option<PromptAltTokens> {
     let shape = [table.tokens.len() / table.k.max(1), table.k];
     let tokens: Vec<i64> = table.tokens.iter().map(|token| i64::from(*token)).collect();
-    Some(PromptAltTokens {
-        tokens: TensorData::new(TensorValues::Int64(tokens.into()), shape).ok()?,
-        logprobs: TensorData::new(TensorValues::Float32(table.logprobs.clone().into()), shape)
-            .ok()?,
-    })
+    let tokens = TensorData::new(TensorValues::Int64(tokens.into()), shape).ok()?;
+    let logprobs =
+        TensorData::new(TensorValues::Float32(table.logprobs.clone().into()), shape).ok()?;
+    Some(PromptAltTokens::new(tokens, logprobs))
 }
 
 /// Returns dense scores in the layout of the requested targets, dense or sparse.

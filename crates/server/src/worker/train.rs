@@ -50,7 +50,7 @@ impl Worker {
                 let report = model.trainer.optim_step(&params)?;
                 model.gradients_pending = false;
                 let metrics = [("unclipped_grad_l2:mean".to_owned(), report.grad_norm)];
-                let output = OptimStepOutput { metrics: Some(metrics.into_iter().collect()) };
+                let output = OptimStepOutput::new(metrics.into_iter().collect());
                 Ok(Outcome::json(&output).with_model_changed())
             }),
             ModelOperation::Save(save) => self.save(id, &run, seq, *save),
@@ -73,7 +73,7 @@ impl Worker {
         match trainer {
             Ok(trainer) => {
                 self.insert(run, LiveModel::new(trainer));
-                Ok(Outcome::json(&ModelCreated { model_id: run.id.clone() }))
+                Ok(Outcome::json(&ModelCreated::new(run.id.clone())))
             }
             Err(failed) => Err(close_run(run, failed)),
         }
@@ -222,7 +222,7 @@ impl Worker {
             folder: Some(folder),
             clients: 1,
         });
-        let saved = SamplerWeightsSaved { path: None, sampling_session_id: Some(id) };
+        let saved = SamplerWeightsSaved::ephemeral(id);
         Ok(Outcome::json(&saved).with_record(sampler))
     }
 
@@ -258,7 +258,7 @@ impl Worker {
             return Err(Outcome::failed(FailureCategory::Server, message));
         }
         let (path, model_id) = (Some(path.to_string()), Some(run.id.clone()));
-        Ok(Outcome::json(&WeightsLoaded { path, model_id }))
+        Ok(Outcome::json(&WeightsLoaded::default().path(path).model_id(model_id)))
     }
 }
 
@@ -301,13 +301,9 @@ fn checkpoint_record(
 fn saved(path: &TinkerPath, size: u64) -> Outcome {
     let address = path.to_string();
     match path.kind() {
-        CheckpointKind::Training => Outcome::json(&WeightsSaved { path: address }),
-        CheckpointKind::Sampler => {
-            Outcome::json(&SamplerWeightsSaved { path: Some(address), sampling_session_id: None })
-        }
-        CheckpointKind::External => {
-            Outcome::json(&ExternalWeightsSaved { path: Some(address), size_bytes: Some(size) })
-        }
+        CheckpointKind::Training => Outcome::json(&WeightsSaved::new(address)),
+        CheckpointKind::Sampler => Outcome::json(&SamplerWeightsSaved::named(address)),
+        CheckpointKind::External => Outcome::json(&ExternalWeightsSaved::new(address, size)),
     }
 }
 

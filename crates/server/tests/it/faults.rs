@@ -11,8 +11,7 @@ use crate::harness::{Http, TestServer, step};
 /// Sends a pass with a valid datum and `datum`.
 async fn pass(http: &Http, model: &str, seq: u64, datum: Datum, loss: LossFn) -> (u16, Value) {
     let data = vec![Datum::completion([3], [4]).unwrap(), datum];
-    let seq_id = Some(Seq::new(seq));
-    let call = ForwardBackward { seq_id, ..ForwardBackward::new(model, data, loss) };
+    let call = ForwardBackward::new(model, data, loss).seq_id(Seq::new(seq));
     let mut body = call.to_proto().unwrap().to_vec();
     for name in [TARGETS, WEIGHTS] {
         let placeholder = format!("?{}", &name[1..]);
@@ -101,10 +100,8 @@ async fn a_numeric_error_fails_the_request_and_the_model_stays_usable() {
     let session = http.session().await;
     let model = http.model(&session).await;
     let data = [-1.0, -1e30].map(|p| Datum::rollout([3], [4], vec![p], 1.0).unwrap()).to_vec();
-    let call = ForwardBackward {
-        seq_id: Some(Seq::FIRST),
-        ..ForwardBackward::new(model.as_str(), data, LossFn::ImportanceSampling)
-    };
+    let call =
+        ForwardBackward::new(model.as_str(), data, LossFn::ImportanceSampling).seq_id(Seq::FIRST);
     let body = call.to_proto().unwrap().to_vec();
     let (status, ticket) = http.send("POST", "/api/v1/forward_backward", &[], body).await;
     assert_eq!(status, 200, "{ticket}");

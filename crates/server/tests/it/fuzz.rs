@@ -238,10 +238,8 @@ fn mutate_path(path: &str, rng: &mut Rng) -> String {
 /// Returns a training pass that the model can execute; the recorded ones need another model.
 fn pass(session: &str, rng: &mut Rng) -> Vec<u8> {
     let data = vec![Datum::completion([3, 4], [5, 6]).unwrap(); rng.usize(1..3)];
-    let call = ForwardBackward {
-        seq_id: Some(Seq::new(rng.u64(1..200))),
-        ..ForwardBackward::new(format!("{session}:train:0"), data, LossFn::CrossEntropy)
-    };
+    let call = ForwardBackward::new(format!("{session}:train:0"), data, LossFn::CrossEntropy)
+        .seq_id(Seq::new(rng.u64(1..200)));
     call.to_proto().unwrap().to_vec()
 }
 

@@ -9,10 +9,7 @@ use crate::harness::{Http, TestServer, step};
 
 async fn pass(http: &Http, model: &str, seq: u64, tokens: [u32; 2]) -> (u16, serde_json::Value) {
     let data = vec![Datum::completion(tokens, [9]).unwrap()];
-    let call = ForwardBackward {
-        seq_id: Some(Seq::new(seq)),
-        ..ForwardBackward::new(model, data, LossFn::CrossEntropy)
-    };
+    let call = ForwardBackward::new(model, data, LossFn::CrossEntropy).seq_id(Seq::new(seq));
     let body = call.to_proto().unwrap().to_vec();
     http.send(
         "POST",

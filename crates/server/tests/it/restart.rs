@@ -9,10 +9,7 @@ use crate::process::Process;
 fn pass(model: &str, seq: u64) -> Vec<u8> {
     let tokens = [u32::try_from(seq % 50).unwrap() + 3, 4, 5];
     let data = vec![Datum::completion(tokens, [9, 10]).unwrap(); 2];
-    let call = ForwardBackward {
-        seq_id: Some(Seq::new(seq)),
-        ..ForwardBackward::new(model, data, LossFn::CrossEntropy)
-    };
+    let call = ForwardBackward::new(model, data, LossFn::CrossEntropy).seq_id(Seq::new(seq));
     call.to_proto().unwrap().to_vec()
 }
 

@@ -73,11 +73,9 @@ async fn a_custom_loss_runs_on_the_server() {
 
     let model = http.model(&session).await;
     let data = vec![Datum::completion([3, 4], [5]).unwrap()];
-    let pass = tinkex_wire::ForwardBackward {
-        seq_id: Some(tinkex_wire::Seq::FIRST),
-        loss_fn_config: tinkex_wire::LossConfig::custom(&loss.as_str().into()),
-        ..tinkex_wire::ForwardBackward::new(model.as_str(), data, LossFn::Custom)
-    };
+    let pass = tinkex_wire::ForwardBackward::new(model.as_str(), data, LossFn::Custom)
+        .seq_id(tinkex_wire::Seq::FIRST)
+        .loss_fn_config(tinkex_wire::LossConfig::custom(&loss.as_str().into()));
     let body = pass.to_proto().unwrap().to_vec();
     let (status, ticket) = http.send("POST", "/api/v1/forward_backward", &[], body).await;
     assert_eq!(status, 200, "{ticket}");

@@ -1,4 +1,4 @@
-//! Compressed bodies: one zstd frame.
+//! Compression of bodies with zstd.
 
 use std::io::Read;
 
@@ -6,21 +6,21 @@ use bytes::Bytes;
 
 use crate::{DecodeError, DecodeErrorKind, InvalidInput};
 
-/// The name of this encoding in a `Content-Encoding` header.
+/// Name of the encoding in the `Content-Encoding` header.
 pub const ZSTD: &str = "zstd";
 
-/// The largest window that is accepted: 8 MiB, what every decoder must support. A frame may claim
-/// more, and would make us allocate it.
+/// Base-2 logarithm of the maximum window size: 8 MiB, which every decoder must support. The decoder
+/// allocates the window that a frame declares, so larger ones are rejected.
 const WINDOW_LOG: u32 = 23;
 
-/// Compresses a body, at the default level.
+/// Compresses a body at the default level.
 ///
 /// # Errors
-/// If there is not enough memory.
+/// Returns an error if memory allocation fails.
 pub fn compress(body: &[u8]) -> Result<Bytes, InvalidInput> {
     zstd::bulk::compress(body, zstd::DEFAULT_COMPRESSION_LEVEL)
         .map(Bytes::from)
-        .map_err(|why| InvalidInput::new("body", format!("cannot be compressed: {why}")))
+        .map_err(|error| InvalidInput::new("body", format!("compression failed: {error}")))
 }
 
 /// Decompresses a body of at most `limit` bytes.
@@ -36,37 +36,37 @@ pub fn compress(body: &[u8]) -> Result<Bytes, InvalidInput> {
 /// ```
 ///
 /// # Errors
-/// If the bytes are not zstd, or become more than `limit`. Nothing beyond the limit is produced,
-/// and what the frame claims of its size is not believed.
+/// Returns an error if the bytes are not a zstd frame or decompress to more than `limit` bytes. Memory
+/// use is limited independently of the size that the frame declares.
 pub fn decompress(body: &[u8], limit: usize) -> Result<Bytes, DecodeError> {
-    let broken = |why: std::io::Error| {
-        DecodeError::new(DecodeErrorKind::Compression, format!("not a zstd body: {why}"))
+    let malformed = |error: std::io::Error| {
+        DecodeError::new(DecodeErrorKind::Compression, format!("decompression failed: {error}"))
     };
-    let mut reader = zstd::stream::read::Decoder::with_buffer(body).map_err(broken)?;
-    reader.window_log_max(WINDOW_LOG).map_err(broken)?;
-    let mut out = Vec::with_capacity(first_guess(body, limit));
-    // One more than allowed, so that reaching the limit and passing it can be told apart.
-    let most = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
-    reader.take(most).read_to_end(&mut out).map_err(broken)?;
+    let mut reader = zstd::stream::read::Decoder::with_buffer(body).map_err(malformed)?;
+    reader.window_log_max(WINDOW_LOG).map_err(malformed)?;
+    let mut out = Vec::with_capacity(initial_capacity(body, limit));
+    // Read one byte more than allowed to detect that the limit is exceeded.
+    let max_read = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);
+    reader.take(max_read).read_to_end(&mut out).map_err(malformed)?;
     if out.len() > limit {
-        let why = format!("more than {limit} bytes when decompressed");
-        return Err(DecodeError::new(DecodeErrorKind::TooLarge, why));
+        let detail = format!("body decompresses to more than {limit} bytes");
+        return Err(DecodeError::new(DecodeErrorKind::TooLarge, detail));
     }
     Ok(out.into())
 }
 
-/// What a body claims to be when decompressed, if it does.
+/// Returns the decompressed size that a frame declares, if it declares one.
 #[must_use]
 pub fn declared_size(body: &[u8]) -> Option<u64> {
     zstd::zstd_safe::get_frame_content_size(body).ok().flatten()
 }
 
-/// What the frame claims, as far as its own size makes that likely.
-fn first_guess(body: &[u8], limit: usize) -> usize {
+/// Returns the declared size, limited to a usual compression ratio and `limit`.
+fn initial_capacity(body: &[u8], limit: usize) -> usize {
     const USUAL_RATIO: usize = 16;
-    let claimed =
+    let declared =
         declared_size(body).and_then(|size| usize::try_from(size).ok()).unwrap_or(body.len());
-    claimed.min(limit).min(body.len().saturating_mul(USUAL_RATIO)).saturating_add(1)
+    declared.min(limit).min(body.len().saturating_mul(USUAL_RATIO)).saturating_add(1)
 }
 
 #[cfg(test)]
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bomb_stops_at_the_limit() {
+    fn decompression_stops_at_the_limit() {
         let bomb = compress(&vec![0; 64 << 20]).unwrap();
         let peak = allocation_counter::measure(|| {
             let error = decompress(&bomb, 1 << 20).unwrap_err();
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_and_truncation_are_typed() {
+    fn malformed_and_truncated_frames_are_rejected() {
         let good = compress(b"hello hello hello hello").unwrap();
         for bad in [&b""[..], b"not zstd", &good[..good.len() - 1], &good[..4]] {
             let kind = decompress(bad, 1000).map_err(|e| e.kind());
@@ -93,9 +93,8 @@ mod tests {
     }
 
     #[test]
-    fn a_claimed_window_beyond_the_limit_is_refused() {
-        // An empty frame whose header claims a window of 2^24 bytes, which zstd by itself would
-        // allocate; and the same with 2^23, the most that is let through.
+    fn oversized_windows_are_rejected() {
+        // An empty frame with a window of 2^log bytes.
         let frame = |log: u8| [0x28, 0xB5, 0x2F, 0xFD, 0x00, (log - 10) << 3, 0x01, 0x00, 0x00];
         let error = decompress(&frame(24), 1 << 30).unwrap_err();
         assert_eq!(error.kind(), DecodeErrorKind::Compression);

@@ -1,8 +1,7 @@
-//! Bytes in, types out, and the way back.
+//! Encoders and decoders.
 //!
-//! [`json`] for nearly everything, [`query`] for what stands behind a `?`, [`compress`] for bodies
-//! on request. Protobuf, for training
-//! requests and the two kinds of large results, is behind their `to_proto` and `from_proto`.
+//! [`json`] encodes most bodies, [`query`] query strings, and [`compress`] compresses bodies. Training
+//! requests and large results use protobuf through their `to_proto` and `from_proto` methods.
 
 pub mod compress;
 pub mod json;

@@ -1,4 +1,4 @@
-//! Ways to make a [`Datum`].
+//! Construction and validation of a [`Datum`].
 
 use std::borrow::Cow;
 
@@ -11,12 +11,12 @@ use crate::tokens::Tokens;
 use super::loss_input::{ADVANTAGES, ALL, LOGPROBS, TARGET_TOKENS, WEIGHTS};
 use super::{Datum, Provenance, ProvenanceSpan};
 
-/// One number for every token, or one for each.
+/// Values for a sequence of tokens: one value for all tokens, or one per token.
 #[derive(Clone, Debug)]
 pub enum PerTokenValues {
-    /// The same for all.
+    /// One value for all tokens.
     Uniform(f32),
-    /// One each.
+    /// One value per token.
     Each(SharedSlice<f32>),
 }
 
@@ -33,7 +33,7 @@ impl<T: Into<SharedSlice<f32>>> From<T> for PerTokenValues {
 }
 
 impl PerTokenValues {
-    /// Appends the numbers from `skip` on, of `len` in all.
+    /// Appends the values of tokens `skip..len`.
     fn append(
         &self,
         out: &mut Vec<f32>,
@@ -45,8 +45,8 @@ impl PerTokenValues {
             Self::Uniform(number) => out.resize(out.len() + len - skip, *number),
             Self::Each(numbers) if numbers.len() == len => out.extend_from_slice(&numbers[skip..]),
             Self::Each(numbers) => {
-                let why = format!("{} numbers for {len} tokens", numbers.len());
-                return Err(InvalidInput::new(name, why));
+                let reason = format!("{} values for {len} tokens", numbers.len());
+                return Err(InvalidInput::new(name, reason));
             }
         }
         Ok(())
@@ -54,7 +54,7 @@ impl PerTokenValues {
 }
 
 impl Datum {
-    /// A datum from its parts, already aligned.
+    /// Returns a builder of a datum with aligned loss inputs.
     ///
     /// ```
     /// use tinkex_wire::{Datum, ModelInput};
@@ -71,11 +71,12 @@ impl Datum {
         DatumBuilder { datum }
     }
 
-    /// Learn a sequence token by token, with one weight per token (the first token's is unused:
-    /// nothing predicts it).
+    /// Creates a datum for supervised learning of a sequence, with one weight per token. The weight
+    /// of the first token is ignored, because no position predicts it.
     ///
     /// # Errors
-    /// If there are fewer than two tokens, or not as many weights as tokens.
+    /// Returns an error if there are fewer than two tokens, or if the number of weights differs from
+    /// the number of tokens.
     pub fn supervised(
         tokens: impl Into<Tokens>,
         weights: impl Into<PerTokenValues>,
@@ -83,7 +84,7 @@ impl Datum {
         let (tokens, weights) = (tokens.into(), weights.into());
         let len = tokens.len();
         if len < 2 {
-            return Err(InvalidInput::new("tokens", "a sequence needs at least two tokens"));
+            return Err(InvalidInput::new("tokens", "a sequence must have at least two tokens"));
         }
         let mut aligned = Vec::with_capacity(len - 1);
         weights.append(&mut aligned, WEIGHTS, len, 1)?;
@@ -93,23 +94,23 @@ impl Datum {
             .build()
     }
 
-    /// Learn to answer `prompt` with `completion`: the prompt's own tokens do not count.
+    /// Creates a datum for supervised learning of `completion`. The tokens of `prompt` have weight 0.
     ///
     /// # Errors
-    /// If either is empty.
+    /// Returns an error if `prompt` or `completion` is empty.
     pub fn completion(
         prompt: impl Into<Tokens>,
         completion: impl Into<Tokens>,
     ) -> Result<Self, InvalidInput> {
-        let joined = Joined::new(prompt.into(), completion.into(), "completion")?;
-        let weights = joined.align(WEIGHTS, &PerTokenValues::Uniform(1.0))?;
-        joined.builder().loss_input(WEIGHTS, weights).build()
+        let sequence = PromptCompletion::new(prompt.into(), completion.into(), "completion")?;
+        let weights = sequence.align(WEIGHTS, &PerTokenValues::Uniform(1.0))?;
+        sequence.builder().loss_input(WEIGHTS, weights).build()
     }
 
-    /// Learn from a sampled answer: its tokens, the log-probabilities they were sampled with, and
-    /// how much better than expected they were (one number for the whole answer or one a token).
+    /// Creates a datum for reinforcement learning from a sampled completion, its log-probabilities
+    /// under the sampling policy, and its advantages: one value for all tokens or one per token.
     ///
-    /// Prompt and answer are shared with the caller, not copied.
+    /// The datum shares the memory of `prompt` and `sampled`.
     ///
     /// ```
     /// use tinkex_wire::Datum;
@@ -122,56 +123,61 @@ impl Datum {
     /// ```
     ///
     /// # Errors
-    /// If prompt or answer is empty, or a list has not one number per sampled token.
+    /// Returns an error if `prompt` or `sampled` is empty, or if the number of log-probabilities or
+    /// advantages differs from the number of sampled tokens.
     pub fn rollout(
         prompt: impl Into<Tokens>,
         sampled: impl Into<Tokens>,
         logprobs: impl Into<SharedSlice<f32>>,
         advantages: impl Into<PerTokenValues>,
     ) -> Result<Self, InvalidInput> {
-        let joined = Joined::new(prompt.into(), sampled.into(), "sampled")?;
-        let logprobs = joined.align(LOGPROBS, &PerTokenValues::Each(logprobs.into()))?;
-        let advantages = joined.align(ADVANTAGES, &advantages.into())?;
-        joined.builder().loss_input(LOGPROBS, logprobs).loss_input(ADVANTAGES, advantages).build()
+        let sequence = PromptCompletion::new(prompt.into(), sampled.into(), "sampled")?;
+        let logprobs = sequence.align(LOGPROBS, &PerTokenValues::Each(logprobs.into()))?;
+        let advantages = sequence.align(ADVANTAGES, &advantages.into())?;
+        sequence.builder().loss_input(LOGPROBS, logprobs).loss_input(ADVANTAGES, advantages).build()
     }
 }
 
-/// A prompt and what follows it, shifted against each other by one position.
-struct Joined {
+/// A prompt and its completion, from which inputs and targets are derived.
+struct PromptCompletion {
     prompt: Tokens,
-    answer: Tokens,
+    completion: Tokens,
 }
 
-impl Joined {
-    fn new(prompt: Tokens, answer: Tokens, answer_name: &str) -> Result<Self, InvalidInput> {
-        for (name, tokens) in [("prompt", &prompt), (answer_name, &answer)] {
+impl PromptCompletion {
+    fn new(
+        prompt: Tokens,
+        completion: Tokens,
+        completion_name: &str,
+    ) -> Result<Self, InvalidInput> {
+        for (name, tokens) in [("prompt", &prompt), (completion_name, &completion)] {
             if tokens.is_empty() {
                 return Err(InvalidInput::new(name, "must have at least one token"));
             }
         }
-        Ok(Self { prompt, answer })
+        Ok(Self { prompt, completion })
     }
 
     fn builder(&self) -> DatumBuilder {
-        let targets = self.prompt[1..].iter().chain(&self.answer[..]);
+        let targets = self.prompt[1..].iter().chain(&self.completion[..]);
         let mut input = ModelInput::from_tokens(&self.prompt);
-        if self.answer.len() > 1 {
-            input = input.tokens(self.answer.slice(..self.answer.len() - 1));
+        if self.completion.len() > 1 {
+            input = input.tokens(self.completion.slice(..self.completion.len() - 1));
         }
         Datum::builder(input).loss_input(TARGET_TOKENS, targets.copied().collect::<TensorData>())
     }
 
-    /// Zero for the positions that predict the prompt, then one number per token of the answer.
-    fn align(&self, name: &str, answer: &PerTokenValues) -> Result<Vec<f32>, InvalidInput> {
-        let before = self.prompt.len() - 1;
-        let mut out = Vec::with_capacity(before + self.answer.len());
-        out.resize(before, 0.0);
-        answer.append(&mut out, name, self.answer.len(), 0)?;
+    /// Returns 0 for the positions that predict the prompt, then one value per completion token.
+    fn align(&self, name: &str, completion: &PerTokenValues) -> Result<Vec<f32>, InvalidInput> {
+        let prompt_targets = self.prompt.len() - 1;
+        let mut out = Vec::with_capacity(prompt_targets + self.completion.len());
+        out.resize(prompt_targets, 0.0);
+        completion.append(&mut out, name, self.completion.len(), 0)?;
         Ok(out)
     }
 }
 
-/// Collects the parts of a [`Datum`]; made by [`Datum::builder`].
+/// Builder of a [`Datum`], created by [`Datum::builder`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct DatumBuilder {
@@ -179,8 +185,8 @@ pub struct DatumBuilder {
 }
 
 impl DatumBuilder {
-    /// Adds a tensor that the loss reads, or replaces the one of that name. `target_tokens` are
-    /// integers, everything else built in is floating point.
+    /// Adds a loss input, or replaces the input of that name. `target_tokens` must be `int64`, all
+    /// other built-in inputs `float32`.
     pub fn loss_input(
         mut self,
         name: impl Into<Cow<'static, str>>,
@@ -195,7 +201,7 @@ impl DatumBuilder {
         self
     }
 
-    /// Says where the tokens came from. Both lists must cover the whole datum.
+    /// Sets the provenance of the tokens. Each list must cover the whole datum.
     pub fn provenance(
         mut self,
         model_input: Vec<ProvenanceSpan>,
@@ -205,13 +211,13 @@ impl DatumBuilder {
         self
     }
 
-    /// The finished datum.
+    /// Validates and returns the datum.
     ///
     /// # Errors
-    /// If the input is empty, a built-in loss input has the wrong type or another length than the
-    /// input, or the provenance does not cover the datum.
+    /// Returns an error if the model input is empty, if a built-in loss input has the wrong element
+    /// type, rank or length, or if the provenance does not cover the datum.
     pub fn build(mut self) -> Result<Datum, InvalidInput> {
-        // Targets of many candidates are mostly padding: they are sent in the smaller form.
+        // Target matrices with many candidates are mostly padding, so the sparse form is smaller.
         for (name, tensor) in &mut self.datum.loss_inputs {
             if matches!(&**name, TARGET_TOKENS | WEIGHTS) {
                 *tensor = std::mem::take(tensor).compact();
@@ -223,66 +229,65 @@ impl DatumBuilder {
 }
 
 impl Datum {
-    /// Refuses a datum that no loss could use. [`DatumBuilder::build`] does this; a server does it
-    /// with what it reads.
+    /// Checks the rules of [`DatumBuilder::build`]. A server calls it for decoded data.
     ///
     /// # Errors
-    /// As [`DatumBuilder::build`].
+    /// Returns an error as [`DatumBuilder::build`] does.
     pub fn validate(&self) -> Result<(), InvalidInput> {
-        let datum = self;
-        if datum.model_input.is_empty() {
+        if self.model_input.is_empty() {
             return Err(InvalidInput::new("model_input", "must not be empty"));
         }
-        let len = datum.model_input.token_count();
-        for (name, tensor) in datum.loss_inputs().filter(|(name, _)| ALL.contains(name)) {
-            check_loss_input(name, tensor, len)?;
+        let len = self.model_input.token_count();
+        for (name, tensor) in self.loss_inputs().filter(|(name, _)| ALL.contains(name)) {
+            validate_loss_input(name, tensor, len)?;
         }
-        if let Some(provenance) = datum.provenance() {
-            check_spans("model_input_spans", &provenance.model_input, len)?;
-            check_spans("loss_fn_input_spans", &provenance.loss_inputs, len)?;
+        if let Some(provenance) = self.provenance() {
+            validate_spans("model_input_spans", &provenance.model_input, len)?;
+            validate_spans("loss_fn_input_spans", &provenance.loss_inputs, len)?;
         }
         Ok(())
     }
 }
 
-fn check_loss_input(
+fn validate_loss_input(
     name: &str,
     tensor: &TensorData,
     len: Option<usize>,
 ) -> Result<(), InvalidInput> {
-    let wanted = if name == TARGET_TOKENS { DType::Int64 } else { DType::Float32 };
-    if tensor.dtype() != wanted {
-        let why = format!("must be {wanted}, not {}", tensor.dtype());
-        return Err(InvalidInput::new(name, why));
+    let expected = if name == TARGET_TOKENS { DType::Int64 } else { DType::Float32 };
+    if tensor.dtype() != expected {
+        let reason = format!("must be {expected}, not {}", tensor.dtype());
+        return Err(InvalidInput::new(name, reason));
     }
-    let most = if matches!(name, TARGET_TOKENS | WEIGHTS) { 2 } else { 1 };
-    if tensor.rank() > most {
-        let why = format!("has {} dimensions, at most {most} are allowed", tensor.rank());
-        return Err(InvalidInput::new(name, why));
+    let max_rank = if matches!(name, TARGET_TOKENS | WEIGHTS) { 2 } else { 1 };
+    if tensor.rank() > max_rank {
+        let reason = format!("has {} dimensions, the maximum is {max_rank}", tensor.rank());
+        return Err(InvalidInput::new(name, reason));
     }
     match len {
         Some(len) if tensor.rows() != len => {
-            let why = format!("has {} rows for an input of {len} tokens", tensor.rows());
-            Err(InvalidInput::new(name, why))
+            let reason =
+                format!("has {} rows, but the model input has {len} tokens", tensor.rows());
+            Err(InvalidInput::new(name, reason))
         }
         _ => Ok(()),
     }
 }
 
-fn check_spans(
+fn validate_spans(
     name: &str,
     spans: &[ProvenanceSpan],
     len: Option<usize>,
 ) -> Result<(), InvalidInput> {
     if spans.is_empty() {
-        return Err(InvalidInput::new(name, "must not be empty when the other list is given"));
+        return Err(InvalidInput::new(name, "must not be empty if the other list is not"));
     }
     let covered = spans.iter().try_fold(0_u64, |n, span| n.checked_add(span.length));
     match len {
         Some(len) if covered != u64::try_from(len).ok() => {
             let covered = covered.map_or_else(|| "too many".to_owned(), |n| n.to_string());
-            let why = format!("cover {covered} tokens where there are {len}");
-            Err(InvalidInput::new(name, why))
+            let reason = format!("cover {covered} tokens, but the datum has {len}");
+            Err(InvalidInput::new(name, reason))
         }
         _ => Ok(()),
     }
@@ -297,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn supervised_shifts_by_one_and_shares_the_tokens() {
+    fn supervised_shifts_targets_by_one_and_shares_the_tokens() {
         let tokens = Tokens::from([1, 2, 3]);
         let datum = Datum::supervised(&tokens, vec![9.0, 0.5, 1.0]).unwrap();
         assert_eq!(datum.model_input().to_tokens().unwrap().as_ptr(), tokens.as_ptr());
@@ -316,9 +321,10 @@ mod tests {
     }
 
     #[test]
-    fn rollout_shares_prompt_and_answer() {
-        let (prompt, answer) = (Tokens::from([1, 2]), Tokens::from([3, 4, 5]));
-        let datum = Datum::rollout(&prompt, &answer, vec![-1.0; 3], vec![1.0, 2.0, 3.0]).unwrap();
+    fn rollout_shares_the_memory_of_prompt_and_completion() {
+        let (prompt, completion) = (Tokens::from([1, 2]), Tokens::from([3, 4, 5]));
+        let datum =
+            Datum::rollout(&prompt, &completion, vec![-1.0; 3], vec![1.0, 2.0, 3.0]).unwrap();
         let chunks = &datum.model_input().chunks;
         let pointers: Vec<_> = chunks
             .iter()
@@ -327,7 +333,7 @@ mod tests {
                 other => panic!("{other:?}"),
             })
             .collect();
-        assert_eq!(pointers, [prompt.as_ptr(), answer.as_ptr()]);
+        assert_eq!(pointers, [prompt.as_ptr(), completion.as_ptr()]);
         assert_eq!(tensor(&datum, "advantages").as_f32().unwrap(), [0.0, 1.0, 2.0, 3.0]);
         assert!(Datum::rollout([1], [2, 3], vec![-1.0], 1.0).is_err());
         let nothing = Datum::rollout([1], Vec::<u32>::new(), vec![], 1.0).unwrap_err();
@@ -335,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn builder_refuses_what_the_server_would() {
+    fn builder_rejects_invalid_datums() {
         let input = || Datum::builder([1, 2]);
         let field = |b: DatumBuilder| b.build().unwrap_err().field().to_owned();
         assert_eq!(field(Datum::builder(Vec::<u32>::new())), "model_input");

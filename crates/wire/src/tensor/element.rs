@@ -1,16 +1,16 @@
-//! Which Rust numbers become which wire type.
+//! Conversions of Rust numbers to tensor elements.
 
 use crate::slice::SharedSlice;
 use crate::tokens::Tokens;
 
 use super::{Shape, TensorData, TensorValues};
 
-/// A number type that a tensor can be made from.
+/// A number type that converts to a tensor element.
 ///
-/// Integers of up to 32 bits and `i64` become `int64`, floating point becomes `float32`. Wider
-/// unsigned integers do not always fit: convert them first, with `i64::try_from`.
+/// `i64` and integers of up to 32 bits convert to `int64`, `f32` and `f64` to `float32`. Convert wider
+/// unsigned integers with `i64::try_from` first.
 pub trait TensorElement: Copy + sealed::Sealed {
-    /// Takes the numbers over, without a copy where the layout is already the wire's.
+    /// Converts a vector. Does not copy `f32` and `i64`.
     fn values(numbers: Vec<Self>) -> TensorValues;
 }
 
@@ -34,7 +34,7 @@ fn widened<T: Copy + Into<i64>>(numbers: Vec<T>) -> SharedSlice<i64> {
     numbers.into_iter().map(Into::into).collect()
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "narrowing to float32 is the wire's rule")]
+#[expect(clippy::cast_possible_truncation, reason = "the protocol narrows to float32")]
 fn narrowed(numbers: Vec<f64>) -> SharedSlice<f32> {
     numbers.into_iter().map(|x| x as f32).collect()
 }
@@ -115,14 +115,14 @@ impl<T: TensorElement> From<Vec<T>> for TensorValues {
 }
 
 impl From<Tokens> for TensorData {
-    /// Token ids as targets.
+    /// Converts token ids to `int64`.
     fn from(tokens: Tokens) -> Self {
         Self::from(&tokens)
     }
 }
 
 impl From<&Tokens> for TensorData {
-    /// Token ids as targets.
+    /// Converts token ids to `int64`.
     fn from(tokens: &Tokens) -> Self {
         tokens.iter().copied().collect()
     }

@@ -1,6 +1,6 @@
-//! The JSON form of a tensor: flat numbers, a type name, a shape.
+//! JSON encoding of a tensor: a flat list of values, the element type and the shape.
 //!
-//! A missing number is `null` in JSON and NaN in memory.
+//! NaN is encoded as null.
 
 use std::fmt;
 
@@ -32,8 +32,8 @@ impl Serialize for TensorData {
 impl<'de> Deserialize<'de> for TensorData {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        struct Form {
-            data: Numbers,
+        struct TensorFields {
+            data: NumberList,
             dtype: DType,
             #[serde(default)]
             shape: Option<Vec<usize>>,
@@ -43,11 +43,13 @@ impl<'de> Deserialize<'de> for TensorData {
             sparse_col_indices: Option<Vec<i64>>,
         }
 
-        let form = Form::deserialize(deserializer)?;
+        let form = TensorFields::deserialize(deserializer)?;
         let values = match (form.dtype, form.data) {
-            (DType::Int64, Numbers::Ints(numbers)) => TensorValues::Int64(numbers.into()),
-            (DType::Int64, Numbers::Floats(_)) => {
-                return Err(D::Error::custom("data: int64 numbers must be whole and fit 64 bits"));
+            (DType::Int64, NumberList::Ints(numbers)) => TensorValues::Int64(numbers.into()),
+            (DType::Int64, NumberList::Floats(_)) => {
+                return Err(D::Error::custom(
+                    "data: int64 values must be integers of at most 64 bits",
+                ));
             }
             (DType::Float32, numbers) => TensorValues::Float32(numbers.into_floats().into()),
         };
@@ -55,25 +57,25 @@ impl<'de> Deserialize<'de> for TensorData {
         match (form.sparse_crow_indices, form.sparse_col_indices) {
             (Some(row_starts), Some(columns)) => {
                 let csr = Csr { row_starts: row_starts.into(), columns: columns.into() };
-                Self::from_csr(values, csr, shape).map_err(|fault| D::Error::custom(fault.reason()))
+                Self::from_csr(values, csr, shape).map_err(|error| D::Error::custom(error.reason()))
             }
-            // Sparse only if both lists are there.
+            // A tensor with only one of the index lists is dense.
             _ => Self::new(values, shape).map_err(D::Error::custom),
         }
     }
 }
 
-/// Numbers whose type is not known yet: it may stand behind them.
-enum Numbers {
-    /// All whole.
+/// List of numbers whose element type is not known yet: `dtype` may follow `data`.
+enum NumberList {
+    /// Only integers that fit into 64 bits.
     Ints(Vec<i64>),
-    /// Some not whole, too large, or missing.
+    /// At least one fraction, large integer or null.
     Floats(Vec<f64>),
 }
 
-impl Numbers {
-    #[expect(clippy::cast_possible_truncation, reason = "narrowing to float32 is the wire's rule")]
-    #[expect(clippy::cast_precision_loss, reason = "narrowing to float32 is the wire's rule")]
+impl NumberList {
+    #[expect(clippy::cast_possible_truncation, reason = "the protocol narrows to float32")]
+    #[expect(clippy::cast_precision_loss, reason = "the protocol narrows to float32")]
     fn into_floats(self) -> Vec<f32> {
         match self {
             Self::Ints(numbers) => numbers.into_iter().map(|number| number as f32).collect(),
@@ -82,25 +84,28 @@ impl Numbers {
     }
 }
 
-impl<'de> Deserialize<'de> for Numbers {
+impl<'de> Deserialize<'de> for NumberList {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct List;
+        struct NumberListVisitor;
 
-        impl<'de> Visitor<'de> for List {
-            type Value = Numbers;
+        impl<'de> Visitor<'de> for NumberListVisitor {
+            type Value = NumberList;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a list of numbers")
             }
 
-            #[expect(clippy::cast_precision_loss, reason = "becomes float32 in the end")]
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Numbers, A::Error> {
+            #[expect(
+                clippy::cast_precision_loss,
+                reason = "the values are narrowed to float32 later"
+            )]
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<NumberList, A::Error> {
                 let mut ints = Vec::new();
                 let mut floats = loop {
                     match list.next_element()? {
-                        None => return Ok(Numbers::Ints(ints)),
-                        Some(Number::Int(number)) => ints.push(number),
-                        Some(Number::Float(number)) => {
+                        None => return Ok(NumberList::Ints(ints)),
+                        Some(JsonNumber::Int(number)) => ints.push(number),
+                        Some(JsonNumber::Float(number)) => {
                             let mut floats: Vec<f64> = ints.iter().map(|int| *int as f64).collect();
                             floats.push(number);
                             break floats;
@@ -109,53 +114,53 @@ impl<'de> Deserialize<'de> for Numbers {
                 };
                 while let Some(number) = list.next_element()? {
                     floats.push(match number {
-                        Number::Int(number) => number as f64,
-                        Number::Float(number) => number,
+                        JsonNumber::Int(number) => number as f64,
+                        JsonNumber::Float(number) => number,
                     });
                 }
-                Ok(Numbers::Floats(floats))
+                Ok(NumberList::Floats(floats))
             }
         }
 
-        deserializer.deserialize_seq(List)
+        deserializer.deserialize_seq(NumberListVisitor)
     }
 }
 
-enum Number {
+enum JsonNumber {
     Int(i64),
     Float(f64),
 }
 
-impl<'de> Deserialize<'de> for Number {
+impl<'de> Deserialize<'de> for JsonNumber {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct One;
+        struct NumberVisitor;
 
-        impl Visitor<'_> for One {
-            type Value = Number;
+        impl Visitor<'_> for NumberVisitor {
+            type Value = JsonNumber;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a number or null")
             }
 
-            fn visit_i64<E>(self, number: i64) -> Result<Number, E> {
-                Ok(Number::Int(number))
+            fn visit_i64<E>(self, number: i64) -> Result<JsonNumber, E> {
+                Ok(JsonNumber::Int(number))
             }
 
             #[expect(clippy::cast_precision_loss, reason = "too large for an int64")]
-            fn visit_u64<E>(self, number: u64) -> Result<Number, E> {
-                Ok(i64::try_from(number).map_or(Number::Float(number as f64), Number::Int))
+            fn visit_u64<E>(self, number: u64) -> Result<JsonNumber, E> {
+                Ok(i64::try_from(number).map_or(JsonNumber::Float(number as f64), JsonNumber::Int))
             }
 
-            fn visit_f64<E>(self, number: f64) -> Result<Number, E> {
-                Ok(Number::Float(number))
+            fn visit_f64<E>(self, number: f64) -> Result<JsonNumber, E> {
+                Ok(JsonNumber::Float(number))
             }
 
-            fn visit_unit<E>(self) -> Result<Number, E> {
-                Ok(Number::Float(f64::NAN))
+            fn visit_unit<E>(self) -> Result<JsonNumber, E> {
+                Ok(JsonNumber::Float(f64::NAN))
             }
         }
 
-        deserializer.deserialize_any(One)
+        deserializer.deserialize_any(NumberVisitor)
     }
 }
 

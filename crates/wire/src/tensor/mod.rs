@@ -1,8 +1,8 @@
-//! [`TensorData`]: numbers with a type and a shape.
+//! [`TensorData`]: a dense or sparse tensor.
 //!
-//! Two element types cross the wire, `int64` and `float32`; everything else is widened or narrowed
-//! on the way in. A tensor is checked when it is made, so one that exists is consistent: the shape
-//! matches the number of values, and sparse indices stay inside the shape.
+//! The protocol has two element types, `int64` and `float32`; conversions widen or narrow all other
+//! types. Constructors validate a tensor, so the shape of every `TensorData` matches the number of its
+//! values, and sparse indices are within the shape.
 
 mod element;
 mod json;
@@ -13,16 +13,15 @@ use std::fmt;
 
 pub use element::TensorElement;
 pub use shape::Shape;
-pub(crate) use sparse::{Csr, CsrFault};
+pub(crate) use sparse::{Csr, CsrError};
 
 use crate::InvalidInput;
 use crate::slice::{SharedSlice, debug_slice};
 
-/// A dense or sparse tensor, ready to be sent.
+/// A dense or sparse tensor.
 ///
-/// Made from vectors, slices, arrays and iterators of the usual number types. A `Vec<f32>` or
-/// `Vec<i64>` is taken over without a copy; other types are converted once. Cloning shares the
-/// numbers.
+/// Vectors, slices, arrays and iterators of numbers convert into a vector-shaped tensor. Conversion
+/// from `Vec<f32>` or `Vec<i64>` does not copy. Clones share the values.
 ///
 /// ```
 /// use tinkex_wire::{DType, TensorData};
@@ -42,17 +41,17 @@ pub struct TensorData {
     sparse: Option<Box<Csr>>,
 }
 
-/// The element type of a tensor.
+/// Element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
-    /// 64-bit integers: token ids.
+    /// 64-bit integers, used for token ids.
     Int64,
-    /// 32-bit floating point: everything else.
+    /// 32-bit floating point.
     Float32,
 }
 
 impl DType {
-    /// The name in JSON.
+    /// Returns the name in JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -61,7 +60,7 @@ impl DType {
         }
     }
 
-    /// Bytes per element.
+    /// Returns the size of an element in bytes.
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
@@ -77,9 +76,9 @@ impl fmt::Display for DType {
     }
 }
 
-/// The numbers of a tensor.
+/// Values of a tensor.
 ///
-/// Equal when the bits are: a NaN that marks a missing value is equal to itself.
+/// Comparison is bitwise: a NaN, which marks a missing value, is equal to itself.
 #[derive(Clone)]
 pub enum TensorValues {
     /// 64-bit integers.
@@ -89,7 +88,7 @@ pub enum TensorValues {
 }
 
 impl TensorValues {
-    /// How many.
+    /// Returns the number of values.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -98,13 +97,13 @@ impl TensorValues {
         }
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there are no values.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Their type.
+    /// Returns the element type.
     #[must_use]
     pub fn dtype(&self) -> DType {
         match self {
@@ -113,10 +112,10 @@ impl TensorValues {
         }
     }
 
-    /// A part, sharing the same memory.
+    /// Returns a sub-slice that shares the memory.
     ///
     /// # Panics
-    /// If the range is out of bounds, like indexing.
+    /// Panics if the range is out of bounds.
     #[must_use]
     pub fn slice(&self, range: std::ops::Range<usize>) -> Self {
         match self {
@@ -150,44 +149,44 @@ pub(crate) fn same_bits(a: &[f32], b: &[f32]) -> bool {
 }
 
 impl TensorData {
-    /// A dense tensor of the given shape.
+    /// Creates a dense tensor.
     ///
     /// # Errors
-    /// If the shape does not have as many cells as there are values.
+    /// Returns an error if the number of values does not match the shape.
     pub fn new(values: TensorValues, shape: impl Into<Shape>) -> Result<Self, InvalidInput> {
         let shape = shape.into();
-        shape.check(values.len())?;
+        shape.validate(values.len())?;
         Ok(Self { values, shape, sparse: None })
     }
 
-    /// One number without a dimension.
+    /// Creates a scalar.
     #[must_use]
     pub fn scalar<T: TensorElement>(value: T) -> Self {
         Self { values: T::values(vec![value]), shape: Shape::SCALAR, sparse: None }
     }
 
-    /// A matrix from its rows.
+    /// Creates a matrix from its rows.
     ///
     /// # Errors
-    /// If the rows differ in length.
+    /// Returns an error if the rows differ in length.
     pub fn from_rows<T: TensorElement, R: AsRef<[T]>>(rows: &[R]) -> Result<Self, InvalidInput> {
         let columns = rows.first().map_or(0, |row| row.as_ref().len());
         let mut values = Vec::with_capacity(rows.len().saturating_mul(columns));
         for (i, row) in rows.iter().enumerate() {
             let row = row.as_ref();
             if row.len() != columns {
-                let why = format!("row {i} has {} values, row 0 has {columns}", row.len());
-                return Err(InvalidInput::new("rows", why));
+                let reason = format!("row {i} has {} values, row 0 has {columns}", row.len());
+                return Err(InvalidInput::new("rows", reason));
             }
             values.extend_from_slice(row);
         }
         Ok(Self { values: T::values(values), shape: [rows.len(), columns].into(), sparse: None })
     }
 
-    /// The same numbers in another shape.
+    /// Changes the shape and keeps the values.
     ///
     /// # Errors
-    /// If the shape does not have as many cells as there are values, or the tensor is sparse.
+    /// Returns an error if the number of values does not match the shape, or if the tensor is sparse.
     pub fn reshape(self, shape: impl Into<Shape>) -> Result<Self, InvalidInput> {
         if self.is_sparse() {
             return Err(InvalidInput::new("shape", "a sparse tensor cannot be reshaped"));
@@ -195,43 +194,44 @@ impl TensorData {
         Self::new(self.values, shape)
     }
 
-    /// The element type.
+    /// Returns the element type.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.values.dtype()
     }
 
-    /// The dimensions; [unstated](Shape::UNSPECIFIED) for a tensor that came without.
+    /// Returns the shape; [`Shape::UNSPECIFIED`] for a tensor that was decoded without one.
     #[must_use]
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// How many dimensions there are; a tensor that came without a shape counts as a vector.
+    /// Returns the number of dimensions; 1 for an unspecified shape.
     #[must_use]
     pub fn rank(&self) -> usize {
         if self.shape == Shape::UNSPECIFIED { 1 } else { self.shape.dims().len() }
     }
 
-    /// Whether this may be a scalar: protobuf writes one without a shape.
+    /// Returns `true` for a scalar, and for one value of unspecified shape: protobuf encodes a scalar
+    /// without a shape.
     #[must_use]
     pub fn may_be_scalar(&self) -> bool {
         self.shape.dims().is_empty() && self.values.len() == 1
     }
 
-    /// The length of the first dimension.
+    /// Returns the length of the first dimension.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.shape.dims().first().copied().unwrap_or(self.values.len())
     }
 
-    /// The stored numbers; of a sparse tensor only the listed ones.
+    /// Returns the stored values; for a sparse tensor, only the explicit ones.
     #[must_use]
     pub fn values(&self) -> &TensorValues {
         &self.values
     }
 
-    /// The stored numbers, if they are `float32`.
+    /// Returns the stored values of a `float32` tensor.
     #[must_use]
     pub fn as_f32(&self) -> Option<&[f32]> {
         match &self.values {
@@ -240,7 +240,7 @@ impl TensorData {
         }
     }
 
-    /// The stored numbers, if they are `int64`.
+    /// Returns the stored values of an `int64` tensor.
     #[must_use]
     pub fn as_i64(&self) -> Option<&[i64]> {
         match &self.values {
@@ -251,7 +251,7 @@ impl TensorData {
 }
 
 impl Default for TensorData {
-    /// No numbers.
+    /// Returns an empty `float32` vector.
     fn default() -> Self {
         Self::from(Vec::<f32>::new())
     }

@@ -1,13 +1,13 @@
-//! [`Shape`]: the dimensions of a tensor.
+//! [`Shape`]: dimensions of a tensor.
 
 use std::fmt;
 
 use crate::InvalidInput;
 
-/// The dimensions of a tensor, outermost first.
+/// Dimensions of a tensor, outermost first.
 ///
-/// A list of no dimensions is a [scalar](Shape::SCALAR). That is not the same as dimensions that
-/// were never [stated](Shape::UNSPECIFIED), though protobuf cannot tell the two apart.
+/// A shape without dimensions is a [scalar](Shape::SCALAR). JSON distinguishes it from a missing shape
+/// ([`Shape::UNSPECIFIED`]), protobuf does not.
 ///
 /// ```
 /// use tinkex_wire::Shape;
@@ -18,7 +18,7 @@ use crate::InvalidInput;
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Shape(Dims);
 
-// Nearly every tensor of the API has one or two dimensions; those need no allocation.
+// Store one and two dimensions inline: nearly all tensors of the API have no more.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Dims {
     Unspecified,
@@ -29,13 +29,13 @@ enum Dims {
 }
 
 impl Shape {
-    /// Nothing was said: a vector of however many numbers there are.
+    /// Missing shape: a vector of any length.
     pub const UNSPECIFIED: Self = Self(Dims::Unspecified);
 
-    /// One number without a dimension.
+    /// Shape of a scalar.
     pub const SCALAR: Self = Self(Dims::Scalar);
 
-    /// The dimensions; empty for a scalar, and if unstated.
+    /// Returns the dimensions; empty for a scalar and an unspecified shape.
     #[must_use]
     pub fn dims(&self) -> &[usize] {
         match &self.0 {
@@ -46,7 +46,7 @@ impl Shape {
         }
     }
 
-    /// Adds an innermost dimension; the first one states the shape.
+    /// Appends an innermost dimension.
     pub(crate) fn push(&mut self, dim: usize) {
         match &mut self.0 {
             Dims::Unspecified | Dims::Scalar => self.0 = Dims::One([dim]),
@@ -56,27 +56,28 @@ impl Shape {
         }
     }
 
-    /// The product of the dimensions, unless no memory could hold that many cells; 1 if unstated.
+    /// Returns the product of the dimensions, or `None` if it exceeds `isize::MAX`. Returns 1 for a
+    /// scalar and an unspecified shape.
     #[must_use]
     pub fn element_count(&self) -> Option<usize> {
-        // A zero anywhere makes the tensor empty, whatever the other dimensions claim.
+        // A zero dimension makes the tensor empty even if the product of the others overflows.
         if self.dims().contains(&0) {
             return Some(0);
         }
-        let cells = self.dims().iter().try_fold(1_usize, |n, d| n.checked_mul(*d))?;
-        (cells <= isize::MAX.unsigned_abs()).then_some(cells)
+        let elements = self.dims().iter().try_fold(1_usize, |n, d| n.checked_mul(*d))?;
+        (elements <= isize::MAX.unsigned_abs()).then_some(elements)
     }
 
-    /// Whether `values` numbers fill this shape.
-    pub(super) fn check(&self, values: usize) -> Result<(), InvalidInput> {
+    /// Checks that the shape has `values` elements.
+    pub(super) fn validate(&self, values: usize) -> Result<(), InvalidInput> {
         match self.element_count() {
             _ if *self == Self::UNSPECIFIED => Ok(()),
-            Some(cells) if cells == values => Ok(()),
-            Some(cells) => Err(InvalidInput::new(
+            Some(elements) if elements == values => Ok(()),
+            Some(elements) => Err(InvalidInput::new(
                 "shape",
-                format!("{self:?} has {cells} cells but there are {values} values"),
+                format!("{self:?} has {elements} elements but there are {values} values"),
             )),
-            None => Err(InvalidInput::new("shape", format!("{self:?} has too many cells"))),
+            None => Err(InvalidInput::new("shape", format!("{self:?} has too many elements"))),
         }
     }
 }
@@ -107,7 +108,7 @@ impl From<Vec<usize>> for Shape {
 impl fmt::Debug for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == Self::UNSPECIFIED {
-            return f.write_str("unstated");
+            return f.write_str("unspecified");
         }
         f.debug_list().entries(self.dims()).finish()
     }

@@ -1,71 +1,75 @@
-//! Sparse matrices in compressed-sparse-row form.
+//! Sparse matrices in compressed sparse row (CSR) form.
 //!
-//! `row_starts[i]..row_starts[i + 1]` are the places of row `i` within the values and `columns`.
+//! Row `i` consists of the elements `row_starts[i]..row_starts[i + 1]` of the values and `columns`.
 
 use crate::InvalidInput;
 use crate::slice::SharedSlice;
 
 use super::{Shape, TensorData, TensorValues};
 
-/// Where the listed values of a sparse matrix belong.
+/// Row and column indices of a sparse matrix.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Csr {
     pub(crate) row_starts: SharedSlice<i64>,
     pub(crate) columns: SharedSlice<i64>,
 }
 
-/// What is wrong with a pair of index lists.
+/// Error in the indices of a sparse matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CsrFault {
+pub(crate) enum CsrError {
     Shape(&'static str),
     RowStarts(&'static str),
     Columns(&'static str),
 }
 
-impl CsrFault {
+impl CsrError {
     pub(crate) fn reason(self) -> &'static str {
         match self {
-            Self::Shape(why) | Self::RowStarts(why) | Self::Columns(why) => why,
+            Self::Shape(reason) | Self::RowStarts(reason) | Self::Columns(reason) => reason,
         }
     }
 }
 
 impl Csr {
-    /// Whether these indices describe `values` numbers inside `shape`.
-    pub(crate) fn check(&self, shape: &Shape, values: usize) -> Result<(), CsrFault> {
+    /// Checks that the indices place `values` values within `shape`.
+    pub(crate) fn validate(&self, shape: &Shape, values: usize) -> Result<(), CsrError> {
         let [rows, width] = *shape.dims() else {
-            return Err(CsrFault::Shape("a sparse tensor needs a shape of two dimensions"));
+            return Err(CsrError::Shape("a sparse tensor must have two dimensions"));
         };
         if shape.element_count().is_none() {
-            return Err(CsrFault::Shape("the shape has too many cells"));
+            return Err(CsrError::Shape("the shape has too many elements"));
         }
         let starts = &self.row_starts;
         if rows.checked_add(1) != Some(starts.len()) {
-            return Err(CsrFault::RowStarts("there must be one more row start than rows"));
+            return Err(CsrError::RowStarts(
+                "the number of row starts must be the number of rows plus one",
+            ));
         }
         if starts.first() != Some(&0) {
-            return Err(CsrFault::RowStarts("row starts must begin with 0"));
+            return Err(CsrError::RowStarts("the first row start must be 0"));
         }
         if starts.windows(2).any(|pair| pair[0] > pair[1]) {
-            return Err(CsrFault::RowStarts("row starts must not decrease"));
+            return Err(CsrError::RowStarts("row starts must not decrease"));
         }
         if starts.last().and_then(|end| usize::try_from(*end).ok()) != Some(values) {
-            return Err(CsrFault::RowStarts("row starts must end with the number of values"));
+            return Err(CsrError::RowStarts("the last row start must be the number of values"));
         }
         if self.columns.len() != values {
-            return Err(CsrFault::Columns("there must be one column index per value"));
+            return Err(CsrError::Columns(
+                "the number of column indices must be the number of values",
+            ));
         }
         let inside = |column: &i64| usize::try_from(*column).is_ok_and(|column| column < width);
         if !self.columns.iter().all(inside) {
-            return Err(CsrFault::Columns("a column index lies outside the shape"));
+            return Err(CsrError::Columns("a column index is outside the shape"));
         }
         Ok(())
     }
 }
 
 impl TensorData {
-    /// A sparse matrix: `values` row by row, the start of every row (and the end) within them, and
-    /// the column of each value.
+    /// Creates a sparse matrix from the values in row-major order, the start of each row within the
+    /// values followed by their number, and the column of each value.
     ///
     /// ```
     /// use tinkex_wire::TensorData;
@@ -77,7 +81,7 @@ impl TensorData {
     /// ```
     ///
     /// # Errors
-    /// If the lists do not describe a matrix of that shape.
+    /// Returns an error if the indices do not describe a matrix of that shape.
     pub fn sparse<T: super::TensorElement>(
         values: Vec<T>,
         row_starts: impl Into<SharedSlice<i64>>,
@@ -85,34 +89,35 @@ impl TensorData {
         shape: [usize; 2],
     ) -> Result<Self, InvalidInput> {
         let csr = Csr { row_starts: row_starts.into(), columns: columns.into() };
-        Self::from_csr(T::values(values), csr, shape.into()).map_err(|fault| {
-            let field = match fault {
-                CsrFault::Shape(_) => "shape",
-                CsrFault::RowStarts(_) => "row_starts",
-                CsrFault::Columns(_) => "columns",
+        Self::from_csr(T::values(values), csr, shape.into()).map_err(|error| {
+            let field = match error {
+                CsrError::Shape(_) => "shape",
+                CsrError::RowStarts(_) => "row_starts",
+                CsrError::Columns(_) => "columns",
             };
-            InvalidInput::new(field, fault.reason())
+            InvalidInput::new(field, error.reason())
         })
     }
 
-    pub(crate) fn from_csr(values: TensorValues, csr: Csr, shape: Shape) -> Result<Self, CsrFault> {
-        csr.check(&shape, values.len())?;
+    pub(crate) fn from_csr(values: TensorValues, csr: Csr, shape: Shape) -> Result<Self, CsrError> {
+        csr.validate(&shape, values.len())?;
         Ok(Self { values, shape, sparse: Some(Box::new(csr)) })
     }
 
-    /// Whether only some cells are listed.
+    /// Returns `true` for a sparse tensor.
     #[must_use]
     pub fn is_sparse(&self) -> bool {
         self.sparse.is_some()
     }
 
-    /// The start of every row within the values, and the end; only for a sparse tensor.
+    /// Returns the start of each row within the values, followed by their number; `None` for a dense
+    /// tensor.
     #[must_use]
     pub fn row_starts(&self) -> Option<&[i64]> {
         self.sparse.as_ref().map(|csr| &csr.row_starts[..])
     }
 
-    /// The column of every value; only for a sparse tensor.
+    /// Returns the column of each value; `None` for a dense tensor.
     #[must_use]
     pub fn columns(&self) -> Option<&[i64]> {
         self.sparse.as_ref().map(|csr| &csr.columns[..])
@@ -122,17 +127,18 @@ impl TensorData {
         self.sparse.as_deref()
     }
 
-    /// The same matrix with every cell written out; cells that were not listed are 0.
+    /// Returns the dense form of the tensor.
     ///
     /// # Errors
-    /// If that would be more than `max_cells`: a matrix can be far larger than its listed values.
-    pub fn to_dense(&self, max_cells: usize) -> Result<Self, InvalidInput> {
+    /// Returns an error if the dense form has more than `max_elements` elements, which can be far more
+    /// than the sparse form has.
+    pub fn to_dense(&self, max_elements: usize) -> Result<Self, InvalidInput> {
         let (Some(csr), &[rows, width]) = (&self.sparse, self.shape.dims()) else {
             return Ok(self.clone());
         };
-        if self.shape.element_count().is_none_or(|cells| cells > max_cells) {
-            let why = format!("{:?} has more than {max_cells} cells", self.shape);
-            return Err(InvalidInput::new("shape", why));
+        if self.shape.element_count().is_none_or(|elements| elements > max_elements) {
+            let reason = format!("{:?} has more than {max_elements} elements", self.shape);
+            return Err(InvalidInput::new("shape", reason));
         }
         let values = match &self.values {
             TensorValues::Int64(values) => {
@@ -145,9 +151,7 @@ impl TensorData {
         Ok(Self { values, shape: self.shape.clone(), sparse: None })
     }
 
-    /// The same matrix in whichever form is smaller on the wire.
-    ///
-    /// Only a dense matrix changes, and only if listing its non-zero cells saves space.
+    /// Converts a dense matrix to sparse form if that form is smaller in protobuf.
     #[must_use]
     pub fn compact(self) -> Self {
         let &[rows, width] = self.shape.dims() else {
@@ -156,19 +160,20 @@ impl TensorData {
         if self.is_sparse() {
             return self;
         }
-        // Every cell is in memory, so the products are small; zero is a value, minus zero another.
-        let smaller = |kept: usize| rows.saturating_add(1 + 2 * kept) < self.values.len();
+        // Compare bits: minus zero is not omitted. The sums cannot overflow, as all elements are in
+        // memory.
+        let smaller = |nonzero: usize| rows.saturating_add(1 + 2 * nonzero) < self.values.len();
         let gathered = match &self.values {
             TensorValues::Int64(values) => {
-                let kept = values.iter().filter(|x| **x != 0).count();
-                smaller(kept).then(|| {
+                let nonzero = values.iter().filter(|x| **x != 0).count();
+                smaller(nonzero).then(|| {
                     let (csr, values) = Csr::gather(values, width, |x| x != 0);
                     (csr, TensorValues::Int64(values.into()))
                 })
             }
             TensorValues::Float32(values) => {
-                let kept = values.iter().filter(|x| x.to_bits() != 0).count();
-                smaller(kept).then(|| {
+                let nonzero = values.iter().filter(|x| x.to_bits() != 0).count();
+                smaller(nonzero).then(|| {
                     let (csr, values) = Csr::gather(values, width, |x: f32| x.to_bits() != 0);
                     (csr, TensorValues::Float32(values.into()))
                 })
@@ -182,7 +187,11 @@ impl TensorData {
 }
 
 impl Csr {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked indices")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "`validate` accepted the indices"
+    )]
     fn scatter<T: Copy + Default>(&self, values: &[T], rows: usize, width: usize) -> Vec<T> {
         let mut cells = vec![T::default(); rows * width];
         for (row, bounds) in self.row_starts.windows(2).enumerate() {

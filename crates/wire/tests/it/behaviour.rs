@@ -1,4 +1,4 @@
-//! The golden cases of `fixtures/behaviour` that concern this crate.
+//! Golden cases of `fixtures/behaviour` that concern this crate.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,23 +10,23 @@ use tinkex_wire::*;
 
 use crate::fixtures::{files, load};
 
-/// Holds the cases of one file against the crate.
+/// Checks the cases of one file.
 type Check = fn(&Value);
 
-/// Which check reads which file.
+/// Check of each file.
 const CHECKS: &[(&str, Check)] = &[
-    ("byte_estimates.json", sizes_are_estimated_as_the_reference_does),
-    ("client_config_defaults.json", settings_left_out_have_the_reference_defaults),
+    ("byte_estimates.json", sizes_are_estimated_like_the_reference),
+    ("client_config_defaults.json", omitted_settings_have_the_reference_defaults),
     ("custom_loss.json", custom_losses_follow_the_naming_rules),
-    ("future_retrieve.json", answers_behind_tickets_are_told_apart),
-    ("optimizer_params.json", optimizer_parameters_are_written_and_checked),
+    ("future_retrieve.json", poll_responses_are_distinguished),
+    ("optimizer_params.json", optimizer_parameters_are_encoded_and_validated),
     ("sampler_handle.json", handles_are_exchanged_with_the_reference),
-    ("sampling_validation.json", sampling_requests_and_answers_are_checked),
-    ("telemetry_events.json", telemetry_events_have_the_reference_form),
-    ("tinker_path.json", paths_are_read_as_the_reference_reads_them),
+    ("sampling_validation.json", sampling_requests_and_responses_are_validated),
+    ("telemetry_events.json", telemetry_events_are_encoded_like_the_reference),
+    ("tinker_path.json", paths_are_parsed_like_the_reference),
 ];
 
-/// Files that the client's tests read.
+/// Files that the tests of the client read.
 const READ_ELSEWHERE: [&str; 26] = [
     "auth_resolution.json",
     "base_url.json",
@@ -57,7 +57,7 @@ const READ_ELSEWHERE: [&str; 26] = [
 ];
 
 #[test]
-fn every_file_of_golden_cases_holds() {
+fn all_golden_cases_pass() {
     for file in files("behaviour") {
         if READ_ELSEWHERE.contains(&file.as_str()) {
             continue;
@@ -72,19 +72,19 @@ fn cases(file: &Value) -> &[Value] {
     file["cases"].as_array().unwrap()
 }
 
-fn paths_are_read_as_the_reference_reads_them(file: &Value) {
+fn paths_are_parsed_like_the_reference(file: &Value) {
     for case in cases(file) {
         let text = case["path"].as_str().unwrap();
         let path = text.parse::<TinkerPath>();
         let (run, id) = (case["training_run_id"].as_str(), case["checkpoint_id"].as_str());
-        // Unlike the reference, an empty run or name is refused.
+        // Unlike the reference, an empty run or name is rejected.
         let empty = run == Some("") || id.is_some_and(|id| id.ends_with('/'));
         if case["ok"] == false || empty {
             let error = path.expect_err(text);
             assert_eq!(error.field(), "tinker_path");
             continue;
         }
-        let path = path.unwrap_or_else(|why| panic!("{why}"));
+        let path = path.unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(Some(path.run().as_str()), run);
         assert_eq!(Some(&*path.checkpoint_id()), id);
         assert_eq!(Some(path.kind().as_str()), case["checkpoint_type"].as_str());
@@ -92,7 +92,7 @@ fn paths_are_read_as_the_reference_reads_them(file: &Value) {
     }
 }
 
-fn sizes_are_estimated_as_the_reference_does(file: &Value) {
+fn sizes_are_estimated_like_the_reference(file: &Value) {
     let number = |value: &Value| usize::try_from(value.as_u64().unwrap()).unwrap();
     for case in cases(file) {
         let mut input = ModelInput::default();
@@ -112,12 +112,12 @@ fn sizes_are_estimated_as_the_reference_does(file: &Value) {
         }
         assert_eq!(input.sampling_bytes(), number(&case["sampling_estimate"]), "{}", case["id"]);
 
-        // Under names of their own, so that the builder does not insist on lengths that fit.
+        // Use custom names, whose lengths the builder does not check.
         let tensors = case["tensors"].as_object().unwrap().iter();
         let datum = tensors.fold(Datum::builder(input), |datum, (name, tensor)| {
             datum.loss_input(format!("my_{name}"), tensor_of(tensor, &number))
         });
-        // An empty input is no datum.
+        // A datum must not be empty.
         let Ok(datum) = datum.build() else {
             assert_eq!(case["id"], "text_0");
             continue;
@@ -134,7 +134,7 @@ fn tensor_of(tensor: &Value, number: &impl Fn(&Value) -> usize) -> TensorData {
             _ => TensorData::from(vec![0.0_f32; n]),
         };
     }
-    // Any matrix with that many row starts and columns will do.
+    // Only the number of row starts and columns affects the estimate.
     let rows = number(&tensor["crow"]) - 1;
     let mut starts = vec![n as i64; rows + 1];
     starts[0] = 0;
@@ -142,17 +142,17 @@ fn tensor_of(tensor: &Value, number: &impl Fn(&Value) -> usize) -> TensorData {
     TensorData::sparse(vec![0_i64; n], starts, columns, [rows, n]).unwrap()
 }
 
-/// A request with one optimizer step's numbers, read from JSON.
+/// Decodes an optimizer step with the given parameters.
 fn step(params: &Value, field: &str) -> Result<OptimStep, DecodeError> {
     let body = json!({"model_id": "m", "seq_id": 3, "type": "optim_step", field: params});
     codec::json::decode(body.to_string().as_bytes())
 }
 
-fn optimizer_parameters_are_written_and_checked(file: &Value) {
+fn optimizer_parameters_are_encoded_and_validated(file: &Value) {
     let adam = AdamParams::default();
     let dimuon = DimuonParams::with_learning_rate(0.01);
     let request = |params: OptimParams| {
-        let step = OptimStep { model_id: "m".into(), seq_id: Some(Seq::new(3)), params };
+        let step = OptimStep::new("m", params).seq_id(Seq::new(3));
         serde_json::to_value(step).unwrap()
     };
     for case in cases(file) {
@@ -178,7 +178,7 @@ fn optimizer_parameters_are_written_and_checked(file: &Value) {
                 if id == "dimuon_validate" {
                     params["type"] = json!("dimuon");
                 }
-                // JSON cannot say NaN, so that case is made by hand.
+                // JSON cannot represent NaN, so construct the value directly.
                 let ok = if params["learning_rate"] == "nan" {
                     OptimParams::from(DimuonParams::with_learning_rate(f64::NAN)).validate().is_ok()
                 } else {
@@ -193,24 +193,24 @@ fn optimizer_parameters_are_written_and_checked(file: &Value) {
 }
 
 #[test]
-fn every_alias_of_the_step_parameters_is_read() {
+fn all_aliases_of_the_step_parameters_are_decoded() {
     for field in ["optim_params", "adam_params", "optimizer_params"] {
         let step = step(&json!({"learning_rate": 0.5}), field).unwrap();
         assert_eq!(step.params, AdamParams::with_learning_rate(0.5).into());
     }
-    let nan = AdamParams { eps: f64::NAN, ..AdamParams::default() };
-    let step = OptimStep { model_id: "m".into(), seq_id: None, params: nan.into() };
+    let nan = AdamParams::default().eps(f64::NAN);
+    let step = OptimStep::new("m", nan);
     assert_eq!(step.body().unwrap_err().field(), "optim_params.eps");
 }
 
-fn settings_left_out_have_the_reference_defaults(file: &Value) {
+fn omitted_settings_have_the_reference_defaults(file: &Value) {
     let config: ClientConfig = codec::json::decode(b"{\"new_flag\":1}").unwrap();
     assert_eq!(serde_json::to_value(config).unwrap(), file["client_config"]);
     let dynamic: DynamicConfig = codec::json::decode(b"{}").unwrap();
     assert_eq!(serde_json::to_value(dynamic).unwrap(), file["client_dynamic_config"]);
 }
 
-fn sampling_requests_and_answers_are_checked(file: &Value) {
+fn sampling_requests_and_responses_are_validated(file: &Value) {
     let base = || SampleRequest::new([1, 2, 3], SamplingParams::new());
     for case in cases(file) {
         let value = case["value"].as_i64();
@@ -226,9 +226,9 @@ fn sampling_requests_and_answers_are_checked(file: &Value) {
                     _ => TensorValues::Float32(vec![0.0; 6].into()),
                 };
                 let targets = TensorData::new(values, shape).unwrap();
-                SampleRequest { target_prompt_logprobs: Some(targets), ..base() }.validate().is_ok()
+                base().target_prompt_logprobs(Some(targets)).validate().is_ok()
             }
-            // The type has no room for what the reference refuses: try it through JSON.
+            // The type cannot represent what the reference rejects, so decode it from JSON.
             "prompt_alt_tokens_k" => with_field("prompt_alt_tokens_k", &case["value"]),
             "prompt_logprobs_last_n" => {
                 let mut body = serde_json::to_value(base()).unwrap();
@@ -240,16 +240,16 @@ fn sampling_requests_and_answers_are_checked(file: &Value) {
             }
             "last_n_honored" => {
                 let last = u32::try_from(value.unwrap()).unwrap();
-                let request = SampleRequest { prompt_logprobs_last_n: Some(last), ..base() };
-                let answer = json!({"sequences": [], "prompt_logprobs": case["prompt_logprobs"]});
-                let answer = codec::json::decode(answer.to_string().as_bytes()).unwrap();
-                request.validate_response(&answer).is_ok()
+                let request = base().prompt_logprobs_last_n(Some(last));
+                let response = json!({"sequences": [], "prompt_logprobs": case["prompt_logprobs"]});
+                let response = codec::json::decode(response.to_string().as_bytes()).unwrap();
+                request.validate_response(&response).is_ok()
             }
             other => panic!("{other}"),
         };
         assert_eq!(ok, case["ok"].as_bool().unwrap(), "{case}");
     }
-    let request = SampleRequest { prompt_alt_tokens_k: 2, ..base() };
+    let request = base().prompt_alt_tokens_k(2);
     let error = request.validate_response(&SampleResponse::default()).unwrap_err();
     assert_eq!(error.path(), "prompt_alt_tokens");
 }
@@ -273,7 +273,7 @@ fn handles_are_exchanged_with_the_reference(file: &Value) {
     assert_eq!(serde_json::to_value(&handle).unwrap(), file["payload"]);
     assert!(SamplerHandle::from_text("no handle").is_err());
 
-    // A handle that carries a key all the same does not pass it on.
+    // The key of a handle from another client is discarded.
     let mut payload = file["payload"].clone();
     payload["holder"]["api_key"] = json!("tml-secret");
     let stolen: SamplerHandle = serde_json::from_value(payload).unwrap();
@@ -281,10 +281,10 @@ fn handles_are_exchanged_with_the_reference(file: &Value) {
     assert!(!format!("{stolen:?}").contains("tml-secret"));
 }
 
-fn telemetry_events_have_the_reference_form(file: &Value) {
+fn telemetry_events_are_encoded_like_the_reference(file: &Value) {
     for case in file["cases"].as_array().unwrap() {
         if case["id"] != "events" {
-            // Queueing and batching belong to the client.
+            // The client implements queueing and batching.
             assert!(matches!(case["id"].as_str(), Some("sessionless" | "queue_cap" | "flush")));
             continue;
         }
@@ -313,7 +313,7 @@ fn custom_losses_follow_the_naming_rules(file: &Value) {
             session_id: "s".into(),
             custom_loss_seq_id: 0,
             name: "loss".to_owned(),
-            // The first case is the name that stands first anyway.
+            // The first case is `logprobs`, which is always the first input.
             inputs: inputs.into_iter().skip(usize::from(name == "logprobs")).collect(),
             graph: LossGraph::new(vec![]),
         }
@@ -325,8 +325,8 @@ fn custom_losses_follow_the_naming_rules(file: &Value) {
     }
 }
 
-/// What the answers in the retrieve scripts mean; the loop over them belongs to the client.
-fn answers_behind_tickets_are_told_apart(file: &Value) {
+/// Checks the decoded poll responses of the retrieve scripts; the client implements the loop.
+fn poll_responses_are_distinguished(file: &Value) {
     let mut seen = BTreeSet::new();
     for case in cases(file) {
         for step in case["script"].as_array().unwrap() {
@@ -362,7 +362,7 @@ fn answers_behind_tickets_are_told_apart(file: &Value) {
                     seen.insert("failed");
                     let text = step["error"].as_str().map_or("null".to_owned(), str::to_owned);
                     assert_eq!(failed.error, text);
-                    // Unlike the reference, the case of the word does not matter.
+                    // Unlike the reference, names are compared without case.
                     let category = step["category"].as_str().unwrap_or("unknown");
                     assert_eq!(failed.category, ErrorCategory::from_name(category));
                 }

@@ -1,4 +1,4 @@
-//! Bad bytes: each a typed error that names its field, and never an allocation out of proportion.
+//! Malformed bytes: each yields a typed error that names its field, within bounded memory.
 
 use bytes::Bytes;
 use prost::Message;
@@ -17,12 +17,12 @@ fn longs(numbers: &[i64]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
-/// What our reader says of a training request that prost wrote.
+/// Decodes a training request that prost encoded.
 fn request(request: &peer::ForwardBackwardRequest) -> (Kind, String) {
-    said(ForwardBackward::from_proto(&request.encode_to_vec().into()))
+    error_of(ForwardBackward::from_proto(&request.encode_to_vec().into()))
 }
 
-fn said<T: std::fmt::Debug>(result: Result<T, DecodeError>) -> (Kind, String) {
+fn error_of<T: std::fmt::Debug>(result: Result<T, DecodeError>) -> (Kind, String) {
     let error = result.unwrap_err();
     (error.kind(), error.path().to_owned())
 }
@@ -32,7 +32,7 @@ fn with_tensor(tensor: peer::Tensor) -> peer::ForwardBackwardRequest {
         loss_fn_inputs: [("weights".to_owned(), tensor)].into(),
         ..Default::default()
     };
-    // Behind a good one, so that the path must count.
+    // Append it to a valid datum, so that the index in the path is 1.
     peer::ForwardBackwardRequest { data: vec![peer::Datum::default(), datum], ..Default::default() }
 }
 
@@ -41,7 +41,7 @@ fn dense(bytes: Vec<u8>, dtype: i32, shape: &[i64]) -> peer::Tensor {
 }
 
 #[test]
-fn dense_tensors_that_lie() {
+fn inconsistent_dense_tensors_are_rejected() {
     const AT: &str = "data[1].loss_fn_inputs[\"weights\"]";
     for (tensor, kind, field) in [
         (dense(vec![0; 4], 0, &[1]), Kind::DType, "dtype"),
@@ -60,7 +60,7 @@ fn dense_tensors_that_lie() {
 }
 
 #[test]
-fn sparse_tensors_that_lie() {
+fn inconsistent_sparse_tensors_are_rejected() {
     const AT: &str = "data[1].loss_fn_inputs[\"weights\"]";
     let good = [0, 1, 3];
     for (rows, columns, shape, kind, field) in [
@@ -92,7 +92,7 @@ fn sparse_tensors_that_lie() {
 }
 
 #[test]
-fn requests_that_lie() {
+fn inconsistent_requests_are_rejected() {
     let mut negative = peer::ForwardBackwardRequest { seq_id: -1, ..Default::default() };
     assert_eq!(request(&negative), (Kind::Number, "seq_id".to_owned()));
 
@@ -113,9 +113,9 @@ fn requests_that_lie() {
         }],
         ..Default::default()
     };
-    let place = "data[0].model_input[0].image.format".to_owned();
-    assert_eq!(request(&image("gif")), (Kind::Value, place.clone()));
-    assert_eq!(request(&image("")), (Kind::Missing, place));
+    let path = "data[0].model_input[0].image.format".to_owned();
+    assert_eq!(request(&image("gif")), (Kind::Value, path.clone()));
+    assert_eq!(request(&image("")), (Kind::Missing, path));
 
     let lonely = peer::ForwardBackwardRequest {
         data: vec![peer::Datum {
@@ -134,8 +134,9 @@ fn requests_that_lie() {
 }
 
 #[test]
-fn wire_faults_name_their_field() {
-    let read = |bytes: &'static [u8]| said(ForwardBackward::from_proto(&Bytes::from_static(bytes)));
+fn malformed_fields_are_named() {
+    let read =
+        |bytes: &'static [u8]| error_of(ForwardBackward::from_proto(&Bytes::from_static(bytes)));
     for (bytes, kind, path) in [
         (&b"\x0a\x05ab"[..], Kind::Truncated, "model_id"),
         (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", Kind::Truncated, "model_id"),
@@ -155,7 +156,7 @@ fn wire_faults_name_their_field() {
     ] {
         assert_eq!(read(bytes), (kind, path.to_owned()), "{bytes:x?}");
     }
-    // Unknown fields of every wire type are passed over.
+    // Unknown fields of every wire type are ignored.
     let unknown = b"\xf8\x01\x05\xf9\x0112345678\xfa\x01\x01x\xfd\x011234\x10\x07";
     let request = ForwardBackward::from_proto(&Bytes::from_static(unknown)).unwrap();
     assert_eq!(request.seq_id.unwrap().get(), 7);
@@ -185,7 +186,7 @@ fn output(
 }
 
 #[test]
-fn batched_results_that_lie() {
+fn inconsistent_results_are_rejected() {
     const AT: &str = "loss_fn_outputs[0].fields[\"x\"]";
     for (tensor, datums, kind, field) in [
         (batched(8, &[4, 8], FLOAT32, &[]), 1, Kind::Offsets, "offsets"),
@@ -202,18 +203,18 @@ fn batched_results_that_lie() {
         (batched(8, &[0, 8], FLOAT32, &[-1]), 1, Kind::Shape, "trailing_shape"),
     ] {
         let about = format!("{tensor:?}");
-        assert_eq!(said(output(tensor, datums)), (kind, format!("{AT}.{field}")), "{about}");
+        assert_eq!(error_of(output(tensor, datums)), (kind, format!("{AT}.{field}")), "{about}");
     }
     let odd = peer::BatchedTensor { offsets: vec![0; 9], dtype: FLOAT32, ..Default::default() };
-    assert_eq!(said(output(odd, 0)), (Kind::Length, format!("{AT}.offsets")));
+    assert_eq!(error_of(output(odd, 0)), (Kind::Length, format!("{AT}.offsets")));
 }
 
 #[test]
-fn batched_results_whose_numbers_of_datums_are_not_stated() {
-    // Nothing stated: the fields tell.
+fn datum_counts_are_derived_from_fields_if_not_declared() {
+    // Without declared counts, the fields determine them.
     let read = output(batched(12, &[0, 4, 12], FLOAT32, &[]), 0).unwrap();
     assert_eq!(read.loss_fn_outputs.len(), 2);
-    // Stated without fields: that many empty datums, for free.
+    // A declared count without fields yields empty datums.
     let bare = |num_datums| {
         let record = peer::ArrayRecord { num_datums, ..Default::default() };
         let message =
@@ -222,16 +223,16 @@ fn batched_results_whose_numbers_of_datums_are_not_stated() {
     };
     let outputs = bare(3).unwrap().loss_fn_outputs;
     assert_eq!((outputs.len(), outputs.get(2).unwrap().names().len()), (3, 0));
-    assert_eq!(said(bare(i64::MAX)), (Kind::TooLarge, "loss_fn_outputs[0]".to_owned()));
-    assert_eq!(said(bare(-1)), (Kind::Number, "loss_fn_outputs[0].num_datums".to_owned()));
-    // Nothing at all.
+    assert_eq!(error_of(bare(i64::MAX)), (Kind::TooLarge, "loss_fn_outputs[0]".to_owned()));
+    assert_eq!(error_of(bare(-1)), (Kind::Number, "loss_fn_outputs[0].num_datums".to_owned()));
+    // Neither a count nor fields.
     let empty = ForwardBackwardOutput::from_proto(b"").unwrap();
     assert_eq!(empty, ForwardBackwardOutput::default());
     assert_eq!(empty.loss_fn_output_type, "ArrayRecord");
 }
 
 #[test]
-fn narrow_types_are_widened_in_every_place() {
+fn narrow_element_types_are_widened_everywhere() {
     let halves = peer::BatchedTensor {
         data: vec![0x80, 0x3F, 0x00, 0xC0],
         offsets: longs(&[0, 2, 4]),
@@ -257,7 +258,7 @@ fn narrow_types_are_widened_in_every_place() {
 }
 
 #[test]
-fn samples_that_lie() {
+fn inconsistent_samples_are_rejected() {
     let response = |sequence: peer::SampledSequence| {
         let message = peer::SampleResponse { sequences: vec![sequence], ..Default::default() };
         SampleResponse::from_proto(&message.encode_to_vec())
@@ -271,19 +272,19 @@ fn samples_that_lie() {
         }),
         ..Default::default()
     };
-    let place = |field: &str| format!("sequences[0].{field}");
+    let path = |field: &str| format!("sequences[0].{field}");
     let odd = peer::SampledSequence { tokens: vec![0; 3], ..Default::default() };
-    assert_eq!(said(response(odd)), (Kind::Length, place("tokens")));
+    assert_eq!(error_of(response(odd)), (Kind::Length, path("tokens")));
     let short = peer::SampledSequence {
         tokens: vec![0; 8],
         logprobs: Some(vec![0; 4]),
         ..Default::default()
     };
-    assert_eq!(said(response(short)), (Kind::Length, place("logprobs")));
-    let wrong = said(response(topk(6, 2, 2)));
-    assert_eq!(wrong, (Kind::Length, place("topk_sampled_logprobs.token_ids")));
-    let huge = said(response(topk(0, u32::MAX, u32::MAX)));
-    assert_eq!(huge, (Kind::Length, place("topk_sampled_logprobs.token_ids")));
+    assert_eq!(error_of(response(short)), (Kind::Length, path("logprobs")));
+    let wrong = error_of(response(topk(6, 2, 2)));
+    assert_eq!(wrong, (Kind::Length, path("topk_sampled_logprobs.token_ids")));
+    let huge = error_of(response(topk(0, u32::MAX, u32::MAX)));
+    assert_eq!(huge, (Kind::Length, path("topk_sampled_logprobs.token_ids")));
     assert_eq!(response(topk(0, 0, 5)).unwrap().sequences[0].topk_logprobs, None);
 
     let alt = peer::SampleResponse {
@@ -294,47 +295,42 @@ fn samples_that_lie() {
         ..Default::default()
     };
     let read = SampleResponse::from_proto(&alt.encode_to_vec());
-    assert_eq!(said(read), (Kind::DType, "prompt_alt_tokens".to_owned()));
+    assert_eq!(error_of(read), (Kind::DType, "prompt_alt_tokens".to_owned()));
 }
 
 #[test]
-fn encoding_takes_one_buffer_of_exactly_the_right_size() {
+fn encoding_allocates_one_buffer_of_the_exact_size() {
     let prompt = Tokens::from((0..300).collect::<Vec<u32>>());
     let rollout = |n: u32| {
-        let answer: Vec<u32> = (0..n).collect();
-        Datum::rollout(&prompt, answer, vec![-0.5; n as usize], 1.0).unwrap()
+        let completion: Vec<u32> = (0..n).collect();
+        Datum::rollout(&prompt, completion, vec![-0.5; n as usize], 1.0).unwrap()
     };
-    let request = ForwardBackward {
-        loss_fn_config: LossConfig::new().set("beta", 0.05).set("note", "x"),
-        ..ForwardBackward::new("m", (1..40).map(rollout).collect(), LossFn::Dro)
-    };
+    let request = ForwardBackward::new("m", (1..40).map(rollout).collect(), LossFn::Dro)
+        .loss_fn_config(LossConfig::new().set("beta", 0.05).set("note", "x"));
     let mut body = Bytes::new();
     let used = allocation_counter::measure(|| body = request.to_proto().unwrap());
     assert_eq!((used.count_total, used.bytes_total), (1, body.len() as u64));
 
     let record = LossRecord::new(3).field("logprobs", vec![0.5_f32; 60], [10, 20, 30]).unwrap();
-    let output = ForwardBackwardOutput { loss_fn_outputs: record.into(), ..Default::default() };
+    let output = ForwardBackwardOutput::default().loss_fn_outputs(record);
     let used = allocation_counter::measure(|| body = output.to_proto());
     assert_eq!((used.count_total, used.bytes_total), (1, body.len() as u64));
 
-    let sequence = SampledSequence {
-        tokens: prompt.clone(),
-        logprobs: Some(vec![-1.0; 300].into()),
-        ..Default::default()
-    };
-    let response = SampleResponse { sequences: vec![sequence; 9], ..Default::default() };
+    let sequence =
+        SampledSequence::default().tokens(prompt.clone()).logprobs(Some(vec![-1.0; 300].into()));
+    let response = SampleResponse::default().sequences(vec![sequence; 9]);
     let used = allocation_counter::measure(|| body = response.to_proto());
     assert_eq!((used.count_total, used.bytes_total), (1, body.len() as u64));
 }
 
-/// One allocation for each array, one for each list that holds them, and none for names, types,
-/// shapes and sharing.
+/// Expects one allocation per array and per list of them, and none for names, types, shapes and
+/// reference counts.
 #[test]
-fn decoding_allocates_what_a_message_owns_and_nothing_else() {
+fn decoding_allocates_only_arrays_and_lists() {
     let rollout = |n: u32| {
-        let answer: Vec<u32> = (0..n).collect();
+        let completion: Vec<u32> = (0..n).collect();
         let targets = TensorData::from_rows(&vec![[1_i64, 0, 0, 0, 0, 0, 0, 0]; 300]).unwrap();
-        let datum = Datum::rollout(vec![7; 300], answer, vec![-0.5; n as usize], 1.0).unwrap();
+        let datum = Datum::rollout(vec![7; 300], completion, vec![-0.5; n as usize], 1.0).unwrap();
         let sparse = Datum::builder(vec![7_u32; 300])
             .loss_input("target_tokens", targets)
             .loss_input("weights", vec![1.0_f32; 300])
@@ -349,18 +345,15 @@ fn decoding_allocates_what_a_message_owns_and_nothing_else() {
     let mut read = None;
     let used = allocation_counter::measure(|| read = Some(ForwardBackward::from_proto(&body)));
     assert_eq!(read.unwrap().unwrap(), request);
-    // Prompt, answer, targets, log-probabilities, advantages: five arrays in two lists. The other
-    // one: a prompt, weights, and the box with three arrays that a sparse matrix is.
+    // First datum: prompt, completion, targets, log-probabilities and advantages, in two lists.
+    // Second datum: prompt, weights, and a sparse matrix of three arrays in a box.
     let (dense, sparse) = (5 + 2, 1 + 1 + 4 + 2);
-    // And the list of datums and the model's id.
+    // Plus the list of datums and the model id.
     assert_eq!(used.count_total, 20 * (dense + sparse) + 2, "{used:?}");
 
-    let sequence = SampledSequence {
-        tokens: vec![3; 300].into(),
-        logprobs: Some(vec![-1.0; 300].into()),
-        ..Default::default()
-    };
-    let response = SampleResponse { sequences: vec![sequence; 9], ..Default::default() };
+    let sequence =
+        SampledSequence::default().tokens(vec![3_u32; 300]).logprobs(Some(vec![-1.0; 300].into()));
+    let response = SampleResponse::default().sequences(vec![sequence; 9]);
     let body = response.to_proto();
     let used = allocation_counter::measure(|| {
         assert_eq!(SampleResponse::from_proto(&body).unwrap(), response);
@@ -369,7 +362,7 @@ fn decoding_allocates_what_a_message_owns_and_nothing_else() {
 }
 
 #[test]
-fn error_texts_stay_short_whatever_was_sent() {
+fn error_messages_have_a_bounded_length() {
     let long = "x".repeat(1 << 20);
     let body = format!("{{\"session_id\":{{\"{long}\":1}}}}");
     let error = tinkex_wire::codec::json::decode::<SessionHeartbeat>(body.as_bytes()).unwrap_err();
@@ -381,9 +374,9 @@ fn error_texts_stay_short_whatever_was_sent() {
     assert!(error.to_string().len() < 1000, "{} bytes", error.to_string().len());
 }
 
-/// Many tiny parts are the dearest input there is: each has a struct of its own.
+/// Many tiny parts are the worst case: each has a struct of its own.
 #[test]
-fn memory_stays_in_proportion_to_the_input() {
+fn memory_use_is_proportional_to_the_input() {
     let many = |part: &[u8]| Bytes::from(part.repeat(20_000));
     for part in [
         &b"\x1a\x00"[..],                    // an empty datum
@@ -405,7 +398,7 @@ fn memory_stays_in_proportion_to_the_input() {
         });
         assert!(peak.bytes_max < body.len() as u64 * 96, "{part:x?}: {peak:?}");
     }
-    // One long row among many that are empty.
+    // One long row and many empty ones.
     let row = vec!["[1,-1.0]"; 63].join(",");
     let nulls = "null,".repeat(100_000);
     let body =
@@ -418,7 +411,7 @@ fn memory_stays_in_proportion_to_the_input() {
 }
 
 #[test]
-fn odd_arguments_are_answered_not_panicked_on() {
+fn extreme_arguments_do_not_panic() {
     use tinkex_wire::{LossOutputs, TopkLogprobs};
     let topk = TopkLogprobs::from_rows([Some(vec![(1, -1.0)])]);
     assert!(topk.row(usize::MAX).is_none());

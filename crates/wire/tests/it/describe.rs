@@ -1,4 +1,4 @@
-//! Our types in the words of the recorded `.decoded.json` files.
+//! Conversion of decoded types to the form of the recorded `.decoded.json` files.
 
 use serde_json::{Value, json};
 use tinkex_wire::*;
@@ -117,7 +117,7 @@ pub(crate) fn request(request: &ForwardBackward) -> Value {
 }
 
 fn topk(topk: &TopkLogprobs) -> Value {
-    // Only through the public view: rows without their padding.
+    // Use the public interface, which removes padding.
     let rows: Vec<Value> = topk
         .rows()
         .map(|row| row.map_or(Value::Null, |row| row.map(|(t, l)| json!([t, l])).collect()))
@@ -187,8 +187,8 @@ pub(crate) fn output(output: &ForwardBackwardOutput) -> Value {
     })
 }
 
-/// A recorded reply with the rules of the protocol applied by hand: narrow integers widened,
-/// padding removed, batched tensors cut into datums, qualified names shortened.
+/// Normalizes a recorded response: widens narrow integers, removes padding, splits batched tensors into
+/// datums, and shortens qualified names.
 pub(crate) fn as_understood(recorded: &Value) -> Value {
     let mut out = recorded.clone();
     if let Some(sequences) = out.get_mut("sequences").and_then(Value::as_array_mut) {

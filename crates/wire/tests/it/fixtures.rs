@@ -1,4 +1,4 @@
-//! Recorded exchanges and golden cases, read from the workspace's `fixtures/`.
+//! Access to the recorded exchanges and golden cases in `fixtures/`.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use base64::Engine as _;
 use bytes::Bytes;
 use serde_json::Value;
 
-/// The folder `fixtures/<name>`.
+/// Returns the path of `fixtures/<name>`.
 pub(crate) fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures").join(name)
 }
 
-/// The names of all JSON files in a folder.
+/// Returns the names of all JSON files in a folder.
 pub(crate) fn files(name: &str) -> BTreeSet<String> {
     std::fs::read_dir(folder(name))
         .unwrap()
@@ -21,14 +21,14 @@ pub(crate) fn files(name: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// A JSON file.
+/// Reads a JSON file.
 pub(crate) fn load(folder_name: &str, file: &str) -> Value {
     let path = folder(folder_name).join(file);
-    let text = std::fs::read(&path).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
-    serde_json::from_slice(&text).unwrap_or_else(|why| panic!("{}: {why}", path.display()))
+    let text = std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    serde_json::from_slice(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// One side of a recorded exchange.
+/// Request or response of a recorded exchange.
 pub(crate) struct Recorded(pub(crate) Value);
 
 impl Recorded {
@@ -40,7 +40,7 @@ impl Recorded {
         &self.0["body"]
     }
 
-    /// The body as it was sent; JSON is written anew.
+    /// Returns the recorded body; JSON is re-encoded.
     pub(crate) fn body(&self) -> Bytes {
         if let Some(text) = self.0["body_base64"].as_str() {
             return base64::engine::general_purpose::STANDARD.decode(text).unwrap().into();
@@ -51,7 +51,7 @@ impl Recorded {
         }
     }
 
-    /// The body, decompressed if it was compressed.
+    /// Returns the decompressed body.
     pub(crate) fn plain_body(&self) -> Bytes {
         match self.header("content-encoding") {
             None => self.body(),

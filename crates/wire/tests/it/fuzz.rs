@@ -1,8 +1,8 @@
-//! Every reader of foreign bytes, on mutated fixtures and on noise.
+//! Fuzzing of all decoders with mutated fixtures and random bytes.
 //!
-//! A reader may refuse its input but must not panic, must not use more memory than the input
-//! justifies, and must read back what it wrote of anything it accepted. The short run here is part
-//! of the tests; `cargo xtask fuzz` runs the same for as long as you like.
+//! A decoder may reject its input, but it must not panic, its memory use must be proportional to the
+//! input, and accepted values must survive encoding and decoding. The tests include a short run;
+//! `cargo xtask fuzz` runs the same code for a given time.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -16,22 +16,24 @@ use tinkex_wire::*;
 
 use crate::fixtures::{self, Recorded};
 
-/// Memory that a reader may use: a multiple of its input, and a little to start with.
+/// Memory limit of a decoder: a multiple of the input size plus a constant.
 const BYTES_PER_INPUT_BYTE: u64 = 96;
 const BYTES_TO_START: u64 = 64 * 1024;
-/// Decompression has its own limit.
+/// Memory limit of decompression.
 const DECOMPRESSED: usize = 1 << 16;
 
-/// One reader: does it hold its promises on this input?
+/// A decoder under test. Returns an error if it violates a rule.
 type Target = fn(&Bytes) -> Result<(), String>;
 
 fn json<T: DeserializeOwned + Serialize>(bytes: &Bytes) -> Result<(), String> {
     let Ok(value) = codec::json::decode::<T>(bytes) else {
         return Ok(());
     };
-    let written = codec::json::encode(&value).map_err(|why| format!("cannot be written: {why}"))?;
-    let again = codec::json::decode::<T>(&written).map_err(|why| format!("unreadable: {why}"))?;
-    let rewritten = codec::json::encode(&again).map_err(|why| why.to_string())?;
+    let written =
+        codec::json::encode(&value).map_err(|error| format!("cannot be written: {error}"))?;
+    let again =
+        codec::json::decode::<T>(&written).map_err(|error| format!("unreadable: {error}"))?;
+    let rewritten = codec::json::encode(&again).map_err(|error| error.to_string())?;
     same(&written, &rewritten)
 }
 
@@ -43,10 +45,10 @@ fn request_proto(bytes: &Bytes) -> Result<(), String> {
     let Ok(request) = ForwardBackward::from_proto(bytes) else {
         return Ok(());
     };
-    let written = request.to_proto().map_err(|why| format!("cannot be written: {why}"))?;
-    let again = ForwardBackward::from_proto(&written).map_err(|why| why.to_string())?;
-    // By the bytes: a setting may be NaN, which is not equal to itself.
-    same(&again.to_proto().map_err(|why| why.to_string())?, &written)
+    let written = request.to_proto().map_err(|error| format!("cannot be written: {error}"))?;
+    let again = ForwardBackward::from_proto(&written).map_err(|error| error.to_string())?;
+    // Compare bytes: a setting may be NaN, which is not equal to itself.
+    same(&again.to_proto().map_err(|error| error.to_string())?, &written)
 }
 
 fn output_proto(bytes: &Bytes) -> Result<(), String> {
@@ -54,7 +56,7 @@ fn output_proto(bytes: &Bytes) -> Result<(), String> {
         return Ok(());
     };
     let written = output.to_proto();
-    let again = ForwardBackwardOutput::from_proto(&written).map_err(|why| why.to_string())?;
+    let again = ForwardBackwardOutput::from_proto(&written).map_err(|error| error.to_string())?;
     same(&again.to_proto(), &written)?;
     for datum in again.loss_fn_outputs.iter().take(100) {
         for name in datum.names() {
@@ -68,7 +70,8 @@ fn sample_proto(bytes: &Bytes) -> Result<(), String> {
     let Ok(response) = SampleResponse::from_proto(bytes) else {
         return Ok(());
     };
-    let again = SampleResponse::from_proto(&response.to_proto()).map_err(|why| why.to_string())?;
+    let again =
+        SampleResponse::from_proto(&response.to_proto()).map_err(|error| error.to_string())?;
     same(&again, &response)?;
     for topk in response.sequences.iter().filter_map(|s| s.topk_logprobs.as_ref()) {
         topk.rows().take(100).for_each(|row| drop(row.map(Iterator::collect::<Vec<_>>)));
@@ -91,8 +94,8 @@ fn outcome(bytes: &Bytes) -> Result<(), String> {
     };
     let (content_type, body) = outcome.encode(&"r".into());
     match (&outcome, PollResponse::decode(content_type, &body)) {
-        // Not saying is written as being active; and the inside of a wrapper may look like
-        // anything, even like another wrapper.
+        // A missing queue state is encoded as active, and the content of a wrapper may be any JSON,
+        // including another wrapper.
         (PollResponse::TryAgain(_), Ok(PollResponse::TryAgain(_)))
         | (PollResponse::Ready(_), Ok(_)) => Ok(()),
         (_, again) => same(&again, &Ok(outcome)),
@@ -123,13 +126,13 @@ fn text(bytes: &Bytes) -> Result<(), String> {
     Ok(())
 }
 
-/// What a server does with a query.
+/// Decodes queries, as a server does.
 fn queries(bytes: &Bytes) -> Result<(), String> {
     fn one<T: DeserializeOwned + Serialize>(text: &str) -> Result<(), String> {
         let Ok(query) = codec::query::decode::<T>(text) else { return Ok(()) };
-        let written = codec::query::encode(&query).map_err(|why| why.to_string())?;
-        let again = codec::query::decode::<T>(&written).map_err(|why| why.to_string())?;
-        same(&codec::query::encode(&again).map_err(|why| why.to_string())?, &written)
+        let written = codec::query::encode(&query).map_err(|error| error.to_string())?;
+        let again = codec::query::decode::<T>(&written).map_err(|error| error.to_string())?;
+        same(&codec::query::encode(&again).map_err(|error| error.to_string())?, &written)
     }
 
     let text = String::from_utf8_lossy(bytes);
@@ -143,8 +146,8 @@ fn queries(bytes: &Bytes) -> Result<(), String> {
     one::<AuditLogRequest>(text)
 }
 
-/// What a client does with a reply, and a server before it sends one to an old client.
-fn replies(bytes: &Bytes) -> Result<(), String> {
+/// Decodes responses and results, as a client does.
+fn responses(bytes: &Bytes) -> Result<(), String> {
     for payload in [ResultPayload::Json(bytes.clone()), ResultPayload::Proto(bytes.clone())] {
         let _ = CreateModel::decode_output(&payload);
         let _ = ForwardBackward::decode_output(&payload);
@@ -153,9 +156,6 @@ fn replies(bytes: &Bytes) -> Result<(), String> {
     }
     let _ = SessionCreated::from_body(bytes);
     let _ = ModelInfo::from_body(bytes);
-    for route in Route::ALL {
-        let _ = codec::json::without_defaults(*route, bytes);
-    }
     Ok(())
 }
 
@@ -169,7 +169,7 @@ macro_rules! targets {
             ("outcome", outcome),
             ("text", text),
             ("queries", queries),
-            ("replies", replies),
+            ("responses", responses),
             $((stringify!($type), json::<$type>),)*
         ]
     };
@@ -245,7 +245,7 @@ const TARGETS: &[(&str, Target)] = targets![
     WeightsSaved,
 ];
 
-/// All recorded bodies and paths, to start from.
+/// Returns all recorded bodies and paths as seeds.
 fn seeds() -> Vec<Vec<u8>> {
     let mut seeds: Vec<Vec<u8>> = vec![
         b"2026-01-02T03:04:05.678901+02:00".to_vec(),
@@ -271,7 +271,7 @@ fn seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// One input: a fixture with a few changes, or noise.
+/// Returns a mutated seed or random bytes.
 fn mutate(rng: &mut Rng, seeds: &[Vec<u8>]) -> Vec<u8> {
     if rng.u8(..) < 8 {
         let len = rng.usize(..64);
@@ -286,7 +286,7 @@ fn mutate(rng: &mut Rng, seeds: &[Vec<u8>]) -> Vec<u8> {
             2 if at < bytes.len() => drop(bytes.remove(at)),
             3 if at < bytes.len() => bytes[at] ^= 1 << rng.u8(..8),
             4 if at < bytes.len() => bytes[at] = rng.u8(..),
-            // Numbers that sit on edges.
+            // Insert boundary values.
             5 if at < bytes.len() => bytes[at] = *rng.choice(&[0, 1, 0x7F, 0x80, 0xFF]).unwrap(),
             6 => {
                 let edge: &[u8] = rng
@@ -305,13 +305,13 @@ fn mutate(rng: &mut Rng, seeds: &[Vec<u8>]) -> Vec<u8> {
                     .unwrap();
                 bytes.splice(at..at, edge.iter().copied());
             }
-            // A piece of itself again.
+            // Repeat a part of the input.
             7 => {
                 let (a, b) = (rng.usize(..=bytes.len()), rng.usize(..=bytes.len()));
                 let piece = bytes[a.min(b)..a.max(b)].to_vec();
                 bytes.splice(at..at, piece);
             }
-            // A piece of another.
+            // Insert a part of another seed.
             8 => {
                 let other = rng.choice(seeds).unwrap();
                 let (a, b) = (rng.usize(..=other.len()), rng.usize(..=other.len()));
@@ -327,7 +327,7 @@ fn mutate(rng: &mut Rng, seeds: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// Runs one reader on one input; `Err` says which promise it broke.
+/// Runs one decoder on one input. Returns an error that names the violated rule.
 fn attempt(target: Target, input: &Bytes) -> Result<(), String> {
     let mut verdict = Ok(());
     let used = allocation_counter::measure(|| {
@@ -347,8 +347,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Throws inputs at all targets until `done` says so. Every input goes to every reader that the
-/// name selects: a proto message is also a fine piece of broken JSON.
+/// Runs all selected decoders on generated inputs until `done` returns `true`. Every decoder gets
+/// every input: a protobuf message is also malformed JSON.
 fn run(seed: u64, only: Option<&str>, mut done: impl FnMut(u64) -> bool) -> u64 {
     let seeds = seeds();
     let selected: Vec<_> =
@@ -356,7 +356,7 @@ fn run(seed: u64, only: Option<&str>, mut done: impl FnMut(u64) -> bool) -> u64 
     let names: Vec<_> = TARGETS.iter().map(|(name, _)| *name).collect();
     assert!(!selected.is_empty(), "no such target; there are {}", names.join(", "));
     let mut inputs = 0;
-    // The fixtures themselves, before anything is changed.
+    // Run the unmodified seeds first.
     for bytes in &seeds {
         try_all(&selected, &Bytes::from(bytes.clone()), seed);
     }
@@ -370,8 +370,8 @@ fn run(seed: u64, only: Option<&str>, mut done: impl FnMut(u64) -> bool) -> u64 
 
 fn try_all(targets: &[&(&str, Target)], input: &Bytes, seed: u64) {
     for (name, target) in targets {
-        if let Err(why) = attempt(*target, input) {
-            panic!("{name}: {why}\n  seed {seed}\n  input (hex) {}", hex(input));
+        if let Err(error) = attempt(*target, input) {
+            panic!("{name}: {error}\n  seed {seed}\n  input (hex) {}", hex(input));
         }
     }
 }
@@ -381,9 +381,9 @@ fn a_short_run_finds_nothing() {
     run(0x7469_6e6b, None, |inputs| inputs == 3000);
 }
 
-/// The long run behind `cargo xtask fuzz`, which sets the variables read here.
+/// Long run of `cargo xtask fuzz`, which sets the environment variables.
 #[test]
-#[ignore = "runs for as long as it is told to"]
+#[ignore = "long; run by cargo xtask fuzz"]
 fn a_long_run_finds_nothing() {
     #[expect(clippy::disallowed_methods, reason = "how the command tells a test what to do")]
     let variable = |name: &str| std::env::var(name).ok();

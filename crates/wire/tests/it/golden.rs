@@ -1,4 +1,4 @@
-//! Every recorded exchange of `fixtures/wire`, in both directions.
+//! Recorded exchanges of `fixtures/wire`, decoded and encoded in both directions.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::describe;
 use crate::fixtures::{self, Recorded};
 
 #[test]
-fn every_exchange_round_trips_and_every_file_is_covered() {
+fn all_recorded_exchanges_round_trip() {
     let all = fixtures::files("wire");
     let mut covered = BTreeSet::new();
     let mut routes = Vec::new();
@@ -81,16 +81,16 @@ impl Exchange {
         TinkerPath::new(self.param(0), kind, self.param(2)).unwrap()
     }
 
-    /// Reads the body as a server does.
+    /// Decodes the request body, as a server does.
     fn body<T: DeserializeOwned>(&self) -> T {
-        codec::decode(&self.request.body()).unwrap_or_else(|why| panic!("{}: {why}", self.name))
+        codec::decode(&self.request.body()).unwrap_or_else(|error| panic!("{}: {error}", self.name))
     }
 
-    /// Sends what was read as a client does, and compares.
+    /// Encodes the decoded request, as a client does, and compares it with the recording.
     fn same<T: ApiRequest>(&self, call: &T) {
         let name = &self.name;
         assert_eq!(T::ROUTE, self.found.route, "{name}");
-        call.validate().unwrap_or_else(|why| panic!("{name}: {why}"));
+        call.validate().unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(call.target().unwrap(), self.target(), "{name}");
         let body = call.body().unwrap();
         match (&body, T::ROUTE.body()) {
@@ -202,22 +202,22 @@ impl Exchange {
                 assert_eq!(pending.queue_state_reason.as_deref(), reason);
             }
             400.. => {
-                let said = ErrorBody::message(&body).unwrap();
-                assert_eq!(said, self.response.json()["detail"].as_str().unwrap());
-                assert_eq!(codec::decode::<ErrorBody>(&body).unwrap().detail, said);
+                let message = ErrorBody::message(&body).unwrap();
+                assert_eq!(message, self.response.json()["detail"].as_str().unwrap());
+                assert_eq!(codec::decode::<ErrorBody>(&body).unwrap().detail, message);
             }
             _ => self.check_reply(&body),
         }
     }
 
-    /// Reads a reply as a client does, writes it as a server does, and compares.
-    fn reply<T: ApiResponse + Serialize>(&self) {
+    /// Decodes the response, encodes it again, and compares it with the recording.
+    fn response<T: ApiResponse + Serialize>(&self) {
         let body = self.response.plain_body();
-        let reply = T::from_body(&body).unwrap_or_else(|why| panic!("{}: {why}", self.name));
-        self.covers(&serde_json::to_value(&reply).unwrap());
+        let response = T::from_body(&body).unwrap_or_else(|error| panic!("{}: {error}", self.name));
+        self.covers(&serde_json::to_value(&response).unwrap());
     }
 
-    /// Everything that was recorded must have been understood.
+    /// Checks that the decoded value contains all recorded fields.
     fn covers(&self, understood: &Value) {
         if let Err(place) = covers(self.response.json(), understood) {
             panic!("{}: {place} was lost: {understood}", self.name);
@@ -226,33 +226,35 @@ impl Exchange {
 
     fn check_reply(&self, body: &Bytes) {
         match self.found.route {
-            Route::ClientConfig => self.reply::<ClientConfig>(),
-            Route::DynamicConfig => self.reply::<DynamicConfig>(),
-            Route::AuthToken => self.reply::<AuthToken>(),
-            Route::CreateSession => self.reply::<SessionCreated>(),
-            Route::SessionHeartbeat => self.reply::<HeartbeatAcknowledged>(),
-            Route::GetInfo => self.reply::<ModelInfo>(),
-            Route::CreateSamplingSession => self.reply::<SamplingSessionCreated>(),
-            Route::JoinSamplingSession => self.reply::<SamplingSessionJoined>(),
-            Route::RetrieveFutures => self.reply::<FuturesRetrieved>(),
-            Route::Telemetry => self.reply::<TelemetryResponse>(),
-            Route::ServerCapabilities => self.reply::<ServerCapabilities>(),
-            Route::Health => self.reply::<Health>(),
-            Route::WeightsInfo => self.reply::<WeightsInfo>(),
-            Route::CopyWeights => self.reply::<WeightsCopied>(),
-            Route::ListTrainingRuns => self.reply::<TrainingRunPage>(),
-            Route::GetTrainingRun => self.reply::<TrainingRun>(),
-            Route::ListCheckpoints | Route::ListUserCheckpoints => self.reply::<CheckpointPage>(),
-            Route::ExternalWeightsUrls => self.reply::<ExternalWeightsUrls>(),
-            Route::ListSessions => self.reply::<SessionPage>(),
-            Route::GetSession => self.reply::<SessionInfo>(),
-            Route::SearchSessions => self.reply::<SessionSearchPage>(),
-            Route::TraceExport => self.reply::<TraceExport>(),
-            Route::GetSampler => self.reply::<SamplerInfo>(),
-            Route::BillingUsage => self.reply::<BillingUsage>(),
-            Route::StorageUsage => self.reply::<StorageUsage>(),
-            Route::AuditLog => self.reply::<AuditLog>(),
-            Route::GetApiKey => self.reply::<ApiKeyInfo>(),
+            Route::ClientConfig => self.response::<ClientConfig>(),
+            Route::DynamicConfig => self.response::<DynamicConfig>(),
+            Route::AuthToken => self.response::<AuthToken>(),
+            Route::CreateSession => self.response::<SessionCreated>(),
+            Route::SessionHeartbeat => self.response::<HeartbeatAcknowledged>(),
+            Route::GetInfo => self.response::<ModelInfo>(),
+            Route::CreateSamplingSession => self.response::<SamplingSessionCreated>(),
+            Route::JoinSamplingSession => self.response::<SamplingSessionJoined>(),
+            Route::RetrieveFutures => self.response::<FuturesRetrieved>(),
+            Route::Telemetry => self.response::<TelemetryResponse>(),
+            Route::ServerCapabilities => self.response::<ServerCapabilities>(),
+            Route::Health => self.response::<Health>(),
+            Route::WeightsInfo => self.response::<WeightsInfo>(),
+            Route::CopyWeights => self.response::<WeightsCopied>(),
+            Route::ListTrainingRuns => self.response::<TrainingRunPage>(),
+            Route::GetTrainingRun => self.response::<TrainingRun>(),
+            Route::ListCheckpoints | Route::ListUserCheckpoints => {
+                self.response::<CheckpointPage>()
+            }
+            Route::ExternalWeightsUrls => self.response::<ExternalWeightsUrls>(),
+            Route::ListSessions => self.response::<SessionPage>(),
+            Route::GetSession => self.response::<SessionInfo>(),
+            Route::SearchSessions => self.response::<SessionSearchPage>(),
+            Route::TraceExport => self.response::<TraceExport>(),
+            Route::GetSampler => self.response::<SamplerInfo>(),
+            Route::BillingUsage => self.response::<BillingUsage>(),
+            Route::StorageUsage => self.response::<StorageUsage>(),
+            Route::AuditLog => self.response::<AuditLog>(),
+            Route::GetApiKey => self.response::<ApiKeyInfo>(),
             Route::RetrieveFuture => self.check_outcome(body),
             Route::CreateModel
             | Route::ForwardBackward
@@ -264,7 +266,7 @@ impl Exchange {
             | Route::CreateCustomLoss
             | Route::Sample => {
                 assert_eq!(self.found.route.response(), ResponseCodec::SubmitResponse);
-                self.reply::<SubmitResponse>();
+                self.response::<SubmitResponse>();
             }
             Route::FinishSession
             | Route::CancelFuture
@@ -331,7 +333,8 @@ impl Exchange {
     }
 
     fn output<T: SubmitRequest<Output: Serialize>>(&self, payload: &ResultPayload) {
-        let output = T::decode_output(payload).unwrap_or_else(|why| panic!("{}: {why}", self.name));
+        let output =
+            T::decode_output(payload).unwrap_or_else(|error| panic!("{}: {error}", self.name));
         self.covers(&serde_json::to_value(output).unwrap());
     }
 
@@ -341,7 +344,7 @@ impl Exchange {
     }
 }
 
-/// Where `understood` lacks something of `recorded`. A null may be missing.
+/// Returns the paths of recorded fields that the decoded value lacks. Nulls may be missing.
 fn covers(recorded: &Value, understood: &Value) -> Result<(), String> {
     match (recorded, understood) {
         (Value::Object(fields), Value::Object(_)) => {

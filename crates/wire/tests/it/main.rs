@@ -1,11 +1,11 @@
-//! One binary for all integration tests of the crate.
+//! Integration tests of the crate, in one binary.
 
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
     clippy::cast_possible_truncation,
     clippy::cast_possible_wrap,
-    reason = "a wrong assumption is a failed test"
+    reason = "a panic fails the test"
 )]
 
 mod behaviour;

@@ -1,5 +1,5 @@
-//! The messages of the API declared for prost: the peer that our own codec is compared with, by
-//! the tests and by the benchmark.
+//! Declarations of the API's messages for prost, with which the tests and the benchmark compare the
+//! hand-written codecs.
 
 use std::collections::BTreeMap;
 

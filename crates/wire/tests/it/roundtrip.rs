@@ -1,5 +1,4 @@
-//! Whatever can be built comes back as it was: through protobuf, through JSON, through text, and
-//! through prost in between.
+//! Round-trip properties: encoding and decoding with protobuf, prost, JSON and text preserve values.
 
 use bytes::Bytes;
 use proptest::collection::vec;
@@ -12,12 +11,12 @@ use tinkex_wire::*;
 
 use crate::messages as peer;
 
-/// Any bits at all, infinities and odd NaNs included.
+/// Any bit pattern, including infinities and NaNs.
 fn any_f32() -> impl Strategy<Value = f32> {
     any::<u32>().prop_map(f32::from_bits)
 }
 
-/// What JSON can carry: finite numbers, and NaN for a missing one.
+/// Values that JSON can represent: finite numbers, and NaN as null.
 fn json_f32() -> impl Strategy<Value = f32> {
     prop_oneof![9 => any::<f32>().prop_filter("finite", |x| x.is_finite()), 1 => Just(f32::NAN)]
 }
@@ -62,7 +61,7 @@ fn sparse() -> impl Strategy<Value = TensorData> {
 }
 
 fn tensor() -> impl Strategy<Value = TensorData> {
-    // Protobuf cannot tell a scalar from a tensor without a shape.
+    // Protobuf does not distinguish a scalar from an unspecified shape.
     let stated = |tensor: &TensorData| *tensor.shape() != Shape::SCALAR;
     prop_oneof![dense(any_f32()).prop_filter("not a scalar", stated), sparse()]
 }
@@ -109,7 +108,8 @@ fn span() -> impl Strategy<Value = ProvenanceSpan> {
     )
 }
 
-/// A datum as the builder lets it be: one token a row, with names of its own for odd tensors.
+/// A datum that the builder accepts: built-in inputs of matching length, and custom inputs of any
+/// shape.
 fn datum() -> impl Strategy<Value = Datum> {
     (1_usize..6)
         .prop_flat_map(|len| {
@@ -126,7 +126,7 @@ fn datum() -> impl Strategy<Value = Datum> {
                     builder =
                         builder.loss_input("target_tokens", targets).loss_input("weights", weights);
                     if let Some((mut input, mut loss)) = spans {
-                        // The last span covers whatever the others left.
+                        // The last span covers the remaining tokens.
                         for list in [&mut input, &mut loss] {
                             list.retain(|span| span.length <= 1);
                             let covered: u64 = list.iter().map(|span| span.length).sum();
@@ -156,11 +156,13 @@ fn request() -> impl Strategy<Value = ForwardBackward> {
     let seq = option::of((1..=i32::MAX as u64).prop_map(Seq::new));
     let loss = prop_oneof![Just("cross_entropy"), Just("ppo"), Just("brand_new")];
     (".{0,12}", seq, vec(datum(), 0..4), loss, config(), any::<bool>()).prop_map(
-        |(model, seq_id, data, loss, loss_fn_config, forward)| ForwardBackward {
-            seq_id,
-            loss_fn_config,
-            mode: if forward { PassMode::Forward } else { PassMode::ForwardBackward },
-            ..ForwardBackward::new(model, data, LossFn::from(loss))
+        |(model, seq_id, data, loss, loss_fn_config, forward)| {
+            let mode = if forward { PassMode::Forward } else { PassMode::ForwardBackward };
+            let mut request = ForwardBackward::new(model, data, LossFn::from(loss))
+                .loss_fn_config(loss_fn_config)
+                .mode(mode);
+            request.seq_id = seq_id;
+            request
         },
     )
 }
@@ -199,14 +201,16 @@ fn output() -> impl Strategy<Value = ForwardBackwardOutput> {
     let metrics = proptest::collection::btree_map("[a-z:]{0,8}", -1e9..1e9, 0..4);
     (vec(record(), 0..4), "[A-Za-z]{1,8}", metrics).prop_map(|(records, kind, metrics)| {
         let mut outputs = LossOutputs::default();
-        // A message in which no record has a datum says nothing of how many there are: the same
-        // as no record at all.
+        // Records without any datum are not distinguishable from no records.
         if records.iter().any(|record| !LossOutputs::from(record.clone()).is_empty()) {
             for record in records {
                 outputs.append(record.into());
             }
         }
-        ForwardBackwardOutput { loss_fn_output_type: kind, loss_fn_outputs: outputs, metrics }
+        ForwardBackwardOutput::default()
+            .loss_fn_output_type(kind)
+            .loss_fn_outputs(outputs)
+            .metrics(metrics)
     })
 }
 
@@ -228,12 +232,12 @@ fn sequence() -> impl Strategy<Value = SampledSequence> {
         prop_oneof![Just(StopReason::Stop), Just(StopReason::Length), Just(StopReason::Unknown)];
     (vec(0..=i32::MAX as u32, 0..20), reason, topk()).prop_flat_map(
         |(tokens, stop_reason, topk_logprobs)| {
-            logprobs(tokens.len()).prop_map(move |logprobs| SampledSequence {
-                stop_reason,
-                tokens: tokens.clone().into(),
-                logprobs,
-                topk_logprobs: topk_logprobs.clone(),
-                sequence_id: None,
+            logprobs(tokens.len()).prop_map(move |logprobs| {
+                SampledSequence::default()
+                    .stop_reason(stop_reason)
+                    .tokens(tokens.clone())
+                    .logprobs(logprobs)
+                    .topk_logprobs(topk_logprobs.clone())
             })
         },
     )
@@ -242,24 +246,25 @@ fn sequence() -> impl Strategy<Value = SampledSequence> {
 fn response() -> impl Strategy<Value = SampleResponse> {
     let alt = option::of((1_usize..3, 1_usize..4).prop_flat_map(|(rows, k)| {
         (vec(any::<i64>(), rows * k), vec(json_f32(), rows * k)).prop_map(move |(t, l)| {
-            PromptAltTokens {
-                tokens: TensorData::from(t).reshape([rows, k]).unwrap(),
-                logprobs: TensorData::from(l).reshape([rows, k]).unwrap(),
-            }
+            PromptAltTokens::new(
+                TensorData::from(t).reshape([rows, k]).unwrap(),
+                TensorData::from(l).reshape([rows, k]).unwrap(),
+            )
         })
     }));
-    // Protobuf cannot tell a scalar from a tensor without a shape.
+    // Protobuf does not distinguish a scalar from an unspecified shape.
     let stated = |tensor: &TensorData| *tensor.shape() != Shape::SCALAR;
     let targets = option::of(dense(json_f32()).prop_filter("not a scalar", stated));
     let hits = 0..=i32::MAX as u32;
     (vec(sequence(), 0..3), (0_usize..9).prop_flat_map(logprobs), topk(), hits, targets, alt)
-        .prop_map(|(sequences, prompt_logprobs, topk, hits, targets, alt)| SampleResponse {
-            sequences,
-            prompt_logprobs,
-            topk_prompt_logprobs: topk,
-            prompt_cache_hit_tokens: hits,
-            target_prompt_logprobs: targets,
-            prompt_alt_tokens: alt,
+        .prop_map(|(sequences, prompt_logprobs, topk, hits, targets, alt)| {
+            SampleResponse::default()
+                .sequences(sequences)
+                .prompt_logprobs(prompt_logprobs)
+                .topk_prompt_logprobs(topk)
+                .prompt_cache_hit_tokens(hits)
+                .target_prompt_logprobs(targets)
+                .prompt_alt_tokens(alt)
         })
 }
 
@@ -267,7 +272,7 @@ fn through_json<T: Serialize + DeserializeOwned>(value: &T) -> T {
     serde_json::from_slice(&codec::json::encode(value).unwrap()).unwrap()
 }
 
-/// What prost makes of our bytes, written by prost.
+/// Decodes and encodes a message with prost.
 fn through_prost<M: Message + Default>(bytes: &Bytes) -> Bytes {
     M::decode(bytes.clone()).unwrap().encode_to_vec().into()
 }
@@ -281,7 +286,7 @@ proptest! {
     }
 
     #[test]
-    fn sparse_and_dense_say_the_same(tensor in sparse()) {
+    fn sparse_and_dense_forms_are_equivalent(tensor in sparse()) {
         let dense = tensor.to_dense(100).unwrap();
         prop_assert_eq!(dense.clone().compact().to_dense(100).unwrap(), dense);
     }
@@ -311,7 +316,7 @@ proptest! {
     }
 
     #[test]
-    fn requests_through_protobuf_and_prost(request in request()) {
+    fn requests_round_trip_through_protobuf_and_prost(request in request()) {
         let bytes = request.to_proto().unwrap();
         prop_assert_eq!(&ForwardBackward::from_proto(&bytes).unwrap(), &request);
         let peer = through_prost::<peer::ForwardBackwardRequest>(&bytes);
@@ -319,7 +324,7 @@ proptest! {
     }
 
     #[test]
-    fn outputs_through_protobuf_and_prost(output in output()) {
+    fn outputs_round_trip_through_protobuf_and_prost(output in output()) {
         let bytes = output.to_proto();
         prop_assert_eq!(&ForwardBackwardOutput::from_proto(&bytes).unwrap(), &output);
         let peer = through_prost::<peer::ForwardBackwardOutput>(&bytes);
@@ -327,7 +332,7 @@ proptest! {
     }
 
     #[test]
-    fn responses_through_protobuf_prost_and_json(response in response()) {
+    fn responses_round_trip_through_protobuf_prost_and_json(response in response()) {
         let bytes = response.to_proto();
         prop_assert_eq!(&SampleResponse::from_proto(&bytes).unwrap(), &response);
         let peer = through_prost::<peer::SampleResponse>(&bytes);
@@ -350,7 +355,7 @@ proptest! {
     }
 
     #[test]
-    fn bodies_through_compression(body in vec(any::<u8>(), 0..2000)) {
+    fn bodies_round_trip_through_compression(body in vec(any::<u8>(), 0..2000)) {
         let small = codec::compress::compress(&body).unwrap();
         prop_assert_eq!(&codec::compress::decompress(&small, body.len()).unwrap()[..], &body[..]);
     }

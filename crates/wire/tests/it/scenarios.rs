@@ -1,19 +1,19 @@
-//! Which scenario of the protocol's test plan each test covers, and that none was forgotten.
+//! Scenarios of the protocol's test plan. Each test names the scenarios that it covers.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 use tinkex_wire::*;
 
-/// The scenarios that this crate must show. T0.1.5 (who shares a rate limit) and T0.1.6 (sharing a
-/// tokenizer between threads) are about a running client and belong there.
+/// Scenarios that this crate covers. T0.1.5 (sharing of a rate limit) and T0.1.6 (sharing of a tokenizer
+/// between threads) are covered by the client.
 const SCENARIOS: [&str; 13] = [
     "T0.1.1", "T0.1.2", "T0.1.3", "T0.1.4", "T1.1.1", "T1.1.2", "T1.1.3", "T1.2.1", "T1.2.2",
     "T1.2.3", "T1.2.4", "T1.2.5", "Q1",
 ];
 
 #[test]
-fn every_scenario_names_the_test_that_covers_it() {
+fn every_scenario_is_covered_by_a_test() {
     let source = include_str!("scenarios.rs");
     let named: BTreeSet<&str> = source
         .lines()
@@ -33,21 +33,21 @@ fn from_json<T: serde::de::DeserializeOwned>(value: Value) -> T {
 
 /// Covers T0.1.1, T1.1.3.
 #[test]
-fn stop_reasons_have_words_and_a_fallback() {
+fn stop_reasons_are_decoded_with_a_fallback() {
     for (reason, word) in [(StopReason::Stop, "stop"), (StopReason::Length, "length")] {
         assert_eq!(to_json(reason), word);
         assert_eq!(from_json::<StopReason>(json!(word)), reason);
         assert_eq!(reason.as_str(), word);
     }
     assert_eq!(from_json::<StopReason>(json!("tool_call")), StopReason::Unknown);
-    // The same in protobuf, where the number 7 has no meaning yet.
+    // Protobuf number 7 is unknown.
     let response = SampleResponse::from_proto(b"\x0a\x02\x08\x07").unwrap();
     assert_eq!(response.sequences[0].stop_reason, StopReason::Unknown);
 }
 
 /// Covers T0.1.2, T1.1.2.
 #[test]
-fn categories_are_read_in_any_case() {
+fn categories_are_decoded_without_case() {
     for word in ["user", "USER", "User"] {
         assert_eq!(from_json::<ErrorCategory>(json!(word)), ErrorCategory::User);
     }
@@ -59,7 +59,7 @@ fn categories_are_read_in_any_case() {
 
 /// Covers T0.1.3, T1.2.4.
 #[test]
-fn pictures_are_written_as_recorded() {
+fn images_are_encoded_as_recorded() {
     let recorded = crate::fixtures::load("wire", "asample_multimodal.request.json");
     let chunks = recorded["body"]["prompt"]["chunks"].as_array().unwrap();
     let [_, Value::Object(image), Value::Object(sized), Value::Object(pointer), _] = &chunks[..]
@@ -87,17 +87,17 @@ fn pictures_are_written_as_recorded() {
 
 /// Covers T0.1.4, T1.2.2.
 #[test]
-fn prompt_logprobs_can_be_true_false_or_left_out() {
+fn prompt_logprobs_can_be_true_false_or_omitted() {
     let recorded = crate::fixtures::load("wire", "asample_minimal.request.json");
-    for wanted in [None, Some(true), Some(false)] {
+    for setting in [None, Some(true), Some(false)] {
         let mut request = SampleRequest::new([1, 2, 3, 4], SamplingParams::new());
         request.sampling_session_id = Some("11111111-2222-4333-8444-555555555555:sample:0".into());
         request.seq_id = Some(Seq::new(0));
-        request.prompt_logprobs = wanted;
+        request.prompt_logprobs = setting;
         let mut expected = recorded["body"].clone();
-        match wanted {
+        match setting {
             None => drop(expected.as_object_mut().unwrap().remove("prompt_logprobs")),
-            Some(wanted) => expected["prompt_logprobs"] = json!(wanted),
+            Some(setting) => expected["prompt_logprobs"] = json!(setting),
         }
         assert_eq!(to_json(&request), expected);
         assert_eq!(from_json_text::<SampleRequest>(&expected), request);
@@ -110,7 +110,7 @@ fn from_json_text<T: serde::de::DeserializeOwned>(value: &Value) -> T {
 
 /// Covers T1.1.1.
 #[test]
-fn every_word_comes_back_as_itself() {
+fn enum_names_round_trip() {
     for loss in LossFn::BUILT_IN {
         assert_eq!(LossFn::from(loss.as_str()), loss);
     }
@@ -136,7 +136,7 @@ fn every_word_comes_back_as_itself() {
 
 /// Covers T1.2.1.
 #[test]
-fn requests_are_built_from_what_they_need_and_the_rest_has_defaults() {
+fn optional_request_fields_have_defaults() {
     let request = SampleRequest::new([1], SamplingParams::new());
     assert_eq!((request.num_samples, request.seq_id), (1, None));
     let body = to_json(&request);
@@ -148,13 +148,10 @@ fn requests_are_built_from_what_they_need_and_the_rest_has_defaults() {
     ] {
         assert_eq!(body[field], default, "defaults are sent");
     }
-    // A server that is told only what must be told reads the same.
+    // A body with only the required fields decodes to the same request.
     let least = json!({"prompt": body["prompt"], "sampling_params": {}});
     let read: SampleRequest = from_json_text(&least);
-    assert_eq!(
-        read,
-        SampleRequest { prompt_logprobs: None, record_stability_info: None, ..request }
-    );
+    assert_eq!(read, request.prompt_logprobs(None).record_stability_info(None));
     assert_eq!(from_json::<LoraConfig>(json!({"rank": 32})), LoraConfig::default());
     assert_eq!(from_json::<AdamParams>(json!({})), AdamParams::default());
     assert_eq!(CreateSession::default().sdk_version, SDK_VERSION);
@@ -162,7 +159,7 @@ fn requests_are_built_from_what_they_need_and_the_rest_has_defaults() {
 
 /// Covers T1.2.3.
 #[test]
-fn numbers_are_cast_to_the_two_types_of_the_wire() {
+fn numbers_are_converted_to_the_two_element_types() {
     let floats = TensorData::from(vec![0.1_f64, 1e300, f64::NAN]);
     let values = floats.as_f32().unwrap();
     assert_eq!((values[0], values[1]), (0.1, f32::INFINITY));
@@ -195,7 +192,7 @@ fn numbers_are_cast_to_the_two_types_of_the_wire() {
     assert_eq!(TensorData::from(ints).as_i64().unwrap().as_ptr(), at_ints, "not copied");
     assert_eq!(TensorData::from(floats).as_f32().unwrap().as_ptr(), at_floats, "not copied");
 
-    // The shape may be a list, null, or missing.
+    // The shape may be a list, null or missing.
     for (shape, dims) in [(json!([2, 1]), &[2, 1][..]), (Value::Null, &[])] {
         let tensor: TensorData =
             from_json(json!({"data": [1, 2], "dtype": "int64", "shape": shape}));
@@ -214,8 +211,8 @@ fn numbers_are_cast_to_the_two_types_of_the_wire() {
 
 /// Covers T1.2.5.
 #[test]
-fn a_tensor_comes_back_as_it_was() {
-    // The general case is a property: see `roundtrip.rs`. This is the one with a missing value.
+fn tensors_with_missing_values_round_trip() {
+    // `roundtrip.rs` tests the general case as a property.
     let tensor = TensorData::from(vec![1.0_f32, f32::NAN, -0.0]).reshape([3, 1]).unwrap();
     let body = to_json(&tensor);
     assert_eq!(body, json!({"data": [1.0, null, -0.0], "dtype": "float32", "shape": [3, 1]}));
@@ -224,7 +221,7 @@ fn a_tensor_comes_back_as_it_was() {
 
 /// Covers Q1.
 #[test]
-fn nulls_are_sent_where_they_say_something() {
+fn significant_nulls_are_encoded() {
     let finish = FinishDetails::new(FinishReason::Errored, None);
     assert_eq!(to_json(finish), json!({"reason": {"type": "errored"}, "detail": null}));
     assert_eq!(to_json(rest::CheckpointTtl { ttl_seconds: None }), json!({"ttl_seconds": null}));

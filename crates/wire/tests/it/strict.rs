@@ -1,76 +1,45 @@
-//! Old servers and new ones: what may be missing, what may be left out, what is never lost.
+//! Compatibility with older and newer peers, and validation of requests.
 
 use bytes::Bytes;
 use serde_json::{Value, json};
 use tinkex_wire::*;
 
-fn read<T: serde::de::DeserializeOwned>(body: &Value) -> Result<T, DecodeError> {
+fn decode<T: serde::de::DeserializeOwned>(body: &Value) -> Result<T, DecodeError> {
     codec::json::decode(body.to_string().as_bytes())
 }
 
-fn lean<T: ApiRequest>(call: &T) -> Value {
-    let body = codec::json::without_defaults(T::ROUTE, &call.body().unwrap().bytes());
-    serde_json::from_slice(&body).unwrap()
-}
-
-/// These two bodies are what SDK 0.25 sends, recorded from it.
+/// The bodies were recorded from version 0.25 of the Python SDK.
 #[test]
-fn without_defaults_bodies_hold_nothing_that_0_25_servers_do_not_know() {
-    let mut sample = SampleRequest::new([1, 2], SamplingParams::new().max_tokens(2));
-    sample.sampling_session_id = Some("s1:sample:0".into());
-    sample.seq_id = Some(Seq::new(0));
-    let recorded = json!({
+fn requests_of_older_clients_are_decoded() {
+    let sample = json!({
         "num_samples": 1, "prompt": {"chunks": [{"tokens": [1, 2], "type": "encoded_text"}]},
         "sampling_params": {"max_tokens": 2, "temperature": 1.0, "top_k": -1, "top_p": 1.0},
         "sampling_session_id": "s1:sample:0", "seq_id": 0, "prompt_logprobs": false,
         "topk_prompt_logprobs": 0, "type": "sample",
     });
-    let sent = lean(&sample);
-    for (key, value) in sent.as_object().unwrap() {
-        assert_eq!(Some(value), recorded.get(key), "{key} is not known there");
-    }
-    assert_eq!(read::<SampleRequest>(&recorded).unwrap().prompt, sample.prompt);
+    let expected = SampleRequest::new([1, 2], SamplingParams::new().max_tokens(2))
+        .sampling_session_id(Some("s1:sample:0".into()))
+        .seq_id(Seq::new(0))
+        .record_stability_info(None);
+    assert_eq!(decode::<SampleRequest>(&sample).unwrap(), expected);
 
-    let create = CreateModel {
-        session_id: "s1".into(),
-        model_seq_id: 0,
-        base_model: "x".to_owned(),
-        user_metadata: None,
-        lora_config: Some(LoraConfig::with_rank(8)),
-        optimizer_config: OptimizerConfig::default(),
-    };
-    let recorded = json!({
+    let create = json!({
         "session_id": "s1", "model_seq_id": 0, "base_model": "x", "type": "create_model",
         "lora_config": {"rank": 8, "train_unembed": true, "train_mlp": true, "train_attn": true},
     });
-    assert_eq!(lean(&create), recorded);
-    assert_eq!(read::<CreateModel>(&recorded).unwrap(), create);
+    let expected =
+        CreateModel::new("s1".into(), 0, "x").lora_config(Some(LoraConfig::with_rank(8)));
+    assert_eq!(decode::<CreateModel>(&create).unwrap(), expected);
 }
 
 #[test]
-fn without_defaults_keeps_what_was_asked_for() {
-    let mut sample = SampleRequest::new([1], SamplingParams::new());
-    sample.topk_sample_logprobs = 3;
-    sample.prompt_logprobs = Some(true);
-    let sent = lean(&sample);
-    assert_eq!(
-        (&sent["topk_sample_logprobs"], &sent["prompt_logprobs"]),
-        (&json!(3), &json!(true))
-    );
-    assert_eq!(sent.get("prompt_alt_tokens_k"), None);
-
-    let beat = SessionHeartbeat::new("s");
-    assert_eq!(lean(&beat), serde_json::to_value(beat).unwrap(), "nothing optional here");
+fn submit_responses_without_sequence_ids_are_decoded() {
+    let submitted: SubmitResponse = decode(&json!({"request_id": "r"})).unwrap();
+    assert_eq!(submitted.sample_sequence_ids, None);
 }
 
 #[test]
-fn tickets_without_sequence_ids_are_tickets() {
-    let ticket: SubmitResponse = read(&json!({"request_id": "r"})).unwrap();
-    assert_eq!(ticket.sample_sequence_ids, None);
-}
-
-#[test]
-fn json_samples_of_older_servers_are_read() {
+fn json_samples_of_older_servers_are_decoded() {
     let body = json!({
         "type": "sample",
         "sequences": [
@@ -92,18 +61,18 @@ fn json_samples_of_older_servers_are_read() {
     let rows: Vec<_> = topk.rows().map(|row| row.map(Iterator::collect::<Vec<_>>)).collect();
     assert_eq!(rows, [None, Some(vec![(7, -0.25), (8, -2.0)]), Some(vec![(9, -0.5)])]);
 
-    // And the same through protobuf.
+    // Protobuf yields the same result.
     assert_eq!(SampleResponse::from_proto(&response.to_proto()).unwrap(), {
         let mut same = response.clone();
         same.sequences[0].logprobs = Some(vec![-0.5, f32::NAN].into());
         same
     });
-    let again: SampleResponse = read(&serde_json::to_value(&response).unwrap()).unwrap();
+    let again: SampleResponse = decode(&serde_json::to_value(&response).unwrap()).unwrap();
     assert_eq!(again, response);
 }
 
 #[test]
-fn json_training_results_of_older_servers_are_read() {
+fn json_training_results_of_older_servers_are_decoded() {
     let body = json!({
         "loss_fn_output_type": "TorchLossReturn",
         "loss_fn_outputs": [
@@ -122,12 +91,12 @@ fn json_training_results_of_older_servers_are_read() {
     assert_eq!(outputs.get(2).unwrap().f32("logprobs").unwrap(), [0.0; 0]);
     assert_eq!(output.metrics["loss:sum"], 1.5);
     assert!(output.metrics["bad:mean"].is_nan());
-    let again: ForwardBackwardOutput = read(&serde_json::to_value(&output).unwrap()).unwrap();
+    let again: ForwardBackwardOutput = decode(&serde_json::to_value(&output).unwrap()).unwrap();
     assert_eq!(again.loss_fn_outputs, output.loss_fn_outputs);
 }
 
 #[test]
-fn status_wrappers_of_older_servers_are_read() {
+fn status_wrappers_of_older_servers_are_decoded() {
     let outcome = |body: Value| PollResponse::decode("application/json", &body.to_string().into());
     assert_eq!(
         outcome(json!({"status": "pending"})),
@@ -136,9 +105,8 @@ fn status_wrappers_of_older_servers_are_read() {
     let done = outcome(json!({"status": "completed", "result": {"path": "tinker://r/weights/a"}}));
     let Ok(PollResponse::Ready(payload)) = done else { panic!("{done:?}") };
     assert_eq!(SaveWeights::decode_output(&payload).unwrap().path, "tinker://r/weights/a");
-    let failed = |error: &str, category| {
-        Ok(PollResponse::Failed(RequestFailed { error: error.to_owned(), category }))
-    };
+    let failed =
+        |error: &str, category| Ok(PollResponse::Failed(RequestFailed::new(error, category)));
     assert_eq!(
         outcome(json!({"status": "failed", "error": {"message": "no", "category": "USER"}})),
         failed("no", ErrorCategory::User)
@@ -148,7 +116,7 @@ fn status_wrappers_of_older_servers_are_read() {
         failed("the server gave no reason", ErrorCategory::Unknown)
     );
     assert_eq!(outcome(json!({"error": null})), failed("null", ErrorCategory::Unknown));
-    // Results that happen to use the same names for other things are results.
+    // A result may use the names of wrapper fields for other types.
     assert!(outcome(json!({"status": "completed"})).is_err(), "completed, but with what?");
     assert_eq!(
         outcome(json!({"status": "failed", "error": {"message": "x"}, "category": "user"})),
@@ -165,14 +133,14 @@ fn status_wrappers_of_older_servers_are_read() {
 }
 
 #[test]
-fn replies_of_newer_servers_keep_their_known_parts() {
+fn unknown_fields_of_newer_servers_are_ignored() {
     let body = json!({"session_id": "s", "type": "create_session", "new": {"deep": [1]}});
-    let reply = SessionCreated::from_body(&body.to_string().into()).unwrap();
-    assert_eq!(reply.session_id.as_str(), "s");
+    let response = SessionCreated::from_body(&body.to_string().into()).unwrap();
+    assert_eq!(response.session_id.as_str(), "s");
 }
 
 #[test]
-fn a_wrong_tag_or_value_in_a_reply_is_named() {
+fn unexpected_tags_and_values_are_named() {
     let wrong = |body: Value| SessionCreated::from_body(&body.to_string().into()).unwrap_err();
     let error = wrong(json!({"session_id": "s", "type": "create_model"}));
     assert_eq!((error.kind(), error.path()), (DecodeErrorKind::Value, "type"));
@@ -181,7 +149,7 @@ fn a_wrong_tag_or_value_in_a_reply_is_named() {
     let cut = SessionCreated::from_body(&"{\"session_id\":\"s".into()).unwrap_err();
     assert_eq!(cut.kind(), DecodeErrorKind::Truncated);
 
-    // TensorValues that the protocol does not let through.
+    // Values outside the protocol.
     let search = json!({"sessions": [{
         "session_id": "s", "created_at": 0, "owner": "o", "project_id": "p",
         "checkpoints_count": 0, "status": {"type": "sleeping"},
@@ -189,27 +157,27 @@ fn a_wrong_tag_or_value_in_a_reply_is_named() {
     let error = rest::SessionSearchPage::from_body(&search.to_string().into()).unwrap_err();
     assert!(error.path().starts_with("sessions[0].status"), "{error}");
     assert!(
-        read::<FuturesRetrieved>(
+        decode::<FuturesRetrieved>(
             &json!({"completions": [{"state": "lost", "request_id": "r"}], "cursor": 0})
         )
         .is_err()
     );
     let silent = json!({"completions": [{"request_id": "r"}], "cursor": 0});
-    let silent: FuturesRetrieved = read(&silent).unwrap();
+    let silent: FuturesRetrieved = decode(&silent).unwrap();
     assert!(matches!(silent.completions[0], CompletedFuture::Finished { .. }), "the default state");
-    assert!(read::<Health>(&json!({"status": "ill"})).is_err());
-    assert!(read::<TelemetryResponse>(&json!({"status": "refused"})).is_err());
+    assert!(decode::<Health>(&json!({"status": "ill"})).is_err());
+    assert!(decode::<TelemetryResponse>(&json!({"status": "refused"})).is_err());
 }
 
 #[test]
-fn a_wrong_polled_result_is_an_error_with_its_place() {
+fn errors_in_results_name_their_path() {
     let payload =
         ResultPayload::Json(json!({"type": "save_weights", "path": "p"}).to_string().into());
     let error = CreateModel::decode_output(&payload).unwrap_err();
     assert_eq!(error.path(), "type");
     let error = CreateModel::decode_output(&ResultPayload::Proto(Bytes::new())).unwrap_err();
     assert_eq!(error.kind(), DecodeErrorKind::Json);
-    // What is not such a result at all must not pass for an empty one.
+    // Other JSON must not decode as an empty result.
     for body in [
         json!({"type": "create_model", "model_id": "x"}),
         json!({"status": "queued", "detail": "hold on"}),
@@ -230,32 +198,31 @@ fn a_wrong_polled_result_is_an_error_with_its_place() {
 }
 
 #[test]
-fn samples_get_the_names_that_came_with_the_ticket() {
+fn sequence_ids_are_assigned_from_the_submit_response() {
     let sequences = vec![SampledSequence::default(); 2];
-    let mut response = SampleResponse { sequences, ..Default::default() };
-    let ticket = |names: Option<Vec<&str>>| SubmitResponse {
-        request_id: "r".into(),
-        model_id: None,
-        sample_sequence_ids: names.map(|names| names.into_iter().map(Into::into).collect()),
+    let mut response = SampleResponse::default().sequences(sequences);
+    let submitted = |ids: Option<Vec<&str>>| {
+        let ids = ids.map(|ids| ids.into_iter().map(Into::into).collect());
+        SubmitResponse::new("r").sample_sequence_ids(ids)
     };
-    response.assign_sequence_ids(&ticket(None)).unwrap();
-    assert_eq!(response.sequences[0].sequence_id, None, "older servers say nothing");
-    let error = response.assign_sequence_ids(&ticket(Some(vec!["a"]))).unwrap_err();
+    response.assign_sequence_ids(&submitted(None)).unwrap();
+    assert_eq!(response.sequences[0].sequence_id, None, "older servers send no ids");
+    let error = response.assign_sequence_ids(&submitted(Some(vec!["a"]))).unwrap_err();
     assert_eq!(error.path(), "sample_sequence_ids");
-    response.assign_sequence_ids(&ticket(Some(vec!["a", "b"]))).unwrap();
+    response.assign_sequence_ids(&submitted(Some(vec!["a", "b"]))).unwrap();
     assert_eq!(response.sequences[1].sequence_id.as_ref().unwrap(), &"b");
 }
 
 #[test]
-fn a_ttl_must_be_said_to_be_removed() {
+fn ttl_seconds_is_required() {
     use tinkex_wire::rest::CheckpointTtl;
-    assert!(read::<CheckpointTtl>(&json!({})).is_err());
-    assert_eq!(read::<CheckpointTtl>(&json!({"ttl_seconds": null})).unwrap().ttl_seconds, None);
+    assert!(decode::<CheckpointTtl>(&json!({})).is_err());
+    assert_eq!(decode::<CheckpointTtl>(&json!({"ttl_seconds": null})).unwrap().ttl_seconds, None);
 }
 
 #[test]
-fn an_optimizer_without_a_name_is_the_default_one() {
-    assert_eq!(read::<OptimizerConfig>(&json!({})).unwrap(), OptimizerConfig::adamw());
+fn optimizer_defaults_to_adamw() {
+    assert_eq!(decode::<OptimizerConfig>(&json!({})).unwrap(), OptimizerConfig::adamw());
     let odd = OptimizerConfig {
         settings: [("type".to_owned(), json!("x"))].into_iter().collect(),
         ..OptimizerConfig::adamw()
@@ -263,11 +230,15 @@ fn an_optimizer_without_a_name_is_the_default_one() {
     assert_eq!(serde_json::to_string(&odd).unwrap(), r#"{"type":"adamw"}"#);
     let dimuon = DimuonParams::with_learning_rate(0.5);
     let body = serde_json::to_value(dimuon).unwrap();
-    assert_eq!(read::<DimuonParams>(&body).unwrap(), dimuon, "it reads what it writes");
+    assert_eq!(
+        decode::<DimuonParams>(&body).unwrap(),
+        dimuon,
+        "decoding is the inverse of encoding"
+    );
 }
 
 #[test]
-fn empty_query_parameters_are_left_out() {
+fn empty_query_parameters_are_omitted() {
     let storage = rest::StorageUsageRequest::default().project_id(Some(String::new()));
     assert_eq!(storage.target().unwrap(), "/api/v1/billing/usage/checkpoints/current");
     let error = codec::query::decode::<rest::ListSessions>("limit=many").unwrap_err();
@@ -275,7 +246,7 @@ fn empty_query_parameters_are_left_out() {
 }
 
 #[test]
-fn secrets_do_not_print() {
+fn secrets_are_not_in_debug_output() {
     let mut load = LoadWeights::as_new_model("s".into(), 0, "tinker://r/weights/a");
     load.weights_access_token = Some("tml-hidden".into());
     assert!(!format!("{load:?}").contains("hidden"));
@@ -292,57 +263,42 @@ fn secrets_do_not_print() {
 }
 
 #[test]
-fn addresses_that_need_no_credential_do_not_print() {
+fn signed_urls_are_redacted_in_debug_output() {
     let signed = "https://files.example/hidden/a.bin?X-Signature=hidden";
     let urls: rest::ExternalWeightsUrls =
-        read(&json!({ "urls": { "a.bin": signed }, "expires": "2026-01-01T00:00:00Z" })).unwrap();
-    let shown = format!("{urls:?}");
-    assert!(shown.contains("a.bin") && shown.contains("https://files.example"), "{shown}");
-    assert!(!shown.contains("hidden"), "{shown}");
+        decode(&json!({ "urls": { "a.bin": signed }, "expires": "2026-01-01T00:00:00Z" })).unwrap();
+    let debug = format!("{urls:?}");
+    assert!(debug.contains("a.bin") && debug.contains("https://files.example"), "{debug}");
+    assert!(!debug.contains("hidden"), "{debug}");
     assert_eq!(urls.urls["a.bin"], signed, "but they are there");
 
-    let trace: rest::TraceExport = read(&json!({ "status": "ready", "url": signed })).unwrap();
-    let shown = format!("{trace:?}");
-    assert!(shown.contains("files.example") && !shown.contains("hidden"), "{shown}");
+    let trace: rest::TraceExport = decode(&json!({ "status": "ready", "url": signed })).unwrap();
+    let debug = format!("{trace:?}");
+    assert!(debug.contains("files.example") && !debug.contains("hidden"), "{debug}");
 
-    let location = "https://pictures.example/cat.png?sig=hidden".to_owned();
-    let picture =
+    let location = "https://images.example/cat.png?sig=hidden".to_owned();
+    let image =
         InputChunk::ImageAssetPointer { format: ImageFormat::Png, location, expected_tokens: None };
-    let request = SampleRequest::new(ModelInput::default().chunk(picture), SamplingParams::new());
-    let shown = format!("{request:?}");
-    assert!(shown.contains("pictures.example/cat.png") && !shown.contains("hidden"), "{shown}");
+    let request = SampleRequest::new(ModelInput::default().chunk(image), SamplingParams::new());
+    let debug = format!("{request:?}");
+    assert!(debug.contains("images.example/cat.png") && !debug.contains("hidden"), "{debug}");
 }
 
 #[test]
-fn requests_that_no_server_could_understand_are_refused_before_sending() {
+fn invalid_requests_are_rejected_before_encoding() {
     let field = |error: Result<RequestBody, InvalidInput>| error.unwrap_err().field().to_owned();
     let nan = SampleRequest::new([1], SamplingParams::new().temperature(f64::NAN));
     assert_eq!(field(nan.body()), "sampling_params.temperature");
 
-    let mut create = CreateModel {
-        session_id: "s".into(),
-        model_seq_id: 0,
-        base_model: "m".to_owned(),
-        user_metadata: None,
-        lora_config: Some(LoraConfig::with_rank(0)),
-        optimizer_config: OptimizerConfig::default(),
-    };
+    let mut create =
+        CreateModel::new("s".into(), 0, "m").lora_config(Some(LoraConfig::with_rank(0)));
     assert_eq!(field(create.body()), "lora_config.rank");
-    let none = LoraConfig {
-        train_attn: false,
-        train_mlp: false,
-        train_unembed: false,
-        ..LoraConfig::default()
-    };
+    let none = LoraConfig::default().train_attn(false).train_mlp(false).train_unembed(false);
     create.lora_config = Some(none);
     assert_eq!(field(create.body()), "lora_config.train_attn");
 
-    let mut session = CreateSamplingSession {
-        session_id: "s".into(),
-        sampling_session_seq_id: 0,
-        base_model: None,
-        model_path: None,
-    };
+    let mut session = CreateSamplingSession::from_base("s".into(), 0, "m");
+    session.base_model = None;
     assert_eq!(field(session.body()), "model_path");
     session.model_path = Some("/tmp/x".to_owned());
     assert_eq!(field(session.body()), "model_path");
@@ -393,5 +349,9 @@ fn requests_that_no_server_could_understand_are_refused_before_sending() {
     train.data.clear();
     train.seq_id = Some(Seq::new(1 << 31));
     assert_eq!(field(train.body()), "seq_id");
-    assert_eq!(train.validate().unwrap_err().field(), "seq_id", "check says what body would");
+    assert_eq!(
+        train.validate().unwrap_err().field(),
+        "seq_id",
+        "validate and body return the same error"
+    );
 }

@@ -1,26 +1,9 @@
-//! What holds for the public types by themselves: they can cross threads, and they stay small.
+//! Properties of the public types: sizes, equality and automatic conversions.
 
 use tinkex_wire::*;
 
 #[test]
-fn everything_can_be_shared_between_threads() {
-    fn shared<T: Send + Sync + Clone + std::fmt::Debug + 'static>() {}
-    shared::<Datum>();
-    shared::<ModelInput>();
-    shared::<TensorData>();
-    shared::<Tokens>();
-    shared::<ForwardBackward>();
-    shared::<ForwardBackwardOutput>();
-    shared::<SampleRequest>();
-    shared::<SampleResponse>();
-    shared::<PollResponse>();
-    shared::<DecodeError>();
-    shared::<InvalidInput>();
-    shared::<SamplerHandle>();
-}
-
-#[test]
-fn errors_fit_a_pointer_and_what_is_many_stays_small() {
+fn frequent_types_have_bounded_sizes() {
     assert_eq!(size_of::<DecodeError>(), size_of::<usize>());
     assert!(size_of::<Datum>() <= 64, "{}", size_of::<Datum>());
     assert!(size_of::<InputChunk>() <= 64, "{}", size_of::<InputChunk>());
@@ -29,7 +12,7 @@ fn errors_fit_a_pointer_and_what_is_many_stays_small() {
 }
 
 #[test]
-fn a_batch_is_the_same_however_it_is_grouped() {
+fn equality_ignores_the_grouping_into_records() {
     let record = |values: Vec<f32>, lengths: Vec<usize>| {
         LossOutputs::from(LossRecord::new(lengths.len()).field("x", values, lengths).unwrap())
     };
@@ -42,7 +25,7 @@ fn a_batch_is_the_same_however_it_is_grouped() {
 }
 
 #[test]
-fn many_targets_are_sent_in_the_smaller_form() {
+fn mostly_zero_target_matrices_become_sparse() {
     let mut targets = vec![0_i64; 4 * 50];
     targets[7] = 9;
     let matrix = TensorData::from(targets).reshape([4, 50]).unwrap();
@@ -53,5 +36,5 @@ fn many_targets_are_sent_in_the_smaller_form() {
         .unwrap();
     assert!(datum.loss_input("target_tokens").unwrap().is_sparse());
     assert_eq!(datum.loss_input("target_tokens").unwrap().to_dense(200).unwrap(), matrix);
-    assert!(!datum.loss_input("my_own").unwrap().is_sparse(), "left as it was given");
+    assert!(!datum.loss_input("my_own").unwrap().is_sparse(), "custom inputs are not converted");
 }

@@ -165,7 +165,7 @@ impl Pipeline {
         let weight = batch.iter().map(|example| example.weight).sum();
         let data = batch.into_iter().map(|example| example.datum.clone()).collect();
         let learning_rate = self.plan.learning_rate_at(step);
-        let adam = AdamParams { learning_rate, ..self.adam };
+        let adam = self.adam.learning_rate(learning_rate);
         let (pass, optim) = self.model.step(data, LossFn::CrossEntropy, adam);
         let step = step + 1;
         let stepped = async move {

@@ -109,7 +109,7 @@ pub(super) async fn every_documented_loss_runs(subject: Subject) {
         let pass = model.forward_backward(data, function).await.unwrap();
         assert!(loss(&pass).is_finite(), "{name}");
     }
-    model.optim_step(AdamParams { grad_clip_norm: 1.0, ..adam() }).await.unwrap();
+    model.optim_step(adam().grad_clip_norm(1.0)).await.unwrap();
 }
 
 pub(super) async fn custom_losses_train_like_the_built_in_one(subject: Subject) {

@@ -1,11 +1,11 @@
-//! The protobuf messages of the API, written by hand.
+//! Hand-written codecs of the API's protobuf messages.
 //!
-//! Three messages cross the wire: [`request`] to the server, [`output`] and [`sample`] back. Most
-//! of their bytes are raw little-endian arrays, so encoding is copying: the size is computed
-//! first, then everything goes into one buffer of exactly that size. Decoding checks every length
-//! before it allocates, and copies each array once into a typed vector.
+//! There are three messages: [`request`] to the server, [`output`] and [`sample`] to the client. They
+//! consist mostly of raw little-endian arrays. An encoder computes the exact size first and then writes
+//! into one buffer of that size. A decoder checks every length before it allocates, and copies each
+//! array once.
 //!
-//! `tests/it/messages.rs` declares the same messages for prost; the tests check that both agree.
+//! `tests/it/messages.rs` declares the messages for prost; the tests compare both implementations.
 
 pub(crate) mod output;
 mod read;
@@ -20,10 +20,10 @@ use crate::DecodeError;
 
 use read::{Field, Fields};
 
-/// Entries that a map of named tensors or settings may have. They are searched one by one.
+/// Maximum number of entries of a map, which lookups search linearly.
 const MAX_ENTRIES: usize = 256;
 
-/// Key and value of a map entry; a missing key is the empty text.
+/// Returns key and value of a map entry; a missing key is the empty string.
 fn entry(message: &[u8]) -> Result<(&str, Option<Field<'_>>), DecodeError> {
     let (mut key, mut value) = ("", None);
     let mut fields = Fields::new(message, &["key", "value"]);

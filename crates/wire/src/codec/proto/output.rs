@@ -1,8 +1,8 @@
-//! `ForwardBackwardOutput`, written by servers and read by clients.
+//! `ForwardBackwardOutput`, encoded by servers and decoded by clients.
 
 use bytes::Bytes;
 
-use crate::output::{Column, LossOutputs, LossRecord};
+use crate::output::{LossOutputs, LossRecord, OutputColumn};
 use crate::slice::SharedSlice;
 use crate::tensor::Shape;
 use crate::training::{DEFAULT_OUTPUT_TYPE, ForwardBackwardOutput, Metrics};
@@ -20,10 +20,8 @@ const OUTPUT: Names = &["loss_fn_output_type", "loss_fn_outputs", "metrics"];
 const RECORD: Names = &["type_tag", "fields", "num_datums"];
 const BATCHED: Names = &["data", "offsets", "dtype", "trailing_shape"];
 
-/// Datums that a result may speak of. A record without fields claims any number of them for free.
+/// Maximum number of datums of a result. A record without fields could declare any number.
 const MAX_DATUMS: u64 = 1 << 20;
-
-// Writing
 
 pub(crate) fn encode(output: &ForwardBackwardOutput) -> Bytes {
     let records = output.loss_fn_outputs.records();
@@ -41,7 +39,7 @@ pub(crate) fn encode(output: &ForwardBackwardOutput) -> Bytes {
         put_bytes(&mut out, 1, name.as_bytes());
         put_double(&mut out, 2, *number);
     }
-    debug_assert_eq!(out.len(), size, "the size was computed wrong");
+    debug_assert_eq!(out.len(), size, "the computed size differs from the encoded size");
     out.into()
 }
 
@@ -66,12 +64,12 @@ fn write_record(out: &mut Vec<u8>, record: &LossRecord) {
     put_number(out, 3, record.datums as u64);
 }
 
-/// The length of the map entry that holds a column.
-fn field_len(column: &Column) -> usize {
+/// Returns the length of the map entry of a column.
+fn field_len(column: &OutputColumn) -> usize {
     bytes_size(column.name.len()) + bytes_size(batched_size(column))
 }
 
-fn batched_size(column: &Column) -> usize {
+fn batched_size(column: &OutputColumn) -> usize {
     let data = values_len(&column.values);
     (if data == 0 { 0 } else { bytes_size(data) })
         + bytes_size(column.starts.len() * size_of::<i64>())
@@ -79,7 +77,7 @@ fn batched_size(column: &Column) -> usize {
         + dims_size(column.trailing.dims())
 }
 
-fn write_batched(out: &mut Vec<u8>, column: &Column) {
+fn write_batched(out: &mut Vec<u8>, column: &OutputColumn) {
     if !column.values.is_empty() {
         put_values(out, 1, &column.values);
     }
@@ -91,8 +89,6 @@ fn write_batched(out: &mut Vec<u8>, column: &Column) {
     put_number(out, 3, wire_number(column.values.dtype()));
     put_dims(out, 4, column.trailing.dims());
 }
-
-// Reading
 
 pub(crate) fn decode(body: &[u8]) -> Result<ForwardBackwardOutput, DecodeError> {
     let mut output_type = "";
@@ -118,7 +114,7 @@ pub(crate) fn decode(body: &[u8]) -> Result<ForwardBackwardOutput, DecodeError> 
             _ => {}
         }
     }
-    let records = settle(records).map_err(|error| error.within(OUTPUT[1]))?;
+    let records = assign_datums(records).map_err(|error| error.within(OUTPUT[1]))?;
     Ok(ForwardBackwardOutput {
         loss_fn_output_type: short_type(output_type).to_owned(),
         loss_fn_outputs: records,
@@ -126,7 +122,7 @@ pub(crate) fn decode(body: &[u8]) -> Result<ForwardBackwardOutput, DecodeError> 
     })
 }
 
-/// A qualified type name is more than anyone wants to see.
+/// Removes the module path from a qualified type name.
 pub(crate) fn short_type(qualified: &str) -> &str {
     match qualified.rsplit(':').next() {
         None | Some("") => DEFAULT_OUTPUT_TYPE,
@@ -134,41 +130,44 @@ pub(crate) fn short_type(qualified: &str) -> &str {
     }
 }
 
-/// A record as it was sent, before the number of its datums is settled.
+/// Decoded record before the number of its datums is determined.
 struct RawRecord {
     type_tag: String,
-    fields: Vec<Column>,
+    fields: Vec<OutputColumn>,
     num_datums: u64,
 }
 
-/// Decides how many datums each record has. The stated numbers hold, unless none was stated
-/// anywhere: then the fields tell.
-fn settle(raw: Vec<RawRecord>) -> Result<LossOutputs, DecodeError> {
-    let stated = raw.iter().any(|record| record.num_datums > 0);
+/// Determines the number of datums of each record: the declared numbers, or the lengths of the fields
+/// if no record declares a number.
+fn assign_datums(raw: Vec<RawRecord>) -> Result<LossOutputs, DecodeError> {
+    let declared = raw.iter().any(|record| record.num_datums > 0);
     let mut total = 0_u64;
     let mut records = Vec::with_capacity(raw.len());
     for (at, mut record) in raw.into_iter().enumerate() {
         let in_fields = record.fields.first().map_or(0, |column| column.starts.len() - 1);
-        let datums = if stated { record.num_datums } else { in_fields as u64 };
+        let datums = if declared { record.num_datums } else { in_fields as u64 };
         if datums == 0 {
             record.fields.clear();
         }
         total = total.saturating_add(datums);
         if total > MAX_DATUMS {
-            let why = format!("more than {MAX_DATUMS} datums");
-            return Err(DecodeError::new(DecodeErrorKind::TooLarge, why).at(at));
+            let detail = format!("result has more than {MAX_DATUMS} datums");
+            return Err(DecodeError::new(DecodeErrorKind::TooLarge, detail).at(at));
         }
         for column in &record.fields {
             if (column.starts.len() - 1) as u64 != datums {
-                let why = format!("{} datums where there are {datums}", column.starts.len() - 1);
-                let error = DecodeError::new(DecodeErrorKind::Offsets, why).within(BATCHED[1]);
+                let detail = format!(
+                    "offsets of {} datums in a record of {datums}",
+                    column.starts.len() - 1
+                );
+                let error = DecodeError::new(DecodeErrorKind::Offsets, detail).within(BATCHED[1]);
                 return Err(error.at_key(&column.name).within(RECORD[1]).at(at));
             }
         }
-        let datums = usize::try_from(datums).expect("at most MAX_DATUMS");
+        let datums = usize::try_from(datums).expect("the total is at most MAX_DATUMS");
         records.push(LossRecord { type_tag: record.type_tag, datums, fields: record.fields });
     }
-    Ok(LossOutputs::from_records(records).expect("at most MAX_DATUMS"))
+    Ok(LossOutputs::from_records(records).expect("the total is at most MAX_DATUMS"))
 }
 
 fn decode_record(message: &[u8]) -> Result<RawRecord, DecodeError> {
@@ -200,7 +199,7 @@ fn decode_record(message: &[u8]) -> Result<RawRecord, DecodeError> {
     Ok(record)
 }
 
-fn decode_column(name: &str, message: &[u8]) -> Result<Column, DecodeError> {
+fn decode_column(name: &str, message: &[u8]) -> Result<OutputColumn, DecodeError> {
     let (mut data, mut offsets) = (&[][..], SharedSlice::default());
     let (mut wire_type, mut trailing) = (0, Shape::SCALAR);
     let mut fields = Fields::new(message, BATCHED);
@@ -215,28 +214,32 @@ fn decode_column(name: &str, message: &[u8]) -> Result<Column, DecodeError> {
     }
     let wire_type = WireType::from_number(wire_type).map_err(|error| error.within(BATCHED[2]))?;
     let starts = element_starts(&offsets, data.len(), wire_type.size())
-        .map_err(|why| DecodeError::new(DecodeErrorKind::Offsets, why).within(BATCHED[1]))?;
+        .map_err(|detail| DecodeError::new(DecodeErrorKind::Offsets, detail).within(BATCHED[1]))?;
     if trailing.element_count().is_none() {
-        let why = format!("{trailing:?} has too many cells");
-        return Err(DecodeError::new(DecodeErrorKind::Shape, why).within(BATCHED[3]));
+        let detail = format!("{trailing:?} has too many elements");
+        return Err(DecodeError::new(DecodeErrorKind::Shape, detail).within(BATCHED[3]));
     }
-    let values = wire_type.read(data).map_err(|error| error.within(BATCHED[0]))?;
-    let column = Column { name: name.to_owned(), values, starts, trailing };
+    let values = wire_type.decode(data).map_err(|error| error.within(BATCHED[0]))?;
+    let column = OutputColumn { name: name.to_owned(), values, starts, trailing };
     column.check_rows().map_err(|datum| {
-        let why = format!("datum {datum} is not a whole number of rows of {:?}", column.trailing);
-        DecodeError::new(DecodeErrorKind::Shape, why).within(BATCHED[3])
+        let detail = format!(
+            "datum {datum} does not consist of complete rows of shape {:?}",
+            column.trailing
+        );
+        DecodeError::new(DecodeErrorKind::Shape, detail).within(BATCHED[3])
     })?;
     Ok(column)
 }
 
-/// Byte offsets as element indices: from 0, never decreasing, inside the data, on elements.
+/// Converts byte offsets to element indices. The offsets must start at 0, not decrease, not exceed the
+/// data, and be multiples of the element size.
 fn element_starts(offsets: &[i64], len: usize, element: usize) -> Result<Vec<usize>, &'static str> {
-    // No offsets at all: no datums.
+    // A column without offsets has no datums.
     let Some(first) = offsets.first() else {
         return Ok(vec![0]);
     };
     if *first != 0 {
-        return Err("must begin with 0");
+        return Err("must start with 0");
     }
     let mut starts = Vec::with_capacity(offsets.len());
     let mut previous = 0;
@@ -246,10 +249,10 @@ fn element_starts(offsets: &[i64], len: usize, element: usize) -> Result<Vec<usi
             return Err("must not decrease");
         }
         if offset > len {
-            return Err("must stay inside the data");
+            return Err("must not exceed the data");
         }
         if !offset.is_multiple_of(element) {
-            return Err("must fall between elements");
+            return Err("must be multiples of the element size");
         }
         previous = offset;
         starts.push(offset / element);

@@ -1,4 +1,4 @@
-//! Reading the wire format: fields, and the numbers in them.
+//! Decoding of protobuf fields and arrays.
 
 use std::sync::Arc;
 
@@ -6,23 +6,23 @@ use crate::slice::SharedSlice;
 use crate::tensor::Shape;
 use crate::{DecodeError, DecodeErrorKind};
 
-/// The field names of a message, by number, for errors.
+/// Field names of a message in the order of their numbers, for errors.
 pub(super) type Names = &'static [&'static str];
 
-/// The fields of a message, one after the other.
+/// Iterator over the fields of a message.
 pub(super) struct Fields<'a> {
     rest: &'a [u8],
     names: Names,
 }
 
-/// One field.
+/// One field of a message.
 pub(super) struct Field<'a> {
     pub(super) number: u32,
     name: &'static str,
-    value: Value<'a>,
+    value: FieldValue<'a>,
 }
 
-enum Value<'a> {
+enum FieldValue<'a> {
     Varint(u64),
     Fixed64([u8; 8]),
     Bytes(&'a [u8]),
@@ -34,7 +34,7 @@ impl<'a> Fields<'a> {
         Self { rest: message, names }
     }
 
-    /// The next field, if there is one.
+    /// Returns the next field.
     pub(super) fn next(&mut self) -> Result<Option<Field<'a>>, DecodeError> {
         if self.rest.is_empty() {
             return Ok(None);
@@ -42,7 +42,7 @@ impl<'a> Fields<'a> {
         let tag = take_varint(&mut self.rest)?;
         let number = u32::try_from(tag >> 3).ok().filter(|n| (1..1 << 29).contains(n));
         let Some(number) = number else {
-            return Err(DecodeError::new(DecodeErrorKind::Tag, format!("impossible tag {tag:#x}")));
+            return Err(DecodeError::new(DecodeErrorKind::Tag, format!("invalid tag {tag:#x}")));
         };
         let known = usize::try_from(number).ok().and_then(|n| self.names.get(n - 1));
         let name = known.copied().unwrap_or("(unknown field)");
@@ -50,10 +50,10 @@ impl<'a> Fields<'a> {
         Ok(Some(Field { number, name, value }))
     }
 
-    fn value(&mut self, wire_type: u64) -> Result<Value<'a>, DecodeError> {
+    fn value(&mut self, wire_type: u64) -> Result<FieldValue<'a>, DecodeError> {
         Ok(match wire_type {
-            0 => Value::Varint(take_varint(&mut self.rest)?),
-            1 => Value::Fixed64(*self.take_chunk()?),
+            0 => FieldValue::Varint(take_varint(&mut self.rest)?),
+            1 => FieldValue::Fixed64(*self.take_chunk()?),
             2 => {
                 let len = take_varint(&mut self.rest)?;
                 let len = usize::try_from(len).ok().filter(|len| *len <= self.rest.len());
@@ -62,15 +62,15 @@ impl<'a> Fields<'a> {
                 };
                 let (bytes, rest) = self.rest.split_at(len);
                 self.rest = rest;
-                Value::Bytes(bytes)
+                FieldValue::Bytes(bytes)
             }
             5 => {
                 self.take_chunk::<4>()?;
-                Value::Fixed32
+                FieldValue::Fixed32
             }
             other => {
-                let why = format!("wire type {other} is not used by this API");
-                return Err(DecodeError::new(DecodeErrorKind::Tag, why));
+                let detail = format!("unsupported wire type {other}");
+                return Err(DecodeError::new(DecodeErrorKind::Tag, detail));
             }
         })
     }
@@ -82,7 +82,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// How often each of these fields occurs: the exact capacity of the list it becomes.
+/// Counts the occurrences of the given fields, which are the capacities of the decoded lists.
 pub(super) fn count<const N: usize>(
     message: &[u8],
     names: Names,
@@ -99,73 +99,73 @@ pub(super) fn count<const N: usize>(
 }
 
 impl<'a> Field<'a> {
-    fn wrong(&self, wanted: &str) -> DecodeError {
-        DecodeError::new(DecodeErrorKind::Tag, format!("not {wanted}")).within(self.name)
+    fn unexpected(&self, expected: &str) -> DecodeError {
+        DecodeError::new(DecodeErrorKind::Tag, format!("expected {expected}")).within(self.name)
     }
 
-    /// Names this field in an error about its contents.
-    pub(super) fn fail(&self, kind: DecodeErrorKind, why: impl Into<String>) -> DecodeError {
-        DecodeError::new(kind, why).within(self.name)
+    /// Returns an error in this field.
+    pub(super) fn fail(&self, kind: DecodeErrorKind, detail: impl Into<String>) -> DecodeError {
+        DecodeError::new(kind, detail).within(self.name)
     }
 
     pub(super) fn bytes(&self) -> Result<&'a [u8], DecodeError> {
         match self.value {
-            Value::Bytes(bytes) => Ok(bytes),
-            _ => Err(self.wrong("a byte field")),
+            FieldValue::Bytes(bytes) => Ok(bytes),
+            _ => Err(self.unexpected("a byte field")),
         }
     }
 
     pub(super) fn text(&self) -> Result<&'a str, DecodeError> {
         std::str::from_utf8(self.bytes()?)
-            .map_err(|why| self.fail(DecodeErrorKind::Utf8, why.to_string()))
+            .map_err(|error| self.fail(DecodeErrorKind::Utf8, error.to_string()))
     }
 
-    /// Reads a nested message; its errors are placed inside this field.
+    /// Decodes a nested message and prepends this field to the path of its errors.
     pub(super) fn message<T>(
         &self,
-        read: impl FnOnce(&'a [u8]) -> Result<T, DecodeError>,
+        decode: impl FnOnce(&'a [u8]) -> Result<T, DecodeError>,
     ) -> Result<T, DecodeError> {
-        read(self.bytes()?).map_err(|error| error.within(self.name))
+        decode(self.bytes()?).map_err(|error| error.within(self.name))
     }
 
     pub(super) fn varint(&self) -> Result<u64, DecodeError> {
         match self.value {
-            Value::Varint(number) => Ok(number),
-            _ => Err(self.wrong("an integer field")),
+            FieldValue::Varint(number) => Ok(number),
+            _ => Err(self.unexpected("an integer field")),
         }
     }
 
-    /// A 64-bit integer that must not be negative.
+    /// Returns an `int64` that is not negative.
     pub(super) fn count(&self) -> Result<u64, DecodeError> {
         let number = self.varint()?.cast_signed();
         u64::try_from(number)
             .map_err(|_| self.fail(DecodeErrorKind::Number, format!("{number} is negative")))
     }
 
-    /// A `uint32`.
+    /// Returns a `uint32`.
     pub(super) fn uint32(&self) -> Result<u32, DecodeError> {
         let number = self.varint()?;
         u32::try_from(number).map_err(|_| {
-            self.fail(DecodeErrorKind::Number, format!("{number} does not fit 32 bits"))
+            self.fail(DecodeErrorKind::Number, format!("{number} does not fit into 32 bits"))
         })
     }
 
-    /// An `int32` that must not be negative.
+    /// Returns an `int32` that is not negative.
     pub(super) fn count32(&self) -> Result<u32, DecodeError> {
         let number = self.varint()?.cast_signed();
         i32::try_from(number).ok().and_then(|number| u32::try_from(number).ok()).ok_or_else(|| {
-            self.fail(DecodeErrorKind::Number, format!("{number} is not a count of 31 bits"))
+            self.fail(DecodeErrorKind::Number, format!("{number} is not within 0 to 2^31 - 1"))
         })
     }
 
     pub(super) fn double(&self) -> Result<f64, DecodeError> {
         match self.value {
-            Value::Fixed64(bytes) => Ok(f64::from_le_bytes(bytes)),
-            _ => Err(self.wrong("a floating-point field")),
+            FieldValue::Fixed64(bytes) => Ok(f64::from_le_bytes(bytes)),
+            _ => Err(self.unexpected("a floating-point field")),
         }
     }
 
-    /// Appends the dimensions in this field to a shape: one, or several packed together.
+    /// Appends the packed or unpacked dimensions of this field to a shape.
     pub(super) fn dims(&self, shape: &mut Shape) -> Result<(), DecodeError> {
         let mut push = |dim: u64| {
             let dim = usize::try_from(dim.cast_signed());
@@ -173,29 +173,29 @@ impl<'a> Field<'a> {
                 .map_err(|_| self.fail(DecodeErrorKind::Shape, "a dimension is negative"))
         };
         match self.value {
-            Value::Varint(dim) => push(dim),
-            Value::Bytes(mut packed) => {
+            FieldValue::Varint(dim) => push(dim),
+            FieldValue::Bytes(mut packed) => {
                 while !packed.is_empty() {
                     push(take_varint(&mut packed).map_err(|error| error.within(self.name))?)?;
                 }
                 Ok(())
             }
-            _ => Err(self.wrong("a list of integers")),
+            _ => Err(self.unexpected("a list of integers")),
         }
     }
 }
 
 fn truncated() -> DecodeError {
-    DecodeError::new(DecodeErrorKind::Truncated, "the message ends inside this field")
+    DecodeError::new(DecodeErrorKind::Truncated, "the message ends within the field")
 }
 
-/// A variable-length integer from the front of `rest`.
+/// Removes a variable-length integer from the front of `rest`.
 pub(crate) fn take_varint(rest: &mut &[u8]) -> Result<u64, DecodeError> {
     let mut number = 0_u64;
     for (i, byte) in rest.iter().take(10).enumerate() {
         number |= u64::from(byte & 0x7F) << (7 * i);
         if byte & 0x80 == 0 {
-            // The tenth byte has room for one bit.
+            // The tenth byte holds one bit.
             if i == 9 && *byte > 1 {
                 break;
             }
@@ -206,11 +206,11 @@ pub(crate) fn take_varint(rest: &mut &[u8]) -> Result<u64, DecodeError> {
     if rest.len() < 10 {
         return Err(truncated());
     }
-    Err(DecodeError::new(DecodeErrorKind::Varint, "an integer does not end within ten bytes"))
+    Err(DecodeError::new(DecodeErrorKind::Varint, "integer of more than ten bytes"))
 }
 
-/// Raw little-endian arrays. One pass into one allocation, which compiles to a plain copy on a
-/// little-endian machine.
+/// Decoders of raw little-endian arrays. Each makes one allocation and one pass, which compiles to a
+/// plain copy on little-endian targets.
 macro_rules! arrays {
     ($($(#[$doc:meta])* $name:ident: $wire:ty => $type:ty, $convert:expr;)*) => {$(
         $(#[$doc])*
@@ -218,8 +218,8 @@ macro_rules! arrays {
             const SIZE: usize = size_of::<$wire>();
             let (numbers, odd) = bytes.as_chunks::<SIZE>();
             if !odd.is_empty() {
-                let why = format!("{} bytes are not a whole number of {SIZE}-byte elements", bytes.len());
-                return Err(DecodeError::new(DecodeErrorKind::Length, why));
+                let detail = format!("{} bytes is not a multiple of the element size {SIZE}", bytes.len());
+                return Err(DecodeError::new(DecodeErrorKind::Length, detail));
             }
             if numbers.is_empty() {
                 return Ok(SharedSlice::default());
@@ -234,9 +234,9 @@ arrays! {
     f32s: f32 => f32, std::convert::identity;
     i64s: i64 => i64, std::convert::identity;
     u32s: u32 => u32, std::convert::identity;
-    /// Integers of 32 bits, widened.
+    /// Widens 32-bit integers.
     i32s_as_i64s: i32 => i64, i64::from;
-    /// Half-length floats, widened: they are the upper half of a `f32`.
+    /// Widens `bfloat16`, which is the upper half of an `f32`.
     bf16s_as_f32s: u16 => f32, |half| f32::from_bits(u32::from(half) << 16);
 }
 

@@ -1,4 +1,4 @@
-//! `SampleResponse`, written by servers and read by clients.
+//! `SampleResponse`, encoded by servers and decoded by clients.
 
 use bytes::Bytes;
 
@@ -10,7 +10,7 @@ use crate::{DecodeError, DecodeErrorKind};
 
 use super::read::{Fields, Names, count, f32s, u32s};
 use super::tensor;
-use super::write::{Little, bytes_size, number_size, put_array, put_header, put_number};
+use super::write::{LittleEndian, bytes_size, number_size, put_array, put_header, put_number};
 
 const RESPONSE: Names = &[
     "sequences",
@@ -24,13 +24,11 @@ const SEQUENCE: Names = &["stop_reason", "tokens", "logprobs", "topk_sampled_log
 const TOPK: Names = &["token_ids", "logprobs", "k", "length"];
 const ALT_TOKENS: Names = &["tokens", "logprobs"];
 
-// Writing
-
 pub(crate) fn encode(response: &SampleResponse) -> Bytes {
     let size = response_size(response);
     let mut out = Vec::with_capacity(size);
     write_response(&mut out, response);
-    debug_assert_eq!(out.len(), size, "the size was computed wrong");
+    debug_assert_eq!(out.len(), size, "the computed size differs from the encoded size");
     out.into()
 }
 
@@ -67,7 +65,7 @@ fn write_response(out: &mut Vec<u8>, response: &SampleResponse) {
     }
 }
 
-/// The field has 31 bits.
+/// Limits the value to the 31 bits of the field.
 fn cache_hits(response: &SampleResponse) -> u64 {
     response.prompt_cache_hit_tokens.min(i32::MAX.unsigned_abs()).into()
 }
@@ -80,7 +78,7 @@ fn stop_number(reason: StopReason) -> u64 {
     match reason {
         StopReason::Stop => 0,
         StopReason::Length => 1,
-        // A number that no version has given a meaning, so that it stays unknown when read.
+        // A number without a meaning, which decodes as unknown again.
         StopReason::Unknown => i32::MAX.unsigned_abs().into(),
     }
 }
@@ -116,18 +114,18 @@ fn write_topk(out: &mut Vec<u8>, topk: &TopkLogprobs) {
     put_number(out, 4, topk.len() as u64);
 }
 
-/// A field of numbers that is left out when empty.
+/// Returns the size of an array field that is omitted when empty.
 fn numbers_size<T>(numbers: &[T]) -> usize {
     if numbers.is_empty() { 0 } else { bytes_size(size_of_val(numbers)) }
 }
 
-fn put_numbers<T: Little>(out: &mut Vec<u8>, field: u8, numbers: &[T]) {
+fn put_numbers<T: LittleEndian>(out: &mut Vec<u8>, field: u8, numbers: &[T]) {
     if !numbers.is_empty() {
         put_array(out, field, numbers);
     }
 }
 
-/// Present but empty and missing mean the same to every reader, so neither is written.
+/// Returns the size of a log-probability field. Empty and missing lists are both omitted.
 fn logprobs_size(logprobs: Option<&Logprobs>) -> usize {
     logprobs.map_or(0, |logprobs| numbers_size(logprobs.as_slice()))
 }
@@ -135,8 +133,6 @@ fn logprobs_size(logprobs: Option<&Logprobs>) -> usize {
 fn put_logprobs(out: &mut Vec<u8>, field: u8, logprobs: Option<&Logprobs>) {
     put_numbers(out, field, logprobs.map_or(&[], Logprobs::as_slice));
 }
-
-// Reading
 
 pub(crate) fn decode(body: &[u8]) -> Result<SampleResponse, DecodeError> {
     let [sequences] = count(body, RESPONSE, [1])?;
@@ -152,14 +148,14 @@ pub(crate) fn decode(body: &[u8]) -> Result<SampleResponse, DecodeError> {
             }
             2 => response.prompt_logprobs = field.message(decode_logprobs)?,
             3 => response.topk_prompt_logprobs = field.message(decode_topk)?,
-            // A count that makes no sense is no reason to lose the sample.
+            // Ignore an invalid count: it must not make the sample unusable.
             4 => response.prompt_cache_hit_tokens = field.count32().unwrap_or(0),
             5 => response.target_prompt_logprobs = Some(field.message(tensor::decode)?),
             6 => response.prompt_alt_tokens = Some(field.message(decode_alt_tokens)?),
             _ => {}
         }
     }
-    response.settled()
+    response.normalized()
 }
 
 fn decode_sequence(message: &[u8]) -> Result<SampledSequence, DecodeError> {
@@ -206,8 +202,8 @@ fn decode_topk(message: &[u8]) -> Result<Option<TopkLogprobs>, DecodeError> {
     let cells = u64::from(k) * u64::from(length);
     for (name, len) in [(TOPK[0], token_ids.len()), (TOPK[1], logprobs.len())] {
         if len as u64 != cells {
-            let why = format!("{len} for {length} positions of {k}");
-            return Err(DecodeError::new(DecodeErrorKind::Length, why).within(name));
+            let detail = format!("{len} cells for {length} positions of {k}");
+            return Err(DecodeError::new(DecodeErrorKind::Length, detail).within(name));
         }
     }
     Ok(Some(TopkLogprobs::from_cells(k, length, token_ids, logprobs)))

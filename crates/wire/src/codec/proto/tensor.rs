@@ -1,18 +1,18 @@
-//! `Tensor` and `SparseCsr`.
+//! The messages `Tensor` and `SparseCsr`.
 
 use crate::slice::SharedSlice;
-use crate::tensor::{Csr, CsrFault, DType, Shape, TensorData, TensorValues};
+use crate::tensor::{Csr, CsrError, DType, Shape, TensorData, TensorValues};
 use crate::{DecodeError, DecodeErrorKind};
 
 use super::read::{Fields, Names, bf16s_as_f32s, f32s, i32s_as_i64s, i64s};
 use super::write::{
-    Little, bytes_size, dims_size, number_size, put_array, put_dims, put_header, put_number,
+    LittleEndian, bytes_size, dims_size, number_size, put_array, put_dims, put_header, put_number,
 };
 
 const TENSOR: Names = &["dense", "sparse_csr", "dtype", "shape"];
 const SPARSE_CSR: Names = &["values", "crow_indices", "col_indices"];
 
-/// The element types of the wire. Two of them are only read.
+/// Element types of the protobuf messages. `Int32` and `Bfloat16` are only decoded.
 #[derive(Clone, Copy)]
 pub(super) enum WireType {
     Float32 = 1,
@@ -29,11 +29,11 @@ impl WireType {
             3 => Self::Int32,
             4 => Self::Bfloat16,
             0 => {
-                return Err(DecodeError::new(DecodeErrorKind::DType, "no element type is given"));
+                return Err(DecodeError::new(DecodeErrorKind::DType, "missing element type"));
             }
             _ => {
-                let why = format!("{number} is not an element type");
-                return Err(DecodeError::new(DecodeErrorKind::DType, why));
+                let detail = format!("unknown element type {number}");
+                return Err(DecodeError::new(DecodeErrorKind::DType, detail));
             }
         })
     }
@@ -46,8 +46,8 @@ impl WireType {
         }
     }
 
-    /// Copies raw elements into their in-memory type.
-    pub(super) fn read(self, bytes: &[u8]) -> Result<TensorValues, DecodeError> {
+    /// Decodes raw elements.
+    pub(super) fn decode(self, bytes: &[u8]) -> Result<TensorValues, DecodeError> {
         Ok(match self {
             Self::Float32 => TensorValues::Float32(f32s(bytes)?),
             Self::Int64 => TensorValues::Int64(i64s(bytes)?),
@@ -57,7 +57,7 @@ impl WireType {
     }
 }
 
-/// The number of the type that values are written as.
+/// Returns the protobuf number of an element type.
 pub(super) fn wire_number(dtype: DType) -> u64 {
     match dtype {
         DType::Float32 => WireType::Float32 as u64,
@@ -65,7 +65,7 @@ pub(super) fn wire_number(dtype: DType) -> u64 {
     }
 }
 
-enum Encoding<'a> {
+enum TensorEncoding<'a> {
     Dense(&'a [u8]),
     Sparse(&'a [u8]),
 }
@@ -77,8 +77,8 @@ pub(super) fn decode(message: &[u8]) -> Result<TensorData, DecodeError> {
     let mut fields = Fields::new(message, TENSOR);
     while let Some(field) = fields.next()? {
         match field.number {
-            1 => encoding = Some(Encoding::Dense(field.bytes()?)),
-            2 => encoding = Some(Encoding::Sparse(field.bytes()?)),
+            1 => encoding = Some(TensorEncoding::Dense(field.bytes()?)),
+            2 => encoding = Some(TensorEncoding::Sparse(field.bytes()?)),
             3 => wire_type = field.varint()?,
             4 => field.dims(&mut shape)?,
             _ => {}
@@ -86,28 +86,26 @@ pub(super) fn decode(message: &[u8]) -> Result<TensorData, DecodeError> {
     }
     let wire_type = WireType::from_number(wire_type).map_err(|error| error.within("dtype"))?;
     match encoding {
-        Some(Encoding::Dense(bytes)) => dense(wire_type, bytes, shape),
-        Some(Encoding::Sparse(message)) => {
+        Some(TensorEncoding::Dense(bytes)) => dense(wire_type, bytes, shape),
+        Some(TensorEncoding::Sparse(message)) => {
             let (values, csr) =
                 sparse(wire_type, message).map_err(|error| error.within("sparse_csr"))?;
-            TensorData::from_csr(values, csr, shape).map_err(sparse_fault)
+            TensorData::from_csr(values, csr, shape).map_err(sparse_error)
         }
-        None => {
-            Err(DecodeError::new(DecodeErrorKind::Missing, "there are no values").within("dense"))
-        }
+        None => Err(DecodeError::new(DecodeErrorKind::Missing, "missing values").within("dense")),
     }
 }
 
 fn dense(wire_type: WireType, bytes: &[u8], shape: Shape) -> Result<TensorData, DecodeError> {
-    // Before anything is allocated: the shape must account for every byte.
-    if let Some(cells) = shape.element_count()
+    // Check the length before allocating.
+    if let Some(elements) = shape.element_count()
         && shape != Shape::UNSPECIFIED
-        && cells.checked_mul(wire_type.size()) != Some(bytes.len())
+        && elements.checked_mul(wire_type.size()) != Some(bytes.len())
     {
-        let why = format!("{} bytes for a shape of {shape:?}", bytes.len());
-        return Err(DecodeError::new(DecodeErrorKind::Length, why).within("dense"));
+        let detail = format!("{} bytes do not match the shape {shape:?}", bytes.len());
+        return Err(DecodeError::new(DecodeErrorKind::Length, detail).within("dense"));
     }
-    let values = wire_type.read(bytes).map_err(|error| error.within("dense"))?;
+    let values = wire_type.decode(bytes).map_err(|error| error.within("dense"))?;
     TensorData::new(values, shape)
         .map_err(|error| DecodeError::new(DecodeErrorKind::Shape, error.reason()).within("shape"))
 }
@@ -123,19 +121,19 @@ fn sparse(wire_type: WireType, message: &[u8]) -> Result<(TensorValues, Csr), De
             _ => {}
         }
     }
-    let values = wire_type.read(values).map_err(|error| error.within("values"))?;
+    let values = wire_type.decode(values).map_err(|error| error.within("values"))?;
     let row_starts = i64s(row_starts).map_err(|error| error.within("crow_indices"))?;
     let columns = i64s(columns).map_err(|error| error.within("col_indices"))?;
     Ok((values, Csr { row_starts, columns }))
 }
 
-fn sparse_fault(fault: CsrFault) -> DecodeError {
-    let (kind, path) = match fault {
-        CsrFault::Shape(_) => (DecodeErrorKind::Shape, "shape"),
-        CsrFault::RowStarts(_) => (DecodeErrorKind::Offsets, "sparse_csr.crow_indices"),
-        CsrFault::Columns(_) => (DecodeErrorKind::Index, "sparse_csr.col_indices"),
+fn sparse_error(error: CsrError) -> DecodeError {
+    let (kind, path) = match error {
+        CsrError::Shape(_) => (DecodeErrorKind::Shape, "shape"),
+        CsrError::RowStarts(_) => (DecodeErrorKind::Offsets, "sparse_csr.crow_indices"),
+        CsrError::Columns(_) => (DecodeErrorKind::Index, "sparse_csr.col_indices"),
     };
-    DecodeError::new(kind, fault.reason()).within(path)
+    DecodeError::new(kind, error.reason()).within(path)
 }
 
 pub(super) fn size(tensor: &TensorData) -> usize {
@@ -181,12 +179,12 @@ fn sparse_size(values: &TensorValues, csr: &Csr) -> usize {
         + array_size::<i64>(csr.columns.len())
 }
 
-/// A field of numbers that is left out when empty.
+/// Returns the size of an array field that is omitted when empty.
 fn array_size<T>(len: usize) -> usize {
     if len == 0 { 0 } else { bytes_size(len * size_of::<T>()) }
 }
 
-fn put_indices<T: Little>(out: &mut Vec<u8>, field: u8, numbers: &SharedSlice<T>) {
+fn put_indices<T: LittleEndian>(out: &mut Vec<u8>, field: u8, numbers: &SharedSlice<T>) {
     if !numbers.is_empty() {
         put_array(out, field, numbers);
     }

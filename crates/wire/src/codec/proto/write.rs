@@ -1,6 +1,6 @@
-//! Writing the wire format. Every writer has a twin that computes its size.
+//! Encoding of protobuf fields. Each `put_*` function has a `*_size` function that computes its size.
 //!
-//! All field numbers of this API are below 16, so a tag is one byte.
+//! All field numbers of this API are less than 16, so a tag is one byte.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ const FIXED64: u8 = 1;
 const BYTES: u8 = 2;
 
 pub(super) fn varint_size(number: u64) -> usize {
-    // Lengths are nearly always below 2 MB, and they are asked for many times a message.
+    // Fast path for lengths below 2 MiB: nearly all of them, computed many times per message.
     match number {
         ..0x80 => 1,
         0x80..0x4000 => 2,
@@ -33,12 +33,12 @@ fn put_tag(out: &mut Vec<u8>, field: u8, wire_type: u8) {
     out.push(field << 3 | wire_type);
 }
 
-/// A field of `len` bytes, header included.
+/// Returns the size of a bytes field of length `len`, including its header.
 pub(super) fn bytes_size(len: usize) -> usize {
     1 + varint_size(len as u64) + len
 }
 
-/// The header of a field of `len` bytes, which the caller writes next.
+/// Writes the header of a bytes field of length `len`; the caller writes the bytes.
 pub(super) fn put_header(out: &mut Vec<u8>, field: u8, len: usize) {
     put_tag(out, field, BYTES);
     put_varint(out, len as u64);
@@ -49,7 +49,7 @@ pub(super) fn put_bytes(out: &mut Vec<u8>, field: u8, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// A field that is left out when empty.
+/// Returns the size of a string field that is omitted when empty.
 pub(super) fn text_size(text: &str) -> usize {
     if text.is_empty() { 0 } else { bytes_size(text.len()) }
 }
@@ -60,7 +60,7 @@ pub(super) fn put_text(out: &mut Vec<u8>, field: u8, text: &str) {
     }
 }
 
-/// A field that is left out when zero.
+/// Returns the size of an integer field that is omitted when zero.
 pub(super) fn number_size(number: u64) -> usize {
     if number == 0 { 0 } else { 1 + varint_size(number) }
 }
@@ -71,7 +71,7 @@ pub(super) fn put_number(out: &mut Vec<u8>, field: u8, number: u64) {
     }
 }
 
-/// A field that is written even when zero.
+/// Writes an integer field even when zero.
 pub(super) fn put_present_number(out: &mut Vec<u8>, field: u8, number: u64) {
     put_tag(out, field, VARINT);
     put_varint(out, number);
@@ -88,7 +88,7 @@ fn packed_len(numbers: &[usize]) -> usize {
     numbers.iter().map(|number| varint_size(*number as u64)).sum()
 }
 
-/// A list of integers, packed; left out when empty.
+/// Returns the size of a packed list of integers that is omitted when empty.
 pub(super) fn dims_size(dims: &[usize]) -> usize {
     if dims.is_empty() { 0 } else { bytes_size(packed_len(dims)) }
 }
@@ -102,14 +102,14 @@ pub(super) fn put_dims(out: &mut Vec<u8>, field: u8, dims: &[usize]) {
     }
 }
 
-/// Numbers as the wire wants them: on a little-endian machine, the memory they are in.
-pub(super) trait Little: NoUninit {
+/// Numbers with a little-endian encoding, which borrows their memory on little-endian targets.
+pub(super) trait LittleEndian: NoUninit {
     fn bytes(numbers: &[Self]) -> Cow<'_, [u8]>;
 }
 
-macro_rules! little {
+macro_rules! little_endian {
     ($($type:ty),*) => {$(
-        impl Little for $type {
+        impl LittleEndian for $type {
             fn bytes(numbers: &[Self]) -> Cow<'_, [u8]> {
                 if cfg!(target_endian = "little") {
                     Cow::Borrowed(bytemuck::cast_slice(numbers))
@@ -121,9 +121,9 @@ macro_rules! little {
     )*};
 }
 
-little!(f32, i64, u32);
+little_endian!(f32, i64, u32);
 
-pub(super) fn put_array<T: Little>(out: &mut Vec<u8>, field: u8, numbers: &[T]) {
+pub(super) fn put_array<T: LittleEndian>(out: &mut Vec<u8>, field: u8, numbers: &[T]) {
     put_bytes(out, field, &T::bytes(numbers));
 }
 
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_agree_with_what_is_written() {
+    fn computed_sizes_match_encoded_sizes() {
         for shift in 0..64 {
             for number in [1_u64 << shift, (1 << shift) - 1, u64::MAX >> shift] {
                 let mut out = Vec::new();

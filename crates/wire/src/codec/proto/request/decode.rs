@@ -1,4 +1,4 @@
-//! Reading a training request.
+//! Decodes a training request.
 
 use std::borrow::Cow;
 
@@ -97,11 +97,13 @@ fn decode_setting(message: &[u8]) -> Result<LossSetting, DecodeError> {
             _ => {}
         }
     }
-    setting.ok_or_else(|| DecodeError::new(DecodeErrorKind::Missing, "neither number nor text"))
+    setting.ok_or_else(|| {
+        DecodeError::new(DecodeErrorKind::Missing, "setting has neither a number nor a text")
+    })
 }
 
 fn decode_datum(body: &Bytes, message: &[u8]) -> Result<Datum, DecodeError> {
-    // Every list is reserved exactly: there is a handful of them for each of many datums.
+    // Reserve the exact capacity: a request has many datums with several lists each.
     let [chunks, inputs, input_spans, loss_spans] = count(message, DATUM, [1, 2, 3, 4])?;
     let mut chunks = Vec::with_capacity(chunks);
     let mut inputs: Vec<(Cow<'static, str>, TensorData)> =
@@ -147,16 +149,16 @@ fn decode_datum(body: &Bytes, message: &[u8]) -> Result<Datum, DecodeError> {
         (false, false) => {
             Some(Box::new(Provenance { model_input: input_spans, loss_inputs: loss_spans }))
         }
-        (one_missing, _) => {
-            let name = if one_missing { DATUM[2] } else { DATUM[3] };
-            let why = "both lists of spans must be given, or neither";
-            return Err(DecodeError::new(DecodeErrorKind::Missing, why).within(name));
+        (input_missing, _) => {
+            let name = if input_missing { DATUM[2] } else { DATUM[3] };
+            let detail = "required if the other list of spans is present";
+            return Err(DecodeError::new(DecodeErrorKind::Missing, detail).within(name));
         }
     };
     Ok(Datum::from_parts(ModelInput { chunks }, inputs, provenance))
 }
 
-/// The usual names are not copied for every datum.
+/// Returns a static string for built-in names, to avoid an allocation per datum.
 fn input_name(name: &str) -> Cow<'static, str> {
     let known = loss_input::ALL.into_iter().find(|known| *known == name);
     known.map_or_else(|| Cow::Owned(name.to_owned()), Cow::Borrowed)
@@ -173,9 +175,7 @@ fn decode_chunk(body: &Bytes, message: &[u8]) -> Result<InputChunk, DecodeError>
             _ => {}
         }
     }
-    chunk.ok_or_else(|| {
-        DecodeError::new(DecodeErrorKind::Missing, "a chunk of a kind that this version lacks")
-    })
+    chunk.ok_or_else(|| DecodeError::new(DecodeErrorKind::Missing, "unknown kind of chunk"))
 }
 
 fn decode_text(message: &[u8]) -> Result<InputChunk, DecodeError> {
@@ -198,8 +198,8 @@ fn decode_image(body: &Bytes, message: &[u8]) -> Result<InputChunk, DecodeError>
             2 => {
                 let name = field.text()?;
                 let known = ImageFormat::from_name(name);
-                let why = || format!("{name:?} is neither png nor jpeg");
-                format = Some(known.ok_or_else(|| field.fail(DecodeErrorKind::Value, why()))?);
+                let detail = || format!("expected png or jpeg, found {name:?}");
+                format = Some(known.ok_or_else(|| field.fail(DecodeErrorKind::Value, detail()))?);
             }
             3 => expected_tokens = Some(field.count32()?),
             _ => {}
@@ -232,7 +232,7 @@ fn decode_span(message: &[u8]) -> Result<ProvenanceSpan, DecodeError> {
         };
         span = Some(field.message(|m| decode_range(source, m))?);
     }
-    span.ok_or_else(|| DecodeError::new(DecodeErrorKind::Missing, "a span without a source"))
+    span.ok_or_else(|| DecodeError::new(DecodeErrorKind::Missing, "span has no source"))
 }
 
 fn decode_range(source: SpanSource, message: &[u8]) -> Result<ProvenanceSpan, DecodeError> {

@@ -1,4 +1,4 @@
-//! `ForwardBackwardRequest`, written by clients and read by servers.
+//! `ForwardBackwardRequest`, encoded by clients and decoded by servers.
 
 mod decode;
 mod encode;
