@@ -113,7 +113,7 @@ fn status_wrappers_of_older_servers_are_decoded() {
     );
     assert_eq!(
         outcome(json!({"status": "failed"})),
-        failed("the server gave no reason", ErrorCategory::Unknown)
+        failed("the server did not report a reason", ErrorCategory::Unknown)
     );
     assert_eq!(outcome(json!({"error": null})), failed("null", ErrorCategory::Unknown));
     // A result may use the names of wrapper fields for other types.
