@@ -176,8 +176,3 @@ pub use weights::{
 
 /// JSON object of any content, for example metadata.
 pub type JsonObject = serde_json::Map<String, serde_json::Value>;
-
-/// Compiles the examples of the README.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;
