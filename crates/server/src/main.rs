@@ -67,7 +67,8 @@ fn main() -> ExitCode {
     let arguments = match parse(std::env::args().skip(1)) {
         Ok(Some(arguments)) => arguments,
         Ok(None) => {
-            print!("{HELP}");
+            // A closed pipe, as with `--help | head`, is not an error.
+            let _ = std::io::stdout().write_all(HELP.as_bytes());
             return ExitCode::SUCCESS;
         }
         Err(message) => {
