@@ -8,7 +8,7 @@ use serde_json::Value;
 
 /// Argument of a [`GraphNode`](crate::GraphNode).
 ///
-/// In JSON an argument is a plain value, or an object with one key for what JSON cannot express:
+/// In JSON an argument is a plain value, or an object with one key for a value that JSON cannot express:
 /// `{"ref": "name"}`, `{"tuple": […]}`, `{"slice": [start, stop, step]}`, `{"float": "inf"}` and so
 /// on. Deserialization never fails on an unknown form; it yields [`GraphArg::Unknown`], which
 /// [`LossProgram::new`](crate::LossProgram::new) rejects with the name of the node.
@@ -55,7 +55,7 @@ pub enum GraphArg {
     Layout(String),
     /// Memory format, such as `contiguous_format`. Has no effect on the result.
     MemoryFormat(String),
-    /// JSON that is none of these forms; holds the reason. Cannot be serialized.
+    /// JSON of no other form, with the reason why it was not accepted. Cannot be serialized.
     Unknown(String),
 }
 
@@ -78,11 +78,10 @@ impl GraphArg {
         Self::Dict(entries.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
     }
 
-    /// Creates a slice.
+    /// Creates a slice; `None` leaves a part to Python's default.
     #[must_use]
     pub fn slice(start: Option<i64>, stop: Option<i64>, step: Option<i64>) -> Self {
-        let end = |end: Option<i64>| end.map_or(Self::None, Self::Int);
-        Self::Slice(Box::new([end(start), end(stop), end(step)]))
+        Self::Slice(Box::new([start, stop, step].map(|part| part.map_or(Self::None, Self::Int))))
     }
 
     fn from_json(value: Value) -> Self {
@@ -115,7 +114,7 @@ impl GraphArg {
                 entries.into_iter().map(|(key, value)| (key, Self::from_json(value))).collect(),
             ),
             ("slice", Value::Array(items)) => match <[Self; 3]>::try_from(from_json_list(items)) {
-                Ok(ends) => Self::Slice(Box::new(ends)),
+                Ok(parts) => Self::Slice(Box::new(parts)),
                 Err(items) => Self::Unknown(format!("a slice has 3 parts, not {}", items.len())),
             },
             ("ellipsis", _) => Self::Ellipsis,
@@ -159,7 +158,7 @@ impl Serialize for GraphArg {
             Self::List(items) => items.serialize(serializer),
             Self::Tuple(items) => tagged(serializer, "tuple", items),
             Self::Dict(entries) => tagged(serializer, "dict", entries),
-            Self::Slice(ends) => tagged(serializer, "slice", ends),
+            Self::Slice(parts) => tagged(serializer, "slice", parts),
             Self::Ellipsis => tagged(serializer, "ellipsis", &true),
             Self::DType(name) => tagged(serializer, "dtype", name),
             Self::Device(name) => tagged(serializer, "device", name),
@@ -217,7 +216,7 @@ impl From<Vec<Self>> for GraphArg {
     }
 }
 
-/// `None` becomes [`GraphArg::None`].
+/// Converts `None` to [`GraphArg::None`].
 impl<T: Into<Self>> From<Option<T>> for GraphArg {
     fn from(value: Option<T>) -> Self {
         value.map_or(Self::None, Into::into)
@@ -229,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_form_reads_back_what_it_writes() {
+    fn every_form_survives_a_round_trip_through_json() {
         for (arg, json) in [
             (GraphArg::None, "null"),
             (GraphArg::from(true), "true"),
@@ -265,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_forms_are_kept_as_their_reason() {
+    fn unknown_forms_become_unknown_with_the_reason() {
         for (json, reason) in [
             (r#"{"ref":1}"#, "\"ref\""),
             (r#"{"tensor":[1]}"#, "\"tensor\""),

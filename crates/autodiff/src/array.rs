@@ -49,7 +49,7 @@ impl Array {
 
 /// Returns the number of elements of a shape, or `None` on overflow.
 pub(crate) fn element_count(shape: &[usize]) -> Option<usize> {
-    shape.iter().try_fold(1_usize, |n, &side| n.checked_mul(side))
+    shape.iter().try_fold(1_usize, |n, &size| n.checked_mul(size))
 }
 
 /// Returns the row-major strides of a shape, in elements.
@@ -64,12 +64,12 @@ pub(crate) fn strides(shape: &[usize]) -> Vec<usize> {
 /// Returns the shape that two shapes broadcast to by torch's rule, or `None` if they do not fit.
 pub(crate) fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
     let rank = a.len().max(b.len());
-    let side = |shape: &[usize], i: usize| {
+    let size = |shape: &[usize], i: usize| {
         let missing = rank - shape.len();
         if i < missing { 1 } else { shape[i - missing] }
     };
     (0..rank)
-        .map(|i| match (side(a, i), side(b, i)) {
+        .map(|i| match (size(a, i), size(b, i)) {
             (x, y) if x == y => Some(x),
             (1, y) => Some(y),
             (x, 1) => Some(x),

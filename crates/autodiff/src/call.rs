@@ -18,6 +18,9 @@ pub(crate) enum NodeValue {
     Ignored,
 }
 
+/// Position of an argument that can only be passed by keyword.
+pub(crate) const KEYWORD_ONLY: usize = usize::MAX;
+
 /// Keyword arguments that have no effect on the result.
 const IGNORED: [&str; 9] = [
     "_stacklevel",
@@ -31,8 +34,8 @@ const IGNORED: [&str; 9] = [
     "reduce",
 ];
 
-/// Arguments of one operation. An operation takes the ones it understands; [`finish`](Self::finish)
-/// rejects the rest.
+/// Arguments of one operation. The operation takes the arguments that it supports;
+/// [`finish`](Self::finish) rejects the remaining ones.
 pub(crate) struct CallArgs<'a> {
     pub(crate) tape: &'a mut Tape,
     args: Vec<Option<NodeValue>>,
@@ -72,7 +75,7 @@ impl<'a> CallArgs<'a> {
         let mut all: Vec<NodeValue> =
             self.args.iter_mut().skip(position).filter_map(Option::take).collect();
         if all.is_empty() {
-            all.extend(self.optional(usize::MAX, name));
+            all.extend(self.optional(KEYWORD_ONLY, name));
         }
         match all.as_slice() {
             [] => None,
@@ -98,6 +101,7 @@ impl<'a> CallArgs<'a> {
         self.optional(position, name).map(|value| self.var(&value, name)).transpose()
     }
 
+    /// Returns the tensor of a value. A number becomes a constant scalar tensor.
     pub(crate) fn var(&mut self, value: &NodeValue, name: &str) -> Result<Var, String> {
         match value {
             NodeValue::Tensor(var) => Ok(*var),
@@ -114,7 +118,7 @@ impl<'a> CallArgs<'a> {
         match self.optional(position, name) {
             None => Ok(None),
             Some(NodeValue::Number(number, _)) => Ok(Some(number)),
-            Some(other) => Err(format!("argument {name} is {}", describe(&other))),
+            Some(other) => Err(format!("argument {name} is {}, not a number", describe(&other))),
         }
     }
 
@@ -135,16 +139,16 @@ impl<'a> CallArgs<'a> {
         match self.optional(position, name) {
             None => Ok(None),
             Some(NodeValue::Text(text)) => Ok(Some(text)),
-            Some(other) => Err(format!("argument {name} is {}", describe(&other))),
+            Some(other) => Err(format!("argument {name} is {}, not a string", describe(&other))),
         }
     }
 
     /// Takes the element type, always a keyword argument.
     pub(crate) fn dtype(&mut self) -> Result<Option<ElementKind>, String> {
-        match self.optional(usize::MAX, "dtype") {
+        match self.optional(KEYWORD_ONLY, "dtype") {
             None => Ok(None),
             Some(NodeValue::DType(kind)) => Ok(Some(kind)),
-            Some(other) => Err(format!("dtype is {}", describe(&other))),
+            Some(other) => Err(format!("argument dtype is {}, not a dtype", describe(&other))),
         }
     }
 
@@ -178,6 +182,7 @@ fn alias(name: &str) -> &str {
     }
 }
 
+/// Returns the type of a value with its article, for error messages.
 pub(crate) fn describe(value: &NodeValue) -> &'static str {
     match value {
         NodeValue::Tensor(_) => "a tensor",
@@ -188,7 +193,7 @@ pub(crate) fn describe(value: &NodeValue) -> &'static str {
         NodeValue::Slice(_) => "a slice",
         NodeValue::Ellipsis => "an ellipsis",
         NodeValue::DType(_) => "a dtype",
-        NodeValue::Ignored => "a device",
+        NodeValue::Ignored => "a device, layout or memory format",
     }
 }
 
@@ -198,6 +203,9 @@ pub(crate) fn integer(value: &NodeValue) -> Result<i64, String> {
         #[expect(clippy::cast_possible_truncation, reason = "integral and below 2^53")]
         NodeValue::Number(number, ElementKind::Int | ElementKind::Bool) if number.abs() < 9e15 => {
             Ok(*number as i64)
+        }
+        NodeValue::Number(number, _) => {
+            Err(format!("{number} is not an integer, or is out of range"))
         }
         other => Err(format!("{} is not an integer", describe(other))),
     }
@@ -215,7 +223,7 @@ pub(crate) fn dimension(value: &NodeValue, rank: usize) -> Result<usize, String>
     }
 }
 
-/// Returns the dimensions in ascending order; all of them if none is given.
+/// Returns the dimensions in ascending order. Without a value, or with an empty list, returns all.
 pub(crate) fn dimensions(value: Option<NodeValue>, rank: usize) -> Result<Vec<usize>, String> {
     let mut dims = match value {
         None => (0..rank).collect(),

@@ -4,13 +4,13 @@ use crate::array::{Array, ElementKind, broadcast};
 use crate::call::{CallArgs, NodeValue};
 use crate::tape::{LocalGradient, Var};
 
-/// Value and slope.
-type Slope = (f64, f64);
-/// Value and the slopes with respect to both operands.
-type Slopes = (f64, f64, f64);
+/// Value of a unary operation, and its slope.
+type ValueAndSlope = (f64, f64);
+/// Value of a binary operation, and its slopes with respect to both operands.
+type ValueAndSlopes = (f64, f64, f64);
 
 /// Returns the unary operation `name` whose result is always a float.
-pub(crate) fn unary(name: &str) -> Option<fn(f64) -> Slope> {
+pub(crate) fn unary(name: &str) -> Option<fn(f64) -> ValueAndSlope> {
     Some(match name {
         "exp" => |x| (x.exp(), x.exp()),
         "log" => |x| (x.ln(), 1.0 / x),
@@ -30,7 +30,7 @@ pub(crate) fn unary(name: &str) -> Option<fn(f64) -> Slope> {
 }
 
 /// Returns the unary operation `name` whose result has the type of its operand.
-pub(crate) fn unary_any(name: &str) -> Option<fn(f64) -> Slope> {
+pub(crate) fn unary_same_kind(name: &str) -> Option<fn(f64) -> ValueAndSlope> {
     Some(match name {
         "square" => |x| (x * x, 2.0 * x),
         "abs" => |x| (x.abs(), sign(x)),
@@ -69,12 +69,12 @@ pub(crate) fn comparison(name: &str) -> Option<fn(f64, f64) -> bool> {
 }
 
 /// Returns the binary operation `name`.
-pub(crate) fn binary(name: &str) -> Option<fn(f64, f64) -> Slopes> {
+pub(crate) fn binary(name: &str) -> Option<fn(f64, f64) -> ValueAndSlopes> {
     Some(match name {
         "add" => |a, b| (a + b, 1.0, 1.0),
         "sub" => |a, b| (a - b, 1.0, -1.0),
         "mul" => |a, b| (a * b, b, a),
-        "div" | "truediv" => |a, b| (a / b, 1.0 / b, -a / (b * b)),
+        "div" => |a, b| (a / b, 1.0 / b, -a / (b * b)),
         "floordiv" => |a, b| ((a / b).floor(), 0.0, 0.0),
         // The result has the sign of the divisor, as in Python.
         "mod" => |a, b| (a - (a / b).floor() * b, 1.0, -(a / b).floor()),
@@ -115,8 +115,9 @@ fn minimum_slopes(a: f64, b: f64) -> (f64, f64) {
     }
 }
 
-/// Computes `a` to the power `b`. The slope of `a⁰` is 0, and at `a = 0` the exponent has no slope.
-fn power(a: f64, b: f64) -> (f64, f64, f64) {
+/// Computes `a` to the power `b`. For `b = 0` the slope with respect to `a` is 0; for `a = 0` and
+/// `b ≥ 0` the slope with respect to `b` is 0.
+fn power(a: f64, b: f64) -> ValueAndSlopes {
     let value = a.powf(b);
     let by_a = if b == 0.0 { 0.0 } else { b * a.powf(b - 1.0) };
     let by_b = if a == 0.0 && b >= 0.0 { 0.0 } else { value * a.ln() };
@@ -127,7 +128,8 @@ fn sigmoid(x: f64) -> f64 {
     if x >= 0.0 { 1.0 / (1.0 + (-x).exp()) } else { x.exp() / (1.0 + x.exp()) }
 }
 
-fn sign(x: f64) -> f64 {
+/// Returns -1, 0 or 1; NaN for NaN.
+pub(crate) fn sign(x: f64) -> f64 {
     if x == 0.0 || x.is_nan() { x * 0.0 } else { x.signum() }
 }
 
@@ -136,23 +138,26 @@ fn log1p_exp(x: f64) -> f64 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
-/// Computes `x Φ(x)`, where Φ is the cumulative normal distribution.
-fn gelu(x: f64) -> Slope {
+/// Computes `x Φ(x)`, where Φ is the cumulative distribution function of the standard normal.
+fn gelu(x: f64) -> ValueAndSlope {
     let cumulative = 0.5 * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2));
     let density = (-0.5 * x * x).exp() / (2.0 * std::f64::consts::PI).sqrt();
     (x * cumulative, cumulative + if density == 0.0 { 0.0 } else { x * density })
 }
 
-fn gelu_tanh(x: f64) -> Slope {
-    const CUBE: f64 = 0.044_715;
-    let root = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
-    let tanh = (root * (x + CUBE * x * x * x)).tanh();
-    let flat = 1.0 - tanh * tanh;
-    let inner = if flat == 0.0 { 0.0 } else { flat * root * (1.0 + 3.0 * CUBE * x * x) };
-    (0.5 * x * (1.0 + tanh), 0.5 * (1.0 + tanh) + 0.5 * x * inner)
+/// Computes the approximation `½ x (1 + tanh(√(2/π) (x + 0.044715 x³)))` of [`gelu`].
+fn gelu_tanh(x: f64) -> ValueAndSlope {
+    const CUBIC: f64 = 0.044_715;
+    let scale = std::f64::consts::FRAC_2_SQRT_PI * std::f64::consts::FRAC_1_SQRT_2;
+    let tanh = (scale * (x + CUBIC * x * x * x)).tanh();
+    let tanh_slope = 1.0 - tanh * tanh;
+    let slope =
+        if tanh_slope == 0.0 { 0.0 } else { tanh_slope * scale * (1.0 + 3.0 * CUBIC * x * x) };
+    (0.5 * x * (1.0 + tanh), 0.5 * (1.0 + tanh) + 0.5 * x * slope)
 }
 
-/// Computes the error function by a series whose terms have the same sign, so nothing cancels.
+/// Computes the error function by a series whose terms all have the same sign, which avoids
+/// cancellation.
 fn erf(x: f64) -> f64 {
     // Beyond 6 the distance to ±1 is below the precision of f64.
     if x.is_nan() || x.abs() > 6.0 {
@@ -172,7 +177,7 @@ pub(crate) fn promoted(call: &CallArgs<'_>, a: Var, b: Var) -> ElementKind {
     call.tape.get(a).kind.max(call.tape.get(b).kind)
 }
 
-/// Runs the element-wise operations that take options; `None` if `name` is none of them.
+/// Runs the element-wise operation `name`, if it is one with options; otherwise returns `None`.
 pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValue>, String> {
     let var = match name {
         "softplus" => {
@@ -224,8 +229,8 @@ pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValu
     var.map(|var| Some(NodeValue::Tensor(var)))
 }
 
-/// Runs `clamp`. The slope on a bound is 1, as in the built-in losses with clipping; PyTorch changed
-/// its own from 1 to 0.
+/// Runs `clamp`. The slope on a bound is 1, as in the built-in losses with clipping and in older
+/// versions of PyTorch.
 fn clamp(call: &mut CallArgs<'_>) -> Result<Var, String> {
     let mut x = call.tensor(0, "input")?;
     let (low, high) = (call.optional_tensor(1, "min")?, call.optional_tensor(2, "max")?);
@@ -262,10 +267,10 @@ fn run_where(call: &mut CallArgs<'_>) -> Result<Var, String> {
     }
 }
 
-/// Returns `a` where the mask is true and `b` elsewhere. The gradient flows to the selected one.
+/// Returns `a` where the mask is true and `b` elsewhere. The gradient flows to the selected element.
 fn select(call: &mut CallArgs<'_>, mask: Var, a: Var, b: Var) -> Result<Var, String> {
     let kind = promoted(call, a, b);
-    // Selecting by products with 0 and 1 would turn an infinity that is not selected into NaN.
+    // A sum of products with 0 and 1 would be NaN where the element that is not selected is infinite.
     let shape = broadcast(call.tape.shape(a), call.tape.shape(b))
         .and_then(|shape| broadcast(&shape, call.tape.shape(mask)))
         .ok_or("the shapes of condition and values cannot be broadcast together")?;

@@ -1,4 +1,4 @@
-//! [`Error`]: why a graph was rejected or could not be evaluated.
+//! Error type of the crate.
 
 use std::fmt;
 
@@ -22,9 +22,9 @@ pub enum Error {
     /// not fit.
     #[error("invalid custom loss{}: {reason}", InNode(node.as_deref()))]
     Graph {
-        /// Name of the node at fault; `None` if the graph as a whole is.
+        /// Name of the invalid node; `None` if the error concerns the whole graph.
         node: Option<String>,
-        /// What is wrong.
+        /// Description of the problem.
         reason: String,
     },
     /// The number of tensors differs from the number of declared inputs.
@@ -81,7 +81,7 @@ pub enum Error {
 const HINT: &str = "clamp the arguments of logarithms, divisions and exponentials";
 
 impl Error {
-    /// Returns whether the inputs were valid but the arithmetic left the range of finite numbers.
+    /// Returns whether the loss or its gradient overflowed or is undefined for valid inputs.
     #[must_use]
     pub fn is_numeric(&self) -> bool {
         matches!(self, Self::NonFiniteResult { .. })
@@ -96,7 +96,7 @@ impl Error {
     }
 }
 
-/// Formats `, node "name"`, or nothing.
+/// Formats `, node "name"`; the empty string without a node.
 struct InNode<'a>(Option<&'a str>);
 
 impl fmt::Display for InNode<'_> {

@@ -1,4 +1,4 @@
-//! The graph that describes a loss, in the JSON form of the Tinker API.
+//! Graph that describes a loss, in the JSON format of the Tinker API.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::arg::GraphArg;
 
-/// Version of the JSON form that this crate reads and writes.
+/// Version of the JSON format that this crate reads and writes.
 pub(crate) const FORMAT: u32 = 1;
 
 /// Graph of tensor operations that computes a loss and its metrics for one datum.
@@ -29,7 +29,7 @@ pub(crate) const FORMAT: u32 = 1;
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossGraph {
-    /// Version of the form; always 1.
+    /// Version of the JSON format; always 1.
     #[serde(default = "format_version")]
     pub format: u32,
     /// Nodes in execution order: placeholders first, the output last.
@@ -58,7 +58,7 @@ pub struct GraphInput {
 }
 
 impl GraphInput {
-    /// Creates an input.
+    /// Creates an input of this name and rank.
     #[must_use]
     pub fn new(name: impl Into<String>, rank: u8) -> Self {
         Self { name: name.into(), rank }
@@ -124,7 +124,7 @@ impl GraphNode {
         Self::new(NodeOp::CallMethod, name, target, args.into())
     }
 
-    /// Creates the last node of a graph: it returns a loss and named metrics.
+    /// Creates the last node of a graph, which returns the loss and named metrics.
     #[must_use]
     pub fn output<'a>(
         loss: GraphArg,

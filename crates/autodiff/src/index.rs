@@ -4,13 +4,13 @@ use crate::array::{ElementKind, strided_indices, strides};
 use crate::call::{CallArgs, NodeValue, describe, dimension, integer};
 use crate::tape::Var;
 
-/// Runs the indexing operation `name`; `None` if it is none.
+/// Runs the indexing operation `name`; returns `None` if `name` is no indexing operation.
 pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValue>, String> {
     match name {
         "getitem" => {
-            let (of, index) = (call.required(0, "input")?, call.required_index()?);
-            match of {
-                NodeValue::List(items) => item(&items, &index).map(Some),
+            let (input, index) = (call.required(0, "input")?, call.index());
+            match input {
+                NodeValue::List(items) => list_item(&items, &index).map(Some),
                 NodeValue::Tensor(x) => {
                     tensor_item(call, x, index).map(|x| Some(NodeValue::Tensor(x)))
                 }
@@ -28,21 +28,21 @@ pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValu
             let rank = call.tape.shape(x).len();
             let dim = dimension(&call.required(1, "dim")?, rank)?;
             let index = call.tensor(2, "index")?;
-            select(call, x, dim, index).map(|x| Some(NodeValue::Tensor(x)))
+            index_select(call, x, dim, index).map(|x| Some(NodeValue::Tensor(x)))
         }
         _ => Ok(None),
     }
 }
 
 impl CallArgs<'_> {
-    /// Takes an index, which may be `None`: `x[None]` adds a dimension of length 1.
-    fn required_index(&mut self) -> Result<NodeValue, String> {
-        Ok(self.optional(1, "index").unwrap_or(NodeValue::None))
+    /// Takes the index of `getitem`. `None` is valid: `x[None]` adds a dimension of length 1.
+    fn index(&mut self) -> NodeValue {
+        self.optional(1, "index").unwrap_or(NodeValue::None)
     }
 }
 
 /// Indexes a list, such as a shape.
-fn item(items: &[NodeValue], index: &NodeValue) -> Result<NodeValue, String> {
+fn list_item(items: &[NodeValue], index: &NodeValue) -> Result<NodeValue, String> {
     match index {
         NodeValue::Slice(slice) => {
             let (start, step, count) = range(slice, items.len())?;
@@ -71,7 +71,7 @@ fn tensor_item(call: &mut CallArgs<'_>, x: Var, index: NodeValue) -> Result<Var,
     let used =
         parts.iter().filter(|part| !matches!(part, NodeValue::None | NodeValue::Ellipsis)).count();
     let Some(unindexed) = shape.len().checked_sub(used) else {
-        return Err(format!("{used} indices for a tensor of rank {}", shape.len()));
+        return Err(format!("{used} indices are too many for a tensor of rank {}", shape.len()));
     };
     let source_strides = strides(&shape);
     let (mut sizes, mut steps, mut start) = (Vec::new(), Vec::new(), 0_usize);
@@ -122,32 +122,40 @@ fn tensor_item(call: &mut CallArgs<'_>, x: Var, index: NodeValue) -> Result<Var,
     let x = call.tape.gather(x, map, sizes)?;
     match tensor_index {
         None => Ok(x),
-        Some((dim, index)) => select(call, x, dim, index),
+        Some((dim, index)) => index_select(call, x, dim, index),
     }
 }
 
-/// Returns start, step and count of a slice of `length` items, by Python's rules.
+/// Returns start, step and count of a slice of a list or dimension of this length, as Python
+/// defines them. The step must be positive, as in torch.
 fn range(slice: &[Option<i64>; 3], length: usize) -> Result<(usize, isize, usize), String> {
     let [start, stop, step] = *slice;
     let step = step.unwrap_or(1);
     if step < 1 {
         return Err(format!("slice step {step} is not positive"));
     }
-    let length_i = i64::try_from(length).map_err(|_| "too large".to_owned())?;
-    let clamp =
-        |at: i64| if at < 0 { at.saturating_add(length_i).max(0) } else { at.min(length_i) };
-    let (from, to) = (clamp(start.unwrap_or(0)), clamp(stop.unwrap_or(length_i)));
+    let signed_length = i64::try_from(length).map_err(|_| "too large".to_owned())?;
+    let clamp = |at: i64| {
+        if at < 0 { at.saturating_add(signed_length).max(0) } else { at.min(signed_length) }
+    };
+    let (from, to) = (clamp(start.unwrap_or(0)), clamp(stop.unwrap_or(signed_length)));
     let count = if to > from { (to - from - 1) / step + 1 } else { 0 };
     let unsigned = |n: i64| usize::try_from(n).map_err(|_| "too large".to_owned());
-    let step = isize::try_from(step.min(length_i.max(1))).map_err(|_| "too large".to_owned())?;
+    // A larger step selects the same single element, and could overflow in products with strides.
+    let step =
+        isize::try_from(step.min(signed_length.max(1))).map_err(|_| "too large".to_owned())?;
+    // An empty slice may start at `length`, which is not a valid position.
     Ok((unsigned(from)?.min(length.saturating_sub(1)), step, unsigned(count)?))
 }
 
-/// Returns the elements where the mask is true, as one dimension.
+/// Returns the elements where the mask is true. The dimensions of the mask become one dimension.
 fn masked(call: &mut CallArgs<'_>, x: Var, mask: Var) -> Result<Var, String> {
     let (shape, mask) = (call.tape.shape(x), call.tape.get(mask));
     if !shape.starts_with(&mask.shape) {
-        return Err(format!("mask of shape {:?} for a tensor of shape {shape:?}", mask.shape));
+        return Err(format!(
+            "mask of shape {:?} does not fit a tensor of shape {shape:?}",
+            mask.shape
+        ));
     }
     let rest = &shape[mask.shape.len()..];
     let block: usize = rest.iter().product();
@@ -165,17 +173,17 @@ fn checked_index(value: f64, length: usize) -> Result<usize, String> {
         .ok_or_else(|| format!("index {value} is out of range for a dimension of length {length}"))
 }
 
-/// Runs `index_select`: the slices of `x` along `dim` at these indices.
-fn select(call: &mut CallArgs<'_>, x: Var, dim: usize, index: Var) -> Result<Var, String> {
+/// Runs `index_select`: returns the slices of `x` along `dim` at these indices.
+fn index_select(call: &mut CallArgs<'_>, x: Var, dim: usize, index: Var) -> Result<Var, String> {
     let (shape, index) = (call.tape.shape(x).to_vec(), call.tape.get(index));
     if index.kind != ElementKind::Int || index.shape.len() != 1 {
         return Err("the index must be a one-dimensional integer tensor".to_owned());
     }
-    let Some(&side) = shape.get(dim) else {
+    let Some(&size) = shape.get(dim) else {
         return Err("a scalar cannot be indexed".to_owned());
     };
     let indices: Vec<usize> =
-        index.data.iter().map(|&at| checked_index(at, side)).collect::<Result<_, _>>()?;
+        index.data.iter().map(|&at| checked_index(at, size)).collect::<Result<_, _>>()?;
     let mut sizes = shape.clone();
     sizes[dim] = indices.len();
     call.tape.check_size(&sizes)?;
@@ -184,21 +192,25 @@ fn select(call: &mut CallArgs<'_>, x: Var, dim: usize, index: Var) -> Result<Var
     let mut map = Vec::new();
     for block in 0..outer {
         for &at in &indices {
-            let from = (block * side + at) * step;
+            let from = (block * size + at) * step;
             map.extend(from..from + step);
         }
     }
     call.tape.gather(x, map, sizes)
 }
 
-/// Runs `gather`: for each element of the index, the element of `x` at that index along `dim`.
+/// Runs `gather`: returns, for each element of the index, the element of `x` at that index along `dim`.
 fn gather(call: &mut CallArgs<'_>, x: Var, dim: &NodeValue, index: Var) -> Result<Var, String> {
     let (shape, index) = (call.tape.shape(x).to_vec(), call.tape.get(index).clone());
     let dim = dimension(dim, shape.len())?;
     let fits = index.shape.len() == shape.len()
         && (0..shape.len()).all(|i| i == dim || index.shape[i] <= shape[i]);
-    if !fits || index.kind != ElementKind::Int {
-        return Err(format!("index of shape {:?} for a tensor of shape {shape:?}", index.shape));
+    if index.kind != ElementKind::Int {
+        return Err("the index must be an integer tensor".to_owned());
+    }
+    if !fits {
+        let index = &index.shape;
+        return Err(format!("index of shape {index:?} does not fit a tensor of shape {shape:?}"));
     }
     let source_strides = strides(&shape);
     let steps: Vec<isize> = (0..shape.len())
@@ -206,15 +218,15 @@ fn gather(call: &mut CallArgs<'_>, x: Var, dim: &NodeValue, index: Var) -> Resul
         .collect();
     let mut map = strided_indices(&index.shape, 0, &steps);
     for (at, &value) in map.iter_mut().zip(&index.data) {
-        if let Some(&side) = shape.get(dim) {
-            *at += checked_index(value, side)? * source_strides[dim];
+        if let Some(&size) = shape.get(dim) {
+            *at += checked_index(value, size)? * source_strides[dim];
         }
     }
     call.tape.gather(x, map, index.shape)
 }
 
 /// Returns the start, stop or step of a slice, which may be absent.
-pub(crate) fn slice_end(value: &NodeValue) -> Result<Option<i64>, String> {
+pub(crate) fn slice_part(value: &NodeValue) -> Result<Option<i64>, String> {
     match value {
         NodeValue::None => Ok(None),
         other => integer(other).map(Some),

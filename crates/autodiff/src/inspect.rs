@@ -1,13 +1,13 @@
-//! Operations on the metadata of a tensor: its shape, its type, constants like it.
+//! Operations on metadata: shapes, element types, detached copies, and constants of a given shape.
 
 use crate::array::{Array, ElementKind};
 use crate::call::{CallArgs, NodeValue, describe, dimension};
 use crate::graph::NodeOp;
-use crate::interpret::NOT_SUPPORTED;
+use crate::operations::NOT_SUPPORTED;
 use crate::shape;
 use crate::tape::Var;
 
-/// Runs the operation `name`; `None` if it is none of this module.
+/// Runs the metadata operation `name`; returns `None` if `name` is no metadata operation.
 pub(crate) fn run(
     name: &str,
     op: NodeOp,
@@ -15,7 +15,7 @@ pub(crate) fn run(
 ) -> Result<Option<NodeValue>, String> {
     let number = |n: usize| NodeValue::Number(n as f64, ElementKind::Int);
     let sizes = |call: &CallArgs<'_>, x: Var| {
-        NodeValue::List(call.tape.shape(x).iter().map(|&side| number(side)).collect())
+        NodeValue::List(call.tape.shape(x).iter().map(|&size| number(size)).collect())
     };
     let cast = |call: &mut CallArgs<'_>, x: Var, kind: ElementKind| {
         call.tape.unary(x, kind, |x| (kind.cast(x), 1.0)).map(NodeValue::Tensor)
@@ -106,7 +106,7 @@ fn attribute(call: &mut CallArgs<'_>, object: &NodeValue, name: &str) -> Result<
             array
                 .shape
                 .iter()
-                .map(|&side| NodeValue::Number(side as f64, ElementKind::Int))
+                .map(|&size| NodeValue::Number(size as f64, ElementKind::Int))
                 .collect(),
         ),
         "ndim" => NodeValue::Number(array.shape.len() as f64, ElementKind::Int),

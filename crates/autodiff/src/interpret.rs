@@ -4,15 +4,13 @@ use std::collections::HashMap;
 
 use crate::arg::GraphArg;
 use crate::array::ElementKind;
-use crate::call::{CallArgs, NodeValue};
+use crate::call::{CallArgs, KEYWORD_ONLY, NodeValue};
 use crate::error::{Error, Result};
 use crate::graph::{GraphInput, GraphNode, NodeOp};
-use crate::operations::{canonical, lookup};
+use crate::operations::{NOT_SUPPORTED, canonical, lookup};
 use crate::program::TensorView;
 use crate::tape::{Tape, Var};
 use crate::{elementwise, index, inspect, reduce, shape};
-
-pub(crate) const NOT_SUPPORTED: &str = "the operation is not supported";
 
 /// Values of the nodes, by name.
 pub(crate) struct NodeValues<'a>(HashMap<&'a str, NodeValue>);
@@ -64,7 +62,7 @@ impl<'a> NodeValues<'a> {
         else {
             return Vec::new();
         };
-        #[expect(clippy::cast_possible_truncation, reason = "an infinite f32 is an error later")]
+        #[expect(clippy::cast_possible_truncation, reason = "`evaluate` rejects an infinite f32")]
         match loss {
             NodeValue::Tensor(loss) => {
                 tape.gradient(*loss, *input).iter().map(|&slope| slope as f32).collect()
@@ -109,10 +107,10 @@ impl<'a> NodeValues<'a> {
             }
             GraphArg::List(items) | GraphArg::Tuple(items) => NodeValue::List(all(items)?),
             GraphArg::Dict(_) => return Err("a dict is not a valid argument".to_owned()),
-            GraphArg::Slice(ends) => {
-                let ends: Vec<NodeValue> = all(&ends[..])?;
-                let end = |i: usize| index::slice_end(&ends[i]);
-                NodeValue::Slice([end(0)?, end(1)?, end(2)?])
+            GraphArg::Slice(parts) => {
+                let parts: Vec<NodeValue> = all(&parts[..])?;
+                let part = |i: usize| index::slice_part(&parts[i]);
+                NodeValue::Slice([part(0)?, part(1)?, part(2)?])
             }
             GraphArg::Ellipsis => NodeValue::Ellipsis,
             GraphArg::DType(name) => NodeValue::DType(
@@ -141,31 +139,31 @@ fn dispatch(name: &str, op: NodeOp, call: &mut CallArgs<'_>) -> Result<NodeValue
     Err(NOT_SUPPORTED.to_owned())
 }
 
-/// Runs element-wise operations of one or two operands, and `matmul`; `None` if `name` is none of
-/// them. An operation on plain numbers yields a plain number.
+/// Runs the operation `name`, if it is an element-wise operation of one or two operands or
+/// `matmul`; otherwise returns `None`. An operation on numbers yields a number, not a tensor.
 fn arithmetic(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValue>, String> {
-    let one = |call: &mut CallArgs<'_>| -> Result<(Var, bool), String> {
+    let operand = |call: &mut CallArgs<'_>| -> Result<(Var, bool), String> {
         let x = call.required(0, "input")?;
         Ok((call.var(&x, "input")?, matches!(x, NodeValue::Number(..))))
     };
-    let (var, plain) = if let Some(f) = elementwise::unary(name) {
-        let (x, plain) = one(call)?;
-        (call.tape.unary(x, ElementKind::Float, f)?, plain)
-    } else if let Some(f) = elementwise::unary_any(name) {
-        let (x, plain) = one(call)?;
+    let (var, is_number) = if let Some(f) = elementwise::unary(name) {
+        let (x, is_number) = operand(call)?;
+        (call.tape.unary(x, ElementKind::Float, f)?, is_number)
+    } else if let Some(f) = elementwise::unary_same_kind(name) {
+        let (x, is_number) = operand(call)?;
         let kind = call.tape.get(x).kind;
-        (call.tape.unary(x, kind, f)?, plain)
+        (call.tape.unary(x, kind, f)?, is_number)
     } else if let Some(f) = elementwise::predicate(name) {
-        let (x, plain) = one(call)?;
+        let (x, is_number) = operand(call)?;
         if name == "invert" && call.tape.get(x).kind != ElementKind::Bool {
             return Err("~ needs a boolean tensor".to_owned());
         }
-        (call.tape.unary(x, ElementKind::Bool, |x| (f64::from(f(x)), 0.0))?, plain)
+        (call.tape.unary(x, ElementKind::Bool, |x| (f64::from(f(x)), 0.0))?, is_number)
     } else if elementwise::binary(name).is_some() || elementwise::comparison(name).is_some() {
         let (a, b) = (call.required(0, "input")?, call.required(1, "other")?);
-        let plain = matches!((&a, &b), (NodeValue::Number(..), NodeValue::Number(..)));
+        let is_number = matches!((&a, &b), (NodeValue::Number(..), NodeValue::Number(..)));
         let (a, b) = (call.var(&a, "input")?, call.var(&b, "other")?);
-        (binary(name, call, a, b)?, plain)
+        (binary(name, call, a, b)?, is_number)
     } else if name == "matmul" {
         let (a, b) = (call.tensor(0, "input")?, call.tensor(1, "other")?);
         (matmul(call, a, b)?, false)
@@ -173,7 +171,7 @@ fn arithmetic(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValue>, 
         return Ok(None);
     };
     let array = call.tape.get(var);
-    Ok(Some(match plain {
+    Ok(Some(match is_number {
         true => NodeValue::Number(array.data[0], array.kind),
         false => NodeValue::Tensor(var),
     }))
@@ -189,11 +187,11 @@ fn binary(name: &str, call: &mut CallArgs<'_>, a: Var, b: Var) -> Result<Var, St
     }
     let f = elementwise::binary(name).ok_or(NOT_SUPPORTED)?;
     let factor = match name {
-        "add" | "sub" => call.optional_number(usize::MAX, "alpha")?.unwrap_or(1.0),
+        "add" | "sub" => call.optional_number(KEYWORD_ONLY, "alpha")?.unwrap_or(1.0),
         _ => 1.0,
     };
     let mode = match name {
-        "div" => call.optional_text(usize::MAX, "rounding_mode")?,
+        "div" => call.optional_text(KEYWORD_ONLY, "rounding_mode")?,
         _ => None,
     };
     let kind = match (name, mode.as_deref()) {
@@ -212,8 +210,8 @@ fn binary(name: &str, call: &mut CallArgs<'_>, a: Var, b: Var) -> Result<Var, St
     }
 }
 
-/// Multiplies vectors and matrices by broadcasting and summing. Inputs of a loss are small, so a
-/// dedicated kernel is not worth it.
+/// Multiplies vectors and matrices by broadcasting and summing. The inputs of a loss are too small
+/// to justify a dedicated kernel.
 fn matmul(call: &mut CallArgs<'_>, a: Var, b: Var) -> Result<Var, String> {
     let (sa, sb) = (call.tape.shape(a).to_vec(), call.tape.shape(b).to_vec());
     let ((rows, inner), (depth, columns)) = match (sa.as_slice(), sb.as_slice()) {
@@ -228,10 +226,11 @@ fn matmul(call: &mut CallArgs<'_>, a: Var, b: Var) -> Result<Var, String> {
     }
     let a = call.tape.reshaped(a, vec![rows, inner, 1])?;
     let b = call.tape.reshaped(b, vec![1, inner, columns])?;
-    let all = call.tape.binary(a, b, ElementKind::Float, |a, b| (a * b, b, a))?;
+    let products = call.tape.binary(a, b, ElementKind::Float, |a, b| (a * b, b, a))?;
     let total = {
         let dim = NodeValue::Number(1.0, ElementKind::Int);
-        let mut inner = CallArgs::new(call.tape, vec![NodeValue::Tensor(all), dim], Vec::new());
+        let mut inner =
+            CallArgs::new(call.tape, vec![NodeValue::Tensor(products), dim], Vec::new());
         match reduce::run("sum", &mut inner)? {
             Some(NodeValue::Tensor(var)) => var,
             _ => return Err(NOT_SUPPORTED.to_owned()),

@@ -1,15 +1,15 @@
 //! Evaluates and differentiates custom training losses.
 //!
 //! A custom loss is a function of one datum's log-probabilities and of further loss inputs, such as
-//! advantages. It is described by a [`LossGraph`]: a list of tensor operations in the JSON form of
-//! the Tinker API. [`LossProgram::new`] validates a graph, and [`LossProgram::evaluate`] runs it
+//! advantages. It is described by a [`LossGraph`]: a list of tensor operations in the JSON format
+//! of the Tinker API. [`LossProgram::new`] validates a graph, and [`LossProgram::evaluate`] runs it
 //! for one datum and returns the loss, its gradient with respect to the log-probabilities, and its
 //! metrics. The client and the server both use this crate, so that a loss has the same value and
 //! the same gradient wherever it is executed.
 //!
 //! # Arithmetic
 //!
-//! Values are held as `f64`, whatever float type the graph declares. Integer and boolean tensors
+//! Values are computed as `f64`, whatever float type the graph declares. Integer and boolean tensors
 //! keep their type until an operation combines them with floats. The gradient is rounded to `f32`
 //! at the end.
 //!

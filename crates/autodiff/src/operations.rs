@@ -2,7 +2,10 @@
 
 use crate::graph::NodeOp;
 
-/// Supported operation.
+/// Reason given for a node whose operation is not listed here.
+pub(crate) const NOT_SUPPORTED: &str = "the operation is not supported";
+
+/// Operation that a node's target names.
 pub(crate) struct SupportedOperation<'a> {
     pub(crate) name: &'a str,
     /// Whether the result also replaces the value of the receiver.
@@ -18,6 +21,7 @@ pub(crate) const OPERATORS: [&str; 21] = [
 /// Functions of torch and methods of its tensors.
 pub(crate) const FUNCTIONS: [&str; 107] = [
     "abs",
+    "absolute",
     "add",
     "all",
     "amax",
@@ -34,6 +38,7 @@ pub(crate) const FUNCTIONS: [&str; 107] = [
     "detach",
     "dim",
     "div",
+    "divide",
     "double",
     "eq",
     "exp",
@@ -79,8 +84,11 @@ pub(crate) const FUNCTIONS: [&str; 107] = [
     "mul",
     "multiply",
     "nan_to_num",
+    "ndimension",
     "ne",
     "neg",
+    "negative",
+    "nelement",
     "norm",
     "numel",
     "ones_like",
@@ -119,16 +127,11 @@ pub(crate) const FUNCTIONS: [&str; 107] = [
     "view",
     "where",
     "zeros_like",
-    "divide",
-    "negative",
-    "absolute",
-    "ndimension",
-    "nelement",
 ];
 
 /// Returns the operation that a node's target names, if it is supported.
 pub(crate) fn lookup(op: NodeOp, target: &str) -> Option<SupportedOperation<'_>> {
-    let (name, method) = match op {
+    let (name, is_method) = match op {
         NodeOp::CallMethod => (target, true),
         NodeOp::CallFunction if target == "getattr" => {
             return Some(SupportedOperation { name: "getattr", in_place: false });
@@ -147,7 +150,7 @@ pub(crate) fn lookup(op: NodeOp, target: &str) -> Option<SupportedOperation<'_>>
         _ => return None,
     };
     let (name, in_place) = match name.strip_suffix('_') {
-        Some("requires_grad") if method => ("requires_grad", false),
+        Some("requires_grad") if is_method => ("requires_grad", false),
         _ if name == "requires_grad" => return None,
         Some(name) => (name, true),
         None => (name, false),

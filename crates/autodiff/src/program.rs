@@ -1,6 +1,6 @@
-//! [`LossProgram`]: a validated graph, and its evaluation for one datum.
+//! Validated loss graphs, and their evaluation for one datum.
 
-use crate::array::{Array, ElementKind};
+use crate::array::{Array, ElementKind, element_count};
 use crate::error::{Error, Result};
 use crate::graph::{GraphInput, LossGraph};
 use crate::interpret;
@@ -14,6 +14,7 @@ use crate::validate::validate;
 pub struct LossProgram {
     inputs: Vec<GraphInput>,
     graph: LossGraph,
+    /// Name of the node whose value is the loss.
     loss: String,
     /// Pairs of metric name and node name.
     metrics: Vec<(String, String)>,
@@ -33,14 +34,14 @@ pub struct TensorView<'a> {
 pub enum ViewValues<'a> {
     /// 32-bit floats.
     F32(&'a [f32]),
-    /// 64-bit integers. They stay integers until an operation combines them with floats.
+    /// 64-bit integers, promoted to floats only by an operation with floats.
     I64(&'a [i64]),
 }
 
-/// Result of a loss for one datum.
+/// Loss of one datum, with its gradient and metrics.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LossEvaluation {
-    /// NodeValue of the loss; finite.
+    /// Value of the loss; finite.
     pub loss: f64,
     /// Derivative of the loss with respect to each log-probability, in row-major order; finite.
     pub gradient: Vec<f32>,
@@ -89,12 +90,12 @@ impl LossProgram {
                 let (name, shape) = (name.clone(), tensor.shape.to_vec());
                 return Err(Error::InputRank { name, rank: *rank, shape });
             }
-            let elements = tensor.shape.iter().try_fold(1_usize, |n, &len| n.checked_mul(len));
+            let elements = element_count(tensor.shape);
             if elements != Some(tensor.len()) {
                 let expected = elements.unwrap_or(usize::MAX);
                 return Err(Error::InputLength { name: name.clone(), expected, got: tensor.len() });
             }
-            // The model may give a token no chance at all: a log-probability of -∞ is valid.
+            // The model may assign probability 0 to a token: a log-probability of -∞ is valid.
             if i > 0
                 && let ViewValues::F32(values) = tensor.values
                 && let Some(index) = values.iter().position(|value| !value.is_finite())

@@ -1,12 +1,12 @@
 //! Reductions, and operations built on them.
 
 use crate::array::{Array, ElementKind, strided_indices, strides};
-use crate::call::{CallArgs, NodeValue, dimension, dimensions};
-use crate::elementwise;
-use crate::interpret::NOT_SUPPORTED;
+use crate::call::{CallArgs, KEYWORD_ONLY, NodeValue, dimension, dimensions};
+use crate::elementwise::{self, sign};
+use crate::operations::NOT_SUPPORTED;
 use crate::tape::{LocalGradient, Tape, Var};
 
-/// How the elements of a tensor are combined into the elements of the result.
+/// Assignment of the elements of a tensor to the elements of the result.
 struct Reduction {
     /// For each element, the element of the result it contributes to.
     targets: Vec<usize>,
@@ -38,7 +38,7 @@ impl Reduction {
     }
 }
 
-/// Runs the reduction `name`; `None` if it is none.
+/// Runs the reduction `name`; returns `None` if `name` is no reduction.
 pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValue>, String> {
     let var = match name {
         "sum" | "mean" | "prod" | "any" | "all" | "amax" | "amin" => simple(name, call),
@@ -67,7 +67,7 @@ pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValu
             }
         }
         "cumsum" => cumulative_sum(call),
-        "mse_loss" | "l1_loss" | "smooth_l1_loss" | "huber_loss" => distance(name, call),
+        "mse_loss" | "l1_loss" | "smooth_l1_loss" | "huber_loss" => comparison_loss(name, call),
         _ => return Ok(None),
     };
     var.map(|var| Some(NodeValue::Tensor(var)))
@@ -136,8 +136,8 @@ fn product(
             false => others[at] *= value,
         }
     }
-    // The slope is the product of the other elements. With one zero only the zero has a slope; with
-    // two, no element has.
+    // The slope of an element is the product of the others. If one element is 0, only its slope is
+    // nonzero; if two are, all slopes are 0.
     let slope = source.iter().zip(&reduction.targets).map(|(&value, &at)| {
         match (zeros[at], value == 0.0) {
             (0, _) => others[at] / value,
@@ -181,12 +181,12 @@ fn shared_extreme(
     tape.derive(value, vec![(x, LocalGradient::Reduce(reduction.targets, Some(slope)))])
 }
 
-/// Runs `max(x)`, `max(x, y)` and `max(x, dim)`, or `min`. The last form also returns the indices, and
-/// the first of tied elements gets the whole slope.
+/// Runs `max(x)`, `max(x, y)` and `max(x, dim)`, or `min`. With `dim` the result is a list of values
+/// and indices, and the first of the tied elements has the slope 1.
 fn extreme(name: &str, call: &mut CallArgs<'_>) -> Result<NodeValue, String> {
     let largest = name == "max";
     let x = call.tensor(0, "input")?;
-    if let Some(other) = call.optional(usize::MAX, "other") {
+    if let Some(other) = call.optional(KEYWORD_ONLY, "other") {
         return pairwise(call, x, &other, largest);
     }
     let Some(dim) = call.optional(1, "dim") else {
@@ -248,7 +248,8 @@ fn variance(name: &str, call: &mut CallArgs<'_>) -> Result<Var, String> {
         // `var(x, unbiased)`
         (dim, unbiased) = (None, flag != 0.0);
     }
-    let correction = call.optional_number(usize::MAX, "correction")?.unwrap_or(f64::from(unbiased));
+    let correction =
+        call.optional_number(KEYWORD_ONLY, "correction")?.unwrap_or(f64::from(unbiased));
     let keep = call.flag(3, "keepdim", false)?;
     let shape = call.tape.shape(x).to_vec();
     let dims = dimensions(dim, shape.len())?;
@@ -279,9 +280,7 @@ fn norm(call: &mut CallArgs<'_>) -> Result<Var, String> {
     let shape = call.tape.shape(x).to_vec();
     let dims = dimensions(dim, shape.len())?;
     let reduction = Reduction::new(&shape, &dims, keep);
-    let magnitudes = call
-        .tape
-        .unary(x, ElementKind::Float, |x| (x.abs(), if x == 0.0 { 0.0 } else { x.signum() }))?;
+    let magnitudes = call.tape.unary(x, ElementKind::Float, |x| (x.abs(), sign(x)))?;
     if power.is_infinite() {
         return shared_extreme(call.tape, magnitudes, reduction, true);
     }
@@ -293,7 +292,7 @@ fn norm(call: &mut CallArgs<'_>) -> Result<Var, String> {
     })?;
     let total = sum(call.tape, powers, reduction, ElementKind::Float)?;
     call.tape.unary(total, ElementKind::Float, |t| {
-        // The norm is not differentiable at 0; torch uses the slope 0.
+        // The norm is not differentiable at 0; PyTorch uses the slope 0.
         (t.powf(1.0 / power), if t == 0.0 { 0.0 } else { t.powf(1.0 / power - 1.0) / power })
     })
 }
@@ -302,15 +301,15 @@ fn log_sum_exp(tape: &mut Tape, x: Var, dims: &[usize], keep: bool) -> Result<Va
     let shape = tape.shape(x).to_vec();
     let max = shared_extreme(tape, x, Reduction::new(&shape, dims, true), true)?;
     let max = tape.detach(max)?;
-    // ∞ - ∞ would be NaN. With 0 as the maximum the result is the infinity it should be.
+    // Subtracting an infinite maximum would yield ∞ - ∞ = NaN; subtracting 0 yields that infinity.
     let max =
         tape.unary(max, ElementKind::Float, |t| (if t.is_finite() { t } else { 0.0 }, 0.0))?;
     let parts =
         tape.binary(x, max, ElementKind::Float, |x, t| ((x - t).exp(), (x - t).exp(), 0.0))?;
     let total = sum(tape, parts, Reduction::new(&shape, dims, keep), ElementKind::Float)?;
     let logs = tape.unary(total, ElementKind::Float, |t| (t.ln(), 1.0 / t))?;
-    let flat = tape.shape(logs).to_vec();
-    let max = tape.reshaped(max, flat)?;
+    let shape = tape.shape(logs).to_vec();
+    let max = tape.reshaped(max, shape)?;
     tape.binary(logs, max, ElementKind::Float, |l, t| (l + t, 1.0, 0.0))
 }
 
@@ -335,31 +334,30 @@ fn cumulative_sum(call: &mut CallArgs<'_>) -> Result<Var, String> {
     call.tape.derive(value, vec![(x, LocalGradient::CumulativeSum { length, stride })])
 }
 
-/// Runs the losses between two tensors, with their `reduction` option.
-fn distance(name: &str, call: &mut CallArgs<'_>) -> Result<Var, String> {
+/// Runs the losses that compare two tensors, with their `reduction` option.
+fn comparison_loss(name: &str, call: &mut CallArgs<'_>) -> Result<Var, String> {
     let (a, b) = (call.tensor(0, "input")?, call.tensor(1, "target")?);
-    let reduction = call.optional_text(usize::MAX, "reduction")?;
+    let reduction = call.optional_text(KEYWORD_ONLY, "reduction")?;
     let reduction = reduction.unwrap_or_else(|| "mean".to_owned());
     let threshold = match name {
-        "smooth_l1_loss" => call.optional_number(usize::MAX, "beta")?.unwrap_or(1.0),
-        "huber_loss" => call.optional_number(usize::MAX, "delta")?.unwrap_or(1.0),
+        "smooth_l1_loss" => call.optional_number(KEYWORD_ONLY, "beta")?.unwrap_or(1.0),
+        "huber_loss" => call.optional_number(KEYWORD_ONLY, "delta")?.unwrap_or(1.0),
         _ => 0.0,
     };
     let difference = call.tape.binary(a, b, ElementKind::Float, |a, b| (a - b, 1.0, -1.0))?;
-    let sign = |x: f64| if x == 0.0 { 0.0 } else { x.signum() };
-    let all = call.tape.unary(difference, ElementKind::Float, |x| match name {
+    let losses = call.tape.unary(difference, ElementKind::Float, |x| match name {
         "mse_loss" => (x * x, 2.0 * x),
         "huber_loss" if x.abs() <= threshold => (0.5 * x * x, x),
         "huber_loss" => (threshold * (x.abs() - 0.5 * threshold), threshold * sign(x)),
         "smooth_l1_loss" if x.abs() < threshold => (0.5 * x * x / threshold, x / threshold),
         _ => (x.abs() - 0.5 * threshold, sign(x)),
     })?;
-    let shape = call.tape.shape(all).to_vec();
+    let shape = call.tape.shape(losses).to_vec();
     let dims: Vec<usize> = (0..shape.len()).collect();
     match reduction.as_str() {
-        "none" => Ok(all),
-        "sum" => sum(call.tape, all, Reduction::new(&shape, &dims, false), ElementKind::Float),
-        "mean" => mean(call.tape, all, Reduction::new(&shape, &dims, false)),
+        "none" => Ok(losses),
+        "sum" => sum(call.tape, losses, Reduction::new(&shape, &dims, false), ElementKind::Float),
+        "mean" => mean(call.tape, losses, Reduction::new(&shape, &dims, false)),
         other => Err(format!("unknown reduction {other:?}")),
     }
 }

@@ -4,7 +4,7 @@ use crate::array::{Array, ElementKind, element_count, strided_indices, strides};
 use crate::call::{CallArgs, NodeValue, dimension, dimensions, integer};
 use crate::tape::{LocalGradient, Var};
 
-/// Runs the shape operation `name`; `None` if it is none.
+/// Runs the shape operation `name`; returns `None` if `name` is no shape operation.
 pub(crate) fn run(name: &str, call: &mut CallArgs<'_>) -> Result<Option<NodeValue>, String> {
     let var = match name {
         "reshape" | "view" => {

@@ -1,13 +1,13 @@
 //! Tape for reverse-mode differentiation.
 //!
-//! Every operation appends its value, and for each operand how the value depends on it near the
-//! operand's current value. There are only four kinds of dependence ([`LocalGradient`]), so the
-//! backward pass is four loops, whatever the operations were.
+//! Every operation appends its value, and the derivative of that value with respect to each operand.
+//! All derivatives have one of four forms ([`LocalGradient`]), so the backward pass needs four loops
+//! and no code per operation.
 
 use crate::array::{Array, ElementKind, broadcast, element_count, strided_indices, strides};
 
-/// Maximum number of elements of all values of one evaluation together. Without a limit a graph of
-/// a few nodes could allocate any amount of memory.
+/// Maximum number of elements of all values of one evaluation. Without this limit a graph of a few
+/// nodes could exhaust memory.
 const MAX_ELEMENTS: usize = 1 << 25;
 
 /// Handle of a value on the tape.
@@ -25,7 +25,7 @@ pub(crate) struct Tape {
 #[derive(Debug)]
 struct TapeEntry {
     value: Array,
-    /// Whether the value depends on the leaf.
+    /// Whether a gradient flows from the value to the leaf.
     tracked: bool,
     operands: Vec<(Var, LocalGradient)>,
 }
@@ -69,13 +69,13 @@ impl Tape {
         tracked: bool,
         operands: Vec<(Var, LocalGradient)>,
     ) -> Result<Var, String> {
-        self.count(value.data.len())?;
+        self.add_elements(value.data.len())?;
         self.entries.push(TapeEntry { value, tracked, operands });
         Ok(Var(self.entries.len() - 1))
     }
 
-    /// Adds to the number of elements, and checks the limit.
-    fn count(&mut self, elements: usize) -> Result<(), String> {
+    /// Adds to the number of elements. Fails if it exceeds the limit.
+    fn add_elements(&mut self, elements: usize) -> Result<(), String> {
         self.elements = self.elements.saturating_add(elements);
         if self.elements > MAX_ELEMENTS {
             return Err(format!("the evaluation holds more than {MAX_ELEMENTS} elements"));
@@ -151,7 +151,7 @@ impl Tape {
         self.gather(x, strided_indices(shape, 0, &repeated), shape.to_vec())
     }
 
-    /// Applies `f` to every element; it returns a value and its slope.
+    /// Applies `f`, which returns a value and its slope, to every element.
     pub(crate) fn unary(
         &mut self,
         x: Var,
@@ -164,8 +164,8 @@ impl Tape {
         self.derive(value, vec![(x, LocalGradient::Elementwise(slope))])
     }
 
-    /// Applies `f` to every pair of elements after broadcasting; it returns a value and the slopes
-    /// with respect to `a` and `b`.
+    /// Applies `f`, which returns a value and its slopes with respect to both operands, to every pair
+    /// of elements after broadcasting.
     pub(crate) fn binary(
         &mut self,
         a: Var,
@@ -212,8 +212,7 @@ impl Tape {
 }
 
 impl LocalGradient {
-    /// Adds to `operand`, the gradient of the operand, what follows from `gradient`, the gradient
-    /// of the value.
+    /// Propagates `gradient`, the gradient of the value, to `operand`, the gradient of the operand.
     fn accumulate(&self, gradient: &[f64], operand: &mut [f64]) {
         match self {
             Self::Elementwise(slopes) => {
@@ -250,7 +249,7 @@ impl LocalGradient {
 }
 
 /// Multiplies two slopes, with 0 · ∞ = 0: an operand that was not selected contributes nothing, even
-/// where its source_shape slope is infinite. PyTorch computes NaN there.
+/// where its own slope is infinite. PyTorch computes NaN there.
 fn product(a: f64, b: f64) -> f64 {
     if a == 0.0 || b == 0.0 { 0.0 } else { a * b }
 }

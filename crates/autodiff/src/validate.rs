@@ -14,7 +14,7 @@ pub const MAX_NODES: usize = 4096;
 /// Maximum nesting of lists, tuples, dictionaries and slices in one argument.
 const MAX_ARG_DEPTH: usize = 32;
 
-/// What the output node of a graph returns, as names of nodes.
+/// Names of the nodes that the output node of a graph returns.
 pub(crate) struct GraphOutput {
     pub(crate) loss: String,
     /// Pairs of metric name and node name.
@@ -142,7 +142,7 @@ fn validate_arg(node: &str, arg: &GraphArg, earlier: &BTreeSet<&str>, depth: usi
             Err(Error::node(node, format!("refers to {name:?}, which is not an earlier node")))
         }
         GraphArg::List(items) | GraphArg::Tuple(items) => all(items),
-        GraphArg::Slice(ends) => all(&ends[..]),
+        GraphArg::Slice(parts) => all(&parts[..]),
         GraphArg::Dict(entries) => {
             entries.values().try_for_each(|arg| validate_arg(node, arg, earlier, depth))
         }

@@ -64,7 +64,7 @@ GRAPHS_2D = [
 
 
 def encode(value):
-    """Converts an argument of a traced node to the JSON form of the API."""
+    """Converts an argument of a traced node to the JSON format of the API."""
     if isinstance(value, torch.fx.Node):
         return {"ref": value.name}
     if isinstance(value, tuple):
@@ -94,7 +94,7 @@ def target(node):
 
 
 def trace(function, logprobs="logprobs"):
-    """Traces a function and returns its nodes in the JSON form of the API.
+    """Traces a function and returns its nodes in the JSON format of the API.
 
     The parameter named by `logprobs` is renamed to `logprobs`.
     """

@@ -108,7 +108,7 @@ def evaluate(function, at, y):
 
 
 def encode(number):
-    """Returns a JSON number, or a string for what JSON has no number for."""
+    """Returns the number, or the string "nan", "inf" or "-inf", which JSON cannot express as numbers."""
     if math.isnan(number):
         return "nan"
     return number if math.isfinite(number) else ("inf" if number > 0 else "-inf")

@@ -14,7 +14,7 @@ fn graph_of(nodes: &Value) -> LossGraph {
 }
 
 #[test]
-fn every_traced_case_has_its_loss_metrics_and_gradient() {
+fn traced_losses_match_the_recorded_loss_metrics_and_gradient() {
     let fixture = load("../../fixtures/semantics/custom_graphs.json");
     let cases = fixture["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 9);
@@ -49,14 +49,14 @@ fn every_traced_case_has_its_loss_metrics_and_gradient() {
     }
 }
 
-/// `graphs.json` holds values and gradients of every operation, computed by torch.
+/// `graphs.json` contains values and gradients of every operation, computed by torch.
 #[test]
 fn every_operation_agrees_with_torch() {
     let cases = load("tests/golden/graphs.json");
     for (i, case) in cases.as_array().unwrap().iter().enumerate() {
         let what = format!("case {i}: {}", case["nodes"]);
-        let sides = shape(&case["logprobs"]);
-        let rank = u8::try_from(sides.len()).unwrap();
+        let sizes = shape(&case["logprobs"]);
+        let rank = u8::try_from(sizes.len()).unwrap();
         let inputs = [("logprobs", rank), ("w", rank), ("m", rank), ("i", 1)];
         let inputs = inputs.map(|(name, rank)| GraphInput::new(name, rank)).to_vec();
         let program = LossProgram::new(inputs, graph_of(&case["nodes"]));
@@ -68,9 +68,9 @@ fn every_operation_agrees_with_torch() {
         };
         let (mask, indices) = (integers("m"), integers("i"));
         let result = program.evaluate(&[
-            TensorView::f32(&sides, &x),
-            TensorView::f32(&sides, &w),
-            TensorView::i64(&sides, &mask),
+            TensorView::f32(&sizes, &x),
+            TensorView::f32(&sizes, &w),
+            TensorView::i64(&sizes, &mask),
             TensorView::i64(&[3], &indices),
         ]);
         let result = result.unwrap_or_else(|error| panic!("{what}: {error}"));
@@ -83,15 +83,15 @@ fn logprobs(rank: u8) -> Vec<GraphInput> {
     vec![GraphInput::new("logprobs", rank)]
 }
 
-fn returns(node: &str) -> GraphNode {
+fn output_of(node: &str) -> GraphNode {
     GraphNode::output(GraphArg::node(node), [])
 }
 
-/// Builds a loss of `logprobs` and these nodes; the last one is the loss.
+/// Builds a program with the input `logprobs` and these nodes, the last of which is the loss.
 fn program(mut body: Vec<GraphNode>) -> Result<LossProgram, Error> {
     let last = body.last().map_or("logprobs".to_owned(), |node| node.name.clone());
     body.insert(0, GraphNode::placeholder("logprobs"));
-    body.push(returns(&last));
+    body.push(output_of(&last));
     LossProgram::new(logprobs(1), LossGraph::new(body))
 }
 
@@ -99,8 +99,8 @@ fn run(body: Vec<GraphNode>, x: &[f32]) -> Result<LossEvaluation, Error> {
     program(body)?.evaluate(&[TensorView::f32(&[x.len()], x)])
 }
 
-/// Calls a method of `logprobs`; the result is called `y`.
-fn on(target: &str, args: Vec<GraphArg>) -> GraphNode {
+/// Creates the node `y`, which calls a method of `logprobs`.
+fn call(target: &str, args: Vec<GraphArg>) -> GraphNode {
     let args = [vec![GraphArg::node("logprobs")], args].concat();
     GraphNode::method("y", target, args)
 }
@@ -112,37 +112,53 @@ fn sum_of(node: &str) -> GraphNode {
 #[test]
 fn invalid_graphs_are_rejected_with_the_node() {
     let x = || GraphArg::node("logprobs");
-    let read = || GraphNode::placeholder("logprobs");
-    let sum = || on("sum", vec![]);
+    let placeholder = || GraphNode::placeholder("logprobs");
+    let sum = || call("sum", vec![]);
     for (inputs, nodes, want) in [
         (vec![], vec![], "first input must be `logprobs`"),
         (logprobs(0), vec![], "rank 1 or 2"),
         (logprobs(1), vec![], "last node must be the output"),
-        (logprobs(1), vec![returns("logprobs")], "must have a placeholder"),
-        (logprobs(1), vec![read(), returns("y")], "not an earlier node"),
-        (logprobs(1), vec![GraphNode::placeholder("x"), returns("x")], "expected \"logprobs\""),
-        (logprobs(1), vec![sum(), returns("y")], "precedes the placeholder"),
+        (logprobs(1), vec![output_of("logprobs")], "must have a placeholder"),
+        (logprobs(1), vec![placeholder(), output_of("y")], "not an earlier node"),
+        (logprobs(1), vec![GraphNode::placeholder("x"), output_of("x")], "expected \"logprobs\""),
+        (logprobs(1), vec![sum(), output_of("y")], "precedes the placeholder"),
         (
             logprobs(1),
-            vec![read(), GraphNode::placeholder("b"), returns("b")],
+            vec![placeholder(), GraphNode::placeholder("b"), output_of("b")],
             "undeclared input \"b\"",
         ),
-        (logprobs(1), vec![read(), on("item", vec![]), returns("y")], "\"item\" is not supported"),
-        (logprobs(1), vec![read(), on("relu_", vec![]), returns("y")], "would modify the input"),
-        (logprobs(1), vec![read(), sum(), sum(), returns("y")], "another node has the same name"),
         (
             logprobs(1),
-            vec![read(), GraphNode { args: vec![x()], ..returns("y") }],
+            vec![placeholder(), call("item", vec![]), output_of("y")],
+            "\"item\" is not supported",
+        ),
+        (
+            logprobs(1),
+            vec![placeholder(), call("relu_", vec![]), output_of("y")],
+            "would modify the input",
+        ),
+        (
+            logprobs(1),
+            vec![placeholder(), sum(), sum(), output_of("y")],
+            "another node has the same name",
+        ),
+        (
+            logprobs(1),
+            vec![placeholder(), GraphNode { args: vec![x()], ..output_of("y") }],
             "pair of the loss",
         ),
         (
             logprobs(1),
-            vec![read(), GraphNode::output(x(), [("loss", x())])],
+            vec![placeholder(), GraphNode::output(x(), [("loss", x())])],
             "metric name \"loss\"",
         ),
         (
             logprobs(1),
-            vec![read(), on("sum", vec![GraphArg::Unknown("odd form".to_owned())]), returns("y")],
+            vec![
+                placeholder(),
+                call("sum", vec![GraphArg::Unknown("odd form".to_owned())]),
+                output_of("y"),
+            ],
             "odd form",
         ),
     ] {
@@ -154,7 +170,7 @@ fn invalid_graphs_are_rejected_with_the_node() {
     let error = LossProgram::new(logprobs(1), format).unwrap_err();
     assert!(error.to_string().contains("format 2"), "{error}");
     let deep = (0..40).fold(GraphArg::Int(1), |arg, _| GraphArg::List(vec![arg]));
-    let error = program(vec![on("sum", vec![deep])]).unwrap_err();
+    let error = program(vec![call("sum", vec![deep])]).unwrap_err();
     assert!(error.to_string().contains("32 levels deep"), "{error}");
 }
 
@@ -165,16 +181,19 @@ fn shape_errors_are_found_during_evaluation() {
         GraphNode::function("a", "operator.getitem", [GraphArg::node("logprobs"), index])
     };
     for (body, want) in [
-        (vec![on("exp", vec![])], "expected a scalar"),
-        (vec![on("sum", vec![GraphArg::Int(3)])], "dimension 3"),
-        (vec![on("reshape", vec![GraphArg::Int(7)])], "do not fill"),
-        (vec![on("sum", vec![]).kwarg("where", true)], "not supported"),
-        (vec![on("exp", vec![GraphArg::Int(1)])], "too many"),
-        (vec![on("mul", vec![GraphArg::from("a")])], "not a tensor"),
+        (vec![call("exp", vec![])], "expected a scalar"),
+        (vec![call("sum", vec![GraphArg::Int(3)])], "dimension 3"),
+        (vec![call("reshape", vec![GraphArg::Int(7)])], "do not fill"),
+        (vec![call("sum", vec![]).kwarg("where", true)], "not supported"),
+        (vec![call("exp", vec![GraphArg::Int(1)])], "too many"),
+        (vec![call("mul", vec![GraphArg::from("a")])], "not a tensor"),
         (vec![getitem(GraphArg::Int(9))], "index 9 is out of range"),
-        (vec![getitem(up_to(2)), on("mul", vec![GraphArg::node("a")])], "cannot be broadcast"),
-        (vec![on("expand", vec![GraphArg::Int(1 << 40), GraphArg::Int(3)])], "too large"),
-        (vec![on("long", vec![]), GraphNode::method("z", "mean", [GraphArg::node("y")])], "floats"),
+        (vec![getitem(up_to(2)), call("mul", vec![GraphArg::node("a")])], "cannot be broadcast"),
+        (vec![call("expand", vec![GraphArg::Int(1 << 40), GraphArg::Int(3)])], "too large"),
+        (
+            vec![call("long", vec![]), GraphNode::method("z", "mean", [GraphArg::node("y")])],
+            "floats",
+        ),
     ] {
         let error = run(body, &[-1.0, -2.0, -3.0]).unwrap_err();
         assert!(matches!(error, Error::Graph { node: Some(_), .. }), "{error}");
@@ -195,22 +214,22 @@ fn memory_is_limited_over_all_nodes_together() {
 
 #[test]
 fn results_that_are_not_finite_are_errors() {
-    let error = run(vec![on("log", vec![]), sum_of("y")], &[-1.0]).unwrap_err();
+    let error = run(vec![call("log", vec![]), sum_of("y")], &[-1.0]).unwrap_err();
     assert!(matches!(error, Error::NonFiniteResult { what: "value", .. }), "{error}");
-    let error = run(vec![on("sqrt", vec![]), sum_of("y")], &[0.0]).unwrap_err();
+    let error = run(vec![call("sqrt", vec![]), sum_of("y")], &[0.0]).unwrap_err();
     assert!(matches!(error, Error::NonFiniteResult { what: "gradient", .. }), "{error}");
     assert!(error.is_numeric());
 }
 
 #[test]
 fn constant_losses_have_a_gradient_of_zero() {
-    let result = run(vec![on("numel", vec![])], &[-1.0, -2.0]).unwrap();
+    let result = run(vec![call("numel", vec![])], &[-1.0, -2.0]).unwrap();
     assert_eq!((result.loss, &result.gradient[..]), (2.0, &[0.0, 0.0][..]));
 }
 
 #[test]
 fn inputs_must_have_their_declared_rank_and_length() {
-    let program = program(vec![on("sum", vec![])]).unwrap();
+    let program = program(vec![call("sum", vec![])]).unwrap();
     let evaluate =
         |shape: &[usize], values: &[f32]| program.evaluate(&[TensorView::f32(shape, values)]);
     assert!(matches!(program.evaluate(&[]), Err(Error::InputCount { .. })));

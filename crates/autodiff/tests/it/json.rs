@@ -1,4 +1,4 @@
-//! Reading numbers and shapes from the JSON of golden files.
+//! Readers for numbers and shapes in golden JSON files.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ pub(crate) fn load(path: &str) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// Reads a number; `"inf"`, `"-inf"` and `"nan"` stand for what JSON has no number for.
+/// Reads a number; `"inf"`, `"-inf"` and `"nan"` stand for values that JSON cannot express.
 pub(crate) fn number(value: &Value) -> f64 {
     match value.as_str() {
         None => value.as_f64().unwrap(),
@@ -29,7 +29,7 @@ pub(crate) fn numbers(value: &Value) -> Vec<f64> {
     }
 }
 
-/// Flattens nested lists of numbers that fit `f32`.
+/// Flattens nested lists of numbers and rounds them to `f32`.
 #[expect(clippy::cast_possible_truncation, reason = "golden inputs are rounded to f32")]
 pub(crate) fn floats(value: &Value) -> Vec<f32> {
     numbers(value).into_iter().map(|number| number as f32).collect()
@@ -46,7 +46,7 @@ pub(crate) fn shape(value: &Value) -> Vec<usize> {
     }
 }
 
-/// Asserts that `got` equals `want` up to `tolerance`, relative to `want` and absolute.
+/// Asserts that `got` equals `want` within `tolerance × (1 + |want|)`.
 pub(crate) fn assert_close(what: &str, got: &[f64], want: &[f64], tolerance: f64) {
     assert_eq!(got.len(), want.len(), "{what}: {got:?} instead of {want:?}");
     for (i, (got, want)) in got.iter().zip(want).enumerate() {

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a panic fails the test")]
 
 mod graphs;
-mod hostile;
+
 mod json;
 mod kinks;
+mod random_graphs;

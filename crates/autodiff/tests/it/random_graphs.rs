@@ -1,9 +1,9 @@
-//! Random graphs: the interpreter may reject them, but never panics.
+//! Random graphs: the interpreter may reject them, but must not panic.
 
 use proptest::prelude::*;
 use tinkex_autodiff::{GraphArg, GraphInput, GraphNode, LossGraph, LossProgram, TensorView};
 
-/// Operations and the kinds of their arguments: `x` a tensor, `d` a dimension, `n` a number, `i` an
+/// Operations and one letter for the kind of each argument: `x` a tensor, `d` a dimension, `n` a number, `i` an
 /// index, `l` a list of tensors, `s` sizes, `b` a boolean, `m` a tensor meant as a mask.
 const CALLS: [(&str, &str); 78] = [
     ("torch.abs", "x"),
@@ -116,7 +116,7 @@ fn index(nodes: usize) -> impl Strategy<Value = GraphArg> {
     prop_oneof![one.clone(), prop::collection::vec(one, 0..4).prop_map(GraphArg::Tuple)]
 }
 
-/// An argument of this kind, and one in 31 times of another kind.
+/// Generates an argument of this kind, or with probability 1/31 of any kind.
 fn arg(kind: char, nodes: usize) -> BoxedStrategy<GraphArg> {
     let matching = match kind {
         'd' => (-2_i64..3).prop_map(GraphArg::Int).boxed(),
@@ -133,7 +133,7 @@ fn arg(kind: char, nodes: usize) -> BoxedStrategy<GraphArg> {
     prop_oneof![30 => matching, 1 => other].boxed()
 }
 
-/// GraphNode 0 and 1 are the inputs.
+/// Returns the name of node `i`. Nodes 0 and 1 are the inputs.
 fn name(i: usize) -> String {
     ["logprobs", "w"].get(i).map_or_else(|| format!("n{i}"), |name| (*name).to_owned())
 }
