@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 
 use crate::step::{XtaskError, cargo, root};
 
-/// Allowed and forbidden dependencies of one crate, direct and transitive.
+/// Rules for the dependencies of one crate, direct and transitive, and for its unsafe code.
 struct CrateRule {
     package: &'static str,
     folder: &'static str,
-    /// Crates of the workspace that it may depend on.
+    /// Crates of the workspace that the crate may depend on.
     may_use: &'static [&'static str],
-    /// External crates that must not appear anywhere in its dependency tree.
+    /// External crates that must not appear in its dependency tree.
     must_not_use: &'static [&'static str],
     unsafe_code: Unsafe,
 }
@@ -23,10 +23,11 @@ enum Unsafe {
     Justified,
 }
 
+/// Async runtimes and libraries that need one.
 const ASYNC: &[&str] =
     &["async-std", "futures", "futures-core", "futures-util", "hyper", "mio", "smol", "tokio"];
 
-/// Async runtimes, network stacks and wire formats.
+/// Async runtimes, network libraries, protobuf and argument parsers.
 const RUNTIMES_AND_NETWORK: &[&str] = &[
     "async-std",
     "axum",
@@ -106,12 +107,13 @@ const RULES: &[CrateRule] = &[
         package: "xtask",
         folder: "xtask",
         may_use: &[],
-        // Every development command waits until this crate is compiled.
+        // These take long to compile, and every development command compiles xtask first.
         must_not_use: &["clap", "serde", "syn"],
         unsafe_code: Unsafe::Forbidden,
     },
 ];
 
+/// Checks every crate of the workspace and reports all violations.
 pub(crate) fn check() -> Result<(), XtaskError> {
     println!("\n==> architecture: dependencies between crates");
     let mut faults = Vec::new();
@@ -129,12 +131,15 @@ pub(crate) fn check() -> Result<(), XtaskError> {
         println!("    {} crates", packages.len());
         return Ok(());
     }
-    Err(XtaskError::new(format!("forbidden dependencies:\n  {}", faults.join("\n  "))))
+    Err(XtaskError::new(format!(
+        "violations of the architecture rules:\n  {}",
+        faults.join("\n  ")
+    )))
 }
 
 /// Returns the names of the workspace crates.
 fn packages() -> Result<BTreeSet<String>, XtaskError> {
-    names(&["tree", "--workspace", "--depth", "0"])
+    package_names(&["tree", "--workspace", "--depth", "0"])
 }
 
 fn check_crate(
@@ -142,8 +147,14 @@ fn check_crate(
     packages: &BTreeSet<String>,
     faults: &mut Vec<String>,
 ) -> Result<(), XtaskError> {
-    let dependencies =
-        names(&["tree", "--package", rule.package, "--all-features", "--edges", "normal,build"])?;
+    let dependencies = package_names(&[
+        "tree",
+        "--package",
+        rule.package,
+        "--all-features",
+        "--edges",
+        "normal,build",
+    ])?;
     for name in &dependencies {
         let internal = packages.contains(name) && name != rule.package;
         if internal && !rule.may_use.contains(&name.as_str()) {
@@ -163,7 +174,7 @@ fn check_crate(
 }
 
 /// Runs `cargo tree` and returns the package names that it lists.
-fn names(arguments: &[&str]) -> Result<BTreeSet<String>, XtaskError> {
+fn package_names(arguments: &[&str]) -> Result<BTreeSet<String>, XtaskError> {
     let listing = cargo("dependency tree", arguments)
         .arguments(&["--locked", "--prefix", "none", "--format", "{p}"])
         .output()?;

@@ -13,7 +13,7 @@ use crate::step::{XtaskError, cargo, root, target};
 /// One run of the checks.
 struct ConformanceRun {
     sdk_version: &'static str,
-    /// Whether the server announces batched polling, protobuf and compression, or none of them.
+    /// Whether the server offers batched polling, protobuf and compression; otherwise none of them.
     efficient: bool,
     /// Whether custom losses are checked, which needs torch.
     torch: bool,
@@ -60,7 +60,7 @@ fn check(python: &Path, run: &ConformanceRun, torch: bool) -> Result<(), XtaskEr
     let mode = if efficient { "efficient" } else { "plain" };
     println!("\n==> conformance: tinker {sdk_version}, {mode} protocol options");
     let data = target().join("conformance").join(format!("data-{sdk_version}-{mode}"));
-    // Data of an earlier run, if any.
+    // Remove the data of an earlier run, if any.
     let _ = std::fs::remove_dir_all(&data);
     let server = TestServer::start(&data, efficient)?;
     let status = Command::new(python)
@@ -75,7 +75,7 @@ fn check(python: &Path, run: &ConformanceRun, torch: bool) -> Result<(), XtaskEr
     Err(XtaskError::new(format!("conformance with tinker {sdk_version} failed: {status}")))
 }
 
-/// A server process, killed on drop.
+/// Server process, killed on drop.
 struct TestServer {
     child: Child,
     url: String,
@@ -107,7 +107,7 @@ impl TestServer {
 
 impl Drop for TestServer {
     fn drop(&mut self) {
-        // Both calls fail if the server has already exited, which the checks have reported.
+        // Both calls fail if the server has already exited; the checks have then failed already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

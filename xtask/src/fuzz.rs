@@ -1,7 +1,7 @@
 //! `cargo xtask fuzz`: runs the fuzz tests for a given time.
 //!
-//! The short fuzz tests of `cargo xtask test` share their code; environment variables set the
-//! duration, the seed and the target.
+//! `cargo xtask test` runs the same fuzz tests briefly. Environment variables set the duration, the
+//! seed and the target of a long run.
 
 use crate::step::{XtaskError, ignored_test};
 

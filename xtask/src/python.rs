@@ -1,6 +1,6 @@
 //! Python virtual environments under the target folder.
 //!
-//! An environment is created once and created again when its list of packages changes.
+//! An environment is reused until its list of packages changes; then it is created again.
 
 use std::path::{Path, PathBuf};
 
@@ -38,7 +38,7 @@ fn create(folder: &Path, packages: &Packages<'_>) -> Result<PathBuf, XtaskError>
     let folder = target().join(folder);
     let bin = folder.join("bin");
     let python = bin.join("python");
-    // The marker is written last: an environment without it was interrupted and is created again.
+    // The marker is written last. An environment without it is incomplete and is created again.
     let marker = folder.join("installed-packages");
     let installed = packages.names.join("\n");
     if std::fs::read_to_string(&marker).is_ok_and(|found| found == installed) {

@@ -3,15 +3,17 @@
 use crate::step::{XtaskError, cargo, root, target, tool};
 
 const SVG: &str = "docs/images/quickstart.svg";
-/// Width of a character and height of a line, in pixels.
-const CHARACTER: f64 = 8.0;
-const LINE: f64 = 18.0;
+/// Width of a character in pixels.
+const CHARACTER_WIDTH: f64 = 8.0;
+/// Height of a line in pixels.
+const LINE_HEIGHT: f64 = 18.0;
+/// Margin on all sides in pixels.
 const MARGIN: f64 = 16.0;
 
 pub(crate) fn run() -> Result<(), XtaskError> {
     cargo("command line", &["build", "--locked", "--release", "--package", "tinkex-cli"]).run()?;
     let data = target().join("screenshot");
-    // Data of an earlier run, if any.
+    // Remove the data of an earlier run, if any.
     let _ = std::fs::remove_dir_all(&data);
     let output = tool("quickstart", target().join("release/tinkex"), &["quickstart"])
         .variable("TINKEX_DATA_DIR", &data.to_string_lossy())
@@ -32,8 +34,10 @@ fn svg(command: &str, output: &str) -> String {
     let lines: Vec<&str> = std::iter::once(command).chain(output.trim_end().lines()).collect();
     let columns = lines.iter().map(|line| line.chars().count()).max().unwrap_or(0);
     #[expect(clippy::cast_precision_loss, reason = "a terminal has few rows and columns")]
-    let (width, height) =
-        (columns as f64 * CHARACTER + 2.0 * MARGIN, lines.len() as f64 * LINE + 2.0 * MARGIN);
+    let (width, height) = (
+        columns as f64 * CHARACTER_WIDTH + 2.0 * MARGIN,
+        lines.len() as f64 * LINE_HEIGHT + 2.0 * MARGIN,
+    );
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
          viewBox=\"0 0 {width} {height}\" role=\"img\" aria-label=\"Output of tinkex quickstart\">\n\
@@ -52,13 +56,13 @@ fn svg(command: &str, output: &str) -> String {
         if !line.is_empty() {
             // A fixed length keeps the columns aligned when a fallback font draws some characters.
             #[expect(clippy::cast_precision_loss, reason = "a line has few characters")]
-            let length = line.chars().count() as f64 * CHARACTER;
+            let length = line.chars().count() as f64 * CHARACTER_WIDTH;
             svg.push_str(&format!(
                 "<text x=\"{MARGIN}\" y=\"{y}\" textLength=\"{length}\"{color}>{}</text>\n",
                 escape(line)
             ));
         }
-        y += LINE;
+        y += LINE_HEIGHT;
     }
     svg.push_str("</g>\n</svg>\n");
     svg

@@ -1,4 +1,5 @@
-//! One step of a command: runs an external tool, prints its command line and requires success.
+//! Steps of a command: each prints the command line of an external tool, runs it and requires
+//! success.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -6,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-/// Error of a command: a message for the user.
+/// Error of an xtask command: a message for the user.
 #[derive(Debug)]
 pub(crate) struct XtaskError(String);
 
@@ -22,9 +23,10 @@ impl fmt::Display for XtaskError {
     }
 }
 
-/// An external command that has not been started.
+/// External command that has not been started.
 pub(crate) struct Step {
     title: &'static str,
+    /// Name of the tool for messages.
     tool: String,
     command: Command,
 }

@@ -1,7 +1,7 @@
-//! Checks that a type name has one meaning.
+//! Checks that every type name has one definition.
 //!
-//! No two `pub`, `pub(crate)` or `pub(super)` types of the workspace share a name, unless they are
-//! the same concept on both sides of a crate border, listed in [`SHARED_CONCEPTS`]. A reader who
+//! No two `pub`, `pub(crate)` or `pub(super)` types of the workspace share a name, unless the name is
+//! listed in [`SHARED_CONCEPTS`]: one concept that several crates define for themselves. A reader who
 //! searches for a type then finds one definition.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use crate::step::{XtaskError, root};
 
-/// Names that one concept has on both sides of a crate border.
+/// Names of types that several crates define for the same concept.
 const SHARED_CONCEPTS: &[&str] = &[
     "AdamParams",
     "DType",

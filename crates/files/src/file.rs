@@ -1,4 +1,4 @@
-//! Replaces files so that a crash leaves either the old or the new content.
+//! Atomic replacement of files: a crash leaves either the old or the new content.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -9,7 +9,7 @@ use tempfile::{NamedTempFile, TempPath};
 use crate::operations::{Operations, System, file_name, parent};
 
 /// Size of the write buffer in bytes.
-const BUFFER: usize = 1 << 16;
+const BUFFER_BYTES: usize = 1 << 16;
 
 /// Replaces the file at `path` with `contents`, durably.
 ///
@@ -22,14 +22,14 @@ pub fn write(path: impl AsRef<Path>, contents: impl AsRef<[u8]>) -> io::Result<(
     AtomicWrite::new(path).write(contents)
 }
 
-/// Publishes a file that the caller wrote under another name in the same file system: flushes
-/// `file`, which is open at `from`, renames it to `to` and flushes the folder of `to`.
+/// Publishes a file that the caller wrote under another name in the same file system: calls fsync on
+/// `file`, which is open at `from`, renames it to `to`, and calls fsync on the folder of `to`.
 ///
-/// For files that grow over several runs, such as downloads. [`AtomicWrite`] does all of this for a
-/// file that is written at once.
+/// For files that grow over several runs, such as downloads. [`AtomicWrite`] includes these steps for
+/// a file that is written at once.
 ///
 /// # Errors
-/// If one of the steps fails. Unless flushing the folder failed, whatever was at `to` is unchanged.
+/// If one of the steps fails. Unless fsync of the folder failed, the old file at `to` is unchanged.
 pub fn publish(file: &File, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
     publish_on(&System, file, from.as_ref(), to.as_ref())
 }
@@ -40,13 +40,14 @@ fn publish_on(operations: &impl Operations, file: &File, from: &Path, to: &Path)
     operations.sync_folder(parent(to))
 }
 
-/// Replaces a file in one step.
+/// Atomic, durable replacement of a file.
 ///
-/// The content goes to a temporary file in the same folder, which is flushed and renamed to the
-/// target; then the folder is flushed. A reader, or the next start after a crash, finds either the
-/// old or the new content, complete. After success the new content survives a power failure.
+/// The content is written to a temporary file in the same folder, which is fsynced and renamed to
+/// the target; then the folder is fsynced. A reader, or the next start after a crash, finds either
+/// the complete old or the complete new content. After success the new content survives a power
+/// failure.
 ///
-/// An existing file keeps its permissions. A symbolic link stays a link: the file that it points to
+/// An existing file keeps its permissions. A symbolic link is followed: the file that it points to
 /// is replaced. A device or pipe, such as `/dev/stdout`, is written to directly.
 ///
 /// ```
@@ -89,7 +90,7 @@ impl AtomicWrite {
         self
     }
 
-    /// Creates missing folders on the way to the file.
+    /// Creates missing parent folders.
     pub fn create_folders(mut self) -> Self {
         self.create_folders = true;
         self
@@ -106,7 +107,7 @@ impl AtomicWrite {
     }
 
     /// Removes the temporary file that a crash left behind. Does nothing without
-    /// [`single_writer`](Self::single_writer), as the name is not known then.
+    /// [`single_writer`](Self::single_writer), because a random name is not known.
     ///
     /// # Errors
     /// If the file exists and cannot be removed.
@@ -114,7 +115,7 @@ impl AtomicWrite {
         if !self.single_writer {
             return Ok(());
         }
-        match fs::remove_file(fixed_name(&followed(self.path.clone()))?) {
+        match fs::remove_file(fixed_temporary_path(&resolve_link(self.path.clone()))?) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
@@ -124,7 +125,7 @@ impl AtomicWrite {
     ///
     /// # Errors
     /// If the folder does not exist or cannot be written to, or the disk is full. The old file is
-    /// then unchanged, unless flushing the folder failed after the rename.
+    /// then unchanged, unless fsync of the folder failed after the rename.
     pub fn write(self, contents: impl AsRef<[u8]>) -> io::Result<()> {
         self.write_with(|out| out.write_all(contents.as_ref()))
     }
@@ -148,7 +149,7 @@ impl AtomicWrite {
             return out.flush();
         }
         let mut staged = self.stage()?;
-        let mut out = BufWriter::with_capacity(BUFFER, &mut staged);
+        let mut out = BufWriter::with_capacity(BUFFER_BYTES, &mut staged);
         fill(&mut out)?;
         out.flush()?;
         drop(out);
@@ -160,13 +161,13 @@ impl AtomicWrite {
     /// # Errors
     /// If the temporary file cannot be created.
     pub fn stage(self) -> io::Result<StagedFile> {
-        let target = followed(self.path);
+        let target = resolve_link(self.path);
         let folder = parent(&target);
         if self.create_folders {
             fs::create_dir_all(folder)?;
         }
         let file = if self.single_writer {
-            let path = fixed_name(&target)?;
+            let path = fixed_temporary_path(&target)?;
             let file = options(self.owner_only).create(true).truncate(true).open(&path)?;
             NamedTempFile::from_parts(file, TempPath::try_from_path(path)?)
         } else {
@@ -183,7 +184,8 @@ impl AtomicWrite {
     }
 }
 
-/// A temporary file that becomes the target on [`commit`](Self::commit). Dropping it removes it.
+/// Temporary file that replaces the target on [`commit`](Self::commit). Dropping the value removes
+/// the temporary file.
 #[derive(Debug)]
 pub struct StagedFile {
     file: NamedTempFile<File>,
@@ -191,31 +193,31 @@ pub struct StagedFile {
 }
 
 impl StagedFile {
-    /// The open temporary file.
+    /// Returns the open temporary file.
     #[must_use]
     pub fn as_file(&self) -> &File {
         self.file.as_file()
     }
 
-    /// Flushes the content, renames the file to its target and flushes the folder. Returns the open
-    /// file, which is readable and writable.
+    /// Calls fsync on the file, renames it to its target, and calls fsync on the folder. Returns the
+    /// open file, which is readable and writable.
     ///
     /// # Errors
-    /// If one of the steps fails. The old file is unchanged, unless flushing the folder failed.
+    /// If one of the steps fails. The old file is unchanged, unless fsync of the folder failed.
     pub fn commit(self) -> io::Result<File> {
         self.commit_on(&System)
     }
 
-    /// Flushes the content to disk.
+    /// Flushes the content to disk with fsync.
     ///
     /// # Errors
-    /// If the content cannot be written.
+    /// If fsync fails, for example because the disk is full.
     pub fn sync(&self) -> io::Result<()> {
         self.file.as_file().sync_all()
     }
 
-    /// Renames the file to its target without flushing anything, for callers that hold a lock
-    /// meanwhile. Call [`sync`](Self::sync) before, and [`sync_folder`](crate::sync_folder) after:
+    /// Renames the file to its target without fsync, for callers that hold a lock and must not wait
+    /// for the disk. Call [`sync`](Self::sync) before, and [`sync_folder`](crate::sync_folder) after:
     /// without the first a power failure can leave an incomplete file, without the second the old
     /// one.
     ///
@@ -245,19 +247,20 @@ impl Write for StagedFile {
     }
 }
 
-fn fixed_name(target: &Path) -> io::Result<PathBuf> {
+/// Returns the temporary path `NAME.new` that a single writer uses.
+fn fixed_temporary_path(target: &Path) -> io::Result<PathBuf> {
     let mut name = file_name(target)?.to_owned();
     name.push(".new");
     Ok(target.with_file_name(name))
 }
 
-/// Whether `path` is neither a regular file nor a folder.
+/// Returns whether `path` exists and is neither a regular file nor a folder.
 fn is_stream(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| !metadata.is_file() && !metadata.is_dir())
 }
 
-/// The file behind a symbolic link; any other path as it is.
-fn followed(path: PathBuf) -> PathBuf {
+/// Resolves a symbolic link. Returns any other path unchanged.
+fn resolve_link(path: PathBuf) -> PathBuf {
     match fs::symlink_metadata(&path) {
         Ok(metadata) if metadata.is_symlink() => fs::canonicalize(&path).unwrap_or(path),
         _ => path,
@@ -276,12 +279,12 @@ fn options(owner_only: bool) -> OpenOptions {
     options
 }
 
-/// Permissions to set on the temporary file; `None` for those of a new file.
+/// Returns the permissions to set on the temporary file; `None` keeps those of a new file.
 #[cfg(unix)]
 fn permissions(target: &Path, owner_only: bool) -> Option<fs::Permissions> {
     use std::os::unix::fs::PermissionsExt as _;
     if owner_only {
-        // A leftover temporary file may have been created with another mode.
+        // A temporary file that a crash left behind may have another mode.
         return Some(fs::Permissions::from_mode(0o600));
     }
     fs::metadata(target).ok().map(|metadata| metadata.permissions())
@@ -347,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leftover_of_a_crash_is_overwritten_by_a_single_writer() {
+    fn a_single_writer_overwrites_the_temporary_file_of_a_crash() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
         fs::write(folder.path().join("x.new"), "half of a longer content").unwrap();
@@ -372,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_committed_file_stays_open_for_reading_and_writing() {
+    fn a_committed_file_is_returned_open_for_reading_and_writing() {
         use std::io::{Read as _, Seek as _};
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
@@ -390,16 +393,16 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn permissions_of_an_existing_file_are_kept_unless_only_the_owner_may_read() {
+    fn an_existing_file_keeps_its_permissions_unless_owner_only_is_set() {
         use std::os::unix::fs::PermissionsExt as _;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
         let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o777;
         fs::write(&path, "1").unwrap();
-        let fresh = mode();
+        let default_mode = mode();
         fs::remove_file(&path).unwrap();
         write(&path, "1").unwrap();
-        assert_eq!(mode(), fresh, "a new file has the mode that the umask gives");
+        assert_eq!(mode(), default_mode, "a new file has the mode that the umask gives");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
         write(&path, "2").unwrap();
         assert_eq!(mode(), 0o640);
@@ -423,7 +426,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_symbolic_link_stays_a_link() {
+    fn a_symbolic_link_is_followed_and_not_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let (real, link) = (folder.path().join("real"), folder.path().join("link"));
         fs::write(&real, "old").unwrap();

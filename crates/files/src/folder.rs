@@ -1,4 +1,4 @@
-//! Replaces folders so that a crash leaves either the old or the new content.
+//! Replacement of folders: after a crash, recovery yields either the old or the new content.
 
 use std::ffi::OsString;
 use std::fs;
@@ -9,7 +9,8 @@ use tempfile::TempDir;
 
 use crate::operations::{Operations, System, file_name, parent};
 
-/// A temporary folder that becomes the target on [`commit`](Self::commit). Dropping it removes it.
+/// Temporary folder that replaces the target on [`commit`](Self::commit). Dropping the value removes
+/// the temporary folder.
 ///
 /// ```
 /// # fn main() -> std::io::Result<()> {
@@ -42,13 +43,14 @@ impl StagedFolder {
         prefix.push(".");
         let mut builder = tempfile::Builder::new();
         builder.prefix(&prefix);
-        // Temporary folders have mode 0700 by default; this one is to be published.
+        // Temporary folders have mode 0700 by default; the target has the mode that the umask gives.
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
         Ok(Self { folder: builder.tempdir_in(parent(target))?, target: target.to_owned() })
     }
 
-    /// The folder to fill. Flush each file written to it, for example with [`write`](crate::write).
+    /// Returns the path of the temporary folder. The caller must fsync each file that it writes there,
+    /// for example with [`write`](crate::write).
     #[must_use]
     pub fn path(&self) -> &Path {
         self.folder.path()
@@ -63,18 +65,18 @@ impl StagedFolder {
     }
 }
 
-/// Replaces whatever is at `target` with the folder `staged`, and removes what it replaced.
+/// Replaces the file or folder at `target` with the folder `staged`, and removes the old content.
 ///
-/// Both must be on the same file system, and the files in `staged` flushed. On Linux and macOS the
-/// two are swapped in one step, so `target` exists at every moment. Elsewhere, and on file systems
-/// that cannot swap, the old content is renamed first; if the process is killed before the new one
-/// has its name, the next replacement or [`recover_folder`] restores the old content.
+/// Both must be on the same file system, and the files in `staged` must be fsynced. On Linux and
+/// macOS the two are swapped in one step, so `target` exists at every moment. Elsewhere, and on file
+/// systems that cannot swap, the old content is renamed first; if the process is killed before
+/// `staged` is renamed, the next replacement or [`recover_folder`] restores the old content.
 ///
-/// After success `staged` no longer exists. If the process is killed, it can be left with either
-/// the new content or the old.
+/// After success `staged` no longer exists. If the process is killed, `staged` may remain, with the
+/// new or the old content.
 ///
-/// Replacements of one target must not run at the same time; hold a [`FileLock`](crate::FileLock)
-/// if several processes may do it.
+/// Two replacements of one target must not run at the same time; hold a
+/// [`FileLock`](crate::FileLock) if several processes may replace it.
 ///
 /// # Errors
 /// If the folder cannot be renamed. The old content is then at `target`, and `staged` is unchanged.
@@ -116,7 +118,7 @@ fn replace_on(operations: &impl Operations, staged: &Path, target: &Path) -> io:
         let _ = operations.remove(staged);
         return Ok(());
     }
-    let retired = retired(target)?;
+    let retired = retired_path(target)?;
     operations.rename(target, &retired)?;
     if let Err(error) = operations.rename(staged, target) {
         let _ = operations.rename(&retired, target);
@@ -128,7 +130,7 @@ fn replace_on(operations: &impl Operations, staged: &Path, target: &Path) -> io:
 }
 
 fn recover_on(operations: &impl Operations, target: &Path) -> io::Result<()> {
-    let retired = retired(target)?;
+    let retired = retired_path(target)?;
     if !exists(&retired) {
         return Ok(());
     }
@@ -141,8 +143,9 @@ fn recover_on(operations: &impl Operations, target: &Path) -> io::Result<()> {
     operations.sync_folder(parent(target))
 }
 
-/// Name of the old content between the two renames. It is fixed, so that recovery finds it.
-fn retired(target: &Path) -> io::Result<PathBuf> {
+/// Returns the path of the old content between the two renames. The name is fixed, so that recovery
+/// finds it.
+fn retired_path(target: &Path) -> io::Result<PathBuf> {
     let mut name = OsString::from(".");
     name.push(file_name(target)?);
     name.push(".tinkex-replaced");
@@ -158,11 +161,12 @@ mod tests {
     use super::*;
     use crate::operations::testing::Interrupted;
 
-    /// The content of a folder with one file.
+    /// Reads the file in a folder that [`folder`] created.
     fn content(folder: &Path) -> Option<String> {
         fs::read_to_string(folder.join("file")).ok()
     }
 
+    /// Creates a folder with one file.
     fn folder(path: &Path, text: &str) {
         fs::create_dir(path).unwrap();
         fs::write(path.join("file"), text).unwrap();
@@ -174,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupted_replacement_leaves_old_or_new_content_and_blocks_no_later_one() {
+    fn an_interrupted_replacement_leaves_old_or_new_content_and_can_be_repeated() {
         for exchange in [false, true] {
             let mut finished = false;
             for operations in 0..20 {
@@ -207,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replacement_after_a_gap_starts_from_the_old_content() {
+    fn recovery_restores_the_old_content_after_the_first_of_two_renames() {
         let root = tempfile::tempdir().unwrap();
         let (target, staged) = (root.path().join("target"), root.path().join("staged"));
         folder(&target, "old");
@@ -221,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_folder_appears_whole_with_the_usual_permissions() {
+    fn a_new_folder_appears_complete_with_default_permissions() {
         let root = tempfile::tempdir().unwrap();
         let target = root.path().join("target");
         let staged = StagedFolder::new(&target).unwrap();
@@ -237,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_folder_leaves_nothing() {
+    fn a_dropped_folder_removes_its_temporary_files() {
         let root = tempfile::tempdir().unwrap();
         let target = root.path().join("target");
         folder(&target, "old");
@@ -261,7 +265,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn private_folders_are_for_their_owner() {
+    fn private_folders_have_mode_0700() {
         use std::os::unix::fs::PermissionsExt as _;
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("a/b");

@@ -1,9 +1,9 @@
-//! The Hugging Face hub cache on this machine.
+//! Location and layout of the Hugging Face hub cache on this machine.
 //!
 //! All hub clients share one layout:
 //!
 //! ```text
-//! models--org--name/refs/main                commit that a revision stands for
+//! models--org--name/refs/main                commit of a branch or tag
 //!                   snapshots/<commit>/file  link to the content of a file
 //!                   blobs/<etag>             content
 //!                   .no_exist/<commit>/file  marks a file that the hub does not have
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 /// Variables that name the cache folder itself, in order of precedence.
 const CACHE_VARIABLES: [&str; 2] = ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"];
 
-/// A hub cache folder.
+/// Hub cache folder.
 ///
 /// ```
 /// use tinkex_files::HubCache;
@@ -31,7 +31,7 @@ const CACHE_VARIABLES: [&str; 2] = ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"];
 pub struct HubCache(PathBuf);
 
 impl HubCache {
-    /// Uses the cache in `folder`.
+    /// Creates a cache at `folder`, which need not exist.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self(folder.into())
     }
@@ -55,20 +55,20 @@ impl HubCache {
         Some(Self(folder))
     }
 
-    /// The cache folder.
+    /// Returns the cache folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.0
     }
 
-    /// The files of a model repository, such as `Qwen/Qwen3-8B`, whether or not any are cached.
+    /// Returns a model repository, such as `Qwen/Qwen3-8B`, whether or not any file is cached.
     #[must_use]
     pub fn model(&self, id: &str) -> CachedRepo {
         CachedRepo(self.0.join(format!("models--{}", id.replace('/', "--"))))
     }
 
-    /// The ids and files of all model repositories in the cache, sorted by id. Empty if the folder
-    /// does not exist or cannot be read.
+    /// Returns the ids and folders of all model repositories in the cache, sorted by id. Empty if the
+    /// cache does not exist or cannot be read.
     #[must_use]
     pub fn models(&self) -> Vec<(String, CachedRepo)> {
         let id = |path: &Path| {
@@ -83,26 +83,26 @@ impl HubCache {
     }
 }
 
-/// The cached files of one repository.
+/// Folder of one repository in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedRepo(PathBuf);
 
 impl CachedRepo {
-    /// The folder of the repository in the cache.
+    /// Returns the folder of the repository.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.0
     }
 
-    /// The file that stores the commit of a branch or tag.
+    /// Returns the path of the file that stores the commit of a branch or tag.
     #[must_use]
     pub fn reference(&self, revision: &str) -> PathBuf {
         self.0.join("refs").join(revision)
     }
 
-    /// The commit that a branch or tag stands for, as far as the cache knows. A revision without a
-    /// reference file is taken to be a commit. `None` if the reference file names no plain folder
-    /// name, and could lead out of the cache.
+    /// Returns the cached commit of a branch or tag. A revision without a reference file is taken to
+    /// be a commit. Returns `None` if the commit is not a plain folder name: as part of a path it
+    /// could lead out of the cache.
     #[must_use]
     pub fn commit(&self, revision: &str) -> Option<String> {
         let stored = fs::read_to_string(self.reference(revision));
@@ -112,25 +112,25 @@ impl CachedRepo {
         is_plain.then(|| commit.to_owned())
     }
 
-    /// The folder with the files of a commit, whether or not any are cached.
+    /// Returns the folder with the files of a commit, whether or not any file is cached.
     #[must_use]
     pub fn snapshot(&self, commit: &str) -> PathBuf {
         self.0.join("snapshots").join(commit)
     }
 
-    /// The folders of all cached commits, in no particular order.
+    /// Returns the folders of all cached commits, in no particular order.
     #[must_use]
     pub fn snapshots(&self) -> Vec<PathBuf> {
         entries(&self.0.join("snapshots"))
     }
 
-    /// The folder with the content of all files.
+    /// Returns the folder with the content of all files.
     #[must_use]
     pub fn blobs(&self) -> PathBuf {
         self.0.join("blobs")
     }
 
-    /// The marker which says that the hub has no file of this name in a commit.
+    /// Returns the path of the marker that records that the hub has no file of this name in a commit.
     #[must_use]
     pub fn absence_marker(&self, commit: &str, file: &str) -> PathBuf {
         self.0.join(".no_exist").join(commit).join(file)
@@ -146,14 +146,15 @@ pub fn hub_home(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     if let Some(home) = lookup(&env, "HF_HOME") {
         return Some(expand(&env, home));
     }
-    let caches = match lookup(&env, "XDG_CACHE_HOME") {
-        Some(caches) => PathBuf::from(caches),
+    let cache_home = match lookup(&env, "XDG_CACHE_HOME") {
+        Some(folder) => PathBuf::from(folder),
         None => user_home(&env)?.join(".cache"),
     };
     // `huggingface_hub` expands the result, so a `~` in XDG_CACHE_HOME works there too.
-    Some(expand(&env, caches.join("huggingface").into_os_string()))
+    Some(expand(&env, cache_home.join("huggingface").into_os_string()))
 }
 
+/// Returns a variable that is set and not empty.
 fn lookup(env: &impl Fn(&str) -> Option<OsString>, name: &str) -> Option<OsString> {
     env(name).filter(|value| !value.is_empty())
 }
@@ -162,7 +163,7 @@ fn user_home(env: &impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     lookup(env, "HOME").or_else(|| lookup(env, "USERPROFILE")).map(PathBuf::from)
 }
 
-/// Expands a leading `~`, and `$NAME` and `${NAME}` anywhere. Unknown variables stay as they are.
+/// Expands a leading `~`, and `$NAME` and `${NAME}` anywhere. Unknown variables are not expanded.
 fn expand(env: &impl Fn(&str) -> Option<OsString>, value: OsString) -> PathBuf {
     let Some(text) = value.to_str() else { return PathBuf::from(value) };
     let mut path = OsString::new();
@@ -200,6 +201,7 @@ fn expand(env: &impl Fn(&str) -> Option<OsString>, value: OsString) -> PathBuf {
     PathBuf::from(path)
 }
 
+/// Returns the paths in a folder; empty if the folder cannot be read.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }

@@ -1,7 +1,7 @@
 //! Durable file replacement, file locks and the Hugging Face hub cache.
 //!
-//! The crates of the workspace replace files and folders through this crate only, so that one
-//! implementation decides what survives a crash:
+//! All crates of the workspace replace files and folders through this crate, so that the order of
+//! fsync and rename, which decides what survives a crash, has one implementation:
 //!
 //! | To do this | Use |
 //! |---|---|
@@ -10,10 +10,10 @@
 //! | publish a file that grew over several runs | [`publish`] |
 //! | create or replace a folder as a whole | [`StagedFolder`] |
 //! | publish a folder that was filled over several runs | [`replace_folder`] |
-//! | keep other processes out | [`FileLock`] |
-//! | find models that any hub client downloaded | [`HubCache`] |
+//! | exclude other processes | [`FileLock`] |
+//! | find models that a hub client has downloaded | [`HubCache`] |
 //!
-//! Everything here blocks. Call it from a blocking task when inside an async runtime.
+//! All functions block. Inside an async runtime, call them from a blocking task.
 //!
 //! The crate reads no environment variables: functions that depend on them take a lookup closure.
 //!

@@ -6,7 +6,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::path::Path;
 
-/// An exclusive lock on a file, held until it is dropped or the process ends.
+/// Exclusive lock on a file, held until the value is dropped or the process ends.
 ///
 /// ```
 /// # fn main() -> std::io::Result<()> {
@@ -27,8 +27,8 @@ pub struct FileLock {
 }
 
 impl FileLock {
-    /// Locks the file at `path` without waiting. Creates it if necessary; its content is not
-    /// changed, and it stays after the lock is released.
+    /// Locks the file at `path` without waiting. Creates the file if necessary. Neither locking nor
+    /// releasing changes or removes it.
     ///
     /// # Errors
     /// [`LockError::InUse`] if another process or another `FileLock` holds the lock,
@@ -104,6 +104,7 @@ impl From<LockError> for io::Error {
     }
 }
 
+/// Returns whether the file system has no locks.
 fn is_unsupported(error: &io::Error) -> bool {
     // ENOSYS, ENOTSUP and EOPNOTSUPP have this kind; ENOLCK, which NFS without a lock daemon
     // returns, has none.
@@ -122,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_is_exclusive_and_ends_with_its_value() {
+    fn a_lock_is_exclusive_and_released_on_drop() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lock");
         std::fs::write(&path, "content").unwrap();

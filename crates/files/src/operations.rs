@@ -1,25 +1,25 @@
-//! The file-system operations whose order decides what survives a crash.
+//! File-system operations whose order decides what survives a crash.
 //!
-//! They sit behind a trait so that tests can stop a replacement after each of them.
+//! They are methods of a trait, so that tests can interrupt a replacement after each of them.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
-/// Operations of a replacement.
+/// File-system operations that a replacement consists of.
 pub(crate) trait Operations {
-    /// Flushes content and metadata of an open file.
+    /// Flushes content and metadata of an open file to disk (fsync).
     fn sync_file(&self, file: &File) -> io::Result<()>;
-    /// Flushes the entries of a folder, which makes earlier renames in it durable.
+    /// Flushes the entries of a folder to disk (fsync), which makes earlier renames in it durable.
     fn sync_folder(&self, folder: &Path) -> io::Result<()>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Swaps two paths in one step.
+    /// Swaps two paths atomically.
     fn exchange(&self, a: &Path, b: &Path) -> io::Result<()>;
     /// Removes a file, a link, or a folder with its content.
     fn remove(&self, path: &Path) -> io::Result<()>;
 }
 
-/// The operating system's implementation.
+/// Implementation by the operating system.
 pub(crate) struct System;
 
 impl Operations for System {
@@ -79,7 +79,7 @@ pub fn sync_folder(folder: impl AsRef<Path>) -> io::Result<()> {
     }
 }
 
-/// The folder that holds `path`.
+/// Returns the folder that contains `path`.
 pub(crate) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
@@ -87,7 +87,7 @@ pub(crate) fn parent(path: &Path) -> &Path {
     }
 }
 
-/// The last component of `path`.
+/// Returns the last component of `path`.
 pub(crate) fn file_name(path: &Path) -> io::Result<&std::ffi::OsStr> {
     path.file_name().ok_or_else(|| {
         let message = format!("{} has no file name", path.display());

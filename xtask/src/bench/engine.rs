@@ -15,19 +15,23 @@ use crate::step::{XtaskError, cargo, root, target};
 
 /// Measurements per row unless `--repeat` is given.
 const DEFAULT_REPEATS: usize = 3;
-/// Torch is stopped when it takes this many times the engine's time. Without bf16 instructions it
-/// would run for hours.
+/// Timeout of a torch measurement as a multiple of the engine's time. On a CPU without bf16
+/// instructions, torch would run for hours.
 const TORCH_TIMEOUT_FACTOR: f64 = 4.0;
 /// Lower bound of that timeout, in seconds.
 const TORCH_MIN_TIMEOUT: f64 = 60.0;
 
-/// Measurements of one process by name: `wall` and `cpu` in seconds, `peak` in MiB, and others.
+/// Measurements of one process by name: `wall` and `cpu` in seconds, `peak` in MiB, `first` (time to
+/// the first token) in seconds. `longer` is present if the process was stopped at its timeout.
 pub(super) type Measurements = BTreeMap<String, f64>;
 
 /// Programs and models that the measurements use.
 struct Tools {
+    /// Benchmark program of the engine.
     engine: PathBuf,
+    /// Folder of the models.
     models: PathBuf,
+    /// Python interpreter with torch, transformers and peft.
     python: PathBuf,
     /// Python interpreter with llama.cpp, or the reason why it could not be installed.
     llama: Result<PathBuf, String>,
@@ -50,7 +54,7 @@ pub(super) fn run(options: &[&str]) -> Result<(), XtaskError> {
     }
     println!("\n| model | weights | work | engine | peer | ratio | target | peak MiB | |");
     println!("|---|---|---|---|---|---|---|---|---|");
-    // A measurement that several rows need runs once.
+    // Results by program and workload: a measurement that several rows need runs once.
     let mut known = BTreeMap::new();
     let mut missed = 0;
     for row in rows {

@@ -1,4 +1,4 @@
-//! The rows of the engine benchmark: workload, peer and target.
+//! Rows of the engine benchmark: workload, peer and target.
 
 use super::engine::Measurements;
 use crate::step::XtaskError;
@@ -10,6 +10,7 @@ pub(super) enum Peer {
     Engine,
     /// torch, transformers and peft.
     Torch,
+    /// llama.cpp.
     Llama,
     /// No peer: the target is absolute.
     None,
@@ -31,19 +32,20 @@ pub(super) enum PerformanceTarget {
 /// One row of the table.
 #[derive(Debug)]
 pub(super) struct Row {
-    /// Label that selects the row.
+    /// Kind of workload, a label that selects the row.
     kind: &'static str,
     pub(super) model: &'static str,
     pub(super) precision: &'static str,
     pub(super) work: &'static str,
-    /// Repetitions inside one process, as an argument of the program.
+    /// Number of repetitions inside one process, an argument of the program.
     pub(super) rounds: &'static str,
     pub(super) peer: Peer,
     /// Workload of the peer, if it differs from `work`.
-    other: Option<&'static str>,
+    peer_work: Option<&'static str>,
     target: PerformanceTarget,
 }
 
+/// Creates a row that compares the engine with a peer under the same workload.
 const fn row(
     kind: &'static str,
     (model, precision): (&'static str, &'static str),
@@ -51,21 +53,23 @@ const fn row(
     peer: Peer,
     target: PerformanceTarget,
 ) -> Row {
-    Row { kind, model, precision, work, rounds, peer, other: None, target }
+    Row { kind, model, precision, work, rounds, peer, peer_work: None, target }
 }
 
-/// Compares the engine with itself under another workload.
-const fn own(
+/// Creates a row that compares the engine with itself under another workload, `peer_work`.
+const fn engine_row(
     kind: &'static str,
     (model, precision): (&'static str, &'static str),
     (work, rounds): (&'static str, &'static str),
-    other: &'static str,
+    peer_work: &'static str,
     target: PerformanceTarget,
 ) -> Row {
-    Row { kind, model, precision, work, rounds, peer: Peer::Engine, other: Some(other), target }
+    let peer_work = Some(peer_work);
+    Row { kind, model, precision, work, rounds, peer: Peer::Engine, peer_work, target }
 }
 
 const TRAINING: PerformanceTarget = PerformanceTarget::SpeedAndMemory(1.0, 0.5);
+// Model and weight format. `peer.py` defines the models A (4 million parameters) and B (600 million).
 const AF: (&str, &str) = ("A", "f32");
 const AB: (&str, &str) = ("A", "bf16");
 const BF: (&str, &str) = ("B", "f32");
@@ -88,13 +92,13 @@ pub(super) const ROWS: [Row; 25] = [
     row("decode", BB, ("decode8", "1"), Peer::Llama, PerformanceTarget::Speed(1.2)),
     row("decode", BF, ("decode1", "1"), Peer::Llama, PerformanceTarget::Speed(0.9)),
     row("decode", BF, ("decode8", "1"), Peer::Llama, PerformanceTarget::Speed(0.9)),
-    own("adapters", AF, ("adapters8", "3"), "adapters1", PerformanceTarget::Speed(0.8)),
-    own("adapters", BB, ("adapters8", "1"), "adapters1", PerformanceTarget::Speed(0.8)),
-    own("adapters", AF, ("adapters32", "3"), "adapters1", PerformanceTarget::None),
-    own("live", AF, ("live8", "3"), "live1", PerformanceTarget::Speed(0.9)),
-    own("live", AF, ("live64", "3"), "live1", PerformanceTarget::Speed(0.9)),
-    own("context", AF, ("context2048", "3"), "context512", PerformanceTarget::None),
-    own("context", AF, ("context4032", "3"), "context2048", LINEAR),
+    engine_row("adapters", AF, ("adapters8", "3"), "adapters1", PerformanceTarget::Speed(0.8)),
+    engine_row("adapters", BB, ("adapters8", "1"), "adapters1", PerformanceTarget::Speed(0.8)),
+    engine_row("adapters", AF, ("adapters32", "3"), "adapters1", PerformanceTarget::None),
+    engine_row("live", AF, ("live8", "3"), "live1", PerformanceTarget::Speed(0.9)),
+    engine_row("live", AF, ("live64", "3"), "live1", PerformanceTarget::Speed(0.9)),
+    engine_row("context", AF, ("context2048", "3"), "context512", PerformanceTarget::None),
+    engine_row("context", AF, ("context4032", "3"), "context2048", LINEAR),
     row("load", BB, ("load", "2"), Peer::None, PerformanceTarget::Seconds(2.0)),
     row("load", BF, ("load", "2"), Peer::None, PerformanceTarget::None),
 ];
@@ -110,7 +114,7 @@ pub(super) fn labels() -> impl Iterator<Item = &'static str> {
 
 impl Row {
     pub(super) fn peer_work(&self) -> &'static str {
-        self.other.unwrap_or(self.work)
+        self.peer_work.unwrap_or(self.work)
     }
 
     /// Returns whether the row matches: for each group of labels (workload, model, weight format)
@@ -119,7 +123,7 @@ impl Row {
         let models: &[&str] = &["A", "B"];
         let precisions: &[&str] = &["f32", "bf16"];
         let is_kind = |label: &&&str| !models.contains(label) && !precisions.contains(label);
-        let one_of = |named: Vec<&&str>, own| named.is_empty() || named.contains(&&own);
+        let one_of = |labels: Vec<&&str>, value| labels.is_empty() || labels.contains(&&value);
         one_of(wanted.iter().filter(is_kind).collect(), self.kind)
             && one_of(wanted.iter().filter(|label| models.contains(label)).collect(), self.model)
             && one_of(
@@ -134,7 +138,7 @@ impl Row {
         ours: &Measurements,
         theirs: &Measurements,
     ) -> Result<bool, XtaskError> {
-        let get = |side: &Measurements, field: &str| side.get(field).copied();
+        let get = |measured: &Measurements, field: &str| measured.get(field).copied();
         let missing = || XtaskError::new(format!("no measurement for {self:?}"));
         let seconds = get(ours, "wall").ok_or_else(missing)?;
         let speed = get(theirs, "wall").map(|other| other / seconds);
@@ -149,7 +153,7 @@ impl Row {
                 speed >= Some(least) && memory.is_some_and(|memory| memory <= most),
             ),
         };
-        let peer = match (self.peer, self.other) {
+        let peer = match (self.peer, self.peer_work) {
             (_, Some(work)) => format!("{work} "),
             (Peer::Torch, _) => "torch ".to_owned(),
             (Peer::Llama, _) => "llama.cpp ".to_owned(),
@@ -162,6 +166,7 @@ impl Row {
             ..0.1 => format!("{:.2} ms", seconds * 1e3),
             _ => format!("{seconds:.3} s"),
         };
+        // A peer that was stopped at its timeout takes longer than the time shown.
         let more = if theirs.contains_key("longer") { "> " } else { "" };
         let first = number(get(ours, "first").map(|first| first * 1e3), " ms to first token");
         println!(
