@@ -176,7 +176,7 @@ impl Error {
         self
     }
 
-    /// Reclassifies a status as [`ErrorKind::Expired`].
+    /// Reclassifies the error as [`ErrorKind::Expired`].
     pub(crate) fn expired(mut self) -> Self {
         self.0.kind = ErrorKind::Expired;
         self
@@ -197,7 +197,7 @@ impl Error {
         self
     }
 
-    /// Sets what was attempted, unless it is set already: the innermost caller knows best.
+    /// Sets what was attempted, unless it is set already: the innermost caller is the most precise.
     pub(crate) fn during(mut self, operation: impl Into<String>) -> Self {
         if self.0.operation.is_empty() {
             self.0.operation = operation.into();
@@ -429,8 +429,8 @@ mod tests {
                 }
             };
             assert_eq!(json!(error.is_user_error()), case["is_user_error"], "{case}");
-            let anew = crate::sampling::is_resubmittable(&error);
-            assert_eq!(json!(anew), case["sampling_handler_retryable"], "{case}");
+            let resubmitted = crate::sampling::is_resubmittable(&error);
+            assert_eq!(json!(resubmitted), case["sampling_handler_retryable"], "{case}");
             // Unlike the reference, a failed request also says whether it is retryable; the client
             // itself does not act on it.
             if error.kind() != ErrorKind::WorkFailed {

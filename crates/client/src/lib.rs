@@ -1,6 +1,6 @@
 //! Client SDK for the Tinker API: fine-tunes and samples language models.
 //!
-//! # A guided tour
+//! # Overview
 //!
 //! ```no_run
 //! use tinkex::{AdamParams, Datum, FinishReason, LossFn, SamplingParams, ServiceClient};

@@ -66,8 +66,8 @@ fn parse_tags(text: &str) -> Vec<String> {
     tags
 }
 
-/// Returns whether `TINKER_TELEMETRY` enables telemetry. Unset does; any value other than 1, true, yes
-/// or on, the empty one included, does not.
+/// Returns whether telemetry is enabled: if `TINKER_TELEMETRY` is unset, or is 1, true, yes or on. An
+/// empty variable disables it.
 fn telemetry_enabled(variable: Option<&str>) -> bool {
     let on = ["1", "true", "yes", "on"];
     variable.is_none_or(|value| on.contains(&value.to_ascii_lowercase().as_str()))
@@ -112,8 +112,8 @@ impl Settings {
         Self { api_key: Some(key.expose().to_owned()), key_only: true, ..self.clone() }
     }
 
-    /// Returns the credential. With `command_only`, a server that requires short-lived credentials, only
-    /// a credential command or a token is accepted.
+    /// Returns the credential. `command_only` is set for servers that require short-lived credentials:
+    /// then only a credential command or a token is accepted.
     pub(crate) fn credential(&self, command_only: bool) -> Result<Credential> {
         let command_only = command_only && !self.key_only;
         Credential::find(self.api_key.as_deref(), &self.env, command_only)

@@ -9,7 +9,7 @@ use crate::setters::setters;
 /// version.
 pub const SDK_VERSION: &str = "0.36.0";
 
-/// Returns the [`ClientConfig`] of the server.
+/// Requests the [`ClientConfig`] of the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ClientConfigRequest {
@@ -17,7 +17,7 @@ pub struct ClientConfigRequest {
     pub sdk_version: String,
 }
 
-/// Returns the [`DynamicConfig`] of the server.
+/// Requests the [`DynamicConfig`] of the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DynamicConfigRequest {
@@ -64,7 +64,7 @@ pub struct ClientConfig {
     pub fwdbwd_dispatch_bytes_semaphore_size: u64,
     /// Time to wait for a billing problem to be resolved, in seconds. Defaults to 3600.
     pub billing_exception_max_pause_duration_sec: u64,
-    /// Whether the client returns failed samples to the caller instead of retrying them. Defaults
+    /// Whether the client returns lost samples to the caller instead of resubmitting them. Defaults
     /// to `false`.
     pub sample_no_retries: bool,
     /// Whether the client fails samples that make no progress. Defaults to `true`.

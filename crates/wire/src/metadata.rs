@@ -34,7 +34,7 @@ impl Metadata {
         self.iter().find(|(key, _)| *key == name).map(|(_, text)| text)
     }
 
-    /// Inserts a value. Repositions an existing value of that name without changing its position.
+    /// Inserts a value. Replaces an existing value of that name in its position.
     pub fn insert(&mut self, name: impl Into<String>, text: impl Into<String>) {
         let (name, text) = (name.into(), text.into());
         match self.0.iter_mut().find(|(key, _)| *key == name) {

@@ -53,7 +53,7 @@ setters!(SampleResponse {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SampledSequence {
-    /// Reason reason sampling stopped.
+    /// Reason why sampling stopped.
     pub stop_reason: StopReason,
     /// Sampled tokens, without the prompt.
     pub tokens: Tokens,
@@ -77,7 +77,7 @@ setters!(SampledSequence {
     sequence_id: Option<SequenceId>;
 });
 
-/// Reason reason sampling stopped.
+/// Reason why sampling stopped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]

@@ -49,12 +49,12 @@ pub struct JsonlReader<R> {
     done: bool,
 }
 
-/// What to do with an example that has too many tokens.
+/// Policy for an example that has too many tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TooLong {
-    /// Report its line as an error.
+    /// Returns an error for its line.
     Reject,
-    /// Cut off its end. If no token to learn is left, report its line as an error.
+    /// Cuts off its end. Returns an error for its line if no token with weight 1 is left.
     Truncate,
 }
 
@@ -100,7 +100,7 @@ impl Chat {
 }
 
 impl<R: BufRead> JsonlReader<R> {
-    /// Sets which messages are learned. Defaults to [`TrainOn::AllAssistant`].
+    /// Sets which messages are trained on. Defaults to [`TrainOn::AllAssistant`].
     pub fn train_on(mut self, train_on: TrainOn) -> Self {
         self.train_on = train_on;
         self
@@ -211,7 +211,7 @@ impl Chat {
     fn examples_of_line(&self, line: &[u8], train_on: TrainOn) -> Result<Vec<TrainingExample>> {
         let invalid = |message: String| Error::new(ErrorKind::InvalidInput, message);
         let line = line.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(line).trim_ascii_start();
-        // The parser would accept a list with the fields in order.
+        // Reject lists first: serde would accept a list of the field values in order.
         if !line.starts_with(b"{") {
             return Err(invalid(not_an_object(line)));
         }
@@ -226,7 +226,7 @@ impl Chat {
         }
     }
 
-    /// Encodes a prompt, its completion and the end token. The prompt is not learned.
+    /// Encodes a prompt, its completion and the end token. The tokens of the prompt have weight 0.
     fn pair(&self, prompt: &str, completion: &str) -> Result<TrainingExample> {
         if completion.is_empty() {
             return Err(Error::new(ErrorKind::InvalidInput, "\"completion\" is empty"));
@@ -242,7 +242,7 @@ impl Chat {
     }
 }
 
-/// Describes a line that does not begin as an object.
+/// Describes a line that does not start with `{`.
 fn not_an_object(line: &[u8]) -> String {
     match serde_json::from_slice::<Json>(line) {
         Ok(value) => format!("expected an object, found {}", type_name(&value)),
@@ -250,7 +250,7 @@ fn not_an_object(line: &[u8]) -> String {
     }
 }
 
-/// Describes an object that is not a valid line, by the field that is wrong.
+/// Describes why an object is not a valid line: names the first field of the wrong type.
 fn describe(line: &[u8], error: &serde_json::Error) -> String {
     let fields = match serde_json::from_slice::<serde_json::Map<String, Json>>(line) {
         Ok(fields) => fields,

@@ -27,7 +27,7 @@ pub use message::Message;
 use template::{Rendered, Template, strftime_now};
 pub use train::{TrainOn, TrainingExample};
 
-/// Template of models without one of their own: `User: …`, `Assistant: …`, an empty line between
+/// Template for models that have none of their own: `User: …`, `Assistant: …`, an empty line between
 /// messages, and the end token after each message of the assistant.
 const PLAIN: &str = "\
 {{ bos_token }}
@@ -65,8 +65,7 @@ pub struct Chat {
 }
 
 impl Tokenizer {
-    /// Returns the formatter of this model's conversations: its default chat template. A model
-    /// without templates gets a plain format (`User: …`, `Assistant: …`, the end token after each
+    /// Returns a formatter with the model's default chat template. A model without templates gets a plain format (`User: …`, `Assistant: …`, the end token after each
     /// message of the assistant), and a warning is logged.
     ///
     /// # Errors
@@ -91,18 +90,18 @@ impl Tokenizer {
         Ok(Chat { tool_template: tool_template.map(Arc::new), ..chat })
     }
 
-    /// Returns the formatter for a named chat template, of models that have several.
+    /// Returns a formatter with a named chat template, for models that have several.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if there is none of that name, [`ErrorKind::Decode`] if it is
-    /// malformed.
+    /// [`ErrorKind::NotFound`] if the model has no template of that name, [`ErrorKind::Decode`] if
+    /// the template is malformed.
     pub fn chat_named(&self, name: &str) -> Result<Chat> {
         let found = self.files().templates.iter().find(|template| template.name == name);
         let found = found.ok_or_else(|| self.no_template(name))?;
         Chat::with_template(self, &found.source)
     }
 
-    /// Whether the model has a chat template.
+    /// Returns whether the model has a chat template.
     #[must_use]
     pub fn has_chat_template(&self) -> bool {
         !self.files().templates.is_empty()
@@ -167,8 +166,8 @@ impl Chat {
         self
     }
 
-    /// Sets the time that templates which print the date use, in UTC. Defaults to the time of the
-    /// call. Set it for training data, which should not change from day to day.
+    /// Sets the current date and time for templates that print it, in UTC. Defaults to the time of
+    /// rendering. Set it for training data, which should not change from day to day.
     #[must_use]
     pub fn date(mut self, now: SystemTime) -> Self {
         self.now = Some(now);
@@ -186,7 +185,7 @@ impl Chat {
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the template rejects the conversation.
     pub fn render(&self, messages: &[Message]) -> Result<String> {
-        self.write(&values(messages), false).map(|rendered| rendered.text)
+        self.render_values(&values(messages), false).map(|rendered| rendered.text)
     }
 
     /// Renders a conversation as text, followed by the beginning of the model's answer.
@@ -194,7 +193,7 @@ impl Chat {
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the template rejects the conversation.
     pub fn render_prompt(&self, messages: &[Message]) -> Result<String> {
-        self.write(&values(messages), true).map(|rendered| rendered.text)
+        self.render_values(&values(messages), true).map(|rendered| rendered.text)
     }
 
     /// Encodes a conversation as a prompt for the model's answer.
@@ -211,12 +210,12 @@ impl Chat {
     /// template writes after a message of the assistant.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] if there is neither.
+    /// [`ErrorKind::NotFound`] if the model has neither.
     pub fn stop(&self) -> Result<StopCondition> {
         let mut ends: Vec<u32> = self.tokenizer.eos_id().into_iter().collect();
         let probe = values(&[Message::user("?"), Message::assistant(train::PROBE)]);
-        // If the template rejects the probe, only the end token counts.
-        if let Ok(rendered) = self.write(&probe, false)
+        // If the template rejects the probe, only the model's end token is returned.
+        if let Ok(rendered) = self.render_values(&probe, false)
             && let Some((_, after)) = rendered.text.rsplit_once(train::PROBE)
             && let Some(first) = self.tokenizer.encode_piece(after)?.first().copied()
             && self.tokenizer.is_special(first)
@@ -243,7 +242,7 @@ impl Chat {
         Self { tools: tools.or_else(|| self.tools.clone()), ..self.clone() }
     }
 
-    fn write(&self, messages: &[Value], generation_prompt: bool) -> Result<Rendered> {
+    fn render_values(&self, messages: &[Value], generation_prompt: bool) -> Result<Rendered> {
         let special = self.tokenizer.special();
         let tokens = [
             ("bos_token", &special.bos_token),

@@ -24,19 +24,19 @@ pub(crate) fn method(
 
 /// Calls a string method that `pycompat` does not have.
 fn text_method(text: &str, name: &str, arguments: &[Value]) -> Result<Value, Error> {
-    fn one(arguments: &[Value]) -> Result<&str, Error> {
+    fn argument(arguments: &[Value]) -> Result<&str, Error> {
         from_args::<(&str,)>(arguments).map(|(argument,)| argument)
     }
     let list = |parts: &[&str]| parts.iter().map(|part| Value::from(*part)).collect::<Value>();
     Ok(match name {
-        "removeprefix" => text.strip_prefix(one(arguments)?).unwrap_or(text).into(),
-        "removesuffix" => text.strip_suffix(one(arguments)?).unwrap_or(text).into(),
-        "partition" => match text.split_once(one(arguments)?) {
-            Some((before, after)) => list(&[before, one(arguments)?, after]),
+        "removeprefix" => text.strip_prefix(argument(arguments)?).unwrap_or(text).into(),
+        "removesuffix" => text.strip_suffix(argument(arguments)?).unwrap_or(text).into(),
+        "partition" => match text.split_once(argument(arguments)?) {
+            Some((before, after)) => list(&[before, argument(arguments)?, after]),
             None => list(&[text, "", ""]),
         },
-        "rpartition" => match text.rsplit_once(one(arguments)?) {
-            Some((before, after)) => list(&[before, one(arguments)?, after]),
+        "rpartition" => match text.rsplit_once(argument(arguments)?) {
+            Some((before, after)) => list(&[before, argument(arguments)?, after]),
             None => list(&["", "", text]),
         },
         "rsplit" => {
@@ -50,7 +50,7 @@ fn text_method(text: &str, name: &str, arguments: &[Value]) -> Result<Value, Err
     })
 }
 
-/// Prints a value. Floats are printed as Python does, everything else as the library does.
+/// Prints a value: floats as Python does, everything else as minijinja does.
 pub(crate) fn print(
     out: &mut Output<'_>,
     state: &mut State<'_, '_>,
@@ -218,12 +218,12 @@ pub(crate) fn strftime(format: &str, moment: SystemTime) -> Result<String, Error
     ];
     let seconds = moment.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (days, second) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = civil(days);
+    let (year, month, day) = date_from_days(days);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     let nth = |names: &[&'static str], n: u64| usize::try_from(n).map_or("", |n| names[n]);
     let (weekday, month_name) = (nth(&DAYS, days % 7), nth(&MONTHS, month - 1));
     let short = |name: &'static str| &name[..3];
-    let of_twelve = if hour.is_multiple_of(12) { 12 } else { hour % 12 };
+    let hour12 = if hour.is_multiple_of(12) { 12 } else { hour % 12 };
     let mut out = String::new();
     let mut letters = format.chars();
     while let Some(c) = letters.next() {
@@ -242,7 +242,7 @@ pub(crate) fn strftime(format: &str, moment: SystemTime) -> Result<String, Error
             Some('A') => weekday.to_owned(),
             Some('a') => short(weekday).to_owned(),
             Some('H') => format!("{hour:02}"),
-            Some('I') => format!("{of_twelve:02}"),
+            Some('I') => format!("{hour12:02}"),
             Some('M') => format!("{minute:02}"),
             Some('S') => format!("{second:02}"),
             Some('p') => if hour < 12 { "AM" } else { "PM" }.to_owned(),
@@ -260,8 +260,8 @@ pub(crate) fn strftime(format: &str, moment: SystemTime) -> Result<String, Error
     Ok(out)
 }
 
-/// Returns the year, month and day of a day counted from 1970-01-01.
-fn civil(days: u64) -> (u64, u64, u64) {
+/// Converts days since 1970-01-01 to year, month and day.
+fn date_from_days(days: u64) -> (u64, u64, u64) {
     // Counting years from March puts the leap day at their end, so all months follow one formula.
     let days = days + 719_468;
     let (era, of_era) = (days / 146_097, days % 146_097);

@@ -15,7 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 use super::python;
 
-/// Maximum number of steps. A message of a conversation takes some hundred.
+/// Maximum number of steps of one rendering. A message takes a few hundred steps.
 const FUEL: u64 = 20_000_000;
 const NAME: &str = "chat_template";
 
@@ -30,7 +30,7 @@ pub(crate) struct Template {
 #[derive(Debug, PartialEq)]
 pub(crate) struct Rendered {
     pub(crate) text: String,
-    /// Positions of the text that the model generates, if the template marks it.
+    /// Byte ranges of the text that the model generates, if the template marks it.
     pub(crate) generated: Vec<Range<usize>>,
 }
 
@@ -55,7 +55,7 @@ impl Template {
                 Err(error.with_source(RaisedException(message)))
             },
         );
-        // Random, so that no message can contain them.
+        // The marks are random, so that no message can contain them.
         let nonce = fastrand::u64(..);
         let marks = marked.then(|| (format!("\u{fdd0}{nonce:x}["), format!("]{nonce:x}\u{fdd1}")));
         if let Some((before, after)) = marks.clone() {
@@ -66,7 +66,7 @@ impl Template {
         Ok(Self { environment, marks })
     }
 
-    /// Whether the template marks generated text.
+    /// Returns whether the template marks generated text.
     pub(crate) fn marks_generation(&self) -> bool {
         self.marks.is_some()
     }
@@ -111,7 +111,7 @@ fn with_generation_as_filter(source: &str) -> (String, bool) {
     (out, found)
 }
 
-/// Removes the marks from a text and returns their positions.
+/// Removes the marks from a text and returns the byte ranges that they enclosed.
 fn unmark(text: &str, before: &str, after: &str) -> Result<Rendered> {
     let (mut out, mut generated, mut rest) = (String::with_capacity(text.len()), vec![], text);
     while let Some((plain, marked)) = rest.split_once(before) {

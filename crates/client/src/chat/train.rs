@@ -15,10 +15,10 @@ use crate::tokenizer::Tokenizer;
 
 use super::{Chat, Message, values};
 
-/// Content of a message that is rendered to see what the template writes around it.
+/// Content of a message that is rendered to find the text that the template writes around it.
 pub(crate) const PROBE: &str = "tinkex-9f4b1c-probe";
 
-/// Which messages of a conversation are learned.
+/// Selection of the messages of a conversation to train on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TrainOn {
     /// All messages of the assistant, in one example.
@@ -27,7 +27,7 @@ pub enum TrainOn {
     /// The last message of the assistant.
     LastAssistant,
     /// All messages of the assistant, in one example each. Every example has the history that the
-    /// model sees when it is sampled, also if the template omits the thinking of earlier messages.
+    /// model sees when it is sampled, even if the template omits the thinking of earlier messages.
     EachAssistant,
 }
 
@@ -70,7 +70,7 @@ impl TrainingExample {
         self
     }
 
-    /// Whether any token is learned. The first one never is: no token precedes it.
+    /// Returns whether any token is trained on. The first token never is: no position predicts it.
     #[must_use]
     pub fn has_targets(&self) -> bool {
         self.weights.iter().skip(1).any(|weight| *weight != 0.0)
@@ -123,8 +123,9 @@ impl Chat {
         }
     }
 
+    /// Creates an example of a conversation. `turns` are the indices of the messages to train on.
     fn example(&self, messages: &[Value], turns: &[usize]) -> Result<TrainingExample> {
-        let whole = self.write(messages, false)?;
+        let whole = self.render_values(messages, false)?;
         let spans = if self.template().marks_generation() {
             self.marked(messages, turns, whole.generated)?
         } else {
@@ -143,7 +144,7 @@ impl Chat {
     ) -> Result<Vec<Range<usize>>> {
         let first = turns.first().copied().unwrap_or_default();
         let before = if messages[..first].iter().any(is_assistant) {
-            self.write(&messages[..first], false)?.generated.len()
+            self.render_values(&messages[..first], false)?.generated.len()
         } else {
             0
         };
@@ -156,10 +157,10 @@ impl Chat {
         Ok(generated)
     }
 
-    /// Returns the position of a message in the rendered conversation.
+    /// Returns the byte range of a message in the rendered conversation.
     fn span(&self, whole: &str, messages: &[Value], turn: usize) -> Result<Range<usize>> {
         let locating = |error: Error| error.during(format!("locating message {}", turn + 1));
-        let prompt = self.write(&messages[..turn], true).map_err(locating)?.text;
+        let prompt = self.render_values(&messages[..turn], true).map_err(locating)?.text;
         let start = if whole.starts_with(&prompt) {
             prompt.len()
         } else if turn + 1 < messages.len() {
@@ -167,7 +168,7 @@ impl Chat {
         } else {
             return Err(uncertain(turn, "does not render it after its own prompt"));
         };
-        let through = self.write(&messages[..=turn], false).map_err(locating)?.text;
+        let through = self.render_values(&messages[..=turn], false).map_err(locating)?.text;
         let end = if whole.starts_with(&through) && through.len() > start {
             through.len()
         } else {
@@ -193,7 +194,7 @@ impl Chat {
         prompt: &str,
     ) -> Result<usize> {
         let (before, _) = self.around_probe(messages, turn)?;
-        let history = self.write(&messages[..turn], false)?.text;
+        let history = self.render_values(&messages[..turn], false)?.text;
         match prompt.strip_prefix(&*history) {
             Some(opening)
                 if !opening.is_empty()
@@ -202,7 +203,7 @@ impl Chat {
             {
                 Ok(before.len())
             }
-            _ => Err(uncertain(turn, "renders the text before it differently later")),
+            _ => Err(uncertain(turn, "changes the text before it once other messages follow")),
         }
     }
 
@@ -224,15 +225,19 @@ impl Chat {
             Some(before) if before.len() > start && rest.starts_with(closing) => {
                 Ok(before.len() + closing.len())
             }
-            _ => Err(uncertain(turn, "renders its end or the text after it differently later")),
+            _ => Err(uncertain(
+                turn,
+                "changes its end or the text after it once other messages follow",
+            )),
         }
     }
 
-    /// Returns the text that the template renders before and after a message, whatever its content.
+    /// Returns the text that the template renders before and after a message, found by rendering
+    /// [`PROBE`] in place of its content.
     fn around_probe(&self, messages: &[Value], turn: usize) -> Result<(String, String)> {
         let mut probed = messages.to_vec();
         probed[turn] = Message::assistant(PROBE).value();
-        let text = self.write(&probed, false)?.text;
+        let text = self.render_values(&probed, false)?.text;
         match text.split_once(PROBE) {
             Some((before, after)) if !after.contains(PROBE) => {
                 Ok((before.to_owned(), after.to_owned()))

@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind};
 
 use super::{CredentialStore, Env};
 
-/// API key: starts with `tml-`, or is a token (`eyJ…`).
+/// API key (`tml-…`), or a JSON Web Token (`eyJ…`) that is used in its place.
 ///
 /// `Debug` shows its first six and last four characters only.
 ///
@@ -22,7 +22,7 @@ use super::{CredentialStore, Env};
 pub struct ApiKey(String);
 
 impl ApiKey {
-    /// Checks the prefix of a key.
+    /// Creates a key after checking its prefix.
     ///
     /// # Errors
     /// If the key starts with neither `tml-` nor `eyJ`.
@@ -41,7 +41,7 @@ impl ApiKey {
         &self.0
     }
 
-    /// Returns whether the key is a token already, which is not exchanged for another.
+    /// Returns whether the key is a JSON Web Token, which is sent as it is and never exchanged.
     pub(crate) fn is_token(&self) -> bool {
         self.0.starts_with("eyJ")
     }

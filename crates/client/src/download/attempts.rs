@@ -7,14 +7,15 @@ use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::hint::Hint;
+use crate::targets;
 use crate::transport::delay;
 
-/// Retries of one operation. Failures are counted since the last progress.
+/// Retry state of one operation: counts the failures since the last progress.
 #[derive(Debug)]
 pub(crate) struct Attempts {
     max_retries: u32,
-    /// Time after the first attempt in which the last one must start.
-    patience: Option<Duration>,
+    /// Maximum time between the start of the first attempt and the start of the last.
+    time_limit: Option<Duration>,
     start: Instant,
     failures: u32,
 }
@@ -28,7 +29,7 @@ pub(crate) struct AttemptError {
 }
 
 impl AttemptError {
-    /// The error of a response with an unexpected status.
+    /// Creates the error for a response with an unexpected status.
     pub(crate) fn of_response(status: u16, headers: &HeaderMap, body: &[u8]) -> Self {
         let retry_after = delay::retry_after(headers, SystemTime::now());
         let error = Error::from_response(status, body, delay::to_duration(retry_after));
@@ -49,12 +50,12 @@ impl From<Error> for AttemptError {
 impl Attempts {
     /// Allows `max_retries` consecutive failures to be retried.
     pub(crate) fn new(max_retries: u32) -> Self {
-        Self { max_retries, patience: None, start: Instant::now(), failures: 0 }
+        Self { max_retries, time_limit: None, start: Instant::now(), failures: 0 }
     }
 
-    /// Starts no attempt later than `patience` after the first.
-    pub(crate) fn within(mut self, patience: Option<Duration>) -> Self {
-        self.patience = patience;
+    /// Sets the time after the first attempt after which no further attempt starts.
+    pub(crate) fn within(mut self, time_limit: Option<Duration>) -> Self {
+        self.time_limit = time_limit;
         self
     }
 
@@ -66,17 +67,20 @@ impl Attempts {
     /// Waits for the backoff delay before the next attempt.
     ///
     /// # Errors
-    /// The error of the attempt, if it is not worth a retry or no retry is left.
+    /// The error of the attempt, if it is not retryable or no retry is left.
     pub(crate) async fn failed(&mut self, failed: AttemptError) -> Result<()> {
         self.failures += 1;
         let AttemptError { error, retry_after } = failed;
         let wait = delay::before_retry(self.failures - 1, retry_after, fastrand::f64());
-        let late = self.patience.is_some_and(|patience| self.start.elapsed() + wait > patience);
+        let late =
+            self.time_limit.is_some_and(|time_limit| self.start.elapsed() + wait > time_limit);
         if late || self.failures > self.max_retries || !error.is_retryable() {
             return Err(error.after(self.failures, self.start.elapsed()));
         }
-        let (attempt, seconds) = (self.failures, wait.as_secs_f64());
-        tracing::debug!(target: "tinkex::retry", %error, attempt, seconds, "retrying");
+        let (status, seconds, attempt) = (error.status(), wait.as_secs_f64(), self.failures);
+        tracing::debug!(
+            target: targets::RETRY, %error, status, seconds, attempt, "retrying request"
+        );
         tokio::time::sleep(wait).await;
         Ok(())
     }
@@ -106,7 +110,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn hopeless_errors_and_lost_patience_end_the_retries() {
+    async fn permanent_errors_and_the_time_limit_end_the_retries() {
         let refused = AttemptError::of_response(403, &HeaderMap::new(), b"");
         assert_eq!(Attempts::new(5).failed(refused).await.unwrap_err().status(), Some(403));
         let mut attempts = Attempts::new(100).within(Some(Duration::from_secs(20)));
@@ -116,7 +120,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_delay_that_the_server_asks_for_is_kept() {
+    async fn the_delay_that_the_server_asks_for_is_respected() {
         let headers = [(http::header::RETRY_AFTER, http::HeaderValue::from_static("7"))];
         let busy = AttemptError::of_response(503, &headers.into_iter().collect(), b"");
         let start = Instant::now();

@@ -29,7 +29,7 @@ pub(super) struct StagingFolder {
 }
 
 impl StagingFolder {
-    /// Opens the staging folder of `target`, with what an interrupted download left in it.
+    /// Opens the staging folder of `target` and keeps the files of an interrupted download in it.
     ///
     /// # Errors
     /// [`ErrorKind::Conflict`] if the target exists and `replace` is false, or another download into
@@ -79,14 +79,14 @@ impl StagingFolder {
         self.folder.join("ready")
     }
 
-    /// The paths of a file with this name.
+    /// Returns the paths of the file `name`.
     pub(super) fn paths(&self, name: &str) -> FilePaths {
         let under = |folder: &str| self.folder.join(folder).join(name);
         FilePaths {
             complete: under("files"),
             part: under("parts"),
             etag: under("etags"),
-            ours: true,
+            managed: true,
         }
     }
 
@@ -126,8 +126,8 @@ impl StagingFolder {
         if !self.replace && self.target.symlink_metadata().is_ok() {
             return Err(already_exists(&self.target));
         }
-        // A name of its own: after the replacement it holds the old content, whose files must not be
-        // matched with the entity tags of the new ones.
+        // Rename it first: after the replacement the folder holds the old content, whose files must
+        // not be matched with the entity tags of the new ones.
         fs::rename(&files, &ready).map_err(failed)?;
         tinkex_files::replace_folder(&ready, &self.target).map_err(failed)?;
         drop(self.lock);
@@ -144,10 +144,11 @@ fn already_exists(target: &Path) -> Error {
         .with_hint("Choose another folder, or allow this one to be replaced.")
 }
 
-/// Checks that a file name from the server stays inside the folder.
+/// Checks that a file name from the server does not lead out of the folder.
 ///
 /// # Errors
-/// [`ErrorKind::Decode`] if it is absolute, has `..`, a drive letter or control characters in it.
+/// [`ErrorKind::Decode`] if the name is absolute or contains `..`, a drive letter or control
+/// characters.
 pub(super) fn check_name(name: &str) -> Result<()> {
     let is_plain = |part: Component<'_>| matches!(part, Component::Normal(_));
     let is_safe = !name.is_empty()
@@ -163,12 +164,12 @@ pub(super) fn check_name(name: &str) -> Result<()> {
         .with_hint("Do not use this checkpoint: it may be damaged or malicious."))
 }
 
-/// Whether `name` matches a glob pattern, in which `*` stands for any characters, `/` included, and
-/// `?` for one character.
+/// Returns whether `name` matches a glob pattern: `*` matches any number of characters, `/`
+/// included, and `?` matches one character.
 pub(super) fn matches_pattern(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<_>, Vec<_>) = (pattern.chars().collect(), name.chars().collect());
     let (mut p, mut n) = (0, 0);
-    // Position of the last star, and the end of what it matches so far.
+    // Position of the last `*` in the pattern, and the end of the text that it matches so far.
     let mut star: Option<(usize, usize)> = None;
     while n < name.len() {
         match pattern.get(p) {
@@ -242,7 +243,7 @@ mod tests {
             |_, target| {
                 fs::rename(target, target.with_file_name(".adapter.tinkex-replaced")).unwrap();
             },
-            // As earlier versions left it.
+            // A folder that earlier versions left.
             |staging, _| fs::create_dir_all(staging.join("old/file")).unwrap(),
         ];
         for leave in leftovers {

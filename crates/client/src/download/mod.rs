@@ -1,7 +1,7 @@
 //! Downloads of checkpoints and of single files.
 //!
 //! [`resume`] is the only download loop of the crate; the hub's files use it too. [`part_file`]
-//! applies it to files without credentials, and [`folder`] publishes the files of a checkpoint at
+//! downloads files that need no credential, and [`folder`] publishes all files of a checkpoint at
 //! once.
 
 pub(crate) mod attempts;
@@ -33,11 +33,12 @@ use folder::StagingFolder;
 use part_file::{FileFetcher, FilePaths};
 
 /// Default number of files downloaded at the same time.
-const PARALLEL: usize = 4;
+const DEFAULT_PARALLEL: usize = 4;
 /// URLs that expire within this time, in seconds, are requested again before they are used.
 const EXPIRY_MARGIN: f64 = 300.0;
-/// URLs younger than this are used whatever their expiry says: the clocks may differ.
-const MIN_URL_AGE: Duration = Duration::from_secs(60);
+/// Age up to which a URL is used regardless of its expiry: the clocks of client and server may
+/// differ.
+const TRUSTED_URL_AGE: Duration = Duration::from_secs(60);
 
 type OnProgress = Arc<dyn Fn(&DownloadProgress) + Send + Sync>;
 
@@ -67,7 +68,7 @@ type OnProgress = Arc<dyn Fn(&DownloadProgress) + Send + Sync>;
 ///
 /// # Cancel safety
 /// Dropping the future stops the download; the next one continues it. The export of a training
-/// checkpoint then stays on the server until it expires within an hour.
+/// checkpoint then remains on the server until it expires within an hour.
 #[must_use = "a download does nothing until it is awaited"]
 pub struct CheckpointDownload {
     service: ServiceClient,
@@ -150,7 +151,7 @@ impl RestClient {
             replace: false,
             include: Vec::new(),
             exclude: Vec::new(),
-            parallel: PARALLEL,
+            parallel: DEFAULT_PARALLEL,
             on_progress: None,
         }
     }
@@ -180,7 +181,7 @@ fn fetcher(service: &ServiceClient) -> FileFetcher<'_> {
 }
 
 impl FileDownload {
-    /// Calls `callback` whenever more bytes are on disk.
+    /// Calls `callback` whenever bytes were written to disk.
     pub fn on_progress(
         mut self,
         callback: impl Fn(&DownloadProgress) + Send + Sync + 'static,
@@ -196,7 +197,7 @@ impl FileDownload {
             PathBuf::from(name)
         };
         let (part, etag) = (beside(".part"), beside(".part.etag"));
-        let paths = FilePaths { complete: self.file.clone(), part, etag, ours: false };
+        let paths = FilePaths { complete: self.file.clone(), part, etag, managed: false };
         let on_progress = |bytes, bytes_total| {
             if let Some(callback) = &self.on_progress {
                 callback(&DownloadProgress { files: 0, files_total: 1, bytes, bytes_total });
@@ -227,26 +228,26 @@ impl CheckpointDownload {
         self
     }
 
-    /// Adds a pattern of files to download, such as `*.json`. `*` stands for any characters, `?`
-    /// for one. Defaults to all files.
+    /// Adds a pattern of files to download, such as `*.json`. `*` matches any number of
+    /// characters, `?` one. Defaults to all files.
     pub fn include(mut self, pattern: impl Into<String>) -> Self {
         self.include.push(pattern.into());
         self
     }
 
-    /// Adds a pattern of files to leave out. Wins over [`include`](Self::include).
+    /// Adds a pattern of files to leave out. Takes precedence over [`include`](Self::include).
     pub fn exclude(mut self, pattern: impl Into<String>) -> Self {
         self.exclude.push(pattern.into());
         self
     }
 
-    /// Number of files downloaded at the same time, at least 1. Defaults to 4.
+    /// Sets the number of files downloaded at the same time, at least 1. Defaults to 4.
     pub fn parallel(mut self, files: usize) -> Self {
         self.parallel = files.max(1);
         self
     }
 
-    /// Calls `callback` whenever more bytes are on disk.
+    /// Calls `callback` whenever bytes were written to disk.
     pub fn on_progress(
         mut self,
         callback: impl Fn(&DownloadProgress) + Send + Sync + 'static,
@@ -280,7 +281,7 @@ impl CheckpointDownload {
         let rest = self.service.rest();
         let urls = rest.get_external_weights_urls(path).await?;
         if exported {
-            // Extend its life: a large download may take longer than the time to live.
+            // Renew the time to live: a large download may take longer.
             rest.set_checkpoint_ttl(path, Some(export::TTL)).await?;
         }
         Ok(urls)
@@ -299,9 +300,9 @@ impl CheckpointDownload {
         let (staging_ref, current, tracker) = (&staging, &current, &tracker);
         let fetch_one = |name: String| async move {
             let url = {
-                // Held while new URLs are requested, so that only one of the files requests them.
+                // Hold the lock while requesting new URLs, so that only one task requests them.
                 let mut urls = current.lock().await;
-                if expires_soon(&urls.0) && urls.1.elapsed() > MIN_URL_AGE {
+                if expires_soon(&urls.0) && urls.1.elapsed() > TRUSTED_URL_AGE {
                     *urls = (self.request_urls(path, exported).await?, Instant::now());
                 }
                 let url = urls.0.urls.get(&name).cloned();

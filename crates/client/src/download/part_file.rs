@@ -18,7 +18,7 @@ use crate::transport::retry::RetryPolicy;
 use super::attempts::{AttemptError, Attempts};
 use super::resume::{PartialFile, ResumableDownload, Validator, blocking};
 
-/// Longest time without any bytes.
+/// Maximum time without received bytes.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of consecutive retries without progress.
 const MAX_RETRIES: u32 = 5;
@@ -34,8 +34,8 @@ pub(super) struct FilePaths {
     pub(super) etag: PathBuf,
     /// Whether the file at `complete` was put there by an earlier download, together with its entity
     /// tag. It is then reused if the server confirms the tag, and removed when other content
-    /// arrives. Otherwise it is a user's file, which stays until it is replaced.
-    pub(super) ours: bool,
+    /// arrives. Otherwise it is a user's file, which is kept until it is replaced.
+    pub(super) managed: bool,
 }
 
 /// Downloads files without credentials.
@@ -48,7 +48,7 @@ pub(super) struct FileFetcher<'a> {
 impl FileFetcher<'_> {
     /// Downloads `url` to `paths` and returns the size in bytes.
     ///
-    /// `name` appears in errors instead of the URL: a signed URL is as good as a credential.
+    /// `name` appears in errors instead of the URL: a signed URL grants access like a credential.
     pub(super) async fn fetch(
         self,
         name: &str,
@@ -75,7 +75,7 @@ impl FileFetcher<'_> {
     ) -> Result<u64> {
         let invalid = |_| Error::new(ErrorKind::Decode, "invalid URL");
         let url = Url::parse(url).map_err(invalid)?;
-        if paths.ours
+        if paths.managed
             && let Some(size) = self.unchanged(&url, paths.clone()).await?
         {
             on_progress(size, Some(size));
@@ -122,16 +122,16 @@ impl FileFetcher<'_> {
                 sent.await.map_err(Error::from)
             })
         };
-        // Any failure here shows again, and is retried, when the file itself is requested.
-        let answer = redirect::follow(url.clone(), send, |_| false).await;
-        Ok(answer.is_ok_and(|(response, _)| response.status() == 304).then_some(size))
+        // Ignore failures: they occur again, and are retried, when the file itself is requested.
+        let response = redirect::follow(url.clone(), send, |_| false).await;
+        Ok(response.is_ok_and(|(response, _)| response.status() == 304).then_some(size))
     }
 }
 
 fn refused(status: u16, headers: &HeaderMap, body: &[u8]) -> AttemptError {
     let failed = AttemptError::of_response(status, headers, body);
     match failed.error.kind() {
-        // Not the user's API key: none was sent.
+        // Replace the hint about the API key: none was sent.
         ErrorKind::Auth => failed.with_hint("Run the download again: the URL may have expired."),
         _ => failed,
     }
@@ -151,7 +151,8 @@ struct PartFile {
 }
 
 impl PartFile {
-    /// Opens what an earlier download left, or a new file. Returns its entity tag, if known.
+    /// Opens the incomplete file of an earlier download, or a new file. Returns its entity tag, if
+    /// known.
     fn open(paths: FilePaths) -> io::Result<(Self, Option<String>)> {
         for path in [&paths.part, &paths.complete, &paths.etag] {
             if let Some(folder) = path.parent() {
@@ -181,8 +182,8 @@ impl PartialFile for PartFile {
     fn restart(&mut self) -> io::Result<()> {
         self.file.set_len(0)?;
         self.length = 0;
-        if self.paths.ours {
-            // The next entity tag must not be taken for that of the complete file.
+        if self.paths.managed {
+            // Otherwise the next entity tag would be taken for that of the old complete file.
             remove_if_exists(&self.paths.complete)?;
         }
         Ok(())
@@ -201,7 +202,7 @@ impl PartialFile for PartFile {
 
     fn finish(self) -> io::Result<u64> {
         tinkex_files::publish(&self.file, &self.paths.part, &self.paths.complete)?;
-        if !self.paths.ours {
+        if !self.paths.managed {
             remove_if_exists(&self.paths.etag)?;
         }
         Ok(self.length)

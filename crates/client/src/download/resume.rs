@@ -29,7 +29,7 @@ const MAX_ERROR_BODY: usize = 4 << 10;
 
 /// A file on disk that a download appends to.
 pub(crate) trait PartialFile: Send + 'static {
-    /// What a finished download returns.
+    /// Value that a finished download returns.
     type Complete: Send + 'static;
 
     /// Length in bytes.
@@ -44,7 +44,7 @@ pub(crate) trait PartialFile: Send + 'static {
     /// Stores the strong entity tag of the content for a later process; `None` if it has none.
     fn set_etag(&mut self, etag: Option<&str>) -> io::Result<()>;
 
-    /// Whether the complete content is the expected one.
+    /// Returns whether the complete content is the expected one.
     fn verify(&mut self) -> io::Result<bool>;
 
     /// Flushes the file and renames it to its final name.
@@ -63,11 +63,11 @@ pub(crate) struct Validator {
     pub(crate) origin: Option<Origin>,
 }
 
-/// How to request a file.
+/// Parameters of a resumable download.
 pub(crate) struct ResumableDownload<'a> {
     pub(crate) http: &'a dyn HttpService,
     pub(crate) lane: Lane,
-    /// Longest time without any bytes.
+    /// Maximum time without received bytes.
     pub(crate) idle_timeout: Duration,
     /// Bytes per request; `None` requests everything that is missing at once.
     pub(crate) piece: Option<u64>,
@@ -110,11 +110,11 @@ impl ResumableDownload<'_> {
     ///
     /// # Errors
     /// The last error, when no retry is left; [`ErrorKind::Decode`] if the server's responses are
-    /// inconsistent or the content is not the expected one. The part stays on disk for a later
+    /// inconsistent or the content is not the expected one. The part is kept on disk for a later
     /// download.
     ///
     /// # Cancel safety
-    /// Dropping the future stops the download; the part stays on disk.
+    /// Dropping the future stops the download; the part is kept on disk.
     pub(crate) async fn run<F: PartialFile>(
         &self,
         url: &Url,
@@ -151,7 +151,7 @@ impl ResumableDownload<'_> {
                     "size or checksum differ from what the server announced",
                 );
                 return Err(error.with_hint(
-                    "Try again; if the error persists, a proxy on the way modifies files.",
+                    "Try again. If the error persists, check whether a proxy modifies files.",
                 ));
             }
             // The part that an earlier process left may have been damaged.

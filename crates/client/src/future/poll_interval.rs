@@ -6,13 +6,13 @@ use tokio::time::{Instant, sleep};
 
 use crate::targets;
 
-/// Polls answered faster than this were not held by the server.
+/// Response time below which the server did not hold the poll.
 const FAST_POLL: Duration = Duration::from_secs(1);
 const MAX_DELAY: Duration = Duration::from_secs(5);
 
 /// Delay between polls.
 ///
-/// The server should hold a poll until the result is ready. If it answers at once, polls are delayed,
+/// The server should hold a poll until the result is ready. If it responds at once, polls are delayed,
 /// by 0.25 seconds at first and doubling up to 5 seconds, with jitter.
 #[derive(Debug)]
 pub(super) struct PollInterval {

@@ -5,7 +5,7 @@
 //! - A *traced* loss, [`CustomLoss`], is described once by combining [`Term`]s. It is differentiated
 //!   automatically. The server executes it if it supports custom losses
 //!   ([`ServiceClient::create_custom_loss`](crate::ServiceClient::create_custom_loss)); otherwise
-//!   the client does, at the price of a second pass. Value and gradient are the same on both sides:
+//!   the client does, which takes a second pass. Value and gradient are the same on both sides:
 //!   client and server run the same interpreter, with PyTorch's subgradients.
 //! - A *computed* loss is a Rust function that returns a [`LossValue`], including the gradient. The
 //!   client always executes it; see
@@ -170,12 +170,12 @@ impl CustomLoss {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the two slices differ in length, an input is missing or has
-    /// another rank than declared, shapes do not fit, or the loss or its gradient is not finite.
+    /// another rank than declared, shapes are incompatible, or the loss or its gradient is not finite.
     pub fn evaluate(&self, data: &[Datum], logprobs: &[TensorData]) -> Result<LossValue> {
         let invalid = |reason: String| Err(Error::new(ErrorKind::InvalidInput, reason));
         if data.len() != logprobs.len() {
             return invalid(format!(
-                "cannot evaluate loss {:?}: {} data, but log-probabilities of {}",
+                "cannot evaluate loss {:?}: {} data, but log-probabilities of {} data",
                 self.name(),
                 data.len(),
                 logprobs.len()
@@ -287,7 +287,7 @@ impl CustomLoss {
         }
     }
 
-    /// Returns a hash of what the loss computes. Its name is not part of it.
+    /// Returns a hash of the graph and the inputs. The name of the loss is not part of it.
     pub(crate) fn fingerprint(&self) -> [u8; 32] {
         let text = json::encode(&(self.program.graph(), self.program.inputs())).unwrap_or_default();
         Sha256::digest(&text).into()
@@ -304,8 +304,7 @@ impl fmt::Debug for CustomLoss {
     }
 }
 
-/// Two losses are equal if they compute the same and the same side executes them. Names are not
-/// compared.
+/// Compares the graph, the inputs and the upload. Names are not compared.
 impl PartialEq for CustomLoss {
     fn eq(&self, other: &Self) -> bool {
         self.uploaded == other.uploaded && self.program == other.program

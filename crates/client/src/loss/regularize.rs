@@ -147,7 +147,7 @@ pub fn orthogonality(rows: &[Vec<f64>], mode: Orthogonality) -> f64 {
 /// Penalty on the norms of the rows in [`orthogonality`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Orthogonality {
-    /// None.
+    /// Adds no penalty.
     Soft,
     /// Adds (‖row‖² − 1)² of every row.
     Hard,

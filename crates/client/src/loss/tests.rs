@@ -61,7 +61,7 @@ fn gradients_agree_with_finite_differences() {
         ("sum_last", |x, y| (x * y).sum_last() * x.sum()),
         ("log_sum_exp", |x, _| x.log_sum_exp_last()),
         ("cumulative", |x, y| (x.cumulative_sum() * y).sum()),
-        ("stretched", |x, y| (x * y.sum() + x.mean()).sum()),
+        ("broadcast", |x, y| (x * y.sum() + x.mean()).sum()),
     ];
     let at = [-0.5_f32, -1.25, -0.75];
     let other = [("other", TensorData::from(vec![-1.0_f32, -0.25, 0.5]))];
@@ -78,11 +78,11 @@ fn gradients_agree_with_finite_differences() {
                 at[i] += distance;
                 evaluate(&loss, at.to_vec(), &other).loss
             };
-            let slope = (shifted(step) - shifted(-step)) / f64::from(2.0 * step);
+            let difference = (shifted(step) - shifted(-step)) / f64::from(2.0 * step);
             let gradient = f64::from(value.gradients[0][i]);
             assert!(
-                (slope - gradient).abs() < 1e-4 * slope.abs().max(1.0),
-                "{name} {i}: {slope} {gradient}"
+                (difference - gradient).abs() < 1e-4 * difference.abs().max(1.0),
+                "{name} {i}: {difference} {gradient}"
             );
         }
     }
@@ -221,7 +221,7 @@ fn a_traced_graph_has_the_form_of_the_api() {
 
 /// Runs every term through the kinks recorded with torch, `crates/autodiff/tests/golden/kinks.json`.
 #[test]
-fn terms_have_the_recorded_slopes_at_kinks() {
+fn terms_have_the_recorded_derivatives_at_kinks() {
     type Describe = for<'t> fn(Term<'t>, Term<'t>) -> Term<'t>;
     let terms: [(&str, Describe); 24] = [
         ("maximum", |x, y| x.max(y)),
@@ -276,7 +276,7 @@ fn terms_have_the_recorded_slopes_at_kinks() {
                 }
             }
             Err(error) => {
-                let finite = gradient.iter().all(|slope| slope.is_finite());
+                let finite = gradient.iter().all(|derivative| derivative.is_finite());
                 assert!(!finite, "{name}: {error}");
             }
         }
@@ -306,7 +306,7 @@ fn regularizers_have_the_values_of_their_formulas() {
         let lambda = number("lambda", 1.0);
         let mean = opts["reduction"] == "mean";
         let reduced = |x: f64, len: usize| {
-            #[expect(clippy::cast_precision_loss, reason = "a handful")]
+            #[expect(clippy::cast_precision_loss, reason = "small numbers")]
             let len = len as f64;
             lambda * if mean { x / len } else { x }
         };
@@ -314,7 +314,7 @@ fn regularizers_have_the_values_of_their_formulas() {
         let value = match case["name"].as_str().unwrap() {
             "l1" => reduced(unary(&|x| l1(x).sum(), &x), x.len()),
             "l2" => {
-                #[expect(clippy::cast_precision_loss, reason = "a handful")]
+                #[expect(clippy::cast_precision_loss, reason = "small numbers")]
                 let average = x.iter().map(|x| f64::from(*x)).sum::<f64>() / x.len() as f64;
                 let center = if opts["center"] == "mean" { average } else { number("center", 0.0) };
                 let clip = number("clip", f64::INFINITY);
@@ -338,7 +338,7 @@ fn regularizers_have_the_values_of_their_formulas() {
                 let p = logs(&case["p"]);
                 let entropy =
                     unary(&|x| entropy(with_temperature(x, number("temperature", 1.0))), &p);
-                #[expect(clippy::cast_precision_loss, reason = "a handful")]
+                #[expect(clippy::cast_precision_loss, reason = "small numbers")]
                 let scale = if opts["normalize"] == true { (p.len() as f64).ln() } else { 1.0 };
                 if opts["mode"] == "maximize" { -entropy / scale } else { entropy / scale }
             }

@@ -34,7 +34,7 @@ pub(super) struct TracedLoss {
 /// missing dimension or one of length 1 is repeated. Combining terms only records the operation;
 /// nothing is computed until the loss is executed.
 ///
-/// Every method is one PyTorch operation, with PyTorch's slope where it is not differentiable.
+/// Every method is one PyTorch operation, with PyTorch's subgradient where it is not differentiable.
 /// [`clamp`](Self::clamp) and [`Mask::choose`] state where they differ.
 ///
 /// ```
@@ -214,19 +214,19 @@ impl<'t> Term<'t> {
         self.function("torch.exp")
     }
 
-    /// Returns the element-wise natural logarithm. At 0 the value is -∞ and the slope ∞.
+    /// Returns the element-wise natural logarithm. At 0 the value is -∞ and the derivative ∞.
     #[must_use]
     pub fn ln(self) -> Self {
         self.function("torch.log")
     }
 
-    /// Returns the element-wise absolute value. The slope at 0 is 0.
+    /// Returns the element-wise absolute value. The derivative at 0 is 0.
     #[must_use]
     pub fn abs(self) -> Self {
         self.function("torch.abs")
     }
 
-    /// Returns the element-wise square root. The slope at 0 is ∞.
+    /// Returns the element-wise square root. The derivative at 0 is ∞.
     #[must_use]
     pub fn sqrt(self) -> Self {
         self.function("torch.sqrt")
@@ -256,7 +256,7 @@ impl<'t> Term<'t> {
         self.function("torch.tanh")
     }
 
-    /// Returns the element-wise maximum of 0 and this term. The slope at 0 is 0.
+    /// Returns the element-wise maximum of 0 and this term. The derivative at 0 is 0.
     #[must_use]
     pub fn relu(self) -> Self {
         self.function("torch.relu")
@@ -309,7 +309,7 @@ impl<'t> Term<'t> {
         self.trace.push(node, 1)
     }
 
-    /// Returns the element-wise power with a constant exponent. The slope of x⁰ is 0 everywhere.
+    /// Returns the element-wise power with a constant exponent. The derivative of x⁰ is 0 everywhere.
     #[must_use]
     pub fn pow(self, exponent: f64) -> Self {
         self.binary("operator.pow", exponent)
@@ -317,8 +317,8 @@ impl<'t> Term<'t> {
 
     /// Returns the element-wise maximum: `torch.maximum`, also with a number.
     ///
-    /// At a tie the slope is ½ for each operand. For a slope of 1 at the bound use
-    /// [`clamp`](Self::clamp), for a slope of 0 at 0 use [`relu`](Self::relu).
+    /// At a tie the derivative is ½ for each operand. For a derivative of 1 at the bound use
+    /// [`clamp`](Self::clamp), for a derivative of 0 at 0 use [`relu`](Self::relu).
     #[must_use]
     pub fn max(self, other: impl Into<Operand<'t>>) -> Self {
         let other = self.same_shape(other.into());
@@ -327,7 +327,7 @@ impl<'t> Term<'t> {
 
     /// Returns the element-wise minimum: `torch.minimum`, also with a number.
     ///
-    /// At a tie the slope is ½ for each operand.
+    /// At a tie the derivative is ½ for each operand.
     #[must_use]
     pub fn min(self, other: impl Into<Operand<'t>>) -> Self {
         let other = self.same_shape(other.into());
@@ -352,8 +352,8 @@ impl<'t> Term<'t> {
 
     /// Limits each element to the range `low..=high`. An infinite bound does not limit.
     ///
-    /// The slope is 1 inside the range and on its bounds, and 0 outside. (In PyTorch 2.15
-    /// `torch.clamp` has the slope 0 on a bound; in older versions it is 1.)
+    /// The derivative is 1 inside the range and on its bounds, and 0 outside. (In PyTorch 2.15
+    /// `torch.clamp` has the derivative 0 on a bound; in older versions it is 1.)
     #[must_use]
     pub fn clamp(self, low: f64, high: f64) -> Self {
         if low.is_nan() || high.is_nan() {
@@ -400,7 +400,7 @@ impl<'t> Mask<'t> {
     /// Returns `yes` where the mask is true, `no` elsewhere.
     ///
     /// The gradient flows to the selected operand only. An operand that was not selected
-    /// contributes 0 even if its own slope is infinite: `x.gt(0.0).choose(x.ln(), 0.0)` has the
+    /// contributes 0 even if its own derivative is infinite: `x.gt(0.0).choose(x.ln(), 0.0)` has the
     /// gradient 0 at `x = 0`. (PyTorch's `torch.where` yields NaN there.)
     #[must_use]
     pub fn choose(self, yes: impl Into<Operand<'t>>, no: impl Into<Operand<'t>>) -> Term<'t> {

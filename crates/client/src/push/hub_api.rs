@@ -27,23 +27,23 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 pub(crate) const MAX_RETRIES: u32 = 4;
 const USER_AGENT_VALUE: &str = concat!("tinkex/", env!("CARGO_PKG_VERSION"), " (Rust)");
 
-/// Connection to a hub.
+/// Client for the HTTP API of a hub.
 pub(crate) struct HubApi {
     pub(crate) http: Arc<dyn HttpService>,
     pub(crate) endpoint: BaseUrl,
     token: Option<Secret>,
 }
 
-/// One request, sent again after temporary failures.
+/// A request that is retried after temporary failures.
 pub(crate) struct HubRequest<'a> {
     pub(crate) method: Method,
     pub(crate) url: &'a Url,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
     pub(crate) max_retries: u32,
-    /// Whether the token is sent, if the URL is one of the hub's own origin.
+    /// Whether to send the token, which only the hub's own origin receives.
     pub(crate) with_token: bool,
-    /// Whether a redirect with this header is the response, and is not followed.
+    /// Header that makes a redirect the final response, which is not followed.
     pub(crate) stop_at: Option<HeaderName>,
 }
 
@@ -54,7 +54,7 @@ impl fmt::Debug for HubApi {
 }
 
 impl HubApi {
-    /// Connects to a hub. Sends no request.
+    /// Creates a client for a hub. Sends no request.
     ///
     /// # Errors
     /// If the HTTP client cannot be created.
@@ -63,7 +63,7 @@ impl HubApi {
         Ok(Self { http: hub.http_service()?, endpoint: hub.base_url().clone(), token })
     }
 
-    /// Connects to a hub in order to write.
+    /// Creates a client for writing to a hub. Sends no request.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] if the hub is in offline mode, [`ErrorKind::Auth`] without a token.
@@ -84,7 +84,7 @@ impl HubApi {
         self.token.is_some()
     }
 
-    /// Returns the headers of every request to `origin`, with the token if the hub is there.
+    /// Returns the headers of every request to `origin`, with the token if `origin` is the hub's.
     pub(crate) fn headers(&self, origin: &Origin) -> Result<HeaderMap> {
         let mut headers = HeaderMap::new();
         headers.insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE));
@@ -95,8 +95,9 @@ impl HubApi {
         Ok(headers)
     }
 
-    /// Sends a request and returns the response, unless its status is worth a retry. Follows the
-    /// redirects of GET and HEAD requests. This is the only loop that repeats hub requests.
+    /// Sends a request until its response has a status that is not retryable, and returns the
+    /// response. Follows the redirects of GET and HEAD requests. This is the only loop that repeats
+    /// hub requests.
     ///
     /// # Errors
     /// The last error, when no retry is left.
@@ -106,7 +107,7 @@ impl HubApi {
             let failed = match self.send_once(request).await {
                 Ok(response) => {
                     let status = response.status().as_u16();
-                    // A conflict does not resolve itself.
+                    // Unlike API requests, a 409 is not retried: the hub uses it for objects that exist.
                     if !is_retryable_status(status) || status == 409 {
                         return Ok(response);
                     }
@@ -193,7 +194,7 @@ impl HubApi {
         })
     }
 
-    /// Uploads bytes to a URL that the hub named. Returns the entity tag of the response.
+    /// Uploads bytes to a URL that the hub returned. Returns the entity tag of the response.
     pub(super) async fn put(
         &self,
         url: &str,
@@ -205,7 +206,7 @@ impl HubApi {
         Ok(etag.map(str::to_owned))
     }
 
-    /// Sends a request, without the token, to a URL that the hub named.
+    /// Sends a request, without the token, to a URL that the hub returned.
     pub(super) async fn send_to_storage(
         &self,
         method: Method,
@@ -213,7 +214,7 @@ impl HubApi {
         extra: &[(String, String)],
         body: Bytes,
     ) -> Result<Response<Bytes>> {
-        let invalid = || Error::new(ErrorKind::Decode, "the hub named an invalid header");
+        let invalid = || Error::new(ErrorKind::Decode, "the hub returned an invalid header");
         let mut headers = HeaderMap::new();
         for (name, value) in extra {
             let name: HeaderName = name.parse().map_err(|_| invalid())?;
@@ -224,7 +225,7 @@ impl HubApi {
         let url = &parse_url(url)?;
         let (max_retries, with_token, stop_at) = (MAX_RETRIES, false, None);
         let request = HubRequest { method, url, headers, body, max_retries, with_token, stop_at };
-        // The error does not name the URL: it is signed, and as good as a credential.
+        // The error does not contain the URL: a signed URL grants access like a credential.
         let response = self.request(&request).await.and_then(success);
         response.map_err(|error| error.during("upload to the hub's storage"))
     }

@@ -16,7 +16,7 @@ use super::hub_api::{HubApi, decode};
 use super::read_blocking;
 
 const LFS: &str = "application/vnd.git-lfs+json";
-/// Header of an upload action that asks for several parts and gives their size in bytes.
+/// Header of an upload action that requests several parts; its value is their size in bytes.
 const PART_SIZE: &str = "chunk_size";
 
 /// A file in the LFS storage.
@@ -81,7 +81,8 @@ pub(super) async fn upload(
     let path = format!("/{repo}.git/info/lfs/objects/batch");
     let response = api.send(Method::POST, &path, LFS, Bytes::from(body.to_string())).await?;
     let batch: BatchResponse = decode(&response)?;
-    let missing = || Error::new(ErrorKind::Decode, "the hub named no upload for the file");
+    let missing =
+        || Error::new(ErrorKind::Decode, "the hub returned no upload action for the file");
     let plan = batch.objects.into_iter().next().ok_or_else(missing)?;
     if let Some(error) = plan.error {
         let message = format!("the hub rejected {name}: {}", error.message);
@@ -122,7 +123,7 @@ async fn upload_parts(
     let urls: BTreeMap<u64, &str> = urls.collect();
     let expected = stored.size.div_ceil(size);
     if urls.len() as u64 != expected {
-        let message = format!("the hub named {} URLs for {expected} parts", urls.len());
+        let message = format!("the hub returned {} URLs for {expected} parts", urls.len());
         return Err(Error::new(ErrorKind::Decode, message));
     }
     let mut parts = Vec::new();

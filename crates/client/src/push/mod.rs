@@ -19,8 +19,8 @@ use crate::tokenizer::Hub;
 
 use hub_api::{HubApi, JSON};
 
-/// Bytes of a file that the hub inspects to choose how the file is stored.
-const SAMPLE: usize = 512;
+/// Number of bytes of a file that the hub inspects to choose how the file is stored.
+const PREUPLOAD_SAMPLE: usize = 512;
 
 impl Hub {
     /// Returns the name of the account that the token belongs to.
@@ -69,7 +69,7 @@ pub struct CreateRepo {
 }
 
 impl CreateRepo {
-    /// Whether everyone can see a new repository. Defaults to false. An existing repository keeps
+    /// Sets whether everyone can see a new repository. Defaults to false. An existing repository keeps
     /// its visibility.
     pub fn public(mut self, public: bool) -> Self {
         self.public = public;
@@ -152,7 +152,7 @@ impl Commit {
         self
     }
 
-    /// Whether to open a pull request instead of changing the branch. Defaults to false.
+    /// Sets whether to open a pull request instead of changing the branch. Defaults to false.
     pub fn pull_request(mut self, pull_request: bool) -> Self {
         self.pull_request = pull_request;
         self
@@ -170,7 +170,7 @@ pub struct CommitInfo {
     pub pull_request_url: Option<String>,
 }
 
-/// How the hub wants to receive a file.
+/// Upload mode that the hub chose for a file.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct UploadPlan {
@@ -261,8 +261,8 @@ impl HubRepo {
             samples.push(json!({ "path": name, "sample": sample, "size": size }));
         }
         let query = if commit.pull_request { "?create_pr=1" } else { "" };
-        let revision = escape_segment(revision);
-        let path = format!("/api/models/{}/preupload/{revision}{query}", self.id);
+        let escaped = escape_segment(revision);
+        let path = format!("/api/models/{}/preupload/{escaped}{query}", self.id);
         let body = json!({ "files": samples });
         let response: PreuploadResponse = self.api.json(Method::POST, &path, Some(&body)).await?;
         let header = json!({ "summary": commit.message, "description": "" });
@@ -273,7 +273,7 @@ impl HubRepo {
                 continue;
             }
             let line = if plan.is_some_and(|plan| plan.upload_mode == "lfs") {
-                let stored = lfs::upload(&self.api, &self.id, &revision, name, file).await?;
+                let stored = lfs::upload(&self.api, &self.id, revision, name, file).await?;
                 json!({ "key": "lfsFile", "value": {
                     "path": name, "algo": "sha256", "oid": stored.oid, "size": stored.size,
                 } })
@@ -285,7 +285,7 @@ impl HubRepo {
             };
             lines.push(line.to_string());
         }
-        let path = format!("/api/models/{}/commit/{revision}{query}", self.id);
+        let path = format!("/api/models/{}/commit/{escaped}{query}", self.id);
         let body = Bytes::from(lines.join("\n") + "\n");
         let response = self.api.send(Method::POST, &path, "application/x-ndjson", body).await?;
         hub_api::decode(&response)
@@ -293,7 +293,7 @@ impl HubRepo {
 }
 
 /// Escapes a revision, which is a single segment of a URL's path.
-fn escape_segment(revision: &str) -> String {
+pub(crate) fn escape_segment(revision: &str) -> String {
     revision.replace('%', "%25").replace('/', "%2F").replace('?', "%3F").replace('#', "%23")
 }
 
@@ -306,7 +306,7 @@ async fn read_sample(file: &Path) -> Result<(String, u64)> {
         let file = std::fs::File::open(path)?;
         let size = file.metadata()?.len();
         let mut start = Vec::new();
-        file.take(SAMPLE as u64).read_to_end(&mut start)?;
+        file.take(PREUPLOAD_SAMPLE as u64).read_to_end(&mut start)?;
         Ok((BASE64.encode(start), size))
     };
     read_blocking(file, read).await

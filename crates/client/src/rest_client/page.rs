@@ -12,8 +12,8 @@ pub(super) struct ListPage<T> {
 
 /// Returns a stream of all items from `offset` on, fetching pages of `page_size` items on demand.
 ///
-/// `fetch` takes offset and limit. A page with fewer items than the limit is the last one, whatever
-/// the total.
+/// `fetch` takes offset and limit. A page with fewer items than the limit is the last one,
+/// regardless of the total.
 pub(super) fn all<T, F>(
     offset: u64,
     page_size: u64,

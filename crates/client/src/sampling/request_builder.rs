@@ -86,7 +86,7 @@ impl SampleRequestBuilder {
         self
     }
 
-    /// Makes the server record the data it needs to explain the sample later (default: off).
+    /// Makes the server record data for numerical stability diagnostics (default: off).
     pub fn record_stability_info(mut self) -> Self {
         self.request.record_stability_info = Some(true);
         self

@@ -56,7 +56,7 @@ impl Session {
         settings: &Arc<Settings>,
         connection: Arc<Connection>,
     ) -> Result<Arc<Self>> {
-        let request = settings.create_session();
+        let request = settings.session_request();
         let created = connection.transport().send(&request, &RequestOptions::default()).await?;
         if let Some(message) = created.info_message {
             tracing::info!("{message}");
@@ -136,7 +136,8 @@ impl Session {
         &self.settings
     }
 
-    /// Returns what another process needs to sample in this session.
+    /// Returns the server's address and configuration, with which another process can sample in this
+    /// session.
     pub(crate) fn holder(&self) -> HandleHolder {
         let (config, dynamic) = (self.config().clone(), self.dynamic.get());
         let mut holder = HandleHolder::new(self.settings.base_url.as_str(), config, dynamic);
@@ -186,7 +187,7 @@ impl Session {
         &self.admission
     }
 
-    /// Queues the cancellation of a request, if the server wants cancellations.
+    /// Queues the cancellation of a request, if the server has enabled cancellation.
     pub(crate) fn cancel(&self, request_id: RequestId) {
         if self.dynamic.get().sample_cancel_enabled {
             let _ = self.cancellations.send(request_id);
@@ -252,7 +253,7 @@ impl Session {
 }
 
 impl Settings {
-    fn create_session(&self) -> CreateSession {
+    fn session_request(&self) -> CreateSession {
         CreateSession::default()
             .tags(self.tags.clone())
             .user_metadata(Some(self.user_metadata.clone()))

@@ -97,8 +97,8 @@ impl TokenizerCache {
         Ok(cached(&partial.expected).map_or(OpenedBlob::Partial(partial), OpenedBlob::Cached))
     }
 
-    /// Opens what an earlier download left. If another process is downloading the same file, opens
-    /// a file of its own instead.
+    /// Opens the partial blob of an earlier download. If another process is downloading the same
+    /// file, opens a new partial blob instead.
     fn open_partial(&self, expected: ExpectedContent) -> io::Result<PartialBlob> {
         let blobs = self.0.blobs();
         fs::create_dir_all(&blobs)?;
@@ -132,7 +132,7 @@ impl TokenizerCache {
     }
 }
 
-/// What the hub announced about the content of a file.
+/// Name, size and checksum of a file's content, as far as the hub announced them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ExpectedContent {
     /// Name of the blob; `None` uses the checksum.
@@ -265,7 +265,7 @@ pub(super) fn cache_error(error: &io::Error) -> Error {
         .with_hint("Set HF_HUB_CACHE to a folder that can be written to.")
 }
 
-/// Puts a symbolic link at `path` in one step.
+/// Replaces `path` with a symbolic link atomically.
 fn replace_link(target: &Path, path: &Path) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;

@@ -70,7 +70,7 @@ enum ChatTemplates {
     Named(Vec<NamedTemplate>),
 }
 
-/// Whether a folder has a tokenizer in either format.
+/// Returns whether a folder has a tokenizer in either format.
 pub(crate) fn has_tokenizer(folder: &Path) -> bool {
     [TOKENIZER, TIKTOKEN].iter().any(|file| folder.join(file).is_file())
 }

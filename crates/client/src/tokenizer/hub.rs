@@ -66,7 +66,7 @@ impl Hub {
         let endpoint = env.get("HF_ENDPOINT").unwrap_or(PUBLIC_HUB).parse();
         let endpoint = endpoint.map_err(|error: Error| error.during("reading HF_ENDPOINT"))?;
         let variable = |name: &str| env.get(name).map(Into::into);
-        // Without a home folder, a folder in the current one.
+        // Without a home folder, use a folder in the working directory.
         let home = tinkex_files::hub_home(variable).unwrap_or_else(|| ".cache/huggingface".into());
         let cache = HubCache::locate(variable).unwrap_or_else(|| HubCache::new(home.join("hub")));
         let is_on =
@@ -102,7 +102,7 @@ impl Hub {
         self
     }
 
-    /// Whether no request is sent to the hub.
+    /// Sets offline mode, in which no request is sent to the hub.
     #[must_use]
     pub fn offline(mut self, offline: bool) -> Self {
         self.offline = offline;
@@ -132,7 +132,7 @@ impl Hub {
         self.tokenizer_of(model, None).await
     }
 
-    /// Returns the tokenizer of a model for which the server may have named another one.
+    /// Returns the tokenizer of a model: the one that the server named, or else the model's own.
     pub(crate) async fn tokenizer_of(
         &self,
         model: &str,

@@ -1,4 +1,4 @@
-//! Files of a hub repository: what the hub says about one, and its download into the cache.
+//! Files of a hub repository: their metadata, and their download into the cache.
 
 use std::io;
 use std::time::Duration;
@@ -11,6 +11,7 @@ use url::Url;
 use crate::download::attempts::{AttemptError, Attempts};
 use crate::download::resume::{PartialFile as _, ResumableDownload, Validator, blocking};
 use crate::error::Result;
+use crate::push::escape_segment;
 use crate::push::hub_api::{HubApi, HubRequest, MAX_RETRIES, parse_url};
 use crate::transport::http::Lane;
 
@@ -29,10 +30,11 @@ const LINKED_ETAG: HeaderName = HeaderName::from_static("x-linked-etag");
 const LINKED_SIZE: HeaderName = HeaderName::from_static("x-linked-size");
 const ERROR_CODE: HeaderName = HeaderName::from_static("x-error-code");
 
-/// What the hub says about a file before sending it.
+/// Metadata of a file, from the response to a HEAD request.
 #[derive(Debug)]
 pub(crate) struct HubFileInfo {
-    /// The commit that the requested revision stands for; a plain mirror does not tell.
+    /// Commit of the requested revision; `None` if the server is a plain mirror, which does not report
+    /// it.
     pub(crate) commit: Option<String>,
     /// Entity tag as the server wrote it, with quotes.
     etag: Option<String>,
@@ -77,7 +79,7 @@ impl HubApi {
             body: Bytes::new(),
             max_retries: MAX_RETRIES,
             with_token: true,
-            // Such a redirect carries the metadata; the storage server need not be asked.
+            // Such a redirect carries the metadata; no request to the storage server is needed.
             stop_at: Some(LINKED_ETAG),
         };
         let response = self.request(&request).await.map_err(|error| match error.status() {
@@ -146,8 +148,7 @@ impl HubApi {
     }
 
     fn file_url(&self, id: &TokenizerId, revision: &str, file: &str) -> Result<Url> {
-        // A revision is a single segment of the URL's path.
-        let revision = revision.replace('/', "%2F");
+        let revision = escape_segment(revision);
         parse_url(&self.endpoint.join(&format!("{}/resolve/{revision}/{file}", id.repo())))
     }
 

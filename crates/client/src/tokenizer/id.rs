@@ -124,8 +124,7 @@ pub(crate) fn before_colon(name: &str) -> &str {
     name.split(':').next().unwrap_or(name)
 }
 
-/// Checks that a name is safe as part of a path and of a URL. Whether it exists is for the hub to
-/// say.
+/// Checks that a name is safe as part of a path and of a URL, not that it exists.
 fn check_name(name: &str) -> Result<()> {
     if name.split('/').all(is_segment) {
         return Ok(());

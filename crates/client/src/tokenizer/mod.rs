@@ -214,7 +214,7 @@ impl Tokenizer {
         }
     }
 
-    /// Whether a token is special: a mark, not text.
+    /// Returns whether a token is special, such as the end token, and not part of the text.
     #[must_use]
     pub fn is_special(&self, id: u32) -> bool {
         let added = self.0.core.get_added_vocabulary().get_added_tokens_decoder();
@@ -254,13 +254,14 @@ impl Tokenizer {
         &self.0.files
     }
 
-    /// Whether the tokens of a text are those of its pieces, wherever it is cut.
+    /// Returns whether a piece is encoded in the same way at the beginning of a text and in its
+    /// middle, so that pieces of a text can be encoded separately.
     #[cfg(feature = "chat")]
     pub(crate) fn encodes_piecewise(&self) -> bool {
         self.0.token_bytes.encodes_piecewise()
     }
 
-    /// Whether a text ends with a special token.
+    /// Returns whether a text ends with a special token.
     #[cfg(feature = "chat")]
     pub(crate) fn ends_with_special(&self, text: &str) -> bool {
         let added = self.0.core.get_added_vocabulary().get_added_tokens_decoder();

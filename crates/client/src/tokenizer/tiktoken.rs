@@ -1,4 +1,4 @@
-//! Reads a `tiktoken.model`, a list of tokens and ranks, as the Kimi models have it.
+//! Reads a `tiktoken.model`, a list of tokens and ranks: the vocabulary format of the Kimi models.
 //!
 //! The rules for splitting text are in Python code beside the file. That code is not run: its rules
 //! are repeated here, and a `tiktoken.model` with other code is rejected.

@@ -42,7 +42,8 @@ impl TokenBytes {
         Self { alphabet, marks_start }
     }
 
-    /// Whether the tokens of a text are those of its pieces, wherever it is cut.
+    /// Returns whether a piece is encoded in the same way at the beginning of a text and in its
+    /// middle.
     #[cfg_attr(not(feature = "chat"), expect(dead_code, reason = "only used by the chat feature"))]
     pub(crate) fn encodes_piecewise(&self) -> bool {
         matches!(self.alphabet, TokenAlphabet::ByteLevel(_)) && !self.marks_start
@@ -63,7 +64,7 @@ impl TokenBytes {
     }
 }
 
-/// Whether a decoder, or any decoder of a sequence, matches.
+/// Returns whether a decoder, or any decoder of a sequence, matches.
 fn any(decoder: &DecoderWrapper, matches: &dyn Fn(&DecoderWrapper) -> bool) -> bool {
     match decoder {
         DecoderWrapper::Sequence(all) => all.get_decoders().iter().any(|one| any(one, matches)),

@@ -185,15 +185,15 @@ impl CreateFromState {
             return Err(Error::new(ErrorKind::InvalidInput, message).with_hint(hint));
         }
         let session = self.service.session().await?;
-        let foreign = self.key.as_ref().map(|key| session.with_other_key(key)).transpose()?;
-        let token = match &foreign {
-            Some(foreign) => Some(foreign.access_token().await?),
+        let other_key = self.key.as_ref().map(|key| session.with_other_key(key)).transpose()?;
+        let token = match &other_key {
+            Some(other_key) => Some(other_key.access_token().await?),
             None => None,
         };
         if session.config().create_model_via_load_weights {
             self.create_by_loading(&session, token).await
         } else {
-            self.create_and_load(&session, foreign, token).await
+            self.create_and_load(&session, other_key, token).await
         }
     }
 
@@ -221,12 +221,13 @@ impl CreateFromState {
     async fn create_and_load(
         self,
         session: &Arc<Session>,
-        foreign: Option<OtherKeyConnection>,
+        other_key: Option<OtherKeyConnection>,
         token: Option<Secret>,
     ) -> Result<TrainingClient> {
         let request = WeightsInfoRequest::new(self.path.to_string());
         // The configuration is readable only with a key that may read the checkpoint.
-        let transport = foreign.as_ref().map_or(session.transport(), OtherKeyConnection::transport);
+        let transport =
+            other_key.as_ref().map_or(session.transport(), OtherKeyConnection::transport);
         let info = transport.send(&request, &RequestOptions::default()).await;
         let info = session.connection().record_failure(info)?;
         let restored =

@@ -188,7 +188,7 @@ fn zeros(targets: &TensorData) -> Result<TensorData> {
         let message = format!("shape {:?} of {TARGET_TOKENS} is too large", shape.dims());
         Error::new(ErrorKind::InvalidInput, message)
     })?;
-    // Without a stated shape the number of values counts.
+    // A tensor without a shape has as many elements as values.
     let zeros = TensorData::from(vec![0.0_f32; elements.max(targets.values().len())]);
     if shape.dims().is_empty() { Ok(zeros) } else { Ok(zeros.reshape(shape.clone())?) }
 }
@@ -205,7 +205,7 @@ fn logprobs(output: &BatchOutput, count: usize) -> Result<Vec<TensorData>> {
     Err(Error::new(ErrorKind::Decode, message))
 }
 
-/// Checks that the loss is finite and has one finite slope for each log-probability.
+/// Checks that the loss is finite and its gradient has one finite element per log-probability.
 fn check(value: &LossValue, logprobs: &[TensorData]) -> Result<()> {
     let invalid = |reason: String| {
         Err(Error::new(ErrorKind::InvalidInput, format!("invalid result of the loss: {reason}")))
@@ -224,7 +224,7 @@ fn check(value: &LossValue, logprobs: &[TensorData]) -> Result<()> {
                 "the gradient of datum {i} has {got} values, expected {expected}"
             ));
         }
-        if gradient.iter().any(|slope| !slope.is_finite()) {
+        if gradient.iter().any(|derivative| !derivative.is_finite()) {
             return invalid(format!("the gradient of datum {i} is not finite"));
         }
     }

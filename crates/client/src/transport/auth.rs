@@ -161,8 +161,8 @@ pub(crate) fn refresh_in(token: &Secret, now: f64) -> Duration {
 }
 
 impl Identity {
-    /// Reads the identity from a token. A token that the server did not issue (`exchanged`) counts only
-    /// if it is a passport.
+    /// Reads the identity from a token. `exchanged` states that the server issued the token; any other
+    /// token is accepted only if its issuer starts with `passport-`.
     pub(crate) fn of(token: &Secret, exchanged: bool) -> Option<Self> {
         let claims = claims(token)?;
         let passport = claims.iss.as_deref().is_some_and(|iss| iss.starts_with("passport-"));

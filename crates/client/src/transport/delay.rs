@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn delays_grow_and_retry_after_wins() {
+    fn delays_grow_and_retry_after_takes_precedence() {
         for case in fixture::cases("http_retry_delay.json") {
             let retry = u32::try_from(case["retries_taken"].as_u64().unwrap()).unwrap();
             let seconds = retry_after(&headers(&case["headers"]), SystemTime::now());

@@ -1,7 +1,7 @@
 //! The HTTP interface of the client.
 //!
 //! [`HttpService`] sends one request and returns its response or an [`HttpFailure`]. The default
-//! implementation is [`Network`](super::network::Network); tests and proxies bring their own.
+//! implementation is [`Network`](super::network::Network); tests and proxies implement their own.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -17,8 +17,8 @@ use crate::hint::Hint;
 
 /// Sends HTTP requests.
 ///
-/// An implementation sends each request exactly once and does not follow redirects: the client
-/// decides about both, because it must not send a credential to another server.
+/// An implementation sends each request exactly once and does not follow redirects. The client retries
+/// and follows redirects itself, because it must not send a credential to another server.
 pub trait HttpService: Send + Sync + 'static {
     /// Sends `request` and waits at most `timeout` for the complete response.
     fn send(
@@ -142,19 +142,19 @@ impl Lane {
         Self::ALL.into_iter().find(|lane| lane.as_str() == name)
     }
 
-    /// Returns whether its requests poll for results.
+    /// Returns whether requests of this lane poll for results.
     #[must_use]
     pub const fn is_poll(self) -> bool {
         matches!(self, Self::Poll | Self::PollMany)
     }
 
-    /// Returns whether requests share connections.
+    /// Returns whether requests of this lane share connections.
     pub(super) const fn is_shared(self) -> bool {
         self.requests_per_client() > 1
     }
 
-    /// Returns how many requests share one HTTP client. A large upload gets a client of its own; the
-    /// others stay below the concurrent streams that one HTTP/2 connection allows.
+    /// Returns how many requests share one HTTP client. A large upload gets a client of its own; 50 is
+    /// below the number of concurrent streams that one HTTP/2 connection allows.
     pub(super) const fn requests_per_client(self) -> usize {
         match self {
             Self::Config | Self::Auth | Self::Train | Self::Hub | Self::File => 1,

@@ -4,9 +4,9 @@
 //!
 //! | Metric | Type | Labels |
 //! |---|---|---|
-//! | `tinkex_requests_total` | counter | `lane`, `outcome` (`ok`, `refused`, `failed`, `lost`) |
+//! | `tinkex_requests_total` | counter | `lane`, `outcome`: `ok`, `refused` (4xx), `failed` (5xx), `lost` (no response) |
 //! | `tinkex_request_duration_seconds` | histogram | `lane` |
-//! | `tinkex_retries_total` | counter | `reason` (`retry`, `backoff`, `round`) |
+//! | `tinkex_retries_total` | counter | `reason`: `retry`, `round` (new round of retries), `backoff` (429) |
 //!
 //! Bodies, headers and query strings are never recorded.
 

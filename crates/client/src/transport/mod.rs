@@ -84,7 +84,7 @@ pub(crate) struct RequestOptions {
     pub(crate) idempotency_key: Option<String>,
     /// Whether to compress the body.
     pub(crate) compress: bool,
-    /// Whether to send the request at most once, whatever the retry policy.
+    /// Whether to send the request at most once, regardless of the retry policy.
     pub(crate) single_attempt: bool,
     /// Backoff that the request shares with others.
     pub(crate) backoff: Option<RequestBackoff>,
@@ -269,7 +269,7 @@ impl Transport {
         if options.compress {
             headers.insert(CONTENT_ENCODING, HeaderValue::from_static(compress::ZSTD));
         }
-        // The caller's headers replace ours, and those of this request replace both.
+        // Headers set on the builder replace the defaults, and those of this request replace both.
         for (name, value) in self.headers.iter().chain(&options.headers) {
             headers.insert(name.clone(), value.clone());
         }

@@ -77,7 +77,7 @@ mod tests {
             let response = Response::builder();
             let response = match locations.get(visited.len()) {
                 Some(location) => response.status(307).header(LOCATION, *location),
-                // A 304 is no redirect, whatever its headers say.
+                // A 304 is no redirect, even with a `location`.
                 None => response.status(304).header(LOCATION, "/ignored"),
             };
             visited.push(url.to_string());

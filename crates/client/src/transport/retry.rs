@@ -32,7 +32,7 @@ use super::request_policy::RequestPolicy;
 /// Time after the first attempt during which new rounds are started.
 const ROUNDS_TIMEOUT: Duration = Duration::from_secs(300);
 const MAX_ROUND_DELAY: Duration = Duration::from_secs(30);
-/// Name of the telemetry event for a failed round, as the service knows it.
+/// Name of the telemetry event for a failed round. The name is the Python SDK's.
 const ROUND_FAILED: &str = "InternalClientHolder.execute_with_retries.exception";
 
 /// Policy for repeating failed requests.
@@ -179,7 +179,7 @@ impl FailedAttempt {
         }
     }
 
-    /// Creates an outcome that is never retried, whatever the kind of error.
+    /// Creates an outcome that is never retried, regardless of the kind of error.
     pub(crate) fn permanent(error: Error) -> Self {
         Self { permanent: true, ..Self::from(error) }
     }
@@ -250,7 +250,7 @@ impl RetryState {
         self.retry_count
     }
 
-    /// Waits until it is time for another attempt, or returns the error if there is none.
+    /// Waits before the next attempt, or returns the error if no attempt follows.
     pub(crate) async fn failed(
         &mut self,
         failed: FailedAttempt,

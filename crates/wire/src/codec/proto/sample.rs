@@ -219,7 +219,7 @@ fn decode_alt_tokens(message: &[u8]) -> Result<PromptAltTokens, DecodeError> {
             _ => {}
         }
     }
-    let missing = |name| DecodeError::new(DecodeErrorKind::Missing, "is not there").within(name);
+    let missing = |name| DecodeError::new(DecodeErrorKind::Missing, "missing tensor").within(name);
     let tokens = tokens.ok_or_else(|| missing(ALT_TOKENS[0]))?;
     let logprobs = logprobs.ok_or_else(|| missing(ALT_TOKENS[1]))?;
     Ok(PromptAltTokens { tokens, logprobs })
