@@ -6,14 +6,14 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use crate::Outcome;
-use crate::table::{Bar, Row, micros, millis, table};
+use crate::table::{Row, Target, micros, millis, table};
 use crate::usage::Usage;
 use crate::work::{Kind, Work};
 
 /// Amount of work per measurement.
 struct Plan {
     rounds: usize,
-    /// Repetitions for Python and for the other, faster contenders.
+    /// Repetitions for Python, and for the other contenders, which are faster.
     samples: (u32, u32),
     steps: (u32, u32),
     starts: usize,
@@ -30,7 +30,7 @@ const FULL: Plan = Plan {
     many: 100_000,
 };
 
-/// Checks that everything runs; the figures are meaningless.
+/// Plan that only checks that everything runs; its figures are not meaningful.
 const QUICK: Plan =
     Plan { rounds: 1, samples: (300, 3_000), steps: (2, 10), starts: 3, burst: 1_000, many: 5_000 };
 
@@ -50,13 +50,14 @@ pub(crate) fn run(options: &[&str]) -> Outcome<bool> {
             other => return Err(format!("unknown option {other}").into()),
         }
     }
-    let python = python.ok_or("--python PATH is missing: one that has tinker==0.36.0")?;
-    let contest = Contest { server: Server::start()?, python };
-    let rows = contest.rows(plan)?;
+    let python =
+        python.ok_or("--python PATH is missing: pass a Python interpreter with tinker==0.36.0")?;
+    let comparison = Comparison { server: Server::start()?, python };
+    let rows = comparison.rows(plan)?;
     println!("\n{}", table(&rows));
     let met = rows.iter().all(Row::met);
     if plan.many < FULL.many {
-        println!("a quick run: it shows that everything works, not how fast");
+        println!("quick run: the figures are not meaningful");
         return Ok(true);
     }
     Ok(met)
@@ -69,53 +70,58 @@ enum Contender {
     Ours,
 }
 
-struct Contest {
+struct Comparison {
     server: Server,
     python: PathBuf,
 }
 
-impl Contest {
+impl Comparison {
     fn rows(&self, plan: &Plan) -> Outcome<Vec<Row>> {
         let mut rows = Vec::new();
         let (before, samples) = (self.server.usage()?, self.rounds(plan, Kind::Samples)?);
         let served = self.server.usage()?;
         let cpu = samples.map(|best| best.cpu_each);
-        rows.push(Row::new("CPU per sample", cpu, micros, &[Bar::OfPeer(30.0), Bar::OfFloor(2.0)]));
+        rows.push(Row::new(
+            "CPU per sample",
+            cpu,
+            micros,
+            &[Target::OfPeer(30.0), Target::OfFloor(2.0)],
+        ));
         let rate = samples.map(|best| best.per_second);
         let rate_row = |n: f64| format!("{n:.0}");
-        rows.push(Row::new("samples per second", rate, rate_row, &[Bar::TimesPeer(20.0)]));
+        rows.push(Row::new("samples per second", rate, rate_row, &[Target::TimesPeer(20.0)]));
         let each = (served.cpu_seconds - before.cpu_seconds) / (served.count - before.count);
         let most = 0.5 / each;
         println!("server: {} of CPU per request, so {most:.0} samples/s at most", micros(each));
 
         let steps = self.rounds(plan, Kind::Steps)?;
         let cpu = steps.map(|best| best.cpu_each);
-        rows.push(Row::new("CPU per training step", cpu, millis, &[Bar::OfPeer(10.0)]));
+        rows.push(Row::new("CPU per training step", cpu, millis, &[Target::OfPeer(10.0)]));
 
         let start = self.starts(plan)?;
-        rows.push(Row::new("start to first sample", start, millis, &[Bar::OfPeer(20.0)]));
+        rows.push(Row::new("start to first sample", start, millis, &[Target::OfPeer(20.0)]));
 
         let memory = |usage: Usage| usage.peak_kib * 1024.0 / 1e6;
         let megabytes = |n: f64| format!("{n:.0} MB");
-        let bar = [Bar::AtMost(150.0, "150 MB")];
+        let target = [Target::AtMost(150.0, "150 MB")];
         let python = memory(self.burst(Contender::Python, plan.burst, 0)?);
         let ours = memory(self.burst(Contender::Ours, plan.burst, 0)?);
         let name = format!("peak memory, {} samples at once", plan.burst);
         let peaks = Three { python: Some(python), floor: None, ours };
-        rows.push(Row::new(&name, peaks, megabytes, &bar));
+        rows.push(Row::new(&name, peaks, megabytes, &target));
         // With two thousand connections most of the cost is HTTP, so the target is relative to the floor.
         let floor = memory(self.burst(Contender::Floor, plan.burst, HOLD_MS)?);
         let ours = memory(self.burst(Contender::Ours, plan.burst, HOLD_MS)?);
         let name = format!("all at once, each result delayed by {HOLD_MS} ms");
         let peaks = Three { python: None, floor: Some(floor), ours };
-        rows.push(Row::new(&name, peaks, megabytes, &[Bar::OfFloor(1.25)]));
+        rows.push(Row::new(&name, peaks, megabytes, &[Target::OfFloor(1.25)]));
 
         // Every result is checked against its prompt: a lost one fails the run.
         let many = self.burst(Contender::Ours, plan.many, HOLD_MS)?;
-        let name = format!("answered of {} at once", plan.many);
+        let name = format!("results of {} samples at once", plan.many);
         let counted = Three { python: None, floor: None, ours: many.count };
-        let bar = Bar::AtLeast(f64::from(plan.many), "all");
-        rows.push(Row::new(&name, counted, rate_row, &[bar]));
+        let target = Target::AtLeast(f64::from(plan.many), "all");
+        rows.push(Row::new(&name, counted, rate_row, &[target]));
         println!(
             "{} samples at once: {:.1} s, {:.0} MB",
             plan.many,
@@ -125,7 +131,7 @@ impl Contest {
         Ok(rows)
     }
 
-    /// Runs all three in alternation and keeps the best round of each.
+    /// Runs all three contenders in alternation and keeps the best round of each.
     fn rounds(&self, plan: &Plan, kind: Kind) -> Outcome<Three<Best>> {
         let (few, many) = if kind == Kind::Samples { plan.samples } else { plan.steps };
         let mut best = [Best::NONE; 3];
@@ -190,7 +196,7 @@ impl Contest {
             }
         };
         command.args(work.arguments()).stdout(Stdio::piped());
-        let mut child = command.spawn().map_err(|why| format!("{contender:?}: {why}"))?;
+        let mut child = command.spawn().map_err(|error| format!("{contender:?}: {error}"))?;
         let mut line = String::new();
         if let Some(stdout) = child.stdout.take() {
             BufReader::new(stdout).read_line(&mut line)?;
@@ -199,8 +205,8 @@ impl Contest {
         // The exit of the process is not measured.
         let status =
             if usage.is_ok() { child.kill().and_then(|()| child.wait()) } else { child.wait() };
-        usage.map_err(|why| {
-            format!("{contender:?}, {}: {why} ({status:?})", work.kind.name()).into()
+        usage.map_err(|error| {
+            format!("{contender:?}, {}: {error} ({status:?})", work.kind.name()).into()
         })
     }
 }

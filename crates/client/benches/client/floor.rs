@@ -1,6 +1,6 @@
 //! The floor: the same HTTP requests without client logic, a lower bound for this HTTP stack.
 //!
-//! Bodies, headers and lanes are recorded from the client, so that both stay equal when the client
+//! Bodies, headers and lanes are recorded from the client, so that both remain equal when the client
 //! changes. They are then replayed over as many connections as the client would use, and the
 //! responses are received and dropped. The measurement with all samples at once keeps prompts and
 //! results, as a program would, because it measures memory.
@@ -24,7 +24,7 @@ use crate::work::{Kind, MODEL, Work, batch, prompt};
 /// Requests per HTTP client, as in the client.
 const REQUESTS_PER_CLIENT: usize = 50;
 /// Samples submitted at the same time, as in the client.
-const HANDED_OVER: usize = 400;
+const MAX_SUBMITTING: usize = 400;
 
 pub(crate) async fn run(work: &Work) -> Outcome<()> {
     let recorder = Recorder { client: client()?, log: Arc::default() };
@@ -49,8 +49,8 @@ pub(crate) async fn run(work: &Work) -> Outcome<()> {
     drop(service);
     if work.kind == Kind::Burst {
         let watch = Stopwatch::start();
-        let answers = burst(&recorded, work.count).await?;
-        watch.report(u32::try_from(answers.len())?);
+        let results = burst(&recorded, work.count).await?;
+        watch.report(u32::try_from(results.len())?);
         return Ok(());
     }
     let replays = replays(&recorded, workers)?;
@@ -75,15 +75,15 @@ fn replays(recorded: &[(Lane, Request<Bytes>, Duration)], workers: usize) -> Out
     let mut clients: Vec<(Lane, usize, reqwest::Client)> = Vec::new();
     let mut replays = Vec::with_capacity(workers);
     for worker in 0..workers {
-        let place = worker / REQUESTS_PER_CLIENT;
+        let index = worker / REQUESTS_PER_CLIENT;
         let mut replay = Replay::new();
         for (lane, request, timeout) in recorded {
-            let known = clients.iter().find(|(l, p, _)| (l, p) == (lane, &place));
+            let known = clients.iter().find(|(l, i, _)| (l, i) == (lane, &index));
             let client = match known {
                 Some((.., client)) => client.clone(),
                 None => {
                     let client = client()?;
-                    clients.push((*lane, place, client.clone()));
+                    clients.push((*lane, index, client.clone()));
                     client
                 }
             };
@@ -108,8 +108,8 @@ async fn replay(replays: &[Replay], count: u32) -> Outcome<()> {
             for _ in 0..times {
                 for (client, request) in &replay {
                     let request = request.try_clone().expect("bodies are bytes");
-                    let reply = client.execute(request).await?.error_for_status()?;
-                    drop(reply.bytes().await?);
+                    let response = client.execute(request).await?.error_for_status()?;
+                    drop(response.bytes().await?);
                 }
             }
             Ok::<_, reqwest::Error>(())
@@ -132,40 +132,40 @@ async fn burst(
     // The same concurrency limits and requests per HTTP client as in the client.
     let mut steps = Vec::new();
     for (lane, request, timeout) in recorded {
-        let most = if *lane == Lane::Sample { HANDED_OVER } else { at_once };
-        let places = (0..most.div_ceil(REQUESTS_PER_CLIENT))
+        let max_concurrent = if *lane == Lane::Sample { MAX_SUBMITTING } else { at_once };
+        let clients = (0..max_concurrent.div_ceil(REQUESTS_PER_CLIENT))
             .map(|_| Ok((client()?, Semaphore::new(REQUESTS_PER_CLIENT))))
             .collect::<Outcome<Vec<_>>>()?;
         let mut request = reqwest::Request::try_from(request.clone())?;
         *request.timeout_mut() = Some(*timeout);
-        steps.push((places, request));
+        steps.push((clients, request));
     }
     let steps = Arc::new(steps);
     let mut workers = JoinSet::new();
     for worker in 0..at_once {
         let (steps, prompts) = (Arc::clone(&steps), Arc::clone(&prompts));
         workers.spawn(async move {
-            let mut answers: Vec<Box<[u8]>> = Vec::new();
+            let mut results: Vec<Box<[u8]>> = Vec::new();
             let next = || prompts.lock().unwrap_or_else(PoisonError::into_inner).pop();
             while let Some(_prompt) = next() {
-                let mut answer = Bytes::new();
-                for (places, request) in &*steps {
-                    let (client, place) = &places[worker % places.len()];
-                    let _place = place.acquire().await;
+                let mut result = Bytes::new();
+                for (clients, request) in &*steps {
+                    let (client, limit) = &clients[worker % clients.len()];
+                    let _permit = limit.acquire().await;
                     let request = request.try_clone().expect("bodies are bytes");
-                    let reply = client.execute(request).await?.error_for_status()?;
-                    answer = reply.bytes().await?;
+                    let response = client.execute(request).await?.error_for_status()?;
+                    result = response.bytes().await?;
                 }
-                answers.push(Box::from(&answer[..]));
+                results.push(Box::from(&result[..]));
             }
-            Ok::<_, reqwest::Error>(answers)
+            Ok::<_, reqwest::Error>(results)
         });
     }
-    let mut answers = Vec::new();
+    let mut results = Vec::new();
     while let Some(done) = workers.join_next().await {
-        answers.extend(done??);
+        results.extend(done??);
     }
-    Ok(answers)
+    Ok(results)
 }
 
 /// Forwards requests and records them.
@@ -186,12 +186,12 @@ impl HttpService for Recorder {
         drop(log);
         Box::pin(async move {
             let request = reqwest::Request::try_from(request).map_err(HttpFailure::connect)?;
-            let mut reply = self.client.execute(request).await.map_err(HttpFailure::connect)?;
-            let mut response = Response::builder().status(reply.status());
+            let mut received = self.client.execute(request).await.map_err(HttpFailure::connect)?;
+            let mut response = Response::builder().status(received.status());
             if let Some(headers) = response.headers_mut() {
-                *headers = std::mem::take(reply.headers_mut());
+                *headers = std::mem::take(received.headers_mut());
             }
-            let body = reply.bytes().await.map_err(HttpFailure::connect)?;
+            let body = received.bytes().await.map_err(HttpFailure::connect)?;
             response.body(body).map_err(HttpFailure::connect)
         })
     }

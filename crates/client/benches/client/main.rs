@@ -5,7 +5,7 @@
 //! ([`ours`]), and the [`floor`], which sends the same requests without client logic. `peer.py` does
 //! the same work with the Python SDK. [`compare`] runs them in alternation and checks the targets.
 
-#![expect(clippy::print_stdout, reason = "the table is the point")]
+#![expect(clippy::print_stdout, reason = "the program prints a table")]
 
 mod compare;
 mod floor;

@@ -26,8 +26,8 @@ pub(crate) async fn run(work: &Work) -> Outcome<()> {
         Kind::Burst => {
             let sampler = service.create_sampling_client(MODEL).await?;
             let all: Vec<_> = (0..work.count).map(|n| sample(&sampler, n)).collect();
-            for (n, answer) in (0..).zip(all) {
-                check(n, &answer.await?)?;
+            for (n, response) in (0..).zip(all) {
+                check(n, &response.await?)?;
             }
         }
     }
@@ -58,8 +58,8 @@ async fn many(sampler: &SamplingClient, count: u32, concurrent: usize) -> Outcom
                 if n >= count {
                     return Ok::<_, String>(completed);
                 }
-                let answer = sample(&sampler, n).await.map_err(|why| why.to_string())?;
-                check(n, &answer)?;
+                let response = sample(&sampler, n).await.map_err(|error| error.to_string())?;
+                check(n, &response)?;
                 completed += 1;
             }
         });
@@ -102,8 +102,8 @@ pub(crate) fn sample(sampler: &SamplingClient, n: u32) -> SampleFuture<SampleRes
 }
 
 /// Checks that a result belongs to prompt `n` and is complete.
-fn check(n: u32, answer: &SampleResponse) -> Result<(), String> {
-    let tokens = &answer.sequences.first().ok_or("an answer without a sequence")?.tokens;
+fn check(n: u32, response: &SampleResponse) -> Result<(), String> {
+    let tokens = &response.sequences.first().ok_or("response without a sequence")?.tokens;
     if tokens.first() == Some(&n) && tokens.len() == SAMPLED_TOKENS as usize {
         return Ok(());
     }

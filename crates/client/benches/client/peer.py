@@ -30,10 +30,10 @@ def report(count, cpu, wall):
 async def sample(sampler, n):
     prompt = types.ModelInput.from_ints([n, *REST])
     params = types.SamplingParams(max_tokens=SAMPLED_TOKENS)
-    answer = await sampler.sample_async(prompt=prompt, num_samples=1, sampling_params=params)
-    tokens = answer.sequences[0].tokens
+    response = await sampler.sample_async(prompt=prompt, num_samples=1, sampling_params=params)
+    tokens = response.sequences[0].tokens
     if tokens[0] != n or len(tokens) != SAMPLED_TOKENS:
-        sys.exit(f"sample {n} got the answer of {tokens[0]}")
+        sys.exit(f"sample {n} has the result of {tokens[0]}")
 
 
 async def many(sampler, count, concurrent):
@@ -107,7 +107,7 @@ async def main(kind, url, count, concurrent):
         await sample(sampler, 7)
         report(count, START_CPU, START_WALL)
     else:
-        sys.exit(f"no such kind of work: {kind}")
+        sys.exit(f"unknown kind of work: {kind}")
 
 
 asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

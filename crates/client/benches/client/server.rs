@@ -58,11 +58,11 @@ async fn connection(mut stream: TcpStream, server: Arc<Server>) -> io::Result<()
     loop {
         let Some(request) = read(&mut stream, &mut buffer).await? else { return Ok(()) };
         server.requests.fetch_add(1, Ordering::Relaxed);
-        let (hold, reply) = server.reply(&request);
+        let (hold, response) = server.respond(&request);
         if !hold.is_zero() {
             tokio::time::sleep(hold).await;
         }
-        stream.write_all(&reply).await?;
+        stream.write_all(&response).await?;
         let end = request.end;
         buffer.drain(..end);
     }
@@ -149,7 +149,7 @@ impl Server {
     }
 
     /// Returns the response and the delay before it is sent.
-    fn reply(&self, request: &Request<'_>) -> (Duration, Bytes) {
+    fn respond(&self, request: &Request<'_>) -> (Duration, Bytes) {
         let Some((prefix, call)) = request.path.split_once("/api/v1/") else {
             return (Duration::ZERO, self.not_found.clone());
         };
@@ -187,10 +187,10 @@ impl Server {
         let json = |text: &str| Bytes::from(http("200 OK", JSON, text.as_bytes()));
         match after(poll, ID).and_then(|id| id.first()) {
             Some(b's') => {
-                let mut reply = self.sample.clone();
+                let mut response = self.sample.clone();
                 let token = number(poll, b"\"s-").to_le_bytes();
-                reply[self.token_at..self.token_at + token.len()].copy_from_slice(&token);
-                reply.into()
+                response[self.token_at..self.token_at + token.len()].copy_from_slice(&token);
+                response.into()
             }
             Some(b'f') => self.pass.clone(),
             Some(b'o') => json(r#"{"metrics":{},"type":"optim_step"}"#),

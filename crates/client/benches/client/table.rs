@@ -6,22 +6,24 @@ use crate::compare::Three;
 
 /// Target for the figure of the client.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Bar {
-    /// At most Python's figure divided by this.
+pub(crate) enum Target {
+    /// At most Python's figure divided by this number.
     OfPeer(f64),
-    /// At least Python's figure times this.
+    /// At least Python's figure times this number.
     TimesPeer(f64),
-    /// At most the floor's figure times this.
+    /// At most the floor's figure times this number.
     OfFloor(f64),
+    /// At most this number; the string is its printed form.
     AtMost(f64, &'static str),
+    /// At least this number; the string is its printed form.
     AtLeast(f64, &'static str),
 }
 
 pub(crate) struct Row {
     name: String,
     figures: [String; 3],
-    /// Returns the ratio, the target, and whether it was met.
-    verdicts: Vec<(String, String, bool)>,
+    /// Ratio, target, and whether the target was met.
+    results: Vec<(String, String, bool)>,
 }
 
 impl Row {
@@ -29,43 +31,44 @@ impl Row {
         name: &str,
         figures: Three<f64>,
         print: impl Fn(f64) -> String,
-        bars: &[Bar],
+        targets: &[Target],
     ) -> Self {
         let cell = |figure: Option<f64>| figure.map_or_else(|| "–".to_owned(), &print);
         let Three { python, floor, ours } = figures;
         Self {
             name: name.to_owned(),
             figures: [cell(python), cell(floor), cell(Some(ours))],
-            verdicts: bars.iter().map(|bar| bar.judge(figures)).collect(),
+            results: targets.iter().map(|target| target.evaluate(figures)).collect(),
         }
     }
 
     pub(crate) fn met(&self) -> bool {
-        self.verdicts.iter().all(|(.., met)| *met)
+        self.results.iter().all(|(.., met)| *met)
     }
 }
 
-impl Bar {
-    /// A missing figure never meets its target.
-    fn judge(self, figures: Three<f64>) -> (String, String, bool) {
+impl Target {
+    /// Returns the ratio, the target, and whether the target was met. A missing figure never meets its
+    /// target.
+    fn evaluate(self, figures: Three<f64>) -> (String, String, bool) {
         let ours = figures.ours;
         let python = figures.python.unwrap_or(f64::NAN);
         let floor = figures.floor.unwrap_or(f64::NAN);
         match self {
-            Self::OfPeer(bar) => {
+            Self::OfPeer(target) => {
                 let ratio = python / ours;
-                (format!("1/{ratio:.1} of Python"), format!("≤ 1/{bar:.0}"), ratio >= bar)
+                (format!("1/{ratio:.1} of Python"), format!("≤ 1/{target:.0}"), ratio >= target)
             }
-            Self::TimesPeer(bar) => {
+            Self::TimesPeer(target) => {
                 let ratio = ours / python;
-                (format!("{ratio:.1}× Python"), format!("≥ {bar:.0}×"), ratio >= bar)
+                (format!("{ratio:.1}× Python"), format!("≥ {target:.0}×"), ratio >= target)
             }
-            Self::OfFloor(bar) => {
+            Self::OfFloor(target) => {
                 let ratio = ours / floor;
-                (format!("{ratio:.2}× the floor"), format!("≤ {bar:.0}×"), ratio <= bar)
+                (format!("{ratio:.2}× the floor"), format!("≤ {target}×"), ratio <= target)
             }
-            Self::AtMost(bar, name) => (String::new(), format!("≤ {name}"), ours <= bar),
-            Self::AtLeast(bar, name) => (String::new(), name.to_owned(), ours >= bar),
+            Self::AtMost(target, name) => (String::new(), format!("≤ {name}"), ours <= target),
+            Self::AtLeast(target, name) => (String::new(), name.to_owned(), ours >= target),
         }
     }
 }
@@ -73,18 +76,18 @@ impl Bar {
 /// Formats the table as in `docs/performance.md`.
 pub(crate) fn table(rows: &[Row]) -> String {
     let mut table = String::from(
-        "| | Python SDK 0.36 | floor | tinkex | ratio | bar | |\n|---|---|---|---|---|---|---|\n",
+        "| | Python SDK 0.36 | floor | tinkex | ratio | target | |\n|---|---|---|---|---|---|---|\n",
     );
-    for Row { name, figures: [python, floor, ours], verdicts } in rows {
-        for (i, (ratio, bar, met)) in verdicts.iter().enumerate() {
-            let verdict = if *met { "met" } else { "MISSED" };
+    for Row { name, figures: [python, floor, ours], results } in rows {
+        for (i, (ratio, target, met)) in results.iter().enumerate() {
+            let result = if *met { "met" } else { "MISSED" };
             let _ = if i == 0 {
                 writeln!(
                     table,
-                    "| {name} | {python} | {floor} | {ours} | {ratio} | {bar} | {verdict} |"
+                    "| {name} | {python} | {floor} | {ours} | {ratio} | {target} | {result} |"
                 )
             } else {
-                writeln!(table, "| | | | | {ratio} | {bar} | {verdict} |")
+                writeln!(table, "| | | | | {ratio} | {target} | {result} |")
             };
         }
     }

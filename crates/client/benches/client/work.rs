@@ -1,4 +1,4 @@
-//! The measured work: five kinds, the same for every contender.
+//! The measured work: four kinds, the same for every contender.
 
 use tinkex::{Datum, SamplingParams};
 
@@ -50,7 +50,7 @@ impl Work {
         let kinds = [Kind::Samples, Kind::Steps, Kind::Start, Kind::Burst];
         let kind = kinds.into_iter().find(|known| known.name() == *kind);
         Ok(Self {
-            kind: kind.ok_or("no such kind of work")?,
+            kind: kind.ok_or("unknown kind of work")?,
             url: (*url).to_owned(),
             count: count.parse()?,
             concurrent: concurrent.parse()?,

@@ -145,15 +145,15 @@ impl HttpService for TelemetryServer {
     ) -> BoxFuture<'_, Result<Response<Bytes>, HttpFailure>> {
         assert_eq!((lane, timeout), (Lane::Telemetry, Duration::from_secs(5)));
         if let Some(status) = self.failures.lock().unwrap().pop() {
-            let reply = Response::builder().status(status).body(Bytes::from_static(b"no"));
+            let response = Response::builder().status(status).body(Bytes::from_static(b"no"));
             let failed =
-                if status == 0 { Err(HttpFailure::connect("x")) } else { Ok(reply.unwrap()) };
+                if status == 0 { Err(HttpFailure::connect("x")) } else { Ok(response.unwrap()) };
             return futures_util::future::ready(failed).boxed();
         }
         let body: Value = serde_json::from_slice(request.body()).unwrap();
         self.batches.lock().unwrap().push(body["events"].as_array().unwrap().len());
-        let reply = Response::new(Bytes::from_static(b"{\"status\":\"accepted\"}"));
-        futures_util::future::ready(Ok(reply)).boxed()
+        let response = Response::new(Bytes::from_static(b"{\"status\":\"accepted\"}"));
+        futures_util::future::ready(Ok(response)).boxed()
     }
 }
 

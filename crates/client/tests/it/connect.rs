@@ -13,7 +13,7 @@ const DYNAMIC: &str = "POST /api/v1/client/dynamic_config";
 const TOKEN: &str = "POST /api/v1/auth/token";
 const LIST: &str = "GET /api/v1/sessions";
 
-fn none() -> Value {
+fn no_sessions() -> Value {
     json!({"sessions": []})
 }
 
@@ -27,11 +27,12 @@ fn jwt(seconds_left: u64) -> String {
 /// Covers T2.1.1, Q2.
 #[tokio::test(start_paused = true)]
 async fn settings_of_one_client_do_not_reach_another() {
-    let (one, other) = (ScriptedServer::started().reply(LIST, 200, none()), ScriptedServer::new());
+    let (one, other) =
+        (ScriptedServer::started().respond(LIST, 200, no_sessions()), ScriptedServer::new());
     let other = other
-        .reply(&CONFIG.replace("/api", "/pre/api"), 200, json!({}))
-        .reply(&DYNAMIC.replace("/api", "/pre/api"), 200, json!({}))
-        .reply(&LIST.replace("/api", "/pre/api"), 200, none());
+        .respond(&CONFIG.replace("/api", "/pre/api"), 200, json!({}))
+        .respond(&DYNAMIC.replace("/api", "/pre/api"), 200, json!({}))
+        .respond(&LIST.replace("/api", "/pre/api"), 200, no_sessions());
     let env = [("TINKER_API_KEY", "tml-from-env"), ("TINKER_BASE_URL", "https://env.test/pre/")];
     let from_env = ServiceClient::builder().env(Env::from_pairs(env)).http(other.clone());
     let from_env = from_env.header("X-Mine", "1").header("User-Agent", "me").build().unwrap();
@@ -48,15 +49,15 @@ async fn settings_of_one_client_do_not_reach_another() {
 
 #[tokio::test(start_paused = true)]
 async fn the_connection_is_opened_once_and_a_failure_is_not_cached() {
-    let fake = ScriptedServer::new().reply(CONFIG, 401, json!({"detail": "who?"}));
+    let fake = ScriptedServer::new().respond(CONFIG, 401, json!({"detail": "who?"}));
     let client = fake.client();
     let error = client.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Auth);
     assert!(error.hint().unwrap().as_str().contains("TINKER_API_KEY"));
     assert!(!error.is_missing_credential(), "the credential exists but is rejected");
 
-    let fake = fake.reply(CONFIG, 200, json!({})).reply(DYNAMIC, 404, Value::Null);
-    let fake = fake.reply(LIST, 200, none()).reply(LIST, 200, none());
+    let fake = fake.respond(CONFIG, 200, json!({})).respond(DYNAMIC, 404, Value::Null);
+    let fake = fake.respond(LIST, 200, no_sessions()).respond(LIST, 200, no_sessions());
     let rest = client.rest();
     let list = ListSessions::default();
     let (a, b) = tokio::join!(rest.list_sessions(&list), rest.list_sessions(&list));
@@ -67,9 +68,9 @@ async fn the_connection_is_opened_once_and_a_failure_is_not_cached() {
 #[tokio::test(start_paused = true)]
 async fn a_server_without_configuration_gets_the_defaults() {
     let fake = ScriptedServer::new()
-        .reply(CONFIG, 404, Value::Null)
-        .reply(DYNAMIC, 404, Value::Null)
-        .reply(LIST, 200, none());
+        .respond(CONFIG, 404, Value::Null)
+        .respond(DYNAMIC, 404, Value::Null)
+        .respond(LIST, 200, no_sessions());
     fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
     fake.finish();
 }
@@ -88,17 +89,20 @@ fn a_client_without_a_credential_cannot_be_built() {
 async fn keys_are_exchanged_for_tokens_if_the_server_requires_it() {
     let token = jwt(3600);
     let fake = ScriptedServer::new()
-        .reply(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
-        .reply(TOKEN, 200, json!({"jwt": token}))
-        .reply(DYNAMIC, 200, json!({}))
-        .reply(LIST, 200, none());
+        .respond(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
+        .respond(TOKEN, 200, json!({"jwt": token}))
+        .respond(DYNAMIC, 200, json!({}))
+        .respond(LIST, 200, no_sessions());
     let client = fake.client();
     client.rest().list_sessions(&ListSessions::default()).await.unwrap();
-    let keys: Vec<_> =
-        fake.seen().iter().map(|seen| seen.header("x-api-key").unwrap().to_owned()).collect();
+    let keys: Vec<_> = fake
+        .received()
+        .iter()
+        .map(|received| received.header("x-api-key").unwrap().to_owned())
+        .collect();
     let key = "tml-test-key-0123456789";
     assert_eq!(keys, [key, key, &token, &token]);
-    let lanes: Vec<_> = fake.seen().iter().map(|seen| seen.lane).collect();
+    let lanes: Vec<_> = fake.received().iter().map(|received| received.lane).collect();
     assert_eq!(lanes, [Lane::Config, Lane::Auth, Lane::Session, Lane::Train]);
     let whoami = client.whoami().await.unwrap();
     assert_eq!((whoami.user_urn.as_str(), whoami.org_urn.as_str()), ("u", "tml:organization:o"));
@@ -107,11 +111,9 @@ async fn keys_are_exchanged_for_tokens_if_the_server_requires_it() {
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_exchange_is_not_reported_as_a_lost_connection() {
-    let fake = ScriptedServer::new().reply(CONFIG, 200, json!({"pjwt_auth_enabled": true})).reply(
-        TOKEN,
-        403,
-        json!({"detail": "not you"}),
-    );
+    let fake = ScriptedServer::new()
+        .respond(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
+        .respond(TOKEN, 403, json!({"detail": "not you"}));
     let error = fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap_err();
     assert_eq!((error.kind(), error.status()), (ErrorKind::Permission, Some(403)));
     fake.finish();
@@ -122,12 +124,12 @@ async fn a_failed_exchange_is_not_reported_as_a_lost_connection() {
 async fn tokens_are_renewed_before_they_expire() {
     let (old, new) = (jwt(3600), jwt(7200));
     let fake = ScriptedServer::new()
-        .reply(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
-        .reply(TOKEN, 200, json!({"jwt": old}))
-        .reply(DYNAMIC, 200, json!({}))
-        .reply(LIST, 200, none())
-        .reply(TOKEN, 200, json!({"jwt": new}))
-        .reply(LIST, 200, none());
+        .respond(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
+        .respond(TOKEN, 200, json!({"jwt": old}))
+        .respond(DYNAMIC, 200, json!({}))
+        .respond(LIST, 200, no_sessions())
+        .respond(TOKEN, 200, json!({"jwt": new}))
+        .respond(LIST, 200, no_sessions());
     let client = fake.client();
     client.rest().list_sessions(&ListSessions::default()).await.unwrap();
     sleep(Duration::from_secs(3310)).await;
@@ -141,17 +143,17 @@ async fn tokens_are_renewed_before_they_expire() {
 #[tokio::test(start_paused = true)]
 async fn short_lived_tokens_are_renewed_at_most_once_a_minute() {
     let mut fake = ScriptedServer::new()
-        .reply(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
-        .reply(TOKEN, 200, json!({"jwt": jwt(200)}))
-        .reply(DYNAMIC, 200, json!({}))
-        .reply(LIST, 200, none());
+        .respond(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
+        .respond(TOKEN, 200, json!({"jwt": jwt(200)}))
+        .respond(DYNAMIC, 200, json!({}))
+        .respond(LIST, 200, no_sessions());
     for _ in 0..5 {
-        fake = fake.reply(TOKEN, 200, json!({"jwt": jwt(200)}));
+        fake = fake.respond(TOKEN, 200, json!({"jwt": jwt(200)}));
     }
     let client = fake.client();
     client.rest().list_sessions(&ListSessions::default()).await.unwrap();
     sleep(Duration::from_secs(150)).await;
-    let exchanges = fake.seen().iter().filter(|seen| seen.lane == Lane::Auth).count();
+    let exchanges = fake.received().iter().filter(|received| received.lane == Lane::Auth).count();
     assert_eq!(exchanges, 3, "the first exchange, then one per minute");
 }
 
@@ -159,7 +161,7 @@ async fn short_lived_tokens_are_renewed_at_most_once_a_minute() {
 async fn the_target_of_an_invalid_redirect_is_not_quoted() {
     let signed = format!("https://storage.test/f?sig=hidden{}", "x".repeat(70_000));
     let fake =
-        ScriptedServer::started().reply_with(LIST, 307, &[("location", &signed)], Value::Null);
+        ScriptedServer::started().respond_with(LIST, 307, &[("location", &signed)], Value::Null);
     let error = fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap_err();
     assert!(!format!("{error} {error:?}").contains("hidden"), "{} bytes", error.to_string().len());
     fake.finish();
@@ -170,24 +172,30 @@ async fn the_target_of_an_invalid_redirect_is_not_quoted() {
 async fn secrets_do_not_follow_a_redirect_to_another_server() {
     let log = json!({"entries": []});
     let fake = ScriptedServer::started()
-        .reply_with("GET /api/v1/audit", 302, &[("location", "/moved?x=1")], Value::Null)
-        .reply_with("GET /moved", 307, &[("location", "https://storage.test/f?sig=1")], Value::Null)
-        .reply("GET /f", 200, log);
+        .respond_with("GET /api/v1/audit", 302, &[("location", "/moved?x=1")], Value::Null)
+        .respond_with(
+            "GET /moved",
+            307,
+            &[("location", "https://storage.test/f?sig=1")],
+            Value::Null,
+        )
+        .respond("GET /f", 200, log);
     let env =
         [("CLOUDFLARE_ACCESS_CLIENT_SECRET", "hidden"), ("CLOUDFLARE_ACCESS_CLIENT_ID", "id")];
     let client = fake.builder().env(Env::from_pairs(env)).header("x-mine", "hidden").build();
     let client = client.unwrap();
     client.admin().get_audit_log(&AuditLogRequest::default()).await.unwrap();
-    let seen = fake.seen();
-    let [near, away] = &seen[3..] else { panic!("two redirects") };
-    assert_eq!(near.header("x-api-key"), Some("tml-test-key-0123456789"), "the same server");
-    assert_eq!(near.header("cf-access-client-secret"), Some("hidden"));
-    assert_eq!(away.url, "https://storage.test/f?sig=1");
-    let mut names: Vec<_> = away.headers.keys().map(|name| name.as_str().to_owned()).collect();
+    let received = fake.received();
+    let [same_origin, other_origin] = &received[3..] else { panic!("two redirects") };
+    assert_eq!(same_origin.header("x-api-key"), Some("tml-test-key-0123456789"), "the same server");
+    assert_eq!(same_origin.header("cf-access-client-secret"), Some("hidden"));
+    assert_eq!(other_origin.url, "https://storage.test/f?sig=1");
+    let mut names: Vec<_> =
+        other_origin.headers.keys().map(|name| name.as_str().to_owned()).collect();
     names.sort();
     assert_eq!(names, ["accept", "user-agent"]);
     assert!(!format!("{client:?}").contains("hidden"));
-    assert!(!format!("{:?}", near.headers).contains("hidden"));
+    assert!(!format!("{:?}", same_origin.headers).contains("hidden"));
     fake.finish();
 }
 
@@ -199,31 +207,32 @@ async fn bodies_do_not_follow_a_redirect_to_another_server() {
         let source = "tinker://r/weights/a".parse().unwrap();
         tinkex::CopyCheckpoint::new(source).into_project("p").source_token("tml-other")
     };
-    let fake = ScriptedServer::started().reply_with(COPY, 307, &away, Value::Null);
+    let fake = ScriptedServer::started().respond_with(COPY, 307, &away, Value::Null);
     let error = fake.client().rest().copy_weights(copy()).await.unwrap_err();
     assert_eq!((error.kind(), error.attempts()), (ErrorKind::Rejected, 1));
     fake.finish();
 
     // A redirect that turns the request into a GET carries no data.
-    let fake = ScriptedServer::started().reply_with(COPY, 303, &away, Value::Null).reply(
+    let fake = ScriptedServer::started().respond_with(COPY, 303, &away, Value::Null).respond(
         "GET /x",
         200,
         json!({"tinker_path": "tinker://c/weights/a"}),
     );
     fake.client().rest().copy_weights(copy()).await.unwrap();
-    let look = fake.last();
-    assert!(look.body.is_empty());
-    let mut names: Vec<_> = look.headers.keys().map(|name| name.as_str().to_owned()).collect();
+    let redirected = fake.last();
+    assert!(redirected.body.is_empty());
+    let mut names: Vec<_> =
+        redirected.headers.keys().map(|name| name.as_str().to_owned()).collect();
     names.sort();
     assert_eq!(names, ["accept", "user-agent"]);
     fake.finish();
 }
 
 #[tokio::test(start_paused = true)]
-async fn endless_redirects_end() {
+async fn a_redirect_loop_is_rejected() {
     let mut fake = ScriptedServer::started();
     for _ in 0..11 {
-        fake = fake.reply_with(LIST, 302, &[("location", "/api/v1/sessions")], Value::Null);
+        fake = fake.respond_with(LIST, 302, &[("location", "/api/v1/sessions")], Value::Null);
     }
     let error = fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Rejected);
@@ -235,17 +244,17 @@ async fn endless_redirects_end() {
 async fn a_program_that_looks_up_and_trains_connects_once() {
     let token = jwt(3600);
     let fake = ScriptedServer::new()
-        .reply(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
-        .reply(TOKEN, 200, json!({"jwt": token}))
-        .reply(DYNAMIC, 200, json!({}))
-        .reply(LIST, 200, none())
-        .reply("POST /api/v1/create_session", 200, json!({"session_id": "s"}))
-        .reply(
+        .respond(CONFIG, 200, json!({"pjwt_auth_enabled": true}))
+        .respond(TOKEN, 200, json!({"jwt": token}))
+        .respond(DYNAMIC, 200, json!({}))
+        .respond(LIST, 200, no_sessions())
+        .respond("POST /api/v1/create_session", 200, json!({"session_id": "s"}))
+        .respond(
             "POST /api/v1/create_sampling_session",
             200,
             json!({"sampling_session_id": "s:sample:0"}),
         )
-        .reply(LIST, 200, none());
+        .respond(LIST, 200, no_sessions());
     let client = fake.client();
     client.rest().list_sessions(&ListSessions::default()).await.unwrap();
     client.clone().create_sampling_client("base").await.unwrap();

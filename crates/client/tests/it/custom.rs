@@ -16,7 +16,7 @@ fn datum(tokens: u32) -> Datum {
 }
 
 /// Returns the result of a pass with these log-probabilities, one list per datum.
-fn answer(logprobs: &[Vec<f32>], metrics: &[(&str, f64)]) -> Value {
+fn pass_output(logprobs: &[Vec<f32>], metrics: &[(&str, f64)]) -> Value {
     let lengths: Vec<usize> = logprobs.iter().map(Vec::len).collect();
     let values: Vec<f32> = logprobs.concat();
     let record = LossRecord::new(logprobs.len()).field("logprobs", values, lengths).unwrap();
@@ -50,8 +50,9 @@ async fn a_computed_loss_sends_its_negated_gradient_as_weights() {
         let logprobs = numbers(&case["logprobs"]);
         let server = FakeServer::new(json!({}));
         let model = server.model().await;
-        server.respond("r1", vec![answer(&logprobs, &[("loss:sum", 0.0)])]);
-        server.respond("r2", vec![answer(&logprobs, &[("loss:sum", 7.0), ("tokens:sum", 5.0)])]);
+        server.respond("r1", vec![pass_output(&logprobs, &[("loss:sum", 0.0)])]);
+        server
+            .respond("r2", vec![pass_output(&logprobs, &[("loss:sum", 7.0), ("tokens:sum", 5.0)])]);
         let data = logprobs.iter().map(|l| datum(u32::try_from(l.len()).unwrap())).collect();
         let (loss, gradients) = (case["loss_value"].as_f64().unwrap(), numbers(&case["gradient"]));
         let expected = logprobs.clone();
@@ -106,13 +107,13 @@ async fn the_client_executes_a_traced_loss_if_the_server_does_not() {
     let model = service.create_lora_training_client("base").create().await.unwrap();
     let loss = service.create_custom_loss(&nll()).await.unwrap();
     assert!(!loss.is_on_server());
-    server.respond("r1", vec![answer(&[vec![-0.5, -1.0]], &[])]);
-    server.respond("r2", vec![answer(&[vec![-0.5, -1.0]], &[("loss:sum", 9.0)])]);
+    server.respond("r1", vec![pass_output(&[vec![-0.5, -1.0]], &[])]);
+    server.respond("r2", vec![pass_output(&[vec![-0.5, -1.0]], &[("loss:sum", 9.0)])]);
     let output = model.forward_backward(vec![datum(2)], &loss).await.unwrap();
     assert_eq!(weights(&passes(&server)[1]), [[2.0, 2.0]]);
     assert_eq!(output.metrics["loss:sum"].as_f64(), 3.0);
     assert_eq!(output.metrics["custom/total:sum"].as_f64(), 3.0);
-    server.respond("r3", vec![answer(&[vec![-2.0]], &[("loss:sum", 1.0)])]);
+    server.respond("r3", vec![pass_output(&[vec![-2.0]], &[("loss:sum", 1.0)])]);
     let output = model.forward(vec![datum(1)], &loss).await.unwrap();
     assert_eq!(output.metrics["loss:sum"].as_f64(), 4.0, "a forward pass sends the data once");
     assert_eq!(passes(&server).len(), 3);
@@ -172,7 +173,7 @@ async fn a_failing_loss_sends_no_gradient_and_skips_no_sequence_number() {
     for (loss, message) in cases {
         let server = FakeServer::new(json!({}));
         let model = server.model().await;
-        server.respond("r1", vec![answer(&[vec![-0.5, -1.0]], &[])]);
+        server.respond("r1", vec![pass_output(&[vec![-0.5, -1.0]], &[])]);
         let pass = model.forward_backward_custom(vec![datum(2)], move |_, _| loss());
         let step = model.optim_step(AdamParams::default());
         let error = pass.await.unwrap_err();

@@ -189,13 +189,13 @@ async fn a_complete_file_is_not_paired_with_the_entity_tag_of_another() {
     let folder = TempDir::new().unwrap();
     let target = folder.path().join("adapter");
     let path = || "tinker://run/external_weights/hf".parse().unwrap();
-    let download_with = async |reply: Option<(u16, &str)>| {
-        let fake = ScriptedServer::started().reply(URLS, 200, urls(&["a", "b"]));
-        let fake = match reply {
+    let download_with = async |response: Option<(u16, &str)>| {
+        let fake = ScriptedServer::started().respond(URLS, 200, urls(&["a", "b"]));
+        let fake = match response {
             Some((status, tag)) => fake
-                .reply_with("GET /blob", status, &[("etag", tag)], json!("content"))
-                .reply("GET /blob", 404, json!("gone")),
-            None => fake.reply("GET /blob", 404, json!("gone")),
+                .respond_with("GET /blob", status, &[("etag", tag)], json!("content"))
+                .respond("GET /blob", 404, json!("gone")),
+            None => fake.respond("GET /blob", 404, json!("gone")),
         };
         fake.client().rest().download(path(), &target).parallel(1).await.unwrap_err();
         fake
@@ -203,16 +203,16 @@ async fn a_complete_file_is_not_paired_with_the_entity_tag_of_another() {
     download_with(Some((200, "\"x\""))).await;
     let complete = folder.path().join("adapter.part/files/a");
     assert!(complete.exists());
-    // The server has other content now and the connection breaks: the old file must go.
+    // The server has other content now and the connection breaks: the old file must be removed.
     let fake = ScriptedServer::started()
-        .reply(URLS, 200, urls(&["a"]))
-        .reply_with(
+        .respond(URLS, 200, urls(&["a"]))
+        .respond_with(
             "GET /blob",
             200,
             &[("etag", "\"y\"")],
-            json!("answers the request with if-none-match"),
+            json!("response to the request with if-none-match"),
         )
-        .reply_with(
+        .respond_with(
             "GET /blob",
             200,
             &[("etag", "\"y\""), ("content-length", "999")],
@@ -259,9 +259,9 @@ async fn a_folder_appears_complete_or_not_at_all() {
     let names = ["a.json", "deep/b.bin", "skip.txt"];
 
     let fake = ScriptedServer::started()
-        .reply(URLS, 200, urls(&names))
-        .reply("GET /blob", 200, json!("one"))
-        .reply("GET /blob", 404, json!("gone"));
+        .respond(URLS, 200, urls(&names))
+        .respond("GET /blob", 200, json!("one"))
+        .respond("GET /blob", 404, json!("gone"));
     let download = fake.client().rest().download(path(), &target).exclude("*.txt").parallel(1);
     let error = download.await.unwrap_err();
     assert_eq!(error.status(), Some(404));
@@ -271,9 +271,9 @@ async fn a_folder_appears_complete_or_not_at_all() {
     let reported = Arc::new(Mutex::new(Vec::new()));
     let report = Arc::clone(&reported);
     let fake = ScriptedServer::started()
-        .reply(URLS, 200, urls(&names))
-        .reply("GET /blob", 200, json!("one"))
-        .reply("GET /blob", 200, json!("three"));
+        .respond(URLS, 200, urls(&names))
+        .respond("GET /blob", 200, json!("one"))
+        .respond("GET /blob", 200, json!("three"));
     let download = fake.client().rest().download(path(), &target).exclude("*.txt").parallel(1);
     let download = download.on_progress(move |now| report.lock().unwrap().push(*now));
     let done = download.await.unwrap();
@@ -288,8 +288,11 @@ async fn a_folder_appears_complete_or_not_at_all() {
     let fake = ScriptedServer::new();
     let error = fake.client().rest().download(path(), &target).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Conflict);
-    let fake =
-        ScriptedServer::started().reply(URLS, 200, urls(&["c"])).reply("GET /blob", 200, json!(1));
+    let fake = ScriptedServer::started().respond(URLS, 200, urls(&["c"])).respond(
+        "GET /blob",
+        200,
+        json!(1),
+    );
     fake.client().rest().download(path(), &target).replace(true).await.unwrap();
     assert!(target.join("c").exists() && !target.join("a.json").exists());
     assert_eq!(names_in(&folder), ["adapter"]);
@@ -303,7 +306,7 @@ async fn unsafe_file_names_are_rejected_before_anything_is_written() {
         (&["/etc/passwd"], ErrorKind::Decode),
         (&[], ErrorKind::NotFound),
     ] {
-        let fake = ScriptedServer::started().reply(URLS, 200, urls(names));
+        let fake = ScriptedServer::started().respond(URLS, 200, urls(names));
         let path = "tinker://run/external_weights/hf".parse().unwrap();
         let download = fake.client().rest().download(path, folder.path().join("x"));
         let error = download.await.unwrap_err();

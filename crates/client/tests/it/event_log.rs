@@ -59,9 +59,9 @@ impl EventLog {
 ///
 /// Without it, `tracing` may cache a callsite as disabled on all threads just before an [`EventLog`] is
 /// installed on one of them.
-struct Deaf;
+struct NullSubscriber;
 
-impl Subscriber for Deaf {
+impl Subscriber for NullSubscriber {
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
         Interest::sometimes()
     }
@@ -84,5 +84,5 @@ impl Subscriber for Deaf {
 /// Installs the global subscriber. Call it before the first event of a test.
 pub(crate) fn keep_events() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| tracing::subscriber::set_global_default(Deaf).unwrap());
+    ONCE.call_once(|| tracing::subscriber::set_global_default(NullSubscriber).unwrap());
 }

@@ -24,12 +24,12 @@ pub(crate) struct FakeServer(Arc<Mutex<State>>);
 #[derive(Default)]
 struct State {
     config: Value,
-    /// Sequence numbers of accepted training requests that fail.
+    /// Sequence numbers of training requests that are rejected with status 422.
     refused: Vec<u64>,
     /// Events in order of occurrence.
     log: Vec<String>,
     /// Poll responses by request id, in order; the last one is repeated.
-    answers: HashMap<String, Vec<Value>>,
+    responses: HashMap<String, Vec<Value>>,
     heartbeats: Vec<Value>,
     heartbeat_latency: f64,
     /// Responses to the next sampling requests; "ok" afterwards.
@@ -45,7 +45,7 @@ struct State {
     joined: u32,
     /// Accepted samples that have not been announced.
     unannounced: Vec<String>,
-    seen: Vec<Call>,
+    received: Vec<Call>,
 }
 
 #[derive(Clone, Debug)]
@@ -86,8 +86,8 @@ impl FakeServer {
     }
 
     /// Sets the poll responses of a request.
-    pub(crate) fn respond(&self, request_id: &str, answers: Vec<Value>) {
-        self.0.lock().unwrap().answers.insert(request_id.to_owned(), answers);
+    pub(crate) fn respond(&self, request_id: &str, responses: Vec<Value>) {
+        self.0.lock().unwrap().responses.insert(request_id.to_owned(), responses);
     }
 
     /// Sets the responses to heartbeats and the latency of failing ones, in seconds.
@@ -96,7 +96,7 @@ impl FakeServer {
         (state.heartbeats, state.heartbeat_latency) = (outcomes, latency);
     }
 
-    /// Sets the responses to the next sampling requests: "ok", or as in [`reply`].
+    /// Sets the responses to the next sampling requests: "ok", or as in [`to_response`].
     pub(crate) fn samples(&self, outcomes: Vec<Value>) {
         self.0.lock().unwrap().samples = outcomes.into();
     }
@@ -130,7 +130,7 @@ impl FakeServer {
 
     pub(crate) fn calls(&self, path: &str) -> Vec<Call> {
         let state = self.0.lock().unwrap();
-        state.seen.iter().filter(|call| call.path.ends_with(path)).cloned().collect()
+        state.received.iter().filter(|call| call.path.ends_with(path)).cloned().collect()
     }
 
     pub(crate) fn builder(&self) -> ServiceClientBuilder {
@@ -219,7 +219,7 @@ impl FakeServer {
                 };
                 let request = ForwardBackward::from_proto(&body).unwrap();
                 let seq = request.seq_id.unwrap().get();
-                self.0.lock().unwrap().answers.entry(format!("r{seq}")).or_insert_with(|| {
+                self.0.lock().unwrap().responses.entry(format!("r{seq}")).or_insert_with(|| {
                     let n = request.data.len();
                     let values = vec![-(seq as f32); n];
                     let record = LossRecord::new(n).field("logprobs", values, vec![1; n]).unwrap();
@@ -289,9 +289,9 @@ impl FakeServer {
             return json!({"type": "load_weights"});
         }
         let mut state = self.0.lock().unwrap();
-        match state.answers.get_mut(id) {
-            Some(answers) if answers.len() > 1 => answers.remove(0),
-            Some(answers) => answers[0].clone(),
+        match state.responses.get_mut(id) {
+            Some(responses) if responses.len() > 1 => responses.remove(0),
+            Some(responses) => responses[0].clone(),
             // A sample of one token.
             None if id.starts_with('q') => json!({"proto": b"\x0a\x06\x12\x04\x07\0\0\0".to_vec()}),
             None => json!({"metrics": {}}),
@@ -299,15 +299,16 @@ impl FakeServer {
     }
 }
 
-/// Converts a scripted response: a number is a status, an array a status with a body, a string a lost
-/// request, anything else a JSON body.
-fn reply(answer: &Value) -> Result<Response<Bytes>, HttpFailure> {
+/// Converts a scripted response: a number is a status, an array a status and a JSON body, the string
+/// `timeout` a timeout, any other string a lost connection, and an object a JSON body or, with the field
+/// `proto`, a protobuf body.
+fn to_response(scripted: &Value) -> Result<Response<Bytes>, HttpFailure> {
     let with = |status: u64, body: Bytes, kind: &str| {
         let status = u16::try_from(status).unwrap();
-        let reply = Response::builder().status(status).header("content-type", kind);
-        Ok(reply.body(body).unwrap())
+        let response = Response::builder().status(status).header("content-type", kind);
+        Ok(response.body(body).unwrap())
     };
-    match answer {
+    match scripted {
         Value::Number(status) => with(status.as_u64().unwrap(), Bytes::new(), "text/plain"),
         Value::Array(pair) => {
             with(pair[0].as_u64().unwrap(), pair[1].to_string().into(), "application/json")
@@ -316,9 +317,9 @@ fn reply(answer: &Value) -> Result<Response<Bytes>, HttpFailure> {
         Value::String(_) => Err(HttpFailure::connect("scripted")),
         Value::Object(fields) if fields.contains_key("retry-after") => {
             let status = u16::try_from(fields["status"].as_u64().unwrap()).unwrap();
-            let asked = fields["retry-after"].as_str().unwrap();
-            let reply = Response::builder().status(status).header("retry-after", asked);
-            Ok(reply.body(Bytes::new()).unwrap())
+            let seconds = fields["retry-after"].as_str().unwrap();
+            let response = Response::builder().status(status).header("retry-after", seconds);
+            Ok(response.body(Bytes::new()).unwrap())
         }
         Value::Object(fields) if fields.contains_key("proto") => {
             let bytes: Vec<u8> = serde_json::from_value(fields["proto"].clone()).unwrap();
@@ -338,11 +339,11 @@ impl HttpService for FakeServer {
         let (parts, body) = request.into_parts();
         let path = parts.uri.path().to_owned();
         let call = Call { at: Instant::now(), path, headers: parts.headers, body };
-        self.0.lock().unwrap().seen.push(call.clone());
+        self.0.lock().unwrap().received.push(call.clone());
         Box::pin(async move {
             match self.handle(&call).await {
                 Value::String(word) if word == "hang" => std::future::pending().await,
-                answer => reply(&answer),
+                scripted => to_response(&scripted),
             }
         })
     }

@@ -7,11 +7,11 @@ use crate::scripted_server::ScriptedServer;
 
 const POLL: &str = "POST /api/v1/retrieve_future";
 
-fn missing() -> Value {
+fn not_found() -> Value {
     json!({"detail": "Not Found"})
 }
 
-fn ticket(id: &str) -> Value {
+fn submitted(id: &str) -> Value {
     json!({"future_id": id, "status": "pending", "request_id": id})
 }
 
@@ -19,7 +19,7 @@ fn tensor(data: [f32; 2]) -> Value {
     json!({"data": data, "dtype": "float32", "shape": [2]})
 }
 
-fn passed() -> Value {
+fn pass_output() -> Value {
     let output = json!({
         "elementwise_loss": tensor([-0.0, 8.628_008]),
         "logprobs": tensor([-8.298_051, -8.628_008]),
@@ -36,7 +36,7 @@ fn started() -> ScriptedServer {
         "model_id": "model_2f696cd3", "base_model": "base",
         "lora_config": {"rank": 8, "seed": 1}, "status": "created", "request_id": "2",
     });
-    let made = json!({
+    let created = json!({
         "model_id": "model_2f696cd3", "base_model": "base",
         "lora_config": {
             "rank": 8, "alpha": 32.0, "seed": 1, "train_attn": true, "train_mlp": true,
@@ -44,33 +44,36 @@ fn started() -> ScriptedServer {
         },
     });
     ScriptedServer::new()
-        .reply("POST /api/v1/client/config", 200, json!({"pjwt_auth_enabled": false}))
-        .reply("POST /api/v1/client/dynamic_config", 404, missing())
-        .reply("POST /api/v1/create_session", 200, session)
-        .reply("POST /api/v1/create_model", 200, submitted)
-        .reply(POLL, 200, made)
+        .respond("POST /api/v1/client/config", 200, json!({"pjwt_auth_enabled": false}))
+        .respond("POST /api/v1/client/dynamic_config", 404, not_found())
+        .respond("POST /api/v1/create_session", 200, session)
+        .respond("POST /api/v1/create_model", 200, submitted)
+        .respond(POLL, 200, created)
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_server_without_protobuf_is_sent_json() {
     let fake = started()
-        .reply("POST /api/v1/forward_backward", 200, ticket("3"))
-        .reply(POLL, 200, passed())
-        .reply("POST /api/v1/forward", 200, ticket("4"))
-        .reply(POLL, 200, passed())
-        .reply("POST /api/v1/sessions/session_9dabe5de/finish", 404, missing());
+        .respond("POST /api/v1/forward_backward", 200, submitted("3"))
+        .respond(POLL, 200, pass_output())
+        .respond("POST /api/v1/forward", 200, submitted("4"))
+        .respond(POLL, 200, pass_output())
+        .respond("POST /api/v1/sessions/session_9dabe5de/finish", 404, not_found());
     let service = fake.client();
     let model = service.create_lora_training_client("base").rank(8).seed(1).create().await.unwrap();
     let data = || vec![Datum::completion([1, 2], [3]).unwrap()];
     let pass = model.forward_backward(data(), LossFn::CrossEntropy).await.unwrap();
     assert_eq!(pass.loss(), Some(f64::from(8.628_008_f32)), "the sum over tokens");
-    let look = model.forward(data(), LossFn::CrossEntropy).await.unwrap();
-    assert_eq!(look.outputs.get(0).unwrap().f32("logprobs").unwrap().len(), 2);
-    service.close(FinishReason::Success, None).await.expect("it has no word for the end");
+    let forward = model.forward(data(), LossFn::CrossEntropy).await.unwrap();
+    assert_eq!(forward.outputs.get(0).unwrap().f32("logprobs").unwrap().len(), 2);
+    service
+        .close(FinishReason::Success, None)
+        .await
+        .expect("the first protocol cannot finish a session");
     fake.finish();
 
-    let seen = fake.seen();
-    let sent = |path: &str| seen.iter().find(|seen| seen.url.ends_with(path)).unwrap();
+    let received = fake.received();
+    let sent = |path: &str| received.iter().find(|received| received.url.ends_with(path)).unwrap();
     let backward = sent("/forward_backward");
     assert_eq!(backward.header("content-type"), Some("application/json"));
     let first = &backward.json()["forward_backward_input"]["data"][0];
@@ -103,12 +106,12 @@ async fn prompt_logprobs_without_the_first_token_are_aligned() {
         "type": "create_sampling_session", "sampling_session_id": "sampling_5b1e6c27",
     });
     let fake = ScriptedServer::new()
-        .reply("POST /api/v1/client/config", 404, missing())
-        .reply("POST /api/v1/client/dynamic_config", 404, missing())
-        .reply("POST /api/v1/create_session", 200, session)
-        .reply("POST /api/v1/create_sampling_session", 200, sampler)
-        .reply("POST /api/v1/asample", 200, ticket("5"))
-        .reply(POLL, 200, sampled);
+        .respond("POST /api/v1/client/config", 404, not_found())
+        .respond("POST /api/v1/client/dynamic_config", 404, not_found())
+        .respond("POST /api/v1/create_session", 200, session)
+        .respond("POST /api/v1/create_sampling_session", 200, sampler)
+        .respond("POST /api/v1/asample", 200, submitted("5"))
+        .respond(POLL, 200, sampled);
     let sampler = fake.client().create_sampling_client("base").await.unwrap();
     let scored = sampler.compute_logprobs([3, 4, 5]).await.unwrap();
     assert_eq!(scored.iter().collect::<Vec<_>>(), [None, Some(-8.1438), Some(-7.418)]);
@@ -121,8 +124,8 @@ async fn a_path_without_a_kind_is_completed() {
         "path": "tinker://model_ab5a65ba/step-000004", "type": "save_weights_for_sampler",
     });
     let fake = started()
-        .reply("POST /api/v1/save_weights_for_sampler", 200, ticket("6"))
-        .reply(POLL, 200, saved);
+        .respond("POST /api/v1/save_weights_for_sampler", 200, submitted("6"))
+        .respond(POLL, 200, saved);
     let model = fake.client().create_lora_training_client("base").rank(8).create().await.unwrap();
     let path = model.save_weights_for_sampler("step-000004").await.unwrap();
     assert_eq!(path.to_string(), "tinker://model_ab5a65ba/sampler_weights/step-000004");

@@ -32,8 +32,8 @@ async fn a_handle_contains_no_key() {
     let restored = other.restore_sampling_client(&handle).unwrap();
     assert!(there.calls("").is_empty(), "restoring sends nothing");
     restored.sample([1], params()).send().await.unwrap();
-    let asked: Vec<String> = there.calls("").into_iter().map(|call| call.path).collect();
-    assert_eq!(asked, ["/api/v1/asample", "/api/v1/retrieve_future"], "no session was created");
+    let paths: Vec<String> = there.calls("").into_iter().map(|call| call.path).collect();
+    assert_eq!(paths, ["/api/v1/asample", "/api/v1/retrieve_future"], "no session was created");
     assert_eq!(there.calls("/asample")[0].header("x-api-key"), Some("tml-there"));
     assert_eq!(there.calls("/asample")[0].json()["sampling_session_id"], "s:sample:0");
     sleep(Duration::from_secs(11)).await;
@@ -52,22 +52,22 @@ async fn a_handle_contains_no_key() {
 async fn clones_use_distinct_sequence_ranges() {
     let server = FakeServer::new(json!({"sample_join_sampling_session": true}));
     let service = server.builder().build().unwrap();
-    let maker = service.create_sampling_client("base").await.unwrap();
-    let handle = maker.handle();
+    let creator = service.create_sampling_client("base").await.unwrap();
+    let handle = creator.handle();
     let (one, two) = (
         service.restore_sampling_client(&handle).unwrap(),
         service.restore_sampling_client(&handle).unwrap(),
     );
-    maker.sample([1], params()).send().await.unwrap();
+    creator.sample([1], params()).send().await.unwrap();
     assert!(server.calls("/join_sampling_session").is_empty(), "the creator is clone 0");
     let both =
         [&one, &one, &two].map(|client: &SamplingClient| client.sample([1], params()).send());
-    for answer in join_all(both).await {
-        answer.unwrap();
+    for response in join_all(both).await {
+        response.unwrap();
     }
-    let mut seen = numbers(&server);
-    seen.sort_unstable();
-    assert_eq!(seen, [0, 1_000_000_000, 1_000_000_001, 2_000_000_000]);
+    let mut received = numbers(&server);
+    received.sort_unstable();
+    assert_eq!(received, [0, 1_000_000_000, 1_000_000_001, 2_000_000_000]);
     assert_eq!(server.calls("/join_sampling_session").len(), 2, "each joins once");
     assert_eq!(server.calls("/create_session").len(), 1, "the existing session is used");
 }
@@ -77,14 +77,17 @@ async fn clones_use_distinct_sequence_ranges() {
 async fn a_clone_chooses_a_random_range_if_the_server_assigns_none() {
     let server = FakeServer::new(json!({}));
     let service = server.builder().build().unwrap();
-    let maker = service.create_sampling_client("base").await.unwrap();
-    let clone = service.restore_sampling_client(&maker.handle()).unwrap();
+    let creator = service.create_sampling_client("base").await.unwrap();
+    let clone = service.restore_sampling_client(&creator.handle()).unwrap();
     for _ in 0..2 {
         clone.sample([1], params()).send().await.unwrap();
     }
-    let seen = numbers(&server);
-    assert!(seen[0] >= 1_000_000_000 && seen[0].is_multiple_of(1_000_000_000), "{seen:?}");
-    assert_eq!(seen[1], seen[0] + 1);
+    let received = numbers(&server);
+    assert!(
+        received[0] >= 1_000_000_000 && received[0].is_multiple_of(1_000_000_000),
+        "{received:?}"
+    );
+    assert_eq!(received[1], received[0] + 1);
 }
 
 /// Covers R-POLL.
@@ -95,8 +98,8 @@ async fn one_batch_poll_announces_all_samples_and_reports_retrieved_results() {
     }));
     let sampler = server.sampler().await;
     let calls = (0..50).map(|_| sampler.sample([1, 2], params()).send());
-    for answer in join_all(calls).await {
-        assert_eq!(answer.unwrap().sequences[0].tokens[..], [7]);
+    for response in join_all(calls).await {
+        assert_eq!(response.unwrap().sequences[0].tokens[..], [7]);
     }
     sleep(Duration::from_secs(1)).await;
     assert_eq!(server.calls("/asample").len(), 50);

@@ -30,7 +30,7 @@ struct Server {
     connections: AtomicUsize,
 }
 
-async fn answer(server: Arc<Server>, request: Request<Incoming>) -> Response<Full<Bytes>> {
+async fn respond(server: Arc<Server>, request: Request<Incoming>) -> Response<Full<Bytes>> {
     assert_eq!(request.version(), http::Version::HTTP_2);
     let path = request.uri().path().trim_start_matches("/api/v1/").to_owned();
     let body = match path.as_str() {
@@ -80,7 +80,7 @@ async fn hundreds_of_requests_are_in_flight_at_once() {
     let accepting = tokio::task::spawn(serve(listener, Arc::new(tls), Arc::clone(&server)));
     let client = tokio::task::spawn_blocking(move || {
         Command::new(std::env::current_exe().unwrap())
-            .args(["http2::the_client", "--exact", "--ignored", "--nocapture"])
+            .args(["http2::client_process", "--exact", "--ignored", "--nocapture"])
             .env("SSL_CERT_FILE", trusted)
             .env("TINKER_BASE_URL", format!("https://localhost:{port}"))
             .env("TINKER_API_KEY", "tml-http2")
@@ -106,7 +106,7 @@ async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, server: Arc<Server
             server.connections.fetch_add(1, Ordering::Relaxed);
             let service = hyper::service::service_fn(move |request| {
                 let server = Arc::clone(&server);
-                async move { Ok::<_, Infallible>(answer(server, request).await) }
+                async move { Ok::<_, Infallible>(respond(server, request).await) }
             });
             let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
                 .max_concurrent_streams(STREAMS)
@@ -118,12 +118,12 @@ async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, server: Arc<Server
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "run by the test above, in a process of its own"]
-async fn the_client() {
+async fn client_process() {
     let service = ServiceClient::from_env().unwrap();
     let sampler = service.create_sampling_client("base").await.unwrap();
     let params = SamplingParams::new().max_tokens(1);
     let calls = (0..SAMPLES).map(|_| sampler.sample([1, 2], params.clone()).send());
-    for answer in join_all(calls).await {
-        assert_eq!(answer.unwrap().sequences[0].tokens[..], [7]);
+    for response in join_all(calls).await {
+        assert_eq!(response.unwrap().sequences[0].tokens[..], [7]);
     }
 }

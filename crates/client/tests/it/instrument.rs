@@ -14,7 +14,7 @@ async fn requests_retries_and_queue_states_are_recorded() {
     let _log = tracing::subscriber::set_default(lines.clone());
     let _numbers = metrics::set_default_local_recorder(&recorder);
     let server = FakeServer::new(json!({}));
-    let service = server.builder().api_key("tml-seen").build().unwrap();
+    let service = server.builder().api_key("tml-secret").build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
     server.fail_once("/optim_step");
     let paused = json!({"type": "try_again", "queue_state": "paused_rate_limit"});
@@ -42,7 +42,7 @@ async fn requests_retries_and_queue_states_are_recorded() {
     assert_eq!(changes.len(), 2, "logged on change: {changes:?}");
     assert!(changes[0].contains("paused_rate_limit") && changes[1].contains("active"));
     assert_eq!(lines.with(&["WARN", "is paused"]).len(), 1);
-    assert!(lines.with(&["tml-seen"]).is_empty(), "no event contains the key");
+    assert!(lines.with(&["tml-secret"]).is_empty(), "no event contains the key");
 
     let numbers: Vec<String> = recorder
         .snapshotter()

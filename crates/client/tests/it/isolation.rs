@@ -51,18 +51,18 @@ async fn two_services_train_and_sample_without_crosstalk() {
         let (done, sampler) = work(&b).await;
         (done, start.elapsed(), sampler.backoff_remaining())
     };
-    let look = async {
+    let observer = async {
         sleep(Duration::from_secs(5)).await;
         let (mine, theirs) = (service(&one, "tml-crosstalk-a"), service(&two, "tml-crosstalk-b"));
         let mine = mine.create_sampling_client("base").await.unwrap();
         let theirs = theirs.create_sampling_client("base").await.unwrap();
         (mine.backoff_remaining(), theirs.backoff_remaining())
     };
-    let (((a_done, _), a_took), (b_done, b_took, b_paused), (mine, theirs)) =
-        tokio::join!(busy, free, look);
+    let (((a_done, _), a_took), (b_done, b_took, b_backoff), (mine, theirs)) =
+        tokio::join!(busy, free, observer);
     assert_eq!((a_done, b_done), (130, 130), "every request completed");
     assert!(mine.is_some_and(|rest| rest > Duration::from_secs(40)), "shared by key: {mine:?}");
-    assert_eq!((theirs, b_paused), (None, None), "another key has its own backoff");
+    assert_eq!((theirs, b_backoff), (None, None), "another key has its own backoff");
     assert!(a_took >= Duration::from_secs(50) && b_took < Duration::from_secs(40), "{b_took:?}");
     for (server, key) in [(&one, "tml-crosstalk-a"), (&two, "tml-crosstalk-b")] {
         let keys: BTreeSet<String> = server
@@ -81,11 +81,12 @@ async fn two_services_train_and_sample_without_crosstalk() {
 #[tokio::test(start_paused = true)]
 async fn no_result_is_lost_on_an_unreliable_server() {
     let server = FakeServer::new(json!({}));
-    let odd = [json!(503), json!("conn"), json!("ok"), json!(429), json!("timeout"), json!("ok")];
-    server.samples(odd.iter().cycle().take(240).cloned().collect());
+    let outcomes =
+        [json!(503), json!("conn"), json!("ok"), json!(429), json!("timeout"), json!("ok")];
+    server.samples(outcomes.iter().cycle().take(240).cloned().collect());
     for seq in [3, 7] {
-        let answers = vec![json!(500), json!(429), json!("conn"), json!({"metrics": {}})];
-        server.respond(&format!("r{seq}"), answers);
+        let responses = vec![json!(500), json!(429), json!("conn"), json!({"metrics": {}})];
+        server.respond(&format!("r{seq}"), responses);
     }
     server.refuse(5);
     let service = service(&server, "tml-unreliable");
@@ -106,7 +107,7 @@ async fn dropped_clients_leave_no_tasks() {
     let server = FakeServer::new(json!({}));
     let one = service(&server, "tml-dropped");
     for _ in 0..2000 {
-        // Each has its own sequence range, progress watch and queue log.
+        // Each client has its own sequence range, concurrency limit and queue log.
         drop(one.create_sampling_client("base").await.unwrap());
     }
     let alive = tokio::runtime::Handle::current().metrics().num_alive_tasks();
@@ -120,11 +121,11 @@ async fn dropped_clients_leave_no_tasks() {
 /// Covers R-RH, AUD.5, AUD.8.
 #[tokio::test(start_paused = true)]
 async fn concurrent_samples_are_limited() {
-    for (server, user, most) in [(5, None, 5), (5, Some(3), 3), (2, Some(9), 2)] {
-        let server = FakeServer::new(json!({"sample_max_concurrent_requests": server}));
-        let mut builder = server.builder().api_key("tml-so-many");
-        if let Some(user) = user {
-            builder = builder.max_concurrent_samples(user);
+    for (server_limit, user_limit, expected) in [(5, None, 5), (5, Some(3), 3), (2, Some(9), 2)] {
+        let server = FakeServer::new(json!({"sample_max_concurrent_requests": server_limit}));
+        let mut builder = server.builder().api_key("tml-limited");
+        if let Some(user_limit) = user_limit {
+            builder = builder.max_concurrent_samples(user_limit);
         }
         let service = builder.build().unwrap();
         let sampler = service.create_sampling_client("base").await.unwrap();
@@ -133,7 +134,7 @@ async fn concurrent_samples_are_limited() {
         }
         let waiting: Vec<_> = (0..20).map(|_| sampler.sample([1], params()).send()).collect();
         sleep(Duration::from_secs(1)).await;
-        assert_eq!(server.calls("/asample").len(), most);
+        assert_eq!(server.calls("/asample").len(), expected);
         // Another sampling client has its own limit. A request builder can be awaited directly.
         let other = service.create_sampling_client("base").await.unwrap();
         server.respond("q0", vec![json!({"proto": b"\x0a\x06\x12\x04\x07\0\0\0".to_vec()})]);

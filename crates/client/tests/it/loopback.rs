@@ -14,7 +14,7 @@ use tokio_rustls::rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 /// How the server handles requests other than those for its configuration.
 #[derive(Clone, Copy)]
 enum ServerBehavior {
-    Answer,
+    Respond,
     CloseMidBody,
     CloseAtOnce,
     Garbage,
@@ -42,17 +42,17 @@ async fn serve(behavior: ServerBehavior) -> (String, Arc<AtomicUsize>) {
 
 async fn serve_connection(mut stream: TcpStream, behavior: ServerBehavior) {
     while let Some(head) = read_request(&mut stream).await {
-        let reply: Vec<u8> = if head.contains("/client/") {
-            reply(b"{}", "")
+        let response: Vec<u8> = if head.contains("/client/") {
+            response(b"{}", "")
         } else {
             match behavior {
-                ServerBehavior::Answer => reply(br#"{"sessions":["s"]}"#, ""),
+                ServerBehavior::Respond => response(br#"{"sessions":["s"]}"#, ""),
                 ServerBehavior::Zstd => {
                     let body = tinkex::wire::codec::compress::compress(br#"{"sessions":["z"]}"#);
-                    reply(&body.unwrap(), "content-encoding: zstd\r\n")
+                    response(&body.unwrap(), "content-encoding: zstd\r\n")
                 }
                 ServerBehavior::BrokenZstd => {
-                    reply(b"not compressed", "content-encoding: zstd\r\n")
+                    response(b"not compressed", "content-encoding: zstd\r\n")
                 }
                 ServerBehavior::CloseMidBody => {
                     b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{\"sess".to_vec()
@@ -61,7 +61,7 @@ async fn serve_connection(mut stream: TcpStream, behavior: ServerBehavior) {
                 ServerBehavior::Garbage => b"not an HTTP response\r\n\r\n".to_vec(),
             }
         };
-        if stream.write_all(&reply).await.is_err()
+        if stream.write_all(&response).await.is_err()
             || matches!(behavior, ServerBehavior::CloseMidBody if !head.contains("/client/"))
         {
             return;
@@ -69,7 +69,7 @@ async fn serve_connection(mut stream: TcpStream, behavior: ServerBehavior) {
     }
 }
 
-fn reply(body: &[u8], headers: &str) -> Vec<u8> {
+fn response(body: &[u8], headers: &str) -> Vec<u8> {
     let length = body.len();
     let head = format!(
         "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{headers}content-length: {length}\r\n\r\n"
@@ -104,7 +104,7 @@ fn client(address: &str) -> ServiceClient {
 
 #[tokio::test]
 async fn connections_are_reused() {
-    let (address, connections) = serve(ServerBehavior::Answer).await;
+    let (address, connections) = serve(ServerBehavior::Respond).await;
     let rest = client(&address).rest();
     for _ in 0..5 {
         let found = rest.list_sessions(&ListSessions::default()).await.unwrap();

@@ -41,30 +41,30 @@ async fn small_files_are_in_the_commit_and_large_files_are_uploaded_before() {
     } }] });
     let etag = [("etag", "\"t\"")];
     let fake = ScriptedServer::new()
-        .reply(CREATE, 409, json!({ "error": "exists" }))
-        .reply("POST /api/models/me/x/preupload/main", 200, plan)
-        .reply(BATCH, 200, actions)
-        .reply_with("PUT /p1", 200, &etag, Value::Null)
-        .reply("PUT /p2", 503, Value::Null)
-        .reply_with("PUT /p2", 200, &etag, Value::Null)
-        .reply_with("PUT /p3", 200, &etag, Value::Null)
-        .reply("POST /done", 200, json!({}))
-        .reply("POST /verify", 200, json!({}))
-        .reply("POST /api/models/me/x/commit/main", 200, json!({ "commitUrl": "http://c" }));
+        .respond(CREATE, 409, json!({ "error": "exists" }))
+        .respond("POST /api/models/me/x/preupload/main", 200, plan)
+        .respond(BATCH, 200, actions)
+        .respond_with("PUT /p1", 200, &etag, Value::Null)
+        .respond("PUT /p2", 503, Value::Null)
+        .respond_with("PUT /p2", 200, &etag, Value::Null)
+        .respond_with("PUT /p3", 200, &etag, Value::Null)
+        .respond("POST /done", 200, json!({}))
+        .respond("POST /verify", 200, json!({}))
+        .respond("POST /api/models/me/x/commit/main", 200, json!({ "commitUrl": "http://c" }));
     let repo = hub(&fake).token("hf_secret").create_repo("me/x").await.unwrap();
     let commit = Commit::new("first").file("a.json", &small).file("w", &large).file("junk", &small);
     let done = repo.commit("main", &commit).await.unwrap();
     assert_eq!(done.commit_url.as_deref(), Some("http://c"));
     fake.finish();
-    let seen = fake.seen();
-    for call in &seen {
+    let received = fake.received();
+    for call in &received {
         // Only the hub itself gets the token, not its storage.
         let to_hub = call.url.starts_with("http://server.test");
         let token = to_hub.then_some("Bearer hf_secret");
         assert_eq!(call.header("authorization"), token, "{}", call.url);
     }
-    assert_eq!(seen[0].json()["visibility"], "private");
-    let parts: Vec<&[u8]> = [3, 5, 6].iter().map(|at| &seen[*at].body[..]).collect();
+    assert_eq!(received[0].json()["visibility"], "private");
+    let parts: Vec<&[u8]> = [3, 5, 6].iter().map(|at| &received[*at].body[..]).collect();
     assert_eq!(parts, [&b"0123"[..], b"4567", b"89"]);
     let body = String::from_utf8(fake.last().body.to_vec()).unwrap();
     let lines: Vec<Value> = body.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -77,9 +77,9 @@ async fn small_files_are_in_the_commit_and_large_files_are_uploaded_before() {
 #[tokio::test(start_paused = true)]
 async fn a_name_without_namespace_belongs_to_the_account() {
     let fake = ScriptedServer::new()
-        .reply(CREATE, 200, json!({}))
-        .reply("GET /api/whoami-v2", 200, json!({ "name": "me" }))
-        .reply("HEAD /me/x/resolve/v%2F1/README.md", 404, Value::Null);
+        .respond(CREATE, 200, json!({}))
+        .respond("GET /api/whoami-v2", 200, json!({ "name": "me" }))
+        .respond("HEAD /me/x/resolve/v%2F1/README.md", 404, Value::Null);
     let repo = hub(&fake).token("hf_secret").create_repo("x").public(true).await.unwrap();
     assert_eq!(repo.id(), "me/x");
     assert_eq!(repo.read_text("v/1", "README.md").await.unwrap(), None);
@@ -88,7 +88,7 @@ async fn a_name_without_namespace_belongs_to_the_account() {
 
 #[tokio::test(start_paused = true)]
 async fn an_error_status_has_a_hint_and_does_not_show_the_token() {
-    let fake = ScriptedServer::new().reply(CREATE, 403, json!({ "error": "no" }));
+    let fake = ScriptedServer::new().respond(CREATE, 403, json!({ "error": "no" }));
     let error = hub(&fake).token("hf_secret").create_repo("me/x").await.unwrap_err();
     let shown = format!("{error} {error:?}");
     assert!(

@@ -28,8 +28,8 @@ async fn replay<T>(name: &str, call: impl AsyncFnOnce(ServiceClient) -> tinkex::
     let (path, method) = (request["path"].as_str().unwrap(), request["method"].as_str().unwrap());
     let target = format!("{method} {}", path.split('?').next().unwrap());
     let status = u16::try_from(response["status"].as_u64().unwrap()).unwrap();
-    let fake = ScriptedServer::started().reply(&target, status, response["body"].clone());
-    let result = call(fake.client()).await.unwrap_or_else(|why| panic!("{name}: {why}"));
+    let fake = ScriptedServer::started().respond(&target, status, response["body"].clone());
+    let result = call(fake.client()).await.unwrap_or_else(|error| panic!("{name}: {error}"));
     let sent = fake.last();
     assert_eq!(sent.url, format!("http://server.test{path}"), "{name}");
     assert_eq!(sent.method, method, "{name}");
@@ -54,7 +54,7 @@ fn path(kind: &str, name: &str) -> TinkerPath {
 
 /// Covers R-OLD.
 #[tokio::test(start_paused = true)]
-async fn runs_and_samplers() {
+async fn run_and_sampler_requests_match_the_reference() {
     replay("list_training_runs", async |service| {
         service.rest().list_training_runs(&ListTrainingRuns::default()).await
     })
@@ -89,7 +89,7 @@ async fn runs_and_samplers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn checkpoints() {
+async fn checkpoint_requests_match_the_reference() {
     let weights = path("weights", "ck1");
     replay("list_checkpoints", async |s| s.rest().list_checkpoints(RUN).await).await;
     replay("list_user_checkpoints", async |service| {
@@ -126,7 +126,7 @@ async fn checkpoints() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sessions() {
+async fn session_requests_match_the_reference() {
     replay("list_sessions", async |service| {
         service.rest().list_sessions(&ListSessions::default()).await
     })
@@ -150,7 +150,7 @@ async fn sessions() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn accounting() {
+async fn usage_and_audit_requests_match_the_reference() {
     replay("billing_usage", async |service| {
         let (from, to) = ("2026-07-13T00:00:00Z".parse()?, "2026-07-14T00:00:00Z".parse()?);
         service.admin().get_billing_usage(from, to).await
@@ -186,8 +186,8 @@ async fn long_lists_are_streamed_across_pages() {
         json!({"checkpoints": items.map(checkpoint).collect::<Value>(), "cursor": cursor})
     };
     let fake = ScriptedServer::started()
-        .reply("GET /api/v1/checkpoints", 200, page(0..1000))
-        .reply("GET /api/v1/checkpoints", 200, page(1000..1500));
+        .respond("GET /api/v1/checkpoints", 200, page(0..1000))
+        .respond("GET /api/v1/checkpoints", 200, page(1000..1500));
     let rest = fake.client().rest();
     let all: Vec<_> = rest.user_checkpoints().try_collect().await.unwrap();
     assert_eq!(all.len(), 1500);
@@ -206,12 +206,12 @@ async fn a_search_continues_from_its_cursor() {
     };
     let cursor = json!({"last_created_at": "2026-01-02T03:04:05Z", "last_session_id": "a"});
     let fake = ScriptedServer::started()
-        .reply(
+        .respond(
             "POST /api/v1/sessions/search",
             200,
             json!({"sessions": [session("a")], "next_cursor": cursor}),
         )
-        .reply("POST /api/v1/sessions/search", 200, json!({"sessions": [session("b")]}));
+        .respond("POST /api/v1/sessions/search", 200, json!({"sessions": [session("b")]}));
     let rest: RestClient = fake.client().rest();
     let found: Vec<_> = rest.sessions_found(SearchSessions::default()).try_collect().await.unwrap();
     assert_eq!(found.iter().map(|s| s.session_id.as_str()).collect::<Vec<_>>(), ["a", "b"]);
@@ -224,12 +224,12 @@ async fn a_search_continues_from_its_cursor() {
 async fn a_trace_export_waits_until_the_trace_is_ready() {
     let call = format!("GET /api/v1/sessions/{SESSION}/trace_export");
     let fake = ScriptedServer::started()
-        .reply(&call, 200, json!({"status": TraceStatus::Pending}))
-        .reply(&call, 200, json!({"status": TraceStatus::Pending}))
-        .reply(&call, 200, json!({"status": TraceStatus::Failed, "error": "too old"}));
+        .respond(&call, 200, json!({"status": TraceStatus::Pending}))
+        .respond(&call, 200, json!({"status": TraceStatus::Pending}))
+        .respond(&call, 200, json!({"status": TraceStatus::Failed, "error": "too old"}));
     let error = fake.client().rest().export_session_trace(SESSION).await.unwrap_err();
     assert!(error.to_string().contains("too old"), "{error}");
-    let seen = fake.seen();
-    assert_eq!((seen[4].at - seen[3].at).as_secs(), 5);
+    let received = fake.received();
+    assert_eq!((received[4].at - received[3].at).as_secs(), 5);
     fake.finish();
 }

@@ -13,14 +13,14 @@ use crate::scripted_server::ScriptedServer;
 const LIST: &str = "GET /api/v1/sessions";
 const COPY: &str = "POST /api/v1/copy_weights";
 
-fn none() -> Value {
+fn no_sessions() -> Value {
     json!({"sessions": []})
 }
 
 /// Covers T2.2.1.
 #[tokio::test(start_paused = true)]
 async fn a_success_is_one_request() {
-    let fake = ScriptedServer::started().reply(LIST, 200, none());
+    let fake = ScriptedServer::started().respond(LIST, 200, no_sessions());
     fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
     fake.finish();
 }
@@ -30,14 +30,14 @@ async fn a_success_is_one_request() {
 async fn a_failing_request_is_retried_ten_times_per_round_for_five_minutes() {
     let mut fake = ScriptedServer::started();
     for _ in 0..400 {
-        fake = fake.reply(LIST, 500, json!({"detail": "oops"}));
+        fake = fake.respond(LIST, 500, json!({"detail": "oops"}));
     }
     let start = Instant::now();
     let error = fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap_err();
     assert_eq!((error.kind(), error.status()), (ErrorKind::Server, Some(500)));
     assert!(start.elapsed() >= Duration::from_secs(300), "rounds are repeated for five minutes");
-    let seen = fake.seen();
-    let calls = &seen[2..];
+    let received = fake.received();
+    let calls = &received[2..];
     assert_eq!(calls.len(), usize::try_from(error.attempts()).unwrap());
     // Rounds of eleven attempts, each counting its retries from 0.
     for (i, call) in calls.iter().enumerate() {
@@ -52,19 +52,19 @@ async fn a_failing_request_is_retried_ten_times_per_round_for_five_minutes() {
 async fn transient_failures_are_retried_with_the_same_key() {
     let path = json!({"tinker_path": "tinker://r/weights/a"});
     for (name, fake) in [
-        ("408", ScriptedServer::started().reply(COPY, 408, Value::Null)),
-        ("409", ScriptedServer::started().reply(COPY, 409, Value::Null)),
+        ("408", ScriptedServer::started().respond(COPY, 408, Value::Null)),
+        ("409", ScriptedServer::started().respond(COPY, 409, Value::Null)),
         ("lost", ScriptedServer::started().lose(COPY)),
         ("late", ScriptedServer::started().delay(COPY)),
     ] {
-        let fake = fake.reply(COPY, 200, path.clone());
+        let fake = fake.respond(COPY, 200, path.clone());
         let copy = tinkex::CopyCheckpoint::new("tinker://r/weights/a".parse().unwrap());
         let copied = fake.client().rest().copy_weights(copy.into_project("p")).await;
         assert_eq!(copied.unwrap().to_string(), "tinker://r/weights/a", "{name}");
-        let seen = fake.seen();
-        let keys: Vec<_> = seen[2..].iter().map(|s| s.header("x-idempotency-key")).collect();
+        let received = fake.received();
+        let keys: Vec<_> = received[2..].iter().map(|s| s.header("x-idempotency-key")).collect();
         assert_eq!(keys[0], keys[1], "{name}");
-        assert_eq!(seen[2].body, seen[3].body, "the same bytes");
+        assert_eq!(received[2].body, received[3].body, "the same bytes");
         fake.finish();
     }
 }
@@ -77,13 +77,14 @@ async fn retry_after_is_honoured_and_reported() {
         ("retry-after", "3", Duration::from_secs(3)),
     ] {
         let fake = ScriptedServer::started()
-            .reply_with(LIST, 429, &[(header, value)], Value::Null)
-            .reply(LIST, 200, none());
+            .respond_with(LIST, 429, &[(header, value)], Value::Null)
+            .respond(LIST, 200, no_sessions());
         fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
-        let seen = fake.seen();
-        assert_eq!(seen[3].at - seen[2].at, wait, "{header}");
+        let received = fake.received();
+        assert_eq!(received[3].at - received[2].at, wait, "{header}");
 
-        let fake = ScriptedServer::started().reply_with(LIST, 429, &[(header, value)], Value::Null);
+        let fake =
+            ScriptedServer::started().respond_with(LIST, 429, &[(header, value)], Value::Null);
         let once = fake.builder().retry(RetryPolicy::disabled()).build().unwrap();
         let error = once.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
         assert_eq!((error.kind(), error.retry_after()), (ErrorKind::RateLimited, Some(wait)));
@@ -95,26 +96,26 @@ async fn retry_after_is_honoured_and_reported() {
 #[tokio::test(start_paused = true)]
 async fn the_server_may_demand_or_decline_a_retry() {
     let fake = ScriptedServer::started()
-        .reply_with(LIST, 400, &[("x-should-retry", "true")], json!({"detail": "odd"}))
-        .reply(LIST, 200, none());
+        .respond_with(LIST, 400, &[("x-should-retry", "true")], json!({"detail": "odd"}))
+        .respond(LIST, 200, no_sessions());
     fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
     fake.finish();
 
     // The server declines retries within a round; further rounds are up to the client.
     let fake = ScriptedServer::started()
-        .reply_with(LIST, 503, &[("x-should-retry", "false")], Value::Null)
-        .reply(LIST, 200, none());
+        .respond_with(LIST, 503, &[("x-should-retry", "false")], Value::Null)
+        .respond(LIST, 200, no_sessions());
     fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
-    let seen = fake.seen();
-    assert_eq!(seen[3].at - seen[2].at, Duration::from_secs(1), "a new round, not a retry");
-    assert_eq!(seen[3].header("x-stainless-retry-count"), Some("0"));
+    let received = fake.received();
+    assert_eq!(received[3].at - received[2].at, Duration::from_secs(1), "a new round, not a retry");
+    assert_eq!(received[3].header("x-stainless-retry-count"), Some("0"));
 }
 
 /// Covers P6B.3, P6B.4, P6C.4.
 #[tokio::test(start_paused = true)]
 async fn disabled_retries_send_exactly_one_request() {
     for (status, kind) in [(500, ErrorKind::Server), (400, ErrorKind::Rejected)] {
-        let fake = ScriptedServer::started().reply(LIST, status, json!({"detail": "no"}));
+        let fake = ScriptedServer::started().respond(LIST, status, json!({"detail": "no"}));
         let client = fake.builder().retry(RetryPolicy::disabled()).build().unwrap();
         let error = client.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
         assert_eq!((error.kind(), error.attempts()), (kind, 1));
@@ -125,13 +126,13 @@ async fn disabled_retries_send_exactly_one_request() {
 #[tokio::test(start_paused = true)]
 async fn permanent_failures_are_not_retried() {
     for status in [400, 401, 403, 404, 410, 422] {
-        let fake = ScriptedServer::started().reply(LIST, status, json!({"detail": "no"}));
+        let fake = ScriptedServer::started().respond(LIST, status, json!({"detail": "no"}));
         let error = fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap_err();
         assert_eq!((error.status(), error.attempts()), (Some(status), 1));
         assert!(error.is_user_error());
         fake.finish();
     }
-    let fake = ScriptedServer::started().reply(LIST, 200, json!({"sessions": 7}));
+    let fake = ScriptedServer::started().respond(LIST, 200, json!({"sessions": 7}));
     let error = fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Decode);
     assert!(error.to_string().contains("sessions"), "{error}");
@@ -142,9 +143,9 @@ async fn permanent_failures_are_not_retried() {
 async fn a_copy_keeps_one_key_and_one_token_through_all_rounds() {
     let mut fake = ScriptedServer::started();
     for _ in 0..11 {
-        fake = fake.reply(COPY, 503, Value::Null);
+        fake = fake.respond(COPY, 503, Value::Null);
     }
-    let fake = fake.lose(COPY).delay(COPY).reply(
+    let fake = fake.lose(COPY).delay(COPY).respond(
         COPY,
         200,
         json!({"tinker_path": "tinker://copy/weights/a"}),
@@ -155,8 +156,8 @@ async fn a_copy_keeps_one_key_and_one_token_through_all_rounds() {
         .ttl(Duration::from_secs(3600))
         .source_token("tml-other");
     client.rest().copy_weights(copy).await.unwrap();
-    let seen = fake.seen();
-    let copies = &seen[2..];
+    let received = fake.received();
+    let copies = &received[2..];
     let key = copies[0].header("x-idempotency-key").unwrap();
     assert_eq!(key.len(), 36, "a plain UUID");
     for copy in copies {
@@ -172,8 +173,9 @@ async fn a_copy_keeps_one_key_and_one_token_through_all_rounds() {
 
     let fake = ScriptedServer::new();
     let source = "tinker://r/weights/a".parse().unwrap();
-    let nowhere = fake.client().rest().copy_weights(tinkex::CopyCheckpoint::new(source)).await;
-    assert_eq!(nowhere.unwrap_err().kind(), ErrorKind::InvalidInput, "nothing was sent");
+    let without_project =
+        fake.client().rest().copy_weights(tinkex::CopyCheckpoint::new(source)).await;
+    assert_eq!(without_project.unwrap_err().kind(), ErrorKind::InvalidInput, "nothing was sent");
 }
 
 /// Covers X4.
@@ -181,12 +183,12 @@ async fn a_copy_keeps_one_key_and_one_token_through_all_rounds() {
 async fn a_billing_problem_delays_connecting() {
     let start = Instant::now();
     let fake = ScriptedServer::new()
-        .reply("POST /api/v1/client/config", 402, Value::Null)
-        .reply("POST /api/v1/client/config", 200, json!({}))
-        .reply("POST /api/v1/client/dynamic_config", 402, Value::Null)
-        .reply("POST /api/v1/client/dynamic_config", 200, json!({}))
-        .reply(LIST, 402, Value::Null)
-        .reply(LIST, 200, none());
+        .respond("POST /api/v1/client/config", 402, Value::Null)
+        .respond("POST /api/v1/client/config", 200, json!({}))
+        .respond("POST /api/v1/client/dynamic_config", 402, Value::Null)
+        .respond("POST /api/v1/client/dynamic_config", 200, json!({}))
+        .respond(LIST, 402, Value::Null)
+        .respond(LIST, 200, no_sessions());
     fake.client().rest().list_sessions(&ListSessions::default()).await.unwrap();
     assert_eq!(start.elapsed(), Duration::from_secs(15));
     fake.finish();
@@ -201,20 +203,20 @@ async fn polling_an_unreachable_server_ends_after_the_retry_timeout() {
     let service =
         server.builder().retry(RetryPolicy::default().with_retry_timeout(timeout)).build().unwrap();
     let model = service.create_lora_training_client("base").create().await.unwrap();
-    let asked = Instant::now();
+    let start = Instant::now();
     let error = model.optim_step(AdamParams::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Connect);
-    let waited = asked.elapsed();
+    let waited = start.elapsed();
     assert!(waited >= timeout && waited < timeout * 2, "{waited:?}");
 
     // Any response shows that the server is reachable, so polling continues.
-    let mut answers = vec![json!(500); 200];
-    answers.iter_mut().step_by(2).for_each(|answer| *answer = json!("conn"));
-    answers.push(json!({"metrics": {}}));
-    server.respond("r2", answers);
-    let asked = Instant::now();
+    let mut responses = vec![json!(500); 200];
+    responses.iter_mut().step_by(2).for_each(|response| *response = json!("conn"));
+    responses.push(json!({"metrics": {}}));
+    server.respond("r2", responses);
+    let start = Instant::now();
     model.optim_step(AdamParams::default()).await.unwrap();
-    assert!(asked.elapsed() > timeout);
+    assert!(start.elapsed() > timeout);
 }
 
 /// A lost sample is resubmitted, but not after the retry timeout.
@@ -230,13 +232,13 @@ async fn samples_are_not_resubmitted_after_the_retry_timeout() {
         let service =
             builder.retry(RetryPolicy::default().with_retry_timeout(timeout)).build().unwrap();
         let sampler = service.create_sampling_client("base").await.unwrap();
-        let asked = Instant::now();
+        let start = Instant::now();
         let sample = sampler.sample([1], SamplingParams::new()).send();
         let error = tokio::time::timeout(timeout * 3, sample)
             .await
             .expect("the sample fails in time")
             .unwrap_err();
         assert!(error.is_retryable(), "{error}");
-        assert!(asked.elapsed() <= timeout, "{lost}: {:?}", asked.elapsed());
+        assert!(start.elapsed() <= timeout, "{lost}: {:?}", start.elapsed());
     }
 }

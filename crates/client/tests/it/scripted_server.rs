@@ -16,19 +16,19 @@ pub(crate) struct ScriptedServer(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
-    script: VecDeque<(String, Answer)>,
-    seen: Vec<Seen>,
+    script: VecDeque<(String, ScriptedOutcome)>,
+    received: Vec<ReceivedRequest>,
 }
 
-enum Answer {
-    Reply(Response<Bytes>),
-    Lost,
-    Late,
+enum ScriptedOutcome {
+    Response(Response<Bytes>),
+    ConnectionLost,
+    Timeout,
 }
 
 /// A received request.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct ReceivedRequest {
     pub(crate) at: Instant,
     pub(crate) method: String,
     pub(crate) url: String,
@@ -38,7 +38,7 @@ pub(crate) struct Seen {
     pub(crate) timeout: Duration,
 }
 
-impl Seen {
+impl ReceivedRequest {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(|value| value.to_str().unwrap())
     }
@@ -56,7 +56,7 @@ impl ScriptedServer {
 
     /// Creates a script that starts with the configuration requests, answered with defaults.
     pub(crate) fn started() -> Self {
-        Self::new().reply("POST /api/v1/client/config", 200, json!({})).reply(
+        Self::new().respond("POST /api/v1/client/config", 200, json!({})).respond(
             "POST /api/v1/client/dynamic_config",
             200,
             json!({}),
@@ -64,48 +64,48 @@ impl ScriptedServer {
     }
 
     /// Expects a request and responds with a status and a JSON body.
-    pub(crate) fn reply(self, call: &str, status: u16, body: Value) -> Self {
-        self.reply_with(call, status, &[], body)
+    pub(crate) fn respond(self, call: &str, status: u16, body: Value) -> Self {
+        self.respond_with(call, status, &[], body)
     }
 
-    pub(crate) fn reply_with(
+    pub(crate) fn respond_with(
         self,
         call: &str,
         status: u16,
         headers: &[(&str, &str)],
         body: Value,
     ) -> Self {
-        let mut reply = Response::builder().status(status);
+        let mut response = Response::builder().status(status);
         for (name, value) in headers {
-            reply = reply.header(*name, *value);
+            response = response.header(*name, *value);
         }
         let body = if body.is_null() { Bytes::new() } else { body.to_string().into() };
-        self.then(call, Answer::Reply(reply.body(body).unwrap()))
+        self.then(call, ScriptedOutcome::Response(response.body(body).unwrap()))
     }
 
     /// Expects a request and loses its connection.
     pub(crate) fn lose(self, call: &str) -> Self {
-        self.then(call, Answer::Lost)
+        self.then(call, ScriptedOutcome::ConnectionLost)
     }
 
     /// Expects a request and lets it time out.
     pub(crate) fn delay(self, call: &str) -> Self {
-        self.then(call, Answer::Late)
+        self.then(call, ScriptedOutcome::Timeout)
     }
 
-    fn then(self, call: &str, answer: Answer) -> Self {
-        self.0.lock().unwrap().script.push_back((call.to_owned(), answer));
+    fn then(self, call: &str, outcome: ScriptedOutcome) -> Self {
+        self.0.lock().unwrap().script.push_back((call.to_owned(), outcome));
         self
     }
 
     /// Returns all received requests.
-    pub(crate) fn seen(&self) -> Vec<Seen> {
-        self.0.lock().unwrap().seen.clone()
+    pub(crate) fn received(&self) -> Vec<ReceivedRequest> {
+        self.0.lock().unwrap().received.clone()
     }
 
     /// Returns the last received request.
-    pub(crate) fn last(&self) -> Seen {
-        self.seen().pop().expect("a request")
+    pub(crate) fn last(&self) -> ReceivedRequest {
+        self.received().pop().expect("a request")
     }
 
     /// Asserts that the whole script was used.
@@ -140,7 +140,7 @@ impl HttpService for ScriptedServer {
         let (parts, body) = request.into_parts();
         let call = format!("{} {}", parts.method, parts.uri.path());
         let mut state = self.0.lock().unwrap();
-        state.seen.push(Seen {
+        state.received.push(ReceivedRequest {
             at: Instant::now(),
             method: parts.method.to_string(),
             url: parts.uri.to_string(),
@@ -149,15 +149,15 @@ impl HttpService for ScriptedServer {
             body,
             timeout,
         });
-        let (expected, answer) =
+        let (expected, outcome) =
             state.script.pop_front().unwrap_or_else(|| panic!("{call} was not expected"));
         assert_eq!(call, expected, "unexpected request");
         drop(state);
         Box::pin(async move {
-            match answer {
-                Answer::Reply(reply) => Ok(reply),
-                Answer::Lost => Err(HttpFailure::connect("scripted loss")),
-                Answer::Late => {
+            match outcome {
+                ScriptedOutcome::Response(response) => Ok(response),
+                ScriptedOutcome::ConnectionLost => Err(HttpFailure::connect("scripted loss")),
+                ScriptedOutcome::Timeout => {
                     sleep(timeout).await;
                     Err(HttpFailure::timeout("scripted delay"))
                 }

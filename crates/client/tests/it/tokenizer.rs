@@ -157,13 +157,13 @@ impl FakeHub {
         fake
     }
 
-    /// The requests whose method and URL contain `text`.
+    /// Returns the requests whose method and URL contain `text`.
     fn requests(&self, text: &str) -> Vec<RecordedRequest> {
         let state = self.0.lock().unwrap();
         state.requests.iter().filter(|request| request.line.contains(text)).cloned().collect()
     }
 
-    /// A client of this hub with the given cache.
+    /// Returns a client of this hub with the given cache.
     fn hub(&self, cache: &TempDir) -> Hub {
         Hub::from_env(&Env::empty())
             .unwrap()
@@ -178,9 +178,9 @@ impl FakeHub {
         let mut state = self.0.lock().unwrap();
         let line = format!("{} {uri}", request.method());
         state.requests.push(RecordedRequest { line, headers: request.headers().clone() });
-        let reply = Response::builder();
+        let response = Response::builder();
         if let Some((status, code)) = state.refusal {
-            return Ok(reply
+            return Ok(response
                 .status(status)
                 .header("x-error-code", code)
                 .body(Bytes::new())
@@ -188,21 +188,22 @@ impl FakeHub {
         }
         let name = uri.rsplit('/').next().unwrap();
         let Some(file) = state.files.get(name).cloned() else {
-            let reply = reply.status(404).header("x-error-code", "EntryNotFound");
-            return Ok(reply.body(Bytes::new()).unwrap());
+            let response = response.status(404).header("x-error-code", "EntryNotFound");
+            return Ok(response.body(Bytes::new()).unwrap());
         };
         let tag = format!("\"{}\"", file.etag);
-        let reply = reply.header("x-repo-commit", COMMIT);
+        let response = response.header("x-repo-commit", COMMIT);
         if file.linked && uri.starts_with("https://hub.test/") {
-            let reply = reply.status(302).header("location", format!("https://cdn.test/{name}"));
-            let reply =
-                reply.header("x-linked-etag", tag).header("x-linked-size", file.bytes.len());
-            return Ok(reply.body(Bytes::from_static(b"redirect")).unwrap());
+            let response =
+                response.status(302).header("location", format!("https://cdn.test/{name}"));
+            let response =
+                response.header("x-linked-etag", tag).header("x-linked-size", file.bytes.len());
+            return Ok(response.body(Bytes::from_static(b"redirect")).unwrap());
         }
         let tag = if file.linked { "\"tag-of-the-storage\"".to_owned() } else { tag };
-        let reply = reply.header("etag", &tag);
+        let response = response.header("etag", &tag);
         if request.method() == "HEAD" {
-            return Ok(reply
+            return Ok(response
                 .header("content-length", file.bytes.len())
                 .body(Bytes::new())
                 .unwrap());
@@ -220,14 +221,15 @@ impl FakeHub {
         let total = file.bytes.len();
         let changed = request.headers().get("if-range").is_some_and(|old| *old != *tag);
         if changed {
-            return Ok(reply.body(file.bytes).unwrap());
+            return Ok(response.body(file.bytes).unwrap());
         }
         if start >= total {
-            return Ok(reply.status(416).body(Bytes::new()).unwrap());
+            return Ok(response.status(416).body(Bytes::new()).unwrap());
         }
         let end = total.min(end + 1);
-        let reply = reply.header("content-range", format!("bytes {start}-{}/{total}", end - 1));
-        Ok(reply.status(206).body(file.bytes.slice(start..end)).unwrap())
+        let response =
+            response.header("content-range", format!("bytes {start}-{}/{total}", end - 1));
+        Ok(response.status(206).body(file.bytes.slice(start..end)).unwrap())
     }
 }
 
@@ -484,7 +486,7 @@ async fn a_plain_web_server_can_serve_as_hub() {
             }
             let head = String::from_utf8(head).unwrap().to_ascii_lowercase();
             let (total, last) = (file.len(), file.len() - 1);
-            let reply = if !head.contains("/tokenizer.json ") {
+            let response = if !head.contains("/tokenizer.json ") {
                 "HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".to_owned()
             } else if head.starts_with("head ") {
                 format!("HTTP/1.1 200 OK\r\netag: \"e\"\r\ncontent-length: {total}\r\n\r\n")
@@ -496,7 +498,7 @@ async fn a_plain_web_server_can_serve_as_hub() {
                      content-range: bytes 0-{last}/{total}\r\ncontent-length: {total}\r\n\r\n{file}"
                 )
             };
-            stream.write_all(reply.as_bytes()).await.unwrap();
+            stream.write_all(response.as_bytes()).await.unwrap();
         }
     }
 
@@ -534,8 +536,8 @@ impl HttpService for ModelInfoServer {
         if !path.ends_with("/get_info") && !path.contains("/samplers/") {
             return self.server.send(lane, request, timeout);
         }
-        let reply = Response::new(Bytes::from(self.info.to_string()));
-        Box::pin(async move { Ok(reply) })
+        let response = Response::new(Bytes::from(self.info.to_string()));
+        Box::pin(async move { Ok(response) })
     }
 }
 
