@@ -57,14 +57,20 @@ enum Bench {
     Context(Box<Decode>),
 }
 
+/// A sampler and the requests of one round.
 struct Decode {
     sampler: Sampler,
+    /// Adapters to sample with.
     weights: Vec<ModelWeights>,
+    /// Number of requests per round.
     batch: usize,
+    /// Length of a prompt in tokens.
     prompt: usize,
+    /// Number of tokens to sample per request.
     tokens: usize,
     vocab: u32,
-    round_number: u32,
+    /// Number of requests so far, from which prompts are generated.
+    requests: u32,
 }
 
 impl Bench {
@@ -79,7 +85,7 @@ impl Bench {
                 weights.push(engine.snapshot(&adapter(seed)?));
             }
             let sampler = engine.sampler()?;
-            Ok(Box::new(Decode { sampler, weights, batch, prompt, tokens, vocab, round_number: 0 }))
+            Ok(Box::new(Decode { sampler, weights, batch, prompt, tokens, vocab, requests: 0 }))
         };
         let (name, number) =
             workload.split_at(workload.find(char::is_numeric).unwrap_or(workload.len()));
@@ -131,12 +137,12 @@ impl Decode {
     /// Adds requests with new prompts, so that no prefix is in the cache.
     fn add_requests(&mut self) -> BenchResult<()> {
         for i in 0..self.batch {
-            self.round_number += 1;
-            let prompt = prompt(self.prompt, 1000 + self.round_number, self.vocab);
+            self.requests += 1;
+            let prompt = prompt(self.prompt, 1000 + self.requests, self.vocab);
             let mut request = SampleRequest::new(prompt, self.tokens);
             request.decoding.temperature = 0.0;
             // A single request uses the next adapter; a batch cycles through all adapters.
-            let adapter = if self.batch == 1 { self.round_number as usize } else { i };
+            let adapter = if self.batch == 1 { self.requests as usize } else { i };
             self.sampler.add(&self.weights[adapter % self.weights.len()], request)?;
         }
         Ok(())
@@ -155,6 +161,7 @@ impl Decode {
     }
 }
 
+/// Takes one training step.
 fn train(trainer: &mut Trainer, rows: &[Vec<u32>]) -> BenchResult<()> {
     let weights = vec![0.001; rows.iter().map(Vec::len).max().unwrap_or(0)];
     let data: Vec<Datum<'_>> = rows
@@ -171,11 +178,13 @@ fn train(trainer: &mut Trainer, rows: &[Vec<u32>]) -> BenchResult<()> {
     Ok(())
 }
 
+/// Returns random tokens.
 fn prompt(len: usize, salt: u32, vocab: u32) -> Vec<u32> {
     let mut random = fastrand::Rng::with_seed(u64::from(salt));
     (0..len).map(|_| random.u32(..vocab)).collect()
 }
 
+/// Returns four sequences of 257 tokens.
 fn uniform(vocab: u32) -> Vec<Vec<u32>> {
     (0..4).map(|i| prompt(257, i, vocab)).collect()
 }
@@ -185,10 +194,10 @@ fn ragged(vocab: u32) -> Vec<Vec<u32>> {
     let mut rows = Vec::new();
     for group in 0..4_u32 {
         let shared = prompt([128, 256, 384, 512][group as usize], 100 + group, vocab);
-        for answer in 0..8_u32 {
-            let len = 16 + (answer * 34 + group * 7) as usize % 241;
+        for completion in 0..8_u32 {
+            let len = 16 + (completion * 34 + group * 7) as usize % 241;
             let mut row = shared.clone();
-            row.extend(prompt(len, 1000 + group * 8 + answer, vocab));
+            row.extend(prompt(len, 1000 + group * 8 + completion, vocab));
             rows.push(row);
         }
     }
@@ -199,6 +208,7 @@ fn ragged(vocab: u32) -> Vec<Vec<u32>> {
 fn cpu() -> BenchResult<f64> {
     let text = std::fs::read_to_string("/proc/self/stat")?;
     let fields: Vec<&str> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    // User and kernel time in clock ticks, of which Linux has 100 per second.
     let ticks: f64 = fields[11].parse::<f64>()? + fields[12].parse::<f64>()?;
     Ok(ticks / 100.0)
 }

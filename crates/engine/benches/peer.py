@@ -53,9 +53,9 @@ def ragged(vocab):
     rows = []
     for group in range(4):
         shared = prompt([128, 256, 384, 512][group], 100 + group, vocab)
-        for answer in range(8):
-            length = 16 + (answer * 34 + group * 7) % 241
-            rows.append(torch.cat([shared, prompt(length, 1000 + group * 8 + answer, vocab)]))
+        for completion in range(8):
+            length = 16 + (completion * 34 + group * 7) % 241
+            rows.append(torch.cat([shared, prompt(length, 1000 + group * 8 + completion, vocab)]))
     # Batches of four, padded to the longest: all 32 at once would not fit into memory.
     return [rows[i : i + 4] for i in range(0, 32, 4)]
 
@@ -84,9 +84,9 @@ def main():
         return make(sys.argv[2])
     _, _, folder, precision, work, rounds, time_limit = sys.argv
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    begun = time.perf_counter()
+    start = time.perf_counter()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    loaded = time.perf_counter() - begun
+    loaded = time.perf_counter() - start
     vocab = model.config.vocab_size
     if work == "load":
         return report(loaded, time.process_time())
@@ -95,24 +95,24 @@ def main():
     if work in ("train", "ragged"):
         batches = uniform(vocab) if work == "train" else ragged(vocab)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-4)
-        step = lambda turn: train(model, batches, optimizer)
+        step = lambda round_index: train(model, batches, optimizer)
     else:
         batch = int(work.removeprefix("decode"))
         model.eval()
 
-        def step(turn):
-            tokens = torch.stack([prompt(64, turn * 1000 + i, vocab) for i in range(batch)])
+        def step(round_index):
+            tokens = torch.stack([prompt(64, round_index * 1000 + i, vocab) for i in range(batch)])
             with torch.no_grad():
                 model.generate(input_ids=tokens, attention_mask=torch.ones_like(tokens),
                                do_sample=False, max_new_tokens=128, min_new_tokens=128)
 
     best = [float("inf"), float("inf")]
-    begun = time.perf_counter()
+    start = time.perf_counter()
 
-    def give_up():
+    def stop():
         # No round has finished: the elapsed time is a lower bound.
         if best[0] == float("inf"):
-            report(time.perf_counter() - begun, time.process_time(), " longer=1")
+            report(time.perf_counter() - start, time.process_time(), " longer=1")
         else:
             report(*best)
         sys.stdout.flush()
@@ -120,14 +120,14 @@ def main():
 
     # A thread, because Python handles a signal only after the current operation, which may take
     # minutes.
-    watch = threading.Timer(float(time_limit), give_up)
-    watch.daemon = True
-    watch.start()
-    for turn in range(int(rounds)):
+    timer = threading.Timer(float(time_limit), stop)
+    timer.daemon = True
+    timer.start()
+    for round_index in range(int(rounds)):
         wall, cpu = time.perf_counter(), time.process_time()
-        step(turn)
+        step(round_index)
         best = [min(best[0], time.perf_counter() - wall), min(best[1], time.process_time() - cpu)]
-    watch.cancel()
+    timer.cancel()
     report(*best)
 
 

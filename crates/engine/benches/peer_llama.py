@@ -127,9 +127,9 @@ def run(path, work, rounds):
                 out.append(int(np.ctypeslib.as_array(logits, shape=(vocab,)).argmax()))
         return out
 
-    def decode(turn):
+    def decode(round_index):
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
-        random = np.random.default_rng(turn)
+        random = np.random.default_rng(round_index)
         last = []
         for sequence in range(batch_size):
             prompt = random.integers(0, vocab, PROMPT)
@@ -138,9 +138,9 @@ def run(path, work, rounds):
             last = step([(token, PROMPT + i, sequence, True) for sequence, token in enumerate(last)])
 
     best = [float("inf"), float("inf")]
-    for turn in range(rounds):
+    for round_index in range(rounds):
         wall, cpu = time.perf_counter(), time.process_time()
-        decode(turn)
+        decode(round_index)
         best = [min(best[0], time.perf_counter() - wall), min(best[1], time.process_time() - cpu)]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"RESULT wall={best[0]:.4f} cpu={best[1]:.4f} peak={peak:.1f}")

@@ -20,9 +20,13 @@ use tinkex_engine::train::{Datum, FullTrainer, TrainingObjective};
 use tinkex_engine::{EngineOptions, Result};
 
 const SEED: u64 = 1;
+/// Maximum size of the vocabulary.
 const VOCAB: usize = 1024;
+/// Number of documents in the corpus.
 const DOCUMENTS: u64 = 40_000;
+/// Sequences per training step.
 const ROWS: usize = 16;
+/// Tokens per sequence.
 const LENGTH: usize = 256;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
@@ -36,7 +40,8 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let some = documents.iter().take(4_000).map(String::as_str);
     let tokenizer = Tokenizer::train(some, VOCAB, &SPECIALS)?;
     let end = tokenizer.special(END_OF_TEXT).ok_or("the tokenizer has no end-of-text token")?;
-    let turn = tokenizer.special(TURN_END).ok_or("the tokenizer has no end-of-message token")?;
+    let message_end =
+        tokenizer.special(TURN_END).ok_or("the tokenizer has no end-of-message token")?;
     let mut stream = Vec::new();
     for document in &documents {
         stream.extend(tokenizer.encode(document));
@@ -62,7 +67,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
   "rope_theta": 10000.0,
   "max_position_embeddings": 2048,
   "tie_word_embeddings": true,
-  "eos_token_id": [{end}, {turn}],
+  "eos_token_id": [{end}, {message_end}],
   "dtype": "bfloat16"
 }}
 "#
@@ -78,18 +83,18 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     for step in 0..steps {
         let loss = train(&mut trainer, &stream, step, steps, &mut random)?;
         if step % 50 == 0 || step + 1 == steps {
-            println!("step {step}: {loss:.3} nats a token, {:.0?}", start_time.elapsed());
+            println!("step {step}: {loss:.3} nats per token, {:.0?}", start_time.elapsed());
         }
         if step % 300 == 299 {
             trainer.save_bf16(folder.join("model.safetensors"))?;
         }
     }
     trainer.save_bf16(folder.join("model.safetensors"))?;
-    show(&trainer, &tokenizer, turn)?;
+    show(&trainer, &tokenizer, message_end)?;
     Ok(())
 }
 
-/// Takes one training step on random windows of the text.
+/// Takes one training step on random windows of the text. Returns the loss in nats per token.
 fn train(
     trainer: &mut FullTrainer,
     stream: &[u32],
@@ -126,7 +131,7 @@ fn train(
 }
 
 /// Prints some completions of the model.
-fn show(trainer: &FullTrainer, tokenizer: &Tokenizer, turn: u32) -> Result<()> {
+fn show(trainer: &FullTrainer, tokenizer: &Tokenizer, message_end: u32) -> Result<()> {
     let engine = trainer.engine(EngineOptions::default())?;
     let mut sampler = engine.sampler()?;
     for prompt in [
@@ -136,7 +141,7 @@ fn show(trainer: &FullTrainer, tokenizer: &Tokenizer, turn: u32) -> Result<()> {
     ] {
         let mut request = SampleRequest::new(tokenizer.encode(prompt), 60);
         request.decoding = DecodingParams { temperature: 0.7, ..DecodingParams::default() };
-        request.stop = StopConditions::new([turn], [] as [&str; 0])?;
+        request.stop = StopConditions::new([message_end], [] as [&str; 0])?;
         sampler.add(&engine.base_weights(), request)?;
         while !sampler.is_idle() {
             for (_, output) in sampler.step() {

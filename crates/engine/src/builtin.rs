@@ -50,6 +50,7 @@ pub fn tokenizer() -> Result<Tokenizer> {
     Tokenizer::parse(TOKENIZER, "tokenizer.json")
 }
 
+/// Returns the weights of the model.
 pub(crate) fn tensors() -> Result<TensorFile> {
     TensorFile::from_static(WEIGHTS, "model.safetensors")
 }

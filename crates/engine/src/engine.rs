@@ -28,8 +28,8 @@ pub struct EngineOptions {
     /// Memory limit in bytes for the KV cache of a sampler. Defaults to 2 GiB. Does not affect
     /// results.
     pub cache_memory: usize,
-    /// Name of the base model in the adapters that are saved. Defaults to the folder's name, or to
-    /// [`builtin::NAME`](crate::builtin::NAME).
+    /// Name of the base model that saved adapters contain. Defaults to the name of the model's
+    /// folder, or to [`builtin::NAME`](crate::builtin::NAME) for the built-in model.
     pub name: Option<String>,
 }
 
@@ -121,7 +121,8 @@ impl Engine {
         self.model.bytes()
     }
 
-    /// Creates a new adapter, which does not change the model's output until it is trained.
+    /// Creates a trainer with a new adapter, which does not change the model's output until it is
+    /// trained.
     ///
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) if the rank or alpha is out of range, or if no module
@@ -172,7 +173,8 @@ impl Engine {
         ModelWeights::new(self.next_weights_id.fetch_add(1, Ordering::Relaxed), Some(lora))
     }
 
-    /// Loads an adapter from a PEFT folder, with a new optimizer.
+    /// Creates a trainer with the adapter in a PEFT folder and a new optimizer. The rank of
+    /// [`OptimizerKind::Dimuon`] is replaced by that of the adapter.
     ///
     /// # Errors
     /// As [`AdapterFile::load`]; [`Error::Invalid`](crate::Error::Invalid) or
@@ -182,9 +184,9 @@ impl Engine {
         Trainer::load(model, name, self.options.training_memory, folder.as_ref(), kind)
     }
 
-    /// Loads an adapter and its optimizer state from a folder that
+    /// Creates a trainer with the adapter and the optimizer state in a folder that
     /// [`Trainer::save_with_optimizer`] wrote. Training continues with the same bits as without the
-    /// interruption.
+    /// interruption. `kind` must be the kind of optimizer that was saved.
     ///
     /// # Errors
     /// As [`load_trainer`](Self::load_trainer) and [`Optimizer::load`](crate::optim::Optimizer::load).

@@ -34,8 +34,8 @@
 //! The logits and log-probabilities of a token depend only on the weights and on the preceding tokens
 //! of its sequence. They do not depend on the number of threads, the instruction set, the other
 //! sequences of the batch, the contents of the cache, or the division of a sequence into steps. The
-//! sampler reports the same log-probabilities, bit for bit, as training computes. Every sum is
-//! computed in a fixed order to achieve this.
+//! sampler reports the same log-probabilities, bit for bit, as training computes. The kernels
+//! guarantee this by computing every sum in a fixed order.
 //!
 //! # Errors
 //!

@@ -1,10 +1,12 @@
-//! Fallible allocation: a refusal by the system becomes an error instead of an abort.
+//! Fallible allocation: if the system refuses memory, the caller gets an error and the process does
+//! not abort.
 
 use crate::{Error, Result};
 
 /// Returns an empty vector with capacity for `len` elements.
 ///
-/// The system may provide physical memory only when the elements are written.
+/// This reserves address space. The system may assign physical memory only when the elements are
+/// written.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`] if the system refuses the allocation. `what` names its purpose.
@@ -22,7 +24,7 @@ pub(crate) fn reserve<T>(what: &'static str, len: usize) -> Result<Vec<T>> {
 /// allocation functions.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`] if it would not.
+/// [`Error::OutOfMemory`] if the system would refuse. `what` names the purpose.
 pub(crate) fn probe(what: &'static str, bytes: usize) -> Result<()> {
     reserve::<u8>(what, bytes).map(drop)
 }

@@ -3,8 +3,11 @@
 /// ChaCha8 random number generator, keyed by a seed and a stream number.
 #[derive(Clone, Debug)]
 pub(crate) struct ChaCha8 {
+    /// Constant, key, block counter and nonce.
     state: [u32; 16],
+    /// Output of the current block.
     block: [u32; 16],
+    /// Number of words of `block` that have been returned.
     used: usize,
 }
 
@@ -47,6 +50,7 @@ impl ChaCha8 {
     }
 }
 
+/// Returns the output block of `state`: four double rounds, then the addition of the state.
 fn block(state: &[u32; 16]) -> [u32; 16] {
     const QUARTER_ROUNDS: [[usize; 4]; 8] = [
         [0, 4, 8, 12],
@@ -77,7 +81,7 @@ fn block(state: &[u32; 16]) -> [u32; 16] {
 mod tests {
     use super::*;
 
-    /// The first block of ChaCha8 with a key of zeros, from the cipher's published test vectors.
+    /// Compares with the cipher's published test vector for a key of zeros.
     #[test]
     fn the_first_block_matches_the_published_test_vector() {
         let mut rng = ChaCha8::new(0, 0);

@@ -7,22 +7,24 @@ use super::words::{
 };
 use super::{TURN_END, TURN_START};
 
-/// Generates one to four exchanges.
+/// Generates a conversation of one to four questions with answers.
 pub(super) fn write(rng: &mut CorpusRng) -> String {
     let count = 1 + rng.below(4);
-    let mut turns = Vec::with_capacity(2 * count);
+    let mut messages = Vec::with_capacity(2 * count);
     for _ in 0..count {
         let (question, answer) = exchange(rng);
-        turns.push(turn("user", &question));
-        turns.push(turn("assistant", &answer));
+        messages.push(message("user", &question));
+        messages.push(message("assistant", &answer));
     }
-    turns.join("\n")
+    messages.join("\n")
 }
 
-fn turn(who: &str, text: &str) -> String {
-    format!("{TURN_START}{who}\n{text}{TURN_END}")
+/// Returns a message of a conversation in the chat format.
+fn message(role: &str, text: &str) -> String {
+    format!("{TURN_START}{role}\n{text}{TURN_END}")
 }
 
+/// Returns a question and its answer.
 fn exchange(rng: &mut CorpusRng) -> (String, String) {
     match rng.below(16) {
         0..=2 => arithmetic(rng),

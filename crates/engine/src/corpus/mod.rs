@@ -18,7 +18,7 @@ pub const END_OF_TEXT: &str = "<|endoftext|>";
 pub const TURN_START: &str = "<|im_start|>";
 /// Special token that ends a message of a conversation.
 pub const TURN_END: &str = "<|im_end|>";
-/// Special tokens of the built-in tokenizer, in the order of their token numbers.
+/// Special tokens of the built-in tokenizer, in the order of their token ids.
 pub const SPECIALS: [&str; 3] = [END_OF_TEXT, TURN_START, TURN_END];
 
 /// Returns document `index` of the corpus of `seed`: a story, a conversation, or arithmetic.
@@ -52,7 +52,7 @@ mod tests {
         assert!(different.len() > 1900, "{}", different.len());
         for text in &all {
             assert!(text.is_ascii(), "{text}");
-            assert!(!text.contains(['{', '}']), "an empty slot: {text}");
+            assert!(!text.contains(['{', '}']), "a slot was not filled in: {text}");
             assert!(!text.contains("  "), "two spaces: {text}");
             assert!(!text.contains(END_OF_TEXT));
             assert_eq!(text.trim(), text);
@@ -60,8 +60,8 @@ mod tests {
             for vowel in ["a apple", "a orange", "a owl", "a egg", "a umbrella", "an cat"] {
                 assert!(!text.contains(&format!(" {vowel}")), "{text}");
             }
-            let of_turns = text.starts_with(TURN_START);
-            assert!(of_turns || text.ends_with(['.', '!', '"']), "{text}");
+            let is_conversation = text.starts_with(TURN_START);
+            assert!(is_conversation || text.ends_with(['.', '!', '"']), "{text}");
         }
         let length: usize = all.iter().map(String::len).sum();
         assert!((100..1200).contains(&(length / all.len())), "{length}");

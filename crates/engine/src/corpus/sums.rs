@@ -5,9 +5,9 @@ use super::words::{CorpusRng, NAMES, NUMBERS, THINGS};
 /// Generates a document of one kind of arithmetic.
 pub(super) fn write(rng: &mut CorpusRng) -> String {
     match rng.below(4) {
-        0 | 1 => lines(rng),
+        0 | 1 => equations(rng),
         2 => counting(rng),
-        _ => in_words(rng),
+        _ => word_problem(rng),
     }
 }
 
@@ -30,7 +30,7 @@ pub(super) fn sum(rng: &mut CorpusRng) -> (String, usize) {
     }
 }
 
-fn lines(rng: &mut CorpusRng) -> String {
+fn equations(rng: &mut CorpusRng) -> String {
     let count = 4 + rng.below(5);
     let lines: Vec<String> = (0..count)
         .map(|_| {
@@ -48,7 +48,7 @@ fn counting(rng: &mut CorpusRng) -> String {
     format!("Counting by {}: {}.", NUMBERS[step], all.join(", "))
 }
 
-fn in_words(rng: &mut CorpusRng) -> String {
+fn word_problem(rng: &mut CorpusRng) -> String {
     let (name, she) = rng.one(&NAMES);
     let (friend, _) = rng.another(&NAMES, (name, she));
     let pronoun = if she { "She" } else { "He" };

@@ -2,6 +2,7 @@
 
 use super::select::{Candidate, Crossing, best_first, find_crossing};
 
+/// Number of bins.
 const BINS: usize = 128;
 
 /// Probability mass (relative to the most probable token) per bin of logits.
@@ -11,6 +12,7 @@ const BINS: usize = 128;
 #[derive(Clone, Debug, Default)]
 pub(super) struct MassHistogram {
     masses: Vec<f64>,
+    /// The highest logit.
     top: f32,
     temperature: f64,
     /// Bins per unit of logit.
@@ -19,7 +21,7 @@ pub(super) struct MassHistogram {
     floor: f32,
 }
 
-/// Returns the probability of a token divided by that of the most probable one.
+/// Returns the probability of a token divided by that of the most probable token, whose logit is `top`.
 pub(super) fn weight(logit: f32, top: f32, temperature: f64) -> f64 {
     ((f64::from(logit) - f64::from(top)) / temperature).exp()
 }
@@ -30,11 +32,13 @@ impl MassHistogram {
         (self.top, self.temperature) = (top, temperature);
         // In a trained model most of the mass is within a few units of the highest logit, but most
         // tokens are not. The first pass skips the exponentials of those tokens.
-        for (depth, reach) in [(4.0, 4.0), (f64::INFINITY, 16.0)] {
+        // Both numbers are multiples of the temperature: the distance of the floor from the highest
+        // logit, and the range that the bins divide.
+        for (depth, range) in [(4.0, 4.0), (f64::INFINITY, 16.0)] {
             #[expect(clippy::cast_possible_truncation, reason = "bins need not be exact")]
             let (floor, density) = (
                 (f64::from(top) - depth * temperature) as f32,
-                (BINS as f64 / (reach * temperature)) as f32,
+                (BINS as f64 / (range * temperature)) as f32,
             );
             (self.floor, self.density) = (floor, density);
             self.masses.clear();
@@ -64,8 +68,8 @@ impl MassHistogram {
     }
 
     /// Finds the token at which the cumulative mass, in descending order of probability, exceeds
-    /// `goal` (or reaches it, if `reach`). Returns the last token with nonzero mass if it never does.
-    /// Tokens after `last` are excluded.
+    /// `goal` (or reaches it, if `reach`). If it never does, returns the last token with nonzero mass.
+    /// Tokens after `last`, in the order of [`best_first`], are excluded.
     pub(super) fn find_crossing(
         &self,
         logits: &[f32],

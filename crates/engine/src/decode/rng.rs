@@ -18,14 +18,14 @@ use crate::rng::ChaCha8;
 pub struct SampleRng(ChaCha8);
 
 impl SampleRng {
-    /// Creates the generator for completion `number` of a request.
+    /// Creates the generator for the completion with index `number` of a request.
     #[must_use]
     pub fn sample(seed: u64, number: u32) -> Self {
         Self(ChaCha8::new(seed, u64::from(number)))
     }
 
-    /// Creates the generator for alternatives to the prompt's tokens; `number` distinguishes several
-    /// lists of one request.
+    /// Creates the generator for alternatives to the prompt's tokens. `number` distinguishes several
+    /// lists of alternatives of one request.
     #[must_use]
     pub fn alternatives(seed: u64, number: u32) -> Self {
         Self(ChaCha8::new(seed, (1 << 32) + u64::from(number)))

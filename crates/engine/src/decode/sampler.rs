@@ -51,7 +51,7 @@ impl DecodingParams {
     }
 }
 
-/// Samples tokens from logits. Its state consists only of reusable buffers.
+/// Samples tokens from logits. Holds only reusable buffers, so earlier calls do not affect later ones.
 ///
 /// ```
 /// use tinkex_engine::decode::{DecodingParams, TokenSampler, SampleRng, log_normalizer, logprob};
@@ -120,7 +120,7 @@ impl TokenSampler {
         find_crossing(&mut self.items, uniform * total, false, weight)
     }
 
-    /// Samples from all tokens, sorting only a few of them.
+    /// Samples from all tokens. Sorts only the tokens of one histogram bin.
     fn sample_all(
         &mut self,
         logits: &[f32],
@@ -173,16 +173,19 @@ pub fn logprob(logit: f32, temperature: f64, log_normalizer: f64) -> f32 {
 }
 
 /// Returns the highest logit with its token; of equal ones the lowest token.
+///
+/// # Errors
+/// [`Error::NonFiniteResult`] if a logit is NaN or +∞, or if all are -∞.
 fn highest(logits: &[f32]) -> Result<Candidate> {
     let mut top = (f32::NEG_INFINITY, 0);
-    let mut fine = true;
+    let mut valid = true;
     for (token, &logit) in (0..).zip(logits) {
-        fine &= logit < f32::INFINITY;
+        valid &= logit < f32::INFINITY;
         if logit > top.0 {
             top = (logit, token);
         }
     }
-    if fine && top.0 > f32::NEG_INFINITY {
+    if valid && top.0 > f32::NEG_INFINITY {
         return Ok(top);
     }
     let index = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY);

@@ -18,14 +18,14 @@ pub(super) fn top_k(logits: &[f32], k: usize, items: &mut Vec<Candidate>) {
     }
     // Collect twice as many candidates as needed before dropping the worse half, so that dropping is
     // rare. Logits below the worst remaining candidate are skipped.
-    let room = k.saturating_mul(2).clamp(64, logits.len().max(64));
+    let capacity = k.saturating_mul(2).clamp(64, logits.len().max(64));
     let mut floor = f32::NEG_INFINITY;
     for (token, &logit) in (0..).zip(logits) {
         if logit < floor {
             continue;
         }
         items.push((logit, token));
-        if items.len() >= room && items.len() > k {
+        if items.len() >= capacity && items.len() > k {
             items.select_nth_unstable_by(k - 1, best_first);
             items.truncate(k);
             floor = items[k - 1].0;
@@ -44,14 +44,15 @@ pub(super) struct Crossing {
 }
 
 /// Finds the candidate at which the sum of `weight`, in the order of [`best_first`], exceeds `goal`
-/// (or reaches it, if `reach`). Returns the last candidate with nonzero weight if it never does, or
-/// `None` without candidates. Reorders `items`.
+/// (or reaches it, if `reach`). If it never does, returns the last candidate with nonzero weight.
+/// Returns `None` if `items` is empty. Reorders `items`.
 pub(super) fn find_crossing(
     mut items: &mut [Candidate],
     goal: f64,
     reach: bool,
     weight: impl Fn(f32) -> f64,
 ) -> Option<Crossing> {
+    /// Number of candidates up to which sorting is faster than bisecting.
     const FEW: usize = 48;
     let reached = |sum: f64| if reach { sum >= goal } else { sum > goal };
     let mut before = 0.0;

@@ -1,12 +1,12 @@
-//! [`StopConditions`]: tokens and texts that end a completion.
+//! [`StopConditions`]: tokens and strings that end a completion.
 
 use std::sync::Arc;
 
 use crate::{Error, Result};
 
-/// Tokens and texts that end a completion.
+/// Tokens and strings that end a completion.
 ///
-/// Texts are matched on the bytes of the tokens, so that a match may start inside one token and end
+/// Strings are matched on the bytes of the tokens, so that a match may start inside one token and end
 /// inside another. The prompt is not searched. Cheap to clone.
 ///
 /// ```
@@ -24,48 +24,48 @@ pub struct StopConditions(Arc<StopSet>);
 #[derive(Debug, Default)]
 struct StopSet {
     tokens: Vec<u32>,
-    texts: Vec<StopText>,
+    strings: Vec<StopString>,
 }
 
-/// A stop text with its Knuth-Morris-Pratt failure function.
+/// A stop string with its Knuth-Morris-Pratt failure function.
 #[derive(Debug)]
-struct StopText {
+struct StopString {
     bytes: Vec<u8>,
     /// For every prefix of `bytes`, the length of its longest proper prefix that is also a suffix.
     borders: Vec<usize>,
 }
 
 impl StopConditions {
-    /// Creates stop conditions from tokens and texts.
+    /// Creates stop conditions from tokens and strings.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if a text is empty.
+    /// [`Error::Invalid`] if a string is empty.
     pub fn new<T: AsRef<[u8]>>(
         tokens: impl IntoIterator<Item = u32>,
-        texts: impl IntoIterator<Item = T>,
+        strings: impl IntoIterator<Item = T>,
     ) -> Result<Self> {
-        let mut inner = StopSet { tokens: tokens.into_iter().collect(), texts: Vec::new() };
-        for text in texts {
-            let bytes = text.as_ref().to_vec();
+        let mut inner = StopSet { tokens: tokens.into_iter().collect(), strings: Vec::new() };
+        for string in strings {
+            let bytes = string.as_ref().to_vec();
             if bytes.is_empty() {
-                return Err(Error::invalid("stop", "a stop text must not be empty"));
+                return Err(Error::invalid("stop", "a stop string must not be empty"));
             }
-            inner.texts.push(StopText { borders: borders(&bytes), bytes });
+            inner.strings.push(StopString { borders: borders(&bytes), bytes });
         }
         Ok(Self(Arc::new(inner)))
     }
 
-    /// Returns whether there are stop texts, for which [`StopMatcher::push`] needs the bytes of
+    /// Returns whether there are stop strings, for which [`StopMatcher::push`] needs the bytes of
     /// tokens.
     #[must_use]
     pub fn reads_bytes(&self) -> bool {
-        !self.0.texts.is_empty()
+        !self.0.strings.is_empty()
     }
 
     /// Creates a matcher for one completion.
     #[must_use]
     pub fn matcher(&self) -> StopMatcher {
-        StopMatcher { stop: self.clone(), matched: vec![0; self.0.texts.len()] }
+        StopMatcher { stop: self.clone(), matched: vec![0; self.0.strings.len()] }
     }
 }
 
@@ -73,7 +73,7 @@ impl StopConditions {
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
     stop: StopConditions,
-    /// For each text, the length of its longest prefix that the bytes so far end with.
+    /// For each stop string, the length of its longest prefix that is a suffix of the bytes so far.
     matched: Vec<usize>,
 }
 
@@ -81,13 +81,13 @@ impl StopMatcher {
     /// Adds the next token and its bytes. Returns whether the completion ends with it.
     pub fn push(&mut self, token: u32, bytes: &[u8]) -> bool {
         let mut ends = self.stop.0.tokens.contains(&token);
-        for (text, matched) in self.stop.0.texts.iter().zip(&mut self.matched) {
+        for (string, matched) in self.stop.0.strings.iter().zip(&mut self.matched) {
             for &byte in bytes {
-                if *matched == text.bytes.len() {
-                    *matched = text.borders[*matched - 1];
+                if *matched == string.bytes.len() {
+                    *matched = string.borders[*matched - 1];
                 }
-                *matched = extend(&text.bytes, &text.borders, *matched, byte);
-                ends |= *matched == text.bytes.len();
+                *matched = extend(&string.bytes, &string.borders, *matched, byte);
+                ends |= *matched == string.bytes.len();
             }
         }
         ends
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_empty_text_is_refused() {
+    fn an_empty_string_is_refused() {
         assert!(matches!(StopConditions::new([], [""]), Err(Error::Invalid { .. })));
         assert!(!StopConditions::default().matcher().push(0, b"x"));
         assert!(!StopConditions::default().reads_bytes());
@@ -135,7 +135,7 @@ mod tests {
     proptest! {
         /// The matcher agrees with a search of the whole text, however it is divided into tokens.
         #[test]
-        fn texts_are_found_across_tokens(
+        fn strings_are_found_across_tokens(
             texts in prop::collection::vec("[ab]{1,5}", 1..4),
             parts in prop::collection::vec("[ab]{0,4}", 0..20),
         ) {

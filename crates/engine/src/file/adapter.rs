@@ -9,6 +9,7 @@ use crate::{Error, Result};
 
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapter_model.safetensors";
+/// Prefix of the tensor names.
 const PREFIX: &str = "base_model.model.";
 /// Module name of the unembedding in the engine and in `peft`.
 const HEAD: &str = "lm_head";
@@ -79,22 +80,22 @@ impl AdapterFile {
         let path = path.as_ref();
         let config = PeftConfig::read(path.join(CONFIG))?;
         let file = TensorFile::map(path.join(TENSORS))?;
-        let mut halves: BTreeMap<&str, [Option<StoredTensor<'_>>; 2]> = BTreeMap::new();
+        let mut matrices: BTreeMap<&str, [Option<StoredTensor<'_>>; 2]> = BTreeMap::new();
         for tensor in file.tensors() {
-            let Some((module, half)) = parse_name(tensor.name()) else {
+            let Some((module, matrix)) = parse_name(tensor.name()) else {
                 let reason = format!("tensor {} is not a LoRA matrix", tensor.name());
                 return Err(Error::bad_file(file.path(), reason));
             };
-            if halves.entry(module).or_default()[half].replace(tensor).is_some() {
-                let reason = format!("{module} has two tensors lora_{}", ["A", "B"][half]);
+            if matrices.entry(module).or_default()[matrix].replace(tensor).is_some() {
+                let reason = format!("{module} has two tensors lora_{}", ["A", "B"][matrix]);
                 return Err(Error::bad_file(file.path(), reason));
             }
         }
-        let mut pairs = Vec::with_capacity(halves.len());
-        for (module, [a, b]) in halves {
-            let missing = |half| Error::MissingTensor {
+        let mut pairs = Vec::with_capacity(matrices.len());
+        for (module, [a, b]) in matrices {
+            let missing = |matrix| Error::MissingTensor {
                 path: file.path().to_owned(),
-                name: format!("{PREFIX}{module}.lora_{half}.weight"),
+                name: format!("{PREFIX}{module}.lora_{matrix}.weight"),
             };
             let (a, b) = (a.ok_or_else(|| missing("A"))?, b.ok_or_else(|| missing("B"))?);
             let inputs = a.shape().last().copied().unwrap_or(0);
@@ -128,7 +129,7 @@ impl AdapterFile {
                     (HEAD, UnembeddingName::Service) => SERVICE_HEAD,
                     (module, _) => module,
                 };
-                ["A", "B"].map(|half| format!("{PREFIX}{module}.lora_{half}.weight"))
+                ["A", "B"].map(|matrix| format!("{PREFIX}{module}.lora_{matrix}.weight"))
             })
             .collect();
         let shapes: Vec<[[usize; 2]; 2]> = pairs
@@ -139,12 +140,12 @@ impl AdapterFile {
             .iter()
             .zip(names.iter().zip(&shapes))
             .flat_map(|(pair, (names, shapes))| {
-                let half = |i: usize, values| NamedTensor {
+                let tensor = |i: usize, values| NamedTensor {
                     name: &names[i],
                     shape: &shapes[i],
                     values: TensorSlice::F32(values),
                 };
-                [half(0, pair.a), half(1, pair.b)]
+                [tensor(0, pair.a), tensor(1, pair.b)]
             })
             .collect();
         write_tensors(path.join(TENSORS), &tensors, &[("format", "pt")])?;
@@ -157,11 +158,11 @@ fn parse_name(name: &str) -> Option<(&str, usize)> {
     let name = name.strip_prefix(PREFIX)?;
     let name = name.strip_suffix(".weight")?;
     let name = name.strip_suffix(".default").unwrap_or(name);
-    let (module, half) = match name.strip_suffix(".lora_A") {
+    let (module, matrix) = match name.strip_suffix(".lora_A") {
         Some(module) => (module, 0),
         None => (name.strip_suffix(".lora_B")?, 1),
     };
-    Some((if module == SERVICE_HEAD { HEAD } else { module }, half))
+    Some((if module == SERVICE_HEAD { HEAD } else { module }, matrix))
 }
 
 /// Returns the elements of a tensor, all of which must be finite.

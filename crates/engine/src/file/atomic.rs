@@ -7,7 +7,7 @@ use tinkex_files::{AtomicWrite, StagedFolder};
 
 use crate::{Error, Result};
 
-/// Replaces the file at `path` with what `content` writes, in one durable step.
+/// Replaces the file at `path` with the bytes that `content` writes, atomically and durably.
 ///
 /// ```
 /// # fn main() -> tinkex_engine::Result<()> {
@@ -19,7 +19,7 @@ use crate::{Error, Result};
 /// ```
 ///
 /// # Errors
-/// [`Error::Io`]. The old file is then unchanged.
+/// [`Error::Io`] if the file cannot be written. The old file is then unchanged.
 pub fn write_file(
     path: &Path,
     content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -27,13 +27,14 @@ pub fn write_file(
     AtomicWrite::new(path).write_with(content).map_err(Error::io("write", path))
 }
 
-/// Replaces the folder at `path` with one that `fill` writes, in one durable step.
+/// Replaces the folder at `path` with the files that `fill` writes, atomically and durably.
 ///
-/// `fill` gets the path of an empty temporary folder beside `path`. It must flush the files that it
-/// creates there; [`write_file`] does.
+/// `fill` gets the path of an empty temporary folder beside `path`. It must fsync the files that it
+/// creates there, for example by calling [`write_file`].
 ///
 /// # Errors
-/// The error of `fill`, or [`Error::Io`]. The old folder is then unchanged.
+/// The error of `fill`, or [`Error::Io`] if the folder cannot be replaced. The old folder is then
+/// unchanged.
 pub fn write_folder(path: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let staged = StagedFolder::new(path).map_err(Error::io("create", path))?;
     fill(staged.path())?;

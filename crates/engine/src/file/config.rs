@@ -19,6 +19,7 @@ pub enum Architecture {
     Qwen3,
 }
 
+/// Names of the supported architectures, for errors.
 const KNOWN: &str = "LlamaForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM";
 
 /// Architecture and dimensions of a model.
@@ -84,7 +85,7 @@ impl ModelConfig {
         Self::parse(&read_small(path)?, path)
     }
 
-    /// Parses the text of a `config.json`. Errors name it `path`.
+    /// Parses the text of a `config.json`. `path` is used only in errors.
     ///
     /// # Errors
     /// [`Error::UnknownArchitecture`] for an architecture that is not supported; [`Error::BadFile`]
@@ -153,6 +154,7 @@ pub(super) fn read_small(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(Error::io("read", path))
 }
 
+/// The fields of a `config.json` that the engine reads.
 #[derive(Deserialize)]
 struct RawModelConfig {
     #[serde(default)]
@@ -201,6 +203,7 @@ impl OneOrMany {
 }
 
 impl RawModelConfig {
+    /// Returns the architecture, if it is supported, and its name in the file.
     fn architecture(&self) -> (Option<Architecture>, String) {
         let name = match (self.architectures.as_slice(), &self.model_type) {
             ([], Some(kind)) => kind.clone(),
@@ -270,7 +273,7 @@ impl RawModelConfig {
             heads,
             kv_heads,
             head_dim,
-            #[expect(clippy::cast_possible_truncation, reason = "computing is done in f32")]
+            #[expect(clippy::cast_possible_truncation, reason = "activations are f32")]
             norm_eps: eps as f32,
             rope: rope.validate(self.rope_theta, max_positions)?,
             max_positions,

@@ -1,4 +1,4 @@
-//! Models and adapters on disk.
+//! Reads and writes model and adapter files.
 //!
 //! Files that are read may be truncated, corrupted or malicious: every length is checked before it is
 //! used and before memory is allocated for it. Files and folders that are written replace their

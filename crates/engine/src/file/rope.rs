@@ -36,13 +36,15 @@ pub enum RopeScaling {
         /// Context length of the pre-training, in tokens.
         original: f64,
     },
-    /// YaRN: interpolates over the dimensions and scales the attention scores.
+    /// YaRN: multiplies the wavelengths of slow dimensions by the factor, keeps those of fast ones,
+    /// interpolates between them, and scales the attention scores.
     Yarn {
         /// Factor of the wavelengths.
         factor: f64,
-        /// Rotations within the original context from which on a dimension is kept.
+        /// Number of rotations within the original context above which a dimension keeps its
+        /// wavelength.
         beta_fast: f64,
-        /// Rotations within the original context up to which the whole factor is applied.
+        /// Number of rotations within the original context below which the whole factor is applied.
         beta_slow: f64,
         /// Context length of the pre-training, in tokens.
         original: f64,
@@ -92,8 +94,8 @@ impl Rope {
                 plain
                     .enumerate()
                     .map(|(i, frequency)| {
-                        let stretch = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
-                        frequency / factor * stretch + frequency * (1.0 - stretch)
+                        let weight = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                        frequency / factor * weight + frequency * (1.0 - weight)
                     })
                     .collect()
             }
@@ -150,7 +152,9 @@ impl RawRope {
                 let low = positive("low_freq_factor", self.low_freq_factor)?;
                 let high = positive("high_freq_factor", self.high_freq_factor)?;
                 if high <= low {
-                    return Err(format!("high_freq_factor {high} must exceed {low}"));
+                    return Err(format!(
+                        "high_freq_factor is {high}, expected more than low_freq_factor {low}"
+                    ));
                 }
                 let factor = positive("factor", self.factor)?;
                 let original = positive("original_max_position_embeddings", original)?;
@@ -187,6 +191,7 @@ impl RawRope {
     }
 }
 
+/// Returns the value of a setting, which must be present, finite and positive.
 fn positive(name: &str, value: Option<f64>) -> Result<f64, String> {
     match value {
         Some(value) if value.is_finite() && value > 0.0 => Ok(value),
@@ -202,11 +207,11 @@ mod tests {
     #[test]
     fn llama3_keeps_high_frequencies_and_scales_low_ones() {
         let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 64.0 };
-        let stretched = Rope { theta: 10_000.0, scaling }.frequencies(10);
+        let scaled = Rope { theta: 10_000.0, scaling }.frequencies(10);
         let plain = Rope { theta: 10_000.0, scaling: RopeScaling::None }.frequencies(10);
-        assert_eq!(stretched[0], plain[0]);
-        assert!(stretched[1] < plain[1] && stretched[1] > plain[1] / 8.0);
-        assert_eq!(stretched[4], plain[4] / 8.0);
+        assert_eq!(scaled[0], plain[0]);
+        assert!(scaled[1] < plain[1] && scaled[1] > plain[1] / 8.0);
+        assert_eq!(scaled[4], plain[4] / 8.0);
     }
 
     /// The expected values were computed by `transformers` with the same settings.

@@ -12,6 +12,7 @@ pub(super) fn exp(x: f32) -> f32 {
     const ROUND: f32 = 12_582_912.0;
 
     let clamped = x.clamp(-87.33, 88.8);
+    // eˣ = 2^whole · e^rest, with |rest| ≤ ln 2 / 2.
     let whole = clamped.mul_add(LOG2_E, ROUND) - ROUND;
     let rest = (-whole).mul_add(LN2_LOW, (-whole).mul_add(LN2_HIGH, clamped));
     let mut poly = 1.987_569_1e-4_f32;

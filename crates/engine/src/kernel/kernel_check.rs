@@ -11,7 +11,7 @@ pub(super) fn matches_portable(isa: Isa) -> bool {
     isa == Isa::PORTABLE || results(isa) == results(Isa::PORTABLE)
 }
 
-/// Returns the bits that one call of each kind of kernel computes.
+/// Returns the bits of matrix products of every kind of operand and of the row operations.
 fn results(isa: Isa) -> Vec<u32> {
     let kernel = Kernel { isa, pool: TaskPool::single_threaded() };
     let mut out = Vec::new();

@@ -13,8 +13,8 @@ use memmap2::Mmap;
 /// the process with SIGBUS, and changed bytes appear in the middle of a read. The engine's own
 /// writers never modify a file in place; they write a temporary file and rename it.
 ///
-/// Callers must copy bytes whose validity they check and later rely on (text, lengths, offsets) and
-/// may read only plain numbers, for which every bit pattern is valid, from the map itself.
+/// Callers must copy bytes that they validate and use later (text, lengths, offsets). From the map
+/// itself they may read only plain numbers, for which every bit pattern is valid.
 pub(crate) fn map_read_only(file: &File) -> io::Result<Mmap> {
     // SAFETY: the map is never written, and the type of its contents is `u8`, for which every bit
     // pattern is valid. A concurrent modification of the file by another process is excluded by

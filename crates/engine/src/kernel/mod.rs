@@ -35,7 +35,7 @@ pub(crate) use task_pool::TaskPool;
 /// Output columns per panel of packed weights: one AVX-512 register of f32, or two of AVX2.
 pub(crate) const PANEL: usize = 16;
 
-/// Instruction set and threads that all computation runs on. Cheap to clone.
+/// The instruction set and the threads that run all computation. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
     isa: Isa,

@@ -22,8 +22,8 @@ use super::{Isa, Kernel, PANEL, row_ops};
 /// Positions per page.
 pub(crate) const PAGE_POSITIONS: usize = PANEL;
 
-/// Upper bound on the scores (rows × group × context) that one task holds, so that they fit the
-/// second-level cache.
+/// Maximum number of scores (rows × group × context) of one task, so that they fit the second-level
+/// cache. A task with a single row may exceed it.
 const MAX_SCORES_PER_TASK: usize = 32_768;
 /// Maximum number of query rows per task.
 const MAX_ROWS_PER_TASK: usize = 24;
@@ -93,11 +93,16 @@ impl HeadLayout {
     }
 }
 
+/// Buffers of one task. A vector is a pair of a row and a query head of the group.
 #[derive(Default)]
 struct AttentionScratch {
+    /// Scaled queries of each vector.
     queries: Vec<f32>,
+    /// Scores of each vector, then their exponentials.
     scores: Vec<f32>,
+    /// Softmax denominator of each vector.
     sums: Vec<f32>,
+    /// Unnormalized output of each vector.
     out: Vec<f32>,
 }
 
@@ -406,7 +411,7 @@ mod tests {
     fn case(rows: usize, lengths: &[usize]) -> Case {
         assert_eq!(lengths.iter().sum::<usize>(), CONTEXT);
         let (keys, values) = (keys(), values());
-        // The pages are stored in reverse order, to tell them from the positions.
+        // The pages are stored in reverse order, so that using a position as a page number fails.
         let refs = lengths.iter().enumerate();
         let block_table: Vec<PageRef> =
             refs.map(|(i, len)| PageRef { page: lengths.len() - 1 - i, len: *len }).collect();

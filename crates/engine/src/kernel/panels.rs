@@ -7,7 +7,7 @@ use super::{Kernel, PANEL};
 
 thread_local! {
     /// Buffer for the source rows of one panel.
-    static ROWS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    static ROW_BUFFER: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Storage format of frozen model weights. Accumulation is always in f32.
@@ -36,8 +36,9 @@ impl Precision {
 /// Sixteen outputs form a panel. A panel stores its sixteen weights for input 0, then for input 1,
 /// and so on. The last panel is padded with zeros.
 ///
-/// In bf16, the first eight of the sixteen weights have even indices and the other eight odd ones.
-/// Read as eight 32-bit words, a shift converts the former to f32 and a mask the latter.
+/// In bf16, the sixteen weights are interleaved: weights 0 to 7 have the even indices, weights 8 to 15
+/// the odd ones. Read as eight 32-bit words, a shift by 16 bits converts weights 0 to 7 to f32, and a
+/// mask of the upper half converts weights 8 to 15.
 #[derive(Clone, Debug)]
 pub(crate) struct Panels {
     rows: usize,
@@ -93,6 +94,7 @@ impl Panels {
         })
     }
 
+    /// Writes all panels to `out`, converting groups of sixteen weights with `convert`.
     fn fill<T: Copy + Send>(
         kernel: &Kernel,
         rows: usize,
@@ -108,7 +110,7 @@ impl Panels {
         kernel.pool().for_each_row(out, PANEL * cols, PANEL * cols, |panel, out| {
             let first = panel * PANEL;
             let count = PANEL.min(rows - first);
-            ROWS.with_borrow_mut(|buffer| {
+            ROW_BUFFER.with_borrow_mut(|buffer| {
                 buffer.resize(buffer.len().max(count * cols), 0.0);
                 for (lane, buffer) in buffer.chunks_exact_mut(cols).take(count).enumerate() {
                     row(first + lane, buffer);
@@ -178,7 +180,7 @@ impl Panels {
     }
 }
 
-/// Returns the index of weight `lane` in a group of sixteen bf16 weights.
+/// Returns the index of weight `lane` in an interleaved group of sixteen bf16 weights.
 pub(super) const fn bf16_index(lane: usize) -> usize {
     if lane < PANEL / 2 { 2 * lane } else { 2 * lane - PANEL + 1 }
 }

@@ -2,7 +2,7 @@
 //!
 //! Each operation is written once, without branches, and compiled for every instruction set. Sums
 //! accumulate in sixteen lanes that are added in a fixed order, whatever the register width.
-//! Slices that belong together must have equal lengths; extra elements are ignored.
+//! The slices of one call should have equal lengths; elements beyond the shortest are ignored.
 
 #![expect(unsafe_code, reason = "calls functions that require a detected instruction set")]
 
@@ -136,7 +136,8 @@ for_each_isa! {
         }
     }
 
-    /// Computes the RMS norm of a row, `out = x · gain / rms(x)`, and returns `1 / rms(x)`.
+    /// Computes the RMS norm of a row, `out = x · gain / rms(x)` with `rms(x) = √(mean(x²) + epsilon)`,
+    /// and returns `1 / rms(x)`.
     fn norm(x: &[f32], gain: &[f32], epsilon: f32, out: &mut [f32]) -> f32 {
         #[expect(clippy::cast_precision_loss, reason = "rows are shorter than 2²⁴")]
         let mean = dot_lanes(x, x) / x.len() as f32;
@@ -200,19 +201,19 @@ for_each_isa! {
     /// Returns the maximum, or NaN if any element is NaN.
     fn max(x: &[f32]) -> f32 {
         let mut lanes = [f32::NEG_INFINITY; PANEL];
-        let mut bad = [0_u32; PANEL];
+        let mut nan = [0_u32; PANEL];
         let (chunks, rest) = x.as_chunks::<PANEL>();
         for x in chunks {
             for l in 0..PANEL {
                 lanes[l] = if x[l] > lanes[l] { x[l] } else { lanes[l] };
-                bad[l] |= u32::from(x[l].is_nan());
+                nan[l] |= u32::from(x[l].is_nan());
             }
         }
         for (l, x) in rest.iter().enumerate() {
             lanes[l] = if *x > lanes[l] { *x } else { lanes[l] };
-            bad[l] |= u32::from(x.is_nan());
+            nan[l] |= u32::from(x.is_nan());
         }
-        if bad.iter().any(|bad| *bad != 0) {
+        if nan.iter().any(|nan| *nan != 0) {
             return f32::NAN;
         }
         lanes.iter().fold(f32::NEG_INFINITY, |a, b| if *b > a { *b } else { a })
@@ -257,7 +258,8 @@ for_each_isa! {
         }
     }
 
-    /// Backward pass of a softmax row: computes `grad = p · (grad - shift) · scale`.
+    /// Backward pass of a softmax row with the probabilities `p`: computes
+    /// `grad = p · (grad - shift) · scale`, where `shift` is `Σ pᵢ gradᵢ`.
     fn softmax_backward(p: &[f32], grad: &mut [f32], shift: f32, scale: f32) {
         for (grad, p) in grad.iter_mut().zip(p) {
             *grad = p * (*grad - shift) * scale;
@@ -277,6 +279,7 @@ for_each_isa! {
     }
 }
 
+/// Returns `Σ aᵢ bᵢ`, accumulated in sixteen lanes.
 #[inline(always)]
 fn dot_lanes(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0.0_f32; PANEL];
@@ -293,7 +296,8 @@ fn dot_lanes(a: &[f32], b: &[f32]) -> f32 {
     sum_lanes(lanes)
 }
 
-/// Adds lanes pairwise in the fixed order 16, 8, 4, 2, 1.
+/// Returns the sum of the lanes in a fixed order: adds the upper half to the lower half, until one lane
+/// remains.
 #[inline(always)]
 fn sum_lanes(mut lanes: [f32; PANEL]) -> f32 {
     let mut half = PANEL / 2;

@@ -17,17 +17,18 @@ use super::panels::bf16_index;
 /// valid for sixteen elements; any alignment is allowed.
 pub(super) trait Simd16: Copy {
     /// Panels per tile, indexed by the number of rows, chosen so that the accumulators fill the
-    /// registers.
+    /// registers. Index 0 is unused.
     const PANELS: [usize; 7];
     unsafe fn zero() -> Self;
     unsafe fn load(from: *const f32) -> Self;
-    /// Loads bf16 values in the interleaved order of [`Panels`](super::Panels).
+    /// Loads sixteen bf16 values in the interleaved order of [`Panels`](super::Panels) as f32.
     unsafe fn load_bf16(from: *const u16) -> Self;
     unsafe fn store(self, to: *mut f32);
     /// Returns `self + scale · values`, rounded once per element.
     unsafe fn add_scaled(self, scale: f32, values: Self) -> Self;
 }
 
+/// Sixteen values in an array, for any CPU.
 #[derive(Clone, Copy)]
 pub(super) struct Portable([f32; PANEL]);
 
@@ -85,6 +86,7 @@ mod x86 {
     /// Mask of the upper sixteen of 32 bits.
     const UPPER: i32 = -0x1_0000;
 
+    /// Sixteen values in two registers of AVX2.
     #[derive(Clone, Copy)]
     pub(in crate::kernel) struct Avx2(__m256, __m256);
 
@@ -140,6 +142,7 @@ mod x86 {
         }
     }
 
+    /// Sixteen values in one register of AVX-512.
     #[derive(Clone, Copy)]
     pub(in crate::kernel) struct Avx512(__m512);
 
@@ -161,7 +164,8 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn load_bf16(from: *const u16) -> Self {
-            // SAFETY: the caller promises AVX-512F and sixteen readable 16-bit values.
+            // SAFETY: the caller promises AVX-512F, which implies AVX2, and sixteen readable 16-bit
+            // values.
             unsafe {
                 let pairs = _mm256_loadu_si256(from.cast());
                 let even = _mm512_castsi256_si512(_mm256_slli_epi32::<16>(pairs));

@@ -12,10 +12,10 @@ pub(super) use std::sync::atomic::{
 pub(super) use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 pub(super) use std::thread::{Builder, JoinHandle};
 
-/// How long an idle thread spins before it sleeps: longer than the gap between two matrix products
+/// Time that an idle thread spins before it sleeps: longer than the gap between two matrix products
 /// of one decode step, and short enough to leave the core to other processes.
 const SPIN_TIME: Duration = Duration::from_micros(200);
-/// Polls of the condition between two reads of the clock.
+/// Number of polls of the condition between two reads of the clock.
 const POLLS_PER_CLOCK_READ: u32 = 64;
 
 thread_local! {

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::thread_pool::ThreadPool;
 use crate::{Error, Result};
 
-/// Minimum number of multiply-adds for which distributing tasks pays off.
+/// Minimum number of multiply-adds for which tasks are distributed over threads. Smaller work takes
+/// less time than starting a parallel region.
 const MIN_PARALLEL_WORK: usize = 1 << 16;
 
 /// Runs independent tasks on one or more threads. The result of a task must not depend on the thread
@@ -93,8 +94,8 @@ impl TaskPool {
         });
     }
 
-    /// Runs `task(index, row, value)` for every row of a row-major matrix and the element of `values`
-    /// with the same index.
+    /// Like [`for_each_row`](Self::for_each_row), but also passes the element of `values` with the
+    /// row's index: `task(index, row, value)`.
     pub(crate) fn for_each_row_with<T: Send>(
         &self,
         matrix: &mut [T],
@@ -183,7 +184,8 @@ mod shared {
         /// If `index` is not inside the slice.
         pub(crate) fn element_ptr(&self, index: usize) -> *mut T {
             assert!(index < self.len, "element outside its slice");
-            // SAFETY: `index` is inside the slice by the check above.
+            // SAFETY: `index` is inside the slice by the check above, so the pointer stays inside its
+            // allocation.
             unsafe { self.start.add(index) }
         }
     }

@@ -23,7 +23,7 @@ use super::sync::{
 /// among themselves.
 type RegionBody<'a> = &'a (dyn Fn() + Sync);
 
-/// Worker threads in addition to the caller's.
+/// Worker threads that execute parallel regions together with the calling thread.
 pub(super) struct ThreadPool {
     shared: Arc<PoolState>,
     threads: Vec<JoinHandle<()>>,
@@ -31,6 +31,7 @@ pub(super) struct ThreadPool {
     region_lock: Mutex<()>,
 }
 
+/// State that the workers and the calling threads share.
 struct PoolState {
     /// Number of the current region (upper 32 bits), whether workers may still join it ([`OPEN`]),
     /// and the number of workers executing it ([`ACTIVE`]).
@@ -98,8 +99,9 @@ impl ThreadPool {
         });
     }
 
-    /// Executes `body` on this thread and on every worker that joins in time. Returns when all of
-    /// them have left it. Inside another region, only the current thread executes it.
+    /// Executes `body` on this thread and on every worker that joins before this thread has finished
+    /// it. Returns when all of them have left the region. Inside another region, only the current
+    /// thread executes `body`.
     fn run(&self, body: RegionBody<'_>) {
         if in_region() {
             return body();
@@ -205,6 +207,7 @@ impl PoolState {
                 lock(&self.panic).get_or_insert(panic);
             }
             let before = self.state.fetch_sub(1, Ordering::AcqRel);
+            // Pairs with the fence in `close`.
             fence(Ordering::SeqCst);
             if before & ACTIVE == 1 && self.caller_waiting.load(Ordering::Relaxed) {
                 drop(lock(&self.panic));
@@ -220,6 +223,7 @@ impl PoolState {
         if !spin_until(ready) {
             let mut guard = lock(&self.panic);
             self.sleeping_workers.fetch_add(1, Ordering::Relaxed);
+            // Pairs with the fence in `open`.
             fence(Ordering::SeqCst);
             while !ready() {
                 guard = self.region_started.wait(guard).unwrap_or_else(PoisonError::into_inner);

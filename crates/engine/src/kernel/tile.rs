@@ -14,8 +14,8 @@ use super::simd::{Portable, Simd16};
 /// Maximum number of rows in a tile.
 pub(super) const ROWS: usize = 6;
 
-/// Memory to prefetch while a tile is computed: `step` bytes per step of the reduction, from `start`.
-/// The addresses need not be valid.
+/// Memory to prefetch while a tile is computed: one cache line per step of the reduction, at addresses
+/// `step` bytes apart from `start`. The addresses need not be valid.
 #[derive(Clone, Copy)]
 pub(super) struct Prefetch {
     start: *const u8,
@@ -23,7 +23,7 @@ pub(super) struct Prefetch {
 }
 
 impl Prefetch {
-    /// Prefetches one panel row of sixteen elements per step, from `start`.
+    /// Returns a prefetch of one panel row of sixteen elements per step, from `start`.
     pub(super) fn from<E>(start: *const E) -> Self {
         Self { start: start.cast(), step: PANEL * size_of::<E>() }
     }
@@ -34,7 +34,8 @@ impl Prefetch {
         Self { start, step: self.step / parts }
     }
 
-    /// Prefetches nothing new: every step names the cached address `cached`.
+    /// Returns a prefetch without effect: every step prefetches `cached`, which is already in the
+    /// cache.
     pub(super) fn none<E>(cached: *const E) -> Self {
         Self { start: cached.cast(), step: 0 }
     }
@@ -92,7 +93,7 @@ impl PanelElement for f32 {
     }
 }
 
-/// The bits of a bf16.
+// The bits of a bf16.
 impl PanelElement for u16 {
     #[inline(always)]
     unsafe fn load<W: Simd16>(from: *const Self) -> W {
@@ -118,7 +119,8 @@ impl<E: PanelElement> Tile<E> {
     ///
     /// # Safety
     /// Every address that the fields describe for `rows` rows, `panels` panels and `depth` steps
-    /// must be valid, and no other thread may access the output meanwhile.
+    /// must be valid: readable for `a` and `b`, readable and writable for `c`. Meanwhile no other
+    /// thread may write the operands or access the output.
     pub(super) unsafe fn run(self, isa: Isa, rows: usize, panels: usize) {
         // SAFETY: the caller promises valid addresses, and an `Isa` proves that the CPU has the
         // instructions.

@@ -46,6 +46,7 @@ impl LayerModule {
     pub(crate) const ALL: [Self; 7] =
         [Self::Query, Self::Key, Self::Value, Self::Output, Self::Gate, Self::Up, Self::Down];
 
+    /// Returns the module's name within its layer.
     fn suffix(self) -> &'static str {
         match self {
             Self::Query => "self_attn.q_proj",
@@ -149,11 +150,11 @@ impl Adapter {
                 let (inputs, outputs) = target.size(model);
                 // Each module has its own random stream, so that its initial values do not depend on
                 // which other modules are trained.
-                let mut noise = ChaCha8::new(config.seed, hash(&target.name()));
+                let mut rng = ChaCha8::new(config.seed, hash(&target.name()));
                 #[expect(clippy::cast_precision_loss, reason = "widths are below 2²⁴")]
                 let bound = 1.0 / (inputs as f32).sqrt();
                 let a = (0..config.rank * inputs)
-                    .map(|_| (2.0 * noise.uniform() - 1.0) * bound)
+                    .map(|_| (2.0 * rng.uniform() - 1.0) * bound)
                     .collect();
                 AdapterPair { target, inputs, outputs, a, b: vec![0.0; outputs * config.rank] }
             })
@@ -180,6 +181,7 @@ impl Adapter {
         }
     }
 
+    /// Returns the factor `alpha / rank` of the deltas.
     #[expect(clippy::cast_precision_loss, reason = "ranks are small")]
     fn scale(&self) -> f32 {
         self.config.alpha / self.config.rank as f32
@@ -189,8 +191,8 @@ impl Adapter {
         self.pairs.iter().find(|pair| pair.target == target)
     }
 
-    /// Returns the delta of several layers with the same input, with zeros for those that are not
-    /// adapted, or `None` if none is.
+    /// Returns the delta of several modules with the same input. Modules that are not adapted have zero
+    /// matrices. Returns `None` if none of them is adapted.
     fn delta(
         &self,
         model: &ModelConfig,
@@ -223,9 +225,9 @@ impl Adapter {
         Some(Delta::new(rank, self.scale(), layer_modules[0].size(model).0, &parts))
     }
 
-    /// Adds the gradients of a backward pass to `sums`, which has the gradients of A and B for each
+    /// Adds the gradients of a backward pass to `sums`, which contains the gradients of A and B of each
     /// pair.
-    pub(crate) fn collect(&self, grads: &AdapterGradients, sums: &mut [[Vec<f32>; 2]]) {
+    pub(crate) fn add_gradients(&self, grads: &AdapterGradients, sums: &mut [[Vec<f32>; 2]]) {
         let rank = self.config.rank;
         for (pair, sums) in self.pairs.iter().zip(sums) {
             let (grad, part) = match pair.target {
@@ -254,13 +256,14 @@ impl Adapter {
         }
     }
 
-    /// Returns zero gradients in the form of [`Adapter::collect`].
-    pub(crate) fn zeros(&self) -> Vec<[Vec<f32>; 2]> {
+    /// Returns zero gradients of A and B of each pair.
+    pub(crate) fn zero_gradients(&self) -> Vec<[Vec<f32>; 2]> {
         let zeros = |pair: &AdapterPair| [vec![0.0; pair.a.len()], vec![0.0; pair.b.len()]];
         self.pairs.iter().map(zeros).collect()
     }
 }
 
+/// Checks the ranges of a configuration and that it trains at least one module.
 fn check(model: &ModelConfig, config: &LoraConfig) -> Result<()> {
     let max_rank = model.hidden_size.min(256);
     if !(1..=max_rank).contains(&config.rank) {

@@ -31,7 +31,7 @@ impl Adapter {
             pairs.push(AdapterPair { target, inputs, outputs, a: pair.a, b: pair.b });
         }
         if pairs.is_empty() {
-            return Err(Error::invalid("adapter", "it contains no LoRA matrices"));
+            return Err(Error::invalid("adapter", "the file contains no LoRA matrices"));
         }
         // Sort in the order of the forward pass, like new adapters.
         let order: Vec<TargetModule> = TargetModule::all(model).collect();
@@ -39,7 +39,7 @@ impl Adapter {
         let has = |wanted: fn(TargetModule) -> bool| pairs.iter().any(|pair| wanted(pair.target));
         let config = LoraConfig {
             rank: file.config.rank,
-            #[expect(clippy::cast_possible_truncation, reason = "computing is done in f32")]
+            #[expect(clippy::cast_possible_truncation, reason = "adapters are f32")]
             alpha: file.config.alpha as f32,
             seed,
             attention: has(

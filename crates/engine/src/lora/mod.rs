@@ -1,4 +1,4 @@
-//! LoRA: trained low-rank deltas of frozen linear layers.
+//! LoRA: trained low-rank deltas that are added to the outputs of frozen linear layers.
 
 use crate::kernel::{FusedGemm, Kernel, Lhs, Panels, Precision, Rhs, row_ops};
 use crate::model::DeltaGradient;
@@ -145,7 +145,8 @@ impl Delta {
         self.backward_a(kernel, x, &grad_hidden, out, grad_x);
     }
 
-    /// Backward pass of `x Aᵀ`, given the scaled gradient with respect to the hidden activations.
+    /// Backward pass of `x Aᵀ`: adds to the gradient of A and, if given, of `x`. `grad_hidden` is the
+    /// gradient with respect to the hidden activations, multiplied by the scale.
     pub(crate) fn backward_a(
         &self,
         kernel: &Kernel,
@@ -171,6 +172,7 @@ impl Delta {
         &self.b[0]
     }
 
+    /// Returns the factor `alpha / rank`.
     pub(crate) fn scale(&self) -> f32 {
         self.scale
     }

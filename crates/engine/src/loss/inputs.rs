@@ -12,9 +12,9 @@ pub struct LossInputs<'a> {
     pub logprobs: Option<&'a [f32]>,
     /// Advantage of each target.
     pub advantages: Option<&'a [f32]>,
-    /// Lower clipping bounds, which override the loss's own.
+    /// Lower clipping bound of each target; overrides the setting of the loss.
     pub clip_low: Option<&'a [f32]>,
-    /// Upper clipping bounds, which override the loss's own.
+    /// Upper clipping bound of each target; overrides the setting of the loss.
     pub clip_high: Option<&'a [f32]>,
     /// Nonzero for tokens that contribute to the sequence ratio of `gspo`.
     pub sequence_ratio_mask: Option<&'a [f32]>,
@@ -27,9 +27,12 @@ impl Loss {
     /// that an invalid request costs no computation.
     ///
     /// # Errors
-    /// [`Error::Shape`] for several targets per position where the loss accepts one,
-    /// [`Error::MissingInput`], [`Error::Length`], [`Error::NonFiniteInput`], or [`Error::Invalid`]
-    /// if a lower clipping bound is negative or exceeds the upper one.
+    /// - [`Error::Shape`] for several targets per position if the loss accepts only one.
+    /// - [`Error::MissingInput`] if a required input is missing.
+    /// - [`Error::Length`] if an input does not have one value per target.
+    /// - [`Error::NonFiniteInput`] if an input contains NaN or an infinity. `logprobs` may be -∞ where
+    ///   the advantage is 0.
+    /// - [`Error::Invalid`] if a lower clipping bound is negative or exceeds the upper one.
     pub fn check(&self, target_shape: &[usize], inputs: &LossInputs<'_>) -> Result<()> {
         let count = match (self, target_shape) {
             (_, &[count]) => count,
@@ -69,7 +72,7 @@ impl Loss {
                 return Err(Error::Length { field, expected: count, got: values.len() });
             }
             if let Some(index) = values.iter().position(|value| !value.is_finite()) {
-                // A token without advantage contributes 0, so its log-probability may be -∞.
+                // The ratio of a token with advantage 0 is not used, so its log-probability may be -∞.
                 let ignored = |i: usize| inputs.advantages.is_some_and(|a| a.get(i) == Some(&0.0));
                 let allowed = |i: usize| values[i] == f32::NEG_INFINITY && ignored(i);
                 let invalid = |i: &usize| !values[*i].is_finite() && !allowed(*i);
@@ -106,6 +109,7 @@ impl Loss {
         .filter_map(|(used, field, values)| used.then_some((field, values)))
     }
 
+    /// Checks the clipping bounds of every target.
     fn check_bounds(&self, count: usize, inputs: &LossInputs<'_>) -> Result<()> {
         let Some(clip) = self.clip() else { return Ok(()) };
         if inputs.clip_low.is_none() && inputs.clip_high.is_none() {

@@ -2,7 +2,7 @@
 
 use super::token::LossSums;
 
-/// Metrics of a batch. Data is added in batch order, so that sums are reproducible.
+/// Metrics of a batch. Add the data in batch order: the sums then have reproducible bits.
 ///
 /// ```
 /// use tinkex_engine::loss::LossMetrics;
@@ -15,6 +15,7 @@ pub struct LossMetrics {
     tokens: usize,
     loss: f64,
     weight: f64,
+    /// Sum of the clipped fractions of all data, if the loss has clipping bounds.
     clipped: Option<f64>,
 }
 

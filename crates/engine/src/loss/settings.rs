@@ -48,7 +48,8 @@ pub enum Loss {
     },
 }
 
-/// Bounds of the ratio `r`. They are ratios, not distances from 1. A ratio equal to a bound is inside.
+/// Clipping bounds of the ratio `r`. They are ratios, not distances from 1. A ratio equal to a bound is
+/// not clipped.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ClipBounds {
     /// Lower bound, at least 0.
@@ -57,19 +58,20 @@ pub struct ClipBounds {
     pub high: f64,
 }
 
-/// Whether losses are available whose formula could not be verified against the hosted service.
+/// Availability of losses whose formula could not be verified against the hosted service.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnverifiedLosses {
     /// Such losses are rejected.
     #[default]
     Reject,
-    /// Such losses are available; results may differ from the service's.
+    /// Such losses are available; their results may differ from those of the service.
     Allow,
 }
 
 impl Loss {
     /// Returns the loss `name` with these settings. Settings that are not listed have their defaults:
-    /// bounds 0.8 and 1.2 for `ppo` and `gspo`, 0 and 4 for `cispo`; `beta` 0.05 for `dro`.
+    /// bounds 0.8 and 1.2 for `ppo` and `gspo`, 0 and 4 for `cispo`; `beta` 0.05 for `dro`; `kl_coeff` 0
+    /// for `stable_reinforce`.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an unknown name or setting, or a value outside its range;

@@ -7,15 +7,15 @@ use super::inputs::LossInputs;
 use super::settings::{ClipBounds, Loss};
 use crate::{Error, Result};
 
-/// Value of a loss for one datum.
+/// Loss and weights of one datum, summed over its targets.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LossSums {
     /// Loss, summed over the datum's targets.
     pub loss: f64,
     /// Sum of the weights.
     pub weight: f64,
-    /// For losses with clipping bounds: the fraction of tokens with a nonzero advantage whose ratio
-    /// is outside the bounds.
+    /// For losses with clipping bounds: the fraction of tokens whose ratio is outside the bounds, among
+    /// the tokens with a nonzero weight and a nonzero advantage.
     pub clipped_fraction: Option<f64>,
 }
 
@@ -27,35 +27,37 @@ impl Loss {
     /// derivative with respect to each of them to `gradient`.
     ///
     /// `inputs` must have passed [`check`](Loss::check). Several targets per position are adjacent. A
-    /// token with weight 0 or advantage 0 contributes exactly 0, whatever its ratio.
+    /// token with weight 0 contributes exactly 0. So does a token with advantage 0, whatever its ratio,
+    /// except in `dro` and `stable_reinforce`, whose quadratic penalty remains.
     ///
     /// # Errors
-    /// [`Error::NonFiniteResult`] if a term or a slope is not finite, [`Error::Length`] if `gradient`
-    /// or an input has another length than `p`, [`Error::MissingInput`]. The content of `gradient` is
-    /// then unspecified.
+    /// [`Error::NonFiniteResult`] if a term or its derivative is not finite, [`Error::Length`] if
+    /// `gradient` or an input has another length than `p`, [`Error::MissingInput`] if a required input is
+    /// missing. The content of `gradient` is then unspecified.
     pub fn evaluate(
         &self,
         inputs: &LossInputs<'_>,
         p: &[f32],
         gradient: &mut [f32],
     ) -> Result<LossSums> {
-        let len = |field: &str, got: usize| match got == p.len() {
+        let check_len = |field: &str, got: usize| match got == p.len() {
             true => Ok(()),
             false => Err(Error::Length { field: field.to_owned(), expected: p.len(), got }),
         };
-        len("gradient", gradient.len())?;
+        check_len("gradient", gradient.len())?;
         let weights = inputs.weights;
         if let Some(weights) = weights {
-            len("weights", weights.len())?;
+            check_len("weights", weights.len())?;
         }
         let required = |field: &str, values| {
             let missing =
                 || Error::MissingInput { what: self.name().to_owned(), field: field.to_owned() };
             let values: &[f32] = Option::ok_or_else(values, missing)?;
-            len(field, values.len())?;
+            check_len(field, values.len())?;
             Ok::<_, Error>(values)
         };
         let (q, advantages) = match self {
+            // Not read.
             Self::CrossEntropy => (p, p),
             _ => {
                 (required("logprobs", inputs.logprobs)?, required("advantages", inputs.advantages)?)
@@ -71,7 +73,7 @@ impl Loss {
             [("clip_low_threshold", inputs.clip_low), ("clip_high_threshold", inputs.clip_high)]
         {
             if let Some(values) = values {
-                len(field, values.len())?;
+                check_len(field, values.len())?;
             }
         }
         let mut clipping = ClippingCounts::default();
@@ -157,17 +159,17 @@ impl Loss {
             if weight == 0.0 {
                 continue;
             }
-            let (loss, by_p) = term(at);
+            let (loss, derivative) = term(at);
             let loss = times(loss, weight);
             #[expect(clippy::cast_possible_truncation, reason = "checked to be finite below")]
-            let by_p = times(by_p, weight) as f32;
-            if !(loss.is_finite() && by_p.is_finite()) {
+            let derivative = times(derivative, weight) as f32;
+            if !(loss.is_finite() && derivative.is_finite()) {
                 return Err(
-                    self.overflow(at, if loss.is_finite() { f64::from(by_p) } else { loss })
+                    self.overflow(at, if loss.is_finite() { f64::from(derivative) } else { loss })
                 );
             }
             out.loss += loss;
-            *slope = by_p;
+            *slope = derivative;
         }
         Ok(out)
     }
@@ -177,18 +179,19 @@ impl Loss {
             what: format!("the {} loss or its gradient", self.name()),
             index,
             value,
-            hint: "the policy is too far from the one that sampled; \
+            hint: "the policy is too far from the one that sampled the data; \
                    sample with newer weights, or set the weight of the token to 0",
         }
     }
 }
 
-/// Multiplies, with 0 · ∞ = 0.
+/// Returns `a · b`, where 0 · ∞ is 0.
 fn times(a: f64, b: f64) -> f64 {
     if a == 0.0 || b == 0.0 { 0.0 } else { a * b }
 }
 
-/// Computes `-min(r A, clip(r) A)`. A ratio equal to a bound is inside, so its slope is not 0.
+/// Computes `-min(r A, clip(r) A)` and its derivative. A ratio equal to a bound is not clipped, so its
+/// derivative is not 0.
 fn clipped_term(ratio: f64, advantage: f64, clip: ClipBounds) -> TokenTerm {
     let unclipped = times(advantage, ratio);
     let clipped = times(advantage, ratio.clamp(clip.low, clip.high));
@@ -196,8 +199,8 @@ fn clipped_term(ratio: f64, advantage: f64, clip: ClipBounds) -> TokenTerm {
     if inside || unclipped < clipped { (-unclipped, -unclipped) } else { (-clipped, 0.0) }
 }
 
-/// Computes the ratio of a datum: the exponential of the mean difference over the masked tokens, or 1
-/// if there are none.
+/// Returns the ratio of a datum: the exponential of the mean `difference` over the tokens with a nonzero
+/// mask, or 1 if there are none.
 fn sequence_ratio(mask: &[f32], difference: impl Fn(usize) -> f64) -> f64 {
     let mut count = 0.0;
     let mut total = 0.0;
@@ -208,7 +211,7 @@ fn sequence_ratio(mask: &[f32], difference: impl Fn(usize) -> f64) -> f64 {
     if count == 0.0 { 1.0 } else { (total / count).exp() }
 }
 
-/// Number of tokens with a nonzero advantage, and how many of them are outside the bounds.
+/// Number of tokens with a nonzero advantage, and the number of those whose ratio is outside the bounds.
 #[derive(Default)]
 struct ClippingCounts {
     total: f64,

@@ -15,7 +15,9 @@ pub(super) struct AttentionTensors<'a> {
     pub(super) batch: &'a PackedBatch,
     /// Queries, keys and values after QK norm and rotation.
     pub(super) rotated: &'a [f32],
+    /// Output of attention.
     pub(super) out: &'a [f32],
+    /// Gradient with respect to `out`.
     pub(super) grad: &'a [f32],
 }
 
@@ -41,7 +43,7 @@ impl Model {
         let width = heads.query_width() + 2 * heads.kv_width();
         let tasks = tensors.batch.trees.len() * heads.kv_heads;
         let kernel = self.kernel.single_threaded();
-        let done = self.kernel.pool().map(tasks, |task| {
+        let tree_heads = self.kernel.pool().map(tasks, |task| {
             let (tree, head) = (task / heads.kv_heads, task % heads.kv_heads);
             self.tree_backward(&kernel, tensors, tree, head)
         });
@@ -59,7 +61,7 @@ impl Model {
             let (tree, first) = trees[row];
             let own = (row - first) * d..(row - first + 1) * d;
             for (head, tree_head) in
-                done[tree * heads.kv_heads..][..heads.kv_heads].iter().enumerate()
+                tree_heads[tree * heads.kv_heads..][..heads.kv_heads].iter().enumerate()
             {
                 let mut put = |col: usize, from: &[f32]| {
                     grad[col..col + d].copy_from_slice(&from[own.clone()]);
@@ -74,6 +76,7 @@ impl Model {
         grad
     }
 
+    /// Computes one task: the backward pass of key-value head `head` for the rows of `tree`.
     fn tree_backward(
         &self,
         kernel: &Kernel,
@@ -154,7 +157,9 @@ impl Model {
 struct QueryBlock<'a> {
     /// Queries, multiplied by the attention scale.
     queries: &'a [f32],
+    /// Output of attention.
     out: &'a [f32],
+    /// Gradient with respect to `out`.
     grad: &'a [f32],
     node: usize,
     /// First node of the tree.
@@ -164,6 +169,8 @@ struct QueryBlock<'a> {
 }
 
 impl QueryBlock<'_> {
+    /// Adds to the gradients of the queries of this block and of the keys and values of its context.
+    /// `first` is the first row of the tree, `d` the dimension of a head.
     fn backward(
         &self,
         kernel: &Kernel,
@@ -179,13 +186,14 @@ impl QueryBlock<'_> {
         let context = position + count;
         // The context as a list of (node, first row in the tree, first column, length).
         let mut parts = Vec::new();
-        let mut seen = 0;
+        let mut covered = 0;
         for node in batch.ancestry(self.node) {
             let rows = &batch.nodes[node].rows;
-            let len = rows.len().min(context - seen);
-            parts.push((node - self.first_node, rows.start - first, seen, len));
-            seen += len;
+            let len = rows.len().min(context - covered);
+            parts.push((node - self.first_node, rows.start - first, covered, len));
+            covered += len;
         }
+        // Attention probabilities, and the gradient with respect to the scores.
         let mut p = vec![0.0; count * context];
         let mut ds = vec![0.0; count * context];
         for &(node, _, col, len) in &parts {

@@ -8,7 +8,7 @@ use super::{Model, PackedBatch};
 use crate::kernel::row_ops;
 use crate::lora::{Delta, LayerDeltas, PackedLora};
 
-/// A (stacked) linear layer of a decoder layer.
+/// A linear layer of a decoder layer; layers with the same input are stacked into one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FusedLinear {
     Qkv,
@@ -17,7 +17,8 @@ pub(crate) enum FusedLinear {
     Down,
 }
 
-/// The gain vector of a norm; layer norms name their layer.
+/// A norm, whose gain vector is trained. The variants of a layer contain the layer's index; `Last` is
+/// the norm after the last layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NormWeight {
     Attention(usize),
@@ -134,8 +135,8 @@ impl Model {
         let mut grad_active = vec![0.0; count * inner];
         sink.linear(self, index, FusedLinear::Down, &active, grad);
         let delta = deltas.and_then(|deltas| deltas.down.as_ref()).zip(grads.down.as_mut());
-        let down = &activations.down_lora;
-        layer.down.backward(kernel, &active, delta, down, grad, Some(&mut grad_active));
+        let lora_hidden = &activations.down_lora;
+        layer.down.backward(kernel, &active, delta, lora_hidden, grad, Some(&mut grad_active));
         drop(active);
         let mut grad_gate_up = activations.gate_up.clone();
         kernel.pool().for_each_row(&mut grad_gate_up, 2 * inner, 24 * inner, |row, gate_up| {
@@ -147,27 +148,27 @@ impl Model {
         let mut grad_normed = vec![0.0; count * hidden];
         sink.linear(self, index, FusedLinear::GateUp, &normed, &grad_gate_up);
         let delta = deltas.and_then(|deltas| deltas.gate_up.as_ref()).zip(grads.gate_up.as_mut());
-        let (down, out) = (&activations.gate_up_lora, Some(&mut grad_normed[..]));
-        layer.gate_up.backward(kernel, &normed, delta, down, &grad_gate_up, out);
+        let (lora_hidden, out) = (&activations.gate_up_lora, Some(&mut grad_normed[..]));
+        layer.gate_up.backward(kernel, &normed, delta, lora_hidden, &grad_gate_up, out);
         drop(grad_gate_up);
         let norm = (NormWeight::Mlp(index), &layer.mlp_norm[..]);
         self.norm_backward(norm, &activations.mlp_input, &inverse, &grad_normed, grad, sink);
 
         // Attention.
-        let mut grad_mixed = vec![0.0; count * self.heads().query_width()];
+        let mut grad_attention = vec![0.0; count * self.heads().query_width()];
         sink.linear(self, index, FusedLinear::O, &activations.attention_out, grad);
         let delta = deltas.and_then(|deltas| deltas.o.as_ref()).zip(grads.o.as_mut());
-        let (down, out) = (&activations.o_lora, Some(&mut grad_mixed[..]));
-        layer.o.backward(kernel, &activations.attention_out, delta, down, grad, out);
+        let (lora_hidden, out) = (&activations.o_lora, Some(&mut grad_attention[..]));
+        layer.o.backward(kernel, &activations.attention_out, delta, lora_hidden, grad, out);
         let mut rotated = activations.qkv.clone();
         self.rotate(layer, angles, &mut rotated);
         let mut grad_qkv = self.attend_backward(&AttentionTensors {
             batch,
             rotated: &rotated,
             out: &activations.attention_out,
-            grad: &grad_mixed,
+            grad: &grad_attention,
         });
-        drop((rotated, grad_mixed));
+        drop((rotated, grad_attention));
         self.rotate_backward(index, angles, &activations.qkv, &mut grad_qkv, sink);
         self.norm_rows(&activations.input, &layer.attention_norm, &mut normed, &mut inverse);
         grad_normed.fill(0.0);

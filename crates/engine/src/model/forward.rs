@@ -39,8 +39,8 @@ pub(crate) struct LayerActivations {
 }
 
 impl LayerActivations {
-    /// Returns the size of the activations of `rows` rows in bytes, without the LoRA activations and
-    /// norms.
+    /// Returns the size of the activations of `rows` rows in bytes, without the LoRA hidden
+    /// activations and the inverse norms, which are small.
     pub(crate) fn bytes(model: &Model, rows: usize) -> usize {
         let config = &model.config;
         let heads = model.heads();
@@ -57,9 +57,13 @@ pub(crate) struct Workspace {
     /// Residual stream, `rows × hidden_size`.
     pub(crate) x: Vec<f32>,
     pub(crate) angles: RotaryAngles,
+    /// Normalized residual stream.
     normed: Vec<f32>,
+    /// Queries, keys and values after QK norm and rotation.
     rotated: Vec<f32>,
+    /// Output of attention or of the MLP, which is added to `x`.
     delta: Vec<f32>,
+    /// Output of the MLP's activation function.
     active: Vec<f32>,
 }
 
@@ -155,8 +159,8 @@ impl Model {
             &mut activations.mlp_input_inverse_rms,
         );
         let deltas = deltas_of(|deltas| &deltas.gate_up);
-        let (gate_up, down) = (&mut activations.gate_up, &mut activations.gate_up_lora);
-        layer.gate_up.forward(kernel, &work.normed, deltas, down, gate_up);
+        let (gate_up, lora_hidden) = (&mut activations.gate_up, &mut activations.gate_up_lora);
+        layer.gate_up.forward(kernel, &work.normed, deltas, lora_hidden, gate_up);
         self.activate(&activations.gate_up, &mut work.active);
         let deltas = deltas_of(|deltas| &deltas.down);
         layer.down.forward(

@@ -32,6 +32,7 @@ impl SourceTensor<'_> {
         }
     }
 
+    /// Returns all `len` values.
     fn all(&self, len: usize) -> Vec<f32> {
         let mut out = vec![0.0; len];
         self.row(0, &mut out);
@@ -70,8 +71,8 @@ impl Model {
             sum.saturating_add(len)
         });
         probe("the model's weights", bytes)?;
-        let heads = config.heads * config.head_dim;
-        let keys = config.kv_heads * config.head_dim;
+        let query_width = config.heads * config.head_dim;
+        let kv_width = config.kv_heads * config.head_dim;
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let pack = |name: &str, rows: usize| -> Result<Panels> {
             let values = source.values(name)?;
@@ -84,37 +85,35 @@ impl Model {
                 kernel: &kernel,
                 prefix: format!("model.layers.{index}."),
             };
-            {
-                let norm = |name: &str| loader.vector(name, hidden);
-                let qk = |name: &str| {
-                    config.qk_norm.then(|| loader.vector(name, config.head_dim)).transpose()
-                };
-                Ok(Layer {
-                    attention_norm: norm("input_layernorm.weight")?,
-                    qkv: loader.linear(
-                        &[
-                            ("self_attn.q_proj", heads),
-                            ("self_attn.k_proj", keys),
-                            ("self_attn.v_proj", keys),
-                        ],
-                        hidden,
-                        config.qkv_bias,
-                    )?,
-                    query_norm: qk("self_attn.q_norm.weight")?,
-                    key_norm: qk("self_attn.k_norm.weight")?,
-                    o: loader.linear(&[("self_attn.o_proj", hidden)], heads, config.o_bias)?,
-                    mlp_norm: norm("post_attention_layernorm.weight")?,
-                    gate_up: loader.linear(
-                        &[("mlp.gate_proj", inner), ("mlp.up_proj", inner)],
-                        hidden,
-                        config.mlp_bias,
-                    )?,
-                    down: loader.linear(&[("mlp.down_proj", hidden)], inner, config.mlp_bias)?,
-                })
-            }
+            let norm = |name: &str| loader.vector(name, hidden);
+            let qk = |name: &str| {
+                config.qk_norm.then(|| loader.vector(name, config.head_dim)).transpose()
+            };
+            Ok(Layer {
+                attention_norm: norm("input_layernorm.weight")?,
+                qkv: loader.linear(
+                    &[
+                        ("self_attn.q_proj", query_width),
+                        ("self_attn.k_proj", kv_width),
+                        ("self_attn.v_proj", kv_width),
+                    ],
+                    hidden,
+                    config.qkv_bias,
+                )?,
+                query_norm: qk("self_attn.q_norm.weight")?,
+                key_norm: qk("self_attn.k_norm.weight")?,
+                o: loader.linear(&[("self_attn.o_proj", hidden)], query_width, config.o_bias)?,
+                mlp_norm: norm("post_attention_layernorm.weight")?,
+                gate_up: loader.linear(
+                    &[("mlp.gate_proj", inner), ("mlp.up_proj", inner)],
+                    hidden,
+                    config.mlp_bias,
+                )?,
+                down: loader.linear(&[("mlp.down_proj", hidden)], inner, config.mlp_bias)?,
+            })
         });
         let layers = layers.into_iter().collect::<Result<Vec<Layer>>>()?;
-        #[expect(clippy::cast_possible_truncation, reason = "computing is done in f32")]
+        #[expect(clippy::cast_possible_truncation, reason = "activations are f32")]
         let frequencies =
             config.rope.frequencies(config.head_dim).into_iter().map(|x| x as f32).collect();
         Ok(Self {
@@ -133,6 +132,7 @@ impl Model {
     }
 }
 
+/// Loads the tensors of one layer, whose names start with `prefix`.
 struct LayerLoader<'a, S> {
     source: &'a S,
     precision: Precision,
@@ -141,6 +141,7 @@ struct LayerLoader<'a, S> {
 }
 
 impl<S: TensorSource> LayerLoader<'_, S> {
+    /// Loads the tensor `name`, a vector of `len` elements.
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>> {
         Ok(self.source.values(&format!("{}{name}", self.prefix))?.all(len))
     }

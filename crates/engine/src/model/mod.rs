@@ -34,6 +34,7 @@ pub(crate) struct Model {
     pub(crate) kernel: Kernel,
     pub(crate) embedding: Panels,
     pub(crate) layers: Vec<Layer>,
+    /// Gain of the final norm.
     pub(crate) norm: Vec<f32>,
     /// `None` if the embedding is also the unembedding.
     pub(crate) unembedding: Option<Panels>,
@@ -55,6 +56,7 @@ pub(crate) struct Layer {
 }
 
 impl Model {
+    /// Returns the number and size of the attention heads.
     pub(crate) fn heads(&self) -> HeadLayout {
         HeadLayout {
             query_heads: self.config.heads,
@@ -63,6 +65,7 @@ impl Model {
         }
     }
 
+    /// Returns the unembedding, which is the embedding if the two are tied.
     pub(crate) fn unembedding(&self) -> &Panels {
         self.unembedding.as_ref().unwrap_or(&self.embedding)
     }

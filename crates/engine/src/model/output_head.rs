@@ -1,7 +1,7 @@
-//! Output head: unembedding and log-probabilities, fused over slices of the vocabulary.
+//! Output head: unembedding and log-probabilities, computed slice by slice of the vocabulary.
 //!
-//! The full `rows × vocabulary` matrix of logits is never formed; only one slice of [`SLICE`] tokens
-//! for [`BLOCK`] rows exists at a time. The log-sum-exp of a row is accumulated slice by slice in
+//! Only one slice of [`SLICE`] tokens for [`BLOCK`] rows exists at a time, unless the caller asks for
+//! all logits to be saved ([`SavedLogits`]). The log-sum-exp of a row is accumulated slice by slice in
 //! ascending order, in f64.
 
 use super::Model;
@@ -16,7 +16,7 @@ pub(crate) const SLICE: usize = 2048;
 /// Rows per block.
 const BLOCK: usize = 1024;
 
-/// A request for the log-probability of `token` at row `row`.
+/// A row and the token whose log-probability to compute there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LogprobQuery {
     /// Row of the head's input.
@@ -29,6 +29,7 @@ pub(crate) struct LogprobQuery {
 pub(crate) struct OutputHead<'a> {
     pub(crate) model: &'a Model,
     pub(crate) lora: Option<&'a PackedLora>,
+    /// Rows of the residual stream after the final norm.
     pub(crate) x: &'a [f32],
 }
 
@@ -50,7 +51,7 @@ impl SavedLogits {
     }
 }
 
-/// Running log-sum-exp over slices of logits: `exp(max) · sum`.
+/// Log-sum-exp of the slices of logits added so far, whose exponentials sum to `exp(max) · sum`.
 #[derive(Clone, Copy, Debug)]
 struct RunningLogSumExp {
     max: f32,
@@ -58,7 +59,7 @@ struct RunningLogSumExp {
 }
 
 impl RunningLogSumExp {
-    const NONE: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
+    const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 
     /// Adds one slice of logits.
     fn add(&mut self, isa: Isa, logits: &[f32]) {
@@ -69,14 +70,15 @@ impl RunningLogSumExp {
         let sum = f64::from(row_ops::sum_exp(isa, logits, max));
         // A NaN takes the first branch and propagates.
         if max > self.max || max.is_nan() {
-            let old = if self.sum == 0.0 { 0.0 } else { f64::from(self.max - max).exp() };
-            self.sum = self.sum * old + sum;
+            let rescale = if self.sum == 0.0 { 0.0 } else { f64::from(self.max - max).exp() };
+            self.sum = self.sum * rescale + sum;
             self.max = max;
         } else {
             self.sum += sum * f64::from(max - self.max).exp();
         }
     }
 
+    /// Returns the log-sum-exp.
     fn log(self) -> f64 {
         f64::from(self.max) + self.sum.ln()
     }
@@ -84,7 +86,7 @@ impl RunningLogSumExp {
 
 /// Returns `log Σ exp` of a row of logits, with the same bits as [`OutputHead::forward`].
 pub(crate) fn log_sum_exp(isa: Isa, logits: &[f32]) -> f64 {
-    let mut sum = RunningLogSumExp::NONE;
+    let mut sum = RunningLogSumExp::EMPTY;
     logits.chunks(SLICE).for_each(|slice| sum.add(isa, slice));
     sum.log()
 }
@@ -96,10 +98,12 @@ pub(crate) fn log_probability(logit: f32, log_sum_exp: f64) -> f32 {
 }
 
 impl OutputHead<'_> {
+    /// Returns the width of a row.
     fn hidden(&self) -> usize {
         self.model.config.hidden_size
     }
 
+    /// Returns the number of rows.
     fn count(&self) -> usize {
         self.x.len() / self.hidden()
     }
@@ -146,7 +150,7 @@ impl OutputHead<'_> {
         let isa = self.model.kernel.isa();
         let lora_hidden = self.lora_hidden();
         let mut logprobs = vec![0.0; queries.len()];
-        let mut sums = vec![RunningLogSumExp::NONE; self.count()];
+        let mut sums = vec![RunningLogSumExp::EMPTY; self.count()];
         let mut logits = Vec::new();
         for first in (0..self.count()).step_by(BLOCK) {
             let count = BLOCK.min(self.count() - first);
@@ -181,9 +185,9 @@ impl OutputHead<'_> {
     /// Returns the gradient with respect to `x`, given the gradient with respect to the
     /// log-probability of every query.
     ///
-    /// Adds the gradients of the adapter's unembedding to `delta_grad`. `saved` holds the logits of
-    /// the forward pass and, for every row of this head, its row there; without it the logits are
-    /// computed again.
+    /// Adds the gradients of the adapter's unembedding to `delta_grad`. `saved` contains the logits of
+    /// the forward pass and, for every row of this head, the index of its row in that pass. If `saved`
+    /// is `None`, the logits are computed again.
     pub(crate) fn backward(
         &self,
         queries: &[LogprobQuery],
@@ -200,6 +204,7 @@ impl OutputHead<'_> {
         let lora_hidden = self.lora_hidden();
         let delta = self.lora.and_then(|lora| lora.unembedding.as_ref());
         let width = delta.map_or(0, crate::lora::Delta::width);
+        // Sum of the gradients of all queries of a row.
         let mut totals = vec![0.0_f32; self.count()];
         for (query, grad) in queries.iter().zip(grads) {
             totals[query.row] += grad;
@@ -221,7 +226,7 @@ impl OutputHead<'_> {
                     if let Some((saved, rows)) = saved {
                         saved.copy(vocab, rows[first + row], from, logits);
                     }
-                    #[expect(clippy::cast_possible_truncation, reason = "computing is in f32")]
+                    #[expect(clippy::cast_possible_truncation, reason = "gradients are f32")]
                     let shift = log_sums[first + row] as f32;
                     row_ops::scaled_exp(isa, logits, shift, -totals[first + row]);
                 });

@@ -25,7 +25,7 @@ impl RotaryAngles {
                 // The angle is rounded to f32, as in `transformers`; its sine and cosine are computed
                 // in f64.
                 let (sin, cos) = f64::from(position * frequency).sin_cos();
-                #[expect(clippy::cast_possible_truncation, reason = "computing is done in f32")]
+                #[expect(clippy::cast_possible_truncation, reason = "activations are f32")]
                 {
                     self.cos.push(cos as f32 * factor);
                     self.sin.push(sin as f32 * factor);

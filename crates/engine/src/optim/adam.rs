@@ -1,6 +1,6 @@
 //! Adam with decoupled weight decay, equal to torch's AdamW.
 
-use super::{Parameter, at_least_zero, check_clip, fraction};
+use super::{Parameter, at_least_zero, check_clip, decay_rate};
 use crate::{Error, Result};
 
 /// Parameters of an Adam step.
@@ -22,6 +22,7 @@ pub struct AdamParams {
 }
 
 impl Default for AdamParams {
+    /// Returns learning rate 1e-4, betas 0.9 and 0.95, and eps 1e-12, without weight decay and clipping.
     fn default() -> Self {
         Self {
             learning_rate: 1e-4,
@@ -37,8 +38,8 @@ impl Default for AdamParams {
 impl AdamParams {
     pub(super) fn check(&self) -> Result<()> {
         at_least_zero("learning_rate", self.learning_rate)?;
-        fraction("beta1", self.beta1)?;
-        fraction("beta2", self.beta2)?;
+        decay_rate("beta1", self.beta1)?;
+        decay_rate("beta2", self.beta2)?;
         at_least_zero("eps", self.eps)?;
         at_least_zero("weight_decay", self.weight_decay)?;
         check_clip(self.grad_clip_norm)
@@ -54,13 +55,19 @@ pub(super) struct AdamState {
 
 /// Factors of one step, equal for all weights.
 struct AdamFactors {
+    /// Clipping factor of the gradient.
     scale: f32,
     beta1: f32,
+    /// `1 - beta1`.
     new1: f32,
     beta2: f32,
+    /// `1 - beta2`.
     new2: f32,
+    /// `1 - learning_rate · weight_decay`.
     shrink: f32,
+    /// Learning rate, divided by the bias correction of the first moment.
     step: f32,
+    /// Factor of the square root of the second moment that corrects its bias.
     root: f32,
     eps: f32,
 }
@@ -121,7 +128,8 @@ impl AdamState {
 impl AdamFactors {
     #[expect(clippy::cast_possible_truncation, reason = "weights and their state are f32")]
     fn new(params: &AdamParams, count: u64, clip_scale: f64) -> Self {
-        // Powers beyond i32 are 0 for every beta below 1 that f64 can represent.
+        // From step 2³¹ on the bias correction stays that of step 2³¹ - 1, where the power is 0 for every
+        // beta in use.
         let count = i32::try_from(count).unwrap_or(i32::MAX);
         let bias1 = 1.0 - params.beta1.powi(count);
         let bias2 = 1.0 - params.beta2.powi(count);
@@ -148,6 +156,7 @@ impl AdamFactors {
         (w, m, v)
     }
 
+    /// Returns the error for the first weight of `tensor` whose new value is not finite.
     fn non_finite_error(
         &self,
         tensor: &Parameter<'_>,

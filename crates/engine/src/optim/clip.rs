@@ -3,8 +3,8 @@
 use super::{Parameter, StepReport};
 use crate::{Error, Result};
 
-/// Computes the norm of all gradients and the factor that limits it to `bound`. A bound of 0 or
-/// less disables clipping.
+/// Computes the norm of all gradients together and the factor that limits it to `bound`. A bound of 0
+/// or less disables clipping.
 pub(super) fn measure(tensors: &[Parameter<'_>], bound: f64) -> Result<StepReport> {
     let mut total = 0.0;
     for tensor in tensors {
@@ -15,7 +15,7 @@ pub(super) fn measure(tensors: &[Parameter<'_>], bound: f64) -> Result<StepRepor
         total += squares;
     }
     let grad_norm = total.sqrt();
-    // torch adds the same constant. It matters only for tiny norms.
+    // The constant is that of torch's `clip_grad_norm_`.
     let clip_scale = if bound > 0.0 { (bound / (grad_norm + 1e-6)).min(1.0) } else { 1.0 };
     Ok(StepReport { grad_norm, clip_scale })
 }

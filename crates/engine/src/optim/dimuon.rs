@@ -4,11 +4,15 @@
 //! momentum is normalized over rows and columns, orthogonalized by Newton-Schulz iterations (all
 //! singular values approach 1), and scaled to the Frobenius norm `√rank`.
 
-use super::{Parameter, at_least_zero, check_clip, fraction};
+use super::{Parameter, at_least_zero, check_clip, decay_rate};
 use crate::{Error, Result};
 
+/// Fraction of the mean square of the whole matrix that is added to the mean square of each row and
+/// column.
 const DAMPING: f64 = 0.01;
+/// Number of Newton-Schulz iterations.
 const ITERATIONS: usize = 5;
+/// Coefficients of X, S X and S² X in a Newton-Schulz iteration, where S = X Xᵀ.
 const COEFFICIENTS: (f64, f64, f64) = (3.4445, -4.7750, 2.0315);
 
 /// Parameters of a Dimuon step.
@@ -31,11 +35,12 @@ impl DimuonParams {
 
     pub(super) fn check(&self) -> Result<()> {
         at_least_zero("learning_rate", self.learning_rate)?;
-        fraction("beta1", self.beta1)?;
+        decay_rate("beta1", self.beta1)?;
         check_clip(self.grad_clip_norm)
     }
 }
 
+/// Momentum of every weight.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct DimuonState {
     rank: usize,
@@ -62,11 +67,11 @@ impl DimuonState {
         tensors: &mut [Parameter<'_>],
         clip_scale: f64,
     ) -> Result<()> {
-        let length = (self.rank as f64).sqrt();
+        let direction_norm = (self.rank as f64).sqrt();
         // No element of the step exceeds the step's norm, so this checks in advance that every new
         // weight will be finite.
         for tensor in tensors.iter() {
-            let max_weight = f64::from(f32::MAX) - params.learning_rate * length;
+            let max_weight = f64::from(f32::MAX) - params.learning_rate * direction_norm;
             let within = |w: f32| f64::from(w).abs() <= max_weight;
             if let Some(index) = tensor.weights.iter().position(|&w| !within(w)) {
                 return Err(Error::NonFiniteResult {
@@ -83,28 +88,35 @@ impl DimuonState {
             for (m, &g) in momentum.iter_mut().zip(tensor.gradient) {
                 *m = old * *m + new * g;
             }
-            let step = params.learning_rate * length;
+            let step = params.learning_rate * direction_norm;
             scratch.step(tensor.rows, tensor.columns, momentum, step, tensor.weights);
         }
         Ok(())
     }
 }
 
-/// Columns of the long side that are processed together, so that they stay in the cache.
+/// Number of columns of the long side that are processed together, so that they stay in the cache.
 const WIDTH: usize = 64;
 
-/// Buffers that are reused for every matrix. The long side is never stored as a whole.
+/// Buffers that are reused for every matrix. The normalized matrix is never stored as a whole.
+///
+/// Matrices are processed as if the side with fewer elements, the short side, were the rows. A panel has
+/// one row per element of the short side and [`WIDTH`] columns.
 #[derive(Debug, Default)]
 struct DimuonScratch {
+    /// Normalizing factor of each row.
     rows: Vec<f64>,
+    /// Normalizing factor of each column.
     columns: Vec<f64>,
+    /// Normalized momentum of the current columns.
     panel: Vec<f64>,
+    /// Step of the current columns.
     step_panel: Vec<f64>,
 }
 
 impl DimuonScratch {
-    /// Moves `weights` by a step of norm `step` against the orthogonalized momentum. Does nothing
-    /// if the momentum is zero.
+    /// Subtracts the orthogonalized momentum, scaled to the norm `step`, from `weights`. Does nothing if
+    /// the momentum is zero.
     fn step(
         &mut self,
         rows: usize,
@@ -116,56 +128,61 @@ impl DimuonScratch {
         if !self.compute_factors(rows, columns, momentum) {
             return;
         }
-        let thin = rows.min(columns);
+        let short = rows.min(columns);
         let long = rows.max(columns);
-        self.panel.resize(thin * WIDTH, 0.0);
-        self.step_panel.resize(thin * WIDTH, 0.0);
+        self.panel.resize(short * WIDTH, 0.0);
+        self.step_panel.resize(short * WIDTH, 0.0);
 
-        let mut gram = vec![0.0; thin * thin];
+        let mut gram = vec![0.0; short * short];
         for from in (0..long).step_by(WIDTH) {
             self.fill_panel(rows, columns, momentum, from);
-            for i in 0..thin {
+            for i in 0..short {
                 for j in 0..=i {
-                    gram[i * thin + j] += dot(panel_row(&self.panel, i), panel_row(&self.panel, j));
+                    gram[i * short + j] +=
+                        dot(panel_row(&self.panel, i), panel_row(&self.panel, j));
                 }
             }
         }
-        for i in 0..thin {
+        for i in 0..short {
             for j in 0..i {
-                gram[j * thin + i] = gram[i * thin + j];
+                gram[j * short + i] = gram[i * short + j];
             }
         }
-        let norm = trace(&gram, thin).sqrt() + 1e-7;
+        let norm = trace(&gram, short).sqrt() + 1e-7;
         gram.iter_mut().for_each(|value| *value /= norm * norm);
 
-        // Every iteration multiplies from the thin side by a polynomial of the Gram matrix. The
+        // Every iteration multiplies from the short side by a polynomial of the Gram matrix. The
         // iterations therefore run on that small matrix, and the long side is read twice instead of
         // ten times.
         let (a, b, c) = COEFFICIENTS;
-        let mut total_factor = identity(thin);
+        let mut total_factor = identity(short);
         for _ in 0..ITERATIONS {
-            let squared = product(&gram, &gram, thin);
+            let squared = product(&gram, &gram, short);
             let mut factor: Vec<f64> =
                 gram.iter().zip(&squared).map(|(s, ss)| b * s + c * ss).collect();
-            (0..thin).for_each(|i| factor[i * thin + i] += a);
+            (0..short).for_each(|i| factor[i * short + i] += a);
             // X' = F X, hence X' X'ᵀ = F S F; all three are polynomials of the same matrix and
             // commute.
-            gram = product(&product(&factor, &gram, thin), &factor, thin);
-            total_factor = product(&factor, &total_factor, thin);
+            gram = product(&product(&factor, &gram, short), &factor, short);
+            total_factor = product(&factor, &total_factor, short);
         }
         // The Gram matrix is now that of the direction, whose squared Frobenius norm is its trace.
-        let factor = step / (trace(&gram, thin).sqrt() + 1e-12) / norm;
+        let factor = step / (trace(&gram, short).sqrt() + 1e-12) / norm;
 
         for from in (0..long).step_by(WIDTH) {
             self.fill_panel(rows, columns, momentum, from);
-            for i in 0..thin {
+            for i in 0..short {
                 let out = &mut self.step_panel[i * WIDTH..(i + 1) * WIDTH];
                 out.fill(0.0);
-                for k in 0..thin {
-                    add_scaled(out, panel_row(&self.panel, k), factor * total_factor[i * thin + k]);
+                for k in 0..short {
+                    add_scaled(
+                        out,
+                        panel_row(&self.panel, k),
+                        factor * total_factor[i * short + k],
+                    );
                 }
             }
-            for i in 0..thin {
+            for i in 0..short {
                 for (j, &delta) in panel_row(&self.step_panel, i).iter().enumerate() {
                     if from + j < long {
                         let at = element_index(rows, columns, i, from + j);
@@ -180,16 +197,16 @@ impl DimuonScratch {
 
     /// Copies `WIDTH` normalized columns of the long side from `from`; zeros beyond its end.
     fn fill_panel(&mut self, rows: usize, columns: usize, momentum: &[f32], from: usize) {
-        let (thin, long) = (rows.min(columns), rows.max(columns));
-        let (short, wide) =
+        let (short, long) = (rows.min(columns), rows.max(columns));
+        let (short_factors, long_factors) =
             if rows <= columns { (&self.rows, &self.columns) } else { (&self.columns, &self.rows) };
-        for i in 0..thin {
+        for i in 0..short {
             let panel = &mut self.panel[i * WIDTH..(i + 1) * WIDTH];
             for (j, out) in panel.iter_mut().enumerate() {
                 *out = match from + j < long {
                     true => {
                         let value = momentum[element_index(rows, columns, i, from + j)];
-                        f64::from(value) * short[i] * wide[from + j]
+                        f64::from(value) * short_factors[i] * long_factors[from + j]
                     }
                     false => 0.0,
                 };
@@ -226,7 +243,7 @@ impl DimuonScratch {
     }
 }
 
-/// Returns the index of element `i` of the thin side and `j` of the long side.
+/// Returns the index of element `i` of the short side and `j` of the long side.
 #[inline]
 fn element_index(rows: usize, columns: usize, i: usize, j: usize) -> usize {
     if rows <= columns { i * columns + j } else { j * columns + i }

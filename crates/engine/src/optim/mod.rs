@@ -67,7 +67,7 @@ pub struct Parameter<'a> {
 /// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
-    /// Norm of all gradients together, before clipping.
+    /// L2 norm of the gradients of all tensors together, before clipping.
     pub grad_norm: f64,
     /// Factor that the gradients were multiplied by; 1 if they were not clipped.
     pub clip_scale: f64,
@@ -171,6 +171,7 @@ impl Optimizer {
     }
 }
 
+/// Checks that the tensors have these lengths and consistent shapes.
 fn check_lengths(
     lengths: impl ExactSizeIterator<Item = usize>,
     tensors: &[Parameter<'_>],
@@ -204,7 +205,7 @@ fn check_lengths(
 
 /// Checks that a parameter is finite and at least 0.
 fn at_least_zero(field: &str, value: f64) -> Result<()> {
-    // The value is converted to f32.
+    // The value is converted to f32, so a larger one would become infinite.
     if value >= 0.0 && value <= f64::from(f32::MAX) {
         return Ok(());
     }
@@ -212,16 +213,17 @@ fn at_least_zero(field: &str, value: f64) -> Result<()> {
 }
 
 /// Checks that a decay rate is in [0, 1).
-fn fraction(field: &str, value: f64) -> Result<()> {
+fn decay_rate(field: &str, value: f64) -> Result<()> {
     if (0.0..1.0).contains(&value) {
         return Ok(());
     }
     Err(Error::invalid(field, format!("{value} is not in [0, 1)")))
 }
 
+/// Checks that the clipping norm is a number; 0, negative numbers and infinities are allowed.
 fn check_clip(value: f64) -> Result<()> {
     if value.is_nan() {
-        return Err(Error::invalid("grad_clip_norm", "NaN is not a bound"));
+        return Err(Error::invalid("grad_clip_norm", "NaN, expected a number"));
     }
     Ok(())
 }

@@ -12,8 +12,8 @@ use crate::{Error, Result};
 const VERSION: &str = "1";
 
 impl Optimizer {
-    /// Writes the state to the safetensors file `path`: first moments as `m.NAME`, for Adam second
-    /// moments as `v.NAME`, and the number of steps as metadata.
+    /// Writes the state to the safetensors file `path`: first moments (of Dimuon: momenta) as `m.NAME`,
+    /// second moments of Adam as `v.NAME`, and the number of steps as metadata.
     ///
     /// `tensors` gives the names and shapes of the tensors, in the order of [`new`](Self::new).
     ///
@@ -96,6 +96,7 @@ impl Optimizer {
         Ok(Self { state, steps })
     }
 
+    /// Returns the tensors of the state by the prefix of their names.
     fn groups(&self) -> Vec<(&'static str, &[Vec<f32>])> {
         match &self.state {
             OptimizerState::Adam(adam) => {

@@ -1,9 +1,9 @@
 //! [`KvCache`]: paged keys and values with prefix sharing.
 //!
-//! Full pages stay in the cache after their last user has released them, until their memory is
-//! needed for other pages. They are found again by their contents: the weights, all preceding
-//! tokens and their own tokens. Keys are compared in full, so a hash collision cannot return a
-//! wrong page.
+//! A full page is *published*: it stays in the cache after its last reference is released, until its
+//! memory is needed for another page, and [`KvCache::find_prefix`] finds it by its contents: the
+//! weights, all preceding tokens and its own tokens. Map keys are compared in full, so a hash
+//! collision cannot return a wrong page.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -11,27 +11,29 @@ use crate::Result;
 use crate::kernel::paged_attention::{HeadLayout, PAGE_POSITIONS};
 use crate::memory::reserve;
 
-/// Contents of a page: what precedes it, and its own tokens.
+/// Identifies the contents of a page: its prefix and its own tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PageKey {
     prefix: PagePrefix,
     tokens: [u32; PAGE_POSITIONS],
 }
 
-/// What precedes a page in its sequence.
+/// Identifies the weights and all tokens before a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum PagePrefix {
-    /// No page: it is the first page, computed with the weights of this identifier.
+    /// The page is the first of its sequence. Contains the identifier of the weights.
     Weights(u64),
-    /// A page, by an identifier that is never reused.
+    /// The page follows another one. Contains the identifier of that page, which is never reused.
     Page(u64),
 }
 
+/// Bookkeeping of one page.
 #[derive(Clone, Debug, Default)]
 struct CachePage {
     ref_count: usize,
-    /// Identifier and key, once the page is full and can be found.
+    /// Identifier and key, if the page is published.
     published: Option<(u64, PageKey)>,
+    /// Value of `KvCache::clock` at the last use.
     last_used: u64,
 }
 
@@ -41,22 +43,24 @@ pub(crate) struct KvCache {
     heads: HeadLayout,
     /// Pages of each layer. Grows up to the reserved capacity.
     data: Vec<Vec<f32>>,
-    /// Pages that have been in use at least once.
+    /// Pages that have been allocated at least once.
     pages: Vec<CachePage>,
     /// Maximum number of pages.
     capacity: usize,
-    /// Pages without users that cannot be found.
+    /// Pages without references that are not published.
     free: Vec<usize>,
     by_key: HashMap<PageKey, usize>,
-    /// Published pages without users, least recently used first.
+    /// Published pages without references, as (`last_used`, page): least recently used first.
     evictable: BTreeSet<(u64, usize)>,
+    /// Identifier of the page that was published last.
     last_id: u64,
+    /// Number of uses of pages so far.
     clock: u64,
 }
 
 impl KvCache {
-    /// Creates a cache of at most `bytes` bytes. Reserves the address space now; physical memory is
-    /// used as pages come into use.
+    /// Creates a cache of at most `bytes` bytes. Reserves the address space; the system assigns
+    /// physical memory when a page is first used.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) if the system refuses the reservation.
@@ -99,7 +103,7 @@ impl KvCache {
     }
 
     /// Finds the longest prefix of `tokens` that consists of published pages, and retains each of
-    /// them. Returns the pages and what precedes the page after them.
+    /// them. Returns the pages and the prefix of the page that follows them.
     pub(crate) fn find_prefix(&mut self, weights: u64, tokens: &[u32]) -> (Vec<usize>, PagePrefix) {
         let mut prefix = PagePrefix::Weights(weights);
         let mut pages = Vec::new();
@@ -118,7 +122,7 @@ impl KvCache {
         (pages, prefix)
     }
 
-    /// Adds a user to a page.
+    /// Adds a reference to a page.
     pub(crate) fn retain(&mut self, page: usize) {
         self.clock += 1;
         let entry = &mut self.pages[page];
@@ -129,8 +133,8 @@ impl KvCache {
         entry.last_used = self.clock;
     }
 
-    /// Allocates a page with one user, evicting the least recently used published page if
-    /// necessary. Returns `None` if all pages have users.
+    /// Allocates a page with one reference, evicting the least recently used published page if
+    /// necessary. Returns `None` if all pages have references.
     pub(crate) fn allocate(&mut self) -> Option<usize> {
         let page = match self.free.pop() {
             Some(page) => page,
@@ -148,7 +152,7 @@ impl KvCache {
         Some(page)
     }
 
-    /// Takes a page that has never been in use.
+    /// Returns a page that has never been allocated.
     fn allocate_new(&mut self) -> usize {
         self.pages.push(CachePage::default());
         let len = self.pages.len() * self.heads.page_floats();
@@ -157,7 +161,8 @@ impl KvCache {
         self.pages.len() - 1
     }
 
-    /// Allocates a page with one user and copies the contents of page `from` to it.
+    /// Allocates a page with one reference and copies the contents of page `from` to it. Returns `None`
+    /// if no page is available.
     pub(crate) fn allocate_copy(&mut self, from: usize) -> Option<usize> {
         let page = self.allocate()?;
         let len = self.heads.page_floats();
@@ -167,8 +172,8 @@ impl KvCache {
         Some(page)
     }
 
-    /// Makes a full page findable. Returns what precedes the next page. If an equal page is already
-    /// published, that one is used instead.
+    /// Publishes a full page. Returns the prefix of the page that follows it. If an equal page is already
+    /// published, `page` stays unpublished and the result refers to the equal one.
     pub(crate) fn publish(
         &mut self,
         page: usize,
@@ -187,7 +192,7 @@ impl KvCache {
         PagePrefix::Page(self.last_id)
     }
 
-    /// Removes a user from a page.
+    /// Removes a reference from a page.
     pub(crate) fn release(&mut self, page: usize) {
         let entry = &mut self.pages[page];
         entry.ref_count -= 1;

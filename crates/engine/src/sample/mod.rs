@@ -1,4 +1,4 @@
-//! Sampling: many requests on one model, together.
+//! Sampling: generates the completions of many requests in shared batches.
 
 mod kv_cache;
 mod request;

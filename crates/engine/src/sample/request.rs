@@ -52,9 +52,9 @@ pub struct SampleRequest {
     pub decoding: DecodingParams,
     /// Seed of the random numbers. Equal seeds, prompts, parameters and weights give equal tokens.
     pub seed: u64,
-    /// Tokens and texts that end a completion.
+    /// Tokens and strings that end a completion.
     pub stop: StopConditions,
-    /// Bytes of the tokens; required if `stop` contains a text.
+    /// Bytes of the tokens; required if `stop` contains a string.
     pub vocabulary: Option<Arc<Vocabulary>>,
     /// Whether to report log-probabilities at temperature 1 instead of `decoding.temperature`.
     pub raw_logprobs: bool,
@@ -64,7 +64,7 @@ pub struct SampleRequest {
     pub scoring: PromptScoring,
 }
 
-/// Scores of a prompt to compute, always at temperature 1.
+/// Scores of a prompt to compute. Log-probabilities are always at temperature 1.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PromptScoring {
     /// Whether to report the log-probability of every prompt token except the first.
@@ -76,14 +76,15 @@ pub struct PromptScoring {
     /// Tokens whose log-probability to report: the same number for every position except the first,
     /// row by row, with -1 for no token.
     pub targets: Option<Vec<i64>>,
-    /// Number of alternative tokens to sample per position except the first; 0 for none.
+    /// Number of alternative tokens to sample per position except the first, at the temperature of
+    /// [`SampleRequest::decoding`] without top-k and top-p; 0 for none.
     pub alternatives: usize,
 }
 
 /// Output of a sampling request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampleOutput {
-    /// Completions, in the order of their numbers.
+    /// Completions, in the order of their indices.
     pub samples: Vec<SampledCompletion>,
     /// Requested scores of the prompt.
     pub prompt: PromptScores,
@@ -94,7 +95,7 @@ pub struct SampleOutput {
 /// One completion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SampledCompletion {
-    /// Sampled tokens, including the stop token or the token that completed a stop text.
+    /// Sampled tokens, including the stop token or the token that completed a stop string.
     pub tokens: Vec<u32>,
     /// Log-probability of each token.
     pub logprobs: Vec<f32>,
@@ -107,7 +108,7 @@ pub struct SampledCompletion {
 /// Reason why a completion ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// A stop token or stop text occurred.
+    /// A stop token or stop string occurred.
     Stop,
     /// The completion reached its maximum length.
     Length,
@@ -163,11 +164,11 @@ impl SampleRequest {
         }
     }
 
-    /// Validates the request. Returns the maximum number of tokens per completion.
+    /// Validates the request for a model. Returns the maximum number of tokens per completion.
     pub(super) fn check(&self, model: &ModelConfig) -> Result<usize> {
         let len = self.prompt.len();
         if len == 0 {
-            return Err(Error::invalid("prompt", "it is empty"));
+            return Err(Error::invalid("prompt", "must not be empty"));
         }
         check_tokens("prompt", &self.prompt, model.vocab_size)?;
         if !(1..=MAX_SAMPLES).contains(&self.samples) {
@@ -190,7 +191,7 @@ impl SampleRequest {
         }
         self.decoding.check()?;
         if self.stop.reads_bytes() && self.vocabulary.is_none() {
-            return Err(Error::invalid("stop", "a stop text requires the vocabulary"));
+            return Err(Error::invalid("stop", "a stop string requires the vocabulary"));
         }
         for (field, rows, k) in [
             ("topk_prompt_logprobs", len, self.scoring.top_k),

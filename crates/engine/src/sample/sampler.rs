@@ -1,9 +1,9 @@
 //! [`Sampler`]: continuous batching of sampling requests.
 //!
 //! Every step computes one batch: the next token of each running completion, and up to
-//! [`PROMPT_ROWS`] tokens of prompts. When the KV cache is full, the youngest sequence releases its
-//! pages and is computed again later. This does not change its result, because the bits of a row
-//! depend only on the preceding tokens.
+//! [`PROMPT_ROWS`] tokens of prompts. When the KV cache is full, the youngest sequence is preempted:
+//! it releases its pages and is computed again later. Preemption does not change the result, because
+//! the bits of a row depend only on the preceding tokens.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -31,15 +31,17 @@ pub struct Sampler {
     /// Buffer for logits, reused between steps.
     pub(super) logits: Vec<f32>,
     pub(super) requests: BTreeMap<SampleRequestId, ActiveRequest>,
+    /// Requests that have not been admitted, oldest first.
     waiting: VecDeque<SampleRequestId>,
-    /// Sequences with pages or waiting for pages, oldest first.
+    /// Sequences of the admitted requests, oldest first. Preempted ones have no pages.
     pub(super) running: Vec<RunningSequence>,
-    next: u64,
+    last_id: u64,
 }
 
 /// Number of rows that a step computes for one running sequence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScheduledRows {
+    /// Index in [`Sampler::running`].
     pub(super) sequence: usize,
     pub(super) rows: usize,
 }
@@ -65,7 +67,7 @@ impl Sampler {
             requests: BTreeMap::new(),
             waiting: VecDeque::new(),
             running: Vec::new(),
-            next: 0,
+            last_id: 0,
         })
     }
 
@@ -91,8 +93,8 @@ impl Sampler {
                 hint: "request fewer tokens, or raise the memory limit of the cache",
             });
         }
-        self.next += 1;
-        let id = SampleRequestId(self.next);
+        self.last_id += 1;
+        let id = SampleRequestId(self.last_id);
         self.requests.insert(id, ActiveRequest::new(weights.clone(), request, limit));
         self.waiting.push_back(id);
         Ok(id)
@@ -104,11 +106,11 @@ impl Sampler {
             return false;
         }
         self.waiting.retain(|waiting| *waiting != id);
-        let (gone, kept) = std::mem::take(&mut self.running)
+        let (cancelled, kept) = std::mem::take(&mut self.running)
             .into_iter()
             .partition(|s: &RunningSequence| s.request == id);
         self.running = kept;
-        for mut sequence in gone {
+        for mut sequence in cancelled {
             sequence.release_pages(&mut self.cache);
         }
         true
@@ -131,7 +133,8 @@ impl Sampler {
         self.take_finished()
     }
 
-    /// Starts waiting requests while their prompts fit into the available pages.
+    /// Admits waiting requests in order of arrival while their prompts fit into the available pages.
+    /// If no sequence is running, the first request is always admitted.
     fn admit(&mut self) {
         while let Some(&id) = self.waiting.front() {
             let Some(request) = self.requests.get_mut(&id) else {
@@ -173,7 +176,7 @@ impl Sampler {
         scheduled
     }
 
-    /// Looks up the cached prefix of a sequence that has released its pages.
+    /// Attaches the cached prefix of a sequence that has no pages.
     fn reattach_prefix(&mut self, index: usize) {
         let sequence = &mut self.running[index];
         if !sequence.pages.is_empty() {
@@ -188,8 +191,8 @@ impl Sampler {
         }
     }
 
-    /// Allocates pages for `rows` more rows of a sequence, taking them from younger sequences if
-    /// necessary. Returns whether it succeeded.
+    /// Allocates pages for `rows` more rows of a sequence, preempting younger sequences if necessary.
+    /// Returns whether all pages could be allocated.
     fn allocate_pages(&mut self, index: usize, rows: usize) -> bool {
         let needed = (self.running[index].computed + rows).div_ceil(PAGE_POSITIONS);
         while self.running[index].pages.len() < needed {
@@ -233,6 +236,7 @@ impl Sampler {
         outputs
     }
 
+    /// Removes the sequences of a request and releases their pages.
     fn drop_sequences(&mut self, id: SampleRequestId) {
         for sequence in self.running.iter_mut().filter(|sequence| sequence.request == id) {
             sequence.release_pages(&mut self.cache);

@@ -5,19 +5,21 @@ use super::request::SampleRequestId;
 use super::state::{ActiveRequest, CompletionWriter};
 use crate::kernel::paged_attention::{PAGE_POSITIONS, PageRef, SequenceChunk};
 
-/// Tokens of a prompt or completion, and the part of them that is computed.
+/// A prompt, or a prompt with one completion, and the part of it that is computed.
 #[derive(Debug)]
 pub(super) struct RunningSequence {
     pub(super) request: SampleRequestId,
     /// The prompt, followed by the sampled tokens.
     pub(super) tokens: Vec<u32>,
-    /// `None` while the prompt is computed; afterwards the prompt forks into its completions.
+    /// Samples the completion. `None` while the prompt is computed; then the sequence is forked into one
+    /// sequence per completion.
     pub(super) writer: Option<Box<CompletionWriter>>,
     pub(super) pages: Vec<usize>,
     /// Number of tokens whose keys and values are in pages.
     pub(super) computed: usize,
-    /// Number of pages that are published, and what precedes the next page.
+    /// Number of pages that are published in the cache.
     published: usize,
+    /// Prefix of the first page that is not published.
     prefix: PagePrefix,
 }
 
@@ -56,7 +58,7 @@ impl RunningSequence {
         self.computed
     }
 
-    /// Returns the next `rows` rows as a chunk that starts at row `first` of a batch.
+    /// Returns the next `rows` tokens as a chunk that starts at row `first` of a batch.
     pub(super) fn next_chunk(&self, first: usize, rows: usize) -> SequenceChunk {
         let end = self.computed + rows;
         let block_table = self.pages[..end.div_ceil(PAGE_POSITIONS)]

@@ -19,16 +19,20 @@ pub(super) struct PromptRows {
     pub(super) count: usize,
 }
 
-/// A request that is being computed.
+/// A request that is waiting or being computed.
 #[derive(Debug)]
 pub(super) struct ActiveRequest {
     pub(super) weights: ModelWeights,
     pub(super) spec: SampleRequest,
+    /// Number of prompt tokens that were found in the KV cache.
     pub(super) cached_tokens: usize,
+    /// Maximum number of tokens per completion.
     limit: usize,
     scores: PromptScores,
-    alternatives: SampleRng,
+    /// Random numbers of the alternative tokens.
+    alternatives_rng: SampleRng,
     sampler: TokenSampler,
+    /// Finished completions, by index.
     samples: Vec<Option<SampledCompletion>>,
     error: Option<Error>,
 }
@@ -51,7 +55,7 @@ impl ActiveRequest {
                 targets: scoring.targets.as_ref().map(|targets| vec![0.0; targets.len()]),
                 alternatives: table(scoring.alternatives, len - 1),
             },
-            alternatives: SampleRng::alternatives(spec.seed, 0),
+            alternatives_rng: SampleRng::alternatives(spec.seed, 0),
             sampler: TokenSampler::default(),
             samples: vec![None; spec.samples],
             cached_tokens: 0,
@@ -75,14 +79,14 @@ impl ActiveRequest {
             first = scoring.last.map_or(0, |count| last - count);
         }
         if let Some(targets) = &scoring.targets {
-            let each = targets.len() / last;
-            let used = targets.iter().position(|id| *id >= 0).map_or(last, |at| at / each);
+            let per_row = targets.len() / last;
+            let used = targets.iter().position(|id| *id >= 0).map_or(last, |at| at / per_row);
             first = first.min(used);
         }
         first
     }
 
-    /// Returns which of these rows must be scored.
+    /// Returns the range of those of these rows that must be scored.
     pub(super) fn scored(&self, rows: PromptRows) -> Range<usize> {
         let last = self.spec.prompt.len() - 1;
         let scoring = &self.spec.scoring;
@@ -100,39 +104,43 @@ impl ActiveRequest {
     /// Records the scores of the logits of row `row`, which predict token `row + 1`.
     pub(super) fn score(&mut self, isa: Isa, row: usize, logits: &[f32]) {
         let normalizer = log_sum_exp(isa, logits);
-        let at = |token: usize| log_probability(logits[token], normalizer);
+        let logprob_of = |token: usize| log_probability(logits[token], normalizer);
         let scoring = &self.spec.scoring;
         let next = row + 1;
         let last = self.spec.prompt.len() - 1;
-        let shown = scoring.last.is_none_or(|count| row >= last - count);
-        if shown && let Some(logprobs) = &mut self.scores.logprobs {
-            logprobs[next] = at(self.spec.prompt[next] as usize);
+        let requested = scoring.last.is_none_or(|count| row >= last - count);
+        if requested && let Some(logprobs) = &mut self.scores.logprobs {
+            logprobs[next] = logprob_of(self.spec.prompt[next] as usize);
         }
-        if shown && let Some(table) = &mut self.scores.top_k {
+        if requested && let Some(table) = &mut self.scores.top_k {
             fill(table, next, self.sampler.top(logits, scoring.top_k), |logit| {
                 log_probability(logit, normalizer)
             });
         }
         if let (Some(targets), Some(logprobs)) = (&scoring.targets, &mut self.scores.targets) {
-            let each = targets.len() / last;
-            for k in row * each..(row + 1) * each {
+            let per_row = targets.len() / last;
+            for k in row * per_row..(row + 1) * per_row {
                 if let Ok(token) = usize::try_from(targets[k]) {
-                    logprobs[k] = at(token);
+                    logprobs[k] = logprob_of(token);
                 }
             }
         }
         if let Some(table) = &mut self.scores.alternatives {
+            // A preempted prompt is scored again from row 0 and must draw the same random numbers.
+            if row == 0 {
+                self.alternatives_rng = SampleRng::alternatives(self.spec.seed, 0);
+            }
             let params = crate::decode::DecodingParams {
                 temperature: self.spec.decoding.temperature,
                 ..crate::decode::DecodingParams::default()
             };
             let scaled = normalizer_at(logits, params.temperature, normalizer);
             for k in row * table.k..(row + 1) * table.k {
-                let uniform = self.alternatives.uniform();
+                let uniform = self.alternatives_rng.uniform();
                 match self.sampler.sample(logits, &params, scaled, uniform) {
                     Ok(token) => {
                         table.tokens[k] = token;
-                        table.logprobs[k] = at(token as usize);
+                        table.logprobs[k] = logprob_of(token as usize);
                     }
                     Err(error) => return self.error = Some(error),
                 }
@@ -164,6 +172,7 @@ impl ActiveRequest {
         })
     }
 
+    /// Stores the finished completion `sample`.
     pub(super) fn complete(&mut self, sample: usize, sampled: SampledCompletion) {
         self.samples[sample] = Some(sampled);
     }
@@ -196,21 +205,23 @@ impl ActiveRequest {
 /// Samples the tokens of one completion.
 #[derive(Debug)]
 pub(super) struct CompletionWriter {
+    /// Index of the completion in its request.
     sample: usize,
     limit: usize,
     rng: SampleRng,
     sampler: TokenSampler,
     matcher: StopMatcher,
     vocabulary: Option<Arc<Vocabulary>>,
+    /// Set when the completion is finished.
     reason: Option<StopReason>,
     out: SampledCompletion,
 }
 
 impl CompletionWriter {
-    /// Samples the next token.
+    /// Samples the next token from its logits and records it.
     pub(super) fn write(&mut self, isa: Isa, spec: &SampleRequest, logits: &[f32]) -> Result<u32> {
         let params = &spec.decoding;
-        // At temperature 1 these are the bits that training computes.
+        // Computed as in training, so that log-probabilities at temperature 1 have the same bits.
         let unscaled = log_sum_exp(isa, logits);
         if unscaled.is_nan() {
             return Err(non_finite_logits(self.out.tokens.len()));
@@ -257,6 +268,7 @@ impl CompletionWriter {
     }
 }
 
+/// Writes the most probable tokens of one row to a table.
 fn fill(table: &mut TopK, row: usize, best: &[(f32, u32)], report: impl Fn(f32) -> f32) {
     for (i, (logit, token)) in best.iter().enumerate() {
         table.tokens[row * table.k + i] = *token;

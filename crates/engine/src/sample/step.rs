@@ -51,7 +51,7 @@ impl Sampler {
         self.process_logits(&model, &scheduled, &first_rows(&chunks), &weights);
     }
 
-    /// Computes the logits of scored prompt rows and of completed sequences, and passes them on.
+    /// Scores prompt rows, and samples the next token of every sequence whose tokens are all computed.
     fn process_logits(
         &mut self,
         model: &Model,
@@ -60,6 +60,7 @@ impl Sampler {
         weights: &[super::request::ModelWeights],
     ) {
         let hidden = model.config.hidden_size;
+        // Sequences without pending tokens, with the row of their last token.
         let mut complete_sequences = Vec::new();
         for ((item, first), weights) in scheduled.iter().zip(first_rows_of_items).zip(weights) {
             let sequence = &self.running[item.sequence];
@@ -149,12 +150,14 @@ impl Sampler {
     }
 }
 
+/// Returns the first row of each chunk.
 fn first_rows(chunks: &[crate::kernel::paged_attention::SequenceChunk]) -> Vec<usize> {
     chunks.iter().map(|chunk| chunk.rows.start).collect()
 }
 
 impl ActiveRequest {
-    /// Scores those of these computed prompt rows that the request needs.
+    /// Scores the computed prompt rows `rows`, as far as the request needs their scores. `x` contains
+    /// their residual stream.
     fn score_prompt(
         &mut self,
         model: &Model,
@@ -198,7 +201,7 @@ impl Model {
         let mut deltas = Vec::new();
         let mut first = 0;
         while first < rows.len() {
-            let same = |lora: &&Option<&PackedLora>| same(**lora, loras[first]);
+            let same = |lora: &&Option<&PackedLora>| same_adapter(**lora, loras[first]);
             let count = loras[first..].iter().take_while(same).count();
             if let Some(delta) = loras[first].and_then(|lora| lora.unembedding.as_ref()) {
                 deltas.push((first..first + count, delta));
@@ -216,7 +219,8 @@ impl Model {
     }
 }
 
-fn same(a: Option<&PackedLora>, b: Option<&PackedLora>) -> bool {
+/// Returns whether two rows use the same adapter.
+fn same_adapter(a: Option<&PackedLora>, b: Option<&PackedLora>) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => std::ptr::eq(a, b),
         (None, None) => true,

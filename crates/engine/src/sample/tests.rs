@@ -1,4 +1,4 @@
-//! The sampler compared with torch and with training, and its invariance to batching.
+//! Sampler: comparison with torch and with training, and independence of results from batching.
 
 use std::sync::Arc;
 
@@ -22,6 +22,7 @@ fn engine(name: &str, threads: usize) -> Engine {
     .unwrap()
 }
 
+/// Runs steps until all requests are finished. Returns their outputs in order of submission.
 fn run(sampler: &mut Sampler) -> Vec<(SampleRequestId, crate::Result<SampleOutput>)> {
     let mut all = Vec::new();
     while !sampler.is_idle() {
@@ -31,6 +32,7 @@ fn run(sampler: &mut Sampler) -> Vec<(SampleRequestId, crate::Result<SampleOutpu
     all
 }
 
+/// Adds one request and returns its output.
 fn one(sampler: &mut Sampler, weights: &ModelWeights, request: SampleRequest) -> SampleOutput {
     sampler.add(weights, request).unwrap();
     run(sampler).pop().unwrap().1.unwrap()
@@ -150,6 +152,28 @@ fn results_do_not_depend_on_the_batch_threads_or_cache() {
     }
 }
 
+/// The first step computes only a part of the third prompt. When the first completion needs another
+/// page, the third sequence is preempted, and later its prompt is scored again.
+#[test]
+fn alternatives_do_not_depend_on_preemption() {
+    let heads =
+        crate::kernel::paged_attention::HeadLayout { query_heads: 4, kv_heads: 2, head_dim: 16 };
+    // 13 pages for each of two prompts and 7 pages for a part of the third.
+    let cache_memory = 33 * kv_cache::KvCache::page_bytes(heads, 2);
+    let options = EngineOptions { threads: 1, cache_memory, ..EngineOptions::default() };
+    let engine = Engine::open(folder("qwen3"), options).unwrap();
+    let base = engine.base_weights();
+    let mut scored = SampleRequest::new(prompt(200, 3), 20);
+    scored.scoring.alternatives = 2;
+    let alone = one(&mut engine.sampler().unwrap(), &base, scored.clone());
+    let mut sampler = engine.sampler().unwrap();
+    for salt in [1, 2] {
+        sampler.add(&base, SampleRequest::new(prompt(200, salt), 20)).unwrap();
+    }
+    sampler.add(&base, scored).unwrap();
+    assert_eq!(run(&mut sampler).pop().unwrap().1.unwrap(), alone);
+}
+
 #[test]
 fn all_scores_of_a_prompt_are_consistent() {
     let engine = engine("llama", 1);
@@ -211,21 +235,22 @@ fn stop_conditions_end_a_completion_and_are_part_of_it() {
     let engine = engine("qwen2", 1);
     let mut sampler = engine.sampler().unwrap();
     let mut request = SampleRequest::new(prompt(4, 0), 30);
-    let free = one(&mut sampler, &engine.base_weights(), request.clone()).samples.remove(0);
-    assert_eq!((free.tokens.len(), free.reason), (30, StopReason::Length));
-    let at = free.tokens.iter().position(|token| *token == free.tokens[7]).unwrap();
-    request.stop = StopConditions::new([free.tokens[7]], [] as [&str; 0]).unwrap();
+    let unstopped = one(&mut sampler, &engine.base_weights(), request.clone()).samples.remove(0);
+    assert_eq!((unstopped.tokens.len(), unstopped.reason), (30, StopReason::Length));
+    let stop_token = unstopped.tokens[7];
+    let at = unstopped.tokens.iter().position(|token| *token == stop_token).unwrap();
+    request.stop = StopConditions::new([stop_token], [] as [&str; 0]).unwrap();
     let stopped = one(&mut sampler, &engine.base_weights(), request.clone()).samples.remove(0);
-    assert_eq!((&stopped.tokens[..], stopped.reason), (&free.tokens[..=at], StopReason::Stop));
+    assert_eq!((&stopped.tokens[..], stopped.reason), (&unstopped.tokens[..=at], StopReason::Stop));
     let text: Vec<u8> =
-        free.tokens[9..12].iter().flat_map(|t| letters().bytes(*t).to_vec()).collect();
+        unstopped.tokens[9..12].iter().flat_map(|t| letters().bytes(*t).to_vec()).collect();
     request.stop = StopConditions::new([], [text]).unwrap();
     let refused = sampler.add(&engine.base_weights(), request.clone()).unwrap_err();
     assert!(refused.to_string().contains("vocabulary"), "{refused}");
     request.vocabulary = Some(letters());
     let stopped = one(&mut sampler, &engine.base_weights(), request).samples.remove(0);
     assert_eq!(stopped.reason, StopReason::Stop);
-    assert_eq!(stopped.tokens[..], free.tokens[..stopped.tokens.len()]);
+    assert_eq!(stopped.tokens[..], unstopped.tokens[..stopped.tokens.len()]);
     assert!(stopped.tokens.len() <= 12);
 }
 
@@ -253,20 +278,20 @@ fn invalid_requests_are_refused_with_a_reason() {
     let engine = engine("qwen3", 1);
     let mut sampler = engine.sampler().unwrap();
     let base = engine.base_weights();
-    let mut ask = |change: fn(&mut SampleRequest)| {
+    let mut error_of = |change: fn(&mut SampleRequest)| {
         let mut request = SampleRequest::new(prompt(8, 0), 4);
         change(&mut request);
         sampler.add(&base, request).unwrap_err().to_string()
     };
-    assert!(ask(|r| r.prompt.clear()).contains("empty"));
-    assert!(ask(|r| r.prompt[3] = 113).contains("prompt[3] is token 113"));
-    assert!(ask(|r| r.samples = 0).contains("num_samples"));
-    assert!(ask(|r| r.max_tokens = Some(0)).contains("max_tokens"));
-    assert!(ask(|r| r.max_tokens = Some(249)).contains("8 + 249 > 256"));
-    assert!(ask(|r| r.decoding.temperature = -1.0).contains("temperature"));
-    assert!(ask(|r| r.scoring.last = Some(3)).contains("last_n"));
-    assert!(ask(|r| r.scoring.targets = Some(vec![1; 6])).contains("target_prompt_logprobs"));
-    assert!(ask(|r| r.scoring.targets = Some(vec![113; 7])).contains("token 113"));
+    assert!(error_of(|r| r.prompt.clear()).contains("empty"));
+    assert!(error_of(|r| r.prompt[3] = 113).contains("prompt[3] is token 113"));
+    assert!(error_of(|r| r.samples = 0).contains("num_samples"));
+    assert!(error_of(|r| r.max_tokens = Some(0)).contains("max_tokens"));
+    assert!(error_of(|r| r.max_tokens = Some(249)).contains("8 + 249 > 256"));
+    assert!(error_of(|r| r.decoding.temperature = -1.0).contains("temperature"));
+    assert!(error_of(|r| r.scoring.last = Some(3)).contains("last_n"));
+    assert!(error_of(|r| r.scoring.targets = Some(vec![1; 6])).contains("target_prompt_logprobs"));
+    assert!(error_of(|r| r.scoring.targets = Some(vec![113; 7])).contains("token 113"));
     assert!(sampler.is_idle());
 
     let tiny = EngineOptions { cache_memory: 40_000, ..EngineOptions::default() };

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::split::PATTERN;
-use super::vocabulary::letter;
+use super::vocabulary::byte_char;
 use super::{Tokenizer, Vocabulary};
 use crate::file::write_file;
 use crate::{Error, Result};
@@ -16,14 +16,14 @@ impl Tokenizer {
     /// Returns the contents of a `tokenizer.json`.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let letters = |token: u32| -> String {
-            self.vocabulary.bytes(token).iter().map(|&byte| letter(byte)).collect()
+        let encoded = |token: u32| -> String {
+            self.vocabulary.bytes(token).iter().map(|&byte| byte_char(byte)).collect()
         };
         let mut merges: Vec<(&(u32, u32), &u32)> = self.merges.iter().collect();
         merges.sort_by_key(|(_, merged)| **merged);
         let plain = self.vocabulary.len() - self.specials.len();
         let vocab: Map<String, Value> =
-            (0_u32..).take(plain).map(|token| (letters(token), json!(token))).collect();
+            (0_u32..).take(plain).map(|token| (encoded(token), json!(token))).collect();
         let added: Vec<Value> = self
             .specials
             .iter()
@@ -61,7 +61,7 @@ impl Tokenizer {
                 "vocab": vocab,
                 "merges": merges
                     .iter()
-                    .map(|((a, b), _)| json!([letters(*a), letters(*b)]))
+                    .map(|((a, b), _)| json!([encoded(*a), encoded(*b)]))
                     .collect::<Vec<_>>(),
             },
         });
@@ -86,11 +86,11 @@ impl Tokenizer {
         Self::parse(&std::fs::read(path).map_err(Error::io("read", path))?, path)
     }
 
-    /// Parses the text of a `tokenizer.json`. Errors name it `path`.
+    /// Parses the text of a `tokenizer.json`. `path` is used only in errors.
     ///
     /// # Errors
-    /// [`Error::BadFile`] if it is not a tokenizer, or one with another pre-tokenizer or token
-    /// order than this type supports.
+    /// [`Error::BadFile`] if the text is not a tokenizer, or has a pre-tokenizer or an order of tokens
+    /// that this type does not support.
     pub fn parse(text: &[u8], path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let bad = |reason: String| Error::bad_file(path, reason);
@@ -112,9 +112,9 @@ impl Tokenizer {
         if tokens.len() != 256 + raw.model.merges.len() || !in_order {
             return Err(bad("the tokens are not the 256 bytes followed by the merges".to_owned()));
         }
-        let letters: HashMap<char, u8> = (0..=255).map(|byte| (letter(byte), byte)).collect();
+        let byte_of: HashMap<char, u8> = (0..=255).map(|byte| (byte_char(byte), byte)).collect();
         let bytes = |text: &str| -> Option<Vec<u8>> {
-            text.chars().map(|c| letters.get(&c).copied()).collect()
+            text.chars().map(|c| byte_of.get(&c).copied()).collect()
         };
         let mut merges = HashMap::with_capacity(raw.model.merges.len());
         for (merged, (a, b)) in (256..).zip(&raw.model.merges) {

@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, HashMap};
 /// Merges pairs of neighbours in `tokens[start..]`, lowest merged token first, until none can be
 /// merged.
 ///
-/// Runs in O(n log n), so a single very long word is not a problem.
+/// Takes O(n log n) time, because a single word may be very long.
 pub(super) fn merge(tokens: &mut Vec<u32>, start: usize, merges: &HashMap<(u32, u32), u32>) {
     let count = tokens.len() - start;
     if count < 2 {
@@ -30,7 +30,7 @@ pub(super) fn merge(tokens: &mut Vec<u32>, start: usize, merges: &HashMap<(u32, 
     }
     while let Some(Reverse((merged, left, was_left, was_right))) = candidates.pop() {
         let right = next[left];
-        // Candidates that an earlier merge has invalidated.
+        // An earlier merge has changed or removed one of the two tokens.
         let stale =
             removed[left] || right == NONE || (word[left], word[right]) != (was_left, was_right);
         if stale {
@@ -63,8 +63,8 @@ mod tests {
 
     use super::*;
 
-    /// The definition: merges the pair with the lowest merged token, leftmost first, until there is
-    /// none.
+    /// Merges by definition: repeatedly the pair with the lowest merged token, of equal ones the
+    /// leftmost.
     fn reference(tokens: &mut Vec<u32>, merges: &HashMap<(u32, u32), u32>) {
         loop {
             let pairs = tokens.windows(2).enumerate();

@@ -1,8 +1,8 @@
 //! A byte-level BPE tokenizer for the built-in model, and vocabularies of other tokenizers.
 //!
 //! [`Tokenizer`] is trained on text and writes a `tokenizer.json` that the `tokenizers` library
-//! loads and agrees with. It reads only files that it wrote. For the tokenizers of other models,
-//! [`Vocabulary`] provides the bytes of every token, which decoding and stop texts need.
+//! loads and with which it produces the same tokens. It reads only files that it wrote. For the tokenizers of other models,
+//! [`Vocabulary`] provides the bytes of every token, which decoding and stop strings need.
 
 mod json;
 mod merge;
@@ -69,6 +69,7 @@ impl Tokenizer {
         &self.vocabulary
     }
 
+    /// Appends the tokens of `text`, which contains no special tokens, to `out`.
     fn encode_plain(&self, text: &str, out: &mut Vec<u32>) {
         for piece in pieces(text) {
             let start = out.len();

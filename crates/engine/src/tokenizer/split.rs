@@ -4,6 +4,7 @@
 pub(super) const PATTERN: &str =
     r" ?[A-Za-z[^\x00-\x7F]]+|[0-9]| ?[^ \t\r\nA-Za-z0-9[^\x00-\x7F]]+|[ \t\r\n]+";
 
+/// Class of a byte.
 #[derive(Clone, Copy, PartialEq)]
 enum Class {
     /// ASCII letters and all non-ASCII characters.

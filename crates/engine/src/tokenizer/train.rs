@@ -10,7 +10,7 @@ impl Tokenizer {
     /// Trains a vocabulary of at most `size` tokens: all bytes, the most frequent merges, and
     /// `specials`, which are never merged.
     ///
-    /// The result is deterministic. It has fewer tokens if no pair occurs twice any more.
+    /// The result is deterministic. It has fewer tokens if no remaining pair occurs twice.
     ///
     /// # Errors
     /// [`Error::Invalid`] if `size` is smaller than 256 plus the number of special tokens, or a
@@ -20,7 +20,7 @@ impl Tokenizer {
         size: usize,
         specials: &[&str],
     ) -> Result<Self> {
-        let Some(room) = size.checked_sub(256 + specials.len()) else {
+        let Some(max_merges) = size.checked_sub(256 + specials.len()) else {
             let least = 256 + specials.len();
             let reason = format!("{size} tokens, expected at least {least} for bytes and specials");
             return Err(Error::invalid("vocabulary size", reason));
@@ -28,7 +28,7 @@ impl Tokenizer {
         let mut words = words(texts);
         let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
         let mut merges = HashMap::new();
-        while merges.len() < room {
+        while merges.len() < max_merges {
             let Some(pair) = most_frequent(&words, &tokens) else { break };
             let merged = u32::try_from(tokens.len()).map_err(|_| {
                 Error::invalid("vocabulary size", "the number of tokens exceeds 32 bits")
@@ -71,6 +71,7 @@ struct Word {
     count: u64,
 }
 
+/// Returns the distinct pieces of the texts, as byte tokens, with their counts.
 fn words<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<Word> {
     let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
     for text in texts {
@@ -101,6 +102,7 @@ fn most_frequent(words: &[Word], tokens: &[Vec<u8>]) -> Option<(u32, u32)> {
     best.filter(|(_, count)| *count > 1).map(|(pair, _)| pair)
 }
 
+/// Replaces every occurrence of `pair` in a word by the token `merged`.
 fn replace(word: &mut Vec<u32>, pair: (u32, u32), merged: u32) {
     let (mut from, mut to) = (0, 0);
     while from < word.len() {

@@ -22,8 +22,9 @@ use crate::{Error, Result};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vocabulary {
-    /// Bytes of all tokens, concatenated, and the end offset of each token.
+    /// Bytes of all tokens, concatenated.
     text: Vec<u8>,
+    /// End offset of each token in `text`.
     ends: Vec<usize>,
 }
 
@@ -48,10 +49,11 @@ impl Vocabulary {
         Self::parse(&std::fs::read(path).map_err(Error::io("read", path))?, path)
     }
 
-    /// Parses the text of a `tokenizer.json`. Errors name it `path`.
+    /// Parses the text of a `tokenizer.json`. `path` is used only in errors.
     ///
     /// # Errors
-    /// [`Error::BadFile`] if it is not a tokenizer, or its token numbers are far apart.
+    /// [`Error::BadFile`] if it is not a tokenizer, or its highest token id exceeds four times the number
+    /// of tokens plus 1,023.
     pub fn parse(text: &[u8], path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let raw: RawVocabulary = serde_json::from_slice(text)
@@ -60,16 +62,16 @@ impl Vocabulary {
         let count = raw.model.vocab.values().chain(raw.added_tokens.iter().map(|added| &added.id));
         let count = count.max().map_or(0, |&last| last as usize + 1);
         let entries = raw.model.vocab.len() + raw.added_tokens.len();
-        // A single token with a huge number must not cause an allocation for all numbers below it.
+        // A single token with a huge id must not cause an allocation for all ids below it.
         if count > entries.saturating_mul(4).saturating_add(1024) {
             let reason =
-                format!("it has {entries} tokens, but the highest number is {}", count - 1);
+                format!("it has {entries} tokens, but the highest token id is {}", count - 1);
             return Err(Error::bad_file(path, reason));
         }
         let mut tokens = vec![Vec::new(); count];
         for (token, id) in &raw.model.vocab {
             tokens[*id as usize] = match byte_level {
-                true => from_letters(token).unwrap_or_else(|| token.clone().into_bytes()),
+                true => from_byte_chars(token).unwrap_or_else(|| token.clone().into_bytes()),
                 false => from_piece(token),
             };
         }
@@ -145,28 +147,28 @@ fn from_piece(token: &str) -> Vec<u8> {
 }
 
 /// Returns the character that represents a byte in a byte-level vocabulary: the byte itself if it
-/// is printable, else the next character from U+0100.
-pub(super) fn letter(byte: u8) -> char {
+/// is printable, else U+0100 plus the number of lower bytes that are not printable.
+pub(super) fn byte_char(byte: u8) -> char {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     if printable(byte) {
         return char::from(byte);
     }
-    let hidden = (0..byte).filter(|&other| !printable(other)).count();
-    u32::try_from(hidden).ok().and_then(|hidden| char::from_u32(256 + hidden)).unwrap_or('\0')
+    let index = (0..byte).filter(|&other| !printable(other)).count();
+    u32::try_from(index).ok().and_then(|index| char::from_u32(256 + index)).unwrap_or('\0')
 }
 
 /// Returns the bytes that a byte-level token represents; `None` if a character represents none.
-fn from_letters(token: &str) -> Option<Vec<u8>> {
+fn from_byte_chars(token: &str) -> Option<Vec<u8>> {
     token
         .chars()
         .map(|c| match u32::from(c) {
             latin @ 0..=255 => {
                 let byte = u8::try_from(latin).ok()?;
-                (letter(byte) == c).then_some(byte)
+                (byte_char(byte) == c).then_some(byte)
             }
             // The bytes 0 to 32, 127 to 160, and 173 are not printable.
-            hidden @ 256..=288 => u8::try_from(hidden - 256).ok(),
-            hidden @ 289..=322 => u8::try_from(hidden - 289 + 127).ok(),
+            code @ 256..=288 => u8::try_from(code - 256).ok(),
+            code @ 289..=322 => u8::try_from(code - 289 + 127).ok(),
             323 => Some(173),
             _ => None,
         })
@@ -181,12 +183,12 @@ mod tests {
     fn every_byte_has_a_unique_character() {
         let mut characters = std::collections::BTreeSet::new();
         for byte in 0..=255 {
-            let letter = letter(byte);
-            assert!(characters.insert(letter));
-            assert_eq!(from_letters(&letter.to_string()), Some(vec![byte]), "{byte}");
+            let character = byte_char(byte);
+            assert!(characters.insert(character));
+            assert_eq!(from_byte_chars(&character.to_string()), Some(vec![byte]), "{byte}");
         }
-        assert_eq!((letter(b' '), letter(b'\n'), letter(173)), ('Ġ', 'Ċ', 'Ń'));
-        assert_eq!(from_letters("☃"), None);
+        assert_eq!((byte_char(b' '), byte_char(b'\n'), byte_char(173)), ('Ġ', 'Ċ', 'Ń'));
+        assert_eq!(from_byte_chars("☃"), None);
     }
 
     #[test]
@@ -198,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_token_number_is_refused() {
+    fn a_huge_token_id_is_refused() {
         let json = br#"{"model": {"vocab": {"a": 4294967295}}}"#;
         assert!(matches!(Vocabulary::parse(json, "x"), Err(Error::BadFile { .. })));
     }

@@ -27,7 +27,7 @@ impl BatchExecution<'_> {
     ///
     /// # Errors
     /// [`Error::Datum`] if the loss of a datum is not finite; [`Error::OutOfMemory`] if the system
-    /// refuses memory. The gradients may have been added to.
+    /// refuses memory. After an error `gradients` may contain the gradients of some data.
     pub(super) fn run(
         &self,
         data: &[Datum<'_>],

@@ -13,7 +13,7 @@ use crate::{Error, Result};
 pub struct Datum<'a> {
     /// Input tokens; not empty.
     pub tokens: &'a [u32],
-    /// Target tokens: `columns` per position, position by position.
+    /// Target tokens, position by position: `columns` per position, or one if `columns` is `None`.
     pub targets: &'a [u32],
     /// Number of targets per position for two-dimensional targets; `None` for one target per
     /// position.
@@ -59,7 +59,7 @@ impl<'a> Datum<'a> {
     pub fn check(&self, model: &ModelConfig, objective: &TrainingObjective<'_>) -> Result<()> {
         let count = self.tokens.len();
         if count == 0 {
-            return Err(Error::invalid("model_input", "it is empty"));
+            return Err(Error::invalid("model_input", "must not be empty"));
         }
         if count > model.max_positions {
             let reason = format!("{count} tokens exceed the context of {}", model.max_positions);

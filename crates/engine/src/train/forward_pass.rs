@@ -31,10 +31,15 @@ pub(crate) struct ForwardPass<'a> {
     work: Workspace,
     /// Activations per layer; for layers whose activations do not fit into memory only their input.
     activations: Vec<LayerActivations>,
+    /// Number of layers, counted from the last, whose activations are complete.
     saved_layers: usize,
+    /// Residual stream after the final norm.
     normed: Vec<f32>,
+    /// `1 / rms` of each row before the final norm.
     inverse: Vec<f32>,
+    /// Rows and tokens whose log-probabilities were computed, sorted by row.
     queries: Vec<LogprobQuery>,
+    /// Log-sum-exp of the logits of each row.
     log_sums: Vec<f64>,
     /// Logits, if they fit into memory.
     logits: Option<SavedLogits>,
@@ -67,15 +72,17 @@ impl<'a> ForwardPass<'a> {
         let (chunks, pages) = batch.sequence_chunks();
         let rows = batch.tokens.len();
         let layers = model.layers.len();
-        let activations = LayerActivations::bytes(model, rows).max(1);
-        let saved_layers = memory.map_or(0, |memory| (memory / activations).min(layers));
-        let width = 4 * model.config.hidden_size;
-        let inputs = if memory.is_some() { rows * (layers - saved_layers) * width } else { 0 };
-        let logits = SavedLogits::bytes(model, rows);
+        let layer_bytes = LayerActivations::bytes(model, rows).max(1);
+        let saved_layers = memory.map_or(0, |memory| (memory / layer_bytes).min(layers));
+        let row_bytes = 4 * model.config.hidden_size;
+        let input_bytes =
+            if memory.is_some() { rows * (layers - saved_layers) * row_bytes } else { 0 };
+        let logit_bytes = SavedLogits::bytes(model, rows);
         let save_logits = memory
-            .is_some_and(|memory| logits <= memory.saturating_sub(activations * saved_layers));
-        let needed = activations.saturating_mul(saved_layers + 3).saturating_add(inputs);
-        probe("a training pass", needed.saturating_add(if save_logits { logits } else { 0 }))?;
+            .is_some_and(|memory| logit_bytes <= memory.saturating_sub(layer_bytes * saved_layers));
+        // While it runs, a layer holds about three times the memory of its activations.
+        let needed = layer_bytes.saturating_mul(saved_layers + 3).saturating_add(input_bytes);
+        probe("a training pass", needed.saturating_add(if save_logits { logit_bytes } else { 0 }))?;
         let logits = save_logits.then(SavedLogits::default);
         let mut pass = Self {
             model,
@@ -115,19 +122,21 @@ impl<'a> ForwardPass<'a> {
         Ok((pass, logprobs))
     }
 
+    /// Runs one layer forward, in place on `work.x`.
     fn layer(&mut self, layer: usize, activations: &mut LayerActivations) {
         let adapters = [AdapterRows { rows: 0..self.batch.tokens.len(), lora: self.lora }];
         let (pages, work) = (&mut self.pages, &mut self.work);
         self.model.layer(layer, &self.chunks, &adapters, pages, work, activations);
     }
 
+    /// Computes the log-probabilities of all targets from the normalized residual stream.
     fn score(&mut self, sequences: &[TrainingSequence<'_>]) -> TargetLogprobs {
         // Queries must be sorted by row. A row that several sequences share has queries of each.
         let mut sorted_queries: Vec<(usize, u32, usize, usize)> = Vec::new();
         for (i, sequence) in sequences.iter().enumerate() {
-            let each = sequence.targets.len() / sequence.tokens.len();
+            let per_position = sequence.targets.len() / sequence.tokens.len();
             for (position, row) in self.batch.rows(i).enumerate() {
-                for k in position * each..(position + 1) * each {
+                for k in position * per_position..(position + 1) * per_position {
                     sorted_queries.push((row, sequence.targets[k], i, k));
                 }
             }
@@ -216,13 +225,13 @@ impl<'a> ForwardPass<'a> {
         }
         let log_sums: Vec<f64> = rows.iter().map(|row| self.log_sums[*row]).collect();
         let head = OutputHead { model: self.model, lora: self.lora, x: &x };
-        let saved_layers = self.logits.take();
-        let saved_layers = saved_layers.as_ref().map(|saved_layers| (saved_layers, &rows[..]));
+        let saved_logits = self.logits.take();
+        let saved_logits = saved_logits.as_ref().map(|logits| (logits, &rows[..]));
         let grad_x = head.backward(
             &queries,
             &logprob_grads,
             &log_sums,
-            saved_layers,
+            saved_logits,
             grads.unembedding.as_mut(),
             sink,
         );

@@ -1,7 +1,8 @@
 //! [`FullTrainer`]: trains all weights of a small model from scratch.
 //!
-//! All weights are packed again after every step, which is acceptable only for small models. It was
-//! used to create the built-in model. Larger models are fine-tuned with an adapter.
+//! All weights are packed again after every step, which is acceptable only for small models. The
+//! example `make_tiny` creates the built-in model with this trainer. Larger models are fine-tuned with
+//! an adapter.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -28,7 +29,7 @@ struct TrainedTensor {
     grad: Vec<f32>,
 }
 
-/// A model all of whose weights are trained.
+/// A model with random initial weights, all of which are trained with Adam.
 #[derive(Debug)]
 pub struct FullTrainer {
     config: ModelConfig,
@@ -40,8 +41,9 @@ pub struct FullTrainer {
 }
 
 impl FullTrainer {
-    /// Creates a model with random weights: uniform matrices with variance 1 / inputs, norms 1,
-    /// biases 0.
+    /// Creates a model with random weights. Matrices are uniform: with variance 1 / inputs, divided by
+    /// twice the number of layers for projections that add to the residual stream, and within ±0.05 for
+    /// the embedding and the unembedding. Norms start at 1, biases at 0.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the threads cannot be started; [`Error::OutOfMemory`] if the system
@@ -113,7 +115,8 @@ impl FullTrainer {
     /// Updates the weights with the accumulated gradients and resets these to zero.
     ///
     /// # Errors
-    /// As [`Optimizer::step`].
+    /// As [`Optimizer::step`]; [`Error::OutOfMemory`] if the system refuses memory for packing the new
+    /// weights, after which the trainer must not be used.
     pub fn optim_step(&mut self, params: &StepParams) -> Result<StepReport> {
         let mut list: Vec<Parameter<'_>> = self
             .tensors
@@ -197,6 +200,7 @@ fn initial_values(
     }
 }
 
+/// The trained tensors as the source of a [`Model`].
 struct TrainedTensors<'a>(&'a BTreeMap<String, TrainedTensor>);
 
 impl TensorSource for TrainedTensors<'_> {
@@ -215,6 +219,7 @@ struct FullGradients<'a> {
 }
 
 impl FullGradients<'_> {
+    /// Returns the gradient of the tensor `name`; empty if the model does not have it.
     fn grad(&mut self, name: &str) -> &mut [f32] {
         self.tensors.get_mut(name).map_or(&mut [], |tensor| &mut tensor.grad)
     }
@@ -227,18 +232,19 @@ impl GradientSink for FullGradients<'_> {
 
     fn linear(&mut self, model: &Model, layer: usize, site: FusedLinear, x: &[f32], grad: &[f32]) {
         let config = self.config;
-        let (heads, keys) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        let query_width = config.heads * config.head_dim;
+        let kv_width = config.kv_heads * config.head_dim;
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let (inputs, parts): (usize, &[(&str, usize)]) = match site {
             FusedLinear::Qkv => (
                 hidden,
                 &[
-                    ("self_attn.q_proj", heads),
-                    ("self_attn.k_proj", keys),
-                    ("self_attn.v_proj", keys),
+                    ("self_attn.q_proj", query_width),
+                    ("self_attn.k_proj", kv_width),
+                    ("self_attn.v_proj", kv_width),
                 ],
             ),
-            FusedLinear::O => (heads, &[("self_attn.o_proj", hidden)]),
+            FusedLinear::O => (query_width, &[("self_attn.o_proj", hidden)]),
             FusedLinear::GateUp => (hidden, &[("mlp.gate_proj", inner), ("mlp.up_proj", inner)]),
             FusedLinear::Down => (inner, &[("mlp.down_proj", hidden)]),
         };
@@ -334,7 +340,7 @@ mod tests {
             trainer.forward_backward(&objective, &examples).unwrap();
             let names: Vec<String> = trainer.tensors.keys().cloned().collect();
             for name in names {
-                // Differentiate along the gradient, where the directional derivative is its length.
+                // Differentiate along the gradient: the directional derivative is the gradient's norm.
                 let grad = trainer.tensors[&name].grad.clone();
                 let norm = grad.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
                 if norm < 1e-3 {

@@ -10,6 +10,7 @@ use crate::kernel::{Kernel, Precision};
 use crate::lora::Adapter;
 use crate::model::{AdapterGradients, DiscardGradients, Model};
 
+/// Names of the recorded models in `tests/golden`.
 pub(crate) const MODELS: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
 pub(crate) fn folder(name: &str) -> PathBuf {
@@ -27,6 +28,7 @@ pub(crate) fn adapter(name: &str, model: &Model) -> Adapter {
     Adapter::from_file(&model.config, file, 0).unwrap()
 }
 
+/// A recorded sequence; `json` contains its loss inputs and results.
 pub(crate) struct GoldenDatum {
     pub(crate) input: Vec<u32>,
     pub(crate) target: Vec<u32>,
@@ -97,14 +99,14 @@ fn gradients_match_torch_with_and_without_saved_activations() {
         for memory in [0, usize::MAX] {
             let pass = ForwardPass::forward(&model, Some(&lora), &sequences(&data), Some(memory));
             let (pass, _) = pass.unwrap();
-            let slopes: Vec<Vec<f32>> = data
+            let logprob_grads: Vec<Vec<f32>> = data
                 .iter()
                 .map(|datum| datum.floats("weights").iter().map(|w| -w).collect())
                 .collect();
             let mut grads = AdapterGradients::new(&model, Some(&lora));
-            pass.backward(&slopes, &mut grads, &mut DiscardGradients);
-            let mut sums = adapter.zeros();
-            adapter.collect(&grads, &mut sums);
+            pass.backward(&logprob_grads, &mut grads, &mut DiscardGradients);
+            let mut sums = adapter.zero_gradients();
+            adapter.add_gradients(&grads, &mut sums);
             for (pair, sums) in adapter.pairs.iter().zip(&sums) {
                 for (half, sum) in ["A", "B"].into_iter().zip(sums) {
                     let module = pair.target.name();
@@ -113,15 +115,15 @@ fn gradients_match_torch_with_and_without_saved_activations() {
                     let expected =
                         expected.get(&key).unwrap_or_else(|| panic!("{key}")).to_f32().unwrap();
                     let norm = expected.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
-                    let off = expected
+                    let squared_error = expected
                         .iter()
                         .zip(sum)
                         .map(|(x, y)| f64::from(x - y).powi(2))
                         .sum::<f64>();
                     assert!(
-                        off.sqrt() < 1e-4 * norm,
+                        squared_error.sqrt() < 1e-4 * norm,
                         "{name} {key}: off by {} of {norm}",
-                        off.sqrt()
+                        squared_error.sqrt()
                     );
                 }
             }
@@ -199,15 +201,15 @@ fn ten_steps_of_each_optimizer_match_torch() {
                     let key = format!("{kind}.base_model.model.{module}.lora_{half}.weight");
                     let expected = expected.get(&key).unwrap().to_f32().unwrap();
                     let norm = expected.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
-                    let off = expected
+                    let squared_error = expected
                         .iter()
                         .zip(got)
                         .map(|(x, y)| f64::from(x - y).powi(2))
                         .sum::<f64>();
                     assert!(
-                        off.sqrt() < 1e-3 * norm,
+                        squared_error.sqrt() < 1e-3 * norm,
                         "{name} {key}: off by {} of {norm}",
-                        off.sqrt()
+                        squared_error.sqrt()
                     );
                 }
             }

@@ -21,6 +21,7 @@ impl From<Loss> for TrainingObjective<'_> {
     }
 }
 
+/// Names and values of metrics.
 type NamedValues = Vec<(String, f64)>;
 
 /// Result of a forward pass over a batch.
@@ -32,7 +33,7 @@ pub struct TrainingOutput {
     pub metrics: Vec<(String, f64)>,
 }
 
-/// Loss and metrics of one datum. They are added in the order of the data.
+/// Loss and metrics of one datum.
 #[derive(Debug)]
 pub(super) enum DatumLoss {
     Loss(LossSums),
@@ -56,7 +57,8 @@ impl TrainingObjective<'_> {
     }
 }
 
-/// Returns the metrics of a batch.
+/// Returns the metrics of a batch: sums over the data in their order, and means for names that end
+/// with `:mean`.
 pub(super) fn report(data: &[Datum<'_>], losses: Vec<DatumLoss>) -> NamedValues {
     let mut built_in = LossMetrics::default();
     let (mut custom, mut total): (Option<NamedValues>, f64) = (None, 0.0);

@@ -1,4 +1,4 @@
-//! Invariance, error handling and convergence of training.
+//! Training: independence of results from batching and threads, error handling, and convergence.
 
 use super::golden::{data, folder};
 use super::{Datum, TrainingObjective};
@@ -83,9 +83,9 @@ fn sharing_a_prefix_does_not_change_the_gradient() {
     }
     let (shared, separate) = (shared.gradients(), separate.gradients());
     let size = separate.iter().map(|x| f64::from(x * x)).sum::<f64>().sqrt();
-    let off =
+    let difference =
         shared.iter().zip(&separate).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt();
-    assert!(off < 1e-5 * size, "{off} of {size}");
+    assert!(difference < 1e-5 * size, "{difference} of {size}");
 }
 
 #[test]

@@ -21,10 +21,14 @@ const OPTIMIZER: &str = "optimizer.safetensors";
 #[derive(Debug)]
 pub struct Trainer {
     model: Arc<Model>,
+    /// Name of the base model.
     base: Arc<str>,
+    /// Memory limit in bytes for the activations of a pass.
     memory: usize,
     adapter: Adapter,
+    /// The current weights of `adapter`, packed for computation.
     packed: Arc<PackedLora>,
+    /// Accumulated gradients of A and B of each pair of `adapter`.
     grads: Vec<[Vec<f32>; 2]>,
     optimizer: Optimizer,
 }
@@ -41,7 +45,7 @@ impl Trainer {
             adapter.pairs.iter().flat_map(|pair| [pair.a.len(), pair.b.len()]).collect();
         Self {
             packed: Arc::new(adapter.packed(&model.config)),
-            grads: adapter.zeros(),
+            grads: adapter.zero_gradients(),
             optimizer: Optimizer::new(kind, &lengths),
             model,
             base,
@@ -74,8 +78,8 @@ impl Trainer {
         self.adapter.pairs.iter().map(|pair| pair.a.len() + pair.b.len()).sum()
     }
 
-    /// Returns every adapted module with its row-major A (`rank × inputs`) and B (`outputs ×
-    /// rank`).
+    /// Returns the name of every adapted module with its row-major matrices A (`rank × inputs`) and B
+    /// (`outputs × rank`).
     pub fn tensors(&self) -> impl Iterator<Item = (String, &[f32], &[f32])> {
         self.adapter.pairs.iter().map(|pair| (pair.target.name(), &pair.a[..], &pair.b[..]))
     }
@@ -114,7 +118,7 @@ impl Trainer {
         let mut grads = AdapterGradients::new(&self.model, Some(&self.packed));
         let out = self.execution(objective).run(data, Some((&mut grads, &mut DiscardGradients)))?;
         let mut sums = self.grads.clone();
-        self.adapter.collect(&grads, &mut sums);
+        self.adapter.add_gradients(&grads, &mut sums);
         check_gradient(sums.iter().flatten().flatten())?;
         self.grads = sums;
         Ok(out)
@@ -209,7 +213,8 @@ impl Trainer {
         })
     }
 
-    /// Loads an adapter, with a new optimizer.
+    /// Creates a trainer with the adapter in `folder` and a new optimizer. The rank of
+    /// [`OptimizerKind::Dimuon`] is replaced by that of the adapter.
     pub(crate) fn load(
         model: Arc<Model>,
         base: Arc<str>,
@@ -237,17 +242,19 @@ impl Trainer {
     fn names(&self) -> Vec<[String; 2]> {
         let name = |pair: &crate::lora::AdapterPair| {
             let module = pair.target.name();
-            ["A", "B"].map(|half| format!("{module}.lora_{half}.weight"))
+            ["A", "B"].map(|matrix| format!("{module}.lora_{matrix}.weight"))
         };
         self.adapter.pairs.iter().map(name).collect()
     }
 
+    /// Returns the shapes of A and B of every pair.
     fn shapes(&self) -> Vec<[[usize; 2]; 2]> {
         let rank = self.adapter.config.rank;
         self.adapter.pairs.iter().map(|pair| [[rank, pair.inputs], [pair.outputs, rank]]).collect()
     }
 }
 
+/// Returns the name and shape of every tensor, in the order of the optimizer's tensors.
 fn named<'a>(
     names: &'a [[String; 2]],
     shapes: &'a [[[usize; 2]; 2]],

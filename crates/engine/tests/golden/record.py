@@ -4,7 +4,8 @@
     pip install torch transformers peft
     python record.py              # writes llama/, qwen2/, qwen3/ and encodings.json
                                   # beside this file; reads tokenizer.json (--example tokenizer)
-    python record.py check DIR    # DIR/{model,adapter}: prints log-probabilities that peft computes
+    python record.py check DIR    # compares the log-probabilities that peft computes with
+                                  # DIR/{model,adapter} to the recorded ones
 
 Creates three tiny random models in Hugging Face format, one PEFT adapter each (rank 4, alpha 32, A
 and B both random), and records the results of torch: logits, log-probabilities, losses, the
@@ -323,16 +324,16 @@ def greedy(model, prompt, count):
         margin = min(margin, (best.values[0] - best.values[1]).item())
         tokens.append(best.indices[0].item())
         logprobs.append(torch.log_softmax(row, -1)[tokens[-1]].item())
-    assert margin > 1e-3, f"too close to call: {margin}"
+    assert margin > 1e-3, f"the two highest logits differ by only {margin}; the greedy token is not robust"
     return dict(prompt=list(prompt), tokens=tokens[len(prompt) :], logprobs=logprobs)
 
 
-def record(name, model, how):
+def record(name, model, save_arguments):
     folder = os.path.join(HERE, name)
     shutil.rmtree(folder, ignore_errors=True)
     dtype = torch.bfloat16 if name == "qwen2" else torch.float32
     # Convert a copy: the conversion would round the rotary frequencies of the original.
-    copy.deepcopy(model).to(dtype).save_pretrained(folder, **how)
+    copy.deepcopy(model).to(dtype).save_pretrained(folder, **save_arguments)
     remove(os.path.join(folder, "generation_config.json"))
 
     vocab = model.config.vocab_size
@@ -421,7 +422,8 @@ def strip_paths(path, name):
 
 
 def check(folder):
-    """Prints the log-probabilities that peft computes with an adapter saved by another program."""
+    """Compares the log-probabilities that peft computes with an adapter saved by another program to the
+    recorded ones, and prints the largest difference."""
     model = AutoModelForCausalLM.from_pretrained(
         os.path.join(folder, "model"), dtype=torch.float32, attn_implementation="eager"
     )
@@ -445,5 +447,5 @@ if __name__ == "__main__":
     if len(sys.argv) == 3 and sys.argv[1] == "check":
         sys.exit(check(sys.argv[2]))
     encodings()
-    for name, model, how in models():
-        record(name, model, how)
+    for name, model, save_arguments in models():
+        record(name, model, save_arguments)

@@ -154,8 +154,8 @@ fn adapters_of_peft_are_read_and_written_identically() {
         save(ours.path(), &adapter, UnembeddingName::Peft);
         assert_eq!(AdapterFile::load(ours.path()).unwrap(), adapter);
 
-        // Every setting that we write has the value that peft writes. Those that we leave out have
-        // their defaults in peft.
+        // Every setting that the engine writes has the value that peft writes. For the other settings
+        // peft assumes defaults.
         let config = |folder: &Path| -> serde_json::Map<String, serde_json::Value> {
             serde_json::from_slice(&fs::read(folder.join("adapter_config.json")).unwrap()).unwrap()
         };
@@ -238,7 +238,7 @@ fn incomplete_pairs_and_non_finite_values_are_refused() {
         target_modules: vec!["q_proj".to_owned()],
     };
     let name =
-        |half| format!("base_model.model.model.layers.0.self_attn.q_proj.lora_{half}.weight");
+        |matrix| format!("base_model.model.model.layers.0.self_attn.q_proj.lora_{matrix}.weight");
     let (a, b) = (name("A"), name("B"));
     let out = |name, values| NamedTensor { name, shape: &[1, 1], values: TensorSlice::F32(values) };
     for (tensors, want) in [
@@ -271,9 +271,9 @@ fn invalid_headers_are_refused_with_a_reason() {
         format!(r#"{{"dtype":"F32","shape":{shape},"data_offsets":[{from},{to}]}}"#)
     };
     for (header, data, want) in [
-        ("", 0, "bad header"),
-        ("[]", 0, "bad header"),
-        ("{", 0, "bad header"),
+        ("", 0, "invalid header"),
+        ("[]", 0, "invalid header"),
+        ("{", 0, "invalid header"),
         (&format!(r#"{{"a":{}}}"#, f32s("[2]", 0, 8)), 4, "describes 8 bytes"),
         (&format!(r#"{{"a":{}}}"#, f32s("[2]", 0, 8)), 12, "describes 8 bytes"),
         (&format!(r#"{{"a":{}}}"#, f32s("[3]", 0, 8)), 8, "takes 12 bytes"),
@@ -288,7 +288,7 @@ fn invalid_headers_are_refused_with_a_reason() {
         ),
         (&format!(r#"{{"a":{}}}"#, f32s("[1000000000000]", 0, 4_000_000_000_000)), 8, "describes"),
         (r#"{"a":{"dtype":"F4","shape":[1],"data_offsets":[0,1]}}"#, 1, "\"F4\""),
-        (r#"{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}"#, 4, "bad header"),
+        (r#"{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}"#, 4, "invalid header"),
     ] {
         let (_folder, path) = file_with_header(header, data);
         let error = TensorFile::read(&path).unwrap_err();

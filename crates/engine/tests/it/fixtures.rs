@@ -46,7 +46,8 @@ pub(crate) fn shape(value: &Value) -> Vec<usize> {
     }
 }
 
-/// Asserts that values agree within the relative and absolute tolerances `rel` and `abs`.
+/// Asserts that values agree within the relative and absolute tolerances `rel` and `abs`, or are both
+/// NaN.
 pub(crate) fn close(what: &str, got: &[f64], want: &[f64], rel: f64, abs: f64) {
     assert_eq!(got.len(), want.len(), "{what}: {got:?} instead of {want:?}");
     for (i, (got, want)) in got.iter().zip(want).enumerate() {
@@ -55,6 +56,7 @@ pub(crate) fn close(what: &str, got: &[f64], want: &[f64], rel: f64, abs: f64) {
     }
 }
 
+/// Converts values to f64.
 pub(crate) fn wide(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&value| f64::from(value)).collect()
 }

@@ -15,10 +15,12 @@ use crate::golden::{MODELS, folder};
 struct RecordedDatum {
     tokens: Vec<u32>,
     target: Vec<u32>,
+    /// Three targets per position.
     targets2: Vec<u32>,
     weights: Vec<f32>,
+    /// Weights of `targets2`.
     weights2: Vec<f32>,
-    /// Weights for which `cross_entropy` has the recorded gradient.
+    /// Weights with which `cross_entropy` is the surrogate of a loss that the client computes.
     surrogate: Vec<f32>,
     logprobs: Vec<f32>,
     advantages: Vec<f32>,
@@ -88,6 +90,7 @@ impl RecordedDatum {
     }
 }
 
+/// Returns the program of a custom loss, or `None` for a built-in one.
 fn graph(loss: &str, about: &Value) -> Option<LossProgram> {
     let inputs: &[(&str, u8)] = match loss {
         "custom" => &[("logprobs", 1), ("q", 1), ("a", 1)],
@@ -100,6 +103,7 @@ fn graph(loss: &str, about: &Value) -> Option<LossProgram> {
     Some(LossProgram::new(inputs.iter().map(input).collect(), graph).unwrap())
 }
 
+/// Returns the built-in loss of a recorded case, with its recorded settings.
 fn built_in(loss: &str, about: &Value) -> Loss {
     let name = match loss {
         "cross_entropy_targets" | "surrogate" => "cross_entropy",
@@ -111,7 +115,8 @@ fn built_in(loss: &str, about: &Value) -> Loss {
     Loss::parse(name, &settings, UnverifiedLosses::Reject).unwrap()
 }
 
-/// Returns the accumulated gradients of a trainer: with beta1 = 0 they are Adam's first moments.
+/// Returns the accumulated gradients of a trainer: with beta1 = 0 they are Adam's first moments. The
+/// folder contains the file.
 fn gradients(mut trainer: Trainer) -> (tempfile::TempDir, TensorFile) {
     let params = AdamParams { beta1: 0.0, learning_rate: 0.0, ..AdamParams::default() };
     trainer.optim_step(&StepParams::Adam(params)).unwrap();
@@ -154,20 +159,25 @@ fn gradients_of_every_loss_match_torch_on_every_tensor() {
 
             let (_folder, found) = gradients(trainer);
             let prefix = format!("grad.{loss}.base_model.model.");
-            let mut seen = 0;
+            let mut compared = 0;
             for want in expected.tensors() {
                 let Some(tensor) = want.name().strip_prefix(&prefix) else { continue };
-                seen += 1;
+                compared += 1;
                 let got = found.tensor(&format!("m.{tensor}")).unwrap();
                 assert_eq!(got.shape(), want.shape(), "{what} {tensor}");
                 let (got, want) = (got.to_f32().unwrap(), want.to_f32().unwrap());
                 let square = |x: f32| f64::from(x) * f64::from(x);
                 let norm = want.iter().map(|x| square(*x)).sum::<f64>().sqrt();
-                let off = got.iter().zip(want.iter()).map(|(x, y)| square(x - y)).sum::<f64>();
+                let squared_error =
+                    got.iter().zip(want.iter()).map(|(x, y)| square(x - y)).sum::<f64>();
                 assert!(norm > 0.0, "{what} {tensor} has a gradient");
-                assert!(off.sqrt() < 1e-4 * norm, "{what} {tensor}: off {} of {norm}", off.sqrt());
+                assert!(
+                    squared_error.sqrt() < 1e-4 * norm,
+                    "{what} {tensor}: off by {} of {norm}",
+                    squared_error.sqrt()
+                );
             }
-            assert_eq!(seen, 2 * (2 * 7 + 1), "{what}: A and B of every module");
+            assert_eq!(compared, 2 * (2 * 7 + 1), "{what}: A and B of every module");
         }
     }
 }

@@ -10,7 +10,8 @@ use tinkex_engine::{Engine, EngineOptions};
 
 use crate::golden::folder;
 
-/// Overwrites some bytes of a file and truncates it.
+/// Overwrites some bytes of a file, and removes the last `cut` bytes if that is less than an eighth of
+/// it.
 fn mutated(mut bytes: Vec<u8>, changes: &[(prop::sample::Index, u8)], cut: usize) -> Vec<u8> {
     for (at, value) in changes {
         let at = at.index(bytes.len());

@@ -1,4 +1,4 @@
-//! Built-in losses against `fixtures/semantics/losses.json` and against finite differences.
+//! Built-in losses compared with `fixtures/semantics/losses.json` and with finite differences.
 
 use std::collections::BTreeMap;
 
@@ -12,6 +12,7 @@ use tinkex_engine::{Engine, EngineOptions, Error, ErrorKind, LoraConfig};
 use crate::fixtures::{close, floats, number, numbers, semantics, shape, wide};
 use crate::golden::folder;
 
+/// Relative and absolute tolerance.
 const REL: f64 = 2e-6;
 
 /// Loss inputs of a recorded case.
@@ -45,6 +46,7 @@ impl CaseInputs {
     }
 }
 
+/// Returns the loss of a recorded case, with its recorded settings.
 fn loss_of(case: &Value) -> Result<Loss, Error> {
     let none = serde_json::Map::new();
     let config = case["loss_fn_config"].as_object().unwrap_or(&none);
@@ -308,7 +310,8 @@ fn reference_term(loss: &Loss, p: f64, at_p: f64, ratio0: f64, q: f64, a: f64) -
 }
 
 proptest! {
-    /// Compares with central differences of the reference formulas, away from the kinks.
+    /// Compares with central differences of the reference formulas, except near the kinks, where a loss
+    /// is not differentiable.
     #[test]
     fn gradients_agree_with_finite_differences(
         tokens in prop::collection::vec((-4.0_f32..0.0, -4.0_f32..0.0, -2.0_f32..2.0, -1.0_f32..2.0), 1..6),

@@ -28,10 +28,12 @@ impl NamedTensors {
         self.weights.iter().map(Vec::len).collect()
     }
 
+    /// Returns the names and shapes.
     fn described(&self) -> Vec<(&str, &[usize])> {
         self.names.iter().map(String::as_str).zip(self.shapes.iter().map(Vec::as_slice)).collect()
     }
 
+    /// Takes a step with one gradient per tensor.
     fn step(
         &mut self,
         optimizer: &mut Optimizer,
@@ -55,6 +57,7 @@ impl NamedTensors {
     }
 }
 
+/// Returns the parameters of a recorded step.
 fn params_of(step: &Value) -> StepParams {
     let get = |from: &Value, key: &str| number(&from[key]);
     match step.get("adam_params") {
@@ -240,10 +243,10 @@ fn dimuon_does_not_change_weights_without_momentum() {
 }
 
 proptest! {
-    /// A Dimuon step has the length `learning_rate · √rank` for every gradient, and is the same for a
-    /// matrix and its transpose.
+    /// A Dimuon step has the norm `learning_rate · √rank` for every gradient, and the step of a
+    /// transposed matrix is the transposed step.
     #[test]
-    fn dimuon_steps_have_a_fixed_length(
+    fn dimuon_steps_have_a_fixed_norm(
         rows in 1_usize..7,
         columns in 1_usize..7,
         seed in prop::collection::vec(-1.0_f32..1.0, 36),
@@ -264,7 +267,7 @@ proptest! {
         };
         let (a, b) = (step(rows, columns, &gradient), step(columns, rows, &transposed));
         let norm = a.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>().sqrt();
-        prop_assert!((norm - 1.0).abs() < 1e-5, "length {norm}");
+        prop_assert!((norm - 1.0).abs() < 1e-5, "norm {norm}");
         for i in 0..a.len() {
             let other = b[i % columns * rows + i / columns];
             prop_assert!((a[i] - other).abs() < 1e-4, "{a:?} {b:?}");

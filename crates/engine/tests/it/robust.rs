@@ -24,6 +24,7 @@ fn trainer(engine: &Engine) -> Trainer {
     engine.load_trainer(folder("qwen3").join("adapter"), OptimizerKind::Adam).unwrap()
 }
 
+/// Returns `len + 1` tokens, so that a datum of them has `len` positions.
 fn row(len: usize, salt: usize) -> Vec<u32> {
     (0..=len).map(|i| u32::try_from((i * i + i * 31 + salt * 17) % 113).unwrap()).collect()
 }
@@ -134,13 +135,13 @@ fn a_failed_batch_or_step_changes_nothing() {
     assert!(before == state(&trainer));
     // The gradient of the one successful batch is still accumulated, once.
     let norm = trainer.optim_step(&step(1e-3)).unwrap().grad_norm;
-    let mut twin = self::trainer(&engine(0));
+    let mut reference = self::trainer(&engine(0));
     for _ in 0..2 {
-        twin.forward_backward(&CROSS_ENTROPY, &[datum(&good)]).unwrap();
-        assert!(twin.optim_step(&step(1e-3)).unwrap().grad_norm > 0.0);
+        reference.forward_backward(&CROSS_ENTROPY, &[datum(&good)]).unwrap();
+        assert!(reference.optim_step(&step(1e-3)).unwrap().grad_norm > 0.0);
     }
     let last = state(&trainer);
-    assert!(norm > 0.0 && last == state(&twin));
+    assert!(norm > 0.0 && last == state(&reference));
 }
 
 fn copy_of(model: &str) -> tempfile::TempDir {
@@ -169,7 +170,7 @@ fn a_truncated_model_is_refused_at_every_length() {
     open(copy.path()).unwrap();
 }
 
-/// Dimensions in the configuration that do not match the files: no memory is allocated for them.
+/// The dimensions do not match the files, and no memory is allocated for them.
 #[test]
 fn a_configuration_with_huge_dimensions_is_refused() {
     for (field, value) in [

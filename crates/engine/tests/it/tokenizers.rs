@@ -16,7 +16,7 @@ fn recorded() -> &'static Tokenizer {
     &TOKENIZER
 }
 
-/// If this fails because the corpus was changed on purpose, record the tokenizer again with
+/// If this test fails because the corpus was changed on purpose, record the tokenizer again with
 /// `--example tokenizer`, and the encodings with `record.py`.
 #[test]
 fn training_gives_the_recorded_vocabulary() {

@@ -60,6 +60,7 @@ fn run_tasks(pool: &ThreadPool, count: usize) {
     }
 }
 
+/// Cells that tasks on several threads access, each its own.
 #[derive(Clone, Copy)]
 struct Cells<'a>(&'a [loom::cell::UnsafeCell<usize>]);
 
@@ -69,7 +70,7 @@ impl Cells<'_> {
     }
 }
 
-// SAFETY: each cell is accessed by one thread at a time, which `loom` verifies.
+// SAFETY: each cell is accessed by one thread at a time. `loom` fails the test if that is violated.
 unsafe impl Sync for Cells<'_> {}
 
 #[test]

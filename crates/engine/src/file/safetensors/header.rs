@@ -22,6 +22,7 @@ pub(super) struct TensorEntry {
     pub(super) end: usize,
 }
 
+/// The validated header of a file.
 #[derive(Debug)]
 pub(super) struct Header {
     pub(super) tensors: BTreeMap<String, TensorEntry>,
@@ -36,7 +37,7 @@ impl Header {
     /// not match its shape, or the tensors do not cover the data exactly.
     pub(super) fn parse(text: &[u8], data_len: usize) -> Result<Self, String> {
         let raw: RawHeader =
-            serde_json::from_slice(text).map_err(|e| format!("bad header: {e}"))?;
+            serde_json::from_slice(text).map_err(|e| format!("invalid header: {e}"))?;
         let mut tensors = BTreeMap::new();
         for (name, info) in raw.tensors {
             let entry = info.validate().map_err(|reason| format!("tensor {name:?}: {reason}"))?;

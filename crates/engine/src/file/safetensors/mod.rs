@@ -39,6 +39,7 @@ pub enum DType {
     Bool,
 }
 
+/// Element types with their names in a file and their sizes in bytes.
 const NAMES: [(DType, &str, usize); 13] = [
     (DType::F32, "F32", 4),
     (DType::F16, "F16", 2),

@@ -68,7 +68,7 @@ impl TensorFile {
         Self::new(path, FileBytes::Mapped(map))
     }
 
-    /// Validates the header of a file that is embedded in the program. Errors name it `path`.
+    /// Validates the header of a file that is embedded in the program. `path` is used only in errors.
     ///
     /// # Errors
     /// [`Error::BadFile`] if it is not a complete safetensors file.
@@ -262,6 +262,7 @@ impl<'a> StoredTensor<'a> {
         self.in_place(DType::Bf16)
     }
 
+    /// Borrows the elements as `T` if they have the type `dtype` and can be read in place.
     fn in_place<T: bytemuck::AnyBitPattern>(&self, dtype: DType) -> Option<&'a [T]> {
         let castable = self.dtype == dtype && cfg!(target_endian = "little");
         castable.then(|| bytemuck::try_cast_slice(self.bytes).ok()).flatten()
@@ -304,11 +305,13 @@ impl<'a> StoredTensor<'a> {
             DType::Bf16 => {
                 widen(bytes(2), out, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16));
             }
+            // Excluded by `as_float`.
             _ => out.fill(f32::NAN),
         }
     }
 }
 
+/// Converts each `N`-byte element of `bytes` to f32.
 fn widen<const N: usize>(bytes: &[u8], out: &mut [f32], convert: impl Fn([u8; N]) -> f32) {
     for (out, &bytes) in out.iter_mut().zip(bytes.as_chunks::<N>().0) {
         *out = convert(bytes);

@@ -20,13 +20,17 @@ use super::{GemmShape, Lhs, Rhs};
 /// Reduction steps per pass over the rows. A panel slice of this depth stays in the first-level
 /// cache.
 const BLOCK_DEPTH: usize = 256;
-/// Reduction steps per pass for few rows, which are limited by memory bandwidth, not by the cache.
+/// Reduction steps per pass if there are few rows. Such products are limited by memory bandwidth, not
+/// by the size of the cache.
 const FEW_ROWS_DEPTH: usize = 512;
-/// Distance of the prefetch ahead of a single tile, in reduction steps.
+/// Distance in reduction steps between the weights that a single tile reads and those that it
+/// prefetches.
 const PREFETCH_STEPS: usize = 128;
 
 thread_local! {
+    /// Copied or converted panels of the right operand.
     static PANEL_BUFFER: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// Copied block of the left operand.
     static LHS_BUFFER: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -50,7 +54,7 @@ pub(super) struct CheckedGemm<'a> {
     pub(super) epilogue: &'a [Self],
 }
 
-/// Some rows and reduction steps of the left operand: element `(i, k)` is at offset
+/// Rows from `first` and reduction steps from `from` of the left operand: element `(i, k)` is at offset
 /// `(i - first) · row + (k - from) · step`.
 #[derive(Clone, Copy)]
 struct LhsBlock<'a> {
@@ -69,7 +73,8 @@ struct TileOperands<'a> {
     prefetch: Prefetch,
 }
 
-/// Panels in a form that the micro-kernel reads: the first address, and the distance of panels.
+/// Panels that the micro-kernel can read: the address of the first one, and the distance between
+/// panels in elements.
 #[derive(Clone, Copy)]
 enum RhsPanels {
     F32 { start: *const f32, panel: usize },
@@ -95,19 +100,19 @@ impl CheckedGemm<'_> {
         // runs over slices of the depth, so that a panel slice stays in the cache until all rows
         // have used it. With a single tile nothing is read twice, so the depth is not split.
         let few = tiles <= 2 && !self.needs_copy(count);
-        let (long, short) = match (few, tiles) {
+        let (outer_steps, inner_steps) = match (few, tiles) {
             (true, 1) => (self.size.depth, self.size.depth),
             (true, _) => (self.size.depth, FEW_ROWS_DEPTH),
             (false, _) => (BLOCK_DEPTH, BLOCK_DEPTH),
         };
-        for from in (0..self.size.depth).step_by(long) {
-            let end = self.size.depth.min(from + long);
+        for from in (0..self.size.depth).step_by(outer_steps) {
+            let end = self.size.depth.min(from + outer_steps);
             self.with_lhs(&rows, from..end, panels.len(), |lhs| {
                 let mut first = panels.start;
                 while first < panels.end {
                     let group = if panels.end - first >= group { group } else { 1 };
-                    for from in (from..end).step_by(short) {
-                        let steps = from..end.min(from + short);
+                    for from in (from..end).step_by(inner_steps) {
+                        let steps = from..end.min(from + inner_steps);
                         self.with_panels(count, first, group, from, steps.len(), |rhs| {
                             let prefetch = self.prefetch(rhs, few, (first, group), &steps);
                             for tile in 0..tiles {
@@ -139,8 +144,8 @@ impl CheckedGemm<'_> {
 
     /// Calls `then` with these rows and steps of the left operand.
     ///
-    /// If many tiles read them, they are copied to a contiguous buffer first: rows that are a power
-    /// of two apart, and columns, map to the same cache sets and evict each other.
+    /// If many tiles read these elements, they are copied to a contiguous buffer first: elements whose
+    /// addresses are a power of two apart map to the same cache set and evict each other.
     fn with_lhs(
         &self,
         rows: &Range<usize>,
@@ -156,6 +161,8 @@ impl CheckedGemm<'_> {
             return then(LhsBlock { data, first, from, row, step });
         }
         LHS_BUFFER.with_borrow_mut(|copy| {
+            // Rows are copied as rows, and columns as columns: `runs` contiguous runs of `len`
+            // elements, which start `distance` elements apart in `data`.
             let (row, step, runs, len, distance) = match step {
                 1 => (depth + PANEL, 1, count, depth, row),
                 _ => (1, count, depth, count, step),
@@ -169,9 +176,9 @@ impl CheckedGemm<'_> {
         });
     }
 
-    /// Returns the memory to prefetch while these steps are computed, if the weights are read in
-    /// place: the following steps of the same panels if `streaming`, else the same steps of the next
-    /// panels.
+    /// Returns the weights to prefetch while these steps are computed: the following steps of the same
+    /// panels if `streaming`, else the same steps of the next panels. Other right operands than packed
+    /// weights are not prefetched.
     fn prefetch(
         &self,
         rhs: RhsPanels,
@@ -206,8 +213,8 @@ impl CheckedGemm<'_> {
         }
     }
 
-    /// Calls `then` with `depth` steps, from step `from`, of `group` panels, copying them first if
-    /// necessary.
+    /// Calls `then` with `depth` steps, from step `from`, of the `group` panels from panel `first`,
+    /// copying them first if necessary.
     fn with_panels(
         &self,
         rows: usize,
@@ -326,7 +333,7 @@ impl CheckedGemm<'_> {
                 edge[i * width..i * width + cols].copy_from_slice(out);
             }
         }
-        // SAFETY: the local buffer holds six rows of four panels, which no tile exceeds.
+        // SAFETY: `edge` holds six rows of four panels, which no tile exceeds, and is local.
         unsafe {
             let c = edge.as_mut_ptr();
             self.run_tile(rows.clone(), group, steps, operands, (c, width));
@@ -338,7 +345,7 @@ impl CheckedGemm<'_> {
         }
     }
 
-    /// Returns whether the accumulators start at zero with these steps.
+    /// Returns whether the accumulators start at zero (and not at the current output) for these steps.
     fn starts_at_zero(&self, steps: &Range<usize>) -> bool {
         self.zero_init && steps.start == 0
     }

@@ -13,11 +13,11 @@ use super::{Kernel, PANEL, Panels};
 
 mod block;
 
-/// Left-hand rows per task. The part of the left operand that belongs to them stays in the
-/// second-level cache while the panels stream through.
+/// Maximum number of left-hand rows per task. Their part of the left operand stays in the
+/// second-level cache while the task reads one panel after the other.
 const BLOCK_ROWS: usize = 192;
-/// Left-hand rows per task where panels must be transposed first, which costs less per row the more
-/// rows there are.
+/// Maximum number of left-hand rows per task if the panels must be transposed first. More rows
+/// amortize the cost of transposing.
 const BLOCK_ROWS_TRANSPOSED: usize = 768;
 
 /// The left operand of a product: element `(i, k)` is at offset `i · row + k · step`.
@@ -63,8 +63,8 @@ impl<'a> Rhs<'a> {
     }
 }
 
-/// A further product that is accumulated into some columns of the output of another one while that
-/// output is still in the cache.
+/// A product that is accumulated into some columns of another product's output while that output is
+/// still in the cache.
 #[derive(Clone, Debug)]
 pub(crate) struct FusedGemm<'a> {
     pub(crate) lhs: Lhs<'a>,
@@ -194,7 +194,8 @@ impl Kernel {
         };
         let blocks = rows.div_ceil(max_rows);
         let panels = cols.div_ceil(PANEL);
-        // About four tasks per thread, to balance the load, of at least four panels each.
+        // About four tasks per thread balance the load. Their number of panels is a multiple of four,
+        // the largest number of panels in a tile.
         let wanted = (self.pool.threads() * 4).div_ceil(blocks);
         let per_task = panels.div_ceil(wanted).next_multiple_of(4);
         let tasks = panels.div_ceil(per_task);
