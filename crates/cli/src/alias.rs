@@ -1,5 +1,5 @@
-//! Compatibility with the Elixir command line: its `run` without a subcommand is our `sample`, and
-//! its `checkpoint` without a subcommand is our `checkpoint save`.
+//! Compatibility with the command line of the Elixir client: its `run` without a subcommand becomes
+//! `sample`, and its `checkpoint` without a subcommand becomes `checkpoint save`.
 
 use std::ffi::OsString;
 
@@ -10,22 +10,27 @@ const SAMPLE_OPTIONS: [&str; 5] =
 /// Translates a command line of the Elixir tool. Other command lines are returned unchanged.
 pub(crate) fn translate(mut line: Vec<OsString>) -> Vec<OsString> {
     let words: Vec<&str> = line.iter().map(|word| word.to_str().unwrap_or_default()).collect();
-    let has = |options: &[&str], after: usize| {
-        let named = |word: &&str| options.contains(&word.split('=').next().unwrap_or_default());
-        words.get(after..).unwrap_or_default().iter().any(named)
+    let has_option = |options: &[&str], after: usize| {
+        let is_one = |word: &&str| options.contains(&word.split('=').next().unwrap_or_default());
+        words.get(after..).unwrap_or_default().iter().any(is_one)
     };
-    // The command is the first word that is neither an option nor the value of an option.
+    // The command is the first word that is neither an option nor the value of an option. A word
+    // after an option is its value, unless the option takes none.
     let is_option = |at: usize| words[at].starts_with('-');
     let command = (1..words.len()).find(|at| !is_option(*at) && (*at == 1 || !is_option(*at - 1)));
-    let flag = |at: &usize| !is_option(*at) && matches!(words[*at - 1], "--json" | "-q" | "-v");
-    let command = (1..words.len()).find(flag).into_iter().chain(command).min();
-    let bare = |name: &str| {
+    let follows_flag =
+        |at: &usize| !is_option(*at) && matches!(words[*at - 1], "--json" | "-q" | "-v");
+    let command = (1..words.len()).find(follows_flag).into_iter().chain(command).min();
+    // Position of the command `name`, if an option follows it instead of a subcommand.
+    let without_subcommand = |name: &str| {
         let at = command.filter(|at| words[*at] == name)?;
         words.get(at + 1).is_some_and(|next| next.starts_with('-')).then_some(at)
     };
-    if let Some(at) = bare("run").filter(|at| has(&SAMPLE_OPTIONS, *at)) {
+    if let Some(at) = without_subcommand("run").filter(|at| has_option(&SAMPLE_OPTIONS, *at)) {
         line[at] = "sample".into();
-    } else if let Some(at) = bare("checkpoint").filter(|at| has(&["--base-model"], *at)) {
+    } else if let Some(at) =
+        without_subcommand("checkpoint").filter(|at| has_option(&["--base-model"], *at))
+    {
         line.insert(at + 1, "save".into());
     }
     line

@@ -34,7 +34,7 @@ pub(crate) const KEYS: [(&str, &str); 8] = [
     ("retry_for", "time to retry temporary failures for"),
 ];
 
-/// Contents of the configuration file. Comments and unknown keys survive changes.
+/// Contents of the configuration file. Changes preserve comments and unknown keys.
 #[derive(Debug)]
 pub(crate) struct ConfigFile {
     path: PathBuf,
@@ -225,12 +225,13 @@ fn parse_choice<T: ValueEnum>(text: &str) -> Result<T, String> {
     })
 }
 
-/// Returns a value as text, whatever its TOML type.
+/// Returns a value of any TOML type as text.
 fn text(item: &Item) -> String {
     item.as_str().map_or_else(|| item.to_string().trim().to_owned(), str::to_owned)
 }
 
-/// Returns the program's folder below the XDG folder of `variable`, or below `below_home`.
+/// Returns the folder `tinkex` in the folder that `variable` names, or without it in the folder
+/// `below_home` of the home folder.
 pub(crate) fn folder(env: &Env, variable: &str, below_home: &str) -> PathBuf {
     let base = match env.get(variable) {
         Some(folder) => PathBuf::from(folder),
@@ -276,8 +277,8 @@ mod tests {
         let (_folder, broken) = config("profile = ");
         assert!(broken.is_err());
         let (_folder, wrong) = config("[profiles.default]\ntimeout = \"soon\"\n");
-        let said = format!("{:?}", wrong.unwrap().default_profile().unwrap_err());
-        assert!(said.contains("timeout") && said.contains("soon"), "{said}");
+        let error = format!("{:?}", wrong.unwrap().default_profile().unwrap_err());
+        assert!(error.contains("timeout") && error.contains("soon"), "{error}");
         let (_folder, config) = config("");
         let mut config = config.unwrap();
         for (key, value) in [("format", "xml"), ("nope", "1"), ("profile", "x"), ("timeout", "-1")]

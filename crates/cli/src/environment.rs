@@ -12,10 +12,9 @@ use tokio::sync::{oneshot, watch};
 
 use crate::error::CommandError;
 
-/// Everything outside the process that a command line uses.
+/// Streams, variables, terminal and signals that a command line uses.
 ///
-/// The program supplies its real streams and variables. A test supplies its own and inspects what
-/// was written.
+/// The program supplies those of the process. A test supplies its own and inspects the output.
 pub struct Environment {
     /// Environment variables. The crate reads them nowhere else, except for shell completion.
     pub variables: Env,
@@ -78,11 +77,11 @@ pub struct Terminals {
 pub struct Input {
     stream: Arc<Mutex<Box<dyn BufRead + Send>>>,
     edits: bool,
-    hide: Option<Hide>,
+    disable_echo: Option<DisableEcho>,
 }
 
 /// Disables echo and line buffering of the terminal until the returned guard is dropped.
-type Hide = fn() -> io::Result<Box<dyn Send>>;
+type DisableEcho = fn() -> io::Result<Box<dyn Send>>;
 
 impl fmt::Debug for Input {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -93,7 +92,7 @@ impl fmt::Debug for Input {
 impl Input {
     /// Creates an input from a stream.
     pub fn new(stream: impl BufRead + Send + 'static) -> Self {
-        Self { stream: Arc::new(Mutex::new(Box::new(stream))), edits: false, hide: None }
+        Self { stream: Arc::new(Mutex::new(Box::new(stream))), edits: false, disable_echo: None }
     }
 
     /// Returns the process's standard input. Lines can be edited if it is a terminal.
@@ -102,10 +101,10 @@ impl Input {
         let (edits, input) =
             (io::stdin().is_terminal(), Self::new(io::BufReader::new(io::stdin())));
         #[cfg(unix)]
-        let hide: Option<Hide> = edits.then_some(hide);
+        let disable_echo: Option<DisableEcho> = edits.then_some(disable_echo);
         #[cfg(not(unix))]
-        let hide = None;
-        Self { edits, hide, ..input }
+        let disable_echo = None;
+        Self { edits, disable_echo, ..input }
     }
 
     /// Returns whether lines can be edited while they are typed.
@@ -160,12 +159,12 @@ impl Input {
         prompt: &str,
         mut echo: impl FnMut(&str) + Send + 'static,
     ) -> io::Result<Option<String>> {
-        let Some(hide) = self.hide else {
+        let Some(disable_echo) = self.disable_echo else {
             echo(prompt);
             return self.line().await;
         };
         // The guard is held here, not by the reading thread, which may never return.
-        let _hidden = hide()?;
+        let _restore = disable_echo()?;
         echo(prompt);
         self.read(move |stream| read_secret(stream, echo)).await
     }
@@ -187,7 +186,7 @@ impl Input {
 
 /// Disables echo, line buffering and signal keys of standard input until the guard is dropped.
 #[cfg(unix)]
-fn hide() -> io::Result<Box<dyn Send>> {
+fn disable_echo() -> io::Result<Box<dyn Send>> {
     use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
     struct RestoreMode(Termios);
@@ -199,9 +198,9 @@ fn hide() -> io::Result<Box<dyn Send>> {
     }
 
     let before = tcgetattr(io::stdin())?;
-    let mut hidden = before.clone();
-    hidden.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
-    tcsetattr(io::stdin(), OptionalActions::Now, &hidden)?;
+    let mut mode = before.clone();
+    mode.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
+    tcsetattr(io::stdin(), OptionalActions::Now, &mode)?;
     Ok(Box::new(RestoreMode(before)))
 }
 
@@ -270,7 +269,7 @@ impl Interrupt {
     }
 
     /// Runs `work`, cancelling it when the number of interruptions reaches `times`.
-    pub(crate) async fn cancels<T>(
+    pub(crate) async fn run_until<T>(
         &self,
         times: u32,
         work: impl Future<Output = Result<T, CommandError>>,

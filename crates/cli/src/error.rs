@@ -18,7 +18,7 @@ pub enum Exit {
     Success,
     /// The command failed.
     Failed,
-    /// The command line is invalid; nothing was attempted.
+    /// The command line is invalid; no request was sent.
     Usage,
     /// The credential is missing or was rejected.
     Credentials,
@@ -52,10 +52,10 @@ impl Exit {
 /// Error of a command.
 #[derive(Debug)]
 pub(crate) enum CommandError {
-    /// An error to report.
+    /// Error that is printed.
     Report(Box<ErrorReport>),
-    /// The reader of standard output closed the pipe. Nothing is reported, and the program
-    /// succeeds.
+    /// The reader of standard output closed the pipe. No error is printed, and the program exits with
+    /// 0.
     ClosedPipe,
 }
 
@@ -87,7 +87,7 @@ pub(crate) enum ErrorHint {
 }
 
 impl ErrorHint {
-    /// No credential was found. Unlike the SDK's hint, this one mentions `--local`.
+    /// Hint for a missing credential. Unlike the text of the SDK, it mentions `--local`.
     pub(crate) const MISSING_CREDENTIAL: Self = Self::Sdk(Hint::SetCredential);
 }
 

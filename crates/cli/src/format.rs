@@ -1,4 +1,4 @@
-//! Text forms of sizes, times, numbers and foreign text in tables and messages.
+//! Formatting of sizes, times, numbers and untrusted text for tables and messages.
 
 use tinkex::Timestamp;
 
@@ -35,7 +35,7 @@ pub(crate) fn size(bytes: i64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// Like [`size`], for unsigned sizes.
+/// Formats an unsigned number of bytes as [`size`] does.
 pub(crate) fn bytes(bytes: u64) -> String {
     size(i64::try_from(bytes).unwrap_or(i64::MAX))
 }
@@ -55,7 +55,7 @@ pub(crate) fn float(value: f64) -> String {
     }
 }
 
-/// Returns whether the model is a LoRA adapter, and its rank if known.
+/// Describes whether a model is a LoRA adapter, with its rank if known: `Yes (Rank 32)`, `Yes`, `No`.
 pub(crate) fn lora(is_lora: bool, rank: Option<u32>) -> String {
     match rank.filter(|rank| is_lora && *rank > 0) {
         Some(rank) => format!("Yes (Rank {rank})"),
@@ -63,7 +63,7 @@ pub(crate) fn lora(is_lora: bool, rank: Option<u32>) -> String {
     }
 }
 
-/// Returns a duration in seconds in the largest unit that divides it: `2 days`.
+/// Formats a number of seconds in the largest unit that divides it: `2 days`, `90 seconds`.
 pub(crate) fn duration_in_words(seconds: u64) -> String {
     let units = [(86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")];
     let whole = units.iter().find(|(unit, _)| seconds.is_multiple_of(*unit) && seconds >= *unit);
@@ -71,7 +71,7 @@ pub(crate) fn duration_in_words(seconds: u64) -> String {
     format!("{count} {word}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Returns a duration in seconds in short form: `9s`, `2m05s`, `1h30m`.
+/// Formats a number of seconds in short form: `9s`, `2m05s`, `1h30m`.
 pub(crate) fn short_duration(seconds: f64) -> String {
     #[expect(clippy::cast_possible_truncation, reason = "it saturates")]
     let whole = seconds.max(0.0).round() as i64;
@@ -119,7 +119,7 @@ pub(crate) fn date(time: Timestamp) -> String {
     utc.to_string().split('T').next().unwrap_or_default().to_owned()
 }
 
-/// Returns foreign text with control characters escaped, so that it cannot move the cursor or
+/// Escapes the control characters of text from a server or file, so that it cannot move the cursor or
 /// change colors.
 pub(crate) fn escape_controls(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
@@ -133,7 +133,7 @@ pub(crate) fn escape_controls(text: &str) -> String {
     shown
 }
 
-/// Like [`escape_controls`], but keeps line breaks.
+/// Escapes control characters as [`escape_controls`] does, except line breaks.
 pub(crate) fn escape_controls_in_lines(text: &str) -> String {
     text.split('\n').map(escape_controls).collect::<Vec<_>>().join("\n")
 }
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn times_read_as_in_the_reference() {
+    fn times_match_the_reference() {
         let vectors = vectors();
         let now = vectors["now"].as_str().unwrap().parse().unwrap();
         for case in vectors["timestamps"].as_array().unwrap() {
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_read_as_in_the_reference() {
+    fn sizes_match_the_reference() {
         for case in vectors()["sizes"].as_array().unwrap() {
             assert_eq!(case["text"], size(case["bytes"].as_i64().unwrap()), "{case}");
         }

@@ -1,7 +1,6 @@
 //! Cache of recently listed ids, for shell completion.
 //!
-//! It is a convenience: a missing, outdated or broken cache only means fewer completions, so all of
-//! its errors are ignored.
+//! A missing, outdated or invalid cache only means fewer completions, so all errors are ignored.
 
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -35,6 +34,7 @@ struct IdCache {
 #[derive(Serialize, Deserialize)]
 struct CachedIds {
     kind: IdKind,
+    /// Time of writing, in seconds since the Unix epoch.
     written: u64,
     ids: Vec<String>,
 }
@@ -110,7 +110,7 @@ mod tests {
         std::fs::write(path(&env), serde_json::to_vec(&file).unwrap()).unwrap();
         assert!(recent(&env, IdKind::Run).is_empty(), "too old");
         std::fs::write(path(&env), "{").unwrap();
-        assert!(recent(&env, IdKind::Checkpoint).is_empty(), "a broken file counts as empty");
+        assert!(recent(&env, IdKind::Checkpoint).is_empty(), "an invalid file counts as empty");
         store(&Env::empty(), IdKind::Run, ids());
     }
 }

@@ -1,6 +1,6 @@
 //! The command line `tinkex`: parses arguments, calls the SDK, and prints tables or JSON.
 //!
-//! It is a library so that a test can run a command line with its own server, terminal and
+//! The crate is a library so that a test can run a command line with its own server, terminal and
 //! environment variables ([`Environment`]). `main.rs` supplies those of the process.
 //!
 //! | Modules | Contents |
@@ -12,9 +12,9 @@
 //! | `console`, `progress`, `log` | standard error: notices, progress bars, log events |
 //! | `error` | error messages, hints and exit codes |
 //! | `id_cache` | recently listed ids for shell completion |
-//! | `environment` | everything outside the process |
+//! | `environment` | streams, variables, terminal and signals |
 //!
-//! Standard output holds only results. Prompts, notices, progress and errors go to standard error.
+//! Standard output contains only results. Prompts, notices, progress and errors go to standard error.
 //! With `--json` a result is exactly one JSON document, and so is an error.
 
 #![forbid(unsafe_code)]
@@ -62,7 +62,7 @@ pub async fn run(environment: &mut Environment, line: Vec<OsString>) -> Exit {
     }
 }
 
-/// Answers a shell's completion request, if the environment contains one. Returns whether it did.
+/// Handles a shell's completion request, if the environment contains one. Returns whether it did.
 #[must_use]
 pub fn answer_completion(line: Vec<OsString>, folder: &std::path::Path) -> bool {
     let completions = clap_complete::CompleteEnv::with_factory(args::Args::definition);
@@ -70,7 +70,7 @@ pub fn answer_completion(line: Vec<OsString>, folder: &std::path::Path) -> bool 
     completions.try_complete(line, Some(folder)).unwrap_or(true)
 }
 
-/// A command line that was parsed and is ready to run.
+/// Command line that was parsed and is ready to run.
 #[derive(Debug)]
 pub struct ParsedCommand(args::Args);
 

@@ -87,7 +87,8 @@ pub(crate) struct ListView<'c, T> {
 }
 
 impl ViewArgs {
-    /// Looks up the requested columns. Call it before any request, so that a typo costs nothing.
+    /// Looks up the requested columns. Call it before any request, so that an unknown column is
+    /// reported without delay.
     pub(crate) fn resolve<'c, T>(
         &self,
         shell: &mut Shell<'_>,
@@ -140,7 +141,7 @@ impl<T> ListView<'_, T> {
         document: impl FnOnce(Vec<T>) -> D,
     ) -> Result<(), CommandError> {
         self.sort(&mut rows);
-        // Half of a tinker:// path is useless.
+        // A truncated tinker:// path cannot be copied into another command.
         let mut table = self.table(&rows, Timestamp::now()).untruncated("Path");
         if let Some(title) = title.into() {
             table = table.title(title);
@@ -164,7 +165,7 @@ pub(crate) struct FetchedRows<T> {
     pub(crate) total: u64,
 }
 
-/// Fetches pages until `page.limit` rows or all rows are there.
+/// Fetches pages until `page.limit` rows or all rows have been fetched.
 ///
 /// `noun` is the plural of what is listed. `fetch(offset, limit)` requests one page of at most
 /// `batch` rows, and returns the rows and the total number if the server reports it.
@@ -201,7 +202,8 @@ where
     Ok(FetchedRows { rows, total })
 }
 
-/// Returns the title of a list: `3 runs (2 more not shown, …)`.
+/// Returns the title of a list: `3 runs (2 more not shown, …)`. `total` is the number of existing
+/// items; 0 if it is unknown.
 pub(crate) fn title(shown: usize, total: u64, singular: &str, plural: &str) -> String {
     let mut title = match shown {
         0 => format!("No {plural} found"),

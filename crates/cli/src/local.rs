@@ -3,9 +3,9 @@
 //! A data folder is used by one server at a time; the server's lock enforces this. The process that
 //! runs the server writes a [`ServerInfo`] file into the folder, by which other commands find it.
 //!
-//! The server of a command ends with the command, although another command may still use it. That
-//! other command then takes over: it starts a server on the same folder and port, and its client
-//! sees only a short outage.
+//! The server that a command starts ends with the command, although another command may still use
+//! it. The other command then takes over: it starts a server on the same folder and port, and its
+//! client retries through the short outage.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum time that a running server may take to respond to a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Contents of `server.json` in the data folder: how to reach the running server.
+/// Contents of `server.json` in the data folder, by which other processes find the running server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ServerInfo {
     /// Base URL for clients on this machine.
@@ -115,7 +115,7 @@ impl ServerInfo {
             Ok(Ok(_)) => ProbeResult::Available,
             Ok(Err(error)) => match error.status() {
                 Some(401 | 403) => ProbeResult::KeyRejected,
-                // The server runs; the command's own retries deal with its errors.
+                // The server runs; the command retries its errors.
                 Some(500..) => ProbeResult::Available,
                 _ => ProbeResult::Unavailable,
             },
@@ -137,7 +137,7 @@ impl ServerInfo {
 pub(crate) const KEY_REJECTED_HINT: &str = "Restore the server's key in the file or restart the server; or use the server with --base-url \
      and TINKER_API_KEY instead of --local.";
 
-/// The server of the user's data folder, run by this process or by another one.
+/// Server of the user's data folder, run by this process or by another one.
 #[derive(Debug)]
 pub(crate) struct LocalServer {
     info: ServerInfo,
@@ -175,7 +175,7 @@ impl LocalServer {
                         return Ok(Self { info, data, own, takeover });
                     }
                     ProbeResult::KeyRejected => {
-                        // An unreadable key file is the better explanation.
+                        // If the key file cannot be read, report that error instead.
                         info.key()?;
                         let error = CommandError::new(Exit::Credentials, info.key_rejected());
                         return Err(error.hint(KEY_REJECTED_HINT));

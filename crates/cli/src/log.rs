@@ -82,8 +82,8 @@ pub(crate) fn install(
 ) -> Option<tracing::subscriber::DefaultGuard> {
     let requested = requested_level(&environment.variables, globals);
     if let Some(server) = server {
-        let quiet = if globals.quiet { LevelFilter::WARN } else { LevelFilter::INFO };
-        let level = server.level.map_or_else(|| requested.unwrap_or(quiet), Into::into);
+        let default = if globals.quiet { LevelFilter::WARN } else { LevelFilter::INFO };
+        let level = server.level.map_or_else(|| requested.unwrap_or(default), Into::into);
         let events = tracing_subscriber::fmt::layer().with_writer(console.clone());
         let filter = own_targets(level);
         return match server.format {
@@ -98,13 +98,13 @@ pub(crate) fn install(
         };
     }
     let quiet = globals.quiet || format == OutputFormat::Json;
-    let usual = if quiet { LevelFilter::OFF } else { LevelFilter::WARN };
-    let level = requested.unwrap_or(usual);
-    let attended = environment.terminals.err.is_some() || globals.verbose > 0;
+    let default = if quiet { LevelFilter::OFF } else { LevelFilter::WARN };
+    let level = requested.unwrap_or(default);
+    let interactive = environment.terminals.err.is_some() || globals.verbose > 0;
     let notices = ConnectionNotices {
         console: console.clone(),
-        // At the debug level the events themselves are shown.
-        retries: attended && !quiet && level < LevelFilter::DEBUG,
+        // At the debug level the events themselves are logged.
+        retries: interactive && !quiet && level < LevelFilter::DEBUG,
         outages: level >= LevelFilter::WARN,
         outage_reported: AtomicBool::new(false),
     };
@@ -139,7 +139,8 @@ fn set(
     }
 }
 
-/// Returns the level that `-v` or `TINKER_LOG` asks for.
+/// Returns the level that `-v` or `TINKER_LOG` requests. Other values of `TINKER_LOG` than `info` and
+/// `debug` are ignored.
 fn requested_level(variables: &Env, globals: &Globals) -> Option<LevelFilter> {
     match (globals.verbose, variables.get("TINKER_LOG")) {
         (0, Some("debug")) | (2, _) => Some(LevelFilter::DEBUG),
@@ -182,7 +183,7 @@ where
     }
 }
 
-/// Reports retries and outages of the connection in a few words.
+/// Prints short notices about retries and outages of the connection.
 struct ConnectionNotices {
     console: Console,
     retries: bool,
@@ -243,7 +244,7 @@ impl EventFields {
         fields
     }
 
-    /// Describes a retry, if the event announces one: only those have a delay.
+    /// Describes a retry. Returns `None` for events without a delay, which announce no retry.
     fn retry_notice(&self) -> Option<String> {
         let seconds = self.seconds?;
         let cause = self.status.map_or_else(|| "no response".to_owned(), |code| code.to_string());

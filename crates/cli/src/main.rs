@@ -87,7 +87,7 @@ fn forward_signals(interrupt: &Interrupt) {
     });
 }
 
-/// Returns the number of columns if the stream is a terminal, 80 if the terminal does not tell.
+/// Returns the number of columns if the stream is a terminal; 80 if the terminal does not report it.
 #[cfg(unix)]
 fn width(stream: &(impl IsTerminal + std::os::fd::AsFd)) -> Option<usize> {
     if !stream.is_terminal() {

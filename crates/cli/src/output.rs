@@ -86,13 +86,13 @@ impl<'e> Shell<'e> {
     /// Stops the local server, if this process runs it. A second Ctrl-C skips the wait.
     pub(crate) async fn close(self) {
         let Some(local) = self.local else { return };
-        // Tasks that still use the server would log that it is gone.
+        // Tasks that still use the server would log connection errors.
         self.console.close_log();
         let interrupt = self.environment.interrupt.clone();
         let _ = select(pin!(local.stop()), pin!(interrupt.pressed(2))).await;
     }
 
-    /// Prints a result that is a table.
+    /// Prints a result in the chosen format: the table, or the JSON document.
     pub(crate) fn table(
         &mut self,
         table: &Table,
@@ -107,7 +107,7 @@ impl<'e> Shell<'e> {
         self.write(&text)
     }
 
-    /// Prints a result that is text.
+    /// Prints a result: the text, or with `--json` the JSON document.
     pub(crate) fn text(&mut self, text: &str, json: &impl Serialize) -> Result<(), CommandError> {
         let text = match self.settings.format {
             OutputFormat::Json => to_json(json)?,
@@ -151,7 +151,7 @@ impl<'e> Shell<'e> {
         &self.console
     }
 
-    /// Asks a yes-or-no question. An empty answer is no.
+    /// Asks a yes-or-no question. An empty line means no.
     ///
     /// # Errors
     ///
@@ -181,7 +181,7 @@ impl<'e> Shell<'e> {
         }
     }
 
-    /// Writes to standard error in any format: prompts and the text that explains them.
+    /// Writes text to standard error, even with `--quiet` or `--json`: prompts and their explanations.
     pub(crate) fn prompt(&mut self, text: &str) {
         let err = &mut self.environment.err;
         let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());

@@ -1,4 +1,4 @@
-//! [`Progress`]: a progress bar on the terminal for operations that take a while.
+//! [`Progress`]: progress bar on the terminal, for downloads and lists of many pages.
 
 use std::future::pending;
 use std::pin::pin;
@@ -94,7 +94,7 @@ impl Drop for Progress {
     }
 }
 
-/// Style of a bar with the characters that all bars of the program use.
+/// Returns a bar style with the characters that all bars of the program use.
 pub(crate) fn style(template: &str) -> ProgressStyle {
     // Templates are constants; a test draws each of them.
     let style = ProgressStyle::with_template(template);

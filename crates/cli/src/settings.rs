@@ -57,7 +57,7 @@ impl Settings {
         Ok(Self::combine(environment, globals, format, profile))
     }
 
-    /// Like [`new`](Self::new), but ignores the profile, for commands that repair it.
+    /// Combines flags and environment variables only, for commands that repair an invalid profile.
     pub(crate) fn without_profile(environment: &Environment, globals: &Globals) -> Self {
         let format = output_format(&environment.variables, globals).unwrap_or_default();
         Self::combine(environment, globals, format, Profile::default())
@@ -72,9 +72,18 @@ impl Settings {
         let env = &environment.variables;
         Self {
             format: format.or(profile.format).unwrap_or(OutputFormat::Table),
-            colors: escapes(environment, globals, &profile, environment.terminals.out.is_some()),
-            redraws: escapes(environment, globals, &profile, environment.terminals.err.is_some())
-                && !dumb(env),
+            colors: allows_escapes(
+                environment,
+                globals,
+                &profile,
+                environment.terminals.out.is_some(),
+            ),
+            redraws: allows_escapes(
+                environment,
+                globals,
+                &profile,
+                environment.terminals.err.is_some(),
+            ) && !is_dumb_terminal(env),
             local: globals.local
                 || (profile.local == Some(true)
                     && globals.base_url.is_none()
@@ -94,7 +103,7 @@ impl Settings {
             timeout: globals.timeout.or(profile.timeout),
             retry_for: globals.retry_for.or(profile.retry_for),
             wait_for_billing: globals.wait_for_billing,
-            key: key(env, globals, profile.key_id),
+            key: key_source(env, globals, profile.key_id),
         }
     }
 
@@ -105,13 +114,21 @@ impl Settings {
         server.unwrap_or_else(BaseUrl::production).to_string()
     }
 
+    /// Returns the id of the stored API key that the profile selects, if that key is used.
+    pub(crate) fn profile_key_id(&self) -> Option<&str> {
+        match &self.key {
+            KeySource::Stored(id) => Some(id),
+            KeySource::File(_) | KeySource::Value(_) | KeySource::Default => None,
+        }
+    }
+
     /// Replaces the server and the API key.
     pub(crate) fn use_server(&mut self, url: BaseUrl, key: String) {
         self.base_url = Some(url);
         self.key = KeySource::Value(key.into());
     }
 
-    /// Sets the time to retry temporary failures for, unless the user did.
+    /// Sets the time to retry temporary failures for, unless the user has set it.
     pub(crate) fn default_retry_for(&mut self, duration: Duration) {
         self.retry_for.get_or_insert(duration);
     }
@@ -134,7 +151,7 @@ impl Settings {
         environment: &Environment,
         retry_for: Duration,
     ) -> Result<ServiceClient, CommandError> {
-        let client = self.base(environment, retry_for)?;
+        let client = self.builder(environment, retry_for)?;
         let key = match &self.key {
             KeySource::File(file) => {
                 let text = std::fs::read_to_string(environment.path(file))
@@ -142,7 +159,7 @@ impl Settings {
                 Some(text.trim().to_owned())
             }
             KeySource::Value(key) => Some(key.expose().to_owned()),
-            KeySource::Stored(id) => Some(stored(&environment.variables, id)?),
+            KeySource::Stored(id) => Some(stored_key(&environment.variables, id)?),
             KeySource::Default => None,
         };
         Ok(key.into_iter().fold(client, ServiceClientBuilder::api_key).build()?)
@@ -156,10 +173,11 @@ impl Settings {
         key: &str,
     ) -> Result<ServiceClient, CommandError> {
         let retry_for = self.retry_for.unwrap_or(Duration::ZERO);
-        Ok(self.base(environment, retry_for)?.api_key(key).build()?)
+        Ok(self.builder(environment, retry_for)?.api_key(key).build()?)
     }
 
-    fn base(
+    /// Creates a client builder with all settings except the API key.
+    fn builder(
         &self,
         environment: &Environment,
         retry_for: Duration,
@@ -200,7 +218,8 @@ fn flag_or_profile<T>(flag: Option<T>, env: &Env, variable: &str, profile: Optio
     flag.or_else(|| profile.filter(|_| env.get(variable).is_none()))
 }
 
-fn key(env: &Env, globals: &Globals, profile: Option<String>) -> KeySource {
+/// Chooses the source of the API key. `profile` is the key id of the profile.
+fn key_source(env: &Env, globals: &Globals, profile: Option<String>) -> KeySource {
     let variables = ["TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"];
     let env_has_key = variables.iter().any(|name| env.get(name).is_some());
     match (&globals.api_key_file, &globals.api_key, profile) {
@@ -211,7 +230,8 @@ fn key(env: &Env, globals: &Globals, profile: Option<String>) -> KeySource {
     }
 }
 
-fn stored(env: &Env, id: &str) -> Result<String, CommandError> {
+/// Returns the stored API key with this id.
+fn stored_key(env: &Env, id: &str) -> Result<String, CommandError> {
     let store = CredentialStore::load(env)?;
     let key = store.keys().find(|(known, _)| *known == id);
     key.map(|(_, key)| key.key.expose().to_owned()).ok_or_else(|| {
@@ -241,7 +261,7 @@ pub(crate) fn output_format(
 }
 
 /// Returns whether a stream may contain colors and other escapes.
-fn escapes(
+fn allows_escapes(
     environment: &Environment,
     globals: &Globals,
     profile: &Profile,
@@ -259,7 +279,9 @@ fn escapes(
             let by_default = match profile.color {
                 Some(ColorChoice::Always) => true,
                 Some(ColorChoice::Never) => false,
-                Some(ColorChoice::Auto) | None => terminal && !dumb(&environment.variables),
+                Some(ColorChoice::Auto) | None => {
+                    terminal && !is_dumb_terminal(&environment.variables)
+                }
             };
             environment.variables.get("NO_COLOR").is_none() && (forced || by_default)
         }
@@ -272,7 +294,7 @@ pub(crate) fn is_loopback(url: &str) -> bool {
     prefixes.iter().any(|prefix| url.starts_with(prefix))
 }
 
-/// Returns whether the terminal supports no escapes.
-fn dumb(env: &Env) -> bool {
+/// Returns whether `TERM` names a terminal without escapes.
+fn is_dumb_terminal(env: &Env) -> bool {
     env.get("TERM") == Some("dumb")
 }

@@ -17,7 +17,7 @@ pub(crate) struct Table {
     untruncated: Option<usize>,
 }
 
-/// How a table is rendered.
+/// Options for rendering a table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Style {
     pub(crate) colors: bool,
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     fn table() -> Table {
-        let mut table = Table::new(["Name", "What it says"]).title("two");
+        let mut table = Table::new(["Name", "Description"]).title("two");
         table.row(["first", "a word and another word"]);
         table.row(["日本", "[red]x[/red]\u{1b}[2J"]);
         table
@@ -213,7 +213,7 @@ mod tests {
         let expected = "\
                two               \n\
 ┏━━━━━━━┳━━━━━━━━━━━━━━━━━━━━━━━━━┓\n\
-┃ Name  ┃ What it says            ┃\n\
+┃ Name  ┃ Description             ┃\n\
 ┡━━━━━━━╇━━━━━━━━━━━━━━━━━━━━━━━━━┩\n\
 │ first │ a word and another word │\n\
 │ 日本  │ [red]x[/red]\\u{1b}[2J   │\n\

@@ -30,6 +30,7 @@ Columns: time, event, model, path, purpose, details.")]
     },
 }
 
+/// Parses a day and returns it unchanged.
 fn day(text: &str) -> Result<String, String> {
     match text.parse::<Timestamp>() {
         Ok(_) if text.len() == "2026-01-02".len() => Ok(text.to_owned()),

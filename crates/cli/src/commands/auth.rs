@@ -1,4 +1,4 @@
-//! `tinkex auth`: API keys and where they are stored.
+//! `tinkex auth`: logs in and out, and manages stored API keys.
 
 use clap::Subcommand;
 use serde_json::{Value, json};
@@ -178,7 +178,7 @@ async fn logout(shell: &mut Shell<'_>, key_id: Option<String>) -> Result<(), Com
         );
         return shell.text(&text, &json(false));
     }
-    // The key was created by a login and is used by this tool only, so it is deleted too.
+    // A login created this key for the command line alone, so it is deleted on the server too.
     reject_local(shell)?;
     let client = shell.settings.client_with_key(shell.environment, key.key.expose())?;
     let revoked = client.rest().delete_api_key().await;

@@ -23,10 +23,10 @@ pub(crate) enum BillingCommand {
   tinkex billing usage 2026-07-13T00:00:00Z 2026-07-14T00:00:00Z
   tinkex billing usage 2026-07-01 2026-07-08 --csv july.csv --sessions-csv sessions.csv")]
     Usage {
-        /// First hour
+        /// Start of the first hour, such as 2026-07-13 (UTC)
         #[arg(value_parser = timestamp)]
         starting_on: Timestamp,
-        /// Hour after the last
+        /// End of the last hour, such as 2026-07-14 (UTC)
         #[arg(value_parser = timestamp)]
         ending_before: Timestamp,
         /// Write the rows to this CSV file; - is standard output
@@ -68,8 +68,8 @@ impl BillingCell {
         Self::text(value.map(format::float))
     }
 
-    /// Returns a cost or rate that applies to the row.
-    fn known_or_unknown(value: Option<f64>) -> Self {
+    /// Creates the cell of a cost or rate that applies to the row; `None` is unknown.
+    fn applicable_float(value: Option<f64>) -> Self {
         value.map_or(Self::Unknown, |value| Self::Text(format::float(value)))
     }
 }
@@ -229,7 +229,7 @@ fn usage_row(event: &UsageEvent) -> Vec<(&'static str, BillingCell)> {
             ("training", vec![("token_count", number(*token_count))])
         }
         UsageKind::SamplingPrefill { cached, token_count } => {
-            // The notation of the Python tool.
+            // As the Python command line prints it.
             let cached = if *cached { "True" } else { "False" };
             let cached = ("cached", BillingCell::Text(cached.to_owned()));
             ("sampling_prefill", vec![cached, ("token_count", number(*token_count))])
@@ -246,7 +246,7 @@ fn usage_row(event: &UsageEvent) -> Vec<(&'static str, BillingCell)> {
     let storage = matches!(event.event_info, UsageKind::Storage { .. });
     let tokens = !storage && !matches!(event.event_info, UsageKind::Checkpoint { .. });
     let cost = |applies: bool, value: Option<f64>| match applies {
-        true => BillingCell::known_or_unknown(value),
+        true => BillingCell::applicable_float(value),
         false => BillingCell::float(value),
     };
     let mut cells = vec![

@@ -34,7 +34,7 @@ pub(crate) struct ManArgs {
     dir: Option<PathBuf>,
 }
 
-/// Returns the script that makes a shell ask this program for completions.
+/// Returns the script that registers this program as the source of completions in a shell.
 pub(super) fn completions(args: CompletionsArgs) -> Result<String, CommandError> {
     let name = match args.shell {
         ShellKind::Bash => "bash",
@@ -63,6 +63,9 @@ pub(super) fn man(environment: &Environment, args: &ManArgs) -> Result<String, C
         .and_then(|()| clap_mangen::generate_to(command, &folder))
         .and_then(|()| std::fs::read_dir(&folder));
     let failed = |error: io::Error| CommandError::file("write", dir.display(), &error);
-    let pages = written.map_err(failed)?.count();
+    // The folder may contain manual pages of other programs.
+    let is_ours =
+        |entry: &std::fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b"tinkex");
+    let pages = written.map_err(failed)?.flatten().filter(is_ours).count();
     Ok(format!("{pages} pages in {}\n", dir.display()))
 }

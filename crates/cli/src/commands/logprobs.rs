@@ -38,7 +38,7 @@ struct LogprobsReport<'a> {
 struct ScoredToken {
     id: u32,
     text: String,
-    /// `None` for the first token, which nothing precedes.
+    /// `None` for the first token, which has no preceding tokens.
     logprob: Option<f32>,
 }
 
@@ -69,7 +69,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, args: LogprobsArgs) -> Result<(),
     let logprob_mean = (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64);
     let perplexity = logprob_mean.map(|mean| (-mean).exp());
     let report = LogprobsReport { model: &model, tokens, logprob_sum, logprob_mean, perplexity };
-    let mut table = Table::new(["ScoredToken", "Text", "Logprob"]).title(format!(
+    let mut table = Table::new(["Token", "Text", "Logprob"]).title(format!(
         "{} tokens, sum {logprob_sum:.3}, perplexity {}",
         report.tokens.len(),
         format::or_na(perplexity.map(|perplexity| format!("{perplexity:.3}"))),

@@ -49,7 +49,7 @@ impl PromptArgs {
         self.chat
     }
 
-    /// Reads the prompt. Call it before any request, so that a missing file costs nothing.
+    /// Reads the prompt. Call it before any request, so that a missing file is reported without delay.
     pub(crate) async fn read(&self, shell: &mut Shell<'_>) -> Result<PromptSource, CommandError> {
         if !self.tokens.is_empty() {
             if self.chat {
@@ -79,7 +79,7 @@ impl PromptArgs {
         })
     }
 
-    /// Encodes the prompt. `tokenizer` is called only if it contains text.
+    /// Encodes the prompt. Calls `tokenizer` only if the prompt contains text.
     pub(crate) fn input(
         &self,
         environment: &Environment,

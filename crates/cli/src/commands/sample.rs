@@ -1,4 +1,4 @@
-//! `tinkex sample`: generates text. Standard output holds nothing but the text.
+//! `tinkex sample`: generates text. Standard output contains only the text.
 
 use std::path::{Path, PathBuf};
 
@@ -159,7 +159,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, args: SampleArgs) -> Result<(), C
             shell.notice(&format!("--- sample {} of {count}", at + 1));
         }
         let text = text_or_ids(sequence);
-        // Escapes must not reach a terminal. Files and pipes get the text unchanged.
+        // Control characters must not reach a terminal. Files and pipes get the text unchanged.
         let terminal = shell.environment.terminals.out.is_some();
         let text = if terminal { format::escape_controls_in_lines(&text) } else { text };
         shell.write(&format!("{text}\n"))?;

@@ -1,4 +1,4 @@
-//! `tinkex session`: sessions of this and other programs.
+//! `tinkex session`: lists, shows, searches and exports sessions.
 
 use clap::{Subcommand, ValueEnum};
 use clap_complete::ArgValueCandidates;

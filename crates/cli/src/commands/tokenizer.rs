@@ -1,4 +1,4 @@
-//! `tinkex tokenizer`: text to tokens and back, without a server.
+//! `tinkex tokenizer`: converts text to tokens and back, without a server.
 
 use clap::{Args, Subcommand};
 use serde_json::json;

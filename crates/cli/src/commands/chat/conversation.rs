@@ -1,4 +1,4 @@
-//! [`Conversation`]: messages exchanged with a model, and completions that arrive in chunks.
+//! [`Conversation`]: messages exchanged with a model, and completions that are sampled in chunks.
 //!
 //! The API cannot stream tokens. A completion is therefore sampled in chunks, each continuing the
 //! previous ones; the server's prefix cache makes this cheap.
@@ -95,7 +95,7 @@ impl ChunkedCompletion {
     async fn sample_chunk(&mut self) -> Result<(), CommandError> {
         let max_tokens = self.chunk.min(self.remaining);
         let mut params = self.params.clone().max_tokens(max_tokens);
-        // The same seed would repeat the random numbers in every chunk.
+        // With an unchanged seed, every chunk would use the same random numbers.
         params.seed = params.seed.map(|seed| seed.wrapping_add(self.tokens.len() as u64));
         let mut prompt = self.prompt.clone();
         prompt.extend(&self.tokens);
@@ -114,9 +114,9 @@ impl ChunkedCompletion {
             clippy::cast_sign_loss,
             reason = "the value is clamped"
         )]
-        let in_time =
+        let tokens_in_target =
             (f64::from(count) * CHUNK_DURATION.div_duration_f64(started.elapsed())) as u32;
-        self.chunk = in_time.clamp(self.chunk / 2, self.chunk * 2).clamp(4, MAX_CHUNK);
+        self.chunk = tokens_in_target.clamp(self.chunk / 2, self.chunk * 2).clamp(4, MAX_CHUNK);
         Ok(())
     }
 

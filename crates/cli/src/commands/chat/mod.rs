@@ -51,9 +51,9 @@ pub(crate) struct ChatArgs {
 
 pub(super) async fn run(shell: &mut Shell<'_>, args: ChatArgs) -> Result<Exit, CommandError> {
     let interrupt = shell.environment.interrupt.clone();
-    let service = interrupt.cancels(1, shell.client()).await?;
+    let service = interrupt.run_until(1, shell.client()).await?;
     let opened = open(shell, &service, &args.weights);
-    let (mut conversation, name) = interrupt.cancels(1, opened).await?;
+    let (mut conversation, name) = interrupt.run_until(1, opened).await?;
     conversation.system = args.system;
     let interactive = shell.environment.terminals.input;
     if interactive {
@@ -66,8 +66,8 @@ pub(super) async fn run(shell: &mut Shell<'_>, args: ChatArgs) -> Result<Exit, C
     loop {
         // On a terminal, an interruption concerns only the current line or response: interruptions
         // before it do not count. In a pipe, any interruption ends the chat.
-        let presses = if interactive { interrupt.count() } else { 0 };
-        let line = match interrupt.cancels(presses + 1, lines.next("> ")).await? {
+        let interruptions = if interactive { interrupt.count() } else { 0 };
+        let line = match interrupt.run_until(interruptions + 1, lines.next("> ")).await? {
             InputLine::Text(line) => line,
             InputLine::Cancelled => continue,
             InputLine::End => return Ok(Exit::Success),
@@ -79,7 +79,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, args: ChatArgs) -> Result<Exit, C
         if let Some(command) = line.strip_prefix('/') {
             let command =
                 run_chat_command(shell, &service, &args.weights, &mut conversation, command);
-            match interrupt.cancels(presses + 1, command).await {
+            match interrupt.run_until(interruptions + 1, command).await {
                 Ok(true) => return Ok(Exit::Success),
                 Ok(false) => {}
                 // On a terminal the user can try again; a script must fail.
@@ -92,7 +92,7 @@ pub(super) async fn run(shell: &mut Shell<'_>, args: ChatArgs) -> Result<Exit, C
         }
         conversation.messages.push(Message::user(line));
         let params = args.sampling.params(true);
-        match interrupt.cancels(presses + 1, respond(shell, &conversation, params)).await {
+        match interrupt.run_until(interruptions + 1, respond(shell, &conversation, params)).await {
             Ok(text) => conversation.messages.push(Message::assistant(text)),
             Err(failure) if failure.exit() == Exit::Interrupted && interactive => {
                 // Remove the message that has no response.
@@ -191,7 +191,7 @@ async fn run_chat_command(
     Ok(false)
 }
 
-/// Appends the conversation to a file, as a line of training data.
+/// Appends the conversation to a file as one line of training data.
 fn save(
     shell: &mut Shell<'_>,
     conversation: &Conversation,

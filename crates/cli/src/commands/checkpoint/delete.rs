@@ -53,7 +53,7 @@ pub(crate) struct DeleteArgs {
 /// Checkpoint to delete.
 pub(super) struct DeletionTarget {
     pub(super) path: TinkerPath,
-    /// Size and time, if the checkpoint was listed and not only named.
+    /// Listed properties; `None` for a path from the command line.
     details: Option<Checkpoint>,
 }
 
@@ -82,7 +82,7 @@ pub(super) fn total_bytes(targets: &[DeletionTarget]) -> u64 {
 pub(super) async fn delete(shell: &mut Shell<'_>, args: DeleteArgs) -> Result<Exit, CommandError> {
     args.check()?;
     let interrupt = shell.environment.interrupt.clone();
-    match interrupt.cancels(1, select_targets(shell, args)).await? {
+    match interrupt.run_until(1, select_targets(shell, args)).await? {
         ControlFlow::Continue(targets) => delete_all(shell, &targets).await,
         ControlFlow::Break(exit) => Ok(exit),
     }
@@ -150,7 +150,8 @@ impl DeleteArgs {
     }
 }
 
-/// Prints the checkpoints that would be deleted. `status` follows their number.
+/// Prints the checkpoints that would be deleted, and a summary: their number, then `status`, then their
+/// size.
 pub(super) fn print_plan(
     shell: &mut Shell<'_>,
     targets: &[DeletionTarget],
@@ -223,7 +224,7 @@ pub(super) async fn delete_all(
     targets: &[DeletionTarget],
 ) -> Result<Exit, CommandError> {
     let interrupt = shell.environment.interrupt.clone();
-    let rest = interrupt.cancels(1, shell.client()).await?.rest();
+    let rest = interrupt.run_until(1, shell.client()).await?.rest();
     let total = Some(targets.len() as u64);
     let progress = Progress::new(shell, "Deleting checkpoints", ProgressUnit::Items, total);
     let requests = targets.iter().enumerate().map(|(index, target)| {

@@ -46,7 +46,7 @@ pub(crate) struct GcArgs {
 
 pub(super) async fn gc(shell: &mut Shell<'_>, args: GcArgs) -> Result<Exit, CommandError> {
     let interrupt = shell.environment.interrupt.clone();
-    match interrupt.cancels(1, select_targets(shell, args)).await? {
+    match interrupt.run_until(1, select_targets(shell, args)).await? {
         ControlFlow::Continue(targets) => delete::delete_all(shell, &targets).await,
         ControlFlow::Break(exit) => Ok(exit),
     }

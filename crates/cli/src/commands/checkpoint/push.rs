@@ -13,11 +13,15 @@ use crate::format;
 use crate::output::Shell;
 use crate::table::Table;
 
+/// Configuration file of a PEFT adapter.
 const CONFIG: &str = "adapter_config.json";
+/// Names that the weights of a PEFT adapter may have.
 const WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
+/// Model card of a repository.
 const CARD: &str = "README.md";
 /// Marker file of the Tinker service, which is not uploaded.
 const MARKER: &str = "checkpoint_complete";
+/// Field of [`CONFIG`] with the name of the base model.
 const BASE: &str = "base_model_name_or_path";
 
 /// Arguments of `tinkex checkpoint push-hf`.

@@ -16,7 +16,8 @@ use super::{Finding, Verdict};
 
 /// Timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum clock difference in seconds. With more, signed URLs and short-lived tokens fail.
+/// Maximum clock difference in seconds. A larger difference invalidates signed URLs and short-lived
+/// tokens.
 const MAX_CLOCK_SKEW: i64 = 30;
 /// Minimum free disk space in bytes.
 const MIN_FREE_DISK: u64 = 1 << 30;
@@ -55,10 +56,9 @@ fn version() -> Finding {
 
 /// Reports the server. The settings are valid, otherwise the command would not run.
 fn configuration(shell: &Shell<'_>, env: &Env) -> Finding {
-    let url = match &shell.settings.base_url {
-        _ if shell.settings.local => "the local server".to_owned(),
-        Some(url) => url.to_string(),
-        None => tinkex::BaseUrl::production().to_string(),
+    let url = match shell.settings.local {
+        true => "the local server".to_owned(),
+        false => shell.settings.server(shell.environment),
     };
     let finding = Finding::new("configuration", Verdict::Ok, url.clone());
     if url.starts_with("http://") && !is_loopback(&url) {
@@ -84,10 +84,8 @@ fn credential(shell: &Shell<'_>, env: &Env) -> Finding {
     } else if env.get("TINKER_CREDENTIAL_CMD").is_some() {
         "from the command in TINKER_CREDENTIAL_CMD".to_owned()
     } else {
-        match CredentialStore::load(env)
-            .ok()
-            .and_then(|store| store.default_id().map(str::to_owned))
-        {
+        let default = || CredentialStore::load(env).ok()?.default_id().map(str::to_owned);
+        match shell.settings.profile_key_id().map(str::to_owned).or_else(default) {
             Some(id) => format!("stored ({id})"),
             None => "found".to_owned(),
         }
@@ -248,7 +246,7 @@ async fn local_server(variables: &Env) -> Finding {
         ProbeResult::Unavailable => {
             let found = format!("{} does not respond (process {})", info.url, info.pid);
             Finding::new("local server", Verdict::Warning, found)
-                .advice("Nothing to do: the server was killed, and the next one cleans up.")
+                .advice("No action is needed: the server was killed, and the next start replaces its server.json.")
         }
     }
 }

@@ -28,15 +28,17 @@ enum Verdict {
     Ok,
     Warning,
     Wrong,
-    /// The check could not be made.
+    /// The check could not be performed.
     Unknown,
 }
 
-/// A check and its result.
+/// Check and its result.
 #[derive(Debug, Serialize)]
 struct Finding {
+    /// Name of the check.
     what: &'static str,
     verdict: Verdict,
+    /// Description of the result.
     found: String,
     /// Advice for a result that is not ok.
     advice: Option<String>,

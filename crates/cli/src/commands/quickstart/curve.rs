@@ -39,7 +39,7 @@ pub(super) fn draw(numbers: &[f64], columns: usize) -> String {
 }
 
 /// Returns the number at a horizontal position, interpolated linearly.
-#[expect(clippy::cast_precision_loss, reason = "a position among a few hundred")]
+#[expect(clippy::cast_precision_loss, reason = "positions are below a few hundred")]
 fn interpolate(numbers: &[f64], x: usize, width: usize) -> Option<f64> {
     let steps = (width - 1).max(1);
     let position = x * numbers.len().checked_sub(1)?;
@@ -53,8 +53,9 @@ fn interpolate(numbers: &[f64], x: usize, width: usize) -> Option<f64> {
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "a dot among 32"
+    reason = "the result is between 0 and 31"
 )]
+/// Returns the height of a number as a count of dots above the axis.
 fn height(number: f64, top: f64) -> usize {
     let highest = LINES * 4 - 1;
     if top <= 0.0 {

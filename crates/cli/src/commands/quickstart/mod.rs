@@ -144,7 +144,7 @@ fn examples(chat: &Chat, text: &'static str) -> Result<Vec<TrainExample>, Comman
     lines.map(encode).collect()
 }
 
-/// Returns a model's response to every prompt, without randomness.
+/// Returns a model's response to every prompt, sampled at temperature 0.
 async fn respond(sampler: &SamplingClient, chat: &Chat) -> Result<Vec<String>, CommandError> {
     let params = SamplingParams::new().max_tokens(48).temperature(0.0).stop(chat.stop()?);
     let requests = PROMPTS.iter().map(|(prompt, _)| {

@@ -1,4 +1,4 @@
-//! Reads training examples from a file and splits off the held-out ones.
+//! Reads training examples from a file, and separates held-out examples.
 
 use std::fs::File;
 use std::path::Path;
@@ -136,7 +136,7 @@ pub(crate) fn check_readable(path: &Path) -> Result<(), CommandError> {
 pub(crate) fn digest(path: &Path) -> Result<String, CommandError> {
     let bytes =
         std::fs::read(path).map_err(|error| CommandError::file("read", path.display(), &error))?;
-    // FNV-1a: it must detect edits, not attacks.
+    // FNV-1a, which is not cryptographic: it detects accidental edits only.
     let hash = bytes.iter().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01B3)
     });

@@ -34,14 +34,15 @@ use plan::TrainPlan;
 use run::ActiveRun;
 use state::RunState;
 
-/// Default time to retry temporary failures for. It is longer than that of other commands, because
-/// a run is often unattended and expensive to repeat.
+/// Default time to retry temporary failures for. It is longer than for other commands, because a run
+/// is often unattended and expensive to repeat.
 const RETRY_FOR: Duration = Duration::from_secs(300);
 
 pub(super) async fn run(shell: &mut Shell<'_>, args: TrainArgs) -> Result<Exit, CommandError> {
     shell.settings.default_retry_for(RETRY_FOR);
     let interrupt = shell.environment.interrupt.clone();
-    let Some((mut run, examples, plan)) = interrupt.cancels(1, prepare(shell, args)).await? else {
+    let Some((mut run, examples, plan)) = interrupt.run_until(1, prepare(shell, args)).await?
+    else {
         return Ok(Exit::Success);
     };
     let outcome = run.execute(shell, examples, plan).await;
@@ -77,7 +78,7 @@ async fn prepare(
     }
     match &old {
         Some(state) => state.check_files()?,
-        // Before a local server is started in vain.
+        // Checked now, because starting a local server takes longer than reporting a missing file.
         None => {
             for file in [&run_args.file, &run_args.eval_file].into_iter().flatten() {
                 data::check_readable(file)?;

@@ -1,6 +1,7 @@
 //! [`Pipeline`]: submits the steps, evaluations and checkpoints of a run in order.
 //!
-//! The next step is submitted while the current one runs, so that the server is never idle.
+//! The next step is submitted while the current one runs, so that the server does not wait for the
+//! client between steps.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -119,8 +120,8 @@ impl Pipeline {
     pub(crate) async fn next(&mut self) -> Result<Option<TrainEvent>, CommandError> {
         self.submit();
         let Some(front) = self.pending.front_mut() else { return Ok(None) };
-        let presses = if self.stopping { 2 } else { 1 };
-        match select(front, pin!(self.interrupt.pressed(presses))).await {
+        let interruptions = if self.stopping { 2 } else { 1 };
+        match select(front, pin!(self.interrupt.pressed(interruptions))).await {
             Either::Left((event, _)) => {
                 self.pending.pop_front();
                 let event = event?;
@@ -137,7 +138,7 @@ impl Pipeline {
         }
     }
 
-    /// Submits steps until enough are pending.
+    /// Submits steps, evaluations and checkpoints until [`MAX_PENDING_STEPS`] steps are pending.
     fn submit(&mut self) {
         while !self.stopping
             && self.next < self.plan.steps

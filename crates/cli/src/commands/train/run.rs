@@ -31,7 +31,7 @@ pub(super) struct ActiveRun {
     pub(super) metrics: MetricsLog,
 }
 
-/// How a run ended without an error.
+/// Outcome of a run that ended without an error.
 pub(super) struct RunOutcome {
     step: u64,
     seconds: f64,
@@ -51,7 +51,7 @@ impl ActiveRun {
         let from = self.state.step();
         let config = self.state.settings.clone();
         self.state.store(&self.folder)?;
-        // Fails early if the plot cannot be written.
+        // Draw the empty plot now, to fail before training if the file cannot be written.
         self.plot()?;
         shell.notice(&format!(
             "{} {}: {} examples, {} steps, folder {}",
@@ -62,7 +62,7 @@ impl ActiveRun {
             self.folder.display()
         ));
         let interrupt = shell.environment.interrupt.clone();
-        let model = interrupt.cancels(1, self.create_model()).await?;
+        let model = interrupt.run_until(1, self.create_model()).await?;
         self.state.run_id = Some(model.model_id().to_string());
         self.state.store(&self.folder)?;
 
@@ -100,7 +100,7 @@ impl ActiveRun {
         }
         progress.clear();
         let stopped = pipeline.was_stopped();
-        interrupt.cancels(2, self.save(&model, step)).await?;
+        interrupt.run_until(2, self.save(&model, step)).await?;
         let finished = step == config.steps;
         self.state.finished = finished;
         self.state.store(&self.folder)?;
@@ -124,8 +124,8 @@ impl ActiveRun {
         Ok(from.create().await?)
     }
 
-    /// Records a new checkpoint, then deletes the oldest ones. The order matters: `run.json` must
-    /// never refer only to checkpoints that are deleted.
+    /// Records a new checkpoint in `run.json`, then deletes the oldest ones. In the other order, a
+    /// crash in between could leave a `run.json` that refers only to deleted checkpoints.
     async fn add_checkpoint(&mut self, step: u64, path: &TinkerPath) -> Result<(), CommandError> {
         self.state.saved.push(SavedCheckpoint { step, path: path.to_string() });
         let excess = self.state.saved.len().saturating_sub(self.state.settings.keep);
@@ -193,7 +193,7 @@ impl ActiveRun {
         };
         let reason =
             if outcome.stopped { FinishReason::Interrupted } else { FinishReason::Success };
-        // The checkpoints are saved; the session's status is only informative.
+        // Errors are ignored: the checkpoints are saved, and the session's status is informative only.
         let _ = self.service.close(reason, None).await;
         if outcome.stopped {
             let message = format!("stopped at step {} and saved a checkpoint", outcome.step);

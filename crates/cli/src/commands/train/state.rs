@@ -197,9 +197,9 @@ pub(crate) fn create_folder(folder: &Path) -> Result<(), CommandError> {
         .map_err(|error| CommandError::file("create", folder.display(), &error))
 }
 
-/// Creates the folder of a new run: `named`, or the first unused name in `here`.
+/// Creates the folder of a new run: `named`, or the first unused name in `parent`.
 pub(crate) fn new_folder(
-    here: &Path,
+    parent: &Path,
     named: Option<PathBuf>,
     file: &Path,
 ) -> Result<PathBuf, CommandError> {
@@ -216,8 +216,8 @@ pub(crate) fn new_folder(
     let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     for number in 1_u32.. {
         let folder = match number {
-            1 => here.join(format!("{stem}-run")),
-            _ => here.join(format!("{stem}-run-{number}")),
+            1 => parent.join(format!("{stem}-run")),
+            _ => parent.join(format!("{stem}-run-{number}")),
         };
         if folder.exists() {
             continue;

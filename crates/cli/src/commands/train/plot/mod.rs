@@ -1,7 +1,7 @@
 //! Plot of the loss of a run.
 //!
-//! This module lays the plot out as shapes in units of one fixed size. `svg` and `png` render the
-//! shapes, so that both formats show the same.
+//! This module computes the shapes of the plot, in SVG user units. `svg` and `png` render the shapes,
+//! so that both formats show the same plot.
 
 mod png;
 mod svg;
@@ -12,14 +12,15 @@ use crate::error::CommandError;
 
 use super::metrics_log::MetricsLog;
 
+/// Size of the plot in units.
 const WIDTH: f64 = 800.0;
 const HEIGHT: f64 = 440.0;
-/// Margins for the title and the axes.
+/// Margins for the title and the axes, in units.
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = 24.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 48.0;
-/// Pixels per unit in the PNG format.
+/// Number of pixels per unit in the PNG format.
 const SCALE: f64 = 2.0;
 /// Maximum length of the title in characters; the legend is next to it.
 const MAX_TITLE: usize = 50;
@@ -29,7 +30,9 @@ type Color = [u8; 3];
 
 const WHITE: Color = [0xff; 3];
 const GRID: Color = [0xdd; 3];
+/// Color of text.
 const INK: Color = [0x33; 3];
+/// Color of the unsmoothed training loss.
 const TRAINING_NOISE: Color = [0x9d, 0xb8, 0xd9];
 const TRAINING: Color = [0x1f, 0x5f, 0xa8];
 const HELD_OUT: Color = [0xc8, 0x55, 0x1b];
@@ -40,11 +43,11 @@ type Point = (f64, f64);
 enum PlotShape {
     Line { points: Vec<Point>, color: Color, width: f64 },
     Dot { at: Point, radius: f64, color: Color },
-    Bar { at: Point, size: Point, color: Color },
+    Rectangle { at: Point, size: Point, color: Color },
     Text { at: Point, anchor: TextAnchor, size: f64, text: String },
 }
 
-/// Part of a text that is at its position.
+/// Part of a text that its coordinates refer to.
 #[derive(Clone, Copy)]
 enum TextAnchor {
     Start,
@@ -110,7 +113,7 @@ fn shapes(metrics: &MetricsLog, title: &str) -> Vec<PlotShape> {
 
     let text = |x, y, anchor, text| PlotShape::Text { at: (x, y), anchor, size: 12.0, text };
     let mut shapes = vec![
-        PlotShape::Bar { at: (0.0, 0.0), size: (WIDTH, HEIGHT), color: WHITE },
+        PlotShape::Rectangle { at: (0.0, 0.0), size: (WIDTH, HEIGHT), color: WHITE },
         PlotShape::Text {
             at: (LEFT, 24.0),
             anchor: TextAnchor::Start,
@@ -146,7 +149,7 @@ fn shapes(metrics: &MetricsLog, title: &str) -> Vec<PlotShape> {
         [(TRAINING, "training loss", true), (HELD_OUT, "held-out loss", !evals.is_empty())];
     for (at, (color, label, _)) in legend.into_iter().filter(|(.., shown)| *shown).enumerate() {
         let at = WIDTH - RIGHT - 120.0 * (2 - at) as f64;
-        shapes.push(PlotShape::Bar { at: (at, 16.0), size: (14.0, 4.0), color });
+        shapes.push(PlotShape::Rectangle { at: (at, 16.0), size: (14.0, 4.0), color });
         shapes.push(text(at + 20.0, 23.0, TextAnchor::Start, label.to_owned()));
     }
     shapes

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::{Color, HEIGHT, INK, PlotShape, Point, SCALE, TextAnchor, WIDTH};
+use super::{Color, HEIGHT, INK, PlotShape, Point, SCALE, TextAnchor, WHITE, WIDTH};
 
 /// Bitmap font: printable ASCII from the space on, 16 glyphs per band, each 5 dots wide with 1 dot
 /// between. The last glyph replaces all other characters.
@@ -47,7 +47,7 @@ struct PixelArea {
 impl Canvas {
     fn new() -> Self {
         let (width, height) = (whole(WIDTH * SCALE), whole(HEIGHT * SCALE));
-        Self { width, height, pixels: vec![[0xff; 3]; width * height] }
+        Self { width, height, pixels: vec![WHITE; width * height] }
     }
 
     fn draw(&mut self, shape: &PlotShape) {
@@ -61,7 +61,7 @@ impl Canvas {
                 // A line of length 0 with round ends is a circle.
                 self.line(&[at, at], *color, radius * SCALE);
             }
-            PlotShape::Bar { at, size, color } => {
+            PlotShape::Rectangle { at, size, color } => {
                 let (from, size) = (scaled(*at), scaled(*size));
                 let area = self.area(from, (from.0 + size.0, from.1 + size.1), 0.0);
                 for y in area.top..area.bottom {
@@ -74,13 +74,13 @@ impl Canvas {
         }
     }
 
-    /// Draws a line through points; `reach` is half of its width in pixels.
-    fn line(&mut self, points: &[Point], color: Color, reach: f64) {
+    /// Draws a line through points. `half_width` is in pixels.
+    fn line(&mut self, points: &[Point], color: Color, half_width: f64) {
         let ends = |least: Point, point: &Point| (least.0.min(point.0), least.1.min(point.1));
         let low = points.iter().fold((f64::MAX, f64::MAX), ends);
         let ends = |most: Point, point: &Point| (most.0.max(point.0), most.1.max(point.1));
         let high = points.iter().fold((0.0, 0.0), ends);
-        let all = self.area(low, high, reach + 1.0);
+        let all = self.area(low, high, half_width + 1.0);
         let row = all.right.saturating_sub(all.left);
         // Coverage of each pixel. The maximum, not the sum: segments overlap where they meet.
         let mut covered = vec![0.0_f64; row * all.bottom.saturating_sub(all.top)];
@@ -88,12 +88,12 @@ impl Canvas {
             let (from, to) = (pair[0], pair[1]);
             let low = (from.0.min(to.0), from.1.min(to.1));
             let high = (from.0.max(to.0), from.1.max(to.1));
-            let area = self.area(low, high, reach + 1.0);
+            let area = self.area(low, high, half_width + 1.0);
             for y in area.top..area.bottom {
                 for x in area.left..area.right {
                     let distance = distance_to_segment(pixel_center(x, y), from, to);
                     let cover = &mut covered[(y - all.top) * row + x - all.left];
-                    *cover = cover.max((reach + 0.5 - distance).clamp(0.0, 1.0));
+                    *cover = cover.max((half_width + 0.5 - distance).clamp(0.0, 1.0));
                 }
             }
         }
@@ -111,13 +111,13 @@ impl Canvas {
         // Glyphs are scaled by whole pixels to stay sharp.
         let dot = whole(size * SCALE / 10.0).max(1);
         let letters = text.chars().count();
-        let wide = (letters * (LETTER_WIDTH + 1)).saturating_sub(1) * dot;
-        let back = match anchor {
+        let text_width = (letters * (LETTER_WIDTH + 1)).saturating_sub(1) * dot;
+        let offset = match anchor {
             TextAnchor::Start => 0,
-            TextAnchor::Middle => wide / 2,
-            TextAnchor::End => wide,
+            TextAnchor::Middle => text_width / 2,
+            TextAnchor::End => text_width,
         };
-        let left = whole(at.0).saturating_sub(back);
+        let left = whole(at.0).saturating_sub(offset);
         let top = whole(at.1).saturating_sub(ROWS_ABOVE_BASELINE * dot);
         let table: Vec<&[u8]> = LETTERS.lines().map(str::as_bytes).collect();
         for (number, letter) in text.chars().enumerate() {
@@ -184,7 +184,7 @@ fn distance_to_segment(point: Point, from: Point, to: Point) -> f64 {
     let part = if length > 0.0 { (off.0 * along.0 + off.1 * along.1) / length } else { 0.0 };
     let part = part.clamp(0.0, 1.0);
     let (x, y) = (off.0 - part * along.0, off.1 - part * along.1);
-    // `hypot` avoids overflow, which cannot occur here, and takes twice as long.
+    // `hypot` would take twice as long to avoid an overflow that cannot occur here.
     (x * x + y * y).sqrt()
 }
 

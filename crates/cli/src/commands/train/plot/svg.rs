@@ -28,7 +28,7 @@ pub(super) fn render(shapes: &[PlotShape]) -> String {
                 "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" fill=\"{}\"/>",
                 hex(*color)
             ),
-            PlotShape::Bar { at: (x, y), size: (width, height), color } => writeln!(
+            PlotShape::Rectangle { at: (x, y), size: (width, height), color } => writeln!(
                 text,
                 "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\" fill=\"{}\"/>",
                 hex(*color)
