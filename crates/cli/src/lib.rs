@@ -52,7 +52,7 @@ use commands::CliCommand;
 use console::Console;
 use error::CommandError;
 use output::Shell;
-use settings::Settings;
+use settings::CommandSettings;
 
 /// Runs one command line, program name first, and returns the exit code.
 pub async fn run(environment: &mut Environment, line: Vec<OsString>) -> Exit {
@@ -110,7 +110,8 @@ impl ParsedCommand {
     #[must_use]
     pub fn embeds_server(&self, environment: &Environment) -> bool {
         matches!(self.0.command, CliCommand::Serve(_) | CliCommand::Quickstart(_))
-            || Settings::new(environment, &self.0.globals).is_ok_and(|settings| settings.local)
+            || CommandSettings::new(environment, &self.0.globals)
+                .is_ok_and(|settings| settings.local)
     }
 
     /// Runs the command and returns the exit code.
@@ -120,9 +121,11 @@ impl ParsedCommand {
             settings::output_format(&environment.variables, globals),
             Ok(Some(OutputFormat::Json))
         );
-        let settings = match Settings::new(environment, globals) {
+        let settings = match CommandSettings::new(environment, globals) {
             Ok(settings) => settings,
-            Err(_) if command.repairs_settings() => Settings::without_profile(environment, globals),
+            Err(_) if command.repairs_settings() => {
+                CommandSettings::without_profile(environment, globals)
+            }
             Err(failure) => return error::report(environment, &failure, wants_json),
         };
         let format = settings.format;
@@ -142,7 +145,7 @@ async fn execute(
     environment: &mut Environment,
     console: Console,
     args: args::Args,
-    settings: Settings,
+    settings: CommandSettings,
 ) -> Result<Exit, CommandError> {
     let interrupt = environment.interrupt.clone();
     let handles_interrupts = args.command.handles_interrupts();

@@ -13,14 +13,14 @@ use crate::environment::Environment;
 use crate::error::{CommandError, Exit};
 use crate::format;
 use crate::local::LocalServer;
-use crate::settings::Settings;
+use crate::settings::CommandSettings;
 use crate::table::{Style, Table};
 
 /// Context of a running command: its environment, its settings, and the local server it uses.
 pub(crate) struct Shell<'e> {
     pub(crate) environment: &'e mut Environment,
     pub(crate) globals: Globals,
-    pub(crate) settings: Settings,
+    pub(crate) settings: CommandSettings,
     console: Console,
     local: Option<LocalServer>,
     style: Style,
@@ -31,7 +31,7 @@ impl<'e> Shell<'e> {
         environment: &'e mut Environment,
         console: Console,
         globals: Globals,
-        settings: Settings,
+        settings: CommandSettings,
     ) -> Self {
         let style = Style { colors: settings.colors, width: environment.terminals.out };
         Self { style, environment, console, globals, settings, local: None }

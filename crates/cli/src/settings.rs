@@ -1,4 +1,4 @@
-//! [`Settings`]: the effective settings of a command line, and the client built from them.
+//! [`CommandSettings`]: the effective settings of a command line, and the client built from them.
 //!
 //! Precedence: flag, environment variable, profile, stored credential, built-in default.
 
@@ -17,7 +17,7 @@ const RETRY_FOR: Duration = Duration::from_secs(60);
 
 /// Effective settings of a command line.
 #[derive(Debug)]
-pub(crate) struct Settings {
+pub(crate) struct CommandSettings {
     pub(crate) format: OutputFormat,
     /// Whether results may contain colors and other escapes.
     pub(crate) colors: bool,
@@ -45,7 +45,7 @@ enum KeySource {
     Default,
 }
 
-impl Settings {
+impl CommandSettings {
     /// Combines flags, environment variables and profile. Sends no request.
     pub(crate) fn new(environment: &Environment, globals: &Globals) -> Result<Self, CommandError> {
         let env = &environment.variables;

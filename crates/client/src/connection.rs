@@ -9,7 +9,7 @@ use tinkex_wire::{
 
 use crate::config::Credential;
 use crate::error::{Error, ErrorKind, Result};
-use crate::settings::Settings;
+use crate::settings::ClientSettings;
 use crate::telemetry::{EventQueue, Reporter, TelemetryScope};
 use crate::transport::{RequestOptions, Transport};
 
@@ -28,7 +28,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Fetches the server's configuration and prepares the transport accordingly.
-    pub(crate) async fn open(settings: &Settings) -> Result<Arc<Self>> {
+    pub(crate) async fn open(settings: &ClientSettings) -> Result<Arc<Self>> {
         let transport = settings.transport()?;
         let config = fetch_optional(&transport, &ClientConfigRequest::default()).await?;
         let config: ClientConfig = config.unwrap_or_default();
@@ -45,7 +45,7 @@ impl Connection {
 
     /// Creates a connection with a configuration that another connection fetched. Sends nothing.
     pub(crate) fn restore(
-        settings: &Settings,
+        settings: &ClientSettings,
         config: ClientConfig,
         initial_dynamic_config: DynamicConfig,
     ) -> Result<Arc<Self>> {
@@ -113,7 +113,11 @@ impl Connection {
 }
 
 /// Applies the server's billing and authentication settings to the transport.
-fn configure(transport: &Transport, settings: &Settings, config: &ClientConfig) -> Result<()> {
+fn configure(
+    transport: &Transport,
+    settings: &ClientSettings,
+    config: &ClientConfig,
+) -> Result<()> {
     transport
         .set_max_billing_wait(Duration::from_secs(config.billing_exception_max_pause_duration_sec));
     if config.pjwt_auth_enabled {

@@ -1,4 +1,4 @@
-//! [`Settings`]: the resolved settings of a client.
+//! [`ClientSettings`]: the resolved settings of a client.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::transport::{Transport, header};
 
 /// Settings of a service client: arguments over environment variables over defaults. Immutable.
 #[derive(Clone)]
-pub(crate) struct Settings {
+pub(crate) struct ClientSettings {
     pub(crate) base_url: BaseUrl,
     api_key: Option<String>,
     /// Whether `api_key` is the only credential allowed; a credential command is then ignored.
@@ -37,7 +37,7 @@ pub(crate) struct Settings {
     pub(crate) header_overrides: Vec<(String, String)>,
 }
 
-/// Arguments of [`Settings::new`].
+/// Arguments of [`ClientSettings::new`].
 pub(crate) struct SettingsInput {
     pub(crate) base_url: Option<BaseUrl>,
     pub(crate) api_key: Option<String>,
@@ -73,7 +73,7 @@ fn telemetry_enabled(variable: Option<&str>) -> bool {
     variable.is_none_or(|value| on.contains(&value.to_ascii_lowercase().as_str()))
 }
 
-impl Settings {
+impl ClientSettings {
     /// Resolves the settings. Neither sends a request nor runs a credential command.
     ///
     /// # Errors

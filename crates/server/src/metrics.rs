@@ -6,23 +6,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Counters of the server, and the gauges that have no other owner.
 #[derive(Debug, Default)]
 pub(crate) struct ServerMetrics {
-    pub(crate) http_requests: MetricValue,
-    pub(crate) rejected: MetricValue,
-    pub(crate) requests: MetricValue,
-    pub(crate) failed_requests: MetricValue,
-    pub(crate) trained_tokens: MetricValue,
-    pub(crate) prompt_tokens: MetricValue,
-    pub(crate) sampled_tokens: MetricValue,
-    pub(crate) busy_micros: MetricValue,
+    pub(crate) http_requests: AtomicMetric,
+    pub(crate) rejected: AtomicMetric,
+    pub(crate) requests: AtomicMetric,
+    pub(crate) failed_requests: AtomicMetric,
+    pub(crate) trained_tokens: AtomicMetric,
+    pub(crate) prompt_tokens: AtomicMetric,
+    pub(crate) sampled_tokens: AtomicMetric,
+    pub(crate) busy_micros: AtomicMetric,
     /// Number of base models in memory.
-    pub(crate) loaded_models: MetricValue,
+    pub(crate) loaded_models: AtomicMetric,
 }
 
 /// Atomic value of a counter or gauge.
 #[derive(Debug, Default)]
-pub(crate) struct MetricValue(AtomicU64);
+pub(crate) struct AtomicMetric(AtomicU64);
 
-impl MetricValue {
+impl AtomicMetric {
     pub(crate) fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
     }

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::dispatch::{Limit, Permit};
 use crate::error::{Error, ErrorKind, Result};
-use crate::settings::Settings;
+use crate::settings::ClientSettings;
 
 /// Default time without a successful sample after which samples fail.
 const DEFAULT_PROGRESS_TIMEOUT: Duration = Duration::from_secs(7200);
@@ -27,7 +27,7 @@ pub(super) struct ActiveSamples {
 
 impl ActiveSamples {
     /// Applies the lower of the server's and the caller's concurrency limits.
-    pub(super) fn new(config: &ClientConfig, settings: &Settings) -> Self {
+    pub(super) fn new(config: &ClientConfig, settings: &ClientSettings) -> Self {
         // The server's limit bounds the number of open polls. With a batch poll there is one poll
         // for all samples, so it does not apply.
         let server_limit =

@@ -8,7 +8,7 @@ use tinkex_wire::JsonObject;
 
 use crate::config::{BaseUrl, Env};
 use crate::error::Result;
-use crate::settings::{Settings, SettingsInput};
+use crate::settings::{ClientSettings, SettingsInput};
 use crate::transport::http::HttpService;
 use crate::transport::retry::RetryPolicy;
 
@@ -146,7 +146,7 @@ impl ServiceClientBuilder {
     /// # Errors
     /// If no credential is found or a setting is invalid.
     pub fn build(self) -> Result<ServiceClient> {
-        let settings = Settings::new(SettingsInput {
+        let settings = ClientSettings::new(SettingsInput {
             base_url: self.base_url,
             api_key: self.api_key,
             env: self.env.unwrap_or_else(Env::from_process),

@@ -22,7 +22,7 @@ use crate::loss::CustomLoss;
 use crate::rest_client::{AdminClient, RestClient};
 use crate::sampling::{SamplingClient, SamplingWeights};
 use crate::session::Session;
-use crate::settings::Settings;
+use crate::settings::ClientSettings;
 use crate::task;
 use crate::telemetry::TelemetryScope;
 use crate::training::{CreateFromState, CreateLora, RestoreMode};
@@ -48,7 +48,7 @@ pub use builder::ServiceClientBuilder;
 pub struct ServiceClient(Arc<ServiceShared>);
 
 struct ServiceShared {
-    settings: Arc<Settings>,
+    settings: Arc<ClientSettings>,
     connection: OnceCell<Arc<Connection>>,
     session: OnceCell<Arc<Session>>,
     /// Sessions of other processes that this client samples in.
@@ -76,7 +76,7 @@ impl ServiceClient {
         Self::builder().build()
     }
 
-    pub(crate) fn new(settings: Arc<Settings>) -> Self {
+    pub(crate) fn new(settings: Arc<ClientSettings>) -> Self {
         Self(Arc::new(ServiceShared {
             settings,
             connection: OnceCell::new(),
@@ -305,7 +305,7 @@ impl ServiceClient {
         &self.0.settings.base_url
     }
 
-    pub(crate) fn settings(&self) -> &Settings {
+    pub(crate) fn settings(&self) -> &ClientSettings {
         &self.0.settings
     }
 

@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use crate::connection::Connection;
 use crate::dispatch::{Admission, Limit};
 use crate::error::{Error, ErrorKind, Result};
-use crate::settings::Settings;
+use crate::settings::ClientSettings;
 use crate::task::Task;
 use crate::telemetry::TelemetryScope;
 use crate::transport::backoff_registry::BackoffRegistry;
@@ -35,7 +35,7 @@ pub(crate) use other_key::OtherKeyConnection;
 pub(crate) struct Session {
     connection: Arc<Connection>,
     id: SessionId,
-    settings: Arc<Settings>,
+    settings: Arc<ClientSettings>,
     dynamic: Arc<DynamicSettings>,
     next_model: AtomicU32,
     next_sampler: AtomicU32,
@@ -53,7 +53,7 @@ pub(crate) struct Session {
 impl Session {
     /// Creates a session on the server.
     pub(crate) async fn open(
-        settings: &Arc<Settings>,
+        settings: &Arc<ClientSettings>,
         connection: Arc<Connection>,
     ) -> Result<Arc<Self>> {
         let request = settings.session_request();
@@ -76,7 +76,10 @@ impl Session {
     /// Joins a session that another process created, for sampling only. Sends nothing.
     ///
     /// It has a connection of its own, because the handle names the configuration to use.
-    pub(crate) fn restore(settings: &Arc<Settings>, handle: &SamplerHandle) -> Result<Arc<Self>> {
+    pub(crate) fn restore(
+        settings: &Arc<ClientSettings>,
+        handle: &SamplerHandle,
+    ) -> Result<Arc<Self>> {
         let (config, dynamic) =
             (&handle.holder.client_config, &handle.holder.client_dynamic_config);
         let connection = Connection::restore(settings, config.clone(), dynamic.clone())?;
@@ -87,7 +90,7 @@ impl Session {
     }
 
     fn start(
-        settings: &Arc<Settings>,
+        settings: &Arc<ClientSettings>,
         connection: Arc<Connection>,
         id: SessionId,
     ) -> Result<Arc<Self>> {
@@ -132,7 +135,7 @@ impl Session {
         &self.connection
     }
 
-    pub(crate) fn settings(&self) -> &Settings {
+    pub(crate) fn settings(&self) -> &ClientSettings {
         &self.settings
     }
 
@@ -252,7 +255,7 @@ impl Session {
     }
 }
 
-impl Settings {
+impl ClientSettings {
     fn session_request(&self) -> CreateSession {
         CreateSession::default()
             .tags(self.tags.clone())

@@ -22,12 +22,12 @@ use crate::state::{BODY_UNIT, ServerState};
 const SMALL: usize = 64 << 10;
 
 /// A body and its share of the body budget.
-pub(super) struct RequestBody<'a> {
+pub(super) struct ReceivedBody<'a> {
     bytes: Bytes,
     permit: Option<SemaphorePermit<'a>>,
 }
 
-impl<'a> RequestBody<'a> {
+impl<'a> ReceivedBody<'a> {
     /// Returns the bytes, and a guard to hold while they are in use.
     pub(super) fn split(self) -> (Bytes, impl Sized + use<'a>) {
         (self.bytes, self.permit)

@@ -35,7 +35,7 @@ use crate::log;
 use crate::metrics::GaugeValues;
 use crate::state::ServerState;
 
-use self::body::{RequestBody, admit_large};
+use self::body::{ReceivedBody, admit_large};
 use self::error::HttpError;
 
 /// Body of a response: bytes in memory, or a file that is streamed.
@@ -111,7 +111,7 @@ async fn dispatch(state: &Arc<ServerState>, parts: &Parts, body: &mut Incoming) 
         return Ok(respond("text/plain; version=0.0.4", metrics(state).into()));
     }
     let Some(found) = found else { return Err(no_route(parts.method.as_str(), path)) };
-    let body = RequestBody::read(state, parts, body, found.route).await?;
+    let body = ReceivedBody::read(state, parts, body, found.route).await?;
     let query = parts.uri.query().unwrap_or_default();
     // Hold the share of the body budget until the request is handled.
     let (body, _permit) = body.split();

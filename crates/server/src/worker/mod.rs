@@ -20,7 +20,7 @@ use tinkex_wire::{ModelId, SessionId};
 
 use self::engines::Engines;
 use self::model::LiveModel;
-use self::sample::ActiveSamples;
+use self::sample::RunningSamples;
 use crate::expiry;
 use crate::log;
 use crate::operation::{Operation, QueuedRequest};
@@ -37,7 +37,7 @@ pub(crate) struct Worker {
     engines: Engines,
     /// Models in training that are in memory.
     models: HashMap<ModelId, LiveModel>,
-    samples: ActiveSamples,
+    samples: RunningSamples,
 }
 
 impl Worker {
@@ -46,7 +46,7 @@ impl Worker {
     pub(crate) fn start(state: Arc<ServerState>) -> io::Result<JoinHandle<usize>> {
         let engines = Engines::new(&state.options);
         let mut worker =
-            Self { state, engines, models: HashMap::new(), samples: ActiveSamples::default() };
+            Self { state, engines, models: HashMap::new(), samples: RunningSamples::default() };
         std::thread::Builder::new().name("worker".to_owned()).spawn(move || worker.run_guarded())
     }
 

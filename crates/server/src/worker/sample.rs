@@ -28,7 +28,7 @@ type SampleKey = (String, SampleRequestId);
 
 /// Samples being drawn, and the weights loaded for them.
 #[derive(Default)]
-pub(super) struct ActiveSamples {
+pub(super) struct RunningSamples {
     by_key: HashMap<SampleKey, ActiveSample>,
     keys: HashMap<RequestId, SampleKey>,
     weights: HashMap<SamplerId, CachedWeights>,
@@ -56,7 +56,7 @@ struct CachedWeights {
     last_used: u64,
 }
 
-impl ActiveSamples {
+impl RunningSamples {
     /// Caches weights and evicts the least recently used ones beyond `limit` bytes.
     fn insert_weights(&mut self, id: &SamplerId, mut cached: CachedWeights, limit: usize) {
         self.clock += 1;
