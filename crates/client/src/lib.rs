@@ -64,6 +64,11 @@
 
 #![forbid(unsafe_code)]
 
+/// Compiles the example of the workspace's README.
+#[cfg(all(doctest, feature = "chat"))]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
+
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/client.md")]
 struct Guide;

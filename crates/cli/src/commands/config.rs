@@ -28,7 +28,7 @@ pub(crate) enum ConfigCommand {
   tinkex config set profile work        make it the default profile
   tinkex config set retry_for 5m
 
-CommandSettings:\n{}", setting_list()))]
+Settings:\n{}", setting_list()))]
     Set {
         /// Name of the setting
         key: String,
