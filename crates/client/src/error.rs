@@ -236,7 +236,7 @@ impl Error {
         self.0.body.as_deref()
     }
 
-    /// Returns which side caused a failed request, if the server said so.
+    /// Returns which side caused a failed request, if the server reported it.
     #[must_use]
     pub fn category(&self) -> Option<ErrorCategory> {
         self.0.category
@@ -431,8 +431,8 @@ mod tests {
             assert_eq!(json!(error.is_user_error()), case["is_user_error"], "{case}");
             let resubmitted = crate::sampling::is_resubmittable(&error);
             assert_eq!(json!(resubmitted), case["sampling_handler_retryable"], "{case}");
-            // Unlike the reference, a failed request also says whether it is retryable; the client
-            // itself does not act on it.
+            // Unlike in the reference, a failed request also has `is_retryable`; the client itself does
+            // not use it.
             if error.kind() != ErrorKind::WorkFailed {
                 assert_eq!(json!(error.is_retryable()), case["holder_retryable"], "{case}");
             }

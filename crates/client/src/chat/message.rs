@@ -16,8 +16,8 @@ use serde::ser::{Serialize, SerializeMap as _, Serializer};
 /// let question = Message::user("What is the weather in Ulm?");
 /// let tool_calls = serde_json::json!([{"function": {"name": "weather"}}]);
 /// let call = Message::assistant("").with("tool_calls", tool_calls);
-/// let answer: Message = serde_json::from_str(r#"{"role": "tool", "content": "snow"}"#).unwrap();
-/// assert_eq!((question.role(), answer.role()), ("user", "tool"));
+/// let result: Message = serde_json::from_str(r#"{"role": "tool", "content": "snow"}"#).unwrap();
+/// assert_eq!((question.role(), result.role()), ("user", "tool"));
 /// ```
 #[derive(Clone, PartialEq)]
 pub struct Message {
@@ -46,7 +46,7 @@ impl Message {
         Self::new("user", content)
     }
 
-    /// Creates a message with the role `assistant`: an answer of the model.
+    /// Creates a message with the role `assistant`: a completion of the model.
     pub fn assistant(content: impl Into<String>) -> Self {
         Self::new(ASSISTANT, content)
     }

@@ -50,8 +50,8 @@ const TOOL_USE: &str = "tool_use";
 /// let chat = tokenizer.chat()?;
 /// let prompt = chat.prompt(&[Message::user("Name a river.")])?;
 /// let params = SamplingParams::new().max_tokens(100).stop(chat.stop()?);
-/// let answer = sampler.sample(prompt, params).send().await?;
-/// println!("{}", tokenizer.decode_text(&answer.sequences[0].tokens)?);
+/// let response = sampler.sample(prompt, params).send().await?;
+/// println!("{}", tokenizer.decode_text(&response.sequences[0].tokens)?);
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
@@ -65,8 +65,9 @@ pub struct Chat {
 }
 
 impl Tokenizer {
-    /// Returns a formatter with the model's default chat template. A model without templates gets a plain format (`User: …`, `Assistant: …`, the end token after each
-    /// message of the assistant), and a warning is logged.
+    /// Returns a formatter with the model's default chat template. A model without templates gets a
+    /// plain format (`User: …`, `Assistant: …`, the end token after each message of the assistant), and
+    /// a warning is logged.
     ///
     /// # Errors
     /// [`ErrorKind::Decode`] if the template is malformed, [`ErrorKind::NotFound`] if there are
@@ -188,7 +189,7 @@ impl Chat {
         self.render_values(&values(messages), false).map(|rendered| rendered.text)
     }
 
-    /// Renders a conversation as text, followed by the beginning of the model's answer.
+    /// Renders a conversation as text, followed by the beginning of the assistant's next message.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the template rejects the conversation.
@@ -196,7 +197,7 @@ impl Chat {
         self.render_values(&values(messages), true).map(|rendered| rendered.text)
     }
 
-    /// Encodes a conversation as a prompt for the model's answer.
+    /// Encodes a conversation as a prompt for the assistant's next message.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidInput`] if the template rejects the conversation.
@@ -206,7 +207,7 @@ impl Chat {
         Ok(ModelInput::from_tokens(tokens))
     }
 
-    /// Returns the tokens that end an answer: the model's end token, and the special token that its
+    /// Returns the tokens that end a completion: the model's end token, and the special token that its
     /// template writes after a message of the assistant.
     ///
     /// # Errors
@@ -224,7 +225,7 @@ impl Chat {
             ends.push(first);
         }
         if ends.is_empty() {
-            let message = format!("{} has no token that ends an answer", self.tokenizer.name());
+            let message = format!("{} has no token that ends a completion", self.tokenizer.name());
             return Err(Error::new(ErrorKind::NotFound, message));
         }
         Ok(StopCondition::Tokens(ends))

@@ -83,7 +83,7 @@ impl Limit {
             }
             waiters.push_back(Waiter { amount, admit });
             self.state.fetch_or(HAS_WAITERS, Ordering::AcqRel);
-            // A permit released before the flag was set did not look at the queue.
+            // A permit released before the flag was set did not check the queue.
             self.admit_waiters(waiters);
             admitted
         };

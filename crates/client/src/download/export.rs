@@ -41,8 +41,8 @@ impl Export {
         Ok(model.save_weights_external(SaveOptions::new("download").ttl(TTL)).await?.path)
     }
 
-    /// Deletes the export and closes its session. Failures are logged: the server does both on its
-    /// own later.
+    /// Deletes the export and closes its session. Failures are only logged: the server deletes the
+    /// export when it expires, and ends a session without heartbeats.
     pub(super) async fn remove(self, success: bool) {
         if let Err(error) = self.service.rest().delete_checkpoint(&self.path).await {
             let path = &self.path;

@@ -1,4 +1,4 @@
-//! [`RestClient`] and [`AdminClient`]: requests that the server answers directly.
+//! [`RestClient`] and [`AdminClient`]: requests whose result is in the response itself.
 
 mod admin;
 mod checkpoint;

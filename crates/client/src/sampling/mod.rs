@@ -219,7 +219,7 @@ impl SamplingClient {
         self.0.session.transport().send(&request, &RequestOptions::default()).await
     }
 
-    /// Returns whether a lost sample is submitted again. Otherwise its error goes to the caller.
+    /// Returns whether a lost sample is resubmitted. Otherwise its error is returned to the caller.
     fn resubmits_samples(&self) -> bool {
         self.0.session.resubmits() && !self.0.session.config().sample_no_retries
     }

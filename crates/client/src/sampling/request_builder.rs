@@ -99,8 +99,8 @@ impl SampleRequestBuilder {
     /// is sent in that case.
     ///
     /// # Cancel safety
-    /// Dropping the future cancels the sample: polling stops, and the server is asked to cancel it
-    /// if it supports that. [`SampleFuture::detach`] lets it continue.
+    /// Dropping the future cancels the sample: polling stops, and a cancellation is sent to the
+    /// server if it supports cancellation. [`SampleFuture::detach`] lets it continue.
     pub fn send(self) -> SampleFuture<SampleResponse> {
         let resubmit = self.client.resubmits_samples();
         self.client.start(self.request, resubmit, Ok)

@@ -107,8 +107,8 @@ impl ServiceClientBuilder {
         self
     }
 
-    /// Polls again at once when the server answers "not ready" without waiting. By default such polls
-    /// are delayed, by up to 5 seconds.
+    /// Polls again at once when the server responds "not ready" without holding the poll. By default
+    /// the next poll is then delayed by up to 5 seconds.
     pub fn poll_immediately(mut self) -> Self {
         self.poll_immediately = true;
         self

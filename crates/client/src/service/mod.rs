@@ -327,7 +327,7 @@ impl ServiceClient {
         };
         let session = self.0.session.get_or_try_init(open).await?;
         if let Err(closed) = self.check_open() {
-            // `close` ran while the session was being created, and did not know about it.
+            // `close` ran while the session was being created, and did not close it.
             let _ = session.close(FinishReason::Interrupted, None).await;
             return Err(closed);
         }

@@ -160,7 +160,7 @@ impl Session {
         self.connection.config()
     }
 
-    /// Returns whether polls slow down when the server answers "not ready" without waiting.
+    /// Returns whether polls are delayed when the server responds "not ready" without holding them.
     pub(crate) fn adaptive_polling(&self) -> bool {
         self.settings.adaptive_polling
     }

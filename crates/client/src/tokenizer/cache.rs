@@ -47,7 +47,7 @@ impl TokenizerCache {
             return None;
         }
         // Other programs may have cached the tokenizer alone. Without its settings it has no end
-        // token and no chat template, so the hub is asked for them.
+        // token and no chat template, so they are downloaded from the hub.
         let absent = self.0.absence_marker(&commit, files::CONFIG).is_file();
         let complete = absent || folder.join(files::CONFIG).is_file();
         Some(CachedSnapshot { folder, complete })

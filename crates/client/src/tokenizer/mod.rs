@@ -163,8 +163,8 @@ impl Tokenizer {
     ///
     /// let tokenizer = sampler.tokenizer().await?;
     /// let prompt = tokenizer.input("The capital of France is")?;
-    /// let answer = sampler.sample(prompt, SamplingParams::new().max_tokens(8)).send().await?;
-    /// println!("{}", tokenizer.decode_text(&answer.sequences[0].tokens)?);
+    /// let response = sampler.sample(prompt, SamplingParams::new().max_tokens(8)).send().await?;
+    /// println!("{}", tokenizer.decode_text(&response.sequences[0].tokens)?);
     /// # Ok(()) }
     /// ```
     ///

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tokenizers::{DecoderWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer as Core};
 
-/// How the tokens of a vocabulary represent bytes.
+/// Mapping from the tokens of a vocabulary to bytes.
 pub(crate) struct TokenBytes {
     alphabet: TokenAlphabet,
     /// Whether the beginning of a text is encoded differently from its middle.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Delay before a request that was answered with 402 is sent again.
+/// Delay before a request is retried after a 402.
 pub(crate) const DELAY: Duration = Duration::from_secs(5);
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 const INCIDENT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -36,7 +36,7 @@ impl BillingState {
         *lock(&self.max_wait) = max_wait;
     }
 
-    /// Returns whether a request that was answered with 402 should wait and be sent again.
+    /// Returns whether a request that failed with 402 should wait and be retried.
     pub(crate) fn should_wait(&self) -> bool {
         let (wait, warn) = self.decide(Instant::now());
         if warn {

@@ -164,7 +164,7 @@ impl Transport {
         Ok(())
     }
 
-    /// Returns whether a request that was answered with 402 should wait and be sent again. All
+    /// Returns whether a request that failed with 402 should wait and be retried. All
     /// requests of the transport share the state of the billing problem.
     pub(crate) fn wait_for_billing(&self) -> bool {
         self.billing.should_wait()

@@ -85,7 +85,7 @@ impl HttpService for Network {
             let lease = pool.lease();
             let sent = lease.client().client.execute(request).await;
             if sent.is_err() && lease.client().protocol == Protocol::Http2 {
-                // Another server may answer at this address now, without HTTP/2: offer both again.
+                // Another server without HTTP/2 may run at this address now: offer both protocols again.
                 self.speaks_http2.store(false, Ordering::Relaxed);
                 pool.renew(&lease);
             }

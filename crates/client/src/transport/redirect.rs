@@ -33,8 +33,8 @@ pub(crate) fn public_headers(headers: &HeaderMap) -> HeaderMap {
 /// Sends requests until the response is no redirect, or `is_final` accepts it. Returns that
 /// response and the URL it came from.
 ///
-/// `send` gets the URL of each hop. It must decide there which headers to attach: credentials
-/// belong to one origin only.
+/// `send` receives the URL of each request and chooses the headers for it: credentials must be sent to
+/// one origin only.
 ///
 /// # Errors
 /// The error of `send`; [`ErrorKind::Decode`] after [`MAX_REDIRECTS`] redirects, and for a redirect

@@ -6,7 +6,7 @@ use tinkex_wire::Route;
 
 use super::http::Lane;
 
-/// How a request is sent.
+/// Lane, timeout, retries and credential of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RequestPolicy {
     pub(crate) lane: Lane,

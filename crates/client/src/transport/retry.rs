@@ -278,7 +278,7 @@ impl RetryState {
         }
 
         let status = failed.error.status();
-        // The billing state is shared, so ask it exactly once per 402.
+        // The billing state is shared: call `should_wait` exactly once per 402.
         let unsettled = status == Some(402) && self.policy.repeat_rounds && billing.should_wait();
         if let Some(request) = self.backoff.as_ref().filter(|_| unsettled || status == Some(429)) {
             request.on_rate_limit(delay::acceptable(failed.retry_after));
