@@ -55,8 +55,9 @@ fn now() -> u64 {
 /// Stores the ids of a list, replacing earlier ids of the same kind.
 pub(crate) fn store(env: &Env, kind: IdKind, ids: impl Iterator<Item = String>) {
     let ids: Vec<String> = ids.take(MAX_IDS).collect();
-    // Without a home folder there is no cache folder.
-    if ids.is_empty() || (env.get("HOME").is_none() && env.get("XDG_CACHE_HOME").is_none()) {
+    // Without these variables the location of the cache is unknown.
+    let located = ["XDG_CACHE_HOME", "HOME", "USERPROFILE"];
+    if ids.is_empty() || located.iter().all(|name| env.get(name).is_none()) {
         return;
     }
     let mut file = read(env);

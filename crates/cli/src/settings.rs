@@ -2,6 +2,7 @@
 //!
 //! Precedence: flag, environment variable, profile, stored credential, built-in default.
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -288,13 +289,31 @@ fn allows_escapes(
     }
 }
 
-/// Returns whether a base URL is that of a server on this machine.
+/// Returns whether a base URL is an `http` URL of a loopback address or of `localhost`.
 pub(crate) fn is_loopback(url: &str) -> bool {
-    let prefixes = ["http://127.", "http://localhost", "http://[::1]"];
-    prefixes.iter().any(|prefix| url.starts_with(prefix))
+    let Some(rest) = url.strip_prefix("http://") else { return false };
+    let host = rest.split([':', '/']).next().unwrap_or_default();
+    rest.starts_with("[::1]")
+        || host == "localhost"
+        || host.parse::<Ipv4Addr>().is_ok_and(|address| address.is_loopback())
 }
 
 /// Returns whether `TERM` names a terminal without escapes.
 fn is_dumb_terminal(env: &Env) -> bool {
     env.get("TERM") == Some("dumb")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_urls_are_recognized_by_their_host() {
+        for url in ["http://127.0.0.1:8080", "http://localhost", "http://[::1]:80/x"] {
+            assert!(is_loopback(url), "{url}");
+        }
+        for url in ["https://127.0.0.1", "http://localhost.example.com", "http://127.example.com"] {
+            assert!(!is_loopback(url), "{url}");
+        }
+    }
 }

@@ -125,10 +125,10 @@ pub(super) struct RunArgs {
         help_heading = "Optimization"
     )]
     pub(super) schedule: Schedule,
-    /// Warm-up steps
+    /// Number of steps over which the learning rate rises to its peak
     #[arg(long, value_name = "STEPS", default_value_t = 0, help_heading = "Optimization")]
     pub(super) warmup: u64,
-    /// Examples per step
+    /// Number of examples per step
     #[arg(
         short,
         long,
@@ -138,7 +138,7 @@ pub(super) struct RunArgs {
         help_heading = "Optimization"
     )]
     pub(super) batch_size: usize,
-    /// Passes over the data
+    /// Number of passes over the data
     #[arg(
         long,
         value_name = "N",
@@ -198,7 +198,7 @@ pub(super) struct RunArgs {
     /// Checkpoint interval; 0 disables [default: one tenth of the run]
     #[arg(long, value_name = "STEPS", help_heading = "Evaluation and checkpoints")]
     pub(super) save_every: Option<u64>,
-    /// Checkpoints to keep
+    /// Number of checkpoints to keep
     #[arg(
         long,
         value_name = "N",

@@ -1,7 +1,7 @@
 //! [`MetricsLog`]: the metrics of a run, in memory for the plot and in `metrics.jsonl`.
 
-use std::fs::File;
-use std::io::{BufRead as _, BufReader, BufWriter, Write as _};
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use crate::error::CommandError;
 #[derive(Debug, Default)]
 pub(crate) struct MetricsLog {
     /// Open file and its path for messages; `None` in tests of the plot.
-    pub(super) file: Option<(BufWriter<File>, String)>,
+    pub(super) file: Option<(File, String)>,
     pub(crate) steps: Vec<StepLine>,
     pub(crate) evals: Vec<EvalLine>,
 }
@@ -58,20 +58,21 @@ impl MetricsLog {
                 }
             }
         }
-        let shown = path.display().to_string();
-        let file =
-            File::create(path).map_err(|error| CommandError::file("write", &shown, &error))?;
-        log.file = Some((BufWriter::new(file), shown));
-        let mut evals = log.evals.clone().into_iter().peekable();
-        for step in log.steps.clone() {
+        // Replace the file atomically: a crash must not lose the lines of the earlier steps.
+        let mut text = String::new();
+        let mut evals = log.evals.iter().peekable();
+        for step in &log.steps {
             while let Some(eval) = evals.next_if(|eval| eval.step < step.step) {
-                log.write(&eval)?;
+                text += &json_line(eval);
             }
-            log.write(&step)?;
+            text += &json_line(step);
         }
-        for eval in evals {
-            log.write(&eval)?;
-        }
+        text.extend(evals.map(json_line));
+        let shown = path.display().to_string();
+        let file = tinkex_files::write(path, text)
+            .and_then(|()| OpenOptions::new().append(true).open(path))
+            .map_err(|error| CommandError::file("write", &shown, &error))?;
+        log.file = Some((file, shown));
         Ok(log)
     }
 
@@ -87,11 +88,10 @@ impl MetricsLog {
         Ok(())
     }
 
-    /// Appends a line and flushes it, so that readers that follow the file see complete lines.
+    /// Appends a line in one write, so that readers that follow the file see complete lines.
     fn write(&mut self, line: &impl Serialize) -> Result<(), CommandError> {
         let Some((file, shown)) = &mut self.file else { return Ok(()) };
-        let text = serde_json::to_string(line).unwrap_or_default();
-        let written = writeln!(file, "{text}").and_then(|()| file.flush());
+        let written = file.write_all(json_line(line).as_bytes());
         written.map_err(|error| CommandError::file("write", shown, &error))
     }
 
@@ -99,4 +99,9 @@ impl MetricsLog {
     pub(crate) fn tokens(&self) -> usize {
         self.steps.iter().map(|line| line.tokens).sum()
     }
+}
+
+/// Returns a line of the file.
+fn json_line(line: &impl Serialize) -> String {
+    serde_json::to_string(line).unwrap_or_default() + "\n"
 }
