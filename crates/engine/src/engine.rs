@@ -95,6 +95,7 @@ impl Engine {
         Ok(Self::with_model(model, options, Some(builtin::NAME.to_owned())))
     }
 
+    /// Creates an engine for a loaded model. `default_name` is its name if the options contain none.
     pub(crate) fn with_model(
         model: Model,
         options: EngineOptions,
@@ -169,6 +170,7 @@ impl Engine {
         Ok(self.weights(Arc::new(adapter.packed(&self.model.config))))
     }
 
+    /// Returns an adapter as weights to sample from, with a new identifier.
     fn weights(&self, lora: Arc<PackedLora>) -> ModelWeights {
         ModelWeights::new(self.next_weights_id.fetch_add(1, Ordering::Relaxed), Some(lora))
     }

@@ -26,6 +26,7 @@ impl ChaCha8 {
         Self { state, block: [0; 16], used: 16 }
     }
 
+    /// Returns the next 32 random bits.
     fn next_u32(&mut self) -> u32 {
         if self.used == 16 {
             self.block = block(&self.state);
@@ -38,6 +39,7 @@ impl ChaCha8 {
         self.block[self.used - 1]
     }
 
+    /// Returns the next 64 random bits.
     pub(crate) fn next_u64(&mut self) -> u64 {
         u64::from(self.next_u32()) | u64::from(self.next_u32()) << 32
     }

@@ -112,6 +112,7 @@ impl ModelConfig {
             .chain(head)
     }
 
+    /// Returns the name and shape of every tensor of one layer.
     fn layer_tensors(&self, layer: usize) -> Vec<(String, Vec<usize>)> {
         let (hidden, inner) = (self.hidden_size, self.intermediate_size);
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
@@ -194,6 +195,7 @@ pub(super) enum OneOrMany {
 }
 
 impl OneOrMany {
+    /// Returns the ids as a list.
     pub(super) fn all(self) -> Vec<u32> {
         match self {
             Self::One(id) => vec![id],
@@ -218,6 +220,8 @@ impl RawModelConfig {
         (found, name)
     }
 
+    /// Checks all fields and applies the defaults of `transformers`. Returns a description of the first
+    /// problem.
     fn validate(self, architecture: Architecture) -> Result<ModelConfig, String> {
         if self.quantization_config.is_some() {
             return Err("quantized weights are not supported, expected f32, f16 or bf16".to_owned());

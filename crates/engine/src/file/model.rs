@@ -57,6 +57,7 @@ impl ModelFolder {
         Ok(folder)
     }
 
+    /// Checks the existence, shape and element type of every tensor of the architecture.
     fn check(&self) -> Result<()> {
         for (name, shape) in self.config.tensors() {
             self.tensor(&name)?.with_shape(&shape)?.as_float()?;
@@ -99,8 +100,8 @@ fn shards(folder: &Path, index: &Path) -> Result<Vec<TensorFile>> {
         files.push(TensorFile::map(folder.join(name))?);
     }
     for (tensor, file) in &weight_map {
-        let holder = files.iter().find(|open| open.path().file_name() == Some(file.as_ref()));
-        if holder.is_none_or(|holder| holder.get(tensor).is_none()) {
+        let shard = files.iter().find(|shard| shard.path().file_name() == Some(file.as_ref()));
+        if shard.is_none_or(|shard| shard.get(tensor).is_none()) {
             return Err(Error::MissingTensor { path: folder.join(file), name: tensor.clone() });
         }
     }

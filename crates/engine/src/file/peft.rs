@@ -114,6 +114,7 @@ const OTHER_VARIANTS: [&str; 13] = [
 ];
 
 impl RawPeftConfig {
+    /// Checks that the adapter is a plain LoRA adapter. Returns a description of the first problem.
     fn validate(self) -> Result<PeftConfig, String> {
         if let Some(kind) = self.peft_type.filter(|kind| kind != "LORA") {
             return Err(format!("peft_type {kind:?} is not supported, expected \"LORA\""));

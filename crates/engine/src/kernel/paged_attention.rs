@@ -408,6 +408,7 @@ mod tests {
         chunk: SequenceChunk,
     }
 
+    /// Returns a case with one page per element of `lengths`, which is filled to that length.
     fn case(rows: usize, lengths: &[usize]) -> Case {
         assert_eq!(lengths.iter().sum::<usize>(), CONTEXT);
         let (keys, values) = (keys(), values());
@@ -491,6 +492,7 @@ mod tests {
         }
     }
 
+    /// Calls `attend` on inputs that `change` has modified.
     fn attend_with(change: impl FnOnce(&mut Case, &mut Vec<f32>)) {
         let mut case = case(7, &[16, 16, 13]);
         let width = HEADS.query_width();

@@ -241,6 +241,7 @@ impl PoolState {
     }
 }
 
+/// Locks a mutex. Poisoning is ignored: no thread panics while it holds one of the pool's mutexes.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -267,7 +267,10 @@ impl Adapter {
 fn check(model: &ModelConfig, config: &LoraConfig) -> Result<()> {
     let max_rank = model.hidden_size.min(256);
     if !(1..=max_rank).contains(&config.rank) {
-        let reason = format!("{} exceeds max LoRA rank, expected 1 to {max_rank}", config.rank);
+        let reason = match config.rank {
+            0 => format!("0, expected 1 to {max_rank}"),
+            rank => format!("{rank} exceeds max LoRA rank, expected 1 to {max_rank}"),
+        };
         return Err(Error::invalid("rank", reason));
     }
     if !config.alpha.is_finite() {

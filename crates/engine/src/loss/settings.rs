@@ -94,7 +94,7 @@ impl Loss {
             "stable_reinforce" => {
                 return Err(Error::Unavailable {
                     what: name.to_owned(),
-                    reason: "its formula is not public; an unverified one can be allowed",
+                    reason: "its formula is not public; `UnverifiedLosses::Allow` enables an unverified one",
                 });
             }
             other => {
@@ -121,7 +121,7 @@ impl Loss {
                 }
             };
             if !(value.is_finite() && value >= 0.0) {
-                let reason = format!("{value} is not finite and non-negative");
+                let reason = format!("{value} is not a finite number of at least 0");
                 return Err(Error::invalid(format!("loss_fn_config.{key}"), reason));
             }
             *setting = value;

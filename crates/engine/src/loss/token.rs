@@ -174,6 +174,7 @@ impl Loss {
         Ok(out)
     }
 
+    /// Returns the error for a term or derivative that is not finite.
     fn overflow(&self, index: usize, value: f64) -> Error {
         Error::NonFiniteResult {
             what: format!("the {} loss or its gradient", self.name()),

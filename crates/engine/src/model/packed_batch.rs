@@ -90,12 +90,13 @@ impl PackedBatch {
         batches
     }
 
+    /// Adds the tree of a group of sequences: the common prefix, if the group has several sequences, and
+    /// the rest of each.
     fn add_tree(&mut self, sequences: &[&[u32]], group: &[usize]) {
         let first = self.nodes.len();
-        let leader = sequences[group[0]];
         let shared = common_prefix(sequences, group);
         if group.len() > 1 {
-            self.add_node(&leader[..shared], 0, None);
+            self.add_node(&sequences[group[0]][..shared], 0, None);
         }
         for &i in group {
             let parent = (group.len() > 1).then_some(first);
@@ -110,6 +111,7 @@ impl PackedBatch {
         self.trees.push(first..self.nodes.len());
     }
 
+    /// Adds a node with these tokens, which start at position `start` of their sequences.
     fn add_node(&mut self, tokens: &[u32], start: usize, parent: Option<usize>) {
         let rows = self.tokens.len()..self.tokens.len() + tokens.len();
         self.tokens.extend_from_slice(tokens);
@@ -153,9 +155,9 @@ impl PackedBatch {
 
 /// Returns the length of the longest common prefix of a group of sequences.
 fn common_prefix(sequences: &[&[u32]], group: &[usize]) -> usize {
-    let leader = sequences[group[0]];
-    group.iter().fold(leader.len(), |shared, i| {
-        let same = leader.iter().zip(sequences[*i]).take_while(|(a, b)| a == b).count();
+    let first = sequences[group[0]];
+    group.iter().fold(first.len(), |shared, i| {
+        let same = first.iter().zip(sequences[*i]).take_while(|(a, b)| a == b).count();
         shared.min(same)
     })
 }

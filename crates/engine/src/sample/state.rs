@@ -285,6 +285,7 @@ fn normalizer_at(logits: &[f32], temperature: f64, unscaled: f64) -> f64 {
     }
 }
 
+/// Returns the error for logits that contain NaN at position `index`.
 fn non_finite_logits(index: usize) -> Error {
     Error::NonFiniteResult {
         what: "the logits".to_owned(),

@@ -13,6 +13,7 @@ use crate::model::{AdapterGradients, DiscardGradients, Model};
 /// Names of the recorded models in `tests/golden`.
 pub(crate) const MODELS: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
+/// Returns the folder of a recorded model.
 pub(crate) fn folder(name: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "tests", "golden", name].iter().collect()
 }
@@ -42,6 +43,7 @@ impl GoldenDatum {
     }
 }
 
+/// Reads the recorded sequences of a model.
 pub(crate) fn data(name: &str) -> Vec<GoldenDatum> {
     let text = std::fs::read(folder(name).join("expected.json")).unwrap();
     let json: Value = serde_json::from_slice(&text).unwrap();

@@ -97,6 +97,7 @@ impl Trainer {
         self.packed = Arc::new(self.adapter.packed(&self.model.config));
     }
 
+    /// Returns the current weights of the adapter, packed for computation.
     pub(crate) fn packed(&self) -> Arc<PackedLora> {
         self.packed.clone()
     }
@@ -146,6 +147,7 @@ impl Trainer {
         }
     }
 
+    /// Checks that every datum is valid for the model and the objective.
     fn check(&self, objective: &TrainingObjective<'_>, data: &[Datum<'_>]) -> Result<()> {
         for (i, datum) in data.iter().enumerate() {
             let checked = datum.check(&self.model.config, objective);

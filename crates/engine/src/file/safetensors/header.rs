@@ -87,6 +87,7 @@ struct RawTensorInfo {
 }
 
 impl RawTensorInfo {
+    /// Checks the type, the shape and the byte range of a tensor.
     fn validate(self) -> Result<TensorEntry, String> {
         let dtype = DType::from_name(&self.dtype)
             .ok_or_else(|| format!("unknown element type {:?}", self.dtype))?;

@@ -61,20 +61,21 @@ impl DType {
         NAMES.iter().find(|(_, other, _)| *other == name).map(|(dtype, ..)| *dtype)
     }
 
-    fn row(self) -> &'static (Self, &'static str, usize) {
-        NAMES.iter().find(|(dtype, ..)| *dtype == self).expect("every type has a row")
+    /// Returns the entry of this type in [`NAMES`].
+    fn entry(self) -> &'static (Self, &'static str, usize) {
+        NAMES.iter().find(|(dtype, ..)| *dtype == self).expect("every type has an entry")
     }
 
     /// Returns the type's name in a file, for example `F32` or `BF16`.
     #[must_use]
     pub fn name(self) -> &'static str {
-        self.row().1
+        self.entry().1
     }
 
     /// Returns the size of one element in bytes.
     #[must_use]
     pub fn size(self) -> usize {
-        self.row().2
+        self.entry().2
     }
 }
 

@@ -97,6 +97,7 @@ pub fn write_tensors(
     })
 }
 
+/// Returns the JSON header of a file with these tensors in this order.
 fn header(tensors: &[&NamedTensor<'_>], metadata: &[(&str, &str)]) -> Result<Vec<u8>> {
     let mut entries = BTreeMap::new();
     let mut at = 0;

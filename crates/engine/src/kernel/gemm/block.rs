@@ -82,6 +82,7 @@ enum RhsPanels {
 }
 
 impl RhsPanels {
+    /// Returns a prefetch without effect.
     fn no_prefetch(self) -> Prefetch {
         match self {
             Self::F32 { start, .. } => Prefetch::none(start),

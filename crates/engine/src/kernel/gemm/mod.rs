@@ -54,10 +54,12 @@ pub(crate) enum Rhs<'a> {
 }
 
 impl<'a> Rhs<'a> {
+    /// All of `weights` as `Wᵀ`.
     pub(crate) fn packed(weights: &'a Panels) -> Self {
         Self::Packed { weights, from: 0 }
     }
 
+    /// All of `weights` as `W`.
     pub(crate) fn transposed(weights: &'a Panels) -> Self {
         Self::Transposed { weights, from: 0 }
     }
@@ -137,6 +139,8 @@ impl Kernel {
         self.multiply(GemmShape { rows, depth, cols }, (lhs, rhs), &[], out, stride, false);
     }
 
+    /// Checks the operands, divides the product into blocks and computes them in parallel. If
+    /// `zero_init` is false, the product is added to the current values of `out`.
     fn multiply(
         &self,
         size: GemmShape,
