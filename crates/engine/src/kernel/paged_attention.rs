@@ -169,7 +169,7 @@ impl Kernel {
         check(heads, chunks, (queries.len(), query_stride), pages.len(), out.len());
         let mut tasks = Vec::new();
         let mut work = 0;
-        for chunk in chunks {
+        for chunk in chunks.iter().filter(|chunk| !chunk.rows.is_empty()) {
             let context = chunk.start + chunk.rows.len();
             let max_rows =
                 (MAX_SCORES_PER_TASK / (context * heads.group())).clamp(1, MAX_ROWS_PER_TASK);

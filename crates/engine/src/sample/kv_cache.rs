@@ -33,8 +33,8 @@ struct CachePage {
     ref_count: usize,
     /// Identifier and key, if the page is published.
     published: Option<(u64, PageKey)>,
-    /// Value of `KvCache::clock` at the last use.
-    last_used: u64,
+    /// Value of `KvCache::releases` when the last reference was released.
+    released_at: u64,
 }
 
 /// Paged KV cache of a model.
@@ -50,12 +50,12 @@ pub(crate) struct KvCache {
     /// Pages without references that are not published.
     free: Vec<usize>,
     by_key: HashMap<PageKey, usize>,
-    /// Published pages without references, as (`last_used`, page): least recently used first.
+    /// Published pages without references, as (`released_at`, page): least recently used first.
     evictable: BTreeSet<(u64, usize)>,
     /// Identifier of the page that was published last.
     last_id: u64,
-    /// Number of uses of pages so far.
-    clock: u64,
+    /// Number of times so far that a published page lost its last reference.
+    releases: u64,
 }
 
 impl KvCache {
@@ -77,7 +77,7 @@ impl KvCache {
             by_key: HashMap::new(),
             evictable: BTreeSet::new(),
             last_id: 0,
-            clock: 0,
+            releases: 0,
         })
     }
 
@@ -115,22 +115,17 @@ impl KvCache {
             prefix = PagePrefix::Page(id);
             pages.push(page);
         }
-        // Touch the first page last, so that eviction starts at the end of a prefix.
-        for page in pages.iter().rev() {
-            self.retain(*page);
-        }
+        pages.iter().for_each(|page| self.retain(*page));
         (pages, prefix)
     }
 
     /// Adds a reference to a page.
     pub(crate) fn retain(&mut self, page: usize) {
-        self.clock += 1;
         let entry = &mut self.pages[page];
         if entry.ref_count == 0 {
-            self.evictable.remove(&(entry.last_used, page));
+            self.evictable.remove(&(entry.released_at, page));
         }
         entry.ref_count += 1;
-        entry.last_used = self.clock;
     }
 
     /// Allocates a page with one reference, evicting the least recently used published page if
@@ -147,8 +142,7 @@ impl KvCache {
                 page
             }
         };
-        self.clock += 1;
-        self.pages[page] = CachePage { ref_count: 1, published: None, last_used: self.clock };
+        self.pages[page] = CachePage { ref_count: 1, published: None, released_at: 0 };
         Some(page)
     }
 
@@ -192,13 +186,17 @@ impl KvCache {
         PagePrefix::Page(self.last_id)
     }
 
-    /// Removes a reference from a page.
+    /// Removes a reference from a page. Published pages are evicted in the order in which they lose their
+    /// last reference, so callers release the last page of a sequence first: without the pages before
+    /// it, a page cannot be found.
     pub(crate) fn release(&mut self, page: usize) {
         let entry = &mut self.pages[page];
         entry.ref_count -= 1;
         if entry.ref_count == 0 {
             if entry.published.is_some() {
-                self.evictable.insert((entry.last_used, page));
+                self.releases += 1;
+                entry.released_at = self.releases;
+                self.evictable.insert((entry.released_at, page));
             } else {
                 self.free.push(page);
             }
@@ -233,8 +231,11 @@ mod tests {
         let prefix = cache.publish(first, PagePrefix::Weights(7), tokens[..16].try_into().unwrap());
         cache.publish(second, prefix, tokens[16..32].try_into().unwrap());
         assert!(cache.find_prefix(8, &tokens).0.is_empty(), "other weights, other pages");
+        for page in [second, first] {
+            cache.release(page);
+        }
         assert_eq!(cache.find_prefix(7, &tokens).0, [first, second]);
-        for page in [first, second, first, second] {
+        for page in [second, first] {
             cache.release(page);
         }
         assert_eq!(cache.available(), 3);

@@ -110,7 +110,8 @@ impl RunningSequence {
 
     /// Releases all pages.
     pub(super) fn release_pages(&mut self, cache: &mut KvCache) {
-        // Release the last page first, so that eviction starts at the end of a prefix.
+        // Release the last page first: pages are evicted in the order of their release, and a page cannot
+        // be found without the pages before it.
         for page in self.pages.drain(..).rev() {
             cache.release(page);
         }
