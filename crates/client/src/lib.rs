@@ -75,6 +75,8 @@ struct Guide;
 
 #[cfg(feature = "chat")]
 mod chat;
+#[cfg(feature = "tokenizer")]
+mod checksum;
 mod clock;
 mod config;
 mod connection;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ::http::HeaderMap;
 use tinkex_wire::{JsonObject, Secret};
 
-use crate::config::{BaseUrl, Credential, Env};
+use crate::config::{BaseUrl, Credential, Env, is_on};
 use crate::error::Result;
 use crate::transport::http::HttpService;
 use crate::transport::network::Network;
@@ -69,8 +69,7 @@ fn parse_tags(text: &str) -> Vec<String> {
 /// Returns whether telemetry is enabled: if `TINKER_TELEMETRY` is unset, or is 1, true, yes or on. An
 /// empty variable disables it.
 fn telemetry_enabled(variable: Option<&str>) -> bool {
-    let on = ["1", "true", "yes", "on"];
-    variable.is_none_or(|value| on.contains(&value.to_ascii_lowercase().as_str()))
+    variable.is_none_or(is_on)
 }
 
 impl ClientSettings {

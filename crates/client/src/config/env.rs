@@ -55,6 +55,11 @@ impl Env {
     }
 }
 
+/// Returns whether the value of a variable means "on": 1, true, yes or on, in any case.
+pub(crate) fn is_on(value: &str) -> bool {
+    ["1", "true", "yes", "on"].iter().any(|on| value.eq_ignore_ascii_case(on))
+}
+
 impl std::fmt::Debug for Env {
     /// Shows the number of variables; names and values may be secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

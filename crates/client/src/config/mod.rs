@@ -11,5 +11,6 @@ mod url;
 pub use credential::ApiKey;
 pub(crate) use credential::Credential;
 pub use env::Env;
+pub(crate) use env::is_on;
 pub use store::{CredentialStore, StoredKey, StoredKeyKind};
 pub use url::BaseUrl;

@@ -42,6 +42,20 @@ pub(crate) struct Submitted {
     pub(crate) submit_duration: Duration,
 }
 
+impl Submitted {
+    /// Sends a request and measures how long the server takes to accept it.
+    pub(crate) async fn send<S: SubmitRequest>(
+        session: &Session,
+        request: &S,
+        options: &RequestOptions,
+    ) -> Result<Self> {
+        let start = Instant::now();
+        let response = session.transport().send(request, options).await?;
+        let request_type = request.request_type();
+        Ok(Self { response, request_type, submit_duration: start.elapsed() })
+    }
+}
+
 /// Progress of polling for one result.
 struct PollProgress {
     polls: u64,

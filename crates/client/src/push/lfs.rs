@@ -8,8 +8,8 @@ use bytes::Bytes;
 use http::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 
+use crate::checksum::sha256_hex;
 use crate::error::{Error, ErrorKind, Result};
 
 use super::hub_api::{HubApi, decode};
@@ -158,18 +158,7 @@ fn part_size(value: &Value) -> Option<u64> {
 async fn hash(file: &Path) -> Result<LfsObject> {
     let path = file.to_owned();
     let read = move || {
-        let mut file = std::fs::File::open(path)?;
-        let (mut hash, mut buffer, mut size) = (Sha256::new(), vec![0; 1 << 16], 0);
-        loop {
-            match file.read(&mut buffer)? {
-                0 => break,
-                n => {
-                    hash.update(&buffer[..n]);
-                    size += n as u64;
-                }
-            }
-        }
-        let oid = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let (oid, size) = sha256_hex(std::fs::File::open(path)?)?;
         Ok(LfsObject { oid, size })
     };
     read_blocking(file, read).await

@@ -14,6 +14,7 @@ use http::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::download::resume::blocking;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tokenizer::Hub;
 
@@ -322,9 +323,12 @@ async fn read_blocking<T: Send + 'static>(
     file: &Path,
     work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
 ) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(std::io::Error::other).and_then(|done| done).map_err(|error| {
-        let message = format!("cannot read {}: {error}", file.display());
-        Error::new(ErrorKind::InvalidInput, message)
-    })
+    let file = file.to_owned();
+    let read = move || {
+        work().map_err(|error| {
+            let message = format!("cannot read {}: {error}", file.display());
+            Error::new(ErrorKind::InvalidInput, message)
+        })
+    };
+    blocking(read).await
 }

@@ -1,9 +1,5 @@
 //! Registration of custom losses with the server.
 
-use tokio::time::Instant;
-
-use tinkex_wire::SubmitRequest as _;
-
 use crate::error::Result;
 use crate::future::poll::{Poller, Submitted};
 use crate::future::queue_log::{QueueLog, QueuedWork};
@@ -28,10 +24,7 @@ impl Session {
             return Ok(loss.on_server(self.id.clone(), id.clone()));
         }
         let request = loss.upload(self.id.clone(), self.next_loss());
-        let start = Instant::now();
-        let response = self.transport().send(&request, &RequestOptions::default()).await?;
-        let request_type = request.request_type();
-        let submitted = Submitted { response, request_type, submit_duration: start.elapsed() };
+        let submitted = Submitted::send(self, &request, &RequestOptions::default()).await?;
         let log = QueueLog::new(QueuedWork::LossCreation, loss.name());
         let created =
             Poller::new(self, &log).result::<tinkex_wire::CreateCustomLoss>(&submitted).await?;

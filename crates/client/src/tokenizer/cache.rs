@@ -5,13 +5,13 @@
 //! the same file. All functions block; call them on the blocking thread pool.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest as _, Sha256};
 use tinkex_files::{AtomicWrite, CachedRepo, HubCache, LockError};
 use uuid::Uuid;
 
+use crate::checksum::sha256_hex;
 use crate::download::resume::PartialFile;
 use crate::error::{Error, ErrorKind};
 
@@ -180,14 +180,7 @@ impl PartialBlob {
 
     fn compute_sha256(&mut self) -> io::Result<String> {
         self.file.seek(SeekFrom::Start(0))?;
-        let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 16]);
-        loop {
-            match self.file.read(&mut buffer)? {
-                0 => break,
-                n => hash.update(&buffer[..n]),
-            }
-        }
-        Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+        Ok(sha256_hex(&self.file)?.0)
     }
 }
 

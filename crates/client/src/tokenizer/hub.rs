@@ -9,7 +9,7 @@ use tinkex_files::HubCache;
 use tinkex_wire::Secret;
 use tokio::sync::OnceCell;
 
-use crate::config::{BaseUrl, Env};
+use crate::config::{BaseUrl, Env, is_on};
 use crate::error::{Error, ErrorKind, Result};
 use crate::push::hub_api::HubApi;
 use crate::transport::http::HttpService;
@@ -69,8 +69,6 @@ impl Hub {
         // Without a home folder, use a folder in the working directory.
         let home = tinkex_files::hub_home(variable).unwrap_or_else(|| ".cache/huggingface".into());
         let cache = HubCache::locate(variable).unwrap_or_else(|| HubCache::new(home.join("hub")));
-        let is_on =
-            |value: &str| matches!(&*value.to_ascii_lowercase(), "1" | "true" | "yes" | "on");
         Ok(Self {
             endpoint,
             token: token(env, &home),

@@ -8,7 +8,6 @@ use tinkex_wire::{
     CheckpointKind, CreateModel, JsonObject, LoadWeights, LoraConfig, ModelId, OptimizerConfig,
     Secret, SubmitRequest, TinkerPath, WeightsInfo, WeightsInfoRequest,
 };
-use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::poll::{Poller, Submitted};
@@ -104,11 +103,8 @@ async fn create_model<S: SubmitRequest>(
     request: &S,
     name: String,
 ) -> Result<S::Output> {
-    let start = Instant::now();
-    let response = session.transport().send(request, &RequestOptions::default()).await;
-    let response = session.connection().record_failure(response)?;
-    let request_type = request.request_type();
-    let submitted = Submitted { response, request_type, submit_duration: start.elapsed() };
+    let submitted = Submitted::send(session, request, &RequestOptions::default()).await;
+    let submitted = session.connection().record_failure(submitted)?;
     let log = QueueLog::new(QueuedWork::ModelCreation, name);
     session.connection().record_failure(Poller::new(session, &log).result::<S>(&submitted).await)
 }

@@ -22,7 +22,6 @@ use tinkex_wire::{
     OptimStepOutput, PassMode, SaveWeights, SaveWeightsExternal, SaveWeightsForSampler, Secret,
     Seq, SubmitRequest, TinkerPath,
 };
-use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::future::ApiFuture;
@@ -482,10 +481,7 @@ impl TrainingShared {
         request: &S,
         options: &RequestOptions,
     ) -> Result<Submitted> {
-        let start = Instant::now();
-        let response = self.session.transport().send(request, options).await?;
-        let request_type = request.request_type();
-        Ok(Submitted { response, request_type, submit_duration: start.elapsed() })
+        Submitted::send(&self.session, request, options).await
     }
 
     fn poller(&self) -> Poller<'_> {

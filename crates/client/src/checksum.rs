@@ -1,0 +1,20 @@
+//! SHA-256 checksums of files.
+
+use std::io::{self, Read};
+
+use sha2::{Digest as _, Sha256};
+
+/// Reads to the end; returns the SHA-256 in lower-case hex and the number of bytes read.
+pub(crate) fn sha256_hex(mut reader: impl Read) -> io::Result<(String, u64)> {
+    let (mut hash, mut buffer, mut size) = (Sha256::new(), vec![0; 1 << 16], 0);
+    loop {
+        match reader.read(&mut buffer)? {
+            0 => break,
+            n => {
+                hash.update(&buffer[..n]);
+                size += n as u64;
+            }
+        }
+    }
+    Ok((hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect(), size))
+}
