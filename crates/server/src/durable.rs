@@ -1,4 +1,4 @@
-//! Changes that a caller waits for: durable, or rolled back.
+//! Writes records and waits until they are durable; a failed write is rolled back.
 
 use std::sync::Arc;
 
@@ -45,13 +45,13 @@ async fn write<T>(
         let mut store = state.store();
         let (records, value) = decide(&mut store)?;
         if records.is_empty() {
-            // Nothing to change, but the write that made it so may still be in progress.
+            // The records already exist, but their write may still be in progress.
             store.disk.barrier(Box::new(move |written| drop(sender.send(written))));
         } else {
             let undo = store.prepare_undo(&records);
             let callback_state = Arc::clone(state);
             // Roll back in the callback, not after the await: a caller that disconnects drops this
-            // future, and the change would stay in memory without being on disk.
+            // future, and the change would remain in memory without being durable.
             let on_written = Box::new(move |written: std::io::Result<()>| {
                 if written.is_err() {
                     undo(&mut callback_state.store());

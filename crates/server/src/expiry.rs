@@ -1,4 +1,5 @@
-//! Removes expired sessions, results, checkpoints and unreferenced folders.
+//! Ends silent sessions; removes expired results and checkpoints, ended sessions and unreferenced
+//! folders.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,6 +14,9 @@ use crate::state::ServerState;
 use crate::store::{
     FailureCategory, Record, RequestKind, SessionEnd, SessionRecord, Store, UnixMicros, now,
 };
+
+/// Message about an expired session.
+pub(crate) const EXPIRED: &str = "session expired: no heartbeat or request from its client";
 
 /// A reading of two clocks: the wall clock advances while the machine is suspended and can be set;
 /// the monotonic clock does neither.
@@ -39,7 +43,7 @@ impl ClockReading {
     }
 }
 
-/// Removes everything that has expired.
+/// Reports silent sessions, and removes expired objects and unreferenced folders.
 pub(crate) fn remove_expired(state: &Arc<ServerState>) {
     let now = now();
     report_silent_sessions(state);
@@ -80,7 +84,7 @@ pub(crate) fn remove_expired(state: &Arc<ServerState>) {
     remove_folders(state);
 }
 
-/// Reports silent sessions to the worker, which saves their models before it ends them.
+/// Reports silent sessions to the worker, which saves their models and then ends them.
 fn report_silent_sessions(state: &Arc<ServerState>) {
     let Some(deadline) = silence_deadline(state) else { return };
     let silent: Vec<SessionId> = {
@@ -106,8 +110,8 @@ fn silence_deadline(state: &ServerState) -> Option<UnixMicros> {
     (!timeout.is_zero()).then(|| now().saturating_sub(micros(timeout)))
 }
 
-/// Ends sessions. Once the change is durable, their queued requests fail and their models leave
-/// memory; then `on_written` runs.
+/// Ends sessions. Once the change is durable, their queued requests fail and their models are
+/// unloaded; then `on_written` runs.
 pub(crate) fn end_sessions(
     state: &Arc<ServerState>,
     guard: OwnedMutexGuard<()>,
@@ -145,10 +149,11 @@ pub(crate) fn end_sessions(
     });
 }
 
+/// Removes the models of a session from the queue and fails their queued requests.
 fn fail_queued(state: &Arc<ServerState>, store: &mut Store, id: &SessionId, end: &SessionEnd) {
     let message = match end {
         SessionEnd::Finished(_) => "the client finished the session",
-        SessionEnd::Expired => "session expired: no heartbeat or request from its client",
+        SessionEnd::Expired => EXPIRED,
     };
     let models: Vec<ModelId> = store.runs_of(id).map(|run| run.id.clone()).collect();
     for model in models {
@@ -175,11 +180,12 @@ fn remove_folders(state: &ServerState) {
         store.disk.barrier(Box::new(move |written| drop(sender.send(written))));
         store.folders()
     };
-    // A crash reverts changes that are not durable, and the old folders would be needed again.
+    // Wait until the current records are durable: after a crash, earlier records would refer to the
+    // folders to be removed.
     if !matches!(written.recv(), Ok(Ok(()))) {
         return;
     }
-    // A deletion whose write failed meanwhile was rolled back.
+    // Add the references that a rolled-back deletion has restored meanwhile.
     referenced.extend(state.store().folders());
     // A folder being written has a temporary name that starts with its final name, after an
     // optional dot.

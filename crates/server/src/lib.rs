@@ -15,9 +15,9 @@
 //!
 //! * Requests of a model are executed in order of their sequence numbers, regardless of the order
 //!   in which they arrive.
-//! * An acknowledged request survives a crash: the server acknowledges it only once it is on disk,
+//! * An acknowledged request survives a crash: the server acknowledges it only once it is durable,
 //!   and executes it after a restart with bit-identical results.
-//! * A result is visible to clients only once it is on disk.
+//! * A result is visible to clients only once it is durable.
 //! * Bodies, queues, results and caches have memory limits: see [`ServerLimits`].
 //! * Without an API key the server accepts connections from this machine only.
 //!
@@ -25,16 +25,18 @@
 //!
 //! 1. **Validate**: `routes` authenticates the request and reads its body; `admit` decodes it and
 //!    checks everything that can be checked without executing it.
-//! 2. **Admit**: `admit` checks the sequence number and the queue limits, and recognizes retries.
+//! 2. **Admit**: `admit` checks the sequence number and the queue limits. A retry gets the id of the
+//!    original request.
 //! 3. **Persist**: `disk` writes the body and a record. The client then receives the request id.
 //! 4. **Enqueue** and **dispatch**: `queue` holds requests until their sequence number is due and
 //!    hands them to the worker.
 //! 5. **Execute**: `worker`, the thread that owns the engine, runs the operation.
 //! 6. **Persist** and **notify**: `outcome` writes the result with the records that belong to it,
-//!    and wakes the polls that wait in `routes::future`.
+//!    and wakes the polls that wait for it in `routes::future`.
 //!
-//! `store` is the in-memory copy of the durable state, `durable` changes single records, `expiry`
-//! removes what has expired, and `models` lists the base models. HTTP is confined to `routes`,
+//! `store` is the in-memory copy of the durable state, `durable` writes the records of requests that
+//! need no worker, `expiry` ends silent sessions and removes expired objects, and `models` lists the
+//! base models. HTTP is confined to `routes`,
 //! `server` and `stream`; all other modules report a `ServerError`, which `routes::error` maps to a
 //! response.
 //!
@@ -97,7 +99,7 @@ mod tests {
         let mut checked = 0;
         for file in files {
             let relative = file.strip_prefix(&source).unwrap();
-            // This file names the crates below.
+            // Skip this file: the list below contains the forbidden names.
             if relative == "lib.rs"
                 || HTTP_MODULES.iter().any(|module| relative.starts_with(module))
             {

@@ -2,17 +2,18 @@
 //!
 //! The library installs no subscriber and prints nothing; the program that embeds it decides what
 //! to show. Events carry their subject in fields (`request_id`, `model_id`, `session_id`,
-//! `sampling_session_id`), and events of a request that runs alone are inside a `request` span with
-//! the same fields. API keys, prompts and training data never appear in an event.
+//! `sampling_session_id`). Events of an operation on a model are inside a `request` span with the
+//! ids; samples run in batches and have no span. API keys, prompts and training data never appear in an event.
 //!
 //! | Target | Level | Events |
 //! |---|---|---|
-//! | [`REQUEST`] | INFO | one per finished request, successful or failed |
+//! | [`REQUEST`] | INFO | one per executed request, successful or failed |
 //! | [`REQUEST`] | DEBUG | HTTP requests that were rejected, with status and reason |
-//! | [`MODEL`] | INFO | base model loaded or unloaded, model restored from disk |
-//! | [`MODEL`] | WARN | snapshot failed |
+//! | [`MODEL`] | INFO | base model loaded or unloaded, model restored from disk, model autosaved |
+//! | [`MODEL`] | WARN | snapshot or autosave failed, base model of unfinished requests missing |
 //! | [`MODEL`] | ERROR | the worker thread panicked |
-//! | [`STORAGE`] | WARN | a write failed, a stored payload is damaged |
+//! | [`STORAGE`] | INFO | writes succeed again after a failure |
+//! | [`STORAGE`] | WARN | a write failed, a stored payload cannot be read |
 
 /// Target of events about single requests: `tinkex_server::request`.
 pub const REQUEST: &str = "tinkex_server::request";

@@ -22,7 +22,7 @@ Listening:
                            [default: 127.0.0.1]
   --port PORT              Port to listen on; 0 picks a free one [default: 8080]
   --api-key-file FILE      File with the API key that clients must send
-  --plain                  Turn off the protocol features that reduce traffic
+  --plain                  Disable the protocol features that reduce traffic
 
 Models:
   --model NAME=FOLDER      Serve a Hugging Face model folder under a name; repeatable
@@ -50,7 +50,7 @@ Logging:
 The first line on stdout is the base URL. Log lines go to stderr.
 ";
 
-/// What the command line asks for.
+/// Parsed command line.
 struct Arguments {
     options: ServerOptions,
     log_level: LevelFilter,
@@ -84,10 +84,10 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let served = runtime.block_on(serve(arguments.options));
-    // Do not wait for a training pass that still runs after an immediate stop.
+    let result = runtime.block_on(serve(arguments.options));
+    // Do not wait for blocking tasks: after a second Ctrl-C one of them still joins the worker.
     runtime.shutdown_background();
-    match served {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
@@ -99,7 +99,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Sends events of the server to stderr.
+/// Installs a subscriber that writes the server's events to stderr.
 fn install_subscriber(level: LevelFilter, format: LogFormat) {
     let filter = Targets::new().with_target("tinkex_server", level);
     let registry = tracing_subscriber::registry().with(filter);
@@ -110,14 +110,14 @@ fn install_subscriber(level: LevelFilter, format: LogFormat) {
     }
 }
 
-/// Returns what to do about a start error.
+/// Returns the hint for a start error: what the user can do about it.
 fn hint(error: &StartError) -> Option<String> {
     Some(match error {
         StartError::UnprotectedAddress(_) => {
             "Pass --api-key-file FILE, or listen on 127.0.0.1.".to_owned()
         }
         StartError::EmptyApiKey => {
-            "Use a key that is hard to guess, or none on 127.0.0.1.".to_owned()
+            "Use a key that is hard to guess, or listen on 127.0.0.1 without a key.".to_owned()
         }
         StartError::DataDirInUse(_) => {
             "Stop the other server, or pass another --data-dir.".to_owned()
@@ -130,6 +130,7 @@ fn hint(error: &StartError) -> Option<String> {
     })
 }
 
+/// Parses the command line; `None` if it asks for help.
 fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Arguments>, String> {
     let mut options = ServerOptions::new("tinkex-data");
     options.hub_cache = tinkex_server::local_hub_cache();
@@ -199,6 +200,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Arguments
     Ok(Some(Arguments { options, log_level, log_format }))
 }
 
+/// Reads the API key from the file at `path`, without surrounding whitespace.
 fn read_key(option: &str, path: &str) -> Result<String, String> {
     let text =
         std::fs::read_to_string(path).map_err(|error| format!("{option} {path}: {error}"))?;

@@ -3,16 +3,18 @@
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters of the server, and the gauges that have no other owner.
+/// Counters of the server, and the number of loaded base models.
 #[derive(Debug, Default)]
 pub(crate) struct ServerMetrics {
     pub(crate) http_requests: AtomicMetric,
     pub(crate) rejected: AtomicMetric,
+    /// Number of requests with a future that have finished.
     pub(crate) requests: AtomicMetric,
     pub(crate) failed_requests: AtomicMetric,
     pub(crate) trained_tokens: AtomicMetric,
     pub(crate) prompt_tokens: AtomicMetric,
     pub(crate) sampled_tokens: AtomicMetric,
+    /// Time in which the worker was busy, in microseconds.
     pub(crate) busy_micros: AtomicMetric,
     /// Number of base models in memory.
     pub(crate) loaded_models: AtomicMetric,

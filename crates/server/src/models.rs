@@ -138,7 +138,7 @@ const TOKENIZER_CONFIG: &str = r#"{
 "#;
 
 /// Writes the tokenizer files of the built-in model to `folder`, in the layout of Hugging Face
-/// tokenizer libraries. Files with the right content are not rewritten.
+/// tokenizer libraries. Files that already have this content are not rewritten.
 ///
 /// # Errors
 /// Fails if a file cannot be written.
@@ -157,12 +157,12 @@ pub fn write_tokenizer(folder: &Path) -> Result<(), tinkex_engine::Error> {
     Ok(())
 }
 
-/// Lists the models in a hub cache with the folder of the revision that `main` stands for, or of
-/// the newest one. Repositories without weights are left out: programs that only need a tokenizer
-/// download nothing else.
+/// Lists the models in a hub cache with the folder of the revision that `main` refers to, or of the
+/// newest complete revision. Repositories without weights are skipped: programs that need only a
+/// tokenizer download no weights.
 fn cached(hub: &Path) -> Vec<(String, PathBuf)> {
     let modified = |path: &PathBuf| std::fs::metadata(path).and_then(|about| about.modified()).ok();
-    let chosen = |repo: &CachedRepo| {
+    let best_snapshot = |repo: &CachedRepo| {
         let main = repo.commit("main").map(|commit| repo.snapshot(&commit));
         let mut snapshots: Vec<PathBuf> =
             repo.snapshots().into_iter().filter(|path| is_complete(path)).collect();
@@ -170,7 +170,7 @@ fn cached(hub: &Path) -> Vec<(String, PathBuf)> {
         snapshots.pop()
     };
     let models = HubCache::new(hub).models().into_iter();
-    models.filter_map(|(name, repo)| Some((name, chosen(&repo)?))).collect()
+    models.filter_map(|(name, repo)| Some((name, best_snapshot(&repo)?))).collect()
 }
 
 /// Returns whether a folder has a configuration and weights.

@@ -24,7 +24,7 @@ pub(crate) struct QueuedRequest {
     pub(crate) operation: Operation,
 }
 
-/// What the worker does for a request.
+/// Work of the worker thread for one request.
 pub(crate) enum Operation {
     /// Runs an operation on a model, in order of sequence numbers.
     Model { model: ModelId, seq: u64, operation: ModelOperation },
@@ -57,8 +57,8 @@ pub(crate) enum ModelOperation {
     SaveForSampler(SamplerId),
     /// Loads a checkpoint into the model. `creates` is true if this creates the model.
     Load { folder: String, path: TinkerPath, optimizer: bool, creates: bool },
-    /// Fails with this message, in sequence. Used for stored requests that cannot be decoded or
-    /// validated after a restart.
+    /// Fails with this message when its sequence number is due. Used for stored requests that cannot
+    /// be decoded or validated after a restart.
     Fail(FailureCategory, String),
 }
 
@@ -104,7 +104,7 @@ pub(crate) struct QueuedSample {
     pub(crate) request: SampleRequest,
     /// The requested targets. Their layout, dense or sparse, is the layout of the result.
     pub(crate) targets: Option<TensorData>,
-    /// Memory of the tables of prompt log-probabilities, in bytes.
+    /// Memory of the requested tables about the prompt, in bytes.
     pub(crate) extra_bytes: usize,
 }
 

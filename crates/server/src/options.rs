@@ -28,21 +28,24 @@ pub struct ServerOptions {
     pub api_key: Option<Secret>,
     /// Base models to serve: name and Hugging Face model folder.
     pub models: Vec<(String, PathBuf)>,
-    /// Hugging Face hub cache. Every model in it that has weights is served under its repository
-    /// name.
+    /// Hugging Face hub cache (default `None`). Every model in it that has weights is served under
+    /// its repository name.
     pub hub_cache: Option<PathBuf>,
     /// Number of compute threads; 0 (the default) uses one per core.
     pub threads: usize,
-    /// Stores frozen weights as bf16: half the memory, and faster on CPUs with bf16 instructions.
+    /// Stores frozen weights as bf16 (default false): half the memory, and faster on CPUs with bf16
+    /// instructions.
     pub bf16: bool,
-    /// Reports log-probabilities of sampled tokens before the temperature is applied.
+    /// Reports log-probabilities of sampled tokens before the temperature is applied (default
+    /// false).
     pub raw_logprobs: bool,
     /// Enables the protocol features that reduce traffic: one poll for many samples, compressed
-    /// bodies, custom losses on the server (default true). If false, clients use the same
-    /// requests as with a server of the first protocol version.
+    /// bodies, custom losses on the server (default true). If false, the client configuration
+    /// disables them, and clients send the requests that they send to older servers.
     pub efficient_protocol: bool,
-    /// Saves the unsaved state of a session's models as checkpoint `autosave-N`, entry for one day,
-    /// before the session expires (default true).
+    /// Saves the unsaved state of a session's models as checkpoint `autosave-N` before the
+    /// session expires (default true). `N` is the sequence number of the saved state. The checkpoint
+    /// expires after one day.
     pub autosave_on_expiry: bool,
     /// Starts even if accepted requests need a base model that is not available; those requests
     /// fail (default false: the start fails).
@@ -71,13 +74,13 @@ pub struct ServerLimits {
     pub total_body_bytes: usize,
     /// Maximum number of requests that are queued or being sampled (default 50,000).
     pub queued_requests: usize,
-    /// Maximum total size of the queued requests, in bytes (default 1 GiB).
+    /// Maximum total size of the queued requests and running samples, in bytes (default 1 GiB).
     pub queued_bytes: usize,
-    /// Maximum total size of the results held in memory, in bytes (default 256 MiB). Further ones
-    /// are read from disk when a client polls them.
+    /// Maximum total size of the results held in memory, in bytes (default 256 MiB). Beyond
+    /// it, the oldest results are dropped from memory and read from disk when a client polls them.
     pub result_bytes: usize,
-    /// Size of the payload file, in bytes, from which it is compacted once more than half of it is
-    /// no longer needed (default 32 MiB).
+    /// Minimum size of the payload file, in bytes, for compaction (default 32 MiB). A larger file is
+    /// compacted once at least half of it is no longer needed.
     pub payload_bytes: u64,
     /// Maximum memory of the models in training, in bytes (default 4 GiB). The least recently used
     /// ones are written to disk and reloaded on demand.
@@ -85,7 +88,8 @@ pub struct ServerLimits {
     /// Maximum memory of the adapters loaded for sampling, in bytes (default 1 GiB). The least
     /// recently used ones are reloaded from disk on demand.
     pub sampler_weight_bytes: usize,
-    /// Maximum memory of the activations of a training pass, in bytes (default 4 GiB).
+    /// Maximum memory of the activations of a training pass, in bytes (default 4 GiB). A larger
+    /// batch is split.
     pub training_bytes: usize,
     /// Maximum memory of the KV cache of one base model, in bytes (default 2 GiB).
     pub kv_cache_bytes: usize,
@@ -101,19 +105,20 @@ pub struct ServerTimeouts {
     /// Time a request waits for missing earlier sequence numbers before they are skipped (default
     /// 60 s).
     pub sequence_gap: Duration,
-    /// Time a result is entry if its client does not acknowledge it (default 1 h).
+    /// Time a result is kept if its client does not acknowledge it (default 1 h). It starts again
+    /// when the server is restarted.
     pub result_retention: Duration,
     /// Time without a request or heartbeat after which a session expires (default 15 min). Zero
     /// disables expiry.
     pub session_expiry: Duration,
-    /// Time an ended session without training runs stays listed (default 30 days). Zero keeps it
-    /// forever.
+    /// Time for which an ended session without training runs is listed (default 30 days). Zero
+    /// lists it forever.
     pub ended_session_retention: Duration,
     /// Maximum time a client may take to send headers or a body, or to read a response (default
     /// 30 s).
     pub client_io: Duration,
-    /// Compute time on a model after which its state is saved (default 20 s). A crash repeats at
-    /// most about this much work.
+    /// Compute time on a model after which a snapshot of it is saved (default 20 s). A restart
+    /// repeats at most about this much compute time per model.
     pub snapshot_after: Duration,
     /// Interval at which expired sessions, results, checkpoints and files are removed (default
     /// 30 s).

@@ -114,7 +114,7 @@ const MAX_RESULT_BYTES: usize = 512 << 20;
 
 /// Queues `outcome` for writing and publishes it once the transaction is durable.
 ///
-/// If the write fails the server is shutting down; the request has no stored outcome and is
+/// The write fails only while the server shuts down. The request then has no stored outcome and is
 /// executed again after the next start.
 pub(crate) fn record_outcome(
     state: &Arc<ServerState>,
@@ -129,7 +129,7 @@ pub(crate) fn record_outcome(
         state.metrics.failed_requests.add(1);
     }
     let Some(request) = store.requests.get(id).map(|entry| Arc::clone(&entry.row)) else { return };
-    let (number, size, at) = (store.disk.next_number(), payload.len(), now());
+    let (number, size, at) = (store.disk.next_payload_number(), payload.len(), now());
     let record =
         ResultRecord { request, number, size, result: result.clone(), model_changed, at, usage };
     let (state, id, published) = (Arc::clone(state), id.clone(), payload.clone());

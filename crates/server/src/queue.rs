@@ -13,7 +13,7 @@ use tinkex_wire::{ModelId, RequestId, SessionId};
 
 use crate::operation::{Operation, QueuedRequest};
 
-/// Requests that wait for the worker.
+/// Queue of requests that wait for the worker.
 pub(crate) struct Queue {
     pending: Mutex<PendingRequests>,
     wake: Condvar,
@@ -27,12 +27,15 @@ struct PendingRequests {
     /// Models with queued requests, in round-robin order.
     round_robin: VecDeque<ModelId>,
     samples: VecDeque<QueuedRequest>,
+    /// Samples to cancel.
     cancelled: Vec<RequestId>,
+    /// Models to unload.
     dropped: Vec<ModelId>,
+    /// Sessions to end.
     silent: Vec<SessionId>,
     /// Number of requests that are queued or being sampled.
     count: usize,
-    /// Memory of these requests in bytes.
+    /// Memory of the counted requests in bytes.
     bytes: usize,
     /// Requests that are being written to disk and are not queued yet. They count towards the
     /// limits, so that a slow disk cannot accumulate an unlimited number of them.
@@ -57,7 +60,7 @@ struct ModelQueue {
 }
 
 impl ModelQueue {
-    /// Returns the first missing number that the queued requests wait for.
+    /// Returns the lowest sequence number that the queued requests wait for.
     fn missing(&self) -> Option<u64> {
         let first = *self.waiting.keys().next()?;
         (self.next..first).find(|number| !self.rejected.contains(number))
@@ -81,7 +84,7 @@ impl ModelQueue {
 /// Maximum number of rejected sequence numbers remembered per model.
 const MAX_REJECTED: usize = 4_096;
 
-/// Work handed to the worker at once.
+/// Everything that the queue hands to the worker in one call of [`Queue::take`].
 #[derive(Default)]
 pub(crate) struct Dispatch {
     /// The next request of a model.
@@ -244,8 +247,9 @@ impl Queue {
         self.wake.notify_all();
     }
 
-    /// Takes everything that the worker can do now. With `model_request` that includes the next
-    /// request of a model. If there is nothing, waits up to `wait` for something to arrive.
+    /// Takes everything that the worker can do now, with the next request of a model only if
+    /// `model_request` is true. If there is nothing to do, waits for up to `wait`, or not at all if
+    /// `wait` is `None`.
     pub(crate) fn take(&self, model_request: bool, wait: Option<Duration>) -> Dispatch {
         let mut pending = self.lock();
         let deadline = wait.map(|wait| Instant::now() + wait);
@@ -256,9 +260,9 @@ impl Queue {
                 return dispatch;
             };
             let gap_ends = pending.next_gap_end(self.gap).unwrap_or(deadline);
-            let pause = gap_ends.min(deadline).saturating_duration_since(now);
-            let pause = pause.max(Duration::from_millis(1));
-            pending = match self.wake.wait_timeout(pending, pause) {
+            let timeout = gap_ends.min(deadline).saturating_duration_since(now);
+            let timeout = timeout.max(Duration::from_millis(1));
+            pending = match self.wake.wait_timeout(pending, timeout) {
                 Ok((pending, _)) => pending,
                 Err(poisoned) => poisoned.into_inner().0,
             };

@@ -19,7 +19,7 @@ pub(crate) type UnixMicros = i64;
 #[derive(Clone, Debug)]
 pub(crate) enum Record {
     Session(SessionRecord),
-    /// Removes ended sessions from the lists.
+    /// Removes ended sessions.
     SessionsRemoved {
         ids: Vec<SessionId>,
     },
@@ -87,7 +87,7 @@ pub(crate) struct RunRecord {
     pub(crate) project_id: Option<String>,
 }
 
-/// Everything that determines the initial state of an adapter.
+/// Settings that determine the initial state of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LoraSettings {
     pub(crate) rank: u32,
@@ -178,13 +178,14 @@ pub(crate) struct RequestRecord {
     #[serde(rename = "line")]
     pub(crate) scope: SequenceScope,
     pub(crate) seq: u64,
-    /// Digest of the body. A retry has the same digest; another request under the same sequence
-    /// number has not.
+    /// Digest of the body. A retry has the same digest; a different request under the same
+    /// sequence number has another one.
     pub(crate) digest: String,
     /// Random seed chosen at admission, so that executing the request again gives the same result.
     pub(crate) seed: u64,
     /// Number of samples requested; 0 for other kinds of requests.
     pub(crate) samples: u32,
+    /// Time of admission.
     pub(crate) at: UnixMicros,
 }
 
@@ -200,7 +201,9 @@ pub(crate) struct ResultRecord {
     /// Whether the request modified the model. Restoring the model from an older snapshot then
     /// requires executing it again.
     pub(crate) model_changed: bool,
+    /// Time at which the execution finished.
     pub(crate) at: UnixMicros,
+    /// Amounts to add to the hourly usage counters.
     pub(crate) usage: Vec<(UsageKey, u64)>,
 }
 
@@ -275,7 +278,7 @@ mod tests {
 
     use super::*;
 
-    /// Data directories of earlier versions contain these forms.
+    /// A changed form would make the data directories of earlier versions unreadable.
     #[test]
     fn the_stored_form_of_records_does_not_change() {
         let request = |scope: SequenceScope| RequestRecord {

@@ -25,13 +25,13 @@ use crate::worker::Worker;
 
 /// Time that open connections get to finish their requests when the server stops.
 const CONNECTION_GRACE: Duration = Duration::from_secs(2);
-/// Pause after a failed `accept`, usually because the process has too many open files.
+/// Delay after a failed `accept`. The usual cause is that the process has too many open files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 
 /// A running server.
 ///
 /// [`stop`](Self::stop) shuts it down gracefully. Dropping it stops it immediately, like a crash:
-/// accepted requests and finished results are on disk and are continued by the next start.
+/// accepted requests and finished results are durable, and the next start continues with them.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -73,7 +73,7 @@ pub enum StartError {
     /// The API key is an empty string.
     #[error("the API key is empty")]
     EmptyApiKey,
-    /// The data directory or the address cannot be used.
+    /// The data directory or the address cannot be used, or the worker thread cannot be started.
     #[error("cannot {action} {target}: {source}")]
     Io {
         /// Step that failed.
@@ -177,7 +177,7 @@ impl Server {
         let state = Arc::new(ServerState::new(options, store, models, weights_dir));
         restore_requests(&state);
         let expiry_state = Arc::clone(&state);
-        // On the blocking pool, because it removes files.
+        // Use the blocking pool: removing files blocks.
         let _ = tokio::task::spawn_blocking(move || expiry::remove_expired(&expiry_state)).await;
         let worker = Worker::start(Arc::clone(&state))
             .map_err(StartError::io(StartAction::Spawn, "the worker thread"))?;
@@ -216,7 +216,7 @@ impl Server {
     }
 
     /// Waits until the worker thread has panicked, which is a bug. From then on the server rejects
-    /// every request with 503 and must be started again; accepted requests are kept on disk.
+    /// every request with 503 and must be started again; accepted requests are durable.
     pub async fn broken(&self) {
         let mut broken = self.handles.state.broken.subscribe();
         // The sender lives as long as `self`, so this cannot fail.
@@ -224,7 +224,7 @@ impl Server {
     }
 
     /// Shuts the server down: rejects new connections, finishes the running operation, saves the
-    /// models, and waits until all results are on disk. Requests that are still queued are executed
+    /// models, and waits until all results are durable. Requests that are still queued are executed
     /// after the next start.
     pub async fn stop(mut self) -> ShutdownSummary {
         // Fails if the accept task has already ended, which is fine.
@@ -308,7 +308,7 @@ async fn expire_periodically(state: Arc<ServerState>) {
         }
         last = now;
         let state = Arc::clone(&state);
-        // On the blocking pool, because it removes files.
+        // Use the blocking pool: removing files blocks.
         let _ = tokio::task::spawn_blocking(move || expiry::remove_expired(&state)).await;
     }
 }
@@ -342,7 +342,8 @@ async fn serve_connection(
     state: Arc<ServerState>,
     mut stopped: watch::Receiver<bool>,
 ) {
-    // Responses are small and clients wait for them. Failing to set this only costs latency.
+    // Disable Nagle's algorithm: responses are small and clients wait for them. A failure only
+    // increases the latency.
     let _ = stream.set_nodelay(true);
     let timeout = state.options.timeouts.client_io;
     let io = hyper_util::rt::TokioIo::new(WriteTimeoutStream::new(stream, timeout));

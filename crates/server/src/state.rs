@@ -30,8 +30,8 @@ pub(crate) struct ServerState {
     pub(crate) change_lock: Arc<tokio::sync::Mutex<()>>,
     /// Becomes true when the worker thread has panicked.
     pub(crate) broken: watch::Sender<bool>,
-    /// Permits for decoding large bodies on the blocking pool: one per core, so that small requests
-    /// are still answered meanwhile.
+    /// Permits for decoding large bodies on the blocking pool: one per core. More concurrent decoding
+    /// would delay small requests.
     pub(crate) decode_permits: Semaphore,
 }
 

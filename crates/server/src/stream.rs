@@ -25,7 +25,7 @@ impl WriteTimeoutStream {
         Self { stream, timeout, timer: None }
     }
 
-    /// Starts the timer when a write becomes pending, and stops it when it is ready.
+    /// Starts the timer when a write becomes pending, and stops it when the write completes.
     fn apply_timeout<T>(
         &mut self,
         context: &mut Context<'_>,

@@ -62,8 +62,8 @@ impl TrainingData {
         Ok(Self { data: validated, objective, sparse_elements })
     }
 
-    /// Memory beyond the request body, in bytes: the elements of sparse tensors that were absent
-    /// from it.
+    /// Returns the memory beyond the request body, in bytes: the sparse tensors after conversion to
+    /// dense.
     pub(crate) fn extra_bytes(&self) -> usize {
         self.sparse_elements * size_of::<i64>()
     }
@@ -94,23 +94,23 @@ impl TrainingData {
         }
     }
 
-    /// Converts the engine's output to the wire form: one record per run of consecutive datums with
-    /// the same number of target columns.
+    /// Converts the engine's output to the wire form: one record per group of consecutive datums
+    /// with the same number of target columns.
     pub(crate) fn to_wire_output(&self, output: TrainingOutput) -> ForwardBackwardOutput {
         let mut outputs = LossOutputs::default();
         let mut start = 0;
         while start < output.logprobs.len() {
             let columns = self.data[start].columns;
-            let same = self.data[start..].iter().take_while(|d| d.columns == columns).count();
-            let rows = &output.logprobs[start..start + same];
+            let count = self.data[start..].iter().take_while(|d| d.columns == columns).count();
+            let rows = &output.logprobs[start..start + count];
             let values = tinkex_wire::TensorValues::Float32(rows.concat().into());
             let trailing = columns.map_or(Shape::SCALAR, |columns| Shape::from([columns]));
-            let record = LossRecord::new(same)
+            let record = LossRecord::new(count)
                 .type_tag(OUTPUT_TYPE)
                 .field_with_shape("logprobs", values, rows.iter().map(Vec::len), trailing)
                 .expect("the engine returns one list of whole rows per datum");
             outputs.append(LossOutputs::from(record));
-            start += same;
+            start += count;
         }
         ForwardBackwardOutput::default()
             .loss_fn_output_type(OUTPUT_TYPE)
@@ -119,6 +119,7 @@ impl TrainingData {
     }
 }
 
+/// Name of the output type in the protocol.
 const OUTPUT_TYPE: &str = "TorchLossReturn";
 
 /// Returns the error for a model input in which not every chunk is text.

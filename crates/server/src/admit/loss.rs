@@ -15,7 +15,7 @@ use crate::store::{RequestKind, RequestRecord, SequenceScope, loss_id};
 /// Maximum size of an uploaded graph in bytes.
 const MAX_GRAPH_BYTES: usize = 1 << 20;
 
-/// Admits a custom loss. The graph is validated here; there is nothing to execute.
+/// Admits a custom loss. Its graph is validated here, so the worker has nothing to execute.
 pub(crate) fn create_custom_loss(
     state: &Arc<ServerState>,
     body: Bytes,
@@ -46,7 +46,7 @@ pub(crate) fn create_custom_loss(
     submit(state, store, submission)
 }
 
-/// Compiles a stored custom loss again.
+/// Compiles a stored custom loss, to register it again.
 pub(super) fn restore(row: &RequestRecord, body: &Bytes) -> Result<NextStep, ServerError> {
     let request: CreateCustomLoss = json::decode(body)?;
     Ok(NextStep::RegisterLoss(loss_id(&row.session, row.seq), Arc::new(compile(request)?)))

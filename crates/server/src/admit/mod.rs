@@ -52,7 +52,7 @@ struct Submission {
     next: NextStep,
 }
 
-/// What happens once a request is durable.
+/// Step that follows once a request is durable.
 enum NextStep {
     Enqueue(Operation),
     /// Completes the request without executing anything.
@@ -71,8 +71,7 @@ impl NextStep {
     }
 }
 
-/// Queues a request for writing and returns its id. The request is acknowledged by
-/// [`acknowledge`].
+/// Queues a request for writing and returns its id. [`acknowledge`] waits until it is durable.
 fn submit(
     state: &Arc<ServerState>,
     mut store: MutexGuard<'_, Store>,
@@ -82,19 +81,19 @@ fn submit(
         submission;
     let seq = match seq {
         Some(seq) => seq,
-        None => next_number(state, &store, &scope),
+        None => next_seq(state, &store, &scope),
     };
-    validate_number(&scope, seq)?;
+    validate_seq(&scope, seq)?;
     let sequence = store.sequences.get(&scope);
     if let Some(id) = sequence.and_then(|sequence| sequence.get(&seq)) {
         let same = store.requests.get(id).is_some_and(|entry| entry.row.digest == digest);
-        return if same { Ok(id.clone()) } else { Err(number_in_use(seq)) };
+        return if same { Ok(id.clone()) } else { Err(seq_in_use(seq)) };
     }
     if let SequenceScope::Model(model) = &scope {
-        let next = state.queue.next_of(model);
-        if seq < next {
+        let expected = state.queue.next_of(model);
+        if seq < expected {
             return Err(ServerError::invalid(format!(
-                "seq_id {seq} of {model} arrived too late: the model has continued with {next}"
+                "seq_id {seq} of {model} arrived too late: the model has continued with {expected}"
             )));
         }
     }
@@ -115,7 +114,7 @@ fn submit(
     }
     let id = RequestId::from(uuid::Uuid::new_v4().simple().to_string());
     let row = RequestRecord {
-        number: store.disk.next_number(),
+        number: store.disk.next_payload_number(),
         id: id.clone(),
         kind,
         session,
@@ -134,7 +133,7 @@ fn submit(
             Ok(()) => {
                 let mut store = state.store();
                 let next = match store.confirm_request(&callback_id) {
-                    WriteStatus::Wanted => next,
+                    WriteStatus::Active => next,
                     WriteStatus::Cancelled => NextStep::Complete(Outcome::cancelled()),
                 };
                 proceed(&state, &mut store, callback_id, bytes, next);
@@ -154,15 +153,15 @@ fn submit(
     Ok(id)
 }
 
-fn number_in_use(seq: u64) -> ServerError {
+fn seq_in_use(seq: u64) -> ServerError {
     ServerError::invalid(format!(
         "seq_id {seq} was used for another request; use a new number for a new request"
     ))
 }
 
-/// Passes on the result of an admission. After a permanent rejection, marks the sequence number as
-/// rejected so that later requests of the model do not wait for it.
-fn reject_number_on_error(
+/// Returns `admitted` unchanged. If it is a permanent rejection, marks the sequence number as rejected
+/// so that later requests of the model do not wait for it.
+fn reject_seq_on_error(
     state: &ServerState,
     model: &ModelId,
     seq: Option<u64>,
@@ -181,9 +180,9 @@ fn reject_number_on_error(
     admitted
 }
 
-/// Checks a sequence number against the range of the protocol. Numbers of samples use all 64 bits,
-/// because each clone has its own block; only the last one has no successor.
-fn validate_number(scope: &SequenceScope, seq: u64) -> Result<(), ServerError> {
+/// Checks that a sequence number is in the range of the protocol. Samples use all 64 bits, because
+/// each clone has its own range; the maximum is excluded because it has no successor.
+fn validate_seq(scope: &SequenceScope, seq: u64) -> Result<(), ServerError> {
     let max = match scope {
         SequenceScope::Model(_) => i32::MAX.unsigned_abs().into(),
         SequenceScope::Sampler(_) | SequenceScope::CustomLosses(_) => u64::MAX - 1,
@@ -195,7 +194,7 @@ fn validate_number(scope: &SequenceScope, seq: u64) -> Result<(), ServerError> {
 }
 
 /// Returns the sequence number after the last one in a scope.
-fn next_number(state: &ServerState, store: &Store, scope: &SequenceScope) -> u64 {
+fn next_seq(state: &ServerState, store: &Store, scope: &SequenceScope) -> u64 {
     let sequence = store.sequences.get(scope);
     let last = sequence.and_then(|sequence| sequence.keys().next_back().copied());
     let next = last.map_or(0, |last| last.saturating_add(1));

@@ -11,7 +11,7 @@ use tinkex_wire::{
 };
 
 use super::{
-    NextStep, Submission, digest, reject_number_on_error, require_run, require_session, submit,
+    NextStep, Submission, digest, reject_seq_on_error, require_run, require_session, submit,
 };
 use crate::error::ServerError;
 use crate::operation::{ModelOperation, Operation, PassObjective, TrainingPass, step_params};
@@ -20,7 +20,7 @@ use crate::store::{
     LoraSettings, Record, RequestKind, RequestRecord, RunRecord, SequenceScope, Store, now,
 };
 
-/// Maximum LoRA rank, if the hidden size of the base model is not smaller.
+/// Maximum LoRA rank. The hidden size of the base model is a further limit.
 const MAX_RANK: usize = 256;
 
 /// Admits the creation of a model.
@@ -102,10 +102,10 @@ pub(crate) fn forward_backward(
         let kind = RequestKind::ForwardBackward;
         ModelRequest { kind, seq, digest, body, operation }.submit(state, state.store(), &run)
     };
-    reject_number_on_error(state, &model, seq, admit())
+    reject_seq_on_error(state, &model, seq, admit())
 }
 
-/// Validates a stored pass again.
+/// Validates a stored training pass, and enqueues it again.
 pub(super) fn restore_pass(
     state: &ServerState,
     row: &RequestRecord,
@@ -128,7 +128,7 @@ pub(super) fn restore_pass(
 pub(crate) fn optim_step(state: &Arc<ServerState>, body: Bytes) -> Result<RequestId, ServerError> {
     let request: OptimStep = json::decode(&body)?;
     let (model, seq) = (request.model_id.clone(), request.seq_id.map(Seq::get));
-    reject_number_on_error(state, &model, seq, submit_step(state, &request, body))
+    reject_seq_on_error(state, &model, seq, submit_step(state, &request, body))
 }
 
 fn submit_step(
@@ -160,7 +160,7 @@ fn submit_step(
     model_request.submit(state, store, &run)
 }
 
-/// Converts a stored optimizer step again.
+/// Decodes a stored optimizer step, and enqueues it again.
 pub(super) fn restore_step(row: &RequestRecord, body: &Bytes) -> Result<NextStep, ServerError> {
     let request: OptimStep = json::decode(body)?;
     enqueue_restored(row, ModelOperation::OptimStep(step_params(&request.params)?))
@@ -185,7 +185,7 @@ impl ModelRequest {
     ) -> Result<RequestId, ServerError> {
         let Self { kind, seq, digest, body, operation } = self;
         let scope = SequenceScope::Model(run.id.clone());
-        let seq = seq.unwrap_or_else(|| super::next_number(state, &store, &scope));
+        let seq = seq.unwrap_or_else(|| super::next_seq(state, &store, &scope));
         if seq == 0 {
             return Err(ServerError::invalid(
                 "seq_id: 0 is reserved for the creation of the model; start at 1",
@@ -207,7 +207,7 @@ impl ModelRequest {
     }
 }
 
-/// Returns the step that enqueues a stored request of a model again.
+/// Returns the next step of a stored request of a model: to enqueue it again.
 pub(super) fn enqueue_restored(
     row: &RequestRecord,
     operation: ModelOperation,

@@ -11,8 +11,8 @@ use tinkex_wire::{
 
 use super::training::{ModelRequest, enqueue_restored, random_seed, validate_optimizer};
 use super::{
-    NextStep, Submission, digest, number_in_use, reject_number_on_error, require_run,
-    require_session, submit,
+    NextStep, Submission, digest, reject_seq_on_error, require_run, require_session, seq_in_use,
+    submit,
 };
 use crate::error::ServerError;
 use crate::operation::{CheckpointSave, ModelOperation, Operation};
@@ -63,7 +63,7 @@ pub(crate) fn save_weights_for_sampler(
     };
     let (model, seq) = (request.model_id.clone(), request.seq_id.map(Seq::get));
     let admitted = submit_unnamed_save(state, request, sampler_seq, body);
-    reject_number_on_error(state, &model, seq, admitted)
+    reject_seq_on_error(state, &model, seq, admitted)
 }
 
 /// Submits a save without a checkpoint path, for the sampling session with number `sampler_seq`.
@@ -76,9 +76,9 @@ fn submit_unnamed_save(
     let store = state.store();
     let run = require_run(&store, &request.model_id)?;
     let seq = request.seq_id.map(Seq::get);
-    // A retry has a new number for the sampling session and is still the same request.
-    let without_number = request.sampling_session_seq_id(None);
-    let digest = digest::of_bytes(&json::encode(&without_number)?);
+    // A retry is the same request although it has a new number for the sampling session.
+    let without_sampler_number = request.sampling_session_seq_id(None);
+    let digest = digest::of_bytes(&json::encode(&without_sampler_number)?);
     let sampler = SamplerId::in_session(&run.session, sampler_seq);
     let sequence = store.sequences.get(&SequenceScope::Model(run.id.clone()));
     let is_retry =
@@ -105,7 +105,7 @@ pub(crate) fn save_weights_external(
              its own disk until they are downloaded",
         ));
         let seq = request.seq_id.map(Seq::get);
-        return reject_number_on_error(state, &request.model_id, seq, rejected);
+        return reject_seq_on_error(state, &request.model_id, seq, rejected);
     }
     let save = NamedSave {
         kind: RequestKind::SaveWeightsExternal,
@@ -134,7 +134,7 @@ struct NamedSave {
 impl NamedSave {
     fn admit(self, state: &Arc<ServerState>, body: Bytes) -> Result<RequestId, ServerError> {
         let (model, seq) = (self.model.clone(), self.seq.map(Seq::get));
-        reject_number_on_error(state, &model, seq, self.submit(state, body))
+        reject_seq_on_error(state, &model, seq, self.submit(state, body))
     }
 
     fn submit(self, state: &Arc<ServerState>, body: Bytes) -> Result<RequestId, ServerError> {
@@ -143,7 +143,7 @@ impl NamedSave {
         let run = require_run(&store, &self.model)?;
         let scope = SequenceScope::Model(run.id.clone());
         let seq = self.seq.map(Seq::get);
-        let seq = seq.unwrap_or_else(|| super::next_number(state, &store, &scope));
+        let seq = seq.unwrap_or_else(|| super::next_seq(state, &store, &scope));
         let kind = self.kind;
         let save = self.into_save(seq)?;
         let sequence = store.sequences.get(&scope);
@@ -176,7 +176,7 @@ impl NamedSave {
     }
 }
 
-/// Decodes a stored save again.
+/// Decodes a stored request to save weights, and enqueues it again.
 pub(super) fn restore_save(row: &RequestRecord, body: &Bytes) -> Result<NextStep, ServerError> {
     let SequenceScope::Model(model) = row.scope.clone() else {
         return Err(ServerError::Internal(
@@ -217,7 +217,7 @@ pub(crate) fn load_weights(
     let seq = request.seq_id.map(Seq::get);
     let admitted = submit_load(state, &request, body);
     match &request.model_id {
-        Some(model) => reject_number_on_error(state, model, seq, admitted),
+        Some(model) => reject_seq_on_error(state, model, seq, admitted),
         None => admitted,
     }
 }
@@ -242,7 +242,7 @@ fn submit_load(
         let run = require_run(&store, model)?;
         let scope = SequenceScope::Model(model.clone());
         let seq = request.seq_id.map(Seq::get);
-        let seq = seq.unwrap_or_else(|| super::next_number(state, &store, &scope));
+        let seq = seq.unwrap_or_else(|| super::next_seq(state, &store, &scope));
         if seq != 1 {
             return Err(ServerError::invalid(format!(
                 "LoadWeights is not permitted with seq_id {seq}: only the first request of a model may load"
@@ -287,14 +287,14 @@ fn submit_load(
     submit(state, store, submission)
 }
 
-/// Returns the id of the original request if this is a retry of it.
+/// Returns the id of the original request if the digests show that this is a retry of it.
 fn retried_load(
     store: &Store,
     original: &RequestId,
     digest: &str,
 ) -> Result<RequestId, ServerError> {
     let entry = store.requests.get(original).filter(|entry| entry.row.digest == digest);
-    entry.map(|entry| entry.row.id.clone()).ok_or_else(|| number_in_use(1))
+    entry.map(|entry| entry.row.id.clone()).ok_or_else(|| seq_in_use(1))
 }
 
 fn load_operation(source: &CheckpointRecord, optimizer: bool, creates: bool) -> ModelOperation {
@@ -381,7 +381,7 @@ fn check_compatible(
     }
 }
 
-/// Resolves the checkpoint of a stored load again.
+/// Decodes a stored request to load weights, finds its checkpoint, and enqueues it again.
 pub(super) fn restore_load(
     store: &Store,
     row: &RequestRecord,

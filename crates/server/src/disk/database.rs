@@ -39,8 +39,8 @@ const NEEDED: &str = "
 pub(super) struct Database {
     connection: Connection,
     new: bool,
-    /// Whether the WAL may contain a commit that failed.
-    pub(super) doubtful: bool,
+    /// Whether a commit has failed that the WAL may contain nevertheless.
+    pub(super) needs_repair: bool,
     /// Maximum number of pages, to simulate a full disk.
     #[cfg(test)]
     pub(super) max_pages: std::sync::Arc<std::sync::atomic::AtomicU32>,
@@ -101,9 +101,9 @@ impl Database {
             open().map_err(|error| invalid(error.to_string()))?;
         match (new, application, version) {
             (true, ..) | (false, APPLICATION, VERSION) => {}
-            (false, APPLICATION, newer) => {
+            (false, APPLICATION, other) => {
                 return Err(invalid(format!(
-                    "written by another version of this server (schema {newer}, expected {VERSION}); use \
+                    "written by another version of this server (schema {other}, expected {VERSION}); use \
                      that version, or another data directory"
                 )));
             }
@@ -124,7 +124,7 @@ impl Database {
         Ok(Self {
             connection,
             new,
-            doubtful: false,
+            needs_repair: false,
             #[cfg(test)]
             max_pages: std::sync::Arc::new(u32::MAX.into()),
         })
@@ -150,15 +150,15 @@ impl Database {
     }
 
     /// Returns the first payload number that no row refers to.
-    pub(super) fn next_number(&self) -> io::Result<u64> {
-        let next = self.connection.query_row("SELECT next FROM state", [], |row| number(row, 0));
+    pub(super) fn next_payload_number(&self) -> io::Result<u64> {
+        let next = self.connection.query_row("SELECT next FROM state", [], |row| read_u64(row, 0));
         next.map_err(to_io_error)
     }
 
     /// Returns the numbers of the payloads that rows need.
     pub(super) fn needed_payloads(&self) -> io::Result<HashSet<u64>> {
         let read = || -> rusqlite::Result<HashSet<u64>> {
-            self.connection.prepare_cached(NEEDED)?.query_map([], |row| number(row, 0))?.collect()
+            self.connection.prepare_cached(NEEDED)?.query_map([], |row| read_u64(row, 0))?.collect()
         };
         read().map_err(to_io_error)
     }
@@ -167,31 +167,33 @@ impl Database {
     pub(super) fn read(&self) -> io::Result<StoredRows> {
         let rows = || -> rusqlite::Result<StoredRows> {
             Ok(StoredRows {
-                sessions: self.all("SELECT fact FROM sessions", |row| json(row, 0))?,
-                runs: self.all("SELECT fact, last_seq, used_at FROM runs", |row| {
+                sessions: self.query_all("SELECT fact FROM sessions", |row| read_json(row, 0))?,
+                runs: self.query_all("SELECT fact, last_seq, used_at FROM runs", |row| {
                     let last_seq = row.get::<_, Option<i64>>(1)?.map(i64::cast_unsigned);
-                    Ok((RunRecord { last_seq, ..json(row, 0)? }, row.get(2)?))
+                    Ok((RunRecord { last_seq, ..read_json(row, 0)? }, row.get(2)?))
                 })?,
-                changes: self.all("SELECT run, seq, kind, body FROM changes", |row| {
+                changes: self.query_all("SELECT run, seq, kind, body FROM changes", |row| {
                     let run: String = row.get(0)?;
-                    let change = ChangeRecord { kind: word(row, 2)?, body: number(row, 3)? };
-                    Ok((run.into(), number(row, 1)?, change))
+                    let change =
+                        ChangeRecord { kind: read_variant(row, 2)?, body: read_u64(row, 3)? };
+                    Ok((run.into(), read_u64(row, 1)?, change))
                 })?,
-                samplers: self.all("SELECT fact FROM samplers", |row| json(row, 0))?,
-                checkpoints: self.all("SELECT fact FROM checkpoints", |row| json(row, 0))?,
-                requests: self.all(
+                samplers: self.query_all("SELECT fact FROM samplers", |row| read_json(row, 0))?,
+                checkpoints: self
+                    .query_all("SELECT fact FROM checkpoints", |row| read_json(row, 0))?,
+                requests: self.query_all(
                     "SELECT fact, body, answer, answer_bytes, answered_at, outcome \
                      FROM requests ORDER BY body",
-                    request,
+                    read_request,
                 )?,
                 usage: self
-                    .all("SELECT hour, session, base_model, what, count FROM usage", |row| {
+                    .query_all("SELECT hour, session, base_model, what, count FROM usage", |row| {
                         let session: String = row.get(1)?;
                         let (hour, base_model) = (row.get(0)?, row.get(2)?);
-                        let meter = word(row, 3)?;
+                        let meter = read_variant(row, 3)?;
                         Ok((
                             UsageKey { hour, session: session.into(), base_model, meter },
-                            number(row, 4)?,
+                            read_u64(row, 4)?,
                         ))
                     })?
                     .into_iter()
@@ -207,7 +209,7 @@ impl Database {
         })
     }
 
-    fn all<T>(
+    fn query_all<T>(
         &self,
         sql: &str,
         read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
@@ -232,23 +234,24 @@ impl Database {
         let transaction = begin(&mut self.connection).map_err(to_io_error)?;
         put_all(&transaction, records, next).map_err(to_io_error)?;
         let committed = transaction.commit();
-        self.doubtful = committed.is_err();
+        self.needs_repair = committed.is_err();
         committed.map_err(to_io_error)
     }
 
-    /// Overwrites a failed commit in the WAL. If only its flush failed, the WAL contains it
-    /// completely, and a crash would apply it although its client received an error.
+    /// Overwrites a failed commit in the WAL with another commit. If only its flush failed, the WAL
+    /// contains it completely, and SQLite would apply it after a crash although its client received
+    /// an error.
     pub(super) fn repair(&mut self) -> io::Result<()> {
-        if self.doubtful {
+        if self.needs_repair {
             let sql = "UPDATE state SET voided = voided + 1";
             self.connection.execute(sql, []).map_err(to_io_error)?;
-            self.doubtful = false;
+            self.needs_repair = false;
         }
         Ok(())
     }
 
-    pub(super) fn is_doubtful(&self) -> bool {
-        self.doubtful
+    pub(super) fn needs_repair(&self) -> bool {
+        self.needs_repair
     }
 }
 
@@ -272,71 +275,71 @@ fn put_all<'a>(
         }
     }
     for (UsageKey { hour, session, base_model, meter }, count) in usage {
-        run(
+        execute(
             transaction,
             "INSERT INTO usage VALUES (?, ?, ?, ?, ?) \
              ON CONFLICT DO UPDATE SET count = count + excluded.count",
-            params![hour, session.as_str(), base_model, word_of(*meter), signed(count)],
+            params![hour, session.as_str(), base_model, variant_name(*meter), to_i64(count)],
         )?;
     }
     if let Some(next) = next {
-        run(transaction, "UPDATE state SET next = ?", [signed(next)])?;
+        execute(transaction, "UPDATE state SET next = ?", [to_i64(next)])?;
     }
     Ok(())
 }
 
 fn put(transaction: &Transaction<'_>, record: &Record) -> rusqlite::Result<()> {
-    let run = |sql, params: &[&dyn rusqlite::ToSql]| run(transaction, sql, params);
+    let execute = |sql, params: &[&dyn rusqlite::ToSql]| execute(transaction, sql, params);
     match record {
         Record::Session(row) => {
             if row.end.is_some() {
-                // Only this session could use them.
+                // Only the session itself can use its models and sampling sessions.
                 let changes =
                     "DELETE FROM changes WHERE run IN (SELECT id FROM runs WHERE session = ?)";
-                run(changes, &[&row.id.as_str()])?;
-                run("DELETE FROM samplers WHERE session = ?", &[&row.id.as_str()])?;
+                execute(changes, &[&row.id.as_str()])?;
+                execute("DELETE FROM samplers WHERE session = ?", &[&row.id.as_str()])?;
             }
             let sql = "INSERT INTO sessions (id, fact) VALUES (?, ?) \
                        ON CONFLICT DO UPDATE SET fact = excluded.fact";
-            run(sql, &[&row.id.as_str(), &text(row)])
+            execute(sql, &[&row.id.as_str(), &to_json(row)])
         }
         Record::SessionsRemoved { ids } => {
             // A sampling session may have been written after the session ended.
             for id in ids {
-                run("DELETE FROM samplers WHERE session = ?", &[&id.as_str()])?;
-                run("DELETE FROM sessions WHERE id = ?", &[&id.as_str()])?;
+                execute("DELETE FROM samplers WHERE session = ?", &[&id.as_str()])?;
+                execute("DELETE FROM sessions WHERE id = ?", &[&id.as_str()])?;
             }
             Ok(())
         }
         Record::Run(row) => {
             if let Some(snapshot) = &row.snapshot {
                 let sql = "DELETE FROM changes WHERE run = ? AND seq <= ?";
-                run(sql, &[&row.id.as_str(), &signed(snapshot.seq)])?;
+                execute(sql, &[&row.id.as_str(), &to_i64(snapshot.seq)])?;
             }
             let sql = "INSERT INTO runs (id, used_at, fact) VALUES (?, ?, ?) \
                        ON CONFLICT DO UPDATE SET fact = excluded.fact";
-            run(sql, &[&row.id.as_str(), &row.created_at, &text(row)])
+            execute(sql, &[&row.id.as_str(), &row.created_at, &to_json(row)])
         }
         Record::Sampler(row) => {
             let sql = "INSERT INTO samplers (id, fact) VALUES (?, ?) \
                        ON CONFLICT DO UPDATE SET fact = excluded.fact";
-            run(sql, &[&row.id.as_str(), &text(row)])
+            execute(sql, &[&row.id.as_str(), &to_json(row)])
         }
         Record::Checkpoint(row) => {
-            run(TOUCH_RUN, &[&row.path.run().as_str(), &row.created_at])?;
+            execute(TOUCH_RUN, &[&row.path.run().as_str(), &row.created_at])?;
             let sql = "INSERT INTO checkpoints (path, fact) VALUES (?, ?) \
                        ON CONFLICT DO UPDATE SET fact = excluded.fact";
-            run(sql, &[&row.path.to_string(), &text(row)])
+            execute(sql, &[&row.path.to_string(), &to_json(row)])
         }
         Record::CheckpointDeleted { path } => {
-            run("DELETE FROM checkpoints WHERE path = ?", &[&path.to_string()])
+            execute("DELETE FROM checkpoints WHERE path = ?", &[&path.to_string()])
         }
         Record::Request(row) => {
             if let SequenceScope::Model(model) = &row.scope {
-                run(TOUCH_RUN, &[&model.as_str(), &row.at])?;
+                execute(TOUCH_RUN, &[&model.as_str(), &row.at])?;
             }
             let sql = "INSERT INTO requests (id, body, fact) VALUES (?, ?, ?)";
-            run(sql, &[&row.id.as_str(), &signed(row.number), &text(&**row)])
+            execute(sql, &[&row.id.as_str(), &to_i64(row.number), &to_json(&**row)])
         }
         Record::Result(result) => put_result(transaction, result),
         Record::RequestsRemoved { ids } => {
@@ -346,70 +349,75 @@ fn put(transaction: &Transaction<'_>, record: &Record) -> rusqlite::Result<()> {
     }
 }
 
+/// Updates the time of the last use of a run.
 const TOUCH_RUN: &str = "UPDATE runs SET used_at = max(used_at, ?2) WHERE id = ?1";
 
 fn put_result(transaction: &Transaction<'_>, result: &ResultRecord) -> rusqlite::Result<()> {
     let row = &*result.request;
-    run(
+    execute(
         transaction,
         "UPDATE requests SET answer = ?, answer_bytes = ?, answered_at = ?, outcome = ? WHERE id = ?",
         params![
-            signed(result.number),
-            signed(result.size as u64),
+            to_i64(result.number),
+            to_i64(result.size as u64),
             result.at,
-            text(&result.result),
+            to_json(&result.result),
             row.id.as_str()
         ],
     )?;
     let SequenceScope::Model(model) = &row.scope else { return Ok(()) };
-    let seq = signed(row.seq);
+    let seq = to_i64(row.seq);
     let last = "UPDATE runs SET last_seq = max(ifnull(last_seq, ?2), ?2) WHERE id = ?1";
-    run(transaction, last, params![model.as_str(), seq])?;
+    execute(transaction, last, params![model.as_str(), seq])?;
     if result.model_changed {
         // A model whose session has ended is never restored.
         let sql = "INSERT OR REPLACE INTO changes (run, seq, kind, body) SELECT ?, ?, ?, ? \
                    WHERE NOT EXISTS (SELECT 1 FROM sessions WHERE id = ? AND ended)";
-        let (kind, body) = (word_of(row.kind), signed(row.number));
-        run(transaction, sql, params![model.as_str(), seq, kind, body, row.session.as_str()])?;
+        let (kind, body) = (variant_name(row.kind), to_i64(row.number));
+        execute(transaction, sql, params![model.as_str(), seq, kind, body, row.session.as_str()])?;
     }
     Ok(())
 }
 
-fn run(transaction: &Transaction<'_>, sql: &str, params: impl Params) -> rusqlite::Result<()> {
+/// Executes a statement, which is prepared once per connection.
+fn execute(transaction: &Transaction<'_>, sql: &str, params: impl Params) -> rusqlite::Result<()> {
     let mut statement: CachedStatement<'_> = transaction.prepare_cached(sql)?;
     statement.execute(params).map(drop)
 }
 
-fn request(row: &Row<'_>) -> rusqlite::Result<(RequestRecord, Option<StoredResult>)> {
-    let request = RequestRecord { number: number(row, 1)?, ..json(row, 0)? };
+/// Reads a request and its result.
+fn read_request(row: &Row<'_>) -> rusqlite::Result<(RequestRecord, Option<StoredResult>)> {
+    let request = RequestRecord { number: read_u64(row, 1)?, ..read_json(row, 0)? };
     let result = match row.get::<_, Option<i64>>(2)? {
         None => None,
-        Some(number_of_result) => Some(StoredResult {
-            number: number_of_result.cast_unsigned(),
-            size: usize::try_from(number(row, 3)?).unwrap_or(usize::MAX),
+        Some(number) => Some(StoredResult {
+            number: number.cast_unsigned(),
+            size: usize::try_from(read_u64(row, 3)?).unwrap_or(usize::MAX),
             at: row.get(4)?,
-            result: json(row, 5)?,
+            result: read_json(row, 5)?,
         }),
     };
     Ok((request, result))
 }
 
-/// Serializes a record to its stored form.
-fn text(value: &impl Serialize) -> String {
+/// Serializes a value to its stored form.
+fn to_json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("records have string keys and finite numbers")
 }
 
-/// Returns the stored name of an enum variant.
-fn word_of(value: impl Serialize) -> String {
-    text(&value).trim_matches('"').to_owned()
+/// Returns the stored name of an enum variant without fields.
+fn variant_name(value: impl Serialize) -> String {
+    to_json(&value).trim_matches('"').to_owned()
 }
 
-fn word<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
-    let word: String = row.get(column)?;
-    serde_json::from_value(word.into()).map_err(|error| unreadable(column, error))
+/// Reads an enum variant without fields from its stored name.
+fn read_variant<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
+    let name: String = row.get(column)?;
+    serde_json::from_value(name.into()).map_err(|error| unreadable(column, error))
 }
 
-fn json<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
+/// Reads a value that [`to_json`] has serialized.
+fn read_json<T: DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
     let text = row.get_ref(column)?.as_str()?;
     serde_json::from_str(text).map_err(|error| unreadable(column, error))
 }
@@ -418,12 +426,13 @@ fn unreadable(column: usize, error: serde_json::Error) -> rusqlite::Error {
     rusqlite::Error::FromSqlConversionFailure(column, rusqlite::types::Type::Text, error.into())
 }
 
-fn number(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+/// Reads an integer that [`to_i64`] has converted.
+fn read_u64(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     row.get::<_, i64>(column).map(i64::cast_unsigned)
 }
 
-/// Converts to the signed integers of SQLite, bit by bit; [`number`] converts back.
-fn signed(number: u64) -> i64 {
+/// Converts to a signed integer of SQLite with the same bits; [`read_u64`] converts back.
+fn to_i64(number: u64) -> i64 {
     number.cast_signed()
 }
 

@@ -3,14 +3,14 @@
 //! Records are rows of a SQLite [`database`]; request bodies and results are [`payloads`], numbered
 //! entries of a file next to it. One thread, the [`writer`], owns both. Writes that arrive while it
 //! is busy are grouped: their payloads are appended and flushed, then one transaction commits their
-//! rows. A hundred concurrent requests cost two flushes, and a row never refers to a payload that is
-//! not on disk. A payload that no row refers to is ignored and later overwritten or compacted away.
+//! rows. A hundred concurrent requests need two flushes, and a row never refers to a payload that is
+//! not durable. A payload that no row refers to is ignored and removed later.
 //!
-//! Each write has a callback that runs once the write is durable or has failed. Requests are
-//! acknowledged from there and nowhere else. A failed write leaves nothing behind.
+//! Each write has a callback that runs once the write is durable or has failed. Only this callback
+//! acknowledges a request. After a failed write, the writer removes its bytes from both files.
 //!
-//! A result cannot be refused, because its request has already been executed. Such required writes
-//! are retried until they succeed, and no later write is attempted before them.
+//! The write of a result is required: its request has already been executed, so the write cannot be
+//! rejected. The writer retries required writes until they succeed, before any later write.
 
 mod database;
 mod frame;
@@ -39,13 +39,14 @@ pub(crate) type WriteCallback = Box<dyn FnOnce(io::Result<()>) + Send>;
 const DATABASE: &str = "metadata.sqlite";
 /// Payload file in the data directory.
 const PAYLOADS: &str = "payloads";
-/// File of the storage format before the database; not supported any more.
+/// File of an earlier storage format, which this version does not read.
 const JOURNAL: &str = "journal";
 /// Directory of all adapter folders in the data directory.
 pub(crate) const WEIGHTS: &str = "weights";
 
 /// Handle of the writer thread. Dropping it finishes the queued writes and stops the thread.
 pub(crate) struct Disk {
+    /// Next payload number to assign.
     next: u64,
     sender: Option<Sender<WriterCommand>>,
     reader: PayloadReader,
@@ -65,7 +66,7 @@ struct WriterHealth {
 impl Disk {
     /// Opens or creates the database and the payload file in `folder`, and returns the stored rows.
     ///
-    /// An incomplete write of a crash is dropped: no client received an acknowledgement for it.
+    /// A write that a crash interrupted is removed: no client received an acknowledgement for it.
     ///
     /// # Errors
     /// Fails if a file cannot be read or belongs to another program or version, or if a payload
@@ -81,7 +82,7 @@ impl Disk {
             database.create_tables()?;
         }
         let rows = database.read()?;
-        let next = database.next_number()?;
+        let next = database.next_payload_number()?;
         let payloads = Payloads::open(&payloads, next, &database.needed_payloads()?)?;
         Ok((Self::start(database, payloads, next)?, rows))
     }
@@ -98,7 +99,7 @@ impl Disk {
     }
 
     /// Assigns the next payload number.
-    pub(crate) fn next_number(&mut self) -> u64 {
+    pub(crate) fn next_payload_number(&mut self) -> u64 {
         let number = self.next;
         self.next += 1;
         number
@@ -142,8 +143,8 @@ impl Disk {
         self.send(WriterCommand::Barrier { on_written });
     }
 
-    /// Queues a compaction of the payload file, if it has at least `min_bytes` bytes and more than
-    /// half of them are unreferenced.
+    /// Queues a compaction of the payload file, if it has at least `min_bytes` bytes and at least
+    /// half of them are not needed.
     pub(crate) fn compact(&mut self, min_bytes: u64, on_written: WriteCallback) {
         self.send(WriterCommand::Compact { min_bytes, on_written });
     }
@@ -197,8 +198,8 @@ impl Drop for Disk {
     }
 }
 
-/// Returns an error if `folder` contains data without a database. A new database would refer to
-/// none of it, and the expiry task would remove the weights.
+/// Returns an error if `folder` contains data without a database. A new database would not refer to
+/// that data, and the expiry task would remove the weights.
 fn check_no_data(folder: &Path) -> io::Result<()> {
     let empty = frame::MAGIC.len() as u64;
     let payloads = std::fs::metadata(folder.join(PAYLOADS));

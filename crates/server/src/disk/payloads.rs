@@ -1,7 +1,6 @@
 //! The payload file: numbered byte strings, appended, flushed, and read by number.
 //!
-//! The file knows neither the meaning of a payload nor whether it is needed; the rows of the
-//! database do.
+//! The rows of the database determine the meaning of a payload and whether it is needed.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{File, OpenOptions};
@@ -17,7 +16,7 @@ use super::frame::{FrameHeader, HEADER_LEN, MAGIC};
 /// Size of the buffer that groups small payloads into one write, in bytes.
 pub(super) const BUFFER: usize = 1 << 20;
 
-/// A file that payloads are appended to. Tests implement it with a file that fails.
+/// File that payloads are appended to. Tests implement it with a file whose operations fail.
 pub(super) trait AppendFile: Send {
     /// Writes all of `bytes` at the end.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
@@ -42,7 +41,7 @@ impl AppendFile for File {
     }
 }
 
-/// The writer's side of the payload file.
+/// Payload file as the writer thread uses it. Other threads use a [`PayloadReader`].
 pub(super) struct Payloads {
     file: Box<dyn AppendFile>,
     index: Arc<Mutex<PayloadIndex>>,
@@ -78,8 +77,9 @@ pub(super) struct UncommittedPayloads {
 }
 
 impl Payloads {
-    /// Opens or creates the file at `path`, and removes what a crash left: an incomplete payload,
-    /// and payloads from number `next` on, which no row refers to.
+    /// Opens or creates the file at `path`, and removes the payloads of writes that a crash
+    /// interrupted: an incomplete one at the end, and those from number `next` on, which no row
+    /// refers to.
     ///
     /// # Errors
     /// Fails if a payload of `needed` is missing.
@@ -167,7 +167,7 @@ impl Payloads {
         index.extents.extend(appended.extents);
     }
 
-    /// Marks appended payloads that were not committed for removal.
+    /// Marks the payloads after the last committed one for removal by [`repair`](Self::repair).
     pub(super) fn abandon(&mut self) {
         self.torn = true;
     }
@@ -221,7 +221,7 @@ impl Payloads {
         drop(out);
         staged.sync()?;
         let file = {
-            // Rename under the lock: a reader opens the file and uses the index together.
+            // Rename under the lock: a reader must not combine the old index with the new file.
             let mut index = lock(&self.index);
             let file = staged.publish()?;
             index.extents = extents;
@@ -241,8 +241,8 @@ impl PayloadReader {
     /// # Errors
     /// `NotFound` if there is no such payload, `InvalidData` if its checksum does not match.
     pub(crate) fn payload(&self, number: u64) -> io::Result<Bytes> {
-        // Open the file under the lock, so that file and index match. A compaction after that
-        // replaces the name only; this file keeps its content.
+        // Open the file under the lock, so that file and index match. A later compaction puts another
+        // file under the same name and does not change the opened one.
         let (extent, mut file) = {
             let index = lock(&self.0);
             let extent = index.extents.get(&number).copied();
@@ -300,7 +300,7 @@ fn invalid_data(path: &Path, message: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("{}: {message}", path.display()))
 }
 
-/// Returns the replacement of the payload file that compaction writes.
+/// Returns the atomic write with which compaction replaces the payload file.
 fn replacement(path: &Path) -> AtomicWrite {
     AtomicWrite::new(path).single_writer().owner_only()
 }

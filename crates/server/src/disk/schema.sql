@@ -12,7 +12,7 @@ CREATE TABLE sessions (
 
 CREATE TABLE runs (
     id TEXT PRIMARY KEY,
-    used_at INTEGER NOT NULL,
+    used_at INTEGER NOT NULL,       -- time of the last request or checkpoint
     last_seq INTEGER,               -- sequence number of the last executed request
     fact TEXT NOT NULL,
     session AS (fact ->> 'session'),
@@ -25,7 +25,7 @@ CREATE INDEX runs_of_session ON runs (session);
 CREATE TABLE changes (
     run TEXT NOT NULL,
     seq INTEGER NOT NULL,
-    kind TEXT NOT NULL,
+    kind TEXT NOT NULL,             -- kind of the request, as in the table "requests"
     body INTEGER NOT NULL,          -- payload number of the request body
     PRIMARY KEY (run, seq)
 ) WITHOUT ROWID;
@@ -54,7 +54,7 @@ CREATE TABLE requests (
     answer INTEGER,                 -- payload number of the result; NULL before the execution
     answer_bytes INTEGER,
     answered_at INTEGER,
-    outcome TEXT,                   -- "json", "proto", or the failure
+    outcome TEXT,                   -- JSON: "json", "proto", or the failure
     fact TEXT NOT NULL,
     session AS (fact ->> 'session'),
     kind AS (fact ->> 'kind'),
@@ -66,7 +66,7 @@ CREATE TABLE usage (
     hour INTEGER NOT NULL,          -- hours since the Unix epoch
     session TEXT NOT NULL,
     base_model TEXT NOT NULL,
-    what TEXT NOT NULL,
+    what TEXT NOT NULL,             -- "training", "prefill", "cached_prefill", "sampled", "checkpoints"
     count INTEGER NOT NULL,
     PRIMARY KEY (hour, session, base_model, what)
 ) WITHOUT ROWID;
@@ -74,6 +74,6 @@ CREATE TABLE usage (
 -- Exactly one row.
 CREATE TABLE state (
     next INTEGER NOT NULL,          -- first payload number that no row refers to
-    voided INTEGER NOT NULL         -- number of commits overwritten in the WAL after a failed flush
+    voided INTEGER NOT NULL         -- number of failed commits that were overwritten in the WAL
 );
 INSERT INTO state VALUES (1, 0);

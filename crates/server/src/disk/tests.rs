@@ -29,7 +29,7 @@ fn request(id: &str, number: u64) -> Arc<RequestRecord> {
 /// Writes a request, waits for it, and returns its payload number.
 fn append(disk: &mut Disk, id: &str, body: &[u8]) -> io::Result<u64> {
     let (sender, receiver) = mpsc::channel();
-    let number = disk.next_number();
+    let number = disk.next_payload_number();
     let payload = Some((number, Bytes::copy_from_slice(body)));
     let on_written = Box::new(move |result| drop(sender.send(result)));
     disk.append(vec![Record::Request(request(id, number))], payload, on_written);
@@ -97,7 +97,7 @@ fn payload_numbers_are_never_reused() {
     drop(disk);
     let (mut disk, found) = Disk::open(folder.path()).unwrap();
     assert!(found.requests.is_empty());
-    assert!(disk.next_number() > number);
+    assert!(disk.next_payload_number() > number);
 }
 
 /// Simulates a crash after the payloads were flushed and before the rows were committed.
@@ -106,7 +106,7 @@ fn a_payload_without_a_row_is_dropped() {
     let folder = tempfile::tempdir().unwrap();
     let (mut disk, _) = Disk::open(folder.path()).unwrap();
     append(&mut disk, "a", b"body").unwrap();
-    let (length, next) = (disk.payload_bytes(), disk.next_number());
+    let (length, next) = (disk.payload_bytes(), disk.next_payload_number());
     drop(disk);
     let path = folder.path().join(PAYLOADS);
     let whole = std::fs::read(&path).unwrap();
@@ -118,7 +118,7 @@ fn a_payload_without_a_row_is_dropped() {
         let (mut disk, found) = Disk::open(folder.path()).unwrap();
         assert_eq!(ids(&found), ["a"]);
         assert_eq!(disk.payload_bytes(), length);
-        assert_eq!(disk.next_number(), next);
+        assert_eq!(disk.next_payload_number(), next);
         drop(disk);
         assert_eq!(std::fs::read(&path).unwrap(), whole);
     }
@@ -241,10 +241,10 @@ fn compaction_keeps_needed_payloads_and_their_numbers() {
     let numbers: Vec<u64> =
         ["a", "b", "c"].map(|id| append(&mut disk, id, id.as_bytes()).unwrap()).into();
     // The result of the second replaces its body.
-    let answer = disk.next_number();
+    let result_number = disk.next_payload_number();
     let result = Record::Result(ResultRecord {
         request: request("b", numbers[1]),
-        number: answer,
+        number: result_number,
         size: 6,
         result: ResultKind::Json,
         model_changed: false,
@@ -253,7 +253,7 @@ fn compaction_keeps_needed_payloads_and_their_numbers() {
     });
     disk.append_required(
         vec![result],
-        Some((answer, Bytes::from_static(b"answer"))),
+        Some((result_number, Bytes::from_static(b"answer"))),
         Box::new(|_| {}),
     );
     remove(&mut disk, &["a", "c"]);
@@ -261,7 +261,7 @@ fn compaction_keeps_needed_payloads_and_their_numbers() {
     compact(&mut disk).unwrap();
     let last = append(&mut disk, "d", b"d").unwrap();
     assert!(disk.payload_bytes() < before);
-    assert_eq!(disk.reader().payload(answer).unwrap(), "answer");
+    assert_eq!(disk.reader().payload(result_number).unwrap(), "answer");
     for number in numbers {
         let error = disk.reader().payload(number).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
@@ -269,25 +269,26 @@ fn compaction_keeps_needed_payloads_and_their_numbers() {
     drop(disk);
     let (disk, found) = Disk::open(folder.path()).unwrap();
     assert_eq!(ids(&found), ["b", "d"]);
-    assert_eq!(found.requests[0].1.as_ref().unwrap().number, answer);
+    assert_eq!(found.requests[0].1.as_ref().unwrap().number, result_number);
     assert_eq!(disk.reader().payload(last).unwrap(), "d");
 }
 
 /// A file whose operations fail on request, each after part of its work.
-struct Faulty {
+struct FaultyFile {
     file: File,
     operation: usize,
     fails: Box<dyn Fn(usize) -> bool + Send>,
 }
 
-impl Faulty {
+impl FaultyFile {
+    /// Counts an operation and returns whether it must fail.
     fn next(&mut self) -> bool {
         self.operation += 1;
         (self.fails)(self.operation - 1)
     }
 }
 
-impl AppendFile for Faulty {
+impl AppendFile for FaultyFile {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         if self.next() {
             self.file.append(&bytes[..bytes.len() / 2])?;
@@ -305,8 +306,12 @@ impl AppendFile for Faulty {
     }
 }
 
-/// Opens a disk whose payload file fails, and returns the limit on database pages.
-fn faulty(folder: &Path, fails: impl Fn(usize) -> bool + Send + 'static) -> (Disk, Arc<AtomicU32>) {
+/// Opens a disk whose payload file fails at the operations for which `fails` returns true. Also
+/// returns the limit on database pages.
+fn open_faulty(
+    folder: &Path,
+    fails: impl Fn(usize) -> bool + Send + 'static,
+) -> (Disk, Arc<AtomicU32>) {
     std::fs::create_dir_all(folder).unwrap();
     drop(Disk::open(folder).unwrap());
     let path = folder.join(PAYLOADS);
@@ -314,7 +319,7 @@ fn faulty(folder: &Path, fails: impl Fn(usize) -> bool + Send + 'static) -> (Dis
     let length = file.seek(SeekFrom::End(0)).unwrap();
     let database = Database::open(&folder.join(DATABASE)).unwrap();
     let max_pages = Arc::clone(&database.max_pages);
-    let file = Faulty { file, operation: 0, fails: Box::new(fails) };
+    let file = FaultyFile { file, operation: 0, fails: Box::new(fails) };
     let payloads =
         Payloads::new(Box::new(file), PayloadIndex { path, extents: BTreeMap::new(), length });
     (Disk::start(database, payloads, 1).unwrap(), max_pages)
@@ -326,7 +331,7 @@ fn a_failed_write_is_reported_and_leaves_nothing_behind() {
     // Fail one to three consecutive operations, including flushes and truncations.
     for (at, count) in (0..8).flat_map(|at| (1..4).map(move |count| (at, count))) {
         let folder = folder.path().join(format!("{at}-{count}"));
-        let (mut disk, _) = faulty(&folder, move |n| (at..at + count).contains(&n));
+        let (mut disk, _) = open_faulty(&folder, move |n| (at..at + count).contains(&n));
         let mut written = Vec::new();
         for id in ["a", "b", "c", "d", "e"] {
             match append(&mut disk, id, b"body") {
@@ -346,7 +351,7 @@ fn a_failed_write_is_reported_and_leaves_nothing_behind() {
 #[test]
 fn a_full_database_is_reported_and_its_payloads_are_truncated() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut disk, max_pages) = faulty(folder.path(), |_| false);
+    let (mut disk, max_pages) = open_faulty(folder.path(), |_| false);
     append(&mut disk, "a", b"body").unwrap();
     let length = disk.payload_bytes();
     // Allow no new pages.
@@ -371,7 +376,7 @@ fn a_full_database_is_reported_and_its_payloads_are_truncated() {
     assert_eq!(std::fs::metadata(&path).unwrap().len(), disk.payload_bytes());
     // A required write stays outstanding, and later writes are rejected.
     let (sender, receiver) = mpsc::channel();
-    let number = disk.next_number();
+    let number = disk.next_payload_number();
     let records = vec![Record::Request(request("required", number))];
     let payload = Some((number, Bytes::from_static(b"required")));
     disk.append_required(records, payload, Box::new(move |written| drop(sender.send(written))));
@@ -392,12 +397,12 @@ fn required_writes_succeed_in_order_after_any_number_of_failures() {
     let folder = tempfile::tempdir().unwrap();
     for failing in 0..12 {
         let folder = folder.path().join(failing.to_string());
-        let (mut disk, _) = faulty(&folder, move |n| n < failing);
+        let (mut disk, _) = open_faulty(&folder, move |n| n < failing);
         let (sender, receiver) = mpsc::channel();
         let mut expected = Vec::new();
         for (i, id) in ["a", "b", "c", "d"].into_iter().enumerate() {
             if i % 2 == 0 {
-                let (sender, number) = (sender.clone(), disk.next_number());
+                let (sender, number) = (sender.clone(), disk.next_payload_number());
                 let records = vec![Record::Request(request(id, number))];
                 let payload = Some((number, Bytes::from_static(b"body")));
                 disk.append_required(
@@ -423,7 +428,7 @@ fn compaction_waits_for_outstanding_writes() {
     let folder = tempfile::tempdir().unwrap();
     let failing = Arc::new(AtomicBool::new(false));
     let fails = Arc::clone(&failing);
-    let (mut disk, _) = faulty(folder.path(), move |_| fails.load(Ordering::Relaxed));
+    let (mut disk, _) = open_faulty(folder.path(), move |_| fails.load(Ordering::Relaxed));
     let first = append(&mut disk, "old", &[7; 100]).unwrap();
     remove(&mut disk, &["old"]);
     failing.store(true, Ordering::Relaxed);
@@ -432,7 +437,7 @@ fn compaction_waits_for_outstanding_writes() {
         let sender = sender.clone();
         Box::new(move |written| sender.send((what, written.is_ok())).unwrap())
     };
-    let new = disk.next_number();
+    let new = disk.next_payload_number();
     disk.append_required(
         vec![Record::Request(request("new", new))],
         Some((new, Bytes::new())),
@@ -475,7 +480,7 @@ fn an_oversized_payload_is_rejected_and_blocks_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (mut disk, _) = Disk::open(folder.path()).unwrap();
     let (sender, receiver) = mpsc::channel();
-    let number = disk.next_number();
+    let number = disk.next_payload_number();
     let long = Some((number, Bytes::from(vec![0; MAX_PAYLOAD + 1])));
     let records = vec![Record::Request(request("long", number))];
     disk.append_required(records, long, Box::new(move |written| sender.send(written).unwrap()));
@@ -510,11 +515,11 @@ fn a_failed_commit_is_not_applied_after_a_crash() {
     commit(&mut writer, "b", 2);
     let (wal, longer) = (before.with_extension("sqlite-wal"), path.with_extension("sqlite-wal"));
     let length = usize::try_from(std::fs::metadata(&wal).unwrap().len()).unwrap();
-    let refused = std::fs::read(longer).unwrap().split_off(length);
+    let failed_commit = std::fs::read(longer).unwrap().split_off(length);
 
     let mut database = Database::open(&before).unwrap();
     assert_eq!(ids(&database.read().unwrap()), ["a"]);
-    OpenOptions::new().append(true).open(&wal).unwrap().append(&refused).unwrap();
+    OpenOptions::new().append(true).open(&wal).unwrap().append(&failed_commit).unwrap();
     let after = |database: &Database| ids(&database.read().unwrap());
     assert_eq!(
         after(&Database::open(&crashed(&before).1).unwrap()),
@@ -522,9 +527,9 @@ fn a_failed_commit_is_not_applied_after_a_crash() {
         "without the repair the commit reappears"
     );
     assert_eq!(after(&database), ["a"]);
-    database.doubtful = true;
+    database.needs_repair = true;
     database.repair().unwrap();
-    assert!(!database.is_doubtful());
+    assert!(!database.needs_repair());
     assert_eq!(after(&Database::open(&crashed(&before).1).unwrap()), ["a"]);
     commit(&mut database, "c", 2);
     assert_eq!(after(&Database::open(&crashed(&before).1).unwrap()), ["a", "c"]);

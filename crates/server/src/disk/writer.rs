@@ -106,6 +106,7 @@ impl DiskWriter {
         }
     }
 
+    /// Returns an error if a required write is outstanding.
     fn check_nothing_outstanding(&self) -> io::Result<()> {
         if self.outstanding.is_empty() {
             return Ok(());
@@ -117,9 +118,9 @@ impl DiskWriter {
     /// Writes the outstanding writes and then a group, each in one transaction.
     fn write(&mut self, group: Vec<PendingWrite>) {
         let group = reject_oversized(group);
-        // Remove the traces of a failed write even if there is nothing to write: its client received
-        // an error and must not find the change applied after a restart. If the repair fails, the
-        // next write fails too and repeats it.
+        // Repair even if there is nothing to write: the client of a failed write received an error,
+        // so the write must not be applied after a restart. If the repair fails, the next write
+        // repeats it first.
         let _ = self.repair();
         if !self.outstanding.is_empty() {
             let outstanding = std::mem::take(&mut self.outstanding);
@@ -131,7 +132,8 @@ impl DiskWriter {
         if self.outstanding.is_empty() {
             self.write_group(group);
             if !self.outstanding.is_empty() {
-                // Retry at once without the writes that were rejected: the rest may fit.
+                // Retry the required writes at once: without the rejected ones they may fit on the
+                // disk.
                 let outstanding = std::mem::take(&mut self.outstanding);
                 self.write_group(outstanding);
             }
@@ -182,17 +184,18 @@ impl DiskWriter {
     }
 
     fn needs_repair(&self) -> bool {
-        self.payloads.is_torn() || self.database.is_doubtful()
+        self.payloads.is_torn() || self.database.needs_repair()
     }
 
-    /// Removes what a failed write left. The payloads are removed last, after no row can refer to
-    /// them.
+    /// Removes the rows and payloads of a failed write. The payloads are removed last, when no row can
+    /// refer to them any more.
     fn repair(&mut self) -> io::Result<()> {
         self.database.repair()?;
         self.payloads.repair()
     }
 
-    /// Writes the payloads first, so that no row refers to a payload that is not on disk.
+    /// Writes a group. The payloads are written first, so that no row refers to a payload that is not
+    /// durable.
     fn try_write(&mut self, group: &[PendingWrite]) -> io::Result<()> {
         self.repair()?;
         let payloads = || group.iter().filter_map(|write| write.payload.as_ref());
@@ -213,8 +216,8 @@ impl DiskWriter {
     }
 
     fn compact(&mut self, min_bytes: u64) -> io::Result<()> {
-        // Repair first: a crash could bring back the rows of a doubtful commit, which need their
-        // payloads.
+        // Repair first: a crash could restore the rows of a failed commit, and they would need
+        // payloads that the compaction removes.
         self.repair()?;
         let length = self.payloads.len();
         if length < min_bytes {
@@ -228,8 +231,8 @@ impl DiskWriter {
     }
 }
 
-/// Rejects the writes whose payloads exceed the size limit, also required ones: retrying them
-/// forever would block all later writes.
+/// Rejects the writes whose payloads exceed the size limit and returns the others. Required writes
+/// are rejected too: retrying them forever would block all later writes.
 fn reject_oversized(group: Vec<PendingWrite>) -> Vec<PendingWrite> {
     let fits = |write: &PendingWrite| {
         write.payload.as_ref().is_none_or(|(_, payload)| payload.len() <= MAX_PAYLOAD)

@@ -21,7 +21,7 @@ use crate::state::{BODY_UNIT, ServerState};
 /// on the async thread.
 const SMALL: usize = 64 << 10;
 
-/// A body and its share of the body budget.
+/// A body and its permit of the body budget.
 pub(super) struct ReceivedBody<'a> {
     bytes: Bytes,
     permit: Option<SemaphorePermit<'a>>,
@@ -96,7 +96,7 @@ impl<'a> ReceivedBody<'a> {
     }
 }
 
-/// Returns the maximum size of a body in bytes. Only two routes carry data.
+/// Returns the maximum size of a body in bytes. Two routes carry training or sampling data.
 fn size_limit(state: &ServerState, route: Route) -> usize {
     let limits = &state.options.limits;
     match route {
@@ -117,8 +117,8 @@ fn announced_length(parts: &Parts) -> Result<Option<usize>, ServerError> {
     }
 }
 
-/// Returns the decompressed size that a zstd frame declares, at most `limit`. Decompression stops
-/// there, so a frame that declares too little or too much is rejected.
+/// Returns the decompressed size in bytes that a zstd frame declares, at most `limit`. Decompression
+/// fails beyond this size, so the memory that it needs is known in advance.
 fn declared_size(body: &[u8], limit: usize) -> usize {
     let declared = compress::declared_size(body).and_then(|size| usize::try_from(size).ok());
     declared.unwrap_or(limit).min(limit)

@@ -20,11 +20,11 @@ use crate::admit::validate_ttl;
 use crate::durable;
 use crate::error::ServerError;
 use crate::state::{DownloadGrant, ServerState};
-use crate::store::{CheckpointRecord, Record, RunRecord, Store, now, timestamp};
+use crate::store::{CheckpointRecord, Record, RunRecord, Store, now, seconds_from_now, timestamp};
 
 /// Time for which a download URL is valid.
 const DOWNLOAD_TTL: Duration = Duration::from_secs(3_600);
-/// Maximum number of valid downloads. A further one invalidates the oldest.
+/// Maximum number of download tokens. A further one invalidates the oldest.
 const MAX_DOWNLOADS: usize = 10_000;
 
 pub(super) fn list_of_run(state: &ServerState, run: &str) -> RouteResult {
@@ -134,10 +134,7 @@ pub(super) async fn set_ttl(
     .await
 }
 
-fn seconds_from_now(seconds: u64) -> i64 {
-    now().saturating_add(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1_000_000))
-}
-
+/// Changes a checkpoint with `edit`.
 async fn update(
     state: &Arc<ServerState>,
     path: &TinkerPath,

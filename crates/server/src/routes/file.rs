@@ -25,18 +25,18 @@ use crate::state::ServerState;
 /// Size of the read buffer in bytes.
 const BUFFER: usize = 256 << 10;
 
-/// Sends a file, or a byte range of it so that an interrupted download can be resumed. `rest` is the
-/// download token and the file name.
-pub(super) async fn download(state: &ServerState, rest: &str, headers: &HeaderMap) -> RouteResult {
+/// Sends a file, or a byte range of it so that an interrupted download can be resumed. `path` is
+/// `TOKEN/FILE`.
+pub(super) async fn download(state: &ServerState, path: &str, headers: &HeaderMap) -> RouteResult {
     let not_found = || ServerError::not_found("unknown or expired download URL; request new URLs");
-    let (token, name) = rest.split_once('/').ok_or_else(not_found)?;
+    let (token, name) = path.split_once('/').ok_or_else(not_found)?;
     let folder = {
         let downloads = state.downloads();
         let grant = downloads.get(token).filter(|grant| grant.expires > Instant::now());
         grant.ok_or_else(not_found)?.folder.clone()
     };
-    // Compare with the names in the folder instead of joining `name`: no part of a request may
-    // become part of a path.
+    // Compare with the names in the folder instead of joining `name`: a path with a part of the
+    // request could leave the folder.
     let path = find_file(state.weights_dir.join(folder), name).ok_or_else(not_found)?;
     let mut file = File::open(&path).await.map_err(|_| not_found())?;
     let metadata = file.metadata().await.map_err(|error| ServerError::storage(&error))?;
@@ -91,8 +91,8 @@ fn insert_header(response: &mut Response<ResponseBody>, name: HeaderName, value:
     }
 }
 
-/// Returns an entity tag of length and modification time. Checkpoint files are replaced, never
-/// modified.
+/// Returns an entity tag made of length and modification time. These identify the content, because
+/// checkpoint files are replaced, never modified.
 fn entity_tag(metadata: &Metadata) -> String {
     let modified = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     format!("\"{:x}-{:x}\"", metadata.len(), modified.map_or(0, |time| time.as_nanos()))
@@ -138,7 +138,7 @@ impl Body for FileBody {
         let read: io::Result<()> = ready!(Pin::new(&mut this.file).poll_read(context, &mut buffer));
         let filled = buffer.filled();
         if read.is_err() || filled.is_empty() {
-            // Ends the body before `content-length`, which the client detects as an error.
+            // End the body before `content-length`, which the client detects as an error.
             this.remaining = 0;
             return Poll::Ready(None);
         }

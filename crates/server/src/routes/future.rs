@@ -46,7 +46,7 @@ fn poll_response(response: &PollResponse, id: &RequestId) -> RouteResult {
     Ok(respond(content_type, body))
 }
 
-/// State of a future.
+/// State of a future for a poll.
 enum FutureState {
     Available(PollResponse),
     OnDisk {

@@ -1,6 +1,7 @@
-//! HTTP: authentication, bodies, one `match` over all routes, and the requests that need no worker.
+//! HTTP: authentication, request bodies, one `match` over all routes, and the handlers of requests
+//! that need no worker.
 //!
-//! Only this module, `server` and `stream` know HTTP. The modules below return
+//! Only this module, `server` and `stream` refer to HTTP types. All other modules return
 //! [`ServerError`], which [`error`] maps to responses.
 
 mod body;
@@ -113,14 +114,14 @@ async fn dispatch(state: &Arc<ServerState>, parts: &Parts, body: &mut Incoming) 
     let Some(found) = found else { return Err(no_route(parts.method.as_str(), path)) };
     let body = ReceivedBody::read(state, parts, body, found.route).await?;
     let query = parts.uri.query().unwrap_or_default();
-    // Hold the share of the body budget until the request is handled.
+    // Hold the permit of the body budget until the request is handled.
     let (body, _permit) = body.split();
-    call(state, &found, query, &parts.headers, body).await
+    call_handler(state, &found, query, &parts.headers, body).await
 }
 
 /// Calls the handler of a route. The match is exhaustive: a route added to the table does not
 /// compile until it has a handler.
-async fn call(
+async fn call_handler(
     state: &Arc<ServerState>,
     found: &RouteMatch,
     query: &str,
@@ -217,7 +218,7 @@ async fn call(
     }
 }
 
-/// Returns the client configuration that enables the efficient protocol features.
+/// Returns the client configuration, which enables or disables the efficient protocol features.
 fn client_config(state: &ServerState) -> ClientConfig {
     let efficient = state.options.efficient_protocol;
     let defaults = ClientConfig::default();
@@ -253,7 +254,7 @@ fn authorize(state: &ServerState, headers: &HeaderMap) -> Result<(), HttpError> 
         return Ok(());
     };
     let sent = headers.get(header::API_KEY).map(HeaderValue::as_bytes).unwrap_or_default();
-    // Compare digests without an early exit, so that the time reveals nothing about the key.
+    // Compare digests without an early exit, so that the response time reveals nothing about the key.
     let (sent, expected) = (Sha256::digest(sent), Sha256::digest(key.expose()));
     let differences = sent.iter().zip(&expected).fold(0, |all, (a, b)| all | (a ^ b));
     if differences == 0 { Ok(()) } else { Err(HttpError::unauthorized()) }

@@ -22,7 +22,7 @@ use crate::store::{Record, SessionEnd, SessionRecord, Store, now, timestamp};
 
 /// Owner of all objects: a local server has one user.
 pub(super) const OWNER: &str = "local";
-/// Project of sessions without one.
+/// Project of sessions that have no project id.
 const PROJECT: &str = "default";
 /// Maximum number of items on a page.
 const MAX_PAGE: usize = 1_000;
@@ -206,8 +206,7 @@ fn summary(store: &Store, row: &SessionRecord) -> SessionSummary {
     let status = Some(match &row.end {
         None => SessionStatus::Active,
         Some(SessionEnd::Expired) => {
-            let detail = "session expired: no heartbeat or request from its client";
-            SessionStatus::Cancelled { detail: Some(detail.to_owned()) }
+            SessionStatus::Cancelled { detail: Some(expiry::EXPIRED.to_owned()) }
         }
         Some(SessionEnd::Finished(details)) => {
             SessionStatus::ClientFinished { reason: details.reason, detail: details.detail.clone() }

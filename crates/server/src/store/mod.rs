@@ -1,4 +1,4 @@
-//! In-memory copy of the durable state, behind one lock.
+//! [`Store`]: in-memory copy of the durable state, protected by one mutex.
 //!
 //! Every change is queued for the disk while the lock is held, so the order of writes is the order
 //! of changes in memory; replay after a restart depends on it. No method blocks: work that must
@@ -49,7 +49,7 @@ pub(crate) struct Store {
 #[derive(Clone, Debug)]
 pub(crate) struct Tracked<T> {
     pub(crate) row: T,
-    /// Time of the last request that used it.
+    /// Time of the last request that used the object.
     pub(crate) last_used: UnixMicros,
     /// For a run: the requests that modified it after its snapshot, by sequence number.
     pub(crate) changes: BTreeMap<u64, ChangeRecord>,
@@ -64,6 +64,16 @@ impl<T> Tracked<T> {
 /// Returns the current time.
 pub(crate) fn now() -> UnixMicros {
     Timestamp::now().unix_micros()
+}
+
+/// Returns the current time in hours since the Unix epoch.
+pub(crate) fn current_hour() -> i64 {
+    now().div_euclid(3_600_000_000)
+}
+
+/// Returns the time in `seconds` seconds.
+pub(crate) fn seconds_from_now(seconds: u64) -> UnixMicros {
+    now().saturating_add(i64::try_from(seconds).unwrap_or(i64::MAX).saturating_mul(1_000_000))
 }
 
 /// Converts a time to the API's form.
@@ -89,8 +99,8 @@ impl Store {
         self.put(vec![record], ignore_result());
     }
 
-    /// Applies a record of something that has already happened. The write is retried until it
-    /// succeeds.
+    /// Applies a record of a completed operation, such as a saved snapshot. The write is retried until
+    /// it succeeds.
     pub(crate) fn put_required(&mut self, record: Record) {
         self.disk.append_required(vec![record.clone()], None, ignore_result());
         self.apply(record);
@@ -127,8 +137,8 @@ impl Store {
         }
     }
 
-    /// Moves all expiry timers by `gap` microseconds, the time that the machine was suspended:
-    /// clients could not send anything meanwhile.
+    /// Extends all expiry timers by `gap` microseconds, the time for which the machine was suspended:
+    /// clients could not send requests meanwhile.
     pub(crate) fn extend_expiry(&mut self, gap: UnixMicros) {
         for session in self.sessions.values_mut() {
             session.last_used = session.last_used.saturating_add(gap);
@@ -152,12 +162,11 @@ impl Store {
         ended.map(|row| &row.id).filter(|id| !used.contains(id)).cloned().collect()
     }
 
-    /// Returns whether a queued request will load weights. Such a request holds a folder's name,
-    /// even if its checkpoint is deleted meanwhile, so no folder may be removed before it has run.
+    /// Returns whether an unfinished request will load weights. Such a request needs the folder of its
+    /// checkpoint, even if the checkpoint is deleted meanwhile, so no folder may be removed before the
+    /// request is finished.
     pub(crate) fn has_unfinished_loads(&self) -> bool {
-        let loads = |entry: &RequestEntry| {
-            matches!(entry.row.kind, RequestKind::LoadWeights | RequestKind::CreateModel)
-        };
+        let loads = |entry: &RequestEntry| entry.row.kind == RequestKind::LoadWeights;
         self.requests.values().any(|entry| entry.finished_at().is_none() && loads(entry))
     }
 

@@ -45,6 +45,7 @@ impl Store {
         Ok(store)
     }
 
+    /// Fills the empty state from stored rows.
     fn replay(&mut self, rows: StoredRows) {
         let StoredRows { sessions, runs, changes, samplers, checkpoints, requests, usage } = rows;
         self.usage = usage;
@@ -65,7 +66,7 @@ impl Store {
             finished.extend(result.map(|result| (row.id.clone(), result)));
             self.apply(Record::Request(Arc::new(row)));
         }
-        // Feeds announce results in the order in which they were persisted.
+        // Add the results to their feeds in the order in which they were persisted.
         finished.sort_by_key(|(_, result)| result.number);
         // Restart the retention time: clients could not poll while the server was down.
         for (id, result) in finished {
@@ -160,9 +161,9 @@ impl Store {
 
     fn apply_run(&mut self, row: RunRecord) {
         let (mut changes, mut last_seq, mut last_used) = (Default::default(), None, row.created_at);
-        if let Some(before) = self.runs.remove(&row.id) {
+        if let Some(previous) = self.runs.remove(&row.id) {
             (changes, last_seq, last_used) =
-                (before.changes, before.row.last_seq, before.last_used);
+                (previous.changes, previous.row.last_seq, previous.last_used);
         }
         if let Some(snapshot) = &row.snapshot {
             self.unfinished_folders.remove(&snapshot.folder);
@@ -172,7 +173,8 @@ impl Store {
         self.runs.insert(row.id.clone(), Tracked { row, last_used, changes });
     }
 
-    /// Drops what only this session could use: sampling sessions, snapshots and custom losses.
+    /// Drops the objects that only this session could use: sampling sessions, snapshots, changes since
+    /// the snapshots, and custom losses.
     fn release_session(&mut self, id: &SessionId) {
         self.samplers.retain(|_, sampler| sampler.row.session != *id);
         for run in self.runs.values_mut().filter(|run| run.row.session == *id) {

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::disk::{StoredResult, WriteCallback};
 
-/// An admitted request and how far it is.
+/// An admitted request and its progress.
 #[derive(Debug)]
 pub(crate) struct RequestEntry {
     pub(crate) row: Arc<RequestRecord>,
@@ -22,7 +22,7 @@ pub(crate) struct RequestEntry {
     pub(crate) changed: Arc<Notify>,
 }
 
-/// How far a request is.
+/// Progress of a request.
 #[derive(Clone, Debug)]
 pub(crate) enum RequestPhase {
     /// The request is being written to disk. Its client may cancel it meanwhile.
@@ -31,14 +31,15 @@ pub(crate) enum RequestPhase {
     Queued,
     /// The request was executed and its result is being written to disk.
     Persisting,
-    /// The result is available: in `payload`, or on disk under `number` if memory was short.
+    /// The result is available: in `payload`, or only in the payload file under `number` if it was
+    /// evicted from memory. `size` is in bytes.
     Ready { payload: Option<ResultPayload>, proto: bool, size: usize, number: u64, at: UnixMicros },
     /// The request failed.
     Failed { failed: RequestFailed, at: UnixMicros },
 }
 
 impl RequestEntry {
-    /// Returns when the result became available.
+    /// Returns the time at which the outcome became available, if it has.
     pub(crate) fn finished_at(&self) -> Option<UnixMicros> {
         match self.phase {
             RequestPhase::Ready { at, .. } | RequestPhase::Failed { at, .. } => Some(at),
@@ -57,10 +58,10 @@ impl RequestEntry {
     }
 }
 
-/// Whether a request is still wanted when its write is confirmed.
+/// Whether the client cancelled a request while it was being written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteStatus {
-    Wanted,
+    Active,
     Cancelled,
 }
 
@@ -87,13 +88,13 @@ impl Store {
         self.apply_all(records);
     }
 
-    /// Marks a request as durable.
+    /// Marks a request as durable and returns whether its client has cancelled it.
     pub(crate) fn confirm_request(&mut self, id: &RequestId) -> WriteStatus {
-        let Some(entry) = self.requests.get_mut(id) else { return WriteStatus::Wanted };
+        let Some(entry) = self.requests.get_mut(id) else { return WriteStatus::Active };
         let cancelled = matches!(entry.phase, RequestPhase::Writing { cancelled: true });
         entry.phase = RequestPhase::Queued;
         entry.changed.notify_waiters();
-        if cancelled { WriteStatus::Cancelled } else { WriteStatus::Wanted }
+        if cancelled { WriteStatus::Cancelled } else { WriteStatus::Active }
     }
 
     /// Removes a request whose write failed.
@@ -170,8 +171,8 @@ impl Store {
         }
     }
 
-    /// Drops the oldest payloads from memory once their total exceeds the limit, down to half of
-    /// it. They remain on disk.
+    /// Evicts the oldest results from memory once their total size exceeds the limit, until it is at
+    /// most half of the limit. They remain in the payload file.
     fn evict_results(&mut self) {
         if self.result_bytes <= self.result_limit {
             return;
@@ -207,10 +208,11 @@ impl Store {
         if finished.is_empty() {
             return;
         }
-        // If the write fails they reappear after a restart and expire again.
+        // If the write fails, the requests are restored by the next start and expire again.
         self.put_unconfirmed(Record::RequestsRemoved { ids: finished });
     }
 
+    /// Drops requests and their completions from memory.
     pub(super) fn drop_requests(&mut self, ids: &[RequestId]) {
         let mut feeds: HashMap<(SamplerId, u64), HashSet<&RequestId>> = HashMap::new();
         for id in ids {

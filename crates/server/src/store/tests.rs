@@ -55,7 +55,7 @@ fn request(id: &str, seq: u64) -> RequestRecord {
 
 /// Adds a request whose body is its id.
 fn add_request(store: &mut Store, row: RequestRecord) {
-    let (number, body) = (store.disk.next_number(), Bytes::from(row.id.to_string()));
+    let (number, body) = (store.disk.next_payload_number(), Bytes::from(row.id.to_string()));
     store.add_request(RequestRecord { number, ..row }, vec![], body, ignore_result());
 }
 
@@ -63,7 +63,7 @@ fn add_request(store: &mut Store, row: RequestRecord) {
 fn record_result(store: &mut Store, id: &str, model_changed: bool, payload: &Bytes) -> u64 {
     let meter = UsageMeter::Training;
     let key = UsageKey { hour: 1, session: "s".into(), base_model: "m".to_owned(), meter };
-    let (request, number) = (Arc::clone(&store.requests[id].row), store.disk.next_number());
+    let (request, number) = (Arc::clone(&store.requests[id].row), store.disk.next_payload_number());
     let (size, usage) = (payload.len(), vec![(key, 5)]);
     let result = ResultKind::Json;
     let record = ResultRecord { request, number, size, result, model_changed, at: 1, usage };

@@ -4,7 +4,7 @@ use std::collections::hash_map;
 
 use super::{CheckpointRecord, Record, Store, Tracked};
 
-/// Restores the entries that records replaced.
+/// Function that restores the entries that records replaced.
 pub(super) type Undo = Box<dyn FnOnce(&mut Store) + Send>;
 
 impl Store {

@@ -77,7 +77,7 @@ impl Engines {
         self.loaded.iter_mut().filter(|(_, model)| !model.sampler.is_idle())
     }
 
-    /// Unloads a model and drops the samples that it was drawing.
+    /// Unloads a model, which drops its unfinished samples.
     pub(super) fn unload(&mut self, name: &str) {
         self.loaded.remove(name);
     }

@@ -28,7 +28,7 @@ use crate::outcome::{Outcome, record_outcome};
 use crate::state::ServerState;
 use crate::store::{FailureCategory, ResultKind, SessionEnd};
 
-/// Maximum time the worker sleeps without looking for idle models.
+/// Maximum time for which the worker sleeps before it checks for idle models again.
 const MAX_SLEEP: Duration = Duration::from_secs(5);
 
 /// State of the worker thread.
@@ -65,6 +65,7 @@ impl Worker {
         })
     }
 
+    /// Executes requests until the server stops. Returns the number of models that it saved.
     fn run(&mut self) -> usize {
         let (mut training_time, mut sampling_time) = (Duration::ZERO, Duration::ZERO);
         loop {
@@ -93,7 +94,7 @@ impl Worker {
                     self.execute(request);
                     training_time += start.elapsed();
                 }
-                // Idle time earns no credit.
+                // A period without training requests does not give training a larger share later.
                 None if may_train => training_time = training_time.max(sampling_time),
                 None => {}
             }
@@ -115,7 +116,7 @@ impl Worker {
         until.unwrap_or(MAX_SLEEP).min(MAX_SLEEP)
     }
 
-    /// Ends sessions without a sign of life, after saving the unsaved state of their models.
+    /// Ends silent sessions after saving the unsaved state of their models.
     fn expire_sessions(&mut self, sessions: Vec<SessionId>) {
         let mut ended = Vec::new();
         for id in sessions {
@@ -128,7 +129,7 @@ impl Worker {
                 store.runs_of(&id).map(|run| run.id.clone()).collect()
             };
             let autosave = self.state.options.autosave_on_expiry;
-            // A session whose models cannot be saved stays open and is reported again.
+            // A session whose models cannot be saved remains open and is reported again.
             if !autosave || models.iter().all(|model| self.autosave(model)) {
                 ended.push((id, SessionEnd::Expired));
             }

@@ -1,8 +1,9 @@
-//! Models in training: restored from disk on demand, saved as snapshots.
+//! Models in training: restored from disk on demand, and saved as snapshots.
 //!
 //! A model's durable state is its last snapshot and the requests that modified it since; executing
-//! those again gives the same bits. A snapshot is taken after an optimizer step, when no gradients
-//! are pending, once enough compute time has accumulated that repeating it would take long.
+//! those again gives bit-identical weights. A snapshot is taken after an optimizer step, when no gradients
+//! are pending, once the compute time since the last one reaches
+//! [`snapshot_after`](crate::ServerTimeouts::snapshot_after).
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -55,6 +56,11 @@ impl Worker {
             let model = self.restore(run)?;
             self.insert(run, model);
         }
+        // Using the model is a use of its base model: otherwise the base model would be idle but not
+        // unloadable, and the worker would not sleep (see `next_idle`).
+        if let Some(base) = self.engines.get_loaded(&run.base_model) {
+            base.last_used = Instant::now();
+        }
         let model = self.models.get_mut(&run.id).ok_or_else(|| {
             Outcome::failed(FailureCategory::Server, "internal error: the model was evicted")
         })?;
@@ -65,7 +71,7 @@ impl Worker {
     /// Adds a model and evicts the least recently used ones beyond the memory limit. Returns the
     /// previous model of the run.
     pub(super) fn insert(&mut self, run: &RunRecord, model: LiveModel) -> Option<LiveModel> {
-        let before = self.models.insert(run.id.clone(), model);
+        let previous = self.models.insert(run.id.clone(), model);
         let limit = self.state.options.limits.model_bytes;
         while self.models.values().map(LiveModel::bytes).sum::<usize>() > limit {
             let others = self.models.iter().filter(|(id, _)| **id != run.id);
@@ -74,7 +80,7 @@ impl Worker {
             self.save_if_changed(&oldest);
             self.models.remove(&oldest);
         }
-        before
+        previous
     }
 
     /// Returns the engine of a base model, loading it if necessary.
@@ -158,8 +164,8 @@ impl Worker {
         }
     }
 
-    /// Saves a model's state after request `seq`. Returns whether it succeeded; after a failure a
-    /// restart has more requests to execute again.
+    /// Saves a model's state after request `seq` as its snapshot. Returns whether it succeeded. After a
+    /// failure, a restart executes the requests since the previous snapshot again.
     pub(super) fn snapshot(&mut self, id: &ModelId, seq: u64) -> bool {
         let Some(model) = self.models.get_mut(id) else { return false };
         let folder = format!("snapshot-{}", uuid::Uuid::new_v4().simple());
@@ -171,7 +177,7 @@ impl Worker {
             Ok(()) => {
                 model.since_snapshot = Duration::ZERO;
                 let row = store.runs.get(id).map(|entry| entry.row.clone());
-                // If the session has ended meanwhile, no later event would release the folder.
+                // Do not record the snapshot of an ended session: no later event would remove it.
                 if let Some(row) = row.filter(|row| store.open_session(&row.session).is_some()) {
                     let snapshot = Some(SnapshotRecord { seq, folder: folder.clone() });
                     // Required: the records of later requests assume this snapshot.
@@ -208,8 +214,8 @@ impl Worker {
         last.is_some_and(|seq| self.snapshot(id, seq))
     }
 
-    /// Unloads models, sampling weights and base models that have not been used for long. They are
-    /// loaded again on demand.
+    /// Unloads models and base models that were not used for the idle timeout, and the sampling
+    /// weights of unloaded base models. They are loaded again on demand.
     pub(super) fn unload_idle(&mut self) {
         let idle = self.state.options.timeouts.idle_model;
         self.models.retain(|_, model| model.last_used.elapsed() < idle);

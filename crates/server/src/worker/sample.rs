@@ -18,7 +18,7 @@ use super::train::folder_size;
 use crate::log;
 use crate::operation::{Operation, QueuedRequest, QueuedSample};
 use crate::outcome::{Outcome, record_outcome};
-use crate::store::{FailureCategory, SamplerRecord, UsageKey, UsageMeter, now};
+use crate::store::{FailureCategory, SamplerRecord, UsageKey, UsageMeter, current_hour};
 
 /// Maximum number of adapters that are cached for sampling.
 const MAX_CACHED_WEIGHTS: usize = 64;
@@ -32,8 +32,8 @@ pub(super) struct RunningSamples {
     by_key: HashMap<SampleKey, ActiveSample>,
     keys: HashMap<RequestId, SampleKey>,
     weights: HashMap<SamplerId, CachedWeights>,
-    /// Counts uses of weights, to find the least recently used ones.
-    clock: u64,
+    /// Number of uses of weights so far; orders them by their last use.
+    uses: u64,
 }
 
 /// A request whose samples are being drawn.
@@ -53,14 +53,15 @@ struct CachedWeights {
     weights: ModelWeights,
     /// Approximate memory in bytes.
     bytes: usize,
+    /// Value of [`ActiveSamples::uses`] at the last use.
     last_used: u64,
 }
 
 impl RunningSamples {
     /// Caches weights and evicts the least recently used ones beyond `limit` bytes.
     fn insert_weights(&mut self, id: &SamplerId, mut cached: CachedWeights, limit: usize) {
-        self.clock += 1;
-        cached.last_used = self.clock;
+        self.uses += 1;
+        cached.last_used = self.uses;
         self.weights.insert(id.clone(), cached);
         let bytes = |all: &HashMap<_, CachedWeights>| {
             all.values().map(|cached| cached.bytes).sum::<usize>()
@@ -84,9 +85,9 @@ impl RunningSamples {
     }
 
     fn weights(&mut self, id: &SamplerId) -> Option<ModelWeights> {
-        self.clock += 1;
+        self.uses += 1;
         let cached = self.weights.get_mut(id)?;
-        cached.last_used = self.clock;
+        cached.last_used = self.uses;
         Some(cached.weights.clone())
     }
 }
@@ -172,7 +173,7 @@ impl Worker {
         self.samples.retain_weights(|id| store.samplers.contains_key(id));
     }
 
-    /// Removes a sample from the bookkeeping.
+    /// Removes a sample from the active samples and from the queue's count.
     fn end_sample(&mut self, key: &SampleKey) -> Option<ActiveSample> {
         let sample = self.samples.by_key.remove(key)?;
         self.samples.keys.remove(&sample.id);
@@ -252,7 +253,7 @@ impl Worker {
         }
     }
 
-    /// Logs and counts a finished sample, and returns its outcome.
+    /// Logs a finished sample, adds it to the metrics, and returns its outcome.
     fn finish_sample(&self, sample: &ActiveSample, output: SampleOutput) -> Outcome {
         let sampled: usize = output.samples.iter().map(|sample| sample.tokens.len()).sum();
         let seconds = sample.start.elapsed().as_secs_f64();
@@ -274,7 +275,7 @@ impl Worker {
         self.state.metrics.prompt_tokens.add(wide(sample.prompt_tokens));
         self.state.metrics.sampled_tokens.add(wide(sampled));
         let cached = output.cache_hits.min(sample.prompt_tokens);
-        let hour = now().div_euclid(3_600_000_000);
+        let hour = current_hour();
         let usage = [
             (UsageMeter::Prefill, sample.prompt_tokens - cached),
             (UsageMeter::CachedPrefill, cached),

@@ -15,7 +15,7 @@ use crate::operation::{CheckpointSave, ModelOperation, TrainingPass};
 use crate::outcome::Outcome;
 use crate::store::{
     CheckpointRecord, FailureCategory, Record, ResultKind, RunRecord, SamplerRecord, UsageKey,
-    UsageMeter, now,
+    UsageMeter, current_hour, now, seconds_from_now,
 };
 
 /// Time to live of an autosave in seconds: one day.
@@ -124,7 +124,7 @@ impl Worker {
     }
 
     /// Saves the state of a model that has changed since its last checkpoint, before its session
-    /// expires. Returns whether there is nothing left to save.
+    /// expires. Returns false if the state could not be saved.
     pub(super) fn autosave(&mut self, model: &ModelId) -> bool {
         let (run, seq) = {
             let store = self.state.store();
@@ -176,8 +176,8 @@ impl Worker {
         }
     }
 
-    /// Writes an adapter to a new folder and returns the folder's name and size in bytes. The
-    /// folder is removed again unless a record refers to it.
+    /// Writes an adapter to a new folder and returns the folder's name and size in bytes. The expiry
+    /// task removes the folder if no record refers to it.
     fn write_adapter(
         &mut self,
         run: &RunRecord,
@@ -249,11 +249,11 @@ impl Worker {
             Err(failed) if creates => return Err(close_run(run, failed)),
             Err(failed) => return Err(failed),
         };
-        let before = self.insert(run, LiveModel::new(trainer));
+        let previous = self.insert(run, LiveModel::new(trainer));
         // Take a snapshot at once: the checkpoint may be deleted before the next restart.
         if !self.snapshot(&run.id, seq) {
             self.models.remove(&run.id);
-            self.models.extend(before.map(|model| (run.id.clone(), model)));
+            self.models.extend(previous.map(|model| (run.id.clone(), model)));
             let message = "cannot save the loaded state; the disk may be full";
             return Err(Outcome::failed(FailureCategory::Server, message));
         }
@@ -270,7 +270,7 @@ fn close_run(run: &RunRecord, failed: Outcome) -> Outcome {
 
 fn usage_key(run: &RunRecord, meter: UsageMeter) -> UsageKey {
     let (session, base_model) = (run.session.clone(), run.base_model.clone());
-    UsageKey { hour: now().div_euclid(3_600_000_000), session, base_model, meter }
+    UsageKey { hour: current_hour(), session, base_model, meter }
 }
 
 fn checkpoint_record(
@@ -280,14 +280,13 @@ fn checkpoint_record(
     folder: String,
     size_bytes: u64,
 ) -> CheckpointRecord {
-    let micros = |ttl: u64| i64::try_from(ttl).unwrap_or(i64::MAX).saturating_mul(1_000_000);
     CheckpointRecord {
         path: save.path,
         folder,
         request: None,
         seq: Some(seq),
         created_at: now(),
-        expires_at: save.ttl_seconds.map(|ttl| now().saturating_add(micros(ttl))),
+        expires_at: save.ttl_seconds.map(seconds_from_now),
         size_bytes,
         public: false,
         user_metadata: save.user_metadata,
@@ -297,7 +296,7 @@ fn checkpoint_record(
     }
 }
 
-/// Returns the outcome of a save, in the form of the checkpoint's kind.
+/// Returns the outcome of saving a checkpoint of `size` bytes. The response type depends on its kind.
 fn saved(path: &TinkerPath, size: u64) -> Outcome {
     let address = path.to_string();
     match path.kind() {
@@ -307,8 +306,8 @@ fn saved(path: &TinkerPath, size: u64) -> Outcome {
     }
 }
 
-/// Returns the run's id with all characters replaced that are special in a folder name. Clients
-/// choose part of the id.
+/// Returns the run's id as part of a folder name. All characters except letters, digits and dashes
+/// are replaced, because clients choose part of the id.
 fn folder_name(run: &RunRecord) -> String {
     run.id.as_str().replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_")
 }
