@@ -91,6 +91,7 @@ impl Comparison {
         let rate_row = |n: f64| format!("{n:.0}");
         rows.push(Row::new("samples per second", rate, rate_row, &[Target::TimesPeer(20.0)]));
         let each = (served.cpu_seconds - before.cpu_seconds) / (served.count - before.count);
+        // A sample takes two requests: one to submit it and one to poll for its result.
         let most = 0.5 / each;
         println!("server: {} of CPU per request, so {most:.0} samples/s at most", micros(each));
 

@@ -57,7 +57,11 @@ pub(crate) fn print(
     value: &Value,
 ) -> Result<(), Error> {
     if value.kind() == ValueKind::Number && !value.is_integer() {
-        return Ok(out.write_str(&float(f64::try_from(value.clone())?))?);
+        let number = f64::try_from(value.clone())?;
+        // Python prints `nan` and `inf`; only JSON has `NaN` and `Infinity`.
+        let finite = number.is_finite();
+        let text = if finite { float(number) } else { number.to_string().to_lowercase() };
+        return Ok(out.write_str(&text)?);
     }
     minijinja::escape_formatter(out, state, value)
 }
@@ -176,7 +180,7 @@ impl JsonWriter<'_> {
     }
 }
 
-/// Formats a float as Python does: `1.0`, `1e-05`, `1e+16`.
+/// Formats a float as Python's `json.dumps` does: `1.0`, `1e-05`, `1e+16`, `NaN`, `Infinity`.
 fn float(number: f64) -> String {
     if number.is_nan() {
         return "NaN".to_owned();

@@ -149,10 +149,10 @@ impl Hub {
     /// download.
     ///
     /// # Errors
-    /// As [`Hub::tokenizer`].
+    /// Fails like [`Hub::tokenizer`].
     ///
     /// # Cancel safety
-    /// As [`Hub::tokenizer`].
+    /// Dropping the future stops a download; the next one resumes it.
     pub async fn tokenizer_by_id(&self, id: &TokenizerId) -> Result<Tokenizer> {
         let cell = memory_cell(self, id);
         let loaded = cell.get_or_try_init(|| self.load(id)).await;

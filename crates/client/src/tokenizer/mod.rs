@@ -63,7 +63,7 @@ impl Tokenizer {
     /// ```
     ///
     /// # Errors
-    /// As [`Hub::tokenizer`].
+    /// Fails like [`Hub::tokenizer`].
     ///
     /// # Cancel safety
     /// Dropping the future stops a download; the next one resumes it.
@@ -150,7 +150,7 @@ impl Tokenizer {
     /// adds.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// Fails like [`Tokenizer::encode`].
     pub fn encode_piece(&self, text: &str) -> Result<Tokens> {
         self.ids(text, false).map(Tokens::from)
     }
@@ -169,7 +169,7 @@ impl Tokenizer {
     /// ```
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// Fails like [`Tokenizer::encode`].
     pub fn input(&self, text: &str) -> Result<ModelInput> {
         self.encode(text).map(ModelInput::from_tokens)
     }
@@ -186,7 +186,7 @@ impl Tokenizer {
     /// Decodes tokens without special tokens, for display.
     ///
     /// # Errors
-    /// As [`Tokenizer::decode`].
+    /// Fails like [`Tokenizer::decode`].
     pub fn decode_text(&self, tokens: &[u32]) -> Result<String> {
         self.text(tokens, true)
     }

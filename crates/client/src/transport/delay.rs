@@ -96,8 +96,8 @@ mod tests {
                 Value::Number(expected) => {
                     assert!(close(seconds.unwrap(), expected.as_f64().unwrap()), "{case}");
                 }
-                odd => {
-                    assert!(!seconds.unwrap().is_finite(), "{odd}");
+                not_finite => {
+                    assert!(!seconds.unwrap().is_finite(), "{not_finite}");
                     assert_eq!(to_duration(seconds), None);
                 }
             }

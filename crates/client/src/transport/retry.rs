@@ -37,8 +37,9 @@ const ROUND_FAILED: &str = "InternalClientHolder.execute_with_retries.exception"
 
 /// Policy for repeating failed requests.
 ///
-/// The default is what the service expects: up to ten retries per round, with delays from 0.5 to 10
-/// seconds, and new rounds for up to five minutes. The protocol allows less for some requests, for
+/// The default is what the service expects: up to ten retries per round, with delays that double from
+/// 0.5 to 10 seconds and are shortened at random by up to a quarter, and new rounds for up to five
+/// minutes. The protocol allows less for some requests, for
 /// example a single attempt per round for saves.
 ///
 /// ```

@@ -202,22 +202,20 @@ async fn secrets_do_not_follow_a_redirect_to_another_server() {
 #[tokio::test(start_paused = true)]
 async fn bodies_do_not_follow_a_redirect_to_another_server() {
     const COPY: &str = "POST /api/v1/copy_weights";
-    let away = [("location", "https://elsewhere.test/x")];
+    let to_other_server = [("location", "https://elsewhere.test/x")];
     let copy = || {
         let source = "tinker://r/weights/a".parse().unwrap();
         tinkex::CopyCheckpoint::new(source).into_project("p").source_token("tml-other")
     };
-    let fake = ScriptedServer::started().respond_with(COPY, 307, &away, Value::Null);
+    let fake = ScriptedServer::started().respond_with(COPY, 307, &to_other_server, Value::Null);
     let error = fake.client().rest().copy_weights(copy()).await.unwrap_err();
     assert_eq!((error.kind(), error.attempts()), (ErrorKind::Rejected, 1));
     fake.finish();
 
     // A redirect that turns the request into a GET carries no data.
-    let fake = ScriptedServer::started().respond_with(COPY, 303, &away, Value::Null).respond(
-        "GET /x",
-        200,
-        json!({"tinker_path": "tinker://c/weights/a"}),
-    );
+    let fake = ScriptedServer::started()
+        .respond_with(COPY, 303, &to_other_server, Value::Null)
+        .respond("GET /x", 200, json!({"tinker_path": "tinker://c/weights/a"}));
     fake.client().rest().copy_weights(copy()).await.unwrap();
     let redirected = fake.last();
     assert!(redirected.body.is_empty());

@@ -53,16 +53,20 @@ async fn two_services_train_and_sample_without_crosstalk() {
     };
     let observer = async {
         sleep(Duration::from_secs(5)).await;
-        let (mine, theirs) = (service(&one, "tml-crosstalk-a"), service(&two, "tml-crosstalk-b"));
-        let mine = mine.create_sampling_client("base").await.unwrap();
-        let theirs = theirs.create_sampling_client("base").await.unwrap();
-        (mine.backoff_remaining(), theirs.backoff_remaining())
+        let (same_key, other_key) =
+            (service(&one, "tml-crosstalk-a"), service(&two, "tml-crosstalk-b"));
+        let same_key = same_key.create_sampling_client("base").await.unwrap();
+        let other_key = other_key.create_sampling_client("base").await.unwrap();
+        (same_key.backoff_remaining(), other_key.backoff_remaining())
     };
-    let (((a_done, _), a_took), (b_done, b_took, b_backoff), (mine, theirs)) =
+    let (((a_done, _), a_took), (b_done, b_took, b_backoff), (same_key, other_key)) =
         tokio::join!(busy, free, observer);
     assert_eq!((a_done, b_done), (130, 130), "every request completed");
-    assert!(mine.is_some_and(|rest| rest > Duration::from_secs(40)), "shared by key: {mine:?}");
-    assert_eq!((theirs, b_backoff), (None, None), "another key has its own backoff");
+    assert!(
+        same_key.is_some_and(|rest| rest > Duration::from_secs(40)),
+        "shared by key: {same_key:?}"
+    );
+    assert_eq!((other_key, b_backoff), (None, None), "another key has its own backoff");
     assert!(a_took >= Duration::from_secs(50) && b_took < Duration::from_secs(40), "{b_took:?}");
     for (server, key) in [(&one, "tml-crosstalk-a"), (&two, "tml-crosstalk-b")] {
         let keys: BTreeSet<String> = server

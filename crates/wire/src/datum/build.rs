@@ -336,8 +336,8 @@ mod tests {
         assert_eq!(pointers, [prompt.as_ptr(), completion.as_ptr()]);
         assert_eq!(tensor(&datum, "advantages").as_f32().unwrap(), [0.0, 1.0, 2.0, 3.0]);
         assert!(Datum::rollout([1], [2, 3], vec![-1.0], 1.0).is_err());
-        let nothing = Datum::rollout([1], Vec::<u32>::new(), vec![], 1.0).unwrap_err();
-        assert_eq!(nothing.field(), "sampled");
+        let empty = Datum::rollout([1], Vec::<u32>::new(), vec![], 1.0).unwrap_err();
+        assert_eq!(empty.field(), "sampled");
     }
 
     #[test]

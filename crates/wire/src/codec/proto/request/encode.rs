@@ -71,10 +71,10 @@ fn request_size(request: &ForwardBackward) -> usize {
         .loss_fn_config
         .iter()
         .map(|(name, value)| {
-            let both = entry_size(name, bytes_size(setting_len(value)));
+            let setting = entry_size(name, bytes_size(setting_len(value)));
             match value {
-                LossSetting::Number(_) => both + entry_size(name, DOUBLE_SIZE),
-                LossSetting::Text(_) => both,
+                LossSetting::Number(_) => setting + entry_size(name, DOUBLE_SIZE),
+                LossSetting::Text(_) => setting,
             }
         })
         .sum();
