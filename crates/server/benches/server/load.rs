@@ -53,15 +53,16 @@ impl Connection {
                 length = value.trim().parse().unwrap();
             }
         }
-        let mut reply = vec![0; length];
-        stream.read_exact(&mut reply).await.unwrap();
-        assert!(status.contains(" 200 "), "{path}: {status}{}", String::from_utf8_lossy(&reply));
-        reply
+        let mut response = vec![0; length];
+        stream.read_exact(&mut response).await.unwrap();
+        assert!(status.contains(" 200 "), "{path}: {status}{}", String::from_utf8_lossy(&response));
+        response
     }
 
-    pub(crate) async fn json(&self, path: &str, ask: &Value) -> Value {
-        let reply = self.call("POST", &format!("/api/v1{path}"), ask.to_string().as_bytes()).await;
-        serde_json::from_slice(&reply).unwrap()
+    pub(crate) async fn json(&self, path: &str, request: &Value) -> Value {
+        let response =
+            self.call("POST", &format!("/api/v1{path}"), request.to_string().as_bytes()).await;
+        serde_json::from_slice(&response).unwrap()
     }
 }
 
@@ -86,26 +87,26 @@ impl Pool {
 pub(crate) async fn samples(pool: &Pool, target: &str, first: u32, count: u32) -> (f64, f64) {
     let start = Instant::now();
     let submit = async |i: u32| {
-        let ask = json!({
+        let request = json!({
             "prompt": {"chunks": [{"type": "encoded_text", "tokens": [i % 90 + 1]}]},
             "sampling_params": {"max_tokens": TOKENS, "seed": i, "stop": []},
             "sampling_session_id": target, "seq_id": i,
         });
         let connection = &pool.connections[i as usize % pool.connections.len()];
-        connection.json("/asample", &ask).await["request_id"].as_str().unwrap().to_owned()
+        connection.json("/asample", &request).await["request_id"].as_str().unwrap().to_owned()
     };
-    let tickets = join_all((first..first + count).map(submit)).await;
+    let request_ids = join_all((first..first + count).map(submit)).await;
     let submitted = start.elapsed().as_secs_f64();
-    let expected: HashSet<&str> = tickets.iter().map(String::as_str).collect();
-    assert_eq!(expected.len(), tickets.len(), "two requests have the same id");
+    let expected: HashSet<&str> = request_ids.iter().map(String::as_str).collect();
+    assert_eq!(expected.len(), request_ids.len(), "two requests have the same id");
     let mut done: HashSet<String> = HashSet::new();
     let (mut cursor, mut acknowledged) = (0_u64, Vec::<String>::new());
-    while done.len() < tickets.len() {
-        let ask = json!({
+    while done.len() < request_ids.len() {
+        let request = json!({
             "target": {"type": "sampling_session", "sampling_session_id": target},
             "prev_cursor": cursor, "retrieved_request_ids": acknowledged,
         });
-        let page = pool.connections[0].json("/retrieve_futures", &ask).await;
+        let page = pool.connections[0].json("/retrieve_futures", &request).await;
         cursor = page["cursor"].as_u64().unwrap();
         acknowledged.clear();
         for item in page["completions"].as_array().unwrap() {
@@ -119,7 +120,7 @@ pub(crate) async fn samples(pool: &Pool, target: &str, first: u32, count: u32) -
     (submitted, start.elapsed().as_secs_f64())
 }
 
-/// Sends `count` training bodies of about `size` bytes at once. They stay queued, because an earlier
+/// Sends `count` training bodies of about `size` bytes at once. They remain queued, because an earlier
 /// sequence number is missing, and fail when the session ends. Returns the seconds until all are
 /// acknowledged.
 pub(crate) async fn bodies(
@@ -130,35 +131,35 @@ pub(crate) async fn bodies(
     size: usize,
 ) -> f64 {
     let one = &pool.connections[0];
-    let ask = json!({
+    let request = json!({
         "session_id": session, "model_seq_id": 0, "base_model": model, "lora_config": {"rank": 4},
     });
-    one.json("/create_model", &ask).await;
+    one.json("/create_model", &request).await;
     let run = format!("{session}:train:0");
     let tokens: Vec<u32> = (0..255).map(|i| i % 90 + 1).collect();
     let datum = Datum::supervised(tokens, 1.0).unwrap();
     let encode = |seq: u64, n: usize| {
         let data = vec![datum.clone(); n];
-        let call = ForwardBackward::new(&*run, data, LossFn::CrossEntropy).seq_id(Seq::new(seq));
-        call.to_proto().unwrap()
+        let request = ForwardBackward::new(&*run, data, LossFn::CrossEntropy).seq_id(Seq::new(seq));
+        request.to_proto().unwrap()
     };
     let n = size / (encode(1, 2).len() - encode(1, 1).len());
     let bodies: Vec<_> = (2..).take(count).map(|seq| encode(seq, n)).collect();
     let start = Instant::now();
     let send = async |(body, connection): (&bytes::Bytes, &Connection)| {
-        let reply = connection.call("POST", "/api/v1/forward_backward", body).await;
-        let ticket: Value = serde_json::from_slice(&reply).unwrap();
-        ticket["request_id"].as_str().unwrap().to_owned()
+        let response = connection.call("POST", "/api/v1/forward_backward", body).await;
+        let future: Value = serde_json::from_slice(&response).unwrap();
+        future["request_id"].as_str().unwrap().to_owned()
     };
-    let tickets = join_all(bodies.iter().zip(&pool.connections[1..]).map(send)).await;
+    let request_ids = join_all(bodies.iter().zip(&pool.connections[1..]).map(send)).await;
     let took = start.elapsed().as_secs_f64();
     let finish = json!({"reason": {"type": "success"}, "detail": null});
     one.json(&format!("/sessions/{session}/finish"), &finish).await;
-    let distinct: HashSet<&String> = tickets.iter().collect();
+    let distinct: HashSet<&String> = request_ids.iter().collect();
     assert_eq!(distinct.len(), count, "two requests have the same id");
-    for ticket in &tickets {
-        let answer = one.json("/retrieve_future", &json!({"request_id": ticket})).await;
-        assert_eq!(answer["category"], "user", "{answer}");
+    for id in &request_ids {
+        let result = one.json("/retrieve_future", &json!({"request_id": id})).await;
+        assert_eq!(result["category"], "user", "{result}");
     }
     took
 }
@@ -166,13 +167,13 @@ pub(crate) async fn bodies(
 /// Sends health checks continuously and records the slowest response in seconds.
 pub(crate) fn health(address: &str) -> (tokio::task::JoinHandle<()>, Arc<StdMutex<f64>>) {
     let slowest = Arc::new(StdMutex::new(0.0_f64));
-    let (connection, own) = (Connection::new(address), Arc::clone(&slowest));
+    let (connection, recorded) = (Connection::new(address), Arc::clone(&slowest));
     let watch = async move {
         loop {
             let start = Instant::now();
             connection.call("GET", "/api/v1/healthz", b"").await;
             let took = start.elapsed().as_secs_f64();
-            if let Ok(mut slowest) = own.lock() {
+            if let Ok(mut slowest) = recorded.lock() {
                 *slowest = took.max(*slowest);
             }
             tokio::time::sleep(Duration::from_millis(20)).await;

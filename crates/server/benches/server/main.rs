@@ -1,4 +1,5 @@
-//! `cargo xtask bench server`: overhead of the server over the engine, and how it scales.
+//! `cargo xtask bench server`: overhead of the server compared with the engine alone, and its growth
+//! with the number of samples.
 //!
 //! The server runs in its own process. This process sends requests over loopback with a minimal HTTP
 //! client, and runs the same samples on its own engine to measure the time without a server. A
@@ -28,7 +29,7 @@ const CONNECTIONS: usize = 1_000;
 /// Number of concurrent large bodies, and the size of each in bytes.
 const BODIES: (usize, usize) = (64, 5_000_000);
 
-/// A measurement: its name, its value, and the maximum it may have.
+/// A measurement: its name with the unit, its value, and its maximum.
 struct Limit(&'static str, f64, f64);
 
 struct Server {
@@ -52,8 +53,8 @@ impl Server {
         (Self { child, address }, start.elapsed())
     }
 
-    /// Returns the peak resident memory in MiB; `None` on systems without `/proc`.
-    fn peak(&self) -> Option<f64> {
+    /// Returns the peak resident memory of the server in MiB; `None` on systems without `/proc`.
+    fn peak_memory(&self) -> Option<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
         let kilobytes: f64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -100,16 +101,16 @@ fn engine_seconds(count: u32) -> f64 {
 }
 
 async fn session(connection: &Connection) -> String {
-    let ask = json!({"tags": [], "user_metadata": {}, "sdk_version": "0.36.0"});
-    let made = connection.json("/create_session", &ask).await;
-    made["session_id"].as_str().unwrap().to_owned()
+    let request = json!({"tags": [], "user_metadata": {}, "sdk_version": "0.36.0"});
+    let created = connection.json("/create_session", &request).await;
+    created["session_id"].as_str().unwrap().to_owned()
 }
 
 async fn sampler(connection: &Connection) -> String {
     let session = session(connection).await;
-    let ask = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
-    let made = connection.json("/create_sampling_session", &ask).await;
-    made["sampling_session_id"].as_str().unwrap().to_owned()
+    let request = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
+    let created = connection.json("/create_sampling_session", &request).await;
+    created["sampling_session_id"].as_str().unwrap().to_owned()
 }
 
 #[tokio::main]
@@ -132,7 +133,7 @@ async fn main() -> ExitCode {
     println!("empty request: {:.0} µs, sequential", 1e6 * plain);
 
     let target = sampler(one).await;
-    let (latency, _) = samples(&pool, &target, 0, 1).await;
+    let (_, first) = samples(&pool, &target, 0, 1).await;
     let mut single = Vec::new();
     for n in 1..=100 {
         single.push(samples(&pool, &target, n, 1).await.1);
@@ -142,7 +143,7 @@ async fn main() -> ExitCode {
     println!(
         "one sample: {:.2} ms (the first, including loading: {:.2} ms); engine alone {:.2} ms",
         1e3 * single[50],
-        1e3 * latency,
+        1e3 * first,
         1e3 * engine
     );
     limits.push(Limit("milliseconds of overhead, one sample", 1e3 * (single[50] - engine), 20.0));
@@ -156,19 +157,19 @@ async fn main() -> ExitCode {
         let mut best = (f64::INFINITY, f64::INFINITY);
         for _ in 0..3 {
             let target = sampler(one).await;
-            let (submitted, answered) = samples(&pool, &target, 0, count).await;
-            if answered < best.1 {
-                best = (submitted, answered);
+            let (submitted, finished) = samples(&pool, &target, 0, count).await;
+            if finished < best.1 {
+                best = (submitted, finished);
             }
         }
-        let (n, own) = (f64::from(count), engine_seconds(count));
-        let overhead = (best.1 - own).max(0.0) / n;
+        let (n, engine) = (f64::from(count), engine_seconds(count));
+        let overhead = (best.1 - engine).max(0.0) / n;
         println!(
             "| {count} | {:.0} | {:.0} | {:.0} µs | {:.0} µs | {:.0} µs |",
             n / best.0,
             n / best.1,
             1e6 * best.1 / n,
-            1e6 * own / n,
+            1e6 * engine / n,
             1e6 * overhead
         );
         each.push((n / best.0, best.1 / n, overhead));
@@ -176,7 +177,7 @@ async fn main() -> ExitCode {
     limits.push(Limit("growth of the time per sample, 100 to 10,000", each[2].1 / each[0].1, 1.5));
     limits.push(Limit("µs of overhead per sample, 10,000 at once", 1e6 * each[2].2, 400.0));
     limits.push(Limit("µs per submission, 10,000 at once", 1e6 / each[2].0, 400.0));
-    let before = server.peak();
+    let before = server.peak_memory();
 
     let (count, size) = BODIES;
     let session = session(one).await;
@@ -186,7 +187,7 @@ async fn main() -> ExitCode {
     let slowest = slowest.lock().map(|slowest| *slowest).unwrap_or_default();
     println!("{CONNECTIONS} connections; slowest health check: {:.0} ms", 1e3 * slowest);
     limits.push(Limit("milliseconds of the slowest health check", 1e3 * slowest, 1_000.0));
-    if let (Some(before), Some(after)) = (before, server.peak()) {
+    if let (Some(before), Some(after)) = (before, server.peak_memory()) {
         println!("peak memory: {before:.0} MiB after the samples, {after:.0} MiB after the bodies");
         limits.push(Limit("MiB of peak memory, samples", before, 400.0));
         limits.push(Limit("MiB of peak memory, bodies", after, 1_400.0));
@@ -194,10 +195,10 @@ async fn main() -> ExitCode {
 
     println!("\n| measurement | value | limit |\n|---|---|---|");
     let mut exceeded = false;
-    for Limit(name, measured, most) in limits {
-        let within = measured <= most;
+    for Limit(name, measured, max) in limits {
+        let within = measured <= max;
         exceeded |= !within;
-        println!("| {name} | {measured:.1}{} | {most} |", if within { "" } else { " EXCEEDED" });
+        println!("| {name} | {measured:.1}{} | {max} |", if within { "" } else { " EXCEEDED" });
     }
     if exceeded { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }

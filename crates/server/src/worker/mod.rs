@@ -163,6 +163,8 @@ impl Worker {
                  the request",
             )
         });
+        // A model whose operation took longer than the idle timeout is not idle.
+        self.touch(&model);
         let elapsed = start.elapsed();
         log_outcome(name, seq, elapsed, &outcome);
         let model_changed = outcome.model_changed;

@@ -56,16 +56,23 @@ impl Worker {
             let model = self.restore(run)?;
             self.insert(run, model);
         }
-        // Using the model is a use of its base model: otherwise the base model would be idle but not
-        // unloadable, and the worker would not sleep (see `next_idle`).
-        if let Some(base) = self.engines.get_loaded(&run.base_model) {
-            base.last_used = Instant::now();
-        }
-        let model = self.models.get_mut(&run.id).ok_or_else(|| {
+        self.touch(&run.id);
+        self.models.get_mut(&run.id).ok_or_else(|| {
             Outcome::failed(FailureCategory::Server, "internal error: the model was evicted")
-        })?;
-        model.last_used = Instant::now();
-        Ok(model)
+        })
+    }
+
+    /// Resets the idle timers of a model and of its base model. Both must be reset together: a base
+    /// model that is idle but still in use cannot be unloaded, and the worker would not sleep.
+    pub(super) fn touch(&mut self, id: &ModelId) {
+        let now = Instant::now();
+        let base = self.state.store().runs.get(id).map(|entry| entry.row.base_model.clone());
+        if let Some(base) = base.and_then(|base| self.engines.get_loaded(&base)) {
+            base.last_used = now;
+        }
+        if let Some(model) = self.models.get_mut(id) {
+            model.last_used = now;
+        }
     }
 
     /// Adds a model and evicts the least recently used ones beyond the memory limit. Returns the

@@ -18,7 +18,9 @@ use super::train::folder_size;
 use crate::log;
 use crate::operation::{Operation, QueuedRequest, QueuedSample};
 use crate::outcome::{Outcome, record_outcome};
-use crate::store::{FailureCategory, SamplerRecord, UsageKey, UsageMeter, current_hour};
+use crate::store::{
+    FailureCategory, ResultKind, SamplerRecord, UsageKey, UsageMeter, current_hour,
+};
 
 /// Maximum number of adapters that are cached for sampling.
 const MAX_CACHED_WEIGHTS: usize = 64;
@@ -53,7 +55,7 @@ struct CachedWeights {
     weights: ModelWeights,
     /// Approximate memory in bytes.
     bytes: usize,
-    /// Value of [`ActiveSamples::uses`] at the last use.
+    /// Value of [`RunningSamples::uses`] at the last use.
     last_used: u64,
 }
 
@@ -97,7 +99,18 @@ impl Worker {
     pub(super) fn begin_sample(&mut self, request: QueuedRequest) {
         let QueuedRequest { id, bytes, operation } = request;
         let Operation::Sample(sample) = operation else { return };
+        let sampler = sample.sampler.clone();
         if let Err(failed) = self.try_begin(&id, bytes, *sample) {
+            if let ResultKind::Failed { error, .. } = &failed.result {
+                tracing::info!(
+                    target: log::REQUEST,
+                    operation = "sample",
+                    request_id = %id,
+                    sampling_session_id = %sampler,
+                    error,
+                    "request failed"
+                );
+            }
             self.state.queue.sample_finished(bytes);
             record_outcome(&self.state, &mut self.state.store(), &id, failed);
         }
@@ -173,7 +186,7 @@ impl Worker {
         self.samples.retain_weights(|id| store.samplers.contains_key(id));
     }
 
-    /// Removes a sample from the active samples and from the queue's count.
+    /// Removes a sample from the running samples and from the queue's count.
     fn end_sample(&mut self, key: &SampleKey) -> Option<ActiveSample> {
         let sample = self.samples.by_key.remove(key)?;
         self.samples.keys.remove(&sample.id);
@@ -215,16 +228,7 @@ impl Worker {
             let outcome = match output {
                 Ok(output) => self.finish_sample(&sample, output),
                 Err(error) => {
-                    tracing::info!(
-                        target: log::REQUEST,
-                        operation = "sample",
-                        request_id = %sample.id,
-                        sampling_session_id = %sample.sampler.id,
-                        session_id = %sample.sampler.session,
-                        seconds = sample.start.elapsed().as_secs_f64(),
-                        %error,
-                        "request failed"
-                    );
+                    log_failure(&sample, &error);
                     error.into()
                 }
             };
@@ -248,6 +252,7 @@ impl Worker {
         for key in keys {
             let Some(sample) = self.end_sample(&key) else { continue };
             let message = "internal error: sampling panicked";
+            log_failure(&sample, &message);
             let failed = Outcome::failed(FailureCategory::Server, message);
             record_outcome(&self.state, &mut self.state.store(), &sample.id, failed);
         }
@@ -291,6 +296,20 @@ impl Worker {
         .collect();
         Outcome::proto(response(sample, output).to_proto()).with_usage(usage)
     }
+}
+
+/// Emits the event for a sample that failed while it was being drawn.
+fn log_failure(sample: &ActiveSample, error: &dyn std::fmt::Display) {
+    tracing::info!(
+        target: log::REQUEST,
+        operation = "sample",
+        request_id = %sample.id,
+        sampling_session_id = %sample.sampler.id,
+        session_id = %sample.sampler.session,
+        seconds = sample.start.elapsed().as_secs_f64(),
+        %error,
+        "request failed"
+    );
 }
 
 fn response(sample: &ActiveSample, output: SampleOutput) -> SampleResponse {

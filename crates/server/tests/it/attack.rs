@@ -8,15 +8,15 @@ use tinkex_server::{Server, StartAction, StartError};
 use crate::harness::{MODEL, TestServer, options};
 use crate::raw::Raw;
 
-async fn raw(test_server: &TestServer) -> Raw {
+fn raw(test_server: &TestServer) -> Raw {
     Raw::new(&test_server.server.base_url())
 }
 
 /// Sends bytes and returns the status, or `None` if the connection was closed.
 async fn status_of(test_server: &TestServer, bytes: &[u8]) -> Option<u16> {
-    let mut raw = raw(test_server).await;
+    let mut raw = raw(test_server);
     raw.write(bytes).await;
-    raw.read().await.map(|reply| reply.status)
+    raw.read().await.map(|response| response.status)
 }
 
 async fn assert_healthy(test_server: &TestServer) {
@@ -73,7 +73,7 @@ async fn malformed_headers_and_chunks_are_rejected() {
 #[tokio::test(flavor = "multi_thread")]
 async fn path_traversal_is_rejected() {
     let test_server = TestServer::new().await;
-    let mut raw = raw(&test_server).await;
+    let mut raw = raw(&test_server);
     for path in [
         "/files/../lock",
         "/files/x/../../payloads",
@@ -85,8 +85,8 @@ async fn path_traversal_is_rejected() {
         "/api/v1/training_runs/..%2f..%2fpayloads",
         "/api/v1/training_runs/../checkpoints",
     ] {
-        let reply = raw.call("GET", path, &[], b"").await.unwrap();
-        assert_eq!(reply.status, 404, "{path}: {}", String::from_utf8_lossy(&reply.body));
+        let response = raw.call("GET", path, &[], b"").await.unwrap();
+        assert_eq!(response.status, 404, "{path}: {}", String::from_utf8_lossy(&response.body));
     }
 }
 
@@ -102,12 +102,16 @@ async fn foreign_host_names_are_rejected_without_a_key() {
         ("127.0.0.1.example".to_owned(), 403),
         ("a b".to_owned(), 403),
     ] {
-        let call = format!("GET /api/v1/sessions HTTP/1.1\r\nhost: {host}\r\n\r\n");
-        assert_eq!(status_of(&test_server, call.as_bytes()).await, Some(expected), "{host}");
+        let request = format!("GET /api/v1/sessions HTTP/1.1\r\nhost: {host}\r\n\r\n");
+        assert_eq!(status_of(&test_server, request.as_bytes()).await, Some(expected), "{host}");
     }
     let test_server = TestServer::with(|options| *options = options.clone().api_key("tml-k")).await;
-    let call = "GET /api/v1/sessions HTTP/1.1\r\nhost: my.example\r\nx-api-key: tml-k\r\n\r\n";
-    assert_eq!(status_of(&test_server, call.as_bytes()).await, Some(200), "the key is sufficient");
+    let request = "GET /api/v1/sessions HTTP/1.1\r\nhost: my.example\r\nx-api-key: tml-k\r\n\r\n";
+    assert_eq!(
+        status_of(&test_server, request.as_bytes()).await,
+        Some(200),
+        "the key is sufficient"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -117,7 +121,7 @@ async fn small_requests_cannot_allocate_much_memory() {
     let session = http.session().await;
     let create = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
     let (_, sampler) = http.post("/create_sampling_session", create).await;
-    // A bomb: megabytes of zeros in a few bytes, many at once.
+    // Decompression bombs: 64 MiB of zeros in a few bytes, sent concurrently.
     let zeros = std::io::repeat(0);
     let mut bomb = Vec::new();
     let mut encoder = zstd::stream::write::Encoder::new(&mut bomb, 1).unwrap();
@@ -125,18 +129,18 @@ async fn small_requests_cannot_allocate_much_memory() {
     encoder.finish().unwrap();
     let headers = [("content-encoding", "zstd")];
     let send = || http.send("POST", "/api/v1/forward_backward", &headers, bomb.clone());
-    for (status, reply) in futures_util::future::join_all((0..20).map(|_| send())).await {
-        assert_eq!(status, 413, "{reply}");
+    for (status, response) in futures_util::future::join_all((0..20).map(|_| send())).await {
+        assert_eq!(status, 413, "{response}");
     }
     // A huge number of samples.
-    let ask = |samples: u64, tokens: u64| {
+    let request = |samples: u64, tokens: u64| {
         json!({
             "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "num_samples": samples,
             "sampling_params": {"max_tokens": tokens}, "sampling_session_id": sampler["sampling_session_id"],
         })
     };
     for (samples, tokens) in [(u64::from(u32::MAX), 1), (1 << 20, 200), (20_000, 1)] {
-        let (status, rejected) = http.post("/asample", ask(samples, tokens)).await;
+        let (status, rejected) = http.post("/asample", request(samples, tokens)).await;
         assert_eq!(status, 400, "{rejected}");
         assert!(rejected["detail"].as_str().unwrap().contains("num_samples"), "{rejected}");
     }
@@ -151,20 +155,20 @@ async fn small_requests_cannot_allocate_much_memory() {
         ("topk_sample_logprobs", json!(1 << 23)),
         ("target_prompt_logprobs", targets),
     ] {
-        let mut call = ask(1, 2);
-        call["prompt"]["chunks"][0]["tokens"] = json!([5, 6]);
-        call[field] = value;
-        let (status, rejected) = http.post("/asample", call).await;
+        let mut request = request(1, 2);
+        request["prompt"]["chunks"][0]["tokens"] = json!([5, 6]);
+        request[field] = value;
+        let (status, rejected) = http.post("/asample", request).await;
         assert_eq!(status, 400, "{rejected}");
         let detail = rejected["detail"].as_str().unwrap();
         assert!(detail.contains(field) && detail.contains("vocabulary"), "{rejected}");
     }
-    // A session that would be remembered for ever.
+    // A large session record, which would be kept in memory.
     let (status, _) = http
         .post("/create_session", json!({"tags": ["x".repeat(2 << 20)], "sdk_version": "1"}))
         .await;
     assert_eq!(status, 413);
-    // Nesting.
+    // Deeply nested JSON.
     let deep = format!("{}1{}", "[".repeat(5_000), "]".repeat(5_000));
     let body =
         format!("{{\"tags\": [], \"sdk_version\": \"1\", \"user_metadata\": {{\"x\": {deep}}}}}");
@@ -220,22 +224,22 @@ async fn a_long_request_does_not_delay_the_shutdown() {
     let session = http.session().await;
     let create = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
     let (_, sampler) = http.post("/create_sampling_session", create).await;
-    let ask = |seq: u64, samples: u64| {
+    let request = |seq: u64, samples: u64| {
         json!({
             "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "num_samples": samples,
             "seq_id": seq, "sampling_params": {"max_tokens": 200, "seed": 3, "stop": []},
             "sampling_session_id": sampler["sampling_session_id"],
         })
     };
-    let (_, short) = http.post("/asample", ask(0, 1)).await;
+    let (_, short) = http.post("/asample", request(0, 1)).await;
     let tokens = http.sampled(&short).await;
-    let (_, long) = http.post("/asample", ask(1, 500)).await;
+    let (_, long) = http.post("/asample", request(1, 500)).await;
     assert!(process.terminate().success());
     let process = Process::start(data.path());
     let http = Http::new(&process.url);
     let (status, poll) =
         http.post("/retrieve_future", json!({"request_id": long["request_id"]})).await;
     assert_eq!(status, 200, "the request is restored: {poll}");
-    let (_, again) = http.post("/asample", ask(2, 1)).await;
+    let (_, again) = http.post("/asample", request(2, 1)).await;
     assert_eq!(http.sampled(&again).await, tokens);
 }

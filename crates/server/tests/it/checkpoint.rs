@@ -15,6 +15,7 @@ fn batch() -> Vec<Datum> {
     vec![Datum::completion([5, 6, 7], [8, 9, 10]).unwrap(); 2]
 }
 
+/// Trains a model and returns the bits of its losses.
 async fn train(model: &TrainingClient, steps: usize) -> Vec<u64> {
     let mut losses = Vec::new();
     for _ in 0..steps {
@@ -55,7 +56,7 @@ async fn a_resumed_model_continues_bit_for_bit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn checkpoints_are_listed_shared_copied_and_deleted() {
+async fn checkpoints_are_listed_published_copied_and_deleted() {
     let test_server = TestServer::new().await;
     let service = test_server.client();
     let model = model(&service).await;
@@ -122,9 +123,9 @@ async fn files_are_downloaded_by_url() {
     let http = crate::harness::plain();
     let mut total = 0;
     for url in urls.values() {
-        let reply = http.get(url).send().await.unwrap();
-        assert_eq!(reply.status(), 200);
-        total += reply.bytes().await.unwrap().len() as u64;
+        let response = http.get(url).send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        total += response.bytes().await.unwrap().len() as u64;
     }
     assert_eq!(Some(total), saved.size_bytes);
     // An interrupted download can be resumed if the file has not changed.
@@ -178,8 +179,9 @@ async fn a_new_model_cannot_replace_a_copy() {
     let (status, copied) = http.post("/copy_weights", copy).await;
     assert_eq!(status, 200, "{copied}");
     let load = json!({"session_id": session, "model_seq_id": 1, "path": path, "optimizer": false, "type": "load_weights"});
-    for (route, call) in [("/create_model", create_model(&session, 1)), ("/load_weights", load)] {
-        let (status, rejected) = http.post(route, call).await;
+    for (route, request) in [("/create_model", create_model(&session, 1)), ("/load_weights", load)]
+    {
+        let (status, rejected) = http.post(route, request).await;
         assert_eq!(status, 400, "{rejected}");
         assert!(rejected["detail"].as_str().unwrap().contains("already exists"), "{rejected}");
     }

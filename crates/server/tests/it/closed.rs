@@ -34,8 +34,8 @@ async fn requests_need_the_api_key() {
 async fn web_pages_are_rejected_without_a_key() {
     let test_server = TestServer::new().await;
     let origin = [("origin", "https://example.com")];
-    let reply = test_server.http().send("GET", "/api/v1/sessions", &origin, vec![]).await;
-    assert_eq!(reply.0, 403);
+    let response = test_server.http().send("GET", "/api/v1/sessions", &origin, vec![]).await;
+    assert_eq!(response.0, 403);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -71,12 +71,12 @@ async fn malformed_bodies_are_rejected_with_a_detail_on_every_route() {
             for encoding in [None, Some("zstd"), Some("br")] {
                 let headers: Vec<(&str, &str)> =
                     encoding.map(|encoding| ("content-encoding", encoding)).into_iter().collect();
-                let (status, reply) =
+                let (status, response) =
                     http.send(route.method().as_str(), &path, &headers, body.clone()).await;
                 let accepted = (200..300).contains(&status)
                     && (route.body() == BodyCodec::Empty || body.starts_with(b"{"));
-                let rejected = (400..500).contains(&status) && reply["detail"].is_string();
-                assert!(accepted || rejected, "{route} {status} {reply}");
+                let rejected = (400..500).contains(&status) && response["detail"].is_string();
+                assert!(accepted || rejected, "{route} {status} {response}");
             }
         }
     }
@@ -84,9 +84,9 @@ async fn malformed_bodies_are_rejected_with_a_detail_on_every_route() {
     assert_eq!(sessions, json!({"sessions": []}), "no session was created");
     let (_, runs) = http.get("/api/v1/training_runs").await;
     assert_eq!(runs["cursor"]["total_count"], 0);
-    let (status, reply) = http.get("/v1/models").await;
+    let (status, response) = http.get("/v1/models").await;
     assert_eq!(status, 404);
-    assert!(reply["detail"].as_str().unwrap().contains("/api/v1"), "{reply}");
+    assert!(response["detail"].as_str().unwrap().contains("/api/v1"), "{response}");
     assert_eq!(http.get("/api/v1/asample").await.0, 405);
 }
 
@@ -95,9 +95,9 @@ async fn unsupported_routes_explain_why() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     for path in ["/api/v1/audit", "/api/v1/sessions/x/trace_export"] {
-        let (status, reply) = http.get(path).await;
+        let (status, response) = http.get(path).await;
         assert_eq!(status, 400);
-        assert!(reply["detail"].as_str().unwrap().contains("this server"), "{reply}");
+        assert!(response["detail"].as_str().unwrap().contains("this server"), "{response}");
     }
 }
 
@@ -106,13 +106,13 @@ async fn a_sampling_client_cannot_acknowledge_other_requests() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
-    let (_, ticket) = http.post("/create_model", create_model(&session, 0)).await;
-    http.result(&ticket).await;
-    let call = json!({
+    let (_, future) = http.post("/create_model", create_model(&session, 0)).await;
+    http.result(&future).await;
+    let request = json!({
         "target": {"sampling_session_id": http.sampler(&session).await, "cloned_sampler_id": 0},
-        "retrieved_request_ids": [ticket["request_id"]], "timeout": 0.0,
+        "retrieved_request_ids": [future["request_id"]], "timeout": 0.0,
     });
-    let (status, reply) = http.post("/retrieve_futures", call).await;
-    assert_eq!(status, 200, "{reply}");
-    assert!(http.result(&ticket).await["model_id"].is_string(), "the result is still available");
+    let (status, response) = http.post("/retrieve_futures", request).await;
+    assert_eq!(status, 200, "{response}");
+    assert!(http.result(&future).await["model_id"].is_string(), "the result is still available");
 }

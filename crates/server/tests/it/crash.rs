@@ -9,14 +9,16 @@ use crate::harness::{Http, MODEL};
 use crate::process::Process;
 
 const STEPS: usize = 30;
-/// Number of steps in flight.
+/// Maximum number of steps in flight.
 const AHEAD: usize = 6;
 
 /// Faults to inject into a run.
 #[derive(Clone, Copy, Debug)]
 struct Faults {
     seed: u64,
+    /// Number of times that the server is killed.
     kills: usize,
+    /// Number of times that the disk is full.
     full: usize,
     /// Value of `--snapshot-after` in seconds.
     snapshot: &'static str,
@@ -49,25 +51,25 @@ async fn save(model: &TrainingClient, name: &str) {
 /// Runs the training and returns the losses and the exported files.
 async fn run(faults: Faults) -> (Vec<u64>, Vec<Vec<u8>>) {
     let data = tempfile::tempdir().unwrap();
-    let more = ["--snapshot-after", faults.snapshot];
-    let mut process = Process::with(data.path(), 0, &more);
+    let arguments = ["--snapshot-after", faults.snapshot];
+    let mut process = Process::with(data.path(), 0, &arguments);
     let port = process.port();
     let service = crate::harness::client(&process.url);
     let model = service.create_lora_training_client(MODEL).rank(4).seed(11).create().await.unwrap();
     let rest = service.rest();
     let (finished, mut progress) = tokio::sync::watch::channel(0_usize);
     let steps = async {
-        let mut ahead = std::collections::VecDeque::new();
+        let mut in_flight = std::collections::VecDeque::new();
         let mut losses = Vec::new();
         for n in 0..STEPS + AHEAD {
             if n < STEPS {
                 let first = u32::try_from(n).unwrap() + 3;
                 let batch = vec![Datum::completion([first, 4, 5], [9, 10]).unwrap(); 2];
                 let adam = AdamParams::with_learning_rate(1e-2);
-                ahead.push_back(model.step(batch, LossFn::CrossEntropy, adam));
+                in_flight.push_back(model.step(batch, LossFn::CrossEntropy, adam));
             }
             if n >= AHEAD
-                && let Some((pass, step)) = ahead.pop_front()
+                && let Some((pass, step)) = in_flight.pop_front()
             {
                 losses.push(pass.await.unwrap().metrics["loss:sum"].as_f64().to_bits());
                 step.await.unwrap();
@@ -89,7 +91,8 @@ async fn run(faults: Faults) -> (Vec<u64>, Vec<Vec<u8>>) {
     }
     let mut injected = 0;
     let (losses, urls) = loop {
-        // Spread the faults over the run, at moments unrelated to finished requests.
+        // Spread the faults over the run. The random number of yields makes the moment independent of
+        // the end of a step.
         let (after, yields) = ((injected + 1) * STEPS / (total + 2), rng.below(500));
         let moment = async {
             progress.wait_for(|finished| *finished >= after).await.unwrap();
@@ -103,7 +106,7 @@ async fn run(faults: Faults) -> (Vec<u64>, Vec<Vec<u8>>) {
         }
         if kills[injected] {
             process.kill();
-            process = Process::with(data.path(), port, &more);
+            process = Process::with(data.path(), port, &arguments);
         } else {
             // Fail in the middle of a payload or of a commit, or before anything is written.
             let limit = match rng.below(4) {
@@ -112,11 +115,11 @@ async fn run(faults: Faults) -> (Vec<u64>, Vec<Vec<u8>>) {
                 _ => process.wal() + rng.below(20_000),
             };
             process.fill_disk(limit);
-            // Keep the disk full during some requests, which must succeed.
-            let calls = rng.below(150);
+            // Keep the disk full during some health checks, which must succeed.
+            let checks = rng.below(150);
             let http = Http::new(&process.url);
             let full = async {
-                for _ in 0..calls {
+                for _ in 0..checks {
                     assert_eq!(http.get("/api/v1/healthz").await.0, 200);
                 }
             };
@@ -131,8 +134,8 @@ async fn run(faults: Faults) -> (Vec<u64>, Vec<Vec<u8>>) {
     assert_eq!(injected, total, "the run ended before all faults");
     let mut files = Vec::new();
     for url in urls.values() {
-        let reply = crate::harness::plain().get(url).send().await.unwrap();
-        files.push(reply.bytes().await.unwrap().to_vec());
+        let response = crate::harness::plain().get(url).send().await.unwrap();
+        files.push(response.bytes().await.unwrap().to_vec());
     }
     (losses, files)
 }

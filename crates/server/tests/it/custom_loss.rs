@@ -9,7 +9,8 @@ use tinkex_autodiff::{GraphInput, LossGraph};
 
 use crate::harness::{MODEL, TestServer};
 
-/// Cases of `crates/autodiff/tests/golden/kinks.json`.
+/// Returns the cases of `crates/autodiff/tests/golden/kinks.json`: losses at points where they have no
+/// unique gradient.
 fn kinks() -> Vec<Value> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let path = crates.join("autodiff/tests/golden/kinks.json");
@@ -32,7 +33,7 @@ fn close(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-6 * (1.0 + b.abs())
 }
 
-/// Log-probabilities that the model gives to the targets of `datum`.
+/// Returns the log-probabilities that the model gives to the targets of `datum`.
 async fn logprobs(model: &TrainingClient, datum: &Datum) -> Vec<f32> {
     let pass = model.forward(vec![datum.clone()], LossFn::CrossEntropy).await.unwrap();
     pass.outputs.get(0).unwrap().tensor("logprobs").unwrap().as_f32().unwrap().to_vec()

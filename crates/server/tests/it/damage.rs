@@ -12,7 +12,7 @@ fn database(data: &Path) -> Connection {
     Connection::open(data.join("metadata.sqlite")).unwrap()
 }
 
-/// Modifies the first payload that starts with `text`.
+/// Modifies the first byte of the first payload that starts with `text`.
 fn damage(data: &Path, text: &str) {
     let path = data.join("payloads");
     let mut bytes = std::fs::read(&path).unwrap();
@@ -28,21 +28,21 @@ async fn a_damaged_payload_fails_only_the_requests_that_need_it() {
     let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
-    let (_, answered) = http.post("/optim_step", step(&model, 1, 0.1)).await;
-    http.result(&answered).await;
+    let (_, finished) = http.post("/optim_step", step(&model, 1, 0.1)).await;
+    http.result(&finished).await;
     let save = json!({"model_id": model, "path": "intact", "seq_id": 2, "type": "save_weights"});
     let (_, saved) = http.post("/save_weights", save).await;
     http.result(&saved).await;
     // Number 3 is missing, so the others stay queued.
-    let tickets: Vec<Value> = {
-        let mut tickets = Vec::new();
+    let futures: Vec<Value> = {
+        let mut futures = Vec::new();
         for seq in [4, 5] {
             let body = format!("{{\"a\":{seq},{}", &step(&model, seq, 0.1).to_string()[1..]);
             let sent = http.send("POST", "/api/v1/optim_step", &[], body.into_bytes()).await;
             assert_eq!(sent.0, 200, "{}", sent.1);
-            tickets.push(sent.1);
+            futures.push(sent.1);
         }
-        tickets
+        futures
     };
     test_server.server.stop().await;
     damage(test_server.data.path(), "{\"a\":4");
@@ -52,12 +52,12 @@ async fn a_damaged_payload_fails_only_the_requests_that_need_it() {
     options.timeouts.sequence_gap = std::time::Duration::ZERO;
     let server = Server::start(options).await.unwrap();
     let http = Http::new(&server.base_url());
-    for ticket in [&tickets[0], &answered] {
-        let failed = http.result(ticket).await;
+    for future in [&futures[0], &finished] {
+        let failed = http.result(future).await;
         assert_eq!(failed["category"], "server", "{failed}");
         assert!(failed["error"].as_str().unwrap().contains("damaged"), "{failed}");
     }
-    assert!(http.result(&tickets[1]).await["metrics"].is_object());
+    assert!(http.result(&futures[1]).await["metrics"].is_object());
     assert!(http.result(&saved).await["path"].is_string());
 }
 
@@ -84,15 +84,15 @@ async fn a_data_directory_of_an_earlier_version_is_refused_and_unchanged() {
     assert!(weights.is_dir(), "nothing is removed");
 }
 
-/// The queries that `docs/server.md` documents.
+/// Runs queries like those in `docs/server.md`.
 #[tokio::test(flavor = "multi_thread")]
 async fn other_programs_may_read_the_database_while_the_server_runs() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
-    let (status, waits) = http.post("/optim_step", step(&model, 2, 0.1)).await;
-    assert_eq!(status, 200, "{waits}");
+    let (status, unfinished) = http.post("/optim_step", step(&model, 2, 0.1)).await;
+    assert_eq!(status, 200, "{unfinished}");
     let save = json!({"model_id": model, "path": "a", "seq_id": 1, "type": "save_weights"});
     let database = database(test_server.data.path());
     let text = |sql: &str| -> Vec<String> {
@@ -102,13 +102,14 @@ async fn other_programs_may_read_the_database_while_the_server_runs() {
     };
     // A long read transaction does not block the server.
     database.execute_batch("BEGIN").unwrap();
-    let waiting = "SELECT kind || ' ' || seq || ' ' || session FROM requests WHERE answer IS NULL";
-    assert_eq!(text(waiting), [format!("optim_step 2 {session}")]);
+    let unfinished_requests =
+        "SELECT kind || ' ' || seq || ' ' || session FROM requests WHERE answer IS NULL";
+    assert_eq!(text(unfinished_requests), [format!("optim_step 2 {session}")]);
     let (_, saved) = http.post("/save_weights", save).await;
     http.result(&saved).await;
-    http.result(&waits).await;
+    http.result(&unfinished).await;
     database.execute_batch("COMMIT").unwrap();
-    assert_eq!(text(waiting), Vec::<String>::new());
+    assert_eq!(text(unfinished_requests), Vec::<String>::new());
     assert_eq!(text("SELECT id FROM sessions WHERE NOT ended"), [session.as_str()]);
     let runs = "SELECT id || ' ' || base_model || ' ' || last_seq || ' ' || session FROM runs";
     assert_eq!(text(runs), [format!("{model} {MODEL} 2 {session}")]);

@@ -19,9 +19,9 @@ async fn visible_state(http: &Http, session: &str, model: &str) -> Vec<Value> {
         format!("/training_runs/{model}/checkpoints"),
         "/checkpoints".to_owned(),
     ] {
-        let (status, reply) = http.get(&format!("/api/v1{path}")).await;
-        assert_eq!(status, 200, "{path}: {reply}");
-        all.push(reply);
+        let (status, response) = http.get(&format!("/api/v1{path}")).await;
+        assert_eq!(status, 200, "{path}: {response}");
+        all.push(response);
     }
     let (_, found) = http.post("/sessions/search", json!({"session_id": session})).await;
     all.push(found);
@@ -49,12 +49,13 @@ async fn requests_on_a_full_disk_are_rejected_and_change_nothing() {
     let create = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
     let (_, sampler) = http.post("/create_sampling_session", create).await;
     let sampler = sampler["sampling_session_id"].as_str().unwrap().to_owned();
-    let (before, own) = (visible_state(&http, &session, &model).await, folders(data.path()));
+    let (before, folders_before) =
+        (visible_state(&http, &session, &model).await, folders(data.path()));
 
     let checkpoint = format!("/api/v1/training_runs/{model}/checkpoints/weights/a");
     let path = format!("tinker://{model}/weights/a");
     let body = |value: Value| value.to_string().into_bytes();
-    let calls: Vec<(&str, String, Vec<u8>)> = vec![
+    let requests: Vec<(&str, String, Vec<u8>)> = vec![
         ("POST", "/api/v1/create_session".into(), body(json!({"tags": [], "sdk_version": "1"}))),
         ("POST", "/api/v1/create_model".into(), body(create_model(&session, 1))),
         ("POST", "/api/v1/optim_step".into(), body(step(&model, 2, 0.1))),
@@ -91,10 +92,10 @@ async fn requests_on_a_full_disk_are_rejected_and_change_nothing() {
             body(json!({"sampling_session_id": sampler})),
         ),
     ];
-    // Space for nothing, for part of a payload, for part of a commit.
+    // Limits that allow no write, a part of a payload, and a part of a commit.
     for limit in [0, process.payloads() + 1, process.payloads() + 30, process.wal() + 1_000] {
         process.fill_disk(limit);
-        for (method, path, body) in &calls {
+        for (method, path, body) in &requests {
             let (status, rejected) = http.send(method, path, &[], body.clone()).await;
             assert_eq!(status, 503, "{method} {path}: {rejected}");
             assert!(
@@ -112,16 +113,17 @@ async fn requests_on_a_full_disk_are_rejected_and_change_nothing() {
     let http = Http::new(&process.url);
     assert_eq!(process.payloads(), length);
     assert_eq!(visible_state(&http, &session, &model).await, before);
-    assert_eq!(folders(data.path()), own);
-    // All requests succeed now, except those on what an earlier one deleted or ended.
-    for (method, path, body) in &calls {
-        let (status, reply) = http.send(method, path, &[], body.clone()).await;
+    assert_eq!(folders(data.path()), folders_before);
+    // All requests succeed now, except those for a checkpoint or session that an earlier one has
+    // deleted or ended.
+    for (method, path, body) in &requests {
+        let (status, response) = http.send(method, path, &[], body.clone()).await;
         let deleted =
             path.contains("/publish") || path.contains("/ttl") || path.contains("copy_weights");
         let ended = path.contains("join");
         assert!(
             status == 200 || (status == 404 && (deleted || ended)),
-            "{method} {path}: {status} {reply}"
+            "{method} {path}: {status} {response}"
         );
     }
 }
@@ -140,7 +142,7 @@ async fn a_checkpoint_that_does_not_fit_fails_and_training_continues() {
         step.await.unwrap();
     };
     train().await;
-    let own = folders(data.path());
+    let folders_before = folders(data.path());
     // Allow the files of the database but not those of a checkpoint. Truncating the WAL makes it
     // smaller than the limit.
     let limit_disk = || {
@@ -161,7 +163,7 @@ async fn a_checkpoint_that_does_not_fit_fails_and_training_continues() {
     }
     limit_disk();
     train().await;
-    assert_eq!(folders(data.path()), own, "incomplete folders are removed");
+    assert_eq!(folders(data.path()), folders_before, "incomplete folders are removed");
     process.free_disk();
     train().await;
     model.save_state("big").await.unwrap();

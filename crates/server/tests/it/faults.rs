@@ -11,8 +11,8 @@ use crate::harness::{Http, TestServer, step};
 /// Sends a pass with a valid datum and `datum`.
 async fn pass(http: &Http, model: &str, seq: u64, datum: Datum, loss: LossFn) -> (u16, Value) {
     let data = vec![Datum::completion([3], [4]).unwrap(), datum];
-    let call = ForwardBackward::new(model, data, loss).seq_id(Seq::new(seq));
-    let mut body = call.to_proto().unwrap().to_vec();
+    let request = ForwardBackward::new(model, data, loss).seq_id(Seq::new(seq));
+    let mut body = request.to_proto().unwrap().to_vec();
     for name in [TARGETS, WEIGHTS] {
         let placeholder = format!("?{}", &name[1..]);
         for at in 0..body.len() - name.len() {
@@ -82,11 +82,11 @@ async fn invalid_data_is_rejected_at_admission_and_the_model_stays_usable() {
         ("logprobs", datum(&[3, 4], &[(TARGETS, good)]), LossFn::Ppo),
     ];
     let count = cases.len() as u64;
-    for (seq, (word, datum, loss)) in (1..).zip(cases) {
+    for (seq, (field, datum, loss)) in (1..).zip(cases) {
         let (status, rejected) = pass(&http, &model, seq, datum, loss).await;
-        assert_eq!(status, 400, "{word}: {rejected}");
+        assert_eq!(status, 400, "{field}: {rejected}");
         let detail = rejected["detail"].as_str().unwrap();
-        assert!(detail.contains("data[") && detail.contains(word), "{word}: {detail}");
+        assert!(detail.contains("data[") && detail.contains(field), "{field}: {detail}");
     }
     // The rejected numbers leave no gap, and the valid datums contributed no gradient.
     let (_, next) = http.post("/optim_step", step(&model, count + 1, 0.1)).await;
@@ -100,42 +100,42 @@ async fn a_numeric_error_fails_the_request_and_the_model_stays_usable() {
     let session = http.session().await;
     let model = http.model(&session).await;
     let data = [-1.0, -1e30].map(|p| Datum::rollout([3], [4], vec![p], 1.0).unwrap()).to_vec();
-    let call =
+    let request =
         ForwardBackward::new(model.as_str(), data, LossFn::ImportanceSampling).seq_id(Seq::FIRST);
-    let body = call.to_proto().unwrap().to_vec();
-    let (status, ticket) = http.send("POST", "/api/v1/forward_backward", &[], body).await;
-    assert_eq!(status, 200, "{ticket}");
-    let result = http.result(&ticket).await;
+    let body = request.to_proto().unwrap().to_vec();
+    let (status, future) = http.send("POST", "/api/v1/forward_backward", &[], body).await;
+    assert_eq!(status, 200, "{future}");
+    let result = http.result(&future).await;
     assert_eq!(result["category"], "user", "{result}");
     let (_, next) = http.post("/optim_step", step(&model, 2, 0.1)).await;
     assert_eq!(http.result(&next).await["metrics"]["unclipped_grad_l2:mean"], json!(0.0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn negative_seeds_are_accepted_as_their_bits() {
+async fn a_negative_seed_is_used_as_its_bit_pattern() {
     let test_server = TestServer::new().await;
     let http = test_server.http();
     let session = http.session().await;
     let mut create = crate::harness::create_model(&session, 0);
     create["lora_config"]["seed"] = json!(-7);
-    let (status, ticket) = http.post("/create_model", create).await;
-    assert_eq!(status, 200, "{ticket}");
+    let (status, future) = http.post("/create_model", create).await;
+    assert_eq!(status, 200, "{future}");
     let create = json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": crate::harness::MODEL});
     let (_, sampler) = http.post("/create_sampling_session", create).await;
-    let mut tickets = Vec::new();
+    let mut futures = Vec::new();
     for (seq, seed) in [(0, json!(-7)), (1, json!(u64::MAX - 6)), (2, json!(7))] {
-        let ask = json!({
+        let request = json!({
             "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "seq_id": seq,
             "sampling_params": {"max_tokens": 20, "stop": [], "seed": seed},
             "sampling_session_id": sampler["sampling_session_id"],
         });
-        let (status, ticket) = http.post("/asample", ask).await;
-        assert_eq!(status, 200, "{ticket}");
-        tickets.push(ticket);
+        let (status, future) = http.post("/asample", request).await;
+        assert_eq!(status, 200, "{future}");
+        futures.push(future);
     }
     let mut tokens = Vec::new();
-    for ticket in &tickets {
-        tokens.push(http.sampled(ticket).await);
+    for future in &futures {
+        tokens.push(http.sampled(future).await);
     }
     assert_eq!(tokens[0], tokens[1], "both seeds have the same bits");
     assert_ne!(tokens[0], tokens[2]);

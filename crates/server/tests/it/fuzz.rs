@@ -66,19 +66,19 @@ fn recordings() -> Vec<Request> {
 }
 
 /// A server with the objects that the recordings refer to.
-struct Scene {
+struct FuzzServer {
     http: Http,
     raw: Raw,
     session: String,
-    _server: TestServer,
+    _test_server: TestServer,
 }
 
-impl Scene {
+impl FuzzServer {
     async fn new() -> Self {
         let test_server = TestServer::with(|options| {
             options.timeouts.poll_hold = Duration::from_millis(20);
             options.timeouts.sequence_gap = Duration::ZERO;
-            // Write nothing without a request.
+            // Prevent writes that no request causes.
             options.timeouts.snapshot_after = Duration::from_secs(3_600);
             options.timeouts.expiry_interval = Duration::from_secs(3_600);
             options.limits.body_bytes = 1 << 20;
@@ -87,8 +87,8 @@ impl Scene {
         .await;
         let http = test_server.http();
         let session = http.session().await;
-        let (_, made) = http.post("/create_model", create_model(&session, 0)).await;
-        http.result(&made).await;
+        let (_, created) = http.post("/create_model", create_model(&session, 0)).await;
+        http.result(&created).await;
         let model = format!("{session}:train:0");
         for (kind, path) in [("weights", "/save_weights"), ("sampler", "/save_weights_for_sampler")]
         {
@@ -101,47 +101,47 @@ impl Scene {
             json!({"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL});
         http.post("/create_sampling_session", create).await;
         let raw = Raw::new(&test_server.server.base_url());
-        Self { http, raw, session, _server: test_server }
+        Self { http, raw, session, _test_server: test_server }
     }
 
     /// Returns the state that a rejected request must not change.
-    async fn digest(&self) -> String {
-        let mut digest = String::new();
+    async fn visible_state(&self) -> String {
+        let mut state = String::new();
         for path in ["/sessions?limit=1000", "/training_runs?limit=1000", "/checkpoints?limit=1000"]
         {
-            let (status, reply) = self.http.get(&format!("/api/v1{path}")).await;
-            assert_eq!(status, 200, "{path}: {reply}");
-            digest.push_str(&reply.to_string());
+            let (status, response) = self.http.get(&format!("/api/v1{path}")).await;
+            assert_eq!(status, 200, "{path}: {response}");
+            state.push_str(&response.to_string());
         }
         let (_, session) = self.http.get(&format!("/api/v1/sessions/{}", self.session)).await;
-        digest.push_str(&session.to_string());
+        state.push_str(&session.to_string());
         let metrics = self.http.metrics().await;
         for name in
             ["payload_bytes", "commits_total", "answers", "queued", "sessions", "jobs_total"]
         {
-            digest.push_str(&format!("\n{name} {}", metrics[name]));
+            state.push_str(&format!("\n{name} {}", metrics[name]));
         }
-        digest
+        state
     }
 
     /// Waits until the request with this response has a result.
-    async fn wait_for_result(&self, reply: &[u8]) {
-        let Ok(ticket) = serde_json::from_slice::<Value>(reply) else { return };
-        if !ticket["request_id"].is_string() {
+    async fn wait_for_result(&self, response: &[u8]) {
+        let Ok(future) = serde_json::from_slice::<Value>(response) else { return };
+        if !future["request_id"].is_string() {
             return;
         }
         for _ in 0..MAX_POLLS {
-            let poll = json!({"request_id": ticket["request_id"]});
+            let poll = json!({"request_id": future["request_id"]});
             let (status, result) = self.http.post("/retrieve_future", poll).await;
             if status != 200 || result["type"] != "try_again" {
                 return;
             }
         }
-        panic!("no result for {ticket}");
+        panic!("no result for {future}");
     }
 }
 
-/// Number of polls, each held for a while, after which a result must exist.
+/// Number of polls, each held for up to 20 ms, after which a result must exist.
 const MAX_POLLS: usize = 10_000;
 
 /// Returns a value that often reveals bugs.
@@ -179,7 +179,7 @@ fn hostile_value(rng: &mut Rng) -> Value {
     all[rng.usize(..all.len())].clone()
 }
 
-/// Modifies one position of a value.
+/// Replaces, removes or inserts one part of a value.
 fn mutate(value: &mut Value, rng: &mut Rng) {
     let deeper = rng.u8(..4) > 0;
     match value {
@@ -200,8 +200,8 @@ fn mutate(value: &mut Value, rng: &mut Rng) {
             }
         }
         Value::Number(number) if rng.bool() => {
-            let near = number.as_i64().unwrap_or(0).wrapping_add(rng.i64(-3..4));
-            *value = json!(near);
+            let nearby = number.as_i64().unwrap_or(0).wrapping_add(rng.i64(-3..4));
+            *value = json!(nearby);
         }
         _ => *value = hostile_value(rng),
     }
@@ -226,21 +226,21 @@ fn mutate_bytes(bytes: &mut Vec<u8>, rng: &mut Rng) {
 fn mutate_path(path: &str, rng: &mut Rng) -> String {
     let segments =
         ["..", "%2e%2e", "%00", "%ff", "", "a%2Fb", "%2e%2e%2f%2e%2e%2flock", "-1", "é", "%zz"];
-    let word = segments[rng.usize(..segments.len())].to_owned();
+    let segment = segments[rng.usize(..segments.len())].to_owned();
     let long = "y".repeat(3_000);
-    let word = if rng.u8(..10) == 0 { long } else { word };
+    let segment = if rng.u8(..10) == 0 { long } else { segment };
     let separators: Vec<usize> = path.match_indices(['/', '?', '&', '=']).map(|(i, _)| i).collect();
     let from = separators[rng.usize(..separators.len())] + 1;
     let to = separators.iter().copied().find(|at| *at >= from).unwrap_or(path.len());
-    format!("{}{word}{}", &path[..from], &path[to..])
+    format!("{}{segment}{}", &path[..from], &path[to..])
 }
 
 /// Returns a training pass that the model can execute; the recorded ones need another model.
 fn pass(session: &str, rng: &mut Rng) -> Vec<u8> {
     let data = vec![Datum::completion([3, 4], [5, 6]).unwrap(); rng.usize(1..3)];
-    let call = ForwardBackward::new(format!("{session}:train:0"), data, LossFn::CrossEntropy)
+    let request = ForwardBackward::new(format!("{session}:train:0"), data, LossFn::CrossEntropy)
         .seq_id(Seq::new(rng.u64(1..200)));
-    call.to_proto().unwrap().to_vec()
+    request.to_proto().unwrap().to_vec()
 }
 
 fn prepare(request: &Request, session: &str, rng: &mut Rng) -> (Request, Vec<u8>) {
@@ -287,50 +287,56 @@ struct Count {
     rejected: usize,
 }
 
+/// Runs cases while `more` returns true for the number of cases so far.
 async fn fuzz(seed: u64, more: impl Fn(usize) -> bool) {
     let recordings = recordings();
     let mut counts: BTreeMap<String, Count> = BTreeMap::new();
     let mut rng = Rng::with_seed(seed);
-    let mut scene = Scene::new().await;
+    let mut server = FuzzServer::new().await;
     let mut n = 0;
     while more(n) {
         if n % CASES_PER_SERVER == CASES_PER_SERVER - 1 {
-            scene = Scene::new().await;
+            server = FuzzServer::new().await;
         }
         let recorded = &recordings[n % recordings.len()];
-        let (request, body) = prepare(recorded, &scene.session, &mut rng);
+        let (request, body) = prepare(recorded, &server.session, &mut rng);
         let Request { method, path, headers, .. } = &request;
         let about = || {
             format!("seed {seed}, case {n}: {method} {path} {:?}", String::from_utf8_lossy(&body))
         };
-        let before = scene.digest().await;
-        let reply = scene.raw.call(method, path, headers, &body).await;
-        let reply = reply.unwrap_or_else(|| panic!("no reply: {}", about()));
+        let before = server.visible_state().await;
+        let response = server.raw.call(method, path, headers, &body).await;
+        let response = response.unwrap_or_else(|| panic!("no response: {}", about()));
         let route = Route::find(&recorded.method, recorded.path.split('?').next().unwrap());
         let count = counts.entry(route.unwrap().route.to_string()).or_default();
-        match reply.status {
+        match response.status {
             200..300 => {
                 count.accepted += 1;
-                scene.wait_for_result(&reply.body).await;
+                server.wait_for_result(&response.body).await;
             }
             400..500 => {
                 count.rejected += 1;
-                let detail: Value = serde_json::from_slice(&reply.body).unwrap_or_default();
+                let detail: Value = serde_json::from_slice(&response.body).unwrap_or_default();
                 let has_detail = detail["detail"].as_str().is_some_and(|text| !text.is_empty());
-                assert!(has_detail, "a rejection without a detail ({}): {}", reply.status, about());
+                assert!(
+                    has_detail,
+                    "a rejection without a detail ({}): {}",
+                    response.status,
+                    about()
+                );
                 assert_eq!(
-                    scene.digest().await,
+                    server.visible_state().await,
                     before,
                     "{} changed something: {}",
-                    reply.status,
+                    response.status,
                     about()
                 );
             }
-            status => panic!("{status}: {}\n{}", about(), String::from_utf8_lossy(&reply.body)),
+            status => panic!("{status}: {}\n{}", about(), String::from_utf8_lossy(&response.body)),
         }
         n += 1;
     }
-    assert_eq!(scene.http.get("/api/v1/healthz").await.0, 200);
+    assert_eq!(server.http.get("/api/v1/healthz").await.0, 200);
     let (accepted, rejected) =
         counts.values().fold((0, 0), |(a, r), count| (a + count.accepted, r + count.rejected));
     eprintln!("{n} cases, {accepted} accepted, {rejected} rejected, {} routes", counts.len());
@@ -339,7 +345,7 @@ async fn fuzz(seed: u64, more: impl Fn(usize) -> bool) {
         .map(ToString::to_string)
         .filter(|route| !counts.contains_key(route))
         .collect();
-    assert!(missing.is_empty(), "never tried: {missing:?}");
+    assert!(missing.is_empty(), "routes without a case: {missing:?}");
     assert!(accepted > n / 10 && rejected > n / 10, "{accepted} accepted, {rejected} rejected");
 }
 
@@ -348,7 +354,7 @@ async fn mutated_requests_are_accepted_or_rejected_without_side_effects() {
     fuzz(1, |n| n < 600).await;
 }
 
-/// A run of a given length; `cargo xtask fuzz server` runs it.
+/// Fuzzes for `TINKEX_FUZZ_SECONDS` seconds; run by `cargo xtask fuzz server`.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes TINKEX_FUZZ_SECONDS; cargo xtask fuzz server runs it"]
 async fn a_long_run_finds_nothing() {

@@ -18,7 +18,7 @@ pub(crate) struct TestServer {
     pub(crate) data: TempDir,
 }
 
-/// Returns a setting that `cargo xtask` passes to the tests it runs.
+/// Returns an environment variable by which `cargo xtask` configures the tests that it runs.
 pub(crate) fn setting(name: &str) -> Option<String> {
     #[expect(
         clippy::disallowed_methods,
@@ -27,10 +27,12 @@ pub(crate) fn setting(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
+/// Returns the folder of a golden model of the engine crate.
 pub(crate) fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/tests/golden").join(name)
 }
 
+/// Returns the options of a test server: one thread, and a snapshot after every optimizer step.
 pub(crate) fn options(data: &Path) -> ServerOptions {
     let mut options = ServerOptions::new(data).model(MODEL, golden("qwen3"));
     options.threads = 1;
@@ -45,6 +47,7 @@ impl TestServer {
         Self::with(|_| {}).await
     }
 
+    /// Starts a server after `change` has modified its options.
     pub(crate) async fn with(change: impl FnOnce(&mut ServerOptions)) -> Self {
         let data = tempfile::tempdir().unwrap();
         let mut options = options(data.path());
@@ -73,12 +76,12 @@ pub(crate) fn client(url: &str) -> ServiceClient {
 
 /// Returns an HTTP client without knowledge of the API.
 pub(crate) fn plain() -> reqwest::Client {
-    // Fails if another test of this process has installed it already.
+    // Installing fails if another test of this process has already installed the provider.
     let _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder().no_proxy().build().unwrap()
 }
 
-/// Sends requests that the SDK would not send.
+/// Client for single endpoints, to send requests that the SDK would not send.
 pub(crate) struct Http {
     base: String,
     client: reqwest::Client,
@@ -103,9 +106,9 @@ impl Http {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        let reply = request.send().await.unwrap();
-        let status = reply.status().as_u16();
-        let body = reply.bytes().await.unwrap();
+        let response = request.send().await.unwrap();
+        let status = response.status().as_u16();
+        let body = response.bytes().await.unwrap();
         (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
     }
 
@@ -118,9 +121,9 @@ impl Http {
     }
 
     /// Polls until a request is finished and returns its JSON result.
-    pub(crate) async fn result(&self, ticket: &Value) -> Value {
+    pub(crate) async fn result(&self, future: &Value) -> Value {
         loop {
-            let poll = serde_json::json!({"request_id": ticket["request_id"], "allow_metadata_only": false});
+            let poll = serde_json::json!({"request_id": future["request_id"], "allow_metadata_only": false});
             let (status, body) = self.post("/retrieve_future", poll).await;
             assert_eq!(status, 200, "{body}");
             if body["type"] != "try_again" {
@@ -130,13 +133,13 @@ impl Http {
     }
 
     /// Polls until a sampling request is finished and returns the tokens of its first sample.
-    pub(crate) async fn sampled(&self, ticket: &Value) -> Vec<u32> {
+    pub(crate) async fn sampled(&self, future: &Value) -> Vec<u32> {
         loop {
-            let poll = serde_json::json!({"request_id": ticket["request_id"]});
+            let poll = serde_json::json!({"request_id": future["request_id"]});
             let url = format!("{}/api/v1/retrieve_future", self.base);
-            let reply = self.client.post(url).body(poll.to_string()).send().await.unwrap();
-            let proto = reply.headers()["content-type"] == "application/x-protobuf";
-            let body = reply.bytes().await.unwrap();
+            let response = self.client.post(url).body(poll.to_string()).send().await.unwrap();
+            let proto = response.headers()["content-type"] == "application/x-protobuf";
+            let body = response.bytes().await.unwrap();
             if proto {
                 let response = tinkex_wire::SampleResponse::from_proto(&body).unwrap();
                 return response.sequences[0].tokens.to_vec();
@@ -147,37 +150,38 @@ impl Http {
 
     /// Returns the values of `/metrics` without the prefix `tinkex_`.
     pub(crate) async fn metrics(&self) -> HashMap<String, u64> {
-        let reply = self.client.get(format!("{}/metrics", self.base)).send().await.unwrap();
-        let text = reply.text().await.unwrap();
+        let response = self.client.get(format!("{}/metrics", self.base)).send().await.unwrap();
+        let text = response.text().await.unwrap();
         let lines = text.lines().filter_map(|line| line.strip_prefix("tinkex_")?.split_once(' '));
         lines.map(|(name, value)| (name.to_owned(), value.parse().unwrap())).collect()
     }
 
     pub(crate) async fn session(&self) -> String {
-        let call = serde_json::json!({"tags": [], "user_metadata": {}, "sdk_version": "0.36.0", "type": "create_session"});
-        let (status, body) = self.post("/create_session", call).await;
+        let request = serde_json::json!({"tags": [], "user_metadata": {}, "sdk_version": "0.36.0", "type": "create_session"});
+        let (status, body) = self.post("/create_session", request).await;
         assert_eq!(status, 200, "{body}");
         body["session_id"].as_str().unwrap().to_owned()
     }
 
     /// Creates a sampling session of the base model.
     pub(crate) async fn sampler(&self, session: &str) -> String {
-        let call = serde_json::json!({
+        let request = serde_json::json!({
             "session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL,
         });
-        let (status, body) = self.post("/create_sampling_session", call).await;
+        let (status, body) = self.post("/create_sampling_session", request).await;
         assert_eq!(status, 200, "{body}");
         body["sampling_session_id"].as_str().unwrap().to_owned()
     }
 
     /// Creates a model and waits until it is ready.
     pub(crate) async fn model(&self, session: &str) -> String {
-        let (status, ticket) = self.post("/create_model", create_model(session, 0)).await;
-        assert_eq!(status, 200, "{ticket}");
-        self.result(&ticket).await["model_id"].as_str().unwrap().to_owned()
+        let (status, future) = self.post("/create_model", create_model(session, 0)).await;
+        assert_eq!(status, 200, "{future}");
+        self.result(&future).await["model_id"].as_str().unwrap().to_owned()
     }
 }
 
+/// Returns the body of a `create_model` request with `model_seq_id` `n`.
 pub(crate) fn create_model(session: &str, n: u32) -> Value {
     serde_json::json!({
         "session_id": session, "model_seq_id": n, "base_model": MODEL,
@@ -185,6 +189,7 @@ pub(crate) fn create_model(session: &str, n: u32) -> Value {
     })
 }
 
+/// Returns the body of an `optim_step` request.
 pub(crate) fn step(model: &str, seq: u64, lr: f64) -> Value {
     serde_json::json!({
         "model_id": model, "seq_id": seq, "type": "optim_step", "adam_params": {"learning_rate": lr},

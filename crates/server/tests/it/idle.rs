@@ -8,6 +8,7 @@ use tinkex_server::Server;
 
 use crate::harness::{Http, MODEL, TestServer, golden, options, step};
 
+/// Trains a model and returns the bits of its losses.
 async fn train(model: &TrainingClient, steps: usize) -> Vec<u64> {
     let mut losses = Vec::new();
     for _ in 0..steps {
@@ -25,7 +26,7 @@ async fn model(service: &ServiceClient) -> TrainingClient {
 }
 
 /// Waits until the server has no base model in memory.
-async fn unloaded(http: &Http) {
+async fn wait_until_unloaded(http: &Http) {
     while http.metrics().await["loaded_models"] > 0 {
         tokio::task::yield_now().await;
     }
@@ -49,7 +50,7 @@ async fn an_unloaded_model_is_restored_bit_for_bit() {
         losses.extend(train(&model, 1).await);
         let params = tinkex::SamplingParams::new().max_tokens(3);
         sampler.sample([5, 6], params).send().await.unwrap();
-        unloaded(&http).await;
+        wait_until_unloaded(&http).await;
     }
     assert_eq!(losses, expected);
 }

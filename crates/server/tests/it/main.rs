@@ -1,4 +1,5 @@
-//! Integration tests: a server in this process or in its own, driven over loopback.
+//! Integration tests: clients send requests over loopback to a server in this process or in a
+//! process of its own.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a wrong assumption is a failed test")]
 

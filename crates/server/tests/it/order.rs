@@ -9,8 +9,8 @@ use crate::harness::{Http, TestServer, step};
 
 async fn pass(http: &Http, model: &str, seq: u64, tokens: [u32; 2]) -> (u16, serde_json::Value) {
     let data = vec![Datum::completion(tokens, [9]).unwrap()];
-    let call = ForwardBackward::new(model, data, LossFn::CrossEntropy).seq_id(Seq::new(seq));
-    let body = call.to_proto().unwrap().to_vec();
+    let request = ForwardBackward::new(model, data, LossFn::CrossEntropy).seq_id(Seq::new(seq));
+    let body = request.to_proto().unwrap().to_vec();
     http.send(
         "POST",
         "/api/v1/forward_backward",
@@ -75,27 +75,27 @@ async fn samples_count_towards_the_queue_limit_until_they_are_finished() {
     let test_server = TestServer::with(|options| options.limits.queued_requests = 2).await;
     let http = test_server.http();
     let sampler = http.sampler(&http.session().await).await;
-    let ask = |seq: u64| {
+    let request = |seq: u64| {
         json!({
             "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "num_samples": 1_000,
             "seq_id": seq, "sampling_params": {"max_tokens": 200, "stop": []},
             "sampling_session_id": sampler,
         })
     };
-    let mut tickets = Vec::new();
+    let mut futures = Vec::new();
     for seq in 0..2 {
-        let (status, ticket) = http.post("/asample", ask(seq)).await;
-        assert_eq!(status, 200, "{ticket}");
-        tickets.push(ticket);
+        let (status, future) = http.post("/asample", request(seq)).await;
+        assert_eq!(status, 200, "{future}");
+        futures.push(future);
     }
-    let (status, rejected) = http.post("/asample", ask(2)).await;
+    let (status, rejected) = http.post("/asample", request(2)).await;
     assert_eq!(status, 429, "{rejected}");
-    for ticket in &tickets {
-        let cancel = json!({"request_id": ticket["request_id"]});
+    for future in &futures {
+        let cancel = json!({"request_id": future["request_id"]});
         assert_eq!(http.post("/cancel_future", cancel).await.0, 200);
-        http.result(ticket).await;
+        http.result(future).await;
     }
-    assert_eq!(http.post("/asample", ask(2)).await.0, 200, "the queue has space again");
+    assert_eq!(http.post("/asample", request(2)).await.0, 200, "the queue has space again");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -106,8 +106,8 @@ async fn a_sequence_number_above_the_maximum_is_rejected() {
     let model = http.model(&session).await;
     for seq in [1 << 31, u64::MAX] {
         let save = json!({"model_id": model, "seq_id": seq, "type": "save_weights"});
-        for (path, call) in [("/optim_step", step(&model, seq, 0.1)), ("/save_weights", save)] {
-            let (status, rejected) = http.post(path, call).await;
+        for (path, request) in [("/optim_step", step(&model, seq, 0.1)), ("/save_weights", save)] {
+            let (status, rejected) = http.post(path, request).await;
             assert_eq!(status, 400, "{rejected}");
             assert!(rejected["detail"].as_str().unwrap().contains("seq_id"), "{rejected}");
         }
@@ -167,7 +167,7 @@ async fn a_finished_session_rejects_requests_and_its_usage_is_counted() {
     let http = test_server.http();
     let session = http.session().await;
     let model = http.model(&session).await;
-    let (_, ticket) = pass(&http, &model, 1, [3, 4]).await;
+    let (_, future) = pass(&http, &model, 1, [3, 4]).await;
     let (_, next) = http.post("/optim_step", step(&model, 2, 0.1)).await;
     http.result(&next).await;
     let finish = json!({"reason": {"type": "success"}, "detail": null});
@@ -175,7 +175,7 @@ async fn a_finished_session_rejects_requests_and_its_usage_is_counted() {
     assert_eq!(http.post(&path, finish.clone()).await.0, 200);
     assert_eq!(http.post(&path, finish).await.0, 200, "finishing twice is accepted");
     assert_eq!(http.post("/session_heartbeat", json!({"session_id": session})).await.0, 410);
-    let poll = json!({"request_id": ticket["request_id"]});
+    let poll = json!({"request_id": future["request_id"]});
     assert_eq!(http.post("/retrieve_future", poll).await.0, 200, "results remain available");
     let hour = 3_600;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();

@@ -18,6 +18,7 @@ impl Process {
         Self::with(data, 0, &[])
     }
 
+    /// Starts a server on a port (0 picks a free one) with further command-line arguments.
     pub(crate) fn with(data: &Path, port: u16, arguments: &[&str]) -> Self {
         // Ignore SIGXFSZ, so that a write beyond the limit of `fill_disk` fails instead of ending
         // the process.

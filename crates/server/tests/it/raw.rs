@@ -1,9 +1,9 @@
-//! HTTP as raw bytes, to send what no HTTP library would.
+//! Minimal HTTP client that sends raw bytes, to send requests that HTTP libraries refuse to send.
 
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpStream;
 
-/// A connection that is reopened after the server has closed it.
+/// Connection that is reopened after the server has closed it.
 pub(crate) struct Raw {
     address: String,
     stream: Option<BufReader<TcpStream>>,
@@ -11,7 +11,7 @@ pub(crate) struct Raw {
 
 /// A response.
 #[derive(Debug)]
-pub(crate) struct Reply {
+pub(crate) struct RawResponse {
     pub(crate) status: u16,
     pub(crate) body: Vec<u8>,
 }
@@ -33,15 +33,15 @@ impl Raw {
     }
 
     /// Reads a response; `None` if the server closed the connection without one.
-    pub(crate) async fn read(&mut self) -> Option<Reply> {
-        let reply = self.try_read().await;
-        if !matches!(&reply, Some((_, true))) {
+    pub(crate) async fn read(&mut self) -> Option<RawResponse> {
+        let response = self.try_read().await;
+        if !matches!(&response, Some((_, true))) {
             self.stream = None;
         }
-        reply.map(|(reply, _)| reply)
+        response.map(|(response, _)| response)
     }
 
-    async fn try_read(&mut self) -> Option<(Reply, bool)> {
+    async fn try_read(&mut self) -> Option<(RawResponse, bool)> {
         let stream = self.stream.as_mut()?;
         let mut line = String::new();
         stream.read_line(&mut line).await.ok().filter(|n| *n > 0)?;
@@ -61,7 +61,7 @@ impl Raw {
         }
         let mut body = vec![0; length];
         stream.read_exact(&mut body).await.ok()?;
-        Some((Reply { status, body }, open))
+        Some((RawResponse { status, body }, open))
     }
 
     /// Sends a request with exactly this path, and reads the response.
@@ -71,7 +71,7 @@ impl Raw {
         path: &str,
         headers: &[(String, String)],
         body: &[u8],
-    ) -> Option<Reply> {
+    ) -> Option<RawResponse> {
         let mut head = format!("{method} {path} HTTP/1.1\r\nhost: {}\r\n", self.address);
         for (name, value) in headers {
             head.push_str(&format!("{name}: {value}\r\n"));
@@ -86,7 +86,7 @@ impl Raw {
                 self.write(&bytes).await;
                 self.read().await
             }
-            reply => reply,
+            response => response,
         }
     }
 }

@@ -9,26 +9,26 @@ use crate::process::Process;
 fn pass(model: &str, seq: u64) -> Vec<u8> {
     let tokens = [u32::try_from(seq % 50).unwrap() + 3, 4, 5];
     let data = vec![Datum::completion(tokens, [9, 10]).unwrap(); 2];
-    let call = ForwardBackward::new(model, data, LossFn::CrossEntropy).seq_id(Seq::new(seq));
-    call.to_proto().unwrap().to_vec()
+    let request = ForwardBackward::new(model, data, LossFn::CrossEntropy).seq_id(Seq::new(seq));
+    request.to_proto().unwrap().to_vec()
 }
 
 const PROTO: &[(&str, &str)] = &[("content-type", "application/x-protobuf")];
 
 /// Polls until a pass is finished and returns the bits of its loss.
-async fn loss(url: &str, ticket: &Value) -> u64 {
+async fn loss(url: &str, future: &Value) -> u64 {
     let client = crate::harness::plain();
     loop {
-        let poll = json!({"request_id": ticket["request_id"], "allow_metadata_only": false});
-        let reply = client
+        let poll = json!({"request_id": future["request_id"], "allow_metadata_only": false});
+        let response = client
             .post(format!("{url}/api/v1/retrieve_future"))
             .body(poll.to_string())
             .send()
             .await
             .unwrap();
-        assert_eq!(reply.status(), 200);
-        let proto = reply.headers()["content-type"] == "application/x-protobuf";
-        let body = reply.bytes().await.unwrap();
+        assert_eq!(response.status(), 200);
+        let proto = response.headers()["content-type"] == "application/x-protobuf";
+        let body = response.bytes().await.unwrap();
         if proto {
             return ForwardBackwardOutput::from_proto(&body).unwrap().metrics["loss:sum"].to_bits();
         }
@@ -36,8 +36,8 @@ async fn loss(url: &str, ticket: &Value) -> u64 {
     }
 }
 
-/// Runs thirty steps and kills the server after the given passes. Returns the losses and the final
-/// weights.
+/// Runs thirty steps and kills the server after the passes with the given indices. Returns the bits
+/// of the losses, and the final weights with the optimizer state.
 async fn run(kills: &[u64]) -> (Vec<u64>, Vec<u8>) {
     let data = tempfile::tempdir().unwrap();
     let mut process = Process::start(data.path());
@@ -45,12 +45,12 @@ async fn run(kills: &[u64]) -> (Vec<u64>, Vec<u8>) {
     let session = http.session().await;
     let (_, created) = http.post("/create_model", create_model(&session, 0)).await;
     let model = format!("{session}:train:0");
-    let mut tickets = Vec::new();
+    let mut futures = Vec::new();
     for n in 0..30 {
-        let (status, ticket) =
+        let (status, future) =
             http.send("POST", "/api/v1/forward_backward", PROTO, pass(&model, 2 * n + 1)).await;
-        assert_eq!(status, 200, "{ticket}");
-        tickets.push(ticket);
+        assert_eq!(status, 200, "{future}");
+        futures.push(future);
         if kills.contains(&n) {
             process.kill();
             process = Process::start(data.path());
@@ -58,15 +58,15 @@ async fn run(kills: &[u64]) -> (Vec<u64>, Vec<u8>) {
             // A client that lost the response retries and gets the same request id.
             let (status, again) =
                 http.send("POST", "/api/v1/forward_backward", PROTO, pass(&model, 2 * n + 1)).await;
-            assert_eq!((status, &again), (200, &tickets[tickets.len() - 1]));
+            assert_eq!((status, &again), (200, &futures[futures.len() - 1]));
         }
-        let (status, reply) = http.post("/optim_step", step(&model, 2 * n + 2, 1e-2)).await;
-        assert_eq!(status, 200, "{reply}");
+        let (status, response) = http.post("/optim_step", step(&model, 2 * n + 2, 1e-2)).await;
+        assert_eq!(status, 200, "{response}");
     }
     assert_eq!(http.result(&created).await["model_id"], model);
     let mut losses = Vec::new();
-    for ticket in &tickets {
-        losses.push(loss(&process.url, ticket).await);
+    for future in &futures {
+        losses.push(loss(&process.url, future).await);
     }
     let save = json!({"model_id": model, "path": "end", "seq_id": 61, "type": "save_weights"});
     let (_, saved) = http.post("/save_weights", save).await;
@@ -98,27 +98,27 @@ async fn sessions_samplers_and_results_are_restored() {
     let save = json!({"model_id": model, "sampling_session_seq_id": 0, "seq_id": 1, "type": "save_weights_for_sampler"});
     let (_, saved) = http.post("/save_weights_for_sampler", save).await;
     let sampler = http.result(&saved).await["sampling_session_id"].clone();
-    let ask = json!({
+    let request = json!({
         "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "sampling_params": {"max_tokens": 200, "stop": []},
         "sampling_session_id": sampler, "seq_id": 0,
     });
-    let (_, sample) = http.post("/asample", ask.clone()).await;
+    let (_, sample) = http.post("/asample", request.clone()).await;
     process.kill();
 
     let process = Process::start(data.path());
     let http = Http::new(&process.url);
-    assert_eq!(http.post("/asample", ask).await.1, sample, "the same request id");
+    assert_eq!(http.post("/asample", request).await.1, sample, "the same request id");
     let (status, info) = http.get(&format!("/api/v1/sessions/{session}")).await;
     assert_eq!((status, &info["sampler_ids"]), (200, &json!([sampler])));
     let client = crate::harness::plain();
     let poll = json!({"request_id": sample["request_id"]});
-    let reply = client
+    let response = client
         .post(format!("{}/api/v1/retrieve_future", process.url))
         .body(poll.to_string())
         .send()
         .await
         .unwrap();
-    assert_eq!(reply.headers()["content-type"], "application/x-protobuf");
+    assert_eq!(response.headers()["content-type"], "application/x-protobuf");
     let beat = http.post("/session_heartbeat", json!({"session_id": session})).await;
     assert_eq!(beat.0, 200);
 }

@@ -86,14 +86,14 @@ async fn concurrent_samples_of_two_clients_all_finish() {
     let test_server = TestServer::new().await;
     let sampler = test_server.client().create_sampling_client(MODEL).await.unwrap();
     let clone = test_server.client().restore_sampling_client(&sampler.handle()).unwrap();
-    let calls: Vec<_> = (0..100_u32)
+    let futures: Vec<_> = (0..100_u32)
         .map(|i| {
             let client = if i % 2 == 0 { &sampler } else { &clone };
             client.sample([i % 100 + 1], params(4).seed(u64::from(i))).send()
         })
         .collect();
-    for (i, call) in calls.into_iter().enumerate() {
-        let result = call.await.unwrap();
+    for (i, future) in futures.into_iter().enumerate() {
+        let result = future.await.unwrap();
         assert_eq!(result.sequences[0].tokens.len(), 4, "{i}");
     }
 }
@@ -114,19 +114,19 @@ async fn a_cancelled_sample_fails_and_a_retry_gets_the_same_id() {
         created,
         (200, json!({"type": "create_sampling_session", "sampling_session_id": sampler}))
     );
-    let ask = |seq: u64, tokens: u32| {
+    let request = |seq: u64, tokens: u32| {
         json!({
             "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "num_samples": 2,
             "sampling_params": {"max_tokens": tokens, "stop": []}, "sampling_session_id": sampler, "seq_id": seq,
         })
     };
-    let (_, first) = http.post("/asample", ask(0, 3)).await;
+    let (_, first) = http.post("/asample", request(0, 3)).await;
     assert_eq!(first["sample_sequence_ids"].as_array().unwrap().len(), 2);
-    assert_eq!(http.post("/asample", ask(0, 3)).await.1, first);
-    let (status, rejected) = http.post("/asample", ask(0, 4)).await;
+    assert_eq!(http.post("/asample", request(0, 3)).await.1, first);
+    let (status, rejected) = http.post("/asample", request(0, 4)).await;
     assert_eq!(status, 400, "{rejected}");
 
-    let mut long = ask(1, 250);
+    let mut long = request(1, 250);
     long["num_samples"] = json!(3000);
     let (_, long) = http.post("/asample", long).await;
     let (status, _) = http.post("/cancel_future", json!({"request_id": long["request_id"]})).await;
@@ -148,9 +148,9 @@ async fn a_cancelled_sample_fails_and_a_retry_gets_the_same_id() {
     };
     assert_eq!(page["completions"].as_array().unwrap().len(), 2, "{page}");
     let cursor = page["cursor"].as_u64().unwrap();
-    let mut ask = poll(cursor, vec![&first["request_id"]]);
-    ask["timeout"] = json!(0.0);
-    let (_, page) = http.post("/retrieve_futures", ask).await;
+    let mut request = poll(cursor, vec![&first["request_id"]]);
+    request["timeout"] = json!(0.0);
+    let (_, page) = http.post("/retrieve_futures", request).await;
     assert_eq!(page, json!({"completions": [], "cursor": cursor}));
     let removed = http.post("/retrieve_future", json!({"request_id": first["request_id"]})).await;
     assert_eq!(removed.0, 410);

@@ -17,10 +17,10 @@ async fn a_server_stops_under_load() {
         async move {
             let client = crate::harness::plain();
             for seq in (n..).step_by(8) {
-                let call = step(model, seq, 0.0).to_string();
+                let request = step(model, seq, 0.0).to_string();
                 let url = format!("{base}/api/v1/optim_step");
                 // Fails once the server has stopped.
-                if client.post(url).body(call).send().await.is_err() {
+                if client.post(url).body(request).send().await.is_err() {
                     return;
                 }
                 let _ = started.try_send(());
@@ -44,7 +44,7 @@ async fn unfinished_requests_need_their_base_model() {
     let session = http.session().await;
     let model = http.model(&session).await;
     // Number 1 is missing, so this request stays queued.
-    let (status, ticket) = http.post("/optim_step", step(&model, 2, 0.1)).await;
+    let (status, future) = http.post("/optim_step", step(&model, 2, 0.1)).await;
     assert_eq!(status, 200);
     test_server.server.stop().await;
     let error = Server::start(ServerOptions::new(test_server.data.path())).await.unwrap_err();
@@ -53,7 +53,7 @@ async fn unfinished_requests_need_their_base_model() {
     let mut options = options(test_server.data.path());
     options.timeouts.sequence_gap = std::time::Duration::ZERO;
     let server = Server::start(options).await.unwrap();
-    let result = Http::new(&server.base_url()).result(&ticket).await;
+    let result = Http::new(&server.base_url()).result(&future).await;
     assert!(result["metrics"].is_object(), "{result}");
 }
 
@@ -66,12 +66,12 @@ async fn drop_undone_fails_the_requests_without_their_base_model() {
     let (_, done) = http.post("/optim_step", step(&model, 1, 0.1)).await;
     http.result(&done).await;
     // Number 2 is missing, so this request stays queued.
-    let (_, ticket) = http.post("/optim_step", step(&model, 3, 0.1)).await;
-    let ask = serde_json::json!({
+    let (_, future) = http.post("/optim_step", step(&model, 3, 0.1)).await;
+    let request = serde_json::json!({
         "prompt": {"chunks": [{"type": "encoded_text", "tokens": [5]}]}, "seq_id": 0,
         "sampling_params": {"max_tokens": 2}, "sampling_session_id": http.sampler(&session).await,
     });
-    let (_, sample) = http.post("/asample", ask).await;
+    let (_, sample) = http.post("/asample", request).await;
     test_server.server.stop().await;
 
     let mut without = ServerOptions::new(test_server.data.path());
@@ -79,7 +79,7 @@ async fn drop_undone_fails_the_requests_without_their_base_model() {
     without.timeouts.sequence_gap = std::time::Duration::ZERO;
     let server = Server::start(without).await.unwrap();
     let http = Http::new(&server.base_url());
-    let failed = http.result(&ticket).await;
+    let failed = http.result(&future).await;
     assert!(failed["error"].as_str().unwrap().contains("--model tiny=FOLDER"), "{failed}");
     // The sample may have finished before the shutdown.
     let poll = serde_json::json!({"request_id": sample["request_id"]});

@@ -57,19 +57,19 @@ async fn a_custom_loss_runs_on_the_server() {
         GraphNode::method("total", "sum", [GraphArg::node("neg")]),
         GraphNode::output(GraphArg::node("total"), [("custom/nll:sum", GraphArg::node("total"))]),
     ]);
-    let call = |graph: &serde_json::Value, n: u32| {
+    let request = |graph: &serde_json::Value, n: u32| {
         serde_json::json!({
             "session_id": session, "custom_loss_seq_id": n, "name": "nll", "type": "create_custom_loss",
             "inputs": [{"name": "logprobs", "rank": 1}], "graph": graph,
         })
     };
     let graph = serde_json::to_value(graph).unwrap();
-    let (status, ticket) = http.post("/create_custom_loss", call(&graph, 0)).await;
-    assert_eq!(status, 200, "{ticket}");
-    let loss = http.result(&ticket).await["loss_id"].as_str().unwrap().to_owned();
+    let (status, future) = http.post("/create_custom_loss", request(&graph, 0)).await;
+    assert_eq!(status, 200, "{future}");
+    let loss = http.result(&future).await["loss_id"].as_str().unwrap().to_owned();
     let mut bad = graph;
     bad["nodes"][1]["target"] = "os.system".into();
-    assert_eq!(http.post("/create_custom_loss", call(&bad, 1)).await.0, 400);
+    assert_eq!(http.post("/create_custom_loss", request(&bad, 1)).await.0, 400);
 
     let model = http.model(&session).await;
     let data = vec![Datum::completion([3, 4], [5]).unwrap()];
@@ -77,8 +77,8 @@ async fn a_custom_loss_runs_on_the_server() {
         .seq_id(tinkex_wire::Seq::FIRST)
         .loss_fn_config(tinkex_wire::LossConfig::custom(&loss.as_str().into()));
     let body = pass.to_proto().unwrap().to_vec();
-    let (status, ticket) = http.send("POST", "/api/v1/forward_backward", &[], body).await;
-    assert_eq!(status, 200, "{ticket}");
+    let (status, future) = http.send("POST", "/api/v1/forward_backward", &[], body).await;
+    assert_eq!(status, 200, "{future}");
     let (_, step) = http.post("/optim_step", crate::harness::step(&model, 2, 0.1)).await;
     let norm = http.result(&step).await["metrics"]["unclipped_grad_l2:mean"].as_f64().unwrap();
     assert!(norm > 0.0);

@@ -34,6 +34,7 @@ def check(function):
 
 
 def datum(prompt, completion, **more):
+    """Builds a datum with weight 1 for the completion and further float inputs."""
     tokens = prompt + completion
     inputs = {
         "target_tokens": np.array(tokens[1:], dtype=np.int64),
@@ -53,6 +54,7 @@ def params(**more):
 
 
 def train(model, steps, data=None):
+    """Trains a model and returns the loss of each step."""
     losses = []
     for _ in range(steps):
         passed = model.forward_backward(data or [datum([5, 6, 7], [8, 9, 10])] * 4, "cross_entropy")
@@ -67,6 +69,7 @@ def rest_client(service):
 
 
 def fails(call, *words):
+    """Asserts that a call, or the future that it returns, fails with an error that contains all words."""
     try:
         result = call()
         if hasattr(result, "result"):
@@ -175,12 +178,12 @@ def prompt_logprobs_are_returned(service):
     output = model.forward([datum([9], [8, 7, 6, 5])], "cross_entropy").result()
     trained = output.loss_fn_outputs[0]["logprobs"].to_numpy().tolist()
     assert trained == scored[1:], (trained, scored)
-    answer = sampler.sample(prompt(*text), 1, params(), include_prompt_logprobs=True, topk_prompt_logprobs=3).result()
-    assert answer.prompt_logprobs == scored
-    assert answer.topk_prompt_logprobs[0] is None
-    assert all(len(row) == 3 for row in answer.topk_prompt_logprobs[1:])
-    best = answer.topk_prompt_logprobs[1][0][1]
-    assert best >= answer.topk_prompt_logprobs[1][1][1]
+    response = sampler.sample(prompt(*text), 1, params(), include_prompt_logprobs=True, topk_prompt_logprobs=3).result()
+    assert response.prompt_logprobs == scored
+    assert response.topk_prompt_logprobs[0] is None
+    assert all(len(row) == 3 for row in response.topk_prompt_logprobs[1:])
+    best = response.topk_prompt_logprobs[1][0][1]
+    assert best >= response.topk_prompt_logprobs[1][1][1]
 
 
 @check
@@ -209,14 +212,14 @@ def every_sampling_option_is_accepted(service):
     if VERSION < (0, 36):
         return "skipped: not supported by this SDK version"
     targets = types.TensorData.from_numpy(np.array([[8, -1], [7, 1]], dtype=np.int64))
-    answer = sampler.sample(
+    response = sampler.sample(
         prompt(9, 8, 7), 2, params(temperature=0.7, top_k=20, top_p=0.9, seed=-3),
         include_prompt_logprobs=True, topk_prompt_logprobs=2, topk_sample_logprobs=3,
         target_prompt_logprobs=targets, prompt_alt_tokens_k=2, prompt_logprobs_last_n=1,
     ).result()
-    assert answer.prompt_logprobs[:2] == [None, None] and answer.prompt_logprobs[2] < 0
-    assert all(len(row) == 3 for s in answer.sequences for row in s.topk_logprobs), answer.sequences
-    assert np.asarray(answer.target_prompt_logprobs.to_numpy()).shape == (2, 2)
+    assert response.prompt_logprobs[:2] == [None, None] and response.prompt_logprobs[2] < 0
+    assert all(len(row) == 3 for s in response.sequences for row in s.topk_logprobs), response.sequences
+    assert np.asarray(response.target_prompt_logprobs.to_numpy()).shape == (2, 2)
     stopped = sampler.sample(prompt(9, 8, 7), 1, types.SamplingParams(max_tokens=8)).result().sequences[0]
     assert 1 <= len(stopped.tokens) <= 8 and stopped.stop_reason in ("stop", "length")
 
@@ -225,13 +228,13 @@ def every_sampling_option_is_accepted(service):
 def a_cancelled_sample_does_not_block_others(service):
     sampler = service.create_sampling_client(base_model=MODEL)
 
-    async def give_up():
+    async def start_and_cancel():
         call = asyncio.ensure_future(sampler.sample_async(prompt(3), 200, params(max_tokens=200)))
         await asyncio.sleep(0)
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
 
-    asyncio.run(give_up())
+    asyncio.run(start_and_cancel())
     sampler.sample(prompt(3), 200, params(max_tokens=200)).cancel()
     assert len(sampler.sample(prompt(3), 1, params()).result().sequences[0].tokens) == 8
 
@@ -412,7 +415,7 @@ def main():
             failed += 1
             print(f"FAILED  {name}\n{traceback.format_exc()}", flush=True)
     print(f"tinker {tinker.__version__}: {len(CHECKS) - failed} of {len(CHECKS)} passed", flush=True)
-    # Do not wait for the background threads of the SDK.
+    # Exit without waiting for the background threads of the SDK.
     os._exit(1 if failed else 0)
 
 

@@ -73,8 +73,8 @@ pub(super) async fn weights_are_downloaded(subject: Subject) {
     let saved = model.save_weights_external(save).await.unwrap();
     let urls = subject.service.rest().get_external_weights_urls(&saved.path).await.unwrap().urls;
     let weights = urls.iter().find(|(name, _)| name.contains(".safetensors")).unwrap();
-    let reply = crate::harness::plain().get(weights.1).send().await.unwrap();
-    let bytes = reply.bytes().await.unwrap();
+    let response = crate::harness::plain().get(weights.1).send().await.unwrap();
+    let bytes = response.bytes().await.unwrap();
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap());
     assert!(header < bytes.len() as u64, "a safetensors file starts with the length of its header");
     subject.delete(&saved.path).await;
@@ -107,20 +107,20 @@ pub(super) async fn missing_objects_are_not_found(subject: Subject) {
             .unwrap_err(),
     ];
     for error in errors {
-        let work = error.kind() == ErrorKind::WorkFailed && error.is_user_error();
-        assert!(rejected.contains(&error.kind()) || work, "{error:?}");
+        let failed = error.kind() == ErrorKind::WorkFailed && error.is_user_error();
+        assert!(rejected.contains(&error.kind()) || failed, "{error:?}");
         assert!(!error.to_string().is_empty());
     }
 }
 
 pub(super) async fn a_closed_client_returns_an_error(subject: Subject) {
-    // A separate client with the same address and key.
+    // A second client of the same server.
     let model = model(&subject).await;
-    let own =
+    let builder =
         ServiceClient::builder().env(Env::empty()).base_url(subject.service.base_url().clone());
-    let own = own.api_key("tml-other").build().unwrap();
-    own.close(FinishReason::Success, None).await.unwrap();
-    let error = own.create_sampling_client(&*subject.model).await.unwrap_err();
+    let closed = builder.api_key("tml-other").build().unwrap();
+    closed.close(FinishReason::Success, None).await.unwrap();
+    let error = closed.create_sampling_client(&*subject.model).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed, "{error:?}");
     assert_eq!(train(&model, 1).await.len(), 1, "the other client still works");
 }

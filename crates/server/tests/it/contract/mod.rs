@@ -27,7 +27,7 @@ pub(crate) struct Subject {
 impl Subject {
     /// Deletes a checkpoint, if the server implements that.
     pub(crate) async fn delete(&self, path: &TinkerPath) {
-        if served::find(self.service.base_url(), Route::DeleteCheckpoint).await {
+        if served::is_implemented(self.service.base_url(), Route::DeleteCheckpoint).await {
             self.service.rest().delete_checkpoint(path).await.unwrap();
         }
     }
@@ -88,9 +88,9 @@ async fn run_checks(subject: Subject) -> Vec<&'static str> {
             continue;
         }
         // Run each check in its own task, so that a panic fails only that check.
-        let own = tokio::task::LocalSet::new();
+        let local = tokio::task::LocalSet::new();
         let run = async { tokio::task::spawn_local(run(subject.clone())).await };
-        match own.run_until(run).await {
+        match local.run_until(run).await {
             Ok(()) => eprintln!("passed  {name}"),
             Err(_) => {
                 eprintln!("FAILED  {name}");
@@ -98,7 +98,7 @@ async fn run_checks(subject: Subject) -> Vec<&'static str> {
             }
         }
     }
-    assert!(failed.is_empty(), "{} of {}: {failed:?}", failed.len(), CHECKS.len());
+    assert!(failed.is_empty(), "{} of {} checks failed: {failed:?}", failed.len(), CHECKS.len());
     skipped
 }
 
@@ -132,6 +132,6 @@ async fn another_server_passes_the_contract() {
     let known = service.server_capabilities().await.unwrap().supported_models;
     let first = known.into_iter().find_map(|model| model.model_name);
     let model = setting("TINKEX_CONTRACT_MODEL").or(first).expect("the server has a model");
-    eprintln!("{model}");
+    eprintln!("base model {model}");
     run_checks(Subject { service, model }).await;
 }

@@ -101,7 +101,7 @@ pub(super) async fn saved_weights_can_be_sampled(subject: Subject) {
         scored.as_slice()[3..].iter().sum::<f32>()
     };
     let (a, b) = (score(&named).await, score(&ephemeral).await);
-    assert!((a - b).abs() < 0.1, "the same weights, whatever the model learned since: {a} {b}");
+    assert!((a - b).abs() < 0.1, "later training must not change saved weights: {a} {b}");
     let later = score(&model.save_weights_and_get_sampling_client().await.unwrap()).await;
     assert!(later > a, "{later} {a}");
     subject.delete(&path).await;
@@ -119,14 +119,14 @@ pub(super) async fn dropped_samples_do_not_block_others(subject: Subject) {
 pub(super) async fn a_handle_restores_the_sampling_client(subject: Subject) {
     let sampler = subject.service.create_sampling_client(&*subject.model).await.unwrap();
     let other = subject.service.restore_sampling_client(&sampler.handle()).unwrap();
-    let calls: Vec<_> = (0..20_u32)
+    let futures: Vec<_> = (0..20_u32)
         .map(|i| {
             let client = if i % 2 == 0 { &sampler } else { &other };
             client.sample([i + 1], params(3).seed(5)).send()
         })
         .collect();
-    for call in calls {
-        assert_eq!(call.await.unwrap().sequences[0].tokens.len(), 3);
+    for future in futures {
+        assert_eq!(future.await.unwrap().sequences[0].tokens.len(), 3);
     }
     assert_eq!(sampler.sampler_id(), other.sampler_id());
     let shown = sampler.get_sampler().await.unwrap();

@@ -1,4 +1,4 @@
-//! Finds out which endpoints a server implements.
+//! Detects which endpoints a server implements.
 //!
 //! A missing endpoint responds like a path that does not exist, or with "method not allowed". An
 //! implemented one responds with its own error about the missing object.
@@ -12,7 +12,7 @@ const UNKNOWN_PATH: &str = "/api/v1/no_such_endpoint";
 /// Returns the first of `routes` that the server does not implement.
 pub(super) async fn first_missing(base: &BaseUrl, routes: &[Route]) -> Option<Route> {
     for route in routes {
-        if !find(base, *route).await {
+        if !is_implemented(base, *route).await {
             return Some(*route);
         }
     }
@@ -21,7 +21,7 @@ pub(super) async fn first_missing(base: &BaseUrl, routes: &[Route]) -> Option<Ro
 
 /// Returns whether the server implements an endpoint. The request refers to objects that do not
 /// exist, so it changes nothing.
-pub(super) async fn find(base: &BaseUrl, route: Route) -> bool {
+pub(super) async fn is_implemented(base: &BaseUrl, route: Route) -> bool {
     let params = vec!["none"; route.template().matches('{').count()];
     let path = route.path(&params).unwrap();
     let response = probe(base, route, &path).await;
@@ -33,6 +33,6 @@ async fn probe(base: &BaseUrl, route: Route, path: &str) -> (u16, String) {
     let url = format!("{}{path}", base.as_str().trim_end_matches('/'));
     let method = route.method().as_str().parse().unwrap();
     let request = crate::harness::plain().request(method, url).header("x-api-key", "tml-local");
-    let reply = request.header("content-type", JSON).body("{}").send().await.unwrap();
-    (reply.status().as_u16(), reply.text().await.unwrap())
+    let response = request.header("content-type", JSON).body("{}").send().await.unwrap();
+    (response.status().as_u16(), response.text().await.unwrap())
 }

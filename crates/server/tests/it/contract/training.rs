@@ -69,12 +69,12 @@ pub(super) async fn requests_run_in_call_order(subject: Subject) {
         calls.push((before, pass, step));
     }
     // Do not require a decrease: that depends on how a server scales gradients.
-    let one_by_one = train(&self::model(&subject).await, 4).await;
-    for ((before, pass, step), expected) in calls.into_iter().zip(one_by_one) {
+    let sequential = train(&self::model(&subject).await, 4).await;
+    for ((before, pass, step), expected) in calls.into_iter().zip(sequential) {
         let (before, pass) = (loss(&before.await.unwrap()), loss(&pass.await.unwrap()));
         step.await.unwrap();
-        assert!(close(before, pass), "the models differ: {before} {pass}");
-        assert!(close(before, expected), "as if each was waited for: {before} {expected}");
+        assert!(close(before, pass), "both passes see the same state: {before} {pass}");
+        assert!(close(before, expected), "differs from sequential execution: {before} {expected}");
     }
 }
 
@@ -120,12 +120,12 @@ pub(super) async fn custom_losses_train_like_the_built_in_one(subject: Subject) 
     })
     .unwrap();
     let traced = subject.service.create_custom_loss(&traced).await.unwrap();
-    let (built_in, own, computed) =
+    let (built_in, on_server, on_client) =
         (model(&subject).await, model(&subject).await, model(&subject).await);
     for _ in 0..3 {
         let expected = built_in.forward_backward(batch(), LossFn::CrossEntropy).await.unwrap();
-        let given = own.forward_backward(batch(), &traced).await.unwrap();
-        let by_hand = computed.forward_backward_custom(batch(), |data, logprobs| {
+        let given = on_server.forward_backward(batch(), &traced).await.unwrap();
+        let by_hand = on_client.forward_backward_custom(batch(), |data, logprobs| {
             let mut value = LossValue::default();
             for (datum, logprobs) in data.iter().zip(logprobs) {
                 let weights = datum.loss_input("weights").unwrap().as_f32().unwrap();
@@ -139,7 +139,7 @@ pub(super) async fn custom_losses_train_like_the_built_in_one(subject: Subject) 
         let by_hand = by_hand.await.unwrap();
         let all = [&expected, &given, &by_hand].map(loss);
         assert!(close(all[0], all[1]) && close(all[0], all[2]), "{all:?}");
-        for model in [&built_in, &own, &computed] {
+        for model in [&built_in, &on_server, &on_client] {
             model.optim_step(adam()).await.unwrap();
         }
     }
