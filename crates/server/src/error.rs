@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use tinkex_wire::{DecodeError, DecodeErrorKind, InvalidInput};
+use tinkex_wire::{DecodeError, DecodeErrorKind, InvalidInput, SamplerId, SessionId, TinkerPath};
 
 /// Reason why the server did not accept a request.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -51,6 +51,18 @@ impl ServerError {
 
     pub(crate) fn not_found(message: impl Into<String>) -> Self {
         Self::NotFound(message.into())
+    }
+
+    pub(crate) fn no_session(id: &SessionId) -> Self {
+        Self::NotFound(format!("session {id} does not exist"))
+    }
+
+    pub(crate) fn no_sampling_session(id: &SamplerId) -> Self {
+        Self::NotFound(format!("sampling session {id} does not exist"))
+    }
+
+    pub(crate) fn no_checkpoint(path: &TinkerPath) -> Self {
+        Self::NotFound(format!("checkpoint {path} does not exist"))
     }
 
     pub(crate) fn forbidden(message: impl Into<String>) -> Self {

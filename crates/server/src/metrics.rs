@@ -64,13 +64,13 @@ impl ServerMetrics {
             ("busy_microseconds_total", "compute time of the worker", self.busy_micros.get()),
             ("commits_total", "transactions committed to disk", gauges.commits),
         ];
-        let wide = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        let to_u64 = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         let gauges = [
-            ("queued", "requests queued or being sampled", wide(gauges.queued)),
-            ("queued_bytes", "size of the queued requests", wide(gauges.queued_bytes)),
-            ("sessions", "open sessions", wide(gauges.sessions)),
-            ("answers", "requests known, finished or not", wide(gauges.requests)),
-            ("answer_bytes", "size of the results in memory", wide(gauges.result_bytes)),
+            ("queued", "requests queued or being sampled", to_u64(gauges.queued)),
+            ("queued_bytes", "size of the queued requests", to_u64(gauges.queued_bytes)),
+            ("sessions", "open sessions", to_u64(gauges.sessions)),
+            ("answers", "requests known, finished or not", to_u64(gauges.requests)),
+            ("answer_bytes", "size of the results in memory", to_u64(gauges.result_bytes)),
             ("payload_bytes", "size of the payload file", gauges.payload_bytes),
             ("loaded_models", "base models in memory", self.loaded_models.get()),
         ];

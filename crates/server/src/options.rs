@@ -99,7 +99,7 @@ pub struct ServerLimits {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerTimeouts {
-    /// Maximum time a poll waits for a result before it is answered with `try_again` (default
+    /// Maximum time for which a poll waits for a result before the response is `try_again` (default
     /// 30 s).
     pub poll_hold: Duration,
     /// Time a request waits for missing earlier sequence numbers before they are skipped (default

@@ -17,7 +17,7 @@ use crate::operation::{Operation, QueuedRequest};
 pub(crate) struct Queue {
     pending: Mutex<PendingRequests>,
     wake: Condvar,
-    /// How long a request waits for missing earlier sequence numbers.
+    /// Maximum time for which a request waits for missing earlier sequence numbers.
     gap: Duration,
 }
 
@@ -81,7 +81,8 @@ impl ModelQueue {
     }
 }
 
-/// Maximum number of rejected sequence numbers remembered per model.
+/// Maximum number of rejected sequence numbers stored per model. Later requests wait for further ones
+/// until the gap timeout.
 const MAX_REJECTED: usize = 4_096;
 
 /// Everything that the queue hands to the worker in one call of [`Queue::take`].
@@ -207,7 +208,7 @@ impl Queue {
     }
 
     /// Ends the count of a sample of `bytes` bytes. Samples count towards the limits until they are
-    /// finished: the worker takes all queued samples at once, so the queue alone would never fill.
+    /// finished: the worker takes all queued samples in one call, so the queue alone would never be full.
     pub(crate) fn sample_finished(&self, bytes: usize) {
         let mut pending = self.lock();
         pending.count -= 1;

@@ -48,12 +48,12 @@ pub(crate) struct SessionRecord {
     pub(crate) user_metadata: Option<JsonObject>,
     pub(crate) project_id: Option<String>,
     pub(crate) display_name: Option<String>,
-    /// How the session ended; `None` while it is open.
+    /// Reason for the end of the session; `None` while it is open.
     pub(crate) end: Option<SessionEnd>,
     pub(crate) ended_at: Option<UnixMicros>,
 }
 
-/// How a session ended.
+/// Reason for the end of a session.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum SessionEnd {

@@ -390,7 +390,7 @@ pub(crate) fn restore_losses(state: &ServerState) {
 /// Checks that a session exists and is open.
 pub(crate) fn require_session(store: &Store, id: &SessionId) -> Result<(), ServerError> {
     match store.sessions.get(id) {
-        None => Err(ServerError::not_found(format!("session {id} does not exist"))),
+        None => Err(ServerError::no_session(id)),
         Some(entry) if entry.row.end.is_some() => {
             Err(ServerError::forbidden(format!("session {id} has ended; create a new session")))
         }

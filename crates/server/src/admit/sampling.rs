@@ -40,7 +40,7 @@ pub(crate) fn sample(state: &Arc<ServerState>, body: Bytes) -> Result<RequestId,
     };
     let store = state.store();
     let Some(row) = store.samplers.get(&sampler).map(|entry| entry.row.clone()) else {
-        return Err(ServerError::not_found(format!("sampling session {sampler} does not exist")));
+        return Err(ServerError::no_sampling_session(&sampler));
     };
     require_session(&store, &row.session)?;
     drop(store);

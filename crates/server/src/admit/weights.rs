@@ -253,7 +253,7 @@ fn submit_load(
             // The checkpoint may have been deleted after the original request was admitted.
             None => match store.sequences.get(&scope).and_then(|sequence| sequence.get(&1)) {
                 Some(original) => return retried_load(&store, original, &digest),
-                None => return Err(no_checkpoint(&path)),
+                None => return Err(ServerError::no_checkpoint(&path)),
             },
         };
         check_compatible(request, &run, &source)?;
@@ -269,7 +269,7 @@ fn submit_load(
     };
     require_session(&store, &session)?;
     let model = ModelId::in_session(&session, n);
-    let source = source.ok_or_else(|| no_checkpoint(&path))?;
+    let source = source.ok_or_else(|| ServerError::no_checkpoint(&path))?;
     let row = new_run(state, request, &source, &model)?;
     let operation = load_operation(&source, request.optimizer, true);
     let submission = Submission {
@@ -389,12 +389,8 @@ pub(super) fn restore_load(
 ) -> Result<NextStep, ServerError> {
     let request: LoadWeights = json::decode(body)?;
     let path: TinkerPath = request.path.parse()?;
-    let source = store.checkpoint(&path).ok_or_else(|| no_checkpoint(&path))?;
+    let source = store.checkpoint(&path).ok_or_else(|| ServerError::no_checkpoint(&path))?;
     enqueue_restored(row, load_operation(&source.row, request.optimizer, row.seq == 0))
-}
-
-fn no_checkpoint(path: &TinkerPath) -> ServerError {
-    ServerError::not_found(format!("checkpoint {path} does not exist"))
 }
 
 /// Checks a checkpoint name, which becomes part of a path: letters, digits, `.`, `_` and `-`.
@@ -403,9 +399,9 @@ fn validate_name(name: &str) -> Result<(), ServerError> {
     if (1..=128).contains(&name.len()) && name.bytes().all(allowed) && !matches!(name, "." | "..") {
         return Ok(());
     }
-    let shown: String = name.chars().take(150).collect();
+    let truncated: String = name.chars().take(150).collect();
     Err(ServerError::invalid(format!(
-        "path: invalid name {shown:?}; expected 1 to 128 letters, digits, dots, dashes and \
+        "path: invalid name {truncated:?}; expected 1 to 128 letters, digits, dots, dashes and \
          underscores"
     )))
 }

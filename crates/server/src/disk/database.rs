@@ -1,7 +1,7 @@
 //! The SQLite database: records as rows, written in transactions by the writer thread.
 //!
-//! All rows are read once, at the start; requests are answered from memory. After that the database
-//! is read only to find the payloads that are still needed.
+//! All rows are read once, at the start; requests then use the copy in memory. After the start, the
+//! database is read only to find the payloads that are still needed.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;

@@ -57,9 +57,7 @@ pub(super) fn list(state: &ServerState, query: &str) -> RouteResult {
 
 /// Returns a checkpoint that exists and has not expired.
 pub(super) fn find(store: &Store, path: &TinkerPath) -> Result<CheckpointRecord, ServerError> {
-    let entry = store.checkpoint(path);
-    let entry =
-        entry.ok_or_else(|| ServerError::not_found(format!("checkpoint {path} does not exist")))?;
+    let entry = store.checkpoint(path).ok_or_else(|| ServerError::no_checkpoint(path))?;
     Ok(entry.row.clone())
 }
 

@@ -87,8 +87,7 @@ fn future_state(
 
 fn no_result(id: &RequestId) -> ServerError {
     ServerError::Gone(format!(
-        "no result for request {id}: it was already retrieved, has expired, or the request never \
-         existed"
+        "no result for request {id}: it was acknowledged, has expired, or the request never existed"
     ))
 }
 
@@ -141,7 +140,7 @@ fn queue_status(state: &ServerState, id: &RequestId) -> QueueStatus {
     status(QueueState::Active, reason)
 }
 
-/// Keeps a feed alive until the poll is answered or its client disconnects.
+/// Keeps a feed until the response to the poll is sent or its client disconnects.
 struct FeedListener<'a> {
     state: &'a ServerState,
     key: &'a (SamplerId, u64),
@@ -160,7 +159,7 @@ pub(super) async fn retrieve_many(state: &Arc<ServerState>, body: &Bytes) -> Rou
     {
         let mut store = state.store();
         if !store.samplers.contains_key(&key.0) {
-            return Err(super::run::no_sampler(&key.0).into());
+            return Err(ServerError::no_sampling_session(&key.0).into());
         }
         // Ignore acknowledgements of results that belong to other sampling sessions.
         let scope = SequenceScope::Sampler(key.0.clone());

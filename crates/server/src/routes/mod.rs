@@ -273,17 +273,17 @@ fn no_route(method: &str, path: &str) -> HttpError {
         .into_iter()
         .filter(|other| Route::find(other, path).is_some())
         .collect();
-    let shown: String = path.chars().take(200).collect();
+    let truncated: String = path.chars().take(200).collect();
     if !others.is_empty() {
-        let detail = format!("{shown} accepts {}, not {method}", others.join(" and "));
+        let detail = format!("{truncated} accepts {}, not {method}", others.join(" and "));
         return HttpError::method_not_allowed(detail);
     }
-    let hint = if shown.starts_with("/api/v1/") {
+    let hint = if truncated.starts_with("/api/v1/") {
         "this server implements the protocol of SDK 0.36"
     } else {
         "the API is under /api/v1; the base URL of a client is http://HOST:PORT"
     };
-    ServerError::not_found(format!("{method} {shown} does not exist; {hint}")).into()
+    ServerError::not_found(format!("{method} {truncated} does not exist; {hint}")).into()
 }
 
 fn metrics(state: &ServerState) -> String {

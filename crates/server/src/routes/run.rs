@@ -54,8 +54,8 @@ pub(super) fn list(state: &ServerState, query: &str) -> RouteResult {
 fn in_project(store: &Store, run: &RunRecord, project: Option<&str>) -> bool {
     let Some(project) = project else { return true };
     let session = store.sessions.get(&run.session);
-    let own = run.project_id.as_deref().or_else(|| session?.row.project_id.as_deref());
-    own == Some(project)
+    let project_of_run = run.project_id.as_deref().or_else(|| session?.row.project_id.as_deref());
+    project_of_run == Some(project)
 }
 
 pub(super) fn get(state: &ServerState, id: &str) -> RouteResult {
@@ -138,7 +138,9 @@ pub(super) async fn join_sampler(state: &Arc<ServerState>, body: &Bytes) -> Rout
     let request: JoinSamplingSession = json::decode(body)?;
     let client_counter = durable::change(state, |store| {
         let entry = store.samplers.get(&request.sampling_session_id);
-        let row = &entry.ok_or_else(|| no_sampler(&request.sampling_session_id))?.row;
+        let row = &entry
+            .ok_or_else(|| ServerError::no_sampling_session(&request.sampling_session_id))?
+            .row;
         let number = row.clients;
         let row = SamplerRecord { clients: number + 1, ..row.clone() };
         Ok((vec![Record::Sampler(row)], number))
@@ -147,14 +149,10 @@ pub(super) async fn join_sampler(state: &Arc<ServerState>, body: &Bytes) -> Rout
     to_json(&SamplingSessionJoined::new(client_counter))
 }
 
-pub(super) fn no_sampler(id: &SamplerId) -> ServerError {
-    ServerError::not_found(format!("sampling session {id} does not exist"))
-}
-
 pub(super) fn sampler(state: &ServerState, id: &str) -> RouteResult {
     let id = SamplerId::from(id);
     let store = state.store();
-    let row = &store.samplers.get(&id).ok_or_else(|| no_sampler(&id))?.row;
+    let row = &store.samplers.get(&id).ok_or_else(|| ServerError::no_sampling_session(&id))?.row;
     let tokenizer_id = state.models.get(&row.base_model).map(|base| base.tokenizer_id());
     to_json(
         &SamplerInfo::new(id, row.base_model.clone())

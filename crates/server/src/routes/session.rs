@@ -54,20 +54,16 @@ pub(super) fn heartbeat(state: &ServerState, body: &Bytes) -> RouteResult {
     }
     let error = match store.sessions.contains_key(&id) {
         true => ServerError::Gone(format!("session {id} has ended")),
-        false => no_session(&id),
+        false => ServerError::no_session(&id),
     };
     Err(error.into())
-}
-
-fn no_session(id: &SessionId) -> ServerError {
-    ServerError::not_found(format!("session {id} does not exist"))
 }
 
 pub(super) async fn finish(state: &Arc<ServerState>, id: &str, body: &Bytes) -> RouteResult {
     let details: FinishDetails = json::decode(body)?;
     let id = SessionId::from(id);
     if !state.store().sessions.contains_key(&id) {
-        return Err(no_session(&id).into());
+        return Err(ServerError::no_session(&id).into());
     }
     let guard = Arc::clone(&state.change_lock).lock_owned().await;
     let (sender, receiver) = tokio::sync::oneshot::channel();
@@ -98,7 +94,7 @@ pub(super) fn page<T>(all: Vec<T>, offset: u64, limit: u64) -> impl Iterator<Ite
 pub(super) fn get(state: &ServerState, id: &str) -> RouteResult {
     let id = SessionId::from(id);
     let store = state.store();
-    let row = &store.sessions.get(&id).ok_or_else(|| no_session(&id))?.row;
+    let row = &store.sessions.get(&id).ok_or_else(|| ServerError::no_session(&id))?.row;
     let mut runs: Vec<_> = store.runs_of(&id).collect();
     runs.sort_by_key(|run| run.number);
     let samplers = store.samplers.values().filter(|entry| entry.row.session == id);
@@ -131,7 +127,7 @@ pub(super) async fn assign_project(
     let request: SessionProject = json::decode(body)?;
     let id = SessionId::from(id);
     durable::change(state, |store| {
-        let entry = store.sessions.get(&id).ok_or_else(|| no_session(&id))?;
+        let entry = store.sessions.get(&id).ok_or_else(|| ServerError::no_session(&id))?;
         let row = SessionRecord { project_id: Some(request.project_id), ..entry.row.clone() };
         Ok((vec![Record::Session(row)], ()))
     })

@@ -276,9 +276,9 @@ impl Worker {
             tokens_per_second,
             "request finished"
         );
-        let wide = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-        self.state.metrics.prompt_tokens.add(wide(sample.prompt_tokens));
-        self.state.metrics.sampled_tokens.add(wide(sampled));
+        let to_u64 = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        self.state.metrics.prompt_tokens.add(to_u64(sample.prompt_tokens));
+        self.state.metrics.sampled_tokens.add(to_u64(sampled));
         let cached = output.cache_hits.min(sample.prompt_tokens);
         let hour = current_hour();
         let usage = [
@@ -291,7 +291,7 @@ impl Worker {
         .map(|(meter, n)| {
             let (session, base_model) =
                 (sample.sampler.session.clone(), sample.sampler.base_model.clone());
-            (UsageKey { hour, session, base_model, meter }, wide(n))
+            (UsageKey { hour, session, base_model, meter }, to_u64(n))
         })
         .collect();
         Outcome::proto(response(sample, output).to_proto()).with_usage(usage)

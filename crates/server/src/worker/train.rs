@@ -250,7 +250,7 @@ impl Worker {
             Err(failed) => return Err(failed),
         };
         let previous = self.insert(run, LiveModel::new(trainer));
-        // Take a snapshot at once: the checkpoint may be deleted before the next restart.
+        // Take a snapshot immediately: the checkpoint may be deleted before the next restart.
         if !self.snapshot(&run.id, seq) {
             self.models.remove(&run.id);
             self.models.extend(previous.map(|model| (run.id.clone(), model)));
