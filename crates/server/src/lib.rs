@@ -36,9 +36,8 @@
 //!
 //! `store` is the in-memory copy of the durable state, `durable` writes the records of requests that
 //! need no worker, `expiry` ends silent sessions and removes expired objects, and `models` lists the
-//! base models. HTTP is confined to `routes`,
-//! `server` and `stream`; all other modules report a `ServerError`, which `routes::error` maps to a
-//! response.
+//! base models. HTTP is confined to `routes`, `server` and `stream`; all other modules report a
+//! `ServerError`, which `routes::error` maps to a response.
 //!
 //! # Logging
 //!

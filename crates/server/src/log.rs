@@ -3,7 +3,9 @@
 //! The library installs no subscriber and prints nothing; the program that embeds it decides what
 //! to show. Events carry their subject in fields (`request_id`, `model_id`, `session_id`,
 //! `sampling_session_id`). Events of an operation on a model are inside a `request` span with the
-//! ids; samples run in batches and have no span. API keys, prompts and training data never appear in an event.
+//! ids; samples run in batches and have no span. API keys never appear in an event. Prompts and
+//! training data do not either, except for the invalid value that the error of a rejected or failed
+//! request names.
 //!
 //! | Target | Level | Events |
 //! |---|---|---|

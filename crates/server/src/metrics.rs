@@ -56,18 +56,26 @@ impl ServerMetrics {
         let counters = [
             ("calls_total", "HTTP requests received", self.http_requests.get()),
             ("refused_total", "HTTP requests rejected", self.rejected.get()),
-            ("jobs_total", "requests executed", self.requests.get()),
+            ("jobs_total", "requests finished, successful or failed", self.requests.get()),
             ("failed_jobs_total", "requests that failed", self.failed_requests.get()),
             ("trained_tokens_total", "tokens trained on", self.trained_tokens.get()),
             ("prompt_tokens_total", "prompt tokens processed", self.prompt_tokens.get()),
             ("sampled_tokens_total", "tokens sampled", self.sampled_tokens.get()),
-            ("busy_microseconds_total", "compute time of the worker", self.busy_micros.get()),
+            (
+                "busy_microseconds_total",
+                "time in which the worker was busy",
+                self.busy_micros.get(),
+            ),
             ("commits_total", "transactions committed to disk", gauges.commits),
         ];
         let to_u64 = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         let gauges = [
-            ("queued", "requests queued or being sampled", to_u64(gauges.queued)),
-            ("queued_bytes", "size of the queued requests", to_u64(gauges.queued_bytes)),
+            ("queued", "requests being written, queued or sampled", to_u64(gauges.queued)),
+            (
+                "queued_bytes",
+                "size of the requests being written, queued or sampled",
+                to_u64(gauges.queued_bytes),
+            ),
             ("sessions", "open sessions", to_u64(gauges.sessions)),
             ("answers", "requests known, finished or not", to_u64(gauges.requests)),
             ("answer_bytes", "size of the results in memory", to_u64(gauges.result_bytes)),

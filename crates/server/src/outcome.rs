@@ -136,6 +136,7 @@ pub(crate) fn record_outcome(
     let on_written = Box::new(move |written: std::io::Result<()>| {
         if let Err(error) = written {
             tracing::warn!(target: log::STORAGE, request_id = %id, %error, "result was not persisted");
+            return;
         }
         state.store().publish(&id, result, published, number);
     });

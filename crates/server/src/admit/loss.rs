@@ -46,7 +46,7 @@ pub(crate) fn create_custom_loss(
     submit(state, store, submission)
 }
 
-/// Compiles a stored custom loss, to register it again.
+/// Compiles a stored custom loss. Returns the step that registers it again.
 pub(super) fn restore(row: &RequestRecord, body: &Bytes) -> Result<NextStep, ServerError> {
     let request: CreateCustomLoss = json::decode(body)?;
     Ok(NextStep::RegisterLoss(loss_id(&row.session, row.seq), Arc::new(compile(request)?)))

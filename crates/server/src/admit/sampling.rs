@@ -64,7 +64,7 @@ pub(crate) fn sample(state: &Arc<ServerState>, body: Bytes) -> Result<RequestId,
     submit(state, state.store(), submission)
 }
 
-/// Validates a stored sampling request, and enqueues it again.
+/// Validates a stored sampling request. Returns the step that enqueues it again.
 pub(super) fn restore(
     state: &ServerState,
     row: &RequestRecord,

@@ -105,7 +105,7 @@ pub(crate) fn forward_backward(
     reject_seq_on_error(state, &model, seq, admit())
 }
 
-/// Validates a stored training pass, and enqueues it again.
+/// Validates a stored training pass. Returns the step that enqueues it again.
 pub(super) fn restore_pass(
     state: &ServerState,
     row: &RequestRecord,
@@ -160,7 +160,7 @@ fn submit_step(
     model_request.submit(state, store, &run)
 }
 
-/// Decodes a stored optimizer step, and enqueues it again.
+/// Decodes a stored optimizer step. Returns the step that enqueues it again.
 pub(super) fn restore_step(row: &RequestRecord, body: &Bytes) -> Result<NextStep, ServerError> {
     let request: OptimStep = json::decode(body)?;
     enqueue_restored(row, ModelOperation::OptimStep(step_params(&request.params)?))
@@ -207,7 +207,7 @@ impl ModelRequest {
     }
 }
 
-/// Returns the next step of a stored request of a model: to enqueue it again.
+/// Returns the step that enqueues a stored request of a model again.
 pub(super) fn enqueue_restored(
     row: &RequestRecord,
     operation: ModelOperation,

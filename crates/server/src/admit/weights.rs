@@ -176,7 +176,7 @@ impl NamedSave {
     }
 }
 
-/// Decodes a stored request to save weights, and enqueues it again.
+/// Decodes a stored request to save weights. Returns the step that enqueues it again.
 pub(super) fn restore_save(row: &RequestRecord, body: &Bytes) -> Result<NextStep, ServerError> {
     let SequenceScope::Model(model) = row.scope.clone() else {
         return Err(ServerError::Internal(
@@ -381,7 +381,8 @@ fn check_compatible(
     }
 }
 
-/// Decodes a stored request to load weights, finds its checkpoint, and enqueues it again.
+/// Decodes a stored request to load weights and finds its checkpoint. Returns the step that enqueues
+/// it again.
 pub(super) fn restore_load(
     store: &Store,
     row: &RequestRecord,
