@@ -54,9 +54,12 @@ pub(crate) struct ServeArgs {
         help_heading = "Models"
     )]
     models: Vec<(String, PathBuf)>,
-    /// Serve the models in this Hugging Face hub cache
-    #[arg(long, value_name = "DIR", help_heading = "Models")]
+    /// Serve the models of this Hugging Face hub cache [default: the user's cache]
+    #[arg(long, value_name = "DIR", help_heading = "Models", conflicts_with = "no_hub_cache")]
     hub_cache: Option<PathBuf>,
+    /// Do not serve models of a hub cache
+    #[arg(long, help_heading = "Models")]
+    no_hub_cache: bool,
     /// Keep frozen weights in bf16, which halves their memory
     #[arg(long, help_heading = "Models")]
     bf16: bool,
@@ -125,7 +128,11 @@ pub(super) async fn run(shell: &mut Shell<'_>, args: ServeArgs) -> Result<Exit, 
     options.address = (args.host, args.port).into();
     let resolve = |(name, folder): (String, PathBuf)| (name, shell.environment.path(&folder));
     options.models = args.models.into_iter().map(resolve).collect();
-    options.hub_cache = args.hub_cache.map(|folder| shell.environment.path(&folder));
+    options.hub_cache = match args.hub_cache {
+        Some(folder) => Some(shell.environment.path(&folder)),
+        None if args.no_hub_cache => None,
+        None => crate::local::hub_cache(&shell.environment.variables),
+    };
     options.threads = args.threads;
     options.bf16 = args.bf16;
     options.raw_logprobs = args.raw_logprobs;
