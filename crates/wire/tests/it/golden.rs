@@ -243,7 +243,7 @@ impl Exchange {
             Route::ListTrainingRuns => self.response::<TrainingRunPage>(),
             Route::GetTrainingRun => self.response::<TrainingRun>(),
             Route::ListCheckpoints | Route::ListUserCheckpoints => {
-                self.response::<CheckpointPage>()
+                self.response::<CheckpointPage>();
             }
             Route::ExternalWeightsUrls => self.response::<ExternalWeightsUrls>(),
             Route::ListSessions => self.response::<SessionPage>(),
