@@ -5,7 +5,7 @@
 //!
 //! | To do this | Use |
 //! |---|---|
-//! | replace a small file | [`write`] |
+//! | replace a small file | [`write()`] |
 //! | choose permissions, or write in pieces | [`AtomicWrite`] |
 //! | publish a file that grew over several runs | [`publish`] |
 //! | create or replace a folder as a whole | [`StagedFolder`] |
