@@ -77,7 +77,9 @@ impl Timestamp {
         self.offset != UtcOffset::Unspecified
     }
 
-    fn date(self) -> (i64, u8, u8) {
+    /// Returns year, month (1 to 12) and day (1 to 31), at the offset of the timestamp.
+    #[must_use]
+    pub fn date(self) -> (i64, u8, u8) {
         civil_from_days(self.local.div_euclid(DAY * 1_000_000))
     }
 }

@@ -5,6 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Output, State, Value};
 use minijinja_contrib::pycompat;
+use tinkex_wire::Timestamp;
 
 /// Calls a method of a Python value.
 pub(crate) fn method(
@@ -222,10 +223,10 @@ pub(crate) fn strftime(format: &str, moment: SystemTime) -> Result<String, Error
     ];
     let seconds = moment.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let (days, second) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = date_from_days(days);
+    let (year, month, day) = Timestamp::from(moment).date();
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     let nth = |names: &[&'static str], n: u64| usize::try_from(n).map_or("", |n| names[n]);
-    let (weekday, month_name) = (nth(&DAYS, days % 7), nth(&MONTHS, month - 1));
+    let (weekday, month_name) = (nth(&DAYS, days % 7), nth(&MONTHS, u64::from(month) - 1));
     let short = |name: &'static str| &name[..3];
     let hour12 = if hour.is_multiple_of(12) { 12 } else { hour % 12 };
     let mut out = String::new();
@@ -262,19 +263,6 @@ pub(crate) fn strftime(format: &str, moment: SystemTime) -> Result<String, Error
         out.push_str(&piece);
     }
     Ok(out)
-}
-
-/// Converts days since 1970-01-01 to year, month and day.
-fn date_from_days(days: u64) -> (u64, u64, u64) {
-    // Counting years from March puts the leap day at their end, so all months follow one formula.
-    let days = days + 719_468;
-    let (era, of_era) = (days / 146_097, days % 146_097);
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let from_march = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
-    (era * 400 + year + u64::from(month <= 2), month, day)
 }
 
 #[cfg(test)]

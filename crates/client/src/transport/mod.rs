@@ -47,6 +47,7 @@ use billing::BillingState;
 pub(crate) use billing::DELAY as BILLING_DELAY;
 use http::HttpService;
 use instrument::RequestEvents;
+use redirect::RedirectChain;
 use request_policy::{RequestCredential, RequestPolicy};
 use retry::{FailedAttempt, RetryPolicy, RetryState};
 
@@ -299,7 +300,8 @@ impl Transport {
         let (mut method, mut uri) = (encoded.method.clone(), encoded.uri.clone());
         let mut body = encoded.body.clone();
         let (mut body_dropped, mut other_origin) = (false, false);
-        for _ in 0..=redirect::MAX_REDIRECTS {
+        let mut redirects = RedirectChain::default();
+        loop {
             let mut request = Request::new(body.clone());
             *request.method_mut() = method.clone();
             *request.uri_mut() = uri.clone();
@@ -316,26 +318,22 @@ impl Transport {
             let sent = self.http.send(lane, request, encoded.policy.timeout).await;
             events.stop(&sent);
             let response = sent.map_err(Error::from)?;
-            let Some(next) = redirect_target(&uri, &response) else { return check(response) };
+            let next = redirects.next(&uri, &response).map_err(FailedAttempt::permanent)?;
+            let Some(next) = next else { return check(response) };
             if !redirect::keeps_method(response.status()) && method != Method::GET {
                 (method, body, body_dropped) = (Method::GET, Bytes::new(), true);
             }
             // Secrets and user data are for the API server only. A body may contain either.
             if next.origin() != self.base_url.origin() {
                 if method != Method::GET {
-                    let message = "server redirects a request with a body to another server";
-                    return Err(FailedAttempt::permanent(Error::new(ErrorKind::Rejected, message)));
+                    let error = redirect::refused("a request with a body to another server");
+                    return Err(FailedAttempt::permanent(error));
                 }
                 other_origin = true;
             }
-            // The target is not quoted in the error: its query may be a secret.
-            uri = next.as_str().parse().map_err(|_| {
-                let message = "server redirects to an invalid URL";
-                FailedAttempt::permanent(Error::new(ErrorKind::Rejected, message))
-            })?;
+            let invalid = |_| FailedAttempt::permanent(redirect::refused("to an invalid URL"));
+            uri = next.as_str().parse().map_err(invalid)?;
         }
-        let message = format!("server redirects more than {} times", redirect::MAX_REDIRECTS);
-        Err(Error::new(ErrorKind::Rejected, message).into())
     }
 
     fn exchange_credential(&self) -> &Credential {
@@ -412,11 +410,6 @@ fn parse_uri(url: &str) -> Result<Uri> {
         let url = Url::parse(url).map_err(|error| invalid(error.to_string()))?;
         url.as_str().parse().map_err(|error: ::http::uri::InvalidUri| invalid(error.to_string()))
     })
-}
-
-fn redirect_target(from: &Uri, response: &Response<Bytes>) -> Option<Url> {
-    let location = redirect::location(response)?;
-    Url::parse(&from.to_string()).ok()?.join(location).ok()
 }
 
 fn check(response: Response<Bytes>) -> std::result::Result<Response<Bytes>, FailedAttempt> {

@@ -1,5 +1,7 @@
 //! Redirects, which the client follows itself so that no secret reaches another server.
 
+use std::fmt::Display;
+
 use ::http::header::{ACCEPT, LOCATION, USER_AGENT};
 use ::http::{HeaderMap, HeaderName, Response, StatusCode};
 use futures_util::future::BoxFuture;
@@ -8,10 +10,42 @@ use url::Url;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Maximum number of redirects followed for one request.
-pub(crate) const MAX_REDIRECTS: usize = 10;
+const MAX_REDIRECTS: usize = 10;
+
+/// Redirects of one request, counted and checked.
+#[derive(Default)]
+pub(crate) struct RedirectChain {
+    followed: usize,
+}
+
+impl RedirectChain {
+    /// Returns the URL that `response`, received from `url`, redirects to; `None` if it is no redirect.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Rejected`] after [`MAX_REDIRECTS`] redirects, and for a redirect to an invalid
+    /// URL or from https to http. URLs are not part of the error: they may be signed.
+    pub(crate) fn next<B>(
+        &mut self,
+        url: &impl Display,
+        response: &Response<B>,
+    ) -> Result<Option<Url>> {
+        let Some(location) = location(response) else { return Ok(None) };
+        let invalid = |_| refused("to an invalid URL");
+        let url = Url::parse(&url.to_string()).map_err(invalid)?;
+        let next = url.join(location).map_err(invalid)?;
+        if url.scheme() == "https" && next.scheme() != "https" {
+            return Err(refused("from https to an unencrypted connection"));
+        }
+        if self.followed == MAX_REDIRECTS {
+            return Err(refused(&format!("more than {MAX_REDIRECTS} times")));
+        }
+        self.followed += 1;
+        Ok(Some(next))
+    }
+}
 
 /// Returns the `Location` of a redirect; `None` for any other response.
-pub(crate) fn location<B>(response: &Response<B>) -> Option<&str> {
+fn location<B>(response: &Response<B>) -> Option<&str> {
     match response.status().as_u16() {
         301 | 302 | 303 | 307 | 308 => response.headers().get(LOCATION)?.to_str().ok(),
         _ => None,
@@ -37,30 +71,28 @@ pub(crate) fn public_headers(headers: &HeaderMap) -> HeaderMap {
 /// one origin only.
 ///
 /// # Errors
-/// The error of `send`; [`ErrorKind::Decode`] after [`MAX_REDIRECTS`] redirects, and for a redirect
-/// to an invalid URL or from https to http. URLs are not part of the error: they may be signed.
+/// The error of `send`, or of [`RedirectChain::next`].
 pub(crate) async fn follow<'a, B: Send>(
     mut url: Url,
     mut send: impl FnMut(Url) -> BoxFuture<'a, Result<Response<B>>> + Send,
     is_final: impl Fn(&Response<B>) -> bool + Send,
 ) -> Result<(Response<B>, Url)> {
-    for _ in 0..=MAX_REDIRECTS {
+    let mut redirects = RedirectChain::default();
+    loop {
         let response = send(url.clone()).await?;
-        let next = match location(&response) {
-            Some(location) if !is_final(&response) => url.join(location),
-            _ => return Ok((response, url)),
-        };
-        let next = next.map_err(|_| refused("the server redirects to an invalid URL"))?;
-        if url.scheme() == "https" && next.scheme() != "https" {
-            return Err(refused("the server redirects from https to an unencrypted connection"));
+        if is_final(&response) {
+            return Ok((response, url));
         }
-        url = next;
+        match redirects.next(&url, &response)? {
+            Some(next) => url = next,
+            None => return Ok((response, url)),
+        }
     }
-    Err(refused("the server redirects too often"))
 }
 
-fn refused(message: &str) -> Error {
-    Error::new(ErrorKind::Decode, message)
+/// Returns the error for a redirect that is not followed.
+pub(crate) fn refused(redirects: &str) -> Error {
+    Error::new(ErrorKind::Rejected, format!("the server redirects {redirects}"))
 }
 
 #[cfg(test)]
@@ -104,7 +136,7 @@ mod tests {
             ("https://a.test/?sig=secret", vec!["?sig=secret"; MAX_REDIRECTS + 1]),
         ] {
             let error = visited(start, &locations).await.unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::Decode);
+            assert_eq!(error.kind(), ErrorKind::Rejected);
             assert!(!format!("{error} {error:?}").contains("secret"), "{error:?}");
         }
         visited("https://a.test/", &["?n"; MAX_REDIRECTS]).await.unwrap();

@@ -167,6 +167,29 @@ async fn the_target_of_an_invalid_redirect_is_not_quoted() {
     fake.finish();
 }
 
+#[tokio::test(start_paused = true)]
+async fn endless_redirects_and_unencrypted_targets_are_refused_without_a_retry() {
+    let to_itself = [("location", "/api/v1/audit")];
+    let mut fake = ScriptedServer::started();
+    for _ in 0..=10 {
+        fake = fake.respond_with("GET /api/v1/audit", 302, &to_itself, Value::Null);
+    }
+    let error = fake.client().admin().get_audit_log(&AuditLogRequest::default()).await.unwrap_err();
+    assert_eq!((error.kind(), error.attempts()), (ErrorKind::Rejected, 1));
+    assert!(error.to_string().contains("redirects more than 10 times"), "{error}");
+    fake.finish();
+
+    let to_plain_http = [("location", "http://storage.test/f?sig=hidden")];
+    let fake = ScriptedServer::started().respond_with(LIST, 307, &to_plain_http, Value::Null);
+    let encrypted = fake.builder().base_url("https://server.test".parse().unwrap());
+    let client = encrypted.build().unwrap();
+    let error = client.rest().list_sessions(&ListSessions::default()).await.unwrap_err();
+    assert_eq!((error.kind(), error.attempts()), (ErrorKind::Rejected, 1));
+    assert!(error.to_string().contains("from https to an unencrypted connection"), "{error}");
+    assert!(!format!("{error:?}").contains("hidden"), "{error:?}");
+    fake.finish();
+}
+
 /// Covers X5, X6.
 #[tokio::test(start_paused = true)]
 async fn secrets_do_not_follow_a_redirect_to_another_server() {
