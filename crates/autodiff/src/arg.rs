@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::de::{Deserialize, Deserializer};
-use serde::ser::{Error as _, Serialize, SerializeMap as _, Serializer};
+use serde::ser::{Serialize, SerializeMap as _, Serializer};
 use serde_json::Value;
 
 /// Argument of a [`GraphNode`](crate::GraphNode).
@@ -55,8 +55,13 @@ pub enum GraphArg {
     Layout(String),
     /// Memory format, such as `contiguous_format`. Has no effect on the result.
     MemoryFormat(String),
-    /// JSON of no other form, with the reason why it was not accepted. Cannot be serialized.
-    Unknown(String),
+    /// JSON of no other form.
+    Unknown {
+        /// The JSON.
+        json: Value,
+        /// Why it is none of the other forms.
+        reason: String,
+    },
 }
 
 impl GraphArg {
@@ -84,62 +89,67 @@ impl GraphArg {
         Self::Slice(Box::new([start, stop, step].map(|part| part.map_or(Self::None, Self::Int))))
     }
 
-    fn from_json(value: Value) -> Self {
-        match value {
+    fn from_json(json: &Value) -> Self {
+        Self::parse(json).unwrap_or_else(|reason| Self::Unknown { json: json.clone(), reason })
+    }
+
+    /// Converts JSON, or returns why it is no known form.
+    fn parse(json: &Value) -> Result<Self, String> {
+        Ok(match json {
             Value::Null => Self::None,
-            Value::Bool(flag) => Self::Bool(flag),
+            Value::Bool(flag) => Self::Bool(*flag),
             Value::Number(number) => match (number.as_i64(), number.as_f64()) {
                 (Some(integer), _) => Self::Int(integer),
                 (None, Some(float)) => Self::Float(float),
-                (None, None) => Self::Unknown(format!("number {number} is out of range")),
+                (None, None) => return Err(format!("number {number} is out of range")),
             },
-            Value::String(text) => Self::Text(text),
+            Value::String(text) => Self::Text(text.clone()),
             Value::Array(items) => Self::List(from_json_list(items)),
             Value::Object(fields) => {
-                let mut fields = fields.into_iter();
+                let mut fields = fields.iter();
                 match (fields.next(), fields.next()) {
-                    (Some((key, value)), None) => Self::from_tagged(&key, value),
-                    _ => Self::Unknown("an object argument must have exactly one key".to_owned()),
+                    (Some((key, value)), None) => Self::parse_tagged(key, value)?,
+                    _ => return Err("an object argument must have exactly one key".to_owned()),
                 }
             }
-        }
+        })
     }
 
     /// Converts the object `{key: value}`.
-    fn from_tagged(key: &str, value: Value) -> Self {
-        match (key, value) {
-            ("ref", Value::String(name)) => Self::Ref(name),
+    fn parse_tagged(key: &str, value: &Value) -> Result<Self, String> {
+        Ok(match (key, value) {
+            ("ref", Value::String(name)) => Self::Ref(name.clone()),
             ("tuple", Value::Array(items)) => Self::Tuple(from_json_list(items)),
             ("dict", Value::Object(entries)) => Self::Dict(
-                entries.into_iter().map(|(key, value)| (key, Self::from_json(value))).collect(),
+                entries.iter().map(|(key, value)| (key.clone(), Self::from_json(value))).collect(),
             ),
             ("slice", Value::Array(items)) => match <[Self; 3]>::try_from(from_json_list(items)) {
                 Ok(parts) => Self::Slice(Box::new(parts)),
-                Err(items) => Self::Unknown(format!("a slice has 3 parts, not {}", items.len())),
+                Err(items) => return Err(format!("a slice has 3 parts, not {}", items.len())),
             },
             ("ellipsis", _) => Self::Ellipsis,
             ("float", Value::String(name)) => match name.as_str() {
                 "inf" => Self::Float(f64::INFINITY),
                 "-inf" => Self::Float(f64::NEG_INFINITY),
                 "nan" => Self::Float(f64::NAN),
-                other => Self::Unknown(format!("{other:?} is not a float")),
+                other => return Err(format!("{other:?} is not a float")),
             },
-            ("dtype", Value::String(name)) => Self::DType(name),
-            ("device", Value::String(name)) => Self::Device(name),
-            ("layout", Value::String(name)) => Self::Layout(name),
-            ("memory_format", Value::String(name)) => Self::MemoryFormat(name),
-            (other, _) => Self::Unknown(format!("unknown or malformed argument form {other:?}")),
-        }
+            ("dtype", Value::String(name)) => Self::DType(name.clone()),
+            ("device", Value::String(name)) => Self::Device(name.clone()),
+            ("layout", Value::String(name)) => Self::Layout(name.clone()),
+            ("memory_format", Value::String(name)) => Self::MemoryFormat(name.clone()),
+            (other, _) => return Err(format!("unknown or malformed argument form {other:?}")),
+        })
     }
 }
 
-fn from_json_list(items: Vec<Value>) -> Vec<GraphArg> {
-    items.into_iter().map(GraphArg::from_json).collect()
+fn from_json_list(items: &[Value]) -> Vec<GraphArg> {
+    items.iter().map(GraphArg::from_json).collect()
 }
 
 impl<'de> Deserialize<'de> for GraphArg {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Value::deserialize(deserializer).map(Self::from_json)
+        Value::deserialize(deserializer).map(|json| Self::from_json(&json))
     }
 }
 
@@ -164,7 +174,7 @@ impl Serialize for GraphArg {
             Self::Device(name) => tagged(serializer, "device", name),
             Self::Layout(name) => tagged(serializer, "layout", name),
             Self::MemoryFormat(name) => tagged(serializer, "memory_format", name),
-            Self::Unknown(reason) => Err(S::Error::custom(reason)),
+            Self::Unknown { json, .. } => json.serialize(serializer),
         }
     }
 }
@@ -264,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_forms_become_unknown_with_the_reason() {
+    fn unknown_forms_keep_their_json_and_the_reason() {
         for (json, reason) in [
             (r#"{"ref":1}"#, "\"ref\""),
             (r#"{"tensor":[1]}"#, "\"tensor\""),
@@ -273,8 +283,12 @@ mod tests {
             ("{}", "exactly one key"),
             (r#"{"ref":"a","tuple":[]}"#, "exactly one key"),
         ] {
-            match serde_json::from_str(json).unwrap() {
-                GraphArg::Unknown(found) => assert!(found.contains(reason), "{found}"),
+            let arg: GraphArg = serde_json::from_str(json).unwrap();
+            assert_eq!(serde_json::to_string(&arg).unwrap(), json);
+            match arg {
+                GraphArg::Unknown { reason: found, .. } => {
+                    assert!(found.contains(reason), "{found}");
+                }
                 other => panic!("{json} was read as {other:?}"),
             }
         }

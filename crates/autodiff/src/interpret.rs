@@ -119,7 +119,7 @@ impl<'a> NodeValues<'a> {
             GraphArg::Device(_) | GraphArg::Layout(_) | GraphArg::MemoryFormat(_) => {
                 NodeValue::Ignored
             }
-            GraphArg::Unknown(reason) => return Err(reason.clone()),
+            GraphArg::Unknown { reason, .. } => return Err(reason.clone()),
         })
     }
 }

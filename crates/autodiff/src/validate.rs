@@ -146,7 +146,7 @@ fn validate_arg(node: &str, arg: &GraphArg, earlier: &BTreeSet<&str>, depth: usi
         GraphArg::Dict(entries) => {
             entries.values().try_for_each(|arg| validate_arg(node, arg, earlier, depth))
         }
-        GraphArg::Unknown(reason) => Err(Error::node(node, reason.as_str())),
+        GraphArg::Unknown { reason, .. } => Err(Error::node(node, reason.as_str())),
         _ => Ok(()),
     }
 }

@@ -156,7 +156,7 @@ fn invalid_graphs_are_rejected_with_the_node() {
             logprobs(1),
             vec![
                 placeholder(),
-                call("sum", vec![GraphArg::Unknown("odd form".to_owned())]),
+                call("sum", vec![serde_json::from_str(r#"{"odd form":1}"#).unwrap()]),
                 output_of("y"),
             ],
             "odd form",
