@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::{NamedTempFile, TempPath};
 
-use crate::operations::{Operations, System, file_name, parent};
+use crate::operations::{Operations, System, file_name, parent, remove_file_if_exists};
 
 /// Size of the write buffer in bytes.
 const BUFFER_BYTES: usize = 1 << 16;
@@ -16,8 +16,7 @@ const BUFFER_BYTES: usize = 1 << 16;
 /// Short for [`AtomicWrite::new(path).write(contents)`](AtomicWrite::write).
 ///
 /// # Errors
-/// If the folder does not exist or cannot be written to, or the disk is full. The old file is then
-/// unchanged.
+/// As for [`AtomicWrite::write`].
 pub fn write(path: impl AsRef<Path>, contents: impl AsRef<[u8]>) -> io::Result<()> {
     AtomicWrite::new(path).write(contents)
 }
@@ -115,10 +114,7 @@ impl AtomicWrite {
         if !self.single_writer {
             return Ok(());
         }
-        match fs::remove_file(fixed_temporary_path(&resolve_link(self.path.clone()))?) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
+        remove_file_if_exists(fixed_temporary_path(&resolve_link(self.path.clone()))?)
     }
 
     /// Replaces the file with `contents`.
@@ -267,6 +263,8 @@ fn resolve_link(path: PathBuf) -> PathBuf {
     }
 }
 
+/// Returns the options for opening the temporary file: readable, writable and, on Unix, with mode
+/// 0600 from its creation if `owner_only` is set.
 fn options(owner_only: bool) -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true);
@@ -298,15 +296,7 @@ fn permissions(_target: &Path, _owner_only: bool) -> Option<fs::Permissions> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operations::testing::Interrupted;
-
-    fn names(folder: &Path) -> Vec<String> {
-        let entries = fs::read_dir(folder).unwrap();
-        let mut names: Vec<String> =
-            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        names
-    }
+    use crate::operations::testing::{Interrupted, names};
 
     #[test]
     fn an_interrupted_write_leaves_the_old_or_the_new_content() {
@@ -330,9 +320,9 @@ mod tests {
     #[test]
     fn content_is_flushed_before_the_rename_and_the_folder_after_it() {
         let folder = tempfile::tempdir().unwrap();
-        let trace = Interrupted::after(10, true);
-        AtomicWrite::new(folder.path().join("x")).write_on(&trace, |_| Ok(())).unwrap();
-        assert_eq!(trace.trace(), ["sync file", "rename", "sync folder"]);
+        let operations = Interrupted::after(10, true);
+        AtomicWrite::new(folder.path().join("x")).write_on(&operations, |_| Ok(())).unwrap();
+        assert_eq!(operations.performed(), ["sync file", "rename", "sync folder"]);
     }
 
     #[test]
@@ -350,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_writer_overwrites_the_temporary_file_of_a_crash() {
+    fn a_single_writer_overwrites_the_temporary_file_that_a_crash_left() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x");
         fs::write(folder.path().join("x.new"), "half of a longer content").unwrap();
@@ -365,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_folders_are_an_error_unless_requested() {
+    fn missing_folders_are_an_error_unless_create_folders_is_set() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a/b/x");
         assert_eq!(write(&path, "1").unwrap_err().kind(), io::ErrorKind::NotFound);

@@ -79,8 +79,9 @@ impl StagedFolder {
 /// [`FileLock`](crate::FileLock) if several processes may replace it.
 ///
 /// # Errors
-/// If the folder cannot be renamed. The old content is then at `target`, and `staged` is unchanged.
-/// An error while removing the old content is ignored: the next replacement tries again.
+/// If a folder cannot be fsynced or renamed. The old content is then at `target`, and `staged` is
+/// unchanged, unless fsync of the parent folder failed after the replacement. An error while removing
+/// the old content is ignored: the next replacement tries again.
 pub fn replace_folder(staged: impl AsRef<Path>, target: impl AsRef<Path>) -> io::Result<()> {
     replace_on(&System, staged.as_ref(), target.as_ref())
 }
@@ -159,7 +160,7 @@ fn exists(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operations::testing::Interrupted;
+    use crate::operations::testing::{Interrupted, names};
 
     /// Reads the file in a folder that [`folder`] created.
     fn content(folder: &Path) -> Option<String> {
@@ -170,11 +171,6 @@ mod tests {
     fn folder(path: &Path, text: &str) {
         fs::create_dir(path).unwrap();
         fs::write(path.join("file"), text).unwrap();
-    }
-
-    fn names(folder: &Path) -> Vec<String> {
-        let entries = fs::read_dir(folder).unwrap();
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
     #[test]
@@ -201,12 +197,12 @@ mod tests {
                 replace_folder(&staged, &target).unwrap();
                 assert_eq!(content(&target).as_deref(), Some("newer"), "{operations}");
                 assert_eq!(names(root.path()), ["target"], "{operations}");
-                finished = replaced.is_ok() && interrupted.trace().last() == Some(&"remove");
+                finished = replaced.is_ok() && interrupted.performed().last() == Some(&"remove");
                 if finished {
                     break;
                 }
             }
-            assert!(finished, "the last interruption was after the last operation");
+            assert!(finished, "20 operations are enough for a complete replacement");
         }
     }
 
@@ -216,7 +212,7 @@ mod tests {
         let (target, staged) = (root.path().join("target"), root.path().join("staged"));
         folder(&target, "old");
         folder(&staged, "new");
-        // Flush, rename the old content away; the second rename and its undo do not happen.
+        // Two operations succeed: fsync of the staged folder and the rename of the old content.
         replace_on(&Interrupted::after(2, false), &staged, &target).unwrap_err();
         assert!(!exists(&target));
         recover_folder(&target).unwrap();
@@ -241,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_folder_removes_its_temporary_files() {
+    fn dropping_a_staged_folder_removes_it_and_keeps_the_target() {
         let root = tempfile::tempdir().unwrap();
         let target = root.path().join("target");
         folder(&target, "old");
@@ -253,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_or_link_at_the_target_is_replaced() {
+    fn a_file_at_the_target_is_replaced() {
         let root = tempfile::tempdir().unwrap();
         let (target, staged) = (root.path().join("target"), root.path().join("staged"));
         fs::write(&target, "a file").unwrap();

@@ -45,7 +45,7 @@ impl HubCache {
     /// 4. `HOME`, then `USERPROFILE`: the cache is `.cache/huggingface/hub` in it.
     ///
     /// `env` looks up an environment variable. A leading `~`, `$NAME` and `${NAME}` are expanded in
-    /// the variables of 1 and 2. Returns `None` if no variable is set. The folder need not exist.
+    /// the result. Returns `None` if no variable is set. The folder need not exist.
     pub fn locate(env: impl Fn(&str) -> Option<OsString>) -> Option<Self> {
         let folder = CACHE_VARIABLES.iter().find_map(|name| lookup(&env, name));
         let folder = match folder {
@@ -178,7 +178,8 @@ fn expand(env: &impl Fn(&str) -> Option<OsString>, value: OsString) -> PathBuf {
     while let Some(start) = rest.find('$') {
         path.push(&rest[..start]);
         rest = &rest[start..];
-        let name = match rest[1..].strip_prefix('{') {
+        // Name of the variable, and length in bytes of the reference to it: `$NAME` or `${NAME}`.
+        let reference = match rest[1..].strip_prefix('{') {
             Some(braced) => braced.split_once('}').map(|(name, _)| (name, name.len() + 3)),
             None => {
                 let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
@@ -186,7 +187,7 @@ fn expand(env: &impl Fn(&str) -> Option<OsString>, value: OsString) -> PathBuf {
                 Some((&rest[1..=length], length + 1))
             }
         };
-        match name.and_then(|(name, length)| Some((env(name)?, length))) {
+        match reference.and_then(|(name, length)| Some((env(name)?, length))) {
             Some((value, length)) => {
                 path.push(value);
                 rest = &rest[length..];
@@ -210,6 +211,7 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
 mod tests {
     use super::*;
 
+    /// Locates the cache with `pairs` as environment variables.
     fn locate(pairs: &[(&str, &str)]) -> Option<String> {
         let env = |name: &str| {
             pairs.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value))
@@ -239,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn home_and_variables_are_expanded_as_huggingface_hub_does() {
+    fn a_tilde_and_variables_are_expanded_as_huggingface_hub_does() {
         let home = ("HOME", "/h");
         let expanded = |value| locate(&[home, ("DISK", "/d"), ("HF_HUB_CACHE", value)]).unwrap();
         for (value, path) in [

@@ -39,4 +39,4 @@ pub use file::{AtomicWrite, StagedFile, publish, write};
 pub use folder::{StagedFolder, create_private_folder, recover_folder, replace_folder};
 pub use hub_cache::{CachedRepo, HubCache, hub_home};
 pub use lock::{FileLock, LockError, try_lock};
-pub use operations::sync_folder;
+pub use operations::{remove_file_if_exists, sync_folder};

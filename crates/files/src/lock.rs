@@ -106,8 +106,8 @@ impl From<LockError> for io::Error {
 
 /// Returns whether the file system has no locks.
 fn is_unsupported(error: &io::Error) -> bool {
-    // ENOSYS, ENOTSUP and EOPNOTSUPP have this kind; ENOLCK, which NFS without a lock daemon
-    // returns, has none.
+    // ENOSYS, ENOTSUP and EOPNOTSUPP have this kind. ENOLCK, which NFS without a lock daemon
+    // returns, has no `ErrorKind` of its own.
     if error.kind() == io::ErrorKind::Unsupported {
         return true;
     }
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_opened_is_not_in_use() {
+    fn a_file_that_cannot_be_opened_is_not_reported_as_in_use() {
         let folder = tempfile::tempdir().unwrap();
         let error = FileLock::acquire(folder.path().join("missing/lock")).unwrap_err();
         assert!(matches!(&error, LockError::Io(e) if e.kind() == io::ErrorKind::NotFound));

@@ -79,6 +79,17 @@ pub fn sync_folder(folder: impl AsRef<Path>) -> io::Result<()> {
     }
 }
 
+/// Removes a file. A missing file is not an error.
+///
+/// # Errors
+/// Any other error of removing the file.
+pub fn remove_file_if_exists(path: impl AsRef<Path>) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Returns the folder that contains `path`.
 pub(crate) fn parent(path: &Path) -> &Path {
     match path.parent() {
@@ -90,7 +101,7 @@ pub(crate) fn parent(path: &Path) -> &Path {
 /// Returns the last component of `path`.
 pub(crate) fn file_name(path: &Path) -> io::Result<&std::ffi::OsStr> {
     path.file_name().ok_or_else(|| {
-        let message = format!("{} has no file name", path.display());
+        let message = format!("path {:?} does not end with a file name", path.display());
         io::Error::new(io::ErrorKind::InvalidInput, message)
     })
 }
@@ -101,22 +112,32 @@ pub(crate) mod testing {
 
     use super::*;
 
+    /// Returns the sorted names of the files and folders in a folder.
+    pub(crate) fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
     /// Performs the first `remaining` operations and fails every later one, as if the process had
     /// been killed in between.
     pub(crate) struct Interrupted {
         remaining: Cell<usize>,
         /// Whether the file system can swap two paths.
         exchange: bool,
-        trace: RefCell<Vec<&'static str>>,
+        performed: RefCell<Vec<&'static str>>,
     }
 
     impl Interrupted {
         pub(crate) fn after(operations: usize, exchange: bool) -> Self {
-            Self { remaining: Cell::new(operations), exchange, trace: RefCell::default() }
+            Self { remaining: Cell::new(operations), exchange, performed: RefCell::default() }
         }
 
-        pub(crate) fn trace(&self) -> Vec<&'static str> {
-            self.trace.borrow().clone()
+        /// Returns the names of the operations that were performed, in order.
+        pub(crate) fn performed(&self) -> Vec<&'static str> {
+            self.performed.borrow().clone()
         }
 
         fn step(
@@ -128,7 +149,7 @@ pub(crate) mod testing {
                 return Err(io::Error::other("interrupted"));
             };
             self.remaining.set(remaining);
-            self.trace.borrow_mut().push(name);
+            self.performed.borrow_mut().push(name);
             operation()
         }
     }
