@@ -13,7 +13,7 @@ use crate::hint::Hint;
 /// Result of a fallible call of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Error of a call.
+/// Error returned by the calls of this crate.
 ///
 /// `Display` states what failed, on what, and the cause, on one line; [`hint`](Self::hint) says what
 /// to do about it. An error never contains a credential. Cloning is cheap and keeps the source chain.
@@ -421,9 +421,10 @@ mod tests {
                         let category = ErrorCategory::from_name(category);
                         Error::from_failed_request(RequestFailed::new("", category))
                     }
-                    // The transport wraps every error of the HTTP library, and telemetry searches
-                    // the source chain.
+                    // Not an error of this crate: the transport wraps every error of the HTTP
+                    // library.
                     "raw_connect_error" => continue,
+                    // Telemetry searches the source chain; its tests cover these cases.
                     cause if cause.contains("caused by") => continue,
                     other => panic!("no test for {other}"),
                 }
@@ -431,8 +432,8 @@ mod tests {
             assert_eq!(json!(error.is_user_error()), case["is_user_error"], "{case}");
             let resubmitted = crate::sampling::is_resubmittable(&error);
             assert_eq!(json!(resubmitted), case["sampling_handler_retryable"], "{case}");
-            // Unlike in the reference, a failed request also has `is_retryable`; the client itself does
-            // not use it.
+            // Unlike in the Python SDK, `is_retryable` can be true for a failed request; the client
+            // itself does not use it.
             if error.kind() != ErrorKind::WorkFailed {
                 assert_eq!(json!(error.is_retryable()), case["holder_retryable"], "{case}");
             }

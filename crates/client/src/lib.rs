@@ -49,7 +49,7 @@
 //!
 //! # Guarantees
 //!
-//! * **Handles are cheap.** All clients are `Clone`, `Send` and `Sync`. A [`ServiceClient`], its clones
+//! * **Clients are cheap to clone.** All are `Clone`, `Send` and `Sync`. A [`ServiceClient`], its clones
 //!   and the clients made from it share one connection.
 //! * **No I/O at construction.** Building a client reads the environment once and sends nothing; the
 //!   first call connects.
@@ -58,7 +58,8 @@
 //! * **Dropping a future.** A training request continues ([`ApiFuture`]); a sample is cancelled
 //!   ([`SampleFuture`]). Both have `detach`.
 //! * **Retries.** Transient failures are retried as the service expects. [`RetryPolicy::disabled`] sends
-//!   each request exactly once. [`Error::attempts`] and [`Error::elapsed`] say what was tried.
+//!   each request exactly once. [`Error::attempts`] and [`Error::elapsed`] report how often and how long
+//!   a request was attempted.
 //! * **Secrets.** No credential appears in errors, logs, `Debug` output, telemetry, or a request that is
 //!   redirected to another server.
 
@@ -69,6 +70,7 @@
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
+/// Compiles the examples of the client guide.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/client.md")]
 struct Guide;

@@ -13,7 +13,8 @@ use crate::transport::network::Network;
 use crate::transport::retry::RetryPolicy;
 use crate::transport::{Transport, header};
 
-/// Settings of a service client: arguments over environment variables over defaults. Immutable.
+/// Settings of a service client. Arguments take precedence over environment variables, and those over
+/// defaults. Immutable.
 #[derive(Clone)]
 pub(crate) struct ClientSettings {
     pub(crate) base_url: BaseUrl,
@@ -30,6 +31,7 @@ pub(crate) struct ClientSettings {
     pub(crate) tags: Vec<String>,
     pub(crate) adaptive_polling: bool,
     pub(crate) telemetry: bool,
+    /// Maximum number of concurrent samples per sampling client.
     pub(crate) max_samples: Option<u32>,
     pub(crate) progress_timeout: Option<Duration>,
     pub(crate) poll_timeout: Option<Duration>,
@@ -149,7 +151,7 @@ mod tests {
     use crate::fixture;
 
     #[test]
-    fn telemetry_is_enabled_as_in_the_reference() {
+    fn telemetry_is_enabled_as_in_the_python_sdk() {
         for case in fixture::cases("telemetry_env.json") {
             let enabled = telemetry_enabled(case["TINKER_TELEMETRY"].as_str());
             assert_eq!(json!(enabled), case["enabled"], "{case}");

@@ -13,7 +13,7 @@ pub(crate) fn require_runtime() -> Result<()> {
     Handle::try_current().map(drop).map_err(|_| Error::no_runtime())
 }
 
-/// A task that is aborted when this is dropped.
+/// Background task that is aborted when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Task(Option<JoinHandle<()>>);
 
@@ -41,7 +41,7 @@ impl Drop for Task {
     }
 }
 
-/// Spawns `work` without an owner. A panic is logged.
+/// Spawns `work` as a task that nothing aborts. A panic is logged.
 ///
 /// # Panics
 /// Outside a tokio runtime; see [`require_runtime`].
@@ -50,7 +50,7 @@ pub(crate) fn spawn_detached(work: impl Future<Output = ()> + Send + 'static) {
     drop(tokio::spawn(logging_panics(work)));
 }
 
-/// Spawns `work` without an owner if there is a runtime; drops it otherwise.
+/// Spawns `work` as a task that nothing aborts, or drops it if there is no runtime.
 pub(crate) fn try_spawn_detached(work: impl Future<Output = ()> + Send + 'static) {
     if require_runtime().is_ok() {
         spawn_detached(work);

@@ -77,8 +77,8 @@ struct CredentialSources<'a> {
 
 /// Selects the credential: the argument, `TINKER_API_KEY`, `TINKER_CREDENTIAL_CMD`, the stored key.
 ///
-/// An invalid key is skipped in favour of the command, but not of the stored key. With `command_only`
-/// only the command or a token is accepted.
+/// If the key is invalid, the command is used; without a command the invalid key is an error, even if
+/// a key is stored. With `command_only`, only the command or a token is accepted.
 fn resolve(sources: &CredentialSources<'_>, command_only: bool) -> Result<Credential, Error> {
     let key = sources.argument.filter(|key| !key.is_empty()).or(sources.env.get("TINKER_API_KEY"));
     let key = key.map(ApiKey::new);
@@ -87,7 +87,7 @@ fn resolve(sources: &CredentialSources<'_>, command_only: bool) -> Result<Creden
         (Some(Ok(key)), _) if key.is_token() => Ok(Credential::Key(key)),
         (_, Some(command)) if command_only => Ok(Credential::Command(command)),
         (_, None) if command_only => {
-            let message = "server requires a credential command";
+            let message = "server requires a credential command, but none is set";
             Err(Error::new(ErrorKind::Auth, message).with_hint("Set TINKER_CREDENTIAL_CMD."))
         }
         (Some(Ok(key)), _) => Ok(Credential::Key(key)),
@@ -128,7 +128,7 @@ mod tests {
     use crate::fixture;
 
     #[test]
-    fn the_credential_is_selected_as_in_the_reference() {
+    fn the_credential_is_selected_as_in_the_python_sdk() {
         for case in fixture::cases("auth_resolution.json") {
             let text = |key: &str| case[key].as_str();
             let names = ["TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"];

@@ -58,7 +58,7 @@ pub struct StoredKey {
     pub key: Secret,
     /// Name of the key.
     pub name: String,
-    /// Note of the user.
+    /// Note that the user attached to the key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// Owner of the key.
@@ -194,12 +194,12 @@ impl UnknownFields {
 /// Returns the fields of `all` that are not in `known`, recursively.
 fn difference(known: &Value, all: Value) -> Option<Value> {
     let (Value::Object(known), Value::Object(all)) = (known, all) else { return None };
-    let more = all.into_iter().filter_map(|(name, value)| match known.get(&name) {
+    let unknown = all.into_iter().filter_map(|(name, value)| match known.get(&name) {
         Some(known) => Some((name, difference(known, value)?)),
         None => Some((name, value)),
     });
-    let more: Map<_, _> = more.collect();
-    (!more.is_empty()).then_some(Value::Object(more))
+    let unknown: Map<_, _> = unknown.collect();
+    (!unknown.is_empty()).then_some(Value::Object(unknown))
 }
 
 /// Adds the fields of `more` that `value` lacks, recursively.
@@ -218,6 +218,7 @@ fn merge(mut value: Value, more: &Map<String, Value>) -> Value {
 }
 
 impl CredentialFile {
+    /// Checks what the types do not express. Returns the reason if the file is invalid.
     fn check(&self) -> Result<(), &'static str> {
         if self.version != version_one() {
             return Err("unsupported version");
@@ -235,6 +236,7 @@ mod tests {
     use super::*;
     use crate::fixture;
 
+    /// Writes `text` to a credential file and loads it.
     fn store(text: &str) -> (tempfile::TempDir, Result<CredentialStore, Error>) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("credentials.json");

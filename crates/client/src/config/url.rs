@@ -70,7 +70,7 @@ impl FromStr for BaseUrl {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         let invalid = |cause: &str| {
-            // Not quoted if it may contain a password or a token.
+            // Do not quote a URL that may contain a password or a token.
             let secret = text.contains(['@', '?', '#']);
             let url = if secret { String::new() } else { format!(" {text:?}") };
             Error::new(ErrorKind::Config, format!("invalid base URL{url}: {cause}"))
@@ -81,7 +81,7 @@ impl FromStr for BaseUrl {
             return Err(invalid("not an http or https URL"));
         }
         if !url.username().is_empty() || url.password().is_some() {
-            // Not quoted: it contains a password.
+            // Do not quote the URL: it contains a password.
             let message = "invalid base URL: user and password are not supported";
             return Err(Error::new(ErrorKind::Config, message).with_hint("Use an API key."));
         }
@@ -113,7 +113,7 @@ mod tests {
 
     /// Covers T2.1.2.
     #[test]
-    fn urls_are_parsed_and_joined_as_in_the_reference() {
+    fn urls_are_parsed_and_joined_as_in_the_python_sdk() {
         let file = fixture::load("base_url.json");
         assert_eq!(file["default_base_url"], BaseUrl::production().as_str());
         for case in file["cases"].as_array().unwrap() {
@@ -121,7 +121,7 @@ mod tests {
             let env = case["TINKER_BASE_URL"].as_str().map(|url| ("TINKER_BASE_URL", url));
             let argument = argument.map(|text| text.parse().unwrap());
             let resolved = BaseUrl::resolve(argument, &Env::from_pairs(env)).unwrap();
-            // Unlike the reference, surrounding white space is removed.
+            // Unlike the Python SDK, this client removes surrounding white space.
             let expected = case["resolved"].as_str().unwrap().trim();
             assert_eq!(resolved.as_str(), expected, "{case}");
         }

@@ -60,7 +60,7 @@ impl QueueLog {
     }
 
     /// Returns the warning for a paused state, unless one was returned less than a minute ago. The texts
-    /// are those of the reference SDK.
+    /// are those of the Python SDK.
     fn warning(&self, pending: &QueueStatus, now: Instant) -> Option<String> {
         let state = pending.queue_state.filter(|state| *state != QueueState::Active)?;
         let mut last = self.last_warning.lock().unwrap_or_else(PoisonError::into_inner);
@@ -105,7 +105,7 @@ mod tests {
 
     /// Covers AUD.6.
     #[test]
-    fn warnings_match_the_reference() {
+    fn warnings_match_the_python_sdk() {
         for case in fixture::cases("queue_state_log.json") {
             let work = match case["client"].as_str().unwrap() {
                 "training" => QueuedWork::Training,

@@ -1,4 +1,4 @@
-//! Tests of the batch poll against the recorded behaviour of the reference SDK.
+//! Tests of the batch poll against the recorded behaviour of the Python SDK.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -71,7 +71,7 @@ fn start_batch_poll(script: &PollScript) -> BatchPoll {
 
 /// Covers R-POLL.
 #[tokio::test(start_paused = true)]
-async fn batch_polls_match_the_reference() {
+async fn batch_polls_match_the_python_sdk() {
     for case in fixture::cases("futures_poller.json") {
         let script = PollScript::default();
         script.0.lock().unwrap().0 = case["script"].as_array().unwrap().clone().into();

@@ -49,7 +49,7 @@ impl RestClient {
     }
 }
 
-/// Sends a request. `method` names the SDK method in a header, as the reference SDK does.
+/// Sends a request. `method` names the SDK method in a header, as the Python SDK does.
 async fn send<R: ApiRequest>(
     service: &ServiceClient,
     method: &'static str,

@@ -51,7 +51,7 @@ struct ServiceShared {
     settings: Arc<ClientSettings>,
     connection: OnceCell<Arc<Connection>>,
     session: OnceCell<Arc<Session>>,
-    /// Sessions of other processes that this client samples in.
+    /// Sessions of other processes, in which this client samples through handles.
     restored: Mutex<HashMap<RestoredKey, Weak<Session>>>,
     closed: AtomicBool,
     /// Whether `close` has finished.
@@ -214,7 +214,8 @@ impl ServiceClient {
     /// If the server rejects the loss.
     pub async fn create_custom_loss(&self, loss: &CustomLoss) -> Result<CustomLoss> {
         let (session, loss) = (self.session().await?, loss.clone());
-        // In a task of its own: a registration that is cancelled half-way could not be repeated.
+        // Run in a task of its own: if the caller dropped the future after the request was sent, the
+        // id of the registered loss would be lost, and the next call would register it again.
         ApiFuture::start(async move {
             let created = session.run_until_closed(session.create_custom_loss(&loss)).await;
             session.connection().record_failure(created)
@@ -225,8 +226,8 @@ impl ServiceClient {
     /// Finishes the session on the server and closes the client.
     ///
     /// All further calls of this client, its clones and the clients made from them fail with
-    /// [`ErrorKind::Closed`]. A second call waits for the first and succeeds. Dropping all clients
-    /// also ends the session, but without a reason.
+    /// [`ErrorKind::Closed`]. A second call waits for the first and succeeds. If all clients are dropped
+    /// instead, the server ends the session some time after its last heartbeat, without a reason.
     ///
     /// # Errors
     /// If the server cannot be notified. The client is closed nevertheless.
@@ -294,7 +295,7 @@ impl ServiceClient {
     pub async fn whoami(&self) -> Result<Identity> {
         let (token, exchanged) = self.connection().await?.transport().credential().await?;
         Identity::of(&token, exchanged).ok_or_else(|| {
-            let message = "cannot tell the owner of a plain API key";
+            let message = "cannot determine the owner of a plain API key: only a token names its owner";
             Error::new(ErrorKind::Auth, message)
         })
     }
@@ -348,7 +349,7 @@ impl ServiceClient {
         Ok(connection)
     }
 
-    /// Returns the connection if it has been opened.
+    /// Returns the connection if it is open.
     fn opened(&self) -> Option<&Connection> {
         self.0.connection.get().map(|connection| &**connection)
     }

@@ -8,6 +8,7 @@ use tokio::time::sleep;
 
 use crate::transport::{RequestOptions, Transport};
 
+/// Minimum time between two requests for the settings.
 const MIN_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Current dynamic configuration of a session.

@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::transport::{RequestOptions, Transport};
 
+/// Time between two heartbeats.
 const PERIOD: Duration = Duration::from_secs(10);
 /// Time without a successful heartbeat after which failures are logged as warnings.
 const WARN_AFTER: Duration = Duration::from_secs(120);

@@ -31,7 +31,7 @@ pub(crate) use cancel::CancelGuard;
 use dynamic::DynamicSettings;
 pub(crate) use other_key::OtherKeyConnection;
 
-/// An open session. Heartbeats keep it alive until it is closed or dropped.
+/// Open session. Heartbeats keep it alive until it is closed or dropped.
 pub(crate) struct Session {
     connection: Arc<Connection>,
     id: SessionId,
@@ -89,6 +89,7 @@ impl Session {
         Self::start(settings, connection, handle.session_id.clone())
     }
 
+    /// Starts the background tasks of a session: heartbeats, settings refresh and cancellations.
     fn start(
         settings: &Arc<ClientSettings>,
         connection: Arc<Connection>,
@@ -245,8 +246,8 @@ impl Session {
         &'a self,
         work: impl Future<Output = Result<T>> + Send + 'a,
     ) -> impl Future<Output = Result<T>> + Send + 'a {
-        // Boxed, and not an async function, which would store the work twice: as argument and as
-        // awaited. Ten thousand samples may be pending here.
+        // An async function would store `work` twice: as its argument and as the future it awaits.
+        // With ten thousand pending samples this memory matters, so `work` is boxed instead.
         let closed = Box::pin(self.transport().until_closed());
         select(Box::pin(work), closed).map(|first| match first {
             Either::Left((result, _)) => result,

@@ -28,7 +28,7 @@ pub(crate) struct EventQueue {
     events: Mutex<VecDeque<TelemetryEvent>>,
     /// Number of events recorded since the start.
     recorded: AtomicU64,
-    /// Number of events sent or given up since the start.
+    /// Number of events sent or dropped since the start.
     removed: watch::Sender<u64>,
     flush_now: Notify,
 }
@@ -118,6 +118,7 @@ impl EventQueue {
         first.then(|| EventKind::SessionEnd { duration: duration() })
     }
 
+    /// Records the end of the session, once, if this client created the session.
     pub(super) fn end(&self) {
         if let Some(end) = self.take_end_event() {
             self.record([(Severity::Info, end)]);
@@ -134,7 +135,7 @@ impl EventQueue {
         let _ = timeout(interval, self.flush_now.notified()).await;
     }
 
-    /// Waits until all events recorded so far have been sent or given up.
+    /// Waits until all events recorded so far have been sent or dropped.
     pub(crate) async fn drained(&self) {
         let recorded = self.recorded.load(Ordering::Acquire);
         self.flush_now();
@@ -149,7 +150,7 @@ impl EventQueue {
             .then(|| TelemetryBatch::new(events, header::os(), session_id.clone(), process_id()))
     }
 
-    /// Removes the oldest `count` events, which were sent or given up.
+    /// Removes the oldest `count` events, which were sent or are dropped after failed attempts.
     pub(super) fn remove(&self, count: usize) {
         let mut events = self.lock();
         // At shutdown the flush task and the final flush may both remove events.
@@ -169,7 +170,7 @@ impl EventQueue {
     }
 }
 
-/// Returns an id that is unique to this process; a fork gets another.
+/// Returns an id that is unique to this process. A forked process gets another id.
 fn process_id() -> String {
     static ID: Mutex<Option<(u32, Uuid)>> = Mutex::new(None);
     let mut id = ID.lock().unwrap_or_else(PoisonError::into_inner);

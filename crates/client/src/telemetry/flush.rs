@@ -9,7 +9,9 @@ use crate::transport::{RequestOptions, Transport};
 
 use super::EventQueue;
 
+/// Time between two flushes.
 const INTERVAL: Duration = Duration::from_secs(10);
+/// Number of attempts to send a batch.
 const ATTEMPTS: u32 = 3;
 
 /// Sends queued events every 10 seconds, or sooner on request, until the task is aborted.

@@ -1,7 +1,7 @@
 //! Telemetry: failures and session starts and ends, sent to the server in batches.
 //!
-//! Any part of the client records events in the [`EventQueue`]; [`flush`] sends them. Events contain
-//! no credential: they consist of errors, which contain none, and of numbers.
+//! All parts of the client record events in the [`EventQueue`]; [`flush`] sends them. Events contain no
+//! credential: they consist of errors, which contain none, and of numbers.
 
 mod event_queue;
 mod flush;
@@ -25,7 +25,7 @@ pub(crate) use event_queue::{EventQueue, TelemetryScope};
 /// Longest time that closing a client waits for the remaining events to be sent.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// An event queue and the task that sends its events. On drop the remaining events are sent in the
+/// Event queue and the task that sends its events. On drop the remaining events are sent in the
 /// background.
 pub(crate) struct Reporter {
     events: Arc<EventQueue>,
@@ -104,7 +104,7 @@ impl EventQueue {
         let (retryable, user) = (error.is_retryable(), error.is_user_error());
         let mut data = JsonObject::new();
         data.insert("exception".to_owned(), json!(safe_message(error)));
-        data.insert("exception_type".to_owned(), json!(kind(error)));
+        data.insert("exception_type".to_owned(), json!(kind_name(error)));
         data.insert("status_code".to_owned(), json!(error.status()));
         data.insert("is_retryable".to_owned(), json!(retryable));
         data.insert("is_user_error".to_owned(), json!(user));
@@ -118,20 +118,20 @@ impl EventQueue {
 /// exception.
 fn describe(error: &(dyn std::error::Error + 'static)) -> (Severity, EventKind) {
     let type_name = |error: &(dyn std::error::Error + 'static)| {
-        error.downcast_ref::<Error>().map_or_else(|| "Error".to_owned(), kind)
+        error.downcast_ref::<Error>().map_or_else(|| "Error".to_owned(), kind_name)
     };
     let mut causes = std::iter::successors(Some(error), |error| error.source());
     let user_error = causes.find_map(|cause| {
         cause.downcast_ref::<Error>().filter(|cause| counts_as_user_error(cause))
     });
     let Some(user_error) = user_error else {
-        let (error_type, error_message) = (type_name(error), text(error));
+        let (error_type, error_message) = (type_name(error), message(error));
         let kind = EventKind::UnhandledException { error_message, error_type, traceback: None };
         return (Severity::Error, kind);
     };
     let mut data = JsonObject::new();
     data.insert("error_type".to_owned(), json!(type_name(error)));
-    data.insert("message".to_owned(), json!(text(error)));
+    data.insert("message".to_owned(), json!(message(error)));
     if let Some(status) = user_error.status() {
         data.insert("status_code".to_owned(), json!(status));
     }
@@ -139,11 +139,12 @@ fn describe(error: &(dyn std::error::Error + 'static)) -> (Severity, EventKind) 
     (Severity::Warning, EventKind::GenericEvent { event_name, event_data: data })
 }
 
-fn text(error: &(dyn std::error::Error + 'static)) -> String {
+/// Returns the message of any error, without the output of a credential command.
+fn message(error: &(dyn std::error::Error + 'static)) -> String {
     error.downcast_ref::<Error>().map_or_else(|| error.to_string(), safe_message)
 }
 
-/// Returns the message of an error, without the output of a credential command.
+/// Returns the message of an error of this crate, without the output of a credential command.
 pub(crate) fn safe_message(error: &Error) -> String {
     if error.kind() == ErrorKind::Auth && error.status().is_none() {
         return "no usable credential".to_owned();
@@ -151,11 +152,12 @@ pub(crate) fn safe_message(error: &Error) -> String {
     error.to_string()
 }
 
-/// A request that was invalid before it was sent also counts as a user error.
+/// Returns whether telemetry records the error as a user error: also if the request was invalid and
+/// therefore not sent.
 fn counts_as_user_error(error: &Error) -> bool {
     error.is_user_error() || error.kind() == ErrorKind::InvalidInput
 }
 
-fn kind(error: &Error) -> String {
+fn kind_name(error: &Error) -> String {
     format!("{:?}", error.kind())
 }

@@ -26,6 +26,7 @@ fn event(name: &str) -> (Severity, EventKind) {
     (Severity::Info, EventKind::GenericEvent { event_name, event_data: JsonObject::new() })
 }
 
+/// Returns the recorded cases with this id.
 fn case(id: &str) -> Vec<Value> {
     let cases = fixture::cases("telemetry_events.json");
     cases.into_iter().filter(|case| case["id"] == id).collect()
@@ -48,7 +49,7 @@ impl std::error::Error for AppError {
 }
 
 #[test]
-fn events_have_the_shape_of_the_reference() {
+fn events_have_the_fields_that_the_python_sdk_sends() {
     let events = EventQueue::new(TelemetryScope::Session(&session()));
     let data = [("k".to_owned(), json!(1))].into_iter().collect();
     events.generic("my.event", Severity::Warning, data);
@@ -70,11 +71,11 @@ fn events_have_the_shape_of_the_reference() {
     ids.dedup();
     assert_eq!(ids.len(), recorded.len());
     let mut expected = case("events")[0]["events"].as_array().unwrap().clone();
-    // Error type names differ from the reference.
+    // Error type names differ from those of the Python SDK.
     expected[2]["error_type"] = json!("Error");
     expected[3]["event_data"]["error_type"] = json!("Error");
     expected[5]["event_data"]["error_type"] = json!("WorkFailed");
-    assert_eq!(recorded, expected, "one end, at the first fatal failure");
+    assert_eq!(recorded, expected, "the first fatal failure records the end of the session");
     assert_eq!(batch["session_id"], "s");
     assert_eq!(
         batch["process_uuid"],
@@ -171,7 +172,7 @@ impl TelemetryServer {
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_are_sent_in_batches_like_the_reference() {
+async fn events_are_sent_in_the_batches_of_the_python_sdk() {
     for case in case("flush") {
         let (server, events) =
             (TelemetryServer::default(), EventQueue::new(TelemetryScope::NoSession));
@@ -197,7 +198,7 @@ async fn events_are_sent_every_ten_seconds_and_at_once_on_failure_and_on_close()
     assert_eq!(server.received(), [1, 1], "failures are sent at once");
     reporter.events().record([event("e")]);
     reporter.close().await;
-    assert_eq!(server.received(), [1, 1, 2], "the event and the end");
+    assert_eq!(server.received(), [1, 1, 2], "the event and the end of the session");
     reporter.close().await;
     drop(reporter);
     sleep(Duration::from_secs(60)).await;
@@ -219,7 +220,7 @@ async fn the_flush_task_survives_server_failures() {
     *server.failures.lock().unwrap() = vec![500, 0, 400, 404, 0, 500];
     let reporter = Reporter::start(&server.transport(), TelemetryScope::Session(&session()));
     reporter.drain().await;
-    assert!(server.received().is_empty(), "the batch was given up");
+    assert!(server.received().is_empty(), "the batch is dropped after three attempts");
     reporter.events().record([event("e")]);
     reporter.drain().await;
     assert!(server.failures.lock().unwrap().is_empty());

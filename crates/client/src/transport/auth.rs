@@ -186,7 +186,7 @@ mod tests {
     use crate::fixture;
 
     #[test]
-    fn tokens_are_renewed_when_the_reference_does() {
+    fn tokens_are_renewed_when_the_python_sdk_does() {
         for case in fixture::cases("jwt.json") {
             let token = Secret::from(case["jwt"].as_str().unwrap());
             let now = case["now"].as_f64().unwrap();

@@ -52,7 +52,7 @@ mod tests {
 
     /// Covers AUD.3.
     #[test]
-    fn a_backoff_counts_as_recent_as_long_as_in_the_reference() {
+    fn a_backoff_counts_as_recent_as_long_as_in_the_python_sdk() {
         for case in fixture::cases("sampling_recent_backoff.json") {
             let zero = Instant::now();
             let at = |seconds: f64| zero + Duration::from_secs_f64(seconds);

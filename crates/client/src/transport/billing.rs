@@ -81,7 +81,7 @@ mod tests {
     use crate::fixture;
 
     #[test]
-    fn waits_and_warnings_match_the_reference() {
+    fn waits_and_warnings_match_the_python_sdk() {
         for case in fixture::cases("billing_pause.json") {
             let max_wait = case["config"]["billing_exception_max_pause_duration_sec"].as_u64();
             let billing = BillingState::new(Duration::from_secs(max_wait.unwrap_or(3600)));

@@ -188,7 +188,7 @@ mod tests {
                 let budget = pool.empty_400_budget.load(Ordering::Relaxed);
                 let state = json!([outcome, budget, made.load(Ordering::Relaxed)]);
                 if case["id"] == "no_content_length" {
-                    // Unlike the reference, the body itself decides, not its content-length.
+                    // Unlike the Python SDK, the body itself decides, not its content-length.
                     assert_eq!(state, json!(["status_400", 16, 1]));
                 } else {
                     assert_eq!(&state, expected, "{}", case["id"]);

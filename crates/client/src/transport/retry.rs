@@ -379,7 +379,7 @@ mod tests {
 
     /// Covers X15.
     #[tokio::test(start_paused = true)]
-    async fn rounds_are_repeated_as_in_the_reference() {
+    async fn rounds_are_repeated_as_in_the_python_sdk() {
         for case in fixture::cases("execute_with_retries.json") {
             let mut script: VecDeque<Value> = case["script"].as_array().unwrap().clone().into();
             let busy = Duration::from_secs_f64(case["seconds_per_attempt"].as_f64().unwrap());
@@ -491,7 +491,7 @@ mod tests {
                     response = response.header("x-should-retry", value);
                 }
                 let failed = FailedAttempt::from_response(&response.body(Bytes::new()).unwrap());
-                // Unlike the reference, the value is case-insensitive.
+                // Unlike the Python SDK, the value is case-insensitive.
                 let expected = if value == Some("TRUE") { &json!(true) } else { expected };
                 assert_eq!(json!(failed.is_retryable()), *expected, "{status} {value:?}");
             }

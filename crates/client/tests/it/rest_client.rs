@@ -1,4 +1,4 @@
-//! All requests of the REST and admin clients, compared with those of the reference SDK.
+//! All requests of the REST and admin clients, compared with those of the Python SDK.
 
 use std::path::Path;
 use std::time::Duration;
@@ -54,7 +54,7 @@ fn path(kind: &str, name: &str) -> TinkerPath {
 
 /// Covers R-OLD.
 #[tokio::test(start_paused = true)]
-async fn run_and_sampler_requests_match_the_reference() {
+async fn run_and_sampler_requests_match_the_python_sdk() {
     replay("list_training_runs", async |service| {
         service.rest().list_training_runs(&ListTrainingRuns::default()).await
     })
@@ -89,7 +89,7 @@ async fn run_and_sampler_requests_match_the_reference() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn checkpoint_requests_match_the_reference() {
+async fn checkpoint_requests_match_the_python_sdk() {
     let weights = path("weights", "ck1");
     replay("list_checkpoints", async |s| s.rest().list_checkpoints(RUN).await).await;
     replay("list_user_checkpoints", async |service| {
@@ -126,7 +126,7 @@ async fn checkpoint_requests_match_the_reference() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_requests_match_the_reference() {
+async fn session_requests_match_the_python_sdk() {
     replay("list_sessions", async |service| {
         service.rest().list_sessions(&ListSessions::default()).await
     })
@@ -150,7 +150,7 @@ async fn session_requests_match_the_reference() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn usage_and_audit_requests_match_the_reference() {
+async fn usage_and_audit_requests_match_the_python_sdk() {
     replay("billing_usage", async |service| {
         let (from, to) = ("2026-07-13T00:00:00Z".parse()?, "2026-07-14T00:00:00Z".parse()?);
         service.admin().get_billing_usage(from, to).await

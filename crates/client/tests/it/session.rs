@@ -42,7 +42,7 @@ async fn a_session_is_created_on_first_use_and_shared() {
 
 /// Covers T4.3.2, X14.
 #[tokio::test(start_paused = true)]
-async fn heartbeats_match_the_reference() {
+async fn heartbeats_match_the_python_sdk() {
     for case in cases("heartbeat.json") {
         let lines = EventLog::default();
         let _log = tracing::subscriber::set_default(lines.clone());
