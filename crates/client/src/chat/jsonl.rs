@@ -1,4 +1,4 @@
-//! Training files with one conversation or prompt per line.
+//! Training files in JSON Lines: one conversation, or one prompt and completion, per line.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -30,8 +30,8 @@ const MAX_LINE: u64 = 256 << 20;
 /// use tinkex::{LossFn, TooLong};
 ///
 /// let chat = model.tokenizer().await?.chat()?;
-/// let lines = chat.open_jsonl("talks.jsonl")?.max_tokens(8192, TooLong::Truncate);
-/// let batch: Vec<_> = lines.take(128).collect::<Result<_, _>>()?;
+/// let examples = chat.open_jsonl("conversations.jsonl")?.max_tokens(8192, TooLong::Truncate);
+/// let batch: Vec<_> = examples.take(128).collect::<Result<_, _>>()?;
 /// model.forward_backward(batch, LossFn::CrossEntropy).await?;
 /// # Ok(()) }
 /// ```
@@ -92,7 +92,7 @@ impl Chat {
     pub fn open_jsonl(&self, path: impl AsRef<Path>) -> Result<JsonlReader<BufReader<File>>> {
         let path = path.as_ref();
         let file = File::open(path).map_err(|error| {
-            let message = format!("cannot open {}: {error}", path.display());
+            let message = format!("cannot open training file {}: {error}", path.display());
             Error::new(ErrorKind::NotFound, message)
         })?;
         Ok(self.read_jsonl(BufReader::new(file)))
@@ -120,7 +120,7 @@ impl<R: BufRead> JsonlReader<R> {
             let mut line = self.reader.by_ref().take(MAX_LINE + 1);
             let read = line.read_until(b'\n', &mut self.buffer).map_err(|error| {
                 self.done = true;
-                Error::new(ErrorKind::Config, format!("cannot read the line: {error}"))
+                Error::new(ErrorKind::Config, format!("cannot read the file: {error}"))
             });
             self.line += 1;
             if read? == 0 {
@@ -140,6 +140,7 @@ impl<R: BufRead> JsonlReader<R> {
         }
     }
 
+    /// Converts the line in the buffer to data.
     fn datums(&self) -> std::result::Result<VecDeque<Datum>, JsonlError> {
         let invalid = |error, too_long| JsonlError { line: self.line, error, too_long };
         self.chat
@@ -195,10 +196,11 @@ fn apply_limit(
         return Ok(example);
     }
     let kept = example.tokens.len();
-    let message = format!("no token to learn is among the first {kept} of {len} tokens");
+    let message = format!("the first {kept} of {len} tokens contain no token to learn");
     Err(Error::new(ErrorKind::InvalidInput, message))
 }
 
+/// Fields of a line. Which of them are set determines the format.
 #[derive(Deserialize)]
 struct JsonlLine {
     messages: Option<Vec<Message>>,
@@ -208,6 +210,7 @@ struct JsonlLine {
 }
 
 impl Chat {
+    /// Parses a line and encodes its examples.
     fn examples_of_line(&self, line: &[u8], train_on: TrainOn) -> Result<Vec<TrainingExample>> {
         let invalid = |message: String| Error::new(ErrorKind::InvalidInput, message);
         let line = line.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(line).trim_ascii_start();

@@ -56,8 +56,8 @@ impl Message {
         Self::new("tool", content)
     }
 
-    /// Adds or replaces a field. A value that cannot be serialized is an error when a template uses
-    /// it.
+    /// Adds or replaces a field. If the value cannot be serialized, rendering a template that uses it
+    /// fails.
     #[must_use]
     pub fn with(mut self, name: impl Into<String>, value: impl Serialize) -> Self {
         let (name, value) = (name.into(), Value::from(Serde(value)));
@@ -87,6 +87,7 @@ impl Message {
         self.role == ASSISTANT
     }
 
+    /// Returns the message as a template value.
     pub(crate) fn value(&self) -> Value {
         Value::from_pairs(self.fields.iter().map(|(name, value)| (name.as_str(), value.clone())))
     }

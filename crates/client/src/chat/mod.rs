@@ -29,7 +29,7 @@ pub use train::{TrainOn, TrainingExample};
 
 /// Template for models that have none of their own: `User: …`, `Assistant: …`, an empty line between
 /// messages, and the end token after each message of the assistant.
-const PLAIN: &str = "\
+const PLAIN_TEMPLATE: &str = "\
 {{ bos_token }}
 {%- for message in messages -%}
 {{ message.role | capitalize }}: {{ (message.content or '') | trim }}
@@ -38,7 +38,7 @@ const PLAIN: &str = "\
 {% if add_generation_prompt %}Assistant:{% endif %}";
 
 /// Name of the template for conversations with tools, in models with several templates.
-const TOOL_USE: &str = "tool_use";
+const TOOL_TEMPLATE_NAME: &str = "tool_use";
 
 /// Formats conversations as a model expects them. Cheap to clone.
 ///
@@ -83,12 +83,13 @@ impl Tokenizer {
                 model = self.name(),
                 "the model has no chat template; using a plain format"
             );
-            return Chat::with_template(self, PLAIN);
+            return Chat::with_template(self, PLAIN_TEMPLATE);
         };
         let chat = Chat::with_template(self, &default.source)?;
-        let tool_template =
-            named(TOOL_USE).map(|named| Template::compile(&named.source)).transpose()?;
-        Ok(Chat { tool_template: tool_template.map(Arc::new), ..chat })
+        let for_tools = named(TOOL_TEMPLATE_NAME);
+        let for_tools = for_tools.map(|named| Chat::with_template(self, &named.source));
+        let tool_template = for_tools.transpose()?.map(|chat| chat.template);
+        Ok(Chat { tool_template, ..chat })
     }
 
     /// Returns a formatter with a named chat template, for models that have several.
@@ -225,12 +226,16 @@ impl Chat {
             ends.push(first);
         }
         if ends.is_empty() {
-            let message = format!("{} has no token that ends a completion", self.tokenizer.name());
+            let message = format!(
+                "cannot determine when a completion ends: {} has no end token",
+                self.tokenizer.name()
+            );
             return Err(Error::new(ErrorKind::NotFound, message));
         }
         Ok(StopCondition::Tokens(ends))
     }
 
+    /// Returns the template to render with, which may depend on whether tools are set.
     fn template(&self) -> &Template {
         match &self.tool_template {
             Some(template) if self.tools.is_some() => template,
@@ -238,7 +243,7 @@ impl Chat {
         }
     }
 
-    /// Returns a formatter with the tools of one conversation, if it has any.
+    /// Returns a formatter with the tools of one conversation, or with its own if `tools` is `None`.
     fn with_tools(&self, tools: Option<Value>) -> Self {
         Self { tools: tools.or_else(|| self.tools.clone()), ..self.clone() }
     }
@@ -268,6 +273,7 @@ impl Chat {
     }
 }
 
+/// Converts messages to template values.
 fn values(messages: &[Message]) -> Vec<Value> {
     messages.iter().map(Message::value).collect()
 }

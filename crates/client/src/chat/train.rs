@@ -127,16 +127,16 @@ impl Chat {
     fn example(&self, messages: &[Value], turns: &[usize]) -> Result<TrainingExample> {
         let whole = self.render_values(messages, false)?;
         let spans = if self.template().marks_generation() {
-            self.marked(messages, turns, whole.generated)?
+            self.marked_spans(messages, turns, whole.generated)?
         } else {
-            let span = |turn: &usize| self.span(&whole.text, messages, *turn);
+            let span = |turn: &usize| self.message_span(&whole.text, messages, *turn);
             turns.iter().map(span).collect::<Result<_>>()?
         };
         encode(&self.tokenizer, &whole.text, &spans, false)
     }
 
-    /// Returns the text that the template marks as generated, from the first learned message on.
-    fn marked(
+    /// Returns the byte ranges that the template marks as generated, from the first message to train on.
+    fn marked_spans(
         &self,
         messages: &[Value],
         turns: &[usize],
@@ -158,7 +158,7 @@ impl Chat {
     }
 
     /// Returns the byte range of a message in the rendered conversation.
-    fn span(&self, whole: &str, messages: &[Value], turn: usize) -> Result<Range<usize>> {
+    fn message_span(&self, whole: &str, messages: &[Value], turn: usize) -> Result<Range<usize>> {
         let locating = |error: Error| error.during(format!("locating message {}", turn + 1));
         let prompt = self.render_values(&messages[..turn], true).map_err(locating)?.text;
         let start = if whole.starts_with(&prompt) {
@@ -251,11 +251,12 @@ fn is_assistant(message: &Value) -> bool {
     message.get_attr("role").is_ok_and(|role| role.as_str() == Some("assistant"))
 }
 
+/// Error returned when the position of a message in the rendered conversation is not certain.
 fn uncertain(turn: usize, reason: &str) -> Error {
     let number = turn + 1;
     let message = format!("cannot locate message {number}: the chat template {reason}");
     Error::new(ErrorKind::InvalidInput, message)
-        .with_hint("Learn each message separately (TrainOn::EachAssistant), or only the last.")
+        .with_hint("Train on each message separately (TrainOn::EachAssistant), or only on the last.")
 }
 
 /// Encodes a text with weight 1 within `spans`, which must be in order and not overlap.

@@ -1,10 +1,10 @@
 //! Admission control for sampling requests.
 //!
 //! A request needs a concurrency permit and a share of the in-flight byte budget before it is
-//! sent. While a backoff is active or recent (the server responded with 429) the limits are tighter: 10
-//! concurrent requests instead of 400, and each byte counts 20 times, so that the clients do not
-//! all return at once. Permits are released when the server has accepted the request, not when the
-//! sample is finished: results are polled without holding a permit.
+//! sent. While a backoff is active or recent (the server responded with 429) the limits are tighter:
+//! 10 concurrent requests instead of 400, and each byte counts 20 times. Otherwise all waiting
+//! requests would be sent at once when the backoff ends. Permits are released when the server has
+//! accepted the request, not when the sample is finished: results are polled without a permit.
 
 use std::sync::Arc;
 

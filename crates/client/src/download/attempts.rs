@@ -14,7 +14,7 @@ use crate::transport::delay;
 #[derive(Debug)]
 pub(crate) struct Attempts {
     max_retries: u32,
-    /// Maximum time between the start of the first attempt and the start of the last.
+    /// Time after the first attempt after which no further attempt starts; unlimited if `None`.
     time_limit: Option<Duration>,
     start: Instant,
     failures: u32,
@@ -60,15 +60,15 @@ impl Attempts {
     }
 
     /// Resets the count of consecutive failures.
-    pub(crate) fn progressed(&mut self) {
+    pub(crate) fn record_progress(&mut self) {
         self.failures = 0;
     }
 
-    /// Waits for the backoff delay before the next attempt.
+    /// Records a failed attempt and waits for the delay before the next one.
     ///
     /// # Errors
     /// The error of the attempt, if it is not retryable or no retry is left.
-    pub(crate) async fn failed(&mut self, failed: AttemptError) -> Result<()> {
+    pub(crate) async fn wait_before_retry(&mut self, failed: AttemptError) -> Result<()> {
         self.failures += 1;
         let AttemptError { error, retry_after } = failed;
         let wait = delay::before_retry(self.failures - 1, retry_after, fastrand::f64());
@@ -99,23 +99,24 @@ mod tests {
     async fn only_consecutive_failures_are_limited() {
         let mut attempts = Attempts::new(2);
         for _ in 0..3 {
-            attempts.failed(lost()).await.unwrap();
-            attempts.failed(lost()).await.unwrap();
-            attempts.progressed();
+            attempts.wait_before_retry(lost()).await.unwrap();
+            attempts.wait_before_retry(lost()).await.unwrap();
+            attempts.record_progress();
         }
-        attempts.failed(lost()).await.unwrap();
-        attempts.failed(lost()).await.unwrap();
-        let error = attempts.failed(lost()).await.unwrap_err();
+        attempts.wait_before_retry(lost()).await.unwrap();
+        attempts.wait_before_retry(lost()).await.unwrap();
+        let error = attempts.wait_before_retry(lost()).await.unwrap_err();
         assert_eq!((error.kind(), error.attempts()), (ErrorKind::Connect, 3));
     }
 
     #[tokio::test(start_paused = true)]
     async fn permanent_errors_and_the_time_limit_end_the_retries() {
         let refused = AttemptError::of_response(403, &HeaderMap::new(), b"");
-        assert_eq!(Attempts::new(5).failed(refused).await.unwrap_err().status(), Some(403));
+        let error = Attempts::new(5).wait_before_retry(refused).await.unwrap_err();
+        assert_eq!(error.status(), Some(403));
         let mut attempts = Attempts::new(100).within(Some(Duration::from_secs(20)));
         let start = Instant::now();
-        while attempts.failed(lost()).await.is_ok() {}
+        while attempts.wait_before_retry(lost()).await.is_ok() {}
         assert!(start.elapsed() <= Duration::from_secs(20));
     }
 
@@ -124,7 +125,7 @@ mod tests {
         let headers = [(http::header::RETRY_AFTER, http::HeaderValue::from_static("7"))];
         let busy = AttemptError::of_response(503, &headers.into_iter().collect(), b"");
         let start = Instant::now();
-        Attempts::new(1).failed(busy).await.unwrap();
+        Attempts::new(1).wait_before_retry(busy).await.unwrap();
         assert_eq!(start.elapsed(), Duration::from_secs(7));
     }
 }

@@ -12,7 +12,7 @@ use crate::training::{RestoreMode, SaveOptions};
 /// Time after which the server deletes the export, counted from the last request for its URLs.
 pub(super) const TTL: Duration = Duration::from_secs(3600);
 
-/// External weights made from a training checkpoint, in a session of their own.
+/// External weights that were saved from a training checkpoint, in a session of their own.
 #[derive(Debug)]
 pub(super) struct Export {
     service: ServiceClient,

@@ -36,7 +36,7 @@ impl StagingFolder {
     /// it is running.
     pub(super) fn open(target: &Path, replace: bool) -> Result<Self> {
         let Some(name) = target.file_name() else {
-            let message = format!("{} is not the name of a folder", target.display());
+            let message = format!("cannot download into {}: not a folder name", target.display());
             return Err(Error::new(ErrorKind::InvalidInput, message));
         };
         tinkex_files::recover_folder(target).map_err(|error| write_error(target, &error))?;
@@ -52,7 +52,8 @@ impl StagingFolder {
             Ok(lock) => Some(lock),
             Err(LockError::InUse) => {
                 let message = format!("another download into {} is running", target.display());
-                return Err(Error::new(ErrorKind::Conflict, message));
+                return Err(Error::new(ErrorKind::Conflict, message)
+                    .with_hint("Wait until it has finished, or choose another folder."));
             }
             Err(LockError::Unsupported(error)) => {
                 tracing::warn!(
@@ -65,8 +66,8 @@ impl StagingFolder {
             Err(error) => return Err(write_error(&lock_path, &error.into())),
         };
         let staging = Self { folder, target: target.to_owned(), replace, lock };
-        // Left when the process was killed during the replacement. It may be the old content of the
-        // target by now.
+        // `ready` exists if the process was killed during the replacement. Remove it: it may hold the
+        // old content of the target.
         match fs::remove_dir_all(staging.ready()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(write_error(&staging.ready(), &error))
@@ -75,6 +76,7 @@ impl StagingFolder {
         }
     }
 
+    /// Returns the folder that replaces the target.
     fn ready(&self) -> PathBuf {
         self.folder.join("ready")
     }
@@ -126,8 +128,8 @@ impl StagingFolder {
         if !self.replace && self.target.symlink_metadata().is_ok() {
             return Err(already_exists(&self.target));
         }
-        // Rename it first: after the replacement the folder holds the old content, whose files must
-        // not be matched with the entity tags of the new ones.
+        // Rename `files` first: after the replacement the staged folder holds the old content of the
+        // target, which must not be paired with the entity tags of the new files.
         fs::rename(&files, &ready).map_err(failed)?;
         tinkex_files::replace_folder(&ready, &self.target).map_err(failed)?;
         drop(self.lock);
@@ -220,6 +222,7 @@ mod tests {
         }
     }
 
+    /// Opens the staging folder of `adapter` and puts one complete file into it.
     fn stage(root: &Path, content: &str) -> StagingFolder {
         let staging = StagingFolder::open(&root.join("adapter"), true).unwrap();
         let paths = staging.paths("file");

@@ -1,6 +1,6 @@
 //! Downloads of checkpoints and of single files.
 //!
-//! [`resume`] is the only download loop of the crate; the hub's files use it too. [`part_file`]
+//! [`resume`] has the download loop, which the files of a hub use too. [`part_file`]
 //! downloads files that need no credential, and [`folder`] publishes all files of a checkpoint at
 //! once.
 
@@ -104,7 +104,7 @@ pub struct DownloadProgress {
     pub bytes_total: Option<u64>,
 }
 
-/// A checkpoint on disk.
+/// Checkpoint that was downloaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DownloadedCheckpoint {
@@ -191,12 +191,12 @@ impl FileDownload {
     }
 
     async fn run(self) -> Result<u64> {
-        let beside = |ending: &str| {
+        let with_suffix = |suffix: &str| {
             let mut name = self.file.as_os_str().to_owned();
-            name.push(ending);
+            name.push(suffix);
             PathBuf::from(name)
         };
-        let (part, etag) = (beside(".part"), beside(".part.etag"));
+        let (part, etag) = (with_suffix(".part"), with_suffix(".part.etag"));
         let paths = FilePaths { complete: self.file.clone(), part, etag, managed: false };
         let on_progress = |bytes, bytes_total| {
             if let Some(callback) = &self.on_progress {
@@ -258,7 +258,8 @@ impl CheckpointDownload {
 
     async fn run(self) -> Result<DownloadedCheckpoint> {
         if self.path.kind() == CheckpointKind::Sampler {
-            let message = format!("{} holds sampler weights, which have no files", self.path);
+            let message =
+                format!("cannot download {}: sampler weights have no files", self.path);
             let hint = "Download a training checkpoint (weights) or external weights.";
             return Err(Error::new(ErrorKind::InvalidInput, message).with_hint(hint));
         }
@@ -277,16 +278,18 @@ impl CheckpointDownload {
         downloaded
     }
 
+    /// Requests the URLs of the files. Renews the lifetime of an export.
     async fn request_urls(&self, path: &TinkerPath, exported: bool) -> Result<ExternalWeightsUrls> {
         let rest = self.service.rest();
         let urls = rest.get_external_weights_urls(path).await?;
         if exported {
-            // Renew the time to live: a large download may take longer.
+            // A large download may take longer than the lifetime.
             rest.set_checkpoint_ttl(path, Some(export::TTL)).await?;
         }
         Ok(urls)
     }
 
+    /// Downloads the selected files and publishes the folder.
     async fn fetch_all(
         &self,
         staging: StagingFolder,
@@ -307,7 +310,8 @@ impl CheckpointDownload {
                 }
                 let url = urls.0.urls.get(&name).cloned();
                 url.ok_or_else(|| {
-                    let message = format!("{name} disappeared from the checkpoint");
+                    let message =
+                        format!("cannot download {name}: the server no longer lists it in {path}");
                     Error::new(ErrorKind::NotFound, message)
                 })?
             };
@@ -344,7 +348,7 @@ impl CheckpointDownload {
         match (urls.urls.len(), names.is_empty()) {
             (0, _) => not_found(format!("{} has no files", self.path)),
             (all, true) => {
-                not_found(format!("none of the {all} files of {} is selected", self.path))
+                not_found(format!("no pattern selects any of the {all} files of {}", self.path))
             }
             (_, false) => Ok(names),
         }
@@ -360,6 +364,7 @@ impl IntoFuture for CheckpointDownload {
     }
 }
 
+/// Returns whether the URLs expire within [`EXPIRY_MARGIN`].
 fn expires_soon(urls: &ExternalWeightsUrls) -> bool {
     #[expect(clippy::cast_precision_loss, reason = "only whole seconds matter")]
     let expires = urls.expires.unix_micros() as f64 / 1e6;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::IF_NONE_MATCH;
 use http::{HeaderMap, HeaderValue, Request};
+use tinkex_files::remove_file_if_exists;
 use url::Url;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -16,14 +17,16 @@ use crate::transport::redirect;
 use crate::transport::retry::RetryPolicy;
 
 use super::attempts::{AttemptError, Attempts};
-use super::resume::{PartialFile, ResumableDownload, Validator, blocking};
+use super::resume::{
+    PartialFile, ResumableDownload, Validator, blocking, parse_url, to_uri,
+};
 
 /// Maximum time without received bytes.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of consecutive retries without progress.
 const MAX_RETRIES: u32 = 5;
 
-/// The paths of a file during and after its download.
+/// Paths of a file during and after its download.
 #[derive(Clone, Debug)]
 pub(super) struct FilePaths {
     /// Path of the complete file.
@@ -60,7 +63,7 @@ impl FileFetcher<'_> {
             let error = error.during(format!("the download of {name}"));
             match error.status() {
                 Some(400 | 401 | 403 | 404 | 410) => {
-                    error.with_hint("Run the download again: the URL may have expired.")
+                    error.with_hint(EXPIRED_HINT)
                 }
                 _ => error,
             }
@@ -73,8 +76,7 @@ impl FileFetcher<'_> {
         paths: FilePaths,
         on_progress: &(dyn Fn(u64, Option<u64>) + Send + Sync),
     ) -> Result<u64> {
-        let invalid = |_| Error::new(ErrorKind::Decode, "invalid URL");
-        let url = Url::parse(url).map_err(invalid)?;
+        let url = parse_url(url)?;
         if paths.managed
             && let Some(size) = self.unchanged(&url, paths.clone()).await?
         {
@@ -113,10 +115,7 @@ impl FileFetcher<'_> {
             let etag = etag.clone();
             Box::pin(async move {
                 let mut request = Request::new(Bytes::new());
-                *request.uri_mut() = url
-                    .as_str()
-                    .parse()
-                    .map_err(|_| Error::new(ErrorKind::Decode, "invalid URL"))?;
+                *request.uri_mut() = to_uri(&url)?;
                 request.headers_mut().insert(IF_NONE_MATCH, etag);
                 let sent = self.http.send_streaming(Lane::File, request, IDLE_TIMEOUT);
                 sent.await.map_err(Error::from)
@@ -128,22 +127,24 @@ impl FileFetcher<'_> {
     }
 }
 
+/// Creates the error for a response with an unexpected status.
 fn refused(status: u16, headers: &HeaderMap, body: &[u8]) -> AttemptError {
     let failed = AttemptError::of_response(status, headers, body);
     match failed.error.kind() {
         // Replace the hint about the API key: none was sent.
-        ErrorKind::Auth => failed.with_hint("Run the download again: the URL may have expired."),
+        ErrorKind::Auth => failed.with_hint(EXPIRED_HINT),
         _ => failed,
     }
 }
 
 impl FilePaths {
+    /// Reads the entity tag that an earlier download stored.
     fn stored_etag(&self) -> Option<String> {
         fs::read_to_string(&self.etag).ok().filter(|etag| !etag.is_empty())
     }
 }
 
-/// An incomplete file with its entity tag in a file beside it.
+/// Incomplete file, with its entity tag in a file beside it.
 struct PartFile {
     paths: FilePaths,
     file: File,
@@ -184,7 +185,7 @@ impl PartialFile for PartFile {
         self.length = 0;
         if self.paths.managed {
             // Otherwise the next entity tag would be taken for that of the old complete file.
-            remove_if_exists(&self.paths.complete)?;
+            remove_file_if_exists(&self.paths.complete)?;
         }
         Ok(())
     }
@@ -192,7 +193,7 @@ impl PartialFile for PartFile {
     fn set_etag(&mut self, etag: Option<&str>) -> io::Result<()> {
         match etag {
             Some(etag) => tinkex_files::write(&self.paths.etag, etag),
-            None => remove_if_exists(&self.paths.etag),
+            None => remove_file_if_exists(&self.paths.etag),
         }
     }
 
@@ -203,7 +204,7 @@ impl PartialFile for PartFile {
     fn finish(self) -> io::Result<u64> {
         tinkex_files::publish(&self.file, &self.paths.part, &self.paths.complete)?;
         if !self.paths.managed {
-            remove_if_exists(&self.paths.etag)?;
+            remove_file_if_exists(&self.paths.etag)?;
         }
         Ok(self.length)
     }
@@ -214,13 +215,7 @@ impl PartialFile for PartFile {
     }
 }
 
-fn remove_if_exists(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
+const EXPIRED_HINT: &str = "Run the download again: the URL may have expired.";
 const WRITE_HINT: &str =
     "Check the free space and the permissions of the folder, or choose another folder.";
 

@@ -1,7 +1,7 @@
-//! Resumable downloads: the only loop that requests the missing part of a file.
+//! Resumable downloads: the loop that requests the missing part of a file.
 //!
-//! A download appends to a [`PartialFile`] on disk. A lost connection is retried from where the file
-//! ends, and a later process continues there too. `If-Range` keeps content of two versions from being
+//! A download appends to a [`PartialFile`] on disk. After a lost connection the next request starts at
+//! the end of the file, and so does a later process. `If-Range` keeps content of two versions from being
 //! mixed; where the content is verified by a checksum afterwards, a part without a known version is
 //! continued as well. The complete file is verified, flushed and renamed.
 
@@ -13,7 +13,7 @@ use http::header::{
     ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, HeaderName, HeaderValue,
     IF_RANGE, RANGE,
 };
-use http::{Request, Response};
+use http::{Request, Response, Uri};
 use url::{Origin, Url};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -27,7 +27,7 @@ const BUFFER: usize = 1 << 20;
 /// Maximum number of bytes read of an error response.
 const MAX_ERROR_BODY: usize = 4 << 10;
 
-/// A file on disk that a download appends to.
+/// File on disk that a download appends to.
 pub(crate) trait PartialFile: Send + 'static {
     /// Value that a finished download returns.
     type Complete: Send + 'static;
@@ -54,7 +54,7 @@ pub(crate) trait PartialFile: Send + 'static {
     fn error(error: &io::Error) -> Error;
 }
 
-/// The version of a partial file's content.
+/// Version of a partial file's content.
 #[derive(Clone, Debug)]
 pub(crate) struct Validator {
     /// Strong entity tag.
@@ -131,12 +131,12 @@ impl ResumableDownload<'_> {
                 let outcome;
                 (file, outcome) = self.request(url, file, &mut state).await?;
                 if file.len() > before {
-                    attempts.progressed();
+                    attempts.record_progress();
                 }
                 match outcome {
                     RequestOutcome::Complete => break,
                     RequestOutcome::Continue => {}
-                    RequestOutcome::Failed(failed) => attempts.failed(failed).await?,
+                    RequestOutcome::Failed(failed) => attempts.wait_before_retry(failed).await?,
                 }
             }
             let expected;
@@ -183,7 +183,7 @@ impl ResumableDownload<'_> {
             },
             // The server does not support ranges, or the content has changed.
             200 => (0, number(&head.headers, &CONTENT_LENGTH)),
-            // Nothing follows the part, so the part cannot be a prefix of the file.
+            // The part is at least as long as the file, but is not known to be complete: discard it.
             416 if start > 0 && !state.range_rejected => {
                 state.range_rejected = true;
                 file = restart(file, state).await?;
@@ -208,13 +208,13 @@ impl ResumableDownload<'_> {
         }
         if from == 0 || etag.is_some() {
             let stored = etag.clone();
-            let begin = move |file: &mut F| {
+            let prepare = move |file: &mut F| {
                 if from == 0 {
                     file.restart()?;
                 }
                 file.set_etag(stored.as_deref())
             };
-            (file, ()) = on_file(file, begin).await?;
+            (file, ()) = on_file(file, prepare).await?;
             let origin = self.verified.then_some(origin);
             state.validator = etag.map(|etag| Validator { etag, origin });
         }
@@ -292,6 +292,7 @@ impl ResumableDownload<'_> {
         redirect::follow(url.clone(), send, |_| false).await
     }
 
+    /// Creates the request for the bytes from `start` on.
     fn build(
         &self,
         url: &Url,
@@ -300,7 +301,7 @@ impl ResumableDownload<'_> {
     ) -> Result<Request<Bytes>> {
         let origin = url.origin();
         let mut request = Request::new(Bytes::new());
-        *request.uri_mut() = url.as_str().parse().map_err(|_| unexpected("invalid URL"))?;
+        *request.uri_mut() = to_uri(url)?;
         let headers = request.headers_mut();
         *headers = (self.headers)(&origin)?;
         // Sizes, ranges and checksums are those of the uncompressed file.
@@ -336,13 +337,14 @@ impl Validator {
     }
 }
 
+/// Discards the content of the part and its version.
 async fn restart<F: PartialFile>(file: F, state: &mut DownloadState) -> Result<F> {
     state.validator = None;
-    let begin = |file: &mut F| {
+    let discard = |file: &mut F| {
         file.restart()?;
         file.set_etag(None)
     };
-    Ok(on_file(file, begin).await?.0)
+    Ok(on_file(file, discard).await?.0)
 }
 
 /// Runs blocking work on a file and hands the file back.
@@ -396,6 +398,17 @@ fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
     Some((range.split_once('-')?.0.trim().parse().ok()?, total.trim().parse().ok()))
 }
 
+/// Parses a URL. The error does not quote it: a signed URL grants access like a credential.
+pub(crate) fn parse_url(url: &str) -> Result<Url> {
+    Url::parse(url).map_err(|_| unexpected("invalid URL"))
+}
+
+/// Converts a URL for a request. The error does not quote it, as for [`parse_url`].
+pub(crate) fn to_uri(url: &Url) -> Result<Uri> {
+    url.as_str().parse().map_err(|_| unexpected("invalid URL"))
+}
+
+/// Error returned for a URL or response of the server that cannot be used.
 fn unexpected(message: &str) -> Error {
     Error::new(ErrorKind::Decode, message)
 }

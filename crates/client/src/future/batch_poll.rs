@@ -23,8 +23,8 @@ const FAILURE_DELAY: Duration = Duration::from_secs(1);
 const MAX_BAD_REQUESTS: u32 = 3;
 /// Number of abandoned requests whose announcements are still recognized.
 const MAX_ABANDONED: usize = 10_000;
-/// Number of early announcements kept per generation: far more than samples can be between their
-/// submission and their first wait.
+/// Number of early announcements kept per generation. Admission control allows far fewer samples
+/// between their submission and their first wait.
 const MAX_UNCLAIMED: usize = 10_000;
 
 /// Announcements of completed requests. Polling ends when this is dropped.
@@ -55,8 +55,9 @@ struct BatchPollState {
 
 /// Announcements that arrived before their waiter.
 ///
-/// A sample cancelled during its submission is announced without ever having a waiter, so the older of
-/// two generations is dropped when the newer one is full.
+/// A sample cancelled during its submission is announced without ever having a waiter. To bound the
+/// memory, announcements are kept in two generations, and the older one is dropped when the newer one
+/// is full.
 #[derive(Debug, Default)]
 struct Unclaimed {
     new: HashMap<RequestId, CompletedFuture>,
@@ -151,8 +152,8 @@ impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         if state.waiters.remove(self.request_id).is_some() && state.ended.is_none() {
-            // A cancelled request may never be announced, so the set would grow without bound. No more
-            // than this many can be pending.
+            // A cancelled request may never be announced, so the set must be bounded. After it is
+            // cleared, announcements of abandoned requests go to `unclaimed`, which is bounded too.
             if state.abandoned.len() >= MAX_ABANDONED {
                 state.abandoned.clear();
             }
@@ -161,6 +162,7 @@ impl Drop for Waiter<'_> {
     }
 }
 
+/// Polls while there is work, until an error ends polling or the task is aborted.
 async fn poll(
     shared: Arc<BatchPollShared>,
     transport: Arc<Transport>,
@@ -226,6 +228,8 @@ impl BatchPollShared {
         }
     }
 
+    /// Passes the announced completions to their waiters. `reported` are the retrieved requests that
+    /// the poll reported, which need not be reported again.
     fn announce(&self, response: FuturesRetrieved, reported: &BTreeSet<RequestId>) {
         let mut state = self.lock();
         state.retrieved.retain(|request_id| !reported.contains(request_id));
@@ -246,6 +250,7 @@ impl BatchPollShared {
         }
     }
 
+    /// Ends polling: resolves all waiters, and forgets everything except unclaimed announcements.
     fn end(&self, end: PollingEnd) {
         let mut state = self.lock();
         for (_, waiter) in state.waiters.drain() {

@@ -21,7 +21,7 @@ use crate::task::{self, Task};
 
 pub(crate) use batch_poll::BatchPoll;
 
-/// Result of a request that is already being executed.
+/// Future of the result of a request that has already started.
 ///
 /// The request started when the method was called, not when the future is first polled. **Dropping
 /// the future does not stop it**: training requests change the model, so they always run to their
@@ -77,7 +77,7 @@ impl<T: Send + 'static> ApiFuture<T> {
     }
 }
 
-/// Result of a sampling request that is already being executed.
+/// Future of the result of a sampling request that has already started.
 ///
 /// The request started when the method was called. **Dropping the future cancels it**: the client
 /// stops polling and, if the server supports it, asks the server to stop generating.
@@ -122,12 +122,14 @@ impl<T: Send + 'static> SampleFuture<T> {
     }
 }
 
+/// Returns a receiver that already holds `error`.
 fn failed<T>(error: Error) -> oneshot::Receiver<Result<T>> {
     let (sender, receiver) = oneshot::channel();
     let _ = sender.send(Err(error));
     receiver
 }
 
+/// Polls for the result that the request's task sends. The sender is dropped only with the runtime.
 fn receive<T>(
     result: &mut oneshot::Receiver<Result<T>>,
     context: &mut Context<'_>,

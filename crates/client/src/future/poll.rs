@@ -1,7 +1,7 @@
 //! [`Poller`]: retrieves the result of a submitted request.
 //!
-//! All requests whose result is computed later are polled here; [`BatchPoll`](super::BatchPoll) only
-//! announces results.
+//! The results of all requests that the server executes asynchronously are retrieved here;
+//! [`BatchPoll`](super::BatchPoll) only announces that results are ready.
 
 use std::time::Duration;
 
@@ -34,11 +34,12 @@ pub(crate) struct Poller<'a> {
     batch_poll: Option<&'a BatchPoll>,
 }
 
-/// A request that the server has accepted.
+/// Request that the server has accepted.
 #[derive(Clone, Debug)]
 pub(crate) struct Submitted {
     pub(crate) response: SubmitResponse,
     pub(crate) request_type: &'static str,
+    /// Time that submitting the request took. Reported to the server with the first poll.
     pub(crate) submit_duration: Duration,
 }
 
@@ -109,10 +110,11 @@ impl<'a> Poller<'a> {
         report::failure(events, error, submitted, progress.polls, progress.start.elapsed());
     }
 
+    /// Polls until the server returns the result, or an error that polling cannot resolve.
     async fn poll(
         &self,
         submitted: &Submitted,
-        proto: bool,
+        accept_proto: bool,
         progress: &mut PollProgress,
     ) -> Result<ResultPayload> {
         let mut poll =
@@ -120,7 +122,7 @@ impl<'a> Poller<'a> {
         let (mut failures, mut bad_requests) = (0_u32, 0_u32);
         let mut interval = PollInterval::new(self.session.adaptive_polling());
         let mut outage = OutageTimer::new(self.session.settings().retry.retry_timeout());
-        // Held until the result is received.
+        // Hold the permit until the result is received, so that large results do not exceed the budget.
         let mut _download_permit = None;
         if let Some(bytes) = self.wait_for_announcement(submitted).await? {
             poll.allow_metadata_only = false;
@@ -129,7 +131,7 @@ impl<'a> Poller<'a> {
         loop {
             let sent_at = Instant::now();
             let options = RequestOptions {
-                headers: headers(submitted, progress.polls, proto),
+                headers: headers(submitted, progress.polls, accept_proto),
                 ..RequestOptions::default()
             };
             let response = self.session.transport().send_raw(&poll, &options).await;
@@ -212,15 +214,16 @@ impl<'a> Poller<'a> {
     }
 }
 
-/// Waits 1, 2, 4, … seconds, at most 30, by the number of consecutive failures.
+/// Waits 1, 2, 4, … seconds, at most 30, depending on the number of consecutive failures, and counts
+/// one more failure.
 async fn back_off(failures: &mut u32) {
     sleep(Duration::from_secs(1 << (*failures).min(5)).min(MAX_DELAY)).await;
     *failures += 1;
 }
 
-fn headers(submitted: &Submitted, iteration: u64, proto: bool) -> HeaderMap {
+fn headers(submitted: &Submitted, iteration: u64, accept_proto: bool) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    if proto {
+    if accept_proto {
         headers.insert(ACCEPT, ::http::HeaderValue::from_static(PROTO));
     }
     header::put(&mut headers, wire_header::REQUEST_TYPE, submitted.request_type);

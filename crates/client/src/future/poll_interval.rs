@@ -8,6 +8,7 @@ use crate::targets;
 
 /// Response time below which the server did not hold the poll.
 const FAST_POLL: Duration = Duration::from_secs(1);
+/// Longest delay before the next poll.
 const MAX_DELAY: Duration = Duration::from_secs(5);
 
 /// Delay between polls.
@@ -25,7 +26,7 @@ impl PollInterval {
         Self { enabled, fast_polls: 0 }
     }
 
-    /// Waits before the next poll, after one that was sent at `sent_at` and found nothing.
+    /// Waits before the next poll, after one that was sent at `sent_at` and whose result was not ready.
     pub(super) async fn wait(&mut self, sent_at: Instant) {
         if !self.enabled || sent_at.elapsed() >= FAST_POLL {
             self.fast_polls = 0;

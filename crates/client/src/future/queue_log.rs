@@ -35,7 +35,7 @@ impl QueueLog {
         Self { work, id: id.into(), last_warning: Mutex::new(None), state: Mutex::default() }
     }
 
-    /// Handles the queue state of a poll response: logs a change, and warns while work is paused, at most
+    /// Logs the queue state of a poll response if it changed, and warns while work is paused, at most
     /// once a minute.
     pub(crate) fn update(&self, pending: &QueueStatus) {
         if self.set_state(pending) {

@@ -20,7 +20,7 @@ use crate::transport::Transport;
 use crate::transport::http::{HttpFailure, HttpService, Lane};
 use crate::transport::retry::RetryPolicy;
 
-/// Responds as scripted, then holds every poll.
+/// Server that responds to polls as scripted, then holds every poll.
 #[derive(Clone, Default)]
 struct PollScript(Arc<Mutex<(VecDeque<Value>, ReceivedPolls)>>);
 
@@ -127,7 +127,7 @@ async fn batch_polls_match_the_python_sdk() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_the_endpoint_results_are_polled_individually() {
+async fn results_are_polled_individually_if_the_server_lacks_the_endpoint() {
     let script = PollScript::default();
     script.0.lock().unwrap().0 = [json!(404)].into();
     let batch_poll = start_batch_poll(&script);

@@ -76,8 +76,8 @@ pub struct LossValue {
 pub struct CustomLoss {
     name: Arc<str>,
     program: Arc<LossProgram>,
-    /// Session and identifier of the upload, if the loss was uploaded.
-    uploaded: Option<(SessionId, LossId)>,
+    /// Session and id under which the loss is registered with the server, if it is.
+    registered: Option<(SessionId, LossId)>,
 }
 
 impl CustomLoss {
@@ -137,9 +137,9 @@ impl CustomLoss {
     ) -> Result<Self> {
         let name = name.into();
         let program = LossProgram::new(inputs, graph).map_err(|error| {
-            Error::new(ErrorKind::InvalidInput, format!("cannot trace loss {name:?}: {error}"))
+            Error::new(ErrorKind::InvalidInput, format!("loss {name:?} is invalid: {error}"))
         })?;
-        Ok(Self { name: name.into(), program: Arc::new(program), uploaded: None })
+        Ok(Self { name: name.into(), program: Arc::new(program), registered: None })
     }
 
     /// Returns the name of the loss.
@@ -153,7 +153,7 @@ impl CustomLoss {
         self.program.inputs().iter().map(|input| (input.name.as_str(), input.rank))
     }
 
-    /// Returns the traced graph, as it is uploaded.
+    /// Returns the traced graph, as it is sent to the server.
     #[must_use]
     pub fn graph(&self) -> &LossGraph {
         self.program.graph()
@@ -162,7 +162,7 @@ impl CustomLoss {
     /// Returns whether the server executes the loss.
     #[must_use]
     pub fn is_on_server(&self) -> bool {
-        self.uploaded.is_some()
+        self.registered.is_some()
     }
 
     /// Computes the loss of a batch in this process. `logprobs` holds the log-probabilities of the
@@ -175,7 +175,7 @@ impl CustomLoss {
         let invalid = |reason: String| Err(Error::new(ErrorKind::InvalidInput, reason));
         if data.len() != logprobs.len() {
             return invalid(format!(
-                "cannot evaluate loss {:?}: {} data, but log-probabilities of {} data",
+                "cannot evaluate loss {:?}: got {} data, but log-probabilities of {} data",
                 self.name(),
                 data.len(),
                 logprobs.len()
@@ -239,7 +239,7 @@ impl CustomLoss {
         self.program.evaluate(&views).map_err(|error| error.to_string())
     }
 
-    /// Checks that every datum has the loss inputs that the loss reads.
+    /// Checks that every datum has the inputs of the loss, with the declared ranks.
     pub(crate) fn check(&self, data: &[Datum]) -> Result<()> {
         for (i, datum) in data.iter().enumerate() {
             for (name, rank) in self.inputs() {
@@ -255,8 +255,8 @@ impl CustomLoss {
         Ok(())
     }
 
-    /// Returns the request that uploads the loss.
-    pub(crate) fn upload(&self, session_id: SessionId, seq_id: u32) -> CreateCustomLoss {
+    /// Returns the request that registers the loss with the server.
+    pub(crate) fn registration(&self, session_id: SessionId, seq_id: u32) -> CreateCustomLoss {
         CreateCustomLoss {
             session_id,
             custom_loss_seq_id: seq_id,
@@ -266,20 +266,23 @@ impl CustomLoss {
         }
     }
 
-    /// Returns a copy that the server of `session_id` executes under the identifier `loss_id`.
+    /// Returns a copy that the server executes, registered in `session_id` as `loss_id`.
     pub(crate) fn on_server(&self, session_id: SessionId, loss_id: LossId) -> Self {
-        Self { uploaded: Some((session_id, loss_id)), ..self.clone() }
+        Self { registered: Some((session_id, loss_id)), ..self.clone() }
     }
 
-    /// Returns the identifier of the loss, or `None` if the client executes it.
+    /// Returns the id of the loss on the server, or `None` if the client executes it.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidInput`] if the loss was uploaded in another session.
+    /// [`ErrorKind::InvalidInput`] if the loss was registered in another session.
     pub(crate) fn id_in(&self, session: &SessionId) -> Result<Option<&LossId>> {
-        match &self.uploaded {
+        match &self.registered {
             Some((owner, id)) if owner == session => Ok(Some(id)),
             Some((owner, _)) => {
-                let reason = format!("loss {:?} belongs to session {owner}", self.name());
+                let reason = format!(
+                    "cannot use loss {:?} in session {session}: it is registered in session {owner}",
+                    self.name()
+                );
                 let hint = "Call create_custom_loss in this session too.";
                 Err(Error::new(ErrorKind::InvalidInput, reason).with_hint(hint))
             }
@@ -299,15 +302,15 @@ impl fmt::Debug for CustomLoss {
         f.debug_struct("CustomLoss")
             .field("name", &self.name())
             .field("inputs", &self.program.inputs())
-            .field("uploaded", &self.uploaded)
+            .field("registered", &self.registered)
             .finish_non_exhaustive()
     }
 }
 
-/// Compares the graph, the inputs and the upload. Names are not compared.
+/// Compares the graph, the inputs and the registration. Names are not compared.
 impl PartialEq for CustomLoss {
     fn eq(&self, other: &Self) -> bool {
-        self.uploaded == other.uploaded && self.program == other.program
+        self.registered == other.registered && self.program == other.program
     }
 }
 

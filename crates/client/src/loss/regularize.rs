@@ -35,7 +35,7 @@ pub fn add<'t>(trace: &'t Trace, base: Term<'t>, terms: &[(&str, f64, Term<'t>)]
     for (name, weight, term) in terms {
         if !weight.is_finite() || *weight < 0.0 {
             trace.reject(format!(
-                "weight {weight} of regularizer {name:?} is not finite and non-negative"
+                "weight {weight} of regularizer {name:?} is negative or not finite"
             ));
         }
         trace.metric(&format!("custom/regularizer/{name}:sum"), *term);

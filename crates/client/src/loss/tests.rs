@@ -7,6 +7,7 @@ use tinkex_wire::loss_input;
 use super::*;
 use crate::fixture;
 
+/// Creates a datum of `tokens` tokens with additional loss inputs.
 fn datum(inputs: &[(&'static str, TensorData)], tokens: usize) -> Datum {
     let mut builder = Datum::builder(vec![1_u32; tokens]);
     builder = builder.loss_input(loss_input::TARGET_TOKENS, vec![1_i64; tokens]);
@@ -180,8 +181,8 @@ fn a_traced_graph_has_the_form_of_the_api() {
         -(ratio * advantages).min(clipped * advantages).sum() + ratio.max(2.0).sum()
     })
     .unwrap();
-    let upload = serde_json::to_value(loss.upload(SessionId::from("s"), 3)).unwrap();
-    let nodes = upload["graph"]["nodes"].as_array().unwrap();
+    let request = serde_json::to_value(loss.registration(SessionId::from("s"), 3)).unwrap();
+    let nodes = request["graph"]["nodes"].as_array().unwrap();
     let targets: Vec<_> = nodes.iter().map(|node| node["target"].as_str().unwrap()).collect();
     assert_eq!(
         targets,
@@ -213,13 +214,14 @@ fn a_traced_graph_has_the_form_of_the_api() {
     let output = &nodes[16]["args"][0]["tuple"];
     assert_eq!(output[1]["dict"], json!({"custom/ratio:mean": {"ref": "Step6"}}));
     let inputs = loss.program.inputs().to_vec();
-    let read: LossGraph = serde_json::from_value(upload["graph"].clone()).unwrap();
+    let read: LossGraph = serde_json::from_value(request["graph"].clone()).unwrap();
     assert_eq!(CustomLoss::from_graph("read", inputs, read).unwrap(), loss);
     let other = CustomLoss::trace("ppo", |t| t.input("logprobs", 1).sum()).unwrap();
     assert_ne!(loss.fingerprint(), other.fingerprint());
 }
 
-/// Runs every term through the kinks recorded with torch, `crates/autodiff/tests/golden/kinks.json`.
+/// Evaluates terms where they are not differentiable and compares the derivatives with those of torch,
+/// recorded in `crates/autodiff/tests/golden/kinks.json`.
 #[test]
 fn terms_have_the_recorded_derivatives_at_kinks() {
     type Describe = for<'t> fn(Term<'t>, Term<'t>) -> Term<'t>;

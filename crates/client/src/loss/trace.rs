@@ -136,7 +136,7 @@ impl Trace {
     /// Records a node whose value has this rank.
     fn push(&self, node: impl FnOnce(&str) -> GraphNode, rank: u8) -> Term<'_> {
         let mut traced = self.traced.borrow_mut();
-        // Input names are lower case, so this name is free.
+        // Input names are lower case, so no input has this name.
         let name = format!("Step{}", traced.nodes.len());
         traced.nodes.push(node(&name));
         traced.ranks.push(rank);
@@ -144,7 +144,7 @@ impl Trace {
     }
 }
 
-const FOREIGN_TERM: &str = "a term of another trace was used";
+const FOREIGN_TERM: &str = "it uses a term of another trace";
 
 impl<'t> Term<'t> {
     pub(super) fn node(self) -> usize {

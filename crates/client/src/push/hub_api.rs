@@ -15,17 +15,18 @@ use url::{Origin, Url};
 
 use crate::config::BaseUrl;
 use crate::download::attempts::{AttemptError, Attempts};
+use crate::download::resume::{parse_url, to_uri};
 use crate::error::{Error, ErrorKind, Result, is_retryable_status};
 use crate::tokenizer::Hub;
-use crate::transport::header::put_secret;
+use crate::transport::header::{USER_AGENT_VALUE, put_secret};
 use crate::transport::http::{HttpService, Lane};
 use crate::transport::redirect;
 
 pub(super) const JSON: &str = "application/json";
+/// Timeout of one attempt.
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum number of retries of one request.
 pub(crate) const MAX_RETRIES: u32 = 4;
-const USER_AGENT_VALUE: &str = concat!("tinkex/", env!("CARGO_PKG_VERSION"), " (Rust)");
 
 /// Client for the HTTP API of a hub.
 pub(crate) struct HubApi {
@@ -34,7 +35,7 @@ pub(crate) struct HubApi {
     token: Option<Secret>,
 }
 
-/// A request that is retried after temporary failures.
+/// Request that is retried after temporary failures.
 pub(crate) struct HubRequest<'a> {
     pub(crate) method: Method,
     pub(crate) url: &'a Url,
@@ -63,7 +64,7 @@ impl HubApi {
         Ok(Self { http: hub.http_service()?, endpoint: hub.base_url().clone(), token })
     }
 
-    /// Creates a client for writing to a hub. Sends no request.
+    /// Creates a client for requests that need a token. Sends no request.
     ///
     /// # Errors
     /// [`ErrorKind::Config`] if the hub is in offline mode, [`ErrorKind::Auth`] without a token.
@@ -73,7 +74,7 @@ impl HubApi {
             return Err(Error::new(ErrorKind::Config, message).with_hint("Unset HF_HUB_OFFLINE."));
         }
         if hub.access_token().is_none() {
-            let message = format!("no token for {}", hub.base_url());
+            let message = format!("cannot write to {}: no access token", hub.base_url());
             let hint = "Log in with `hf auth login`, or set HF_TOKEN.";
             return Err(Error::new(ErrorKind::Auth, message).with_hint(hint));
         }
@@ -96,8 +97,8 @@ impl HubApi {
     }
 
     /// Sends a request until its response has a status that is not retryable, and returns the
-    /// response. Follows the redirects of GET and HEAD requests. This is the only loop that repeats
-    /// hub requests.
+    /// response. Follows the redirects of GET and HEAD requests. All retries of hub requests happen
+    /// here.
     ///
     /// # Errors
     /// The last error, when no retry is left.
@@ -115,17 +116,17 @@ impl HubApi {
                 }
                 Err(error) => error.into(),
             };
-            attempts.failed(failed).await?;
+            attempts.wait_before_retry(failed).await?;
         }
     }
 
+    /// Sends a request once, following redirects.
     async fn send_once(&self, request: &HubRequest<'_>) -> Result<Response<Bytes>> {
         let send = |url: Url| -> BoxFuture<'_, Result<Response<Bytes>>> {
             Box::pin(async move {
                 let mut sent = Request::new(request.body.clone());
                 *sent.method_mut() = request.method.clone();
-                let invalid = |_| Error::new(ErrorKind::Decode, "invalid URL");
-                *sent.uri_mut() = url.as_str().parse().map_err(invalid)?;
+                *sent.uri_mut() = to_uri(&url)?;
                 let mut headers = self.headers(&url.origin())?;
                 if !request.with_token {
                     headers.remove(AUTHORIZATION);
@@ -214,7 +215,9 @@ impl HubApi {
         extra: &[(String, String)],
         body: Bytes,
     ) -> Result<Response<Bytes>> {
-        let invalid = || Error::new(ErrorKind::Decode, "the hub returned an invalid header");
+        let invalid = || {
+            Error::new(ErrorKind::Decode, "the hub returned an invalid header for the upload")
+        };
         let mut headers = HeaderMap::new();
         for (name, value) in extra {
             let name: HeaderName = name.parse().map_err(|_| invalid())?;
@@ -231,6 +234,7 @@ impl HubApi {
     }
 }
 
+/// Converts a response with an error status to an error.
 fn success(response: Response<Bytes>) -> Result<Response<Bytes>> {
     if response.status().is_success() {
         return Ok(response);
@@ -239,12 +243,9 @@ fn success(response: Response<Bytes>) -> Result<Response<Bytes>> {
     Err(AttemptError::of_response(status, response.headers(), response.body()).error)
 }
 
-pub(crate) fn parse_url(url: &str) -> Result<Url> {
-    Url::parse(url).map_err(|_| Error::new(ErrorKind::Decode, "invalid URL"))
-}
-
 pub(super) fn decode<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     serde_json::from_slice(body).map_err(|error| {
-        Error::new(ErrorKind::Decode, "cannot decode the hub's response").with_source(error)
+        let message = format!("cannot decode the hub's response: {error}");
+        Error::new(ErrorKind::Decode, message).with_source(error)
     })
 }

@@ -15,6 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use super::hub_api::{HubApi, decode};
 use super::read_blocking;
 
+/// Media type of the LFS API.
 const LFS: &str = "application/vnd.git-lfs+json";
 /// Header of an upload action that requests several parts; its value is their size in bytes.
 const PART_SIZE: &str = "chunk_size";
@@ -81,8 +82,10 @@ pub(super) async fn upload(
     let path = format!("/{repo}.git/info/lfs/objects/batch");
     let response = api.send(Method::POST, &path, LFS, Bytes::from(body.to_string())).await?;
     let batch: BatchResponse = decode(&response)?;
-    let missing =
-        || Error::new(ErrorKind::Decode, "the hub returned no upload action for the file");
+    let missing = || {
+        let message = format!("cannot upload {name}: the hub returned no upload action for it");
+        Error::new(ErrorKind::Decode, message)
+    };
     let plan = batch.objects.into_iter().next().ok_or_else(missing)?;
     if let Some(error) = plan.error {
         let message = format!("the hub rejected {name}: {}", error.message);
@@ -123,7 +126,11 @@ async fn upload_parts(
     let urls: BTreeMap<u64, &str> = urls.collect();
     let expected = stored.size.div_ceil(size);
     if urls.len() as u64 != expected {
-        let message = format!("the hub returned {} URLs for {expected} parts", urls.len());
+        let message = format!(
+            "cannot upload {}: the hub returned {} URLs for {expected} parts",
+            file.display(),
+            urls.len()
+        );
         return Err(Error::new(ErrorKind::Decode, message));
     }
     let mut parts = Vec::new();
@@ -131,7 +138,11 @@ async fn upload_parts(
         let start = index * size;
         let part = read_range(file, start, size.min(stored.size - start)).await?;
         let etag = api.put(url, &[], part).await?.ok_or_else(|| {
-            Error::new(ErrorKind::Decode, "the hub's storage returned no entity tag for a part")
+            let message = format!(
+                "cannot upload {}: the hub's storage returned no entity tag for part {number}",
+                file.display()
+            );
+            Error::new(ErrorKind::Decode, message)
         })?;
         parts.push(json!({ "partNumber": number, "etag": etag }));
     }
@@ -164,6 +175,7 @@ async fn hash(file: &Path) -> Result<LfsObject> {
     read_blocking(file, read).await
 }
 
+/// Reads `length` bytes from offset `start` on.
 async fn read_range(file: &Path, start: u64, length: u64) -> Result<Bytes> {
     let path = file.to_owned();
     let read = move || {

@@ -121,7 +121,7 @@ impl RestClient {
     pub async fn copy_weights(&self, copy: CopyCheckpoint) -> Result<TinkerPath> {
         let project = copy.project_id.as_deref().or(self.service.project_id());
         let Some(project) = project else {
-            let message = format!("cannot copy {}: no target project", copy.source);
+            let message = format!("cannot copy {}: no target project is set", copy.source);
             let hint = "Pass a project, or set TINKER_PROJECT_ID.";
             return Err(Error::new(ErrorKind::InvalidInput, message).with_hint(hint));
         };

@@ -44,6 +44,7 @@ impl RestClient {
         &self.service
     }
 
+    /// Sends a request; see [`send`].
     async fn call<R: ApiRequest>(&self, method: &'static str, request: &R) -> Result<R::Response> {
         send(&self.service, method, request).await
     }

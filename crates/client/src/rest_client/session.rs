@@ -96,7 +96,8 @@ impl RestClient {
                 }
                 TraceStatus::Failed => {
                     let cause = trace.error.unwrap_or_else(|| "no reason given".to_owned());
-                    let message = format!("cannot export the trace: {cause}");
+                    let message =
+                        format!("cannot export the trace of session {}: {cause}", request.session_id);
                     return Err(Error::new(ErrorKind::Server, message));
                 }
                 // `Pending`, or a state that a later version of the protocol adds.

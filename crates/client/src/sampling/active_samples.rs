@@ -1,4 +1,4 @@
-//! Limits the samples in progress and detects that none of them succeeds.
+//! Limits the samples in progress, and fails them if none has succeeded for too long.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

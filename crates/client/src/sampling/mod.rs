@@ -97,16 +97,17 @@ impl SamplingClient {
             }
         };
         let created = session.transport().send(&request, &RequestOptions::default()).await?;
-        Ok(Self::of(session, created.sampling_session_id))
+        Ok(Self::of_creator(session, created.sampling_session_id))
     }
 
-    /// Creates the first client of an existing sampling session.
-    pub(crate) fn of(session: Arc<Session>, id: SamplerId) -> Self {
+    /// Creates the client of a sampling session that this process created: clone 0.
+    pub(crate) fn of_creator(session: Arc<Session>, id: SamplerId) -> Self {
         let sequence = SequenceRange::of_creator(&session, &id);
         Self::with(session, id, OnceCell::new_with(Some(sequence)), false)
     }
 
-    /// Creates an additional client of a sampling session.
+    /// Creates an additional client of a sampling session, which obtains a clone number before its
+    /// first sample.
     pub(crate) fn restore(session: Arc<Session>, handle: &SamplerHandle) -> Self {
         let (id, stability) = (handle.sampling_session_id.clone(), handle.record_stability_info);
         Self::with(session, id, OnceCell::new(), stability)
@@ -252,8 +253,8 @@ impl SamplingShared {
         resubmit: bool,
     ) -> Result<SampleResponse> {
         let active = self.active.start().await;
-        // Boxed: of ten thousand samples most wait for a permit, and a waiting one should not hold
-        // the memory of the large future that submits and polls.
+        // Boxed: of ten thousand samples most wait for a permit, and a waiting sample should not
+        // occupy the memory of the large future that submits and polls.
         let work = Box::pin(async {
             let (mut attempt, start) = (0, Instant::now());
             loop {
@@ -288,7 +289,8 @@ impl SamplingShared {
         }
     }
 
-    /// Submits the sample and polls its result. `since` is when the caller started to wait.
+    /// Submits the sample and polls its result. `since` is the start of the retry timeout: the first
+    /// submission of the sample.
     async fn sample_once(
         &self,
         request: &mut Validated<SampleRequest>,

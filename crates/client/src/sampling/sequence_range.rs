@@ -1,9 +1,9 @@
 //! Sequence numbers of one client of a sampling session.
 //!
 //! Clients of one sampling session must never use the same sequence number, even if they run in
-//! different processes. Each client therefore owns a block of numbers, identified by its clone number: the
-//! client that created the session is clone 0; every other client gets its clone number from the
-//! server, or draws it at random if the server does not assign one.
+//! different processes. Each client therefore owns a block of numbers, identified by its clone
+//! number. The client that created the session is clone 0. Every other client gets its clone number
+//! from the server, or draws it at random if the server does not assign one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -23,7 +23,7 @@ impl Session {
         if let Some(id) = registered.get(&fingerprint) {
             return Ok(loss.on_server(self.id.clone(), id.clone()));
         }
-        let request = loss.upload(self.id.clone(), self.next_loss());
+        let request = loss.registration(self.id.clone(), self.next_loss());
         let submitted = Submitted::send(self, &request, &RequestOptions::default()).await?;
         let log = QueueLog::new(QueuedWork::LossCreation, loss.name());
         let created =

@@ -1,8 +1,8 @@
 //! Tokenizer files in the local hub cache, in the layout that all hub clients share (see
 //! [`tinkex_files::HubCache`]).
 //!
-//! Every file appears by a rename, so readers never see half of one, and several processes can write
-//! the same file. All functions block; call them on the blocking thread pool.
+//! Every file is published by a rename, so readers never see an incomplete file, and several processes
+//! can write the same file. All functions block; call them on the blocking thread pool.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek as _, SeekFrom, Write as _};
@@ -18,15 +18,15 @@ use crate::error::{Error, ErrorKind};
 use super::files;
 use super::id::TokenizerId;
 
-/// The cached files of one tokenizer repository.
+/// Cached files of one tokenizer repository.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenizerCache(CachedRepo);
 
-/// The cached files of one revision.
+/// Cached files of one revision.
 #[derive(Debug)]
 pub(crate) struct CachedSnapshot {
     pub(crate) folder: PathBuf,
-    /// Whether the settings are cached, or known not to exist.
+    /// Whether `tokenizer_config.json` is cached, or known not to exist.
     pub(crate) complete: bool,
 }
 
@@ -152,7 +152,7 @@ pub(crate) enum OpenedBlob {
     Partial(PartialBlob),
 }
 
-/// An incomplete blob, locked against other processes.
+/// Incomplete blob, locked against other processes.
 #[derive(Debug)]
 pub(crate) struct PartialBlob {
     cache: TokenizerCache,
@@ -231,10 +231,7 @@ impl PartialFile for PartialBlob {
             tinkex_files::publish(&self.file, &self.path, path)?;
             self.private = false;
         } else if !self.private {
-            match fs::remove_file(&self.path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            tinkex_files::remove_file_if_exists(&self.path)?;
         }
         Ok(blob)
     }

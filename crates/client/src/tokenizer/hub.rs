@@ -16,11 +16,13 @@ use crate::transport::http::HttpService;
 use crate::transport::network::Network;
 
 use super::cache::TokenizerCache;
-use super::hub_file::in_cache;
+use super::hub_file::cache_io;
 use super::{Tokenizer, TokenizerId, files};
 
+/// The public Hugging Face hub.
 const PUBLIC_HUB: &str = "https://huggingface.co";
-const MAIN: &str = "main";
+/// Revision of an id that names none.
+const DEFAULT_REVISION: &str = "main";
 
 /// A Hugging Face hub and its local cache. Cheap to clone.
 ///
@@ -139,7 +141,7 @@ impl Hub {
         // A server on this machine may name a model by its folder.
         let folder = PathBuf::from(named_by_server.unwrap_or(model));
         let path = folder.clone();
-        if in_cache(move || Ok(files::has_tokenizer(&path))).await? {
+        if cache_io(move || Ok(files::has_tokenizer(&path))).await? {
             return read(folder, None).await;
         }
         self.tokenizer_by_id(&TokenizerId::of_model(model, named_by_server)?).await
@@ -159,11 +161,14 @@ impl Hub {
         loaded.cloned().map_err(|error| error.during(format!("loading the tokenizer of {id}")))
     }
 
+    /// Loads a tokenizer from the cache, or else from the hub.
     async fn load(&self, id: &TokenizerId) -> Result<Tokenizer> {
         let cache = TokenizerCache::new(&self.cache, id);
-        let revision = id.revision().unwrap_or(MAIN);
-        let (looking, wanted) = (cache.clone(), revision.to_owned());
-        let cached = in_cache(move || Ok(looking.snapshot(&wanted))).await?;
+        let revision = id.revision().unwrap_or(DEFAULT_REVISION);
+        let cached = {
+            let (cache, revision) = (cache.clone(), revision.to_owned());
+            cache_io(move || Ok(cache.snapshot(&revision))).await?
+        };
         let name = Some(id.to_string());
         let folder = match cached {
             Some(cached) if cached.complete || self.offline => cached.folder,
@@ -217,7 +222,7 @@ impl Hub {
                     None => None,
                 };
                 let (cache, commit) = (cache.clone(), commit.clone());
-                in_cache(move || match blob {
+                cache_io(move || match blob {
                     Some(blob) => cache.add_to_snapshot(&blob, &commit, file),
                     None => cache.mark_absent(&commit, file),
                 })
@@ -225,9 +230,9 @@ impl Hub {
             };
             downloaded.await.map_err(|error| error.during(operation(file)))?;
         }
-        let (referring, revision) = (cache.clone(), revision.to_owned());
         let folder = cache.snapshot_folder(&commit);
-        in_cache(move || referring.set_reference(&revision, &commit)).await?;
+        let (cache, revision) = (cache.clone(), revision.to_owned());
+        cache_io(move || cache.set_reference(&revision, &commit)).await?;
         Ok(folder)
     }
 
@@ -271,7 +276,7 @@ impl Hub {
 
 /// Reads a tokenizer, which is megabytes of text, on the blocking thread pool.
 async fn read(folder: PathBuf, name: Option<String>) -> Result<Tokenizer> {
-    in_cache(move || {
+    cache_io(move || {
         let read = Tokenizer::from_folder(&folder);
         Ok(read.map(|tokenizer| match name {
             Some(name) => tokenizer.with_name(name),
@@ -284,7 +289,7 @@ async fn read(folder: PathBuf, name: Option<String>) -> Result<Tokenizer> {
 type MemoryKey = (TokenizerId, HubCache, BaseUrl);
 type MemoryCell = Arc<OnceCell<Tokenizer>>;
 
-/// Tokenizers that this process has loaded or is loading.
+/// Tokenizers that this process has loaded or is loading. They stay in memory until it ends.
 static LOADED: LazyLock<Mutex<HashMap<MemoryKey, MemoryCell>>> = LazyLock::new(Mutex::default);
 
 /// Returns the cell that the first call for a tokenizer fills. A failure leaves it empty.
@@ -294,6 +299,7 @@ fn memory_cell(hub: &Hub, id: &TokenizerId) -> MemoryCell {
     Arc::clone(loaded.entry(key).or_default())
 }
 
+/// Finds the access token in the environment variables, or else in the token file.
 fn token(env: &Env, home: &Path) -> Option<Secret> {
     let named = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"].into_iter().find_map(|name| env.get(name));
     if let Some(token) = named {

@@ -9,10 +9,12 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use url::Url;
 
 use crate::download::attempts::{AttemptError, Attempts};
-use crate::download::resume::{PartialFile as _, ResumableDownload, Validator, blocking};
+use crate::download::resume::{
+    PartialFile as _, ResumableDownload, Validator, blocking, parse_url,
+};
 use crate::error::Result;
 use crate::push::escape_segment;
-use crate::push::hub_api::{HubApi, HubRequest, MAX_RETRIES, parse_url};
+use crate::push::hub_api::{HubApi, HubRequest, MAX_RETRIES};
 use crate::transport::http::Lane;
 
 use super::cache::{ExpectedContent, OpenedBlob, TokenizerCache, cache_error};
@@ -21,6 +23,7 @@ use super::id::TokenizerId;
 /// Bytes per request: small enough to arrive in time on a slow connection, large enough to make the
 /// round trips negligible.
 const PIECE: u64 = 4 << 20;
+/// Maximum time without received bytes.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Largest accepted file in bytes. Tokenizers are far smaller.
 const MAX_SIZE: u64 = 512 << 20;
@@ -121,8 +124,8 @@ impl HubApi {
     ) -> Result<String> {
         let expected =
             ExpectedContent { blob: info.blob(), size: info.size, sha256: info.sha256() };
-        let opening = cache.clone();
-        let partial = match in_cache(move || opening.open(expected)).await? {
+        let cache = cache.clone();
+        let partial = match cache_io(move || cache.open(expected)).await? {
             OpenedBlob::Cached(blob) => return Ok(blob),
             OpenedBlob::Partial(partial) => partial,
         };
@@ -156,6 +159,7 @@ impl HubApi {
         AttemptError::of_response(status, headers, body).with_hint(self.hint(status))
     }
 
+    /// Returns the hint for a download that failed with this status.
     fn hint(&self, status: u16) -> &'static str {
         match (status, self.has_token()) {
             (401, false) => {
@@ -172,8 +176,8 @@ impl HubApi {
     }
 }
 
-/// Runs cache work on the blocking thread pool.
-pub(super) async fn in_cache<T: Send + 'static>(
+/// Runs file work of the cache on the blocking thread pool.
+pub(super) async fn cache_io<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> Result<T> {
     blocking(move || work().map_err(|error| cache_error(&error))).await

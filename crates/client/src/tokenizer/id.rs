@@ -58,7 +58,7 @@ impl TokenizerId {
     pub fn at(mut self, revision: impl Into<String>) -> Result<Self> {
         let revision = revision.into();
         if !Self::is_revision(&revision) {
-            let message = format!("invalid revision {revision:?}");
+            let message = format!("invalid revision {revision:?} of {}", self.repo);
             return Err(Error::new(ErrorKind::InvalidInput, message)
                 .with_hint("Pass the name of a branch or tag, or a commit."));
         }
@@ -134,6 +134,7 @@ fn check_name(name: &str) -> Result<()> {
     Err(Error::new(ErrorKind::InvalidInput, message).with_hint(hint))
 }
 
+/// Returns whether a text is safe as one segment of a path and of a URL.
 fn is_segment(text: &str) -> bool {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._-:+".contains(c);
     !text.is_empty() && text.len() <= 200 && !text.starts_with('.') && text.chars().all(is_allowed)

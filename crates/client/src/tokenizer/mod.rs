@@ -115,8 +115,7 @@ impl Tokenizer {
 
     fn new(name: String, mut core: Core, files: TokenizerFiles) -> Result<Self> {
         // Some files carry the truncation and padding of a training job; text is never cut here.
-        core.with_truncation(None)
-            .map_err(|error| Error::new(ErrorKind::Decode, error.to_string()))?;
+        core.with_truncation(None).map_err(|error| malformed(&name, &*error))?;
         core.with_padding(None);
         let token_bytes = TokenBytes::new(&core);
         Ok(Self(Arc::new(TokenizerInner { name, core, files, token_bytes })))
@@ -214,7 +213,7 @@ impl Tokenizer {
         }
     }
 
-    /// Returns whether a token is special, such as the end token, and not part of the text.
+    /// Returns whether a token is special, such as the end token, and therefore not part of the text.
     #[must_use]
     pub fn is_special(&self, id: u32) -> bool {
         let added = self.0.core.get_added_vocabulary().get_added_tokens_decoder();
@@ -268,6 +267,7 @@ impl Tokenizer {
         added.values().any(|token| token.special && text.ends_with(&token.content))
     }
 
+    /// Encodes a text; returns the ids of its tokens.
     pub(crate) fn ids(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
         let encoding = self
             .0
@@ -295,7 +295,7 @@ impl Tokenizer {
     }
 
     fn failed(&self, error: &(dyn std::error::Error + Send + Sync)) -> Error {
-        let message = format!("the tokenizer of {} failed: {error}", self.name());
+        let message = format!("tokenizer of {} failed: {error}", self.name());
         Error::new(ErrorKind::InvalidInput, message)
     }
 }

@@ -18,7 +18,7 @@ use super::token_bytes::byte_level;
 
 /// The Python module whose rules are implemented here.
 const SUPPORTED_MODULE: &str = "tokenization_kimi";
-/// Minimum number of special tokens, named or not.
+/// Minimum number of ids after the vocabulary that are special tokens, named or not.
 const RESERVED: u32 = 256;
 
 /// Pattern of the pieces that are merged separately: runs of Han characters, words with their

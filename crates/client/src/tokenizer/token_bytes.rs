@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tokenizers::{DecoderWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer as Core};
 
-/// Mapping from the tokens of a vocabulary to bytes.
+/// Mapping from the tokens of a vocabulary to bytes, for the kinds of vocabulary in use.
 pub(crate) struct TokenBytes {
     alphabet: TokenAlphabet,
     /// Whether the beginning of a text is encoded differently from its middle.
@@ -25,11 +25,13 @@ const SPACE: char = '▁';
 impl TokenBytes {
     pub(crate) fn new(core: &Core) -> Self {
         let alphabet = match core.get_decoder() {
-            Some(decoder) if any(decoder, &|d| matches!(d, DecoderWrapper::ByteLevel(_))) => {
+            Some(decoder)
+                if any_decoder(decoder, &|d| matches!(d, DecoderWrapper::ByteLevel(_))) =>
+            {
                 TokenAlphabet::ByteLevel(byte_level())
             }
             Some(decoder)
-                if any(decoder, &|d| {
+                if any_decoder(decoder, &|d| {
                     matches!(d, DecoderWrapper::Metaspace(_) | DecoderWrapper::ByteFallback(_))
                 }) =>
             {
@@ -65,13 +67,16 @@ impl TokenBytes {
 }
 
 /// Returns whether a decoder, or any decoder of a sequence, matches.
-fn any(decoder: &DecoderWrapper, matches: &dyn Fn(&DecoderWrapper) -> bool) -> bool {
+fn any_decoder(decoder: &DecoderWrapper, matches: &dyn Fn(&DecoderWrapper) -> bool) -> bool {
     match decoder {
-        DecoderWrapper::Sequence(all) => all.get_decoders().iter().any(|one| any(one, matches)),
+        DecoderWrapper::Sequence(all) => {
+            all.get_decoders().iter().any(|one| any_decoder(one, matches))
+        }
         one => matches(one),
     }
 }
 
+/// Returns whether a pre-tokenizer encodes the beginning of a text differently, by adding a space.
 fn marks_start(splitter: &PreTokenizerWrapper) -> bool {
     match splitter {
         PreTokenizerWrapper::Sequence(all) => all.as_ref().iter().any(marks_start),
@@ -81,6 +86,7 @@ fn marks_start(splitter: &PreTokenizerWrapper) -> bool {
     }
 }
 
+/// Returns whether a normalizer prepends text.
 fn prepends(normalizer: &NormalizerWrapper) -> bool {
     match normalizer {
         NormalizerWrapper::Sequence(all) => all.as_ref().iter().any(prepends),

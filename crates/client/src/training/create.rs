@@ -95,7 +95,7 @@ impl CreateLora {
     }
 }
 
-/// Sends a request that creates a model and waits for its result.
+/// Sends a request that creates a model and waits for its result. `name` names the model in logs.
 ///
 /// It needs no position in the call order, because the model does not exist yet.
 async fn create_model<S: SubmitRequest>(
@@ -229,22 +229,22 @@ impl CreateFromState {
         let restored =
             (self.restore == RestoreMode::WithOptimizer).then(|| info.optimizer_config.clone());
         let create = CreateLora {
-            lora: lora_config(&info)?,
+            lora: lora_config(&self.path, &info)?,
             optimizer: self.optimizer.or(restored).unwrap_or_default(),
             user_metadata: self.user_metadata,
             ..CreateLora::new(self.service, self.base_model.unwrap_or(info.base_model))
         };
         let model = create.create().await?;
-        model.load(&self.path, self.restore, token).await?;
+        model.load(&self.path, self.restore, std::future::ready(Ok(token))).await?;
         Ok(model)
     }
 }
 
 /// Returns the LoRA configuration of a checkpoint. Layers that the server does not mention were
 /// trained.
-fn lora_config(info: &WeightsInfo) -> Result<LoraConfig> {
+fn lora_config(path: &TinkerPath, info: &WeightsInfo) -> Result<LoraConfig> {
     let (true, Some(rank)) = (info.is_lora, info.lora_rank) else {
-        let message = "cannot train from the checkpoint: it holds no LoRA adapter";
+        let message = format!("cannot train from {path}: it holds no LoRA adapter");
         return Err(Error::new(ErrorKind::InvalidInput, message));
     };
     Ok(LoraConfig::with_rank(rank)

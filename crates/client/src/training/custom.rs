@@ -19,7 +19,7 @@ use super::forward_backward::BatchRequests;
 use super::merge::{BatchOutput, MetricValue};
 use super::{TrainingClient, TrainingShared};
 
-/// Error of a function that computes a loss.
+/// Error returned by a caller's loss function.
 type LossError = Box<dyn StdError + Send + Sync>;
 
 impl TrainingClient {
@@ -86,34 +86,34 @@ impl TrainingClient {
             + Send
             + 'static,
     {
-        let inner = Arc::clone(&self.0);
-        let forward = inner.cross_entropy(PassMode::Forward, with_weights(&data, None)?)?;
-        let mut reservation = inner.call_order.reserve();
+        let shared = Arc::clone(&self.0);
+        let forward = shared.cross_entropy(PassMode::Forward, with_weights(&data, None)?)?;
+        let mut reservation = shared.call_order.reserve();
         Ok(ApiFuture::start(async move {
             let work = async {
                 reservation.wait().await;
-                let submitted = inner.submit_batch(&mut reservation, forward).await;
-                let output = inner.poll_batch(submitted).await?;
+                let submitted = shared.submit_batch(&mut reservation, forward).await;
+                let output = shared.poll_batch(submitted).await?;
                 let logprobs = logprobs(&output, data.len())?;
-                let (value, data) = run(loss, data, logprobs).await?;
+                let (value, data) = run_loss(loss, data, logprobs).await?;
                 if mode == PassMode::Forward {
                     return Ok(with_metrics(output, value.loss, value.metrics));
                 }
-                let backward = inner.cross_entropy(PassMode::ForwardBackward, data)?;
-                let submitted = inner.submit_batch(&mut reservation, backward).await;
+                let backward = shared.cross_entropy(PassMode::ForwardBackward, data)?;
+                let submitted = shared.submit_batch(&mut reservation, backward).await;
                 drop(reservation);
-                let output = inner.poll_batch(submitted).await?;
+                let output = shared.poll_batch(submitted).await?;
                 Ok(with_metrics(output, value.loss, value.metrics))
             };
-            let result = inner.session.run_until_closed(work).await;
-            inner.session.connection().record_failure(result)
+            let result = shared.session.run_until_closed(work).await;
+            shared.session.connection().record_failure(result)
         }))
     }
 }
 
 /// Computes a loss and the data of the second pass, on the blocking thread pool: the function may
-/// take long or panic, and must not disturb the tasks that do I/O.
-async fn run<F>(
+/// take long or panic, and must not delay the tasks that do I/O.
+async fn run_loss<F>(
     loss: F,
     data: Vec<Datum>,
     logprobs: Vec<TensorData>,
@@ -128,7 +128,7 @@ where
             let message = format!("loss function failed: {error}");
             Error::new(ErrorKind::InvalidInput, message).with_boxed_source(error)
         })?;
-        check(&value, &logprobs)?;
+        validate_loss(&value, &logprobs)?;
         let data = with_weights(&data, Some((&value, &logprobs)))?;
         Ok((value, data))
     });
@@ -156,7 +156,7 @@ fn with_weights(
         .enumerate()
         .map(|(i, datum)| {
             let targets = datum.loss_input(TARGET_TOKENS).ok_or_else(|| {
-                let message = format!("datum {i} has no {TARGET_TOKENS}");
+                let message = format!("cannot compute the loss of datum {i}: it has no {TARGET_TOKENS}");
                 Error::new(ErrorKind::InvalidInput, message)
             })?;
             let weights = match gradients {
@@ -200,22 +200,24 @@ fn logprobs(output: &BatchOutput, count: usize) -> Result<Vec<TensorData>> {
     if found.len() == count {
         return Ok(found);
     }
-    let message =
-        format!("the server returned log-probabilities of {} data, expected {count}", found.len());
+    let message = format!(
+        "cannot compute the loss: the server returned log-probabilities of {} data, expected {count}",
+        found.len()
+    );
     Err(Error::new(ErrorKind::Decode, message))
 }
 
 /// Checks that the loss is finite and its gradient has one finite element per log-probability.
-fn check(value: &LossValue, logprobs: &[TensorData]) -> Result<()> {
+fn validate_loss(value: &LossValue, logprobs: &[TensorData]) -> Result<()> {
     let invalid = |reason: String| {
-        Err(Error::new(ErrorKind::InvalidInput, format!("invalid result of the loss: {reason}")))
+        Err(Error::new(ErrorKind::InvalidInput, format!("loss function returned an invalid result: {reason}")))
     };
     if !value.loss.is_finite() {
         return invalid(format!("the loss is {}", value.loss));
     }
     if value.gradients.len() != logprobs.len() {
         let (got, expected) = (value.gradients.len(), logprobs.len());
-        return invalid(format!("gradients of {got} data, expected {expected}"));
+        return invalid(format!("it has gradients of {got} data, expected {expected}"));
     }
     for (i, (gradient, logprobs)) in value.gradients.iter().zip(logprobs).enumerate() {
         let (got, expected) = (gradient.len(), logprobs.values().len());

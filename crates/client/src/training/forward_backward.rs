@@ -67,7 +67,7 @@ impl BatchRequests {
     ///
     /// # Errors
     /// In addition to the errors of [`new`](Self::new), fails if `data` lacks an input of the loss,
-    /// or if the loss was uploaded in another session.
+    /// or if the loss was registered in another session.
     pub(super) fn with_loss(
         model: &TrainingShared,
         mode: PassMode,
@@ -75,7 +75,7 @@ impl BatchRequests {
         loss: &LossSpec,
     ) -> Result<Self> {
         match &loss.0 {
-            LossSource::Named(loss_fn, config) => Self::new(model, mode, data, loss_fn, config),
+            LossSource::BuiltIn(loss_fn, config) => Self::new(model, mode, data, loss_fn, config),
             LossSource::Traced(traced) => {
                 traced.check(&data)?;
                 let config = match traced.id_in(model.session.id())? {

@@ -81,6 +81,7 @@ pub(crate) fn merge(chunks: Vec<ForwardBackwardOutput>) -> BatchOutput {
     BatchOutput { output_type: first.loss_fn_output_type, outputs, metrics }
 }
 
+/// Metrics of one chunk.
 struct ChunkMetrics<'a> {
     metrics: &'a BTreeMap<String, f64>,
     /// Number of examples in the chunk.
@@ -99,6 +100,7 @@ fn reduce(chunks: &[ChunkMetrics<'_>]) -> BTreeMap<String, MetricValue> {
             chunks.iter().map(|chunk| chunk.metrics.get(name).copied()).collect();
         let Some(values) = values else { continue };
         match name.rsplit_once(':').map(|(_, reduction)| reduction) {
+            // Keeps the value of every chunk: `name`, `name_1`, `name_2` and so on.
             Some("unique") => {
                 for (i, value) in values.into_iter().enumerate() {
                     let name = if i == 0 { name.clone() } else { format!("{name}_{i}") };
@@ -124,6 +126,7 @@ fn reduce(chunks: &[ChunkMetrics<'_>]) -> BTreeMap<String, MetricValue> {
     reduced
 }
 
+/// Applies a reduction to the values of all chunks. Returns `None` if the reduction is unknown.
 fn reduce_numbers(reduction: &str, values: &[f64], chunks: &[ChunkMetrics<'_>]) -> Option<f64> {
     Some(match reduction {
         "sum" => values.iter().sum(),

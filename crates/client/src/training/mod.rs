@@ -15,6 +15,7 @@ mod tokenizer;
 mod tests;
 
 use std::fmt;
+use std::future::ready;
 use std::sync::Arc;
 
 use tinkex_wire::{
@@ -96,7 +97,7 @@ pub struct LossSpec(LossSource);
 
 #[derive(Clone, Debug, PartialEq)]
 enum LossSource {
-    Named(LossFn, LossConfig),
+    BuiltIn(LossFn, LossConfig),
     Traced(CustomLoss),
 }
 
@@ -104,7 +105,7 @@ impl LossSpec {
     /// Creates the specification of a built-in loss with non-default settings.
     #[must_use]
     pub fn new(function: LossFn, config: LossConfig) -> Self {
-        Self(LossSource::Named(function, config))
+        Self(LossSource::BuiltIn(function, config))
     }
 }
 
@@ -316,7 +317,7 @@ impl TrainingClient {
         self.enqueue(
             move |model, seq| SaveWeightsForSampler::ephemeral(model, seq, index),
             move |saved| match saved.sampling_session_id {
-                Some(id) => Ok(SamplingClient::of(session, id)),
+                Some(id) => Ok(SamplingClient::of_creator(session, id)),
                 None => Err(Error::new(
                     ErrorKind::Decode,
                     "cannot sample from the saved weights: the server returned no sampling session",
@@ -330,7 +331,7 @@ impl TrainingClient {
     /// # Errors
     /// [`ErrorKind::WorkFailed`] if the checkpoint does not exist or does not fit this model.
     pub fn load_state(&self, path: &TinkerPath, restore: RestoreMode) -> ApiFuture<()> {
-        self.load(path, restore, None)
+        self.load(path, restore, ready(Ok(None)))
     }
 
     /// Loads a checkpoint that only another API key may read.
@@ -343,30 +344,29 @@ impl TrainingClient {
         restore: RestoreMode,
         key: impl Into<Secret>,
     ) -> ApiFuture<()> {
-        let (path, optimizer) = (path.to_string(), restore == RestoreMode::WithOptimizer);
         let (shared, key) = (Arc::clone(&self.0), key.into());
-        let token = async move { shared.session.with_other_key(&key)?.access_token().await };
-        let request = move |token, model, seq| {
-            LoadWeights::into_model(model, seq, path)
-                .optimizer(optimizer)
-                .weights_access_token(Some(token))
+        let token = async move {
+            let other_key = shared.session.with_other_key(&key)?;
+            Ok(Some(other_key.access_token().await?))
         };
-        self.enqueue_after(token, request, |_| Ok(()))
+        self.load(path, restore, token)
     }
 
+    /// Loads a checkpoint. `token` resolves to the token that grants access to it, if this client's own
+    /// credential does not.
     fn load(
         &self,
         path: &TinkerPath,
         restore: RestoreMode,
-        weights_access_token: Option<Secret>,
+        token: impl Future<Output = Result<Option<Secret>>> + Send + 'static,
     ) -> ApiFuture<()> {
         let (path, optimizer) = (path.to_string(), restore == RestoreMode::WithOptimizer);
-        let request = move |model, seq| {
+        let request = move |token, model, seq| {
             LoadWeights::into_model(model, seq, path)
                 .optimizer(optimizer)
-                .weights_access_token(weights_access_token)
+                .weights_access_token(token)
         };
-        self.enqueue(request, |_| Ok(()))
+        self.enqueue_after(token, request, |_| Ok(()))
     }
 
     /// Returns the model's base model, LoRA rank and tokenizer.
@@ -406,7 +406,7 @@ impl TrainingClient {
         T: Send + 'static,
     {
         let request = move |(), model, seq| request(model, seq);
-        self.enqueue_after(std::future::ready(Ok(())), request, finish)
+        self.enqueue_after(ready(Ok(())), request, finish)
     }
 
     /// Queues one request that is built from the output of `prepare`.

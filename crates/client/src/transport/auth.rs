@@ -22,16 +22,16 @@ impl Credential {
         match self {
             Self::Key(key) => Ok(key.expose().into()),
             // Boxed: the future of every request would otherwise include that of the rare command.
-            Self::Command(command) => Box::pin(run(command)).await,
+            Self::Command(command) => Box::pin(run_command(command)).await,
         }
     }
 }
 
 /// Runs a shell command and returns what it prints, without surrounding white space.
-async fn run(command: &str) -> Result<Secret, Error> {
+async fn run_command(command: &str) -> Result<Secret, Error> {
     let failed = |cause: String| {
         Error::new(ErrorKind::Auth, format!("credential command failed: {cause}"))
-            .with_hint("Run the command in TINKER_CREDENTIAL_CMD by hand.")
+            .with_hint("Run the command in TINKER_CREDENTIAL_CMD in a shell to see why it fails.")
     };
     let (shell, flag) = if cfg!(windows) { ("cmd", "/C") } else { ("sh", "-c") };
     let output = tokio::process::Command::new(shell)
@@ -52,7 +52,7 @@ async fn run(command: &str) -> Result<Secret, Error> {
     }
 }
 
-/// The current token, renewed shortly before it expires.
+/// Token that the credential was exchanged for. It is renewed shortly before it expires.
 #[derive(Debug, Default)]
 pub(crate) struct TokenCache {
     current: Mutex<Option<Secret>>,
@@ -99,6 +99,7 @@ impl TokenCache {
         exchanged.inspect(|token| *self.lock() = Some(token.clone()))
     }
 
+    /// Returns the current token if its remaining lifetime is long enough.
     fn fresh(&self) -> Option<Secret> {
         let current = self.lock();
         current.as_ref().filter(|token| seconds_left(token, unix_now()) > MIN_LIFETIME).cloned()
@@ -123,6 +124,7 @@ pub struct Identity {
     pub email: Option<String>,
 }
 
+/// Claims of a JSON Web Token that the client reads.
 #[derive(Deserialize)]
 struct Claims {
     exp: Option<Value>,
@@ -132,6 +134,7 @@ struct Claims {
     iss: Option<String>,
 }
 
+/// Decodes the claims of a token. Returns `None` if it is not a JSON Web Token.
 fn claims(token: &Secret) -> Option<Claims> {
     let payload = token.expose().split('.').nth(1)?.trim_end_matches('=');
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()

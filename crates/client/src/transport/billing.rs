@@ -10,7 +10,9 @@ use tokio::time::Instant;
 
 /// Delay before a request is retried after a 402.
 pub(crate) const DELAY: Duration = Duration::from_secs(5);
+/// Minimum time between two warnings.
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
+/// Time after its last warning after which an incident ends.
 const INCIDENT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// State of the billing problem, if there is one.

@@ -7,6 +7,8 @@ use tinkex_wire::Secret;
 use crate::config::Env;
 use crate::error::{Error, ErrorKind, Result};
 
+/// Value of the `user-agent` header.
+pub(crate) const USER_AGENT_VALUE: &str = concat!("tinkex/", env!("CARGO_PKG_VERSION"), " (Rust)");
 pub(crate) const RETRY_COUNT: &str = "x-stainless-retry-count";
 pub(crate) const READ_TIMEOUT: &str = "x-stainless-read-timeout";
 
@@ -14,8 +16,7 @@ pub(crate) const READ_TIMEOUT: &str = "x-stainless-read-timeout";
 /// Access proxy from `env`, and `overrides`, which replace the others.
 pub(crate) fn default_headers(env: &Env, overrides: &[(String, String)]) -> Result<HeaderMap> {
     let mut headers = HeaderMap::new();
-    let agent = concat!("tinkex/", env!("CARGO_PKG_VERSION"), " (Rust)");
-    headers.insert(USER_AGENT, HeaderValue::from_static(agent));
+    headers.insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE));
     for (name, value) in [
         ("x-stainless-package-version", tinkex_wire::SDK_VERSION),
         ("x-stainless-os", os()),
@@ -40,6 +41,7 @@ pub(crate) fn default_headers(env: &Env, overrides: &[(String, String)]) -> Resu
     Ok(headers)
 }
 
+/// Returns the name of the operating system, as the Python SDK writes it.
 pub(crate) fn os() -> &'static str {
     match std::env::consts::OS {
         "linux" => "Linux",
@@ -53,6 +55,7 @@ pub(crate) fn os() -> &'static str {
     }
 }
 
+/// Returns the name of the CPU architecture, as the Python SDK writes it.
 fn arch() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "x64",

@@ -27,7 +27,7 @@ pub(crate) struct Network {
     speaks_http2: Arc<AtomicBool>,
 }
 
-/// An HTTP client and the protocol that it offers.
+/// HTTP client and the protocol that it offers.
 #[derive(Clone)]
 struct PooledClient {
     client: reqwest::Client,

@@ -22,6 +22,7 @@ pub(crate) struct Pool<C> {
     empty_400_budget: AtomicU32,
 }
 
+/// Client of a pool, with the number of requests that use it.
 struct Slot<C> {
     client: RwLock<C>,
     active: AtomicUsize,
@@ -47,7 +48,7 @@ impl<C: Clone> Pool<C> {
                 }
                 slots.len()
             };
-            // Created before taking the write lock: it is slow.
+            // Create the client before taking the write lock, because creating one is slow.
             let client = RwLock::new((self.make)());
             let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
             if slots.len() == full {

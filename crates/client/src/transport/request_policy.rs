@@ -35,6 +35,7 @@ pub(crate) enum RequestCredential {
     Token,
 }
 
+/// Maximum number of retries per round of most requests.
 const MAX_RETRIES: u32 = 10;
 
 impl RequestPolicy {
@@ -101,7 +102,7 @@ impl RequestPolicy {
             Route::Telemetry => {
                 Self { lane: Lane::Telemetry, timeout: seconds(5), repeat_rounds: false, ..default }
             }
-            // Interactive: fails at once.
+            // Sent by interactive logins, which must report a rejected key or a failure at once.
             Route::GetApiKey | Route::DeleteApiKey => Self {
                 timeout: seconds(30),
                 max_retries: 0,

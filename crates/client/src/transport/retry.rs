@@ -31,6 +31,7 @@ use super::request_policy::RequestPolicy;
 
 /// Time after the first attempt during which new rounds are started.
 const ROUNDS_TIMEOUT: Duration = Duration::from_secs(300);
+/// Longest delay between two rounds.
 const MAX_ROUND_DELAY: Duration = Duration::from_secs(30);
 /// Name of the telemetry event for a failed round. The name is the Python SDK's.
 const ROUND_FAILED: &str = "InternalClientHolder.execute_with_retries.exception";
@@ -39,14 +40,13 @@ const ROUND_FAILED: &str = "InternalClientHolder.execute_with_retries.exception"
 ///
 /// The default is what the service expects: up to ten retries per round, with delays that double from
 /// 0.5 to 10 seconds and are shortened at random by up to a quarter, and new rounds for up to five
-/// minutes. The protocol allows less for some requests, for
-/// example a single attempt per round for saves.
+/// minutes. The protocol allows fewer attempts for some requests, for example one per round for saves.
 ///
 /// ```
 /// use std::time::Duration;
 /// use tinkex::RetryPolicy;
 ///
-/// // Exactly one HTTP request per call; `Error::retry_after` says when to try again.
+/// // Exactly one attempt per request; `Error::retry_after` returns when to try again.
 /// assert_eq!(RetryPolicy::disabled().max_retries(), 0);
 ///
 /// // An interactive program: give up after half a minute, and after 10 seconds per request.
@@ -140,6 +140,7 @@ impl RetryPolicy {
         self.repeat_rounds
     }
 
+    /// Restricts the policy of a route by this policy.
     pub(crate) fn apply(self, policy: RequestPolicy) -> RequestPolicy {
         let timeout = match policy.lane.is_poll() {
             true => policy.timeout,
@@ -156,7 +157,7 @@ impl RetryPolicy {
     }
 }
 
-/// Outcome of a failed attempt.
+/// Failed attempt, with what the server asked the client to do next.
 pub(crate) struct FailedAttempt {
     pub(crate) error: Error,
     /// Delay that the server asked for, in seconds.
@@ -168,7 +169,7 @@ pub(crate) struct FailedAttempt {
 }
 
 impl FailedAttempt {
-    /// Creates the outcome for a response with an error status.
+    /// Creates the failure for a response with an error status.
     pub(crate) fn from_response(response: &Response<Bytes>) -> Self {
         let retry_after = delay::retry_after(response.headers(), SystemTime::now());
         let duration = delay::to_duration(retry_after);
@@ -180,7 +181,7 @@ impl FailedAttempt {
         }
     }
 
-    /// Creates an outcome that is never retried, regardless of the kind of error.
+    /// Creates a failure that is never retried, regardless of the kind of error.
     pub(crate) fn permanent(error: Error) -> Self {
         Self { permanent: true, ..Self::from(error) }
     }
@@ -206,7 +207,9 @@ impl From<Error> for FailedAttempt {
 pub(crate) struct RetryState {
     policy: RequestPolicy,
     backoff: Option<RequestBackoff>,
+    /// Idempotency key of all rounds, if the caller set one.
     fixed_key: Option<String>,
+    /// Idempotency key of this round.
     key: String,
     /// Retries in this round.
     retry_count: u32,
@@ -358,6 +361,7 @@ mod tests {
     use crate::error::ErrorKind;
     use crate::fixture;
 
+    /// Converts a scripted step: a status or the name of an outcome.
     fn outcome(step: &Value) -> Result<Response<Bytes>, FailedAttempt> {
         let lost = |failure: HttpFailure| Err(Error::from(failure).into());
         match step {

@@ -151,7 +151,7 @@ async fn the_server_executes_a_traced_loss_if_it_can() {
     let other = FakeServer::new(json!({"custom_loss_server_side": true, "x": 1}));
     other.session_id("t");
     let elsewhere = other.model().await.forward_backward(vec![datum(1)], &loss).await.unwrap_err();
-    assert!(elsewhere.to_string().contains("belongs to session s"), "{elsewhere}");
+    assert!(elsewhere.to_string().contains("registered in session s"), "{elsewhere}");
 }
 
 #[tokio::test(start_paused = true)]
